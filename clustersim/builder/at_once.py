@@ -44,8 +44,6 @@ def what(chunk: Chunk, kind: str) -> object:
 class AtOnce(msgspec.Struct, frozen=True):
     """Lays a pass as one op while the rank's data-parallel streams are quiet: :data:`clustersim.strategies.walk.Lay`.
 
-    Parameters
-    ----------
     laid : lays it in full. busy : whether data-parallel traffic may run beside it. known : what passes take.
     """
 

@@ -44,8 +44,6 @@ Pieces: TypeAlias = "tuple[Run | tuple[int, Exchange], ...]"
 class Here:
     """Where ops are laid: one stage's ranks, and the list that their ops are in.
 
-    Parameters
-    ----------
     mesh : with its dimensions. ranks : (n,) int, of the stage, ascending. cost : prices. batch : samples a micro-batch.
     dtype : of activations and the gradients of activations.
     """

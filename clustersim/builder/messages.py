@@ -38,8 +38,6 @@ MODES = ("blocking", "batched", "steady", "overlapped")
 class Transfer(msgspec.Struct, frozen=True):
     """One message of one rank: the activation or gradient of a micro-batch at the border of two stages.
 
-    Parameters
-    ----------
     sends : whether this rank sends it. direction : ``"F"`` activation, ``"B"`` gradient.
     action : of this rank, which made it or needs it.
     """
@@ -65,8 +63,6 @@ def calls(
 ) -> list[Call]:
     """The p2p calls of one rank, in the order it makes them.
 
-    Parameters
-    ----------
     order : its slots. sends, receives : whether an action's result goes to another rank, and its input comes from one.
     mode : one of :data:`MODES`.
     """

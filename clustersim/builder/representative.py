@@ -23,8 +23,6 @@ from clustersim.program import Collective, Compute, Op, Program, Role
 class Representative:
     """A Program of fewer ranks.
 
-    Parameters
-    ----------
     program, mesh : of the kept ranks, numbered anew. whole : communicator and a group's kept ranks, as bytes -> the
         GPUs of all of it.
     """

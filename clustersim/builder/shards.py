@@ -27,8 +27,6 @@ from clustersim.strategies.walk import Part, Place
 class Sharded(Shards):
     """The hooks of one stage.
 
-    Parameters
-    ----------
     cost : the host's rates. config : FSDP's knobs, version 2. tied : elements of the tied embedding on this rank.
     """
 

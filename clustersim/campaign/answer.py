@@ -131,8 +131,6 @@ def answer(
 ) -> Answer:
     """Simulate the step, play the campaign, and say what became of it.
 
-    Parameters
-    ----------
     folder : where batches of replicas are kept, see :func:`folder_for`. told : called with (batches there, in all).
 
     Raises :class:`ScenarioError`.

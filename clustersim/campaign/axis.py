@@ -33,8 +33,6 @@ class Save:
 class Axis:
     """Where saves lie between the beginning, 0, and ``end``, in seconds of training at its usual pace.
 
-    Parameters
-    ----------
     work, stalls, evaluation : [s] of the axis that each takes; they add up to ``end``.
     behind : of each kind of save (saves,) [s], the places right behind them. counts : where each of them counts.
     """

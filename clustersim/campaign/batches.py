@@ -60,8 +60,6 @@ def played(
 ) -> Runs:  # fmt: skip
     """Play a campaign.
 
-    Parameters
-    ----------
     folder : where batches are kept and found again. executor : as of :func:`clustersim.sweeps.sweep`.
     told : called with (batches there, batches in all).
 

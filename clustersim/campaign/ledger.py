@@ -34,8 +34,6 @@ GOODPUTS = {
 class Runs:
     """Replicas of a campaign that were played.
 
-    Parameters
-    ----------
     elapsed : (replicas,) [s]. ledger : (replicas, :data:`PARTS`) [s], whose rows add up to ``elapsed``.
     failures : (replicas,). finished : (replicas,) bool.
     """

@@ -28,8 +28,6 @@ MACHINES, STEPS = 40, 20
 class Bill:
     """What an hour of a GPU costs and draws.
 
-    Parameters
-    ----------
     usd_per_gpu_hour, usd_per_kwh : None where nobody says. busy_w, idle_w : of a GPU with its share of the machine and
         the building [W], while it trains and while it waits. sources : of the figures, in words.
     """

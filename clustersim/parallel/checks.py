@@ -56,8 +56,6 @@ def padded_vocab(vocab: int, divisible_by: int, tp: int) -> int:
 def check(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     """Raise :class:`ScenarioError` with field, value and the nearest value that works, for the first thing wrong.
 
-    Parameters
-    ----------
     parallel : what is asked for. shape : the model's sizes. world : ranks that compute.
     """
     for rule in (_world, _tensor, _sequence, _context, _experts, _expert_settings, _stages, _pipeline):

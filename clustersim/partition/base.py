@@ -168,8 +168,6 @@ class Chunk(msgspec.Struct, frozen=True):
 class Stage:
     """What the ranks of one pipeline coordinate hold.
 
-    Parameters
-    ----------
     chunks : by local chunk number. again : the same with every layer recomputed, for ``repeated`` passes, which are
         (micro-batch, chunk); both empty where all micro-batches are alike.
     """
@@ -208,8 +206,6 @@ class Stage:
 class Partition:
     """A model split over a mesh: stages by pipeline coordinate.
 
-    Parameters
-    ----------
     tied : elements, on one rank, of the embedding table that first and last stage both hold and whose gradients are
         summed between them; 0 where the head has weights of its own or one stage holds both.
     """

@@ -32,8 +32,6 @@ class Tensors(msgspec.Struct, frozen=True):
 def attention_node(name: str, kernel: Kernel, share: Share, parallel: ParallelConfig, block: int) -> Node:
     """Attention of one block as its context-parallel ranks play it.
 
-    Parameters
-    ----------
     kernel : the rank's, with 1/c of the arithmetic. block : its number, for a list of ``cp_comm_type``.
 
     Raises :class:`ModelError` for attention that is not fused: scores in memory cannot be shared out like this.
@@ -166,8 +164,6 @@ class Stepwise(msgspec.Struct, frozen=True):
     torch/distributed/tensor/experimental/_context_parallel/_attention.py, ``_templated_ring_attention``, _SDPAMerger.
     torchtitan copies keys and values out to all query heads before it (models/llama3/model.py, ``repeat_kv``).
 
-    Parameters
-    ----------
     outputs, pair : elements of a rank's outputs, and of its keys and values as they are sent.
     """
 

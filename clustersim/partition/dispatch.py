@@ -27,8 +27,6 @@ HOST_WAITS = 3
 class Mixture(msgspec.Struct, frozen=True):
     """Sizes of a mixture of experts.
 
-    Parameters
-    ----------
     tokens : per sample. hidden : width of the model. experts, per_token : E and k.
     groups, group_limit : a token's experts are all in so many of the groups; 0 for no limit.
     """

@@ -45,8 +45,6 @@ class Cutter(msgspec.Struct, frozen=True):
     def nodes(self, layer: Layer, block: int, modules: tuple[str, ...] = ()) -> Nodes:
         """Nodes of a layer.
 
-        Parameters
-        ----------
         block : its number among the blocks, for lists with an entry per layer. modules : ``recompute_modules`` that are
             recomputed in it.
 

@@ -142,8 +142,6 @@ class Several:
 class Changed(msgspec.Struct, frozen=True):
     """A tensor that changes its layout over some dimensions between two kernels: an exchange and its adjoint.
 
-    Parameters
-    ----------
     kinds : forward and backward, ``""`` for none. dims, elements, dtype : as of :class:`Exchange`.
     """
 

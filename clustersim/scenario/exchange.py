@@ -32,8 +32,6 @@ MACHINE = "pcie-a100-1gpu-200g"
 def exchange(n: int, nbytes: float, how: str, topology: str = MACHINE, fidelity: str = "flow") -> Timeline:
     """Play one exchange of ``nbytes`` among ``n`` devices, at line rates.
 
-    Parameters
-    ----------
     how : ``"parameter_server"`` (a further device serves), or an algorithm that can all_reduce, such as ``"ring"``.
     topology : a shipped machine or a file; a node of it for each device. fidelity : as of a scenario.
 

@@ -67,8 +67,6 @@ STEADY = 2
 class Folded:
     """A step time, and what was played for it.
 
-    Parameters
-    ----------
     step_time_s : float [s]. ranks : played, of how many. micro_batches : played, of how many.
     passes : whether passes were ops. exact : whether it is the whole run's to rounding.
     """

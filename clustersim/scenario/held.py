@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 class Held:
     """Who holds what.
 
-    Parameters
-    ----------
     scenario : with its number of micro-batches settled. topology, mesh, model : its parts.
     split : where ``[parallel]`` splits it. whole_use : what every rank holds where it does not.
     """

@@ -41,8 +41,6 @@ class DimensionRow:
 class RankView:
     """One worker: torchrun's variables, the GPU it drives, and its place in every dimension.
 
-    Parameters
-    ----------
     environment : variable -> value. vertex : ``"node2/gpu1"``. coordinate : dimension -> index.
     groups : dimensions -> the ranks it talks to along them, itself included.
     """

@@ -61,8 +61,6 @@ def otherwise(
 ) -> Otherwise:
     """What each knob saves.
 
-    Parameters
-    ----------
     prepared : what was run; None where it cannot be run again. asked : run again however long that takes, and every
         knob. doing : told what is being run.
     """

@@ -47,8 +47,6 @@ OF_REPLICAS = (
 class Split:
     """A split model, ready to be played.
 
-    Parameters
-    ----------
     scenario, parallel, mesh : whose it is. partition : what each stage holds.
     schedule, orders : what each pipeline rank runs in a step.
     """

@@ -90,8 +90,6 @@ def spread(
 ) -> Spread:  # fmt: skip
     """Steps of a scenario with ``[run.variation]`` on so many machines, each with GPUs and hosts of its own.
 
-    Parameters
-    ----------
     best : share of the slowest hosts that others took the place of.
     budget : CPU seconds, about, for steps that are played. tell : called with (machines played, in all).
 

@@ -93,8 +93,6 @@ class Strategy(msgspec.Struct, frozen=True):
 class OpList(msgspec.Struct):
     """An op list in the making: keeps the step number, and hands out op indices.
 
-    Parameters
-    ----------
     kernel : the last op of a layer's pass (or what stands for it), -1 for none. waits : what the next one waits for.
     owed : seconds that the next kernel takes longer, for an overlap in what stands for a whole pass.
     """

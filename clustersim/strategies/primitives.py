@@ -24,8 +24,6 @@ REQUEST_BYTES = 64.0
 class Link(msgspec.Struct, frozen=True):
     """One direction of talk between two kinds of ranks, as one side sees it.
 
-    Parameters
-    ----------
     peer : (n_ranks,) int, the global rank each rank of the role talks to; -1 for ranks that do not.
     stream : of the data; ``tag`` : tells parallel talks of one pair apart.
     """

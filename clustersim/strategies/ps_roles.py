@@ -34,8 +34,6 @@ def pull_order(layers: Sequence[int], as_pushed: bool) -> Sequence[int]:
 class Worker:
     """The op list of workers that all do the same.
 
-    Parameters
-    ----------
     ops : to append to. ranks : (n,) int, of the role.
     serves : the server that sits on this very rank, or -1: what it keeps needs no transfer.
     """
@@ -141,8 +139,6 @@ class Server:
     """A synchronous server: gradients of all workers are added up as they come, then used once. What travels together
     (a piece, usually one layer) is counted by ``i``.
 
-    Parameters
-    ----------
     ops : to append to. s : which server. rate : [bytes/s] of its memory.
     own : the worker on the same rank, or -1; its gradients need no transfer.
     """

@@ -26,8 +26,6 @@ three; half-precision weights go out as they are made."""
 class Unit(msgspec.Struct, frozen=True):
     """Parameters that are gathered, freed and reduced together.
 
-    Parameters
-    ----------
     name : of its first layer, or ``"root"``. layers : indices into the model's layers. numel : elements of its own.
     """
 
@@ -113,8 +111,6 @@ def shard_groups(mesh: Mesh, shard: int, where: str) -> Ints:
 class Host(msgspec.Struct, frozen=True):
     """The CPU's side of an offload.
 
-    Parameters
-    ----------
     pcie : [bytes/s] of one GPU in one direction. dram : [bytes/s] of a node's memory. ranks : that share it.
     """
 

@@ -20,8 +20,6 @@ class Zero(Rank[ZeroConfig]):
 
     ``filled`` : elements in the bucket. ``reduced``, ``home`` : this step's reductions, and copies to the host.
 
-    Parameters
-    ----------
     joined : ``(after) -> after``, what model-parallel ranks do with reduced gradients before their norm.
     """
 

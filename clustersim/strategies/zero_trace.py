@@ -19,8 +19,6 @@ from clustersim.strategies.zero_config import ZeroOptimization, elements
 class Module(msgspec.Struct, frozen=True):
     """A sub-module with parameters to gather.
 
-    Parameters
-    ----------
     name : str. layer : index of the model's layer. numel : elements gathered. gradients : tensors, all of them.
     share : of the layer's time spent in it; a GEMM's work grows with its weight.
     """
@@ -35,8 +33,6 @@ class Module(msgspec.Struct, frozen=True):
 class Visit(msgspec.Struct, frozen=True):
     """One use of a sub-module.
 
-    Parameters
-    ----------
     module : index. fetch : whether it must be gathered now. prefetch : modules gathered ahead, in one call.
     live : elements gathered while it runs.
     """
