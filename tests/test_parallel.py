@@ -24,8 +24,8 @@ from clustersim.parallel import (
     translate,
 )
 
-LLAMA = ModelShape(32, 4096, 4096, 128256, heads=32, kv_heads=8, head_dim=128, ffn=14336)
-MIXTRAL = ModelShape(32, 4096, 4096, 32000, 32, 8, 128, experts=8, top_k=2, moe_ffn=14336)
+LLAMA = ModelShape(32, 4096, 4096, heads=32, kv_heads=8, ffn=14336)
+MIXTRAL = ModelShape(32, 4096, 4096, 32, 8, experts=8, moe_ffn=14336)
 
 
 def config(**fields) -> ParallelConfig:

@@ -19,9 +19,8 @@ from clustersim.model import Layer, Model, Tensor
 from clustersim.program import Collective, Compute
 from clustersim.scenario import load
 from clustersim.strategies import ddp
-from clustersim.strategies.zero import build
+from clustersim.strategies.zero import build, holding
 from clustersim.strategies.zero_config import ZeroConfig, ZeroOptimization
-from clustersim.strategies.zero_memory import holding
 from clustersim.strategies.zero_trace import modules, persistent, visits
 
 

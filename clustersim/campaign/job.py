@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from clustersim.campaign.axis import Axis, Save, axis
-from clustersim.campaign.causes import Cause, causes_of, life_of, units_of
-from clustersim.campaign.checks import check
+from clustersim.campaign.causes import Cause, causes_of, check, life_of, units_of
 from clustersim.campaign.renewal import best_interval, expected_time
 from clustersim.errors import ScenarioError
 from clustersim.scenario.campaign_schema import CampaignTable, Checkpoint

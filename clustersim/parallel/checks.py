@@ -10,36 +10,30 @@ from math import gcd, prod
 
 import msgspec
 
-from clustersim.errors import nearest_divisor, nearest_number
+from clustersim.errors import ScenarioError, nearest_divisor, nearest_number
 from clustersim.parallel.config import ParallelConfig
 from clustersim.parallel.counts import blocks_of_stages, refuse
 
 
 class ModelShape(msgspec.Struct, frozen=True):
-    """Sizes of a transformer; 0 is "has none" (an image model has no vocabulary, a dense one no experts).
+    """Sizes of a transformer; 0 is "has none" (an image model has no heads, a dense one no experts).
 
     Parameters
     ----------
-    layers : blocks. seq_len : tokens of a sample. hidden, vocab : width, and tokens of the vocabulary before padding.
-    heads, kv_heads, head_dim : query heads, key-value heads, and the width of each.
-    ffn : width of the dense MLP. experts, top_k : experts of a layer, and how many of them each token visits.
-    moe_ffn, shared_ffn : width of a routed expert, and of the shared experts together.
-    causal : a query sees only earlier keys, so that halves of the sequence cost differently.
+    layers : blocks. seq_len : tokens of a sample. hidden : width. heads, kv_heads : of queries, and of keys and values.
+    ffn : width of the dense MLP. experts : of a layer. moe_ffn : width of a routed one. shared_ffn : of the shared ones
+        together.
     """
 
     layers: int
     seq_len: int = 0
     hidden: int = 0
-    vocab: int = 0
     heads: int = 0
     kv_heads: int = 0
-    head_dim: int = 0
     ffn: int = 0
     experts: int = 0
-    top_k: int = 0
     moe_ffn: int = 0
     shared_ffn: int = 0
-    causal: bool = True
 
 
 def padded_vocab(vocab: int, divisible_by: int, tp: int) -> int:
@@ -51,6 +45,13 @@ def padded_vocab(vocab: int, divisible_by: int, tp: int) -> int:
     """
     step = divisible_by * tp
     return -(-vocab // step) * step
+
+
+def _wrong(parallel: ParallelConfig, field: str, why: str) -> ScenarioError:
+    """The error that begins with a field and its value."""
+    value = getattr(parallel, field)
+    said = str(value).lower() if isinstance(value, bool) else repr(value)
+    return refuse(field, f"{field} = {said} {why}")
 
 
 def check(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
@@ -85,33 +86,31 @@ def _tensor(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     sizes["of the shared experts' width"] = shape.shared_ffn
     common = gcd(*sizes.values())
     if t > 1 and not shape.hidden:
-        raise refuse("tp", f"tp = {t} cuts attention and MLPs; the model has none; use 1")
+        raise _wrong(parallel, "tp", "cuts attention and MLPs; the model has none; use 1")
     for what, size in sizes.items():
         if size % t:
-            raise refuse("tp", f"tp = {t} does not divide {size:,} {what}; {nearest_divisor(common, t)}")
+            raise _wrong(parallel, "tp", f"does not divide {size:,} {what}; {nearest_divisor(common, t)}")
     kv = shape.kv_heads
     if kv and kv % t and t % kv:
         fits = nearest_number(lambda n: common % n == 0 and (kv % n == 0 or n % kv == 0), t, common)
-        raise refuse("tp", f"tp = {t} is neither a divisor nor a multiple of {kv} key-value heads; {fits}")
+        raise _wrong(parallel, "tp", f"is neither a divisor nor a multiple of {kv} key-value heads; {fits}")
     if t == 1 and parallel.tp_overlap != "none":
-        raise refuse("tp_overlap", f"tp_overlap = {parallel.tp_overlap!r} overlaps what only tp > 1 sends; tp is 1")
+        raise _wrong(parallel, "tp_overlap", "overlaps what only tp > 1 sends; tp is 1")
 
 
 def _sequence(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     """Sequence parallelism, and what it excludes."""
     t, sp = parallel.tp, parallel.sequence_parallel
     if sp and t == 1:
-        raise refuse("sequence_parallel", "sequence_parallel = true needs tp > 1; tp is 1")
+        raise _wrong(parallel, "sequence_parallel", "needs tp > 1; tp is 1")
     if sp and parallel.tp_grad_overlap:
-        raise refuse(
-            "tp_grad_overlap",
-            "tp_grad_overlap = true overlaps an all_reduce that sequence_parallel = true replaces; leave one out",
-        )
+        why = "overlaps an all_reduce that sequence_parallel = true replaces; leave one out"
+        raise _wrong(parallel, "tp_grad_overlap", why)
     if not sp and parallel.tp_overlap != "none":
-        raise refuse("tp_overlap", f"tp_overlap = {parallel.tp_overlap!r} needs sequence_parallel = true")
+        raise _wrong(parallel, "tp_overlap", "needs sequence_parallel = true")
     if sp and shape.seq_len // parallel.cp % t:
         local = shape.seq_len // parallel.cp
-        raise refuse("tp", f"tp = {t} does not divide the {local:,} tokens of a sequence; {nearest_divisor(local, t)}")
+        raise _wrong(parallel, "tp", f"does not divide the {local:,} tokens of a sequence; {nearest_divisor(local, t)}")
     if parallel.framework == "megatron" and shape.experts and t > 1 and not sp:
         raise refuse(
             "sequence_parallel", f"a mixture of experts with tp = {t} needs sequence_parallel = true, which is false"
@@ -125,18 +124,18 @@ def _context(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
         raise refuse("cp_comm_type", f"cp_comm_type lists {len(per_layer)} layers; the model has {shape.layers}")
     if c == 1:
         if parallel.sp_overlap_comm:
-            raise refuse("sp_overlap_comm", "sp_overlap_comm = true overlaps what only cp > 1 sends; cp is 1")
+            raise _wrong(parallel, "sp_overlap_comm", "overlaps what only cp > 1 sends; cp is 1")
         return
     if not s:
-        raise refuse("cp", f"cp = {c} splits a sequence; the model has none; use 1")
+        raise _wrong(parallel, "cp", "splits a sequence; the model has none; use 1")
     pieces = 2 if parallel.cp_load_balancer == "headtail" else 1
     if s % (pieces * c):
         fits = nearest_number(lambda n: s % (pieces * n) == 0, c, s)
-        raise refuse("cp", f"cp = {c} does not cut {s:,} tokens into {pieces * c} equal chunks; {fits}")
+        raise _wrong(parallel, "cp", f"does not cut {s:,} tokens into {pieces * c} equal chunks; {fits}")
     kinds = {per_layer} if isinstance(per_layer, str) else set(per_layer)
     if parallel.sp_overlap_comm and (kinds != {"a2a"} or parallel.tp > 1):
         why = f"tp = 1; tp is {parallel.tp}" if kinds == {"a2a"} else f"cp_comm_type = 'a2a'; it is {per_layer!r}"
-        raise refuse("sp_overlap_comm", f"sp_overlap_comm = true is DeepSpeed's Ulysses, and needs {why}")
+        raise _wrong(parallel, "sp_overlap_comm", f"is DeepSpeed's Ulysses, and needs {why}")
     inner = _inner_all_to_all(parallel, "a2a+p2p" in kinds)
     for kind, ranks in (("a2a", c), ("a2a+p2p", inner)):
         if kind in kinds:
@@ -170,38 +169,36 @@ def _heads_of_all_to_all(parallel: ParallelConfig, shape: ModelShape, kind: str,
 def _experts(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     e, experts, cut = parallel.ep, shape.experts, parallel.etp or parallel.tp
     if e > 1 and not experts:
-        raise refuse("ep", f"ep = {e} spreads experts; the model has none; use 1")
+        raise _wrong(parallel, "ep", "spreads experts; the model has none; use 1")
     if experts % e:
-        raise refuse("ep", f"ep = {e} does not divide {experts} experts; {nearest_divisor(experts, e)}")
+        raise _wrong(parallel, "ep", f"does not divide {experts} experts; {nearest_divisor(experts, e)}")
     if experts and shape.moe_ffn % cut:
         field = "tp" if parallel.etp is None else "etp"
-        raise refuse(
-            field, f"{field} = {cut} does not divide {shape.moe_ffn:,} of an expert's width; "
-            f"{nearest_divisor(shape.moe_ffn, cut)}",
-        )  # fmt: skip
+        near = nearest_divisor(shape.moe_ffn, cut)
+        raise _wrong(parallel, field, f"does not divide {shape.moe_ffn:,} of an expert's width; {near}")
 
 
 def _expert_settings(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     if parallel.pad_to_capacity and parallel.capacity_factor is None:
-        raise refuse("pad_to_capacity", "pad_to_capacity = true needs a capacity_factor, such as 1.0")
+        raise _wrong(parallel, "pad_to_capacity", "needs a capacity_factor, such as 1.0")
     if parallel.dispatcher == "allgather" and parallel.capacity_factor is not None:
-        raise refuse("dispatcher", "dispatcher = 'allgather' sends every token everywhere, whatever capacity_factor "
-                      f"= {parallel.capacity_factor:g} says; use 'alltoall'")  # fmt: skip
+        said = f"capacity_factor = {parallel.capacity_factor:g} says; use 'alltoall'"
+        raise _wrong(parallel, "dispatcher", f"sends every token everywhere, whatever {said}")
     if parallel.shared_expert_overlap and parallel.dispatcher == "allgather":
-        raise refuse("shared_expert_overlap", "shared_expert_overlap = true needs dispatcher = 'alltoall' or 'flex', "
-                      "not 'allgather'")  # fmt: skip
+        why = "needs dispatcher = 'alltoall' or 'flex', not 'allgather'"
+        raise _wrong(parallel, "shared_expert_overlap", why)
     if parallel.delay_wgrad_compute and not parallel.ep_overlap:
-        raise refuse("delay_wgrad_compute", "delay_wgrad_compute = true needs ep_overlap = true, which is false")
+        raise _wrong(parallel, "delay_wgrad_compute", "needs ep_overlap = true, which is false")
     if not parallel.ep_overlap:
         return
     if parallel.ep == 1:
-        raise refuse("ep_overlap", "ep_overlap = true overlaps what only ep > 1 sends; ep is 1")
+        raise _wrong(parallel, "ep_overlap", "overlaps what only ep > 1 sends; ep is 1")
     if parallel.shared_expert_overlap:
         raise refuse("ep_overlap", "ep_overlap and shared_expert_overlap exclude each other; both are true")
     if parallel.recompute_granularity == "full":
-        raise refuse("ep_overlap", "ep_overlap = true excludes recompute_granularity = 'full'")
+        raise _wrong(parallel, "ep_overlap", "excludes recompute_granularity = 'full'")
     if parallel.pp > 1 and parallel.chunks(shape.layers) == 1:
-        raise refuse("ep_overlap", f"ep_overlap = true with pp = {parallel.pp} needs vpp > 1; vpp is 1")
+        raise _wrong(parallel, "ep_overlap", f"with pp = {parallel.pp} needs vpp > 1; vpp is 1")
 
 
 def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
@@ -212,7 +209,7 @@ def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
         return
     vpp, each = parallel.chunks(layers), parallel.layers_per_virtual_stage
     if each is not None and parallel.vpp not in {None, vpp}:
-        raise refuse("vpp", f"vpp = {parallel.vpp} contradicts {each} layers a chunk, which make {vpp} on each rank")
+        raise _wrong(parallel, "vpp", f"contradicts {each} layers a chunk, which make {vpp} on each rank")
     if each is not None and (made := parallel.made_of(layers, each)) % p:
         near = nearest_divisor(max(1, layers // p), each)
         why = f"layers_per_virtual_stage = {each} makes {made} chunks of {layers} layers, which pp {p} does not divide"
@@ -246,28 +243,26 @@ def _pipeline(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     if chunks > 1 and parallel.pp == 1:
         raise refuse("vpp", f"vpp = {chunks} needs pp > 1; pp is 1")
     if chunks > 1 and parallel.schedule is None and parallel.pp == 2 and not parallel.overlap_p2p_communication:
-        name = "overlap_p2p_communication"
-        raise refuse(name, f"{name} = false with vpp > 1 needs pp > 2; pp is 2")
+        raise _wrong(parallel, "overlap_p2p_communication", "with vpp > 1 needs pp > 2; pp is 2")
     if parallel.defer_embedding_wgrad_compute and parallel.pp == 1:
-        raise refuse("defer_embedding_wgrad_compute", "defer_embedding_wgrad_compute = true needs pp > 1; pp is 1")
+        raise _wrong(parallel, "defer_embedding_wgrad_compute", "needs pp > 1; pp is 1")
 
 
 def _recompute(parallel: ParallelConfig) -> None:
     granularity, method = parallel.recompute_granularity, parallel.recompute_method
     for name in ("recompute_method", "recompute_num_layers"):
-        value = getattr(parallel, name)
-        if value is not None and granularity != "full":
-            raise refuse(name, f"{name} = {value!r} belongs to recompute_granularity = 'full'; it is {granularity!r}")
+        if getattr(parallel, name) is not None and granularity != "full":
+            raise _wrong(parallel, name, f"belongs to recompute_granularity = 'full'; it is {granularity!r}")
     if granularity == "full" and (method is None or parallel.recompute_num_layers is None):
-        raise refuse("recompute_granularity", "recompute_granularity = 'full' needs recompute_method and "
-                      "recompute_num_layers, such as 'uniform' and 1")  # fmt: skip
+        why = "needs recompute_method and recompute_num_layers, such as 'uniform' and 1"
+        raise _wrong(parallel, "recompute_granularity", why)
     if parallel.recompute_modules is not None and granularity != "selective":
         raise refuse("recompute_modules", "recompute_modules belong to recompute_granularity = 'selective'; it is "
                       f"{granularity!r}")  # fmt: skip
     partial = "num_microbatches_with_partial_activation_checkpoints"
     if getattr(parallel, partial) is not None and (parallel.pp == 1 or granularity == "selective"):
         need = "pp > 1; pp is 1" if parallel.pp == 1 else "recompute_granularity = 'full', or none; it is 'selective'"
-        raise refuse(partial, f"{partial} = {getattr(parallel, partial)} needs {need}")
+        raise _wrong(parallel, partial, f"needs {need}")
     if parallel.distribute_saved_activations:
         wrong = {
             "tp > 1": parallel.tp == 1,
@@ -275,17 +270,16 @@ def _recompute(parallel: ParallelConfig) -> None:
             "sequence_parallel = false": parallel.sequence_parallel,
         }
         for need in (name for name, holds in wrong.items() if holds):
-            raise refuse("distribute_saved_activations", f"distribute_saved_activations = true needs {need}")
+            raise _wrong(parallel, "distribute_saved_activations", f"needs {need}")
 
 
 def _optimizer(parallel: ParallelConfig, world: int) -> None:
     if parallel.overlap_param_gather:
         for name in ("use_distributed_optimizer", "overlap_grad_reduce"):
             if not getattr(parallel, name):
-                raise refuse("overlap_param_gather", f"overlap_param_gather = true needs {name} = true")
-    copies = parallel.num_distributed_optimizer_instances
-    if copies > 1 and not parallel.use_distributed_optimizer:
-        raise refuse("num_distributed_optimizer_instances", f"num_distributed_optimizer_instances = {copies} needs "
-                      "use_distributed_optimizer = true")  # fmt: skip
+                raise _wrong(parallel, "overlap_param_gather", f"needs {name} = true")
+    copies = "num_distributed_optimizer_instances"
+    if getattr(parallel, copies) > 1 and not parallel.use_distributed_optimizer:
+        raise _wrong(parallel, copies, "needs use_distributed_optimizer = true")
     if parallel.ddp_bucket_size is not None and parallel.ddp_num_buckets is not None:
         raise refuse("ddp_num_buckets", "ddp_bucket_size and ddp_num_buckets both say how large a bucket is; say one")

@@ -25,9 +25,8 @@ from clustersim.planner.traffic import Traffic, first_group
 from clustersim.program import DTYPE_BYTES
 from clustersim.scenario import Scenario
 from clustersim.scenario.folded import PERIODIC
-from clustersim.scenario.replicas import check_replicas, replica_config, sharding_zero
-from clustersim.scenario.split_memory import activations as activation_dtype
-from clustersim.scenario.split_memory import state_bytes
+from clustersim.scenario.replicas import activations as activation_dtype
+from clustersim.scenario.replicas import check_replicas, replica_config, sharding_zero, state_bytes
 from clustersim.scenario.split_step import PARTIAL, local_cost, orders_of, parts_of, split_of
 from clustersim.scenario.splitting import split
 from clustersim.schedules import Orders, Schedule

@@ -115,22 +115,18 @@ def shape_of(scenario: Scenario) -> ModelShape:
     model, found = model_of(scenario), transformer_of(scenario)
     if found is None:
         layers = model.n_blocks or len(model.layers)
-        return ModelShape(layers, model.seq_len, model.hidden, model.vocab, model.heads, model.heads)
+        return ModelShape(layers, model.seq_len, model.hidden, model.heads, model.heads)
     experts = found.experts
     return ModelShape(
         found.layers,
         model.seq_len,
         found.d_model,
-        found.vocab,
         found.heads,
         found.kv_heads,
-        found.head_dim,
         ffn=0 if experts and experts.are_in(0) else found.d_ff,
         experts=experts.count if experts else 0,
-        top_k=experts.per_token if experts else 0,
         moe_ffn=experts.width if experts else 0,
         shared_ffn=experts.shared if experts else 0,
-        causal=found.causal,
     )
 
 

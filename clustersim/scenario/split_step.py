@@ -26,8 +26,14 @@ from clustersim.partition.base import Partition, Work
 from clustersim.partition.routing import read_histogram
 from clustersim.program import Program
 from clustersim.scenario.parts import execution_of, located
-from clustersim.scenario.replicas import check_replicas, replicas, sharding_zero, summed_bytes
-from clustersim.scenario.split_memory import activations, stage_memory
+from clustersim.scenario.replicas import (
+    activations,
+    check_replicas,
+    replicas,
+    sharding_zero,
+    stage_memory,
+    summed_bytes,
+)
 from clustersim.schedules import Costs, Order, Orders, Schedule, beside, from_csv, schedule
 from clustersim.strategies.fsdp_config import FSDPConfig
 from clustersim.texts import Table
