@@ -20,8 +20,8 @@ from clustersim.program import Collective, Compute
 from clustersim.scenario import load
 from clustersim.strategies import ddp
 from clustersim.strategies.zero import build, holding
+from clustersim.strategies.zero3 import modules, persistent, visits
 from clustersim.strategies.zero_config import ZeroConfig, ZeroOptimization
-from clustersim.strategies.zero_trace import modules, persistent, visits
 
 
 def memory(model, **training):

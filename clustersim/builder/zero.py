@@ -21,8 +21,8 @@ from clustersim.program import DTYPE_BYTES
 from clustersim.schedules import Action
 from clustersim.strategies import zero
 from clustersim.strategies.walk import Hooks, Part, Place
+from clustersim.strategies.zero3 import modules, visits
 from clustersim.strategies.zero_config import ZeroConfig, elements
-from clustersim.strategies.zero_trace import modules, visits
 
 
 def zero_hooks(here: Here, stage: Stage, cost: StepCost, config: ZeroConfig) -> Hooks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import msgspec
 
 from clustersim.device import Device
@@ -96,25 +98,21 @@ def table(path: str, changes: Changes | None = None, *, every: bool = False) -> 
 
 def _row(found: Held, kind: str, variant: str) -> Kept:
     use, card, split = found.use, found.card, found.split
-    most = _fullest(use, card)
     return Kept(
         strategy=kind,
         variant=variant,
         device=card.name,
         device_bytes=card.memory_bytes,
         largest=use.parts(),
-        peak=most.peak,
-        at_peak=most.at_peak,
-        total_bytes=most.total_bytes,
         allocated_bytes=use.allocated,
         reserved_bytes=use.reserved,
         shown_bytes=use.shown,
         model_states_bytes=use.model_states,
         saving=found.whole().model_states / use.model_states if use.model_states else None,
-        fits=most.fits,
         largest_micro_batch=largest_micro_batch(found),
         stage=None if split is None else split.worst,
         stages=[] if split is None else [_fullest(one, card) for one in split.memory],
+        **msgspec.structs.asdict(_fullest(use, card)),
     )
 
 
@@ -131,10 +129,7 @@ def largest_micro_batch(found: Held) -> int:
 
     if not fits(1):
         return 0
-    low, high = 1, 2
+    high = 2
     while high < MOST and fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+        high *= 2
+    return bisect_left(range(high), True, high // 2 + 1, key=lambda size: not fits(size)) - 1

@@ -14,7 +14,8 @@ from clustersim.topology import NVSWITCH, Topology
 
 PAIRS = 8
 """Neighbours of a group whose routes are looked at, inside a node and between nodes."""
-NAMES = {"nvlink": "NVLink", "xgmi": "xGMI", "c2c": "C2C", "pcie": "PCIe", "cpu": "PCIe, sockets"}
+NAMES = {"cpu": "PCIe, sockets", "pcie": "PCIe", "c2c": "C2C", "xgmi": "xGMI", "nvlink": "NVLink"}
+"""Kinds of links inside a node, the slowest first."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,7 @@ def _words(router: Router, a: int, b: int) -> Iterator[str]:
     elif any(topology.vertex_kinds[int(topology.link_dst[link])] == NVSWITCH for link in route):
         yield "NVSwitch"
     else:
-        for kind in ("cpu", "pcie", "c2c", "xgmi", "nvlink"):
-            if kind in kinds:
-                yield NAMES[kind]
-                return
+        yield from [name for kind, name in NAMES.items() if kind in kinds][:1]
 
 
 def rank_view(topology: Topology, mesh: Mesh, rank: int) -> RankView:

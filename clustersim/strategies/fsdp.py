@@ -108,14 +108,14 @@ class Shards:
         """After a segment's forward: free its unit behind its last segment, unless it is kept for backward."""
         unit = self.plan.segments[s][0]
         keeps = self.config.keeps_root if unit == 0 else self.config.keeps
-        if self.plan.last_of(unit) == s and not keeps:
+        if self.plan.last_of[unit] == s and not keeps:
             self._free(unit)
 
     def _leave_backward(self, s: int, *, sync: bool) -> None:
         """After a segment's backward: behind its unit's first segment free it, and reduce its gradients if ``sync``."""
         unit, first = self.plan.segments[s][0], s not in self.begun
         self.begun.add(s)
-        if self.plan.first_of(unit) != s:
+        if self.plan.first_of[unit] != s:
             return
         if sync or not self.config.keeps:
             self._free(unit)

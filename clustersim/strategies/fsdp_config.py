@@ -143,20 +143,15 @@ class Plan:
         """Ranks that share a unit."""
         return int(self.shard.shape[1])
 
-    def first_of(self, unit: int) -> int:
-        """The first segment of a unit, which backward reaches last."""
-        return self._ends[unit][0]
-
-    def last_of(self, unit: int) -> int:
-        """The last segment of a unit."""
-        return self._ends[unit][1]
+    @cached_property
+    def first_of(self) -> dict[int, int]:
+        """The first segment of each unit, which backward reaches last."""
+        return {unit: s for s, (unit, _) in reversed([*enumerate(self.segments)])}
 
     @cached_property
-    def _ends(self) -> dict[int, tuple[int, int]]:
-        ends: dict[int, tuple[int, int]] = {}
-        for s, (unit, _) in enumerate(self.segments):
-            ends[unit] = (ends[unit][0] if unit in ends else s, s)
-        return ends
+    def last_of(self) -> dict[int, int]:
+        """The last segment of each unit."""
+        return {unit: s for s, (unit, _) in enumerate(self.segments)}
 
 
 def plan(model: Model, mesh: Mesh, config: FSDPConfig) -> Plan:

@@ -62,18 +62,17 @@ def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh,
         float(seen.mean()) if len(seen) else 0.0,
         int(seen.max(initial=0)),
         _throughput(timeline, mesh, config).tolist(),
-        [_server(role, program, timeline, topology, mesh) for role in _serving(program)],
+        [_server(role, first, timeline, topology, mesh) for first, role in _serving(program)],
     )
 
 
-def _serving(program: Program) -> list[Role]:
-    return [role for role in program.roles if any(isinstance(op, Serve) for op in role.ops)]
-
-
-def _first(program: Program, role: Role) -> int:
-    """Row of a role's first op in the timeline's ops: roles one after another, in order."""
-    before = program.roles[: next(k for k, other in enumerate(program.roles) if other is role)]
-    return sum(len(other.ops) for other in before)
+def _serving(program: Program) -> Iterator[tuple[int, Role]]:
+    """Roles that serve, behind the row of each one's first op in the timeline's ops: roles one after another."""
+    first = 0
+    for role in program.roles:
+        if any(isinstance(op, Serve) for op in role.ops):
+            yield first, role
+        first += len(role.ops)
 
 
 def what_and_whose(name: str) -> tuple[str, int] | None:
@@ -95,8 +94,8 @@ def staleness(program: Program, timeline: Timeline) -> Ints:
     parallel); a read is as stale as its stalest layer.
     """
     played, found = timeline.per_op(), []  # one rank does a server's op: its first start and last end are its own
-    for role in _serving(program):
-        first, n_steps = _first(program, role), 1 + max(op.step for op in role.ops)
+    for first, role in _serving(program):
+        n_steps = 1 + max(op.step for op in role.ops)
         applied: dict[str, dict[int, Floats]] = {}  # layer -> worker -> when its gradient of each step was in
         reads: dict[tuple[int, int], list[tuple[str, float]]] = {}
         for i, op in enumerate(role.ops):
@@ -125,18 +124,14 @@ def _throughput(timeline: Timeline, mesh: Mesh, config: Any) -> Floats:
     return rate
 
 
-def _server(role: Role, program: Program, timeline: Timeline, topology: Topology, mesh: Mesh) -> Server:
-    first, played, makespan = _first(program, role), timeline.per_op(), timeline.makespan
-    busy = sum(
-        float(played["seconds"][first + i])
-        for i, op in enumerate(role.ops)
-        if isinstance(op, Serve) and played["ranks"][first + i]
-    )
+def _server(role: Role, first: int, timeline: Timeline, topology: Topology, mesh: Mesh) -> Server:
+    played, makespan = timeline.per_op(), timeline.makespan
+    rows = [first + i for i, op in enumerate(role.ops) if isinstance(op, Serve)]
+    busy = sum(float(played["seconds"][row]) for row in rows if played["ranks"][row])
     steps = 1 + max(op.step for op in role.ops)
-    taken = sum(op.nbytes for op in role.ops if op.name.startswith("push ") and " worker " in op.name)
-    given = sum(
-        op.nbytes for op in role.ops if isinstance(op, Send) and op.name.startswith("pull ") and " worker " in op.name
-    )
+    of_workers = [op for op in role.ops if " worker " in op.name]
+    taken = sum(op.nbytes for op in of_workers if op.name.startswith("push "))
+    given = sum(op.nbytes for op in of_workers if isinstance(op, Send) and op.name.startswith("pull "))
     vertex = int(mesh.gpus[role.ranks[0]])
     use = _links(timeline.links, topology, vertex, makespan) if timeline.links is not None else (0.0, 0.0)
     name = topology.vertex_names[vertex]

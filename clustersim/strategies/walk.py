@@ -178,15 +178,14 @@ def accumulation(passes: int) -> Order:
 
 def whole(ops: base.OpList, model: Model, cost: StepCost) -> Lay:
     """Lays layers of a whole model, a kernel each."""
-    forward = "fwd", "forward", cost.forward, cost.forward_flops, cost.forward_bound, cost.forward_mix
-    backward = "bwd", "backward", cost.backward, cost.backward_flops, cost.backward_bound, cost.backward_mix
+    passes = {
+        "F": ("fwd", "forward", cost.forward, cost.forward_flops, cost.forward_bound, cost.forward_mix),
+        "B": ("bwd", "backward", cost.backward, cost.backward_flops, cost.backward_bound, cost.backward_mix),
+    }
 
     def lay(place: Place, action: Action, part: Part) -> Iterable[None]:
         i, waits, ops.waits = place[1], ops.waits, ()
-        if action.kind == "F":
-            verb, phase, all_seconds, all_flops, bounds, mixes = forward
-        else:
-            verb, phase, all_seconds, all_flops, bounds, mixes = backward
+        verb, phase, all_seconds, all_flops, bounds, mixes = passes[action.kind]
         seconds, flops, bound = float(all_seconds[i]) * part.share, float(all_flops[i]) * part.share, bounds[i]
         mix = mixes[i].times(part.share) if mixes else Mix(memory=seconds) if bound == "memory" else None
         name = f"{verb} {part.name or model.layers[i].name}"

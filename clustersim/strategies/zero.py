@@ -37,10 +37,9 @@ from clustersim.strategies import base, sharded
 from clustersim.strategies.buckets import cut, ready_order
 from clustersim.strategies.primitives import collective
 from clustersim.strategies.walk import WHOLE, Part, Place, walked
-from clustersim.strategies.zero3 import Zero3
+from clustersim.strategies.zero3 import Zero3, modules, persistent, visits
 from clustersim.strategies.zero_config import ZeroConfig, elements
 from clustersim.strategies.zero_step import Zero
-from clustersim.strategies.zero_trace import modules, persistent, visits
 from clustersim.units import format_bytes
 
 
