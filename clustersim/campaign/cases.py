@@ -111,11 +111,8 @@ def cases() -> Cases:
 def validate(table: Path) -> list[Checked]:
     """Every case against its row. Raises :class:`ClusterSimError` for a table that is none, or without a row."""
     rows, found = {row["row_id"]: row for row in read_table(table, COLUMNS)}, cases()
-    return [
-        *(_goodput(one, rows, table) for one in found.goodput),
-        *(_law(one, rows, table) for one in found.law),
-        *(_unanswered(one, rows, table) for one in found.unanswered),
-    ]
+    every: tuple[GoodputCase | LawCase | Unanswered, ...] = (*found.goodput, *found.law, *found.unanswered)
+    return [_checked(one, _published(rows, one.row, table)) for one in every]
 
 
 def in_points(checked: list[Checked]) -> dict[str, float]:
@@ -140,28 +137,23 @@ def _published(rows: Mapping[str, dict[str, str]], row: str, table: Path) -> Fig
         raise ClusterSimError(f"{table}: row {row!r}: {error}") from None
 
 
-def _goodput(one: GoodputCase, rows: Mapping[str, dict[str, str]], table: Path) -> Checked:
+def _predicted(one: GoodputCase | LawCase) -> tuple[float, float, float]:
+    """The middle one, p5 and p95."""
+    if isinstance(one, LawCase):
+        whole = {name: int(value) if value == int(value) else value for name, value in one.arguments.items()}
+        return (one.scale * LAWS[one.law](**whole),) * 3
     job = Job(one.nodes, one.nodes * one.gpus_per_node, float(one.step), parameters=one.parameters)
-    runs = play(campaign(one.campaign, job), REPLICAS, seed=0)
-    found = percentiles(runs.goodput(one.definition))
-    return _checked(one, (found.p50, found.p5, found.p95), _published(rows, one.row, table))
+    found = percentiles(play(campaign(one.campaign, job), REPLICAS, seed=0).goodput(one.definition))
+    return found.p50, found.p5, found.p95
 
 
-def _law(one: LawCase, rows: Mapping[str, dict[str, str]], table: Path) -> Checked:
-    whole = {name: int(value) if value == int(value) else value for name, value in one.arguments.items()}
-    value = one.scale * LAWS[one.law](**whole)
-    figure = _published(rows, one.row, table)
-    return _checked(one, (value,) * 3, figure if one.published is None else (one.published, *figure[1:]))
-
-
-def _unanswered(one: Unanswered, rows: Mapping[str, dict[str, str]], table: Path) -> Checked:
-    nan = math.nan
-    return Checked(one.name, one.row, *_published(rows, one.row, table), nan, nan, nan, nan, one.because)
-
-
-def _checked(one: GoodputCase | LawCase, predicted: tuple[float, float, float], figure: Figure) -> Checked:
-    """``predicted`` : the middle one, p5 and p95."""
-    (p50, p5, p95), (published, unit, status) = predicted, figure
+def _checked(one: GoodputCase | LawCase | Unanswered, figure: Figure) -> Checked:
+    published, unit, status = figure
+    if isinstance(one, Unanswered):
+        return Checked(one.name, one.row, *figure, math.nan, math.nan, math.nan, math.nan, one.because)
+    if isinstance(one, LawCase) and one.published is not None:
+        published = one.published
+    p50, p5, p95 = _predicted(one)
     error = p50 - published
     if status.startswith("claim"):
         error = min(error, 0.0) if ">=" in status else max(error, 0.0)

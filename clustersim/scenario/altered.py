@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -16,13 +15,11 @@ from clustersim.errors import ScenarioError
 from clustersim.mesh import Mesh
 from clustersim.mix import Mix, total
 from clustersim.program import Collective, Compute, Op, Program, Role
+from clustersim.scenario import Scenario
 from clustersim.scenario.parts import Kind
 from clustersim.scenario.schema import Pin, Slow
 from clustersim.topology import Topology
 from clustersim.variation import Drawn, Variation, Where, drawn
-
-if TYPE_CHECKING:
-    from clustersim.scenario import Scenario
 
 GPU_BOUNDS = frozenset({"compute", "memory"})
 """What a slower GPU stretches; launches and input are the host's."""

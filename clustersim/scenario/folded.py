@@ -24,7 +24,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import lcm
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -37,6 +36,7 @@ from clustersim.builder.representative import Representative, representative
 from clustersim.device import Device
 from clustersim.model import StepCost
 from clustersim.partition.base import Exchange, Stage
+from clustersim.scenario import Scenario
 from clustersim.scenario.held import Held, held
 from clustersim.scenario.parts import backend_of, cost_of, play
 from clustersim.scenario.replicas import sharding_zero
@@ -47,10 +47,6 @@ from clustersim.scenario.sketch import spent as taken
 from clustersim.scenario.split_step import Split, local_cost, orders_of, recipe_of
 from clustersim.timeline import Timeline
 from clustersim.topology import GPU, NIC, NVSWITCH
-
-if TYPE_CHECKING:
-    from clustersim.scenario import Scenario
-
 
 PERIODIC = frozenset({"1f1b", "interleaved_1f1b"})
 """Schedules that add the same for each round of micro-batches."""

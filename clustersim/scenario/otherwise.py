@@ -5,21 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clustersim.analysis.breakdown import breakdown
 from clustersim.analysis.explain import Explanation
+from clustersim.scenario import Scenario
 from clustersim.scenario.rerun import rerun_saving, step_time
+from clustersim.scenario.running import Prepared
 from clustersim.scenario.turned import Turned, short, turned
 from clustersim.timeline import Timeline
 from clustersim.tomls import plainly
 from clustersim.units import format_time
-
-if TYPE_CHECKING:
-    from clustersim.scenario import Scenario
-    from clustersim.scenario.running import Prepared
 
 NOTHING = 5e-4
 """Of a run that was really made, what prints as 0.0 %."""

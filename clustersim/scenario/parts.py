@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,14 +26,12 @@ from clustersim.model import Model, StepCost
 from clustersim.models.base import Shape
 from clustersim.parallel import ModelShape
 from clustersim.program import Program
+from clustersim.scenario import Scenario
 from clustersim.scenario.splitting import split
 from clustersim.texts import Table, shown, there
 from clustersim.timeline import Timeline
 from clustersim.topology import CPU, Topology
 from clustersim.units import parse_nccl_version
-
-if TYPE_CHECKING:
-    from clustersim.scenario import Scenario
 
 
 def machine(scenario: Scenario) -> tuple[Topology, Mesh]:

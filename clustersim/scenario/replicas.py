@@ -18,12 +18,12 @@ from clustersim.model import StepCost
 from clustersim.parallel import ParallelConfig
 from clustersim.partition.base import Stage
 from clustersim.program import DTYPE_BYTES
+from clustersim.scenario import Scenario
 from clustersim.schedules import Schedule
 from clustersim.strategies.fsdp_config import FSDPConfig, accumulated_bytes, gathered_bytes
 from clustersim.strategies.zero_config import ZeroConfig
 
 if TYPE_CHECKING:
-    from clustersim.scenario import Scenario
     from clustersim.scenario.split_step import Split
 
 BUSIEST = "the rank whose experts get most tokens"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from clustersim import collectives
 from clustersim.analysis.metrics import steady_window
 from clustersim.analysis.whatif import WIDER
 from clustersim.arrays import Bools
@@ -16,14 +16,13 @@ from clustersim.collectives.base import Group, Plan, Request
 from clustersim.device import Speed
 from clustersim.errors import ScenarioError, nearest
 from clustersim.program import Compute, Op, Role
+from clustersim.scenario import Scenario
 from clustersim.scenario.altered import GPU_BOUNDS, altered
+from clustersim.scenario.parts import play
 from clustersim.scenario.reading import Changes, Table
+from clustersim.scenario.running import Prepared, prepare
 from clustersim.timeline import Timeline
 from clustersim.topology import Topology
-
-if TYPE_CHECKING:
-    from clustersim.scenario import Scenario
-    from clustersim.scenario.running import Prepared
 
 Factors = Mapping[str, float]
 """Knob -> what it is multiplied by."""
@@ -96,8 +95,6 @@ def widened(topology: Topology, factors: Factors) -> Topology:
 
 def rerun_with(scenario: Scenario, factors: Factors) -> float:
     """Seconds of a whole step with several of a GPU's rates and links turned at once."""
-    from clustersim.scenario.running import prepare
-
     prepared = prepare(scenario, speed_of(factors))
     return step_time(replace(prepared, topology=widened(prepared.topology, factors)).run().timeline)
 
@@ -114,9 +111,6 @@ def _wider(prepared: Prepared, knob: str, factor: float) -> float | None:
 
 
 def _nearer(prepared: Prepared, knob: str, factor: float) -> float:
-    from clustersim import collectives
-    from clustersim.scenario.parts import play
-
     def planner(request: Request, group: Group) -> Plan:
         plan = collectives.plan(request, group, backend=prepared.backend)
         return replace(plan, latency=plan.latency / factor)

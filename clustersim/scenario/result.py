@@ -16,6 +16,7 @@ from clustersim.cards import card
 from clustersim.errors import ClusterSimError, needs
 from clustersim.memory_use import MemoryUse, Verdict
 from clustersim.paths import plain
+from clustersim.scenario import Scenario
 from clustersim.scenario.ran import figures, outcome_notes, ran, trust
 from clustersim.texts import Plain
 from clustersim.timeline import Timeline
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from clustersim.analysis.explain import Explanation
     from clustersim.analysis.where import Where
     from clustersim.facts import Facts
-    from clustersim.scenario import Scenario
     from clustersim.scenario.running import Prepared
     from clustersim.strategies.base import Figures
     from clustersim.traces.saved import SavedRun

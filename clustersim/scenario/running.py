@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clustersim import limits
 from clustersim.device import AS_IS, Device, Speed
@@ -12,6 +11,7 @@ from clustersim.errors import ScenarioError
 from clustersim.memory_use import MemoryUse
 from clustersim.model import StepCost
 from clustersim.program import Program
+from clustersim.scenario import Scenario
 from clustersim.scenario.altered import draw, joined, mean_peak, pinned, slowed, varied
 from clustersim.scenario.held import Held, held
 from clustersim.scenario.parts import Kind, backend_of, kinds_of, play, varying_of
@@ -19,9 +19,6 @@ from clustersim.scenario.ran import ran
 from clustersim.scenario.result import Result
 from clustersim.topology import GPU
 from clustersim.units import format_bytes, format_time
-
-if TYPE_CHECKING:
-    from clustersim.scenario import Scenario
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -25,6 +24,7 @@ from clustersim.partition import partition
 from clustersim.partition.base import Partition, Work
 from clustersim.partition.routing import read_histogram
 from clustersim.program import Program
+from clustersim.scenario import Scenario
 from clustersim.scenario.parts import execution_of, located
 from clustersim.scenario.replicas import (
     activations,
@@ -37,9 +37,6 @@ from clustersim.scenario.replicas import (
 from clustersim.schedules import Costs, Order, Orders, Schedule, beside, from_csv, schedule
 from clustersim.strategies.fsdp_config import FSDPConfig
 from clustersim.texts import Table
-
-if TYPE_CHECKING:
-    from clustersim.scenario import Scenario
 
 PARTIAL = "num_microbatches_with_partial_activation_checkpoints"
 OF_REPLICAS = (

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from clustersim.errors import ScenarioError
 from clustersim.mesh import Mesh
 from clustersim.parallel import ModelShape, ParallelConfig, check, field_for, preset, recompute, translate
+from clustersim.scenario import Scenario
 from clustersim.scenario.reading import Changes, Table, override
-
-if TYPE_CHECKING:
-    from clustersim.scenario import Scenario
 
 DEGREES = {"dp_shard": "data_parallel_shard_degree", "dp_replicate": "data_parallel_replicate_degree"}
 """The data-parallel degrees, as a mesh has them and as FSDP's own knobs say them."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,14 +17,12 @@ from clustersim.arrays import Floats, Ints
 from clustersim.errors import ScenarioError
 from clustersim.mesh import Mesh
 from clustersim.program import COMPUTE_STREAM, Compute, Program, seconds
+from clustersim.scenario import Scenario
 from clustersim.scenario.altered import draw, micro_batches, varied
 from clustersim.scenario.rerun import step_time
+from clustersim.scenario.running import Prepared
 from clustersim.timeline import Timeline
 from clustersim.variation import Drawn
-
-if TYPE_CHECKING:
-    from clustersim.scenario import Scenario
-    from clustersim.scenario.running import Prepared
 
 SLOWEST = 0.005
 """Share of hosts that MegaScale found to be slow, and removed."""

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clustersim.analysis.step_words import unit_costs
 from clustersim.errors import ClusterSimError
+from clustersim.parallel import ParallelConfig
 from clustersim.scenario.reading import Changes
 from clustersim.scenario.rerun import step_time
+from clustersim.scenario.result import Result
+from clustersim.scenario.running import Prepared
+from clustersim.scenario.split_step import Split
 from clustersim.texts import Plain, Table
-
-if TYPE_CHECKING:
-    from clustersim.parallel import ParallelConfig
-    from clustersim.scenario.result import Result
-    from clustersim.scenario.running import Prepared
-    from clustersim.scenario.split_step import Split
-    from clustersim.timeline import Timeline
+from clustersim.timeline import Timeline
 
 SHORT = 20_000
 """Spans of a run that is short enough to be run again a dozen times without being asked."""
