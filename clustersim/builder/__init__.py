@@ -77,7 +77,7 @@ def build(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, steps: i
 def _stage(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: int, steps: int) -> base.OpList:
     """The op list of one pipeline rank."""
     stage, order = recipe.partition.stages[rank], recipe.orders[rank]
-    here = Here(mesh, mesh.ranks(pp=rank), local, local.micro_batch_size, recipe.dtype)
+    here = Here(mesh, mesh.ranks(pp=rank), local, recipe.dtype)
     ops, laid, hooks = here.ops, Laid(here, stage), recipe.replicas(here, stage, rank)
     walk = Walk(
         ops,
@@ -85,7 +85,7 @@ def _stage(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: i
         [len(chunk.layers) for chunk in stage.chunks],
         _lay(recipe, laid, hooks, rank),
         hooks,
-        Mail(here, _route(recipe, mesh, rank), order, recipe.messages, recipe.dtype, recipe.shapes),
+        Mail(here, _route(recipe, mesh, rank), order, recipe.messages, recipe.shapes),
         recipe.microbatches,
         recipe.accumulates,
         laid.turns,
@@ -111,8 +111,6 @@ def _lay(recipe: Recipe, laid: Laid, hooks: Hooks, rank: int) -> Lay:
 
 
 def _route(recipe: Recipe, mesh: Mesh, rank: int) -> Route:
-    stages = mesh.size("pp")
     borders = {chunk.stage: chunk.message for stage in recipe.partition.stages for chunk in stage.chunks}
-    peers = tuple(mesh.ranks(pp=other) for other in range(stages))
-    sizes = tuple(borders[s] for s in range(len(borders)))
-    return Route(recipe.placement, rank, stages, len(borders), peers, sizes)
+    peers = tuple(mesh.ranks(pp=other) for other in range(mesh.size("pp")))
+    return Route(recipe.placement, rank, peers, tuple(borders[s] for s in range(len(borders))))

@@ -44,14 +44,13 @@ Pieces: TypeAlias = "tuple[Run | tuple[int, Exchange], ...]"
 class Here:
     """Where ops are laid: one stage's ranks, and the list that their ops are in.
 
-    mesh : with its dimensions. ranks : (n,) int, of the stage, ascending. cost : prices. batch : samples a micro-batch.
+    mesh : with its dimensions. ranks : (n,) int, of the stage, ascending. cost : prices.
     dtype : of activations and the gradients of activations.
     """
 
     mesh: Mesh
     ranks: Ints
     cost: LocalCost
-    batch: int
     dtype: str
     ops: OpList = field(default_factory=OpList)
     _groups: dict[tuple[str, ...], Ints] = field(default_factory=dict, init=False, repr=False)
@@ -209,7 +208,9 @@ class Laid(msgspec.Struct, frozen=True):
         """An exchange always follows the kernel listed before it: its data, or its place in the host's order."""
         here, ops = self.here, self.here.ops
         dtype = exchange.dtype or here.dtype
-        nbytes = float(exchange.elements * DTYPE_BYTES[dtype] * (here.batch if exchange.per_sample else 1))
+        nbytes = float(
+            exchange.elements * DTYPE_BYTES[dtype] * (here.cost.micro_batch_size if exchange.per_sample else 1)
+        )
         dim = exchange.communicator or "-".join(exchange.dims)
         label = Label(layer.name, action.kind, action.microbatch, action.chunk, "-".join(exchange.dims))
         after = (*ops.waits, *after, *((ops.kernel,) if ops.kernel >= 0 else ()))

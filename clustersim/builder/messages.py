@@ -154,32 +154,31 @@ class Route(msgspec.Struct, frozen=True):
 
     Parameters
     ----------
-    placement : of chunks on ranks. rank, stages : this pipeline rank, and how many there are. n : global stages.
+    placement : of chunks on ranks. rank : this pipeline rank.
     peers : (n,) int of every pipeline rank: its ranks, position by position.
     borders : elements per sample that one rank sends over each border, named by the global stage above it.
     """
 
     placement: str
     rank: int
-    stages: int
-    n: int
     peers: tuple[Ints, ...]
     borders: tuple[float, ...]
 
     def crosses(self, action: Action, *, out: bool) -> bool:
         """Whether an action's result goes to another rank (``out``), or its input comes from one."""
         rank, border = self.border(action, out=out)
-        return 0 <= border < self.n - 1 and rank != self.rank
+        return 0 <= border < len(self.borders) - 1 and rank != self.rank
 
     def border(self, action: Action, *, out: bool) -> tuple[int, int]:
         """Pipeline rank on the other side of the border that an action's result or input crosses, and the border.
 
-        A border is named by the stage above it; the ends of the pipeline are -1 and ``n - 1``.
+        A border is named by the stage above it; the ends of the pipeline are -1 and the last stage.
         """
-        stage = stage_of(self.placement, self.rank, action.chunk, self.stages)
+        ranks = len(self.peers)
+        stage = stage_of(self.placement, self.rank, action.chunk, ranks)
         down = (direction(action) == "F") == out
         target = stage + 1 if down else stage - 1
-        rank, _ = rank_and_chunk(self.placement, target % self.n, self.stages, action.chunk)
+        rank, _ = rank_and_chunk(self.placement, target % len(self.borders), ranks, action.chunk)
         return rank, min(stage, target)
 
 
@@ -189,7 +188,7 @@ class Mail:
 
     Parameters
     ----------
-    order : the stage's slots. mode : how it sends, see above. dtype : of messages.
+    order : the stage's slots. mode : how it sends, see above.
     shapes : a call sends the shapes of its tensors first, and the host waits for those that come before it asks for
         the tensors (Megatron-LM p2p_communication.py ``_communicate_shapes``).
     """
@@ -198,7 +197,6 @@ class Mail:
     route: Route
     order: InitVar[Order]
     mode: InitVar[str]
-    dtype: str
     shapes: bool = False
     _calls: dict[int, list[Call]] = field(default_factory=dict, init=False)
     _arrived: dict[Action, tuple[int, ...]] = field(default_factory=dict, init=False)
@@ -235,7 +233,7 @@ class Mail:
         """A send follows the kernel that made its data, and whatever the host waited for before it."""
         ops, here, action, way = self.here.ops, self.here, transfer.action, transfer.direction
         rank, border = self.route.border(action, out=transfer.sends)
-        nbytes = float(self.route.borders[border] * here.batch * DTYPE_BYTES[self.dtype])
+        nbytes = float(self.route.borders[border] * here.cost.micro_batch_size * DTYPE_BYTES[here.dtype])
         after = (*ops.waits, *((ops.kernel,) if ops.kernel >= 0 else ()))
         tag = f"{way} {border}.{action.chunk if self.route.placement == 'both' else 0} mb {action.microbatch}"
         kind, verb = (Send, "send") if transfer.sends else (Recv, "recv")

@@ -68,7 +68,7 @@ def played(
     wanted, seed = batches(asked.replicas), asked.seed
     if folder is None:
         return joined([play(campaign, n, seed, batch) for batch, n in wanted])
-    store, keys = Store(folder.path), {_key(folder, seed, *one): one for one in wanted}
+    store, keys = Store(folder.path), {_identity(folder.manifest.digest, seed, *one).key: one for one in wanted}
     with closing(crew(executor, asked.jobs)) as team, store.writing(folder) as writer:
         there = store.keys()
         left = [(key, *one) for key, one in keys.items() if key not in there]
@@ -86,10 +86,6 @@ def played(
 
 def _identity(digest: str, seed: int, batch: int, n: int) -> Identity:
     return identity({"seed": seed, "batch": batch, "replicas": n}, {"campaign": digest})
-
-
-def _key(folder: Folder, seed: int, batch: int, n: int) -> str:
-    return _identity(folder.manifest.digest, seed, batch, n).key
 
 
 def _batch(

@@ -145,15 +145,11 @@ def sections(layer: Layer) -> list[tuple[str, Kernels]]:
     """
     kernels = tuple(kernel for kernel in layer.kernels if not _only_backward(kernel))
     ends = [i + 1 for i, kernel in enumerate(kernels) if kernel.cut == "row" and not is_expert(kernel)]
-    if ends and ends[-1] == _last_product(kernels):
+    # Behind which kernel no product is cut by rows any more, counting a mixture of experts as one.
+    if ends and ends[-1] == max(i + 1 for i, kernel in enumerate(kernels) if kernel.cut in {"row", "expert_row"}):
         ends.pop()
     parts = [kernels[start:stop] for start, stop in zip([0, *ends], [*ends, len(kernels)], strict=True)]
     return [(_name(part, layer.kind), part) for part in parts if part]
-
-
-def _last_product(kernels: Kernels) -> int:
-    """Behind which kernel no product is cut by rows any more, counting a mixture of experts as one."""
-    return max(i + 1 for i, kernel in enumerate(kernels) if kernel.cut in {"row", "expert_row"})
 
 
 def _name(kernels: Kernels, kind: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 
 from clustersim.errors import ScenarioError
-from clustersim.model import Layer, Model
+from clustersim.model import Model
 from clustersim.parallel import ParallelConfig, blocks_of_stages
 
 PLACEMENTS = ("loop", "v", "both")
@@ -64,7 +64,7 @@ def _ranges(counts: list[int]) -> tuple[Range, ...]:
 
 def _lettered(model: Model, texts: tuple[str, ...], stages: int) -> tuple[Range, ...]:
     """Megatron's layout: one letter per layer, in the model's order."""
-    said, has = "".join(texts), "".join(_letter(layer) for layer in model.layers)
+    said, has = "".join(texts), "".join(LETTERS.get(layer.kind, "t") for layer in model.layers)
     if len(texts) != stages or said != has:
         counts = ", ".join(f"{has.count(letter)} {letter}" for letter in "Etm" if letter in has)
         raise ScenarioError(
@@ -72,10 +72,6 @@ def _lettered(model: Model, texts: tuple[str, ...], stages: int) -> tuple[Range,
             f"pipeline has {stages} stages and the model {counts} (at $.parallel.layout)"
         )
     return _ranges([len(text) for text in texts])
-
-
-def _letter(layer: Layer) -> str:
-    return LETTERS.get(layer.kind, "t")
 
 
 def _balanced(weights: list[float], stages: int) -> tuple[Range, ...]:

@@ -232,7 +232,7 @@ class _Fold:
         scenario, mesh = self.found.scenario, self.found.mesh
         recipe = recipe_of(self.split, self.cost)
         local = local_cost(scenario, self.gpu)
-        here = Here(mesh, mesh.ranks(pp=rank), local, local.micro_batch_size, recipe.dtype)
+        here = Here(mesh, mesh.ranks(pp=rank), local, recipe.dtype)
         program, passes = alone(here, stage, recipe.orders[rank], self.cost.overlap_slowdown)
         mine = self._kept[np.isin(self._kept, here.ranks)]
         return spent(self._simulate(representative(program, mesh, mine)), passes, apart=self.roughly)

@@ -169,8 +169,9 @@ def _priced(scenario: Scenario, topology: Topology, model: Model, card: _Card) -
     # Ranks on a mixed machine serve from the first node's memory; sockets differ less than GPUs.
     cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
     if card.cores:
-        # A server is a process like any other.
-        cost = replace(cost, overlap_slowdown=_taken(card.cores), host_bandwidth=card.device.stream_rate())
+        # Gloo's threads run on the cores of their own rank's compute; a server is a process like any other.
+        taken = 1.0 / max(1.0, card.cores)
+        cost = replace(cost, overlap_slowdown=taken, host_bandwidth=card.device.stream_rate())
     jitter = run.jitter if run.variation is None else 0.0
     return cost if jitter is None else replace(cost, jitter=jitter)
 
@@ -222,11 +223,6 @@ def play(scenario: Scenario, program: Program, topology: Topology, mesh: Mesh, *
     return engine.simulate(
         program, topology, mesh, launch=launch, nccl_version=parse_nccl_version(run.nccl_version), **how
     )
-
-
-def _taken(cores: float) -> float:
-    """Of a collective's time, what it takes from the compute of its own rank: Gloo's threads run on the same cores."""
-    return 1.0 / max(1.0, cores)
 
 
 class _Card(NamedTuple):

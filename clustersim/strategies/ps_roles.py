@@ -44,15 +44,15 @@ class Worker:
         self.ops, self.model, self.cost, self.layout, self.serves = ops, model, cost, layout, serves
         self.by_layer, self.element = layout.config.by_layer, layout.element
         self.talks = np.isin(ranks, layout.leaders)
-        self.links = [self._link(s) for s in range(len(layout.servers))]
+        names = [layout.server_name(s) for s in range(len(layout.servers))]
+        peers = [np.where(self.talks, server, -1) for server in layout.servers]
+        self.links = [
+            (Link(peer, f"push {name}"), Link(peer, f"pull {name}")) for peer, name in zip(peers, names, strict=True)
+        ]
         self.ends_with = {piece.layers[0]: i for i, piece in enumerate(layout.pieces)}
         self.ready: Waits = {}
         self.pushed: Waits = {}
         self.at_home: Waits = {}
-
-    def _link(self, s: int) -> tuple[Link, Link]:
-        peer = np.where(self.talks, self.layout.servers[s], -1)
-        return Link(peer, f"push {self.layout.server_name(s)}"), Link(peer, f"pull {self.layout.server_name(s)}")
 
     def fetch(self, local: Waits) -> Waits:
         """Pull every piece, in the order forward needs them (``by_layer``: in the order their pushes end); what the
