@@ -107,6 +107,15 @@ def test_micro_batches_are_the_steps_of_gradient_accumulation(tmp_path):
     assert made.program.describe(0) == same.program.describe(0)
 
 
+def test_of_two_ways_to_say_the_micro_batches_the_last_that_was_set_holds(tmp_path):
+    loaded = read(tmp_path, PLAIN + "[parallel]\nglobal_batch_size = 32\n", {"parallel.microbatches": 2})
+    assert loaded.prepare().scenario.config.gradient_accumulation_steps == 2
+    again = loaded.changed({"parallel.global_batch_size": 64})
+    assert again.prepare().scenario.config.gradient_accumulation_steps == 8
+    gone = read(tmp_path, PLAIN + "[parallel]\nglobal_batch_size = 32\n", {"parallel.microbatches": None})
+    assert gone.prepare().scenario.config.gradient_accumulation_steps == 4
+
+
 def test_what_other_frameworks_write_beside_it_goes_to_its_own_table(tmp_path):
     text = SPLIT + "train_micro_batch_size_per_gpu = 4\nseq_length = 4096\n"
     loaded = read(tmp_path, text)

@@ -17,10 +17,10 @@ from clustersim.cards import card
 from clustersim.errors import ScenarioError, nearest
 from clustersim.paths import shipped
 from clustersim.scenario.reading import (
-    EXCLUSIVE,
     Changes,
     Table,
     convert,
+    excluded,
     file_of,
     override,
     parse_overrides,
@@ -105,7 +105,7 @@ class Scenario:
 
     def changed(self, changes: Changes) -> Scenario:
         """The same with more fields changed. Raises :class:`ScenarioError` as :func:`load` does."""
-        gone = {other for one, other in EXCLUSIVE if changes.get(one) is not None}
+        gone = excluded(changes)
         kept = {key: value for key, value in self.changes.items() if key not in gone}
         return from_table(self.table, self.path, {**kept, **changes})
 

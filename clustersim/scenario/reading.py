@@ -24,11 +24,10 @@ Changes: TypeAlias = Mapping[str, object]
 
 EXCLUSIVE = (
     ("model.hf_config", "model.name"),
-    ("model.name", "model.hf_config"),
     ("run.variation", "run.jitter"),
-    ("run.jitter", "run.variation"),
+    ("parallel.microbatches", "parallel.global_batch_size"),
 )
-"""Of each pair only one may be there: setting the first takes the second away."""
+"""Of each pair only one may be there: setting one takes the other away."""
 TOPOLOGY, DEVICE = "cluster.topology", "cluster.device"
 
 
@@ -99,6 +98,11 @@ def _value(text: str, value: str) -> object:
     return table["value"]
 
 
+def excluded(changes: Changes) -> set[str]:
+    """Fields that what is set takes away."""
+    return {other for pair in EXCLUSIVE for one, other in (pair, pair[::-1]) if changes.get(one) is not None}
+
+
 def override(table: Table, changes: Changes) -> Table:
     """A copy of ``table`` with dotted keys set; tables on the way are made. A number steps into an array.
 
@@ -107,12 +111,12 @@ def override(table: Table, changes: Changes) -> Table:
     it names.
     """
     result = copy.deepcopy(table)
-    gone = {other: None for one, other in EXCLUSIVE if changes.get(one) is not None and other not in changes}
+    gone = {name: None for name in excluded(changes) if name not in changes}
     cluster = result.get("cluster")
     if isinstance(cluster, dict) and changes.get(TOPOLOGY, cluster.get("topology")) != cluster.get("topology"):
         gone |= {DEVICE: None} if DEVICE not in changes else {}
     emptied = []
-    for key, value in (gone | dict(changes)).items():
+    for key, value in (dict(changes) | gone).items():
         here: Any = result
         *way, last = key.split(".")
         for part in way:

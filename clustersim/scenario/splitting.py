@@ -18,8 +18,6 @@ DEGREES = {"dp_shard": "data_parallel_shard_degree", "dp_replicate": "data_paral
 """The data-parallel degrees, as a mesh has them and as FSDP's own knobs say them."""
 PLAYED = ("recompute_granularity", "use_distributed_optimizer", "overlap_grad_reduce", "schedule", "schedule_csv")
 """Settings that change a step even where every degree is 1."""
-PAIR = ("microbatches", "global_batch_size")
-"""Two ways to say how many micro-batches there are."""
 BESIDE = ("ddp", "zero", "fsdp")
 """Strategies whose data-parallel ranks may hold a part of a model."""
 
@@ -37,17 +35,7 @@ def own_names(table: Table, changes: Changes) -> tuple[Table, Changes]:
                     f"{name} = {said!r}, and [parallel] says {value!r}; write it once, in its own table (at $.{name})"
                 )
         table = override(table | {"parallel": fields}, elsewhere)
-    changes = {key: value for name, said in changes.items() for key, value in _change(name, said).items()}
-    return _one_of_a_pair(table, changes), changes
-
-
-def _one_of_a_pair(table: Table, changes: Changes) -> Table:
-    """Who sets one of two fields that say the same means it instead of the other one in the file."""
-    for one, other in (PAIR, PAIR[::-1]):
-        said = table.get("parallel")
-        if f"parallel.{one}" in changes and f"parallel.{other}" not in changes and isinstance(said, dict):
-            table = table | {"parallel": {name: value for name, value in said.items() if name != other}}
-    return table
+    return table, {key: value for name, said in changes.items() for key, value in _change(name, said).items()}
 
 
 def _change(name: str, value: object) -> Changes:
