@@ -105,23 +105,16 @@ def answers(c: Campaign, seed: int) -> list[Answer]:
 
 def over_interval(c: Campaign, seed: int) -> list[Point]:
     """Intervals of the first kind of save from an eighth to eight times the campaign's own [s]."""
-    save, points = c.tiers[0].save, []
-    for factor in FACTORS:
-        tau = save.interval * factor
-        if save.write <= tau <= c.axis.work:
-            points.append(_point(tau, with_interval(c, tau), seed))
-    return points
+    save = c.tiers[0].save
+    taus = (save.interval * factor for factor in FACTORS)
+    return [_point(tau, with_interval(c, tau), seed) for tau in taus if save.write <= tau <= c.axis.work]
 
 
 def over_nodes(c: Campaign, seed: int) -> list[Point]:
     """Nodes of the job from an eighth to eight times, each of which fails as often, with the best interval of each size
     and saves that take as long."""
-    points = []
-    for factor in FACTORS:
-        nodes = round(c.job.nodes * factor)
-        if nodes >= 1 and factor * c.job.nodes == nodes:
-            points.append(_point(float(nodes), of_size(c, nodes), seed))
-    return points
+    sizes = (c.job.nodes * factor for factor in FACTORS)
+    return [_point(n, of_size(c, int(n)), seed) for n in sizes if n >= 1 and n.is_integer()]
 
 
 def largest_job(points: Sequence[Point], goodput: float = 0.9) -> float | None:
