@@ -47,8 +47,7 @@ def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: 
     simulated first, or a profiler's trace (a file, or a folder with one per rank).
     """
     from clustersim.analysis.explain import explain as explained
-    from clustersim.scenario.idle import each_change
-    from clustersim.scenario.otherwise import otherwise
+    from clustersim.scenario.otherwise import each_change, otherwise
 
     loaded = load(run, changes)
     if rerun and loaded.prepared is None:
