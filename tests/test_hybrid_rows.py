@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from clustersim import scenario
-from clustersim.calibration.hybrid_recipes import RECIPES, Recipe
 from clustersim.calibration.hybrid_rows import is_hybrid, measured, scenario_table
-from clustersim.calibration.hybrid_stacks import STACKS, stack_of
 from clustersim.calibration.order import Together, by_source, orders, spearman
 from clustersim.calibration.score import predicted, scored, statistics
+from clustersim.calibration.software import Recipe, software, stack_of
 from clustersim.calibration.validate_steps import validate_steps
 from clustersim.errors import ClusterSimError
 from clustersim.parallel.layout import stages_of
@@ -51,7 +50,7 @@ def test_a_row_says_the_whole_scenario() -> None:
     assert scenario.from_table(table).file.parallel is not None
 
 
-@pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
+@pytest.mark.parametrize("stack", software().stack, ids=lambda stack: stack.name)
 def test_every_stacks_defaults_make_a_scenario(stack: Any) -> None:
     example = {
         "Megatron-LM, zero-bubble fork": ("Megatron-LM (zero-bubble fork)", "2023-11", ""),
@@ -238,7 +237,7 @@ DEEPSEEK = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.words)
+@pytest.mark.parametrize("recipe", software().recipe, ids=lambda recipe: recipe.words)
 def test_every_layout_of_a_recipe_has_its_chunks_and_its_layers(recipe: Recipe) -> None:
     assert recipe.source
     for chunks, layout in recipe.layouts.items():

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from clustersim.calibration.score import read_table
-from clustersim.calibration.sharded_rows import RECIPES, is_sharded, read_sharded
+from clustersim.calibration.sharded_rows import is_sharded, read_sharded
+from clustersim.calibration.software import software
 from clustersim.calibration.step_play import costs_of, step_time_as_priced
 from clustersim.calibration.step_rows import COLUMNS
 from clustersim.calibration.validate_memory import validate_memory
@@ -64,7 +65,7 @@ def test_other_code_bases_have_their_own_recipes():
     )  # fmt: skip
     offloaded = read_sharded(row(source="deepspeed", strategy="zero2", offload="optimizer cpu (ZeRO-Offload)"))
     assert offloaded.config.zero_optimization.offload_optimizer.device == "cpu"
-    assert len({recipe.name for recipe in RECIPES}) == len(RECIPES)
+    assert len({recipe.name for recipe in software().sharded}) == len(software().sharded)
 
 
 def test_machines_that_cannot_be_what_the_row_says_are_corrected():

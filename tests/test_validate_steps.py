@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from clustersim import fabrics, models
-from clustersim.calibration.frameworks import FRAMEWORKS, PYTORCH, framework
 from clustersim.calibration.score import Score, Skipped, predicted, read_table
+from clustersim.calibration.software import PYTORCH, framework, software
 from clustersim.calibration.step_play import costs_of, merged, scaled, step_time
 from clustersim.calibration.step_rows import COLUMNS, measured_step, read
 from clustersim.calibration.validate_steps import validate_steps
@@ -181,8 +181,8 @@ def test_every_framework_prices_a_step_and_passes_only_cost_time() -> None:
         assert np.isfinite(cost)
         if run.framework.passes > 1:
             assert cost > plain
-    assert len({f.name for f in FRAMEWORKS}) == len(FRAMEWORKS)
-    assert PYTORCH not in FRAMEWORKS
+    assert len({f.name for f in software().framework}) == len(software().framework)
+    assert PYTORCH not in software().framework
 
 
 def test_channels_last_and_fused_norms_make_a_half_precision_resnet_faster() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from clustersim.calibration.hybrid_stacks import Stack
-from clustersim.calibration.step_rows import Row, whole
+from clustersim.calibration.software import Row, Stack
+from clustersim.calibration.step_rows import whole
 from clustersim.device import Device
 from clustersim.models.generic import read_columns
 from clustersim.models.sized import HEAD, named_shape, of_size

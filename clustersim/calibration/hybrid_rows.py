@@ -1,8 +1,7 @@
 """A row of measured hybrid-parallel steps as a scenario: ``[cluster] [model] [parallel] [strategy] [run]``.
 
-The row says the degrees, the batch and the sizes; its recipe (:mod:`clustersim.calibration.hybrid_recipes`) and its
-software (:mod:`clustersim.calibration.hybrid_stacks`) fill what it does not say. A row that says too little is refused
-with the reason.
+The row says the degrees, the batch and the sizes; its stack and its recipe (:mod:`clustersim.calibration.software`)
+fill what it does not say. A row that says too little is refused with the reason.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ import re
 
 from clustersim import scenario
 from clustersim.calibration.hybrid_models import completed, model_table
-from clustersim.calibration.hybrid_recipes import Recipe, recipe_of
-from clustersim.calibration.hybrid_stacks import Stack, stack_of
 from clustersim.calibration.score import number
-from clustersim.calibration.step_rows import Row, whole
+from clustersim.calibration.software import Row, Stack, recipe_of, stack_of
+from clustersim.calibration.step_rows import whole
 from clustersim.device import device, device_from_text
 from clustersim.scenario.parts import model_of
 from clustersim.texts import Table
@@ -50,7 +48,7 @@ def scenario_table(row: Row) -> Table:
     Raises ValueError or a clustersim error that says what keeps it from being played.
     """
     row = completed(row)
-    stack, recipe = stack_of(row), recipe_of(row) or Recipe("", "")
+    stack, recipe = stack_of(row), recipe_of(row)
     degrees = {name: whole(row, name, 1) for name in ("tp", "pp", "cp", "ep")}
     dtype, param_dtype = _dtypes(row)
     micro_batch, chunks = _batch(row)
@@ -77,7 +75,7 @@ def scenario_table(row: Row) -> Table:
         "model": model,
         "parallel": parallel | more | recomputed,
         "strategy": {**strategy, "micro_batch_size": micro_batch, "param_dtype": param_dtype},
-        "run": {"steps": STEPS, "jitter": 0.0, "optimizer": "adam", "optimizer_impl": stack.optimizer_impl},
+        "run": {"steps": STEPS, "jitter": 0.0, "optimizer": "adam", "optimizer_impl": "fused"},
     }
 
 

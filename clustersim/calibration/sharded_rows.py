@@ -1,8 +1,8 @@
 """Measured steps of FSDP and ZeRO: what a row says was run.
 
 The software is read from the row: Composer (llm-foundry), torchtitan, IBM's and Lightning's FSDP scripts, DeepSpeed. It
-decides which prefetch, attention kernel, optimizer and element types were used, as :class:`Recipe` says; nothing here
-belongs to a GPU, a model or a case.
+decides which prefetch, attention kernel, optimizer and element types were used
+(:class:`clustersim.calibration.software.Sharded`).
 
 Far off, for reasons the rows show but no constant here could carry:
 
@@ -23,60 +23,18 @@ Far off, for reasons the rows show but no constant here could carry:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 import msgspec
 
 from clustersim import models
 from clustersim.calibration.score import number
-from clustersim.calibration.step_rows import Row, StepRun, measured_step, micro_batch, refuse_split, topology_of, whole
+from clustersim.calibration.software import Row, Sharded, sharded
+from clustersim.calibration.step_rows import StepRun, measured_step, micro_batch, refuse_split, topology_of, whole
 from clustersim.compute import Execution
 from clustersim.compute.base import FLOAT8_RECIPES
 from clustersim.device import device_from_text
 from clustersim.strategies import STRATEGIES
 from clustersim.texts import Table
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a code base trains.
-
-    Parameters
-    ----------
-    name : for people. words : pattern that names it in a row's ``source`` and ``other``, in lower case.
-    knobs : of ``[strategy]``. attention : kernel, None for PyTorch's choice. optimizer_impl : of Adam.
-    alternate : its plain "selective" checkpointing repeats every second block, not every second product.
-    first : what was timed is a run's first step, in which DeepSpeed records the order of modules and prefetches none.
-    """
-
-    name: str
-    words: str
-    knobs: Table = field(default_factory=dict)
-    attention: str | None = None
-    optimizer_impl: str = "foreach"
-    alternate: bool = False
-    first: bool = False
-
-
-_FSDP1 = {"kind": "fsdp", "version": 1, "clip_grad_norm": True}
-RECIPES = (
-    # Composer: BACKWARD_POST, gradients reduced in every micro-batch, DecoupledAdamW in a Python loop.
-    Recipe("Composer", r"llm-foundry", {**_FSDP1, "backward_prefetch": "BACKWARD_POST"}, "triton", "for-loop"),
-    Recipe(
-        "torchtitan", r"torchtitan", {"kind": "fsdp", "clip_grad_norm": True, "reduce_dtype": "fp32"}, alternate=True
-    ),
-    Recipe("IBM fsdp", r"maximizing-training", _FSDP1, alternate=True),
-    # PyTorch 1.11: no prefetch unless a row says so, and no MixedPrecision yet: fp32 is gathered, autocast casts it.
-    Recipe(
-        "Lightning", r"lightning", {"kind": "fsdp", "version": 1, "backward_prefetch": "None", "param_dtype": "fp32"}
-    ),
-    # Its scripts train on 1,000 samples (--max_train_samples): one to three steps of 64 GPUs.
-    Recipe("Hugging Face with DeepSpeed", r"bigscience", {"kind": "zero"}, optimizer_impl="fused", first=True),
-    Recipe("DeepSpeed", r"deepspeed", {"kind": "zero"}, optimizer_impl="fused"),
-    Recipe("FSDP", r"fsdp"),
-    Recipe("ZeRO", r"zero", {"kind": "zero"}, optimizer_impl="fused"),
-)
-"""The first whose words a row holds is it."""
 
 
 def is_sharded(row: Row) -> bool:
@@ -92,7 +50,7 @@ def read_sharded(row: Row, *, timed: bool = True) -> StepRun:
     refuse_split(row)
     model = models.from_row(row)
     text = " ".join(row.get(column, "") for column in ("source", "strategy", "other")).lower()
-    recipe = next(recipe for recipe in RECIPES if re.search(recipe.words, text))
+    recipe = sharded(text)
     samples = micro_batch(row, model)
     precision = row["precision"].lower()
     dtype = next((word for word in ("fp8", "bf16", "fp16", "fp32") if word in precision), "")
@@ -117,7 +75,7 @@ def read_sharded(row: Row, *, timed: bool = True) -> StepRun:
     )
 
 
-def _execution(row: Row, text: str, recipe: Recipe, knobs: Table, dtype: str) -> Execution:
+def _execution(row: Row, text: str, recipe: Sharded, knobs: Table, dtype: str) -> Execution:
     """How a pass is computed."""
     policy = _checkpointing(row, recipe)
     return Execution(
@@ -133,7 +91,7 @@ def _execution(row: Row, text: str, recipe: Recipe, knobs: Table, dtype: str) ->
     )
 
 
-def _checkpointing(row: Row, recipe: Recipe) -> str:
+def _checkpointing(row: Row, recipe: Sharded) -> str:
     """none, full, selective, or ``alternate``: every second block in full."""
     words = row["act_ckpt"].lower()
     if words.startswith("full"):
@@ -143,7 +101,7 @@ def _checkpointing(row: Row, recipe: Recipe) -> str:
     return "none"
 
 
-def _knobs(row: Row, text: str, recipe: Recipe, dtype: str) -> Table:
+def _knobs(row: Row, text: str, recipe: Sharded, dtype: str) -> Table:
     """The ``[strategy]`` table: the recipe's, and what the row itself says."""
     half = "fp16" if dtype == "fp16" else "fp32" if dtype == "fp32" else "bf16"
     knobs: Table = {"param_dtype": half, **recipe.knobs}

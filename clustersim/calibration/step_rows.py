@@ -7,19 +7,17 @@ micro_batch_per_gpu, grad_accum, global_batch, act_ckpt, other, metric, value, u
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clustersim import models
-from clustersim.calibration.frameworks import PYTORCH, Framework, framework
 from clustersim.calibration.score import number
+from clustersim.calibration.software import PYTORCH, Framework, Row, framework
 from clustersim.compute import Execution
 from clustersim.device import Device, device_from_text
 from clustersim.model import Model
 from clustersim.strategies import STRATEGIES, StrategyConfig
 from clustersim.texts import Table
 
-Row = Mapping[str, str]
 COLUMNS = (
     "case_id", "model", "precision", "gpu", "gpus", "nodes", "strategy", "micro_batch_per_gpu", "metric", "value",
 )  # fmt: skip

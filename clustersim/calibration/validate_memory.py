@@ -15,8 +15,9 @@ from clustersim import scenario
 from clustersim.calibration.hybrid_rows import is_hybrid, scenario_table
 from clustersim.calibration.score import Score, evaluate, number, read_table, score, with_ranges
 from clustersim.calibration.sharded_rows import is_sharded, read_sharded
+from clustersim.calibration.software import Row
 from clustersim.calibration.step_play import peak_memory
-from clustersim.calibration.step_rows import COLUMNS, Row, publisher
+from clustersim.calibration.step_rows import COLUMNS, publisher
 from clustersim.device import device_from_text
 from clustersim.memory_use import MemoryUse
 from clustersim.models.sized import BY_COUNT

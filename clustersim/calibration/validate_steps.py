@@ -7,7 +7,7 @@ batch and precision is met, which leaves only what data parallelism adds to be p
 Known to be off, and not understood:
 
 * Lambda's eight A100s, up to twice as slow as four wherever gradients are reduced in one call (BERT, GNMT, WaveGlow) or
-  the host paces the step (Tacotron 2). What two and four add is in :mod:`clustersim.calibration.frameworks`.
+  the host paces the step (Tacotron 2). What two and four add is in :mod:`clustersim.calibration.software`.
 * WaveGlow on V100, a quarter too fast; TensorFlow's GNMT, half the measured time; GNMT on A100, 10-20 % too fast.
 * Steps of MXNet, TensorFlow 2 and PaddlePaddle that double from one GPU to several, and ResNet-50 in half precision on
   two and four nodes (15-25 % too fast): thousands of images a second, which the input pipeline may not give.
@@ -25,12 +25,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from clustersim import scenario
-from clustersim.calibration.frameworks import framework
 from clustersim.calibration.hybrid_rows import is_hybrid, measured, scenario_table
 from clustersim.calibration.score import Dimension, Score, evaluate, read_table, score, with_ranges
 from clustersim.calibration.sharded_rows import is_sharded, read_sharded
+from clustersim.calibration.software import Row, framework
 from clustersim.calibration.step_play import costs_of, scaled, step_time, step_time_as_priced
-from clustersim.calibration.step_rows import COLUMNS, Row, publisher, read
+from clustersim.calibration.step_rows import COLUMNS, publisher, read
 from clustersim.errors import ClusterSimError
 from clustersim.ranges import Range, of_step
 
