@@ -2,7 +2,7 @@
 
 A topology names its transport (``[node] net``); everything the models know of it is in its row. The numbers are what a
 new machine of this transport gets: documented values, moved towards the published tables where there are any
-(``clustersim.calibration.fit.priors`` has the documented values and how wide they are). What a machine was measured to
+(``clustersim.fitting.priors`` has the documented values and how wide they are). What a machine was measured to
 do itself (``net_share``, ``[calibration]``, ``[measured]``) comes on top of them.
 """
 

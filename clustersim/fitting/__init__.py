@@ -5,9 +5,8 @@ from __future__ import annotations
 from clustersim.fitting.bayes import Posterior, posterior
 from clustersim.fitting.machine import FewNumbers, few_numbers
 from clustersim.fitting.measured import Informed, informed, load
-from clustersim.fitting.priors import FACTORS, PRIORS, Prior
+from clustersim.fitting.priors import priors
 
 __all__ = [
-    "FACTORS", "PRIORS", "FewNumbers", "Informed", "Posterior", "Prior", "few_numbers", "informed", "load",
-    "posterior",
+    "FewNumbers", "Informed", "Posterior", "few_numbers", "informed", "load", "posterior", "priors",
 ]  # fmt: skip

@@ -1,14 +1,14 @@
 """One machine's constants from a few of its numbers, given those of its kind.
 
 A number such as "8 bytes over two nodes take 38 us" says something of a host, of hops and of a network at once. It
-moves what the whole machine has more of than its kind (:data:`FACTORS`) and single constants (:data:`PRIORS`), each as
-far as its prior lets it, and with them every other collective, size and scale.
+moves what the whole machine has more of than its kind (factors) and single constants, each as far as its prior lets it
+(:mod:`clustersim.fitting.priors`), and with them every other collective, size and scale.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from clustersim.calibrated import Constant
 from clustersim.collectives.nccl_backend import Choice, seconds_of
 from clustersim.costs import Costs, flat, overlaid
 from clustersim.fitting.bayes import Floats, Posterior, posterior
-from clustersim.fitting.priors import FACTORS, PRIORS
+from clustersim.fitting.priors import priors
 
 LAW_ERRORS = ((2.0**16, 0.1), (2.0**25, 0.4), (np.inf, 0.05))
 """Up to so many bytes, what the law is unsure of with its machine known, in ln: where protocols change, it is the
@@ -56,7 +56,8 @@ class FewNumbers(msgspec.Struct, frozen=True, eq=False, dict=True):
     @property
     def factors(self) -> dict[str, float]:
         """By how much the machine differs from its kind as a whole: 1.3 is 30 % more."""
-        return dict(zip(FACTORS, np.exp(self.found.moved[: len(FACTORS)]).tolist(), strict=True))
+        factors = priors().factors
+        return dict(zip(factors, np.exp(self.found.moved[: len(factors)]).tolist(), strict=True))
 
     @property
     def constants(self) -> dict[str, Constant]:
@@ -81,24 +82,24 @@ def few_numbers(choices: Sequence[Choice], seconds: Sequence[float], base: Costs
     ----------
     choices : what NCCL picks for each number's collective. seconds : (n,) measured. base : constants of its kind.
     """
-    known = flat(base)
-    names = tuple(name for name in PRIORS if known[name] > 0)
+    known, constants, factors = flat(base), priors().constants, priors().factors
+    names = tuple(name for name in constants if known[name] > 0)
 
     def log_times(moved: Floats) -> Floats:
         times = np.array(list(seconds_of(choices, moved_costs(base, names, moved))))
         return np.asarray(np.log(times), dtype=np.float64)
 
     sigma = np.array([law_error(chosen.request.nbytes) for chosen in choices])
-    spread = np.array([*(f.spread for f in FACTORS.values()), *(PRIORS[name].spread for name in names)])
-    found = posterior(log_times, np.log(np.array(seconds)), sigma, spread, first=len(FACTORS))
+    spread = np.array([*(f.spread for f in factors.values()), *(constants[name].spread for name in names)])
+    found = posterior(log_times, np.log(np.array(seconds)), sigma, spread, first=len(factors))
     return FewNumbers(base, found, names)
 
 
 def moved_costs(base: Costs, names: Sequence[str], moved: Floats) -> Costs:
     """Constants after the factors and ``names`` moved by these logarithms; a share stays a share."""
-    before = flat(base)
-    own = dict(zip(names, moved[len(FACTORS) :].tolist(), strict=True))
-    together = dict(zip(FACTORS, moved[: len(FACTORS)].tolist(), strict=True))
+    before, factors = flat(base), priors().factors
+    own = dict(zip(names, moved[len(factors) :].tolist(), strict=True))
+    together = dict(zip(factors, moved[: len(factors)].tolist(), strict=True))
     values = {}
     for name in _moving(tuple(names)):
         by = own.get(name, 0.0) + sum(together[factor] for factor in _factors_of(name))
@@ -108,13 +109,9 @@ def moved_costs(base: Costs, names: Sequence[str], moved: Floats) -> Costs:
     return overlaid(base, values)
 
 
-_OF_NAME: dict[str, tuple[str, ...]] = {}
-
-
+@cache
 def _factors_of(name: str) -> tuple[str, ...]:
-    if name not in _OF_NAME:
-        _OF_NAME[name] = tuple(factor for factor, row in FACTORS.items() if row.moves(name))
-    return _OF_NAME[name]
+    return tuple(factor for factor, row in priors().factors.items() if row.moves(name))
 
 
 _ALL = tuple(flat(Costs()))
@@ -128,12 +125,6 @@ def _moving(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _mixing(names: tuple[str, ...]) -> Floats:
     """(constants, columns) which columns each moving constant adds up."""
-    rows = _moving(names)
-    out = np.zeros((len(rows), len(FACTORS) + len(names)))
-    column = {name: len(FACTORS) + i for i, name in enumerate(names)}
-    for i, name in enumerate(rows):
-        if name in column:
-            out[i, column[name]] = 1.0
-        for factor in _factors_of(name):
-            out[i, list(FACTORS).index(factor)] = 1.0
-    return out
+    columns = (*priors().factors, *names)
+    rows = [[column in (name, *_factors_of(name)) for column in columns] for name in _moving(names)]
+    return np.array(rows, dtype=np.float64)

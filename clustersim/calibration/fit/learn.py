@@ -1,8 +1,8 @@
 """The constants of kinds, learned from the published tables of many machines: what a machine that none saw gets.
 
-Every machine may differ from its kind as a whole (:data:`clustersim.fitting.FACTORS`), so that one operator's slow host
-does not become everybody's. What is left moves the documented values (:data:`clustersim.fitting.PRIORS`), which are
-taken to be surer for the kind than for any one machine. Leaving machines out costs one linear solve each.
+Every machine may differ from its kind as a whole (a factor of :mod:`clustersim.fitting.priors`), so that one operator's
+slow host does not become everybody's. What is left moves the documented values, which are taken to be surer for the
+kind than for any one machine. Leaving machines out costs one linear solve each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clustersim.collectives.nccl_backend import seconds_of
 from clustersim.costs import COSTS, Costs, flat, overlaid
 from clustersim.fitting.bayes import STEP, solved
 from clustersim.fitting.machine import moved_costs
-from clustersim.fitting.priors import FACTORS, PRIORS
+from clustersim.fitting.priors import priors
 
 SURE = 0.3
 """A documented value is this much surer for a kind than for one machine of it."""
@@ -32,10 +32,6 @@ NOISE = 0.05
 
 ROUNDS = 5
 
-NAMES = tuple(PRIORS)
-_SPREAD = SURE * np.array([prior.spread for prior in PRIORS.values()])
-_FACTOR_SPREAD = np.minimum(WIDE * np.array([factor.spread for factor in FACTORS.values()]), WIDEST)
-
 
 @dataclass(frozen=True, eq=False)
 class Learned:
@@ -43,7 +39,7 @@ class Learned:
 
     Parameters
     ----------
-    at : (k,) ln(constant / documented value), of :data:`NAMES` and then of each machine's factors.
+    at : (k,) ln(constant / documented value), first of all priors, then of each machine's factors.
     slopes : (n, k). errors : (n,) ln(predicted / measured). weight : (n,). prior : (k,) inverse variances.
     """
 
@@ -68,8 +64,10 @@ def learn(rows: Sequence[Measured], machines: Sequence[str]) -> Learned:
     machines : (n,) whose row it is.
     """
     tables = _Tables(rows, machines)
-    at = np.zeros(len(NAMES) + len(tables.names) * len(FACTORS))
-    prior = np.concatenate([_SPREAD**-2.0, np.tile(_FACTOR_SPREAD**-2.0, len(tables.names))])
+    spread = SURE * np.array([prior.spread for prior in priors().constants.values()])
+    of_factors = np.minimum(WIDE * np.array([factor.spread for factor in priors().factors.values()]), WIDEST)
+    prior = np.concatenate([spread**-2.0, np.tile(of_factors**-2.0, len(tables.names))])
+    at = np.zeros(len(prior))
     for _ in range(ROUNDS):
         here = tables.log_times(at)
         errors, slopes = here - tables.measured, tables.slopes(at, here)
@@ -83,8 +81,9 @@ def learn(rows: Sequence[Measured], machines: Sequence[str]) -> Learned:
 
 
 def _values(at: Floats) -> dict[str, float]:
-    moved = np.exp(at[: len(NAMES)]).tolist()
-    found = {name: PRIORS[name].value * by for name, by in zip(NAMES, moved, strict=True)}
+    constants = priors().constants
+    moved = np.exp(at[: len(constants)]).tolist()
+    found = {name: constants[name].value * by for name, by in zip(constants, moved, strict=True)}
     return {name: min(value, 1.0) if "share" in name and "generation" not in name else value
             for name, value in found.items()}  # fmt: skip
 
@@ -118,7 +117,7 @@ class _Tables:
     def log_times(self, at: Floats) -> Floats:
         """(n,) ln(seconds)."""
         values = _values(at)
-        factors = at[len(NAMES) :].reshape(-1, len(FACTORS))
+        factors = at[len(priors().constants) :].reshape(-1, len(priors().factors))
         out = np.zeros(len(self.rows))
         for (machine, base), mine in self.parts.items():
             costs = moved_costs(with_learned(self.base[base], values), (), factors[machine])
@@ -128,10 +127,11 @@ class _Tables:
     def slopes(self, at: Floats, here: Floats) -> Floats:
         """(n, k) by each constant and by each machine's factors."""
         columns = np.zeros((len(self.rows), len(at)))
-        for i in range(len(NAMES)):
+        n, factors = len(priors().constants), len(priors().factors)
+        for i in range(n):
             columns[:, i] = (here - self.log_times(at - STEP * _unit(len(at), [i]))) / STEP
-        for j in range(len(FACTORS)):  # a factor moves its own machine's rows alone, so all machines move at once
-            every = [len(NAMES) + m * len(FACTORS) + j for m in range(len(self.names))]
+        for j in range(factors):  # a factor moves its own machine's rows alone, so all machines move at once
+            every = [n + m * factors + j for m in range(len(self.names))]
             moved = (here - self.log_times(at - STEP * _unit(len(at), every))) / STEP
             columns[np.arange(len(self.rows)), np.array(every)[self.machine]] = moved
         return columns

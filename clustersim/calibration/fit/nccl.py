@@ -19,7 +19,7 @@ from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import Choice, seconds_of
 from clustersim.collectives.paths import placement
 from clustersim.costs import Costs, flat, overlaid
-from clustersim.fitting import PRIORS
+from clustersim.fitting import priors
 
 SPREADS: Mapping[str, float] = {
     # The host and its CPU are the operator's; nothing about them is known before a small message is timed.
@@ -29,7 +29,7 @@ SPREADS: Mapping[str, float] = {
     # With a whole log in hand, a rate that is surely below its kind's may be found as such.
     "net_share": 0.15,
 }
-"""Prior spread of ln(constant) between machines where a log may say more than :data:`clustersim.fitting.PRIORS`."""
+"""Prior spread of ln(constant) between machines where a log may say more than :mod:`clustersim.fitting.priors`."""
 
 _OF_NET = frozenset({"net_extra", "net_share", "rendezvous"})
 _OF_AGE = frozenset({"nvls_share", "p2p_channel_rate", "p2p_channel_bytes"})
@@ -111,7 +111,7 @@ def _traits(row: Measured) -> tuple[str, str, str]:
 
 def _mattering(values: Mapping[str, float], choice: Choice) -> Iterator[tuple[str, float]]:
     """(constant, prior spread) of all that can matter on a row's machine and for its launch mode."""
-    net, age, cpu = _traits(Measured(0.0, choice, ""))
+    known, (net, age, cpu) = priors().constants, _traits(Measured(0.0, choice, ""))
     for name, value in values.items():
         head, _, key = name.partition(".")
         if (
@@ -121,6 +121,6 @@ def _mattering(values: Mapping[str, float], choice: Choice) -> Iterator[tuple[st
             or (head == "host_floor" and key != cpu)
         ):
             continue
-        spread = SPREADS.get(head) or (PRIORS[name].spread if name in PRIORS else 0.0)
+        spread = SPREADS.get(head) or (known[name].spread if name in known else 0.0)
         if spread and value > 0:  # what is 0 (InfiniBand adds nothing to a hop) is the others' zero point
             yield name, spread
