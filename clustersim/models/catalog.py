@@ -13,7 +13,7 @@ from clustersim.models.base import Shape
 from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.hf import from_hf, shape_from_hf
 from clustersim.models.networks import NETWORKS
-from clustersim.models.not_described import described, same_family
+from clustersim.models.not_described import described, plain, same_family
 from clustersim.models.seq2seq import SEQ2SEQ, seq2seq
 from clustersim.models.transformer import build, execution
 from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
@@ -98,11 +98,11 @@ def _vit(name: str, options: Table) -> Model:
 @cache
 def _names() -> dict[str, str]:
     """Each name of the catalog by what is compared of it."""
-    return {_plain(name): name for name in catalog()}
+    return {plain(name): name for name in catalog()}
 
 
 def _known(word: str) -> str:
-    name = _names().get(_plain(word), "")
+    name = _names().get(plain(word), "")
     if not name and (why := described(word)):
         raise ModelError(f"model {word!r} is {why}")
     if not name:
@@ -114,15 +114,11 @@ def _is_config(path: Path) -> bool:
     """Whether it is somebody's config; a folder without one that has a shipped model's name is none."""
     if path.suffix == ".json" or not is_folder(path):
         return path.suffix == ".json"
-    return (path / "config.json").exists() or _plain(str(path)) not in map(_plain, catalog())
+    return (path / "config.json").exists() or plain(str(path)) not in map(plain, catalog())
 
 
 def _config(name: str) -> Path:
     return data_path("data") / "models" / f"{name}.json"
-
-
-def _plain(name: str) -> str:
-    return "".join(c for c in name.rsplit("/", 1)[-1].lower() if c.isalnum() or c == ".")
 
 
 def _only(name: str, overrides: Table, known: set[str]) -> Table:

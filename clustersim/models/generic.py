@@ -16,8 +16,8 @@ from clustersim.model import Model
 from clustersim.models.base import Shape
 from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.electra import electra
-from clustersim.models.hf_experts import NAMES_NOT_DESCRIBED
 from clustersim.models.networks import NETWORKS
+from clustersim.models.not_described import what
 from clustersim.models.seq2seq import SEQ2SEQ, paired, seq2seq
 from clustersim.models.sized import BY_COUNT, named_shape, of_size, size_in
 from clustersim.models.transformer import build, execution
@@ -29,18 +29,6 @@ Row = Mapping[str, str]
 # What people call things, on names stripped to lower-case letters, digits and dots.
 _CONVNET_WORDS = {"inceptionv3": "inception_v3", "inception3": "inception_v3", "resnext101": "resnext101_32x8d"}
 _CONVNET_WORDS |= {"ssd": "ssd300_resnet50", "ssd300": "ssd300_resnet50"}
-_UNSUPPORTED = {
-    "maskrcnn": "a detection network (Mask R-CNN) is not described",
-    "ncf": "a recommender (NCF) is not described",
-    "switch": "an encoder-decoder mixture of experts (Switch) is not described",
-    "deberta": "DeBERTa's disentangled attention is not described",
-    "blenderbot": "an encoder-decoder (BlenderBot) is not described",
-    "distilbert": "DistilBERT is not described",
-    "albert": "ALBERT's shared layers are not described",
-    **{word: f"{what} is not described" for word, what in NAMES_NOT_DESCRIBED.items()},
-    "gptj": "GPT-J's parallel blocks are not described",
-    "gptneo": "GPT-Neo's blocks are not described",
-}
 # Predictions per sequence in BERT's pretraining scripts: 20 of 128 tokens, 80 of 512.
 _MASKED_SHARE = 80 / 512
 _BERT_SQUAD_TOKENS = 384
@@ -100,9 +88,8 @@ def from_row(row: Row, *, implementation: str | None = None, gathers_masked: boo
             # Lambda's benchmark calls NVIDIA's script without its --adaptive.
             adaptive = "lambdal/deeplearning-benchmark" not in row.get("source", "")
             return transformer_xl(known, _whole(row, "seq_len") or None, adaptive=adaptive)
-    reason = next((reason for word, reason in _UNSUPPORTED.items() if plain.startswith(word)), "")
-    if reason:
-        raise ModelError(f"model {name!r}: {reason}")
+    if unknown := what(plain, "rows", "experts"):
+        raise ModelError(f"model {name!r}: {unknown} is not described")
     return _transformer(name, plain, row, implementation, gathers_masked)
 
 

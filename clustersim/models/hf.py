@@ -15,7 +15,6 @@ from clustersim.model import Model
 from clustersim.models.base import Patches, Shape
 from clustersim.models.config import Config
 from clustersim.models.hf_experts import (
-    NOT_DESCRIBED,
     deepseek_experts,
     full_every,
     gpt_oss_experts,
@@ -270,10 +269,8 @@ def shape_from_hf(
     kind = data.get("model_type")
     if not isinstance(kind, str):
         raise ModelError(f"{where}: missing 'model_type', which says whose tensors these are; {nearest('', READERS)}")
-    if kind in NOT_DESCRIBED:
-        raise ModelError(f"{where}: model_type {kind!r} is {NOT_DESCRIBED[kind]}, which is not described")
     if kind not in READERS:
-        why = described(kind)
+        why = described(kind, model_type=True)
         if kind in {"t5", "bart"}:
             why = "an encoder-decoder; `clustersim list models` has those that are known by name"
         raise ModelError(f"{where}: model_type {kind!r} is {why}" if why else

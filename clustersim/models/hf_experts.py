@@ -6,42 +6,6 @@ from clustersim.errors import ModelError
 from clustersim.models.base import Experts, Latent
 from clustersim.models.config import Config
 
-NOT_DESCRIBED = {
-    "llama4": "a Llama 4, a mixture of experts with images",
-    "llama4_text": "a Llama 4, a mixture of experts with chunked attention",
-    "qwen3_next": "a Qwen3-Next, a mixture of experts with linear attention",
-    "deepseek_v32": "a DeepSeek-V3.2, a mixture of experts with sparse attention",
-    "deepseek": "a DeepSeek-MoE of the first generation, a mixture of experts",
-    "dbrx": "a DBRX, a mixture of experts",
-    "olmoe": "an OLMoE, a mixture of experts",
-    "phimoe": "a Phi-3.5-MoE, a mixture of experts",
-    "jamba": "a Jamba, a mixture of experts with Mamba layers",
-    "arctic": "a Snowflake Arctic, a mixture of experts beside a dense model",
-    "grok-1": "a Grok-1, a mixture of experts",
-    "granitemoe": "a Granite MoE, a mixture of experts",
-    "glm4_moe": "a GLM-4.5, a mixture of experts",
-    "ernie4_5_moe": "an ERNIE 4.5, a mixture of experts",
-    "minimax": "a MiniMax, a mixture of experts with linear attention",
-    "hunyuan_v1_moe": "a Hunyuan, a mixture of experts",
-    "kimi_k2": "a Kimi K2, a mixture of experts (its config.json reads as deepseek_v3 if you say so)",
-    "nllb-moe": "an encoder-decoder mixture of experts (NLLB)",
-    "switch_transformers": "an encoder-decoder mixture of experts (Switch)",
-}
-"""Mixtures of experts that no reader describes; a dense relative would compute something else."""
-
-NAMES_NOT_DESCRIBED = {
-    "llama4": "a Llama 4 (a mixture of experts)",
-    "qwen3next": "a Qwen3-Next (a mixture of experts with linear attention)",
-    "dbrx": "a DBRX (a mixture of experts)",
-    "grok": "a Grok (a mixture of experts)",
-    "olmoe": "an OLMoE (a mixture of experts)",
-    "phi3.5moe": "a Phi-3.5-MoE (a mixture of experts)",
-    "glm4.5": "a GLM-4.5 (a mixture of experts)",
-    "kimik2": "a Kimi K2 (a mixture of experts)",
-    "deepseekmoe": "a DeepSeek-MoE of the first generation (a mixture of experts)",
-}
-"""What people call such models, in lower-case letters, digits and dots."""
-
 _VISITS = "the experts each token visits"
 
 
