@@ -1,268 +1,193 @@
-"""Parameter tensors of transformers, named and ordered as ``named_parameters()`` prints them.
-
-DDP cuts its first buckets from this order, so it follows the classes' ``__init__`` (Hugging Face transformers, and
-llm-foundry for MPT), not the order of execution. One row of :data:`FAMILIES` per class.
-"""
+"""Parameter tensors of transformers: how large each part of ``data/naming.toml`` is, how tensor parallelism cuts it,
+and whether the shape has it (a plain MLP has no gate, a dense block no experts)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import tomllib
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import msgspec
 
 from clustersim.model import Tensor
-from clustersim.models.base import Experts, Shape
-from clustersim.models.naming_experts import (
-    deepseek_moe,
-    deepseek_mtp,
-    dense_mlp,
-    gpt_oss_moe,
-    latent_attention,
-    mixtral_moe,
-    qwen_moe,
-)
-from clustersim.models.naming_vision import VISION
+from clustersim.models.base import Experts, Latent, Patches, Shape
+from clustersim.paths import data_path
+from clustersim.texts import Table
 
 Tensors = tuple[Tensor, ...]
+Part = Callable[[str], Tensors]
+"""A part's tensors, by its name."""
 
 
 class Family(msgspec.Struct, frozen=True):
-    """Tensor lists of one family: the embedding, block ``i``, the head with its final norm, and (DeepSeek) the i-th
-    module that predicts further tokens."""
+    """Names of one class, as the file has them."""
 
-    embedding: Callable[[Shape], Tensors]
-    block: Callable[[Shape, int], Tensors]
-    head: Callable[[Shape], Tensors]
-    mtp: Callable[[Shape, int], Tensors] | None = None
-
-
-def _linear(name: str, n_in: int, n_out: int, bias: bool) -> Tensors:
-    """A linear that every tensor-parallel rank has whole."""
-    weight = Tensor(f"{name}.weight", n_in * n_out, cut="sequence")
-    return (weight, Tensor(f"{name}.bias", n_out, cut="sequence")) if bias else (weight,)
+    embedding: tuple[str, ...]
+    block_name: str
+    block: tuple[str, ...]
+    head: tuple[str, ...]
+    attention: tuple[str, ...] = ()
+    mtp: tuple[str, ...] = ()
 
 
-def _column(name: str, n_in: int, n_out: int, bias: bool) -> Tensors:
-    """A linear whose outputs tensor parallelism divides."""
-    return tuple(replace(tensor, cut="column") for tensor in _linear(name, n_in, n_out, bias))
+@lru_cache(maxsize=1)
+def families() -> dict[str, Family]:
+    """Every class that is known."""
+    known: dict[str, Table] = {"": {}}
+    for name, table in tomllib.loads((data_path("data") / "naming.toml").read_text(encoding="utf-8")).items():
+        known[name] = known[table.get("like", "")] | table
+    return {name: msgspec.convert(table, Family) for name, table in known.items() if name}
 
 
-def _row(name: str, n_in: int, n_out: int, bias: bool) -> Tensors:
-    """A linear whose inputs tensor parallelism divides; the bias is added to the reduced sum, whole."""
-    weight, *rest = _linear(name, n_in, n_out, bias)
-    return (replace(weight, cut="row"), *rest)
+def embedding(s: Shape) -> Tensors:
+    """Of what stands before the blocks."""
+    return _made(s, families()[s.family].embedding)
 
 
-def _norm(name: str, s: Shape, width: int = 0) -> Tensors:
-    size = width or s.d_model
-    weight = Tensor(f"{name}.weight", size, cut="sequence")
-    return (weight, Tensor(f"{name}.bias", size, cut="sequence")) if s.norm_bias else (weight,)
+def block(s: Shape, i: int) -> Tensors:
+    """Of block ``i``, whose shape is ``s``."""
+    family = families()[s.family]
+    return _made(s, family.attention + family.block, family.block_name.format(i) + ".")
 
 
-def _lm_head(name: str, embedding: str, s: Shape) -> Tensors:
-    if s.head != "lm":
-        return ()
-    return (Tensor(name, s.vocab * s.embedding_width, tied_to=embedding if s.tied else "", cut="vocab"),)
+def head(s: Shape) -> Tensors:
+    """Of the head with its final norm."""
+    return _made(s, families()[s.family].head)
 
 
-def _learned(name: str, s: Shape) -> Tensors:
-    return (Tensor(name, s.n_positions * s.d_model),) if s.positions == "learned" else ()
+def mtp(s: Shape, i: int) -> Tensors:
+    """Of the i-th module that predicts further tokens, as the checkpoint numbers it after the last block; embedding and
+    head are the trunk's."""
+    family, number = families()[s.family], s.layers + i
+    at = family.mtp.index("block")
+    ahead = family.block_name.format(number) + "."
+    first, last = (_made(s, rows, ahead) for rows in (family.mtp[:at], family.mtp[at + 1 :]))
+    return (*first, *block(s.of_block(number), number), *last)
 
 
-def _mlp(s: Shape, up: str, down: str, gate: str) -> Tensors:
-    gates = _column(gate, s.d_model, s.d_ff, s.mlp_bias) if s.gated else ()
-    return (
-        *gates,
-        *_column(up, s.d_model, s.d_ff, s.mlp_bias),
-        *_row(down, s.d_ff, s.d_model, s.mlp_bias),
-    )
+def _made(s: Shape, rows: Iterable[str], ahead: str = "") -> Tensors:
+    known = _parts(s)
+    return tuple(tensor for part, name in map(str.split, rows) for tensor in known[part](ahead + name))
 
 
-# GPT-2: transformer.wte, wpe, h.N, ln_f; Conv1D keeps weights transposed, which changes no size.
-def _gpt2_embedding(s: Shape) -> Tensors:
-    return (Tensor("transformer.wte.weight", s.vocab * s.d_model, cut="vocab"), *_learned("transformer.wpe.weight", s))
+def linear(name: str, n_in: int, n_out: int, cut: str = "sequence", *, bias: bool = False) -> Tensors:
+    """A linear's weight, and its bias, which every rank has whole where the weight is cut by rows.
+
+    By default it is whole on every rank, each of which sees only its own tokens under sequence parallelism.
+    """
+    dot = "_" if name.endswith("in_proj") else "."  # torch.nn.MultiheadAttention holds its projection itself
+    made = Tensor(f"{name}{dot}weight", n_in * n_out, cut=cut)
+    return (made, Tensor(f"{name}{dot}bias", n_out, cut="sequence" if cut == "row" else cut)) if bias else (made,)
 
 
-def _gpt2_block(s: Shape, i: int) -> Tensors:
-    p = f"transformer.h.{i}"
-    return (
-        *_norm(f"{p}.ln_1", s),
-        *_column(f"{p}.attn.c_attn", s.d_model, s.width + 2 * s.kv_width, s.qkv_bias),
-        *_row(f"{p}.attn.c_proj", s.width, s.d_model, s.out_bias),
-        *_norm(f"{p}.ln_2", s),
-        *_mlp(s, f"{p}.mlp.c_fc", f"{p}.mlp.c_proj", f"{p}.mlp.c_gate"),
-    )
+def _linear(n_in: int, n_out: int, cut: str = "sequence", *, bias: bool = False, there: bool = True) -> Part:
+    return lambda name: linear(name, n_in, n_out, cut, bias=bias) if there else ()
 
 
-def _gpt2_head(s: Shape) -> Tensors:
-    return (*_norm("transformer.ln_f", s), *_lm_head("lm_head.weight", "transformer.wte.weight", s))
+def _tensor(numel: int, cut: str = "whole", *, there: bool = True, tied_to: str = "") -> Part:
+    return lambda name: (Tensor(name, numel, tied_to, cut),) if there else ()
 
 
-def _mpt_block(s: Shape, i: int) -> Tensors:
-    p = f"transformer.blocks.{i}"
-    return (
-        *_norm(f"{p}.norm_1", s),
-        *_column(f"{p}.attn.Wqkv", s.d_model, s.width + 2 * s.kv_width, s.qkv_bias),
-        *_row(f"{p}.attn.out_proj", s.width, s.d_model, s.out_bias),
-        *_norm(f"{p}.norm_2", s),
-        *_mlp(s, f"{p}.ffn.up_proj", f"{p}.ffn.down_proj", f"{p}.ffn.gate_proj"),
-    )
+@lru_cache(maxsize=64)
+def _parts(s: Shape) -> dict[str, Part]:
+    return _outside(s) | _of_block(s) | _of_attention(s) | _of_experts(s, s.experts)
 
 
-def _mpt_head(s: Shape) -> Tensors:
-    return (*_norm("transformer.norm_f", s), *_lm_head("lm_head.weight", "transformer.wte.weight", s))
+def _outside(s: Shape) -> dict[str, Part]:
+    """Of embeddings and heads."""
+    h, masked, p = s.d_model, s.head in {"mlm", "pretraining"}, s.patches or Patches(0, 0, tokens=0)
+    words = families()[s.family].embedding[0].removeprefix("words ")
+    return {
+        "words": _tensor(s.vocab * s.embedding_width, "vocab"),
+        "positions": _tensor(s.n_positions * h, there=s.positions == "learned"),
+        "segments": _tensor(s.token_types * h, there=s.token_types > 0),
+        "project_in": _linear(s.embed_dim, h, there=s.embed_dim > 0),
+        "project_out": _linear(h, s.embed_dim, there=s.embed_dim > 0),
+        "final_norm": _linear(1, h, bias=s.norm_bias, there=s.final_norm),
+        "logits": _tensor(s.vocab * s.embedding_width, "vocab", there=s.head == "lm", tied_to=words if s.tied else ""),
+        "pooler": _linear(h, h, bias=True, there=s.head in {"pooler", "pretraining"}),
+        "masked_bias": _tensor(s.vocab, "vocab", there=masked),
+        "masked_transform": _linear(h, h, bias=True, there=masked),
+        "masked_norm": _linear(1, h, bias=s.norm_bias, there=masked),
+        "masked_logits": _tensor(s.vocab * h, "vocab", there=masked, tied_to=words),
+        "next_sentence": _linear(h, 2, bias=True, there=s.head == "pretraining"),
+        "answers": _linear(h, 2, bias=True, there=s.head == "qa"),
+        "token": _tensor(p.tokens * h, there=p.tokens > 0),
+        "places": _tensor(s.n_positions * h, there=p.side > 0),
+        "patches": _linear(p.channels * p.side**2, h, "whole", bias=True, there=p.side > 0),
+        "classes": _linear(h, s.vocab, "whole", bias=True),
+        "words_again": _tensor(s.vocab * h, "vocab", tied_to=words),
+        "logits_again": _tensor(s.vocab * h, "vocab", tied_to="lm_head.weight"),
+        "join": _linear(2 * h, h),
+    }
 
 
-def _llama_embedding(s: Shape) -> Tensors:
-    table = Tensor("model.embed_tokens.weight", s.vocab * s.d_model, cut="vocab")
-    return (table, *_learned("model.embed_positions.weight", s))
+def _of_block(s: Shape) -> dict[str, Part]:
+    h = s.d_model
+    return {
+        "norm": _linear(1, h, bias=s.norm_bias),
+        "qkv": _linear(h, s.width + 2 * s.kv_width, "column", bias=s.qkv_bias),
+        "q": _linear(h, s.width, "column", bias=s.qkv_bias),
+        "kv": _linear(h, s.kv_width, "column", bias=s.qkv_bias),
+        "out": _linear(s.width, h, "row", bias=s.out_bias),
+        "gate": _linear(h, s.d_ff, "column", bias=s.mlp_bias, there=s.gated),
+        "up": _linear(h, s.d_ff, "column", bias=s.mlp_bias),
+        "down": _linear(s.d_ff, h, "row", bias=s.mlp_bias),
+    }
 
 
-def _llama_attention(s: Shape, p: str) -> Tensors:
-    qk_norms = tuple(Tensor(f"{p}.{name}.weight", s.head_dim, cut="sequence") for name in ("q_norm", "k_norm"))
-    return (
-        *_column(f"{p}.q_proj", s.d_model, s.width, s.qkv_bias),
-        *_column(f"{p}.k_proj", s.d_model, s.kv_width, s.qkv_bias),
-        *_column(f"{p}.v_proj", s.d_model, s.kv_width, s.qkv_bias),
-        *_row(f"{p}.o_proj", s.width, s.d_model, s.out_bias),
-        *(qk_norms if s.qk_norm else ()),
-    )
+def _of_attention(s: Shape) -> dict[str, Part]:
+    """Of attention that may be latent."""
+    h, plain, a = s.d_model, s.latent is None, s.latent or Latent(0, 0, 0, 0, 0)
+    low = a.q_rank > 0
+    return {
+        "sinks": _tensor(s.heads, "column", there=s.sinks and plain),
+        "qk_norm": _tensor(s.head_dim, "sequence", there=s.qk_norm and plain),
+        "q_down": _linear(h, a.q_rank, there=low),
+        "q_norm": _tensor(a.q_rank, "sequence", there=low),
+        "q_up": _linear(a.q_rank, s.width, "column", there=low),
+        "q_whole": _linear(h, s.width, "column", bias=s.qkv_bias and plain, there=not low),
+        "kv_whole": _linear(h, s.kv_width, "column", bias=s.qkv_bias, there=plain),
+        "kv_down": _linear(h, a.kv_rank + a.rope, there=not plain),
+        "kv_norm": _tensor(a.kv_rank, "sequence", there=not plain),
+        "kv_up": _linear(a.kv_rank, s.heads * (a.nope + a.value), "column", there=not plain),
+        "values_out": _linear(s.heads * s.value_dim, h, "row", bias=s.out_bias and plain),
+    }
 
 
-def _llama_block(s: Shape, i: int) -> Tensors:
-    p = f"model.layers.{i}"
-    return (
-        *_llama_attention(s, f"{p}.self_attn"),
-        *_mlp(s, f"{p}.mlp.up_proj", f"{p}.mlp.down_proj", f"{p}.mlp.gate_proj"),
-        *_norm(f"{p}.input_layernorm", s),
-        *_norm(f"{p}.post_attention_layernorm", s),
-    )
+_GATED = {"gate_proj": "column", "up_proj": "column", "down_proj": "row"}
+_GATED_W = {"w1": "column", "w2": "row", "w3": "column"}
 
 
-def _expert_block(moe: Callable[[Shape, Experts, str], Tensors]) -> Callable[[Shape, int], Tensors]:
-    """Blocks of a Llama with experts named by ``moe``; with latent attention or a dense MLP where the shape says so."""
+def _gated_mlp(name: str, s: Shape, width: int, names: dict[str, str], kind: str = "") -> Tensors:
+    """Gate, up and down of one MLP in the order of ``names``, each with how it is cut."""
+    sizes = {"column": (s.d_model, width), "row": (width, s.d_model)}
+    return tuple(tensor for one, cut in names.items() for tensor in linear(f"{name}.{one}", *sizes[cut], kind + cut))
 
-    def block(s: Shape, i: int) -> Tensors:
-        p = f"model.layers.{i}"
-        sinks = (Tensor(f"{p}.self_attn.sinks", s.heads, cut="column"),) if s.sinks else ()
-        plain = sinks + _llama_attention(s, f"{p}.self_attn")
+
+def _of_experts(s: Shape, e: Experts | None) -> dict[str, Part]:
+    """Of a block with experts (none where it has no experts), and of the MLP that it has without."""
+    if e is None:
+        absent = ("router", "experts", "experts_w", "experts_joined", "correction", "shared", "shared_gate")
+        return {part: lambda _: () for part in absent} | {"dense": lambda name: _gated_mlp(name, s, s.d_ff, _GATED)}
+
+    def each(names: dict[str, str]) -> Part:
+        every = range(e.count)
+        return lambda name: tuple(t for i in every for t in _gated_mlp(f"{name}.{i}", s, e.width, names, "expert_"))
+
+    def joined(name: str) -> Tensors:
+        n, h, f = e.count, s.d_model, e.width
+        up, down = f"{name}.gate_up_proj", f"{name}.down_proj"
         return (
-            *(latent_attention(s, s.latent, f"{p}.self_attn") if s.latent else plain),
-            *(moe(s, s.experts, p) if s.experts else dense_mlp(s, p)),
-            *_norm(f"{p}.input_layernorm", s),
-            *_norm(f"{p}.post_attention_layernorm", s),
-        )
+            Tensor(up, n * h * 2 * f, cut="expert_column"), Tensor(f"{up}_bias", n * 2 * f, cut="expert_column"),
+            Tensor(down, n * f * h, cut="expert_row"), Tensor(f"{down}_bias", n * h, cut="expert"),
+        )  # fmt: skip
 
-    return block
-
-
-_deepseek_block = _expert_block(deepseek_moe)
-
-
-def _deepseek_mtp(s: Shape, i: int) -> Tensors:
-    number = s.layers + i
-    return deepseek_mtp(s, i, _deepseek_block(s.of_block(number), number))
-
-
-def _llama_head(s: Shape) -> Tensors:
-    return (*_norm("model.norm", s), *_lm_head("lm_head.weight", "model.embed_tokens.weight", s))
-
-
-# OPT projects in and out of a narrower embedding in its 350m size only, and that size has no final norm.
-def _opt_embedding(s: Shape) -> Tensors:
-    p = "model.decoder"
-    project: Tensors = ()
-    if s.embed_dim:
-        project = (
-            *_linear(f"{p}.project_out", s.d_model, s.embed_dim, False),
-            *_linear(f"{p}.project_in", s.embed_dim, s.d_model, False),
-        )
-    return (
-        Tensor(f"{p}.embed_tokens.weight", s.vocab * s.embedding_width, cut="vocab"),
-        *_learned(f"{p}.embed_positions.weight", s),
-        *project,
-    )
-
-
-def _opt_block(s: Shape, i: int) -> Tensors:
-    p = f"model.decoder.layers.{i}"
-    return (
-        *_column(f"{p}.self_attn.k_proj", s.d_model, s.kv_width, s.qkv_bias),
-        *_column(f"{p}.self_attn.v_proj", s.d_model, s.kv_width, s.qkv_bias),
-        *_column(f"{p}.self_attn.q_proj", s.d_model, s.width, s.qkv_bias),
-        *_row(f"{p}.self_attn.out_proj", s.width, s.d_model, s.out_bias),
-        *_norm(f"{p}.self_attn_layer_norm", s),
-        *_column(f"{p}.fc1", s.d_model, s.d_ff, s.mlp_bias),
-        *_row(f"{p}.fc2", s.d_ff, s.d_model, s.mlp_bias),
-        *_norm(f"{p}.final_layer_norm", s),
-    )
-
-
-def _opt_head(s: Shape) -> Tensors:
-    # Transformers registers the final norm before the layers; here it sits where it runs, with the head.
-    norm = _norm("model.decoder.final_layer_norm", s) if s.final_norm else ()
-    return (*norm, *_lm_head("lm_head.weight", "model.decoder.embed_tokens.weight", s))
-
-
-def _bert_embedding(s: Shape) -> Tensors:
-    p = "bert.embeddings"
-    types = (Tensor(f"{p}.token_type_embeddings.weight", s.token_types * s.d_model),) if s.token_types else ()
-    return (
-        Tensor(f"{p}.word_embeddings.weight", s.vocab * s.d_model, cut="vocab"),
-        *_learned(f"{p}.position_embeddings.weight", s),
-        *types,
-        *_norm(f"{p}.LayerNorm", s),
-    )
-
-
-def _bert_block(s: Shape, i: int) -> Tensors:
-    p = f"bert.encoder.layer.{i}"
-    return (
-        *_column(f"{p}.attention.self.query", s.d_model, s.width, s.qkv_bias),
-        *_column(f"{p}.attention.self.key", s.d_model, s.kv_width, s.qkv_bias),
-        *_column(f"{p}.attention.self.value", s.d_model, s.kv_width, s.qkv_bias),
-        *_row(f"{p}.attention.output.dense", s.width, s.d_model, s.out_bias),
-        *_norm(f"{p}.attention.output.LayerNorm", s),
-        *_column(f"{p}.intermediate.dense", s.d_model, s.d_ff, s.mlp_bias),
-        *_row(f"{p}.output.dense", s.d_ff, s.d_model, s.mlp_bias),
-        *_norm(f"{p}.output.LayerNorm", s),
-    )
-
-
-def _bert_head(s: Shape) -> Tensors:
-    tensors: Tensors = ()
-    if s.head in {"pooler", "pretraining"}:
-        tensors += _linear("bert.pooler.dense", s.d_model, s.d_model, True)
-    if s.head in {"mlm", "pretraining"}:
-        p = "cls.predictions"
-        tensors += (
-            Tensor(f"{p}.bias", s.vocab, cut="vocab"),
-            *_linear(f"{p}.transform.dense", s.d_model, s.d_model, True),
-            *_norm(f"{p}.transform.LayerNorm", s),
-            Tensor(
-                f"{p}.decoder.weight",
-                s.vocab * s.d_model,
-                tied_to="bert.embeddings.word_embeddings.weight",
-                cut="vocab",
-            ),
-        )
-    if s.head == "pretraining":
-        tensors += _linear("cls.seq_relationship", s.d_model, 2, True)
-    if s.head == "qa":
-        tensors += _linear("qa_outputs", s.d_model, 2, True)
-    return tensors
-
-
-FAMILIES: dict[str, Family] = {
-    "gpt2": Family(_gpt2_embedding, _gpt2_block, _gpt2_head),
-    "mpt": Family(_gpt2_embedding, _mpt_block, _mpt_head),
-    "llama": Family(_llama_embedding, _llama_block, _llama_head),
-    "mixtral": Family(_llama_embedding, _expert_block(mixtral_moe), _llama_head),
-    "deepseek": Family(_llama_embedding, _deepseek_block, _llama_head, _deepseek_mtp),
-    "qwen_moe": Family(_llama_embedding, _expert_block(qwen_moe), _llama_head),
-    "gpt_oss": Family(_llama_embedding, _expert_block(gpt_oss_moe), _llama_head),
-    "opt": Family(_opt_embedding, _opt_block, _opt_head),
-    "bert": Family(_bert_embedding, _bert_block, _bert_head),
-    **{name: Family(style.embedding, style.block, style.head) for name, style in VISION.items()},
-}
+    return {
+        "router": _linear(s.d_model, e.count, bias=e.bias),
+        "experts": each(_GATED), "experts_w": each(_GATED_W), "experts_joined": joined,
+        "correction": _tensor(e.count, there=e.correction),
+        "shared": lambda name: _gated_mlp(name, s, e.shared, _GATED) if e.shared else (),
+        "shared_gate": _linear(s.d_model, 1, there=e.shared_gate),
+        "dense": lambda _: (),
+    }  # fmt: skip

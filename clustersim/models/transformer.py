@@ -12,10 +12,10 @@ from typing import TypedDict, Unpack
 from clustersim.errors import ModelError, nearest
 from clustersim.model import Kernel, Layer, Model
 from clustersim.models import kernels as K
+from clustersim.models import naming
 from clustersim.models.base import Shape, checked
 from clustersim.models.experts import expert_kernels
 from clustersim.models.latent import latent_projections
-from clustersim.models.naming import FAMILIES, Family
 from clustersim.models.vision import class_kernels, patch_kernels
 
 
@@ -29,7 +29,7 @@ class Options(TypedDict, total=False):
     positions : ``"learned"`` (``seq_len`` rows), ``"rotary"``, ``"alibi"`` or ``"none"``.
     tied : the output projection shares the embedding. bias : linears and LayerNorms have one.
     attention, implementation : see :class:`~clustersim.models.base.Shape`; flash, op by op, by default.
-    style : whose tensor names, a key of ``naming.FAMILIES``; ``"llama"`` for gated MLPs, else ``"gpt2"``.
+    style : whose tensor names, a table of ``data/naming.toml``; ``"llama"`` for gated MLPs, else ``"gpt2"``.
     """
 
     kv_heads: int
@@ -109,46 +109,45 @@ def build(shape: Shape, notes: tuple[str, ...] = ()) -> Model:
         When the shape is inconsistent (:func:`~clustersim.models.base.checked`) or its family is unknown.
     """
     s = checked(shape)
-    if s.family not in FAMILIES:
-        raise ModelError(f"{s.name}: unknown style {s.family!r}; {nearest(s.family, FAMILIES)}")
+    if s.family not in naming.families():
+        raise ModelError(f"{s.name}: unknown style {s.family!r}; {nearest(s.family, naming.families())}")
     return _built(s, notes)
 
 
 @lru_cache(maxsize=32)
 def _built(s: Shape, notes: tuple[str, ...]) -> Model:
-    names = FAMILIES[s.family]
     boundary = float(s.seq_len * s.d_model)
     shapes = [s.of_block(i) for i in range(s.layers)]
     body = {variant: block_kernels(variant) for variant in dict.fromkeys(shapes)}
     blocks = [
-        Layer(f"layers.{i}", "block", names.block(of, i), body[of], activation_bytes=K.kept(body[of]),
+        Layer(f"layers.{i}", "block", naming.block(of, i), body[of], activation_bytes=K.kept(body[of]),
               boundary_bytes=boundary)
         for i, of in enumerate(shapes)
     ]  # fmt: skip
     positions = _head_positions(s)
     logits = float(positions) * s.vocab if s.head in {"lm", "mlm", "pretraining"} else 0.0
     embedding = Layer(
-        "embedding", "embedding", names.embedding(s), _embedding_kernels(s),
+        "embedding", "embedding", naming.embedding(s), _embedding_kernels(s),
         activation_bytes=(0.5 if s.hidden_dropout else 0.0) * boundary + (boundary if s.embedding_norm else 0.0),
         boundary_bytes=float(s.patches.channels * s.patches.image**2) if s.patches else 0.0,
     )  # fmt: skip
     head = Layer(
-        "head", "head", names.head(s), _head_kernels(s, positions),
+        "head", "head", naming.head(s), _head_kernels(s, positions),
         activation_bytes=2.0 * positions * s.d_model + 2.0 * logits, boundary_bytes=boundary,
     )  # fmt: skip
     return Model(
-        s.name, s.family, (embedding, *blocks, *_mtp(s, names), head), seq_len=s.seq_len, n_blocks=s.layers,
+        s.name, s.family, (embedding, *blocks, *_mtp(s), head), seq_len=s.seq_len, n_blocks=s.layers,
         hidden=s.d_model, heads=s.heads, vocab=0 if s.patches else s.vocab, notes=notes, kv_heads=s.kv_heads,
         head_dim=s.head_dim, sample="image" if s.patches else "sequence",
     )  # fmt: skip
 
 
-def _mtp(s: Shape, names: Family) -> tuple[Layer, ...]:
+def _mtp(s: Shape) -> tuple[Layer, ...]:
     """Blocks that predict further tokens: norms of what the trunk and the next token's embedding say, their projection
     to one width, a block, and the main head once more (DeepSeek-V3, arXiv:2412.19437, section 2.2)."""
     if not s.mtp:
         return ()
-    if names.mtp is None:
+    if not naming.families()[s.family].mtp:
         raise ModelError(f"{s.name}: mtp = {s.mtp}, but {s.family} has no multi-token prediction; use mtp = 0")
     t, h = s.seq_len, s.d_model
     of = s.of_block(s.layers)
@@ -159,7 +158,7 @@ def _mtp(s: Shape, names: Family) -> tuple[Layer, ...]:
     )  # fmt: skip
     kept = K.kept(block_kernels(of)) + 4.0 * t * h + 2.0 * t * h + 2.0 * t * s.vocab
     return tuple(
-        Layer(f"mtp.{i}", "mtp", names.mtp(s, i), kernels, activation_bytes=kept, boundary_bytes=float(t * h))
+        Layer(f"mtp.{i}", "mtp", naming.mtp(s, i), kernels, activation_bytes=kept, boundary_bytes=float(t * h))
         for i in range(s.mtp)
     )
 
