@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_times import kernel_time, time_in
 
-from clustersim.compute import CONSTANTS, Execution, gemm_time, kernel_time, optimizer_time, setting, step_cost
+from clustersim.compute import CONSTANTS, Execution, gemm_time, optimizer_time, setting, step_cost
 from clustersim.compute.attention import flash_rate
 from clustersim.compute.base import MODES
 from clustersim.compute.conv import window_overlap
-from clustersim.compute.kernels import time_in
 from clustersim.device import device, devices
 from clustersim.errors import ModelError, ScenarioError
 from clustersim.model import Kernel, Layer, Model, Tensor
@@ -63,7 +63,7 @@ def test_a_streaming_kernel_takes_bytes_over_the_measured_bandwidth() -> None:
 
 
 def test_flash_attention_reaches_half_its_rate_at_the_half_speed_length() -> None:
-    where = setting(A100, "bf16", attention_kernel="fa2")
+    where = setting(A100, Execution("bf16", "bf16", "fa2"))
     charted = A100.attention["fa2"][128]
     both = [flash_rate(where, 128, int(charted.s0_causal), causal=True, backward=b) for b in (False, True)]
     assert both == pytest.approx([charted.rate / 2 * 1.2, charted.rate / 2 * 0.94])
@@ -78,20 +78,17 @@ def test_forward_and_backward_of_flash_attention_add_up_to_the_charted_rate() ->
 
 
 def test_fused_adam_moves_28_bytes_a_parameter_and_foreach_more() -> None:
-    model = one_layer(parameters=10**9)
-    where = setting(A100, "bf16")
-    fused = optimizer_time(where, model, "adam", "fused")
+    where, sizes = setting(A100, Execution("bf16", "bf16")), (10**9, 1)
+    fused = optimizer_time(where, *sizes, "adam", "fused")
     assert fused == pytest.approx(28e9 / A100.stream_rate(), rel=0.02)
-    assert 2 < optimizer_time(where, model, "adam", "foreach") / fused < 3
-    assert optimizer_time(where, model, None, "fused") == 0.0
+    assert 2 < optimizer_time(where, *sizes, "adam", "foreach") / fused < 3
+    assert optimizer_time(where, *sizes, None, "fused") == 0.0
 
 
 def test_a_for_loop_optimizer_over_many_small_tensors_is_limited_by_launches() -> None:
-    tensors = tuple(Tensor(str(i), 10) for i in range(1000))
-    model = Model("many", "test", (Layer("0", "block", tensors, ()),))
-    where = setting(A100, "fp32")
-    assert optimizer_time(where, model, "adam", "for-loop") == pytest.approx(9000 * A100.launch.value)
-    assert optimizer_time(where, model, "adam", "fused") < 1e-3
+    where, sizes = setting(A100, Execution("fp32", "fp32")), (10_000, 1000)
+    assert optimizer_time(where, *sizes, "adam", "for-loop") == pytest.approx(9000 * A100.launch.value)
+    assert optimizer_time(where, *sizes, "adam", "fused") < 1e-3
 
 
 def test_a_layer_of_tiny_kernels_takes_the_host_time_to_launch_them() -> None:
@@ -278,7 +275,7 @@ def test_a_batch_below_one_and_an_unknown_kernel_are_errors() -> None:
 def test_adding_to_a_kept_gradient_costs_more_than_writing_it_and_less_than_both_in_turn(
     name: str, log_rows: int, size: int
 ) -> None:
-    fc, where = linear(2**log_rows, 8192, 4096), setting(device(name), "bf16")
+    fc, where = linear(2**log_rows, 8192, 4096), setting(device(name), Execution("bf16", "bf16"))
     summing = dataclasses.replace(where, summed_bytes=size)
     written, added = (time_in(one, fc, 1, "W")[0] for one in (where, summing))
     traffic = 2 * size * 8192 * 4096 / where.device.stream_rate()
@@ -288,6 +285,6 @@ def test_adding_to_a_kept_gradient_costs_more_than_writing_it_and_less_than_both
 
 
 def test_few_rows_leave_a_weight_gradient_the_time_of_its_sums() -> None:
-    where = dataclasses.replace(setting(H100, "bf16"), summed_bytes=4)
+    where = dataclasses.replace(setting(H100, Execution("bf16", "bf16")), summed_bytes=4)
     added, _ = time_in(where, linear(16, 8192, 8192), 1, "W")
     assert added == pytest.approx(8 * 8192**2 / H100.stream_rate(), rel=0.2)

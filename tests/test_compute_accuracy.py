@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gemm_table import Fit, check, read_gemms
+from kernel_times import time_in
 
 from clustersim.compute import CONSTANTS, Execution, setting, step_cost
-from clustersim.compute.check import Fit, check, read_gemms
-from clustersim.compute.kernels import time_in
 from clustersim.device import device, device_from_text
 from clustersim.model import Kernel, Model
 from clustersim.models import convnet, from_hf, transformer
@@ -104,7 +104,7 @@ def weight_gradients(gpu: str) -> Iterator[tuple[Kernel, int, float]]:
 
 
 def test_products_that_add_to_kept_gradients_are_met_on_a_gpu_whose_others_are() -> None:
-    where = setting(device("A100-PCIe-80GB"), "bf16", constants=replace(CONSTANTS, sustained=1.0))
+    where = setting(device("A100-PCIe-80GB"), Execution("bf16", "bf16"), replace(CONSTANTS, sustained=1.0))
     errors: dict[bool, list[float]] = {True: [], False: []}
     plain = []
     for kernel, size, seconds in weight_gradients("A100"):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from kernel_times import time_in
 
-from clustersim.compute.base import setting
+from clustersim.compute import Execution, setting
 from clustersim.compute.float8 import CAST, RESCALE, cast_seconds
-from clustersim.compute.kernels import time_in
 from clustersim.compute.memory_bound import traffic_rate
 from clustersim.device import device
 from clustersim.errors import ScenarioError
@@ -18,7 +18,7 @@ H100 = device("H100-SXM5-80GB")
 
 def where(recipe: str, dtype: str = "fp8", name: str = "") -> object:
     gpu = device(name) if name else H100
-    return setting(gpu, dtype, implementation="compiled", float8_recipe=recipe)
+    return setting(gpu, Execution(dtype, dtype, implementation="compiled", float8_recipe=recipe))
 
 
 def step(layer: Kernel, recipe: str, dtype: str = "fp8") -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from kernel_times import kernel_time
 
 from clustersim.compute import step_cost
-from clustersim.compute.kernels import kernel_time
 from clustersim.device import device
 from clustersim.errors import ModelError
 from clustersim.model import Kernel, Model

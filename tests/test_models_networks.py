@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from kernel_times import kernel_time
 
-from clustersim.compute import kernel_time
 from clustersim.device import device
 from clustersim.model import Kernel
 from clustersim.models import model

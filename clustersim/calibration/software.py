@@ -98,7 +98,7 @@ class Stack(msgspec.Struct, frozen=True):
     Parameters
     ----------
     name : for people. words : pattern of the row's ``framework``, ``date`` and ``other``, in lower case.
-    framework : whose defaults ``[parallel]`` takes (:data:`clustersim.parallel.PRESETS`).
+    framework : whose defaults ``[parallel]`` takes (:func:`clustersim.parallel.preset`).
     attention, implementation : of ``[model]``. source : where the defaults can be read.
     parallel : more of ``[parallel]``. tensor : still more, of dense models with tp > 1.
     dropout : whether GPT and BERT launch dropout kernels.

@@ -5,11 +5,10 @@ host's time to launch them. Rates are a device's published measurements (best ma
 few global constants of :class:`~clustersim.compute.base.Constants`; nothing is fitted per GPU, model or case.
 """
 
-from clustersim.compute.base import CONSTANTS, Constants, Setting, setting
+from clustersim.compute.base import CONSTANTS, Constants, Execution, Setting, setting
 from clustersim.compute.gemm import gemm_time
-from clustersim.compute.kernels import kernel_time
 from clustersim.compute.optimizer import optimizer_time
-from clustersim.compute.step import Execution, setting_of, step_cost
+from clustersim.compute.step import step_cost
 
 __all__ = [
     "CONSTANTS",
@@ -17,9 +16,7 @@ __all__ = [
     "Execution",
     "Setting",
     "gemm_time",
-    "kernel_time",
     "optimizer_time",
     "setting",
-    "setting_of",
     "step_cost",
 ]

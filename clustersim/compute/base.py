@@ -150,36 +150,62 @@ class Setting:
         return rate * self.constants.sustained * casts
 
 
-def setting(
-    device: Device,
-    dtype: str,
-    *,
-    attention_kernel: str | None = None,
-    implementation: str = "eager",
-    float8_recipe: str = "tensorwise",
-    constants: Constants = CONSTANTS,
-) -> Setting:
-    """A checked :class:`Setting`; ``attention_kernel`` None picks what PyTorch's scaled_dot_product_attention would.
+@dataclass(frozen=True)
+class Execution:
+    """How a step is computed.
+
+    Parameters
+    ----------
+    dtype : of GEMMs and convolutions: fp32 (TF32 off), tf32, fp16, bf16, fp8 (linear layers of blocks, bf16 elsewhere).
+    param_dtype : what the model's parameters are in while it computes. fp32 with a 16-bit ``dtype`` is autocast: norms,
+        softmax and losses move fp32, and weights are cast in every pass. The same 16-bit type is a converted model, or
+        FSDP's mixed precision.
+    attention_kernel : one of :data:`ATTENTION_KERNELS`; None takes what scaled_dot_product_attention of PyTorch
+        would. It prices fused attention kernels; a model built with eager attention has none.
+    activation_checkpointing : ``none``; ``full``, where backward repeats each block's forward; ``selective``, where it
+        repeats all but fused attention and every second matrix product (torchtitan's per-op policy).
+    optimizer : sgd, sgd_momentum, adam, adamw, lamb, or None. optimizer_impl : fused, foreach or for-loop.
+    implementation : ``eager``, or ``compiled`` where elementwise kernels are generated.
+    state_dtype : what the optimizer's parameters and states are in; ``param_dtype`` when None. FSDP and ZeRO compute in
+        16 bits and update fp32 shards.
+    float8_recipe : one of :data:`FLOAT8_RECIPES`, of dtype fp8.
+    """
+
+    dtype: str = "bf16"
+    param_dtype: str = "fp32"
+    attention_kernel: str | None = None
+    activation_checkpointing: str = "none"
+    optimizer: str | None = "adamw"
+    optimizer_impl: str = "foreach"
+    implementation: str = "eager"
+    state_dtype: str | None = None
+    float8_recipe: str = "tensorwise"
+
+
+def setting(device: Device, how: Execution, constants: Constants = CONSTANTS) -> Setting:
+    """Where and how the kernels of a step run.
 
     Raises
     ------
     ScenarioError : for an unknown dtype, implementation or attention kernel, or one the device has not.
     """
-    if dtype not in MODES:
-        raise ScenarioError(f"unknown dtype {dtype!r} (at $.model.dtype); {nearest(dtype, MODES)}")
-    if float8_recipe not in FLOAT8_RECIPES:
-        raise ScenarioError(f"unknown float8_recipe {float8_recipe!r}; {nearest(float8_recipe, FLOAT8_RECIPES)}")
-    if implementation not in IMPLEMENTATIONS:
-        raise ScenarioError(f"unknown implementation {implementation!r}; {nearest(implementation, IMPLEMENTATIONS)}")
+    if how.dtype not in MODES:
+        raise ScenarioError(f"unknown dtype {how.dtype!r} (at $.model.dtype); {nearest(how.dtype, MODES)}")
+    for what, value, known in (
+        ("float8_recipe", how.float8_recipe, FLOAT8_RECIPES), ("implementation", how.implementation, IMPLEMENTATIONS),
+    ):  # fmt: skip
+        if value not in known:
+            raise ScenarioError(f"unknown {what} {value!r}; {nearest(value, known)}")
+    half = how.dtype in HALF
     # Flash attention is written for 16-bit operands; fp32 falls to the memory-efficient kernel.
-    order = ("fa2", "efficient", "eager") if dtype in HALF else ("efficient", "eager")
+    order = ("fa2", "efficient", "eager") if half else ("efficient", "eager")
     have = ("eager", *device.attention)
-    kernel = attention_kernel or next(name for name in order if name in have)
+    kernel = how.attention_kernel or next(name for name in order if name in have)
     if kernel not in ATTENTION_KERNELS:
         raise ScenarioError(f"unknown attention kernel {kernel!r}; {nearest(kernel, ATTENTION_KERNELS)}")
     if kernel not in have:
         raise ScenarioError(f"attention kernel {kernel!r} does not run on {device.name}; it has {', '.join(have)}")
-    compiled = implementation == "compiled"
     return Setting(
-        device, dtype, attention_kernel=kernel, compiled=compiled, float8_recipe=float8_recipe, constants=constants
-    )
+        device, how.dtype, autocast=half and how.param_dtype == "fp32", attention_kernel=kernel,
+        compiled=how.implementation == "compiled", float8_recipe=how.float8_recipe, constants=constants,
+    )  # fmt: skip

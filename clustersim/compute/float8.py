@@ -31,7 +31,7 @@ def gradient_setting(where: Setting) -> Setting:
 
 
 def cast_seconds(where: Setting, kernel: Kernel, batch: float, part: str) -> float:
-    """Seconds of the casts of one part of a linear (see :func:`clustersim.compute.kernels.time_in`) on so many samples.
+    """Seconds of the casts of one part of a linear (see :func:`clustersim.compute.kernels.spent`) on so many samples.
 
     Linears that share an input (it is kept for one of them only) share its casts, as compiled code does.
     """

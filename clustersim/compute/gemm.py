@@ -26,14 +26,8 @@ def gemm_time(device: Device, dtype: str, m: float, n: float, k: float, batch: f
     ----------
     m, n, k : rows, columns, inner dimension of each. dtype : of the operands.
     """
-    return isolated_time(Setting(device, dtype), m, n, k, batch)
-
-
-def isolated_time(where: Setting, m: float, n: float, k: float, batch: float) -> float:
-    """:func:`gemm_time` with a setting's own constants."""
-    return (
-        max(gemm_parts(where, where.device.matmul_rate(where.dtype), m, n, k, batch)) + where.device.kernel_floor.value
-    )
+    parts = gemm_parts(Setting(device, dtype), device.matmul_rate(dtype), m, n, k, batch)
+    return max(parts) + device.kernel_floor.value
 
 
 def gemm_parts(where: Setting, rate: float, m: float, n: float, k: float, batch: float) -> tuple[float, float]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clustersim.compute import attention, gemm
-from clustersim.compute.base import Setting, setting
+from clustersim.compute.base import Setting
 from clustersim.compute.conv import conv_parts
-from clustersim.compute.float8 import cast_seconds, forward_share, gradient_setting
+from clustersim.compute.float8 import forward_share, gradient_setting
 from clustersim.compute.memory_bound import memory_time
-from clustersim.device import Device
 from clustersim.errors import ModelError, nearest
 from clustersim.model import Kernel
 
@@ -19,50 +18,15 @@ KINDS = ("gemm", "conv", "attention", "memory", "recurrent", "host")
 _EAGER_PASSES = 9.0
 
 
-def kernel_time(
-    kernel: Kernel,
-    device: Device,
-    batch: float,
-    dtype: str,
-    *,
-    backward: bool = False,
-    attention_kernel: str | None = None,
-) -> tuple[float, str]:
-    """Seconds of a kernel inside a training step, and what limits it: ``"compute"``, ``"memory"`` or ``"launch"``.
-
-    Parameters
-    ----------
-    kernel : sizes per sample. batch : samples. dtype : of the GEMMs; memory-bound kernels move elements of that size.
-    backward : the kernels that compute its gradients instead. attention_kernel : of fused attention.
-
-    Raises
-    ------
-    ModelError : for an unknown kind. ScenarioError : for a dtype or attention kernel the device does not have.
-
-    >>> from clustersim.device import device
-    >>> seconds, bound = kernel_time(Kernel("up", "gemm", m=2048, n=16384, k=4096, flops=2 * 2048 * 16384 * 4096),
-    ...                              device("A100-SXM4-80GB"), 4, "bf16")
-    >>> 4.3e-3 < seconds < 5.3e-3, bound
-    (True, 'compute')
-    """
-    where = setting(device, dtype, attention_kernel=attention_kernel)
-    return time_in(where, kernel, batch, "B" if backward else "F")
-
-
-def time_in(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, str]:
-    """Seconds of one part of a kernel in a full :class:`~clustersim.compute.base.Setting`, and what limits it.
+def spent(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float, str]:
+    """Seconds of a part's own work (casts of 8-bit operands apart) and of its launches, and what limits the work:
+    ``"compute"`` or ``"memory"``.
 
     ``part`` : ``F`` forward, ``B`` backward, ``I`` or ``W`` the half of backward that makes input or weight gradients:
     everything but products with weights has an I half only.
+
+    Raises :class:`ModelError` for an unknown kind.
     """
-    busy, floor, bound = spent(where, kernel, batch, part)
-    busy += cast_seconds(where, kernel, batch, part)
-    return busy + floor, "launch" if floor > busy else bound
-
-
-def spent(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float, str]:
-    """Seconds of a part's own work (casts of 8-bit operands apart) and of its launches, and what limits the work:
-    ``"compute"`` or ``"memory"``."""
     if kernel.kind not in KINDS:
         raise ModelError(f"kernel {kernel.name!r} has unknown kind {kernel.kind!r}; {nearest(kernel.kind, KINDS)}")
     compute, memory = parts(where, kernel, batch, part)

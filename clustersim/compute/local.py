@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from clustersim.compute.base import Setting
-from clustersim.compute.optimizer import update_time
+from clustersim.compute.optimizer import optimizer_time
 from clustersim.compute.price import Pass, cast_time, price
 from clustersim.model import Kernel
 
@@ -41,4 +41,4 @@ class LocalCost:
 
     def update(self, numel: float, tensors: int) -> float:
         """Seconds of the optimizer step on so many elements in so many tensors."""
-        return update_time(self.where, numel, tensors, self.optimizer, self.optimizer_impl, self.state_bytes)
+        return optimizer_time(self.where, numel, tensors, self.optimizer, self.optimizer_impl, self.state_bytes)

@@ -40,19 +40,6 @@ def fused_traffic(model: Model, optimizer: str | None, *, element_bytes: int = 4
 
 
 def optimizer_time(
-    where: Setting, model: Model, optimizer: str | None, implementation: str, *, element_bytes: int = 4
-) -> float:
-    """Seconds of the optimizer step over all parameters of one rank.
-
-    Parameters
-    ----------
-    optimizer : a key of :data:`PASSES`, or None for no step. implementation : one of :data:`IMPLEMENTATIONS`.
-    element_bytes : of parameters, gradients and states.
-    """
-    return update_time(where, model.parameters, tensors_of(model), optimizer, implementation, element_bytes)
-
-
-def update_time(
     where: Setting,
     parameters: float,
     tensors: int,
@@ -60,12 +47,18 @@ def update_time(
     implementation: str,
     element_bytes: int = 4,
 ) -> float:
-    """:func:`optimizer_time` of so many elements in so many tensors."""
+    """Seconds of the optimizer step over the parameters of one rank.
+
+    Parameters
+    ----------
+    parameters, tensors : elements, and in how many tensors. implementation : one of :data:`IMPLEMENTATIONS`.
+    optimizer : a key of :data:`PASSES`, or None for no step. element_bytes : of parameters, gradients and states.
+    """
     check(optimizer, implementation)
     if optimizer is None:
         return 0.0
     seconds = passes_of(optimizer, implementation) * element_bytes * parameters / where.device.stream_rate()
-    floor = _floor(where, parameters, tensors, optimizer, implementation)
+    floor = optimizer_floor(where, parameters, tensors, optimizer, implementation)
     return max(seconds, floor) if implementation == "for-loop" else seconds + floor
 
 
@@ -79,12 +72,12 @@ def passes_of(optimizer: str, implementation: str) -> int:
     return PASSES[optimizer][0 if implementation == "fused" else 1]
 
 
-def optimizer_floor(where: Setting, model: Model, optimizer: str | None, implementation: str) -> float:
+def optimizer_floor(
+    where: Setting, parameters: float, tensors: int, optimizer: str | None, implementation: str
+) -> float:
     """Seconds that the launches of the optimizer step take, however little each of them has to do."""
-    return _floor(where, model.parameters, tensors_of(model), optimizer, implementation) if optimizer else 0.0
-
-
-def _floor(where: Setting, parameters: float, tensors: int, optimizer: str, implementation: str) -> float:
+    if optimizer is None:
+        return 0.0
     launches = launches_of(where.device, optimizer, implementation, tensors, parameters)
     cost = where.device.launch if implementation == "for-loop" else where.device.kernel_floor
     return launches * cost.value

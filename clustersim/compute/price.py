@@ -37,7 +37,7 @@ def price(
 
     Parameters
     ----------
-    runs : kernels, and which part of each runs (see :func:`clustersim.compute.kernels.time_in`); ``R`` is a repeated F.
+    runs : kernels, and which part of each runs (see :func:`clustersim.compute.kernels.spent`); ``R`` is a repeated F.
     batch : samples. dense : whether their products run in fp8 where the setting says so: fp8 is for the linear layers
         of blocks; embedding, head and products of activations stay in bf16.
     more : float [s] of memory-bound work besides them (autocast's copies).

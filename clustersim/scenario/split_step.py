@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from clustersim.builder import Recipe, build
-from clustersim.compute import setting_of
+from clustersim.compute import setting
 from clustersim.compute.local import LocalCost
 from clustersim.device import Device
 from clustersim.errors import ScenarioError
@@ -227,7 +227,7 @@ def local_cost(scenario: Scenario, gpu: Device) -> LocalCost:
     """Prices of one rank's kernels."""
     how = execution_of(scenario)
     with scenario.at("$.model.dtype"):
-        where = setting_of(gpu, how)
+        where = setting(gpu, how)
     if (parallel := scenario.file.parallel) is not None:
         where = replace(where, summed_bytes=summed_bytes(scenario, parallel))
     return LocalCost(where, scenario.config.micro_batch_size, how.optimizer, how.optimizer_impl, 4)

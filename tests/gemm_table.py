@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.compute.base import CONSTANTS, Constants, Setting
-from clustersim.compute.gemm import isolated_time
+from clustersim.compute import gemm_time
 from clustersim.device import Device, device_from_text
 from clustersim.errors import TopologyError
 
@@ -79,14 +78,14 @@ def _read(row: Mapping[str, str]) -> Gemm | None:
     return Gemm(device, dtype, f"{row['source'].split()[0][:18]} {row['quantity'].split()[0]}", batch, m, n, k, seconds)
 
 
-def check(rows: Iterable[Mapping[str, str]], constants: Constants = CONSTANTS) -> list[Fit]:
+def check(rows: Iterable[Mapping[str, str]]) -> list[Fit]:
     """Errors of :func:`~clustersim.compute.gemm.gemm_time` per device, dtype and source, in the order of the table.
 
     Nothing is fitted here: the rates are the devices' own, the shape terms the global constants.
     """
     errors: dict[tuple[str, str, str], list[float]] = {}
     for g in read_gemms(rows):
-        predicted = isolated_time(Setting(g.device, g.dtype, constants=constants), g.m, g.n, g.k, g.batch)
+        predicted = gemm_time(g.device, g.dtype, g.m, g.n, g.k, g.batch)
         errors.setdefault((g.device.name, g.dtype, g.table), []).append(predicted / g.seconds - 1.0)
     return [_fit(key, np.array(values)) for key, values in errors.items()]
 
