@@ -1,4 +1,4 @@
-"""Layers of convolutional networks: each takes a feature map's shape and gives a Layer and the next shape.
+"""Layers of convolutional networks, laid one behind the other on a :class:`Trunk`.
 
 Kernels are what PyTorch launches one by one (cuDNN convolution, BatchNorm, ReLU, sum, pooling); ``fused`` merges the
 ReLU and the residual sum into the BatchNorm kernels.
@@ -53,50 +53,81 @@ def _pair(value: int | Pair) -> Pair:
     return value if isinstance(value, tuple) else (value, value)
 
 
+class Trunk:
+    """A feature map ``x`` on its way through a network, and the ``layers`` it has come through.
+
+    ``fused`` : ReLUs and residual sums ride on the kernels of the BatchNorm before them. Methods raise
+    :class:`ModelError` where the map is smaller than their window.
+    """
+
+    def __init__(self, x: Feature, fused: bool = False, layers: list[Layer] | None = None) -> None:
+        self.x, self.fused = x, fused
+        self.layers: list[Layer] = [] if layers is None else layers
+
+    def fork(self, x: Feature) -> Trunk:
+        """A branch that begins at ``x``; its layers come behind those that are there."""
+        return Trunk(x, self.fused, self.layers)
+
+    def conv(self, channels: int, window: Window, name: str, norm: str = "", relu: bool = True) -> None:
+        """A convolution with its BatchNorm (named ``norm``; a bias instead when empty) and its ReLU, if it has one."""
+        x, size, groups = self.x, _pair(window.kernel), window.groups
+        y = self.x = _window(x, name, channels, size, window.stride, _pair(window.padding))
+        tensors = [Tensor(f"{name}.weight", channels * (x.channels // groups) * size[0] * size[1])]
+        kernels = [convolution(x, y, size, groups)]
+        if norm:
+            tensors += [Tensor(f"{norm}.weight", channels), Tensor(f"{norm}.bias", channels)]
+            kernels.append(memory("batch_norm", float(y.size), BATCH_NORM))
+        else:
+            tensors.append(Tensor(f"{name}.bias", channels))
+            kernels.append(memory("bias", float(y.size), BIAS))
+        if relu:
+            kernels.append(memory("relu", float(y.size), FUSED_RELU if self.fused and norm else RELU))
+        # BatchNorm keeps its input; a ReLU's output is kept by itself and by the next convolution, once.
+        kept = float(y.size) * (bool(norm) + relu) + (x.size if x.image else 0)
+        self.layers.append(Layer(
+            name.removesuffix(".conv"), "conv", tuple(tensors), tuple(kernels), buffers=2 * channels if norm else 0,
+            activation_bytes=kept, boundary_bytes=float(x.size),
+        ))  # fmt: skip
+
+    def pool(self, kernel: int, stride: int, name: str, padding: int = 0, maximum: bool = True) -> None:
+        """Max or average pooling; a maximum also writes 64-bit indices, twice the bytes of an fp32 output."""
+        x = self.x
+        y = self.x = _window(x, name, x.channels, (kernel, kernel), stride, (padding, padding))
+        index, zeroed = (2.0, 2.0) if maximum else (0.0, 1.0)
+        op = Kernel(
+            "max_pool" if maximum else "avg_pool", "memory", nbytes=x.size + (1 + index) * y.size,
+            backward_nbytes=zeroed * x.size + (1 + index) * y.size, backward_launches=2 if maximum else 1,
+        )  # fmt: skip
+        kept = (1 + index) * y.size
+        self.layers.append(Layer(name, "pool", (), (op,), activation_bytes=kept, boundary_bytes=float(x.size)))
+
+    def average(self, name: str, side: int = 1) -> None:
+        """Adaptive average pooling to ``side`` x ``side``."""
+        x = self.x
+        y = self.x = Feature(x.channels, side, side)
+        op = memory("avg_pool", float(x.size + y.size), Passes(1, 1))
+        self.layers.append(Layer(name, "pool", (), (op,), activation_bytes=float(y.size), boundary_bytes=float(x.size)))
+
+    def residual_sum(self, name: str) -> None:
+        """The sum with the shortcut and the ReLU after it."""
+        size = float(self.x.size)
+        add, relu = (FUSED_ADD, FUSED_RELU) if self.fused else (ADD, RELU)
+        ops = (memory("add", size, add), memory("relu", size, relu))
+        self.layers.append(Layer(name, "residual", (), ops, activation_bytes=size, boundary_bytes=size))
+
+    def side_by_side(self, outputs: list[Feature], name: str) -> None:
+        """Outputs of branches copied side by side, and their gradients copied apart."""
+        y = self.x = Feature(sum(one.channels for one in outputs), outputs[0].height, outputs[0].width)
+        op = memory("cat", float(y.size), Passes(2, 2))
+        self.layers.append(Layer(name, "concat", (), (op,), activation_bytes=0.0, boundary_bytes=float(y.size)))
+
+
 def _window(x: Feature, name: str, channels: int, kernel: Pair, stride: int, padding: Pair) -> Feature:
     height = (x.height + 2 * padding[0] - kernel[0]) // stride + 1
     width = (x.width + 2 * padding[1] - kernel[1]) // stride + 1
     if height < 1 or width < 1:
         raise ModelError(f"{name}: a {x.height}x{x.width} feature map is smaller than its window; use larger images")
     return Feature(channels, height, width)
-
-
-def conv_unit(
-    x: Feature,
-    channels: int,
-    window: Window,
-    *,
-    name: str,
-    norm: str = "",
-    relu: Passes | None = RELU,
-) -> tuple[Layer, Feature]:
-    """A convolution with its BatchNorm (named ``norm``; a bias instead when empty) and its ReLU, if it has one:
-    :data:`RELU` by itself, or :data:`FUSED_RELU` in the kernels of the BatchNorm.
-
-    Raises
-    ------
-    ModelError
-        When the feature map is smaller than the window.
-    """
-    size, groups = _pair(window.kernel), window.groups
-    y = _window(x, name, channels, size, window.stride, _pair(window.padding))
-    tensors = [Tensor(f"{name}.weight", channels * (x.channels // groups) * size[0] * size[1])]
-    kernels = [convolution(x, y, size, groups)]
-    if norm:
-        tensors += [Tensor(f"{norm}.weight", channels), Tensor(f"{norm}.bias", channels)]
-        kernels.append(memory("batch_norm", float(y.size), BATCH_NORM))
-    else:
-        tensors.append(Tensor(f"{name}.bias", channels))
-        kernels.append(memory("bias", float(y.size), BIAS))
-    if relu:
-        kernels.append(memory("relu", float(y.size), relu))
-    # BatchNorm keeps its input; a ReLU's output is kept by itself and by the next convolution, once.
-    kept = float(y.size) * (bool(norm) + bool(relu)) + (x.size if x.image else 0)
-    layer = Layer(
-        name.removesuffix(".conv"), "conv", tuple(tensors), tuple(kernels), buffers=2 * channels if norm else 0,
-        activation_bytes=kept, boundary_bytes=float(x.size),
-    )  # fmt: skip
-    return layer, y
 
 
 def convolution(x: Feature, y: Feature, kernel: Pair, groups: int) -> Kernel:
@@ -109,42 +140,6 @@ def convolution(x: Feature, y: Feature, kernel: Pair, groups: int) -> Kernel:
         "conv", "conv", m=m, n=n, k=k, flops=flops, backward_flops=backward * flops, nbytes=moved,
         backward_nbytes=backward * moved, groups=groups, launches=1, backward_launches=backward,
     )  # fmt: skip
-
-
-def pool(
-    x: Feature, kernel: int, stride: int, *, name: str, padding: int = 0, maximum: bool = True
-) -> tuple[Layer, Feature]:
-    """Max or average pooling; a maximum also writes 64-bit indices, twice the bytes of an fp32 output."""
-    y = _window(x, name, x.channels, (kernel, kernel), stride, (padding, padding))
-    index, zeroed = (2.0, 2.0) if maximum else (0.0, 1.0)
-    op = Kernel(
-        "max_pool" if maximum else "avg_pool", "memory", nbytes=x.size + (1 + index) * y.size,
-        backward_nbytes=zeroed * x.size + (1 + index) * y.size, backward_launches=2 if maximum else 1,
-    )  # fmt: skip
-    kept = (1 + index) * y.size
-    return Layer(name, "pool", (), (op,), activation_bytes=kept, boundary_bytes=float(x.size)), y
-
-
-def global_pool(x: Feature, name: str, side: int = 1) -> tuple[Layer, Feature]:
-    """Adaptive average pooling to ``side`` x ``side``."""
-    y = Feature(x.channels, side, side)
-    op = memory("avg_pool", float(x.size + y.size), Passes(1, 1))
-    return Layer(name, "pool", (), (op,), activation_bytes=float(y.size), boundary_bytes=float(x.size)), y
-
-
-def residual_sum(y: Feature, name: str, fused: bool) -> Layer:
-    """The sum with the shortcut and the ReLU after it."""
-    ops = (
-        memory("add", float(y.size), FUSED_ADD if fused else ADD),
-        memory("relu", float(y.size), FUSED_RELU if fused else RELU),
-    )
-    return Layer(name, "residual", (), ops, activation_bytes=float(y.size), boundary_bytes=float(y.size))
-
-
-def concatenation(y: Feature, name: str) -> Layer:
-    """Branches copied side by side, and their gradients copied apart."""
-    op = memory("cat", float(y.size), Passes(2, 2))
-    return Layer(name, "concat", (), (op,), activation_bytes=0.0, boundary_bytes=float(y.size))
 
 
 def dense(n_in: int, n_out: int, name: str, *, relu: bool = False, dropout: bool = False) -> Layer:

@@ -10,25 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
-
-import msgspec
+from functools import lru_cache, partial
 
 from clustersim.errors import ModelError, nearest
 from clustersim.model import Layer, Model
-from clustersim.models.conv_layers import (
-    FUSED_RELU,
-    RELU,
-    Feature,
-    Window,
-    conv_unit,
-    dense,
-    global_pool,
-    loss,
-    pool,
-    residual_sum,
-    squeeze_excitation,
-)
+from clustersim.models.conv_layers import Feature, Trunk, Window, dense, loss, squeeze_excitation
 from clustersim.models.inception import inception_v3
 from clustersim.models.kernels import Passes, memory
 
@@ -51,47 +37,29 @@ class Residual:
     early_stride: bool = False
 
 
-class Stack(msgspec.Struct, frozen=True):
-    """A plain stack: output channels of 3x3 convolutions, 0 for a max-pool (VGG)."""
-
-    channels: tuple[int, ...]
+Build = Callable[[Trunk], None]
+"""Lays a network's layers on the image."""
 
 
-class Custom(msgspec.Struct, frozen=True):
-    """A network with a builder of its own and its usual image size."""
+def _residual(net: Residual) -> Build:
+    def build(trunk: Trunk) -> None:
+        _stages(trunk, net, (1, 2, 2, 2))
+        trunk.average("avgpool")
+        trunk.layers.append(dense(trunk.x.channels, CLASSES, "fc"))
 
-    build: Callable[[Feature, bool], list[Layer]]
-    image_size: int = 224
-
-
-def _vgg(*depths: int) -> Stack:
-    stages = zip(depths, (64, 128, 256, 512, 512), strict=True)
-    return Stack(tuple(c for depth, channels in stages for c in (*[channels] * depth, 0)))
+    return build
 
 
-def _residual(x: Feature, net: Residual, fused: bool) -> list[Layer]:
-    layers, x = _residual_body(x, net, fused, (1, 2, 2, 2))
-    layer, x = global_pool(x, "avgpool")
-    return [*layers, layer, dense(x.channels, CLASSES, "fc"), loss(CLASSES)]
-
-
-def _residual_body(x: Feature, net: Residual, fused: bool, strides: tuple[int, ...]) -> tuple[list[Layer], Feature]:
-    """The stem and as many stages as there are strides, and the map they leave."""
-    layers: list[Layer] = []
-    layer, x = conv_unit(x, 64, Window(7, 2, 3), name="conv1", norm="bn1", relu=FUSED_RELU if fused else RELU)
-    layers.append(layer)
-    layer, x = pool(x, 3, 2, padding=1, name="maxpool")
-    layers.append(layer)
+def _stages(trunk: Trunk, net: Residual, strides: tuple[int, ...]) -> None:
+    """The stem and as many stages as there are strides."""
+    trunk.conv(64, Window(7, 2, 3), "conv1", "bn1")
+    trunk.pool(3, 2, "maxpool", padding=1)
     for stage, (depth, stride) in enumerate(zip(net.depths, strides, strict=False)):
         for i in range(depth):
-            block, x = _block(x, net, 64 * 2**stage, 1 if i else stride, f"layer{stage + 1}.{i}", fused)
-            layers += block
-    return layers, x
+            _block(trunk, net, 64 * 2**stage, 1 if i else stride, f"layer{stage + 1}.{i}")
 
 
-def _block(
-    x: Feature, net: Residual, planes: int, stride: int, prefix: str, fused: bool
-) -> tuple[list[Layer], Feature]:
+def _block(trunk: Trunk, net: Residual, planes: int, stride: int, prefix: str) -> None:
     """One residual block; torchvision registers and runs the shortcut's convolution last."""
     width = planes * net.group_width // 64 * net.groups
     first, second = (stride, 1) if net.early_stride or not net.bottleneck else (1, stride)
@@ -99,61 +67,50 @@ def _block(
         plan = [(width, 1, first, 1), (width, 3, second, net.groups), (planes * 4, 1, 1, 1)]
     else:
         plan = [(planes, 3, first, 1), (planes, 3, second, 1)]
-    layers, y = [], x
+    x = trunk.x
     for j, (channels, kernel, step, groups) in enumerate(plan, start=1):
-        relu = None if j == len(plan) else FUSED_RELU if fused else RELU
         window = Window(kernel, step, kernel // 2, groups)
-        layer, y = conv_unit(y, channels, window, name=f"{prefix}.conv{j}", norm=f"{prefix}.bn{j}", relu=relu)
-        layers.append(layer)
+        trunk.conv(channels, window, f"{prefix}.conv{j}", f"{prefix}.bn{j}", relu=j < len(plan))
+    y = trunk.x
     if net.squeeze:
-        layers.append(squeeze_excitation(y, f"{prefix}.se", y.channels // net.squeeze))
+        trunk.layers.append(squeeze_excitation(y, f"{prefix}.se", y.channels // net.squeeze))
     if (x.channels, x.height) != (y.channels, y.height):
         name = f"{prefix}.downsample"
-        layer, _ = conv_unit(x, y.channels, Window(1, stride), name=f"{name}.0", norm=f"{name}.1", relu=None)
-        layers.append(layer)
-    return [*layers, residual_sum(y, f"{prefix}.add", fused)], y
+        trunk.fork(x).conv(y.channels, Window(1, stride), f"{name}.0", f"{name}.1", relu=False)
+    trunk.residual_sum(f"{prefix}.add")
 
 
-def _plain(x: Feature, net: Stack) -> list[Layer]:
-    layers, index = [], 0
-    for channels in net.channels:
-        if channels:
-            layer, x = conv_unit(x, channels, Window(3, padding=1), name=f"features.{index}")
-            index += 2  # a ReLU follows each convolution in the Sequential
-        else:
-            layer, x = pool(x, 2, 2, name=f"features.{index}")
+def _vgg(*depths: int) -> Build:
+    def build(trunk: Trunk) -> None:
+        index = 0
+        for depth, channels in zip(depths, (64, 128, 256, 512, 512), strict=True):
+            for _ in range(depth):
+                trunk.conv(channels, Window(3, padding=1), f"features.{index}")
+                index += 2  # a ReLU follows each convolution in the Sequential
+            trunk.pool(2, 2, f"features.{index}")
             index += 1
-        layers.append(layer)
-    layer, x = global_pool(x, "avgpool", side=7)
-    return [
-        *layers,
-        layer,
-        dense(x.size, 4096, "classifier.0", relu=True),
-        dense(4096, 4096, "classifier.3", relu=True, dropout=True),
-        dense(4096, CLASSES, "classifier.6", dropout=True),
-        loss(CLASSES),
-    ]
+        trunk.average("avgpool", side=7)
+        trunk.layers += [
+            dense(trunk.x.size, 4096, "classifier.0", relu=True),
+            dense(4096, 4096, "classifier.3", relu=True, dropout=True),
+            dense(4096, CLASSES, "classifier.6", dropout=True),
+        ]
+
+    return build
 
 
-def _alexnet(x: Feature, fused: bool) -> list[Layer]:
-    del fused  # it has no BatchNorm to fuse with
+def _alexnet(trunk: Trunk) -> None:
     plan = [(0, 64, 11, 4, 2, True), (3, 192, 5, 1, 2, True), (6, 384, 3, 1, 1, False)]
     plan += [(8, 256, 3, 1, 1, False), (10, 256, 3, 1, 1, True)]
-    layers = []
     for index, channels, kernel, stride, padding, pooled in plan:
-        layer, x = conv_unit(x, channels, Window(kernel, stride, padding), name=f"features.{index}")
-        layers.append(layer)
+        trunk.conv(channels, Window(kernel, stride, padding), f"features.{index}")
         if pooled:
-            layer, x = pool(x, 3, 2, name=f"features.{index + 2}")
-            layers.append(layer)
-    layer, x = global_pool(x, "avgpool", side=6)
-    return [
-        *layers,
-        layer,
-        dense(x.size, 4096, "classifier.1", relu=True, dropout=True),
+            trunk.pool(3, 2, f"features.{index + 2}")
+    trunk.average("avgpool", side=6)
+    trunk.layers += [
+        dense(trunk.x.size, 4096, "classifier.1", relu=True, dropout=True),
         dense(4096, 4096, "classifier.4", relu=True, dropout=True),
         dense(4096, CLASSES, "classifier.6"),
-        loss(CLASSES),
     ]
 
 
@@ -162,22 +119,20 @@ _SSD_BOXES = (4, 6, 6, 6, 4, 4)
 _COCO = 81
 
 
-def _ssd(x: Feature, fused: bool) -> list[Layer]:
+def _ssd(trunk: Trunk) -> None:
     """SSD300: ResNet-50 up to its third stage, which keeps its size; five smaller maps; boxes and classes of each."""
-    layers, x = _residual_body(x, _RESNET50, fused, (1, 2, 1))
-    maps, relu = [x], FUSED_RELU if fused else RELU
+    _stages(trunk, _RESNET50, (1, 2, 1))
+    maps = [trunk.x]
     for i, (channels, narrow, stride) in enumerate(_SSD_MAPS):
         p = f"additional_blocks.{i}"
-        layer, x = conv_unit(x, narrow, Window(1), name=f"{p}.0", norm=f"{p}.1", relu=relu)
-        window = Window(3, stride, stride - 1)
-        wide, x = conv_unit(x, channels, window, name=f"{p}.3", norm=f"{p}.4", relu=relu)
-        layers += [layer, wide]
-        maps.append(x)
+        trunk.conv(narrow, Window(1), f"{p}.0", f"{p}.1")
+        trunk.conv(channels, Window(3, stride, stride - 1), f"{p}.3", f"{p}.4")
+        maps.append(trunk.x)
     for what, outputs in (("loc", 4), ("conf", _COCO)):
         for i, (one, boxes) in enumerate(zip(maps, _SSD_BOXES, strict=True)):
-            layer, _ = conv_unit(one, boxes * outputs, Window(3, padding=1), name=f"{what}.{i}", relu=None)
-            layers.append(layer)
-    return [*layers, _multibox(sum(m.height * m.width * boxes for m, boxes in zip(maps, _SSD_BOXES, strict=True)))]
+            trunk.fork(one).conv(boxes * outputs, Window(3, padding=1), f"{what}.{i}", relu=False)
+    boxes = sum(m.height * m.width * boxes for m, boxes in zip(maps, _SSD_BOXES, strict=True))
+    trunk.layers.append(_multibox(boxes))
 
 
 def _multibox(boxes: int) -> Layer:
@@ -191,40 +146,34 @@ def _multibox(boxes: int) -> Layer:
     return Layer("loss", "loss", (), kernels, activation_bytes=kept, boundary_bytes=float(boxes * (_COCO + 4)))
 
 
-def _inception(x: Feature, fused: bool) -> list[Layer]:
-    return [*inception_v3(x, CLASSES, auxiliary=True, fused=fused), loss(CLASSES)]
-
-
-def _inception_without_aux(x: Feature, fused: bool) -> list[Layer]:
-    return [*inception_v3(x, CLASSES, auxiliary=False, fused=fused), loss(CLASSES)]
-
-
 _RESNET50, _RESNET101, _RESNET152 = (Residual(d) for d in ((3, 4, 6, 3), (3, 4, 23, 3), (3, 8, 36, 3)))
-CONVNETS: dict[str, Residual | Stack | Custom] = {
-    "resnet18": Residual((2, 2, 2, 2), bottleneck=False),
-    "resnet34": Residual((3, 4, 6, 3), bottleneck=False),
-    "resnet50": _RESNET50,
-    "resnet101": _RESNET101,
-    "resnet152": _RESNET152,
-    "resnet50_v1": replace(_RESNET50, early_stride=True),
-    "resnet101_v1": replace(_RESNET101, early_stride=True),
-    "resnet152_v1": replace(_RESNET152, early_stride=True),
-    "resnext50_32x4d": replace(_RESNET50, groups=32, group_width=4),
-    "resnext101_32x4d": replace(_RESNET101, groups=32, group_width=4),
-    "resnext101_32x8d": replace(_RESNET101, groups=32, group_width=8),
-    "resnext101_64x4d": replace(_RESNET101, groups=64, group_width=4),
-    "se_resnext101_32x4d": replace(_RESNET101, groups=32, group_width=4, squeeze=16),
-    "wide_resnet50_2": replace(_RESNET50, group_width=128),
-    "wide_resnet101_2": replace(_RESNET101, group_width=128),
+CONVNETS: dict[str, Build] = {
+    "resnet18": _residual(Residual((2, 2, 2, 2), bottleneck=False)),
+    "resnet34": _residual(Residual((3, 4, 6, 3), bottleneck=False)),
+    "resnet50": _residual(_RESNET50),
+    "resnet101": _residual(_RESNET101),
+    "resnet152": _residual(_RESNET152),
+    "resnet50_v1": _residual(replace(_RESNET50, early_stride=True)),
+    "resnet101_v1": _residual(replace(_RESNET101, early_stride=True)),
+    "resnet152_v1": _residual(replace(_RESNET152, early_stride=True)),
+    "resnext50_32x4d": _residual(replace(_RESNET50, groups=32, group_width=4)),
+    "resnext101_32x4d": _residual(replace(_RESNET101, groups=32, group_width=4)),
+    "resnext101_32x8d": _residual(replace(_RESNET101, groups=32, group_width=8)),
+    "resnext101_64x4d": _residual(replace(_RESNET101, groups=64, group_width=4)),
+    "se_resnext101_32x4d": _residual(replace(_RESNET101, groups=32, group_width=4, squeeze=16)),
+    "wide_resnet50_2": _residual(replace(_RESNET50, group_width=128)),
+    "wide_resnet101_2": _residual(replace(_RESNET101, group_width=128)),
     "vgg11": _vgg(1, 1, 2, 2, 2),
     "vgg13": _vgg(2, 2, 2, 2, 2),
     "vgg16": _vgg(2, 2, 3, 3, 3),
     "vgg19": _vgg(2, 2, 4, 4, 4),
-    "alexnet": Custom(_alexnet),
-    "inception_v3": Custom(_inception, image_size=299),
-    "inception_v3_no_aux": Custom(_inception_without_aux, image_size=299),
-    "ssd300_resnet50": Custom(_ssd, image_size=300),
+    "alexnet": _alexnet,
+    "inception_v3": partial(inception_v3, classes=CLASSES, auxiliary=True),
+    "inception_v3_no_aux": partial(inception_v3, classes=CLASSES, auxiliary=False),
+    "ssd300_resnet50": _ssd,
 }
+_SIDES = {"inception_v3": 299, "inception_v3_no_aux": 299, "ssd300_resnet50": 300}
+"""Usual pixels of a side, where they are not 224."""
 
 
 def convnet(name: str, image_size: int | None = None, *, implementation: str = "eager") -> Model:
@@ -249,8 +198,7 @@ def convnet(name: str, image_size: int | None = None, *, implementation: str = "
         raise ModelError(
             f"{name}: unknown implementation {implementation!r}; {nearest(implementation, ['eager', 'fused'])}"
         )
-    net = CONVNETS[name]
-    side = image_size if image_size is not None else net.image_size if isinstance(net, Custom) else 224
+    side = _SIDES.get(name, 224) if image_size is None else image_size
     if not isinstance(side, int) or side < 1:
         raise ModelError(f"{name}: image_size = {side!r} must be a whole number of pixels above zero")
     return _built(name, side, implementation == "fused")
@@ -258,11 +206,8 @@ def convnet(name: str, image_size: int | None = None, *, implementation: str = "
 
 @lru_cache(maxsize=32)
 def _built(name: str, side: int, fused: bool) -> Model:
-    net, image = CONVNETS[name], Feature(3, side, side, image=True)
-    if isinstance(net, Residual):
-        layers = _residual(image, net, fused)
-    elif isinstance(net, Stack):
-        layers = _plain(image, net)
-    else:
-        layers = net.build(image, fused)
-    return Model(name, "convnet", tuple(layers), sample="image", notes=(f"{side}x{side} images",))
+    trunk = Trunk(Feature(3, side, side, image=True), fused)
+    CONVNETS[name](trunk)
+    if trunk.layers[-1].kind != "loss":  # SSD has its own
+        trunk.layers.append(loss(CLASSES))
+    return Model(name, "convnet", tuple(trunk.layers), sample="image", notes=(f"{side}x{side} images",))

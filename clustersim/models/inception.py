@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from clustersim.model import Layer
-from clustersim.models.conv_layers import (
-    FUSED_RELU,
-    RELU,
-    Feature,
-    Pair,
-    Window,
-    concatenation,
-    conv_unit,
-    dense,
-    global_pool,
-    pool,
-)
+from clustersim.models.conv_layers import Feature, Pair, Trunk, Window, dense
 
 # A convolution of a branch: torchvision's attribute, channels, window, stride; a window of 1 is not padded, others
 # are padded to keep their size unless they stride.
@@ -31,11 +19,10 @@ def _grid_a(pooled: int) -> list[Branch]:
     ]
 
 
-def _reduce_b() -> list[Branch]:
-    return [
-        (("branch3x3", 384, 3, 2),),
-        (("branch3x3dbl_1", 64, 1, 1), ("branch3x3dbl_2", 96, 3, 1), ("branch3x3dbl_3", 96, 3, 2)),
-    ]
+_REDUCE_B: list[Branch] = [
+    (("branch3x3", 384, 3, 2),),
+    (("branch3x3dbl_1", 64, 1, 1), ("branch3x3dbl_2", 96, 3, 1), ("branch3x3dbl_3", 96, 3, 2)),
+]
 
 
 def _grid_c(c: int) -> list[Branch]:
@@ -48,55 +35,40 @@ def _grid_c(c: int) -> list[Branch]:
     ]
 
 
-def _reduce_d() -> list[Branch]:
-    return [
-        (("branch3x3_1", 192, 1, 1), ("branch3x3_2", 320, 3, 2)),
-        (
-            ("branch7x7x3_1", 192, 1, 1),
-            ("branch7x7x3_2", 192, (1, 7), 1),
-            ("branch7x7x3_3", 192, (7, 1), 1),
-            ("branch7x7x3_4", 192, 3, 2),
-        ),
-    ]
+_REDUCE_D: list[Branch] = [
+    (("branch3x3_1", 192, 1, 1), ("branch3x3_2", 320, 3, 2)),
+    (("branch7x7x3_1", 192, 1, 1), ("branch7x7x3_2", 192, (1, 7), 1), ("branch7x7x3_3", 192, (7, 1), 1),
+     ("branch7x7x3_4", 192, 3, 2)),
+]  # fmt: skip
 
 
-def _branch(x: Feature, prefix: str, branch: Branch, fused: bool) -> tuple[list[Layer], Feature]:
-    layers = []
+def _unit(trunk: Trunk, name: str, channels: int, window: Window) -> None:
+    trunk.conv(channels, window, f"{name}.conv", f"{name}.bn")
+
+
+def _branch(trunk: Trunk, prefix: str, branch: Branch) -> Feature:
+    """A branch that begins at the trunk's map; what it makes of it."""
+    own = trunk.fork(trunk.x)
     if branch[0][0] == "branch_pool":
-        layer, x = pool(x, 3, 1, padding=1, maximum=False, name=f"{prefix}.pool")
-        layers.append(layer)
+        own.pool(3, 1, f"{prefix}.pool", padding=1, maximum=False)
     for name, channels, kernel, stride in branch:
         high, wide = kernel if isinstance(kernel, tuple) else (kernel, kernel)
         window = Window((high, wide), stride, (0, 0) if stride > 1 else (high // 2, wide // 2))
-        layer, x = _unit(x, f"{prefix}.{name}", channels, window, fused)
-        layers.append(layer)
-    return layers, x
+        _unit(own, f"{prefix}.{name}", channels, window)
+    return own.x
 
 
-def _unit(x: Feature, name: str, channels: int, window: Window, fused: bool) -> tuple[Layer, Feature]:
-    relu = FUSED_RELU if fused else RELU
-    return conv_unit(x, channels, window, name=f"{name}.conv", norm=f"{name}.bn", relu=relu)
-
-
-def _mixed(
-    x: Feature, prefix: str, branches: list[Branch], fused: bool, pooled: bool = False
-) -> tuple[list[Layer], Feature]:
+def _mixed(trunk: Trunk, prefix: str, branches: list[Branch], pooled: bool = False) -> None:
     """Branches on one input, side by side in the output; ``pooled`` adds the max-pool branch of a reduction."""
-    layers: list[Layer] = []
-    outputs: list[Feature] = []
-    for branch in branches:
-        made, y = _branch(x, prefix, branch, fused)
-        layers += made
-        outputs.append(y)
+    outputs = [_branch(trunk, prefix, branch) for branch in branches]
     if pooled:
-        layer, y = pool(x, 3, 2, name=f"{prefix}.pool")
-        layers.append(layer)
-        outputs.append(y)
-    merged = Feature(sum(y.channels for y in outputs), outputs[0].height, outputs[0].width)
-    return [*layers, concatenation(merged, f"{prefix}.cat")], merged
+        own = trunk.fork(trunk.x)
+        own.pool(3, 2, f"{prefix}.pool")
+        outputs.append(own.x)
+    trunk.side_by_side(outputs, f"{prefix}.cat")
 
 
-def _grid_e(x: Feature, prefix: str, fused: bool) -> tuple[list[Layer], Feature]:
+def _grid_e(trunk: Trunk, prefix: str) -> None:
     """The widest module: two of its branches end in a fork of 1x3 and 3x1."""
     plan = [
         ((("branch1x1", 320, 1, 1),), ()),
@@ -104,50 +76,40 @@ def _grid_e(x: Feature, prefix: str, fused: bool) -> tuple[list[Layer], Feature]
         ((("branch3x3dbl_1", 448, 1, 1), ("branch3x3dbl_2", 384, 3, 1)), ("branch3x3dbl_3a", "branch3x3dbl_3b")),
         ((("branch_pool", 192, 1, 1),), ()),
     ]
-    layers: list[Layer] = []
-    channels = 0
-    for trunk, forks in plan:
-        made, y = _branch(x, prefix, trunk, fused)
-        layers += made
+    outputs: list[Feature] = []
+    for branch, forks in plan:
+        y = _branch(trunk, prefix, branch)
         for name, kernel in zip(forks, ((1, 3), (3, 1)), strict=False):
-            window = Window(kernel, padding=(kernel[0] // 2, kernel[1] // 2))
-            layer, _ = _unit(y, f"{prefix}.{name}", 384, window, fused)
-            layers.append(layer)
-        channels += y.channels * max(1, len(forks))
-    merged = Feature(channels, x.height, x.width)
-    return [*layers, concatenation(merged, f"{prefix}.cat")], merged
+            _unit(trunk.fork(y), f"{prefix}.{name}", 384, Window(kernel, padding=(kernel[0] // 2, kernel[1] // 2)))
+        outputs += [y] * max(1, len(forks))
+    trunk.side_by_side(outputs, f"{prefix}.cat")
 
 
-def _auxiliary(x: Feature, classes: int, fused: bool) -> list[Layer]:
-    first, y = pool(x, 5, 3, maximum=False, name="AuxLogits.pool")
-    second, y = _unit(y, "AuxLogits.conv0", 128, Window(1), fused)
-    third, y = _unit(y, "AuxLogits.conv1", 768, Window(5), fused)
-    fourth, y = global_pool(y, "AuxLogits.avgpool")
-    return [first, second, third, fourth, dense(y.channels, classes, "AuxLogits.fc")]
+def _auxiliary(trunk: Trunk, classes: int) -> None:
+    trunk.pool(5, 3, "AuxLogits.pool", maximum=False)
+    _unit(trunk, "AuxLogits.conv0", 128, Window(1))
+    _unit(trunk, "AuxLogits.conv1", 768, Window(5))
+    trunk.average("AuxLogits.avgpool")
+    trunk.layers.append(dense(trunk.x.channels, classes, "AuxLogits.fc"))
 
 
-def inception_v3(x: Feature, classes: int, *, auxiliary: bool, fused: bool) -> list[Layer]:
-    """Layers of Inception-v3 in forward order; the auxiliary classifier runs after ``Mixed_6e`` in training."""
-    layers: list[Layer] = []
+def inception_v3(trunk: Trunk, *, classes: int, auxiliary: bool) -> None:
+    """Lay Inception-v3's layers in forward order; the auxiliary classifier runs after ``Mixed_6e`` in training."""
     stem = [("1a_3x3", 32, 3, 2, 0), ("2a_3x3", 32, 3, 1, 0), ("2b_3x3", 64, 3, 1, 1), ("pool1", 0, 3, 2, 0)]
     stem += [("3b_1x1", 80, 1, 1, 0), ("4a_3x3", 192, 3, 1, 0), ("pool2", 0, 3, 2, 0)]
     for name, channels, window, stride, padding in stem:
         if channels:
-            layer, x = _unit(x, f"Conv2d_{name}", channels, Window(window, stride, padding), fused)
+            _unit(trunk, f"Conv2d_{name}", channels, Window(window, stride, padding))
         else:
-            layer, x = pool(x, window, stride, name=f"max{name}")
-        layers.append(layer)
-    modules = [("5b", _grid_a(32)), ("5c", _grid_a(64)), ("5d", _grid_a(64)), ("6a", _reduce_b())]
+            trunk.pool(window, stride, f"max{name}")
+    modules = [("5b", _grid_a(32)), ("5c", _grid_a(64)), ("5d", _grid_a(64)), ("6a", _REDUCE_B)]
     modules += [("6b", _grid_c(128)), ("6c", _grid_c(160)), ("6d", _grid_c(160)), ("6e", _grid_c(192))]
     for name, branches in modules:
-        made, x = _mixed(x, f"Mixed_{name}", branches, fused, pooled=name == "6a")
-        layers += made
+        _mixed(trunk, f"Mixed_{name}", branches, pooled=name == "6a")
     if auxiliary:
-        layers += _auxiliary(x, classes, fused)
-    made, x = _mixed(x, "Mixed_7a", _reduce_d(), fused, pooled=True)
-    layers += made
+        _auxiliary(trunk.fork(trunk.x), classes)
+    _mixed(trunk, "Mixed_7a", _REDUCE_D, pooled=True)
     for name in ("Mixed_7b", "Mixed_7c"):
-        made, x = _grid_e(x, name, fused)
-        layers += made
-    layer, x = global_pool(x, "avgpool")
-    return [*layers, layer, dense(x.channels, classes, "fc", dropout=True)]
+        _grid_e(trunk, name)
+    trunk.average("avgpool")
+    trunk.layers.append(dense(trunk.x.channels, classes, "fc", dropout=True))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from clustersim.model import Kernel, Layer, Model, Tensor
 from clustersim.models import kernels as K
-from clustersim.models.conv_layers import Feature, Window, conv_unit
+from clustersim.models.conv_layers import Feature, Trunk, Window
 
 GNMT_VOCAB = 32_320
 GNMT_TOKENS, GNMT_PADDED = 28, 36
@@ -158,12 +158,13 @@ def tacotron2(frames: int = FRAMES, longest: int = LONGEST) -> Model:
 
 def _convolutions(name: str, x: Feature, channels: tuple[int, ...]) -> list[Layer]:
     """Convolutions over five places with bias, BatchNorm and dropout."""
-    layers, window = [], Window((1, 5), padding=(0, 2))
+    layers, trunk = [], Trunk(x)
     for i, n in enumerate(channels):
-        layer, x = conv_unit(x, n, window, name=f"{name}.{i}.0.conv", norm=f"{name}.{i}.1")
+        trunk.conv(n, Window((1, 5), padding=(0, 2)), f"{name}.{i}.0.conv", f"{name}.{i}.1")
+        layer, size = trunk.layers[-1], trunk.x.size
         tensors = (*layer.tensors, Tensor(f"{name}.{i}.0.conv.bias", n))
-        kernels = (*layer.kernels, K.memory("dropout", float(x.size), K.DROPOUT))
-        kept = layer.activation_bytes + 1.25 * x.size
+        kernels = (*layer.kernels, K.memory("dropout", float(size), K.DROPOUT))
+        kept = layer.activation_bytes + 1.25 * size
         layers.append(Layer(layer.name, "conv", tensors, kernels, 2 * n, kept, layer.boundary_bytes))
     return layers
 
