@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
 from clustersim import fabrics
 from clustersim.calibration.cross_validate import cross_validate
-from clustersim.calibration.held import Held, distances, held, of_each
+from clustersim.calibration.evidence import SHARES, Groups, coverage, distances, quantile, widening
 from clustersim.calibration.score import Predicted, predicted
 from clustersim.calibration.validate_memory import validate_memory
 from clustersim.calibration.validate_nccl import validate_nccl
@@ -31,6 +31,36 @@ FEWEST = 8
 """Measurements that a publisher must have for a range of its own."""
 SIZES = (2.0**16, 2.0**25, 2.0**26)
 """One of each class."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A range, and how often it holds of a group left out (NaN where there is one group only)."""
+
+    p50: float
+    p90: float
+    rows: int
+    groups: int
+    held_p50: float
+    held_p90: float
+
+
+def held(groups: Groups) -> Held:
+    """The range of some groups of measurements."""
+    p50, p90 = (_width(groups, share) for share in SHARES)
+    return Held(p50, p90, sum(map(len, groups.values())), len(groups), *coverage(groups))
+
+
+def _width(groups: Groups, share: float) -> float:
+    """The quantile of all, widened for whoever is left out, but not beyond what the worst of them needs."""
+    most = max(quantile([mine], share) for mine in groups.values())
+    of_all = quantile(groups.values(), share)
+    return max(of_all, min(of_all * widening(groups, share), most))
+
+
+def of_each(groups: Groups, fewest: int) -> dict[str, Held]:
+    """The range of each group alone that has at least so many measurements."""
+    return {name: held({name: values}) for name, values in groups.items() if len(values) >= fewest}
 
 
 def publisher_of(row: Predicted) -> str:

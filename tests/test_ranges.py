@@ -11,9 +11,10 @@ import ranges as command
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
+from ranges import held, of_each
 
 from clustersim import fabrics, ranges
-from clustersim.calibration.held import coverage, distances, held, of_each, quantile, widening
+from clustersim.calibration.evidence import coverage, distances, quantile, widening
 from clustersim.calibration.score import Skipped, covered, predicted, scored, with_ranges
 from clustersim.calibration.validate_nccl import validate_nccl
 from clustersim.strategies import STRATEGIES
