@@ -14,9 +14,9 @@ import pytest
 from clustersim import fabrics
 from clustersim.calibration.captured import noise, read_capture
 from clustersim.calibration.fit import fit
-from clustersim.calibration.fit.calibrated import topology_text
+from clustersim.calibration.fit.calibrated import halves, topology_text
 from clustersim.calibration.fit.device import device_times
-from clustersim.calibration.fit.host import HostTimes, Row, halves, host_times
+from clustersim.calibration.fit.host import HostTimes, Row, host_times
 from clustersim.calibration.fit.of_capture import calibrate_captures
 from clustersim.calibration.score import Skipped
 from clustersim.calibration.validate_capture import validate_capture
@@ -141,8 +141,7 @@ def test_halves_take_turns_through_the_sizes():
     machine = fabrics.load("cpu-gloo")
     samples = [Sample("broadcast", 8.0 * 2**k, 1.0, ranks=2, nodes=1, env="backend=gloo") for k in range(5)]
     times = host_times(samples, machine)
-    parts = [[times.rows[i].sample.nbytes for i in half] for half in halves(times)]
-    assert parts == [[8, 32, 128], [16, 64]]
+    assert halves(times.series, [row.nbytes for row in times.rows]) == ([0, 2, 4], [1, 3])
 
 
 def test_of_rounds_the_fastest_counts_and_their_spread_is_the_noise():

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import TypeVar
 
 import numpy as np
 
 from clustersim import fabrics
 from clustersim.arrays import Floats
 from clustersim.calibrated import Calibration
-from clustersim.calibration.fit.solve import Fit
+from clustersim.calibration.fit.host import HostTimes
+from clustersim.calibration.fit.nccl import NcclTimes
+from clustersim.calibration.fit.solve import Fit, fit
 
 MARK = "# Written by `clustersim calibrate`."
 """The first line of a calibrated topology's file, by which it is known again."""
@@ -49,3 +54,29 @@ def topology_text(found: Calibrated, name: str, extends: str) -> str:
     if found.cores:
         lines += ["[node]", f"cores = {found.cores}", ""]
     return "\n".join(lines) + "\n" + fabrics.calibration_text(found.calibration)
+
+
+Times = TypeVar("Times", HostTimes, NcclTimes)
+
+
+def held_out(times: Times, tables: Sequence[str]) -> Floats:
+    """(n,) |relative error| of every row, predicted with constants fitted to the other half of its table's sizes.
+
+    ``tables`` : (n,) which table each row is of.
+    """
+    errors = []
+    for known, unknown in permutations(halves(tables, [row.nbytes for row in times.rows])):
+        if known and unknown:
+            fitted, rest = (replace(times, rows=tuple(times.rows[i] for i in some)) for some in (known, unknown))
+            errors.append(np.abs(rest.predict(fit(fitted).values) / rest.measured - 1.0))
+    return np.concatenate(errors) if errors else np.empty(0)
+
+
+def halves(tables: Sequence[str], sizes: Sequence[float]) -> tuple[list[int], list[int]]:
+    """Every second size of each table, and the others."""
+    place: Counter[str] = Counter()
+    parts: tuple[list[int], list[int]] = ([], [])
+    for i in sorted(range(len(tables)), key=lambda i: (tables[i], sizes[i])):
+        parts[place[tables[i]] % 2].append(i)
+        place[tables[i]] += 1
+    return parts

@@ -42,6 +42,11 @@ class Row:
     seconds: float
     work: Work
 
+    @property
+    def nbytes(self) -> float:
+        """S [bytes]."""
+        return self.sample.nbytes
+
 
 LIBRARIES: dict[str, tuple[GlooCosts | MpiCosts, Callable[[Request, Group], Work]]] = {
     "gloo": (GLOO_COSTS, gloo.work),
@@ -85,10 +90,6 @@ class HostTimes:
         asked = self.rows if rows is None else [self.rows[i] for i in rows.tolist()]
         return np.array([seconds(row.work, costs) for row in asked])
 
-    def only(self, keep: Iterable[int]) -> HostTimes:
-        """Some of the rows."""
-        return HostTimes(tuple(self.rows[i] for i in keep), self.part)
-
 
 def host_times(samples: Sequence[Sample], machine: Topology, part: str = "gloo") -> HostTimes:
     """Rows of a machine's CPU ranks, one of each kind, size, group and setting: the fastest of all repeats.
@@ -110,15 +111,3 @@ def _rows(best: Iterable[Sample], machine: Topology, work: Callable[[Request, Gr
             mesh = fabrics.mesh(machine, nodes, sample.ranks // nodes)
             groups[nodes, sample.ranks] = Group(machine, mesh.gpus)
         yield Row(sample, least(sample), work(asked(sample), groups[nodes, sample.ranks]))
-
-
-def halves(times: HostTimes) -> tuple[list[int], list[int]]:
-    """Every second size of each kind and group, and the others; two halves to fit one and predict the other."""
-    order = sorted(range(len(times.rows)), key=lambda i: (times.series[i], times.rows[i].sample.nbytes))
-    place: dict[str, int] = {}
-    parts: tuple[list[int], list[int]] = ([], [])
-    for i in order:
-        series = times.series[i]
-        place[series] = place.get(series, -1) + 1
-        parts[place[series] % 2].append(i)
-    return parts

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from clustersim import fabrics
-from clustersim.arrays import Floats
 from clustersim.calibrated import Calibration, Constant, Provenance
 from clustersim.calibration.captured import Capture, noise, read_capture
-from clustersim.calibration.fit.calibrated import Calibrated
+from clustersim.calibration.fit.calibrated import Calibrated, held_out
 from clustersim.calibration.fit.device import DeviceTimes, device_times
-from clustersim.calibration.fit.host import LIBRARIES, HostTimes, halves, host_times
+from clustersim.calibration.fit.host import LIBRARIES, HostTimes, host_times
 from clustersim.calibration.fit.nccl import NcclTimes
 from clustersim.calibration.fit.of_logs import nccl_times
 from clustersim.calibration.fit.solve import fit
@@ -56,7 +55,8 @@ def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "
     )
     parts = {one.part: {c.knob.name: Constant(c.value, c.low, c.high) for c in one.constants if not c.refused}
              for one in fits}  # fmt: skip
-    rest = held_out(next((one for one in hosts if one.rows), hosts[0]))
+    library = next((one for one in hosts if one.rows), hosts[0])
+    rest = held_out(library, library.series)
     ranks_cores = 0 if len(machine.gpus) else cores  # what a machine's ranks run on; a process beside GPUs is no rank
     return Calibrated(fits, ranks_cores, Calibration(**parts, provenance=told), rest, noise(samples),
                       np.array([row.nbytes for row in of_nccl.rows]), skipped)  # fmt: skip
@@ -66,16 +66,6 @@ def _nccl_times(captures: Sequence[Capture], topology: str) -> tuple[NcclTimes, 
     """Collectives over NCCL by ranks with a card each, and how many were left out, by reason."""
     rows = [s for c in captures if c.on_gpu and c.backend == "nccl" and not c.shares_gpu for s in c.samples]
     return nccl_times(Samples(tuple(rows), "captures"), topology)
-
-
-def held_out(times: HostTimes) -> Floats:
-    """(n,) |relative error| of every row, predicted with constants fitted to the other half of the sizes."""
-    errors = []
-    for fitted, kept in (halves(times), halves(times)[::-1]):
-        if fitted and kept:
-            values, rest = fit(times.only(fitted)).values, times.only(kept)
-            errors.append(np.abs(rest.predict(values) / rest.measured - 1.0))
-    return np.concatenate(errors) if errors else np.empty(0)
 
 
 def _cores(captures: Sequence[Capture]) -> int:

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from clustersim import fabrics, traces
-from clustersim.arrays import Floats
 from clustersim.calibrated import Calibration, Constant, Provenance
-from clustersim.calibration.fit.calibrated import Calibrated
+from clustersim.calibration.fit.calibrated import Calibrated, held_out
 from clustersim.calibration.fit.nccl import Measured, NcclTimes
 from clustersim.calibration.fit.solve import UNUSED, fit
 from clustersim.calibration.validate_nccl import nccl_version, pin, usual_version
@@ -56,26 +55,11 @@ def calibrate_logs(paths: Sequence[str | Path], topology: str, date: str = "", n
         fits=(found,),
         cores=0,
         calibration=Calibration(nccl=constants, provenance=told),
-        held_out=held_out(times),
+        held_out=held_out(times, [row.case for row in times.rows]),
         noise=float("nan"),
         sizes=np.array([row.nbytes for row in times.rows]),
         skipped=skipped,
     )
-
-
-def held_out(times: NcclTimes) -> Floats:
-    """(n,) |relative error| of every row, predicted with constants fitted to the other half of its case's sizes."""
-    place: Counter[str] = Counter()
-    parts: tuple[list[Measured], list[Measured]] = ([], [])
-    for row in sorted(times.rows, key=lambda row: (row.case, row.nbytes)):
-        parts[place[row.case] % 2].append(row)
-        place[row.case] += 1
-    errors = []
-    for known, unknown in (parts, parts[::-1]):
-        if known and unknown:
-            rest = NcclTimes(tuple(unknown))
-            errors.append(np.abs(rest.predict(fit(NcclTimes(tuple(known))).values) / rest.measured - 1.0))
-    return np.concatenate(errors) if errors else np.empty(0)
 
 
 def nccl_times(samples: Samples, topology: str, nodes: int | None = None) -> tuple[NcclTimes, dict[str, int]]:

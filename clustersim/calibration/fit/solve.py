@@ -82,23 +82,17 @@ class Fit:
         return {one.knob.name: one.value for one in self.constants if not one.refused}
 
 
-def fit(model: TimeModel, *, choosy: bool = True) -> Fit:
-    """Fit those constants of a model that its rows can tell; the one told worst is given up first.
-
-    Parameters
-    ----------
-    choosy : False keeps what the rows feel but cannot tell apart, held by its prior: for thousands of rows of many
-        machines, where giving constants up one by one takes minutes and changes little.
-    """
+def fit(model: TimeModel) -> Fit:
+    """Fit those constants of a model that its rows can tell; the one told worst is given up first."""
     problem = _Problem(model)
     refused = {k.name: why for k in model.knobs if (why := problem.unfelt(k))}
     kept = [k for k in model.knobs if k.name not in refused]
     found = _Solution(np.zeros(0), np.zeros((0, 0)), np.zeros(0))
-    start = problem.scan(kept) if choosy else np.zeros(len(kept))
+    start = problem.scan(kept)
     while kept:
         found = problem.solve(kept, start)
         covariance = found.covariance(NOISE)
-        worst = _worst(covariance) if choosy else None
+        worst = _worst(covariance)
         if worst is None:
             break
         refused[kept[worst].name] = _rival(kept, covariance, worst)
