@@ -16,6 +16,7 @@ from hostile_documents import CAPTURED, COMMS, CONFIG, MOE_CONFIG, PLAN, SPLIT, 
 from hostile_values import json_file, toml_file
 
 from clustersim import limits, models, plots, scenario, traces
+from clustersim.calibration.replay_scale import Scale
 from clustersim.calibration.trace_replay import replay
 from clustersim.campaign.axis import Save, axis
 from clustersim.cli.collective import sizes
@@ -52,7 +53,7 @@ def test_ranks_that_a_trace_declares_are_counted_before_anything_is_made_for_the
     with pytest.raises(TraceError, match=r"for a replay of 2,000,000 ranks, 256 MiB are free; use fewer"):
         replay(run)
     with pytest.raises(TraceError, match=r"for a replay of 2,000,000,000,000 ranks"):
-        replay(run, times=1_000_000)
+        replay(run, scale=Scale(times=1_000_000))
 
 
 def test_sizes_of_a_table_of_collectives_are_counted():

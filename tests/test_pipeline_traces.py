@@ -15,6 +15,7 @@ from pipeline_runs import record, simulated
 
 from clustersim import fabrics, plots, traces
 from clustersim.analysis import pipeline
+from clustersim.calibration.replay_scale import Scale
 from clustersim.calibration.trace_replay import replay
 from clustersim.cli import cli
 from clustersim.errors import ProgramError, TraceError
@@ -171,7 +172,7 @@ def test_on_a_topology_messages_cost_a_latency_and_work_stays():
 
 
 def test_the_copies_of_a_pipeline_take_as_long_as_it_does():
-    one, two = (replay(traces.read(TINY), times=n) for n in (1, 2))
+    one, two = (replay(traces.read(TINY), scale=Scale(times=n)) for n in (1, 2))
     assert two.program.world_size == 8
     assert two.steps.simulated == pytest.approx(one.steps.simulated)
 

@@ -58,7 +58,7 @@ def test_a_slower_network_makes_exposed_communication_longer_and_nothing_else():
 
 def test_twice_the_ranks_keep_the_work_of_each_and_widen_the_groups():
     run, _ = measured("ddp_resnet50_1x8_v100", run__steps=2)
-    again = replay(run, *machine("dgx-1v", 2, 8), times=2)
+    again = replay(run, *machine("dgx-1v", 2, 8), scale=Scale(times=2))
     assert again.program.world_size == 16
     groups = [op.groups for role in again.program.roles for op in role.ops if hasattr(op, "groups")]
     assert {group.shape for group in groups} == {(1, 16)}
@@ -79,7 +79,7 @@ def test_data_parallel_groups_grow_and_the_others_are_copied(members, purpose, g
     times = np.array([[0.0, 0.0, 1e-4], [0.0, 0.0, 1e-4], [2e-4, 2e-4, 3e-4]])
     ranks = tuple(np.array([rank]) for rank in members)
     run = Timeline(4, ops, ranks, np.array([0, 0, 1]), np.array([0, 1, 0]), *times.T, source="x")
-    again = replay(run, *machine("hgx-h100", 1, 8), times=2)
+    again = replay(run, *machine("hgx-h100", 1, 8), scale=Scale(times=2))
     found = {tuple(map(tuple, op.groups.tolist())) for role in again.program.roles for op in role.ops
              if hasattr(op, "groups")}  # fmt: skip
     assert found == {groups}
@@ -127,7 +127,7 @@ def test_a_simulated_run_and_a_mesh_of_another_size_are_refused():
         replay(result.timeline, *machine("dgx-1v", 1, 8))
     run = replace(result.timeline, source="measured")
     with pytest.raises(TraceError, match="8 ranks, 2 time"):
-        replay(run, *machine("dgx-1v", 1, 8), times=2)
+        replay(run, *machine("dgx-1v", 1, 8), scale=Scale(times=2))
 
 
 # ---- published traces ------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_small_sends_of_a_published_trace_take_their_kernels_time_and_not_their_
 
 def test_a_published_trace_on_twice_the_machines_communicates_longer(shared: Path):
     run = traces.read(shared / "measurements" / "traces" / "dlrm_8xv100_kineto")
-    once, twice = (replay(run, *machine("dgx-1v", n, 8), times=n) for n in (1, 2))
+    once, twice = (replay(run, *machine("dgx-1v", n, 8), scale=Scale(times=n)) for n in (1, 2))
     assert twice.totals["communication_s"][1] > 1.3 * once.totals["communication_s"][1]
     assert twice.totals["step_s"][1] > once.totals["step_s"][1]
 

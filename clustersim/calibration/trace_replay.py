@@ -95,7 +95,7 @@ class Replayed:
 
     Parameters
     ----------
-    measured, simulated : the two runs. program : what was played. times : ranks of it per measured rank.
+    measured, simulated : the two runs. program : what was played.
     steps : the time of each. stages : of a pipeline, how idle each is.
     collectives : by kind, size and group, most bytes first.
     notes : what was assumed. totals : per key of :data:`TOTALS`, (measured, simulated) [s].
@@ -107,7 +107,6 @@ class Replayed:
     measured: Timeline
     simulated: Timeline
     program: Program
-    times: int
     steps: StepTimes
     collectives: list[Collectives]
     notes: tuple[str, ...] = ()
@@ -124,7 +123,6 @@ def replay(
     topology: Topology | None = None,
     mesh: Mesh | None = None,
     *,
-    times: int = 1,
     scale: Scale = AS_MEASURED,
     **options: Any,
 ) -> Replayed:
@@ -133,15 +131,14 @@ def replay(
     Parameters
     ----------
     measured : as :func:`clustersim.traces.read` gives it. topology : None is free communication.
-    mesh : ``times`` as many ranks as the run had; needed with a topology. scale : what else differs; its ``times`` is
-        multiplied by ``times``.
+    mesh : ``scale.times`` as many ranks as the run had; needed with a topology. scale : what else differs.
     options : for :func:`clustersim.engine.simulate` (``backend``, ``launch``, ``nccl_version``, ``fidelity``).
 
     Raises :class:`TraceError` for a simulated run, or a mesh of another size.
     """
     if measured.source == "simulated":
         raise TraceError("this run is simulated already; `clustersim run` plays it again")
-    times, original = times * scale.times, measured
+    times, original = scale.times, measured
     free = topology is None or mesh is None
     if topology is None or mesh is None:
         _check_ranks(measured, times)
@@ -150,7 +147,7 @@ def replay(
     _check_ranks(measured, times, topology, mesh)
     if scale.bucket:
         measured = rebucketed(measured, scale.bucket)
-    writer = Writer(measured, replace(scale, times=times))
+    writer = Writer(measured, scale)
     program = writer.program()
     where = f"replay on {topology.name}"
     simulated = writer.as_measured(simulate(program, topology, mesh, **options), where)
@@ -166,7 +163,7 @@ def replay(
         alike = _steps(measured, writer.as_measured(simulate(evened(program), topology, mesh, **options), where))
         slowdown = steps.medians()[1] / alike.medians()[1]
     return Replayed(
-        measured, simulated, program, times, steps, rows, notes, totals, idle, topology.name, topology.n_nodes, free,
+        measured, simulated, program, steps, rows, notes, totals, idle, topology.name, topology.n_nodes, free,
         slowdown,
     )  # fmt: skip
 
