@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,24 @@ _SEEN = ("image_size", "class_tokens", "classes")
 """What may be said of a vision transformer."""
 
 
+def _vit(name: str, attention: str | None = None, implementation: str | None = None, **seen: Any) -> Model:
+    attention, implementation = execution(attention, implementation)
+    return build(dataclasses.replace(vit_shape(name, **seen), attention=attention, implementation=implementation))
+
+
+_DESCRIBED: Mapping[str, tuple[Callable[..., Model], set[str]]] = {
+    **dict.fromkeys(CONVNETS, (convnet, {"image_size", "implementation"})),
+    **dict.fromkeys(TRANSFORMER_XL, (transformer_xl, {"seq_len"})),
+    **dict.fromkeys(SEQ2SEQ, (seq2seq, {"seq_len", "implementation"})),
+    **dict.fromkeys(VITS, (_vit, {*_SEEN, "attention", "implementation"})),
+    **dict.fromkeys(NETWORKS, (lambda name: NETWORKS[name](), set())),
+}
+"""Networks that are described in Python: how each is built from its name, and which options it takes."""
+
+
 def catalog() -> tuple[str, ...]:
     """Every name :func:`model` knows: the shipped configs, then the networks described in Python."""
-    return (*shipped("data/models", ".json"), *CONVNETS, *TRANSFORMER_XL, *SEQ2SEQ, *VITS, *NETWORKS)
+    return (*shipped("data/models", ".json"), *_DESCRIBED)
 
 
 def model(name_or_path: str | Path, **overrides: Any) -> Model:
@@ -52,16 +68,9 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
     if _is_config(path):
         return from_hf(path, **overrides)
     name = _known(str(name_or_path))
-    if name in CONVNETS:
-        return convnet(name, **_only(name, overrides, {"image_size", "implementation"}))
-    if name in TRANSFORMER_XL:
-        return transformer_xl(name, **_only(name, overrides, {"seq_len"}))
-    if name in SEQ2SEQ:
-        return seq2seq(name, **_only(name, overrides, {"seq_len", "implementation"}))
-    if name in VITS:
-        return _vit(name, overrides)
-    if name in NETWORKS:
-        return NETWORKS[name](**_only(name, overrides, set()))
+    if name in _DESCRIBED:
+        network, known = _DESCRIBED[name]
+        return network(name, **_only(name, overrides, known))
     return from_hf(_config(name), name=name, **overrides)
 
 
@@ -71,7 +80,7 @@ def file(name_or_path: str | Path) -> Path | None:
     if _is_config(path):
         return path / "config.json" if is_folder(path) else path
     name = _known(str(name_or_path))
-    return None if name in {*CONVNETS, *TRANSFORMER_XL, *SEQ2SEQ, *VITS, *NETWORKS} else _config(name)
+    return None if name in _DESCRIBED else _config(name)
 
 
 def shape(name_or_path: str | Path, options: Table) -> Shape | None:
@@ -86,13 +95,6 @@ def shape(name_or_path: str | Path, options: Table) -> Shape | None:
         return dataclasses.replace(shape_from_hf(path)[0], **said)
     name = _known(str(name_or_path))
     return vit_shape(name, **{key: options[key] for key in _SEEN if key in options}) if name in VITS else None
-
-
-def _vit(name: str, options: Table) -> Model:
-    _only(name, options, {*_SEEN, "attention", "implementation"})
-    attention, implementation = execution(options.get("attention"), options.get("implementation"))
-    seen = vit_shape(name, **{key: options[key] for key in _SEEN if key in options})
-    return build(dataclasses.replace(seen, attention=attention, implementation=implementation))
 
 
 @cache
