@@ -316,8 +316,7 @@ def test_data_parallel_is_one_process_with_every_card(monkeypatch):
     fed: list[Any] = []
     tokens = SimpleNamespace(repeat=lambda *times: times)
     monkeypatch.setattr(steps.gpt, "build", lambda *_: "model")
-    monkeypatch.setattr(steps, "_optimizer", lambda *_: "optimizer")
-    monkeypatch.setattr(steps, "_plain", lambda torch, model, optimizer, batch: lambda: fed.append((model, batch)))
+    monkeypatch.setattr(steps, "_plain", lambda world, model, batch: lambda: fed.append((model, batch)))
     steps.data_parallel(alone(0), steps.gpt.ON_GPU, tokens)()
     assert fed == [("model", (2, 1))]  # a micro-batch for each card
     assert steps.data_parallel(alone(1), steps.gpt.ON_GPU, tokens)() is None

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any
 
 from clustersim.calibration.capture.mpi import MpiWorld
 from clustersim.calibration.capture.parts import Budget, Part
-from clustersim.calibration.capture.world import World, loops_for, middle
+from clustersim.calibration.capture.world import World, loops_for
 from clustersim.collectives.base import bus_factor
 from clustersim.texts import Table
 
@@ -169,29 +170,21 @@ def _call(world: World, kind: str, size: int, group: Any, ranks: tuple[int, ...]
     total = n * (n + 1) / 2.0
     pieces = list(whole.chunk(n)) if kind in SPLIT else []
 
-    def off(tensor: Any, value: float) -> int:
-        return int((tensor != value).sum())
-
-    if kind == "all_reduce":
-        return lambda: dist.all_reduce(whole, **also), lambda: off(whole, total)
-    if kind == "all_gather":
-        return lambda: dist.all_gather_into_tensor(whole, part, **also), lambda: off(whole[-1:], float(n))
-    if kind == "reduce_scatter":
-        return lambda: dist.reduce_scatter_tensor(part, whole, **also), lambda: off(part, total)
-    if kind == "all_to_all":
-        out = torch.empty_like(whole)
-        return lambda: dist.all_to_all_single(out, whole, **also), lambda: off(out[-1:], float(n))
-    if kind == "broadcast":
-        return lambda: dist.broadcast(whole, root, **also), lambda: off(whole, 1.0)
-    if kind == "reduce":
-        return lambda: dist.reduce(whole, root, **also), lambda: off(whole, total) if at == 0 else None
-    if kind == "scatter":
-        return lambda: dist.scatter(part, pieces if at == 0 else None, root, **also), lambda: off(part, 1.0)
-    if kind == "gather":
-        return lambda: dist.gather(part, pieces if at == 0 else None, root, **also), lambda: None
-    if kind == "sendrecv":
-        return _ring(dist, torch.empty_like(whole), whole, ranks, at, group), lambda: None
-    return (lambda: dist.barrier(group=group)), lambda: None
+    out = torch.empty_like(whole) if kind in {"all_to_all", "sendrecv"} else whole
+    calls: dict[str, tuple[Callable[[], Any], Any, float]] = {
+        "all_reduce": (lambda: dist.all_reduce(whole, **also), whole, total),
+        "all_gather": (lambda: dist.all_gather_into_tensor(whole, part, **also), whole[-1:], float(n)),
+        "reduce_scatter": (lambda: dist.reduce_scatter_tensor(part, whole, **also), part, total),
+        "all_to_all": (lambda: dist.all_to_all_single(out, whole, **also), out[-1:], float(n)),
+        "broadcast": (lambda: dist.broadcast(whole, root, **also), whole, 1.0),
+        "reduce": (lambda: dist.reduce(whole, root, **also), whole if at == 0 else None, total),
+        "scatter": (lambda: dist.scatter(part, pieces if at == 0 else None, root, **also), part, 1.0),
+        "gather": (lambda: dist.gather(part, pieces if at == 0 else None, root, **also), None, 0.0),
+        "sendrecv": (_ring(dist, out, whole, ranks, at, group), None, 0.0),
+        "barrier": (lambda: dist.barrier(group=group), None, 0.0),
+    }
+    run, found, right = calls[kind]
+    return run, lambda: None if found is None else int((found != right).sum())
 
 
 def _ring(dist: Any, into: Any, out: Any, ranks: tuple[int, ...], at: int, group: Any) -> Callable[[], None]:
@@ -232,10 +225,10 @@ def _measure(world: World, call: Call, seconds: float, member: bool) -> Table:
     ranks = world.gather(mine)
     each = [max(times) for times in zip(*(r for r in ranks if r[0] is not None), strict=True)]
     return {
-        "time": middle(each) * 1e6,
+        "time": median(each) * 1e6,
         "time_min": min(each) * 1e6,
         "time_max": max(each) * 1e6,
-        "rank_times": [middle(times) * 1e6 if times[0] is not None else None for times in ranks],
+        "rank_times": [median(times) * 1e6 if times[0] is not None else None for times in ranks],
         "#wrong": sum(bad) if bad else None,
         "iterations": repeats * loops,
     }

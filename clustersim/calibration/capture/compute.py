@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from statistics import median
 from typing import Any
 
 from clustersim.calibration.capture.parts import Budget, Part
-from clustersim.calibration.capture.world import World, loops_for, middle
+from clustersim.calibration.capture.world import World, loops_for
 
 Case = tuple[dict[str, Any], Callable[[], Callable[[], Any]]]
 """What is measured (op, shape, dtype, flops, bytes of one call), and how to make the call."""
@@ -45,7 +47,7 @@ def _measure(
             busy.append((time.thread_time() - start) / repeats)
     except (RuntimeError, MemoryError, NotImplementedError) as error:
         return {**said, "skipped": str(error).split("\n", 1)[0][:200]}
-    usual = middle(times)
+    usual = median(times)
     row = {**said, "time": usual * 1e6, "time_min": min(times) * 1e6, "time_max": max(times) * 1e6}
     if not world.on_gpu and world.torch.get_num_threads() == 1:
         row["time_cpu"] = min(busy) * 1e6  # without what other processes of the machine took
@@ -58,13 +60,8 @@ def _cases(torch: Any, device: Any) -> Iterator[Case]:
     kinds = [_launches(torch, device), _copies(torch, device, big), _gemms(torch, device, big),
              _memory_bound(torch, device, big), _attention(torch, device, big),
              _optimizers(torch, device, big)]  # fmt: skip
-    while kinds:
-        for kind in list(kinds):
-            case = next(kind, None)
-            if case is None:
-                kinds.remove(kind)
-            else:
-                yield case
+    for one_of_each in zip_longest(*kinds):
+        yield from filter(None, one_of_each)
 
 
 def _dtypes(torch: Any, device: Any) -> list[tuple[str, Any]]:

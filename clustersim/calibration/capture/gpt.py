@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -16,10 +16,6 @@ class Shape:
     vocabulary: int
     tokens: int
     batch: int
-
-    def said(self) -> dict[str, int]:
-        """As a dict."""
-        return asdict(self)
 
 
 ON_CPU = Shape(layers=4, width=128, heads=4, vocabulary=2048, tokens=64, batch=2)

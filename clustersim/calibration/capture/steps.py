@@ -10,12 +10,14 @@ import contextlib
 import gzip
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from clustersim.calibration.capture import gpt
 from clustersim.calibration.capture.parts import Budget, Part, write_whole
-from clustersim.calibration.capture.world import World, middle, repeats_for
+from clustersim.calibration.capture.world import World, repeats_for
 from clustersim.errors import TraceError
 
 Step = Callable[[], Any]
@@ -27,11 +29,12 @@ def _optimizer(torch: Any, model: Any) -> Any:
     return torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
-def _plain(torch: Any, model: Any, optimizer: Any, tokens: Any) -> Step:
+def _plain(world: World, model: Any, tokens: Any) -> Step:
+    optimizer = _optimizer(world.torch, model)
+
     def step() -> Any:
         optimizer.zero_grad()
-        loss = model(tokens)
-        loss = loss.mean()
+        loss = model(tokens).mean()
         loss.backward()
         optimizer.step()
         return loss
@@ -41,8 +44,7 @@ def _plain(torch: Any, model: Any, optimizer: Any, tokens: Any) -> Step:
 
 def single(world: World, shape: gpt.Shape, tokens: Any) -> Step:
     """Every rank alone: the compute that the others are compared with."""
-    model = gpt.build(world.torch, shape, world.device)
-    return _plain(world.torch, model, _optimizer(world.torch, model), tokens)
+    return _plain(world, gpt.build(world.torch, shape, world.device), tokens)
 
 
 def data_parallel(world: World, shape: gpt.Shape, tokens: Any) -> Step:
@@ -55,7 +57,7 @@ def data_parallel(world: World, shape: gpt.Shape, tokens: Any) -> Step:
     if world.rank:
         return lambda: None
     model = world.torch.nn.DataParallel(gpt.build(world.torch, shape, world.device))
-    return _plain(world.torch, model, _optimizer(world.torch, model), tokens.repeat(cards, 1))
+    return _plain(world, model, tokens.repeat(cards, 1))
 
 
 def ddp(bucket_mb: float = 25, accumulate: int = 1, zero1: bool = False) -> Callable[[World, gpt.Shape, Any], Step]:
@@ -98,7 +100,7 @@ def fsdp2(world: World, shape: gpt.Shape, tokens: Any) -> Step:
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return _plain(world.torch, model, _optimizer(world.torch, model), tokens)
+    return _plain(world, model, tokens)
 
 
 def parameter_server(world: World, shape: gpt.Shape, tokens: Any) -> Step:
@@ -168,7 +170,7 @@ def capture_steps(world: World, part: Part, folder: Path, seconds: float) -> Non
         world.say(f"steps {i + 1}/{len(MODES)}: {mode}, {budget.left:.0f} s left")
         share = world.told(budget.share(len(MODES) - i))
         part.write(
-            {"mode": mode, **shape.said(), **_mode(world, build, shape, tokens, folder / "traces" / mode, share)}
+            {"mode": mode, **asdict(shape), **_mode(world, build, shape, tokens, folder / "traces" / mode, share)}
         )
 
 
@@ -189,7 +191,7 @@ def _mode(world: World, build: Any, shape: gpt.Shape, tokens: Any, folder: Path,
         start = time.process_time()
         times.append(_timed(world, step))
         busy.append(time.process_time() - start)
-    ranks = world.gather([middle(times), min(times), max(times), min(busy)])
+    ranks = world.gather([median(times), min(times), max(times), min(busy)])
     row = {
         "step_time": max(r[0] for r in ranks) * 1e6, "rank_times": [r[0] * 1e6 for r in ranks],
         "time_min": min(r[1] for r in ranks) * 1e6, "time_max": max(r[2] for r in ranks) * 1e6, "steps": count,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -159,11 +158,6 @@ def loops_for(once: float, between: float, seconds: float) -> tuple[int, int]:
     least, most = LOOPS
     repeats = repeats_for(once, min(WINDOW, seconds / least))
     return repeats, int(min(most, max(least, seconds / (repeats * once + between))))
-
-
-def middle(values: list[float]) -> float:
-    """The median."""
-    return statistics.median(values)
 
 
 def join_world(
