@@ -8,6 +8,7 @@ from __future__ import annotations
 from clustersim.model import Kernel, Layer, Model, Tensor
 from clustersim.models import kernels as K
 from clustersim.models.conv_layers import BATCH_NORM, BIAS, RELU, Feature, convolution
+from clustersim.models.naming import affine
 
 SEGMENT = 8000
 """Audio samples of a training segment of WaveGlow (--segment-length)."""
@@ -37,7 +38,7 @@ def waveglow(channels: int = 512, segment: int = SEGMENT) -> Model:
         "upsample", "conv", m=segment, n=mels, k=4 * mels, flops=up, backward_flops=2 * up,
         nbytes=float(segment * mels), backward_nbytes=2.0 * segment * mels,
     )  # fmt: skip
-    tensors = (Tensor("upsample.weight", mels * mels * 1024), Tensor("upsample.bias", mels))
+    tensors = affine("upsample", mels * 1024, mels)
     copies = K.memory("unfold", float(segment * mels), K.Passes(4, 4, 2, 2))
     layers = [Layer("upsample", "flow", tensors, (upsample, copies), activation_bytes=2.0 * segment * mels)]
     left = 8
@@ -47,14 +48,8 @@ def waveglow(channels: int = 512, segment: int = SEGMENT) -> Model:
     done = (K.memory("loss", float(segment), K.Passes(4, 4, 30, 30)),)
     layers.append(Layer("loss", "loss", (), done, activation_bytes=float(segment), boundary_bytes=float(segment)))
     notes = (f"segments of {segment} samples",)
-    return Model(
-        "waveglow" if channels == 512 else f"waveglow-{channels}",
-        "waveglow",
-        tuple(layers),
-        seq_len=segment,
-        sample="clip",
-        notes=notes,
-    )
+    name = "waveglow" if channels == 512 else f"waveglow-{channels}"
+    return Model(name, "waveglow", tuple(layers), seq_len=segment, sample="clip", notes=notes)
 
 
 def _flow(flow: int, left: int, channels: int, length: int, mels: int) -> list[Layer]:
@@ -84,7 +79,7 @@ def _flow(flow: int, left: int, channels: int, length: int, mels: int) -> list[L
         kept = 2.0 * doubled.size + 3.0 * x.size
         layers.append(Layer(f"{p}.{i}", "flow", parts, kernels, activation_bytes=kept, boundary_bytes=float(x.size)))
     out, end = _conv(x, 2 * half, 1)
-    final = (Tensor(f"{p}.end.weight", channels * 2 * half), Tensor(f"{p}.end.bias", 2 * half))
+    final = affine(f"{p}.end", channels, 2 * half)
     coupled = K.memory("coupling", float(out.size), K.Passes(8, 12, 6, 10))
     layers.append(Layer(f"{p}.end", "flow", final, (end, *_ends(out), coupled), activation_bytes=2.0 * out.size))
     return layers
@@ -116,11 +111,8 @@ def jasper(frames: int = UTTERANCE) -> Model:
     >>> round(jasper().parameters / 1e6, 1)
     332.6
     """
-    x = Feature(64, 1, frames, image=True)
-    layers, x = [], x
-    layer, x = _unit(x, 256, 11, "encoder.0", length=-(-frames // 2))
-    layers.append(layer)
-    before = [x]
+    layer, x = _unit(Feature(64, 1, frames, image=True), 256, 11, "encoder.0", length=-(-frames // 2))
+    layers, before = [layer], [x]
     for number, (channels, window) in enumerate(_JASPER, start=1):
         for i in range(5):
             layer, x = _unit(x, channels, window, f"encoder.{number}.{i}", ending="relu" if i < 4 else "")
@@ -137,8 +129,7 @@ def jasper(frames: int = UTTERANCE) -> Model:
     y, logits = _conv(x, 29, 1)
     # CTC walks over the frames, forward and back, in a kernel each.
     ctc = K.memory("ctc", float(y.size), K.Passes(6, 6, 3, 3))
-    head = (Tensor("decoder.weight", 1024 * 29), Tensor("decoder.bias", 29))
-    layers.append(Layer("decoder", "head", head, (logits, ctc), activation_bytes=3.0 * y.size))
+    layers.append(Layer("decoder", "head", affine("decoder", 1024, 29), (logits, ctc), activation_bytes=3.0 * y.size))
     notes = (f"utterances of {frames} frames",)
     return Model("jasper", "jasper", tuple(layers), seq_len=frames, sample="clip", notes=notes)
 
@@ -153,7 +144,7 @@ def _unit(
         kernels += [K.memory("relu", float(y.size), RELU), K.memory("dropout", float(y.size), K.DROPOUT)]
     if ending == "add":
         kernels.append(K.memory("add", float(y.size), K.Passes(3, 0, 1, 0)))
-    weight = Tensor(f"{name}.conv.weight", x.channels * channels * window)
-    tensors = (weight, Tensor(f"{name}.bn.weight", channels), Tensor(f"{name}.bn.bias", channels))
+    weight = affine(f"{name}.conv", x.channels * window, channels, bias=False)
+    tensors = (*weight, *affine(f"{name}.bn", 1, channels))
     kept = y.size * (2.25 if ending == "relu" else 1.0)
     return Layer(name, "conv", tensors, tuple(kernels), 2 * channels, kept, float(x.size)), y

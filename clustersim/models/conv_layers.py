@@ -9,8 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from clustersim.errors import ModelError
-from clustersim.model import Kernel, Layer, Tensor
+from clustersim.model import Kernel, Layer
 from clustersim.models.kernels import DROPOUT, Passes, linear, memory
+from clustersim.models.naming import affine
 
 # Training BatchNorm reads its input twice (statistics, then normalise) and counts its batches in a kernel of its own;
 # backward reads input and gradient twice.
@@ -72,20 +73,16 @@ class Trunk:
         """A convolution with its BatchNorm (named ``norm``; a bias instead when empty) and its ReLU, if it has one."""
         x, size, groups = self.x, _pair(window.kernel), window.groups
         y = self.x = _window(x, name, channels, size, window.stride, _pair(window.padding))
-        tensors = [Tensor(f"{name}.weight", channels * (x.channels // groups) * size[0] * size[1])]
-        kernels = [convolution(x, y, size, groups)]
-        if norm:
-            tensors += [Tensor(f"{norm}.weight", channels), Tensor(f"{norm}.bias", channels)]
-            kernels.append(memory("batch_norm", float(y.size), BATCH_NORM))
-        else:
-            tensors.append(Tensor(f"{name}.bias", channels))
-            kernels.append(memory("bias", float(y.size), BIAS))
+        tensors = affine(name, x.channels // groups * size[0] * size[1], channels, bias=not norm)
+        tensors += affine(norm, 1, channels) if norm else ()
+        after = ("batch_norm", BATCH_NORM) if norm else ("bias", BIAS)
+        kernels = [convolution(x, y, size, groups), memory(after[0], float(y.size), after[1])]
         if relu:
             kernels.append(memory("relu", float(y.size), FUSED_RELU if self.fused and norm else RELU))
         # BatchNorm keeps its input; a ReLU's output is kept by itself and by the next convolution, once.
         kept = float(y.size) * (bool(norm) + relu) + (x.size if x.image else 0)
         self.layers.append(Layer(
-            name.removesuffix(".conv"), "conv", tuple(tensors), tuple(kernels), buffers=2 * channels if norm else 0,
+            name.removesuffix(".conv"), "conv", tensors, tuple(kernels), buffers=2 * channels if norm else 0,
             activation_bytes=kept, boundary_bytes=float(x.size),
         ))  # fmt: skip
 
@@ -149,9 +146,10 @@ def dense(n_in: int, n_out: int, name: str, *, relu: bool = False, dropout: bool
     kernels.append(memory("bias_gradient", float(n_out), Passes(0, 1, 0, 1)))
     if relu:
         kernels.append(memory("relu", float(n_out), RELU))
-    tensors = (Tensor(f"{name}.weight", n_in * n_out), Tensor(f"{name}.bias", n_out))
     kept = (1.25 * n_in if dropout else 0.0) + n_out
-    return Layer(name, "linear", tensors, tuple(kernels), activation_bytes=kept, boundary_bytes=float(n_in))
+    return Layer(
+        name, "linear", affine(name, n_in, n_out), tuple(kernels), activation_bytes=kept, boundary_bytes=float(n_in)
+    )
 
 
 def squeeze_excitation(y: Feature, name: str, squeezed: int) -> Layer:
@@ -163,12 +161,7 @@ def squeeze_excitation(y: Feature, name: str, squeezed: int) -> Layer:
         memory("gates", float(y.channels), Passes(4, 8, 3, 4)),
         memory("scale", float(y.size), Passes(2, 5, 1, 3)),
     )
-    tensors = (
-        Tensor(f"{name}.squeeze.weight", y.channels * squeezed),
-        Tensor(f"{name}.squeeze.bias", squeezed),
-        Tensor(f"{name}.expand.weight", squeezed * y.channels),
-        Tensor(f"{name}.expand.bias", y.channels),
-    )
+    tensors = (*affine(f"{name}.squeeze", y.channels, squeezed), *affine(f"{name}.expand", squeezed, y.channels))
     return Layer(name, "linear", tensors, kernels, activation_bytes=float(y.size), boundary_bytes=float(y.size))
 
 

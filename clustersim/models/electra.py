@@ -12,6 +12,7 @@ from dataclasses import replace
 from clustersim.model import Layer, Model, Tensor
 from clustersim.models import kernels as K
 from clustersim.models.base import Shape
+from clustersim.models.naming import affine
 from clustersim.models.transformer import build
 
 GENERATOR = 3
@@ -43,7 +44,7 @@ def _generator(made: Model, wide: Shape, s: Shape) -> tuple[Layer, ...]:
     embedding, *blocks, head = (_renamed(layer, "generator") for layer in made.layers)
     t, h, w = s.seq_len, s.d_model, wide.d_model
     norm = [tensor for tensor in embedding.tensors if "LayerNorm" in tensor.name]
-    project = (Tensor("generator.embeddings_project.weight", w * h), Tensor("generator.embeddings_project.bias", h))
+    project = affine("generator.embeddings_project", w, h)
     embedding = replace(
         embedding,
         tensors=(*(replace(tensor, numel=w) for tensor in norm), *project),
@@ -51,8 +52,7 @@ def _generator(made: Model, wide: Shape, s: Shape) -> tuple[Layer, ...]:
     )
     n = s.head_positions
     tensors = (
-        Tensor("generator_predictions.dense.weight", h * w), Tensor("generator_predictions.dense.bias", w),
-        Tensor("generator_predictions.LayerNorm.weight", w), Tensor("generator_predictions.LayerNorm.bias", w),
+        *affine("generator_predictions.dense", h, w), *affine("generator_predictions.LayerNorm", 1, w),
         Tensor("generator_lm_head.bias", s.vocab),
     )  # fmt: skip
     kernels = (
@@ -68,10 +68,7 @@ def _discriminator(made: Model, s: Shape) -> tuple[Layer, ...]:
     """BERT's embedding and blocks, and two small products for every token."""
     embedding, *blocks, head = made.layers
     t, h, p = s.seq_len, s.d_model, "discriminator_predictions"
-    tensors = (
-        Tensor(f"{p}.dense.weight", h * h), Tensor(f"{p}.dense.bias", h),
-        Tensor(f"{p}.dense_prediction.weight", h), Tensor(f"{p}.dense_prediction.bias", 1),
-    )  # fmt: skip
+    tensors = (*affine(f"{p}.dense", h, h), *affine(f"{p}.dense_prediction", h, 1))
     kernels = (
         K.linear("transform", t, h, h), K.memory("transform_activation", float(t * h), K.ACTIVATION["gelu"]),
         K.memory("prediction", float(t * h), K.Passes(1, 3, 1, 2)), K.memory("entropy", float(t), K.Passes(4, 4, 4, 4)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from clustersim.model import Kernel, Layer, Model, Tensor
 from clustersim.models import kernels as K
 from clustersim.models.conv_layers import ADD, BIAS, RELU, Feature, convolution
+from clustersim.models.naming import affine
 from clustersim.models.recurrent import CHARACTERS, FRAMES, LONGEST, SYMBOLS
 
 WIDTH, HEAD, FILTERS, PREDICTED, MELS = 384, 64, 1536, 256, 80
@@ -35,8 +36,9 @@ def fastpitch(frames: int = FRAMES, longest: int = LONGEST) -> Model:
     layers += [_embedding("pitch_emb"), _embedding("energy_emb"), _aligner(longest)]
     layers += [_block(f"decoder.layers.{i}", longest) for i in range(6)]
     out = (K.linear("proj", longest, WIDTH, MELS), K.memory("mse", float(longest * MELS), K.Passes(4, 4, 4, 4)))
-    tensors = (Tensor("proj.weight", WIDTH * MELS), Tensor("proj.bias", MELS))
-    layers.append(Layer("proj", "head", tensors, out, 0, 2.0 * longest * MELS, float(longest * WIDTH)))
+    layers.append(
+        Layer("proj", "head", affine("proj", WIDTH, MELS), out, 0, 2.0 * longest * MELS, float(longest * WIDTH))
+    )
     notes = (f"clips of {frames} frames padded to {longest}",)
     return Model("fastpitch", "fastpitch", tuple(layers), seq_len=frames, sample="clip", notes=notes)
 
@@ -44,11 +46,7 @@ def fastpitch(frames: int = FRAMES, longest: int = LONGEST) -> Model:
 def _conv(name: str, steps: int, n_in: int, n_out: int, window: int) -> tuple[tuple[Kernel, ...], tuple[Tensor, ...]]:
     x, y = Feature(n_in, 1, steps), Feature(n_out, 1, steps)
     kernels = (convolution(x, y, (1, window), 1), K.memory("bias", float(y.size), BIAS))
-    return kernels, (Tensor(f"{name}.weight", n_in * n_out * window), Tensor(f"{name}.bias", n_out))
-
-
-def _norm(name: str, width: int) -> tuple[Tensor, ...]:
-    return Tensor(f"{name}.weight", width), Tensor(f"{name}.bias", width)
+    return kernels, affine(name, n_in * window, n_out)
 
 
 def _block(name: str, steps: int) -> Layer:
@@ -71,9 +69,8 @@ def _block(name: str, steps: int) -> Layer:
     relu = K.memory("relu", float(steps * FILTERS), RELU)
     p = f"{name}.dec_attn"
     tensors = (
-        Tensor(f"{p}.qkv_net.weight", WIDTH * 3 * HEAD), Tensor(f"{p}.qkv_net.bias", 3 * HEAD),
-        Tensor(f"{p}.o_net.weight", HEAD * WIDTH), *_norm(f"{p}.layer_norm", WIDTH),
-        *wide, *narrow, *_norm(f"{name}.pos_ff.layer_norm", WIDTH),
+        *affine(f"{p}.qkv_net", WIDTH, 3 * HEAD), *affine(f"{p}.o_net", HEAD, WIDTH, bias=False),
+        *affine(f"{p}.layer_norm", 1, WIDTH), *wide, *narrow, *affine(f"{name}.pos_ff.layer_norm", 1, WIDTH),
     )  # fmt: skip
     kept = 8.0 * whole + 2.0 * steps * FILTERS + 2.5 * square
     kernels = (*attention, *end, moved, *first, relu, *second, *end)
@@ -89,9 +86,9 @@ def _predictor(name: str) -> Layer:
         conv, weights = _conv(f"{name}.layers.{i}.conv", CHARACTERS, n_in, PREDICTED, 3)
         after = (("relu", RELU), ("norm", _NORM), ("dropout", K.DROPOUT))
         kernels += [*conv, *(K.memory(op, size, passes) for op, passes in after)]
-        tensors += [*weights, *_norm(f"{name}.layers.{i}.norm", PREDICTED)]
+        tensors += [*weights, *affine(f"{name}.layers.{i}.norm", 1, PREDICTED)]
     kernels += [K.linear("fc", CHARACTERS, PREDICTED, 1), K.memory("mse", float(CHARACTERS), K.Passes(4, 4, 6, 6))]
-    tensors += [Tensor(f"{name}.fc.weight", PREDICTED), Tensor(f"{name}.fc.bias", 1)]
+    tensors += affine(f"{name}.fc", PREDICTED, 1)
     return Layer(name, "conv", tuple(tensors), tuple(kernels), 0, 6.5 * size, float(CHARACTERS * WIDTH))
 
 
@@ -105,7 +102,7 @@ def _embedding(name: str) -> Layer:
 def _aligner(steps: int) -> Layer:
     """Distances between every frame and every character, and the loss of all ways from one to the next (CTC)."""
     kernels: list[Kernel] = []
-    tensors: list[Tensor] = [Tensor("attention.attn_proj.weight", MELS), Tensor("attention.attn_proj.bias", 1)]
+    tensors = [*affine("attention.attn_proj", MELS, 1)]
     sizes = {
         "key": (CHARACTERS, ((WIDTH, 2 * WIDTH, 3), (2 * WIDTH, MELS, 1))),
         "query": (steps, ((MELS, 2 * MELS, 3), (2 * MELS, MELS, 1), (MELS, MELS, 1))),

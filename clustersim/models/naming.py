@@ -80,6 +80,11 @@ def linear(name: str, n_in: int, n_out: int, cut: str = "sequence", *, bias: boo
     return (made, Tensor(f"{name}{dot}bias", n_out, cut="sequence" if cut == "row" else cut)) if bias else (made,)
 
 
+def affine(name: str, n_in: int, n_out: int, *, bias: bool = True) -> Tensors:
+    """A linear's weight and bias (a norm's, where ``n_in`` is 1), whole on every rank."""
+    return linear(name, n_in, n_out, "whole", bias=bias)
+
+
 def _linear(n_in: int, n_out: int, cut: str = "sequence", *, bias: bool = False, there: bool = True) -> Part:
     return lambda name: linear(name, n_in, n_out, cut, bias=bias) if there else ()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from clustersim.model import Kernel, Layer, Model, Tensor
 from clustersim.models import kernels as K
 from clustersim.models.conv_layers import Feature, Trunk, Window
+from clustersim.models.naming import affine
 
 GNMT_VOCAB = 32_320
 GNMT_TOKENS, GNMT_PADDED = 28, 36
@@ -101,9 +102,8 @@ def gnmt(tokens: int = GNMT_TOKENS, padded: int = GNMT_PADDED) -> Model:
         _bahdanau(t, h),
         *(lstm(f"decoder.rnn_layers.{i}", t, 2 * h, h, residual=i > 0) for i in range(3)),
     )
-    tensors = (Tensor("decoder.classifier.weight", GNMT_VOCAB * h), Tensor("decoder.classifier.bias", GNMT_VOCAB))
     head = Layer(
-        "classifier", "head", tensors,
+        "classifier", "head", affine("decoder.classifier", h, GNMT_VOCAB),
         (K.linear("logits", t, h, GNMT_VOCAB), K.memory("cross_entropy", float(t * GNMT_VOCAB), _SMOOTHED)),
         activation_bytes=float(t) * (h + 2 * GNMT_VOCAB), boundary_bytes=float(t * h),
     )  # fmt: skip
@@ -209,10 +209,8 @@ def _decoder_tensors(p: str, memory: int, h: int, a: int) -> tuple[Tensor, ...]:
         Tensor(f"{p}.attention_layer.location_layer.location_conv.conv.weight", 2 * filters * window),
         Tensor(f"{p}.attention_layer.location_layer.location_dense.linear_layer.weight", filters * a),
         *_lstm_tensors(f"{p}.decoder_rnn", h + memory, h),
-        Tensor(f"{p}.linear_projection.linear_layer.weight", 80 * (h + memory)),
-        Tensor(f"{p}.linear_projection.linear_layer.bias", 80),
-        Tensor(f"{p}.gate_layer.linear_layer.weight", h + memory),
-        Tensor(f"{p}.gate_layer.linear_layer.bias", 1),
+        *affine(f"{p}.linear_projection.linear_layer", h + memory, 80),
+        *affine(f"{p}.gate_layer.linear_layer", h + memory, 1),
     )
 
 

@@ -14,9 +14,8 @@ from clustersim.errors import ModelError, nearest
 from clustersim.model import Kernel, Layer, Model, Tensor
 from clustersim.models import kernels as K
 from clustersim.models.base import Shape
+from clustersim.models.naming import Tensors, affine
 from clustersim.models.transformer import block_kernels
-
-Tensors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,8 @@ def _embedding(part: str, size: Size, s: Shape, table: Tensors) -> Layer:
     kernels: list[Kernel] = [K.memory("gather", width, K.Passes(2, 3, 1, 5), cut="row")]
     tensors = table
     if size.style == "bart":
-        norm = (Tensor(f"{part}.layernorm_embedding.{what}", s.d_model) for what in ("weight", "bias"))
-        tensors += (Tensor(f"{part}.embed_positions.weight", size.positions * s.d_model), *norm)
+        tensors += affine(f"{part}.embed_positions", size.positions, s.d_model, bias=False)
+        tensors += affine(f"{part}.layernorm_embedding", 1, s.d_model)
         kernels += [K.memory("sum", width, K.Passes(3, 1, 2, 2)), K.norm(s, "norm", saved=1)]
     elif size.style == "plain":
         kernels.append(K.memory("sum", width, K.Passes(5, 2, 2, 1)))
@@ -135,7 +134,7 @@ def _block(name: str, size: Size, i: int, s: Shape, source: Shape | None) -> Lay
         kernels += _cross(s, source)
         tensors += _attention(f"{name}.encoder_attn", size) + _norm(f"{name}.encoder_attn_layer_norm", size)
     for linear, n_in, n_out in (("fc1", s.d_model, s.d_ff), ("fc2", s.d_ff, s.d_model)):
-        tensors += _linear(f"{name}.{linear}", n_in, n_out, size)
+        tensors += affine(f"{name}.{linear}", n_in, n_out, bias=size.style != "t5")
     tensors += _norm(f"{name}.final_layer_norm", size)
     boundary = float(s.seq_len * s.d_model)
     return Layer(name, "block", tensors, kernels, activation_bytes=K.kept(kernels), boundary_bytes=boundary)
@@ -171,17 +170,12 @@ def _head(size: Size, encoder: Shape, decoder: Shape, shared: str) -> Layer:
                  boundary_bytes=float(decoder.seq_len * size.d_model))  # fmt: skip
 
 
-def _linear(name: str, n_in: int, n_out: int, size: Size) -> Tensors:
-    weight = Tensor(f"{name}.weight", n_in * n_out)
-    return (weight,) if size.style == "t5" else (weight, Tensor(f"{name}.bias", n_out))
-
-
 def _attention(name: str, size: Size) -> Tensors:
     width = size.heads * size.d_head
-    inner = [t for what in ("k_proj", "v_proj", "q_proj") for t in _linear(f"{name}.{what}", size.d_model, width, size)]
-    return (*inner, *_linear(f"{name}.out_proj", width, size.d_model, size))
+    h, bias = size.d_model, size.style != "t5"
+    inner = [t for what in ("k_proj", "v_proj", "q_proj") for t in affine(f"{name}.{what}", h, width, bias=bias)]
+    return (*inner, *affine(f"{name}.out_proj", width, h, bias=bias))
 
 
 def _norm(name: str, size: Size) -> Tensors:
-    weight = Tensor(f"{name}.weight", size.d_model)
-    return (weight,) if size.style == "t5" else (weight, Tensor(f"{name}.bias", size.d_model))
+    return affine(name, 1, size.d_model, bias=size.style != "t5")

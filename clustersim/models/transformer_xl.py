@@ -12,6 +12,7 @@ from itertools import pairwise
 from clustersim.errors import ModelError, nearest
 from clustersim.model import Kernel, Layer, Model, Tensor
 from clustersim.models import kernels as K
+from clustersim.models.naming import affine
 
 VOCAB = 267_735
 CUTOFFS = (19_997, 39_997, 199_997)
@@ -109,15 +110,11 @@ def _block_tensors(size: Size, i: int) -> tuple[Tensor, ...]:
     return (
         Tensor(f"{p}.dec_attn.qkv_net.weight", 3 * h * h),
         Tensor(f"{p}.dec_attn.o_net.weight", h * h),
-        Tensor(f"{p}.dec_attn.layer_norm.weight", h),
-        Tensor(f"{p}.dec_attn.layer_norm.bias", h),
+        *affine(f"{p}.dec_attn.layer_norm", 1, h),
         Tensor(f"{p}.dec_attn.r_net.weight", h * h),
-        Tensor(f"{p}.pos_ff.CoreNet.0.weight", h * size.d_ff),
-        Tensor(f"{p}.pos_ff.CoreNet.0.bias", size.d_ff),
-        Tensor(f"{p}.pos_ff.CoreNet.3.weight", h * size.d_ff),
-        Tensor(f"{p}.pos_ff.CoreNet.3.bias", h),
-        Tensor(f"{p}.pos_ff.layer_norm.weight", h),
-        Tensor(f"{p}.pos_ff.layer_norm.bias", h),
+        *affine(f"{p}.pos_ff.CoreNet.0", h, size.d_ff),
+        *affine(f"{p}.pos_ff.CoreNet.3", size.d_ff, h),
+        *affine(f"{p}.pos_ff.layer_norm", 1, h),
     )
 
 
