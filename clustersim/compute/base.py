@@ -192,8 +192,9 @@ def setting(device: Device, how: Execution, constants: Constants = CONSTANTS) ->
     if how.dtype not in MODES:
         raise ScenarioError(f"unknown dtype {how.dtype!r} (at $.model.dtype); {nearest(how.dtype, MODES)}")
     for what, value, known in (
-        ("float8_recipe", how.float8_recipe, FLOAT8_RECIPES), ("implementation", how.implementation, IMPLEMENTATIONS),
-    ):  # fmt: skip
+        ("float8_recipe", how.float8_recipe, FLOAT8_RECIPES),
+        ("implementation", how.implementation, IMPLEMENTATIONS),
+    ):
         if value not in known:
             raise ScenarioError(f"unknown {what} {value!r}; {nearest(value, known)}")
     half = how.dtype in HALF

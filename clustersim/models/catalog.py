@@ -10,17 +10,28 @@ from typing import Any
 
 from clustersim.errors import ModelError
 from clustersim.model import Model
+from clustersim.models.audio import jasper, waveglow
 from clustersim.models.base import Shape
 from clustersim.models.convnets import CONVNETS, convnet
+from clustersim.models.fastpitch import fastpitch
 from clustersim.models.hf import from_hf, shape_from_hf
-from clustersim.models.networks import NETWORKS
 from clustersim.models.not_described import described, plain, same_family
+from clustersim.models.recurrent import gnmt, tacotron2
 from clustersim.models.seq2seq import SEQ2SEQ, seq2seq
 from clustersim.models.transformer import build, execution
 from clustersim.models.transformer_xl import TRANSFORMER_XL, transformer_xl
 from clustersim.models.vision import VITS, vit_shape
 from clustersim.paths import data_path, shipped
 from clustersim.texts import Table, is_folder
+
+NETWORKS: Mapping[str, Callable[[], Model]] = {
+    "gnmt": gnmt,
+    "tacotron2": tacotron2,
+    "waveglow": waveglow,
+    "jasper": jasper,
+    "fastpitch": fastpitch,
+}
+"""Networks that are neither a transformer nor of images, by name."""
 
 _SEEN = ("image_size", "class_tokens", "classes")
 """What may be said of a vision transformer."""

@@ -8,15 +8,15 @@ variants (biases, positions); and the row's words say how it ran (eager, flash, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from clustersim.errors import ModelError
 from clustersim.model import Model
 from clustersim.models.base import Shape
+from clustersim.models.catalog import NETWORKS
 from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.electra import electra
-from clustersim.models.networks import NETWORKS
 from clustersim.models.not_described import what
 from clustersim.models.seq2seq import SEQ2SEQ, paired, seq2seq
 from clustersim.models.sized import BY_COUNT, named_shape, of_size, size_in
@@ -264,20 +264,15 @@ def _words(row: Row) -> str:
 
 
 def _variant(shape: Shape, c: Columns) -> Shape:
-    """The shape, or that of its usual variants that has exactly the row's parameters."""
-    if not c.exact:
-        return shape
-    return next((s for s in _variants(shape) if build(s).parameters == c.params), shape)
-
-
-def _variants(shape: Shape) -> Iterator[Shape]:
-    """The shape itself, then with learned positions or ALiBi (MPT has both) and with or without biases."""
-    yield shape
+    """The shape, or that of its usual variants that has exactly the row's parameters: with learned positions or ALiBi
+    (MPT has both), and with or without biases."""
+    found = [shape]
     for positions in ("learned", "alibi") if shape.family == "mpt" else (shape.positions,):
         rows = (shape.n_positions or shape.seq_len) if positions == "learned" else 0
         for bias in (True, False):
             norm_bias = bias and shape.norm == "layernorm"
-            yield replace(
+            found.append(replace(
                 shape, positions=positions, n_positions=rows, qkv_bias=bias, out_bias=bias, mlp_bias=bias,
                 norm_bias=norm_bias,
-            )  # fmt: skip
+            ))  # fmt: skip
+    return next((s for s in found if build(s).parameters == c.params), shape) if c.exact else shape

@@ -184,15 +184,19 @@ def _of_experts(s: Shape, e: Experts | None) -> dict[str, Part]:
         n, h, f = e.count, s.d_model, e.width
         up, down = f"{name}.gate_up_proj", f"{name}.down_proj"
         return (
-            Tensor(up, n * h * 2 * f, cut="expert_column"), Tensor(f"{up}_bias", n * 2 * f, cut="expert_column"),
-            Tensor(down, n * f * h, cut="expert_row"), Tensor(f"{down}_bias", n * h, cut="expert"),
-        )  # fmt: skip
+            Tensor(up, n * h * 2 * f, cut="expert_column"),
+            Tensor(f"{up}_bias", n * 2 * f, cut="expert_column"),
+            Tensor(down, n * f * h, cut="expert_row"),
+            Tensor(f"{down}_bias", n * h, cut="expert"),
+        )
 
     return {
         "router": _linear(s.d_model, e.count, bias=e.bias),
-        "experts": each(_GATED), "experts_w": each(_GATED_W), "experts_joined": joined,
+        "experts": each(_GATED),
+        "experts_w": each(_GATED_W),
+        "experts_joined": joined,
         "correction": _tensor(e.count, there=e.correction),
         "shared": lambda name: _gated_mlp(name, s, e.shared, _GATED) if e.shared else (),
         "shared_gate": _linear(s.d_model, 1, there=e.shared_gate),
         "dense": lambda _: (),
-    }  # fmt: skip
+    }

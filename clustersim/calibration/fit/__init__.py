@@ -6,8 +6,7 @@ and what the rows say of each constant comes out: its value, a 95 % interval, or
 
 from __future__ import annotations
 
-from clustersim.calibration.fit.knobs import Knob, TimeModel
 from clustersim.calibration.fit.nccl import Measured, NcclTimes
-from clustersim.calibration.fit.solve import Fit, Fitted, fit
+from clustersim.calibration.fit.solve import Fit, Fitted, Knob, TimeModel, fit
 
 __all__ = ["Fit", "Fitted", "Knob", "Measured", "NcclTimes", "TimeModel", "fit"]

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
-from clustersim.calibration.fit.knobs import Knob
+from clustersim.calibration.fit.solve import Knob
 from clustersim.compute.base import CONSTANTS
 from clustersim.compute.gemm import gemm_time
 from clustersim.compute.optimizer import launches_of, passes_of
@@ -28,7 +28,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True, eq=False)
 class DeviceTimes:
-    """Rows of one device; see :class:`clustersim.calibration.fit.knobs.TimeModel`.
+    """Rows of one device; see :class:`clustersim.calibration.fit.solve.TimeModel`.
 
     Parameters
     ----------

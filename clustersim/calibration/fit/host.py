@@ -11,7 +11,7 @@ import numpy as np
 from clustersim import fabrics
 from clustersim.arrays import Floats, Ints
 from clustersim.calibration.captured import asked, fastest, least
-from clustersim.calibration.fit.knobs import Knob
+from clustersim.calibration.fit.solve import Knob
 from clustersim.collectives import gloo, mpi
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.host_law import Work, seconds
@@ -57,7 +57,7 @@ LIBRARIES: dict[str, tuple[GlooCosts | MpiCosts, Callable[[Request, Group], Work
 
 @dataclass(frozen=True, eq=False)
 class HostTimes:
-    """Rows of one machine; see :class:`clustersim.calibration.fit.knobs.TimeModel`."""
+    """Rows of one machine; see :class:`clustersim.calibration.fit.solve.TimeModel`."""
 
     rows: tuple[Row, ...]
     part: str = "gloo"

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
-from clustersim.calibration.fit.knobs import Knob
+from clustersim.calibration.fit.solve import Knob
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import Choice, seconds_of
 from clustersim.collectives.paths import placement
@@ -59,7 +59,7 @@ class Measured:
 
 @dataclass(frozen=True, eq=False)
 class NcclTimes:
-    """Rows of one machine: a :class:`clustersim.calibration.fit.knobs.TimeModel`."""
+    """Rows of one machine: a :class:`clustersim.calibration.fit.solve.TimeModel`."""
 
     rows: tuple[Measured, ...]
     part: str = "nccl"
