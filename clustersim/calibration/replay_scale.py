@@ -187,7 +187,8 @@ def rebucketed(measured: Timeline, bucket: float) -> Timeline:
     replaced = {i for ops in alike.values() for i in ops}
     ops = list(measured.ops)
     kept = ~np.isin(measured.row_op, sorted(replaced))
-    rows = [np.stack([c[kept] for c in _columns(measured)])]
+    columns = measured.row_op, measured.row_set, measured.row_ready, measured.row_start, measured.row_end
+    rows = [np.stack([c[kept].astype(np.float64) for c in columns])]
     ranks = np.unique(spans["rank"]).tolist()
     sets = (*measured.rank_sets, *(np.array([rank], dtype=np.int64) for rank in ranks))
     for mine in alike.values():
@@ -218,11 +219,6 @@ def _gradients(measured: Timeline) -> dict[tuple[object, ...], list[int]]:
             detail = info.detail
             alike[info.step, detail.get("communicator"), detail.get("members"), detail.get("dtype")].append(i)
     return alike
-
-
-def _columns(run: Timeline) -> tuple[Floats, ...]:
-    return tuple(np.asarray(c, dtype=np.float64)
-                 for c in (run.row_op, run.row_set, run.row_ready, run.row_start, run.row_end))  # fmt: skip
 
 
 def _rank_rows(

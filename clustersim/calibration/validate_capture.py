@@ -60,9 +60,7 @@ def validate_capture(path: str | Path, topology: str, anchor: str | None = None)
     path : a capture's folder. topology : a shipped name or a file.
     anchor : ``"single"`` to scale the compute of steps by the measured step of a rank that trains alone.
 
-    Raises
-    ------
-    TraceError : no capture there. TopologyError : no such topology.
+    Raises :class:`TraceError` for no capture there; :class:`TopologyError` for no such topology.
     """
     capture = read_capture(path)
     machine = machine_for([capture], topology)

@@ -36,12 +36,8 @@ from clustersim.ranges import Range, of_step
 
 
 def validate_steps(path: str | Path, anchor: str | None = None) -> Score:
-    """Predict the step time of every row.
-
-    Parameters
-    ----------
-    anchor : ``"single"`` to take the measured one-GPU time as given where the table has it.
-    """
+    """Predict the step time of every row; ``anchor="single"`` takes the measured one-GPU time as given where the table
+    has it."""
     table = read_table(path, COLUMNS)
     if table and all(map(is_hybrid, table)):
         if anchor is not None:

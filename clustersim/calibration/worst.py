@@ -89,7 +89,7 @@ def _reason(rows: Sequence[Predicted], part_of: Callable[[Predicted], str]) -> s
     way = "too short" if middle[name] < 0 else "too long"
     quartiles = np.percentile(np.log1p(errors), [25, 75])
     if len(errors) >= 3 and quartiles[1] - quartiles[0] <= SAME_FACTOR:
-        how = f"by one factor, {1 / (1 + middle[name]):.2f}: {_constant(name)}"
+        how = f"by one factor, {1 / (1 + middle[name]):.2f}: {_CONSTANTS.get(name, UNTOLD)}"
     elif len(errors) >= 3:
         how = "by factors that vary: another choice of algorithm or protocol, or noise"
     else:
@@ -104,7 +104,4 @@ _CONSTANTS = {
     "64 KiB - 32 MiB": "hops or a protocol's share of the line rate",
     ">32 MiB": "the share of the line rate this machine's links reach",
 }
-
-
-def _constant(part: str) -> str:
-    return _CONSTANTS.get(part, "something all its rows share and the table does not tell")
+UNTOLD = "something all its rows share and the table does not tell"

@@ -185,9 +185,7 @@ class Execution:
 def setting(device: Device, how: Execution, constants: Constants = CONSTANTS) -> Setting:
     """Where and how the kernels of a step run.
 
-    Raises
-    ------
-    ScenarioError : for an unknown dtype, implementation or attention kernel, or one the device has not.
+    Raises :class:`ScenarioError` for an unknown dtype, implementation or attention kernel, or one the device has not.
     """
     if how.dtype not in MODES:
         raise ScenarioError(f"unknown dtype {how.dtype!r} (at $.model.dtype); {nearest(how.dtype, MODES)}")

@@ -89,7 +89,10 @@ def informed(
 ) -> Informed:
     """The constants that numbers of a machine make most likely. Raises as :func:`load`."""
     choices = [_choice(one, name_or_path, device, dict(fabric)) for one in numbers]
-    times = [one.seconds or _of_rate(one, chosen.group) for one, chosen in zip(numbers, choices, strict=True)]
+    times = [
+        one.seconds or one.nbytes * bus_factor(one.kind, chosen.group.size) / one.busbw
+        for one, chosen in zip(numbers, choices, strict=True)
+    ]
     kind = costs_of(choices[0].group)
     before = [seconds(chosen, kind) for chosen in choices]
     for one, chosen, time, usual in zip(numbers, choices, times, before, strict=True):
@@ -111,11 +114,6 @@ def _choice(one: MeasuredNumber, name_or_path: str, device: str | None, fabric: 
         raise TopologyError(f"{one.where}: a collective of one GPU says nothing; give nodes or gpus")
     group = Group(machine, mesh.gpus, one.launch, one.version)
     return choice(Request(one.kind, one.nbytes), group)
-
-
-def _of_rate(one: MeasuredNumber, group: Group) -> float:
-    """Seconds that nccl-tests' bus bandwidth stands for."""
-    return one.nbytes * bus_factor(one.kind, group.size) / one.busbw
 
 
 def _possible(one: MeasuredNumber, bound: float, time: float, usual: float) -> None:

@@ -220,10 +220,8 @@ class Shape:
 def checked(shape: Shape) -> Shape:
     """The shape itself.
 
-    Raises
-    ------
-    ModelError
-        Naming the field and its value, when a dimension is not positive, heads do not divide or a choice is unknown.
+    Raises :class:`ModelError` naming the field and its value, when a dimension is not positive, heads do not divide or
+    a choice is unknown.
     """
     for field in ("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff", "vocab", "seq_len"):
         value = getattr(shape, field)

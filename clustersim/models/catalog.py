@@ -67,10 +67,7 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
     overrides : ``seq_len``, ``attention``, ``implementation`` and the other options of
         :func:`~clustersim.models.hf.from_hf`, or ``image_size`` of :func:`~clustersim.models.convnets.convnet`.
 
-    Raises
-    ------
-    ModelError
-        For a name that is neither, with the nearest known one.
+    Raises :class:`ModelError` for a name that is neither, with the nearest known one.
 
     >>> model("gpt2").parameters, model("ResNet50").parameters
     (124439808, 25557032)

@@ -184,10 +184,7 @@ def convnet(name: str, image_size: int | None = None, *, implementation: str = "
     name : a key of :data:`CONVNETS`. image_size : pixels of a side; 224, and 299 for Inception-v3, by default.
     implementation : ``"eager"`` launches every op; ``"fused"`` merges ReLU and residual sum into BatchNorm.
 
-    Raises
-    ------
-    ModelError
-        For an unknown name (with the nearest one), or an image too small for the network.
+    Raises :class:`ModelError` for an unknown name (with the nearest one), or an image too small for the network.
 
     >>> convnet("resnet50").parameters
     25557032

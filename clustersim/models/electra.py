@@ -23,12 +23,7 @@ MASKED = 0.15
 
 
 def electra(discriminator: Shape) -> Model:
-    """Both networks, trained together on each sample.
-
-    Parameters
-    ----------
-    discriminator : BERT's shape, with the sequence it runs at.
-    """
+    """Both networks, trained together on each sample; the discriminator's shape is BERT's."""
     width, heads = discriminator.d_model // GENERATOR, max(1, discriminator.heads // GENERATOR)
     small = replace(
         discriminator, d_model=width, heads=heads, kv_heads=heads, head_dim=width // heads,

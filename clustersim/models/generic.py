@@ -57,14 +57,8 @@ def from_row(row: Row, *, implementation: str | None = None, gathers_masked: boo
     implementation : op lists where the row says nothing of them: ``eager``, ``flash`` or ``fused``.
     gathers_masked : BERT's pretraining head sees only the masked tokens.
 
-    Returns
-    -------
-    Model with notes of what was assumed.
-
-    Raises
-    ------
-    ModelError
-        With the reason when the row does not say enough, or the network is of a kind that is not described.
+    The Model's notes say what was assumed. Raises :class:`ModelError` with the reason when the row does not say enough,
+    or the network is of a kind that is not described.
 
     >>> from_row({"model": "GPT-2 124M", "layers": "12", "d_model": "768", "heads": "12"}).parameters
     124439808
@@ -115,10 +109,7 @@ def _transformer(name: str, plain: str, row: Row, implementation: str | None, ga
 def read_columns(row: Row) -> Columns:
     """A row's numbers: ``32 (8 kv)`` heads, ``340M`` or ``1.5e9`` parameters.
 
-    Raises
-    ------
-    ModelError
-        For text in a numeric column that is no number.
+    Raises :class:`ModelError` for text in a numeric column that is no number.
     """
     heads = re.fullmatch(r"(\d+)?(?: \((\d+) kv\))?", row.get("heads", "").strip())
     if heads is None:

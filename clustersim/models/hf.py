@@ -245,11 +245,8 @@ def from_hf(
     overrides : any other field of Shape, such as ``head="pretraining"`` for BERT (``"pooler"`` by default, the bare
         BertModel) or ``layers=2``.
 
-    Raises
-    ------
-    ModelError
-        Naming the file, the key and what it is for when one is missing or no number; an unknown ``model_type`` gives
-        the nearest known one.
+    Raises :class:`ModelError` naming the file, the key and what it is for when one is missing or no number; an unknown
+    ``model_type`` gives the nearest known one.
     """
     shape, notes = shape_from_hf(config, seq_len=seq_len, name=name)
     attention, implementation = execution(attention, implementation)

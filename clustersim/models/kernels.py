@@ -128,14 +128,9 @@ def batched(name: str, batch: int, m: int, n: int, k: int) -> Kernel:
 
 def norm(s: Shape, name: str, elements: float | None = None, saved: float | None = None) -> Kernel:
     """LayerNorm or RMSNorm over the sequence (or over ``elements`` values), which keeps what its passes say."""
-    passes = norm_passes(s)
+    passes = NORM[s.norm, s.implementation == "fused"]
     over = float(s.seq_len * s.d_model) if elements is None else elements
     return memory(name, over, passes, saved=passes.saved if saved is None else saved)
-
-
-def norm_passes(s: Shape) -> Passes:
-    """What the norm of this shape's implementation costs."""
-    return NORM[s.norm, s.implementation == "fused"]
 
 
 def activation_passes(s: Shape) -> Passes:

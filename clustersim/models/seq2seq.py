@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from clustersim.errors import ModelError, nearest
 from clustersim.model import Kernel, Layer, Model, Tensor
 from clustersim.models import kernels as K
 from clustersim.models.base import Shape
@@ -63,22 +62,13 @@ def paired(words: str) -> str:
 
 
 def seq2seq(name: str, seq_len: int | None = None, *, implementation: str = "eager") -> Model:
-    """An encoder-decoder by name; a sample is a source and a target.
+    """An encoder-decoder by a name of :data:`SEQ2SEQ`; a sample is a source and a target.
 
-    Parameters
-    ----------
-    seq_len : tokens of the source, and of the target; the usual ones by default.
-
-    Raises
-    ------
-    ModelError
-        For an unknown name.
+    ``seq_len`` : tokens of the source, and of the target; the usual ones by default.
 
     >>> seq2seq("t5-large").parameters, seq2seq("bart-large").parameters
     (737668096, 406291456)
     """
-    if name not in SEQ2SEQ:
-        raise ModelError(f"unknown encoder-decoder {name!r}; {nearest(name, SEQ2SEQ)}")
     size = SEQ2SEQ[name] if seq_len is None else replace(SEQ2SEQ[name], source=seq_len, target=seq_len)
     encoder = _shape(name, size, size.source, False, implementation)
     decoder = _shape(name, size, size.target, True, implementation)

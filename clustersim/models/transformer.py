@@ -103,10 +103,8 @@ def execution(attention: str | None, implementation: str | None) -> tuple[str, s
 def build(shape: Shape, notes: tuple[str, ...] = ()) -> Model:
     """Layers of a transformer in forward order.
 
-    Raises
-    ------
-    ModelError
-        When the shape is inconsistent (:func:`~clustersim.models.base.checked`) or its family is unknown.
+    Raises :class:`ModelError` when the shape is inconsistent (:func:`~clustersim.models.base.checked`) or its family is
+    unknown.
     """
     s = checked(shape)
     if s.family not in naming.families():

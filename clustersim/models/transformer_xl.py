@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from clustersim.errors import ModelError, nearest
+from clustersim.errors import ModelError
 from clustersim.model import Kernel, Layer, Model, Tensor
 from clustersim.models import kernels as K
 from clustersim.models.naming import affine
@@ -44,23 +44,15 @@ TRANSFORMER_XL = {
 
 
 def transformer_xl(name: str, seq_len: int | None = None, *, adaptive: bool = True) -> Model:
-    """Transformer-XL base or large; a sample is one segment of ``seq_len`` tokens that attends to a memory as long.
+    """Transformer-XL by a name of :data:`TRANSFORMER_XL`; a sample is one segment of ``seq_len`` tokens that attends to
+    a memory as long.
 
-    Parameters
-    ----------
-    adaptive : adaptive embedding and softmax (``--adaptive``, and ``--div_val`` as the size has it); otherwise one full
-        table and one softmax over the whole vocabulary.
-
-    Raises
-    ------
-    ModelError
-        For an unknown size.
+    ``adaptive`` : adaptive embedding and softmax (``--adaptive``, and ``--div_val`` as the size has it); otherwise one
+    full table and one softmax over the whole vocabulary.
 
     >>> transformer_xl("transformer-xl-base").parameters
     191950298
     """
-    if name not in TRANSFORMER_XL:
-        raise ModelError(f"unknown Transformer-XL {name!r}; {nearest(name, TRANSFORMER_XL)}")
     size = TRANSFORMER_XL[name] if adaptive else replace(TRANSFORMER_XL[name], div_val=1)
     cutoffs = CUTOFFS if adaptive else ()
     tokens = seq_len or size.seq_len

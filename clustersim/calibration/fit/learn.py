@@ -57,12 +57,7 @@ class Learned:
 
 
 def learn(rows: Sequence[Measured], machines: Sequence[str]) -> Learned:
-    """Fit the constants of kinds to rows of many machines.
-
-    Parameters
-    ----------
-    machines : (n,) whose row it is.
-    """
+    """Fit the constants of kinds to rows of many machines; ``machines`` : (n,) whose row it is."""
     tables = _Tables(rows, machines)
     spread = SURE * np.array([prior.spread for prior in priors().constants.values()])
     of_factors = np.minimum(WIDE * np.array([factor.spread for factor in priors().factors.values()]), WIDEST)

@@ -31,9 +31,7 @@ def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "
     paths : folders of captures, of one machine. topology : what it is built like: a shipped name or a file.
     date : to be written with the constants.
 
-    Raises
-    ------
-    TraceError : nothing there that can be fitted, or captures of several machines.
+    Raises :class:`TraceError` for nothing there that can be fitted, or captures of several machines.
     """
     captures = [read_capture(path) for path in paths]
     cores = _cores(captures)

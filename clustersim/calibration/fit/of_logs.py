@@ -33,9 +33,8 @@ def calibrate_logs(paths: Sequence[str | Path], topology: str, date: str = "", n
     topology : what the machine is built like: a shipped name or a file. date : to be written with the constants.
     nodes : int, of a run whose log does not say; None: as many as its ranks need.
 
-    Raises
-    ------
-    TraceError : a file that cannot be read, or fewer than :data:`FEWEST` rows that can be fitted, with the reasons.
+    Raises :class:`TraceError` for a file that cannot be read, or fewer than :data:`FEWEST` rows that can be fitted,
+    with the reasons.
     """
     samples = joined([_samples(path) for path in paths])
     times, skipped = nccl_times(samples, topology, nodes)
