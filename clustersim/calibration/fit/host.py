@@ -20,17 +20,8 @@ from clustersim.errors import ClusterSimError
 from clustersim.topology import Topology
 from clustersim.traces.samples import Sample
 
-SPREADS = {
-    "call": 0.7,
-    "message": 0.7,
-    "turn": 0.7,
-    "post": 0.5,
-    "stream": 0.5,
-    "memory": 0.7,
-    "cache": 0.7,
-    "reduce": 0.7,
-    "fault": 0.7,
-}
+SPREADS = dict.fromkeys(("call", "message", "turn", "memory", "cache", "reduce", "fault"), 0.7)
+SPREADS |= {"post": 0.5, "stream": 0.5}
 """Standard deviation of ln(value) among hosts, before anything is measured: a server and a shared VM differ by two."""
 
 

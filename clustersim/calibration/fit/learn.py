@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.arrays import Bools, Floats
-from clustersim.calibration.fit.nccl import Measured
+from clustersim.calibration.fit.nccl import Measured, NcclTimes
+from clustersim.calibration.fit.solve import weights
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import seconds_of
 from clustersim.costs import COSTS, Costs, flat, overlaid
@@ -97,25 +98,19 @@ class _Tables:
         self.names = tuple(dict.fromkeys(machines))
         self.machine = np.array([self.names.index(machine) for machine in machines])
         self.measured = np.log(np.array([row.seconds for row in rows]))
-        series = [f"{row.case} {row.choice.algorithm} {row.choice.protocol}" for row in rows]
-        _, which, count = np.unique(series, return_inverse=True, return_counts=True)
-        self.weight = count[which.reshape(-1)].astype(np.float64) ** -0.5
-        self.parts: dict[tuple[int, int], list[int]] = {}
-        self.base: list[Costs] = []
+        self.weight = weights(NcclTimes(tuple(rows)).series)
+        self.parts: dict[tuple[int, int], tuple[Costs, list[int]]] = {}
         for i, row in enumerate(rows):
             costs = costs_of(row.choice.group)
-            if not any(costs is known for known in self.base):
-                self.base.append(costs)
-            which_base = next(j for j, known in enumerate(self.base) if known is costs)
-            self.parts.setdefault((int(self.machine[i]), which_base), []).append(i)
+            self.parts.setdefault((int(self.machine[i]), id(costs)), (costs, []))[1].append(i)
 
     def log_times(self, at: Floats) -> Floats:
         """(n,) ln(seconds)."""
         values = _values(at)
         factors = at[len(priors().constants) :].reshape(-1, len(priors().factors))
         out = np.zeros(len(self.rows))
-        for (machine, base), mine in self.parts.items():
-            costs = moved_costs(with_learned(self.base[base], values), (), factors[machine])
+        for (machine, _), (base, mine) in self.parts.items():
+            costs = moved_costs(with_learned(base, values), (), factors[machine])
             out[mine] = np.log(list(seconds_of((self.rows[i].choice for i in mine), costs)))
         return out
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from clustersim import fabrics
-from clustersim.calibrated import Calibration, Constant, Provenance
+from clustersim.calibrated import Calibration, Provenance
 from clustersim.calibration.captured import Capture, noise, read_capture
 from clustersim.calibration.fit.calibrated import Calibrated, held_out
 from clustersim.calibration.fit.device import DeviceTimes, device_times
@@ -49,10 +49,9 @@ def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "
         data=tuple(str(c.path) for c in captures),
         versions=tuple(dict.fromkeys(f"torch {c.versions['torch']}" for c in captures if c.versions.get("torch"))),
         rows=sum(len(one.measured) for one in fits),
-        refused={c.knob.name: c.refused for one in fits for c in one.constants if c.refused},
+        refused={name: why for one in fits for name, why in one.refused.items()},
     )
-    parts = {one.part: {c.knob.name: Constant(c.value, c.low, c.high) for c in one.constants if not c.refused}
-             for one in fits}  # fmt: skip
+    parts = {one.part: one.told for one in fits}
     library = next((one for one in hosts if one.rows), hosts[0])
     rest = held_out(library, library.series)
     ranks_cores = 0 if len(machine.gpus) else cores  # what a machine's ranks run on; a process beside GPUs is no rank

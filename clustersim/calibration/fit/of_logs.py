@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from clustersim import fabrics, traces
-from clustersim.calibrated import Calibration, Constant, Provenance
+from clustersim.calibrated import Calibration, Provenance
 from clustersim.calibration.fit.calibrated import Calibrated, held_out
 from clustersim.calibration.fit.nccl import Measured, NcclTimes
 from clustersim.calibration.fit.solve import UNUSED, fit
@@ -47,13 +48,12 @@ def calibrate_logs(paths: Sequence[str | Path], topology: str, date: str = "", n
         data=tuple(str(path) for path in paths),
         versions=tuple(sorted({f"NCCL {row.version}" for row in times.rows if row.version})),
         rows=len(times.rows),
-        refused={c.knob.name: c.refused for c in found.constants if c.refused and c.refused != UNUSED},
+        refused={name: why for name, why in found.refused.items() if why != UNUSED},
     )
-    constants = {c.knob.name: Constant(c.value, c.low, c.high) for c in found.constants if not c.refused}
     return Calibrated(
         fits=(found,),
         cores=0,
-        calibration=Calibration(nccl=constants, provenance=told),
+        calibration=Calibration(nccl=found.told, provenance=told),
         held_out=held_out(times, [row.case for row in times.rows]),
         noise=float("nan"),
         sizes=np.array([row.nbytes for row in times.rows]),
@@ -87,19 +87,15 @@ class _Groups:
         self.topology = topology
         self.machine = fabrics.load(topology)
         self.gpus_per_node = len(self.machine.node_gpus(0))
-        self._known: dict[tuple[int, int, str, tuple[int, int]], Group] = {}
+        self.of = cache(self._of)
 
-    def of(self, ranks: int, nodes: int, launch: str, version: tuple[int, int]) -> Group:
+    def _of(self, ranks: int, nodes: int, launch: str, version: tuple[int, int]) -> Group:
         """Raises :class:`TraceError` for ranks that do not fit."""
-        key = ranks, nodes, launch, version
-        if key not in self._known:
-            if ranks % nodes or ranks // nodes > self.gpus_per_node:
-                raise TraceError(f"{ranks} ranks on {nodes} node(s) of {self.gpus_per_node} GPUs")
-            # As shipped: constants fitted before have no say in a new fit.
-            machine = fabrics.uncalibrated(fabrics.load(self.topology, nodes=nodes))
-            mesh = fabrics.mesh(machine, nodes, ranks // nodes)
-            self._known[key] = Group(machine, mesh.gpus, launch, version)
-        return self._known[key]
+        if ranks % nodes or ranks // nodes > self.gpus_per_node:
+            raise TraceError(f"{ranks} ranks on {nodes} node(s) of {self.gpus_per_node} GPUs")
+        # As shipped: constants fitted before have no say in a new fit.
+        machine = fabrics.uncalibrated(fabrics.load(self.topology, nodes=nodes))
+        return Group(machine, fabrics.mesh(machine, nodes, ranks // nodes).gpus, launch, version)
 
 
 def _measured(sample: Sample, groups: _Groups, nodes: int | None) -> Measured:

@@ -16,11 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
+from clustersim.calibrated import Constant
 
 NOISE = 0.05
 """Usual |ln(predicted / measured)| that no constant can mend: measurements repeat to 1-4 %, the law is no better."""
@@ -124,7 +126,17 @@ class Fit:
     @property
     def values(self) -> dict[str, float]:
         """Fitted constants by flat name, without the refused."""
-        return {one.knob.name: one.value for one in self.constants if not one.refused}
+        return {name: one.value for name, one in self.told.items()}
+
+    @property
+    def told(self) -> dict[str, Constant]:
+        """The same with their intervals."""
+        return {c.knob.name: Constant(c.value, c.low, c.high) for c in self.constants if not c.refused}
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Why each of the others is refused, by flat name."""
+        return {c.knob.name: c.refused for c in self.constants if c.refused}
 
 
 def fit(model: TimeModel) -> Fit:
@@ -132,15 +144,15 @@ def fit(model: TimeModel) -> Fit:
     problem = _Problem(model)
     refused = {k.name: why for k in model.knobs if (why := problem.unfelt(k))}
     kept = [k for k in model.knobs if k.name not in refused]
-    found = _Solution(np.zeros(0), np.zeros((0, 0)), np.zeros(0))
-    start = problem.scan(kept)
+    found, start = _Solution(np.zeros(0), np.zeros((0, 0)), np.zeros(0)), problem.scan(kept)
     while kept:
         found = problem.solve(kept, start)
         covariance = found.covariance(NOISE)
-        worst = _worst(covariance)
-        if worst is None:
+        untold = _untold(kept, covariance)
+        if untold is None:
             break
-        refused[kept[worst].name] = _rival(kept, covariance, worst)
+        worst, why = untold
+        refused[kept[worst].name] = why
         del kept[worst]
         start = np.delete(found.z, worst)
     sd = np.sqrt(np.diag(found.covariance(found.noise)))
@@ -155,23 +167,18 @@ def _fitted(knob: Knob, z: float, sd: float, refused: str = "") -> Fitted:
     return Fitted(knob, knob.at(z), low, high, refused)
 
 
-def _worst(covariance: Floats) -> int | None:
-    """The constant told least, if it cannot be told: too wide, or wide and one with another."""
+def _untold(knobs: Sequence[Knob], covariance: Floats) -> tuple[int, str] | None:
+    """The constant told least, if it cannot be told (too wide, or wide and one with another), and why."""
     sd = np.sqrt(np.diag(covariance))
-    together = np.abs(covariance / np.outer(sd, sd) - np.eye(len(sd))).max(axis=1)
-    untold = (sd > UNTOLD) | ((together > TWINS) & (sd > UNTOLD / 2))
-    return int(np.argmax(np.where(untold, sd, 0.0))) if untold.any() else None
-
-
-def _rival(knobs: Sequence[Knob], covariance: Floats, index: int) -> str:
-    """Why a constant is not told: the one it moves with."""
-    sd = np.sqrt(np.diag(covariance))
-    together = np.abs(covariance[index] / (sd * sd[index]))
-    together[index] = 0.0
-    other = int(np.argmax(together))
-    if together[other] < 0.3:
-        return "the rows hardly depend on it"
-    return f"the rows cannot tell it from {knobs[other].name}"
+    together = np.abs(covariance / np.outer(sd, sd) - np.eye(len(sd)))
+    untold = (sd > UNTOLD) | ((together.max(axis=1) > TWINS) & (sd > UNTOLD / 2))
+    if not untold.any():
+        return None
+    index = int(np.argmax(np.where(untold, sd, 0.0)))
+    other = int(np.argmax(together[index]))
+    if together[index, other] < 0.3:
+        return index, "the rows hardly depend on it"
+    return index, f"the rows cannot tell it from {knobs[other].name}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,14 +210,19 @@ def _values(knobs: Sequence[Knob], z: Floats) -> dict[str, float]:
     return {k.name: k.at(one) for k, one in zip(knobs, z.tolist(), strict=True)}
 
 
+def weights(series: Sequence[str]) -> Floats:
+    """(n,) what each row counts, so that a series of n rows counts as sqrt(n)."""
+    _, which, count = np.unique(list(series), return_inverse=True, return_counts=True)
+    return np.asarray(count[which.reshape(-1)] ** -0.5, dtype=np.float64)
+
+
 class _Problem:
     """A model's rows, what each counts, and which of them feel which constant."""
 
     def __init__(self, model: TimeModel) -> None:
         self.model = model
         self.log_measured = np.log(model.measured)
-        _, which, count = np.unique(list(model.series), return_inverse=True, return_counts=True)
-        self.weight: Floats = count[which.reshape(-1)].astype(np.float64) ** -0.5
+        self.weight = weights(model.series)
         self.scale: Floats = NOISE / np.sqrt(self.weight)
         self.before = model.predict({})
         self.feels = {k.name: self._feels(k) for k in model.knobs}
@@ -246,11 +258,8 @@ class _Problem:
         z = np.zeros(len(knobs))
         cost = self._cost(knobs, z)
         for _ in range(STEPS):
-            tried = []
-            for i in range(len(knobs)):
-                for one in (-2.0, -1.0, 1.0, 2.0):
-                    moved = np.where(np.arange(len(z)) == i, one, z)
-                    tried.append((self._cost(knobs, moved), moved))
+            single = (np.where(unit > 0, one, z) for unit in np.eye(len(z)) for one in (-2.0, -1.0, 1.0, 2.0))
+            tried = ((self._cost(knobs, moved), moved) for moved in single)
             best, moved = min(tried, key=lambda pair: pair[0], default=(cost, z))
             if best >= cost:
                 break
@@ -268,10 +277,7 @@ class _Problem:
         """The minimum over these constants, from ``start``."""
         from scipy.optimize import least_squares
 
-        n = len(self.log_measured)
-
-        def residuals(z: Floats) -> Floats:
-            return self._residuals(knobs, z)
+        n, residuals = len(self.log_measured), partial(self._residuals, knobs)
 
         def jacobian(z: Floats) -> Floats:
             now, out = _values(knobs, z), np.zeros((n, len(knobs)))
