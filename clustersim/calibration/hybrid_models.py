@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from clustersim.calibration.software import Row, Stack
 from clustersim.calibration.step_rows import whole
@@ -23,18 +22,21 @@ def model_table(row: Row, stack: Stack, dtype: str, device: Device) -> Table:
     Raises ValueError where the row does not say the sizes.
     """
     family = _family(row)
-    name, options = family(row)
+    name, options = _experts(row) if family == "experts" else (NAMED[family], _sizes(row))
+    if family in {"gpt", "bert"}:
+        options["n_positions"] = whole(row, "seq_len")
+        options |= {"activation": "gelu"} if family == "gpt" else {"head": "pretraining"}
     if stack.vocab and "vocabulary assumed" in row.get("notes", ""):
         options["vocab"] = stack.vocab
     if stack.pads_vocab:
         options["vocab"] = padded_vocab(options["vocab"], stack.pads_vocab, whole(row, "tp") if row.get("tp") else 1)
-    if family is _gpt and not stack.tied:
+    if family == "gpt" and not stack.tied:
         options["tied"] = False
-    if not stack.dropout or family in {_gated, _experts}:
+    if not stack.dropout or family in {"gated", "experts"}:
         options |= {"attn_dropout": False, "hidden_dropout": False}
     if stack.fused_scores_and_loss:
         options |= {"attn_dropout": False, "fused_loss": True}
-    if family is _experts:
+    if family == "experts":
         options |= {"experts_implementation": "grouped_mm"}
     return {
         "name": name,
@@ -46,27 +48,18 @@ def model_table(row: Row, stack: Stack, dtype: str, device: Device) -> Table:
     }
 
 
-def _family(row: Row) -> Callable[[Row], tuple[str, Options]]:
+def _family(row: Row) -> str:
     if row.get("experts"):
-        return _experts
+        return "experts"
     if row["model"].lower().startswith("bert"):
-        return _bert
-    return _gated if row.get("gated") == "1" else _gpt
+        return "bert"
+    return "gated" if row.get("gated") == "1" else "gpt"
 
 
-def _gpt(row: Row) -> tuple[str, Options]:
-    """Megatron's GPT: learned positions of the sequence's length, tied embeddings, biases, GELU by one kernel."""
-    return "gpt2", _sizes(row) | {"n_positions": whole(row, "seq_len"), "activation": "gelu"}
-
-
-def _bert(row: Row) -> tuple[str, Options]:
-    """Megatron's BERT: its head sees every position, not only the masked ones."""
-    return "bert-large-uncased", _sizes(row) | {"n_positions": whole(row, "seq_len"), "head": "pretraining"}
-
-
-def _gated(row: Row) -> tuple[str, Options]:
-    """Llama and its kin: rotary positions, RMSNorm, gated MLP, untied embeddings."""
-    return "llama2-7b", _sizes(row)
+NAMED = {"gpt": "gpt2", "bert": "bert-large-uncased", "gated": "llama2-7b"}
+"""The shipped model of each dense family: Megatron's GPT (learned positions of the sequence's length, tied embeddings,
+biases, GELU by one kernel); its BERT, whose head sees every position, not only the masked ones; Llama and its kin
+(rotary positions, RMSNorm, gated MLP, untied embeddings)."""
 
 
 def _experts(row: Row) -> tuple[str, Options]:
@@ -81,7 +74,7 @@ def _experts(row: Row) -> tuple[str, Options]:
 
 def completed(row: Row) -> Row:
     """The row with sizes: a GPT named by its parameters alone has GPT-3's width for them, and heads GPT-3's size."""
-    if not row.get("layers") and not row.get("d_model") and _family(row) is _gpt and row.get("params"):
+    if not row.get("layers") and not row.get("d_model") and _family(row) == "gpt" and row.get("params"):
         gpt = of_size(named_shape("gpt2-xl"), read_columns(row).params)
         row = {**row, "layers": str(gpt.layers), "d_model": str(gpt.d_model)}
     return row if row.get("heads") else {**row, "heads": str(whole(row, "d_model") // HEAD)}
