@@ -15,7 +15,7 @@ from clustersim.models.base import Shape
 from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.fastpitch import fastpitch
 from clustersim.models.hf import from_hf, shape_from_hf
-from clustersim.models.not_described import described, plain, same_family
+from clustersim.models.names import described, plain, same_family
 from clustersim.models.recurrent import gnmt, tacotron2
 from clustersim.models.seq2seq import SEQ2SEQ, seq2seq
 from clustersim.models.transformer import build, execution

@@ -17,7 +17,7 @@ from clustersim.models.base import Shape
 from clustersim.models.catalog import NETWORKS
 from clustersim.models.convnets import CONVNETS, convnet
 from clustersim.models.electra import electra
-from clustersim.models.not_described import what
+from clustersim.models.names import names, what
 from clustersim.models.seq2seq import SEQ2SEQ, paired, seq2seq
 from clustersim.models.sized import BY_COUNT, named_shape, of_size, size_in
 from clustersim.models.transformer import build, execution
@@ -26,9 +26,6 @@ from clustersim.paths import shipped
 
 Row = Mapping[str, str]
 
-# What people call things, on names stripped to lower-case letters, digits and dots.
-_CONVNET_WORDS = {"inceptionv3": "inception_v3", "inception3": "inception_v3", "resnext101": "resnext101_32x8d"}
-_CONVNET_WORDS |= {"ssd": "ssd300_resnet50", "ssd300": "ssd300_resnet50"}
 # Predictions per sequence in BERT's pretraining scripts: 20 of 128 tokens, 80 of 512.
 _MASKED_SHARE = 80 / 512
 _BERT_SQUAD_TOKENS = 384
@@ -145,7 +142,7 @@ def _plain(name: str) -> str:
 
 def _convnet_name(plain: str, row: Row) -> str:
     plain = plain.removesuffix("v1.5")
-    known = {_plain(name): name for name in CONVNETS} | _CONVNET_WORDS
+    known = {_plain(name): name for name in CONVNETS} | names()["convnets"]
     name = known.get(plain, "")
     if "tf_cnn_benchmarks" in row.get("other", ""):
         # TensorFlow's benchmark strides in the first 1x1 and trains Inception without its auxiliary classifier.
@@ -155,7 +152,7 @@ def _convnet_name(plain: str, row: Row) -> str:
 
 def _named_shape(name: str, plain: str, c: Columns) -> tuple[Shape, tuple[str, ...]]:
     """The shipped shape of that name where dimensions agree, else its family with the row's dimensions."""
-    family = _family(plain)
+    family = next((family for word, family in names()["families"].items() if word in plain), "")
     if not family:
         raise ModelError(f"model {name!r}: not a known name, and its architecture is not stated")
     configs = [config for config in shipped("data/models", ".json") if config.startswith(family)]
@@ -182,20 +179,10 @@ def _named_shape(name: str, plain: str, c: Columns) -> tuple[Shape, tuple[str, .
     return _resized(first, c, name), (f"{first.family} blocks with the row's dimensions",)
 
 
-def _family(plain: str) -> str:
-    """The start of the shipped configs' names for the first family word in the name, longer words first."""
-    words = {"gptoss": "gpt-oss", "deepseek": "deepseek", "qwen3": "qwen3", "qwen2moe": "qwen2-57b"}
-    words |= {"tinyllama": "tinyllama", "smollm3": "smollm3", "roberta": "roberta", "mistral": "mistral"}
-    words |= {"mixtral": "mixtral", "electrabase": "bert", "megatronlm": "gpt2", "llama": "llama", "qwen2": "qwen2"}
-    words |= {"bert": "bert", "gpt": "gpt2", "opt": "opt", "mpt": "mpt"}
-    return next((family for word, family in words.items() if word in plain), "")
-
-
 def _alias(plain: str) -> str:
     """A shipped config's plain name from how people write it."""
     plain = plain.replace("squad", "").replace("electra", "bert").removesuffix("small").removeprefix("meta")
-    sizes = {"bertbase": "bertbaseuncased", "bertlarge": "bertlargeuncased", "llama3.1405b": "llama3405b"}
-    return sizes.get(plain, plain)
+    return names()["configs"].get(plain, plain)
 
 
 def _letters(name: str) -> str:

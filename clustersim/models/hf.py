@@ -22,7 +22,7 @@ from clustersim.models.hf_experts import (
     mixtral_experts,
     qwen_experts,
 )
-from clustersim.models.not_described import described, same_family
+from clustersim.models.names import described, same_family
 from clustersim.models.transformer import build, execution
 from clustersim.models.vision import seeing
 from clustersim.texts import Table, is_folder, json_table, text_of

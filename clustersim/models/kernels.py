@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from clustersim.model import Kernel
-from clustersim.models.base import Shape
+from clustersim.models.base import Latent, Shape
 
 Kernels = tuple[Kernel, ...]
 
@@ -188,6 +188,43 @@ def input_gradient_sums(s: Shape, extra: int) -> Kernels:
     return (
         Kernel("gradient_sums", "memory", backward_nbytes=nbytes, launches=0, backward_launches=extra, cut="whole"),
     )
+
+
+def latent_projections(s: Shape, a: Latent) -> Kernels:
+    """Multi-head latent attention, from the block's normed input to whole queries, keys and values: projections of low
+    rank, their norms, rotation. DeepSeek-V2, arXiv:2405.04434, section 2.1, as ``modeling_deepseek.py`` and
+    Megatron-LM's ``multi_latent_attention.py`` train it: keys and values are projected up for every head, and attention
+    runs on whole heads (nothing is absorbed).
+
+    Down projections and their norms are whole on every tensor-parallel rank, on its own tokens under sequence
+    parallelism; up projections are cut by heads (Megatron-LM's ``linear_q_down_proj`` is duplicated).
+    """
+    t, h = s.seq_len, s.d_model
+    if a.q_rank:
+        queries = [
+            linear("q_down", t, h, a.q_rank),
+            _latent_norm(s, "q_latent_norm", a.q_rank),
+            replace(linear("q_up", t, a.q_rank, s.width), cut="column"),
+        ]
+    else:
+        queries = [replace(linear("q", t, h, s.width), cut="column")]
+    rotated = float(t * (s.heads + 1) * a.rope)
+    copied = float(t * s.width) * (1 if s.implementation == "fused" else 2)  # keys, op by op also queries, are joined
+    return (
+        *queries,
+        sharing_input(linear("kv_down", t, h, a.kv_rank + a.rope)),
+        _latent_norm(s, "kv_latent_norm", a.kv_rank),
+        replace(linear("kv_up", t, a.kv_rank, s.heads * (a.nope + a.value)), cut="column"),
+        # Its n is the width of the rotated keys that all heads share, its k the tokens.
+        replace(memory("rotary", rotated, ROTARY[s.implementation == "fused"]), cut="heads", n=a.rope, k=t),
+        replace(memory("join_heads", copied, Passes(2, 2)), cut="heads"),
+    )
+
+
+def _latent_norm(s: Shape, name: str, width: int) -> Kernel:
+    """A norm of the latent vector, whose scaling counts as a product (as Megatron-LM counts it among its FLOPs)."""
+    flops = 2.0 * s.seq_len * width
+    return replace(norm(s, name, float(s.seq_len * width)), flops=flops, backward_flops=2 * flops)
 
 
 def attention(s: Shape) -> Kernels:

@@ -15,7 +15,6 @@ from clustersim.models import kernels as K
 from clustersim.models import naming
 from clustersim.models.base import Shape, checked
 from clustersim.models.experts import expert_kernels
-from clustersim.models.latent import latent_projections
 from clustersim.models.vision import class_kernels, patch_kernels
 
 
@@ -191,7 +190,7 @@ def block_kernels(s: Shape) -> tuple[Kernel, ...]:
     split_qkv = s.family not in {"gpt2", "mpt", "vit", "vit_torchvision"}
     qkv = s.width + 2 * s.kv_width
     if s.latent:
-        projections = list(latent_projections(s, s.latent))
+        projections = list(K.latent_projections(s, s.latent))
     elif split_qkv:
         q, k, v = (K.linear(n, t, h, w) for n, w in (("q", s.width), ("k", s.kv_width), ("v", s.kv_width)))
         projections = [q, K.sharing_input(k), K.sharing_input(v)]

@@ -1,4 +1,4 @@
-"""Models that nobody has described here, by what they are (``data/not_described.toml``)."""
+"""What people call models (``data/names.toml``): those that are described here, and what the others are."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ FAMILY = 0.75
 
 
 @lru_cache(maxsize=1)
-def _tables() -> dict[str, dict[str, str]]:
-    return tomllib.loads((data_path("data") / "not_described.toml").read_text(encoding="utf-8"))
+def names() -> dict[str, dict[str, str]]:
+    """The tables of the file."""
+    return tomllib.loads((data_path("data") / "names.toml").read_text(encoding="utf-8"))
 
 
 def plain(name: str) -> str:
@@ -34,13 +35,13 @@ def what(name: str, *kinds: str) -> str:
     >>> what("gemma-2-9b", "others")
     'a Gemma 2, with capped attention scores and norms on both sides of a block'
     """
-    said = {start: words for kind in kinds for start, words in _tables()[kind].items()}
+    said = {start: words for kind in kinds for start, words in names()[kind].items()}
     return next((said[start] for start in sorted(said, key=len, reverse=True) if plain(name).startswith(start)), "")
 
 
 def described(name: str, model_type: bool = False) -> str:
     """Why a name or a ``model_type`` is not known, to follow ``model 'x' is``; empty where nobody knows what it is."""
-    said = (_tables()["types"].get(name, "") if model_type else "") or what(name, "others", "experts")
+    said = (names()["types"].get(name, "") if model_type else "") or what(name, "others", "experts")
     return f"{said}, which is not described" if said else ""
 
 
@@ -50,9 +51,9 @@ def same_family(name: str, known: Iterable[str]) -> str:
     >>> same_family("lama2-13b", ["llama2-13b", "gpt2"]), same_family("mystery-13b", ["llama2-13b", "gpt2"])
     ("did you mean 'llama2-13b'?", 'known: gpt2, llama2-13b')
     """
-    names, head = list(known), _head(name)
-    close = [one for one in names if _head(one) == head] or [one for one in names if _slip(head, _head(one))]
-    return nearest(name, close) if close else nearest("", names)
+    every, head = list(known), _head(name)
+    close = [one for one in every if _head(one) == head] or [one for one in every if _slip(head, _head(one))]
+    return nearest(name, close) if close else nearest("", every)
 
 
 def _slip(one: str, other: str) -> bool:
