@@ -163,9 +163,5 @@ def coverage(groups: Groups) -> tuple[float, ...]:
     wide as :func:`widening` makes it; NaN where there are no others."""
     if len(groups) < 2:
         return tuple(float("nan") for _ in SHARES)
-    return tuple(_held(_apart(groups, share), widening(groups, share)) for share in SHARES)
-
-
-def _held(apart: list[Floats], wide: float) -> float:
-    """The mean share of a group within a range so wide."""
-    return float(np.mean([np.mean(far <= wide + TINY) for far in apart]))
+    apart = [(_apart(groups, share), widening(groups, share)) for share in SHARES]
+    return tuple(float(np.mean([np.mean(far <= wide + TINY) for far in mine])) for mine, wide in apart)

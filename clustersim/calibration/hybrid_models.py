@@ -13,8 +13,6 @@ from clustersim.parallel import padded_vocab
 from clustersim.paths import shipped
 from clustersim.texts import Table
 
-Options = Table
-
 
 def model_table(row: Row, stack: Stack, dtype: str, device: Device) -> Table:
     """``[model]``; a GPU that the stack's attention kernel does not run on takes PyTorch's choice.
@@ -29,7 +27,7 @@ def model_table(row: Row, stack: Stack, dtype: str, device: Device) -> Table:
     if stack.vocab and "vocabulary assumed" in row.get("notes", ""):
         options["vocab"] = stack.vocab
     if stack.pads_vocab:
-        options["vocab"] = padded_vocab(options["vocab"], stack.pads_vocab, whole(row, "tp") if row.get("tp") else 1)
+        options["vocab"] = padded_vocab(options["vocab"], stack.pads_vocab, whole(row, "tp", 1))
     if family == "gpt" and not stack.tied:
         options["tied"] = False
     if not stack.dropout or family in {"gated", "experts"}:
@@ -62,7 +60,7 @@ biases, GELU by one kernel); its BERT, whose head sees every position, not only 
 (rotary positions, RMSNorm, gated MLP, untied embeddings)."""
 
 
-def _experts(row: Row) -> tuple[str, Options]:
+def _experts(row: Row) -> tuple[str, Table]:
     """A shipped mixture of experts of that name, whose depth the row may cut."""
     plain = re.sub(r"[^a-z0-9]", "", row["model"].lower())
     known = sorted(shipped("data/models", ".json"), key=len, reverse=True)
@@ -80,10 +78,14 @@ def completed(row: Row) -> Row:
     return row if row.get("heads") else {**row, "heads": str(whole(row, "d_model") // HEAD)}
 
 
-def _sizes(row: Row) -> Options:
+def _sizes(row: Row) -> Table:
     width, heads = whole(row, "d_model"), whole(row, "heads")
-    sizes = {"layers": whole(row, "layers"), "d_model": width, "heads": heads, "vocab": whole(row, "vocab")}
-    sizes["kv_heads"] = whole(row, "kv_heads") if row.get("kv_heads") else heads
-    sizes["head_dim"] = whole(row, "head_dim") if row.get("head_dim") else width // heads
-    sizes["d_ff"] = whole(row, "ffn") if row.get("ffn") else 4 * width
-    return sizes
+    return {
+        "layers": whole(row, "layers"),
+        "d_model": width,
+        "heads": heads,
+        "vocab": whole(row, "vocab"),
+        "kv_heads": whole(row, "kv_heads", heads),
+        "head_dim": whole(row, "head_dim", width // heads),
+        "d_ff": whole(row, "ffn", 4 * width),
+    }

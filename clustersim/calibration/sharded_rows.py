@@ -76,7 +76,6 @@ def read_sharded(row: Row, *, timed: bool = True) -> StepRun:
 
 
 def _execution(row: Row, text: str, recipe: Sharded, knobs: Table, dtype: str) -> Execution:
-    """How a pass is computed."""
     policy = _checkpointing(row, recipe)
     return Execution(
         dtype=dtype,

@@ -94,7 +94,6 @@ def step_time(run: StepRun, cost: StepCost) -> float:
 
 
 def _of_passes(run: StepRun, passes: int) -> StrategyConfig:
-    """The strategy's knobs for a step of so many passes."""
     return msgspec.structs.replace(run.config, gradient_accumulation_steps=passes)
 
 

@@ -37,15 +37,9 @@ ANY_MACHINE = "hgx-h100"
 ONE_TENSOR_MB = 1e-6
 """A bucket limit that every tensor reaches."""
 
-_DTYPES = (
-    ("fp8", "fp8"),
-    ("bf16", "bf16"),
-    ("tf32 off", "fp32"),
-    ("amp", "fp16"),
-    ("fp16", "fp16"),
-    ("tf32", "tf32"),
-    ("fp32", "fp32"),
-)
+_DTYPES = {word: word for word in ("fp8", "bf16")} | {"tf32 off": "fp32", "amp": "fp16"}
+_DTYPES |= {word: word for word in ("fp16", "tf32", "fp32")}
+"""Element types of matrix products by what a row's precision says of them; the first that it says counts."""
 
 
 def publisher(row: Row) -> str:
@@ -197,7 +191,7 @@ def _dtype(precision: str, gpu: str) -> str:
     text = precision.lower()
     if text == "fp32/tf32":
         return "tf32" if device_from_text(gpu).sm >= 80 else "fp32"
-    for word, dtype in _DTYPES:
+    for word, dtype in _DTYPES.items():
         if word in text:
             return dtype
     if not text:

@@ -225,7 +225,6 @@ def _unknown_machine(n: int) -> Topology:
 
 
 def _free(request: Request, group: Group) -> Plan:
-    """No time at all."""
     return Plan(request.kind, "free", "none", 0, 0.0, 0.0, np.zeros(0, dtype=np.int64), np.zeros(0), np.inf)
 
 
@@ -238,7 +237,6 @@ def _steps(measured: Timeline, simulated: Timeline) -> StepTimes:
 
 
 def _idle(measured: Timeline, simulated: Timeline, steps: Sequence[int]) -> tuple[StageIdle, ...]:
-    """How idle each stage is in both."""
     if not pipeline.has_pipeline(measured):
         return ()
     pairs = zip(*(pipeline.stage_times(run, steps) for run in (measured, simulated)), strict=True)

@@ -57,18 +57,13 @@ def figure(row: Row) -> str:
 
 
 def _predict(row: Row) -> tuple[float, float]:
-    """Measured and predicted bytes of the row's figure."""
     # Gigabytes are GiB in the table's column but where the row says that they are as printed.
     stated = number(row, "peak_mem_GiB") * (1e9 if "GB as printed" in row.get("notes", "") else GIB)
     which = figure(row)
-    if which != "allocated" and stated > FULL * _card(row):
+    if which != "allocated" and stated > FULL * device_from_text(row["gpu"].split(" (")[0]).memory_bytes:
         raise ValueError(f"the row shows a full card: {stated / GIB:.1f} GiB {which}, not what the step needs")
     use = _use(row)
     return stated, {"allocated": use.allocated, "reserved": use.reserved, "nvidia-smi": use.shown}[which]
-
-
-def _card(row: Row) -> float:
-    return float(device_from_text(row["gpu"].split(" (")[0]).memory_bytes)
 
 
 def _use(row: Row) -> MemoryUse:

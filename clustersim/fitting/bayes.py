@@ -62,7 +62,8 @@ def posterior(
     slopes = np.zeros((len(measured), len(spread)))
     cost = _cost(errors / sigma, moved, prior)
     for _ in range(ROUNDS):
-        slopes = jacobian(log_times, moved, errors + measured)
+        here = errors + measured
+        slopes = np.stack([(here - log_times(moved - STEP * unit)) / STEP for unit in np.eye(len(moved))], axis=1)
         step, _ = solved(slopes, errors, sigma**-2.0, moved, prior)
         tried = step
         for _ in range(6):  # a step that makes things worse is halved
@@ -80,12 +81,6 @@ def posterior(
 
 def _cost(misses: Floats, moved: Floats, prior: Floats) -> float:
     return float(misses @ misses + moved @ (prior * moved))
-
-
-def jacobian(log_times: Callable[[Floats], Floats], at: Floats, here: Floats) -> Floats:
-    """(n, k) slopes of ln(seconds) by each constant's logarithm; ``here`` is ``log_times(at)``."""
-    columns = [(here - log_times(at - STEP * unit)) / STEP for unit in np.eye(len(at))]
-    return np.stack(columns, axis=1)
 
 
 def solved(slopes: Floats, errors: Floats, weight: Floats, moved: Floats, prior: Floats) -> tuple[Floats, Floats]:

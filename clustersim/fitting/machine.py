@@ -30,11 +30,6 @@ MOVED = 0.005
 """Part of its kind's value by which a constant that is said to have stayed differs at most."""
 
 
-def law_error(nbytes: float) -> float:
-    """The entry of :data:`LAW_ERRORS` for a size."""
-    return next(error for most, error in LAW_ERRORS if nbytes <= most)
-
-
 class FewNumbers(msgspec.Struct, frozen=True, eq=False, dict=True):
     """What a machine's own numbers say of it.
 
@@ -89,7 +84,8 @@ def few_numbers(choices: Sequence[Choice], seconds: Sequence[float], base: Costs
         times = np.array(list(seconds_of(choices, moved_costs(base, names, moved))))
         return np.asarray(np.log(times), dtype=np.float64)
 
-    sigma = np.array([law_error(chosen.request.nbytes) for chosen in choices])
+    sizes = (chosen.request.nbytes for chosen in choices)
+    sigma = np.array([next(error for most, error in LAW_ERRORS if nbytes <= most) for nbytes in sizes])
     spread = np.array([*(f.spread for f in factors.values()), *(constants[name].spread for name in names)])
     found = posterior(log_times, np.log(np.array(seconds)), sigma, spread, first=len(factors))
     return FewNumbers(base, found, names)
