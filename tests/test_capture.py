@@ -338,7 +338,7 @@ def test_a_trace_that_cannot_be_written_costs_the_trace_alone():
     def full() -> None:
         raise OSError(28, "No space left on device")
 
-    made, problem = steps._agreed(alone(), full)
+    made, problem = steps.agreed(alone(), steps.FAILURES, full)
     assert made is None
     assert "No space left" in problem
 

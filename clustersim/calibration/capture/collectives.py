@@ -16,7 +16,7 @@ from typing import Any
 
 from clustersim.calibration.capture.mpi import MpiWorld
 from clustersim.calibration.capture.parts import Budget, Part
-from clustersim.calibration.capture.world import World, loops_for
+from clustersim.calibration.capture.world import World, agreed, loops_for
 from clustersim.collectives.base import bus_factor
 from clustersim.texts import Table
 
@@ -201,13 +201,12 @@ def _ring(dist: Any, into: Any, out: Any, ranks: tuple[int, ...], at: int, group
 
 def _first(world: World, call: Call) -> str:
     """The first call, which warms up; what a backend or a device says that does not have it, agreed over all ranks."""
-    failed = ""
-    try:
+
+    def warm_up() -> None:
         call[0]()
         world.sync()
-    except (RuntimeError, MemoryError, NotImplementedError) as error:
-        failed = str(error).split("\n", 1)[0][:200] or type(error).__name__
-    return next(filter(None, world.gather(failed)), "")
+
+    return agreed(world, (RuntimeError, MemoryError), warm_up)[1]
 
 
 def _measure(world: World, call: Call, seconds: float, member: bool) -> Table:

@@ -17,12 +17,13 @@ from typing import Any
 
 from clustersim.calibration.capture import gpt
 from clustersim.calibration.capture.parts import Budget, Part, write_whole
-from clustersim.calibration.capture.world import World, repeats_for
+from clustersim.calibration.capture.world import World, agreed, repeats_for
 from clustersim.errors import TraceError
 
 Step = Callable[[], Any]
 WARMUP, PROFILED = 2, 2
 MOST_STEPS = 30
+FAILURES = (ValueError, RuntimeError, ImportError, MemoryError, OSError, TraceError)
 
 
 def _optimizer(torch: Any, model: Any) -> Any:
@@ -176,12 +177,12 @@ def capture_steps(world: World, part: Part, folder: Path, seconds: float) -> Non
 
 def _mode(world: World, build: Any, shape: gpt.Shape, tokens: Any, folder: Path, seconds: float) -> dict[str, Any]:
     """One strategy's row. Ranks agree after building and after warming up, so that one's failure stops all."""
-    step, problem = _agreed(world, lambda: build(world, shape, tokens))
+    step, problem = agreed(world, FAILURES, lambda: build(world, shape, tokens))
     if problem:
         return {"skipped": problem}
     if world.on_gpu:
         world.torch.cuda.reset_peak_memory_stats()
-    losses, problem = _agreed(world, lambda: _warmed_up(world, step))
+    losses, problem = agreed(world, FAILURES, lambda: _warmed_up(world, step))
     if problem:
         return {"skipped": problem}
     once = max(world.gather(_timed(world, step)))
@@ -202,18 +203,8 @@ def _mode(world: World, build: Any, shape: gpt.Shape, tokens: Any, folder: Path,
         row["time_cpu"] = max(r[3] for r in ranks) * 1e6  # of the busiest rank, all its threads
     if world.on_gpu:
         row["peak_memory"] = max(world.gather(world.torch.cuda.max_memory_allocated()))
-    _, problem = _agreed(world, lambda: _profile(world, step, folder))
+    _, problem = agreed(world, FAILURES, lambda: _profile(world, step, folder))
     return row | ({"trace_skipped": problem} if problem else {})
-
-
-def _agreed(world: World, make: Callable[[], Any]) -> tuple[Any, str]:
-    """What this rank made, and why some rank could not."""
-    made, failed = None, ""
-    try:
-        made = make()
-    except (ValueError, RuntimeError, NotImplementedError, ImportError, MemoryError, OSError, TraceError) as error:
-        failed = str(error).split("\n", 1)[0][:200] or type(error).__name__
-    return made, next(filter(None, world.gather(failed)), "")
 
 
 def _warmed_up(world: World, step: Step) -> list[Any]:

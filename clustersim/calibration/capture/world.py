@@ -144,6 +144,16 @@ def _host_memory() -> float:
     return free if limit == "max" else min(free, float(limit) - float(used))
 
 
+def agreed(world: World, failures: tuple[type[Exception], ...], make: Callable[[], Any]) -> tuple[Any, str]:
+    """What this rank made, and what a rank says that could not, agreed over all."""
+    made, failed = None, ""
+    try:
+        made = make()
+    except failures as error:
+        failed = str(error).split("\n", 1)[0][:200] or type(error).__name__
+    return made, next(filter(None, world.gather(failed)), "")
+
+
 def repeats_for(once: float, seconds: float, most: int = 200) -> int:
     """How many calls of ``once`` seconds fill ``seconds``: between 2 and ``most``."""
     return int(min(most, max(2, seconds / max(once, 1e-7))))
