@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from clustersim import fabrics
+from clustersim.calibration.score import grouped
 from clustersim.collectives.base import Request
 from clustersim.errors import TopologyError, TraceError
 from clustersim.texts import Table
@@ -104,13 +105,8 @@ def _case(sample: Sample) -> Case:
 
 def fastest(samples: Sequence[Sample]) -> dict[Case, Sample]:
     """Of the rounds of one case, the one whose fastest loop was least disturbed."""
-    best: dict[Case, Sample] = {}
-    for sample in samples:
-        if sample.at_once == 1 and sample.ranks > 1:
-            key = _case(sample)
-            if key not in best or least(sample) < least(best[key]):
-                best[key] = sample
-    return best
+    alone = (sample for sample in samples if sample.at_once == 1 and sample.ranks > 1)
+    return {case: min(rounds, key=least) for case, rounds in grouped(alone, _case).items()}
 
 
 def asked(sample: Sample) -> Request:
@@ -127,9 +123,7 @@ def least(sample: Sample) -> float:
 def noise(samples: Sequence[Sample]) -> float:
     """Median, over rows measured in several rounds, of how far the rounds' fastest loops lie above the least; nan
     where nothing was repeated. A law of kind, size and ranks cannot be nearer to single rounds than about this."""
-    seen: dict[Case, list[float]] = {}
-    for sample in samples:
-        if sample.at_once == 1:
-            seen.setdefault(_case(sample), []).append(least(sample))
-    apart = [float(np.median(times)) / min(times) - 1.0 for times in seen.values() if len(times) > 1]
+    seen = grouped((sample for sample in samples if sample.at_once == 1), _case).values()
+    times = [list(map(least, rounds)) for rounds in seen if len(rounds) > 1]
+    apart = [float(np.median(some)) / min(some) - 1.0 for some in times]
     return float(np.median(apart)) if apart else float("nan")

@@ -115,9 +115,7 @@ def ordered(result: Score) -> Ordered:
 
 def by_source(found: Sequence[Order]) -> dict[str, Together]:
     """Per source and for ``"all"``."""
-    parts = {"all": list(found)}
-    for order in found:
-        parts.setdefault(order.source, []).append(order)
+    parts = {"all": list(found), **grouped(found, lambda order: order.source)}
     return {name: _together(mine) for name, mine in parts.items() if mine}
 
 

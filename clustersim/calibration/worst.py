@@ -66,14 +66,12 @@ def worst(
 def spreads(rows: Iterable[Row], identity: Callable[[Table], tuple[object, ...]]) -> dict[str, float]:
     """Per case that measures what another case measures too: the median over their common rows of how far the case is
     from the geometric mean of all, as a share. No model can be nearer to all of them than that."""
-    same: dict[tuple[object, ...], dict[str, list[float]]] = {}
-    for row in predicted(rows):
-        same.setdefault(identity(row.cells), {}).setdefault(row.cells["case_id"], []).append(row.measured)
     apart: dict[str, list[float]] = {}
-    for of_case in same.values():
+    for same in grouped(predicted(rows), lambda row: identity(row.cells)).values():
+        of_case = grouped(same, lambda row: str(row.cells["case_id"]))
         if len(of_case) < 2:
             continue
-        logs = {case: float(np.log(np.median(times))) for case, times in of_case.items()}
+        logs = {case: float(np.log(np.median([row.measured for row in some]))) for case, some in of_case.items()}
         mean = float(np.mean(list(logs.values())))
         for case, value in logs.items():
             apart.setdefault(case, []).append(abs(float(np.expm1(value - mean))))

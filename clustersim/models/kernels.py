@@ -151,13 +151,12 @@ def mlp_activation(s: Shape, name: str, elements: float) -> Kernel:
 def residual(s: Shape, name: str) -> Kernels:
     """The dropout (if any) and the residual sum after a block's half; fused, they ride on the next norm."""
     elements = float(s.seq_len * s.d_model)
-    if s.implementation == "fused":
+    if s.fuses:
         mask = 0.25 if s.hidden_dropout else 0.0
-        return (memory(name, elements, Passes(2 + mask, 1 + mask, 0, 0), saved=MASK * s.hidden_dropout),)
-    if s.implementation == "megatron":
-        mask = 0.25 if s.hidden_dropout else 0.0
-        # Backward: the dropout's, and the sum of the two gradients that meet here.
-        return (memory(name, elements, Passes(3 + mask, 5 + mask, 1, 2), saved=MASK * s.hidden_dropout),)
+        # Megatron's backward: the dropout's, and the sum of the two gradients that meet here.
+        apart = s.implementation == "megatron"
+        passes = Passes(3 + mask, 5 + mask, 1, 2) if apart else Passes(2 + mask, 1 + mask, 0, 0)
+        return (memory(name, elements, passes, saved=MASK * s.hidden_dropout),)
     drop = (memory(f"{name}_dropout", elements, DROPOUT, saved=MASK),) if s.hidden_dropout else ()
     return (*drop, memory(name, elements, Passes(3, 3)))
 

@@ -6,6 +6,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import takewhile
 
 from clustersim.errors import nearest
 from clustersim.paths import data_path
@@ -71,5 +72,4 @@ def _head(name: str) -> str:
     >>> _head("GPT2-xl"), _head("bert-base")
     ('gpt', 'bert')
     """
-    plain = name.rsplit("/", 1)[-1].lower()
-    return plain[: next((i for i, c in enumerate(plain) if not c.isalpha()), len(plain))]
+    return "".join(takewhile(str.isalpha, name.rsplit("/", 1)[-1].lower()))
