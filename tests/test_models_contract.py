@@ -17,7 +17,7 @@ _MIXED = {"deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt-
 BLOCKY = [name for name in CONFIGS if name not in {"llama3-405b", *_MIXED}]
 
 
-@pytest.fixture(scope="module", params=models.CATALOG)
+@pytest.fixture(scope="module", params=models.catalog())
 def model(request: pytest.FixtureRequest) -> Model:
     return models.model(request.param)
 

@@ -9,7 +9,6 @@ from clustersim.models.hf import from_hf
 from clustersim.models.transformer import transformer
 
 __all__ = [
-    "CATALOG",
     "CONVNETS",
     "catalog",
     "convnet",
@@ -20,10 +19,3 @@ __all__ = [
     "shape",
     "transformer",
 ]
-
-
-def __getattr__(name: str) -> tuple[str, ...]:
-    # Listing the shipped files is work, so it waits until someone asks.
-    if name == "CATALOG":
-        return catalog()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
