@@ -140,11 +140,10 @@ def replay(
         raise TraceError("this run is simulated already; `clustersim run` plays it again")
     times, original = scale.times, measured
     free = topology is None or mesh is None
+    _check_ranks(measured, times, topology, mesh)
     if topology is None or mesh is None:
-        _check_ranks(measured, times)
         topology = _unknown_machine(measured.world_size * times)
         mesh, options = Mesh(topology.gpus, len(topology.gpus)), {"planner": _free}
-    _check_ranks(measured, times, topology, mesh)
     if scale.bucket:
         measured = rebucketed(measured, scale.bucket)
     writer = Writer(measured, scale)
@@ -168,7 +167,7 @@ def replay(
     )  # fmt: skip
 
 
-def _check_ranks(measured: Timeline, times: int, topology: Topology | None = None, mesh: Mesh | None = None) -> None:
+def _check_ranks(measured: Timeline, times: int, topology: Topology | None, mesh: Mesh | None) -> None:
     """Raise :class:`TraceError` where memory or the machine does not do for so many times the ranks."""
     ranks = measured.world_size * times
     check(RANK * ranks, f"for a replay of {ranks:,} ranks", "use fewer (--times)", TraceError)

@@ -118,12 +118,8 @@ def _memory_bound(torch: Any, device: Any, big: bool) -> Iterator[Case]:
     for elements in [2**k for k in ((12, 16, 20, 24, 28) if big else (10, 14, 18, 20))]:
         for name, dtype in _dtypes(torch, device)[:2]:
             for op, (run, passes) in ops.items():
-                said = {
-                    "op": op,
-                    "elements": elements,
-                    "dtype": name,
-                    "bytes": float(passes * elements * dtype.itemsize),
-                }
+                nbytes = float(passes * elements * dtype.itemsize)
+                said = {"op": op, "elements": elements, "dtype": name, "bytes": nbytes}
 
                 def make(n: int = elements, dtype: Any = dtype, run: Any = run) -> Callable[[], Any]:
                     x = torch.randn(max(1, n // 1024), min(n, 1024), device=device).to(dtype)
