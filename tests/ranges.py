@@ -18,9 +18,8 @@ from clustersim import fabrics
 from clustersim.calibration.cross_validate import cross_validate
 from clustersim.calibration.evidence import SHARES, Groups, coverage, distances, quantile, widening
 from clustersim.calibration.score import Predicted, predicted
-from clustersim.calibration.validate_memory import validate_memory
 from clustersim.calibration.validate_nccl import validate_nccl
-from clustersim.calibration.validate_steps import publisher, strategy_kind, validate_steps
+from clustersim.calibration.validate_steps import publisher, strategy_kind, validate_memory, validate_steps
 from clustersim.ranges import size_class
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ from clustersim.calibration.sharded_rows import is_sharded, read_sharded
 from clustersim.calibration.software import software
 from clustersim.calibration.step_play import costs_of, step_time_as_priced
 from clustersim.calibration.step_rows import COLUMNS
-from clustersim.calibration.validate_memory import validate_memory
+from clustersim.calibration.validate_steps import validate_memory
 from clustersim.errors import ClusterSimError
 from clustersim.strategies.fsdp_config import FSDPConfig
 from clustersim.strategies.zero_config import ZeroOptimization

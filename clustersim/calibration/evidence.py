@@ -14,9 +14,8 @@ from clustersim.arrays import Floats
 from clustersim.calibration.cross_validate import Told, cross_validate
 from clustersim.calibration.score import Predicted, Row, grouped, predicted, statistics
 from clustersim.calibration.step_rows import publisher
-from clustersim.calibration.validate_memory import figure, validate_memory
 from clustersim.calibration.validate_nccl import validate_nccl
-from clustersim.calibration.validate_steps import hardware, kind_of, validate_steps
+from clustersim.calibration.validate_steps import figure, hardware, kind_of, validate_memory, validate_steps
 from clustersim.errors import ClusterSimError
 from clustersim.ranges import size_class
 

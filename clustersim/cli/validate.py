@@ -138,7 +138,7 @@ def steps(table: Path, anchor: str | None, ordered: bool, **options: Any) -> Non
 @json_option
 def memory(table: Path, **options: Any) -> None:
     """Peak memory of training steps: TABLE.csv in the columns of training_steps.csv."""
-    from clustersim.calibration.validate_memory import validate_memory
+    from clustersim.calibration.validate_steps import validate_memory
 
     with working(f"predicting {table}"):
         result = validate_memory(table)
