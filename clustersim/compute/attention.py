@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 from clustersim.compute.base import Setting
 from clustersim.device import FlashRate
 from clustersim.model import Kernel
@@ -33,16 +35,10 @@ def _interpolate(table: dict[int, FlashRate], head_dim: int) -> FlashRate:
     if head_dim >= dims[-1]:
         return table[dims[-1]]
     above = next(dim for dim in dims if dim >= head_dim)
-    below = max(dim for dim in dims if dim <= head_dim)
-    if above == below:
-        return table[above]
+    below = max(dim for dim in dims if dim < head_dim)
     w = (head_dim - below) / (above - below)
-    low, high = table[below], table[above]
-    return FlashRate(
-        low.rate * (1 - w) + high.rate * w,
-        low.s0_causal * (1 - w) + high.s0_causal * w,
-        low.s0_full * (1 - w) + high.s0_full * w,
-    )
+    both = zip(astuple(table[below]), astuple(table[above]), strict=True)
+    return FlashRate(*(low * (1 - w) + high * w for low, high in both))
 
 
 def attention_parts(setting: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:

@@ -71,13 +71,8 @@ class DeviceTimes:
 
 def device_times(rows: Iterable[Table], device: Device, cores: float = 0.0) -> DeviceTimes:
     """The rows of a capture's compute part that the time model has a formula for; what was skipped there is no row."""
-    return DeviceTimes(
-        tuple(r for r in rows if "time_min" in r and _kind(r) in _OPS and _known(r, device)), device, cores
-    )
-
-
-def _known(row: Table, device: Device) -> bool:
-    return row["op"] != "gemm" or row["dtype"] in device.peak
+    priced = (r for r in rows if "time_min" in r and _kind(r) in _OPS)
+    return DeviceTimes(tuple(r for r in priced if r["op"] != "gemm" or r["dtype"] in device.peak), device, cores)
 
 
 def _kind(row: Table) -> str:
@@ -114,10 +109,6 @@ def _optimizer(row: Table, device: Device) -> float:
     return _host(device, traffic + launches * device.kernel_floor.value, launches)
 
 
-def _launch(_: Table, device: Device) -> float:
-    return device.launch.value
-
-
 _OPS: Mapping[str, Callable[[Table, Device], float]] = {
-    "gemm": _gemm, "streaming": _streaming, "optimizer": _optimizer, "launch": _launch,
+    "gemm": _gemm, "streaming": _streaming, "optimizer": _optimizer, "launch": lambda _, device: device.launch.value,
 }  # fmt: skip

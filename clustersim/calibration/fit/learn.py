@@ -117,17 +117,11 @@ class _Tables:
     def slopes(self, at: Floats, here: Floats) -> Floats:
         """(n, k) by each constant and by each machine's factors."""
         columns = np.zeros((len(self.rows), len(at)))
-        n, factors = len(priors().constants), len(priors().factors)
+        n, factors, unit = len(priors().constants), len(priors().factors), np.eye(len(at))
         for i in range(n):
-            columns[:, i] = (here - self.log_times(at - STEP * _unit(len(at), [i]))) / STEP
+            columns[:, i] = (here - self.log_times(at - STEP * unit[i])) / STEP
         for j in range(factors):  # a factor moves its own machine's rows alone, so all machines move at once
             every = [n + m * factors + j for m in range(len(self.names))]
-            moved = (here - self.log_times(at - STEP * _unit(len(at), every))) / STEP
+            moved = (here - self.log_times(at - STEP * unit[every].sum(axis=0))) / STEP
             columns[np.arange(len(self.rows)), np.array(every)[self.machine]] = moved
         return columns
-
-
-def _unit(n: int, where: Sequence[int]) -> Floats:
-    out = np.zeros(n)
-    out[list(where)] = 1.0
-    return out
