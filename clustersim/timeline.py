@@ -98,9 +98,8 @@ class LinkUse:
     def payload(self) -> Floats:
         """(T,) float [bytes] that each transfer moved."""
         moved = self.segment_end - self.segment_start
-        moved *= self.segment_rate  # millions of them: no third column beside these
-        found = np.bincount(self.segment_transfer, weights=moved, minlength=len(self.transfer_op))
-        return found.astype(np.float64, copy=False)
+        moved *= self.segment_rate  # there are millions: no third column beside these
+        return np.bincount(self.segment_transfer, moved, len(self.transfer_op)).astype(np.float64, copy=False)
 
     @cached_property
     def per_byte(self) -> tuple[Ints, Floats, Ints]:
@@ -229,8 +228,7 @@ class Timeline(Keeper):
     @cached_property
     def _per_op(self) -> dict[str, npt.NDArray[Any]]:
         n, (sets, op, of, ready, start, end) = len(self.ops), self._rows()
-        sizes = np.array([len(s) for s in sets], dtype=np.int64)[of]
-        ranks = self.ranks_per_op()
+        sizes, ranks = np.array([len(s) for s in sets], dtype=np.int64)[of], self.ranks_per_op()
         seconds = np.bincount(op, weights=(end - start) * sizes, minlength=n).astype(np.float64)
         first, began, last = np.full(n, np.inf), np.full(n, np.inf), np.full(n, -np.inf)
         np.minimum.at(first, op, ready)

@@ -1,7 +1,7 @@
 """Closed forms of runs that fail, wait and vary, which campaigns played and published figures are checked with.
 
 All times of one call are in one unit; ``mtbf`` is the mean time between failures of the whole job. What the product
-itself computes with is in :mod:`clustersim.campaign`'s ``renewal`` and ``pools``.
+itself computes with is in :mod:`clustersim.campaign`'s ``renewal``, ``maxima`` and ``pools``.
 
 Sources: A. Kokolis et al., arXiv:2410.21680; ByteRobust, arXiv:2509.16293; the rest follows from its docstring.
 """
@@ -13,13 +13,11 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from clustersim.campaign import pools
+from clustersim.campaign.maxima import largest_normal, mean_max_normal, step_with_barriers
 from clustersim.campaign.renewal import expected_time
 
 P95 = 1.6448536269514722
 """Standard deviations from the mean to the 95th percentile of a normal law."""
-REACH, POINTS = 14.0, 28_001
-"""Standard deviations integrated over, and at how many points: the trapezoid rule is exact here to 1e-9."""
 
 
 def spread(mtbf: float, delta: float, recovery: float, tau: float, work: float) -> float:
@@ -241,77 +239,9 @@ def requeue_time(machines: float) -> float:
     return 450.0 + 104.0 * math.log2(machines / 128.0)
 
 
-def largest_normal(ranks: int) -> tuple[np.ndarray, np.ndarray]:
-    """z, and the density ``N phi(z) Phi(z)^(N-1)`` of the largest of N normal variables, both (points,)."""
-    from scipy.special import log_ndtr
-
-    z = np.linspace(-REACH, REACH, POINTS)
-    log_phi = -0.5 * z * z - 0.5 * math.log(2 * math.pi)
-    return z, np.exp(math.log(ranks) + log_phi + (ranks - 1) * log_ndtr(z))
-
-
-def mean_max_normal(ranks: int) -> float:
-    """Mean of the largest of ``ranks`` normal variables, in standard deviations above their mean.
-
-    >>> round(mean_max_normal(1024), 4)
-    3.2482
-    """
-    z, density = largest_normal(ranks)
-    return float(np.trapezoid(z * density, z))
-
-
-def step_with_barriers(ranks: int, cv: float, barriers: int = 1) -> float:
-    """Mean step of ranks that meet ``barriers`` times in it, in equal segments, over the mean of one rank:
-    ``1 + sqrt(K) cv e_N``. ``cv`` is of the whole step of one rank.
-
-    >>> round(step_with_barriers(1024, 0.02, 16), 3)
-    1.26
-    """
-    return 1.0 + math.sqrt(barriers) * cv * mean_max_normal(ranks)
-
-
-def young_interval(delta: float, mtbf: float) -> float:
-    """Young's interval between saves, ``sqrt(2 delta M)`` (J. W. Young, CACM 1974)."""
-    return math.sqrt(2.0 * delta * mtbf)
-
-
-def daly_interval(delta: float, mtbf: float) -> float:
-    """Daly's, to higher order: ``sqrt(2 d M) (1 + sqrt(x)/3 + x/9) - d``, ``x = d/2M``; M where d is 2M or more."""
-    if delta >= 2.0 * mtbf:
-        return mtbf
-    x = delta / (2.0 * mtbf)
-    return young_interval(delta, mtbf) * (1.0 + math.sqrt(x) / 3.0 + x / 9.0) - delta
-
-
-def mean_lost_work(window: float, mtbf: float) -> float:
-    """Mean time since the last save, of failures that fall into a window of ``tau + delta``; half the window to first
-    order: ``M - w e^{-w/M} / (1 - e^{-w/M})``."""
-    return mtbf - window / math.expm1(window / mtbf)
-
-
-def survival(time: float, mtbf: float) -> float:
-    """Probability of no failure for so long."""
-    return math.exp(-time / mtbf)
-
-
 def expected_time_of_safe_recovery(mtbf: float, delta: float, recovery: float, tau: float, work: float) -> float:
     """Mean time of a run where nothing strikes recovery: ``(M + R)`` in the place of ``M e^{R/M}``."""
     return (mtbf + recovery) * math.expm1((tau + delta) / mtbf) * work / tau
-
-
-def count_range(mean: float, inside: float = 0.95) -> tuple[int, int]:
-    """Quantiles of a Poisson count that hold this share of runs between them.
-
-    >>> count_range(419)
-    (379, 460)
-    """
-    outside = (1.0 - inside) / 2.0
-    return pools.poisson_quantile(outside, mean), pools.poisson_quantile(1.0 - outside, mean)
-
-
-def in_repair(nodes: float, rate: float, repair: float) -> float:
-    """Mean number of nodes in repair, whatever the repair's law: an M/G/inf queue, Poisson with mean ``N r MTTR``."""
-    return nodes * rate * repair
 
 
 def checkpoint_bytes(parameters: float, per_parameter: float = 14.0) -> float:

@@ -144,7 +144,7 @@ def test_failures_are_counted_as_poisson_counts_them():
     mean = found.elapsed.mean() / 86400 * 6
     assert found.failures.mean() == pytest.approx(mean, rel=0.01)
     assert found.failures.var() == pytest.approx(mean, rel=0.1)
-    low, high = laws.count_range(mean)
+    low, high = pools.count_range(mean)
     assert 0.93 < ((found.failures >= low) & (found.failures <= high)).mean() <= 0.99
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import campaign_laws as laws
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -76,7 +75,7 @@ def test_llama_3s_failures_are_counted_between_the_poisson_bounds():
     one = next(case for case in cases.cases().goodput if case.row == "llama3-22")
     runs = play(campaign(one.campaign, Job(one.nodes, 16384, float(one.step), parameters=one.parameters)), 400, seed=1)
     counts = runs.failures * 54 * 86400 / runs.elapsed
-    low, high = laws.count_range(419)
+    low, high = pools.count_range(419)
     assert counts.mean() == pytest.approx(419, rel=0.02)
     assert 0.9 < np.mean((counts >= low) & (counts <= high)) < 0.99
 

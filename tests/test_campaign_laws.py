@@ -14,7 +14,7 @@ from conftest import SHARED
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.campaign import pools, renewal
+from clustersim.campaign import maxima, pools, renewal
 
 HOUR, DAY = 1 / 24, 1.0
 RATES = {"rsc1": 6.5e-3, "rsc2": 2.34e-3}
@@ -74,7 +74,7 @@ def intervals(row: Row) -> float:
     if kind == "eff":
         tau = renewal.best_interval(n["delta"], n["M"])
         return renewal.efficiency(n["M"], n["delta"], n["R"], tau)
-    law = {"young": laws.young_interval, "dalyopt": laws.daly_interval, "exactopt": renewal.best_interval}[kind]
+    law = {"young": renewal.young_interval, "dalyopt": renewal.daly_interval, "exactopt": renewal.best_interval}[kind]
     return law(n["delta"], n["M"])
 
 
@@ -84,14 +84,14 @@ def ettr(row: Row) -> float:
     if row["id"] in ETTR:
         nodes, rate, restart, write, interval = ETTR[row["id"]]
         mtbf = minutes(rate, nodes)
-        return laws.kokolis_ettr(mtbf, restart, write, interval or laws.young_interval(write, mtbf))
+        return laws.kokolis_ettr(mtbf, restart, write, interval or renewal.young_interval(write, mtbf))
     n = case(row)
     return laws.kokolis_ettr(n["M"], n["R"], n["delta"], n["tau"])
 
 
 def young_of_rate(row: Row) -> float:
     nodes, rate = (float(part) for part in row["id"].split("-")[1:])
-    return laws.young_interval(float(re.search(r"w=([\d.]+)", row["inputs"])[1]), minutes(1000 * rate, int(nodes)))
+    return renewal.young_interval(float(re.search(r"w=([\d.]+)", row["inputs"])[1]), minutes(1000 * rate, int(nodes)))
 
 
 def mtbf_of(row: Row) -> float:
@@ -108,7 +108,7 @@ def binomial(row: Row) -> float:
 
 def queue(row: Row) -> float:
     repair = float(row["id"].split("-")[-1])
-    law = pools.spares_for if "p99" in row["id"] else laws.in_repair
+    law = pools.spares_for if "p99" in row["id"] else pools.in_repair
     return law(2048, 6.5e-3, repair)
 
 
@@ -174,8 +174,8 @@ EACH: dict[str, Callable[[], float]] = {
     "llama3-rate-node": lambda: 1000 * laws.rate(419, 2048, 54),
     "llama3-rate-gpu": lambda: 1000 * laws.rate(419, 16384, 54),
     "llama3-gpu-mtbf": lambda: pools.mtbf(1, laws.rate(419, 16384, 54)) / HOUR,
-    "llama3-count-lo": lambda: laws.count_range(419)[0],
-    "llama3-count-hi": lambda: laws.count_range(419)[1],
+    "llama3-count-lo": lambda: pools.count_range(419)[0],
+    "llama3-count-hi": lambda: pools.count_range(419)[1],
     "llama3-budget": lambda: laws.loss_per_stop(0.90, 466, 54 * 1440),
     "llama3-rsc1-pred": lambda: 54 / pools.mtbf(2048, 6.5e-3),
     "br-dense-mtti": lambda: pools.mtbf(1, laws.rate(175, 1, 90)) / HOUR,
@@ -195,9 +195,9 @@ EACH: dict[str, Callable[[], float]] = {
     "bloom-goodput": lambda: laws.goodput(94767 - 12695, 105.5, 108 * 86400),
     "bloom-goodput-spring": lambda: laws.goodput(31214 - 12695, 105.5, 25 * 86400),
     "bloom-eval": lambda: 100 * laws.loss_of_planned_stops(720, 0, 1000 * 105.2),
-    "p-survive": lambda: laws.survival(24, 3.093),
-    "p-survive-1024": lambda: laws.survival(24, pools.mtbf(1 / 16, 1 / 3.093)),
-    "lost-work": lambda: laws.mean_lost_work(60, 180),
+    "p-survive": lambda: renewal.survival(24, 3.093),
+    "p-survive-1024": lambda: renewal.survival(24, pools.mtbf(1 / 16, 1 / 3.093)),
+    "lost-work": lambda: renewal.mean_lost_work(60, 180),
     "cost-point": lambda: 0.01 * laws.cost(16384, 54 * 24, 3),
     "detect-timeout": lambda: 100 * laws.lost_to_detection(419, 0.1, 10, 54 * 1440),
     "lognormal-sigma": lambda: laws.lognormal_sigma(10, 30),
@@ -208,13 +208,13 @@ EACH: dict[str, Callable[[], float]] = {
     "drain": lambda: 100 * laws.loss_of_planned_stops(0.5, 10, 1440),
 }
 FAMILIES: dict[str, Callable[[Row], float]] = {
-    r"max-normal-\d+": lambda row: laws.mean_max_normal(ranks_of(row)),
+    r"max-normal-\d+": lambda row: maxima.mean_max_normal(ranks_of(row)),
     r"max-normal-sd-\d+": lambda row: laws.sd_max_normal(ranks_of(row)),
     r"max-normal-p50-\d+": lambda row: laws.quantile_max_normal(ranks_of(row), 0.5),
     r"max-normal-p95-\d+": lambda row: laws.quantile_max_normal(ranks_of(row), 0.95),
     r"max-lognormal-.*": lognormal,
     r"max-exp-\d+": lambda row: laws.mean_max_exponential(ranks_of(row)),
-    r"barriers-\d+": lambda row: laws.step_with_barriers(1024, 0.02, ranks_of(row)),
+    r"barriers-\d+": lambda row: maxima.step_with_barriers(1024, 0.02, ranks_of(row)),
     r"slow-nodes-.*": slow,
     r"weibull-min-.*": weibull,
     r"rsc\d-mttf-\d+": mtbf_of,
@@ -279,6 +279,6 @@ def test_a_run_that_fails_before_it_can_save_never_ends():
 
 @given(st.integers(2, 10**5), st.floats(1e-3, 0.2))
 def test_a_heavier_tail_waits_longer_for_its_slowest(ranks, cv):
-    normal = laws.step_with_barriers(ranks, cv)
+    normal = maxima.step_with_barriers(ranks, cv)
     assert 1.0 < normal <= laws.mean_max_lognormal(ranks, cv) + 0.2 * cv
     assert laws.mean_max_exponential(ranks) > np.log(ranks)

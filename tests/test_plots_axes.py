@@ -21,7 +21,7 @@ from clustersim.analysis.where import where
 from clustersim.campaign import Part
 from clustersim.campaign.whatif import Point
 from clustersim.errors import ProgramError
-from clustersim.facts import Groups, MeshMap
+from clustersim.facts import Facts, Groups, MeshMap
 from clustersim.planner.rows import Degrees
 from clustersim.plots import animation, campaign, dimensions, stages
 from clustersim.plots.pipeline import pipeline_frame, usual_step
@@ -103,7 +103,7 @@ ONE = {
     "sweep_curves": lambda **on: plots.sweep_curves(bars(), ["strategy.name"], "a", **on),
     "tornado": lambda **on: plots.tornado(SWINGS, 0.2, "a", **on),
     "tradeoff": lambda **on: plots.tradeoff(SimpleNamespace(options=[OPTION], front=[OPTION]), title="a", **on),
-    "waterfall": lambda **on: plots.waterfall(waterfall(run().timeline, peak_flops=1e13), "a", **on),
+    "waterfall": lambda **on: plots.waterfall(waterfall(run().timeline, Facts(peak_flops=1e13)), "a", **on),
 }
 """Pictures of one axes, drawn small."""
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import scenario
+from clustersim.campaign import maxima
 from clustersim.cli import cli
 from clustersim.errors import ScenarioError
 from clustersim.program import Compute
@@ -44,7 +45,7 @@ def latest(**fields):
 @pytest.mark.parametrize(
     ("law", "want"),
     [
-        ("normal", 1 + 0.05 * laws.mean_max_normal(RANKS)),
+        ("normal", 1 + 0.05 * maxima.mean_max_normal(RANKS)),
         ("lognormal", laws.mean_max_lognormal(RANKS, 0.05)),
         ("exponential", 1 + 0.05 * (laws.mean_max_exponential(RANKS) - 1)),
     ],

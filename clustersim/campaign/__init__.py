@@ -1,7 +1,7 @@
 """A whole training instead of a step: weeks with failures, checkpoints and slow hosts, as a distribution.
 
-Closed forms (:mod:`renewal`, :mod:`pools`) answer where they are exact; with those of ``tests/campaign_laws.py`` they
-check the simulation.
+Closed forms (:mod:`renewal`, :mod:`maxima`, :mod:`pools`) answer where they are exact; with those of
+``tests/campaign_laws.py`` they check the simulation.
 """
 
 from __future__ import annotations
