@@ -99,7 +99,7 @@ def staleness(program: Program, timeline: Timeline) -> Ints:
         applied: dict[str, dict[int, Floats]] = {}  # layer -> worker -> when its gradient of each step was in
         reads: dict[tuple[int, int], list[tuple[str, float]]] = {}
         for i, op in enumerate(role.ops):
-            known = what_and_whose(op.name)
+            known = what_and_whose(op.name) if isinstance(op, Serve | Send) else None
             if known is None or not played["ranks"][first + i]:
                 continue
             layer, worker = known
@@ -108,9 +108,10 @@ def staleness(program: Program, timeline: Timeline) -> Ints:
                 ends[op.step] = played["end"][first + i]
             elif isinstance(op, Send) and op.step:
                 reads.setdefault((worker, op.step), []).append((layer, float(played["start"][first + i])))
-        table = {layer: np.maximum.accumulate(list(of.values()), axis=1) for layer, of in applied.items()}
+        # When each step of the slowest worker was in.
+        last = {layer: np.maximum.accumulate(np.max(list(of.values()), axis=0)) for layer, of in applied.items()}
         for (_, step), layers in reads.items():
-            slowest = min(int((table[layer] <= moment).sum(axis=1).min()) for layer, moment in layers)
+            slowest = min(int(last[layer].searchsorted(moment, side="right")) for layer, moment in layers)
             found.append(max(0, step - slowest))
     return np.array(found, dtype=np.int64)
 
