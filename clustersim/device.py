@@ -7,7 +7,6 @@ as tables and logs write it.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -17,8 +16,7 @@ from typing import Any
 import msgspec
 
 from clustersim.errors import TopologyError, nearest
-from clustersim.paths import data_path
-from clustersim.texts import Table
+from clustersim.texts import Table, data_table
 from clustersim.units import parse_bandwidth, parse_bytes, parse_flops, parse_time
 
 
@@ -187,7 +185,7 @@ _JOINED = re.compile(r"(titan)[\s-]+(rtx)|(rtx)[\s-]*(6000)[\s-]+(ada)|(rtx)[\s-
 @lru_cache(maxsize=1)
 def devices() -> Mapping[str, Device]:
     """Every shipped device by name, in file order."""
-    raw = tomllib.loads((data_path("data") / "devices.toml").read_text(encoding="utf-8"))
+    raw = data_table("devices")
     return MappingProxyType({name: _build(name, raw) for name in raw["device"]})
 
 

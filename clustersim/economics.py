@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -10,8 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from clustersim.device import device
-from clustersim.paths import data_path
-from clustersim.texts import Table
+from clustersim.texts import Table, data_table
 from clustersim.units import DAY as DAY
 from clustersim.units import HOUR as HOUR
 
@@ -52,7 +50,7 @@ class Rates:
 
 @lru_cache(maxsize=1)
 def _data() -> Table:
-    return tomllib.loads((data_path("data") / "economics.toml").read_text(encoding="utf-8"))
+    return data_table("economics")
 
 
 def rates(name: str, usd_per_gpu_hour: float | None = None, power: Mapping[str, float] | None = None) -> Rates:

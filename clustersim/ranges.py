@@ -7,13 +7,11 @@ collectives) counts once however many rows it has, so a range is what may be exp
 
 from __future__ import annotations
 
-import tomllib
 from functools import lru_cache
 
 import msgspec
 
-from clustersim.paths import data_path
-from clustersim.texts import Table
+from clustersim.texts import Table, data_table
 from clustersim.topology import Topology
 
 VAGUE = 0.10
@@ -87,7 +85,7 @@ def _range(found: Table, known: str) -> Range:
 
 @lru_cache(maxsize=1)
 def _data() -> Table:
-    return tomllib.loads((data_path("data") / "ranges.toml").read_text(encoding="utf-8"))
+    return data_table("ranges")
 
 
 def alike(a_kind: str, a: float, b_kind: str, b: float) -> bool:

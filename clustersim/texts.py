@@ -22,6 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from clustersim.errors import ClusterSimError, needs
+from clustersim.paths import data_path
 from clustersim.units import format_bytes
 
 LARGEST = 64 * 2**20
@@ -38,6 +39,11 @@ Table: TypeAlias = dict[str, Any]
 """Of a file that people write, as it was parsed: by key text, numbers, lists and further tables."""
 Plain: TypeAlias = dict[str, Any]
 """An answer in plain values, as ``--json`` prints it: by key text, numbers, lists and further answers."""
+
+
+def data_table(name: str) -> Table:
+    """The facts in ``data/NAME.toml``."""
+    return tomllib.loads((data_path("data") / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def shown(value: object) -> str:

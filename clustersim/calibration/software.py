@@ -14,7 +14,6 @@ measured for PaddlePaddle, whose steps double from one GPU to eight.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -23,8 +22,7 @@ from math import inf
 import msgspec
 
 from clustersim.compute import CONSTANTS, Constants
-from clustersim.paths import data_path
-from clustersim.texts import Table
+from clustersim.texts import Table, data_table
 
 Row = Mapping[str, str]
 
@@ -160,8 +158,7 @@ class Software(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=1)
 def software() -> Software:
     """All that is known."""
-    text = (data_path("data") / "software.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), Software, str_keys=True)
+    return msgspec.convert(data_table("software"), Software, str_keys=True)
 
 
 def _lower(row: Row, *columns: str) -> str:

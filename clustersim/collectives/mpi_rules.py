@@ -5,13 +5,12 @@ A rule counts all bytes, or one process's part of what is gathered, scattered or
 
 from __future__ import annotations
 
-import tomllib
 from functools import lru_cache
 
 import msgspec
 
 from clustersim.errors import ProgramError, nearest
-from clustersim.paths import data_path
+from clustersim.texts import data_table
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -31,8 +30,7 @@ class Kind(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=1)
 def kinds() -> dict[str, Kind]:
     """Everything that Open MPI chooses an algorithm for."""
-    text = (data_path("data") / "mpi_rules.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, Kind])
+    return msgspec.convert(data_table("mpi_rules"), dict[str, Kind])
 
 
 def chosen(kind: str, n: int, nbytes: float) -> str:

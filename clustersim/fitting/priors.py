@@ -6,12 +6,11 @@ The documented values are in ``data/priors.toml``; published tables then move th
 
 from __future__ import annotations
 
-import tomllib
 from functools import lru_cache
 
 import msgspec
 
-from clustersim.paths import data_path
+from clustersim.texts import data_table
 
 UNITS = {"": 1.0, "us": 1e-6, "GB/s": 1e9, "MiB": 2.0**20}
 """In which the file gives values."""
@@ -61,4 +60,4 @@ class Priors(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=1)
 def priors() -> Priors:
     """All of them."""
-    return msgspec.convert(tomllib.loads((data_path("data") / "priors.toml").read_text(encoding="utf-8")), Priors)
+    return msgspec.convert(data_table("priors"), Priors)

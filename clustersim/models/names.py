@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import takewhile
 
 from clustersim.errors import nearest
-from clustersim.paths import data_path
+from clustersim.texts import data_table
 
 FAMILY = 0.75
 """How alike the first words of two names must be for one to be a slip of the pen."""
@@ -18,7 +17,7 @@ FAMILY = 0.75
 @lru_cache(maxsize=1)
 def names() -> dict[str, dict[str, str]]:
     """The tables of the file."""
-    return tomllib.loads((data_path("data") / "names.toml").read_text(encoding="utf-8"))
+    return data_table("names")
 
 
 def plain(name: str) -> str:

@@ -3,7 +3,6 @@ and whether the shape has it (a plain MLP has no gate, a dense block no experts)
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
@@ -11,8 +10,7 @@ import msgspec
 
 from clustersim.model import Tensor
 from clustersim.models.base import Experts, Latent, Patches, Shape
-from clustersim.paths import data_path
-from clustersim.texts import Table
+from clustersim.texts import Table, data_table
 
 Tensors = tuple[Tensor, ...]
 Part = Callable[[str], Tensors]
@@ -34,7 +32,7 @@ class Family(msgspec.Struct, frozen=True):
 def families() -> dict[str, Family]:
     """Every class that is known."""
     known: dict[str, Table] = {"": {}}
-    for name, table in tomllib.loads((data_path("data") / "naming.toml").read_text(encoding="utf-8")).items():
+    for name, table in data_table("naming").items():
         known[name] = known[table.get("like", "")] | table
     return {name: msgspec.convert(table, Family) for name, table in known.items() if name}
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 import msgspec
 
-from clustersim.paths import data_path
-from clustersim.texts import Table
+from clustersim.texts import Table, data_table
 
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 """In NCCL's order, which settles ties."""
@@ -79,7 +77,7 @@ class _File(msgspec.Struct):
 @lru_cache(maxsize=1)
 def _file() -> _File:
     """The shipped file, with what each version shares with the newer one before it written out."""
-    data = tomllib.loads((data_path("data") / "nccl.toml").read_text(encoding="utf-8"))
+    data = data_table("nccl")
     newer: Table = {}
     for version in data["versions"]:
         for name, value in newer.items():
