@@ -243,3 +243,12 @@ def test_a_recorded_job_is_predicted_from_itself_at_another_scale(source, aim, s
     again = replay(traces.read(PAIR / source), topology, mesh, scale=scale, backend="gloo")
     measured = replay(traces.read(PAIR / aim)).steps.medians()[0]
     assert again.steps.medians()[1] == pytest.approx(measured, rel=within)
+
+
+def test_a_trace_without_a_backend_runs_on_gloo_where_there_is_no_gpu(shared):
+    folder = str(shared / "measurements" / "traces" / "pipeline_1f1b_pp8")
+    plain = CliRunner().invoke(cli, ["replay", folder, "--topology", "cpu-gloo"])
+    asked = CliRunner().invoke(cli, ["replay", folder, "--topology", "cpu-gloo", "--backend", "gloo"])
+    assert plain.exit_code == asked.exit_code == 0, plain.output
+    assert plain.stdout == asked.stdout
+    assert "gloo" in plain.stdout

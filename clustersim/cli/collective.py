@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import msgspec
 
-from clustersim.cli.common import json_option, print_json, working
+from clustersim.cli.common import json_option, print_json, usual_backend, working
 from clustersim.errors import ClusterSimError, nearest
 from clustersim.limits import MOST_VALUES, counted
 from clustersim.units import parse_message_size, parse_nccl_version
@@ -122,7 +122,7 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     nbytes = [0] if name == "barrier" else list(sizes(asked))
     machine = fitting.load(topology, nodes=nodes)
     mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=gpus_per_node)
-    asked.backend = asked.backend or ("nccl" if len(machine.gpus) else "gloo")
+    asked.backend = asked.backend or usual_backend(machine)
     with working(f"{name} over {mesh.world_size} ranks of {machine.name}"):
         rows = [_row(name, float(size), machine, mesh, asked) for size in nbytes]
     if as_json:

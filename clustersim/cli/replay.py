@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from clustersim.cli.common import PATH, json_option, number_table, print_json, stdout, working
+from clustersim.cli.common import PATH, json_option, number_table, print_json, stdout, usual_backend, working
 from clustersim.errors import ClusterSimError, nearest
 from clustersim.outputs import Folder
 from clustersim.texts import short
@@ -35,7 +35,7 @@ SAVED = ("measured.npz", "simulated.npz")
 @click.option("--scale", "scales", multiple=True, metavar="KEY=VALUE",
               help="Change one thing: dp=64, gpu=H100-SXM5-80GB (or FROM:TO; dtype=fp32), bucket=100MiB.")  # fmt: skip
 @click.option("--backend", type=click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"]),
-              help="What collectives run on.  [the trace's own, or nccl]")  # fmt: skip
+              help="What collectives run on.  [the trace's own; else nccl, or gloo without a GPU]")  # fmt: skip
 @click.option("--out", type=PATH, help="Folder for measured.npz and simulated.npz.")
 @json_option
 def replay(
@@ -62,7 +62,7 @@ def replay(
     if _is_chakra(files):
         if name is None or times > 1 or scales:
             raise ClusterSimError(f"{files[0]}: a Chakra trace is a program: it needs a --topology, and is not scaled")
-        _play_chakra(files, name, nodes, backend or "nccl", out, as_json)
+        _play_chakra(files, name, nodes, backend, out, as_json)
         return
     folder = None if out is None else _folder(out, files, [name, nodes, times, *scales, backend])
     with working(f"replaying {len(files)} file(s)"):
@@ -73,7 +73,7 @@ def replay(
             )
         scale = _scale(measured, times, scales)
         machine = _machine(measured, name, nodes, scale.times)
-        backend = backend or traces.backend_of(measured) or "nccl"
+        backend = backend or traces.backend_of(measured) or usual_backend(machine[0] if machine else None)
         result = played(measured, *(machine or ()), scale=scale, backend=backend)
         if folder is not None:
             with folder.files() as path_of:
@@ -228,7 +228,7 @@ def _is_chakra(paths: tuple[Path, ...]) -> bool:
 
 
 def _play_chakra(
-    paths: tuple[Path, ...], name: str, nodes: int | None, backend: str, out: Path | None, as_json: bool
+    paths: tuple[Path, ...], name: str, nodes: int | None, backend: str | None, out: Path | None, as_json: bool
 ) -> None:
     """Play the program on ``nodes`` machines (None: as many as its ranks fill), print its times, save it in ``out``."""
     from clustersim import fabrics, fitting
@@ -245,6 +245,7 @@ def _play_chakra(
             raise ClusterSimError(f"{paths[0]}: {world} ranks do not divide over {machines} machines; say --nodes")
         topology = fitting.load(name, nodes=machines)
         mesh = fabrics.mesh(topology, nproc_per_node=world // machines)
+        backend = backend or usual_backend(topology)
         timeline = simulate(program, topology, mesh, backend=backend)
         if out is not None:
             of = [*(str(path.resolve()) for path in paths), name, nodes, backend]
