@@ -114,3 +114,12 @@ def test_what_cannot_be_made_is_one_line_and_no_file(clustersim, tmp_path, words
     done = clustersim("new", words[0], tmp_path / words[1], *words[2:])
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a\x13b.toml", 'q"uote.toml', "new\nline.toml"])
+@pytest.mark.parametrize("words", [("scenario",), ("sweep",), ("plan",), ("topology", "--gpu", "H100"),
+                                   ("topology", "--mix", "hgx-a100:1", "--mix", "hgx-h100:1")])  # fmt: skip
+def test_a_file_of_any_name_is_written_and_can_be_read(clustersim, tmp_path, name, words):
+    done = clustersim("new", *words, name, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / name).exists()

@@ -16,6 +16,8 @@ from clustersim.cli.common import PATH
 from clustersim.errors import ClusterSimError
 from clustersim.outputs import fresh, writing
 from clustersim.paths import data_path, shipped
+from clustersim.texts import short
+from clustersim.tomls import toml_value
 
 file_argument = click.argument("file", type=PATH)
 gpu_option = click.option("--gpu", help="A GPU, such as H100: takes the shipped machine that has it.")
@@ -55,7 +57,7 @@ def scenario(
 def _scenario(file: Path, machine: str, nodes: int, model: str, tokens: float | None, kind: str) -> str:
     return _filled(
         "scenario",
-        file=file.name,
+        file=short(file.name),
         machine=machine,
         topology=as_written(machine, file),
         nodes=nodes,
@@ -111,10 +113,9 @@ def topology(
 def _changed(file: Path, base: str, nics: str | None, oversubscription: float | None) -> str:
     """A shipped machine with other NICs, or another network."""
     parts = [
-        f"# A machine of your own, as changes to {base}: `clustersim check {file.name} --nodes 4`.",
-        "# Keys: `clustersim describe --keys topology`; every number has a source.",
-        "",
-        f'name = "{file.stem}"',
+        f"# A machine of your own, as changes to {base}: `clustersim check {short(file.name)} --nodes 4`.",
+        "# Keys: `clustersim describe --keys topology`; every number has a source.\n",
+        f"name = {toml_value(file.stem)}",
         f'title = "{base}, changed"',
         f'extends = "{as_written(base, file)}"',
         *(_nics(nics, base) if nics else []),
@@ -126,9 +127,9 @@ def _changed(file: Path, base: str, nics: str | None, oversubscription: float | 
 def _mixed(file: Path, mix: tuple[str, ...], oversubscription: float | None) -> str:
     """A cluster of several kinds of nodes."""
     parts = [
-        f"# Nodes of several kinds, each rank at its own GPU's pace: `clustersim check {file.name}`.",
+        f"# Nodes of several kinds, each rank at its own GPU's pace: `clustersim check {short(file.name)}`.",
         "",
-        f'name = "{file.stem}"',
+        f"name = {toml_value(file.stem)}",
     ]
     for text in mix:
         machine, colon, count = text.rpartition(":")
@@ -202,7 +203,7 @@ nodes = {list(nodes)}
     dtype = "bf16" if all(dtype_of(machine) == "bf16" for machine in machines) else "fp16"
     text = _filled(
         "plan",
-        file=file.name,
+        file=short(file.name),
         model=model_name,
         model_line=model_line(model_name, file),
         machines=" or ".join(machines),
@@ -220,7 +221,7 @@ def sweep(file: Path, base: str) -> None:
     """A sweep for clustersim sweep: one scenario, many values."""
     from clustersim.sweeps.spec import load
 
-    write_new(file, _filled("sweep", file=file.name, base=base), load)
+    write_new(file, _filled("sweep", file=short(file.name), base=base), load)
 
 
 def machine_of(gpu: str | None, topology: str | None) -> str:
