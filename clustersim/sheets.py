@@ -38,6 +38,10 @@ class Sheet(msgspec.Struct, frozen=True, eq=False, gc=False):
     end: Floats
 
 
+FEW = 4
+"""Columns that are asked whether one of them alone tells all ranks apart, as paces of their own do."""
+
+
 class Shelf:
     """Rows and blocks by who did them, looked through once for many sheets."""
 
@@ -72,9 +76,10 @@ class Shelf:
             ranks = blocks[0].ranks
             courses[ranks] += draw.integers(2**63, dtype=np.uint64)
             # A column that several blocks share tells nothing new the second time.
-            distinct = {id(c): c for block in blocks for c in block.columns if c.wide}
+            distinct = list({id(c): c for block in blocks for c in block.columns if c.wide}.values())
+            alone = next((c for c in distinct[:FEW] if len(np.unique(c.all)) == len(ranks)), None)
             alike: dict[int, list[Column]] = {}
-            for column in distinct.values():
+            for column in distinct if alone is None else [alone]:
                 alike.setdefault(id(column.of), []).append(column)
             for columns in alike.values():
                 meeting = columns[0].of
