@@ -65,13 +65,16 @@ class Clock:
 
     def step(self) -> None:
         """Let it happen."""
-        queue = self._queue
-        if self._environment is not None and queue and not (self._last and queue[0][:2] > (self.now, SOLVE)):
-            self.now = queue[0][0]
+        if self._environment is not None and (self._goes_on() or not self._last):
+            self.now = self._queue[0][0]
             self._environment.step()
-        if self._last and not (queue and queue[0][:2] <= (self.now, SOLVE)):
+        if self._last and not self._goes_on():
             last, self._last = self._last, None
             last()
+
+    def _goes_on(self) -> bool:
+        """Whether more happens at this instant, before rates are solved."""
+        return bool(self._queue) and self._queue[0][:2] <= (self.now, SOLVE)
 
     def last(self, function: Callable[[], None]) -> None:
         """Call it once everything else that happens at this instant has happened."""
