@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -84,7 +83,7 @@ class Book:
         self.timeline, self.cut, self.facts = timeline, cut, facts
         self.slow = slow_ranks(timeline, pace)
         self.charges: dict[tuple[str, str], Charge] = {}
-        self.of_transfer = cache(self._transfer)
+        self._of_transfer: dict[int, Blame] = {}
         self.exposed: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
         works = np.zeros(timeline.world_size)
         works[workers(timeline)] = 1
@@ -139,6 +138,12 @@ class Book:
         if self.slow[self._last_rank]:
             return Blame("slow rank", f"rank {self._last_rank}")
         return Blame("schedule", "stages") if staged(self.timeline) else Blame("jitter", "ranks")
+
+    def of_transfer(self, op: int) -> Blame:
+        """Of an exposed transfer; kept by hand, since a cache of a method would hold the book, and the run with it."""
+        if op not in self._of_transfer:
+            self._of_transfer[op] = self._transfer(op)
+        return self._of_transfer[op]
 
     def _transfer(self, op: int) -> Blame:
         """Of an exposed transfer."""

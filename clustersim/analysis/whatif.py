@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -222,38 +222,41 @@ class _Rates:
     """What links allow each op's transfers: of several groups, the most favourable."""
 
     def __init__(self, timeline: Timeline) -> None:
-        self.use = timeline.links
+        use = self.use = timeline.links
         self.loads: dict[int, set[int]] = {}
-        if self.use is not None:
-            pairs = np.unique(np.stack([self.use.transfer_op, self.use.transfer_load]), axis=1)
+        if use is not None:
+            pairs = np.unique(np.stack([use.transfer_op, use.transfer_load]), axis=1)
             for op, load in pairs.T.tolist():
                 self.loads.setdefault(op, set()).add(load)
-        self._allowed, self._widened = cache(self._load), cache(self._wider)
+            # Of functions: a cache of a method would hold this object, and the run with it.
+            self._allowed = cache(partial(_allowed, use, cache(partial(_wider, use))))
 
     def of(self, loads: tuple[int, ...], knob: str) -> tuple[float, float]:
         """Payload [bytes/s] that the links a knob widens allow, and all others; inf where there are none."""
-        found = [self._allowed(load, knob if knob in WIDER else "") for load in loads]
-        if not found:
+        if self.use is None or not loads:
             return np.inf, np.inf
+        found = [self._allowed(load, knob if knob in WIDER else "") for load in loads]
         return max(wide for wide, _ in found), max(narrow for _, narrow in found)
 
-    def _load(self, load: int, knob: str) -> tuple[float, float]:
-        use = self.use
-        if use is None or not len(use.link_kinds):
-            return np.inf, np.inf
-        links, weights = use.loads[load]
-        allowed = use.link_bandwidth[links] / weights
-        chosen = self._widened(use, knob)[links] if knob else np.zeros(len(links), dtype=np.bool_)
-        return float(allowed[chosen].min(initial=np.inf)), float(allowed[~chosen].min(initial=np.inf))
 
-    def _wider(self, use: LinkUse, knob: str) -> Bools:
-        """(links,) bool: those a knob widens, of the links that anything crosses."""
-        mask = np.zeros(len(use.link_bandwidth), dtype=np.bool_)
-        crossed = np.unique(np.concatenate([links for links, _ in use.loads]))
-        kinds = _INSIDE if knob == "NVLink" else {"net"}  # names are made when asked for: of few links
-        links = [i for i in crossed.tolist() if use.link_kinds[i] in kinds]
-        mask[links] = [WIDER[knob](use.link_kinds[i], use.link_names[i]) for i in links]
-        return mask
+def _allowed(use: LinkUse, widened: Callable[[str], Bools], load: int, knob: str) -> tuple[float, float]:
+    """Payload [bytes/s] that the links of a load allow: those a knob widens, and the others."""
+    if not len(use.link_kinds):
+        return np.inf, np.inf
+    links, weights = use.loads[load]
+    allowed = use.link_bandwidth[links] / weights
+    chosen = widened(knob)[links] if knob else np.zeros(len(links), dtype=np.bool_)
+    return float(allowed[chosen].min(initial=np.inf)), float(allowed[~chosen].min(initial=np.inf))
+
+
+def _wider(use: LinkUse, knob: str) -> Bools:
+    """(links,) bool: those a knob widens, of the links that anything crosses."""
+    mask = np.zeros(len(use.link_bandwidth), dtype=np.bool_)
+    crossed = np.unique(np.concatenate([links for links, _ in use.loads]))
+    kinds = _INSIDE if knob == "NVLink" else {"net"}  # names are made when asked for: of few links
+    links = [i for i in crossed.tolist() if use.link_kinds[i] in kinds]
+    mask[links] = [WIDER[knob](use.link_kinds[i], use.link_names[i]) for i in links]
+    return mask
 
 
 def _early(run: Graph) -> list[tuple[int, ...]]:
