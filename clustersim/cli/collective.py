@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import msgspec
 
-from clustersim.cli.common import json_option, print_json, usual_backend, working
+from clustersim.cli.common import json_option, print_json, working
 from clustersim.errors import ClusterSimError, nearest
 from clustersim.limits import MOST_VALUES, counted
 from clustersim.units import parse_message_size, parse_nccl_version
@@ -114,6 +114,7 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     """Time one collective over every rank. KIND is all_reduce, all_gather, reduce_scatter, broadcast, reduce, scatter,
     gather, all_to_all, send (rank 0 to 1), sendrecv (every rank to the next) or barrier."""
     from clustersim import fabrics, fitting
+    from clustersim.collectives import usual_backend
 
     asked = Asked(**options | {"nccl_version": parse_nccl_version(options["nccl_version"])})
     name = KINDS.get(kind.removesuffix("_perf"))
@@ -122,7 +123,7 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     nbytes = [0] if name == "barrier" else list(sizes(asked))
     machine = fitting.load(topology, nodes=nodes)
     mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=gpus_per_node)
-    asked.backend = asked.backend or usual_backend(machine)
+    asked.backend = asked.backend or usual_backend(machine, mesh.gpus)
     with working(f"{name} over {mesh.world_size} ranks of {machine.name}"):
         rows = [_row(name, float(size), machine, mesh, asked) for size in nbytes]
     if as_json:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from clustersim.cli.fitting import Terminal
     from clustersim.outputs import Folder
-    from clustersim.topology import Topology
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -236,8 +235,3 @@ def rank_words(ranks: Sequence[int], world_size: int) -> str:
             runs.append([rank, rank])
     words = ", ".join(f"{low}-{high}" if high > low else f"{low}" for low, high in runs)
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {words} of {world_size:,}"
-
-
-def usual_backend(machine: Topology | None) -> str:
-    """What collectives run on where nobody says: NCCL, or Gloo on a machine without a GPU."""
-    return "nccl" if machine is None or len(machine.gpus) else "gloo"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from clustersim.cli.common import PATH, json_option, number_table, print_json, stdout, usual_backend, working
+from clustersim.cli.common import PATH, json_option, number_table, print_json, stdout, working
 from clustersim.errors import ClusterSimError, nearest
 from clustersim.outputs import Folder
 from clustersim.texts import short
@@ -73,7 +73,7 @@ def replay(
             )
         scale = _scale(measured, times, scales)
         machine = _machine(measured, name, nodes, scale.times)
-        backend = backend or traces.backend_of(measured) or usual_backend(machine[0] if machine else None)
+        backend = backend or _backend(measured, machine)
         result = played(measured, *(machine or ()), scale=scale, backend=backend)
         if folder is not None:
             with folder.files() as path_of:
@@ -137,6 +137,14 @@ def _copies(dp: str, degree: int, times: int) -> int:
 
 SCALES = {"dp": "64", "gpu": "H100-SXM5-80GB", "bucket": "100MiB", "dtype": "bf16"}
 """What --scale changes, and how it is written."""
+
+
+def _backend(measured: Timeline, machine: tuple[Topology, Mesh] | None) -> str:
+    """The trace's own, or what is usual on the machine."""
+    from clustersim.collectives import usual_backend
+    from clustersim.traces import backend_of
+
+    return backend_of(measured) or (usual_backend(machine[0], machine[1].gpus) if machine else "nccl")
 
 
 def _machine(measured: Timeline, name: str | None, nodes: int | None, times: int) -> tuple[Topology, Mesh] | None:
@@ -233,6 +241,7 @@ def _play_chakra(
     """Play the program on ``nodes`` machines (None: as many as its ranks fill), print its times, save it in ``out``."""
     from clustersim import fabrics, fitting
     from clustersim.calibration.trace_replay import TOTALS, totals_of
+    from clustersim.collectives import usual_backend
     from clustersim.engine import simulate
     from clustersim.exchange import chakra_reading
     from clustersim.traces.saved import save_run
@@ -245,7 +254,7 @@ def _play_chakra(
             raise ClusterSimError(f"{paths[0]}: {world} ranks do not divide over {machines} machines; say --nodes")
         topology = fitting.load(name, nodes=machines)
         mesh = fabrics.mesh(topology, nproc_per_node=world // machines)
-        backend = backend or usual_backend(topology)
+        backend = backend or usual_backend(topology, mesh.gpus)
         timeline = simulate(program, topology, mesh, backend=backend)
         if out is not None:
             of = [*(str(path.resolve()) for path in paths), name, nodes, backend]

@@ -14,13 +14,14 @@ from types import MappingProxyType
 
 import numpy as np
 
+from clustersim.arrays import Ints
 from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives import gloo, host_copies, ideal, mpi, nccl_backend
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.errors import ProgramError, nearest
 from clustersim.memo import kept_with_topology
-from clustersim.topology import CPU
+from clustersim.topology import CPU, Topology
 
 BACKENDS: Mapping[str, Callable[[Request, Group, int | None], Plan]] = MappingProxyType(
     {
@@ -32,6 +33,11 @@ BACKENDS: Mapping[str, Callable[[Request, Group, int | None], Plan]] = MappingPr
     }
 )
 """Libraries that can be asked for a plan."""
+
+
+def usual_backend(topology: Topology, members: Ints) -> str:
+    """Who plans collectives where nobody says: NCCL, or Gloo where all members (vertices) are CPUs."""
+    return "gloo" if all(topology.vertex_kinds[vertex] == CPU for vertex in members.tolist()) else "nccl"
 
 
 def plan(request: Request, group: Group, backend: str = "nccl", n_channels: int | None = None) -> Plan:

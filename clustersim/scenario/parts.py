@@ -206,11 +206,13 @@ def cores_of(topology: Topology, mesh: Mesh) -> float:
 
 
 def backend_of(scenario: Scenario, topology: Topology, mesh: Mesh) -> str:
-    """Who plans the collectives: what the scenario says, or Gloo between CPUs and NCCL else."""
+    """Who plans the collectives: what the scenario says, or who usually does."""
+    from clustersim.collectives import usual_backend
+
     run = scenario.file.run
     if run.opal_cuda_support:
         return "mpi_cuda"
-    return run.backend or ("gloo" if cores_of(topology, mesh) else "nccl")
+    return run.backend or usual_backend(topology, mesh.gpus[: mesh.workers])
 
 
 def play(scenario: Scenario, program: Program, topology: Topology, mesh: Mesh, **how: Any) -> Timeline:
