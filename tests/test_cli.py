@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT
 
 from clustersim.cli import cli
+from clustersim.collectives.registry import ALGORITHMS
 
 RUN = ("run", "ddp_resnet50_1x8_v100", "--set", "run.steps=3")
 REQUIRED = {
@@ -300,3 +301,10 @@ def test_every_option_says_in_a_sentence_what_it_is(name):
         words = re.sub(r"\s*\[[^]]*\]$", "", option.help or "")
         assert re.fullmatch(r"\S+ \S+ .*\.", words), f"{name} {option.opts[0]}: {words!r}"
         assert not re.search(r"\bhangs? on\b", f"{words} {command.help}")
+
+
+def test_list_names_every_algorithm_of_collectives(clustersim):
+    rows = {row["name"]: row for row in answer(clustersim("list", "algorithms", "--json"))}
+    assert set(rows) == set(ALGORITHMS)
+    assert rows["bruck"]["kinds"] == ["all_gather", "all_to_all"]
+    assert not rows["nvls"]["steps_can_be_played"]

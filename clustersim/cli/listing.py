@@ -72,6 +72,15 @@ def _schedules() -> list[Row]:
     return [{"name": one.name, "also_called": list(one.aliases)} for one in SCHEDULES.values()]
 
 
+def _algorithms() -> list[Row]:
+    from clustersim.collectives.registry import ALGORITHMS
+
+    return [
+        {"name": name, "kinds": sorted(one.kinds), "steps_can_be_played": one.schedule is not None}
+        for name, one in ALGORITHMS.items()
+    ]
+
+
 LISTS: Mapping[str, Callable[[], list[Row]]] = {
     "topologies": _topologies,
     "models": _models,
@@ -79,6 +88,7 @@ LISTS: Mapping[str, Callable[[], list[Row]]] = {
     "scenarios": _scenarios,
     "strategies": _strategies,
     "schedules": _schedules,
+    "algorithms": _algorithms,
     "failures": _failures,
 }
 """What can be listed."""
@@ -107,6 +117,8 @@ def _words(key: str, value: Any) -> str:
         return f"{value / 1e9:,.0f} GB/s"
     if key == "dense_peak_flops":
         return ", ".join(f"{dtype} {rate / 1e12:.4g}" for dtype, rate in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return ", ".join(value) if isinstance(value, list) else str(value)
 
 
@@ -115,6 +127,7 @@ _HEADINGS = {
     "memory_bandwidth_bytes_per_s": "its rate",
     "dense_peak_flops": "dense peak [TFLOP/s]",
     "also_called": "also called",
+    "steps_can_be_played": "plays as chunks",
 }
 
 

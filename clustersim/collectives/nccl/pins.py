@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from clustersim.collectives.nccl.constants import PROTOCOLS
 from clustersim.errors import ProgramError, nearest
 
@@ -42,8 +44,10 @@ def _for_kind(pin: str, kind: str) -> str:
     return found
 
 
-def _read(pin: str | None, kind: str, known: dict[str, str], what: str) -> tuple[str, ...] | None:
-    """Names of a comma list; ``^`` in front means all but those."""
+def _read(
+    pin: str | None, kind: str, known: dict[str, str], what: str, others: Iterable[str] = ()
+) -> tuple[str, ...] | None:
+    """Names of a comma list; ``^`` in front means all but those. ``others`` are names that the field takes besides."""
     listed = _for_kind(pin or "", kind)
     if not listed:
         return None
@@ -52,21 +56,23 @@ def _read(pin: str | None, kind: str, known: dict[str, str], what: str) -> tuple
     named = []
     for word in filter(str.strip, listed.lstrip("^").split(",")):
         if _plain(word) not in plain:
-            raise ProgramError(f"no {what} {word.strip()!r}; {nearest(word.strip(), known)}")
+            more = [name for name in others if _plain(name) not in plain]
+            raise ProgramError(f"no {what} {word.strip()!r}; {nearest(word.strip(), [*known, *more])}")
         named.append(plain[_plain(word)])
     everything = dict.fromkeys(known.values())
     return tuple(name for name in everything if (name in named) != refuse)
 
 
-def pinned_algorithms(pin: str | None, kind: str = "all_reduce") -> tuple[str, ...] | None:
+def pinned_algorithms(pin: str | None, kind: str = "all_reduce", others: Iterable[str] = ()) -> tuple[str, ...] | None:
     """Algorithms a pin leaves for a kind, by the names used here; None without a pin.
 
     >>> pinned_algorithms("NVLSTree,ring"), pinned_algorithms("ring;allreduce:^tree,collnet", "broadcast")
     (('ring', 'nvls_tree'), ('ring',))
 
-    Raises :class:`ProgramError` for an unknown name, with the nearest known one.
+    ``others`` : further names that the field takes, for the error. Raises :class:`ProgramError` for an unknown name,
+    with the nearest known one.
     """
-    return _read(pin, kind, _SPELT, "NCCL algorithm")
+    return _read(pin, kind, _SPELT, "NCCL algorithm", others)
 
 
 def pinned_protocols(pin: str | None, kind: str = "all_reduce") -> tuple[str, ...] | None:

@@ -19,6 +19,7 @@ from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
 from clustersim.collectives.nccl.ratings import KINDS, Rating, ratings
 from clustersim.collectives.nccl.search import exec_channels, search
 from clustersim.collectives.nccl.view import Asked, System
+from clustersim.collectives.registry import ALGORITHMS
 from clustersim.errors import ProgramError
 
 
@@ -59,7 +60,8 @@ def choose(
 
     Raises :class:`ProgramError` for an unknown kind or pin, or pins that leave nothing.
     """
-    algorithms = pinned_algorithms(algorithm, kind)
+    own = [name for name, row in ALGORITHMS.items() if kind in row.kinds]
+    algorithms = pinned_algorithms(algorithm, kind, own)
     protocols = pinned_protocols(protocol, kind)
     asked = replace(asked or Asked(), force_ll128=protocols is not None and "LL128" in protocols)
     left = [
