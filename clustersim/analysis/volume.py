@@ -90,8 +90,9 @@ def bytes_of_rank(op: OpInfo, world_size: int) -> tuple[float, float]:
     if (pairs := op.detail.get("between")) is not None:  # an uneven all-to-all says what it moves
         return op.nbytes * pairs, op.nbytes * pairs
     n = int(op.detail.get("group_size", world_size))
-    algorithm = str(op.detail.get("algorithm", "ring"))
-    out, into = per_member(op.kind, n, algorithm, int(op.detail.get("n_islands", 1)))
+    known = op.detail.get("algorithm")
+    played = None if known is None else str(known)
+    out, into = per_member(op.kind, n, played, int(op.detail.get("n_islands", 1)), op.nbytes)
     return op.nbytes * out, op.nbytes * into
 
 

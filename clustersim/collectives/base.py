@@ -229,6 +229,9 @@ class Algorithm(msgspec.Struct, frozen=True):
     (None inside a switch); ``ALGORITHMS`` refuses other kinds. ``layout`` : see
     :mod:`clustersim.collectives.channels`.
 
+    ``sends(kind, n, n_islands)`` is (sent, received), bytes per byte of S, the mean over ``n`` members in so many NVLink
+    domains: the sum of the traffic's edges, wherever the members are. A contract test compares the two.
+
     ``fill(request, group, channels, costs)`` is the time [s] of the schedule beyond the bytes of its slowest edge: hops
     in sequence and filling the pipeline. None: ``steps`` times the longest hop, or the sum over rounds of the longest
     hop of each. ``waves(request, group, channels)`` is the schedule told without listing it, None where it cannot be.
@@ -237,6 +240,7 @@ class Algorithm(msgspec.Struct, frozen=True):
     name: str
     kinds: frozenset[str]
     traffic: Callable[[Request, Group, tuple[Channel, ...]], Traffic]
+    sends: Callable[[str, int, int], tuple[float, float]]
     schedule: Callable[[Request, Group, tuple[Channel, ...]], Schedule] | None = None
     layout: str = "ring"
     fill: Callable[[Request, Group, tuple[Channel, ...], EdgeCosts], float] | None = None

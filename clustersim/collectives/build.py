@@ -10,6 +10,7 @@ import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Group, Schedule, Traffic
+from clustersim.errors import ProgramError, nearest
 
 PIECE = 128 * 2**10
 """Bytes of one pipelined piece, near the textbook's best, sqrt(bytes rate latency / hops), of some ten hops of a
@@ -80,6 +81,24 @@ def traffic_of(parts: Sequence[Part], steps: int, net_steps: int, rounds: Sequen
 def pieces(nbytes: float) -> int:
     """Into how many pieces a pipelined stream of ``nbytes`` is cut."""
     return max(1, min(MAX_PIECES, math.ceil(nbytes / PIECE)))
+
+
+def least_sent(kind: str, n: int, n_islands: int = 1) -> tuple[float, float]:
+    """(sent, received) per byte of S, the mean over ``n`` members, of algorithms that move no byte twice.
+
+    It is what nccl-tests' bus bandwidth counts (nccl-tests doc/PERFORMANCE.md): of all_reduce, a reduce-scatter and an
+    all-gather. Raises :class:`ProgramError` for a kind that it has no count for.
+
+    >>> least_sent("all_reduce", 8), least_sent("gather", 8)
+    ((1.75, 1.75), (0.109375, 0.109375))
+    """
+    share = (n - 1) / n
+    counts = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"), share)
+    counts |= {"all_reduce": 2.0 * (n - 1) / n, "sendrecv": 1.0, "send": 1.0 / n, "barrier": 0.0}
+    counts |= dict.fromkeys(("scatter", "gather"), (n - 1) / n**2)  # all but its own part leaves, or reaches, the root
+    if kind not in counts:
+        raise ProgramError(f"no count of bytes for {kind!r}; {nearest(kind, counts)}")
+    return counts[kind], counts[kind]
 
 
 def everyone(group: Group) -> Ints:

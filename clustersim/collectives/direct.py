@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.arrays import Ints
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import Part, ScheduleWriter, Way, everyone, traffic_of
+from clustersim.collectives.build import Part, ScheduleWriter, Way, everyone, least_sent, traffic_of
 from clustersim.collectives.islands import member_islands, n_islands
 from clustersim.collectives.peer_rails import peer_rails, relays
 from clustersim.collectives.rounds import Round, Steps, all_sends, in_rounds, powers_below
@@ -133,4 +133,9 @@ def _piece(kind: str, src: int, dst: int, n: int) -> int:
     return src * n + dst if kind == "all_to_all" else 0
 
 
-DIRECT = Algorithm("direct", KINDS, traffic, schedule)
+def sends(kind: str, n: int, n_islands: int = 1) -> tuple[float, float]:
+    """(sent, received) per byte of S, the mean over members; an all_reduce sends whole tensors to everybody."""
+    return (float(n - 1), float(n - 1)) if kind == "all_reduce" else least_sent(kind, n, n_islands)
+
+
+DIRECT = Algorithm("direct", KINDS, traffic, sends, schedule)

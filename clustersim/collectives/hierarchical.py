@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.arrays import Ints
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, traffic_of
+from clustersim.collectives.build import ScheduleWriter, least_sent, traffic_of
 from clustersim.collectives.islands import member_islands
 from clustersim.collectives.waves import Wave, Waves
 from clustersim.errors import ProgramError
@@ -140,4 +140,4 @@ def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: E
     return total
 
 
-HIERARCHICAL = Algorithm("hierarchical", KINDS, traffic, schedule, fill=fill, waves=waves)
+HIERARCHICAL = Algorithm("hierarchical", KINDS, traffic, least_sent, schedule, fill=fill, waves=waves)

@@ -47,6 +47,11 @@ ELEMENTS = {"fp64": 8.0, "int64": 8.0, "fp16": 2.0, "bf16": 2.0, "uint8": 1.0, "
 """Bytes of an element, where not 4."""
 
 
+def names(kind: str) -> tuple[str, ...]:
+    """Open MPI's names of its algorithms for a kind; none for kinds that it has one way for."""
+    return kinds()[kind].names if kind in kinds() else ()
+
+
 class Part(msgspec.Struct, frozen=True):
     """One algorithm over the group: Open MPI's name of it, and for which kind."""
 

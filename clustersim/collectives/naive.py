@@ -37,6 +37,11 @@ def unsplit_traffic(request: Request, group: Group, channels: tuple[Channel, ...
     return traffic_of(parts, n - 1, group.n_nodes - 1)
 
 
+def unsplit_sends(kind: str, n: int, n_islands: int = 1) -> tuple[float, float]:
+    """(sent, received) per byte of S by a member: its own tensor and n - 2 others', on to the next."""
+    return float(n - 1), float(n - 1)
+
+
 def unsplit_schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
     """Piece ``c * n + k`` is channel c's part of member k's whole tensor; members add up what they gathered."""
     gathered = ring.schedule(replace(request, kind="all_gather"), group, channels)
@@ -44,4 +49,4 @@ def unsplit_schedule(request: Request, group: Group, channels: tuple[Channel, ..
 
 
 SEQUENTIAL = rounds_algorithm("sequential", KINDS, sequential)
-RING_UNSPLIT = Algorithm("ring_unsplit", KINDS, unsplit_traffic, unsplit_schedule)
+RING_UNSPLIT = Algorithm("ring_unsplit", KINDS, unsplit_traffic, unsplit_sends, unsplit_schedule)

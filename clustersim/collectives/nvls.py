@@ -63,5 +63,18 @@ def _check(group: Group) -> None:
             raise ProgramError(f"{kind.name!r} has no NVLink SHARP, which algorithms 'nvls' and 'nvls_tree' run in")
 
 
-NVLS = Algorithm("nvls", KINDS, traffic)
-NVLS_TREE = Algorithm("nvls_tree", TREE_KINDS, tree_traffic)
+def sends(kind: str, n: int, n_islands: int = 1) -> tuple[float, float]:
+    """(sent, received) per byte of S by a member, the head of a part of its island's S.
+
+    >>> sends("reduce_scatter", 8)  # everything goes to the switch, a part comes back
+    (1.0, 0.125)
+    """
+    part = n_islands / n
+    between = 2.0 * (n_islands - 1) / n  # heads exchange their parts over trees, up and down
+    sent = {"all_reduce": 1.0 + part, "reduce_scatter": 1.0, "all_gather": part}[kind]
+    received = {"all_reduce": 1.0 + part, "reduce_scatter": part, "all_gather": 1.0}[kind]
+    return sent + between, received + between
+
+
+NVLS = Algorithm("nvls", KINDS, traffic, sends)
+NVLS_TREE = Algorithm("nvls_tree", TREE_KINDS, tree_traffic, sends)

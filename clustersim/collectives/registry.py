@@ -40,20 +40,28 @@ Answer = TypeVar("Answer")
 _Asked = Callable[[Request, Group, tuple[Channel, ...]], Answer]
 
 
+def _refusal(row: Algorithm, kind: str) -> str:
+    return f"algorithm {row.name!r} does not do {kind!r}; it does {', '.join(sorted(row.kinds))}"
+
+
 def _checked(row: Algorithm) -> Algorithm:
     """The row, whose functions refuse a kind that it does not do."""
 
     def checked(function: _Asked[Answer]) -> _Asked[Answer]:
         def ask(request: Request, group: Group, channels: tuple[Channel, ...]) -> Answer:
             if request.kind not in row.kinds:
-                does = ", ".join(sorted(row.kinds))
-                raise ProgramError(f"algorithm {row.name!r} does not do {request.kind!r}; it does {does}")
+                raise ProgramError(_refusal(row, request.kind))
             return function(request, group, channels)
 
         return ask
 
+    def sends(kind: str, n: int, n_islands: int) -> tuple[float, float]:
+        if kind not in row.kinds:
+            raise ProgramError(_refusal(row, kind))
+        return row.sends(kind, n, n_islands)
+
     schedule, waves = row.schedule and checked(row.schedule), row.waves and checked(row.waves)
-    return replace(row, traffic=checked(row.traffic), schedule=schedule, waves=waves)
+    return replace(row, traffic=checked(row.traffic), sends=sends, schedule=schedule, waves=waves)
 
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({row.name: _checked(row) for row in _ROWS})

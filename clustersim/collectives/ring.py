@@ -15,7 +15,7 @@ import numpy as np
 
 from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, Way, pieces, traffic_of
+from clustersim.collectives.build import ScheduleWriter, Way, least_sent, pieces, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import n_islands
 from clustersim.collectives.waves import Wave, Waves
@@ -194,4 +194,4 @@ def _beyond_stays(hop: Floats, block: Floats, steps: int) -> float:
     return onward + back
 
 
-RING = Algorithm("ring", KINDS, traffic, schedule, fill=fill, waves=waves)
+RING = Algorithm("ring", KINDS, traffic, least_sent, schedule, fill=fill, waves=waves)

@@ -57,10 +57,15 @@ def rounds_algorithm(name: str, kinds: frozenset[str], make: Maker) -> Algorithm
     def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
         return in_rounds(made(request.kind, group.size, request.root).rounds, group)
 
+    @lru_cache(maxsize=1024)
+    def sends(kind: str, n: int, n_islands: int = 1) -> tuple[float, float]:
+        total = sum(float(np.broadcast_to(one.share, len(one.src)).sum()) for one in made(kind, n, 0).rounds)
+        return total / n, total / n
+
     def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
         return all_sends(made(request.kind, group.size, request.root))
 
-    return Algorithm(name, kinds, traffic, schedule)
+    return Algorithm(name, kinds, traffic, sends, schedule)
 
 
 def powers_below(n: int) -> list[int]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from clustersim.arrays import Ints
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, Way, pieces, traffic_of
+from clustersim.collectives.build import ScheduleWriter, Way, least_sent, pieces, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import member_islands
 
@@ -197,4 +197,4 @@ def _waits(kind: str, trees: list[tuple[Ints, float]]) -> tuple[Ints, Ints]:
     return np.concatenate(before), np.concatenate(after)
 
 
-TREE = Algorithm("tree", KINDS, traffic, schedule, layout="tree", fill=fill)
+TREE = Algorithm("tree", KINDS, traffic, least_sent, schedule, layout="tree", fill=fill)
