@@ -145,6 +145,8 @@ class Traffic:
         round an edge is used in, so that times add up over rounds. Empty where all edges work all the time.
     relay : a GPU forwards for two others that share no NVLink, as NCCL's sends and receives have it.
     adds : (E,) bool, of algorithms in rounds: the receiver adds what comes. Empty where not told.
+    blocking : of algorithms in rounds: a member begins a round when its sends and receives of the one before are over;
+        else it sends on as soon as it has what it sends.
     """
 
     src: Ints
@@ -156,6 +158,7 @@ class Traffic:
     round: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     adds: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
     relay: bool = False
+    blocking: bool = True
 
     def only(self, mine: Bools) -> Traffic:
         """Some of its edges."""
@@ -229,8 +232,8 @@ class Algorithm(msgspec.Struct, frozen=True):
     (None inside a switch); ``ALGORITHMS`` refuses other kinds. ``layout`` : see
     :mod:`clustersim.collectives.channels`.
 
-    ``sends(kind, n, n_islands)`` is (sent, received), bytes per byte of S, the mean over ``n`` members in so many NVLink
-    domains: the sum of the traffic's edges, wherever the members are. A contract test compares the two.
+    ``sends(kind, n, n_islands)`` is (sent, received), bytes per byte of S, the mean over ``n`` members in so many
+    NVLink domains: the sum of the traffic's edges, wherever the members are. A contract test compares the two.
 
     ``fill(request, group, channels, costs)`` is the time [s] of the schedule beyond the bytes of its slowest edge: hops
     in sequence and filling the pipeline. None: ``steps`` times the longest hop, or the sum over rounds of the longest

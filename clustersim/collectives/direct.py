@@ -57,7 +57,7 @@ def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Tr
     """One edge per transfer; large groups sample the shifts between islands, with the same bytes per member."""
     n, fraction = group.size, _fraction(request.kind, group.size)
     if request.kind == "barrier":
-        return in_rounds(_barrier(n).rounds, group)
+        return in_rounds(_barrier(n).rounds, group, blocking=False)
     if request.matrix is None and request.kind in _ALL_PAIRS and n * (n - 1) > MOST_PAIRS:
         parts = _sampled(group, fraction)
     else:

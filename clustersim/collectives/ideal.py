@@ -15,6 +15,7 @@ from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.channels import channels, natural_channels
 from clustersim.collectives.loads import edge_costs, link_loads
 from clustersim.collectives.registry import algorithm
+from clustersim.collectives.round_times import by_members
 from clustersim.collectives.ring import RING
 
 
@@ -31,7 +32,9 @@ def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:
     costs = edge_costs(traffic, group, request.nbytes, links, weights)
     pace = float((weights / group.topology.link_bandwidth[links]).max(initial=0.0))
     ceiling, latency = math.inf, 0.0
-    if len(traffic.round):
+    if len(traffic.round) and chosen.fill is None:
+        ceiling, latency = by_members(traffic, group, request.nbytes, costs.hop)
+    elif len(traffic.round):
         ceiling, latency = _by_rounds(traffic, group, costs.hop)
     else:
         latency = traffic.steps * float(costs.hop.max(initial=0.0))
@@ -54,7 +57,7 @@ def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:
 
 
 def _by_rounds(traffic: Traffic, group: Group, hop: Floats) -> tuple[float, float]:
-    """Payload rate [bytes/s] and latency [s] of rounds that follow one another."""
+    """Payload rate [bytes/s] and latency [s] of rounds that everybody ends before anybody begins the next."""
     seconds_per_byte, latency = 0.0, 0.0
     for mine in traffic.rounds:
         links, weights = link_loads(traffic.only(mine), group)

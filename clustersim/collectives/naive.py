@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from clustersim.collectives import ring
-from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
+from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import traffic_of
 from clustersim.collectives.rounds import Round, Steps, rounds_algorithm
 
@@ -48,5 +48,10 @@ def unsplit_schedule(request: Request, group: Group, channels: tuple[Channel, ..
     return replace(gathered, chunk_fraction=np.repeat([channel.share for channel in channels], group.size))
 
 
+def unsplit_fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:
+    """As a gathering ring's, whose blocks are whole tensors: ``costs`` has their bytes."""
+    return ring.fill(replace(request, kind="all_gather"), group, channels, costs)
+
+
 SEQUENTIAL = rounds_algorithm("sequential", KINDS, sequential)
-RING_UNSPLIT = Algorithm("ring_unsplit", KINDS, unsplit_traffic, unsplit_sends, unsplit_schedule)
+RING_UNSPLIT = Algorithm("ring_unsplit", KINDS, unsplit_traffic, unsplit_sends, unsplit_schedule, fill=unsplit_fill)

@@ -37,8 +37,8 @@ class Round:
 class Steps(msgspec.Struct, frozen=True, eq=False):
     """All rounds of an algorithm, and its pieces as parts of S.
 
-    ``blocking`` : a pair trades once the round before has reached both, as in a blocking exchange; else a piece is sent
-    on as soon as its sender has it.
+    ``blocking`` : a pair trades once both are through with their rounds before, all sends and receives, as in MPI's
+    blocking exchange; else a piece is sent on as soon as its sender has it.
     """
 
     rounds: tuple[Round, ...]
@@ -55,7 +55,8 @@ def rounds_algorithm(name: str, kinds: frozenset[str], make: Maker) -> Algorithm
     made = lru_cache(maxsize=32)(make)
 
     def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
-        return in_rounds(made(request.kind, group.size, request.root).rounds, group)
+        steps = made(request.kind, group.size, request.root)
+        return in_rounds(steps.rounds, group, blocking=steps.blocking)
 
     @lru_cache(maxsize=1024)
     def sends(kind: str, n: int, n_islands: int = 1) -> tuple[float, float]:
@@ -77,12 +78,13 @@ def powers_below(n: int) -> list[int]:
     return [1 << k for k in range((n - 1).bit_length())]
 
 
-def in_rounds(rounds: Sequence[Round], group: Group) -> Traffic:
+def in_rounds(rounds: Sequence[Round], group: Group, *, blocking: bool = True) -> Traffic:
     """The bytes of every round."""
     crossing = sum(bool((group.nodes[one.src] != group.nodes[one.dst]).any()) for one in rounds)
     parts = [(one.src, one.dst, one.share, -1) for one in rounds]
     adds = np.repeat(np.array([one.reduce for one in rounds], dtype=np.bool_), [len(one.src) for one in rounds])
-    return replace(traffic_of(parts, len(rounds), crossing, rounds=range(len(rounds))), adds=adds)
+    edges = traffic_of(parts, len(rounds), crossing, rounds=range(len(rounds)))
+    return replace(edges, adds=adds, blocking=blocking)
 
 
 def trade(src: Ints, dst: Ints, label: Ints, want: Ints, *, reduce: bool) -> Round:
@@ -92,21 +94,26 @@ def trade(src: Ints, dst: Ints, label: Ints, want: Ints, *, reduce: bool) -> Rou
 
 
 def all_sends(steps: Steps) -> Schedule:
-    """Every transfer, one per piece; pieces of a round travel in order, so that the last one tells."""
+    """Every transfer, one per piece; pieces of an edge travel in order, so that the last one tells."""
     writer = ScheduleWriter()
     brought: dict[tuple[int, int], list[int]] = {}
-    last: dict[int, int] = {}  # member -> what reached it last
+    through: dict[int, list[int]] = {}  # member -> the last of each send and receive of its latest round
     for one in steps.rounds:
         sent = []
+        ends: dict[int, list[int]] = {}
         for edge, (src, dst) in enumerate(zip(one.src.tolist(), one.dst.tolist(), strict=True)):
-            ready = [last[member] for member in (src, dst) if steps.blocking and member in last]
+            ready = [*through.get(src, ()), *through.get(dst, ())] if steps.blocking else []
+            transfer = -1
             for piece in one.pieces(edge):
                 after = dict.fromkeys((*brought.get((src, piece), ()), *ready))
-                sent.append((dst, piece, writer.send(src, dst, piece, after=tuple(after), reduce=one.reduce)))
+                transfer = writer.send(src, dst, piece, after=tuple(after), reduce=one.reduce)
+                sent.append((dst, piece, transfer))
+            for member in (src, dst) if transfer >= 0 else ():
+                ends.setdefault(member, []).append(transfer)
+        through |= ends
         for dst, piece, transfer in sent:
             known = brought.setdefault((dst, piece), [])
             if not one.reduce:
                 known.clear()
             known.append(transfer)
-            last[dst] = transfer
     return writer.done(steps.pieces)
