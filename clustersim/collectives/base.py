@@ -192,6 +192,7 @@ class Schedule:
         a transfer starts only when the one listed before it on its lane has *drained* at the sender (its latency does
         not count). Empty: no such order.
     relay : as in :class:`Traffic`.
+    round : (T,) int, of algorithms in rounds; empty where lanes work all the time.
 
     For all_gather, reduce_scatter, scatter and gather, piece ``k`` belongs to member ``k % n``; for all_to_all piece
     ``src * n + dst`` is what ``src`` holds for ``dst``. Where the fractions of an all_reduce sum to n, piece ``k`` is
@@ -209,6 +210,7 @@ class Schedule:
     chunk_fraction: Floats
     lane: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     relay: bool = False
+    round: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 class EdgeCosts(msgspec.Struct, frozen=True, eq=False):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 
-from clustersim.arrays import Floats
-from clustersim.collectives.base import Group, Plan, Request, Traffic, bus_factor
+from clustersim.arrays import Floats, Ints
+from clustersim.collectives.base import Algorithm, Channel, Group, Plan, Request, Traffic, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.channels import channels, natural_channels
 from clustersim.collectives.loads import edge_costs, link_loads
 from clustersim.collectives.registry import algorithm
-from clustersim.collectives.round_times import by_members
 from clustersim.collectives.ring import RING
+from clustersim.collectives.round_times import by_members
 
 
 def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:
@@ -27,6 +27,27 @@ def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:
     chosen = algorithm(request.algorithm or ("ring" if request.kind in RING.kinds else "direct"))
     count = natural_channels(group) if n_channels is None else n_channels
     laid = channels(group, count, chosen.layout)
+    links, weights, ceiling, latency = textbook(request, group, chosen, laid)
+    return Plan(
+        kind=request.kind,
+        algorithm=chosen.name,
+        protocol="Simple",
+        n_channels=count,
+        nbytes=request.nbytes,
+        latency=latency,
+        links=links,
+        weights=weights,
+        ceiling=ceiling,
+        lower_bound=lower_bound(request, group),
+        bus_factor=bus_factor(request.kind, group.size),
+        channels=laid,
+    )
+
+
+def textbook(
+    request: Request, group: Group, chosen: Algorithm, laid: tuple[Channel, ...]
+) -> tuple[Ints, Floats, float, float]:
+    """(links, weights, payload rate [bytes/s], latency [s]) of an algorithm over channels, at the line rates."""
     traffic = chosen.traffic(request, group, laid)
     links, weights = link_loads(traffic, group)
     costs = edge_costs(traffic, group, request.nbytes, links, weights)
@@ -40,20 +61,7 @@ def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:
         latency = traffic.steps * float(costs.hop.max(initial=0.0))
     if chosen.fill is not None:
         latency = chosen.fill(request, group, laid, costs)
-    return Plan(
-        kind=request.kind,
-        algorithm=chosen.name,
-        protocol="Simple",
-        n_channels=count,
-        nbytes=request.nbytes,
-        latency=latency,
-        links=links,
-        weights=weights,
-        ceiling=min(ceiling, math.inf if pace == 0 else 1.0 / pace),
-        lower_bound=lower_bound(request, group),
-        bus_factor=bus_factor(request.kind, group.size),
-        channels=laid,
-    )
+    return links, weights, min(ceiling, math.inf if pace == 0 else 1.0 / pace), latency
 
 
 def _by_rounds(traffic: Traffic, group: Group, hop: Floats) -> tuple[float, float]:

@@ -98,7 +98,8 @@ def all_sends(steps: Steps) -> Schedule:
     writer = ScheduleWriter()
     brought: dict[tuple[int, int], list[int]] = {}
     through: dict[int, list[int]] = {}  # member -> the last of each send and receive of its latest round
-    for one in steps.rounds:
+    rounds: list[int] = []
+    for number, one in enumerate(steps.rounds):
         sent = []
         ends: dict[int, list[int]] = {}
         for edge, (src, dst) in enumerate(zip(one.src.tolist(), one.dst.tolist(), strict=True)):
@@ -111,9 +112,10 @@ def all_sends(steps: Steps) -> Schedule:
             for member in (src, dst) if transfer >= 0 else ():
                 ends.setdefault(member, []).append(transfer)
         through |= ends
+        rounds += [number] * len(sent)
         for dst, piece, transfer in sent:
             known = brought.setdefault((dst, piece), [])
             if not one.reduce:
                 known.clear()
             known.append(transfer)
-    return writer.done(steps.pieces)
+    return replace(writer.done(steps.pieces), round=np.array(rounds, dtype=np.int64))

@@ -1,8 +1,8 @@
 """Chunk fidelity: a schedule's transfers on their links, one by one; and whole columns of them where that is the same.
 
-Every transfer is a flow of its own over the route between two GPUs, at line rate; it may start when the transfers it
-names have *arrived* (drained, plus the route's latency) and the one before it on its lane has *drained*. Launch and
-protocol costs, which a plan lumps into its latency and weights, are no part of a schedule and are not played.
+Every transfer is a flow of its own over the route between two GPUs; it may start when the transfers it names have
+*arrived* (drained, plus the route's latency) and the one before it on its lane has *drained*. What the backend reaches
+of each link, its ceiling and its latency are those of its plan (:mod:`clustersim.engine.pacing`).
 
 By columns one collective that has the network to itself plays millions of transfers in a second.
 Where no two lanes can hold each other up (:func:`apart`), every transfer runs at its lane's full rate, so its times
@@ -29,6 +29,7 @@ from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.waves import Wave, Waves
 from clustersim.engine import need
+from clustersim.engine.pacing import Pacing, ceilings
 from clustersim.errors import ProgramError
 from clustersim.flows.fairshare import TIE
 from clustersim.flows.loads import Loads
@@ -41,7 +42,8 @@ class Steps(msgspec.Struct, frozen=True, eq=False):
 
     Parameters
     ----------
-    nbytes, latency : (T,) float [bytes], [s]. load : (T,) int, id in :class:`Loads`.
+    nbytes, latency : (T,) float [bytes], [s]. load : (T,) int, id in :class:`Loads`. ceiling : (T,) float [bytes/s].
+    begin : float [s], before the first of them.
     n_needs : (T,) int, transfers each waits for, its lane's predecessor included.
     next_ptr, next : CSR, who waits for a transfer's arrival. lane_next : (T,) who waits for it to drain; -1 for none.
     """
@@ -53,11 +55,13 @@ class Steps(msgspec.Struct, frozen=True, eq=False):
     next_ptr: Ints
     next: Ints
     lane_next: Ints
+    ceiling: Floats
+    begin: float
 
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """A schedule in waves on its links, from the moment ``begin`` [s].
+    """A schedule in waves on its links, from the moment ``begin`` [s], ``delay`` [s] after its meeting.
 
     Parameters
     ----------
@@ -71,6 +75,7 @@ class Played:
     seconds: Floats
     rate: Floats
     begin: float = 0.0
+    delay: float = 0.0
 
     def times(self) -> Iterator[tuple[Wave, Floats, Floats]]:
         """Each wave, when its transfers start and when they have drained [s]."""
@@ -84,14 +89,14 @@ class Played:
             yield wave, start, end
 
 
-def lay(waves: Waves, nbytes: float, group: Group, loads: Loads) -> Played | None:
+def lay(waves: Waves, nbytes: float, group: Group, loads: Loads, pace: Pacing) -> Played | None:
     """Put waves of a tensor of ``nbytes`` on the links between the group's GPUs; None where lanes may meet."""
     ends = np.stack([group.gpus[waves.src], group.gpus[waves.dst], waves.rail], axis=1)
-    load, latency = routes(ends, group, loads, relay=False)
+    load, latency = routes(ends, group, loads, pace, relay=False)
     if not apart(load, loads):
         return None
-    rate = np.array(loads.alone)[load]
-    return Played(waves, load, latency, nbytes * waves.fraction / rate, rate)
+    rate = np.array(loads.alone)[load] / pace.held
+    return Played(waves, load, latency, nbytes * waves.fraction / rate, rate, delay=pace.begin)
 
 
 def last(played: Played) -> float:
@@ -102,19 +107,20 @@ def last(played: Played) -> float:
     return float((latest + played.latency).max())
 
 
-def routes(ends: Ints, group: Group, loads: Loads, *, relay: bool) -> tuple[Ints, Floats]:
+def routes(ends: Ints, group: Group, loads: Loads, pace: Pacing, *, relay: bool) -> tuple[Ints, Floats]:
     """Load and latency [s] of each way: ``ends`` (k, 3) are the GPU it leaves, the GPU it reaches, and the rail."""
     if not len(ends):
         return np.zeros(0, dtype=np.int64), np.zeros(0)
     router = routing.router(group.topology, relay)
     ways, of = np.unique(ends, axis=0, return_inverse=True)
     ptr, links, weights = router.loads_of_each(*ways.T)
+    weights = weights * pace.stretch[links]
     parts = zip(np.split(links, ptr[1:-1]), np.split(weights, ptr[1:-1]), strict=True)
     load = np.array([loads.add(*part) for part in parts], dtype=np.int64)
     latency = np.array(
         [route_latency(group.topology, router.route(src, dst, 0, rail)) for src, dst, rail in ways.tolist()]
     )
-    return load[of.reshape(-1)], latency[of.reshape(-1)]
+    return load[of.reshape(-1)], pace.hop * latency[of.reshape(-1)]
 
 
 def apart(lanes: Ints, loads: Loads) -> bool:
@@ -156,7 +162,7 @@ def _one_send(n: int) -> Schedule:
     return Schedule(here, there, here, n, here.astype(bool), ptr, none, here - 1, np.ones(n))
 
 
-def steps(schedule: Schedule, nbytes: float, group: Group, loads: Loads) -> Steps:
+def steps(schedule: Schedule, nbytes: float, group: Group, loads: Loads, pace: Pacing) -> Steps:
     """Put a schedule of a tensor of ``nbytes`` on the links between the group's GPUs."""
     n = len(schedule.src)
     ends = np.stack([group.gpus[schedule.src], group.gpus[schedule.dst], schedule.rail], axis=1)
@@ -165,18 +171,21 @@ def steps(schedule: Schedule, nbytes: float, group: Group, loads: Loads) -> Step
     if not lanes:
         _, first, of = np.unique(ends, axis=0, return_index=True, return_inverse=True)
         of = of.reshape(-1)
-    load, latency = routes(ends[first], group, loads, relay=schedule.relay)
+    load, latency = routes(ends[first], group, loads, pace, relay=schedule.relay)
+    size = nbytes * schedule.chunk_fraction[schedule.chunk]
     waiting = np.repeat(np.arange(n), np.diff(schedule.after_ptr))
     order = np.argsort(schedule.after, kind="stable")
     lane_next = _lane_next(schedule.lane, n)
     return Steps(
-        nbytes=nbytes * schedule.chunk_fraction[schedule.chunk],
+        nbytes=size,
         latency=latency[of],
         load=load[of],
         n_needs=np.diff(schedule.after_ptr) + np.bincount(lane_next[lane_next >= 0], minlength=n),
         next_ptr=np.searchsorted(schedule.after[order], np.arange(n + 1)),
         next=waiting[order],
         lane_next=lane_next,
+        ceiling=ceilings(of, schedule.round, size, load[of], loads, pace.held),
+        begin=pace.begin,
     )
 
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import repeat
 from typing import Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 
 from clustersim.arrays import Bools, Floats, Ints
-from clustersim.collectives.base import Plan, Request
+from clustersim.collectives.base import Request
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.engine import chunk
+from clustersim.engine.pacing import Pacing, Paid, pacing
 from clustersim.engine.planning import PlanBook
 from clustersim.engine.sites import Site
 from clustersim.flows.clock import Clock
@@ -137,26 +137,39 @@ class Replay:
         if group.size == 1 or request.kind == "send" or not algorithm or not algorithm.waves:
             return None
         waves = algorithm.waves(request, group, plan.channels or channels(group, plan.n_channels, algorithm.layout))
-        return chunk.lay(waves, request.nbytes, group, self.loads) if waves else None
+        return chunk.lay(waves, request.nbytes, group, self.loads, self._pace(site, 0)) if waves else None
+
+    def _pace(self, site: Site, meeting: int) -> Pacing:
+        """How the transfers of a meeting go, by its plan."""
+        plans, group = site.plans, self.book.groups.of(site.ranks[meeting])
+        _, links, weights = self.loads.csr(plans.load[meeting : meeting + 1])
+        paid = Paid(links, weights, float(plans.alone[meeting]), float(plans.latency[meeting]))
+        return pacing(plans.request, group, plans.each[meeting], paid)
 
     def _prepare(self, sites: tuple[Site, ...]) -> None:
         total = 0
         for site in sites:
-            for plan, ranks in zip(site.plans.each, site.ranks, strict=True):
-                total += len(self._steps_of(site, plan, ranks).nbytes)
+            for meeting in range(len(site.ranks)):
+                total += len(self._steps_of(site, meeting).nbytes)
                 chunk.must_fit(total)
 
-    def _steps_of(self, site: Site, plan: Plan, ranks: Ints) -> chunk.Steps:
+    def _steps_of(self, site: Site, meeting: int) -> chunk.Steps:
+        plan, ranks = site.plans.each[meeting], site.ranks[meeting]
         key = site.plans.request, ranks.tobytes()
         if key not in self._steps:
             group = self.book.groups.of(ranks)
             schedule = chunk.schedule_of(site.plans.request, group, plan)
-            self._steps[key] = chunk.steps(schedule, site.plans.request.nbytes, group, self.loads)
+            pace = self._pace(site, meeting)
+            self._steps[key] = chunk.steps(schedule, site.plans.request.nbytes, group, self.loads, pace)
         return self._steps[key]
 
     def play(self, site: Site, meetings: Ints, start: Floats) -> None:
-        """Begin each meeting's first transfers at the meeting's start."""
-        for time, mask in at_each(start):
+        """Begin each meeting's first transfers, when what its plan takes beyond them has passed."""
+        if self.columns:
+            begin = start + self.columns.delay
+        else:
+            begin = start + [self._steps_of(site, m).begin for m in meetings.tolist()]
+        for time, mask in at_each(begin):
             self.clock.call(time, self._begin, site, meetings[mask])
 
     def _begin(self, site: Site, meetings: Ints) -> None:
@@ -165,7 +178,7 @@ class Replay:
             self.clock.call(chunk.last(self.columns), self._landed, site.first)
             return
         for m in meetings.tolist():
-            steps = self._steps_of(site, site.plans.each[m], site.ranks[m])
+            steps = self._steps_of(site, m)
             playing = _Playing(site.first + m, self._n, steps, steps.n_needs.copy(), len(steps.nbytes))
             self._n += playing.left
             self._meetings.append(np.full(playing.left, playing.meeting, dtype=np.int64))
@@ -184,7 +197,7 @@ class Replay:
         some, steps = which[moves], playing.steps
         if len(some):
             flows = (playing.first + some).tolist(), steps.load[some].tolist(), steps.nbytes[some].tolist()
-            self.network.begin(list(zip(*flows, repeat(np.inf))))
+            self.network.begin(list(zip(*flows, steps.ceiling[some].tolist(), strict=True)))
         if not moves.all():
             self.clock.call(self.clock.now, self._left_the_sender, playing, which[~moves])
 
