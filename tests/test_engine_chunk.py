@@ -86,7 +86,7 @@ class TestClosedForms:
             [],
         ]
         program = toy.program(*ends, ranks=[[0], [1], list(range(2, 8))])
-        timeline = simulate(program, node, fabrics.mesh(node), planner=toy.up_links, fidelity="chunk")
+        timeline = simulate(program, node, fabrics.mesh(node), backend="ideal", fidelity="chunk")
         assert timeline.makespan == pytest.approx(64 * MIB / up_rate(node) + hop(node), rel=1e-9)
 
     def test_nothing_to_move_still_takes_every_hop(self, node):

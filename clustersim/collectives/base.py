@@ -227,6 +227,23 @@ class EdgeCosts(msgspec.Struct, frozen=True, eq=False):
     busy: Floats
 
 
+AGREE = 0.005
+"""How far, as a part of ``chunk``, a collective alone on a machine takes longer or shorter at ``flow``; but for what
+:class:`Apart` says."""
+
+
+class Apart(msgspec.Struct, frozen=True):
+    """Kinds of an algorithm of which ``flow`` and ``chunk`` differ by more than :data:`AGREE`, alone on a machine.
+
+    ``tolerance`` : the largest part of ``chunk`` that they were measured to differ by, to the next percent, at 64 MiB
+    (tests/test_fidelity_contract.py). ``why`` : what the fluid flow does not follow.
+    """
+
+    kinds: frozenset[str]
+    tolerance: float
+    why: str
+
+
 class Algorithm(msgspec.Struct, frozen=True):
     """An algorithm: one file, one row in ``ALGORITHMS``.
 
@@ -250,6 +267,11 @@ class Algorithm(msgspec.Struct, frozen=True):
     layout: str = "ring"
     fill: Callable[[Request, Group, tuple[Channel, ...], EdgeCosts], float] | None = None
     waves: Callable[[Request, Group, tuple[Channel, ...]], Waves | None] | None = None
+    apart: tuple[Apart, ...] = ()
+
+    def tolerance(self, kind: str) -> float:
+        """By what part ``flow`` and ``chunk`` may differ for a kind, alone on a machine."""
+        return next((row.tolerance for row in self.apart if kind in row.kinds), AGREE)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from clustersim.arrays import Ints
+from clustersim.collectives.base import Apart
 from clustersim.collectives.rounds import Round, Steps, powers_below, rounds_algorithm
 
 KINDS = frozenset({"all_gather", "reduce_scatter"})
@@ -31,4 +32,7 @@ def steps(kind: str, n: int, root: int = 0) -> Steps:
     return Steps(tuple(rounds[::-1] if reduces else rounds), np.full(n, 1.0 / n), blocking=False)
 
 
-PAT = rounds_algorithm("pat", KINDS, steps)
+_OVERLAP = "a member's sends of several rounds share its links where some of them wait for pieces"
+APART = (Apart(frozenset({"all_gather"}), 0.08, _OVERLAP), Apart(frozenset({"reduce_scatter"}), 0.13, _OVERLAP))
+
+PAT = rounds_algorithm("pat", KINDS, steps, APART)

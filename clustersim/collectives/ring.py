@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
-from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
+from clustersim.collectives.base import Algorithm, Apart, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, Way, least_sent, pieces, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import n_islands
@@ -194,4 +194,11 @@ def _beyond_stays(hop: Floats, block: Floats, steps: int) -> float:
     return onward + back
 
 
-RING = Algorithm("ring", KINDS, traffic, least_sent, schedule, fill=fill, waves=waves)
+APART = (
+    Apart(
+        frozenset({"broadcast", "reduce"}), 0.07,
+        "streams of several channels share links, and the last ones to end wait for pieces of others",
+    ),
+)  # fmt: skip
+
+RING = Algorithm("ring", KINDS, traffic, least_sent, schedule, fill=fill, waves=waves, apart=APART)

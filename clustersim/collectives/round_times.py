@@ -41,7 +41,7 @@ def round_paces(traffic: Traffic, group: Group) -> Floats:
 def longest_way(traffic: Traffic, n: int, busy: Floats, hop: Floats | float = 0.0) -> float:
     """When the last of ``n`` members is through [s]; edges send for ``busy`` (E,) [s] and arrive a ``hop`` [s] later.
 
-    Where rounds do not block, a send waits for what came in earlier rounds, and for its sender's earlier sends to leave.
+    Where rounds do not block, a send waits for what came in earlier rounds, and until its sender's earlier ones left.
     """
     hop = np.broadcast_to(hop, busy.shape)
     through, left = np.zeros(n), np.zeros(n)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from clustersim.arrays import Floats, Ints
-from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
+from clustersim.collectives.base import Algorithm, Apart, Channel, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, traffic_of
 
 
@@ -50,7 +50,7 @@ Maker = Callable[[str, int, int], Steps]
 """``(kind, members, root)`` -> what is done."""
 
 
-def rounds_algorithm(name: str, kinds: frozenset[str], make: Maker) -> Algorithm:
+def rounds_algorithm(name: str, kinds: frozenset[str], make: Maker, apart: tuple[Apart, ...] = ()) -> Algorithm:
     """The row of an algorithm in rounds. Between nodes an edge goes by its sender's nearest NIC."""
     made = lru_cache(maxsize=32)(make)
 
@@ -66,7 +66,7 @@ def rounds_algorithm(name: str, kinds: frozenset[str], make: Maker) -> Algorithm
     def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
         return all_sends(made(request.kind, group.size, request.root))
 
-    return Algorithm(name, kinds, traffic, sends, schedule)
+    return Algorithm(name, kinds, traffic, sends, schedule, apart=apart)
 
 
 def powers_below(n: int) -> list[int]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.arrays import Ints
-from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
+from clustersim.collectives.base import Algorithm, Apart, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, Way, least_sent, pieces, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import member_islands
@@ -197,4 +197,11 @@ def _waits(kind: str, trees: list[tuple[Ints, float]]) -> tuple[Ints, Ints]:
     return np.concatenate(before), np.concatenate(after)
 
 
-TREE = Algorithm("tree", KINDS, traffic, least_sent, schedule, layout="tree", fill=fill)
+_SHARED = "streams of a pipeline share links, and the last ones to end wait for pieces of others"
+APART = (
+    Apart(frozenset({"all_reduce"}), 0.03, _SHARED),
+    Apart(frozenset({"broadcast"}), 0.08, _SHARED),
+    Apart(frozenset({"reduce"}), 0.01, _SHARED),
+)
+
+TREE = Algorithm("tree", KINDS, traffic, least_sent, schedule, layout="tree", fill=fill, apart=APART)

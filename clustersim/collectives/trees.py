@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from clustersim.arrays import Ints
+from clustersim.collectives.base import Apart
 from clustersim.collectives.exchanges import bruck, recursive_doubling, round_a_ring
 from clustersim.collectives.rounds import Maker, Round, Steps, powers_below, rounds_algorithm
 
@@ -160,11 +161,14 @@ def _split_binary(kind: str, n: int, root: int) -> Steps:
     return Steps((*rounds, halves), np.full(2, 0.5))
 
 
+_TWO_CHILDREN = (
+    Apart(frozenset({"reduce"}), 0.05, "children of a round that begin at different times share their parent's link"),
+)
 BINOMIAL = rounds_algorithm("binomial", BOTH | {"scatter", "gather"}, _binomial)
 TREES = (
     rounds_algorithm("chain", BOTH, _whole(chain)),
-    rounds_algorithm("binary", BOTH, _whole(binary)),
-    rounds_algorithm("in_order_binary", frozenset({"reduce"}), _whole(in_order_binary, in_order=True)),
+    rounds_algorithm("binary", BOTH, _whole(binary), _TWO_CHILDREN),
+    rounds_algorithm("in_order_binary", frozenset({"reduce"}), _whole(in_order_binary, in_order=True), _TWO_CHILDREN),
     BINOMIAL,
     rounds_algorithm("knomial", frozenset({"broadcast"}), _whole(knomial)),
     rounds_algorithm("split_binary", frozenset({"broadcast"}), _split_binary),

@@ -14,12 +14,14 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from clustersim import routing
 from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Channel, Group, Plan, Request
 from clustersim.collectives.channels import channels
 from clustersim.collectives.ideal import textbook
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.flows.loads import Loads
+from clustersim.topology import route_latency
 
 SAME = 1e-9
 """Rates this near, as a part of each other, are one."""
@@ -82,10 +84,23 @@ def pacing(request: Request, group: Group, plan: Plan, paid: Paid) -> Pacing:
 
 
 def _send(group: Group, paid: Paid) -> Pacing:
-    """One transfer from one end to the other, over the plan's own links; its latency passes before it."""
-    stretch = np.ones(group.topology.n_links)
-    stretch[paid.links] = paid.weights / paid.weights.min()
-    return Pacing(stretch, begin=paid.latency, hop=0.0)
+    """One transfer over the route between its two ends, as fast as the plan's way (which may be through hosts)."""
+    topology, ways = group.topology, routing.router(group.topology)
+    src, dst = group.gpus[:2].tolist()
+    links, line = ways.loads(np.array([src]), np.array([dst]), np.ones(1))
+    weights = np.zeros(topology.n_links)
+    weights[paid.links] = paid.weights
+    stretch = np.ones(topology.n_links)
+    stretch[links] = np.where(weights[links] > 0, weights[links] / line, 1.0)
+    held = float((topology.link_bandwidth[links] / (line * stretch[links])).min(initial=np.inf)) / paid.rate
+    if abs(held - 1.0) < SAME or not np.isfinite(held):
+        held = 1.0
+    if held < 1.0:
+        stretch, held = stretch * held, 1.0
+    hops = route_latency(topology, ways.route(src, dst, 0, -1))
+    if paid.latency >= hops:
+        return Pacing(stretch, held, begin=paid.latency - hops)
+    return Pacing(stretch, held, hop=paid.latency / hops)
 
 
 def _begun(book: _Book, known: Pacing, fill: float, latency: float) -> Pacing:

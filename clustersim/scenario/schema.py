@@ -165,9 +165,10 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     steps : training steps; the first is special for DDP (buckets in registration order), so at least 3 are wise.
     seed : of whatever varies. jitter : relative standard deviation of a rank's compute; the device's own if absent.
         Short for ``variation = {step_cv = jitter, draws = "usual"}``. variation : how ranks and steps differ, instead.
-    fidelity : ``flow`` (a collective is one fluid flow) or ``chunk`` (every ring or tree step an event; slow). Alone on
-        a machine both agree within 0.5 %; where streams of a pipeline (a tree, a broadcast) share links, ``flow`` is up
-        to 3 % below ``chunk`` from 64 MiB on, and up to 10 % from 8 MiB.
+    fidelity : ``flow`` (a collective is one fluid flow) or ``chunk`` (every ring or tree step an event; slow). Both
+        take rates and latency from the backend. Alone on a machine they agree within 0.5 %, at 64 MiB; but where
+        streams of a pipeline share links (a ring's broadcast and reduce 7 %, a tree's all_reduce 3 %, broadcast 8 %,
+        reduce 1 %), for PAT (13 %), and for reductions up a binary tree (5 %). Smaller pipelines differ by more.
     backend : ``nccl``, ``gloo``, ``mpi`` (Open MPI 4.1) or ``ideal`` (the textbook at line rate); absent: NCCL, and
         Gloo between CPUs. opal_cuda_support : of Open MPI (``--mca opal_cuda_support 1``): GPU tensors that are not
         added go from GPU to GPU; without it all are staged through the host.
