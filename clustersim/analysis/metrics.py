@@ -127,6 +127,21 @@ WARMUP = 2
 second follows the rebuild."""
 
 
+def whole_periods(steps: int, period: int) -> int:
+    """The fewest steps, at least ``steps``, of which :func:`steady_window` holds whole periods of ``period`` steps.
+
+    Any ``period`` steps in a row do what every other such window does, whichever of them begins it, so the warm-up need
+    not end with a period. What repeats after one step is played as long as it is asked for.
+
+    >>> whole_periods(3, 1), whole_periods(3, 4), whole_periods(6, 4), whole_periods(7, 4)
+    (3, 6, 6, 10)
+    """
+    if period == 1:
+        return steps
+    periods = max(1, -(-(steps - WARMUP) // period))
+    return WARMUP + periods * period
+
+
 def steady_window(timeline: Timeline) -> Window:
     """The window that all figures are taken from: without the first :data:`WARMUP` steps, or in a run of no more,
     without all but the last; of a measured run without those of :func:`warm_up`.

@@ -20,7 +20,7 @@ from clustersim.memory_use import MemoryUse
 from clustersim.mesh import Mesh
 from clustersim.model import Model, StepCost
 from clustersim.program import DTYPE_BYTES, Compute, Op, Program
-from clustersim.strategies import STRATEGIES, StrategyConfig
+from clustersim.strategies import STRATEGIES, Strategy, StrategyConfig
 from clustersim.texts import Table
 from clustersim.topology import Topology
 
@@ -87,10 +87,16 @@ def step_time(run: StepRun, cost: StepCost) -> float:
     if run.gpus == 1:
         _, mesh = machine(run.topology, run.nodes, run.gpus)
         alike, config = replace(cost, jitter=0.0), _of_passes(run, played)
-        program = STRATEGIES[run.kind].build(run.model, alike, mesh, config, 2, 0)
-        return alone + sum(float(op.duration) for op in program.roles[0].ops if isinstance(op, Compute) and op.step)
+        return alone + _computed(STRATEGIES[run.kind], run.model, alike, mesh, config)
     flattened = run.model.parameters * DTYPE_BYTES[run.how.param_dtype] / run.framework.flat_rate
     return alone + _played(run, cost, played) + (flattened if run.kind == "ddp" else 0.0)
+
+
+def _computed(strategy: Strategy, model: Model, cost: StepCost, mesh: Mesh, config: StrategyConfig) -> float:
+    """Seconds of kernels of one rank's step behind the first, mean over a period."""
+    period = strategy.period_of(config)
+    ops = strategy.build(model, cost, mesh, config, 1 + period, 0).roles[0].ops
+    return sum(float(op.duration) for op in ops if isinstance(op, Compute) and op.step) / period
 
 
 def _of_passes(run: StepRun, passes: int) -> StrategyConfig:
@@ -102,9 +108,10 @@ def _played(run: StepRun, cost: StepCost, passes: int) -> float:
     strategy, (topology, mesh) = STRATEGIES[run.kind], machine(run.topology, run.nodes, run.gpus)
     model, config = run.model, _of_passes(run, passes)
     cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
-    steps = 1 if run.first else FEWER if run.kind in SHARDED else STEPS
+    period = strategy.period_of(config)
+    steps = 1 if run.first else metrics.whole_periods(FEWER if run.kind in SHARDED else STEPS, period)
     if strategy.place:  # every layer and worker is a send: fewer of both
-        mesh, steps = strategy.place(topology, mesh, config), FEWER
+        mesh, steps = strategy.place(topology, mesh, config), metrics.whole_periods(FEWER, period)
         model, cost = coarser(model, cost)
     program = merged(strategy.build(model, cost, mesh, config, steps, 0))
     timeline = simulate(program, topology, mesh, launch=strategy.launch or "process_per_gpu")

@@ -86,6 +86,17 @@ class Scenario:
 
         return STRATEGIES[self.file.strategy["kind"]]
 
+    @property
+    def steps(self) -> int:
+        """Steps that are played: ``run.steps``, and of a strategy that does not repeat every step as many more as make
+        its figures means over whole periods (:func:`clustersim.analysis.metrics.whole_periods`)."""
+        period = self.strategy.period_of(self.config)
+        if period == 1:
+            return self.file.run.steps
+        from clustersim.analysis.metrics import whole_periods
+
+        return whole_periods(self.file.run.steps, period)
+
     def inputs(self) -> Table:
         """Every field of the file, defaults included, in plain values."""
         import msgspec

@@ -84,7 +84,7 @@ def draw(
     _, host = np.unique(topology.vertex_node[mesh.gpus[: mesh.workers]], return_inverse=True)
     count = scenario.config.gradient_accumulation_steps
     where = Where(host.ravel().astype(np.int64), mesh.coordinates("dp"), count)
-    return drawn(run.variation or Variation(), steps or run.steps, where, run.seed, machine=machine, best=best)
+    return drawn(run.variation or Variation(), steps or scenario.steps, where, run.seed, machine=machine, best=best)
 
 
 def varied(program: Program, found: Drawn, mesh: Mesh) -> Program:

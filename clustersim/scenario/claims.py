@@ -67,7 +67,7 @@ def _sent(result: Result) -> float:
     if use is None or not use.transfer_op.size:
         return 0.0
     leaves = np.isin(topology.link_src, topology.gpus)
-    return float(use.bytes_per_link()[leaves].sum()) / result.prepared.mesh.world_size / result.scenario.file.run.steps
+    return float(use.bytes_per_link()[leaves].sum()) / result.prepared.mesh.world_size / result.scenario.steps
 
 
 def told(claim: Claim) -> tuple[str, str]:

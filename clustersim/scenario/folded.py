@@ -151,12 +151,12 @@ class _Fold:
         orders = orders_of(scenario, split.parallel, split.partition, split.schedule, self.gpu)
         recipe = recipe_of(replace(split, scenario=scenario, orders=orders), self.cost)
         recipe = replace(recipe, known=self._known, roughly=self.roughly)
-        local, run = local_cost(scenario, self.gpu), scenario.file.run
+        local, seed = local_cost(scenario, self.gpu), scenario.file.run.seed
         # A step that gathers its parameters in its own forward is hardly begun by the one before. Without a pipeline a
         # step is short, and what of its end hides behind the next one's begin was up to 9 % of it.
         alike = self.roughly and scenario.strategy.name == "fsdp"
         alike |= self.sketched and not self.split.parallel.overlap_param_gather and self.split.parallel.pp > 1
-        program = build(recipe, local, self.cost, mesh, 1 if alike else min(run.steps, STEADY), run.seed)
+        program = build(recipe, local, self.cost, mesh, 1 if alike else min(scenario.steps, STEADY), seed)
         if not self.sketched:
             return measured_step(self._simulate(representative(program, mesh, self._played)))
         sketch = Sketch(program, mesh)

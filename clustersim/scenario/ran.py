@@ -169,7 +169,7 @@ def _overlap(change: Change, begin: float, end: float) -> float:
 def _unsettled(result: Result) -> Iterator[str]:
     """Asynchronous workers drift apart and their requests spread in time, so that the first steps are not the last."""
     steps = result.summary["steady_steps"]
-    more = f"run.steps = {4 * result.scenario.file.run.steps} would tell more"
+    more = f"run.steps = {4 * result.scenario.steps} would tell more"
     if len(steps) < LEAST:
         yield f"asynchronous: {len(steps)} steps are too few to tell whether the pace is steady; {more}"
         return

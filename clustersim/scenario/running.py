@@ -102,7 +102,7 @@ def _affordable(scenario: Scenario, layers: int) -> None:
     """Raise :class:`ScenarioError` where the ops of all passes, at the very least, take more memory than there is."""
     from clustersim.engine import need
 
-    passes = scenario.file.run.steps * scenario.config.gradient_accumulation_steps
+    passes = scenario.steps * scenario.config.gradient_accumulation_steps
     what = f"for {passes:,} passes, forward and backward (run.steps x strategy.gradient_accumulation_steps)"
     limits.check(need.OP * 2 * passes * layers, what, "use fewer", ScenarioError)
 
@@ -124,7 +124,7 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
         program = pinned(program, file.run.pins)
     if file.run.variation is not None:
         program = varied(program, draw(scenario, topology, mesh), mesh)
-    said = dict.fromkeys((*model.notes, *_mixture(kinds), *program.notes))
+    said = dict.fromkeys((*model.notes, *_mixture(kinds), *_periods(scenario), *program.notes))
     return Prepared(**vars(found), device=gpu, cost=cost, program=program, notes=tuple(said), peak_flops=peak)
 
 
@@ -139,9 +139,21 @@ def _program(found: Held, kind: Kind) -> Program:
             program.check()
         return program
     with scenario.at("$.strategy"):
-        program = scenario.strategy.build(found.model, cost, found.mesh, scenario.config, file.run.steps, file.run.seed)
+        build, steps = scenario.strategy.build, scenario.steps
+        program = build(found.model, cost, found.mesh, scenario.config, steps, file.run.seed)
         program.check()
     return program
+
+
+def _periods(scenario: Scenario) -> Iterator[str]:
+    """That more steps are played than asked for."""
+    asked, played = scenario.file.run.steps, scenario.steps
+    if played > asked:
+        period = scenario.strategy.period_of(scenario.config)
+        yield (
+            f"{scenario.strategy.name} repeats every {period} steps: {played} steps are played, not {asked} "
+            "(run.steps), so that figures of a step are means over whole periods"
+        )
 
 
 def _mixture(kinds: Sequence[Kind]) -> Iterator[str]:

@@ -162,7 +162,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     Parameters
     ----------
-    steps : training steps; the first is special for DDP (buckets in registration order), so at least 3 are wise.
+    steps : training steps; the first is special for DDP (buckets in registration order), so at least 3 are wise. Of a
+        strategy that repeats only every so many steps, more are played: figures are means over its whole periods.
     seed : of whatever varies. jitter : relative standard deviation of a rank's compute; the device's own if absent.
         Short for ``variation = {step_cv = jitter, draws = "usual"}``. variation : how ranks and steps differ, instead.
     fidelity : ``flow`` (a collective is one fluid flow) or ``chunk`` (every ring or tree step an event; slow). Both

@@ -155,7 +155,7 @@ def orders_of(scenario: Scenario, parallel: ParallelConfig, parts: Partition, ro
     if any(option.name == "costs" for option in row.options):
         options["costs"] = _chunk_costs(parts, local_cost(scenario, gpu))
     if not row.synchronous:
-        options["steps"] = scenario.file.run.steps
+        options["steps"] = scenario.steps
     orders = row.order(parallel.pp, chunks, config.gradient_accumulation_steps, **options)
     return tuple(beside(order) for order in orders) if parallel.ep_overlap else orders
 
@@ -187,8 +187,9 @@ def recipe_of(split: Split, cost: StepCost) -> Recipe:
 
 def program_of(split: Split, gpu: Device, cost: StepCost) -> Program:
     """The Program of a split model."""
-    run = split.scenario.file.run
-    program = build(recipe_of(split, cost), local_cost(split.scenario, gpu), cost, split.mesh, run.steps, run.seed)
+    scenario, recipe = split.scenario, recipe_of(split, cost)
+    seed = scenario.file.run.seed
+    program = build(recipe, local_cost(scenario, gpu), cost, split.mesh, scenario.steps, seed)
     return replace(program, notes=(*_told(split), *program.notes))
 
 

@@ -90,7 +90,7 @@ def spread(
     best : share of the slowest hosts that others took the place of.
     budget : CPU seconds, about, for steps that are played. tell : called with (machines played, in all).
 
-    Raises :class:`ScenarioError` without variation, or where ranks do not step together.
+    Raises :class:`ScenarioError` without variation, or where ranks do not wait for each other in every step.
     """
     v = scenario.file.run.variation
     if v is None:
@@ -99,6 +99,12 @@ def spread(
     if not scenario.strategy.together(scenario.config):
         raise ScenarioError(f"{scenario.path}: ranks do not step together, so a step has no one length "
                             "(at $.strategy)")  # fmt: skip
+    period = scenario.strategy.period_of(scenario.config)
+    if period > 1:
+        raise ScenarioError(
+            f"{scenario.path}: ranks wait for each other only every {period} steps, and how late a step is follows "
+            "from a barrier in each (at $.strategy)"
+        )
     plain = scenario.changed({"run.jitter": 0.0})
     still = plain.prepare()
     base = step_time(still.run().timeline)
@@ -125,7 +131,7 @@ def spread(
 def _cost(prepared: Prepared) -> float:
     """CPU seconds, about, of playing a step in which ranks differ."""
     ops = sum(len(role.ops) * (OP + RANK * len(role.ranks)) for role in prepared.program.roles)
-    return ops / prepared.scenario.file.run.steps
+    return ops / prepared.scenario.steps
 
 
 def _across(late: Floats, n: int) -> Ints:
@@ -146,7 +152,7 @@ def _rows(every: Sequence[Drawn], rows: Ints | None = None) -> Drawn:
 
 def _play(plain: Scenario, found: Drawn, rows: Ints) -> Floats:
     """(n,) [s] of these steps: some at once, behind some like the first of them that nobody counts."""
-    warm, times = min(2, plain.file.run.steps - 1), []
+    warm, times = min(2, plain.steps - 1), []
     for begin in range(0, len(rows), AT_ONCE):
         some = rows[begin : begin + AT_ONCE]
         prepared = plain.changed({"run.steps": len(some) + warm}).prepare()
@@ -174,7 +180,7 @@ class _Work:
     def of(cls, prepared: Prepared) -> _Work:
         """Of the first step that is like the others."""
         program: Program = prepared.program
-        step = min(1, prepared.scenario.file.run.steps - 1)
+        step = min(1, prepared.scenario.steps - 1)
         count = prepared.scenario.config.gradient_accumulation_steps
         rest, passes = np.zeros(program.world_size), np.zeros((count, program.world_size))
         for role in program.roles:

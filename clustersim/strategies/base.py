@@ -77,6 +77,8 @@ class Strategy(msgspec.Struct, frozen=True):
     report : ``(program, timeline, topology, mesh, config) -> Figures``, which only this strategy has.
     holding : ``(model, mesh, config) -> Holding``, what one rank keeps in memory; everything where nothing is said.
     together : ``(config) -> bool``, whether its ranks wait for each other every step; else each has a pace of its own.
+    period : after how many steps what its ranks do repeats, a number or ``(config) -> int``; more than 1 where they
+        exchange only in some steps (local SGD, DiLoCo). Figures of a step are means over whole periods.
     """
 
     name: str
@@ -88,6 +90,14 @@ class Strategy(msgspec.Struct, frozen=True):
     report: Callable[[Program, Timeline, Topology, Mesh, Any], Figures] | None = None
     holding: Callable[[Model, Mesh, Any], Holding] = lambda model, mesh, config: whole(model, config)
     together: Callable[[Any], bool] = lambda config: True
+    period: int | Callable[[Any], int] = 1
+
+    def period_of(self, config: StrategyConfig) -> int:
+        """Steps after which what its ranks do repeats, with these knobs. Raises :class:`ProgramError` below 1."""
+        steps = self.period(config) if callable(self.period) else self.period
+        if steps < 1:
+            raise ProgramError(f"strategy {self.name!r} repeats after {steps} steps; a period is at least 1")
+        return steps
 
 
 class OpList(msgspec.Struct):

@@ -1,0 +1,134 @@
+"""Strategies that repeat only every so many steps: figures of a step are means over whole periods."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clustersim import scenario
+from clustersim.analysis.metrics import WARMUP, steady_window, whole_periods
+from clustersim.errors import ProgramError, ScenarioError
+from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, seconds
+from clustersim.scenario.comparison import compare
+from clustersim.scenario.spread import spread
+from clustersim.strategies import STRATEGIES
+from clustersim.strategies.base import Strategy, StrategyConfig
+from clustersim.strategies.primitives import collective, wait
+from clustersim.strategies.walk import Rank, walked
+
+NAME, EVERY = "ddp_resnet50_1x8_v100", 4
+CHANGES = {"run.jitter": 0.0, "run.backend": "ideal"}
+
+
+class LocalConfig(StrategyConfig, frozen=True, tag_field="kind", tag="local_sgd"):
+    """every : steps of its own that a rank takes between two averages of the parameters."""
+
+    every: int = EVERY
+
+
+class LocalSGD(Rank[LocalConfig]):
+    """Every rank trains by itself; behind each ``every``-th update parameters are averaged, beside nothing."""
+
+    def finish(self) -> None:
+        super().finish()
+        if (self.ops.step + 1) % self.config.every == 0:
+            nbytes = float(self.model.parameters * DTYPE_BYTES[self.config.param_dtype])
+            mean = collective(self.ops, "all_reduce", "parameters", nbytes, self.mesh.world_group(), self.ops.here)
+            wait(self.ops, "average", (mean,))
+
+
+@pytest.fixture
+def local_sgd(monkeypatch):
+    """The strategy, in the table."""
+    row = Strategy("local_sgd", LocalConfig, walked(LocalSGD), period=lambda config: config.every)
+    monkeypatch.setitem(STRATEGIES, row.name, row)
+    return row
+
+
+def result(steps, every=EVERY, **more):
+    strategy = {"kind": "local_sgd", "micro_batch_size": 64, "every": every}
+    return scenario.load(NAME, {**CHANGES, **more, "run.steps": steps, "strategy": strategy}).run()
+
+
+@pytest.mark.parametrize("every", [1, EVERY, 7])
+def test_a_step_costs_its_kernels_and_its_share_of_an_exchange_however_many_steps_are_asked_for(local_sgd, every):
+    figures = []
+    for steps in (1, 2, 3, 4, 5, 8, 9, 11, 14):
+        ran = result(steps, every)
+        if every == 1 and steps == 1:
+            continue  # a first step has nothing before it
+        program, timeline = ran.prepared.program, ran.timeline
+        (role,) = program.roles
+        kernels = sum(
+            float(np.max(seconds(role, op)))
+            for op in role.ops
+            if isinstance(op, Compute) and op.stream == COMPUTE_STREAM and op.step == 1
+        )
+        ops = timeline.per_op()
+        lasts = [ops["end"][i] - ops["start"][i] for i, op in enumerate(timeline.ops) if op.kind == "all_reduce"]
+        assert ran.summary["step_time_s"] == pytest.approx(kernels + lasts[0] / every, rel=1e-9)
+        window = steady_window(timeline).steps
+        assert len(window) % every == 0
+        figures.append((ran.summary["step_time_s"], ran.summary["bytes_sent_per_gpu"]))
+    sent = 2 * 7 / 8 * ran.prepared.model.parameters * 4 / every
+    assert [each for _, each in figures] == pytest.approx([sent] * len(figures), rel=1e-12)
+    assert [each for each, _ in figures] == pytest.approx([figures[0][0]] * len(figures), rel=1e-9)
+
+
+def test_that_more_steps_are_played_than_asked_for_is_said(local_sgd):
+    more, enough = result(3), result(WARMUP + 2 * EVERY)
+    assert more.scenario.steps == WARMUP + EVERY
+    assert any("6 steps are played, not 3 (run.steps)" in note for note in more.prepared.notes)
+    assert not any("steps are played" in note for note in enough.prepared.notes)
+    assert more.scenario.file.run.steps == 3  # the file says what it says
+
+
+def test_compared_strategies_are_played_over_whole_periods(local_sgd):
+    rows = {
+        (row.strategy, row.own): row for row in compare(NAME, CHANGES | {"strategy": {"kind": "local_sgd", "every": 8}})
+    }
+    plain = scenario.load(NAME, CHANGES | {"strategy.broadcast_buffers": False}).run().summary["bytes_sent_per_gpu"]
+    for own, every in ((True, 8), (False, EVERY)):
+        assert rows["local_sgd", own].bytes_sent_per_gpu == pytest.approx(plain / every, rel=1e-9)
+
+
+def test_exchanges_of_an_explained_run_are_those_of_a_mean_step(local_sgd):
+    from clustersim.analysis.volume import volume
+
+    ran = result(3)
+    table = volume(ran.timeline, ran.summary["steady_steps"])
+    assert table["count"].tolist() == [1 / EVERY]
+
+
+def test_steps_that_vary_are_refused_where_ranks_do_not_wait_in_each(local_sgd):
+    made = scenario.load(
+        NAME,
+        {"run.variation": {"step_cv": 0.1}, "strategy": {"kind": "local_sgd", "every": 4}},
+    )
+    with pytest.raises(ScenarioError, match="only every 4 steps"):
+        spread(made, 2, 4)
+
+
+def test_a_period_is_a_number_or_follows_from_the_knobs():
+    fixed = Strategy("three", LocalConfig, walked(LocalSGD), period=3)
+    assert fixed.period_of(LocalConfig()) == 3
+    with pytest.raises(ProgramError, match="at least 1"):
+        Strategy("never", LocalConfig, walked(LocalSGD), period=0).period_of(LocalConfig())
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_shipped_strategies_repeat_every_step_and_play_as_many_as_asked_for(kind):
+    row = STRATEGIES[kind]
+    assert row.period_of(row.config()) == 1
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 4, 9])
+def test_the_fewest_steps_of_whole_periods_are_played(period):
+    for steps in range(1, 40):
+        played = whole_periods(steps, period)
+        assert played >= steps
+        if period == 1:
+            assert played == steps
+            continue
+        assert (played - WARMUP) % period == 0
+        assert WARMUP + period <= played < max(steps, WARMUP + 1) + period
