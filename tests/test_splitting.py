@@ -199,10 +199,13 @@ def test_a_batch_that_is_no_multiple_is_refused(tmp_path):
         ('recompute_granularity = "selective"', True),
         ("tp = 1\nmicrobatches = 2\ndp_replicate = 1", False),
         ('framework = "torchtitan"', False),
+        ('schedule = "gpipe"', True),
+        ('schedule = "1f1b"', False),
+        ('schedule = "pipedream"', True),
     ],
 )
 def test_a_model_is_split_by_a_degree_or_by_what_megatrons_data_parallelism_does(tmp_path, text, expected):
-    assert splits(read(tmp_path, PLAIN + f"[parallel]\n{text}\n").file.parallel) is expected
+    assert splits(read(tmp_path, PLAIN + f"[parallel]\n{text}\n")) is expected
 
 
 def test_a_sweep_may_set_the_table_by_any_name():

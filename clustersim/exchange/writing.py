@@ -21,7 +21,7 @@ from clustersim.exchange.table import NAMES, Row, Table, holds, load
 from clustersim.mesh import Mesh
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import located, model_of, placed, transformer_of
-from clustersim.scenario.splitting import PLAYED, splits, with_micro_batches
+from clustersim.scenario.splitting import splits, with_micro_batches
 from clustersim.schedules import schedule
 from clustersim.tomls import flat, nested, toml_text
 
@@ -108,7 +108,7 @@ def _leaves(made: Scenario) -> tuple[texts.Table, Mesh]:
     found["parallel.order"] = ORDERS.get(parallel.order, parallel.order)
     found["parallel.schedule"] = schedule(name).name if not parallel.schedule_csv else None
     idle = tuple(f"parallel.{name}" for when, names in EFFECT.items() if not holds(when, found) for name in names)
-    if parallel.framework != "megatron" and not splits(parallel) and not any(getattr(parallel, one) for one in PLAYED):
+    if parallel.framework != "megatron" and not splits(made):
         idle = ("parallel.",)
     return {name: value for name, value in found.items() if not (idle and name.startswith(idle))}, mesh
 

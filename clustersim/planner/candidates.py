@@ -17,7 +17,7 @@ from clustersim.planner.knobs import meant
 from clustersim.planner.spec import Machine, PlanFile
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import Table
-from clustersim.scenario.splitting import PLAYED
+from clustersim.scenario.splitting import cause
 from clustersim.tomls import flat
 
 RUN: Table = {"steps": 3, "jitter": 0.0, "optimizer": "adamw", "optimizer_impl": "fused"}
@@ -176,7 +176,7 @@ def _forms(plan: PlanFile, tables: Sequence[Table]) -> Iterator[Form]:
                      if name in told and name not in DEGREES and (name, table[name]) != ("vpp", 1)]  # fmt: skip
             family = ", ".join([words, *(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)])
             split = any(degree > 1 for degree in (*degrees.values(), table.get("etp") or 1))
-            split = split or any(table.get(name) for name in PLAYED)
+            split = split or bool(cause(table, strategy))
             yield Form(strategy, table, family, tuple(knobs), tells, next(number), split, degrees)
 
 

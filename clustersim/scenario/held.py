@@ -73,7 +73,7 @@ def held(scenario: Scenario, speed: Speed = AS_IS) -> Held:
     topology, mesh = placed(scenario)
     scenario = with_micro_batches(scenario, mesh)
     model, parallel = model_of(scenario), scenario.file.parallel
-    if parallel is not None and splits(parallel):
+    if parallel is not None and splits(scenario):
         from clustersim.scenario.split_step import split_of
 
         gpu, _ = cost_of(scenario, topology, mesh, model, speed)

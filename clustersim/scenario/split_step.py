@@ -29,12 +29,15 @@ from clustersim.scenario.parts import execution_of, located
 from clustersim.scenario.replicas import (
     activations,
     check_replicas,
+    replica_config,
     replicas,
     sharding_zero,
     stage_memory,
     summed_bytes,
 )
+from clustersim.scenario.splitting import cause_of
 from clustersim.schedules import Costs, Order, Orders, Schedule, beside, from_csv, schedule
+from clustersim.strategies.ddp import DDPConfig
 from clustersim.strategies.fsdp_config import FSDPConfig
 from clustersim.texts import Table
 
@@ -247,8 +250,22 @@ def _told(split: Split) -> Iterator[str]:
     for name, need in _needs(row, parallel, whole=whole):
         if getattr(parallel, name) != usual.get(name, getattr(plain, name)):
             yield f"{name} changes nothing here: {need}"
+    if not parallel.splits and isinstance(scenario.config, DDPConfig):
+        yield _framework(split)
     if not whole and (said := _strategy_not_played(scenario)):
         yield f"{', '.join(said)} changes nothing beside a split model, whose replicas are [parallel]'s"
+
+
+def _framework(split: Split) -> str:
+    """Whose DDP a whole model is played with, and in what that is not PyTorch's."""
+    scenario, parallel = split.scenario, split.parallel
+    made = replica_config(scenario, parallel, split.schedule)
+    buckets = (
+        "gradient buckets beside backward" if parallel.overlap_grad_reduce else "one gradient bucket behind backward"
+    )
+    masters = ", fp32 main parameters" if made.copies else ""
+    said = "" if scenario.config.framework else f", since {cause_of(scenario)}; write strategy.framework to say so"
+    return f"ddp: Megatron-Core's ({buckets}, gradients in {made.grad_dtype}{masters}), not PyTorch's{said}"
 
 
 def _needs(row: Schedule, parallel: ParallelConfig, *, whole: bool) -> Iterator[tuple[str, str]]:
@@ -284,7 +301,14 @@ def _needs(row: Schedule, parallel: ParallelConfig, *, whole: bool) -> Iterator[
 def _strategy_not_played(scenario: Scenario) -> list[str]:
     """Of DDP's and ZeRO's own knobs, those that are set: beside a split model Megatron's hold, of ``[parallel]``."""
     config = scenario.config
-    played = {"kind", "micro_batch_size", "gradient_accumulation_steps", "param_dtype", "zero_optimization"}
+    played = {
+        "kind",
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "param_dtype",
+        "zero_optimization",
+        "framework",
+    }
     plain = type(config)()
     said = [name for name in scenario.file.strategy if name not in played]
     return [f"strategy.{name}" for name in said if getattr(config, name) != getattr(plain, name)]

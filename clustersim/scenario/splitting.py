@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -13,11 +14,15 @@ from clustersim.mesh import Mesh
 from clustersim.parallel import ModelShape, ParallelConfig, check, field_for, preset, recompute, translate
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import Changes, Table, override
+from clustersim.schedules import schedule
+from clustersim.strategies.walk import accumulation
 
 DEGREES = {"dp_shard": "data_parallel_shard_degree", "dp_replicate": "data_parallel_replicate_degree"}
 """The data-parallel degrees, as a mesh has them and as FSDP's own knobs say them."""
 PLAYED = ("recompute_granularity", "use_distributed_optimizer", "overlap_grad_reduce", "schedule", "schedule_csv")
-"""Settings that change a step even where every degree is 1."""
+"""Settings that change a step even where every degree is 1; a schedule only where it is not :func:`accumulates`."""
+PYTORCH, MEGATRON = "pytorch", "megatron"
+"""Frameworks whose DDP is played, as ``strategy.framework`` names them."""
 BESIDE = ("ddp", "zero", "fsdp")
 """Strategies whose data-parallel ranks may hold a part of a model."""
 
@@ -61,6 +66,8 @@ def filled(table: Table) -> Table:
     Raises :class:`ScenarioError` where ``[parallel]`` and ``[strategy]`` have different data-parallel degrees.
     """
     parallel, strategy = table.get("parallel"), table.get("strategy")
+    if parallel is None and isinstance(strategy, dict) and strategy.get("framework") == MEGATRON:
+        parallel = {}  # whose fields its data parallelism goes by
     if not isinstance(parallel, dict) or not isinstance(strategy, dict):
         return table
     parallel = {**preset(str(parallel.get("framework", "megatron")), parallel), **parallel}
@@ -108,8 +115,19 @@ def split(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, shape: Model
 
 def _check_strategy(scenario: Scenario, parallel: ParallelConfig) -> None:
     """Whether the data-parallel ranks can do what they do beside a split model."""
-    kind = scenario.strategy.name
-    if splits(parallel) and kind not in BESIDE:
+    kind, framework = scenario.strategy.name, getattr(scenario.config, "framework", None)
+    if framework == PYTORCH and splits(scenario):
+        cause = "[parallel] splits it" if parallel.splits else f"{cause_of(scenario)} is not PyTorch's"
+        raise ScenarioError(
+            f"framework = 'pytorch': its DDP is played of a whole model as it is, and {cause}; use 'megatron' "
+            "(at $.strategy.framework)"
+        )
+    if framework == MEGATRON and parallel.framework != MEGATRON:
+        raise ScenarioError(
+            f"framework = 'megatron' and parallel.framework = {parallel.framework!r} contradict each other; say one "
+            "(at $.strategy.framework)"
+        )
+    if splits(scenario) and kind not in BESIDE:
         raise ScenarioError(
             f"strategy {kind!r} has a whole model on every worker, which [parallel] splits; use 'ddp', 'zero' or "
             "'fsdp' (at $.strategy.kind)"
@@ -133,6 +151,39 @@ def with_micro_batches(scenario: Scenario, mesh: Mesh) -> Scenario:
     return dataclasses.replace(scenario, config=msgspec.structs.replace(config, gradient_accumulation_steps=count))
 
 
-def splits(parallel: ParallelConfig) -> bool:
-    """Whether the step builder plays it: something is split, or done as Megatron's data parallelism does it."""
-    return parallel.splits or any(getattr(parallel, name) not in {None, False} for name in PLAYED)
+def splits(scenario: Scenario) -> bool:
+    """Whether the step builder plays it: something is split, or done as no rank with a whole model does it."""
+    parallel = scenario.file.parallel
+    return parallel is not None and (parallel.splits or bool(cause_of(scenario)))
+
+
+def cause_of(scenario: Scenario) -> str:
+    """:func:`cause` of a scenario."""
+    parallel = msgspec.structs.asdict(scenario.file.parallel or ParallelConfig())
+    return cause(parallel, scenario.file.strategy)
+
+
+def cause(parallel: Changes, strategy: Changes) -> str:
+    """The setting, ``"parallel.schedule = 'gpipe'"``, for which the step builder plays even a whole model; empty where
+    there is none, and the tables change nothing."""
+    for name in PLAYED:
+        value = parallel.get(name)
+        if value and not (name == "schedule" and accumulates(str(value))):
+            return f"parallel.{name} = {value!r}"
+    framework = strategy.get("framework")
+    return f"strategy.framework = {framework!r}" if framework == MEGATRON else ""
+
+
+@lru_cache(maxsize=64)
+def accumulates(name: str) -> bool:
+    """Whether a schedule of one stage is what a whole model plays anyway: forward and backward of each micro-batch in
+    turn, and an update behind the last.
+
+    >>> accumulates("1F1B"), accumulates("gpipe")
+    (True, False)
+    """
+    try:
+        row = schedule(name)
+        return row.synchronous and all(row.order(1, 1, count)[0] == accumulation(count) for count in (1, 2, 3))
+    except ScenarioError:  # whoever plays it says what is wrong
+        return False

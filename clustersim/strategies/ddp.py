@@ -47,6 +47,12 @@ class DDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="ddp"):
 
     Parameters
     ----------
+    framework : whose data parallelism it is; absent: ``pytorch`` of a whole model, and beside a split one, or a setting
+        of ``[parallel]`` that changes a step though no degree is above 1, ``megatron``. PyTorch's has buckets of 25 MiB
+        beside backward and gradients in ``param_dtype``, and updates 16-bit parameters in place. Megatron-Core's has
+        the fields of ``[parallel]``: one bucket behind backward without ``overlap_grad_reduce``; of bf16 parameters
+        gradients in fp32 and fp32 main parameters; weight gradients added up by their products; a norm of all gradients
+        ahead of the update; a vocabulary padded to 128. The other knobs here are PyTorch's.
     bucket_cap_mb : [MiB]; None is 25 with a small first bucket. Given, it is the limit of the first bucket too.
     first_bucket_bytes : [bytes], limit of the first bucket, whatever the rest says.
     gradient_as_bucket_view : gradients live inside the buckets; no copies.
@@ -57,6 +63,7 @@ class DDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="ddp"):
     algorithm, protocol : pins for the gradients' all_reduce, as NCCL_ALGO and NCCL_PROTO.
     """
 
+    framework: Literal["pytorch", "megatron"] | None = None
     bucket_cap_mb: Annotated[float, msgspec.Meta(gt=0)] | None = None
     first_bucket_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
     gradient_as_bucket_view: bool = False
