@@ -434,7 +434,7 @@ def split(draw):
 def test_settings_that_megatron_has_words_for_come_back_as_they_were(parallel):
     tables = {"cluster": {"topology": "dgx-h100", "nodes": 4}, "parallel": parallel,
               "model": {"name": "llama3-8b", "seq_len": 4096, "dtype": "bf16", "implementation": "fused"},
-              "strategy": {"kind": "ddp", "param_dtype": "bf16"},
+              "strategy": {"kind": "ddp", "framework": "megatron", "param_dtype": "bf16"},
               "run": {"optimizer": "adamw", "optimizer_impl": "fused"}}  # fmt: skip
     found = exchange.written(scenario.from_table(tables), "megatron")
     assert found.wordless == ()
@@ -509,3 +509,14 @@ def test_what_cannot_be_written_is_one_line(clustersim, tmp_path, words, said):
     done = clustersim("export-config", *words, cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines()), list(tmp_path.iterdir())) == (2, 1, [])
     assert said in done.stderr
+
+
+def test_a_whole_model_of_megatron_has_megatrons_data_parallelism_and_pytorchs_is_named():
+    own = scenario.load("ddp_gpt2_xl_2x8_a100", {"parallel.tp": 1})
+    found = exchange.written(own, "megatron")
+    assert "strategy.framework = pytorch: it would be megatron" in found.wordless
+    again = back(own, found)
+    assert again.config.framework == "megatron"
+    split = own.changed({"parallel.pp": 2, "strategy.framework": "megatron"})
+    for made in (again, split, own.changed({"parallel.pp": 2})):
+        assert not any("framework" in line for line in exchange.written(made, "megatron").wordless)

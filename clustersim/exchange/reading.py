@@ -18,7 +18,7 @@ from clustersim.exchange.table import Table, holds, load
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import model_of, placed
 from clustersim.scenario.reading import Table as Tables
-from clustersim.scenario.splitting import PLAYED, with_micro_batches
+from clustersim.scenario.splitting import MEGATRON, PLAYED, cause, with_micro_batches
 from clustersim.texts import shown
 from clustersim.tomls import nested
 
@@ -119,9 +119,14 @@ def _tables(table: Table, fields: Fields, place: Tables, world: int) -> Tables:
     """The scenario's tables; ``[parallel]`` where it has an effect."""
     kept = {name: value for name, value in fields.items() if not name.startswith(("shape.", "batch.", "cluster."))}
     degrees = ("tp", "pp", "cp", "ep")
-    split = table.parallel == "always" or any(holds(name, fields) for name in degrees)
-    split = split or any(fields.get(f"parallel.{name}") for name in PLAYED)
+    parted = any(holds(name, fields) for name in degrees)
+    settings = {name: fields.get(f"parallel.{name}") for name in PLAYED}
+    split = table.parallel == "always" or parted or any(settings.values())
     kept |= batches.said(fields, world, split)
+    if (kept.get("parallel.framework"), kept.get("strategy.kind")) == (MEGATRON, "ddp") and not (
+        parted or cause(settings, {})
+    ):
+        kept["strategy.framework"] = MEGATRON  # of a whole model nothing else says it
     if not split:
         kept = {name: value for name, value in kept.items() if not name.startswith("parallel.")}
     return {"cluster": place} | nested(kept)

@@ -21,7 +21,7 @@ from clustersim.exchange.table import NAMES, Row, Table, holds, load
 from clustersim.mesh import Mesh
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import located, model_of, placed, transformer_of
-from clustersim.scenario.splitting import splits, with_micro_batches
+from clustersim.scenario.splitting import ddp_of, splits, with_micro_batches
 from clustersim.schedules import schedule
 from clustersim.tomls import flat, nested, toml_text
 
@@ -94,7 +94,7 @@ def _leaves(made: Scenario) -> tuple[texts.Table, Mesh]:
     config = with_micro_batches(made, mesh).config
     found = {name: value for name, value in flat(made.inputs()).items() if not name.startswith(OURS)}
     shape, model, parallel = transformer_of(made), model_of(made), made.file.parallel
-    found["model.seq_len"] = model.seq_len or None
+    found["model.seq_len"], found["strategy.framework"] = model.seq_len or None, ddp_of(made)
     sizes = {"name": str(made.file.model.name or made.file.model.hf_config)} if shape is None else shapes.leaves(shape)
     found |= {f"shape.{name}": value for name, value in sizes.items()}
     pipeline = parallel is not None and parallel.pp > 1

@@ -157,6 +157,16 @@ def splits(scenario: Scenario) -> bool:
     return parallel is not None and (parallel.splits or bool(cause_of(scenario)))
 
 
+def ddp_of(scenario: Scenario) -> str | None:
+    """Whose DDP a scenario plays, as ``strategy.framework`` names it; None for another strategy or framework."""
+    parallel = scenario.file.parallel
+    if scenario.strategy.name != "ddp":
+        return None
+    if parallel is None or not splits(scenario):
+        return PYTORCH
+    return MEGATRON if parallel.framework == MEGATRON else None
+
+
 def cause_of(scenario: Scenario) -> str:
     """:func:`cause` of a scenario."""
     parallel = msgspec.structs.asdict(scenario.file.parallel or ParallelConfig())
