@@ -35,7 +35,7 @@ from clustersim.scenario.replicas import (
     stage_memory,
     summed_bytes,
 )
-from clustersim.scenario.splitting import cause_of
+from clustersim.scenario.splitting import MEGATRON, cause_of
 from clustersim.schedules import Costs, Order, Orders, Schedule, beside, from_csv, schedule
 from clustersim.strategies.ddp import DDPConfig
 from clustersim.strategies.fsdp_config import FSDPConfig
@@ -251,21 +251,20 @@ def _told(split: Split) -> Iterator[str]:
         if getattr(parallel, name) != usual.get(name, getattr(plain, name)):
             yield f"{name} changes nothing here: {need}"
     if not parallel.splits and isinstance(scenario.config, DDPConfig):
-        yield _framework(split)
+        yield _framework(split, scenario.config)
     if not whole and (said := _strategy_not_played(scenario)):
         yield f"{', '.join(said)} changes nothing beside a split model, whose replicas are [parallel]'s"
 
 
-def _framework(split: Split) -> str:
+def _framework(split: Split, config: DDPConfig) -> str:
     """Whose DDP a whole model is played with, and in what that is not PyTorch's."""
     scenario, parallel = split.scenario, split.parallel
     made = replica_config(scenario, parallel, split.schedule)
-    buckets = (
-        "gradient buckets beside backward" if parallel.overlap_grad_reduce else "one gradient bucket behind backward"
-    )
+    buckets = "buckets beside backward" if parallel.overlap_grad_reduce else "one bucket behind backward"
     masters = ", fp32 main parameters" if made.copies else ""
-    said = "" if scenario.config.framework else f", since {cause_of(scenario)}; write strategy.framework to say so"
-    return f"ddp: Megatron-Core's ({buckets}, gradients in {made.grad_dtype}{masters}), not PyTorch's{said}"
+    owner = "Megatron-Core" if parallel.framework == MEGATRON else f"Megatron-Core with {parallel.framework}'s defaults"
+    said = "" if config.framework else f", since {cause_of(scenario)} (strategy.framework)"
+    return f"ddp: that of {owner} ({buckets}, gradients in {made.grad_dtype}{masters}), not PyTorch's{said}"
 
 
 def _needs(row: Schedule, parallel: ParallelConfig, *, whole: bool) -> Iterator[tuple[str, str]]:
