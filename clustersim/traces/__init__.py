@@ -25,6 +25,7 @@ from clustersim.traces import (
     spans_csv,
     tables,
 )
+from clustersim.traces.heads import Head, Likeness, growing
 from clustersim.traces.profiled import backend_of
 from clustersim.traces.samples import Sample, Samples, joined
 from clustersim.traces.told import Told
@@ -41,7 +42,7 @@ class Format:
     name : str. what : in words, for messages.
     suffixes : ends of names it is written to. write : ``(timeline, path, ranks) -> ranks written``; None: not written.
     takes_memory : ``write`` also takes ``memory``, bytes held while an op of that name runs, for a counter.
-    sniff : whether the first bytes of a file (decompressed) are this format's.
+    sniff : how much a file's head looks like this format.
     read : ``paths -> Timeline, Samples or Told``. None: not read.
     """
 
@@ -50,7 +51,7 @@ class Format:
     suffixes: tuple[str, ...] = ()
     write: Callable[..., tuple[int, ...]] | None = None
     takes_memory: bool = False
-    sniff: Callable[[bytes], bool] | None = None
+    sniff: Callable[[Head], Likeness] | None = None
     read: Callable[[Sequence[Path]], Timeline | Samples | Told] | None = None
 
 
@@ -73,12 +74,12 @@ _ROWS = (
     Format("pipeline", "folder of ops.csv and steps.csv", sniff=pipeline_csv.sniff, read=pipeline_csv.read),
     Format("table", "CSV table of collectives", sniff=tables.sniff, read=_each(tables.read)),
     Format("nccl_tests", "nccl-tests log", sniff=nccl_tests_log.sniff, read=_each(nccl_tests_log.read)),
-    Format("nccl_debug", "NCCL_DEBUG=INFO log", sniff=nccl_debug.sniff, read=nccl_debug.read),
     Format("deepspeed", "DeepSpeed comms log", sniff=deepspeed.sniff, read=_each(deepspeed.read)),
+    Format("nccl_debug", "NCCL_DEBUG=INFO log", sniff=nccl_debug.sniff, read=nccl_debug.read),
 )
 
 FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
-"""Every format by name; files are tried against the sniffers in this order."""
+"""Every format by name; of two that a file looks like as much, the first is asked first."""
 
 
 def write(
@@ -99,37 +100,93 @@ def write(
     raise TraceError(f"{path}: no trace format has this ending; known: {known}")
 
 
+def candidates(path: str | Path) -> list[Format]:
+    """The formats that a file looks like, by its content, most like it first.
+
+    Raises :class:`TraceError` where it looks like none that can be read.
+    """
+    ranked: list[tuple[Likeness, Format]] = []
+    for head in growing(Path(path)):
+        looks = [(row.sniff(head), row) for row in FORMATS.values() if row.sniff is not None]
+        ranked = sorted(looks, key=lambda pair: -pair[0])  # stable: the table's order among equals
+        if ranked[0][0] is Likeness.SHAPED:
+            break
+    alike = [row for how, row in ranked if how is not Likeness.NONE]
+    if not alike:
+        known = ", ".join(row.what for row in FORMATS.values() if row.read)
+        raise TraceError(f"{path}: no format that is known by its content; can be read: {known}")
+    return alike
+
+
 def sniff(path: str | Path) -> Format:
     """The format of a file, by its content. Raises :class:`TraceError` where it is none that can be read."""
-    head = files.head(Path(path))
-    for row in FORMATS.values():
-        if row.sniff is not None and row.sniff(head):
-            return row
-    known = ", ".join(row.what for row in FORMATS.values() if row.read)
-    raise TraceError(f"{path}: no format that is known by its content; can be read: {known}")
+    return candidates(path)[0]
 
 
 def read(paths: str | Path | Sequence[str | Path], format: str | None = None) -> Timeline | Samples | Told:
     """What others measured: a profile becomes a Timeline, a benchmark's table Samples, another log Told.
 
     paths : a file, several files of one run (one per rank), or folders of them.
-    format : a name in :data:`FORMATS`; None looks at the content.
+    format : a name in :data:`FORMATS`; None looks at the content: a reader that refuses hands on to the next format
+        that the files look like, and where all refuse the error says why each did.
 
     Raises :class:`TraceError` for a file that cannot be read, and for files of different formats.
     """
-    found = files.files_of(paths)
-    if format is not None and format not in FORMATS:
-        raise TraceError(f"no trace format {format!r}; {nearest(format, FORMATS)}")
-    rows = {path: FORMATS[format] if format is not None else sniff(path) for path in found}
-    first = rows[found[0]]
-    for path, row in rows.items():
-        if row is not first:
-            raise TraceError(f"{path} is a {row.what}, {found[0]} a {first.what}; read them one at a time")
-    if first.read is None:
-        raise TraceError(f"{found[0]}: the format {first.name!r} can only be written")
+    files_given = files.files_of(paths)
+    if format is not None:
+        return _read_as(_named(format, files_given[0]), files_given)
+    rows = _common(files_given)
+    refused: dict[str, TraceError] = {}
+    empty: Samples | None = None
+    for row in rows:
+        try:
+            answer = _read_as(row, files_given)
+        except TraceError as error:
+            refused[row.what] = error
+            continue
+        if not isinstance(answer, Samples) or answer.rows or len(rows) == 1:
+            return answer
+        empty = empty or answer  # a table's header without rows may be a few words in a log of another kind
+    if empty is not None:
+        return empty
+    raise _refusal(files_given[0], refused)
+
+
+def _named(name: str, path: Path) -> Format:
+    """A format that can be read, by its name. Raises :class:`TraceError`."""
+    if name not in FORMATS:
+        raise TraceError(f"no trace format {name!r}; {nearest(name, FORMATS)}")
+    if FORMATS[name].read is None:
+        raise TraceError(f"{path}: the format {name!r} can only be written")
+    return FORMATS[name]
+
+
+def _common(paths: Sequence[Path]) -> list[Format]:
+    """The formats that all files look like, in the first file's order. Raises :class:`TraceError` for none."""
+    rows = candidates(paths[0])
+    first = rows[0]
+    for path in paths[1:]:
+        alike = candidates(path)
+        rows = [row for row in rows if row in alike]
+        if not rows:
+            raise TraceError(f"{path} is a {alike[0].what}, {paths[0]} a {first.what}; read them one at a time")
+    return rows
+
+
+def _read_as(row: Format, paths: Sequence[Path]) -> Timeline | Samples | Told:
+    if row.read is None:
+        raise TraceError(f"{paths[0]}: the format {row.name!r} can only be written")
     try:
-        return first.read(found)
+        return row.read(paths)
     except ValueError as wrong:
         if "integer string conversion" not in str(wrong):  # Python's own limit, wherever a format has a number
             raise
-        raise TraceError(f"{found[0]}: not a {first.what}: a whole number has thousands of digits") from None
+        raise TraceError(f"{paths[0]}: not a {row.what}: a whole number has thousands of digits") from None
+
+
+def _refusal(path: Path, refused: Mapping[str, TraceError]) -> TraceError:
+    """One error of all readers' reasons; of one reader, its own."""
+    if len(refused) == 1:
+        return next(iter(refused.values()))
+    reasons = (f"as a {what}: {str(error).removeprefix(f'{path}: ')}" for what, error in refused.items())
+    return TraceError(f"{path}: {'; '.join(reasons)}; --format names one")

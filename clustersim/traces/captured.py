@@ -9,6 +9,7 @@ from typing import Any
 from clustersim.errors import TraceError
 from clustersim.texts import decoded
 from clustersim.traces import files
+from clustersim.traces.heads import Head, Likeness, likeness
 from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, joined
 
 VERSION = 1
@@ -17,9 +18,11 @@ VERSION = 1
 Row = dict[str, Any]
 
 
-def sniff(head: bytes) -> bool:
-    """Whether this is a part of a capture, or its provenance."""
-    return head.lstrip()[:1] == b"{" and b'"clustersim_capture"' in head[:200]
+def sniff(head: Head) -> Likeness:
+    """Whether this is a part of a capture, whose first line holds no list of records, or its provenance."""
+    named = {"clustersim_capture", "part"} <= head.members.keys()
+    provenance = head.holds("asked") and head.lists("machines", "versions")
+    return likeness(named=named, shaped=named and (provenance or not head.has_records))
 
 
 def read(paths: Sequence[Path]) -> Samples:

@@ -15,6 +15,7 @@ from statistics import median
 
 from clustersim.errors import TraceError
 from clustersim.traces import files
+from clustersim.traces.heads import Head, Likeness, likeness
 from clustersim.traces.samples import Sample, Samples, Sieve, kind_of
 
 _SIZE = {"B": 1.0, "KB": 2.0**10, "MB": 2.0**20, "GB": 2.0**30, "TB": 2.0**40}
@@ -26,12 +27,14 @@ _ROW = re.compile(
     r"^\s+(?P<size>[\d.]+)\s*(?P<unit>[KMGT]?B)\s+(?P<count>\d+)\s+(?P<total>[\d.]+)\s+(?P<ms>[\d.]+)"
     r"\s+(?P<algbw>[\d.]+)\s+(?P<busbw>[\d.]+)"
 )
+_HEADER = re.compile(r"Comm\. Op\s+Message Size\s+Count")
 _PER_RANK = {"all_gather", "reduce_scatter"}
 
 
-def sniff(head: bytes) -> bool:
+def sniff(head: Head) -> Likeness:
     """Whether this is a log with DeepSpeed's comms in it."""
-    return b"comm op:" in head or (b"Comm. Op" in head and b"Message Size" in head)
+    named = "comm op:" in head.text or "Comm. Op" in head.text
+    return likeness(named=named, shaped=bool(named and (_LINE.search(head.text) or _HEADER.search(head.text))))
 
 
 def read(path: Path) -> Samples:

@@ -21,11 +21,12 @@ from clustersim.limits import counted
 from clustersim.program import DTYPE_BYTES
 from clustersim.texts import decoded, short
 from clustersim.traces import files
+from clustersim.traces.heads import Head, Likeness, likeness
 from clustersim.traces.samples import dtype_of
 
 MOST_NODES = 10_000_000
 """Operators of one file."""
-_SCHEMA = re.compile(r'"schema":\s*"\d+\.\d')
+_SCHEMA = re.compile(r"\d+\.\d")
 _KNOWN = re.compile(r"1\.(0\.[2-9]|[1-9])\S*-chakra")
 _PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::_scaled_mm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 """Which tensor is the first factor."""
@@ -77,9 +78,13 @@ class Operator:
     storages: frozenset[int] = frozenset()
 
 
-def sniff(head: bytes) -> bool:
-    """Whether this is an execution trace."""
-    return head.lstrip()[:1] == b"{" and bool(_SCHEMA.search(head[:400].decode("utf-8", errors="replace")))
+def sniff(head: Head) -> Likeness:
+    """Whether this is an execution trace: a schema by number, and nodes."""
+    schema = head.members.get("schema")
+    named = schema is not None and bool(_SCHEMA.match(schema.text))
+    nodes = head.members.get("nodes")
+    empty = nodes is not None and nodes.opens == "[" and not nodes.names
+    return likeness(named=named, shaped=named and (empty or head.lists("nodes", "id", "name")))
 
 
 def read(path: Path) -> tuple[int, dict[int, Operator]]:

@@ -47,16 +47,16 @@ def files_of(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def head(path: Path) -> bytes:
-    """The first :data:`HEAD` bytes, decompressed. Raises :class:`TraceError`."""
-    found = b""
+def head(path: Path, size: int = HEAD) -> bytes:
+    """The first ``size`` bytes, decompressed. Raises :class:`TraceError` for a file that is empty or damaged there."""
+    found = bytearray()
     for piece in _pieces(path):
         found += piece
-        if len(found) >= HEAD:
+        if len(found) >= size:
             break
     if not found:
         raise TraceError(f"{path}: the file is empty")
-    return found[:HEAD]
+    return bytes(found[:size])
 
 
 def whole(path: Path) -> bytes | bytearray:

@@ -21,6 +21,7 @@ from typing import Any
 from clustersim.errors import TraceError, few
 from clustersim.texts import Table, short
 from clustersim.traces import files
+from clustersim.traces.heads import Head, Likeness, likeness
 from clustersim.traces.told import Fault, Hang
 
 LARGEST = 256 * 2**20
@@ -42,10 +43,13 @@ class Call:
     where: str
 
 
-def sniff(head: bytes) -> bool:
-    """Whether this is a dump, pickled or as JSON."""
-    known = b"pg_config" in head or b"pg_status" in head or b"collective_seq_id" in head
-    return known and (head[:1] == b"\x80" or (head.lstrip()[:1] == b"{" and b'"traceEvents"' not in head))
+def sniff(head: Head) -> Likeness:
+    """Whether this is a dump: a pickle, which no other format is, or JSON whose entries are calls of collectives."""
+    if re.match(rb"\x80[\x02-\x05]", head.data):
+        known = (b"pg_config", b"pg_status", b"collective_seq_id")
+        return likeness(named=True, shaped=any(word in head.data for word in known))
+    named = not head.members.keys().isdisjoint(("pg_config", "pg_status", "entries"))
+    return likeness(named=named, shaped=named and head.lists("entries", "profiling_name", "process_group"))
 
 
 def read(paths: Sequence[Path]) -> Hang:

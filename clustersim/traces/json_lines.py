@@ -18,13 +18,16 @@ import msgspec
 from clustersim.errors import TraceError
 from clustersim.texts import Table
 from clustersim.traces import files
+from clustersim.traces.heads import Head, Likeness, likeness
 from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, joined, kind_of
 
 
-def sniff(head: bytes) -> bool:
-    """Whether lines are those of the inspector or of rccl-tests."""
-    line = head.lstrip().split(b"\n")[0]
-    return line[:1] == b"{" and (b'"coll_perf"' in line or all(w in line for w in (b'"algBw"', b'"busBw"', b'"gpus"')))
+def sniff(head: Head) -> Likeness:
+    """Whether the first line is one of the inspector or of rccl-tests."""
+    inspected = head.holds("coll_perf", "coll")
+    benched = {"algBw", "busBw", "size", "time"} <= head.members.keys()
+    named = benched or "coll_perf" in head.members
+    return likeness(named=named, shaped=(inspected or benched) and not head.has_records)
 
 
 def read(paths: Sequence[Path]) -> Samples:

@@ -25,6 +25,7 @@ from clustersim.program import DTYPE_BYTES
 from clustersim.timeline import Timeline
 from clustersim.traces import execution_trace, files
 from clustersim.traces.execution_trace import Operator
+from clustersim.traces.heads import Head, Likeness, growing, likeness
 from clustersim.traces.joining import join
 from clustersim.traces.kineto_json import FILE, KERNEL_ARGS, NOTE_ARGS, Event, File, Info, KernelArgs, NoteArgs
 from clustersim.traces.profiled import RankTrace, Schedule, Seen, Work
@@ -36,16 +37,29 @@ _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _CPU_OP = "aten::"
 
 
-def sniff(head: bytes) -> bool:
-    """Whether this is a profiler's trace: a JSON object with Kineto's opening fields or events, or an execution trace,
-    which is read with one."""
-    known = any(word in head for word in (b'"traceEvents"', b'"deviceProperties"', b'"schemaVersion"'))
-    return execution_trace.sniff(head) or (known and head.lstrip()[:1] == b"{")
+def sniff(head: Head) -> Likeness:
+    """Whether this is a profiler's trace, whose events have phases, or an execution trace, which is read with one."""
+    named = not head.members.keys().isdisjoint(("traceEvents", "deviceProperties", "schemaVersion"))
+    return max(execution_trace.sniff(head), likeness(named=named, shaped=_has_events(head)))
+
+
+def _has_events(head: Head) -> bool:
+    return head.lists("traceEvents", "ph")
+
+
+def _is_recorded(path: Path) -> bool:
+    """Whether a file is an execution trace and no profile."""
+    for head in growing(path):
+        if _has_events(head):
+            return False
+        if execution_trace.sniff(head) is Likeness.SHAPED:
+            return True
+    return bool(execution_trace.sniff(head))
 
 
 def read(paths: Sequence[Path]) -> Timeline:
     """The run of these ranks' traces. Raises :class:`TraceError` where one is no whole profile."""
-    recorded = {path: execution_trace.read(path) for path in paths if execution_trace.sniff(files.head(path))}
+    recorded = {path: execution_trace.read(path) for path in paths if _is_recorded(path)}
     profiles = [path for path in paths if path not in recorded]
     if not profiles:
         raise TraceError(f"{paths[0]}: an execution trace has no times; add the Kineto trace of the same steps")

@@ -21,10 +21,12 @@ from clustersim.texts import short
 from clustersim.tomls import toml_value
 from clustersim.topology import Topology
 from clustersim.traces import files
+from clustersim.traces.heads import Head, Likeness, likeness
 from clustersim.traces.samples import kind_of
 from clustersim.traces.told import Beside, Choice, Chosen, NcclLog
 from clustersim.units import format_bytes
 
+_OWN_LINE = re.compile(r"\S+:\d+:\d+ \[\w+\] NCCL (?:INFO|WARN|TRACE|VERSION) ")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
 _COMM = re.compile(r"nranks (\d{1,8})(?: nNodes (\d{1,8}))?", re.I)
 _CHANNELS = re.compile(
@@ -35,9 +37,9 @@ _CHOICE = re.compile(r"(?:(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)(?:
 _SET = re.compile(r"\b(NCCL_\w+) set by environment to ([^\s.]+)")
 
 
-def sniff(head: bytes) -> bool:
-    """Whether this is a log with NCCL's own lines, and no table of nccl-tests, which is read as such."""
-    return b" NCCL INFO " in head and b"out-of-place" not in head
+def sniff(head: Head) -> Likeness:
+    """Whether this is a log with NCCL's own lines; logs of benchmarks, which may have some too, are asked first."""
+    return likeness(named=" NCCL INFO " in head.text, shaped=bool(_OWN_LINE.search(head.text)))
 
 
 def read(paths: Sequence[Path]) -> NcclLog:

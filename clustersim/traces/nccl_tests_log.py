@@ -17,6 +17,7 @@ import msgspec
 from clustersim.errors import TraceError
 from clustersim.texts import Table
 from clustersim.traces import files
+from clustersim.traces.heads import Head, Likeness, likeness
 from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, kind_of
 
 _PREFIX = re.compile(r"^(?:\[\d+,\d+\]<std(?:out|err)>:?|\d+:|\[[^\]]*\]:)\s?(?=[ #\d])")
@@ -27,17 +28,20 @@ _START = re.compile(r"#\s*nThreads?:?\s+(\d+)\s+nGpus:?\s+(\d+)")
 _NAMED = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
 _ENV = re.compile(r"\b(NCCL_(?:ALGO|PROTO|NVLS_ENABLE|MAX_NCHANNELS|MIN_NCHANNELS|P2P_DISABLE|SHM_DISABLE)=[^\s\"']+)")
+_TABLE = re.compile(r"(?:size|bytes)\s+(?:count|N)\s+type\s.*\btime\s+algbw\s+busbw")
 _HEADER = ("size", "count", "type")
 
 
-def sniff(head: bytes) -> bool:
+def sniff(head: Head) -> Likeness:
     """Whether this is nccl-tests' text."""
-    return (b"algbw" in head and b"busbw" in head and b"out-of-place" in head) or b"# nThread" in head
+    named = "# nThread" in head.text or "algbw" in head.text
+    return likeness(named=named, shaped=bool(_TABLE.search(head.text)))
 
 
-def sniff_json(head: bytes) -> bool:
-    """Whether this is nccl-tests' ``-J`` report."""
-    return head.lstrip()[:1] == b"{" and b'"nccl_version"' in head and b'"args"' in head
+def sniff_json(head: Head) -> Likeness:
+    """Whether this is nccl-tests' ``-J`` report: its settings, and a list of results by size."""
+    named = {"nccl_version", "args"} <= head.members.keys() or {"config", "results"} <= head.members.keys()
+    return likeness(named=named, shaped=head.holds("config") and head.lists("results", "size", "type"))
 
 
 def version_text(code: int) -> str:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from clustersim.errors import TraceError
 from clustersim.timeline import Timeline
+from clustersim.traces.heads import Head, Likeness, likeness
 from clustersim.traces.joining import join
 from clustersim.traces.profiled import RankTrace, Seen, Work
 from clustersim.traces.samples import dtype_of, kind_of
@@ -40,9 +41,9 @@ _PROCESS = ~0xFFFFFF
 Call = tuple[int, int, str, dict[str, Any]]
 
 
-def sniff(head: bytes) -> bool:
+def sniff(head: Head) -> Likeness:
     """Whether this is an SQLite file."""
-    return head.startswith(_MAGIC)
+    return likeness(named=False, shaped=head.data.startswith(_MAGIC))
 
 
 def read(paths: Sequence[Path]) -> Timeline:

@@ -25,6 +25,7 @@ from clustersim.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.texts import toml
 from clustersim.timeline import OpInfo, Timeline
 from clustersim.traces.csv_table import Table, header, read_table
+from clustersim.traces.heads import Head, Likeness, likeness
 
 STEPS_APART = "steps_apart"
 """In :attr:`Timeline.stats` where every step was recorded by a clock of its own: nothing is known across them."""
@@ -73,11 +74,11 @@ Lengths = Mapping[tuple[int, int], float]
 """(step, rank) -> seconds; rank -1 for all ranks."""
 
 
-def sniff(head: bytes) -> bool:
+def sniff(head: Head) -> Likeness:
     """Whether this is one of the two tables, whole or not."""
-    names = set(header(head))
+    names = set(header(head.data))
     lengths = any(name.startswith(("step_", "schedule_")) for name in names)
-    return "step" in names and (lengths or bool(names & {"op", "optype"}))
+    return likeness(named=False, shaped="step" in names and (lengths or bool(names & {"op", "optype"})))
 
 
 def read(paths: Sequence[Path]) -> Timeline:

@@ -26,6 +26,7 @@ from clustersim.timeline import LinkUse, OpInfo, Timeline
 from clustersim.topology import NodeType, Topology
 from clustersim.traces.base import replace_file
 from clustersim.traces.files import LARGEST
+from clustersim.traces.heads import Head, Likeness, likeness
 from clustersim.traces.packing import packed, packed_blocks, parts, ragged, seal, unpacked, unpacked_blocks, zipped
 from clustersim.units import format_bytes
 
@@ -160,9 +161,9 @@ def _fits(path: Path) -> None:
         )
 
 
-def sniff(head: bytes) -> bool:
+def sniff(head: Head) -> Likeness:
     """Whether a file is a zip, as a saved run is."""
-    return head.startswith(b"PK\x03\x04")
+    return likeness(named=False, shaped=head.data.startswith(b"PK\x03\x04"))
 
 
 def read(paths: Sequence[Path]) -> Timeline:

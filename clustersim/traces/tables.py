@@ -10,14 +10,15 @@ from clustersim.program import DTYPE_BYTES
 from clustersim.texts import csv_rows
 from clustersim.traces import files
 from clustersim.traces.csv_table import header
+from clustersim.traces.heads import Head, Likeness, likeness
 from clustersim.traces.samples import Sample, Samples, Sieve, dtype_of, kind_of, launch_mode
 
 Row = dict[str, str]
 
 
-def sniff(head: bytes) -> bool:
+def sniff(head: Head) -> Likeness:
     """Whether the first line is the header of a table known here."""
-    return _dialect(header(head)) is not None
+    return likeness(named=False, shaped=_dialect(header(head.data)) is not None)
 
 
 def _dialect(header: list[str]) -> Callable[[Row, Sieve, str, Path], None] | None:
