@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from clustersim.cli.common import PATH, json_option, print_json, rich_table, stdout, working, write_picture
+from clustersim.cli.common import (
+    PATH,
+    format_option,
+    json_option,
+    print_json,
+    rich_table,
+    stdout,
+    working,
+    write_picture,
+)
 from clustersim.errors import ClusterSimError
 from clustersim.outputs import fresh, ours, output_folder, writing
 from clustersim.units import format_bandwidth, format_bytes, format_time
@@ -28,10 +37,12 @@ if TYPE_CHECKING:
 @click.option("-o", "--out", type=PATH, required=True, help="The topology file to write.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Nodes of runs whose log does not say.  [as ranks need]")
 @click.option("--plots", type=PATH, help="A folder to draw the errors in.")
+@format_option
 @json_option
 def calibrate(
-    data: tuple[Path, ...], topology: str, out: Path, nodes: int | None, plots: Path | None, as_json: bool
-) -> None:
+    data: tuple[Path, ...], topology: str, out: Path, nodes: int | None, plots: Path | None, fmt: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Fit the constants of the time models to DATA of one machine, and write a topology file that carries them. DATA
     are folders that clustersim capture wrote, or nccl-tests logs and tables in the columns of nccl_tests.csv."""
     from clustersim.calibration.fit.calibrated import MARK, topology_text
@@ -40,7 +51,7 @@ def calibrate(
         raise ClusterSimError(f"-o {out}: a topology file ends with .toml")
     ours(out, MARK.encode())
     with working(f"fitting {', '.join(map(str, data))}"):
-        found = _fitted(data, topology, datetime.now(UTC).date().isoformat(), nodes)
+        found = _fitted(data, topology, datetime.now(UTC).date().isoformat(), nodes, fmt)
     base = os.path.relpath(topology, out.parent) if Path(topology).is_file() else topology
     with writing(out), fresh(out) as file:
         file.write_text(topology_text(found, out.stem, base), encoding="utf-8")
@@ -53,19 +64,22 @@ def calibrate(
         click.echo(str(out))
 
 
-def _fitted(data: tuple[Path, ...], topology: str, date: str, nodes: int | None) -> Calibrated:
+def _fitted(data: tuple[Path, ...], topology: str, date: str, nodes: int | None, fmt: str | None) -> Calibrated:
     """From captures, or from logs."""
     from clustersim.calibration.fit.of_capture import calibrate_captures
     from clustersim.calibration.fit.of_logs import calibrate_logs
     from clustersim.traces import FORMATS, files, sniff
 
-    captured = [all(sniff(file) is FORMATS["capture"] for file in files.files_of(path)) for path in data]
+    if fmt is None:
+        captured = [all(sniff(file) is FORMATS["capture"] for file in files.files_of(path)) for path in data]
+    else:
+        captured = [fmt == "capture"] * len(data)
     if all(captured):
         return calibrate_captures(data, topology, date)
     if any(captured):
         raise ClusterSimError(f"{data[captured.index(True)]} is a capture, {data[captured.index(False)]} is none; "
                               "calibrate one kind at a time")  # fmt: skip
-    return calibrate_logs(data, topology, date, nodes)
+    return calibrate_logs(data, topology, date, nodes, fmt)
 
 
 def _draw(found: Calibrated, folder: Path) -> None:

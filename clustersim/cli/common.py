@@ -40,6 +40,10 @@ ranks_option: Decorator = click.option(
     "--ranks", "--rank", "ranks", multiple=True, metavar="0-7,12", help="Only these ranks; may be repeated."
 )
 
+format_option: Decorator = click.option(
+    "--format", "fmt", metavar="FORMAT", help="The format of trace files.  [found by their content]"
+)
+
 page_option: Decorator = click.option("--report", "page", type=PATH, help="Write the answer as one HTML page, too.")
 jobs_option: Decorator = click.option(
     "--jobs", type=click.IntRange(min=1), help="How many processes work at once.  [one a core]"

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from clustersim.cli.common import PATH, json_option, picture_path, print_json, working, write_picture
+from clustersim.cli.common import PATH, format_option, json_option, picture_path, print_json, working, write_picture
 from clustersim.cli.explain import load
 
 
@@ -16,8 +16,9 @@ from clustersim.cli.explain import load
 @click.argument("b")
 @click.option("--top", type=click.IntRange(min=1), default=10, help="How many differences to print.")
 @click.option("--plot", type=PATH, help="Draw both on one time axis (.png, .svg, .pdf).")
+@format_option
 @json_option
-def compare(a: str, b: str, top: int, plot: Path | None, as_json: bool) -> None:
+def compare(a: str, b: str, top: int, plot: Path | None, fmt: str | None, as_json: bool) -> None:
     """Say where two runs differ, worst first.
 
     A and B are folders that `clustersim run --out` wrote, scenarios, or profiler traces, one of each if you like.
@@ -27,7 +28,7 @@ def compare(a: str, b: str, top: int, plot: Path | None, as_json: bool) -> None:
 
     if plot is not None:
         picture_path(plot)
-    one, other = load(a), load(b)
+    one, other = load(a, fmt=fmt), load(b, fmt=fmt)
     with working("comparing"):
         found = compared(one.timeline, other.timeline)
     names = f"A: {one.title}", f"B: {other.title}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.cli.common import json_option, print_json, set_option, working
+from clustersim.cli.common import format_option, json_option, print_json, set_option, working
 from clustersim.errors import TraceError
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ class Loaded:
 @set_option
 @click.option("--top", type=click.IntRange(min=1), default=10, help="How many causes to print.")
 @click.option("--rerun", is_flag=True, help="Simulate again with each thing changed, however long that takes.")
+@format_option
 @json_option
-def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: bool) -> None:
+def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, fmt: str | None, as_json: bool) -> None:
     """Say why a run took as long as it did.
 
     RUN is a folder that `clustersim run --out` wrote, a scenario (a .toml file or the name of a shipped one), which is
@@ -49,7 +50,7 @@ def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: 
     from clustersim.analysis.explain import explain as explained
     from clustersim.scenario.otherwise import each_change, otherwise
 
-    loaded = load(run, changes)
+    loaded = load(run, changes, fmt=fmt)
     if rerun and loaded.prepared is None:
         raise click.UsageError("--rerun needs a scenario: this run is over")
     with working(f"explaining {loaded.title}") as progress:
@@ -68,32 +69,37 @@ def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, as_json: 
         _print(loaded.title, found, did + other.text, idle)
 
 
-def load(run: str, changes: tuple[str, ...] = (), *more: str) -> Loaded:
-    """A run by name; simulates a scenario. ``more`` : the other files of a trace. Raises :class:`ClusterSimError` for
-    one that cannot be found or read."""
+def load(run: str, changes: tuple[str, ...] = (), *more: str, fmt: str | None = None) -> Loaded:
+    """A run by name; simulates a scenario. ``more`` : the other files of a trace. ``fmt`` : a trace's format.
+
+    Raises :class:`ClusterSimError` for one that cannot be found or read.
+    """
     from clustersim import scenario as scenarios
 
     path = Path(run)
     if more or path.is_dir() or (path.is_file() and path.suffix != ".toml"):
         if changes:
             raise TraceError(f"{run}: --set changes a scenario, and this is a run that is over")
-        return _over(path, *map(Path, more))
+        return _over(path, *map(Path, more), fmt=fmt)
     loaded = scenarios.load(run, scenarios.parse_overrides(changes))
     with working(f"simulating {loaded.name}") as progress:
         result = loaded.run(progress)
     return Loaded(result.saved, result.scenario.title, result.prepared)
 
 
-def _over(path: Path, *more: Path) -> Loaded:
-    """A run that was saved or measured."""
+def _over(path: Path, *more: Path, fmt: str | None = None) -> Loaded:
+    """A run that was saved or measured; of a replay's folder, what was simulated."""
     from clustersim import traces
+    from clustersim.cli.replay import SIMULATED, is_replay
     from clustersim.facts import Facts
     from clustersim.traces.saved import NAME, SavedRun, load_run
 
+    if not more and path.is_dir() and is_replay(path):
+        path = path / SIMULATED
     if not more and (path.suffix == ".npz" or (path / NAME).exists()):
         run = load_run(path)
         return Loaded(run, run.facts.title or path.name)
-    read = traces.read([path, *more])
+    read = traces.read([path, *more], fmt)
     if isinstance(read, traces.Samples | traces.Told):
         raise TraceError(f"{path}: a table or a log has no run to explain; `clustersim trace` tells what it holds")
     title = f"{path.name}{f' and {len(more)} more' if more else ''}"

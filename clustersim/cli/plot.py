@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.cli.common import PATH, picture_path, rank_list, ranks_option, stdout, working, write_picture
+from clustersim.cli.common import (
+    PATH,
+    format_option,
+    picture_path,
+    rank_list,
+    ranks_option,
+    stdout,
+    working,
+    write_picture,
+)
 from clustersim.errors import ClusterSimError
 from clustersim.units import parse_time
 
@@ -28,7 +37,7 @@ def span(text: str | None) -> tuple[float, float] | None:
     return low, high
 
 
-def _run(path: Path) -> SavedRun:
+def _run(path: Path, fmt: str | None) -> SavedRun:
     """A saved run, or a trace. Raises :class:`ClusterSimError`."""
     from clustersim import traces
     from clustersim.traces.saved import NAME, SavedRun, load_run
@@ -36,7 +45,7 @@ def _run(path: Path) -> SavedRun:
     trace = path.is_dir() and not (path / NAME).is_file() and any(p.is_file() for p in path.iterdir())
     if not trace and (path.is_dir() or not path.is_file() or path.suffix == ".npz"):
         return load_run(path)
-    read = traces.read(path)
+    read = traces.read(path, fmt)
     if isinstance(read, traces.Samples | traces.Told):
         raise ClusterSimError(f"{path}: a table or a log has no run to draw; `clustersim trace` tells what it holds")
     return SavedRun(read)
@@ -56,9 +65,10 @@ def _run(path: Path) -> SavedRun:
 @click.option(
     "--dpi", type=click.IntRange(min=40, max=600), default=180, help="Dots an inch; a picture is 10 inches wide."
 )
+@format_option
 def plot(
     kind: str, run_dir: Path, file: Path, ranks: tuple[str, ...], window: str | None, zoom: str | None,
-    step: int | None, arrows: bool, nodes: int | None, title: str | None, dpi: int,
+    step: int | None, arrows: bool, nodes: int | None, title: str | None, dpi: int, fmt: str | None,
 ) -> None:  # fmt: skip
     """Draw a run to FILE (.png, .svg or .pdf). KIND is gantt, breakdown, waterfall, topology, links,
     memory or traffic; of a split model pipeline, stages, stage-memory or mesh, too.
@@ -80,7 +90,7 @@ def plot(
         elif nodes is not None:
             raise click.UsageError("--nodes is for the picture of a machine; a run has its own")
         else:
-            run = _run(run_dir)
+            run = _run(run_dir, fmt)
             part = plots.last_step(run.timeline) if zoom == "last" else span(zoom)
             view = plots.View(title, rank_list(ranks), span(window), part, step, arrows)
             figure = plots.picture(kind, run, view)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from clustersim.cli.common import PATH, json_option, number_table, print_json, stdout, working
+from clustersim.cli.common import PATH, format_option, json_option, number_table, print_json, stdout, working
 from clustersim.errors import ClusterSimError, nearest
-from clustersim.outputs import Folder
+from clustersim.outputs import MANIFEST, Folder
 from clustersim.texts import short
 from clustersim.units import format_bytes, format_time, parse_bytes
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from clustersim.timeline import Timeline
     from clustersim.topology import Topology
 
-SAVED = ("measured.npz", "simulated.npz")
+CHAKRA = "chakra"
+"""What --format calls a program's traces, which only this command reads."""
+SIMULATED = "simulated.npz"
+SAVED = ("measured.npz", SIMULATED)
 """What a replay leaves in its folder."""
 
 
@@ -37,10 +40,11 @@ SAVED = ("measured.npz", "simulated.npz")
 @click.option("--backend", type=click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"]),
               help="What collectives run on.  [the trace's own; else nccl, or gloo without a GPU]")  # fmt: skip
 @click.option("--out", type=PATH, help="Folder for measured.npz and simulated.npz.")
+@format_option
 @json_option
 def replay(
     files: tuple[Path, ...], name: str | None, nodes: int | None, times: int, scales: tuple[str, ...],
-    backend: str | None, out: Path | None, as_json: bool,
+    backend: str | None, out: Path | None, fmt: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Play a measured run again: compute and host times as they were, communication simulated on a topology, or free.
 
@@ -59,14 +63,14 @@ def replay(
     from clustersim.timeline import Timeline
     from clustersim.traces.saved import save_run
 
-    if _is_chakra(files):
+    if fmt == CHAKRA or (fmt is None and _is_chakra(files)):
         if name is None or times > 1 or scales:
             raise ClusterSimError(f"{files[0]}: a Chakra trace is a program: it needs a --topology, and is not scaled")
         _play_chakra(files, name, nodes, backend, out, as_json)
         return
     folder = None if out is None else _folder(out, files, [name, nodes, times, *scales, backend])
     with working(f"replaying {len(files)} file(s)"):
-        measured = traces.read(files)
+        measured = traces.read(files, fmt)
         if not isinstance(measured, Timeline):
             raise ClusterSimError(
                 f"{files[0]}: holds times of collectives, not a run; `clustersim calibrate` fits them"
@@ -85,6 +89,11 @@ def replay(
         _print(result, backend)
         if out is not None:
             stdout().print(f"wrote {out}/measured.npz and {out}/simulated.npz: `clustersim compare` tells them apart")
+
+
+def is_replay(folder: Path) -> bool:
+    """Whether a folder holds what a replay left, measured and simulated."""
+    return (folder / MANIFEST).is_file() and all((folder / name).is_file() for name in SAVED)
 
 
 def _folder(out: Path, files: tuple[Path, ...], asked: list[object]) -> Folder:

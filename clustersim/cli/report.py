@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from clustersim.cli.common import PATH, set_option, stdout, working
+from clustersim.cli.common import PATH, format_option, set_option, stdout, working
 from clustersim.cli.explain import load
 
 
@@ -15,7 +15,10 @@ from clustersim.cli.explain import load
 @set_option
 @click.option("-o", "--output", type=PATH, help="The page to write.  [RUN/report.html]")
 @click.option("--title", help="A title instead of the run's own.")
-def report(run: tuple[str, ...], changes: tuple[str, ...], output: Path | None, title: str | None) -> None:
+@format_option
+def report(
+    run: tuple[str, ...], changes: tuple[str, ...], output: Path | None, title: str | None, fmt: str | None
+) -> None:
     """Write a report: RUN is the folder that `clustersim run --out RUN` wrote, or `sweep`, `plan` or `sensitivity`; a
     scenario, which is simulated first; or profiler traces (one per rank, or a folder of them).
 
@@ -35,7 +38,7 @@ def report(run: tuple[str, ...], changes: tuple[str, ...], output: Path | None, 
         with working(f"writing {page}"):
             write_study(first, page, title)
     else:
-        loaded = load(run[0], changes, *run[1:])
+        loaded = load(run[0], changes, *run[1:], fmt=fmt)
         with working(f"writing {page}"):
             write_report(loaded.run, page, title, loaded.prepared)
     stdout().say(f"wrote {page}")

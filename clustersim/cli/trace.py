@@ -11,7 +11,7 @@ import click
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from clustersim.cli.common import PATH, json_option, print_json, working
+from clustersim.cli.common import PATH, format_option, json_option, print_json, working
 from clustersim.errors import ClusterSimError
 from clustersim.units import format_bytes, format_time
 
@@ -52,7 +52,7 @@ class Steps(msgspec.Struct, frozen=True):
 
 @click.command(short_help="Explain a profiler trace or a benchmark log.")
 @click.argument("files", nargs=-1, required=True, type=PATH)
-@click.option("--format", "fmt", help="The format of FILES.  [found by their content]")
+@format_option
 @click.option("--top", type=click.IntRange(min=1), default=20, help="How many collectives to print.")
 @click.option("--topology", help="Of an NCCL log: compare its choices with those predicted on this machine.")
 @click.option("--pins", is_flag=True, help="Of an NCCL log: print its choices as lines for a scenario.")

@@ -135,7 +135,8 @@ def read(paths: str | Path | Sequence[str | Path], format: str | None = None) ->
     files_given = files.files_of(paths)
     if format is not None:
         return _read_as(_named(format, files_given[0]), files_given)
-    rows = _common(files_given)
+    alike = {path: candidates(path) for path in files_given}
+    rows = [row for row in alike[files_given[0]] if all(row in others for others in alike.values())]
     refused: dict[str, TraceError] = {}
     empty: Samples | None = None
     for row in rows:
@@ -149,7 +150,7 @@ def read(paths: str | Path | Sequence[str | Path], format: str | None = None) ->
         empty = empty or answer  # a table's header without rows may be a few words in a log of another kind
     if empty is not None:
         return empty
-    raise _refusal(files_given[0], refused)
+    raise _mixed(alike) or _refusal(files_given[0], refused)
 
 
 def _named(name: str, path: Path) -> Format:
@@ -161,16 +162,14 @@ def _named(name: str, path: Path) -> Format:
     return FORMATS[name]
 
 
-def _common(paths: Sequence[Path]) -> list[Format]:
-    """The formats that all files look like, in the first file's order. Raises :class:`TraceError` for none."""
-    rows = candidates(paths[0])
-    first = rows[0]
-    for path in paths[1:]:
-        alike = candidates(path)
-        rows = [row for row in rows if row in alike]
-        if not rows:
-            raise TraceError(f"{path} is a {alike[0].what}, {paths[0]} a {first.what}; read them one at a time")
-    return rows
+def _mixed(alike: Mapping[Path, list[Format]]) -> TraceError | None:
+    """What to say of files that look most like different formats; None where they are of one."""
+    first, *others = alike
+    for path in others:
+        if alike[path][0] is not alike[first][0]:
+            other, mine = alike[path][0].what, alike[first][0].what
+            return TraceError(f"{path} is a {other}, {first} a {mine}; read them one at a time")
+    return None
 
 
 def _read_as(row: Format, paths: Sequence[Path]) -> Timeline | Samples | Told:

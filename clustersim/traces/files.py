@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from clustersim.errors import TraceError
+from clustersim.outputs import MANIFEST
 from clustersim.texts import is_folder, plain_file, short, there
 from clustersim.units import format_bytes
 
@@ -33,7 +34,7 @@ def files_of(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     for path in map(Path, given):
         if is_folder(path):
             files = (p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
-            inside = sorted(p for p in files if p.suffix not in PICTURES)
+            inside = _inputs(sorted(p for p in files if p.suffix not in PICTURES))
             if not inside:
                 raise TraceError(f"{path}: an empty folder; name the trace files, or a folder that holds them")
             found += inside
@@ -45,6 +46,15 @@ def files_of(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     if not found:
         raise TraceError("no trace file was named")
     return list(dict.fromkeys(found))
+
+
+def _inputs(inside: list[Path]) -> list[Path]:
+    """Without what a command of this program left beside the traces: its manifest, and runs that it saved."""
+    others = [path for path in inside if path.name != MANIFEST]
+    if len(others) == len(inside):
+        return inside
+    traces = [path for path in others if path.suffix != ".npz"]
+    return traces or others
 
 
 def head(path: Path, size: int = HEAD) -> bytes:

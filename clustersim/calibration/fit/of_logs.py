@@ -25,7 +25,13 @@ FEWEST = 5
 """Rows that say anything of a machine: fewer are a point or two, which any constant can be bent through."""
 
 
-def calibrate_logs(paths: Sequence[str | Path], topology: str, date: str = "", nodes: int | None = None) -> Calibrated:
+def calibrate_logs(
+    paths: Sequence[str | Path],
+    topology: str,
+    date: str = "",
+    nodes: int | None = None,
+    format: str | None = None,
+) -> Calibrated:
     """Fit NCCL's constants to benchmarks of a machine.
 
     Parameters
@@ -33,11 +39,12 @@ def calibrate_logs(paths: Sequence[str | Path], topology: str, date: str = "", n
     paths : nccl-tests logs (text or JSON), tables in the columns of ``nccl_tests.csv``.
     topology : what the machine is built like: a shipped name or a file. date : to be written with the constants.
     nodes : int, of a run whose log does not say; None: as many as its ranks need.
+    format : of the logs, a name in :data:`clustersim.traces.FORMATS`; None: found by their content.
 
     Raises :class:`TraceError` for a file that cannot be read, or fewer than :data:`FEWEST` rows that can be fitted,
     with the reasons.
     """
-    samples = joined([_samples(path) for path in paths])
+    samples = joined([_samples(path, format) for path in paths])
     times, skipped = nccl_times(samples, topology, nodes)
     if len(times.rows) < FEWEST:
         why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
@@ -73,8 +80,8 @@ def nccl_times(samples: Samples, topology: str, nodes: int | None = None) -> tup
     return NcclTimes(tuple(rows)), dict(skipped)
 
 
-def _samples(path: str | Path) -> Samples:
-    found = traces.read(path)
+def _samples(path: str | Path, format: str | None) -> Samples:
+    found = traces.read(path, format)
     if not isinstance(found, Samples):
         raise TraceError(f"{path}: a trace of a program, not a benchmark's table; calibrate reads measured collectives")
     return found
