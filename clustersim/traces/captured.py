@@ -22,7 +22,8 @@ def sniff(head: Head) -> Likeness:
     """Whether this is a part of a capture, whose first line holds no list of records, or its provenance."""
     named = {"clustersim_capture", "part"} <= head.members.keys()
     provenance = head.holds("asked") and head.lists("machines", "versions")
-    return likeness(named=named, shaped=named and (provenance or not head.has_records))
+    heading = head.is_row and {"backend", "device", "ranks"} <= head.members.keys()
+    return likeness(named=named, shaped=named and (provenance or heading))
 
 
 def read(paths: Sequence[Path]) -> Samples:

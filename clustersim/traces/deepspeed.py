@@ -34,7 +34,9 @@ _PER_RANK = {"all_gather", "reduce_scatter"}
 def sniff(head: Head) -> Likeness:
     """Whether this is a log with DeepSpeed's comms in it."""
     named = "comm op:" in head.text or "Comm. Op" in head.text
-    return likeness(named=named, shaped=bool(named and (_LINE.search(head.text) or _HEADER.search(head.text))))
+    if named and (_LINE.search(head.text) or _HEADER.search(head.text)):
+        return Likeness.AMONG
+    return likeness(named=named, shaped=False)
 
 
 def read(path: Path) -> Samples:

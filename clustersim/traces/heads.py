@@ -20,11 +20,13 @@ _OPEN, _CLOSE = (b"{", b"["), (b"}", b"]")
 
 
 class Likeness(IntEnum):
-    """How much a file looks like a format: not at all, by a key or a word, or by what its key holds."""
+    """How much a file looks like a format: not at all, by a key or a word, by lines of it among what may be others'
+    (any job's log may have NCCL's), or by what it is made of."""
 
     NONE = 0
     NAMED = 1
-    SHAPED = 2
+    AMONG = 2
+    SHAPED = 3
 
 
 @dataclass
@@ -47,11 +49,15 @@ class Head:
 
     data: bytes
 
-    @cached_property
+    @property
     def members(self) -> dict[str, Member]:
         """What the file's first JSON object holds by key, as far as it goes; empty where it begins with no object."""
+        return self._first[0]
+
+    @cached_property
+    def _first(self) -> tuple[dict[str, Member], bool]:
         start = self.data.removeprefix(b"\xef\xbb\xbf").lstrip()
-        return _members(start) if start[:1] == b"{" else {}
+        return _members(start) if start[:1] == b"{" else ({}, False)
 
     def lists(self, key: str, *names: str) -> bool:
         """Whether ``key`` holds a list whose first object has all these ``names``."""
@@ -64,9 +70,10 @@ class Head:
         return member is not None and member.opens == "{" and member.names.issuperset(names)
 
     @property
-    def has_records(self) -> bool:
-        """Whether a key of the first object holds a list of objects, as a whole file's does and a line's does not."""
-        return any(member.opens == "[" and member.names for member in self.members.values())
+    def is_row(self) -> bool:
+        """Whether the first object ends, and none of its keys holds a list of objects: the first of many rows."""
+        members, ended = self._first
+        return ended and not any(member.opens == "[" and member.names for member in members.values())
 
     @cached_property
     def text(self) -> str:
@@ -90,8 +97,8 @@ def likeness(*, named: bool, shaped: bool) -> Likeness:
     return Likeness.NAMED if named else Likeness.NONE
 
 
-def _members(data: bytes) -> dict[str, Member]:
-    """Of the object that ``data`` begins with. Names of a list are its first object's."""
+def _members(data: bytes) -> tuple[dict[str, Member], bool]:
+    """Of the object that ``data`` begins with, and whether it ends there. Names of a list are its first object's."""
     found: dict[str, Member] = {}
     inside: list[bytes] = []
     member = Member()
@@ -114,10 +121,10 @@ def _members(data: bytes) -> dict[str, Member]:
         elif word in _CLOSE:
             inside.pop()
             if not inside:
-                break
+                return found, True
             if len(inside) == 2 and member.opens == "[" and member.names:
                 member = Member()  # of a list, the first object is enough
-    return found
+    return found, False
 
 
 def _depth_of_names(member: Member) -> int:

@@ -27,7 +27,7 @@ def sniff(head: Head) -> Likeness:
     inspected = head.holds("coll_perf", "coll")
     benched = {"algBw", "busBw", "size", "time"} <= head.members.keys()
     named = benched or "coll_perf" in head.members
-    return likeness(named=named, shaped=(inspected or benched) and not head.has_records)
+    return likeness(named=named, shaped=(inspected or benched) and head.is_row)
 
 
 def read(paths: Sequence[Path]) -> Samples:

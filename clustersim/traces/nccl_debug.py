@@ -26,7 +26,7 @@ from clustersim.traces.samples import kind_of
 from clustersim.traces.told import Beside, Choice, Chosen, NcclLog
 from clustersim.units import format_bytes
 
-_OWN_LINE = re.compile(r"\S+:\d+:\d+ \[\w+\] NCCL (?:INFO|WARN|TRACE|VERSION) ")
+_OWN_LINE = re.compile(r":\d+:\d+ \[\w+\] NCCL (?:INFO|WARN|TRACE|VERSION) ")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
 _COMM = re.compile(r"nranks (\d{1,8})(?: nNodes (\d{1,8}))?", re.I)
 _CHANNELS = re.compile(
@@ -39,7 +39,9 @@ _SET = re.compile(r"\b(NCCL_\w+) set by environment to ([^\s.]+)")
 
 def sniff(head: Head) -> Likeness:
     """Whether this is a log with NCCL's own lines; logs of benchmarks, which may have some too, are asked first."""
-    return likeness(named=" NCCL INFO " in head.text, shaped=bool(_OWN_LINE.search(head.text)))
+    if _OWN_LINE.search(head.text):
+        return Likeness.AMONG
+    return likeness(named=" NCCL INFO " in head.text, shaped=False)
 
 
 def read(paths: Sequence[Path]) -> NcclLog:

@@ -198,9 +198,19 @@ def read_json(path: Path) -> Samples:
     """A ``-J`` report. Raises :class:`TraceError` for one that is cut off."""
     try:
         report = msgspec.json.decode(files.whole(path))
-        config, results = report["config"], report["results"]
+        run, results = _reported(report), report["results"]
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise TraceError(f"{path}: not a whole nccl-tests -J report: {error}") from None
+    sieve = Sieve()
+    for number, cells in enumerate(results if isinstance(results, list) else []):
+        if isinstance(cells, dict):
+            _row_of_report(cells, run, sieve, f"{path} results[{number}]", str(path))
+    return sieve.done(str(path))
+
+
+def _reported(report: Table) -> _Run:
+    """What a report says of its run."""
+    config = report["config"]
     run = _Run(threads=int(config.get("nthreads", 1)), gpus=int(config.get("ngpus", 1)))
     run.version = version_text(int(report.get("nccl_version", 0)))
     run.env = _ENV.findall("\n".join(map(str, report.get("env", []))))
@@ -208,13 +218,9 @@ def read_json(path: Path) -> Samples:
         rank = str(device.get("rank"))
         run.hosts[rank] = f"{device.get('hostname')}\t{device.get('device_info', '')}"
         run.groups[rank] = str(device.get("group", 0))
-    named = [found.group(1) for word in report.get("args", []) if (found := _NAMED.search(str(word)))]
+    named = [match.group(1) for word in report.get("args", []) if (match := _NAMED.search(str(word)))]
     run.kind = kind_of(named[0]) if named else None
-    sieve = Sieve()
-    for number, cells in enumerate(results if isinstance(results, list) else []):
-        if isinstance(cells, dict):
-            _row_of_report(cells, run, sieve, f"{path} results[{number}]", str(path))
-    return sieve.done(str(path))
+    return run
 
 
 def _row_of_report(cells: Table, run: _Run, sieve: Sieve, source: str, case: str) -> None:
