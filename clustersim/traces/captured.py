@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 def sniff(head: Head) -> Likeness:
     """Whether this is a part of a capture, whose first line holds no list of records, or its provenance."""
-    named = {"clustersim_capture", "part"} <= head.members.keys()
+    named = "clustersim_capture" in head.members
     provenance = head.holds("asked") and head.lists("machines", "versions")
     heading = head.is_row and {"backend", "device", "ranks"} <= head.members.keys()
     return likeness(named=named, shaped=named and (provenance or heading))
