@@ -9,62 +9,75 @@ Names are looked up when first used, so importing the package loads none of its 
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from clustersim.old_paths import OldPaths
+
 if TYPE_CHECKING:
-    from clustersim import analysis, collectives, engine, fabrics, models, plots, strategies, sweeps, traces, units
-    from clustersim.analysis.metrics import summary
+    from clustersim import collectives, engine
+    from clustersim import explain as analysis
+    from clustersim import model as models
+    from clustersim.app import plots
+    from clustersim.cluster import files as fabrics
     from clustersim.collectives.base import Group, Plan, Request
-    from clustersim.compute import step_cost
-    from clustersim.dims import Dims
+    from clustersim.core import units
+    from clustersim.core.dims import Dims
+    from clustersim.core.errors import ClusterSimError
+    from clustersim.core.mesh import Mesh
+    from clustersim.core.model import Model, StepCost
+    from clustersim.core.program import Collective, Compute, Program, Recv, Role, Send
+    from clustersim.core.timeline import Timeline
+    from clustersim.core.topology import Topology
     from clustersim.engine import simulate
-    from clustersim.errors import ClusterSimError
-    from clustersim.mesh import Mesh
-    from clustersim.model import Model, StepCost
-    from clustersim.models import from_hf
-    from clustersim.planner import plan
-    from clustersim.program import Collective, Compute, Program, Recv, Role, Send
+    from clustersim.explain.metrics import summary
+    from clustersim.files import traces
+    from clustersim.model import from_hf
+    from clustersim.model.seconds import step_cost
     from clustersim.scenario import Scenario, load
-    from clustersim.strategies import STRATEGIES
-    from clustersim.sweeps import sweep
-    from clustersim.timeline import Timeline
-    from clustersim.topology import Topology
+    from clustersim.studies import sweep as sweeps
+    from clustersim.studies.plan import plan
+    from clustersim.studies.sweep import sweep
+    from clustersim.training import strategies
+    from clustersim.training.strategies import STRATEGIES
+
+sys.meta_path.insert(0, OldPaths())
 
 _HOME = {
     name: home
     for home, names in {
-        "analysis.metrics": "summary",
         "collectives.base": "Group Plan Request",
-        "compute": "step_cost",
-        "dims": "Dims",
+        "core.dims": "Dims",
+        "core.errors": "ClusterSimError",
+        "core.mesh": "Mesh",
+        "core.model": "Model StepCost",
+        "core.program": "Collective Compute Program Recv Role Send",
+        "core.timeline": "Timeline",
+        "core.topology": "Topology",
         "engine": "simulate",
-        "errors": "ClusterSimError",
-        "mesh": "Mesh",
-        "model": "Model StepCost",
-        "models": "from_hf",
-        "planner": "plan",
-        "program": "Collective Compute Program Recv Role Send",
+        "explain.metrics": "summary",
+        "model": "from_hf",
+        "model.seconds": "step_cost",
         "scenario": "Scenario load",
-        "strategies": "STRATEGIES",
-        "sweeps": "sweep",
-        "timeline": "Timeline",
-        "topology": "Topology",
+        "studies.plan": "plan",
+        "studies.sweep": "sweep",
+        "training.strategies": "STRATEGIES",
     }.items()
     for name in names.split()
 }
-_MODULES = (
-    "analysis",
-    "collectives",
-    "engine",
-    "fabrics",
-    "models",
-    "plots",
-    "strategies",
-    "sweeps",
-    "traces",
-    "units",
-)
+_MODULES = {
+    "analysis": "explain",
+    "collectives": "collectives",
+    "engine": "engine",
+    "fabrics": "cluster.files",
+    "models": "model",
+    "plots": "app.plots",
+    "strategies": "training.strategies",
+    "sweeps": "studies.sweep",
+    "traces": "files.traces",
+    "units": "core.units",
+}
 
 __all__ = [
     "STRATEGIES", "ClusterSimError", "Collective", "Compute", "Dims", "Group", "Mesh", "Model", "Plan", "Program",
@@ -84,7 +97,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     if name in _MODULES:
-        return import_module(f"clustersim.{name}")
+        return import_module(f"clustersim.{_MODULES[name]}")
     raise AttributeError(f"module 'clustersim' has no attribute {name!r}")
 
 

@@ -13,7 +13,7 @@ def interrupted(number: int, frame: FrameType | None) -> None:
     Not by an exception: one that comes up inside a C++ library that calls Python (matplotlib's fonts) aborts.
     """
     # The module may be half imported just now: it is looked at, not imported.
-    for path in list(getattr(sys.modules.get("clustersim.outputs"), "UNFINISHED", ())):
+    for path in list(getattr(sys.modules.get("clustersim.core.outputs"), "UNFINISHED", ())):
         path.unlink(missing_ok=True)
     if "multiprocessing" in sys.modules:
         from multiprocessing import active_children
@@ -42,7 +42,7 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # A run makes objects by the million and hardly a circle of them: looking for circles took a sixth of its time.
     gc.set_threshold(200_000, 20, 20)
-    from clustersim.cli import main as command
+    from clustersim.app.cli import main as command
 
     try:
         command()

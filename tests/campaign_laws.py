@@ -1,7 +1,7 @@
 """Closed forms of runs that fail, wait and vary, which campaigns played and published figures are checked with.
 
 All times of one call are in one unit; ``mtbf`` is the mean time between failures of the whole job. What the product
-itself computes with is in :mod:`clustersim.campaign`'s ``renewal``, ``maxima`` and ``pools``.
+itself computes with is in :mod:`clustersim.studies.campaign`'s ``renewal``, ``maxima`` and ``pools``.
 
 Sources: A. Kokolis et al., arXiv:2410.21680; ByteRobust, arXiv:2509.16293; the rest follows from its docstring.
 """
@@ -13,15 +13,15 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from clustersim.campaign.maxima import largest_normal, mean_max_normal, step_with_barriers
-from clustersim.campaign.renewal import expected_time
+from clustersim.studies.campaign.maxima import largest_normal, mean_max_normal, step_with_barriers
+from clustersim.studies.campaign.renewal import expected_time
 
 P95 = 1.6448536269514722
 """Standard deviations from the mean to the 95th percentile of a normal law."""
 
 
 def spread(mtbf: float, delta: float, recovery: float, tau: float, work: float) -> float:
-    """Standard deviation of the time of a run (:func:`clustersim.campaign.renewal.expected_time`).
+    """Standard deviation of the time of a run (:func:`clustersim.studies.campaign.renewal.expected_time`).
 
     A segment fails ``K`` times, geometric with success ``p = e^{-w/M}``, ``w = tau + delta``. Each failure costs the
     time ``X`` until it came (below ``w``) and a recovery ``D``, so the variance of ``n = work/tau`` segments is

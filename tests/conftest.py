@@ -17,12 +17,12 @@ from hypothesis import settings
 # Processes side by side have a core each: threads of linear algebra would only wait for one another, at full speed.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from clustersim.calibration.capture.parts import write_whole
+from clustersim.calibrate.capture.parts import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 
-collect_ignore_glob = ["lessons/*"]  # claims of the notebooks: they run behind a notebook's last cell
+collect_ignore_glob = ["lessons/*", "evidence/*"]  # claims of the notebooks: they run behind a notebook's last cell
 
 # A loaded machine must not turn a slow example into a failure, nor two runs into different examples.
 settings.register_profile("repo", deadline=None, derandomize=True)

@@ -19,9 +19,9 @@ import numpy as np
 import oracle
 import random_programs
 
+from clustersim.core.errors import ProgramError, TopologyError
+from clustersim.core.timeline import LinkUse, Timeline
 from clustersim.engine import simulate
-from clustersim.errors import ProgramError, TopologyError
-from clustersim.timeline import LinkUse, Timeline
 
 TOLERANCE = 1e-9
 

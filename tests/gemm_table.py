@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.compute import gemm_time
-from clustersim.device import Device, device_from_text
-from clustersim.errors import TopologyError
+from clustersim.core.device import Device, device_from_text
+from clustersim.core.errors import TopologyError
+from clustersim.model.seconds import gemm_time
 
 _QUANTITY = re.compile(r"(cublas\w* gemm|matmul perf table|^matmul achieved|^linear forward|^bmm forward)", re.I)
 _NAMED = re.compile(r"\b([bmnkBMNK])=(\d+)")
@@ -79,7 +79,8 @@ def _read(row: Mapping[str, str]) -> Gemm | None:
 
 
 def check(rows: Iterable[Mapping[str, str]]) -> list[Fit]:
-    """Errors of :func:`~clustersim.compute.gemm.gemm_time` per device, dtype and source, in the order of the table.
+    """Errors of :func:`~clustersim.model.seconds.gemm.gemm_time` per device, dtype and source, in the order of the
+    table.
 
     Nothing is fitted here: the rates are the devices' own, the shape terms the global constants.
     """

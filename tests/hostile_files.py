@@ -95,7 +95,7 @@ def spreadsheet(text: bytes) -> Any:
 
 def called(words: list[str]) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command, in this process; ``explore`` is asked as a browser asks it."""
-    from clustersim.cli import main
+    from clustersim.app.cli import main
 
     if words[0] == "explore":
         from hostile_launch import asked
@@ -114,7 +114,7 @@ def called(words: list[str]) -> tuple[int, str, str]:
 def saved() -> bytes:
     """A small run, as ``run --out`` saves it."""
     from clustersim import scenario
-    from clustersim.traces.saved import save_run
+    from clustersim.files.traces.saved import save_run
 
     with TemporaryDirectory() as folder:
         run = scenario.from_table(SCENARIO, "mine.toml").run()

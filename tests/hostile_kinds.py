@@ -82,10 +82,10 @@ def kinds() -> dict[str, Kind]:
 
 
 def _scenarios() -> dict[str, Kind]:
+    from clustersim.core.variation import Variation
     from clustersim.scenario.campaign_schema import CampaignTable
     from clustersim.scenario.schema import Cluster, Model, Run
-    from clustersim.strategies import STRATEGIES
-    from clustersim.variation import Variation
+    from clustersim.training.strategies import STRATEGIES
 
     sizes = {"micro_batch_size": st.sampled_from([1, 2, 8])}
     strategies = st.sampled_from(sorted(STRATEGIES)).flatmap(
@@ -109,8 +109,8 @@ def _scenarios() -> dict[str, Kind]:
 
 
 def _split() -> dict[str, Kind]:
-    from clustersim.parallel import ParallelConfig
-    from clustersim.parallel.config import Routing
+    from clustersim.training.parallel import ParallelConfig
+    from clustersim.training.parallel.config import Routing
 
     def beside(**more: Any) -> Callable[[], dict[str, bytes]]:
         return lambda: {"split.toml": toml_file(split_with(**more))}
@@ -136,7 +136,7 @@ def _split() -> dict[str, Kind]:
 
 
 def _studies() -> dict[str, Kind]:
-    from clustersim.parallel import ParallelConfig
+    from clustersim.training.parallel import ParallelConfig
 
     tried = PLAN | {
         "model": SPLIT["model"],

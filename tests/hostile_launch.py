@@ -93,7 +93,7 @@ HOST, TOKEN = "127.0.0.1:8000", "correct-horse"
 
 @cache
 def _schema() -> Any:
-    from clustersim.cli.keys import schema
+    from clustersim.app.cli.keys import schema
 
     return schema("scenario")
 
@@ -102,7 +102,7 @@ class Here:
     """A worker in this process, so that nothing that goes wrong in it is lost."""
 
     def __init__(self, path: str) -> None:
-        from clustersim.explore.runs import Player
+        from clustersim.app.explore.runs import Player
 
         self.player = Player(path)
 
@@ -134,8 +134,8 @@ def asked(path: str, sent: str) -> tuple[int, str, str]:
     ``sent`` : a file to post to the page's ``play``, or ``?...`` for its ``scenario.toml``. A page that says what is
     wrong ends as a command does that was refused.
     """
-    from clustersim.errors import ClusterSimError
-    from clustersim.explore.server import application
+    from clustersim.app.explore.server import application
+    from clustersim.core.errors import ClusterSimError
 
     worker: Any = Here
     try:
@@ -158,7 +158,7 @@ def asked(path: str, sent: str) -> tuple[int, str, str]:
 def forms(draw: Any) -> dict[str, str]:
     """What a form may send: some fields, with one of their choices, another's, or what nobody means."""
     from clustersim import scenario
-    from clustersim.explore.fields import form_of
+    from clustersim.app.explore.fields import form_of
 
     known = form_of(scenario.from_table(SPLIT, "split.toml"), _schema()).known
     made = {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from clustersim.compute import Execution, setting
-from clustersim.compute.base import Setting
-from clustersim.compute.float8 import cast_seconds
-from clustersim.compute.kernels import spent
-from clustersim.device import Device
-from clustersim.model import Kernel
+from clustersim.core.device import Device
+from clustersim.core.model import Kernel
+from clustersim.model.seconds import Execution, setting
+from clustersim.model.seconds.base import Setting
+from clustersim.model.seconds.float8 import cast_seconds
+from clustersim.model.seconds.kernels import spent
 
 
 def time_in(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, str]:

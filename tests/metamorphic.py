@@ -22,11 +22,12 @@ import msgspec
 import numpy as np
 from hostile_documents import CONFIG, MOE_CONFIG
 
-from clustersim import fabrics, scenario
+from clustersim import scenario
+from clustersim.cluster import files as fabrics
 from clustersim.collectives.volume import per_member
-from clustersim.errors import ClusterSimError
-from clustersim.mesh import Mesh
-from clustersim.program import Collective, Compute, Recv, Send
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective, Compute, Recv, Send
 from clustersim.scenario.result import Result
 from clustersim.scenario.running import Prepared
 

@@ -32,10 +32,10 @@ import simpy
 from simpy.events import EventPriority
 
 from clustersim.collectives.base import Group, Plan, Request
-from clustersim.errors import ProgramError, TopologyError
-from clustersim.mesh import Mesh
-from clustersim.program import COMPUTE_STREAM, Collective, Compute, Op, Program, Recv, Role, Send, Serve, seconds
-from clustersim.topology import Topology
+from clustersim.core.errors import ProgramError, TopologyError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Op, Program, Recv, Role, Send, Serve, seconds
+from clustersim.core.topology import Topology
 
 INSTANT = 1e-12
 """Ends this close, relative to the time since 0, are one instant; so are two rates one rate."""

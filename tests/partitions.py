@@ -6,11 +6,11 @@ from collections import Counter
 
 from hypothesis import strategies as st
 
-from clustersim.model import Kernel, Model
-from clustersim.models import model, transformer
-from clustersim.parallel import ParallelConfig, Recompute
-from clustersim.partition import Exchange, Item, LocalLayer, Partition, Work
-from clustersim.partition.tensor import PARTED
+from clustersim.core.model import Kernel, Model
+from clustersim.model import model, transformer
+from clustersim.training.parallel import ParallelConfig, Recompute
+from clustersim.training.partition import Exchange, Item, LocalLayer, Partition, Work
+from clustersim.training.partition.tensor import PARTED
 
 LLAMA = model("llama3.2-1b", seq_len=4096, implementation="fused")
 OVERLAPS = ("none", "bulk", "userbuffers", "async_tp")

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from toy import mesh, plan, star
 
+from clustersim.core.label import Label
+from clustersim.core.program import Compute, Program, Recv, Role, Send
+from clustersim.core.timeline import Timeline
 from clustersim.engine import simulate
-from clustersim.label import Label
-from clustersim.program import Compute, Program, Recv, Role, Send
-from clustersim.timeline import Timeline
 
 Order = list[tuple[str, int]]
 

@@ -8,16 +8,16 @@ import numpy as np
 from toy import plan as toy_plan
 from toy import star
 
-from clustersim.builder import Recipe, build
-from clustersim.compute.price import Pass
-from clustersim.dims import Dims
+from clustersim.core.dims import Dims
+from clustersim.core.mesh import Mesh
+from clustersim.core.mix import Mix
+from clustersim.core.model import Kernel, Model, StepCost
 from clustersim.engine import simulate
-from clustersim.mesh import Mesh
-from clustersim.mix import Mix
-from clustersim.model import Kernel, Model, StepCost
-from clustersim.partition.base import Chunk, LocalLayer, Partition, Stage, Work
-from clustersim.schedules.base import stage_count, stage_of
-from clustersim.strategies.walk import WHOLE
+from clustersim.model.seconds.price import Pass
+from clustersim.training.builder import Recipe, build
+from clustersim.training.partition.base import Chunk, LocalLayer, Partition, Stage, Work
+from clustersim.training.schedules.base import stage_count, stage_of
+from clustersim.training.strategies.walk import WHOLE
 
 KERNEL = Kernel("work", "gemm")
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clustersim.model import Kernel, Layer, Model, StepCost, Tensor
-from clustersim.program import Collective, Compute, Program
-from clustersim.program import seconds as spent
-from clustersim.timeline import LinkUse, OpInfo, Timeline
+from clustersim.core.model import Kernel, Layer, Model, StepCost, Tensor
+from clustersim.core.program import Collective, Compute, Program
+from clustersim.core.program import seconds as spent
+from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 
 
 def play(program: Program, seconds: Callable[[Collective], float]) -> Timeline:

@@ -12,8 +12,8 @@ from random import Random
 import msgspec
 import numpy as np
 
-from clustersim.byte_matrix import byte_matrix
-from clustersim.program import Collective, Compute, Op, Program, Recv, Role, Send
+from clustersim.core.byte_matrix import byte_matrix
+from clustersim.core.program import Collective, Compute, Op, Program, Recv, Role, Send
 
 
 class Numbers:

@@ -18,13 +18,14 @@ import toy
 from hypothesis import strategies as st
 from random_ops import Draft, Numbers
 
-from clustersim import collectives, fabrics, scenario
+from clustersim import collectives, scenario
+from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Plan, Request
-from clustersim.label import Label
-from clustersim.mesh import Mesh
-from clustersim.program import Collective, Compute, Program, Recv, Send, Serve
-from clustersim.strategies import STRATEGIES
-from clustersim.topology import Topology
+from clustersim.core.label import Label
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective, Compute, Program, Recv, Send, Serve
+from clustersim.core.topology import Topology
+from clustersim.training.strategies import STRATEGIES
 
 Planner = Callable[[Request, Group], Plan]
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from clustersim import fabrics
-from clustersim.calibration.cross_validate import cross_validate
-from clustersim.calibration.evidence import SHARES, Groups, coverage, distances, quantile, widening
-from clustersim.calibration.score import Predicted, predicted
-from clustersim.calibration.validate_nccl import validate_nccl
-from clustersim.calibration.validate_steps import publisher, strategy_kind, validate_memory, validate_steps
-from clustersim.ranges import size_class
+from clustersim.calibrate.cross_validate import cross_validate
+from clustersim.calibrate.score import Predicted, predicted
+from clustersim.calibrate.validate_nccl import validate_nccl
+from clustersim.cluster import files as fabrics
+from clustersim.core.ranges import size_class
+from tests.evidence.evidence import SHARES, Groups, coverage, distances, quantile, widening
+from tests.evidence.validate_steps import publisher, strategy_kind, validate_memory, validate_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = ROOT / "tests" / "data" / "measurements"

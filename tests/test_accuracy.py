@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from clustersim import plots
-from clustersim.calibration.score import Predicted, scored
-from clustersim.calibration.worst import spreads, worst
-from clustersim.cli import cli
-from clustersim.errors import ProgramError
+from clustersim.app import plots
+from clustersim.app.cli import cli
+from clustersim.calibrate.score import Predicted, scored
+from clustersim.calibrate.worst import spreads, worst
+from clustersim.core.errors import ProgramError
 
 TABLE = "case_id,topology,nodes,ranks,collective,size_bytes,time_us,notes\n"
 ROWS = """a,hgx-h100,1,8,all_reduce,1048576,40,

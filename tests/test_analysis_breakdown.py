@@ -13,11 +13,11 @@ from toy import all_reduce
 
 import clustersim
 from clustersim import engine
-from clustersim.analysis.breakdown import breakdown, steps_between
-from clustersim.analysis.per_step import per_step
-from clustersim.analysis.pieces import STATES, pieces, workers
-from clustersim.program import Compute, Recv, Send
-from clustersim.timeline import OpInfo, Timeline
+from clustersim.core.program import Compute, Recv, Send
+from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.explain.breakdown import breakdown, steps_between
+from clustersim.explain.per_step import per_step
+from clustersim.explain.pieces import STATES, pieces, workers
 
 
 def run(program, n=None, **options):

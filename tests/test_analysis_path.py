@@ -11,13 +11,13 @@ from toy import all_reduce
 
 import clustersim
 from clustersim import engine
-from clustersim.analysis.critical_path import PATH_KINDS, critical_path
-from clustersim.analysis.graph import graph
-from clustersim.analysis.replay import replayed
-from clustersim.analysis.whatif import KNOBS, whatif
-from clustersim.errors import TraceError
-from clustersim.program import Compute, Recv, Send
-from clustersim.timeline import OpInfo, Timeline
+from clustersim.core.errors import TraceError
+from clustersim.core.program import Compute, Recv, Send
+from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.explain.critical_path import PATH_KINDS, critical_path
+from clustersim.explain.graph import graph
+from clustersim.explain.replay import replayed
+from clustersim.explain.whatif import KNOBS, whatif
 
 
 def run(program, planner=toy.up_links, **options):

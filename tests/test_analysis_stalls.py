@@ -13,16 +13,16 @@ from toy import all_reduce
 
 import clustersim
 from clustersim import engine
-from clustersim.analysis.breakdown import breakdown, steady_pieces
-from clustersim.analysis.chase import Meetings
-from clustersim.analysis.late_start import late_starts
-from clustersim.analysis.pace import pace_ratios, skews, slow_ranks
-from clustersim.analysis.pieces import STATES
-from clustersim.analysis.stalls import causes, stalls
-from clustersim.analysis.transfers import sort_of, transfer_facts
-from clustersim.analysis.verdict import HEADLINES
-from clustersim.program import Compute, Serve
-from clustersim.timeline import OpInfo, Timeline
+from clustersim.core.program import Compute, Serve
+from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.explain.breakdown import breakdown, steady_pieces
+from clustersim.explain.chase import Meetings
+from clustersim.explain.late_start import late_starts
+from clustersim.explain.pace import pace_ratios, skews, slow_ranks
+from clustersim.explain.pieces import STATES
+from clustersim.explain.stalls import causes, stalls
+from clustersim.explain.transfers import sort_of, transfer_facts
+from clustersim.explain.verdict import HEADLINES
 
 
 def run(program, planner=toy.up_links, topology=None, **options):

@@ -15,13 +15,13 @@ from toy import all_reduce
 
 import clustersim as package
 from clustersim import engine
-from clustersim.analysis.bounds import bounds, warnings
-from clustersim.analysis.compare import compare, sentences
-from clustersim.analysis.hotspots import hotspots, parts
-from clustersim.analysis.metrics import hottest_links, steady_window
-from clustersim.facts import Facts
-from clustersim.program import Compute
-from clustersim.timeline import OpInfo, Timeline
+from clustersim.core.facts import Facts
+from clustersim.core.program import Compute
+from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.explain.bounds import bounds, warnings
+from clustersim.explain.compare import compare, sentences
+from clustersim.explain.hotspots import hotspots, parts
+from clustersim.explain.metrics import hottest_links, steady_window
 
 
 def run(program, planner=toy.up_links, **options):

@@ -28,7 +28,7 @@ def loaded_by(*arguments: str) -> set[str]:
 def modules_of(*words: str) -> set[str]:
     """Modules that the process of a command has loaded at its end."""
     told = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
-    code = f"{told}; from clustersim.cli import main; main({list(words)!r})"
+    code = f"{told}; from clustersim.app.cli import main; main({list(words)!r})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stderr.split())
 
@@ -46,14 +46,19 @@ def test_importing_the_package_loads_not_even_numpy():
 
 def test_a_run_in_which_nothing_is_split_or_shared_loads_no_clock_no_builder_and_no_other_command():
     loaded = modules_of("run", "ddp_resnet50_1x8_v100", "--json")
-    assert {"clustersim.cli.run", "clustersim.flows.clock", "clustersim.scenario.running"} <= loaded
-    assert not loaded & {*HEAVY, "clustersim.builder", "clustersim.partition", "clustersim.cli.plan"}
+    assert {"clustersim.app.cli.run", "clustersim.engine.flows.clock", "clustersim.scenario.running"} <= loaded
+    assert not loaded & {
+        *HEAVY,
+        "clustersim.training.builder",
+        "clustersim.training.partition",
+        "clustersim.app.cli.plan",
+    }
 
 
 def test_a_collective_loads_no_scenario():
     loaded = modules_of("collective", "all_reduce", "--topology", "hgx-h100", "--json")
-    assert {"clustersim.cli.collective", "clustersim.collectives"} <= loaded
-    assert not loaded & {*HEAVY, "clustersim.scenario", "clustersim.models", "clustersim.strategies"}
+    assert {"clustersim.app.cli.collective", "clustersim.collectives"} <= loaded
+    assert not loaded & {*HEAVY, "clustersim.scenario", "clustersim.model", "clustersim.training.strategies"}
 
 
 def test_every_public_name_can_be_used():
@@ -65,7 +70,8 @@ def test_every_public_name_can_be_used():
 
 
 def test_no_public_name_hides_a_submodule():
-    # ``clustersim.model`` must not be a function before, and a module after, someone imports clustersim.model.
+    # ``clustersim.core.model`` must not be a function before, and a module after, someone imports
+    # clustersim.core.model.
     modules = {path.stem for path in SOURCES if path.parent.name == "clustersim"}
     assert not modules & set(clustersim._HOME)
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from clustersim import bench
 from clustersim.scenario import load, parse_overrides
+from tests.evidence import bench
 
 
 def test_a_process_is_measured_whole():

@@ -11,22 +11,22 @@ import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustersim.analysis.bounds import bounds
-from clustersim.analysis.breakdown import breakdown
-from clustersim.analysis.chase import Chase
-from clustersim.analysis.compare import compare
-from clustersim.analysis.critical_path import critical_path
-from clustersim.analysis.graph import graph
-from clustersim.analysis.occupancy import is_kernel, occupancy, seconds_of_ops
-from clustersim.analysis.pace import LEAST, Classes, classes, kernel_seconds, pace_ratios, skews
-from clustersim.analysis.pieces import Why, pieces
-from clustersim.analysis.replay import replayed
-from clustersim.analysis.stalls import causes, stalls
-from clustersim.analysis.whatif import whatif
-from clustersim.blocks import columns
+from clustersim.core.blocks import columns
+from clustersim.core.program import Compute, Program, Role
+from clustersim.core.timeline import alike
 from clustersim.engine import rows, simulate
-from clustersim.program import Compute, Program, Role
-from clustersim.timeline import alike
+from clustersim.explain.bounds import bounds
+from clustersim.explain.breakdown import breakdown
+from clustersim.explain.chase import Chase
+from clustersim.explain.compare import compare
+from clustersim.explain.critical_path import critical_path
+from clustersim.explain.graph import graph
+from clustersim.explain.occupancy import is_kernel, occupancy, seconds_of_ops
+from clustersim.explain.pace import LEAST, Classes, classes, kernel_seconds, pace_ratios, skews
+from clustersim.explain.pieces import Why, pieces
+from clustersim.explain.replay import replayed
+from clustersim.explain.stalls import causes, stalls
+from clustersim.explain.whatif import whatif
 
 N = 8
 PARTITIONS = (np.arange(N)[None], np.arange(N).reshape(2, 4), np.arange(N).reshape(2, 4).T.copy())

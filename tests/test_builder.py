@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pipelines import Nothing, play
 
-from clustersim.schedules import beside, check, schedule
-from clustersim.schedules.notation import parse
-from clustersim.strategies.base import OpList
-from clustersim.strategies.walk import WHOLE, Walk
+from clustersim.training.schedules import beside, check, schedule
+from clustersim.training.schedules.notation import parse
+from clustersim.training.strategies.base import OpList
+from clustersim.training.strategies.walk import WHOLE, Walk
 
 DATA = Path(__file__).parent / "data"
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustersim import fabrics
-from clustersim.byte_matrix import byte_matrix
+from clustersim.cluster import files as fabrics
 from clustersim.collectives import plan
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.direct import DIRECT
+from clustersim.core.byte_matrix import byte_matrix
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective
 from clustersim.engine import simulate
-from clustersim.errors import ProgramError
-from clustersim.mesh import Mesh
-from clustersim.program import Collective
 from tests.toy import program
 
 BACKENDS = ("nccl", "ideal", "gloo")

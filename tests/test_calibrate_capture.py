@@ -11,19 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clustersim import fabrics
-from clustersim.calibration.captured import noise, read_capture
-from clustersim.calibration.fit import fit
-from clustersim.calibration.fit.calibrated import halves, topology_text
-from clustersim.calibration.fit.device import device_times
-from clustersim.calibration.fit.host import HostTimes, Row, host_times
-from clustersim.calibration.fit.of_capture import calibrate_captures
-from clustersim.calibration.score import Skipped
-from clustersim.calibration.validate_capture import validate_capture
-from clustersim.costs import GLOO_COSTS, flat
-from clustersim.device import device, of_cores, with_efficiencies
-from clustersim.errors import TopologyError, TraceError
-from clustersim.traces.samples import Sample
+from clustersim.calibrate.captured import noise, read_capture
+from clustersim.calibrate.fit import fit
+from clustersim.calibrate.fit.calibrated import halves, topology_text
+from clustersim.calibrate.fit.device import device_times
+from clustersim.calibrate.fit.host import HostTimes, Row, host_times
+from clustersim.calibrate.fit.of_capture import calibrate_captures
+from clustersim.calibrate.score import Skipped
+from clustersim.calibrate.validate_capture import validate_capture
+from clustersim.cluster import files as fabrics
+from clustersim.core.costs import GLOO_COSTS, flat
+from clustersim.core.device import device, of_cores, with_efficiencies
+from clustersim.core.errors import TopologyError, TraceError
+from clustersim.files.traces.samples import Sample
 
 torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch (the capture extra)")
 DATA = Path(__file__).parent / "data" / "gloo"

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clustersim import fabrics
-from clustersim.cli import main
+from clustersim.app.cli import main
+from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import choice, seconds
-from clustersim.costs import overlaid
+from clustersim.core.costs import overlaid
 
 PLANTED = {"host_floor.intel": 48e-6, "share.nvlink/Simple": 0.72}
 

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clustersim import collectives, fabrics
-from clustersim.calibrated import PARTS, Calibration, Constant, Provenance, names, unit_of
+from clustersim import collectives
+from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of, gloo_costs_of
-from clustersim.costs import COSTS, GLOO_COSTS, flat, overlaid
-from clustersim.device import device, with_efficiencies
-from clustersim.errors import TopologyError
-from clustersim.topology import Topology
+from clustersim.core.calibrated import PARTS, Calibration, Constant, Provenance, names, unit_of
+from clustersim.core.costs import COSTS, GLOO_COSTS, flat, overlaid
+from clustersim.core.device import device, with_efficiencies
+from clustersim.core.errors import TopologyError
+from clustersim.core.topology import Topology
 
 BASE = 'name = "mine"\nextends = "alps-gh200"\n'
 
@@ -129,7 +130,7 @@ def test_a_mistake_in_the_table_is_one_clear_error(table, says, tmp_path):
 
 
 def test_a_saved_run_keeps_the_constants(tmp_path):
-    from clustersim.traces import saved
+    from clustersim.files.traces import saved
 
     plain = fabrics.load("hgx-h100")
     part = Calibration(nccl={"base": exactly(4e-6)}, provenance=Provenance("2026-11-21", refused={"tree_share": "no"}))

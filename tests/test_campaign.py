@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
-from clustersim.campaign import causes, pools, renewal, whatif
-from clustersim.campaign.axis import Save, axis
-from clustersim.campaign.batches import BATCH, Asked, played
-from clustersim.campaign.job import Campaign, Job, campaign
-from clustersim.campaign.ledger import GOODPUTS, PARTS, joined
-from clustersim.campaign.many import play
-from clustersim.campaign.replica import replica
+from clustersim.core.units import quantity
 from clustersim.scenario.campaign_schema import CampaignTable
-from clustersim.units import quantity
+from clustersim.studies.campaign import causes, pools, renewal, whatif
+from clustersim.studies.campaign.axis import Save, axis
+from clustersim.studies.campaign.batches import BATCH, Asked, played
+from clustersim.studies.campaign.job import Campaign, Job, campaign
+from clustersim.studies.campaign.ledger import GOODPUTS, PARTS, joined
+from clustersim.studies.campaign.many import play
+from clustersim.studies.campaign.replica import replica
 
 SECOND = Job(nodes=64, gpus=512, step_s=1.0, replicas=8, copies=8)
 PLAIN: dict[str, Any] = {

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from clustersim.campaign import cases, play, pools
-from clustersim.campaign.job import Job, campaign
-from clustersim.cli import cli
+from clustersim.app.cli import cli
+from clustersim.studies.campaign import play, pools
+from clustersim.studies.campaign.job import Job, campaign
+from tests.evidence import cases
 
 TARGET = 0.02
 MISSED = {"BLOOM 176B, 384 A100, 108 days": 0.04}

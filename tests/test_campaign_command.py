@@ -12,18 +12,19 @@ from browser import Page, needs_browser, opened, width_on_a_phone
 from click.testing import CliRunner
 from conftest import ROOT
 
-from clustersim import plots, scenario
-from clustersim.campaign import PARTS, Asked, answer, folder_for, play
-from clustersim.campaign.batches import BATCH, played
-from clustersim.campaign.causes import sets
-from clustersim.campaign.job import campaign
-from clustersim.campaign.of_scenario import job_of, table_of
-from clustersim.cli import cli
-from clustersim.errors import ClusterSimError
-from clustersim.report import study_html
-from clustersim.report.campaign import campaign_page, pictures
-from clustersim.scenario.rerun import step_time
-from clustersim.sweeps.crews import crew
+from clustersim import scenario
+from clustersim.app import plots
+from clustersim.app.cli import cli
+from clustersim.app.report import study_html
+from clustersim.app.report.campaign import campaign_page, pictures
+from clustersim.core.errors import ClusterSimError
+from clustersim.studies.campaign import PARTS, Asked, answer, folder_for, play
+from clustersim.studies.campaign.batches import BATCH, played
+from clustersim.studies.campaign.causes import sets
+from clustersim.studies.campaign.job import campaign
+from clustersim.studies.campaign.of_scenario import job_of, table_of
+from clustersim.studies.sweep.crews import crew
+from clustersim.studies.what_if.rerun import step_time
 
 BASE = (ROOT / "scenarios" / "ddp_gpt2_xl_2x8_a100.toml").read_text()
 TABLE = """
@@ -164,7 +165,7 @@ def test_a_campaign_that_was_broken_off_gives_the_same_table(loaded, tmp_path):
 def test_processes_are_used_without_a_folder_too(loaded, monkeypatch):
     asked, used = Asked(replicas=2 * BATCH, jobs=2), []
     monkeypatch.setattr(
-        "clustersim.campaign.batches.crew", lambda executor, jobs: used.append(jobs) or crew(None, jobs)
+        "clustersim.studies.campaign.batches.crew", lambda executor, jobs: used.append(jobs) or crew(None, jobs)
     )
     assert answer(loaded, asked) == answer(loaded, Asked(replicas=2 * BATCH))
     assert used == [2]

@@ -14,7 +14,7 @@ from conftest import SHARED
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.campaign import maxima, pools, renewal
+from clustersim.studies.campaign import maxima, pools, renewal
 
 HOUR, DAY = 1 / 24, 1.0
 RATES = {"rsc1": 6.5e-3, "rsc2": 2.34e-3}

@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 from conftest import CAPTURE_SECONDS, Captured
 
-from clustersim import traces
-from clustersim.calibration.capture import collectives, steps, world
-from clustersim.calibration.capture.parts import Budget, Part, write_whole
-from clustersim.calibration.capture.world import repeats_for
-from clustersim.errors import ClusterSimError, TraceError
-from clustersim.timeline import Timeline
-from clustersim.traces import Samples, captured
-from clustersim.traces.digest import of_run
+from clustersim.calibrate.capture import collectives, steps, world
+from clustersim.calibrate.capture.parts import Budget, Part, write_whole
+from clustersim.calibrate.capture.world import repeats_for
+from clustersim.core.errors import ClusterSimError, TraceError
+from clustersim.core.timeline import Timeline
+from clustersim.files import traces
+from clustersim.files.traces import Samples, captured
+from clustersim.files.traces.digest import of_run
 
 torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch (the capture extra)")
-MODULE = "clustersim.calibration.capture"
+MODULE = "clustersim.calibrate.capture"
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

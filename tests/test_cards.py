@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import clustersim
-from clustersim.sweeps import spec
+from clustersim.studies.sweep import spec
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,15 @@ import pytest
 from click.testing import CliRunner
 
 import clustersim
-from clustersim import fabrics
-from clustersim.byte_matrix import byte_matrix
-from clustersim.cli import cli
+from clustersim.app.cli import cli
+from clustersim.cluster import files as fabrics
+from clustersim.core.byte_matrix import byte_matrix
+from clustersim.core.errors import ClusterSimError, TraceError
+from clustersim.core.program import Collective, Compute, Program, Recv, Role, Send, Serve
 from clustersim.engine import simulate
-from clustersim.errors import ClusterSimError, TraceError
-from clustersim.exchange import chakra, chakra_reading
-from clustersim.exchange.chakra_schema import VERSION, attribute, framed, messages, unframed
-from clustersim.exchange.machines import astra, simgrid
-from clustersim.program import Collective, Compute, Program, Recv, Role, Send, Serve
+from clustersim.files.launch import chakra, chakra_reading
+from clustersim.files.launch.chakra_schema import VERSION, attribute, framed, messages, unframed
+from clustersim.files.launch.machines import astra, simgrid
 
 pytest.importorskip("google.protobuf")
 

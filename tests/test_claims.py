@@ -7,8 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from clustersim.cli import cli
-from clustersim.scenario.claims import Claim, claims
+from clustersim.app.cli import cli
+from tests.evidence.claims import Claim, claims
 
 
 def test_a_claim_holds_within_its_tolerance_only():
@@ -28,12 +28,12 @@ def test_every_claim_holds_in_a_run(rows):
 
 
 def test_the_command_prints_them_and_fails_when_one_does_not_hold(rows, monkeypatch):
-    monkeypatch.setattr("clustersim.scenario.claims.claims", lambda progress=None: rows)
+    monkeypatch.setattr("tests.evidence.claims.claims", lambda progress=None: rows)
     printed = CliRunner().invoke(cli, ["claims", "--json"])
     assert printed.exit_code == 0
     assert len(json.loads(printed.stdout)["claims"]) == len(rows)
     wrong = [Claim("sky is green", "", "", 1.0, 2.0, "x")]
-    monkeypatch.setattr("clustersim.scenario.claims.claims", lambda progress=None: wrong)
+    monkeypatch.setattr("tests.evidence.claims.claims", lambda progress=None: wrong)
     printed = CliRunner().invoke(cli, ["claims"])
     assert printed.exit_code == 1
     assert "NO" in printed.stdout

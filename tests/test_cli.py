@@ -10,7 +10,7 @@ import click
 import pytest
 from conftest import ROOT
 
-from clustersim.cli import cli
+from clustersim.app.cli import cli
 from clustersim.collectives.registry import ALGORITHMS
 
 RUN = ("run", "ddp_resnet50_1x8_v100", "--set", "run.steps=3")
@@ -93,7 +93,7 @@ def test_the_same_scenario_and_seed_give_the_same_bytes(clustersim, resnet):
 
 
 def test_run_tells_people_the_same_step_time(clustersim, resnet):
-    from clustersim.units import format_time
+    from clustersim.core.units import format_time
 
     done = clustersim(*RUN)
     assert done.returncode == 0

@@ -9,8 +9,8 @@ import tomllib
 import pytest
 from conftest import ROOT
 
-from clustersim import lessons
-from clustersim.errors import ClusterSimError
+from clustersim.app import lessons
+from clustersim.core.errors import ClusterSimError
 
 SHIPPED = sorted((ROOT / "notebooks").glob("*.ipynb"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.cli import main
+from clustersim.app.cli import main
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustersim import fabrics
+from clustersim.cluster import files as fabrics
 from clustersim.collectives import plan
 from clustersim.collectives.base import Group, Request, Schedule
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.volume import per_member
-from clustersim.errors import ProgramError, TopologyError
+from clustersim.core.errors import ProgramError, TopologyError
 
 OPERATIONS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 PAIRS = [(name, kind) for name, row in ALGORITHMS.items() for kind in sorted(row.kinds)]

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustersim import fabrics
+from clustersim.cluster import files as fabrics
+from clustersim.cluster.routes import router
 from clustersim.collectives import plan
 from clustersim.collectives.base import Channel, Group, Request
 from clustersim.collectives.bounds import lower_bound
@@ -20,11 +21,10 @@ from clustersim.collectives.loads import link_loads
 from clustersim.collectives.peer_rails import peer_rails
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.tree import binary_tree, double_tree, levels
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective, Program, Role
 from clustersim.engine import simulate
-from clustersim.errors import ProgramError
-from clustersim.mesh import Mesh
-from clustersim.program import Collective, Program, Role
-from clustersim.routing import router
 
 GIB = 2.0**30
 

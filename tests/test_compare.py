@@ -7,9 +7,9 @@ import json
 import pytest
 
 from clustersim import scenario
-from clustersim.errors import ScenarioError
-from clustersim.scenario.comparison import VARIANTS, compare
-from clustersim.strategies import STRATEGIES
+from clustersim.core.errors import ScenarioError
+from clustersim.studies.what_if.comparison import VARIANTS, compare
+from clustersim.training.strategies import STRATEGIES
 
 SMALL = {"run.steps": 2, "model.name": "alexnet", "cluster.gpus_per_node": 2}
 FIGURES = ("step_time_s", "exposed_communication_s", "peak_memory_bytes", "bytes_sent_per_gpu", "fits")

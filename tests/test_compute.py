@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_times import kernel_time, time_in
 
-from clustersim.compute import CONSTANTS, Execution, gemm_time, optimizer_time, setting, step_cost
-from clustersim.compute.attention import flash_rate
-from clustersim.compute.base import MODES
-from clustersim.compute.conv import window_overlap
-from clustersim.device import device, devices
-from clustersim.errors import ModelError, ScenarioError
-from clustersim.model import Kernel, Layer, Model, Tensor
-from clustersim.models import convnet, transformer
-from clustersim.program import BOUNDS
+from clustersim.core.device import device, devices
+from clustersim.core.errors import ModelError, ScenarioError
+from clustersim.core.model import Kernel, Layer, Model, Tensor
+from clustersim.core.program import BOUNDS
+from clustersim.model import convnet, transformer
+from clustersim.model.seconds import CONSTANTS, Execution, gemm_time, optimizer_time, setting, step_cost
+from clustersim.model.seconds.attention import flash_rate
+from clustersim.model.seconds.base import MODES
+from clustersim.model.seconds.conv import window_overlap
 
 DEVICES = list(devices())
 A100 = device("A100-SXM4-80GB")

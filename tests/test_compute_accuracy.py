@@ -17,11 +17,11 @@ import pytest
 from gemm_table import Fit, check, read_gemms
 from kernel_times import time_in
 
-from clustersim.compute import CONSTANTS, Execution, setting, step_cost
-from clustersim.device import device, device_from_text
-from clustersim.model import Kernel, Model
-from clustersim.models import convnet, from_hf, transformer
-from clustersim.paths import data_path
+from clustersim.core.device import device, device_from_text
+from clustersim.core.model import Kernel, Model
+from clustersim.core.paths import data_path
+from clustersim.model import convnet, from_hf, transformer
+from clustersim.model.seconds import CONSTANTS, Execution, setting, step_cost
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "measurements"
 pytestmark = [

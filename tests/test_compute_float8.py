@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from kernel_times import time_in
 
-from clustersim.compute import Execution, setting
-from clustersim.compute.float8 import CAST, RESCALE, cast_seconds
-from clustersim.compute.memory_bound import traffic_rate
-from clustersim.device import device
-from clustersim.errors import ScenarioError
-from clustersim.model import Kernel
-from clustersim.models.kernels import linear, sharing_input
+from clustersim.core.device import device
+from clustersim.core.errors import ScenarioError
+from clustersim.core.model import Kernel
+from clustersim.model.kernels import linear, sharing_input
+from clustersim.model.seconds import Execution, setting
+from clustersim.model.seconds.float8 import CAST, RESCALE, cast_seconds
+from clustersim.model.seconds.memory_bound import traffic_rate
 
 H100 = device("H100-SXM5-80GB")
 

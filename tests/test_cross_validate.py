@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from clustersim import fabrics
-from clustersim.calibration.cross_validate import HOLDOUTS, cross_validate
-from clustersim.calibration.score import Predicted
-from clustersim.calibration.validate_nccl import size_class, validate_nccl
-from clustersim.cli import main
+from clustersim.app.cli import main
+from clustersim.calibrate.cross_validate import HOLDOUTS, cross_validate
+from clustersim.calibrate.score import Predicted
+from clustersim.calibrate.validate_nccl import size_class, validate_nccl
+from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import choice, seconds
-from clustersim.costs import overlaid
-from clustersim.errors import ClusterSimError
+from clustersim.core.costs import overlaid
+from clustersim.core.errors import ClusterSimError
 
 SHARED = ROOT.parent / "shared" / "measurements" / "nccl_tests.csv"
 COLUMNS = ("case_id", "topology", "nodes", "ranks", "collective", "size_bytes", "time_us", "source", "notes")

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 from player import play, toy_cost, toy_model
 
-from clustersim import fabrics, models
-from clustersim.compute import Execution, step_cost
-from clustersim.device import device
+from clustersim import model as models
+from clustersim.cluster import files as fabrics
+from clustersim.core.device import device
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective
 from clustersim.engine import simulate
-from clustersim.errors import ProgramError
-from clustersim.mesh import Mesh
-from clustersim.program import Collective
-from clustersim.strategies import steps_of_sgd
-from clustersim.strategies.data_parallel import CHUNK, DataParallelConfig, build, holding
-from clustersim.strategies.steps_of_sgd import StepsOfSGDConfig, report
+from clustersim.model.seconds import Execution, step_cost
+from clustersim.training.strategies import steps_of_sgd
+from clustersim.training.strategies.data_parallel import CHUNK, DataParallelConfig, build, holding
+from clustersim.training.strategies.steps_of_sgd import StepsOfSGDConfig, report
 
 MIB = 2**20
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps.csv"
@@ -136,8 +137,8 @@ def test_several_nodes_are_an_error():
 
 
 def test_data_parallel_is_slower_than_ddp_and_the_more_so_for_small_batches():
-    from clustersim.strategies.ddp import DDPConfig
-    from clustersim.strategies.ddp import build as build_ddp
+    from clustersim.training.strategies.ddp import DDPConfig
+    from clustersim.training.strategies.ddp import build as build_ddp
 
     model, topology = models.model("resnet50"), fabrics.load("dgx-1v", nodes=1)
     mesh = fabrics.mesh(topology)
@@ -155,8 +156,8 @@ def test_data_parallel_is_slower_than_ddp_and_the_more_so_for_small_batches():
 @pytest.mark.shared
 @pytest.mark.skipif(not TABLE.is_file(), reason="needs ../shared/measurements/training_steps.csv")
 def test_dp_against_ddp_on_two_gpus_has_the_measured_order_and_ratios():
-    from clustersim.calibration.step_play import costs_of, step_time
-    from clustersim.calibration.step_rows import read
+    from tests.evidence.step_play import costs_of, step_time
+    from tests.evidence.step_rows import read
 
     wanted = {"ptddp-0051": "dp", "ptddp-0052": "ddp", "ptddp-0053": "ddp without NVLink"}
     measured, predicted = {}, {}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import scenario
-from clustersim.cli.folding import folded
+from clustersim.app.cli.folding import folded
 
 PIPELINE = "1f1b_gpt2_xl_1x8_a100"
 AGAIN = re.compile(r"\.\.\. ops? (\d+)(?: to (\d+))?, (\d+) more times?, to op (\d+)")
@@ -51,7 +51,7 @@ def test_a_list_without_repetitions_stays_as_it_is():
 
 def test_a_long_list_without_repetitions_is_not_walked_once_for_every_size(monkeypatch):
     lines = [f"{i:5}  compute  op number {i * i}  1 ms" for i in range(3000)]
-    monkeypatch.setattr("clustersim.cli.folding._fold", lambda *_: pytest.fail("walked"))
+    monkeypatch.setattr("clustersim.app.cli.folding._fold", lambda *_: pytest.fail("walked"))
     assert folded(lines) == lines
 
 

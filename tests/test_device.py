@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.device import device, device_from_text, devices
-from clustersim.errors import TopologyError
+from clustersim.core.device import device, device_from_text, devices
+from clustersim.core.errors import TopologyError
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "measurements"
 NAMES = [

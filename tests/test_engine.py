@@ -7,10 +7,10 @@ import pytest
 import toy
 from toy import all_reduce
 
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Recv, Send
 from clustersim.engine import simulate
-from clustersim.errors import ProgramError
-from clustersim.mesh import Mesh
-from clustersim.program import COMPUTE_STREAM, Collective, Compute, Recv, Send
 
 
 def run(program, n=None, planner=toy.up_links, **options):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from player import toy_cost, toy_model
 from toy import star
 
+from clustersim.core.mesh import Mesh
 from clustersim.engine import run, simulate
-from clustersim.mesh import Mesh
-from clustersim.strategies.parameter_server import ParameterServerConfig, build, place
+from clustersim.training.strategies.parameter_server import ParameterServerConfig, build, place
 
 
 def played(workers, steps, jitter, cap, staleness, seed):

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import toy
 
-from clustersim import fabrics, limits
+from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
+from clustersim.core import limits
+from clustersim.core.errors import ProgramError
+from clustersim.core.program import Collective, Compute, Recv, Send
 from clustersim.engine import chunk, need, simulate
 from clustersim.engine.planning import Groups, PlanBook
-from clustersim.errors import ProgramError
-from clustersim.program import Collective, Compute, Recv, Send
 
 MIB = 2.0**20
 
@@ -201,7 +202,7 @@ class TestCongruence:
 
     def books(self, topology):
         from clustersim.collectives import plan
-        from clustersim.flows.loads import Loads
+        from clustersim.engine.flows.loads import Loads
 
         asked = []
 

@@ -9,8 +9,8 @@ import pytest
 import random_programs
 
 from clustersim import scenario
+from clustersim.core.errors import ProgramError, TopologyError
 from clustersim.engine import finished, simulate
-from clustersim.errors import ProgramError, TopologyError
 
 SCENARIOS = {
     "1f1b_gpt2_xl_1x8_a100": {"run.jitter": 0.02},

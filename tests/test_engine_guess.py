@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import scenario
+from clustersim.core.program import Compute
 from clustersim.engine import guess, simulate
-from clustersim.program import Compute
 
 N = 4
 STREAMS = ("compute", "comm", "reduce")

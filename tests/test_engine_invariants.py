@@ -10,13 +10,13 @@ import random_programs
 import toy
 
 from clustersim import scenario
+from clustersim.core.errors import ProgramError, TopologyError
+from clustersim.core.program import Compute
 from clustersim.engine import run, simulate
 from clustersim.engine.bills import Bills
+from clustersim.engine.flows.network import Network
 from clustersim.engine.guess import Guess, firsts
 from clustersim.engine.play import Play
-from clustersim.errors import ProgramError, TopologyError
-from clustersim.flows.network import Network
-from clustersim.program import Compute
 
 KINDS = [kind for kind in random_programs.KINDS if kind != "real machine"]
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from toy import mesh, plan, program, star
 
+from clustersim.core.errors import ProgramError
+from clustersim.core.program import Compute, Recv, Send, Serve
 from clustersim.engine import simulate
-from clustersim.errors import ProgramError
-from clustersim.program import Compute, Recv, Send, Serve
 
 
 def to(rank: int) -> np.ndarray:

@@ -9,8 +9,8 @@ import toy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clustersim.core.program import Compute, Program, Role
 from clustersim.engine import simulate
-from clustersim.program import Compute, Program, Role
 
 PARTITIONS = (
     np.array([[0, 1], [2, 3]]),

@@ -7,13 +7,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from clustersim import collectives, fabrics
+from clustersim import collectives
+from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Request
+from clustersim.core.program import Collective, Program, Recv, Role, Send
 from clustersim.engine import images
+from clustersim.engine.flows.loads import Loads
 from clustersim.engine.meetings import sites
 from clustersim.engine.planning import Groups, PlanBook
-from clustersim.flows.loads import Loads
-from clustersim.program import Collective, Program, Recv, Role, Send
 
 
 @pytest.mark.parametrize("name", ["hgx-h100", "dgx-a100", "dgx-1v", "hgx-h800"])

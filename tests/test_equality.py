@@ -12,9 +12,9 @@ import random_programs
 import toy
 from hypothesis import Phase, given, settings
 
+from clustersim.core.errors import ProgramError, TopologyError
+from clustersim.core.program import Compute, Recv, Send, Serve
 from clustersim.engine import simulate
-from clustersim.errors import ProgramError, TopologyError
-from clustersim.program import Compute, Recv, Send, Serve
 
 
 def play(program, planner=toy.up_links):

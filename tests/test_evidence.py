@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from clustersim.calibration.evidence import Line, evidence
-from clustersim.calibration.score import read_table
-from clustersim.calibration.validate_nccl import validate_nccl
-from clustersim.cli import cli
-from clustersim.errors import ClusterSimError
+from clustersim.app.cli import cli
+from clustersim.calibrate.score import read_table
+from clustersim.calibrate.validate_nccl import validate_nccl
+from clustersim.core.errors import ClusterSimError
+from tests.evidence.evidence import Line, evidence
 
 TABLES = Path(__file__).parent / "data" / "measurements"
 MACHINES = ("dgx-1v", "hgx-h100", "polaris-a100")

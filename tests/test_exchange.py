@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clustersim import fabrics, plots
+from clustersim.app import plots
+from clustersim.cluster import files as fabrics
 from clustersim.collectives import Group, Request, plan
-from clustersim.errors import ProgramError
-from clustersim.scenario.exchange import SERVER, collective, exchange, exchanges
+from clustersim.core.errors import ProgramError
+from clustersim.studies.what_if.exchange import SERVER, collective, exchange, exchanges
 
 Z, B = 100 * 2**20, 25e9
 DEVICES = (2, 4, 8, 16, 32, 64)

@@ -12,17 +12,18 @@ import pytest
 from click.testing import CliRunner
 from test_traces_kineto import gemm, kernel, save
 
-from clustersim import fabrics, traces
-from clustersim.calibration.replay_program import Writer
-from clustersim.calibration.replay_scale import AS_MEASURED, Scale
-from clustersim.calibration.trace_replay import replay
-from clustersim.cli import cli
-from clustersim.device import device
+from clustersim.app.cli import cli
+from clustersim.cluster import files as fabrics
+from clustersim.core.device import device
+from clustersim.core.errors import TraceError
+from clustersim.core.program import Collective, Compute
 from clustersim.engine import simulate
-from clustersim.errors import TraceError
-from clustersim.exchange import chakra, chakra_reading
-from clustersim.program import Collective, Compute
-from clustersim.traces import execution_trace
+from clustersim.files import traces
+from clustersim.files.launch import chakra, chakra_reading
+from clustersim.files.traces import execution_trace
+from clustersim.studies.replay.replay_program import Writer
+from clustersim.studies.replay.replay_scale import AS_MEASURED, Scale
+from clustersim.studies.replay.trace_replay import replay
 
 RECORDED = Path(__file__).parent / "data" / "traces" / "gloo_et"
 WIDTH, BATCH, LAYERS = 64, 8, 3

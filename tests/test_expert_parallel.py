@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustersim.errors import ScenarioError
-from clustersim.model import Model
-from clustersim.models import model
-from clustersim.parallel import ParallelConfig, Recompute, Routing
-from clustersim.partition.base import Exchange, LocalLayer, Partition, Work
-from clustersim.partition.routing import Router, capacity, distinct, popularity, read_histogram, routed
-from clustersim.partition.split import partition
+from clustersim.core.errors import ScenarioError
+from clustersim.core.model import Model
+from clustersim.model import model
+from clustersim.training.parallel import ParallelConfig, Recompute, Routing
+from clustersim.training.partition.base import Exchange, LocalLayer, Partition, Work
+from clustersim.training.partition.routing import Router, capacity, distinct, popularity, read_histogram, routed
+from clustersim.training.partition.split import partition
 
 EXAMPLES = Path(__file__).parent / "data" / "expert_examples.csv"
 BALANCED = Routing(kind="balanced")

@@ -7,18 +7,18 @@ import json
 import pytest
 
 import clustersim as package
-from clustersim.analysis.bounds import warnings
-from clustersim.analysis.breakdown import breakdown
-from clustersim.analysis.explain import explain
-from clustersim.analysis.pace import skews
-from clustersim.analysis.stalls import causes, stalls
-from clustersim.analysis.verdict import came_to
-from clustersim.analysis.whatif import KNOBS, whatif
-from clustersim.errors import ScenarioError
-from clustersim.facts import Facts, Memory
-from clustersim.scenario.otherwise import each_change
-from clustersim.scenario.rerun import rerun_saving, step_time
-from clustersim.units import format_time
+from clustersim.core.errors import ScenarioError
+from clustersim.core.facts import Facts, Memory
+from clustersim.core.units import format_time
+from clustersim.explain.bounds import warnings
+from clustersim.explain.breakdown import breakdown
+from clustersim.explain.explain import explain
+from clustersim.explain.pace import skews
+from clustersim.explain.stalls import causes, stalls
+from clustersim.explain.verdict import came_to
+from clustersim.explain.whatif import KNOBS, whatif
+from clustersim.studies.what_if.otherwise import each_change
+from clustersim.studies.what_if.rerun import rerun_saving, step_time
 
 PLANTED = {
     "why_slow_gpu": ("slow rank", "rank 3"),
@@ -256,7 +256,7 @@ def test_the_command_prints_json_and_one_line_errors(clustersim, tmp_path):
 
 
 def test_a_real_trace_is_found_launch_bound_and_skewed(shared):
-    from clustersim import traces
+    from clustersim.files import traces
 
     timeline = traces.read(shared / "measurements" / "traces" / "dlrm_8xv100_kineto")
     found = explain(timeline)

@@ -12,16 +12,16 @@ from browser import HOSTILE, Page, needs_browser
 from conftest import ROOT
 
 from clustersim import scenario
-from clustersim.cli.keys import keys, schema
-from clustersim.errors import ClusterSimError, ScenarioError
-from clustersim.explore import fence
-from clustersim.explore.fields import IDLE, TABLES, form_of
-from clustersim.explore.runs import Ask, Player, told
-from clustersim.explore.server import command, saved
-from clustersim.explore.worker import Worker
-from clustersim.plots.style import palette
+from clustersim.app.cli.keys import keys, schema
+from clustersim.app.explore import fence
+from clustersim.app.explore.fields import IDLE, TABLES, form_of
+from clustersim.app.explore.runs import Ask, Player, told
+from clustersim.app.explore.server import command, saved
+from clustersim.app.explore.worker import Worker
+from clustersim.app.plots.style import palette
+from clustersim.core.errors import ClusterSimError, ScenarioError
+from clustersim.core.tomls import toml_value
 from clustersim.scenario.reading import override
-from clustersim.tomls import toml_value
 
 SMALL = "ddp_resnet50_1x8_v100"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -42,7 +42,7 @@ def form(made):
 def client(made):
     """A browser that was given the address."""
     TestClient = pytest.importorskip("starlette.testclient", reason="explore needs starlette").TestClient
-    from clustersim.explore.server import application
+    from clustersim.app.explore.server import application
 
     worker = Worker(SMALL)
     yield TestClient(application(SMALL, made, TOKEN, HOST, worker), base_url=f"http://{HOST}")
@@ -184,7 +184,7 @@ def test_what_a_page_shows_closes_its_elements_and_asks_nobody(client):
 
 
 def test_a_form_holds_what_the_file_says_as_it_is_and_runs_none_of_it(made):
-    from clustersim.report.pages import rendered
+    from clustersim.app.report.pages import rendered
 
     texts = (HOSTILE, "node0/gpu0 -> node0/nvswitch*", "+- 1")
     loaded = scenario.load(SMALL, {"cluster.changes": [{"match": text, "remove": True} for text in texts]})
@@ -277,7 +277,7 @@ def test_a_run_that_takes_long_is_given_up_for_the_next_change_and_at_its_limit(
 
 
 def test_a_large_split_models_step_is_folded_and_the_page_says_so(monkeypatch):
-    monkeypatch.setattr("clustersim.explore.runs.MANY", 100)
+    monkeypatch.setattr("clustersim.app.explore.runs.MANY", 100)
     player = Player("1f1b_gpt2_xl_1x8_a100")
     folded = player(Ask(("run.jitter=0",)))
     whole = scenario.load("1f1b_gpt2_xl_1x8_a100", {"run.jitter": 0.0}).run()
@@ -286,7 +286,7 @@ def test_a_large_split_models_step_is_folded_and_the_page_says_so(monkeypatch):
 
 
 def test_a_large_run_is_answered_without_jitter_first_and_with_it_when_asked(monkeypatch):
-    monkeypatch.setattr("clustersim.explore.runs.MANY", 100)
+    monkeypatch.setattr("clustersim.app.explore.runs.MANY", 100)
     player = Player("1f1b_gpt2_xl_1x8_a100")
     first, quiet = player(Ask()), player(Ask(("run.jitter=0",)))
     assert first.figures == quiet.figures
@@ -299,7 +299,7 @@ def test_a_large_run_is_answered_without_jitter_first_and_with_it_when_asked(mon
 def test_without_the_extra_one_line_says_which_it_is_and_what_it_weighs(monkeypatch, made):
     import sys
 
-    from clustersim.explore.server import serve
+    from clustersim.app.explore.server import serve
 
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ClusterSimError, match=r"pip install 'clustersim\[explore\]' \(5 MB\)"):

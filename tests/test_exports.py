@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 import clustersim
-from clustersim import traces
-from clustersim.traces import base
-from clustersim.traces.perfetto import write_chrome_trace
+from clustersim.files import traces
+from clustersim.files.traces import base
+from clustersim.files.traces.perfetto import write_chrome_trace
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 import clustersim
-from clustersim.errors import EXTRAS, ClusterSimError, needs
+from clustersim.core.errors import EXTRAS, ClusterSimError, needs
 
 DECLARED = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]) - {"test"}
 

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustersim import collectives, fabrics, routing
+from clustersim import collectives
+from clustersim.cluster import files as fabrics
+from clustersim.cluster import routes as routing
+from clustersim.cluster.files import Change, reading, schema
 from clustersim.collectives.base import Group, Request
-from clustersim.errors import TopologyError
-from clustersim.fabrics import Change, reading, schema
-from clustersim.paths import data_path, shipped
-from clustersim.topology import Topology
+from clustersim.core.errors import TopologyError
+from clustersim.core.paths import data_path, shipped
+from clustersim.core.topology import Topology
 
 NAMES = shipped("topologies")
 FACTS = Path(__file__).parents[1].parent / "shared" / "facts"

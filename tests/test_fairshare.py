@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.flows.fairshare import max_min
+from clustersim.engine.flows.fairshare import max_min
 
 
 def rates(flows, capacities, ceilings=None):

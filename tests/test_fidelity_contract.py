@@ -10,13 +10,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from clustersim import fabrics
+from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import AGREE
 from clustersim.collectives.registry import ALGORITHMS
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective, Program, Recv, Role, Send
 from clustersim.engine import simulate
-from clustersim.errors import ProgramError
-from clustersim.mesh import Mesh
-from clustersim.program import Collective, Program, Recv, Role, Send
 
 MIB = 2.0**20
 MACHINES = (("hgx-h100", 2), ("hgx-a100", 3), ("dgx-1v", 1))

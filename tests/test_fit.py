@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from clustersim import fabrics
-from clustersim.calibrated import Calibration
-from clustersim.calibration.fit import Fit, Knob, Measured, NcclTimes, fit
+from clustersim.calibrate.fit import Fit, Knob, Measured, NcclTimes, fit
+from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import choice, plan, seconds
-from clustersim.costs import flat, overlaid
+from clustersim.core.calibrated import Calibration
+from clustersim.core.costs import flat, overlaid
 
 SIZES = 2.0 ** np.arange(3, 33)
 
@@ -146,6 +146,6 @@ def test_a_fit_starts_from_the_machines_own_constants():
 
 
 def one_of(value: float):
-    from clustersim.calibrated import Constant
+    from clustersim.core.calibrated import Constant
 
     return Constant(value, value, value)

@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.table import Table
 
-from clustersim.cli.fitting import Terminal, fitted
+from clustersim.app.cli.fitting import Terminal, fitted
 
 
 def table(columns, rows):

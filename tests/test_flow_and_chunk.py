@@ -8,12 +8,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from clustersim import fabrics
+from clustersim.cluster import files as fabrics
 from clustersim.collectives import plan
 from clustersim.collectives.base import Group, Request
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective, Program, Role
 from clustersim.engine import simulate
-from clustersim.mesh import Mesh
-from clustersim.program import Collective, Program, Role
 
 MIB = 2.0**20
 

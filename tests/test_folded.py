@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from clustersim import scenario
-from clustersim.builder.representative import representative
-from clustersim.errors import ProgramError
-from clustersim.mesh import Mesh
-from clustersim.program import Collective, Compute, Program, Recv, Role, Send
-from clustersim.scenario.rerun import step_time
-from clustersim.scenario.sketch import Sketch
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective, Compute, Program, Recv, Role, Send
+from clustersim.studies.what_if.rerun import step_time
+from clustersim.studies.what_if.sketch import Sketch
+from clustersim.training.builder.representative import representative
 
 
 def split(nodes: int = 4, topology: str = "hgx-h100", ga: int = 1, strategy: Any = None, **parallel: Any) -> Any:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from clustersim import scenario
-from clustersim.errors import ScenarioError
+from clustersim.core.errors import ScenarioError
 
 WHOLE = """
 [cluster]

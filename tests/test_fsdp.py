@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from player import play, toy_cost, toy_model
 
-from clustersim import fabrics
+from clustersim.cluster import files as fabrics
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective, Compute
 from clustersim.engine import simulate
-from clustersim.errors import ProgramError
-from clustersim.mesh import Mesh
-from clustersim.program import Collective, Compute
-from clustersim.strategies.fsdp import build
-from clustersim.strategies.fsdp_config import FSDPConfig
-from clustersim.strategies.fsdp_memory import holding
+from clustersim.training.strategies.fsdp import build
+from clustersim.training.strategies.fsdp_config import FSDPConfig
+from clustersim.training.strategies.fsdp_memory import holding
 
 N = 1_000_000
 EVERY = [

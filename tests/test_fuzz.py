@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clustersim import scenario
-from clustersim.outputs import json_text
+from clustersim.core.outputs import json_text
 
 KINDS = fuzz.kinds()
 

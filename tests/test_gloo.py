@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from clustersim import fabrics
+from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.gloo import chain_and_total, plan
-from clustersim.costs import GLOO_COSTS as COSTS
+from clustersim.core.costs import GLOO_COSTS as COSTS
+from clustersim.core.topology import CPU
 from clustersim.scenario import from_table
 from clustersim.scenario.result import Result
-from clustersim.topology import CPU
 
 
 def on_one_cpu(n: int) -> Group:

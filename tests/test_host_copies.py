@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clustersim import fabrics
+from clustersim.cluster import files as fabrics
 from clustersim.collectives import plan
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.host_copies import COPY_SHARE
-from clustersim.errors import ProgramError
+from clustersim.core.errors import ProgramError
 
 
 def pair(topology, a, b):

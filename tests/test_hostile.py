@@ -15,17 +15,21 @@ import pytest
 from hostile_documents import CAPTURED, COMMS, CONFIG, MOE_CONFIG, PLAN, SPLIT, TRACE
 from hostile_values import json_file, toml_file
 
-from clustersim import limits, models, plots, scenario, traces
-from clustersim.calibration.replay_scale import Scale
-from clustersim.calibration.trace_replay import replay
-from clustersim.campaign.axis import Save, axis
-from clustersim.cli.collective import sizes
-from clustersim.cli.common import rank_list
-from clustersim.errors import ClusterSimError, ModelError, ScenarioError, TraceError
-from clustersim.parallel.layout import stages_of
-from clustersim.scenario.spread import spread
-from clustersim.schedules.torch_csv import from_csv
-from clustersim.traces.saved import load_run, save_run
+from clustersim import model as models
+from clustersim import scenario
+from clustersim.app import plots
+from clustersim.app.cli.collective import sizes
+from clustersim.app.cli.common import rank_list
+from clustersim.core import limits
+from clustersim.core.errors import ClusterSimError, ModelError, ScenarioError, TraceError
+from clustersim.files import traces
+from clustersim.files.traces.saved import load_run, save_run
+from clustersim.studies.campaign.axis import Save, axis
+from clustersim.studies.replay.replay_scale import Scale
+from clustersim.studies.replay.trace_replay import replay
+from clustersim.studies.what_if.spread import spread
+from clustersim.training.parallel.layout import stages_of
+from clustersim.training.schedules.torch_csv import from_csv
 
 TINY = Path(__file__).parent / "data" / "traces" / "pipeline_2x2"
 PIPELINE, MOE = "1f1b_gpt2_xl_1x8_a100", "ep8_mixtral_8x7b_8x8_h100"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import clustersim
-from clustersim import traces
+from clustersim.files import traces
 
 hta = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed")
 

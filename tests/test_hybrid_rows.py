@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from clustersim import scenario
-from clustersim.calibration.hybrid_rows import is_hybrid, measured, scenario_table
-from clustersim.calibration.order import Together, by_source, orders, spearman
-from clustersim.calibration.score import predicted, scored, statistics
-from clustersim.calibration.software import Recipe, software, stack_of
-from clustersim.calibration.validate_steps import validate_steps
-from clustersim.errors import ClusterSimError
-from clustersim.parallel.layout import stages_of
+from clustersim.calibrate.score import predicted, scored, statistics
+from clustersim.core.errors import ClusterSimError
 from clustersim.scenario.parts import model_of, placed
-from clustersim.schedules import schedule
+from clustersim.training.parallel.layout import stages_of
+from clustersim.training.schedules import schedule
+from tests.evidence.hybrid_rows import is_hybrid, measured, scenario_table
+from tests.evidence.order import Together, by_source, orders, spearman
+from tests.evidence.software import Recipe, software, stack_of
+from tests.evidence.validate_steps import validate_steps
 
 TINY = Path(__file__).parent / "data" / "hybrid_steps.csv"
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps_hybrid.csv"

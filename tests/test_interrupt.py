@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.traces.saved import load_run
+from clustersim.files.traces.saved import load_run
 
 ROOT = Path(__file__).resolve().parents[1]
 LONG = ("run", "ddp_gpt2_xl_2x8_a100", "--set", "run.steps=5000")

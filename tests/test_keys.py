@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from conftest import ROOT
 
-from clustersim.cli.keys import KINDS, keys, said, schema
-from clustersim.cli.listing import LISTS
+from clustersim.app.cli.keys import KINDS, keys, said, schema
+from clustersim.app.cli.listing import LISTS
 
 FILES = {
     "topology": sorted((ROOT / "topologies").glob("*.toml")),

@@ -13,13 +13,14 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustersim import exchange, scenario
-from clustersim.errors import ClusterSimError, ScenarioError
-from clustersim.exchange import batches, shapes, shell
-from clustersim.exchange.files import document, documents, framework_of
-from clustersim.exchange.table import Row, load
-from clustersim.parallel import FIELDS
-from clustersim.strategies import STRATEGIES
+from clustersim import scenario
+from clustersim.core.errors import ClusterSimError, ScenarioError
+from clustersim.files import launch as exchange
+from clustersim.files.launch import batches, shapes, shell
+from clustersim.files.launch.files import document, documents, framework_of
+from clustersim.files.launch.table import Row, load
+from clustersim.training.parallel import FIELDS
+from clustersim.training.strategies import STRATEGIES
 
 yaml = pytest.importorskip("yaml", reason="needs pyyaml (the exchange extra)")
 

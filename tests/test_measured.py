@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from clustersim import collectives, fabrics, fitting
-from clustersim.cli import main
+from clustersim import collectives
+from clustersim.app.cli import main
+from clustersim.cluster import files as fabrics
+from clustersim.collectives import fitted as fitting
 from clustersim.collectives.base import Group, Request
-from clustersim.errors import ClusterSimError, TopologyError
-from clustersim.topology import Topology
+from clustersim.core.errors import ClusterSimError, TopologyError
+from clustersim.core.topology import Topology
 
 SMALL = '{nodes = 2, size = "8 B", time = "60 us"}'
 LARGE = '{nodes = 4, size = "1 GiB", busbw = "70 GB/s"}'

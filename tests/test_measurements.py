@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.calibration.score import read_table
-from clustersim.errors import TraceError
+from clustersim.calibrate.score import read_table
+from clustersim.core.errors import TraceError
 
 TABLES = sorted((Path(__file__).parent / "data" / "measurements").glob("*.csv.gz"))
 
@@ -38,7 +38,7 @@ def test_a_damaged_table_is_one_line(tmp_path, damage):
 
 
 def test_a_table_that_unpacks_to_more_than_any_table_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("clustersim.calibration.score.MOST_BYTES", 100)
+    monkeypatch.setattr("clustersim.calibrate.score.MOST_BYTES", 100)
     file = tmp_path / "t.csv.gz"
     file.write_bytes(gzip.compress(b"case_id\n" + b"x\n" * 1000))
     with pytest.raises(TraceError, match="holds more than"):

@@ -9,11 +9,13 @@ from weakref import ref
 
 import numpy as np
 
-from clustersim import collectives, fabrics, models, scenario
-from clustersim.analysis.where import where
+from clustersim import collectives, scenario
+from clustersim import model as models
+from clustersim.cluster import files as fabrics
+from clustersim.cluster.routes import router
 from clustersim.collectives.base import Group, Request
-from clustersim.memo import ByWeight, Keeper, kept_with_first
-from clustersim.routing import router
+from clustersim.core.memo import ByWeight, Keeper, kept_with_first
+from clustersim.explain.where import where
 
 TOPOLOGY = """
 name = "mine"

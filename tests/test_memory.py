@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim import memory as of_memory
-from clustersim.device import device, devices
-from clustersim.errors import ScenarioError
-from clustersim.holding import Holding, always
-from clustersim.memory import CHECKPOINTING, STATES
-from clustersim.memory_use import CONTEXT_BYTES
-from clustersim.mesh import Mesh
-from clustersim.model import Layer, Model, Tensor
-from clustersim.models import from_hf, transformer
-from clustersim.paths import data_path
-from clustersim.strategies import STRATEGIES
+from clustersim.core.device import device, devices
+from clustersim.core.errors import ScenarioError
+from clustersim.core.holding import Holding, always
+from clustersim.core.memory_use import CONTEXT_BYTES
+from clustersim.core.mesh import Mesh
+from clustersim.core.model import Layer, Model, Tensor
+from clustersim.core.paths import data_path
+from clustersim.model import from_hf, transformer
+from clustersim.training import memory as of_memory
+from clustersim.training.memory import CHECKPOINTING, STATES
+from clustersim.training.strategies import STRATEGIES
 
 
 def memory(model, **training):

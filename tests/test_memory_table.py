@@ -7,8 +7,8 @@ import json
 import pytest
 
 from clustersim import scenario
-from clustersim.scenario.memory_table import table
-from clustersim.strategies import STRATEGIES
+from clustersim.studies.what_if.memory_table import table
+from clustersim.training.strategies import STRATEGIES
 
 NAME = "zero3_llama3_8b_2x8_a100"
 

@@ -14,9 +14,9 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.dims import NAMES, ORDERS, Dims
-from clustersim.errors import ProgramError, ScenarioError
-from clustersim.mesh import Mesh
+from clustersim.core.dims import NAMES, ORDERS, Dims
+from clustersim.core.errors import ProgramError, ScenarioError
+from clustersim.core.mesh import Mesh
 
 
 class Row(NamedTuple):

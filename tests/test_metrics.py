@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from player import link_use, play, toy_cost, toy_model
 
-from clustersim.analysis.metrics import hottest_links, summary, warm_up
-from clustersim.analysis.occupancy import occupancy
-from clustersim.errors import ProgramError
-from clustersim.mesh import Mesh
-from clustersim.strategies.ddp import DDPConfig, build
-from clustersim.timeline import LinkUse, OpInfo, Timeline, alike
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.timeline import LinkUse, OpInfo, Timeline, alike
+from clustersim.explain.metrics import hottest_links, summary, warm_up
+from clustersim.explain.occupancy import occupancy
+from clustersim.training.strategies.ddp import DDPConfig, build
 
 MIB = 2**20
 

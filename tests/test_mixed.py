@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import clustersim
-from clustersim.analysis.waterfall import waterfall
-from clustersim.device import device
-from clustersim.economics import rates
-from clustersim.facts import Facts
-from clustersim.program import Compute
+from clustersim.core.device import device
+from clustersim.core.economics import rates
+from clustersim.core.facts import Facts
+from clustersim.core.program import Compute
+from clustersim.explain.waterfall import waterfall
 
 BASE = "ddp_gpt2_xl_2x8_a100"
 MIX = """

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from clustersim import models
-from clustersim.errors import ModelError
-from clustersim.model import Model
-from clustersim.paths import data_path, shipped
+from clustersim import model as models
+from clustersim.core.errors import ModelError
+from clustersim.core.model import Model
+from clustersim.core.paths import data_path, shipped
 
 CONFIGS = shipped("data/models", ".json")
 # Their blocks differ: the first are dense, or every second has a window.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from clustersim.errors import ModelError
-from clustersim.model import Model
-from clustersim.models import CONVNETS, convnet
+from clustersim.core.errors import ModelError
+from clustersim.core.model import Model
+from clustersim.model import CONVNETS, convnet
 
 # torchvision's documentation of each weight: num_params, GFLOPS (multiply-adds).
 TORCHVISION = {

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from kernel_times import kernel_time
 
-from clustersim.compute import step_cost
-from clustersim.device import device
-from clustersim.errors import ModelError
-from clustersim.model import Kernel, Model
-from clustersim.models import from_hf, model
-from clustersim.models.generic import from_row
+from clustersim.core.device import device
+from clustersim.core.errors import ModelError
+from clustersim.core.model import Kernel, Model
+from clustersim.model import from_hf, model
+from clustersim.model.seconds import step_cost
+from tests.evidence.generic import from_row
 
 # `sum(p.numel() for p in model.parameters())` of the published checkpoints; DeepSeek-V3 without its MTP module.
 PUBLISHED = {

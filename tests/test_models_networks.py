@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from kernel_times import kernel_time
 
-from clustersim.device import device
-from clustersim.model import Kernel
-from clustersim.models import model
-from clustersim.models.audio import waveglow
-from clustersim.models.fastpitch import fastpitch
-from clustersim.models.recurrent import gnmt, recurrence, tacotron2
-from clustersim.models.seq2seq import seq2seq
+from clustersim.core.device import device
+from clustersim.core.model import Kernel
+from clustersim.model import model
+from clustersim.model.audio import waveglow
+from clustersim.model.fastpitch import fastpitch
+from clustersim.model.recurrent import gnmt, recurrence, tacotron2
+from clustersim.model.seq2seq import seq2seq
 
 # Ping et al., WaveFlow (arXiv:1912.01219), table 5: parameters of WaveGlow by residual channels, in millions.
 WAVEGLOW = {64: 17.59, 128: 34.83, 256: 87.88, 512: 268.29}

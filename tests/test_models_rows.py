@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.errors import ModelError
-from clustersim.model import Model
-from clustersim.models import from_row, model
+from clustersim.core.errors import ModelError
+from clustersim.core.model import Model
+from clustersim.model import model
+from tests.evidence.generic import from_row
 
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps.csv"
 shared = pytest.mark.skipif(not TABLE.exists(), reason="../shared/measurements is not there")

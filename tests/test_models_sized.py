@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from clustersim import models
-from clustersim.errors import ModelError
-from clustersim.models.sized import named_shape, of_size
-from clustersim.models.transformer import build
+from clustersim import model as models
+from clustersim.core.errors import ModelError
+from clustersim.model.sized import named_shape, of_size
+from clustersim.model.transformer import build
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustersim.errors import ModelError
-from clustersim.model import Layer, Model
-from clustersim.models import from_hf, transformer
-from clustersim.models.hf import READERS
+from clustersim.core.errors import ModelError
+from clustersim.core.model import Layer, Model
+from clustersim.model import from_hf, transformer
+from clustersim.model.hf import READERS
 
 CONFIGS = Path(__file__).parent / "data" / "hf_configs"
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from clustersim.errors import ModelError, ScenarioError
-from clustersim.models import from_hf, model, shape
-from clustersim.parallel import ParallelConfig
-from clustersim.partition import Exchange, partition
+from clustersim.core.errors import ModelError, ScenarioError
+from clustersim.model import from_hf, model, shape
+from clustersim.training.parallel import ParallelConfig
+from clustersim.training.partition import Exchange, partition
 
 # torchvision's table of weights: num_params, and _ops (billions of multiply-adds of a forward).
 TORCHVISION = {

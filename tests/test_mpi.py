@@ -16,20 +16,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustersim import fabrics
-from clustersim.calibration.capture import mpi as capturing
-from clustersim.calibration.captured import asked, fastest, least, read_capture
-from clustersim.calibration.fit.of_capture import calibrate_captures
+from clustersim.calibrate.capture import mpi as capturing
+from clustersim.calibrate.captured import asked, fastest, least, read_capture
+from clustersim.calibrate.fit.of_capture import calibrate_captures
+from clustersim.cluster import files as fabrics
 from clustersim.collectives import plan
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.host_law import BOX
 from clustersim.collectives.mpi import asked_of, parts_of
 from clustersim.collectives.mpi_rules import chosen, forced, kinds
 from clustersim.collectives.registry import ALGORITHMS
-from clustersim.costs import MPI_COSTS as COSTS
-from clustersim.errors import ProgramError
+from clustersim.core.costs import MPI_COSTS as COSTS
+from clustersim.core.errors import ProgramError
+from clustersim.core.topology import CPU
 from clustersim.scenario import from_table
-from clustersim.topology import CPU
 
 KINDS = sorted(COSTS.call)
 MEASURED = Path(__file__).parent / "data" / "mpi"
@@ -299,7 +299,7 @@ def test_two_real_ranks_are_captured_with_their_settings(tmp_path):
         "--quiet",
         "--out",
     ]
-    subprocess.run([*run, "clustersim.calibration.capture", *asks, tmp_path / "c"], check=True, timeout=120)
+    subprocess.run([*run, "clustersim.calibrate.capture", *asks, tmp_path / "c"], check=True, timeout=120)
     rows = [json.loads(line) for line in (tmp_path / "c" / "collectives.jsonl").read_text().splitlines()[1:]]
     measured = [row for row in rows if "time" in row]
     assert {(row["kind"], row["transport"], row["algorithm"]) for row in measured} == {("broadcast", "tcp", "6")}

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustersim import collectives, fabrics
+from clustersim import collectives
+from clustersim.cluster import files as fabrics
 from clustersim.collectives import Group, Request
 from clustersim.collectives.nccl.constants import PROTOCOLS
 from clustersim.collectives.nccl_backend import TUNED
-from clustersim.costs import Costs, generation
-from clustersim.errors import ProgramError
-from clustersim.program import COLLECTIVES, COPY_ENGINE
+from clustersim.core.costs import Costs, generation
+from clustersim.core.errors import ProgramError
+from clustersim.core.program import COLLECTIVES, COPY_ENGINE
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "measurements" / "nccl_tests.csv"
 MACHINES = [("hgx-h100", 1), ("hgx-h100", 3), ("hgx-a100", 2), ("dgx-1v", 1), ("pcie-rtx4090", 1), ("gb200-nvl72", 2)]
@@ -158,7 +159,7 @@ def test_amd_gpus_are_priced_with_the_constants_of_amd(kind: str) -> None:
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared measurements are not beside the project")
 def test_published_nccl_tests_are_predicted_within_the_target() -> None:
-    from clustersim.calibration.validate_nccl import validate_nccl
+    from clustersim.calibrate.validate_nccl import validate_nccl
 
     result = validate_nccl(SHARED)
     assert result.overall.n_skipped == 0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nccl_systems import ALGORITHMS, DGX1, VIEWS, pair_matrix, system, table
 
-from clustersim import fabrics
+from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group
 from clustersim.collectives.nccl.derive import system_of
 from clustersim.collectives.nccl.graph import Graph
@@ -19,8 +19,8 @@ from clustersim.collectives.nccl.search import _search_view, exec_channels, sear
 from clustersim.collectives.nccl.view import NodeView, Slot, System
 from clustersim.collectives.nccl.walk import Walk
 from clustersim.collectives.nccl.wiring import wiring
-from clustersim.errors import TopologyError
-from clustersim.topology import PATH_CLASSES
+from clustersim.core.errors import TopologyError
+from clustersim.core.topology import PATH_CLASSES
 
 GRAPHS = table("graphs")
 

@@ -16,8 +16,8 @@ from clustersim.collectives.nccl.ratings import Rating, ratings
 from clustersim.collectives.nccl.search import exec_channels, search
 from clustersim.collectives.nccl.tuner import Candidate, candidates, channels_used, choose
 from clustersim.collectives.nccl.view import Asked, System
-from clustersim.errors import ProgramError
-from clustersim.topology import PATH_CLASSES
+from clustersim.core.errors import ProgramError
+from clustersim.core.topology import PATH_CLASSES
 
 GOLDEN = table("tuner")
 CASES = sorted({(row["system"], int(row["nodes"]), row["collective"]) for row in GOLDEN})

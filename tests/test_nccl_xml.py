@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from clustersim import fabrics
-from clustersim.cli import cli
-from clustersim.errors import ClusterSimError, TopologyError
-from clustersim.fabrics.nccl_xml import topology_text
+from clustersim.app.cli import cli
+from clustersim.cluster import files as fabrics
+from clustersim.cluster.files.nccl_xml import topology_text
+from clustersim.core.errors import ClusterSimError, TopologyError
 
 SPEED = 'link_speed="32.0 GT/s PCIe" link_width="16"'
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clustersim import limits
+from clustersim.core import limits
+from clustersim.core.errors import ProgramError
 from clustersim.engine import need
-from clustersim.errors import ProgramError
 
 WITHIN = 2.0
 """The estimate is right to within this factor, either way."""
@@ -29,7 +29,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 
 RUN = """
 from clustersim import scenario
-from clustersim import limits
+from clustersim.core import limits
 from clustersim.engine import need
 prepared = scenario.load({name!r}, {changes!r}).prepare()
 print(need.flow(prepared.program, prepared.topology))
@@ -40,7 +40,7 @@ REPLAY = """
 import numpy as np
 from clustersim import collectives, fabrics
 from clustersim.engine import chunk, need, simulate
-from clustersim.program import Collective, Program, Role
+from clustersim.core.program import Collective, Program, Role
 topology = fabrics.load("hgx-h100", nodes={nodes})
 mesh = fabrics.mesh(topology)
 ranks = mesh.world_group()

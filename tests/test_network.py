@@ -8,10 +8,10 @@ import toy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.errors import ProgramError, TopologyError
-from clustersim.flows.clock import Clock
-from clustersim.flows.loads import Loads, reduced
-from clustersim.flows.network import Network
+from clustersim.core.errors import ProgramError, TopologyError
+from clustersim.engine.flows.clock import Clock
+from clustersim.engine.flows.loads import Loads, reduced
+from clustersim.engine.flows.network import Network
 
 
 class Play:

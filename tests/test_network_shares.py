@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import star
 
-from clustersim.flows import classes
-from clustersim.flows import network as flows_network
-from clustersim.flows.clock import Clock
-from clustersim.flows.fairshare import max_min
-from clustersim.flows.loads import Loads
-from clustersim.flows.network import Network
+from clustersim.engine.flows import classes
+from clustersim.engine.flows import network as flows_network
+from clustersim.engine.flows.clock import Clock
+from clustersim.engine.flows.fairshare import max_min
+from clustersim.engine.flows.loads import Loads
+from clustersim.engine.flows.network import Network
 
 
 def drawn(seed, n_flows, n_gpus, *, ties):

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from clustersim import fabrics
-from clustersim.planner.spec import load
+from clustersim.cluster import files as fabrics
+from clustersim.studies.plan.spec import load
 
 COMMANDS = {
     "scenario": ("--gpu", "H100", "--nodes", "2", "--model", "gpt2"),

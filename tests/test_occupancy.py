@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clustersim.analysis import occupancy
-from clustersim.analysis.occupancy import SWEPT, _union, covered
-from clustersim.blocks import columns
-from clustersim.sheets import Glance
+from clustersim.core.blocks import columns
+from clustersim.core.sheets import Glance
+from clustersim.explain import occupancy
+from clustersim.explain.occupancy import SWEPT, _union, covered
 
 
 def spans(rng, ranks, count, shuffled):

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from clustersim import lessons, planner, sweeps
-from clustersim.calibration.capture.parts import free
-from clustersim.cli import main
-from clustersim.errors import ClusterSimError
-from clustersim.outputs import MANIFEST, Folder, fresh, together
+from clustersim.app import lessons
+from clustersim.app.cli import main
+from clustersim.calibrate.capture.parts import free
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.outputs import MANIFEST, Folder, fresh, together
+from clustersim.studies import plan as planner
+from clustersim.studies import sweep as sweeps
 
 BASE = "ddp_resnet50_1x8_v100"
 SMALL = ("--set", "model.name=resnet18", "--set", "cluster.gpus_per_node=2", "--set", "run.steps=2")
@@ -172,7 +174,8 @@ def test_a_disk_that_is_full_leaves_the_old_set_or_the_new_one(tmp_path):
 
 def test_a_full_disk_names_the_file_that_would_have_been_and_leaves_none(tmp_path):
     code = (
-        "import resource, sys; from clustersim.cli import main; resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500)); "
+        "import resource, sys; from clustersim.app.cli import main; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500)); "
         "main(sys.argv[1:])"
     )
     words = ["run", BASE, *SMALL, "--out", str(tmp_path / "out")]

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clustersim
-from clustersim.timeline import alike
-from clustersim.traces.packing import packed, unpacked
-from clustersim.traces.saved import load_run, save_run
+from clustersim.core.timeline import alike
+from clustersim.files.traces.packing import packed, unpacked
+from clustersim.files.traces.saved import load_run, save_run
 
 times = st.floats(0, 1e6, allow_nan=False)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from clustersim.errors import ScenarioError
-from clustersim.parallel import (
+from clustersim.core.errors import ScenarioError
+from clustersim.training.parallel import (
     FIELDS,
     ModelShape,
     ParallelConfig,

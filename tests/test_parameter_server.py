@@ -13,15 +13,15 @@ import pytest
 from player import toy_cost, toy_model
 from toy import star
 
-from clustersim import fabrics
-from clustersim.analysis.metrics import summary
+from clustersim.cluster import files as fabrics
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Recv, Send, Serve, seconds
 from clustersim.engine import simulate
-from clustersim.errors import ProgramError
-from clustersim.mesh import Mesh
-from clustersim.program import Recv, Send, Serve, seconds
-from clustersim.strategies.parameter_server import ParameterServerConfig, build, holding, place
-from clustersim.strategies.ps_report import report, staleness
-from clustersim.strategies.server_layout import shares
+from clustersim.explain.metrics import summary
+from clustersim.training.strategies.parameter_server import ParameterServerConfig, build, holding, place
+from clustersim.training.strategies.ps_report import report, staleness
+from clustersim.training.strategies.server_layout import shares
 
 MIB = 2**20
 Z = 4 * MIB
@@ -382,10 +382,10 @@ def test_ranks_that_do_not_divide_or_are_not_there_are_errors():
 
 
 def test_a_model_cut_into_fewer_pieces_costs_the_same_and_takes_the_same_step():
-    from clustersim import models
-    from clustersim.calibration.step_play import coarser
-    from clustersim.compute import Execution, step_cost
-    from clustersim.device import device
+    from clustersim import model as models
+    from clustersim.core.device import device
+    from clustersim.model.seconds import Execution, step_cost
+    from tests.evidence.step_play import coarser
 
     model, topology = models.model("resnet50"), fabrics.load("dgx-1p", nodes=1)
     cost = step_cost(model, device("P100"), 32, Execution(dtype="fp32", optimizer="sgd"))
@@ -405,8 +405,8 @@ def test_a_model_cut_into_fewer_pieces_costs_the_same_and_takes_the_same_step():
 @pytest.mark.shared
 @pytest.mark.skipif(not STEP_TIMES.is_file(), reason="needs ../shared/measurements/training_steps.csv")
 def test_resnet50_with_parameter_servers_on_k80_and_p100_is_within_20_percent():
-    from clustersim.calibration.step_play import costs_of, step_time
-    from clustersim.calibration.step_rows import read
+    from tests.evidence.step_play import costs_of, step_time
+    from tests.evidence.step_rows import read
 
     errors = []
     with STEP_TIMES.open() as file:

@@ -16,11 +16,11 @@ from partitions import (
     small,
 )
 
-from clustersim.model import Model
-from clustersim.models import catalog, model
-from clustersim.parallel import ParallelConfig, Recompute
-from clustersim.partition import Exchange, LocalLayer, Work, partition
-from clustersim.partition.nodes import has_weights
+from clustersim.core.model import Model
+from clustersim.model import catalog, model
+from clustersim.training.parallel import ParallelConfig, Recompute
+from clustersim.training.partition import Exchange, LocalLayer, Work, partition
+from clustersim.training.partition.nodes import has_weights
 
 
 @given(parallel=configs, tied=st.booleans())

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from clustersim.model import Model
-from clustersim.models import from_hf, model
-from clustersim.parallel import ParallelConfig, Recompute, stages_of
-from clustersim.partition import Exchange, Item, LocalLayer, Partition, Work, partition
-from clustersim.partition.stages import placed
+from clustersim.core.model import Model
+from clustersim.model import from_hf, model
+from clustersim.training.parallel import ParallelConfig, Recompute, stages_of
+from clustersim.training.partition import Exchange, Item, LocalLayer, Partition, Work, partition
+from clustersim.training.partition.stages import placed
 
 ROWS = list(csv.DictReader((Path(__file__).parent / "data" / "partition_examples.csv").open()))
 RECOMPUTE = {

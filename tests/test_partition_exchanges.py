@@ -17,10 +17,10 @@ from partitions import (
     small,
 )
 
-from clustersim.models import model, transformer
-from clustersim.parallel import ParallelConfig, Recompute
-from clustersim.partition import Exchange, partition
-from clustersim.partition.tensor import PARTED
+from clustersim.model import model, transformer
+from clustersim.training.parallel import ParallelConfig, Recompute
+from clustersim.training.partition import Exchange, partition
+from clustersim.training.partition.tensor import PARTED
 
 
 @given(parallel=configs.filter(lambda parallel: parallel.sequence_parallel))

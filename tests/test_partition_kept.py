@@ -16,10 +16,10 @@ from partitions import (
     small,
 )
 
-from clustersim import memory as of_memory
-from clustersim.models import catalog, model, transformer
-from clustersim.parallel import ParallelConfig, Recompute
-from clustersim.partition import partition
+from clustersim.model import catalog, model, transformer
+from clustersim.training import memory as of_memory
+from clustersim.training.parallel import ParallelConfig, Recompute
+from clustersim.training.partition import partition
 
 
 def memory(model, **training):

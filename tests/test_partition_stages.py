@@ -9,11 +9,11 @@ from partitions import (
     small,
 )
 
-from clustersim.errors import ModelError, ScenarioError
-from clustersim.models import model
-from clustersim.parallel import ParallelConfig
-from clustersim.parallel.counts import weighted
-from clustersim.partition import partition
+from clustersim.core.errors import ModelError, ScenarioError
+from clustersim.model import model
+from clustersim.training.parallel import ParallelConfig
+from clustersim.training.parallel.counts import weighted
+from clustersim.training.partition import partition
 
 
 @given(

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from player import link_use, play, toy_cost, toy_model
 
-from clustersim.errors import TraceError
-from clustersim.mesh import Mesh
-from clustersim.strategies.ddp import DDPConfig, build
-from clustersim.traces import FORMATS, base, write
-from clustersim.traces.perfetto import write_chrome_trace
+from clustersim.core.errors import TraceError
+from clustersim.core.mesh import Mesh
+from clustersim.files.traces import FORMATS, base, write
+from clustersim.files.traces.perfetto import write_chrome_trace
+from clustersim.training.strategies.ddp import DDPConfig, build
 
 
 @pytest.fixture(scope="module")

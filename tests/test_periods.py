@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from clustersim import scenario
-from clustersim.analysis.metrics import WARMUP, steady_window, whole_periods
-from clustersim.errors import ProgramError, ScenarioError
-from clustersim.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, seconds
-from clustersim.scenario.comparison import compare
-from clustersim.scenario.spread import spread
-from clustersim.strategies import STRATEGIES
-from clustersim.strategies.base import Strategy, StrategyConfig
-from clustersim.strategies.primitives import collective, wait
-from clustersim.strategies.walk import Rank, walked
+from clustersim.core.errors import ProgramError, ScenarioError
+from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, seconds
+from clustersim.explain.metrics import WARMUP, steady_window, whole_periods
+from clustersim.studies.what_if.comparison import compare
+from clustersim.studies.what_if.spread import spread
+from clustersim.training.strategies import STRATEGIES
+from clustersim.training.strategies.base import Strategy, StrategyConfig
+from clustersim.training.strategies.primitives import collective, wait
+from clustersim.training.strategies.walk import Rank, walked
 
 NAME, EVERY = "ddp_resnet50_1x8_v100", 4
 CHANGES = {"run.jitter": 0.0, "run.backend": "ideal"}
@@ -93,7 +93,7 @@ def test_compared_strategies_are_played_over_whole_periods(local_sgd):
 
 
 def test_exchanges_of_an_explained_run_are_those_of_a_mean_step(local_sgd):
-    from clustersim.analysis.volume import volume
+    from clustersim.explain.volume import volume
 
     ran = result(3)
     table = volume(ran.timeline, ran.summary["steady_steps"])

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustersim import fabrics, scenario
-from clustersim.analysis.bounds import bounds
+from clustersim import scenario
+from clustersim.cluster import files as fabrics
 from clustersim.collectives import plan
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.ring import _beyond_slowest, _beyond_stays
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Program, Recv, Role, Send
+from clustersim.core.timeline import step_ends
 from clustersim.engine import simulate
-from clustersim.mesh import Mesh
-from clustersim.program import Program, Recv, Role, Send
-from clustersim.timeline import step_ends
+from clustersim.explain.bounds import bounds
 
 positive = st.floats(1e-9, 1e3, allow_subnormal=False)
 

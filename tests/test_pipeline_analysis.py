@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_runs import gpipe, one_f_one_b, simulated
 
-from clustersim import traces
-from clustersim.analysis import pipeline
-from clustersim.analysis.pipeline import sentences, slowest
-from clustersim.errors import ProgramError
-from clustersim.timeline import Timeline
+from clustersim.core.errors import ProgramError
+from clustersim.core.timeline import Timeline
+from clustersim.explain import pipeline
+from clustersim.explain.pipeline import sentences, slowest
+from clustersim.files import traces
 
 
 def parts(row: pipeline.StageTime) -> list[float]:

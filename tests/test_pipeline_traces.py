@@ -13,13 +13,15 @@ import pytest
 from click.testing import CliRunner
 from pipeline_runs import record, simulated
 
-from clustersim import fabrics, plots, traces
-from clustersim.analysis import pipeline
-from clustersim.calibration.replay_scale import Scale
-from clustersim.calibration.trace_replay import replay
-from clustersim.cli import cli
-from clustersim.errors import ProgramError, TraceError
-from clustersim.traces.saved import SavedRun, load_run, save_run
+from clustersim.app import plots
+from clustersim.app.cli import cli
+from clustersim.cluster import files as fabrics
+from clustersim.core.errors import ProgramError, TraceError
+from clustersim.explain import pipeline
+from clustersim.files import traces
+from clustersim.files.traces.saved import SavedRun, load_run, save_run
+from clustersim.studies.replay.replay_scale import Scale
+from clustersim.studies.replay.trace_replay import replay
 
 TINY = Path(__file__).parent / "data" / "traces" / "pipeline_2x2"
 PUBLISHED = ("pipeline_1f1b_pp8", "pipeline_1f1b_pp4_dp2_straggler")

@@ -14,19 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clustersim
-from clustersim import planner, plots
-from clustersim.cli import cli
-from clustersim.errors import ClusterSimError, ScenarioError
-from clustersim.paths import data_path, shipped
-from clustersim.planner.candidates import DEGREES, Candidate, Form, base, candidates, expanded, scenario_of
-from clustersim.planner.limits import step_bound, too_much
-from clustersim.planner.options import Option, Searched
-from clustersim.planner.spec import from_table
-from clustersim.planner.verdict import verdict
-from clustersim.planner.why import alternatives, where_it_goes, why_lost, why_on_front, why_tempting
-from clustersim.ranges import Range, of_step
-from clustersim.report.plan import front_figure, plan_page
-from clustersim.sweeps.row import Figures, Held, HotLink
+from clustersim.app import plots
+from clustersim.app.cli import cli
+from clustersim.app.report.plan import front_figure, plan_page
+from clustersim.core.errors import ClusterSimError, ScenarioError
+from clustersim.core.paths import data_path, shipped
+from clustersim.core.ranges import Range, of_step
+from clustersim.studies import plan as planner
+from clustersim.studies.plan.candidates import DEGREES, Candidate, Form, base, candidates, expanded, scenario_of
+from clustersim.studies.plan.limits import step_bound, too_much
+from clustersim.studies.plan.options import Option, Searched
+from clustersim.studies.plan.spec import from_table
+from clustersim.studies.plan.verdict import verdict
+from clustersim.studies.plan.why import alternatives, where_it_goes, why_lost, why_on_front, why_tempting
+from clustersim.studies.sweep.row import Figures, Held, HotLink
 
 PLAN = {
     "title": "GPT-2 XL",
@@ -101,7 +102,7 @@ def test_no_run_beats_the_bounds_it_is_pruned_by(small, every):
 
 def test_an_interrupted_plan_goes_on_where_it_was(small, monkeypatch):
     read, folder, before = small
-    monkeypatch.setattr("clustersim.planner.rounds.compute", lambda *_: pytest.fail("simulated again"))
+    monkeypatch.setattr("clustersim.studies.plan.rounds.compute", lambda *_: pytest.fail("simulated again"))
     assert figures(planner.search(read, "plan.toml", folder, planner.How(jobs=1))) == figures(before)
 
 
@@ -292,7 +293,7 @@ def test_where_a_step_goes_is_said_with_the_busiest_sort_of_link():
 def judged(monkeypatch, *options):
     """What a search makes of options, with errors of 3 % for fsdp and 36 % for zero."""
     errors = {"fsdp": Range(0.03, 0.1, 100, 4, "similar"), "zero": Range(0.36, 0.6, 8, 1, "similar")}
-    monkeypatch.setattr("clustersim.planner.options.of_step", errors.__getitem__)
+    monkeypatch.setattr("clustersim.studies.plan.options.of_step", errors.__getitem__)
     return Searched(options, (planner.rates("A100-SXM4-80GB", 1.0),) * 2, True).judged()
 
 

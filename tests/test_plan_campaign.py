@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 from msgspec import UNSET, structs
 
-from clustersim import planner
-from clustersim.cli import cli
-from clustersim.errors import ScenarioError
-from clustersim.report.plan import plan_page
+from clustersim.app.cli import cli
+from clustersim.app.report.plan import plan_page
+from clustersim.core.errors import ScenarioError
+from clustersim.studies import plan as planner
 
 PLAN = {
     "title": "small",

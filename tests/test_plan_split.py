@@ -7,25 +7,26 @@ import random
 import numpy as np
 import pytest
 
-from clustersim import planner, plots
-from clustersim.dims import Dims
-from clustersim.errors import ScenarioError
-from clustersim.mesh import Mesh
-from clustersim.parallel import ModelShape
-from clustersim.planner.candidates import candidates, scenario_of
-from clustersim.planner.form import Refused
-from clustersim.planner.knobs import combinations
-from clustersim.planner.options import rule
-from clustersim.planner.searching import How, search
-from clustersim.planner.seen import FINALISTS, ROUGH, machines_of
-from clustersim.planner.sieve import Sieve, kept
-from clustersim.planner.spec import from_table
-from clustersim.planner.traffic import first_group
-from clustersim.planner.verdict import left_over
-from clustersim.planner.why import alternatives, rule_told, what_limits
-from clustersim.report.plan import plan_page
+from clustersim.app import plots
+from clustersim.app.report.plan import plan_page
+from clustersim.core.dims import Dims
+from clustersim.core.errors import ScenarioError
+from clustersim.core.mesh import Mesh
 from clustersim.scenario.held import held
 from clustersim.scenario.parts import shape_of
+from clustersim.studies import plan as planner
+from clustersim.studies.plan.candidates import candidates, scenario_of
+from clustersim.studies.plan.form import Refused
+from clustersim.studies.plan.knobs import combinations
+from clustersim.studies.plan.options import rule
+from clustersim.studies.plan.searching import How, search
+from clustersim.studies.plan.seen import FINALISTS, ROUGH, machines_of
+from clustersim.studies.plan.sieve import Sieve, kept
+from clustersim.studies.plan.spec import from_table
+from clustersim.studies.plan.traffic import first_group
+from clustersim.studies.plan.verdict import left_over
+from clustersim.studies.plan.why import alternatives, rule_told, what_limits
+from clustersim.training.parallel import ModelShape
 
 DENSE = {
     "title": "GPT-2 medium of eight layers, split",
@@ -95,7 +96,7 @@ def sieved(table, number, seed=0):
 
 def shape(read):
     from clustersim import scenario
-    from clustersim.planner.candidates import base
+    from clustersim.studies.plan.candidates import base
 
     return shape_of(scenario.from_table(base(read), "plan.toml"))
 
@@ -224,7 +225,7 @@ def test_over_hundreds_of_options_the_front_is_the_exhaustive_one_and_no_sketch_
 def test_an_interrupted_plan_over_split_models_goes_on_where_it_was(small, monkeypatch):
     read, folder, before = small
     for name in ("compute", "roughly"):
-        monkeypatch.setattr(f"clustersim.planner.rounds.{name}", lambda *_: pytest.fail("simulated again"))
+        monkeypatch.setattr(f"clustersim.studies.plan.rounds.{name}", lambda *_: pytest.fail("simulated again"))
     assert figures(search(read, "plan.toml", folder, How(jobs=1))) == figures(before)
 
 
@@ -269,7 +270,7 @@ def test_knobs_that_the_front_shares_are_told_once_and_names_stay_apart(small):
 
 
 def test_of_a_large_space_what_was_not_simulated_is_told_with_what_it_could_have_given(monkeypatch, tmp_path):
-    monkeypatch.setattr("clustersim.planner.seen.EXACT", 5)
+    monkeypatch.setattr("clustersim.studies.plan.seen.EXACT", 5)
     read = from_table(SMALL | {"try": SMALL["try"] | {"simulations": 8}})
     found = search(read, "plan.toml", tmp_path, How(jobs=1))
     left = [one for one in found.options if one.state == "left"]
@@ -324,7 +325,7 @@ def test_who_knows_on_which_side_a_number_is_regrets_no_more(small, robust):
 
 
 def test_a_step_on_a_machine_with_other_rates_is_the_rerun_that_sensitivity_makes(small, robust):
-    from clustersim.scenario.rerun import rerun_step, rerun_with
+    from clustersim.studies.what_if.rerun import rerun_step, rerun_with
 
     one = scenario_of(small[0], "plan.toml", robust.front[0].candidate)
     for knob in ("inside", "kernels"):
@@ -338,7 +339,7 @@ def test_a_step_on_a_machine_with_other_rates_is_the_rerun_that_sensitivity_make
 def test_a_robust_search_goes_on_where_it_was_and_its_page_has_the_table(small, robust, monkeypatch):
     read, folder, _ = small
     for name in ("compute", "roughly"):
-        monkeypatch.setattr(f"clustersim.planner.rounds.{name}", lambda *_: pytest.fail("simulated again"))
+        monkeypatch.setattr(f"clustersim.studies.plan.rounds.{name}", lambda *_: pytest.fail("simulated again"))
     again = search(read, "plan.toml", folder, How(jobs=1, robust=True))
     assert again.turned == robust.turned
     said = planner.told(read, again)

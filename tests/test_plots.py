@@ -13,14 +13,14 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from player import play, toy_cost, toy_model
 
-from clustersim.analysis.metrics import steady_window
-from clustersim.errors import ProgramError
-from clustersim.mesh import Mesh
-from clustersim.plots import gantt, palette, representatives
-from clustersim.plots.intervals import joined as _joined
-from clustersim.plots.intervals import minus as _minus
-from clustersim.program import PHASES
-from clustersim.strategies.ddp import DDPConfig, build
+from clustersim.app.plots import gantt, palette, representatives
+from clustersim.app.plots.intervals import joined as _joined
+from clustersim.app.plots.intervals import minus as _minus
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import PHASES
+from clustersim.explain.metrics import steady_window
+from clustersim.training.strategies.ddp import DDPConfig, build
 
 
 def timeline(jitter=0.05, n=16, **config):
@@ -51,7 +51,7 @@ def test_bars_of_a_row_cover_the_time_its_spans_took():
 
 
 def test_hatching_covers_exactly_the_exposed_communication_and_the_wait_for_peers():
-    from clustersim.analysis.occupancy import occupancy
+    from clustersim.explain.occupancy import occupancy
 
     run = timeline()
     busy = occupancy(run, np.array([3]))
@@ -99,7 +99,7 @@ def test_every_phase_has_a_colour_and_no_two_kinds_of_work_share_one():
 
 def test_a_figure_is_saved_without_a_display_and_plots_import_without_matplotlib(tmp_path):
     code = (
-        "import sys, clustersim.plots; assert 'matplotlib' not in sys.modules;"
+        "import sys, clustersim.app.plots; assert 'matplotlib' not in sys.modules;"
         "assert 'scipy' not in sys.modules and 'networkx' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

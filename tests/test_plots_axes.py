@@ -14,18 +14,18 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 import clustersim
-from clustersim import plots
-from clustersim.analysis.breakdown import breakdown
-from clustersim.analysis.waterfall import waterfall
-from clustersim.analysis.where import where
-from clustersim.campaign import Part
-from clustersim.campaign.whatif import Point
-from clustersim.errors import ProgramError
-from clustersim.facts import Facts, Groups, MeshMap
-from clustersim.planner.rows import Degrees
-from clustersim.plots import animation, campaign, dimensions, stages
-from clustersim.plots.pipeline import pipeline_frame, usual_step
-from clustersim.sensitivity import BreakEven, Swing
+from clustersim.app import plots
+from clustersim.app.plots import animation, campaign, dimensions, stages
+from clustersim.app.plots.pipeline import pipeline_frame, usual_step
+from clustersim.core.errors import ProgramError
+from clustersim.core.facts import Facts, Groups, MeshMap
+from clustersim.explain.breakdown import breakdown
+from clustersim.explain.waterfall import waterfall
+from clustersim.explain.where import where
+from clustersim.studies.campaign import Part
+from clustersim.studies.campaign.whatif import Point
+from clustersim.studies.plan.rows import Degrees
+from clustersim.studies.sensitivity import BreakEven, Swing
 
 GIB = 2.0**30
 
@@ -129,13 +129,15 @@ ALSO_SEVERAL = {
 
 
 def large():
-    topology = clustersim.fabrics.load("hgx-a100", nodes=8)
+    topology = clustersim.cluster.files.load("hgx-a100", nodes=8)
     return topology, np.zeros(topology.n_links)
 
 
 def drawing():
     """Every public function of the package that returns a figure."""
-    files = [importlib.import_module(f"clustersim.plots.{one.name}") for one in pkgutil.iter_modules(plots.__path__)]
+    files = [
+        importlib.import_module(f"clustersim.app.plots.{one.name}") for one in pkgutil.iter_modules(plots.__path__)
+    ]
     return {
         name: function
         for file in files

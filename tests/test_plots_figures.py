@@ -14,22 +14,22 @@ from PIL import Image
 from player import link_use
 
 import clustersim
-from clustersim import plots
-from clustersim.analysis.breakdown import Breakdown
-from clustersim.analysis.where import where
-from clustersim.errors import ClusterSimError, ProgramError
-from clustersim.plots.animation import _HEIGHT, _WIDTH, _Ring, film, film_frame
-from clustersim.plots.dimensions import mesh_on_machine
-from clustersim.plots.heat import binned
-from clustersim.plots.intervals import packed
-from clustersim.plots.movie import FRAMES_A_STEP
-from clustersim.plots.of_run import PICTURES
-from clustersim.plots.pipeline import pipeline_frame, usual_step
-from clustersim.plots.shares import STATE_STYLE, rank_groups
+from clustersim.app import plots
+from clustersim.app.plots.animation import _HEIGHT, _WIDTH, _Ring, film, film_frame
+from clustersim.app.plots.dimensions import mesh_on_machine
+from clustersim.app.plots.heat import binned
+from clustersim.app.plots.intervals import packed
+from clustersim.app.plots.movie import FRAMES_A_STEP
+from clustersim.app.plots.of_run import PICTURES
+from clustersim.app.plots.pipeline import pipeline_frame, usual_step
+from clustersim.app.plots.shares import STATE_STYLE, rank_groups
+from clustersim.core.errors import ClusterSimError, ProgramError
+from clustersim.core.units import format_bytes
+from clustersim.explain.breakdown import Breakdown
+from clustersim.explain.where import where
+from clustersim.files.traces.saved import SavedRun
 from clustersim.scenario.mesh_table import drawable
 from clustersim.scenario.parts import placed
-from clustersim.traces.saved import SavedRun
-from clustersim.units import format_bytes
 
 STATES = (
     "compute-bound",
@@ -82,7 +82,7 @@ def test_ranks_that_differ_have_bars_of_their_own_and_those_alike_share_one():
 
 
 def test_every_state_has_a_style():
-    from clustersim.analysis.pieces import STATES as KNOWN
+    from clustersim.explain.pieces import STATES as KNOWN
 
     assert set(KNOWN) == set(STATE_STYLE)
 
@@ -294,7 +294,7 @@ def test_a_mesh_is_drawn_at_any_size_with_what_its_groups_use(nodes):
 def test_groups_of_a_mesh_are_shades_of_their_dimensions_colour_and_rank_0s_has_it_full():
     from matplotlib.colors import to_hex, to_rgb
 
-    from clustersim.plots.style import dimensions, palette
+    from clustersim.app.plots.style import dimensions, palette
 
     topology, mesh = placed(clustersim.load("tp8_pp4_llama3_70b_32x8_h100", {"cluster.nodes": 4}))
     boxes = mesh_on_machine(drawable(topology, mesh)).axes[0].patches
@@ -351,7 +351,7 @@ def test_a_film_is_any_figure_at_one_moment_after_the_other(split_run):
 
 
 def test_a_long_title_has_its_changes_below_and_neither_is_wider_than_the_picture():
-    from clustersim.plots.drawing import new_figure, titled
+    from clustersim.app.plots.drawing import new_figure, titled
 
     changes = ", ".join(f"cluster.some_key_{i}={i}" for i in range(40))
     figure = titled(new_figure(3.0), f"a_scenario ({changes})", "words")
@@ -364,7 +364,7 @@ def test_a_long_title_has_its_changes_below_and_neither_is_wider_than_the_pictur
 
 
 def test_what_is_chosen_is_a_colour_and_the_second_axis_a_dash():
-    from clustersim.plots.style import curve_styles
+    from clustersim.app.plots.style import curve_styles
 
     found = curve_styles([f"{one}, {other}" for one in ("ring", "server") for other in ("25 Gb/s", "100 Gb/s")])
     looks = [(style.colour, style.dash) for style in found.values()]
@@ -373,7 +373,7 @@ def test_what_is_chosen_is_a_colour_and_the_second_axis_a_dash():
 
 
 def test_curves_of_one_choice_differ_in_dash_where_more_is_said_of_them_than_there_are_dashes():
-    from clustersim.plots.style import DASHES, curve_styles
+    from clustersim.app.plots.style import DASHES, curve_styles
 
     said = [*(f"zero, stage {n}" for n in range(1, 4)), *(f"fsdp, degree {n}" for n in range(1, 4))]
     assert len(said) > len(DASHES)
@@ -381,14 +381,14 @@ def test_curves_of_one_choice_differ_in_dash_where_more_is_said_of_them_than_the
 
 
 def test_no_class_of_kernels_has_the_colour_of_a_phase():
-    from clustersim.plots.style import kernels, palette
+    from clustersim.app.plots.style import kernels, palette
 
     assert not set(kernels.values()) & set(palette.values())
 
 
 def test_every_dimension_has_a_colour_that_no_phase_kernel_or_holder_of_memory_has():
-    from clustersim.analysis.dimensions import DIMENSIONS
-    from clustersim.plots.style import HOLDERS, dimensions, kernels, palette, series
+    from clustersim.app.plots.style import HOLDERS, dimensions, kernels, palette, series
+    from clustersim.explain.dimensions import DIMENSIONS
 
     assert tuple(dimensions) == DIMENSIONS
     assert len(set(dimensions.values())) == len(DIMENSIONS)

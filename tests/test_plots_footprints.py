@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clustersim import plots
-from clustersim.errors import ProgramError
+from clustersim.app import plots
+from clustersim.core.errors import ProgramError
 
 GIB = 2**30
 
@@ -38,7 +38,7 @@ def test_nothing_held_is_nothing_to_draw(runs):
 
 
 def test_what_holds_memory_has_colours_of_its_own():
-    from clustersim.plots.style import HOLDERS, kernels, palette, part_styles, series
+    from clustersim.app.plots.style import HOLDERS, kernels, palette, part_styles, series
 
     taken = {*palette.values(), *kernels.values(), *series}
     assert len(set(HOLDERS.values())) == len(HOLDERS)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim import plots
-from clustersim.errors import ProgramError
-from clustersim.plots.lines import GAP, _apart, _far_enough
+from clustersim.app import plots
+from clustersim.app.plots.lines import GAP, _apart, _far_enough
+from clustersim.core.errors import ProgramError
 
 
 def test_curves_hold_their_points_in_order_and_are_named_where_they_end():

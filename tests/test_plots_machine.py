@@ -8,14 +8,14 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from clustersim import fabrics
-from clustersim.errors import TopologyError
-from clustersim.paths import shipped
-from clustersim.plots import alt_text, link_loads, loaded_topology
-from clustersim.plots import layout as lay
-from clustersim.plots.machine import SCALES, cables, spacing
-from clustersim.timeline import LinkUse
-from clustersim.topology import GPU, NIC, NVSWITCH, PCIE_SWITCH
+from clustersim.app.plots import alt_text, link_loads, loaded_topology
+from clustersim.app.plots import layout as lay
+from clustersim.app.plots.machine import SCALES, cables, spacing
+from clustersim.cluster import files as fabrics
+from clustersim.core.errors import TopologyError
+from clustersim.core.paths import shipped
+from clustersim.core.timeline import LinkUse
+from clustersim.core.topology import GPU, NIC, NVSWITCH, PCIE_SWITCH
 
 
 def carried(topology, link, nbytes, seconds=1.0):

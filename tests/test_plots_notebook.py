@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 import clustersim
-from clustersim import plots
-from clustersim.analysis.breakdown import breakdown
-from clustersim.analysis.per_step import per_step
-from clustersim.analysis.pieces import STATES
-from clustersim.errors import ProgramError
-from clustersim.plots.drawing import image
-from clustersim.units import format_time
+from clustersim.app import plots
+from clustersim.app.plots.drawing import image
+from clustersim.core.errors import ProgramError
+from clustersim.core.units import format_time
+from clustersim.explain.breakdown import breakdown
+from clustersim.explain.per_step import per_step
+from clustersim.explain.pieces import STATES
 
 
 @pytest.fixture(scope="module")

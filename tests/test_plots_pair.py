@@ -7,9 +7,10 @@ import pytest
 import toy
 
 import clustersim
-from clustersim import engine, plots
-from clustersim.cli.common import rank_words
-from clustersim.program import Compute
+from clustersim import engine
+from clustersim.app import plots
+from clustersim.app.cli.common import rank_words
+from clustersim.core.program import Compute
 
 
 def run(seconds, steps=2, ranks=2):

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from clustersim import plots
-from clustersim.errors import ProgramError
-from clustersim.plots.animation import film_frame
-from clustersim.plots.storyboard import _contributions
+from clustersim.app import plots
+from clustersim.app.plots.animation import film_frame
+from clustersim.app.plots.storyboard import _contributions
+from clustersim.core.errors import ProgramError
 
 N = 4
 REDUCE_SCATTER = [[(g, (g + 1) % N, (g - 1 - s) % N, True) for g in range(N)] for s in range(N - 1)]
@@ -71,7 +71,7 @@ def test_states_and_steps_must_match():
 
 
 def test_a_film_shows_itself_in_a_notebook(monkeypatch):
-    monkeypatch.setattr(sys.modules["clustersim.plots.movie"], "FRAMES_A_STEP", 1)
+    monkeypatch.setattr(sys.modules["clustersim.app.plots.movie"], "FRAMES_A_STEP", 1)
     html = plots.ring_movie(plots.ring_run(2))._repr_html_()
     assert html.startswith('<img alt="A film of a ring all-reduce of 2 GPUs, ')
     assert "data:image/gif;base64,R0lGOD" in html

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from clustersim import plots
-from clustersim.errors import ProgramError
+from clustersim.app import plots
+from clustersim.core.errors import ProgramError
 
 OPTIONS = [
     SimpleNamespace(option="1 x a", machine="a", gpus=8, days=8.0, usd=100.0),

@@ -7,11 +7,11 @@ import pytest
 from player import toy_cost, toy_model
 from toy import mesh, plan, star
 
+from clustersim.core.program import COLLECTIVES, Program, Role
 from clustersim.engine import simulate
-from clustersim.program import COLLECTIVES, Program, Role
-from clustersim.strategies import base
-from clustersim.strategies import primitives as do
-from clustersim.strategies.steps_of_sgd import StepsOfSGDConfig, build
+from clustersim.training.strategies import base
+from clustersim.training.strategies import primitives as do
+from clustersim.training.strategies.steps_of_sgd import StepsOfSGDConfig, build
 
 
 def sender_link(request, group):

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from clustersim.errors import ProgramError
-from clustersim.mesh import Mesh
-from clustersim.program import Collective, Compute, Program, Recv, Role, Send
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective, Compute, Program, Recv, Role, Send
 
 WORLD = np.arange(4).reshape(1, 4)
 

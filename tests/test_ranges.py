@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from ranges import held, of_each
 
-from clustersim import fabrics, ranges
-from clustersim.calibration.evidence import coverage, distances, quantile, widening
-from clustersim.calibration.score import Skipped, covered, predicted, scored, with_ranges
-from clustersim.calibration.validate_nccl import validate_nccl
-from clustersim.strategies import STRATEGIES
+from clustersim.calibrate.score import Skipped, covered, predicted, scored, with_ranges
+from clustersim.calibrate.validate_nccl import validate_nccl
+from clustersim.cluster import files as fabrics
+from clustersim.core import ranges
+from clustersim.training.strategies import STRATEGIES
+from tests.evidence.evidence import coverage, distances, quantile, widening
 
 GROUPS = st.lists(st.lists(st.floats(0, 10), min_size=1, max_size=20).map(np.array), min_size=1, max_size=6)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import readme
 
-from clustersim import bench
-from clustersim.calibration.score import read_table
-from clustersim.parallel import FIELDS
-from clustersim.schedules import SCHEDULES
+from clustersim.calibrate.score import read_table
+from clustersim.training.parallel import FIELDS
+from clustersim.training.schedules import SCHEDULES
+from tests.evidence import bench
 
 PARTS = [(page, arguments) for page in readme.PAGES for arguments, _ in readme.parts(page.read_text())]
 

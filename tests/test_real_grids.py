@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from clustersim.calibration.sharded_rows import read_sharded
-from clustersim.calibration.step_play import step_time_as_priced
+from tests.evidence.sharded_rows import read_sharded
+from tests.evidence.step_play import step_time_as_priced
 
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps.csv"
 pytestmark = [

@@ -13,12 +13,12 @@ from browser import HOSTILE, Page, needs_browser, opened, width_on_a_phone
 from player import play, toy_cost, toy_model
 
 import clustersim
-from clustersim.errors import TraceError
-from clustersim.mesh import Mesh
-from clustersim.report import write_report
-from clustersim.report.content import page as html
-from clustersim.strategies.ddp import DDPConfig, build
-from clustersim.traces.saved import SavedRun, load_run
+from clustersim.app.report import write_report
+from clustersim.app.report.content import page as html
+from clustersim.core.errors import TraceError
+from clustersim.core.mesh import Mesh
+from clustersim.files.traces.saved import SavedRun, load_run
+from clustersim.training.strategies.ddp import DDPConfig, build
 
 
 @pytest.fixture(scope="module")

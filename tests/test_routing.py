@@ -10,11 +10,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from clustersim import collectives, fabrics, routing
+from clustersim import collectives
+from clustersim.cluster import files as fabrics
+from clustersim.cluster import routes as routing
 from clustersim.collectives.base import Group, Request
-from clustersim.errors import TopologyError
-from clustersim.paths import shipped
-from clustersim.topology import Topology
+from clustersim.core.errors import TopologyError
+from clustersim.core.paths import shipped
+from clustersim.core.topology import Topology
 
 NAMES = shipped("topologies")
 

@@ -58,8 +58,8 @@ COMMANDS = (
 PLAYED = """
 import contextlib, io, sys
 from pathlib import Path
-from clustersim.cli import main
-from clustersim.explore.runs import Ask, Player
+from clustersim.app.cli import main
+from clustersim.app.explore.runs import Ask, Player
 
 for number, words in enumerate(sys.argv[1:]):
     told = io.StringIO()

@@ -10,12 +10,12 @@ import pytest
 from player import link_use, play, toy_cost, toy_model
 
 import clustersim
-from clustersim import traces
-from clustersim.errors import TraceError
-from clustersim.facts import Facts, Moments
-from clustersim.mesh import Mesh
-from clustersim.strategies.ddp import DDPConfig, build
-from clustersim.traces.saved import load_run, save_run
+from clustersim.core.errors import TraceError
+from clustersim.core.facts import Facts, Moments
+from clustersim.core.mesh import Mesh
+from clustersim.files import traces
+from clustersim.files.traces.saved import load_run, save_run
+from clustersim.training.strategies.ddp import DDPConfig, build
 
 
 def same(one, other):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clustersim import scenario
-from clustersim.errors import ClusterSimError, ScenarioError
+from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.scenario.reading import override, parse_overrides
 
 GOOD = """

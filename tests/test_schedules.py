@@ -11,12 +11,12 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clustersim.errors import ScenarioError
-from clustersim.schedules import SCHEDULES, Costs, Orders, Schedule, rank_and_chunk, schedule, stage_of
-from clustersim.schedules.base import PLACEMENTS, UNIT, Action, stage_count
-from clustersim.schedules.notation import parse, text
-from clustersim.schedules.play import times
-from clustersim.schedules.playable import check
+from clustersim.core.errors import ScenarioError
+from clustersim.training.schedules import SCHEDULES, Costs, Orders, Schedule, rank_and_chunk, schedule, stage_of
+from clustersim.training.schedules.base import PLACEMENTS, UNIT, Action, stage_count
+from clustersim.training.schedules.notation import parse, text
+from clustersim.training.schedules.play import times
+from clustersim.training.schedules.playable import check
 
 EXAMPLES = ROOT / "tests" / "data" / "pipeline_examples.csv"
 """Orders that the generators of PyTorch, Megatron, zero-bubble and DualPipe gave when they were run, for F=I=W=1."""

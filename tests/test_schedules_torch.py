@@ -8,11 +8,11 @@ import types
 
 import pytest
 
-from clustersim.errors import ScenarioError
-from clustersim.schedules import SCHEDULES, schedule
-from clustersim.schedules.base import stage_of
-from clustersim.schedules.notation import text
-from clustersim.schedules.torch_csv import from_csv
+from clustersim.core.errors import ScenarioError
+from clustersim.training.schedules import SCHEDULES, schedule
+from clustersim.training.schedules.base import stage_of
+from clustersim.training.schedules.notation import text
+from clustersim.training.schedules.torch_csv import from_csv
 
 
 def to_csv(orders, placement):

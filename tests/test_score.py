@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.calibration.score import Predicted, Skipped, evaluate, number, read_table, score, statistics
-from clustersim.errors import ProgramError, TraceError
+from clustersim.calibrate.score import Predicted, Skipped, evaluate, number, read_table, score, statistics
+from clustersim.core.errors import ProgramError, TraceError
 
 
 def rows(**cases: list[float]) -> list[dict[str, str]]:

@@ -10,15 +10,17 @@ from browser import Page, needs_browser, opened, width_on_a_phone
 from click.testing import CliRunner
 from msgspec import to_builtins
 
-from clustersim import plots, scenario, sensitivity
-from clustersim.cli import cli
-from clustersim.device import Speed, device, faster
-from clustersim.errors import ProgramError
-from clustersim.report import study_html
-from clustersim.scenario.rerun import rerun_step, step_time
+from clustersim import scenario
+from clustersim.app import plots
+from clustersim.app.cli import cli
+from clustersim.app.report import study_html
+from clustersim.core.device import Speed, device, faster
+from clustersim.core.errors import ProgramError
 from clustersim.scenario.running import prepare
-from clustersim.sensitivity import Point, break_even, curve, last_worthwhile, tornado
-from clustersim.sensitivity.turned import CLOSE, KNOBS
+from clustersim.studies import sensitivity
+from clustersim.studies.sensitivity import Point, break_even, curve, last_worthwhile, tornado
+from clustersim.studies.sensitivity.turned import CLOSE, KNOBS
+from clustersim.studies.what_if.rerun import rerun_step, step_time
 
 SMALL = {"run.jitter": 0.0, "run.steps": 3, "cluster.gpus_per_node": 2}
 

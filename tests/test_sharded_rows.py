@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clustersim.calibration.score import read_table
-from clustersim.calibration.sharded_rows import is_sharded, read_sharded
-from clustersim.calibration.software import software
-from clustersim.calibration.step_play import costs_of, step_time_as_priced
-from clustersim.calibration.step_rows import COLUMNS
-from clustersim.calibration.validate_steps import validate_memory
-from clustersim.errors import ClusterSimError
-from clustersim.strategies.fsdp_config import FSDPConfig
-from clustersim.strategies.zero_config import ZeroOptimization
+from clustersim.calibrate.score import read_table
+from clustersim.core.errors import ClusterSimError
+from clustersim.training.strategies.fsdp_config import FSDPConfig
+from clustersim.training.strategies.zero_config import ZeroOptimization
+from tests.evidence.sharded_rows import is_sharded, read_sharded
+from tests.evidence.software import software
+from tests.evidence.step_play import costs_of, step_time_as_priced
+from tests.evidence.step_rows import COLUMNS
+from tests.evidence.validate_steps import validate_memory
 
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps.csv"
 HYBRID = TABLE.with_name("training_steps_hybrid.csv")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clustersim import scenario
-from clustersim.errors import ClusterSimError
+from clustersim.core.errors import ClusterSimError
 
 PIPELINE, MOE, DENSE = "1f1b_gpt2_xl_1x8_a100", "ep8_mixtral_8x7b_8x8_h100", "tp8_pp4_llama3_70b_32x8_h100"
 CONV, TITAN, DUAL = (

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from clustersim import scenario
-from clustersim.memory_use import CONTEXT_BYTES, FRAGMENTATION
+from clustersim.core.memory_use import CONTEXT_BYTES, FRAGMENTATION
 from clustersim.scenario.held import held
-from clustersim.scenario.memory_table import table
+from clustersim.studies.what_if.memory_table import table
 
 PIPELINE = "1f1b_gpt2_xl_1x8_a100"
 FSDP, PIPED = "fsdp_tp8_llama3_70b_32x8_h100", {"parallel.pp": 4, "parallel.microbatches": 8}

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from clustersim import scenario
-from clustersim.errors import ClusterSimError
-from clustersim.models import model
-from clustersim.parallel import ParallelConfig
-from clustersim.partition import Exchange, Work, partition
-from clustersim.program import Collective, Compute
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.program import Collective, Compute
+from clustersim.model import model
 from clustersim.scenario.split_step import beyond
-from clustersim.schedules import schedule
+from clustersim.training.parallel import ParallelConfig
+from clustersim.training.partition import Exchange, Work, partition
+from clustersim.training.schedules import schedule
 
 PIPELINE = "interleaved_gpt2_xl_1x8_a100"
 SMALL = {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from clustersim import scenario, sweeps
-from clustersim.scenario.comparison import compare
-from clustersim.scenario.rerun import rerun_step
-from clustersim.sensitivity.scaling import curve
-from clustersim.sweeps.table import read
+from clustersim import scenario
+from clustersim.studies import sweep as sweeps
+from clustersim.studies.sensitivity.scaling import curve
+from clustersim.studies.sweep.table import read
+from clustersim.studies.what_if.comparison import compare
+from clustersim.studies.what_if.rerun import rerun_step
 
 PIPELINE = "1f1b_gpt2_xl_1x8_a100"
 SMALL = {"model.name": "gpt2", "run.steps": 2, "parallel.pp": 4, "parallel.microbatches": 8}

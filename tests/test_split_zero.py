@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from clustersim import scenario
-from clustersim.errors import ScenarioError
-from clustersim.program import Collective, Compute
+from clustersim.core.errors import ScenarioError
+from clustersim.core.program import Collective, Compute
 
 BASE = "fsdp_tp8_llama3_70b_32x8_h100"
 LAYERS = 4

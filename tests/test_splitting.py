@@ -7,14 +7,14 @@ import re
 import pytest
 
 from clustersim import scenario
-from clustersim.cli.describe import ranks_words
-from clustersim.errors import ClusterSimError, ScenarioError
-from clustersim.mesh import Mesh
-from clustersim.program import Collective, Compute, Send
+from clustersim.app.cli.describe import ranks_words
+from clustersim.core.errors import ClusterSimError, ScenarioError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective, Compute, Send
 from clustersim.scenario.mesh_table import rank_view, rows
 from clustersim.scenario.parts import placed
 from clustersim.scenario.splitting import splits
-from clustersim.sweeps.fields import check_fields
+from clustersim.studies.sweep.fields import check_fields
 
 SPLIT = """
 [cluster]

@@ -1,9 +1,9 @@
 """Constants that were identified on llm-foundry's FSDP steps, fitted anew without a model size or a GPU type.
 
-Of :class:`clustersim.compute.Constants`, ``sustained`` and ``memory_half`` come from those rows, and so does the rate
-of the Triton attention kernel in ``data/devices.toml``. The others come from elsewhere: GEMM tables, NeuSight, ptddp.
-``pytest -s`` prints what each part left out asks for. The first two trade against each other (0.95 and 0.58, or 0.90
-and 0.75, meet these rows alike), so neither can be read as a property of its kernels alone.
+Of :class:`clustersim.model.seconds.Constants`, ``sustained`` and ``memory_half`` come from those rows, and so does the
+rate of the Triton attention kernel in ``data/devices.toml``. The others come from elsewhere: GEMM tables, NeuSight,
+ptddp. ``pytest -s`` prints what each part left out asks for. The first two trade against each other (0.95 and 0.58, or
+0.90 and 0.75, meet these rows alike), so neither can be read as a property of its kernels alone.
 
 Model sizes left out: 3.0 % median. GPU types left out: 4.9 % (A100 5.9 %, H100 3.5 %), which misses the target of 4 %;
 with a third of the rows it is 7 %, so 45 rows of four models on H100 hardly identify the three constants. What is worst
@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clustersim.calibration.score import read_table
-from clustersim.calibration.sharded_rows import read_sharded
-from clustersim.calibration.step_play import step_time_as_priced
-from clustersim.calibration.step_rows import COLUMNS, StepRun
-from clustersim.compute import CONSTANTS, step_cost
-from clustersim.device import Device
+from clustersim.calibrate.score import read_table
+from clustersim.core.device import Device
+from clustersim.model.seconds import CONSTANTS, step_cost
+from tests.evidence.sharded_rows import read_sharded
+from tests.evidence.step_play import step_time_as_priced
+from tests.evidence.step_rows import COLUMNS, StepRun
 
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps.csv"
 pytestmark = [

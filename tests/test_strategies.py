@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from player import play, toy_cost, toy_model
 
-from clustersim import fabrics
+from clustersim.cluster import files as fabrics
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.model import Tensor
+from clustersim.core.program import Collective, Compute, seconds
 from clustersim.engine import simulate
-from clustersim.errors import ProgramError
-from clustersim.mesh import Mesh
-from clustersim.model import Tensor
-from clustersim.program import Collective, Compute, seconds
-from clustersim.strategies import STRATEGIES
-from clustersim.strategies.buckets import ready_order
-from clustersim.strategies.ddp import MIB, DDPConfig, buckets, build
-from clustersim.strategies.single import SingleConfig
-from clustersim.strategies.single import build as build_single
+from clustersim.training.strategies import STRATEGIES
+from clustersim.training.strategies.buckets import ready_order
+from clustersim.training.strategies.ddp import MIB, DDPConfig, buckets, build
+from clustersim.training.strategies.single import SingleConfig
+from clustersim.training.strategies.single import build as build_single
 
 QUARTER = MIB // 4  # fp32 elements of one MiB
 

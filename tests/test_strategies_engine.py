@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from player import play, toy_cost, toy_model
 
-from clustersim import fabrics
-from clustersim.analysis.metrics import summary
+from clustersim.app.plots import gantt
+from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Plan
 from clustersim.engine import simulate
-from clustersim.plots import gantt
-from clustersim.strategies.ddp import DDPConfig, build
-from clustersim.traces import write
+from clustersim.explain.metrics import summary
+from clustersim.files.traces import write
+from clustersim.training.strategies.ddp import DDPConfig, build
 
 MIB = 2**20
 NONE = np.zeros(0)

@@ -10,14 +10,16 @@ import pytest
 from browser import HOSTILE, Page, needs_browser, opened, width_on_a_phone
 from click.testing import CliRunner
 
-from clustersim import planner, plots, sweeps
-from clustersim.cli import cli
-from clustersim.errors import ClusterSimError, ScenarioError
-from clustersim.planner import of_sweep
-from clustersim.planner.swept import Swept, load
-from clustersim.report import study_html
-from clustersim.report.study import holds_study
-from clustersim.sweeps.spec import Question
+from clustersim.app import plots
+from clustersim.app.cli import cli
+from clustersim.app.report import study_html
+from clustersim.app.report.study import holds_study
+from clustersim.core.errors import ClusterSimError, ScenarioError
+from clustersim.studies import plan as planner
+from clustersim.studies import sweep as sweeps
+from clustersim.studies.plan import of_sweep
+from clustersim.studies.plan.swept import Swept, load
+from clustersim.studies.sweep.spec import Question
 
 SWEEP = """
 base = "ddp_resnet50_1x8_v100"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from clustersim import fabrics, scenario, sweeps
-from clustersim.errors import ClusterSimError, ScenarioError
-from clustersim.sweeps.axes import AxisTable, axis
+from clustersim import scenario
+from clustersim.cluster import files as fabrics
+from clustersim.core.errors import ClusterSimError, ScenarioError
+from clustersim.studies import sweep as sweeps
+from clustersim.studies.sweep.axes import AxisTable, axis
 
 BASE = "ddp_resnet50_1x8_v100"
 

@@ -12,8 +12,8 @@ import pytest
 from conftest import ROOT
 from test_sweeps_kill import CASES, TOML, rows
 
-from clustersim import sweeps
-from clustersim.errors import ClusterSimError
+from clustersim.core.errors import ClusterSimError
+from clustersim.studies import sweep as sweeps
 
 distributed = pytest.importorskip("distributed", reason="needs distributed (the dask extra)")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from clustersim import sweeps
-from clustersim.errors import ClusterSimError
-from clustersim.sweeps.driving import Driver
+from clustersim.core.errors import ClusterSimError
+from clustersim.studies import sweep as sweeps
+from clustersim.studies.sweep.driving import Driver
 
 TOML = """
 base = "ddp_resnet50_1x8_v100"
@@ -170,7 +170,7 @@ class Forgetful:
 
 @pytest.mark.parametrize("pieces", [1, 12])
 def test_work_that_nobody_knows_of_is_handed_out_again(pieces, monkeypatch):
-    monkeypatch.setattr("clustersim.sweeps.driving.SILENCE", 0.2)
+    monkeypatch.setattr("clustersim.studies.sweep.driving.SILENCE", 0.2)
     took = []
     driver = Driver(Forgetful(pieces), None, took.extend)
     driver.run(iter(range(20)))
@@ -190,7 +190,7 @@ def test_workers_that_never_finish_anything_are_given_up(file, tmp_path):
 
 
 def test_a_worker_of_another_version_is_refused(file, tmp_path, monkeypatch):
-    from clustersim.sweeps import running
+    from clustersim.studies.sweep import running
 
     monkeypatch.setattr(running, "version", lambda: "0.0.1")
     with pytest.raises(ClusterSimError, match=r"the worker has clustersim 0\.0\.1"):

@@ -8,9 +8,11 @@ import json
 import numpy as np
 import pytest
 
-from clustersim import plots, scenario, sweeps
-from clustersim.errors import ClusterSimError
-from clustersim.paths import shipped
+from clustersim import scenario
+from clustersim.app import plots
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.paths import shipped
+from clustersim.studies import sweep as sweeps
 
 TOML = """
 base = "ddp_resnet50_1x8_v100"

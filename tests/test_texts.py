@@ -9,15 +9,19 @@ import pytest
 from hostile_documents import CAMPAIGN, SCENARIO
 from hostile_values import toml_file
 
-from clustersim import fabrics, limits, planner, scenario, sweeps
-from clustersim.cli import main
-from clustersim.errors import ClusterSimError, ScenarioError, TopologyError, UnitError
-from clustersim.fabrics.names import expand
-from clustersim.paths import data_path
+from clustersim import scenario
+from clustersim.app.cli import main
+from clustersim.cluster import files as fabrics
+from clustersim.cluster.files.names import expand
+from clustersim.core import limits
+from clustersim.core.errors import ClusterSimError, ScenarioError, TopologyError, UnitError
+from clustersim.core.paths import data_path
+from clustersim.core.texts import json_table, toml
+from clustersim.files.traces.saved import load_run
 from clustersim.scenario import reading
 from clustersim.scenario.campaign_units import Rate
-from clustersim.texts import json_table, toml
-from clustersim.traces.saved import load_run
+from clustersim.studies import plan as planner
+from clustersim.studies import sweep as sweeps
 
 BASE = "ddp_resnet50_1x8_v100"
 WHOLE = (data_path("scenarios") / f"{BASE}.toml").read_text()
@@ -299,7 +303,7 @@ def test_a_run_whose_spans_cannot_be_is_no_run(tmp_path):
 def test_an_archive_that_unpacks_without_end_is_refused(tmp_path, monkeypatch):
     import numpy as np
 
-    monkeypatch.setattr("clustersim.traces.saved.LARGEST", 10**6)
+    monkeypatch.setattr("clustersim.files.traces.saved.LARGEST", 10**6)
     np.savez_compressed(tmp_path / "bomb.npz", words=np.zeros(10**7, dtype=np.uint8))
     assert (tmp_path / "bomb.npz").stat().st_size < 10**5
     with pytest.raises(ClusterSimError, match=r"unpacks to 9\.537 MiB"):
@@ -311,7 +315,7 @@ def test_toml_of_people_is_still_read():
 
 
 def test_no_picture_reads_a_name_as_mathematics(swept, tmp_path):
-    from clustersim import plots
+    from clustersim.app import plots
 
     name = r"$\frac{1}{$"
     table = sweeps.read(swept)

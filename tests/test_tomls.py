@@ -5,7 +5,7 @@ import tomllib
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clustersim.tomls import toml_text, toml_value
+from clustersim.core.tomls import toml_text, toml_value
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 PLAIN = TEXTS | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clustersim import fabrics
-from clustersim.errors import TopologyError
-from clustersim.topology import route_latency
+from clustersim.cluster import files as fabrics
+from clustersim.core.errors import TopologyError
+from clustersim.core.topology import route_latency
 
 
 def test_gpus_are_node_major_and_node_gpus_slices_them() -> None:

@@ -12,14 +12,15 @@ import pytest
 from click.testing import CliRunner
 
 import clustersim
-from clustersim import fabrics, traces
-from clustersim.calibration.replay_scale import Scale
-from clustersim.calibration.trace_replay import replay
-from clustersim.cli import cli
-from clustersim.device import device
-from clustersim.errors import ClusterSimError, TraceError
-from clustersim.timeline import OpInfo, Timeline
-from clustersim.traces.saved import load_run
+from clustersim.app.cli import cli
+from clustersim.cluster import files as fabrics
+from clustersim.core.device import device
+from clustersim.core.errors import ClusterSimError, TraceError
+from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.files import traces
+from clustersim.files.traces.saved import load_run
+from clustersim.studies.replay.replay_scale import Scale
+from clustersim.studies.replay.trace_replay import replay
 
 
 def machine(name: str, nodes: int, per_node: int):

@@ -19,10 +19,10 @@ from test_traces_kineto import gemm, kernel
 from test_traces_samples import LINE, NEW, OLD, PER_ITERATION
 from test_traces_told import LOG, inspected
 
-from clustersim import traces
-from clustersim.cli import cli
-from clustersim.errors import TraceError
-from clustersim.traces import FORMATS
+from clustersim.app.cli import cli
+from clustersim.core.errors import TraceError
+from clustersim.files import traces
+from clustersim.files.traces import FORMATS
 
 DATA = Path(__file__).parent / "data"
 Table = dict[str, Any]

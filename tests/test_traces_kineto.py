@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clustersim import traces
-from clustersim.errors import TraceError
-from clustersim.timeline import OpInfo, Timeline
-from clustersim.traces import files
-from clustersim.traces.digest import of_run
+from clustersim.core.errors import TraceError
+from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.files import traces
+from clustersim.files.traces import files
+from clustersim.files.traces.digest import of_run
 
 GLOO = Path(__file__).parent / "data" / "traces" / "gloo_2_ranks"
 
@@ -219,7 +219,7 @@ def test_one_rank_of_two_with_six_steps(shared):
 # The peak of this process alone: getrusage would count what its parent held before the fork.
 READ = """
 import pathlib, re, sys
-from clustersim import traces
+from clustersim.files import traces
 run = traces.read(sys.argv[1])
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", pathlib.Path("/proc/self/status").read_text())
 print(len(run.row_op), int(peak.group(1)) * 1024)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clustersim import traces
-from clustersim.calibration.replay_scale import rate_of
-from clustersim.traces.nsys import Doing, Ranges
+from clustersim.files import traces
+from clustersim.files.traces.nsys import Doing, Ranges
+from clustersim.studies.replay.replay_scale import rate_of
 
 MAIN, AUTOGRAD = 1 << 24 | 5, 1 << 24 | 6
 """globalTids of one process."""

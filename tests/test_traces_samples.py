@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clustersim import traces
-from clustersim.errors import TraceError
-from clustersim.timeline import Timeline
-from clustersim.traces import Samples, nccl_tests_log
-from clustersim.traces.digest import of_run
+from clustersim.core.errors import TraceError
+from clustersim.core.timeline import Timeline
+from clustersim.files import traces
+from clustersim.files.traces import Samples, nccl_tests_log
+from clustersim.files.traces.digest import of_run
 
 RANKS = "".join(
     f"#  Rank {r:2d} Group  0 Pid {100 + r} on      node{r // 2} device  {r % 2} [0000:19:00] NVIDIA H100 80GB HBM3\n"

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from clustersim import traces
-from clustersim.analysis import pipeline
-from clustersim.analysis.explain import explain
-from clustersim.calibration.trace_replay import replay
-from clustersim.timeline import Timeline
-from clustersim.traces.digest import of_run
-from clustersim.traces.profiled import Schedule
+from clustersim.core.timeline import Timeline
+from clustersim.explain import pipeline
+from clustersim.explain.explain import explain
+from clustersim.files import traces
+from clustersim.files.traces.digest import of_run
+from clustersim.files.traces.profiled import Schedule
+from clustersim.studies.replay.trace_replay import replay
 
 RECORDED = ROOT / "notebooks" / "traces"
 MS = 1000.0

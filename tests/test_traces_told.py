@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 import clustersim
-from clustersim import traces
-from clustersim.cli import cli
-from clustersim.errors import ClusterSimError, TraceError
-from clustersim.traces import Samples, Told
+from clustersim.app.cli import cli
+from clustersim.core.errors import ClusterSimError, TraceError
+from clustersim.files import traces
+from clustersim.files.traces import Samples, Told
 
 DUMPS = Path(__file__).parent / "data" / "flight_recorder"
 """Recorded with torch 2.13 and Gloo: three ranks all-reduced three times, then rank 2 did not call the fourth."""

@@ -8,17 +8,17 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from clustersim import fabrics
-from clustersim.calibration.validate_nccl import measured
+from clustersim.calibrate.validate_nccl import measured
+from clustersim.cluster import files as fabrics
+from clustersim.cluster.files.schema import Net
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
 from clustersim.collectives.nccl_backend import choice, seconds
 from clustersim.collectives.nccl_terms import P2P_LL, host_floor, p2p_device
-from clustersim.costs import COSTS, overlaid
-from clustersim.errors import ProgramError
-from clustersim.fabrics.schema import Net
-from clustersim.transports import TRANSPORTS, transport
+from clustersim.core.costs import COSTS, overlaid
+from clustersim.core.errors import ProgramError
+from clustersim.core.transports import TRANSPORTS, transport
 
 
 def over(net: str, nodes: int = 2, nic: str = "hgx-a100") -> Group:

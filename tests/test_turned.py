@@ -6,8 +6,8 @@ import pytest
 from pipeline_runs import simulated
 
 from clustersim.scenario import load
-from clustersim.scenario.rerun import step_time
-from clustersim.scenario.turned import balanced, choices, short, turned
+from clustersim.studies.what_if.rerun import step_time
+from clustersim.studies.what_if.turned import balanced, choices, short, turned
 
 SMALL = {"model.name": "gpt2", "parallel.pp": 4, "cluster.gpus_per_node": 4, "parallel.microbatches": 8}
 

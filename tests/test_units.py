@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim import units
-from clustersim.errors import UnitError, nearest
+from clustersim.core import units
+from clustersim.core.errors import UnitError, nearest
 
 READ = [
     (units.parse_bandwidth, "400 Gb/s", 50e9),

@@ -8,18 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clustersim import fabrics, models
-from clustersim.calibration.score import Score, Skipped, predicted, read_table
-from clustersim.calibration.software import PYTORCH, framework, software
-from clustersim.calibration.step_play import costs_of, merged, scaled, step_time
-from clustersim.calibration.step_rows import COLUMNS, measured_step, read
-from clustersim.calibration.validate_steps import validate_steps
-from clustersim.compute import Execution, step_cost
-from clustersim.device import device
+from clustersim import model as models
+from clustersim.calibrate.score import Score, Skipped, predicted, read_table
+from clustersim.cluster import files as fabrics
+from clustersim.core.device import device
+from clustersim.core.errors import TraceError
+from clustersim.core.program import Compute
 from clustersim.engine import simulate
-from clustersim.errors import TraceError
-from clustersim.program import Compute
-from clustersim.strategies import STRATEGIES
+from clustersim.model.seconds import Execution, step_cost
+from clustersim.training.strategies import STRATEGIES
+from tests.evidence.software import PYTORCH, framework, software
+from tests.evidence.step_play import costs_of, merged, scaled, step_time
+from tests.evidence.step_rows import COLUMNS, measured_step, read
+from tests.evidence.validate_steps import validate_steps
 
 TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training_steps.csv"
 shared = pytest.mark.skipif(not TABLE.exists(), reason="../shared/measurements is not there")

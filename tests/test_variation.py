@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import scenario
-from clustersim.campaign import maxima
-from clustersim.cli import cli
-from clustersim.errors import ScenarioError
-from clustersim.program import Compute
-from clustersim.scenario.rerun import step_time
-from clustersim.scenario.spread import Distribution, spread
-from clustersim.units import Seconds
-from clustersim.variation import Variation, Where, drawn
+from clustersim.app.cli import cli
+from clustersim.core.errors import ScenarioError
+from clustersim.core.program import Compute
+from clustersim.core.units import Seconds
+from clustersim.core.variation import Variation, Where, drawn
+from clustersim.studies.campaign import maxima
+from clustersim.studies.what_if.rerun import step_time
+from clustersim.studies.what_if.spread import Distribution, spread
 
 BASE = "ddp_gpt2_xl_2x8_a100"
 RANKS, STEPS = 64, 4000

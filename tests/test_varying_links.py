@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import clustersim
 from clustersim import engine
-from clustersim.errors import ClusterSimError, ProgramError
-from clustersim.flows.loads import Varying
-from clustersim.program import Compute, Recv, Send
-from clustersim.units import parse_time
+from clustersim.core.errors import ClusterSimError, ProgramError
+from clustersim.core.program import Compute, Recv, Send
+from clustersim.core.units import parse_time
+from clustersim.engine.flows.loads import Varying
 
 BASE = "ddp_gpt2_medium_2x4_v100"
 

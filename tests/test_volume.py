@@ -7,11 +7,11 @@ import pytest
 import toy
 
 import clustersim
-from clustersim import fabrics
-from clustersim.analysis.volume import volume
-from clustersim.byte_matrix import byte_matrix
+from clustersim.cluster import files as fabrics
+from clustersim.core.byte_matrix import byte_matrix
+from clustersim.core.program import Collective
 from clustersim.engine import simulate
-from clustersim.program import Collective
+from clustersim.explain.volume import volume
 
 
 def run(scenario: str, **changes: object):

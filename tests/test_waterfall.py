@@ -9,17 +9,18 @@ import toy
 from click.testing import CliRunner
 
 import clustersim
-from clustersim import engine, plots
-from clustersim.analysis.breakdown import breakdown
-from clustersim.analysis.explain import explain
-from clustersim.analysis.pieces import workers
-from clustersim.analysis.waterfall import WORDS, table, waterfall
-from clustersim.cli import cli
-from clustersim.errors import ProgramError
-from clustersim.facts import Facts
-from clustersim.mix import Mix
-from clustersim.program import Compute
-from clustersim.traces.saved import load_run, save_run
+from clustersim import engine
+from clustersim.app import plots
+from clustersim.app.cli import cli
+from clustersim.core.errors import ProgramError
+from clustersim.core.facts import Facts
+from clustersim.core.mix import Mix
+from clustersim.core.program import Compute
+from clustersim.explain.breakdown import breakdown
+from clustersim.explain.explain import explain
+from clustersim.explain.pieces import workers
+from clustersim.explain.waterfall import WORDS, table, waterfall
+from clustersim.files.traces.saved import load_run, save_run
 
 SCENARIOS = {
     "ddp": ("ddp_resnet50_1x8_v100", {}),

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from pipeline_runs import gpipe, one_f_one_b, simulated
 from pipelines import ToyCost, play
 
-from clustersim.analysis.dimensions import DIMENSIONS, dimension
-from clustersim.analysis.explain import explain
-from clustersim.analysis.metrics import steady_window
-from clustersim.analysis.step_words import ideal_bubble, losses
-from clustersim.analysis.where import BUBBLES, WORDS, Where, where
-from clustersim.label import Label
+from clustersim.core.label import Label
+from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.explain.dimensions import DIMENSIONS, dimension
+from clustersim.explain.explain import explain
+from clustersim.explain.metrics import steady_window
+from clustersim.explain.step_words import ideal_bubble, losses
+from clustersim.explain.where import BUBBLES, WORDS, Where, where
 from clustersim.scenario import load
-from clustersim.schedules import schedule
-from clustersim.timeline import OpInfo, Timeline
+from clustersim.training.schedules import schedule
 
 
 def step_of(timeline: Timeline) -> float:

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from player import play, toy_cost, toy_model
 
-from clustersim import fabrics
-from clustersim import memory as of_memory
+from clustersim.cluster import files as fabrics
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.model import Layer, Model, Tensor
+from clustersim.core.program import Collective, Compute
 from clustersim.engine import simulate
-from clustersim.errors import ProgramError
-from clustersim.mesh import Mesh
-from clustersim.model import Layer, Model, Tensor
-from clustersim.program import Collective, Compute
 from clustersim.scenario import load
-from clustersim.strategies import ddp
-from clustersim.strategies.zero import build, holding
-from clustersim.strategies.zero3 import modules, persistent, visits
-from clustersim.strategies.zero_config import ZeroConfig, ZeroOptimization
+from clustersim.training import memory as of_memory
+from clustersim.training.strategies import ddp
+from clustersim.training.strategies.zero import build, holding
+from clustersim.training.strategies.zero3 import modules, persistent, visits
+from clustersim.training.strategies.zero_config import ZeroConfig, ZeroOptimization
 
 
 def memory(model, **training):
@@ -88,7 +88,7 @@ def test_model_states_follow_the_papers_formulas(stage, ranks):
 
 def sent(knobs: ZeroConfig, made: Model) -> float:
     """Bytes a GPU sends in a steady step, by what the engine's links carried."""
-    from clustersim.analysis.metrics import summary
+    from clustersim.explain.metrics import summary
 
     topology = fabrics.load("hgx-a100", nodes=2)
     ranks = fabrics.mesh(topology)
@@ -360,7 +360,7 @@ def test_what_cannot_be_played_is_one_clear_error(table, message):
 
 
 def test_a_scenario_names_file_field_and_nearest_key():
-    from clustersim.errors import ScenarioError
+    from clustersim.core.errors import ScenarioError
 
     with pytest.raises(ScenarioError, match=r"unknown field 'reduce_bucket_sise'.*reduce_bucket_size"):
         load("zero2_llama3_8b_2x8_a100", {"strategy.zero_optimization.reduce_bucket_sise": 5})

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from clustersim.collectives.base import Group, Plan, Request
-from clustersim.mesh import Mesh
-from clustersim.program import Collective, Op, Program, Role
-from clustersim.topology import NodeType, Topology
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective, Op, Program, Role
+from clustersim.core.topology import NodeType, Topology
 
 
 def star(n: int, bandwidth: float = 10.0, latency: float = 0.0, per_node: int | None = None) -> Topology:

@@ -14,14 +14,14 @@ from types import MappingProxyType
 
 import numpy as np
 
-from clustersim.arrays import Ints
-from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives import gloo, host_copies, ideal, mpi, nccl_backend
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.registry import ALGORITHMS
-from clustersim.errors import ProgramError, nearest
-from clustersim.memo import kept_with_topology
-from clustersim.topology import CPU, Topology
+from clustersim.core.arrays import Ints
+from clustersim.core.byte_matrix import ByteMatrix
+from clustersim.core.errors import ProgramError, nearest
+from clustersim.core.memo import kept_with_topology
+from clustersim.core.topology import CPU, Topology
 
 BACKENDS: Mapping[str, Callable[[Request, Group, int | None], Plan]] = MappingProxyType(
     {

@@ -14,10 +14,10 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from clustersim.arrays import Bools, Floats, Ints
-from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives.waves import Waves
-from clustersim.topology import NodeType, Topology
+from clustersim.core.arrays import Bools, Floats, Ints
+from clustersim.core.byte_matrix import ByteMatrix
+from clustersim.core.topology import NodeType, Topology
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Request:
 
     Parameters
     ----------
-    kind : one of :data:`clustersim.program.COLLECTIVES`, or ``"send"`` (member 0 sends to member 1).
+    kind : one of :data:`clustersim.core.program.COLLECTIVES`, or ``"send"`` (member 0 sends to member 1).
     nbytes : float [bytes], the full tensor, NCCL's S.
     dtype, redop : element type and reduction. root : position in the group.
     algorithm, protocol : pins, as NCCL_ALGO and NCCL_PROTO; None lets the backend choose.

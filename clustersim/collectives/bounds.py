@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from clustersim import routing
-from clustersim.arrays import Floats, Ints
-from clustersim.byte_matrix import ByteMatrix
+from clustersim.cluster import routes as routing
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.islands import member_islands
-from clustersim.memo import kept_with_first, kept_with_topology
-from clustersim.topology import Topology, route_latency
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.byte_matrix import ByteMatrix
+from clustersim.core.memo import kept_with_first, kept_with_topology
+from clustersim.core.topology import Topology, route_latency
 
 _ROOT_SENDS = frozenset({"broadcast", "scatter"})
 _DIRECT = frozenset({"NVL", "NVB", "LOC"})

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Group, Schedule, Traffic
-from clustersim.errors import ProgramError, nearest
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.errors import ProgramError, nearest
 
 PIECE = 128 * 2**10
 """Bytes of one pipelined piece, near the textbook's best, sqrt(bytes rate latency / hops), of some ten hops of a

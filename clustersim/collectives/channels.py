@@ -13,13 +13,13 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from clustersim import routing
-from clustersim.arrays import Ints
+from clustersim.cluster import routes as routing
 from clustersim.collectives.base import Channel, Group
 from clustersim.collectives.islands import Shape, owned_nics, shapes
 from clustersim.collectives.local_paths import ANY, CYCLE, local_paths, mesh_degree
-from clustersim.errors import ProgramError, nearest
-from clustersim.memo import kept_with_topology
+from clustersim.core.arrays import Ints
+from clustersim.core.errors import ProgramError, nearest
+from clustersim.core.memo import kept_with_topology
 
 LAYOUTS = ("ring", "tree")
 

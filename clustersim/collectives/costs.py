@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from clustersim.calibrated import Calibration
+from clustersim.cluster.routes import router
 from clustersim.collectives.base import Group
-from clustersim.costs import COSTS, GLOO_COSTS, MPI_COSTS, Costs, GlooCosts, MpiCosts, overlaid
-from clustersim.routing import router
-from clustersim.transports import transport
+from clustersim.core.calibrated import Calibration
+from clustersim.core.costs import COSTS, GLOO_COSTS, MPI_COSTS, Costs, GlooCosts, MpiCosts, overlaid
+from clustersim.core.transports import transport
 
 
 def costs_of(group: Group) -> Costs:

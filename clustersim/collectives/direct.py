@@ -12,12 +12,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from clustersim.arrays import Ints
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import Part, ScheduleWriter, Way, everyone, least_sent, traffic_of
 from clustersim.collectives.islands import member_islands, n_islands
 from clustersim.collectives.peer_rails import peer_rails, relays
 from clustersim.collectives.rounds import Round, Steps, all_sends, in_rounds, powers_below
+from clustersim.core.arrays import Ints
 
 _ALL_PAIRS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 KINDS = _ALL_PAIRS | {"broadcast", "reduce", "scatter", "gather", "send", "sendrecv", "barrier"}

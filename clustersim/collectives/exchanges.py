@@ -10,8 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from clustersim.arrays import Ints
 from clustersim.collectives.rounds import Round, Steps, powers_below, rounds_algorithm, trade
+from clustersim.core.arrays import Ints
 
 
 def _members(n: int, *, odd: bool) -> tuple[Ints, int]:

@@ -17,9 +17,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from clustersim import routing
-from clustersim.arrays import Bools, Floats, Ints
+from clustersim.cluster import routes as routing
 from clustersim.collectives.base import EdgeCosts, Group, Traffic
+from clustersim.core.arrays import Bools, Floats, Ints
 
 MOST_FRONTS = 150_000
 """Edges times steps of a traffic that :func:`pipeline_fill` still follows within a fraction of a second."""
@@ -65,7 +65,7 @@ def few_enough(traffic_edges: int, steps: int) -> bool:
 
 
 def routes(traffic: Traffic, group: Group) -> Routes:
-    """Every edge's links, as :meth:`clustersim.routing.Router.loads` spreads one byte over them."""
+    """Every edge's links, as :meth:`clustersim.cluster.routes.Router.loads` spreads one byte over them."""
     router = routing.router(group.topology, traffic.relay)
     ptr, links, weight = router.loads_of_each(group.gpus[traffic.src], group.gpus[traffic.dst], traffic.rail)
     used, link = np.unique(links, return_inverse=True)

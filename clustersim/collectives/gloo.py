@@ -23,7 +23,7 @@ from clustersim.collectives.host_law import Leg, Work
 from clustersim.collectives.host_path import Asked, host_plan, most_per_core, on_hosts, on_links
 from clustersim.collectives.ring import RING
 from clustersim.collectives.trees import BINOMIAL
-from clustersim.errors import ProgramError
+from clustersim.core.errors import ProgramError
 
 SEGMENT = 2.0**20
 """Largest segment [bytes] of Gloo's ring (gloo/allreduce.cc, maxSegmentSize)."""

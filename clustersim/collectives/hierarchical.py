@@ -12,12 +12,12 @@ from functools import partial
 
 import numpy as np
 
-from clustersim.arrays import Ints
 from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, least_sent, traffic_of
 from clustersim.collectives.islands import member_islands
 from clustersim.collectives.waves import Wave, Waves
-from clustersim.errors import ProgramError
+from clustersim.core.arrays import Ints
+from clustersim.core.errors import ProgramError
 
 KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 

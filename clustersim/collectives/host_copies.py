@@ -10,10 +10,10 @@ import math
 
 import numpy as np
 
+from clustersim.cluster.routes import router
 from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.costs import costs_of
-from clustersim.errors import ProgramError
-from clustersim.routing import router
+from clustersim.core.errors import ProgramError
 
 COPY_SHARE = 0.88
 """Share of a PCIe or C2C link's line rate that pinned copies reach: 55.4 GB/s to and 55.1 from an H200 over PCIe gen5

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from clustersim.costs import GlooCosts, MpiCosts
+from clustersim.core.costs import GlooCosts, MpiCosts
 
 BOX = 4096.0
 """Bytes of vader's fast box between two processes (btl_vader_fbox_size): whoever has filled it waits for the other."""

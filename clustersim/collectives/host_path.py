@@ -7,17 +7,17 @@ import math
 
 import numpy as np
 
-from clustersim import routing
-from clustersim.arrays import Floats
+from clustersim.cluster import routes as routing
 from clustersim.collectives import host_law
 from clustersim.collectives.base import Group, Plan, Request, Traffic, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.host_law import Leg, Work
 from clustersim.collectives.loads import link_loads
-from clustersim.costs import GlooCosts, MpiCosts
-from clustersim.errors import ProgramError
-from clustersim.memo import kept_with_topology
-from clustersim.topology import CPU, PATH_CLASSES
+from clustersim.core.arrays import Floats
+from clustersim.core.costs import GlooCosts, MpiCosts
+from clustersim.core.errors import ProgramError
+from clustersim.core.memo import kept_with_topology
+from clustersim.core.topology import CPU, PATH_CLASSES
 
 
 @dataclasses.dataclass(frozen=True)

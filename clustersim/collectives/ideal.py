@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Channel, Group, Plan, Request, Traffic, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.channels import channels, natural_channels
@@ -17,6 +16,7 @@ from clustersim.collectives.loads import edge_costs, link_loads
 from clustersim.collectives.registry import algorithm
 from clustersim.collectives.ring import RING
 from clustersim.collectives.round_times import by_members
+from clustersim.core.arrays import Floats, Ints
 
 
 def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:

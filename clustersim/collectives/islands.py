@@ -1,8 +1,8 @@
 """Where a group's members sit: islands of GPUs joined by NVLink, and the NICs each member owns.
 
 An *island* is what NCCL treats as one node: a machine, or several machines whose GPUs share NVLink switches (an NVL72
-rack, NCCL's multi-node NVLink); :mod:`clustersim.routing` cuts a topology into them. Members are looked at by their
-index inside the island, so that a cluster of 2,048 equal nodes is described once.
+rack, NCCL's multi-node NVLink); :mod:`clustersim.cluster.routes` cuts a topology into them. Members are looked at by
+their index inside the island, so that a cluster of 2,048 equal nodes is described once.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim import routing
-from clustersim.arrays import Ints
+from clustersim.cluster import routes as routing
 from clustersim.collectives.base import Group
-from clustersim.memo import kept_with_topology
-from clustersim.topology import Topology
+from clustersim.core.arrays import Ints
+from clustersim.core.memo import kept_with_topology
+from clustersim.core.topology import Topology
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from clustersim import routing
-from clustersim.arrays import Floats, Ints
+from clustersim.cluster import routes as routing
 from clustersim.collectives.base import EdgeCosts, Group, Traffic
 from clustersim.collectives.islands import kinds_of_members, member_islands
-from clustersim.topology import route_latency
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.topology import route_latency
 
 MOST_ROUTES = 2048
 """Routes between islands looked up one by one for :func:`edge_costs`."""
@@ -19,8 +19,8 @@ def link_loads(traffic: Traffic, group: Group) -> tuple[Ints, Floats]:
     """Bytes on each link per byte of S, summed over all edges of all channels.
 
     An edge to or from the NVSwitch engine (-1) is spread over the member's own links to (or from) its switches. Returns
-    ``(links (k,), weights (k,))``, links ascending. Raises :class:`clustersim.errors.TopologyError` where there is no
-    way.
+    ``(links (k,), weights (k,))``, links ascending. Raises :class:`clustersim.core.errors.TopologyError` where there is
+    no way.
     """
     gpus, router = np.append(group.gpus, -1), routing.router(group.topology, traffic.relay)
     return router.loads(gpus[traffic.src], gpus[traffic.dst], traffic.fraction, traffic.rail)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from clustersim import routing
-from clustersim.arrays import Floats, Ints
-from clustersim.memo import kept_with_first
-from clustersim.topology import NVSWITCH, PATH_CLASSES, Topology
+from clustersim.cluster import routes as routing
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.memo import kept_with_first
+from clustersim.core.topology import NVSWITCH, PATH_CLASSES, Topology
 
 EXACT = 10
 """Largest number of GPUs for which the order is searched exactly; larger PCIe boxes are taken in slot order."""

@@ -16,7 +16,6 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from clustersim.arrays import Bools
 from clustersim.collectives.base import Channel, Group, Plan, Request, Traffic
 from clustersim.collectives.build import traffic_of
 from clustersim.collectives.costs import mpi_costs_of
@@ -25,7 +24,8 @@ from clustersim.collectives.host_path import Asked, host_plan, most_per_core, on
 from clustersim.collectives.mpi_rules import chosen, forced, kinds
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.trees import in_order_binomial
-from clustersim.errors import ProgramError, nearest
+from clustersim.core.arrays import Bools
+from clustersim.core.errors import ProgramError, nearest
 
 TRANSPORTS = ("vader", "vader/none", "tcp", "ucx")
 """What a protocol pin may say; ``vader/none`` is shared memory with btl_vader_single_copy_mechanism = none."""

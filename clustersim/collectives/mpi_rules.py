@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import msgspec
 
-from clustersim.errors import ProgramError, nearest
-from clustersim.texts import data_table
+from clustersim.core.errors import ProgramError, nearest
+from clustersim.core.texts import data_table
 
 
 class Kind(msgspec.Struct, frozen=True):

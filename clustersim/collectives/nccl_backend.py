@@ -1,7 +1,7 @@
 """The ``nccl`` backend: algorithm and protocol as NCCL's tuner chooses, time from measured constants and link loads.
 
 The byte term is not a table: the algorithm's traffic over its channels is routed onto links, each edge enlarged by
-what its protocol and path achieve (:mod:`clustersim.costs`), and the narrowest link sets the rate. So a
+what its protocol and path achieve (:mod:`clustersim.core.costs`), and the narrowest link sets the rate. So a
 slow NIC, a shared PCIe switch or an odd number of GPUs changes the answer without a special case.
 """
 
@@ -16,8 +16,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
-from clustersim.byte_matrix import ByteMatrix
 from clustersim.collectives import ideal
 from clustersim.collectives import nccl_terms as terms
 from clustersim.collectives.base import Channel, Group, Plan, Request, bus_factor
@@ -28,9 +26,11 @@ from clustersim.collectives.nccl.tuner import channels_used, choose
 from clustersim.collectives.nccl.view import Asked
 from clustersim.collectives.paths import PathLoads, loads_of, placement, shares_of
 from clustersim.collectives.registry import ALGORITHMS
-from clustersim.costs import Costs
-from clustersim.memo import kept_with_topology
-from clustersim.transports import transport
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.byte_matrix import ByteMatrix
+from clustersim.core.costs import Costs
+from clustersim.core.memo import kept_with_topology
+from clustersim.core.transports import transport
 
 TUNED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 """Kinds NCCL's tuner chooses for; the rest are grouped sends and receives."""

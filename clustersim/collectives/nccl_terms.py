@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clustersim.arrays import Floats
+from clustersim.cluster.routes import router
 from clustersim.collectives.base import Group, Request, bus_factor
 from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, placement
-from clustersim.costs import Costs
-from clustersim.program import COPY_ENGINE
-from clustersim.routing import router
-from clustersim.transports import transport
+from clustersim.core.arrays import Floats
+from clustersim.core.costs import Costs
+from clustersim.core.program import COPY_ENGINE
+from clustersim.core.transports import transport
 
 ROOTED = frozenset({"broadcast", "reduce"})
 """Kinds with a root that the tuner chooses for."""

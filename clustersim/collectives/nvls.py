@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from clustersim.arrays import Ints
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Traffic
 from clustersim.collectives.build import everyone, traffic_of
 from clustersim.collectives.hierarchical import grid
 from clustersim.collectives.islands import n_islands
 from clustersim.collectives.tree import double_tree, levels
-from clustersim.errors import ProgramError
+from clustersim.core.arrays import Ints
+from clustersim.core.errors import ProgramError
 
 KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 TREE_KINDS = frozenset({"all_reduce"})

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from clustersim.arrays import Ints
 from clustersim.collectives.base import Apart
 from clustersim.collectives.rounds import Round, Steps, powers_below, rounds_algorithm
+from clustersim.core.arrays import Ints
 
 KINDS = frozenset({"all_gather", "reduce_scatter"})
 

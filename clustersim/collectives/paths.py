@@ -10,8 +10,7 @@ import math
 import msgspec
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
-from clustersim.byte_matrix import ByteMatrix
+from clustersim.cluster.routes import router
 from clustersim.collectives.base import Channel, Group, Request, Traffic
 from clustersim.collectives.channels import channels
 from clustersim.collectives.islands import kinds_of_members, member_islands
@@ -20,10 +19,11 @@ from clustersim.collectives.nccl.derive import system_of
 from clustersim.collectives.nccl.search import search
 from clustersim.collectives.nccl.view import System
 from clustersim.collectives.registry import ALGORITHMS
-from clustersim.costs import Costs, generation
-from clustersim.device import device
-from clustersim.memo import kept_with_topology
-from clustersim.routing import router
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.byte_matrix import ByteMatrix
+from clustersim.core.costs import Costs, generation
+from clustersim.core.device import device
+from clustersim.core.memo import kept_with_topology
 
 EDGE_CLASSES = ("nvlink", "pcie", "shm", "net")
 _CLASS_OF_PATH = {"NVL": "nvlink", "NVB": "nvlink", "C2C": "nvlink", "LOC": "nvlink", "PIX": "pcie", "PXB": "pcie"}

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from clustersim.arrays import Ints
+from clustersim.cluster.routes import router
+from clustersim.cluster.routes.local import class_rank
+from clustersim.cluster.routes.router import Router
 from clustersim.collectives.base import Group
 from clustersim.collectives.islands import member_islands, owned_nics, shapes
-from clustersim.memo import kept_with_topology
-from clustersim.routing import router
-from clustersim.routing.local import class_rank
-from clustersim.routing.router import Router
-from clustersim.topology import GPU
+from clustersim.core.arrays import Ints
+from clustersim.core.memo import kept_with_topology
+from clustersim.core.topology import GPU
 
 SINCE = (2, 12)
 """NCCL's first version with PXN."""

@@ -19,7 +19,7 @@ from clustersim.collectives.pat import PAT
 from clustersim.collectives.ring import RING
 from clustersim.collectives.tree import TREE
 from clustersim.collectives.trees import TREES
-from clustersim.errors import ProgramError, nearest
+from clustersim.core.errors import ProgramError, nearest
 
 _ROWS = (
     RING,

@@ -13,12 +13,12 @@ from functools import partial
 
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Apart, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, Way, least_sent, pieces, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import n_islands
 from clustersim.collectives.waves import Wave, Waves
+from clustersim.core.arrays import Floats, Ints
 
 KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 _PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}

@@ -12,9 +12,9 @@ import math
 
 import numpy as np
 
-from clustersim.arrays import Floats
 from clustersim.collectives.base import Group, Traffic
 from clustersim.collectives.loads import edge_costs, link_loads
+from clustersim.core.arrays import Floats
 
 
 def by_members(traffic: Traffic, group: Group, nbytes: float, hop: Floats) -> tuple[float, float]:

@@ -12,9 +12,9 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Algorithm, Apart, Channel, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, traffic_of
+from clustersim.core.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,11 +13,11 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.arrays import Ints
 from clustersim.collectives.base import Algorithm, Apart, Channel, EdgeCosts, Group, Request, Schedule, Traffic
 from clustersim.collectives.build import ScheduleWriter, Way, least_sent, pieces, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import member_islands
+from clustersim.core.arrays import Ints
 
 Number = TypeVar("Number", np.int64, np.float64)
 KINDS = frozenset({"all_reduce", "broadcast", "reduce"})

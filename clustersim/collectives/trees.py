@@ -12,10 +12,10 @@ from functools import partial
 
 import numpy as np
 
-from clustersim.arrays import Ints
 from clustersim.collectives.base import Apart
 from clustersim.collectives.exchanges import bruck, recursive_doubling, round_a_ring
 from clustersim.collectives.rounds import Maker, Round, Steps, powers_below, rounds_algorithm
+from clustersim.core.arrays import Ints
 
 Levels = list[tuple[Ints, Ints]]
 """(parents, children) of each round from the root outwards."""

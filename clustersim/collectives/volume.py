@@ -15,7 +15,7 @@ def per_member(
 
     Parameters
     ----------
-    kind : one of :data:`clustersim.program.COLLECTIVES`.
+    kind : one of :data:`clustersim.core.program.COLLECTIVES`.
     played : the algorithm, a row of :data:`~clustersim.collectives.registry.ALGORITHMS` or Open MPI's name of several
         in a row; None where a measured run does not say, and then the least that any can do.
     n_islands : NVLink domains the members are in. nbytes : S [bytes], by which Open MPI chooses what it is built of.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from clustersim.arrays import Floats, Ints
+from clustersim.core.arrays import Floats, Ints
 
 
 class Wave(NamedTuple):

@@ -11,7 +11,7 @@ How a step is played, in the order to read it:
   compute. :mod:`~clustersim.engine.agenda`: what waits for its turn in time.
 * :mod:`~clustersim.engine.guess`: which transfers share links is guessed, and checked after the play: why the result is
   exact. :mod:`~clustersim.engine.players`: those that do take time on the clock, as flows that share
-  (:mod:`clustersim.flows`), or transfer by transfer, the exact and slow way (:mod:`~clustersim.engine.chunk`).
+  (:mod:`clustersim.engine.flows`), or transfer by transfer, the exact and slow way (:mod:`~clustersim.engine.chunk`).
 * :mod:`~clustersim.engine.run` ties them together, where :mod:`~clustersim.engine.need` says that there is memory for
   it; :mod:`~clustersim.engine.finished` lets go of what is over, and :mod:`~clustersim.engine.rows` makes the Timeline.
 

@@ -1,7 +1,8 @@
 """What waits for its turn in time: ops of servers, first come, first served; and pieces of columns.
 
-A :class:`~clustersim.program.Serve` op that is ready is parked until the clock has reached its ready time: only then is
-it certain that nobody came before it. From there on nothing can overtake it, so its start and end are known at once.
+A :class:`~clustersim.core.program.Serve` op that is ready is parked until the clock has reached its ready time: only
+then is it certain that nobody came before it. From there on nothing can overtake it, so its start and end are known at
+once.
 
 Pieces wait, too. One that nobody can notice yet waits for more ranks of its op (``Task.look``). A kernel that is ready
 before everything is known that could end before it (:mod:`clustersim.engine.bills`) comes to its turn when nothing
@@ -19,11 +20,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from clustersim.arrays import Ints
+from clustersim.core.arrays import Ints
 from clustersim.engine.bills import Bills
 from clustersim.engine.columns import Piece, at, highest, lowest, one_number, positions
+from clustersim.engine.flows.clock import RELEASE, Clock
 from clustersim.engine.order import Task
-from clustersim.flows.clock import RELEASE, Clock
 
 Served: TypeAlias = tuple[Task, int, float, float]
 """A task, the position of the rank in its role, and when it starts and ends there [s]."""

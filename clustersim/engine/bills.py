@@ -20,11 +20,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
+from clustersim.core.arrays import Floats, Ints
 from clustersim.engine.columns import Column, Piece, at, highest, item, lowest, one_number, positions, replaced, stacked
+from clustersim.engine.flows.loads import INSTANT
 from clustersim.engine.order import Task, watch
 from clustersim.engine.sites import Site, Standing
-from clustersim.flows.loads import INSTANT
 
 
 class _Stream:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from clustersim.arrays import Floats
+from clustersim.core.arrays import Floats
+from clustersim.core.program import Compute
 from clustersim.engine.columns import Column, Piece
 from clustersim.engine.order import Task
-from clustersim.program import Compute
 
 
 class Chain:

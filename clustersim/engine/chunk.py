@@ -22,19 +22,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clustersim import routing
-from clustersim.arrays import Floats, Ints
+from clustersim.cluster import routes as routing
 from clustersim.collectives.base import Group, Plan, Request, Schedule
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.waves import Wave, Waves
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.errors import ProgramError
+from clustersim.core.timeline import LinkUse, Timeline
+from clustersim.core.topology import route_latency
 from clustersim.engine import need
+from clustersim.engine.flows.fairshare import TIE
+from clustersim.engine.flows.loads import Loads
 from clustersim.engine.pacing import Pacing, ceilings
-from clustersim.errors import ProgramError
-from clustersim.flows.fairshare import TIE
-from clustersim.flows.loads import Loads
-from clustersim.timeline import LinkUse, Timeline
-from clustersim.topology import route_latency
 
 
 class Steps(msgspec.Struct, frozen=True, eq=False):

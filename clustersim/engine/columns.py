@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
+from clustersim.core.arrays import Floats, Ints
 
 Column: TypeAlias = Floats | float
 """A time of every rank of a role; one number where all agree [s]."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from clustersim.core.program import Program
 from clustersim.engine.bills import Bills
 from clustersim.engine.order import Task
 from clustersim.engine.rows import Rows
-from clustersim.program import Program
 
 LONG, KEPT = 2**26, 2**23
 """Ranks x ops from which a run is long, and those that are played, from there on, before their columns are let go

@@ -1,12 +1,12 @@
 """Which transfers share links: guessed, and checked after the play.
 
-A play in which every *free* transfer goes at the rate it has alone, and the clocked ones share among themselves, is
-the exact one if at no moment a slot that a free transfer crosses is asked for more than it has. For then every free
-flow has its holder (its ceiling, or a link that is full with it alone), every clocked flow has one among the clocked,
-and nobody's rate is above what the links carry: the rates are max-min at every moment
-(:mod:`clustersim.flows.network`). A run is causal, so by induction from one moment to the next it is *the* run. Where
-the check finds a slot asked for too much, the sites of the flows that were there are clocked from then on, and the
-program is played again. The clocked only become more, so this ends; a wrong guess costs time, never truth.
+A play in which every *free* transfer goes at the rate it has alone, and the clocked ones share among themselves, is the
+exact one if at no moment a slot that a free transfer crosses is asked for more than it has. For then every free flow
+has its holder (its ceiling, or a link that is full with it alone), every clocked flow has one among the clocked, and
+nobody's rate is above what the links carry: the rates are max-min at every moment
+(:mod:`clustersim.engine.flows.network`). A run is causal, so by induction from one moment to the next it is *the* run.
+Where the check finds a slot asked for too much, the sites of the flows that were there are clocked from then on, and
+the program is played again. The clocked only become more, so this ends; a wrong guess costs time, never truth.
 
 Most slots need no check. Meetings of the same ranks on the same stream, a *lane*, follow one another, so a slot that
 only one lane's group ever uses is never shared; nor is one that carries all of its users at full rate at once. What is
@@ -26,12 +26,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.program import Collective, Program, Recv
 from clustersim.engine.columns import highest
+from clustersim.engine.flows.loads import ROOM, Loads, Slots, crowded
 from clustersim.engine.planning import Plans
 from clustersim.engine.sites import Site
-from clustersim.flows.loads import ROOM, Loads, Slots, crowded
-from clustersim.program import Collective, Program, Recv
 
 Entries: TypeAlias = tuple[Ints, Ints, Floats]
 """Of flows on slots: which meeting of the site, which slot, and what part of it the flow asks for."""

@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from clustersim import routing
-from clustersim.arrays import Floats, Ints
+from clustersim.cluster import routes as routing
+from clustersim.cluster.routes.alike import places_of_links
 from clustersim.collectives.base import Group, Plan, Request
-from clustersim.routing.alike import places_of_links
-from clustersim.topology import Topology
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.topology import Topology
 
 Crossed: TypeAlias = list[tuple[Ints, Ints]]
 """Groups that cross the network alike: their rows, and (rows, L) the links that each crosses, in one order."""

@@ -17,13 +17,13 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from clustersim.arrays import Ints
 from clustersim.collectives.base import Request
+from clustersim.core.arrays import Ints
+from clustersim.core.errors import ProgramError
+from clustersim.core.program import Collective, Program, Recv, Role, Send
 from clustersim.engine.pairs import OpKey, Pairs, pairs
 from clustersim.engine.planning import PlanBook, Plans
 from clustersim.engine.sites import Side, Site
-from clustersim.errors import ProgramError
-from clustersim.program import Collective, Program, Recv, Role, Send
 
 Meet: TypeAlias = Collective | Send | Recv
 """Ops that need others."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from clustersim.limits import check
-from clustersim.program import Compute, Program, Recv, Role, Send
-from clustersim.topology import Topology
+from clustersim.core.limits import check
+from clustersim.core.program import Compute, Program, Recv, Role, Send
+from clustersim.core.topology import Topology
 
 __all__ = ["check", "flow", "replay"]
 

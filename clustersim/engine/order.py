@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import numpy as np
 
-from clustersim.arrays import Ints
+from clustersim.core.arrays import Ints
+from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Op, Program, Role, Serve, seconds
 from clustersim.engine.columns import Column, lowest
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.sites import Side, Site
-from clustersim.program import COMPUTE_STREAM, Collective, Compute, Op, Program, Role, Serve, seconds
 
 if TYPE_CHECKING:
     from clustersim.engine.chains import Chain

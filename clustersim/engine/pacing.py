@@ -14,14 +14,14 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from clustersim import routing
-from clustersim.arrays import Floats, Ints
+from clustersim.cluster import routes as routing
 from clustersim.collectives.base import Algorithm, Channel, Group, Plan, Request
 from clustersim.collectives.channels import channels
 from clustersim.collectives.ideal import textbook
 from clustersim.collectives.registry import ALGORITHMS
-from clustersim.flows.loads import Loads
-from clustersim.topology import route_latency
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.topology import route_latency
+from clustersim.engine.flows.loads import Loads
 
 SAME = 1e-9
 """Rates this near, as a part of each other, are one."""

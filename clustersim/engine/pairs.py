@@ -12,9 +12,9 @@ from typing import TypeAlias, cast
 import msgspec
 import numpy as np
 
-from clustersim.arrays import Bools, Ints
-from clustersim.errors import ProgramError
-from clustersim.program import Program, Recv, Role, Send
+from clustersim.core.arrays import Bools, Ints
+from clustersim.core.errors import ProgramError
+from clustersim.core.program import Program, Recv, Role, Send
 
 OpKey: TypeAlias = tuple[int, int]
 """(role, op in the role's list)."""

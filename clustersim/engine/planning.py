@@ -16,14 +16,14 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
 from clustersim.collectives.base import Group, Plan, Request
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.topology import Topology
 from clustersim.engine.columns import one_number
+from clustersim.engine.flows.loads import Loads
 from clustersim.engine.images import Images
-from clustersim.errors import ProgramError
-from clustersim.flows.loads import Loads
-from clustersim.mesh import Mesh
-from clustersim.topology import Topology
 
 Planner: TypeAlias = Callable[[Request, Group], Plan]
 

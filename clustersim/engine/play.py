@@ -23,14 +23,14 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.program import Compute, Serve
 from clustersim.engine.agenda import Agenda, Queues, Served, Turns
 from clustersim.engine.bills import Bills
 from clustersim.engine.columns import Column, Piece, at, item, later, one_number, positions, size
+from clustersim.engine.flows.clock import Clock
 from clustersim.engine.order import Task
 from clustersim.engine.sites import Site, Standing, spread
-from clustersim.flows.clock import Clock
-from clustersim.program import Compute, Serve
 
 Begin: TypeAlias = Callable[[Site, Ints, Floats], None]
 

@@ -14,17 +14,17 @@ from typing import Protocol, TypeAlias
 import msgspec
 import numpy as np
 
-from clustersim.arrays import Bools, Floats, Ints
 from clustersim.collectives.base import Request
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
+from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.engine import chunk
+from clustersim.engine.flows.clock import Clock
+from clustersim.engine.flows.loads import Loads, Slots
+from clustersim.engine.flows.network import Network
 from clustersim.engine.pacing import Pacing, Paid, pacing
 from clustersim.engine.planning import PlanBook
 from clustersim.engine.sites import Site
-from clustersim.flows.clock import Clock
-from clustersim.flows.loads import Loads, Slots
-from clustersim.flows.network import Network
 
 OnEnd: TypeAlias = Callable[[Ints, float], None]
 

@@ -8,20 +8,20 @@ from weakref import ref
 
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
-from clustersim.blocks import Block, Columns, Meetings, RankSets, columns, joined
-from clustersim.blocks import Column as BlockColumn
 from clustersim.collectives.base import Group
 from clustersim.collectives.islands import n_islands
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.blocks import Block, Columns, Meetings, RankSets, columns, joined
+from clustersim.core.blocks import Column as BlockColumn
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective, Compute, Op, Program, Role, Send
+from clustersim.core.timeline import LinkUse, OpInfo
+from clustersim.core.topology import Topology
 from clustersim.engine.columns import Column
+from clustersim.engine.flows.loads import Loads
 from clustersim.engine.order import Task
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.sites import Site
-from clustersim.flows.loads import Loads
-from clustersim.mesh import Mesh
-from clustersim.program import Collective, Compute, Op, Program, Role, Send
-from clustersim.timeline import LinkUse, OpInfo
-from clustersim.topology import Topology
 
 WIDE = 4
 """Ranks from which an op whose ranks differ is kept as a block: finding ranks that agree costs more than it saves."""

@@ -10,11 +10,19 @@ from typing import TypedDict, Unpack
 
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.errors import ProgramError, nearest
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective, Op, Program, Send
+from clustersim.core.timeline import Timeline
+from clustersim.core.topology import Topology
 from clustersim.engine import chunk, need
 from clustersim.engine.bills import Bills
 from clustersim.engine.chains import link
 from clustersim.engine.finished import Finished
+from clustersim.engine.flows.clock import Clock
+from clustersim.engine.flows.loads import Loads, Slots, Varying
+from clustersim.engine.flows.network import Network
 from clustersim.engine.guess import Guess, firsts
 from clustersim.engine.meetings import sites as meet
 from clustersim.engine.order import Task, look_ahead, tasks
@@ -23,14 +31,6 @@ from clustersim.engine.play import Play
 from clustersim.engine.players import Flows, Player, Replay, nobody
 from clustersim.engine.rows import infos, link_use
 from clustersim.engine.sites import Site, Standing
-from clustersim.errors import ProgramError, nearest
-from clustersim.flows.clock import Clock
-from clustersim.flows.loads import Loads, Slots, Varying
-from clustersim.flows.network import Network
-from clustersim.mesh import Mesh
-from clustersim.program import Collective, Op, Program, Send
-from clustersim.timeline import Timeline
-from clustersim.topology import Topology
 
 FIDELITIES: dict[str, Callable[[Clock, Loads, PlanBook, tuple[Site, ...], Slots | None], Player]] = {
     "flow": lambda clock, loads, book, sites, slots: Flows(clock, loads, sites, slots),
@@ -67,7 +67,7 @@ def simulate(program: Program, topology: Topology, mesh: Mesh, **how: Unpack[How
         distinct request and group.
     nccl_version, launch : as in :class:`clustersim.collectives.base.Group`.
     whole : communicator and ranks, as bytes -> GPUs of the group they stand for, where a Program is of some ranks that
-        stand for all (:mod:`clustersim.builder.representative`).
+        stand for all (:mod:`clustersim.training.builder.representative`).
     progress : called with (ops finished, ops in all). varying : links whose rate changes during the run, at flow
         fidelity; the topology has them at their best, which is what collectives are planned for.
 

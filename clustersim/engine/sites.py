@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
+from clustersim.core.arrays import Floats, Ints
 from clustersim.engine.columns import Column
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.planning import Plans

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clustersim.cards import card
-from clustersim.errors import ScenarioError, nearest
-from clustersim.paths import shipped
+from clustersim.core.cards import card
+from clustersim.core.errors import ScenarioError, nearest
+from clustersim.core.paths import shipped
+from clustersim.core.texts import shown
+from clustersim.core.tomls import plainly
+from clustersim.core.units import parse_nccl_version, quantity
 from clustersim.scenario.reading import (
     Changes,
     Table,
@@ -28,16 +31,13 @@ from clustersim.scenario.reading import (
     read_toml,
 )
 from clustersim.scenario.schema import ScenarioFile
-from clustersim.texts import shown
-from clustersim.tomls import plainly
-from clustersim.units import parse_nccl_version, quantity
 
 if TYPE_CHECKING:
-    from clustersim.program import Program
-    from clustersim.scenario.folded import Folded
+    from clustersim.core.program import Program
     from clustersim.scenario.result import Result
     from clustersim.scenario.running import Prepared
-    from clustersim.strategies import Strategy, StrategyConfig
+    from clustersim.studies.what_if.folded import Folded
+    from clustersim.training.strategies import Strategy, StrategyConfig
 
 __all__ = ["Scenario", "find", "from_table", "load", "names", "parse_overrides"]
 
@@ -82,18 +82,18 @@ class Scenario:
     @property
     def strategy(self) -> Strategy:
         """How it is trained: the row of ``strategy.kind``."""
-        from clustersim.strategies import STRATEGIES
+        from clustersim.training.strategies import STRATEGIES
 
         return STRATEGIES[self.file.strategy["kind"]]
 
     @property
     def steps(self) -> int:
         """Steps that are played: ``run.steps``, and of a strategy that does not repeat every step as many more as make
-        its figures means over whole periods (:func:`clustersim.analysis.metrics.whole_periods`)."""
+        its figures means over whole periods (:func:`clustersim.explain.metrics.whole_periods`)."""
         period = self.strategy.period_of(self.config)
         if period == 1:
             return self.file.run.steps
-        from clustersim.analysis.metrics import whole_periods
+        from clustersim.explain.metrics import whole_periods
 
         return whole_periods(self.file.run.steps, period)
 
@@ -146,9 +146,9 @@ class Scenario:
 
         It is the whole run's step to rounding; ``roughly``, within some percent (mostly one), in a tenth of the time;
         ``sketched``, with nothing beside anything else, in a fiftieth. ``factors`` : of rates of the machine, by the
-        knobs of :func:`clustersim.scenario.rerun.rerun_step`.
+        knobs of :func:`clustersim.studies.what_if.rerun.rerun_step`.
         """
-        from clustersim.scenario.folded import folded
+        from clustersim.studies.what_if.folded import folded
 
         return folded(self, roughly=roughly, sketched=sketched, factors=factors)
 
@@ -172,7 +172,7 @@ def load(path: str | Path, changes: Changes | None = None) -> Scenario:
 def from_table(table: Table, path: str | Path = "scenario.toml", changes: Changes | None = None) -> Scenario:
     """A scenario from the tables themselves; ``path`` is what errors name and where relative paths start."""
     from clustersim.scenario.splitting import filled, misplaced, own_names
-    from clustersim.strategies import STRATEGIES
+    from clustersim.training.strategies import STRATEGIES
 
     path = Path(path)
     with place(str(path), "$.parallel", changes or {}):

@@ -9,17 +9,17 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from clustersim.arrays import Floats, Ints
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
-from clustersim.errors import ScenarioError
-from clustersim.mesh import Mesh
-from clustersim.mix import Mix, total
-from clustersim.program import Collective, Compute, Op, Program, Role
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.errors import ScenarioError
+from clustersim.core.mesh import Mesh
+from clustersim.core.mix import Mix, total
+from clustersim.core.program import Collective, Compute, Op, Program, Role
+from clustersim.core.topology import Topology
+from clustersim.core.variation import Drawn, Variation, Where, drawn
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import Kind
 from clustersim.scenario.schema import Pin, Slow
-from clustersim.topology import Topology
-from clustersim.variation import Drawn, Variation, Where, drawn
 
 GPU_BOUNDS = frozenset({"compute", "memory"})
 """What a slower GPU stretches; launches and input are the host's."""
@@ -79,7 +79,8 @@ def pinned(program: Program, pins: Sequence[Pin]) -> Program:
 def draw(
     scenario: Scenario, topology: Topology, mesh: Mesh, *, steps: int | None = None, machine: int = 0, best: float = 0.0
 ) -> Drawn:
-    """The scenario's steps on one machine, as of :func:`clustersim.variation.drawn`; ``steps`` : its own when None."""
+    """The scenario's steps on one machine, as of :func:`clustersim.core.variation.drawn`; ``steps`` : its own when
+    None."""
     run = scenario.file.run
     _, host = np.unique(topology.vertex_node[mesh.gpus[: mesh.workers]], return_inverse=True)
     count = scenario.config.gradient_accumulation_steps

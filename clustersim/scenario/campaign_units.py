@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 
-from clustersim.errors import UnitError, nearest
-from clustersim.texts import Table, shown
-from clustersim.units import DAY, HOUR, format_time, parse_time
+from clustersim.core.errors import UnitError, nearest
+from clustersim.core.texts import Table, shown
+from clustersim.core.units import DAY, HOUR, format_time, parse_time
 
 UNITS = ("job", "gpu", "node", "rack", "switch")
 """What a rate is counted of."""

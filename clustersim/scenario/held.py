@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from clustersim.device import AS_IS, Device, Speed, device
-from clustersim.memory_use import MemoryUse
-from clustersim.mesh import Mesh
-from clustersim.model import Model
+from clustersim.core.device import AS_IS, Device, Speed, device
+from clustersim.core.memory_use import MemoryUse
+from clustersim.core.mesh import Mesh
+from clustersim.core.model import Model
+from clustersim.core.topology import Topology
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import cost_of, memory_of, model_of, placed
 from clustersim.scenario.splitting import splits, with_micro_batches
-from clustersim.topology import Topology
 
 if TYPE_CHECKING:
     from clustersim.scenario.split_step import Split

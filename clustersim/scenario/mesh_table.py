@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.facts import Groups, MeshMap
-from clustersim.mesh import Ints, Mesh
-from clustersim.routing import Router
-from clustersim.topology import NVSWITCH, Topology
+from clustersim.cluster.routes import Router
+from clustersim.core.facts import Groups, MeshMap
+from clustersim.core.mesh import Ints, Mesh
+from clustersim.core.topology import NVSWITCH, Topology
 
 PAIRS = 8
 """Neighbours of a group whose routes are looked at, inside a node and between nodes."""

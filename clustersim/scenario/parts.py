@@ -10,28 +10,30 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from clustersim import fabrics, fitting, models
-from clustersim.arrays import Ints
-from clustersim.calibrated import Calibration
-from clustersim.compute import Execution, step_cost
-from clustersim.compute.host import host_bandwidth
-from clustersim.device import Device, Speed, device, faster, of_cores, with_efficiencies
-from clustersim.errors import ScenarioError
-from clustersim.flows.loads import Varying
-from clustersim.memo import kept_with_first
-from clustersim.memory import Training, memory
-from clustersim.memory_use import MemoryUse
-from clustersim.mesh import Mesh
-from clustersim.model import Model, StepCost
-from clustersim.models.base import Shape
-from clustersim.parallel import ModelShape
-from clustersim.program import Program
+from clustersim import model as models
+from clustersim.cluster import files as fabrics
+from clustersim.collectives import fitted as fitting
+from clustersim.core.arrays import Ints
+from clustersim.core.calibrated import Calibration
+from clustersim.core.device import Device, Speed, device, faster, of_cores, with_efficiencies
+from clustersim.core.errors import ScenarioError
+from clustersim.core.memo import kept_with_first
+from clustersim.core.memory_use import MemoryUse
+from clustersim.core.mesh import Mesh
+from clustersim.core.model import Model, StepCost
+from clustersim.core.program import Program
+from clustersim.core.texts import Table, shown, there
+from clustersim.core.timeline import Timeline
+from clustersim.core.topology import CPU, Topology
+from clustersim.core.units import parse_nccl_version
+from clustersim.engine.flows.loads import Varying
+from clustersim.model.base import Shape
+from clustersim.model.seconds import Execution, step_cost
+from clustersim.model.seconds.host import host_bandwidth
 from clustersim.scenario import Scenario
 from clustersim.scenario.splitting import split
-from clustersim.texts import Table, shown, there
-from clustersim.timeline import Timeline
-from clustersim.topology import CPU, Topology
-from clustersim.units import parse_nccl_version
+from clustersim.training.memory import Training, memory
+from clustersim.training.parallel import ModelShape
 
 
 def machine(scenario: Scenario) -> tuple[Topology, Mesh]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from clustersim import ranges
-from clustersim.analysis.metrics import steady_window
-from clustersim.compute.conv import is_winograd
-from clustersim.timeline import step_ends
-from clustersim.tomls import plainly
-from clustersim.units import format_bytes, format_time
+from clustersim.core import ranges
+from clustersim.core.timeline import step_ends
+from clustersim.core.tomls import plainly
+from clustersim.core.units import format_bytes, format_time
+from clustersim.explain.metrics import steady_window
+from clustersim.model.seconds.conv import is_winograd
 
 if TYPE_CHECKING:
     from clustersim.scenario.result import Result

@@ -13,10 +13,10 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from clustersim.errors import ClusterSimError, ScenarioError, nearest
-from clustersim.paths import data_path, shipped
-from clustersim.texts import Table as Table
-from clustersim.texts import at_path, check, choices_of, fields_of, plain_file, short, shown, text_of, there, toml
+from clustersim.core.errors import ClusterSimError, ScenarioError, nearest
+from clustersim.core.paths import data_path, shipped
+from clustersim.core.texts import Table as Table
+from clustersim.core.texts import at_path, check, choices_of, fields_of, plain_file, short, shown, text_of, there, toml
 
 T = TypeVar("T", bound=msgspec.Struct)
 Changes: TypeAlias = Mapping[str, object]

@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clustersim.builder import MakeReplicas
-from clustersim.builder.gradients import EXPERT, SHARD, ReplicaConfig, Replicated
-from clustersim.builder.shards import Sharded
-from clustersim.builder.stage_memory import Batch, StateBytes, stages
-from clustersim.builder.zero import zero_hooks, zero_states
-from clustersim.errors import ScenarioError
-from clustersim.memory import STATES
-from clustersim.memory_use import MemoryUse
-from clustersim.mesh import Mesh
-from clustersim.model import StepCost
-from clustersim.parallel import ParallelConfig
-from clustersim.partition.base import Stage
-from clustersim.program import DTYPE_BYTES
+from clustersim.core.errors import ScenarioError
+from clustersim.core.memory_use import MemoryUse
+from clustersim.core.mesh import Mesh
+from clustersim.core.model import StepCost
+from clustersim.core.program import DTYPE_BYTES
 from clustersim.scenario import Scenario
-from clustersim.schedules import Schedule
-from clustersim.strategies.fsdp_config import FSDPConfig, accumulated_bytes, gathered_bytes
-from clustersim.strategies.zero_config import ZeroConfig
+from clustersim.training.builder import MakeReplicas
+from clustersim.training.builder.gradients import EXPERT, SHARD, ReplicaConfig, Replicated
+from clustersim.training.builder.shards import Sharded
+from clustersim.training.builder.stage_memory import Batch, StateBytes, stages
+from clustersim.training.builder.zero import zero_hooks, zero_states
+from clustersim.training.memory import STATES
+from clustersim.training.parallel import ParallelConfig
+from clustersim.training.partition.base import Stage
+from clustersim.training.schedules import Schedule
+from clustersim.training.strategies.fsdp_config import FSDPConfig, accumulated_bytes, gathered_bytes
+from clustersim.training.strategies.zero_config import ZeroConfig
 
 if TYPE_CHECKING:
     from clustersim.scenario.split_step import Split

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from clustersim.arrays import Columns
-from clustersim.cards import card
-from clustersim.errors import ClusterSimError, needs
-from clustersim.memory_use import MemoryUse, Verdict
-from clustersim.paths import plain
+from clustersim.core.arrays import Columns
+from clustersim.core.cards import card
+from clustersim.core.errors import ClusterSimError, needs
+from clustersim.core.memory_use import MemoryUse, Verdict
+from clustersim.core.paths import plain
+from clustersim.core.texts import Plain
+from clustersim.core.timeline import Timeline
+from clustersim.core.units import format_time
 from clustersim.scenario import Scenario
 from clustersim.scenario.ran import figures, outcome_notes, ran, trust
-from clustersim.texts import Plain
-from clustersim.timeline import Timeline
-from clustersim.units import format_time
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from clustersim.analysis.explain import Explanation
-    from clustersim.analysis.where import Where
-    from clustersim.facts import Facts
+    from clustersim.core.facts import Facts
+    from clustersim.explain.explain import Explanation
+    from clustersim.explain.where import Where
+    from clustersim.files.traces.saved import SavedRun
     from clustersim.scenario.running import Prepared
-    from clustersim.strategies.base import Figures
-    from clustersim.traces.saved import SavedRun
+    from clustersim.training.strategies.base import Figures
 
 
 BLAMED = 600_000
@@ -74,9 +74,9 @@ class Result:
 
     @cached_property
     def summary(self) -> Plain:
-        """The figures of :func:`clustersim.analysis.metrics.summary`."""
-        from clustersim.analysis.metrics import summary
-        from clustersim.analysis.where import told_apart
+        """The figures of :func:`clustersim.explain.metrics.summary`."""
+        from clustersim.explain.metrics import summary
+        from clustersim.explain.where import told_apart
 
         p, file = self.prepared, self.scenario.file
         config = self.scenario.config
@@ -93,23 +93,23 @@ class Result:
 
     @cached_property
     def where(self) -> list[Where]:
-        """Where a step of a split model went: :func:`clustersim.analysis.where.where`; empty where every rank has a
+        """Where a step of a split model went: :func:`clustersim.explain.where.where`; empty where every rank has a
         whole model."""
-        from clustersim.analysis.where import where
+        from clustersim.explain.where import where
 
         return where(self.timeline) if self.prepared.split is not None else []
 
     @cached_property
     def volume_by_dimension(self) -> Columns:
-        """Bytes a step moves over each dimension: :func:`clustersim.analysis.volume.by_dimension`."""
-        from clustersim.analysis.volume import by_dimension
+        """Bytes a step moves over each dimension: :func:`clustersim.explain.volume.by_dimension`."""
+        from clustersim.explain.volume import by_dimension
 
         return by_dimension(self.timeline, self.summary["steady_steps"], self.prepared.mesh.workers)
 
     @cached_property
     def volume(self) -> Columns:
-        """Bytes a step moves, by op and by kind of link: :func:`clustersim.analysis.volume.volume`."""
-        from clustersim.analysis.volume import volume
+        """Bytes a step moves, by op and by kind of link: :func:`clustersim.explain.volume.volume`."""
+        from clustersim.explain.volume import volume
 
         return volume(self.timeline, self.summary["steady_steps"])
 
@@ -132,10 +132,10 @@ class Result:
 
     @cached_property
     def in_words(self) -> str:
-        """:func:`clustersim.analysis.verdict.verdict`; of a long run what it came to alone."""
-        from clustersim.analysis.stalls import causes
-        from clustersim.analysis.verdict import came_to, verdict
-        from clustersim.facts import Facts
+        """:func:`clustersim.explain.verdict.verdict`; of a long run what it came to alone."""
+        from clustersim.core.facts import Facts
+        from clustersim.explain.stalls import causes
+        from clustersim.explain.verdict import came_to, verdict
 
         facts, timeline = Facts.of(self.to_dict()), self.timeline
         if int(timeline.per_op()["ranks"].sum()) <= BLAMED:
@@ -144,20 +144,20 @@ class Result:
         return f"{told}; `clustersim explain` says what it loses most by."
 
     def explain(self) -> Explanation:
-        """Why it took as long: :func:`clustersim.analysis.explain.explain`."""
-        from clustersim.analysis.explain import explain
-        from clustersim.facts import Facts
+        """Why it took as long: :func:`clustersim.explain.explain.explain`."""
+        from clustersim.core.facts import Facts
+        from clustersim.explain.explain import explain
 
         return explain(self.timeline, Facts.of(self.to_dict()))
 
     def plot(self, kind: str = "gantt", view: Any = None) -> Figure:
-        """A picture: :func:`clustersim.plots.picture`, whose kinds are :data:`clustersim.plots.PICTURES`."""
-        figure: Figure = import_module("clustersim.plots").picture(kind, self.saved, view)
+        """A picture: :func:`clustersim.app.plots.picture`, whose kinds are :data:`clustersim.app.plots.PICTURES`."""
+        figure: Figure = import_module("clustersim.app.plots").picture(kind, self.saved, view)
         return figure
 
     def report(self, path: str | Path) -> None:
-        """Write one HTML page that says what it came to and why: :func:`clustersim.report.write_report`."""
-        import_module("clustersim.report").write_report(self.saved, Path(path), prepared=self.prepared)
+        """Write one HTML page that says what it came to and why: :func:`clustersim.app.report.write_report`."""
+        import_module("clustersim.app.report").write_report(self.saved, Path(path), prepared=self.prepared)
 
     def to_pandas(self, ranks: Sequence[int] | None = None) -> Any:
         """Spans as a ``pandas.DataFrame``; all ranks' where ``ranks`` is None. Raises :class:`ClusterSimError` without
@@ -171,7 +171,7 @@ class Result:
     @cached_property
     def saved(self) -> SavedRun:
         """The run as a file of it has it: what pictures, pages and traces are made from."""
-        from clustersim.traces.saved import SavedRun
+        from clustersim.files.traces.saved import SavedRun
 
         return SavedRun(self.timeline, self.prepared.topology, self.facts())
 
@@ -220,7 +220,7 @@ class Result:
     def facts(self) -> Facts:
         """What a saved run carries beside its Timeline: figures, every input, memory over a step, and of a split model
         memory of every stage, and the mesh."""
-        from clustersim.facts import Facts, Moments
+        from clustersim.core.facts import Facts, Moments
         from clustersim.scenario.mesh_table import drawable
 
         p, course = self.prepared, self.memory.course
@@ -239,7 +239,7 @@ class Result:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the whole run to one file, for :func:`clustersim.traces.saved.load_run`."""
-        from clustersim.traces.saved import save_run
+        """Write the whole run to one file, for :func:`clustersim.files.traces.saved.load_run`."""
+        from clustersim.files.traces.saved import save_run
 
         save_run(self.timeline, path, self.prepared.topology, self.saved.facts)

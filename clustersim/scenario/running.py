@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from clustersim import limits
-from clustersim.device import AS_IS, Device, Speed
-from clustersim.errors import ScenarioError
-from clustersim.memory_use import MemoryUse
-from clustersim.model import StepCost
-from clustersim.program import Program
+from clustersim.core import limits
+from clustersim.core.device import AS_IS, Device, Speed
+from clustersim.core.errors import ScenarioError
+from clustersim.core.memory_use import MemoryUse
+from clustersim.core.model import StepCost
+from clustersim.core.program import Program
+from clustersim.core.topology import GPU
+from clustersim.core.units import format_bytes, format_time
 from clustersim.scenario import Scenario
 from clustersim.scenario.altered import draw, joined, mean_peak, pinned, slowed, varied
 from clustersim.scenario.held import Held, held
 from clustersim.scenario.parts import Kind, backend_of, kinds_of, play, varying_of
 from clustersim.scenario.ran import ran
 from clustersim.scenario.result import Result
-from clustersim.topology import GPU
-from clustersim.units import format_bytes, format_time
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

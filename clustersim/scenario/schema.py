@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from clustersim.parallel import ParallelConfig
+from clustersim.core.texts import Table
+from clustersim.core.units import Bandwidth, Bytes, Seconds
+from clustersim.core.variation import Variation
 from clustersim.scenario.campaign_schema import CampaignTable
-from clustersim.texts import Table
-from clustersim.units import Bandwidth, Bytes, Seconds
-from clustersim.variation import Variation
+from clustersim.training.parallel import ParallelConfig
 
 Positive = Annotated[int, Meta(ge=1, le=10_000_000)]
 """Of anything that is counted; more of it exists nowhere."""

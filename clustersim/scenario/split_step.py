@@ -11,19 +11,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from clustersim.builder import Recipe, build
-from clustersim.compute import setting
-from clustersim.compute.local import LocalCost
-from clustersim.device import Device
-from clustersim.errors import ScenarioError
-from clustersim.memory_use import MemoryUse
-from clustersim.mesh import Mesh
-from clustersim.model import Model, StepCost
-from clustersim.parallel import ParallelConfig, Recompute, preset, recompute
-from clustersim.partition import partition
-from clustersim.partition.base import Partition, Work
-from clustersim.partition.routing import read_histogram
-from clustersim.program import Program
+from clustersim.core.device import Device
+from clustersim.core.errors import ScenarioError
+from clustersim.core.memory_use import MemoryUse
+from clustersim.core.mesh import Mesh
+from clustersim.core.model import Model, StepCost
+from clustersim.core.program import Program
+from clustersim.core.texts import Table
+from clustersim.model.seconds import setting
+from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import execution_of, located
 from clustersim.scenario.replicas import (
@@ -36,10 +32,14 @@ from clustersim.scenario.replicas import (
     summed_bytes,
 )
 from clustersim.scenario.splitting import MEGATRON, cause_of
-from clustersim.schedules import Costs, Order, Orders, Schedule, beside, from_csv, schedule
-from clustersim.strategies.ddp import DDPConfig
-from clustersim.strategies.fsdp_config import FSDPConfig
-from clustersim.texts import Table
+from clustersim.training.builder import Recipe, build
+from clustersim.training.parallel import ParallelConfig, Recompute, preset, recompute
+from clustersim.training.partition import partition
+from clustersim.training.partition.base import Partition, Work
+from clustersim.training.partition.routing import read_histogram
+from clustersim.training.schedules import Costs, Order, Orders, Schedule, beside, from_csv, schedule
+from clustersim.training.strategies.ddp import DDPConfig
+from clustersim.training.strategies.fsdp_config import FSDPConfig
 
 PARTIAL = "num_microbatches_with_partial_activation_checkpoints"
 OF_REPLICAS = (
@@ -114,7 +114,7 @@ def beyond(order: Order, count: int) -> frozenset[tuple[int, int]]:
     """(micro-batch, chunk) of the forwards that are not among the first ``count`` of their window, which is as many as
     may be in flight: those ahead of the first backward.
 
-    >>> from clustersim.schedules.notation import parse
+    >>> from clustersim.training.schedules.notation import parse
     >>> sorted(beyond(parse("F0 F1 F2 B0 F3 B1 F4 B2 B3 B4"), 2))
     [(2, 0)]
     """

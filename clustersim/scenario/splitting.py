@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from clustersim.errors import ScenarioError
-from clustersim.mesh import Mesh
-from clustersim.parallel import ModelShape, ParallelConfig, check, field_for, preset, recompute, translate
+from clustersim.core.errors import ScenarioError
+from clustersim.core.mesh import Mesh
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import Changes, Table, override
-from clustersim.schedules import schedule
-from clustersim.strategies.walk import accumulation
+from clustersim.training.parallel import ModelShape, ParallelConfig, check, field_for, preset, recompute, translate
+from clustersim.training.schedules import schedule
+from clustersim.training.strategies.walk import accumulation
 
 DEGREES = {"dp_shard": "data_parallel_shard_degree", "dp_replicate": "data_parallel_replicate_degree"}
 """The data-parallel degrees, as a mesh has them and as FSDP's own knobs say them."""

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import toy
 
+from clustersim.core.program import Compute
 from clustersim.engine import simulate
-from clustersim.flows.fairshare import max_min
-from clustersim.program import Compute
+from clustersim.engine.flows.fairshare import max_min
 
 
 def step(n, n_ops, groups, durations=1.0, slowdown=0.0):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tracemalloc
 
-from clustersim import sweeps
-from clustersim.sweeps.row import line
+from clustersim.studies import sweep as sweeps
+from clustersim.studies.sweep.row import line
 
 ROWS = 2000
 PAD = "x" * 3000

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import toy
 
-from clustersim import bench, fabrics, scenario
+from clustersim import scenario
+from clustersim.cluster import files as fabrics
+from clustersim.cluster.routes import router
 from clustersim.collectives import plan
+from clustersim.core.program import Collective
 from clustersim.engine import simulate
-from clustersim.program import Collective
-from clustersim.routing import router
+from tests.evidence import bench
 
 FSDP = "fsdp_llama3_405b_2048x8_h100"
 JITTER = {"run.jitter": 0.02, "run.steps": 1, "model.name": "llama3-8b"}

@@ -3,7 +3,7 @@
 
 import math
 
-from clustersim.schedules import SCHEDULES
+from clustersim.training.schedules import SCHEDULES
 
 
 def step_of(run):

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import msgspec
 
-from clustersim.texts import Table, data_table
+from clustersim.core.texts import Table, data_table
 
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
 """In NCCL's order, which settles ties."""

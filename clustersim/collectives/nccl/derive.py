@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from clustersim.arrays import Ints
+from clustersim.cluster.routes import Router, router
 from clustersim.collectives.base import Group
 from clustersim.collectives.nccl.view import Nic, NodeView, Slot, System, nvlink_line_rate
-from clustersim.device import device
-from clustersim.errors import TopologyError
-from clustersim.memo import kept_with_first
-from clustersim.routing import Router, router
-from clustersim.topology import CPU, NVSWITCH, PCIE_SWITCH, Topology
-from clustersim.transports import transport
+from clustersim.core.arrays import Ints
+from clustersim.core.device import device
+from clustersim.core.errors import TopologyError
+from clustersim.core.memo import kept_with_first
+from clustersim.core.topology import CPU, NVSWITCH, PCIE_SWITCH, Topology
+from clustersim.core.transports import transport
 
 PCIE_SHARE = 12 / 15.75
 """NCCL takes a gen3 x16 slot for 12 GB/s, and the others in proportion (nccl src/graph/topo.cc)."""

@@ -15,7 +15,7 @@ class Graph(msgspec.Struct, frozen=True):
     ----------
     pattern : one of the patterns above. min_channels, max_channels : what counts as a solution.
     bw_intra, bw_inter : [GB/s] per channel, between GPUs and to the NIC.
-    type_intra, type_inter : worst path class, by its place in :data:`clustersim.topology.PATH_CLASSES`.
+    type_intra, type_inter : worst path class, by its place in :data:`clustersim.core.topology.PATH_CLASSES`.
     same_channels : all channels visit the GPUs in one order.
     cross_nic : 0 enter and leave by one NIC, 2 alternate two NICs over pairs of channels.
     n_channels, hops : found; the tuner multiplies by n_channels. Kernels run on ``exec_channels`` of them.

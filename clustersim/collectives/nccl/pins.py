@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from clustersim.collectives.nccl.constants import PROTOCOLS
-from clustersim.errors import ProgramError, nearest
+from clustersim.core.errors import ProgramError, nearest
 
 _SPELT = {
     "Tree": "tree",

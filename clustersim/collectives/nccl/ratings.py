@@ -14,8 +14,8 @@ import msgspec
 from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS, Constants, constants
 from clustersim.collectives.nccl.graph import TREE, Graph
 from clustersim.collectives.nccl.view import NVB, NVL, PXB, PXN, Asked, System
-from clustersim.errors import ProgramError, nearest
-from clustersim.topology import PATH_CLASSES
+from clustersim.core.errors import ProgramError, nearest
+from clustersim.core.topology import PATH_CLASSES
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "all_reduce": ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree"),

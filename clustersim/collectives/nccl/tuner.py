@@ -20,7 +20,7 @@ from clustersim.collectives.nccl.ratings import KINDS, Rating, ratings
 from clustersim.collectives.nccl.search import exec_channels, search
 from clustersim.collectives.nccl.view import Asked, System
 from clustersim.collectives.registry import ALGORITHMS
-from clustersim.errors import ProgramError
+from clustersim.core.errors import ProgramError
 
 
 class Candidate(msgspec.Struct, frozen=True):

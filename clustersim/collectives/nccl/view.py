@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from clustersim.topology import PATH_CLASSES
+from clustersim.core.topology import PATH_CLASSES
 
 LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB, SYS, NET, DIS = range(len(PATH_CLASSES))
 """Path classes as numbers: smaller is nearer."""
@@ -53,7 +53,7 @@ class NodeView:
     nvlinks : (n, n) NVLinks between each pair of GPUs; empty if none are direct.
     nvswitch_links : NVLinks from each GPU to NVSwitches, 0 without.
     socket_host : machine each socket is in; sockets of one machine are joined.
-    cpu_vendor, cpu_model : as in :class:`clustersim.topology.NodeType`.
+    cpu_vendor, cpu_model : as in :class:`clustersim.core.topology.NodeType`.
     p2p : GPUs may read each other over PCIe.
     nvls : the switches reduce and multicast.
     c2c : [GB/s] of a coherent link between each GPU and its socket, 0 without.

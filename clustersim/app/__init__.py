@@ -1,0 +1,1 @@
+"""What a person sees: the commands (``cli``), pictures (``plots``), pages (``report``) and knobs (``explore``)."""

@@ -1,0 +1,210 @@
+"""``clustersim calibrate``: constants of a machine from its own measurements, written as a topology file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from clustersim.app.cli.common import (
+    PATH,
+    format_option,
+    json_option,
+    print_json,
+    rich_table,
+    stdout,
+    working,
+    write_picture,
+)
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.outputs import fresh, ours, output_folder, writing
+from clustersim.core.units import format_bandwidth, format_bytes, format_time
+
+if TYPE_CHECKING:
+    from clustersim.calibrate.fit.calibrated import Calibrated
+    from clustersim.calibrate.fit.solve import Fit
+    from clustersim.core.arrays import Bools
+
+
+@click.command(short_help="Fit a machine's constants to its measurements.")
+@click.argument("data", nargs=-1, required=True, type=PATH)
+@click.option("--topology", required=True, help="How the machine is built: a shipped topology, or a file.")
+@click.option("-o", "--out", type=PATH, required=True, help="The topology file to write.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Nodes of runs whose log does not say.  [as ranks need]")
+@click.option("--plots", type=PATH, help="A folder to draw the errors in.")
+@format_option
+@json_option
+def calibrate(
+    data: tuple[Path, ...], topology: str, out: Path, nodes: int | None, plots: Path | None, fmt: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Fit the constants of the time models to DATA of one machine, and write a topology file that carries them. DATA
+    are folders that clustersim capture wrote, or nccl-tests logs and tables in the columns of nccl_tests.csv."""
+    from clustersim.calibrate.fit.calibrated import MARK, topology_text
+
+    if out.suffix != ".toml":
+        raise ClusterSimError(f"-o {out}: a topology file ends with .toml")
+    ours(out, MARK.encode())
+    with working(f"fitting {', '.join(map(str, data))}"):
+        found = _fitted(data, topology, datetime.now(UTC).date().isoformat(), nodes, fmt)
+    base = os.path.relpath(topology, out.parent) if Path(topology).is_file() else topology
+    with writing(out), fresh(out) as file:
+        file.write_text(topology_text(found, out.stem, base), encoding="utf-8")
+    if plots is not None:
+        _draw(found, plots)
+    if as_json:
+        print_json(msgspec.to_builtins(_said(found)))
+    else:
+        _print(found)
+        click.echo(str(out))
+
+
+def _fitted(data: tuple[Path, ...], topology: str, date: str, nodes: int | None, fmt: str | None) -> Calibrated:
+    """From captures, or from logs."""
+    from clustersim.calibrate.fit.of_capture import calibrate_captures
+    from clustersim.calibrate.fit.of_logs import calibrate_logs
+    from clustersim.files.traces import FORMATS, files, sniff
+
+    if fmt is None:
+        captured = [all(sniff(file) is FORMATS["capture"] for file in files.files_of(path)) for path in data]
+    else:
+        captured = [fmt == "capture"] * len(data)
+    if all(captured):
+        return calibrate_captures(data, topology, date)
+    if any(captured):
+        raise ClusterSimError(f"{data[captured.index(True)]} is a capture, {data[captured.index(False)]} is none; "
+                              "calibrate one kind at a time")  # fmt: skip
+    return calibrate_logs(data, topology, date, nodes, fmt)
+
+
+def _draw(found: Calibrated, folder: Path) -> None:
+    """One picture for each part: predicted against measured, and errors by size before and after."""
+    import numpy as np
+
+    from clustersim.app import plots
+    from clustersim.core.ranges import size_class
+
+    with output_folder(folder):
+        for fit in found.fits:
+            classes = [size_class(s) for s in found.sizes] if fit.part == "nccl" else [fit.part] * len(fit.measured)
+            parts = [f"{word}: {name}" for word in ("before", "after") for name in classes]
+            times = np.concatenate([fit.before, fit.after])
+            figure = plots.accuracy(np.tile(fit.measured, 2), times, parts, part_name="size")
+            click.echo(write_picture(figure, folder / f"{fit.part}.png"), err=True)
+
+
+class Errors(msgspec.Struct, frozen=True):
+    """Median |relative error| of some rows, before and after a fit."""
+
+    rows: int
+    before: float
+    after: float
+
+
+class FittedOne(msgspec.Struct, frozen=True):
+    """A constant of a part: its value with the 95 % interval, and why it keeps its default; empty where it does not."""
+
+    part: str
+    name: str
+    value: float
+    low: float
+    high: float
+    default: float
+    refused: str
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What a calibration says: ``errors`` by part, of NCCL also ``by_size``; ``held_out``, the median error of rows
+    predicted from the other half of the sizes of ``held_out_of``; rows ``skipped``, by reason."""
+
+    constants: list[FittedOne]
+    errors: dict[str, Errors]
+    by_size: dict[str, Errors]
+    held_out_of: str
+    held_out: float | None
+    noise: float
+    skipped: Mapping[str, int]
+
+
+def _said(found: Calibrated) -> Said:
+    import numpy as np
+
+    return Said(
+        constants=[
+            FittedOne(fit.part, c.knob.name, c.value, c.low, c.high, c.knob.default, c.refused)
+            for fit in found.fits
+            for c in fit.constants
+        ],
+        errors={fit.part: _errors(fit, slice(None)) for fit in found.fits},
+        by_size=_by_size(found),
+        held_out_of=found.fits[0].part,
+        held_out=float(np.median(found.held_out)) if len(found.held_out) else None,
+        noise=found.noise,
+        skipped=found.skipped,
+    )
+
+
+def _by_size(found: Calibrated) -> dict[str, Errors]:
+    """Of NCCL's rows."""
+    import numpy as np
+
+    from clustersim.core.ranges import size_class
+
+    out: dict[str, Errors] = {}
+    for fit in found.fits:
+        of = np.array([size_class(size) for size in found.sizes]) if fit.part == "nccl" else np.empty(0)
+        for name in sorted(set(of.tolist()), key=lambda name: float(found.sizes[of == name].min())):
+            out[name] = _errors(fit, of == name)
+    return out
+
+
+def _errors(fit: Fit, rows: Bools | slice) -> Errors:
+    import numpy as np
+
+    measured = fit.measured[rows]
+    before, after = (float(np.median(np.abs(times[rows] / measured - 1.0))) for times in (fit.before, fit.after))
+    return Errors(len(measured), before, after)
+
+
+def _print(found: Calibrated) -> None:
+    from clustersim.calibrate.fit.solve import UNUSED
+
+    said = _said(found)
+    heads = ("part", "constant", "default", "fitted", "95 % interval", "kept, because")
+    unused = [one for one in said.constants if one.refused == UNUSED]
+    rows = (_cells(one) for one in said.constants if one.refused != UNUSED)
+    stdout().print(rich_table("constants", ((name, 2 <= i < 5) for i, name in enumerate(heads)), rows))
+    if unused:
+        click.echo(f"{len(unused)} constants keep their defaults, as {UNUSED.removesuffix('it')}them")
+    for line in _lines(said):
+        click.echo(line)
+    for reason, count in said.skipped.items():
+        click.echo(f"skipped {count}: {reason}")
+
+
+def _cells(one: FittedOne) -> Iterator[str]:
+    from clustersim.core.calibrated import unit_of
+
+    formats: dict[str, Callable[[float], str]] = {"s": format_time, "B/s": format_bandwidth, "B": format_bytes}
+    show = formats.get(unit_of(one.part, one.name), "{:.3g}".format)
+    yield from (one.part, one.name, show(one.default))
+    if one.refused:
+        yield from ("", "", one.refused)
+    else:
+        yield from (show(one.value), f"{show(one.low)} to {show(one.high)}", "")
+
+
+def _lines(said: Said) -> Iterator[str]:
+    for part, error in said.errors.items():
+        yield f"{part}: {error.rows} rows, median |error| {error.before:.1%} before and {error.after:.1%} after"
+    for name, error in said.by_size.items():
+        yield f"  {name}: {error.rows} rows, {error.before:.1%} before and {error.after:.1%} after"
+    if said.held_out is not None:
+        beside = f"; repeats of a row differ by {said.noise:.1%}" if said.noise == said.noise else ""
+        held_out = f"median |error| {said.held_out:.1%}{beside}"
+        yield f"{said.held_out_of}, half of the sizes fitted and the rest predicted: {held_out}"

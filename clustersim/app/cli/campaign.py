@@ -1,0 +1,77 @@
+"""``clustersim campaign``: a whole training of many steps, with everything that goes wrong on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from clustersim.app.cli.common import (
+    PATH,
+    json_option,
+    needs_out,
+    page_option,
+    rich_table,
+    say_study,
+    set_option,
+    stdout,
+    working,
+    written_study,
+)
+
+if TYPE_CHECKING:
+    from clustersim.studies.campaign import Answer
+
+
+@click.command(short_help="Simulate a whole training: weeks, failures, checkpoints.")
+@click.argument("scenario")
+@set_option
+@click.option(
+    "--replicas", type=click.IntRange(1, 1_000_000), default=1000, help="How often the training is simulated."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of what is drawn at random.")
+@click.option("--what-if", "what_if", is_flag=True, help="Say also what other choices would give.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="How many processes work at once.")
+@click.option("--out", type=PATH, help="Folder for campaign.json and pictures.")
+@page_option
+@json_option
+def campaign(
+    scenario: str, changes: tuple[str, ...], replicas: int, seed: int, what_if: bool, jobs: int, out: Path | None,
+    page: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Simulate the whole training that a scenario's [campaign] table describes, many times.
+
+    SCENARIO is a .toml file or the name of a shipped one. A step is simulated once for each state that the machine can
+    be in; then nodes fail at random times, the training saves, stops and restarts, and its steps add up. The answer is
+    days, goodput by each published definition, and a ledger whose parts add up to the elapsed time. With --out every
+    replica (one training) is kept, and the same command goes on after an interruption.
+    """
+    from clustersim import scenario as scenarios
+    from clustersim.studies import campaign as campaigns
+
+    needs_out(page, out)
+    loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
+    asked = campaigns.Asked(replicas, seed, jobs, what_if)
+    folder = None if out is None else campaigns.folder_for(loaded, out, asked)
+    with working(f"playing {loaded.name}") as progress:
+        said = campaigns.answer(loaded, asked, folder, progress)
+    wrote = []
+    if folder is not None:
+        from clustersim.app.report.campaign import pictures
+
+        wrote = written_study(folder, campaigns.FILE, said, pictures(said))
+    say_study(said, out, page, as_json, lambda pages: _print(said, wrote + pages))
+
+
+def _print(said: Answer, wrote: list[str]) -> None:
+    from clustersim.app.report.campaign import LABELS, campaign_words
+
+    console, page = stdout(), campaign_words(said)
+    console.say(page.verdict, *(f"{what:24s} {text}" for what, text in page.figures))
+    for section in page.sections:
+        if section.grid is not None:
+            console.print(rich_table(section.heading, section.grid.head, section.grid.rows))
+        console.say(*(f"{LABELS[section.id]}: {what}: {text}" for what, text in section.items))
+    if wrote:
+        console.say(f"wrote {', '.join(wrote)}")

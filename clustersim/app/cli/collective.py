@@ -1,0 +1,247 @@
+"""``clustersim collective``: what nccl-tests would print on a machine you may not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+import msgspec
+
+from clustersim.app.cli.common import json_option, print_json, working
+from clustersim.core.errors import ClusterSimError, nearest
+from clustersim.core.limits import MOST_VALUES, counted
+from clustersim.core.units import parse_message_size, parse_nccl_version
+
+if TYPE_CHECKING:
+    from clustersim.collectives.base import Group, Request
+    from clustersim.core.mesh import Mesh
+    from clustersim.core.topology import Topology
+
+NAMES = "all_reduce all_gather reduce_scatter broadcast reduce scatter gather all_to_all send sendrecv barrier"
+KINDS = {**{name: name for name in NAMES.split()}, "alltoall": "all_to_all"}
+REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
+ROOTED = {"broadcast", "reduce", "scatter", "gather"}
+SPLIT = {"all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"}
+TYPES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16", "fp64": "double", "uint8": "uint8", "fp8": "f8e4m3"}
+# nccl-tests' own columns, widths and units (src/util.cu); ours stand where it prints the in-place results.
+COLUMNS = (
+    ("size", "(B)", 12),
+    ("count", "(elements)", 12),
+    ("type", "", 8),
+    ("redop", "", 6),
+    ("root", "", 6),
+    ("time", "(us)", 7),
+    ("algbw", "(GB/s)", 6),
+    ("busbw", "(GB/s)", 6),
+    ("#wrong", "", 6),
+    ("bound", "(us)", 8),
+    ("algo", "", 9),
+    ("proto", "", 6),
+    ("nch", "", 3),
+)
+
+
+class Asked(msgspec.Struct):
+    """The options, by their names."""
+
+    size: str | None
+    minbytes: str | None
+    maxbytes: str | None
+    stepfactor: int | None
+    stepbytes: str | None
+    dtype: str
+    redop: str
+    root: int
+    algorithm: str | None
+    protocol: str | None
+    channels: int | None
+    backend: str | None
+    fidelity: Literal["flow", "chunk"]
+    launch: Literal["process_per_gpu", "single_process", "threads"]
+    nccl_version: tuple[int, int]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A line: what was timed, how long it takes, and what was chosen for it."""
+
+    collective: str
+    size_bytes: int
+    count: int
+    dtype: str
+    redop: str
+    root: int
+    time_us: float
+    algbw_GBps: float
+    busbw_GBps: float
+    lower_bound_us: float
+    algorithm: str
+    protocol: str
+    channels: int
+    notes: list[str]
+    fidelity: str
+
+
+@click.command(short_help="Time a collective, as nccl-tests prints it.")
+@click.argument("kind")
+@click.option("--topology", required=True, help="The machine: a shipped topology, or a .toml file.")
+@click.option("--nodes", type=click.IntRange(min=1), default=1, help="How many nodes.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="Ranks on each node.  [all its GPUs]")
+@click.option("--size", help="One message size, such as 1GiB (the full tensor, as nccl-tests counts).")
+@click.option("-b", "--minbytes", help="First size of a sweep.")
+@click.option("-e", "--maxbytes", help="Last size of a sweep.")
+@click.option("-f", "--stepfactor", type=click.IntRange(min=2), help="Factor between two sizes.  [2]")
+@click.option("-i", "--stepbytes", help="Bytes between two sizes, instead of a factor.")
+@click.option("-d", "--dtype", type=click.Choice(sorted(TYPES)), default="fp32", help="Of the elements.")
+@click.option("-o", "--op", "redop", type=click.Choice(["sum", "prod", "min", "max", "avg"]), default="sum",
+              help="How ranks' elements are joined.")  # fmt: skip
+@click.option("-r", "--root", type=click.IntRange(min=0), default=0, help="The rank that sends to all, or gets all.")
+@click.option("--algorithm", help="Force one, as NCCL_ALGO or coll_tuned_*_algorithm do.")
+@click.option("--protocol", help="Force one, as NCCL_PROTO does: LL, LL128 or Simple; of mpi: vader, tcp or ucx.")
+@click.option("--channels", type=click.IntRange(min=1), help="Force a number, as NCCL_MIN_ and NCCL_MAX_NCHANNELS do.")
+@click.option(
+    "--backend",
+    type=click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"]),
+    help="The library; mpi_cuda is Open MPI with CUDA support.  [nccl; gloo where there is no GPU]",
+)
+@click.option("--fidelity", type=click.Choice(["flow", "chunk"]), default="flow",
+              help="Play a collective as one flow, or every transfer of it, which is slower.")  # fmt: skip
+@click.option("--launch", type=click.Choice(["process_per_gpu", "single_process", "threads"]),
+              default="process_per_gpu", help="Who drives the GPUs of a node.")  # fmt: skip
+@click.option("--nccl-version", default="2.28", help="The NCCL whose choices are predicted.")
+@json_option
+def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, as_json: bool, **options: Any) -> None:
+    """Time one collective over every rank. KIND is all_reduce, all_gather, reduce_scatter, broadcast, reduce, scatter,
+    gather, all_to_all, send (rank 0 to 1), sendrecv (every rank to the next) or barrier."""
+    from clustersim.cluster import files as fabrics
+    from clustersim.collectives import fitted as fitting
+    from clustersim.collectives import usual_backend
+
+    asked = Asked(**options | {"nccl_version": parse_nccl_version(options["nccl_version"])})
+    name = KINDS.get(kind.removesuffix("_perf"))
+    if name is None:
+        raise ClusterSimError(f"no collective {kind!r}; {nearest(kind, KINDS)}")
+    nbytes = [0] if name == "barrier" else list(sizes(asked))
+    machine = fitting.load(topology, nodes=nodes)
+    mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=gpus_per_node)
+    asked.backend = asked.backend or usual_backend(machine, mesh.gpus)
+    with working(f"{name} over {mesh.world_size} ranks of {machine.name}"):
+        rows = [_row(name, float(size), machine, mesh, asked) for size in nbytes]
+    if as_json:
+        plain = msgspec.to_builtins(rows)
+        print_json({"topology": machine.name, "nodes": nodes, "ranks": mesh.world_size, "rows": plain})
+    else:
+        _print(rows, machine.name, nodes, mesh.world_size)
+
+
+def sizes(asked: Asked) -> Iterator[int]:
+    """Message sizes [bytes], as nccl-tests' ``-b -e -f -i`` make them; its default is 32 MiB alone."""
+    size, first, last = asked.size, asked.minbytes, asked.maxbytes
+    if size is not None and (first or last):
+        raise ClusterSimError("write either --size or a sweep (--minbytes, --maxbytes), not both")
+    low = parse_message_size(size or first or last or "32M")
+    high = parse_message_size(size or last or first or "32M")
+    if high < low:
+        raise ClusterSimError(f"--maxbytes {last} is below --minbytes {first}")
+    step = parse_message_size(asked.stepbytes) if asked.stepbytes else 0
+    if step and asked.stepfactor:
+        raise ClusterSimError("write either --stepfactor or --stepbytes, not both")
+    if step:
+        counted((high - low) // step + 1, MOST_VALUES, f"--stepbytes {asked.stepbytes}: sizes", ClusterSimError)
+    while low <= high:
+        yield low
+        low = low + step if step else low * (asked.stepfactor or 2)
+
+
+def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, asked: Asked) -> Row:
+    from clustersim import collectives
+    from clustersim.collectives.base import Group, Request
+    from clustersim.core.program import DTYPE_BYTES
+
+    request = Request(
+        kind,
+        nbytes,
+        dtype=asked.dtype,
+        redop=asked.redop,
+        root=asked.root,
+        algorithm=asked.algorithm,
+        protocol=asked.protocol,
+    )
+    group = Group(topology, mesh.gpus, asked.launch, asked.nccl_version)
+    plan = collectives.plan(request, group, backend=asked.backend or "nccl", n_channels=asked.channels)
+    seconds = plan.time(topology.link_bandwidth)
+    if asked.fidelity == "chunk":
+        seconds = _chunked(request, group, mesh, asked)
+    rate = nbytes / seconds if seconds else 0.0
+    return Row(
+        collective=kind,
+        size_bytes=int(nbytes),
+        count=int(nbytes) // DTYPE_BYTES[asked.dtype] // (mesh.world_size if kind in SPLIT else 1),
+        dtype=asked.dtype,
+        redop=asked.redop if kind in REDUCING else "none",
+        root=asked.root if kind in ROOTED else -1,
+        time_us=seconds * 1e6,
+        algbw_GBps=rate / 1e9,
+        busbw_GBps=rate * plan.bus_factor / 1e9,
+        lower_bound_us=plan.lower_bound * 1e6,
+        algorithm=plan.algorithm,
+        protocol=plan.protocol,
+        channels=plan.n_channels,
+        notes=[],
+        fidelity=asked.fidelity,
+    )
+
+
+def _chunked(request: Request, group: Group, mesh: Mesh, asked: Asked) -> float:
+    """Seconds when every step of the algorithm is played by itself."""
+    from clustersim import collectives, engine
+    from clustersim.core.program import Collective, Program, Role
+
+    if request.kind in {"send", "sendrecv"}:
+        raise ClusterSimError(f"--fidelity chunk is for collectives; a {request.kind} has one step")
+    ranks = mesh.world_group()
+    op = Collective(
+        request.kind,
+        request.kind,
+        request.nbytes,
+        ranks,
+        dtype=request.dtype,
+        redop=request.redop,
+        root=request.root,
+        algorithm=request.algorithm,
+        protocol=request.protocol,
+    )
+    timeline = engine.simulate(
+        Program(mesh.world_size, (Role("worker", ranks[0], (op,)),)),
+        group.topology,
+        mesh,
+        planner=lambda wanted, on: collectives.plan(wanted, on, asked.backend or "nccl", asked.channels),
+        fidelity="chunk",
+        launch=group.launch,
+        nccl_version=group.nccl_version,
+    )
+    return timeline.makespan
+
+
+def _print(rows: list[Row], topology: str, nodes: int, ranks: int) -> None:
+    click.echo(f"# {rows[0].collective} on {topology}: {nodes} node(s), {ranks} ranks (predicted)")
+    click.echo("#" + " " * 54 + "out-of-place")
+    click.echo("#" + _line([name for name, _, _ in COLUMNS])[1:])
+    click.echo("#" + _line([unit for _, unit, _ in COLUMNS])[1:])
+    for row in rows:
+        asked = (row.size_bytes, row.count, TYPES[row.dtype], row.redop, row.root)
+        rates = (_time(row.time_us), f"{row.algbw_GBps:.2f}", f"{row.busbw_GBps:.2f}", "N/A", _time(row.lower_bound_us))
+        click.echo(_line([*asked, *rates, row.algorithm, row.protocol, row.channels]))
+    average = sum(row.busbw_GBps for row in rows) / len(rows)
+    click.echo(f"# Avg bus bandwidth    : {average:g}")
+    for note in dict.fromkeys(note for row in rows for note in row.notes):
+        click.echo(f"# {note}")
+
+
+def _line(cells: Sequence[str | int]) -> str:
+    return "  ".join(f"{cell:>{width}}" for cell, (_, _, width) in zip(cells, COLUMNS, strict=True)).rstrip()
+
+
+def _time(microseconds: float) -> str:
+    """As nccl-tests prints a time: fewer decimals the longer it is."""
+    return f"{microseconds:.0f}" if microseconds >= 10000 else f"{microseconds:.{1 if microseconds >= 100 else 2}f}"

@@ -1,0 +1,241 @@
+"""What the commands share: options, JSON and progress."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.limits import MOST_RANKS, counted
+from clustersim.core.outputs import fresh, json_text, writing
+from clustersim.core.texts import short, shown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+    from clustersim.app.cli.fitting import Terminal
+    from clustersim.core.outputs import Folder
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+PATH = click.Path(path_type=Path)
+json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
+set_option: Decorator = click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY.PATH=VALUE",
+    help="Change one value of the scenario, written as in its file; KEY= takes it away. May be repeated.",
+)
+ranks_option: Decorator = click.option(
+    "--ranks", "--rank", "ranks", multiple=True, metavar="0-7,12", help="Only these ranks; may be repeated."
+)
+
+format_option: Decorator = click.option(
+    "--format", "fmt", metavar="FORMAT", help="The format of trace files.  [found by their content]"
+)
+
+page_option: Decorator = click.option("--report", "page", type=PATH, help="Write the answer as one HTML page, too.")
+jobs_option: Decorator = click.option(
+    "--jobs", type=click.IntRange(min=1), help="How many processes work at once.  [one a core]"
+)
+
+WIDTH = 100
+"""Columns of what is no terminal and does not say."""
+QUIET_SECONDS = 2.0
+"""How long a command may work without saying so."""
+
+
+def print_json(value: Any) -> None:
+    """JSON on stdout."""
+    click.echo(json_text(value).decode(), nl=False)
+
+
+def stdout() -> Terminal:
+    """A rich console on stdout, whose tables fit it; of :data:`WIDTH` columns when stdout is a file."""
+    from clustersim.app.cli.fitting import Terminal
+
+    return Terminal(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH, highlight=False)
+
+
+def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[str]], words: int = 1) -> Iterator[str]:
+    """The lines of a Markdown table whose first ``words`` columns are words and whose others are numbers."""
+    titles = list(headings)
+    yield _markdown_row(titles)
+    yield "|---" * words + "|--:" * (len(titles) - words) + "|"
+    yield from map(_markdown_row, rows)
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"
+
+
+def number_table(
+    title: str, headings: Iterable[str], rows: Iterable[Iterable[str]], words: int = 1, **options: Any
+) -> Table:
+    """A table of texts for a terminal, whose first ``words`` columns are words and whose others are numbers."""
+    return rich_table(title, ((name, i >= words) for i, name in enumerate(headings)), rows, **options)
+
+
+def rich_table(title: str, head: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str]], **options: Any) -> Table:
+    """A table of texts for a terminal; ``head`` has each column's heading, and whether it holds numbers."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title), title_justify="left", **options)
+    for name, numeric in head:
+        table.add_column(escape(name), justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def needs_out(page: Path | None, out: Path | None) -> None:
+    """Raise :class:`click.UsageError` for a page without the folder that it is made of."""
+    if page is not None and out is None:
+        raise click.UsageError("--report needs --out: the page is made of what is there")
+
+
+def written_study(folder: Folder, file: str, said: object, figures: Mapping[str, Figure]) -> list[str]:
+    """Write a study's answer and its pictures to its folder; returns what was written."""
+    from clustersim.app import plots
+
+    pictures = {f"{name}.png": partial(plots.save, figure) for name, figure in figures.items()}
+    folder.write(file, said, pictures)
+    return [f"{folder.path}/{name}" for name in (file, *pictures)]
+
+
+def say_study(
+    said: object, out: Path | None, page: Path | None, as_json: bool, show: Callable[[list[str]], None]
+) -> None:
+    """Write the page of a study that is in a folder, where one is asked for; then print JSON, or ``show`` it.
+
+    ``show`` is given the names of the pages that were written.
+    """
+    pages = []
+    if page is not None and out is not None:
+        from clustersim.app.report import write_study
+
+        write_study(out, page)
+        pages.append(str(page))
+    if as_json:
+        print_json(said)
+    else:
+        show(pages)
+
+
+def label_of(strategy: str, variant: str, *, split: bool = False) -> str:
+    """A row of strategies side by side; ways to split a model all have one strategy, which is left out."""
+    return variant if split else f"{strategy} {variant}".strip()
+
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def picture_path(path: Path) -> Path:
+    """A path a picture can be written to. Raises :class:`ClusterSimError` for another suffix, or no folder."""
+    if path.suffix not in PICTURES:
+        raise ClusterSimError(f"{path}: a picture is a .png, .svg or .pdf, not {path.suffix or 'nothing'!r}")
+    if not path.parent.is_dir():
+        raise ClusterSimError(f"{path}: cannot be written: there is no folder {str(path.parent)!r}")
+    return path
+
+
+def write_picture(figure: Figure, path: Path, dpi: int = 180) -> str:
+    """Write a figure, whole or not at all; returns the line that says so. Raises :class:`ClusterSimError`."""
+    from clustersim.app import plots
+
+    with writing(path), fresh(picture_path(path)) as temporary:
+        plots.save(figure, temporary, dpi)
+    return f"wrote {path}: {plots.alt_text(figure)}"
+
+
+class Progress:
+    """How far some work is; :meth:`show` tells stderr, from a thread of its own, once it takes long."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.done, self.total = what, 0, 0
+        self.over = threading.Event()
+
+    def name(self, what: str) -> None:
+        """Called by the work: what it does now."""
+        self.what = what
+
+    def __call__(self, done: int, total: int) -> None:
+        """Called by the work: ``done`` of ``total`` steps."""
+        self.done, self.total = done, total
+
+    def show(self) -> None:
+        """Wait :data:`QUIET_SECONDS`, then say on a terminal what is going on, how far it is and how long it may take;
+        nothing elsewhere, where nobody looks at it."""
+        if self.over.wait(QUIET_SECONDS):
+            return
+        from rich import progress
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            return
+        columns = (
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("so far,"),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("left"),
+        )
+        with progress.Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(self.what, total=None)
+            while not self.over.wait(0.1):
+                bar.update(task, description=self.what, completed=self.done, total=self.total or None)
+
+
+@contextmanager
+def working(what: str) -> Iterator[Progress]:
+    """Say on stderr what takes long, once it has. The block may tell how far it is through what this yields."""
+    told = Progress(what)
+    thread = threading.Thread(target=told.show, daemon=True)
+    thread.start()
+    try:
+        yield told
+    finally:
+        told.over.set()
+        thread.join()
+
+
+def rank_list(texts: tuple[str, ...]) -> list[int] | None:
+    """``("0-7,12",)`` as ranks; None for nothing. Raises :class:`ClusterSimError`."""
+    found: list[int] = []
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        low, dash, high = part.partition("-")
+        digits = len(part) <= 40 and low.isdecimal() and (not dash or high.isdecimal())
+        if not digits or (dash and int(high) < int(low)):
+            raise ClusterSimError(f"cannot read {shown(part)} as ranks; write them like '0-7,12' (at --ranks)")
+        counted(int(high or low) - int(low), MOST_RANKS, f"--ranks {short(part)}: ranks", ClusterSimError)
+        found += range(int(low), int(high or low) + 1)
+    return found or None
+
+
+def rank_words(ranks: Sequence[int], world_size: int) -> str:
+    """``"ranks 0-7, 12 of 1,024"``, or ``"all 8 ranks"``."""
+    if len(ranks) == world_size:
+        return f"all {world_size:,} ranks" if world_size > 1 else "the only rank"
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = ", ".join(f"{low}-{high}" if high > low else f"{low}" for low, high in runs)
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {words} of {world_size:,}"

@@ -1,0 +1,58 @@
+"""``clustersim compare-strategies``: one table of every strategy on a scenario's machine and model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from clustersim.app.cli.common import json_option, label_of, number_table, print_json, set_option, stdout, working
+from clustersim.core.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from clustersim.studies.what_if.comparison import Compared
+
+
+@click.command("compare-strategies", short_help="Run every strategy on a scenario's machine and model.")
+@click.argument("scenario")
+@set_option
+@json_option
+def compare_strategies(scenario: str, changes: tuple[str, ...], as_json: bool) -> None:
+    """Run every strategy on the machine and model of SCENARIO, a .toml file or the name of a shipped one.
+
+    Batch, accumulation and parameter type are the scenario's own; everything else is each strategy's default. A model
+    that [parallel] splits is split in other ways instead: other schedules, other degrees, the same samples in a step.
+    """
+    from clustersim import scenario as scenarios
+    from clustersim.studies.what_if.comparison import compare
+
+    with working(f"comparing strategies on {scenario}") as progress:
+        rows = compare(scenario, scenarios.parse_overrides(changes), progress)
+    if as_json:
+        print_json({"scenario": scenario, "rows": msgspec.to_builtins(rows)})
+    else:
+        _print(scenario, rows, split=len({row.strategy for row in rows}) == 1)
+
+
+def _print(scenario: str, rows: list[Compared], *, split: bool) -> None:
+    """Ways to split have a bubble, and their samples a second are said by the step: it has the same samples in all."""
+    first, other = ("split", "bubble") if split else ("strategy", "samples/s")
+    heads = (first, "step time", other, "exposed transfer", "waiting", "peak memory", "sent per GPU and step", "fits")
+    console = stdout()
+    title = f"{'ways to split' if split else 'strategies on'} {scenario}"
+    named = [(label_of(row.strategy, row.variant, split=split), row) for row in rows]
+    console.print(number_table(title, heads, ([name, *_cells(row, split=split)] for name, row in named)))
+    console.say(*(f"- {name}: {row.reason}" for name, row in named if row.reason))
+
+
+def _cells(row: Compared, *, split: bool) -> list[str]:
+    if row.fits is None:
+        return [*[""] * 6, "-"]
+    step, bubble, exposed, waiting = (
+        format_time(seconds or 0.0)
+        for seconds in (row.step_time_s, row.bubble_s, row.exposed_transfer_s, row.waiting_for_peer_s)
+    )
+    memory, sent = (format_bytes(number or 0.0) for number in (row.peak_memory_bytes, row.bytes_sent_per_gpu))
+    other = bubble if split else f"{row.samples_per_s:,.1f}"
+    return [step, other, exposed, waiting, memory, sent, "yes" if row.fits else "no"]

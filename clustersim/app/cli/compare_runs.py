@@ -1,0 +1,50 @@
+"""``clustersim compare``: where two runs differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from clustersim.app.cli.common import PATH, format_option, json_option, picture_path, print_json, working, write_picture
+from clustersim.app.cli.explain import load
+
+
+@click.command(short_help="Say where two runs differ, worst first.")
+@click.argument("a")
+@click.argument("b")
+@click.option("--top", type=click.IntRange(min=1), default=10, help="How many differences to print.")
+@click.option("--plot", type=PATH, help="Draw both on one time axis (.png, .svg, .pdf).")
+@format_option
+@json_option
+def compare(a: str, b: str, top: int, plot: Path | None, fmt: str | None, as_json: bool) -> None:
+    """Say where two runs differ, worst first.
+
+    A and B are folders that `clustersim run --out` wrote, scenarios, or profiler traces, one of each if you like.
+    """
+    from clustersim.explain.compare import compare as compared
+    from clustersim.explain.compare import sentences
+
+    if plot is not None:
+        picture_path(plot)
+    one, other = load(a, fmt=fmt), load(b, fmt=fmt)
+    with working("comparing"):
+        found = compared(one.timeline, other.timeline)
+    names = f"A: {one.title}", f"B: {other.title}"
+    drawn = ""
+    if plot is not None:
+        from clustersim.app import plots
+
+        with working(f"drawing {plot}"):
+            figure = plots.gantt_pair((names[0], one.timeline), (names[1], other.timeline))
+            drawn = write_picture(figure, plot)
+    if as_json:
+        print_json({"a": one.title, "b": other.title, **msgspec.structs.asdict(found)})
+        return
+    for text in (*names, *found.text):
+        click.echo(text)
+    for i, text in enumerate(sentences(found, top), 1):
+        click.echo(f"{i:2d}. {text}")
+    if drawn:
+        click.echo(drawn)

@@ -1,0 +1,140 @@
+"""``clustersim import`` and ``clustersim export-config``: training frameworks' launch files in and out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from clustersim.app.cli.common import PATH, json_option, print_json, set_option
+from clustersim.app.cli.new import write_new
+from clustersim.core.errors import ClusterSimError, ScenarioError
+from clustersim.core.outputs import together, writing
+from clustersim.core.texts import is_folder
+
+if TYPE_CHECKING:
+    from clustersim.files.launch import Exported, Imported
+    from clustersim.scenario import Scenario
+
+FRAMEWORKS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nemo")
+
+
+@click.command("import", short_help="Make a scenario of a framework's launch files.")
+@click.argument("files", nargs=-1, required=True, type=PATH)
+@click.option("-o", "--out", "out", required=True, type=PATH, help="The scenario to write: a .toml file.")
+@click.option(
+    "--from", "framework", type=click.Choice(FRAMEWORKS), help="Whose files they are.  [found by their content]"
+)
+@click.option("--topology", help="The machine, a shipped topology or a file: launch files do not say it.")
+@click.option("--nodes", type=click.IntRange(1, 10_000_000), help="How many nodes, where no launcher says it.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 10_000_000), help="Ranks on each node.  [all its GPUs]")
+@click.option("--model", help="A shipped model or a config.json, where the files name none.")
+@json_option
+def import_(
+    files: tuple[Path, ...], out: Path, framework: str | None, topology: str | None, nodes: int | None,
+    gpus_per_node: int | None, model: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Make a scenario of FILES: a Megatron-LM script or YAML, a torchtitan TOML, a DeepSpeed JSON with the script that
+    is launched with it, an accelerate YAML with the Trainer's arguments, or a NeMo or Megatron-Bridge recipe.
+
+    Options that change time or memory become fields, or are named with what is played instead; what contradicts is an
+    error. Nothing in a script is run.
+    """
+    from clustersim import scenario
+    from clustersim.core.tomls import toml_text
+    from clustersim.files import launch as exchange
+
+    machine = {"topology": _beside(topology, out), "nodes": nodes, "gpus_per_node": gpus_per_node}
+    found = exchange.read(files, machine, framework=framework, model=_beside(model, out), path=out)
+    told = list(_told(found))
+    about = f"From {', '.join(file.name for file in files)} of {found.framework.title}: `clustersim run {out.name}`."
+    comment = "".join(f"# {' '.join(line.split())}\n" for line in (about, *told))
+    write_new(out, comment + "\n" + toml_text(found.tables), scenario.load, said=not as_json)
+    if as_json:
+        print_json({
+            "framework": found.framework.name, "version": found.framework.version, "scenario": found.tables,
+            "notes": found.notes, "mapped": found.mapped, "not_played": found.unplayed, "unknown": found.unknown,
+            "ignored": found.ignored, "wrote": str(out),
+        })  # fmt: skip
+    else:
+        click.echo("\n".join(told))
+
+
+def _beside(path: str | None, out: Path) -> str | None:
+    """A path as the scenario has it, whose paths start at its own folder; names stay."""
+    if path is None or not (path.endswith((".toml", ".json")) or "/" in path):
+        return path
+    beside = os.path.relpath(path, out.parent)
+    return beside if "/" in beside else f"./{beside}"
+
+
+def _told(found: Imported) -> list[str]:
+    lines = [f"options read: {len(found.mapped)}, by their names in {found.framework.version}", *found.notes]
+    lines += [f"not played: {name}: {why}" for name, why in found.unplayed.items()]
+    if found.unknown:
+        lines.append(f"unknown options, left out: {len(found.unknown)}: {', '.join(found.unknown)}")
+    if found.ignored:
+        lines.append(f"options that change neither time nor memory, left out: {len(found.ignored)}")
+    return lines
+
+
+@click.command("export-config", short_help="Write a scenario as a framework's launch files.")
+@click.argument("scenario")
+@click.option("--to", "to", required=True, type=click.Choice(FRAMEWORKS[:-1]), help="The framework that reads them.")
+@click.option("-o", "--out", "out", type=PATH, help="The file to write.  [printed]")
+@click.option("--option", "option", type=click.IntRange(min=1),
+              help="Of a plan's folder: which option of its front, fastest first.  [1]")  # fmt: skip
+@set_option
+@json_option
+def export_config(
+    scenario: str, to: str, out: Path | None, option: int | None, changes: tuple[str, ...], as_json: bool
+) -> None:
+    """Write SCENARIO (a file, a shipped name, or the folder of a plan) as the launch files of a framework.
+
+    What the framework has no word for is named, with what it would be instead: the files are read back to find it.
+    """
+    from clustersim.files import launch as exchange
+    from clustersim.scenario import parse_overrides
+
+    made = _scenario(scenario, option).changed(parse_overrides(changes))
+    found = exchange.written(made, to, out.stem if out else "launch")
+    wrote = _write(found, out) if out else []
+    if as_json:
+        print_json({"framework": to, "version": found.framework.version, "texts": found.texts, "wrote": wrote,
+                    "no_word_for": found.wordless})  # fmt: skip
+        return
+    if out is None:
+        for name, text in found.texts.items():
+            click.echo(f"# ---- {name}\n{text}" if len(found.texts) > 1 else text, nl=False)
+    for line in [f"wrote {name}" for name in wrote]:
+        click.echo(line)
+    for line in found.wordless:
+        click.echo(f"{found.framework.title} has no word for {line}", err=out is None)
+
+
+def _scenario(name: str, option: int | None) -> Scenario:
+    """A scenario, or an option of a plan's front."""
+    from clustersim import scenario
+    from clustersim.studies import plan as planner
+
+    if is_folder(name):
+        return planner.option_of(Path(name), option or 1)[0]
+    if option is not None:
+        raise ScenarioError(f"--option {option}: {name} is no folder that clustersim plan --out wrote")
+    return scenario.load(name)
+
+
+def _write(found: Exported, out: Path) -> list[str]:
+    """The files, together; existing ones are left alone."""
+    names = list(found.texts)
+    if out.name not in names:
+        raise ClusterSimError(f"{out}: these files end in {Path(names[0]).suffix}")
+    for name in names:
+        if (out.parent / name).exists():
+            raise ClusterSimError(f"{out.parent / name}: is there already; choose another name")
+    with writing(out), together(out.parent) as path_of:
+        for name, text in found.texts.items():
+            path_of(name).write_text(text, encoding="utf-8")
+    return [str(out.parent / name) for name in names]

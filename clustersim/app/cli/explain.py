@@ -1,0 +1,134 @@
+"""``clustersim explain``: why a run took as long as it did, in plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from clustersim.app.cli.common import format_option, json_option, print_json, set_option, working
+from clustersim.core.errors import TraceError
+
+if TYPE_CHECKING:
+    from clustersim.core.timeline import Timeline
+    from clustersim.explain.explain import Explanation
+    from clustersim.explain.waterfall import Waterfall
+    from clustersim.files.traces.saved import SavedRun
+    from clustersim.scenario.running import Prepared
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A run by name, what it is called; and its parts where it was simulated now."""
+
+    run: SavedRun
+    title: str
+    prepared: Prepared | None = None
+
+    @property
+    def timeline(self) -> Timeline:
+        """What happened."""
+        return self.run.timeline
+
+
+@click.command(short_help="Say why a run took as long as it did.")
+@click.argument("run")
+@set_option
+@click.option("--top", type=click.IntRange(min=1), default=10, help="How many causes to print.")
+@click.option("--rerun", is_flag=True, help="Simulate again with each thing changed, however long that takes.")
+@format_option
+@json_option
+def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, fmt: str | None, as_json: bool) -> None:
+    """Say why a run took as long as it did.
+
+    RUN is a folder that `clustersim run --out` wrote, a scenario (a .toml file or the name of a shipped one), which is
+    simulated first, or a profiler's trace (a file, or a folder with one per rank).
+    """
+    from clustersim.explain.explain import explain as explained
+    from clustersim.studies.what_if.otherwise import each_change, otherwise
+
+    loaded = load(run, changes, fmt=fmt)
+    if rerun and loaded.prepared is None:
+        raise click.UsageError("--rerun needs a scenario: this run is over")
+    with working(f"explaining {loaded.title}") as progress:
+        found = explained(loaded.timeline, loaded.run.facts, top=top)
+        other = otherwise(loaded.prepared, loaded.timeline, found, asked=rerun, doing=progress.name)
+    did: list[str] = []
+    idle: list[str] = []  # what was changed and made no difference, and why
+    if loaded.prepared is not None and loaded.prepared.scenario.changes:
+        with working("running without each change"):
+            did, idle = each_change(loaded.prepared.scenario, loaded.timeline)
+    if as_json:
+        choices = [one.to_dict() for one in other.choices]
+        more = {"rerun": other.again, "choices": choices, "changes": did, "idle_knobs": idle}
+        print_json({"run": loaded.title, **found.to_dict(), **more})
+    else:
+        _print(loaded.title, found, did + other.text, idle)
+
+
+def load(run: str, changes: tuple[str, ...] = (), *more: str, fmt: str | None = None) -> Loaded:
+    """A run by name; simulates a scenario. ``more`` : the other files of a trace. ``fmt`` : a trace's format.
+
+    Raises :class:`ClusterSimError` for one that cannot be found or read.
+    """
+    from clustersim import scenario as scenarios
+
+    path = Path(run)
+    if more or path.is_dir() or (path.is_file() and path.suffix != ".toml"):
+        if changes:
+            raise TraceError(f"{run}: --set changes a scenario, and this is a run that is over")
+        return _over(path, *map(Path, more), fmt=fmt)
+    loaded = scenarios.load(run, scenarios.parse_overrides(changes))
+    with working(f"simulating {loaded.name}") as progress:
+        result = loaded.run(progress)
+    return Loaded(result.saved, result.scenario.title, result.prepared)
+
+
+def _over(path: Path, *more: Path, fmt: str | None = None) -> Loaded:
+    """A run that was saved or measured; of a replay's folder, what was simulated."""
+    from clustersim.app.cli.replay import SIMULATED, is_replay
+    from clustersim.core.facts import Facts
+    from clustersim.files import traces
+    from clustersim.files.traces.saved import NAME, SavedRun, load_run
+
+    if not more and path.is_dir() and is_replay(path):
+        path = path / SIMULATED
+    if not more and (path.suffix == ".npz" or (path / NAME).exists()):
+        run = load_run(path)
+        return Loaded(run, run.facts.title or path.name)
+    read = traces.read([path, *more], fmt)
+    if isinstance(read, traces.Samples | traces.Told):
+        raise TraceError(f"{path}: a table or a log has no run to explain; `clustersim trace` tells what it holds")
+    title = f"{path.name}{f' and {len(more)} more' if more else ''}"
+    return Loaded(SavedRun(read, None, Facts(title=title)), title)
+
+
+def _print(title: str, found: Explanation, whatif: list[str], idle: list[str]) -> None:
+    """Sentences on stdout, one a line however long: they are for reading and for searching."""
+    click.echo(f"{title}: {found.verdict}")
+    click.echo(f"where the time goes: {found.shares}")
+    for line in _falls(found.waterfall):
+        click.echo(line)
+    click.echo(f"ranks: {found.ranks}")
+    for i, text in enumerate(found.causes, 1):
+        click.echo(f"{i:2d}. {text}")
+    for text in found.path:
+        click.echo(f"critical path: {text}")
+    for text in whatif:
+        click.echo(f"what if: {text}")
+    for text in found.warnings + idle:
+        click.echo(f"warning: {text}")
+
+
+def _falls(rows: Sequence[Waterfall]) -> Iterator[str]:
+    """The waterfall as lines of a table."""
+    from clustersim.explain.waterfall import table
+
+    heads, lines = table(rows)
+    if heads:
+        yield f"from peak to MFU, % of time  {'':2}" + "".join(f"{head:>7}" for head in heads)
+    for word, cells in lines:
+        yield f"   {word:28}" + "".join(f"{cell:>7}" for cell in cells)

@@ -1,0 +1,131 @@
+"""``clustersim memory``: who keeps what on a GPU, when it is fullest, and the largest micro-batch that fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from clustersim.app.cli.common import json_option, label_of, number_table, print_json, set_option, stdout, working
+from clustersim.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from clustersim.studies.what_if.memory_table import Kept, Refused
+
+
+@click.command(short_help="Say what fills a GPU's memory, and what would fit.")
+@click.argument("scenario")
+@click.option("--all", "every", is_flag=True, help="Compare every strategy, or every way to split the model.")
+@set_option
+@json_option
+def memory(scenario: str, every: bool, changes: tuple[str, ...], as_json: bool) -> None:
+    """Print the bytes of one GPU by part for SCENARIO, a .toml file or the name of a shipped one.
+
+    Bytes are what the framework's allocator holds; the driver's context is a part of its own.
+    """
+    from clustersim import scenario as scenarios
+    from clustersim.studies.what_if.memory_table import Kept, table
+
+    with working(f"adding up the memory of {scenario}"):
+        rows = table(scenario, scenarios.parse_overrides(changes), every=every)
+    if as_json:
+        print_json({"scenario": scenario, "rows": msgspec.to_builtins(rows)})
+    elif isinstance(own := rows[0], Kept) and not every:
+        _print_one(scenario, own)
+    else:
+        _print_all(scenario, rows)
+
+
+def _print_one(scenario: str, row: Kept) -> None:
+    console = stdout()
+    if len(row.stages) > 1:
+        console.print(_by_stage(scenario, row))
+        console.print("- optim: states and fp32 masters; F 7.0: forward of micro-batch 7 on chunk 0")
+    else:
+        console.print(_by_part(scenario, row))
+    fits = "fits on" if row.fits else "does not fit on"
+    where = f"stage {row.stage}, which holds most, " if len(row.stages) > 1 else ""
+    console.say(f"{where}{fits} {row.device} ({format_bytes(row.device_bytes)})")
+    reserved, shown = format_bytes(row.reserved_bytes), format_bytes(row.shown_bytes)
+    console.say(f"the allocator reserves about {reserved}, and nvidia-smi shows about {shown}")
+    console.print(f"largest micro-batch that fits: {row.largest_micro_batch or 'none'}")
+
+
+def _by_part(scenario: str, row: Kept) -> Table:
+    """Each part of one GPU, at its own largest and at the one moment when all of them are most."""
+    rows = (
+        (name.replace("_", " "), format_bytes(nbytes), format_bytes(row.at_peak[name]))
+        for name, nbytes in row.largest.items()
+        if nbytes
+    )
+    table = number_table(f"memory of one GPU: {scenario}", ("part", "largest", f"at the peak ({row.peak})"), rows)
+    table.add_section()
+    table.add_row("total", "", format_bytes(row.total_bytes))
+    return table
+
+
+COLUMNS = {
+    "params": ("parameters",), "gathered": ("gathered",), "stashed": ("weight_copies",), "grads": ("gradients",),
+    "optim": ("master_weights", "optimizer_states", "optimizer_workspace"), "buckets": ("buckets",),
+    "activ": ("activations",), "logits": ("logits",), "driver": ("context",),
+}  # fmt: skip
+"""Columns of a table of stages, and the parts they add up."""
+
+
+def _by_stage(scenario: str, row: Kept) -> Table:
+    """A line for each stage, at its own fullest moment: the parts add up to the total."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    stages = row.stages
+    held = {name: [sum(one.at_peak[part] for part in parts) for one in stages] for name, parts in COLUMNS.items()}
+    held = {name: column for name, column in held.items() if any(column)}
+    title = f"memory of one GPU by stage, each at its own peak [GiB]: {escape(scenario)}"
+    table = Table(title=title, title_justify="left")
+    for name in ("stage", *held, "total", "peak at", "fits"):
+        table.add_column(name, justify="left" if name == "peak at" else "right", no_wrap=True)
+    for i, stage in enumerate(stages):
+        cells = [f"{column[i] / 2**30:.2f}" for column in held.values()]
+        fits = "yes" if stage.fits else "no"
+        style = "bold" if i == row.stage else None
+        table.add_row(str(i), *cells, f"{stage.total_bytes / 2**30:.2f}", stage.peak, fits, style=style)
+    return table
+
+
+PARTS = {"gather": "gathered", "bucket": "buckets", "activ": "activations", "logits": "logits"}
+"""Columns of the table of strategies beside model states, and the parts they are; each at its own largest."""
+
+
+def _cells(row: Kept | Refused, parts: list[str]) -> list[str]:
+    from clustersim.studies.what_if.memory_table import Refused
+
+    if isinstance(row, Refused):
+        return [*[""] * (3 + len(parts)), "-", ""]
+    states, *held, total = (
+        f"{nbytes / 2**30:.2f}"
+        for nbytes in (row.model_states_bytes, *(row.largest[part] for part in parts), row.total_bytes)
+    )
+    saving, fits = f"{row.saving:.1f}x" if row.saving else "", "yes" if row.fits else "no"
+    return [states, saving, *held, total, fits, str(row.largest_micro_batch or "none")]
+
+
+def _print_all(scenario: str, rows: list[Kept | Refused]) -> None:
+    from clustersim.studies.what_if.memory_table import Kept
+
+    kept = [row for row in rows if isinstance(row, Kept)]
+    split = bool(kept[0].stages)
+    of = "the fullest GPU" if split else "one GPU"
+    parts = {name: part for name, part in PARTS.items() if any(row.largest[part] for row in kept)}
+    heads = ("split" if split else "strategy", "states", "saving", *parts, "peak", "fits", "most\nsamples")
+    labels = [label_of(row.strategy, row.variant, split=split) for row in rows]
+    cells = ([label, *_cells(row, list(parts.values()))] for label, row in zip(labels, rows, strict=True))
+    console = stdout()
+    console.print(number_table(f"memory of {of} [GiB]: {scenario}", heads, cells))
+    console.print(
+        "- states: parameters, gradients and optimizer states; gather: parameters gathered; bucket: of gradients on "
+        "their way; most samples: the largest micro-batch that fits"
+    )
+    console.say(*(f"- {label}: {row.reason}" for label, row in zip(labels, rows, strict=True) if row.reason))

@@ -1,0 +1,300 @@
+"""``clustersim new``: a commented file to start from, made from a few answers and ready to run."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from string import Template
+
+import click
+
+from clustersim.app.cli.common import PATH
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.outputs import fresh, writing
+from clustersim.core.paths import data_path, shipped
+from clustersim.core.texts import short
+from clustersim.core.tomls import toml_value
+
+file_argument = click.argument("file", type=PATH)
+gpu_option = click.option("--gpu", help="A GPU, such as H100: takes the shipped machine that has it.")
+topology_option = click.option("--topology", help="A machine, a shipped topology or a file, instead of --gpu.")
+model_option = click.option("--model", "model_name", default="llama3-8b", help="A shipped model, or a config.json.")
+
+
+@click.group(short_help="Write a commented scenario, topology, plan or sweep to start from.")
+def new() -> None:
+    """Write a commented file to start from, ready to run. What it may say else: clustersim describe --keys KIND."""
+
+
+@new.command()
+@file_argument
+@gpu_option
+@topology_option
+@click.option("--nodes", type=click.IntRange(min=1), default=1, help="How many nodes it has.")
+@model_option
+@click.option("--strategy", help="A data-parallel strategy.  [ddp where the model fits, else fsdp]")
+@click.option(
+    "--tokens", type=click.FloatRange(min=1), help="Tokens to train on: adds the [campaign] table of a whole training."
+)
+def scenario(
+    file: Path, gpu: str | None, topology: str | None, nodes: int, model_name: str, strategy: str | None,
+    tokens: float | None,
+) -> None:  # fmt: skip
+    """A scenario for clustersim run."""
+    from clustersim import scenario as scenarios
+
+    written = partial(_scenario, file, machine_of(gpu, topology), nodes, model_name, tokens)
+    text = written(strategy or "ddp")
+    if strategy is None and not fits(text, file):
+        text = written("fsdp")
+    write_new(file, text, scenarios.load)
+
+
+def _scenario(file: Path, machine: str, nodes: int, model: str, tokens: float | None, kind: str) -> str:
+    return _filled(
+        "scenario",
+        file=short(file.name),
+        machine=machine,
+        topology=as_written(machine, file),
+        nodes=nodes,
+        model=model,
+        model_line=model_line(model, file),
+        dtype=dtype_of(machine),
+        attention='attention = "flash"' if has_tokens(model) else "",
+        kept="none" if kind == "ddp" else "full",
+        kind=f'"{kind}"'.ljust(17),
+        campaign="" if tokens is None else _filled("campaign", tokens=f"{tokens:g}"),
+    )
+
+
+def _filled(draft: str, /, **values: object) -> str:
+    """A shipped draft of a file, with these values in it."""
+    text = (data_path("data") / "new" / f"{draft}.txt").read_text("utf-8")
+    return Template(text).substitute(values).rstrip() + "\n"
+
+
+@new.command()
+@file_argument
+@gpu_option
+@topology_option
+@click.option("--mix", multiple=True, metavar="hgx-a100:2",
+              help="A machine and how many nodes of it; repeat it for a mixed cluster.")  # fmt: skip
+@click.option("--nics", metavar="8x400Gb/s", help="NICs of a node, and the line rate of each.")
+@click.option("--oversubscription", type=click.FloatRange(min=1),
+              help="Of leaf switches: bandwidth down to nodes over bandwidth up.")  # fmt: skip
+@click.option(
+    "--from", "found", type=PATH, help="A file with what NCCL (NCCL_TOPO_DUMP_FILE) or nvidia-smi topo -m wrote."
+)
+def topology(
+    file: Path, gpu: str | None, topology: str | None, mix: tuple[str, ...], nics: str | None,
+    oversubscription: float | None, found: Path | None,
+) -> None:  # fmt: skip
+    """A machine, as a few changes to a shipped one or as NCCL found it, for clustersim check and cluster.topology."""
+    from clustersim.cluster import files as fabrics
+    from clustersim.cluster.files.nccl_xml import topology_text
+
+    if found is not None:
+        if topology or mix or nics or oversubscription:
+            raise click.UsageError("--from tells the whole machine; only --gpu may be said beside it")
+        text = topology_text(found, gpu)
+    elif mix:
+        if gpu or topology or nics:
+            raise click.UsageError("--mix says which machines: leave --gpu, --topology and --nics out")
+        text = _mixed(file, mix, oversubscription)
+    else:
+        text = _changed(file, machine_of(gpu, topology), nics, oversubscription)
+    write_new(file, text, lambda path: fabrics.load(str(path)))
+
+
+def _changed(file: Path, base: str, nics: str | None, oversubscription: float | None) -> str:
+    """A shipped machine with other NICs, or another network."""
+    parts = [
+        f"# A machine of your own, as changes to {base}: `clustersim check {short(file.name)} --nodes 4`.",
+        "# Keys: `clustersim describe --keys topology`; every number has a source.\n",
+        f"name = {toml_value(file.stem)}",
+        f'title = "{base}, changed"',
+        f'extends = "{as_written(base, file)}"',
+        *(_nics(nics, base) if nics else []),
+    ]
+    parts += _fabric(oversubscription) if oversubscription else []
+    return "\n".join(parts) + "\n"
+
+
+def _mixed(file: Path, mix: tuple[str, ...], oversubscription: float | None) -> str:
+    """A cluster of several kinds of nodes."""
+    parts = [
+        f"# Nodes of several kinds, each rank at its own GPU's pace: `clustersim check {short(file.name)}`.",
+        "",
+        f"name = {toml_value(file.stem)}",
+    ]
+    for text in mix:
+        machine, colon, count = text.rpartition(":")
+        if not colon or not count.isdecimal() or not int(count):
+            raise ClusterSimError(f"--mix {text!r}: write a machine and how many nodes of it, such as hgx-a100:2")
+        parts += ["", "[[nodes]]", f'type = "{as_written(machine_of(None, machine), file)}"', f"count = {int(count)}"]
+    return "\n".join([*parts, *_fabric(oversubscription or 1.0)]) + "\n"
+
+
+def _fabric(oversubscription: float) -> list[str]:
+    return ["", "[fabric]", 'kind = "fat_tree"', f"oversubscription = {oversubscription}", 'source = "..."']
+
+
+def _nics(text: str, base: str) -> list[str]:
+    from clustersim.cluster import files as fabrics
+
+    found = re.fullmatch(r"(\d+)\s*x\s*(.+)", text.strip())
+    if found is None:
+        raise ClusterSimError(f"--nics {text!r}: write a number and a rate, such as 8x400Gb/s")
+    machine = fabrics.load(base)
+    count, has = int(found[1]), sum(kind == "nic" for kind in machine.vertex_kinds)
+    if not 1 <= count <= has:
+        raise ClusterSimError(f"--nics {text!r}: {base} has {has} NICs; extend a machine with at least {count}")
+    rate = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", found[2].strip())
+    # Spread over the sockets and switches of the machine, as a maker would: the first ones may all be on one CPU.
+    kept = [i * has // count for i in range(count)]
+    gone = [i for i in range(has) if i not in kept]
+    removed = [f'remove = ["{_numbered(gone)}"]'] if gone else []
+    vertices = ["", "[[node.vertices]]", f'names = "{_numbered(kept)}"', 'kind = "nic"']
+    return ["", "[node]", *removed, *vertices, f'bandwidth = "{rate}"', 'source = "..."']
+
+
+def _numbered(which: list[int]) -> str:
+    """NICs by name, as a topology writes several."""
+    if len(which) == 1:
+        return f"nic{which[0]}"
+    together = which[-1] - which[0] == len(which) - 1
+    return f"nic[{which[0]}-{which[-1]}]" if together else f"nic[{','.join(map(str, which))}]"
+
+
+@new.command()
+@file_argument
+@click.option(
+    "--gpu", "gpus", multiple=True, help="A GPU, such as H100: takes the shipped machine that has it. May be repeated."
+)
+@click.option(
+    "--topology", "topologies", multiple=True, help="A machine, a shipped topology or a file. May be repeated."
+)
+@click.option(
+    "--nodes", type=click.IntRange(min=1), multiple=True, default=(4, 8), help="Nodes to try; may be repeated."
+)
+@model_option
+@click.option("--tokens", type=click.FloatRange(min=1), help="Tokens to train on: the answer then has days and USD.")
+def plan(
+    file: Path, gpus: tuple[str, ...], topologies: tuple[str, ...], nodes: tuple[int, ...], model_name: str,
+    tokens: float | None,
+) -> None:  # fmt: skip
+    """A plan for clustersim plan: which machine, which strategy, and how many GPUs."""
+    from clustersim.studies.plan.spec import load
+
+    machines = [*(machine_of(gpu, None) for gpu in gpus), *(machine_of(None, one) for one in topologies)]
+    machines = list(dict.fromkeys(machines)) or [machine_of(None, None)]
+    tables = "\n".join(
+        f'''[[machines]]                 # one table for each kind of machine
+topology = "{as_written(machine, file)}"
+nodes = {list(nodes)}
+# usd_per_gpu_hour = 2.5     # yours, instead of a list price
+'''
+        for machine in machines
+    )
+    dtype = "bf16" if all(dtype_of(machine) == "bf16" for machine in machines) else "fp16"
+    text = _filled(
+        "plan",
+        file=short(file.name),
+        model=model_name,
+        model_line=model_line(model_name, file),
+        machines=" or ".join(machines),
+        dtype=dtype,
+        tables=tables,
+        tokens="# tokens = 1e12 " if tokens is None else f"tokens = {tokens:g}   ",
+    )
+    write_new(file, text, load)
+
+
+@new.command()
+@file_argument
+@click.option("--base", default="ddp_gpt2_xl_2x8_a100", help="The scenario it starts from.")
+def sweep(file: Path, base: str) -> None:
+    """A sweep for clustersim sweep: one scenario, many values."""
+    from clustersim.studies.sweep.spec import load
+
+    write_new(file, _filled("sweep", file=short(file.name), base=base), load)
+
+
+def machine_of(gpu: str | None, topology: str | None) -> str:
+    """The topology asked for; of a GPU, the plainest shipped machine that carries it."""
+    from clustersim.cluster import files as fabrics
+    from clustersim.core.device import device_from_text
+
+    if topology is not None:
+        fabrics.load(topology)
+        return topology
+    named, known = gpu or "H100", shipped("topologies")
+    if (plain := f"hgx-{named.lower()}") in known:  # A100 alone is the 80 GB one there, and the 40 GB one elsewhere
+        return plain
+    wanted = device_from_text(named).name
+    carry = [name for name in known if devices(name) == {wanted}]
+    if not carry:
+        raise ClusterSimError(f"--gpu {gpu}: no shipped machine carries {wanted}; clustersim list topologies")
+    return min(carry, key=lambda name: (not name.startswith(("dgx", "hgx", "pcie")), len(name)))
+
+
+def devices(topology: str) -> set[str]:
+    """GPUs of a machine."""
+    from clustersim.cluster import files as fabrics
+
+    return {kind.device for kind in fabrics.load(topology).node_types}
+
+
+def dtype_of(topology: str) -> str:
+    """bf16, or fp16 on GPUs without it."""
+    from clustersim.core.device import device
+
+    return "bf16" if all("bf16" in device(name).peak for name in devices(topology)) else "fp16"
+
+
+def model_line(name: str, file: Path) -> str:
+    """The line of ``[model]`` that names it; a path is written relative to the file."""
+    from clustersim.model.catalog import model
+
+    path = Path(name)
+    if path.suffix != ".json" and not path.is_dir():
+        return f'name = "{model(name).name}"'
+    return f'hf_config = "{os.path.relpath(path, file.parent)}"'
+
+
+def as_written(machine: str, file: Path) -> str:
+    """A machine's name, or its path from the folder of the file that names it."""
+    return os.path.relpath(machine, file.parent) if machine.endswith(".toml") else machine
+
+
+def has_tokens(name: str) -> bool:
+    """Whether a model reads text."""
+    from clustersim.model.catalog import file
+
+    return file(name) is not None
+
+
+def fits(text: str, file: Path) -> bool:
+    """Whether a GPU has the memory that a scenario of this text, in this file, needs."""
+    from clustersim.scenario import from_table
+    from clustersim.scenario.held import held
+
+    found = held(from_table(tomllib.loads(text), file))
+    return found.use.fits(found.card).ok
+
+
+def write_new(file: Path, text: str, load: Callable[[Path], object], *, said: bool = True) -> None:
+    """The file, if it can be read back as what it is; an existing one is left alone."""
+    if file.exists():
+        raise ClusterSimError(f"{file}: is there already; choose another name")
+    if file.suffix != ".toml":
+        raise ClusterSimError(f"{file}: these files end in .toml")
+    with writing(file), fresh(file) as path:
+        path.write_text(re.sub(r"\n\n\n+", "\n\n", text), encoding="utf-8")
+        load(path)
+    if said:
+        click.echo(f"wrote {file}")

@@ -1,0 +1,121 @@
+"""``clustersim plan``: which machine, how many, and how to train on it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import structs
+
+from clustersim.app.cli.common import (
+    PATH,
+    jobs_option,
+    json_option,
+    number_table,
+    page_option,
+    rich_table,
+    say_study,
+    stdout,
+    working,
+    written_study,
+)
+from clustersim.core.errors import ClusterSimError
+
+if TYPE_CHECKING:
+    from clustersim.studies.plan.rows import Answer, Chosen, Row
+
+
+@click.command(short_help="Find the best machines, sizes and strategies within limits.")
+@click.argument("file")
+@click.option("--out", type=PATH, required=True, help="Folder for results.jsonl, plan.json, front.png.")
+@jobs_option
+@click.option("--exhaustive", is_flag=True, help="Simulate also what cannot win by its bounds.")
+@click.option("--robust", is_flag=True, help="Say also which option is safest where predictions are off.")
+@page_option
+@json_option
+def plan(
+    file: str, out: Path, jobs: int | None, exhaustive: bool, robust: bool, page: Path | None, as_json: bool
+) -> None:
+    """Search the options of a plan: FILE is a .toml file, or the name of a shipped one.
+
+    An option that does not fit in memory or breaks a limit is ruled out, one that cannot win even by its bounds is not
+    simulated, and all others are. The answer is the front (options that no other beats in speed, cost, GPUs and energy
+    at once), why each is on it, and why the others are not; with --robust also which option loses least if predictions
+    are off, and what to measure before you decide. Results are kept in OUT: the same command goes on after an
+    interruption.
+    """
+    from clustersim.app.report.plan import pictures
+    from clustersim.studies import plan as planner
+
+    read, path = planner.load(file)
+    with working(f"planning {path.stem}") as progress:
+        found = planner.search(
+            read, path, out, planner.How(None, jobs, exhaustive, robust), progress=progress,
+            told=lambda words: click.echo(f"{path.stem}: {words}", err=True),
+        )  # fmt: skip
+        said = planner.with_campaign(planner.told(read, found, path), read)
+        said = structs.replace(said, launch=_launch(said.front, out))
+    folder, title = planner.folder_for(read, path, out), read.title or path.stem
+    wrote = [f"{out}/results.jsonl", *written_study(folder, planner.FILE, said, pictures(said))]
+    say_study(said, out, page, as_json, lambda pages: _print(title, said, len(found.options), wrote + pages))
+
+
+def _launch(front: list[Chosen], out: Path) -> str:
+    """The command that writes the fastest option's launch files, for the framework that has most words for it; nothing
+    where none can launch it."""
+    from clustersim import scenario
+    from clustersim.app.cli.exchange import FRAMEWORKS
+    from clustersim.files import launch as exchange
+
+    if not front:
+        return ""
+    made, found = scenario.from_table(front[0].scenario, front[0].path), []
+    for to in FRAMEWORKS[:-1]:
+        with contextlib.suppress(ClusterSimError):
+            written = exchange.written(made, to)
+            found.append((len(written.wordless), to, Path(next(iter(written.texts))).suffix))
+    if not found:
+        return ""
+    _, to, suffix = min(found, key=lambda one: one[0])
+    return f"clustersim export-config {out} --to {to} -o launch{suffix}"
+
+
+def _print(title: str, said: Answer, options: int, wrote: list[str]) -> None:
+    from clustersim.app.report.plan import failures, robust
+
+    console = stdout()
+    console.say(said.verdict)
+    unit = said.unit
+    columns = ("option", "GPUs", f"{unit}/s", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD")
+    console.print(number_table(title, columns, ((row.option, *_cells(row)) for row in said.front)))
+    for part in (*failures(said), *robust(said)):
+        if part.grid is not None:
+            console.print(rich_table(part.heading.lower(), part.grid.head, part.grid.rows))
+        console.say(*(f"- {line}" for line in part.words))
+    for row in said.front:
+        if row.limited_by and row.stage_bytes:
+            held = " ".join(f"{b / 2**30:.0f}" for b in row.stage_bytes)
+            console.say(f"- {row.option}: {row.limited_by}; GiB by stage {held}")
+    for heading, rows in (("why these", said.front), ("tempting", said.tempting), ("why not", said.alternatives)):
+        if rows:
+            console.say(heading, style="bold")
+        console.say(*(f"- {row.option}: {row.why}" for row in rows))
+    console.say(*(f"! {warning}" for warning in said.warnings))
+    counts = ", ".join(f"{n:,} {words}" for words, n in said.counts.items() if n)
+    console.say(f"{options:,} options: {counts}")
+    if said.launch:
+        console.say(f"launch it: {said.launch}")
+    console.say(*(f"assumed: {line}" for line in said.assumptions))
+    console.say(f"wrote {', '.join(wrote)}")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    def number(value: float | None, form: str = ",.0f") -> str:
+        return "-" if value is None else format(value, form)
+
+    return (
+        number(row.gpus), number(row.rate), f"{row.error:.0%}", number(row.usd_per_1e9), number(row.kwh_per_1e9),
+        number(row.days, ",.1f"), number(row.usd),
+    )  # fmt: skip

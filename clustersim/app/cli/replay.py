@@ -1,0 +1,283 @@
+"""``clustersim replay``: a measured run again, its communication simulated on a topology or free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from clustersim.app.cli.common import PATH, format_option, json_option, number_table, print_json, stdout, working
+from clustersim.core.errors import ClusterSimError, nearest
+from clustersim.core.outputs import MANIFEST, Folder
+from clustersim.core.texts import short
+from clustersim.core.units import format_bytes, format_time, parse_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from clustersim.core.mesh import Mesh
+    from clustersim.core.timeline import Timeline
+    from clustersim.core.topology import Topology
+    from clustersim.studies.replay.replay_scale import Scale
+    from clustersim.studies.replay.trace_replay import Replayed
+
+CHAKRA = "chakra"
+"""What --format calls a program's traces, which only this command reads."""
+SIMULATED = "simulated.npz"
+SAVED = ("measured.npz", SIMULATED)
+"""What a replay leaves in its folder."""
+
+
+@click.command(short_help="Run a trace again on another network, other GPUs or more of them.")
+@click.argument("files", nargs=-1, required=True, type=PATH)
+@click.option("--topology", "name", help="A shipped topology, or a .toml file; without it transfers take no time.")
+@click.option("--nodes", type=click.IntRange(min=1), help="How many nodes.  [as many as the trace names]")
+@click.option("--times", type=click.IntRange(min=1), default=1, help="How many times as many ranks.")
+@click.option("--scale", "scales", multiple=True, metavar="KEY=VALUE",
+              help="Change one thing: dp=64, gpu=H100-SXM5-80GB (or FROM:TO; dtype=fp32), bucket=100MiB.")  # fmt: skip
+@click.option("--backend", type=click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"]),
+              help="What collectives run on.  [the trace's own; else nccl, or gloo without a GPU]")  # fmt: skip
+@click.option("--out", type=PATH, help="Folder for measured.npz and simulated.npz.")
+@format_option
+@json_option
+def replay(
+    files: tuple[Path, ...], name: str | None, nodes: int | None, times: int, scales: tuple[str, ...],
+    backend: str | None, out: Path | None, fmt: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Play a measured run again: compute and host times as they were, communication simulated on a topology, or free.
+
+    FILES are profiler traces (one per rank, or a folder of them, with PyTorch's execution traces), an Nsight
+    Systems export, the folder of a pipeline's ops.csv and steps.csv, or Chakra traces, which are programs and need a
+    --topology. The step time, exposed transfers and each collective's time stand beside the measured ones, and of a
+    pipeline each stage's idle share. `--times 2` asks how the same run does on twice the ranks, on twice the machines
+    unless --nodes says otherwise.
+
+    `--scale dp=64` asks for so many data-parallel ranks, `--scale gpu=` for another GPU (matrix products take as much
+    longer as its FLOP/s are lower, other kernels as its memory bandwidth is, the host stays), `--scale bucket=`
+    for gradient buckets of another size; the answer says line by line what is the trace's and what is modelled.
+    """
+    from clustersim.core.timeline import Timeline
+    from clustersim.files import traces
+    from clustersim.files.traces.saved import save_run
+    from clustersim.studies.replay.trace_replay import replay as played
+
+    if fmt == CHAKRA or (fmt is None and _is_chakra(files)):
+        if name is None or times > 1 or scales:
+            raise ClusterSimError(f"{files[0]}: a Chakra trace is a program: it needs a --topology, and is not scaled")
+        _play_chakra(files, name, nodes, backend, out, as_json)
+        return
+    folder = None if out is None else _folder(out, files, [name, nodes, times, *scales, backend])
+    with working(f"replaying {len(files)} file(s)"):
+        measured = traces.read(files, fmt)
+        if not isinstance(measured, Timeline):
+            raise ClusterSimError(
+                f"{files[0]}: holds times of collectives, not a run; `clustersim calibrate` fits them"
+            )
+        scale = _scale(measured, times, scales)
+        machine = _machine(measured, name, nodes, scale.times)
+        backend = backend or _backend(measured, machine)
+        result = played(measured, *(machine or ()), scale=scale, backend=backend)
+        if folder is not None:
+            with folder.files() as path_of:
+                save_run(result.measured, path_of(SAVED[0]))
+                save_run(result.simulated, path_of(SAVED[1]), machine[0] if machine else None)
+    if as_json:
+        print_json(_json(result))
+    else:
+        _print(result, backend)
+        if out is not None:
+            stdout().print(f"wrote {out}/measured.npz and {out}/simulated.npz: `clustersim compare` tells them apart")
+
+
+def is_replay(folder: Path) -> bool:
+    """Whether a folder holds what a replay left, measured and simulated."""
+    return (folder / MANIFEST).is_file() and all((folder / name).is_file() for name in SAVED)
+
+
+def _folder(out: Path, files: tuple[Path, ...], asked: list[object]) -> Folder:
+    """Where both runs are kept. Raises :class:`ClusterSimError` where something else is."""
+    of = [*(str(file.resolve()) for file in files), *asked]
+    folder = Folder(out, "replay", ", ".join(file.name for file in files), SAVED, of)
+    folder.check()
+    return folder
+
+
+def _scale(measured: Timeline, times: int, scales: tuple[str, ...]) -> Scale:
+    """What differs from the measured run. Raises :class:`ClusterSimError` for a word or a value that cannot be used."""
+    from clustersim.core.device import DTYPES, device_from_text
+    from clustersim.files.traces.joining import DEVICE
+    from clustersim.studies.replay.replay_scale import Scale, groups_of
+
+    said: dict[str, str] = {}
+    for text in scales:
+        key, equals, value = text.partition("=")
+        if not equals or key not in SCALES or key in said:
+            raise ClusterSimError(
+                f"--scale {short(text)}: once each: {', '.join(f'{k}={v}' for k, v in SCALES.items())}"
+            )
+        said[key] = value
+    if dp := said.get("dp"):
+        times = _copies(dp, groups_of(measured).degree, times)
+    bucket = parse_bytes(said["bucket"]) if "bucket" in said else 0.0
+    if bucket and measured.world_size * sum(op.nbytes for op in measured.ops if op.kind == "all_reduce") > 1e6 * bucket:
+        raise ClusterSimError(f"--scale bucket={said['bucket']}: over a million buckets; take larger ones")
+    if "gpu" not in said:
+        return Scale(times, bucket=bucket)
+    was, _, gpu = said["gpu"].rpartition(":")
+    was = was or next((n.removeprefix(DEVICE) for n in measured.stats if n.startswith(DEVICE)), "")
+    if not was:
+        raise ClusterSimError(f"--scale gpu={gpu}: the trace does not name its GPU; write gpu=FROM:TO")
+    dtype = said.get("dtype", "bf16")
+    if dtype not in DTYPES:
+        raise ClusterSimError(f"--scale dtype={short(dtype)}: {nearest(dtype, DTYPES)}")
+    return Scale(times, device_from_text(was), device_from_text(gpu), bucket, dtype)
+
+
+def _copies(dp: str, degree: int, times: int) -> int:
+    """Copies of every rank for so many data-parallel ranks. Raises :class:`ClusterSimError`."""
+    if not dp.isdecimal() or len(dp) > 9 or times > 1 or not int(dp) or int(dp) % degree:
+        raise ClusterSimError(
+            f"--scale dp={short(dp)}: the run has {degree} data-parallel ranks; a multiple of it, without --times"
+        )
+    return int(dp) // degree
+
+
+SCALES = {"dp": "64", "gpu": "H100-SXM5-80GB", "bucket": "100MiB", "dtype": "bf16"}
+"""What --scale changes, and how it is written."""
+
+
+def _backend(measured: Timeline, machine: tuple[Topology, Mesh] | None) -> str:
+    """The trace's own, or what is usual on the machine."""
+    from clustersim.collectives import usual_backend
+    from clustersim.files.traces import backend_of
+
+    return backend_of(measured) or (usual_backend(machine[0], machine[1].gpus) if machine else "nccl")
+
+
+def _machine(measured: Timeline, name: str | None, nodes: int | None, times: int) -> tuple[Topology, Mesh] | None:
+    """What to play on; None where no topology is named."""
+    from clustersim.cluster import files as fabrics
+    from clustersim.collectives import fitted as fitting
+
+    if name is None:
+        if nodes is not None:
+            raise click.UsageError("--nodes needs a --topology")
+        return None
+    seen = 1 if measured.rank_node is None else len(set(measured.rank_node.tolist()))
+    machines, ranks = nodes or seen * times, measured.world_size * times
+    if ranks % machines:
+        raise ClusterSimError(f"--nodes {machines}: {ranks} ranks do not divide over {machines} machines")
+    topology = fitting.load(name, nodes=machines)
+    return topology, fabrics.mesh(topology, nproc_per_node=ranks // machines)
+
+
+def _json(result: Replayed) -> dict[str, Any]:
+    """Seconds and shares of 1; ``predicted`` is what was played."""
+    measured, predicted = result.steps.medians()
+    steps = zip(result.steps.steps, result.steps.measured, result.steps.simulated, strict=True)
+    return {
+        "ranks": result.program.world_size, "nodes": result.machines, "topology": result.where,
+        "free_communication": result.free, "measured_step_s": measured, "predicted_step_s": predicted,
+        "steps": [{"step": s, "measured_s": a, "predicted_s": b} for s, a, b in steps],
+        "steps_left_out": result.steps.left_out,
+        "slowdown": result.slowdown,
+        "stages": [{"stage": s.stage, "measured_idle_share": s.measured, "predicted_idle_share": s.simulated}
+                   for s in result.stages],
+        "totals": result.totals, "collectives": msgspec.to_builtins(result.collectives), "notes": result.notes,
+    }  # fmt: skip
+
+
+STEPS = 8
+"""Steps to print one by one."""
+
+
+def _print(result: Replayed, backend: str) -> None:
+    from clustersim.studies.replay.trace_replay import TOTALS
+
+    console = stdout()
+    on = result.where if result.free else f"{result.machines} x {result.where}, {backend}"
+    heads = ("mean over ranks", "measured", "simulated", "difference")
+    totals = ((words, *_pair(*result.totals[key])) for key, words in TOTALS.items())
+    table = number_table(f"replay: {result.program.world_size} ranks on {on}", heads, totals)
+    table.add_section()
+    steps = list(zip(result.steps.steps, result.steps.measured, result.steps.simulated, strict=True))
+    for step, *pair in steps[:STEPS] if len(steps) > 1 else ():
+        table.add_row(f"step {step}", *_pair(*pair))
+    if len(steps) > 1 or any(op.step for op in result.measured.ops):  # else it is the whole trace once more
+        table.add_row(f"step time, median of {len(steps)}", *_pair(*result.steps.medians()))
+    for stage in result.stages:
+        table.add_row(f"stage {stage.stage} idle, share of a step", f"{stage.measured:.1%}", f"{stage.simulated:.1%}",
+                      f"{100 * (stage.simulated - stage.measured):+.1f} points")  # fmt: skip
+    console.print(table)
+    if result.slowdown is not None:
+        click.echo(f"stragglers: a step takes {result.slowdown:.2f} x as long as with all passes of a kind alike")
+    if result.collectives:
+        console.print(_collectives(result))
+    if any(row.waiting_included for row in result.collectives):
+        console.print("<=: waiting for peers included; the trace does not hold every rank of the group")
+    console.say(*(f"- {note}" for note in result.notes))
+
+
+def _collectives(result: Replayed) -> Table:
+    heads = ("collective", "size", "type", "ranks", "count", "measured", "simulated", "difference")
+    rows = []
+    for row in result.collectives:
+        seen, played, difference = _pair(row.measured_s, row.simulated_s)
+        facts = row.kind, format_bytes(row.nbytes), row.dtype or "-", str(row.group_size), str(row.count)
+        rows.append((*facts, f"<={seen}" if row.waiting_included else seen, played, difference))
+    return number_table("collectives, median transfer time", heads, rows)
+
+
+def _pair(measured: float, simulated: float) -> tuple[str, str, str]:
+    difference = f"{simulated / measured - 1:+.1%}" if measured > 0 else "-"
+    return format_time(measured), format_time(simulated), difference
+
+
+def _is_chakra(paths: tuple[Path, ...]) -> bool:
+    """Whether the first file is a Chakra trace, by its content."""
+    from clustersim.files.launch import chakra_schema
+    from clustersim.files.traces import files
+
+    found = files.files_of(paths)
+    first = next((path for path in found if path.name.endswith((".et", ".et.gz"))), found[0])
+    return chakra_schema.sniff(files.head(first))
+
+
+def _play_chakra(
+    paths: tuple[Path, ...], name: str, nodes: int | None, backend: str | None, out: Path | None, as_json: bool
+) -> None:
+    """Play the program on ``nodes`` machines (None: as many as its ranks fill), print its times, save it in ``out``."""
+    from clustersim.cluster import files as fabrics
+    from clustersim.collectives import fitted as fitting
+    from clustersim.collectives import usual_backend
+    from clustersim.engine import simulate
+    from clustersim.files.launch import chakra_reading
+    from clustersim.files.traces.saved import save_run
+    from clustersim.studies.replay.trace_replay import TOTALS, totals_of
+
+    with working(f"playing {len(paths)} file(s)"):
+        program = chakra_reading.read(paths)
+        world, one = program.world_size, fitting.load(name, nodes=1)
+        machines = nodes or -(-world // len(one.homes))
+        if world % machines:
+            raise ClusterSimError(f"{paths[0]}: {world} ranks do not divide over {machines} machines; say --nodes")
+        topology = fitting.load(name, nodes=machines)
+        mesh = fabrics.mesh(topology, nproc_per_node=world // machines)
+        backend = backend or usual_backend(topology, mesh.gpus)
+        timeline = simulate(program, topology, mesh, backend=backend)
+        if out is not None:
+            of = [*(str(path.resolve()) for path in paths), name, nodes, backend]
+            folder = Folder(out, "replay", paths[0].name, ("run.npz",), of)
+            with folder.files() as path_of:
+                save_run(timeline, path_of("run.npz"), topology)
+    totals = totals_of(timeline, range(program.world_size))
+    if as_json:
+        print_json({"ranks": program.world_size, "nodes": machines, "topology": topology.name, "totals": totals,
+                    "notes": program.notes})  # fmt: skip
+        return
+    stdout().say(f"{program.world_size} ranks on {machines} x {topology.name}")
+    for key, words in TOTALS.items():
+        click.echo(f"  {words:50s} {format_time(totals[key]):>10s}")
+    click.echo("".join(f"- {note}\n" for note in program.notes), nl=False)

@@ -1,0 +1,184 @@
+"""``clustersim run``: a scenario's outcome."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from clustersim.app.cli.common import (
+    PATH,
+    json_option,
+    number_table,
+    print_json,
+    rank_words,
+    set_option,
+    stdout,
+    working,
+)
+from clustersim.core.outputs import Folder, json_text
+from clustersim.core.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from clustersim.app.cli.fitting import Terminal
+    from clustersim.core.arrays import Columns
+    from clustersim.core.outputs import Folder
+    from clustersim.explain.where import Where
+    from clustersim.scenario import Scenario
+    from clustersim.scenario.result import Result
+
+FILES = ("run.npz", "result.json", "trace.json.gz", "gantt.png", "waterfall.png")
+"""What a run leaves in its folder."""
+LEAST = 5e-4
+"""Shares of a step below this are no column of where it goes."""
+
+
+@click.command(short_help="Simulate a scenario.")
+@click.argument("scenario")
+@set_option
+@click.option("--out", type=PATH, help="Folder for run.npz, result.json, trace and picture.")
+@click.option("--report", "page", type=PATH, help="Write an HTML page, one file, that says why.")
+@json_option
+def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | None, as_json: bool) -> None:
+    """Simulate a scenario: SCENARIO is a .toml file or the name of a shipped one."""
+    from clustersim import scenario as scenarios
+
+    loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
+    folder = None if out is None else _folder(loaded, out)
+    with working(f"simulating {loaded.name}") as progress:
+        result = loaded.run(progress)
+        said = {"verdict": result.in_words, **result.to_dict()}
+    traced: tuple[int, ...] = ()
+    if folder is not None:
+        with working(f"writing {out}"):
+            traced = _write(result, json_text(said), folder)
+    if page is not None:
+        with working(f"writing {page}"):
+            result.report(page)
+    if as_json:
+        print_json(said)
+    else:
+        _print(result, out, page, traced)
+
+
+def _folder(scenario: Scenario, out: Path) -> Folder:
+    """Where the run goes: checked before it begins. Raises :class:`ClusterSimError`."""
+    from clustersim.studies.sweep import Fingerprints
+
+    known = Fingerprints()(scenario)
+    folder = Folder(out, "run", scenario.title, FILES, (known.inputs, known.files))
+    folder.check()
+    return folder
+
+
+def _write(result: Result, said: bytes, folder: Folder) -> tuple[int, ...]:
+    """Returns the ranks whose spans are in the trace."""
+    from clustersim.app import plots
+    from clustersim.files.traces import perfetto
+
+    chosen = plots.worth_a_trace(result.timeline)
+    with folder.files() as path_of:
+        result.save(path_of("run.npz"))
+        path_of("result.json").write_bytes(said)
+        written = perfetto.write_chrome_trace(result.timeline, path_of("trace.json.gz"), chosen, result.saved.memory)
+        plots.save(plots.gantt(result.timeline, title=result.scenario.title), path_of("gantt.png"))
+        plots.save(plots.picture("waterfall", result.saved), path_of("waterfall.png"))
+    return written
+
+
+def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[int, ...]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from clustersim.scenario.ran import figures, ran, trust
+
+    table = Table(title=escape(result.scenario.title), show_header=False, title_justify="left", min_width=60)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for row in figures({**result.summary, "peak_memory_bytes": result.memory.total}):
+        table.add_row(*row)
+    console = stdout()
+    console.say(*(f"{what:9s} {words}" for what, words in (*ran(result.prepared), ("verdict", result.in_words))))
+    console.print(table)
+    if not result.fits:
+        console.say(f"{result.verdict}; timed as if the memory were there", style="bold red")
+    elif result.verdict.doubtful:
+        console.say(f"{result.verdict}", style="yellow")
+    console.say(f"trust: {trust(result.prepared)}")
+    _print_where(console, result.where)
+    if result.where:
+        _print_dimensions(console, result.where[0], result.volume_by_dimension)
+    _print_volume(console, result.volume)
+    _print_links(console, result.summary["hottest_links"])
+    console.say(*(result.of_strategy.lines() if result.of_strategy else ()), *(f"- {note}" for note in result.notes))
+    if out is not None:
+        trace = f"trace.json.gz ({rank_words(traced, result.timeline.world_size)}; open it at ui.perfetto.dev)"
+        files = f"result.json, gantt.png, waterfall.png, {trace} and run.npz (`clustersim report`)"
+        console.say(f"wrote {out}/{files}")
+    if page is not None:
+        console.say(f"wrote {page}")
+
+
+def _print_volume(console: Terminal, volume: Columns) -> None:
+    """A row per sort of op; all GPUs together."""
+    from clustersim.scenario.ran import value_text
+
+    if not len(volume["op"]):
+        return
+    kinds = [name for name in volume if name.startswith("link_")]
+    heads = ("op", "count", "sent", "received", *(f"on {kind.removeprefix('link_')} links" for kind in kinds))
+    rows = []
+    for i, name in enumerate(volume["op"].tolist()):
+        moved = (value_text(volume[column][i], "bytes") for column in ("sent", "received", *kinds))
+        rows.append([name, f"{volume['count'][i]:,.0f}", *moved])
+    console.print(number_table("moved in a step, all GPUs together", heads, rows, min_width=60))
+
+
+def _print_links(console: Terminal, links: list[tuple[str, float, float]]) -> None:
+    """``links`` : (name, utilisation, bytes), busiest first."""
+    from rich.markup import escape
+
+    from clustersim.scenario.ran import value_text
+
+    like: dict[tuple[frozenset[str], str], list[tuple[str, float]]] = {}
+    for name, used, moved in links:  # both directions of a cable, and links that differ by a number, are told once
+        ends = frozenset(re.sub(r"\d+", "#", name).split(" -> "))
+        like.setdefault((ends, value_text(used, "percent")), []).append((name, moved))
+    for (_, share), alike in list(like.items())[:3]:
+        (name, moved), others = alike[0], " and others like it" if len(alike) > 1 else ""
+        console.print(f"busy link: {escape(name)}{others}, {share} of its line rate ({value_text(moved, 'bytes')})")
+
+
+def _print_where(console: Terminal, rows: Sequence[Where]) -> None:
+    """A row per stage, shares of the step; groups first, then the bubble's parts that are there at all."""
+    from clustersim.explain.where import BUBBLES, WORDS
+
+    if len(rows) < 2:
+        return
+    groups = [key for key in WORDS if max(row.groups[key] for row in rows) >= LEAST * rows[0].step]
+    parts = [name for name in BUBBLES if max(row.bubble.get(name, 0.0) for row in rows) >= LEAST * rows[0].step]
+    cells = []
+    for row in (*rows[1:], rows[0]):
+        values = *(row.groups[key] for key in groups), *(row.bubble.get(name, 0.0) for name in parts)
+        cells.append(["all" if row.stage < 0 else str(row.stage), *(f"{100 * v / row.step:.1f}" for v in values)])
+    title = "where a step goes, % of it; the bubble's parts to the right"
+    console.print(number_table(title, ("stage", *(WORDS[key] for key in groups), *parts), cells))
+
+
+def _print_dimensions(console: Terminal, whole: Where, moved: Columns) -> None:
+    """A row per dimension: what its transfers cost, and what they move."""
+    names = [str(name) for name in moved["dimension"]]
+    if not names:
+        return
+    kinds = [name for name in moved if name.startswith("link_")]
+    heads = ("over", "exposed transfer", "waiting for a peer", "sent")
+    links = (f"on {kind.removeprefix('link_')} links" for kind in kinds)
+    cells = []
+    for i, name in enumerate(names):
+        times = (format_time(found.get(name, 0.0)) for found in (whole.exposed, whole.waiting))
+        cells.append([name, *times, *(format_bytes(moved[column][i]) for column in ("sent_per_gpu", *kinds))])
+    title = "by dimension of the mesh, per GPU and step; links: all of a kind"
+    console.print(number_table(title, (*heads, *links), cells))

@@ -1,0 +1,209 @@
+"""``clustersim trace``: what somebody's profile or benchmark log says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from clustersim.app.cli.common import PATH, format_option, json_option, print_json, working
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from clustersim.core.timeline import Timeline
+    from clustersim.files.traces import Samples, Told
+    from clustersim.files.traces.digest import Met, OfRun, OfSamples
+    from clustersim.files.traces.told import NcclLog
+
+
+class Slowest(msgspec.Struct, frozen=True):
+    """The stage with the most work, and how many times the others' medians its passes take."""
+
+    stage: int
+    forward_ratio: float
+    backward_ratio: float
+
+
+class Pipeline(msgspec.Struct, frozen=True):
+    """What a run says of its stages: seconds of a step of each, by part; over ``steps``; and what it means."""
+
+    stages: list[dict[str, float]]
+    slowest: Slowest
+    steps: list[int]
+    steps_left_out: list[int]
+    text: list[str]
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """The backend that a trace names, its median step [s] without the warm-up, None where it has no steps; and its
+    stages, where it has some."""
+
+    backend: str | None
+    step_time_s: float | None
+    steady_steps: list[int]
+    pipeline: Pipeline | UnsetType = UNSET
+
+
+@click.command(short_help="Explain a profiler trace or a benchmark log.")
+@click.argument("files", nargs=-1, required=True, type=PATH)
+@format_option
+@click.option("--top", type=click.IntRange(min=1), default=20, help="How many collectives to print.")
+@click.option("--topology", help="Of an NCCL log: compare its choices with those predicted on this machine.")
+@click.option("--pins", is_flag=True, help="Of an NCCL log: print its choices as lines for a scenario.")
+@json_option
+def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | None, pins: bool, as_json: bool) -> None:
+    """Explain FILES, found out by content: PyTorch profiler traces (one per rank, or a folder of them, with execution
+    traces of the same steps where there are some), Nsight Systems sqlite exports, the folder of a pipeline's ops.csv
+    and steps.csv, nccl-tests logs, tables of collectives, DeepSpeed comms logs, JSON lines of the NCCL inspector and of
+    rccl-tests, NCCL_DEBUG=INFO logs, and Flight Recorder dumps of a run that hangs (who is missing at which
+    collective)."""
+    from clustersim.collectives import fitted as fitting
+    from clustersim.core.timeline import Timeline
+    from clustersim.files import traces
+    from clustersim.files.traces import digest, nccl_debug
+
+    with working(f"reading {len(files)} file(s)"):
+        read = traces.read(files, format=fmt)
+        if topology:
+            log = _choices(read)
+            read = nccl_debug.beside(log, fitting.load(topology, nodes=log.nodes or 1))
+        if isinstance(read, Timeline):
+            run, steps = digest.of_run(read), _steps(read)
+            said, lines = msgspec.to_builtins(run) | msgspec.to_builtins(steps), _timeline(run, steps, top)
+        elif isinstance(read, traces.Samples):
+            samples = digest.of_samples(read)
+            said, lines = msgspec.to_builtins(samples), _samples(samples)
+        else:
+            said, lines = msgspec.to_builtins(read), chain(read.lines, _tail(read.skipped))
+    if pins:
+        click.echo(nccl_debug.pins(_choices(read)), nl=False)
+    elif as_json:
+        print_json(said)
+    else:
+        click.echo("\n".join(lines))
+
+
+def _choices(read: Timeline | Samples | Told) -> NcclLog:
+    """A log with NCCL's choices. Raises :class:`ClusterSimError` for anything else."""
+    from clustersim.files.traces.told import NcclLog
+
+    if not isinstance(read, NcclLog):
+        raise ClusterSimError(
+            f"{read.source}: --topology and --pins are for an NCCL_DEBUG=INFO log; `clustersim replay` plays a run"
+        )
+    return read
+
+
+def _steps(run: Timeline) -> Steps:
+    from statistics import median
+
+    from clustersim.explain.pipeline import steady, windows
+    from clustersim.files import traces
+
+    found, kept = windows(run), steady(run)
+    told = any(step for step in found)
+    step = median(end - begin for begin, end in (found[s] for s in kept)) if told and kept else None
+    return Steps(traces.backend_of(run), step, kept if told else [], _pipeline(run))
+
+
+def _pipeline(run: Timeline) -> Pipeline | UnsetType:
+    from clustersim.explain import pipeline
+    from clustersim.explain.pipeline import sentences, slowest
+
+    if not pipeline.has_pipeline(run):
+        return UNSET
+    rows, kept = pipeline.stage_times(run), pipeline.steady(run)
+    parts = ("stage", "window", "busy", "idle", *pipeline.PARTS, "forward", "backward")
+    return Pipeline(
+        stages=[{name: getattr(row, name) for name in parts} for row in rows],
+        slowest=Slowest(*slowest(rows)),
+        steps=kept,
+        steps_left_out=[step for step in pipeline.windows(run) if step not in kept],
+        text=sentences(rows),
+    )
+
+
+def _stages(said: Pipeline) -> Iterator[str]:
+    """A line per stage, shares of a step, and what they mean."""
+    from clustersim.explain.pipeline import PARTS
+
+    left = f" ({', '.join(map(str, said.steps_left_out))} left out as warm-up)" if said.steps_left_out else ""
+    yield f"pipeline, mean of {len(said.steps)} step(s){left}"
+    yield f"{'stage':>5s} {'forward':>10s} {'backward':>10s} {'busy':>8s} {'idle':>8s}  = " + " ".join(
+        f"{part:>9s}" for part in PARTS
+    )
+    for row in said.stages:
+        shares = " ".join(f"{row[part] / row['window']:>9.1%}" for part in PARTS)
+        yield (
+            f"{row['stage']:>5.0f} {format_time(row['forward']):>10s} {format_time(row['backward']):>10s} "
+            f"{row['busy'] / row['window']:>8.1%} {row['idle'] / row['window']:>8.1%}    {shares}"
+        )
+    yield from said.text
+
+
+def _timeline(said: OfRun, of: Steps, top: int) -> Iterator[str]:
+    steps = f", steps {said.steps[0]} to {said.steps[-1]}" if any(said.steps) else ""
+    backend = f", {of.backend}" if of.backend else ""
+    whole = format_time(said.window_s)
+    yield f"{said.ranks_measured} of {said.world_size} ranks{backend}, first span to last {whole}{steps}"
+    if of.step_time_s is not None:
+        yield f"  {'step time':24s} {format_time(of.step_time_s)}, median of {len(of.steady_steps)}"
+    yield f"  {'compute stream busy':24s} {_range(said.compute_share)}"
+    yield f"  {'transferring':24s} {_range(said.transfer_share)}"
+    yield f"  {'of that, exposed':24s} {_range(said.exposed_transfer_share)}"
+    yield f"  {'collectives waiting':24s} {_range(said.waiting_for_peers_share)}"
+    if said.waiting_for_launch_share is not None:
+        yield f"  {'waiting for launches':24s} {_range([said.waiting_for_launch_share])}"
+    if of.pipeline:
+        yield from _stages(of.pipeline)
+    yield from _collectives(said.collectives, top)
+    yield from _tail(said.skipped, said.hints)
+
+
+def _collectives(rows: list[Met], top: int) -> Iterator[str]:
+    if rows:
+        yield f"{'collective':16s} {'size':>10s} {'type':>6s} {'ranks':>5s} {'count':>5s} {'transfer':>10s} " + (
+            f"{'busbw GB/s':>10s} {'skew':>10s} {'worst':>10s}"
+        )
+    for row in rows[:top]:
+        mark = "<=" if row.waiting_included else ""
+        busbw = f"{row.busbw / 1e9:.2f}" if row.busbw and not mark else "-"
+        skew, worst = ("-" if value is None else format_time(value) for value in (row.skew_s, row.skew_max_s))
+        yield (
+            f"{row.kind:16s} {format_bytes(row.nbytes) if row.nbytes else '-':>10s} {row.dtype:>6s} "
+            f"{row.group_size:>5d} {row.count:>5d} {mark + format_time(row.transfer_s):>10s} "
+            f"{busbw:>10s} {skew:>10s} {worst:>10s}"
+        )
+    if len(rows) > top:
+        yield f"... and {len(rows) - top} more (--top)"
+
+
+def _samples(said: OfSamples) -> Iterator[str]:
+    yield f"{said.rows} measured collectives"
+    yield f"{'collective':16s} {'ranks':>5s} {'nodes':>5s} {'rows':>5s} {'sizes':>22s} {'fastest':>10s} " + (
+        f"{'busbw GB/s':>10s}  launch, version"
+    )
+    for row in said.tables:
+        sizes = f"{format_bytes(row.smallest_bytes)} - {format_bytes(row.largest_bytes)}"
+        busbw = f"{row.busbw_max / 1e9:.2f}" if row.busbw_max is not None else "-"
+        yield (
+            f"{row.kind:16s} {row.ranks or '?':>5} {row.nodes or '?':>5} {row.rows:>5d} {sizes:>22s} "
+            f"{format_time(row.fastest_s):>10s} {busbw:>10s}  {row.launch or '-'}, {row.version or '-'}"
+        )
+    yield from _tail(said.skipped, said.notes)
+
+
+def _tail(skipped: Mapping[str, int], hints: Sequence[str] = ()) -> Iterator[str]:
+    yield from (f"skipped {count}: {reason}" for reason, count in skipped.items())
+    yield from (f"hint: {hint}" for hint in hints)
+
+
+def _range(shares: list[float]) -> str:
+    low, high = 100 * min(shares), 100 * max(shares)
+    return f"{low:.1f} %" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f} %"

@@ -1,0 +1,37 @@
+"""No path outside what was opened: a page may name what is shipped, and the files that its scenario names itself."""
+
+from __future__ import annotations
+
+from clustersim.core.errors import ScenarioError
+from clustersim.core.paths import shipped
+from clustersim.core.texts import shown
+from clustersim.model.catalog import catalog
+from clustersim.scenario import Scenario
+
+FILES = ("cluster.topology", "model.hf_config", "model.name", "parallel.schedule_csv", "parallel.routing.file")
+"""Every field by which a scenario reads a file, as in :class:`clustersim.studies.sweep.row.Fingerprints`."""
+
+
+def check(asked: Scenario, opened: Scenario) -> None:
+    """Raise :class:`ScenarioError` where a scenario names a file that the one which was opened does not.
+
+    It looks at what was read, however it was said: by a dotted key, a whole table, or another framework's name.
+    """
+    own = files_of(opened)
+    known = {"cluster.topology": shipped("topologies"), "model.name": catalog()}
+    for field, name in files_of(asked).items():
+        # The file's own name may be another file where it is said again: from the working folder, not beside the file.
+        said = any(field == key or field.startswith(f"{key}.") for key in asked.changes)
+        if name is not None and (said or name != own[field]) and name not in known.get(field, ()):
+            what = "names nothing that is shipped" if field in known else "is a file"
+            raise ScenarioError(
+                f"--set {field}: {shown(name)} {what}, and explore reads no file but its own scenario's; "
+                f"`clustersim run` takes it (at $.{field})"
+            )
+
+
+def files_of(scenario: Scenario) -> dict[str, str | None]:
+    """What each of :data:`FILES` says; None where it says nothing."""
+    cluster, model, split = scenario.file.cluster, scenario.file.model, scenario.file.parallel
+    names = (split.schedule_csv, split.routing.file) if split else (None, None)
+    return dict(zip(FILES, (cluster.topology, model.hf_config, model.name, *names), strict=True))

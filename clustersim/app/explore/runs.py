@@ -1,0 +1,215 @@
+"""A change played, and drawn beside what was there before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from clustersim import scenario
+from clustersim.app import plots
+from clustersim.app.explore import fence
+from clustersim.app.report.hover import gantt_svg, legend
+from clustersim.app.report.pages import Chart, markup, rendered, trusted
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.facts import Facts
+from clustersim.core.timeline import Timeline
+from clustersim.core.units import format_change, format_time
+from clustersim.explain.stalls import causes
+from clustersim.explain.verdict import verdict
+from clustersim.files.traces.saved import SavedRun
+from clustersim.scenario import Scenario
+from clustersim.scenario.ran import FIGURES, ran, trust, value_text
+from clustersim.scenario.running import Prepared
+
+MANY = 30_000
+"""Ops of a Program from which on a split model's step is folded: played whole it takes more than a second or two."""
+KEPT = 4
+"""Runs that are kept, to be drawn again beside others."""
+BETTER = {"samples_per_s": 1, "tokens_per_s_per_gpu": 1, "mfu": 1, "peak_memory_bytes": -1}
+"""Whether more of a figure is better (1) or worse (-1); of the others neither."""
+SHORTER = ("step_time_s", "exposed_transfer_s", "waiting_for_peer_s", "bubble_s")
+"""Better where they are less, as long as a step is of as many samples."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What to play, and what to set beside it: ``--set`` texts; ``before`` None for nothing."""
+
+    now: tuple[str, ...] = ()
+    before: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A fragment of the page, or an ``error`` in one line and the ``field`` it is of; ``figures`` as of ``run --json``,
+    those of :data:`clustersim.scenario.ran.FIGURES`."""
+
+    html: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+    field: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """One run; ``timeline`` None where only its step was asked for, by folding, of which ``note`` tells."""
+
+    prepared: Prepared
+    values: dict[str, Any]
+    verdict: str
+    notes: tuple[str, ...]
+    timeline: Timeline | None = None
+    note: str = ""
+
+
+@dataclass(eq=False)
+class Player:
+    """Plays one scenario's changes; the last few runs are kept."""
+
+    path: str
+    opened: Scenario = field(init=False)
+    kept: dict[tuple[str, ...], Played] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.opened = scenario.load(self.path)
+
+    def __call__(self, ask: Ask) -> Reply:
+        """What the browser is told. An error of the input is an answer."""
+        try:
+            now = self._played(ask.now)
+            before = None if ask.before is None else self._played(ask.before)
+            figures = {key: float(now.values[key]) for _, key, _ in FIGURES if now.values.get(key) is not None}
+            return Reply(_answer(now, before), figures)
+        except ClusterSimError as error:
+            return told(str(error))
+        except MemoryError:
+            return told("this needs more memory than there is; use fewer ranks or steps")
+
+    def _played(self, changes: tuple[str, ...]) -> Played:
+        found = self.kept.pop(changes, None) or _play(self.asked(changes))
+        self.kept[changes] = found  # the last asked for is the last to go
+        while len(self.kept) > KEPT:
+            del self.kept[next(iter(self.kept))]
+        return found
+
+    def asked(self, changes: tuple[str, ...]) -> Scenario:
+        """The scenario with these changes, inside the fence. Raises :class:`ClusterSimError`."""
+        found = scenario.load(self.path, scenario.parse_overrides(changes))
+        fence.check(found, self.opened)
+        return found
+
+
+def told(text: str) -> Reply:
+    """An error as one line, and the field it is of."""
+    said = re.search(r"\(at \$\.([\w.-]+)", text) or re.match(r"--set ([\w.-]+)", text)
+    return Reply(error=" ".join(text.split())[:1500], field=said.group(1) if said else "")
+
+
+def _play(asked: Scenario) -> Played:
+    prepared = asked.prepare()
+    large = asked.file.parallel is not None and sum(len(role.ops) for role in prepared.program.roles) > MANY
+    if large and not (prepared.cost.jitter or _asked_to_vary(prepared)):
+        return _folded(prepared)
+    if large and prepared.cost.jitter and not _asked_to_vary(prepared):
+        quiet = _folded(asked.changed({"run.jitter": 0.0}).prepare())
+        more = (
+            f" Its ranks are played as if none was ever late; run.jitter = {prepared.cost.jitter:g} plays all of them."
+        )
+        return replace(quiet, note=quiet.note + more)
+    result = prepared.run()
+    values = result.to_dict()
+    said = verdict(Facts.of(values), causes(result.timeline))
+    note = "A large run whose ranks vary, so that all of it was played; without (run.jitter = 0) its step is folded."
+    return Played(prepared, values, said, result.notes, result.timeline, note if large else "")
+
+
+def _asked_to_vary(prepared: Prepared) -> bool:
+    """Whether the file says that ranks differ; else it is their GPU's usual jitter."""
+    file = prepared.scenario.file
+    return bool(file.run.jitter or file.cluster.slow or file.run.variation)
+
+
+def _folded(prepared: Prepared) -> Played:
+    folded, mesh, config = prepared.scenario.folded(), prepared.mesh, prepared.scenario.config
+    step = folded.step_time_s
+    samples = config.micro_batch_size * config.gradient_accumulation_steps * mesh.size("dp")
+    fits = prepared.memory.fits(prepared.device)
+    values = {"step_time_s": step, "samples_per_s": samples / step, "peak_memory_bytes": prepared.memory.total,
+              "memory": {"by": prepared.memory.at_peak(), "message": str(fits)}, "fits": fits.ok}  # fmt: skip
+    said = f"{prepared.model.name} on {prepared.gpus:,} {prepared.device.name}: {format_time(step)} a step; {fits}"
+    exact = "to rounding" if folded.exact else "within some percent"
+    note = (
+        f"A large run: its step was folded, {folded.ranks[0]:,} of {folded.ranks[1]:,} ranks played, and is the whole "
+        f"run's {exact}. `clustersim run` plays all of it, and has the other figures and pictures."
+    )
+    return Played(prepared, values, said.rstrip(".") + ".", prepared.notes, None, note)
+
+
+def _answer(now: Played, before: Played | None) -> str:
+    """The fragment of the page: what is played now, its figures and pictures, beside what was played ``before``."""
+    both = {"before": before, "now": now} if before is not None else {"now": now}
+    timelines = {name: one.timeline for name, one in both.items() if one.timeline is not None}
+    rooms = {one.prepared.device.memory_bytes for one in both.values()}
+    memory = {name: one.values["memory"]["by"] for name, one in both.items()}
+    return rendered(
+        "explore_answer.html.j2",
+        now=now,
+        before=before,
+        figures=list(_figures(now, before)),
+        states=markup(plots.breakdowns(timelines), "states") if timelines else None,
+        falls=list(_falls(both)),
+        gantts=list(_gantts(timelines)),
+        legend=legend(),
+        memory=markup(plots.footprints(memory, rooms.pop() if len(rooms) == 1 else None), "memory"),
+        message="" if now.values["fits"] else now.values["memory"]["message"],
+        ran=list(ran(now.prepared)),
+        trust=str(trust(now.prepared)),
+    )
+
+
+def _figures(now: Played, before: Played | None) -> Iterator[tuple[str, str, str, str, str]]:
+    """(figure, before, now, difference, "better" or "worse" or neither)."""
+    samples = [one.values["samples_per_s"] * one.values["step_time_s"] for one in (now, before or now)]
+    signs = BETTER | (dict.fromkeys(SHORTER, -1) if np.isclose(*samples) else {})
+    for label, key, unit in FIGURES:
+        old, new = before.values.get(key) if before else None, now.values.get(key)
+        if new is None and old is None:
+            continue
+        texts = ["" if value is None else value_text(value, unit) for value in (old, new)]
+        difference, sign = ("", 0) if old is None or new is None else _difference(unit, old, new)
+        yield label, texts[0], texts[1], difference, {1: "better", -1: "worse"}.get(sign * signs.get(key, 0), "")
+
+
+def _difference(unit: str, old: float, new: float) -> tuple[str, int]:
+    """In words, and whether it is more (1), less (-1) or too little to be either."""
+    if unit == "percent":
+        change, text = new - old, f"{100 * (new - old):+.1f} points"
+    elif not old:
+        change, text = new, "new" if new else "same"
+    else:
+        change = (new - old) / old
+        text = "same" if new == old else format_change(change) if change < 10 else f"{new / old:,.3g} times"
+    return text, int(np.sign(change)) if abs(change) >= 5e-4 else 0
+
+
+def _falls(both: dict[str, Played]) -> Iterator[Chart]:
+    """From peak to the MFU, of each whose FLOPs are known."""
+    for name, one in both.items():
+        if one.timeline is not None and one.values.get("mfu"):
+            run = SavedRun(one.timeline, facts=Facts.of(one.values))
+            figure = plots.picture("waterfall", run, plots.View(title=""))
+            yield Chart(f"{name}: {one.values['mfu']:.1%}", markup(figure, f"falls-{name}"))
+
+
+def _gantts(timelines: dict[str, Timeline]) -> Iterator[Chart]:
+    """The last step of each, from its own begin, on one scale."""
+    steps = {name: plots.last_step(timeline) for name, timeline in timelines.items()}
+    longest = max((end - begin for begin, end in steps.values()), default=0.0)
+    for name, (begin, end) in steps.items():
+        heading = f"{name}: {format_time(end - begin)}"
+        svg = gantt_svg(timelines[name], begin, begin + longest, f"Gantt chart, {heading}", origin=begin)
+        yield Chart(heading, trusted(svg))

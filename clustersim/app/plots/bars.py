@@ -1,0 +1,178 @@
+"""Rows and bars of a Gantt chart: what every chart of spans draws with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from clustersim.app.plots.drawing import Axes, Figure, inches_wide, legend_below
+from clustersim.app.plots.intervals import joined, packed
+from clustersim.app.plots.style import Look, palette
+from clustersim.app.plots.tracks import Spans, phase_of, row_intervals, stream_rows, who
+from clustersim.core.arrays import Floats
+from clustersim.core.errors import ProgramError
+from clustersim.core.timeline import Timeline
+
+LABELS = {
+    "forward": "forward",
+    "backward": "backward",
+    "gradient": "gradient copy, cast or sum",
+    "optimizer": "optimizer",
+    "input": "input, host",
+    "memcpy": "memory copy",
+    "other": "other",
+    "communication": "transfer",
+    "stall": "waiting for peers or a transfer",
+    "idle": "idle",
+}
+"""What a legend calls each colour."""
+
+_BAR, _ROW, _GAP = 0.84, 1.0, 0.45
+LINE = 150
+"""Letters of a legend, its colours among them, that fit in a line."""
+ROW_HEIGHT = 0.3
+"""Inches."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A stream of a rank at a height."""
+
+    rank: int
+    stream: str
+    y: float
+    label: str
+
+
+@dataclass
+class Canvas:
+    """Axes with what the drawing functions share. ``scale`` turns seconds from ``origin`` on into the axis' unit."""
+
+    axes: Axes
+    begin: float
+    end: float
+    scale: float
+    unit: str
+    used: set[str] = field(default_factory=set)
+    origin: float = 0.0
+    window: float = 0.0
+    """Seconds the axis is long; 0 is as long as from ``begin`` to ``end``."""
+
+    @property
+    def length(self) -> float:
+        """Seconds the axis is long."""
+        return self.window or self.end - self.begin
+
+    def bars(self, y: float, starts: Floats, ends: Floats, what: str) -> None:
+        """Bars of one colour, clipped to the window."""
+        starts, ends = np.clip(starts, self.begin, self.end), np.clip(ends, self.begin, self.end)
+        keep = ends > starts
+        if not keep.any():
+            return
+        starts, ends, window = starts[keep], ends[keep], self.length
+        # White edges tell neighbours apart, but among bars of a few pixels they would hide what they surround: there
+        # bars that touch are drawn as one.
+        edges = what not in {"idle", "stall"} and np.median(ends - starts) > 0.006 * window
+        if not edges:
+            starts, ends = joined(starts, ends, 1e-4 * window)
+        self._boxes(starts, ends, y - _BAR / 2, _BAR, what, 0.5 if edges else 0.0)
+
+    def _boxes(self, starts: Floats, ends: Floats, y: float, height: float, what: str, edge: float) -> None:
+        self.used.add(what)
+        boxes = np.column_stack([starts - self.origin, ends - starts]) * self.scale
+        look = Look("white", "//////", palette["stall"]) if what == "stall" else Look(palette[what])
+        self.axes.broken_barh(
+            boxes.tolist(), (y, height), fc=look.face, ec=look.edge, hatch=look.hatch or None, linewidth=edge,
+            snap=False, antialiased=edge > 0,
+        )  # fmt: skip
+
+    def shares(self, y: float, row: dict[str, tuple[Floats, Floats]]) -> dict[str, tuple[Floats, Floats]]:
+        """Draw the stretches where narrow bars of several colours alternate; what is left to draw as bars."""
+        rest, stretches = packed(row, self.begin, self.end)
+        for begin, end, parts in stretches:
+            low = y + _BAR / 2
+            for what, share in parts.items():
+                low -= share * _BAR
+                self._boxes(np.array([begin]), np.array([end]), low, share * _BAR, what, 0.0)
+        return rest
+
+    def text(self, y: float, start: float, end: float, words: Sequence[str], colour: str) -> None:
+        """The longest of ``words`` that fits in a bar, in its middle."""
+        characters = (end - start) / self.length * inches_wide(self.axes) * 1.05 * 72 / 4.8
+        fitting = [word for word in words if len(word) + 1 <= characters]
+        if fitting and self.begin <= start and end <= self.end:
+            middle = ((start + end) / 2 - self.origin) * self.scale
+            self.axes.text(middle, y, fitting[0], ha="center", va="center_baseline", fontsize=7.5, color=colour)
+
+
+def spans_inside(timeline: Timeline, ranks: list[int], begin: float, end: float) -> Spans:
+    """Spans of the ranks that touch the window. Raises :class:`ProgramError` where there is none."""
+    spans = timeline.spans(ranks)
+    touch = (spans["end"] >= begin) & (spans["ready"] <= end)
+    if not touch.any():
+        raise ProgramError(f"nothing to draw: ranks {ranks} do nothing between {begin} s and {end} s")
+    return {name: column[touch] for name, column in spans.items()}
+
+
+def rows_of(timeline: Timeline, spans: Spans, remarks: dict[int, str]) -> list[Row]:
+    """A row for every stream a rank uses inside the window, with a gap between ranks."""
+    rows: list[Row] = []
+    y = 0.0
+    for rank, streams in stream_rows(timeline, spans, remarks).items():
+        for k, (stream, label) in enumerate(streams):
+            rows.append(Row(rank, stream, y, label if k else f"{who(rank, remarks)}  {label}"))
+            y += _ROW
+        y += _GAP if streams else 0.0
+    return rows
+
+
+def draw_row(canvas: Canvas, timeline: Timeline, spans: Spans, row: Row) -> None:
+    """One stream of one rank: its ops as bars over an idle ground, the long ones named."""
+    canvas.bars(row.y, np.array([canvas.begin]), np.array([canvas.end]), "idle")
+    intervals = row_intervals(timeline, spans, row.rank, row.stream)
+    for what, (starts, ends) in canvas.shares(row.y, intervals).items():
+        canvas.bars(row.y, starts, ends, what)
+    here = spans["rank"] == row.rank
+    # A name is written where its op stands for its phase, not on one of a hundred that were drawn as one.
+    wide = 0.03 * canvas.length
+    apart = {what for what, (a, b) in intervals.items() if len(a) and np.median(b - a) > wide} | {"communication"}
+    columns = (spans[name][here].tolist() for name in ("op", "start", "end"))
+    for i, start, end in zip(*columns, strict=True):
+        op = timeline.ops[i]
+        if op.stream == row.stream and phase_of(op) in apart:
+            dark = phase_of(op) in {"forward", "backward", "other"}
+            canvas.text(row.y, start, end, _words(op.name), "white" if dark else "black")
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """What could be written on a bar, longest first; a number says nothing without its noun.
+
+    >>> _words("all_reduce bucket 3"), _words("optimizer")
+    (('all_reduce bucket 3', 'bucket 3'), ('optimizer',))
+    """
+    parts = name.split(" ")
+    tails = [" ".join(parts[i:]) for i in range(len(parts)) if i == 0 or len(parts) - i < 3]
+    return tuple(dict.fromkeys([name, *(words for words in tails if not words[:1].isdigit())]))
+
+
+def legend(figure: Figure, canvases: list[Canvas], ax: Axes | None = None) -> None:
+    """What the colours mean, those that were used, below the figure or the caller's ``ax``; two that look alike are
+    one entry."""
+    from matplotlib.patches import Patch
+
+    used = set().union(*(canvas.used for canvas in canvases))
+    words: dict[str, list[str]] = {}
+    for what in LABELS:
+        if what in used:
+            words.setdefault("stall" if what == "stall" else palette[what], []).append(LABELS[what])
+    handles = [
+        Patch(facecolor="white", edgecolor=palette["stall"], hatch="//////", lw=0, label=", ".join(labels))
+        if colour == "stall"
+        else Patch(facecolor=colour, label=", ".join(labels))
+        for colour, labels in words.items()
+    ]
+    letters = sum(len(label) + 6 for labels in words.values() for label in labels)
+    ncols = len(handles) if letters <= LINE else -(-len(handles) // 2)
+    legend_below(figure, ax, canvases[0].axes, handles, ncols=ncols, handlelength=1.4, columnspacing=1.3)

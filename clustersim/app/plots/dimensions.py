@@ -1,0 +1,173 @@
+"""Dimensions of a split model: what each moves over which kind of link, and which ranks share a group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from clustersim.app.plots.drawing import Axes, Figure, drawn_on, inches_wide, new_figure, only_one, plain_axes, titled
+from clustersim.app.plots.style import INK, QUIET, byte_unit, dimensions
+from clustersim.core.arrays import Columns
+from clustersim.core.errors import ProgramError
+from clustersim.core.facts import Groups, MeshMap
+from clustersim.core.units import format_bytes
+from clustersim.explain.dimensions import named
+
+KIND_WORDS = {
+    "nvlink": "NVLink",
+    "net": "network",
+    "pcie": "PCIe",
+    "cpu": "between sockets",
+    "xgmi": "xGMI",
+    "c2c": "C2C",
+}
+STRIP = 64
+"""Ranks that fit beside each other in one line."""
+TINTS = (0.35, 0.17, 0.44, 0.1, 0.53, 0.26, 0.62)
+"""Shares of a dimension's colour in those of its groups, neighbours apart."""
+DARK = 0.4
+"""Mean of red, green and blue below which words on a colour are white."""
+FIRST = "rank 0's group has the full colour"
+EACH = 48
+"""GPUs beside each other whose groups can still be told apart by colour; of more, only one group is shown."""
+
+
+def traffic(table: Columns, title: str | None = None) -> Figure:
+    """What a step moves: bytes each GPU sends, and bytes on each kind of link, a bar each, split by dimension.
+
+    table : columns of :func:`clustersim.explain.volume.by_dimension`.
+
+    Raises :class:`ProgramError` where nothing is sent.
+    """
+    names = [str(name) for name in table["dimension"]]
+    kinds = [column for column in table if column.startswith("link_")]
+    if not names:
+        raise ProgramError("nothing to draw: nothing is sent")
+    bars = {"sent by each GPU": "sent_per_gpu"} | {
+        f"on all {KIND_WORDS.get(kind.removeprefix('link_'), kind.removeprefix('link_'))} links": kind for kind in kinds
+    }
+    figure = new_figure(0.62 * len(bars) + (1.1 if title else 0.8))
+    rows = figure.subplots(len(bars), 1, squeeze=False)[:, 0]
+    for axes, (what, column) in zip(rows, bars.items(), strict=True):
+        values = [float(v) for v in table[column]]
+        _bar(axes, what, dict(zip(names, values, strict=True)))
+    handles, labels = rows[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=7, frameon=False, fontsize=8.5, handlelength=1.4)
+    said = "; ".join(
+        f"{what}: " + ", ".join(f"{n} {format_bytes(float(v))}" for n, v in zip(names, table[column], strict=True))
+        for what, column in bars.items()
+    )
+    return titled(figure, title, f"What a step moves by dimension. {said}.")
+
+
+def _bar(axes: Axes, what: str, parts: Mapping[str, float]) -> None:
+    total = sum(parts.values())
+    scale, unit = byte_unit(total or 1.0)
+    left = 0.0
+    for name, nbytes in parts.items():
+        width = nbytes / scale
+        axes.barh(0, width, left=left, height=0.7, color=dimensions[name], ec="white", lw=0.8, label=name)
+        if total and nbytes > 0.08 * total:
+            words = f"{name} {nbytes / total:.0%}"
+            ink = "white" if name in {"EP", "step end"} else INK
+            axes.text(left + width / 2, 0, words, ha="center", va="center_baseline", fontsize=8.5, color=ink)
+        left += width
+    plain_axes(axes)
+    axes.set_yticks([0], [what], fontsize=9)
+    axes.set_ylim(-0.5, 0.5)
+    axes.set_xlim(0, (total or 1.0) / scale)
+    axes.tick_params(axis="x", labelsize=8, labelcolor=QUIET)
+    axes.text(1.008, 0.5, f"{total / scale:.3g} {unit}", transform=axes.transAxes, fontsize=8.5, va="center", color=INK)
+
+
+def mesh_on_machine(mesh: MeshMap, title: str | None = None, *, ax: Axes | None = None) -> Figure:
+    """Which ranks share a group, a panel for each dimension: a column is a machine, a row one of its GPUs.
+
+    ``ax`` : drawn on instead of a new figure; for up to :data:`STRIP` ranks, whose dimensions share an axes.
+
+    Raises :class:`ProgramError` for a mesh of one rank.
+    """
+    dims, each = mesh.dims, mesh.per_node
+    if not dims:
+        raise ProgramError("nothing to draw: no dimension has more than one rank")
+    nodes = -(-mesh.world // each)
+    said = "; ".join(f"{d.name} {d.degree} over {', '.join(d.links) or 'nothing'}" for d in dims)
+    words = f"{mesh.world:,} ranks on {nodes:,} machine(s), by dimension: {said}. {FIRST.capitalize()}."
+    if mesh.world <= STRIP:
+        return titled(_strips(mesh, ax), title, words, ax)
+    only_one(ax, f"a mesh of {mesh.world:,} ranks")
+    columns = 1 if nodes > EACH else min(len(dims), 3)
+    lines = -(-len(dims) // columns)
+    figure = new_figure(lines * (0.5 + (0.17 if nodes <= EACH else 0.06) * each) + (0.75 if title else 0.45))
+    grid = figure.subplots(lines, columns, squeeze=False).ravel()
+    for axes, dim in zip(grid, dims, strict=False):
+        _panel(axes, dim, nodes, each)
+    for axes in grid[len(dims) :]:
+        axes.set_visible(False)
+    one = _one_shade(mesh) if nodes <= EACH else "coloured: rank 0's group"
+    figure.supxlabel(f"a column is a machine, a row one of its GPUs; {one}", fontsize=8.5, color=QUIET)
+    return titled(figure, title, words)
+
+
+def _one_shade(mesh: MeshMap) -> str:
+    again = any(mesh.world > dim.degree * (len(TINTS) + 1) for dim in mesh.dims)
+    return f"one shade is one group{', and shades repeat' if again else ''}; {FIRST}"
+
+
+def _shade(name: str, group: int | None = None) -> Any:
+    """A dimension's colour, which rank 0's group has; another ``group`` has a tint of it."""
+    from matplotlib.colors import to_rgb
+
+    share = 1.0 if group is None else TINTS[group % len(TINTS)]
+    return share * np.array(to_rgb(dimensions[named(name.replace(" x ", "-"))])) + (1.0 - share)
+
+
+def _strips(mesh: MeshMap, ax: Axes | None) -> Figure:
+    """A line for each dimension, all ranks beside each other, machines apart."""
+    dims, world, each = mesh.dims, mesh.world, mesh.per_node
+    figure, axes = drawn_on(ax, 0.36 * len(dims) + 1.15)
+    gap, nodes = 0.4, -(-world // each)
+    for y, dim in enumerate(dims):
+        for rank, group in enumerate(dim.of_rank or ()):
+            mine, x = rank in dim.first, rank + gap * (rank // each)
+            face = _shade(dim.name, None if mine else group)
+            axes.barh(y, 0.94, left=x, height=0.84, color=face, align="center")
+            if inches_wide(axes) / world > 0.1:  # a number has room
+                axes.text(x + 0.47, y, f"{rank}", ha="center", va="center_baseline",
+                          color="white" if face.mean() < DARK else INK,
+                          fontsize=6 if world > STRIP // 2 else 8, weight="bold" if mine else "normal")  # fmt: skip
+        axes.text(1.005, y, ", ".join(dim.links), fontsize=8.5, color=QUIET, va="center_baseline",
+                  transform=axes.get_yaxis_transform())  # fmt: skip
+    plain_axes(axes, ())
+    axes.set_yticks(range(len(dims)), [f"{dim.name} {dim.degree}" for dim in dims], fontsize=9)
+    middles = [(n + 0.5) * each + gap * n for n in range(nodes)]
+    axes.set_xticks(middles, [f"machine {n}" for n in range(nodes)], fontsize=8.5)
+    axes.set_ylim(len(dims) - 0.5, -0.5)
+    axes.set_xlim(-0.1, world + gap * (nodes - 1) + 0.1)
+    axes.set_xlabel(f"in a line, {_one_shade(mesh)}", fontsize=8.5, color=QUIET)
+    return figure
+
+
+def _panel(axes: Axes, dim: Groups, nodes: int, each: int) -> None:
+    from matplotlib.colors import to_rgb
+
+    cells = np.ones((each, nodes, 3)) * np.array(to_rgb("#EEF0F2"))
+    if dim.of_rank is not None and nodes <= EACH:
+        for rank, group in enumerate(dim.of_rank):
+            cells[rank % each, rank // each] = _shade(dim.name, group)
+    for rank in dim.first:
+        cells[rank % each, rank // each] = _shade(dim.name)
+    axes.imshow(cells, aspect="auto", interpolation="nearest")
+    if nodes <= EACH:
+        axes.set_xticks(np.arange(nodes + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(each + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color="white", lw=1.2)
+    axes.tick_params(which="both", length=0, labelsize=7.5, labelcolor=QUIET)
+    axes.set_yticks([0, each - 1] if each > 1 else [0])
+    axes.set_xticks([0, nodes - 1] if nodes > 1 else [0])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    links = f": {', '.join(dim.links)}" if dim.links else ""
+    axes.set_title(f"{dim.name} {dim.degree}{links}", fontsize=9, color=INK, loc="left")

@@ -1,0 +1,202 @@
+"""What all figures are made with: a page and its axes, titles and legends, words that stand in for a picture, files."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from functools import cache
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from clustersim.app.plots.style import INK, QUIET
+from clustersim.core.errors import ProgramError
+from clustersim.core.texts import headline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
+else:  # matplotlib is loaded where something is drawn; whoever only speaks of its figures needs no more than names
+    Axes = Figure = Any
+
+WIDTH = 10.0
+"""Inches of a figure: 90 dots an inch fill a README's column, and 9 points are read at ease there."""
+
+
+def new_figure(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure that needs no display, laid out by its contents. Sizes in inches.
+
+    A notebook shows it, with its words beside it, where it is a cell's last value.
+    """
+    return _shown_by_notebooks()(figsize=(width, height), layout="constrained")
+
+
+@cache
+def _shown_by_notebooks() -> type[Figure]:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatterMathtext, NullFormatter
+
+    class Picture(Figure):
+        """Texts of a picture come from files: matplotlib must not read ``$`` in them as mathematics."""
+
+        def draw(self, renderer: Any) -> None:
+            for axis in (axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)):
+                if isinstance(axis.get_major_formatter(), LogFormatterMathtext):  # which writes ``$10^3$``
+                    axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+                    axis.set_minor_formatter(NullFormatter())
+            with rc_context({"text.parse_math": False}):  # for labels of ticks, which are made while it is drawn
+                for text in self.findobj(Text):
+                    text.set_parse_math(False)
+                super().draw(renderer)
+
+        def _repr_html_(self) -> str:
+            return html(self)
+
+    return Picture
+
+
+def html(figure: Figure, dpi: int = 144) -> str:
+    """A figure as an HTML image that carries its pixels and its words."""
+    drawn = io.BytesIO()
+    _save_png(figure, drawn, dpi)
+    return image(drawn.getvalue(), "png", alt_text(figure))
+
+
+def image(data: bytes, kind: str, alt: str) -> str:
+    """Bytes of a PNG or GIF as an HTML image with ``alt`` for those who cannot see it."""
+    words, pixels = escape(alt, quote=True), base64.b64encode(data).decode()
+    return f'<img alt="{words}" style="max-width:100%" src="data:image/{kind};base64,{pixels}">'
+
+
+def plain_axes(axes: Axes, keep: tuple[str, ...] = ("bottom",)) -> None:
+    """Take away every line that carries no information."""
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in keep)
+        spine.set_color(QUIET)
+    axes.tick_params(colors=INK, labelsize=9, length=3, color=QUIET)
+    if "left" not in keep:
+        axes.tick_params(axis="y", length=0)
+
+
+def percents(axis: Any) -> None:
+    """Have the ticks of an axis in percent."""
+    from matplotlib.ticker import PercentFormatter
+
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def colour_bar(figure: Figure, axes: Axes, colours: Any, words: str, size: float, **where: Any) -> None:
+    """What the ``colours`` of shares mean, beside the axes; ``size`` : of the figures [points]."""
+    bar = figure.colorbar(colours, ax=axes, **where)
+    percents(bar.ax.xaxis if bar.orientation == "horizontal" else bar.ax.yaxis)
+    bar.ax.tick_params(labelsize=size, color=QUIET, labelcolor=INK)
+    bar.outline.set_visible(False)
+    bar.set_label(words, fontsize=8.5, color=INK)
+
+
+def drawn_on(ax: Axes | None, height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
+    """Where a picture of one axes is drawn: on the caller's, or on those of a new figure of so many inches."""
+    if ax is not None:
+        return ax.get_figure(root=True), ax  # type: ignore[return-value]
+    figure = new_figure(height, width)
+    return figure, figure.add_subplot()
+
+
+def only_one(ax: Axes | None, what: str) -> None:
+    """Raises :class:`ProgramError` where the caller has one ``ax`` for a picture that is several."""
+    if ax is not None:
+        raise ProgramError(f"{what} is a picture of several axes, and cannot be drawn on one (ax): leave ax out")
+
+
+def inches_wide(axes: Axes) -> float:
+    """How wide an axes will about be beside its labels, before it is laid out: 8 inches of a figure of its own."""
+    figure: Any = axes.get_figure(root=True)
+    return float(figure.get_figwidth() * axes.get_position().width / 0.775 * 0.8)
+
+
+def legend_below(
+    figure: Figure, ax: Axes | None, axes: Axes, handles: Sequence[Any] | None = None, *, side: str = "lower center",
+    **options: Any,
+) -> None:  # fmt: skip
+    """The legend of an axes' marks, or of ``handles``, beside the figure; below the axes where those are the caller's
+    ``ax``, in columns that it has room for."""
+    from matplotlib.transforms import ScaledTranslation
+
+    handles = axes.get_legend_handles_labels()[0] if handles is None else handles
+    options = {"handles": handles, "frameon": False, "fontsize": 8.5} | options
+    if ax is None:
+        figure.legend(**options | {"loc": f"outside {side}"})
+        return
+    options["ncols"] = min(len(handles), MOST_COLUMNS)
+    below = ax.transAxes + ScaledTranslation(0.0, -BELOW / 72, figure.dpi_scale_trans)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, borderaxespad=0.0, **options)
+
+
+BELOW, MOST_COLUMNS = 32, 3
+"""Points that ticks and the words of an axis take below it, and columns of the legend under those."""
+LETTERS_AN_INCH = 12.0
+"""Of a title's second line, at most."""
+
+
+def titled(figure: Figure, title: str | None, alt: str, ax: Axes | None = None) -> Figure:
+    """A title over the figure, or over the caller's ``ax``, and, for those who cannot see it, what it shows.
+
+    What was changed, in the parentheses that end a title, is a line of its own where both are too long for one; the
+    rest of what is too long is left out.
+    """
+    if ax is not None:
+        above = "\n" if ax.get_title(loc="left") + ax.get_title(loc="right") else ""  # whose line is taken
+        ax.set_title(capped(title or "", 60) + above, fontsize=10, color=INK)
+        figure.set_label(" ".join(said for said in (alt_text(figure), alt) if said))
+        return figure
+    if title:
+        most = int(figure.get_size_inches()[0] * LETTERS_AN_INCH)
+        first, changes = headline(title) if len(title) > 0.7 * most else (title, "")
+        lines = [capped(first, int(0.7 * most)), *([capped(changes, most)] if changes else [])]
+        figure.suptitle("\n".join(lines), fontsize=10 if changes else 12, color=INK)
+    figure.set_label(alt)
+    return figure
+
+
+def capped(text: str, most: int) -> str:
+    """A text of at most so many letters.
+
+    >>> capped("cluster.nodes=16", 12)
+    'cluster.n...'
+    """
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def alt_text(figure: Figure) -> str:
+    """What a figure shows, in words."""
+    return str(figure.get_label())
+
+
+def save(figure: Figure, path: Any, dpi: int = 180) -> None:
+    """Write a figure. It carries the words for it where it can; neither a date nor a random name is in it, so that the
+    same figure is the same bytes."""
+    import matplotlib as mpl
+
+    name = str(path)
+    if name.endswith(".svg"):
+        with mpl.rc_context({"svg.hashsalt": "clustersim"}):
+            figure.savefig(path, metadata={"Date": None, "Description": alt_text(figure)})
+    elif name.endswith(".png"):
+        _save_png(figure, path, dpi)
+    else:
+        figure.savefig(path, dpi=dpi, metadata={"CreationDate": None})
+
+
+def _save_png(figure: Figure, path: Any, dpi: int) -> None:
+    """256 colours are enough for flat areas and smooth text, and make a third of the bytes."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=dpi)
+    words = PngInfo()
+    words.add_itxt("Description", alt_text(figure))
+    few = Image.open(drawn).convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    few.save(path, format="png", optimize=True, dpi=(dpi, dpi), pnginfo=words)

@@ -1,0 +1,187 @@
+"""What fills a GPU's memory: at the peak, and moment by moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from clustersim.app.plots.drawing import Axes, Figure, drawn_on, legend_below, plain_axes, titled
+from clustersim.app.plots.style import INK, byte_unit, palette, part_styles
+from clustersim.core.arrays import Floats
+from clustersim.core.errors import ProgramError
+from clustersim.core.units import format_bytes
+
+
+def footprint(
+    parts: Mapping[str, float], capacity: float | None = None, title: str | None = None, *, ax: Axes | None = None
+) -> Figure:
+    """One GPU's memory at its peak, as a bar of what holds it, against what the GPU has.
+
+    parts : bytes by what holds them, as :meth:`clustersim.training.memory.MemoryUse.parts` gives them. capacity :
+    [bytes].
+    """
+    held = {name.replace("_", " "): float(n) for name, n in parts.items() if n > 0}
+    if not held:
+        raise ProgramError("nothing to draw: nothing holds memory")
+    total = sum(held.values())
+    scale, unit = byte_unit(max(total, capacity or 0.0))
+    figure, axes = drawn_on(ax, 1.9 if title else 1.6)
+    left = 0.0
+    styles = part_styles(held)
+    for name, nbytes in held.items():
+        width, words = nbytes / scale, f"{name} {format_bytes(nbytes)}"
+        look = styles[name]
+        axes.barh(0, width, left=left, height=0.7, fc=look.face, hatch=look.hatch, ec="white", lw=0.8, label=words)
+        left += width
+    if capacity:
+        _limit(axes, capacity / scale, f"{format_bytes(capacity)} of the GPU", vertical=True)
+    plain_axes(axes)
+    axes.set_yticks([])
+    axes.set_ylim(-0.5, 0.75)
+    axes.set_xlim(0, max(total, capacity or 0.0) / scale * 1.02)
+    axes.set_xlabel(f"memory [{unit}]", fontsize=9)
+    legend_below(figure, ax, axes, ncols=min(len(held), 4), handlelength=1.2)
+    said = ", ".join(f"{name} {format_bytes(n)}" for name, n in held.items())
+    return titled(figure, title, f"Memory of one GPU at its peak: {said}.{_room(total, capacity)}", ax)
+
+
+def footprints(
+    runs: Mapping[str, Mapping[str, float]], capacity: float | None = None, title: str | None = None, *,
+    ax: Axes | None = None,
+) -> Figure:  # fmt: skip
+    """One GPU's memory at its fullest moment, a bar for each run.
+
+    Parameters
+    ----------
+    runs : bytes by what holds them, by run: a column of :class:`clustersim.training.memory.Course` at its peak, or any
+        parts of a whole. capacity : of the GPU [bytes].
+
+    Raises :class:`ProgramError` where nothing holds memory.
+    """
+    totals = {name: float(sum(parts.values())) for name, parts in runs.items()}
+    if not totals or not max(totals.values()):
+        raise ProgramError("nothing to draw: nothing holds memory")
+    names = dict.fromkeys(name for held in runs.values() for name in held)
+    parts = [name for name in names if any(held.get(name) for held in runs.values())]
+    longest = max(*totals.values(), capacity or 0.0)
+    scale, unit = byte_unit(longest)
+    figure, axes = drawn_on(ax, 0.46 * len(runs) + (1.6 if title else 1.3))
+    y, left = np.arange(len(runs))[::-1], np.zeros(len(runs))
+    styles = part_styles(parts)
+    for part in parts:
+        width = np.array([held.get(part, 0.0) for held in runs.values()]) / scale
+        look = styles[name := part.replace("_", " ")]
+        axes.barh(y, width, left=left, height=0.7, fc=look.face, hatch=look.hatch, ec="white", lw=0.8, label=name)
+        left += width
+    for at, end, total in zip(y, left, totals.values(), strict=True):
+        over = bool(capacity and total > capacity)
+        words = f" {format_bytes(total)}" + (", too much" if over else "")
+        axes.text(end, at, words, va="center", fontsize=9.5, color=palette["stall"] if over else INK)
+    if capacity:
+        at, colour, box = capacity / scale, palette["stall"], {"fc": "white", "ec": "none", "pad": 1.0}
+        axes.axvline(at, color=colour, lw=1.6, ls=(0, (4, 2)), zorder=0)
+        words = f"{format_bytes(capacity)} of the GPU"
+        axes.text(at, len(runs) - 0.5, words, fontsize=9, ha="center", va="bottom", color=colour, bbox=box)
+    plain_axes(axes)
+    axes.set_yticks(y, list(runs), fontsize=10)
+    axes.set(xlim=(0, longest / scale * 1.2), ylim=(-0.55, len(runs) - 0.1))
+    axes.set_xlabel(f"memory of one GPU [{unit}]", fontsize=10)
+    legend_below(figure, ax, axes, ncols=min(len(parts), 5), fontsize=9, handlelength=1.3)
+    return titled(figure, title, _alt(runs, totals, capacity), ax)
+
+
+def _alt(runs: Mapping[str, Mapping[str, float]], totals: Mapping[str, float], capacity: float | None) -> str:
+    said = [
+        f"{name}: {format_bytes(totals[name])}, "
+        + ", ".join(f"{part.replace('_', ' ')} {format_bytes(n)}" for part, n in held.items() if n > 0)
+        for name, held in runs.items()
+    ]
+    limit = f" The GPU has {format_bytes(capacity)}." if capacity else ""
+    return f"Memory of one GPU. {'; '.join(said)}.{limit}"
+
+
+def memory_over_time(
+    moments: Sequence[str], parts: Mapping[str, Floats], capacity: float | None = None, title: str | None = None, *,
+    ax: Axes | None = None,
+) -> Figure:  # fmt: skip
+    """One GPU's memory through a step, stacked by what holds it, against what the GPU has.
+
+    moments : (m,) names, such as ``fwd layers.0``. parts : (m,) bytes by what holds them. capacity : [bytes].
+    """
+    held = {
+        name.replace("_", " "): np.asarray(n, dtype=np.float64)
+        for name, n in parts.items()
+        if np.any(np.asarray(n) > 0)
+    }
+    if not held or not len(moments):
+        raise ProgramError("nothing to draw: nothing holds memory")
+    total = np.sum(list(held.values()), axis=0)
+    scale, unit = byte_unit(max(float(total.max()), capacity or 0.0))
+    figure, axes = drawn_on(ax, 3.4)
+    below = _stack(axes, held, scale)
+    peak = int(np.argmax(total))
+    if capacity:
+        _limit(axes, capacity / scale, f"{format_bytes(capacity)} of the GPU", vertical=False)
+    axes.annotate(
+        f"peak {format_bytes(float(total[peak]))} at {moments[peak]}", (peak + 0.5, below[peak]), xytext=(0, 5),
+        textcoords="offset points", ha="center", va="bottom", fontsize=8.5, color=INK,
+    )  # fmt: skip
+    plain_axes(axes, ("bottom", "left"))
+    _moment_ticks(axes, moments)
+    axes.set_xlim(0, len(moments))
+    axes.set_ylim(0, max(float(total.max()) * 1.12, (capacity or 0.0) * 1.06) / scale)
+    axes.set_ylabel(f"memory [{unit}]", fontsize=9)
+    handles = axes.get_legend_handles_labels()[0]
+    legend_below(figure, ax, axes, handles[::-1], side="right upper", handlelength=1.2)
+    alt = f"Memory of one GPU over {len(moments)} moments of a step; peak at {moments[peak]}."
+    return titled(figure, title, alt + _room(float(total.max()), capacity), ax)
+
+
+def _stack(axes: Axes, held: Mapping[str, Floats], scale: float) -> Floats:
+    """Areas one on the other; returns the top of the last."""
+    styles = part_styles(held)
+    below = np.zeros(len(next(iter(held.values()))))
+    edges = np.arange(len(below) + 1)
+    for name, nbytes in held.items():
+        top = below + nbytes / scale
+        axes.fill_between(
+            edges, np.append(below, below[-1]), np.append(top, top[-1]), step="post", ec="white", lw=0.5, label=name,
+            fc=styles[name].face, hatch=styles[name].hatch,
+        )  # fmt: skip
+        below = top
+    return below
+
+
+def _moment_ticks(axes: Axes, moments: Sequence[str]) -> None:
+    """Phases below the axis: each begins where the first word of the moments changes."""
+    words = [m.split(" ")[0] for m in moments]
+    starts = [i for i, w in enumerate(words) if i == 0 or words[i - 1] != w]
+    ends = [*starts[1:], len(words)]
+    names = {"fwd": "forward", "bwd": "backward"}
+    axes.set_xticks(starts, [""] * len(starts))
+    for start, end in zip(starts, ends, strict=True):
+        axes.text(
+            (start + end) / 2, -0.04, names.get(words[start], words[start]), transform=axes.get_xaxis_transform(),
+            ha="center" if end - start > 1 else "right", va="top", fontsize=9, color=INK,
+        )  # fmt: skip
+
+
+def _limit(axes: Axes, at: float, words: str, *, vertical: bool) -> None:
+    colour, dash = palette["stall"], (0, (4, 2))
+    if vertical:
+        axes.axvline(at, 0.0, 0.86, color=colour, lw=1.6, ls=dash)
+        axes.text(at, 0.5, words, ha="right", va="bottom", fontsize=8.5, color=colour)
+    else:
+        axes.axhline(at, color=colour, lw=1.6, ls=dash)
+        axes.text(
+            0.005, at, words, ha="left", va="bottom", fontsize=8.5, color=colour,
+            transform=axes.get_yaxis_transform(), bbox={"fc": "white", "ec": "none", "pad": 1.2, "alpha": 0.85},
+        )  # fmt: skip
+
+
+def _room(total: float, capacity: float | None) -> str:
+    if not capacity:
+        return ""
+    spare = capacity - total
+    return f" {format_bytes(abs(spare))} {'to spare' if spare >= 0 else 'too much'} of {format_bytes(capacity)}."

@@ -1,0 +1,142 @@
+"""Where the time went: a bar for each group of ranks or each run, its parts adding up to the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.app.plots.drawing import Axes, Figure, drawn_on, legend_below, plain_axes, titled
+from clustersim.app.plots.style import INK, Look, kernels, palette, series, time_unit
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.errors import ProgramError
+from clustersim.core.timeline import Timeline
+from clustersim.explain.breakdown import Breakdown
+from clustersim.explain.per_step import per_step
+from clustersim.explain.pieces import KERNELS
+
+STATE_STYLE: dict[str, Look] = {
+    "compute-bound": Look(kernels["compute"], width=0.6),
+    "memory-bound": Look(kernels["memory"], width=0.6),
+    "launch-bound": Look(kernels["launch"], width=0.6),
+    "recomputation": Look(kernels["compute"], "...."),
+    "optimizer": Look(palette["optimizer"], width=0.6),
+    "exposed transfer": Look(palette["communication"], width=0.6),
+    "waiting for a peer": Look("white", "//////", palette["stall"]),
+    "bubble": Look("#C9CED3", "......"),
+    "host": Look(palette["other"], width=0.6),
+}
+"""Colour and hatch of each state of :func:`clustersim.explain.breakdown.breakdown`."""
+
+MAX_GROUPS = 12
+LEAST = 0.002
+"""Share of the longest bar below which a state is not drawn: under two pixels."""
+
+
+def breakdown(
+    table: Breakdown, title: str | None = None, groups: Mapping[str, npt.ArrayLike] | None = None, *,
+    ax: Axes | None = None,
+) -> Figure:  # fmt: skip
+    """Seconds of a step in each state, a bar for each group of ranks.
+
+    groups : ranks by name; None makes a bar of all ranks, and one for each of up to a dozen sorts of rank that differ.
+
+    Raises :class:`ProgramError` for a table without ranks.
+    """
+    seconds = table.seconds
+    if not seconds.size:
+        raise ProgramError("nothing to draw: the breakdown has no ranks")
+    chosen = rank_groups(seconds) if groups is None else {n: np.asarray(r, dtype=np.int64) for n, r in groups.items()}
+    bars = {name: seconds[np.isin(table.rank, ranks)].mean(axis=0) for name, ranks in chosen.items()}
+    return _drawn(bars, table.states, 0.34, title, ax)
+
+
+def breakdowns(timelines: Mapping[str, Timeline], title: str | None = None, *, ax: Axes | None = None) -> Figure:
+    """Seconds of a step in each state, a bar for each run, mean over the ranks that train.
+
+    ``timelines`` : by what to call each run. Raises :class:`ProgramError` for no runs.
+    """
+    tables = {name: per_step(timeline) for name, timeline in timelines.items()}
+    if not tables:
+        raise ProgramError("nothing to draw: no runs")
+    states = list(next(iter(tables.values())))
+    bars = {name: np.array([table[state] for state in states]) for name, table in tables.items()}
+    return _drawn(bars, states, 0.42, title, ax)
+
+
+def _drawn(bars: Mapping[str, Floats], states: list[str], each: float, title: str | None, ax: Axes | None) -> Figure:
+    """A picture of these bars, each so many inches high."""
+    figure, axes = drawn_on(ax, each * len(bars) + (1.35 if title else 1.0))
+    _stack(axes, bars, states)
+    legend_below(figure, ax, axes, ncols=len(states), handlelength=1.4, columnspacing=1.2)
+    parts = []
+    for name, bar in bars.items():
+        total = float(bar.sum()) or 1.0
+        said = ", ".join(f"{s} {v / total:.1%}" for s, v in zip(states, bar.tolist(), strict=True) if v > 0)
+        parts.append(f"{name}: {said}")
+    return titled(figure, title, f"Where the time of a step goes. {'; '.join(parts)}.", ax)
+
+
+def rank_groups(seconds: Floats) -> dict[str, Ints]:
+    """All ranks, then ranks whose times are alike to a tenth of a percent of the step, the most stalled last."""
+    w = len(seconds)
+    everyone = {f"all {w} ranks" if w > 1 else "rank 0": np.arange(w)}
+    step = seconds.sum(axis=1).max()
+    _, which = np.unique(np.round(seconds / (step or 1.0), 3), axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    if which.max() == 0 or which.max() + 1 > MAX_GROUPS:
+        return everyone if which.max() == 0 else everyone | _extremes(seconds)
+    first = [int(np.argmax(which == k)) for k in range(which.max() + 1)]
+    for k in sorted(range(len(first)), key=first.__getitem__):
+        members = np.flatnonzero(which == k)
+        everyone[_named(members)] = members
+    return everyone
+
+
+def _extremes(seconds: Floats) -> dict[str, Ints]:
+    """Where every rank differs: the one that computes longest, the middle, and shortest."""
+    order = np.argsort(seconds[:, : len(KERNELS)].sum(axis=1), kind="stable")
+    picked = {"slowest": order[-1], "median": order[len(order) // 2], "fastest": order[0]}
+    return {f"rank {int(r)} ({name})": np.array([r]) for name, r in picked.items()}
+
+
+def _named(members: Ints) -> str:
+    if len(members) == 1:
+        return f"rank {members[0]}"
+    if members[-1] - members[0] == len(members) - 1:
+        return f"ranks {members[0]}-{members[-1]}"
+    return f"{len(members)} ranks, as {members[0]}"
+
+
+def _stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
+    """A bar of seconds per name, in the colours and hatches of its states, with the shares written in."""
+    longest = max(float(bar.sum()) for bar in bars.values())
+    scale, unit = time_unit(longest)
+    y = np.arange(len(bars))[::-1]
+    left = np.zeros(len(bars))
+    for k, state in enumerate(states):
+        width = np.array([bar[k] for bar in bars.values()]) * scale
+        if width.max() < LEAST * longest * scale:
+            continue
+        look = STATE_STYLE.get(state, Look(series[k % len(series)], width=0.6))
+        axes.barh(y, width, left=left, height=0.72, label=state, color=look.face, edgecolor=look.edge,
+                  linewidth=look.width, hatch=look.hatch or None)  # fmt: skip
+        _percentages(axes, state, y, left, width, np.array([bar.sum() for bar in bars.values()]) * scale)
+        left += width
+    plain_axes(axes)
+    axes.set_yticks(y, list(bars), fontsize=9)
+    axes.set_xlim(0, longest * scale)
+    axes.set_xlabel(f"time of a step [{unit}]", fontsize=9)
+
+
+def _percentages(axes: Axes, state: str, y: Ints, left: Floats, width: Floats, whole: Floats) -> None:
+    """Shares, where there is room for them."""
+    dark = state in {"compute-bound", "host"}
+    for at, start, size, total in zip(y, left, width, whole, strict=True):
+        if size > 0.045 * whole.max():
+            box = {"fc": "white", "ec": "none", "pad": 1.0} if state in {"waiting for a peer", "bubble"} else None
+            axes.text(
+                start + size / 2, at, f"{size / total:.0%}", ha="center", va="center_baseline", fontsize=8,
+                color="white" if dark else INK, bbox=box,
+            )  # fmt: skip

@@ -1,0 +1,176 @@
+"""Pipeline stages side by side: where a step of each goes, and what each holds in memory over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from clustersim.app.plots.drawing import Axes, Figure, drawn_on, legend_below, new_figure, plain_axes, titled
+from clustersim.app.plots.pipeline import usual_step
+from clustersim.app.plots.style import FAINT, INK, QUIET, Look, byte_unit, dimensions, palette, part_styles, time_unit
+from clustersim.core.arrays import Floats
+from clustersim.core.errors import ProgramError
+from clustersim.core.facts import Moments
+from clustersim.core.timeline import Timeline
+from clustersim.core.units import format_bytes, format_time
+from clustersim.explain import pipeline
+from clustersim.explain.dimensions import DIMENSIONS
+from clustersim.explain.where import BUBBLES, Where
+
+LEAST = 0.002
+"""Share of the step below which a part is not drawn."""
+MOST = 16
+"""Stages that are drawn; of more, so many from first to last, and the fullest."""
+NEAR = 0.4
+"""A peak above this share of what the GPU has is drawn below that limit; a lower one would be squeezed by it."""
+_GREYS = dict(zip(BUBBLES, ("#E3E6EA", "#D3D8DD", "#C1C8CF", "#9AA4AE", "#B0B8C0", "#EEF0F2"), strict=True))
+_HATCH = dict(zip(BUBBLES, ("", "", "....", "xxxx", "||||", ""), strict=True))
+
+
+def stage_bars(rows: Sequence[Where], title: str | None = None, *, ax: Axes | None = None) -> Figure:
+    """A step of each stage as a bar: compute, transfers and waits by dimension, the bubble by its parts.
+
+    rows : of :func:`clustersim.explain.where.where`; the mean over all is drawn last.
+
+    Raises :class:`ProgramError` without rows.
+    """
+    if not rows:
+        raise ProgramError("nothing to draw: no stages")
+    bars = [*rows[1:], rows[0]]
+    scale, unit = time_unit(rows[0].step)
+    figure, axes = drawn_on(ax, 0.34 * len(bars) + (1.55 if title else 1.25))
+    y, left = np.arange(len(bars))[::-1], np.zeros(len(bars))
+    for (key, name), look in _parts(bars):
+        width = np.array([_seconds(row, key, name) for row in bars]) * scale
+        words = {"exposed": f"{name} transfer", "waiting": f"waiting, {name}", "bubble": f"bubble, {name}"}
+        label = words.get(key, key)
+        axes.barh(y, width, left=left, height=0.74, label=label, color=look.face, ec=look.edge, lw=look.width,
+                  hatch=look.hatch or None)  # fmt: skip
+        for at, start, size, row in zip(y, left, width, bars, strict=True):
+            if size > 0.04 * row.step * scale:
+                box = None if key == "compute" else {"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85}
+                axes.text(start + size / 2, at, f"{size / (row.step * scale):.0%}", ha="center", va="center_baseline",
+                          fontsize=8, color="white" if key == "compute" else INK, bbox=box)  # fmt: skip
+        left += width
+    plain_axes(axes)
+    axes.set_yticks(y, ["all" if row.stage < 0 else f"stage {row.stage}" for row in bars], fontsize=9)
+    axes.set_xlim(0, rows[0].step * scale)
+    axes.set_xlabel(f"time of a step [{unit}]", fontsize=9)
+    legend_below(figure, ax, axes, ncols=6, handlelength=1.4, columnspacing=1.2)
+    return titled(figure, title, _alt(bars), ax)
+
+
+def _parts(rows: Sequence[Where]) -> list[tuple[tuple[str, str], Look]]:
+    """What is worth drawing of any bar, in the order of the bar, and how it looks."""
+    found = [
+        (("compute", ""), Look(palette["forward"], width=1.0)),
+        *((("exposed", d), Look(dimensions[d], width=1.0)) for d in DIMENSIONS),
+        *((("waiting", d), Look("white", "//////", dimensions[d])) for d in DIMENSIONS),
+        *((("bubble", b), Look(_GREYS[b], _HATCH[b], width=0.4)) for b in BUBBLES),
+        (("other", ""), Look(palette["other"], width=1.0)),
+    ]
+    return [(part, look) for part, look in found if any(_seconds(r, *part) > LEAST * r.step for r in rows)]
+
+
+def _seconds(row: Where, key: str, name: str) -> float:
+    return float(getattr(row, key).get(name, 0.0) if name else getattr(row, key))
+
+
+def _alt(rows: Sequence[Where]) -> str:
+    said = []
+    for row in rows:
+        parts = ", ".join(f"{name or key} {s / row.step:.1%}" for key, name, s in row.parts() if s > LEAST * row.step)
+        said.append(f"{'all' if row.stage < 0 else f'stage {row.stage}'}: {parts}")
+    return f"Where a step of {format_time(rows[0].step)} goes at each stage. " + "; ".join(said) + "."
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def stage_memory(
+    courses: Sequence[Moments], timeline: Timeline, capacity: float | None = None, title: str | None = None
+) -> Figure:
+    """What a rank of each stage holds over the usual step, a row per stage, against what the GPU has.
+
+    courses : per stage, with moments such as ``"F 3.0"`` (action, micro-batch, chunk). capacity : [bytes] of the GPU.
+
+    Raises :class:`ProgramError` without stages.
+    """
+    if not courses:
+        raise ProgramError("nothing to draw: no stage's memory is known")
+    columns = [course.columns().items() for course in courses]
+    held = [{name.replace("_", " "): column for name, column in some if column.any()} for some in columns]
+    totals = [np.sum(list(parts.values()), axis=0) for parts in held]
+    shown = _shown([float(total.max()) for total in totals])
+    top = max(float(total.max()) for total in totals)
+    limit = capacity if capacity and top > NEAR * capacity else None
+    height = max(top, limit or 0.0)
+    scale, _ = byte_unit(height)
+    begin, end = usual_step(timeline)
+    unit_of_time = time_unit(end - begin)
+    styles = part_styles(dict.fromkeys(name for parts in held for name in parts))
+    figure = new_figure(0.52 * len(shown) + (1.3 if title else 1.0))
+    rows = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, stage in zip(rows, shown, strict=True):
+        at = (_times(timeline, stage, courses[stage].moments, (begin, end)) - begin) * unit_of_time[0]
+        _stacked(axes, at, held[stage], styles, scale)
+        if limit:
+            axes.axhline(limit / scale, color=palette["stall"], lw=1.2, ls=(0, (4, 2)))
+        axes.set_ylim(0, 1.04 * height / scale)
+        axes.set_ylabel(f"stage {stage}", rotation=0, ha="right", va="center", fontsize=9)
+        axes.text(1.008, 0.5, f"{format_bytes(float(totals[stage].max()))}", transform=axes.transAxes, fontsize=8.5,
+                  color=INK, va="center", weight="bold" if float(totals[stage].max()) == top else "normal")  # fmt: skip
+    rows[-1].set_xlim(0, (end - begin) * unit_of_time[0])
+    room = f", of {format_bytes(capacity)} that a GPU has" if capacity else ""
+    rows[-1].set_xlabel(f"time of a step [{unit_of_time[1]}]; at the right each stage's peak{room}", fontsize=9)
+    _legend(figure, list(rows), f"{format_bytes(limit)} of the GPU" if limit else "")
+    peaks = ", ".join(f"stage {s} {format_bytes(float(total.max()))}" for s, total in enumerate(totals))
+    return titled(figure, title, f"Memory of a GPU of each stage over a step; peaks: {peaks}.")
+
+
+def _legend(figure: Figure, rows: Sequence[Axes], limit: str) -> None:
+    """Of the marks of all rows once each, and of the line at ``limit``, where there is one."""
+    entries = {label: handle for axes in rows for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    labels, handles = list(entries), list(entries.values())
+    if limit:
+        handles.append(rows[0].lines[-1])
+        labels.append(limit)
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=8.5, handlelength=1.4)
+
+
+def _shown(peaks: Sequence[float]) -> list[int]:
+    if len(peaks) <= MOST:
+        return list(range(len(peaks)))
+    some = {round(i * (len(peaks) - 1) / (MOST - 2)) for i in range(MOST - 1)}
+    return sorted(some | {int(np.argmax(peaks))})
+
+
+def _times(timeline: Timeline, stage: int, moments: Sequence[str], window: tuple[float, float]) -> Floats:
+    """(m + 1,) when each moment begins [s], and the end; moments whose action was not seen begin with the one after."""
+    begin, end = window
+    rank = int(pipeline.stages(timeline)[stage][0])
+    done = [a for some in pipeline.actions(timeline, [rank]).values() for a in some]
+    began = {f"{a.action} {a.microbatch}.{a.chunk}": a.start for a in done if begin <= a.start < end}
+    last = max((a.end for a in done if a.end <= end), default=end)
+    at = [*(began.get(name, last if name == "optimizer" else np.nan) for name in moments), end]
+    times = np.array(at, dtype=np.float64)
+    times[0] = begin
+    for i in range(len(times) - 2, 0, -1):
+        times[i] = times[i + 1] if np.isnan(times[i]) else min(times[i], times[i + 1])
+    return times
+
+
+def _stacked(axes: Axes, at: Floats, parts: Mapping[str, Floats], styles: Mapping[str, Look], scale: float) -> None:
+    below = np.zeros(len(at) - 1)
+    for name, nbytes in parts.items():
+        above = below + nbytes / scale
+        low, high = (np.append(line, line[-1]) for line in (below, above))
+        face, hatch = styles[name].face, styles[name].hatch
+        edge = "white" if hatch else "none"
+        axes.fill_between(at, low, high, step="post", label=name, fc=face, hatch=hatch, lw=0.0, ec=edge)
+        below = above
+    plain_axes(axes)
+    axes.spines["bottom"].set_color(FAINT)
+    axes.set_yticks([])
+    axes.tick_params(axis="x", labelcolor=QUIET)

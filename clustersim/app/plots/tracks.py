@@ -1,0 +1,139 @@
+"""What a chart of a Timeline has rows for: which ranks, which of their streams, and what each does when."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.app.plots.intervals import minus
+from clustersim.app.plots.style import palette
+from clustersim.core.arrays import Floats
+from clustersim.core.program import COMPUTE_STREAM
+from clustersim.core.timeline import OpInfo, Timeline, alike
+from clustersim.explain.columns import did
+from clustersim.explain.metrics import steady_window
+from clustersim.explain.pace import kernel_seconds
+
+Spans = dict[str, npt.NDArray[Any]]
+"""As :meth:`clustersim.core.timeline.Timeline.spans` gives them."""
+
+FEW = 64
+"""Ranks that are all worth a trace."""
+MAX_RANKS, MAX_STREAMS = 4, 6
+"""Rows of a chart: ranks, and streams of each."""
+
+
+def representatives(timeline: Timeline, n: int = MAX_RANKS) -> dict[int, str]:
+    """Up to ``n`` ranks worth looking at, ascending, each with what it is: the first and last rank, and where ranks
+    differ the one that computes longest in the steady state (its peers wait for it) and the one that computes
+    shortest."""
+    if timeline.world_size <= 2:
+        return dict.fromkeys(range(timeline.world_size), "")
+    chosen: dict[int, str] = {}
+    classes, _ = alike(timeline)
+    roles = _roles(timeline)
+    peers = classes[roles[classes] == roles[0]]
+    if len(peers) > 1:
+        steady = steady_window(timeline)
+        busy = kernel_seconds(timeline, steady.begin, steady.end)[peers]
+        if np.ptp(busy) > 1e-9 * busy.max():
+            chosen = {int(peers[busy.argmax()]): "slowest", int(peers[busy.argmin()]): "fastest"}
+    others = {int(rank): str(roles[rank]) for rank in classes.tolist() if roles[rank] != roles[0]}
+    for rank in (*list(others)[:1], 0, timeline.world_size - 1, *classes.tolist()):
+        if len(chosen) < n:
+            chosen.setdefault(rank, others.get(rank, ""))
+    return dict(sorted(chosen.items()))
+
+
+def last_step(timeline: Timeline) -> tuple[float, float]:
+    """(begin, end) [s] of the last step: from the end of the one before, on whichever rank that was latest."""
+    steady, ended = steady_window(timeline), timeline.per_op()["end"]
+    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    before = ended[steps < steady.steps[-1]].max(initial=-np.inf)
+    return (float(before) if steady.begin < before < steady.end else steady.begin), steady.end
+
+
+def worth_a_trace(timeline: Timeline) -> tuple[int, ...]:
+    """Ranks to look at one by one: all of a few; of many the nodes that the :func:`representatives` are on."""
+    if timeline.world_size <= FEW:
+        return tuple(range(timeline.world_size))
+    chosen = np.array(list(representatives(timeline)), dtype=np.int64)
+    if timeline.rank_node is None:
+        return tuple(chosen.tolist())
+    return tuple(np.flatnonzero(np.isin(timeline.rank_node, timeline.rank_node[chosen])).tolist())
+
+
+def _roles(timeline: Timeline) -> npt.NDArray[np.str_]:
+    """(world_size,) the role of each rank."""
+    names = list(dict.fromkeys(op.role for op in timeline.ops))
+    if len(names) <= 1:
+        return np.full(timeline.world_size, names[0] if names else "")
+    number = np.array([names.index(op.role) for op in timeline.ops], dtype=np.int64)
+    role = np.zeros(timeline.world_size, dtype=np.int64)
+    for k in range(len(names)):
+        role[did(timeline, number == k)] = k
+    return np.array(names)[role]
+
+
+def stream_rows(timeline: Timeline, spans: Spans, ranks: Iterable[int]) -> dict[int, list[tuple[str, str]]]:
+    """(stream, label) of the rows of each rank: streams that do something, compute first, the busiest few of many."""
+    names = [op.stream for op in timeline.ops]
+    streams = list(dict.fromkeys(names))
+    number = {name: i for i, name in enumerate(streams)}
+    of_op = np.array([number[name] for name in names], dtype=np.int64)
+    found: dict[int, list[tuple[str, str]]] = {}
+    for rank in ranks:
+        mine = spans["rank"] == rank
+        which, took = of_op[spans["op"][mine]], (spans["end"] - spans["start"])[mine]
+        waits = (spans["end"] - spans["ready"])[mine]
+        busy = np.bincount(which, weights=took, minlength=len(streams))
+        seen = np.bincount(which, weights=waits, minlength=len(streams)) > 0
+        order = _one_of_each_sort([streams[i] for i in np.argsort(-busy, kind="stable").tolist() if seen[i]])
+        shown = sorted(order[:MAX_STREAMS], key=lambda name: (name != COMPUTE_STREAM, name))
+        more = len(order) - len(shown)
+        found[rank] = [(name, name) for name in shown]
+        if more:
+            found[rank][-1] = (shown[-1], f"{shown[-1]} (+{more} not shown)")
+    return found
+
+
+def _one_of_each_sort(names: list[str]) -> list[str]:
+    """The first of every sort (names alike but for numbers), then the second of every sort..., in the order given."""
+    turn: dict[str, int] = {}
+    seen: dict[str, int] = {}
+    for name in names:
+        sort = re.sub(r"\d+", "#", name)
+        turn[name] = seen[sort] = seen.get(sort, -1) + 1
+    return sorted(names, key=turn.__getitem__)
+
+
+def who(rank: int, remarks: dict[int, str]) -> str:
+    """A rank, and what is remarkable about it."""
+    return f"rank {rank} ({remarks[rank]})" if remarks[rank] else f"rank {rank}"
+
+
+def row_intervals(timeline: Timeline, spans: Spans, rank: int, stream: str) -> dict[str, tuple[Floats, Floats]]:
+    """What one stream of a rank does: (starts, ends) [s] by phase, with ``stall`` for its waits."""
+    ops = timeline.ops
+    streams = np.array([op.stream == stream for op in ops], dtype=bool)
+    mine = spans["rank"] == rank
+    here = mine & streams[spans["op"]]
+    start, end, ready, op = (spans[name][here] for name in ("start", "end", "ready", "op"))
+    phases = np.array([phase_of(ops[i]) for i in op.tolist()])
+    found = {p: (start[phases == p], end[phases == p]) for p in dict.fromkeys(phases.tolist())}
+    talks = phases == "communication"
+    waits = ready[talks], start[talks]
+    if stream == COMPUTE_STREAM:
+        talking = np.array([o.kind != "compute" for o in ops], dtype=bool)[spans["op"]] & mine
+        exposed = minus((spans["ready"][talking], spans["end"][talking]), (start, end))
+        waits = np.concatenate([waits[0], exposed[0]]), np.concatenate([waits[1], exposed[1]])
+    return found | {"stall": waits}
+
+
+def phase_of(op: OpInfo) -> str:
+    """Whose colour an op has."""
+    return "communication" if op.kind != "compute" else op.phase if op.phase in palette else "other"

@@ -1,0 +1,205 @@
+"""The page of a campaign: how long it takes, where the time goes, and what would change it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clustersim.app.plots.campaign import goodput_over_gpus, ledger, loss_over_interval, month
+from clustersim.app.report.pages import Grid, Page, Section, drawn, kept
+from clustersim.core.units import format_bytes, format_long
+from clustersim.studies.campaign import GOODPUTS, Answer, Job, Percentiles
+from clustersim.studies.campaign.answer import Cost
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ASSUMED = "assumed: "
+"""Before the source of a figure that has none."""
+LABELS = {"job": "job", "inputs": "from [campaign]", "sources": "from", "assumed": "assumed"}
+"""Of sections with items, before each of them in a terminal."""
+
+
+def pictures(said: Answer) -> dict[str, Figure]:
+    """Every picture of a campaign by its name; none of one that does not finish."""
+    if not said.finishes:
+        return {}
+    made = {"month": month(said.month), "ledger": ledger(said.ledger)}
+    if said.interval:
+        made["interval"] = loss_over_interval(said.interval, said.plan.saves[0].interval)
+    if said.nodes:
+        made["nodes"] = goodput_over_gpus(said.nodes, said.gpus_per_node)
+    return made
+
+
+def campaign_page(said: Answer) -> Page:
+    """The page of a campaign, as of :func:`clustersim.studies.campaign.answer`."""
+    return campaign_words(said, {name: drawn(figure, name) for name, figure in pictures(said).items()})
+
+
+def campaign_words(said: Answer, drawings: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Page:
+    """The same with these drawings alone: what a terminal shows has none, and draws none."""
+    head = [("cause", False), ("takes", False), ("expected, without failures' own delay", True)]
+    causes = [[one.name, one.scope, f"{one.expected:,.1f}"] for one in said.plan.causes]
+    sections = [
+        Section(
+            "ledger",
+            "Where the time went",
+            ["The parts add up to the elapsed time; means over replicas."],
+            drawings.get("ledger", []),
+            grid=_ledger(said),
+        ),
+        Section("goodput", "Goodput", ["By each published definition, under its own name."], grid=_goodput(said)),
+        Section(
+            "month",
+            "A month",
+            ["One replica, a line a day. Saves and evaluations are part of training."],
+            drawings.get("month", []),
+        ),
+        Section("what-if", "What if", ["The same campaign with one thing changed."], grid=_what_if(said)),
+        Section("interval", "How often to save", [], drawings.get("interval", [])),
+        Section("size", "How large the job may be", [_largest(said)], drawings.get("nodes", [])),
+        Section("causes", "What fails", [said.plan.source], grid=Grid(head, causes)),
+        Section("job", "The job", items=_job(said)),
+        Section("inputs", "From the [campaign] table", items=_inputs(said)),
+        *_sources(said),
+    ]
+    return Page(f"{said.title}: the whole training", said.verdict, kept(sections), figures(said))
+
+
+def figures(said: Answer) -> list[tuple[str, str]]:
+    """(what, how much) of a campaign's main figures, as text."""
+    if not said.finishes:
+        return []
+    days, cost = said.days, said.cost
+    found = [
+        ("days", f"{days.p50:,.1f} ({days.p5:,.1f} to {days.p95:,.1f})"),
+        ("without failures", f"{said.plan.ideal_days:,.1f} days"),
+        ("by closed form", "" if said.plan.expected_days is None else f"{said.plan.expected_days:,.1f} days"),
+        ("failures", f"{said.failures.p50:,.0f}"),
+        ("effective training time", f"{said.goodput['effective_training_time'].p50:.1%}"),
+    ]
+    if isinstance(said.mfu, Percentiles):
+        found.append(("MFU over all of it", f"{said.mfu.p50:.1%} (of a step: {said.job.mfu:.1%})"))
+    if isinstance(cost, Cost) and cost.usd and cost.ideal_usd:
+        more = cost.usd.p50 / cost.ideal_usd - 1
+        found.append(("cost", f"{_money(cost.usd.p50)} ({more:+.1%} for failures and spares)"))
+    if isinstance(cost, Cost):
+        power = cost.usd_of_power
+        found.append(("energy", f"{cost.kwh.p50 / 1e3:,.0f} MWh" + (f", {_money(power.p50)}" if power else "")))
+    return [(what, text) for what, text in found if text]
+
+
+def _money(usd: float) -> str:
+    """As wide as a tile is: millions from ten on.
+
+    >>> _money(320_144_155.0), _money(9_876_543.0)
+    ('320.1 M USD', '9,876,543 USD')
+    """
+    return f"{usd / 1e6:,.1f} M USD" if usd >= 1e7 else f"{usd:,.0f} USD"
+
+
+def _ledger(said: Answer) -> Grid | None:
+    if not said.finishes:
+        return None
+    rows = [[part, f"{one.days:,.2f}", f"{one.share:.2%}"] for part, one in said.ledger.items()]
+    return Grid([("part", False), ("days", True), ("share", True)], rows)
+
+
+def _goodput(said: Answer) -> Grid | None:
+    if not said.finishes:
+        return None
+    rows = [
+        [name.replace("_", " "), *(f"{getattr(one, key):.1%}" for key in ("p5", "p50", "p95")), GOODPUTS[name]]
+        for name, one in said.goodput.items()
+    ]
+    head = [("definition", False), ("p5", True), ("p50", True), ("p95", True), ("what it is", False)]
+    return Grid(head, rows)
+
+
+def _what_if(said: Answer) -> Grid | None:
+    asked = said.what_if
+    if not asked:
+        return None
+    now, rows = asked[0], []
+    for one in asked:
+        if one.days_p50 is None or one.days_p95 is None:
+            rows.append([one.question, "does not finish", "", "", ""])
+            continue
+        change = one.days_p50 - (now.days_p50 or math.inf)
+        rows.append([one.question, f"{one.days_p50:,.1f}", f"{one.days_p95:,.1f}", f"{change:+.2f}",
+                     f"{one.effective_training_time:.1%}"])  # fmt: skip
+    head = [("question", False), ("days p50", True), ("days p95", True), ("change", True), ("new steps", True)]
+    return Grid(head, rows, frozenset({0}))
+
+
+def _largest(said: Answer) -> str:
+    nodes = said.largest_job
+    if not said.nodes:
+        return ""
+    if not isinstance(nodes, float):
+        return "Within the sizes that were tried the effective training time does not fall below 90 %."
+    return f"The effective training time falls below 90 % at about {nodes * said.gpus_per_node:,.0f} GPUs."
+
+
+def _job(said: Answer) -> list[tuple[str, str]]:
+    job, plan = said.job, said.plan
+    return [
+        ("size", f"{job.nodes:,} nodes, {job.gpus:,} GPUs"),
+        ("replicas", _copies(job.replicas, job.copies)),
+        ("step", f"{job.step_s:.4g} s, simulated; {plan.steps:,.0f} of them"),
+        *_varying(job),
+        *((f"degraded: {name}", f"a step is {by:.3f} times as long") for name, by in job.slower.items()),
+        ("checkpoint", format_bytes(plan.checkpoint_bytes)),
+    ]
+
+
+def _varying(job: Job) -> list[tuple[str, str]]:
+    """What ``[run.variation]`` makes of steps."""
+    if len(job.machines) < 2:
+        return []
+    middle, late = np.percentile(job.machines, [50, 95]).tolist()
+    words = f"{middle - 1:+.1%} on the middle machine of {len(job.machines)}, {late - 1:+.1%} on the slowest twentieth"
+    found = [("steps vary", f"{words}; {job.step_cv:.2%} from step to step on one of them")]
+    if job.swapped:
+        gain = 1.0 - float(np.mean(job.swapped) / np.mean(job.machines))
+        found.append(("slowest 0.5 % of hosts", f"with others in their place a step is {gain:.1%} shorter, on average"))
+    return found
+
+
+def _copies(replicas: int, copies: int) -> str:
+    """How many replicas a batch is shared by, and whether some can go on without a lost one."""
+    if replicas == 1:
+        return "one replica of the model: none can be dropped (no drop_replica)"
+    words = f"{replicas:,} data-parallel replicas of the model"
+    if copies == 1:
+        return f"{words}, one copy of the optimizer states sharded over them: none can be dropped (no drop_replica)"
+    return f"{words}, {copies:,} whole copies of the optimizer states: drop_replica goes on without one of them"
+
+
+def _inputs(said: Answer) -> list[tuple[str, str]]:
+    plan = said.plan
+    found = [
+        ("failures", f"one every {format_long(plan.mtbf_s)}" if plan.mtbf_s else "none"),
+        ("recovery", f"{format_long(plan.recovery_s)} on average, without waiting for nodes or lost work"),
+    ]
+    for one in plan.saves:
+        words = (f"{format_long(getattr(one, key))} {what}" for key, what in (("interval", "of work between two"),
+                 ("stall", "of stall"), ("write", "until it counts"), ("load", "to load")))  # fmt: skip
+        found.append((f"saves to {one.tier}", ", ".join(words)))
+    return found
+
+
+def _sources(said: Answer) -> list[Section]:
+    """Whose figures cost and energy rest on, and which of them nobody has published."""
+    sources = said.cost.sources if isinstance(said.cost, Cost) else {}
+    found = [(name.replace("_", " "), text.removeprefix(ASSUMED), text) for name, text in sources.items()]
+    kept = {key: [(name, rest) for name, rest, text in found if (rest != text) == key] for key in (False, True)}
+    return [
+        Section("sources", "Where figures are from", items=kept[False]),
+        Section("assumed", "What was assumed", items=kept[True]),
+    ]

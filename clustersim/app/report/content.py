@@ -1,0 +1,208 @@
+"""What a report says: figures, tables and sentences, from a saved run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clustersim.app import plots
+from clustersim.app.plots.shares import STATE_STYLE
+from clustersim.app.plots.style import palette
+from clustersim.app.report.hover import gantt_svg, legend
+from clustersim.app.report.pages import Chart, Part, markup, rendered, trusted
+from clustersim.core.arrays import Columns
+from clustersim.core.facts import Facts
+from clustersim.core.texts import headline
+from clustersim.core.timeline import Timeline
+from clustersim.core.tomls import flat
+from clustersim.core.units import format_bandwidth, format_bytes, format_time
+from clustersim.explain.breakdown import Breakdown
+from clustersim.explain.critical_path import CriticalPath
+from clustersim.explain.explain import explain
+from clustersim.explain.hotspots import hotspots
+from clustersim.explain.pipeline import has_pipeline
+from clustersim.explain.waterfall import Waterfall
+from clustersim.explain.waterfall import table as percent
+from clustersim.files.traces.saved import SavedRun
+from clustersim.studies.what_if.otherwise import otherwise
+from clustersim.studies.what_if.turned import short
+
+if TYPE_CHECKING:
+    from clustersim.scenario.running import Prepared
+
+PATH_ROWS = 12
+"""Longest pieces of the critical path that are listed."""
+
+
+def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = None) -> str:
+    """The page of a run; ``prepared`` : what was run, where it can be run again with one thing changed."""
+    timeline, facts = run.timeline, run.facts
+    rerun = prepared is not None and short(timeline)
+    found = explain(timeline, facts, bounded=rerun)
+    table = found.breakdown
+    title = title or facts.title or f"a run of {timeline.world_size} ranks ({timeline.source})"
+    given = flat(facts.inputs).items()
+    inputs = {name: str(value) for name, value in given if value not in (None, "", [], (), {})}
+    return rendered(
+        "report.html.j2",
+        title=title,
+        headline=headline(title),
+        found=found,
+        facts=facts,
+        figures=list(_figures(facts, table)),
+        breakdown=_breakdown(table),
+        waterfall=_waterfall(found.waterfall),
+        drawn=_drawn(timeline),
+        split=_split(run),
+        gantts=_gantts(run),
+        legend=legend(),
+        stalls=_stalls(found.stalls),
+        hotspots=_hotspots(run, (table.begin, table.end)),
+        **_path(timeline, found.critical_path),
+        otherwise=otherwise(prepared, timeline, found).ran,
+        memory=_memory(run),
+        inputs=list(inputs.items()),
+        run=_run(run),
+        palette=palette,
+    )
+
+
+def _figures(facts: Facts, table: Breakdown) -> Iterator[tuple[str, str]]:
+    """The figures that say most, (name, value)."""
+    yield "step time", format_time(table.step_time_s)
+    for name, value, form in (
+        ("samples per second", facts.samples_per_s, ",.1f"),
+        ("tokens per second and GPU", facts.tokens_per_s_per_gpu, ",.0f"),
+        ("MFU", facts.mfu, ".1%"),
+    ):
+        if value is not None:
+            yield name, format(value, form)
+    for state in ("exposed transfer", "waiting for a peer", "bubble"):
+        share = float(table.mean[table.states.index(state)])
+        if share or state == "exposed transfer":
+            yield state, f"{share:.1%}"
+    for name, value in (("sent per GPU and step", facts.bytes_sent_per_gpu),
+                        ("memory per GPU", facts.peak_memory_bytes)):  # fmt: skip
+        if value is not None:
+            yield name, format_bytes(value)
+
+
+def _breakdown(table: Breakdown) -> Part:
+    rows = []
+    for state, seconds, mean in zip(table.states, table.seconds.T, table.mean.tolist(), strict=True):
+        if seconds.max(initial=0.0) > 0:
+            low, high = float(seconds.min()), float(seconds.max())
+            spread = format_time(low) if low == high else f"{format_time(low)} to {format_time(high)}"
+            rows.append((STATE_STYLE[state].colour, state, f"{mean:.1%}", format_time(float(seconds.mean())), spread))
+    hidden = float(np.mean(table.hidden_communication_s))
+    share = f"{hidden / (table.step_time_s or 1.0):.1%}"
+    return Part(rows, [markup(plots.breakdown(table), "shares")], [format_time(hidden), share])
+
+
+def _waterfall(rows: Sequence[Waterfall]) -> Part | None:
+    """The picture, and of a pipeline the table of its stages."""
+    heads, lines = percent(rows)
+    if not heads:
+        return None
+    named = [f"stage {head}" if head.isdigit() else head for head in heads]
+    return Part(lines if len(heads) > 1 else [], [markup(plots.waterfall(rows), "waterfall")], named)
+
+
+SPLIT = {
+    "stages": "What each stage does with a step",
+    "pipeline": "Passes of the micro-batches",
+    "stage-memory": "Memory of each stage",
+    "traffic": "What each dimension moves",
+    "mesh": "Who is in a group with whom",
+}
+"""Pictures that only a split model has, and their headings."""
+
+
+def _split(run: SavedRun) -> list[Chart]:
+    if run.facts.mesh is None:
+        return []
+    chosen = SPLIT if has_pipeline(run.timeline) else ("traffic", "mesh")
+    return [Chart(SPLIT[kind], markup(plots.picture(kind, run, plots.View(title="")), kind)) for kind in chosen]
+
+
+def _drawn(timeline: Timeline) -> str:
+    shown = plots.representatives(timeline)
+    words = [f"{rank} ({remark})" if remark else f"{rank}" for rank, remark in shown.items()]
+    more = f" of {timeline.world_size:,}" if timeline.world_size > len(shown) else ""
+    return f"{'Ranks' if len(shown) > 1 else 'Rank'} {', '.join(words)}{more}."
+
+
+def _gantts(run: SavedRun) -> list[Chart]:
+    timeline = run.timeline
+    begin, end = plots.last_step(timeline)
+    windows = [("The last step", begin, end)]
+    if begin > 0.01 * end:
+        windows.append(("The whole run", 0.0, timeline.makespan))
+    return [Chart(name, trusted(gantt_svg(timeline, a, b, f"Gantt chart: {name.lower()}"))) for name, a, b in windows]
+
+
+def _stalls(lost: Columns) -> list[tuple[str, ...]]:
+    rows = zip(*(lost[name].tolist() for name in ("cause", "cost_s", "share", "text")), strict=True)
+    return [(cause, format_time(cost), f"{share:.1%}", text.split(" Cost: ")[0]) for cause, cost, share, text in rows]
+
+
+def _hotspots(run: SavedRun, window: tuple[float, float]) -> Part | None:
+    use = run.timeline.links
+    if use is None or not len(use.segment_start):
+        return None
+    spots = hotspots(run.timeline)
+    rows = []
+    for i in range(len(spots["name"])):
+        users = zip(spots["users"][i], spots["user_share"][i], strict=True)
+        used = ", ".join(f"{name} {share:.0%}" for name, share in users if name)
+        rate, mean, peak = (float(spots[name][i]) for name in ("bandwidth", "utilisation", "peak"))
+        alike = f"{int(spots['alike'][i]):,}"
+        rows.append((str(spots["name"][i]), format_bandwidth(rate), f"{mean:.1%}", f"{peak:.0%}", alike, used))
+    svgs = []
+    if run.topology is not None:
+        loads = np.asarray(spots["all_utilisation"], dtype=np.float64)
+        svgs.append(markup(plots.loaded_topology(run.topology, loads), "machine"))
+    if rows:
+        svgs.append(markup(plots.link_heat(use, window, n_links=16), "heat"))
+    return Part(rows, svgs)
+
+
+def _path(timeline: Timeline, found: CriticalPath) -> dict[str, list[tuple[str, ...]]]:
+    """By kind and by link (name, seconds, share), and its longest pieces (name, kind, rank, seconds)."""
+    whole = found.length_s / max(found.steps, 1) or 1.0
+
+    def shares(parts: Mapping[str, float]) -> list[tuple[str, ...]]:
+        return [(k, format_time(v), f"{v / whole:.1%}") for k, v in list(parts.items())[:PATH_ROWS] if v > 0]
+
+    names = {-1: "idle"} | {i: op.name for i, op in enumerate(timeline.ops)}
+    longest = sorted(found.pieces, key=lambda piece: piece.begin - piece.end)[:PATH_ROWS]
+    pieces: list[tuple[str, ...]] = [
+        (names[one.op], one.kind, f"{one.rank}", format_time(one.end - one.begin))
+        for one in sorted(longest, key=lambda piece: piece.begin)
+    ]
+    return {"kinds": shares(found.by_kind), "links": shares(found.by_link), "pieces": pieces}
+
+
+def _memory(run: SavedRun) -> Part | None:
+    memory = run.facts.memory
+    if not memory.by:
+        return None
+    parts = {name: held for name, held in memory.by.items() if held}
+    figure = plots.picture("memory", run, plots.View(title=""))
+    rows = [(name.replace("_", " "), format_bytes(n)) for name, n in parts.items()]
+    rows.append(("total", format_bytes(sum(parts.values()))))
+    return Part(rows, [markup(figure, "memory")], [memory.message] if memory.message else [])
+
+
+def _run(run: SavedRun) -> list[tuple[str, str]]:
+    from importlib.metadata import version
+
+    timeline = run.timeline
+    spans = int(sum(timeline.per_op()["ranks"].tolist()))
+    rows = [("source", timeline.source), ("ranks", f"{timeline.world_size:,}"), ("spans", f"{spans:,}")]
+    if run.topology is not None:
+        rows.append(("machine", f"{run.topology.name}: {run.topology.n_nodes} node(s), {run.topology.n_links:,} links"))
+    rows += [(name, f"{count:,.0f}") for name, count in timeline.stats.items()]
+    return [*rows, ("clustersim", version("clustersim"))]

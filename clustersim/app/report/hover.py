@@ -1,0 +1,210 @@
+"""The Gantt chart as SVG whose bars say what they are: a ``<title>`` each, which the page shows on hover and on tap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+import msgspec
+import numpy as np
+
+from clustersim.app.plots.bars import LABELS
+from clustersim.app.plots.intervals import Intervals, packed
+from clustersim.app.plots.style import FAINT, INK, QUIET, palette, time_unit
+from clustersim.app.plots.tracks import Spans, phase_of, representatives, row_intervals, stream_rows, who
+from clustersim.core.arrays import Ints
+from clustersim.core.program import COMPUTE_STREAM
+from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.core.units import format_bytes, format_time
+
+WIDTH, LABEL, ROW, BAR, GAP = 1000.0, 165.0, 22.0, 18.0, 10.0
+"""Units of the drawing: its width, the column of names, a row, a bar, and between ranks."""
+LEAST = 0.0012
+"""Share of the window below which bars are drawn together with their neighbours."""
+
+
+class _Row(msgspec.Struct, frozen=True):
+    rank: int
+    stream: str
+    label: str
+    y: float
+
+
+class _Bar(msgspec.Struct, frozen=True):
+    """``what`` its colour means, from ``low`` to ``high`` [s], at a height, and what hovering over it tells; with an
+    ``edge`` it stands apart from its neighbours."""
+
+    what: str
+    low: float
+    high: float
+    y: float
+    told: str = ""
+    height: float = BAR
+    edge: bool = False
+
+
+class _Chart(msgspec.Struct, frozen=True):
+    """The spans that touch a window [s]."""
+
+    timeline: Timeline
+    spans: Spans
+    begin: float
+    end: float
+
+    def x(self, time: float) -> float:
+        """Where a moment [s] is; one outside the window is at its edge."""
+        share = (min(max(time, self.begin), self.end) - self.begin) / (self.end - self.begin)
+        return LABEL + (WIDTH - LABEL - 4) * share
+
+    def drawn(self, bar: _Bar) -> str:
+        """A bar as SVG; nothing where it would be too narrow to be seen."""
+        x0, x1 = self.x(bar.low), self.x(bar.high)
+        if x1 - x0 < 0.02:
+            return ""
+        shape = f'class="{bar.what}{" e" if bar.edge and x1 - x0 > 12 else ""}" x="{x0:.2f}" y="{bar.y:.2f}" '
+        shape += f'width="{x1 - x0:.2f}" height="{bar.height:.2f}"'
+        return f"<rect {shape}><title>{escape(bar.told)}</title></rect>" if bar.told else f"<rect {shape}/>"
+
+
+def gantt_svg(timeline: Timeline, begin: float, end: float, label: str, *, origin: float = 0.0) -> str:
+    """Rows for the representative ranks over a window [s]; ``label`` says in words what it shows.
+
+    ``origin`` : the moment [s] that the axis calls 0.
+    """
+    ranks = representatives(timeline)
+    spans = timeline.spans(list(ranks))
+    touch = (spans["end"] > begin) & (spans["ready"] < end)
+    chart = _Chart(timeline, {name: column[touch] for name, column in spans.items()}, begin, end)
+    rows = list(_rows(chart, ranks))
+    height = (rows[-1].y if rows else 0.0) + ROW + 30
+    names = "".join(_text(LABEL - 8, row.y + BAR * 0.72, row.label, "end", INK) for row in rows)
+    bars = "".join(chart.drawn(bar) for row in rows for bar in _bars(chart, row))
+    scale, unit = time_unit(end - begin)
+    window = f'data-begin="{(begin - origin) * scale:.9g}" data-end="{(end - origin) * scale:.9g}" data-unit="{unit}"'
+    return (
+        f'<svg class="gantt" viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{escape(label)}" tabindex="0" '
+        f'{window} data-left="{LABEL:g}" data-right="{WIDTH - 4:g}" xmlns="http://www.w3.org/2000/svg">'
+        f'<g class="axis">{_axis(chart, height, origin)}</g>{names}<g class="bars">{bars}</g></svg>'
+    )
+
+
+def legend() -> list[tuple[str, str, str]]:
+    """(name, class, colour) of everything a chart may show."""
+    return [(words, what, palette[what]) for what, words in LABELS.items() if what != "memcpy"]
+
+
+def _rows(chart: _Chart, ranks: dict[int, str]) -> Iterator[_Row]:
+    y = 4.0
+    for rank, streams in stream_rows(chart.timeline, chart.spans, ranks).items():
+        for k, (stream, label) in enumerate(streams):
+            yield _Row(rank, stream, label if k else f"{who(rank, ranks)} {label}", y)
+            y += ROW
+        y += GAP if streams else 0.0
+
+
+def _bars(chart: _Chart, row: _Row) -> Iterator[_Bar]:
+    yield _Bar("idle", chart.begin, min(chart.end, chart.timeline.makespan), row.y)  # nobody idles behind the end
+    intervals = row_intervals(chart.timeline, chart.spans, row.rank, row.stream)
+    rest, stretches = packed(intervals, chart.begin, chart.end)
+    for low, high, parts in stretches:
+        said = ", ".join(f"{LABELS[what]} {share:.0%}" for what, share in parts.items())
+        when = f"{format_time(low)} to {format_time(high)}"
+        y = row.y + BAR
+        for what, share in parts.items():
+            y -= share * BAR
+            yield _Bar(what, low, high, y, f"many short ones, {when}\n{said}", share * BAR)
+    yield from _ops(chart, row, rest)
+    for start, stop in zip(*rest["stall"], strict=True):
+        why = "for communication" if row.stream == COMPUTE_STREAM else "for peers"
+        told = f"waits {format_time(stop - start)} {why}\nfrom {format_time(start)}"
+        yield _Bar("stall", start, stop, row.y, told)
+
+
+def _ops(chart: _Chart, row: _Row, rest: dict[str, Intervals]) -> Iterator[_Bar]:
+    """A bar for each op that is wide enough, one for each run of narrow ones of a phase."""
+    for phase, (lows, highs) in rest.items():
+        if phase == "stall":
+            continue
+        mine = _of_phase(chart, row, phase)
+        starts = chart.spans["start"][mine]
+        for low, high in zip(lows.tolist(), highs.tolist(), strict=True):
+            # The bar covers ops that touch each other; they are told apart again where there is room.
+            first, last = np.searchsorted(starts, [low - 1e-12, high - 1e-15])
+            yield from _told_apart(chart, mine[max(first - (first == last), 0) : max(last, 1)], phase, row.y)
+
+
+def _of_phase(chart: _Chart, row: _Row, phase: str) -> Ints:
+    """Rows of the span table that a row draws in a phase's colour, by start."""
+    spans = chart.spans
+    fits = np.array([op.stream == row.stream and phase_of(op) == phase for op in chart.timeline.ops], dtype=bool)
+    found = np.flatnonzero((spans["rank"] == row.rank) & fits[spans["op"]])
+    ordered: Ints = found[np.argsort(spans["start"][found], kind="stable")]
+    return ordered
+
+
+def _told_apart(chart: _Chart, which: Ints, phase: str, y: float) -> Iterator[_Bar]:
+    least = (chart.end - chart.begin) * LEAST
+    waiting: list[int] = []
+    for i in which.tolist():
+        waiting.append(i)
+        low, high = _from_to(chart, waiting)
+        if high - low < least:
+            continue
+        yield _Bar(phase, low, high, y, _said(chart, waiting), edge=len(waiting) == 1)
+        waiting = []
+    if waiting:
+        yield _Bar(phase, *_from_to(chart, waiting), y, _said(chart, waiting))
+
+
+def _from_to(chart: _Chart, which: list[int]) -> tuple[float, float]:
+    """When the first of some spans begins, and the last ends [s]."""
+    return float(chart.spans["start"][which[0]]), float(chart.spans["end"][which[-1]])
+
+
+def _said(chart: _Chart, which: list[int]) -> str:
+    low, high = _from_to(chart, which)
+    first, last = (chart.timeline.ops[int(chart.spans["op"][i])] for i in (which[0], which[-1]))
+    when = f"{format_time(high - low)} from {format_time(low)}"
+    if len(which) > 1:
+        return f"{first.name} ... {last.name} ({len(which)} ops)\n{when}"
+    return "\n".join([first.name, when, *_facts(first)])
+
+
+def _facts(op: OpInfo) -> Iterator[str]:
+    if op.kind == "compute":
+        yield f"{op.bound}-bound" if op.bound not in {"host", ""} else "on the host"
+        if op.flops:
+            yield f"{op.flops / 1e9:,.4g} GFLOP"
+    else:
+        yield f"{op.kind} of {format_bytes(op.nbytes)}"
+        chosen = [str(op.detail[k]) for k in ("algorithm", "protocol") if op.detail.get(k)]
+        channels = op.detail.get("n_channels")
+        if chosen:
+            yield ", ".join(chosen) + (f", {channels} channels" if channels else "")
+        bound = op.detail.get("lower_bound")
+        if isinstance(bound, float) and bound > 0:
+            yield f"physical bound {format_time(bound)}"
+    yield f"step {op.step + 1}"
+
+
+def _text(x: float, y: float, words: str, anchor: str, colour: str) -> str:
+    # A label longer than its column is set narrower; 5.9 units is an average letter's width.
+    squeezed = ""
+    if anchor == "end" and 5.9 * len(words) > LABEL - 12:
+        squeezed = f'textLength="{LABEL - 12:g}" lengthAdjust="spacingAndGlyphs" '
+    return f'<text x="{x:.1f}" y="{y:.1f}" {squeezed}text-anchor="{anchor}" fill="{colour}">{escape(words)}</text>'
+
+
+def _axis(chart: _Chart, height: float, origin: float) -> str:
+    """Ticks at round times, with thin lines down the rows."""
+    scale, unit = time_unit(chart.end - chart.begin)
+    span = (chart.end - chart.begin) * scale
+    step = next(m * 10.0**p for p in range(-3, 9) for m in (1, 2, 5) if span / (m * 10.0**p) <= 8)
+    parts = []
+    low, high = ((moment - origin) * scale for moment in (chart.begin, chart.end))
+    for k in range(int(np.ceil(low / step)), int(np.floor(high / step)) + 1):
+        x = chart.x(origin + k * step / scale)
+        last = (k + 1) * step > high
+        parts.append(f'<path d="M{x:.1f} 0V{height - 22:.1f}" stroke="{FAINT}"/>')
+        parts.append(_text(x, height - 8, f"{k * step:g}" + (f" {unit}" if last else ""), "middle", QUIET))
+    return "".join(parts)

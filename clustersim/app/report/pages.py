@@ -1,0 +1,169 @@
+"""What pages are made of: a study's of sections of words, pictures and one table each; a run's of named parts."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Collection, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from clustersim.app import plots
+from clustersim.app.plots.drawing import alt_text
+from clustersim.core.paths import data_path
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
+
+    from clustersim.studies.plan.of_sweep import Scored
+    from clustersim.studies.plan.rows import Row
+
+MOST_ROWS = 2000
+"""Rows of a table in a page; a browser is slow with more."""
+
+
+class Grid(msgspec.Struct, frozen=True):
+    """A table. head : (name, whether its cells are numbers). best : numbers of the rows that stand out.
+    folded : what opens it, where it is closed at first."""
+
+    head: Sequence[tuple[str, bool]]
+    rows: Sequence[Sequence[str]]
+    best: frozenset[int] = frozenset()
+    folded: str = ""
+
+
+class Section(msgspec.Struct, frozen=True):
+    """A part of the page. items : (what in bold, text)."""
+
+    id: str
+    heading: str
+    words: Sequence[str] = ()
+    svgs: Sequence[Markup] = ()
+    items: Sequence[tuple[str, str]] = ()
+    grid: Grid | None = None
+
+
+def kept(sections: Sequence[Section]) -> list[Section]:
+    """Those that say more than their heading."""
+    return [one for one in sections if one.svgs or one.items or (one.grid and one.grid.rows)]
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A whole page. figures : (name, value)."""
+
+    title: str
+    verdict: str
+    sections: Sequence[Section]
+    figures: Sequence[tuple[str, str]] = ()
+    warnings: Sequence[str] = ()
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part of a run's page: the cells of its table, its pictures, and words (of the table, its heads)."""
+
+    rows: Sequence[Sequence[Any]]
+    svgs: Sequence[Markup] = ()
+    words: Sequence[str] = ()
+
+
+def rendered(template: str, **values: object) -> str:
+    """A template of ``data/`` with these values, every text of them escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(data_path("data")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_arrows,
+    )
+    return environment.get_template(template).render(values)
+
+
+def _arrows(value: object) -> object:
+    """Names of links with an arrow that no line ends inside of, and a sign for both ways."""
+    return value.replace("->", "→").replace("+-", "±") if type(value) is str else value
+
+
+def number(value: float | None, form: str) -> str:
+    """A figure as text; nothing for None."""
+    return "" if value is None else format(value, form)
+
+
+def front_grid(rows: Sequence[Row | Scored], what: str, unit: str, more: Mapping[str, tuple[str, str]] = {}) -> Grid:
+    """Options that are worth having, a row each; ``more`` : further columns, each a field and how it is written."""
+    columns = {
+        "GPUs": ("gpus", ",.0f"),
+        f"{unit}/s": ("rate", ",.0f"),
+        "+-": ("error", ".0%"),
+        f"USD/1e9 {unit}": ("usd_per_1e9", ",.0f"),
+        f"kWh/1e9 {unit}": ("kwh_per_1e9", ",.0f"),
+        **more,
+    }
+    cells = [[row.option, *(number(getattr(row, name), form) for name, form in columns.values())] for row in rows]
+    return Grid([(what, False), *((name, True) for name in columns)], cells)
+
+
+def speed_and_cost(
+    rows: Sequence[Row | Scored], best: Collection[str], tempting: Collection[str], unit: str
+) -> Figure | None:
+    """Cost over speed with errors; rows without a price are left out, and said. Where none has one, energy takes the
+    place of cost. None without rows.
+
+    ``best``, ``tempting`` : the options that are worth having, and that would be if their predictions held.
+    """
+    priced = [row for row in rows if row.usd_per_1e9 is not None]
+    kept, cost = (priced, "USD") if priced else (rows, "kWh")
+    dots = [
+        plots.Dot(row.family, f"{row.gpus:,}", row.rate or 0.0,
+                  (row.usd_per_1e9 if priced else row.kwh_per_1e9) or 0.0, row.option in best,
+                  row.error, row.option in tempting)
+        for row in kept
+    ]  # fmt: skip
+    missing = sorted({row.machine for row in rows} - {row.machine for row in kept})
+    without = f"; {', '.join(missing)}: no price" if missing else "; no price is known" if not priced else ""
+    what = f"{cost} per 1e9 {unit}; numbers are GPUs, bars the error{without}"
+    return plots.front(dots, x=f"{unit}/s", y=what) if dots else None
+
+
+def drawn(figure: Figure | None, name: str) -> list[Markup]:
+    """A figure as markup; nothing for nothing."""
+    return [markup(figure, name)] if figure else []
+
+
+class Chart(msgspec.Struct, frozen=True):
+    """A picture under a heading."""
+
+    name: str
+    svg: Markup
+
+
+def trusted(svg: str) -> Markup:
+    """Text that a template prints as it is: made by the SVG writers, which escape what they print."""
+    from markupsafe import Markup
+
+    return Markup(svg)
+
+
+def markup(figure: Figure, name: str) -> Markup:
+    """A figure as an ``<svg>`` element; ids begin with ``name``, so that figures of one page do not mix theirs up."""
+    import matplotlib as mpl
+
+    out = io.StringIO()
+    # Text stays text: it can be searched and read aloud, and is smaller than outlines.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{name}-", text)
+    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()  # type: ignore[union-attr]
+    head = f'<svg role="img" aria-label="{escape(alt_text(figure))}" viewBox="0 0 {width} {height}" '
+    head += 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    return trusted(head + text[text.index(">") + 1 :].strip())

@@ -1,0 +1,47 @@
+"""The page of whatever a folder holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from clustersim.app.report.campaign import campaign_page
+from clustersim.app.report.pages import Page
+from clustersim.app.report.plan import plan_page
+from clustersim.app.report.sensitivity import sensitivity_page
+from clustersim.app.report.sweep import sweep_page
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.texts import decoded, text_of
+from clustersim.studies import campaign
+from clustersim.studies import sweep as sweeps
+from clustersim.studies.plan import rows
+from clustersim.studies.sensitivity import Study
+
+PAGES: dict[str, tuple[Any, Callable[[Any], Page]]] = {
+    "plan.json": (rows.Answer, plan_page),
+    "sensitivity.json": (Study, sensitivity_page),
+    "campaign.json": (campaign.Answer, campaign_page),
+}
+"""Of an answer, by the file it is kept in, what that holds; a sweep is its rows."""
+
+
+def page_of(folder: Path) -> Page:
+    """The page of whatever a folder holds: a plan, a sensitivity study, a campaign or a sweep.
+
+    Raises :class:`ClusterSimError` for none of them.
+    """
+    for name, (kind, page) in PAGES.items():
+        if (folder / name).is_file():
+            text = text_of(folder / name, ClusterSimError)
+            said = decoded(text, kind, f"{folder / name}: cannot be read", ClusterSimError)
+            try:
+                return page(said)
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                raise ClusterSimError(f"{folder / name}: is damaged, or of another version: {error!r}") from None
+    return sweep_page(folder)
+
+
+def holds_study(folder: Path) -> bool:
+    """Whether a folder holds a plan, a sensitivity study or a sweep."""
+    return any((folder / name).is_file() for name in PAGES) or sweeps.is_sweep(folder)

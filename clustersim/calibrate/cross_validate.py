@@ -1,0 +1,214 @@
+"""How well constants predict what they were not fitted to: the error that may be expected of a new machine.
+
+Five questions over a table of logs (a log is all that one publisher measured on one machine, in one launch mode):
+
+- ``half``: a user's own logs: fitted on every other size of each case, the sizes between are predicted;
+- ``scale``: fitted on a log's runs of up to 4 nodes, its larger ones are predicted (its largest, where none is above);
+- ``platform``: a whole machine is predicted from what all others say of its kind, and nothing of its own;
+- ``transport``: the same with all machines of its transport left out;
+- ``three-numbers``: ``platform``, and three numbers of each log: 8 bytes and 1 MiB on its smallest scale, 1 GiB on the
+  next (of all_reduce where the log has it, and of the sizes that it has the nearest).
+
+The form of the time law and the documented values were written by people who had seen most of these tables, so errors
+of ``platform`` are what a machine of known kinds of links may expect, not a blind test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from clustersim.calibrate.fit import Measured, NcclTimes, fit
+from clustersim.calibrate.fit.learn import Learned, learn, with_learned
+from clustersim.calibrate.score import Predicted, Row, Score, Skipped, grouped, predicted, read_table, score, scored
+from clustersim.calibrate.validate_nccl import COLUMNS, DIMENSIONS, measured
+from clustersim.collectives.costs import costs_of_kind
+from clustersim.collectives.fitted import few_numbers
+from clustersim.collectives.nccl_backend import choice, seconds
+from clustersim.core.arrays import Bools
+from clustersim.core.costs import Costs
+from clustersim.core.errors import ClusterSimError, nearest
+from clustersim.core.texts import Table
+
+MOST_NODES = 4
+"""Largest runs that ``scale`` is fitted on."""
+
+FEWEST = 3
+"""Rows that a fit needs to be one."""
+
+NUMBERS = (2.0**3, 2.0**20, 2.0**30)
+"""Sizes [bytes] of ``three-numbers``, the last of them on the next scale."""
+
+Pair = tuple[Table, Measured]
+Split = tuple[list[Pair], list[Pair]]
+"""Rows to fit, rows to predict."""
+Told = Callable[[int, int], None]
+
+
+def cross_validate(path: str | Path, holdout: str, told: Told = lambda done, total: None) -> Score:
+    """The error on rows that were held out.
+
+    Parameters
+    ----------
+    path : a table in the columns of ``nccl_tests.csv``. holdout : one of :data:`HOLDOUTS`.
+    told : told how many of how many fits are done.
+
+    Raises :class:`ClusterSimError` for another holdout, and where the table has nothing to hold out.
+    """
+    if holdout not in HOLDOUTS:
+        raise ClusterSimError(f"no cross-validation {holdout!r}; {nearest(holdout, HOLDOUTS)}")
+    pairs: list[Pair] = []
+    results: list[Row] = []
+    for row in read_table(path, COLUMNS):
+        try:
+            seconds, request, group = measured(row)
+            pairs.append((row, Measured(seconds, choice(request, group), row["case_id"])))
+        except (ValueError, ClusterSimError) as error:
+            results.append(Skipped(row, str(error)))
+    results += HOLDOUTS[holdout].rows(pairs, told)
+    if not predicted(results):
+        raise ClusterSimError(f"{path}: nothing to hold out for {holdout!r}: {HOLDOUTS[holdout].needs}")
+    return score(results, DIMENSIONS)
+
+
+def _result(pair: Pair, predicted: float) -> Predicted:
+    row, one = pair
+    return scored(row, one.seconds, predicted)
+
+
+def _logs(pairs: Iterable[Pair]) -> Iterable[list[Pair]]:
+    """Rows of one machine, publisher and launch mode: what one user would have in hand."""
+    return grouped(pairs, lambda p: (p[0]["topology"], _publisher(p[0]), p[1].choice.group.launch)).values()
+
+
+def _publisher(row: Table) -> str:
+    """Whose log it is: the host and first two folders of its address, or all that the row says."""
+    source = str(row.get("source", ""))
+    return "/".join(source.split("/")[:5]) if "://" in source else source
+
+
+# ------------------------------------------------------------------------------------------------ a user's own logs
+
+
+def _fitted(splits: Callable[[list[Pair]], Iterator[Split]]) -> Callable[[list[Pair], Told], Iterator[Row]]:
+    """Rows that a fit to some of their own log predicts."""
+
+    def rows(pairs: list[Pair], told: Told) -> Iterator[Row]:
+        every = list(splits(pairs))
+        for i, (known, unknown) in enumerate(every):
+            told(i, len(every))
+            if len(known) < FEWEST:
+                yield from (Skipped(row, f"fewer than {FEWEST} rows to fit") for row, _ in unknown)
+                continue
+            found = fit(NcclTimes(tuple(one for _, one in known)))
+            times = NcclTimes(tuple(one for _, one in unknown)).predict(found.values)
+            yield from (_result(pair, time) for pair, time in zip(unknown, times.tolist(), strict=True))
+
+    return rows
+
+
+def _half(pairs: list[Pair]) -> Iterator[Split]:
+    for log in _logs(pairs):
+        known, unknown = [], []
+        for case in grouped(log, lambda p: p[0]["case_id"]).values():
+            case.sort(key=lambda p: p[1].nbytes)
+            known += case[::2]
+            unknown += case[1::2]
+        if unknown:
+            yield known, unknown
+
+
+def _scale(pairs: list[Pair]) -> Iterator[Split]:
+    for log in _logs(pairs):
+        nodes = np.array([p[1].choice.group.n_nodes for p in log])
+        limit = min(MOST_NODES, int(nodes.max()) - 1)
+        known = [p for p, n in zip(log, nodes.tolist(), strict=True) if n <= limit]
+        if known:
+            yield known, [p for p, n in zip(log, nodes.tolist(), strict=True) if n > limit]
+
+
+# ------------------------------------------------------------------------------------------------ others' machines
+
+
+def _left_out(
+    label: Callable[[Pair], str], predict: Callable[[list[Pair], Callable[[Measured], Costs]], Iterator[Row]]
+) -> Callable[[list[Pair], Told], Iterator[Row]]:
+    """Rows of one label after another, predicted from what the others say of kinds."""
+
+    def rows(pairs: list[Pair], told: Told) -> Iterator[Row]:
+        labels = np.array([label(pair) for pair in pairs])
+        folds = list(dict.fromkeys(labels.tolist()))
+        if len(folds) < 2:
+            return
+        told(0, len(folds) + 1)
+        learned = learn([one for _, one in pairs], [row["topology"] for row, _ in pairs])
+        for i, fold in enumerate(folds):
+            told(i + 1, len(folds) + 1)
+            mine = [pair for pair, own in zip(pairs, (labels == fold).tolist(), strict=True) if own]
+            yield from predict(mine, _kinds(learned, labels == fold))
+
+    return rows
+
+
+def _kinds(learned: Learned, held_out: Bools) -> Callable[[Measured], Costs]:
+    """Constants of a machine of which nothing is known but its kind."""
+    values = learned.without(held_out)
+    return lambda one: with_learned(costs_of_kind(one.choice.group), values)
+
+
+def _blind(pairs: list[Pair], kind: Callable[[Measured], Costs]) -> Iterator[Row]:
+    yield from (_result(pair, seconds(pair[1].choice, kind(pair[1]))) for pair in pairs)
+
+
+def _three(pairs: list[Pair], kind: Callable[[Measured], Costs]) -> Iterator[Row]:
+    """Each log with three of its own numbers, which are not predicted."""
+    for log in _logs(pairs):
+        numbers = _numbers(log)
+        found = few_numbers([n.choice for n in numbers], [n.seconds for n in numbers], kind(numbers[0]))
+        yield from (_result(pair, seconds(pair[1].choice, found.costs)) for pair in log if pair[1] not in numbers)
+
+
+def _numbers(log: Sequence[Pair]) -> list[Measured]:
+    """The rows of a log that a user would time first: see the module's docstring."""
+    free = [one for row, one in log if "NCCL_ALGO" not in row.get("env", "") and "NCCL_PROTO" not in row.get("env", "")]
+    free = free or [one for _, one in log]
+    first = min(free, key=lambda one: (_KINDS.index(one.choice.request.kind), one.choice.group.n_nodes))
+    mine = [one for one in free if one.choice.request.kind == first.choice.request.kind]
+    scales = sorted({(one.choice.group.n_nodes, one.choice.group.size) for one in mine})
+    at = (scales[0], scales[0], scales[min(1, len(scales) - 1)])
+    found: list[Measured] = []
+    for size, scale in zip(NUMBERS, at, strict=True):
+        here = [one for one in mine if (one.choice.group.n_nodes, one.choice.group.size) == scale]
+        nearest_one = min(here, key=lambda one: abs(np.log(one.nbytes / size)))
+        found += [nearest_one] if nearest_one not in found else []
+    return found
+
+
+_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "sendrecv", "send",
+          "scatter", "gather")  # fmt: skip
+
+
+def _transport(pair: Pair) -> str:
+    """What a row's machine is joined by, or that it stands alone."""
+    return pair[1].choice.group.node_type.net
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """A way to hold rows out: ``rows`` gives them predicted, ``needs`` says what a table must have for it."""
+
+    rows: Callable[[list[Pair], Told], Iterable[Row]]
+    needs: str
+
+
+HOLDOUTS: Mapping[str, Holdout] = {
+    "half": Holdout(_fitted(_half), "a case needs two sizes at least"),
+    "scale": Holdout(_fitted(_scale), "a log needs runs of different numbers of nodes"),
+    "platform": Holdout(_left_out(lambda p: str(p[0]["topology"]), _blind), "the table needs several machines"),
+    "transport": Holdout(_left_out(_transport, _blind), "the table needs machines of several transports"),
+    "three-numbers": Holdout(_left_out(lambda p: str(p[0]["topology"]), _three), "the table needs several machines"),
+}
+"""Ways to hold rows out."""

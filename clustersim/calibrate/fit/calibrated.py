@@ -1,0 +1,82 @@
+"""What measurements say of their machine, and the topology file that carries it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import TypeVar
+
+import numpy as np
+
+from clustersim.calibrate.fit.host import HostTimes
+from clustersim.calibrate.fit.nccl import NcclTimes
+from clustersim.calibrate.fit.solve import Fit, fit
+from clustersim.cluster import files as fabrics
+from clustersim.core.arrays import Floats
+from clustersim.core.calibrated import Calibration
+
+MARK = "# Written by `clustersim calibrate`."
+"""The first line of a calibrated topology's file, by which it is known again."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """What measurements say of their machine.
+
+    Parameters
+    ----------
+    fits : by part. cores : of a node, where ranks ran on them, else 0. calibration : the fitted constants.
+    held_out : (n,) |relative error| of a part's rows, each predicted from the other half of the sizes. noise : see
+        :func:`clustersim.calibrate.captured.noise`.
+    sizes : (n,) bytes of NCCL's rows; empty without. skipped : rows left out, by reason.
+    """
+
+    fits: tuple[Fit, ...]
+    cores: int
+    calibration: Calibration
+    held_out: Floats
+    noise: float
+    sizes: Floats = field(default_factory=lambda: np.empty(0))
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+
+def topology_text(found: Calibrated, name: str, extends: str) -> str:
+    """The topology file of the calibrated machine."""
+    lines = [
+        MARK,
+        f'name = "{name}"',
+        f'title = "{extends}, calibrated on its own measurements"',
+        f'extends = "{extends}"',
+        "",
+    ]
+    if found.cores:
+        lines += ["[node]", f"cores = {found.cores}", ""]
+    return "\n".join(lines) + "\n" + fabrics.calibration_text(found.calibration)
+
+
+Times = TypeVar("Times", HostTimes, NcclTimes)
+
+
+def held_out(times: Times, tables: Sequence[str]) -> Floats:
+    """(n,) |relative error| of every row, predicted with constants fitted to the other half of its table's sizes.
+
+    ``tables`` : (n,) which table each row is of.
+    """
+    errors = []
+    for known, unknown in permutations(halves(tables, [row.nbytes for row in times.rows])):
+        if known and unknown:
+            fitted, rest = (replace(times, rows=tuple(times.rows[i] for i in some)) for some in (known, unknown))
+            errors.append(np.abs(rest.predict(fit(fitted).values) / rest.measured - 1.0))
+    return np.concatenate(errors) if errors else np.empty(0)
+
+
+def halves(tables: Sequence[str], sizes: Sequence[float]) -> tuple[list[int], list[int]]:
+    """Every second size of each table, and the others."""
+    place: Counter[str] = Counter()
+    parts: tuple[list[int], list[int]] = ([], [])
+    for i in sorted(range(len(tables)), key=lambda i: (tables[i], sizes[i])):
+        parts[place[tables[i]] % 2].append(i)
+        place[tables[i]] += 1
+    return parts

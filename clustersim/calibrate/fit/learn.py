@@ -1,0 +1,127 @@
+"""The constants of kinds, learned from the published tables of many machines: what a machine that none saw gets.
+
+Every machine may differ from its kind as a whole (a factor of :mod:`clustersim.collectives.fitted.priors`), so that one
+operator's slow host does not become everybody's. What is left moves the documented values, which are taken to be surer
+for the kind than for any one machine. Leaving machines out costs one linear solve each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.calibrate.fit.nccl import Measured, NcclTimes
+from clustersim.calibrate.fit.solve import weights
+from clustersim.collectives.costs import costs_of
+from clustersim.collectives.fitted.bayes import STEP, solved
+from clustersim.collectives.fitted.machine import moved_costs
+from clustersim.collectives.fitted.priors import priors
+from clustersim.collectives.nccl_backend import seconds_of
+from clustersim.core.arrays import Bools, Floats
+from clustersim.core.costs import COSTS, Costs, flat, overlaid
+
+SURE = 0.3
+"""A documented value is this much surer for a kind than for one machine of it."""
+
+WIDE, WIDEST = 1.5, 0.45
+"""Machines of one kind are let differ by so many times their prior spread, or so much, so that none pulls its kind."""
+
+NOISE = 0.05
+"""|ln(predicted / measured)| from which on an error counts by its size, not by its square."""
+
+ROUNDS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """Constants learned from all rows, and what it takes to leave some of them out.
+
+    Parameters
+    ----------
+    at : (k,) ln(constant / documented value), first of all priors, then of each machine's factors.
+    slopes : (n, k). errors : (n,) ln(predicted / measured). weight : (n,). prior : (k,) inverse variances.
+    """
+
+    at: Floats
+    slopes: Floats
+    errors: Floats
+    weight: Floats
+    prior: Floats
+
+    def without(self, held_out: Bools) -> dict[str, float]:
+        """The constants that the other rows make most likely, by flat name."""
+        weight = np.where(held_out, 0.0, self.weight)
+        step, _ = solved(self.slopes, self.errors, weight, self.at, self.prior)
+        return _values(self.at + step)
+
+
+def learn(rows: Sequence[Measured], machines: Sequence[str]) -> Learned:
+    """Fit the constants of kinds to rows of many machines; ``machines`` : (n,) whose row it is."""
+    tables = _Tables(rows, machines)
+    spread = SURE * np.array([prior.spread for prior in priors().constants.values()])
+    of_factors = np.minimum(WIDE * np.array([factor.spread for factor in priors().factors.values()]), WIDEST)
+    prior = np.concatenate([spread**-2.0, np.tile(of_factors**-2.0, len(tables.names))])
+    at = np.zeros(len(prior))
+    for _ in range(ROUNDS):
+        here = tables.log_times(at)
+        errors, slopes = here - tables.measured, tables.slopes(at, here)
+        # The soft L1 loss as weights: a series of n sizes counts as sqrt(n) rows, an error far off by its size.
+        weight = tables.weight / (NOISE**2 * np.sqrt(1.0 + (errors / NOISE) ** 2))
+        step, _ = solved(slopes, errors, weight, at, prior)
+        if np.abs(step).max() < 1e-2:
+            break
+        at = at + step
+    return Learned(at, slopes, errors, weight, prior)
+
+
+def _values(at: Floats) -> dict[str, float]:
+    constants = priors().constants
+    moved = np.exp(at[: len(constants)]).tolist()
+    found = {name: constants[name].value * by for name, by in zip(constants, moved, strict=True)}
+    return {name: min(value, 1.0) if "share" in name and "generation" not in name else value
+            for name, value in found.items()}  # fmt: skip
+
+
+def with_learned(costs: Costs, values: Mapping[str, float]) -> Costs:
+    """A machine's constants with those of its kind learned anew; what its own file says of it stays."""
+    usual, own = flat(COSTS), flat(costs)
+    return overlaid(costs, {name: value for name, value in values.items() if own[name] == usual[name]})
+
+
+class _Tables:
+    """Rows by machine, and their times with constants moved."""
+
+    def __init__(self, rows: Sequence[Measured], machines: Sequence[str]) -> None:
+        self.rows = rows
+        self.names = tuple(dict.fromkeys(machines))
+        self.machine = np.array([self.names.index(machine) for machine in machines])
+        self.measured = np.log(np.array([row.seconds for row in rows]))
+        self.weight = weights(NcclTimes(tuple(rows)).series)
+        self.parts: dict[tuple[int, int], tuple[Costs, list[int]]] = {}
+        for i, row in enumerate(rows):
+            costs = costs_of(row.choice.group)
+            self.parts.setdefault((int(self.machine[i]), id(costs)), (costs, []))[1].append(i)
+
+    def log_times(self, at: Floats) -> Floats:
+        """(n,) ln(seconds)."""
+        values = _values(at)
+        factors = at[len(priors().constants) :].reshape(-1, len(priors().factors))
+        out = np.zeros(len(self.rows))
+        for (machine, _), (base, mine) in self.parts.items():
+            costs = moved_costs(with_learned(base, values), (), factors[machine])
+            out[mine] = np.log(list(seconds_of((self.rows[i].choice for i in mine), costs)))
+        return out
+
+    def slopes(self, at: Floats, here: Floats) -> Floats:
+        """(n, k) by each constant and by each machine's factors."""
+        columns = np.zeros((len(self.rows), len(at)))
+        n, factors, unit = len(priors().constants), len(priors().factors), np.eye(len(at))
+        for i in range(n):
+            columns[:, i] = (here - self.log_times(at - STEP * unit[i])) / STEP
+        for j in range(factors):  # a factor moves its own machine's rows alone, so all machines move at once
+            every = [n + m * factors + j for m in range(len(self.names))]
+            moved = (here - self.log_times(at - STEP * unit[every].sum(axis=0))) / STEP
+            columns[np.arange(len(self.rows)), np.array(every)[self.machine]] = moved
+        return columns

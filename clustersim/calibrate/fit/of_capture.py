@@ -1,0 +1,95 @@
+"""Constants of a machine from what ``clustersim capture`` measured on it: Gloo's, Open MPI's, its device's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from clustersim.calibrate.captured import Capture, noise, read_capture
+from clustersim.calibrate.fit.calibrated import Calibrated, held_out
+from clustersim.calibrate.fit.device import DeviceTimes, device_times
+from clustersim.calibrate.fit.host import LIBRARIES, HostTimes, host_times
+from clustersim.calibrate.fit.nccl import NcclTimes
+from clustersim.calibrate.fit.of_logs import nccl_times
+from clustersim.calibrate.fit.solve import fit
+from clustersim.cluster import files as fabrics
+from clustersim.core.calibrated import Calibration, Provenance
+from clustersim.core.device import device
+from clustersim.core.errors import TraceError
+from clustersim.core.topology import Topology
+from clustersim.files.traces.samples import Samples
+
+
+def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "") -> Calibrated:
+    """Fit a machine's constants to captures of it.
+
+    Parameters
+    ----------
+    paths : folders of captures, of one machine. topology : what it is built like: a shipped name or a file.
+    date : to be written with the constants.
+
+    Raises :class:`TraceError` for nothing there that can be fitted, or captures of several machines.
+    """
+    captures = [read_capture(path) for path in paths]
+    cores = _cores(captures)
+    machine = _machine(captures, topology, cores)
+    samples = [sample for c in captures if not c.on_gpu for sample in c.samples]
+    hosts = [host_times(samples, machine, part) for part in LIBRARIES]
+    of_device = _device_times(captures, machine)
+    of_nccl, skipped = _nccl_times(captures, topology)
+    models: list[HostTimes | NcclTimes | DeviceTimes] = [*hosts, of_nccl, *of_device]
+    fits = tuple(fit(model) for model in models if model.rows)
+    if not fits:
+        raise TraceError(f"{captures[0].path}: no collective and no compute row to fit")
+    told = Provenance(
+        date=date,
+        data=tuple(str(c.path) for c in captures),
+        versions=tuple(dict.fromkeys(f"torch {c.versions['torch']}" for c in captures if c.versions.get("torch"))),
+        rows=sum(len(one.measured) for one in fits),
+        refused={name: why for one in fits for name, why in one.refused.items()},
+    )
+    parts = {one.part: one.told for one in fits}
+    library = next((one for one in hosts if one.rows), hosts[0])
+    rest = held_out(library, library.series)
+    ranks_cores = 0 if len(machine.gpus) else cores  # what a machine's ranks run on; a process beside GPUs is no rank
+    return Calibrated(fits, ranks_cores, Calibration(**parts, provenance=told), rest, noise(samples),
+                      np.array([row.nbytes for row in of_nccl.rows]), skipped)  # fmt: skip
+
+
+def _nccl_times(captures: Sequence[Capture], topology: str) -> tuple[NcclTimes, dict[str, int]]:
+    """Collectives over NCCL by ranks with a card each, and how many were left out, by reason."""
+    rows = [s for c in captures if c.on_gpu and c.backend == "nccl" and not c.shares_gpu for s in c.samples]
+    return nccl_times(Samples(tuple(rows), "captures"), topology)
+
+
+def _cores(captures: Sequence[Capture]) -> int:
+    found = {c.cores for c in captures if not c.on_gpu and c.cores}
+    if len(found) > 1:
+        raise TraceError(
+            f"{captures[0].path}: captures of machines with {sorted(found)} cores; calibrate one at a time"
+        )
+    return found.pop() if found else 0
+
+
+def _machine(captures: Sequence[Capture], topology: str, cores: int) -> Topology:
+    """The topology with the captures' nodes and cores, as shipped: without constants fitted before."""
+    machine = fabrics.uncalibrated(fabrics.load(topology, nodes=max(c.nodes for c in captures)))
+    if cores and not len(machine.gpus):
+        machine = replace(machine, node_types=tuple(replace(t, cores=cores) for t in machine.node_types))
+    return machine
+
+
+def _device_times(captures: Sequence[Capture], machine: Topology) -> list[DeviceTimes]:
+    """Compute rows that ran on the topology's device: a GPU's, or a core's where the machine has none."""
+    named = device(machine.node_types[0].device)
+    fitting = [c for c in captures if c.compute and c.on_gpu == bool(len(machine.gpus))]
+    if not fitting:
+        return []
+    threads = {c.threads for c in fitting}
+    if len(threads) > 1 and not fitting[0].on_gpu:
+        fitting = [c for c in fitting if c.threads == min(threads)]
+    rows = [row for c in fitting for row in c.compute]
+    return [device_times(rows, named, 0.0 if fitting[0].on_gpu else float(fitting[0].threads))]

@@ -1,0 +1,129 @@
+"""Constants of a machine from what others' benchmarks measured on it: nccl-tests logs, tables, captures over NCCL."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from clustersim.calibrate.fit.calibrated import Calibrated, held_out
+from clustersim.calibrate.fit.nccl import Measured, NcclTimes
+from clustersim.calibrate.fit.solve import UNUSED, fit
+from clustersim.calibrate.validate_nccl import nccl_version, pin, usual_version
+from clustersim.cluster import files as fabrics
+from clustersim.collectives.base import Group, Request
+from clustersim.collectives.nccl_backend import choice
+from clustersim.core.calibrated import Calibration, Provenance
+from clustersim.core.errors import ClusterSimError, TraceError
+from clustersim.files import traces
+from clustersim.files.traces.samples import Sample, Samples, joined
+
+FEWEST = 5
+"""Rows that say anything of a machine: fewer are a point or two, which any constant can be bent through."""
+
+
+def calibrate_logs(
+    paths: Sequence[str | Path],
+    topology: str,
+    date: str = "",
+    nodes: int | None = None,
+    format: str | None = None,
+) -> Calibrated:
+    """Fit NCCL's constants to benchmarks of a machine.
+
+    Parameters
+    ----------
+    paths : nccl-tests logs (text or JSON), tables in the columns of ``nccl_tests.csv``.
+    topology : what the machine is built like: a shipped name or a file. date : to be written with the constants.
+    nodes : int, of a run whose log does not say; None: as many as its ranks need.
+    format : of the logs, a name in :data:`clustersim.files.traces.FORMATS`; None: found by their content.
+
+    Raises :class:`TraceError` for a file that cannot be read, or fewer than :data:`FEWEST` rows that can be fitted,
+    with the reasons.
+    """
+    samples = joined([_samples(path, format) for path in paths])
+    times, skipped = nccl_times(samples, topology, nodes)
+    if len(times.rows) < FEWEST:
+        why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
+        raise TraceError(f"{samples.source}: {len(times.rows)} row(s) to fit, at least {FEWEST} are needed; {why}")
+    found = fit(times)
+    told = Provenance(
+        date=date,
+        data=tuple(str(path) for path in paths),
+        versions=tuple(sorted({f"NCCL {row.version}" for row in times.rows if row.version})),
+        rows=len(times.rows),
+        refused={name: why for name, why in found.refused.items() if why != UNUSED},
+    )
+    return Calibrated(
+        fits=(found,),
+        cores=0,
+        calibration=Calibration(nccl=found.told, provenance=told),
+        held_out=held_out(times, [row.case for row in times.rows]),
+        noise=float("nan"),
+        sizes=np.array([row.nbytes for row in times.rows]),
+        skipped=skipped,
+    )
+
+
+def nccl_times(samples: Samples, topology: str, nodes: int | None = None) -> tuple[NcclTimes, dict[str, int]]:
+    """The rows of a machine that NCCL's time model can predict, and how many others were left out, by reason."""
+    skipped = Counter(samples.skipped)
+    rows, groups = [], _Groups(topology)
+    for sample in samples.rows:
+        try:
+            rows.append(_measured(sample, groups, nodes))
+        except ClusterSimError as error:
+            skipped[str(error)] += 1
+    return NcclTimes(tuple(rows)), dict(skipped)
+
+
+def _samples(path: str | Path, format: str | None) -> Samples:
+    found = traces.read(path, format)
+    if not isinstance(found, Samples):
+        raise TraceError(f"{path}: a trace of a program, not a benchmark's table; calibrate reads measured collectives")
+    return found
+
+
+class _Groups:
+    """Communicators on the machine, one object each; a topology is laid out once for each number of nodes."""
+
+    def __init__(self, topology: str) -> None:
+        self.topology = topology
+        self.machine = fabrics.load(topology)
+        self.gpus_per_node = len(self.machine.node_gpus(0))
+        self.of = cache(self._of)
+
+    def _of(self, ranks: int, nodes: int, launch: str, version: tuple[int, int]) -> Group:
+        """Raises :class:`TraceError` for ranks that do not fit."""
+        if ranks % nodes or ranks // nodes > self.gpus_per_node:
+            raise TraceError(f"{ranks} ranks on {nodes} node(s) of {self.gpus_per_node} GPUs")
+        # As shipped: constants fitted before have no say in a new fit.
+        machine = fabrics.uncalibrated(fabrics.load(self.topology, nodes=nodes))
+        return Group(machine, fabrics.mesh(machine, nodes, ranks // nodes).gpus, launch, version)
+
+
+def _measured(sample: Sample, groups: _Groups, nodes: int | None) -> Measured:
+    """A sample on the machine. Raises :class:`ClusterSimError` with the reason why it is none."""
+    if sample.topology and sample.topology != Path(groups.topology).stem:
+        raise TraceError(f"a row of a machine other than {Path(groups.topology).stem}")
+    if sample.kind in {"barrier", "recv"}:
+        raise TraceError(f"{sample.kind} is not timed by bytes")
+    if sample.ranks < 2:
+        raise TraceError("a row that does not say how many ranks, or has one")
+    if sample.at_once > 1:
+        raise TraceError("a row of several groups at once")
+    count = sample.nodes or nodes or math.ceil(sample.ranks / groups.gpus_per_node)
+    version = nccl_version(sample.version) or usual_version(groups.machine)
+    group = groups.of(sample.ranks, count, sample.launch or "process_per_gpu", version)
+    request = Request(
+        sample.kind,
+        sample.nbytes,
+        dtype=sample.dtype,
+        algorithm=pin(sample.env, "NCCL_ALGO"),
+        protocol=pin(sample.env, "NCCL_PROTO"),
+    )
+    return Measured(sample.seconds, choice(request, group), sample.case, sample.version)

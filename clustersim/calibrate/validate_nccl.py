@@ -1,0 +1,190 @@
+"""Predict every row of a table of nccl-tests results, and say how far off we are.
+
+The table has the columns of nccl-tests plus the machine: ``topology`` names a shipped file, ``nodes`` and ``ranks`` say
+how much of it ran, ``env`` may pin NCCL_ALGO or NCCL_PROTO, ``notes`` may tell the launch mode.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from clustersim import collectives
+from clustersim.calibrate.score import (
+    Dimension,
+    Score,
+    Skipped,
+    evaluate,
+    number,
+    read_table,
+    score,
+    with_ranges,
+)
+from clustersim.cluster import files as fabrics
+from clustersim.cluster.routes import router
+from clustersim.collectives import fitted as fitting
+from clustersim.collectives.base import Group, Request
+from clustersim.collectives.nccl_backend import choice
+from clustersim.core.costs import generation
+from clustersim.core.device import device
+from clustersim.core.errors import ProgramError, nearest
+from clustersim.core.ranges import Range, of_collective, size_class
+from clustersim.core.texts import Table
+from clustersim.core.topology import Topology
+from clustersim.files.traces.samples import launch_mode
+
+COLUMNS = ("case_id", "topology", "nodes", "ranks", "collective", "size_bytes", "time_us")
+KINDS = {
+    **{k: k for k in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "scatter", "gather")},
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "sendrecv": "send",
+    "send": "send",
+}
+DTYPES = {"double": "fp64", "float": "fp32", "half": "fp16", "bfloat16": "bf16", "int8": "uint8", "uint8": "uint8"}
+
+
+def validate_nccl(path: str | Path) -> Score:
+    """Predict the out-of-place time of every row."""
+    return score(with_ranges(evaluate(read_table(path, COLUMNS), _predict), _range), DIMENSIONS)
+
+
+def _range(row: Table) -> Range:
+    return of_collective(measured(row)[2].topology, float(row["size_bytes"]))
+
+
+DIMENSIONS: dict[str, Dimension] = {
+    "case": lambda row: str(row.cells["case_id"]),
+    "source": lambda row: row.cells.get("source", "") or row.cells["case_id"].split("_")[0],
+    "size_class": lambda row: "skipped" if isinstance(row, Skipped) else size_class(float(row.cells["size_bytes"])),
+    "platform": lambda row: str(row.cells["topology"]),
+    "collective": lambda row: str(row.cells["collective"]),
+}
+"""What the error is split by."""
+
+
+def identity(row: Table) -> tuple[object, ...]:
+    """Rows for which this is equal measure the same thing."""
+    columns = ("topology", "nodes", "ranks", "collective", "size_bytes", "env", "nccl_version")
+    return (*(row.get(column, "") for column in columns), launch_mode(row.get("notes", "")))
+
+
+def nccl_version(text: str) -> tuple[int, int] | None:
+    """(major, minor) from ``"2.22.3+cuda12.6"``; None where the log does not say."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found.group(1)), int(found.group(2))) if found else None
+
+
+USUAL_VERSION = ((100, (2, 28)), (89, (2, 19)), (0, (2, 14)))
+"""NCCL of the days in which most runs on a GPU were published, from its compute capability on."""
+
+
+def usual_version(machine: Topology) -> tuple[int, int]:
+    """The version a log that does not say had, most likely; RCCL goes by the newest."""
+    sm = device(machine.node_types[0].device).sm
+    return next(version for since, version in USUAL_VERSION if (sm or 100) >= since)
+
+
+def usual_launch(machine: Topology, nodes: int) -> str:
+    """How a run was started whose log does not say.
+
+    On a lone box without NVLink, and before Ampere, nccl-tests is usually run as its README does first, one process for
+    all GPUs of the node (``-g 8``); clusters have a launcher that starts one process a GPU.
+    """
+    old = generation(device(machine.node_types[0].device).sm) in {"pascal", "volta"}
+    lone = not router(machine).nvlink_egress(int(machine.gpus[0]))
+    return "single_process" if nodes == 1 and (old or lone) else "process_per_gpu"
+
+
+def pin(env: str, variable: str) -> str | None:
+    """What a setting of the environment pins, as it is written there; None where it does not.
+
+    >>> pin("NCCL_ALGO=Ring,Tree NCCL_PROTO=^LL128", "NCCL_ALGO"), pin('NCCL_ALGO="allreduce:tree;ring"', "NCCL_ALGO")
+    ('Ring,Tree', 'allreduce:tree;ring')
+    """
+    found = re.search(rf"\b{variable}=(\"[^\"]*\"|'[^']*'|\S*)", env)
+    return re.sub(r"[,;]+(NCCL_.*)?$", "", found.group(1).strip("\"'")) or None if found else None
+
+
+_SAYS_LAUNCH = re.compile(r"mpirun|srun|slurm|torchrun|process(es)? (per|a) gpu|-g 1\b", re.IGNORECASE)
+
+
+def launch_of(row: dict[str, str]) -> str:
+    """How a row's run was started, as its notes and settings say; empty where they do not."""
+    said = launch_mode(row.get("notes", ""))
+    told = said != "process_per_gpu" or _SAYS_LAUNCH.search(f"{row.get('notes', '')} {row.get('env', '')}")
+    return said if told else ""
+
+
+def _machines(topology: str, nodes: int, ranks: int) -> int:
+    """Machines that hold a row's ranks: its nodes, or the trays of the NVLink racks that it counts as nodes.
+
+    Raises ValueError for ranks that do not fit.
+    """
+    most = len(fabrics.load(topology).node_gpus(0))
+    trays = math.ceil(ranks / most)
+    if ranks < nodes:
+        raise ValueError(f"{ranks} ranks are fewer than {nodes} nodes")
+    if trays > nodes:
+        domains = router(fabrics.load(topology, nodes=trays)).islands.of
+        if len(set(domains[fabrics.load(topology, nodes=trays).gpus].tolist())) > nodes:
+            raise ValueError(f"{ranks} ranks do not fit on {nodes} node(s) of {most} GPUs")
+    return max(nodes, trays)
+
+
+@lru_cache(maxsize=256)
+def _group(topology: str, nodes: int, ranks: int, launch: str, version: tuple[int, int] | None) -> Group:
+    machine = fitting.load(topology, nodes=_machines(topology, nodes, ranks))
+    nodes = machine.n_nodes
+    counts = [ranks // nodes + (node < ranks % nodes) for node in range(nodes)]
+    gpus = np.concatenate([machine.node_gpus(node)[:count] for node, count in enumerate(counts)])
+    return Group(machine, gpus, launch or usual_launch(machine, nodes), nccl_version=version or usual_version(machine))
+
+
+def measured(row: dict[str, str]) -> tuple[float, Request, Group]:
+    """What a row measured: seconds, and the collective on its machine. Raises ValueError for a row that cannot be."""
+    seconds = number(row, "time_us") * 1e-6
+    if not row["topology"]:
+        raise ValueError("the row does not say which topology")
+    kind = KINDS.get(row["collective"])
+    if kind is None:
+        raise ValueError(f"collective {row['collective']!r} is not known; {nearest(row['collective'], KINDS)}")
+    group = _group(
+        row["topology"],
+        int(number(row, "nodes")),
+        int(number(row, "ranks")),
+        launch_of(row),
+        nccl_version(row.get("nccl_version", "")),
+    )
+    env = row.get("env", "")
+    request = Request(
+        kind,
+        number(row, "size_bytes"),
+        dtype=DTYPES.get(row.get("dtype", ""), "fp32"),
+        algorithm=pin(env, "NCCL_ALGO"),
+        protocol=pin(env, "NCCL_PROTO"),
+    )
+    return seconds, _as_it_ran(request, group), group
+
+
+def _as_it_ran(request: Request, group: Group) -> Request:
+    """A request as asked for, or without its pins where they leave nothing: it was measured, so NCCL fell back."""
+    try:
+        choice(request, group)
+    except ProgramError:
+        return replace(request, algorithm=None, protocol=None)
+    return request
+
+
+def _predict(row: dict[str, str]) -> tuple[float, float]:
+    seconds, request, group = measured(row)
+    plan = collectives.plan(request, group, backend="nccl")
+    predicted = plan.time(group.topology.link_bandwidth)
+    if not np.isfinite(predicted) or predicted <= 0:
+        raise ValueError(f"the model gives {predicted} s, which is no time")
+    return seconds, predicted

@@ -1,0 +1,135 @@
+"""Parts of a finished Topology degraded or gone: "this NIC runs at half speed", "this leaf is down"."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from clustersim.core.arrays import Bools, Ints
+from clustersim.core.errors import TopologyError, nearest
+from clustersim.core.memo import kept_with_first
+from clustersim.core.topology import GPU, NIC, NodeType, Topology
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One change. ``match`` is a vertex (``"node3/nic0"``: all its links) or links (``"a -> b"``); both may be globs.
+
+    Parameters
+    ----------
+    match : str
+    factor : float, the links' bandwidth is multiplied by it; None leaves it.
+    bandwidth : float [bytes/s], the links' new line rate; None leaves it.
+    remove : bool, the vertices (with their links) or the links are taken out.
+    """
+
+    match: str
+    factor: float | None = None
+    bandwidth: float | None = None
+    remove: bool = False
+
+
+@kept_with_first(maxsize=4)
+def change(topology: Topology, *changes: Change) -> Topology:
+    """The topology after the changes, in order. Raises :class:`TopologyError` for one that meets nothing."""
+    for one in changes:
+        _check(topology, one)
+        vertices = _vertices(topology, one.match)
+        links = _links(topology, one.match, vertices)
+        if one.remove:
+            topology = _without(topology, vertices, links)
+            continue
+        rate = topology.link_bandwidth.copy()
+        rate[links] = one.bandwidth if one.bandwidth is not None else rate[links] * (one.factor or 1.0)
+        topology = replace(topology, link_bandwidth=rate)
+    return topology
+
+
+def links_of(topology: Topology, match: str) -> list[int]:
+    """Links that a ``match`` names. Raises :class:`TopologyError` where it names none."""
+    found: list[int] = np.flatnonzero(_links(topology, match, _vertices(topology, match))).tolist()
+    return found
+
+
+def _check(topology: Topology, one: Change) -> None:
+    if sum((one.factor is not None, one.bandwidth is not None, one.remove)) != 1:
+        raise TopologyError(f"{topology.name}: change of {one.match!r} needs one of factor, bandwidth or remove")
+    if one.factor is not None and not 0 < one.factor < float("inf"):
+        raise TopologyError(
+            f"{topology.name}: factor {one.factor} of {one.match!r} must be above zero; use remove for a dead part"
+        )
+
+
+def _matching(names: Iterable[str], pattern: str) -> list[int]:
+    if not re.search(r"[*?\[]", pattern):
+        return [i for i, name in enumerate(names) if name == pattern]
+    expression = re.compile(fnmatch.translate(pattern))
+    return [i for i, name in enumerate(names) if expression.match(name)]
+
+
+def _vertices(topology: Topology, match: str) -> Ints:
+    if "->" in match:
+        return np.zeros(0, dtype=np.int64)
+    found = _matching(topology.vertex_names, match)
+    if not found:
+        raise TopologyError(f"{topology.name}: no vertex matches {match!r}; {_hint(topology, match)}")
+    return np.array(found, dtype=np.int64)
+
+
+def _links(topology: Topology, match: str, vertices: Ints) -> Bools:
+    if "->" not in match:
+        mine: Bools = np.isin(topology.link_src, vertices) | np.isin(topology.link_dst, vertices)
+        return mine
+    ends = [part.strip() for part in match.replace("<->", "->").split("->")]
+    if len(ends) != 2:
+        raise TopologyError(f"{topology.name}: cannot read the link {match!r}; write it 'a -> b' or 'a <-> b'")
+    a, b = (_vertices(topology, end) for end in ends)
+    found: Bools = np.isin(topology.link_src, a) & np.isin(topology.link_dst, b)
+    if "<->" in match:
+        found |= np.isin(topology.link_src, b) & np.isin(topology.link_dst, a)
+    if not found.any():
+        raise TopologyError(f"{topology.name}: no link matches {match!r}, though both ends exist")
+    return found
+
+
+def _hint(topology: Topology, match: str) -> str:
+    # A cluster has thousands of names; the nearest ones are those of the same folder.
+    head = match.rsplit("/", 1)[0] + "/" if "/" in match else ""
+    near = [name for name in topology.vertex_names if name.startswith(head) and ("/" in name) == bool(head)]
+    return nearest(match, near or [name for name in topology.vertex_names if name.startswith("node0/")])
+
+
+def _without(topology: Topology, vertices: Ints, links: Bools) -> Topology:
+    keep = np.ones(len(topology.vertex_names), dtype=bool)
+    keep[vertices] = False
+    number = np.cumsum(keep) - 1
+    kept = np.flatnonzero(~links).tolist()
+    flags = keep.tolist()
+    return replace(
+        topology,
+        node_types=_recounted(topology, vertices),
+        vertex_names=tuple(n for n, k in zip(topology.vertex_names, flags, strict=True) if k),
+        vertex_kinds=tuple(n for n, k in zip(topology.vertex_kinds, flags, strict=True) if k),
+        vertex_node=topology.vertex_node[keep],
+        link_src=number[topology.link_src[kept]],
+        link_dst=number[topology.link_dst[kept]],
+        link_bandwidth=topology.link_bandwidth[kept],
+        link_latency=topology.link_latency[kept],
+        link_kinds=tuple(topology.link_kinds[i] for i in kept),
+    )
+
+
+def _recounted(topology: Topology, gone: Ints) -> tuple[NodeType, ...]:
+    """Node types that no longer count the vertices that are gone."""
+    types = list(topology.node_types)
+    for vertex in gone.tolist():
+        node, kind = int(topology.vertex_node[vertex]), topology.vertex_kinds[vertex]
+        if node >= 0 and kind == GPU:
+            types[node] = replace(types[node], n_gpus=types[node].n_gpus - 1)
+        elif node >= 0 and kind == NIC:
+            types[node] = replace(types[node], n_nics=types[node].n_nics - 1)
+    return tuple(types)

@@ -1,0 +1,184 @@
+"""What a topology holds, what it can move, and what in it looks wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.cluster import routes as routing
+from clustersim.core.arrays import Bools
+from clustersim.core.errors import few
+from clustersim.core.topology import NIC, Floats, Ints, Topology
+from clustersim.core.units import format_bandwidth
+
+NIC_RATES = (1.25e9, 2.5e9, 3.125e9, 5e9, 6.25e9, 7e9, 12.5e9, 25e9, 50e9, 100e9, 200e9)
+"""Bytes/s of the ports that exist: 10, 20, 25, 40, 50, 56, 100, 200, 400, 800, 1,600 Gb/s."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer of :func:`check`.
+
+    Parameters
+    ----------
+    name, fabric : of the topology.
+    n_nodes : int.
+    vertices, links : how many of each kind. devices : GPUs (or CPUs) of each name.
+    ports : NICs by line rate [bytes/s]. rails : the most leaf switches that NICs of one node are plugged into.
+    injection_bandwidth : (G,) float [bytes/s], what each GPU (in the order of ``Topology.gpus``) can send out of its
+        node (or NVLink domain) while all send; where there is only one, to the others.
+    bisection_bandwidth : float [bytes/s], from half of the nodes to the other half, one direction.
+    n_unreachable : ordered pairs of GPUs without a route. unreachable : the first few, by name.
+    warnings : what looks wrong, a sentence each.
+    """
+
+    name: str
+    fabric: str
+    n_nodes: int
+    vertices: dict[str, int]
+    links: dict[str, int]
+    devices: dict[str, int]
+    ports: dict[float, int]
+    rails: int
+    injection_bandwidth: Floats
+    bisection_bandwidth: float
+    n_unreachable: int
+    unreachable: tuple[tuple[str, str], ...]
+    warnings: tuple[str, ...]
+
+
+def check(topology: Topology) -> Report:
+    """Count, measure and look for mistakes."""
+    count, pairs = routing.unreachable_pairs(topology)
+    return Report(
+        name=topology.name,
+        fabric=topology.fabric,
+        n_nodes=topology.n_nodes,
+        vertices=dict(Counter(topology.vertex_kinds)),
+        links=dict(Counter(topology.link_kinds)),
+        devices=dict(Counter(topology.node_types[n].device for n in topology.vertex_node[topology.homes].tolist())),
+        ports={rate: len(nics) for rate, nics in _nic_rates(topology).items()},
+        rails=_rails(topology),
+        injection_bandwidth=routing.injection_bandwidth(topology),
+        bisection_bandwidth=routing.bisection_bandwidth(topology),
+        n_unreachable=count,
+        unreachable=pairs,
+        warnings=tuple(warning for look in _LOOKS for warning in look(topology)),
+    )
+
+
+def _some(topology: Topology, vertices: Ints) -> str:
+    """A few names, and how many more."""
+    return few((topology.vertex_names[v] for v in vertices.tolist()), 3)
+
+
+def _near_rate(rate: float) -> bool:
+    return any(abs(rate / known - 1) < 0.05 for known in NIC_RATES)
+
+
+def _overfull(rate: float, slot: float) -> bool:
+    """A port far beyond its slot that would be a known one at an eighth."""
+    return rate > 2 * slot and _near_rate(rate / 8)
+
+
+def _ports(topology: Topology) -> Bools:
+    """(L,) which links lead from a NIC into the network."""
+    is_nic = np.array([kind == NIC for kind in topology.vertex_kinds], dtype=bool)
+    found: Bools = np.array([kind == "net" for kind in topology.link_kinds], dtype=bool) & is_nic[topology.link_src]
+    return found
+
+
+def _nic_rates(topology: Topology) -> dict[float, Ints]:
+    """NICs by the rate of their network link."""
+    net = _ports(topology)
+    rates, nics = topology.link_bandwidth[net], topology.link_src[net]
+    return {float(rate): nics[rates == rate] for rate in np.unique(rates)}
+
+
+def _rails(topology: Topology) -> int:
+    """The most switches that one node's NICs are plugged into."""
+    net = _ports(topology)
+    plugged = np.column_stack([topology.vertex_node[topology.link_src[net]], topology.link_dst[net]])
+    plugged = plugged[topology.vertex_node[plugged[:, 1]] < 0]  # cables straight to another node's NIC are no rail
+    nodes = np.unique(plugged, axis=0)[:, 0]
+    return int(np.bincount(nodes).max(initial=0))
+
+
+def _slips(topology: Topology) -> Iterator[str]:
+    """Bits taken for bytes: eight times, or an eighth of, a port that exists, when the rate itself does not."""
+    slots = _slot_rates(topology)
+    for rate, nics in _nic_rates(topology).items():
+        # 100 GB/s and 200 GB/s are also ports that exist (800G, 1.6T), so a slot that cannot feed them tells.
+        slot = float(slots[nics[0]])
+        if _overfull(rate, slot):
+            yield (
+                f"{_some(topology, nics)}: {format_bandwidth(rate)} is more than the slot's {format_bandwidth(slot)} "
+                f"and 8 x {format_bandwidth(rate / 8)}: was Gb/s written as GB/s?"
+            )
+        elif not _near_rate(rate) and (_near_rate(rate * 8) or _near_rate(rate / 8)):
+            right = rate * 8 if _near_rate(rate * 8) else rate / 8
+            yield (
+                f"{_some(topology, nics)}: no port runs at {format_bandwidth(rate)}, but one does at "
+                f"{format_bandwidth(right)}: are bits and bytes mixed up?"
+            )
+
+
+def _slot_rates(topology: Topology) -> Floats:
+    """(V,) bytes/s a vertex's own node can hand it; infinite if nothing says."""
+    inside = topology.vertex_node[topology.link_src] >= 0
+    ends, rate = topology.link_dst[inside], topology.link_bandwidth[inside]
+    rates = np.bincount(ends, weights=rate, minlength=len(topology.vertex_names))
+    return np.where(rates > 0, rates, np.inf)
+
+
+def _slots(topology: Topology) -> Iterator[str]:
+    slots = _slot_rates(topology)
+    for rate, nics in _nic_rates(topology).items():
+        narrow = nics[slots[nics] < 0.95 * rate]
+        if len(narrow) and not _overfull(rate, float(slots[narrow[0]])):
+            yield (
+                f"{_some(topology, narrow)}: the port's {format_bandwidth(rate)} is above the PCIe slot's "
+                f"{format_bandwidth(float(slots[narrow[0]]))}"
+            )
+
+
+def _gpus_without_nic(topology: Topology) -> Iterator[str]:
+    if topology.n_nodes < 2:
+        return
+    routes = routing.router(topology)
+    lone = np.array([gpu for gpu in topology.gpus.tolist() if not routes.ends(gpu, -1)], dtype=np.int64)
+    if len(lone):
+        yield f"{_some(topology, lone)}: no NIC that is connected, in a cluster of {topology.n_nodes} nodes"
+
+
+def _asymmetric(topology: Topology) -> Iterator[str]:
+    """Two directions that differ, or a link without a way back."""
+    n = len(topology.vertex_names)
+    there = topology.link_src * n + topology.link_dst
+    back = topology.link_dst * n + topology.link_src
+    order = np.argsort(there)
+    place = np.clip(np.searchsorted(there[order], back), 0, max(len(there) - 1, 0))
+    reverse = order[place] if len(there) else order
+    alone = there[reverse] != back
+    uneven = ~alone & (np.abs(topology.link_bandwidth[reverse] / topology.link_bandwidth - 1) > 1e-9)
+    for what, rows in (("has no way back", np.flatnonzero(alone)), ("differs by direction", np.flatnonzero(uneven))):
+        if len(rows):
+            more = f" ({len(rows)} such links)" if len(rows) > 1 else ""
+            yield f"{topology.link_name(int(rows[0]))} {what}{more}"
+
+
+def _isolated(topology: Topology) -> Iterator[str]:
+    touched = np.zeros(len(topology.vertex_names), dtype=bool)
+    touched[topology.link_src] = touched[topology.link_dst] = True
+    # One GPU alone is a machine; anything else without a link is a mistake.
+    lone = np.flatnonzero(~touched)
+    lone = lone if len(topology.vertex_names) > 1 else lone[:0]
+    if len(lone):
+        kinds = sorted({topology.vertex_kinds[v] for v in lone.tolist()})
+        yield f"{_some(topology, lone)} ({', '.join(kinds)}): no link"
+
+
+_LOOKS = (_slips, _gpus_without_nic, _asymmetric, _isolated, _slots)

@@ -1,0 +1,194 @@
+"""A machine as NCCL found it (``NCCL_TOPO_DUMP_FILE``'s XML) -> a topology file.
+
+NCCL writes the PCI tree under each CPU with link speeds and widths, GPUs with their NVLinks (``target`` is another GPU,
+or an NVSwitch by its class 0x0680), and NICs with their rate in Mb/s. What it does not write is assumed, and said in
+the file: latencies, the links between CPUs, and what joins the nodes.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from clustersim.cluster.files import smi_topo
+from clustersim.core import texts
+from clustersim.core.device import device
+from clustersim.core.errors import TopologyError
+from clustersim.core.limits import counted
+
+MOST_PARTS = 4096
+"""GPUs, NICs, switches and CPUs of one node."""
+_DEVICES = {
+    "0x15f8": "P100-PCIe-16GB", "0x15f9": "P100-SXM2-16GB", "0x1db1": "V100-SXM2-16GB", "0x1db5": "V100-SXM2-32GB",
+    "0x1db4": "V100-PCIe-16GB", "0x1db6": "V100-PCIe-32GB", "0x1eb8": "T4", "0x20b0": "A100-SXM4-40GB",
+    "0x20b2": "A100-SXM4-80GB", "0x20f1": "A100-PCIe-40GB", "0x20b5": "A100-PCIe-80GB", "0x2236": "A10",
+    "0x2204": "RTX-3090", "0x27b8": "L4", "0x26b9": "L40S", "0x2684": "RTX-4090", "0x2330": "H100-SXM5-80GB",
+    "0x2331": "H100-PCIe-80GB", "0x2335": "H200-SXM5-141GB", "0x2901": "B200-SXM-180GB",
+}  # fmt: skip
+"""PCI device ids of the PCI ID repository (pci-ids.ucw.cz)."""
+_NVLINK = {60: 20.0, 70: 25.0, 75: 25.0, 80: 25.0, 86: 14.0, 90: 25.0, 100: 50.0}
+"""GB/s of one NVLink and direction, by compute capability: NVIDIA's data sheets, as the shipped machines have them."""
+_VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
+_MODELS = {79: "bdw", 85: "skl", 143: "spr", 207: "emr"}
+_SWITCH, _GPU, _NIC = "0x0604", "0x03", "0x02"
+
+
+def topology_text(path: Path, gpu: str | None = None) -> str:
+    """The topology file (TOML) of a machine; ``gpu`` names its device where the PCI id is not known.
+
+    What ``nvidia-smi topo -m`` prints is read as well. Raises :class:`TopologyError` for a text that is no dump, or one
+    without GPUs.
+    """
+    text = texts.text_of(path, TopologyError)
+    found = smi_topo.system(text, path, gpu) if smi_topo.is_matrix(text) else _system(text, path)
+    return _Dump(found, path, gpu).text()
+
+
+def _system(text: str, path: Path) -> ET.Element:
+    if "<!" in re.sub(r"<!--.*?-->", "", text, flags=re.S):
+        raise TopologyError(f"{path}: declares a type or entities, which NCCL's dumps do not")
+    try:
+        root = ET.fromstring(text)
+    except (ET.ParseError, ValueError, RecursionError) as error:
+        raise TopologyError(f"{path}: is not XML: {error}") from None
+    if root.tag != "system":
+        raise TopologyError(f"{path}: holds <{texts.short(root.tag)}>, not the <system> of NCCL_TOPO_DUMP_FILE")
+    return root
+
+
+class _Dump:
+    """Parts of one machine by name, and the links between them."""
+
+    def __init__(self, root: ET.Element, path: Path, gpu: str | None) -> None:
+        self.path, self.gpu_name = path, gpu
+        self.source = f"{root.get('source', 'NCCL_TOPO_DUMP_FILE')}, {path.name}"
+        self.source += f", rates {root.get('rates')}" if root.get("rates") else ""
+        self.parts: dict[str, list[str]] = {"cpu": [], "pcie_switch": [], "gpu": [], "nvswitch": [], "nic": []}
+        self.rates: dict[str, float] = {}
+        self.links: list[tuple[str, str, str, float]] = []  # a, b, kind, GB/s
+        self.gpus: dict[str, tuple[str, ET.Element]] = {}
+        self.ids: set[str] = set()
+        self.gen, self.sm = 0, 0
+        cpus = root.findall("cpu")
+        for cpu in cpus:
+            name = self._new("cpu", "cpu")
+            for part in cpu:
+                self._walk(part, name)
+        self.cpu = cpus[0] if cpus else ET.Element("cpu")
+        if not self.gpus:
+            raise TopologyError(f"{path}: no GPU in this dump")
+        self._nvlinks()
+
+    def _new(self, kind: str, word: str) -> str:
+        counted(sum(map(len, self.parts.values())), MOST_PARTS, f"{self.path}: parts of the node", TopologyError)
+        self.parts[kind].append(f"{word}{len(self.parts[kind])}")
+        return self.parts[kind][-1]
+
+    def _walk(self, part: ET.Element, above: str) -> None:
+        """A PCI device and what is below it."""
+        if part.tag == "nic":  # one that hangs off the CPU itself
+            self._nic(part, above, 0.0)
+        if part.tag != "pci":
+            return
+        kind, rate = part.get("class", ""), self._pcie(part)
+        gpu, nic = part.find("gpu"), part.find("nic")
+        if gpu is not None or kind.startswith(_GPU):
+            name = self._new("gpu", "gpu")
+            self.gpus[part.get("busid", name).lower()] = name, gpu if gpu is not None else ET.Element("gpu")
+            self.ids.add(part.get("device", ""))
+            self.sm = max(self.sm, self._number(self.gpus[part.get("busid", name).lower()][1], "sm"))
+            self.gen = max(self.gen, self._generation(part))
+            self.links.append((name, above, "pcie", rate))
+        elif nic is not None or kind.startswith(_NIC):
+            self._nic(nic if nic is not None else ET.Element("nic"), above, rate)
+        elif kind.startswith(_SWITCH) and len(part):
+            name = self._new("pcie_switch", "pcie")
+            self.links.append((name, above, "pcie", rate))
+            for below in part:
+                self._walk(below, name)
+
+    def _nic(self, nic: ET.Element, above: str, rate: float) -> None:
+        ports = [self._number(net, "speed") for net in nic.findall("net")]
+        name = self._new("nic", "nic")
+        self.rates[name] = max(sum(ports), 0) / 1000 or 100.0
+        self.links.append((name, above, "pcie", rate or self.rates[name] / 8))
+
+    def _number(self, part: ET.Element, key: str) -> int:
+        text = part.get(key, "0")
+        if not re.fullmatch(r"-?\d{1,9}", text):
+            raise TopologyError(f"{self.path}: {key}={texts.shown(text)} of <{part.tag}> is no number")
+        return int(text)
+
+    def _speed(self, part: ET.Element) -> float:
+        found = re.match(r"\s*(\d{1,3}(?:\.\d{1,2})?)\s*GT/s", part.get("link_speed", ""))
+        return float(found[1]) if found else 8.0
+
+    def _generation(self, part: ET.Element) -> int:
+        return 1 + sum(self._speed(part) > limit for limit in (2.5, 5.0, 8.0, 16.0, 32.0))
+
+    def _pcie(self, part: ET.Element) -> float:
+        """GB/s of a direction: lanes at the link's rate, 8 of 10 bits before generation 3, 128 of 130 after."""
+        lanes, speed = min(max(self._number(part, "link_width"), 0), 32) or 16, self._speed(part)
+        return lanes * speed / 8 * (128 / 130 if speed >= 8.0 else 0.8)
+
+    def _nvlinks(self) -> None:
+        """Bundles between GPUs, each told by both ends, and to NVSwitches, told by the GPU alone."""
+        switches: dict[str, str] = {}
+        bundles: Counter[tuple[str, str]] = Counter()
+        rate = next((_NVLINK[sm] for sm in sorted(_NVLINK, reverse=True) if sm <= self.sm), 20.0)
+        for name, gpu in self.gpus.values():
+            for link in gpu.findall("nvlink"):
+                target, count = link.get("target", "").lower(), self._number(link, "count")
+                if target in self.gpus:
+                    a, b = sorted((name, self.gpus[target][0]))
+                    bundles[a, b] = max(bundles[a, b], count)
+                elif link.get("tclass", "").startswith("0x0680"):
+                    if target not in switches:
+                        switches[target] = self._new("nvswitch", "nvswitch")
+                    bundles[name, switches[target]] += count
+        self.links += [(a, b, "nvlink", rate * count) for (a, b), count in bundles.items() if count > 0]
+
+    def _device(self) -> str:
+        if self.gpu_name:
+            return device(self.gpu_name).name
+        known = {_DEVICES.get(one.lower(), "") for one in self.ids}
+        if len(known) != 1 or "" in known:
+            ids = ", ".join(sorted(texts.short(one) or "none" for one in self.ids))
+            raise TopologyError(f"{self.path}: GPUs of the PCI device id {ids}: which they are is not known; say --gpu")
+        return known.pop()
+
+    def text(self) -> str:
+        """The file."""
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        source = self.source
+        vendor, model = _VENDORS.get(self.cpu.get("vendor", "")), _MODELS.get(self._number(self.cpu, "modelid"))
+        nics = self.parts["nic"]
+        yield f'name = "{re.sub(r"[^a-z0-9-]+", "-", self.path.stem.lower()).strip("-") or "machine"}"'
+        yield f'title = "{len(self.gpus)} GPUs and {len(nics)} NICs, as they were found"'
+        yield from ("", "[node]", f'device = "{self._device()}"')
+        yield f'cpu_vendor = "{"arm" if "arm" in self.cpu.get("arch", "") else vendor or "intel"}"'
+        yield from ([f'cpu_model = "{model}"'] if model and vendor == "intel" else [])
+        yield from (f'net = "{"ib" if nics else "none"}"', f"pcie_gen = {self.gen}")
+        yield f"nvls = {str(bool(self.parts['nvswitch']) and self.sm >= 90).lower()}"
+        yield from ("", "[node.sources]", f'device = "{source}"')
+        for kind, names in self.parts.items():
+            for rate in sorted({self.rates.get(name, 0.0) for name in names}):
+                alike = [name for name in names if self.rates.get(name, 0.0) == rate]
+                yield from ("", "[[node.vertices]]", f'names = "{", ".join(alike)}"', f'kind = "{kind}"')
+                yield from ([f'bandwidth = "{rate:g} Gb/s"', f'source = "{source}"'] if rate else [])
+        cpus = self.parts["cpu"]
+        pairs = [(a, b, "cpu", 40.0) for i, a in enumerate(cpus) for b in cpus[i + 1 :]]
+        hops = {"nvlink": "25 ns", "pcie": "150 ns", "cpu": "100 ns"}
+        for kind, rate in dict.fromkeys((kind, rate) for *_, kind, rate in [*self.links, *pairs]):
+            ends = [(a, b) for a, b, *way in [*self.links, *pairs] if way == [kind, rate]]
+            yield from ("", "[[node.links]]", f'a = "{", ".join(a for a, _ in ends)}"')
+            yield from (f'b = "{", ".join(b for _, b in ends)}"', 'pattern = "zip"', f'kind = "{kind}"')
+            yield from (f'bandwidth = "{rate:.6g} GB/s"', f'latency = "{hops[kind]}"')
+            yield f'source = "{source if kind != "cpu" else "assumed: the dump does not tell it"}; latency assumed"'
+        yield from ("", "[fabric]", f'kind = "{"rail_optimised" if nics else "none"}"')
+        yield 'source = "assumed: the dump does not tell what joins the nodes"'

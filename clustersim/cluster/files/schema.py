@@ -1,0 +1,255 @@
+"""What a topology file may say.
+
+A file describes one node and what joins nodes (``[node]``, ``[fabric]``), or extends another file, or mixes node types
+(``[[nodes]]``), or lists a whole cluster itself (``[[vertices]]``, ``[[links]]``); ``[[changes]]`` then degrade or
+remove parts. Every bandwidth is a line rate of one direction, with its unit, and every number has a ``source``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from clustersim.cluster.files.fitted import CalibrationSpec
+from clustersim.cluster.files.measured import MeasuredSpec
+from clustersim.core.units import Bandwidth, Seconds
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base: a misspelt field is an error."""
+
+
+Net: TypeAlias = Literal[
+    "ib", "ib_host", "roce", "opa", "slingshot", "efa", "efa_sendrecv", "efa_host", "tcpx", "tcpxo", "tcp", "none"
+]
+"""The rows of :data:`clustersim.core.transports.TRANSPORTS`, and nothing between nodes."""
+
+
+class VerticesSpec(_Strict, frozen=True):
+    """One or more vertices of a kind; ``names = "gpu[0-7]"``.
+
+    Parameters
+    ----------
+    names : one name, or several: ``gpu[0-7]``, ``nic0, nic2``. kind : what they are. bandwidth : the port of a NIC.
+    node : of a whole-cluster file, where they are. source : where the numbers are from.
+    """
+
+    names: str
+    kind: Literal["gpu", "cpu", "nic", "pcie_switch", "nvswitch", "switch"]
+    bandwidth: Bandwidth | None = None
+    node: int | None = None
+    source: str = ""
+
+
+class LinksSpec(_Strict, frozen=True):
+    """Links between vertices, in both directions.
+
+    Parameters
+    ----------
+    a, b : names of both ends. bandwidth : of one direction. latency : of one direction. kind : what they are.
+    source : where the numbers are from. directed : from a to b alone.
+    pattern : ``all``: every a with every b; ``zip``: pairwise; of unequal lengths, consecutive runs share.
+    """
+
+    a: str
+    b: str
+    bandwidth: Bandwidth
+    kind: Literal["nvlink", "xgmi", "c2c", "pcie", "cpu", "net"]
+    source: str
+    latency: Seconds = msgspec.field(default_factory=lambda: Seconds(0.0))
+    pattern: Literal["all", "zip"] = "all"
+    directed: bool = False
+
+
+class NodeSpec(_Strict, frozen=True):
+    """One machine: the traits of :class:`clustersim.core.topology.NodeType`, its vertices and links.
+
+    In a file that extends another, traits given replace the base's, ``remove`` (globs) takes vertices out, and vertices
+    and links are added, or replace those of the same name or ends.
+
+    Parameters
+    ----------
+    device : the GPU, by a name of ``clustersim list devices``. cpu_vendor, cpu_model : as NCCL's cost model tells CPUs
+        apart. net : what the NICs speak. net_share : share of a NIC's line rate that transfers reach.
+    nvls : the NVSwitches reduce (NVLink SHARP). p2p : GPUs reach each other over PCIe. pcie_gen : of the GPUs.
+    cores : of a node whose ranks are CPU processes. sources : where a trait is from. remove : vertices of the base
+        that are not here; globs. vertices, links : its parts.
+    """
+
+    device: str | None = None
+    cpu_vendor: Literal["intel", "amd", "arm", "power"] | None = None
+    cpu_model: str | None = None
+    net: Net | None = None
+    nvls: bool | None = None
+    p2p: bool | None = None
+    pcie_gen: int | None = None
+    net_share: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    cores: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    sources: dict[str, str] = {}
+    remove: list[str] = []
+    vertices: list[VerticesSpec] = []
+    links: list[LinksSpec] = []
+
+
+TRAITS = ("cpu_vendor", "cpu_model", "net", "nvls", "p2p", "pcie_gen", "net_share", "cores")
+"""Fields of ``[node]`` that are :class:`clustersim.core.topology.NodeType`'s of the same name, beside ``device``."""
+
+
+class DomainSpec(_Strict, frozen=True):
+    """Parts that consecutive nodes share, such as the switches of an NVLink rack.
+
+    Parameters
+    ----------
+    nodes : how many share them. vertices, links : the parts.
+    """
+
+    nodes: int
+    vertices: list[VerticesSpec]
+    links: list[LinksSpec]
+
+
+Routing: TypeAlias = Literal["destination", "hash", "adaptive"]
+
+
+class _Fabric(_Strict, frozen=True, tag_field="kind"):
+    """What joins nodes.
+
+    Parameters
+    ----------
+    source : where its shape and numbers are from. routing : one path to each destination, by a hash of the flow, or
+        spread over all of them by load.
+    port_latency : of a NIC and its cable. switch_latency : of each switch passed.
+    """
+
+    source: str
+    routing: Routing = "destination"
+    port_latency: Seconds = msgspec.field(default_factory=lambda: Seconds(300e-9))
+    switch_latency: Seconds = msgspec.field(default_factory=lambda: Seconds(230e-9))
+
+
+class NoFabric(_Strict, frozen=True, tag_field="kind", tag="none"):
+    """Nodes that nothing joins.
+
+    Parameters
+    ----------
+    source : where that is from.
+    """
+
+    source: str = ""
+
+
+class OneSwitch(_Fabric, frozen=True, tag="one_switch"):
+    """Every NIC on one non-blocking switch."""
+
+
+class RailOptimised(_Fabric, frozen=True, tag="rail_optimised"):
+    """NIC i of the nodes of a scalable unit on the unit's leaf i; spines join the leaves.
+
+    Parameters
+    ----------
+    radix : ports of a switch. nodes_per_unit : of a scalable unit; half the radix when absent.
+    oversubscription : bandwidth down from a leaf over bandwidth up.
+    """
+
+    radix: int = 64
+    nodes_per_unit: int | None = None
+    oversubscription: float = 1.0
+
+
+class FatTree(_Fabric, frozen=True, tag="fat_tree"):
+    """A folded Clos.
+
+    Parameters
+    ----------
+    radix : ports of a switch. levels : of switches, 2 or 3; as few as suffice when absent.
+    oversubscription : bandwidth down from a leaf over bandwidth up.
+    """
+
+    radix: int = 64
+    levels: int | None = None
+    oversubscription: float = 1.0
+
+
+class Dragonfly(_Fabric, frozen=True, tag="dragonfly"):
+    """Groups of fully joined switches, all groups joined; Slingshot's switches route adaptively.
+
+    Parameters
+    ----------
+    switches_per_group, nics_per_switch, global_links_per_switch : its shape. taper : multiplies the global links' rate.
+    """
+
+    switches_per_group: int = 32
+    nics_per_switch: int = 16
+    global_links_per_switch: int = 16
+    taper: float = 1.0
+    routing: Routing = "adaptive"
+
+
+FabricSpec: TypeAlias = NoFabric | OneSwitch | RailOptimised | FatTree | Dragonfly
+FABRICS: Mapping[str, type[FabricSpec]] = {
+    str(one.__struct_config__.tag): one for one in (NoFabric, OneSwitch, RailOptimised, FatTree, Dragonfly)
+}
+"""By their ``kind``."""
+OWN = "the scenario's own"
+"""Source of a fabric that no file describes."""
+
+
+class OneFabric(_Strict, frozen=True):
+    """A fabric alone, as a scenario may change one."""
+
+    fabric: FabricSpec
+
+
+class NodesSpec(_Strict, frozen=True):
+    """Nodes of the type that another file describes.
+
+    Parameters
+    ----------
+    type : the file, by name or path. count : of nodes.
+    """
+
+    type: str
+    count: int
+
+
+class ChangeSpec(_Strict, frozen=True):
+    """Something degraded or gone, by vertex (``"node3/nic0"``) or link (``"node0/gpu0 -> node0/nvswitch*"``); globs.
+
+    Parameters
+    ----------
+    match : what. factor : its bandwidth is multiplied by it. bandwidth : its new line rate. remove : what is gone.
+    source : where that is from.
+    """
+
+    match: str | None = None
+    factor: float | None = None
+    bandwidth: Bandwidth | None = None
+    remove: str | None = None
+    source: str = ""
+
+
+class TopologyFile(_Strict, frozen=True):
+    """A whole file.
+
+    Parameters
+    ----------
+    name : in tables. title : one line about it. extends : another file, by name or path, that this one changes.
+    node : one machine. domain : what several share. fabric : what joins them. nodes : types of a mixed cluster.
+    vertices, links : of a file that lists a whole cluster. changes : parts degraded or gone.
+    calibration : what ``clustersim calibrate`` writes. measured : a few numbers of this machine.
+    """
+
+    name: str
+    title: str = ""
+    extends: str | None = None
+    node: NodeSpec | None = None
+    domain: DomainSpec | None = None
+    fabric: FabricSpec | None = None
+    nodes: list[NodesSpec] = []
+    vertices: list[VerticesSpec] = []
+    links: list[LinksSpec] = []
+    changes: list[ChangeSpec] = []
+    calibration: CalibrationSpec | None = None
+    measured: MeasuredSpec | None = None

@@ -1,0 +1,93 @@
+"""A machine as ``nvidia-smi topo -m`` draws it, as the tree that NCCL dumps of it, so that one reader makes the file.
+
+The matrix says how many NVLinks join two GPUs, and how near a GPU and a NIC are: PIX and PXB below the same PCIe
+switches, NODE and PHB on one NUMA node, SYS across. It does not say which GPU it is, nor any rate: ``--gpu`` does, PCIe
+is of the GPU's generation with 16 lanes, and NICs are taken for 100 Gb/s.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from pathlib import Path
+
+from clustersim.core.device import Device, device
+from clustersim.core.errors import TopologyError
+from clustersim.core.texts import short
+
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+_NEAR = {"PIX", "PXB"}
+_WORDS = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC")
+_SPEEDS = ((90, "32.0"), (80, "16.0"), (0, "8.0"))
+"""GT/s of a lane, by compute capability from there on."""
+Matrix = Mapping[str, Mapping[str, str]]
+
+
+def is_matrix(text: str) -> bool:
+    """Whether a text begins with the matrix's head."""
+    return re.match(r"\s*GPU0[ \t][^\n]*\bCPU Affinity", _STYLE.sub("", text)) is not None
+
+
+def system(text: str, path: Path, gpu: str | None) -> ET.Element:
+    """The machine as NCCL would dump it. Raises :class:`TopologyError` for a matrix that is not whole."""
+    if gpu is None:
+        raise TopologyError(f"{path}: nvidia-smi topo -m does not say which GPUs these are; say --gpu")
+    made, numa = _matrix(text, path)
+    kind = device(gpu)
+    root = ET.Element("system", source="nvidia-smi topo -m", rates="assumed")
+    cpus: dict[str, ET.Element] = {}
+    switches: dict[str, ET.Element] = {}
+    for name, row in made.items():
+        below = [other for other, word in row.items() if other == name or word in _NEAR]
+        home = numa.get(name) or next((numa[o] for o in made if o in numa and row[o] not in ("SYS", "SOC")), "0")
+        above = cpus.setdefault(home, ET.Element("cpu", numaid=home))
+        if len(below) > 1:
+            known = next((switches[other] for other in below if other in switches), None)
+            if known is None:
+                known = ET.SubElement(above, "pci", {"class": "0x060400", **_link(kind)})
+            above = switches[name] = known
+        _part(above, name, row, kind)
+    root.extend(cpus.values())
+    return root
+
+
+def _matrix(text: str, path: Path) -> tuple[Matrix, dict[str, str]]:
+    """Words by row and column, and the NUMA node of each GPU."""
+    lines = [line.split() for line in _STYLE.sub("", text).splitlines()]
+    head = next(line for line in lines if line)
+    names = head[: head.index("CPU")] if "CPU" in head else head
+    made: dict[str, dict[str, str]] = {}
+    numa: dict[str, str] = {}
+    for line in lines:
+        if line and line[0] in names and line is not head:
+            made[line[0]] = dict(zip(names, line[1:], strict=False))
+            if line[0].startswith("GPU") and line[len(names) + 2 : len(names) + 3]:
+                numa[line[0]] = line[len(names) + 2]
+    for name in names:
+        row = made.get(name, {})
+        wrong = next((short(row.get(other, "")) for other in names if not _WORDS.fullmatch(row.get(other, ""))), None)
+        if wrong is not None:
+            raise TopologyError(f"{path}: the matrix's row {short(name)} is not whole: {wrong!r} is no word of it")
+    return made, numa
+
+
+def _link(kind: Device) -> dict[str, str]:
+    speed = next(rate for since, rate in _SPEEDS if kind.sm >= since)
+    return {"link_speed": f"{speed} GT/s PCIe", "link_width": "16"}
+
+
+def _part(above: ET.Element, name: str, row: Mapping[str, str], kind: Device) -> None:
+    """A GPU with its NVLinks, through a switch where it has not so many as the matrix counts; or a NIC."""
+    if not name.startswith("GPU"):
+        nic = ET.SubElement(ET.SubElement(above, "pci", {"class": "0x020000", **_link(kind)}), "nic")
+        ET.SubElement(nic, "net", name=name, speed="100000")
+        return
+    gpu = ET.SubElement(ET.SubElement(above, "pci", {"class": "0x030200", "busid": name, **_link(kind)}), "gpu",
+                        sm=str(kind.sm))  # fmt: skip
+    links = {other: int(word[2:]) for other, word in row.items() if word.startswith("NV")}
+    if 0 < kind.nvlink_links < sum(links.values()):
+        ET.SubElement(gpu, "nvlink", target="nvswitch", count=str(max(links.values())), tclass="0x068000")
+        return
+    for other, count in links.items():
+        ET.SubElement(gpu, "nvlink", target=other, count=str(count))

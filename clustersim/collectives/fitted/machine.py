@@ -1,0 +1,126 @@
+"""One machine's constants from a few of its numbers, given those of its kind.
+
+A number such as "8 bytes over two nodes take 38 us" says something of a host, of hops and of a network at once. It
+moves what the whole machine has more of than its kind (factors) and single constants, each as far as its prior lets it
+(:mod:`clustersim.collectives.fitted.priors`), and with them every other collective, size and scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, cached_property
+
+import msgspec
+import numpy as np
+
+from clustersim.collectives.fitted.bayes import Floats, Posterior, posterior
+from clustersim.collectives.fitted.priors import priors
+from clustersim.collectives.nccl_backend import Choice, seconds_of
+from clustersim.core.calibrated import Constant
+from clustersim.core.costs import Costs, flat, overlaid
+
+LAW_ERRORS = ((2.0**16, 0.1), (2.0**25, 0.4), (np.inf, 0.05))
+"""Up to so many bytes, what the law is unsure of with its machine known, in ln: where protocols change, it is the
+choice that is wrong, and one size there says little of others."""
+
+CERTAIN = 1.96
+"""Standard deviations of a 95 % interval."""
+
+MOVED = 0.005
+"""Part of its kind's value by which a constant that is said to have stayed differs at most."""
+
+
+class FewNumbers(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """What a machine's own numbers say of it.
+
+    Parameters
+    ----------
+    base : constants of its kind. found : of them and of its factors, by how much ln(value) moved.
+    names : of the constants that may move, sorted as the columns of ``found`` after the factors.
+    """
+
+    base: Costs
+    found: Posterior
+    names: tuple[str, ...]
+
+    @cached_property
+    def costs(self) -> Costs:
+        """The machine's constants."""
+        return moved_costs(self.base, self.names, self.found.moved)
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """By how much the machine differs from its kind as a whole: 1.3 is 30 % more."""
+        factors = priors().factors
+        return dict(zip(factors, np.exp(self.found.moved[: len(factors)]).tolist(), strict=True))
+
+    @property
+    def constants(self) -> dict[str, Constant]:
+        """The constants that moved, each with its 95 % interval."""
+        before, after = flat(self.base), flat(self.costs)
+        shape = _mixing(self.names)
+        spread = np.sqrt(np.einsum("ij,jk,ik->i", shape, self.found.covariance, shape))
+        out = {}
+        for name, sd in zip(_moving(self.names), spread.tolist(), strict=True):
+            value = after[name]
+            if abs(value - before[name]) > MOVED * before[name]:
+                most = 1.0 if "share" in name else np.inf
+                high = min(value * float(np.exp(CERTAIN * sd)), max(most, value))
+                out[name] = Constant(value, value * float(np.exp(-CERTAIN * sd)), high)
+        return out
+
+
+def few_numbers(choices: Sequence[Choice], seconds: Sequence[float], base: Costs) -> FewNumbers:
+    """The constants that numbers of one machine make most likely.
+
+    Parameters
+    ----------
+    choices : what NCCL picks for each number's collective. seconds : (n,) measured. base : constants of its kind.
+    """
+    known, constants, factors = flat(base), priors().constants, priors().factors
+    names = tuple(name for name in constants if known[name] > 0)
+
+    def log_times(moved: Floats) -> Floats:
+        times = np.array(list(seconds_of(choices, moved_costs(base, names, moved))))
+        return np.asarray(np.log(times), dtype=np.float64)
+
+    sizes = (chosen.request.nbytes for chosen in choices)
+    sigma = np.array([next(error for most, error in LAW_ERRORS if nbytes <= most) for nbytes in sizes])
+    spread = np.array([*(f.spread for f in factors.values()), *(constants[name].spread for name in names)])
+    found = posterior(log_times, np.log(np.array(seconds)), sigma, spread, first=len(factors))
+    return FewNumbers(base, found, names)
+
+
+def moved_costs(base: Costs, names: Sequence[str], moved: Floats) -> Costs:
+    """Constants after the factors and ``names`` moved by these logarithms; a share stays a share."""
+    before, factors = flat(base), priors().factors
+    own = dict(zip(names, moved[len(factors) :].tolist(), strict=True))
+    together = dict(zip(factors, moved[: len(factors)].tolist(), strict=True))
+    values = {}
+    for name in _moving(tuple(names)):
+        by = own.get(name, 0.0) + sum(together[factor] for factor in _factors_of(name))
+        if by:
+            value = before[name] * float(np.exp(by))
+            values[name] = min(value, max(1.0, before[name])) if "share" in name else value
+    return overlaid(base, values)
+
+
+@cache
+def _factors_of(name: str) -> tuple[str, ...]:
+    return tuple(factor for factor, row in priors().factors.items() if row.moves(name))
+
+
+_ALL = tuple(flat(Costs()))
+
+
+def _moving(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Constants that a factor or their own column moves, in the order of :class:`Costs`."""
+    listed = frozenset(names)
+    return tuple(name for name in _ALL if name in listed or _factors_of(name))
+
+
+def _mixing(names: tuple[str, ...]) -> Floats:
+    """(constants, columns) which columns each moving constant adds up."""
+    columns = (*priors().factors, *names)
+    rows = [[column in (name, *_factors_of(name)) for column in columns] for name in _moving(names)]
+    return np.array(rows, dtype=np.float64)

@@ -1,0 +1,293 @@
+"""The constants of the time models: what a hop, a launch, a protocol, a socket cost on real machines.
+
+:class:`Costs` is NCCL's, :class:`GlooCosts` Gloo's, :class:`MpiCosts` Open MPI's. A constant has a flat name: its
+field, and in tables a dot and the key, such as ``hop.net/Simple``. A machine may have values of its own
+(:mod:`clustersim.core.calibrated`).
+
+NCCL's own tuner model ranks algorithms well but is 1.3 to 3 times optimistic below 32 MiB, because it is built to
+choose, not to predict. Here algorithm and protocol are chosen as NCCL chooses them, and the time of what was chosen is
+
+    T = (H^6 + D^6)^(1/6),   D = base + L + B + F,   F = (L^p + min(B, c L)^p)^(1/p) - L - min(B, c L)
+
+with H the host floor (how fast processes can launch), L the hops in sequence, B the bytes over the achieved rate of the
+narrowest link, and F the filling of the pipeline, which stops growing once B is c times L.
+
+Constants belong to a link kind, a protocol, a GPU generation, a transport, a CPU or a launch mode; none to one machine.
+They start from documented values (:mod:`clustersim.collectives.fitted.priors`) and are moved a little by 102 public
+nccl-tests tables (P100 to GB200), in which every machine may differ from its kind as a whole
+(:mod:`clustersim.calibrate.fit.learn`); with a whole machine left out they predict it to 13, 12 and 5 % in the median
+of its cases up to 64 KiB, to 32 MiB and above (``clustersim validate nccl TABLE --cross-validate platform``). Freer
+fits were worse: 28, 19 and 7 % with three times the spread. ``clustersim validate nccl`` prints the error on any such
+table.
+
+Sends and receives (all_to_all, scatter, gather) have D = ((base + one hop)^p + B^p)^(1/p), B no less than their
+channels allow, with a hop more over a network for every further eight peers, and a host floor that grows with the
+peers, since each needs a send and a receive posted. A program's launches run ahead, so the engine plays their D alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from clustersim.core.transports import TRANSPORTS
+
+US = 1e-6
+
+
+def _frozen(values: dict[str, float]) -> Mapping[str, float]:
+    return MappingProxyType(values)
+
+
+def _table(**values: float) -> Mapping[str, float]:
+    return field(default_factory=lambda: _frozen(dict(values)))
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Constants of the time model. Times in seconds, shares of line rate without unit.
+
+    Edge classes are ``nvlink`` (any direct GPU link), ``pcie`` (peer to peer), ``shm`` (through host memory) and
+    ``net``. Keys are ``class/protocol``.
+    """
+
+    # Hops (Hopper): one step of a ring or one level of a tree, synchronisation included.
+    hop: Mapping[str, float] = _table(**{
+        "nvlink/LL": 0.91 * US, "nvlink/LL128": 1.89 * US, "nvlink/Simple": 3.02 * US,
+        "pcie/LL": 4.02 * US, "pcie/LL128": 2.5 * US, "pcie/Simple": 4.48 * US,
+        "net/LL": 4.04 * US, "net/LL128": 4.95 * US, "net/Simple": 14.4 * US,
+    })  # fmt: skip
+    # NVLink hops by GPU generation and protocol, relative to Hopper.
+    hop_generation: Mapping[str, float] = _table(
+        **{
+            f"{age}/{protocol}": factor
+            for age, factors in {
+                "pascal": (1.3, 1.5, 1.8),
+                "volta": (1.46, 1.52, 1.46),
+                "ampere": (1.37, 1.37, 1.93),
+                "hopper": (1.0, 1.0, 1.0),
+                "blackwell": (1.3, 1.29, 1.3),
+                "amd": (1.5, 1.5, 1.8),
+            }.items()
+            for protocol, factor in zip(("LL", "LL128", "Simple"), factors, strict=True)
+        }
+    )
+    # Added to every hop over a transport (twice for Simple, which also waits for the flush).
+    net_extra: Mapping[str, float] = _table(**{name: row.hop for name, row in TRANSPORTS.items()})
+    # Of the LL hops of a ring, what steps save whose piece of a tiny payload is empty.
+    empty_steps: float = 0.255
+    simple_ring_net: float = 0.381  # of the Simple hops of a ring over several nodes: its steps are pipelined
+    # Of the hops of broadcast and reduce, whose repetitions overlap in a benchmark.
+    rooted_overlap: Mapping[str, float] = _table(LL=0.318, LL128=0.6, Simple=0.517)
+    # Share of the line rate a protocol's payload reaches.
+    share: Mapping[str, float] = _table(**{
+        "nvlink/LL": 0.342, "nvlink/LL128": 0.723, "nvlink/Simple": 0.813,
+        "pcie/LL": 0.35, "pcie/LL128": 0.7, "pcie/Simple": 0.76,
+        "shm/LL": 0.332, "shm/LL128": 0.5, "shm/Simple": 0.437,
+        "net/LL": 0.215, "net/LL128": 0.984, "net/Simple": 1.0,
+    })  # fmt: skip
+    share_generation: Mapping[str, float] = _table(
+        pascal=0.996, volta=1.0, ampere=1.0, hopper=0.996, blackwell=0.997, amd=0.8
+    )
+    # Share of a NIC's line rate that its transport reaches.
+    net_share: Mapping[str, float] = _table(**{name: row.share for name, row in TRANSPORTS.items()})
+    # Of a hop, where a message of LL or LL128 is above the transport's eager limit.
+    rendezvous: Mapping[str, float] = _table(**{name: row.rendezvous for name, row in TRANSPORTS.items()})
+    tree_share: float = 0.77
+    # Of NVLink's line rate through a switch that reduces; Blackwell's against Hopper's as NCCL rates them (.74 to .85).
+    nvls_share: Mapping[str, float] = _table(hopper=0.69, blackwell=0.65)
+    nvls_tree_share: float = 0.922
+    tree_levels: float = 1.15  # network hops per log2(nodes), each way
+    nvls_latency: float = 24.9 * US
+    nvls_tree_hop: float = 19.6 * US
+    # Point to point (all_to_all, send): channels open as the message grows.
+    p2p_share: float = 0.754
+    p2p_net_share: float = 0.906
+    send_share: float = 0.817
+    p2p_norm: float = 0.65
+    p2p_channel_rate: Mapping[str, float] = _table(
+        pascal=10e9, volta=10e9, ampere=17.2e9, hopper=87.0e9, blackwell=120e9, amd=14e9
+    )
+    p2p_channel_bytes: Mapping[str, float] = _table(
+        pascal=2.2 * 2**20, volta=2.2 * 2**20, ampere=2.43 * 2**20, hopper=66.8 * 2**20, blackwell=66 * 2**20,
+        amd=2.2 * 2**20,
+    )  # fmt: skip
+    p2p_max_channels: float = 16.0
+    # Host.
+    base: float = 3.61 * US
+    rooted_base: float = 4.81 * US
+    # One process per GPU, by CPU: how soon a launch on every rank comes back.
+    host_floor: Mapping[str, float] = _table(intel=12.5 * US, amd=13.5 * US, power=15.0 * US, arm=10.9 * US)
+    # One process drives all GPUs of a node: once for the group, and for each GPU's launch.
+    host_single: float = 9.43 * US
+    host_floor_per_gpu: float = 2.87 * US
+    # For each block of a GPU's kernel: NCCL before 2.22 writes its work of 512 bytes into a queue in host memory, since
+    # then a batch of 16 bytes among the kernel's arguments (src/enqueue.cc, ncclDevWorkStorageTypeArgs).
+    host_block: Mapping[str, float] = _table(queue=0.211 * US, arguments=0.0512 * US)
+    host_p2p_factor: float = 2.57  # of that, for all_to_all: many more launches and proxies
+    # One process per GPU, sends and receives: a group's launch, and posting each peer's pair. Fitted to the public
+    # all_to_all and sendrecv tables; kernels alone (8 V100, a profile) take 7 to 10 us, which is base and one hop.
+    host_p2p: float = 13.1 * US
+    host_p2p_peer: float = 2.89 * US
+    threads_base: float = 7.89 * US
+    threads_step: float = 2.22 * US
+    fill_norm: float = 0.729
+    fill_span: float = 30.5  # bytes over hops beyond which the pipeline is full
+    floor_norm: float = 6.0
+    scale_net: float = 0.0065  # network bytes grow by this per doubling of nodes beyond two
+
+
+GENERATIONS = {60: "pascal", 61: "pascal", 37: "pascal", 70: "volta", 75: "volta"}
+
+
+def generation(sm: int) -> str:
+    """GPU generation the constants are kept for, from the compute capability (0 for AMD)."""
+    if sm == 0:
+        return "amd"
+    if sm in GENERATIONS:
+        return GENERATIONS[sm]
+    if sm < 70:
+        return "pascal"
+    return "ampere" if sm < 90 else "hopper" if sm < 100 else "blackwell"
+
+
+@dataclass(frozen=True)
+class GlooCosts:
+    """Constants of the host path; the law is :mod:`clustersim.collectives.host_law`.
+
+    Fitted to ``clustersim capture`` of 2 and of 4 ranks on the 2 cores of a cloud VM that had other work (PyTorch 2.13,
+    loopback, fastest loop of three rounds of each size, 8 B to 16 MiB, all kinds; tests/data/gloo). With half of the
+    sizes held out the median error is 4 % at 2 ranks and 14 % at 4, each with constants of its own, and 8 % with one
+    set for both; repeats of a row differ by 15 and 28 %. ``fault`` is from longer sweeps of the same machine, ``send``
+    is taken as ``sendrecv``, and ``copy`` is not fitted: it needs a GPU.
+
+    Parameters
+    ----------
+    call : float [s], once per collective, by kind: PyTorch hands it to a worker thread and is woken when it is done;
+        kinds differ by the tensors that PyTorch flattens, splits and copies.
+    message : float [s], per message: two thread wake-ups and the kernel's TCP path.
+    turn : float [s] a message waits for each other rank that shares its core.
+    stream : float [bytes/s] one process moves through sockets, in and out together: one epoll thread copies it all.
+    memory : float [bytes/s] of what the cache no longer holds, on top. cache : float [bytes] of a node that hold it.
+    reduce : float [bytes/s] of adding and copying on the calling thread.
+    fault : float [bytes/s] of memory that is mapped afresh.
+    copy : float [s], to launch and wait for one copy between GPU and host.
+    """
+
+    call: Mapping[str, float] = _table(
+        all_reduce=56e-6, all_gather=103e-6, reduce_scatter=110e-6, all_to_all=67e-6, broadcast=58e-6,
+        reduce=60e-6, scatter=65e-6, gather=91e-6, send=65e-6, sendrecv=65e-6, barrier=65e-6,
+    )  # fmt: skip
+    message: float = 41e-6
+    turn: float = 92e-6
+    stream: float = 4.8e9
+    memory: float = 7.3e9
+    cache: float = 5.2e6
+    reduce: float = 20e9
+    fault: float = 1e9
+    copy: float = 12e-6
+
+
+@dataclass(frozen=True)
+class MpiCosts:
+    """Constants of the host path under Open MPI 4.1; the law is :mod:`clustersim.collectives.host_law`.
+
+    Paths are ``transport/protocol``. ``vader`` is shared memory: up to the eager limit a message is copied in and out,
+    beyond it the receiver copies once (CMA), or both copy fragments where that is not allowed. ``tcp`` and ``ucx``
+    (verbs) send at once up to theirs, and beyond it ask the receiver first.
+
+    Fitted to ``clustersim capture --backend mpi`` of 2 and of 4 ranks on the 2 cores of a cloud VM with six to eight
+    times the work that it has cores for (Open MPI 4.1.4, default and forced algorithms; tests/data/mpi, whose held-out
+    errors ``clustersim calibrate`` prints). ``ucx`` is assumed, of the size usual for verbs: nothing here was measured
+    with it; ``fault`` and ``copy`` are Gloo's.
+
+    Parameters
+    ----------
+    call : float [s], once per collective, by kind. message : float [s], one message on a path, from send to received.
+    post : share of ``message`` that a further message of the same round takes.
+    turn : float [s] a message waits for each other rank that shares its core, by transport.
+    stream : float [bytes/s] one process moves on a path, in and out together.
+    memory, cache, reduce, fault, copy : as of :class:`GlooCosts`.
+    """
+
+    call: Mapping[str, float] = _table(
+        all_reduce=0.62e-6, all_gather=0.66e-6, reduce_scatter=0.77e-6, all_to_all=0.81e-6, broadcast=0.43e-6,
+        reduce=0.68e-6, scatter=0.52e-6, gather=0.66e-6, send=0.77e-6, sendrecv=0.77e-6, barrier=0.15e-6,
+    )  # fmt: skip
+    message: Mapping[str, float] = _table(**{
+        "vader/eager": 0.27e-6, "vader/single": 6.7e-6, "vader/fragments": 8.3e-6, "tcp/eager": 8.9e-6,
+        "tcp/rendezvous": 11e-6, "ucx/eager": 1.6e-6, "ucx/rendezvous": 4e-6,
+    })  # fmt: skip
+    post: float = 0.62
+    turn: Mapping[str, float] = _table(vader=1.6e-6, tcp=11e-6, ucx=1.6e-6)
+    stream: Mapping[str, float] = _table(**{
+        "vader/eager": 1.4e9, "vader/single": 9.3e9, "vader/fragments": 11e9, "tcp/eager": 1.9e9,
+        "tcp/rendezvous": 1.5e9, "ucx/eager": 10e9, "ucx/rendezvous": 50e9,
+    })  # fmt: skip
+    memory: float = 2e9
+    cache: float = 6.1e6
+    reduce: float = 26e9
+    fault: float = 1e9
+    copy: float = 12e-6
+
+
+COSTS = Costs()
+GLOO_COSTS = GlooCosts()
+MPI_COSTS = MpiCosts()
+
+_SECONDS = (
+    "hop", "net_extra", "nvls_latency", "nvls_tree_hop", "base", "rooted_base", "host_floor", "host_single",
+    "host_floor_per_gpu", "host_p2p", "host_p2p_peer", "threads_base", "threads_step", "call", "message", "turn",
+    "copy",
+)  # fmt: skip
+_UNITS = {**dict.fromkeys(_SECONDS, "s"), "p2p_channel_bytes": "B", "cache": "B"}
+_UNITS |= dict.fromkeys(("p2p_channel_rate", "stream", "memory", "reduce", "fault"), "B/s")
+
+AnyCosts = TypeVar("AnyCosts", bound=Costs | GlooCosts | MpiCosts)
+
+
+def unit(name: str) -> str:
+    """``"s"``, ``"B/s"``, ``"B"``, or ``""`` for a share, of a constant by its flat name.
+
+    >>> unit("hop.net/Simple"), unit("stream"), unit("share.net/LL")
+    ('s', 'B/s', '')
+    """
+    return _UNITS.get(name.split(".", 1)[0], "")
+
+
+def flat(costs: Costs | GlooCosts | MpiCosts) -> dict[str, float]:
+    """Every constant by its flat name.
+
+    >>> flat(COSTS)["net_share.ib"], flat(GLOO_COSTS)["call.barrier"]
+    (0.96, 6.5e-05)
+    """
+    found: dict[str, float] = {}
+    for one in fields(costs):
+        value = getattr(costs, one.name)
+        if isinstance(value, Mapping):
+            found |= {f"{one.name}.{key}": float(item) for key, item in value.items()}
+        else:
+            found[one.name] = float(value)
+    return found
+
+
+def overlaid(costs: AnyCosts, values: Mapping[str, float]) -> AnyCosts:
+    """The constants with some replaced, by flat name. Raises KeyError for a name that is none of them.
+
+    >>> overlaid(COSTS, {"base": 5e-6, "net_share.ib": 0.9}).net_share["ib"]
+    0.9
+    """
+    changed: dict[str, float | dict[str, float]] = {}
+    for name, value in values.items():
+        head, _, key = name.partition(".")
+        if key:
+            table = changed.setdefault(head, dict(getattr(costs, head)))
+            if not isinstance(table, dict) or key not in table:
+                raise KeyError(name)
+            table[key] = value
+        else:
+            changed[head] = value
+    frozen: Any = {head: _frozen(v) if isinstance(v, dict) else v for head, v in changed.items()}
+    return replace(costs, **frozen)

@@ -1,0 +1,296 @@
+"""One GPU, or one CPU core, as data: peak rates, memory, and how much of each a real kernel reaches, with sources.
+
+The figures are in ``data/devices.toml``; :func:`device` looks a name or alias up, :func:`device_from_text` reads a GPU
+as tables and logs write it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from clustersim.core.errors import TopologyError, nearest
+from clustersim.core.texts import Table, data_table
+from clustersim.core.units import parse_bandwidth, parse_bytes, parse_flops, parse_time
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number with where it comes from.
+
+    Parameters
+    ----------
+    value : in SI units, or a fraction. source : who measured or printed it. estimated : it was carried over from the
+        architecture family or argued, not measured.
+    """
+
+    value: float
+    source: str
+    estimated: bool = False
+
+
+@dataclass(frozen=True)
+class FlashRate:
+    """Rate of a fused attention kernel, forward and backward together: ``rate * s / (s + s0)`` at sequence length s.
+
+    Parameters
+    ----------
+    rate : float [FLOP/s], counting 2 b h s^2 d forward for a causal mask (4 without), and 2.5 times that backward.
+    s0_causal, s0_full : float [tokens], the half-speed length with and without a causal mask.
+    """
+
+    rate: float
+    s0_causal: float
+    s0_full: float
+
+
+@dataclass(frozen=True, eq=False)
+class Device:
+    """A GPU (one die with its own memory), or a core of a CPU.
+
+    Parameters
+    ----------
+    name, aliases : as topology files and as tables write it. arch : ``"sm90"``, ``"gfx942"``. sm : CUDA compute
+        capability times ten; 0 for other vendors.
+    peak : dtype -> float [FLOP/s], dense, with fp32 accumulation.
+    memory_bytes : float [bytes]. memory_bandwidth : float [bytes/s], nominal. sms : compute units. nvlink_links : 0
+        without. tdp : float [W].
+    matmul : dtype -> the best measured matmul rate (MAMF), a fraction of ``peak``. stream : STREAM-like bandwidth, a
+        fraction of ``memory_bandwidth``.
+    attention : kernel -> head dimension -> :class:`FlashRate`. kernel_floor : Figure [s], the least time of one kernel
+        in a busy stream. launch : Figure [s], host time to launch one kernel from an eager framework.
+    source : str, of the peak rates. notes : which figures are estimates.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    arch: str
+    sm: int
+    peak: Mapping[str, float]
+    memory_bytes: float
+    memory_bandwidth: float
+    sms: int
+    nvlink_links: int
+    tdp: float
+    matmul: Mapping[str, Figure]
+    stream: Figure
+    attention: Mapping[str, Mapping[int, FlashRate]]
+    kernel_floor: Figure
+    launch: Figure
+    source: str
+    notes: tuple[str, ...] = field(default=())
+
+    def matmul_rate(self, dtype: str) -> float:
+        """Best measured matmul rate [FLOP/s] in a dtype; one the hardware lacks runs as :meth:`runs_as` says."""
+        dtype = self.runs_as(dtype)
+        return self.peak[dtype] * self.matmul[dtype].value
+
+    def stream_rate(self) -> float:
+        """Measured memory bandwidth [bytes/s] of large streaming kernels."""
+        return self.memory_bandwidth * self.stream.value
+
+    def runs_as(self, dtype: str) -> str:
+        """The dtype whose units execute a matmul: TF32 before Ampere is fp32, fp8 before Ada is bf16 or fp16.
+
+        >>> device("V100-SXM2-16GB").runs_as("tf32")
+        'fp32'
+        """
+        for known in _FALLBACK.get(dtype, (dtype,)):
+            if known in self.peak:
+                return known
+        raise TopologyError(f"{self.name} has no rate for dtype {dtype!r}; {nearest(dtype, [*self.peak, *_FALLBACK])}")
+
+
+def with_efficiencies(device: Device, values: Mapping[str, float]) -> Device:
+    """The device with some efficiencies replaced, by flat name: ``matmul.bf16``, ``stream``, ``kernel_floor``,
+    ``launch``; of a dtype it has no units for nothing is replaced.
+
+    >>> with_efficiencies(device("H100-SXM5-80GB"), {"matmul.bf16": 0.5}).matmul["bf16"].value
+    0.5
+    """
+    said = {name: Figure(value, "fitted to this machine's measurements") for name, value in values.items()}
+    matmul = {d: said.get(f"matmul.{d}", figure) for d, figure in device.matmul.items()}
+    plain = {name: said.get(name, getattr(device, name)) for name in ("stream", "kernel_floor", "launch")}
+    return replace(device, matmul=MappingProxyType(matmul), **plain)
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """What a GPU's rates are multiplied by: ``compute``, of its arithmetic; ``memory``, the bandwidth of its memory."""
+
+    compute: float = 1.0
+    memory: float = 1.0
+
+
+AS_IS = Speed()
+
+
+def faster(device: Device, speed: Speed) -> Device:
+    """The device with other rates.
+
+    >>> faster(device("H100-SXM5-80GB"), Speed(memory=1.2)).memory_bandwidth / device("H100-SXM5-80GB").memory_bandwidth
+    1.2
+    """
+    if speed == AS_IS:
+        return device
+    attention = {
+        kernel: MappingProxyType({dim: replace(flash, rate=flash.rate * speed.compute) for dim, flash in rates.items()})
+        for kernel, rates in device.attention.items()
+    }
+    return replace(
+        device,
+        attention=MappingProxyType(attention),
+        peak=MappingProxyType({dtype: rate * speed.compute for dtype, rate in device.peak.items()}),
+        memory_bandwidth=device.memory_bandwidth * speed.memory,
+    )
+
+
+def of_cores(core: Device, cores: float) -> Device:
+    """What a process has that runs on some cores of a CPU: their arithmetic, bandwidth and memory together.
+
+    Processes that share a core take turns (``cores`` below 1), so what an op costs to start is shared as well.
+
+    >>> pair = of_cores(device("x86-core"), 2)
+    >>> pair.matmul_rate("fp32") == 2 * device("x86-core").matmul_rate("fp32")
+    True
+    """
+    turns = max(1.0, 1.0 / cores)
+    return replace(
+        faster(core, Speed(compute=cores, memory=cores)),
+        memory_bytes=core.memory_bytes * cores,
+        kernel_floor=replace(core.kernel_floor, value=core.kernel_floor.value * turns),
+        launch=replace(core.launch, value=core.launch.value * turns),
+    )
+
+
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
+"""Element types that GPUs have matmul rates for."""
+
+_FALLBACK = {
+    "fp32": ("fp32",),
+    "tf32": ("tf32", "fp32"),
+    "fp16": ("fp16", "fp32"),
+    "bf16": ("bf16", "fp32"),
+    "fp8": ("fp8", "bf16", "fp16", "fp32"),
+}
+_BOARD = re.compile(r"sxm\d?|pcie?|hbm\de?|nvidia|tesla|geforce|amd|instinct|quadro|generation|lambdacloud")
+_JOINED = re.compile(r"(titan)[\s-]+(rtx)|(rtx)[\s-]*(6000)[\s-]+(ada)|(rtx)[\s-]*(a?\d{4})")
+
+
+@lru_cache(maxsize=1)
+def devices() -> Mapping[str, Device]:
+    """Every shipped device by name, in file order."""
+    raw = data_table("devices")
+    return MappingProxyType({name: _build(name, raw) for name in raw["device"]})
+
+
+def device(name: str) -> Device:
+    """The device of a name or exact alias, case ignored. Raises :class:`TopologyError` with the nearest known name.
+
+    >>> device("H100-SXM5-80GB").sm, device("NVIDIA H100 80GB HBM3").name
+    (90, 'H100-SXM5-80GB')
+    """
+    found = _names().get(str(name).strip().lower())
+    if found is None:
+        known = [text for one in devices().values() for text in (one.name, *one.aliases)]
+        raise TopologyError(f"unknown device {name!r}; {nearest(name, known)}")
+    return found
+
+
+@lru_cache(maxsize=1)
+def _names() -> Mapping[str, Device]:
+    return {text.lower(): d for d in devices().values() for text in (d.name, *d.aliases)}
+
+
+def device_from_text(text: str, *, pcie: bool | None = None) -> Device:
+    """The device that a table or log means, whatever it adds: ``"V100-16GB-SXM2 (DGX-1)"``, ``"A100 80GB PCIe"``.
+
+    The chip must be named; memory size and board (SXM, PCIe) narrow the choice and default to the first part listed.
+    ``pcie`` chooses a PCIe (True) or SXM (False) board where the text does not say. Raises :class:`TopologyError` where
+    no known chip is named.
+
+    >>> device_from_text("LambdaCloud V100 16GB").name
+    'V100-SXM2-16GB'
+    """
+    bare = re.sub(r"\(.*?\)|\[.*?\]", " ", text).strip()
+    board = "pcie" if re.search(r"pci", text, re.I) else "sxm" if re.search(r"sxm|dgx|hgx", text, re.I) else ""
+    for candidate in (text, bare):
+        if (board or pcie is None) and candidate.strip().lower() in _names():
+            return _names()[candidate.strip().lower()]
+    known = {_tokens(d.name)[0] for d in devices().values()}
+    chip = next((token for words in (bare, text) for token in _tokens(words) if token in known), None)
+    if chip is None:
+        raise TopologyError(f"cannot tell which GPU {text!r} is; {nearest(bare, devices())}")
+    parts = [d for d in devices().values() if _tokens(d.name)[0] == chip]
+    memory, generation = re.search(r"(\d+)\s*GB", text), re.search(r"sxm\d", text, re.I)
+    board = board or {True: "pcie", False: "sxm", None: ""}[pcie]
+    gib, sxm = int(memory[1]) if memory else 0, generation[0].lower() if generation else "none"
+
+    def fit(d: Device) -> tuple[bool, bool, bool]:
+        name = d.name.lower()
+        return board in name, round(d.memory_bytes / 2**30) == gib, sxm in name
+
+    return max(parts, key=fit)
+
+
+def _tokens(text: str) -> list[str]:
+    """Chip words of a GPU's name: boards and makers dropped, ``RTX 4090``, ``TITAN RTX`` and ``RTX A6000`` joined."""
+    text = _JOINED.sub(lambda m: "".join(group for group in m.groups() if group), _BOARD.sub(" ", text.lower()))
+    return [word for word in re.split(r"[\s\-,/()]+", text) if word and not re.fullmatch(r"\d+(\.\d+)?(gb)?", word)]
+
+
+def _build(name: str, raw: Table) -> Device:
+    entry = _inherit(name, raw["device"])
+    family = raw["family"][entry["family"]]
+    times = {**raw["defaults"], **family}  # that most families share
+    peak = {dtype: parse_flops(text) for dtype, text in entry["peak"].items()}
+    estimate = f"estimated from family {entry['family']}: {family['source']}"
+    own = {dtype: _figure(pair) for dtype, pair in entry.get("matmul", {}).items()}
+    matmul = {d: own.get(d) or Figure(family["matmul"][d], estimate, True) for d in peak}
+    stream = _figure(entry["stream"]) if "stream" in entry else Figure(family["stream"], estimate, True)
+    half = peak.get("fp16", peak["fp32"])
+    guessed = [f"{dtype} matmul" for dtype, f in matmul.items() if f.estimated] + ["bandwidth"] * stream.estimated
+    notes = (f"{name}: {', '.join(guessed)} share estimated, not measured on this device",) if guessed else ()
+    return Device(
+        name=name,
+        aliases=tuple(entry.get("aliases", ())),
+        arch=entry["family"],
+        sm=int(entry["family"][2:]) if entry["family"].startswith("sm") else 0,
+        peak=MappingProxyType(peak),
+        memory_bytes=parse_bytes(entry["memory"]),
+        memory_bandwidth=parse_bandwidth(entry["bandwidth"]),
+        sms=entry["sms"],
+        nvlink_links=entry.get("nvlinks", 0),
+        tdp=float(entry["tdp_w"]),
+        matmul=MappingProxyType(matmul),
+        stream=stream,
+        attention=MappingProxyType({k: _rates(table, half) for k, table in family["attention"].items()}),
+        kernel_floor=Figure(parse_time(times["kernel_floor"]), times["kernel_floor_source"]),
+        launch=Figure(parse_time(times["launch"]), times["launch_source"]),
+        source=entry["source"],
+        notes=notes,
+    )
+
+
+def _inherit(name: str, table: Table) -> Table:
+    """The entry with the fields of the part it is ``like``; aliases are its own."""
+    entry: Table = table[name]
+    if "like" not in entry:
+        return entry
+    parent = _inherit(entry["like"], table)
+    matmul = {**parent.get("matmul", {}), **entry.get("matmul", {})}
+    return {**parent, "aliases": (), **entry, "matmul": matmul}
+
+
+def _figure(pair: list[Any]) -> Figure:
+    value, source = pair
+    return Figure(float(value), source, estimated=source.startswith("estimated"))
+
+
+def _rates(table: dict[str, list[float]], peak: float) -> Mapping[int, FlashRate]:
+    return MappingProxyType({int(dim): FlashRate(peak * r, causal, full) for dim, (r, causal, full) in table.items()})

@@ -1,0 +1,62 @@
+"""What a strategy makes one rank keep in device memory, moment by moment, beside activations and their like."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from clustersim.core.arrays import Floats
+
+
+class Holding(msgspec.Struct, frozen=True, eq=False):
+    """Bytes of one rank over the moments of a step: forward of each layer, backward of each in reverse, the optimizer.
+
+    Parameters
+    ----------
+    parameters : float [bytes], held all the time: whole, or this rank's shard.
+    updated : float, elements that this rank's GPU updates; their masters and states are here, 0 if on the host.
+    masters : float [bytes], fp32 copies of 16-bit parameters. state_bytes : int, of one element of a moment.
+    gradients : (2 L + 1,) float [bytes], complete gradients, whole or this rank's shard.
+    gathered : (2 L + 1,) float [bytes], parameters borrowed from other ranks.
+    buffers : (2 L + 1,) float [bytes], gradients on their way to a reduction, and buckets.
+    """
+
+    parameters: float
+    updated: float
+    masters: float
+    state_bytes: int
+    gradients: Floats
+    gathered: Floats
+    buffers: Floats
+
+
+def moments(names: list[str]) -> tuple[str, ...]:
+    """Names of the moments of a model with these layers.
+
+    >>> moments(["a", "b"])
+    ('fwd a', 'fwd b', 'bwd b', 'bwd a', 'optimizer')
+    """
+    return (*(f"fwd {name}" for name in names), *(f"bwd {name}" for name in reversed(names)), "optimizer")
+
+
+def piling_up(by_layer: Floats) -> Floats:
+    """What backward leaves behind: nothing in forward, then each layer's bytes from its backward on."""
+    n = len(by_layer)
+    held = np.zeros(2 * n + 1)
+    held[n : 2 * n] = np.cumsum(by_layer[::-1])
+    held[2 * n] = by_layer.sum()
+    return held
+
+
+def always(nbytes: float, n_layers: int) -> Floats:
+    """The same bytes at every moment."""
+    return np.full(2 * n_layers + 1, float(nbytes))
+
+
+def everything(elements: Floats, size: int, *, masters: bool = False) -> Holding:
+    """Of a rank with the whole model: (layers,) ``elements`` of ``size`` bytes each, whose gradients backward piles up,
+    since zero_grad frees them. ``masters`` : 16-bit ones have fp32 copies."""
+    n, nothing, copied = float(elements.sum()), always(0.0, len(elements)), masters and size < 4
+    return Holding(
+        size * n, n, 4.0 * n if copied else 0.0, 4 if copied else size, piling_up(size * elements), nothing, nothing
+    )

@@ -1,0 +1,178 @@
+"""What one GPU holds over a training step, part by part, and whether a device has room for it.
+
+Said is what the framework has *allocated* at its peak, and the driver's context apart. The caching allocator has
+*reserved* more of the driver than that, and ``nvidia-smi`` shows the reservation with all that is beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from clustersim.core.arrays import Floats
+from clustersim.core.device import Device
+from clustersim.core.units import format_bytes
+
+CONTEXT_BYTES = 0.8 * 2**30
+"""CUDA context with its libraries' kernels: 0.8 GiB."""
+FRAGMENTATION = 1.12
+"""Reserved over allocated bytes: the median of three sources' (1.10 bigscience, 1.12 torchao on MI300X, 1.33 torchtitan
+on H100; tests/data/measurements), so that it is no better known than by a fifth."""
+LIBRARIES_BYTES = 2.8 * 2**30
+"""What NCCL's communicators and libraries hold beside context and allocator, by bigscience's rows: 8 GPUs a node."""
+PRESSURE = 0.7
+"""Share of a card's memory above which measured steps are 10-20 % slower (allocator retries)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """Memory over a step: bytes by part at each moment.
+
+    Parameters
+    ----------
+    moments : ``("fwd embedding", ..., "bwd embedding", "optimizer")``. parts : name -> (moments,) float [bytes].
+    """
+
+    moments: tuple[str, ...]
+    parts: dict[str, Floats]
+
+    @property
+    def total(self) -> Floats:
+        """(moments,) float [bytes], of the framework's allocator."""
+        whole: Floats = np.sum(list(self.parts.values()), axis=0)
+        return whole
+
+    @property
+    def peak(self) -> int:
+        """Index of the fullest moment."""
+        return int(np.argmax(self.total))
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of one GPU; each part at its own largest.
+
+    Parameters
+    ----------
+    parameters : weights as the module holds them, whole or a shard. gathered : parameters borrowed while computing.
+    weight_copies : autocast's 16-bit copies, kept until backward; older versions that an asynchronous pipeline stashes.
+    master_weights : fp32 copies of an optimizer for 16-bit parameters. gradients, optimizer_states : as named.
+    buckets : DDP's and ZeRO's buffers, and FSDP's gradients on their way to a reduction.
+    activations : kept from forward to backward, and one block's recomputation. logits : of the head, its loss and their
+        gradients. optimizer_workspace : temporaries of a foreach step, when activations are gone.
+    context : of the driver, outside the allocator. course : all of it over a step.
+    flat : of the workspace, what needs a block of its own: no room among the smaller ones that passes have given back.
+    where : whose memory it is, where ranks differ: ``"stage 0"``.
+    """
+
+    parameters: float
+    gathered: float
+    weight_copies: float
+    master_weights: float
+    gradients: float
+    optimizer_states: float
+    buckets: float
+    activations: float
+    logits: float
+    optimizer_workspace: float
+    course: Course
+    context: float = CONTEXT_BYTES
+    flat: float = 0.0
+    where: str = ""
+
+    @property
+    def allocated(self) -> float:
+        """Peak of the framework's allocator [bytes]."""
+        return float(self.course.total[self.course.peak])
+
+    @property
+    def peak(self) -> str:
+        """The moment of the peak, such as ``"bwd layers.31"``."""
+        return self.course.moments[self.course.peak]
+
+    @property
+    def model_states(self) -> float:
+        """Parameters, gradients and optimizer states [bytes], as the ZeRO paper counts them (arXiv:1910.02054)."""
+        return self.parameters + self.master_weights + self.gradients + self.optimizer_states
+
+    @property
+    def total(self) -> float:
+        """``allocated`` and the context [bytes]."""
+        return self.allocated + self.context
+
+    @property
+    def reserved(self) -> float:
+        """What the caching allocator takes from the driver [bytes], as ``torch.cuda.max_memory_reserved``."""
+        return FRAGMENTATION * max(self.allocated, float(self.course.total[:-1].max()) + self.flat)
+
+    @property
+    def shown(self) -> float:
+        """What ``nvidia-smi`` shows [bytes]."""
+        return self.reserved + self.context + LIBRARIES_BYTES
+
+    def parts(self) -> dict[str, float]:
+        """Bytes by part, the largest first."""
+        names = (field.name for field in fields(self) if field.name not in {"course", "flat", "where"})
+        values = {name: float(getattr(self, name)) for name in names}
+        return dict(sorted(values.items(), key=lambda item: -item[1]))
+
+    def at_peak(self) -> dict[str, float]:
+        """Bytes by part at the fullest moment, the largest first; they add up to ``total``."""
+        values = {name: float(column[self.course.peak]) for name, column in self.course.parts.items()}
+        return dict(sorted((values | {"context": self.context}).items(), key=lambda item: -item[1]))
+
+    def fits(self, device: Device) -> Verdict:
+        """Whether a device has room."""
+        return Verdict(device.name, device.memory_bytes - self.total, self.total / device.memory_bytes, self)
+
+
+def may_run_out(shown: float, room: float) -> bool:
+    """Whether a step that fits may still run out: with what allocator and libraries mostly take besides, a GPU of
+    ``room`` bytes would show ``shown``."""
+    return shown > room
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a step fits on a device.
+
+    Parameters
+    ----------
+    device : its name. spare : bytes left; negative is how much is missing. share : of the memory that is used.
+    use : what holds it.
+    """
+
+    device: str
+    spare: float
+    share: float
+    use: MemoryUse
+
+    @property
+    def ok(self) -> bool:
+        """Whether it fits."""
+        return self.spare >= 0
+
+    @property
+    def pressed(self) -> bool:
+        """Whether it fits, but so tightly that real steps slow down."""
+        return self.ok and self.share > PRESSURE
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it fits, but not with what the allocator and libraries mostly take besides."""
+        return self.ok and may_run_out(self.use.shown, self.spare + self.use.total)
+
+    def __str__(self) -> str:
+        """One sentence: fits or not, by how much, and the three largest holders."""
+        held = ", ".join(
+            f"{name.replace('_', ' ')} {format_bytes(n)}" for name, n in list(self.use.at_peak().items())[:3]
+        )
+        where = f" ({self.use.where})" if self.use.where else ""
+        if not self.ok:
+            return f"does not fit on {self.device}{where}: {format_bytes(-self.spare)} too much; held by {held}"
+        tight = "; above 70 % full, real steps are slower" if self.pressed else ""
+        if self.doubtful:
+            tight = f"; with the allocator's and NCCL's own about {format_bytes(self.use.shown)}: it may run out"
+        spare = f"{format_bytes(self.spare)} to spare ({self.share:.0%} used{tight})"
+        return f"fits on {self.device}{where} with {spare}; {held}"

@@ -1,0 +1,238 @@
+"""What is trained: layers with parameter tensors, the kernels they launch, and what they keep for backward.
+
+Sizes are per *sample* (one image, one sequence) so that a Model is built once and priced at any batch size. The device
+model (:mod:`clustersim.model.seconds`) turns kernels into seconds; strategies cut the parameter tensors into buckets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from clustersim.core.arrays import Floats
+from clustersim.core.memo import Keeper
+from clustersim.core.mix import Mix
+
+CUTS = ("whole", "sequence", "column", "row", "heads", "vocab", "expert_column", "expert_row", "expert")
+"""How tensor parallelism over t ranks divides a kernel or a tensor (Megatron-LM's ColumnParallelLinear and its kin).
+
+``whole``: every rank has all of it. ``sequence``: all tokens on every rank, or 1/t of them under sequence parallelism
+(norms, dropout, residual sums). ``column``: 1/t of the outputs (qkv, up and gate projections). ``row``: 1/t of the
+inputs; outputs are partial sums (output and down projections, the lookup in an embedding table cut by rows).
+``heads``: between a column and a row cut, everything 1/t (attention, rotation, activation). ``vocab``: 1/t of the
+padded vocabulary (embedding table, logits, loss). Of a tensor, ``whole`` and ``sequence`` are held by every rank;
+the gradient of a ``sequence`` one is partial where its rank sees only 1/t of the tokens.
+``expert...``: of routed experts, divided over expert and expert-tensor parallel ranks; ``expert_column`` and
+``expert_row`` are their products."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter (or buffer) tensor, in registration order.
+
+    Parameters
+    ----------
+    name : str, as ``model.named_parameters()`` would print it.
+    numel : int, elements.
+    tied_to : name of the tensor it shares storage with, counted once (``lm_head.weight`` tied to the embedding).
+    cut : how tensor parallelism divides it, one of :data:`CUTS`.
+    """
+
+    name: str
+    numel: int
+    tied_to: str = ""
+    cut: str = "whole"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One forward GPU kernel of a layer; backward kernels follow from it.
+
+    Parameters
+    ----------
+    name : str, such as ``"qkv"``, ``"softmax"``.
+    kind : ``"gemm"`` (tensor cores where the dtype has them), ``"conv"`` (an implicit GEMM), ``"attention"``
+        (fused flash attention), ``"memory"`` (bandwidth-bound), ``"recurrent"`` (a GEMM repeated step after step, whose
+        weights' gradient is one GEMM) or ``"host"`` (``launches`` things the host does while the device waits for it).
+    m, n, k : GEMM shape; ``m`` is *per sample* (rows grow with the batch). A conv gives its implicit GEMM.
+    batch : int, independent GEMMs *per sample* (heads, for eager attention scores); then ``m`` does not grow with the
+        batch and ``batch`` does.
+    flops : float, forward, per sample. backward_flops : per sample (2x for a GEMM, 2.5x for flash attention).
+    nbytes : float, HBM bytes moved forward per sample per *element byte* (multiply by the element size), weights
+        excluded. backward_nbytes : the same for backward.
+    groups : int, of a grouped convolution.
+    heads, head_dim, seq : for attention. causal : half of the square is computed.
+    launches, backward_launches : GPU kernels launched.
+    cut : how tensor parallelism divides it, one of :data:`CUTS`.
+    repeat : that many equal kernels (the grouped products of a rank's experts); sizes and FLOPs are of all together,
+        ``m`` is of one.
+    saved : elements per sample that forward keeps for this kernel's backward, its own and no other's (q, k and v read
+        one input, which the first of them keeps).
+    """
+
+    name: str
+    kind: str
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    batch: int = 0
+    flops: float = 0.0
+    backward_flops: float = 0.0
+    nbytes: float = 0.0
+    backward_nbytes: float = 0.0
+    groups: int = 1
+    heads: int = 0
+    head_dim: int = 0
+    seq: int = 0
+    causal: bool = False
+    launches: int = 1
+    backward_launches: int = 2
+    cut: str = "sequence"
+    repeat: int = 1
+    saved: float = 0.0
+
+    def halved(self) -> Kernel | None:
+        """Every second one of repeated kernels (a policy that takes every second product); None where none is left."""
+        count = self.repeat // 2
+        if not count:
+            return None
+        rest = count / self.repeat
+        return replace(
+            self, repeat=count, flops=self.flops * rest, backward_flops=self.backward_flops * rest,
+            nbytes=self.nbytes * rest, backward_nbytes=self.backward_nbytes * rest,
+            launches=max(1, round(self.launches * rest)),
+            backward_launches=max(1, round(self.backward_launches * rest)),
+        )  # fmt: skip
+
+    @property
+    def model_flops(self) -> float:
+        """Forward plus backward FLOPs per sample as an MFU counts them (PaLM, arXiv:2204.02311, appendix B).
+
+        A fused attention kernel counts the full square even where a causal mask skips half of it, and no recomputation
+        of scores in backward; everything else counts what it executes.
+        """
+        if self.kind == "attention":
+            return 3.0 * self.flops * (2.0 if self.causal else 1.0)
+        return self.flops + self.backward_flops
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A unit of compute: what FSDP would wrap and what a timeline shows as one span.
+
+    Parameters
+    ----------
+    name : str, ``"layers.3"``.
+    kind : ``"embedding"``, ``"block"``, ``"head"``, ``"conv"``, ``"norm"``, ``"pool"``, ``"linear"``...
+    tensors : parameters in registration order. buffers : elements of floating-point buffers (BatchNorm statistics).
+    kernels : forward kernels in order.
+    activation_bytes : per sample *per element byte*, kept from forward to backward without checkpointing.
+    boundary_bytes : per sample per element byte, of the layer's input (all that is kept under full checkpointing).
+    """
+
+    name: str
+    kind: str
+    tensors: tuple[Tensor, ...]
+    kernels: tuple[Kernel, ...]
+    buffers: int = 0
+    activation_bytes: float = 0.0
+    boundary_bytes: float = 0.0
+
+    @cached_property
+    def parameters(self) -> int:
+        """Elements of this layer's own parameters, tied tensors excluded."""
+        return sum(t.numel for t in self.tensors if not t.tied_to)
+
+
+@dataclass(frozen=True)
+class Model(Keeper):
+    """Layers in forward order.
+
+    Parameters
+    ----------
+    name, family : ``"gpt2-xl"``, ``"gpt2"``.
+    layers : in forward order; parameter registration order is the order of their tensors.
+    seq_len : tokens per sample, or frames or audio samples of a clip; 0 for images. sample : what a sample is called,
+        ``"sequence"``, ``"image"`` or ``"clip"``.
+    n_blocks, hidden, heads, vocab : transformer shape for the usual formulas, 0 otherwise. kv_heads, head_dim : of its
+        attention.
+    notes : assumptions made while building.
+    """
+
+    name: str
+    family: str
+    layers: tuple[Layer, ...]
+    seq_len: int = 0
+    sample: str = "sequence"
+    n_blocks: int = 0
+    hidden: int = 0
+    heads: int = 0
+    vocab: int = 0
+    notes: tuple[str, ...] = field(default=())
+    kv_heads: int = 0
+    head_dim: int = 0
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name}: {self.parameters:,} parameters in {self.depth}>"
+
+    @property
+    def depth(self) -> str:
+        """How deep it is, in words: a transformer's blocks, which is what its config calls layers; else layers."""
+        return f"{self.n_blocks} blocks" if self.n_blocks else f"{len(self.layers)} layers"
+
+    @cached_property
+    def parameters(self) -> int:
+        """Elements of all parameters, tied ones once."""
+        return sum(layer.parameters for layer in self.layers)
+
+    def flops_per_sample(self) -> float:
+        """Forward and backward FLOPs of one sample, the MFU numerator: ``6 N + 12 L H Q T`` per token (PaLM, app. B).
+
+        The attention square counts in full and recomputation does not.
+        """
+        return sum(k.model_flops for layer in self.layers for k in layer.kernels)
+
+
+@dataclass(frozen=True, eq=False)
+class StepCost:
+    """What one rank's step costs on one device, layer by layer: the hand-over from compute to strategies.
+
+    Parameters
+    ----------
+    forward, backward : (n_layers,) float [s], of one micro-batch; ``backward`` includes recomputation.
+    forward_bound, backward_bound : what limits each, one of :data:`clustersim.core.program.BOUNDS`.
+    forward_flops, backward_flops : (n_layers,) float, executed (recomputation included).
+    optimizer : float [s] for all parameters of one rank without sharding. optimizer_floor : float [s], its launches,
+        which do not shrink with a shard.
+    grad_copy_bandwidth : float [bytes/s], for gradient copies into buckets and casts (read plus write counted).
+    per_tensor : float [s], host and launch cost of touching one parameter tensor (a copy into DDP's bucket, or back).
+    step_overhead : float [s] per step outside the layers: data loader hand-over, loss read, zero_grad.
+    overlap_slowdown : float, extra fraction of an overlapped collective's duration that compute loses (SM and HBM
+        contention); 0.3 means 10 ms of hidden communication cost 3 ms of compute.
+    jitter : float, relative standard deviation of a rank's step.
+    forward_launch, backward_launch : (n_layers,) float [s], host time to launch a layer's kernels; None for no cost.
+    forward_mix, backward_mix : what each layer's seconds are spent on; empty where nobody knows.
+    optimizer_traffic : float [bytes] a fused optimizer step reads and writes for all parameters, wherever it runs.
+    host_bandwidth : float [bytes/s] that one CPU socket's memory sustains, for work on parameters kept there.
+    """
+
+    forward: Floats
+    backward: Floats
+    forward_bound: tuple[str, ...]
+    backward_bound: tuple[str, ...]
+    forward_flops: Floats
+    backward_flops: Floats
+    optimizer: float
+    grad_copy_bandwidth: float
+    per_tensor: float = 0.0
+    optimizer_floor: float = 0.0
+    step_overhead: float = 0.0
+    overlap_slowdown: float = 0.0
+    jitter: float = 0.0
+    notes: tuple[str, ...] = field(default=())
+    forward_launch: Floats | None = None
+    backward_launch: Floats | None = None
+    forward_mix: tuple[Mix, ...] = ()
+    backward_mix: tuple[Mix, ...] = ()
+    optimizer_traffic: float = 0.0
+    host_bandwidth: float = 100e9

@@ -1,0 +1,107 @@
+"""How far a prediction may be off, by what is known of what it is about.
+
+``data/ranges.toml`` has half-widths of ranges around a prediction that held half, and nine in ten, of published
+measurements; ``python tests/ranges.py`` writes it from the errors of validation. Each publisher (each machine, for
+collectives) counts once however many rows it has, so a range is what may be expected of one more of them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+
+from clustersim.core.texts import Table, data_table
+from clustersim.core.topology import Topology
+
+VAGUE = 0.10
+"""Error of a kind of strategy from which it is said that it cannot be ranked."""
+
+
+class Range(msgspec.Struct, frozen=True):
+    """A range around a prediction.
+
+    Parameters
+    ----------
+    p50, p90 : relative half-widths: half of the measurements lay within ``prediction * (1 +- p50)``, nine in ten within
+        ``p90``. rows : measurements. groups : publishers or machines they are from.
+    known : what is known of this prediction's subject: ``"calibrated"`` (numbers measured on this machine),
+        ``"published"`` (this machine, or this publisher's software, has published rows), ``"similar"`` (others of its
+        kind have), ``"new"`` (nobody has published rows of its transport).
+    """
+
+    p50: float
+    p90: float
+    rows: int
+    groups: int
+    known: str
+
+
+def size_class(nbytes: float) -> str:
+    """The three ranges of sizes in which different physics rule: latency, the pipeline, bandwidth."""
+    return "<=64 KiB" if nbytes <= 2**16 else "64 KiB - 32 MiB" if nbytes <= 2**25 else ">32 MiB"
+
+
+def of_collective(topology: Topology, nbytes: float) -> Range:
+    """Of the time of a collective of ``nbytes`` on a machine."""
+    data = _data()["collectives"]
+    if topology.calibration is not None or topology.measured:
+        known = "calibrated"
+    elif topology.name in data["platforms"]:
+        known = "published"
+    else:
+        known = "similar" if topology.node_types[0].net in data["transports"] else "new"
+    return _range(data[known][size_class(nbytes)], known)
+
+
+def of_step(kind: str, source: str = "") -> Range:
+    """Of the time of a training step.
+
+    ``kind`` : of a strategy; ``"split"`` where the model is split; of one with few published steps, the range of all.
+    ``source`` : whose software it is, where it is one of those whose steps are published.
+    """
+    steps = _data()["steps"]
+    if f"{kind}/{source}" in steps["published"]:
+        return _range(steps["published"][f"{kind}/{source}"], "published")
+    return _range(steps["similar"].get(kind, steps["similar"]["all"]), "similar")
+
+
+def of_memory(source: str = "") -> Range:
+    """Of the memory that a framework has allocated at its peak."""
+    memory = _data()["memory"]
+    if source in memory["published"]:
+        return _range(memory["published"][source], "published")
+    return _range(memory["similar"]["all"], "similar")
+
+
+def as_of() -> str:
+    """The day of the validation."""
+    return str(_data()["date"])
+
+
+def _range(found: Table, known: str) -> Range:
+    return Range(float(found["p50"]), float(found["p90"]), int(found["rows"]), int(found["groups"]), known)
+
+
+@lru_cache(maxsize=1)
+def _data() -> Table:
+    return data_table("ranges")
+
+
+def alike(a_kind: str, a: float, b_kind: str, b: float) -> bool:
+    """Whether two predicted rates differ by less than steps of either kind of strategy are off, so that nobody knows
+    which is the better."""
+    error = max(of_step(a_kind).p50, of_step(b_kind).p50)
+    return abs(a - b) <= error * min(a, b)
+
+
+def off_by(kind: str) -> str:
+    """How coarsely steps of a kind of strategy are predicted, in words."""
+    known = of_step(kind)
+    return f"half of {known.rows} published {kind} steps were off by more than {known.p50:.0%}"
+
+
+def within() -> str:
+    """What the ``+-`` beside a rate is, in words."""
+    rows = of_step("all").rows
+    return f"+-: half of {rows} published steps lay within it, by kind of strategy (validated {as_of()})"

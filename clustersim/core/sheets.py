@@ -1,0 +1,226 @@
+"""Spans of ranks side by side: tables of ranks x ops, for whoever has to follow each rank through its time.
+
+A run keeps an op's times over ranks. What a rank does when is the other way round, and turning one into the other for a
+whole run at once would need every span in memory several times over. A :class:`Sheet` is a part of that table: some
+ranks that did the same ops, a few megabytes at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.blocks import AT_ONCE, Block, Column, Columns
+
+Marks: TypeAlias = npt.NDArray[np.uint64]
+Rows: TypeAlias = tuple[tuple[Ints, ...], Ints, Ints, Floats, Floats, Floats]
+"""Rank sets, and per row its op, its set, ready, start and end; by op, then start."""
+
+
+class Sheet(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Spans of ranks that did the same ops as often.
+
+    Parameters
+    ----------
+    ranks : (k,) int, ascending. op : (m,) int, ascending; as often as each rank did it.
+    ready, start, end : (k, m) float [s].
+    """
+
+    ranks: Ints
+    op: Ints
+    ready: Floats
+    start: Floats
+    end: Floats
+
+
+FEW = 4
+"""Columns that are asked whether one of them alone tells all ranks apart, as paces of their own do."""
+
+
+class Shelf:
+    """Rows and blocks by who did them, looked through once for many sheets."""
+
+    def __init__(self, rows: Rows, blocks: Sequence[Block], world_size: int) -> None:
+        self._rows, self._world = rows, world_size
+        self._of: dict[int, list[Block]] = {}
+        for block in blocks:
+            self._of.setdefault(id(block.ranks), []).append(block)
+        self._kind = self._kinds()
+
+    def _kinds(self) -> Marks:
+        """(world_size,) a number for each rank, equal for those that did the same ops as often."""
+        sets, op, of, *_ = self._rows
+        kinds, draw = np.zeros(self._world, dtype=np.uint64), np.random.default_rng(0)
+        of_op = draw.integers(2**63, size=int(op.max(initial=-1)) + 1, dtype=np.uint64)
+        of_set = np.zeros(len(sets), dtype=np.uint64)
+        np.add.at(of_set, of, of_op[op])
+        for ranks, mark in zip(sets, of_set, strict=True):
+            kinds[ranks] += mark
+        for blocks in self._of.values():
+            kinds[blocks[0].ranks] += draw.integers(2**63, dtype=np.uint64)
+        return kinds
+
+    def courses(self) -> Marks:
+        """(world_size,) a number for each rank, equal for those that have exactly the same spans."""
+        sets, _, of, *_ = self._rows
+        courses, draw = np.zeros(self._world, dtype=np.uint64), np.random.default_rng(0)
+        mark = draw.integers(2**63, size=len(sets), dtype=np.uint64)
+        for s in np.unique(of).tolist():
+            courses[sets[s]] += mark[s]
+        for blocks in self._of.values():  # and where each has its own times, when those are the same bits
+            ranks = blocks[0].ranks
+            courses[ranks] += draw.integers(2**63, dtype=np.uint64)
+            # A column that several blocks share tells nothing new the second time.
+            distinct = list({id(c): c for block in blocks for c in block.columns if c.wide}.values())
+            alone = next((c for c in distinct[:FEW] if len(np.unique(c.all)) == len(ranks)), None)
+            alike: dict[int, list[Column]] = {}
+            for column in distinct if alone is None else [alone]:
+                alike.setdefault(id(column.of), []).append(column)
+            for columns in alike.values():
+                meeting = columns[0].of
+                length = len(ranks) if meeting is None else len(columns[0].values)
+                step, total = max(1, AT_ONCE // length), np.zeros(length, dtype=np.uint64)
+                for at in range(0, len(columns), step):
+                    some = [c.all if meeting is None else c.values for c in columns[at : at + step]]
+                    bits = np.concatenate(some).view(np.uint64).reshape(-1, length)
+                    odd = draw.integers(2**63, size=(len(bits), 1), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+                    total += ((bits ^ (bits >> np.uint64(31))) * odd).sum(axis=0, dtype=np.uint64)
+                courses[ranks] += total if meeting is None else total[meeting]
+        return courses
+
+    def parts(self, ranks: Ints, at_once: int = AT_ONCE, least: int = 1) -> Iterator[Part]:
+        """These ranks (ascending), those that did the same ops together, about ``at_once`` spans in a part, but
+        ``least`` ranks where there are so many."""
+        kinds, of = np.unique(self._kind[ranks], return_inverse=True)
+        for kind in range(len(kinds)):
+            mine = ranks[of == kind]
+            held = [
+                (_places(blocks[0].ranks, mine), blocks) for blocks in self._of.values() if mine[0] in blocks[0].ranks
+            ]
+            step = max(least, at_once // max(sum(len(blocks) for _, blocks in held), 1))
+            for at in range(0, len(mine), step):
+                some = mine[at : at + step]
+                rows = _of_rows(self._rows, some) if len(self._rows[1]) else None
+                yield Part(some, rows, [(places[at : at + step], blocks) for places, blocks in held])
+
+    def sheets(self, ranks: Ints, at_once: int = AT_ONCE) -> Iterator[Sheet]:
+        """Every span of these ranks (ascending), about ``at_once`` of them in a sheet."""
+        return map(_sheet, self.parts(ranks, at_once))
+
+
+class Part(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Some ranks that did the same ops, and where those are kept.
+
+    Parameters
+    ----------
+    ranks : (k,) int. rows : what is kept as rows, if anything is; its times are (1, m) where all ranks agree.
+    held : the ranks' places in columns, and the blocks those are of.
+    """
+
+    ranks: Ints
+    rows: Sheet | None
+    held: list[tuple[Ints, list[Block]]]
+
+
+def _sheet(part: Part) -> Sheet:
+    parts = [] if part.rows is None else [part.rows]
+    for places, blocks in part.held:
+        times = (stacked(columns, places) for columns in zip(*(block.columns for block in blocks), strict=True))
+        parts.append(Sheet(part.ranks, np.array([block.op for block in blocks], dtype=np.int64), *times))
+    n = len(part.ranks)
+    if len(parts) == 1 and len(parts[0].start) == n:
+        return parts[0]
+    none = np.zeros((n, 0))
+    op = np.concatenate([np.zeros(0, dtype=np.int64), *(one.op for one in parts)])
+    order = np.argsort(op, kind="stable")
+    tables = ([np.broadcast_to(getattr(one, name), (n, len(one.op))) for one in parts]
+              for name in ("ready", "start", "end"))  # fmt: skip
+    times = (np.concatenate([none, *columns], axis=1)[:, order] for columns in tables)
+    return Sheet(part.ranks, op[order], *times)
+
+
+def stretch(places: Ints) -> Ints | slice:
+    """Places, or where they follow one another the slice that needs no copy."""
+    n, first = len(places), int(places[0])
+    straight = int(places[-1]) - first == n - 1 and (np.diff(places) == 1).all()
+    return slice(first, first + n) if straight else places
+
+
+class Glance:
+    """What is at some places of columns: each column, and what it is counted from, is looked up once."""
+
+    def __init__(self, places: Ints) -> None:
+        self.places = places
+        self._own = stretch(places)
+        self._known: dict[int, Floats] = {}
+
+    def __call__(self, column: Column) -> Floats:
+        """(k,), or where all agree (1,) [s]."""
+        found = self._known.get(id(column))
+        if found is None:
+            found = column.counted(self._own)
+            if column.since is not None:
+                found = self(column.since) + found
+            self._known[id(column)] = found
+        return found
+
+
+def stacked(columns: Sequence[Column], places: Ints) -> Floats:
+    """(k, m) float [s]: what ``m`` columns of blocks are at ``k`` places."""
+    n, own = len(places), stretch(places)
+    kinds: dict[tuple[bool, int], list[int]] = {}
+    for i, column in enumerate(columns):
+        kinds.setdefault((column.wide, id(column.of)), []).append(i)
+    table = np.empty((len(columns), n))
+    for (wide, _), which in kinds.items():
+        of = columns[which[0]].of
+        if wide and of is None:
+            table[which] = np.concatenate([columns[i].at(own) for i in which]).reshape(-1, n)
+        else:  # a value for all ranks, or one for each meeting
+            values = np.concatenate([columns[i].values for i in which]).reshape(len(which), -1)
+            table[which] = values if of is None else values[:, of[own]]
+    return np.ascontiguousarray(table.T)
+
+
+def _places(among: Ints, ranks: Ints) -> Ints:
+    """Positions of ``ranks`` among others."""
+    order = np.argsort(among, kind="stable")
+    places: Ints = order[np.searchsorted(among, ranks, sorter=order)]
+    return places
+
+
+def _of_rows(rows: Rows, ranks: Ints) -> Sheet:
+    """What these ranks did, as far as it is kept as rows; they are in as many. Tables of one row where all agree."""
+    sets, op, of, *times = rows
+    owner = np.repeat(np.arange(len(sets)), [len(members) for members in sets])
+    count = np.bincount(owner[np.isin(np.concatenate(sets), ranks)], minlength=len(sets))[of]
+    if ((count == 0) | (count == len(ranks))).all():
+        mine = np.flatnonzero(count)
+        mine = mine[np.lexsort((times[1][mine], op[mine]))]
+        return Sheet(ranks, op[mine], *(column[mine][None] for column in times))
+    rank, op, *times = expanded(rows, ranks)
+    order = np.lexsort((times[1], op, rank))
+    tables = (column[order].reshape(len(ranks), -1) for column in times)
+    return Sheet(ranks, op[order[: len(op) // len(ranks)]], *tables)
+
+
+def expanded(rows: Rows, wanted: Ints | None = None) -> Columns:
+    """Rank, op, ready, start and end of each span of the rows, those of the ranks ``wanted`` alone."""
+    sets, op, of, ready, start, end = rows
+    sizes = np.array([len(s) for s in sets], dtype=np.int64)
+    members = np.concatenate(sets) if sets else np.array([], dtype=np.int64)
+    if wanted is not None:
+        kept = np.isin(members, wanted)
+        owner = np.repeat(np.arange(len(sizes)), sizes)[kept]
+        members, sizes = members[kept], np.bincount(owner, minlength=len(sizes))
+    repeat = sizes[of]
+    # Each row's members are a slice of ``members``: its set's offset, plus 0, 1, 2... inside the row.
+    inside = np.arange(repeat.sum()) - np.repeat(np.cumsum(repeat) - repeat, repeat)
+    rank = members[np.repeat((np.cumsum(sizes) - sizes)[of], repeat) + inside]
+    ready, start, end = (np.repeat(column, repeat) for column in (ready, start, end))
+    return rank, np.repeat(op, repeat), ready, start, end

@@ -1,0 +1,300 @@
+"""Reading what people wrote: one place where text becomes tables, and anything else becomes one clear line.
+
+Whatever a file holds (broken UTF-8, a NUL, nesting a thousand deep, a number of thousands of digits, a key twice), the
+caller's own error says file, place and what would be right, with values shortened.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import stat
+import tomllib
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from clustersim.core.errors import ClusterSimError, needs
+from clustersim.core.paths import data_path
+from clustersim.core.units import format_bytes
+
+LARGEST = 64 * 2**20
+"""Largest file that a person writes [bytes]: tables of a hundred thousand rows are below it."""
+LARGEST_YAML = 2**20
+"""Largest YAML text [bytes]: its parser takes a second for so much."""
+DEEPEST = 60
+"""How deep tables and lists may lie inside each other."""
+SHOWN = 60
+"""Characters of a value in a message."""
+
+Raised = type[ClusterSimError]
+Table: TypeAlias = dict[str, Any]
+"""Of a file that people write, as it was parsed: by key text, numbers, lists and further tables."""
+Plain: TypeAlias = dict[str, Any]
+"""An answer in plain values, as ``--json`` prints it: by key text, numbers, lists and further answers."""
+
+
+def data_table(name: str) -> Table:
+    """The facts in ``data/NAME.toml``."""
+    return tomllib.loads((data_path("data") / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it.
+
+    >>> shown("x" * 100), shown(10 ** 9999)
+    ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", 'a whole number of thousands of digits')
+    """
+    try:
+        text = repr(value[: SHOWN + 1] if isinstance(value, str | bytes) else value)
+    except ValueError:  # of Python's own limit
+        return "a whole number of thousands of digits"
+    except RecursionError:
+        return "tables nested without end"
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def short(text: str) -> str:
+    """A name or path as a message shows it."""
+    kept = "".join(c if c.isprintable() else "?" for c in text[: 4 * SHOWN])
+    return kept if len(text) <= 4 * SHOWN else kept + "..."
+
+
+def there(path: str | Path) -> bool:
+    """Whether there is anything of this name; a path that cannot be one, such as one of a megabyte, is none."""
+    try:
+        return os.path.exists(path)
+    except (OSError, ValueError):
+        return False
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether there is such a file."""
+    return there(path) and os.path.isfile(path)
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether there is such a folder."""
+    return there(path) and os.path.isdir(path)
+
+
+def plain_file(path: Path, error: Raised) -> int:
+    """The size [bytes] of a file. Raises ``error`` for a folder, a pipe or a device, which would have no end."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as wrong:
+        raise error(f"{path}: cannot be read: {getattr(wrong, 'strerror', None) or wrong}") from None
+    if not stat.S_ISREG(found.st_mode):
+        kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe"}
+        raise error(f"{path}: cannot be read: it is a {kinds.get(stat.S_IFMT(found.st_mode), 'device')}, not a file")
+    return found.st_size
+
+
+def text_of(path: Path, error: Raised) -> str:
+    """The whole text of a file in UTF-8. Raises ``error``."""
+    size = plain_file(path, error)
+    if size > LARGEST:
+        raise error(f"{path}: {format_bytes(size)} are more than the {format_bytes(LARGEST)} of text that are read")
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as wrong:
+        raise error(f"{path}: cannot be read: {wrong.strerror or wrong}") from None
+    except UnicodeDecodeError as wrong:
+        line = 1 + wrong.object[: wrong.start].count(b"\n")
+        raise error(f"{path}: is not a text file in UTF-8: {wrong.reason} (line {line})") from None
+
+
+def toml(text: str, where: str, error: Raised) -> Table:
+    """The tables of a TOML text; ``where`` is said first in an error. Raises ``error``."""
+    try:
+        found = tomllib.loads(text.replace("\r\n", "\n"))
+    except tomllib.TOMLDecodeError as wrong:
+        raise error(f"{where}: is not TOML: {wrong}") from None
+    except (ValueError, RecursionError) as wrong:
+        raise error(f"{where}: is not TOML: {_beyond(wrong)}") from None
+    check(found, where, error)
+    return found
+
+
+def headline(title: str) -> tuple[str, str]:
+    """A title's name, and what was changed, in the parentheses that end it; ``""`` where nothing was.
+
+    >>> headline("ddp_gpt2 (cluster.nodes=4)"), headline("ddp_gpt2")
+    (('ddp_gpt2', 'cluster.nodes=4'), ('ddp_gpt2', ''))
+    """
+    name, _, changes = title.partition(" (")
+    return (name, changes[:-1]) if title.endswith(")") and name else (title, "")
+
+
+def json_table(text: str, where: str, error: Raised) -> Table:
+    """The object of a JSON text, every key once. Raises ``error``."""
+    twice: list[list[str]] = []
+
+    def once(pairs: list[tuple[str, Any]]) -> Table:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice.append([name for name, _ in pairs])
+        return found
+
+    try:
+        found = json.loads(text, object_pairs_hook=once)
+    except (ValueError, RecursionError) as wrong:
+        raise error(f"{where}: is not JSON: {_beyond(wrong)}") from None
+    if twice:
+        _twice(twice[0], where, error)
+    if not isinstance(found, dict):
+        raise error(f"{where}: holds {shown(found)}, not an object in braces")
+    check(found, where, error)
+    return found
+
+
+def _twice(names: list[str], where: str, error: Raised) -> None:
+    """Raise ``error`` for a key that is there twice."""
+    found = next((name for name in names if names.count(name) > 1), None)
+    if found is not None:
+        raise error(f"{where}: the key {shown(found)} is there twice; say it once")
+
+
+def yaml_table(text: str, where: str, error: Raised) -> Table:
+    """The mapping of a YAML text of plain values, every key once, without aliases or tags. Raises ``error``."""
+    try:
+        import yaml
+    except ImportError:
+        raise error(needs(f"{where}: YAML", "exchange")) from None
+    if len(text) > LARGEST_YAML:
+        raise error(f"{where}: {format_bytes(len(text))} are more than the {format_bytes(LARGEST_YAML)} of YAML read")
+
+    try:
+        found = yaml.load(text, _plain_loader(where, error))
+    except yaml.YAMLError as wrong:
+        mark = getattr(wrong, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark else ""
+        what = getattr(wrong, "problem", None) or wrong
+        raise error(f"{where}: is not YAML of plain values: {what}{line}") from None
+    except (ValueError, RecursionError) as wrong:
+        raise error(f"{where}: is not YAML: {_beyond(wrong)}") from None
+    if not isinstance(found, dict):
+        raise error(f"{where}: holds {shown(found)}, not keys with values")
+    check(found, where, error)
+    return found
+
+
+def _plain_loader(where: str, error: Raised) -> Any:
+    import yaml
+
+    class Plain(yaml.SafeLoader):  # type: ignore[misc]
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):  # of an alias of aliases a few lines make gigabytes
+                line = self.peek_event().start_mark.line + 1
+                raise error(f"{where}: line {line} holds an alias; write its value")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            _twice([str(key.value) for key, _ in node.value], where, error)
+            made: dict[Any, Any] = super().construct_mapping(node, deep)
+            return made
+
+    return Plain
+
+
+T = TypeVar("T")
+
+
+def decoded(data: bytes | bytearray | str, kind: type[T], damaged: str, error: Raised) -> T:
+    """JSON that a program wrote, as ``kind``; ``damaged`` is the error's beginning, with file and line. Raises
+    ``error``."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+        raise error(f"{damaged}: {str(wrong)[:200]}") from None
+
+
+def csv_rows(text: str, where: str, error: Raised) -> Iterator[list[str]]:
+    """The rows of a CSV text. Raises ``error`` for a NUL, or a cell without an end."""
+    if "\0" in text:
+        raise error(f"{where}: line {1 + text[: text.index(chr(0))].count(chr(10))} holds a NUL character")
+    try:
+        yield from csv.reader(io.StringIO(text, newline=""))
+    except csv.Error as wrong:
+        raise error(f"{where}: is not a CSV table: {wrong}") from None
+
+
+def check(table: Any, where: str, error: Raised) -> None:
+    """Raise ``error`` for what no field can hold: numbers without end or of more than 64 bits, NUL, endless nesting."""
+    for path, depth, value in _values(table):
+        at = f"(at $.{path[:200]})" if path else "(at $)"
+        if depth > DEEPEST:
+            raise error(f"{where}: tables and lists lie more than {DEEPEST} deep inside each other {at}")
+        if isinstance(value, str) and "\0" in value:
+            raise error(f"{where}: {shown(value)} holds a NUL character {at}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise error(f"{where}: {shown(value)} is larger than any number that is meant here {at}")
+        if isinstance(value, float) and not abs(value) < 1e200:
+            raise error(f"{where}: {value} is not a number that a field can hold {at}")
+
+
+def _values(table: Any) -> Iterator[tuple[str, int, Any]]:
+    """(path, depth, value) of everything inside, without recursion."""
+    waiting: list[tuple[str, int, Any]] = [("", 0, table)]
+    while waiting:
+        path, depth, value = waiting.pop()
+        yield path, depth, value
+        if depth > DEEPEST:
+            continue
+        if isinstance(value, dict):
+            for key, item in value.items():
+                yield f"{path}.{key}".lstrip("."), depth, key
+                waiting.append((f"{path}.{key}".lstrip("."), depth + 1, item))
+        elif isinstance(value, list):
+            waiting += [(f"{path}[{i}]", depth + 1, item) for i, item in enumerate(value)]
+
+
+def _beyond(wrong: Exception) -> str:
+    if isinstance(wrong, RecursionError):
+        return "tables and lists lie too deep inside each other"
+    text = str(wrong)
+    return "a whole number has thousands of digits" if "integer string conversion" in text else text[:200]
+
+
+def at_path(value: Any, kind: Any, path: str) -> tuple[Any, Any]:
+    """The value and the declared type at msgspec's path ``.cluster.links[1]``, as far as both can be followed."""
+    for name, index in re.findall(r"\.([\w-]+)|\[(\d+|\.\.\.)\]", path):
+        if name:
+            value = value.get(name) if isinstance(value, dict) else None
+            kind = typing.get_type_hints(kind, include_extras=True).get(name) if _is_struct(kind) else None
+        else:
+            value = value[int(index)] if isinstance(value, list) and index.isdigit() else value
+            bare, arguments = _bare(kind), typing.get_args(_bare(kind))
+            kind = arguments[-1 if typing.get_origin(bare) is dict else 0] if arguments else None
+        kind = _bare(kind)
+    return value, kind
+
+
+def fields_of(kind: Any) -> list[str]:
+    """Names of a Struct's fields, as a file has them; none of another type."""
+    return [field.encode_name for field in msgspec.structs.fields(kind)] if _is_struct(kind) else []
+
+
+def choices_of(kind: Any) -> list[str]:
+    """What a Literal allows."""
+    return [str(choice) for choice in typing.get_args(kind)]
+
+
+def _bare(kind: Any) -> Any:
+    """A type without Annotated and Optional around it."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return _bare(typing.get_args(kind)[0])
+    if typing.get_origin(kind) in {typing.Union, types.UnionType}:
+        return _bare(next(one for one in typing.get_args(kind) if one is not type(None)))
+    return kind
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)

@@ -1,0 +1,300 @@
+"""What happened, simulated or measured: spans on streams, and what crossed which link.
+
+A row of the span table stands for one op on a *set* of ranks that did it at exactly the same time, so that a run whose
+ranks behave alike stays small at 16,384 GPUs. Where they do not, ops are kept as :class:`~clustersim.core.blocks.Block`
+columns, and become rows only when somebody asks for rows. :meth:`Timeline.spans` expands either for the ranks asked
+for, :meth:`Timeline.per_op` sums over ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.blocks import AT_ONCE, Block, Columns, RankSets, joined, no_rows, totals
+from clustersim.core.cards import card
+from clustersim.core.label import Label
+from clustersim.core.memo import Keeper
+from clustersim.core.mix import Mix
+from clustersim.core.sheets import Rows, Sheet, Shelf, expanded
+from clustersim.core.units import format_time
+
+
+class OpInfo(msgspec.Struct, frozen=True, gc=False):
+    """What a span was: the label side of an op, shared by simulated and measured runs.
+
+    Parameters
+    ----------
+    name, stream, phase, bound : as in :mod:`clustersim.core.program`. kind : ``"compute"``, a collective's kind,
+        ``"send"`` or ``"recv"``.
+    nbytes : float [bytes], NCCL's S for a collective, HBM bytes for compute. flops : of one rank. step : the training
+        step it belongs to.
+    mix : of a simulated compute op, what its time at its rank's usual pace is spent on; None where unknown.
+    label : what it belongs to, as fields; None where unknown. stage : the pipeline stage of its ranks, -1 for none.
+    detail : free facts for a viewer: algorithm, protocol, n_channels, group size, lower bound [s], and of a transfer
+        alone on an idle network its ``latency`` [s] and ``ceiling`` [bytes/s of payload]. ``groups`` is (groups x
+        members) int, the ranks that met, and ``meets`` the other ops they came from, where they did not all run one op;
+        ``between`` what a member of an uneven all-to-all sends to others per byte of S, in the mean.
+    """
+
+    name: str
+    kind: str
+    stream: str
+    phase: str = "other"
+    bound: str = "compute"
+    nbytes: float = 0.0
+    flops: float = 0.0
+    step: int = 0
+    role: str = ""
+    after: tuple[int, ...] = ()
+    detail: dict[str, Any] = {}
+    label: Label | None = None
+    stage: int = -1
+    mix: Mix | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LinkUse:
+    """What each transfer put on which link, over time.
+
+    A transfer moves payload at a piecewise-constant rate; its ``load`` says how many bytes of each link one byte of its
+    payload costs. Bytes on a link over [t0, t1] are the sum of rate x weight x time.
+
+    Parameters
+    ----------
+    segment_transfer : (S,) int, transfer id. segment_start, segment_end : (S,) float [s].
+    segment_rate : (S,) float [bytes/s], of payload.
+    transfer_op : (T,) int, row in :attr:`Timeline.ops`. transfer_load : (T,) int, row of ``loads``.
+    loads : per distinct load a pair (links (k,) int, weights (k,) float [bytes on the link per payload byte]).
+    link_names, link_bandwidth : per link; bandwidth in bytes/s.
+    link_kinds : per link one of :data:`clustersim.core.topology.LINK_KINDS`; empty where unknown.
+    """
+
+    segment_transfer: Ints
+    segment_start: Floats
+    segment_end: Floats
+    segment_rate: Floats
+    transfer_op: Ints
+    transfer_load: Ints
+    loads: tuple[tuple[Ints, Floats], ...]
+    link_names: Sequence[str]
+    link_bandwidth: Floats
+    link_kinds: Sequence[str] = ()
+
+    def bytes_per_link(self) -> Floats:
+        """(L,) float [bytes]: everything that crossed each link."""
+        links, weights, load = self.per_byte
+        moved = weights * np.bincount(self.transfer_load, weights=self.payload, minlength=len(self.loads))[load]
+        return np.bincount(links, weights=moved, minlength=len(self.link_bandwidth)).astype(np.float64)
+
+    @cached_property
+    def payload(self) -> Floats:
+        """(T,) float [bytes] that each transfer moved."""
+        moved = self.segment_end - self.segment_start
+        moved *= self.segment_rate  # there are millions: no third column beside these
+        return np.bincount(self.segment_transfer, moved, len(self.transfer_op)).astype(np.float64, copy=False)
+
+    @cached_property
+    def per_byte(self) -> tuple[Ints, Floats, Ints]:
+        """Links and weights of all loads one after another, and whose they are."""
+        if not self.loads:
+            return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int64)
+        links, weights = (np.concatenate(column) for column in zip(*self.loads, strict=True))
+        return links, weights, np.repeat(np.arange(len(self.loads)), [len(links) for links, _ in self.loads])
+
+    def series(self, link: int) -> tuple[Floats, Floats]:
+        """Rate over time on one link: ``(times (n+1,) [s], rates (n,) [bytes/s])``, constant between two times."""
+        weight = np.array([float(weights[links == link].sum()) for links, weights in self.loads])
+        share = weight[self.transfer_load][self.segment_transfer] if len(self.loads) else np.array([])
+        used = share > 0
+        rate, start, end = self.segment_rate[used] * share[used], self.segment_start[used], self.segment_end[used]
+        times = np.unique(np.concatenate([[0.0], start, end]))
+        change = np.zeros(len(times))
+        np.add.at(change, np.searchsorted(times, start), rate)
+        np.add.at(change, np.searchsorted(times, end), -rate)
+        return times, np.maximum(np.cumsum(change)[:-1], 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline(Keeper):
+    """Spans of a run.
+
+    Parameters
+    ----------
+    ops : what the spans were. rank_sets : distinct sets of ranks, each a (k,) int array.
+    row_op, row_set : (R,) int, index into ``ops`` and ``rank_sets``.
+    row_ready : (R,) float [s], when the rank could have begun: stream free and dependencies done.
+    row_start, row_end : (R,) float [s]. For a collective ``ready`` is the rank's own arrival and ``start`` the moment
+        its last member arrived, so ``start - ready`` is time spent waiting for peers.
+    links : what crossed the links, None for measured runs that do not know. source : ``"simulated"`` or where it was
+        measured. rank_node : (world_size,) int, the node of each rank, for grouping tracks.
+    """
+
+    world_size: int
+    ops: tuple[OpInfo, ...]
+    rank_sets: tuple[Ints, ...]
+    row_op: Ints
+    row_set: Ints
+    row_ready: Floats
+    row_start: Floats
+    row_end: Floats
+    links: LinkUse | None = None
+    source: str = "simulated"
+    rank_node: Ints | None = None
+    stats: dict[str, float] = field(default_factory=dict)
+    blocks: tuple[Block, ...] = field(default=(), init=False, repr=False)
+    """Ops whose ranks differ, while nobody has asked for rows; see :meth:`of_blocks`."""
+
+    @classmethod
+    def of_blocks(
+        cls, world_size: int, ops: tuple[OpInfo, ...], rank_sets: tuple[Ints, ...], rows: Columns,
+        blocks: tuple[Block, ...], **rest: Any,
+    ) -> Timeline:  # fmt: skip
+        """A Timeline of rows and blocks; the ``row_`` columns and ``rank_sets`` hold both, and are made when asked for.
+
+        A copy by ``dataclasses.replace`` has rows only. ``rest``: the other fields.
+        """
+        timeline = cls(world_size, ops, rank_sets, *rows, **rest)
+        if blocks:
+            known = vars(timeline)
+            known["blocks"] = blocks
+            known["_narrow"] = tuple(known.pop(name) for name in _ROWS)
+        return timeline
+
+    if not TYPE_CHECKING:  # a fallback that answers everything would hide misspelt names from mypy
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _ROWS or "_narrow" not in vars(self):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            sets, *rows = vars(self)["_narrow"]
+            book = RankSets(self.world_size, sets)
+            made = joined([tuple(rows), *(book.rows(block) for block in self.blocks)])
+            vars(self).update(zip(_ROWS, (tuple(book.sets), *made), strict=True))
+            return vars(self)[name]
+
+    def _rows(self) -> Rows:
+        """Rank sets and rows of everything outside :attr:`blocks`."""
+        if "_narrow" in vars(self):
+            narrow: Rows = vars(self)["_narrow"]
+            return narrow
+        return self.rank_sets, self.row_op, self.row_set, self.row_ready, self.row_start, self.row_end
+
+    def __repr__(self) -> str:
+        return f"<Timeline ({self.source}) of {', '.join(f'{n} {what}' for what, n in self._counts())}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return card(f"Timeline ({self.source})", self._counts())
+
+    def _counts(self) -> list[tuple[str, str]]:
+        """Of each what there is; nothing is expanded for it."""
+        counts = {"ranks": self.world_size, "steps": len({op.step for op in self.ops}), "ops": len(self.ops),
+                  "spans": int(self.per_op()["ranks"].sum())}  # fmt: skip
+        return [*((what, f"{n:,}") for what, n in counts.items()), ("from begin to end", format_time(self.makespan))]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from 0 to the end of the last span."""
+        blocks = max((block.columns[2].high for block in self.blocks), default=0.0)
+        return max(float(self._rows()[5].max(initial=0.0)), blocks)
+
+    def per_op(self) -> dict[str, npt.NDArray[Any]]:
+        """What each op came to over its ranks, a column element per op, without expanding anything.
+
+        ``ranks`` (n_ops,) int, how many did it; ``seconds`` [s], from start to end, summed over them; ``ready``
+        and ``start`` [s], the first moment any could have begun, and did (inf where nobody did it); ``end`` [s], when
+        the last was done (-inf).
+        """
+        return dict(self._per_op)
+
+    def ranks_per_op(self, below: int | None = None) -> Ints:
+        """(n_ops,) how many ranks did each op, of those ``below`` a number: of all, ``ranks`` of :meth:`per_op`."""
+        sets, op, of, *_ = self._rows()
+        who = {id(block.ranks): block.ranks for block in self.blocks}
+        least = self.world_size if below is None else below
+        sizes = np.array([len(s) if least >= self.world_size else (s < least).sum() for s in sets], dtype=np.int64)
+        ranks = np.bincount(op, weights=sizes[of], minlength=len(self.ops)).astype(np.int64)
+        count = {key: int((mine < least).sum()) for key, mine in who.items()}
+        np.add.at(ranks, [block.op for block in self.blocks], [count[id(block.ranks)] for block in self.blocks])
+        return ranks
+
+    @cached_property
+    def _per_op(self) -> dict[str, npt.NDArray[Any]]:
+        n, (sets, op, of, ready, start, end) = len(self.ops), self._rows()
+        sizes, ranks = np.array([len(s) for s in sets], dtype=np.int64)[of], self.ranks_per_op()
+        seconds = np.bincount(op, weights=(end - start) * sizes, minlength=n).astype(np.float64)
+        first, began, last = np.full(n, np.inf), np.full(n, np.inf), np.full(n, -np.inf)
+        np.minimum.at(first, op, ready)
+        np.minimum.at(began, op, start)
+        np.maximum.at(last, op, end)
+        of_block, *columns = totals(self.blocks)
+        into = (np.add, seconds), (np.minimum, first), (np.minimum, began), (np.maximum, last)
+        for (how, column), values in zip(into, columns, strict=True):
+            how.at(column, of_block, values)
+        found = {"ranks": ranks, "seconds": seconds, "ready": first, "start": began, "end": last}
+        for column in found.values():
+            column.flags.writeable = False  # everybody who asks gets the same
+        return found
+
+    def spans(self, ranks: Sequence[int] | None = None) -> dict[str, npt.NDArray[Any]]:
+        """Spans as columns ``rank, op, ready, start, end``, sorted by rank, then start, then op.
+
+        ``ranks`` None means all of them. The dict goes straight into ``pandas.DataFrame``.
+        """
+        wanted = np.arange(self.world_size) if ranks is None else np.unique(np.asarray(ranks, dtype=np.int64))
+        parts = [_by_start(sheet) for sheet in self.sheets(wanted)]
+        columns = [np.concatenate(column) for column in zip(no_rows(), *parts, strict=True)]
+        order = np.argsort(columns[0], kind="stable")  # sheets hold whole ranks
+        return {name: column[order] for name, column in zip(_SPAN, columns, strict=True)}
+
+    def sheets(self, ranks: Ints, at_once: int = AT_ONCE) -> Iterator[Sheet]:
+        """Every span of these ranks (ascending) as tables of about ``at_once`` spans."""
+        return self.shelf.sheets(ranks, at_once)
+
+    @cached_property
+    def shelf(self) -> Shelf:
+        """Rows and blocks by the ranks that did them."""
+        return Shelf(self._rows(), self.blocks, self.world_size)
+
+    @cached_property
+    def _alike(self) -> tuple[Ints, Ints]:
+        _, first, of_rank = np.unique(self.shelf.courses(), return_index=True, return_inverse=True)
+        return np.sort(first).astype(np.int64), np.argsort(np.argsort(first))[of_rank]
+
+
+_ROWS = ("rank_sets", "row_op", "row_set", "row_ready", "row_start", "row_end")
+_SPAN = ("rank", "op", "ready", "start", "end")
+
+
+def _by_start(sheet: Sheet) -> Columns:
+    """Spans of a sheet one after another: by rank, then start, then op."""
+    order = np.argsort(sheet.start, axis=1, kind="stable")
+    times = (np.take_along_axis(column, order, axis=1).ravel() for column in (sheet.ready, sheet.start, sheet.end))
+    return np.repeat(sheet.ranks, len(sheet.op)), sheet.op[order].ravel(), *times  # type: ignore[return-value]
+
+
+def alike(timeline: Timeline) -> tuple[Ints, Ints]:
+    """Ranks grouped by having exactly the same spans: ``(representatives (c,), class of each rank (world_size,))``.
+
+    Whatever is computed per rank needs only the representatives. Classes are numbered by their lowest rank.
+    """
+    return timeline._alike
+
+
+def step_ends(timeline: Timeline) -> Floats:
+    """(steps, world_size) float [s]: when each rank's last op of each step ended; 0 where it did nothing in it."""
+    step = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    ended = np.zeros((int(step.max(initial=-1)) + 1, timeline.world_size))
+    rank, op, _, _, end = expanded(timeline._rows())
+    np.maximum.at(ended, (step[op], rank), end)
+    for block in timeline.blocks:
+        row = ended[step[block.op]]
+        row[block.ranks] = np.maximum(row[block.ranks], block.end)
+    return ended

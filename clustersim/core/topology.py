@@ -1,0 +1,196 @@
+"""The machine as a directed graph: GPUs, CPUs, NICs and switches, and the links between them.
+
+Vertices and links are numpy columns, because a cluster of 16,384 GPUs has some 100,000 links; :attr:`Topology.graph`
+is the same thing as a :class:`networkx.DiGraph` for whoever wants to walk it. A link is directed and carries the
+bandwidth of one direction, in bytes per second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clustersim.core.arrays import Floats as Floats
+from clustersim.core.arrays import Ints as Ints
+from clustersim.core.calibrated import Calibration, MeasuredNumber
+from clustersim.core.errors import TopologyError, nearest
+from clustersim.core.memo import Keeper
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+GPU, CPU, NIC, PCIE_SWITCH, NVSWITCH, SWITCH = "gpu", "cpu", "nic", "pcie_switch", "nvswitch", "switch"
+VERTEX_KINDS = (GPU, CPU, NIC, PCIE_SWITCH, NVSWITCH, SWITCH)
+"""What a vertex can be. ``nvswitch`` also stands for any in-node GPU switch; ``switch`` is a network switch."""
+
+LINK_KINDS = ("nvlink", "xgmi", "c2c", "pcie", "cpu", "net")
+"""What a link can be. ``cpu`` joins sockets (UPI, xGMI between CPUs); ``net`` is everything outside a node."""
+
+PATH_CLASSES = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "NET", "DIS")
+"""NCCL's path classes, nearest first (nccl src/graph/topo.h)."""
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """What all nodes of one build share, beyond their links.
+
+    Parameters
+    ----------
+    name : str, the node's name, such as ``"hgx-h100"``.
+    device : str, the GPU's name in :mod:`clustersim.core.device`.
+    n_gpus, n_nics : int, per node.
+    cpu_vendor : str, ``"intel"``, ``"amd"``, ``"arm"`` or ``"power"``; NCCL's tuner looks at it.
+    cpu_model : str, the generation as NCCL tells it apart: ``"bdw"``, ``"skl"``, ``"spr"``, ``"emr"``, ``"rome"``,
+        ``"grace"``...
+    net : str, the transport NCCL would use outside, a row of :data:`clustersim.core.transports.TRANSPORTS`, or
+    ``"none"``. nvls : bool, NVLink SHARP: the switches can reduce and multicast (Hopper and later, behind NVSwitch).
+    p2p : bool, GPUs may read each other's memory over PCIe; False on GeForce 40. pcie_gen : int, of the GPUs' slots.
+    net_share : float, share of its NICs' line rate that collectives were measured to reach on this machine; 0 takes
+        the transport's usual share.
+    cores : int, CPU cores of the node, which the processes on it share; 0 where it is not said: enough for all.
+    sources : text per fact, as the topology file gives it.
+    """
+
+    name: str
+    device: str
+    n_gpus: int
+    n_nics: int
+    cpu_vendor: str = "intel"
+    cpu_model: str = ""
+    net: str = "ib"
+    nvls: bool = False
+    p2p: bool = True
+    pcie_gen: int = 4
+    net_share: float = 0.0
+    cores: int = 0
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Topology(Keeper):
+    """Directed graph of one cluster. Immutable; builders are in :mod:`clustersim.cluster.files`.
+
+    Parameters
+    ----------
+    name : str
+    vertex_names : unique names, ``"node3/gpu0"`` inside a node, ``"leaf4"`` outside.
+    vertex_kinds : one of :data:`VERTEX_KINDS` per vertex.
+    vertex_node : (V,) int, the node a vertex belongs to; -1 outside every node.
+    link_src, link_dst : (L,) int, vertex ids.
+    link_bandwidth : (L,) float [bytes/s], line rate of this direction.
+    link_latency : (L,) float [s], of the hop (wire and the far vertex's forwarding).
+    link_kinds : one of :data:`LINK_KINDS` per link.
+    node_types : one :class:`NodeType` per node.
+    fabric : str, what joins the nodes, such as ``"rail_optimised"``; for people and for :meth:`describe`.
+    routing : how a switch picks among equal next hops: ``"destination"`` (by the destination's place, as InfiniBand's
+        fat-tree routing), ``"hash"`` (by a hash of source, destination and flow, as Ethernet's ECMP), or
+        ``"adaptive"`` (by load: parallel ways are one link already).
+    calibration : constants fitted to this machine's own measurements; None: the time models' defaults hold.
+    measured : a few numbers of its own, which :func:`clustersim.collectives.fitted.load` turns into constants.
+    """
+
+    name: str
+    vertex_names: tuple[str, ...]
+    vertex_kinds: tuple[str, ...]
+    vertex_node: Ints
+    link_src: Ints
+    link_dst: Ints
+    link_bandwidth: Floats
+    link_latency: Floats
+    link_kinds: tuple[str, ...]
+    node_types: tuple[NodeType, ...]
+    fabric: str = ""
+    routing: str = "destination"
+    calibration: Calibration | None = None
+    measured: tuple[MeasuredNumber, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Topology {self.name}: {self.n_nodes:,} nodes, {self.n_links:,} links>"
+
+    @property
+    def n_nodes(self) -> int:
+        """How many machines."""
+        return len(self.node_types)
+
+    @property
+    def n_links(self) -> int:
+        """How many directed links."""
+        return len(self.link_src)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Vertex id by name."""
+        return {name: i for i, name in enumerate(self.vertex_names)}
+
+    @cached_property
+    def gpus(self) -> Ints:
+        """(G,) vertex ids of every GPU, node-major: entry ``8 * node + local`` on 8-GPU nodes."""
+        return self._of_kind(GPU)
+
+    @cached_property
+    def cpus(self) -> Ints:
+        """Vertex ids of every CPU socket, node-major."""
+        return self._of_kind(CPU)
+
+    @property
+    def homes(self) -> Ints:
+        """Vertices that ranks run on: the GPUs, or the CPUs of a cluster that has no GPU."""
+        return self.gpus if len(self.gpus) else self.cpus
+
+    @cached_property
+    def nics(self) -> Ints:
+        """Vertex ids of every NIC, node-major."""
+        return self._of_kind(NIC)
+
+    def _of_kind(self, kind: str) -> Ints:
+        ids = np.array([i for i, k in enumerate(self.vertex_kinds) if k == kind], dtype=np.int64)
+        ordered: Ints = ids[np.argsort(self.vertex_node[ids], kind="stable")]
+        return ordered
+
+    def vertex(self, name: str) -> int:
+        """Vertex id of a name. Raises :class:`TopologyError` with the nearest name."""
+        try:
+            return self.index[name]
+        except KeyError:
+            raise TopologyError(f"{self.name}: no vertex {name!r}; {nearest(name, self.vertex_names)}") from None
+
+    def node_gpus(self, node: int) -> Ints:
+        """Vertex ids of one node's GPUs, in local-rank order."""
+        first, last = np.searchsorted(self.vertex_node[self.gpus], [node, node + 1])  # gpus are node-major
+        mine: Ints = self.gpus[first:last]
+        return mine
+
+    @cached_property
+    def graph(self) -> nx.DiGraph[str]:
+        """The same graph for networkx: vertices by name with ``kind`` and ``node``, edges with ``bandwidth`` [bytes/s],
+        ``latency`` [s], ``kind`` and ``link`` (the id used everywhere else)."""
+        import networkx as nx  # 0.7 s to import
+
+        graph: nx.DiGraph[str] = nx.DiGraph(name=self.name)
+        for name, kind, node in zip(self.vertex_names, self.vertex_kinds, self.vertex_node.tolist(), strict=True):
+            graph.add_node(name, kind=kind, node=node)
+        ends = zip(self.link_src.tolist(), self.link_dst.tolist(), strict=True)
+        for link, (src, dst) in enumerate(ends):
+            graph.add_edge(
+                self.vertex_names[src],
+                self.vertex_names[dst],
+                bandwidth=float(self.link_bandwidth[link]),
+                latency=float(self.link_latency[link]),
+                kind=self.link_kinds[link],
+                link=link,
+            )
+        return graph
+
+    def link_name(self, link: int) -> str:
+        """``"node0/gpu1 -> node0/nvswitch2"``."""
+        return f"{self.vertex_names[self.link_src[link]]} -> {self.vertex_names[self.link_dst[link]]}"
+
+
+def route_latency(topology: Topology, route: Sequence[int]) -> float:
+    """Seconds for a first byte to cross a route: the sum over its links."""
+    return float(topology.link_latency[list(route)].sum())

@@ -1,0 +1,251 @@
+"""Flows that always have one rate, as one object, and what came of them.
+
+Flows that cross the same watched slots (:mod:`clustersim.engine.flows.network`) with the same weights under one ceiling
+are equal to max-min fairness, so they have one rate: a class of :class:`Equals`. The rates a class had over time are
+its :class:`Course`, and a transfer is known by the courses it ran with, from when to when (:class:`Spells`): stretches
+of constant rate are made of these when the run is over, for most are never looked at.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import MutableSequence
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from clustersim.core.arrays import Floats, Ints
+from clustersim.engine.flows.loads import INSTANT
+
+FULL = 1 + INSTANT
+"""A slot that is asked for more is tight."""
+
+
+class Way:
+    """What flows of one load and ceiling take of which slot.
+
+    ceiling : [bytes/s], no more than the slots let through. many : whether it crosses so many slots that they are only
+    kept as columns: ``slots``, ``weights`` [s/byte], and ``asks``, the part of each that a flow takes at its ceiling.
+    entries : else, (slot, weight, part) of each. n : flows on their way; one : their class, where any are.
+    """
+
+    __slots__ = ("asks", "ceiling", "entries", "many", "n", "one", "slot_list", "slots", "weights")
+
+    def __init__(self, slots: Ints, weights: Floats, ceiling: float, most: int) -> None:
+        self.slots, self.weights = slots, weights
+        self.slot_list: list[int] = slots.tolist()
+        self.ceiling = min(ceiling, 1.0 / weights.max()) if len(slots) else ceiling
+        self.many, self.asks = len(slots) >= max(most, 1), weights * self.ceiling
+        columns = [] if self.many else [self.slot_list, weights.tolist(), self.asks.tolist()]
+        self.entries: list[tuple[int, float, float]] = list(zip(*columns, strict=True))
+        self.n = 0
+        self.one: Equals | None = None
+
+
+class Equals:
+    """The flows of one class that are on their way.
+
+    number, key : of the class. slot_list : the watched slots they cross; of ``many``, all of a way, as ``slots``, too.
+    ceiling : [bytes/s]. rate : [bytes/s] of each.
+    moved : [bytes] that a flow there from the start has moved until ``since`` [s].
+    flows : heap of (``moved`` at its end, transfer, begin, way); ``planned``, the first one's end that was asked for.
+    course : the rates it had. version : tells wakes apart.
+    """
+
+    __slots__ = ("_weight_of", "_weights", "ceiling", "course", "flows", "key", "many", "moved", "number", "planned",
+                 "rate", "since", "slot_list", "slots", "version")  # fmt: skip
+
+    def __init__(self, number: int, key: object, way: Way, watched: tuple[tuple[int, float], ...]) -> None:
+        self.number, self.key, self.many, self.slots, self.ceiling = number, key, way.many, way.slots, way.ceiling
+        self.slot_list = way.slot_list if way.many else [slot for slot, _ in watched]
+        self._weights, self._weight_of = way.weights, dict(watched)
+        self.flows: list[tuple[float, int, float, Way]] = []
+        self.version = 0
+        self.empty(0.0)
+
+    def empty(self, now: float) -> None:
+        """Nobody is there yet, or any more."""
+        self.rate, self.moved, self.since, self.planned = 0.0, 0.0, now, -1.0
+        self.course: Course | None = None
+
+    def tight(self, asked: Floats, one_by_one: MutableSequence[float]) -> tuple[list[int], list[float]]:
+        """Its slots that are asked for more than they have, and what all of its flows take of each [s/byte].
+
+        ``asked`` : of each slot; ``one_by_one``, the same: a few are looked at sooner so.
+        """
+        n = len(self.flows)
+        if self.many:
+            over = asked[self.slots] > FULL
+            return self.slots[over].tolist(), (self._weights[over] * n).tolist()
+        slots = [slot for slot in self.slot_list if one_by_one[slot] > FULL]
+        return slots, [self._weight_of[slot] * n for slot in slots]
+
+    def advance(self, now: float) -> None:
+        """Let time pass at the present rate."""
+        if now > self.since:
+            self.moved += self.rate * (now - self.since)
+            self.since = now
+
+    def join(self, transfer: int, nbytes: float, now: float, way: Way) -> None:
+        """A flow begins, with so many bytes to move."""
+        self.advance(now)
+        heappush(self.flows, (self.moved + nbytes, transfer, now, way))
+        way.n += 1
+
+    def leave(self, way: Way, now: float, spells: Spells) -> list[tuple[int, float]]:
+        """A way's flows go elsewhere, before they end: which, and what they have left to move [bytes]."""
+        self.advance(now)
+        gone = sorted(flow for flow in self.flows if flow[3] is way)
+        self.flows = [flow for flow in self.flows if flow[3] is not way]
+        heapify(self.flows)
+        for _, transfer, begin, _ in gone:
+            if self.course is not None:
+                spells.add(transfer, self.course, begin, now)
+        way.n -= len(gone)
+        return [(transfer, max(end - self.moved, 0.0)) for end, transfer, _, _ in gone]
+
+    def over(self, now: float, spells: Spells) -> list[tuple[int, Way]]:
+        """Transfers that end now, and their ways."""
+        self.advance(now)
+        most = self.moved + self.rate * now * INSTANT
+        done: list[tuple[int, Way]] = []
+        while self.flows and (not done or self.flows[0][0] <= most):
+            _, transfer, begin, way = heappop(self.flows)
+            if self.course is not None:
+                spells.add(transfer, self.course, begin, now)
+            way.n -= 1
+            if not way.n:
+                way.one = None
+            done.append((transfer, way))
+        return done
+
+    def set(self, rate: float, now: float) -> bool:
+        """From now on at this rate; whether its next end is another than it was."""
+        if self.rate == 0.0 or abs(rate - self.rate) > INSTANT * self.rate:
+            self.advance(now)
+            self.rate = rate
+            if self.course is None:
+                self.course = Course(now, rate)
+            else:
+                self.course.set(now, rate)
+        elif self.flows[0][0] == self.planned:
+            return False
+        self.planned = self.flows[0][0]
+        self.version += 1
+        return True
+
+    @property
+    def due(self) -> float:
+        """When its next flow ends [s]."""
+        return self.since + max(self.flows[0][0] - self.moved, 0.0) / self.rate
+
+
+class Course:
+    """The rate that flows of one class had over time: ``rates[k]`` from ``times[k]`` until the next.
+
+    transfers, begins, ends : who ran with it, from when to when [s], where it is more than one rate.
+    """
+
+    __slots__ = ("begins", "ends", "rates", "times", "transfers")
+
+    def __init__(self, now: float, rate: float) -> None:
+        self.times, self.rates = [now], [rate]
+        self.transfers: list[int] = []
+        self.begins: list[float] = []
+        self.ends: list[float] = []
+
+    def set(self, now: float, rate: float) -> None:
+        """From now on it is another."""
+        if self.times[-1] == now:
+            self.rates[-1] = rate
+        else:
+            self.times.append(now)
+            self.rates.append(rate)
+
+
+MOST = 2_000_000
+"""Stretches kept one by one; of more, the rates of a class are means over longer stretches, with the same bytes."""
+
+
+class Spells:
+    """Which transfer shared which course, from when to when.
+
+    whole : columns of transfers that had one rate from begin to end, as :meth:`columns` gives them.
+    """
+
+    def __init__(self) -> None:
+        self.whole: list[tuple[Ints, Floats, Floats, Floats]] = []
+        self._steady = array("q"), array("d"), array("d"), array("d")
+        self._varied: list[Course] = []
+
+    def add(self, transfer: int, course: Course, begin: float, end: float) -> None:
+        """A transfer ran with a course's rates from ``begin`` to ``end`` [s]."""
+        if end <= begin:
+            return
+        if len(course.times) == 1:
+            ids, begins, ends, rates = self._steady
+            ids.append(transfer)
+            begins.append(begin)
+            ends.append(end)
+            rates.append(course.rates[0])
+            return
+        if not course.transfers:
+            self._varied.append(course)
+        course.transfers.append(transfer)
+        course.begins.append(begin)
+        course.ends.append(end)
+
+    def columns(self) -> tuple[Ints, Floats, Floats, Floats]:
+        """Stretches of constant rate: transfer, start [s], end [s], rate [bytes/s], sorted by transfer, then start."""
+        varied = [_Varied(course) for course in self._varied]
+        length = sum(one.length(one.times) for one in varied)
+        parts = [one.cut(1 + length // MOST) for one in varied]
+        if len(self._steady[0]):
+            parts.append(tuple(np.array(column) for column in self._steady))  # type: ignore[arg-type]
+        none = np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0)
+        parts = [*self.whole, *parts] or [none]
+        ids, start, stop, rate = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
+        if np.all(ids[1:] > ids[:-1]):
+            return ids, start, stop, rate
+        order = np.lexsort((start, ids))
+        return ids[order], start[order], stop[order], rate[order]
+
+
+class _Varied:
+    """A course of several rates, and the spells that ran with it, as columns."""
+
+    def __init__(self, course: Course) -> None:
+        self.times, self.rates = np.array(course.times), np.array(course.rates)
+        self.moved = np.concatenate([[0.0], np.cumsum(self.rates[:-1] * np.diff(self.times))])
+        self.transfer = np.array(course.transfers, dtype=np.int64)
+        self.begin, self.end = np.array(course.begins), np.array(course.ends)
+
+    def _within(self, times: Floats) -> tuple[Ints, Ints]:
+        """Of each spell the first of ``times`` after its begin, and how many are before its end."""
+        first = np.searchsorted(times, self.begin, side="right")
+        return first, np.maximum(np.searchsorted(times, self.end, side="left") - first, 0)
+
+    def length(self, times: Floats) -> int:
+        """Stretches of all spells, cut at ``times``."""
+        return int(self._within(times)[1].sum()) + len(self.transfer)
+
+    def cut(self, every: int) -> tuple[Ints, Floats, Floats, Floats]:
+        """Stretches cut at each ``every``-th change of rate; each has what was moved in it over its length."""
+        times = self.times[::every]
+        first, inside = self._within(times)
+        count = inside + 1
+        begins = np.cumsum(count) - count
+        spell = np.repeat(np.arange(len(count)), count)
+        place = np.arange(len(spell)) - begins[spell]
+        start = times[np.minimum(first[spell] + place - 1, len(times) - 1)]
+        start[begins] = self.begin
+        end = np.append(start[1:], 0.0)
+        end[begins + count - 1] = self.end
+        at = np.searchsorted(self.times, start, side="right") - 1
+        rate = self.rates[at] if every == 1 else (self._moved(end) - self._moved(start)) / (end - start)
+        return self.transfer[spell], start, end, rate
+
+    def _moved(self, time: Floats) -> Floats:
+        at = np.searchsorted(self.times, time, side="right") - 1
+        moved: Floats = self.moved[at] + self.rates[at] * (time - self.times[at])
+        return moved

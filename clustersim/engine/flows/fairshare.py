@@ -1,0 +1,114 @@
+"""Who gets how much of a shared link: weighted max-min fairness as a pure function of arrays.
+
+Flow ``i`` moves payload at rate ``r_i`` and takes ``w_il * r_i`` of link ``l``. Rates are *max-min fair*: nobody can
+get more without someone slower, or as slow, getting less (Bertsekas & Gallager, Data Networks, section 6.5.2). Water is
+poured into all flows at one level; a flow stops rising when one of its links is full or it reaches its own ceiling.
+
+The level at which a link would fill only rises while other flows freeze, so a link whose flows could not be held
+lower anywhere else is final at once. All such links freeze in the same round: independent parts of the network cost
+one round together, not one each.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+
+from clustersim.core.arrays import Floats, Ints
+
+TIE = 1e-12
+"""Two levels this close, relatively, are one level."""
+
+SMALL = 64
+"""Entries (class x slot) that plain Python fills sooner than numpy."""
+
+
+def max_min(ptr: Ints, links: Ints, weights: Floats, capacities: Floats, ceilings: Floats) -> Floats:
+    """Weighted max-min fair rates.
+
+    Parameters
+    ----------
+    ptr : (F+1,) int, CSR: flow ``i`` crosses ``links[ptr[i]:ptr[i+1]]``, no link twice in one flow.
+    links : (E,) int, link ids below ``len(capacities)``.
+    weights : (E,) float, bytes of the link one payload byte takes; above 0.
+    capacities : (L,) float [bytes/s]. ceilings : (F,) float [bytes/s] of payload, may be inf.
+
+    Returns
+    -------
+    (F,) float [bytes/s]: payload rates; inf for a flow without links and ceiling.
+
+    Two flows on one link get half each, unless one cannot use its half:
+
+    >>> one_link = np.array([0, 1, 2]), np.array([0, 0]), np.ones(2), np.array([10.0])
+    >>> max_min(*one_link, np.array([np.inf, np.inf])).tolist()
+    [5.0, 5.0]
+    >>> max_min(*one_link, np.array([2.0, np.inf])).tolist()
+    [2.0, 8.0]
+    """
+    rates = ceilings.astype(np.float64, copy=True)
+    left = capacities.astype(np.float64, copy=True)
+    flows = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
+    rising = np.diff(ptr) > 0
+    while len(flows):
+        total = np.bincount(links, weights=weights, minlength=len(left))
+        level = np.divide(left, total, out=np.full(len(left), np.inf), where=total > 0)
+        share = ceilings.copy()
+        np.minimum.at(share, flows, level[links])
+        least = np.full(len(left), np.inf)
+        np.minimum.at(least, links, share[flows])
+        full = least >= level * (1 - TIE)
+        stops = share >= ceilings
+        stops[flows[full[links]]] = True
+        stops &= rising
+        rates[stops] = share[stops]
+        rising &= ~stops
+        frozen, keep = stops[flows], rising[flows]
+        left -= np.bincount(links[frozen], weights=(weights * share[flows])[frozen], minlength=len(left))
+        np.maximum(left, 0.0, out=left)
+        flows, links, weights = flows[keep], links[keep], weights[keep]
+    return rates
+
+
+def level(some: list[tuple[float, list[int], list[float]]], taken: Floats) -> list[float]:
+    """Max-min fair rates in what ``taken`` leaves of each slot.
+
+    ``some`` : of each class the ceiling of a flow, slots, and what all of its flows take of each [s/byte].
+    """
+    if len(some) == 1:
+        ceiling, slots, takes = some[0]
+        return [min([ceiling, *[max(1.0 - taken.item(s), 0.0) / w for s, w in zip(slots, takes, strict=True)]])]
+    if sum(len(slots) for _, slots, _ in some) <= SMALL:
+        return _level_few(some, taken)
+    at = np.array([*chain.from_iterable([s for _, s, _ in some])])
+    number = np.zeros(len(taken), dtype=np.int64)
+    number[at] = 1
+    used = np.flatnonzero(number)
+    number[used] = np.arange(len(used))
+    at = number[at]
+    weights = np.array([*chain.from_iterable([w for _, _, w in some])])
+    ptr, room = np.cumsum([0, *(len(slots) for _, slots, _ in some)]), np.maximum(1.0 - taken[used], 0.0)
+    return max_min(ptr, at, weights, room, np.array([c for c, _, _ in some])).tolist()  # type: ignore[no-any-return]
+
+
+def _level_few(some: list[tuple[float, list[int], list[float]]], taken: Floats) -> list[float]:
+    """Water-filling (:mod:`clustersim.engine.flows.fairshare`) in plain Python."""
+    rates = [ceiling for ceiling, _, _ in some]
+    left = {s: max(1.0 - taken.item(s), 0.0) for _, slots, _ in some for s in slots}
+    rising = list(range(len(some)))
+    while rising:
+        weight = dict.fromkeys(left, 0.0)
+        for i in rising:
+            for s, w in zip(some[i][1], some[i][2], strict=True):
+                weight[s] += w
+        at, water = -1, min([some[i][0] for i in rising])
+        for s, total in weight.items():
+            if left[s] < water * total:
+                at, water = s, left[s] / total
+        stops = [i for i in rising if (at in some[i][1] if at >= 0 else some[i][0] <= water)]
+        for i in stops:
+            rates[i] = water
+            for s, w in zip(some[i][1], some[i][2], strict=True):
+                left[s] = max(left[s] - w * water, 0.0)
+        rising = [i for i in rising if i not in stops]
+    return rates

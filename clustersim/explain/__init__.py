@@ -1,0 +1,1 @@
+"""Timeline -> figures, causes, the critical path, and what would help."""

@@ -1,0 +1,146 @@
+"""What physics allows: a lower bound beside every collective and every step, and what deserves a warning.
+
+A collective's bound is its bytes over the narrowest cut of the machine (:mod:`clustersim.collectives.bounds`; the plan
+carries it). A step's is the larger of a rank's FLOPs over peak and the bounds of the collectives that one of its
+streams does one after another. A result that beats a bound is a bug, and is said to be one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from clustersim.core.arrays import Columns, Floats
+from clustersim.core.facts import UNKNOWN, Facts
+from clustersim.core.timeline import Timeline
+from clustersim.core.units import format_bytes, format_time
+from clustersim.explain.hotspots import hotspots
+from clustersim.explain.pace import pace_ratios
+from clustersim.explain.pieces import workers
+
+EXACT = 1e-6
+"""Relative slack for rounding."""
+BUSY, BUSY_TIME = 0.95, 0.1
+"""A link this full for this share of the time is worth a warning."""
+SLOW = 1.05
+"""So is a rank whose kernels take this many times the median."""
+NEAR = 0.95
+"""And memory this full."""
+
+
+def bounds(timeline: Timeline, *, peak_flops: float | None = None) -> dict[str, Columns]:
+    """Lower bounds and how near the run comes to them.
+
+    peak_flops : float [FLOP/s] of one GPU; without it a step is bounded by its communication alone.
+
+    Returns two tables. ``collectives``, a row per op that transfers and has a bound: ``name``, ``seconds`` (its fastest
+    transfer), ``bound`` [s], ``reached`` (bound over seconds). ``steps``: ``step``, ``seconds`` (from the end of the
+    step before), ``compute_bound``, ``communication_bound``, ``bound`` [s], ``reached``.
+    """
+    fastest = _fastest(timeline)
+    has = [i for i, op in enumerate(timeline.ops) if "lower_bound" in op.detail and np.isfinite(fastest[i])]
+    bound = np.array([float(timeline.ops[i].detail["lower_bound"]) for i in has])
+    seconds = fastest[has]
+    reached = np.divide(bound, seconds, out=np.zeros(len(has)), where=seconds > 0)
+    names = np.array([timeline.ops[i].name for i in has])
+    collectives = {"name": names, "seconds": seconds, "bound": bound, "reached": reached}
+    return {"collectives": collectives, "steps": _steps(timeline, peak_flops)}
+
+
+def _fastest(timeline: Timeline) -> Floats:
+    """(n_ops,) float [s], the shortest span of each op from start to end; inf where there is none."""
+    shortest = np.full(len(timeline.ops), np.inf)
+    _, op, _, _, start, end = timeline._rows()
+    np.minimum.at(shortest, op, end - start)
+    for block in timeline.blocks:
+        shortest[block.op] = min(shortest[block.op], float((block.end - block.start).min()))
+    return shortest
+
+
+def _steps(timeline: Timeline, peak: float | None) -> Columns:
+    ops, ends = timeline.ops, timeline.per_op()["end"]
+    step = np.array([op.step for op in ops], dtype=np.int64)
+    known = np.unique(step[np.isfinite(ends)]) if len(ops) else np.zeros(0, dtype=np.int64)
+    last = np.array([float(ends[step == s].max()) for s in known.tolist()])
+    seconds = np.diff(last, prepend=0.0)
+    compute, sent = np.zeros(len(known)), np.zeros(len(known))
+    for k, s in enumerate(known.tolist()):
+        flops, waits = defaultdict[str, float](float), defaultdict[tuple[str, str], float](float)
+        for i in np.flatnonzero((step == s) & np.isfinite(ends)).tolist():
+            op = ops[i]
+            flops[op.role] += op.flops
+            groups = op.detail.get("groups")
+            # An op that only some ranks of its role take part in may wait for nobody on the others.
+            if op.kind != "compute" and groups is not None and np.asarray(groups).size >= timeline.world_size:
+                waits[op.role, op.stream] += float(op.detail.get("lower_bound", 0.0))
+        compute[k] = max(flops.values(), default=0.0) / peak if peak else 0.0
+        sent[k] = max(waits.values(), default=0.0)
+    bound = np.maximum(compute, sent)
+    # Ranks may begin a step before the last one has ended the step before: only the sum over steps is safe.
+    reached = np.divide(bound, seconds, out=np.zeros(len(known)), where=seconds > 0)
+    names = ("step", "seconds", "compute_bound", "communication_bound", "bound", "reached")
+    return dict(zip(names, (known, seconds, compute, sent, bound, reached), strict=True))
+
+
+def warnings(timeline: Timeline, facts: Facts = UNKNOWN) -> list[str]:
+    """What deserves attention, in words."""
+    return [
+        *_beaten(timeline, facts.peak_flops),
+        *_busy_links(timeline),
+        *_slow_ranks(timeline),
+        *_memory(facts.peak_memory_bytes, facts.memory.device_bytes),
+    ]
+
+
+def _beaten(timeline: Timeline, peak: float | None) -> list[str]:
+    table = bounds(timeline, peak_flops=peak)
+    found = []
+    each, steps = table["collectives"], table["steps"]
+    for k in np.flatnonzero(each["seconds"] < each["bound"] * (1 - EXACT)).tolist():
+        took, least = format_time(float(each["seconds"][k])), format_time(float(each["bound"][k]))
+        found.append(
+            f"{each['name'][k]!r} took {took}, less than the {least} its bytes need at the narrowest cut: a bug"
+        )
+    total, least_total = float(steps["seconds"].sum()), float(steps["bound"].sum())
+    if total < least_total * (1 - EXACT):
+        found.append(f"all steps took {format_time(total)}, less than their bound of {format_time(least_total)}: a bug")
+    return found[:3]
+
+
+def _busy_links(timeline: Timeline) -> list[str]:
+    table = hotspots(timeline, top=200)
+    if not table:
+        return []
+    full = (table["heat"] > BUSY).mean(axis=1)
+    found: dict[str, str] = {}
+    for k in np.argsort(-full, kind="stable").tolist():
+        if full[k] < BUSY_TIME:
+            break
+        users = " and ".join(repr(u) for u in table["users"][k].tolist() if u)
+        alike = int(table["alike"][k]) - 1
+        text = f"{table['name'][k]} is more than {BUSY:.0%} full for {full[k]:.0%} of the time, by {users}"
+        if alike:
+            text += f"; so are {alike:,} links like it" if alike > 1 else "; so is 1 link like it"
+        found.setdefault(f"{users}{full[k]:.2f}", text)
+    return list(found.values())[:3]
+
+
+def _slow_ranks(timeline: Timeline) -> list[str]:
+    ratio, train = pace_ratios(timeline), workers(timeline)
+    slow = train[ratio[train] > SLOW]
+    worst = slow[np.argsort(-ratio[slow], kind="stable")]
+    if not len(worst):
+        return []
+    rank = int(worst[0])
+    text = f"rank {rank} is {ratio[rank] - 1:.0%} slower than the median of its peers"
+    text += f"; {len(worst) - 1:,} more ranks are more than {SLOW - 1:.0%} slower" if len(worst) > 1 else ""
+    return [text]
+
+
+def _memory(used: float | None, device: float) -> list[str]:
+    if not used or not device or used < NEAR * device:
+        return []
+    if used > device:
+        return [f"memory: {format_bytes(used)} are needed and a GPU has {format_bytes(device)}: it would not run"]
+    return [f"memory: {format_bytes(used)} of {format_bytes(device)} are used: within 5% of the limit"]

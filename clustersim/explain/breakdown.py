@@ -1,0 +1,107 @@
+"""Where the time went: every instant of every GPU in exactly one state, so that shares add up to 100 %.
+
+* An *exposed transfer* is time in which a GPU runs no kernel because a transfer is running. A trace shows one NCCL
+  kernel for it and for the wait for a late peer before it, so that what Megatron-LM and PyTorch HTA call exposed (or
+  non-overlapped) communication is both together; here the wait is a state of its own. Communication beside a kernel is
+  *hidden* and costs only what the kernel loses to it; it is counted beside the states, not among them.
+* *Bubble* is time a GPU is idle by the schedule's structure: a pipeline stage whose neighbours have nothing for it
+  yet, or one whose own list is over. The *bubble fraction* is bubble time over the whole step (GPipe, Huang et al.
+  2019, where p stages and m micro-batches give (p-1)/(m+p-1); Megatron-LM, Narayanan et al. 2021, divides by the ideal
+  time without bubbles, (p-1)/m, which is this fraction f as f/(1-f)).
+* *Waiting for a peer* is any other wait: ranks that run one op list can be apart only because one is slower, or is
+  itself held; :func:`clustersim.explain.stalls.stalls` says which.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.timeline import Timeline
+from clustersim.explain.metrics import steady_window
+from clustersim.explain.pieces import STATES, Pieces, State, by_class, pieces
+
+
+class Breakdown(msgspec.Struct, frozen=True, eq=False):
+    """Where the time went.
+
+    states : (k,) str. rank : (w,) int. seconds : (w, k) float [s per step]. shares : (w, k) float, 1 in every row's
+    sum. mean : (k,) float, shares averaged over ranks. hidden_communication_s : (w,) float [s per step], a transfer
+    runs beside a kernel. begin, end : the window [s]. steps : how many it holds.
+    """
+
+    states: list[str]
+    rank: Ints
+    seconds: Floats
+    shares: Floats
+    mean: Floats
+    hidden_communication_s: Floats
+    begin: float
+    end: float
+    steps: int
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of a step."""
+        return max(self.end - self.begin, 0.0) / self.steps
+
+    @property
+    def exposed_fraction(self) -> Floats:
+        """(w,) float, share of the time."""
+        return self.shares[:, State.EXPOSED]
+
+
+def breakdown(timeline: Timeline, cut: Pieces | None = None) -> Breakdown:
+    """Seconds and shares of each state, per rank, in the steady state, or in the window of a partition (``cut``)."""
+    cut = cut or steady_pieces(timeline)
+    n, n_steps = len(cut.ranks), steps_between(timeline, cut.begin, cut.end)
+    of_class = _by_state(timeline, cut)
+    hidden = np.bincount(cut.owner, weights=cut.seconds * (cut.beside >= 0), minlength=n)
+    whole = of_class.sum(axis=1, keepdims=True)
+    share = np.divide(of_class, whole, out=np.zeros_like(of_class), where=whole > 0)
+    shares = share[cut.class_of]
+    return Breakdown(
+        states=list(STATES),
+        rank=np.arange(timeline.world_size),
+        seconds=(of_class / n_steps)[cut.class_of],
+        shares=shares,
+        mean=shares.mean(axis=0),
+        hidden_communication_s=(hidden / n_steps)[cut.class_of],
+        begin=cut.begin,
+        end=cut.end,
+        steps=n_steps,
+    )
+
+
+def _by_state(timeline: Timeline, cut: Pieces) -> Floats:
+    """(ranks of the cut, states) seconds; of an op's kernels each in its own state."""
+    n, k = len(cut.ranks), len(STATES)
+    computes, rest = cut.computes, ~cut.computes
+    found = np.bincount(cut.owner[rest] * k + cut.state[rest], weights=cut.seconds[rest], minlength=n * k)
+    share = np.zeros((len(timeline.ops), k))
+    for i in np.unique(cut.op[computes]).tolist():
+        for state, part in by_class(timeline.ops[i]).items():
+            share[i, state] = part
+    columns = [
+        np.bincount(cut.owner[computes], weights=cut.seconds[computes] * share[cut.op[computes], state], minlength=n)
+        for state in range(k)
+    ]
+    return found.astype(np.float64).reshape(n, k) + np.stack(columns, axis=1)
+
+
+def steady_pieces(timeline: Timeline) -> Pieces:
+    """The partition of the steady state."""
+    window = steady_window(timeline)
+    return pieces(timeline, window.begin, window.end)
+
+
+def steps_between(timeline: Timeline, begin: float, end: float) -> int:
+    """How many steps end inside a window, at least 1."""
+    ends = timeline.per_op()["end"]
+    if not np.isfinite(ends).any():
+        return 1
+    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    last = np.full(int(steps.max()) + 1, -np.inf)
+    np.maximum.at(last, steps, ends)
+    return max(1, int(((last > begin) & (last <= end * (1 + 1e-12))).sum()))

@@ -1,0 +1,234 @@
+"""The books of lost time: what each cause has cost, piece by piece of the partition."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from clustersim.core.arrays import Floats
+from clustersim.core.program import COMPUTE_STREAM
+from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.explain.chase import Chase, Held
+from clustersim.explain.columns import columns_of
+from clustersim.explain.dimensions import dimension
+from clustersim.explain.late_start import LateStart, reduces
+from clustersim.explain.pace import slow_ranks
+from clustersim.explain.pieces import Pieces, State, Why, by_structure, is_server, staged, workers
+from clustersim.explain.transfers import Facts, sort_of
+
+MAX_CHASES = 2000
+"""Waits that are followed, the costliest first; what is left is charged as they were."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """What lost time is charged to: a ``cause`` and its ``subject``; who held whom, in which op, and over which link
+    (-1: none)."""
+
+    cause: str
+    subject: str
+    holder: int = -1
+    holder_op: int = -1
+    link: int = -1
+
+
+class Lost(NamedTuple):
+    """Seconds that each rank of a class lost, from its first piece of the partition to its last."""
+
+    seconds: float
+    piece: int
+    last: int
+
+
+@dataclass
+class Charge:
+    """What one cause has cost so far [s, of all ranks together], and its costliest piece."""
+
+    cause: str
+    subject: str
+    seconds: float = 0.0
+    count: int = 0
+    worst: float = 0.0
+    op: int = -1
+    rank: int = -1
+    holder_rank: int = -1
+    holder_op: int = -1
+    link: int = -1
+    begin: float = 0.0
+    end: float = 0.0
+    ranks: set[int] = field(default_factory=set)
+
+
+def _last_rank(timeline: Timeline) -> int:
+    """The rank that ends last; of several the first, -1 for none."""
+    ends = timeline.per_op()["end"]
+    if not np.isfinite(ends).any():
+        return -1
+    spans = columns_of(timeline).of(int(np.argmax(ends)))
+    return int(spans.ranks[int(np.argmax(spans.end))])
+
+
+def messages(op: OpInfo) -> str:
+    """What all messages between ranks over one dimension are called; empty for what is none."""
+    return f"{dimension(op)} messages" if op.kind in {"send", "recv"} and op.label and op.label.dim else ""
+
+
+class Book:
+    """The charges while they are made."""
+
+    def __init__(self, timeline: Timeline, cut: Pieces, facts: dict[int, Facts], pace: Floats) -> None:
+        self.timeline, self.cut, self.facts = timeline, cut, facts
+        self.slow = slow_ranks(timeline, pace)
+        self.charges: dict[tuple[str, str], Charge] = {}
+        self._of_transfer: dict[int, Blame] = {}
+        self.exposed: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
+        works = np.zeros(timeline.world_size)
+        works[workers(timeline)] = 1
+        self.weight = np.bincount(cut.class_of, weights=works, minlength=len(cut.ranks))
+        self._servers = set(np.flatnonzero(works == 0).tolist())
+        self._last_rank = _last_rank(timeline)
+        self.could_hide = [reduces(op) and op.stream != COMPUTE_STREAM for op in timeline.ops]
+        self._class_ranks = [np.flatnonzero(cut.class_of == c).tolist() for c in range(len(cut.ranks))]
+
+    def charge_all(self) -> None:
+        """Every piece, gathered by op and rank class first."""
+        cut = self.cut
+        host_kernel = cut.computes & ((cut.state == State.HOST) | (cut.state == State.LAUNCH))
+        idle = (host_kernel | ~cut.computes) & (self.weight[cut.owner] > 0)
+        who = np.flatnonzero(idle)
+        if not len(who):
+            return
+        key = (cut.why[who] * (len(self.timeline.ops) + 1) + cut.op[who] + 1) * len(cut.ranks) + cut.owner[who]
+        groups, inverse = np.unique(key, return_inverse=True)
+        seconds = np.bincount(inverse, weights=cut.seconds[who], minlength=len(groups))
+        order = np.argsort(inverse, kind="stable")
+        ptr = np.searchsorted(inverse[order], np.arange(len(groups)))
+        first = who[order[ptr]]
+        last = who[order[np.append(ptr[1:], len(order)) - 1]]
+        waits: list[Lost] = []
+        for lost in map(Lost, seconds.tolist(), first.tolist(), last.tolist()):
+            if cut.why[lost.piece] in (Why.PEER, Why.QUEUED):
+                waits.append(lost)
+            else:
+                self.add(self._plain(lost.piece), lost)
+        self._waits(waits)
+
+    def _plain(self, piece: int) -> Blame:
+        """Of a piece in which its rank waits for nobody."""
+        why, op = int(self.cut.why[piece]), int(self.cut.op[piece])
+        if why == Why.TRANSFER:
+            return self.of_transfer(op)
+        if why == Why.NOTHING:
+            return replace(self._of_nothing(), holder=self._last_rank)
+        info = self.timeline.ops[op]
+        if why != Why.HOST_WORK and self.cut.state[piece] == State.LAUNCH:
+            return Blame("launch", "kernels")
+        copies = why == Why.HOST_WORK and info.phase == "memcpy"
+        return Blame("host copies" if copies else "host", sort_of(info.name))
+
+    def _of_nothing(self) -> Blame:
+        """Of ranks without anything left to do: whoever ends last holds them."""
+        if self.timeline.source != "simulated":
+            return Blame("idle device", "nothing queued")
+        if self._last_rank in self._servers:
+            return Blame("parameter server", "server")
+        if self.slow[self._last_rank]:
+            return Blame("slow rank", f"rank {self._last_rank}")
+        return Blame("schedule", "stages") if staged(self.timeline) else Blame("jitter", "ranks")
+
+    def of_transfer(self, op: int) -> Blame:
+        """Of an exposed transfer; kept by hand, since a cache of a method would hold the book, and the run with it."""
+        if op not in self._of_transfer:
+            self._of_transfer[op] = self._transfer(op)
+        return self._of_transfer[op]
+
+    def _transfer(self, op: int) -> Blame:
+        """Of an exposed transfer."""
+        info, facts = self.timeline.ops[op], self.facts[op]
+        if self._serves(op):
+            return Blame("parameter server", "server", link=facts.link)
+        if facts.limit in {"link", "shared link"} and self.timeline.links is not None:
+            return Blame(facts.limit, sort_of(self.timeline.links.link_names[facts.link]), link=facts.link)
+        return Blame(facts.limit, messages(info) or sort_of(info.name))
+
+    def _serves(self, op: int) -> bool:
+        info = self.timeline.ops[op]
+        return is_server(info) or any(is_server(self.timeline.ops[o]) for o in info.detail.get("meets", ()))
+
+    def _waits(self, waits: list[Lost]) -> None:
+        """Waits for peers: those of one meeting have one cause, so the longest of them is followed."""
+        chase, cut = Chase(self.timeline, self.cut), self.cut
+        meetings: defaultdict[tuple[int, int], list[Lost]] = defaultdict(list)
+        for lost in waits:
+            op = int(cut.op[lost.piece])
+            group = int(chase.group_of(op)[cut.ranks[cut.owner[lost.piece]]])
+            meetings[op, group].append(lost)
+        ranked = sorted(meetings.values(), key=lambda m: -sum(w.seconds * self.weight[cut.owner[w.piece]] for w in m))
+        for n, members in enumerate(ranked):
+            _, piece, last = max(members, key=lambda w: w.seconds)
+            op, rank = int(cut.op[piece]), int(cut.ranks[cut.owner[piece]])
+            held = None
+            if n < MAX_CHASES and cut.why[piece] == Why.PEER:
+                held = chase.follow(op, rank, float(cut.start[piece]), float(cut.stop[last]))
+            blame = self._of_wait(op, held)
+            if held is not None:
+                blame = replace(blame, holder=held.rank, holder_op=held.op)
+            for lost in members:
+                self.add(blame, lost)
+
+    def _of_wait(self, op: int, held: Held | None) -> Blame:
+        if self._serves(op) or (held is not None and held.op >= 0 and self._serves(held.op)):
+            return Blame("parameter server", "server")
+        if held is None:
+            return Blame("jitter", "ranks")
+        slow = held.rank >= 0 and bool(self.slow[held.rank])
+        if held.why in (Why.KERNEL, Why.SIDE_KERNEL) and slow:
+            return Blame("slow rank", f"rank {held.rank}")
+        if by_structure(self.timeline, self.timeline.ops[op]):
+            return Blame("schedule", "stages")
+        if held.why == Why.TRANSFER and held.op in self.facts:
+            return self.of_transfer(held.op)
+        if held.why == Why.HOST_WORK:
+            return Blame("host copies", sort_of(self.timeline.ops[op].name))
+        if held.why == Why.NOTHING and self.timeline.source != "simulated":
+            return Blame("late launch", "peers")
+        return Blame("jitter", "ranks")
+
+    def add(self, blame: Blame, lost: Lost) -> None:
+        """Charge what each rank of the piece's class lost."""
+        cut, (seconds, piece, last), key = self.cut, lost, (blame.cause, blame.subject)
+        charge = self.charges.setdefault(key, Charge(*key))
+        owner, op = int(cut.owner[piece]), int(cut.op[piece])
+        total = seconds * float(self.weight[owner])
+        charge.seconds += total
+        charge.count += 1
+        charge.ranks.update(self._class_ranks[owner])
+        if cut.state[piece] == State.EXPOSED and self.could_hide[op]:
+            step = self.exposed[self.timeline.ops[op].step]
+            step[key] = step.get(key, 0.0) + total
+        if (op >= 0) > (charge.op >= 0) or (seconds > charge.worst and (op >= 0 or charge.op < 0)):
+            charge.worst, charge.op, charge.rank = seconds, op, int(cut.ranks[owner])
+            charge.holder_rank, charge.holder_op, charge.link = blame.holder, blame.holder_op, blame.link
+            charge.begin, charge.end = float(cut.start[piece]), float(cut.stop[last])
+
+    def move_late_starts(self, late: dict[int, LateStart]) -> None:
+        """Charge to each step's late start what it exposes, out of what its transfers were charged with."""
+        world = self.timeline.world_size - len(self._servers)
+        for step, fact in late.items():
+            booked = self.exposed.get(step, {})
+            total = sum(booked.values())
+            moved = min(total, fact.idle * world)
+            if not total or moved <= 0:
+                continue
+            for key, seconds in booked.items():
+                self.charges[key].seconds -= seconds * moved / total
+            charge = self.charges.setdefault(("late start", "backward"), Charge("late start", "backward"))
+            charge.seconds += moved
+            charge.count += 1
+            charge.ranks.update(range(world))
+            if moved / world > charge.worst:
+                charge.worst, charge.op, charge.rank = moved / world, fact.op, fact.rank
+                charge.begin, charge.end = fact.begin, fact.end

@@ -1,0 +1,200 @@
+"""A Timeline's spans op by op, as arrays over ranks, without a row for every op and rank.
+
+Ops that all ranks did at the same times, and blocks, are looked at as they are kept: nothing is copied, so that a few
+thousand ops on 16,384 GPUs are a few thousand views.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from clustersim.core.arrays import Bools, Columns, Floats, Ints
+from clustersim.core.memo import kept_with_first
+from clustersim.core.timeline import Timeline
+
+MOST_KEPT = 2048
+"""Ranks of an op whose spans are kept once they were looked up: of more ranks there are few ops, and much to keep."""
+
+
+@dataclass(frozen=True, eq=False)
+class OpSpans:
+    """Spans of one op: ``ranks`` (k,) int, ascending, and ``ready``, ``start``, ``end`` (k,) float [s].
+
+    A rank that did the op several times (measured runs) is there as often, in order of start.
+    """
+
+    ranks: Ints
+    ready: Floats
+    start: Floats
+    end: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class RankSpans:
+    """Spans of one rank: ``op``, ``at`` (position in the op's :class:`OpSpans`), ``ready``, ``start``, ``end``."""
+
+    op: Ints
+    at: Ints
+    ready: Floats
+    start: Floats
+    end: Floats
+
+
+@kept_with_first(maxsize=None)
+def columns_of(timeline: Timeline) -> OpColumns:
+    """Every op's spans, for all who ask."""
+    return OpColumns(timeline)
+
+
+class OpColumns:
+    """Every op's spans, looked up when asked for."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        sets, op, of, *times = timeline._rows()
+        order = np.lexsort((times[1], op))
+        self._sets, self._of, self._times = sets, of[order], np.stack([column[order] for column in times])
+        self._ptr = np.searchsorted(op[order], np.arange(len(timeline.ops) + 1))
+        self._blocks: dict[int, list[int]] = {}
+        self._known: dict[int, OpSpans] = {}
+        for i, block in enumerate(timeline.blocks):
+            self._blocks.setdefault(block.op, []).append(i)
+
+    @cached_property
+    def _by_end(self) -> tuple[Ints, Floats, Floats, Floats]:
+        """Ops in order of their last end, those ends, the first moment any of those from there on is ready, and the
+        first moment each op is: two binary searches find the few that can be open in a window."""
+        ops = self.timeline.per_op()
+        order = np.argsort(ops["end"], kind="stable")
+        ready = ops["ready"]
+        return order, ops["end"][order], np.minimum.accumulate(ready[order][::-1])[::-1], ready
+
+    @cached_property
+    def _whose(self) -> tuple[Ints, Ints]:
+        """The lowest and the highest rank that did each op: other stages' ops need not be looked at."""
+        n = len(self.timeline.ops)
+        lowest, highest = np.full(n, self.timeline.world_size), np.full(n, -1)
+        sets, op, of, *_ = self.timeline._rows()
+        edges = [(ranks.min(), ranks.max()) for ranks in sets]
+        parts = [(i, *edges[s]) for i, s in zip(op.tolist(), of.tolist(), strict=True)]
+        parts += [(block.op, block.ranks.min(), block.ranks.max()) for block in self.timeline.blocks]
+        ops, low, high = np.array(parts, dtype=np.int64).reshape(-1, 3).T
+        np.minimum.at(lowest, ops, low)
+        np.maximum.at(highest, ops, high)
+        return lowest, highest
+
+    def of(self, op: int) -> OpSpans:
+        """The spans of an op."""
+        found = self._known.get(op)
+        if found is None:
+            found = self._looked_up(op)
+            if len(found.ranks) <= MOST_KEPT:
+                self._known[op] = found
+        return found
+
+    def _looked_up(self, op: int) -> OpSpans:
+        parts = []
+        for row in range(int(self._ptr[op]), int(self._ptr[op + 1])):
+            ranks = self._sets[self._of[row]]
+            parts.append((ranks, *np.broadcast_to(self._times[:, row : row + 1], (3, len(ranks)))))
+        for i in self._blocks.get(op, ()):
+            block = self.timeline.blocks[i]
+            n = len(block.ranks)
+            parts.append((block.ranks, *(t if len(t) == n else np.broadcast_to(t, n) for t in block.times)))
+        if not parts:
+            none = np.zeros(0)
+            return OpSpans(np.zeros(0, dtype=np.int64), none, none, none)
+        spans = OpSpans(*(parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))))
+        if len(spans.ranks) < 2 or bool((spans.ranks[1:] > spans.ranks[:-1]).all()):
+            return spans
+        order = np.lexsort((spans.start, spans.ranks))
+        return OpSpans(spans.ranks[order], spans.ready[order], spans.start[order], spans.end[order])
+
+    def of_rank(self, rank: int, begin: float, end: float) -> RankSpans:
+        """Spans of a rank that end at or after ``begin`` and are ready at or before ``end`` [s], by op, then start."""
+        order, ends, since, ready = self._by_end
+        near = order[int(np.searchsorted(ends, begin)) : int(np.searchsorted(since, end, side="right"))]
+        lowest, highest = self._whose
+        rows = []
+        for op in np.sort(near[(ready[near] <= end) & (lowest[near] <= rank) & (rank <= highest[near])]).tolist():
+            spans = self.of(op)
+            first = int(np.searchsorted(spans.ranks, rank))
+            while first < len(spans.ranks) and spans.ranks[first] == rank:
+                if spans.end[first] >= begin and spans.ready[first] <= end:
+                    rows.append((op, first, spans.ready[first], spans.start[first], spans.end[first]))
+                first += 1
+        table = np.array(rows, dtype=np.float64).reshape(-1, 5).T
+        return RankSpans(table[0].astype(np.int64), table[1].astype(np.int64), table[2], table[3], table[4])
+
+
+class SomeRanks:
+    """Some ranks of a timeline, numbered from 0: ``place`` (world_size,) int is each one's number, -1 for none."""
+
+    def __init__(self, timeline: Timeline, ranks: Ints) -> None:
+        self.timeline, self.ranks, self.columns = timeline, ranks, columns_of(timeline)
+        self.place = np.full(timeline.world_size, -1, dtype=np.int64)
+        self.place[ranks] = np.arange(len(ranks))
+
+    def times(self, op: int) -> tuple[Ints, OpSpans]:
+        """Numbers of those who did an op, and their spans of it."""
+        spans = self.columns.of(op)
+        at = self.place[spans.ranks]
+        kept = at >= 0
+        if kept.all():
+            return at, spans
+        return at[kept], OpSpans(spans.ranks[kept], spans.ready[kept], spans.start[kept], spans.end[kept])
+
+    def column(self, op: int, begin: str) -> Floats:
+        """(r,) float [s] from ``"start"`` or ``"ready"`` (time in a server's queue included) to the end; nan: did not
+        run."""
+        at, spans = self.times(op)
+        seconds = np.full(len(self.ranks), np.nan)
+        seconds[at] = spans.end - (spans.ready if begin == "ready" else spans.start)
+        return seconds
+
+
+def did(timeline: Timeline, chosen: Bools) -> Bools:
+    """(world_size,) bool: ranks that did at least one of some ops; ``chosen`` is (n_ops,)."""
+    sets, op, of, *_ = timeline._rows()
+    found = np.zeros(timeline.world_size, dtype=np.bool_)
+    for s in np.unique(of[chosen[op]]).tolist():
+        found[sets[s]] = True
+    seen: set[int] = set()
+    for block in timeline.blocks:
+        if chosen[block.op] and id(block.ranks) not in seen:
+            seen.add(id(block.ranks))
+            found[block.ranks] = True
+    return found
+
+
+def cuts(spans: Columns, n: int, length: float, scale: float) -> tuple[Floats, Ints, Ints, Ints]:
+    """Where any span of a rank begins or ends, as sorted and unique keys (a rank's place times a scale, and a moment
+    within it), the window's edges among them; and which of them each span's ready, start and end are."""
+    base, offset = np.arange(n) * scale, spans["owner"] * scale
+    marks = np.concatenate([base, base + length, *(spans[name] + offset for name in ("ready", "start", "end"))])
+    order = np.argsort(marks, kind="stable")  # a few sorted runs: far from random
+    ordered = marks[order]
+    new = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+    place = np.empty(len(marks), dtype=np.int64)
+    place[order] = np.cumsum(new) - 1
+    ready, start, end = place[2 * n :].reshape(3, -1)
+    return ordered[new], ready, start, end
+
+
+def seen(spans: Columns, n: int, scale: float, left: Floats, owner: Ints) -> Bools:
+    """Whether a piece lies between its rank's first and last span."""
+    first, last = np.full(n, np.inf), np.full(n, -np.inf)
+    np.minimum.at(first, spans["owner"], spans["ready"] + spans["owner"] * scale)
+    np.maximum.at(last, spans["owner"], spans["end"] + spans["owner"] * scale)
+    found: Bools = (left >= first[owner]) & (left < last[owner])
+    return found
+
+
+def stretches(left: Ints, right: Ints) -> tuple[Ints, Ints]:
+    """The numbers from each ``left`` up to its ``right``, one after another, and how many there are of each."""
+    each = np.maximum(right - left, 0)
+    numbers: Ints = np.repeat(left - (np.cumsum(each) - each), each) + np.arange(int(each.sum()))
+    return numbers, each

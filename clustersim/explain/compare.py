@@ -1,0 +1,216 @@
+"""Two runs side by side: where they differ, worst first. Simulated and measured runs compare alike.
+
+Ops are matched within a step: first by name and how-manieth of that name; of what is left, transfers by kind and order
+(a simulated ``all_reduce bucket 3`` and a profiler's third all_reduce of a step), then by the sort of name alone. What
+still has no partner is in one run only. Times are per step and per rank that trains, so steps, ranks and warm-up may
+differ.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from clustersim.core.arrays import Bools, Columns, Floats, Ints
+from clustersim.core.timeline import Timeline
+from clustersim.core.units import format_time
+from clustersim.explain.metrics import steady_window
+from clustersim.explain.per_step import per_step
+from clustersim.explain.pieces import workers
+from clustersim.explain.transfers import sort_of
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One op of a step: seconds from start to end, seconds waited before, per rank and step; bytes."""
+
+    name: str
+    kind: str
+    place: int
+    seconds: float
+    wait: float
+    nbytes: float
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """Where two runs differ.
+
+    Parameters
+    ----------
+    ops : columns with a row per matched or lone op, the largest difference first: ``name_a``, ``name_b`` (empty where a
+        run has no such op), ``kind``, ``seconds_a``, ``seconds_b``, ``wait_a``, ``wait_b`` [s per step and rank],
+        ``difference_s`` (b less a, waits included), ``nbytes_a``, ``nbytes_b``.
+    states : columns ``state``, ``seconds_a``, ``seconds_b``, ``difference_s`` [s per step, mean over ranks].
+    step_a, step_b : [s]. text : the sentences.
+    """
+
+    ops: Columns
+    states: Columns
+    step_a: float
+    step_b: float
+    text: list[str]
+
+
+_OPS = ("name_a", "name_b", "kind", "seconds_a", "seconds_b", "wait_a", "wait_b", "difference_s", "nbytes_a",
+        "nbytes_b")  # fmt: skip
+
+
+def compare(a: Timeline, b: Timeline) -> Compared:
+    """Where two runs differ."""
+    pairs = _matched(_works(a), _works(b))
+    nothing = _Work("", "", 0, 0.0, 0.0, 0.0)
+    rows = [_row(one or nothing, other or nothing) for one, other in pairs]
+    ops = {name: np.array([row[k] for row in rows]) for k, name in enumerate(_OPS)}
+    order = np.argsort(-np.abs(ops["difference_s"]), kind="stable")
+    ops = {name: column[order] for name, column in ops.items()}
+    states = _states(a, b)
+    before, after = (steady_window(run).step_time for run in (a, b))
+    return Compared(ops, states, before, after, _text(states, before, after))
+
+
+def _works(run: Timeline) -> list[_Work]:
+    """What the ranks that train did in a step of the steady state, in the order it began."""
+    window, train = steady_window(run), workers(run)
+    trains = np.zeros(run.world_size, dtype=bool)
+    trains[train] = True
+    per_rank = 1.0 / (max(len(train), 1) * len(window.steps))
+    seconds, wait, first = _sums(run, trains)
+    seconds, wait = seconds * per_rank, wait * per_rank
+    steady = set(window.steps.tolist())
+    began: dict[int, float] = {}
+    for i, op in enumerate(run.ops):
+        began[op.step] = min(began.get(op.step, np.inf), float(first[i]))
+    merged: dict[tuple[str, str, int], list[Any]] = {}
+    uses: defaultdict[tuple[int, str, str], int] = defaultdict(int)
+    for i, op in enumerate(run.ops):
+        if op.step not in steady or not np.isfinite(first[i]) or not (seconds[i] or wait[i]):
+            continue
+        use = uses[op.step, op.name, op.role]
+        uses[op.step, op.name, op.role] += 1
+        held = merged.setdefault((op.name, op.role, use), [op, 0.0, 0.0, np.inf, use])
+        held[1] += float(seconds[i])
+        held[2] += float(wait[i]) if op.kind != "compute" else 0.0
+        held[3] = min(held[3], float(first[i]) - began[op.step])
+    ordered = sorted(merged.values(), key=lambda held: held[3])
+    return [_Work(op.name, op.kind, use, seconds, wait, op.nbytes) for op, seconds, wait, _, use in ordered]
+
+
+def _sums(run: Timeline, trains: Bools) -> tuple[Floats, Floats, Floats]:
+    """Per op over some ranks: seconds from start to end, seconds from ready to start, and the first start by any."""
+    sets, op, of, ready, start, end = run._rows()
+    n = len(run.ops)
+    count = np.array([trains[s].sum() for s in sets], dtype=np.float64)[of]
+    seconds = np.bincount(op, weights=(end - start) * count, minlength=n).astype(np.float64)
+    wait = np.bincount(op, weights=(start - ready) * count, minlength=n).astype(np.float64)
+    first = np.full(n, np.inf)
+    np.minimum.at(first, op, start)
+    for block in run.blocks:
+        here = trains[block.ranks]
+        seconds[block.op] += float(np.where(here, block.end - block.start, 0.0).sum())
+        wait[block.op] += float(np.where(here, block.start - block.ready, 0.0).sum())
+        first[block.op] = min(first[block.op], float(block.start.min()))
+    return seconds, wait, first
+
+
+_KEYS: tuple[Callable[[_Work], object], ...] = (
+    lambda work: (work.name, work.place),
+    lambda work: None if work.kind == "compute" else work.kind,
+    lambda work: (work.kind, sort_of(work.name)),
+)
+"""What partners have in common, tried one after another; None has no partner."""
+
+
+def _matched(mine: list[_Work], others: list[_Work]) -> list[tuple[_Work | None, _Work | None]]:
+    """Pairs by each of :data:`_KEYS`, in order of time; the rest alone."""
+    pairs: list[tuple[_Work | None, _Work | None]] = []
+    left, right = mine, others
+    for key in _KEYS:
+        waiting: defaultdict[object, list[_Work]] = defaultdict(list)
+        for work in right:
+            waiting[key(work)].append(work)
+        rest = []
+        for work in left:
+            name = key(work)
+            if name is not None and waiting.get(name):
+                pairs.append((work, waiting[name].pop(0)))
+            else:
+                rest.append(work)
+        taken = {id(other) for _, other in pairs}
+        left, right = rest, [work for work in right if id(work) not in taken]
+    return pairs + [(work, None) for work in left] + [(None, work) for work in right]
+
+
+def _row(a: _Work, b: _Work) -> tuple[str, str, str, float, float, float, float, float, float, float]:
+    difference = b.seconds + b.wait - a.seconds - a.wait
+    times = a.seconds, b.seconds, a.wait, b.wait, difference
+    return a.name, b.name, a.kind or b.kind, *times, a.nbytes, b.nbytes
+
+
+def _states(a: Timeline, b: Timeline) -> Columns:
+    before, after = per_step(a), per_step(b)
+    seconds = [np.array(list(states.values())) for states in (before, after)]
+    columns = np.array(list(before)), *seconds, seconds[1] - seconds[0]
+    return dict(zip(("state", "seconds_a", "seconds_b", "difference_s"), columns, strict=True))
+
+
+def _text(states: Columns, before: float, after: float) -> list[str]:
+    if before <= 0:
+        return []
+    if abs(after - before) <= 1e-9 * before:
+        return [f"both take {format_time(before)} a step"]
+    word = "longer" if after > before else "shorter"
+    said = [
+        f"a step takes {format_time(before)} in A and {format_time(after)} in B, {abs(after / before - 1):.1%} {word}"
+    ]
+    for i in np.argsort(-np.abs(states["difference_s"]), kind="stable").tolist():
+        change = float(states["difference_s"][i])
+        if abs(change) > 1e-3 * before:
+            one, other = (format_time(float(states[f"seconds_{side}"][i])) for side in "ab")
+            said.append(f"{states['state'][i]}: {_signed(change)} a step ({one} to {other})")
+    return said
+
+
+def _signed(seconds: float) -> str:
+    return ("+" if seconds >= 0 else "-") + format_time(abs(seconds))
+
+
+def sentences(found: Compared, top: int = 10) -> list[str]:
+    """The ops that differ most, in words."""
+    ops, said = found.ops, []
+    for rows in _like(ops)[:top]:
+        change = float(ops["difference_s"][rows].sum())
+        one, other = str(ops["name_a"][rows[0]]), str(ops["name_b"][rows[0]])
+        n = len(rows)
+        many = f"{n} ops like " if n > 1 else ""
+        if not one or not other:
+            where, took = "A" if one else "B", format_time(abs(change))
+            said.append(f"{many}{(one or other)!r} {'are' if n > 1 else 'is'} only in {where}: {took} a step and rank")
+            continue
+        name = repr(one) if one == other else f"{one!r} (A), {other!r} (B)"
+        waits = float((ops["wait_b"] - ops["wait_a"])[rows].sum())
+        tail = f", of which waiting for peers {_signed(waits)}" if abs(waits) > 0.01 * abs(change) else ""
+        before, after = (format_time(float(ops[f"seconds_{side}"][rows].sum())) for side in "ab")
+        said.append(f"{many}{name}: {_signed(change)} a step and rank ({before} to {after}){tail}")
+    return said
+
+
+ROUNDING = 1e-9
+"""Differences below this share of all ops' time are no differences."""
+
+
+def _like(ops: Columns) -> list[Ints]:
+    """Rows that differ the same way and are of one sort, as layers of one block are; what differs most first."""
+    groups: defaultdict[object, list[int]] = defaultdict(list)
+    for i, change in enumerate(ops["difference_s"].tolist()):
+        if change:
+            one, other = (sort_of(str(ops[name][i])) for name in ("name_a", "name_b"))
+            groups[one, other, str(ops["kind"][i]), change > 0].append(i)
+    found = [np.array(rows, dtype=np.int64) for rows in groups.values()]
+    least = ROUNDING * float(np.abs(ops["seconds_a"]).sum() + np.abs(ops["seconds_b"]).sum())
+    found = [rows for rows in found if abs(float(ops["difference_s"][rows].sum())) > least]
+    return sorted(found, key=lambda rows: -abs(float(ops["difference_s"][rows].sum())))

@@ -1,0 +1,129 @@
+"""A run explained: one verdict, and everything that backs it, as sentences and as tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.core.arrays import Columns
+from clustersim.core.facts import UNKNOWN, Facts
+from clustersim.core.texts import Plain
+from clustersim.core.timeline import Timeline
+from clustersim.core.units import format_time
+from clustersim.explain.bounds import warnings
+from clustersim.explain.breakdown import Breakdown, breakdown
+from clustersim.explain.critical_path import CriticalPath, critical_path
+from clustersim.explain.pieces import KERNELS, Pieces, workers
+from clustersim.explain.stalls import causes, stalls
+from clustersim.explain.step_words import shares as step_shares
+from clustersim.explain.verdict import verdict
+from clustersim.explain.waterfall import Waterfall, waterfall
+from clustersim.explain.whatif import KNOBS, unused, whatif
+from clustersim.explain.where import Where
+
+WORTH_A_WORD = 0.005
+"""Shares below this are left out of sentences."""
+NOTHING = 5e-4
+"""A cause that costs less than this share prints as 0.0 %, and is left to the table."""
+FACTOR = 2.0
+"""How much faster or wider a part is in the what-if bounds."""
+KNOWN = 0.98
+"""A critical path shorter than this share of a step is a part of one: traces do not say what everything waits for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """A ``verdict`` in one sentence, ``shares`` of the time, the ``causes`` that cost most, the critical ``path``,
+    ``bounds`` of what knobs would save, ``warnings``, whose times it is about (``ranks``); the tables they were read
+    off; and the ``waterfall`` from peak to MFU."""
+
+    verdict: str
+    shares: str
+    causes: list[str]
+    path: list[str]
+    bounds: list[str]
+    warnings: list[str]
+    ranks: str
+    breakdown: Breakdown
+    stalls: Columns
+    whatif: Columns
+    critical_path: CriticalPath
+    waterfall: list[Waterfall]
+
+    def __repr__(self) -> str:
+        return f"<Explanation: {self.verdict}>"
+
+    def to_dict(self) -> Plain:
+        """Plain values."""
+        names = ("verdict", "shares", "causes", "path", "bounds", "warnings", "ranks", "stalls", "whatif")
+        return {name: getattr(self, name) for name in names} | {"waterfall": [row.to_dict() for row in self.waterfall]}
+
+
+def explain(timeline: Timeline, facts: Facts = UNKNOWN, *, top: int = 10, bounded: bool = True) -> Explanation:
+    """Explain the steady state of a run, with its ``top`` causes. Where it is not ``bounded``, the what-if bounds are
+    left out: they take as long as the rest together."""
+    found = causes(timeline)
+    shares = breakdown(timeline, found.cut)
+    table = stalls(found, top)
+    path = critical_path(timeline)
+    bounds = _bounds(timeline, facts.peak_flops, bounded)
+    trivial = (bounds["knob"] == "batch") & (bounds["saving"] > 1 - 1 / FACTOR - 1e-9)
+    return Explanation(
+        verdict=verdict(facts, found),
+        shares=_shares(timeline, shares, found.where),
+        causes=[str(text) for i, text in enumerate(table["text"]) if i == 0 or table["share"][i] >= NOTHING],
+        path=_path(path, shares.step_time_s),
+        bounds=bounds["text"][~trivial].tolist(),
+        warnings=warnings(timeline, facts),
+        ranks=_ranks(found.cut),
+        breakdown=shares,
+        stalls=table,
+        whatif=bounds,
+        critical_path=path,
+        waterfall=waterfall(timeline, facts, found.cut),
+    )
+
+
+def _bounds(timeline: Timeline, peak: float | None, bounded: bool) -> Columns:
+    """What knobs would save at most; empty where nobody asks, or the run was measured."""
+    if not bounded or timeline.source != "simulated":
+        return {"text": np.zeros(0, dtype=str), "saving": np.zeros(0), "knob": np.zeros(0, dtype=str)}
+    idle = unused(timeline)
+    return whatif(timeline, factor=FACTOR, knobs=tuple(k for k in KNOBS if k not in idle), peak_flops=peak)
+
+
+def _ranks(cut: Pieces) -> str:
+    world, shown = len(cut.class_of), len(cut.ranks)
+    if cut.sampled:
+        return (
+            f"{shown:,} of {world:,} stand for all where states and stalls are told: every pace, the slowest, the "
+            f"fastest, and those waited for most; sums, paces and links are of all {world:,}"
+        )
+    if shown == world:
+        return f"all {world:,}" if world > 1 else "the only one"
+    return f"all {world:,}, which are {shown:,} when those that do the same at the same times count once"
+
+
+def _shares(timeline: Timeline, table: Breakdown, rows: list[Where]) -> str:
+    mean = table.shares[workers(timeline)].mean(axis=0)
+    order = np.argsort(-mean, kind="stable")
+    states = {table.states[i]: float(mean[i]) for i in order.tolist()}
+    parts = [f"{name} {share:.1%}" for name, share in states.items() if share >= WORTH_A_WORD]
+    said = f"{', '.join(parts)}, of a {format_time(table.step_time_s)} step"
+    if rows:
+        said = step_shares(rows[0], {name: share for name, share in states.items() if name in KERNELS})
+    hidden = float(table.hidden_communication_s[workers(timeline)].mean())
+    tail = f"; {format_time(hidden)} of communication a step is hidden behind compute" if hidden > 0 else ""
+    return f"{said}{tail}"
+
+
+def _path(path: CriticalPath, step: float) -> list[str]:
+    whole = sum(path.by_kind.values())
+    if whole <= 0:
+        return []
+    parts = [f"{kind} {seconds / whole:.1%}" for kind, seconds in path.by_kind.items()]
+    of = f"of {format_time(whole)} a step" + (", as far back as it can be followed" if whole < KNOWN * step else "")
+    said = [f"{', '.join(parts[:6])} ({of})"]
+    links = [f"{name} {format_time(seconds)}" for name, seconds in path.by_link.items() if seconds > 1e-4 * whole]
+    return said + ([f"links on it: {', '.join(links[:3])}"] if links else [])

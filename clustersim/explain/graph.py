@@ -1,0 +1,258 @@
+"""What waits for what in a run: its ops as a graph that can be played again.
+
+The Timeline says which op waits for which (:attr:`OpInfo.after`, streams, and who meets whom) and how long each took.
+Ops that meet are one node; what hidden communication cost a kernel is told apart from the kernel's own time.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+
+import numpy as np
+
+from clustersim.core.arrays import Bools, Floats, Ints
+from clustersim.core.errors import TraceError
+from clustersim.core.memo import kept_with_first
+from clustersim.core.program import COMPUTE_STREAM
+from clustersim.core.timeline import Timeline
+from clustersim.explain.columns import SomeRanks
+from clustersim.explain.pace import MOST_SPANS, classes
+
+
+@dataclass(eq=False)
+class Meetings:
+    """Who comes to which meeting from which op.
+
+    op, rank, meeting : (e,) int, ``op`` its position in the node; sorted by meeting. first : (m,) int, where each
+        meeting begins in them. n_ops : of the node.
+    """
+
+    op: Ints
+    rank: Ints
+    meeting: Ints
+    first: Ints
+    n_ops: int
+
+    @cached_property
+    def of_op(self) -> list[Ints]:
+        """Per op, which of those who come are its own."""
+        return [np.flatnonzero(self.op == slot) for slot in range(self.n_ops)]
+
+
+_NOTHING = np.zeros(0, dtype=np.int64)
+_NOBODY = Meetings(_NOTHING, _NOTHING, _NOTHING, _NOTHING, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """Ops that meet, or one op alone.
+
+    ops : indices in :attr:`Timeline.ops`. met : who meets whom. seconds : (m,) float [s], from start to end of each
+        meeting. computes : whether it is one compute op.
+    """
+
+    ops: tuple[int, ...]
+    met: Meetings = _NOBODY
+    seconds: Floats = field(default_factory=lambda: np.zeros(0))
+    computes: bool = False
+
+
+@dataclass(eq=False)
+class Graph:
+    """A run's graph: nodes in an order in which they can be played, and what each op waits for on its own rank.
+
+    Parameters
+    ----------
+    ranks : (r,) int, who is in it: all, or of too many :func:`clustersim.explain.pace.classes`' choice. Those left
+        out hold nobody up, so that the replay ends no later than one of all.
+    needs : per op, indices of ops. nodes : see :class:`Node`. settled : one pass over the nodes is enough.
+    seconds : per compute op (r,) float [s], without what hidden communication cost it; nan where it did not run.
+        lost : the same for that cost.
+    """
+
+    timeline: Timeline
+    ranks: Ints
+    needs: list[tuple[int, ...]]
+    nodes: list[Node]
+    settled: bool
+    seconds: dict[int, Floats]
+    lost: dict[int, Floats]
+
+    @cached_property
+    def did(self) -> Bools:
+        """(n_ops, r) bool: who does what."""
+        did = np.zeros((len(self.timeline.ops), len(self.ranks)), dtype=bool)
+        for i, column in self.seconds.items():
+            did[i] = ~np.isnan(column)
+        for node in self.nodes:
+            for op, mine in zip(node.ops, node.met.of_op, strict=False):
+                did[op, node.met.rank[mine]] = True
+        return did
+
+
+def graph(timeline: Timeline, ranks: Ints | None = None) -> Graph:
+    """The graph of a simulated run; ``ranks``, ascending, are who is in it.
+
+    Raises :class:`TraceError` for a measured one: its order of things is not known.
+    """
+    if timeline.source != "simulated":
+        raise TraceError("only a simulated run can be replayed: a measured one does not say what waits for what")
+    if ranks is None:
+        few = int(timeline.per_op()["ranks"].sum()) <= MOST_SPANS
+        ranks = np.arange(timeline.world_size) if few else classes(timeline).ranks
+    some, needs = SomeRanks(timeline, ranks), _needs(timeline)
+    of = _joined(timeline)
+    members: dict[int, list[int]] = {}
+    for i in range(len(timeline.ops)):
+        members.setdefault(of[i], []).append(i)
+    order, settled = _ordered(members, of, needs)
+    known: dict[object, Meetings] = {}
+    nodes = [_node(some, tuple(members[key]), known) for key in order]
+    seconds = {i: some.column(i, "ready") for i, op in enumerate(timeline.ops) if op.kind == "compute"}
+    lost = lost_beside(some, seconds)
+    for i, cost in lost.items():
+        seconds[i] = np.maximum(seconds[i] - cost, 0.0)
+    return Graph(timeline, some.ranks, needs, nodes, settled, seconds, lost)
+
+
+def _needs(timeline: Timeline) -> list[tuple[int, ...]]:
+    """What each op waits for on its own rank: ``after``, and the op before it on its stream, unless that is a queue."""
+    last: dict[tuple[str, str], int] = {}
+    served = queues(timeline)
+    found = []
+    for i, op in enumerate(timeline.ops):
+        key = (op.role, op.stream)
+        before = (last[key],) if key in last and key not in served else ()
+        found.append(tuple(sorted({*op.after, *before})))
+        last[key] = i
+    return found
+
+
+@kept_with_first(maxsize=None)
+def queues(timeline: Timeline) -> set[tuple[str, str]]:
+    """Streams whose work is done in order of arrival: compute that was ready before it could start."""
+    _, op, _, ready, start, _ = timeline._rows()
+    late = {*np.unique(op[start > ready]).tolist(), *(b.op for b in timeline.blocks if np.any(b.start > b.ready))}
+    return {(timeline.ops[i].role, timeline.ops[i].stream) for i in late if timeline.ops[i].kind == "compute"}
+
+
+def _joined(timeline: Timeline) -> list[int]:
+    """Per op the first op of its node."""
+    parent = list(range(len(timeline.ops)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    for i, op in enumerate(timeline.ops):
+        for other in op.detail.get("meets", ()):
+            a, b = root(i), root(int(other))
+            parent[max(a, b)] = min(a, b)
+    return [root(i) for i in range(len(timeline.ops))]
+
+
+def _ordered(members: dict[int, list[int]], of: list[int], needs: list[tuple[int, ...]]) -> tuple[list[int], bool]:
+    """Nodes in an order that respects what they need, and whether there is one (else the rest follows by index)."""
+    before = {key: {of[n] for i in ops for n in needs[i]} for key, ops in members.items()}
+    sorter, order = TopologicalSorter({key: needed - {key} for key, needed in before.items()}), list[int]()
+    with suppress(CycleError):  # what no circle holds up is in order even so
+        sorter.prepare()
+    while ready := sorter.get_ready():
+        order += ready
+        sorter.done(*ready)
+    left = sorted(members.keys() - set(order))
+    # A node that needs itself (a rank sends what it has just received in the same node) takes a pass per hop.
+    return order + left, not left and all(key not in needed for key, needed in before.items())
+
+
+def _node(some: SomeRanks, ops: tuple[int, ...], known: dict[object, Meetings]) -> Node:
+    """Ops that meet. Most ops of a step have the groups of others: ``known`` are their meetings."""
+    infos = [some.timeline.ops[op] for op in ops]
+    if infos[0].kind == "compute":
+        return Node(ops, computes=True)
+    columns = [some.column(op, "start") for op in ops]
+    groups = [info.detail.get("groups") for info in infos]
+    alike = ((one.kind, id(of), np.isnan(c).tobytes()) for one, of, c in zip(infos, groups, columns, strict=True))
+    key = ops if any(of is None for of in groups) else tuple(alike)
+    if key not in known:
+        known[key] = _meetings(some, ops, columns)
+    found = known[key]
+    return Node(ops, found, np.stack(columns)[found.op[found.first], found.rank[found.first]])
+
+
+def _meetings(some: SomeRanks, ops: tuple[int, ...], columns: list[Floats]) -> Meetings:
+    """Told apart by their groups; without groups, by when they started. ``columns`` : nan where an op did not run."""
+    parts: list[tuple[Ints, Ints, Ints]] = []
+    numbers: dict[bytes, int] = {}
+    for slot, (op, seconds) in enumerate(zip(ops, columns, strict=True)):
+        info = some.timeline.ops[op]
+        groups = info.detail.get("groups")
+        if groups is None:
+            found, mine = some.times(op)
+            starts, number = np.unique(mine.start, return_inverse=True)
+            known = [numbers.setdefault(b"%r" % s, len(numbers)) for s in starts.tolist()]
+            of = np.array(known, dtype=np.int64)[number]
+        else:
+            table = np.asarray(groups, dtype=np.int64)
+            side = {"send": slice(0, 1), "recv": slice(1, 2)}.get(info.kind, slice(None))
+            ids = np.array([numbers.setdefault(g.tobytes(), len(numbers)) for g in table], dtype=np.int64)
+            members = table[:, side]
+            found, of = some.place[members.ravel()], np.repeat(ids, members.shape[1])
+        ran = (found >= 0) & ~np.isnan(seconds[found])
+        parts.append((np.full(int(ran.sum()), slot, dtype=np.int64), found[ran], of[ran]))
+    slot_of, rank, meeting = (np.concatenate(c) for c in zip(*parts, strict=True))
+    order = np.argsort(meeting, kind="stable")
+    _, first, dense = np.unique(meeting[order], return_index=True, return_inverse=True)
+    return Meetings(slot_of[order], rank[order], dense, first, len(ops))
+
+
+def lost_beside(some: SomeRanks, seconds: dict[int, Floats]) -> dict[int, Floats]:
+    """Per compute op and rank, what hidden collectives cost it [s]: the engine's own rule, read off the Timeline.
+
+    A collective costs the rank's next compute op ``overlap_slowdown`` times the time both were busy.
+    """
+    slowdown, ops = some.timeline.stats.get("overlap_slowdown", 0.0), some.timeline.ops
+    if not slowdown:
+        return {}
+    main = [i for i in seconds if ops[i].stream == COMPUTE_STREAM]
+    talks = [i for i, op in enumerate(ops) if op.kind not in {"compute", "send", "recv"}]
+    began, over = _matrix(some, main)
+    started, ended = _matrix(some, talks)
+    lost = np.zeros_like(began)
+    for rank in range(len(some.ranks)):
+        kernels = np.flatnonzero(~np.isnan(began[:, rank]))
+        kernels = kernels[np.argsort(began[kernels, rank], kind="stable")]
+        here = np.flatnonzero(~np.isnan(started[:, rank]))
+        if not len(kernels) or not len(here):
+            continue
+        low, high = began[kernels, rank], over[kernels, rank]
+        end = ended[here, rank]
+        beside = _busy(low, high, end) - _busy(low, high, started[here, rank])
+        payer = np.searchsorted(low, end * (1 - 1e-12), side="left")
+        paid = payer < len(kernels)
+        np.add.at(lost[:, rank], kernels[payer[paid]], slowdown * beside[paid])
+    return {i: lost[k] for k, i in enumerate(main)}
+
+
+def _matrix(some: SomeRanks, ops: list[int]) -> tuple[Floats, Floats]:
+    """(len(ops), r) float [s], start and end of each op on each rank; nan where it did not run."""
+    start, end = (np.full((len(ops), len(some.ranks)), np.nan) for _ in range(2))
+    for k, i in enumerate(ops):
+        at, spans = some.times(i)
+        start[k, at], end[k, at] = spans.start, spans.end
+    return start, end
+
+
+def _busy(low: Floats, high: Floats, moments: Floats) -> Floats:
+    """Seconds of disjoint sorted intervals before each moment."""
+    before = np.concatenate([[0.0], np.cumsum(high - low)])
+    at = np.searchsorted(low, moments, side="right")
+    last = np.maximum(at - 1, 0)
+    inside = np.where(at > 0, np.minimum(moments, high[last]) - low[last], 0.0)
+    busy: Floats = before[last] + inside
+    return busy

@@ -1,0 +1,131 @@
+"""Where the network is busy: utilisation of each link over time, its peaks, and who used it.
+
+Links that take the same part in every transfer (rails of a symmetric machine) have the same history, so it is computed
+once for each distinct *part* and shared: a thousand GPUs have a hundred thousand links and a few dozen histories.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.core.arrays import Columns, Floats, Ints
+from clustersim.core.timeline import LinkUse, Timeline
+from clustersim.explain.metrics import steady_window
+from clustersim.explain.transfers import sort_of
+
+USERS = 3
+"""How many users of a link are told."""
+BINS = 200
+"""Of the steady state, in each of which a link's mean utilisation is told."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Links by the part they take in transfers.
+
+    of : (links,) int, the part of each link; -1 for a link nothing crosses.
+    loads : (parts,) lists of loads that cross it. weights : their bytes on the link per byte of payload.
+    """
+
+    of: Ints
+    loads: list[Ints]
+    weights: list[Floats]
+
+
+def parts(use: LinkUse) -> Parts:
+    """Group links by (load, weight) pairs."""
+    mark = np.zeros(len(use.link_bandwidth), dtype=np.uint64)
+    draw = np.random.default_rng(0)
+    for links, weights in use.loads:
+        token = draw.integers(1, 2**63, dtype=np.uint64)
+        mark[links] += token * np.asarray(weights, dtype=np.float64).view(np.uint64) + token
+    values, first, of = np.unique(mark, return_index=True, return_inverse=True)
+    number = np.cumsum(values != 0) - 1
+    column = np.where(values[of] != 0, number[of], -1).astype(np.int64)
+    loads: list[list[int]] = [[] for _ in range(int((values != 0).sum()))]
+    weights_of: list[list[float]] = [[] for _ in loads]
+    example = {int(link): int(number[i]) for i, link in enumerate(first.tolist()) if values[i] != 0}
+    for i, (links, weights) in enumerate(use.loads):
+        for at in np.flatnonzero(np.isin(links, np.array(list(example), dtype=np.int64))).tolist():
+            loads[example[int(links[at])]].append(i)
+            weights_of[example[int(links[at])]].append(float(weights[at]))
+    return Parts(column, [np.array(x, dtype=np.int64) for x in loads], [np.array(x) for x in weights_of])
+
+
+def hotspots(timeline: Timeline, top: int = 10) -> Columns:
+    """The busiest links of the steady state, of those with the same history the first; busiest first, ties by link id.
+
+    Utilisation is capacity used over line rate, protocol overhead included.
+
+    Returns columns for the ``top`` links: ``name``, ``bandwidth`` [bytes/s], ``utilisation`` (mean over the window),
+    ``peak`` (at the highest instant), ``users`` (n, 3) names of the sorts of op that used it most and ``user_share``
+    (n, 3), of its bytes; ``alike``, how many links have the same history; ``heat`` (n, BINS), mean utilisation in each
+    bin; and for all links of the machine ``all_utilisation`` (links,). Nothing where a timeline has no links.
+    """
+    use = timeline.links
+    if use is None or not len(use.segment_start):
+        return {}
+    steady = steady_window(timeline)
+    window = steady.begin, steady.end
+    found, bandwidth = parts(use), use.link_bandwidth
+    times = np.linspace(*window, BINS + 1)
+    history = [_history(use, loads, weights, times) for loads, weights in zip(found.loads, found.weights, strict=True)]
+    carried, peak = (np.array([h[k] for h in history] + [0.0])[found.of] for k in (0, 1))
+    utilisation = carried / (bandwidth * max(window[1] - window[0], 1e-30))
+    order = np.argsort(-utilisation, kind="stable")[: int((utilisation > 0).sum())]
+    order = order[np.sort(np.unique(found.of[order], return_index=True)[1])][:top]
+    mine = found.of[order].tolist()
+    users = [_users_of(timeline, use, found, part, window) for part in mine]
+    heat = np.array([history[part][2] for part in mine]).reshape(-1, BINS)
+    return {
+        "name": np.array([use.link_names[i] for i in order.tolist()]),
+        "bandwidth": bandwidth[order],
+        "utilisation": utilisation[order],
+        "peak": peak[order] / bandwidth[order],
+        "users": np.array([names for names, _ in users]).reshape(-1, USERS),
+        "user_share": np.array([shares for _, shares in users]).reshape(-1, USERS),
+        "alike": np.bincount(found.of + 1, minlength=len(history) + 1)[found.of[order] + 1],
+        "heat": heat / bandwidth[order][:, None],
+        "all_utilisation": utilisation,
+    }
+
+
+def _history(use: LinkUse, loads: Ints, weights: Floats, times: Floats) -> tuple[float, float, Floats]:
+    """Of one part in a window: bytes, highest rate [bytes/s], and mean rate in each bin [bytes/s]."""
+    weight = np.zeros(len(use.loads))
+    weight[loads] = weights
+    share = weight[use.transfer_load][use.segment_transfer]
+    start, end = np.clip(use.segment_start, times[0], times[-1]), np.clip(use.segment_end, times[0], times[-1])
+    used = (share > 0) & (end > start)
+    rate, start, end = use.segment_rate[used] * share[used], start[used], end[used]
+    if not len(rate):
+        return 0.0, 0.0, np.zeros(len(times) - 1)
+    moments = np.unique(np.concatenate([times, start, end]))
+    change = np.zeros(len(moments))
+    np.add.at(change, np.searchsorted(moments, start), rate)
+    np.add.at(change, np.searchsorted(moments, end), -rate)
+    level = np.maximum(np.cumsum(change)[:-1], 0.0)
+    moved = np.concatenate([[0.0], np.cumsum(level * np.diff(moments))])
+    per_bin = np.diff(moved[np.searchsorted(moments, times)]) / np.maximum(np.diff(times), 1e-30)
+    return float(moved[-1]), float(level.max()), per_bin
+
+
+def _users_of(
+    timeline: Timeline, use: LinkUse, found: Parts, part: int, window: tuple[float, float]
+) -> tuple[list[str], list[float]]:
+    """The sorts of op (names without numbers) that put most bytes on the links of a part, with their shares."""
+    weight = np.zeros(len(use.loads))
+    weight[found.loads[part]] = found.weights[part]
+    length = np.clip(use.segment_end, *window) - np.clip(use.segment_start, *window)
+    nbytes = use.segment_rate * length * weight[use.transfer_load][use.segment_transfer]
+    per_op = np.bincount(use.transfer_op[use.segment_transfer], weights=nbytes, minlength=len(timeline.ops))
+    per_sort: dict[str, float] = {}
+    for op in np.flatnonzero(per_op > 0).tolist():
+        name = sort_of(timeline.ops[op].name)
+        per_sort[name] = per_sort.get(name, 0.0) + float(per_op[op])
+    total = sum(per_sort.values())
+    best = sorted(per_sort.items(), key=lambda item: (-item[1], item[0]))[:USERS]
+    best += [("", 0.0)] * (USERS - len(best))
+    return [name for name, _ in best], [value / total if total else 0.0 for _, value in best]

@@ -1,0 +1,226 @@
+"""What a run amounts to: step time, throughput, utilisation, and how much communication was not hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.core.arrays import Columns, Floats, Ints
+from clustersim.core.errors import ProgramError
+from clustersim.core.model import Model
+from clustersim.core.program import PHASES
+from clustersim.core.timeline import LinkUse, OpInfo, Timeline, alike, step_ends
+from clustersim.explain.occupancy import is_kernel, occupancy, seconds_of_ops
+from clustersim.explain.pieces import staged
+from clustersim.explain.volume import bytes_of_rank
+
+
+def summary(
+    timeline: Timeline,
+    model: Model,
+    *,
+    samples_per_step: float,
+    workers: int | None = None,
+    together: bool = True,
+    peak: tuple[float, str] | None = None,
+) -> dict[str, Any]:
+    """The figures of a run's steady state, as plain numbers, lists and numpy arrays.
+
+    Parameters
+    ----------
+    samples_per_step : of all ranks together: micro-batch x accumulation x data-parallel ranks.
+    workers : how many ranks, the first ones, the means are over; the others serve. None means all.
+    together : ranks step together, so that the slowest sets the pace; False where each has its own (asynchronous
+        training): rates are then sums over ranks of what each does in its own time.
+    peak : [FLOP/s] of one GPU, dense (never the sparse figure) in the dtype of the matrix products, and what it is, in
+        words. None leaves ``mfu`` and ``hfu`` None.
+
+    Returns a dict. Times are per step, means over ranks, in seconds:
+
+    * ``step_time_s``: from the end of the last warm-up step to the end of the run, over ``steady_steps`` (numbers
+      from 0). A step ends when its last rank does: where ranks have paces of their own this is the slowest one's, and
+      ``samples_per_s`` is more than a step's samples over it. ``first_step_s`` is the first.
+    * ``samples_per_s`` (all ranks), ``tokens_per_s_per_gpu`` (None without tokens), ``model_flops_per_s_per_gpu``.
+    * ``mfu``: model FLOPs (:meth:`Model.flops_per_sample`, no recomputation) over peak; ``hfu``: executed FLOPs over
+      peak, recomputation included (PaLM, arXiv:2204.02311, appendix B).
+    * ``compute_s``: the compute stream is busy. ``communication_s``: some transfer is running.
+      ``peer_wait_s``: no transfer runs, but a collective waits for a peer, beside a kernel or not.
+      ``exposed_communication_s``: no kernel runs, and some transfer is moving (``exposed_transfer_s``) or others are
+      waited for (``waiting_for_peer_s``): as in :mod:`clustersim.explain.breakdown`. ``idle_s``: what is left, the
+      host and its copies.
+    * ``phase_shares``: fractions of the step, of the compute stream by phase, plus ``exposed_communication`` and
+      ``idle``.
+    * ``bytes_sent_per_gpu``: payload each GPU sends per step, as the algorithms played need it; by op and by kind of
+      link: :func:`clustersim.explain.volume.volume`.
+    * ``hottest_links``: ``(name, utilisation, bytes)`` of ten, in the steady window; bytes are link capacity used,
+      protocol overhead included, and utilisation is their share of the line rate.
+    * ``per_rank``: columns ``rank, compute_s, communication_s, peer_wait_s, exposed_communication_s,
+      exposed_transfer_s, waiting_for_peer_s``.
+    """
+    window = steady_window(timeline)
+    world, n = timeline.world_size if workers is None else workers, len(window.steps)
+    per_rank, phases = _of_ranks(timeline, window, world)
+    a_step = window.step_time if together else float(1.0 / own_paces(timeline, window.steps)[:world].mean())
+    executed = _per_gpu(timeline, window, world, lambda op: op.flops) / (n * a_step)
+    peak_flops, words = peak or (None, "")
+    return {
+        "step_time_s": window.step_time,
+        "first_step_s": window.first,
+        "steady_steps": window.steps.tolist(),
+        **_rates(model, samples_per_step / a_step, world, executed, peak_flops),
+        "peak_flops": peak_flops,
+        "peak": words,
+        **_means(per_rank, phases, window.step_time),
+        "bytes_sent_per_gpu": _per_gpu(timeline, window, world, lambda op: bytes_of_rank(op, world)[0]) / n,
+        "hottest_links": hottest_links(timeline.links, window.begin, window.end, 10),
+        "per_rank": per_rank,
+    }
+
+
+def _rates(model: Model, samples_per_s: float, world: int, executed: float, peak: float | None) -> dict[str, Any]:
+    """What is done in a second; ``executed`` : [FLOP/s] of each GPU."""
+    model_flops = model.flops_per_sample() * samples_per_s / world
+    return {
+        "samples_per_s": samples_per_s,
+        "tokens_per_s_per_gpu": samples_per_s * model.seq_len / world if model.seq_len else None,
+        "model_flops_per_s_per_gpu": model_flops,
+        "mfu": model_flops / peak if peak else None,
+        "hfu": executed / peak if peak else None,
+    }
+
+
+def _means(per_rank: Columns, phases: dict[str, float], step: float) -> dict[str, Any]:
+    """Means over ranks, and what they leave of a step."""
+    mean = {name: float(column.mean()) for name, column in per_rank.items() if name != "rank"}
+    exposed = mean["exposed_communication_s"]
+    idle = max(0.0, step - mean["compute_s"] - exposed)
+    shares = {phase: seconds / step for phase, seconds in phases.items()}
+    return {
+        **mean,
+        "idle_s": idle,
+        "phase_shares": shares | {"exposed_communication": exposed / step, "idle": idle / step},
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """The steady state of a run: its ``steps`` (numbers from 0), from when to when they ran [s], and how long the
+    ``first`` step of the run took [s]."""
+
+    steps: Ints
+    begin: float
+    end: float
+    first: float
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of a steady step."""
+        return (self.end - self.begin) / len(self.steps)
+
+
+WARMUP = 2
+"""Steps that are left out of the figures of a simulated run: DDP's first has a single bucket and no overlap, and its
+second follows the rebuild."""
+
+
+def whole_periods(steps: int, period: int) -> int:
+    """The fewest steps, at least ``steps``, of which :func:`steady_window` holds whole periods of ``period`` steps.
+
+    Any ``period`` steps in a row do what every other such window does, whichever of them begins it, so the warm-up need
+    not end with a period. What repeats after one step is played as long as it is asked for.
+
+    >>> whole_periods(3, 1), whole_periods(3, 4), whole_periods(6, 4), whole_periods(7, 4)
+    (3, 6, 6, 10)
+    """
+    if period == 1:
+        return steps
+    periods = max(1, -(-(steps - WARMUP) // period))
+    return WARMUP + periods * period
+
+
+def steady_window(timeline: Timeline) -> Window:
+    """The window that all figures are taken from: without the first :data:`WARMUP` steps, or in a run of no more,
+    without all but the last; of a measured run without those of :func:`warm_up`.
+
+    Raises :class:`ProgramError` for an empty timeline.
+    """
+    steps, ops = np.array([op.step for op in timeline.ops], dtype=np.int64), timeline.per_op()
+    played = ops["ranks"] > 0
+    if not played.any():
+        raise ProgramError("the timeline is empty: there is no step to measure")
+    known = np.unique(steps[played])
+    end = np.array([ops["end"][played & (steps == step)].max() for step in known])
+    begin = float(ops["ready"][played & (steps == known[0])].min())
+    skip = min(WARMUP, len(known) - 1)
+    if timeline.source != "simulated":  # a profiler begins where it was told to, often after the warm-up
+        skip = min(warm_up(np.diff(end, prepend=begin)), len(known) - 1)
+    return Window(known[skip:], float(end[skip - 1]) if skip else begin, float(end[-1]), float(end[0]) - begin)
+
+
+WARM = 1.25
+"""Leading steps of a measured run that took so many times the median were warming up."""
+
+
+def warm_up(seconds: npt.ArrayLike) -> int:
+    """How many leading steps of a measured run, which took these seconds [s], were warming up."""
+    took = np.asarray(seconds, dtype=np.float64)
+    settled = np.flatnonzero(took < WARM * np.median(took)) if len(took) else took
+    return int(settled[0]) if len(settled) else 0
+
+
+def own_paces(timeline: Timeline, steady: Ints) -> Floats:
+    """(world_size,) float [steps/s]: what each rank does of the steps ``steady``, from the end of its own step before
+    them, or from 0, to the end of its own last."""
+    ended = step_ends(timeline)
+    begin = ended[steady[0] - 1] if steady[0] else np.zeros(timeline.world_size)
+    pace: Floats = len(steady) / (ended[steady[-1]] - begin)
+    return pace
+
+
+def _per_gpu(timeline: Timeline, window: Window, world: int, of_op: Callable[[OpInfo], float]) -> float:
+    """Mean over the first ``world`` ranks of what their ops of the steady steps add up to, ``of_op`` each."""
+    steady = set(window.steps.tolist())
+    each = np.array([of_op(op) if op.step in steady else 0.0 for op in timeline.ops])
+    return float((each * timeline.ranks_per_op(world)).sum() / world)
+
+
+def _of_ranks(timeline: Timeline, window: Window, world: int) -> tuple[Columns, dict[str, float]]:
+    """Seconds per step of each rank, by what its streams do, and of the compute stream by phase, mean over ranks.
+
+    Worked out for one rank of each class of equals. A receive is posted, and a rank ahead begins, a step early: spans
+    of every step count for as long as they are in the window.
+    """
+    equals, class_of = alike(timeline)
+    # Classes are in order of their first rank: those of the first ranks come first.
+    ranks, class_of = equals[equals < world], class_of[:world]
+    busy = occupancy(timeline, ranks, window.begin, window.end)
+    seconds = seconds_of_ops(timeline, world, window.begin, window.end)
+    steps = len(window.steps)
+    host, moving = busy.pop("host_s"), busy["exposed_transfer_s"]
+    if timeline.source == "simulated" and not staged(timeline):  # what nobody does anything in, others are waited for
+        busy["exposed_communication_s"] = np.maximum(steps * window.step_time - busy["compute_s"] - host, moving)
+    busy["waiting_for_peer_s"] = busy["exposed_communication_s"] - moving
+    per_rank = {name: (column / steps)[class_of] for name, column in busy.items()}
+    number = {phase: i for i, phase in enumerate(PHASES)}
+    phase = np.array([number.get(op.phase, number["other"]) for op in timeline.ops], dtype=np.int64)
+    total = np.bincount(phase, weights=seconds * is_kernel(timeline), minlength=len(PHASES)) / (world * steps)
+    phases = {name: float(total[i]) for name, i in number.items() if total[i] > 0}
+    return {"rank": np.arange(world), **per_rank}, phases
+
+
+def hottest_links(use: LinkUse | None, begin: float, end: float, n: int) -> list[tuple[str, float, float]]:
+    """``(name, utilisation, bytes)`` of the ``n`` busiest links between two times [s], busiest first; ties by id."""
+    if use is None or end <= begin or not len(use.segment_start):
+        return []
+    start, stop = use.segment_start, use.segment_end
+    if start.min() < begin or stop.max() > end:
+        use = replace(use, segment_start=np.clip(start, begin, end), segment_end=np.clip(stop, begin, end))
+    nbytes = use.bytes_per_link()
+    utilisation = nbytes / (use.link_bandwidth * (end - begin))
+    # Links that carry as much but for rounding are ties: sums in another order must not name others.
+    order = np.argsort(-np.round(utilisation / (utilisation.max() or 1.0), 9), kind="stable")[:n]
+    return [(use.link_names[i], float(utilisation[i]), float(nbytes[i])) for i in order.tolist() if nbytes[i] > 0]

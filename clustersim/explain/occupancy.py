@@ -1,0 +1,234 @@
+"""What every rank's streams do, in seconds: computing, transferring, waiting for a peer, and how much of it is exposed.
+
+Time in which any of some spans is open is the length of their union: from the first begin to the last end, less the
+gaps; and a gap opens where a span begins, in order of begins, after the latest end of those before it. That is a
+running maximum: of thousands of ranks span by span, of few over a table of ranks x spans. What is open beside something
+else follows from unions too: transfers that run while nothing computes are what they add to its union.
+
+Most spans begin where another ends, and then they share a :class:`~clustersim.core.blocks.Column`: a chain of them
+is one interval, on whatever many ranks, and nobody looks at the moments in between.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+from clustersim.core.arrays import Bools, Floats, Ints
+from clustersim.core.blocks import Block, Column
+from clustersim.core.program import COMPUTE_STREAM
+from clustersim.core.sheets import Glance, Sheet, stacked
+from clustersim.core.timeline import OpInfo, Timeline
+
+STATES = ("compute_s", "communication_s", "peer_wait_s", "exposed_communication_s", "exposed_transfer_s", "host_s")
+"""What is told of a rank: some kernel runs; some transfer does; none does, but a collective waits for a peer; no kernel
+runs while a collective does either; while one is moving; and while the host works and nothing else is open."""
+
+Span: TypeAlias = tuple[Column, Column]
+"""When the same ops begin and end on some ranks."""
+
+AT_ONCE = 2**24
+"""Intervals that are looked at together."""
+
+SWEPT = 256
+"""Ranks from which spans are looked at one by one on all of them, sooner than in a table; a part has no fewer, and a
+table no more."""
+
+UNIONS = (
+    ("compute", "start"),
+    ("talk", "start"),
+    ("talk", "ready"),
+    ("both", "start"),
+    ("both", "ready"),
+    ("all", "ready"),
+)
+"""Whose spans, and where those that communicate begin: their length is all that is asked for."""
+
+
+def on_host(op: OpInfo) -> bool:
+    """Whether an op that computes is the host's own work, or a copy from or to it."""
+    return op.bound == "host" or op.phase in {"memcpy", "input"}
+
+
+def is_kernel(run: Timeline) -> Bools:
+    """(n_ops,) whether an op computes on the device: on the compute stream whatever does, on any other all but the
+    host's work."""
+    return np.array(
+        [op.kind == "compute" and (op.stream == COMPUTE_STREAM or not on_host(op)) for op in run.ops], dtype=bool
+    )
+
+
+def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = np.inf) -> dict[str, Floats]:
+    """Seconds each of ``ranks`` (ascending) spends in each of :data:`STATES` between two times [s]."""
+    computing, talking = is_kernel(run), np.array([op.kind != "compute" for op in run.ops], dtype=bool)
+    of = {"compute": computing, "talk": talking, "both": computing | talking}
+    if not of["both"].all():
+        of["all"] = np.ones(len(run.ops), dtype=bool)
+    unions = [(u, whose, since) for u, (whose, since) in enumerate(UNIONS) if whose in of]
+    chosen = {whose: mask.tolist() for whose, mask in of.items()}
+    waits: dict[str, list[bool] | None] = {"start": None, "ready": talking.tolist()}
+    length = np.zeros((len(UNIONS), len(ranks)))
+    chains: dict[tuple[int, int], list[Span]] = {}
+    for part in run.shelf.parts(ranks, AT_ONCE, SWEPT):
+        at, glances = np.searchsorted(ranks, part.ranks), [Glance(places) for places, _ in part.held]
+        for u, whose, since in unions:
+            for _, blocks in part.held:
+                if (id(blocks), u) not in chains:
+                    chains[id(blocks), u] = _chains(blocks, chosen[whose], waits[since], begin, end)
+            rows = None if part.rows is None else _rows(part.rows, of[whose], talking, since)
+            spans = [(glance, chains[id(blocks), u]) for glance, (_, blocks) in zip(glances, part.held, strict=True)]
+            length[u, at] = _union(len(at), rows, spans, begin, end)
+    compute, transfer, active, beside, around, everything = length
+    return {
+        "compute_s": compute,
+        "communication_s": transfer,
+        "peer_wait_s": np.maximum(active - transfer, 0.0),
+        "exposed_communication_s": np.maximum(around - compute, 0.0),
+        "exposed_transfer_s": np.maximum(beside - compute, 0.0),
+        "host_s": np.maximum(everything - around, 0.0),
+    }
+
+
+def _union(
+    n: int, rows: tuple[Floats, Floats] | None, held: list[tuple[Glance, list[Span]]], begin: float, end: float
+) -> Floats:
+    """(n,) length of what some ranks' spans cover between two times [s], those of ``rows`` and those ``held``."""
+    if n >= SWEPT:
+        swept = _swept(n, rows, held, begin, end)
+        if swept is not None:
+            return swept
+    return np.concatenate([_tabled(slice(at, min(at + SWEPT, n)), rows, held, begin, end) for at in range(0, n, SWEPT)])
+
+
+def _tabled(
+    part: slice, rows: tuple[Floats, Floats] | None, held: list[tuple[Glance, list[Span]]], begin: float, end: float
+) -> Floats:
+    """The same for a part of the ranks, over a table of ranks x spans."""
+    n, tables = part.stop - part.start, []
+    if rows is not None:
+        tables.append(tuple(np.broadcast_to(c if len(c) == 1 else c[part], (n, c.shape[1])) for c in rows))
+    for glance, spans in held:
+        if spans:
+            tables.append(tuple(stacked([span[i] for span in spans], glance.places[part]) for i in (0, 1)))
+    if not tables:
+        return np.zeros(n)
+    left, right = (np.concatenate(c, axis=1) if len(c) > 1 else c[0] for c in zip(*tables, strict=True))
+    return covered(_inside(left, begin, end), _inside(right, begin, end))
+
+
+def _swept(
+    n: int, rows: tuple[Floats, Floats] | None, held: list[tuple[Glance, list[Span]]], begin: float, end: float
+) -> Floats | None:
+    """The same, span by span over all ranks, without a table; None where ranks have too many of them in orders of
+    their own. On thousands of ranks this takes a tenth of the time."""
+    found = []
+    if rows is not None:
+        columns = (_inside(c, begin, end).T for c in rows)
+        found = [(float(a.mean()), a, b) for a, b in zip(*columns, strict=True)]
+    for glance, spans in held:
+        found += [(a.mean, _within(a, glance, begin, end), _within(b, glance, begin, end)) for a, b in spans]
+    found.sort(key=lambda span: span[0])
+    inside = [(a, b) for _, a, b in found]
+    if not inside or not _put_in_order(inside):
+        return None if inside else np.zeros(n)
+    first, latest = inside[0]
+    latest, gaps, gap = np.array(np.broadcast_to(latest, n)), np.zeros(n), np.empty(n)
+    for a, b in inside[1:]:
+        np.subtract(a, latest, out=gap)
+        np.maximum(gap, 0.0, out=gap)
+        gaps += gap
+        np.maximum(latest, b, out=latest)
+    length: Floats = latest - first - gaps
+    return length
+
+
+def _put_in_order(spans: list[tuple[Floats, Floats]]) -> bool:
+    """Let every rank's spans be in order of begins: each is exchanged with the one before where a rank needs it."""
+    left = 8 * len(spans)
+    for k in range(1, len(spans)):
+        while k and (late := spans[k][0] < spans[k - 1][0]).any():
+            left -= 1
+            if not left:
+                return False
+            (a, b), (c, d) = spans[k - 1], spans[k]
+            spans[k - 1] = np.minimum(a, c), np.where(late, d, b)
+            spans[k] = np.maximum(a, c), np.where(late, b, d)
+            k -= 1
+    return True
+
+
+def _chains(
+    blocks: list[Block], chosen: list[bool], waiting: list[bool] | None, since: float, until: float
+) -> list[Span]:
+    """Begins and ends of some blocks that were anywhere between two times [s], those that follow each other without a
+    gap as one; the ops ``waiting`` begin when they are ready."""
+    spans: list[Span] = []
+    last: dict[int, int] = {}
+    for block in blocks:
+        op = block.op
+        if chosen[op]:
+            begin, end = block.columns[0 if waiting and waiting[op] else 1], block.columns[2]
+            if end.high <= since or begin.low >= until:
+                continue
+            at = last.pop(id(begin), -1)
+            if at < 0:
+                at = len(spans)
+                spans.append((begin, end))
+            else:
+                spans[at] = spans[at][0], end
+            last[id(end)] = at
+    return spans
+
+
+def _rows(rows: Sheet, chosen: Bools, talking: Bools, since: str) -> tuple[Floats, Floats]:
+    mine = chosen[rows.op]
+    begin = np.where(talking[rows.op], rows.ready, rows.start) if since == "ready" else rows.start
+    return begin[:, mine], rows.end[:, mine]
+
+
+def _within(column: Column, glance: Glance, begin: float, end: float) -> Floats:
+    """A column at some places, between two times [s]."""
+    values = glance(column)
+    return values if column.low >= begin and column.high <= end else np.clip(values, begin, end)
+
+
+def _inside(column: Floats, begin: float, end: float) -> Floats:
+    if not column.size or (column.min() >= begin and column.max() <= end):
+        return column
+    return np.clip(column, begin, end)
+
+
+def seconds_of_ops(run: Timeline, world: int, begin: float, end: float) -> Floats:
+    """(n_ops,) float [s]: time between ``begin`` and ``end`` from each op's start to its end, summed over the first
+    ``world`` ranks."""
+    sets, op, of, _, start, stop = run._rows()
+    count = np.array([(ranks < world).sum() for ranks in sets], dtype=np.float64)
+    took = (np.clip(stop, begin, end) - np.clip(start, begin, end)) * count[of]
+    seconds = np.bincount(op, took, len(run.ops)).astype(np.float64)
+    alike = {id(block.ranks): block.ranks for block in run.blocks}
+    counted = {key: ranks < world for key, ranks in alike.items()}
+    everyone = {key: bool(mask.all()) for key, mask in counted.items()}
+    for block in run.blocks:
+        _, first, last = block.columns
+        if last.high <= begin or first.low >= end:
+            continue
+        if first.low >= begin and last.high <= end and everyone[id(block.ranks)]:
+            seconds[block.op] += len(block.ranks) * (last.mean - first.mean)
+        else:
+            spent = np.clip(last.all, begin, end) - np.clip(first.all, begin, end)
+            seconds[block.op] += float((spent * counted[id(block.ranks)]).sum())
+    return seconds
+
+
+def covered(begin: Floats, end: Floats) -> Floats:
+    """(k,) length of the union of the intervals in each row of ``begin`` and ``end``, (k, m) [s]."""
+    if begin.shape[1] == 0:
+        return np.zeros(len(begin))
+    if (begin[:, 1:] < begin[:, :-1]).any():
+        order = np.argsort(begin, axis=1, kind="stable")  # ops are about in order: little is left to sort
+        begin, end = np.take_along_axis(begin, order, axis=1), np.take_along_axis(end, order, axis=1)
+    latest = np.maximum.accumulate(end, axis=1)
+    gaps = np.maximum(begin[:, 1:] - latest[:, :-1], 0.0).sum(axis=1)
+    length: Floats = latest[:, -1] - begin[:, 0] - gaps
+    return length

@@ -1,0 +1,154 @@
+"""How fast each rank computes, against the others that run the same ops; and which ranks stand for all.
+
+On 16,384 GPUs that jitter no two ranks have the same times. Sums over ranks are taken over all of them even so; what
+needs a rank's whole course of time (which state it was in when) is worked out for some (:func:`classes`): of those that
+are equal one, and of too many different ones a choice by how fast they are, one from the middle of every equal part of
+the ranks in order of pace, the slowest and the fastest, and those whom the others waited for most often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.core.arrays import Bools, Floats, Ints
+from clustersim.core.memo import kept_with_first
+from clustersim.core.timeline import Timeline, alike
+from clustersim.explain.columns import columns_of, did
+
+SLOW = 0.03
+"""A rank is slow where its kernels take this much longer than its role's median."""
+OUTLIER = 5.0
+"""The slowest of a few thousand normal draws is some four standard deviations away; what is further is no accident."""
+FEW = 4
+"""Of fewer ranks than this the spread says nothing."""
+
+
+@kept_with_first(maxsize=None)
+def kernel_seconds(timeline: Timeline, begin: float = 0.0, end: float = np.inf) -> Floats:
+    """(world_size,) float [s]: time of each rank's compute ops that began in a window, queueing left out."""
+    compute = np.array([op.kind == "compute" and op.bound != "host" for op in timeline.ops], dtype=bool)
+    # A little slack: the first op of a step begins at the very end of the step before.
+    slack = 1e-9 * max(timeline.makespan, 1e-30)
+    low, high = begin - slack, end - slack
+    sets, op, of, _, start, stop = timeline._rows()
+    rows = np.flatnonzero(compute[op] & (start >= low) & (start < high))
+    of_set = np.bincount(of[rows], weights=stop[rows] - start[rows], minlength=len(sets))
+    seconds = np.zeros(timeline.world_size)
+    for ranks, value in zip(sets, of_set.tolist(), strict=True):
+        if value:
+            seconds[ranks] += value
+    for block in timeline.blocks:
+        if compute[block.op]:
+            inside = (block.start >= low) & (block.start < high)
+            seconds[block.ranks] += np.where(inside, block.end - block.start, 0.0)
+    return seconds
+
+
+@kept_with_first(maxsize=None)
+def roles(timeline: Timeline) -> Ints:
+    """(world_size,) int: ranks with equal numbers ran ops of the same roles."""
+    names = list(dict.fromkeys(op.role for op in timeline.ops))
+    number = np.array([names.index(op.role) for op in timeline.ops], dtype=np.int64)
+    used = np.array([did(timeline, number == k) for k in range(len(names))]).reshape(-1, timeline.world_size).T
+    _, of = np.unique(used, axis=0, return_inverse=True)
+    return np.asarray(of, dtype=np.int64).ravel()
+
+
+def skews(timeline: Timeline) -> Floats:
+    """(n_ops,) float [s]: from the first rank's arrival at a collective to the last one's; nan for other ops."""
+    first, last = np.full(len(timeline.ops), np.inf), np.full(len(timeline.ops), -np.inf)
+    _, op, _, ready, *_ = timeline._rows()
+    np.minimum.at(first, op, ready)
+    np.maximum.at(last, op, ready)
+    for block in timeline.blocks:
+        first[block.op] = min(first[block.op], float(block.ready.min()))
+        last[block.op] = max(last[block.op], float(block.ready.max()))
+    talks = np.array([op.kind not in {"compute", "send", "recv"} for op in timeline.ops], dtype=bool)
+    spread: Floats = np.where(talks & np.isfinite(first), last - first, np.nan)
+    return spread
+
+
+def pace_ratios(timeline: Timeline) -> Floats:
+    """(world_size,) float: each rank's kernel time in the whole run over the median of its role; 1 without any."""
+    seconds = kernel_seconds(timeline)
+    role, ratio = roles(timeline), np.ones(timeline.world_size)
+    for r in np.unique(role).tolist():
+        mine = role == r
+        median = float(np.median(seconds[mine]))
+        if median > 0:
+            ratio[mine] = seconds[mine] / median
+    return ratio
+
+
+def slow_ranks(timeline: Timeline, ratio: Floats) -> Bools:
+    """(world_size,) bool: ranks :data:`SLOW` behind the median and further from it than the spread of the others
+    explains (:data:`OUTLIER` robust standard deviations, 1.4826 times the median deviation)."""
+    role, slow = roles(timeline), np.zeros(timeline.world_size, dtype=np.bool_)
+    for r in np.unique(role).tolist():
+        mine = np.flatnonzero(role == r)
+        spread = 1.4826 * float(np.median(np.abs(ratio[mine] - 1))) if len(mine) >= FEW else 0.0
+        slow[mine] = ratio[mine] - 1 > max(SLOW, OUTLIER * spread)
+    return slow
+
+
+MOST_SPANS = 1_500_000
+"""Spans that are worked through one by one; what a gigabyte of memory and a few seconds of a core are enough for."""
+LEAST = 64
+"""And this many ranks, however many ops each has."""
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """Ranks by who stands for them.
+
+    ranks : (c,) int, the representatives, ascending. class_of : (world_size,) int, index into ``ranks``.
+    sampled : whether a rank may differ from its representative; else they have exactly the same spans.
+    """
+
+    ranks: Ints
+    class_of: Ints
+    sampled: bool
+
+
+@kept_with_first(maxsize=None)
+def classes(timeline: Timeline, most_spans: int = MOST_SPANS) -> Classes:
+    """Every class of equals, or where those have more than ``most_spans`` spans together, a choice of ranks."""
+    ranks, class_of = alike(timeline)
+    each = int(timeline.per_op()["ranks"].sum()) / max(timeline.world_size, 1)
+    most = max(LEAST, int(most_spans / max(each, 1.0)))
+    if len(ranks) <= most:
+        return Classes(ranks, class_of, False)
+    stands_for = _even(timeline, most // 2)
+    awaited = _awaited(timeline)[: most // 2]
+    stands_for[awaited] = awaited
+    chosen, of = np.unique(stands_for, return_inverse=True)
+    return Classes(chosen.astype(np.int64), np.asarray(of, dtype=np.int64).ravel(), True)
+
+
+def _even(timeline: Timeline, n: int) -> Ints:
+    """(world_size,) who stands for each rank: about ``n`` ranks of the same role and the nearest pace."""
+    seconds, role = kernel_seconds(timeline), roles(timeline)
+    stands_for = np.arange(timeline.world_size)
+    for r in np.unique(role).tolist():
+        mine = np.flatnonzero(role == r)
+        mine = mine[np.argsort(seconds[mine], kind="stable")]
+        # The slowest and the fastest stand for themselves alone: they are there to be seen, not to weigh.
+        inner = mine[1:-1]
+        parts = max(1, round(n * len(mine) / timeline.world_size) - 2)
+        part = np.arange(len(inner)) * parts // max(len(inner), 1)
+        middle = np.searchsorted(part, np.arange(parts)) + np.bincount(part, minlength=parts) // 2
+        if len(inner):
+            stands_for[inner] = inner[np.minimum(middle, len(inner) - 1)][part]
+    return stands_for
+
+
+def _awaited(timeline: Timeline) -> Ints:
+    """Ranks that came last to a collective of all, those who did most often first."""
+    columns, times = columns_of(timeline), np.zeros(timeline.world_size, dtype=np.int64)
+    for i, op in enumerate(timeline.ops):
+        if op.kind != "compute" and len(ready := columns.of(i).ready):
+            times[columns.of(i).ranks[int(np.argmax(ready))]] += int(np.ptp(ready) > 0)
+    order = np.argsort(-times, kind="stable")
+    return order[times[order] > 0]

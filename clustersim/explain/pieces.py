@@ -1,0 +1,290 @@
+"""Every instant of every rank, in one state: the partition that breakdown, stalls and the report are sums of.
+
+A rank's streams may all be busy at once, so a rule says which of them an instant belongs to, in this order:
+
+1. a kernel on the compute stream (or, where a measured run names its streams otherwise, any kernel);
+2. a kernel on another stream of the device, such as a communication hook's cast;
+3. a transfer that is running: nothing computes, so it is *exposed*;
+4. a transfer that waits for a peer to arrive: a *stall*, or a *bubble* where the schedule itself is the reason;
+5. the host: copies to and from it, its own work, loading input;
+6. work that is ready and queues for a server;
+7. nothing. In a simulated run a rank without any open op has done its whole list while others have not (a stall, or
+   between stages a bubble); on a real machine its queue is empty because the host has
+   not launched anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+
+import numpy as np
+
+from clustersim.core.arrays import Bools, Columns, Floats, Ints
+from clustersim.core.memo import kept_with_first
+from clustersim.core.program import COMPUTE_STREAM
+from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.explain.columns import OpColumns, cuts, did, seen, stretches
+from clustersim.explain.occupancy import on_host
+from clustersim.explain.pace import Classes, classes
+
+STATES = (
+    "compute-bound",
+    "memory-bound",
+    "launch-bound",
+    "recomputation",
+    "optimizer",
+    "exposed transfer",
+    "waiting for a peer",
+    "bubble",
+    "host",
+)
+"""What an instant of a rank can be."""
+KERNELS = STATES[:5]
+"""Those in which it computes. An op has the state that limits most of it; :func:`by_class` tells its kernels apart."""
+
+
+class State(IntEnum):
+    """The places of :data:`STATES`."""
+
+    COMPUTE, MEMORY, LAUNCH, AGAIN, OPTIMIZER, EXPOSED, STALL, BUBBLE, HOST = range(len(STATES))
+
+
+class Why(IntEnum):
+    """Why an instant has its state: the rules above, in order."""
+
+    KERNEL, SIDE_KERNEL, TRANSFER, PEER, HOST_WORK, QUEUED, NOTHING = range(7)
+
+
+_OF_BOUND = {"memory": State.MEMORY, "launch": State.LAUNCH, "host": State.HOST}
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """A partition of ``[begin, end]`` for one rank of each class of ranks that behave alike, or nearly (``sampled``).
+
+    Parameters
+    ----------
+    begin, end : float [s], the window.
+    ranks : (c,) int, the representatives. class_of : (world_size,) int, index into ``ranks``.
+    owner : (n,) int, index into ``ranks``. start, stop : (n,) float [s]; sorted by owner, then start.
+    state : (n,) int, index into :data:`STATES`. why : (n,) int, the rule that gave it.
+    op : (n,) int, the op the instant belongs to; -1 for none.
+    beside : (n,) int, a transfer that runs hidden beside a kernel; -1 for none.
+    """
+
+    begin: float
+    end: float
+    ranks: Ints
+    class_of: Ints
+    owner: Ints
+    start: Floats
+    stop: Floats
+    state: Ints
+    why: Ints
+    op: Ints
+    beside: Ints
+    sampled: bool = False
+
+    @property
+    def seconds(self) -> Floats:
+        """(n,) float [s], length of each piece."""
+        length: Floats = self.stop - self.start
+        return length
+
+    @property
+    def computes(self) -> Bools:
+        """(n,) bool, whether it is a kernel's."""
+        found: Bools = self.why <= Why.SIDE_KERNEL
+        return found
+
+    @property
+    def weight(self) -> Floats:
+        """(c,) float, how many ranks each representative stands for."""
+        return np.bincount(self.class_of, minlength=len(self.ranks)).astype(np.float64)
+
+
+def pieces(
+    timeline: Timeline, begin: float | None = None, end: float | None = None, chosen: Classes | None = None
+) -> Pieces:
+    """The partition of a timeline, or of the window from ``begin`` to ``end`` [s].
+
+    ``chosen`` : who stands for whom; None is :func:`clustersim.explain.pace.classes`.
+    """
+    t0, t1 = 0.0 if begin is None else begin, timeline.makespan if end is None else end
+    chosen = chosen or classes(timeline)
+    return Partition(timeline).of(chosen, _spans(timeline, chosen.ranks, t0, t1), t0, t1)
+
+
+def is_server(op: OpInfo) -> bool:
+    """Whether an op belongs to a parameter server."""
+    return "server" in op.role
+
+
+def _spans(timeline: Timeline, ranks: Ints, t0: float, t1: float) -> Columns:
+    """Spans that touch the window as columns owner, op, ready, start, end; times from ``t0`` on."""
+    spans = timeline.spans(ranks.tolist())
+    inside = (spans["end"] > t0) & (spans["ready"] < t1)
+    columns = {"owner": np.searchsorted(ranks, spans["rank"][inside]), "op": spans["op"][inside]}
+    for name in ("ready", "start", "end"):
+        columns[name] = np.clip(spans[name][inside] - t0, 0.0, t1 - t0)
+    order = np.lexsort((columns["op"], columns["start"], columns["owner"]))
+    return {name: column[order] for name, column in columns.items()}
+
+
+AT_ONCE = 2**16
+"""Spans that are cut up together: whole ranks of them."""
+
+
+class Partition:
+    """What a timeline's ops mean for the partition, worked out once for many windows and ranks."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        ops = timeline.ops
+        self.timeline = timeline
+        names = {name: i for i, name in enumerate(dict.fromkeys(op.stream for op in ops))}
+        self._n_streams, self._stream = len(names), np.array([names[op.stream] for op in ops], dtype=np.int16)
+        self._running, self._waiting = _rules(ops)
+        self._kernel = np.array([kernel_state(o) for o in ops] + [State.BUBBLE], dtype=np.int64)
+        peer = [State.BUBBLE if by_structure(timeline, o) else State.STALL for o in ops]
+        self._peer = np.array([*peer, State.BUBBLE], dtype=np.int64)
+        idle = State.BUBBLE if staged(timeline) else State.STALL
+        self._nothing = idle if timeline.source == "simulated" else State.HOST
+
+    def of(self, chosen: Classes, spans: Columns, t0: float, t1: float) -> Pieces:
+        """The partition of ``[t0, t1]`` [s] for the chosen ranks, whose spans are given from ``t0`` on."""
+        n, scale = len(chosen.ranks), 2.0 * (t1 - t0) if t1 > t0 else 1.0  # one float orders by rank, then by time
+        each = max(1, AT_ONCE * n // max(len(spans["owner"]), 1))
+        edges = [*range(0, n, each), n]
+        ends = np.searchsorted(spans["owner"], edges).tolist()
+        parts = []
+        for (first, last), (a, b) in zip(pairwise(edges), pairwise(ends), strict=True):
+            some = {name: column[a:b] for name, column in spans.items()} | {"owner": spans["owner"][a:b] - first}
+            who, left, right, why, op, beside = self._cut(some, last - first, t1 - t0, scale)
+            shift = t0 - who * scale
+            parts.append((who + first, left + shift, right + shift, self._states(why, op), why, op, beside))
+        owner, start, stop, state, rule, ops, hidden = (np.concatenate(column) for column in zip(*parts, strict=True))
+        whole = t0, t1, chosen.ranks, chosen.class_of
+        return Pieces(*whole, owner, start, stop, state, rule, ops, hidden, chosen.sampled)
+
+    def _cut(
+        self, spans: Columns, n: int, length: float, scale: float
+    ) -> tuple[Ints, Floats, Floats, Ints, Ints, Ints]:
+        """Owner, begin and end (as keys), rule, op and hidden transfer of each piece of ``n`` ranks."""
+        key, ready, start, end = cuts(spans, n, length, scale)
+        owner = (key / scale + 1e-9).astype(np.int64)
+        inside = owner[1:] == owner[:-1]
+        if self.timeline.source != "simulated":  # what a rank did before its profile began, and after, nobody saw
+            inside &= seen(spans, n, scale, key[:-1], owner[:-1])
+        why, op, beside = (column[:-1][inside] for column in self._holders(spans["op"], ready, start, end, len(key)))
+        return owner[:-1][inside], key[:-1][inside], key[1:][inside], why, op, beside
+
+    def of_rank(self, columns: OpColumns, rank: int, begin: float, end: float) -> Pieces:
+        """The partition of a window for one rank alone."""
+        mine = columns.of_rank(rank, begin, end)
+        order = np.lexsort((mine.op, mine.start))
+        spans: Columns = {"owner": np.zeros(len(order), dtype=np.int64), "op": mine.op[order]}
+        for name, column in (("ready", mine.ready), ("start", mine.start), ("end", mine.end)):
+            spans[name] = np.clip(column[order] - begin, 0.0, end - begin)
+        alone = Classes(np.array([rank]), np.zeros(self.timeline.world_size, dtype=np.int64), False)
+        return self.of(alone, spans, begin, end)
+
+    def _holders(self, of: Ints, ready: Ints, start: Ints, end: Ints, n: int) -> tuple[Ints, Ints, Ints]:
+        """Per piece the rule, its op, and the transfer hidden beside it; spans begin and end at numbers of pieces."""
+        by = np.argsort(self._stream[of], kind="stable")
+        of, stream = of[by], self._stream[of][by].astype(np.int64)
+        begin, ready, start, end = stream * n, *(column[by] + stream * n for column in (ready, start, end))
+        # Queued work is ready long before the stream is free; its own time begins where its predecessor's ends. And
+        # of two spans of a stream at once, which only measured runs have, the later holds it.
+        ready[1:] = np.maximum(ready[1:], np.maximum.accumulate(end)[:-1])
+        ready = np.minimum(ready, start)
+        end[:-1] = np.minimum(end[:-1], ready[1:])
+        ready, start, end = ready - begin, start - begin, end - begin
+        base = len(self.timeline.ops)
+        name = stream * base + of  # the least number wins: the first rule, then the first stream
+        best = np.full(n, Why.NOTHING * self._n_streams * base)
+        hidden = np.full(n, self._n_streams * base)
+        for rule, left, right in ((self._waiting[of], ready, np.minimum(start, end)), (self._running[of], start, end)):
+            at, each = stretches(left, right)
+            np.minimum.at(best, at, np.repeat(rule * self._n_streams * base + name, each))
+        moves = self._running[of] == Why.TRANSFER
+        at, each = stretches(start[moves], end[moves])
+        np.minimum.at(hidden, at, np.repeat(name[moves], each))
+        why = best // (self._n_streams * base) if base else best + Why.NOTHING
+        op = np.where(why < Why.NOTHING, best % max(base, 1), -1)
+        beside = np.where(hidden < self._n_streams * base, hidden % max(base, 1), -1)
+        return why, op, np.where(why <= Why.SIDE_KERNEL, beside, -1)
+
+    def _states(self, why: Ints, op: Ints) -> Ints:
+        return np.select(
+            [why <= Why.SIDE_KERNEL, why == Why.TRANSFER, why == Why.PEER, why == Why.HOST_WORK, why == Why.QUEUED],
+            [self._kernel[op], State.EXPOSED, self._peer[op], State.HOST, State.STALL],
+            self._nothing,
+        )
+
+
+def _rules(ops: tuple[OpInfo, ...]) -> tuple[Ints, Ints]:
+    """Per op the rule of an instant it runs in, and of one it waits in."""
+    usual = any(op.stream == COMPUTE_STREAM for op in ops)
+    running, waiting = np.zeros(len(ops), dtype=np.int64), np.zeros(len(ops), dtype=np.int64)
+    for i, op in enumerate(ops):
+        if op.kind != "compute":
+            running[i], waiting[i] = Why.TRANSFER, Why.PEER
+            continue
+        main = op.stream == COMPUTE_STREAM or not (usual or on_host(op))
+        running[i] = Why.KERNEL if main else Why.HOST_WORK if on_host(op) else Why.SIDE_KERNEL
+        waiting[i] = Why.QUEUED
+    return running, waiting
+
+
+def kernel_state(op: OpInfo) -> int:
+    """State of a rank that runs a compute op."""
+    if op.phase == "memcpy" and ("DtoD" in op.name or op.name.startswith("Memset")):  # never leaves the device
+        return State.MEMORY
+    if on_host(op):
+        return State.HOST
+    return State.OPTIMIZER if op.phase == "optimizer" else _OF_BOUND.get(op.bound, State.COMPUTE)
+
+
+def by_class(op: OpInfo) -> dict[int, float]:
+    """Shares of a compute op's time by state: of its kernels, where those are known, else all in its own."""
+    state, mix = kernel_state(op), op.mix
+    if mix is None or state not in {State.COMPUTE, State.MEMORY, State.LAUNCH} or mix.seconds <= 0:
+        return {state: 1.0}
+    states = State.COMPUTE, State.MEMORY, State.LAUNCH, State.AGAIN
+    parts = zip(states, (mix.peak + mix.products, mix.memory, mix.launch, mix.again), strict=True)
+    return {state: seconds / mix.seconds for state, seconds in parts if seconds}
+
+
+@kept_with_first(maxsize=None)
+def staged(timeline: Timeline) -> bool:
+    """Whether ranks run different op lists by the schedule's own structure, as a pipeline's stages do."""
+    stages = {op.stage for op in timeline.ops} - {-1}
+    roles = {op.role for op in timeline.ops}
+    return len(stages or roles) > 1 and not any("server" in role for role in roles)
+
+
+def workers(timeline: Timeline) -> Ints:
+    """Ranks that train: all but those that are servers and nothing else."""
+    roles = list(dict.fromkeys(op.role for op in timeline.ops))
+    serves = np.array(["server" in role and "worker" not in role for role in roles], dtype=bool)
+    if not serves.any():
+        return np.arange(timeline.world_size)
+    number = {role: i for i, role in enumerate(roles)}
+    of_op = serves[np.array([number[op.role] for op in timeline.ops], dtype=np.int64)]
+    return np.flatnonzero(~did(timeline, of_op))
+
+
+def by_structure(timeline: Timeline, op: OpInfo) -> bool:
+    """Whether a wait at this op is the schedule's own: its peer is at another stage of a pipeline, or, where nobody
+    says stages, runs another op list or hands work on point to point. Ranks of one stage that meet differ only in pace
+    and load; and a server that is not ready is a stall."""
+    meets = op.detail.get("meets", ())
+    if is_server(op) or any(is_server(timeline.ops[other]) for other in meets):
+        return False
+    if op.stage >= 0 and meets:
+        return any(timeline.ops[other].stage != op.stage for other in meets)
+    if op.kind in {"send", "recv"}:
+        return op.label is None or op.label.dim in {"", "pp"}
+    return bool(meets)

@@ -1,0 +1,262 @@
+"""Pipelines: what each stage does when, and why it idles. Reads labels and stages of ops, measured or simulated alike.
+
+An *action* is what a rank does with one micro-batch and one of its chunks: F, B, I or W (:mod:`clustersim.core.label`),
+from the first to the last of its kernels. A stage idles when none of its actions runs. Of a step's window
+
+    window = busy + fill + drain + gaps + imbalance + other + outside
+
+``fill``, ``drain`` and ``gaps`` are what the schedule itself must leave idle: the same order of actions, played with
+free transfers and *equal stages*, where each action takes the median over stages of what it takes there. In that play
+a rank idles ``fill`` until its first backward begins, ``drain`` after its last forward ended, and ``gaps`` between.
+With p equal stages 1F1B has ``s F + (p-1-s) B`` and ``(p-1-s) F + s B`` at stage s, together ``(p-1)(F+B)``, as GPipe
+has, and no gaps. No more counts than was seen there.
+
+``imbalance`` is the further idle time of a play in which each stage takes its own median: waiting for a slower stage.
+If the last of p stages is the slow one, the others wait ``m (F'+B' - F - B)`` over m micro-batches. ``other`` is what
+is left between the first and the last action of the replica: actions that took unlike times, transfers, the host.
+``outside`` is before the first and after the last: gradients, optimizer. Two actions that a rank runs at once
+(DualPipe) are played one after the other, so that their parts are approximate.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TypeAlias
+
+import numpy as np
+
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.errors import ProgramError
+from clustersim.core.timeline import Timeline, alike
+from clustersim.core.units import format_time
+from clustersim.explain.columns import did
+from clustersim.explain.metrics import warm_up
+from clustersim.explain.plays import BACK, Action, expected, idle_times, medians
+
+_Name: TypeAlias = tuple[int, int, str, int, int]
+"""Step, stage, action, micro-batch, chunk."""
+
+PARTS = ("fill", "drain", "gaps", "imbalance", "other", "outside")
+"""What a stage's idle time is made of."""
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Seconds of a step at one stage, means over its ranks; see the module's formula.
+
+    ``forward`` and ``backward`` are what one micro-batch takes there, all chunks together (medians).
+    """
+
+    stage: int
+    busy: float
+    fill: float
+    drain: float
+    gaps: float
+    imbalance: float
+    other: float
+    outside: float
+    forward: float
+    backward: float
+
+    @property
+    def idle(self) -> float:
+        """Everything that is not busy [s]."""
+        return self.fill + self.drain + self.gaps + self.imbalance + self.other + self.outside
+
+    @property
+    def window(self) -> float:
+        """The step [s]."""
+        return self.busy + self.idle
+
+
+def stages(timeline: Timeline) -> tuple[Ints, ...]:
+    """Ranks of each stage, ascending; empty where no op has a stage. The k-th of each are a replica of the model.
+
+    Raises :class:`ProgramError` where stages hold different numbers of ranks.
+    """
+    at = np.array([op.stage for op in timeline.ops], dtype=np.int64)
+    if not len(at) or at.max() < 0:
+        return ()
+    of_rank = np.full(timeline.world_size, -1, dtype=np.int64)
+    for s in np.unique(at[at >= 0]).tolist():
+        of_rank[did(timeline, at == s)] = s
+    found = tuple(np.flatnonzero(of_rank == s) for s in range(int(at.max()) + 1))
+    if len({len(ranks) for ranks in found}) > 1:
+        raise ProgramError(f"stages hold different numbers of ranks: {', '.join(str(len(r)) for r in found)}")
+    return found
+
+
+def replicas(timeline: Timeline) -> tuple[Ints, Ints]:
+    """(replicas, stages) ranks of those replicas of the model that differ, and how many are alike."""
+    ranks, (classes, of_rank) = stages(timeline), alike(timeline)
+    if not ranks or not len(ranks[0]):
+        return np.zeros((0, 0), dtype=np.int64), np.zeros(0, dtype=np.int64)
+    kinds, count = np.unique(np.stack([of_rank[r] for r in ranks], axis=1), axis=0, return_counts=True)
+    return classes[kinds], count
+
+
+def has_pipeline(timeline: Timeline) -> bool:
+    """Whether the run has actions of more than one stage."""
+    at = {op.stage for op in timeline.ops if op.stage >= 0 and op.label and op.label.action and op.kind == "compute"}
+    return len(at) > 1
+
+
+def windows(timeline: Timeline) -> dict[int, tuple[float, float]]:
+    """(begin, end) [s] of each step: from the end of the one before, or its own beginning where that is earlier."""
+    times, step = timeline.per_op(), np.array([op.step for op in timeline.ops], dtype=np.int64)
+    found, before = {}, 0.0
+    for s in dict.fromkeys(step[np.argsort(times["ready"], kind="stable")].tolist()):
+        mine = (step == s) & (times["ranks"] > 0)
+        if mine.any():
+            found[s] = (min(before, float(times["ready"][mine].min())), float(times["end"][mine].max()))
+            before = found[s][1]
+    return found
+
+
+def steady(timeline: Timeline) -> list[int]:
+    """Steps without the warm-up (:func:`clustersim.explain.metrics.warm_up`)."""
+    found = windows(timeline)
+    return list(found)[warm_up([end - begin for begin, end in found.values()]) :]
+
+
+def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int, list[Action]]:
+    """Step -> the actions of these ranks (None: all), by start."""
+    wanted = np.arange(timeline.world_size) if ranks is None else np.unique(np.asarray(ranks, dtype=np.int64))
+    names, of_op = _named(timeline)
+    found: defaultdict[int, list[Action]] = defaultdict(list)
+    for sheet in timeline.sheets(wanted):
+        of = of_op[sheet.op]
+        order = np.argsort(of, kind="stable")[(of < 0).sum() :]
+        which, first = np.unique(of[order], return_index=True)
+        if not len(which):
+            continue
+        begin = dict(zip(which.tolist(), np.minimum.reduceat(sheet.start[:, order], first, axis=1).T, strict=True))
+        end = dict(zip(which.tolist(), np.maximum.reduceat(sheet.end[:, order], first, axis=1).T, strict=True))
+        _recomputation_joined(names, begin, end)
+        for name in begin:
+            step, stage, action, micro, chunk = names[name]
+            for rank, start, stop in zip(sheet.ranks.tolist(), begin[name].tolist(), end[name].tolist(), strict=True):
+                found[step].append(Action(rank, stage, action, micro, chunk, start, stop))
+    return {step: sorted(found[step], key=lambda a: (a.start, a.end, a.rank)) for step in sorted(found)}
+
+
+def _named(timeline: Timeline) -> tuple[list[_Name], Ints]:
+    """What actions there are, and which of them each op is a kernel of; -1 for none."""
+    numbers: dict[_Name, int] = {}
+    of_op = np.full(len(timeline.ops), -1, dtype=np.int64)
+    for i, op in enumerate(timeline.ops):
+        if op.kind == "compute" and op.stage >= 0 and (label := op.label) is not None and label.action:
+            name = op.step, op.stage, label.action, label.microbatch, label.chunk
+            of_op[i] = numbers.setdefault(name, len(numbers))
+    return list(numbers), of_op
+
+
+def _recomputation_joined(names: list[_Name], begin: dict[int, Floats], end: dict[int, Floats]) -> None:
+    """A forward that is repeated for a backward is a part of it."""
+    at = {names[i]: i for i in begin}
+    for name in [name for name in at if name[2] == "R"]:
+        whole = next((at[n] for n in ((*name[:2], letter, *name[3:]) for letter in BACK) if n in at), None)
+        if whole is not None:
+            begin[whole] = np.minimum(begin[whole], begin.pop(at[name]))
+            end[whole] = np.maximum(end[whole], end.pop(at[name]))
+
+
+def of_ranks(done: list[Action], ranks: Ints) -> list[Action]:
+    """Those of some ranks, in the same order."""
+    members = set(ranks.tolist())
+    return [action for action in done if action.rank in members]
+
+
+def stage_times(timeline: Timeline, steps: Sequence[int] | None = None) -> list[StageTime]:
+    """Where the time of each stage goes, mean over some steps; None is the :func:`steady` ones.
+
+    Raises :class:`ProgramError` for a run without stages or without those steps.
+    """
+    chosen = steady(timeline) if steps is None else list(steps)
+    kinds, weights = replicas(timeline)
+    done = actions(timeline, alike(timeline)[0].tolist()) if len(kinds) else {}
+    if not set(chosen) & set(done):
+        raise ProgramError("no pipeline here: no op has a stage and is a forward or a backward of a micro-batch")
+    told = []
+    window = windows(timeline)
+    for s in (s for s in chosen if s in done):
+        for kind, weight in zip(kinds, weights.tolist(), strict=True):
+            told.append((weight, _of_replica(of_ranks(done[s], kind), window[s])))
+    total = sum(weight for weight, _ in told)
+    names = [f.name for f in fields(StageTime)][1:]
+    return [
+        StageTime(s, *(sum(w * getattr(r[s], name) for w, r in told) / total for name in names))
+        for s in range(kinds.shape[1])
+    ]
+
+
+def _of_replica(replica: list[Action], window: tuple[float, float]) -> list[StageTime]:
+    own, told = medians(replica), expected(replica)
+    length = window[1] - window[0]
+    found = []
+    for stage, (busy, *idle) in idle_times(replica).items():
+        ideal = told[stage]
+        fill, drain, gaps = (min(a, b) for a, b in zip(idle, (ideal.fill, ideal.drain, ideal.gaps), strict=True))
+        excess = sum(idle) - fill - drain - gaps
+        uneven = min(excess, max(0.0, ideal.uneven + ideal.fill + ideal.drain + ideal.gaps - fill - drain - gaps))
+        outside = length - busy - sum(idle)
+        mine = [(action, took) for (at, _, action), took in own.items() if at == stage]
+        forward = sum(took for action, took in mine if action == "F")
+        backward = sum(took for action, took in mine if action != "F")
+        rest = excess - uneven
+        found.append(StageTime(stage, busy, fill, drain, gaps, uneven, rest, outside, forward, backward))
+    return sorted(found, key=lambda row: row.stage)
+
+
+SLOW = 1.05
+"""A stage that takes this many times the others' median is named as slow."""
+LITTLE = 0.01
+"""Shares of a step below this are not told."""
+
+
+def slowest(rows: Sequence[StageTime]) -> tuple[int, float, float]:
+    """The stage with the most work, and how many times the others' median its forward and its backward take."""
+    if len(rows) < 2:
+        return (rows[0].stage, 1.0, 1.0) if rows else (-1, 1.0, 1.0)
+    worst = max(rows, key=lambda row: row.forward + row.backward)
+    others = [row for row in rows if row is not worst]
+    forward, backward = (float(np.median([getattr(r, name) for r in others])) for name in ("forward", "backward"))
+    return worst.stage, worst.forward / (forward or 1.0), worst.backward / (backward or 1.0)
+
+
+def sentences(rows: Sequence[StageTime]) -> list[str]:
+    """Why the stages idle, the largest cause first."""
+    if not rows:
+        return []
+    stage, forward, backward = slowest(rows)
+    worst = next(row for row in rows if row.stage == stage)
+    others = [row for row in rows if row is not worst]
+    mid = float(np.median([row.forward + row.backward for row in others])) if others else 0.0
+    share = {
+        name: float(np.mean([getattr(row, name) / row.window for row in others or rows])) for name in ("idle", *PARTS)
+    }
+    told = [_slow(worst, mid, forward, backward, share)] if others else []
+    bubble = share["fill"] + share["drain"] + share["gaps"]
+    parts = [f"{name} {share[name]:.1%}" for name in ("fill", "drain", "gaps") if share[name] > LITTLE]
+    told.append(
+        f"this schedule leaves {bubble:.1%} of a step idle with equal stages too ({', '.join(parts) or 'all small'}); "
+        "more micro-batches make it a smaller share"
+    )
+    if share["other"] > LITTLE:
+        told.append(f"{share['other']:.1%} is uneven time of single actions, transfers and the host between actions")
+    if share["outside"] > LITTLE:
+        told.append(f"{share['outside']:.1%} is before the first or after the last action: gradients, optimizer, host")
+    return told
+
+
+def _slow(worst: StageTime, mid: float, forward: float, backward: float, share: dict[str, float]) -> str:
+    work = worst.forward + worst.backward
+    if mid <= 0 or work < SLOW * mid:
+        return f"stages take the same time within {work / mid - 1 if mid > 0 else 0:.1%}: no stage waits for a slow one"
+    return (
+        f"stage {worst.stage} is the slowest: its forward and backward take {forward:.2f} and {backward:.2f} times the "
+        f"others' ({format_time(work)} against {format_time(mid)} a micro-batch); the others idle {share['idle']:.1%} "
+        f"of a step, {share['imbalance']:.1%} of a step only because they wait for stage {worst.stage}"
+    )

@@ -1,0 +1,155 @@
+"""Actions of a pipeline played again: what each waits for, and how long stages idle by the schedule alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+
+Path: TypeAlias = tuple[tuple[int, int], ...]
+"""(stage, chunk) that a micro-batch goes through, in order."""
+Edges: TypeAlias = tuple[float, float, float, float]
+
+BACK = ("B", "I")
+"""Actions that hand a gradient to the stage before."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One action of one rank; times in seconds."""
+
+    rank: int
+    stage: int
+    action: str
+    microbatch: int
+    chunk: int
+    start: float
+    end: float
+
+
+def paths(replica: Sequence[Action]) -> dict[int, Path]:
+    """Micro-batch -> the stages and chunks it goes through, in the order in which its forwards began."""
+    way: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for a in sorted(replica, key=lambda a: (a.start, a.end)):
+        if a.action == "F":
+            way[a.microbatch].append((a.stage, a.chunk))
+    return {micro: tuple(places) for micro, places in way.items()}
+
+
+def before(a: Action, way: Path) -> tuple[str, int, int] | None:
+    """What an action waits for at another place: F or B (of a gradient, an I too), stage, chunk; None for nothing."""
+    place = _around(a, way)[0]
+    return None if place is None else ("F" if a.action == "F" else "B", *place)
+
+
+def neighbours(a: Action, way: Path) -> tuple[int, int]:
+    """The stages that an action gets its input from and hands its output to; -1 for none, and for its own."""
+    source, target = (-1 if place is None or place[0] == a.stage else place[0] for place in _around(a, way))
+    return source, target
+
+
+def _around(a: Action, way: Path) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+    """Places before and after an action on its micro-batch's way."""
+    if a.action not in ("F", *BACK) or (a.stage, a.chunk) not in way:
+        return None, None
+    at = way.index((a.stage, a.chunk))
+    up, down = (way[at - 1] if at else None), (way[at + 1] if at + 1 < len(way) else None)
+    return (up, down) if a.action == "F" else (down, up)
+
+
+def played(replica: Sequence[Action], seconds: Callable[[Action], float]) -> list[Action]:
+    """The same order with other durations and free transfers, every rank as early as it can, from 0."""
+    ways, found = paths(replica), []
+    free: defaultdict[int, float] = defaultdict(float)
+    done: dict[tuple[object, ...], float] = {}
+    for a in replica:
+        needs = before(a, ways.get(a.microbatch, ()))
+        start = max(free[a.rank], done.get((a.microbatch, *needs), 0.0) if needs else 0.0)
+        end = start + seconds(a)
+        free[a.rank] = end
+        done[a.microbatch, "B" if a.action in BACK else a.action, a.stage, a.chunk] = end
+        found.append(Action(a.rank, a.stage, a.action, a.microbatch, a.chunk, start, end))
+    return found
+
+
+def medians(replica: Sequence[Action]) -> dict[tuple[int, int, str], float]:
+    """Median seconds by stage, chunk and action; two that a rank runs at once share the time they have in common."""
+    took: defaultdict[tuple[int, int, str], list[float]] = defaultdict(list)
+    last: dict[int, Action] = {}
+    for a in replica:
+        took[a.stage, a.chunk, a.action].append(a.end - a.start)
+        if a.rank in last:
+            b = last[a.rank]
+            shared = max(0.0, min(a.end, b.end) - a.start) / 2
+            took[a.stage, a.chunk, a.action][-1] -= shared
+            took[b.stage, b.chunk, b.action][-1 - ((a.chunk, a.action) == (b.chunk, b.action))] -= shared
+        last[a.rank] = a
+    return {key: float(np.median(values)) for key, values in took.items()}
+
+
+def edges(replica: Sequence[Action]) -> dict[int, Edges]:
+    """Stage -> when the replica's first action began, the stage's first backward began, its last forward ended, and
+    the replica's last action ended [s]: fill, gaps and drain are between them."""
+    first, last = min(a.start for a in replica), max(a.end for a in replica)
+    found = {}
+    for stage in {a.stage for a in replica}:
+        mine = [a for a in replica if a.stage == stage]
+        turn = min((a.start for a in mine if a.action in BACK), default=mine[0].start)
+        found[stage] = first, turn, max(turn, max((a.end for a in mine if a.action == "F"), default=turn)), last
+    return found
+
+
+def idle_times(replica: Sequence[Action]) -> dict[int, tuple[float, float, float, float]]:
+    """Stage -> busy, and idle until its first backward, after its last forward ended, and between."""
+    found = {}
+    for stage, ends in edges(replica).items():
+        spans = _union([(a.start, a.end) for a in replica if a.stage == stage])
+        fill, gaps, drain = (b - a - _covered(spans, a, b) for a, b in pairwise(ends))
+        found[stage] = _covered(spans, ends[0], ends[-1]), fill, drain, gaps
+    return found
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a stage's idle time would be with free transfers [s].
+
+    fill, drain, gaps : with equal stages, each action as long as the median stage's. uneven : how much longer it
+        idles in all where each stage takes its own medians.
+    """
+
+    fill: float
+    drain: float
+    gaps: float
+    uneven: float
+
+
+def expected(replica: Sequence[Action]) -> dict[int, Expected]:
+    """Stage -> what its schedule and its neighbours' work make it idle; see :mod:`clustersim.explain.pipeline`."""
+    own = medians(replica)
+    kinds = {action for *_, action in own}
+    equal = {k: float(np.median([v for (*_, action), v in own.items() if action == k])) for k in kinds}
+    ideal = idle_times(played(replica, lambda a: equal[a.action]))
+    apart = idle_times(played(replica, lambda a: own[a.stage, a.chunk, a.action]))
+    return {
+        stage: Expected(fill, drain, gaps, sum(apart[stage][1:]) - fill - drain - gaps)
+        for stage, (_, fill, drain, gaps) in ideal.items()
+    }
+
+
+def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Disjoint spans that cover the same times."""
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _covered(spans: list[tuple[float, float]], begin: float, end: float) -> float:
+    return sum(max(0.0, min(b, end) - max(a, begin)) for a, b in spans)

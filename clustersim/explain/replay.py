@@ -1,0 +1,83 @@
+"""A run's order of things with other durations: what the ops would come to if each took a given time.
+
+:func:`replayed` plays a run's graph (:mod:`clustersim.explain.graph`) forward with durations of one's choice, as a
+longest path: no clock, no network, no choice of algorithms. With durations that no real run beats the outcome is a
+bound: every op starts no later and takes no longer than in any such run, so the run ends no later (longest paths are
+monotone in their weights).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+from clustersim.core.arrays import Floats
+from clustersim.explain.graph import Graph, Node
+
+Seconds: TypeAlias = Callable[[int], Floats]
+"""Of an op, by its index."""
+
+MAX_PASSES = 1000
+"""Chains inside one op list (rank i sends to i + 1 in the same op) settle a hop a pass."""
+
+
+def replayed(run: Graph, compute: Seconds, transfers: Seconds, needs: list[tuple[int, ...]]) -> Floats:
+    """(..., n_ops) float [s]: when the last rank ends each op; -inf for ops nobody does.
+
+    compute : of a compute op (..., r) float [s], nan where it does not run. transfers : of a node, by its first op,
+        (..., m) float [s] of its meetings. Axes before the last are replays that are played together. needs : what
+        each op waits for.
+    """
+    last: dict[int, Floats] = {}
+    ends: dict[int, Floats] = {}
+    over = _over(run.nodes, needs) if run.settled else {}
+    for _ in range(1 if run.settled else MAX_PASSES):
+        changed = False
+        for at, node in enumerate(run.nodes):
+            for op, end in _played(node, ends, len(run.ranks), needs, compute, transfers):
+                changed = changed or op not in ends or not np.array_equal(ends[op], end)
+                ends[op] = end
+                last[op] = end.max(axis=-1, where=run.did[op], initial=-np.inf)
+            for op in over.get(at, ()):
+                del ends[op]
+        if not changed:
+            break
+    found: Floats = np.stack(np.broadcast_arrays(*(last[i] for i in range(len(last)))), axis=-1)
+    return found
+
+
+def _over(nodes: list[Node], needs: list[tuple[int, ...]]) -> dict[int, list[int]]:
+    """Place of a node -> ops that nothing after it waits for: of long runs not every end can be kept."""
+    last = {op: at for at, node in enumerate(nodes) for op in node.ops}
+    for at, node in enumerate(nodes):
+        last.update((need, max(at, last[need])) for op in node.ops for need in needs[op])
+    found: dict[int, list[int]] = {}
+    for op, at in last.items():
+        found.setdefault(at, []).append(op)
+    return found
+
+
+def _played(
+    node: Node, ends: dict[int, Floats], n: int, needs: list[tuple[int, ...]], compute: Seconds, transfers: Seconds
+) -> Iterator[tuple[int, Floats]]:
+    """Each op of a node, and (..., n) when it ends on each rank."""
+    ready = []
+    for op in node.ops:
+        begin = np.zeros(n)
+        for need in needs[op]:
+            if need in ends:
+                begin = np.maximum(begin, ends[need])
+        ready.append(begin)
+    if not len(node.seconds):
+        for op, begin in zip(node.ops, ready, strict=True):
+            yield op, begin + np.fmax(compute(op), 0.0) if node.computes else begin  # of nan, where it does not run, 0
+        return
+    met, come = node.met, np.stack(np.broadcast_arrays(*ready), axis=-2)
+    start = np.maximum.reduceat(come[..., met.op, met.rank], met.first, axis=-1)
+    end = start + transfers(node.ops[0])
+    for slot, (op, here) in enumerate(zip(node.ops, met.of_op, strict=True)):
+        mine = np.broadcast_to(come[..., slot, :], (*end.shape[:-1], n)).copy()
+        mine[..., met.rank[here]] = end[..., met.meeting[here]]
+        yield op, mine

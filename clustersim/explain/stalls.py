@@ -1,0 +1,125 @@
+"""Why a GPU did not do useful work: every such instant charged to one cause, the causes that cost most first.
+
+An instant of a rank that is not useful compute is charged to
+
+* ``link``, ``shared link``, ``kernels``, ``latency``: a transfer runs and nothing computes beside it; which of them is
+  what holds that transfer (:mod:`clustersim.explain.transfers`).
+* ``late start``: as above, but the network had been idle in this step's backward for as long before the first gradients
+  came: had they come as they were made, that much of what is exposed could have been hidden.
+* ``slow rank``, ``jitter``: it waits for a peer that still computes. A rank whose kernels take longer than its role's
+  median over the whole window is slow; otherwise paces differ from step to step.
+* ``parameter server``: it waits for a server, or for its link. ``schedule``: it waits for a peer by the schedule's own
+  structure (a pipeline's bubble), or its list is over. ``late launch``: it waits for a peer whose device is idle too.
+* ``host copies``, ``host``: copies to and from the host, its optimizer, its input; ``idle device``: nothing is queued.
+* ``launch``: kernels run that are shorter than the time the host takes to launch them.
+
+A wait for a rank that itself waits is followed to the end of the chain (:mod:`clustersim.explain.chase`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from clustersim.core.arrays import Columns, Floats
+from clustersim.core.timeline import Timeline
+from clustersim.explain.breakdown import steady_pieces
+from clustersim.explain.charges import Book, Charge
+from clustersim.explain.late_start import LateStart, late_starts
+from clustersim.explain.metrics import steady_window
+from clustersim.explain.pace import pace_ratios
+from clustersim.explain.pieces import Pieces, workers
+from clustersim.explain.pipeline import has_pipeline
+from clustersim.explain.transfers import Facts, transfer_facts
+from clustersim.explain.where import Where, where
+
+
+@dataclass(frozen=True, eq=False)
+class Causes:
+    """All charges of a window, costliest first, with what explains them.
+
+    ``steps`` in the window; ``facts`` per transferring op; ``pace`` (world_size,) kernels' time over the role's median;
+    ``late`` per step, what a late start of its communication exposes (:mod:`clustersim.explain.late_start`).
+    """
+
+    timeline: Timeline
+    cut: Pieces
+    steps: int
+    charges: list[Charge]
+    facts: dict[int, Facts]
+    pace: Floats
+    late: dict[int, LateStart]
+
+    @cached_property
+    def where(self) -> list[Where]:
+        """Where a step of a pipeline went; empty for a run without stages."""
+        return where(self.timeline) if has_pipeline(self.timeline) else []
+
+    @cached_property
+    def workers(self) -> int:
+        """How many ranks costs are means over: servers do not train."""
+        return len(workers(self.timeline))
+
+    @cached_property
+    def length(self) -> float:
+        """Seconds of the window that a rank is known in, mean over ranks: all of it in a simulated run."""
+        train = self.cut.class_of[workers(self.timeline)]
+        known = np.bincount(self.cut.owner, weights=self.cut.seconds, minlength=len(self.cut.ranks))
+        return float(known[train].mean()) if len(train) else 0.0
+
+    def cost(self, charge: Charge) -> float:
+        """Seconds of a step, mean over the ranks that train."""
+        return charge.seconds / (self.workers * self.steps)
+
+    def share(self, charge: Charge) -> float:
+        """Of a step; what a window of no length lost is nothing."""
+        return self.cost(charge) * self.steps / self.length if self.length > 0 else 0.0
+
+
+def causes(timeline: Timeline) -> Causes:
+    """Charge every instant of the steady state that is no useful compute to its cause."""
+    cut, steps = steady_pieces(timeline), len(steady_window(timeline).steps)
+    facts, pace = transfer_facts(timeline), pace_ratios(timeline)
+    book = Book(timeline, cut, facts, pace)
+    book.charge_all()
+    late = late_starts(timeline, cut)
+    book.move_late_starts(late)
+    charges = sorted(book.charges.values(), key=lambda c: (-c.seconds, c.cause, c.subject))
+    return Causes(timeline, cut, steps, charges, facts, pace, late)
+
+
+def costliest(found: Causes, top: int | None = None) -> list[Charge]:
+    """The charges that cost anything, the costliest first."""
+    return [c for c in found.charges if c.seconds > 0][:top]
+
+
+def stalls(found: Causes, top: int | None = 10) -> Columns:
+    """The causes that cost most, worst first.
+
+    Returns columns ``cause`` (one of those above), ``subject`` (a link, a rank, a sort of op), ``cost_s`` float [s
+    per step, mean over ranks], ``share`` float of the step, ``count`` of pieces, ``ranks`` how many ranks it touches;
+    of the costliest piece ``op``, ``op_name``, ``rank``, ``worst_s`` [s], ``worst_begin``, ``worst_end`` [s],
+    ``holder_rank``, ``holder_op`` (-1: none), ``link`` (id, -1: none), ``link_name``; and ``text``, the sentence.
+    """
+    from clustersim.explain.sentences import sentence
+
+    timeline, chosen = found.timeline, costliest(found, top)
+    names = timeline.links.link_names if timeline.links is not None else ()
+    columns: Columns = {
+        name: np.array([getattr(c, source) for c in chosen])
+        for name, source in (
+            ("cause", "cause"), ("subject", "subject"), ("count", "count"), ("op", "op"), ("rank", "rank"),
+            ("worst_s", "worst"), ("worst_begin", "begin"), ("worst_end", "end"), ("holder_rank", "holder_rank"),
+            ("holder_op", "holder_op"), ("link", "link"),
+        )
+    }  # fmt: skip
+    return columns | {
+        "cost_s": np.array([found.cost(c) for c in chosen]),
+        "share": np.array([found.share(c) for c in chosen]),
+        "ranks": np.array([len(c.ranks) for c in chosen]),
+        "op_name": np.array([timeline.ops[c.op].name if c.op >= 0 else "" for c in chosen]),
+        "link_name": np.array([names[c.link] if c.link >= 0 else "" for c in chosen]),
+        "text": np.array([sentence(found, c) for c in chosen]),
+    }

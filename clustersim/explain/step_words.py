@@ -1,0 +1,167 @@
+"""Where a step of a split model went, in sentences: who waits for whom and why, and what the schedule itself costs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.core.memo import kept_with_first
+from clustersim.core.timeline import Timeline
+from clustersim.core.units import format_time
+from clustersim.explain import pipeline
+from clustersim.explain.plays import paths
+from clustersim.explain.where import WORDS, Where
+
+LITTLE = 0.005
+"""Shares of a step below this are not told."""
+HEAVY = 0.5
+"""A unit that costs this many layers more or less than one is worth its name."""
+
+ALIKE = 1.2
+"""Layers whose costs differ by less than this factor are alike, and so a measure for what is none."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One way in which a step is longer than its compute: its share of the step, and why, after "because"."""
+
+    share: float
+    why: str
+
+
+def losses(timeline: Timeline, rows: Sequence[Where]) -> list[Loss]:
+    """Every loss of a split model, the largest first. ``rows``: of :func:`clustersim.explain.where.where`."""
+    whole = rows[0]
+    told = list(_bubbles(timeline, rows))
+    for dim, seconds in whole.exposed.items():
+        told.append(Loss(seconds / whole.step, f"nothing hides the transfers of {_over(dim)}"))
+    for dim, seconds in whole.waiting.items():
+        uneven = ", whose experts' loads differ" if dim == "EP" else ""
+        told.append(Loss(seconds / whole.step, f"ranks wait for a late peer of {_over(dim)}{uneven}"))
+    return sorted(told, key=lambda loss: -loss.share)
+
+
+def bubble_sentence(timeline: Timeline, rows: Sequence[Where]) -> str:
+    """The bubble, part by part; empty for a run without one."""
+    told = sorted(_bubbles(timeline, rows), key=lambda loss: -loss.share)
+    said = [f"{loss.share:.1%} because {loss.why}" for loss in told if loss.share >= LITTLE]
+    return f"Bubble, of a step: {'; '.join(said)}." if said else ""
+
+
+def shares(whole: Where, compute: dict[str, float]) -> str:
+    """The step in its groups, each with its parts. ``compute``: shares of what the compute is bound by."""
+    said = [f"{name} {share:.1%}" for name, share in compute.items() if share >= LITTLE]
+    groups = sorted(list(whole.groups.items())[1:], key=lambda pair: -pair[1])
+    for key, seconds in groups:
+        if seconds < LITTLE * whole.step:
+            continue
+        parts = getattr(whole, key) if key != "other" else {}
+        inside = ", ".join(f"{n} {s / whole.step:.1%}" for n, s in parts.items() if s >= LITTLE * whole.step)
+        said.append(f"{WORDS[key]} {seconds / whole.step:.1%}" + (f" ({inside})" if inside else ""))
+    return f"{', '.join(said)}, of a {format_time(whole.step)} step"
+
+
+def _over(dim: str) -> str:
+    return "the step's end" if dim == "step end" else "data parallelism" if dim == "DP" else dim
+
+
+def _bubbles(timeline: Timeline, rows: Sequence[Where]) -> Iterator[Loss]:
+    whole = rows[0]
+    share = {name: seconds / whole.step for name, seconds in whole.bubble.items()}
+    if share.get("imbalance", 0.0) > 0:
+        yield Loss(share["imbalance"], waits_for(timeline, rows[1:]))
+    itself = sum(share.get(name, 0.0) for name in ("fill", "drain", "gaps"))
+    if itself > 0:
+        yield Loss(itself, _of_schedule(timeline, rows))
+    if share.get("uneven", 0.0) > 0:
+        yield Loss(share["uneven"], "single passes took longer than the others, or messages were on their way")
+    if share.get("tail", 0.0) > 0:
+        yield Loss(share["tail"], "stages that are done wait for the others' gradients and optimizer")
+
+
+def waits_for(timeline: Timeline, stages: Sequence[Where]) -> str:
+    """Who waits for the slowest stage, and what that one has more."""
+    busy = [row.step - sum(row.bubble.values()) for row in stages]
+    slow = int(np.argmax(busy))
+    others = [row.stage for row in stages if row.bubble.get("imbalance", 0.0) >= LITTLE * row.step]
+    who = f"stage {others[0]} waits" if len(others) == 1 else "the other stages wait"
+    return f"{who} for stage {slow}, {_what_is_slow(timeline, slow, busy)}"
+
+
+def _what_is_slow(timeline: Timeline, slow: int, busy: Sequence[float]) -> str:
+    """Why a stage takes longest: a unit that costs several layers, more layers, or slower passes."""
+    cost = unit_costs(timeline)
+    mine = cost.get(slow, {})
+    layers = [c for units in cost.values() for name, c in units.items() if _is_layer(name)]
+    layer = float(np.median(layers or [0.0]))
+    if layer > 0 and max(layers) < ALIKE * min(layers):
+        heavy = max((name for name in mine if not _is_layer(name)), key=lambda name: mine[name], default="")
+        if heavy and mine[heavy] > HEAVY * layer:
+            return f"whose {heavy} costs {mine[heavy] / layer:.1f} layers"
+        count = {stage: sum(map(_is_layer, units)) for stage, units in cost.items()}
+        usual = Counter(n for stage, n in count.items() if stage != slow).most_common(1)[0][0]
+        if count[slow] > usual:
+            return f"which has {count[slow]} layers where others have {usual}"
+    others = float(np.median([seconds for stage, seconds in enumerate(busy) if stage != slow]))
+    return f"which is busy {busy[slow] / others:.2f} times as long as they are" if others > 0 else "the slowest"
+
+
+def _is_layer(name: str) -> bool:
+    """Whether a unit is one of many alike, which have numbers."""
+    return name.rpartition(".")[2].isdigit()
+
+
+def unit_costs(timeline: Timeline) -> dict[int, dict[str, float]]:
+    """Stage -> unit -> seconds of compute that one micro-batch takes there on one rank, all its passes together."""
+    took: defaultdict[tuple[int, str, str], float] = defaultdict(float)
+    times = timeline.per_op()
+    passes = {(op.stage, op.step, op.label.microbatch) for op in timeline.ops if op.label and op.label.action == "F"}
+    count = Counter(stage for stage, *_ in passes)
+    for op, seconds, ranks in zip(timeline.ops, times["seconds"].tolist(), times["ranks"].tolist(), strict=True):
+        if op.kind == "compute" and op.label is not None and op.label.action and op.label.unit and ranks:
+            took[op.stage, op.label.unit, op.role] += seconds / ranks
+    found: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    for (stage, unit, _), seconds in took.items():  # of several roles at one stage, the busiest
+        if count[stage]:
+            found[stage][unit] = max(found[stage].get(unit, 0.0), seconds / count[stage])
+    return dict(found)
+
+
+def _of_schedule(timeline: Timeline, rows: Sequence[Where]) -> str:
+    """What the schedule leaves idle, beside the formula where its order has one."""
+    whole, stages = rows[0], rows[1:]
+    busy = float(np.median([row.step - sum(row.bubble.values()) for row in stages]))
+    seconds = sum(whole.bubble.get(name, 0.0) for name in ("fill", "drain", "gaps"))
+    parts = ", ".join(
+        f"{name} {format_time(whole.bubble[name])}" for name in ("fill", "drain", "gaps")
+        if whole.bubble.get(name, 0.0) >= LITTLE * seconds
+    )  # fmt: skip
+    said = f"the schedule has to fill and drain the pipeline: {parts}, {seconds / busy:.1%} of a stage's work"
+    formula = ideal_bubble(timeline)
+    if formula is None:
+        return said
+    p, v, m = formula
+    chunks = f"({v} x {m})" if v > 1 else f"{m}"
+    return f"{said}, and (p-1)/{'vm' if v > 1 else 'm'} = {p - 1}/{chunks} is {(p - 1) / (v * m):.1%}"
+
+
+@kept_with_first(maxsize=None)
+def ideal_bubble(timeline: Timeline) -> tuple[int, int, int] | None:
+    """(p, v, m): stages, chunks of each and micro-batches, of a schedule whose bubble is (p-1)/(vm) of the work.
+
+    None where backward is split, chunks do not go round in a loop, or a step has fewer micro-batches than stages and
+    more than one chunk.
+    """
+    ranks = [int(r[0]) for r in pipeline.stages(timeline)]
+    done = pipeline.actions(timeline, ranks)
+    last = done[max(done)]
+    p, m = len(ranks), len({a.microbatch for a in last})
+    if {a.action for a in last} != {"F", "B"}:
+        return None
+    ways = {tuple(stage for stage, _ in way) for way in paths(last).values()}
+    way = ways.pop()
+    v = len(way) // p
+    return (p, v, m) if not ways and way == tuple(range(p)) * v and (v == 1 or m >= p) else None

@@ -1,0 +1,119 @@
+"""What holds a transfer: a link, the kernels that drive it, its fixed latency, or others on the same link."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.memo import kept_with_first
+from clustersim.core.timeline import LinkUse, OpInfo, Timeline
+
+CONTENDED = 0.97
+"""Below this share of the rate it would have alone, a transfer shares its links."""
+LATENCY_SHARE = 0.5
+"""Above this share of its time in latency, bandwidth does not matter much to a transfer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """Of one op's transfers, all groups together.
+
+    Parameters
+    ----------
+    seconds : float [s], of one transfer, mean. latency : float [s], the part before bytes flow.
+    rate : float [bytes/s] of payload while bytes flow; alone : what the links allow with nobody else on them.
+    ceiling : float [bytes/s], what the kernels sustain; inf for no limit.
+    link : the link that allows least (-1: unknown). runner_up : the next narrowest of another sort, and what it allows.
+    limit : ``"latency"``, ``"link"``, ``"shared link"``, ``"kernels"`` or ``"unknown"``.
+    """
+
+    seconds: float
+    latency: float
+    rate: float
+    alone: float
+    ceiling: float
+    link: int
+    runner_up: tuple[int, float]
+    limit: str
+
+
+@kept_with_first(maxsize=None)
+def transfer_facts(timeline: Timeline) -> dict[int, Facts]:
+    """Facts of every op that transfers something, by index in :attr:`Timeline.ops`."""
+    use, spans = timeline.links, timeline.per_op()
+    nobody = np.full(len(timeline.ops), np.nan)
+    seconds = np.divide(spans["seconds"], spans["ranks"], out=nobody, where=spans["ranks"] > 0)
+    found = {}
+    flows = _flows(use, len(timeline.ops)) if use is not None and len(use.segment_start) else None
+    for i, op in enumerate(timeline.ops):
+        if op.kind == "compute" or np.isnan(seconds[i]):
+            continue
+        booked = (int(o) for o in (i, *op.detail.get("meets", ())) if flows is not None and flows.load[o] >= 0)
+        found[i] = _facts(op, float(seconds[i]), use, flows, next(booked, i))  # of several that meet, on one
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Flows:
+    """Per op: payload bytes, seconds of flow, and the load of its first transfer; per load: what its links allow."""
+
+    moved: Floats
+    flowing: Floats
+    load: Ints
+    narrowest: list[tuple[int, float, int, float]]
+
+
+def _flows(use: LinkUse, n_ops: int) -> _Flows:
+    span = use.segment_end - use.segment_start
+    of = use.transfer_op[use.segment_transfer]
+    load = np.full(n_ops, -1, dtype=np.int64)
+    load[use.transfer_op[::-1]] = use.transfer_load[::-1]
+    moved = np.bincount(of, weights=use.segment_rate * span, minlength=n_ops).astype(np.float64)
+    flowing = np.bincount(of, weights=span, minlength=n_ops).astype(np.float64)
+    return _Flows(moved, flowing, load, [narrowest(use, i) for i in range(len(use.loads))])
+
+
+def narrowest(use: LinkUse, load: int) -> tuple[int, float, int, float]:
+    """Of one load: the link that allows the least payload [bytes/s] and how much, then the same for links of another
+    sort (names alike but for numbers). -1 and inf where there is none."""
+    links, weights = use.loads[load]
+    if not len(links):
+        return -1, np.inf, -1, np.inf
+    allowed = use.link_bandwidth[links] / weights
+    first = int(np.argmin(allowed))
+    own = sort_of(use.link_names[int(links[first])])
+    order = np.argsort(allowed, kind="stable")
+    # Links of one sort mostly allow the same: look at the first few of each distinct rate.
+    seen: set[float] = set()
+    for i in order.tolist():
+        value = round(float(allowed[i]), 3)
+        if value in seen:
+            continue
+        seen.add(value)
+        if sort_of(use.link_names[int(links[i])]) != own:
+            return int(links[first]), float(allowed[first]), int(links[i]), float(allowed[i])
+    return int(links[first]), float(allowed[first]), -1, np.inf
+
+
+def sort_of(name: str) -> str:
+    """A link's name without its numbers: ``"node#/nic# -> leaf#"``."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _facts(op: OpInfo, seconds: float, use: LinkUse | None, flows: _Flows | None, owner: int) -> Facts:
+    latency, ceiling = float(op.detail.get("latency", np.nan)), float(op.detail.get("ceiling", np.inf))
+    if flows is None or use is None or flows.load[owner] < 0 or flows.flowing[owner] <= 0:
+        limit = "latency" if latency > LATENCY_SHARE * seconds else "unknown"
+        return Facts(seconds, latency, np.nan, np.nan, ceiling, -1, (-1, np.inf), limit)
+    rate = float(flows.moved[owner] / flows.flowing[owner])
+    link, alone, other, allowed = flows.narrowest[int(flows.load[owner])]
+    if latency > LATENCY_SHARE * seconds:
+        limit = "latency"
+    elif rate < CONTENDED * min(alone, ceiling):
+        limit = "shared link"
+    else:
+        limit = "link" if alone <= ceiling else "kernels"
+    return Facts(seconds, latency, rate, alone, ceiling, link, (other, allowed), limit)

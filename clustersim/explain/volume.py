@@ -1,0 +1,112 @@
+"""Volume: how many bytes a step moves, by op: sent and received by GPUs, and carried by each kind of link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from clustersim.collectives.volume import per_member
+from clustersim.core.arrays import Columns, Floats, Ints
+from clustersim.core.timeline import LinkUse, OpInfo, Timeline
+from clustersim.core.topology import LINK_KINDS
+from clustersim.explain.dimensions import dimension
+
+AT_ONCE = 2**20
+"""Transfers that are added up together."""
+
+
+def volume(timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], str] | None = None) -> Columns:
+    """What a step moves, a row per sort of op, most bytes sent first.
+
+    steps : numbers of the steps to take the mean over, such as ``steady_steps`` of
+        :func:`clustersim.explain.metrics.summary`.
+    sort : what an op is a row of; None is ``op`` below. :func:`by_dimension` has another.
+
+    Returns a dict of columns:
+
+    * ``op``: a collective's kind, or the first word of a message ("push", "pull", "send").
+    * ``count``: collectives in a step, as one rank counts them, or sends of all ranks. ``ranks``: how many send.
+    * ``sent``, ``received`` [bytes]: by all ranks together, of payload: what the algorithm played needs, see
+      :func:`clustersim.collectives.volume.per_member`. A switch that adds and multicasts (NVLS) sends and receives
+      too, so the two may differ.
+    * one per kind of link that carried anything (``link_nvlink``, ``link_pcie``, ``link_cpu``, ``link_net``...)
+      [bytes]: summed over links, protocol overhead included; a byte that crosses three links counts three times.
+      None of them where the timeline does not know its links.
+    """
+    ops, wanted = timeline.per_op(), set(steps)
+    chosen = [i for i, op in enumerate(timeline.ops) if op.kind != "compute" and op.step in wanted]
+    sort = sort or _word
+    names = list(dict.fromkeys(sort(timeline.ops[i]) for i in chosen))
+    rows = {name: k for k, name in enumerate(names)}
+    count, sent, received, ranks = (np.zeros(len(names)) for _ in range(4))
+    row_of = np.full(len(timeline.ops), -1, dtype=np.int64)
+    for i in chosen:
+        op, did = timeline.ops[i], float(ops["ranks"][i])
+        row = row_of[i] = rows[sort(op)]
+        out, into = bytes_of_rank(op, timeline.world_size)
+        count[row] += did if op.kind == "send" else op.kind != "recv"
+        sent[row] += did * out
+        received[row] += did * into
+        ranks[row] = max(ranks[row], did * (op.kind != "recv"))
+    table: Columns = {
+        "op": np.array(names, dtype=np.str_),
+        "count": count / len(steps),
+        "ranks": ranks.astype(np.int64),
+        "sent": sent / len(steps),
+        "received": received / len(steps),
+    }
+    if timeline.links is not None and len(timeline.links.link_kinds):
+        for kind, nbytes in _by_link_kind(timeline.links, row_of, len(names)).items():
+            table[f"link_{kind}"] = nbytes / len(steps)
+    order = np.argsort(-sent, kind="stable")
+    return {name: column[order] for name, column in table.items()}
+
+
+def by_dimension(timeline: Timeline, steps: Sequence[int], workers: int) -> Columns:
+    """What a step moves over each dimension of the mesh (:mod:`clustersim.explain.dimensions`), most first.
+
+    Columns ``dimension``, ``sent_per_gpu`` [bytes], mean over ``workers`` ranks, and ``sent``, ``received`` and those
+    by kind of link as in :func:`volume`.
+    """
+    table = volume(timeline, steps, dimension)
+    kept = {name: column for name, column in table.items() if name not in {"op", "count", "ranks"}}
+    return {"dimension": table["op"], "sent_per_gpu": table["sent"] / workers, **kept}
+
+
+def _word(op: OpInfo) -> str:
+    """What sort of op it is: a pull's request and its data are told apart."""
+    if op.kind not in {"send", "recv"}:
+        return op.kind
+    first, _, rest = op.name.partition(" ")
+    # A message of a pipeline is a send on one rank and a recv on another, and crosses its links once.
+    return "pull request" if rest.startswith("request") else "send" if first == "recv" else first
+
+
+def bytes_of_rank(op: OpInfo, world_size: int) -> tuple[float, float]:
+    """(sent, received): bytes of payload of one rank for an op, mean over the members of its group."""
+    if op.kind in {"compute", "send", "recv"}:
+        return op.nbytes * (op.kind == "send"), op.nbytes * (op.kind == "recv")
+    if (pairs := op.detail.get("between")) is not None:  # an uneven all-to-all says what it moves
+        return op.nbytes * pairs, op.nbytes * pairs
+    n = int(op.detail.get("group_size", world_size))
+    known = op.detail.get("algorithm")
+    played = None if known is None else str(known)
+    out, into = per_member(op.kind, n, played, int(op.detail.get("n_islands", 1)), op.nbytes)
+    return op.nbytes * out, op.nbytes * into
+
+
+def _by_link_kind(use: LinkUse, row_of: Ints, n_rows: int) -> dict[str, Floats]:
+    """Per kind of link that carried anything, (rows,) bytes on all links of that kind."""
+    number, (links, weights, load) = {kind: k for k, kind in enumerate(LINK_KINDS)}, use.per_byte
+    kind_of = np.array([number[kind] for kind in use.link_kinds], dtype=np.int64)[links]
+    per_byte = np.bincount(load * len(number) + kind_of, weights=weights, minlength=len(use.loads) * len(number))
+    moved = np.zeros(n_rows * len(use.loads))
+    for at in range(0, len(use.transfer_op), AT_ONCE):
+        some = slice(at, at + AT_ONCE)
+        row = row_of[use.transfer_op[some]]
+        of_load, mine = row * len(use.loads) + use.transfer_load[some], row >= 0
+        moved += np.bincount(of_load[mine], weights=use.payload[some][mine], minlength=len(moved))
+    total: Floats = np.zeros((n_rows, len(number)))
+    total += moved.reshape(n_rows, len(use.loads)) @ per_byte.reshape(len(use.loads), len(number))
+    return {kind: total[:, k] for kind, k in number.items() if total[:, k].any()}

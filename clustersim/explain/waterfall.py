@@ -1,0 +1,176 @@
+"""From a GPU's peak to the MFU: every second of a step in one class, so that they add up to it exactly.
+
+Shares are of the time of all GPUs that train (of a row of a stage: of its GPUs), steady state. From the top down:
+
+* ``bubble``, ``waiting``, ``exposed``, ``host``: nothing computes; as in :mod:`clustersim.explain.breakdown`.
+* ``optimizer``: its kernels. ``again``: repeated forwards (activation checkpointing), with all their kernels.
+* ``uneven``: kernels take longer than at their GPU's usual pace: slow GPUs, jitter, uneven loads of experts; and
+  ``beside`` what they lose to transfers that run beside them. Both in the mean, so that luck may make them negative.
+* ``launch``: the fixed cost of kernels, and of the host where it launches them more slowly than they run.
+* ``memory``: kernels limited by memory traffic (norms, activations, casts, copies of gradients), and ``products``:
+  those limited by arithmetic (matrix products, convolutions, attention): what they take beyond their FLOPs at peak.
+  ``kernels`` is time of kernels whose class nobody knows, as in a profiler's trace.
+* ``masked``: FLOPs that an MFU counts and nobody executes (half of causal attention, PaLM's convention), so that it is
+  negative. What is left is ``useful``: the model's FLOPs at the dense peak in the run's dtype, which is the MFU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.facts import UNKNOWN, Facts
+from clustersim.core.mix import Mix
+from clustersim.core.program import COMPUTE_STREAM
+from clustersim.core.texts import Plain
+from clustersim.core.timeline import Timeline
+from clustersim.explain import pipeline
+from clustersim.explain.breakdown import steady_pieces
+from clustersim.explain.metrics import steady_window
+from clustersim.explain.pieces import Pieces, Why, workers
+
+WORDS = {
+    "bubble": "bubble",
+    "waiting": "waiting for a peer",
+    "exposed": "exposed transfer",
+    "host": "host",
+    "optimizer": "optimizer",
+    "again": "recomputation",
+    "uneven": "slow or uneven GPUs",
+    "beside": "transfers beside kernels",
+    "launch": "launch of kernels",
+    "memory": "memory-bound kernels",
+    "kernels": "kernels",
+    "products": "matrix products below peak",
+    "masked": "masked, but counted by MFU",
+}
+"""What every table calls the losses, from the top down."""
+KEYS = (*WORDS, "useful")
+"""What a second of a step can be."""
+_MIX = tuple(KEYS.index(key) for key in ("useful", "products", "memory", "launch", "again"))
+"""Where the fields of a :class:`clustersim.core.mix.Mix` go; the FLOPs it has at peak are ``useful`` or ``masked``."""
+_OF_STATE = ("kernels", "memory", "launch", "again", "optimizer", "exposed", "waiting", "bubble", "host")
+"""What an instant in each :class:`~clustersim.explain.pieces.State` counts as, in their order."""
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """Seconds of a step by class, mean over the GPUs of a stage, or over all that train (``stage`` -1).
+
+    ``lost`` has the keys of :data:`WORDS`, in their order, without those that are nothing; with ``useful`` they add up
+    to ``step``.
+    """
+
+    stage: int
+    step: float
+    useful: float
+    lost: Mapping[str, float]
+
+    @property
+    def mfu(self) -> float:
+        """What is left of the peak."""
+        return self.useful / self.step if self.step else 0.0
+
+    def to_dict(self) -> Plain:
+        """Plain values, in seconds of a step."""
+        return {"stage": self.stage, "step_s": self.step, "useful_s": self.useful, "lost_s": dict(self.lost)}
+
+
+def waterfall(timeline: Timeline, facts: Facts = UNKNOWN, cut: Pieces | None = None) -> list[Waterfall]:
+    """All GPUs that train, then, of a pipeline, a row per stage.
+
+    facts : with MFU and HFU, whose ratio says what an MFU counts beside what is executed (of a stage the same as of
+        all). Without them nothing is ``masked``, and ``useful`` is what is executed for the first time.
+    cut : the partition of the steady state, where the caller has it already.
+    """
+    cut, steady = cut or steady_pieces(timeline), steady_window(timeline).steps
+    of_rank, train = _sums(timeline, cut) / len(steady), workers(timeline)
+    groups = [(-1, train), *(enumerate(pipeline.stages(timeline)) if pipeline.has_pipeline(timeline) else ())]
+    weights = ((s, np.bincount(cut.class_of[r], minlength=len(cut.ranks)) / len(r)) for s, r in groups)
+    rows = [(stage, weight @ of_rank) for stage, weight in weights]
+    counted = 1.0
+    executed = float(rows[0][1][KEYS.index("useful")])
+    if facts.peak_flops and facts.mfu and facts.hfu and executed > 0:
+        each = np.array([op.flops if op.step in steady else 0.0 for op in timeline.ops]) * timeline.per_op()["ranks"]
+        counted = facts.mfu / facts.hfu * float(each.sum() / (len(train) * len(steady))) / facts.peak_flops / executed
+    return [_row(stage, seconds, counted) for stage, seconds in rows]
+
+
+STAGES_AT_MOST = 8
+"""Of more, some stand in a table for all: the first, the last, and those between at equal distances."""
+
+
+def table(rows: Sequence[Waterfall]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Percent of the time as texts: heads of the columns (all GPUs, then stages), and (word, cells) from 100 % at the
+    top to the MFU. Both are empty where no FLOPs are known."""
+    if not rows or rows[0].useful <= 0:
+        return [], []
+    stages, last = list(rows[1:]), STAGES_AT_MOST - 1
+    if len(stages) > STAGES_AT_MOST:
+        stages = [stages[i * (len(stages) - 1) // last] for i in range(STAGES_AT_MOST)]
+    shown = [rows[0], *stages]
+    lines = [("peak", ["100.0"] * len(shown))]
+    for key, word in WORDS.items():
+        shares = [100 * row.lost.get(key, 0.0) / row.step for row in shown]
+        if any(abs(share) >= LEAST for share in shares):
+            lines.append((word, [f"{-share:+.1f}" if abs(share) >= LEAST else "" for share in shares]))
+    lines.append(("MFU", [f"{100 * row.mfu:.1f}" for row in shown]))
+    return ["all", *(str(row.stage) for row in stages)], lines
+
+
+LEAST = 0.05
+"""Percent of the time below which a loss is no line."""
+
+
+def _row(stage: int, seconds: Floats, counted: float) -> Waterfall:
+    lost = dict(zip(KEYS, seconds.tolist(), strict=True))
+    step, executed = float(seconds.sum()), lost.pop("useful")
+    lost["masked"] = executed * (1.0 - counted)
+    return Waterfall(stage, step, executed * counted, {key: s for key, s in lost.items() if s})
+
+
+def _sums(timeline: Timeline, cut: Pieces) -> Floats:
+    """(ranks of the cut, keys) seconds of the window."""
+    ops, n, seconds = timeline.ops, len(cut.ranks), cut.seconds
+    found = np.zeros((n, len(KEYS)))
+    known = np.array([op.mix is not None for op in ops] + [False])[cut.op] & (cut.computes)
+    of_state = np.array([KEYS.index(key) for key in _OF_STATE])
+    np.add.at(found, (cut.owner[~known], of_state[cut.state[~known]]), seconds[~known])
+    who, op, spent = cut.owner[known], cut.op[known], seconds[known]
+    mix = np.array([msgspec.structs.astuple(one.mix or Mix()) for one in ops]).reshape(len(ops), len(_MIX))
+    usual = mix.sum(axis=1)
+    took = _took(timeline, cut, who, op)
+    alone = spent * np.divide(usual[op], took, out=np.ones(len(op)), where=took > 0)
+    updates = np.array([one.phase == "optimizer" for one in ops])[op]
+    share = np.divide(mix, usual[:, None], out=np.zeros_like(mix), where=usual[:, None] > 0)[op] * alone[:, None]
+    for column, key in enumerate(_MIX):
+        np.add.at(found[:, key], who[~updates], share[~updates, column])
+    np.add.at(found[:, KEYS.index("optimizer")], who[updates], alone[updates])
+    beside = _beside(timeline, cut)
+    found[:, KEYS.index("beside")] = beside
+    found[:, KEYS.index("uneven")] = np.bincount(who, weights=spent - alone, minlength=n) - beside
+    return found
+
+
+def _took(timeline: Timeline, cut: Pieces, who: Ints, op: Ints) -> Floats:
+    """Seconds that each piece's op took on its rank, from start to end."""
+    spans, n = timeline.spans(cut.ranks.tolist()), len(timeline.ops)
+    key = np.searchsorted(cut.ranks, spans["rank"]) * n + spans["op"]
+    order = np.argsort(key, kind="stable")
+    at = order[np.searchsorted(key[order], who * n + op)]
+    took: Floats = (spans["end"] - spans["start"])[at]
+    return took
+
+
+def _beside(timeline: Timeline, cut: Pieces) -> Floats:
+    """(ranks of the cut,) seconds that kernels lose to collectives beside them, by the engine's own rule: a share of
+    the time both are busy (:attr:`clustersim.core.program.Program.overlap_slowdown`)."""
+    main = np.array([op.stream == COMPUTE_STREAM for op in timeline.ops] + [False])[cut.op] & (cut.why == Why.KERNEL)
+    kinds = np.array([op.kind not in {"compute", "send", "recv"} for op in timeline.ops] + [False])
+    both = main & kinds[cut.beside]
+    hidden = np.bincount(cut.owner[both], weights=cut.seconds[both], minlength=len(cut.ranks))
+    return float(timeline.stats.get("overlap_slowdown", 0.0)) * hidden.astype(np.float64)

@@ -1,0 +1,276 @@
+"""What a better machine or another knob would save at most, without running again.
+
+Each knob says how short every op could become; the run's own graph is then replayed with those durations
+(:mod:`clustersim.explain.replay`). What comes out is a bound, not a forecast: contention is assumed away, every time
+takes the most favourable turn, and the real saving is at most this.
+
+How short an op could become, with a factor f:
+
+* ``compute speed``: kernels bound by compute or memory take 1/f. ``host speed``: launch-bound kernels and host work.
+* ``NVLink``, ``NIC``, ``fabric``: a transfer's bytes move at the rate its links would allow with those f times as wide
+  and nobody else on them, and its latency shrinks as much (part of it is filling a pipeline at that rate).
+* ``latency``: a transfer's latency takes 1/f, its bytes what they took alone.
+* ``bucket size`` (any): gradients may travel as soon as the first are made, each transfer at its physical lower bound,
+  and nothing is lost to overlap. What workers and a parameter server send each other takes no time; the server takes as
+  long as all it does in a step.
+* ``batch``: per sample. A step of f batches takes at least as long as one in every op, and its kernels no less than
+  their FLOPs at peak.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache, partial
+
+import numpy as np
+
+from clustersim.core.arrays import Bools, Columns, Floats, Ints
+from clustersim.core.timeline import LinkUse, OpInfo, Timeline
+from clustersim.explain.graph import Graph, Node, graph, queues
+from clustersim.explain.late_start import reduces
+from clustersim.explain.metrics import steady_window
+from clustersim.explain.replay import replayed
+
+KNOBS = ("compute speed", "host speed", "NVLink", "NIC", "fabric", "latency", "bucket size", "batch")
+"""What can be asked."""
+
+_INSIDE = frozenset({"nvlink", "xgmi", "c2c"})
+_UNHIDES = frozenset({"compute speed", "host speed", "bucket size"})
+_REDUCES = frozenset({"all_reduce", "reduce_scatter"})
+_PAIRS = frozenset({"send", "recv"})
+_SAID = ("latency", "nbytes", "ceiling", "lower_bound")
+"""What a plan says of a transfer."""
+NOTHING = 0.005
+"""Shares of a step below this are called nothing."""
+_IN_NODE = re.compile(r"^node\d+/")
+
+
+def whatif(
+    timeline: Timeline,
+    *,
+    factor: float = 2.0,
+    knobs: tuple[str, ...] = KNOBS,
+    peak_flops: float | None = None,
+) -> Columns:
+    """The most each knob could save of a step, largest first.
+
+    factor : how much faster, wider or larger. peak_flops : float [FLOP/s] of one GPU, for ``batch``.
+
+    Returns columns ``knob``, ``factor``, ``saving`` (at most this share of the step; of a sample's time for ``batch``),
+    ``step_time_s`` (no less than this [s]) and ``text``.
+
+    Raises :class:`TraceError` for a measured timeline.
+    """
+    run = graph(timeline)
+    window = steady_window(timeline)
+    now = window.step_time
+    rates, rows = _Rates(timeline), []
+    for some in ([knob for knob in knobs if knob != "bucket size"], [knob for knob in knobs if knob == "bucket size"]):
+        steps = _steps(run, _Turned(run, rates, some, factor, peak_flops), window.steps) if some else []
+        for knob, step in zip(some, steps, strict=True):
+            least = max(step, _serving(run, window.steps)) if knob == "bucket size" else step
+            per = factor if knob == "batch" else 1.0
+            saving = max(0.0, 1.0 - least / per / now) if now > 0 else 0.0
+            rows.append((knob, factor, saving, least, _text(knob, factor, saving)))
+    rows.sort(key=lambda row: (-row[2], knobs.index(row[0])))
+    names = ("knob", "factor", "saving", "step_time_s", "text")
+    return {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
+
+
+def unused(timeline: Timeline) -> set[str]:
+    """Knobs of parts that this run does not have: links that nothing crossed, buckets where no gradient is reduced, all
+    of a network where nothing is sent."""
+    use = timeline.links
+    if all(op.kind == "compute" for op in timeline.ops):
+        return {*WIDER, "latency", "bucket size"}
+    found = set() if any(reduces(op) for op in timeline.ops) else {"bucket size"}
+    if use is None or not len(use.link_kinds):
+        return found
+    crossed = {int(link) for links, _ in use.loads for link in links.tolist()}
+    names = [(use.link_kinds[link], use.link_names[link]) for link in crossed]
+    return found | {knob for knob, widens in WIDER.items() if not any(widens(*name) for name in names)}
+
+
+def _text(knob: str, factor: float, saving: float) -> str:
+    of = "the time per sample" if knob == "batch" else "the step"
+    saved = "nothing" if saving < NOTHING else f"at most {saving:.1%} of {of}"
+    turned = f"{knob} {'/' if knob == 'latency' else 'x'}{factor:g}"
+    what = {
+        "bucket size": "another bucket size",
+        "NVLink": f"NVLink bandwidth x{factor:g}",
+        "NIC": f"NIC bandwidth x{factor:g}",
+        "fabric": f"bandwidth between switches x{factor:g}",
+    }.get(knob, turned)
+    return f"{what} would save {saved}"
+
+
+def _steps(run: Graph, turned: _Turned, steps: Ints) -> list[float]:
+    """Per knob the seconds per step of the steady state, by :func:`summary`'s definition."""
+    needs = _early(run) if turned.knobs == ["bucket size"] else run.needs
+    ends = replayed(run, turned.compute, turned.transfers.__getitem__, needs)
+    ends = np.broadcast_to(ends, (len(turned.knobs), ends.shape[-1]))
+    of_op = np.array([op.step for op in run.timeline.ops], dtype=np.int64)
+    begin = ends[:, of_op < steps.min()].max(axis=1, initial=-np.inf)
+    last = ends[:, np.isin(of_op, steps)].max(axis=1)
+    found: list[float] = ((last - np.where(np.isfinite(begin), begin, 0.0)) / len(steps)).tolist()
+    return found
+
+
+class _Turned:
+    """Durations under several knobs (k of them), each turned by itself: all are replayed together."""
+
+    def __init__(self, run: Graph, rates: _Rates, knobs: list[str], factor: float, peak: float | None) -> None:
+        self.run, self.rates, self.knobs, self.factor, self.peak = run, rates, knobs, factor, peak
+        self._limits: dict[object, tuple[Floats, Floats]] = {}
+        self.transfers = {node.ops[0]: self._shortest(node) for node in run.nodes if len(node.seconds)}
+        helped = {"compute speed": {"compute", "memory"}, "host speed": {"launch", "host"}}
+        self._faster = {  # (k, 1) how many times as fast an op could be
+            bound: np.array([[factor if bound in helped.get(knob, ()) else 1.0] for knob in knobs])
+            for bound in {op.bound for op in run.timeline.ops}
+        }
+        self._served = _served(run) if "bucket size" in knobs else set[int]()
+        # With other kernels or buckets, or with a transfer that ends sooner, a kernel that paid for hidden
+        # communication may run beside none: what one kernel lost can shrink by more than any transfer does.
+        unhides = np.array([[knob in _UNHIDES] for knob in knobs])
+        for node in run.nodes if run.lost else ():
+            if len(node.seconds):
+                unhides |= (self.transfers[node.ops[0]] < node.seconds).any(axis=1, keepdims=True)
+        self._kept = np.where(unhides, 0.0, 1.0)
+
+    def compute(self, op: int) -> Floats:
+        """(k, r) float [s] of a compute op; nan where it does not run."""
+        info, seconds = self.run.timeline.ops[op], self.run.seconds[op]
+        if op in self._served:  # in other pieces, and so perhaps while others still come: _serving has its sum
+            return seconds * np.zeros((len(self.knobs), 1))
+        column: Floats = seconds / self._faster[info.bound]
+        if "batch" in self.knobs and self.peak:
+            row = self.knobs.index("batch")
+            column[row] = np.maximum(column[row], self.factor * info.flops / self.peak)
+        lost = self.run.lost.get(op)
+        return column if lost is None else column + lost * self._kept
+
+    def _shortest(self, node: Node) -> Floats:
+        """(k, m) the shortest each meeting of a node could take [s]. Many nodes are alike but for their times."""
+        ops = self.run.timeline.ops
+        op = next((ops[i] for i in node.ops if "latency" in ops[i].detail), None)
+        said = () if op is None else (op.nbytes, *(op.detail.get(name) for name in _SAID))
+        loads = tuple(sorted({load for i in node.ops for load in self.rates.loads.get(i, ())}))
+        key = ops[node.ops[0]].kind, op and op.kind, said, loads
+        if key not in self._limits:
+            pairs = [self._limit(ops[node.ops[0]].kind, op, loads, knob) for knob in self.knobs]
+            share, most = np.array(pairs).T[:, :, None]
+            self._limits[key] = share, most
+        share, most = self._limits[key]
+        found: Floats = np.minimum(node.seconds * share, most)
+        return found
+
+    def _limit(self, kind: str, op: OpInfo | None, loads: tuple[int, ...], knob: str) -> tuple[float, float]:
+        """What a transfer's time shrinks to at least: a share of it, and no more than so much [s]."""
+        factor = self.factor
+        if knob == "bucket size" and kind in _PAIRS:
+            return 0.0, np.inf
+        if op is None:
+            return (1.0 / factor if knob in {*WIDER, "latency"} else 1.0), np.inf
+        latency, nbytes = float(op.detail["latency"]), float(op.detail.get("nbytes", op.nbytes))
+        if knob == "bucket size" and op.kind in _REDUCES:
+            return 1.0, float(op.detail.get("lower_bound", 0.0))
+        ceiling = float(op.detail.get("ceiling", np.inf))
+        wide, narrow = self.rates.of(loads, knob)
+        before = min(wide, narrow, ceiling)
+        if knob == "latency":
+            latency /= factor
+        elif knob in WIDER and np.isfinite(wide):
+            wide, ceiling = wide * factor, ceiling * (factor if knob == "NVLink" else 1.0)
+        rate = min(wide, narrow, ceiling)
+        if np.isfinite(rate):
+            latency *= before / rate
+        return 1.0, latency + (nbytes / rate if np.isfinite(rate) else 0.0)
+
+
+def _served(run: Graph) -> set[int]:
+    """Compute ops done in order of arrival: what a parameter server does."""
+    found, ops = queues(run.timeline), run.timeline.ops
+    return {i for i in run.seconds if (ops[i].role, ops[i].stream) in found}
+
+
+def _serving(run: Graph, steps: Ints) -> float:
+    """Seconds per step that the busiest server works: the same bytes, whatever pieces they come in."""
+    spans, ops, served = run.timeline.per_op(), run.timeline.ops, _served(run)
+    busy: dict[str, float] = {}
+    for i in served:
+        if ops[i].step in steps:
+            busy[ops[i].role] = busy.get(ops[i].role, 0.0) + float(spans["seconds"][i] / max(spans["ranks"][i], 1))
+    return max(busy.values(), default=0.0) / len(steps)
+
+
+def _at_node(name: str) -> bool:
+    """Whether a link ends at a machine."""
+    src, _, dst = name.partition(" -> ")
+    return bool(_IN_NODE.match(src) or _IN_NODE.match(dst))
+
+
+WIDER: dict[str, Callable[[str, str], bool]] = {
+    "NVLink": lambda kind, name: kind in _INSIDE,
+    "NIC": lambda kind, name: kind == "net" and _at_node(name),
+    "fabric": lambda kind, name: kind == "net" and not _at_node(name),
+}
+"""Which links a knob widens, by kind and name."""
+
+
+class _Rates:
+    """What links allow each op's transfers: of several groups, the most favourable."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        use = self.use = timeline.links
+        self.loads: dict[int, set[int]] = {}
+        if use is not None:
+            pairs = np.unique(np.stack([use.transfer_op, use.transfer_load]), axis=1)
+            for op, load in pairs.T.tolist():
+                self.loads.setdefault(op, set()).add(load)
+            # Of functions: a cache of a method would hold this object, and the run with it.
+            self._allowed = cache(partial(_allowed, use, cache(partial(_wider, use))))
+
+    def of(self, loads: tuple[int, ...], knob: str) -> tuple[float, float]:
+        """Payload [bytes/s] that the links a knob widens allow, and all others; inf where there are none."""
+        if self.use is None or not loads:
+            return np.inf, np.inf
+        found = [self._allowed(load, knob if knob in WIDER else "") for load in loads]
+        return max(wide for wide, _ in found), max(narrow for _, narrow in found)
+
+
+def _allowed(use: LinkUse, widened: Callable[[str], Bools], load: int, knob: str) -> tuple[float, float]:
+    """Payload [bytes/s] that the links of a load allow: those a knob widens, and the others."""
+    if not len(use.link_kinds):
+        return np.inf, np.inf
+    links, weights = use.loads[load]
+    allowed = use.link_bandwidth[links] / weights
+    chosen = widened(knob)[links] if knob else np.zeros(len(links), dtype=np.bool_)
+    return float(allowed[chosen].min(initial=np.inf)), float(allowed[~chosen].min(initial=np.inf))
+
+
+def _wider(use: LinkUse, knob: str) -> Bools:
+    """(links,) bool: those a knob widens, of the links that anything crosses."""
+    mask = np.zeros(len(use.link_bandwidth), dtype=np.bool_)
+    crossed = np.unique(np.concatenate([links for links, _ in use.loads]))
+    kinds = _INSIDE if knob == "NVLink" else {"net"}  # names are made when asked for: of few links
+    links = [i for i in crossed.tolist() if use.link_kinds[i] in kinds]
+    mask[links] = [WIDER[knob](use.link_kinds[i], use.link_names[i]) for i in links]
+    return mask
+
+
+def _early(run: Graph) -> list[tuple[int, ...]]:
+    """Needs in which a step's gradients may travel as soon as its first backward op is over."""
+    ops = run.timeline.ops
+    first: dict[tuple[str, int], int] = {}
+    for i, op in enumerate(ops):
+        if op.phase == "backward":
+            first.setdefault((op.role, op.step), i)
+    backward = {i for i, op in enumerate(ops) if op.phase in {"backward", "gradient"}}
+    found = []
+    for i, op in enumerate(ops):
+        start = first.get((op.role, op.step), i)
+        held = [n for n in run.needs[i] if n in backward] if op.kind in _REDUCES else []
+        freed = {n for n in run.needs[i] if n not in held} | ({start} if held and start < i else set())
+        found.append(tuple(sorted(freed)))
+    return found

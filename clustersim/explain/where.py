@@ -1,0 +1,239 @@
+"""Where a step went, in three words that mean one thing everywhere, so that it adds up to the step.
+
+* *Exposed transfer*: nothing computes, and a transfer is moving; by the dimension it runs over (TP, CP, EP, PP, DP).
+* *Waiting for a peer*: nothing computes and nothing moves, because another rank of the same stage has not come to the
+  collective yet; by dimension. Under EP it is what uneven loads of experts cost.
+* *Bubble*: nothing computes, because another pipeline stage has nothing for this one yet. Its parts are those of
+  :mod:`clustersim.explain.pipeline`: ``fill``, ``drain`` and ``gaps`` would be there with equal stages and free
+  messages, ``imbalance`` is the wait for a slower stage, ``uneven`` for single passes that took longer and messages on
+  their way, and ``tail`` is outside the passes: ranks that are done wait at the gradient norm or for the step's end.
+
+What is left is ``compute`` and ``other`` (the host, its copies). Of an asynchronous schedule, whose steps overlap,
+``drain`` is the end of the run, and ``imbalance`` what the busiest stage has to do more. Costs no run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.memo import kept_with_first
+from clustersim.core.timeline import Timeline
+from clustersim.explain import pipeline
+from clustersim.explain.breakdown import steady_pieces
+from clustersim.explain.dimensions import DIMENSIONS, dimension
+from clustersim.explain.metrics import Window, steady_window
+from clustersim.explain.pace import MOST_SPANS, Classes
+from clustersim.explain.pieces import Pieces, State, Why, pieces, workers
+from clustersim.explain.plays import Action, edges, expected
+
+BUBBLES = ("fill", "drain", "gaps", "imbalance", "uneven", "tail")
+"""The parts of a bubble."""
+WORDS = {"compute": "compute", "exposed": "exposed transfer", "waiting": "waiting for a peer", "bubble": "bubble",
+         "other": "host, other"}  # fmt: skip
+"""What every table calls the groups."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Seconds of a step, mean over the ranks of a stage, or over all that train (``stage`` -1).
+
+    ``exposed`` and ``waiting`` by :data:`~clustersim.explain.dimensions.DIMENSIONS`, ``bubble`` by :data:`BUBBLES`;
+    what is nothing is not in them.
+    """
+
+    stage: int
+    compute: float
+    other: float
+    exposed: dict[str, float] = field(default_factory=dict)
+    waiting: dict[str, float] = field(default_factory=dict)
+    bubble: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> dict[str, float]:
+        """Seconds by the keys of :data:`WORDS`; they add up to :attr:`step`."""
+        return {
+            "compute": self.compute,
+            "exposed": sum(self.exposed.values()),
+            "waiting": sum(self.waiting.values()),
+            "bubble": sum(self.bubble.values()),
+            "other": self.other,
+        }
+
+    @property
+    def step(self) -> float:
+        """The step [s]."""
+        return sum(self.groups.values())
+
+    def parts(self) -> Iterator[tuple[str, str, float]]:
+        """(key of :data:`WORDS`, part or "", seconds) of everything that is not nothing."""
+        yield "compute", "", self.compute
+        for key in ("exposed", "waiting", "bubble"):
+            for name, seconds in getattr(self, key).items():
+                yield key, name, seconds
+        if self.other:
+            yield "other", "", self.other
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as ``clustersim run --json`` has them."""
+        split = {f"{name}_s": getattr(self, key) for key, name in
+                 (("exposed", "exposed_transfer"), ("waiting", "waiting_for_peer"), ("bubble", "bubble"))}  # fmt: skip
+        return {"stage": self.stage, "step_s": self.step, "compute_s": self.compute, "other_s": self.other, **split}
+
+
+@kept_with_first(maxsize=None)
+def where(timeline: Timeline) -> list[Where]:
+    """The mean over all ranks that train, then, of a pipeline, a row per stage; of the steady state."""
+    window = steady_window(timeline)
+    if pipeline.has_pipeline(timeline):
+        rows = _of_stages(timeline, window)
+        return [_row(-1, np.mean(rows, axis=0)), *(_row(s, row) for s, row in enumerate(rows))]
+    cut = steady_pieces(timeline)
+    train = np.zeros(timeline.world_size)
+    train[workers(timeline)] = 1.0
+    weight = np.bincount(cut.class_of, weights=train, minlength=len(cut.ranks))
+    return [_row(-1, weight @ _sums(timeline, cut) / (weight.sum() * len(window.steps)))]
+
+
+def told_apart(figures: dict[str, Any], whole: Where) -> dict[str, Any]:
+    """:func:`clustersim.explain.metrics.summary` of a split model's run, in which no bubble counts as communication.
+
+    Its ``exposed_transfer_s`` and ``waiting_for_peer_s`` become those of ``whole`` (all ranks), and
+    ``exposed_communication_s`` their sum; ``bubble_s`` is new, and ``idle_s`` what is left.
+    """
+    step, groups = figures["step_time_s"], whole.groups
+    exposed, bubble = groups["exposed"] + groups["waiting"], groups["bubble"]
+    idle = max(0.0, step - figures["compute_s"] - exposed - bubble)
+    shares = {"exposed_communication": exposed / step, "bubble": bubble / step, "idle": idle / step}
+    return figures | {
+        "exposed_communication_s": exposed,
+        "exposed_transfer_s": groups["exposed"],
+        "waiting_for_peer_s": groups["waiting"],
+        "bubble_s": bubble,
+        "idle_s": idle,
+        "phase_shares": figures["phase_shares"] | shares,
+    }
+
+
+COLUMNS = (
+    ("compute", ""),
+    ("other", ""),
+    *(("exposed", name) for name in DIMENSIONS),
+    *(("waiting", name) for name in DIMENSIONS),
+    *(("bubble", name) for name in BUBBLES),
+)
+"""What a row of numbers is of."""
+_COMPUTE, _OTHER, _EXPOSED, _WAITING = 0, 1, 2, 2 + len(DIMENSIONS)
+_BUBBLE = _WAITING + len(DIMENSIONS)
+_FILL, _DRAIN, _GAPS, _IMBALANCE, _UNEVEN, _TAIL = (_BUBBLE + k for k in range(len(BUBBLES)))
+
+
+def _row(stage: int, seconds: Floats) -> Where:
+    found: dict[str, dict[str, float]] = {key: {} for key in WORDS}
+    for (key, name), value in zip(COLUMNS, seconds.tolist(), strict=True):
+        if value > 0:
+            found[key][name] = value
+    compute, other = (found[key].get("", 0.0) for key in ("compute", "other"))
+    return Where(stage, compute, other, found["exposed"], found["waiting"], found["bubble"])
+
+
+def _columns(timeline: Timeline, cut: Pieces) -> Ints:
+    """(pieces,) the column each belongs to; a bubble is ``tail`` so far, where its rank's list is over ``drain``."""
+    of_op = [DIMENSIONS.index(dimension(op)) if op.kind != "compute" else 0 for op in timeline.ops]
+    dim = np.array([*of_op, DIMENSIONS.index("step end")], dtype=np.int64)[cut.op]  # the last one is no op's
+    bubble = cut.state == State.BUBBLE
+    return np.select(
+        [cut.computes, cut.state == State.EXPOSED, cut.state == State.STALL, bubble & (cut.why == Why.NOTHING), bubble],
+        [_COMPUTE, _EXPOSED + dim, _WAITING + dim, _DRAIN, _TAIL],
+        _OTHER,
+    )
+
+
+def _sums(timeline: Timeline, cut: Pieces) -> Floats:
+    """(ranks of the cut, columns) seconds."""
+    n = len(COLUMNS)
+    flat = np.bincount(cut.owner * n + _columns(timeline, cut), weights=cut.seconds, minlength=n * len(cut.ranks))
+    return flat.astype(np.float64).reshape(len(cut.ranks), n)
+
+
+# --- pipelines ------------------------------------------------------------------------------------------------------
+
+
+def _replicas(timeline: Timeline) -> tuple[Ints, Ints]:
+    """(replicas, stages) ranks of pipelines that differ, and how many are alike; of too many, some stand for all."""
+    kinds, count = pipeline.replicas(timeline)
+    each = int(timeline.per_op()["ranks"].sum()) / timeline.world_size * kinds.shape[1]
+    most = max(1, int(MOST_SPANS / max(each, 1.0)))
+    if len(kinds) > most:
+        parts = np.array_split(np.arange(len(kinds)), most)
+        middle = [int(part[len(part) // 2]) for part in parts]
+        kinds, count = kinds[middle], np.array([int(count[part].sum()) for part in parts])
+    return kinds, count
+
+
+def _of_stages(timeline: Timeline, window: Window) -> list[Floats]:
+    """Per stage its row, seconds a step."""
+    replicas, count = _replicas(timeline)
+    ranks = np.unique(replicas)
+    alone = Classes(ranks, np.zeros(timeline.world_size, dtype=np.int64), True)
+    cut = pieces(timeline, window.begin, window.end, alone)
+    sums, waits = _sums(timeline, cut), _waits(timeline, cut)
+    done = pipeline.actions(timeline, ranks.tolist())
+    rows = [np.zeros(len(COLUMNS)) for _ in range(replicas.shape[1])]
+    for members, weight in zip(replicas, (count / count.sum() / len(window.steps)).tolist(), strict=True):
+        steps = [pipeline.of_ranks(done[s], members) for s in window.steps.tolist() if s in done]
+        places = np.searchsorted(ranks, members)
+        for stage, row in enumerate(_of_replica(steps, sums[places], [waits[k] for k in places.tolist()])):
+            rows[stage] += weight * row
+    return rows
+
+
+def _waits(timeline: Timeline, cut: Pieces) -> list[Floats]:
+    """Per rank of the cut (n, 2) begin and end [s] of its bubbles."""
+    column = _columns(timeline, cut)
+    bubble = column >= _BUBBLE
+    spans = np.stack([cut.start[bubble], cut.stop[bubble]], axis=1)
+    ends = np.searchsorted(cut.owner[bubble], np.arange(len(cut.ranks) + 1))
+    return [spans[a:b] for a, b in pairwise(ends.tolist())]
+
+
+def _of_replica(steps: list[list[Action]], sums: Floats, waits: list[Floats]) -> Floats:
+    """(stages, columns) seconds of one replica: its bubbles shared out over their parts."""
+    found = sums.copy()
+    at = [edges(step) for step in steps]
+    if any(a[0][-1] > b[0][0] + 1e-9 for a, b in pairwise(at)):
+        return _overlapping(found)
+    found[:, _TAIL] += found[:, _DRAIN]
+    found[:, _DRAIN] = 0.0
+    for step, inside in zip(steps, at, strict=True):
+        ideal = expected(step)
+        for stage, ends in inside.items():
+            fill, gaps, drain = (_covered(waits[stage], a, b) for a, b in pairwise(ends))
+            told = ideal[stage]
+            parts = min(fill, told.fill), min(drain, told.drain), min(gaps, told.gaps)
+            excess = fill + gaps + drain - sum(parts)
+            less = told.fill + told.drain + told.gaps - sum(parts)
+            uneven = min(excess, max(0.0, told.uneven + less))
+            found[stage, [_FILL, _DRAIN, _GAPS, _IMBALANCE, _UNEVEN]] += [*parts, uneven, excess - uneven]
+            found[stage, _TAIL] -= fill + gaps + drain
+    found[:, _TAIL] = np.where(found[:, _TAIL] < 1e-12 * found.sum(axis=1), 0.0, found[:, _TAIL])
+    return found
+
+
+def _overlapping(found: Floats) -> Floats:
+    """Steps of an asynchronous schedule follow each other without a gap: the busiest stage sets the pace."""
+    busy = found[:, :_BUBBLE].sum(axis=1)
+    waits = found[:, _TAIL].copy()
+    found[:, _IMBALANCE] = np.minimum(waits, busy.max() - busy)
+    found[:, _UNEVEN], found[:, _TAIL] = waits - found[:, _IMBALANCE], 0.0
+    return found
+
+
+def _covered(spans: Floats, begin: float, end: float) -> float:
+    inside = np.minimum(spans[:, 1], end) - np.maximum(spans[:, 0], begin)
+    return float(np.maximum(inside, 0.0).sum())

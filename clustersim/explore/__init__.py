@@ -1,8 +1,0 @@
-"""A page on localhost whose form fields are a scenario's knobs: each change shows what it does, before beside now.
-
-:mod:`~clustersim.explore.fields` makes the form from the scenario's JSON Schema, :mod:`~clustersim.explore.runs` plays
-a change and draws what differs, :mod:`~clustersim.explore.worker` does so in a process that can be killed, and
-:mod:`~clustersim.explore.server` answers the browser, and nobody else.
-"""
-
-from __future__ import annotations

@@ -1,0 +1,67 @@
+"""Samples of a step: said in four ways, of which frameworks use two or three that must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from clustersim.core.errors import ScenarioError, nearest_divisor
+from clustersim.files.launch.options import Fields
+
+OF = {
+    "strategy.micro_batch_size": "batch.micro", "strategy.gradient_accumulation_steps": "batch.count",
+    "parallel.microbatches": "batch.local", "parallel.global_batch_size": "batch.global",
+}  # fmt: skip
+"""Which of them a scenario's field came from."""
+
+
+def said(fields: Fields, world: int, split: bool) -> dict[str, int]:
+    """The fields of a scenario that say the batch.
+
+    fields : with ``batch.micro`` (samples of one pass of a replica), ``batch.local`` (of a replica's call: all
+        micro-batches of a pipeline together), ``batch.count`` (passes of a step) and ``batch.global`` (samples of a
+        step), as far as they are said, and who said them. world : ranks. split : whether there is ``[parallel]``.
+
+    Raises :class:`ScenarioError` where they contradict each other.
+    """
+    degrees = [int(fields.get(f"parallel.{name}") or 1) for name in ("tp", "cp", "pp")]
+    replicas, beyond = divmod(world, degrees[0] * degrees[1] * degrees[2])
+    if beyond:  # which whoever checks degrees says better than a batch
+        return {}
+    whole = given if (given := fields.get("batch.global")) is not None and given > 0 else None
+    local, count = fields.get("batch.local"), fields.get("batch.count")
+    micro = fields.get("batch.micro", local if degrees[2] == 1 else None)
+    if micro is None:
+        micro = whole // (replicas * (count or 1)) if whole and whole % (replicas * (count or 1)) == 0 else 1
+    for name, value in (("micro", micro), ("local", local), ("count", count)):
+        if value is not None and value < 1:
+            raise _wrong(fields, f"batch.{name}", f"{value} samples or passes are none; use at least 1")
+    if count is None and local is not None and local != micro:
+        if local % micro:
+            raise _wrong(fields, "batch.local", f"is no multiple of {micro} samples; {nearest_divisor(local, micro)}")
+        count = local // micro
+    if whole is not None:
+        passes, left = divmod(whole, micro * replicas)
+        if left or passes < 1 or count not in {None, passes}:
+            have = f"{micro} samples on each of {replicas} replicas" + (f" in {count} passes" if count else "")
+            near = max(1, count or passes) * micro * replicas
+            raise _wrong(fields, "batch.global", f"is not made of {have}; use {near}")
+        count = passes
+    found = {"strategy.micro_batch_size": micro}
+    if split and whole is not None:
+        found["parallel.global_batch_size"] = whole
+    elif split:
+        found["parallel.microbatches"] = count or 1
+    else:
+        found["strategy.gradient_accumulation_steps"] = count or 1
+    return found
+
+
+def _wrong(fields: Fields, name: str, why: str) -> ScenarioError:
+    by = fields.by.get(name)
+    return ScenarioError(f"{by.where}: {by.name} {by.value} {why}" if by else f"{name} = {fields.get(name)} {why}")
+
+
+def told(micro: int, count: int, replicas: int, pipeline: bool) -> Mapping[str, int]:
+    """The four numbers of a batch, for writing."""
+    local = micro * count if pipeline else micro
+    return {"batch.micro": micro, "batch.count": count, "batch.local": local, "batch.global": micro * count * replicas}

@@ -1,0 +1,272 @@
+"""Chakra execution traces, of every rank or of one that stands for all, as a Program that any topology plays.
+
+Ranks with the same nodes become one role again. Files of others have no streams: computation is one stream, host work
+another, and each process group has its own, in the order of dependencies, then of ids (one thing at a time of each
+kind, as ASTRA-sim plays them). Nodes of other types last as long as they say, and are counted in the notes.
+"""
+
+from __future__ import annotations
+
+import ast
+import heapq
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from clustersim.core.byte_matrix import byte_matrix
+from clustersim.core.errors import TraceError
+from clustersim.core.limits import MOST_RANKS, counted
+from clustersim.core.program import (
+    COLLECTIVES,
+    COMM_STREAM,
+    COMPUTE_STREAM,
+    Collective,
+    Compute,
+    Op,
+    Program,
+    Recv,
+    Role,
+    Send,
+    Serve,
+)  # fmt: skip
+from clustersim.core.texts import Table, decoded
+from clustersim.files.launch.chakra import MOST_NODES, OWN, About, Own
+from clustersim.files.launch.chakra_schema import COLLECTIVE_TYPES, NODE_TYPES, VERSION, attributes, unframed
+from clustersim.files.traces import files
+
+T = TypeVar("T")
+Group = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A node of one rank: ``group`` its members (empty: everybody), ``peer`` of a message, -1 for none."""
+
+    name: str
+    own: Own
+    after: tuple[int, ...]
+    group: Group = ()
+    peer: int = -1
+
+
+@dataclass(frozen=True)
+class _Rank:
+    about: About
+    nodes: tuple[_Node, ...]
+    where: str
+
+
+def read(paths: Sequence[str | Path], world: int = 0) -> Program:
+    """The Program of per-rank files, or of one file whose rank all ``world`` ranks do the same as (0: as it says).
+
+    Raises :class:`TraceError` for a file that is cut off or of another schema, ranks that are missing or there twice,
+    and dependencies that are not there or go in circles.
+    """
+    found = files.files_of([Path(path) for path in paths])
+    found = [path for path in found if path.name.endswith((".et", ".et.gz"))] or found
+    skipped: Counter[str] = Counter()
+    budget = MOST_NODES
+    ranks: dict[int, _Rank] = {}
+    for path in found:
+        one = _rank(path, budget, skipped)
+        budget -= len(one.nodes)
+        if one.about.rank in ranks:
+            raise TraceError(f"{path}: rank {one.about.rank} again (also in {ranks[one.about.rank].where})")
+        ranks[one.about.rank] = one
+    world = world or max(max(r.about.world_size for r in ranks.values()), 1 + max(ranks))
+    counted(world, MOST_RANKS, f"{found[0]}: ranks of the run", TraceError)
+    missing = [r for r in range(world) if r not in ranks] if len(ranks) > 1 else []
+    if missing:
+        raise TraceError(
+            f"{found[0]}: no file of rank {missing[0]} ({len(missing)} of {world} missing); give all, or one for all"
+        )
+    notes = [f"{count} nodes of type {kind}: as long as their duration" for kind, count in sorted(skipped.items())]
+    program = _program(ranks, world, notes)
+    program.check()
+    return program
+
+
+# ---- one file --------------------------------------------------------------------------------------------------------
+
+
+def _rank(path: Path, budget: int, skipped: Counter[str]) -> _Rank:
+    where = str(path)
+    messages = unframed(files.whole(path), where)
+    head = next(messages, None)
+    if head is None or not re.fullmatch(r"0\.0\.\d+", head.version):
+        said = head.version[:20] if head is not None else ""
+        raise TraceError(f"{where}: a Chakra trace of version {said!r}; this reads {VERSION}")
+    told = attributes(head).get(OWN)
+    numbered = re.search(r"\.(\d{1,9})\.et(?:\.gz)?$", path.name)
+    about = About(0, int(numbered[1]) if numbered else 0) if told is None else _json(told, About, where)
+    groups: dict[str, Group] = {}
+    kept: dict[int, Any] = {}
+    for node in messages:
+        counted(len(kept), budget, f"{where}: nodes", TraceError)
+        if NODE_TYPES[node.type : node.type + 1] == ("METADATA_NODE",):
+            groups |= _groups(node.inputs.values, where)
+        elif node.id in kept:
+            raise TraceError(f"{where}: node {node.id} is there twice")
+        else:
+            kept[node.id] = node
+    return _Rank(about, tuple(_ordered(kept, groups, where, skipped)), where)
+
+
+def _json(text: Any, kind: type[T], where: str) -> T:
+    damaged = f"{where}: the attribute {OWN!r} is damaged"
+    return decoded(text if isinstance(text, str) else "", kind, damaged, TraceError)
+
+
+def _groups(values: str, where: str) -> dict[str, Group]:
+    """Process groups of PyTorch's node: a list of one string that is JSON; empty ranks are everybody."""
+    try:
+        inner = ast.literal_eval(values) if values.startswith("[") else [values]
+        rows = json.loads(inner[0]) if inner and inner[0] else []
+        return {str(row["pg_name"]): tuple(int(rank) for rank in row["ranks"]) for row in rows}
+    except (ValueError, SyntaxError, KeyError, TypeError, RecursionError, MemoryError) as error:
+        raise TraceError(f"{where}: the list of process groups cannot be read: {str(error)[:100]}") from None
+
+
+def _ordered(
+    kept: Mapping[int, Any], groups: Mapping[str, Group], where: str, skipped: Counter[str]
+) -> Iterator[_Node]:
+    """Nodes after what they wait for, by id where nothing else tells."""
+    waits = {i: {*node.data_deps, *node.ctrl_deps} & kept.keys() for i, node in kept.items()}
+    for i, node in kept.items():
+        if lost := {*node.data_deps, *node.ctrl_deps} - kept.keys():
+            if any(a.name == OWN for a in node.attr):
+                raise TraceError(f"{where}: node {i} waits for node {min(lost)}, which is not there")
+            skipped["dependency that is not in the file"] += len(lost)
+    sorter, at = TopologicalSorter(waits), dict[int, int]()
+    with suppress(CycleError):  # what no circle holds up is in order even so
+        sorter.prepare()
+    ready = sorted(sorter.get_ready())
+    while ready:
+        i = heapq.heappop(ready)
+        at[i] = len(at)
+        yield _node(kept[i], at, groups, where, skipped)
+        sorter.done(i)
+        for j in sorter.get_ready():
+            heapq.heappush(ready, j)
+    if len(at) < len(kept):
+        raise TraceError(
+            f"{where}: node {min(kept.keys() - at.keys())} waits for itself: its dependencies are a circle"
+        )
+
+
+def _node(node: Any, at: Mapping[int, int], groups: Mapping[str, Group], where: str, skipped: Counter[str]) -> _Node:
+    said = attributes(node)
+    ours = said.get(OWN)
+    own = _json(ours, Own, where) if ours is not None else _foreign(node, said, groups, where, skipped)
+    deps = node.data_deps if ours is not None else {*node.data_deps, *node.ctrl_deps}
+    name = str(said.get("pg_name") or "0")
+    if not all(0 <= value < math.inf for value in (own.seconds, own.flops, own.nbytes)) and ours is not None:
+        raise TraceError(f"{where}: node {node.id}: a time or a size that is below zero or without end")
+    if own.type == "collective" and name not in groups and name != "0":
+        raise TraceError(f"{where}: node {node.id}: process group {name[:40]!r} is not listed")
+    peer = said.get("comm_dst" if own.type == "send" else "comm_src", -1) if own.type in ("send", "recv") else -1
+    return _Node(node.name, own, tuple(sorted(at[i] for i in deps if i in at)), groups.get(name, ()), int(peer))
+
+
+def _foreign(node: Any, said: Table, groups: Mapping[str, Group], where: str, skipped: Counter[str]) -> Own:
+    """An op of somebody else's node, by Chakra's own attributes."""
+    kind = NODE_TYPES[node.type] if 0 <= node.type < len(NODE_TYPES) else str(node.type)
+    try:
+        size, took = float(said.get("comm_size") or 0), node.duration_micros * 1e-6
+        if not 0 <= size < math.inf:
+            raise ValueError(f"comm_size {size}")
+        if kind == "COMM_COLL_NODE":
+            group = str(said.get("pg_name") or "0")
+            which = COLLECTIVE_TYPES[int(said.get("comm_type") or 0)].removesuffix("_block")
+            members = len(groups.get(group, ())) or -1  # everybody: how many is known when all files are
+            return Own("collective", f"{COMM_STREAM} {group}", kind=which, communicator=group,
+                       nbytes=size * (members if which == "all_gather" else 1))  # fmt: skip
+        if kind in ("COMM_SEND_NODE", "COMM_RECV_NODE"):
+            way = "send" if kind == "COMM_SEND_NODE" else "recv"
+            return Own(way, f"{COMM_STREAM} {way}", nbytes=size, tag=str(said.get("comm_tag") or 0))
+        if kind != "COMP_NODE":
+            skipped[kind] += 1
+        host = bool(said.get("is_cpu_op", False))
+        return Own("compute", "host" if host else COMPUTE_STREAM, took, bound="host" if host else "compute",
+                   flops=float(said.get("num_ops") or 0), nbytes=float(said.get("tensor_size") or 0))  # fmt: skip
+    except (TypeError, ValueError, IndexError) as error:
+        raise TraceError(f"{where}: node {node.id}: an attribute cannot be read: {error}") from None
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------------
+
+
+def _program(ranks: Mapping[int, _Rank], world: int, notes: list[str]) -> Program:
+    alike: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for rank in sorted(ranks):
+        one = ranks[rank]
+        nodes = tuple((n.name, msgspec.structs.replace(n.own, seconds=0.0), n.after, len(n.group)) for n in one.nodes)
+        alike[one.about.role, one.about.stage, one.about.serves, nodes].append(rank)
+    if len(ranks) == 1 and world > 1:
+        notes.append("one rank's file: all do the same at the same time, groups alike beside its own")
+    roles: list[Role] = []
+    known: dict[Any, Any] = {}
+    for (name, stage, serves, _), mine in alike.items():
+        members = np.array(mine if len(ranks) > 1 else range(world), dtype=np.int64)
+        ops = tuple(_op([ranks[r].nodes[k] for r in mine], mine, members, world, known)
+                    for k in range(len(ranks[mine[0]].nodes)))  # fmt: skip
+        roles.append(Role(name or f"rank {mine[0]}", members, ops, stage=stage, serves=serves))
+    first = ranks[min(ranks)].about
+    return Program(world, tuple(roles), first.overlap_slowdown, (*first.notes, *notes))
+
+
+def _op(nodes: list[_Node], mine: list[int], members: Any, world: int, known: dict[Any, Any]) -> Op:
+    node, own = nodes[0], nodes[0].own
+    took = np.array([n.own.seconds for n in nodes])
+    if own.type in ("compute", "serve"):
+        spent = float(took[0]) if (took == took[0]).all() else took
+        return (Serve if own.type == "serve" else Compute)(
+            node.name, spent, own.stream, node.after, own.phase, own.bound, own.flops, own.nbytes, own.step, own.label
+        )
+    if own.type == "collective":
+        key = tuple(n.group for n in nodes)
+        if key not in known:
+            known[key] = _together(list(dict.fromkeys(key)), len(nodes) < len(members), world)
+        nbytes = own.nbytes if own.nbytes >= 0 else -own.nbytes * world
+        if own.kind not in COLLECTIVES:
+            raise TraceError(f"node {node.name[:60]!r}: no collective is called {own.kind[:40]!r}")
+        return Collective(
+            node.name, own.kind, nbytes, known[key], own.stream, node.after, own.dtype, own.redop, own.root,
+            own.communicator, own.algorithm, own.protocol, own.phase, own.step, own.label,
+            byte_matrix(own.matrix) if own.matrix else None,
+        )  # fmt: skip
+    if own.type not in ("send", "recv"):
+        raise TraceError(f"node {node.name[:60]!r}: no op is called {own.type[:40]!r}")
+    peer = np.array([n.peer for n in nodes], dtype=np.int64)
+    if len(nodes) < len(members):  # one stands for all: the same distance
+        peer = (members + peer[0] - mine[0]) % world if peer[0] >= 0 else np.full(world, -1, dtype=np.int64)
+    return (Send if own.type == "send" else Recv)(
+        node.name, own.nbytes, peer, own.stream, node.after, own.tag, own.phase, own.step, own.label
+    )
+
+
+def _together(groups: list[Group], alone: bool, world: int) -> Any:
+    """(groups, members) of an op; where one rank is ``alone`` known, the others' groups lie beside its own."""
+    if groups == [()]:
+        return np.arange(world, dtype=np.int64).reshape(1, -1)
+    rows = np.array(groups, dtype=np.int64)
+    if not alone or rows.size >= world or rows.max() >= world:
+        return rows
+    shape, left, beside = rows[0] - rows[0].min(), set(range(world)), []
+    while left:
+        group = min(left) + shape
+        if not left.issuperset(group.tolist()):
+            raise TraceError(f"ranks {rows[0].tolist()[:8]} form a group; how the others of {world} do does not follow")
+        beside.append(group)
+        left.difference_update(group.tolist())
+    return np.array(beside)

@@ -1,0 +1,134 @@
+"""The schema of Chakra execution traces (MLCommons), as data: version 0.0.4.
+
+Field names, numbers and types as published in ``schema/protobuf/et_def.proto`` of mlcommons/chakra; messages are made
+of them through the ``protobuf`` library (extra ``exchange``). Storage messages are left out: nothing here writes them,
+and protobuf keeps fields that it does not know. A file is a sequence of messages, each behind its length as a varint:
+one GlobalMetadata, then one Node after another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from clustersim.core.errors import TraceError
+from clustersim.core.texts import Table
+
+VERSION = "0.0.4"
+
+_SCALARS = (
+    "double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32",
+    "sfixed64", "bool", "string", "bytes",
+)  # fmt: skip
+"""Types of an attribute, each alone and as a list, in the order of their numbers, which begin at 3."""
+
+_MESSAGES = {
+    **{f"{kind.title()}List": (("values", 1, kind, True),) for kind in _SCALARS},
+    "AttributeProto": (
+        ("name", 1, "string", False), ("doc_string", 2, "string", False),
+        *((f"{kind}_val", 3 + 2 * i, kind, False) for i, kind in enumerate(_SCALARS)),
+        *((f"{kind}_list", 4 + 2 * i, f"{kind.title()}List", False) for i, kind in enumerate(_SCALARS)),
+    ),
+    "GlobalMetadata": (("version", 1, "string", False), ("attr", 2, "AttributeProto", True)),
+    "IOInfo": tuple((name, i, "string", False) for i, name in enumerate(("values", "shapes", "types"), start=1)),
+    "Node": (
+        ("id", 1, "uint64", False), ("name", 2, "string", False), ("type", 3, "NodeType", False),
+        ("ctrl_deps", 4, "uint64", True), ("data_deps", 5, "uint64", True), ("start_time_micros", 6, "uint64", False),
+        ("duration_micros", 7, "uint64", False), ("inputs", 8, "IOInfo", False), ("outputs", 9, "IOInfo", False),
+        ("attr", 10, "AttributeProto", True),
+    ),
+}  # fmt: skip
+
+NODE_TYPES = (
+    "INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE",
+    "COMM_RECV_NODE", "COMM_COLL_NODE", "STORAGE_NODE", "BATCH_NODE", "CHECKPOINT_NODE",
+)  # fmt: skip
+COLLECTIVE_TYPES = (
+    "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
+    "reduce_scatter_block", "barrier",
+)  # fmt: skip
+"""CollectiveCommType by number, in torch.distributed's words."""
+_ENUMS = {"NodeType": NODE_TYPES, "CollectiveCommType": tuple(name.upper() for name in COLLECTIVE_TYPES)}
+
+
+@lru_cache(maxsize=1)
+def messages() -> dict[str, Any]:
+    """The message classes by name. Raises :class:`TraceError` where protobuf is not installed."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError:
+        raise TraceError("Chakra traces need the protobuf package: pip install 'clustersim[exchange]'") from None
+    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package="ChakraProtoMsg", syntax="proto3")
+    for name, words in _ENUMS.items():
+        file.enum_type.add(name=name).value.extend(
+            descriptor_pb2.EnumValueDescriptorProto(name=word, number=i) for i, word in enumerate(words)
+        )
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        if name == "AttributeProto":
+            message.oneof_decl.add(name="value")
+        for field, number, kind, repeated in fields:
+            made = message.field.add(name=field, number=number, label=3 if repeated else 1)
+            if kind in _SCALARS:
+                made.type = getattr(made, f"TYPE_{kind.upper()}")
+            else:
+                made.type, made.type_name = made.TYPE_ENUM if kind in _ENUMS else made.TYPE_MESSAGE, kind
+            if name == "AttributeProto" and number > 2:
+                made.oneof_index = 0
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ChakraProtoMsg.{name}"))
+            for name in _MESSAGES}  # fmt: skip
+
+
+def attribute(name: str, kind: str, value: object) -> Any:
+    """An attribute: ``kind`` is one of the scalar types."""
+    return messages()["AttributeProto"](**{"name": name, f"{kind}_val": value})
+
+
+def attributes(message: Any) -> Table:
+    """The attributes of a message, lists as lists."""
+    found = {}
+    for one in message.attr:
+        which = one.WhichOneof("value")
+        value: Any = getattr(one, which) if which else None
+        found[one.name] = list(value.values) if which and which.endswith("_list") else value
+    return found
+
+
+def framed(message: Any) -> bytes:
+    """A message behind its length."""
+    data: bytes = message.SerializeToString(deterministic=True)
+    size, length = len(data), bytearray()
+    while size >= 0x80:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([*length, size]) + data
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a file begins with GlobalMetadata that says a version: a length, then field 1 with digits and dots."""
+    return bool(re.match(rb"[\x80-\xff]{0,4}[\x01-\x7f]\x0a[\x03-\x10]\d+\.\d+\.\d", head))
+
+
+def unframed(data: bytes | bytearray, where: str) -> Iterator[Any]:
+    """GlobalMetadata, then the nodes. Raises :class:`TraceError` where the file is cut off or holds something else."""
+    from google.protobuf.message import DecodeError
+
+    kinds, at, first, view = messages(), 0, True, memoryview(data)
+    while at < len(data):
+        size = shift = 0
+        while at < len(data) and shift < 35:
+            size |= (data[at] & 0x7F) << shift
+            shift, at = shift + 7, at + 1
+            if data[at - 1] < 0x80:
+                break
+        if at + size > len(data):
+            raise TraceError(f"{where}: cut off: {size} bytes should follow byte {at:,}, {len(data) - at} do")
+        try:
+            yield kinds["GlobalMetadata" if first else "Node"].FromString(bytes(view[at : at + size]))
+        except DecodeError as error:
+            raise TraceError(f"{where}: byte {at:,}: not a message of Chakra {VERSION}: {error}") from None
+        at, first = at + size, False

@@ -1,0 +1,105 @@
+"""A topology in the words of other simulators: ASTRA-sim's analytical network and system, SimGrid's platform XML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from xml.sax.saxutils import quoteattr
+
+import numpy as np
+
+from clustersim.core.device import device
+from clustersim.core.errors import TopologyError
+from clustersim.core.limits import counted
+from clustersim.core.mesh import Mesh
+from clustersim.core.outputs import json_text
+from clustersim.core.topology import CPU, GPU, NIC, Topology
+
+MOST_LINKS = 200_000
+"""Of a SimGrid platform; its own way of finding routes takes the cube of the vertices."""
+
+
+ASTRA = ("network.yml", "system.json", "comm_group.json")
+"""Files of ASTRA-sim beside the traces."""
+
+
+def astra(topology: Topology, mesh: Mesh, groups: Mapping[int, Sequence[int]]) -> dict[str, bytes]:
+    """ASTRA-sim 2's analytical network, system and process groups (by number) of the same machine: :data:`ASTRA`.
+
+    The network has a dimension inside the node and one between nodes, with what a GPU has of each: its own links, and
+    its share of the node's NICs. Durations are replayed.
+    """
+    dims = list(_dims(topology, mesh))
+    network = "".join(
+        f"{name}: [ {', '.join(cells)} ]{unit}\n"
+        for name, unit, cells in (
+            ("topology", "", [shape for shape, *_ in dims]),
+            ("npus_count", "", [str(n) for _, n, *_ in dims]),
+            ("bandwidth", "  # GB/s of an NPU, each direction", [f"{rate / 1e9:.6g}" for *_, rate, _ in dims]),
+            ("latency", "  # ns of a link", [f"{hop * 1e9:.6g}" for *_, hop in dims]),
+        )
+    )
+    gpu = device(topology.node_types[0].device)
+    rings = {f"{kind}-implementation": ["ring"] * len(dims) for kind in ("all-reduce", "all-gather", "reduce-scatter")}
+    system = {
+        "scheduling-policy": "FIFO", "endpoint-delay": 1, "active-chunks-per-dimension": 2,
+        "preferred-dataset-splits": 4, **rings, "all-to-all-implementation": ["direct"] * len(dims),
+        "collective-optimization": "localBWAware", "boost-mode": 0, "roofline-enabled": 0, "track-local-mem": 0,
+        "local-mem-bw": gpu.memory_bandwidth / 1e9, "peak-perf": max(gpu.peak.values()) / 1e12,
+    }  # fmt: skip
+    listed = {str(number): list(members) for number, members in groups.items()}
+    return dict(zip(ASTRA, (network.encode(), json_text(system), json_text(listed)), strict=True))
+
+
+def _dims(topology: Topology, mesh: Mesh) -> Iterator[tuple[str, int, float, float]]:
+    """Shape, size, bandwidth [bytes/s] and latency [s] of each dimension. Raises :class:`TopologyError`."""
+    per_node, nodes = mesh.nproc_per_node, mesh.world_size // mesh.nproc_per_node
+    first = int(mesh.gpus[0])
+    mine = np.flatnonzero(topology.link_src == first)
+    fast = [i for i in mine.tolist() if topology.link_kinds[i] in ("nvlink", "xgmi")] or mine.tolist()
+    ends = {int(topology.link_dst[i]) for i in fast}
+    direct = all(topology.vertex_kinds[i] == GPU for i in ends)
+    shape = "Switch" if not direct else "FullyConnected" if len(ends) >= per_node - 1 else "Ring"
+    yield shape, per_node, float(topology.link_bandwidth[fast].sum()), float(topology.link_latency[fast].max())
+    if nodes < 2:
+        return
+    at_home = topology.vertex_node[topology.link_src] == topology.vertex_node[first]
+    out = [i for i in np.flatnonzero(at_home).tolist()
+           if topology.link_kinds[i] == "net" and topology.vertex_kinds[topology.link_src[i]] == NIC]  # fmt: skip
+    if not out:
+        raise TopologyError(f"{topology.name}: no network leaves a node, and ASTRA-sim would need one for {nodes}")
+    share = float(topology.link_bandwidth[out].sum()) / per_node
+    yield "Switch", nodes, share, float(topology.link_latency[out].max())
+
+
+def astra_command(name: str, groups: bool) -> str:
+    """How ASTRA-sim is started in the folder of the files."""
+    which = "comm_group.json" if groups else "empty"
+    return (
+        f"AstraSim_Analytical_Congestion_Unaware --workload-configuration={name} --system-configuration=system.json "
+        "--network-configuration=network.yml --remote-memory-configuration=no_memory_expansion.json "
+        f"--comm-group-configuration={which}"
+    )
+
+
+def simgrid(topology: Topology) -> str:
+    """SimGrid's platform XML (version 4.1): hosts for GPUs and CPUs, routers for switches and NICs, links each way.
+
+    Routes are given from neighbour to neighbour, and SimGrid finds the rest (``routing="Floyd"``). A GPU's speed is its
+    fp32 peak. Raises :class:`TopologyError` for a cluster too large for it.
+    """
+    counted(topology.n_links, MOST_LINKS, f"{topology.name}: links of a SimGrid platform", TopologyError)
+    names = [quoteattr(name) for name in topology.vertex_names]
+    lines = ['<?xml version="1.0"?>', '<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">',
+             '<platform version="4.1">', f'  <zone id={quoteattr(topology.name)} routing="Floyd">']  # fmt: skip
+    for name, kind, node in zip(names, topology.vertex_kinds, topology.vertex_node.tolist(), strict=True):
+        speed = device(topology.node_types[node].device).peak["fp32"] if kind == GPU else 1e9
+        what = f'host id={name} speed="{speed!r}f"' if kind in (GPU, CPU) else f"router id={name}"
+        lines.append(f"    <{what}/>")
+    ends = list(zip(topology.link_src.tolist(), topology.link_dst.tolist(), strict=True))
+    for i, (rate, hop) in enumerate(zip(topology.link_bandwidth.tolist(), topology.link_latency.tolist(), strict=True)):
+        name = quoteattr(f"{i}: {topology.link_name(i)}")
+        lines.append(f'    <link id={name} bandwidth="{rate!r}Bps" latency="{hop!r}s"/>')
+    for i, (a, b) in enumerate(ends):
+        name = quoteattr(f"{i}: {topology.link_name(i)}")
+        lines.append(f'    <route src={names[a]} dst={names[b]} symmetrical="NO"><link_ctn id={name}/></route>')
+    return "\n".join([*lines, "  </zone>", "</platform>", ""])

@@ -1,0 +1,209 @@
+"""Launch files -> a scenario: options by their rows, then the model, the batch and the machine, then the check."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clustersim import scenario
+from clustersim.cluster import files as fabrics
+from clustersim.collectives import fitted as fitting
+from clustersim.core.errors import ClusterSimError, ScenarioError
+from clustersim.core.texts import shown
+from clustersim.core.tomls import nested
+from clustersim.files.launch import batches, shapes
+from clustersim.files.launch.files import Document, Key, Said, documents, framework_of
+from clustersim.files.launch.options import Fields, apply, others, together
+from clustersim.files.launch.table import Table, holds, load
+from clustersim.scenario import Scenario
+from clustersim.scenario.parts import model_of, placed
+from clustersim.scenario.reading import Table as Tables
+from clustersim.scenario.splitting import MEGATRON, PLAYED, cause, with_micro_batches
+
+CONFIGURATIONS = (".json", ".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What launch files come to.
+
+    Parameters
+    ----------
+    scenario : read and checked. tables : it as a file would say it. framework : whose files they were.
+    notes : what was assumed or left out, in sentences. mapped : options that became fields. unplayed : those that
+        change time or memory and are not played, with what is instead. ignored, unknown : those that change neither,
+        and those that nobody knows.
+    """
+
+    scenario: Scenario
+    tables: Tables
+    framework: Table
+    notes: tuple[str, ...]
+    mapped: tuple[str, ...]
+    unplayed: Mapping[str, str]
+    ignored: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+def read(
+    files: Sequence[str | Path | Document],
+    cluster: Tables,
+    *,
+    framework: str | None = None,
+    model: str | None = None,
+    path: str | Path = "scenario.toml",
+    run: Tables | None = None,
+) -> Imported:
+    """A scenario from launch files.
+
+    Parameters
+    ----------
+    files : a script, or a configuration and the script that names it. cluster : fields of ``[cluster]`` that they do
+        not say: ``topology``, and ``nodes`` where no launcher does. framework : whose files they are; found by content
+        when absent. model : a shipped model or a config.json, where the files name none. path : of the scenario.
+        run : fields of ``[run]`` that no launch file has.
+
+    Raises :class:`ScenarioError` naming file and option.
+    """
+    read = documents(files)
+    table = load(framework_of(read, framework))
+    said, notes = together(read), [note for one in read for note in one.notes]
+    fields = Fields()
+    for one in read:
+        for name, value in one.machine.items():
+            fields.say(name, value.value, value, over=True)
+    used = apply(table, said, fields, model)
+    _complete(read, table, said, used)
+    left = others(table, said, used)
+    for name, value in table.fixed.items():
+        fields.setdefault(name, value)
+    notes += _model(fields, model, read[0].name)
+    place, world = machine(fields, cluster, notes, read[0].name, Path(path).parent)
+    tables = _tables(table, fields, place, world)
+    tables["run"] = {**tables.get("run", {}), **(run or {})}
+    made = checked(tables, Path(path), fields)
+    said_tables, made = shorter(tables, made, Path(path))
+    mapped = tuple(dict.fromkeys(said[key].name for key in said if key in used))
+    return Imported(made, said_tables, table, tuple(notes), mapped, *left)
+
+
+def _complete(read: Sequence[Document], table: Table, said: Mapping[Key, Said], used: set[Key]) -> None:
+    """Raise :class:`ScenarioError` for files of somebody else, and for a script without the file that it names."""
+    if not used:
+        raise ScenarioError(f"{read[0].name}: holds no option of {table.title}; is it another framework's?")
+    for key in (("args", "deepspeed_config"), ("args", "deepspeed"), ("args", "config_file")):
+        if key in said and str(said[key].value).endswith(CONFIGURATIONS) and all(one.kind == "shell" for one in read):
+            raise ScenarioError(f"{said[key].where}: {said[key].name} names {said[key].value}; give that file too")
+
+
+def _model(fields: Fields, model: str | None, file: str) -> list[str]:
+    """``[model]``'s name, from its sizes where no name is said; returns notes."""
+    if model is not None:
+        fields["model.hf_config" if model.endswith(".json") or "/" in model else "model.name"] = model
+        return []
+    if "model.name" in fields:
+        return []
+    found = shapes.model_for(file, {name[6:]: value for name, value in fields.items() if name.startswith("shape.")})
+    by = fields.by.get("shape.layers")
+    if by is not None:
+        fields.by["model.name"] = by
+    fields["model.name"] = found.name
+    if found.options:
+        fields["model.options"] = found.options
+    return [found.note]
+
+
+def _tables(table: Table, fields: Fields, place: Tables, world: int) -> Tables:
+    """The scenario's tables; ``[parallel]`` where it has an effect."""
+    kept = {name: value for name, value in fields.items() if not name.startswith(("shape.", "batch.", "cluster."))}
+    degrees = ("tp", "pp", "cp", "ep")
+    parted = any(holds(name, fields) for name in degrees)
+    settings = {name: fields.get(f"parallel.{name}") for name in PLAYED}
+    split = table.parallel == "always" or parted or any(settings.values())
+    kept |= batches.said(fields, world, split)
+    if (kept.get("parallel.framework"), kept.get("strategy.kind")) == (MEGATRON, "ddp") and not (
+        parted or cause(settings, {})
+    ):
+        kept["strategy.framework"] = MEGATRON  # of a whole model nothing else says it
+    if not split:
+        kept = {name: value for name, value in kept.items() if not name.startswith("parallel.")}
+    return {"cluster": place} | nested(kept)
+
+
+def machine(fields: Fields, cluster: Tables, notes: list[str], file: str, folder: Path) -> tuple[Tables, int]:
+    """``[cluster]``, and how many ranks it has; where the file says other than asked, ``notes`` get a sentence.
+
+    Raises :class:`ScenarioError` where nobody says what machine it is, or how many.
+    """
+    if not cluster.get("topology"):
+        raise ScenarioError(
+            f"{file}: does not say on what machine it runs; give --topology, such as --topology dgx-h100 "
+            "(clustersim list topologies)"
+        )
+    told = {name: _count(fields.get(f"cluster.{name}")) for name in ("nodes", "gpus_per_node")}
+    whole: Tables = {name: value for name, value in told.items() if value}
+    whole |= {name: value for name, value in cluster.items() if value is not None}
+    for name, value in told.items():
+        if value and whole[name] != value:
+            notes.append(f"{name} = {whole[name]} as asked for; {fields.by[f'cluster.{name}'].where} says {value}")
+    topology = str(whole["topology"])
+    if topology.endswith(".toml") or "/" in topology:
+        topology = str(folder / topology)
+    world = _count(fields.get("cluster.world"))
+    if world and told["nodes"] and world % told["nodes"] == 0 and not cluster.get("nodes"):
+        whole.setdefault("gpus_per_node", world // told["nodes"])
+    if "nodes" not in whole and world:
+        whole["nodes"] = max(1, world // (whole.get("gpus_per_node") or len(fabrics.load(topology, nodes=1).gpus)))
+    if "nodes" not in whole:
+        raise ScenarioError(f"{file}: does not say on how many nodes it runs; give --nodes, such as --nodes 4")
+    built = fitting.load(topology, whole["nodes"], whole.get("device"), whole.get("fabric", {}), ())
+    return whole, fabrics.mesh(built, nproc_per_node=whole.get("gpus_per_node")).world_size
+
+
+def _count(value: Any) -> int:
+    """What a launcher says, where it is a number; 0 else (an elastic ``1:4``, a variable of the scheduler)."""
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 8 else 0
+
+
+def checked(tables: Tables, path: Path, fields: Fields) -> Scenario:
+    """The scenario, on its machine. Raises :class:`ScenarioError` that names the option behind the wrong field."""
+    try:
+        made = scenario.from_table(tables, path)
+        _, mesh = placed(made)
+        with_micro_batches(made, mesh)
+        model_of(made)
+    except ClusterSimError as wrong:
+        found = re.search(r"\(at \$\.([\w.]+)", str(wrong))
+        field = found[1] if found else ""
+        inside = (by for name, by in fields.by.items() if field and name.startswith(f"{field}."))
+        by = fields.by.get(field) or fields.by.get(batches.OF.get(field, "")) or next(inside, None)
+        if by is None:
+            raise
+        what = str(wrong).removeprefix(f"{path}: ")
+        raise ScenarioError(f"{by.where}: {by.name} {shown(by.value)}: {what}") from None
+    return made
+
+
+def shorter(tables: Tables, made: Scenario, path: Path) -> tuple[Tables, Scenario]:
+    """The tables without what holds anyway, where the scenario stays the same."""
+    parallel = tables.get("parallel", {})
+    decide = {
+        name: parallel[name] for name in ("framework", "tp", "pp", "cp", "ep", "schedule", "vpp") if name in parallel
+    }
+    model = {name: tables["model"][name] for name in ("name", "hf_config") if name in tables["model"]}
+    bare: Tables = {"cluster": tables["cluster"], "model": model, "strategy": {"kind": tables["strategy"]["kind"]}}
+    always = {"kind", "steps", "seq_len", *model} | {k for k, value in decide.items() if value not in (1, "megatron")}
+    usual = scenario.from_table(bare | ({"parallel": decide} if parallel else {}), path).inputs()
+    kept: Tables = {}
+    for name in (name for name in ("cluster", "model", "parallel", "strategy", "run") if tables.get(name)):
+        table, has = tables[name], usual.get(name, {})
+        kept[name] = {k: v for k, v in table.items() if name == "cluster" or k in always or has.get(k) != v}
+    short = scenario.from_table(kept, path)
+    if short.inputs() == made.inputs():
+        return kept, short
+    return tables, dataclasses.replace(made, table=tables)

@@ -1,0 +1,110 @@
+"""A model's sizes, as launch files say them <-> ``[model]``: the shipped model that has them, or nearly has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+from clustersim import model as models
+from clustersim.core.errors import ScenarioError
+from clustersim.core.paths import shipped
+from clustersim.core.texts import Table
+from clustersim.model.base import Shape
+
+Leaves: TypeAlias = dict[str, int | float | str | bool | None]
+"""Sizes and kinds of a model, by the names that the tables of options have for them."""
+SIZES = ("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff", "vocab", "n_positions")
+"""Of a shipped model, what ``model.options`` may change. The rest is what kind of model it is."""
+KINDS = ("gated", "norm", "positions", "tied", "mlp_bias", "qkv_bias", "qk_norm", "mla")
+WEAK = ("attn_dropout", "hidden_dropout")
+"""Kernels that a model has or has not, whatever it is."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A shipped model, what to change of it, and a sentence that says so."""
+
+    name: str
+    options: Leaves
+    note: str
+
+
+def leaves(shape: Shape) -> Leaves:
+    """A shape as the tables of options name it."""
+    found: Leaves = {name: getattr(shape, name) for name in (*SIZES, *WEAK)}
+    found |= {name: getattr(shape, name) for name in KINDS if name != "mla"}
+    if shape.positions != "learned":
+        del found["n_positions"]  # angles are computed for any length
+    found |= {"mla": shape.latent is not None, "grouped": shape.kv_heads != shape.heads}
+    if shape.latent is not None:
+        found |= {"latent.q_rank": shape.latent.q_rank, "latent.kv_rank": shape.latent.kv_rank}
+    if shape.experts is not None:
+        one = shape.experts
+        found |= {"experts.count": one.count, "experts.per_token": one.per_token, "experts.width": one.width}
+        found |= {"experts.shared": one.shared} if one.shared else {}
+    return found
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> dict[str, Leaves]:
+    names = (name for name in shipped("data/models", ".json"))
+    found = ((name, models.shape(name, {})) for name in names)
+    return {name: leaves(shape) for name, shape in found if shape is not None and shape.causal}
+
+
+def model_for(file: str, said: Table) -> Found:
+    """The shipped model of these sizes, or that of its kind whose sizes differ least, with the differences as options.
+
+    Raises :class:`ScenarioError` naming ``file`` where none is of the kind, or too little is said.
+    """
+    if "layers" not in said or "d_model" not in said or "heads" not in said:
+        raise ScenarioError(f"{file}: does not say what model it is (layers, width and heads, or a name); "
+                            "give --model, such as --model llama3-8b, or a config.json")  # fmt: skip
+    wanted = _completed(said)
+    best: tuple[int, str] | None = None
+    for name, has in _shipped().items():
+        if any(wanted.get(leaf, has.get(leaf)) != has.get(leaf) for leaf in (*KINDS, *_of(wanted), *_of(has))):
+            continue
+        away = sum(wanted.get(size, has.get(size)) != has.get(size) for size in SIZES)
+        best = (away, name) if best is None or (away, name) < best else best
+    if best is None:
+        kind = ", ".join(f"{leaf} {wanted[leaf]}" for leaf in (*KINDS, *_of(wanted)) if leaf in wanted) or "dense"
+        raise ScenarioError(
+            f"{file}: no shipped model is of this kind ({kind}); describe it in a config.json: --model PATH"
+        )
+    has = _shipped()[best[1]]
+    options = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK) if leaf in wanted and wanted[leaf] != has.get(leaf)}
+    changed = {leaf: value for leaf, value in options.items() if leaf in SIZES}
+    words = f"the model has the sizes of {best[1]}"
+    if changed:
+        words = f"the model is of {best[1]}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
+    if "vocab" not in said:
+        words += f"; its vocabulary, which the files do not say, has {has['vocab']:,} tokens"
+    return Found(best[1], options, words)
+
+
+def _of(found: Leaves) -> list[str]:
+    return [leaf for leaf in found if leaf.startswith(("experts.", "latent."))]
+
+
+def _completed(said: Table) -> Leaves:
+    """What follows from what is said, as Megatron-LM has it (training/arguments.py ``validate_args``)."""
+    found = {leaf: value for leaf, value in said.items() if value is not None}
+    width, heads = found["d_model"], found["heads"]
+    if found.get("positions") != "learned":
+        found.pop("n_positions", None)
+    if not found.get("experts.count"):
+        found = {leaf: value for leaf, value in found.items() if not leaf.startswith("experts.")}
+    if found.get("d_ff") is None:
+        # Of a gated MLP 2/3 of it, so that there are as many weights.
+        found["d_ff"] = int(4 * width * 2 / 3) // 64 * 64 if found.get("gated") else 4 * width
+    if not found.get("mla"):
+        found.setdefault("kv_heads", heads)
+        found.setdefault("head_dim", width // heads if heads else 0)
+    else:  # whose keys have no heads of their own, and whose qk-layernorm is that of its projections
+        found = {leaf: value for leaf, value in found.items() if leaf not in {"kv_heads", "head_dim", "qk_norm"}}
+    if found.get("experts.count"):
+        found.setdefault("experts.width", found["d_ff"])
+        found = {leaf: value for leaf, value in found.items() if leaf != "experts.shared" or value}
+    return found

@@ -1,0 +1,210 @@
+"""One table per framework: which option is which field of a scenario. Reading and writing use the same row."""
+
+from __future__ import annotations
+
+import math
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, Literal
+
+import msgspec
+
+from clustersim.core import texts
+from clustersim.core.errors import ScenarioError, nearest
+from clustersim.core.paths import data_path
+from clustersim.core.texts import shown, toml
+
+Kind = Literal["int", "number", "text", "flag", "texts", "each", "ints", "positive", "any"]
+
+_WORDS = {
+    "int": "a whole number", "number": "a number", "text": "a word", "flag": "true or false", "positive": "a number",
+    "texts": "words", "each": "a word, or one for each layer", "ints": "whole numbers", "any": "a value",
+}  # fmt: skip
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One option.
+
+    Parameters
+    ----------
+    option : its name: of the script's arguments with ``_`` and without dashes, of a file the dotted path; two joined
+        by ``+`` are read as their values with a space between; ``a.*`` stands for everything below ``a``.
+    field : dotted, of the scenario's tables, or of ``shape`` (the model's sizes) and ``batch`` (samples).
+    type : of the option's value; ``positive`` is a number for true and 0 for false, ``each`` a word for all layers or
+        one for each.
+    map : (option's value, field's value) pairs; a pair without the second says nothing of the field.
+    open : values that ``map`` does not have are taken as they are.
+    default : the option's value where nothing is said; None says nothing.
+    when : what must hold for the option to matter, see :func:`holds`.
+    at : ``args`` (a script's) or ``config`` (a file's); the table's own when absent.
+    over : it settles the field whatever other options said. write : false for other names of what another row writes.
+    on : what ``positive`` is written as.
+    """
+
+    option: str
+    field: str
+    type: Kind = "text"
+    map: tuple[tuple[Any, ...], ...] | None = None
+    open: bool = False
+    default: Any = None
+    when: str = ""
+    at: Literal["", "args", "config"] = ""
+    over: bool = False
+    write: bool = True
+    on: float = 1.0
+
+    def read(self, value: Any) -> Any:
+        """The field's value for an option's. Raises :class:`ScenarioError` for one of another type or choice."""
+        found = _typed(value, self.type)
+        if self.map is None:
+            return found
+        for option, *said in self.map:
+            if _same(option, found):
+                return said[0] if said else None
+        if self.open:
+            return found
+        known = ", ".join(str(pair[0]) for pair in self.map)
+        raise ScenarioError(f"{shown(value)} is not a choice; known: {known}")
+
+    def written(self, value: Any) -> Any:
+        """The option's value for a field's; None where it has no word for it, or nothing to say."""
+        if value is None and self.default is None:
+            return None
+        if self.map is not None:
+            for option, *said in self.map:
+                if _same(said[0] if said else None, value):
+                    return option
+            return value if self.open else None
+        if self.type == "positive":
+            return None if value is None else self.on if value else 0.0
+        listed = isinstance(value, list | tuple)
+        if self.type in {"texts", "ints"} and value is not None and not listed:
+            return [value]
+        return None if self.type == "text" and listed else value
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A framework's words.
+
+    Parameters
+    ----------
+    name, title, version : of the framework; the version says what release the names are of, and what was checked.
+    document : how its configuration is written. writes : whether :func:`clustersim.files.launch.written` does.
+    kinds : strategies it can launch. parallel : whether ``[parallel]`` is always there, or only where it has an effect.
+    fixed : fields that its runs have whatever the file says. program : what its script's command begins with.
+    rows : see :class:`Row`. also : rows of other tables by name (globs), as arguments of its script.
+    marks : keys (globs) that tell its files from others'. leaf : keys are known by the last part of their path.
+    unplayed : options (globs) that change time or memory and are not played, with what is played instead.
+    ignored : options (globs) that change neither, as far as a step of a healthy run goes.
+    """
+
+    name: str
+    title: str
+    version: str
+    document: Literal["shell", "toml", "json", "yaml"]
+    kinds: tuple[str, ...]
+    rows: tuple[Row, ...]
+    writes: bool = True
+    parallel: Literal["always", "split"] = "split"
+    fixed: texts.Table = {}
+    program: str = ""
+    also: dict[str, tuple[str, ...]] = {}
+    marks: tuple[str, ...] = ()
+    leaf: bool = False
+    dashes: bool = True
+    unplayed: dict[str, str] = {}
+    ignored: tuple[str, ...] = ()
+
+    def every(self) -> tuple[Row, ...]:
+        """Its rows, each with its place, and those it takes from others; its own have the say."""
+        home: Literal["args", "config"] = "args" if self.document == "shell" or self.leaf else "config"
+        found = [row if row.at else msgspec.structs.replace(row, at=home) for row in self.rows]
+        said = {(row.at, row.option) for row in found}
+        for name, globs in self.also.items():
+            rows = (row for row in load(name).every() if any(fnmatchcase(row.option, glob) for glob in globs))
+            # Of another's file, which may lie beside its own, options are read but not written.
+            found += [
+                msgspec.structs.replace(row, write=row.write and row.at == "args")
+                for row in rows
+                if (row.at, row.option) not in said
+            ]
+        return tuple(found)
+
+
+_HAS = {"experts": "shape.experts.count", "latent": "shape.mla", "grouped": "shape.grouped"}
+
+NAMES = ("megatron", "torchtitan", "deepspeed", "accelerate", "nemo")
+"""A new framework is a file ``data/exchange/NAME.toml`` and its name here."""
+
+
+@lru_cache(maxsize=8)
+def load(name: str) -> Table:
+    """The table of a framework. Raises :class:`ScenarioError` for a name that has none."""
+    if name not in NAMES:
+        raise ScenarioError(f"no table of launch options {shown(name)}; {nearest(name, NAMES)}")
+    path = data_path("data") / "exchange" / f"{name}.toml"
+    return msgspec.convert(toml(path.read_text("utf-8"), str(path), ScenarioError), Table)
+
+
+def holds(when: str, fields: texts.Table) -> bool:
+    """Whether a row's condition does: empty; a degree (``tp``) above 1; ``experts``; ``latent`` or
+    ``grouped`` attention; ``fsdp``, a strategy, with
+    ``fsdp1`` and ``fsdp2`` its versions; with ``!`` before it, the contrary."""
+    if when.startswith("!"):
+        return not holds(when[1:], fields)
+    if not when:
+        return True
+    if when in _HAS:
+        return bool(fields.get(_HAS[when]))
+    kind = fields.get("strategy.kind")
+    if when.startswith("fsdp") and when != "fsdp":
+        return kind == "fsdp" and fields.get("strategy.version", 2) == int(when[-1])
+    if when in {"fsdp", "zero", "ddp"}:
+        return bool(kind == when)
+    return int(fields.get(f"parallel.{when}") or 1) > 1
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal, and not because 1 is true."""
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _typed(value: Any, kind: Kind) -> Any:
+    """A value as its option has it: scripts give words, files values. Raises :class:`ScenarioError`."""
+    made = _one(value, kind)
+    if made is None:
+        unset = isinstance(value, str) and value.startswith("$")
+        why = "is set nowhere in the script; write its value" if unset else f"does not fit: expected {_WORDS[kind]}"
+        raise ScenarioError(f"{shown(value)} {why}")
+    return made
+
+
+def _one(value: Any, kind: Kind) -> Any:
+    if kind in {"texts", "each", "ints"}:
+        items = value if isinstance(value, list | tuple) else [value]
+        made = [_one(item, "int" if kind == "ints" else "text") for item in items]
+        return None if None in made else made[0] if kind == "each" and len(made) == 1 else made
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    if kind == "any":
+        return value
+    if kind == "flag":
+        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        alone = value == [] or (isinstance(value, str) and value.startswith("$"))  # or options that nothing sets
+        return True if alone else value if isinstance(value, bool) else words.get(str(value).lower())
+    if kind == "text":
+        plain = isinstance(value, str | int | float) and not str(value).startswith("$")
+        return (str(value) if not isinstance(value, bool) else str(value).lower()) if plain else None
+    return _number(value, kind)
+
+
+def _number(value: Any, kind: Kind) -> Any:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    if not math.isfinite(number) or abs(number) >= 2**63 or (kind == "int" and number != int(number)):
+        return None
+    return int(number) if kind == "int" else number > 0 if kind == "positive" else number

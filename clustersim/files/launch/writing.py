@@ -1,0 +1,230 @@
+"""A scenario -> launch files, by the rows that read them; what a framework has no word for is found by reading back."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from clustersim.core import texts
+from clustersim.core.dims import ORDERS
+from clustersim.core.errors import ClusterSimError, ScenarioError, needs
+from clustersim.core.mesh import Mesh
+from clustersim.core.tomls import flat, nested, toml_text
+from clustersim.files.launch import batches, shapes
+from clustersim.files.launch.files import document
+from clustersim.files.launch.reading import read
+from clustersim.files.launch.table import NAMES, Row, Table, holds, load
+from clustersim.scenario import Scenario
+from clustersim.scenario.parts import located, model_of, placed, transformer_of
+from clustersim.scenario.splitting import ddp_of, splits, with_micro_batches
+from clustersim.training.schedules import schedule
+
+OURS = ("cluster.", "campaign", "run.steps", "run.seed", "run.jitter", "run.variation", "run.fidelity", "run.backend",
+        "run.nccl_version", "run.launch", "model.name", "model.hf_config", "model.options")  # fmt: skip
+"""What no launch file says: machine and simulation; and what is said by the model's sizes."""
+
+DEGREES = ("tp", "pp", "cp", "ep")
+EFFECT = {
+    "tp": ("sequence_parallel", "tp_overlap", "tp_grad_overlap", "float8_tp"),
+    "cp": ("cp_comm_type", "cp_load_balancer", "sp_overlap_comm", "hierarchical_context_parallel_sizes"),
+    "pp": ("vpp", "layers_per_virtual_stage", "layout", "schedule", "overlap_p2p_", "decoder_", "account_for_",
+           "first_stage", "last_stage", "partition_method", "pipeline_partitioned", "variable_seq_lengths", "defer_",
+           "deallocate_", "wgrad_", "microbatch_group", "num_microbatches_with", "align_grad_reduce"),
+    "experts": ("etp", "dispatcher", "flex_backend", "capacity_factor", "min_capacity", "pad_to_capacity", "routing",
+                "drop_tokens", "shared_expert_overlap", "ep_overlap", "delay_wgrad_compute"),
+}  # fmt: skip
+"""Beginnings of ``[parallel]``'s fields that say nothing unless a degree is above 1, or there are experts."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Launch files of a scenario.
+
+    texts : file name -> text; the first is the framework's own configuration. wordless : settings that it has no word
+        for, each with what it would be instead. framework : whose files they are.
+    """
+
+    texts: Mapping[str, str]
+    wordless: tuple[str, ...]
+    framework: Table
+
+
+def written(made: Scenario, to: str, stem: str = "launch") -> Exported:
+    """A scenario as a framework's launch files.
+
+    to : the framework. stem : of the files' names, before the suffix.
+
+    Raises :class:`ScenarioError` where the framework cannot launch it.
+    """
+    table = load(to)
+    _launches(made, table)
+    leaves, mesh = _leaves(made)
+    args, config = _options(table, leaves | {"model.name": made.file.model.name})
+    found = _texts(table, args, config, mesh, stem)
+    return Exported(found, tuple(_wordless(made, leaves, table, found)), table)
+
+
+def _launches(made: Scenario, table: Table) -> None:
+    kind = made.file.strategy["kind"]
+    able = [name for name in NAMES if load(name).writes and kind in load(name).kinds]
+    if not table.writes:
+        raise ScenarioError(f"{table.title} is read only; write to {', '.join(n for n in NAMES if load(n).writes)}")
+    if kind not in table.kinds:
+        raise ScenarioError(f"{table.title} does not launch strategy {kind!r}, which {made.path} has; "
+                            f"{', '.join(able) or 'none of these frameworks'} would (at $.strategy.kind)")  # fmt: skip
+    if table.parallel == "always" and made.file.parallel is None:
+        raise ScenarioError(f"{table.title} has replicas of its own, which a table [parallel] describes; {made.path} "
+                            "has PyTorch's (at $.parallel)")  # fmt: skip
+
+
+def canonical(made: Scenario) -> texts.Table:
+    """What a scenario means, leaf by leaf, however it was written: the model by its sizes, the batch by its passes, the
+    schedule by its own name; without the machine and what only a simulation has."""
+    return _leaves(made)[0]
+
+
+def _leaves(made: Scenario) -> tuple[texts.Table, Mesh]:
+    _, mesh = placed(made)
+    config = with_micro_batches(made, mesh).config
+    found = {name: value for name, value in flat(made.inputs()).items() if not name.startswith(OURS)}
+    shape, model, parallel = transformer_of(made), model_of(made), made.file.parallel
+    found["model.seq_len"], found["strategy.framework"] = model.seq_len or None, ddp_of(made)
+    sizes = {"name": str(made.file.model.name or made.file.model.hf_config)} if shape is None else shapes.leaves(shape)
+    found |= {f"shape.{name}": value for name, value in sizes.items()}
+    pipeline = parallel is not None and parallel.pp > 1
+    replicas = mesh.size("dp") if parallel is not None else mesh.workers
+    for name in batches.OF:
+        found.pop(name, None)
+    found |= batches.told(config.micro_batch_size, config.gradient_accumulation_steps, replicas, pipeline)
+    if parallel is None:
+        return found, mesh
+    name = parallel.schedule_name(model.n_blocks or len(model.layers))
+    found["parallel.order"] = ORDERS.get(parallel.order, parallel.order)
+    found["parallel.schedule"] = schedule(name).name if not parallel.schedule_csv else None
+    idle = tuple(f"parallel.{name}" for when, names in EFFECT.items() if not holds(when, found) for name in names)
+    if parallel.framework != "megatron" and not splits(made):
+        idle = ("parallel.",)
+    return {name: value for name, value in found.items() if not (idle and name.startswith(idle))}, mesh
+
+
+def _options(table: Table, leaves: texts.Table) -> tuple[texts.Table, texts.Table]:
+    """What is said in arguments of the script and in the file, without the framework's defaults."""
+    found: dict[str, texts.Table] = {"args": {}, "config": {}}
+    for row in table.every():
+        if not row.write or not holds(row.when, leaves):
+            continue
+        for option, value in _of_row(row, leaves):
+            if value is None or value == row.default or option in found[row.at]:
+                continue
+            if "+" in option:
+                found[row.at].update(zip(option.split("+"), str(value).split(" ", 1), strict=True))
+            else:
+                found[row.at][option] = value
+    return found["args"], found["config"]
+
+
+def _of_row(row: Row, leaves: texts.Table) -> Iterator[tuple[str, Any]]:
+    if not row.option.endswith(".*"):
+        yield row.option, row.written(leaves.get(row.field))
+        return
+    from clustersim.training.strategies import STRATEGIES
+
+    usual = flat({"strategy": msgspec.to_builtins(STRATEGIES[str(leaves["strategy.kind"])].config())})
+    for field, value in leaves.items():
+        if field.startswith(row.field[:-1]) and (value != usual.get(field) or field.endswith(".stage")):
+            yield row.option[:-1] + field[len(row.field) - 1 :], value
+
+
+def _texts(table: Table, args: texts.Table, config: texts.Table, mesh: Mesh, stem: str) -> dict[str, str]:
+    name = f"{stem}.{'sh' if table.document == 'shell' else table.document}"
+    nodes, each = mesh.n_nodes, mesh.nproc_per_node
+    if table.name == "accelerate":
+        config = {"compute_environment": "LOCAL_MACHINE", "num_machines": nodes, "num_processes": nodes * each} | config
+    texts = {} if table.document == "shell" else {name: text_of_form(table.document, config, table.version)}
+    command = table.program.format(nodes=nodes, gpus=each, config=name)
+    if table.document != "toml":
+        named = {option.replace("_", "-") if table.dashes else option: value for option, value in args.items()}
+        texts[f"{stem}.sh"] = text_of_form("shell", named, table.version, command)
+    return texts
+
+
+def _wordless(made: Scenario, leaves: texts.Table, table: Table, texts: Mapping[str, str]) -> Iterator[str]:
+    """Every setting that reading the texts back does not give."""
+    back, model = _back(made, table, texts)
+    again = canonical(back)
+    for name in DEGREES:
+        if (leaves.get(f"parallel.{name}") or 1) != (again.get(f"parallel.{name}") or 1):
+            degree = f"{name} = {leaves.get(f'parallel.{name}', 1)}"
+            raise ScenarioError(f"{made.path}: {table.title} has no word for {degree} (at $.parallel.{name})")
+    if model is not None:
+        yield f"model = {model}: its files name none; say it to the training script"
+    for field in sorted(leaves.keys() | again.keys()):
+        if leaves.get(field) != again.get(field):
+            yield f"{field} = {_shown(leaves.get(field))}: it would be {_shown(again.get(field))}"
+
+
+def _back(made: Scenario, table: Table, texts: Mapping[str, str]) -> tuple[Scenario, str | None]:
+    """What the texts are read as on the same machine; and the model, where whoever launches them has to say it."""
+    documents = [document(text, name) for name, text in texts.items()]
+    said = made.inputs()
+    cluster = {name: value for name, value in said["cluster"].items() if value}
+    cluster["topology"] = located(made, "cluster.topology", cluster["topology"])
+    run = {name: value for name, value in said["run"].items() if f"run.{name}" in OURS and value is not None}
+    file = made.file.model
+    name = file.name or located(made, "model.hf_config", str(file.hf_config))
+
+    def again(model: str | None) -> Scenario:
+        path = made.path.with_suffix(".launch")
+        return read(documents, cluster, framework=table.name, model=model, path=path, run=run).scenario
+
+    with suppress(ClusterSimError):
+        return again(None), None
+    try:
+        return again(name), name
+    except ClusterSimError as wrong:
+        raise ScenarioError(f"{made.path}: {table.title} cannot be told to do the same: {wrong}") from None
+
+
+def _shown(value: Any) -> str:
+    return "not said" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def text_of_form(form: str, options: texts.Table, about: str, command: str = "") -> str:
+    """Options, by dotted name, as a text of this form; ``about`` : what a comment says of it, where there are comments.
+
+    ``command`` : of a shell script, what stands before the options.
+    """
+    tables = nested(options)
+    if form == "json":
+        return json.dumps(tables, indent=2) + "\n"
+    comment = f"# Names as in {about}.\n"
+    if form == "toml":
+        return comment + toml_text(tables)
+    if form == "yaml":
+        return comment + _yaml(tables)
+    lines = [command, *(_argument(name, value) for name, value in options.items())]
+    return f"#!/bin/bash\n{comment}" + " \\\n  ".join(line for line in lines if line) + "\n"
+
+
+def _argument(name: str, value: Any) -> str:
+    option = f"--{name}"
+    if value is True:
+        return option
+    if value is False:
+        return f"{option} false"
+    values = value if isinstance(value, list | tuple) else [value]
+    return " ".join([option, *(shlex.quote(f"{one:g}" if isinstance(one, float) else str(one)) for one in values)])
+
+
+def _yaml(table: texts.Table) -> str:
+    try:
+        import yaml
+    except ImportError:
+        raise ScenarioError(needs("YAML", "exchange")) from None
+    return str(yaml.safe_dump(json.loads(json.dumps(table)), sort_keys=False))

@@ -1,0 +1,191 @@
+"""Files <-> Timeline, Samples or what a log tells. A format is a row: how to know it by content, read it, write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clustersim.core.errors import TraceError, nearest
+from clustersim.core.timeline import Timeline
+from clustersim.files.traces import (
+    captured,
+    deepspeed,
+    files,
+    flight_recorder,
+    json_lines,
+    kineto,
+    nccl_debug,
+    nccl_tests_log,
+    nsys,
+    perfetto,
+    pftrace,
+    pipeline_csv,
+    saved,
+    spans_csv,
+    tables,
+)
+from clustersim.files.traces.heads import Head, Likeness, growing
+from clustersim.files.traces.profiled import backend_of
+from clustersim.files.traces.samples import Sample, Samples, joined
+from clustersim.files.traces.told import Told
+
+__all__ = ["FORMATS", "Format", "Sample", "Samples", "Told", "backend_of", "read", "sniff", "write"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A trace format.
+
+    Parameters
+    ----------
+    name : str. what : in words, for messages.
+    suffixes : ends of names it is written to. write : ``(timeline, path, ranks) -> ranks written``; None: not written.
+    takes_memory : ``write`` also takes ``memory``, bytes held while an op of that name runs, for a counter.
+    sniff : how much a file's head looks like this format.
+    read : ``paths -> Timeline, Samples or Told``. None: not read.
+    """
+
+    name: str
+    what: str
+    suffixes: tuple[str, ...] = ()
+    write: Callable[..., tuple[int, ...]] | None = None
+    takes_memory: bool = False
+    sniff: Callable[[Head], Likeness] | None = None
+    read: Callable[[Sequence[Path]], Timeline | Samples | Told] | None = None
+
+
+def _each(read_one: Callable[[Path], Samples]) -> Callable[[Sequence[Path]], Samples]:
+    return lambda paths: joined(map(read_one, paths))
+
+
+_ROWS = (
+    Format("hta", "Chrome JSON for HolisticTraceAnalysis", (".hta.json", ".hta.json.gz"), perfetto.write_hta_trace),
+    Format("chrome", "Chrome JSON", (".json", ".json.gz"), perfetto.write_chrome_trace, takes_memory=True),
+    Format("pftrace", "Perfetto protobuf", (".pftrace", ".perfetto-trace"), pftrace.write_pftrace, takes_memory=True),
+    Format("csv", "CSV of spans", (".csv", ".csv.gz"), spans_csv.write_csv),
+    Format("run", "saved run", sniff=saved.sniff, read=saved.read),
+    Format("capture", "clustersim capture", sniff=captured.sniff, read=captured.read),
+    Format("nsys", "Nsight Systems sqlite export", sniff=nsys.sniff, read=nsys.read),
+    Format("nccl_tests_json", "nccl-tests -J", sniff=nccl_tests_log.sniff_json, read=_each(nccl_tests_log.read_json)),
+    Format("flight_recorder", "Flight Recorder dump", sniff=flight_recorder.sniff, read=flight_recorder.read),
+    Format("json_lines", "inspector or rccl-tests JSON lines", sniff=json_lines.sniff, read=json_lines.read),
+    Format("kineto", "PyTorch profiler trace", sniff=kineto.sniff, read=kineto.read),
+    Format("pipeline", "folder of ops.csv and steps.csv", sniff=pipeline_csv.sniff, read=pipeline_csv.read),
+    Format("table", "CSV table of collectives", sniff=tables.sniff, read=_each(tables.read)),
+    Format("nccl_tests", "nccl-tests log", sniff=nccl_tests_log.sniff, read=_each(nccl_tests_log.read)),
+    Format("deepspeed", "DeepSpeed comms log", sniff=deepspeed.sniff, read=_each(deepspeed.read)),
+    Format("nccl_debug", "NCCL_DEBUG=INFO log", sniff=nccl_debug.sniff, read=nccl_debug.read),
+)
+
+FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
+"""Every format by name; of two that a file looks like as much, the first is asked first."""
+
+
+def write(
+    timeline: Timeline,
+    path: str | Path,
+    ranks: Sequence[int] | None = None,
+    memory: Mapping[str, float] | None = None,
+) -> tuple[int, ...]:
+    """Write a trace in the format its name ends with; returns the ranks written. Raises :class:`TraceError`.
+
+    ``memory`` [bytes held while an op of that name runs] becomes a counter in formats that have counters.
+    """
+    for row in FORMATS.values():
+        if row.write is not None and str(path).endswith(row.suffixes):
+            more = {"memory": memory} if row.takes_memory else {}
+            return row.write(timeline, path, ranks, **more)
+    known = ", ".join(suffix for row in FORMATS.values() for suffix in row.suffixes)
+    raise TraceError(f"{path}: no trace format has this ending; known: {known}")
+
+
+def candidates(path: str | Path) -> list[Format]:
+    """The formats that a file looks like, by its content, most like it first.
+
+    Raises :class:`TraceError` where it looks like none that can be read.
+    """
+    ranked: list[tuple[Likeness, Format]] = []
+    for head in growing(Path(path)):
+        looks = [(row.sniff(head), row) for row in FORMATS.values() if row.sniff is not None]
+        ranked = sorted(looks, key=lambda pair: -pair[0])  # stable: the table's order among equals
+        if ranked[0][0] is Likeness.SHAPED:
+            break
+    alike = [row for how, row in ranked if how is not Likeness.NONE]
+    if not alike:
+        known = ", ".join(row.what for row in FORMATS.values() if row.read)
+        raise TraceError(f"{path}: no format that is known by its content; can be read: {known}")
+    return alike
+
+
+def sniff(path: str | Path) -> Format:
+    """The format of a file, by its content. Raises :class:`TraceError` where it is none that can be read."""
+    return candidates(path)[0]
+
+
+def read(paths: str | Path | Sequence[str | Path], format: str | None = None) -> Timeline | Samples | Told:
+    """What others measured: a profile becomes a Timeline, a benchmark's table Samples, another log Told.
+
+    paths : a file, several files of one run (one per rank), or folders of them.
+    format : a name in :data:`FORMATS`; None looks at the content: a reader that refuses hands on to the next format
+        that the files look like, and where all refuse the error says why each did.
+
+    Raises :class:`TraceError` for a file that cannot be read, and for files of different formats.
+    """
+    files_given = files.files_of(paths)
+    if format is not None:
+        return _read_as(_named(format, files_given[0]), files_given)
+    alike = {path: candidates(path) for path in files_given}
+    rows = [row for row in alike[files_given[0]] if all(row in others for others in alike.values())]
+    refused: dict[str, TraceError] = {}
+    empty: Samples | None = None
+    for row in rows:
+        try:
+            answer = _read_as(row, files_given)
+        except TraceError as error:
+            refused[row.what] = error
+            continue
+        if not isinstance(answer, Samples) or answer.rows or len(rows) == 1:
+            return answer
+        empty = empty or answer  # a table's header without rows may be a few words in a log of another kind
+    if empty is not None:
+        return empty
+    raise _mixed(alike) or _refusal(files_given[0], refused)
+
+
+def _named(name: str, path: Path) -> Format:
+    """A format that can be read, by its name. Raises :class:`TraceError`."""
+    if name not in FORMATS:
+        raise TraceError(f"no trace format {name!r}; {nearest(name, FORMATS)}")
+    if FORMATS[name].read is None:
+        raise TraceError(f"{path}: the format {name!r} can only be written")
+    return FORMATS[name]
+
+
+def _mixed(alike: Mapping[Path, list[Format]]) -> TraceError | None:
+    """What to say of files that look most like different formats; None where they are of one."""
+    first, *others = alike
+    for path in others:
+        if alike[path][0] is not alike[first][0]:
+            other, mine = alike[path][0].what, alike[first][0].what
+            return TraceError(f"{path} is a {other}, {first} a {mine}; read them one at a time")
+    return None
+
+
+def _read_as(row: Format, paths: Sequence[Path]) -> Timeline | Samples | Told:
+    if row.read is None:
+        raise TraceError(f"{paths[0]}: the format {row.name!r} can only be written")
+    try:
+        return row.read(paths)
+    except ValueError as wrong:
+        if "integer string conversion" not in str(wrong):  # Python's own limit, wherever a format has a number
+            raise
+        raise TraceError(f"{paths[0]}: not a {row.what}: a whole number has thousands of digits") from None
+
+
+def _refusal(path: Path, refused: Mapping[str, TraceError]) -> TraceError:
+    """One error of all readers' reasons; of one reader, its own."""
+    if len(refused) == 1:
+        return next(iter(refused.values()))
+    reasons = (f"as a {what}: {str(error).removeprefix(f'{path}: ')}" for what, error in refused.items())
+    return TraceError(f"{path}: {'; '.join(reasons)}; --format names one")

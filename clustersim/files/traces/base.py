@@ -1,0 +1,234 @@
+"""What every trace writer needs: which ranks, on which tracks, when in nanoseconds, and what to say of each slice."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from clustersim.core.arrays import Ints
+from clustersim.core.errors import TraceError
+from clustersim.core.outputs import fresh, named
+from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES
+from clustersim.core.texts import Plain
+from clustersim.core.timeline import LinkUse, OpInfo, Timeline, step_ends
+
+Place = tuple[int, int]
+"""A span: its rank and its op."""
+
+MAX_SLICES = 400_000
+"""Slices a viewer opens at ease (some 100 MB of JSON); a file of all ranks is cut to the ranks that fit."""
+
+COUNTERS = 8
+"""Links that get a counter track."""
+
+_COLLECTIVE_NAMES = {
+    "all_reduce": "allreduce",
+    "all_gather": "_allgather_base",
+    "reduce_scatter": "_reduce_scatter_base",
+}
+"""As c10d records them; other kinds have the same name there."""
+
+_DTYPE_NAMES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16", "fp64": "Double", "int32": "Int", "int64": "Long"}
+_DTYPE_NAMES |= {"uint8": "Byte", "fp8": "Float8_e4m3fn", "tf32": "Float"}
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write to a temporary name beside the file, then rename: a reader sees the old file or the whole new one. Gzipped
+    where the name ends in ``.gz``, without a time: the same run gives the same bytes.
+
+    Raises :class:`TraceError` where the file cannot be written.
+    """
+    try:
+        with fresh(path) as temporary:
+            temporary.write_bytes(gzip.compress(data, compresslevel=6, mtime=0) if path.suffix == ".gz" else data)
+    except OSError as error:
+        raise TraceError(f"{named(path)}: cannot write the trace: {error.strerror}") from None
+
+
+def ranks_to_write(timeline: Timeline, ranks: Sequence[int] | None) -> tuple[int, ...]:
+    """The ranks asked for, checked; for None all of them, or the leading nodes that stay under :data:`MAX_SLICES`."""
+    world = timeline.world_size
+    if ranks is not None:
+        chosen = tuple(sorted(set(ranks)))
+        if not chosen or not 0 <= chosen[0] <= chosen[-1] < world:
+            raise TraceError(f"cannot write ranks {list(ranks)}: the timeline has ranks 0..{world - 1}")
+        return chosen
+    slices_per_rank = 2 * max(1, int(timeline.per_op()["ranks"].sum()) // world)  # each may have a wait
+    fit = max(1, MAX_SLICES // slices_per_rank)
+    if fit >= world:
+        return tuple(range(world))
+    node = nodes(timeline)
+    return tuple(range(int(np.argmax(node == node[fit])) or fit))
+
+
+def nodes(timeline: Timeline) -> Ints:
+    """(world_size,) node of each rank; one node for a timeline that does not know."""
+    return np.zeros(timeline.world_size, dtype=np.int64) if timeline.rank_node is None else timeline.rank_node
+
+
+def streams(timeline: Timeline) -> list[str]:
+    """Names of the streams, in order of first use; compute comes first where it exists, as on a real GPU."""
+    names = dict.fromkeys(op.stream for op in timeline.ops)
+    return sorted(names, key=lambda name: name != COMPUTE_STREAM)
+
+
+def threads(timeline: Timeline, ranks: Sequence[int]) -> dict[tuple[int, str], tuple[int, int, str]]:
+    """(rank, stream) -> (pid, tid, thread name). No pid or tid is 0, which Perfetto keeps for the idle task."""
+    names, node = streams(timeline), nodes(timeline)
+    _, first = np.unique(node, return_index=True)
+    start = dict(zip(np.unique(node).tolist(), first.tolist(), strict=True))
+    found = {}
+    for rank in ranks:
+        n = int(node[rank])
+        for s, stream in enumerate(names):
+            found[rank, stream] = (n + 1, rank * len(names) + s + 1, f"gpu{rank - start[n]} {stream} (rank {rank})")
+    return found
+
+
+def nanoseconds(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[int, int, int, int, int]]:
+    """rank, op, ready, start, end of each span in whole nanoseconds.
+
+    Rounding is monotonic, so spans that touch still touch and none overlap.
+    """
+    spans = timeline.spans(ranks)
+    whole = [np.rint(spans[name] * 1e9).astype(np.int64).tolist() for name in ("ready", "start", "end")]
+    return zip(spans["rank"].tolist(), spans["op"].tolist(), *whole, strict=True)
+
+
+def said_of(timeline: Timeline) -> list[Plain]:
+    """What the viewer shows of each op: Kineto's words for collectives, and the simulator's own facts."""
+    number = {name: i for i, name in enumerate(streams(timeline))}
+    return [
+        ({} if op.bound == "host" else {"stream": number[op.stream]})  # to Kineto's readers a GPU's kernel has one
+        | {"step": op.step, "phase": op.phase, "bound": op.bound}
+        | (_kernel_args(op) if op.kind == "compute" else _collective_args(op, timeline.world_size))
+        for op in timeline.ops
+    ]
+
+
+def _kernel_args(op: OpInfo) -> Plain:
+    return {name: value for name, value in (("GFLOP", op.flops / 1e9), ("bytes", op.nbytes)) if value}
+
+
+def _collective_args(op: OpInfo, world: int) -> Plain:
+    detail = dict(op.detail)
+    dtype, size = str(detail.pop("dtype", "fp32")), int(detail.pop("group_size", world))
+    elements = int(op.nbytes / DTYPE_BYTES.get(dtype, 4))
+    piece = elements // max(size, 1)
+    args = {
+        "Collective name": _COLLECTIVE_NAMES.get(op.kind, op.kind),
+        "In msg nelems": piece if op.kind == "all_gather" else elements,
+        "Out msg nelems": piece if op.kind == "reduce_scatter" else elements,
+        "Group size": size,
+        "dtype": _DTYPE_NAMES.get(dtype, dtype),
+        "Process Group Name": str(detail.pop("communicator", "world")),
+        "bytes": op.nbytes,
+    }
+    return args | {str(name): value for name, value in detail.items() if isinstance(value, str | int | float)}
+
+
+STEPS = "steps"
+"""Of the track that shows where each step begins and ends."""
+
+
+def step_track(timeline: Timeline, ranks: Sequence[int]) -> tuple[int, int]:
+    """(pid, tid) of the track of steps: the last of the first rank's node."""
+    return int(nodes(timeline)[ranks[0]]) + 1, timeline.world_size * len(streams(timeline)) + 1
+
+
+def step_slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[str, int, int]]:
+    """(name, begin, end [ns]) of each step of the first rank, named as PyTorch's profiler names them: from the end of
+    the one before."""
+    before = 0
+    for step, ended in enumerate(np.rint(step_ends(timeline)[:, ranks[0]] * 1e9).astype(np.int64).tolist()):
+        if ended > before:
+            yield f"ProfilerStep#{step}", before, ended
+            before = ended
+
+
+def flows(timeline: Timeline, ranks: Sequence[int]) -> tuple[dict[Place, list[int]], dict[Place, list[int]]]:
+    """Arrows among the ranks written, by number: those that leave a span, and those that reach it.
+
+    From each send to its receive, which find each other by their ranks and by what their ops say they meet; and to each
+    member of a collective from the one it had to wait for, the last to arrive.
+    """
+    leaving, reaching = defaultdict[Place, list[int]](list), defaultdict[Place, list[int]](list)
+    for number, (source, target) in enumerate(chain(_sent(timeline, ranks), _met(timeline, ranks)), start=1):
+        leaving[source].append(number)
+        reaching[target].append(number)
+    return leaving, reaching
+
+
+def _met(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[Place, Place]]:
+    """From the last to arrive at each meeting of a collective to every other member."""
+    spans = timeline.spans(list(ranks))
+    places = zip(spans["rank"].tolist(), spans["op"].tolist(), strict=True)
+    arrived = dict(zip(places, spans["ready"].tolist(), strict=True))
+    for i, op in enumerate(timeline.ops):
+        groups = op.detail.get("groups")
+        if op.kind in {"compute", "send", "recv"} or groups is None:  # without groups nobody knows who met whom
+            continue
+        for members in np.atleast_2d(np.asarray(groups)).tolist():
+            here = [rank for rank in members if (rank, i) in arrived]
+            last = max(here, key=lambda rank: arrived[rank, i], default=-1)
+            yield from (((last, i), (rank, i)) for rank in here if rank != last)
+
+
+def _sent(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[Place, Place]]:
+    written = set(ranks)
+    received = {(i, *pair) for i, op in enumerate(timeline.ops) if op.kind == "recv" for pair in _pairs(op)}
+    for i, op in enumerate(timeline.ops):
+        for source, target in _pairs(op) if op.kind == "send" else ():
+            met = next((j for j in op.detail.get("meets", ()) if (j, source, target) in received), -1)
+            if met >= 0 and source in written and target in written:
+                yield (source, i), (target, met)
+
+
+def _pairs(op: OpInfo) -> list[tuple[int, int]]:
+    """(sender, receiver) of each transfer of an op."""
+    groups = op.detail.get("groups")
+    return [] if groups is None else [(int(a), int(b)) for a, b in np.asarray(groups).reshape(-1, 2)]
+
+
+def memory_levels(
+    timeline: Timeline, rank: int, memory: Mapping[str, float] | None
+) -> Iterator[tuple[str, int, float]]:
+    """(track, time [ns], GiB) of one rank's memory: ``memory`` is bytes held while an op of that name runs."""
+    if not memory:
+        return
+    before = -1.0
+    for _, i, _, start, _ in nanoseconds(timeline, [rank]):
+        held = memory.get(timeline.ops[i].name)
+        if held is not None and held != before:
+            before = held
+            yield f"memory of rank {rank}", start, round(held / 2**30, 4)
+
+
+def busiest_links(use: LinkUse, n: int = COUNTERS) -> list[int]:
+    """Links worth a counter: of each sort of link (names alike but for numbers) the busiest, then the next ones."""
+    utilisation = use.bytes_per_link() / use.link_bandwidth
+    order = [i for i in np.argsort(-utilisation, kind="stable").tolist() if utilisation[i] > 0]
+    sort_of = {i: re.sub(r"\d+", "#", use.link_names[i]) for i in order}
+    seen: dict[str, int] = {}
+    turn = {}
+    for i in order:
+        turn[i] = seen[sort_of[i]] = seen.get(sort_of[i], -1) + 1
+    return sorted(order, key=lambda i: turn[i])[:n]
+
+
+def link_rates(use: LinkUse | None) -> Iterator[tuple[str, int, float]]:
+    """(link name, time [ns], GB/s) of each change on the busiest links."""
+    if use is None or not len(use.segment_start):
+        return
+    for link in busiest_links(use):
+        times, rates = use.series(link)
+        levels = np.round(np.append(rates, 0.0) / 1e9, 4)
+        changed = np.append(True, levels[1:] != levels[:-1])
+        for ns, level in zip(np.rint(times * 1e9)[changed].tolist(), levels[changed].tolist(), strict=True):
+            yield use.link_names[link], int(ns), level

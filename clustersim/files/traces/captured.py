@@ -1,0 +1,115 @@
+"""What ``clustersim capture`` wrote: its collectives as Samples, finished parts and interrupted ones alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from clustersim.core.errors import TraceError
+from clustersim.core.texts import decoded
+from clustersim.files.traces import files
+from clustersim.files.traces.heads import Head, Likeness, likeness
+from clustersim.files.traces.samples import Sample, Samples, Sieve, dtype_of, joined
+
+VERSION = 1
+"""Of the layout; a newer one is refused."""
+
+Row = dict[str, Any]
+
+
+def sniff(head: Head) -> Likeness:
+    """Whether this is a part of a capture, whose first line holds no list of records, or its provenance."""
+    named = "clustersim_capture" in head.members
+    provenance = head.holds("asked") and head.lists("machines", "versions")
+    heading = head.is_row and {"backend", "device", "ranks"} <= head.members.keys()
+    return likeness(named=named, shaped=named and (provenance or heading))
+
+
+def read(paths: Sequence[Path]) -> Samples:
+    """The collectives of a capture's folder. Raises :class:`TraceError` where there are none, or of a newer layout."""
+    about: dict[Path, Row] = {}
+    for path in paths:
+        if path.name == "provenance.json":
+            about[path.parent] = provenance(path)
+    parts, others = [], []
+    for path in paths:
+        if path.name == "provenance.json":
+            continue
+        rows, broken = lines(path)
+        if rows[0].get("part") == "collectives":
+            parts.append(_samples(path, rows, broken, about.get(path.parent, {})))
+        else:
+            others.append(str(rows[0].get("part")))
+    if not parts:
+        raise TraceError(f"{paths[0]}: no collectives in this capture ({', '.join(others) or 'nothing measured yet'})")
+    return joined(parts)
+
+
+def provenance(path: Path) -> Row:
+    """What a capture says of itself and its machines. Raises :class:`TraceError`."""
+    return _json(path, files.text(path))
+
+
+def lines(path: Path) -> tuple[list[Row], int]:
+    """All rows of a part, the header first, and how many lines were cut off. Raises :class:`TraceError`."""
+    text = files.text(path).splitlines()
+    rows: list[Row] = []
+    broken = 0
+    for number, line in enumerate(text):
+        try:
+            rows.append(_json(path, line))
+        except TraceError:
+            broken += 1  # the run ended inside this line
+            if not number:
+                raise
+    if rows[0].get("clustersim_capture") != VERSION:
+        raise TraceError(f"{path}: a capture of layout {rows[0].get('clustersim_capture')!r}; this reads {VERSION}")
+    return rows, broken
+
+
+def _json(path: Path, text: str) -> Row:
+    return decoded(text, dict[str, Any], f"{path}: not a capture's line of JSON", TraceError)
+
+
+def _samples(path: Path, rows: list[Row], broken: int, about: Row) -> Samples:
+    sieve, head = Sieve(), rows[0]
+    for _ in range(broken):
+        sieve.skip("a line that is cut off")
+    machine: Row = next(iter(about.get("machines", [])), {})
+    versions = machine.get("versions", {})
+    device = next(iter(machine.get("gpus", [])), machine.get("cpu", ""))
+    version = versions.get("nccl") or (f"torch {versions['torch']}" if "torch" in versions else versions.get("mpi", ""))
+    for number, row in enumerate(rows[1:], start=2):
+        if "skipped" in row:
+            continue  # the capture's own words, in the notes
+        try:
+            sample = Sample(
+                kind=row["kind"], nbytes=float(row["size"]), seconds=row["time"] * 1e-6, ranks=row["ranks"],
+                dtype=dtype_of(row["type"]) or "fp32", redop=row["redop"].replace("none", ""), nodes=row["nodes"],
+                fastest=row["time_min"] * 1e-6, at_once=row["groups_at_once"], count=row["iterations"],
+                skew=float("nan"), launch="process_per_gpu", version=version, device=device,
+                env=_settings(head, row), platform=str(head.get("device", "")), source=f"{path}:{number}",
+                case=f"{path} {row['kind']} {row['layout']}",
+            )  # fmt: skip
+            busbw = float(row.get("busbw", float("nan"))) * 1e9
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            sieve.skip(f"a row that is not a measured collective ({error})")
+            continue
+        if row.get("#wrong"):
+            sieve.skip("a row whose results came out wrong")
+        else:
+            sieve.add(sample, busbw)
+    return sieve.done(str(path), _notes(rows, path))
+
+
+def _settings(head: Row, row: Row) -> str:
+    """The library, and what was chosen of it: ``"backend=mpi transport=tcp algorithm=3"``."""
+    said = {"backend": head.get("backend"), "transport": row.get("transport"), "algorithm": row.get("algorithm")}
+    return " ".join(f"{name}={value}" for name, value in said.items() if value or name == "backend")
+
+
+def _notes(rows: list[Row], path: Path) -> Iterator[str]:
+    if path.name.endswith(".partial"):
+        yield f"{path}: the run ended before this part was finished"
+    yield from (f"not captured: {row['skipped']}" for row in rows[1:] if "skipped" in row)

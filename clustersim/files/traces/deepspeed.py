@@ -1,0 +1,93 @@
+"""DeepSpeed's comms logger: the summary table of ``dist.log_summary()``, and the line of each op when verbose.
+
+The message size printed is the rank's own tensor (deepspeed/utils/comms_logging.py: calc_bw_log multiplies it by the
+world size for all_gather and reduce_scatter), rounded to two decimals of a binary prefix. The world size is not
+printed; it follows from busbw / tput where those say enough.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from clustersim.core.errors import TraceError
+from clustersim.files.traces import files
+from clustersim.files.traces.heads import Head, Likeness, likeness
+from clustersim.files.traces.samples import Sample, Samples, Sieve, kind_of
+
+_SIZE = {"B": 1.0, "KB": 2.0**10, "MB": 2.0**20, "GB": 2.0**30, "TB": 2.0**40}
+_LINE = re.compile(
+    r"comm op:\s*(?P<op>[\w ]+?)\s*\|\s*time \(ms\):\s*(?P<ms>[\d.]+)\s*\|\s*msg size:\s*(?P<size>[\d.]+)\s*"
+    r"(?P<unit>[KMGT]?B)\s*\|\s*algbw \(Gbps\):\s*(?P<algbw>[\d.]+)\s*\|\s*busbw \(Gbps\):\s*(?P<busbw>[\d.]+)"
+)
+_ROW = re.compile(
+    r"^\s+(?P<size>[\d.]+)\s*(?P<unit>[KMGT]?B)\s+(?P<count>\d+)\s+(?P<total>[\d.]+)\s+(?P<ms>[\d.]+)"
+    r"\s+(?P<algbw>[\d.]+)\s+(?P<busbw>[\d.]+)"
+)
+_HEADER = re.compile(r"Comm\. Op\s+Message Size\s+Count")
+_PER_RANK = {"all_gather", "reduce_scatter"}
+
+
+def sniff(head: Head) -> Likeness:
+    """Whether this is a log with DeepSpeed's comms in it."""
+    named = "comm op:" in head.text or "Comm. Op" in head.text
+    if named and (_LINE.search(head.text) or _HEADER.search(head.text)):
+        return Likeness.AMONG
+    return likeness(named=named, shaped=False)
+
+
+def read(path: Path) -> Samples:
+    """The comms of a log. Raises :class:`TraceError` for one without any."""
+    found: list[tuple[str, re.Match[str], int]] = []
+    op, inside = "", False
+    for number, line in enumerate(files.text(path).splitlines(), start=1):
+        if one := _LINE.search(line):
+            found.append((one.group("op"), one, number))
+        elif "Comm. Op" in line:
+            inside = True
+        elif inside and (row := _ROW.match(line)):
+            found.append((op, row, number))
+        elif inside and re.fullmatch(r"\w+", line.strip()):
+            op = line.strip()
+    if not found:
+        raise TraceError(f"{path}: no line and no table of DeepSpeed's comms logger; set comms_logger.enabled, verbose")
+    # The table sums up the lines before it: with both, the lines would count twice.
+    rows = [f for f in found if "count" in f[1].groupdict()] or found
+    sieve, world = Sieve(), _world(rows)
+    for name, row, number in rows:
+        _keep(name, row, world, sieve, f"{path}:{number}", str(path))
+    notes = () if world else (f"{path}: the world size is not printed and does not follow from the bandwidths",)
+    return sieve.done(str(path), notes)
+
+
+SHARED = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+"""Kinds whose two bandwidths differ by (N - 1) / N, so that they tell N."""
+
+
+def _world(rows: Sequence[tuple[str, re.Match[str], int]]) -> int:
+    """Ranks, from busbw / tput = (n-1)/n (all_reduce too: its tput is doubled); 0 where no row says enough."""
+    said = []
+    for name, row, _ in rows:
+        algbw, busbw = float(row["algbw"]), float(row["busbw"])
+        if kind_of(name) in SHARED and math.inf > algbw > busbw > 0.5:
+            said.append(algbw / (algbw - busbw))
+    return round(median(said)) if said else 0
+
+
+def _keep(name: str, row: re.Match[str], world: int, sieve: Sieve, source: str, case: str) -> None:
+    kind = kind_of(name)
+    if kind is None:
+        return sieve.skip(f"an op that is not known ({name or 'without a name'})")
+    if kind == "recv":
+        return sieve.skip("a recv, which its send already counts")
+    if kind in _PER_RANK and not world:
+        return sieve.skip("an all_gather or reduce_scatter of an unknown number of ranks")
+    size = float(row["size"]) * _SIZE[row["unit"]] * (world if kind in _PER_RANK else 1)
+    count = int(row["count"]) if "count" in row.groupdict() else 1
+    ranks = 2 if kind == "send" else world
+    return sieve.add(
+        Sample(kind, size, float(row["ms"]) * 1e-3, ranks, count=count, dtype="", source=source, case=case)
+    )

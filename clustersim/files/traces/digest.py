@@ -1,0 +1,177 @@
+"""What a trace says: its collectives with transfer time and skew, its compute share, and what it seems to wait for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from clustersim.collectives.base import bus_factor
+from clustersim.core.program import COMM_STREAM, COMPUTE_STREAM
+from clustersim.core.timeline import Timeline
+from clustersim.files.traces.samples import Sample, Samples
+
+LAUNCH_BOUND = 0.25
+"""Share of the window the GPU idles for late launch calls from which a trace is called launch-bound."""
+
+
+class Met(msgspec.Struct, frozen=True):
+    """Collectives of one kind, size, type and group: how often, medians and extremes over the repeats [s], and the bus
+    bandwidth [bytes/s]; None: nobody knows. ``waiting_included`` : a transfer's time has the wait for peers in it."""
+
+    kind: str
+    nbytes: float
+    dtype: str
+    group_size: int
+    count: int
+    waiting_included: bool
+    transfer_s: float
+    transfer_min_s: float
+    skew_s: float | None
+    skew_max_s: float | None
+    busbw: float | None
+
+
+class OfRun(msgspec.Struct, frozen=True, tag_field="what", tag="timeline"):
+    """What a measured Timeline says: seconds, and shares of 1 for each rank that was measured."""
+
+    source: str
+    world_size: int
+    ranks_measured: int
+    steps: list[int]
+    window_s: float
+    compute_share: list[float]
+    transfer_share: list[float]
+    exposed_transfer_share: list[float]
+    waiting_for_peers_share: list[float]
+    waiting_for_launch_share: float | None
+    clock_offset_s: float
+    collectives: list[Met]
+    skipped: Mapping[str, int]
+    hints: list[str]
+
+
+class Series(msgspec.Struct, frozen=True):
+    """Measured collectives of one kind on one set of ranks: sizes [bytes], the shortest time [s], and the largest bus
+    bandwidth [bytes/s]; None: nobody knows."""
+
+    kind: str
+    ranks: int | None
+    nodes: int | None
+    launch: str
+    version: str
+    rows: int
+    smallest_bytes: float
+    largest_bytes: float
+    fastest_s: float
+    busbw_max: float | None
+
+
+class OfSamples(msgspec.Struct, frozen=True, tag_field="what", tag="samples"):
+    """What a table of measured collectives says."""
+
+    source: str
+    rows: int
+    tables: list[Series]
+    skipped: Mapping[str, int]
+    notes: list[str]
+
+
+def of_samples(samples: Samples) -> OfSamples:
+    """What Samples say, a row for each kind, set of ranks, launch and version."""
+    groups: defaultdict[tuple[Any, ...], list[Sample]] = defaultdict(list)
+    for row in samples.rows:
+        groups[row.kind, row.ranks, row.nodes, row.launch, row.version].append(row)
+    tables = []
+    for (kind, ranks, nodes, launch, version), rows in groups.items():
+        sizes, fastest = [row.nbytes for row in rows], min(row.seconds for row in rows)
+        busbw = max((row.busbw for row in rows if row.nbytes and row.busbw == row.busbw), default=None)
+        tables.append(Series(kind, ranks, nodes, launch, version, len(rows), min(sizes), max(sizes), fastest, busbw))
+    return OfSamples(samples.source, len(samples), tables, dict(samples.skipped), list(samples.notes))
+
+
+def of_run(run: Timeline) -> OfRun:
+    """What a measured Timeline says."""
+    spans = run.spans()
+    measured = np.unique(spans["rank"]).tolist()
+    mine = [spans["rank"] == rank for rank in measured]
+    is_work = np.array([op.kind == "compute" for op in run.ops])[spans["op"]]
+    on_usual = np.array([op.stream == COMPUTE_STREAM for op in run.ops])[spans["op"]]
+    windows = [float(spans["end"][m].max() - spans["ready"][m].min()) for m in mine]
+    shares = []
+    for m, window in zip(mine, windows, strict=True):
+        work, net = m & is_work & on_usual, m & ~is_work
+        busy = _union(spans["start"][work], spans["end"][work])
+        both = _union(spans["start"][m & on_usual | net], spans["end"][m & on_usual | net])
+        moving, waiting = (_union(spans[a][net], spans[b][net]) for a, b in (("start", "end"), ("ready", "start")))
+        shares.append([s / window if window else 0.0 for s in (busy, moving, waiting, both - busy)])
+    compute, comm, waits, exposed = map(list, zip(*shares, strict=True))
+    return OfRun(
+        source=run.source,
+        world_size=run.world_size,
+        ranks_measured=len(measured),
+        steps=sorted({op.step for op in run.ops}),
+        window_s=max(windows),
+        compute_share=compute,
+        transfer_share=comm,
+        exposed_transfer_share=exposed,
+        waiting_for_peers_share=waits,
+        waiting_for_launch_share=run.stats.get("waiting_for_launch_share"),
+        clock_offset_s=run.stats.get("clock_offset_s", 0.0),
+        collectives=_collectives(run),
+        skipped={k.removeprefix("skipped: "): int(v) for k, v in run.stats.items() if k.startswith("skipped: ")},
+        hints=list(_hints(run, compute, waits, len(measured))),
+    )
+
+
+def _union(start: Any, end: Any) -> float:
+    """Seconds covered by intervals that may overlap."""
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    if not len(start):
+        return 0.0
+    so_far = np.maximum.accumulate(end)
+    before = np.concatenate([[start[0]], so_far[:-1]])
+    return float(np.maximum(end - np.maximum(start, before), 0.0).sum())
+
+
+def _collectives(run: Timeline) -> list[Met]:
+    length = run.row_end - run.row_ready
+    first = {int(op): i for i, op in reversed(list(enumerate(run.row_op.tolist())))}
+    groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for number, op in enumerate(run.ops):
+        if op.kind != "compute" and (op.stream == COMM_STREAM or "transfer_s" in op.detail):
+            d = op.detail
+            groups[op.kind, op.nbytes, d.get("dtype", ""), d.get("group_size", run.world_size)].append(number)
+    rows = []
+    for (kind, nbytes, dtype, size), numbers in sorted(groups.items(), key=lambda g: -len(g[1]) * g[0][1]):
+        details = [run.ops[n].detail for n in numbers]
+        whole = [d for d in details if "transfer_s" in d]
+        seconds = [d["transfer_s"] for d in whole] or [float(length[first[n]]) for n in numbers]
+        skews = [d["skew_s"] for d in whole]
+        median = float(np.median(seconds))
+        skew, most = (float(np.median(skews)), max(skews)) if skews else (None, None)
+        busbw = nbytes / median * bus_factor(kind, size) if median > 0 and size else None
+        times = median, min(seconds), skew, most
+        rows.append(Met(kind, nbytes, dtype, size, len(numbers), not whole, *times, busbw))
+    return rows
+
+
+def _hints(run: Timeline, compute: list[float], waits: list[float], measured: int) -> Iterator[str]:
+    if measured < run.world_size:
+        yield (f"{measured} of {run.world_size} ranks: a collective's shortest time over these may still hold waiting; "
+               "add the other ranks' files")  # fmt: skip
+    offset = run.stats.get("clock_offset_s", 0.0)
+    if offset:
+        yield f"clocks of ranks differ by up to {offset * 1e3:.3g} ms; aligned by the ends of their collectives"
+    late = run.stats.get("waiting_for_launch_share", 0.0)
+    if late > LAUNCH_BOUND:
+        yield (f"launch-bound: {100 * late:.0f} % of the window the compute stream idles for a launch call that came "
+               "late; faster links would not help these")  # fmt: skip
+    if waits and np.mean(waits) > 0.1:
+        yield f"ranks wait for peers {100 * float(np.mean(waits)):.0f} % of the window: uneven work, not slow links"
+    if compute and np.mean(compute) < 0.2:
+        yield f"the compute stream is busy {100 * min(compute):.0f} to {100 * max(compute):.0f} % of the window only"

@@ -1,0 +1,134 @@
+"""Opening what others wrote: plain or gzipped by content, never by name, within a limit, with one clear error."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from clustersim.core.errors import TraceError
+from clustersim.core.outputs import MANIFEST
+from clustersim.core.texts import is_folder, plain_file, short, there
+from clustersim.core.units import format_bytes
+
+HEAD = 64 * 1024
+"""How much of a file a sniffer sees [bytes], decompressed."""
+
+LARGEST = 3 * 2**30
+"""Largest trace read [bytes], decompressed: a few steps of a large run; more does not fit a laptop's memory."""
+
+PICTURES = frozenset({".html", ".png", ".svg", ".pdf", ".gif"})
+"""What is in a folder of traces, but is none: what reports and pictures of them were written to."""
+
+_GZIP = b"\x1f\x8b"
+
+
+def files_of(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The files named, and what is directly inside the folders named but pictures and pages.
+
+    Raises :class:`TraceError` for a missing one.
+    """
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    found: list[Path] = []
+    for path in map(Path, given):
+        if is_folder(path):
+            files = (p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+            inside = _inputs(sorted(p for p in files if p.suffix not in PICTURES))
+            if not inside:
+                raise TraceError(f"{path}: an empty folder; name the trace files, or a folder that holds them")
+            found += inside
+        elif there(path):
+            plain_file(path, TraceError)
+            found.append(path)
+        else:
+            raise TraceError(f"{short(str(path))}: no such file")
+    if not found:
+        raise TraceError("no trace file was named")
+    return list(dict.fromkeys(found))
+
+
+def _inputs(inside: list[Path]) -> list[Path]:
+    """Without what a command of this program left beside the traces: its manifest, and runs that it saved."""
+    others = [path for path in inside if path.name != MANIFEST]
+    if len(others) == len(inside):
+        return inside
+    traces = [path for path in others if path.suffix != ".npz"]
+    return traces or others
+
+
+def head(path: Path, size: int = HEAD) -> bytes:
+    """The first ``size`` bytes, decompressed. Raises :class:`TraceError` for a file that is empty or damaged there."""
+    found = bytearray()
+    for piece in _pieces(path):
+        found += piece
+        if len(found) >= size:
+            break
+    if not found:
+        raise TraceError(f"{path}: the file is empty")
+    return bytes(found[:size])
+
+
+def whole(path: Path) -> bytes | bytearray:
+    """All of the file, decompressed. Raises :class:`TraceError` where it is cut off or larger than :data:`LARGEST`."""
+    if path.stat().st_size > LARGEST:
+        raise TraceError(_too_large(path, path.stat().st_size))
+    out = bytearray()
+    for piece in _pieces(path):
+        out += piece
+        if len(out) > LARGEST:
+            raise TraceError(_too_large(path, None))
+    return out
+
+
+def text(path: Path) -> str:
+    """All of the file as text; bytes that are not UTF-8 (a terminal's) are replaced. Raises :class:`TraceError`."""
+    return whole(path).decode("utf-8-sig", errors="replace")
+
+
+def _too_large(path: Path, size: int | None) -> str:
+    what = format_bytes(size) if size else "more, decompressed,"
+    return (
+        f"{path}: {what} is above the {format_bytes(LARGEST)} that are read at once; record fewer steps "
+        "(torch.profiler.schedule(active=2)) or without stacks and memory"
+    )
+
+
+def _pieces(path: Path, step: int = 4 * 2**20) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as file:
+            first = file.read(2)
+            file.seek(0)
+            if first == _GZIP:
+                yield from _gunzip(path, file, step)
+            else:
+                while piece := file.read(step):
+                    yield piece
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _gunzip(path: Path, file: BinaryIO, step: int) -> Iterator[bytes]:
+    """Decompressed pieces of at most ``step`` bytes; a file may hold several gzip members."""
+    inflate = zlib.decompressobj(wbits=31)
+    left = b""
+    try:
+        while True:
+            data = left or file.read(step)
+            if not data and (inflate.eof or not (piece := inflate.decompress(b"", step))):
+                break  # the end of the file, and nothing held back inside the decompressor
+            if not data:
+                yield piece
+                continue
+            if inflate.eof:
+                if data.strip(b"\0") == b"":
+                    return
+                inflate = zlib.decompressobj(wbits=31)
+            piece = inflate.decompress(data, step)
+            left = inflate.unconsumed_tail or inflate.unused_data
+            if piece:
+                yield piece
+        if not inflate.eof:
+            raise TraceError(f"{path}: the gzip file is cut off; copy it again, or let the profiler finish writing")
+    except zlib.error as error:
+        raise TraceError(f"{path}: the gzip file is damaged: {error}") from None

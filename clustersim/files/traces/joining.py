@@ -1,0 +1,300 @@
+"""What each rank's profile saw -> one measured Timeline: clocks aligned, collectives joined over ranks.
+
+A collective's kernel lasts from its own rank's arrival to the end, waiting included. Over the ranks of one collective
+the shortest duration is therefore the transfer (last start to last end, within microseconds), and the rest is skew
+(AMD TraceLens' "implicit sync" collectives; checked on the 8-rank traces of param). Joined by group and sequence number
+where the profiler wrote one, otherwise by group, kind and the how-manieth of its step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from clustersim.core.arrays import Ints
+from clustersim.core.errors import TraceError
+from clustersim.core.label import Label
+from clustersim.core.limits import MOST_RANKS, counted
+from clustersim.core.program import COMM_STREAM, COMPUTE_STREAM
+from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.files.traces.messages import Key, messages
+from clustersim.files.traces.profiled import BACKEND, PHASES, RankTrace, Seen, Work
+
+SAME_CLOCK = 50e-6
+"""Ends of one collective lie this close [s] on ranks that share a clock; what is beyond is a clock's offset."""
+
+HOST_BOUND = 20e-6
+"""A kernel that starts this soon [s] after its launch call was waited for: the queue was empty."""
+
+DEVICE = "device: "
+"""Begins the name of a number in ``stats``: how many ranks ran on a device of that name."""
+
+_ONE_WAY = {"broadcast", "reduce", "scatter", "gather", "send", "recv"}
+"""Kinds whose ranks may leave at different times: they say nothing of clocks."""
+
+
+def join(traces: Sequence[RankTrace], source: str) -> Timeline:
+    """The Timeline of some or all ranks of a run. Raises :class:`TraceError` where they are not of one run."""
+    traces = sorted(traces, key=lambda t: t.rank)
+    world = _world(traces)
+    keyed = {t.rank: _keyed(t) for t in traces}
+    offsets = _clock_offsets(traces, keyed)
+    origin = min(t.begin - offsets[t.rank] for t in traces)
+    build = _Build(world)
+    skipped: Counter[str] = Counter()
+    for t in traces:
+        skipped.update(t.skipped)
+        _add_work(build, t, offsets[t.rank] + origin)
+    zero = {r: o + origin for r, o in offsets.items()}
+    _add_collectives(build, keyed, zero, skipped)
+    for key, info, rank, *times in messages(traces, zero):
+        build.row(build.op(key, info), rank, *times)
+    _add_needs(build, traces)
+    stats = {f"skipped: {reason}": float(n) for reason, n in sorted(skipped.items())}
+    stats |= {"ranks_measured": float(len(traces))}
+    stats |= {f"{DEVICE}{name}": float(n) for name, n in Counter(t.device for t in traces if t.device).items()}
+    stats |= {f"{BACKEND}{trace.backend}": 1.0 for trace in traces[:1] if trace.backend}
+    largest = max(abs(o) for o in offsets.values())
+    if largest > 0:
+        stats["clock_offset_s"] = largest
+    idle = [share for t in traces if (share := _launch_share(t)) is not None]
+    if idle:
+        stats["waiting_for_launch_share"] = float(np.mean(idle))
+    hosts = list(dict.fromkeys(t.host for t in traces))
+    node = np.zeros(world, dtype=np.int64)
+    for t in traces:
+        node[t.rank] = hosts.index(t.host)
+    return build.timeline(source, stats, node)
+
+
+def _world(traces: Sequence[RankTrace]) -> int:
+    worlds = {t.world: t for t in traces}
+    if len(worlds) > 1:
+        said = "; ".join(f"{t.source}: world size {w}" for w, t in sorted(worlds.items())[:2])
+        raise TraceError(f"these traces are not of one run: {said}")
+    world = next(iter(worlds))
+    counted(world, MOST_RANKS, f"{traces[0].source}: ranks of the run", TraceError)
+    ranks = Counter(t.rank for t in traces)
+    for rank, times in ranks.items():
+        mine = [t.source for t in traces if t.rank == rank]
+        if times > 1:
+            raise TraceError(f"{mine[1]}: rank {rank} again (also in {mine[0]}); give one file per rank")
+        if not 0 <= rank < world:
+            raise TraceError(f"{mine[0]}: says it is rank {rank} of {world}")
+    for t in traces:
+        if not t.seen and not t.work:
+            raise TraceError(f"{t.source}: no kernel and no operator: the profiler recorded nothing here")
+    return world
+
+
+def _keyed(trace: RankTrace) -> dict[Key, Seen]:
+    """Each collective by what it is called on every rank of its group."""
+    count: Counter[Key] = Counter()
+    found: dict[Key, Seen] = {}
+    for seen in sorted(trace.seen, key=lambda s: s.start):
+        if seen.kind in {"send", "recv"}:
+            key: Key = ("p2p", trace.rank, len(found))
+        elif seen.seq is not None:
+            key = (seen.group, seen.members, "seq", seen.seq, seen.kind)
+        else:
+            # Ranks of an all_to_all may send different amounts; elsewhere sizes tell apart what several threads mix.
+            part: Key = (seen.group, seen.members, seen.kind, seen.step)
+            part = (*part, None if seen.kind == "all_to_all" else seen.nbytes)
+            key = (*part, count[part])
+            count[part] += 1
+        if key in found:
+            key = (*key, "again", len(found))
+        found[key] = seen
+    return found
+
+
+def _clock_offsets(traces: Sequence[RankTrace], keyed: dict[int, dict[Key, Seen]]) -> dict[int, float]:
+    """How far each rank's clock is ahead of the first's [s], by the ends of the collectives both were in.
+
+    Ranks that share nothing with the first are reached through others; one that shares nothing with anybody keeps its
+    own clock.
+    """
+    offsets, host = {traces[0].rank: 0.0}, {t.rank: t.host for t in traces}
+    waiting = [t.rank for t in traces[1:]]
+    while waiting:
+        reached = []
+        for rank in waiting:
+            for known in list(offsets):
+                shared = [k for k in keyed[rank] if k in keyed[known] and keyed[rank][k].kind not in _ONE_WAY]
+                if host[rank] and host[rank] == host[known]:  # one machine has one clock
+                    offsets[rank] = offsets[known]
+                    reached.append(rank)
+                    break
+                if shared:
+                    gaps = [keyed[rank][k].end - keyed[known][k].end for k in shared]
+                    gap = float(np.median(gaps))
+                    offsets[rank] = offsets[known] + (gap if abs(gap) > SAME_CLOCK else 0.0)
+                    reached.append(rank)
+                    break
+        if not reached:
+            offsets |= dict.fromkeys(waiting, 0.0)
+            break
+        waiting = [rank for rank in waiting if rank not in reached]
+    return offsets
+
+
+class _Build:
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.ops: list[OpInfo] = []
+        self.number: dict[Key, int] = {}
+        self.rows: list[tuple[int, int, float, float, float]] = []
+        self.ranks: dict[int, int] = {}
+        self.told: dict[int, int] = {}  # by the id of what an execution trace tells of: its op
+
+    def op(self, key: Key, info: OpInfo) -> int:
+        if key not in self.number:
+            self.number[key] = len(self.ops)
+            self.ops.append(info)
+        return self.number[key]
+
+    def row(self, op: int, rank: int, ready: float, start: float, end: float) -> None:
+        self.rows.append((op, self.ranks.setdefault(rank, len(self.ranks)), ready, start, end))
+
+    def timeline(self, source: str, stats: dict[str, float], node: Ints) -> Timeline:
+        columns = np.array(self.rows, dtype=np.float64).reshape(-1, 5)
+        op, of, ready, start, end = columns.T
+        sets = tuple(np.array([rank], dtype=np.int64) for rank in self.ranks)
+        rows = op.astype(np.int64), of.astype(np.int64), ready, start, end
+        return Timeline(self.world, tuple(self.ops), sets, *rows, source=source, rank_node=node, stats=stats)
+
+
+def _usual_stream(trace: RankTrace) -> str:
+    """The stream with most kernel time: the model's."""
+    busy: defaultdict[str, float] = defaultdict(float)
+    for work in trace.work:
+        busy[work.stream] += work.end - work.start
+    return max(busy, key=lambda name: busy[name], default="")
+
+
+def _add_work(build: _Build, trace: RankTrace, zero: float) -> None:
+    usual = _usual_stream(trace)
+    again: Counter[Key] = Counter()
+    whole = longest(trace)
+    for work in trace.work:
+        name, stream, start, end, _, step, doing, told, marked, unit = work
+        on = COMPUTE_STREAM if stream == usual else stream
+        phase, bound = ("memcpy", "memory") if name.startswith(("Memcpy", "Memset")) else ("other", "compute")
+        info = OpInfo(name=name, kind="compute", stream=on, phase=phase, bound=bound, step=step)
+        if (marked and phase == "other") or unit:  # a kernel, whose own name says what bounds it
+            label = Label(unit) if unit else None
+            info = msgspec.structs.replace(info, phase=marked or phase, label=label, detail={"kernel": True})
+        if doing:
+            info = msgspec.structs.replace(info, phase=PHASES[doing.label.action], label=doing.label, stage=doing.stage)
+        key: Key = ("work", name, on, step, doing, marked, unit)
+        if told:
+            flops, nbytes = (told.flops, told.nbytes) if work is whole[told.order] else (0.0, 0.0)
+            key = (*key, flops, nbytes)
+            again[key] += 1
+            key = (*key, again[key])
+            info = msgspec.structs.replace(info, flops=flops, nbytes=nbytes, detail={"dtype": told.dtype})
+        number = build.op(key, info)
+        build.told |= {id(work): number} if told else {}
+        build.row(number, trace.rank, start - zero, start - zero, end - zero)
+
+
+def _add_needs(build: _Build, traces: Sequence[RankTrace]) -> None:
+    after: defaultdict[int, set[int]] = defaultdict(set)
+    for needing, needed in (pair for t in traces for pair in needs(t)):
+        if id(needing) in build.told and id(needed) in build.told:
+            after[build.told[id(needing)]].add(build.told[id(needed)])
+    for op, needed_ops in after.items():
+        build.ops[op] = msgspec.structs.replace(build.ops[op], after=tuple(sorted(needed_ops)))
+
+
+def _add_collectives(
+    build: _Build, keyed: dict[int, dict[Key, Seen]], zero: dict[int, float], skipped: Counter[str]
+) -> None:
+    together: defaultdict[Key, dict[int, Seen]] = defaultdict(dict)
+    for rank, of in keyed.items():
+        for key, seen in of.items():
+            if seen.doing is None:
+                together[key][rank] = seen
+    for key in sorted(together, key=lambda k: min(s.start - zero[r] for r, s in together[k].items())):
+        mine = together[key]
+        any_one = next(iter(mine.values()))
+        expected = [r for r in any_one.members or range(build.world) if r in keyed]
+        whole = any_one.kind in {"send", "recv"} or (len(mine) == len(expected) and any_one.size <= len(mine))
+        if any_one.kind not in {"send", "recv"} and len(mine) < len(expected) and len(expected) <= any_one.size:
+            skipped["a collective not seen by all measured ranks of its group (kept, transfer time not known)"] += 1
+        starts = [s.start - zero[r] for r, s in mine.items()]
+        transfer = min(s.end - s.start for s in mine.values())
+        nbytes = max(s.nbytes for s in mine.values())
+        detail = {"group_size": any_one.size, "communicator": any_one.group, "dtype": any_one.dtype, "whole": whole}
+        detail |= {"members": any_one.members} if any_one.members else {}
+        detail |= {"purpose": any_one.purpose} if any_one.purpose else {}
+        if whole:
+            detail |= {"transfer_s": transfer, "skew_s": max(starts) - min(starts)}
+        name = f"{any_one.kind} {any_one.kernel}".strip()
+        info = OpInfo(name, any_one.kind, COMM_STREAM, "communication", "communication", nbytes, step=any_one.step,
+                      detail=detail)  # fmt: skip
+        number = build.op(("collective", key), info)
+        for rank, seen in mine.items():
+            build.told |= {id(seen): number} if seen.told else {}
+            ready, end = seen.start - zero[rank], seen.end - zero[rank]
+            build.row(number, rank, ready, max(ready, end - transfer) if whole else ready, end)
+
+
+def _launch_share(trace: RankTrace) -> float | None:
+    """Of the time between first and last kernel, the share the usual stream idled for a launch call that came late."""
+    usual = _usual_stream(trace)
+    spans = sorted((w.start, w.end, w.call) for w in trace.work if w.stream == usual and w.call == w.call)
+    if len(spans) < 2 or spans[-1][1] <= spans[0][0]:
+        return None
+    late, free = 0.0, spans[0][1]
+    for start, end, launch in spans[1:]:
+        if start > free and start - launch < HOST_BOUND:
+            late += start - free
+        free = max(free, end)
+    return late / (spans[-1][1] - spans[0][0])
+
+
+LATE = 50e-6
+"""Seconds by which clocks of a process and of its device may differ."""
+
+
+def needs(trace: RankTrace) -> Iterator[tuple[Work | Seen, Work | Seen]]:
+    """Who waits for whom: a collective for what each stream did last with its memory, and a stream, once, for a
+    collective whose memory it touches. What had not ended by then was not waited for: numbers of memory are used again.
+    """
+    both: list[Work | Seen] = [*trace.work, *trace.seen]
+    items = [(one.told, i, one) for i, one in enumerate(both) if one.told]
+    worked: defaultdict[int, dict[str, Work]] = defaultdict(dict)
+    met: dict[int, Seen] = {}
+    known: defaultdict[str, set[int]] = defaultdict(set)
+    for told, _, one in sorted(items, key=lambda item: (item[0].order, item[1])):
+        found: dict[object, Work | Seen] = {}
+        for storage in sorted(told.storages):
+            if isinstance(one, Seen):
+                for stream, work in worked[storage].items():
+                    found[stream] = max(work, found.get(stream, work), key=_order)
+                met[storage] = one
+            else:
+                if storage in met and id(met[storage]) not in known[one.stream]:
+                    found[id(met[storage])] = met[storage]
+                worked[storage][one.stream] = one
+        for other in found.values():
+            if other.end <= one.start + LATE:
+                known[one.stream if isinstance(one, Work) else ""].add(id(other))
+                yield one, other
+
+
+def _order(one: Work | Seen) -> int:
+    return one.told.order if one.told else -1
+
+
+def longest(trace: RankTrace) -> dict[int, Work]:
+    """The longest kernel of each operator, by its order: FLOPs and bytes are the operator's, not each kernel's."""
+    found: dict[int, Work] = {}
+    for work in trace.work:
+        if work.told:
+            found[work.told.order] = max(found.get(work.told.order, work), work, key=lambda w: w.end - w.start)
+    return found

@@ -1,0 +1,97 @@
+"""Benchmarks and monitors that write a JSON object a line: NCCL's inspector plugin, rccl-tests ``-Z json``.
+
+The inspector (``ext-profiler/inspector`` of NCCL, format 4) writes a line per rank and collective, whose size is what a
+rank puts in or gets out: S/n of an all_gather and a reduce_scatter. Its time holds waiting for peers, so of the ranks
+that wrote one collective the shortest counts, and the rest is skew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from clustersim.core.errors import TraceError
+from clustersim.core.texts import Table
+from clustersim.files.traces import files
+from clustersim.files.traces.heads import Head, Likeness, likeness
+from clustersim.files.traces.samples import Sample, Samples, Sieve, dtype_of, joined, kind_of
+
+
+def sniff(head: Head) -> Likeness:
+    """Whether the first line is one of the inspector or of rccl-tests."""
+    inspected = head.holds("coll_perf", "coll")
+    benched = {"algBw", "busBw", "size", "time"} <= head.members.keys()
+    named = benched or "coll_perf" in head.members
+    return likeness(named=named, shaped=(inspected or benched) and head.is_row)
+
+
+def read(paths: Sequence[Path]) -> Samples:
+    """The collectives of these files. Raises :class:`TraceError` where none has a line that can be read."""
+    sieves: list[Samples] = []
+    seen: defaultdict[tuple[str, int, str], list[tuple[Sample, float]]] = defaultdict(list)
+    monitor = Sieve()
+    for path in paths:
+        sieve = Sieve()
+        for number, line in enumerate(files.text(path).splitlines(), start=1):
+            if line.strip():
+                _line(line, f"{path}:{number}", str(path), sieve, seen)
+        sieves.append(sieve.done(str(path)))
+    for rows in seen.values():
+        row, busbw = min(rows, key=lambda pair: pair[0].seconds)
+        times = [one.seconds for one, _ in rows]
+        skew = max(times) - min(times) if len(rows) > 1 else math.nan
+        monitor.add(replace(row, skew=skew), busbw)
+    found = joined([*sieves, monitor.done(str(paths[0]))] if seen else sieves)
+    if not found.rows and not found.skipped:
+        raise TraceError(f"{paths[0]}: no line with a collective")
+    return found
+
+
+def _line(
+    line: str, source: str, path: str, sieve: Sieve, seen: dict[tuple[str, int, str], list[tuple[Sample, float]]]
+) -> None:
+    try:
+        said: Table = msgspec.json.decode(line, type=Table)
+        if "coll_perf" in said:
+            row, busbw = _inspected(said, source, path)
+            key = str(said["header"]["id"]), int(said["coll_perf"]["coll_sn"]), row.kind
+            seen[key].append((row, busbw))
+        elif str(said["#wrong"]) not in ("0", "N/A"):
+            sieve.skip("a row whose results came out wrong")
+        elif not said.get("inPlace"):
+            sieve.add(*_benched(said, source, path))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        sieve.skip("a line that is cut off")
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        sieve.skip(f"a line that is not a measured collective ({str(error)[:60]})")
+
+
+def _kind(name: object) -> str:
+    kind = kind_of(str(name))
+    if kind is None:
+        raise ValueError(f"no collective {str(name)[:20]}")
+    return kind
+
+
+def _inspected(said: Table, source: str, path: str) -> tuple[Sample, float]:
+    head, perf, about = said["header"], said["coll_perf"], said.get("metadata") or {}
+    kind, ranks = _kind(perf["coll"]), int(head["n_ranks"])
+    nbytes = float(perf["coll_msg_size_bytes"]) * (ranks if kind in ("all_gather", "reduce_scatter") else 1)
+    version = str(about.get("inspector_output_format_version", ""))
+    row = Sample(kind, nbytes, float(perf["coll_exec_time_us"]) * 1e-6, ranks, nodes=int(head.get("nnodes") or 0),
+                 source=source, case=f"{path} {kind}", platform=f"inspector {version}".strip())  # fmt: skip
+    return row, float(perf.get("coll_busbw_gbs", math.nan)) * 1e9
+
+
+def _benched(said: Table, source: str, path: str) -> tuple[Sample, float]:
+    kind, dtype = _kind(said["name"]), dtype_of(str(said["type"])) or "fp32"
+    ranks = int(said.get("ranks") or said["gpus"])
+    row = Sample(kind, float(said["size"]), float(said["time"]) * 1e-6, ranks, dtype,
+                 redop=str(said.get("redop", "")).replace("none", ""), nodes=int(said.get("nodes") or 0),
+                 source=source, case=f"{path} {kind}")  # fmt: skip
+    return row, float(said["busBw"]) * 1e9

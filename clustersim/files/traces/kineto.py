@@ -1,0 +1,308 @@
+"""PyTorch profiler (Kineto) traces, a file per rank -> a measured Timeline.
+
+Newer profilers write a collective's name, sizes, group and sequence into the kernel's ``args``; older ones only
+annotate the launching thread (``nccl:all_reduce`` with ``Input Dims``), and the kernel is led back to it through its
+launch call's correlation id. On CPU the annotation (``gloo:all_reduce``) is the collective itself. With execution
+traces of the same processes beside them, operators have FLOPs and bytes, and wait for what they read.
+
+Only the fields needed are decoded: events come as typed structs whose ``args`` stay raw until an event needs them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from clustersim.core.errors import TraceError
+from clustersim.core.program import DTYPE_BYTES
+from clustersim.core.timeline import Timeline
+from clustersim.files.traces import execution_trace, files
+from clustersim.files.traces.execution_trace import Operator
+from clustersim.files.traces.heads import Head, Likeness, growing, likeness
+from clustersim.files.traces.joining import join
+from clustersim.files.traces.kineto_json import FILE, KERNEL_ARGS, NOTE_ARGS, Event, File, Info, KernelArgs, NoteArgs
+from clustersim.files.traces.profiled import RankTrace, Schedule, Seen, Work
+from clustersim.files.traces.samples import dtype_of, kind_of
+
+_COMMS = re.compile(r"^(?:nccl|gloo|rccl|ucc|xccl|hccl):(\w+)$")
+_KERNEL = re.compile(r"^(nccl(?:Dev)?Kernel_\w+)|^mscclKernel|^rccl")
+_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+_CPU_OP = "aten::"
+
+
+def sniff(head: Head) -> Likeness:
+    """Whether this is a profiler's trace, whose events have phases, or an execution trace, which is read with one."""
+    named = not head.members.keys().isdisjoint(("traceEvents", "deviceProperties", "schemaVersion"))
+    return max(execution_trace.sniff(head), likeness(named=named, shaped=_has_events(head)))
+
+
+def _has_events(head: Head) -> bool:
+    return head.lists("traceEvents", "ph")
+
+
+def _is_recorded(path: Path) -> bool:
+    """Whether a file is an execution trace and no profile."""
+    for head in growing(path):
+        if _has_events(head):
+            return False
+        if execution_trace.sniff(head) is Likeness.SHAPED:
+            return True
+    return bool(execution_trace.sniff(head))
+
+
+def read(paths: Sequence[Path]) -> Timeline:
+    """The run of these ranks' traces. Raises :class:`TraceError` where one is no whole profile."""
+    recorded = {path: execution_trace.read(path) for path in paths if _is_recorded(path)}
+    profiles = [path for path in paths if path not in recorded]
+    if not profiles:
+        raise TraceError(f"{paths[0]}: an execution trace has no times; add the Kineto trace of the same steps")
+    by_process = _by_process(recorded)
+    traces = [trace for path in profiles for trace in _read_one(path, len(profiles), by_process)]
+    if by_process:
+        unused = ", ".join(str(path) for path, (pid, _) in recorded.items() if pid in by_process)
+        raise TraceError(f"{unused}: of a process that none of the Kineto traces is of")
+    first = traces[0].base
+    # Each file's times are relative to its own base.
+    return join([_shifted(trace, (trace.base - first) * 1e-9) for trace in traces], ", ".join(map(str, paths)))
+
+
+def _shifted(trace: RankTrace, by: float) -> RankTrace:
+    if by:
+        trace.work = [w._replace(start=w.start + by, end=w.end + by, call=w.call + by) for w in trace.work]
+        trace.seen = [dataclasses.replace(seen, start=seen.start + by, end=seen.end + by) for seen in trace.seen]
+    return trace
+
+
+Recorded = dict[int, dict[int, Operator]]
+"""Operators by process, then by their number in it."""
+
+
+def _by_process(recorded: Mapping[Path, tuple[int, dict[int, Operator]]]) -> Recorded:
+    first: dict[int, Path] = {}
+    for path, (pid, _) in recorded.items():
+        if first.setdefault(pid, path) != path:
+            raise TraceError(f"{path}: of process {pid}, as {first[pid]} is; read the machines one at a time")
+    return dict(recorded.values())
+
+
+def _read_one(path: Path, n: int, recorded: Recorded) -> list[RankTrace]:
+    """The ranks of one file: one, except in a trace that this program wrote."""
+    try:
+        traces = _ranks(path, FILE.decode(files.whole(path)), n, recorded)
+    except msgspec.ValidationError as error:
+        raise TraceError(f"{path}: not a PyTorch profiler trace: {error}") from None
+    # What events have for args is read with the events.
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceError(f"{path}: the JSON is damaged or cut off: {error}") from None
+    if not any(trace.seen or trace.work for trace in traces):
+        raise TraceError(f"{path}: a trace without PyTorch operators or GPU kernels: another tool's, or an empty step")
+    return traces
+
+
+def _ranks(path: Path, file: File, n: int, recorded: Recorded) -> list[RankTrace]:
+    info = file.info or Info()
+    if info.rank is None and n > 1:
+        raise TraceError(f"{path}: does not say its rank (no distributedInfo), so it cannot be joined with others")
+    world, device = info.world_size or 1, file.devices[0].name if file.devices else ""
+    parts = _by_rank(file.events) if file.clustersim else {info.rank or 0: file.events}
+    traces = []
+    for rank, events in parts.items():
+        trace = RankTrace(
+            rank, world, str(path), host=file.host_name, device=device, base=file.base, backend=info.backend
+        )
+        process = next((event.pid for event in events if event.pid in recorded and event.cat == "cpu_op"), -1)
+        _Reader(trace, _groups(info), recorded.pop(int(process), {})).take(events)
+        traces.append(trace)
+    return traces
+
+
+def _by_rank(events: list[Event]) -> dict[int, list[Event]]:
+    parts: dict[int, list[Event]] = {}
+    for event in events:
+        if event.ph == "X" and event.cat == "kernel":
+            parts.setdefault(KERNEL_ARGS.decode(event.args).rank or 0, []).append(event)
+    return parts
+
+
+def _groups(info: Info) -> dict[str, tuple[int, ...]]:
+    """Group name -> ranks, where the profiler wrote its groups down."""
+    found = {}
+    for group in info.pg_config if isinstance(info.pg_config, list) else []:
+        ranks = group.get("ranks") if isinstance(group, dict) else None
+        if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
+            found[str(group.get("pg_name"))] = tuple(ranks)
+    return found
+
+
+class _Reader:
+    """One pass over a file's events."""
+
+    def __init__(self, trace: RankTrace, groups: dict[str, tuple[int, ...]], recorded: dict[int, Operator]) -> None:
+        self.trace, self.groups, self.recorded = trace, groups, recorded
+        self.told: dict[int, Operator] = {}
+        self.steps: list[tuple[float, int]] = []
+        self.notes: defaultdict[int | str, list[Event]] = defaultdict(list)
+        self.launches: dict[int, tuple[float, int | str]] = {}
+        self.kernels: list[Event] = []
+        self.operators: list[Event] = []
+        self.schedule = Schedule(())
+
+    def take(self, events: list[Event]) -> None:
+        """Sort events by what they are, then make the rank's collectives and work of them."""
+        # Microseconds since 1970 leave a float a quarter of a microsecond: count from the file's own first event.
+        origin = math.floor(min((event.ts for event in events if event.ph == "X"), default=0.0))
+        self.trace.base += origin * 1000
+        for event in events:
+            if event.ph == "X":
+                event.ts -= origin
+                self._sort(event)
+        self.steps.sort()
+        self.schedule = Schedule((e.name, e.ts, e.ts + e.dur) for e in events if e.cat == "user_annotation")
+        for notes in self.notes.values():
+            notes.sort(key=lambda e: e.ts)
+        if self.kernels:
+            for event in self.kernels:
+                self._kernel(event)
+        else:
+            self._on_cpu()
+
+    def _sort(self, event: Event) -> None:
+        cat = event.cat
+        if cat in ("cuda_runtime", "cuda_driver", "hip_runtime", "Runtime"):
+            if "aunch" in event.name or "emcpy" in event.name or "emset" in event.name:
+                self.launches[KERNEL_ARGS.decode(event.args).correlation] = (event.ts, event.tid)
+        elif cat in ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"):
+            self.kernels.append(event)
+        elif cat in ("user_annotation", "cpu_op"):
+            if self.recorded:
+                call = KERNEL_ARGS.decode(event.args)
+                if told := self.recorded.get(call.function):
+                    self.told[call.external] = told
+            if _COMMS.match(event.name):
+                self.notes[event.tid].append(event)
+            elif found := _STEP.match(event.name):
+                self.steps.append((event.ts, int(found.group(1))))
+            elif cat == "cpu_op" and event.name.startswith(_CPU_OP):
+                self.operators.append(event)
+
+    def _step(self, ts: float) -> int:
+        at = bisect.bisect_right(self.steps, (ts, math.inf)) - 1
+        return self.steps[at][1] if at >= 0 else 0
+
+    def _kernel(self, event: Event) -> None:
+        try:
+            args = KERNEL_ARGS.decode(event.args)
+        except msgspec.ValidationError as error:
+            self.trace.skipped[f"a kernel whose args are not Kineto's ({error})"] += 1
+            return
+        called, tid = self.launches.get(args.correlation, (math.nan, ""))
+        step = args.step if args.step is not None else self._step(called if called == called else event.ts)
+        start, end = event.ts * 1e-6, (event.ts + event.dur) * 1e-6
+        if args.collective is None and not _KERNEL.match(event.name):
+            told, stream = self.told.get(args.external), f"stream {args.stream}"
+            self.trace.work.append(Work(event.name, stream, start, end, called * 1e-6, step, None, told))
+            return
+        if args.collective is not None:
+            seen = self._told(args, start, end, step)
+        else:
+            note = self._note(tid, called)
+            seen = self._annotated(note, start, end, step) if note else None
+        if seen is None:
+            self.trace.skipped["a collective's kernel without its name and size (launched before the trace began)"] += 1
+        else:
+            short = found.group(1) if (found := _KERNEL.match(event.name)) and found.group(1) else ""
+            self.trace.seen.append(dataclasses.replace(seen, kernel=short, told=self.told.get(args.external)))
+
+    def _told(self, args: KernelArgs, start: float, end: float, step: int) -> Seen | None:
+        kind, dtype = kind_of(args.collective or ""), dtype_of(args.dtype)
+        if kind is None or dtype is None:
+            return None
+        group = str(args.group)
+        members = _members(args.ranks) or self.groups.get(group, ())
+        size = args.size or len(members) or self.trace.world
+        if len(members) not in (0, size):
+            members = ()  # the profiler cuts long lists off
+        elements = args.outputs if kind == "all_gather" else args.inputs
+        nbytes = float(max(elements, args.inputs if kind != "all_gather" else 0) * DTYPE_BYTES[dtype])
+        return Seen(kind, start, end, nbytes, group, size, members, args.seq, dtype, step, purpose=args.purpose)
+
+    def _note(self, tid: int | str, ts: float) -> Event | None:
+        """The annotation of the thread that a launch call lies in."""
+        notes = self.notes.get(tid, [])
+        at = bisect.bisect_right(notes, ts, key=lambda e: e.ts) - 1
+        return notes[at] if at >= 0 and notes[at].ts + notes[at].dur >= ts else None
+
+    def _annotated(self, note: Event, start: float, end: float, step: int) -> Seen | None:
+        """From the annotation's input shapes: all that older profilers, and Gloo's, write."""
+        found = _COMMS.match(note.name)
+        kind = kind_of(found.group(1)) if found else None
+        args = NOTE_ARGS.decode(note.args)
+        nbytes, dtype = _size(args)
+        if kind is None or (nbytes is None and kind != "barrier"):
+            return None
+        world = self.trace.world
+        full = (nbytes or 0.0) * (world if kind == "all_gather" else 1)
+        return Seen(kind, start, end, full, "", 2 if kind in {"send", "recv"} else world, (), None, dtype, step)
+
+    def _on_cpu(self) -> None:
+        """Without a GPU: annotations are collectives, the outermost ATen operators of each thread its work."""
+        for notes in self.notes.values():
+            for note in notes:
+                start, end = note.ts * 1e-6, (note.ts + note.dur) * 1e-6
+                seen = self._annotated(note, start, end, self._step(note.ts))
+                if seen is None:
+                    self.trace.skipped[
+                        f"a collective without shapes ({note.name}; record_shapes=True writes them)"
+                    ] += 1
+                else:
+                    doing, told = self.schedule.at(note.ts), self._called(note)
+                    self.trace.seen.append(dataclasses.replace(seen, doing=doing, told=told))
+        until: dict[int | str, float] = {}
+        for event in sorted(self.operators, key=lambda e: (e.ts, -e.dur)):
+            if event.ts >= until.get(event.tid, -math.inf):
+                until[event.tid] = event.ts + event.dur
+                self._operator(event, event.ts * 1e-6, (event.ts + event.dur) * 1e-6)
+
+    def _operator(self, event: Event, start: float, end: float) -> None:
+        """An outermost operator: work of its own, or a part of the action of a pipeline that it lies in."""
+        work, doing, step = self.trace.work, self.schedule.at(event.ts), self._step(event.ts)
+        if doing is None or doing.boundary >= 0:
+            told = self._called(event)
+            work.append(Work(event.name, f"thread {event.tid}", start, end, math.nan, step, None, told))
+        elif work and work[-1].doing is doing:
+            work[-1] = work[-1]._replace(end=end)
+        else:
+            work.append(Work(doing.name, f"thread {event.tid}", start, end, math.nan, step, doing))
+
+    def _called(self, event: Event) -> Operator | None:
+        return self.told.get(KERNEL_ARGS.decode(event.args).external) if self.told else None
+
+
+def _members(ranks: str | list[int] | None) -> tuple[int, ...]:
+    """Ranks from Kineto's text ``"[0, 1, 2, 3]"``; empty where it is cut off (``...``)."""
+    if isinstance(ranks, list):
+        return tuple(ranks)
+    if not ranks or "..." in ranks:
+        return ()
+    return tuple(int(word) for word in re.findall(r"\d+", ranks))
+
+
+def _size(args: NoteArgs) -> tuple[float | None, str]:
+    """Bytes of all input tensors and their type."""
+    dims, types = args.dims, args.types
+    if not isinstance(dims, list) or not isinstance(types, list):
+        return None, ""
+    total, dtype = 0.0, ""
+    for shape, word in zip(dims, types, strict=False):
+        known = dtype_of(word) if isinstance(word, str) else None
+        if known and isinstance(shape, list) and all(isinstance(d, int) for d in shape):
+            total += math.prod(shape) * DTYPE_BYTES[known]
+            dtype = dtype or known
+    return (total, dtype) if dtype else (None, "")

@@ -1,0 +1,97 @@
+"""Messages between the stages of a pipeline, as both ends saw them.
+
+A profile has a receive from when it was posted, which may be long before anybody needs it, and Gloo's sends and
+receives until somebody waits for them, which may be at the end of the step. So a rank waits for a message only from the
+end of its last work before the receive was over; a message is on its way from when both ends were posted; and how long
+it took is known where its receiver was waiting by then.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from clustersim.core.program import COMM_STREAM
+from clustersim.core.timeline import OpInfo
+from clustersim.files.traces.profiled import Doing, RankTrace, Seen
+
+Key: TypeAlias = tuple[object, ...]
+"""What a communication is called on every rank of its group."""
+Row: TypeAlias = tuple[Key, OpInfo, int, float, float, float]
+
+
+@dataclass(frozen=True)
+class _Message:
+    """``posted`` [s] by the later of its ends, ``came`` its receiver to wait, and ``over``; nan: not measured."""
+
+    posted: float
+    came: float
+    over: float
+
+    @property
+    def took(self) -> float | None:
+        """Seconds on its way; None where one end was not measured, or it may have arrived before anybody looked."""
+        return self.over - self.posted if self.came <= self.posted <= self.over else None
+
+
+def messages(traces: Sequence[RankTrace], zero: Mapping[int, float]) -> Iterator[Row]:
+    """Both ends of every message; ``zero`` [s] is what a rank's clock shows at the beginning.
+
+    Of each its op, its rank, and when [s] that came, when it could begin, and when it was over.
+    """
+    mine = [(t.rank, seen, seen.doing) for t in traces for seen in t.seen if seen.doing]
+    place = _replicas({rank: doing.stage for rank, _, doing in mine})
+    ends: defaultdict[Key, dict[str, tuple[int, Seen]]] = defaultdict(dict)
+    for rank, seen, doing in mine:
+        ends[_between(seen, doing, place[rank])][seen.kind] = rank, seen
+    work = {t.rank: sorted(work.end for work in t.work) for t in traces}
+    for rank, seen, doing in mine:
+        one = _message(ends[_between(seen, doing, place[rank])], work, zero)
+        key, info = (seen.kind, rank, seen.step, doing), _info(seen, doing, one)
+        if seen.kind == "recv":
+            start = min(max(one.came, one.posted), one.over) if one.posted == one.posted else one.came
+            yield key, info, rank, one.came, start, one.over
+        else:
+            posted = one.posted if one.posted == one.posted else seen.start - zero[rank]
+            yield key, info, rank, posted, posted, posted + (one.took or 0.0)
+
+
+def _message(
+    both: Mapping[str, tuple[int, Seen]], work: Mapping[int, list[float]], zero: Mapping[int, float]
+) -> _Message:
+    posted = max(seen.start - zero[rank] for rank, seen in both.values()) if len(both) == 2 else math.nan
+    if "recv" not in both:
+        return _Message(posted, math.nan, math.nan)
+    rank, received = both["recv"]
+    at = bisect.bisect_right(work[rank], received.end) - 1
+    came = max(received.start, work[rank][at]) if at >= 0 else received.start
+    return _Message(posted, came - zero[rank], received.end - zero[rank])
+
+
+def _replicas(stage_of: Mapping[int, int]) -> dict[int, int]:
+    """Each rank's place within its stage: equal places are one replica of the model."""
+    count: defaultdict[int, int] = defaultdict(int)
+    place = {}
+    for rank in sorted(stage_of):
+        place[rank] = count[stage_of[rank]]
+        count[stage_of[rank]] += 1
+    return place
+
+
+def _between(seen: Seen, doing: Doing, replica: int) -> Key:
+    return seen.step, doing.label.action, doing.label.microbatch, doing.boundary, replica
+
+
+def _info(seen: Seen, doing: Doing, one: _Message) -> OpInfo:
+    what = "activations" if doing.label.action == "F" else "gradients"
+    detail: dict[str, int | float | str] = {"group_size": 2, "dtype": seen.dtype}
+    if one.took is not None:
+        detail |= {"transfer_s": one.took, "skew_s": one.posted - one.came}
+    return OpInfo(
+        f"{seen.kind} {what} {doing.label.microbatch}", seen.kind, f"{COMM_STREAM} pp", "communication",
+        "communication", seen.nbytes, step=seen.step, detail=detail, label=doing.label, stage=doing.stage,
+    )  # fmt: skip

@@ -1,0 +1,167 @@
+"""``NCCL_DEBUG=INFO`` logs: the version, who runs on how many nodes, channels, transports, and what the tuner chose.
+
+Lines as NCCL 2.8 and later write them (src/init.cc, src/enqueue.cc): algorithms and protocols as names, or as their
+numbers before 2.24 (src/include/nccl_common.h). A choice is told with ``NCCL_DEBUG_SUBSYS=INIT,TUNING``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS
+from clustersim.core.errors import TraceError
+from clustersim.core.program import COLLECTIVES
+from clustersim.core.texts import short
+from clustersim.core.tomls import toml_value
+from clustersim.core.topology import Topology
+from clustersim.core.units import format_bytes
+from clustersim.files.traces import files
+from clustersim.files.traces.heads import Head, Likeness, likeness
+from clustersim.files.traces.samples import kind_of
+from clustersim.files.traces.told import Beside, Choice, Chosen, NcclLog
+
+_OWN_LINE = re.compile(r":\d+:\d+ \[\w+\] NCCL (?:INFO|WARN|TRACE|VERSION) ")
+_VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
+_COMM = re.compile(r"nranks (\d{1,8})(?: nNodes (\d{1,8}))?", re.I)
+_CHANNELS = re.compile(
+    r"(\d+) coll channels(?:, (\d+) collnet channels)?(?:, (\d+) nvls channels)?, (\d+) p2p channels"
+)
+_VIA = re.compile(r"Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (\w+(?:/\w+)?)")
+_CHOICE = re.compile(r"(?:(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)(?:.*?\{(\d+)\.\.(\d+)\})?", re.I)
+_SET = re.compile(r"\b(NCCL_\w+) set by environment to ([^\s.]+)")
+
+
+def sniff(head: Head) -> Likeness:
+    """Whether this is a log with NCCL's own lines; logs of benchmarks, which may have some too, are asked first."""
+    if _OWN_LINE.search(head.text):
+        return Likeness.AMONG
+    return likeness(named=" NCCL INFO " in head.text, shaped=False)
+
+
+def read(paths: Sequence[Path]) -> NcclLog:
+    """What NCCL said of itself. Raises :class:`TraceError` for a log without anything known."""
+    versions: set[str] = set()
+    ranks, nodes, channels = 0, 0, dict[str, int]()
+    pinned: dict[str, str] = {}
+    via: Counter[str] = Counter()
+    choices: Counter[tuple[str, int, str, str, int]] = Counter()
+    for line in (line for path in paths for line in files.text(path).splitlines()):
+        if found := _VERSION.search(line):
+            versions.add(found[1])
+        if "NCCL INFO" not in line:
+            continue
+        if (found := _COMM.search(line)) and int(found[1]) > ranks:
+            ranks, nodes = int(found[1]), int(found[2] or 0)
+        if found := _CHANNELS.search(line):
+            named = dict(zip(("coll", "collnet", "nvls", "p2p"), found.groups(), strict=True))
+            channels = {name: int(n) for name, n in named.items() if n}
+        if found := _VIA.search(line):
+            via[found[1]] += 1
+        if found := _SET.search(line):
+            pinned[found[1]] = short(found[2])
+        if found := _CHOICE.search(line):
+            each = int(found[6]) - int(found[5]) + 1 if found[5] else 0
+            kind = kind_of(found[1] or "") or (found[1] or "a collective")
+            choices[kind, int(found[2]), _name(found[3], ALGORITHMS), _name(found[4], PROTOCOLS), each] += 1
+    if not (ranks or channels or via or choices):
+        raise TraceError(
+            f"{paths[0]}: no communicator in this log; NCCL_DEBUG=INFO writes one (NCCL_DEBUG_SUBSYS=INIT)"
+        )
+    rows = [Choice(*one, count) for one, count in sorted(choices.items())]
+    told = NcclLog(", ".join(map(str, paths)), [], sorted(versions), ranks, nodes, channels, pinned, via, rows)
+    return msgspec.structs.replace(told, lines=_lines(told))
+
+
+def beside(told: NcclLog, topology: Topology) -> NcclLog:
+    """The log's choices beside what this program would choose on a topology of as many nodes.
+
+    Raises :class:`TraceError` where the log does not say how many ranks there are on how many nodes.
+    """
+    from clustersim import collectives  # most who read a log do not need them
+    from clustersim.collectives.base import Group
+
+    ranks, nodes = told.ranks, told.nodes or topology.n_nodes
+    if not ranks or nodes != topology.n_nodes or ranks % nodes or ranks // nodes > len(topology.node_gpus(0)):
+        raise TraceError(
+            f"{told.source}: {ranks} ranks on {nodes} nodes do not fit {topology.n_nodes} x {topology.name}"
+        )
+    gpus = np.concatenate([topology.node_gpus(node)[: ranks // nodes] for node in range(nodes)])
+    version = [int(part) for part in (told.versions or ["2.28"])[-1].split(".")[:2]]
+    group = Group(topology, gpus, nccl_version=(version[0], version[1]))
+    rows: list[Choice] = []
+    lines, alike = list(told.lines), 0
+    for row in told.choices:
+        if row.kind not in COLLECTIVES or not row.nbytes:
+            continue
+        plan = collectives.plan(collectives.Request(row.kind, float(row.nbytes)), group)
+        same = (row.algorithm, row.protocol) == (plan.algorithm, plan.protocol)
+        alike += same
+        ours = Chosen(plan.algorithm, plan.protocol, plan.n_channels)
+        rows.append(Beside(**msgspec.structs.asdict(row), ours=ours, same=same))
+        said = f"{row.kind} {format_bytes(row.nbytes)}: here {plan.algorithm} {plan.protocol}"
+        lines.append(f"{said} on {plan.n_channels} channels, {'as' if same else 'not as'} NCCL chose")
+    lines.append(f"{alike} of {len(rows)} choices are NCCL's, on {topology.name}")
+    return msgspec.structs.replace(told, lines=lines, choices=rows)
+
+
+class _Pin(msgspec.Struct, omit_defaults=True):
+    kind: str
+    algorithm: str
+    protocol: str
+    least: str
+    most: str
+    ranks: int = 0
+
+
+def pins(told: NcclLog) -> str:
+    """The log's choices as ``[[run.pins]]`` of a scenario: neighbouring sizes of one choice are one, and between sizes
+    of different ones nothing is pinned. Raises :class:`TraceError` where it tells none that can be played.
+    """
+    from clustersim.collectives.nccl_backend import TUNED
+
+    found: list[_Pin] = []
+    often = sorted(told.choices, key=lambda row: -row.count)
+    chosen = {(row.kind, row.nbytes): row for row in reversed(often)}  # the most frequent of a size
+    for (kind, nbytes), row in sorted(chosen.items()):
+        last, size = found[-1] if found else None, f"{nbytes} B"
+        if kind not in TUNED or row.algorithm.startswith("collnet"):
+            continue
+        if last and (last.kind, last.algorithm, last.protocol) == (kind, row.algorithm, row.protocol):
+            last.most = size
+        else:
+            found.append(_Pin(kind, row.algorithm, row.protocol, size, size, told.ranks))
+    if not found:
+        raise TraceError(f"{told.source}: no choice that can be pinned; NCCL_DEBUG_SUBSYS=INIT,TUNING writes them")
+    tables = (msgspec.to_builtins(pin).items() for pin in found)
+    lines = (["[[run.pins]]", *(f"{name} = {toml_value(value)}" for name, value in pin)] for pin in tables)
+    return "".join("\n" + "\n".join(pin) + "\n" for pin in lines)
+
+
+def _name(word: str, known: Sequence[str]) -> str:
+    """A name as this program writes it, from a name or a number."""
+    if word.isdecimal():
+        return known[int(word)] if len(word) < 3 and int(word) < len(known) else word
+    same = (name for name in known if name.lower().replace("_", "") == word.lower().replace("_", ""))
+    return next(same, word)
+
+
+def _lines(told: NcclLog) -> list[str]:
+    version = f"NCCL {', '.join(told.versions)}: " if told.versions else ""
+    lines = [f"{version}{told.ranks or '?'} ranks on {told.nodes or '?'} nodes"]
+    if told.channels:
+        lines.append("channels: " + ", ".join(f"{n} {name}" for name, n in told.channels.items()))
+    if told.transports:
+        lines.append("transports: " + ", ".join(f"{n} via {name}" for name, n in sorted(told.transports.items())))
+    lines += [f"pinned by the environment: {name}={value}" for name, value in told.set.items()]
+    for row in told.choices:
+        on = f" on {row.channels} channels" if row.channels else ""
+        lines.append(f"{row.kind} {format_bytes(row.nbytes)}: {row.algorithm} {row.protocol}{on}, {row.count} x")
+    if not told.choices:
+        lines.append("no choice of an algorithm is told; NCCL_DEBUG_SUBSYS=INIT,TUNING writes them")
+    return lines

@@ -1,0 +1,245 @@
+"""nccl-tests' own output: the table it prints, of any version, and its ``-J`` report.
+
+Columns are found by the header's names, never by position: ``redop`` and ``root`` came in 2.11, ``error`` became
+``#wrong``, ``-I`` puts per-iteration columns between, ``-T`` a time stamp behind (nccl-tests src/util.cu).
+Launchers put prefixes before lines (``[1,0]<stdout>:``, ``0:``); they are taken off. S is the ``size`` column: the full
+tensor, also of all_gather and reduce_scatter.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from clustersim.core.errors import TraceError
+from clustersim.core.texts import Table
+from clustersim.files.traces import files
+from clustersim.files.traces.heads import Head, Likeness, likeness
+from clustersim.files.traces.samples import Sample, Samples, Sieve, dtype_of, kind_of
+
+_PREFIX = re.compile(r"^(?:\[\d+,\d+\]<std(?:out|err)>:?|\d+:|\[[^\]]*\]:)\s?(?=[ #\d])")
+_RANK = re.compile(
+    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)"
+)
+_START = re.compile(r"#\s*nThreads?:?\s+(\d+)\s+nGpus:?\s+(\d+)")
+_NAMED = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
+_VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
+_ENV = re.compile(r"\b(NCCL_(?:ALGO|PROTO|NVLS_ENABLE|MAX_NCHANNELS|MIN_NCHANNELS|P2P_DISABLE|SHM_DISABLE)=[^\s\"']+)")
+_TABLE = re.compile(r"(?:size|bytes)\s+(?:count|N)\s+type\s.*\btime\s+algbw\s+busbw")
+_HEADER = ("size", "count", "type")
+
+
+def sniff(head: Head) -> Likeness:
+    """Whether this is nccl-tests' text."""
+    named = "# nThread" in head.text or "algbw" in head.text
+    return likeness(named=named, shaped=bool(_TABLE.search(head.text)))
+
+
+def sniff_json(head: Head) -> Likeness:
+    """Whether this is nccl-tests' ``-J`` report: its settings, and a list of results by size."""
+    named = {"nccl_version", "args"} <= head.members.keys() or {"config", "results"} <= head.members.keys()
+    return likeness(named=named, shaped=head.holds("config") and head.lists("results", "size", "type"))
+
+
+def version_text(code: int) -> str:
+    """NCCL's version from its number.
+
+    >>> version_text(22809), version_text(2708)
+    ('2.28.9', '2.7.8')
+    """
+    big = 10000 if code >= 10000 else 1000
+    return f"{code // big}.{code % big // 100}.{code % 100}"
+
+
+@dataclass
+class _Run:
+    """What the lines above a table said of it."""
+
+    kind: str | None = None
+    threads: int = 1
+    gpus: int = 1
+    version: str = ""
+    env: list[str] = field(default_factory=list)
+    hosts: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def launch(self) -> str:
+        return "threads" if self.threads > 1 else "single_process" if self.gpus > 1 else "process_per_gpu"
+
+    def members(self) -> tuple[int, int]:
+        """Ranks and nodes of the first group (NCCL_TESTS_SPLIT runs several at once); 0 where no rank was listed."""
+        first = min(self.groups.values(), default="0")
+        mine = [rank for rank, group in self.groups.items() if group == first]
+        return len(mine), len({self.hosts[rank].split("\t")[0] for rank in mine})
+
+    @property
+    def device(self) -> str:
+        return next(iter(self.hosts.values()), "\t").split("\t")[1].strip()
+
+
+def read(path: Path) -> Samples:
+    """The tables of a log. Raises :class:`TraceError` where it has none."""
+    sieve, run, columns, tables = Sieve(), _Run(), list[str](), 0
+    notes: list[str] = []
+    for number, raw in enumerate(files.text(path).splitlines(), start=1):
+        line = _PREFIX.sub("", raw).strip()
+        if not line:
+            continue
+        words = line.lstrip("#").split()
+        if tuple(words[:3]) == _HEADER or tuple(words[:3]) == ("bytes", "N", "type"):
+            columns, tables = words, tables + 1
+        elif columns and line[0].isdigit():
+            _row(words, columns, run, sieve, f"{path}:{number}", str(path))
+        elif found := _START.match(line):  # the lines that name its program and library come before this one
+            run = _Run(run.kind, int(found[1]), int(found[2]), run.version, run.env)
+        else:
+            _learn(run, line, sieve)
+    if not tables:
+        raise TraceError(f"{path}: no table of nccl-tests: no header with size, count, type, time, algbw and busbw")
+    if not sieve.rows and not sieve.skipped:
+        notes.append(f"{path}: the table is empty: the run ended before its first row")
+    return sieve.done(str(path), notes)
+
+
+def _learn(run: _Run, line: str, sieve: Sieve) -> None:
+    if found := _RANK.match(line):
+        rank, group, _, host, device = found.groups()
+        run.hosts[rank] = f"{host}\t{device}"
+        run.groups[rank] = group or "0"
+        return
+    if (found := _NAMED.search(line)) and "concluded" not in line:
+        run.kind = kind_of(found.group(1)) or run.kind
+    if found := _VERSION.search(line):
+        run.version = found.group(1) or version_text(int(found.group(2)))
+    if "NCCL_" in line and not re.search(r"NCCL (?:INFO|WARN)", line):
+        run.env += [text for text in _ENV.findall(line) if text not in run.env]
+    if "Test NCCL failure" in line or "Test CUDA failure" in line:
+        sieve.skip("the run failed: a line says 'Test NCCL failure' or 'Test CUDA failure'")
+
+
+def _row(words: list[str], columns: list[str], run: _Run, sieve: Sieve, source: str, case: str) -> None:
+    cells = _by_name(words, columns)
+    if cells is None:
+        return sieve.skip("a row that is cut off, or has columns its header does not name")
+    busbw = _number(cells.get("busbw", [""])[0])
+    ranks, nodes = run.members()
+    try:
+        size, seconds = float(cells["size"][0]), _number(cells["time"][0]) * 1e-6
+    except (KeyError, ValueError):
+        return sieve.skip("a row without size or time")
+    kind = run.kind or _guess(cells, size, ranks)
+    dtype = dtype_of(cells["type"][0])
+    if kind is None:
+        return sieve.skip("a collective the log does not name (write the command, such as all_gather_perf, above)")
+    if dtype is None:
+        return sieve.skip(f"an element type that is not known ({cells['type'][0]})")
+    wrong = [_number(w) for name in ("#wrong", "error") for w in cells.get(name, [])]
+    if "#wrong" in cells and any(w > 0 for w in wrong):
+        return sieve.skip("a row whose results nccl-tests found wrong")
+    in_place = [_number(t) * 1e-6 for t in cells["time"][1:]]
+    row = Sample(
+        kind=kind, nbytes=size, seconds=seconds, ranks=ranks, dtype=dtype, nodes=nodes,
+        redop="" if cells.get("redop", [""])[0] == "none" else cells.get("redop", [""])[0],
+        seconds_in_place=in_place[0] if in_place else float("nan"), launch=run.launch, version=run.version,
+        env=" ".join(run.env), device=run.device, source=source, case=f"{case} {kind}",
+    )  # fmt: skip
+    return sieve.add(row, busbw * 1e9)
+
+
+def _by_name(words: list[str], columns: list[str]) -> dict[str, list[str]] | None:
+    """Column name -> its cells (out of place first). None where words are missing; a time stamp's are extra."""
+    named = list(columns)
+    if "timestamp" in named:
+        named.remove("timestamp")
+        words = words[: len(named)]
+    one_less = "redop" in named and len(words) == len(named) - 1
+    if one_less and (words[3].lstrip("-").isdigit() or re.match(r"^[\d.]+(e[+-]?\d+)?$", words[3])):
+        words = [*words[:3], "none", *words[3:]]  # old versions leave redop blank where there is none
+    if len(words) != len(named):
+        return None
+    cells: dict[str, list[str]] = {}
+    for name, word in zip(named, words, strict=True):
+        cells.setdefault({"bytes": "size", "cputime": "time"}.get(name, name), []).append(word)
+    return cells
+
+
+def _number(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        return float("nan")
+
+
+def _guess(cells: dict[str, list[str]], size: float, ranks: int) -> str | None:
+    """The collective of a log that does not name it, from what it reduces, its root, and the bus factor it printed.
+
+    Rooted copies cannot be told apart by these, nor can all_gather from all_to_all; they stay unknown.
+    """
+    reduces = cells.get("redop", ["none"])[0] not in {"none", "N/A"}
+    try:
+        ratio = float(cells["busbw"][0]) / float(cells["algbw"][0])
+        root = int(cells.get("root", ["-1"])[0])
+    except (KeyError, ValueError, ZeroDivisionError):
+        return None
+    if ranks < 2 or float(cells["algbw"][0]) < 1.0 or root >= 0 or not reduces:
+        return None
+    factors = {"all_reduce": 2 * (ranks - 1) / ranks, "reduce_scatter": (ranks - 1) / ranks}
+    return min(factors, key=lambda kind: abs(factors[kind] - ratio))
+
+
+# ---- the -J report --------------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path) -> Samples:
+    """A ``-J`` report. Raises :class:`TraceError` for one that is cut off."""
+    try:
+        report = msgspec.json.decode(files.whole(path))
+        run, results = _reported(report), report["results"]
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise TraceError(f"{path}: not a whole nccl-tests -J report: {error}") from None
+    sieve = Sieve()
+    for number, cells in enumerate(results if isinstance(results, list) else []):
+        if isinstance(cells, dict):
+            _row_of_report(cells, run, sieve, f"{path} results[{number}]", str(path))
+    return sieve.done(str(path))
+
+
+def _reported(report: Table) -> _Run:
+    """What a report says of its run."""
+    config = report["config"]
+    run = _Run(threads=int(config.get("nthreads", 1)), gpus=int(config.get("ngpus", 1)))
+    run.version = version_text(int(report.get("nccl_version", 0)))
+    run.env = _ENV.findall("\n".join(map(str, report.get("env", []))))
+    for device in config.get("devices", []):
+        rank = str(device.get("rank"))
+        run.hosts[rank] = f"{device.get('hostname')}\t{device.get('device_info', '')}"
+        run.groups[rank] = str(device.get("group", 0))
+    named = [match.group(1) for word in report.get("args", []) if (match := _NAMED.search(str(word)))]
+    run.kind = kind_of(named[0]) if named else None
+    return run
+
+
+def _row_of_report(cells: Table, run: _Run, sieve: Sieve, source: str, case: str) -> None:
+    def seconds(place: str) -> float:
+        timed = cells.get(place) or {}
+        return _number(str(timed.get("time", timed.get("cpu_time", "nan")))) * 1e-6
+
+    words = {name: [str(cells.get(name, ""))] for name in ("size", "count", "type", "redop", "root")}
+    timed = cells.get("out_of_place") or cells.get("in_place") or {}
+    words |= {"algbw": [str(timed.get("alg_bw", ""))], "busbw": [str(timed.get("bus_bw", ""))]}
+    ranks, nodes = run.members()
+    kind = kind_of(str(cells.get("experiment_name", ""))) or run.kind or _guess(words, 0.0, ranks)
+    dtype = dtype_of(words["type"][0])
+    if kind is None or dtype is None:
+        return sieve.skip("a collective or element type the report does not name")
+    out, within = seconds("out_of_place"), seconds("in_place")
+    row = Sample(
+        kind=kind, nbytes=_number(words["size"][0]), seconds=out if out == out else within, ranks=ranks, dtype=dtype,
+        redop=words["redop"][0].replace("none", ""), nodes=nodes, seconds_in_place=within, launch=run.launch,
+        version=run.version, env=" ".join(run.env), device=run.device, source=source, case=f"{case} {kind}",
+    )  # fmt: skip
+    return sieve.add(row, _number(str(timed.get("bus_bw", "nan"))) * 1e9)

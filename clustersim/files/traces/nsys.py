@@ -1,0 +1,247 @@
+"""Nsight Systems' sqlite export (``nsys export --type sqlite``) -> a measured Timeline.
+
+A rank is a process that ran NCCL kernels. NCCL annotates its calls with NVTX ranges (``ncclAllReduce``) whose payload
+says the bytes; a kernel belongs to the range that its launch call lies in, on the same thread. Inside a group
+(``ncclGroupStart``) the launch comes at the group's end: then the n-th call of a thread is its n-th kernel.
+What people marked themselves tells a kernel's step, phase and layer, by the ranges that its launch lies in.
+NCCL's payload counts ``sendcount`` for all_gather and ``recvcount`` for reduce_scatter, so S is that times the ranks.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import re
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clustersim.core.errors import TraceError
+from clustersim.core.timeline import Timeline
+from clustersim.files.traces.heads import Head, Likeness, likeness
+from clustersim.files.traces.joining import join
+from clustersim.files.traces.profiled import RankTrace, Seen, Work
+from clustersim.files.traces.samples import dtype_of, kind_of
+
+_MAGIC = b"SQLite format 3\0"
+_CALLS = {"ncclAllReduce": "all_reduce", "ncclAllGather": "all_gather", "ncclReduceScatter": "reduce_scatter",
+          "ncclBroadcast": "broadcast", "ncclBcast": "broadcast", "ncclReduce": "reduce", "ncclSend": "send",
+          "ncclRecv": "recv", "ncclAlltoAll": "all_to_all", "ncclAllToAll": "all_to_all"}  # fmt: skip
+_SIZE, _COMM = "Message size [bytes]", "NCCL communicator ID"
+_TYPES = "f16|f32|f64|bf16|u8|i8|u32|i32|u64|i64|f8e4m3|f8e5m2|half|float|double|u?int8_t|u?int32_t|u?int64_t"
+_NAME = re.compile(rf"nccl(?:Dev)?Kernel_([A-Za-z]+)(?:_\w*?)?_({_TYPES})(?:_|$|\()")
+_RANGE = {"start", "end", "text", "textId", "globalTid"}
+_PROCESS = ~0xFFFFFF
+"""A globalTid without its thread is its globalPid (Nsight Systems' documentation of serialised ids)."""
+
+Call = tuple[int, int, str, dict[str, Any]]
+
+
+def sniff(head: Head) -> Likeness:
+    """Whether this is an SQLite file."""
+    return likeness(named=False, shaped=head.data.startswith(_MAGIC))
+
+
+def read(paths: Sequence[Path]) -> Timeline:
+    """The run of these exports; each holds the ranks of one machine. Raises :class:`TraceError`."""
+    traces: list[RankTrace] = []
+    for path in paths:
+        try:
+            with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as base:
+                traces += _Export(base, path).ranks()
+        except (sqlite3.DatabaseError, TypeError, ValueError, AttributeError) as error:  # a cell of another type
+            raise TraceError(f"{path}: not a whole Nsight Systems export: {error}") from None
+    return join(traces, ", ".join(map(str, paths)))
+
+
+class _Export:
+    """The tables of one export that matter here. All times in them are nanoseconds of one clock."""
+
+    def __init__(self, base: sqlite3.Connection, path: Path) -> None:
+        self.base, self.path = base, path
+        tables = {name for (name,) in base.execute("select name from sqlite_master where type = 'table'")}
+        for needed in ("CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"):
+            if needed not in tables:
+                raise TraceError(
+                    f"{path}: no table {needed}: not an Nsight Systems export with CUDA traced (-t cuda,nvtx)"
+                )
+        self.tables = tables
+        self.words: dict[int, str] = dict(base.execute("select id, value from StringIds"))
+        # None of a table that is not there.
+        self._noted = {row[1] for row in base.execute("pragma table_info(NVTX_EVENTS)")}
+
+    def ranks(self) -> list[RankTrace]:
+        """One trace per process that used a GPU."""
+        launches, marked = self._launches(), self._marked()
+        calls, members = self._calls()
+        of: defaultdict[int, list[tuple[Any, ...]]] = defaultdict(list)
+        for row in self._kernels():
+            of[row[0]].append(row)
+        if not of:
+            raise TraceError(f"{self.path}: no kernel was recorded")
+        world = max((n for _, n in members.values()), default=len(of))
+        found = []
+        for order, process in enumerate(sorted(of, key=lambda p: members.get(p, (of[p][0][5], 0))[0])):
+            rank = members.get(process, (order, 0))[0]
+            source = f"{self.path} (process {process >> 24 & 0xFFFFFF})"
+            trace = RankTrace(rank, world, source, host=self.path.name)
+            self._fill(trace, of[process], launches, calls, marked.get(process, Ranges(())))
+            found.append(trace)
+        return found
+
+    def _kernels(self) -> Iterator[tuple[Any, ...]]:
+        """(process, start, end, correlation, name, device, stream)."""
+        yield from self.base.execute(
+            "select globalPid, start, end, correlationId, shortName, deviceId, streamId from CUPTI_ACTIVITY_KIND_KERNEL"
+        )
+        for table, name in (("CUPTI_ACTIVITY_KIND_MEMCPY", "Memcpy"), ("CUPTI_ACTIVITY_KIND_MEMSET", "Memset")):
+            if table in self.tables:
+                yield from self.base.execute(
+                    f"select globalPid, start, end, correlationId, '{name}', deviceId, streamId from {table}"
+                )
+
+    def _launches(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """(process, correlation) -> (launch call's time, thread)."""
+        if "CUPTI_ACTIVITY_KIND_RUNTIME" not in self.tables:
+            return {}
+        rows = self.base.execute("select globalTid, correlationId, start from CUPTI_ACTIVITY_KIND_RUNTIME")
+        return {(tid & _PROCESS, correlation): (start, tid) for tid, correlation, start in rows}
+
+    def _marked(self) -> dict[int, Ranges]:
+        """What people marked themselves, by process."""
+        found: defaultdict[int, list[tuple[int, int, str, int]]] = defaultdict(list)
+        if self._noted >= _RANGE:
+            for start, end, text, number, tid in self.base.execute(
+                "select start, end, text, textId, globalTid from NVTX_EVENTS where end is not null"
+            ):
+                found[tid & _PROCESS].append((start, end, text or self.words.get(number, ""), tid))
+        return {process: Ranges(rows) for process, rows in found.items()}
+
+    def _calls(self) -> tuple[dict[int, list[Call]], dict[int, tuple[int, int]]]:
+        """NCCL's calls by thread, in order; and process -> (rank, ranks) of its largest communicator."""
+        calls: defaultdict[int, list[Call]] = defaultdict(list)
+        members: dict[int, tuple[int, int]] = {}
+        if not self._noted >= {"jsonText", *_RANGE}:
+            return calls, members
+        rows = self.base.execute(
+            "select start, end, coalesce(text, ''), textId, globalTid, jsonText from NVTX_EVENTS "
+            "where jsonText is not null"
+        )
+        for start, end, text, number, tid, payload in rows:
+            name = text or self.words.get(number, "")
+            try:
+                said = json.loads(payload)
+            except ValueError:
+                continue
+            if name in _CALLS and _SIZE in said:
+                calls[tid].append((start, end if end is not None else start, name, said))
+            elif name.startswith("ncclCommInit") and {"Rank", "No. of ranks"} <= said.keys():
+                mine = (int(said["Rank"]), int(said["No. of ranks"]))
+                members[tid & _PROCESS] = max(members.get(tid & _PROCESS, mine), mine, key=lambda m: m[1])
+        for thread in calls.values():
+            thread.sort(key=lambda call: call[0])
+        return calls, members
+
+    def _fill(
+        self, trace: RankTrace, rows: list[tuple[Any, ...]], launches: Any, calls: dict[int, list[Call]], marked: Ranges
+    ) -> None:
+        nccl: list[tuple[tuple[Any, ...], str]] = []
+        for row in rows:
+            process, start, end, correlation, word, _, stream = row
+            name = word if isinstance(word, str) else self.words.get(word, "?")
+            if name.startswith("nccl"):
+                nccl.append((row, name))
+                continue
+            called, thread = launches.get((process, correlation), (float("nan"), 0))
+            step, phase, unit = marked.at(called if called == called else start, thread)
+            times = start * 1e-9, end * 1e-9, called * 1e-9
+            trace.work.append(Work(name, f"stream {stream}", *times, max(step, 0), phase=phase, unit=unit))
+        nccl.sort(key=lambda pair: pair[0][1])
+        mine = [tid for tid in sorted(calls) if nccl and tid & _PROCESS == nccl[0][0][0]]
+        order = [call for tid in mine for call in calls[tid]]
+        for i, (row, name) in enumerate(nccl):
+            call = _enclosing(calls, launches.get((row[0], row[3])))
+            if call is None and len(mine) == 1 and len(order) == len(nccl):
+                call = order[i]
+            if call is None:
+                trace.skipped["an NCCL kernel without an NVTX range that says its size"] += 1
+            else:
+                trace.seen.append(replace(_seen(call, row, name, trace.world), step=max(marked.at(call[0], 0).step, 0)))
+
+
+def _enclosing(calls: dict[int, list[Call]], launch: tuple[int, int] | None) -> Call | None:
+    if launch is None:
+        return None
+    thread = calls.get(launch[1], [])
+    at = bisect.bisect_right(thread, launch[0], key=lambda call: call[0]) - 1
+    return thread[at] if at >= 0 and thread[at][1] >= launch[0] else None
+
+
+def _seen(call: Call, row: tuple[Any, ...], name: str, world: int) -> Seen:
+    kind, said = _CALLS[call[2]], call[3]
+    found = _NAME.match(name)
+    dtype = dtype_of(found.group(2).removesuffix("_t")) if found else None
+    whole = float(said[_SIZE]) * (world if kind in {"all_gather", "reduce_scatter", "all_to_all"} else 1)
+    return Seen(
+        kind_of(kind) or kind, row[1] * 1e-9, row[2] * 1e-9, whole, str(said.get(_COMM, "")),
+        2 if kind in {"send", "recv"} else world, (), None, dtype or "", 0, name,
+    )  # fmt: skip
+
+
+_STEP = re.compile(r"(?:step|iteration|iter|batch)[\s_:#=-]*(\d{1,9})\b", re.I)
+_PHASES = {"forward": re.compile(r"forward|\bfwd|_fwd", re.I), "backward": re.compile(r"backward|\bbwd|_bwd", re.I),
+           "optimizer": re.compile(r"optimi[sz]er|optim_?step", re.I)}  # fmt: skip
+_NOT_OURS = re.compile(r"nccl|aten::|autograd::|cub::|thrust::|c10d::", re.I)
+"""Ranges of libraries, not of a person's model."""
+
+
+class Doing(NamedTuple):
+    """``phase`` empty and ``step`` -1 for nothing that is known; ``unit`` the innermost range, within its phase or its
+    step, that names neither."""
+
+    step: int = -1
+    phase: str = ""
+    unit: str = ""
+
+
+class Ranges:
+    """Ranges of one process. ``rows`` : (start, end, name, thread), times in one unit."""
+
+    def __init__(self, rows: Iterable[tuple[int, int, str, int]]) -> None:
+        self._of: defaultdict[int, list[tuple[int, int, str, int]]] = defaultdict(list)
+        ours = (row for row in rows if not _NOT_OURS.match(row[2]))
+        for start, end, name, thread in sorted(ours, key=lambda row: (row[0], -row[1], row[2])):
+            mine = self._of[thread]
+            above = len(mine) - 1
+            while above >= 0 and mine[above][1] < end:
+                above = mine[above][3]
+            mine.append((start, end, name, above))
+
+    def at(self, time: float, thread: int) -> Doing:
+        """What is done at a time on a thread, whose step and phase another thread may tell: autograd has its own."""
+        found = self._told(time, thread)
+        for other in self._of:
+            if found.step >= 0 and found.phase:
+                break
+            told = self._told(time, other)
+            found = Doing(max(found.step, told.step), found.phase or told.phase, found.unit)
+        return found if found.phase or found.step >= 0 else Doing()
+
+    def _told(self, time: float, thread: int) -> Doing:
+        mine, step, phase, unit = self._of.get(thread, []), -1, "", ""
+        at = bisect.bisect_right(mine, time, key=lambda row: row[0]) - 1
+        while at >= 0:
+            _, end, name, above = mine[at]
+            if end >= time:
+                numbered = _STEP.search(name)
+                named = next((word for word, pattern in _PHASES.items() if pattern.search(name)), "")
+                if not (unit or numbered or named or phase or step >= 0):
+                    unit = name
+                step = int(numbered[1]) if numbered and step < 0 else step
+                phase = phase or named
+            at = above
+        return Doing(step, phase, unit)

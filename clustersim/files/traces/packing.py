@@ -1,0 +1,183 @@
+"""A run's times in few bytes, bit for bit.
+
+Most times repeat: a row is ready the moment an earlier row ended, and starts when it is ready. So the ends are kept as
+they are, and of the other times only which end they equal, as the distance in rows, which hardly changes along an op.
+Distances and sets fall into runs, which zlib squeezes; the ends of ranks that jitter are noise, which nothing does.
+Blocks share their columns already: each is kept once, its two first bytes squeezed and the noise behind them as it is;
+and a column that is a mix of others (the later of two ends, whichever that was) is kept as which.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.core.blocks import Block, Column
+from clustersim.core.blocks import columns as blocks_columns
+
+Array: TypeAlias = npt.NDArray[Any]
+
+NO_ROW = np.iinfo(np.int32).min
+"""The time equals no row's end and is kept itself."""
+MISSES = 3
+"""Elements of a column that are found nowhere, after which the rest of it is taken for new as well."""
+NOISE = "_noise"
+"""Ends the names of arrays that nothing squeezes."""
+
+
+def packed(ready: Array, start: Array, end: Array) -> dict[str, Array]:
+    """Columns of float [s] as arrays that compress well; :func:`unpacked` gives the same bits back."""
+    arrays = {"row_end": _shuffled(end)}
+    known, first = np.unique(end.view(np.int64), return_index=True)
+    for name, column, same in (("ready", ready, None), ("start", start, ready)):
+        bits = column.view(np.int64)
+        at = np.minimum(np.searchsorted(known, bits), max(len(known) - 1, 0))
+        found = known[at] == bits if len(known) else np.zeros(0, dtype=bool)
+        distance = np.where(found, first[at] - np.arange(len(bits)), NO_ROW) if len(bits) else bits
+        arrays[f"row_{name}_back"] = distance.astype(np.int32)
+        if same is not None:  # as ready as can be: distance 0, which no row has to its own end unless it took no time
+            equal = bits == same.view(np.int64)
+            arrays[f"row_{name}_same"] = np.packbits(equal)
+            arrays[f"row_{name}_back"][equal] = 0
+            found = found | equal
+        arrays[f"row_{name}_own"] = column[~found]
+    return arrays
+
+
+def unpacked(arrays: dict[str, Array]) -> tuple[Array, Array, Array]:
+    """Ready, start and end of every row, from what :func:`packed` made."""
+    end = _unshuffled(arrays["row_end"])
+    ready = _followed(arrays, "ready", end)
+    start = _followed(arrays, "start", end)
+    equal = np.unpackbits(arrays["row_start_same"], count=len(end)).astype(bool)
+    start[equal] = ready[equal]
+    return ready, start, end
+
+
+def _followed(arrays: dict[str, Array], name: str, end: Array) -> Array:
+    back = arrays[f"row_{name}_back"].astype(np.int64)
+    own = back == NO_ROW
+    column: Array = end[np.where(own, 0, np.arange(len(back)) + back)] if len(end) else np.zeros(0)
+    column[own] = arrays[f"row_{name}_own"]
+    return column
+
+
+def _shuffled(column: Array) -> Array:
+    """(8, n) bytes: first bytes first, since signs and exponents repeat where the rest does not."""
+    return np.ascontiguousarray(np.ascontiguousarray(column).view(np.uint8).reshape(-1, 8).T)
+
+
+def _unshuffled(rows: Array) -> Array:
+    return np.ascontiguousarray(rows.T).reshape(-1).view(np.float64).copy()
+
+
+def packed_blocks(blocks: tuple[Block, ...]) -> dict[str, Array]:
+    """Blocks as arrays; :func:`unpacked_blocks` gives them back, with the same bits and the same columns shared."""
+    known: dict[int, tuple[int, Column]] = {}
+    ranks: dict[int, tuple[int, Array]] = {}
+    for block in blocks:  # ends first: most of the other times are somebody's end
+        known.setdefault(id(block.columns[2]), (len(known), block.columns[2]))
+    which = [[known.setdefault(id(c), (len(known), c))[0] for c in block.columns] for block in blocks]
+    whose = [ranks.setdefault(id(block.ranks), (len(ranks), block.ranks))[0] for block in blocks]
+    columns = [column.all for _, column in known.values()]
+    mixes = _mixes(columns)
+    own = [column[mix < 0] for column, mix in zip(columns, mixes, strict=True)]
+    rows = _shuffled(np.concatenate([*own, np.zeros(0)]))
+    return {
+        "block_op": np.array([block.op for block in blocks], dtype=np.int32),
+        "block_whose": np.array(whose, dtype=np.int32),
+        "block_which": np.array(which, dtype=np.int32).reshape(-1, 3),
+        **ragged("block_ranks", tuple(mine for _, mine in ranks.values())),
+        **ragged("block_mix", tuple(mixes)),
+        f"block_times{NOISE}": rows[:6].copy(),  # little-endian: the last two bytes are sign, exponent and the first
+        "block_times_top": rows[6:].copy(),  # bits of the fraction
+    }
+
+
+def unpacked_blocks(arrays: Mapping[str, Array]) -> tuple[Block, ...]:
+    """Blocks from what :func:`packed_blocks` made."""
+    times = _unshuffled(np.concatenate([arrays[f"block_times{NOISE}"], arrays["block_times_top"]]))
+    columns: list[Array] = []
+    used = 0
+    for mix in parts("block_mix", arrays):
+        alone = mix < 0
+        column, after = np.empty(len(mix)), used + int(alone.sum())
+        column[alone] = times[used:after]
+        for k in np.unique(mix[~alone]).tolist():
+            np.copyto(column, columns[k], where=mix == k)
+        columns.append(column)
+        used = after
+    ranks, made = parts("block_ranks", arrays), blocks_columns(columns, [None] * len(columns))
+    rows = zip(arrays["block_op"].tolist(), arrays["block_whose"].tolist(), arrays["block_which"].tolist(), strict=True)
+    return tuple(Block(op, ranks[whose], (made[a], made[b], made[c])) for op, whose, (a, b, c) in rows)
+
+
+def _mixes(columns: list[Array]) -> list[Array]:
+    """Per column, which earlier one each of its elements is found in (same place, same bits); -1 for none."""
+    tables: dict[int, list[int]] = {}
+    for k, column in enumerate(columns):
+        tables.setdefault(len(column), []).append(k)
+    found = [np.full(len(column), -1, dtype=np.int32) for column in columns]
+    single = np.array(tables.pop(1, []), dtype=np.int32)  # one time for all ranks may be any rank's
+    values, first = np.unique(np.array([columns[k][0] for k in single]).view(np.int64), return_index=True)
+    for some in tables.values():
+        stacked, numbers = np.stack([columns[k] for k in some]).view(np.int64), np.array(some, dtype=np.int32)
+        places = np.ascontiguousarray(stacked.T)  # all columns' times at one place lie beside each other
+        for row, k in enumerate(some):
+            if len(values):
+                at = np.minimum(np.searchsorted(values, stacked[row]), len(values) - 1)
+                names = single[first[at]]
+                found[k] = np.where((values[at] == stacked[row]) & (names < k), names, np.int32(-1))
+            _mix(stacked[: row + 1], places[:, :row], numbers, found[k])
+    return found
+
+
+def _mix(rows: Array, earlier: Array, names: Array, mix: Array) -> None:
+    """Fill in what is left of the mix of the last of ``rows``; ``names`` are theirs, ``earlier`` those before it by
+    place."""
+    left, misses, bits = np.flatnonzero(mix < 0), 0, rows[-1]
+    while len(left) and misses < MISSES:
+        hits = np.flatnonzero(earlier[left[0]] == bits[left[0]])
+        if len(hits):
+            row = int(hits[-1])
+            mix[left[rows[row, left] == bits[left]]] = names[row]
+            left = left[mix[left] < 0]
+        else:
+            left, misses = left[1:], misses + 1
+
+
+def ragged(name: str, arrays: tuple[Array, ...]) -> dict[str, Array]:
+    """Arrays of different lengths as one, and where each begins."""
+    ptr = np.cumsum([0, *(len(array) for array in arrays)], dtype=np.int64)
+    return {f"{name}_ptr": ptr, f"{name}_items": np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)}
+
+
+def parts(name: str, arrays: Mapping[str, Array]) -> tuple[Array, ...]:
+    """The arrays that :func:`ragged` joined."""
+    ptr = arrays[f"{name}_ptr"]
+    return tuple(np.split(arrays[f"{name}_items"], ptr[1:-1])) if len(ptr) > 1 else ()
+
+
+def zipped(arrays: Mapping[str, Array]) -> bytes:
+    """What ``numpy.load`` reads: squeezed, but for arrays of :data:`NOISE`, which would only cost time."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, array in arrays.items():
+            member = zipfile.ZipInfo(f"{name}.npy")  # of 1980: the same run gives the same bytes
+            member.compress_type = zipfile.ZIP_STORED if name.endswith(NOISE) else zipfile.ZIP_DEFLATED
+            with archive.open(member, "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+        archive.comment = seal(archive)
+    return data.getvalue()
+
+
+def seal(archive: zipfile.ZipFile) -> bytes:
+    """What an archive's comment must say: a digest of its members' checksums."""
+    members = [(member.filename, member.CRC, member.file_size) for member in archive.infolist()]
+    return hashlib.sha256(repr(members).encode()).hexdigest().encode()

@@ -1,0 +1,144 @@
+"""What one rank's profile saw, in whatever format it was written."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from clustersim.core.label import Label
+from clustersim.core.timeline import Timeline
+from clustersim.files.traces.execution_trace import Operator
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A collective as one rank saw it: ``start``, ``end`` [s] of its kernel, ``nbytes`` NCCL's S.
+
+    ``group`` is the communicator's name, ``members`` its ranks (empty: not said), ``size`` how many they are.
+    ``doing`` is the action of a pipeline that posted it, ``purpose`` what the program calls the group (``"mesh_dp"``).
+    ``told`` is what an execution trace says of it.
+    """
+
+    kind: str
+    start: float
+    end: float
+    nbytes: float
+    group: str
+    size: int
+    members: tuple[int, ...] = ()
+    seq: int | None = None
+    dtype: str = ""
+    step: int = 0
+    kernel: str = ""
+    doing: Doing | None = None
+    purpose: str = ""
+    told: Operator | None = None
+
+
+class Work(NamedTuple):
+    """What a rank ran that is no collective, on the stream that the profiler names: times [s], ``call`` its launch's or
+    nan; ``doing`` the action of a pipeline that it is the whole of; ``told`` as of :class:`Seen`;
+    ``phase`` and ``unit`` (a layer) as far as somebody marked them."""
+
+    name: str
+    stream: str
+    start: float
+    end: float
+    call: float
+    step: int
+    doing: Doing | None = None
+    told: Operator | None = None
+    phase: str = ""
+    unit: str = ""
+
+
+@dataclass
+class RankTrace:
+    """One rank's profile; ``work`` is what its streams ran that is no collective."""
+
+    rank: int
+    world: int
+    source: str
+    seen: list[Seen] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    host: str = ""
+    device: str = ""
+    base: int = 0
+    backend: str = ""
+
+    @property
+    def begin(self) -> float:
+        """The first start [s]."""
+        return min([one.start for one in self.seen] + [one.start for one in self.work])
+
+
+BACKEND = "backend: "
+"""Of the entry of a Timeline's ``stats`` that names the library its collectives went through."""
+
+
+def backend_of(timeline: Timeline) -> str | None:
+    """``"gloo"`` or ``"nccl"``, as the trace says; None where it does not."""
+    said = [name.removeprefix(BACKEND) for name in timeline.stats if name.startswith(BACKEND)]
+    if not said:
+        return None
+    return "gloo" if "gloo" in said[0] and "ccl" not in said[0] else "nccl"
+
+
+_NOTE = re.compile(r"^PP:(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)$")
+NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
+
+
+@dataclass(frozen=True)
+class Doing:
+    """An action of a schedule: the place of its rank in the pipeline, what ops of it belong to, and ``boundary``, of a
+    message the lower of the two stages that it is between, as the schedule counts them."""
+
+    stage: int
+    label: Label
+    boundary: int = -1
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"{NAMES[self.label.action]} {self.label.microbatch}"
+
+
+class Schedule:
+    """The actions of one rank, as PyTorch's pipeline runtime annotates them: ``PP:1F0`` is stage 1's forward of
+    micro-batch 0 (torch/distributed/pipelining/schedules.py: ``_get_profiler_function_name``).
+
+    ``F B I W`` compute; ``SEND_F RECV_F SEND_B RECV_B`` only post a message, which is waited for inside the action that
+    needs it. So an action lasts from its first to its last operator, and not as long as its annotation. A rank with
+    several stages of the schedule has several chunks of one stage here.
+
+    ``notes`` : (name, start, end) of every annotation of its profile, of whatever kind.
+    """
+
+    def __init__(self, notes: Iterable[tuple[str, float, float]]) -> None:
+        words = sorted((start, end, name) for name, start, end in notes if name.startswith("PP:"))
+        found = [(start, end, _NOTE.match(name)) for start, end, name in words]
+        stages = sorted({int(match.group(1)) for _, _, match in found if match})
+        self._since = [start for start, _, _ in found]
+        self._until = [end for _, end, _ in found]
+        self._doing = [_doing(match, stages) if match else None for _, _, match in found]
+
+    def at(self, ts: float) -> Doing | None:
+        """What the rank is doing at a time; None for nothing of its schedule."""
+        i = bisect.bisect_right(self._since, ts) - 1
+        return self._doing[i] if i >= 0 and ts <= self._until[i] else None
+
+
+def _doing(match: re.Match[str], stages: list[int]) -> Doing:
+    """``stages`` : those of the rank. The first says which place it has, in a loop as in a V."""
+    stage, word, microbatch = int(match.group(1)), match.group(2), int(match.group(3))
+    label = Label(action=word[-1], microbatch=microbatch, chunk=stages.index(stage))
+    if word in NAMES:
+        return Doing(stages[0], label)
+    label = Label(action=label.action, microbatch=microbatch, chunk=label.chunk, dim="pp")
+    return Doing(stages[0], label, stage - (word in ("RECV_F", "SEND_B")))

@@ -1,0 +1,262 @@
+"""A run as one file, whole: its Timeline and the machine it ran on, to look at again without running it.
+
+A zip of numpy columns and one JSON member for the words (``run.npz``). Nothing in it is executed when it is read.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.core.calibrated import Calibration
+from clustersim.core.errors import TraceError
+from clustersim.core.facts import UNKNOWN, Facts
+from clustersim.core.texts import is_folder, plain_file, there
+from clustersim.core.timeline import LinkUse, OpInfo, Timeline
+from clustersim.core.topology import NodeType, Topology
+from clustersim.core.units import format_bytes
+from clustersim.files.traces.base import replace_file
+from clustersim.files.traces.files import LARGEST
+from clustersim.files.traces.heads import Head, Likeness, likeness
+from clustersim.files.traces.packing import (
+    packed,
+    packed_blocks,
+    parts,
+    ragged,
+    seal,
+    unpacked,
+    unpacked_blocks,
+    zipped,
+)
+
+NAME = "run.npz"
+"""Of the file in the folder of a run."""
+_BROKEN = (
+    ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError, MemoryError,
+    RuntimeError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What a file that is cut off, or something else, makes readers raise."""
+VERSION = 4
+"""Of the file's layout; from 4 on files are sealed."""
+
+Array = npt.NDArray[Any]
+_USE = ("segment_transfer", "segment_start", "segment_end", "segment_rate", "transfer_op", "transfer_load")
+_LINKS = ("link_src", "link_dst", "link_bandwidth", "link_latency", "vertex_node")
+
+
+@dataclass(frozen=True, eq=False)
+class SavedRun:
+    """A run as it was saved: its Timeline, the machine of its links, and what else was said of it."""
+
+    timeline: Timeline
+    topology: Topology | None = None
+    facts: Facts = UNKNOWN
+
+    def __repr__(self) -> str:
+        return f"<SavedRun {self.facts.title}: {self.timeline!r}>"
+
+    @property
+    def memory(self) -> dict[str, float]:
+        """Bytes one GPU holds while an op of that name runs; empty where nobody said."""
+        course = self.facts.memory_course
+        if course is None:
+            return {}
+        return dict(zip(course.moments, np.sum(list(course.columns().values()), axis=0).tolist(), strict=True))
+
+
+class _Links(msgspec.Struct):
+    """Names and kinds of a run's links; None: they are its machine's."""
+
+    names: list[str] | None
+    kinds: list[str] | None
+
+
+class _Machine(msgspec.Struct):
+    """A topology without its arrays; ``node_type_of`` : each node's place in ``node_types``."""
+
+    name: str
+    vertex_names: tuple[str, ...]
+    fabric: str
+    routing: str
+    vertex_kinds: tuple[str, ...]
+    link_kinds: tuple[str, ...]
+    node_types: list[NodeType]
+    node_type_of: list[int]
+    calibration: Calibration | None
+
+
+_SAME = tuple(name for name in _Machine.__struct_fields__ if not name.startswith("node_type"))
+"""What a :class:`_Machine` has as a topology has it."""
+
+
+class _Layout(msgspec.Struct):
+    version: int
+
+
+class _Words(_Layout):
+    world_size: int
+    source: str
+    stats: dict[str, float]
+    facts: Facts
+    ops: tuple[OpInfo, ...]
+    links: _Links | None = None
+    topology: _Machine | None = None
+
+
+def save_run(timeline: Timeline, path: str | Path, topology: Topology | None = None, facts: Facts = UNKNOWN) -> None:
+    """Write a run; ``topology`` : the machine of its links. Raises :class:`TraceError` where the file cannot be
+    written."""
+    sets, op, of, *times = timeline._rows()
+    arrays: dict[str, Array] = {"row_op": op.astype(np.int32), "row_set": of.astype(np.int32)}
+    arrays |= packed(*times) | packed_blocks(timeline.blocks) | ragged("set", sets)
+    if timeline.rank_node is not None:
+        arrays["rank_node"] = timeline.rank_node
+    details = [{key: _kept(value, arrays) for key, value in op.detail.items()} for op in timeline.ops]
+    ops = tuple(msgspec.structs.replace(op, detail=one) for op, one in zip(timeline.ops, details, strict=True))
+    links = None if timeline.links is None else _link_words(timeline.links, topology, arrays)
+    machine = None if topology is None else _topology_words(topology, arrays)
+    words = _Words(VERSION, timeline.world_size, timeline.source, timeline.stats, facts, ops, links, machine)
+    arrays["words"] = np.frombuffer(msgspec.json.encode(words, enc_hook=_plain), dtype=np.uint8)
+    replace_file(Path(path), zipped(arrays))
+
+
+def load_run(path: str | Path) -> SavedRun:
+    """Read what :func:`save_run` wrote; a folder is the ``run.npz`` inside it.
+
+    Raises :class:`TraceError` for a file that is missing or something else.
+    """
+    path = Path(path)
+    path = path / NAME if is_folder(path) else path
+    if there(path):
+        plain_file(path, TraceError)
+    try:
+        _fits(path)
+        with np.load(path, allow_pickle=False) as data:
+            arrays = {name: data[name] for name in data.files}
+        text = arrays["words"].tobytes()
+        version = msgspec.json.decode(text, type=_Layout).version
+        if version != VERSION:
+            raise TraceError(f"{path}: written by another version of clustersim (layout {version}); run it again")
+        words = msgspec.json.decode(text, type=_Words)
+        topology = None if words.topology is None else _topology(words.topology, arrays)
+        return SavedRun(_timeline(words, arrays, topology), topology, words.facts)
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such file; `clustersim run SCENARIO --out DIR` writes it") from None
+    except (OSError, EOFError, *_BROKEN, msgspec.DecodeError) as error:
+        raise TraceError(f"{path}: not a run that clustersim saved ({type(error).__name__})") from None
+
+
+def _fits(path: Path) -> None:
+    """Raise :class:`TraceError` where what is packed in a file would be larger than any trace that is read, or is not
+    what was sealed: whatever reads a run may then rely on all of it."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+        sealed = archive.comment == seal(archive)
+    if size > LARGEST:
+        raise TraceError(f"{path}: unpacks to {format_bytes(size)}; at most {format_bytes(LARGEST)} are read")
+    if not sealed:
+        raise TraceError(
+            f"{path}: not a run that clustersim saved, or one of another version, or changed since; run it again"
+        )
+
+
+def sniff(head: Head) -> Likeness:
+    """Whether a file is a zip, as a saved run is."""
+    return likeness(named=False, shaped=head.data.startswith(b"PK\x03\x04"))
+
+
+def read(paths: Sequence[Path]) -> Timeline:
+    """The Timeline of one saved run. Raises :class:`TraceError` for several."""
+    if len(paths) != 1:
+        raise TraceError(f"{paths[0]} is a whole run; read one at a time")
+    return load_run(paths[0]).timeline
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
+
+
+def _kept(value: Any, arrays: dict[str, Array]) -> Any:
+    """What JSON cannot hold, infinity and arrays, as an object that :func:`_restored` knows; arrays go beside the other
+    columns, equal ones once."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if isinstance(value, tuple | list):
+        return [_kept(item, arrays) for item in value]
+    if not isinstance(value, np.ndarray):
+        return value
+    import hashlib
+
+    name = "detail_" + hashlib.sha256(str((value.dtype.str, value.shape)).encode() + value.tobytes()).hexdigest()[:24]
+    arrays[name] = value
+    return {"$array": name}
+
+
+def _link_words(use: LinkUse, topology: Topology | None, arrays: dict[str, Array]) -> _Links:
+    arrays |= {name: getattr(use, name) for name in _USE}
+    arrays |= ragged("load_links", tuple(links for links, _ in use.loads))
+    arrays |= ragged("load_weights", tuple(weights for _, weights in use.loads))
+    arrays["use_bandwidth"] = use.link_bandwidth
+    # The machine's own links need no names of their own.
+    if topology is not None and topology.n_links == len(use.link_bandwidth):
+        return _Links(None, None)
+    return _Links(list(use.link_names), list(use.link_kinds))
+
+
+def _topology_words(topology: Topology, arrays: dict[str, Array]) -> _Machine:
+    arrays |= {f"topology_{name}": getattr(topology, name) for name in _LINKS}
+    by_id = {id(t): t for t in topology.node_types}
+    types = list(by_id)
+    return _Machine(
+        node_types=[replace(one, sources=dict(one.sources)) for one in by_id.values()],
+        node_type_of=[types.index(id(t)) for t in topology.node_types],
+        **{name: getattr(topology, name) for name in _SAME},
+    )
+
+
+def _topology(words: _Machine, arrays: dict[str, Array]) -> Topology:
+    same: Any = {name: getattr(words, name) for name in _SAME} | {name: arrays[f"topology_{name}"] for name in _LINKS}
+    return Topology(node_types=tuple(words.node_types[i] for i in words.node_type_of), **same)
+
+
+def _timeline(words: _Words, arrays: dict[str, Array], topology: Topology | None) -> Timeline:
+    rows = (arrays["row_op"].astype(np.int64), arrays["row_set"].astype(np.int64), *unpacked(arrays))
+    details = [{key: _restored(value, arrays) for key, value in op.detail.items()} for op in words.ops]
+    return Timeline.of_blocks(
+        world_size=words.world_size,
+        ops=tuple(msgspec.structs.replace(op, detail=one) for op, one in zip(words.ops, details, strict=True)),
+        rank_sets=parts("set", arrays),
+        rows=rows,
+        blocks=unpacked_blocks(arrays),
+        links=None if words.links is None else _links(words.links, arrays, topology),
+        source=words.source,
+        rank_node=arrays.get("rank_node"),
+        stats=words.stats,
+    )
+
+
+def _restored(value: Any, arrays: dict[str, Array]) -> Any:
+    if isinstance(value, dict):
+        return arrays[value["$array"]] if "$array" in value else float(value["$float"])
+    return tuple(_restored(item, arrays) for item in value) if isinstance(value, list) else value
+
+
+def _links(words: _Links, arrays: dict[str, Array], topology: Topology | None) -> LinkUse:
+    names, kinds = words.names, words.kinds
+    if names is None or kinds is None:
+        if topology is None:
+            raise ValueError("links without names")
+        names, kinds = [topology.link_name(i) for i in range(topology.n_links)], list(topology.link_kinds)
+    loads = tuple(zip(parts("load_links", arrays), parts("load_weights", arrays), strict=True))
+    columns = {name: arrays[name] for name in _USE}
+    return LinkUse(**columns, loads=loads, link_names=names, link_bandwidth=arrays["use_bandwidth"], link_kinds=kinds)

@@ -1,7 +1,0 @@
-"""Transfers as fluid flows on links that they share, in simulated time.
-
-In the order to read it: :mod:`~clustersim.flows.loads`, which links a byte of payload crosses, reduced to the *slots*
-where somebody can be held back; :mod:`~clustersim.flows.fairshare`, who gets how much of a slot;
-:mod:`~clustersim.flows.classes`, flows that always have one rate as one object; :mod:`~clustersim.flows.clock`, when
-things happen; and :mod:`~clustersim.flows.network`, which brings the rates up to date as flows begin and end.
-"""

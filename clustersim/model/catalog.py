@@ -1,0 +1,140 @@
+"""Models by name: shipped config.json files, convolutional networks, or a path."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from clustersim.core.errors import ModelError
+from clustersim.core.model import Model
+from clustersim.core.paths import data_path, shipped
+from clustersim.core.texts import Table, is_folder
+from clustersim.model.audio import jasper, waveglow
+from clustersim.model.base import Shape
+from clustersim.model.convnets import CONVNETS, convnet
+from clustersim.model.fastpitch import fastpitch
+from clustersim.model.hf import from_hf, shape_from_hf
+from clustersim.model.names import described, plain, same_family
+from clustersim.model.recurrent import gnmt, tacotron2
+from clustersim.model.seq2seq import SEQ2SEQ, seq2seq
+from clustersim.model.transformer import build, execution
+from clustersim.model.transformer_xl import TRANSFORMER_XL, transformer_xl
+from clustersim.model.vision import VITS, vit_shape
+
+NETWORKS: Mapping[str, Callable[[], Model]] = {
+    "gnmt": gnmt,
+    "tacotron2": tacotron2,
+    "waveglow": waveglow,
+    "jasper": jasper,
+    "fastpitch": fastpitch,
+}
+"""Networks that are neither a transformer nor of images, by name."""
+
+_SEEN = ("image_size", "class_tokens", "classes")
+"""What may be said of a vision transformer."""
+
+
+def _vit(name: str, attention: str | None = None, implementation: str | None = None, **seen: Any) -> Model:
+    attention, implementation = execution(attention, implementation)
+    return build(dataclasses.replace(vit_shape(name, **seen), attention=attention, implementation=implementation))
+
+
+_DESCRIBED: Mapping[str, tuple[Callable[..., Model], set[str]]] = {
+    **dict.fromkeys(CONVNETS, (convnet, {"image_size", "implementation"})),
+    **dict.fromkeys(TRANSFORMER_XL, (transformer_xl, {"seq_len"})),
+    **dict.fromkeys(SEQ2SEQ, (seq2seq, {"seq_len", "implementation"})),
+    **dict.fromkeys(VITS, (_vit, {*_SEEN, "attention", "implementation"})),
+    **dict.fromkeys(NETWORKS, (lambda name: NETWORKS[name](), set())),
+}
+"""Networks that are described in Python: how each is built from its name, and which options it takes."""
+
+
+def catalog() -> tuple[str, ...]:
+    """Every name :func:`model` knows: the shipped configs, then the networks described in Python."""
+    return (*shipped("data/models", ".json"), *_DESCRIBED)
+
+
+def model(name_or_path: str | Path, **overrides: Any) -> Model:
+    """A model by name or by the path of a Hugging Face config.json (or its folder).
+
+    Parameters
+    ----------
+    name_or_path : ``"llama3-8b"``, ``"resnet50"``, ``"configs/my_llama/config.json"``; a name is read without regard
+        to case, ``_`` or a leading organisation (``meta-llama/``).
+    overrides : ``seq_len``, ``attention``, ``implementation`` and the other options of
+        :func:`~clustersim.model.hf.from_hf`, or ``image_size`` of :func:`~clustersim.model.convnets.convnet`.
+
+    Raises :class:`ModelError` for a name that is neither, with the nearest known one.
+
+    >>> model("gpt2").parameters, model("ResNet50").parameters
+    (124439808, 25557032)
+    """
+    path = Path(name_or_path)
+    if _is_config(path):
+        return from_hf(path, **overrides)
+    name = _known(str(name_or_path))
+    if name in _DESCRIBED:
+        network, known = _DESCRIBED[name]
+        return network(name, **_only(name, overrides, known))
+    return from_hf(_config(name), name=name, **overrides)
+
+
+def file(name_or_path: str | Path) -> Path | None:
+    """The config.json that :func:`model` reads; None for a model that is described in Python. Raises as it does."""
+    path = Path(name_or_path)
+    if _is_config(path):
+        return path / "config.json" if is_folder(path) else path
+    name = _known(str(name_or_path))
+    return None if name in _DESCRIBED else _config(name)
+
+
+def shape(name_or_path: str | Path, options: Table) -> Shape | None:
+    """What a transformer was built from; None for a network that is no stack of equal blocks. Raises as :func:`model`.
+
+    ``options`` : as of :func:`model`.
+    """
+    path = file(name_or_path)
+    if path is not None:
+        known = {field.name for field in dataclasses.fields(Shape)}
+        said = {name: value for name, value in options.items() if name in known}
+        return dataclasses.replace(shape_from_hf(path)[0], **said)
+    name = _known(str(name_or_path))
+    return vit_shape(name, **{key: options[key] for key in _SEEN if key in options}) if name in VITS else None
+
+
+@cache
+def _names() -> dict[str, str]:
+    """Each name of the catalog by what is compared of it."""
+    return {plain(name): name for name in catalog()}
+
+
+def _known(word: str) -> str:
+    name = _names().get(plain(word), "")
+    if not name and (why := described(word)):
+        raise ModelError(f"model {word!r} is {why}")
+    if not name:
+        raise ModelError(f"unknown model {word!r}; {same_family(word, catalog())}")
+    return name
+
+
+def _is_config(path: Path) -> bool:
+    """Whether it is somebody's config; a folder without one that has a shipped model's name is none."""
+    if path.suffix == ".json" or not is_folder(path):
+        return path.suffix == ".json"
+    return (path / "config.json").exists() or plain(str(path)) not in map(plain, catalog())
+
+
+def _config(name: str) -> Path:
+    return data_path("data") / "models" / f"{name}.json"
+
+
+def _only(name: str, overrides: Table, known: set[str]) -> Table:
+    for option in overrides:
+        if option not in known:
+            raise ModelError(
+                f"{name}: unknown option {option!r}; it takes {', '.join(map(repr, sorted(known))) or 'none'}"
+            )
+    return overrides

@@ -1,0 +1,103 @@
+"""Kernels of a mixture of experts: router, dispatch, the experts' products as groups, the weighted sum.
+
+The products of all experts are one :class:`~clustersim.core.model.Kernel` with ``repeat``: launched one expert after
+the other, as Hugging Face's loop does it, or in one launch (``experts_implementation = "grouped_mm"``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clustersim.core.model import Kernel
+from clustersim.model import kernels as K
+from clustersim.model.base import Experts, Shape
+
+Kernels = tuple[Kernel, ...]
+
+
+def expert_kernels(s: Shape, e: Experts) -> Kernels:
+    """Everything that stands where a dense block has its MLP; each expert sees its even share of the tokens."""
+    t, h = s.seq_len, s.d_model
+    routed = float(t * e.per_token)
+    # The loop has an index_add and its index for each expert.
+    indices = (1, 1) if s.experts_implementation == "grouped_mm" else (2 * e.count, 2 * e.count)
+    return (
+        K.linear("router", t, h, e.count),
+        # Its n and k: groups of experts, and how many of them a token's experts may be in.
+        replace(K.memory("top_k", float(t * e.count), K.Passes(6, 6, 6, 6)), n=e.groups, k=e.group_limit),
+        K.memory("dispatch", routed * h, K.Passes(2, 3), cut="expert"),
+        *routed_kernels(s, e, routed),
+        # The gradients of the weights it sums by need what the experts said.
+        K.memory("combine", routed * h, K.Passes(5, 5, *indices), cut="expert", saved=1),
+        *_shared_kernels(s, e),
+    )
+
+
+def routed_kernels(s: Shape, e: Experts, routed: float) -> Kernels:
+    """Gate, up, activation and down of ``e.count`` experts on ``routed`` rows per sample together."""
+    h, f = s.d_model, e.width
+    activation = K.mlp_activation(s, "expert_activation", routed * f)
+    times = launches_of(s, e.count)
+    up = grouped(s, "expert_up", e.count, routed, (h, f))
+    activation = replace(
+        activation, cut="expert", launches=activation.launches * times,
+        backward_launches=activation.backward_launches * times,
+    )  # fmt: skip
+    wide = routed * (f * (1 + s.gated) + h)
+    # Sums of a bias per row behind the products; backward sums columns.
+    biases = K.memory("expert_bias", wide, K.Passes(2, 1, 2 * times, 2 * times), cut="expert")
+    if s.fuses:
+        biases = K.memory("expert_bias", routed * h, _weighted_bias(e.count), cut="expert")
+    return (
+        *((grouped(s, "expert_gate", e.count, routed, (h, f)),) if s.gated else ()),
+        K.sharing_input(up) if s.gated else up,
+        activation,
+        grouped(s, "expert_down", e.count, routed, (f, h), "expert_row"),
+        *((biases,) if e.bias else ()),
+    )
+
+
+def _weighted_bias(count: int) -> K.Passes:
+    """Megatron-LM's bias behind the experts' last product (core/transformer/moe/experts.py, ``_apply_bias``), which no
+    kernel fuses: one expert after the other it is weighted by its tokens' fp32 probabilities and added, then all are
+    joined and cast. Passes are of 16-bit elements: fp32 ones are two. The first product's bias rides on the product.
+    """
+    # Forward: b p written (2), t + b p (1 + 2, 2), joined (2, 2), cast (2, 1). Backward: of the cast and of the sum
+    # (1, 2; 2, 1), the pieces joined (1, 1), and of b p two products and their sums (2, 2, 2 each).
+    return K.Passes(14, 20, 2 * count + 2, 6 * count + 3)
+
+
+def grouped(
+    s: Shape, name: str, count: int, routed: float, sizes: tuple[int, int], cut: str = "expert_column"
+) -> Kernel:
+    """``count`` products with weights of equal ``sizes`` (in, out) on ``routed`` rows per sample together."""
+    share, (n_in, n_out) = routed / count, sizes
+    flops, moved = 2.0 * routed * n_in * n_out, routed * (n_in + n_out)
+    times = launches_of(s, count)
+    return Kernel(
+        name, "gemm", m=max(1, round(share)), n=n_out, k=n_in, flops=flops, backward_flops=2 * flops,
+        nbytes=moved, backward_nbytes=2 * moved, launches=times, backward_launches=2 * times, cut=cut, repeat=count,
+        saved=routed * n_in,
+    )  # fmt: skip
+
+
+def launches_of(s: Shape, count: int) -> int:
+    """Kernels launched for one product of ``count`` experts."""
+    return 1 if s.experts_implementation == "grouped_mm" else count
+
+
+def _shared_kernels(s: Shape, e: Experts) -> Kernels:
+    """The MLP every token visits, its gate, and the sum with what routed experts say."""
+    if not e.shared:
+        return ()
+    t, h = s.seq_len, s.d_model
+    # The router keeps the input they share.
+    scaled = (K.sharing_input(K.linear("shared_scale", t, h, 1)),) if e.shared_gate else ()
+    wide = [K.linear(name, t, h, e.shared) for name in ("shared_gate",) * s.gated + ("shared_up",)]
+    return (
+        *(replace(K.sharing_input(kernel), cut="column") for kernel in wide),
+        K.mlp_activation(s, "shared_activation", float(t) * e.shared),
+        replace(K.linear("shared_down", t, e.shared, h), cut="row"),
+        *scaled,
+        K.memory("shared_sum", float(t * h), K.Passes(3, 3)),
+    )

@@ -1,0 +1,278 @@
+"""The GPU kernels of a transformer's parts, with the bytes the framework's own op list moves.
+
+One *pass* reads or writes a tensor once: a LayerNorm forward is two passes over its input. Passes are per element byte,
+so a bf16 pass over ``T h`` values is ``2 T h`` bytes. Counts follow the ops of Hugging Face's modeling files and
+PyTorch's autograd formulas; ``eager`` launches each op, ``fused`` is what torch.compile or Triton kernels leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from clustersim.core.model import Kernel
+from clustersim.model.base import Latent, Shape
+
+Kernels = tuple[Kernel, ...]
+
+
+class Passes(msgspec.Struct, frozen=True):
+    """Passes over the op's elements and kernels launched, forward and backward; ``saved`` tensors kept between."""
+
+    forward: float
+    backward: float
+    launches: int = 1
+    backward_launches: int = 1
+    saved: float = 1.0
+
+
+# Backward of a LayerNorm reads the output gradient and the input twice (input gradient, then weight gradients).
+# RMSNorm written out casts to fp32, squares, averages, scales, casts back and multiplies: 36 bytes a bf16 element.
+NORM = {
+    ("layernorm", False): Passes(2, 5, 1, 2),
+    ("rmsnorm", False): Passes(18, 36, 6, 12, saved=3),
+    ("layernorm", True): Passes(2, 3, 1, 2),
+    ("rmsnorm", True): Passes(2, 3, 1, 2),
+}
+# Passes over d_ff elements. gelu_new is a Python formula of eight ops; SwiGLU is silu and a product.
+ACTIVATION = {
+    "gelu": Passes(2, 3, saved=2),
+    "relu": Passes(2, 3, saved=2),
+    "gelu_new": Passes(18, 28, 8, 11, saved=5),
+    "swiglu": Passes(5, 10, 2, 3, saved=4),
+    "geglu": Passes(5, 10, 2, 3, saved=4),
+}
+FUSED_GATE = Passes(3, 5, 1, 1, saved=3)
+# Passes over logits: with Hugging Face's shifted copies; log-softmax and its gradient; one Triton kernel.
+# Megatron's (core/tensor_parallel/cross_entropy.py) casts 16-bit logits to fp32 and makes five fp32 passes over them,
+# and backward two: 19 and 7 passes if each went to memory. Its last stages on V100 (LiBai's tables) take half of that.
+CROSS_ENTROPY = {"eager": Passes(4, 7, 4, 6), "flash": Passes(3, 5, 3, 4), "fused": Passes(1, 1, 1, 0)}
+CROSS_ENTROPY["megatron"] = Passes(10, 4, 6, 3)
+# Rotation of queries and keys: two products, the rotated half, a sum; 20 bytes a bf16 element.
+ROTARY = {False: Passes(10, 20, 5, 10), True: Passes(2, 2, 1, 1)}
+# Passes over the attention scores, op by op, as each family's Hugging Face code has them. A select (GPT-2's causal
+# mask) has a gradient pass, an added mask has none, and torch.max's gradient (OPT's clamp) is five kernels. Llama's
+# softmax runs in fp32 and casts back.
+SCORES = {
+    "gpt2": {"scale": Passes(2, 2), "mask": Passes(2, 2), "softmax": Passes(2, 3)},
+    "opt": {"mask": Passes(2, 0, 1, 0), "clamp": Passes(2, 10, 1, 5), "softmax": Passes(2, 3)},
+    "bert": {"scale": Passes(2, 2), "mask": Passes(2, 0, 1, 0), "softmax": Passes(2, 3)},
+    "llama": {"scale": Passes(2, 2), "mask": Passes(2, 0, 1, 0), "softmax": Passes(6, 9, 2, 3)},
+}
+SCORES |= {"vit": SCORES["gpt2"], "vit_torchvision": SCORES["gpt2"], "vit_hf": SCORES["bert"]}
+SCORES |= {"mpt": SCORES["bert"]} | dict.fromkeys(("mixtral", "deepseek", "qwen_moe", "gpt_oss"), SCORES["llama"])
+# A dropout mask is one byte per element, a quarter of an fp32 pass, half of a 16-bit element kept for backward.
+DROPOUT = Passes(2.25, 2.25)
+MASK = 0.5
+
+LINEAR_CUTS = dict.fromkeys(("q", "k", "v", "qkv", "gate", "up"), "column")
+LINEAR_CUTS |= {"out": "row", "down": "row", "logits": "vocab"}
+"""How tensor parallelism cuts the linears of a transformer, by name; others are whole on every rank."""
+
+
+def memory(
+    name: str, elements: float, passes: Passes, times: int = 1, *, cut: str = "sequence", saved: float = 0.0
+) -> Kernel:
+    """A bandwidth-bound op over ``elements`` values per sample, launched ``times`` times.
+
+    ``saved`` : tensors of that many elements it keeps for backward.
+    """
+    return Kernel(
+        name,
+        "memory",
+        nbytes=passes.forward * elements * times,
+        backward_nbytes=passes.backward * elements * times,
+        launches=passes.launches * times,
+        backward_launches=passes.backward_launches * times,
+        cut=cut,
+        saved=saved * elements,
+    )
+
+
+def kept(kernels: Sequence[Kernel]) -> float:
+    """Elements per sample that kernels keep for backward, each its own: ``17 s h`` of a block with dropout (34 bytes in
+    16 bits) plus ``2.5 a s^2`` of eager attention (Korthikanti et al., arXiv:2205.05198)."""
+    return float(sum(kernel.saved for kernel in kernels))
+
+
+def linear(name: str, tokens: int, n_in: int, n_out: int, flop_tokens: float | None = None) -> Kernel:
+    """A dense layer on ``tokens`` rows per sample; backward is one GEMM each for input and weight gradients.
+
+    It keeps its input, which the weight gradient needs.
+    """
+    rows = float(tokens if flop_tokens is None else flop_tokens)
+    flops = 2.0 * rows * n_in * n_out
+    moved = rows * (n_in + n_out)
+    return Kernel(
+        name, "gemm", m=tokens, n=n_out, k=n_in, flops=flops, backward_flops=2 * flops,
+        nbytes=moved, backward_nbytes=2 * moved, cut=LINEAR_CUTS.get(name, "sequence"), saved=rows * n_in,
+    )  # fmt: skip
+
+
+def sharing_input(kernel: Kernel) -> Kernel:
+    """A linear whose input another one keeps for backward already."""
+    return replace(kernel, saved=0.0)
+
+
+def batched(name: str, batch: int, m: int, n: int, k: int) -> Kernel:
+    """``batch`` equal GEMMs per sample of two activations, one per head; backward has a GEMM for each operand."""
+    flops = 2.0 * batch * m * n * k
+    moved = float(batch) * (m * k + k * n + m * n)
+    return Kernel(
+        name, "gemm", m=m, n=n, k=k, batch=batch, flops=flops, backward_flops=2 * flops,
+        nbytes=moved, backward_nbytes=2 * moved, cut="heads",
+    )  # fmt: skip
+
+
+def norm(s: Shape, name: str, elements: float | None = None, saved: float | None = None) -> Kernel:
+    """LayerNorm or RMSNorm over the sequence (or over ``elements`` values), which keeps what its passes say."""
+    passes = NORM[s.norm, s.implementation == "fused"]
+    over = float(s.seq_len * s.d_model) if elements is None else elements
+    return memory(name, over, passes, saved=passes.saved if saved is None else saved)
+
+
+def activation_passes(s: Shape) -> Passes:
+    """What the MLP's nonlinearity costs; ``gelu_new`` is one op outside Hugging Face's eager code."""
+    if s.fuses and s.gated:
+        return FUSED_GATE
+    if s.activation == "gelu_new" and s.implementation != "eager":
+        return ACTIVATION["gelu"]
+    return ACTIVATION[s.activation]
+
+
+def mlp_activation(s: Shape, name: str, elements: float) -> Kernel:
+    """The nonlinearity between an MLP's products; its output is the next product's input, which that one keeps."""
+    passes = activation_passes(s)
+    return memory(name, elements, passes, cut="heads", saved=passes.saved - 1)
+
+
+def residual(s: Shape, name: str) -> Kernels:
+    """The dropout (if any) and the residual sum after a block's half; fused, they ride on the next norm."""
+    elements = float(s.seq_len * s.d_model)
+    if s.fuses:
+        mask = 0.25 if s.hidden_dropout else 0.0
+        # Megatron's backward: the dropout's, and the sum of the two gradients that meet here.
+        apart = s.implementation == "megatron"
+        passes = Passes(3 + mask, 5 + mask, 1, 2) if apart else Passes(2 + mask, 1 + mask, 0, 0)
+        return (memory(name, elements, passes, saved=MASK * s.hidden_dropout),)
+    drop = (memory(f"{name}_dropout", elements, DROPOUT, saved=MASK),) if s.hidden_dropout else ()
+    return (*drop, memory(name, elements, Passes(3, 3)))
+
+
+def bias_gradients(s: Shape, widths: list[int], row_widths: list[int]) -> Kernels:
+    """Column sums of output gradients, one kernel per biased linear; the forward bias rides on the GEMM.
+
+    ``widths`` are of linears that tensor parallelism cuts by columns and ``row_widths`` of those it cuts by rows, whose
+    bias every rank has whole: the kernel's ``n`` and ``k``.
+    """
+    n, k = sum(widths), sum(row_widths)
+    if not n + k:
+        return ()
+    launches = len(widths) + len(row_widths)
+    return (
+        Kernel(
+            "bias_gradients", "memory", n=n, k=k, backward_nbytes=float(s.seq_len) * (n + k), launches=0,
+            backward_launches=launches, cut="column",
+        ),
+    )  # fmt: skip
+
+
+def input_gradient_sums(s: Shape, extra: int) -> Kernels:
+    """Sums of input gradients where ``extra + 1`` separate linears read one tensor (q, k and v; gate and up)."""
+    if extra <= 0 or s.fuses:
+        return ()
+    nbytes = 3.0 * extra * s.seq_len * s.d_model
+    return (
+        Kernel("gradient_sums", "memory", backward_nbytes=nbytes, launches=0, backward_launches=extra, cut="whole"),
+    )
+
+
+def latent_projections(s: Shape, a: Latent) -> Kernels:
+    """Multi-head latent attention, from the block's normed input to whole queries, keys and values: projections of low
+    rank, their norms, rotation. DeepSeek-V2, arXiv:2405.04434, section 2.1, as ``modeling_deepseek.py`` and
+    Megatron-LM's ``multi_latent_attention.py`` train it: keys and values are projected up for every head, and attention
+    runs on whole heads (nothing is absorbed).
+
+    Down projections and their norms are whole on every tensor-parallel rank, on its own tokens under sequence
+    parallelism; up projections are cut by heads (Megatron-LM's ``linear_q_down_proj`` is duplicated).
+    """
+    t, h = s.seq_len, s.d_model
+    if a.q_rank:
+        queries = [
+            linear("q_down", t, h, a.q_rank),
+            _latent_norm(s, "q_latent_norm", a.q_rank),
+            replace(linear("q_up", t, a.q_rank, s.width), cut="column"),
+        ]
+    else:
+        queries = [replace(linear("q", t, h, s.width), cut="column")]
+    rotated = float(t * (s.heads + 1) * a.rope)
+    copied = float(t * s.width) * (1 if s.implementation == "fused" else 2)  # keys, op by op also queries, are joined
+    return (
+        *queries,
+        sharing_input(linear("kv_down", t, h, a.kv_rank + a.rope)),
+        _latent_norm(s, "kv_latent_norm", a.kv_rank),
+        replace(linear("kv_up", t, a.kv_rank, s.heads * (a.nope + a.value)), cut="column"),
+        # Its n is the width of the rotated keys that all heads share, its k the tokens.
+        replace(memory("rotary", rotated, ROTARY[s.implementation == "fused"]), cut="heads", n=a.rope, k=t),
+        replace(memory("join_heads", copied, Passes(2, 2)), cut="heads"),
+    )
+
+
+def _latent_norm(s: Shape, name: str, width: int) -> Kernel:
+    """A norm of the latent vector, whose scaling counts as a product (as Megatron-LM counts it among its FLOPs)."""
+    flops = 2.0 * s.seq_len * width
+    return replace(norm(s, name, float(s.seq_len * width)), flops=flops, backward_flops=2 * flops)
+
+
+def attention(s: Shape) -> Kernels:
+    """Everything between the q, k, v projections and the output projection."""
+    kernels: list[Kernel] = []
+    tokens = float(s.seq_len)
+    if s.qk_norm:
+        kernels.append(replace(norm(s, "qk_norm", tokens * (s.width + s.kv_width), saved=0), cut="heads"))
+    if s.positions == "rotary" and not s.latent:
+        passes = ROTARY[s.fuses]
+        kernels.append(memory("rotary", tokens * (s.width + s.kv_width), passes, cut="heads"))
+    if s.kv_heads < s.heads and not s.fuses:
+        # Keys and values are copied out to every query head; backward sums the copies.
+        kernels.append(memory("repeat_kv", tokens * (s.width + s.kv_width), Passes(2, 2, 2, 2), cut="heads"))
+    return (*kernels, *(_flash(s) if s.attention == "flash" else _eager(s)))
+
+
+def _flash(s: Shape) -> Kernels:
+    flops = 2.0 * s.attended_pairs * s.heads * (s.head_dim + s.value_dim)
+    qkvo = float(s.seq_len) * (s.heads + s.kv_heads) * (s.head_dim + s.value_dim)
+    return (
+        Kernel(
+            "attention", "attention", flops=flops, backward_flops=2.5 * flops, nbytes=qkvo, backward_nbytes=2 * qkvo,
+            heads=s.heads, head_dim=s.head_dim, seq=s.seq_len, causal=s.causal, launches=1, backward_launches=3,
+            cut="heads", saved=float(s.seq_len) * (s.width + s.kv_heads * (s.head_dim + s.value_dim)),
+        ),
+    )  # fmt: skip
+
+
+def _eager(s: Shape) -> Kernels:
+    t, square = s.seq_len, float(s.heads) * s.seq_len**2
+    kept = float(t) * (s.width + s.kv_heads * (s.head_dim + s.value_dim))
+    # The softmax's output, and behind a dropout the dropped one with its mask (arXiv:2205.05198).
+    square_kept = (2 + MASK if s.attn_dropout else 1.0) * square
+    scores = replace(batched("scores", s.heads, t, t, s.head_dim), saved=kept)
+    context = batched("context", s.heads, t, s.value_dim, t)
+    if s.fuses:
+        ops = [memory("softmax", square, Passes(2, 3), cut="heads")]
+    else:
+        ops = [memory(name, square, passes, cut="heads") for name, passes in SCORES[s.family].items()]
+    if s.implementation != "fused" and s.attn_dropout:
+        ops.append(memory("dropout", square, DROPOUT, cut="heads"))
+    ops = [replace(op, saved=square_kept) if op.name == "softmax" else op for op in ops]
+    # Splitting and merging heads copies q, k, v and the output (torch.matmul needs them contiguous).
+    copies = memory("head_copies", float(t * s.d_model), Passes(2, 2), times=4, cut="heads")
+    return (copies, scores, *ops, context)
+
+
+def cross_entropy(s: Shape, positions: int) -> Kernel:
+    """Softmax cross-entropy over ``positions`` rows of logits per sample."""
+    passes = CROSS_ENTROPY["fused" if s.fused_loss else s.implementation]
+    return memory("cross_entropy", float(positions) * s.vocab, passes, cut="vocab", saved=2.0)

@@ -1,0 +1,74 @@
+"""What people call models (``data/names.toml``): those that are described here, and what the others are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import takewhile
+
+from clustersim.core.errors import nearest
+from clustersim.core.texts import data_table
+
+FAMILY = 0.75
+"""How alike the first words of two names must be for one to be a slip of the pen."""
+
+
+@lru_cache(maxsize=1)
+def names() -> dict[str, dict[str, str]]:
+    """The tables of the file."""
+    return data_table("names")
+
+
+def plain(name: str) -> str:
+    """A name without its organisation, in lower-case letters, digits and dots.
+
+    >>> plain("meta-llama/Llama-3.1_8B")
+    'llama3.18b'
+    """
+    return "".join(c for c in name.rsplit("/", 1)[-1].lower() if c.isalnum() or c == ".")
+
+
+def what(name: str, *kinds: str) -> str:
+    """What a name is that begins as one of these kinds (tables of the file) do, the longest first; empty for none.
+
+    >>> what("gemma-2-9b", "others")
+    'a Gemma 2, with capped attention scores and norms on both sides of a block'
+    """
+    said = {start: words for kind in kinds for start, words in names()[kind].items()}
+    return next((said[start] for start in sorted(said, key=len, reverse=True) if plain(name).startswith(start)), "")
+
+
+def described(name: str, model_type: bool = False) -> str:
+    """Why a name or a ``model_type`` is not known, to follow ``model 'x' is``; empty where nobody knows what it is."""
+    said = (names()["types"].get(name, "") if model_type else "") or what(name, "others", "experts")
+    return f"{said}, which is not described" if said else ""
+
+
+def same_family(name: str, known: Iterable[str]) -> str:
+    """:func:`~clustersim.core.errors.nearest` among names of the same family; else the list of all.
+
+    >>> same_family("lama2-13b", ["llama2-13b", "gpt2"]), same_family("mystery-13b", ["llama2-13b", "gpt2"])
+    ("did you mean 'llama2-13b'?", 'known: gpt2, llama2-13b')
+    """
+    every, head = list(known), _head(name)
+    close = [one for one in every if _head(one) == head] or [one for one in every if _slip(head, _head(one))]
+    return nearest(name, close) if close else nearest("", every)
+
+
+def _slip(one: str, other: str) -> bool:
+    """Whether one word is the other, with letters that changed places or a few that are wrong.
+
+    >>> _slip("gtp", "gpt"), _slip("lama", "llama"), _slip("mamba", "llama")
+    (True, True, False)
+    """
+    return sorted(one) == sorted(other) or difflib.SequenceMatcher(None, one, other).ratio() >= FAMILY
+
+
+def _head(name: str) -> str:
+    """The letters a name begins with.
+
+    >>> _head("GPT2-xl"), _head("bert-base")
+    ('gpt', 'bert')
+    """
+    return "".join(takewhile(str.isalpha, name.rsplit("/", 1)[-1].lower()))

@@ -1,0 +1,210 @@
+"""The constants of the compute model, and the setting a kernel runs in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from clustersim.core.device import Device
+from clustersim.core.errors import ScenarioError, nearest
+from clustersim.core.program import DTYPE_BYTES
+
+HALF = frozenset({"fp16", "bf16", "fp8"})
+MODES = ("fp32", "tf32", "fp16", "bf16", "fp8")
+ATTENTION_KERNELS = ("eager", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn")
+IMPLEMENTATIONS = ("eager", "compiled")
+FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+"""torchao's names. Transformer Engine's delayed and current scaling are ``tensorwise``."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Every fitted number of the compute model that is not a device's. None belongs to a GPU, a model or a case.
+
+    Parameters
+    ----------
+    half_k0, half_c, fp32_k0, fp32_c : prologue steps along k, and the tile-size term, of a GEMM
+        (:mod:`clustersim.model.seconds.gemm`). Fitted on 584 half-precision and 5,710 fp32 products of the compute
+        table with the devices' published rates held; median errors 2-6 % (fp16, bf16, fp8 of A100, H100, H200), 4-6 %
+        (fp32 linears), 7-21 % (fp32 batched products). B200's table lies 33 % under its own best matmul rate.
+    gemm_memory : share of nominal bandwidth a bandwidth-bound GEMM reaches.
+    sum_exposed : where a weight gradient's product adds to the kept gradient, of the shorter of its arithmetic and that
+        traffic, what the other does not hide. Megatron's products on A100 and B200, dense and grouped (SimuMax's
+        tables): 0.15 to 0.4, one number for all.
+    sustained : of the best measured matmul rate, what a training step keeps on tensor cores (power, clocks): 0.91 after
+        the tile term, from 123 llm-foundry steps of A100 and H100.
+    misaligned : of the tensor-core rate, what is left where 16-bit rows have an odd length (an unpadded vocabulary):
+        they can only be loaded two bytes at a time. Transformer-XL's 267,735 words on V100 and A100; it makes a
+        compiled GPT-2 22 % slower with 50,257 words than with 50,304, where nanoGPT reports a quarter.
+    fp8_linear : of the fp8 rate, what linear layers with their casts keep (7 llm-foundry rows, 1.6 times bf16).
+    memory_half, memory_fp32, memory_compiled : share of STREAM that elementwise kernels reach: eager 16-bit (the same
+        123 steps), eager fp32 and attention scores (NeuSight transformer steps, 3.5 % mean error), generated code.
+    memory_images : the same for convolutional networks, whose tensors are large and whose norms are cuDNN's.
+    conv_fp32, winograd, conv_half : share of the matmul rate convolutions reach, and the gain of fast algorithms on
+        3x3 and 5x5 windows in fp32. group_fp32, group_half : channels per group at which a grouped one reaches half of
+        that. Fitted on ResNet, ResNeXt, VGG and AlexNet steps of V100 and P100 (ptddp, DeepLearningExamples, Lambda,
+        TensorFlow benchmarks): within 10 % in PyTorch.
+    conv_ampere : in place of conv_half, and of conv_fp32 under TF32, since Ampere and on other makes, whose tensor
+        cores are harder to feed: some 120 TFLOP/s in 16 bits, 90 before. From ResNet-50 in TF32 and AMP on three A100
+        boards (Lambda): each of the six asks for 0.45 to 0.52, but AMP on 40 GB for 0.7. A lower share of bandwidth
+        would explain the same rows, but transformers show none since Ampere.
+    flash_forward, flash_backward : forward and backward rate over the combined rate of the flash-attention charts.
+    per_tensor : float [s], DDP's cost of one copy of one parameter's gradient, into its bucket or back (ptddp).
+        step_overhead : float [s] per step.
+    jitter_volta, jitter : relative standard deviation of a rank's step: before Ampere, from what 2 to 16 V100s add to
+        one (ptddp: 1.0 % median error given the one-GPU time, 1.7 % with 0.015), seen in P100s and K80s too (tfps: 4.6
+        to 3.7 %); and since Ampere (llm-foundry: what is left of 8 to 128 GPUs of A100 and H100).
+    overlap_slowdown_volta, overlap_slowdown : see :class:`clustersim.core.model.StepCost`; ptddp, and llm-foundry.
+    """
+
+    half_k0: float = 140.0
+    half_c: float = 20.0
+    fp32_k0: float = 20.0
+    fp32_c: float = 5.0
+    gemm_memory: float = 0.75
+    sum_exposed: float = 0.3
+    sustained: float = 0.95
+    misaligned: float = 0.45
+    fp8_linear: float = 0.906
+    memory_half: float = 0.58
+    memory_fp32: float = 0.75
+    memory_compiled: float = 0.85
+    conv_fp32: float = 0.70
+    winograd: float = 2.9
+    conv_half: float = 0.95
+    conv_ampere: float = 0.48
+    group_fp32: float = 8.0
+    group_half: float = 73.0
+    memory_images: float = 0.86
+    flash_forward: float = 1.2
+    flash_backward: float = 0.94
+    per_tensor: float = 10e-6
+    step_overhead: float = 1e-3
+    jitter_volta: float = 0.025
+    jitter: float = 0.005
+    overlap_slowdown_volta: float = 0.3
+    overlap_slowdown: float = 0.16
+
+
+CONSTANTS = Constants()
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """Where and how kernels run: what every time function takes.
+
+    Parameters
+    ----------
+    device : the GPU. dtype : of the GEMMs, one of :data:`MODES`.
+    autocast : parameters and norms stay fp32 around half-precision GEMMs (``torch.autocast``).
+    attention_kernel : of fused attention, one of :data:`ATTENTION_KERNELS`.
+    compiled : elementwise kernels are generated (torch.compile), not eager; convolutions run channels last.
+    images : the model is a convolutional network.
+    summed_bytes : of an element of the gradient that a weight gradient's product is added to (Megatron's
+        ``gradient_accumulation_fusion``); 0 where the product is written.
+    float8_recipe : one of :data:`FLOAT8_RECIPES`: whether 8-bit linears have one scale a tensor or one a row.
+    constants : the fitted numbers.
+    """
+
+    device: Device
+    dtype: str
+    autocast: bool = False
+    attention_kernel: str = "fa2"
+    compiled: bool = False
+    images: bool = False
+    summed_bytes: int = 0
+    float8_recipe: str = "tensorwise"
+    constants: Constants = CONSTANTS
+
+    @property
+    def half(self) -> bool:
+        """Whether GEMMs run in 16 bits or fewer."""
+        return self.dtype in HALF
+
+    @property
+    def rowwise(self) -> bool:
+        """Whether products run in 8 bits with one scale a row."""
+        return self.dtype == "fp8" == self.device.runs_as("fp8") and self.float8_recipe != "tensorwise"
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one activation element; fp8 keeps activations in 16 bits."""
+        return max(2, DTYPE_BYTES[self.dtype])
+
+    def with_dtype(self, dtype: str) -> Setting:
+        """The same setting with GEMMs in another dtype."""
+        return self if dtype == self.dtype else replace(self, dtype=dtype)
+
+    @property
+    def peak(self) -> float:
+        """The device's dense peak [FLOP/s] in the dtype GEMMs run in: what an MFU is of."""
+        return self.device.peak[self.device.runs_as(self.dtype)]
+
+    def matmul_rate(self) -> float:
+        """Matmul rate [FLOP/s] that large GEMMs keep inside a training step."""
+        runs_as = self.device.runs_as(self.dtype)
+        rate = self.device.matmul_rate(self.dtype)
+        if runs_as == "fp32":
+            return rate
+        # What casts cost is in this share, or counted apart (:mod:`clustersim.model.seconds.float8`).
+        casts = self.constants.fp8_linear if runs_as == "fp8" and not self.rowwise else 1.0
+        return rate * self.constants.sustained * casts
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a step is computed.
+
+    Parameters
+    ----------
+    dtype : of GEMMs and convolutions: fp32 (TF32 off), tf32, fp16, bf16, fp8 (linear layers of blocks, bf16 elsewhere).
+    param_dtype : what the model's parameters are in while it computes. fp32 with a 16-bit ``dtype`` is autocast: norms,
+        softmax and losses move fp32, and weights are cast in every pass. The same 16-bit type is a converted model, or
+        FSDP's mixed precision.
+    attention_kernel : one of :data:`ATTENTION_KERNELS`; None takes what scaled_dot_product_attention of PyTorch
+        would. It prices fused attention kernels; a model built with eager attention has none.
+    activation_checkpointing : ``none``; ``full``, where backward repeats each block's forward; ``selective``, where it
+        repeats all but fused attention and every second matrix product (torchtitan's per-op policy).
+    optimizer : sgd, sgd_momentum, adam, adamw, lamb, or None. optimizer_impl : fused, foreach or for-loop.
+    implementation : ``eager``, or ``compiled`` where elementwise kernels are generated.
+    state_dtype : what the optimizer's parameters and states are in; ``param_dtype`` when None. FSDP and ZeRO compute in
+        16 bits and update fp32 shards.
+    float8_recipe : one of :data:`FLOAT8_RECIPES`, of dtype fp8.
+    """
+
+    dtype: str = "bf16"
+    param_dtype: str = "fp32"
+    attention_kernel: str | None = None
+    activation_checkpointing: str = "none"
+    optimizer: str | None = "adamw"
+    optimizer_impl: str = "foreach"
+    implementation: str = "eager"
+    state_dtype: str | None = None
+    float8_recipe: str = "tensorwise"
+
+
+def setting(device: Device, how: Execution, constants: Constants = CONSTANTS) -> Setting:
+    """Where and how the kernels of a step run.
+
+    Raises :class:`ScenarioError` for an unknown dtype, implementation or attention kernel, or one the device has not.
+    """
+    if how.dtype not in MODES:
+        raise ScenarioError(f"unknown dtype {how.dtype!r} (at $.model.dtype); {nearest(how.dtype, MODES)}")
+    for what, value, known in (
+        ("float8_recipe", how.float8_recipe, FLOAT8_RECIPES),
+        ("implementation", how.implementation, IMPLEMENTATIONS),
+    ):
+        if value not in known:
+            raise ScenarioError(f"unknown {what} {value!r}; {nearest(value, known)}")
+    half = how.dtype in HALF
+    # Flash attention is written for 16-bit operands; fp32 falls to the memory-efficient kernel.
+    order = ("fa2", "efficient", "eager") if half else ("efficient", "eager")
+    have = ("eager", *device.attention)
+    kernel = how.attention_kernel or next(name for name in order if name in have)
+    if kernel not in ATTENTION_KERNELS:
+        raise ScenarioError(f"unknown attention kernel {kernel!r}; {nearest(kernel, ATTENTION_KERNELS)}")
+    if kernel not in have:
+        raise ScenarioError(f"attention kernel {kernel!r} does not run on {device.name}; it has {', '.join(have)}")
+    return Setting(
+        device, how.dtype, autocast=half and how.param_dtype == "fp32", attention_kernel=kernel,
+        compiled=how.implementation == "compiled", float8_recipe=how.float8_recipe, constants=constants,
+    )  # fmt: skip

@@ -1,0 +1,57 @@
+"""Convolutions: implicit GEMMs on tensor cores, Winograd where cuDNN has it in fp32."""
+
+from __future__ import annotations
+
+from clustersim.core.device import Device
+from clustersim.core.model import Kernel
+from clustersim.model.seconds.base import Setting
+from clustersim.model.seconds.memory_bound import traffic_rate
+
+# 3x3 and 5x5 windows of stride 1, which cuDNN runs as Winograd or FFT tiles.
+_FAST_WINDOWS = (9.0, 25.0)
+
+
+def conv_parts(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
+    """Seconds of arithmetic and of memory traffic of a convolution, without the kernel floor.
+
+    In fp32, cuDNN runs a 3x3 convolution of stride 1 as Winograd F(4x4, 3x3) or F(2x2, 3x3), with up to four times
+    fewer multiplications (Lavin and Gray, arXiv:1509.09308). Tensor cores want channels last: frameworks that keep
+    channels first transpose input and output around each 16-bit convolution.
+    """
+    constants, half = where.constants, where.half
+    share = _share(where)
+    if kernel.groups > 1:
+        # A group's few channels fill only part of a tile.
+        share *= kernel.n / (kernel.n + (constants.group_half if half else constants.group_fp32))
+    if is_winograd(where.device, where.dtype, kernel):
+        share *= constants.winograd
+    flops = (kernel.backward_flops if backward else kernel.flops) * batch
+    nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * where.element_bytes
+    compute = flops / (where.matmul_rate() * share)
+    memory = nbytes / (where.device.memory_bandwidth * constants.gemm_memory)
+    if half and not where.compiled:
+        # A transpose reads and writes what the convolution reads and writes once.
+        transposes = 2.0 * nbytes / traffic_rate(where, where.element_bytes)
+        return compute + transposes, memory + transposes
+    return compute, memory
+
+
+def is_winograd(device: Device, dtype: str, kernel: Kernel) -> bool:
+    """Whether cuDNN runs a convolution by a fast algorithm, with fewer products than its FLOPs say."""
+    return device.runs_as(dtype) == "fp32" and kernel.groups == 1 and window_overlap(kernel) in _FAST_WINDOWS
+
+
+def _share(where: Setting) -> float:
+    """Share of the matmul rate that a convolution's products reach."""
+    constants = where.constants
+    newer = not 0 < where.device.sm < 80 and where.device.runs_as(where.dtype) != "fp32"
+    if newer or (where.half and not where.images):
+        return constants.conv_ampere
+    return constants.conv_half if where.half else constants.conv_fp32
+
+
+def window_overlap(kernel: Kernel) -> float:
+    """Window positions that read one input pixel: window area over stride squared, 9 for a 3x3 of stride 1."""
+    outputs = float(kernel.m) * kernel.n * kernel.groups
+    inputs = kernel.nbytes - outputs
+    return float(kernel.m) * kernel.k * kernel.groups / inputs if inputs > 0 else 0.0

@@ -1,0 +1,50 @@
+"""What linear layers in 8 bits pay besides their products: casts that no neighbouring kernel takes in.
+
+With one scale a tensor (``tensorwise``; Transformer Engine's delayed and current scaling alike) what casts cost is in
+:attr:`~clustersim.model.seconds.base.Constants.fp8_linear`. With one scale a row (torchao's ``rowwise``) each operand
+is read for its rows' largest values and cast, once along each dimension that a product runs over, so that input and
+output gradient are cast twice; and backward's products, which accumulate exactly, are tensorwise ones whose result a
+further kernel scales (pytorch/ao #1325, #2184). Bytes an element: 2 read for the maximum, 2 read and 1 written for the
+cast, 4 for the rescaling. Of torchao's four linears on H100 (pytorch/ao #2185) these explain forward and backward to 2
+to 17 %.
+"""
+
+from __future__ import annotations
+
+from clustersim.core.model import Kernel
+from clustersim.model.seconds.base import Setting
+from clustersim.model.seconds.memory_bound import traffic_rate
+
+CAST, RESCALE = 5.0, 4.0
+ROWWISE_FORWARD = 0.9
+"""Of a tensorwise product's rate, what the rowwise kernel of forward keeps: most shapes 0.9 to 1, a few half
+(pytorch/pytorch #147971)."""
+
+
+def forward_share(where: Setting) -> float:
+    """Of the rate of products in :attr:`Setting.dtype`, what forward's kernel reaches."""
+    return ROWWISE_FORWARD if where.rowwise else 1.0
+
+
+def gradient_setting(where: Setting) -> Setting:
+    """The setting of a weight gradient's product: ``rowwise_with_gw_hp`` leaves it in bf16."""
+    return where.with_dtype("bf16") if where.rowwise and where.float8_recipe.endswith("gw_hp") else where
+
+
+def cast_seconds(where: Setting, kernel: Kernel, batch: float, part: str) -> float:
+    """Seconds of the casts of one part of a linear (see :func:`clustersim.model.seconds.kernels.spent`) on so many
+    samples.
+
+    Linears that share an input (it is kept for one of them only) share its casts, as compiled code does.
+    """
+    if not where.rowwise or kernel.kind != "gemm" or kernel.batch:
+        return 0.0
+    rows = kernel.m * kernel.repeat * batch
+    given, weights, made = rows * kernel.k, float(kernel.n * kernel.k * kernel.repeat), rows * kernel.n
+    read = given if kernel.saved else 0.0
+    in_bf16 = where.float8_recipe == "rowwise_with_gw_hp"
+    inputs = CAST * (made + weights) + RESCALE * given
+    gradients = 0.0 if in_bf16 else CAST * (read + made) + RESCALE * weights
+    forward = CAST * (read + weights)
+    nbytes = {"F": forward, "R": forward, "I": inputs, "W": gradients, "B": inputs + gradients}[part]
+    return nbytes / traffic_rate(where, where.element_bytes)

@@ -1,0 +1,151 @@
+"""One kernel of a model, forward or backward, in seconds: dispatch by kind, and what bounds it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clustersim.core.errors import ModelError, nearest
+from clustersim.core.model import Kernel
+from clustersim.model.seconds import attention, gemm
+from clustersim.model.seconds.base import Setting
+from clustersim.model.seconds.conv import conv_parts
+from clustersim.model.seconds.float8 import forward_share, gradient_setting
+from clustersim.model.seconds.memory_bound import memory_time
+
+KINDS = ("gemm", "conv", "attention", "memory", "recurrent", "host")
+
+# Passes over the score matrix of unfused attention besides its GEMMs: scale, mask, softmax, dropout.
+_EAGER_PASSES = 9.0
+
+
+def spent(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float, str]:
+    """Seconds of a part's own work (casts of 8-bit operands apart) and of its launches, and what limits the work:
+    ``"compute"`` or ``"memory"``.
+
+    ``part`` : ``F`` forward, ``B`` backward, ``I`` or ``W`` the half of backward that makes input or weight gradients:
+    everything but products with weights has an I half only.
+
+    Raises :class:`ModelError` for an unknown kind.
+    """
+    if kernel.kind not in KINDS:
+        raise ModelError(f"kernel {kernel.name!r} has unknown kind {kernel.kind!r}; {nearest(kernel.kind, KINDS)}")
+    compute, memory = parts(where, kernel, batch, part)
+    # The device stands still while the host does something it waits for.
+    each = where.device.launch if kernel.kind == "host" else where.device.kernel_floor
+    return max(compute, memory), launches(kernel, part) * each.value, "compute" if compute >= memory else "memory"
+
+
+def weighted(kernel: Kernel) -> bool:
+    """Whether a kernel is a product with weights, whose backward has two halves that can be apart."""
+    return kernel.kind == "gemm" and not kernel.batch and kernel.backward_flops >= 1.5 * kernel.flops
+
+
+def launches(kernel: Kernel, part: str) -> int:
+    """GPU kernels launched for one part of a kernel."""
+    if part in {"F", "R"}:
+        return kernel.launches
+    if part == "W":
+        return kernel.backward_launches // 2 if weighted(kernel) else 0
+    return kernel.backward_launches - launches(kernel, "W") if part == "I" else kernel.backward_launches
+
+
+def flops(kernel: Kernel, part: str) -> float:
+    """FLOPs per sample that one part of a kernel executes."""
+    if part in {"F", "R"}:
+        return kernel.flops
+    half = kernel.backward_flops / 2 if weighted(kernel) else 0.0
+    return {"B": kernel.backward_flops, "I": kernel.backward_flops - half, "W": half}[part]
+
+
+def parts(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float]:
+    """Seconds of arithmetic and of memory traffic of a kernel, without the kernel floor."""
+    if kernel.kind == "host" or (part == "W" and not weighted(kernel)):
+        return 0.0, 0.0
+    backward = part not in {"F", "R"}
+    if kernel.kind == "memory":
+        return 0.0, memory_time(where, kernel, batch, backward=backward)
+    if kernel.kind == "attention":
+        if where.attention_kernel == "eager":
+            return _unfused(where, kernel, batch, backward=backward)
+        return attention.attention_parts(where, kernel, batch, backward=backward)
+    if kernel.kind == "conv":
+        return conv_parts(where, kernel, batch, backward=backward)
+    if kernel.kind == "recurrent":
+        return _recurrent(where, kernel, batch, backward=backward)
+    return _linear(where, kernel, batch, part)
+
+
+def _recurrent(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
+    """Products of a recurrent state, one step after the other; the gradient of their weights is one product in the end,
+    as cuDNN has it."""
+    rows, n, k, steps = kernel.m * batch, float(kernel.n), float(kernel.k), kernel.repeat
+    compute, memory = gemm.linear_parts(where, rows, k if backward else n, n if backward else k)
+    step = steps * max(compute, memory)
+    if not backward:
+        return step, steps * memory
+    weights = gemm.linear_parts(where, k, n, rows * steps)
+    return step + max(weights), steps * memory + weights[1]
+
+
+def _linear(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float]:
+    """A dense layer (rows grow with the batch) or a batch of products of two activations (the count grows).
+
+    Repeated products run one after the other, or, where one launch does them all, share the SMs tile by tile: a grouped
+    kernel, as CUTLASS and torch's ``_grouped_mm`` have it.
+    """
+    rows, count = (kernel.m, kernel.batch * batch) if kernel.batch else (kernel.m * batch, 1.0)
+    if kernel.repeat > 1:
+        if kernel.launches > 1:
+            each = _linear(where, replace(kernel, repeat=1), batch, part)
+            return kernel.repeat * each[0], kernel.repeat * each[1]
+        count *= kernel.repeat
+    m, n, k = float(rows), float(kernel.n), float(kernel.k)
+    share = _aligned(where, kernel)
+    if part in {"F", "R"}:
+        compute, memory = gemm.linear_parts(where, m, n, k, count)
+        return compute / (share * forward_share(where)), memory
+    # Gradient of the second operand (weights), then of the first (inputs), which the first layer does not need.
+    both = [gemm.linear_parts(gradient_setting(where), k, n, m, count)] if part != "I" or not weighted(kernel) else []
+    if part != "W" and kernel.backward_flops >= 1.5 * kernel.flops:
+        both.append(gemm.linear_parts(where, m, k, n, count))
+    seconds = [max(compute / share, memory) for compute, memory in both]
+    if where.summed_bytes and weighted(kernel) and part != "I":
+        seconds[0] = _summed(where, seconds[0], count * k * n)
+    return sum(seconds), max(memory for _, memory in both)
+
+
+def _summed(where: Setting, product: float, weights: float) -> float:
+    """Seconds of a product of so many elements that is added to what memory holds."""
+    traffic = 2.0 * where.summed_bytes * weights / where.device.stream_rate()
+    return max(product, traffic) + where.constants.sum_exposed * min(product, traffic)
+
+
+def _aligned(where: Setting, kernel: Kernel) -> float:
+    """The share of the tensor cores' rate that the length of rows leaves: operands and their gradients are laid out
+    with n or k innermost, and rows are loaded 16 bytes at a time where they begin at multiples of them.
+
+    Batched products of activations whose matrices do not begin so (heads of 150 or 450 elements) get no tensor-core
+    kernel ("Tensor Core Usage" in the cuBLAS documentation: alignment to 16 bytes), but one of the fp32 units. BLOOM's
+    precursors with and without such heads agree: 0.085 of the tensor cores' rate fits both best, this is 0.07.
+    """
+    if not where.half:
+        return 1.0
+    if kernel.n % 2 or kernel.k % 2:
+        return where.constants.misaligned
+    if kernel.batch and (kernel.n % 8 or kernel.k % 8):
+        return min(1.0, where.device.matmul_rate("fp32") / where.matmul_rate())
+    return 1.0
+
+
+def _unfused(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
+    """A fused attention kernel run as the unfused ops it replaces: the full square, written to memory."""
+    scores = Kernel("scores", "gemm", m=kernel.seq, n=kernel.seq, k=kernel.head_dim, batch=kernel.heads, flops=1.0,
+                    backward_flops=2.0)  # fmt: skip
+    context = Kernel("context", "gemm", m=kernel.seq, n=kernel.head_dim, k=kernel.seq, batch=kernel.heads, flops=1.0,
+                     backward_flops=2.0)  # fmt: skip
+    products = [_linear(where, product, batch, "B" if backward else "F") for product in (scores, context)]
+    square = float(kernel.heads) * kernel.seq**2 * _EAGER_PASSES
+    softmax = Kernel("softmax", "memory", nbytes=square, backward_nbytes=square)
+    elementwise = memory_time(where, softmax, batch, backward=backward)
+    compute = sum(compute for compute, _ in products)
+    return (0.0, elementwise + compute) if elementwise > compute else (elementwise + compute, 0.0)

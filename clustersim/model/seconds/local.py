@@ -1,0 +1,44 @@
+"""What one rank of a split model pays for its runs of kernels and for its share of the optimizer step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from clustersim.core.model import Kernel
+from clustersim.model.seconds.base import Setting
+from clustersim.model.seconds.optimizer import optimizer_time
+from clustersim.model.seconds.price import Pass, cast_time, price
+
+Runs = tuple[tuple[tuple[Kernel, ...], str], ...]
+"""Kernels, and which part of each runs: see :func:`clustersim.model.seconds.price.price`."""
+
+
+@dataclass(frozen=True, eq=False)
+class LocalCost:
+    """Prices in one setting, each asked for once.
+
+    Parameters
+    ----------
+    where : device, dtypes and constants. micro_batch_size : samples of one pass. optimizer, optimizer_impl : as in
+    :class:`clustersim.model.seconds.Execution`. state_bytes : of one element of a state.
+    """
+
+    where: Setting
+    micro_batch_size: int
+    optimizer: str | None
+    optimizer_impl: str
+    state_bytes: int
+    _known: dict[tuple[object, ...], tuple[Runs, Pass]] = field(default_factory=dict, init=False, repr=False)
+
+    def work(self, runs: Runs, *, dense: bool, cast: int = 0) -> Pass:
+        """Runs of kernels, back to back. ``dense`` : as in :func:`~clustersim.model.seconds.price.price`. ``cast`` :
+        elements of fp32 weights that autocast copies."""
+        key = (*((id(kernels), part) for kernels, part in runs), dense, cast)
+        if key not in self._known:  # the runs are kept with the price, so that no other can take their place
+            seconds = cast_time(self.where, cast)
+            self._known[key] = runs, price(self.where, runs, self.micro_batch_size, dense=dense, more=seconds)
+        return self._known[key][1]
+
+    def update(self, numel: float, tensors: int) -> float:
+        """Seconds of the optimizer step on so many elements in so many tensors."""
+        return optimizer_time(self.where, numel, tensors, self.optimizer, self.optimizer_impl, self.state_bytes)

@@ -1,0 +1,41 @@
+"""Bandwidth-bound kernels: bytes over the share of STREAM bandwidth that elementwise code reaches."""
+
+from __future__ import annotations
+
+from clustersim.core.model import Kernel
+from clustersim.model.seconds.base import Setting
+
+# torch.autocast runs these in fp32 (layer norms, softmax, losses), or they promote to it (the residual stream).
+AUTOCAST_FP32 = frozenset({"norm", "layernorm", "rmsnorm", "softmax", "entropy", "residual"})
+
+
+# Kernels over attention scores: long rows of contiguous elements, near the bandwidth in any dtype.
+_STREAMING = frozenset({"scale", "mask", "softmax", "dropout"})
+
+
+def traffic_rate(setting: Setting, element_bytes: int, *, streaming: bool = False) -> float:
+    """Bytes per second of elementwise kernels on elements of a size."""
+    constants = setting.constants
+    if setting.images:
+        share = constants.memory_images
+    elif setting.compiled:
+        share = constants.memory_compiled
+    else:
+        share = constants.memory_fp32 if streaming or element_bytes >= 4 else constants.memory_half
+    return setting.device.stream_rate() * share
+
+
+def memory_time(setting: Setting, kernel: Kernel, batch: float, *, backward: bool) -> float:
+    """Seconds of a bandwidth-bound kernel, without the kernel floor.
+
+    Under autocast norms, softmax, losses and the residual stream move fp32 elements.
+    """
+    wide = setting.autocast and setting.half and _promoted(kernel.name)
+    element_bytes = 4 if wide else setting.element_bytes
+    nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * element_bytes
+    return nbytes / traffic_rate(setting, element_bytes, streaming=kernel.name in _STREAMING)
+
+
+def _promoted(name: str) -> bool:
+    """Whether autocast moves fp32 through an op; cuDNN's batch norm takes 16 bits, its statistics apart."""
+    return "batch_norm" not in name and any(word in AUTOCAST_FP32 for word in name.replace("_", " ").split())

@@ -1,0 +1,82 @@
+"""What runs of kernels cost: seconds, FLOPs, what bounds them, and the host's time to launch them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import msgspec
+
+from clustersim.core.mix import Mix, total
+from clustersim.core.model import Kernel
+from clustersim.model.seconds.base import Setting
+from clustersim.model.seconds.float8 import cast_seconds
+from clustersim.model.seconds.kernels import flops, launches, spent
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """Kernels run back to back on one device.
+
+    Parameters
+    ----------
+    seconds : float [s]. flops : executed, of one micro-batch. bound : one of :data:`clustersim.core.program.BOUNDS`.
+    launch : float [s], the host's time to launch them. mix : what ``seconds`` are spent on.
+    """
+
+    seconds: float
+    flops: float
+    bound: str
+    launch: float
+    mix: Mix
+
+
+def price(
+    where: Setting, runs: Iterable[tuple[Iterable[Kernel], str]], batch: int, *, dense: bool, more: float = 0.0
+) -> Pass:
+    """What runs of kernels cost: their time, or the host's time to launch them if that is longer.
+
+    Parameters
+    ----------
+    runs : kernels, and which part of each runs (see :func:`clustersim.model.seconds.kernels.spent`); ``R`` is a
+    repeated F. batch : samples. dense : whether their products run in fp8 where the setting says so: fp8 is for the
+    linear layers
+        of blocks; embedding, head and products of activations stay in bf16.
+    more : float [s] of memory-bound work besides them (autocast's copies).
+    """
+    outside = where.with_dtype("bf16") if where.dtype == "fp8" else where
+    busy, host, executed = 0.0, 0.0, 0.0
+    shares: defaultdict[str, float] = defaultdict(float)
+    mixes = [Mix()]
+    for kernels, part in runs:
+        for kernel in kernels:
+            linear = dense and kernel.kind == "gemm" and not kernel.batch
+            work, floor, bound = spent(where if linear else outside, kernel, batch, part)
+            done = flops(kernel, part) * batch
+            mixes.append(_mixed(work, floor, done / where.peak, bound, part))
+            if casts := cast_seconds(where, kernel, batch, part) if linear else 0.0:
+                mixes.append(_mixed(casts, 0.0, 0.0, "memory", part))
+                shares["memory"] += casts
+            busy += work + floor + casts
+            shares["launch" if floor > work else bound] += work + floor
+            host += launches(kernel, part) * where.device.launch.value
+            executed += done
+    if more:
+        busy += more
+        shares["memory"] += more
+    if host > busy:
+        return Pass(host, executed, "launch", host, total([*mixes, Mix(memory=more, launch=host - busy)]))
+    bound = max(shares, key=lambda bound: shares[bound]) if shares else "compute"
+    return Pass(busy, executed, bound, host, total([*mixes, Mix(memory=more)]))
+
+
+def _mixed(work: float, floor: float, peak: float, bound: str, part: str) -> Mix:
+    """What a part of a kernel spends its time on. Where an algorithm saves FLOPs (Winograd's), ``products`` is
+    negative."""
+    if part == "R":
+        return Mix(again=work + floor)
+    return Mix(peak, work - peak, launch=floor) if bound == "compute" else Mix(peak, memory=work - peak, launch=floor)
+
+
+def cast_time(where: Setting, parameters: int) -> float:
+    """Autocast's copy of fp32 weights to 16 bits, and of their gradients back: 6 bytes a parameter each [s]."""
+    return 6.0 * parameters / where.device.stream_rate() if where.autocast else 0.0

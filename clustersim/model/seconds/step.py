@@ -1,0 +1,105 @@
+"""A model on a device: what one rank's step costs, layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from clustersim.core.device import Device
+from clustersim.core.errors import ScenarioError, nearest
+from clustersim.core.model import Kernel, Layer, Model, StepCost
+from clustersim.core.program import DTYPE_BYTES
+from clustersim.model.seconds.base import CONSTANTS, Constants, Execution, Setting, setting
+from clustersim.model.seconds.optimizer import fused_traffic, optimizer_floor, optimizer_time, tensors_of
+from clustersim.model.seconds.price import Pass, cast_time, price
+
+USUAL = Execution()
+CHECKPOINTING = ("none", "full", "selective")
+
+
+def step_cost(
+    model: Model, device: Device, micro_batch_size: int, how: Execution = USUAL, constants: Constants = CONSTANTS
+) -> StepCost:
+    """What one rank's step costs on a device; ``micro_batch_size`` : samples of one forward and backward pass.
+
+    The notes of the cost name estimated device figures. Raises ScenarioError for an unknown choice or a batch below
+    one.
+    """
+    if micro_batch_size < 1:
+        raise ScenarioError(
+            f"micro_batch_size = {micro_batch_size} must be at least 1 (at $.strategy.micro_batch_size)"
+        )
+    if how.activation_checkpointing not in CHECKPOINTING:
+        raise ScenarioError(
+            f"unknown activation_checkpointing {how.activation_checkpointing!r}; "
+            f"{nearest(how.activation_checkpointing, CHECKPOINTING)}"
+        )
+    images = model.sample == "image" and not model.seq_len
+    return _cost(replace(setting(device, how, constants), images=images), model, micro_batch_size, how)
+
+
+def _cost(where: Setting, model: Model, batch: int, how: Execution) -> StepCost:
+    constants, volta = where.constants, 0 < where.device.sm < 80
+    forward, backward = _passes(where, model, batch, how.activation_checkpointing)
+    state_bytes, sizes = DTYPE_BYTES[how.state_dtype or how.param_dtype], (model.parameters, tensors_of(model))
+    return StepCost(
+        forward=np.array([cost.seconds for cost in forward]),
+        backward=np.array([cost.seconds for cost in backward]),
+        forward_bound=tuple(cost.bound for cost in forward),
+        backward_bound=tuple(cost.bound for cost in backward),
+        forward_flops=np.array([cost.flops for cost in forward]),
+        backward_flops=np.array([cost.flops for cost in backward]),
+        optimizer=optimizer_time(where, *sizes, how.optimizer, how.optimizer_impl, state_bytes),
+        optimizer_floor=optimizer_floor(where, *sizes, how.optimizer, how.optimizer_impl),
+        grad_copy_bandwidth=where.device.stream_rate(),
+        per_tensor=constants.per_tensor,
+        step_overhead=constants.step_overhead,
+        overlap_slowdown=constants.overlap_slowdown_volta if volta else constants.overlap_slowdown,
+        jitter=constants.jitter_volta if volta else constants.jitter,
+        notes=_notes(where),
+        forward_launch=np.array([cost.launch for cost in forward]),
+        backward_launch=np.array([cost.launch for cost in backward]),
+        forward_mix=tuple(cost.mix for cost in forward),
+        backward_mix=tuple(cost.mix for cost in backward),
+        optimizer_traffic=fused_traffic(model, how.optimizer, element_bytes=state_bytes),
+    )
+
+
+def _notes(where: Setting) -> tuple[str, ...]:
+    device, runs_as = where.device, where.device.runs_as(where.dtype)
+    swapped = f"{device.name} has no {where.dtype} units: GEMMs run as {runs_as}"
+    return (*device.notes, *((swapped,) if runs_as != where.dtype else ()))
+
+
+def _passes(where: Setting, model: Model, batch: int, checkpointing: str) -> tuple[list[Pass], list[Pass]]:
+    """Costs of forward and backward of every layer; layers with the same kernels are priced once."""
+    known: dict[tuple[object, ...], tuple[Pass, Pass]] = {}
+    costs = []
+    for layer in model.layers:
+        recompute = checkpointing if layer.kind == "block" else "none"
+        key = (layer.kind, layer.kernels, layer.parameters, recompute)
+        if key not in known:
+            known[key] = _layer(where, layer, batch, recompute)
+        costs.append(known[key])
+    return [forward for forward, _ in costs], [backward for _, backward in costs]
+
+
+def _layer(where: Setting, layer: Layer, batch: int, recompute: str) -> tuple[Pass, Pass]:
+    kernels, dense = layer.kernels, layer.kind == "block"
+    cast = cast_time(where, layer.parameters) if layer.kind != "embedding" else 0.0
+    again = {"none": (), "full": kernels, "selective": _selective(kernels)}[recompute]
+    ahead = price(where, ((kernels, "F"),), batch, dense=dense, more=cast)
+    back = price(where, ((kernels, "B"), (again, "R")), batch, dense=dense, more=cast)
+    return ahead, back
+
+
+def _selective(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+    """What torchtitan's per-op policy repeats: everything but fused attention and every second matrix product.
+
+    Of a loop over experts that is every second expert's.
+    """
+    products = [i for i, kernel in enumerate(kernels) if kernel.kind == "gemm" and kernel.repeat == 1]
+    kept = set(products[::2]) | {i for i, kernel in enumerate(kernels) if kernel.kind == "attention"}
+    rest = [kernel if kernel.repeat == 1 else kernel.halved() for i, kernel in enumerate(kernels) if i not in kept]
+    return tuple(kernel for kernel in rest if kernel is not None)

@@ -1,0 +1,171 @@
+"""Encoder-decoder transformers: T5, BART, and the Transformer of "Attention Is All You Need".
+
+Kernels are those of a dense block, of an encoder's with full attention and of a decoder's with causal attention, and
+cross-attention between them, whose keys and values are of the encoder's output. Names and order of tensors are Hugging
+Face's for T5 and BART, and fairseq's for the Transformer (Vaswani et al., arXiv:1706.03762; DeepLearningExamples
+PyTorch/Translation/Transformer trains its big size on WMT14 en-de).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from clustersim.core.model import Kernel, Layer, Model, Tensor
+from clustersim.model import kernels as K
+from clustersim.model.base import Shape
+from clustersim.model.naming import Tensors, affine
+from clustersim.model.transformer import block_kernels
+
+
+@dataclass(frozen=True)
+class Size:
+    """One size of an encoder-decoder.
+
+    Parameters
+    ----------
+    style : ``t5`` (RMSNorm, no biases, relative positions), ``bart`` (learned positions, a norm of the embedding) or
+        ``plain`` (sinusoids). layers : of the encoder, and as many of the decoder. d_head : of an attention head.
+    vocab : rows of the table that both embeddings and the output share. source, target : usual tokens of a sample.
+    positions : rows of BART's learned table, its offset of two included.
+    """
+
+    style: str
+    layers: int
+    d_model: int
+    heads: int
+    d_head: int
+    d_ff: int
+    vocab: int
+    source: int = 512
+    target: int = 512
+    positions: int = 0
+
+
+SEQ2SEQ = {
+    "t5-small": Size("t5", 6, 512, 8, 64, 2048, 32_128),
+    "t5-base": Size("t5", 12, 768, 12, 64, 3072, 32_128),
+    "t5-large": Size("t5", 24, 1024, 16, 64, 4096, 32_128),
+    "t5-3b": Size("t5", 24, 1024, 32, 128, 16_384, 32_128),
+    "t5-11b": Size("t5", 24, 1024, 128, 128, 65_536, 32_128),
+    "bart-base": Size("bart", 6, 768, 12, 64, 3072, 50_265, 1024, 1024, 1026),
+    "bart-large": Size("bart", 12, 1024, 16, 64, 4096, 50_265, 1024, 1024, 1026),
+    # A batch is cut by tokens, so that a sample's length hardly matters.
+    "transformer-big": Size("plain", 6, 1024, 16, 64, 4096, 33_712, 32, 32),
+}
+
+
+def paired(words: str) -> str:
+    """The encoder-decoder that people mean, by letters and digits: ``t511b``, ``transformer``; empty for none."""
+    if words in {"transformer", "transformerbig"}:
+        return "transformer-big"
+    return next((name for name in SEQ2SEQ if words.startswith(name.replace("-", ""))), "")
+
+
+def seq2seq(name: str, seq_len: int | None = None, *, implementation: str = "eager") -> Model:
+    """An encoder-decoder by a name of :data:`SEQ2SEQ`; a sample is a source and a target.
+
+    ``seq_len`` : tokens of the source, and of the target; the usual ones by default.
+
+    >>> seq2seq("t5-large").parameters, seq2seq("bart-large").parameters
+    (737668096, 406291456)
+    """
+    size = SEQ2SEQ[name] if seq_len is None else replace(SEQ2SEQ[name], source=seq_len, target=seq_len)
+    encoder = _shape(name, size, size.source, False, implementation)
+    decoder = _shape(name, size, size.target, True, implementation)
+    shared = "shared.weight"
+    layers = [_embedding("encoder", size, encoder, (Tensor(shared, size.vocab * size.d_model, cut="vocab"),))]
+    layers += [_block(f"encoder.{i}", size, i, encoder, None) for i in range(size.layers)]
+    layers.append(_embedding("decoder", size, decoder, ()))
+    layers += [_block(f"decoder.{i}", size, i, decoder, encoder) for i in range(size.layers)]
+    layers.append(_head(size, encoder, decoder, shared))
+    return Model(
+        name, "seq2seq", tuple(layers), seq_len=size.target, n_blocks=2 * size.layers, hidden=size.d_model,
+        heads=size.heads, vocab=size.vocab, notes=(f"{size.source} tokens to {size.target}",), kv_heads=size.heads,
+        head_dim=size.d_head,
+    )  # fmt: skip
+
+
+def _shape(name: str, size: Size, tokens: int, causal: bool, implementation: str) -> Shape:
+    t5 = size.style == "t5"
+    return Shape(
+        name, "bert", size.layers, size.d_model, size.heads, size.heads, size.d_head, size.d_ff, size.vocab, tokens,
+        activation="gelu" if size.style == "bart" else "relu", norm="rmsnorm" if t5 else "layernorm",
+        positions="learned" if size.style == "bart" else "none", causal=causal, qkv_bias=not t5, out_bias=not t5,
+        mlp_bias=not t5, norm_bias=not t5, post_norm=size.style != "t5", attn_dropout=True, hidden_dropout=True,
+        attention="eager", implementation=implementation,
+    )  # fmt: skip
+
+
+def _embedding(part: str, size: Size, s: Shape, table: Tensors) -> Layer:
+    """Tokens looked up in the shared table, with BART's own positions and norm."""
+    width = float(s.seq_len * s.d_model)
+    kernels: list[Kernel] = [K.memory("gather", width, K.Passes(2, 3, 1, 5), cut="row")]
+    tensors = table
+    if size.style == "bart":
+        tensors += affine(f"{part}.embed_positions", size.positions, s.d_model, bias=False)
+        tensors += affine(f"{part}.layernorm_embedding", 1, s.d_model)
+        kernels += [K.memory("sum", width, K.Passes(3, 1, 2, 2)), K.norm(s, "norm", saved=1)]
+    elif size.style == "plain":
+        kernels.append(K.memory("sum", width, K.Passes(5, 2, 2, 1)))
+    kernels.append(K.memory("dropout", width, K.DROPOUT, saved=K.MASK))
+    return Layer(f"{part}.embedding", "embedding", tensors, tuple(kernels), activation_bytes=K.kept(kernels))
+
+
+def _block(name: str, size: Size, i: int, s: Shape, source: Shape | None) -> Layer:
+    """A block of the encoder, or of the decoder with attention to what the encoder made of ``source``."""
+    kernels = block_kernels(s)
+    tensors = _attention(f"{name}.self_attn", size)
+    if size.style == "t5" and i == 0:  # relative positions, which the other layers use too
+        tensors += (Tensor(f"{name}.self_attn.relative_attention_bias.weight", 32 * size.heads),)
+    tensors += _norm(f"{name}.self_attn_layer_norm", size)
+    if size.style == "t5":
+        kernels += (K.memory("position_bias", float(s.heads) * s.seq_len**2, K.Passes(3, 1, 1, 1), cut="heads"),)
+    if source is not None:
+        kernels += _cross(s, source)
+        tensors += _attention(f"{name}.encoder_attn", size) + _norm(f"{name}.encoder_attn_layer_norm", size)
+    for linear, n_in, n_out in (("fc1", s.d_model, s.d_ff), ("fc2", s.d_ff, s.d_model)):
+        tensors += affine(f"{name}.{linear}", n_in, n_out, bias=size.style != "t5")
+    tensors += _norm(f"{name}.final_layer_norm", size)
+    boundary = float(s.seq_len * s.d_model)
+    return Layer(name, "block", tensors, kernels, activation_bytes=K.kept(kernels), boundary_bytes=boundary)
+
+
+def _cross(s: Shape, source: Shape) -> tuple[Kernel, ...]:
+    """Attention of the target to the source: as self-attention, with keys and values of the other length."""
+    t, u, h, square = s.seq_len, source.seq_len, s.d_model, float(s.heads) * s.seq_len * source.seq_len
+    softmax = replace(K.memory("softmax", square, K.SCORES["bert"]["softmax"], cut="heads"), saved=2.5 * square)
+    keys = K.linear("k", u, h, s.width)
+    return (
+        K.linear("q", t, h, s.width), keys, K.sharing_input(K.linear("v", u, h, s.width)),
+        K.memory("head_copies", float((2 * t + 2 * u) * s.width), K.Passes(2, 2), cut="heads"),
+        K.batched("scores", s.heads, t, u, s.head_dim), softmax, K.memory("dropout", square, K.DROPOUT, cut="heads"),
+        K.batched("context", s.heads, t, s.head_dim, u), K.linear("out", t, s.width, h),
+        *K.residual(s, "cross_residual"), K.norm(s, "norm_3"),
+    )  # fmt: skip
+
+
+def _head(size: Size, encoder: Shape, decoder: Shape, shared: str) -> Layer:
+    """The last norms (T5) and logits from the shared table."""
+    kernels = [
+        K.linear("logits", decoder.seq_len, size.d_model, size.vocab),
+        K.cross_entropy(decoder, decoder.seq_len),
+    ]
+    tensors: Tensors = ()
+    if size.style == "t5":
+        tensors = _norm("encoder.final_layer_norm", size) + _norm("decoder.final_layer_norm", size)
+        kernels = [K.norm(encoder, "encoder_norm"), K.norm(decoder, "norm"), *kernels]
+    tensors += (Tensor("lm_head.weight", size.vocab * size.d_model, tied_to=shared, cut="vocab"),)
+    kept = decoder.seq_len * (size.d_model + 2.0 * size.vocab)
+    return Layer("head", "head", tensors, tuple(kernels), activation_bytes=kept,
+                 boundary_bytes=float(decoder.seq_len * size.d_model))  # fmt: skip
+
+
+def _attention(name: str, size: Size) -> Tensors:
+    width = size.heads * size.d_head
+    h, bias = size.d_model, size.style != "t5"
+    inner = [t for what in ("k_proj", "v_proj", "q_proj") for t in affine(f"{name}.{what}", h, width, bias=bias)]
+    return (*inner, *affine(f"{name}.out_proj", width, h, bias=bias))
+
+
+def _norm(name: str, size: Size) -> Tensors:
+    return affine(name, 1, size.d_model, bias=size.style != "t5")

@@ -1,0 +1,252 @@
+"""Transformers from a shape: embedding, blocks, head.
+
+``transformer(layers, d_model, heads, seq_len, vocab)`` is the generic description, as measurement tables give it;
+:func:`build` turns any :class:`~clustersim.model.base.Shape` into a :class:`~clustersim.core.model.Model`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TypedDict, Unpack
+
+from clustersim.core.errors import ModelError, nearest
+from clustersim.core.model import Kernel, Layer, Model
+from clustersim.model import kernels as K
+from clustersim.model import naming
+from clustersim.model.base import Shape, checked
+from clustersim.model.experts import expert_kernels
+from clustersim.model.vision import class_kernels, patch_kernels
+
+
+class Options(TypedDict, total=False):
+    """What else may be said of a transformer.
+
+    Parameters
+    ----------
+    kv_heads : key-value heads, ``heads`` by default. d_ff : MLP width, ``4 d_model`` by default.
+    activation, norm : such as ``"gelu"`` or ``"swiglu"``, and ``"layernorm"`` or ``"rmsnorm"``.
+    positions : ``"learned"`` (``seq_len`` rows), ``"rotary"``, ``"alibi"`` or ``"none"``.
+    tied : the output projection shares the embedding. bias : linears and LayerNorms have one.
+    attention, implementation : see :class:`~clustersim.model.base.Shape`; flash, op by op, by default.
+    style : whose tensor names, a table of ``data/naming.toml``; ``"llama"`` for gated MLPs, else ``"gpt2"``.
+    """
+
+    kv_heads: int
+    d_ff: int
+    activation: str
+    norm: str
+    positions: str
+    tied: bool
+    bias: bool
+    causal: bool
+    attention: str | None
+    implementation: str | None
+    style: str
+    name: str
+
+
+def transformer(
+    layers: int,
+    d_model: int,
+    heads: int,
+    seq_len: int,
+    vocab: int,
+    **options: Unpack[Options],
+) -> Model:
+    """A transformer by its dimensions; ``options`` as :class:`Options` has them.
+
+    >>> transformer(12, 768, 12, 1024, 50257).parameters
+    124439808
+    """
+    activation, norm = options.get("activation", "gelu"), options.get("norm", "layernorm")
+    positions, bias = options.get("positions", "learned"), options.get("bias", True)
+    if heads < 1 or d_model % max(heads, 1):
+        raise ModelError(f"{heads} heads do not divide d_model {d_model} evenly")
+    attention, implementation = execution(options.get("attention"), options.get("implementation"))
+    shape = Shape(
+        name=options.get("name") or f"transformer-{layers}x{d_model}",
+        family=options.get("style") or ("llama" if activation in {"swiglu", "geglu"} else "gpt2"),
+        layers=layers,
+        d_model=d_model,
+        heads=heads,
+        kv_heads=options.get("kv_heads", heads),
+        head_dim=d_model // heads,
+        d_ff=options.get("d_ff", 4 * d_model),
+        vocab=vocab,
+        seq_len=seq_len,
+        n_positions=seq_len if positions == "learned" else 0,
+        activation=activation,
+        norm=norm,
+        positions=positions,
+        tied=options.get("tied", True),
+        causal=options.get("causal", True),
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+        norm_bias=bias and norm == "layernorm",
+        attention=attention,
+        implementation=implementation,
+    )
+    return build(shape)
+
+
+def execution(attention: str | None, implementation: str | None) -> tuple[str, str]:
+    """The pair with its defaults: eager attention comes with eager ops and the reverse; flash otherwise."""
+    if implementation is None:
+        implementation = "eager" if attention == "eager" else "flash"
+    if attention is None:
+        attention = "eager" if implementation == "eager" else "flash"
+    return attention, implementation
+
+
+def build(shape: Shape, notes: tuple[str, ...] = ()) -> Model:
+    """Layers of a transformer in forward order.
+
+    Raises :class:`ModelError` when the shape is inconsistent (:func:`~clustersim.model.base.checked`) or its family is
+    unknown.
+    """
+    s = checked(shape)
+    if s.family not in naming.families():
+        raise ModelError(f"{s.name}: unknown style {s.family!r}; {nearest(s.family, naming.families())}")
+    return _built(s, notes)
+
+
+@lru_cache(maxsize=32)
+def _built(s: Shape, notes: tuple[str, ...]) -> Model:
+    boundary = float(s.seq_len * s.d_model)
+    shapes = [s.of_block(i) for i in range(s.layers)]
+    body = {variant: block_kernels(variant) for variant in dict.fromkeys(shapes)}
+    blocks = [
+        Layer(f"layers.{i}", "block", naming.block(of, i), body[of], activation_bytes=K.kept(body[of]),
+              boundary_bytes=boundary)
+        for i, of in enumerate(shapes)
+    ]  # fmt: skip
+    positions = _head_positions(s)
+    logits = float(positions) * s.vocab if s.head in {"lm", "mlm", "pretraining"} else 0.0
+    embedding = Layer(
+        "embedding", "embedding", naming.embedding(s), _embedding_kernels(s),
+        activation_bytes=(0.5 if s.hidden_dropout else 0.0) * boundary + (boundary if s.embedding_norm else 0.0),
+        boundary_bytes=float(s.patches.channels * s.patches.image**2) if s.patches else 0.0,
+    )  # fmt: skip
+    head = Layer(
+        "head", "head", naming.head(s), _head_kernels(s, positions),
+        activation_bytes=2.0 * positions * s.d_model + 2.0 * logits, boundary_bytes=boundary,
+    )  # fmt: skip
+    return Model(
+        s.name, s.family, (embedding, *blocks, *_mtp(s), head), seq_len=s.seq_len, n_blocks=s.layers,
+        hidden=s.d_model, heads=s.heads, vocab=0 if s.patches else s.vocab, notes=notes, kv_heads=s.kv_heads,
+        head_dim=s.head_dim, sample="image" if s.patches else "sequence",
+    )  # fmt: skip
+
+
+def _mtp(s: Shape) -> tuple[Layer, ...]:
+    """Blocks that predict further tokens: norms of what the trunk and the next token's embedding say, their projection
+    to one width, a block, and the main head once more (DeepSeek-V3, arXiv:2412.19437, section 2.2)."""
+    if not s.mtp:
+        return ()
+    if not naming.families()[s.family].mtp:
+        raise ModelError(f"{s.name}: mtp = {s.mtp}, but {s.family} has no multi-token prediction; use mtp = 0")
+    t, h = s.seq_len, s.d_model
+    of = s.of_block(s.layers)
+    kernels = (
+        K.memory("gather", float(t * s.embedding_width), K.Passes(2, 3, 1, 5)),
+        K.norm(s, "embedding_norm"), K.norm(s, "hidden_norm"), K.linear("join", t, 2 * h, h), *block_kernels(of),
+        *_head_kernels(s, t),
+    )  # fmt: skip
+    kept = K.kept(block_kernels(of)) + 4.0 * t * h + 2.0 * t * h + 2.0 * t * s.vocab
+    return tuple(
+        Layer(f"mtp.{i}", "mtp", naming.mtp(s, i), kernels, activation_bytes=kept, boundary_bytes=float(t * h))
+        for i in range(s.mtp)
+    )
+
+
+def _head_positions(s: Shape) -> int:
+    if s.head in {"mlm", "pretraining"} and s.head_positions:
+        return min(s.head_positions, s.seq_len)
+    return 1 if s.head in {"pooler", "classes"} else s.seq_len
+
+
+def _embedding_kernels(s: Shape) -> tuple[Kernel, ...]:
+    if s.patches:
+        return patch_kernels(s, s.patches)
+    width, elements = s.embedding_width, float(s.seq_len * s.d_model)
+    # Backward sorts the ids, then adds each row's gradient into the table.
+    kernels = [K.memory("gather", float(s.seq_len * width), K.Passes(2, 3, 1, 5), cut="row")]
+    if s.embed_dim:
+        kernels.append(K.linear("project_in", s.seq_len, width, s.d_model))
+    sums = (s.positions == "learned") + (s.token_types > 0)
+    if sums:
+        kernels.append(K.memory("sum", elements, K.Passes(3, 1, 2, 2), times=sums))
+    if s.embedding_norm:
+        kernels.append(K.norm(s, "norm", saved=1))
+    if s.hidden_dropout:
+        kernels.append(K.memory("dropout", elements, K.DROPOUT, saved=K.MASK))
+    return tuple(kernels)
+
+
+def block_kernels(s: Shape) -> tuple[Kernel, ...]:
+    """Forward kernels of one block in order, norms where the shape has them."""
+    t, h = s.seq_len, s.d_model
+    split_qkv = s.family not in {"gpt2", "mpt", "vit", "vit_torchvision"}
+    qkv = s.width + 2 * s.kv_width
+    if s.latent:
+        projections = list(K.latent_projections(s, s.latent))
+    elif split_qkv:
+        q, k, v = (K.linear(n, t, h, w) for n, w in (("q", s.width), ("k", s.kv_width), ("v", s.kv_width)))
+        projections = [q, K.sharing_input(k), K.sharing_input(v)]
+    else:
+        projections = [K.linear("qkv", t, h, qkv)]
+    dense_bias = s.mlp_bias and not s.experts
+    biases = [qkv] * s.qkv_bias + [s.d_ff] * ((1 + s.gated) * dense_bias)
+    row_biases = [h] * (s.out_bias + dense_bias)
+    branches = (1 if s.latent else 2 if split_qkv else 0) + (1 if s.gated else 0)
+    kernels = [
+        *projections, *K.attention(s), K.linear("out", t, s.heads * s.value_dim, h),
+        *K.residual(s, "attention_residual"),
+        *_mlp_kernels(s), *K.residual(s, "mlp_residual"),
+        *K.bias_gradients(s, biases, row_biases), *K.input_gradient_sums(s, branches),
+    ]  # fmt: skip
+    at = [i for i, k in enumerate(kernels) if k.name in {"attention_residual", "mlp_residual"}]
+    first = (at[0] + 1, at[1] + 1) if s.post_norm else (0, at[0] + 1)
+    kernels.insert(first[1], K.norm(s, "norm_2"))
+    kernels.insert(first[0], K.norm(s, "norm_1"))
+    return tuple(kernels)
+
+
+def _mlp_kernels(s: Shape) -> tuple[Kernel, ...]:
+    if s.experts:
+        return expert_kernels(s, s.experts)
+    t, h = s.seq_len, s.d_model
+    up = K.linear("up", t, h, s.d_ff)
+    gate = (K.linear("gate", t, h, s.d_ff),) if s.gated else ()
+    return (
+        *gate,
+        K.sharing_input(up) if s.gated else up,
+        K.mlp_activation(s, "activation", float(t) * s.d_ff),
+        K.linear("down", t, s.d_ff, h),
+    )
+
+
+def _head_kernels(s: Shape, positions: int) -> tuple[Kernel, ...]:
+    if s.head == "classes":
+        return class_kernels(s)
+    h = s.d_model
+    kernels: list[Kernel] = []
+    if s.head in {"pooler", "pretraining"}:
+        kernels += [K.linear("pooler", 1, h, h), K.memory("tanh", float(h), K.Passes(2, 3))]
+    if s.head in {"mlm", "pretraining"}:
+        elements = float(positions * h)
+        kernels += [
+            K.linear("transform", positions, h, h),
+            K.memory("transform_activation", elements, K.ACTIVATION["gelu"]),
+            K.norm(s, "transform_norm", elements),
+        ]
+    elif s.head in {"lm", "none"} and s.final_norm and not s.post_norm:
+        kernels.append(K.norm(s, "norm", saved=1))
+    if s.head == "lm" and s.embed_dim:
+        kernels.append(K.linear("project_out", s.seq_len, h, s.embed_dim))
+    if s.head in {"lm", "mlm", "pretraining"}:
+        kernels += [K.linear("logits", positions, s.embedding_width, s.vocab), K.cross_entropy(s, positions)]
+    if s.head == "qa":
+        kernels += [K.linear("qa_outputs", s.seq_len, h, 2)]
+    return tuple(kernels)

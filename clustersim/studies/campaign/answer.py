@@ -1,0 +1,257 @@
+"""The whole answer of a campaign."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType, structs
+
+from clustersim.core.outputs import Folder
+from clustersim.core.texts import Table
+from clustersim.core.units import DAY, HOUR, format_bytes, format_long
+from clustersim.scenario import Scenario
+from clustersim.scenario.campaign_schema import CampaignTable
+from clustersim.studies.campaign import ledger, whatif
+from clustersim.studies.campaign.batches import Asked, Told, played
+from clustersim.studies.campaign.causes import sets
+from clustersim.studies.campaign.job import LONGEST, Campaign, Job, campaign
+from clustersim.studies.campaign.ledger import Percentiles, Runs, percentiles
+from clustersim.studies.campaign.of_scenario import Bill, job_of, table_of
+from clustersim.studies.campaign.replica import replica
+from clustersim.studies.sweep.row import Fingerprints
+
+FILE = "campaign.json"
+FILES = (FILE, "month.png", "ledger.png", "interval.png", "nodes.png")
+MONTH = 30 * DAY
+ENOUGH = 0.9
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part of the ledger: mean days, and their share of the elapsed time."""
+
+    days: float
+    share: float
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """A cause of failures, how many of them are expected, and what each takes."""
+
+    name: str
+    expected: float
+    scope: str
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """A kind of save, as :class:`~clustersim.studies.campaign.axis.Save`, and how long it takes to load [s]."""
+
+    tier: str
+    interval: float
+    stall: float
+    write: float
+    load: float
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is played, with every figure that followed from something else; ``expected_days`` by the closed form, None
+    where it has none; ``mtbf_s`` None where nothing fails; ``source`` : of the rates of failures."""
+
+    steps: float
+    ideal_days: float
+    expected_days: float | None
+    mtbf_s: float | None
+    recovery_s: float
+    causes: list[Expected]
+    source: str
+    saves: list[Saved]
+    checkpoint_bytes: float
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """USD of ``gpus``, spares included, that are paid for whatever they do (None without a price); kWh of those that
+    train and those that wait, and what they cost."""
+
+    gpus: float
+    usd: Percentiles | None
+    ideal_usd: float | None
+    kwh: Percentiles
+    usd_of_power: Percentiles | None
+    sources: dict[str, str]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of replicas: days, failures, goodput by its definitions, the ledger by its parts; ``mfu`` of the
+    whole training, None where that of a step is not known."""
+
+    finishes: bool
+    days: Percentiles
+    failures: Percentiles
+    goodput: dict[str, Percentiles]
+    mfu: Percentiles | None
+    ledger: dict[str, Part]
+    cost: Cost | None
+
+
+NOTHING = Percentiles(0.0, 0.0, 0.0, 0.0)
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The whole answer: what was played (``job``, the ``table`` and the ``plan``), what became of it as in
+    :class:`Outcome`, of one replica a ``month`` of (begin [s], end [s], state), and, where they were asked, questions.
+    Of a campaign that does not finish before it is played there is no outcome.
+    """
+
+    title: str
+    replicas: int
+    seed: int
+    job: Job
+    table: Table
+    plan: Plan
+    finishes: bool
+    days: Percentiles = NOTHING
+    failures: Percentiles = NOTHING
+    goodput: dict[str, Percentiles] = {}
+    mfu: Percentiles | UnsetType | None = UNSET
+    ledger: dict[str, Part] = {}
+    cost: Cost | UnsetType | None = UNSET
+    month: list[tuple[float, float, str]] = []
+    what_if: list[whatif.Answer] = []
+    interval: list[whatif.Point] = []
+    nodes: list[whatif.Point] = []
+    largest_job: float | UnsetType | None = UNSET
+    gpus_per_node: float = 0.0
+    verdict: str
+
+
+def answer(
+    scenario: Scenario, asked: Asked | None = None, folder: Folder | None = None, told: Told = lambda done, total: None
+) -> Answer:
+    """Simulate the step, play the campaign, and say what became of it.
+
+    folder : where batches of replicas are kept, see :func:`folder_for`. told : called with (batches there, in all).
+
+    Raises :class:`ScenarioError`.
+    """
+    asked, table = asked or Asked(), table_of(scenario)
+    if folder is None and asked.jobs > 1:  # processes hand over their batches in a folder
+        with TemporaryDirectory() as temporary:
+            return answer(scenario, asked, folder_for(scenario, temporary, asked), told)
+    with scenario.at("$.campaign"):
+        job, bill = job_of(scenario)
+        made = campaign(table, job)
+    said = Answer(
+        title=scenario.title, replicas=asked.replicas, seed=asked.seed, job=job, table=table.plain(),
+        plan=_plan(table, job, made), finishes=False, verdict=_hopeless(made) if made.hopeless else "",
+    )  # fmt: skip
+    if made.hopeless:
+        return said
+    found = outcome(made, played(made, asked, folder, told=told), bill)
+    spans = replica(made, asked.seed).spans
+    month = [(one.begin, min(one.end, MONTH), one.state) for one in spans if one.begin < MONTH]
+    said = structs.replace(said, **structs.asdict(found), month=month, verdict=_verdict(found, made))
+    return _questions(said, made) if asked.what_if else said
+
+
+def outcome(made: Campaign, runs: Runs, bill: Bill | None = None) -> Outcome:
+    """What became of replicas."""
+    mfu, elapsed = made.job.mfu, float(runs.elapsed.mean())
+    means = {part: float(runs.part(part).mean()) for part in ledger.PARTS}
+    return Outcome(
+        finishes=bool(runs.finished.all()),
+        days=percentiles(runs.elapsed / DAY),
+        failures=percentiles(runs.failures.astype(np.float64)),
+        goodput={name: percentiles(runs.goodput(name, mfu)) for name in ledger.GOODPUTS},
+        mfu=None if mfu is None else percentiles(mfu * (runs.part("productive") / runs.elapsed)),
+        ledger={part: Part(mean / DAY, mean / elapsed) for part, mean in means.items()},
+        cost=None if bill is None else _cost(made, runs, bill),
+    )
+
+
+def _plan(table: CampaignTable, job: Job, made: Campaign) -> Plan:
+    found = sets().get(table.failures) if isinstance(table.failures, str) else None
+    return Plan(
+        steps=made.steps,
+        ideal_days=made.axis.work / DAY,
+        expected_days=None if made.policy == "drop_replica" else made.expected() / DAY,
+        mtbf_s=made.mtbf if math.isfinite(made.mtbf) else None,
+        recovery_s=made.recovery,
+        causes=[Expected(one.name, one.expected(made.axis.end), one.scope) for one in made.causes],
+        source="the scenario's own" if found is None else found.source,
+        saves=[Saved(t.name, t.save.interval, t.save.stall, t.save.write, float(t.load)) for t in made.tiers],
+        checkpoint_bytes=job.parameters * (table.checkpoints[0].bytes_per_parameter or job.bytes_per_parameter),
+    )
+
+
+def _cost(made: Campaign, runs: Runs, bill: Bill) -> Cost:
+    each = made.job.gpus / made.job.nodes
+    gpus = made.job.gpus + each * (made.spares or 0)
+    idle = runs.ledger[:, ledger.PAUSES].sum(axis=1)
+    standing = (gpus - made.job.gpus) * runs.elapsed
+    joule = made.job.gpus * (bill.busy_w * (runs.elapsed - idle) + bill.idle_w * idle) + bill.idle_w * standing
+    usd = None if bill.usd_per_gpu_hour is None else gpus * runs.elapsed / HOUR * bill.usd_per_gpu_hour
+    ideal = None if bill.usd_per_gpu_hour is None else made.job.gpus * made.axis.work / HOUR * bill.usd_per_gpu_hour
+    power = None if bill.usd_per_kwh is None else joule / 3.6e6 * bill.usd_per_kwh
+    return Cost(
+        gpus,
+        None if usd is None else percentiles(usd),
+        ideal,
+        percentiles(joule / 3.6e6),
+        None if power is None else percentiles(power),
+        dict(bill.sources),
+    )
+
+
+def _questions(said: Answer, made: Campaign) -> Answer:
+    nodes = whatif.over_nodes(made, said.seed)
+    return structs.replace(
+        said,
+        what_if=whatif.answers(made, said.seed),
+        interval=whatif.over_interval(made, said.seed),
+        nodes=nodes,
+        largest_job=whatif.largest_job(nodes, ENOUGH),
+        gpus_per_node=made.job.gpus / made.job.nodes,
+    )
+
+
+def _hopeless(made: Campaign) -> str:
+    return (
+        f"Does not finish: a failure comes every {format_long(made.mtbf)}, a recovery takes "
+        f"{format_long(made.recovery)} and a save every {format_long(made.tiers[0].save.interval)} of work: more "
+        f"than {LONGEST:.0f} times its {made.axis.work / DAY:,.1f} days."
+    )
+
+
+def _verdict(said: Outcome, made: Campaign) -> str:
+    days, ideal = said.days, made.axis.work / DAY
+    if not said.finishes:
+        return (
+            f"Not every replica finishes within {LONGEST:.0f} times its {ideal:,.1f} days: "
+            f"{said.ledger['waiting for nodes'].share:.0%} of the time is waiting for nodes and "
+            f"{said.ledger['lost work'].share:.0%} lost work."
+        )
+    worst = sorted(
+        ((part, one.share) for part, one in said.ledger.items() if part != ledger.PARTS[ledger.PRODUCTIVE]),
+        key=lambda item: -item[1],
+    )[:2]
+    lost = " and ".join(f"{part} ({share:.1%})" for part, share in worst if share > 0.0005)
+    productive = said.ledger[ledger.PARTS[ledger.PRODUCTIVE]].share
+    lacking = made.job.lacking
+    failed = f"{said.failures.p50:,.0f} failure{'' if round(said.failures.p50) == 1 else 's'}"
+    wanted = f"It does not fit: a GPU lacks {format_bytes(lacking)} of memory. If it had them, " if lacking else ""
+    return (
+        f"{wanted}{days.p50:,.1f} days instead of {ideal:,.1f} (19 in 20 within {days.p95:,.1f}): "
+        f"{failed}, {productive:.1%} of the time is new steps at full pace"
+        + (f"; most of the rest is {lost}." if lost else ".")
+    )
+
+
+def folder_for(scenario: Scenario, out: str | Path, asked: Asked) -> Folder:
+    """Where a campaign goes. Raises :class:`ClusterSimError` where the folder holds something else."""
+    known = Fingerprints()(scenario)
+    of = (known.inputs, known.files, table_of(scenario).plain(), asked.seed)
+    folder = Folder(Path(out), "campaign", scenario.title, FILES, of)
+    folder.check()
+    return folder

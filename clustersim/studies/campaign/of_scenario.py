@@ -1,0 +1,141 @@
+"""What a scenario is as the job of a campaign: its step simulated once as it is, and once for each degraded state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clustersim.core.economics import Rates, rates, watts_per_gpu
+from clustersim.core.errors import ScenarioError
+from clustersim.core.memory_use import MemoryUse
+from clustersim.core.mesh import Mesh
+from clustersim.core.texts import Table
+from clustersim.core.variation import Variation
+from clustersim.scenario import Scenario
+from clustersim.scenario.campaign_schema import CampaignTable, Degraded
+from clustersim.scenario.held import held
+from clustersim.scenario.running import Prepared
+from clustersim.studies.campaign.job import Job
+from clustersim.studies.what_if.rerun import step_time
+from clustersim.studies.what_if.spread import SLOWEST, Spread, spread
+from clustersim.training.memory import STATES
+
+MACHINES, STEPS = 40, 20
+"""That a campaign takes its steps from."""
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What an hour of a GPU costs and draws.
+
+    usd_per_gpu_hour, usd_per_kwh : None where nobody says. busy_w, idle_w : of a GPU with its share of the machine and
+        the building [W], while it trains and while it waits. sources : of the figures, in words.
+    """
+
+    usd_per_gpu_hour: float | None
+    usd_per_kwh: float | None
+    busy_w: float
+    idle_w: float
+    sources: Mapping[str, str]
+
+
+def table_of(scenario: Scenario) -> CampaignTable:
+    """The ``[campaign]`` table. Raises :class:`ScenarioError` where there is none."""
+    if scenario.file.campaign is None:
+        raise ScenarioError(
+            f"{scenario.path}: says nothing of a whole training; add a table [campaign] "
+            "(`clustersim schema scenario` lists its keys)"
+        )
+    return scenario.file.campaign
+
+
+def job_of(scenario: Scenario) -> tuple[Job, Bill]:
+    """Simulate the scenario's step, one of each degraded state, and with ``[run.variation]`` those of several machines.
+
+    Where steps vary, ``step_s`` is one that does not. Raises :class:`ScenarioError`.
+    """
+    table = table_of(scenario)
+    found, swapped = spreads(scenario)
+    scenario = scenario if found is None else scenario.changed({"run.jitter": 0.0})
+    prepared = scenario.prepare()
+    result = prepared.run()
+    figures = result.summary
+    step = step_time(result.timeline)
+    tokens = figures["tokens_per_s_per_gpu"]
+    job = Job(
+        nodes=prepared.mesh.n_nodes,
+        gpus=prepared.gpus,
+        step_s=step,
+        replicas=prepared.mesh.size("dp"),
+        copies=copies(scenario, prepared.mesh),
+        parameters=float(prepared.model.parameters),
+        bytes_per_parameter=kept_per_parameter(scenario, prepared.memory),
+        tokens_per_step=None if tokens is None else round(tokens * prepared.mesh.workers * step),
+        mfu=figures["mfu"],
+        lacking=max(0.0, -result.verdict.spare),
+        slower={one.name: _slower(scenario, prepared, one, step) for one in table.degraded if one.factor is None},
+        machines=(1.0,) if found is None else tuple((found.of_machines / found.still).tolist()),
+        swapped=() if swapped is None else tuple((swapped.of_machines / swapped.still).tolist()),
+        step_cv=0.0 if found is None else found.within,
+    )
+    return job, _bill(table, rates(prepared.devices, table.price.usd_per_gpu_hour), figures)
+
+
+def spreads(scenario: Scenario) -> tuple[Spread | None, Spread | None]:
+    """Steps of several machines, and of the same with others in place of their slowest hosts; None where nothing varies
+    or no host differs. Raises :class:`ScenarioError`."""
+    v = scenario.file.run.variation
+    if v is None or v == Variation():
+        return None, None
+    hosts_differ = v.gpu_cv > 0 or (v.slow_hosts > 0 and v.slow_factor > 1)
+    found = spread(scenario, MACHINES, STEPS)
+    return found, spread(scenario, MACHINES, STEPS, best=SLOWEST) if hosts_differ else None
+
+
+def job_at(scenario: Scenario, step_s: float, tokens_per_step: float | None) -> Job:
+    """The same of a step that somebody knows, without a run of it; nothing in it varies or is slow for a while."""
+    found = held(scenario)
+    return Job(
+        nodes=found.mesh.n_nodes, gpus=found.mesh.workers, step_s=step_s, replicas=found.mesh.size("dp"),
+        copies=copies(found.scenario, found.mesh), parameters=float(found.model.parameters),
+        bytes_per_parameter=kept_per_parameter(scenario, found.use), tokens_per_step=tokens_per_step,
+    )  # fmt: skip
+
+
+def copies(scenario: Scenario, mesh: Mesh) -> int:
+    """Whole copies of the model and its optimizer state: a failure of a node leaves the others whole. Ranks that share
+    out either of them (FSDP, ZeRO, Megatron's distributed optimizer) are one copy."""
+    parallel = scenario.file.parallel
+    shared = parallel is not None and parallel.use_distributed_optimizer
+    if scenario.strategy.name == "ddp" and not shared:
+        return mesh.size("dp")
+    return getattr(scenario.config, "data_parallel_replicate_degree", None) or mesh.size("dp_replicate")
+
+
+def kept_per_parameter(scenario: Scenario, memory: MemoryUse) -> float:
+    """Bytes of a checkpoint for each parameter: weights in the module's type, fp32 copies of 16-bit ones, and what the
+    optimizer keeps in fp32. bf16 weights with Adam: 2 + 4 + 8 = 14; fp32 weights: 4 + 8 = 12."""
+    weights = 6.0 if memory.master_weights > 0 else 4.0
+    optimizer = scenario.file.run.optimizer
+    return weights + 4.0 * STATES[None if optimizer == "none" else optimizer]
+
+
+def _slower(scenario: Scenario, prepared: Prepared, one: Degraded, step: float) -> float:
+    """How many times longer a step is while something is slow."""
+    cluster = scenario.file.cluster
+    if one.speed is not None:
+        rest = [{"ranks": list(slow.ranks), "speed": slow.speed} for slow in cluster.slow]
+        changes: Table = {"cluster.slow": [*rest, {"ranks": [prepared.mesh.workers - 1], "speed": one.speed}]}
+    else:
+        if cluster.changes:
+            raise ScenarioError(f"{scenario.path}: a degraded link beside [[cluster.changes]]; write its factor "
+                                "(at $.campaign.degraded)")  # fmt: skip
+        changes = {"cluster.changes": [{"match": one.match, "factor": one.bandwidth}]}
+    return step_time(scenario.changed(changes).run().timeline) / step
+
+
+def _bill(table: CampaignTable, known: Rates, found: Table) -> Bill:
+    step, compute, exposed = (float(found[k]) for k in ("step_time_s", "compute_s", "exposed_communication_s"))
+    busy, idle = watts_per_gpu(known, step, compute, exposed), watts_per_gpu(known, 1.0, 0.0, 0.0)
+    sources = {name: text.replace("the plan's", "the scenario's") for name, text in known.sources.items()}
+    return Bill(known.usd_per_gpu_hour, table.price.usd_per_kwh, busy, idle, sources)

@@ -1,0 +1,51 @@
+"""Capacity planning: which machine, how many, and how to train on it, within limits of money, time and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clustersim.core.economics import Power, Rates, costs, rates, watts_per_gpu
+from clustersim.studies.plan.answer import told
+from clustersim.studies.plan.campaigns import with_campaign
+from clustersim.studies.plan.options import Option, Searched, title
+from clustersim.studies.plan.pareto import dominates, front
+from clustersim.studies.plan.rows import FILE, Answer, option_of
+from clustersim.studies.plan.searching import How, folder_for, search
+from clustersim.studies.plan.spec import PlanFile, from_table, load
+from clustersim.studies.sweep.crews import Executor
+
+
+def plan(
+    what: str | Path | PlanFile,
+    out: str | Path,
+    *,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    exhaustive: bool = False,
+    robust: bool = False,
+) -> Answer:
+    """Search the options of a plan, and say which are worth having and why.
+
+    Parameters
+    ----------
+    what : a plan's file, the name of a shipped one, or a :class:`PlanFile`. out : a folder; what is simulated is kept
+        there, so that a second call goes on. executor, jobs : as for :func:`clustersim.sweep`.
+    exhaustive : simulate also what bounds rule out; the answer is the same. robust : say too what would be chosen if
+        machines were as far from their predictions as published ones (:mod:`clustersim.studies.plan.robust`).
+
+    Returns the answer, which is also written to ``plan.json`` in ``out``.
+
+    Raises :class:`clustersim.core.errors.ScenarioError` for a plan that cannot be read.
+    """
+    read, path = (what, Path("plan.toml")) if isinstance(what, PlanFile) else load(what)
+    found = search(read, path, out, How(executor, jobs, exhaustive, robust))
+    said = with_campaign(told(read, found, path), read)
+    folder_for(read, path, out).write(FILE, said)
+    return said
+
+
+__all__ = [
+    "FILE", "Answer", "How", "Option", "PlanFile", "Power", "Rates", "Searched", "costs", "dominates", "folder_for",
+    "from_table", "front", "load", "option_of", "plan", "rates", "search", "title", "told", "watts_per_gpu",
+    "with_campaign",
+]  # fmt: skip

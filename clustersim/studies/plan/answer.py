@@ -1,0 +1,146 @@
+"""A search's answer: the front, the alternatives, what was assumed, and what is too close to call."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from msgspec import UNSET
+
+from clustersim.core import ranges
+from clustersim.scenario.reading import Table, override
+from clustersim.studies.plan.campaigns import goodput
+from clustersim.studies.plan.candidates import base
+from clustersim.studies.plan.options import Option, Searched, title
+from clustersim.studies.plan.robust import robustness
+from clustersim.studies.plan.rows import Answer, Chosen, Degrees, Fate, Reasoned
+from clustersim.studies.plan.spec import EXACT, PlanFile
+from clustersim.studies.plan.verdict import left_over, too_close, verdict
+from clustersim.studies.plan.why import alternatives, rule_told, what_limits, why_lost, why_on_front, why_tempting
+
+Pair = tuple[int, int]
+STATES = {
+    "simulated": "simulated",
+    "memory": "do not fit",
+    "limits": "break a limit",
+    "bound": "cannot win by their bounds",
+    "rough": "cannot win by a rough run",
+    "left": "not simulated",
+    "error": "cannot be run",
+}
+
+
+def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> Answer:
+    """The whole answer. ``path`` : the plan's file, where relative names in it start."""
+
+    @cache
+    def lasting(number: int, rate: float) -> float | None:
+        return goodput(_chosen(plan, found, found.options[number], path), plan, rate)
+
+    robust = robustness(found, None if plan.campaign is None else lasting)
+    states = Counter(one.state for one in found.options)
+    return Answer(
+        title=plan.title,
+        verdict=verdict(plan, found),
+        unit="tokens" if found.tokens else "samples",
+        front=[_chosen(plan, found, one, path) for one in found.front],
+        tempting=[Reasoned(**_row(one, found), why=why_tempting(one, found)) for one in found.tempting],
+        alternatives=[Reasoned(**_row(one, found), why=why_lost(one, found)) for one in alternatives(found)],
+        warnings=[*too_close(found), *filter(None, (left_over(found), rule_told(found)))],
+        counts={words: states[state] for state, words in STATES.items()},
+        combined=found.combined,
+        assumptions=list(assumptions(plan, found)),
+        options=[
+            Fate(**_row(one, found), state=one.state, reason=found.reason(one))
+            for one in found.options
+            if len(found.options) <= EXACT or one.state in {"simulated", "rough"}
+        ],
+        landscape=list(landscape(found)),
+        robust=UNSET if robust is None else robust,
+    )
+
+
+def _chosen(plan: PlanFile, found: Searched, one: Option, path: str | Path) -> Chosen:
+    """An option's figures with its scenario."""
+    return Chosen(
+        **_row(one, found),
+        scenario=override(base(plan), one.candidate.changes),
+        path=str(path),
+        tokens_per_step=round(one.rate * one.step_s) if found.tokens else None,
+        why=why_on_front(one, found) if one.on_front else "",
+    )
+
+
+def _row(option: Option, found: Searched) -> Table:
+    """The fields of :class:`~clustersim.studies.plan.rows.Row`."""
+    mine, spent = option.candidate, option.costs
+    return {
+        "option": found.title(option),
+        "in_full": title(mine),
+        "family": mine.form.family,
+        "machine": mine.machine.label,
+        "nodes": mine.nodes,
+        "gpus": mine.gpus,
+        "batch": mine.batch,
+        "kind": mine.kind,
+        "degrees": mine.form.degrees,
+        "limited_by": what_limits(option),
+        "stage_bytes": list(option.bound.held) if option.bound else [],
+        "rate": option.rate or None,
+        "step_s": option.result.step_time_s if option.result else None,
+        "error": option.error,
+        "usd_per_1e9": None if spent is None or spent.usd_per_sample is None else spent.usd_per_sample * 1e9,
+        "kwh_per_1e9": None if spent is None else spent.kwh_per_sample * 1e9,
+        "days": option.days,
+        "usd": option.usd,
+    }
+
+
+def landscape(found: Searched) -> Iterator[Degrees]:
+    """Each tp and pp on the fastest option's machine."""
+    if not found.split or not found.front:
+        return
+    chosen = found.front[0].candidate
+    known, least = defaultdict[Pair, list[float]](list), defaultdict[Pair, list[float]](list)
+    for one in found.options:
+        mine = one.candidate
+        if (mine.machine, mine.nodes) != (chosen.machine, chosen.nodes) or one.state in {"error", "limits"}:
+            continue
+        pair = mine.form.degrees["tp"], mine.form.degrees["pp"]
+        if one.result:
+            known[pair].append(one.step_s / mine.batch)
+        else:
+            least[pair].append(one.bound.step_s / mine.batch if one.bound else math.inf)
+    own = chosen.form.degrees["tp"], chosen.form.degrees["pp"]
+    for pair in sorted({*known, *least}):
+        # One that was run is the shortest of its degrees unless another's bound is below it.
+        step, bound = min(known[pair], default=math.inf), min(least[pair], default=math.inf)
+        sure = step <= bound or pair == own
+        shown = (step if sure else bound) * chosen.batch
+        fits = math.isfinite(shown)
+        yield Degrees(*pair, shown if fits else None, sure, pair == own)
+
+
+def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:
+    """What the figures rest on, a sentence each."""
+    for machine, known in zip(plan.machines, found.rates, strict=True):
+        price = "no price" if known.usd_per_gpu_hour is None else f"{known.usd_per_gpu_hour:g} USD per GPU-hour"
+        source = known.sources.get("price", "give usd_per_gpu_hour; until then it is not compared in cost")
+        yield f"{machine.label}: {price} ({source})"
+        p, sources = known.power, known.sources
+        yield (
+            f"{machine.label}: {known.limit_w:g} W a GPU, of it {p.compute:.0%} in kernels, {p.communication:.0%} "
+            f"while only communicating, {p.idle:.0%} idle; {p.rest_of_machine:.0%} more for the machine; the "
+            f"building draws {p.pue:g} x ({sources['compute']}; {sources['rest_of_machine']}; the others are assumed)"
+        )
+    if found.split:
+        yield (
+            "a split model's options are first sketched, taken to be within 5% of the whole run; what more than that "
+            "is beaten is not run again; those whose whole run is too long are run folded, one replica for all; of "
+            "options closer than their error the one with the best worst case is named"
+        )
+    uncounted = "the input pipeline, failures and checkpoints are" if plan.campaign is None else "the input pipeline is"
+    yield f"{ranges.within()}; {uncounted} not counted"

@@ -1,0 +1,233 @@
+"""Every option a plan may take, as a scenario: machine, nodes, strategy, micro-batch, accumulation, checkpointing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clustersim import scenario
+from clustersim.core.errors import ScenarioError
+from clustersim.core.limits import MOST_CASES, counted
+from clustersim.core.tomls import flat
+from clustersim.scenario import Scenario
+from clustersim.scenario.reading import Table
+from clustersim.scenario.splitting import cause
+from clustersim.studies.plan.knobs import meant
+from clustersim.studies.plan.spec import Machine, PlanFile
+
+RUN: Table = {"steps": 3, "jitter": 0.0, "optimizer": "adamw", "optimizer_impl": "fused"}
+"""What a plan's runs are unless it says otherwise: enough steps for a steady one, and GPUs that do not differ, since
+options differ by less than a draw."""
+
+
+DEGREES = ("tp", "pp", "cp", "ep")
+"""Of ``[parallel]``, those that name an option."""
+
+
+class Form(msgspec.Struct, frozen=True, gc=False):
+    """Everything of an option but where it runs, its micro-batch, passes and checkpointing.
+
+    Parameters
+    ----------
+    strategy, parallel : tables of its scenario. family : its strategy and degrees in words, with the knobs that vary
+        among strategies of its kind. knobs : those of ``parallel`` that vary, in words. tells : whether micro-batches,
+        and checkpointing, vary. split : whether the step builder plays it. degrees : of :data:`DEGREES`, 1 where
+        nothing is said.
+    """
+
+    strategy: Table
+    parallel: Table
+    family: str
+    knobs: tuple[str, ...]
+    tells: tuple[bool, bool]
+    number: int
+    split: bool
+    degrees: dict[str, int]
+
+    @property
+    def inside(self) -> int:
+        """Ranks that work on the same samples."""
+        return math.prod(self.degrees[name] for name in ("tp", "cp", "pp"))
+
+    @property
+    def rounds(self) -> int:
+        """What passes are a multiple of: an interleaved schedule takes as many micro-batches as there are stages."""
+        return self.degrees["pp"] if (self.parallel.get("vpp") or 1) > 1 else 1
+
+
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """One option.
+
+    Parameters
+    ----------
+    number : its place among all, which settles ties. machine, nodes, gpus : where it runs. form : what it is.
+    played : samples of a micro-batch, and passes of a step. kept : its ``activation_checkpointing``.
+    """
+
+    number: int
+    machine: Machine
+    nodes: int
+    gpus: int
+    form: Form
+    played: tuple[int, int]
+    kept: str
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step."""
+        return self.gpus // self.form.inside * self.played[0] * self.played[1]
+
+    @property
+    def changes(self) -> Table:
+        """Field -> value, on the plan's base."""
+        micro, passes = self.played
+        knobs = {**self.form.strategy, "micro_batch_size": micro, "gradient_accumulation_steps": passes}
+        said = {"cluster": self.machine.cluster(self.nodes), "strategy": knobs}
+        return (
+            said
+            | {"model.activation_checkpointing": self.kept}
+            | ({"parallel": self.form.parallel} if self.form.parallel else {})
+        )
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """What else is chosen, in words, as far as it varies among options."""
+        kept = "no" if self.kept == "none" else self.kept
+        return (*self.form.knobs, *([f"{kept} checkpointing"] if self.form.tells[1] else []))
+
+    def label(self, common: Collection[str] = ()) -> str:
+        """It in words, without those of its knobs that are ``common``."""
+        micro, passes = self.played
+        said = f"micro-batch {micro}" if self.form.tells[0] else ""
+        if passes > 1:
+            said = f"{said} x {passes} passes" if said else f"{passes} passes"
+        return ", ".join(filter(None, (self.form.family, *(one for one in self.knobs if one not in common), said)))
+
+    @property
+    def kind(self) -> str:
+        """What its error is known by: ``"split"``, or the ``kind`` of its strategy."""
+        return "split" if self.form.split else str(self.form.strategy["kind"])
+
+
+def base(plan: PlanFile) -> Table:
+    """The tables that all candidates change: the first machine and strategy stand in."""
+    return {
+        "cluster": plan.machines[0].cluster(1),
+        "model": dict(plan.model),
+        "strategy": {"kind": str(plan.tried.strategies[0].get("kind", ""))},
+        "run": {**RUN, **plan.run},
+    }
+
+
+def scenario_of(plan: PlanFile, path: str | Path, candidate: Candidate) -> Scenario:
+    """The scenario of a candidate. Raises :class:`ScenarioError` where its knobs contradict each other."""
+    return scenario.from_table(base(plan), path, candidate.changes)
+
+
+def candidates(
+    plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Sequence[Table] = ({},)
+) -> Iterator[Candidate]:
+    """Every combination whose batch is within the plan's bounds and whose GPUs are within its limit.
+
+    Of accumulation, the fewest and the most passes that the batch allows are tried.
+
+    Parameters
+    ----------
+    gpus_of : (index of a machine, nodes) -> GPUs; those left out could not be built. tables : what is tried as
+        ``[parallel]``, :func:`clustersim.studies.plan.knobs.combinations`.
+    """
+    numbers, limit, kinds = itertools.count(), plan.limits.gpus, plan.tried.activation_checkpointing
+    counted(combined(plan, gpus_of, tables), MOST_CASES, "$.try: options", ScenarioError)
+    forms = list(_forms(plan, tables))
+    for (m, nodes), gpus in gpus_of.items():
+        if limit is not None and gpus > limit:
+            continue
+        for form in forms:
+            for micro in plan.tried.micro_batch_size:
+                for passes in _accumulations(plan, form, gpus, micro):
+                    for kept in kinds:
+                        yield Candidate(next(numbers), plan.machines[m], nodes, gpus, form, (micro, passes), kept)
+
+
+def combined(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Sequence[Table]) -> int:
+    """How many combinations of machines and knobs a plan has, whether or not they are possible."""
+    return (
+        sum(_count(table) for table in plan.tried.strategies) * len(tables) * len(gpus_of)
+        * len(plan.tried.micro_batch_size) * len(plan.tried.activation_checkpointing)
+    )  # fmt: skip
+
+
+def _forms(plan: PlanFile, tables: Sequence[Table]) -> Iterator[Form]:
+    strategies = [one for table in plan.tried.strategies for one in expanded(table)]
+    names = {name for one in tables for name in one}
+    told = {name for name in names if len({repr(one.get(name)) for one in tables if meant(name, one)}) > 1}
+    number = itertools.count()
+    tells = len(plan.tried.micro_batch_size) > 1, len(plan.tried.activation_checkpointing) > 1
+    for strategy in strategies:
+        words = _words(strategy, strategies)
+        for table in tables:
+            degrees = {name: int(table.get(name) or 1) for name in DEGREES}
+            knobs = [f"{name} {_value(table[name])}" for name in table
+                     if name in told and name not in DEGREES and (name, table[name]) != ("vpp", 1)]  # fmt: skip
+            family = ", ".join([words, *(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)])
+            split = any(degree > 1 for degree in (*degrees.values(), table.get("etp") or 1))
+            split = split or bool(cause(table, strategy))
+            yield Form(strategy, table, family, tuple(knobs), tells, next(number), split, degrees)
+
+
+def expanded(table: Table) -> Iterator[Table]:
+    """Every choice of the lists in a strategy's table, inner tables included.
+
+    >>> list(expanded({"kind": "fsdp", "version": 2, "reshard_after_forward": [True, False]}))[1]
+    {'kind': 'fsdp', 'version': 2, 'reshard_after_forward': False}
+    """
+    choices: list[list[Any]] = []
+    for value in table.values():
+        if isinstance(value, dict):
+            choices.append(list(expanded(value)))
+        else:
+            choices.append(value if isinstance(value, list) else [value])
+    for chosen in itertools.product(*choices):
+        yield dict(zip(table, chosen, strict=True))
+
+
+def _count(table: Table) -> int:
+    """How many tables :func:`expanded` makes."""
+    sizes = (_count(v) if isinstance(v, dict) else len(v) if isinstance(v, list) else 1 for v in table.values())
+    return math.prod(sizes)
+
+
+def _accumulations(plan: PlanFile, form: Form, gpus: int, micro: int) -> list[int]:
+    """The fewest and the most passes; none where the degrees or the batch do not divide."""
+    if gpus % form.inside:
+        return []
+    each = gpus // form.inside * micro
+    low, high = plan.batch.bounds
+    if "gradient_accumulation_steps" in form.strategy:
+        passes = int(form.strategy["gradient_accumulation_steps"])
+        return [passes] if low <= passes * each <= high else []
+    fewest = -(-low // (each * form.rounds)) * form.rounds
+    most = high // (each * form.rounds) * form.rounds
+    return sorted({fewest, most}) if 0 < fewest <= most else []
+
+
+def _words(strategy: Table, among: Sequence[Table]) -> str:
+    """A strategy in words: its kind, and the knobs that tell it from others of its kind.
+
+    >>> tables = [{"kind": "zero", "param_dtype": "bf16", "zero_optimization": {"stage": stage}} for stage in (1, 3)]
+    >>> _words(tables[1], tables)
+    'zero, stage 3'
+    """
+    every = [flat(other) for other in among if other.get("kind") == strategy.get("kind")]
+    told = {key for one in every for key in one if any(other.get(key) != one[key] for other in every)}
+    said = [f"{key.rpartition('.')[2]} {_value(value)}" for key, value in flat(strategy).items() if key in told]
+    return ", ".join([str(strategy.get("kind", "?")), *said])
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,289 @@
+"""A way to run a step, looked at once for all machines, micro-batches and passes: what it holds and takes at least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+
+from clustersim.core.arrays import Floats
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.memory_use import CONTEXT_BYTES
+from clustersim.core.mesh import Ints, Mesh
+from clustersim.core.model import Model
+from clustersim.core.program import DTYPE_BYTES
+from clustersim.core.units import format_bytes
+from clustersim.model.seconds.local import LocalCost
+from clustersim.scenario import Scenario
+from clustersim.scenario.replicas import activations as activation_dtype
+from clustersim.scenario.replicas import check_replicas, replica_config, sharding_zero, state_bytes
+from clustersim.scenario.split_step import PARTIAL, local_cost, orders_of, parts_of, split_of
+from clustersim.scenario.splitting import split
+from clustersim.studies.plan.candidates import Candidate
+from clustersim.studies.plan.known import Known, Place
+from clustersim.studies.plan.limits import SLACK, Bound
+from clustersim.studies.plan.stages import Least, Times, activations, least_of, times_of
+from clustersim.studies.plan.traffic import Traffic, first_group
+from clustersim.studies.what_if.folded import PERIODIC
+from clustersim.training.builder.stage_memory import StateBytes
+from clustersim.training.parallel import ModelShape, ParallelConfig
+from clustersim.training.partition.base import Exchange, LocalLayer, Partition
+from clustersim.training.schedules import Orders, Schedule
+from clustersim.training.strategies.fsdp_config import FSDPConfig
+
+UNIT = float(1 << 30)
+OF_REPLICAS = (
+    "use_distributed_optimizer", "num_distributed_optimizer_instances", "overlap_grad_reduce", "overlap_param_gather",
+    "align_grad_reduce", "ddp_bucket_size", "ddp_num_buckets", "grad_reduce_in_fp32", "optimizer_post_validation",
+    "gradient_accumulation_fusion", "dp_replicate", "dp_shard", "order", "overlap_p2p_communication",
+)  # fmt: skip
+"""Fields of ``[parallel]`` that stages do not depend on."""
+OF_PIPELINE = (
+    "pp", "vpp", "layers_per_virtual_stage", "schedule", "schedule_csv", "layout", "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers", "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split", "first_stage_less_layers", "last_stage_less_layers", "partition_method",
+    "microbatch_group_size_per_vp_stage",
+)  # fmt: skip
+"""Those that say which stage a layer is on, and nothing of the layer."""
+PLAIN = ParallelConfig()
+
+
+def without(parallel: ParallelConfig, names: Sequence[str]) -> ParallelConfig:
+    """The same with these fields as they are when nothing is said."""
+    return msgspec.structs.replace(parallel, **{name: getattr(PLAIN, name) for name in names})
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why an option is none. ``state`` : ``"error"``, ``"limits"`` or ``"memory"``. ``reason`` : in words."""
+
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """How an option runs a form: where, on which stages by which schedule, and in which order its ``passes`` of
+    ``micro`` samples."""
+
+    place: Place
+    parts: Partition
+    row: Schedule
+    orders: Orders
+    micro: int
+    passes: int
+
+
+@dataclass(eq=False)
+class Form:
+    """Options that differ in machine, micro-batch and passes alone."""
+
+    known: Known
+    scenario: Scenario
+    model: Model
+    shape: ModelShape
+    _meshes: dict[Place, Mesh | ClusterSimError] = field(default_factory=dict)
+    _reach: dict[Place, tuple[bytes, ...]] = field(default_factory=dict)
+    _traffic: dict[Place, Traffic] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        parallel = self.scenario.file.parallel
+        self.parallel = parallel if parallel is not None else ParallelConfig()
+        check_replicas(self.scenario, self.parallel)
+        self.element = DTYPE_BYTES[activation_dtype(self.scenario)]
+        self._stagewise = without(self.parallel, OF_REPLICAS)
+        self._states_of = str(self.scenario.file.strategy), without(self.parallel, ("order",))
+        self._layerwise = without(self._stagewise, OF_PIPELINE)
+        self._kept = self.scenario.file.model.activation_checkpointing
+
+    def look(self, option: Candidate) -> Bound | Refused:
+        """Its bound. Raises :class:`ClusterSimError` where its knobs contradict each other."""
+        place = self.known.place(option)
+        mesh = self._mesh(place)
+        if self.parallel.tp > mesh.nproc_per_node and not self.known.plan.limits.tp_across_nodes:
+            return Refused("limits", f"TP {self.parallel.tp} leaves the node of {mesh.nproc_per_node} GPUs")
+        micro, passes = option.played
+        key: object = (self._stagewise, self._kept, mesh.nproc_per_node)
+        parts, row = self.known.parts(key, lambda: parts_of(self.scenario, self.parallel, mesh, self.model))
+        orders = self._order(parts, row, passes, place)
+        always, ending = self._states(place, mesh, parts, row)
+        if self.parallel.deferral(passes) or getattr(self.parallel, PARTIAL) is not None:
+            # Micro-batches that are not alike are walked as a run walks them.
+            scenario = self._with(micro_batch_size=micro, gradient_accumulation_steps=passes)
+            gpu = self.known.device(place[0], scenario, self.model)
+            held = np.array([use.total for use in split_of(scenario, self.parallel, mesh, self.model, gpu).memory])
+        else:
+            keeps = not self.parallel.deallocate_pipeline_outputs
+            each = self.known.once(
+                "held", (key, id(orders)), lambda: activations(parts, orders, self.element, keeps_sent=keeps)
+            )
+            held = np.maximum(always + micro * each, ending) + CONTEXT_BYTES
+        reason = self._too_much(place, held, always)
+        if reason:
+            return Refused("memory", reason)
+        return self._bound(_Way(place, parts, row, orders, micro, passes), held)
+
+    def _with(self, **knobs: int) -> Scenario:
+        """The scenario with other micro-batches or passes."""
+        return replace(self.scenario, config=msgspec.structs.replace(self.scenario.config, **knobs))
+
+    def _states(self, place: Place, mesh: Mesh, parts: Partition, row: Schedule) -> tuple[Floats, Floats]:
+        """(ranks,) bytes beside activations during passes, and while the optimizer updates: whatever the passes."""
+
+        def made() -> tuple[Floats, Floats]:
+            # Bytes per element are a stage's own only where units are gathered and freed one by one.
+            units = isinstance(self.scenario.config, FSDPConfig) or sharding_zero(self.scenario) is not None
+            own = parts.stages if units else parts.stages[:1]
+            states = [state_bytes(self.scenario, self.parallel, mesh, stage, row) for stage in own]
+            copies = np.array([row.versions(rank, len(parts.stages)) for rank in range(len(parts.stages))])
+            counts = self.known.counts(parts)
+            return _always(counts, states, copies, updating=False), _always(counts, states, copies, updating=True)
+
+        return self.known.once("states", (self._states_of, self._kept, place), made)
+
+    def _mesh(self, place: Place) -> Mesh:
+        if place not in self._meshes:
+            mesh = self.known.machines[place][1]
+            try:
+                self._meshes[place] = split(self.scenario, self.parallel, mesh, self.shape)
+            except ClusterSimError as error:
+                self._meshes[place] = error
+        found = self._meshes[place]
+        if isinstance(found, ClusterSimError):
+            raise found
+        return found
+
+    def _order(self, parts: Partition, row: Schedule, passes: int, place: Place) -> Orders:
+        """What ranks run; of a schedule that repeats itself, of as many micro-batches as show all of it."""
+        p, v, plain = self.parallel, len(parts.stages[0].chunks), True
+        if row.name in PERIODIC and p.microbatch_group_size_per_vp_stage is None and not p.deferral(passes):
+            passes = passes if passes <= 2 * p.pp else 2 * p.pp + passes % p.pp
+        elif any(option.name == "costs" for option in row.options):
+            plain = False
+        key: tuple[object, ...] = (row.name, p.pp, v, passes, p.microbatch_group_size_per_vp_stage, p.ep_overlap)
+        key += () if plain else (self._stagewise, self._kept, self.scenario.config.micro_batch_size, place[0])
+
+        def made() -> Orders:
+            gpu = self.known.device(place[0], self.scenario, self.model)
+            return orders_of(self._with(gradient_accumulation_steps=passes), p, parts, row, gpu)
+
+        return self.known.once("orders", key, made)
+
+    def _too_much(self, place: Place, held: Floats, always: Floats) -> str:
+        room = self.known.room(place)
+        margin, worst = self.known.plan.limits.memory_margin, int(np.argmax(held))
+        if held[worst] <= (1.0 - margin) * room:
+            return ""
+        where = f"stage {worst} " if len(held) > 1 else ""
+        return (
+            f"{where}needs {format_bytes(float(held[worst]))} of {format_bytes(room)}, {margin:.0%} kept free (model "
+            f"states {format_bytes(float(always[worst]))}, activations "
+            f"{format_bytes(float(held[worst] - always[worst] - CONTEXT_BYTES))})"
+        )
+
+    def _bound(self, way: _Way, held: Floats) -> Bound:
+        times, traffic = self._time(way)
+        first, zero, row, passes = times.first, np.zeros(1), way.row, way.passes
+        head = np.concatenate([zero, np.cumsum(times.forward)])[first]
+        tail = np.concatenate([zero, np.cumsum(times.backward)])[first]
+        # Behind a rank's last pass the gradient goes down the pipeline, unless weight gradients are what comes last.
+        full = row.placement == "loop" and not row.splits_backward and not self.parallel.deferral(passes)
+        # Where the model is there twice, a micro-batch goes through one of a rank's two chunks.
+        each = passes / 2 if row.placement == "both" else float(passes)
+        ramp = (head * (row.placement != "both") + tail * full) * row.synchronous
+        serial, beside, shard = self._data(traffic, way)
+        local = self._local(way.place, way.micro)
+        dense, expert = self.known.counts(way.parts)
+        update = local.update(float((dense * shard[0] + expert * shard[1]).min()), 1)
+        whole = ramp + each * times.whole + serial
+        r = int(np.argmax(whole))
+        compute = SLACK * (each * float(times.compute.min()) + update)
+        step = SLACK * max(float(whole[r]) + update, beside)
+        return Bound(
+            compute, max(step, compute), each * float(times.whole[r] - times.compute[r]), float(ramp[r]),
+            max(float(serial[r]), step / SLACK - float(whole[r]) - update), tuple(held.tolist()),
+        )  # fmt: skip
+
+    def _time(self, way: _Way) -> tuple[Times, Traffic]:
+        """Of one micro-batch. On more nodes the same groups are no nearer, so the fewest nodes tell for all."""
+        place, parts, row, micro = way.place, way.parts, way.row, way.micro
+        topology, mesh = self.known.machines[place]
+        if place not in self._traffic:
+            self._traffic[place] = Traffic(topology, mesh, self._mesh(place).layout, self.known.way_out(place))
+        traffic = self._traffic[place]
+        near = place[0], micro, row.name, self._groups(place, parts, traffic), self.scenario.config.param_dtype
+        key = self._stagewise, self._kept, *near
+
+        def made() -> Times:
+            local = self._local(place, micro)
+
+            def least(layer: LocalLayer, kind: str) -> Least:
+                same = (*near, self._layerwise, self._kept, kind, layer.kind, len(layer.forward), len(layer.backward),
+                        layer.parameters, layer.kept, layer.kept_for_weights, layer.repeated)  # fmt: skip
+                return self.known.once("least", same, lambda: least_of(layer, kind, local, traffic, self.element))
+
+            paired = any(len(slot) > 1 for slot in way.orders[0])
+            return times_of(parts, ("F", "I", "W") if row.splits_backward else ("F", "B"), paired, least)
+
+        return self.known.once("times", key, made), traffic
+
+    def _groups(self, place: Place, parts: Partition, traffic: Traffic) -> tuple[bytes, ...]:
+        """The groups that exchanges inside the model are over."""
+        if place not in self._reach:
+            layers = {id(one.backward): one for stage in parts.stages for one in stage.layers}.values()
+            items = (item for one in layers for item in (*one.forward, *one.backward))
+            dims = sorted({item.dims for item in items if isinstance(item, Exchange)})
+            self._reach[place] = tuple(first_group(traffic.dims, *one).tobytes() for one in dims)
+        return self._reach[place]
+
+    def _local(self, place: Place, micro: int) -> LocalCost:
+        return local_cost(self._with(micro_batch_size=micro), self.known.device(place[0], self.scenario, self.model))
+
+    def _data(self, traffic: Traffic, way: _Way) -> tuple[Floats, float, tuple[float, float]]:
+        """Of data parallelism: (ranks,) s that nothing hides, s that run beside a step, and which share of dense and
+        of experts' parameters a rank updates."""
+        dense, expert = self.known.counts(way.parts)
+        dims, config = traffic.dims, self.scenario.config
+
+        def slope(kind: str, *names: str) -> float:
+            return traffic.seconds(kind, UNIT, names) / UNIT
+
+        if isinstance(config, FSDPConfig):
+            shard = ("dp_shard", "cp")
+            blocks = [one.parameters for one in way.parts.stages[0].layers if one.kind == "block"]
+            again = 0.0 if dims.pp > 1 or config.keeps else float(sum(blocks) - max(blocks, default=0))
+            often = 1 if dims.pp > 1 or config.keeps else way.passes
+            moved = float(dense.max() + again) * DTYPE_BYTES[config.param_dtype] * often
+            return np.zeros(len(dense)), moved * slope("all_gather", *shard), (1 / dims.size(*shard),) * 2
+        if sharding_zero(self.scenario) is not None:
+            return np.zeros(len(dense)), 0.0, (0.0, 0.0)
+        knobs = replica_config(self._with(gradient_accumulation_steps=way.passes), self.parallel, way.row)
+        if self.parallel.num_distributed_optimizer_instances > 1:
+            return np.zeros(len(dense)), 0.0, (0.0, 0.0)
+        kind = "reduce_scatter" if knobs.distributed else "all_reduce"
+        per = slope(kind, "dp", "cp"), slope(kind, "edp") if expert.any() else 0.0
+        reduced = (dense * per[0] + expert * per[1]) * DTYPE_BYTES[knobs.grad_dtype]
+        per = slope("all_gather", "dp", "cp"), slope("all_gather", "edp") if expert.any() else 0.0
+        gathered = (dense * per[0] + expert * per[1]) * DTYPE_BYTES[knobs.param_dtype] * knobs.distributed
+        serial = reduced * (not self.parallel.overlap_grad_reduce) + gathered * (not self.parallel.overlap_param_gather)
+        share = (1 / dims.size("dp", "cp"), 1 / dims.size("edp")) if knobs.distributed else (1.0, 1.0)
+        return serial, float((reduced + gathered).max()), share
+
+
+def _always(held: tuple[Floats, Floats], states: Sequence[StateBytes], versions: Ints, *, updating: bool) -> Floats:
+    """(ranks,) bytes beside activations that a rank holds during its passes, or while its optimizer is ``updating``.
+
+    held : (ranks,) elements, dense and of experts. states : of each rank, or one for all. versions : (ranks,) copies.
+    """
+    total = np.zeros(len(versions))
+    for i, count in enumerate(held):
+        rows = []
+        for each in states:
+            gradients = (each.reduced or each.gradients) if updating else each.gradients
+            pairs = (each.parameters, each.gathered, each.masters, gradients, each.states)
+            rows.append(sum(pair[i] for pair in pairs) + (each.workspace[i] if updating else 0.0))
+        copied = (versions - 1) * np.array([each.parameters[i] for each in states])
+        total += (np.array(rows) + copied) * count
+    return total if updating else total + np.array([each.buckets for each in states])

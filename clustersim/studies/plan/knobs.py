@@ -1,0 +1,144 @@
+"""What may be tried of ``[parallel]``: each knob a value, a list of values, a range, or left to the search.
+
+``tp = 8`` is fixed, ``tp = [4, 8]`` are choices, ``{ from = 1, to = 16, times = 2 }`` and
+``{ from = 1, to = 5, step = 2 }`` are ranges, and ``"search"`` is what model and machine allow: powers of 2 that
+fit into a node (tp), divisors of the layers (pp, vpp), divisors of the experts (ep), every choice of a setting. A knob
+of a dimension whose degree is 1 is left out, so that ``sequence_parallel = true`` means where there is tensor
+parallelism.
+"""
+
+from __future__ import annotations
+
+import itertools
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from clustersim.core.errors import ScenarioError, nearest
+from clustersim.core.limits import MOST_VALUES, counted
+from clustersim.core.texts import Table, shown
+from clustersim.training.parallel import ModelShape, ParallelConfig
+from clustersim.training.parallel.config import AtLeastOne
+
+SEARCH = "search"
+MOST_STAGES, MOST_CHUNKS, MOST_CP = 64, 16, 16
+"""Largest pp, vpp and cp that are searched where nobody says how far."""
+OF_DIMENSION = {
+    "sequence_parallel": "tp", "tp_overlap": "tp", "tp_grad_overlap": "tp", "vpp": "pp", "schedule": "pp",
+    "overlap_p2p_communication": "pp", "account_for_embedding_in_pipeline_split": "pp",
+    "account_for_loss_in_pipeline_split": "pp", "first_stage_less_layers": "pp", "last_stage_less_layers": "pp",
+    "decoder_first_pipeline_num_layers": "pp", "decoder_last_pipeline_num_layers": "pp", "layout": "pp",
+    "defer_embedding_wgrad_compute": "pp", "microbatch_group_size_per_vp_stage": "pp", "cp_comm_type": "cp",
+    "cp_load_balancer": "cp", "ep_overlap": "ep", "delay_wgrad_compute": "ep",
+}  # fmt: skip
+"""Knobs that mean nothing where a dimension has degree 1."""
+
+
+def combinations(asked: Table, shape: ModelShape, per_node: int, where: str) -> list[Table]:
+    """Every ``[parallel]`` table that is to be tried, equal ones once, in order; ``[{}]`` for none.
+
+    Parameters
+    ----------
+    asked : knob -> what may be tried. shape : the model's sizes. per_node : GPUs of the largest node. where : the
+        plan's file.
+
+    Raises :class:`ScenarioError` for an unknown knob, a range that is none, and too many tables.
+    """
+    values = {name: list(_values(name, said, shape, per_node, asked, where)) for name, said in asked.items()}
+    total = 1
+    for name, choices in values.items():
+        _check(name, choices, where)
+        total *= len(choices)
+    counted(total, MOST_VALUES, f"{where}: $.try.parallel: tables", ScenarioError)
+    found: dict[str, Table] = {}
+    for chosen in itertools.product(*values.values()):
+        whole = dict(zip(values, chosen, strict=True))
+        table = {name: value for name, value in whole.items() if value is not None and meant(name, whole)}
+        found.setdefault(repr(table), table)
+    return list(found.values())
+
+
+def _check(name: str, choices: Sequence[Any], where: str) -> None:
+    """Raise :class:`ScenarioError` for a degree or count that is none: the space is made before any table is read."""
+    if AtLeastOne not in _types(name):
+        return
+    for value in choices:
+        if value is not None and (type(value) is not int or value < 1):
+            raise ScenarioError(
+                f"{where}: {name} = {shown(value)}: expected a whole number of at least 1 (at $.try.parallel.{name})"
+            )
+
+
+def meant(name: str, table: Table) -> bool:
+    """Whether a knob means something in a table: it is of no dimension, or that is split."""
+    return name not in OF_DIMENSION or (table.get(OF_DIMENSION[name]) or 1) > 1
+
+
+def _values(name: str, said: Any, shape: ModelShape, per_node: int, asked: Table, where: str) -> Iterator[Any]:
+    at = f"$.try.parallel.{name}"
+    if name not in ParallelConfig.__struct_fields__:
+        known = nearest(name, ParallelConfig.__struct_fields__)
+        raise ScenarioError(f"{where}: unknown field {name!r} = {said!r}; {known} (at {at})")
+    if said == SEARCH:
+        yield from _searched(name, shape, per_node, asked, where)
+    elif isinstance(said, dict) and set(said) <= {"from", "to", "times", "step"}:
+        yield from _ranged(said, f"{where}: {name} = {dict(said)!r}", at)
+    elif isinstance(said, list):
+        yield from said
+    else:
+        yield said
+
+
+def _ranged(said: Table, what: str, at: str) -> Iterator[int]:
+    one = {"from", "to", "step"}, {"from", "to", "times"}
+    whole = all(isinstance(value, int) and value >= 1 for value in said.values())
+    if set(said) not in one or not whole or said.get("times", 2) < 2:
+        raise ScenarioError(f"{what}: a range is written {{ from = 1, to = 8, times = 2 }}, or with step (at {at})")
+    value = said["from"]
+    while value <= said["to"]:
+        yield value
+        value = value * said["times"] if "times" in said else value + said["step"]
+
+
+def _searched(name: str, shape: ModelShape, per_node: int, asked: Table, where: str) -> Sequence[Any]:
+    """What the model and the machine allow."""
+    ends = sum(asked.get(f"account_for_{end}_in_pipeline_split") is True for end in ("embedding", "loss"))
+    degrees: dict[str, Sequence[Any]] = {
+        "tp": _powers(per_node),
+        "cp": _powers(MOST_CP),
+        "pp": _divisors(shape.layers + ends, MOST_STAGES),
+        "vpp": _divisors(shape.layers + ends, MOST_CHUNKS),
+        "ep": _divisors(shape.experts, shape.experts) or [1],
+        "etp": _powers(per_node),
+        "order": ["megatron", "llama3"],
+        "schedule": [None, "zb_h1"],
+    }
+    if name in degrees:
+        return degrees[name]
+    flat = _types(name)
+    if bool in flat:
+        return [False, True]
+    literal = next((one for one in flat if typing.get_origin(one) is typing.Literal), None)
+    if literal is None:
+        raise ScenarioError(f"{where}: {name} cannot be left to the search; list values (at $.try.parallel.{name})")
+    return [*([None] if type(None) in flat else []), *typing.get_args(literal)]
+
+
+def _types(name: str) -> list[Any]:
+    """A knob's type, and what it is made of; nothing for what is no field of :class:`ParallelConfig`."""
+    kinds = (field.type for field in msgspec.structs.fields(ParallelConfig) if field.name == name)
+    return [one for kind in kinds for one in (kind, *typing.get_args(kind))]
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    """
+    >>> _divisors(12, 6)
+    [1, 2, 3, 4, 6]
+    """
+    return [n for n in range(1, min(number, most) + 1) if number % n == 0]

@@ -1,0 +1,81 @@
+"""What an option can at best be, before it is simulated: its memory exactly, its time from below."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.collectives.base import Group, Request
+from clustersim.collectives.bounds import lower_bound
+from clustersim.core.economics import Rates
+from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Serve, seconds
+from clustersim.core.units import format_bytes
+from clustersim.scenario import Scenario
+from clustersim.scenario.held import held
+from clustersim.scenario.running import Prepared
+
+SLACK = 0.97
+"""A step is measured where its slowest rank ends; another rank may be ahead by its skew, so that a little less than all
+of its work falls into the window."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Seconds that no run of a step beats: ``compute_s`` of kernels alone, ``step_s`` of kernels or transfers.
+
+    Of a split model also what ``step_s`` is made of beside kernels: ``exposed_s``, exchanges inside the model that
+    kernels wait for; ``ramp_s``, the pipeline's bubble; ``data_s``, of data parallelism; and ``held``, bytes by stage.
+    """
+
+    compute_s: float
+    step_s: float
+    exposed_s: float = 0.0
+    ramp_s: float = 0.0
+    data_s: float = 0.0
+    held: tuple[float, ...] = ()
+
+
+def too_much(scenario: Scenario, margin: float) -> str:
+    """Why it does not fit with ``margin`` of its GPUs' memory left free, without building its Program; empty where it
+    does. Raises :class:`ClusterSimError`."""
+    found = held(scenario)
+    verdict = found.use.fits(found.card)
+    total = verdict.use.total / verdict.share if verdict.share else 0.0
+    missing = verdict.use.total - (1.0 - margin) * total
+    if missing <= 0:
+        return ""
+    most = list(verdict.use.at_peak().items())[:2]
+    parts = ", ".join(f"{name.replace('_', ' ')} {format_bytes(nbytes)}" for name, nbytes in most)
+    return f"needs {format_bytes(verdict.use.total)} of {format_bytes(total)}, {margin:.0%} kept free ({parts})"
+
+
+def step_bound(prepared: Prepared) -> Bound:
+    """From the Program: of the last step, the kernels of the compute stream that every rank has, and for each other
+    stream the physical bounds of its collectives one after another (:mod:`clustersim.collectives.bounds`)."""
+    last = max(op.step for role in prepared.program.roles for op in role.ops)
+    compute, communication = np.inf, 0.0
+    for role in prepared.program.roles:
+        if not any(isinstance(op, Compute) and op.phase == "forward" for op in role.ops):
+            continue  # a server
+        busy, streams = np.zeros(len(role.ranks)), defaultdict[str, float](float)
+        for op in role.ops:
+            if op.step != last:
+                continue
+            if isinstance(op, Compute) and not isinstance(op, Serve) and op.stream == COMPUTE_STREAM:
+                busy += seconds(role, op)
+            elif isinstance(op, Collective) and op.groups.shape[1] > 1:
+                group = Group(prepared.topology, prepared.mesh.gpus[op.groups[0]], prepared.scenario.file.run.launch)
+                streams[op.stream] += lower_bound(Request(op.kind, op.nbytes, dtype=op.dtype, root=op.root), group)
+        compute = min(compute, float(busy.min()))
+        communication = max(communication, *streams.values(), 0.0)
+    compute = SLACK * compute if np.isfinite(compute) else 0.0
+    return Bound(compute, max(compute, SLACK * communication))
+
+
+def least_joules(rates: Rates, bound: Bound) -> float:
+    """Joules per GPU and step that no run with this bound undercuts."""
+    p = rates.power
+    waits = (bound.step_s - bound.compute_s) * min(p.communication, p.idle)
+    return rates.limit_w * p.pue * (p.compute * bound.compute_s + waits + p.rest_of_machine * bound.step_s)

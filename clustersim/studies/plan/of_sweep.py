@@ -1,0 +1,220 @@
+"""What a sweep answers: the best choice in every case, or what a choice costs; and what is worth having."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from clustersim.core.economics import rates
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.ranges import VAGUE, of_step, off_by, within
+from clustersim.core.units import format_change
+from clustersim.studies.plan.options import at_worst
+from clustersim.studies.plan.pareto import front
+from clustersim.studies.plan.swept import Swept
+from clustersim.studies.sweep.axes import Scalar
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """A scenario that fits: its ``family`` among those that are compared, ``rate`` [tokens/s or samples/s], relative
+    ``error``, and whether it is among the best; ``usd_per_1e9`` None without a price."""
+
+    option: str
+    family: str
+    machine: str
+    gpus: int
+    rate: float
+    error: float
+    usd_per_1e9: float | None
+    kwh_per_1e9: float
+    best: bool
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What a sweep comes to, in a sentence; ``head`` and ``cases`` are the table behind it, ``front`` the scenarios by
+    speed, fastest first."""
+
+    verdict: str
+    head: list[str]
+    cases: list[list[str]]
+    front: list[Scored]
+    warnings: list[str]
+    assumptions: list[str]
+
+
+def answer(swept: Swept) -> Decision:
+    """The whole answer."""
+    asked = swept.question
+    if asked is not None and asked.value is not None:
+        verdict, head, cases = _worth(swept, asked.value, asked.against, str(asked.choice or asked.value))
+    elif swept.axis is not None:
+        verdict, head, cases = _which(swept)
+    else:
+        verdict, head, cases = _fastest(swept), [], []
+    said = list(_front(swept)), list(_warnings(swept)), list(_assumptions(swept))
+    return Decision(verdict, head, cases, *said)
+
+
+Told = tuple[str, list[str], list[list[str]]]
+
+
+def _which(swept: Swept) -> Told:
+    """The best choice: those that no case knows a better one than, within what predictions are off."""
+    choices = list(dict.fromkeys(one for case in swept.cases for one in case.rows))
+    fastest = {case.words: max(case.rows, key=lambda value: swept.rate[case.rows[value]]) for case in swept.cases}
+    near = [
+        one
+        for one in choices
+        if all(one in case.rows and swept.alike(case.rows[one], case.rows[fastest[case.words]]) for case in swept.cases)
+    ]
+    where = f"in all {len(swept.cases)} cases" if len(swept.cases) > 1 else "here"
+    if len(near) == 1:
+        said = f"{near[0]} is the fastest, or as fast as can be told, {where}"
+    elif near:
+        either = f"{', '.join(map(str, near[:-1]))} or {near[-1]}"
+        said = f"{either}: {where} they differ by less than predictions are off"
+    else:
+        won = Counter(str(value) for value in fastest.values()).most_common()
+        said = "No choice is best everywhere: " + ", ".join(f"{name} is the fastest in {n} cases" for name, n in won)
+    rest = "".join(f"; {_how_slow(swept, one, fastest)}" for one in choices if one not in near)
+    head = ["case", "fastest", f"{swept.unit}/s", *map(str, choices)]
+    rows = []
+    for case in swept.cases:
+        best = float(swept.rate[case.rows[fastest[case.words]]])
+        losses = [
+            _change(1 - float(swept.rate[case.rows[one]]) / best if one in case.rows else None) for one in choices
+        ]
+        rows.append([case.words, str(fastest[case.words]), f"{best:,.0f}", *losses])
+    return f"{said[0].upper()}{said[1:]}{rest}.", head, rows
+
+
+def _how_slow(swept: Swept, choice: Scalar, fastest: Mapping[str, Scalar]) -> str:
+    """How much slower than the fastest a choice is at worst, and where."""
+    times = {
+        case.words: float(swept.rate[case.rows[fastest[case.words]]] / swept.rate[case.rows[choice]])
+        for case in swept.cases
+        if choice in case.rows
+    }
+    worst = max(times, key=lambda words: times[words])
+    return f"{choice} takes up to {times[worst]:.3g} times as long ({worst})" if worst else f"{choice} is slower"
+
+
+def _worth(swept: Swept, value: Any, against: Any, choice: str) -> Told:
+    """What a choice costs of the throughput in each case, and all other choices beside it."""
+    values = sorted({one for case in swept.cases for one in case.rows if one != against}, key=str)
+    lost = {one: _losses(swept, one, against) for one in values}
+    mine = lost.get(value) or {}
+    if not mine:
+        raise ClusterSimError(f"no case has a result for both {value!r} and {against!r} of {swept.axis}")
+    worst = max(mine, key=lambda words: mine[words])
+    error = max(of_step(kind).p50 for kind in set(swept.table["strategy"].tolist()))
+    cheap = [words for words in mine if mine[words] <= error]
+    most = max(mine[worst], 0.0)
+    least = max(min(mine.values()), 0.0)
+    costs_it = f"{choice} costs {least:.1%} to {most:.1%} of the throughput (most: {worst})"
+    if len(cheap) == len(mine):
+        said = f"Yes, once it saves more than {most:.1%} of the machine's price: {costs_it}, less than predictions are "
+        said += f"off (+-{error:.1%})"
+    elif cheap:
+        said = (
+            f"Yes in {len(cheap)} of {len(mine)} cases, where it costs less than predictions are off (+-{error:.1%}); "
+        )
+        said += f"in the others once it saves more of the machine's price than it costs: {costs_it}"
+    else:
+        said = f"Only where it saves more of the machine's price than it costs: {costs_it}"
+    head = ["case", *map(str, values)]
+    rows = [
+        [case.words, *(_change(lost[one].get(case.words)) for one in values)]
+        for case in swept.cases
+        if any(case.words in lost[one] for one in values)
+    ]
+    return f"{said}{_in_money(swept, most)}.", head, rows
+
+
+def _losses(swept: Swept, value: Any, against: Any) -> dict[str, float]:
+    """Share of the throughput that a value loses, by case that has both."""
+    return {
+        case.words: 1.0 - float(swept.rate[case.rows[value]] / swept.rate[case.rows[against]])
+        for case in swept.cases
+        if value in case.rows and against in case.rows
+    }
+
+
+def _change(lost: float | None) -> str:
+    return "" if lost is None else format_change(-lost)
+
+
+def _in_money(swept: Swept, share: float) -> str:
+    """A share of the price of the largest machine, in money an hour."""
+    i = int(np.argmax(swept.table["gpus"]))
+    price = rates(str(swept.table["device"][i])).usd_per_gpu_hour
+    if price is None or share <= 0:
+        return ""
+    hour = price * float(swept.table["gpus"][i])
+    gpus = f"{swept.table['gpus'][i]:,.0f} GPUs"
+    return f"; {share:.1%} is {share * hour:,.0f} of the {hour:,.0f} USD an hour that {gpus} cost"
+
+
+def _fastest(swept: Swept) -> str:
+    """Without a question: the best and the worst row."""
+    best, worst = int(np.argmax(swept.rate)), int(np.argmin(swept.rate))
+    error = swept.error(best)
+    return (
+        f"The fastest of {len(swept.rate):,} scenarios is {swept.said(best, swept.axes)}: {swept.rate[best]:,.0f} "
+        f"{swept.unit}/s +-{error:.0%}, {swept.rate[best] / swept.rate[worst]:.2f} times the slowest "
+        f"({swept.said(worst, swept.axes)})."
+    )
+
+
+def _front(swept: Swept) -> Iterator[Scored]:
+    """Rows that fit, fastest first, and whether no other beats them in speed, cost, GPUs and energy at once, errors
+    counted; none where models differ, or all have as many GPUs."""
+    table = swept.table
+    if len(np.unique(table["model"])) > 1 or len(np.unique(table["gpus"])) < 2:
+        return
+    fits = np.flatnonzero(table["fits"]).tolist()
+    spent = {i: swept.costs(i) for i in fits}
+    # Speed, cost, GPUs and energy, each at the worse end of its error; smaller is better.
+    plain = {
+        i: (-float(swept.rate[i]), np.inf if usd is None else usd, float(table["gpus"][i]), spent[i].kwh_per_sample)
+        for i, usd in ((i, spent[i].usd_per_sample) for i in fits)
+    }
+    kept = {fits[k] for k in front([at_worst(plain[i], swept.error(i)) for i in fits])}
+    for i in sorted(fits, key=lambda i: -swept.rate[i]):
+        usd, kwh = spent[i].usd_per_sample, spent[i].kwh_per_sample
+        yield Scored(
+            option=swept.said(i, swept.axes),
+            family=swept.kind(i) if swept.axis is None else str(table[swept.axis][i]),
+            machine=str(table["topology"][i]),
+            gpus=int(table["gpus"][i]),
+            rate=float(swept.rate[i]),
+            error=swept.error(i),
+            usd_per_1e9=None if usd is None else usd * 1e9,
+            kwh_per_1e9=kwh * 1e9,
+            best=i in kept,
+        )
+
+
+def _warnings(swept: Swept) -> Iterator[str]:
+    if swept.failed:
+        yield f"{swept.failed:,} scenarios have no result; the table says why"
+    full = int((~swept.table["fits"]).sum())
+    if full:
+        yield f"{full:,} scenarios do not fit in memory; they are timed as if they did"
+    for kind in sorted(set(swept.table["strategy"].tolist())):
+        if of_step(kind).p50 > VAGUE:
+            yield off_by(kind)
+
+
+def _assumptions(swept: Swept) -> Iterator[str]:
+    for name in dict.fromkeys(swept.table["device"].tolist()):
+        known = rates(str(name))
+        if known.usd_per_gpu_hour is None:
+            yield f"{name}: no price known, so nothing is said of its cost"
+        else:
+            yield f"{name}: {known.usd_per_gpu_hour:g} USD per GPU-hour ({known.sources['price']})"
+    yield f"{within()}; the input pipeline, failures and checkpoints are not counted"

@@ -1,0 +1,173 @@
+"""An option of a plan and what became of it, and all of them together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import msgspec
+
+from clustersim.core.economics import Costs, Rates
+from clustersim.core.ranges import of_step
+from clustersim.core.topology import Topology
+from clustersim.studies.plan.candidates import Candidate
+from clustersim.studies.plan.limits import Bound
+from clustersim.studies.plan.pareto import front
+from clustersim.studies.sweep.row import Figures
+
+
+class Option(msgspec.Struct, frozen=True):
+    """A candidate and what became of it.
+
+    Parameters
+    ----------
+    candidate : it. state : ``"simulated"``, or why not: ``"memory"``, ``"limits"``, ``"bound"``, ``"error"``; of a
+        split model also ``"rough"``, simulated roughly folded alone, and ``"left"``, beyond the plan's simulations.
+    reason : in words, for those that were not simulated or break a limit. result : the row's, where it was simulated.
+    rate : tokens/s of the whole machine (samples/s where the model has no tokens). costs : see
+        :func:`clustersim.core.economics.costs`. objectives : as predicted, smaller is better: speed, cost (infinite
+        where no price is known), GPUs, energy.
+    days, usd : to train on the plan's tokens, None without them.
+    on_front : no other option beats it in everything, each taken at the worse end of its error.
+    tempting : not on the front, but no other option would beat it in everything if predictions held.
+    bound : what it can at best be, None where that was not looked at. by : whose name ``reason`` ends with: a number.
+    """
+
+    candidate: Candidate
+    state: str = ""
+    reason: str = ""
+    result: Figures | None = None
+    rate: float = 0.0
+    costs: Costs | None = None
+    objectives: tuple[float, ...] = ()
+    days: float | None = None
+    usd: float | None = None
+    on_front: bool = False
+    tempting: bool = False
+    bound: Bound | None = None
+    by: int | None = None
+
+    @property
+    def priced(self) -> bool:
+        """Whether its machine has a price."""
+        return math.isfinite(self.objectives[1])
+
+    @property
+    def step_s(self) -> float:
+        """Of one that was simulated [s], not a number for another."""
+        return math.nan if self.result is None else self.result.step_time_s
+
+    @property
+    def error(self) -> float:
+        """Relative error of its kind of strategy: half of published steps lay within."""
+        return of_step(self.candidate.kind).p50
+
+    @property
+    def robust(self) -> tuple[float, ...]:
+        """Its objectives at the worse end of its error."""
+        return at_worst(self.objectives, self.error)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it was simulated and keeps every limit."""
+        return self.state == "simulated" and not self.reason
+
+
+@dataclass(frozen=True)
+class Turned:
+    """First runs of some options on a machine whose rates are multiplied by ``factors``: ``seconds`` of a step by
+    number."""
+
+    factors: Mapping[str, float]
+    seconds: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Searched:
+    """All options in order of their numbers, and what is assumed of each machine. ``combined`` : combinations of
+    machines and knobs, possible or not. ``turned`` : of a robust search,
+    :func:`clustersim.studies.plan.robust.at_corners`. ``topologies`` : by a machine's label and nodes."""
+
+    options: tuple[Option, ...]
+    rates: tuple[Rates, ...]
+    tokens: bool
+    combined: int = 0
+    turned: tuple[Turned, ...] = ()
+    topologies: Mapping[tuple[str, int], Topology] = field(default_factory=dict)
+
+    @cached_property
+    def split(self) -> bool:
+        """Whether any option splits the model."""
+        return any(one.candidate.form.split for one in self.options)
+
+    @cached_property
+    def common(self) -> frozenset[str]:
+        """Knobs that all options worth having share, in words: what is told once."""
+        told = [set(one.candidate.knobs) for one in self.front]
+        return frozenset(set.intersection(*told)) if told else frozenset()
+
+    def title(self, option: Option) -> str:
+        """An option in words, without what is common."""
+        return title(option.candidate, self.common)
+
+    def reason(self, option: Option) -> str:
+        """Why it was not simulated or breaks a limit, in words."""
+        return option.reason if option.by is None else f"{option.reason} {self.title(self.options[option.by])}"
+
+    @cached_property
+    def front(self) -> list[Option]:
+        """Options worth having, fastest first."""
+        return sorted((one for one in self.options if one.on_front), key=lambda one: one.robust)
+
+    def judged(self) -> Searched:
+        """The same with the front marked, and what is tempting."""
+        counted = [one for one in self.options if one.counts]
+        best = {counted[i].candidate.number for i in front([one.robust for one in counted])}
+        tempting = {counted[i].candidate.number for i in front([one.objectives for one in counted])} - best
+        marked = list(self.options)
+        for number in {*best, *tempting}:
+            here = {"on_front": number in best, "tempting": number in tempting}
+            marked[number] = msgspec.structs.replace(marked[number], **here)
+        return replace(self, options=tuple(marked))
+
+    @cached_property
+    def tempting(self) -> list[Option]:
+        """Options that would be worth having if their predictions held, fastest first."""
+        return sorted((one for one in self.options if one.tempting), key=lambda one: one.objectives)
+
+
+def at_worst(objectives: Sequence[float], error: float) -> tuple[float, ...]:
+    """Objectives where a step takes ``1 + error`` times as long.
+
+    >>> at_worst((-125.0, 1.0, 8.0, 2.0), 0.25)
+    (-100.0, 1.25, 8.0, 2.5)
+    """
+    rate, cost, gpus, energy = objectives
+    return rate / (1 + error), cost * (1 + error), gpus, energy * (1 + error)
+
+
+def title(candidate: Candidate, common: Collection[str] = ()) -> str:
+    """A candidate in words, without knobs that are ``common``."""
+    return f"{candidate.nodes} x {candidate.machine.label}: {candidate.label(common)}"
+
+
+def rule(options: Iterable[Option]) -> dict[tuple[str, int], Option]:
+    """By machine and nodes what the simple rule takes, "TP 8, then PP until it fits": no other dimension, no
+    interleaving, and the first that fits."""
+    found: dict[tuple[str, int], Option] = {}
+    for one in options:
+        mine = one.candidate
+        degrees, key = mine.form.degrees, (mine.machine.label, mine.nodes)
+        plain = mine.form.parallel.get("vpp", 1) == 1 and degrees["cp"] == degrees["ep"] == 1
+        if one.bound is None or degrees["tp"] != 8 or not plain:
+            continue
+        if key not in found or _simple(one) < _simple(found[key]):
+            found[key] = one
+    return found
+
+
+def _simple(option: Option) -> tuple[int, int, int]:
+    mine = option.candidate
+    return mine.form.degrees["pp"], mine.played[0], mine.number

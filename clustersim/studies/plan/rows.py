@@ -1,0 +1,204 @@
+"""A plan's answer, as it is shown, drawn and kept in ``plan.json``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from clustersim import scenario
+from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import Table, decoded, text_of
+from clustersim.scenario import Scenario
+from clustersim.scenario.reading import Changes
+from clustersim.studies.campaign.ledger import Percentiles
+
+FILE = "plan.json"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One option's figures.
+
+    Parameters
+    ----------
+    option : its name, without what all worth having share; in_full : with it. family, kind : of its strategy.
+    degrees : of tp, pp, cp and ep. limited_by : where a step goes. stage_bytes : of each stage, of a split model.
+    rate : [tokens/s or samples/s]; step_s : [s]; None for what was not simulated. error : relative, of its kind of
+        strategy. usd_per_1e9, kwh_per_1e9 : per 1e9 tokens or samples, None where not known. days, usd : for the
+        plan's tokens.
+    """
+
+    option: str
+    in_full: str
+    family: str
+    machine: str
+    nodes: int
+    gpus: int
+    batch: int
+    kind: str
+    degrees: dict[str, int]
+    limited_by: str
+    stage_bytes: list[float]
+    rate: float | None
+    step_s: float | None
+    error: float
+    usd_per_1e9: float | None
+    kwh_per_1e9: float | None
+    days: float | None
+    usd: float | None
+
+
+class Reasoned(Row, frozen=True, kw_only=True):
+    """An option, and ``why`` it is where it is."""
+
+    why: str
+
+
+class Fate(Row, frozen=True, kw_only=True):
+    """An option, and what became of it: ``state`` as of :class:`~clustersim.studies.plan.options.Option`."""
+
+    state: str
+    reason: str
+
+    @property
+    def counts(self) -> bool:
+        """Whether it was simulated and keeps every limit."""
+        return self.state == "simulated" and not self.reason
+
+
+class Played(msgspec.Struct, frozen=True):
+    """What became of an option's training.
+
+    Parameters
+    ----------
+    days, usd : percentiles, USD None without a price. ideal_days : of its steps alone. goodput : effective training
+        time, p50. in_time : share of replicas within the plan's deadline, None without one.
+    beaten_by : another option of the front that with failures is better in everything, or nothing.
+    wrong : why it was not played, or nothing.
+    """
+
+    days: Percentiles | None = None
+    usd: Percentiles | None = None
+    ideal_days: float = 0.0
+    goodput: float = 0.0
+    in_time: float | None = None
+    beaten_by: str = ""
+    wrong: str = ""
+
+
+class Chosen(Row, frozen=True, kw_only=True):
+    """An option of the front: with its ``scenario``, the ``path`` of the plan where that is read, and its campaign
+    where the plan has one. tokens_per_step : None where a model has no tokens."""
+
+    scenario: Table
+    path: str
+    tokens_per_step: int | None
+    why: str
+    campaign: Played | UnsetType = UNSET
+
+
+class Degrees(msgspec.Struct, frozen=True):
+    """The shortest step of a tp and a pp: ``step_s`` [s], None where none fits; ``sure``, that it was simulated and is
+    no lower bound; ``best``, that it is the one to take."""
+
+    tp: int
+    pp: int
+    step_s: float | None
+    sure: bool = True
+    best: bool = False
+
+
+class Span(msgspec.Struct, frozen=True):
+    """What is uncertain, in words, and between which factors."""
+
+    name: str
+    low: float
+    high: float
+
+
+class Regret(msgspec.Struct, frozen=True):
+    """How much longer an option trains than the best: at worst, at which corner that is, and at each; None or infinite
+    where it never ends. ``robust`` : the one to take."""
+
+    option: str
+    rate: float
+    regret: float | None
+    at: str
+    regrets: list[float | None]
+    robust: bool
+
+
+class Worth(msgspec.Struct, frozen=True):
+    """What a measurement is worth: by how much the worst regret falls, the ``choice`` at either end, and the
+    ``command`` that measures."""
+
+    name: str
+    worth: float
+    choice: dict[str, str]
+    command: str
+
+
+class Robust(msgspec.Struct, frozen=True):
+    """The robust choice, in a sentence; what is uncertain; its corners, of which each row has a regret; and what to
+    measure, what is worth most first."""
+
+    verdict: str
+    uncertain: list[Span]
+    corners: list[dict[str, float]]
+    rows: list[Regret]
+    measure: list[Worth]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer.
+
+    Parameters
+    ----------
+    verdict : in a sentence. unit : ``"tokens"`` or ``"samples"``. front, tempting, alternatives : options with why.
+    warnings, assumptions : sentences. counts : of options by what became of them. combined : how many combinations
+        there were. options : every one, of a large space those that came to be simulated.
+    landscape : of a split model, on the fastest one's machine. robust : of a robust search. failures : of a plan with a
+        campaign, what the options' differences are made of. launch : a command, where one was looked for.
+    """
+
+    title: str
+    verdict: str
+    unit: str
+    front: list[Chosen]
+    tempting: list[Reasoned]
+    alternatives: list[Reasoned]
+    warnings: list[str]
+    counts: dict[str, int]
+    combined: int
+    assumptions: list[str]
+    options: list[Fate]
+    landscape: list[Degrees]
+    robust: Robust | UnsetType = UNSET
+    failures: list[str] | UnsetType = UNSET
+    launch: str | UnsetType = UNSET
+
+
+class _Told(msgspec.Struct, frozen=True):
+    scenario: Table
+    path: str
+    option: str = ""
+
+
+class _Front(msgspec.Struct, frozen=True):
+    front: list[_Told]
+
+
+def option_of(folder: Path, place: int, changes: Changes | None = None) -> tuple[Scenario, str]:
+    """The option of a plan's folder that is ``place``-th on its front, from 1, and its name.
+
+    Raises :class:`ScenarioError` where there is none.
+    """
+    file = folder / FILE
+    front = decoded(text_of(file, ScenarioError), _Front, f"{file}: is damaged", ScenarioError).front
+    if not front:
+        raise ScenarioError(f"{file}: has no front; did any option fit?")
+    if place > len(front):
+        raise ScenarioError(f"{file}: the front has {len(front)} options, so there is no {place} (at --option)")
+    row = front[place - 1]
+    return scenario.from_table(row.scenario, row.path, changes), row.option

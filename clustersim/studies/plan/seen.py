@@ -1,0 +1,285 @@
+"""What is known of every candidate so far: its bound, its runs, and who beats it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from clustersim import scenario
+from clustersim.core.economics import DAY, HOUR, Costs, Rates, costs, rates, watts_per_gpu
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.mesh import Mesh
+from clustersim.core.texts import Table
+from clustersim.core.topology import Topology
+from clustersim.scenario.parts import machine, model_of, shape_of
+from clustersim.studies.plan.candidates import Candidate, base, candidates, combined, scenario_of
+from clustersim.studies.plan.form import Refused
+from clustersim.studies.plan.knobs import combinations
+from clustersim.studies.plan.known import Place
+from clustersim.studies.plan.limits import SLACK, Bound, least_joules
+from clustersim.studies.plan.options import Option, Searched, at_worst, rule
+from clustersim.studies.plan.pareto import Better
+from clustersim.studies.plan.sieve import Sieve, kept
+from clustersim.studies.plan.spec import EXACT, PlanFile
+from clustersim.studies.sweep.row import Figures, Row
+
+ROUGH = 0.05
+"""How far a step that is sketched or roughly folded may be from the whole one, relatively. Of 432 options of a small
+GPT on 8 GPUs, whose steps are short, a sketch was off by 4.0 % at most, and by 1.7 % without a pipeline; of five of a
+7B by 0.4 %; a rough run by 2.6 %."""
+FINALISTS = 2
+"""Of one machine and number of nodes in a large space, options that are run as near to whole as they can be."""
+
+
+class Seen:
+    """What is known of every candidate so far."""
+
+    def __init__(
+        self,
+        plan: PlanFile,
+        path: str | Path,
+        machines: Mapping[Place, tuple[Topology, Mesh]],
+        devices: Sequence[str],
+        told: Callable[[str], None] | None = None,
+    ) -> None:
+        self.plan, self.path = plan, path
+        self.rates = tuple(
+            rates(name, one.usd_per_gpu_hour, one.power) for name, one in zip(devices, plan.machines, strict=True)
+        )
+        gpus = {place: mesh.world_size for place, (_, mesh) in machines.items()}
+        tables = _tables(plan, path, machines)
+        self.combined = combined(plan, gpus, tables)
+        self.options = [Option(one) for one in candidates(plan, gpus, tables)]
+        if not self.options:
+            raise ClusterSimError(
+                f"{path}: no combination of nodes, micro-batch and accumulation makes a batch of "
+                f"{self.plan.batch.samples} samples within the limit of GPUs (at $.batch.samples)"
+            )
+        if told:
+            told(
+                f"{self.combined:,} combinations, each with as many passes as the batch allows: {len(self.options):,} "
+                "options whose ranks and batch divide"
+            )
+        self.sieve = Sieve(plan, path, machines)
+        self.best: dict[int, tuple[float, ...]] = {}
+        self.runs, self.whole = 0, Counter[Place]()
+        self._better = Better()
+        self.seq_len = 1
+        self.tokens = True
+
+    def rates_of(self, candidate: Candidate) -> Rates:
+        """What is assumed of its machine."""
+        return self.rates[self.plan.machines.index(candidate.machine)]
+
+    def open(self, folder: Path | None = None) -> list[int]:
+        """Numbers of the options that fit and are read, the most promising first.
+
+        ``folder`` : where what the sieve says is kept, and read from if it is there.
+        """
+        options = [option.candidate for option in self.options]
+        found = self.sieve.look(options) if folder is None else kept(self.sieve, options, folder)
+        self.seq_len = 0  # of a model without tokens, and of one that cannot be read
+        with suppress(ClusterSimError):
+            self.seq_len = model_of(scenario_of(self.plan, self.path, options[0])).seq_len
+        self.tokens = bool(self.seq_len)
+        ranked: list[tuple[float, int]] = []
+        for number, what in found:
+            option, candidate = self.options[number], options[number]
+            if isinstance(what, Refused):
+                self._note(option, what.state, what.reason)
+                continue
+            best = self.best[candidate.number] = self._objectives(candidate, what, self.seq_len or 1)
+            option = self.options[candidate.number] = replace(option, bound=what)
+            broken = self._broken(-best[0], best[1] * -best[0] * DAY, sure="at best ")
+            if broken:
+                self._note(option, "limits", broken)
+            else:
+                ranked.append((best[0] / candidate.gpus, candidate.number))
+        return [number for _, number in sorted(ranked)]
+
+    def waiting(self, best: Sequence[int], *, rough: bool) -> list[int]:
+        """Numbers of the options to simulate, roughly or whole; the best of every machine and number of nodes first."""
+        open_ = [number for number in best if not self.options[number].state or self.options[number].state == "rough"]
+        if rough:
+            open_ = [number for number in open_ if self.options[number].candidate.form.split]
+        elif any(self.options[number].state == "rough" for number in open_):
+            open_.sort(key=lambda number: (self.best[number][0] / self.options[number].candidate.gpus, number))
+        else:
+            return open_
+        place, turn = Counter[Place](), []
+        first = {one.candidate.number for one in rule(self.options).values()} if rough else set()
+        later = self._twins(open_)
+        for number in sorted(open_, key=lambda number: (number not in first, number in later)):
+            where = self.sieve.place(self.options[number].candidate)
+            turn.append((place[where], number))
+            place[where] += 1
+        return [number for _, number in sorted(turn, key=lambda pair: pair[0])]
+
+    def _twins(self, numbers: Sequence[int]) -> set[int]:
+        """Those of which the sieve says to the last byte what it says of an earlier one on the same machine: the
+        order of ranks, say. They wait until all others had their turn."""
+        seen: set[object] = set()
+        found = set()
+        for number in numbers:
+            one = self.options[number]
+            key = self.sieve.place(one.candidate), tuple(one.candidate.form.degrees.values()), one.bound
+            found |= {number} if key in seen else set()
+            seen.add(key)
+        return found
+
+    def hand_out(self, option: Option, *, rough: bool) -> None:
+        """Count one that is about to be simulated."""
+        self.runs += 1
+        self.whole[self.sieve.place(option.candidate)] += not rough
+
+    def spent(self, option: Option, rough: bool) -> bool:
+        """Whether a large space has had its simulations."""
+        if len(self.options) <= EXACT or not option.candidate.form.split:
+            return False
+        return (
+            self.runs >= self.plan.tried.simulations
+            if rough
+            else (option.state != "rough" or self.whole[self.sieve.place(option.candidate)] >= FINALISTS)
+        )
+
+    def leave(self, option: Option) -> None:
+        """Note that it is not simulated, or not whole."""
+        best, unit = self.best[option.candidate.number], self._unit
+        if option.state == "rough":
+            reason = f"{-best[0] / (1 + ROUGH):,.0f} {unit} roughly, which others were nearer the front with"
+        else:
+            reason = f"not simulated: at most {-best[0]:,.0f} {unit} by its bound"
+        self._note(option, option.state or "left", reason)
+
+    @property
+    def _unit(self) -> str:
+        return "tokens/s" if self.tokens else "samples/s"
+
+    def _objectives(self, candidate: Candidate, bound: Bound, tokens: int) -> tuple[float, ...]:
+        """The best this candidate can be."""
+        rate = candidate.batch * tokens / bound.step_s
+        known = self.rates_of(candidate)
+        cost = math.inf if known.usd_per_gpu_hour is None else known.usd_per_gpu_hour * candidate.gpus / HOUR / rate
+        joules = least_joules(known, bound) * candidate.gpus
+        return (-rate, cost, float(candidate.gpus), joules / (rate * bound.step_s))
+
+    def _broken(self, rate: float, usd_per_day: float, sure: str = "") -> str:
+        """The limit that a rate breaks, in words; empty where it keeps them. ``usd_per_day`` : infinite where no price
+        is known."""
+        limits = self.plan.limits
+        if limits.tokens is None:
+            return ""
+        days = limits.tokens / rate / DAY
+        if limits.deadline is not None and days * DAY > float(limits.deadline):
+            allowed = float(limits.deadline) / DAY
+            return f"takes {sure}{days:,.1f} days for {limits.tokens:.3g} tokens; {allowed:,.1f} allowed"
+        if limits.budget_usd is not None and math.isinf(usd_per_day):
+            return "has no price, so nobody knows whether it keeps the budget: give usd_per_gpu_hour"
+        if limits.budget_usd is not None and (usd := usd_per_day * days) > limits.budget_usd:
+            return f"costs {sure}{usd:,.0f} USD for {limits.tokens:.3g} tokens; {limits.budget_usd:,.0f} allowed"
+        return ""
+
+    def beaten_by(self, option: Option) -> Option | None:
+        """A simulated option that beats the best this one can be, with errors and without."""
+        best = self.best[option.candidate.number]
+        if self._better.first(at_worst(best, option.error), robust=True) is None:
+            return None
+        by = self._better.first(best)
+        return None if by is None else self.options[by]
+
+    def rule_out(self, option: Option, by: Option) -> None:
+        """Note that it need not be simulated, or not whole."""
+        rate = -self.best[option.candidate.number][0]
+        what = f"even at its bound of {rate:,.0f} {self._unit} it is beaten by"
+        if option.state == "rough":
+            what = f"roughly {rate / (1 + ROUGH):,.0f} {self._unit}: it is beaten by"
+        self._note(option, option.state or "bound", what, by.candidate.number)
+
+    def take(self, rows: Mapping[int, Row], *, rough: bool) -> None:
+        """Rows of simulated candidates, by number."""
+        for number, row in rows.items():
+            option = self.options[number]
+            if row.result is None:
+                self._note(option, "error", row.error.message if row.error else "")
+                continue
+            result = row.result if row.result.phase_shares else _parts_of(row.result, option.bound)
+            option = self.options[number] = self._simulated(option, result, "rough" if rough else "simulated")
+            slack = ROUGH if rough else 0.0
+            if rough:
+                self.best[number] = at_worst(option.objectives, -ROUGH / (1 + ROUGH))
+            if not option.reason:
+                worst = at_worst(option.objectives, slack)
+                self._better.known[number] = worst, at_worst(worst, option.error)
+
+    def _simulated(self, option: Option, result: Figures, state: str) -> Option:
+        candidate, known = option.candidate, self.rates_of(option.candidate)
+        rate = candidate.batch * (self.seq_len or 1) / result.step_time_s
+        if result.samples_per_s:
+            rate = result.tokens_per_s or result.samples_per_s
+        watts = watts_per_gpu(known, result.step_time_s, result.compute_s, result.exposed_communication_s)
+        spent = costs(known, candidate.gpus, rate, watts)
+        cost = math.inf if spent.usd_per_sample is None else spent.usd_per_sample
+        energy = spent.kwh_per_sample * 3.6e6
+        per_day = _per_day(spent)
+        tokens = self.plan.limits.tokens
+        days = None if tokens is None else tokens / rate / DAY
+        usd = None if days is None or math.isinf(per_day) else days * per_day
+        objectives = (-rate, cost, float(candidate.gpus), energy)
+        return replace(
+            option, state=state, reason=self._broken(rate, per_day), by=None, result=result, rate=rate, costs=spent,
+            objectives=objectives, days=days, usd=usd,
+        )  # fmt: skip
+
+    def _note(self, option: Option, state: str, reason: str, by: int | None = None) -> None:
+        number = option.candidate.number
+        self.options[number] = replace(option, state=state, reason=reason, by=by)
+
+    def done(self) -> Searched:
+        """All of it, judged."""
+        tops = {(self.plan.machines[m].label, n): top for (m, n), (top, _) in self.sieve.machines.items()}
+        return Searched(tuple(self.options), self.rates, self.tokens, self.combined, topologies=tops).judged()
+
+    def keeps(self, option: Option) -> bool:
+        """Whether a simulated option keeps the limits."""
+        return not self._broken(option.rate, _per_day(option.costs))
+
+
+def _per_day(spent: Costs | None) -> float:
+    return math.inf if spent is None or spent.usd_per_hour is None else 24.0 * spent.usd_per_hour
+
+
+def _parts_of(result: Figures, bound: Bound | None) -> Figures:
+    """What a folded run says of its step: kernels and bubble as the bound has them, the rest is exchanges."""
+    step, least = result.step_time_s, bound or Bound(0.0, 0.0)
+    compute = min(step, least.compute_s / SLACK)
+    exposed = max(0.0, step - compute - least.ramp_s)
+    shares = {"exposed_communication": exposed / step, "bubble": least.ramp_s / step}
+    return replace(result, compute_s=compute, exposed_communication_s=exposed, phase_shares=shares)
+
+
+def _tables(plan: PlanFile, path: str | Path, machines: Mapping[Place, tuple[Topology, Mesh]]) -> list[Table]:
+    """What is tried as ``[parallel]``."""
+    if not plan.tried.parallel:
+        return [{}]
+    made = scenario.from_table(base(plan), path)
+    per_node = max(mesh.nproc_per_node for _, mesh in machines.values())
+    return combinations(plan.tried.parallel, shape_of(made), per_node, str(path))
+
+
+def machines_of(plan: PlanFile, path: str | Path) -> tuple[dict[Place, tuple[Topology, Mesh]], list[str]]:
+    """Every machine with every number of nodes, and each machine's device."""
+    built, devices = {}, []
+    for m, one in enumerate(plan.machines):
+        topology = None
+        for nodes in sorted(one.nodes):
+            made = scenario.from_table(base(plan), path, {"cluster": one.cluster(nodes)})
+            topology, _ = built[m, nodes] = machine(made)
+        if topology is None:
+            raise ClusterSimError(f"{path}: nodes is empty; list the numbers to try (at $.machines[{m}].nodes)")
+        devices.append(" and ".join(dict.fromkeys(kind.device for kind in topology.node_types)))
+    return built, devices

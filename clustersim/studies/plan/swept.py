@@ -1,0 +1,113 @@
+"""A sweep's rows as a plan looks at them: what varies, what is in question, and how fast each row is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clustersim.core.arrays import Columns, Floats
+from clustersim.core.economics import Costs, costs, rates, watts_per_gpu
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.ranges import alike, of_step
+from clustersim.studies import sweep as sweeps
+from clustersim.studies.sweep.spec import Question
+
+
+@dataclass(frozen=True)
+class Case:
+    """One combination of the axes that are not in question.
+
+    words : of it. rows : value in question -> number of its row in the table, those that have a result.
+    """
+
+    words: str
+    rows: Mapping[Any, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Swept:
+    """A sweep's rows with a result. axes : columns that vary. question : as in the file, None where it asks none."""
+
+    title: str
+    table: Columns
+    axes: tuple[str, ...]
+    question: Question | None
+    failed: int
+
+    @cached_property
+    def axis(self) -> str | None:
+        """The column in question; without a question the first whose values are words."""
+        if self.question is not None:
+            return self.question.axis
+        return next((name for name in self.axes if self.table[name].dtype.kind == "U"), None)
+
+    @cached_property
+    def unit(self) -> str:
+        """``"tokens"``, or ``"samples"`` where a model has no tokens."""
+        return "samples" if np.isnan(self.table["tokens_per_s"]).any() else "tokens"
+
+    @cached_property
+    def rate(self) -> Floats:
+        """(rows,) tokens/s or samples/s of the whole machine."""
+        return np.asarray(self.table[f"{self.unit}_per_s"], dtype=np.float64)
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """In the order of the grid."""
+        found: dict[str, dict[Any, int]] = {}
+        for i in range(len(self.rate)):
+            words = self.said(i, [name for name in self.axes if name != self.axis])
+            value = None if self.axis is None else self.table[self.axis][i].item()
+            found.setdefault(words, {})[value] = i
+        return [Case(words, rows) for words, rows in found.items()]
+
+    def said(self, i: int, names: Sequence[str] | None = None) -> str:
+        """A row by its axes."""
+        shown = ((name, self.table[name][i].item()) for name in names or ())
+        return ", ".join(str(v) if name == self.axis and isinstance(v, str) else worded(name, v) for name, v in shown)
+
+    def kind(self, i: int) -> str:
+        """Of a row's strategy."""
+        return str(self.table["strategy"][i])
+
+    def error(self, i: int) -> float:
+        """How far steps of a row's strategy are off: half of the published ones lay within."""
+        return of_step(self.kind(i)).p50
+
+    def costs(self, i: int) -> Costs:
+        """What a row costs."""
+        known = rates(str(self.table["device"][i]))
+        times = (float(self.table[name][i]) for name in ("step_time_s", "compute_s", "exposed_communication_s"))
+        return costs(known, int(self.table["gpus"][i]), float(self.rate[i]), watts_per_gpu(known, *times))
+
+    def alike(self, i: int, j: int) -> bool:
+        """Whether two rows differ by less than their predictions are off."""
+        return alike(self.kind(i), float(self.rate[i]), self.kind(j), float(self.rate[j]))
+
+
+def worded(name: str, value: Any) -> str:
+    """A value of an axis for people.
+
+    >>> worded("cluster.nodes", 4), worded("NIC", "25 Gb/s"), worded("strategy.micro_batch_size", 2)
+    ('4 nodes', 'NIC 25 Gb/s', 'micro batch size 2')
+    """
+    last = name.rsplit(".", 1)[-1].replace("_", " ")
+    if last in {"nodes", "gpus", "steps"}:
+        return f"{value:,} {last if value != 1 else last[:-1]}"
+    return f"{last} {value:g}" if isinstance(value, int | float) else f"{last} {value}"
+
+
+def load(folder: str | Path) -> Swept:
+    """The sweep in a folder. Raises :class:`ClusterSimError` where there is none, or no row has a result."""
+    about, table = sweeps.about(folder), sweeps.read(folder)
+    good = table["error"] == "" if "error" in table else np.zeros(0, dtype=bool)
+    if not good.any():
+        raise ClusterSimError(f"{folder}: no row of this sweep has a result")
+    kept = {name: column[good] for name, column in table.items()}
+    varied = tuple(name for name in about.axes if len(np.unique(kept[name])) > 1)
+    return Swept(about.title, kept, varied, about.question, int((~good).sum()))

@@ -1,0 +1,191 @@
+"""Why an option is on the front, and why the well-known alternatives are not."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from clustersim.core.units import format_time
+from clustersim.studies.plan.limits import SLACK
+from clustersim.studies.plan.options import Option, Searched, rule
+from clustersim.studies.sweep.row import Figures
+
+NAMES = ("the fastest", "the cheapest per {unit}", "the fewest GPUs", "the least energy per {unit}")
+"""Of the front's objectives, in order."""
+
+
+def why_on_front(option: Option, searched: Searched) -> str:
+    """What it is best at, or between whom it is the best trade, errors counted."""
+    unit = "token" if searched.tokens else "sample"
+    front = searched.front
+    best = [
+        name.format(unit=unit)
+        for k, name in enumerate(NAMES)
+        if option.robust[k] == min(one.robust[k] for one in front) and math.isfinite(option.robust[k])
+    ]
+    if best:
+        outrun = best[0] == NAMES[0] and max(one.rate for one in front) > option.rate
+        return ", ".join(best) + (", errors counted" if outrun else "")
+    # Where a machine has no price, whoever has one is compared with whoever has one: nothing is known of the other's.
+    faster = next((one for one in front[front.index(option) - 1 :: -1] if one.priced or not option.priced), None)
+    if faster is None:
+        return "the fastest with a price"
+    less = faster.candidate.gpus - option.candidate.gpus
+    cheaper = 1 - option.robust[1] / faster.robust[1] if option.priced and faster.priced else 0.0
+    saved = 1 - option.robust[3] / faster.robust[3]
+    said = [f"{less:,} GPUs fewer" if less > 0 else "", f"{cheaper:.1%} cheaper per {unit}" if cheaper > 0 else ""]
+    said += [f"{saved:.1%} less energy per {unit}"] if not any(said) else []
+    gains = " and ".join(part for part in said if part)
+    ahead = faster.rate / option.rate - 1
+    if ahead < 0:  # the order is of what an option reaches at the least
+        return f"{gains} than the next surely faster; itself predicted {-ahead:.0%} above it, +-{option.error:.0%}"
+    return f"{gains} than the next faster, which is {ahead:.0%} faster"
+
+
+def why_lost(option: Option, searched: Searched) -> str:
+    """Why an option that was looked at is not on the front: its limit, or who beats it and where its step goes."""
+    if not option.counts:
+        limits = what_limits(option) if searched.split else ""
+        said = searched.reason(option) or option.state
+        if option.state == "rough" and searched.front:
+            said = f"{1 - option.rate / searched.front[0].rate:.0%} slower than the fastest, roughly"
+        return f"{said}; at the least {limits}" if limits else said
+    by = beats(option, searched)
+    more = option.objectives[1] / by.objectives[1] - 1 if option.priced and by.priced else 0.0
+    slower = f"{1 - option.rate / by.rate:.0%} slower" if option.candidate.gpus == by.candidate.gpus else ""
+    dearer = f"{more:.0%} dearer per {'token' if searched.tokens else 'sample'}" if more >= 0.005 else ""
+    how = " and ".join(part for part in (slower, dearer) if part) or "no better in anything"
+    return f"{where_it_goes(option)}; {how} than {searched.title(by)}"
+
+
+def beats(option: Option, searched: Searched) -> Option:
+    """The fastest option of the front that is nowhere worse than this one, errors counted."""
+    mine = option.robust
+    nowhere_worse = (one for one in searched.front if all(x <= y for x, y in zip(one.robust, mine, strict=True)))
+    return max(nowhere_worse, key=lambda one: one.rate)
+
+
+def why_tempting(option: Option, searched: Searched) -> str:
+    """What it promises, why that is not enough, and what to measure."""
+    by = beats(option, searched)
+    gains = {"faster": option.rate / by.rate - 1}
+    if option.priced and by.priced:
+        gains[f"cheaper per {'token' if searched.tokens else 'sample'}"] = 1 - option.objectives[1] / by.objectives[1]
+    word, gain = max(gains.items(), key=lambda pair: pair[1])
+    limit = option.step_s * option.rate / by.rate
+    return (
+        f"{gain:.1%} {word} than {searched.title(by)} if its prediction held, but {option.candidate.kind} steps are "
+        f"known to +-{option.error:.0%} and {by.candidate.kind} steps to +-{by.error:.0%}: measure one; it is the "
+        f"better one if its step takes less than {format_time(limit)}"
+    )
+
+
+def where_it_goes(option: Option) -> str:
+    """The largest part of a simulated step that is not the model's own work, in words, such as "31% of the step is
+    exposed communication (busiest: nic -> leaf, 90% of its line rate)"."""
+    result = option.result
+    if result is None:
+        return ""
+    parts = ("exposed_communication", "bubble", "idle", "optimizer", "gradient")
+    losses = {name: result.phase_shares.get(name, 0.0) for name in parts}
+    losses["recomputation"] = _recomputed(result)
+    name = max(losses, key=lambda key: losses[key])
+    words = {
+        "exposed_communication": "exposed communication",
+        "bubble": "bubbles of the pipeline",
+        "gradient": "copies of gradients and parameters",
+        "recomputation": "recomputed activations",
+    }.get(name, name)
+    text = f"{losses[name]:.0%} of the step is {words}"
+    if name == "exposed_communication" and result.hottest_links:
+        busiest = result.hottest_links[0]
+        text += f" (busiest: {sort_of_link(busiest.link)}, {busiest.utilisation:.0%} of its line rate)"
+    return text
+
+
+def _recomputed(result: Figures) -> float:
+    """Share of the step that executes FLOPs a second time: what HFU has over MFU, of the time in kernels."""
+    mfu, hfu = result.mfu or 0.0, result.hfu or 0.0
+    if hfu <= mfu or not result.step_time_s:
+        return 0.0
+    return (hfu - mfu) / hfu * (result.compute_s / result.step_time_s)
+
+
+def sort_of_link(name: str) -> str:
+    """A link's name without machine and numbers.
+
+    >>> sort_of_link("node17/nic0 -> leaf3")
+    'nic -> leaf'
+    """
+    return re.sub(r"\d+", "", re.sub(r"node\d+/", "", name))
+
+
+def what_limits(option: Option) -> str:
+    """Where the least its step can take goes, of a split model; where it goes, of another that was simulated.
+
+    >>> from clustersim.studies.plan.limits import Bound
+    >>> what_limits(Option(None, bound=Bound(0.5, 0.97, 0.2, 0.3, 0.0, (1.0,))))
+    '50% kernels, 30% bubble of the pipeline, 20% exchanges inside the model'
+    """
+    bound = option.bound
+    if bound is None or not bound.held:
+        return where_it_goes(option) if option.state == "simulated" else ""
+    whole = bound.step_s / SLACK
+    parts = {
+        "exchanges inside the model": bound.exposed_s / whole,
+        "bubble of the pipeline": bound.ramp_s / whole,
+        "data parallelism": bound.data_s / whole,
+    }
+    parts = {"kernels": 1.0 - sum(parts.values())} | parts
+    ranked = sorted(parts.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{share:.0%} {name}" for name, share in ranked if share >= 0.005)
+
+
+def alternatives(searched: Searched) -> list[Option]:
+    """The best option of each strategy that is not on the front, cheapest first; simulated ones before others. Beside a
+    split model: of each other degree, on the same machine as the fastest."""
+    there = {one.candidate.form.family for one in searched.front}
+    best: dict[object, Option] = {}
+    for one in searched.options:
+        if one.on_front or one.tempting:
+            continue
+        for key in _sorts(one, searched) if searched.split else [one.candidate.form.family]:
+            if key not in there and (key not in best or _rank(one) < _rank(best[key])):
+                best[key] = one
+    found = {one.candidate.number: one for one in best.values()}
+    return sorted(found.values(), key=_rank)
+
+
+def _sorts(option: Option, searched: Searched) -> list[object]:
+    """Degrees that an option has and the fastest has not, where both have the same machine."""
+    if not searched.front:
+        return [option.candidate.form.family] if option.state == "memory" else []
+    chosen, mine = searched.front[0].candidate, option.candidate
+    if (mine.machine, mine.nodes) != (chosen.machine, chosen.nodes):
+        return []
+    own = {**mine.form.degrees, "strategy": mine.form.strategy["kind"]}
+    other = {**chosen.form.degrees, "strategy": chosen.form.strategy["kind"]}
+    return [(name, value) for name, value in own.items() if value != other[name]]
+
+
+def rule_told(searched: Searched) -> str:
+    """What the simple rule costs beside the fastest, in a sentence; empty where it takes nothing or the same."""
+    if not searched.front or not searched.split:
+        return ""
+    chosen = searched.front[0]
+    other = rule(searched.options).get((chosen.candidate.machine.label, chosen.candidate.nodes))
+    if other is None or not other.rate or other.candidate.number == chosen.candidate.number:
+        return ""
+    lost = chosen.rate / other.rate - 1
+    takes = f"the simple rule, TP 8 and then PP until it fits, takes {other.candidate.label(searched.common)}"
+    return f"{takes}: its step is {lost:.1%} longer" if lost > 0 else f"{takes}, which is as fast"
+
+
+def _rank(option: Option) -> tuple[int, float, int]:
+    order = ("simulated", "rough", "bound", "left", "limits", "memory", "error")
+    cost = option.objectives[1] if option.objectives else float("inf")
+    if option.objectives and not option.priced:
+        cost = option.objectives[0]
+    elif option.bound and not option.objectives:
+        cost = option.bound.step_s / option.candidate.batch
+    return order.index(option.state), cost, option.candidate.number

@@ -1,0 +1,272 @@
+"""Replay: a measured run's compute and host times as they were, its communication simulated on a topology.
+
+A profile does not say what waited for what. What is taken from it, rank by rank:
+
+* Kernels keep their measured durations and the order of their streams.
+* An op that began when something on another stream had just ended, later than what was before it on its own stream,
+  waits for that. What time is left over before it began was the host's, and stays.
+* A collective is simulated: it starts when its last member arrives, and takes what the topology and its neighbours
+  allow. Its measured duration, waiting for peers included, is not used, but for those that cannot be simulated (a size
+  or a group that the profile does not tell), which stay as they were.
+
+A pipeline's stages are known to wait for one another (ops that carry stages and micro-batches): an action waits for the
+same micro-batch's one at the stage before it, and recorded sends and receives only tell what time was the host's.
+
+Without a topology the machine is unknown and communication free: what waits for whom is played, and transfers take no
+time, but for collectives whose size is not told and whose measured time is all there is.
+
+Waits that were not felt are not seen, but where an execution trace beside the profile tells them: an optimizer that
+found its gradients already there is not known to need them. A network much slower than the measured one is therefore
+told too optimistically.
+
+The same run on more nodes, faster GPUs or with other buckets: :mod:`clustersim.studies.replay.replay_scale`. Every rank
+is copied, data-parallel groups grow, and the others are copied as they are: the same work per GPU.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from clustersim.collectives.base import Group, Plan, Request, bus_factor
+from clustersim.core.errors import TraceError
+from clustersim.core.limits import check
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Compute, Program
+from clustersim.core.timeline import Timeline
+from clustersim.core.topology import GPU, NodeType, Topology
+from clustersim.engine import simulate
+from clustersim.explain import pipeline
+from clustersim.explain.occupancy import occupancy
+from clustersim.scenario.altered import PASSES
+from clustersim.studies.replay.replay_program import Writer
+from clustersim.studies.replay.replay_scale import AS_MEASURED, Scale, bucket_note, rebucketed
+
+RANK = 200.0
+"""[bytes] of a rank of a replay, whatever it does."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Each step's time [s], measured and played; ``left_out`` are leading steps that were warm-up."""
+
+    steps: tuple[int, ...]
+    measured: tuple[float, ...]
+    simulated: tuple[float, ...]
+    left_out: tuple[int, ...] = ()
+
+    def medians(self) -> tuple[float, float]:
+        """Measured and played."""
+        return float(np.median(self.measured)), float(np.median(self.simulated))
+
+
+@dataclass(frozen=True)
+class StageIdle:
+    """The share of a step that a stage's ranks do no action in, mean over the same steps."""
+
+    stage: int
+    measured: float
+    simulated: float
+
+
+class Collectives(msgspec.Struct, frozen=True):
+    """Collectives of one kind, size [bytes], type and group: how many, and the medians [s] of their transfers;
+    ``measured_s`` holds waiting where ``waiting_included``. ``busbw_measured`` : bytes/s, None where nobody knows."""
+
+    kind: str
+    nbytes: float
+    dtype: str
+    group_size: int
+    count: int
+    measured_s: float
+    simulated_s: float
+    waiting_included: bool
+    busbw_measured: float | None
+
+
+@dataclass
+class Replayed:
+    """A replay.
+
+    Parameters
+    ----------
+    measured, simulated : the two runs. program : what was played.
+    steps : the time of each. stages : of a pipeline, how idle each is.
+    collectives : by kind, size and group, most bytes first.
+    notes : what was assumed. totals : per key of :data:`TOTALS`, (measured, simulated) [s].
+    where, machines : the topology's name, and how many of its nodes. free : communication was.
+    slowdown : of a pipeline's steps, by how much they are longer than with every forward and every backward at the mean
+        of all ranks' (the S of arXiv:2505.05713, whose replay also evens out communication); None of other runs.
+    """
+
+    measured: Timeline
+    simulated: Timeline
+    program: Program
+    steps: StepTimes
+    collectives: list[Collectives]
+    notes: tuple[str, ...] = ()
+    totals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    stages: tuple[StageIdle, ...] = ()
+    where: str = ""
+    machines: int = 1
+    free: bool = False
+    slowdown: float | None = None
+
+
+def replay(
+    measured: Timeline,
+    topology: Topology | None = None,
+    mesh: Mesh | None = None,
+    *,
+    scale: Scale = AS_MEASURED,
+    **options: Any,
+) -> Replayed:
+    """Play a measured run on a topology.
+
+    Parameters
+    ----------
+    measured : as :func:`clustersim.files.traces.read` gives it. topology : None is free communication.
+    mesh : ``scale.times`` as many ranks as the run had; needed with a topology. scale : what else differs.
+    options : for :func:`clustersim.engine.simulate` (``backend``, ``launch``, ``nccl_version``, ``fidelity``).
+
+    Raises :class:`TraceError` for a simulated run, or a mesh of another size.
+    """
+    if measured.source == "simulated":
+        raise TraceError("this run is simulated already; `clustersim run` plays it again")
+    times, original = scale.times, measured
+    free = topology is None or mesh is None
+    _check_ranks(measured, times, topology, mesh)
+    if topology is None or mesh is None:
+        topology = _unknown_machine(measured.world_size * times)
+        mesh, options = Mesh(topology.gpus, len(topology.gpus)), {"planner": _free}
+    if scale.bucket:
+        measured = rebucketed(measured, scale.bucket)
+    writer = Writer(measured, scale)
+    program = writer.program()
+    where = f"replay on {topology.name}"
+    simulated = writer.as_measured(simulate(program, topology, mesh, **options), where)
+    seen, played = totals_of(original, writer.ranks), totals_of(simulated, writer.ranks)
+    totals = {key: (seen[key], played[key]) for key in TOTALS}
+    rows = _compared(writer, simulated)
+    steps = _steps(original, simulated)
+    idle = _idle(measured, simulated, steps.steps)
+    said = (*((FREE,) if free else ()), *((bucket_note(scale.bucket),) if scale.bucket else ()))
+    notes = (*said, *(f"step {s} left out as warm-up" for s in steps.left_out), *program.notes)
+    slowdown = None
+    if idle:
+        alike = _steps(measured, writer.as_measured(simulate(evened(program), topology, mesh, **options), where))
+        slowdown = steps.medians()[1] / alike.medians()[1]
+    return Replayed(
+        measured, simulated, program, steps, rows, notes, totals, idle, topology.name, topology.n_nodes, free,
+        slowdown,
+    )  # fmt: skip
+
+
+def _check_ranks(measured: Timeline, times: int, topology: Topology | None, mesh: Mesh | None) -> None:
+    """Raise :class:`TraceError` where memory or the machine does not do for so many times the ranks."""
+    ranks = measured.world_size * times
+    check(RANK * ranks, f"for a replay of {ranks:,} ranks", "use fewer (--times)", TraceError)
+    if topology is not None and mesh is not None and mesh.world_size != ranks:
+        raise TraceError(
+            f"the run has {measured.world_size} ranks, {times} time(s) as many are {ranks}, but {topology.name} offers "
+            f"{mesh.world_size}"
+        )
+
+
+def evened(program: Program) -> Program:
+    """The same Program without stragglers: every forward takes the mean of all ranks' forwards, and backwards alike."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for op in (op for role in program.roles for op in role.ops):
+        if isinstance(op, Compute) and op.phase in PASSES:
+            found[op.phase].append(float(np.mean(op.duration)))
+    mean = {phase: float(np.mean(times)) for phase, times in found.items()}
+    roles = tuple(
+        replace(role, ops=tuple(
+            msgspec.structs.replace(op, duration=mean[op.phase])
+            if isinstance(op, Compute) and op.phase in PASSES else op for op in role.ops
+        ))
+        for role in program.roles
+    )  # fmt: skip
+    return replace(program, roles=roles)
+
+
+FREE = "the machine is not known, so communication is free: it takes no time beyond waiting for others"
+TOTALS = {
+    "step_s": "first span to last",
+    "compute_s": "compute",
+    "communication_s": "transferring",
+    "exposed_communication_s": "exposed transfer and waiting for a peer",
+    "peer_wait_s": "collectives waiting, hidden or not",
+}
+"""Of the whole window: seconds, means over the measured ranks but for the first."""
+
+
+def _unknown_machine(n: int) -> Topology:
+    """GPUs without a link between them."""
+    none, numbers = np.zeros(0, dtype=np.int64), np.zeros(0)
+    return Topology(
+        name="free communication",
+        vertex_names=tuple(f"node0/gpu{i}" for i in range(n)),
+        vertex_kinds=(GPU,) * n,
+        vertex_node=np.zeros(n, dtype=np.int64),
+        link_src=none,
+        link_dst=none,
+        link_bandwidth=numbers,
+        link_latency=numbers,
+        link_kinds=(),
+        node_types=(NodeType("unknown", "unknown", n, 0),),
+    )
+
+
+def _free(request: Request, group: Group) -> Plan:
+    return Plan(request.kind, "free", "none", 0, 0.0, 0.0, np.zeros(0, dtype=np.int64), np.zeros(0), np.inf)
+
+
+def _steps(measured: Timeline, simulated: Timeline) -> StepTimes:
+    """Steps of both runs without the measured one's warm-up."""
+    seen, played, kept = pipeline.windows(measured), pipeline.windows(simulated), pipeline.steady(measured)
+    times = ([end - begin for begin, end in (found[s] for s in kept)] for found in (seen, played))
+    first, second = map(tuple, times)
+    return StepTimes(tuple(kept), first, second, tuple(s for s in seen if s not in kept))
+
+
+def _idle(measured: Timeline, simulated: Timeline, steps: Sequence[int]) -> tuple[StageIdle, ...]:
+    if not pipeline.has_pipeline(measured):
+        return ()
+    pairs = zip(*(pipeline.stage_times(run, steps) for run in (measured, simulated)), strict=True)
+    return tuple(StageIdle(a.stage, a.idle / a.window, b.idle / b.window) for a, b in pairs if a.window and b.window)
+
+
+def totals_of(run: Timeline, ranks: Sequence[int]) -> dict[str, float]:
+    """Of :data:`TOTALS`, each in seconds, means over these ranks."""
+    begin = min(float(run.row_ready.min()), float(run.row_start.min()))
+    busy = occupancy(run, np.array(ranks, dtype=np.int64))
+    means = {name: float(busy[name].mean()) for name in TOTALS if name != "step_s"}
+    return {"step_s": run.makespan - begin, **means}
+
+
+def _compared(writer: Writer, played: Timeline) -> list[Collectives]:
+    """Measured and simulated transfer times of collectives, by kind, size and group; most bytes first."""
+    took = dict(zip(played.row_op.tolist(), (played.row_end - played.row_start).tolist(), strict=True))
+    rows: defaultdict[tuple[str, float, str, int], list[tuple[float, float, bool]]] = defaultdict(list)
+    for op in (op for op, groups in writer.groups.items() if groups is not None):
+        info = writer.measured.ops[op]
+        if "rebucketed" in info.detail or op not in took:
+            continue  # nobody measured it, or it is in another bucket now
+        known = "transfer_s" in info.detail
+        key = info.kind, info.nbytes, str(info.detail.get("dtype", "")), int(info.detail.get("group_size", 0))
+        rows[key].append((float(info.detail["transfer_s"]) if known else writer.shortest[op], took[op], known))
+    return [_row(key, found) for key, found in sorted(rows.items(), key=lambda r: -len(r[1]) * r[0][1])]
+
+
+def _row(key: tuple[str, float, str, int], found: list[tuple[float, float, bool]]) -> Collectives:
+    _, nbytes, _, size = key
+    measured, simulated = (float(np.median([pair[i] for pair in found])) for i in (0, 1))
+    waited = not all(pair[2] for pair in found)
+    busbw = nbytes / measured * bus_factor(key[0], size) if measured > 0 and size else None
+    return Collectives(*key, len(found), measured, simulated, waited, busbw)

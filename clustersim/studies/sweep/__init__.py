@@ -1,0 +1,20 @@
+"""What if: a base scenario, axes over its fields, and the rows that come out, on one machine or many.
+
+>>> plan = from_table({"base": "ddp_resnet50_1x8_v100", "axes": [{"key": "run.steps", "values": [3, 4]}]})
+>>> [dict(case.axes) for case in plan.cases()]
+[{'run.steps': 3}, {'run.steps': 4}]
+"""
+
+from __future__ import annotations
+
+from clustersim.studies.sweep.crews import Dask, Processes
+from clustersim.studies.sweep.row import Fingerprints, Identity, line_of
+from clustersim.studies.sweep.running import Outcome, Progress, sweep
+from clustersim.studies.sweep.spec import Case, Sweep, from_table, load
+from clustersim.studies.sweep.store import Store
+from clustersim.studies.sweep.table import about, is_sweep, read, rows, write
+
+__all__ = [
+    "Case", "Dask", "Fingerprints", "Identity", "Outcome", "Processes", "Progress", "Store", "Sweep", "about",
+    "from_table", "is_sweep", "line_of", "load", "read", "rows", "sweep", "write",
+]  # fmt: skip

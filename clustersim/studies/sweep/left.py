@@ -1,0 +1,122 @@
+"""What a sweep still has to do: its cases, less those that have a row, those on one machine together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from clustersim.core.errors import ScenarioError
+from clustersim.core.outputs import json_text, output_folder, together
+from clustersim.core.paths import plain
+from clustersim.scenario.reading import Changes, override
+from clustersim.studies.sweep.row import Failure, Fingerprints, Identity, failure, identity, version
+from clustersim.studies.sweep.spec import Question, Sweep
+
+CASES, ABOUT = "cases.jsonl", "sweep.json"
+"""Files beside the rows: which row is whose, and what the sweep is."""
+
+
+class About(msgspec.Struct, frozen=True):
+    """What the rows of a folder are of, for tables and pictures: a sweep's name and title, its base scenario, the
+    columns of its axes, what it is to decide, how many cases it has, and the version that plays it."""
+
+    name: str
+    title: str
+    base: str
+    axes: tuple[str, ...]
+    question: Question | None
+    cases: int
+    version: str
+
+    @classmethod
+    def of(cls, plan: Sweep) -> About:
+        """That of a sweep."""
+        return cls(plan.name, plan.title, plan.base_path.stem, plan.columns, plan.question, len(plan), version())
+
+
+@dataclass(frozen=True)
+class Task:
+    """One scenario on its way to a worker: its identity, and how the base is changed."""
+
+    identity: Identity
+    changes: Changes
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a sweep still has to do.
+
+    Parameters
+    ----------
+    scenarios : different ones in all. cases : numbers of those to compute, those on one machine together.
+    unreadable : scenarios that no file could say, with their error.
+    """
+
+    scenarios: int
+    cases: Sequence[int]
+    unreadable: Sequence[tuple[Identity, Failure]]
+
+    @classmethod
+    def of(cls, plan: Sweep, there: set[str], folder: Path) -> Left:
+        """Find out, and write which row is whose: ``cases.jsonl``, a line for each point of the grid."""
+        known, seen, bad = Fingerprints(), set(), _Refused(plan)
+        machines: dict[bytes, list[int]] = {}
+        unreadable: list[tuple[Identity, Failure]] = []
+        with output_folder(folder), together(folder) as path_of, path_of(CASES).open("wb") as file:
+            for i in range(len(plan)):
+                case = plan.case(i)
+                try:
+                    found, error = known(plan.scenario(case)), None
+                except ScenarioError as wrong:
+                    table = override(plan.base, case.changes)
+                    found, error = identity(plain(table), {}), failure(wrong, plan.base_path.parent)
+                bad.count(i, error)
+                file.write(msgspec.json.encode({"key": found.key, "axes": dict(case.axes)}) + b"\n")
+                if found.key in seen:
+                    continue
+                seen.add(found.key)
+                if found.key in there:
+                    continue
+                if error is not None:
+                    unreadable.append((found, error))
+                else:
+                    machines.setdefault(msgspec.json.encode(found.inputs["cluster"]), []).append(i)
+            bad.check()
+            path_of(ABOUT).write_bytes(json_text(About.of(plan)))
+        return cls(len(seen), [i for group in machines.values() for i in group], unreadable)
+
+    def tasks(self, plan: Sweep) -> Iterator[Task]:
+        """What to hand out, made when it is."""
+        known = Fingerprints()
+        for i in self.cases:
+            case = plan.case(i)
+            yield Task(known(plan.scenario(case)), dict(case.changes))
+
+
+class _Refused:
+    """Values of axes that no scenario can be read with: the sweep's own mistakes, told before anything runs."""
+
+    def __init__(self, plan: Sweep) -> None:
+        self.plan = plan
+        self.all = [[0] * len(one.points) for one in plan.axes]
+        self.bad = [[0] * len(one.points) for one in plan.axes]
+        self.error: dict[tuple[int, int], str] = {}
+
+    def count(self, i: int, error: Failure | None) -> None:
+        """Case ``i`` was read, or not."""
+        for axis, place in enumerate(self.plan.places(i)):
+            self.all[axis][place] += 1
+            if error is not None:
+                self.bad[axis][place] += 1
+                self.error.setdefault((axis, place), error.message)
+
+    def check(self) -> None:
+        """Raise :class:`ScenarioError` for the first such value."""
+        for (axis, place), message in self.error.items():
+            if self.bad[axis][place] == self.all[axis][place]:
+                shown = self.plan.axes[axis].points[place].shown
+                told = ", ".join(f"{name} = {value!r}" for name, value in shown.items())
+                raise ScenarioError(f"{self.plan.path}: {told}: {message} (at $.axes[{axis}], value {place})")

@@ -1,0 +1,149 @@
+"""A sweep played: what is left to do, who does it, and the rows as they finish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from clustersim import scenario
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.outputs import Folder
+from clustersim.core.tomls import plainly
+from clustersim.scenario.reading import Table
+from clustersim.studies.sweep import spec
+from clustersim.studies.sweep.crews import Executor, crew
+from clustersim.studies.sweep.driving import Driver
+from clustersim.studies.sweep.left import ABOUT, CASES, Left, Task
+from clustersim.studies.sweep.row import line, line_of, version
+from clustersim.studies.sweep.spec import Sweep
+from clustersim.studies.sweep.store import Store
+
+Told = Callable[["Progress"], None]
+
+FILES = (ABOUT, CASES, "table.csv", "curves.png")
+"""What a sweep leaves beside its rows, which are recognised line by line."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a sweep is: ``done`` of ``total`` scenarios, ``kept`` of them from before, ``failed`` with an error.
+
+    left_s : float [s], an estimate from the pace so far; None while there is none.
+    """
+
+    done: int
+    total: int
+    kept: int
+    failed: int
+    left_s: float | None
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """A scenario that killed its worker each time, by its changes, and the last error."""
+
+    scenario: str
+    error: str
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a sweep came to.
+
+    Parameters
+    ----------
+    folder : of the rows. cases : points of the grid. scenarios : different ones among them.
+    kept : rows that were there. computed : rows that are new. failed : those of them with an error.
+    lost : those that have no row.
+    """
+
+    folder: Path
+    cases: int
+    scenarios: int
+    kept: int
+    computed: int
+    failed: int
+    lost: tuple[Lost, ...] = ()
+
+
+def sweep(
+    what: str | Path | Sweep,
+    out: str | Path,
+    *,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    resume: bool = True,
+    progress: Told | None = None,
+) -> Outcome:
+    """Simulate every scenario of a sweep that has no row in ``out`` yet.
+
+    Parameters
+    ----------
+    what : a :class:`Sweep`, a file, or the name of a shipped one. out : folder of the rows, ``results.jsonl``.
+    executor : whatever has ``submit()`` and returns futures: an executor of ``concurrent.futures``, a Dask
+        ``Client``, submitit's. None takes ``jobs`` processes of this machine (a script that calls this needs
+        ``if __name__ == "__main__":``); ``jobs=1`` stays in this one.
+    resume : keep the rows that are there. progress : called whenever rows have been written.
+
+    Raises
+    ------
+    ScenarioError : the sweep cannot be read, or a value of an axis cannot be read in any scenario.
+    ClusterSimError : the folder cannot be written, or the workers are gone for good. Rows so far are kept.
+    """
+    plan = what if isinstance(what, Sweep) else spec.load(what)
+    store = Store(Path(out))
+    folder = Folder(store.path, "sweep", plan.name, FILES, (plan.name, plan.base))
+    with closing(crew(executor, jobs)) as team, store.writing(folder, resume=resume) as writer:
+        there = store.keys()
+        left = Left.of(plan, there, store.path)
+        told = _Told(progress, left.scenarios, left.scenarios - len(left.cases))
+
+        def took(lines: Sequence[bytes]) -> None:
+            writer.append(lines)
+            told(lines)
+
+        took([line(known, error) for known, error in left.unreadable])
+        driver: Driver[Task] = Driver(team, partial(compute, plan.base, str(plan.base_path), version()), took)
+        driver.run(left.tasks(plan))
+    lost = tuple(
+        Lost(", ".join(f"{key}={plainly(value)}" for key, value in task.changes.items()), error)
+        for task, error in driver.given_up
+    )
+    return Outcome(store.path, len(plan), left.scenarios, told.kept, told.computed, told.failed, lost)
+
+
+def compute(base: Table, path: str, expected: str, tasks: Sequence[Task]) -> tuple[float, list[bytes]]:
+    """In a worker: (seconds, a line for each task)."""
+    return timed(
+        "sweep", expected, tasks, lambda task: line_of(scenario.from_table(base, path, task.changes), task.identity)
+    )
+
+
+def timed(who: str, expected: str, tasks: Sequence[Task], row: Callable[[Task], bytes]) -> tuple[float, list[bytes]]:
+    """Seconds, and a line for each task. Raises :class:`ClusterSimError` where ``who`` is of another version."""
+    if version() != expected:
+        raise ClusterSimError(f"the worker has clustersim {version()}, the {who} {expected}")
+    begin = time.perf_counter()
+    lines = [row(task) for task in tasks]
+    return time.perf_counter() - begin, lines
+
+
+class _Told:
+    """Counts rows and tells how far the sweep is."""
+
+    def __init__(self, tell: Told | None, total: int, kept: int) -> None:
+        self.tell, self.total, self.kept = tell, total, kept
+        self.computed = self.failed = 0
+        self.begin = time.monotonic()
+
+    def __call__(self, lines: Sequence[bytes]) -> None:
+        self.computed += len(lines)
+        self.failed += sum(b'"error":{"class":' in line for line in lines)
+        if self.tell is not None:
+            left = self.total - self.kept - self.computed
+            pace = (time.monotonic() - self.begin) / self.computed if self.computed else None
+            self.tell(Progress(self.kept + self.computed, self.total, self.kept, self.failed, pace and pace * left))

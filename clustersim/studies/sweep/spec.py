@@ -1,0 +1,259 @@
+"""A sweep: a base scenario, and axes over any of its fields.
+
+A file says, in TOML::
+
+    base = "ddp_gpt2_xl_2x8_a100"     # a scenario, as `clustersim run` takes it
+
+    [set]                             # for every scenario of the sweep
+    run.steps = 3
+
+    [[axes]]
+    key = "cluster.nodes"
+    values = [1, 2, 4, 8]             # or range = {start, stop, step|num}, or log = {start, stop, factor|num}
+
+    [[axes]]
+    name = "network"
+    key = "cluster.changes+"
+    [axes.values]                     # values with a label
+    "as built" = []
+    "nic x2" = [{match = "node*/nic* <-> leaf*", factor = 2}]
+
+A value ``"${cluster.nodes}"``, alone or inside a table, is what that field holds in the same scenario.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from clustersim import scenario
+from clustersim.core.cards import card
+from clustersim.core.errors import ScenarioError, nearest
+from clustersim.core.limits import MOST_CASES, counted
+from clustersim.core.tomls import flat
+from clustersim.scenario import Scenario
+from clustersim.scenario.reading import Changes, Table, convert, override, read_toml, shipped_or_file
+from clustersim.studies.sweep.axes import Axis, AxisTable, Scalar, axis
+from clustersim.studies.sweep.fields import check_fields
+
+
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[question]``: what the sweep is to decide.
+
+    Parameters
+    ----------
+    axis : the column whose values are the choices; the other axes are the cases in which one is chosen.
+    value, against : is ``value`` worth having instead of ``against``? Without them: which is the best?
+    choice : ``value`` in words, such as "2:1 oversubscription".
+    """
+
+    axis: str
+    value: str | int | float | None = None
+    against: str | int | float | None = None
+    choice: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.value is None) != (self.against is None):
+            raise ValueError("value and against go together: the choice, and what it is compared with")
+
+
+class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A whole file.
+
+    Parameters
+    ----------
+    base : a scenario, by name or by path; a path starts at the sweep's own folder.
+    title : of tables and pictures. set : fields that every scenario of the sweep has.
+    axes : see :class:`~clustersim.studies.sweep.axes.AxisTable`; the grid is every combination, the last axis fastest.
+    question : what its report answers. sample : only so many scenarios of the grid. seed : they are drawn with.
+    """
+
+    base: str
+    title: str = ""
+    set: Table = {}
+    axes: list[AxisTable] = []
+    question: Question | None = None
+    sample: Annotated[int, Meta(ge=1, le=MOST_CASES)] | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One scenario of a sweep. axes : column -> what a table shows. changes : field -> value, as for ``--set``."""
+
+    axes: Mapping[str, Scalar]
+    changes: Changes
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that has been read.
+
+    Parameters
+    ----------
+    name, title : of the sweep. path : its file, which errors name.
+    base : the tables of the base scenario, ``base_path`` its file.
+    fixed : field -> value, for every case. axes : the dimensions of the grid. question : what is to be decided.
+    sample, seed : only so many cases of the grid; None means all.
+    """
+
+    name: str
+    title: str
+    path: Path
+    base: Table
+    base_path: Path
+    fixed: Changes
+    axes: tuple[Axis, ...]
+    sample: int | None = None
+    seed: int = 0
+    question: Question | None = None
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __repr__(self) -> str:
+        return f"<Sweep {self.name}: {len(self):,} scenarios over {', '.join(self.columns)}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the base, and each axis."""
+        axes = ((", ".join(one.names), f"{len(one.points):,} values") for one in self.axes)
+        return card(f"{self.title}: {len(self):,} scenarios", [("base", self.base_path.stem), *axes])
+
+    @property
+    def total(self) -> int:
+        """Points of the whole grid: counted, not made."""
+        return math.prod(len(one.points) for one in self.axes)
+
+    @cached_property
+    def chosen(self) -> range | list[int]:
+        """Numbers of the grid's points that are taken, ascending."""
+        if self.sample is None or self.sample >= self.total:
+            return range(self.total)
+        source, drawn = random.Random(self.seed), set[int]()
+        if self.total <= sys.maxsize:
+            return sorted(source.sample(range(self.total), self.sample))
+        while len(drawn) < self.sample:
+            drawn.add(source.randrange(self.total))
+        return sorted(drawn)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the axes' columns."""
+        return tuple(name for one in self.axes for name in one.names)
+
+    def places(self, i: int) -> tuple[int, ...]:
+        """Which point of each axis case ``i`` is at."""
+        number, found = self.chosen[i], []
+        for one in reversed(self.axes):
+            number, place = divmod(number, len(one.points))
+            found.append(place)
+        return tuple(reversed(found))
+
+    def case(self, i: int) -> Case:
+        """Case ``i``, from 0."""
+        points = [one.points[place] for one, place in zip(self.axes, self.places(i), strict=True)]
+        shown = {name: value for point in points for name, value in point.shown.items()}
+        changes: Table = dict(self.fixed)
+        for point in points:
+            for key, value in point.changes.items():
+                if key.endswith("+"):
+                    _append(changes, key.removesuffix("+"), value, self.base)
+                else:
+                    changes[key] = value
+        return Case(shown, {key: _filled(value, changes, self) for key, value in changes.items()})
+
+    def cases(self) -> Iterator[Case]:
+        """Every case, the last axis fastest."""
+        return (self.case(i) for i in range(len(self)))
+
+    def scenario(self, case: Case) -> Scenario:
+        """The scenario of a case. Raises :class:`ScenarioError` where it cannot be read."""
+        return scenario.from_table(self.base, self.base_path, case.changes)
+
+
+def load(path: str | Path) -> Sweep:
+    """A sweep from a file, or a shipped one by name. Raises :class:`ScenarioError`."""
+    found = shipped_or_file(path, "sweep")
+    return from_table(read_toml(found), found)
+
+
+def from_table(table: Table, path: str | Path = "sweep.toml") -> Sweep:
+    """A sweep from the tables themselves; ``path`` is what errors name and where relative paths start."""
+    path = Path(path)
+    file = convert(table, SweepFile, str(path))
+    beside = path.parent / file.base
+    try:
+        base_path = scenario.find(beside if beside.is_file() else file.base)
+        base = read_toml(base_path)
+    except ScenarioError as error:
+        raise ScenarioError(f"{path}: {error} (at $.base)") from None
+    axes = tuple(axis(one, f"{path}: $.axes[{i}]") for i, one in enumerate(file.axes))
+    title = file.title or path.stem.removeprefix("sweep_").replace("_", " ")
+    sweep = Sweep(path.stem, title, path, base, base_path, flat(file.set), axes, file.sample, file.seed, file.question)
+    taken = min(sweep.total, file.sample or sweep.total)
+    counted(taken, MOST_CASES, f"{path}: $.axes: scenarios of the grid, or its sample,", ScenarioError)
+    check_fields(sweep.fixed, [one.keys for one in axes], base, str(path))
+    for name in sweep.columns:
+        if sweep.columns.count(name) > 1:
+            raise ScenarioError(f"{path}: two axes have the column {name!r}; give one a name (at $.axes)")
+    _check_question(sweep)
+    return sweep
+
+
+def _append(changes: Table, key: str, value: Any, base: Table) -> None:
+    """Make the list at ``key`` longer: what ``changes`` says of it, or else the base scenario."""
+    longer = value if isinstance(value, list) else [value]
+    if key not in changes:
+        here: Any = override(base, changes)
+        for part in key.split("."):
+            here = here.get(part, []) if isinstance(here, dict) else []
+        changes[key] = here
+    changes[key] = [*changes[key], *longer]
+
+
+def _filled(value: Any, changes: Changes, sweep: Sweep) -> Any:
+    """A value whose ``"${cluster.nodes}"`` are what those fields hold in this case."""
+    if isinstance(value, dict):
+        return {key: _filled(item, changes, sweep) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, changes, sweep) for item in value]
+    found = re.fullmatch(r"\$\{([\w.-]+)\}", value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    here: Any = override(sweep.base, changes)
+    for part in found.group(1).split("."):
+        here = here.get(part) if isinstance(here, dict) else None
+    if here is None or here == value:
+        raise ScenarioError(
+            f"{sweep.path}: {value!r} stands for a field that neither the base scenario nor the sweep sets; "
+            "write it like '${cluster.nodes}'"
+        )
+    return here
+
+
+def _check_question(sweep: Sweep) -> None:
+    asked = sweep.question
+    if asked is None:
+        return
+    if asked.axis not in sweep.columns:
+        raise ScenarioError(
+            f"{sweep.path}: no axis {asked.axis!r}; {nearest(asked.axis, sweep.columns)} (at $.question.axis)"
+        )
+    values = {point.shown.get(asked.axis): None for one in sweep.axes for point in one.points}
+    for name in ("value", "against"):
+        given = getattr(asked, name)
+        if given is not None and given not in values:
+            known = nearest(str(given), [str(value) for value in values if value is not None])
+            raise ScenarioError(
+                f"{sweep.path}: axis {asked.axis!r} has no value {given!r}; {known} (at $.question.{name})"
+            )

@@ -1,0 +1,219 @@
+"""All strategies side by side on one scenario's machine and model; of a split model, other ways to split it over the
+same GPUs, with the same samples in a step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from clustersim.core.errors import ClusterSimError
+from clustersim.scenario import Scenario, load
+from clustersim.scenario.held import Held, held
+from clustersim.scenario.parts import machine
+from clustersim.scenario.reading import Changes, Table
+from clustersim.training.parallel import ParallelConfig, preset
+from clustersim.training.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from clustersim.scenario.split_step import Split
+
+COMMON = ("micro_batch_size", "gradient_accumulation_steps", "param_dtype")
+"""Knobs of the scenario's own strategy that every other is given too."""
+
+VARIANTS: Mapping[str, Mapping[str, Changes]] = {
+    "sgd_steps": {"gather": {}, "all_reduce": {"exchange": "all_reduce"}},
+    "parameter_server": {
+        "on a CPU": {},
+        "a GPU each": {"server": "worker", "servers": 0, "sharding": "even"},
+        "async, staleness 2": {"mode": "async", "staleness": 2},
+    },
+    "fsdp": {"": {}, "SHARD_GRAD_OP": {"version": 1, "sharding_strategy": "SHARD_GRAD_OP"}},
+    "zero": {f"stage {stage}": {"zero_optimization": {"stage": stage}} for stage in (1, 2, 3)},
+}
+"""Kinds of which more than one form is worth a row; every other kind has one, with its defaults."""
+
+SCHEDULES: tuple[tuple[str, int | None], ...] = (
+    ("gpipe", None), ("1f1b", None), ("interleaved_1f1b", 2), ("zb_h1", None), ("zb_2p", None), ("zbv", 2),
+)  # fmt: skip
+"""Schedules worth a row each, and the chunks of a rank that they are shown with."""
+OF_A_SCHEDULE = ("schedule", "schedule_csv", "vpp", "layers_per_virtual_stage", "microbatch_group_size_per_vp_stage")
+OF_STAGES = (
+    *OF_A_SCHEDULE, "layout", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
+    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
+)  # fmt: skip
+"""Fields that hold for the scenario's own stages alone."""
+OF_TENSORS = ("sequence_parallel", "tp_overlap", "tp_grad_overlap", "distribute_saved_activations")
+
+OWN = "as written"
+STEPS = 3
+"""Steps of a row at most: enough for a steady one."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One row to come: a strategy and how it is played, and the fields to change in the scenario for it."""
+
+    kind: str
+    variant: str
+    changes: Changes
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the scenario's."""
+        return self.variant == OWN
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """What one strategy, or one way to split a model, comes to on a machine.
+
+    Parameters
+    ----------
+    strategy, variant : what it is. own : it is the scenario's.
+    step_time_s, exposed_communication_s, exposed_transfer_s, waiting_for_peer_s, bubble_s : of a step [s], as in its
+        run's summary; no bubble without a pipeline. samples_per_s : of the whole machine.
+    peak_memory_bytes, bytes_sent_per_gpu : of a GPU, in a step. fits : in its memory.
+    reason : why it cannot be run, which leaves its figures None, or does not fit; empty otherwise.
+    """
+
+    strategy: str
+    variant: str
+    own: bool
+    step_time_s: float | None = None
+    samples_per_s: float | None = None
+    exposed_communication_s: float | None = None
+    exposed_transfer_s: float | None = None
+    waiting_for_peer_s: float | None = None
+    bubble_s: float | None = None
+    peak_memory_bytes: float | None = None
+    bytes_sent_per_gpu: float | None = None
+    fits: bool | None = None
+    reason: str = ""
+
+
+def compare(
+    path: str, changes: Changes | None = None, progress: Callable[[int, int], None] | None = None
+) -> list[Compared]:
+    """A row per strategy, the scenario's own as it is written; of a split model a row per way to split it.
+
+    ``path``, ``changes`` : as for :func:`clustersim.scenario.load`. ``progress`` : called with (rows done, rows in
+    all). Raises :class:`ScenarioError` for a scenario that cannot be read.
+    """
+    own = load(path, changes)
+    all_forms = forms(own)
+    rows = []
+    for done, form in enumerate(all_forms):
+        rows.append(_row(own, form))
+        if progress:
+            progress(done + 1, len(all_forms))
+    return rows
+
+
+def forms(own: Scenario) -> list[Form]:
+    """What every row changes, the scenario's own first among its kind."""
+    written, parallel = own.file.strategy, own.file.parallel
+    if parallel is not None and parallel.splits:
+        kind = written["kind"]
+        return [Form(kind, OWN, {}), *split_forms(held(own), parallel)]
+    common = {name: written[name] for name in COMMON if name in written}
+    found: list[Form] = []
+    for kind in STRATEGIES:
+        if kind == written["kind"]:
+            found.append(Form(kind, OWN, {}))
+        for variant, knobs in VARIANTS.get(kind, {"": {}}).items():
+            table: Table = {**common, "kind": kind, **knobs}
+            if table.get("servers") == 0:
+                table["servers"] = _gpus(own)
+            alone = {"cluster.nodes": 1, "cluster.gpus_per_node": 1} if STRATEGIES[kind].world_size == 1 else {}
+            if table != written:
+                found.append(Form(kind, variant, {"strategy": table, **alone}))
+    return found
+
+
+def split_forms(held: Held, parallel: ParallelConfig) -> Iterator[Form]:
+    """Every other way to split a model: schedules first, then degrees."""
+    said, strategy = _said(held, parallel), held.scenario.file.strategy
+    count = "gradient_accumulation_steps"
+    batch = {f"strategy.{count}": 1} if count in strategy else {}  # the global batch size says it
+    for name, table in chain(_schedules(held.split, said, parallel), _degrees(held, said, parallel)):
+        yield Form(strategy["kind"], name, {"parallel": table, **batch})
+
+
+def _said(held: Held, parallel: ParallelConfig) -> Table:
+    """The fields of ``[parallel]`` that are no defaults, with the batch instead of the micro-batches."""
+    usual = preset(parallel.framework, {})
+    plain = {name: usual.get(name, getattr(ParallelConfig(), name)) for name in parallel.__struct_fields__}
+    table = {name: getattr(parallel, name) for name in plain if getattr(parallel, name) != plain[name]}
+    table.pop("microbatches", None)
+    # Degrees of data parallelism follow from the others.
+    for name in ("dp_shard", "dp_replicate"):
+        table.pop(name, None)
+    config = held.scenario.config
+    samples = config.micro_batch_size * config.gradient_accumulation_steps * held.mesh.size("dp")
+    return table | {"framework": parallel.framework, "global_batch_size": samples}
+
+
+def _without(said: Table, names: tuple[str, ...]) -> Table:
+    return {name: value for name, value in said.items() if name not in names}
+
+
+def _schedules(split: Split | None, said: Table, parallel: ParallelConfig) -> Iterator[tuple[str, Table]]:
+    """The same stages in other orders; with two chunks a rank where the schedule needs them."""
+    if split is None or parallel.pp == 1:
+        return
+    for name, chunks in SCHEDULES:
+        if name == split.schedule.name and chunks in {None, len(split.partition.stages[0].chunks)}:
+            continue
+        table = _without(said, OF_A_SCHEDULE if chunks is None else OF_STAGES)
+        if chunks is None and parallel.stages and len(parallel.stages) != parallel.pp:
+            table = _without(table, OF_STAGES)
+        yield f"schedule {name}", table | {"schedule": name} | ({"vpp": chunks} if chunks else {})
+
+
+def _degrees(held: Held, said: Table, parallel: ParallelConfig) -> Iterator[tuple[str, Table]]:
+    """Data parallelism alone, tensor parallelism over a node, and the neighbours of the scenario's own degrees."""
+    t, p, world, node = parallel.tp, parallel.pp, held.mesh.workers, held.mesh.nproc_per_node
+    near = [(1.0, 1.0), (node, 1.0), (t / 2, p), (2 * t, p), (t, p / 2), (t, 2 * p), (2 * t, p / 2), (t / 2, 2 * p)]
+    for tp, pp in dict.fromkeys(near):
+        inside = tp * pp * parallel.cp
+        if tp < 1 or pp < 1 or tp != int(tp) or pp != int(pp) or tp > node or world % inside or (tp, pp) == (t, p):
+            continue
+        table = said if pp == p else _without(said, OF_STAGES)
+        table = table if tp > 1 else _without(table, OF_TENSORS)
+        name = f"tp {int(tp)} x pp {int(pp)} x dp {world // int(inside)}"
+        yield name, table | {"tp": int(tp), "pp": int(pp)}
+
+
+def scenario_of(own: Scenario, form: Form, **more: object) -> Scenario:
+    """The scenario of a row. Raises :class:`ScenarioError` where it cannot be one."""
+    changes = dict(own.changes)
+    if "parallel" in form.changes:
+        changes = {name: value for name, value in changes.items() if not name.startswith("parallel.")}
+    return load(own.path, changes | dict(form.changes) | {name.replace("__", "."): v for name, v in more.items()})
+
+
+def _gpus(own: Scenario) -> int:
+    """GPUs of the scenario's machine, as many as can be told."""
+    try:
+        return machine(own)[1].world_size
+    except ClusterSimError:
+        return 1
+
+
+def _row(own: Scenario, form: Form) -> Compared:
+    try:
+        result = scenario_of(own, form, run__steps=min(own.file.run.steps, STEPS)).run()
+    except ClusterSimError as error:
+        return Compared(form.kind, form.variant, form.own, reason=told(str(error)))
+    figures = {name: result.summary[name] for name in Compared.__struct_fields__ if name in result.summary}
+    figures |= {"peak_memory_bytes": result.memory.total, "fits": result.fits}
+    return Compared(form.kind, form.variant, form.own, **figures, reason="" if result.fits else str(result.verdict))
+
+
+def told(text: str) -> str:
+    """An error without the option it names: nobody wrote it."""
+    return re.sub(r"^--set (strategy|parallel|cluster)[\w.]*: ", "", text)

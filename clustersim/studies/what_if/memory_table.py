@@ -1,0 +1,135 @@
+"""Who keeps what in memory: one scenario part by part and stage by stage, or every strategy beside it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import msgspec
+
+from clustersim.core.device import Device
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.memory_use import MemoryUse
+from clustersim.scenario import load
+from clustersim.scenario.held import Held, held
+from clustersim.scenario.reading import Changes
+from clustersim.studies.what_if.comparison import OWN, forms, scenario_of, told
+
+MOST = 1 << 20
+"""Micro-batches beyond this are not looked for."""
+
+
+class Fullest(msgspec.Struct, frozen=True):
+    """A GPU at its fullest moment, ``peak``: parts [bytes], the largest first, and their sum with the driver's
+    context."""
+
+    peak: str
+    at_peak: dict[str, float]
+    total_bytes: float
+    fits: bool
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What one GPU keeps under a strategy; of a split model, a GPU of the stage that holds most.
+
+    Parameters
+    ----------
+    strategy, variant : as in :class:`~clustersim.studies.what_if.comparison.Compared`. device, device_bytes : the GPU.
+    largest : each part's own maximum [bytes]. peak, at_peak, total_bytes, fits : as in :class:`Fullest`.
+    allocated_bytes : by the framework; reserved_bytes (by its allocator) and shown_bytes (by nvidia-smi) roughly.
+    model_states_bytes : parameters, gradients and optimizer. saving : one GPU's model states over these.
+    largest_micro_batch : that fits, 0 if not even one sample does.
+    stage : which holds most, None of a model that is not split. stages : each of them.
+    """
+
+    strategy: str
+    variant: str
+    device: str
+    device_bytes: float
+    largest: dict[str, float]
+    peak: str
+    at_peak: dict[str, float]
+    total_bytes: float
+    allocated_bytes: float
+    reserved_bytes: float
+    shown_bytes: float
+    model_states_bytes: float
+    saving: float | None
+    fits: bool
+    largest_micro_batch: int
+    stage: int | None
+    stages: list[Fullest]
+    reason: str = ""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A strategy that cannot run, and why; its figures are None."""
+
+    strategy: str
+    variant: str
+    reason: str
+    peak: None = None
+    allocated_bytes: None = None
+    reserved_bytes: None = None
+    shown_bytes: None = None
+    total_bytes: None = None
+    model_states_bytes: None = None
+    saving: None = None
+    fits: None = None
+    largest_micro_batch: None = None
+
+
+def table(path: str, changes: Changes | None = None, *, every: bool = False) -> list[Kept | Refused]:
+    """The scenario as it is written, and with ``every`` each other strategy, or way to split it.
+
+    ``path``, ``changes`` : as for :func:`clustersim.scenario.load`. Raises :class:`ScenarioError` for a scenario that
+    cannot be read, or held.
+    """
+    own = load(path, changes)
+    rows: list[Kept | Refused] = [_row(held(own), own.strategy.name, OWN)]
+    for form in forms(own) if every else ():
+        if form.own:
+            continue
+        try:
+            rows.append(_row(held(scenario_of(own, form)), form.kind, form.variant))
+        except ClusterSimError as error:
+            rows.append(Refused(form.kind, form.variant, told(str(error))))
+    return rows
+
+
+def _row(found: Held, kind: str, variant: str) -> Kept:
+    use, card, split = found.use, found.card, found.split
+    return Kept(
+        strategy=kind,
+        variant=variant,
+        device=card.name,
+        device_bytes=card.memory_bytes,
+        largest=use.parts(),
+        allocated_bytes=use.allocated,
+        reserved_bytes=use.reserved,
+        shown_bytes=use.shown,
+        model_states_bytes=use.model_states,
+        saving=found.whole().model_states / use.model_states if use.model_states else None,
+        largest_micro_batch=largest_micro_batch(found),
+        stage=None if split is None else split.worst,
+        stages=[] if split is None else [_fullest(one, card) for one in split.memory],
+        **msgspec.structs.asdict(_fullest(use, card)),
+    )
+
+
+def _fullest(use: MemoryUse, card: Device) -> Fullest:
+    return Fullest(use.peak, use.at_peak(), use.total, use.fits(card).ok)
+
+
+def largest_micro_batch(found: Held) -> int:
+    """The largest ``micro_batch_size`` whose step fits on the card, everything else as written; 0 if none does."""
+    card = found.card
+
+    def fits(size: int) -> bool:
+        return found.resized(size).fits(card).ok
+
+    if not fits(1):
+        return 0
+    high = 2
+    while high < MOST and fits(high):
+        high *= 2
+    return bisect_left(range(high), True, high // 2 + 1, key=lambda size: not fits(size)) - 1

@@ -1,0 +1,157 @@
+"""A run beside others with one thing changed, in sentences: what would make it shorter, by runs where those are short
+and else by bounds; and what each change of its scenario did, or why it did nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from clustersim.core.timeline import Timeline
+from clustersim.core.tomls import plainly
+from clustersim.core.units import format_time
+from clustersim.explain.breakdown import breakdown
+from clustersim.explain.explain import Explanation
+from clustersim.scenario import Scenario
+from clustersim.scenario.running import Prepared
+from clustersim.studies.what_if.rerun import rerun_saving, step_time
+from clustersim.studies.what_if.turned import Turned, short, turned
+
+NOTHING = 5e-4
+"""Of a run that was really made, what prints as 0.0 %."""
+SMALL = 0.005
+"""Bounds below this share of the step are called nothing."""
+SAME = 1e-9
+"""Step times this close, relatively, are the same."""
+HIDDEN = 0.002
+"""Below this share of the step, communication is hidden."""
+
+
+@dataclass(frozen=True, eq=False)
+class Otherwise:
+    """``again`` : by knob, the share of a step that it saves when the scenario is really run again. ``choices`` of a
+    split model made otherwise. ``bounds`` : a sentence on each knob that may matter, run again or not."""
+
+    again: dict[str, float] = field(default_factory=dict)
+    choices: list[Turned] = field(default_factory=list)
+    bounds: list[str] = field(default_factory=list)
+
+    @property
+    def ran(self) -> list[str]:
+        """What was really run, in sentences."""
+        return self.text if self.again or self.choices else []
+
+    @property
+    def text(self) -> list[str]:
+        """Everything in sentences."""
+        return [*(one.text for one in self.choices), *self.bounds]
+
+
+def otherwise(
+    prepared: Prepared | None,
+    timeline: Timeline,
+    found: Explanation,
+    *,
+    asked: bool = False,
+    doing: Callable[[str], None] = lambda words: None,
+) -> Otherwise:
+    """What each knob saves.
+
+    prepared : what was run; None where it cannot be run again. asked : run again however long that takes, and every
+        knob. doing : told what is being run.
+    """
+    again: dict[str, float] = {}
+    choices: list[Turned] = []
+    if prepared is not None and (asked or short(timeline)):
+        again = _again(prepared, timeline, found, asked, doing)
+        doing("running again with other choices")
+        choices = turned(prepared, timeline)
+    return Otherwise(again, choices, _bounds(found, again))
+
+
+def _again(
+    prepared: Prepared, timeline: Timeline, found: Explanation, asked: bool, doing: Callable[[str], None]
+) -> dict[str, float]:
+    """Per knob that may matter, what it saves; of all when asked."""
+    table, saved = found.whatif, {}
+    now, told = step_time(timeline), set(found.bounds)
+    for knob, factor, text in zip(*(table[name].tolist() for name in ("knob", "factor", "text")), strict=True):
+        if text in told or asked:
+            doing(f"running again: {knob}")
+            saving = rerun_saving(prepared, knob, factor, now)
+            if saving is not None:
+                saved[knob] = saving
+    return saved
+
+
+def _bounds(found: Explanation, again: dict[str, float]) -> list[str]:
+    """What each knob saves, where it was run again, the most first, or would save at most; those that save nothing in
+    one sentence."""
+    table = found.whatif
+    row_of = {text: i for i, text in enumerate(table["text"].tolist())}
+    said: list[tuple[float, str]] = []
+    idle: dict[bool, list[str]] = {True: [], False: []}
+    for text in found.bounds:
+        if again and str(table["knob"][row_of[text]]) not in again:  # a knob this scenario does not have
+            continue
+        knob, most = str(table["knob"][row_of[text]]), float(table["saving"][row_of[text]])
+        name, saved = text.partition(" would save ")[0], again.get(knob, most)
+        if abs(saved) < (NOTHING if knob in again else SMALL):
+            idle[knob in again].append(name)
+        else:
+            said.append((saved, _run_again(text, saved) if knob in again else text))
+    lines = [text for _, text in sorted(said, key=lambda pair: -pair[0])]
+    for rerun, names in idle.items():
+        if names:
+            lines.append(f"{', '.join(names)}: nothing{' (run again)' if rerun else ''}")
+    return lines
+
+
+def _run_again(text: str, saved: float) -> str:
+    """What a knob does, in place of what it could do at most.
+
+    >>> _run_again("NIC bandwidth x2 would save at most 4.5% of the step", -0.012)
+    'NIC bandwidth x2 costs 1.2% of the step (run again)'
+    """
+    knob = text.partition(" would save ")[0]
+    per = "time per sample" if text.endswith("per sample") else "step"
+    return f"{knob} {'saves' if saved > 0 else 'costs'} {abs(saved):.1%} of the {per} (run again)"
+
+
+def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list[str]]:
+    """A sentence for each change of a scenario, by a run without it: of those that matter, and of those without which
+    the steps take just as long."""
+    from clustersim.scenario import load
+
+    now, did, said = breakdown(timeline), [], []
+    took, exposed = now.step_time_s, float(np.mean(now.exposed_fraction))
+    for key, value in scenario.changes.items():
+        rest = {k: v for k, v in scenario.changes.items() if k != key}
+        other = load(scenario.path, rest)
+        if _says(other) == _says(scenario):
+            said.append(f"{key}={plainly(value)} changed nothing: it is what the scenario says anyway")
+            continue
+        without = breakdown(other.run().timeline).step_time_s
+        if abs(without - took) <= SAME * took:
+            said.append(f"{key}={plainly(value)} changed nothing: {_why(key, timeline, exposed)}")
+        else:
+            change = f"{abs(1 - without / took):.1%} {'less' if without < took else 'more'}"
+            did.append(f"without {key}={plainly(value)} a step takes {format_time(without)}, {change} (run again)")
+    return did, said
+
+
+def _says(scenario: Scenario) -> tuple[object, ...]:
+    """Everything a run depends on, defaults filled in."""
+    file = scenario.file
+    return file.cluster, file.model, file.run, file.strategy["kind"], scenario.config
+
+
+def _why(key: str, timeline: Timeline, exposed: float) -> str:
+    talks = any(op.kind != "compute" for op in timeline.ops)
+    about = key.split(".")[0]
+    if about in {"cluster", "strategy"} and not talks:
+        return "this run has no communication"
+    if about in {"cluster", "strategy"} and exposed < HIDDEN:
+        return f"communication is hidden behind compute ({exposed:.2%} of the step is exposed)"
+    return "no step of this run depends on it"

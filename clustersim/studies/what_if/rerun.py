@@ -1,0 +1,157 @@
+"""A scenario run again with one thing better, to set beside the bound that :mod:`clustersim.explain.whatif` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from clustersim import collectives
+from clustersim.collectives.base import Group, Plan, Request
+from clustersim.core.arrays import Bools
+from clustersim.core.device import Speed
+from clustersim.core.errors import ScenarioError, nearest
+from clustersim.core.program import Compute, Op, Role
+from clustersim.core.timeline import Timeline
+from clustersim.core.topology import Topology
+from clustersim.explain.metrics import steady_window
+from clustersim.explain.whatif import WIDER
+from clustersim.scenario import Scenario
+from clustersim.scenario.altered import GPU_BOUNDS, altered
+from clustersim.scenario.parts import play
+from clustersim.scenario.reading import Changes, Table
+from clustersim.scenario.running import Prepared, prepare
+
+Factors = Mapping[str, float]
+"""Knob -> what it is multiplied by."""
+LINKS = ("network", "inside")
+"""Knobs of links between nodes and inside them."""
+BUCKETS = (1, 5, 25, 100, 1000)
+"""Sizes [MiB] tried for ``bucket size``, and PyTorch's own first bucket."""
+
+
+def rerun_saving(prepared: Prepared, knob: str, factor: float, now: float) -> float | None:
+    """What share of a step of ``now`` seconds a knob of :data:`clustersim.explain.whatif.KNOBS` really saves.
+
+    Returns None for a knob this scenario does not have. Of ``bucket size`` the best of some is taken; ``batch`` is per
+    sample. Negative where the step gets longer. Raises :class:`ScenarioError` for an unknown knob.
+    """
+    step = rerun_step(prepared, knob, factor)
+    return None if step is None or now <= 0 else 1.0 - step / now
+
+
+def rerun_step(prepared: Prepared, knob: str, factor: float) -> float | None:
+    """Seconds of a step with a knob turned; ``factor`` below 1 makes it worse.
+
+    Beside the knobs of :data:`clustersim.explain.whatif.KNOBS`: ``GPU compute`` and ``HBM``, the GPU's own rates, each
+    kernel priced anew, and ``kernels``, both; ``network``, NICs and switches together; ``inside``, all other links.
+    Returns None for a knob this scenario does not have. Raises :class:`ScenarioError` for an unknown one.
+    """
+    if knob not in _RERUNS:
+        raise ScenarioError(f"no knob {knob!r}; {nearest(knob, _RERUNS)}")
+    return _RERUNS[knob](prepared, knob, factor)
+
+
+def step_time(timeline: Timeline) -> float:
+    """Seconds per step of the steady state."""
+    return steady_window(timeline).step_time
+
+
+def _faster(prepared: Prepared, knob: str, factor: float) -> float:
+    bounds = GPU_BOUNDS if knob == "compute speed" else {"launch", "host"}
+
+    def one(op: Op, role: Role) -> Op:
+        if not isinstance(op, Compute) or op.bound not in bounds:
+            return op
+        return msgspec.structs.replace(op, duration=np.asarray(op.duration, dtype=np.float64) / factor)
+
+    return step_time(replace(prepared, program=altered(prepared.program, one)).run().timeline)
+
+
+def links_of(topology: Topology, knob: str) -> Bools:
+    """(links,) bool: those that ``NVLink``, ``NIC``, ``fabric``, ``network`` or ``inside`` widens."""
+    kinds = enumerate(topology.link_kinds)
+    if knob in LINKS:
+        return np.array([(kind == "net") == (knob == "network") for _, kind in kinds], dtype=np.bool_)
+    return np.array([WIDER[knob](kind, topology.link_name(i)) for i, kind in kinds], dtype=np.bool_)
+
+
+def speed_of(factors: Factors) -> Speed:
+    """The GPU's rates with ``kernels``, ``GPU compute`` and ``HBM`` turned."""
+    both = factors.get("kernels", 1.0)
+    return Speed(both * factors.get("GPU compute", 1.0), both * factors.get("HBM", 1.0))
+
+
+def widened(topology: Topology, factors: Factors) -> Topology:
+    """The machine with links turned, by the knobs of :func:`links_of`; itself where none is."""
+    bandwidth = topology.link_bandwidth
+    for knob, factor in factors.items():
+        if knob in WIDER or knob in LINKS:
+            bandwidth = bandwidth * np.where(links_of(topology, knob), factor, 1.0)
+    return topology if bandwidth is topology.link_bandwidth else replace(topology, link_bandwidth=bandwidth)
+
+
+def rerun_with(scenario: Scenario, factors: Factors) -> float:
+    """Seconds of a whole step with several of a GPU's rates and links turned at once."""
+    prepared = prepare(scenario, speed_of(factors))
+    return step_time(replace(prepared, topology=widened(prepared.topology, factors)).run().timeline)
+
+
+def _another_gpu(prepared: Prepared, knob: str, factor: float) -> float:
+    return rerun_with(prepared.scenario, {knob: factor})
+
+
+def _wider(prepared: Prepared, knob: str, factor: float) -> float | None:
+    if not links_of(prepared.topology, knob).any():
+        return None
+    wider = widened(prepared.topology, {knob: factor})
+    return step_time(replace(prepared, topology=wider).run().timeline)
+
+
+def _nearer(prepared: Prepared, knob: str, factor: float) -> float:
+    def planner(request: Request, group: Group) -> Plan:
+        plan = collectives.plan(request, group, backend=prepared.backend)
+        return replace(plan, latency=plan.latency / factor)
+
+    machine = prepared.program, prepared.topology, prepared.mesh
+    timeline = play(prepared.scenario, *machine, backend="nccl", planner=planner,
+                    fidelity=prepared.scenario.file.run.fidelity)  # fmt: skip
+    return step_time(timeline)
+
+
+def _other_buckets(prepared: Prepared, knob: str, factor: float) -> float | None:
+    config = prepared.scenario.config
+    if prepared.split is not None or not hasattr(config, "bucket_cap_mb"):
+        return None  # buckets beside a split model are Megatron's: large, and few
+    tried: list[Changes] = [{"strategy.bucket_cap_mb": size} for size in BUCKETS]
+    if hasattr(config, "first_bucket_bytes"):
+        tried.append({"strategy.first_bucket_bytes": 2**20})
+    return min(_changed(prepared, change) for change in tried)
+
+
+def _larger_batch(prepared: Prepared, knob: str, factor: float) -> float | None:
+    size = prepared.scenario.config.micro_batch_size * factor
+    if size != int(size):
+        return None
+    change: Table = {"strategy.micro_batch_size": int(size)}
+    parallel = prepared.scenario.file.parallel
+    if parallel is not None and parallel.global_batch_size is not None:
+        change["parallel.global_batch_size"] = int(parallel.global_batch_size * factor)  # as many micro-batches
+    return _changed(prepared, change) / factor
+
+
+def _changed(prepared: Prepared, change: Changes) -> float:
+    return step_time(prepared.scenario.changed(change).run().timeline)
+
+
+_RERUNS: dict[str, Callable[[Prepared, str, float], float | None]] = {
+    "compute speed": _faster,
+    "host speed": _faster,
+    **dict.fromkeys(("GPU compute", "HBM", "kernels"), _another_gpu),
+    **dict.fromkeys(("NVLink", "NIC", "fabric", *LINKS), _wider),
+    "latency": _nearer,
+    "bucket size": _other_buckets,
+    "batch": _larger_batch,
+}

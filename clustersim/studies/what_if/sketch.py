@@ -1,0 +1,173 @@
+"""A step sketched: when its ops end if each takes as long as it does by itself, on one rank of each stage.
+
+What is left out is what the engine is for: transfers that meet on links, kernels beside them, ranks of a stage that
+differ. What a transfer takes by itself is the engine's, made by all ranks of its stage at once; when it may begin is
+the Program's own order of streams and waits, so that a bubble is found as the engine finds it, in a small part of the
+time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Collective, Compute, Op, Program, Recv, Role, Send
+from clustersim.core.timeline import Timeline
+
+Transfer = Collective | Send | Recv
+Key = tuple[object, ...]
+"""Equal for transfers that take equally long."""
+
+
+@dataclass(eq=False)
+class Sketch:
+    """A Program of which the first rank of each role stands for it. ``mesh`` : of all ranks."""
+
+    program: Program
+    mesh: Mesh
+    _keys: dict[object, Key] = field(default_factory=dict, init=False)
+    _met: dict[object, object] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.role_of = {int(role.ranks[0]): i for i, role in enumerate(self.program.roles)}
+
+    def seconds(self, taken: Mapping[Key, float]) -> float:
+        """Of a step in the steady state; ``taken`` : what transfers take [s], as of :func:`spent`."""
+        sites = _Sites()
+        for i, role in enumerate(self.program.roles):
+            self._lay(sites, i, role, taken)
+        ends: dict[int, float] = defaultdict(float)
+        for step, end in zip(sites.step, sites.ends(), strict=True):
+            ends[step] = max(ends[step], end)
+        first, last = min(ends), max(ends)
+        return (ends[last] - ends[first]) / (last - first) if last > first else ends[last]
+
+    def _lay(self, sites: _Sites, i: int, role: Role, taken: Mapping[Key, float]) -> None:
+        streams: dict[str, int] = {}
+        mine: list[int] = []
+        uses = Counter[object]()
+        for op in role.ops:
+            if isinstance(op, Compute):
+                spent = op.duration
+                site = sites.new(float(spent if isinstance(spent, float) else np.max(spent)), op.step)
+            else:
+                meets = self._meets(i, op)
+                uses[meets] += 1
+                site = sites.at(meets and (meets, uses[meets]), taken[self._key(i, op)], op.step)
+            before = streams.get(op.stream)
+            sites.wait(site, {mine[a] for a in op.after} | (set() if before is None else {before}))
+            streams[op.stream] = site
+            mine.append(site)
+
+    def _meets(self, i: int, op: Transfer) -> object:
+        """Equal for ops of two roles that begin and end together; None where only ``i`` takes part."""
+        if isinstance(op, Collective):
+            if (key := (i, id(op.groups))) not in self._met:
+                own = op.groups[(op.groups == self.program.roles[i].ranks[0]).any(axis=1)][0]
+                self._met[key] = int(own[0]) if sum(rank in self.role_of for rank in own.tolist()) > 1 else None
+            first = self._met[key]
+            return None if first is None else (op.communicator, first)
+        there = self.role_of.get(int(op.peer[0]), i)
+        return None if there == i else (min(i, there), max(i, there), isinstance(op, Send) == (i < there), op.tag)
+
+    def _key(self, i: int, op: Transfer) -> Key:
+        if isinstance(op, Collective):
+            return op.communicator, op.kind, op.nbytes, op.dtype, op.protocol, id(op.matrix), op.groups.shape[1]
+        if (own := (i, id(op.peer), op.nbytes)) not in self._keys:
+            there = self.role_of.get(int(op.peer[0]), i)
+            near = self.mesh.gpus[[self.program.roles[k].ranks[0] for k in (i, there)]] // self.mesh.nproc_per_node
+            self._keys[own] = "ring" if there == i else "message", op.nbytes, bool(near[0] == near[1])
+        return self._keys[own]
+
+    def alone(self, taken: Mapping[Key, float]) -> tuple[Program, tuple[Key, ...]]:
+        """A Program that makes each transfer that is not ``taken`` yet once, one after the other, and which."""
+        found: dict[Key, dict[int, Transfer]] = {}
+        for i, role in enumerate(self.program.roles):
+            for op in role.ops:
+                if not isinstance(op, Compute | Recv) and (key := self._key(i, op)) not in taken:
+                    found.setdefault(key, {}).setdefault(i, op)
+        made: list[list[Op]] = [[] for _ in self.program.roles]
+        for k, mine in enumerate(found.values()):
+            for i, op in self._parts(mine):
+                waits, stream = (len(made[i]) - 1,) if made[i] else (), type(op).__name__
+                made[i].append(msgspec.structs.replace(op, name=str(k), after=waits, stream=stream, step=0))
+        roles = tuple(replace(role, ops=tuple(ops)) for role, ops in zip(self.program.roles, made, strict=True))
+        return replace(self.program, roles=roles), tuple(found)
+
+    def _parts(self, mine: Mapping[int, Transfer]) -> Iterator[tuple[int, Transfer]]:
+        """One transfer, as every role that takes part in it makes it."""
+        i, op = next(iter(mine.items()))
+        if isinstance(op, Collective):
+            meets = self._meets(i, op)
+            yield from ((k, one) for k, one in mine.items() if k == i or (meets and self._meets(k, one) == meets))
+            return
+        ranks, there = self.program.roles[i].ranks, self.role_of.get(int(op.peer[0]), i)
+        yield i, op
+        # On a ring each receives from whoever sends to it; between stages, position by position.
+        came = ranks[np.argsort(op.peer)] if there == i else ranks
+        yield there, Recv(op.name, op.nbytes, came, tag=op.tag)
+
+
+def spent(timeline: Timeline, keys: tuple[Key, ...]) -> dict[Key, float]:
+    """What each transfer of :meth:`Sketch.alone` took [s], of the role where it took longest."""
+    rows, found = timeline.per_op(), dict.fromkeys(keys, 0.0)
+    for i, op in enumerate(timeline.ops):
+        if rows["ranks"][i]:
+            key = keys[int(op.name)]
+            found[key] = max(found[key], float(rows["seconds"][i] / rows["ranks"][i]))
+    return found
+
+
+@dataclass(eq=False)
+class _Sites:
+    """Ops, those that begin and end together as one: what each takes, and who waits for it."""
+
+    spent: list[float] = field(default_factory=list)
+    step: list[int] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    behind: list[list[int]] = field(default_factory=list)
+    shared: dict[object, int] = field(default_factory=dict)
+
+    def new(self, spent: float, step: int) -> int:
+        """One more."""
+        self.spent.append(spent)
+        self.step.append(step)
+        self.missing.append(0)
+        self.behind.append([])
+        return len(self.spent) - 1
+
+    def at(self, key: object, spent: float, step: int) -> int:
+        """The one of a key; a new one for None."""
+        if key is None:
+            return self.new(spent, step)
+        if key not in self.shared:
+            self.shared[key] = self.new(spent, step)
+        return self.shared[key]
+
+    def wait(self, site: int, on: set[int]) -> None:
+        """``site`` begins when these have ended."""
+        self.missing[site] += len(on)
+        for one in on:
+            self.behind[one].append(site)
+
+    def ends(self) -> list[float]:
+        """When each ends [s]. Raises :class:`ProgramError` where some wait for each other."""
+        start, left = [0.0] * len(self.spent), self.missing.copy()
+        ready = [site for site, missing in enumerate(left) if not missing]
+        for site in ready:
+            end = start[site] = start[site] + self.spent[site]
+            for other in self.behind[site]:
+                if end > start[other]:
+                    start[other] = end
+                left[other] -= 1
+                if not left[other]:
+                    ready.append(other)
+        if len(ready) < len(start):
+            raise ProgramError("ops of a sketched step wait for each other")
+        return start

@@ -1,0 +1,184 @@
+"""A split model run again with one choice of ``[parallel]`` made otherwise: what micro-batches, chunks, another
+schedule, another layout or other degrees would really save.
+
+Each is a run of its own, never a bound; what cannot be (heads that do not divide, too few layers) is left out, and so
+is every knob of a part that the run does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.texts import Plain, Table
+from clustersim.core.timeline import Timeline
+from clustersim.explain.step_words import unit_costs
+from clustersim.scenario.reading import Changes
+from clustersim.scenario.result import Result
+from clustersim.scenario.running import Prepared
+from clustersim.scenario.split_step import Split
+from clustersim.studies.what_if.rerun import step_time
+from clustersim.training.parallel import ParallelConfig
+
+SHORT = 20_000
+"""Spans of a run that is short enough to be run again a dozen times without being asked."""
+FEW, MOST = 4_000, 1_000_000
+"""And ops, whoever does them, up to so many spans: ops are what a run takes its time for, half a second at most."""
+SAME = 0.001
+"""Less than this is no change."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One choice made otherwise: in words, and as ``--set`` would say it."""
+
+    what: str
+    changes: Changes
+
+
+@dataclass(frozen=True)
+class Turned:
+    """What a choice came to: ``saving``, a share of the time per sample, negative where that gets longer; ``step_s``,
+    the step [s]; ``fits`` in memory."""
+
+    choice: Choice
+    saving: float
+    step_s: float
+    fits: bool
+
+    @property
+    def text(self) -> str:
+        """In a sentence."""
+        more = "less" if self.saving >= 0 else "more"
+        said = "nothing changes" if abs(self.saving) < SAME else f"{abs(self.saving):.1%} {more} time per sample"
+        return f"{self.choice.what}: {said}{'' if self.fits else ', but it does not fit in memory'} (run again)"
+
+    def to_dict(self) -> Plain:
+        """Plain values."""
+        return {"what": self.choice.what, "changes": dict(self.choice.changes), "saving": self.saving,
+                "step_time_s": self.step_s, "fits": self.fits}  # fmt: skip
+
+
+def short(timeline: Timeline) -> bool:
+    """Whether a run is short enough to be run again and again."""
+    spans = int(timeline.per_op()["ranks"].sum())
+    return spans <= SHORT or (len(timeline.ops) <= FEW and spans <= MOST)
+
+
+def turned(prepared: Prepared, timeline: Timeline) -> list[Turned]:
+    """Every choice of a split model made otherwise, what saves most first; empty for any other."""
+    if prepared.split is None:
+        return []
+    now = step_time(timeline) / _samples(prepared)
+    found = []
+    for choice in choices(prepared, timeline):
+        try:
+            result: Result = prepared.scenario.changed(choice.changes).run()
+        except ClusterSimError:  # degrees that do not divide: no choice for this model and machine
+            continue
+        step = step_time(result.timeline)
+        found.append(Turned(choice, 1.0 - step / _samples(result.prepared) / now, step, result.fits))
+    return sorted(found, key=lambda one: -one.saving)
+
+
+def choices(prepared: Prepared, timeline: Timeline) -> Iterator[Choice]:
+    """What could be chosen otherwise about the parts that this run has."""
+    parallel = prepared.scenario.file.parallel
+    if parallel is None or prepared.split is None:
+        return
+    if parallel.pp > 1:
+        yield from _of_pipeline(prepared, parallel, prepared.split, timeline)
+    if parallel.tp > 1:
+        yield from _of_tensors(parallel)
+    if prepared.mesh.size("dp") > 1 and prepared.scenario.strategy.name != "fsdp":
+        was = parallel.overlap_grad_reduce
+        what = "gradients reduced after backward" if was else "gradients reduced beside backward"
+        yield Choice(f"{what} (overlap_grad_reduce)", {"parallel.overlap_grad_reduce": not was})
+    yield from _degrees(prepared, parallel)
+
+
+def _of_pipeline(prepared: Prepared, parallel: ParallelConfig, split: Split, timeline: Timeline) -> Iterator[Choice]:
+    m, name, chunks = _micro_batches(prepared), split.schedule.name, len(split.partition.stages[0].chunks)
+    if name != "naive":
+        yield Choice(f"{2 * m} micro-batches instead of {m}", _with_micro_batches(parallel, 2 * m, prepared))
+    if name in {"1f1b", "interleaved_1f1b"} and parallel.layout is None:
+        said = {"parallel.schedule": "interleaved_1f1b", "parallel.vpp": 2 * chunks}
+        yield Choice(f"{2 * chunks} chunks a stage (vpp) instead of {chunks}", said)
+    for other in ("1f1b", "zb_h1"):
+        if name != other and split.schedule.synchronous:
+            one = {"parallel.vpp": 1} if parallel.vpp is not None else {}
+            yield Choice(f"schedule {other} instead of {name}", {"parallel.schedule": other, **one})
+    if chunks == 1 and (layout := balanced(timeline)) is not None:
+        counts = ", ".join(map(str, layout))
+        yield Choice(f"layers of the stages {counts} (layout)", {"parallel.layout": layout})
+
+
+def _of_tensors(parallel: ParallelConfig) -> Iterator[Choice]:
+    was = parallel.sequence_parallel
+    without = {"parallel.tp_overlap": "none"} if was and parallel.tp_overlap != "none" else {}
+    yield Choice(
+        f"{'without' if was else 'with'} sequence_parallel", {"parallel.sequence_parallel": not was, **without}
+    )
+    if parallel.tp_overlap == "none":
+        said: Table = {"parallel.tp_overlap": "userbuffers"}
+        if not was:
+            said["parallel.sequence_parallel"] = True
+        extra = "" if was else ", with sequence_parallel"
+        yield Choice(f"tensor-parallel transfers beside their products (tp_overlap){extra}", said)
+
+
+def _degrees(prepared: Prepared, parallel: ParallelConfig) -> Iterator[Choice]:
+    """Half of one degree; twice another, or as many more data-parallel ranks."""
+    if prepared.scenario.strategy.name == "fsdp":
+        return
+    degrees = {"tp": parallel.tp, "pp": parallel.pp}
+    for one, other in (("tp", "pp"), ("pp", "tp")):
+        if degrees[one] < 2 or degrees[one] % 2:
+            continue
+        half: Table = {f"parallel.{one}": degrees[one] // 2}
+        m = _micro_batches(prepared)
+        halve = m % 2 == 0 and parallel.global_batch_size is None
+        batch = _with_micro_batches(parallel, m // 2, prepared) if halve else {}
+        yield Choice(f"{one} {degrees[one] // 2} instead of {degrees[one]}, dp twice", half | dict(batch))
+        twice = {f"parallel.{other}": 2 * degrees[other]}
+        yield Choice(f"{one} {degrees[one] // 2} and {other} {2 * degrees[other]}", half | twice)
+
+
+def _micro_batches(prepared: Prepared) -> int:
+    return prepared.scenario.config.gradient_accumulation_steps
+
+
+def _with_micro_batches(parallel: ParallelConfig, m: int, prepared: Prepared) -> Changes:
+    """So many micro-batches, said where the scenario says them."""
+    if parallel.global_batch_size is not None:
+        return {"parallel.global_batch_size": parallel.global_batch_size * m // _micro_batches(prepared)}
+    name = "strategy.gradient_accumulation_steps" if parallel.microbatches is None else "parallel.microbatches"
+    return {name: m}
+
+
+def _samples(prepared: Prepared) -> float:
+    config = prepared.scenario.config
+    return float(config.micro_batch_size * config.gradient_accumulation_steps * prepared.mesh.size("dp"))
+
+
+def balanced(timeline: Timeline) -> list[int] | None:
+    """Layers of each stage if layers moved from the slowest to the fastest stage until that helps no more; None where
+    stages are as even as whole layers can be."""
+    cost = unit_costs(timeline)
+    numbered = {s: [c for name, c in units.items() if name.rpartition(".")[2].isdigit()] for s, units in cost.items()}
+    layer = float(np.median([c for units in numbered.values() for c in units] or [0.0]))
+    counts = [len(numbered[s]) for s in sorted(numbered)]
+    busy = np.array([sum(cost[s].values()) for s in sorted(cost)])
+    if layer <= 0:
+        return None
+    before = list(counts)
+    while True:
+        slow, fast = int(np.argmax(busy)), int(np.argmin(busy))
+        if counts[slow] < 1 or busy[fast] + layer >= busy[slow] * (1 - 1e-9):
+            break
+        counts[slow], counts[fast] = counts[slow] - 1, counts[fast] + 1
+        busy[[slow, fast]] += [-layer, layer]
+    return counts if counts != before else None

@@ -1,0 +1,2 @@
+"""What should happen: ``parallel``, ``partition``, ``schedules``, ``strategies``, the ``builder`` of steps, and
+memory."""

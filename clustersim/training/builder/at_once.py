@@ -1,0 +1,111 @@
+"""A pass of a chunk as one op, where nothing of its own rank runs beside it: what it takes is found by playing it so.
+
+Everything between two messages of a pipeline rank is the same each time: kernels, and exchanges inside the stage. A
+pass with data-parallel traffic beside it is not, and is laid in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from clustersim.core.label import Label
+from clustersim.core.program import COMPUTE_STREAM, Compute, Program, Role
+from clustersim.core.timeline import Timeline
+from clustersim.training.builder.laying import Here, Laid
+from clustersim.training.partition.base import Chunk, Stage
+from clustersim.training.schedules.base import Action, Order
+from clustersim.training.strategies.walk import WHOLE, Part, Place
+
+PASS = "pass"
+"""Name of the empty op behind each pass that is played alone."""
+
+
+class Spent(NamedTuple):
+    """Seconds of a pass until what follows it may begin, and what the next kernel pays for an overlap in it."""
+
+    seconds: float
+    owed: float
+
+
+Known = Mapping[object, Spent]
+"""What each pass of a stage takes, by :func:`what`."""
+
+
+def what(chunk: Chunk, kind: str) -> object:
+    """What a pass is: equal for chunks whose layers do the same."""
+    layers = ((id(x.forward), id(x.backward), x.kind, x.parameters, x.expert_load) for x in chunk.layers)
+    return kind, tuple(layers)
+
+
+class AtOnce(msgspec.Struct, frozen=True):
+    """Lays a pass as one op while the rank's data-parallel streams are quiet:
+    :data:`clustersim.training.strategies.walk.Lay`.
+
+    laid : lays it in full. busy : whether data-parallel traffic may run beside it. known : what passes take.
+    """
+
+    laid: Laid
+    busy: Callable[[], bool]
+    known: Known
+
+    def __call__(self, place: Place, action: Action, part: Part) -> Iterable[None]:
+        """With the last layer of its chunk, all of the pass."""
+        if self.busy():
+            return self.laid(place, action, part)
+        chunk, ops = self.laid.stage.of(action.microbatch, place[0]), self.laid.here.ops
+        if place[1] == (len(chunk.layers) - 1 if action.kind == "F" else 0):
+            spent = self.known[what(chunk, action.kind)]
+            label = Label("", action.kind, action.microbatch, action.chunk)
+            phase = "forward" if action.kind == "F" else "backward"
+            op = Compute(
+                f"{action.kind} {action.microbatch}.{action.chunk}", spent.seconds, COMPUTE_STREAM, ops.waits, phase,
+                step=ops.step, label=label,
+            )  # fmt: skip
+            ops.waits, ops.kernel = (), ops.add(op)
+            ops.owed = spent.owed
+        return ()
+
+
+def alone(here: Here, stage: Stage, order: Order, slowdown: float) -> tuple[Program, tuple[object, ...]]:
+    """A Program in which one stage's ranks play each kind of pass by itself, and what those are.
+
+    ``slowdown`` : price of overlap. Others do nothing.
+    """
+    kinds: dict[object, Action] = {}
+    for action in (action for slot in order for action in slot):
+        kinds.setdefault((action.chunk, action.kind, action[1:] in stage.repeated), action)
+    passes = {what(stage.of(a.microbatch, a.chunk), a.kind): a for a in kinds.values()}
+    ops, laid = here.ops, Laid(here, stage)
+    for action in passes.values():
+        places = range(len(stage.chunks[action.chunk].layers))
+        for i in places if action.kind == "F" else reversed(places):
+            for _ in laid((action.chunk, i), action, WHOLE):
+                pass
+        ops.add(Compute(PASS, 0.0, COMPUTE_STREAM, (*ops.waits, ops.kernel)))
+        ops.waits, ops.kernel = (), len(ops.ops) - 1
+    world = here.mesh.world_size
+    rest = np.setdiff1d(np.arange(world), here.ranks)
+    roles = (Role("stage", here.ranks, tuple(ops.ops)), *((Role("others", rest, ()),) if len(rest) else ()))
+    return Program(world, roles, slowdown), tuple(passes)
+
+
+def spent(timeline: Timeline, passes: Iterable[object], *, apart: bool = False) -> dict[object, Spent] | None:
+    """What each pass of :func:`alone` took; None where ranks did not end theirs together, and may not (``apart``)."""
+    found = dict(zip(passes, _spent(timeline, apart), strict=True))
+    return None if None in found.values() else found  # type: ignore[return-value]
+
+
+def _spent(timeline: Timeline, apart: bool) -> Iterator[Spent | None]:
+    rows, before = timeline.per_op(), 0.0
+    for i in [i for i, op in enumerate(timeline.ops) if op.name == PASS]:
+        start, end, each = rows["start"][i], rows["end"][i], rows["seconds"][i] / rows["ranks"][i]
+        together = abs(end - start - each) <= 1e-12 * end
+        if together:
+            yield Spent(float(start - before), float(end - start))
+        else:
+            yield Spent(float(end - each - before), float(each)) if apart else None
+        before = end

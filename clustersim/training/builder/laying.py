@@ -1,0 +1,244 @@
+"""Local layers laid down as ops: runs of kernels on the compute stream, exchanges on their communicators' streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.label import Label
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import COMPUTE_STREAM, COPY_ENGINE, DTYPE_BYTES, Collective, Compute, Recv, Send
+from clustersim.model.seconds.local import LocalCost, Runs
+from clustersim.training.partition.base import Exchange, Item, LocalLayer, Stage, Work
+from clustersim.training.schedules.base import Action
+from clustersim.training.strategies.base import OpList
+from clustersim.training.strategies.walk import Part, Place
+
+PARTS = {"F": "F", "B": "RIW", "I": "RI", "W": "W"}
+"""Which parts of a layer's items each kind of action plays."""
+EXPERTS = "experts"
+"""Works that take as long as their rank has rows; see
+:attr:`clustersim.training.partition.base.LocalLayer.expert_load`."""
+
+
+class Run(NamedTuple):
+    """Adjacent works with nothing to wait for in between: one op. ``items`` : their places in the layer's list."""
+
+    name: str
+    runs: Runs
+    part: str
+    needs: tuple[int, ...]
+    items: tuple[int, ...]
+
+
+Pieces: TypeAlias = "tuple[Run | tuple[int, Exchange], ...]"
+"""What an action plays of a layer, in order; an exchange comes with its place in the layer's list."""
+
+
+@dataclass(eq=False)
+class Here:
+    """Where ops are laid: one stage's ranks, and the list that their ops are in.
+
+    mesh : with its dimensions. ranks : (n,) int, of the stage, ascending. cost : prices.
+    dtype : of activations and the gradients of activations.
+    """
+
+    mesh: Mesh
+    ranks: Ints
+    cost: LocalCost
+    dtype: str
+    ops: OpList = field(default_factory=OpList)
+    _groups: dict[tuple[str, ...], Ints] = field(default_factory=dict, init=False, repr=False)
+    _rings: dict[tuple[tuple[str, ...], bool], Ints] = field(default_factory=dict, init=False, repr=False)
+    _loads: dict[tuple[float, ...], Floats] = field(default_factory=dict, init=False, repr=False)
+    _runs: dict[tuple[int, str], tuple[LocalLayer, Pieces, tuple[int, ...]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def groups(self, dims: tuple[str, ...]) -> Ints:
+        """(groups, members): the stage's groups over these dimensions, the same array at every call."""
+        known = self._groups
+        if dims not in known:
+            everywhere = self.mesh.groups(*dims)
+            mine = everywhere[np.isin(everywhere, self.ranks).any(axis=1)]
+            known[dims] = everywhere if len(mine) == len(everywhere) else mine
+        return known[dims]
+
+    @property
+    def rate(self) -> float:
+        """[bytes/s] of a pass through the GPU's memory."""
+        return self.cost.where.device.stream_rate()
+
+    def collective(
+        self, kind: str, name: str, nbytes: float, dtype: str, dims: tuple[str, ...], after: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Append a collective over mesh dimensions on their own stream; nothing, and no wait, where a group has one
+        rank. ``name`` : of the tensor."""
+        groups, dim, step = self.groups(dims), "-".join(dims), self.ops.step
+        if groups.shape[1] == 1:
+            return after
+        op = Collective(f"{kind} {name}", kind, nbytes, groups, dim, after, dtype, communicator=dim, step=step,
+                        label=Label(name, dim=dim))  # fmt: skip
+        return (self.ops.add(op),)
+
+    def ring(self, dims: tuple[str, ...], forward: bool) -> Ints:
+        """(n,) int: whom each rank sends to on the ring of its group (``forward``), or receives from."""
+        known = self._rings
+        if (dims, forward) not in known:
+            groups = self.groups(dims)
+            peer = np.full(self.mesh.workers, -1, dtype=np.int64)
+            peer[groups] = np.roll(groups, -1 if forward else 1, axis=1)
+            known[dims, forward] = peer[self.ranks]
+        return known[dims, forward]
+
+    def load(self, layer: LocalLayer) -> float | Floats:
+        """Rows of a rank's experts over their mean: one number, or (n,) where positions differ."""
+        if not layer.expert_load:
+            return 1.0
+        if layer.expert_load not in self._loads:
+            positions = self.mesh.coordinates("ep")[self.ranks]
+            self._loads[layer.expert_load] = np.array(layer.expert_load)[positions]
+        return self._loads[layer.expert_load]
+
+    def runs(self, layer: LocalLayer, kind: str) -> tuple[Pieces, tuple[int, ...]]:
+        """What an action of this kind plays of a layer, and the places of exchanges that what follows it waits for."""
+        known = self._runs
+        if (id(layer), kind) not in known:
+            items = layer.forward if kind == "F" else layer.backward
+            pieces = tuple(_joined(items, PARTS[kind], self))
+            known[id(layer), kind] = layer, pieces, _unneeded(pieces)
+        return known[id(layer), kind][1:]
+
+
+def _joined(items: Sequence[Item], parts: str, here: Here) -> Iterator[Run | tuple[int, Exchange]]:
+    """Items of these parts, works joined where nothing is waited for between them; exchanges of one rank are none."""
+    real = [not isinstance(item, Exchange) or here.groups(item.dims).shape[1] > 1 for item in items]
+    awaited = {n for item in items for n in item.needs}
+    held: list[tuple[int, Work]] = []
+    for i, item in enumerate(items):
+        if item.part not in parts or not real[i]:
+            continue
+        if isinstance(item, Exchange):
+            if held:
+                yield _run(held, real)
+                held = []
+            yield i, item
+            continue
+        waits = any(real[n] and isinstance(items[n], Exchange) for n in item.needs)
+        cut = held and (waits or held[-1][0] in awaited or _apart(held[-1][1], item))
+        if cut:
+            yield _run(held, real)
+            held = []
+        held.append((i, item))
+    if held:
+        yield _run(held, real)
+
+
+def _apart(one: Work, other: Work) -> bool:
+    """Whether two works are ops of their own: repeated forwards, and experts, whose load differs between ranks."""
+    return (one.part == "R") != (other.part == "R") or (one.name == EXPERTS) != (other.name == EXPERTS)
+
+
+def _run(held: Sequence[tuple[int, Work]], real: Sequence[bool]) -> Run:
+    works = [work for _, work in held]
+    names = list(dict.fromkeys(work.name for work in works))
+    needs = tuple(n for work in works for n in work.needs if real[n])
+    part = {frozenset("IW"): "B"}.get(frozenset(work.part for work in works), works[0].part)
+    return Run(
+        "+".join(names), tuple((work.kernels, work.part) for work in works), part, needs, tuple(i for i, _ in held)
+    )
+
+
+class Laid(msgspec.Struct, frozen=True):
+    """Local layers of one stage as ops: :data:`clustersim.training.strategies.walk.Lay`."""
+
+    here: Here
+    stage: Stage
+
+    def __call__(self, place: Place, action: Action, part: Part) -> Iterator[None]:
+        """Lay one layer bit by bit: yields behind exchanges, where another action's kernels may come between.
+
+        Exchanges listed one behind the other (two hops of one dispatch) are issued together.
+
+        A local layer is cut at its exchanges and nowhere else, so that its part is always the whole of it.
+        """
+        chunk, i = place
+        here, ops, layer = self.here, self.here.ops, self.stage.of(action.microbatch, chunk).layers[i]
+        index: dict[int, int] = {}
+        pieces, unneeded = here.runs(layer, action.kind)
+        for piece, following in zip_longest(pieces, pieces[1:]):
+            if isinstance(piece, Run):
+                after = tuple(index[n] for n in piece.needs if n in index)
+                done = self._compute(layer, action, piece, after)
+                index |= dict.fromkeys(piece.items, done)
+            else:
+                i, exchange = piece
+                after = tuple(index[n] for n in exchange.needs if n in index)
+                index[i] = self._exchange(layer, action, exchange, after)
+                if following is None or isinstance(following, Run):
+                    yield
+        ops.waits = (*ops.waits, *(index[i] for i in unneeded))
+
+    def turns(self, place: Place, action: Action) -> int:
+        """How often a layer's pass yields."""
+        pieces, _ = self.here.runs(self.stage.of(action.microbatch, place[0]).layers[place[1]], action.kind)
+        kinds = [isinstance(piece, Run) for piece in pieces]
+        return sum(not one and other for one, other in zip(kinds, [*kinds[1:], True], strict=True))
+
+    def _compute(self, layer: LocalLayer, action: Action, run: Run, after: tuple[int, ...]) -> int:
+        here, ops = self.here, self.here.ops
+        spent = here.cost.work(run.runs, dense=layer.kind == "block", cast=layer.parameters if run.items[0] == 0 else 0)
+        phase = "forward" if action.kind == "F" else "backward"
+        label = Label(layer.name, "R" if run.part == "R" else action.kind, action.microbatch, action.chunk)
+        name = f"{_SHORT[action.kind]} {layer.name}{' ' + run.name if run.name else ''}"
+        seconds = spent.seconds * here.load(layer) if run.name == EXPERTS else spent.seconds
+        op = Compute(
+            name, seconds, COMPUTE_STREAM, (*ops.waits, *after), phase, spent.bound, spent.flops,
+            step=ops.step, label=label, mix=spent.mix,
+        )  # fmt: skip
+        ops.waits, ops.kernel = (), ops.add(op)
+        return ops.kernel
+
+    def _exchange(self, layer: LocalLayer, action: Action, exchange: Exchange, after: tuple[int, ...]) -> int:
+        """An exchange always follows the kernel listed before it: its data, or its place in the host's order."""
+        here, ops = self.here, self.here.ops
+        dtype = exchange.dtype or here.dtype
+        nbytes = float(
+            exchange.elements * DTYPE_BYTES[dtype] * (here.cost.micro_batch_size if exchange.per_sample else 1)
+        )
+        dim = exchange.communicator or "-".join(exchange.dims)
+        label = Label(layer.name, action.kind, action.microbatch, action.chunk, "-".join(exchange.dims))
+        after = (*ops.waits, *after, *((ops.kernel,) if ops.kernel >= 0 else ()))
+        step, name = ops.step, f"{exchange.kind} {exchange.name} {layer.name}"
+        if exchange.kind == "ring":
+            tag = f"{dim} ring"
+            # Two streams, since a rank sends and receives at once; whoever waits needs what has come, and the buffer
+            # free.
+            sent = Send(name, nbytes, here.ring(exchange.dims, True), f"{dim} send", after, tag, step=step, label=label)
+            ops.add(sent)
+            came = Recv(
+                name, nbytes, here.ring(exchange.dims, False), f"{dim} recv", after, tag, step=step, label=label
+            )
+            return ops.add(came)
+        groups, copies = here.groups(exchange.dims), exchange.kind == "copies"
+        return ops.add(
+            Collective(
+                name, "sendrecv" if copies else exchange.kind, nbytes, groups, dim, after, dtype, communicator=dim,
+                protocol=COPY_ENGINE if copies else None, step=step, label=label, matrix=exchange.matrix,
+            )
+        )  # fmt: skip
+
+
+def _unneeded(pieces: Pieces) -> tuple[int, ...]:
+    """Places of exchanges that nothing in the list waits for: what follows the list does."""
+    needed = {n for piece in pieces for n in (piece.needs if isinstance(piece, Run) else piece[1].needs)}
+    return tuple(piece[0] for piece in pieces if not isinstance(piece, Run) and piece[0] not in needed)
+
+
+_SHORT = {"F": "fwd", "B": "bwd", "I": "dgrad", "W": "wgrad"}

@@ -1,0 +1,88 @@
+"""Sharded parameters beside a split model: FSDP2 on the layers of one stage, over ``dp_shard`` and ``cp``.
+
+The rules are :mod:`clustersim.training.strategies.fsdp`'s own; here the walk calls its hooks. What a pipeline changes
+(torchtitan; PyTorch's pipelining runtime; facts: MODEL_PARALLEL.md 2.6): parameters stay gathered between
+micro-batches, since each would gather them anew, and gradients are reduced in the last backward of each chunk only.
+Routed experts that are spread are units of their own over ``edp`` (torchtitan models/moe: its mesh ``efsdp``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+
+from clustersim.core.model import StepCost
+from clustersim.training.builder.gradients import EXPERT, INSTANCES, SHARD, clip, shared_gradients
+from clustersim.training.builder.laying import Here
+from clustersim.training.partition.base import Stage
+from clustersim.training.schedules import Action
+from clustersim.training.strategies import sharded
+from clustersim.training.strategies.fsdp import Shards
+from clustersim.training.strategies.fsdp_config import FSDPConfig, Plan, element_bytes
+from clustersim.training.strategies.walk import Part, Place
+
+
+class Sharded(Shards):
+    """The hooks of one stage.
+
+    cost : the host's rates. config : FSDP's knobs, version 2. tied : elements of the tied embedding on this rank.
+    """
+
+    def __init__(self, here: Here, stage: Stage, cost: StepCost, config: FSDPConfig, tied: int) -> None:
+        if here.mesh.size("pp") > 1:
+            config = msgspec.structs.replace(config, reshard_after_forward=False, no_sync=True)
+        wrapped = sharded.units(stage.layers, config.blocks_per_unit, config.min_num_params)
+        places = [(c, i) for c, chunk in enumerate(stage.chunks) for i in range(len(chunk.layers))]
+        shard = here.groups(SHARD)
+        plan = Plan(wrapped, sharded.segments(len(places), wrapped), shard, shard, here.groups(INSTANCES))
+        super().__init__(here.ops, cost, config, plan, places)
+        self.here, self.stage, self.tied = here, stage, tied
+        self.experts = self._experts(cost, config, places) if stage.expert_parameters else None
+        self._busy = True
+
+    def _experts(self, cost: StepCost, config: FSDPConfig, places: list[Place]) -> Shards:
+        """The experts of each layer as a unit; nothing is left for the root."""
+        layers = [(i, layer) for i, layer in enumerate(self.stage.layers) if layer.expert_parameters]
+        mine = (sharded.Unit(f"{layer.name}.experts", (i,), layer.expert_parameters) for i, layer in layers)
+        units = (sharded.Unit("root", (), 0), *mine)
+        groups = self.here.groups(EXPERT)
+        spans = tuple((k, unit.layers) for k, unit in enumerate(units) if k)
+        plan = Plan(units, spans, groups, groups, groups.reshape(-1, 1))
+        return Shards(self.ops, cost, config, plan, places, communicator="edp")
+
+    def begin_step(self) -> None:
+        """All_gathers read parameters."""
+        super().begin_step()
+        if self.experts:
+            self.experts.begin_step()
+
+    def busy(self) -> bool:
+        """Whether parameters or gradients may be on their way while the pass runs that :meth:`around` is in."""
+        return self._busy
+
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+        """As for a whole model; a layer's experts are gathered behind the rest of it and reduced ahead of it."""
+        first = 0 if action.kind == "F" else len(self.stage.chunks[place[0]].layers) - 1
+        if place[1] == first:
+            there = all(self.gathered.get(unit) == () for unit in range(len(self.plan.units)))
+            self._busy = last or bool(self.reduced) or not there or self.experts is not None
+        for part in super().around(place, action, last=last):
+            experts = self.experts.around(place, action, last=last) if self.experts else iter((part,))
+            yield next(experts)
+            deque(experts, 0)
+
+    def finish(self) -> None:
+        """Clip and update this rank's shard, when all of its gradients are reduced."""
+        ops, numel = self.ops, self.numel + (self.experts.numel if self.experts else 0.0)
+        after = (*self.reduced, *(self.experts.reduced if self.experts else ())) or (ops.kernel,)
+        after = shared_gradients(self.here, self.stage, self.tied, self.config.orig_dtype, after)
+        if self.config.clip_grad_norm:
+            after = clip(self.here, numel * element_bytes(self.config)[2], after)
+        tensors = sum(len(layer.tensors) + len(layer.expert_tensors) for layer in self.stage.layers)
+        seconds = self.here.cost.update(numel, tensors)
+        ops.kernel = ops.compute("optimizer", seconds, "optimizer", after=after)
+        self.reduced = []
+        if self.experts:
+            self.experts.reduced = []

@@ -1,0 +1,146 @@
+"""Memory of each stage, read off its actions: what is allocated and freed in which order, and where the peak is.
+
+A forward leaves its layers' activations, times the micro-batches in flight; the input gradient frees most of them, and
+the weight gradient what it still needs (so a delayed W costs memory). Sources: MODEL_PARALLEL.md section 5
+(Korthikanti et al., arXiv:2205.05198; Megatron-LM training/theoretical_memory_usage.py; zero-bubble README).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from clustersim.core.arrays import Floats
+from clustersim.core.memory_use import Course, MemoryUse
+from clustersim.training.partition.base import Chunk, Partition, Stage
+from clustersim.training.schedules.base import Order, Orders
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes of a rank's model states, per element of its dense and of its expert parameters.
+
+    Parameters
+    ----------
+    parameters, gradients : as the module holds them. masters, states : of the optimizer, shared out as they are: a
+        pair (dense, expert) of bytes per element on this rank. gathered : borrowed while all units are unsharded.
+    buckets : bytes of gradients on their way to a reduction, until the optimizer.
+    reduced : gradients that the optimizer finds; None where they are those of the passes.
+    workspace : its flat temporaries.
+    """
+
+    parameters: tuple[float, float]
+    gradients: tuple[float, float]
+    masters: tuple[float, float]
+    states: tuple[float, float]
+    gathered: tuple[float, float] = (0.0, 0.0)
+    buckets: float = 0.0
+    reduced: tuple[float, float] | None = None
+    workspace: tuple[float, float] = (0.0, 0.0)
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What is kept of each micro-batch.
+
+    Parameters
+    ----------
+    samples : in it. element : bytes of an activation.
+    deferral : micro-batches whose weight gradients of the head wait for the end of the step, with its input and the
+        gradient of its output.
+    keeps_sent : what a stage has sent is kept until its backward; Megatron's ``deallocate_pipeline_outputs`` frees it.
+    """
+
+    samples: int
+    element: int
+    deferral: int = 0
+    keeps_sent: bool = False
+
+
+def stages(
+    partition: Partition, orders: Orders, states: Sequence[StateBytes], batch: Batch, versions: Sequence[int]
+) -> tuple[MemoryUse, ...]:
+    """What one rank of each stage holds over a step.
+
+    ``states`` : of each stage. ``versions`` : of the weights that each rank keeps, more than one in an asynchronous
+    schedule.
+    """
+    return tuple(
+        _stage(stage, order, bytes_, batch, copies)
+        for stage, order, bytes_, copies in zip(partition.stages, orders, states, versions, strict=True)
+    )
+
+
+def _stage(stage: Stage, order: Order, states: StateBytes, batch: Batch, versions: int) -> MemoryUse:
+    count = stage.parameters, stage.expert_parameters
+    names, activations, logits = zip(*_moments(stage, order, batch), strict=True)
+    n = len(names)
+    updating = np.arange(n) == n - 1
+
+    def always(each: tuple[float, float]) -> Floats:
+        return np.full(n, each[0] * count[0] + each[1] * count[1])
+
+    parts = {
+        "parameters": always(states.parameters),
+        "gathered": always(states.gathered),
+        "weight_copies": (versions - 1) * always(states.parameters),
+        "master_weights": always(states.masters),
+        "gradients": np.where(updating, always(states.reduced or states.gradients), always(states.gradients)),
+        "optimizer_states": always(states.states),
+        "buckets": np.where(updating, 0.0, states.buckets),
+        "activations": np.array(activations),
+        "logits": np.array(logits),
+        "optimizer_workspace": np.where(updating, always(states.workspace), 0.0),
+    }
+    course = Course(names, parts)
+    largest = {name: float(column.max()) for name, column in parts.items()}
+    return MemoryUse(**largest, course=course, flat=largest["optimizer_workspace"])  # type: ignore[arg-type]
+
+
+def _moments(stage: Stage, order: Order, batch: Batch) -> Iterator[tuple[str, float, float]]:
+    """After each action of a rank: its name, bytes of activations and of logits held, at the most while it ran."""
+    held = heads = 0.0
+    at = {c: stage.chunks[c].layers[i] for c, i in stage.heads}
+    for slot in order:
+        for action in slot:
+            made = Made.of(stage.of(action.microbatch, action.chunk), batch)
+            name = f"{action.kind} {action.microbatch}.{action.chunk}"
+            if action.kind == "F":
+                held, heads = held + made.kept + made.for_weights, heads + made.fp32
+                yield name, held, heads
+                continue
+            yield name, held + (made.repeated if action.kind in "BI" else 0.0), heads
+            if action.kind in "BI":
+                held, heads = held - made.kept, heads - made.fp32
+            if action.kind == "I":
+                held += made.stashed
+            if action.kind in "BW":
+                held -= made.for_weights + (made.stashed if action.kind == "W" else 0.0)
+            if action.kind == "B" and action.chunk in at and action.microbatch < batch.deferral:
+                held += batch.samples * batch.element * (at[action.chunk].kept_for_weights + at[action.chunk].stashed)
+    yield "optimizer", max(held, 0.0), max(heads, 0.0)
+
+
+class Made(msgspec.Struct, frozen=True):
+    """Bytes of one micro-batch on one chunk: what its forward leaves until I, until W, and in fp32; what a repeated
+    forward brings back; and the output gradients that I leaves for a later W."""
+
+    kept: float
+    for_weights: float
+    fp32: float
+    repeated: float
+    stashed: float
+
+    @classmethod
+    def of(cls, chunk: Chunk, batch: Batch) -> Made:
+        """Of a micro-batch."""
+        layers, size = chunk.layers, batch.samples * batch.element
+        return cls(
+            size * (sum(layer.kept for layer in layers) + chunk.message * batch.keeps_sent),
+            size * sum(layer.kept_for_weights for layer in layers),
+            batch.samples * 4.0 * sum(layer.fp32_kept for layer in layers),
+            size * max((layer.repeated for layer in layers), default=0.0),
+            size * sum(layer.stashed for layer in layers),
+        )

@@ -1,0 +1,284 @@
+"""How tokens reach their experts and come back, as exchanges in the order a rank issues them.
+
+Megatron-LM core/transformer/moe/{token_dispatcher,fused_a2a}.py. ``alltoall``: every copy of a token goes to its
+expert's position. ``allgather``: all tokens go everywhere. Each is a pair of journeys, and backward makes the same ones
+with gradients. ``flex`` is two hops: one copy per node, then one per rank over NVLink (deepseek-ai/DeepEP).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from clustersim.core.byte_matrix import ByteMatrix, byte_matrix
+from clustersim.core.model import Kernel
+from clustersim.training.partition.base import Exchange
+from clustersim.training.partition.nodes import TRAFFIC, Kernels, Listing, scaled
+from clustersim.training.partition.routing import Routed, distinct
+
+EP, ETP, BOTH = ("ep",), ("etp",), ("etp", "ep")
+HOST_WAITS = 3
+"""Host operations the device stands still for when the host reads counts: the copy, the wake-up, the next launch."""
+
+
+class Mixture(msgspec.Struct, frozen=True):
+    """Sizes of a mixture of experts.
+
+    tokens : per sample. hidden : width of the model. experts, per_token : E and k.
+    groups, group_limit : a token's experts are all in so many of the groups; 0 for no limit.
+    """
+
+    tokens: int
+    hidden: int
+    experts: int
+    per_token: int
+    groups: int = 0
+    group_limit: int = 0
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """How the experts of one layer are spread over ranks, and how tokens reach them.
+
+    Parameters
+    ----------
+    ep, etp : positions, and ranks that cut each expert. tokens : of one rank per sample.
+    routed : what positions send and receive. per_node : positions of a node.
+    kind, backend : ``dispatcher`` and ``flex_backend``.
+    counted : sizes are not known before the router spoke (dropless), so that the host has to read them.
+    """
+
+    mixture: Mixture
+    ep: int
+    etp: int
+    tokens: float
+    routed: Routed
+    per_node: int
+    kind: str = "alltoall"
+    backend: str = "deepep"
+    counted: bool = True
+
+    @property
+    def received(self) -> float:
+        """Rows the experts of one rank compute per sample: its position's, from all ranks that cut the same experts."""
+        return self.routed.rows * self.etp
+
+
+class Dispatcher(Protocol):
+    """How tokens travel. ``part`` is F, or R where backward repeats a forward."""
+
+    @property
+    def by_sender(self) -> bool:
+        """Whether tokens are copied and permuted where they are, and summed when they are back."""
+
+    def prepare(self, out: Listing, part: str) -> None:
+        """What must be known before tokens are permuted."""
+
+    def there(self, out: Listing, part: str) -> None:
+        """Tokens to their experts."""
+
+    def home(self, out: Listing, part: str) -> None:
+        """Outputs to their tokens."""
+
+    def gradient_there(self, out: Listing) -> None:
+        """Gradients of the outputs to the experts."""
+
+    def gradient_home(self, out: Listing) -> None:
+        """Gradients of inputs, and of the weights outputs are summed by, to their tokens."""
+
+    def sorting(self, permute: Kernel, unpermute: Kernel) -> tuple[Kernels, Kernels]:
+        """What brings rows into the order of experts where these are, and back."""
+
+
+def is_expert(kernel: Kernel) -> bool:
+    """Whether a kernel is of a mixture of experts, its router and shared experts included."""
+    return kernel.cut.startswith("expert") or kernel.name in {"router", "top_k"} or kernel.name.startswith("shared_")
+
+
+def read_counts(out: Listing, part: str) -> None:
+    """The host copies counts from the device and waits, before it launches what depends on them."""
+    out.work("read counts", (Kernel("read_counts", "host", launches=HOST_WAITS, backward_launches=0),), part)
+
+
+class AllToAll(msgspec.Struct, frozen=True):
+    """Each copy of a token to its expert's position; ranks that cut the same experts gather their rows."""
+
+    spread: Spread
+    by_sender: bool = True
+
+    def prepare(self, out: Listing, part: str) -> None:
+        """Counts of everybody, which the host reads."""
+        s = self.spread
+        if s.counted:
+            if s.ep * s.etp > 1:
+                size = float(s.mixture.experts * s.ep * s.etp)
+                out.exchange(
+                    Exchange("tokens per expert", "all_gather", BOTH, size, part, dtype="int64", per_sample=False)
+                )
+            read_counts(out, part)
+
+    def there(self, out: Listing, part: str) -> None:
+        """Hidden states and weights; both to all ranks of an expert."""
+        s = self.spread
+        self._swap(out, "dispatch", s.mixture.hidden, part)
+        self._swap(out, "dispatch probs", 1, part)
+        self._over_etp(out, "dispatch", "all_gather", s.mixture.hidden, part)
+        self._over_etp(out, "dispatch probs", "all_gather", 1, part)
+
+    def home(self, out: Listing, part: str) -> None:
+        """Partial sums of an expert's ranks, then each row to its token."""
+        h = self.spread.mixture.hidden
+        self._over_etp(out, "combine", "reduce_scatter", h, part)
+        self._swap(out, "combine", h, part, home=True)
+
+    def gradient_there(self, out: Listing) -> None:
+        """The adjoint of :meth:`home`."""
+        h = self.spread.mixture.hidden
+        self._swap(out, "combine gradient", h, "I")
+        self._over_etp(out, "combine gradient", "all_gather", h, "I")
+
+    def gradient_home(self, out: Listing) -> None:
+        """The adjoint of :meth:`there`, whose counts are known by now."""
+        h = self.spread.mixture.hidden
+        self._over_etp(out, "dispatch probs gradient", "reduce_scatter", 1, "I")
+        self._over_etp(out, "dispatch gradient", "reduce_scatter", h, "I")
+        self._swap(out, "dispatch probs gradient", 1, "I", home=True)
+        self._swap(out, "dispatch gradient", h, "I", home=True)
+
+    def sorting(self, permute: Kernel, unpermute: Kernel) -> tuple[Kernels, Kernels]:
+        """Rows arrive by sender; where a rank has several experts they are sorted by expert."""
+        s = self.spread
+        if s.ep * s.etp == 1 or s.mixture.experts == s.ep:
+            return (), ()
+        moved = 2.0 * s.received * s.mixture.hidden
+        one = Kernel("sort_rows", "memory", nbytes=moved, backward_nbytes=moved, backward_launches=1, cut="expert")
+        return (one,), (replace(one, name="unsort_rows"),)
+
+    def _swap(self, out: Listing, what: str, width: int, part: str, *, home: bool = False) -> None:
+        """The all_to_all of one tensor; weights (one number a row) are fp32."""
+        s = self.spread
+        if s.ep > 1:
+            matrix = s.routed.returning if home else s.routed.matrix
+            dtype = "fp32" if width == 1 else None
+            out.exchange(Exchange(what, "all_to_all", EP, s.routed.rows * width, part, dtype=dtype, matrix=matrix))
+
+    def _over_etp(self, out: Listing, what: str, kind: str, width: int, part: str) -> None:
+        s = self.spread
+        if s.etp > 1:
+            dtype = "fp32" if width == 1 else None
+            out.exchange(Exchange(f"{what} over etp", kind, ETP, s.received * width, part, dtype=dtype))
+
+
+class AllGather(msgspec.Struct, frozen=True):
+    """All tokens of all ranks everywhere, with the map of who wants whom; sums are scattered. Megatron's default."""
+
+    spread: Spread
+    by_sender: bool = False
+
+    def prepare(self, out: Listing, part: str) -> None:
+        """Nothing."""
+
+    def there(self, out: Listing, part: str) -> None:
+        """The map of choices, their weights (fp32), the hidden states; then the host reads the counts."""
+        self._exchange(out, "dispatch map", "all_gather", self.spread.mixture.experts, part, "uint8")
+        self._exchange(out, "dispatch probs", "all_gather", self.spread.mixture.experts, part, "fp32")
+        self._exchange(out, "dispatch", "all_gather", self.spread.mixture.hidden, part)
+        read_counts(out, part)
+
+    def home(self, out: Listing, part: str) -> None:
+        """Every rank's part of every token's sum."""
+        self._exchange(out, "combine", "reduce_scatter", self.spread.mixture.hidden, part)
+
+    def gradient_there(self, out: Listing) -> None:
+        """The adjoint of :meth:`home`."""
+        self._exchange(out, "combine gradient", "all_gather", self.spread.mixture.hidden, "I")
+
+    def gradient_home(self, out: Listing) -> None:
+        """The adjoint of :meth:`there`; a map has no gradient."""
+        self._exchange(out, "dispatch gradient", "reduce_scatter", self.spread.mixture.hidden, "I")
+        self._exchange(out, "dispatch probs gradient", "reduce_scatter", self.spread.mixture.experts, "I", "fp32")
+
+    def sorting(self, permute: Kernel, unpermute: Kernel) -> tuple[Kernels, Kernels]:
+        """Rows for the own experts are picked out of all tokens, and summed into them."""
+        etp = self.spread.etp
+        return (scaled(permute, etp, TRAFFIC),), (scaled(unpermute, etp, TRAFFIC),)
+
+    def _exchange(self, out: Listing, what: str, kind: str, width: int, part: str, dtype: str | None = None) -> None:
+        s = self.spread
+        if s.ep * s.etp > 1:
+            out.exchange(Exchange(what, kind, BOTH, s.tokens * s.ep * s.etp * width, part, dtype=dtype))
+
+
+class TwoHops(msgspec.Struct, frozen=True):
+    """One copy of a token per node that wants it, to the GPU of the sender's place there, and from it one per rank.
+
+    Both hops are one kernel that pipelines them, so the exchanges run beside each other. Weights travel inside.
+    """
+
+    spread: Spread
+    by_sender: bool = False
+
+    def prepare(self, out: Listing, part: str) -> None:
+        """Nothing: the kernel itself exchanges counts."""
+
+    def there(self, out: Listing, part: str) -> None:
+        """Dispatch; DeepEP's host spins until counts are there, HybridEP's does not."""
+        self._hops(out, "dispatch", part)
+        if self.spread.counted and self.spread.backend == "deepep":
+            read_counts(out, part)
+
+    def home(self, out: Listing, part: str) -> None:
+        """Combine: sums inside a node, then one row per node."""
+        self._hops(out, "combine", part, home=True)
+
+    def gradient_there(self, out: Listing) -> None:
+        """A dispatch."""
+        self._hops(out, "combine gradient", "I")
+
+    def gradient_home(self, out: Listing) -> None:
+        """A combine."""
+        self._hops(out, "dispatch gradient", "I", home=True)
+
+    def sorting(self, permute: Kernel, unpermute: Kernel) -> tuple[Kernels, Kernels]:
+        """Rows of a rank's tokens are copied for each of its experts, and summed into them."""
+        return (permute,), (unpermute,)
+
+    def _hops(self, out: Listing, what: str, part: str, *, home: bool = False) -> None:
+        s = self.spread
+        if s.ep == 1:
+            return
+        width, before = s.tokens * s.mixture.hidden, out.waiting
+        posted: list[int] = []
+        for hop, (copies, matrix) in copies_of(s).items():
+            way = byte_matrix(matrix.array.T.tolist()) if matrix is not None and home else matrix
+            posted.append(
+                out.beside(Exchange(f"{what} {hop}", "all_to_all", EP, width * copies, part, needs=before,
+                    communicator=f"ep {hop}", matrix=way))
+            )  # fmt: skip
+        out.waiting = tuple(posted)
+
+
+def copies_of(s: Spread) -> dict[str, tuple[float, ByteMatrix | None]]:
+    """Copies of a token each hop carries, and between whom.
+
+    Uniform choices of k experts fall into ``distinct`` ranks and nodes; busier positions get more in proportion. What
+    a rank brings over its own NVLink from other nodes' ranks of its place, it hands on itself, so that each hands on as
+    many copies as it sends.
+    """
+    m = s.mixture
+    nodes = s.ep // s.per_node
+    part = m.group_limit / m.groups if m.group_limit and nodes % m.groups == 0 else 1.0
+    experts = round(m.experts * part)
+    ranks = distinct(round(s.ep * part), experts, m.per_token)
+    if nodes == 1:
+        return {"nvlink": (ranks, s.routed.matrix)}
+    load = np.array(s.routed.load or (1.0,) * s.ep)
+    node, place = np.divmod(np.arange(s.ep), s.per_node)
+    same = node[:, None] == node[None, :]
+    near = np.where(same, load[None, :] / s.per_node, 0.0)
+    of_node = np.bincount(node, load)[node] / s.per_node
+    far = np.where(~same & (place[:, None] == place[None, :]), of_node[None, :] / (nodes - 1), 0.0)
+    away = distinct(round(nodes * part), experts, m.per_token) * (nodes - 1) / nodes
+    return {"rdma": (away, byte_matrix(far.tolist())), "nvlink": (ranks, byte_matrix(near.tolist()))}

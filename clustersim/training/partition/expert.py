@@ -1,0 +1,233 @@
+"""Routed and shared experts on one rank: how their products are cut, for expert and expert-tensor parallelism.
+
+Every position of an expert-parallel group has E/ep experts, each cut over etp ranks like an MLP; tokens come to them
+(:mod:`clustersim.training.partition.dispatch`). The router is whole on every rank, shared experts are cut over tp as a
+dense MLP is. Megatron-LM core/transformer/moe/{moe_layer,experts,shared_experts}.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import msgspec
+
+from clustersim.core.errors import ScenarioError
+from clustersim.core.model import Kernel, Tensor
+from clustersim.training.parallel import ParallelConfig
+from clustersim.training.partition.dispatch import AllGather, AllToAll, Dispatcher, Mixture, Spread, TwoHops
+from clustersim.training.partition.nodes import TRAFFIC, Kernels, Listing, Local, Node, Nodes, Several, scaled
+from clustersim.training.partition.recompute import Rebuilt, checkpointed
+from clustersim.training.partition.routing import Router, capacity, routed
+from clustersim.training.partition.share import Share, local_kernel, rows
+from clustersim.training.partition.tensor import Columns, Manner, Rows
+
+DISPATCHERS: Mapping[str, Callable[[Spread], Dispatcher]] = MappingProxyType(
+    {"allgather": AllGather, "alltoall": AllToAll, "flex": TwoHops}
+)
+"""``dispatcher`` of a scenario's ``[parallel]``."""
+
+
+def mixture_of(kernels: Kernels) -> Mixture | None:
+    """Sizes of a layer's mixture of experts, read off its kernels; None for a dense layer."""
+    named = {kernel.name: kernel for kernel in kernels}
+    if "expert_up" not in named:
+        return None
+    router, up, choice = named["router"], named["expert_up"], named["top_k"]
+    return Mixture(router.m, router.k, router.n, round(rows(up) / router.m), choice.n, choice.k)
+
+
+def spread_of(
+    mixture: Mixture,
+    share: Share,
+    parallel: ParallelConfig,
+    nproc_per_node: int = 0,
+    histogram: tuple[float, ...] = (),
+) -> Spread:
+    """How a layer's experts are spread.
+
+    Parameters
+    ----------
+    nproc_per_node : ranks of a node, 0 where all are on one. histogram : loads of this layer's experts, for routing of
+        that kind.
+
+    Raises
+    ------
+    ScenarioError : for tensor parallelism without sequence parallelism, where ranks would route the same tokens; and
+        for ``flex`` with cut experts.
+    """
+    etp, ep = parallel.etp or parallel.tp, parallel.ep
+    if share.tp > 1 and not share.sequence_parallel:
+        raise ScenarioError(
+            f"a mixture of experts with tp = {share.tp} needs sequence_parallel = true, which is false "
+            "(at $.parallel.sequence_parallel)"
+        )
+    if parallel.dispatcher == "flex" and etp > 1:
+        raise ScenarioError(f"dispatcher = 'flex' is described for etp = 1, which is {etp} (at $.parallel.etp)")
+    tokens = mixture.tokens / share.tokens
+    most = 0
+    if parallel.capacity_factor is not None:
+        factor, least = parallel.capacity_factor, parallel.min_capacity
+        most = capacity(tokens, mixture.experts, mixture.per_token, factor, least)
+    per_node = max(1, nproc_per_node // etp) if nproc_per_node else ep
+    router = Router(
+        parallel.routing, mixture.experts, mixture.per_token, ep, tokens, most, parallel.pad_to_capacity,
+        parallel.drop_tokens, histogram,
+    )  # fmt: skip
+    return Spread(
+        mixture, ep, etp, tokens, routed(router), per_node if ep % per_node == 0 else ep, parallel.dispatcher,
+        parallel.flex_backend, not parallel.pad_to_capacity,
+    )  # fmt: skip
+
+
+def expert_nodes(
+    kernels: Kernels, share: Share, parallel: ParallelConfig, manner: Manner, spread: Spread, modules: tuple[str, ...]
+) -> Nodes:
+    """Nodes of a layer's mixture of experts, from its router to the sum with shared experts.
+
+    ``modules`` : ``recompute_modules`` of it but ``moe``, which is a checkpoint around these nodes.
+    """
+    first = tuple(local_kernel(k, share) for k in kernels if k.name in {"router", "top_k"})
+    inside = {k.name: _local(k, spread, share) for k in kernels if k.cut.startswith("expert")}
+    permute, unpermute = inside.pop("dispatch"), inside.pop("combine")
+    # Sizes are of the mean position, and time is multiplied by each one's load; memory must be there for the most.
+    busiest = max(spread.routed.load, default=1.0)
+    inside = {name: scaled(kernel, busiest, ("saved",)) for name, kernel in inside.items()}
+    shared = shared_nodes(tuple(k for k in kernels if k.name.startswith("shared_")), share, manner, spread.mixture)
+    beside = parallel.shared_expert_overlap and bool(shared)
+    again: Nodes = ()
+    if "moe_act" in modules:
+        down = inside["expert_down"]
+        again = (Rebuilt("experts", inside["expert_activation"], down.saved),)
+        inside["expert_down"] = replace(down, saved=0.0)
+    if "shared_experts" in modules and shared and not beside:
+        shared = checkpointed(shared)
+    node = Routed(permute, tuple(inside.values()), unpermute, spread, shared if beside else ())
+    return (Local("router", first), node, *again, *(() if beside else shared))
+
+
+def _local(kernel: Kernel, spread: Spread, share: Share) -> Kernel:
+    """A kernel of routed experts as one rank runs it; products are grouped, one launch for all experts of the rank."""
+    m, etp = spread.mixture, spread.etp
+    everywhere = m.tokens * m.per_token  # rows of the model per sample
+    if kernel.name in {"dispatch", "combine"}:  # where tokens are, not where experts are
+        return scaled(kernel, spread.routed.rows / everywhere, (*TRAFFIC, "saved"), launches=1, backward_launches=1)
+    here = spread.received / everywhere
+    if kernel.kind != "gemm":
+        loops = kernel.launches // m.experts or 1, kernel.backward_launches // m.experts or 1
+        mine = m.experts // spread.ep if kernel.name == "expert_bias" else 1  # one expert after the other
+        launches = {"launches": loops[0] * mine, "backward_launches": loops[1] * mine}
+        return scaled(kernel, here / etp, (*TRAFFIC, "saved"), **launches)
+    column = kernel.cut == "expert_column"
+    n, k = (kernel.n // etp, kernel.k) if column else (kernel.n, kernel.k // etp)
+    experts, flops = m.experts // spread.ep, 2.0 * spread.received * n * k
+    moved = spread.received * (n + k)
+    return replace(
+        kernel, m=max(1, round(spread.received / experts)), n=n, k=k, flops=flops, backward_flops=2 * flops,
+        nbytes=moved, backward_nbytes=2 * moved, repeat=experts, launches=1, backward_launches=2,
+        saved=kernel.saved * here / (1 if column else etp),
+    )  # fmt: skip
+
+
+def shared_nodes(kernels: Kernels, share: Share, manner: Manner, mixture: Mixture) -> Nodes:
+    """Shared experts, a dense MLP that tensor parallelism cuts: to the activation, then to the sum with the routed."""
+    local = {k.name: local_kernel(k, share) for k in kernels}
+    if not local:
+        return ()
+    up = tuple(k for name, k in local.items() if name in {"shared_gate", "shared_up"})
+    activation, down = local["shared_activation"], local["shared_down"]
+    rest = tuple(k for name, k in local.items() if name in {"shared_scale", "shared_sum"})
+    name = "shared experts"
+    if share.tp == 1:
+        return (Local(name, (*up, activation)), Local(name, (down, *rest)))
+    elements = mixture.tokens / share.cp * mixture.hidden
+    rows_node = Rows(name, (down,), elements, manner)
+    return (Columns(name, up, elements, manner), Local(name, (activation,)), rows_node, Local(name, rest))
+
+
+class Routed(msgspec.Struct, frozen=True):
+    """Tokens to their experts and back.
+
+    Parameters
+    ----------
+    permute, unpermute : kernels where the tokens are. own : of the rank's experts. spread : how tokens travel.
+    beside : shared experts that run while tokens travel: first half during dispatch, second during combine
+        (Megatron-LM's ``moe_shared_expert_overlap``).
+    """
+
+    permute: Kernel
+    own: Kernels
+    unpermute: Kernel
+    spread: Spread
+    beside: Nodes = ()
+
+    @property
+    def kernels(self) -> Kernels:
+        """All of them."""
+        return (self.permute, *self.own, self.unpermute, *Several(self.beside).kernels)
+
+    def _experts(self) -> Kernels:
+        ahead, behind = DISPATCHERS[self.spread.kind](self.spread).sorting(self.permute, self.unpermute)
+        return (*ahead, *self.own, *behind)
+
+    def forward(self, out: Listing, part: str) -> None:
+        """Dispatch, experts, combine; works of the middle are named ``experts`` for their load."""
+        way, half = DISPATCHERS[self.spread.kind](self.spread), len(self.beside) // 2
+        way.prepare(out, part)
+        if way.by_sender:
+            out.work("permute", (self.permute,), part)
+        way.there(out, part)
+        _meanwhile(out, self.beside[:half], lambda node: node.forward(out, part))
+        out.work("experts", self._experts(), part)
+        way.home(out, part)
+        _meanwhile(out, self.beside[half:], lambda node: node.forward(out, part))
+        if way.by_sender:
+            out.work("unpermute", (self.unpermute,), part)
+
+    def backward(self, out: Listing) -> None:
+        """The mirror: gradients go to the experts as outputs came from them, and back as inputs came."""
+        way, half = DISPATCHERS[self.spread.kind](self.spread), len(self.beside) // 2
+        if way.by_sender:
+            out.work("unpermute", (self.unpermute,), "I")
+        way.gradient_there(out)
+        _meanwhile(out, self.beside[half:][::-1], lambda node: node.backward(out))
+        out.work("experts", self._experts(), "I")
+        out.work("experts", self._experts(), "W")
+        way.gradient_home(out)
+        _meanwhile(out, self.beside[:half][::-1], lambda node: node.backward(out))
+        if way.by_sender:
+            out.work("permute", (self.permute,), "I")
+
+
+def _meanwhile(out: Listing, nodes: Nodes, play: Callable[[Node], None]) -> None:
+    """Play nodes that do not wait for what is on its way; what follows waits for both."""
+    if not nodes:
+        return
+    waiting, out.waiting = out.waiting, ()
+    for node in nodes:
+        play(node)
+    out.waiting = (*waiting, *out.waiting)
+
+
+def expert_tensors(tensors: tuple[Tensor, ...], share: Share, parallel: ParallelConfig) -> tuple[Tensor, ...]:
+    """This rank's tensors of routed experts: those of the first position, each cut over etp.
+
+    A tensor holds one expert (Mixtral, DeepSeek, Qwen) or all of a layer's (GPT-OSS).
+    """
+    etp = parallel.etp or share.tp
+    mine = [(tensor, _number(tensor)) for tensor in tensors if tensor.cut.startswith("expert")]
+    kept = len({number for _, number in mine if number is not None}) // parallel.ep
+    found = []
+    for tensor, number in mine:
+        if number is None or number < kept:
+            numel = tensor.numel if number is not None else tensor.numel // parallel.ep
+            found.append(replace(tensor, numel=numel if tensor.cut == "expert" else numel // etp))
+    return tuple(found)
+
+
+def _number(tensor: Tensor) -> int | None:
+    """Which expert's it is; None where it is all experts'."""
+    found = re.search(r"\.experts\.(\d+)\.", tensor.name)
+    return int(found.group(1)) if found else None

@@ -1,0 +1,182 @@
+"""A layer's kernels, cut for one rank and parted at its exchanges: nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+
+import msgspec
+
+from clustersim.core.model import Kernel, Layer
+from clustersim.training.parallel import ParallelConfig
+from clustersim.training.partition.context import attention_node, coming_home_beside
+from clustersim.training.partition.dispatch import Spread, is_expert
+from clustersim.training.partition.expert import expert_nodes, mixture_of, spread_of
+from clustersim.training.partition.nodes import Changed, Kernels, Local, Loss, Node, Nodes, Sums, has_weights
+from clustersim.training.partition.recompute import checkpointed, module_of, rebuilding, without_inputs
+from clustersim.training.partition.share import Share, local_kernel, rows
+from clustersim.training.partition.tensor import Columns, Manner, Rows
+
+
+class Cutter(msgspec.Struct, frozen=True):
+    """What decides a layer's nodes beside its kernels.
+
+    ``between`` : elements per sample of what layers hand on to each other.
+    """
+
+    share: Share
+    parallel: ParallelConfig
+    manner: Manner
+    between: float = 0.0
+    nproc_per_node: int = 0
+    histograms: tuple[tuple[float, ...], ...] = ()
+
+    def spread(self, layer: Layer, block: int) -> Spread | None:
+        """How a layer's experts are spread; None for a dense layer or where every rank has all of them.
+
+        Of a histogram with several rows each block has its own, or the last one.
+        """
+        mixture = mixture_of(layer.kernels)
+        if mixture is None or (self.share.whole and self.parallel.ep == 1 and (self.parallel.etp or 1) == 1):
+            return None
+        mine = self.histograms[min(block, len(self.histograms) - 1)] if self.histograms else ()
+        return spread_of(mixture, self.share, self.parallel, self.nproc_per_node, mine)
+
+    def nodes(self, layer: Layer, block: int, modules: tuple[str, ...] = ()) -> Nodes:
+        """Nodes of a layer.
+
+        block : its number among the blocks, for lists with an entry per layer. modules : ``recompute_modules`` that are
+            recomputed in it.
+
+        Raises as :func:`~clustersim.training.partition.share.local_kernel` and
+        :func:`~clustersim.training.partition.context.attention_node` do.
+        """
+        if self.share.whole and self.parallel.ep == 1 and not modules:
+            return (Local(layer.kind, layer.kernels),)
+        found: list[Node] = []
+        # Sums of gradients that forward knows nothing of: beside the first linears, whose input gradients they are.
+        backward_only = tuple(local_kernel(k, self.share) for k in layer.kernels if _only_backward(k))
+        norm: Kernel | None = None
+        spread = self.spread(layer, block)
+        for name, kernels in sections(layer):
+            for module, group in groupby(_groups(name, kernels), lambda pair: pair[0]):
+                nodes: list[Node] = []
+                for _, group_kernels in group:
+                    if spread and is_expert(group_kernels[0]):
+                        made = expert_nodes(group_kernels, self.share, self.parallel, self.manner, spread, modules)
+                    else:
+                        made = self._node(name, group_kernels, block)
+                    if self.share.sequence_parallel and group_kernels[0].cut == "whole":
+                        made = self._of_all_tokens(made, ahead=layer.kind == "embedding")
+                    if norm and has_weights(group_kernels[0]) and "layernorm" in modules and module not in modules:
+                        made, norm = (*rebuilding(made[0], norm), *made[1:]), None
+                    if backward_only and (isinstance(made[0], Columns) or self.share.tp == 1):
+                        made, backward_only = (*made, Sums(name, backward_only)), ()
+                    norm = next((k for n in made for k in n.kernels if k.name in {"norm_1", "norm_2"}), norm)
+                    nodes += made
+                found += checkpointed(tuple(nodes)) if module and module in modules else nodes
+        if self.parallel.sp_overlap_comm:
+            found = list(coming_home_beside(tuple(found)))
+        return without_inputs(tuple(found)) if "mla_up_proj" in modules else tuple(found)
+
+    def _of_all_tokens(self, nodes: Nodes, *, ahead: bool) -> Nodes:
+        """What every rank computes from all tokens: ``ahead`` of the blocks, which take their own of them, so that
+        backward gathers the gradients (Megatron-LM's scatter_to_sequence_parallel_region); or behind them."""
+        elements, tp = self.between / self.share.cp, ("tp",)
+        if ahead:
+            return (*nodes, Changed("tokens", ("", "all_gather"), tp, elements))
+        return (Changed("tokens", ("all_gather", ""), tp, elements), *nodes)
+
+    def _node(self, name: str, group: Kernels, block: int) -> Nodes:
+        """Nodes of neighbouring kernels that are cut alike."""
+        share, first = self.share, group[0]
+        local = tuple(local_kernel(kernel, share) for kernel in group)
+        if is_expert(first):
+            return (Local(name, local),)
+        if share.cp > 1 and any(_is_attention(kernel) for kernel in group):
+            return (attention_node(name, local[-1], share, self.parallel, block),)
+        if share.tp == 1:
+            return (Local(name, local),)
+        if first.cut in {"column", "vocab"} and has_weights(first):
+            # The head is no layer of Transformer Engine, whose overlap it has not.
+            manner = self.manner
+            if first.cut == "vocab":  # nor is it made 8-bit
+                manner = replace(manner, gathered=None, overlap=manner.overlap.replace("userbuffers", "none"))
+            columns = Columns(name, local, rows(first) / share.cp * first.k, manner)
+            return (columns, *self._widened(name, group))
+        if first.name == "rotary" and first.n and share.sequence_parallel:
+            # Latent attention: the part of the keys that all heads share comes from a rank's own tokens.
+            keys = Changed("rotary keys", ("all_gather", "reduce_scatter"), ("tp",), first.n * first.k / share.cp)
+            return (keys, Local(name, local))
+        if first.cut == "vocab":
+            # The kernel keeps two tensors of logits; Megatron-LM's keeps the softmax's fp32 shard alone.
+            return (Loss(name, (local[0],), local[0].saved / 2 * share.tp / share.padded),)
+        if first.cut == "row":
+            # A lookup reads and writes every element of its output.
+            output = rows(first) * first.n if has_weights(first) else first.nbytes / 2
+            return (Rows(name, (local[0],), output / share.cp, self.manner),)
+        return (Local(name, local),)
+
+    def _widened(self, name: str, group: Kernels) -> Nodes:
+        """Fewer key-value heads than ranks: qkv's whole output is gathered, and a rank takes what its heads need.
+
+        Megatron-LM core/transformer/attention.py: the weight is cut t ways all the same.
+        """
+        share = self.share
+        qkv = {"q", "k", "v", "qkv"} & {kernel.name for kernel in group}
+        if not qkv or share.kv_heads % share.tp == 0:
+            return ()
+        elements = sum(rows(kernel) * kernel.n for kernel in group) / share.cp
+        return (Changed(f"{name} heads", ("all_gather", "reduce_scatter"), ("tp",), elements),)
+
+
+def _only_backward(kernel: Kernel) -> bool:
+    return not kernel.launches and not kernel.nbytes and not kernel.flops
+
+
+def _is_attention(kernel: Kernel) -> bool:
+    return kernel.kind == "attention" or kernel.name == "scores"
+
+
+def sections(layer: Layer) -> list[tuple[str, Kernels]]:
+    """Kernels up to and with each one cut by rows, with a name: attention, mlp, moe, embedding, head.
+
+    What follows the last one belongs to it. Kernels of backward alone are in none.
+    """
+    kernels = tuple(kernel for kernel in layer.kernels if not _only_backward(kernel))
+    ends = [i + 1 for i, kernel in enumerate(kernels) if kernel.cut == "row" and not is_expert(kernel)]
+    # Behind which kernel no product is cut by rows any more, counting a mixture of experts as one.
+    if ends and ends[-1] == max(i + 1 for i, kernel in enumerate(kernels) if kernel.cut in {"row", "expert_row"}):
+        ends.pop()
+    parts = [kernels[start:stop] for start, stop in zip([0, *ends], [*ends, len(kernels)], strict=True)]
+    return [(_name(part, layer.kind), part) for part in parts if part]
+
+
+def _name(kernels: Kernels, kind: str) -> str:
+    names = {kernel.name for kernel in kernels}
+    if any(_is_attention(kernel) for kernel in kernels):
+        return "attention"
+    if any(kernel.cut.startswith("expert") for kernel in kernels):
+        return "moe"
+    if "gather" in names:
+        return "embedding"
+    if "logits" in names:
+        return "head"
+    return "mlp" if kind == "block" else kind
+
+
+def _groups(name: str, kernels: Kernels) -> list[tuple[str, Kernels]]:
+    """Neighbours that one node takes, with their module: linears on one input, attention's core alone, the rest."""
+
+    def key(item: tuple[int, Kernel]) -> tuple[object, ...]:
+        i, kernel = item
+        module = module_of(kernel, name)
+        if is_expert(kernel):
+            return (module, "expert")
+        if kernel.cut in {"column", "vocab"} and has_weights(kernel):
+            return (module, kernel.cut, kernel.k)
+        if kernel.cut in {"row", "vocab"} or kernel.kind == "attention":
+            return (module, i)
+        return (module, "whole" if kernel.cut == "whole" else "")
+
+    return [(str(keys[0]), tuple(kernel for _, kernel in group)) for keys, group in groupby(enumerate(kernels), key)]

@@ -1,0 +1,191 @@
+"""What a layer keeps for backward, and what backward computes again.
+
+Megatron-LM transformer/transformer_config.py and transformer_block.py for ``full`` and for ``selective`` with its
+modules; torchtitan's per-operator policy for ``selective_op``. A forward that is repeated repeats its exchanges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from clustersim.core.model import Kernel, Layer
+from clustersim.training.partition.base import Held, Item, Work
+from clustersim.training.partition.dispatch import is_expert
+from clustersim.training.partition.nodes import (
+    Kernels,
+    Listing,
+    Local,
+    Node,
+    Nodes,
+    Several,
+    forward_items,
+    has_weights,
+)
+from clustersim.training.partition.share import Share, local_kernel, rows
+from clustersim.training.partition.tensor import PARTED, Columns
+
+ATTENTION_CORE = frozenset(
+    {"attention", "scores", "scale", "mask", "clamp", "softmax", "dropout", "context", "head_copies"}
+)
+"""Kernels between the rotated queries, keys and values and the output projection (``core_attn``)."""
+
+
+def module_of(kernel: Kernel, section: str) -> str:
+    """Which of ``recompute_modules`` a block's kernel belongs to; empty for none.
+
+    ``layernorm`` is none of them: it drops outputs, not what is inside.
+    """
+    if section == "attention" and kernel.name in ATTENTION_CORE:
+        return "core_attn"
+    if section == "moe" and is_expert(kernel):
+        return "moe"
+    if section == "attention" and (
+        kernel.name in {"q_up", "kv_up", "join_heads"} or (kernel.name == "rotary" and kernel.n)
+    ):
+        return "mla_up_proj"
+    if section == "mlp" and kernel.cut in {"column", "heads", "row"}:
+        return "mlp"
+    return ""
+
+
+def held(nodes: Nodes, *, one_fp32_copy: bool) -> Held:
+    """What nodes keep.
+
+    ``one_fp32_copy`` : the vocabulary-parallel loss keeps its fp32 softmax in place of the logits. PyTorch's keeps the
+    logits, an fp32 copy and the log-softmax.
+    """
+    total = Held()
+    for node in nodes:
+        if isinstance(node, Again):
+            inside = held(node.nodes, one_fp32_copy=one_fp32_copy)
+            # The input is among what the nodes keep.
+            total += replace(inside.dropped(node.keeps), repeated=inside.whole - node.keeps + node.brings)
+        elif isinstance(node, Rebuilt):
+            total += Held(repeated=node.brings)
+        else:
+            total += sum((_of_kernel(kernel, one_fp32_copy) for kernel in node.kernels), Held())
+    return total
+
+
+def _of_kernel(kernel: Kernel, one_fp32_copy: bool) -> Held:
+    if has_weights(kernel) and kernel.n and kernel.k:
+        return Held(kept_for_weights=kernel.saved, stashed=rows(kernel) * kernel.n)
+    if kernel.cut == "vocab":
+        return (
+            Held(fp32_kept=kernel.saved / 2) if one_fp32_copy else Held(kept=kernel.saved / 2, fp32_kept=kernel.saved)
+        )
+    return Held(kept=kernel.saved)
+
+
+@dataclass(frozen=True)
+class Again(Several):
+    """Nodes behind a checkpoint: ``keeps`` elements per sample are kept, and backward begins with their forward.
+
+    ``brings`` : elements per sample of their outputs that nobody else keeps.
+    """
+
+    keeps: float
+    brings: float = 0.0
+
+    def backward(self, out: Listing) -> None:
+        """Forward again, then backward."""
+        self.forward(out, "R")
+        super().backward(out)
+
+
+class Rebuilt(msgspec.Struct, frozen=True):
+    """A norm's output, dropped behind the linears that read it and rebuilt before their backward.
+
+    ``brings`` : its elements per sample.
+    """
+
+    name: str
+    norm: Kernel
+    brings: float
+    kernels: Kernels = ()
+
+    def forward(self, out: Listing, part: str) -> None:
+        """Nothing: the norm itself is another node."""
+
+    def backward(self, out: Listing) -> None:
+        """The norm's forward once more."""
+        out.work(self.name, (self.norm,), "R")
+
+
+def checkpointed(nodes: Nodes) -> Nodes:
+    """One checkpoint around nodes; kept is what the first kernel that keeps anything keeps: the input."""
+    saved = (kernel.saved for kernel in Several(nodes).kernels if kernel.saved)
+    return (Again(nodes, next(saved, 0.0)),)
+
+
+def without_inputs(nodes: Nodes) -> Nodes:
+    """A checkpoint of up-projections whose output attention does not keep either, and that attention.
+
+    Megatron-LM core/transformer/multi_latent_attention.py: ``mla_up_proj`` drops queries, keys and values behind
+    attention, and projects them again before its backward.
+    """
+    found: list[Node] = []
+    for node in nodes:
+        ahead = found[-1] if found else None
+        if isinstance(ahead, Again) and isinstance(node, Local) and node.kernels[0].kind == "attention":
+            # What it puts out is the output projection's to keep.
+            found[-1] = replace(ahead, brings=node.kernels[0].saved)
+            node = replace(node, kernels=(replace(node.kernels[0], saved=0.0), *node.kernels[1:]))
+        found.append(node)
+    return tuple(found)
+
+
+def rebuilding(node: Node, norm: Kernel) -> Nodes:
+    """Linears behind a norm whose output they do not keep, and what rebuilds it."""
+    if not isinstance(node, Columns | Local):
+        return (node,)
+    brings = sum(kernel.saved for kernel in node.kernels)
+    return (replace(node, kernels=tuple(replace(k, saved=0.0) for k in node.kernels)), Rebuilt("norm", norm, brings))
+
+
+def every_second(kernels: Kernels) -> frozenset[str]:
+    """Names of kernels whose output torchtitan's policy keeps: fused attention and every second product."""
+    products = [kernel.name for kernel in kernels if kernel.kind == "gemm" and kernel.repeat == 1]
+    return frozenset(products[::2]) | {kernel.name for kernel in kernels if kernel.kind == "attention"}
+
+
+def repeated_operators(nodes: Nodes, names: frozenset[str]) -> tuple[tuple[Item, ...], tuple[int, ...]]:
+    """The repeated forward under that policy: all but the named kernels, and but for reduce_scatters, which it saves,
+    with what comes just before them.
+
+    torchtitan distributed/activation_checkpoint.py ``_op_sac_save_list``.
+    """
+    items, waiting = forward_items(nodes, "R")
+    place: dict[int, int] = {}
+    left: list[Item] = []
+    for i, item in enumerate(items):
+        needs = tuple(place[n] for n in item.needs if n in place)
+        if isinstance(item, Work):
+            kernels = tuple(kernel for kernel in item.kernels if kernel.name not in names | {PARTED})
+            if not kernels:
+                continue
+            left.append(Work(item.name, kernels, item.part, needs))
+        elif item.kind == "reduce_scatter":
+            continue
+        else:
+            left.append(msgspec.structs.replace(item, needs=needs))
+        place[i] = len(left) - 1
+    return tuple(left), tuple(place[i] for i in waiting if i in place)
+
+
+def kept_outputs(layer: Layer, share: Share) -> float:
+    """Elements per sample of the outputs that :func:`every_second` keeps.
+
+    The sum behind a product cut by rows is kept as it is scattered: 1/t of it with sequence parallelism.
+    """
+    names, total = every_second(layer.kernels), 0.0
+    for kernel in (local_kernel(kernel, share) for kernel in layer.kernels if kernel.name in names):
+        if kernel.kind == "attention":
+            total += kernel.heads * kernel.head_dim * kernel.seq / share.cp
+        elif kernel.batch:
+            total += kernel.n * kernel.m * kernel.batch
+        else:
+            total += kernel.n * rows(kernel) / (share.tokens / share.cp if kernel.cut == "row" else 1)
+    return total

@@ -1,0 +1,58 @@
+"""Whether orders can be played at all: every pass exactly once, in a possible order on its rank, without a deadlock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clustersim.core.errors import ScenarioError
+from clustersim.training.schedules.base import Action, Order, Orders
+from clustersim.training.schedules.notation import text
+from clustersim.training.schedules.play import chunk_count, turns, waits_for
+
+_KINDS = "FBIW"
+
+
+def check(orders: Orders, placement: str, microbatches: int, chunks: int | None = None) -> None:
+    """Raise :class:`ScenarioError` unless the orders run all of ``microbatches`` on all chunks of all ranks.
+
+    Every rank runs each micro-batch of each chunk forward once, then either B once, or I and after it W. ("both": each
+    chunk sees half of the micro-batches, numbered from 0.) No pair holds two actions of one kind of pass. No rank waits
+    for itself around other ranks. The error names the rank and the action.
+    """
+    each = microbatches // 2 if placement == "both" else microbatches
+    count = chunk_count(orders) if chunks is None else chunks
+    for rank, order in enumerate(orders):
+        for problem in _problems(order, each, count):
+            raise ScenarioError(f"pipeline rank {rank} {problem} (at $.parallel.schedule)")
+    for _ in turns(orders, waits_for(placement, len(orders), count), apart=False):
+        pass
+
+
+def _problems(order: Order, microbatches: int, chunks: int) -> Iterator[str]:
+    """What is wrong on one rank, in words that follow its number."""
+    seen: set[Action] = set()
+    for slot in order:
+        if sorted(action.kind == "F" for action in slot) not in ([False], [True], [False, True]):
+            yield f"runs {text((slot,))} together; a pair is one forward and one backward"
+        for action in slot:
+            yield from _problem(action, seen, microbatches, chunks)
+            seen.add(action)
+    for chunk in range(chunks):
+        for microbatch in range(microbatches):
+            missing = [kind for kind in "FBIW" if Action(kind, microbatch, chunk) not in seen]
+            if "F" in missing or ("B" in missing and len(missing) > 1):
+                wanted = "F" if "F" in missing else ("B" if "I" in missing and "W" in missing else missing[-1])
+                yield f"never runs {wanted} of micro-batch {microbatch}, chunk {chunk}"
+
+
+def _problem(action: Action, seen: set[Action], microbatches: int, chunks: int) -> Iterator[str]:
+    kind, microbatch, chunk = action
+    what = f"{kind} of micro-batch {microbatch}, chunk {chunk}"
+    if kind not in _KINDS or not (0 <= microbatch < microbatches and 0 <= chunk < chunks):
+        yield f"runs {what}, which is none of {microbatches} micro-batches of {chunks} chunks"
+    before = {"F": "", "B": "F", "I": "F", "W": "I"}[kind]
+    if before and Action(before, microbatch, chunk) not in seen:
+        yield f"runs {what} before its {before}"
+    against = {"F": "F", "B": "BI", "I": "BI", "W": "W"}[kind]
+    if any(Action(other, microbatch, chunk) in seen for other in against):
+        yield f"runs {what} a second time"

@@ -1,0 +1,213 @@
+"""FSDP's knobs, by PyTorch's names, and what they come to on a mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Ints, Mesh
+from clustersim.core.model import Model
+from clustersim.core.program import DTYPE_BYTES
+from clustersim.training.parallel.config import AtLeastOne
+from clustersim.training.strategies import base, sharded
+
+HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+
+
+class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp"):
+    """Knobs of FullyShardedDataParallel (``version = 1``) and ``fully_shard`` (``version = 2``, the default).
+
+    Parameters
+    ----------
+    version : 1 or 2.
+    param_dtype : of MixedPrecision(Policy): what is gathered and computed in. reduce_dtype : of the reduce_scatter;
+        ``param_dtype`` when absent. orig_dtype : what shards, gradients on shards and optimizer states are kept in.
+    blocks_per_unit, min_num_params : see :func:`clustersim.training.strategies.sharded.units`.
+    sharding_strategy : version 1: FULL_SHARD gathers again in backward, SHARD_GRAD_OP keeps what forward gathered,
+        NO_SHARD all-reduces as DDP does, HYBRID_SHARD and _HYBRID_SHARD_ZERO2 shard inside nodes and replicate over
+        them.
+    reshard_after_forward : version 2: true frees after forward; false keeps; a number reshards to groups of so many
+        ranks, which backward gathers over. When absent, true for all but the root.
+    data_parallel_shard_degree, data_parallel_replicate_degree : the 2-D mesh of hybrid sharding; -1 is what is left.
+    backward_prefetch : version 1: the next unit is gathered before (BACKWARD_PRE) or after (BACKWARD_POST) the current
+        unit's gradients are computed, or when it is needed (None). Version 2 always does the first.
+    forward_prefetch : version 1: issue the next all_gather before the current forward, one unit further ahead.
+    limit_all_gathers : version 1: at most two all-gathered units wait for compute.
+    no_sync : gradients of all but the last micro-batch stay unsharded and are not reduced
+        (``set_requires_gradient_sync(False)`` in version 2).
+    clip_grad_norm : the norm is all-reduced before the optimizer.
+    float8_all_gather : weights of blocks' linears are cast on their shards and gathered in 8 bits; the root's are not
+        (torchao's ``enable_fsdp_float8_all_gather``).
+    cpu_offload : shards, gradients and optimizer live on the host.
+    pcie_bandwidth : then, of one GPU in one direction. dram_bandwidth : then, of a node; two sockets of the costs' host
+        when absent.
+    """
+
+    version: Literal[1, 2] = 2
+    reduce_dtype: base.ParamDtype | None = None
+    orig_dtype: base.ParamDtype = "fp32"
+    blocks_per_unit: AtLeastOne = 1
+    min_num_params: AtLeastOne | None = None
+    sharding_strategy: (
+        Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"] | None
+    ) = None
+    reshard_after_forward: bool | AtLeastOne | None = None
+    data_parallel_shard_degree: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    data_parallel_replicate_degree: AtLeastOne | None = None
+    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "None"] | None = None
+    forward_prefetch: bool = False
+    limit_all_gathers: bool = True
+    no_sync: bool = False
+    clip_grad_norm: bool = False
+    float8_all_gather: bool = False
+    cpu_offload: bool = False
+    pcie_bandwidth: str = "20 GB/s"
+    dram_bandwidth: str | None = None
+
+    def __post_init__(self) -> None:
+        sharded.check_bandwidths(self.pcie_bandwidth, self.dram_bandwidth)
+        if self.version == 2:
+            for name, instead in _ONLY_V1.items():
+                if getattr(self, name) != FSDPConfig.__struct_defaults__[FSDPConfig.__struct_fields__.index(name)]:
+                    raise ValueError(f"{name} belongs to version = 1 (FSDP1); {instead}")
+        elif self.reshard_after_forward is not None:
+            raise ValueError("reshard_after_forward belongs to version = 2; write sharding_strategy")
+        if self.replicated and self.sharding_strategy not in (None, *HYBRID):
+            raise ValueError("data_parallel_replicate_degree needs sharding_strategy = 'HYBRID_SHARD'")
+
+    @property
+    def state_dtype(self) -> str:
+        """What the optimizer's parameters and states are in."""
+        return self.orig_dtype
+
+    @property
+    def replicated(self) -> bool:
+        """Whether a replicate degree is asked for."""
+        return (self.data_parallel_replicate_degree or 1) > 1
+
+    @property
+    def wire_dtype(self) -> str:
+        """Element type that is reduced."""
+        return self.reduce_dtype or self.param_dtype
+
+    @property
+    def keeps(self) -> bool:
+        """Whether units stay gathered from forward to backward."""
+        if self.version == 2:
+            return self.reshard_after_forward is False
+        return self.sharding_strategy in {"SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2"}
+
+    @property
+    def keeps_root(self) -> bool:
+        """Whether the root unit stays gathered: backward begins with it."""
+        return self.version == 1 or self.reshard_after_forward in {None, False}
+
+    @property
+    def prefetch(self) -> str:
+        """When backward issues the next unit's all_gather."""
+        return "BACKWARD_PRE" if self.version == 2 else self.backward_prefetch or "BACKWARD_PRE"
+
+
+_ONLY_V1 = {
+    "sharding_strategy": "version 2 writes reshard_after_forward, and data_parallel_replicate_degree for hybrid",
+    "backward_prefetch": "version 2 always prefetches as BACKWARD_PRE does",
+    "forward_prefetch": "version 2 prefetches implicitly",
+    "limit_all_gathers": "version 2 always bounds its all-gathers",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """FSDP on a model and a mesh.
+
+    Parameters
+    ----------
+    units, segments : of :mod:`clustersim.training.strategies.sharded`. shard : (groups, members), who shares
+    parameters. backward : groups of backward's all_gather, smaller after ``reshard_after_forward = n``. replicate :
+    (groups, members), who holds the same shard; one member each where nothing is replicated.
+    """
+
+    units: tuple[sharded.Unit, ...]
+    segments: sharded.Segments
+    shard: Ints
+    backward: Ints
+    replicate: Ints
+
+    @property
+    def degree(self) -> int:
+        """Ranks that share a unit."""
+        return int(self.shard.shape[1])
+
+    @cached_property
+    def first_of(self) -> dict[int, int]:
+        """The first segment of each unit, which backward reaches last."""
+        return {unit: s for s, (unit, _) in reversed([*enumerate(self.segments)])}
+
+    @cached_property
+    def last_of(self) -> dict[int, int]:
+        """The last segment of each unit."""
+        return {unit: s for s, (unit, _) in enumerate(self.segments)}
+
+
+def plan(model: Model, mesh: Mesh, config: FSDPConfig) -> Plan:
+    """Units and groups. Raises :class:`ProgramError` where degrees do not fit the world."""
+    wrapped = sharded.units(model.layers, config.blocks_per_unit, config.min_num_params)
+    degree = shard_degree(mesh, config)
+    shard = sharded.shard_groups(mesh, degree, "$.strategy.data_parallel_shard_degree")
+    backward, again = shard, config.reshard_after_forward
+    if isinstance(again, int) and not isinstance(again, bool):
+        if degree % again:
+            raise ProgramError(
+                f"{degree} sharding ranks do not divide by {again} (at $.strategy.reshard_after_forward)"
+            )
+        backward = sharded.shard_groups(mesh, again, "$.strategy.reshard_after_forward")
+    return Plan(wrapped, sharded.segments(len(model.layers), wrapped), shard, backward, np.ascontiguousarray(shard.T))
+
+
+def shard_degree(mesh: Mesh, config: FSDPConfig) -> int:
+    """Ranks that share a unit's parameters. Raises :class:`ProgramError` for degrees that do not make up the world."""
+    world, degree = mesh.world_size, config.data_parallel_shard_degree
+    replicas = config.data_parallel_replicate_degree
+    if config.sharding_strategy == "NO_SHARD":
+        return 1
+    if degree == -1 and replicas is None:
+        return mesh.nproc_per_node if config.sharding_strategy in HYBRID else world
+    if degree == -1 and replicas and world % replicas == 0:
+        return world // replicas
+    if degree == -1:
+        raise ProgramError(
+            f"{world} ranks do not divide into {replicas} replicas (at $.strategy.data_parallel_replicate_degree)"
+        )
+    if degree < 1 or degree * (replicas or world // max(degree, 1)) != world:
+        raise ProgramError(
+            f"replicate degree {replicas} times shard degree {degree} is not the {world} ranks of the mesh "
+            "(at $.strategy.data_parallel_replicate_degree)"
+        )
+    if replicas is None and degree != world and config.sharding_strategy not in HYBRID:
+        raise ProgramError(
+            f"shard degree {degree} leaves {world // degree} replicas; write data_parallel_replicate_degree too "
+            "(at $.strategy.data_parallel_shard_degree)"
+        )
+    return degree
+
+
+def gathered_bytes(config: FSDPConfig, unit: int) -> int:
+    """Bytes of an element of a unit's parameters as they are gathered and computed with; the root, unit 0, stays in
+    16 bits where blocks have 8."""
+    return 1 if config.float8_all_gather and unit else DTYPE_BYTES[config.param_dtype]
+
+
+def accumulated_bytes(config: FSDPConfig) -> int:
+    """Bytes of an element of gradients that stay unsharded over micro-batches: version 2 adds them up in the type of
+    their reduction (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``to_accumulated_grad_if_needed``)."""
+    return DTYPE_BYTES[config.wire_dtype if config.version == 2 else config.param_dtype]
+
+
+def element_bytes(config: FSDPConfig) -> tuple[int, int, int]:
+    """Bytes of an element as gathered, as reduced, and as kept."""
+    return DTYPE_BYTES[config.param_dtype], DTYPE_BYTES[config.wire_dtype], DTYPE_BYTES[config.orig_dtype]

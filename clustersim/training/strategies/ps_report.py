@@ -1,0 +1,146 @@
+"""What only a run with parameter servers shows: staleness, each worker's pace, the servers' load."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from clustersim.core.arrays import Floats, Ints
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Program, Role, Send, Serve
+from clustersim.core.timeline import LinkUse, Timeline, step_ends
+from clustersim.core.topology import Topology
+from clustersim.core.units import format_bytes
+
+
+class Server(msgspec.Struct, frozen=True):
+    """A server: its rank and where it sits, the ``busy`` share of its own work, bytes in and out a step, and the share
+    of line rate of its busiest link in each direction."""
+
+    rank: int
+    vertex: str
+    busy: float
+    bytes_in: float
+    bytes_out: float
+    link_use_in: float
+    link_use_out: float
+
+
+class Served(msgspec.Struct, frozen=True):
+    """Steps -> how many reads were that stale, their mean and largest; samples/s of each worker's GPU; the servers."""
+
+    staleness: dict[int, int]
+    staleness_mean: float
+    staleness_max: int
+    samples_per_s_by_worker: list[float]
+    servers: list[Server]
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        if any(self.staleness):  # some reads were behind
+            reads = ", ".join(f"{count} at {steps}" for steps, count in self.staleness.items())
+            yield f"staleness of reads [steps]: {reads}; {self.staleness_mean:.2f} on average"
+        if rates := self.samples_per_s_by_worker:
+            yield f"samples per second of one GPU, each at its own pace: {min(rates):,.1f} to {max(rates):,.1f}"
+        for one in self.servers:
+            moved = f"{format_bytes(one.bytes_in)} in and {format_bytes(one.bytes_out)} out a step"
+            busiest = max(one.link_use_in, one.link_use_out)
+            used = f"{one.busy:.0%} busy with them, its busiest link used at {busiest:.0%}"
+            yield f"server at {one.vertex}: {moved}, {used}"
+
+
+def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> Served:
+    """Figures of a run."""
+    seen = staleness(program, timeline)
+    values, counts = np.unique(seen, return_counts=True)
+    return Served(
+        {int(v): int(n) for v, n in zip(values, counts, strict=True)},
+        float(seen.mean()) if len(seen) else 0.0,
+        int(seen.max(initial=0)),
+        _throughput(timeline, mesh, config).tolist(),
+        [_server(role, first, timeline, topology, mesh) for first, role in _serving(program)],
+    )
+
+
+def _serving(program: Program) -> Iterator[tuple[int, Role]]:
+    """Roles that serve, behind the row of each one's first op in the timeline's ops: roles one after another."""
+    first = 0
+    for role in program.roles:
+        if any(isinstance(op, Serve) for op in role.ops):
+            yield first, role
+        first += len(role.ops)
+
+
+def what_and_whose(name: str) -> tuple[str, int] | None:
+    """The layer and the worker an op's name speaks of.
+
+    >>> what_and_whose("apply layers.3 worker 12")
+    ('layers.3', 12)
+    """
+    found = re.match(r"\w+ (\S+) worker (\d+)", name)
+    return (found.group(1), int(found.group(2))) if found else None
+
+
+def staleness(program: Program, timeline: Timeline) -> Ints:
+    """(reads,) int: of every read of a worker after its first step, how many steps the slowest worker's gradients were
+    behind what a synchronous run would have read.
+
+    A worker that begins step t has itself finished t steps. If at the moment a layer leaves the server the slowest
+    worker has had c steps of it applied, the layer is ``max(0, t - c)`` stale (the clock of stale synchronous
+    parallel); a read is as stale as its stalest layer.
+    """
+    played, found = timeline.per_op(), []  # one rank does a server's op: its first start and last end are its own
+    for first, role in _serving(program):
+        n_steps = 1 + max(op.step for op in role.ops)
+        applied: dict[str, dict[int, Floats]] = {}  # layer -> worker -> when its gradient of each step was in
+        reads: dict[tuple[int, int], list[tuple[str, float]]] = {}
+        for i, op in enumerate(role.ops):
+            known = what_and_whose(op.name) if isinstance(op, Serve | Send) else None
+            if known is None or not played["ranks"][first + i]:
+                continue
+            layer, worker = known
+            if isinstance(op, Serve):
+                ends = applied.setdefault(layer, {}).setdefault(worker, np.full(n_steps, np.inf))
+                ends[op.step] = played["end"][first + i]
+            elif isinstance(op, Send) and op.step:
+                reads.setdefault((worker, op.step), []).append((layer, float(played["start"][first + i])))
+        # When each step of the slowest worker was in.
+        last = {layer: np.maximum.accumulate(np.max(list(of.values()), axis=0)) for layer, of in applied.items()}
+        for (_, step), layers in reads.items():
+            slowest = min(int(last[layer].searchsorted(moment, side="right")) for layer, moment in layers)
+            found.append(max(0, step - slowest))
+    return np.array(found, dtype=np.int64)
+
+
+def _throughput(timeline: Timeline, mesh: Mesh, config: Any) -> Floats:
+    """(workers' GPUs,) samples/s over each one's own steps, the first left out where there are several."""
+    ended = step_ends(timeline)[:, : mesh.workers]
+    begin = ended[0] if len(ended) > 1 else 0.0
+    samples = config.micro_batch_size * config.gradient_accumulation_steps
+    rate: Floats = samples * max(1, len(ended) - 1) / (ended[-1] - begin)
+    return rate
+
+
+def _server(role: Role, first: int, timeline: Timeline, topology: Topology, mesh: Mesh) -> Server:
+    played, makespan = timeline.per_op(), timeline.makespan
+    rows = [first + i for i, op in enumerate(role.ops) if isinstance(op, Serve)]
+    busy = sum(float(played["seconds"][row]) for row in rows if played["ranks"][row])
+    steps = 1 + max(op.step for op in role.ops)
+    of_workers = [op for op in role.ops if " worker " in op.name]
+    taken = sum(op.nbytes for op in of_workers if op.name.startswith("push "))
+    given = sum(op.nbytes for op in of_workers if isinstance(op, Send) and op.name.startswith("pull "))
+    vertex = int(mesh.gpus[role.ranks[0]])
+    use = _links(timeline.links, topology, vertex, makespan) if timeline.links is not None else (0.0, 0.0)
+    name = topology.vertex_names[vertex]
+    return Server(int(role.ranks[0]), name, busy / makespan, taken / steps, given / steps, *use)
+
+
+def _links(use: LinkUse, topology: Topology, vertex: int, seconds: float) -> tuple[float, float]:
+    """Share of line rate of the busiest link into and out of a vertex."""
+    share = use.bytes_per_link() / (topology.link_bandwidth * seconds)
+    into, out = share[topology.link_dst == vertex], share[topology.link_src == vertex]
+    return float(into.max(initial=0.0)), float(out.max(initial=0.0))

@@ -1,0 +1,174 @@
+"""What FSDP and ZeRO share: units of parameters, groups that share them, the host's memory, and the sharded step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from clustersim.core.errors import ProgramError, UnitError
+from clustersim.core.mesh import Ints, Mesh
+from clustersim.core.mix import Mix
+from clustersim.core.model import StepCost
+from clustersim.core.program import DTYPE_BYTES, Collective, Compute
+from clustersim.core.units import parse_bandwidth
+from clustersim.training.strategies import base
+
+D2H_STREAM, H2D_STREAM, HOST_STREAM = "d2h", "h2d", "host"
+"""Copies from and to the device, which PCIe carries at once, and the CPU's own work."""
+ADAM_HOST_BYTES = 28
+"""DRAM traffic of a fused CPU Adam per parameter: reads gradient, weight and both moments in fp32, writes the last
+three; half-precision weights go out as they are made."""
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """Parameters that are gathered, freed and reduced together.
+
+    name : of its first layer, or ``"root"``. layers : indices into the model's layers. numel : elements of its own.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    numel: int
+
+    def padded(self, members: int) -> int:
+        """Elements of the flat parameter after padding to a multiple of the group's size."""
+        return -(-self.numel // members) * members
+
+
+Segments = tuple[tuple[int, tuple[int, ...]], ...]
+"""In forward order (index of the unit, consecutive layers of it)."""
+
+
+class _Layer(Protocol):
+    """A layer to wrap, whole or one rank's part of it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def parameters(self) -> int: ...
+
+
+def units(layers: Sequence[_Layer], blocks_per_unit: int, min_num_params: int | None) -> tuple[Unit, ...]:
+    """The wrapping of layers in forward order; the root unit comes first and holds what no other unit does.
+
+    Parameters
+    ----------
+    blocks_per_unit : how many consecutive blocks share a unit (``transformer_auto_wrap_policy`` takes one).
+    min_num_params : wrap by size instead: consecutive layers until a unit holds as many parameters
+        (``size_based_auto_wrap_policy``). Embeddings and heads stay in the root either way: they may be tied.
+    """
+    root, wrapped, open_unit = [], [], list[int]()
+    for i, layer in enumerate(layers):
+        if layer.kind in {"embedding", "head", "loss"} or (min_num_params is None and layer.kind != "block"):
+            root.append(i)
+            continue
+        open_unit.append(i)
+        enough = _numel(layers, open_unit) >= min_num_params if min_num_params else len(open_unit) == blocks_per_unit
+        if enough:
+            wrapped.append(open_unit)
+            open_unit = []
+    if open_unit:
+        wrapped.append(open_unit)
+    named = [Unit(layers[some[0]].name, tuple(some), _numel(layers, some)) for some in wrapped]
+    return (Unit("root", tuple(root), _numel(layers, root)), *(unit for unit in named if unit.numel))
+
+
+def _numel(layers: Sequence[_Layer], some: list[int]) -> int:
+    return sum(layers[i].parameters for i in some)
+
+
+def segments(n_layers: int, wrapped: tuple[Unit, ...]) -> Segments:
+    """Of so many layers; those without a unit belong to the root."""
+    owner = {i: u for u, unit in enumerate(wrapped) for i in unit.layers}
+    found: list[tuple[int, list[int]]] = []
+    for i in range(n_layers):
+        unit = owner.get(i, 0)
+        if found and found[-1][0] == unit:
+            found[-1][1].append(i)
+        else:
+            found.append((unit, [i]))
+    return tuple((unit, tuple(layers)) for unit, layers in found)
+
+
+def shard_groups(mesh: Mesh, shard: int, where: str) -> Ints:
+    """(world / shard, shard): consecutive ranks, so that a group of a node's size stays in a node.
+
+    Raises :class:`ProgramError` naming the field ``where`` if the world does not divide.
+    """
+    if shard < 1 or mesh.world_size % shard:
+        fits = ", ".join(str(n) for n in range(1, mesh.world_size + 1) if mesh.world_size % n == 0)
+        raise ProgramError(
+            f"{mesh.world_size} ranks do not divide into groups of {shard}; use one of {fits} (at {where})"
+        )
+    return np.arange(mesh.world_size, dtype=np.int64).reshape(-1, shard)
+
+
+class Host(msgspec.Struct, frozen=True):
+    """The CPU's side of an offload.
+
+    pcie : [bytes/s] of one GPU in one direction. dram : [bytes/s] of a node's memory. ranks : that share it.
+    """
+
+    pcie: float
+    dram: float
+    ranks: int
+
+    def copy(self, ops: base.OpList, name: str, nbytes: float, stream: str, after: tuple[int, ...]) -> int:
+        """A pinned copy between host and device, beside everything else."""
+        seconds = nbytes / self.pcie
+        mix = Mix(memory=seconds)
+        return ops.add(Compute(name, seconds, stream, after, "memcpy", "memory", 0.0, nbytes, ops.step, mix=mix))
+
+    def adam(self, ops: base.OpList, numel: float, after: tuple[int, ...]) -> int:
+        """The optimizer on the CPU: bound by DRAM, which all ranks of a node share."""
+        seconds = numel * ADAM_HOST_BYTES * self.ranks / self.dram
+        name, phase = "optimizer on the CPU", "optimizer"
+        return ops.add(Compute(name, seconds, HOST_STREAM, after, phase, "host", step=ops.step))
+
+
+def check_bandwidths(pcie_bandwidth: str, dram_bandwidth: str | None) -> None:
+    """Raise ValueError naming the knob that is no bandwidth."""
+    for name, text in (("pcie_bandwidth", pcie_bandwidth), ("dram_bandwidth", dram_bandwidth)):
+        try:
+            parse_bandwidth("1 B/s" if text is None else text)
+        except UnitError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+
+def host(mesh: Mesh, cost: StepCost, pcie_bandwidth: str, dram_bandwidth: str | None) -> Host:
+    """A :class:`Host` from bandwidths with units; raises :class:`UnitError`. A node has two sockets."""
+    dram = 2.0 * cost.host_bandwidth if dram_bandwidth is None else parse_bandwidth(dram_bandwidth)
+    return Host(parse_bandwidth(pcie_bandwidth), dram, mesh.nproc_per_node)
+
+
+def clip(ops: base.OpList, cost: StepCost, group: Ints, shard_bytes: float, after: tuple[int, ...]) -> tuple[int, ...]:
+    """clip_grad_norm_: the shard's norm, one number all-reduced, and the shard multiplied by the factor."""
+    seconds = base.gradient_pass(shard_bytes, cost)
+    norm: tuple[int, ...] = (ops.compute("gradient norm", seconds, "gradient", after=after, nbytes=shard_bytes),)
+    norm = all_reduce_flag(ops, "all_reduce gradient norm", group, norm)
+    scaled = ops.compute("clip gradients", 2 * seconds, "gradient", after=norm, nbytes=2 * shard_bytes)
+    return (scaled,)
+
+
+def all_reduce_flag(
+    ops: base.OpList, name: str, group: Ints, after: tuple[int, ...], redop: str = "sum"
+) -> tuple[int, ...]:
+    """One fp32 number all-reduced; nothing where the group has one member."""
+    if group.shape[1] == 1:
+        return after
+    return (ops.add(Collective(name, "all_reduce", 4.0, group, after=after, redop=redop, step=ops.step)),)
+
+
+def optimizer(cost: StepCost, share: float) -> float:
+    """Seconds of the optimizer step on a share of the parameters: bytes shrink, launches stay."""
+    return max(cost.optimizer * share, min(cost.optimizer, cost.optimizer_floor))
+
+
+def nbytes(numel: float, dtype: str) -> float:
+    """Bytes of so many elements."""
+    return float(numel * DTYPE_BYTES[dtype])

@@ -1,0 +1,256 @@
+"""One rank's step: the actions of its schedule in order, each a walk over the layers of a chunk.
+
+This is the one place where a step is written, of a whole model and of a part of one. What varies is handed to it: in
+*which order* (:mod:`clustersim.training.schedules`; gradient accumulation is the schedule of one stage), *what* a
+layer's pass is (``lay``), what the data-parallel ranks do with parameters and gradients around it (:class:`Hooks`), and
+what stages send each other (:class:`Messages`). It knows no formula: a bubble is what the engine finds when it plays
+the list.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from clustersim.core.mesh import Mesh
+from clustersim.core.mix import Mix
+from clustersim.core.model import Model, StepCost
+from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, Program, Role
+from clustersim.core.variation import usual
+from clustersim.training.schedules import Action, Order, Slot, schedule
+from clustersim.training.strategies import base
+
+Place = tuple[int, int]
+"""A layer: (chunk, place in the chunk); a whole model is one chunk."""
+
+
+class Part(NamedTuple):
+    """What of a layer runs next: a ``share`` of its pass, under the ``name`` of a sub-module; its own where empty."""
+
+    share: float = 1.0
+    name: str = ""
+
+
+WHOLE = Part()
+Lay = Callable[[Place, Action, Part], Iterable[None]]
+"""Lays a part of a layer's pass; yields where another action's kernels may come between."""
+
+
+class Hooks(Protocol):
+    """What the data-parallel dimension does around the walk. It knows nothing of tp, pp, cp and ep."""
+
+    def begin_step(self) -> None:
+        """A step begins."""
+
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+        """A layer's pass: yields each part of it when it is to run. What is done before the first, between two and
+        behind the last of them has that place in the op list. ``last`` : gradients are complete after it.
+        """
+
+    def finish(self) -> None:
+        """All actions of the step are laid: reduce what is not reduced, clip, and update."""
+
+
+class Messages(Protocol):
+    """What a pipeline rank sends and receives between its actions."""
+
+    def call(self, at: int) -> None:
+        """The transfers issued after slot ``at`` (-1: before the first)."""
+
+    def arrived(self, action: Action) -> tuple[int, ...]:
+        """What an action's first kernel waits for."""
+
+
+_OVER = object()
+
+
+@dataclass
+class Walk:
+    """The op list of one rank in the making.
+
+    Parameters
+    ----------
+    order : its slots in a step. depths : layers of each chunk.
+    microbatches, accumulates : of an asynchronous order, which is all steps: micro-batches of a step, and whether a
+        stage updates once in a step or after each of them; 0 where each step ends in a flush.
+    turns : how often a layer's pass yields.
+    deferred : layers whose weight gradients, those of at most ``limit`` micro-batches of a step, wait for its end.
+    """
+
+    ops: base.OpList
+    order: Order
+    depths: Sequence[int]
+    lay: Lay
+    hooks: Hooks
+    messages: Messages | None = None
+    microbatches: int = 0
+    accumulates: bool = True
+    turns: Callable[[Place, Action], int] = lambda place, action: 0
+    deferred: frozenset[Place] = frozenset()
+    limit: int = 0
+    _later: list[tuple[Place, Action]] = field(default_factory=list, init=False)
+    _last: dict[tuple[int, int], Action] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        for action in chain.from_iterable(self.order):
+            if action.kind in "BW":
+                self._last[action.chunk, self._update(action)] = action
+
+    def _update(self, action: Action) -> int:
+        """Which of the order's updates an action's gradient is for."""
+        if not self.microbatches:
+            return 0
+        return action.microbatch // (self.microbatches if self.accumulates else 1)
+
+    def step(self) -> None:
+        """Lay one step, with a flush at its end."""
+        self.hooks.begin_step()
+        self._call(-1)
+        for at, slot in enumerate(self.order):
+            self._slot(slot)
+            self._call(at)
+        while self._later:
+            place, action = self._later.pop(0)
+            deque(self._layer(place, action, last=place not in dict(self._later)), 0)
+        self.hooks.finish()
+
+    def through(self) -> None:
+        """Lay an asynchronous order: no flush, each stage updates its weights as soon as it has their gradients."""
+        last = set(self._last.values())
+        self.hooks.begin_step()
+        self._call(-1)
+        for at, slot in enumerate(self.order):
+            self.ops.step = slot[0].microbatch // self.microbatches
+            self._slot(slot)
+            self._call(at)
+            if any(action in last for action in slot):
+                self.hooks.finish()
+                self.hooks.begin_step()
+
+    def _call(self, at: int) -> None:
+        if self.messages is not None:
+            self.messages.call(at)
+
+    def _slot(self, slot: Slot) -> None:
+        """One action; or two whose kernels take turns, so that one's exchanges run beside the other's kernels.
+
+        Whoever has the smaller share of its exchanges behind it is next: a backward that repeats some has more of them
+        than a forward, and both must end together to hide each other to the end.
+        """
+        threads = dict(enumerate(self._action(action) for action in slot))
+        turns = [1] * len(slot)
+        if len(slot) > 1:
+            turns = [1 + sum(self.turns((a.chunk, i), a) for i in range(self.depths[a.chunk])) for a in slot]
+        done = [0] * len(slot)
+        while threads:
+            k = min(threads, key=lambda k: done[k] / turns[k])
+            done[k] += 1
+            if next(threads[k], _OVER) is _OVER:
+                del threads[k]
+
+    def _action(self, action: Action) -> Iterator[None]:
+        if self.messages is not None:
+            self.ops.waits = (*self.ops.waits, *self.messages.arrived(action))
+        places = range(self.depths[action.chunk])
+        last = self._last[action.chunk, self._update(action)] == action
+        for i in places if action.kind == "F" else reversed(places):
+            place = action.chunk, i
+            waiting = sum(one == place for one, _ in self._later)
+            if action.kind == "B" and place in self.deferred and waiting < self.limit:
+                self._later.append((place, action._replace(kind="W")))
+                yield from self._layer(place, action._replace(kind="I"), last=False)
+            else:
+                yield from self._layer(place, action, last=last and not waiting)
+
+    def _layer(self, place: Place, action: Action, *, last: bool) -> Iterator[None]:
+        for part in self.hooks.around(place, action, last=last):
+            yield from self.lay(place, action, part)
+
+
+def accumulation(passes: int) -> Order:
+    """The order of one rank that does everything: forward and backward of each micro-batch in turn."""
+    return schedule("1f1b").order(1, 1, passes)[0]
+
+
+def whole(ops: base.OpList, model: Model, cost: StepCost) -> Lay:
+    """Lays layers of a whole model, a kernel each."""
+    passes = {
+        "F": ("fwd", "forward", cost.forward, cost.forward_flops, cost.forward_bound, cost.forward_mix),
+        "B": ("bwd", "backward", cost.backward, cost.backward_flops, cost.backward_bound, cost.backward_mix),
+    }
+
+    def lay(place: Place, action: Action, part: Part) -> Iterable[None]:
+        i, waits, ops.waits = place[1], ops.waits, ()
+        verb, phase, all_seconds, all_flops, bounds, mixes = passes[action.kind]
+        seconds, flops, bound = float(all_seconds[i]) * part.share, float(all_flops[i]) * part.share, bounds[i]
+        mix = mixes[i].times(part.share) if mixes else Mix(memory=seconds) if bound == "memory" else None
+        name = f"{verb} {part.name or model.layers[i].name}"
+        ops.kernel = ops.add(Compute(name, seconds, COMPUTE_STREAM, waits, phase, bound, flops, step=ops.step, mix=mix))
+        return ()
+
+    return lay
+
+
+C = TypeVar("C", bound=base.StrategyConfig)
+
+
+@dataclass
+class Rank(Generic[C]):
+    """The hooks of ranks that have a whole model each: nothing is fetched, and every layer is one kernel."""
+
+    ops: base.OpList
+    model: Model
+    cost: StepCost
+    mesh: Mesh
+    config: C
+
+    def __post_init__(self) -> None:
+        """What a rank keeps from step to step, where it is more."""
+
+    def begin_step(self) -> None:
+        """Nothing to fetch."""
+
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+        """One kernel; behind a backward, from the second micro-batch on, gradients pile up."""
+        yield WHOLE
+        if action.kind == "B" and action.microbatch and not place[1]:
+            traffic = 3.0 * self.model.parameters * DTYPE_BYTES[self.config.param_dtype]  # two reads and a write
+            self.ops.compute("accumulate gradients", base.gradient_pass(traffic, self.cost), "gradient")
+
+    def finish(self) -> None:
+        """Update."""
+        self.ops.compute("optimizer", self.cost.optimizer, "optimizer")
+
+    def notes(self) -> tuple[str, ...]:
+        """What is assumed, in words."""
+        return ()
+
+
+class Told(Hooks, Protocol):
+    """Hooks that say what they assume."""
+
+    def notes(self) -> tuple[str, ...]:
+        """In words."""
+
+
+def walked(rank: Callable[[base.OpList, Model, StepCost, Mesh, Any], Told]) -> base.Build:
+    """``build`` of a strategy in which every rank walks the same whole model, with these hooks."""
+
+    def build(model: Model, cost: StepCost, mesh: Mesh, config: Any, steps: int, seed: int) -> Program:
+        base.check(model, cost, steps)
+        ops, paces = base.OpList(), usual(cost.jitter, steps, mesh.world_size, seed)
+        hooks = rank(ops, model, cost, mesh, config)
+        order = accumulation(config.gradient_accumulation_steps)
+        walk = Walk(ops, order, (len(model.layers),), whole(ops, model, cost), hooks)
+        for step in range(steps):
+            base.begin_step(ops, cost, step)
+            walk.step()
+        worker = Role("worker", np.arange(mesh.world_size, dtype=np.int64), tuple(ops.ops), paces)
+        return Program(mesh.world_size, (worker,), cost.overlap_slowdown, (*hooks.notes(), *cost.notes))
+
+    return build

@@ -1,0 +1,193 @@
+"""DeepSpeed's ZeRO-1 and ZeRO-2: parameters whole on every rank, optimizer states (and gradients) shared out.
+
+What is imitated (deepspeed/runtime/zero/stage_1_and_2.py):
+
+* Backward fills a bucket of ``reduce_bucket_size`` elements. A gradient that would overflow it sends the bucket off
+  first; one larger than the bucket goes alone. The default bucket holds 5e8 elements, so that most models send one
+  bucket, at the end of backward, beside nothing.
+* A bucket is *all-reduced* in full and every rank keeps the part it owns, although the option is called
+  ``reduce_scatter``: twice the bytes of a reduce_scatter. ``use_multi_rank_bucket_allreduce = false`` reduces each part
+  to its owner instead: that is the volume the ZeRO paper counts.
+* Without ``overlap_comm`` reductions run on the compute stream: backward waits. With it they run beside backward, and
+  two buckets take turns, so that filling waits for the last but one.
+* Stage 1 reduces at the accumulation boundary only: after backward, or from hooks with ``overlap_comm``. Stage 2 has
+  given away gradients after each micro-step, so it reduces every time.
+* The step: an all_reduce of the overflow flag (fp16) and one of the norm, Adam on 1/N of the fp32 masters, and
+  all_gather of the 16-bit parameters in calls of ``allgather_bucket_size`` elements.
+* ``offload_optimizer``: each rank's part of the gradients goes to the host as buckets are reduced, Adam runs there at
+  the speed of DRAM, and 16-bit parameters come back. PCIe is a stream of its own at a fixed rate.
+
+Stage 3 is in :mod:`clustersim.training.strategies.zero3`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+
+from clustersim.core.arrays import Floats
+from clustersim.core.holding import Holding, always, piling_up
+from clustersim.core.mesh import Mesh
+from clustersim.core.model import Model, StepCost
+from clustersim.core.program import DTYPE_BYTES
+from clustersim.core.units import format_bytes
+from clustersim.training.schedules import Action
+from clustersim.training.strategies import base, sharded
+from clustersim.training.strategies.buckets import cut, ready_order
+from clustersim.training.strategies.primitives import collective
+from clustersim.training.strategies.walk import WHOLE, Part, Place, walked
+from clustersim.training.strategies.zero3 import Zero3, modules, persistent, visits
+from clustersim.training.strategies.zero_config import ZeroConfig, elements
+from clustersim.training.strategies.zero_step import Zero
+
+
+class Zero12(Zero):
+    """The hooks of stages 1 and 2. ``sent`` : elements of each bucket of this step, for who owns what."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.final = ready_order(self.model)
+        self.sent: list[int] = []
+
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+        """Backward with its reductions, cut where a gradient finds the bucket full; stage 1 piles gradients up until
+        the last backward of a step."""
+        block, i = self.config.zero_optimization, place[1]
+        if action.kind == "F":
+            yield WHOLE
+            return
+        hooks = block.stage == 2 or (last and block.overlaps)
+        piled = block.stage == 1 and action.microbatch > 0
+        if hooks and piled and i == len(self.final) - 1:
+            self._accumulate()
+        yield from cut(self.final[i] if hooks else (), self.overflows, self.add)
+        if i:
+            return
+        if piled and not hooks:
+            self._accumulate()
+        if last and not hooks:
+            for tensor in chain.from_iterable(reversed(self.final)):
+                self.add(tensor)
+        if hooks or last:
+            self.reduce()
+
+    def _accumulate(self) -> None:
+        """Gradients of this micro-batch are added to those already there."""
+        traffic = 3.0 * sharded.nbytes(self.model.parameters, self.config.param_dtype)
+        self.ops.compute("accumulate gradients", base.gradient_pass(traffic, self.cost), "gradient", nbytes=traffic)
+
+    def send(self, k: int, numel: int, nbytes: float, after: int) -> int:
+        """One all_reduce, or a reduce to each owner of a part of the bucket."""
+        block, dtype = self.config.zero_optimization, self.config.param_dtype
+        if block.use_multi_rank_bucket_allreduce or not block.reduce_scatter:
+            return collective(self.ops, "all_reduce", f"bucket {k}", nbytes, self.group, (after,), dtype=dtype)
+        # Parts are contiguous, and buckets fill from the end: the last rank's part comes first.
+        part, done = -(-self.model.parameters // self.ranks), after
+        position = sum(self.sent)
+        end = position + numel
+        self.sent.append(numel)
+        while position < end:
+            owner = self.ranks - 1 - min(position // part, self.ranks - 1)
+            upto = min(end, (position // part + 1) * part) if owner else end
+            size, what = sharded.nbytes(upto - position, dtype), f"bucket {k} to {owner}"
+            done = collective(self.ops, "reduce", what, size, self.group, (after,), root=owner, dtype=dtype)
+            position = upto
+        return done
+
+    def publish(self, updated: int) -> tuple[int, ...]:
+        """All parameters, in calls of a bucket each."""
+        self.sent, size = [], float(self.model.parameters)
+        calls = max(1, int(size // max(1, elements(self.config.zero_optimization.allgather_bucket_size))))
+        nbytes, done = sharded.nbytes(size / calls, self.config.param_dtype), updated
+        for call in range(calls if self.ranks > 1 else 0):
+            done = self.gather(f"parameters {call}", nbytes, updated)
+        return (done,)
+
+    def notes(self) -> tuple[str, ...]:
+        """Buckets in words."""
+        block, parameters = self.config.zero_optimization, self.model.parameters
+        size = elements(block.reduce_bucket_size)
+        how = "beside backward" if block.overlaps else "on the compute stream"
+        nbytes = format_bytes(float(min(size, parameters) * DTYPE_BYTES[self.config.param_dtype]))
+        count = -(-parameters // size)
+        return (
+            f"zero{block.stage}: {self.ranks} ranks, about {count} bucket(s) of {nbytes}, reduced {how}",
+            *self.config.notes,
+        )
+
+
+def hooks(ops: base.OpList, model: Model, cost: StepCost, mesh: Mesh, config: ZeroConfig) -> Zero:
+    """The hooks of whatever stage is asked for."""
+    return (Zero3 if config.zero_optimization.stage == 3 else Zero12)(ops, model, cost, mesh, config)
+
+
+def holding(model: Model, mesh: Mesh, config: ZeroConfig) -> Holding:
+    """Bytes of one rank at every moment of a step: the table of the ZeRO paper, with DeepSpeed's buckets on top.
+
+    Psi parameters, N ranks, 16-bit parameters and gradients, Adam: 4 Psi + 12 Psi/N bytes for stage 1, 2 Psi + 14 Psi/N
+    for stage 2, 16 Psi/N for stage 3 (arXiv:1910.02054, figure 1).
+    """
+    block, ranks, n = config.zero_optimization, mesh.world_size, len(model.layers)
+    size, numel = DTYPE_BYTES[config.param_dtype], float(model.parameters)
+    updated = 0.0 if config.offloads_optimizer else numel / ranks
+    whole = numel if block.stage < 3 else 0.0 if config.offloads_parameters else numel / ranks
+    return Holding(
+        parameters=size * whole,
+        updated=updated,
+        masters=4.0 * updated if size < 4 else 0.0,
+        state_bytes=4,
+        gradients=_gradients(model, ranks, config),
+        gathered=_gathered(model, config) if block.stage == 3 else always(0.0, n),
+        buffers=_buffers(model, updated, config),
+    )
+
+
+def _gradients(model: Model, ranks: int, config: ZeroConfig) -> Floats:
+    """Stage 1 keeps them whole until the step. Later stages keep a part, stage 3 in a buffer made once; a host's
+    optimizer takes them away."""
+    size, n = DTYPE_BYTES[config.param_dtype], len(model.layers)
+    by_layer = np.array([float(size) * layer.parameters for layer in model.layers])
+    if config.zero_optimization.stage == 1:
+        if config.gradient_accumulation_steps > 1:
+            return always(by_layer.sum(), n)
+        return piling_up(by_layer)
+    if config.offloads_optimizer:
+        return always(0.0, n)
+    if config.zero_optimization.stage == 2 and config.gradient_accumulation_steps == 1:
+        return piling_up(by_layer / ranks)
+    return always(by_layer.sum() / ranks, n)
+
+
+def _gathered(model: Model, config: ZeroConfig) -> Floats:
+    """What stage 3's coordinator has gathered while each layer runs, and what it never lets go."""
+    block, n, size = config.zero_optimization, len(model.layers), DTYPE_BYTES[config.param_dtype]
+    found = modules(model, block)
+    held = always(size * float(persistent(model, block)), n)
+    hpz = size * model.parameters / block.zero_hpz_partition_size if block.zero_hpz_partition_size > 1 else 0.0
+    live = np.zeros(2 * n + 1)
+    for k, visit in enumerate(visits(found, block)):
+        layer = found[visit.module].layer
+        moment = layer if k < len(found) else 2 * n - 1 - layer
+        live[moment] = max(live[moment], size * float(visit.live))
+    return held + live + hpz
+
+
+def _buffers(model: Model, updated: float, config: ZeroConfig) -> Floats:
+    """Buckets of contiguous gradients (two of them take turns where reductions overlap), and fp32 gradients of the
+    step."""
+    block, n, size = config.zero_optimization, len(model.layers), DTYPE_BYTES[config.param_dtype]
+    bucket = float(size * min(elements(block.reduce_bucket_size), model.parameters))
+    found = np.zeros(2 * n + 1)
+    if block.stage == 3:
+        found[:] = bucket
+    elif block.contiguous_gradients:
+        found[n : 2 * n] = bucket * (2.0 if block.overlaps else 1.0)
+    if size < 4:
+        found[2 * n] += 4.0 * updated
+    return found
+
+
+build = walked(hooks)
+STRATEGY = base.Strategy("zero", ZeroConfig, build, holding=holding)

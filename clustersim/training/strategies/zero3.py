@@ -1,0 +1,286 @@
+"""DeepSpeed's ZeRO-3: parameters, gradients and optimizer states shared out; parameters are gathered module by module.
+
+What is imitated (deepspeed/runtime/zero/stage3.py, partitioned_param_coordinator.py):
+
+* Each sub-module (a linear layer, not a block) is gathered before it runs, in forward and again in backward. The first
+  pass records the order in which sub-modules are used. From then on those that follow in it are gathered ahead in one
+  call, until ``stage3_prefetch_bucket_size`` or ``stage3_max_live_parameters`` is reached. After use a sub-module's
+  parameters are released unless they are used again within ``stage3_max_reuse_distance`` parameters of the record.
+  Tensors below ``stage3_param_persistence_threshold`` are never released.
+* The host lets three gathers be outstanding, which bounds how far it runs ahead.
+* Gradients are copied into a bucket; when the next one would overflow it, the bucket is reduce-scattered, in every
+  micro-step, beside backward (``overlap_comm``, here the default). It is the same communicator as for the gathers, so a
+  long reduce_scatter holds up the next all_gather.
+* After the step, persistent (small) parameters are gathered once for all.
+* ZeRO++: ``zero_quantized_weights`` gathers int8 and dequantises; ``zero_hpz_partition_size`` gathers backward's
+  parameters from a second copy inside a few ranks; ``zero_quantized_gradients`` sends int4 gradients by all_to_all
+  inside nodes, then between them, in place of the reduce_scatter.
+* ``offload_param``: shards come over PCIe before they are gathered. ``offload_optimizer`` as in stages 1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from clustersim.core.errors import ProgramError
+from clustersim.core.mesh import Ints
+from clustersim.core.model import Layer, Model, Tensor
+from clustersim.core.units import format_bytes
+from clustersim.training.schedules import Action
+from clustersim.training.strategies import base, sharded
+from clustersim.training.strategies.primitives import collective
+from clustersim.training.strategies.walk import Part, Place
+from clustersim.training.strategies.zero_config import ZeroOptimization, elements
+from clustersim.training.strategies.zero_step import Zero
+
+OUTSTANDING = 3
+"""Gathers the host issues ahead of the kernels that use them (__max_ongoing_fetch_events)."""
+INT4, INT8 = 0.5, 1.0
+
+
+class Module(msgspec.Struct, frozen=True):
+    """A sub-module with parameters to gather.
+
+    name : str. layer : index of the model's layer. numel : elements gathered. gradients : tensors, all of them.
+    share : of the layer's time spent in it; a GEMM's work grows with its weight.
+    """
+
+    name: str
+    layer: int
+    numel: int
+    gradients: tuple[Tensor, ...]
+    share: float
+
+
+class Visit(msgspec.Struct, frozen=True):
+    """One use of a sub-module.
+
+    module : index. fetch : whether it must be gathered now. prefetch : modules gathered ahead, in one call.
+    live : elements gathered while it runs.
+    """
+
+    module: int
+    fetch: bool
+    prefetch: tuple[int, ...]
+    live: int
+
+
+def modules(model: Model, block: ZeroOptimization) -> tuple[Module, ...]:
+    """Sub-modules in forward order. A layer without parameters to gather is one module of nothing."""
+    threshold = elements(block.stage3_param_persistence_threshold)
+    found: list[Module] = []
+    for i, layer in enumerate(model.layers):
+        groups = _by_module(layer)
+        sizes = [sum(t.numel for t in tensors if t.numel >= threshold) for tensors in groups.values()]
+        whole = sum(sizes)
+        if not whole:
+            own = tuple(t for t in layer.tensors if not t.tied_to)
+            found.append(Module(layer.name, i, 0, own, 1.0))
+            continue
+        small = tuple(t for tensors, n in zip(groups.values(), sizes, strict=True) if not n for t in tensors)
+        for (name, tensors), n in zip(groups.items(), sizes, strict=True):
+            if n:
+                found.append(Module(name, i, n, (*tensors, *small), n / whole))
+                small = ()
+    return tuple(found)
+
+
+def _by_module(layer: Layer) -> dict[str, list[Tensor]]:
+    """A layer's own tensors by the module that registers them: ``a.b.weight`` belongs to ``a.b``."""
+    groups: dict[str, list[Tensor]] = {}
+    for tensor in layer.tensors:
+        if not tensor.tied_to:
+            groups.setdefault(tensor.name.rpartition(".")[0] or tensor.name, []).append(tensor)
+    return groups
+
+
+def persistent(model: Model, block: ZeroOptimization) -> int:
+    """Elements that are never released, and are gathered again after each step."""
+    threshold = elements(block.stage3_param_persistence_threshold)
+    return sum(t.numel for layer in model.layers for t in layer.tensors if not t.tied_to and t.numel < threshold)
+
+
+def visits(found: tuple[Module, ...], block: ZeroOptimization, *, recorded: bool = True) -> tuple[Visit, ...]:
+    """Forward and backward over the modules; ``recorded``: the order is known, so that there is prefetching."""
+    order = (*range(len(found)), *reversed(range(len(found))))
+    walk = _Walk([m.numel for m in found], order, block, recorded)
+    return tuple(walk.visit(k) for k in range(len(order)))
+
+
+class _Walk(msgspec.Struct):
+    """The coordinator's state: what is available, and how far prefetching has read the record."""
+
+    sizes: list[int]
+    order: tuple[int, ...]
+    block: ZeroOptimization
+    recorded: bool
+    available: set[int] = msgspec.field(default_factory=set)
+    live: int = 0
+    read: int = 0
+
+    def visit(self, k: int) -> Visit:
+        module = self.order[k]
+        fetch = module not in self.available and self.sizes[module] > 0
+        if fetch:
+            self._gather(module)
+        self.read = max(self.read, k + 1)
+        ahead = self._prefetch() if self.recorded else ()
+        visit = Visit(module, fetch, ahead, self.live)
+        if module in self.available and not self._soon(module, k):
+            self.available.remove(module)
+            self.live -= self.sizes[module]
+        return visit
+
+    def _gather(self, module: int) -> None:
+        self.available.add(module)
+        self.live += self.sizes[module]
+
+    def _prefetch(self) -> tuple[int, ...]:
+        room = elements(self.block.stage3_max_live_parameters) - self.live
+        room, ahead, taken = min(room, elements(self.block.stage3_prefetch_bucket_size)), [], 0
+        while self.read < len(self.order) and taken < room:
+            module = self.order[self.read]
+            self.read += 1
+            if module not in self.available and self.sizes[module]:
+                self._gather(module)
+                ahead.append(module)
+                taken += self.sizes[module]
+        return tuple(ahead)
+
+    def _soon(self, module: int, k: int) -> bool:
+        """Whether it is used again within the reuse distance (its own use counts where it begins)."""
+        if not self.recorded:
+            return False
+        distance, limit = 0, elements(self.block.stage3_max_reuse_distance)
+        for later in self.order[k + 1 :]:
+            if distance >= limit:
+                return False
+            if later == module:
+                return True
+            distance += self.sizes[later]
+        return False
+
+
+class Zero3(Zero):
+    """The hooks of stage 3.
+
+    ``gathered`` : module -> ops its kernel waits for. ``kernels`` : the last ones, which bound how far the host is
+    ahead. ``after_step`` : what gathers wait for at a step's begin.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        block = self.config.zero_optimization
+        self.modules = modules(self.model, block)
+        self.recording, self.recorded = visits(self.modules, block, recorded=False), visits(self.modules, block)
+        self.of_layer = [[m for m, module in enumerate(self.modules) if module.layer == i]
+                         for i in range(len(self.model.layers))]  # fmt: skip
+        near = self._within(block.zero_hpz_partition_size, "$.strategy.zero_optimization.zero_hpz_partition_size")
+        self.near = near if near.shape[1] > 1 else self.group
+        self.gathered: dict[int, tuple[int, ...]] = {}
+        self.kernels: list[int] = []
+        self.after_step: tuple[int, ...] = ()
+
+    def begin_step(self) -> None:
+        """Gathers read parameters, so they wait for the optimizer."""
+        if self.ops.ops:
+            self.after_step = (*self.after_step, len(self.ops.ops) - 1)
+
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+        """Sub-module after sub-module, as the coordinator lets them run; the first pass only records their order."""
+        forward, i, n = action.kind == "F", place[1], len(self.modules)
+        plan = self.recorded if self.ops.step or action.microbatch else self.recording
+        for m in self.of_layer[i] if forward else reversed(self.of_layer[i]):
+            self._fetch(plan[m if forward else 2 * n - 1 - m], m == n - 1, forward)
+            module = self.modules[m]
+            if self.config.zero_optimization.zero_quantized_weights and self.ops.waits and module.numel:
+                traffic, name = module.numel * (INT8 + 2.0), f"dequantise {module.name}"
+                self.ops.compute(name, base.gradient_pass(traffic, self.cost), "gradient", after=self.ops.waits)
+            yield Part(module.share, module.name)
+            self.kernels.append(self.ops.kernel)
+            for tensor in () if forward else reversed(module.gradients):
+                self.add(tensor)
+        if not forward and not i:
+            self.reduce()
+            self.gathered.clear()
+
+    def _fetch(self, visit: Visit, turns: bool, forward: bool) -> None:
+        """Gather what is missing, and what comes next ahead of time. ``turns`` : forward ends here, so that what is
+        gathered ahead is for backward."""
+        groups = self.group if forward else self.near
+        if visit.fetch:
+            self._gather((visit.module,), groups)
+        self.ops.waits = (*self.gathered.pop(visit.module, ()), *self.ops.waits)
+        if visit.prefetch:
+            self._gather(visit.prefetch, self.near if turns else groups)
+
+    # --- parameters --------------------------------------------------------------------------------------------------
+
+    def _gather(self, which: tuple[int, ...], groups: Ints) -> None:
+        """One coalesced all_gather of several modules."""
+        block = self.config.zero_optimization
+        dtype: str = self.config.param_dtype
+        numel = sum(self.modules[m].numel for m in which)
+        first = self.modules[which[0]].name
+        name = first if len(which) == 1 else f"{first} and {len(which) - 1} more"
+        after = (*self.after_step, *self.kernels[-OUTSTANDING : 1 - OUTSTANDING])
+        self.after_step = ()
+        if self.config.offloads_parameters:
+            share = sharded.nbytes(numel, dtype) / self.ranks
+            after = (self.host.copy(self.ops, f"h2d {name}", share, sharded.H2D_STREAM, after),)
+        if groups.shape[1] > 1:
+            quantized = block.zero_quantized_weights
+            size, dtype = (numel * INT8, "uint8") if quantized else (sharded.nbytes(numel, dtype), dtype)
+            where = "world" if groups is self.group else "hpz"
+            after = (collective(self.ops, "all_gather", name, size, groups, after, dtype=dtype, communicator=where),)
+        for m in which:
+            self.gathered[m] = after
+
+    # --- gradients ---------------------------------------------------------------------------------------------------
+
+    def send(self, k: int, numel: int, nbytes: float, after: int) -> int:
+        """A reduce_scatter; or its hops in 4 bits, inside nodes and then between them."""
+        what, done = f"bucket {k}", after
+        if not self.config.zero_optimization.zero_quantized_gradients:
+            dtype = self.config.param_dtype
+            return collective(self.ops, "reduce_scatter", what, nbytes, self.group, (after,), dtype=dtype)
+        each = max(1, self.mesh.nproc_per_node // self.mesh.size("tp"))
+        inside = self._within(each, "$.cluster.gpus_per_node")
+        hops = [("node", inside, numel * INT4)]
+        if self.mesh.n_nodes > 1:
+            hops.append(("rail", _across(inside, self.group), numel * INT4 / each))
+        for name, groups, size in hops:
+            done = collective(self.ops, "all_to_all", what, size, groups, (done,), dtype="uint8", communicator=name)
+        return done
+
+    def _within(self, size: int, where: str) -> Ints:
+        """Groups of ``size`` neighbours among the ranks that share."""
+        if self.ranks % size:
+            raise ProgramError(f"{self.ranks} ranks do not divide into groups of {size} (at {where})")
+        return self.group.reshape(-1, size)
+
+    def publish(self, updated: int) -> tuple[int, ...]:
+        """Persistent parameters, once for all; the others are gathered when they are used."""
+        self.kernels, self.after_step = [], (updated,)
+        small = persistent(self.model, self.config.zero_optimization)
+        if not small or self.ranks == 1:
+            return self.ops.waits
+        return (self.gather("persistent", sharded.nbytes(small, self.config.param_dtype), updated),)
+
+    def notes(self) -> tuple[str, ...]:
+        """What the coordinator does, in words."""
+        live = format_bytes(sharded.nbytes(max(visit.live for visit in self.recorded), self.config.param_dtype))
+        calls = sum(visit.fetch + bool(visit.prefetch) for visit in self.recorded)
+        return (
+            f"zero3: {self.ranks} ranks, {calls} all-gathers a pass, at most {live} gathered at once",
+            *self.config.notes,
+        )
+
+
+def _across(inside: Ints, group: Ints) -> Ints:
+    """Who is at the same place of the groups ``inside`` that one group was cut into."""
+    cut = inside.reshape(len(group), -1, inside.shape[1])
+    return np.ascontiguousarray(cut.transpose(0, 2, 1)).reshape(-1, cut.shape[1])

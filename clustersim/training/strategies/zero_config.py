@@ -1,0 +1,184 @@
+"""DeepSpeed's ``zero_optimization`` block as it is written, and what its defaults mean.
+
+Names and defaults are those of deepspeed/runtime/zero/config.py and offload_config.py. Sizes are *elements*, not bytes.
+Keys that do not change what is sent or kept (checkpoint and logging options) are read and left alone.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from clustersim.training.strategies import base, sharded
+
+Count = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)] | str
+"""A number of elements; JSON writes ``5e8``. Text is read so that ``"auto"``, which Hugging Face's Trainer replaces,
+can be told from a mistake; both are errors."""
+Flag = bool | str | None
+HF_AUTO = {
+    "reduce_bucket_size": "hidden_size squared",
+    "stage3_prefetch_bucket_size": "0.9 x hidden_size squared",
+    "stage3_param_persistence_threshold": "10 x hidden_size",
+}
+"""What Hugging Face's integration puts where a configuration says ``"auto"``."""
+
+
+class Offload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``offload_param`` and ``offload_optimizer``: where parameters or optimizer states live.
+
+    Parameters
+    ----------
+    device : ``cpu`` or ``none``.
+    others : read as DeepSpeed does, without effect here.
+    """
+
+    device: Literal["none", "cpu", "nvme"] | None = "none"
+    nvme_path: str | None = None
+    buffer_count: int = 5
+    buffer_size: float = 1e8
+    max_in_cpu: float = 1e9
+    pin_memory: bool = False
+    pipeline: bool = False
+    pipeline_read: bool = False
+    pipeline_write: bool = False
+    fast_init: bool = False
+    ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.device == "nvme":
+            raise ValueError("device 'nvme' is not played; use 'cpu' or 'none'")
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is on the host."""
+        return self.device == "cpu"
+
+
+class ZeroOptimization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The block.
+
+    Parameters
+    ----------
+    stage : 1 shards optimizer states, 2 gradients too, 3 parameters too.
+    reduce_bucket_size : gradients that are reduced together. allgather_bucket_size : parameters gathered together
+        after a step of stages 1 and 2. overlap_comm : reduce beside backward; true for stage 3 only when absent.
+    reduce_scatter, use_multi_rank_bucket_allreduce : both true (the defaults) all-reduce each bucket, of which every
+        rank keeps its part; without the second, each part is reduced to its owner.
+    contiguous_gradients : gradients are copied into the bucket as they are made.
+    stage3_prefetch_bucket_size : parameters gathered ahead. stage3_param_persistence_threshold : smaller tensors stay.
+    stage3_max_live_parameters, stage3_max_reuse_distance : bounds on what is gathered, and kept until its next use.
+    zero_hpz_partition_size : backward gathers from a second copy, shared by so many ranks (ZeRO++).
+    offload_param, offload_optimizer : what lives on the host.
+    zero_quantized_weights, zero_quantized_gradients : int8 all_gather, int4 all_to_all in two hops (ZeRO++).
+    others : read as DeepSpeed does, without effect here. mics_shard_size : refused where above 0.
+    """
+
+    stage: Literal[0, 1, 2, 3] = 0
+    contiguous_gradients: Flag = True
+    reduce_scatter: Flag = True
+    reduce_bucket_size: Count = 500_000_000
+    use_multi_rank_bucket_allreduce: bool = True
+    allgather_partitions: bool = True
+    allgather_bucket_size: Count = 500_000_000
+    overlap_comm: Flag = None
+    offload_param: Offload | None = None
+    offload_optimizer: Offload | None = None
+    sub_group_size: Count = 1_000_000_000
+    stage3_prefetch_bucket_size: Count = 50_000_000
+    stage3_param_persistence_threshold: Count = 100_000
+    stage3_model_persistence_threshold: Count | None = None
+    stage3_max_live_parameters: Count = 1_000_000_000
+    stage3_max_reuse_distance: Count = 1_000_000_000
+    zero_hpz_partition_size: Annotated[int, msgspec.Meta(ge=1)] = 1
+    zero_quantized_weights: bool = False
+    zero_quantized_gradients: bool = False
+    zero_quantized_nontrainable_weights: bool = False
+    # Read and left alone.
+    load_from_fp32_weights: bool = True
+    elastic_checkpoint: bool = False
+    cpu_offload_use_pin_memory: bool | None = None
+    stage3_gather_16bit_weights_on_model_save: Flag = False
+    stage3_gather_fp16_weights_on_model_save: Flag = False
+    stage3_module_granularity_threshold: Count = 0
+    stage3_use_all_reduce_for_fetch_params: bool = False
+    stage3_allgather_sequential: bool = False
+    ignore_unused_parameters: bool = True
+    legacy_stage1: bool = False
+    round_robin_gradients: Flag = False
+    memory_efficient_linear: bool = True
+    pipeline_loading_checkpoint: bool = False
+    override_module_apply: bool = True
+    log_trace_cache_warnings: bool = False
+    zeropp_loco_param: dict[str, Any] | None = None
+    mics_shard_size: int = -1
+    mics_hierarchical_params_gather: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) == "auto":
+                means = f" (it would put {HF_AUTO[name]})" if name in HF_AUTO else ""
+                raise ValueError(f"{name} = 'auto' is filled in by Hugging Face's Trainer{means}; write the value")
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} = {getattr(self, name)!r}: write a number of elements, or true or false")
+        if self.stage == 0:
+            raise ValueError("stage 0 is plain data parallelism: use kind = 'ddp', or a stage of 1, 2 or 3")
+        if self.mics_shard_size > 0:
+            raise ValueError("mics_shard_size (MiCS) is not played; fsdp with a replicate degree is the same idea")
+        if self.reduce_bucket_size == 0:
+            raise ValueError("reduce_bucket_size = 0: write how many elements are reduced together, such as 5e8")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether reductions run beside backward: only stage 3 does so by default."""
+        return self.stage == 3 if self.overlap_comm is None else bool(self.overlap_comm)
+
+
+class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero"):
+    """Knobs of DeepSpeed's ZeRO.
+
+    Parameters
+    ----------
+    zero_optimization : DeepSpeed's own block; stage 1 when absent. gradient_clipping : the largest norm; 0 for none.
+    param_dtype : of parameters and gradients; 16-bit ones have fp32 masters in the optimizer.
+    pcie_bandwidth : of one GPU in one direction. dram_bandwidth : of a node; two sockets of the costs' host if absent.
+    """
+
+    zero_optimization: ZeroOptimization = ZeroOptimization(stage=1)
+    gradient_clipping: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    pcie_bandwidth: str = "20 GB/s"
+    dram_bandwidth: str | None = None
+
+    def __post_init__(self) -> None:
+        sharded.check_bandwidths(self.pcie_bandwidth, self.dram_bandwidth)
+        block = self.zero_optimization
+        parameters_away = block.offload_param is not None and block.offload_param.on
+        if parameters_away and block.stage < 3:
+            raise ValueError("zero_optimization.offload_param needs stage 3: smaller stages keep parameters whole")
+
+    @property
+    def state_dtype(self) -> str:
+        """What the optimizer's parameters and states are in."""
+        return "fp32"
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the optimizer runs on the host."""
+        away = self.zero_optimization.offload_optimizer
+        return away is not None and away.on
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is assumed of any stage."""
+        return ("zero: PCIe is a stream of its own at a fixed rate per GPU",) if self.offloads_optimizer else ()
+
+    @property
+    def offloads_parameters(self) -> bool:
+        """Whether shards live on the host."""
+        away = self.zero_optimization.offload_param
+        return away is not None and away.on
+
+
+def elements(value: int | float | str) -> int:
+    """A checked :data:`Count` as a number."""
+    return int(float(value))

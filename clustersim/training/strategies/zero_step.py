@@ -1,0 +1,116 @@
+"""What all ZeRO stages share: the bucket that gradients fill, and the optimizer step."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from clustersim.core.model import Tensor
+from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES
+from clustersim.training.strategies import base, sharded
+from clustersim.training.strategies.primitives import collective
+from clustersim.training.strategies.walk import Rank
+from clustersim.training.strategies.zero_config import ZeroConfig, elements
+
+
+@dataclass
+class Zero(Rank[ZeroConfig]):
+    """The hooks of every stage, on the ranks of dp and cp.
+
+    ``filled`` : elements in the bucket. ``reduced``, ``home`` : this step's reductions, and copies to the host.
+
+    joined : ``(after) -> after``, what model-parallel ranks do with reduced gradients before their norm.
+    """
+
+    joined: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda after: after
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.host = sharded.host(self.mesh, self.cost, config.pcie_bandwidth, config.dram_bandwidth)
+        self.group = self.mesh.groups("dp", "cp")
+        self.ranks, self.filled = self.group.shape[1], 0
+        self.reduced: list[int] = []
+        self.home: list[int] = []
+
+    def overflows(self, tensor: Tensor) -> bool:
+        """Whether a gradient finds no room in the bucket; an empty one takes any."""
+        size = elements(self.config.zero_optimization.reduce_bucket_size)
+        return bool(self.filled) and self.filled + tensor.numel > size
+
+    def add(self, tensor: Tensor) -> None:
+        """A gradient into the bucket, which is sent off first where it is full."""
+        if self.overflows(tensor):
+            self.reduce()
+        self.filled += tensor.numel
+
+    def reduce(self) -> None:
+        """reduce_ipg_grads: copy into contiguous memory, average, and send the bucket off."""
+        block, numel = self.config.zero_optimization, self.filled
+        if not numel:
+            return
+        self.filled, k = 0, len(self.reduced)
+        nbytes = sharded.nbytes(numel, self.config.param_dtype)
+        contiguous = block.stage == 3 or block.contiguous_gradients
+        traffic = (2.0 if contiguous else 0.0) * nbytes + (2.0 * nbytes if self.ranks > 1 else 0.0)
+        # Two buckets take turns, so that filling waits for the last but one.
+        turns = self.reduced[k - 2 : k - 1] if block.overlaps and k >= 2 and block.stage < 3 else ()
+        after, self.ops.waits = (*self.ops.waits, *turns), ()
+        seconds = base.gradient_pass(traffic, self.cost)
+        sent = self.ops.compute(f"fill bucket {k}", seconds, "gradient", after=after, nbytes=traffic)
+        if self.ranks > 1:
+            sent = self.send(k, numel, nbytes, sent)
+        self.reduced.append(sent)
+        if not block.overlaps and self.ops.ops[sent].stream != COMPUTE_STREAM:
+            self.ops.waits = (sent,)
+        if self.config.offloads_optimizer:
+            share = nbytes / self.ranks
+            self.home.append(self.host.copy(self.ops, f"d2h bucket {k}", share, sharded.D2H_STREAM, (sent,)))
+
+    @abstractmethod
+    def send(self, k: int, numel: int, nbytes: float, after: int) -> int:
+        """The collectives that reduce bucket ``k``; returns the last."""
+
+    def finish(self) -> None:
+        """Overflow and norm, Adam on this rank's part, and parameters to everybody."""
+        numel = self.model.parameters / self.ranks
+        after = self._finite_norm(numel, self.joined(tuple(self.home[-1:] or self.reduced[-1:])))
+        updated = self._update(numel, after)
+        self.reduced, self.home = [], []
+        self.ops.waits = self.publish(updated)
+
+    def gather(self, what: str, nbytes: float, after: int) -> int:
+        """All_gather among the ranks that share."""
+        return collective(self.ops, "all_gather", what, nbytes, self.group, (after,), dtype=self.config.param_dtype)
+
+    @abstractmethod
+    def publish(self, updated: int) -> tuple[int, ...]:
+        """Updated parameters to whoever needs them whole; what the next kernel waits for."""
+
+    def _finite_norm(self, numel: float, after: tuple[int, ...]) -> tuple[int, ...]:
+        """Whether any rank's gradients overflowed (fp16), and the norm over all of them: one number each, all-reduced.
+
+        The gradients of ``numel`` elements are read for each; the optimizer's factor is applied with its own read.
+        """
+        ops, dtype, everybody = self.ops, self.config.param_dtype, self.mesh.groups("tp", "cp", "dp")
+        seconds = base.gradient_pass(sharded.nbytes(numel, dtype), self.cost)
+        if dtype == "fp16":
+            checked = ops.compute("check overflow", seconds, "gradient", after=after)
+            after = sharded.all_reduce_flag(ops, "all_reduce overflow", everybody, (checked,), "max")
+        normed = ops.compute("gradient norm", seconds, "gradient", after=after)
+        return sharded.all_reduce_flag(ops, "all_reduce gradient norm", everybody, (normed,))
+
+    def _update(self, numel: float, after: tuple[int, ...]) -> int:
+        """Adam on this rank's part, on the GPU or on the host; returns the op after which 16-bit parameters are there.
+
+        On the GPU, gradients are cast to fp32 and unscaled, and masters back to 16 bits.
+        """
+        config, size = self.config, DTYPE_BYTES[self.config.param_dtype]
+        if config.offloads_optimizer:
+            done = self.host.adam(self.ops, numel, after)
+            if config.offloads_parameters:
+                return done
+            return self.host.copy(self.ops, "h2d parameters", numel * size, sharded.H2D_STREAM, (done,))
+        casts = base.gradient_pass(2.0 * numel * (size + 4.0), self.cost) if size < 4 else 0.0
+        seconds = sharded.optimizer(self.cost, 1.0 / self.ranks) + casts
+        return self.ops.compute("optimizer", seconds, "optimizer", after=after)

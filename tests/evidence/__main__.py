@@ -1,0 +1,22 @@
+"""``python -m tests.evidence``: what predictions are judged by."""
+
+from __future__ import annotations
+
+import click
+
+from tests.evidence.bench_command import bench
+from tests.evidence.claims_command import claims
+from tests.evidence.evidence_command import campaign_cases, evidence
+from tests.evidence.steps_command import memory, steps
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+def cli() -> None:
+    """Predictions beside published figures; what the simulator itself costs."""
+
+
+for command in (evidence, steps, memory, campaign_cases, claims, bench):
+    cli.add_command(command)
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,166 @@
+"""How far off predictions are, of everything there is a table of: in sample, of a machine left out, and of one of which
+three numbers are known, side by side; and how often the stated ranges hold of somebody they were not made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from clustersim.calibrate.cross_validate import Told, cross_validate
+from clustersim.calibrate.score import Predicted, Row, grouped, predicted, statistics
+from clustersim.calibrate.validate_nccl import validate_nccl
+from clustersim.core.arrays import Floats
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.ranges import size_class
+from tests.evidence.step_rows import publisher
+from tests.evidence.validate_steps import figure, hardware, kind_of, validate_memory, validate_steps
+
+Error = tuple[float, float]
+"""Median and 90th percentile over cases of the relative error."""
+COLLECTIVES, STEPS, SPLIT = "nccl_tests", "training_steps", "training_steps_hybrid"
+SIZES = (2.0**16, 2.0**25, 2.0**26)
+"""Bytes, one of each class of sizes."""
+FEWEST = 3
+"""Cases that a part needs for a line of its own."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One part of the evidence.
+
+    Parameters
+    ----------
+    what : for people. rows, cases : predicted. in_sample : with the constants as shipped. left_out : of a machine that
+        constants were not fitted to. three_numbers : of which three numbers are known besides. held : share of
+        measurements within the ranges of 50 and 90 % that are made of the others; NaN where there are no others.
+    """
+
+    what: str
+    rows: int
+    cases: int
+    in_sample: Error
+    left_out: Error | None
+    three_numbers: Error | None
+    held: tuple[float, ...]
+
+
+def evidence(folder: str | Path, told: Told = lambda done, total: None) -> list[Line]:
+    """Lines for all tables of a folder, named as the shipped ones are; ``told`` how many of how many are done.
+
+    Raises :class:`ClusterSimError` where there is none.
+    """
+    tables = {name: path for name in (COLLECTIVES, STEPS, SPLIT) if (path := table_of(Path(folder), name))}
+    if not tables:
+        raise ClusterSimError(f"{folder}: holds none of {COLLECTIVES}.csv, {STEPS}.csv and {SPLIT}.csv (or .csv.gz)")
+    found: list[Line] = []
+    memory: list[Row] = []
+    for i, (name, path) in enumerate(tables.items()):
+        told(i, len(tables))
+        if name == COLLECTIVES:
+            found += _collectives(path)
+            continue
+        found += _lines(validate_steps(path).rows, PARTS[name])
+        memory += validate_memory(path).rows
+    return found + _lines(memory, lambda row: f"memory, {figure(row.cells)}")
+
+
+PARTS: dict[str, Callable[[Predicted], str]] = {
+    STEPS: lambda row: f"steps, {kind_of(row.cells['strategy'])}",
+    SPLIT: lambda row: f"split models, {hardware(row.cells)}",
+}
+"""What the rows of a table of training steps are told apart by."""
+
+
+def table_of(folder: Path, name: str) -> Path | None:
+    """The table of this name in a folder, packed or not; None where there is none."""
+    return next((path for end in (".csv", ".csv.gz") if (path := folder / f"{name}{end}").exists()), None)
+
+
+def _collectives(table: Path) -> list[Line]:
+    found = validate_nccl(table), cross_validate(table, "platform"), cross_validate(table, "three-numbers")
+    shipped, left_out, three = (
+        grouped(predicted(one.rows), lambda row: size_class(float(row.cells["size_bytes"]))) for one in found
+    )
+    parts = [name for name in map(size_class, SIZES) if name in shipped]
+    return [
+        _line(f"collectives, {part}", shipped[part], "topology", left_out.get(part), three.get(part)) for part in parts
+    ]
+
+
+def _lines(rows: Iterable[Row], part: Callable[[Predicted], str]) -> list[Line]:
+    """A line for each part that has a few cases."""
+    lines = [_line(name, some) for name, some in sorted(grouped(predicted(rows), part).items())]
+    return [line for line in lines if line.cases >= FEWEST]
+
+
+def _line(
+    what: str,
+    rows: list[Predicted],
+    unit: str = "",
+    left_out: list[Predicted] | None = None,
+    three: list[Predicted] | None = None,
+) -> Line:
+    """``unit`` : the column of what is left out for the ranges; the publisher when empty."""
+    apart = distances(left_out or rows, lambda row: str(row.cells[unit]) if unit else publisher(row.cells))
+    cases = statistics(rows).n_cases
+    out, known = (_error(some) if some else None for some in (left_out, three))
+    return Line(what, len(rows), cases, _error(rows), out, known, coverage(apart))
+
+
+def _error(rows: list[Predicted]) -> Error:
+    found = statistics(rows)
+    return cast("Error", (found.median_abs_rel_error, found.p90_abs_rel_error))  # some row was predicted
+
+
+# ---- Ranges: rows of one publisher are wrong together, so quantiles are over publishers of equal weight, and both
+# width and coverage are those of publishers whose rows the range was not made from.
+
+Groups = Mapping[str, Floats]
+SHARES = (0.5, 0.9)
+"""Shares of measurements that ``p50`` and ``p90`` are to hold."""
+SLACK = 0.03
+"""Of coverage, that a handful of publishers cannot tell from chance."""
+TINY = 1e-9
+
+
+def distances(rows: Iterable[Row], group: Callable[[Predicted], str]) -> dict[str, Floats]:
+    """Of each group, how far its measurements are from their predictions, relative to the prediction."""
+    return {
+        name: np.array([abs(1.0 / (1.0 + row.rel_error) - 1.0) for row in some])
+        for name, some in grouped(predicted(rows), group).items()
+    }
+
+
+def quantile(groups: Iterable[Floats], share: float) -> float:
+    """The distance below which a share of measurements lies, every group weighing the same."""
+    groups = list(groups)
+    distance = np.concatenate(groups)
+    weight = np.concatenate([np.full(len(group), 1.0 / len(group)) for group in groups])
+    order = np.argsort(distance, kind="stable")
+    below = (np.cumsum(weight[order]) - 0.5 * weight[order]) / weight.sum()
+    return float(np.interp(share, below, distance[order]))
+
+
+def _apart(groups: Groups, share: float) -> list[Floats]:
+    """Each group's distances, over the quantile of the others."""
+    others = {name: [groups[other] for other in groups if other != name] for name in groups}
+    return [mine / max(quantile(others[name], share), TINY) for name, mine in groups.items()]
+
+
+def widening(groups: Groups, share: float) -> float:
+    """What the quantile of others must be multiplied with to hold its share of a group that was left out, but for
+    :data:`SLACK`: two groups say little of a third. Never below 1, and 1 of a single group, which says nothing."""
+    return max(1.0, quantile(_apart(groups, share), share - SLACK)) if len(groups) > 1 else 1.0
+
+
+def coverage(groups: Groups) -> tuple[float, ...]:
+    """Of each of :data:`SHARES`, the mean share of a group's measurements that a range made of the others holds, as
+    wide as :func:`widening` makes it; NaN where there are no others."""
+    if len(groups) < 2:
+        return tuple(float("nan") for _ in SHARES)
+    apart = [(_apart(groups, share), widening(groups, share)) for share in SHARES]
+    return tuple(float(np.mean([np.mean(far <= wide + TINY) for far in mine])) for mine, wide in apart)

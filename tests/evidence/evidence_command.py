@@ -1,0 +1,112 @@
+"""``clustersim validate all`` and ``validate campaign``: everything there is a table of, and whole trainings alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from clustersim.app.cli.common import PATH, json_option, markdown_table, number_table, print_json, stdout, working
+from clustersim.app.cli.validate import markdown_option, table_argument
+
+if TYPE_CHECKING:
+    from tests.evidence.cases import Checked
+    from tests.evidence.evidence import Error, Line
+
+HEAD = (
+    "what", "rows", "cases", "as shipped", "machine left out", "three numbers known", "in the 50 % range",
+    "in the 90 % range",
+)  # fmt: skip
+GOODPUT = "goodput of whole trainings"
+"""How far published goodputs are off, as ``clustersim validate campaign`` has it."""
+
+
+@click.command("all")
+@click.argument("folder", type=PATH)
+@markdown_option
+@json_option
+def evidence(folder: Path, as_json: bool, markdown: bool) -> None:
+    """Every table of FOLDER: errors as shipped, of machines left out, with three numbers known, and ranges.
+
+    Tables are named nccl_tests, training_steps, training_steps_hybrid and run_reliability (.csv or .csv.gz). Errors
+    are the median and the 90th percentile over cases, of goodput in points the median and the worst; ranges are made
+    without the machine or publisher that they are tried on.
+    """
+    from tests.evidence import cases
+    from tests.evidence import evidence as kind
+
+    with working(f"predicting {folder}") as told:
+        lines = kind.evidence(folder, told)
+        table = kind.table_of(folder, "run_reliability")
+        points = cases.in_points(cases.validate(table)) if table else None
+    rows, said = [_cells(line) for line in lines], [asdict(line) for line in lines]
+    if points:
+        count = f"{points['n_cases']:.0f}"
+        off = f"{points['median_points']:.1f} points (worst {points['worst_points']:.1f})"
+        rows.append([GOODPUT, count, count, off, *["-"] * 4])
+        said.append({"what": GOODPUT, **points})
+    if as_json:
+        print_json(said)
+    elif markdown:
+        click.echo("\n".join(markdown_table(HEAD, rows)))
+    else:
+        stdout().print(number_table(f"evidence: {folder}", HEAD, rows))
+
+
+def _cells(line: Line) -> list[str]:
+    errors = (line.in_sample, line.left_out, line.three_numbers)
+    held = ("-" if math.isnan(share) else f"{share:.0%}" for share in line.held)
+    return [line.what, str(line.rows), str(line.cases), *map(_error, errors), *held]
+
+
+def _error(error: Error | None) -> str:
+    return "-" if error is None else f"{100 * error[0]:.1f} % ({100 * error[1]:.0f})"
+
+
+CASES_HEAD = ("case", "published", "predicted", "p5 to p95", "error")
+
+
+@click.command("campaign")
+@table_argument
+@click.option("--summary", is_flag=True, help="Print only how many cases there are, and their median and worst error.")
+@markdown_option
+@json_option
+def campaign_cases(table: Path, summary: bool, as_json: bool, markdown: bool) -> None:
+    """Goodput and spares of published trainings: TABLE.csv in the columns of run_reliability.csv."""
+    from tests.evidence import cases
+
+    with working(f"playing the cases of {table}"):
+        checked = cases.validate(table)
+    overall = cases.in_points(checked)
+    if as_json:
+        print_json({"overall": overall, "cases": [asdict(one) for one in checked]})
+        return
+    words = "{n_cases:.0f} goodputs, {n_claims:.0f} of them bounds that are no error while they hold: "
+    words += "median error {median_points:.1f} points, worst {worst_points:.1f}"
+    if summary:
+        click.echo(words.format(**overall))
+        return
+    rows = [_case_cells(one) for one in checked]
+    if markdown:
+        click.echo("\n".join(markdown_table(CASES_HEAD, rows)))
+    else:
+        stdout().print(number_table(f"published trainings: {table}", CASES_HEAD, rows))
+    click.echo("\n" + words.format(**overall))
+    for one in checked if not markdown else ():
+        click.echo(f"{'not predicted' if math.isnan(one.predicted) else 'assumed of'} {one.name}: {one.assumed}")
+
+
+def _case_cells(one: Checked) -> list[str]:
+    def text(value: float) -> str:
+        return f"{value:.1%}" if one.unit == "fraction" else f"{value:,.3g} {one.unit}"
+
+    sign = {"claim >=": "at least ", "claim <=": "at most "}.get(one.status, "")
+    if math.isnan(one.predicted):
+        return [one.name, sign + text(one.published), "not predicted", "", ""]
+    error = f"{100 * one.error:+.1f} points" if one.unit == "fraction" else f"{one.error:+.2g} {one.unit}"
+    spread = f"{text(one.p5)} to {text(one.p95)}" if one.p95 > one.p5 else "closed form"
+    predicted = f"at most {text(one.predicted)}" if one.bound else text(one.predicted)
+    return [one.name, sign + text(one.published), predicted, spread, error]

@@ -1,0 +1,91 @@
+"""The ``[model]`` table of a measured hybrid-parallel row: a shipped model of its family in the row's own sizes."""
+
+from __future__ import annotations
+
+import re
+
+from clustersim.core.device import Device
+from clustersim.core.paths import shipped
+from clustersim.core.texts import Table
+from clustersim.model.sized import HEAD, named_shape, of_size
+from clustersim.training.parallel import padded_vocab
+from tests.evidence.generic import read_columns
+from tests.evidence.software import Row, Stack
+from tests.evidence.step_rows import whole
+
+
+def model_table(row: Row, stack: Stack, dtype: str, device: Device) -> Table:
+    """``[model]``; a GPU that the stack's attention kernel does not run on takes PyTorch's choice.
+
+    Raises ValueError where the row does not say the sizes.
+    """
+    family = _family(row)
+    name, options = _experts(row) if family == "experts" else (NAMED[family], _sizes(row))
+    if family in {"gpt", "bert"}:
+        options["n_positions"] = whole(row, "seq_len")
+        options |= {"activation": "gelu"} if family == "gpt" else {"head": "pretraining"}
+    if stack.vocab and "vocabulary assumed" in row.get("notes", ""):
+        options["vocab"] = stack.vocab
+    if stack.pads_vocab:
+        options["vocab"] = padded_vocab(options["vocab"], stack.pads_vocab, whole(row, "tp", 1))
+    if family == "gpt" and not stack.tied:
+        options["tied"] = False
+    if not stack.dropout or family in {"gated", "experts"}:
+        options |= {"attn_dropout": False, "hidden_dropout": False}
+    if stack.fused_scores_and_loss:
+        options |= {"attn_dropout": False, "fused_loss": True}
+    if family == "experts":
+        options |= {"experts_implementation": "grouped_mm"}
+    return {
+        "name": name,
+        "seq_len": whole(row, "seq_len"),
+        "dtype": dtype,
+        "attention": stack.attention if stack.attention in {"eager", *device.attention} else "flash",
+        "implementation": stack.implementation,
+        "options": options,
+    }
+
+
+def _family(row: Row) -> str:
+    if row.get("experts"):
+        return "experts"
+    if row["model"].lower().startswith("bert"):
+        return "bert"
+    return "gated" if row.get("gated") == "1" else "gpt"
+
+
+NAMED = {"gpt": "gpt2", "bert": "bert-large-uncased", "gated": "llama2-7b"}
+"""The shipped model of each dense family: Megatron's GPT (learned positions of the sequence's length, tied embeddings,
+biases, GELU by one kernel); its BERT, whose head sees every position, not only the masked ones; Llama and its kin
+(rotary positions, RMSNorm, gated MLP, untied embeddings)."""
+
+
+def _experts(row: Row) -> tuple[str, Table]:
+    """A shipped mixture of experts of that name, whose depth the row may cut."""
+    plain = re.sub(r"[^a-z0-9]", "", row["model"].lower())
+    known = sorted(shipped("data/models", ".json"), key=len, reverse=True)
+    name = next((name for name in known if plain.startswith(re.sub(r"[^a-z0-9]", "", name))), None)
+    if name is None:
+        raise ValueError(f"model {row['model']!r}: no shipped mixture of experts has this name")
+    return name, {"layers": whole(row, "layers"), "vocab": whole(row, "vocab")}
+
+
+def completed(row: Row) -> Row:
+    """The row with sizes: a GPT named by its parameters alone has GPT-3's width for them, and heads GPT-3's size."""
+    if not row.get("layers") and not row.get("d_model") and _family(row) == "gpt" and row.get("params"):
+        gpt = of_size(named_shape("gpt2-xl"), read_columns(row).params)
+        row = {**row, "layers": str(gpt.layers), "d_model": str(gpt.d_model)}
+    return row if row.get("heads") else {**row, "heads": str(whole(row, "d_model") // HEAD)}
+
+
+def _sizes(row: Row) -> Table:
+    width, heads = whole(row, "d_model"), whole(row, "heads")
+    return {
+        "layers": whole(row, "layers"),
+        "d_model": width,
+        "heads": heads,
+        "vocab": whole(row, "vocab"),
+        "kv_heads": whole(row, "kv_heads", heads),
+        "head_dim": whole(row, "head_dim", width // heads),
+        "d_ff": whole(row, "ffn", 4 * width),
+    }

@@ -1,0 +1,219 @@
+"""A row of measured hybrid-parallel steps as a scenario: ``[cluster] [model] [parallel] [strategy] [run]``.
+
+The row says the degrees, the batch and the sizes; its stack and its recipe (:mod:`tests.evidence.software`)
+fill what it does not say. A row that says too little is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+
+from clustersim import scenario
+from clustersim.calibrate.score import number
+from clustersim.core.device import device, device_from_text
+from clustersim.core.texts import Table
+from clustersim.scenario.parts import model_of
+from tests.evidence.hybrid_models import completed, model_table
+from tests.evidence.software import Row, Stack, recipe_of, stack_of
+from tests.evidence.step_rows import whole
+
+COLUMNS = ("tp", "pp", "cp", "ep", "dp", "vpp", "schedule", "config_group", "step_time_s")
+"""What a table of hybrid-parallel steps has besides the columns of plain ones."""
+
+STEPS = 2
+"""Steps played per row: the second begins when the first is over, parameters gathered."""
+
+_UNNAMED = {"libai": ("dgx-1v-1x100g", "V100-SXM2-32GB")}
+"""Machines of sources that do not name theirs. LiBai's page is by the authors of ``dlperf``, whose 8-GPU V100 nodes
+have one 100 Gb/s port; its 1-GPU rates and its batch sizes fit the 32 GB card (README of the measurements)."""
+
+_SCHEDULES = {"interleaved-1f1b": "interleaved_1f1b", "zb1p": "zb_h1", "zb2p": "zb_2p"}
+"""Names of the table -> of the schedules here."""
+
+# Megatron-LM examples/sc21/run_table_1.sh: what the paper's table 1 does not print, by (TP, PP) of its rows.
+_SC21 = {
+    (1, 1): (16, 1), (2, 1): (16, 1), (4, 1): (16, 1), (8, 1): (8, 1), (8, 2): (4, 1), (8, 4): (2, 3), (8, 8): (2, 2),
+    (8, 16): (1, 2),
+}  # fmt: skip
+
+
+def is_hybrid(row: Row) -> bool:
+    """Whether a row is of a table of hybrid-parallel steps."""
+    return row.keys() >= set(COLUMNS)
+
+
+def scenario_table(row: Row) -> Table:
+    """The tables of the scenario that a row describes.
+
+    Raises ValueError or a clustersim error that says what keeps it from being played.
+    """
+    row = completed(row)
+    stack, recipe = stack_of(row), recipe_of(row)
+    degrees = {name: whole(row, name, 1) for name in ("tp", "pp", "cp", "ep")}
+    dtype, param_dtype = _dtypes(row)
+    micro_batch, chunks = _batch(row)
+    said = {} if row["fsdp"] == "1" else stack.parallel  # FSDP has its own overlap
+    parallel = {
+        "framework": stack.framework,
+        **said,
+        **degrees,
+        "microbatches": _microbatches(row, micro_batch),
+        **_pipeline(row, stack, degrees["pp"], chunks),
+        **recipe.of(degrees["pp"] * chunks, whole(row, "layers")),
+        **_exchanges(row, stack, degrees),
+    }
+    strategy, more = _strategy(row)
+    checkpointing, recomputed = _recompute(row)
+    cluster = _cluster(row)
+    model = model_table(row, stack, dtype, device(cluster["device"])) | checkpointing
+    if "rowwise" in row["precision_recipe"]:
+        model["float8_recipe"] = "rowwise"
+    if recipe.mtp:
+        model["options"]["mtp"] = recipe.mtp
+    return {
+        "cluster": cluster,
+        "model": model,
+        "parallel": parallel | more | recomputed,
+        "strategy": {**strategy, "micro_batch_size": micro_batch, "param_dtype": param_dtype},
+        "run": {"steps": STEPS, "jitter": 0.0, "optimizer": "adam", "optimizer_impl": "fused"},
+    }
+
+
+def measured(row: Row, table: Table) -> float:
+    """Seconds of the row's step, whose scenario is ``table``: as stated, or from its model FLOPs per second and GPU.
+
+    Model FLOPs are counted as :meth:`clustersim.core.model.Model.flops_per_sample` does. Raises ValueError where
+    neither is said.
+    """
+    if row["step_time_s"].strip():
+        return number(row, "step_time_s")
+    if not row["metric"].startswith("model_tflops_per_gpu"):
+        raise ValueError(f"no step time follows from {row['metric']}: {row.get('notes', '')}")
+    split, cluster = table["parallel"], table["cluster"]
+    gpus = cluster["nodes"] * cluster["gpus_per_node"]
+    replicas = gpus // (split["tp"] * split["cp"] * split["pp"])
+    samples = table["strategy"]["micro_batch_size"] * split["microbatches"] * replicas
+    flops = model_of(scenario.from_table(table)).flops_per_sample()
+    return float(samples * flops / (number(row, "value") * 1e12 * gpus))
+
+
+def _cluster(row: Row) -> Table:
+    topology, named = row.get("topology", ""), row.get("gpu", "")
+    if not topology:
+        source = row["case_id"].split("-")[0]
+        if source not in _UNNAMED:
+            raise ValueError("the row does not say which topology")
+        topology, named = _UNNAMED[source]
+    nodes, gpus = whole(row, "nodes"), whole(row, "gpus")
+    if gpus % nodes:
+        raise ValueError(f"{gpus} GPUs do not divide over {nodes} nodes")
+    name = device_from_text(re.sub(r" \(.*\)", "", named)).name
+    return {"topology": topology, "nodes": nodes, "gpus_per_node": gpus // nodes, "device": name}
+
+
+def _dtypes(row: Row) -> tuple[str, str]:
+    """Of the matrix products, and of the parameters: all of these stacks train converted 16-bit models."""
+    recipe = row.get("precision_recipe") or row["precision"].lower()
+    products = next((word for word in ("fp8", "bf16", "fp16") if word in recipe.lower()), None)
+    if products is None:
+        raise ValueError(f"precision {recipe!r} is not known")
+    return products, "fp16" if products == "fp16" else "bf16"
+
+
+def _batch(row: Row) -> tuple[int, int]:
+    """Samples of a micro-batch, and chunks of a pipeline rank."""
+    chunks = whole(row, "vpp", 1)
+    if row["micro_batch_per_gpu"].strip():
+        return whole(row, "micro_batch_per_gpu"), chunks
+    key = (whole(row, "tp", 1), whole(row, "pp", 1))
+    if "2104.04473" in row.get("source", "") and key in _SC21:
+        return _SC21[key]
+    raise ValueError("the row does not say the micro-batch per GPU")
+
+
+def _microbatches(row: Row, micro_batch: int) -> int:
+    if row["grad_accum"].strip():
+        return whole(row, "grad_accum")
+    samples, dp = whole(row, "global_batch"), whole(row, "dp", 1)
+    if samples % (micro_batch * dp):
+        raise ValueError(f"global batch {samples} is no multiple of {micro_batch} samples on {dp} replicas")
+    return samples // (micro_batch * dp)
+
+
+def _pipeline(row: Row, stack: Stack, stages: int, chunks: int) -> Table:
+    if stages == 1:
+        return {}
+    said = row["schedule"]
+    if not said and chunks > 1:
+        said = "interleaved_1f1b"
+    named: Table = {"vpp": chunks, "schedule": _SCHEDULES.get(said, said or "1f1b")}
+    if said.startswith("zb"):
+        named["optimizer_post_validation"] = True
+    layers = whole(row, "layers")
+    if found := re.fullmatch(r"(\d+) layers a stage", row.get("pp_layout", "")):
+        return named if int(found.group(1)) * stages == layers else named | _uneven(layers, stages)
+    if stack.framework == "megatron" and layers % (stages * chunks):
+        return named | _uneven(layers, stages * chunks)
+    return named
+
+
+def _uneven(layers: int, stages: int) -> Table:
+    """Layers that do not divide: embedding and loss count as a layer each, if they divide so (Megatron's
+    ``account_for_*_in_pipeline_split``, the zero-bubble fork's ``--num-layers`` less two); else as even as they go."""
+    each, more = divmod(layers + 2, stages)
+    if not more:
+        return {"layout": [each - 1, *[each] * (stages - 2), each - 1]}
+    each, more = divmod(layers, stages)
+    return {"layout": [each + (0 < i <= more) if more < stages - 1 else each + (i < more) for i in range(stages)]}
+
+
+def _exchanges(row: Row, stack: Stack, degrees: dict[str, int]) -> Table:
+    found: Table = {} if degrees["tp"] == 1 or row["experts"] else dict(stack.tensor)
+    if row["tp_overlap"] == "0" or row["seq_parallel"] == "0":
+        found.pop("tp_overlap", None)
+    if degrees["tp"] > 1 and (row["seq_parallel"] or row["experts"]):
+        # Megatron refuses a mixture of experts without it.
+        found["sequence_parallel"] = row["seq_parallel"] == "1" or bool(row["experts"])
+    if row["tp_overlap"] == "1":
+        found["tp_overlap"] = "async_tp" if stack.framework == "torchtitan" else "userbuffers"
+    if "tensorwise" in row["precision_recipe"] and found.get("sequence_parallel"):
+        found["float8_tp"] = stack.framework == "torchtitan"
+    if degrees["ep"] > 1:
+        found["etp"] = whole(row, "etp", 1)
+        balanced = "forced balanced" in row.get("other", "")
+        found["routing"] = {"kind": "balanced" if balanced else "uniform"}
+    if row["a2a_dispatcher"]:
+        found["dispatcher"] = row["a2a_dispatcher"]
+    return found
+
+
+def _recompute(row: Row) -> tuple[Table, Table]:
+    """What backward recomputes, in ``[model]`` where that has a word for it, else in ``[parallel]``."""
+    said, detail = row["recompute"], row["recompute_detail"]
+    if said == "full":
+        if few := re.search(r"(\d+) layers a stage", detail):
+            more = {"recompute_granularity": "full", "recompute_method": "block"}
+            return {}, more | {"recompute_num_layers": int(few.group(1))}
+        return {"activation_checkpointing": "full"}, {}
+    if said == "selective" and "operator" in detail:
+        return {"activation_checkpointing": "selective"}, {}
+    if said == "selective":
+        return {}, {"recompute_granularity": "selective", "recompute_modules": detail.split() or ["core_attn"]}
+    return {}, {}
+
+
+def _strategy(row: Row) -> tuple[Table, Table]:
+    """``[strategy]``, and what belongs to it in ``[parallel]``."""
+    reduced = row["grad_reduce_dtype"]
+    if row["fsdp"] == "1":
+        narrow = {"float8_all_gather": True} if "fp8 all-gather" in row["other"] else {}
+        return {"kind": "fsdp", "reduce_dtype": reduced or "fp32", **narrow}, {}
+    stage = whole(row, "zero_stage", 0) if row["zero_stage"].strip() not in {"", "0"} else 0
+    if stage > 1:
+        return {"kind": "zero", "zero_optimization": {"stage": stage}}, {}
+    more: Table = {"use_distributed_optimizer": True} if stage else {}
+    if reduced:
+        more["grad_reduce_in_fp32"] = reduced == "fp32"
+    if row["dp_overlap"] == "0":
+        more |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    return {"kind": "ddp"}, more

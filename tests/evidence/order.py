@@ -1,0 +1,133 @@
+"""Whether predictions put configurations in the order in which they were measured.
+
+Who picks degrees and schedule by simulation needs the best to come first, however far all times are off. Rows are
+compared that differ in these alone: one source's software, model, GPUs and samples per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from clustersim.calibrate.score import Predicted, Row, Score, grouped, predicted
+from clustersim.core.arrays import Floats
+from tests.evidence.step_rows import publisher
+
+SAME = (
+    "model", "layers", "framework", "gpu", "gpus", "seq_len", "global_batch", "precision", "recompute", "tp_overlap",
+)  # fmt: skip
+"""What compared rows have in common, beside their source."""
+
+CONFIGURED = (
+    "tp", "pp", "cp", "ep", "vpp", "schedule", "pp_layout", "micro_batch_per_gpu", "seq_parallel", "zero_stage",
+    "fsdp", "recompute_detail", "a2a_dispatcher", "precision_recipe", "other",
+)  # fmt: skip
+"""What may differ between them: rows equal in this too are one configuration, measured more than once."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """How one set of comparable rows was ordered.
+
+    Parameters
+    ----------
+    source : prefix of its rows' case_id. what : model, GPUs, batch. n : configurations.
+    best : whether the predicted best is the measured best. lost : what the predicted best takes more than that.
+    spearman : rank correlation.
+    """
+
+    source: str
+    what: str
+    n: int
+    best: bool
+    lost: float
+    spearman: float
+
+
+def orders(rows: Iterable[Row]) -> list[Order]:
+    """Every set of two or more comparable rows that were predicted (:func:`clustersim.calibrate.score.evaluate`).
+
+    Rows of one configuration are one, at their medians: what a later release gained is no choice of degrees.
+    """
+    found = []
+    sets = grouped(predicted(rows), lambda row: (publisher(row.cells), *(row.cells.get(name, "") for name in SAME)))
+    for key, mine in sets.items():
+        took, foretold = _of_configurations(mine)
+        if len(np.unique(took)) > 1:
+            pick = float(took[int(np.argmin(foretold))])
+            what = f"{key[1]}, {key[3]}, {key[5]} GPUs, batch {key[7]}"
+            lost = pick / float(took.min()) - 1
+            found.append(Order(key[0], what, len(foretold), lost == 0, lost, spearman(took, foretold)))
+    return found
+
+
+def _of_configurations(rows: Sequence[Predicted]) -> Floats:
+    """(2, n) medians over the rows of each configuration, of what was measured and of what was predicted."""
+    found = grouped(rows, lambda row: tuple(row.cells.get(column, "") for column in CONFIGURED))
+    return np.array([np.median([(row.measured, row.predicted) for row in some], axis=0) for some in found.values()]).T
+
+
+def spearman(one: Sequence[float] | Floats, other: Sequence[float] | Floats) -> float:
+    """Rank correlation; equal values share the mean of their ranks; 0 where one side is all equal.
+
+    >>> spearman([1.0, 2.0, 3.0], [10.0, 30.0, 20.0])
+    0.5
+    """
+    ranks = [_ranks(np.asarray(values, dtype=np.float64)) for values in (one, other)]
+    a, b = (r - r.mean() for r in ranks)
+    scale = float(np.sqrt((a**2).sum() * (b**2).sum()))
+    return float((a * b).sum()) / scale if scale else 0.0
+
+
+def _ranks(values: Floats) -> Floats:
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks: Floats = ((last - counts + 1 + last) / 2)[which]
+    return ranks
+
+
+class Together(msgspec.Struct, frozen=True):
+    """How some sets were ordered: how many, of how many rows; the share whose best is found; the mean rank correlation
+    over sets of three and more; and the mean, median and 90th percentile of what the predicted best loses."""
+
+    n_sets: int
+    n_rows: int
+    best_found: float
+    spearman: float
+    lost: float
+    lost_p50: float
+    lost_p90: float
+
+
+class Ordered(Score, frozen=True, kw_only=True):
+    """A validation's result with the ``order`` of comparable rows, by source and of ``"all"``."""
+
+    order: dict[str, Together]
+
+
+def ordered(result: Score) -> Ordered:
+    """The result of a validation of steps, with the order of its configurations."""
+    return Ordered(result.overall, result.by, result.rows, order=by_source(orders(result.rows)))
+
+
+def by_source(found: Sequence[Order]) -> dict[str, Together]:
+    """Per source and for ``"all"``."""
+    parts = {"all": list(found), **grouped(found, lambda order: order.source)}
+    return {name: _together(mine) for name, mine in parts.items() if mine}
+
+
+def _together(mine: Sequence[Order]) -> Together:
+    several = [order.spearman for order in mine if order.n > 2]
+    lost = [order.lost for order in mine]
+    return Together(
+        n_sets=len(mine),
+        n_rows=sum(order.n for order in mine),
+        best_found=float(np.mean([order.best for order in mine])),
+        spearman=float(np.mean(several)) if several else float("nan"),
+        lost=float(np.mean(lost)),
+        lost_p50=float(np.median(lost)),
+        lost_p90=float(np.percentile(lost, 90)),
+    )
