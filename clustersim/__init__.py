@@ -13,6 +13,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from clustersim.core.views import register_view
 from clustersim.old_paths import OldPaths
 
 if TYPE_CHECKING:
@@ -43,6 +44,16 @@ if TYPE_CHECKING:
     from clustersim.training.strategies import STRATEGIES
 
 sys.meta_path.insert(0, OldPaths())
+
+VIEWS = {
+    "picture": "clustersim.app.plots:picture",
+    "report": "clustersim.app.report:write_report",
+    "run_file": "clustersim.files.traces.saved:save_run",
+}
+"""Who shows a result, and where."""
+
+for _name, _home in VIEWS.items():
+    register_view(_name, _home)
 
 _HOME = {
     name: home

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
+import tomllib
+import warnings
 from pathlib import Path
 
+import house
 import pytest
 from conftest import ROOT
 
 import clustersim
+from clustersim.old_paths import OLD_PATHS
 
 HEAVY = ("matplotlib", "scipy", "networkx", "simpy", "jinja2", "pandas", "torch")
 SOURCES = sorted((ROOT / "clustersim").rglob("*.py"))
@@ -74,6 +79,65 @@ def test_no_public_name_hides_a_submodule():
     # clustersim.core.model.
     modules = {path.stem for path in SOURCES if path.parent.name == "clustersim"}
     assert not modules & set(clustersim._HOME)
+
+
+ORDER = (
+    "core",
+    "cluster",
+    "collectives",
+    "model",
+    "training",
+    "engine",
+    "explain",
+    "scenario",
+    "files",
+    "studies",
+    "calibrate",
+    "app",
+)
+"""Rooms, from the lowest; pyproject.toml has them for the import contract."""
+
+
+def test_the_rooms_are_those_of_the_contract():
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    named = [room for layer in reversed(contract["layers"]) for room in layer.split(" | ")]
+    assert [room for room in named if room in ORDER] == list(ORDER)
+    assert {path.name for path in (ROOT / "clustersim").iterdir() if (path / "__init__.py").exists()} == set(ORDER)
+
+
+def test_no_room_names_a_module_of_a_higher_room_by_a_string():
+    files = house.sources()
+    modules = {source.name for source in files}
+    upward = [
+        f"{source.path}:{node.lineno} {node.value}"
+        for source in files
+        if source.room in ORDER
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and (named := node.value.partition(":")[0]) in modules - {"clustersim"}
+        and ORDER.index(named.split(".")[1]) > ORDER.index(source.room)
+    ]
+    assert upward == []
+
+
+@pytest.mark.parametrize("command", ["check", "collective"])
+def test_a_command_reaches_no_more_of_the_package_than_it_needs(command):
+    assert house.reach(house.sources(), command) <= house.REACH[command]
+
+
+@pytest.mark.parametrize("old", sorted(OLD_PATHS))
+def test_an_old_import_path_answers_with_the_new_module_and_one_warning(old, monkeypatch):
+    monkeypatch.delitem(sys.modules, f"clustersim.{old}", raising=False)
+    monkeypatch.setattr("clustersim.old_paths._warned", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        module = importlib.import_module(f"clustersim.{old}")
+        importlib.import_module(f"clustersim.{old}")
+    assert module is importlib.import_module(f"clustersim.{OLD_PATHS[old]}")
+    assert [str(w.message) for w in caught if f"clustersim.{old} is now" in str(w.message)] == [
+        f"clustersim.{old} is now clustersim.{OLD_PATHS[old]}"
+    ]
 
 
 def test_the_layers_hold():

@@ -15,8 +15,8 @@ from conftest import ROOT
 from clustersim import scenario
 from clustersim.app import plots
 from clustersim.app.cli import cli
-from clustersim.app.report import study_html
 from clustersim.app.report.campaign import campaign_page, pictures
+from clustersim.app.report.study import study_html
 from clustersim.core.errors import ClusterSimError
 from clustersim.studies.campaign import PARTS, Asked, answer, folder_for, play
 from clustersim.studies.campaign.batches import BATCH, played

@@ -11,6 +11,7 @@ from clustersim import scenario
 from clustersim.core.errors import ProgramError
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import Collective, Compute, Program, Recv, Role, Send
+from clustersim.studies.what_if.folded import folded
 from clustersim.studies.what_if.rerun import step_time
 from clustersim.studies.what_if.sketch import Sketch
 from clustersim.training.builder.representative import representative
@@ -70,7 +71,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_folded_step_takes_as_long_as_a_whole_one(case: dict[str, Any]) -> None:
     one = split(**case)
-    assert one.folded().step_time_s == pytest.approx(step_time(one.run().timeline), rel=1e-9)
+    assert folded(one).step_time_s == pytest.approx(step_time(one.run().timeline), rel=1e-9)
 
 
 ROUGHLY = {name: case for name, case in CASES.items() if not name.startswith("zero")}
@@ -79,7 +80,7 @@ ROUGHLY = {name: case for name, case in CASES.items() if not name.startswith("ze
 @pytest.mark.parametrize("case", ROUGHLY.values(), ids=ROUGHLY.keys())
 def test_a_roughly_folded_step_is_near_the_whole_one(case: dict[str, Any]) -> None:
     one = split(**case)
-    found = one.folded(roughly=True)
+    found = folded(one, roughly=True)
     assert not found.exact
     assert found.step_time_s == pytest.approx(step_time(one.run().timeline), rel=0.03)
 
@@ -90,7 +91,7 @@ SKETCHED = {name: case for name, case in ROUGHLY.items() if not name.startswith(
 @pytest.mark.parametrize("case", SKETCHED.values(), ids=SKETCHED.keys())
 def test_a_sketched_step_is_near_the_whole_one_where_parameters_are_not_shared_out(case: dict[str, Any]) -> None:
     one = split(**case)
-    assert one.folded(sketched=True).step_time_s == pytest.approx(step_time(one.run().timeline), rel=0.03)
+    assert folded(one, sketched=True).step_time_s == pytest.approx(step_time(one.run().timeline), rel=0.03)
 
 
 def test_a_sketch_of_a_pipeline_without_messages_to_wait_for_is_its_closed_form() -> None:
@@ -129,8 +130,8 @@ def test_experts_traffic_beside_another_micro_batch_is_folded_from_the_second_ro
         }
     )
     whole = step_time(one.run().timeline)
-    assert one.folded().step_time_s == pytest.approx(whole, rel=1e-9)
-    assert one.folded(roughly=True).step_time_s == pytest.approx(whole, rel=0.03)
+    assert folded(one).step_time_s == pytest.approx(whole, rel=1e-9)
+    assert folded(one, roughly=True).step_time_s == pytest.approx(whole, rel=0.03)
 
 
 def test_what_repeats_is_played_once() -> None:
@@ -142,7 +143,7 @@ def test_what_repeats_is_played_once() -> None:
 
 def test_a_run_that_is_not_folded_plays_everybody() -> None:
     one = split(tp=8, pp=2, microbatches=9)
-    one.folded()
+    folded(one)
     program = one.program()
     assert program.world_size == 32
     assert {label.microbatch for op in program.roles[0].ops if (label := op.label)} >= set(range(9))
@@ -153,7 +154,7 @@ def test_a_run_that_is_not_folded_plays_everybody() -> None:
 )
 def test_ranks_that_differ_are_played_whole(changes: dict[str, Any]) -> None:
     one = split(tp=2, microbatches=3).changed(changes)
-    assert one.folded().step_time_s == step_time(one.run().timeline)
+    assert folded(one).step_time_s == step_time(one.run().timeline)
 
 
 def test_ranks_that_do_not_stand_for_the_others_are_refused() -> None:

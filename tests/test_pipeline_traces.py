@@ -17,9 +17,10 @@ from clustersim.app import plots
 from clustersim.app.cli import cli
 from clustersim.cluster import files as fabrics
 from clustersim.core.errors import ProgramError, TraceError
+from clustersim.core.saved_run import SavedRun
 from clustersim.explain import pipeline
 from clustersim.files import traces
-from clustersim.files.traces.saved import SavedRun, load_run, save_run
+from clustersim.files.traces.saved import load_run, save_run
 from clustersim.studies.replay.replay_scale import Scale
 from clustersim.studies.replay.trace_replay import replay
 

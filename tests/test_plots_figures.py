@@ -24,10 +24,10 @@ from clustersim.app.plots.of_run import PICTURES
 from clustersim.app.plots.pipeline import pipeline_frame, usual_step
 from clustersim.app.plots.shares import STATE_STYLE, rank_groups
 from clustersim.core.errors import ClusterSimError, ProgramError
+from clustersim.core.saved_run import SavedRun
 from clustersim.core.units import format_bytes
 from clustersim.explain.breakdown import Breakdown
 from clustersim.explain.where import where
-from clustersim.files.traces.saved import SavedRun
 from clustersim.scenario.mesh_table import drawable
 from clustersim.scenario.parts import placed
 

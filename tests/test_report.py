@@ -17,7 +17,8 @@ from clustersim.app.report import write_report
 from clustersim.app.report.content import page as html
 from clustersim.core.errors import TraceError
 from clustersim.core.mesh import Mesh
-from clustersim.files.traces.saved import SavedRun, load_run
+from clustersim.core.saved_run import SavedRun
+from clustersim.files.traces.saved import load_run
 from clustersim.training.strategies.ddp import DDPConfig, build
 
 

@@ -13,7 +13,7 @@ from msgspec import to_builtins
 from clustersim import scenario
 from clustersim.app import plots
 from clustersim.app.cli import cli
-from clustersim.app.report import study_html
+from clustersim.app.report.study import study_html
 from clustersim.core.device import Speed, device, faster
 from clustersim.core.errors import ProgramError
 from clustersim.scenario.running import prepare

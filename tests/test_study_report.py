@@ -12,8 +12,7 @@ from click.testing import CliRunner
 
 from clustersim.app import plots
 from clustersim.app.cli import cli
-from clustersim.app.report import study_html
-from clustersim.app.report.study import holds_study
+from clustersim.app.report.study import holds_study, study_html
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.studies import plan as planner
 from clustersim.studies import sweep as sweeps

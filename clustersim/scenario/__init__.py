@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from clustersim.core.program import Program
     from clustersim.scenario.result import Result
     from clustersim.scenario.running import Prepared
-    from clustersim.studies.what_if.folded import Folded
     from clustersim.training.strategies import Strategy, StrategyConfig
 
 __all__ = ["Scenario", "find", "from_table", "load", "names", "parse_overrides"]
@@ -138,19 +137,6 @@ class Scenario:
         A model that does not fit in memory is an answer (``Result.fits``), not an error.
         """
         return self.prepare().run(progress)
-
-    def folded(
-        self, *, roughly: bool = False, sketched: bool = False, factors: Mapping[str, float] | None = None
-    ) -> Folded:
-        """How long a step takes, from a run in which what repeats is played once: for who asks nothing else.
-
-        It is the whole run's step to rounding; ``roughly``, within some percent (mostly one), in a tenth of the time;
-        ``sketched``, with nothing beside anything else, in a fiftieth. ``factors`` : of rates of the machine, by the
-        knobs of :func:`clustersim.studies.what_if.rerun.rerun_step`.
-        """
-        from clustersim.studies.what_if.folded import folded
-
-        return folded(self, roughly=roughly, sketched=sketched, factors=factors)
 
 
 def load(path: str | Path, changes: Changes | None = None) -> Scenario:

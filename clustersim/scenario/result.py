@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from clustersim.core import views
 from clustersim.core.arrays import Columns
 from clustersim.core.cards import card
 from clustersim.core.errors import ClusterSimError, needs
 from clustersim.core.memory_use import MemoryUse, Verdict
 from clustersim.core.paths import plain
+from clustersim.core.saved_run import SavedRun
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from clustersim.core.facts import Facts
     from clustersim.explain.explain import Explanation
     from clustersim.explain.where import Where
-    from clustersim.files.traces.saved import SavedRun
     from clustersim.scenario.running import Prepared
     from clustersim.training.strategies.base import Figures
 
@@ -41,7 +42,7 @@ BLAMED = 600_000
 class Result:
     """What a run came to: its Timeline, and figures drawn from it.
 
-    Pictures and pages are of higher layers, so :meth:`plot` and :meth:`report` look them up when they are called.
+    Pictures, pages and files are of higher rooms: :mod:`clustersim.core.views` says who makes them.
     """
 
     prepared: Prepared
@@ -152,12 +153,12 @@ class Result:
 
     def plot(self, kind: str = "gantt", view: Any = None) -> Figure:
         """A picture: :func:`clustersim.app.plots.picture`, whose kinds are :data:`clustersim.app.plots.PICTURES`."""
-        figure: Figure = import_module("clustersim.app.plots").picture(kind, self.saved, view)
+        figure: Figure = views.view("picture")(kind, self.saved, view)
         return figure
 
     def report(self, path: str | Path) -> None:
         """Write one HTML page that says what it came to and why: :func:`clustersim.app.report.write_report`."""
-        import_module("clustersim.app.report").write_report(self.saved, Path(path), prepared=self.prepared)
+        views.view("report")(self.saved, Path(path), prepared=self.prepared)
 
     def to_pandas(self, ranks: Sequence[int] | None = None) -> Any:
         """Spans as a ``pandas.DataFrame``; all ranks' where ``ranks`` is None. Raises :class:`ClusterSimError` without
@@ -171,8 +172,6 @@ class Result:
     @cached_property
     def saved(self) -> SavedRun:
         """The run as a file of it has it: what pictures, pages and traces are made from."""
-        from clustersim.files.traces.saved import SavedRun
-
         return SavedRun(self.timeline, self.prepared.topology, self.facts())
 
     def to_dict(self) -> Plain:
@@ -240,6 +239,4 @@ class Result:
 
     def save(self, path: str | Path) -> None:
         """Write the whole run to one file, for :func:`clustersim.files.traces.saved.load_run`."""
-        from clustersim.files.traces.saved import save_run
-
-        save_run(self.timeline, path, self.prepared.topology, self.saved.facts)
+        views.view("run_file")(self.timeline, path, self.prepared.topology, self.saved.facts)

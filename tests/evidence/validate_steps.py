@@ -32,6 +32,7 @@ from clustersim.core.memory_use import MemoryUse
 from clustersim.core.ranges import Range, of_memory, of_step
 from clustersim.model.sized import BY_COUNT
 from clustersim.scenario.held import held
+from clustersim.studies.what_if.folded import folded
 from tests.evidence.hybrid_rows import is_hybrid, measured, scenario_table
 from tests.evidence.sharded_rows import is_sharded, read_sharded
 from tests.evidence.software import Row, framework
@@ -70,7 +71,7 @@ def _predict_hybrid(row: Row) -> tuple[float, float]:
 @lru_cache(maxsize=1024)
 def _folded_step(table: str) -> float:
     """Rows that differ in what was measured only are played once."""
-    return scenario.from_table(json.loads(table), "row.toml").folded(roughly=True).step_time_s
+    return folded(scenario.from_table(json.loads(table), "row.toml"), roughly=True).step_time_s
 
 
 DIMENSIONS: dict[str, Dimension] = {

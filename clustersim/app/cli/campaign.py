@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import (
-    PATH,
-    json_option,
-    needs_out,
-    page_option,
-    rich_table,
-    say_study,
-    set_option,
-    stdout,
-    working,
-    written_study,
-)
+from clustersim.app.cli.common import PATH, json_option, page_option, rich_table, set_option, stdout, working
+from clustersim.app.cli.study import needs_out, say_study, written_study
 
 if TYPE_CHECKING:
     from clustersim.studies.campaign import Answer

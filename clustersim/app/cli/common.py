@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +14,13 @@ import click
 
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.limits import MOST_RANKS, counted
-from clustersim.core.outputs import fresh, json_text, writing
+from clustersim.core.outputs import json_text
 from clustersim.core.texts import short, shown
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.table import Table
 
     from clustersim.app.cli.fitting import Terminal
-    from clustersim.core.outputs import Folder
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -100,64 +97,9 @@ def rich_table(title: str, head: Iterable[tuple[str, bool]], rows: Iterable[Iter
     return table
 
 
-def needs_out(page: Path | None, out: Path | None) -> None:
-    """Raise :class:`click.UsageError` for a page without the folder that it is made of."""
-    if page is not None and out is None:
-        raise click.UsageError("--report needs --out: the page is made of what is there")
-
-
-def written_study(folder: Folder, file: str, said: object, figures: Mapping[str, Figure]) -> list[str]:
-    """Write a study's answer and its pictures to its folder; returns what was written."""
-    from clustersim.app import plots
-
-    pictures = {f"{name}.png": partial(plots.save, figure) for name, figure in figures.items()}
-    folder.write(file, said, pictures)
-    return [f"{folder.path}/{name}" for name in (file, *pictures)]
-
-
-def say_study(
-    said: object, out: Path | None, page: Path | None, as_json: bool, show: Callable[[list[str]], None]
-) -> None:
-    """Write the page of a study that is in a folder, where one is asked for; then print JSON, or ``show`` it.
-
-    ``show`` is given the names of the pages that were written.
-    """
-    pages = []
-    if page is not None and out is not None:
-        from clustersim.app.report import write_study
-
-        write_study(out, page)
-        pages.append(str(page))
-    if as_json:
-        print_json(said)
-    else:
-        show(pages)
-
-
 def label_of(strategy: str, variant: str, *, split: bool = False) -> str:
     """A row of strategies side by side; ways to split a model all have one strategy, which is left out."""
     return variant if split else f"{strategy} {variant}".strip()
-
-
-PICTURES = (".png", ".svg", ".pdf")
-
-
-def picture_path(path: Path) -> Path:
-    """A path a picture can be written to. Raises :class:`ClusterSimError` for another suffix, or no folder."""
-    if path.suffix not in PICTURES:
-        raise ClusterSimError(f"{path}: a picture is a .png, .svg or .pdf, not {path.suffix or 'nothing'!r}")
-    if not path.parent.is_dir():
-        raise ClusterSimError(f"{path}: cannot be written: there is no folder {str(path.parent)!r}")
-    return path
-
-
-def write_picture(figure: Figure, path: Path, dpi: int = 180) -> str:
-    """Write a figure, whole or not at all; returns the line that says so. Raises :class:`ClusterSimError`."""
-    from clustersim.app import plots
-
-    with writing(path), fresh(picture_path(path)) as temporary:
-        plots.save(figure, temporary, dpi)
-    return f"wrote {path}: {plots.alt_text(figure)}"
 
 
 class Progress:

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from clustersim.app.cli.common import PATH, format_option, json_option, picture_path, print_json, working, write_picture
+from clustersim.app.cli.common import PATH, format_option, json_option, print_json, working
 from clustersim.app.cli.explain import load
+from clustersim.app.cli.pictures import picture_path, write_picture
 
 
 @click.command(short_help="Say where two runs differ, worst first.")

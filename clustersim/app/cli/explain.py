@@ -13,10 +13,10 @@ from clustersim.app.cli.common import format_option, json_option, print_json, se
 from clustersim.core.errors import TraceError
 
 if TYPE_CHECKING:
+    from clustersim.core.saved_run import SavedRun
     from clustersim.core.timeline import Timeline
     from clustersim.explain.explain import Explanation
     from clustersim.explain.waterfall import Waterfall
-    from clustersim.files.traces.saved import SavedRun
     from clustersim.scenario.running import Prepared
 
 
@@ -91,8 +91,9 @@ def _over(path: Path, *more: Path, fmt: str | None = None) -> Loaded:
     """A run that was saved or measured; of a replay's folder, what was simulated."""
     from clustersim.app.cli.replay import SIMULATED, is_replay
     from clustersim.core.facts import Facts
+    from clustersim.core.saved_run import SavedRun
     from clustersim.files import traces
-    from clustersim.files.traces.saved import NAME, SavedRun, load_run
+    from clustersim.files.traces.saved import NAME, load_run
 
     if not more and path.is_dir() and is_replay(path):
         path = path / SIMULATED

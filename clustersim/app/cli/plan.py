@@ -16,11 +16,10 @@ from clustersim.app.cli.common import (
     number_table,
     page_option,
     rich_table,
-    say_study,
     stdout,
     working,
-    written_study,
 )
+from clustersim.app.cli.study import say_study, written_study
 from clustersim.core.errors import ClusterSimError
 
 if TYPE_CHECKING:

@@ -7,21 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import (
-    PATH,
-    format_option,
-    picture_path,
-    rank_list,
-    ranks_option,
-    stdout,
-    working,
-    write_picture,
-)
+from clustersim.app.cli.common import PATH, format_option, rank_list, ranks_option, stdout, working
+from clustersim.app.cli.pictures import picture_path, write_picture
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.units import parse_time
 
 if TYPE_CHECKING:
-    from clustersim.files.traces.saved import SavedRun
+    from clustersim.core.saved_run import SavedRun
 
 
 def span(text: str | None) -> tuple[float, float] | None:
@@ -39,8 +31,9 @@ def span(text: str | None) -> tuple[float, float] | None:
 
 def _run(path: Path, fmt: str | None) -> SavedRun:
     """A saved run, or a trace. Raises :class:`ClusterSimError`."""
+    from clustersim.core.saved_run import SavedRun
     from clustersim.files import traces
-    from clustersim.files.traces.saved import NAME, SavedRun, load_run
+    from clustersim.files.traces.saved import NAME, load_run
 
     trace = path.is_dir() and not (path / NAME).is_file() and any(p.is_file() for p in path.iterdir())
     if not trace and (path.is_dir() or not path.is_file() or path.suffix == ".npz"):

@@ -27,8 +27,8 @@ def report(
     others: the answer in a sentence, case by case, what is worth having, curves, why and why not, what is too close
     to call, assumptions, and the whole table.
     """
-    from clustersim.app.report import write_report, write_study
-    from clustersim.app.report.study import holds_study
+    from clustersim.app.report import write_report
+    from clustersim.app.report.study import holds_study, write_study
 
     first = Path(run[0])
     # In the folder of a run; beside a file; of a shipped scenario in the working folder.

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import to_builtins
 
-from clustersim.app.cli.common import PATH, jobs_option, json_option, page_option, rich_table, say_study, stdout
+from clustersim.app.cli.common import PATH, jobs_option, json_option, page_option, rich_table, stdout
+from clustersim.app.cli.study import say_study
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import output_folder, together
 from clustersim.core.units import format_bytes, format_time

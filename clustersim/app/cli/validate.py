@@ -11,17 +11,8 @@ import click
 import msgspec
 
 from clustersim.app.cli.commands import Commands
-from clustersim.app.cli.common import (
-    PATH,
-    json_option,
-    markdown_table,
-    picture_path,
-    print_json,
-    rich_table,
-    stdout,
-    working,
-    write_picture,
-)
+from clustersim.app.cli.common import PATH, json_option, markdown_table, print_json, rich_table, stdout, working
+from clustersim.app.cli.pictures import picture_path, write_picture
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.texts import Table
 

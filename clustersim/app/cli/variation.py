@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import (
-    PATH,
-    json_option,
-    number_table,
-    picture_path,
-    print_json,
-    set_option,
-    stdout,
-    working,
-    write_picture,
-)
+from clustersim.app.cli.common import PATH, json_option, number_table, print_json, set_option, stdout, working
+from clustersim.app.cli.pictures import picture_path, write_picture
 from clustersim.core.units import format_time
 
 if TYPE_CHECKING:

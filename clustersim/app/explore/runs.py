@@ -16,14 +16,15 @@ from clustersim.app.report.hover import gantt_svg, legend
 from clustersim.app.report.pages import Chart, markup, rendered, trusted
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.facts import Facts
+from clustersim.core.saved_run import SavedRun
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_change, format_time
 from clustersim.explain.stalls import causes
 from clustersim.explain.verdict import verdict
-from clustersim.files.traces.saved import SavedRun
 from clustersim.scenario import Scenario
 from clustersim.scenario.ran import FIGURES, ran, trust, value_text
 from clustersim.scenario.running import Prepared
+from clustersim.studies.what_if.folded import folded as folded_step
 
 MANY = 30_000
 """Ops of a Program from which on a split model's step is folded: played whole it takes more than a second or two."""
@@ -134,7 +135,8 @@ def _asked_to_vary(prepared: Prepared) -> bool:
 
 
 def _folded(prepared: Prepared) -> Played:
-    folded, mesh, config = prepared.scenario.folded(), prepared.mesh, prepared.scenario.config
+    folded = folded_step(prepared.scenario)
+    mesh, config = prepared.mesh, prepared.scenario.config
     step = folded.step_time_s
     samples = config.micro_batch_size * config.gradient_accumulation_steps * mesh.size("dp")
     fits = prepared.memory.fits(prepared.device)

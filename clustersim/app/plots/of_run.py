@@ -18,6 +18,7 @@ from clustersim.app.plots.stages import stage_bars, stage_memory
 from clustersim.app.plots.timeline import gantt
 from clustersim.app.plots.waterfall import waterfall
 from clustersim.core.errors import ClusterSimError, nearest
+from clustersim.core.saved_run import SavedRun
 from clustersim.explain.breakdown import breakdown as where_time_went
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.pieces import pieces, workers
@@ -25,7 +26,6 @@ from clustersim.explain.pipeline import has_pipeline, windows
 from clustersim.explain.volume import by_dimension
 from clustersim.explain.waterfall import waterfall as falls
 from clustersim.explain.where import where
-from clustersim.files.traces.saved import SavedRun
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from clustersim.files.traces.saved import SavedRun
+from clustersim.core.saved_run import SavedRun
 
 if TYPE_CHECKING:
     from clustersim.scenario.running import Prepared
@@ -19,19 +17,7 @@ if TYPE_CHECKING:
 PAGE = b'<meta name="generator" content="clustersim">'
 """Near the beginning of every page, by which one is known again."""
 
-__all__ = ["study_html", "write_report", "write_study"]
-
-
-def study_html(folder: str | Path, title: str | None = None) -> str:
-    """The report of the sweep, plan or study in a folder as one HTML document; ``title`` None takes its own.
-
-    Raises :class:`ClusterSimError` where the folder holds none, or nothing in it has a result.
-    """
-    from clustersim.app.report.pages import rendered
-    from clustersim.app.report.study import page_of
-
-    page = msgspec.structs.asdict(page_of(Path(folder)))
-    return rendered("study.html.j2", **page | ({} if title is None else {"title": title}))
+__all__ = ["write_page", "write_report"]
 
 
 def write_report(run: SavedRun, path: str | Path, title: str | None = None, prepared: Prepared | None = None) -> None:
@@ -42,15 +28,11 @@ def write_report(run: SavedRun, path: str | Path, title: str | None = None, prep
     """
     from clustersim.app.report.content import page
 
-    _write(page(run, title, prepared), Path(path))
+    write_page(page(run, title, prepared), Path(path))
 
 
-def write_study(folder: str | Path, path: str | Path, title: str | None = None) -> None:
-    """Write the report of a sweep, a plan or a sensitivity study, as :func:`write_report` does."""
-    _write(study_html(folder, title), Path(path))
-
-
-def _write(text: str, path: Path) -> None:
+def write_page(text: str, path: Path) -> None:
+    """Write a page, whole or not at all. Raises :class:`ClusterSimError` where it cannot be written."""
     from clustersim.core.outputs import fresh, ours, writing
 
     ours(path, PAGE)

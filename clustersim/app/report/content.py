@@ -14,6 +14,7 @@ from clustersim.app.report.hover import gantt_svg, legend
 from clustersim.app.report.pages import Chart, Part, markup, rendered, trusted
 from clustersim.core.arrays import Columns
 from clustersim.core.facts import Facts
+from clustersim.core.saved_run import SavedRun
 from clustersim.core.texts import headline
 from clustersim.core.timeline import Timeline
 from clustersim.core.tomls import flat
@@ -25,7 +26,6 @@ from clustersim.explain.hotspots import hotspots
 from clustersim.explain.pipeline import has_pipeline
 from clustersim.explain.waterfall import Waterfall
 from clustersim.explain.waterfall import table as percent
-from clustersim.files.traces.saved import SavedRun
 from clustersim.studies.what_if.otherwise import otherwise
 from clustersim.studies.what_if.turned import short
 

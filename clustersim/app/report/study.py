@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from clustersim.app.report import write_page
 from clustersim.app.report.campaign import campaign_page
-from clustersim.app.report.pages import Page
+from clustersim.app.report.pages import Page, rendered
 from clustersim.app.report.plan import plan_page
 from clustersim.app.report.sensitivity import sensitivity_page
 from clustersim.app.report.sweep import sweep_page
@@ -45,3 +48,18 @@ def page_of(folder: Path) -> Page:
 def holds_study(folder: Path) -> bool:
     """Whether a folder holds a plan, a sensitivity study or a sweep."""
     return any((folder / name).is_file() for name in PAGES) or sweeps.is_sweep(folder)
+
+
+def study_html(folder: str | Path, title: str | None = None) -> str:
+    """The report of the sweep, plan or study in a folder as one HTML document; ``title`` None takes its own.
+
+    Raises :class:`ClusterSimError` where the folder holds none, or nothing in it has a result.
+    """
+    page = msgspec.structs.asdict(page_of(Path(folder)))
+    return rendered("study.html.j2", **page | ({} if title is None else {"title": title}))
+
+
+def write_study(folder: str | Path, path: str | Path, title: str | None = None) -> None:
+    """Write the report of a sweep, a plan or a sensitivity study, as :func:`clustersim.app.report.write_report`
+    does."""
+    write_page(study_html(folder, title), Path(path))

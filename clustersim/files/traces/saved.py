@@ -10,7 +10,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from clustersim.core.calibrated import Calibration
 from clustersim.core.errors import TraceError
 from clustersim.core.facts import UNKNOWN, Facts
+from clustersim.core.saved_run import SavedRun
 from clustersim.core.texts import is_folder, plain_file, there
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 from clustersim.core.topology import NodeType, Topology
@@ -52,26 +53,6 @@ VERSION = 4
 Array = npt.NDArray[Any]
 _USE = ("segment_transfer", "segment_start", "segment_end", "segment_rate", "transfer_op", "transfer_load")
 _LINKS = ("link_src", "link_dst", "link_bandwidth", "link_latency", "vertex_node")
-
-
-@dataclass(frozen=True, eq=False)
-class SavedRun:
-    """A run as it was saved: its Timeline, the machine of its links, and what else was said of it."""
-
-    timeline: Timeline
-    topology: Topology | None = None
-    facts: Facts = UNKNOWN
-
-    def __repr__(self) -> str:
-        return f"<SavedRun {self.facts.title}: {self.timeline!r}>"
-
-    @property
-    def memory(self) -> dict[str, float]:
-        """Bytes one GPU holds while an op of that name runs; empty where nobody said."""
-        course = self.facts.memory_course
-        if course is None:
-            return {}
-        return dict(zip(course.moments, np.sum(list(course.columns().values()), axis=0).tolist(), strict=True))
 
 
 class _Links(msgspec.Struct):

@@ -17,6 +17,7 @@ from clustersim.studies.sweep.left import Task
 from clustersim.studies.sweep.row import Failure, Figures, Fingerprints, Row, failure, identity, line, row_of, version
 from clustersim.studies.sweep.running import compute, timed
 from clustersim.studies.sweep.store import Store
+from clustersim.studies.what_if.folded import folded
 from clustersim.studies.what_if.rerun import Factors
 
 SKETCHED, FOLDED, WHOLE = "sketched", "roughly folded", "whole"
@@ -39,7 +40,7 @@ def roughly(fidelity: str, base: Table, path: str, expected: str, tasks: Sequenc
 
 def _rough(one: scenario.Scenario, fidelity: str, inputs: Table) -> Figures | Failure:
     try:
-        found = one.folded(roughly=True, sketched=fidelity == SKETCHED, factors=inputs.get(TURNED))
+        found = folded(one, roughly=True, sketched=fidelity == SKETCHED, factors=inputs.get(TURNED))
     except MemoryError:
         raise  # of this machine, not of the scenario
     except Exception as error:
