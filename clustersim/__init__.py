@@ -91,11 +91,42 @@ _MODULES = {
 }
 
 __all__ = [
-    "STRATEGIES", "ClusterSimError", "Collective", "Compute", "Dims", "Group", "Mesh", "Model", "Plan", "Program",
-    "Recv", "Request", "Role", "Scenario", "Send", "StepCost", "Timeline", "Topology", "analysis", "collectives",
-    "engine", "fabrics", "from_hf", "load", "models", "plan", "plots", "simulate", "step_cost", "strategies", "summary",
-    "sweep", "sweeps", "traces", "units",
-]  # fmt: skip
+    "STRATEGIES",
+    "ClusterSimError",
+    "Collective",
+    "Compute",
+    "Dims",
+    "Group",
+    "Mesh",
+    "Model",
+    "Plan",
+    "Program",
+    "Recv",
+    "Request",
+    "Role",
+    "Scenario",
+    "Send",
+    "StepCost",
+    "Timeline",
+    "Topology",
+    "analysis",
+    "collectives",
+    "engine",
+    "fabrics",
+    "from_hf",
+    "load",
+    "models",
+    "plan",
+    "plots",
+    "simulate",
+    "step_cost",
+    "strategies",
+    "summary",
+    "sweep",
+    "sweeps",
+    "traces",
+    "units",
+]
 
 
 def __getattr__(name: str) -> Any:

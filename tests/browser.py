@@ -22,7 +22,11 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.tags, self.attributes, self.ids, self.open, self.words = [], [], [], [], []
+        self.tags = []
+        self.attributes = []
+        self.ids = []
+        self.open = []
+        self.words = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -50,10 +54,18 @@ class Page(HTMLParser):
 
 # What opens the page, with nothing that asks the network.
 FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage",
-    "--disable-component-update", "--disable-sync", "--no-first-run", "--hide-scrollbars", "--enable-logging=stderr",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-dev-shm-usage",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--enable-logging=stderr",
     "--virtual-time-budget=3000",
-]  # fmt: skip
+]
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium to open the report with")
 
 

@@ -27,11 +27,13 @@ def spread(mtbf: float, delta: float, recovery: float, tau: float, work: float) 
     time ``X`` until it came (below ``w``) and a recovery ``D``, so the variance of ``n = work/tau`` segments is
     ``n (E[K] (Var X + Var D) + Var[K] (E X + E D)^2)``.
     """
-    w, m = tau + delta, mtbf
+    w = tau + delta
+    m = mtbf
     if math.isinf(m):
         return 0.0
     p = math.exp(-w / m)
-    tries, var_tries = (1 - p) / p, (1 - p) / p**2
+    tries = (1 - p) / p
+    var_tries = (1 - p) / p**2
     mean_x = m - w * p / (1 - p)
     var_x = 2 * m**2 - (w**2 + 2 * w * m) * p / (1 - p) - mean_x**2
     mean_d = m * math.expm1(recovery / m)

@@ -29,11 +29,36 @@ settings.register_profile("repo", deadline=None, derandomize=True)
 settings.load_profile("repo")
 
 SLOW = frozenset(
-    ("calibrate_capture", "capture", "claims", "cli", "cross_validate", "engine_async", "engine_reference", "equality",
-     "explain", "explore", "fitting", "flow_and_chunk", "fuzz", "hybrid_rows", "interrupt", "launch", "lessons", "need",
-     "new", "partition_kept", "physics_slips", "pipeline_traces", "plan", "plots_figures", "readme", "same_bytes",
-     "schedules_torch")
-)  # fmt: skip
+    (
+        "calibrate_capture",
+        "capture",
+        "claims",
+        "cli",
+        "cross_validate",
+        "engine_async",
+        "engine_reference",
+        "equality",
+        "explain",
+        "explore",
+        "fitting",
+        "flow_and_chunk",
+        "fuzz",
+        "hybrid_rows",
+        "interrupt",
+        "launch",
+        "lessons",
+        "need",
+        "new",
+        "partition_kept",
+        "physics_slips",
+        "pipeline_traces",
+        "plan",
+        "plots_figures",
+        "readme",
+        "same_bytes",
+        "schedules_torch",
+    )
+)
 """Files of tests that take ten CPU seconds and more; ``tests/run.py --quick`` leaves them out."""
 
 
@@ -114,7 +139,8 @@ def captured_by(tmp_path_factory: pytest.TempPathFactory, clustersim: Command) -
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def capture(ranks: int) -> Captured:
-        folder, told = base / f"capture{ranks}", base / f"capture{ranks}.json"
+        folder = base / f"capture{ranks}"
+        told = base / f"capture{ranks}.json"
         try:
             (base / f"capture{ranks}.mine").mkdir()
         except FileExistsError:
@@ -123,8 +149,20 @@ def captured_by(tmp_path_factory: pytest.TempPathFactory, clustersim: Command) -
                 time.sleep(0.5)
         else:
             parts = ("--parts", "collectives") if ranks == 4 else ()
-            done = clustersim("capture", "--out", folder, "--nproc-per-node", str(ranks), "--device", "cpu",
-                              "--budget", f"{CAPTURE_SECONDS[ranks]}s", "--largest", "1M", *parts)  # fmt: skip
+            done = clustersim(
+                "capture",
+                "--out",
+                folder,
+                "--nproc-per-node",
+                str(ranks),
+                "--device",
+                "cpu",
+                "--budget",
+                f"{CAPTURE_SECONDS[ranks]}s",
+                "--largest",
+                "1M",
+                *parts,
+            )
             write_whole(told, json.dumps([done.returncode, done.stderr]).encode())
         code, said = json.loads(told.read_text())
         assert code == 0, said[-2000:]

@@ -18,9 +18,14 @@ class Browser:
     """One page of a headless Chromium. ``with Browser(folder, width) as page: page.open(address)``."""
 
     def __init__(self, folder: Path, width: int = 1400, height: int = 900) -> None:
-        ours, theirs = os.pipe(), os.pipe()  # it reads from file 3 and writes to file 4
-        flags = [*(flag for flag in FLAGS if "virtual-time" not in flag), f"--user-data-dir={folder / 'profile'}",
-                 "--remote-debugging-pipe"]  # fmt: skip
+        # it reads from file 3 and writes to file 4
+        ours = os.pipe()
+        theirs = os.pipe()
+        flags = [
+            *(flag for flag in FLAGS if "virtual-time" not in flag),
+            f"--user-data-dir={folder / 'profile'}",
+            "--remote-debugging-pipe",
+        ]
         start = f'exec "$@" 3<&{ours[0]} 4>&{theirs[1]}'
         self.process = subprocess.Popen(
             ["bash", "-c", start, "bash", str(CHROMIUM), *flags],

@@ -34,7 +34,8 @@ from hostile_values import json_file, toml_file
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-SECONDS, BYTES = 10.0, 2**30
+SECONDS = 10.0
+BYTES = 2**30
 SHOWN = 2000
 """Characters of a file that a wrong answer is printed with."""
 LEFT_HALF = re.compile(r"\.\d+-")
@@ -100,7 +101,8 @@ def _wrong(
     words: list[str], code: int, out: str, err: str, before: dict[str, bytes], folder: Path, ours: frozenset[str]
 ) -> Iterator[str]:
     """The first thing that a command must not do, if it did any."""
-    lines, after = err.strip().splitlines(), contents(folder)
+    lines = err.strip().splitlines()
+    after = contents(folder)
     changed = sorted(name for name, data in before.items() if after.get(name) != data and name not in ours)
     left = sorted(name for name in after if LEFT_HALF.match(Path(name).name))
     if code not in (0, 2):
@@ -120,9 +122,14 @@ def _wrong(
             yield f"stdout is not strict JSON: {error}"
 
 
-BESIDE = {"mine.toml": toml_file(SCENARIO), "gpt.toml": toml_file(GPT), "config.json": json_file(CONFIG),
-          "moe.json": json_file(MOE_CONFIG), "split.toml": toml_file(SPLIT),
-          "sweep.toml": toml_file(SWEEP)}  # fmt: skip
+BESIDE = {
+    "mine.toml": toml_file(SCENARIO),
+    "gpt.toml": toml_file(GPT),
+    "config.json": json_file(CONFIG),
+    "moe.json": json_file(MOE_CONFIG),
+    "split.toml": toml_file(SPLIT),
+    "sweep.toml": toml_file(SWEEP),
+}
 """Files in every folder."""
 
 
@@ -130,12 +137,19 @@ def play(kind: Kind, budget: int, tally: Tally, first: int = 0) -> None:
     """Play ``budget`` cases of a kind, other ones for each ``first``."""
 
     @seed(first)
-    @settings(max_examples=max(1, round(budget * kind.share)), deadline=None, database=None, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck), derandomize=False)  # fmt: skip
+    @settings(
+        max_examples=max(1, round(budget * kind.share)),
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        derandomize=False,
+    )
     @given(kind.bytes, st.sampled_from(kind.commands), kind.words)
     def case(data: bytes, command: str, word: str) -> None:
         with tempfile.TemporaryDirectory() as made:
-            folder, home = Path(made), Path.cwd()
+            folder = Path(made)
+            home = Path.cwd()
             for name, text in (BESIDE | kind.beside() | {kind.name: data}).items():
                 (folder / name).parent.mkdir(exist_ok=True)
                 (folder / name).write_bytes(text)

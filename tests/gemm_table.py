@@ -73,7 +73,10 @@ def _read(row: Mapping[str, str]) -> Gemm | None:
         return None
     if not {"m", "n", "k"} <= sizes.keys():
         return None
-    batch, m, n, k = sizes.get("b", 1), sizes["m"], sizes["n"], sizes["k"]
+    batch = sizes.get("b", 1)
+    m = sizes["m"]
+    n = sizes["n"]
+    k = sizes["k"]
     seconds = value * 1e-3 if row["unit"] == "ms" else 2.0 * batch * m * n * k / (value * 1e12)
     return Gemm(device, dtype, f"{row['source'].split()[0][:18]} {row['quantity'].split()[0]}", batch, m, n, k, seconds)
 

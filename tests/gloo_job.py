@@ -43,10 +43,12 @@ def main() -> None:
     if said.et:
         observer.register_callback(str(said.folder / f"et{rank}.json"))
     with profile(
-        activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=WARM_UP, active=said.steps),
-        record_shapes=True, execution_trace_observer=observer if said.et else None,
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=WARM_UP, active=said.steps),
+        record_shapes=True,
+        execution_trace_observer=observer if said.et else None,
         on_trace_ready=lambda done: done.export_chrome_trace(str(said.folder / f"rank{rank}.json")),
-    ) as profiler:  # fmt: skip
+    ) as profiler:
         for _ in range(WARM_UP + said.steps):
             optimizer.zero_grad()
             model(samples).square().mean().backward()

@@ -43,7 +43,9 @@ WAYS = {"FSDP": fsdp, "HSDP": hsdp, "TP x PP x DP": pipeline}
 def counted(way: str, nodes: int) -> tuple[int, int]:
     """Ranks times the ops of each, and what playing them costs."""
     prepared = scenario.load(*[WAYS[way](nodes)][0]).prepare()
-    cost, handled, made = 0, Play._go, []
+    cost = 0
+    handled = Play._go
+    made = []
 
     def handle(self: Play, *piece: Any) -> None:
         nonlocal cost

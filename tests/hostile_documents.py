@@ -5,32 +5,51 @@ from __future__ import annotations
 from typing import Any
 
 SCENARIO: dict[str, Any] = {
-    "cluster": {"topology": "dgx-1v", "nodes": 1, "gpus_per_node": 2,
-                "changes": [{"match": "node0/gpu0", "factor": 0.5}], "slow": [{"ranks": [1], "speed": 0.9}]},
+    "cluster": {
+        "topology": "dgx-1v",
+        "nodes": 1,
+        "gpus_per_node": 2,
+        "changes": [{"match": "node0/gpu0", "factor": 0.5}],
+        "slow": [{"ranks": [1], "speed": 0.9}],
+    },
     "model": {"name": "resnet18", "dtype": "fp32"},
     "strategy": {"kind": "ddp", "micro_batch_size": 2, "bucket_cap_mb": 25},
     "run": {"steps": 1, "seed": 0, "jitter": 0.01, "fidelity": "flow", "optimizer": "sgd"},
-}  # fmt: skip
+}
 GPT = {**SCENARIO, "model": {"hf_config": "config.json"}, "cluster": {"topology": "dgx-1v", "gpus_per_node": 2}}
 TOPOLOGY: dict[str, Any] = {
     "name": "mine",
     "title": "two GPUs",
-    "node": {"device": "A100-SXM4-80GB",
-             "vertices": [{"names": "gpu[0-1]", "kind": "gpu"},
-                          {"names": "nic[0-1]", "kind": "nic", "bandwidth": "25 GB/s", "source": "made"}],
-             "links": [{"a": "gpu[0-1]", "b": "nic[0-1]", "pattern": "zip", "kind": "pcie", "bandwidth": "25 GB/s",
-                        "latency": "500 ns", "source": "made"},
-                       {"a": "gpu0", "b": "gpu1", "kind": "nvlink", "bandwidth": "50 GB/s", "latency": "500 ns",
-                        "source": "made"}]},
+    "node": {
+        "device": "A100-SXM4-80GB",
+        "vertices": [
+            {"names": "gpu[0-1]", "kind": "gpu"},
+            {"names": "nic[0-1]", "kind": "nic", "bandwidth": "25 GB/s", "source": "made"},
+        ],
+        "links": [
+            {
+                "a": "gpu[0-1]",
+                "b": "nic[0-1]",
+                "pattern": "zip",
+                "kind": "pcie",
+                "bandwidth": "25 GB/s",
+                "latency": "500 ns",
+                "source": "made",
+            },
+            {"a": "gpu0", "b": "gpu1", "kind": "nvlink", "bandwidth": "50 GB/s", "latency": "500 ns", "source": "made"},
+        ],
+    },
     "fabric": {"kind": "one_switch", "port_latency": "1 us", "switch_latency": "300 ns", "source": "made"},
-}  # fmt: skip
+}
 SWEEP: dict[str, Any] = {
     "base": "mine.toml",
     "set": {"run.steps": 1},
-    "axes": [{"key": "strategy.micro_batch_size", "values": [1, 2]},
-             {"key": "run.seed", "range": {"start": 0, "stop": 2, "step": 1}}],
+    "axes": [
+        {"key": "strategy.micro_batch_size", "values": [1, 2]},
+        {"key": "run.seed", "range": {"start": 0, "stop": 2, "step": 1}},
+    ],
     "sample": 2,
-}  # fmt: skip
+}
 PLAN: dict[str, Any] = {
     "model": {"name": "resnet18"},
     "machines": [{"topology": "dgx-1v", "nodes": [1], "usd_per_gpu_hour": 2.0}],
@@ -39,31 +58,64 @@ PLAN: dict[str, Any] = {
     "try": {"micro_batch_size": [2], "activation_checkpointing": ["none"], "strategies": [{"kind": "ddp"}]},
 }
 CONFIG: dict[str, Any] = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2, "vocab_size": 100,
-    "max_position_embeddings": 128, "hidden_act": "silu", "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
 TRACE: dict[str, Any] = {
     "schemaVersion": 1,
     "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 1},
     "traceEvents": [
         {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 0.0, "dur": 90.0},
-        {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1.0, "dur": 40.0,
-         "args": {"stream": 7, "device": 0, "correlation": 3}},
-        {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "pid": 0, "tid": 20, "ts": 50.0,
-         "dur": 30.0, "args": {"stream": 20, "Collective name": "allreduce", "In msg nelems": 1024, "Group size": 1,
-                               "dtype": "Float", "correlation": 4}},
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "gemm",
+            "pid": 0,
+            "tid": 7,
+            "ts": 1.0,
+            "dur": 40.0,
+            "args": {"stream": 7, "device": 0, "correlation": 3},
+        },
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+            "pid": 0,
+            "tid": 20,
+            "ts": 50.0,
+            "dur": 30.0,
+            "args": {
+                "stream": 20,
+                "Collective name": "allreduce",
+                "In msg nelems": 1024,
+                "Group size": 1,
+                "dtype": "Float",
+                "correlation": 4,
+            },
+        },
     ],
-}  # fmt: skip
+}
 LOG = (
     "# nThread 1 nGpus 8 minBytes 8 maxBytes 1024\n# Rank 0 Pid 1 on host device 0 [0x07] NVIDIA A100-SXM4-80GB\n"
     "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n"
     "8 2 float sum -1 20.51 0.00 0.00 0 20.02 0.00 0.00 0\n1024 256 float sum -1 21.51 0.05 0.08 0 21.02 0.05 0.09 0\n"
 )
 MOE_CONFIG: dict[str, Any] = CONFIG | {
-    "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_hidden_layers": 4,
-    "num_local_experts": 4, "num_experts_per_tok": 2,
-}  # fmt: skip
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "num_hidden_layers": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 SPLIT: dict[str, Any] = {
     "cluster": {"topology": "hgx-a100"},
     "model": {"hf_config": "moe.json", "dtype": "bf16"},

@@ -70,10 +70,8 @@ def cells(draw: Any, text: bytes) -> bytes:
     """A CSV file with some cells replaced, a column left out, or rows doubled."""
     rows = list(csv.reader(io.StringIO(text.decode())))
     for _ in range(draw(st.integers(0, 3))):
-        act, row = (
-            draw(st.sampled_from(["cell", "cell", "cell", "column", "row", "double"])),
-            draw(st.sampled_from(rows)),
-        )
+        act = draw(st.sampled_from(["cell", "cell", "cell", "column", "row", "double"]))
+        row = draw(st.sampled_from(rows))
         column = draw(st.integers(0, max(len(row) - 1, 0)))
         if act == "cell" and row:
             row[column] = str(draw(NASTY))
@@ -101,7 +99,8 @@ def called(words: list[str]) -> tuple[int, str, str]:
         from hostile_launch import asked
 
         return asked(*words[1:])
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main(words)
@@ -125,8 +124,11 @@ def saved() -> bytes:
 @cache
 def answer(command: str) -> dict[str, bytes]:
     """The files that a command leaves in its folder."""
-    files = {"mine.toml": toml_file(SCENARIO | {"campaign": CAMPAIGN}), "plan.toml": toml_file(PLAN),
-             "sweep.toml": toml_file(SWEEP)}  # fmt: skip
+    files = {
+        "mine.toml": toml_file(SCENARIO | {"campaign": CAMPAIGN}),
+        "plan.toml": toml_file(PLAN),
+        "sweep.toml": toml_file(SWEEP),
+    }
     with TemporaryDirectory() as made:
         folder = Path(made)
         for name, data in files.items():

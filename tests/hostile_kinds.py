@@ -22,7 +22,7 @@ from hostile_documents import (
     SWEEP,
     TOPOLOGY,
     TRACE,
-)  # fmt: skip
+)
 from hostile_files import (
     DATA,
     SLOW,
@@ -36,7 +36,7 @@ from hostile_files import (
     spreadsheet,
     table,
     with_table,
-)  # fmt: skip
+)
 from hostile_launch import launch_files, machine_kinds, page_kinds
 from hostile_values import NASTY, damaged, documents, json_file, tables, toml_file
 from hypothesis import strategies as st
@@ -77,8 +77,17 @@ def split_with(**more: Any) -> dict[str, Any]:
 
 def kinds() -> dict[str, Kind]:
     """Every kind of file."""
-    return {**_scenarios(), **_split(), **_studies(), **_measured(), **_ours(), **_words(),
-            **launch_files(), **page_kinds(), **machine_kinds()}  # fmt: skip
+    return {
+        **_scenarios(),
+        **_split(),
+        **_studies(),
+        **_measured(),
+        **_ours(),
+        **_words(),
+        **launch_files(),
+        **page_kinds(),
+        **machine_kinds(),
+    }
 
 
 def _scenarios() -> dict[str, Kind]:
@@ -92,7 +101,8 @@ def _scenarios() -> dict[str, Kind]:
         lambda kind: tables(STRATEGIES[kind].config, sizes).map(lambda table: {"kind": kind} | table)
     )
     chosen = {"hf_config": st.just("config.json"), "name": st.none(), "nodes": st.integers(1, 4)}
-    campaign, played = SCENARIO | {"campaign": CAMPAIGN}, "campaign {} --replicas 3 --jobs 1 --json"
+    campaign = SCENARIO | {"campaign": CAMPAIGN}
+    played = "campaign {} --replicas 3 --jobs 1 --json"
     return {
         "scenario": Kind("mine.toml", table(SCENARIO), READ),
         "cluster": Kind("mine.toml", settings(SCENARIO, "cluster", Cluster, topology=st.just("dgx-1v")), READ),
@@ -103,9 +113,12 @@ def _scenarios() -> dict[str, Kind]:
             "mine.toml", settings(campaign, "campaign", CampaignTable), (played, f"{played} --out out"), share=SLOW
         ),
         "campaign file": Kind("mine.toml", table(campaign), (played,)),
-        "variation": Kind("mine.toml", settings(SCENARIO | {"run": {"steps": 1}}, "run.variation", Variation), (
-            "run {} --json", "variation {} --machines 2 --steps 3 --budget 1 --json")),
-    }  # fmt: skip
+        "variation": Kind(
+            "mine.toml",
+            settings(SCENARIO | {"run": {"steps": 1}}, "run.variation", Variation),
+            ("run {} --json", "variation {} --machines 2 --steps 3 --budget 1 --json"),
+        ),
+    }
 
 
 def _split() -> dict[str, Kind]:
@@ -127,12 +140,20 @@ def _split() -> dict[str, Kind]:
         "parallel": Kind("mine.toml", settings(SPLIT, "parallel", ParallelConfig, **chosen), READ),
         "layout": Kind("mine.toml", layouts, READ),
         "schedule": Kind("schedule.csv", spreadsheet(SCHEDULE), SPLIT_READ, beside(schedule_csv="schedule.csv")),
-        "routing": Kind("routing.csv", spreadsheet(ROUTING), SPLIT_READ, beside(
-            routing={"kind": "histogram", "file": "routing.csv"})),
+        "routing": Kind(
+            "routing.csv",
+            spreadsheet(ROUTING),
+            SPLIT_READ,
+            beside(routing={"kind": "histogram", "file": "routing.csv"}),
+        ),
         "moe config": Kind("moe.json", damaged(documents(MOE_CONFIG).map(json_file)), SPLIT_READ),
-        "split set": Kind("mine.toml", st.just(toml_file(SPLIT)), ("run {} --json --set <>",),
-                          words=st.tuples(names, WORDS).map("=".join)),
-    }  # fmt: skip
+        "split set": Kind(
+            "mine.toml",
+            st.just(toml_file(SPLIT)),
+            ("run {} --json --set <>",),
+            words=st.tuples(names, WORDS).map("=".join),
+        ),
+    }
 
 
 def _studies() -> dict[str, Kind]:
@@ -144,89 +165,199 @@ def _studies() -> dict[str, Kind]:
         "try": {"micro_batch_size": [1], "strategies": [{"kind": "ddp"}], "parallel": {"pp": [1, 2], "ep": "search"}},
     }
     return {
-        "topology": Kind("mine.toml", table(TOPOLOGY), (
-            "check {}", "run gpt.toml --json --set cluster.topology=mine.toml",
-            "collective all_reduce --size 1MiB --json --topology {}")),
-        "drawn": Kind("mine.toml", table(TOPOLOGY), ("plot topology {} p.svg", "plot topology {} p.png --nodes 3"),
-                      share=SLOW),
-        "exported": Kind("mine.toml", settings(SPLIT, "parallel", ParallelConfig), tuple(
-            f"export-config {{}} --to {to}" for to in ("megatron --json", "torchtitan -o l.toml", "deepspeed --json",
-                                                       "megatron -o l.sh", "accelerate -o l.yaml"))),
+        "topology": Kind(
+            "mine.toml",
+            table(TOPOLOGY),
+            (
+                "check {}",
+                "run gpt.toml --json --set cluster.topology=mine.toml",
+                "collective all_reduce --size 1MiB --json --topology {}",
+            ),
+        ),
+        "drawn": Kind(
+            "mine.toml", table(TOPOLOGY), ("plot topology {} p.svg", "plot topology {} p.png --nodes 3"), share=SLOW
+        ),
+        "exported": Kind(
+            "mine.toml",
+            settings(SPLIT, "parallel", ParallelConfig),
+            tuple(
+                f"export-config {{}} --to {to}"
+                for to in (
+                    "megatron --json",
+                    "torchtitan -o l.toml",
+                    "deepspeed --json",
+                    "megatron -o l.sh",
+                    "accelerate -o l.yaml",
+                )
+            ),
+        ),
         "sweep": Kind("sweep.toml", table(SWEEP), ("sweep {} --out out --jobs 1",), share=SLOW),
         "plan": Kind("plan.toml", table(PLAN), ("plan {} --out out --jobs 1",), share=SLOW),
         "split plan": Kind("plan.toml", table(tried), ("plan {} --out out --jobs 1",), share=SLOW),
-        "config": Kind("config.json", damaged(documents(CONFIG).map(json_file)), (
-            "run gpt.toml --json", "memory gpt.toml")),
-    }  # fmt: skip
+        "config": Kind(
+            "config.json", damaged(documents(CONFIG).map(json_file)), ("run gpt.toml --json", "memory gpt.toml")
+        ),
+    }
 
 
 def _measured() -> dict[str, Kind]:
-    pipeline = {f"folder/{name}": (DATA / "traces" / "pipeline_2x2" / name).read_bytes()
-                for name in ("ops.csv", "steps.csv")}  # fmt: skip
+    pipeline = {
+        f"folder/{name}": (DATA / "traces" / "pipeline_2x2" / name).read_bytes() for name in ("ops.csv", "steps.csv")
+    }
     kineto = gzip.decompress((DATA / "traces" / "gloo_2_ranks" / "rank0.json.gz").read_bytes())
     told = {name: (DATA / "traces" / "gloo_et" / f"{name}.json.gz").read_bytes() for name in ("et0", "rank0")}
-    folder, calibrate = ("trace folder --json", "replay folder --json"), "calibrate {} -o fitted.toml --topology"
+    folder = ("trace folder --json", "replay folder --json")
+    calibrate = "calibrate {} -o fitted.toml --topology"
     return {
         "trace": Kind("trace.json", damaged(documents(TRACE).map(json_file)), TRACES),
         "kineto": Kind("rank0.json", damaged(st.just(kineto)), TRACES),
-        "execution": Kind("folder/et0.json", damaged(st.just(gzip.decompress(told["et0"]))), folder,
-                          lambda: {"folder/rank0.json.gz": told["rank0"]}),
+        "execution": Kind(
+            "folder/et0.json",
+            damaged(st.just(gzip.decompress(told["et0"]))),
+            folder,
+            lambda: {"folder/rank0.json.gz": told["rank0"]},
+        ),
         **{name: Kind(name, spreadsheet(text), folder, lambda: pipeline) for name, text in pipeline.items()},
         "nsys": Kind("p.sqlite", damaged(st.builds(nsys, NASTY, NASTY)), TRACES),
         "log": Kind("nccl.log", damaged(st.just(LOG.encode())), ("trace {} --json", "validate nccl {}")),
         "comms": Kind("comms.log", damaged(st.just(COMMS)), ("trace {} --json",)),
-        "captured": Kind("folder/collectives.jsonl", lines(CAPTURED), (
-            "trace {} --json", "validate capture folder --topology hgx-a100", "calibrate folder -o f --topology dgx-1v",
-            f"{calibrate} hgx-a100")),
-        "nccl table": Kind("t.csv", spreadsheet(NCCL_TABLE), (
-            "validate nccl {} --json", "trace {} --json", f"{calibrate} hgx-h100")),
-        "hybrid": Kind("t.csv", spreadsheet((DATA / "hybrid_steps.csv").read_bytes()), (
-            "validate steps {} --json", "validate memory {} --json")),
+        "captured": Kind(
+            "folder/collectives.jsonl",
+            lines(CAPTURED),
+            (
+                "trace {} --json",
+                "validate capture folder --topology hgx-a100",
+                "calibrate folder -o f --topology dgx-1v",
+                f"{calibrate} hgx-a100",
+            ),
+        ),
+        "nccl table": Kind(
+            "t.csv", spreadsheet(NCCL_TABLE), ("validate nccl {} --json", "trace {} --json", f"{calibrate} hgx-h100")
+        ),
+        "hybrid": Kind(
+            "t.csv",
+            spreadsheet((DATA / "hybrid_steps.csv").read_bytes()),
+            ("validate steps {} --json", "validate memory {} --json"),
+        ),
         "table": Kind("spans.csv", damaged(st.just(b"rank,op,name\n0,1,x\n" + LOG.encode())), ("trace {}",)),
-    }  # fmt: skip
+    }
 
 
 def _ours() -> dict[str, Kind]:
-    swept, table = "sweep @sweep.toml --jobs 1", ("report .", "export . t.csv")
+    swept = "sweep @sweep.toml --jobs 1"
+    table = ("report .", "export . t.csv")
     return {
-        "run": Kind("run.npz", damaged(st.deferred(lambda: st.just(saved()))), (
-            "report {}", "explain {}", "trace {}"), share=SLOW),
-        "members": Kind("run.npz", members(), (
-            "report .", "explain .", "export . spans.csv", "export . t.json.gz", "plot gantt . p.png --dpi 40",
-            "plot links . p.svg", "compare . . --json")),
-        "rows": Kind("results.jsonl", damaged(st.just(rows() * 2)), (
-            "sweep sweep.toml --out . --jobs 1", "export . t.csv"), share=SLOW, ours=frozenset({"results.jsonl"})),
+        "run": Kind(
+            "run.npz",
+            damaged(st.deferred(lambda: st.just(saved()))),
+            ("report {}", "explain {}", "trace {}"),
+            share=SLOW,
+        ),
+        "members": Kind(
+            "run.npz",
+            members(),
+            (
+                "report .",
+                "explain .",
+                "export . spans.csv",
+                "export . t.json.gz",
+                "plot gantt . p.png --dpi 40",
+                "plot links . p.svg",
+                "compare . . --json",
+            ),
+        ),
+        "rows": Kind(
+            "results.jsonl",
+            damaged(st.just(rows() * 2)),
+            ("sweep sweep.toml --out . --jobs 1", "export . t.csv"),
+            share=SLOW,
+            ours=frozenset({"results.jsonl"}),
+        ),
         "swept": answered(swept, "results.jsonl", *table),
         "cases": answered(swept, "cases.jsonl", *table),
         "swept words": answered(swept, "sweep.json", *table),
-        "planned": answered("plan @plan.toml --jobs 1", "plan.json", "report .",
-                            "export-config . --to megatron --json", "export-config . --to deepspeed --option 1"),
+        "planned": answered(
+            "plan @plan.toml --jobs 1",
+            "plan.json",
+            "report .",
+            "export-config . --to megatron --json",
+            "export-config . --to deepspeed --option 1",
+        ),
         "played": answered("campaign @mine.toml --replicas 3 --jobs 1", "campaign.json", "report ."),
-        "manifest": answered(swept, "clustersim.json", "report .", "run mine.toml --out .",
-                             "sweep sweep.toml --out . --jobs 1", "lessons .", "campaign mine.toml --out ."),
-    }  # fmt: skip
+        "manifest": answered(
+            swept,
+            "clustersim.json",
+            "report .",
+            "run mine.toml --out .",
+            "sweep sweep.toml --out . --jobs 1",
+            "lessons .",
+            "campaign mine.toml --out .",
+        ),
+    }
 
 
 def _words() -> dict[str, Kind]:
-    collective, plot = "collective all_reduce --topology dgx-1v", "plot gantt . p.svg"
+    collective = "collective all_reduce --topology dgx-1v"
+    plot = "plot gantt . p.svg"
     return {
         "set": Kind("mine.toml", st.just(toml_file(SCENARIO)), ("run {} --json --set <>",), words=SETS),
-        "words": Kind("run.npz", st.deferred(lambda: st.just(saved())), (
-            f"{collective} --json --size <>", "collective <> --topology dgx-1v --size 1MiB",
-            "collective all_reduce --topology <> --size 1MiB", f"{collective} -b 8 -e <>",
-            f"{collective} --size 1MiB --algorithm <>", f"{collective} --size 1MiB --nccl-version <>",
-            "export . t.csv --ranks <>", f"{plot} --window <>", f"{plot} --title <>", f"{plot} --zoom <>",
-            "plot <> . p.svg", "plot topology <> p.svg", "plot topology dgx-1v p.svg --nodes <>", "export . <>",
-            "trace . --format <>", "replay . --topology <>", "compare . <>", "explain <>", "report <>",
-            "describe mine.toml --rank <>", "describe --keys <>", "list <>", "schema <>", "check dgx-1v --nodes <>",
-            "run <> --json", "run mine.toml --out <>/x", "memory <>", "plan <> --out out", "sweep <> --out out",
-            "sensitivity mine.toml --nodes <>", "validate steps t.csv --by <>", "lessons <>/x/y",
-        ), words=WORDS),
-        "new words": Kind("run.sh", st.just(b"torchrun train.py --num-layers 2"), (
-            "new scenario made.toml --model <>", "new scenario <>", "new topology m.toml --topology dgx-1v --nics <>",
-            "new plan made.toml --gpu <>", "new sweep made.toml --base <>", "new topology m.toml --oversubscription <>",
-            "import {} -o <> --topology dgx-1v", "import <> -o made.toml",
-            "import {} -o m.toml --topology <> --model gpt2", "import {} -o m.toml --topology dgx-1v --model <>",
-            "export-config mine.toml --to <>", "export-config split.toml --to megatron -o <>", "explore <> config.json",
-        ), words=WORDS),
-    }  # fmt: skip
+        "words": Kind(
+            "run.npz",
+            st.deferred(lambda: st.just(saved())),
+            (
+                f"{collective} --json --size <>",
+                "collective <> --topology dgx-1v --size 1MiB",
+                "collective all_reduce --topology <> --size 1MiB",
+                f"{collective} -b 8 -e <>",
+                f"{collective} --size 1MiB --algorithm <>",
+                f"{collective} --size 1MiB --nccl-version <>",
+                "export . t.csv --ranks <>",
+                f"{plot} --window <>",
+                f"{plot} --title <>",
+                f"{plot} --zoom <>",
+                "plot <> . p.svg",
+                "plot topology <> p.svg",
+                "plot topology dgx-1v p.svg --nodes <>",
+                "export . <>",
+                "trace . --format <>",
+                "replay . --topology <>",
+                "compare . <>",
+                "explain <>",
+                "report <>",
+                "describe mine.toml --rank <>",
+                "describe --keys <>",
+                "list <>",
+                "schema <>",
+                "check dgx-1v --nodes <>",
+                "run <> --json",
+                "run mine.toml --out <>/x",
+                "memory <>",
+                "plan <> --out out",
+                "sweep <> --out out",
+                "sensitivity mine.toml --nodes <>",
+                "validate steps t.csv --by <>",
+                "lessons <>/x/y",
+            ),
+            words=WORDS,
+        ),
+        "new words": Kind(
+            "run.sh",
+            st.just(b"torchrun train.py --num-layers 2"),
+            (
+                "new scenario made.toml --model <>",
+                "new scenario <>",
+                "new topology m.toml --topology dgx-1v --nics <>",
+                "new plan made.toml --gpu <>",
+                "new sweep made.toml --base <>",
+                "new topology m.toml --oversubscription <>",
+                "import {} -o <> --topology dgx-1v",
+                "import <> -o made.toml",
+                "import {} -o m.toml --topology <> --model gpt2",
+                "import {} -o m.toml --topology dgx-1v --model <>",
+                "export-config mine.toml --to <>",
+                "export-config split.toml --to megatron -o <>",
+                "explore <> config.json",
+            ),
+            words=WORDS,
+        ),
+    }

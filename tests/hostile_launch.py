@@ -19,10 +19,39 @@ from hypothesis import strategies as st
 
 LAUNCH = DATA / "launch"
 SAID = (
-    "--max-steps", "--tensor-model-parallel-size 3", "$(rm -rf .)", "${X:-${X}}", "`id`", "$((1/0))", "$((9**9**9))",
-    "$((" * 500, "<<EOF", "\\", "for i in 1 2; do", "source x.sh", "|", "&&", "'", '"', "-", "--", "--=", "=3", "@x",
-    "null", "~", "*a", "&a", "!!python/object:os.system", "0o777", "1e5", "12:30:00", "2026-11-22", "[", "{",
-)  # fmt: skip
+    "--max-steps",
+    "--tensor-model-parallel-size 3",
+    "$(rm -rf .)",
+    "${X:-${X}}",
+    "`id`",
+    "$((1/0))",
+    "$((9**9**9))",
+    "$((" * 500,
+    "<<EOF",
+    "\\",
+    "for i in 1 2; do",
+    "source x.sh",
+    "|",
+    "&&",
+    "'",
+    '"',
+    "-",
+    "--",
+    "--=",
+    "=3",
+    "@x",
+    "null",
+    "~",
+    "*a",
+    "&a",
+    "!!python/object:os.system",
+    "0o777",
+    "1e5",
+    "12:30:00",
+    "2026-11-22",
+    "[",
+    "{",
+)
 """Words that a shell or a YAML reader takes for more than a value."""
 
 
@@ -61,9 +90,16 @@ def launch_files() -> dict[str, Kind]:
 
     text = {path.name: path.read_text("utf-8") for path in sorted(LAUNCH.iterdir())}
     megatron, mixtral, titan, nemo, accelerate, stages = (
-        text[name] for name in ("megatron_llama3_70b.sh", "megatron_mixtral_8x7b.yaml", "torchtitan_llama3_70b.toml",
-                                "nemo_llama3_8b.yaml", "accelerate_fsdp.yaml", "deepspeed_zero3.json")
-    )  # fmt: skip
+        text[name]
+        for name in (
+            "megatron_llama3_70b.sh",
+            "megatron_mixtral_8x7b.yaml",
+            "torchtitan_llama3_70b.toml",
+            "nemo_llama3_8b.yaml",
+            "accelerate_fsdp.yaml",
+            "deepspeed_zero3.json",
+        )
+    )
     read = "import {} -o made.toml --topology dgx-h100 --nodes 4"
     both = f"{read} deepspeed_llama2_7b.sh --json", "import {} -o made.toml --topology hgx-a100 --model gpt2 --nodes 1"
     trained = f"{read} accelerate_llama3_8b.sh --json", f"{read} --model gpt2"
@@ -78,17 +114,26 @@ def launch_files() -> dict[str, Kind]:
         "megatron": Kind("run.sh", damaged(reworded(megatron)), (f"{read} --json", f"{read} --from megatron", read)),
         "megatron yaml": Kind("m.yaml", mapped(mixtral, yaml_file, yaml.safe_load(mixtral)), (f"{read} --json", read)),
         "torchtitan": Kind("t.toml", mapped(titan, headed, tomllib.loads(titan)), (f"{read} --json", read)),
-        "deepspeed": Kind("deepspeed_zero3.json", mapped(stages, json_file, json.loads(stages)), both,
-                          beside("deepspeed_llama2_7b.sh")),
-        "accelerate": Kind("accelerate_fsdp.yaml", mapped(accelerate, yaml_file, yaml.safe_load(accelerate)), trained,
-                           beside("accelerate_llama3_8b.sh")),
+        "deepspeed": Kind(
+            "deepspeed_zero3.json",
+            mapped(stages, json_file, json.loads(stages)),
+            both,
+            beside("deepspeed_llama2_7b.sh"),
+        ),
+        "accelerate": Kind(
+            "accelerate_fsdp.yaml",
+            mapped(accelerate, yaml_file, yaml.safe_load(accelerate)),
+            trained,
+            beside("accelerate_llama3_8b.sh"),
+        ),
         "nemo": Kind("n.yaml", mapped(nemo, yaml_file, yaml.safe_load(nemo)), (f"{read} --json", read)),
-    }  # fmt: skip
+    }
 
 
 # ---- what a browser sends --------------------------------------------------------------------------------------------
 
-HOST, TOKEN = "127.0.0.1:8000", "correct-horse"
+HOST = "127.0.0.1:8000"
+TOKEN = "correct-horse"
 
 
 @cache
@@ -102,9 +147,9 @@ class Here:
     """A worker in this process, so that nothing that goes wrong in it is lost."""
 
     def __init__(self, path: str) -> None:
-        from clustersim.app.explore.runs import Player
+        from clustersim.app.explore.runs import RunPlayer
 
-        self.player = Player(path)
+        self.player = RunPlayer(path)
 
     async def __call__(self, ask: Any) -> Any:
         return self.player(ask)
@@ -112,10 +157,21 @@ class Here:
 
 def ask(page: Any, path: str, query: str = "", body: bytes | None = None) -> tuple[int, str]:
     """Status and text of what an application answers, without a server between."""
-    sent, answer = [{"type": "http.request", "body": body or b""}], []
-    scope = {"type": "http", "http_version": "1.1", "method": "GET" if body is None else "POST", "path": path,
-             "raw_path": path.encode(), "query_string": query.encode(), "headers": [(b"host", HOST.encode())],
-             "scheme": "http", "root_path": "", "client": None, "server": None}  # fmt: skip
+    sent = [{"type": "http.request", "body": body or b""}]
+    answer = []
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "GET" if body is None else "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": [(b"host", HOST.encode())],
+        "scheme": "http",
+        "root_path": "",
+        "client": None,
+        "server": None,
+    }
 
     async def receive() -> Any:
         return sent.pop() if sent else {"type": "http.disconnect"}
@@ -183,9 +239,13 @@ def page_kinds() -> dict[str, Kind]:
     ).map("=".join)
     return {
         "page": Kind("body.json", st.deferred(_bodies), ("explore mine.toml {}", "explore split.toml {}"), share=SLOW),
-        "page saved": Kind("mine.toml", damaged(st.one_of(st.just(whole), documents(whole)).map(toml_file), 30), (
-            "explore {} ?<>",), words=words),
-    }  # fmt: skip
+        "page saved": Kind(
+            "mine.toml",
+            damaged(st.one_of(st.just(whole), documents(whole)).map(toml_file), 30),
+            ("explore {} ?<>",),
+            words=words,
+        ),
+    }
 
 
 # ---- machines that are mixed, change while a run goes on, and are drawn ----------------------------------------------
@@ -206,7 +266,8 @@ def machine_kinds() -> dict[str, Kind]:
     names = st.sampled_from(
         ["node0/gpu0", "node*/gpu*", "node0/gpu0 -> node0/gpu1", "node0/* <-> *", "*", "node9/nic0"]
     )
-    factor, times = st.sampled_from([0.5, 1e-3, 1e-6, 1.0]), st.sampled_from(TIMES)
+    factor = st.sampled_from([0.5, 1e-3, 1e-6, 1.0])
+    times = st.sampled_from(TIMES)
     usual = {"match": names, "factor": factor, "from": times, "until": times, "every": times}
     rising = st.lists(st.integers(0, len(TIMES) - 1), min_size=2, max_size=3, unique=True).map(sorted)
     timed = st.tuples(names, factor, rising).map(
@@ -223,9 +284,22 @@ def machine_kinds() -> dict[str, Kind]:
     varied = some.map(lambda made: {**SCENARIO, "cluster": {**SCENARIO["cluster"], "changes": made}})
     mixed = {**SCENARIO, "cluster": {"topology": "mix.toml"}, "strategy": {"kind": "fsdp", "micro_batch_size": 1}}
     return {
-        "changes": Kind("mine.toml", damaged(varied.map(toml_file), 40), (
-            "run {} --json", "run {} --json", "explain {} --json", "run {} --json --set run.fidelity=chunk")),
-        "mixed": Kind("mix.toml", damaged(documents(MIX).map(toml_file), 20), (
-            "run mixed.toml --json", "run split.toml --json --set cluster.topology=mix.toml", "check {}",
-            "memory mixed.toml", "describe mixed.toml"), lambda: {"mixed.toml": toml_file(mixed)}, share=SLOW),
-    }  # fmt: skip
+        "changes": Kind(
+            "mine.toml",
+            damaged(varied.map(toml_file), 40),
+            ("run {} --json", "run {} --json", "explain {} --json", "run {} --json --set run.fidelity=chunk"),
+        ),
+        "mixed": Kind(
+            "mix.toml",
+            damaged(documents(MIX).map(toml_file), 20),
+            (
+                "run mixed.toml --json",
+                "run split.toml --json --set cluster.topology=mix.toml",
+                "check {}",
+                "memory mixed.toml",
+                "describe mixed.toml",
+            ),
+            lambda: {"mixed.toml": toml_file(mixed)},
+            share=SLOW,
+        ),
+    }

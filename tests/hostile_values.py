@@ -16,15 +16,61 @@ from msgspec import inspect
 
 NASTY = st.one_of(
     st.sampled_from(
-        [None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63), 10**30, 0.0, -0.5, 1e-300, 1e300, math.inf, -math.inf,
-         math.nan, "", " ", "\0", "\r", "🙂", "a" * 5000, "x/" * 2000, "$\\frac{1}{$", "[bold]", "<script>", "../../..",
-         "/dev/zero", "/", "gpu[0-99999999]", "gpu[0-9]" * 9, "1e400 GB/s", "-1 GB/s", "400 Gigs", [], {}, [[]],
-         [1] * 300, {"a": {}}, ["a"], [None], "node*", "ddp", "fsdp", "pipeline", "nan", "inf"]
+        [
+            None,
+            True,
+            False,
+            0,
+            -1,
+            1,
+            2**31,
+            2**63,
+            -(2**63),
+            10**30,
+            0.0,
+            -0.5,
+            1e-300,
+            1e300,
+            math.inf,
+            -math.inf,
+            math.nan,
+            "",
+            " ",
+            "\0",
+            "\r",
+            "🙂",
+            "a" * 5000,
+            "x/" * 2000,
+            "$\\frac{1}{$",
+            "[bold]",
+            "<script>",
+            "../../..",
+            "/dev/zero",
+            "/",
+            "gpu[0-99999999]",
+            "gpu[0-9]" * 9,
+            "1e400 GB/s",
+            "-1 GB/s",
+            "400 Gigs",
+            [],
+            {},
+            [[]],
+            [1] * 300,
+            {"a": {}},
+            ["a"],
+            [None],
+            "node*",
+            "ddp",
+            "fsdp",
+            "pipeline",
+            "nan",
+            "inf",
+        ]
     ),
     st.integers(-100, 10**7),
     st.floats(allow_nan=True),
     st.text(max_size=20),
-)  # fmt: skip
+)
 
 
 def deep(depth: int) -> list[Any]:
@@ -88,11 +134,21 @@ def json_file(value: Any) -> bytes:
 
 
 INSERTED = (
-    b"\0", b"\r", b"\xff\xfe", b"[" * 3000, b"{" * 3000, b"9" * 6000, b'{"a":' * 2000,
+    b"\0",
+    b"\r",
+    b"\xff\xfe",
+    b"[" * 3000,
+    b"{" * 3000,
+    b"9" * 6000,
+    b'{"a":' * 2000,
     b"\na = 0x" + b"f" * 5000 + b"\n",
-    b"\n\n", b"#", b'"', b"\xef\xbb\xbf", b"\nx = " + b"[" * 2000 + b"]" * 2000 + b"\n",
+    b"\n\n",
+    b"#",
+    b'"',
+    b"\xef\xbb\xbf",
+    b"\nx = " + b"[" * 2000 + b"]" * 2000 + b"\n",
     b'"a": ' + b"[" * 500 + b"]" * 500 + b", ",
-)  # fmt: skip
+)
 """Bytes that no parser likes in the wrong place."""
 
 
@@ -125,9 +181,15 @@ QUANTITIES = {
     "Seconds": ["1 s", "30 min", "0 s", "1 us", "90 d", "1e9 d"],
     "Duration": ["2 min", "0 s", {"mean": "30 min", "median": "10 min"}, {"mean": "4 h", "law": "exponential"}],
     "Every": ["best", "30 min", "100 steps", "1 us", "1 step", "0 steps"],
-    "Rate": ["6.5 per 1000 node-days", "1 per week", "1e6 per hour", "1 per 1e9 gpu-years", "0 per day",
-             "3 per rack-day"],
-}  # fmt: skip
+    "Rate": [
+        "6.5 per 1000 node-days",
+        "1 per week",
+        "1e6 per hour",
+        "1 per 1e9 gpu-years",
+        "0 per day",
+        "3 per rack-day",
+    ],
+}
 """Of a type with a unit: what is meant, and what is hardly."""
 
 
@@ -157,7 +219,8 @@ def tables(
 ) -> dict[str, Any]:
     """A table of a schema: what it needs and is not ``there``, and a few of its other fields; ``usual`` has strategies
     by field."""
-    told, usual = inspect.type_info(struct), usual or {}
+    told = inspect.type_info(struct)
+    usual = usual or {}
     assert isinstance(told, inspect.StructType)
     kinds = {field.encode_name: field.type for field in told.fields}
     needed = [field.encode_name for field in told.fields if field.required and field.encode_name not in there]

@@ -19,7 +19,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "clustersim"
-FILE_LINES, PARAMETERS, CODE_LINES = 400, 7, 40
+FILE_LINES = 400
+PARAMETERS = 7
+CODE_LINES = 40
 VAGUE = frozenset(
     [
         "found",

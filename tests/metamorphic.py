@@ -63,7 +63,9 @@ def drawn(pick: Random) -> dict[str, Any]:
 
 
 def _split(pick: Random, cluster: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
-    tp, pp, cp = pick.choice([1, 2]), pick.choice([1, 2, 4]), pick.choice([1, 1, 2])
+    tp = pick.choice([1, 2])
+    pp = pick.choice([1, 2, 4])
+    cp = pick.choice([1, 1, 2])
     moe = pick.random() < 0.5
     parallel: dict[str, Any] = {"tp": tp, "pp": pp, "cp": cp, "microbatches": pick.choice([4, 8])}
     if tp > 1:
@@ -79,8 +81,13 @@ def _split(pick: Random, cluster: dict[str, Any], run: dict[str, Any]) -> dict[s
     if pick.random() < 0.5:
         parallel |= {"use_distributed_optimizer": True, "overlap_grad_reduce": True}
     model = {"hf_config": "moe.json" if moe else "dense.json", "dtype": "bf16"}
-    return {"cluster": cluster, "model": model, "strategy": {"kind": "ddp", "micro_batch_size": 1}, "run": run,
-            "parallel": parallel}  # fmt: skip
+    return {
+        "cluster": cluster,
+        "model": model,
+        "strategy": {"kind": "ddp", "micro_batch_size": 1},
+        "run": run,
+        "parallel": parallel,
+    }
 
 
 # ---- better machines and better programs -----------------------------------------------------------------------------
@@ -130,7 +137,8 @@ def with_idle_node(p: Prepared) -> Prepared:
 
 def renumbered(p: Prepared) -> Prepared | None:
     """The nodes the other way round; None where there is one."""
-    mesh, per_node = p.mesh, p.topology.vertex_node
+    mesh = p.mesh
+    per_node = p.topology.vertex_node
     order = list(dict.fromkeys(per_node[mesh.gpus].tolist()))
     if len(order) < 2:
         return None
@@ -184,7 +192,8 @@ def bytes_agree(result: Result) -> bool | None:
     """Whether what left the GPUs over links is what the formulas of the collectives say; None where the formula is not
     of what links carry: protocols with flags, a switch that adds, GPUs that pass on what is not theirs (in a DGX-1, and
     to the NIC of their rail)."""
-    p, links = result.prepared, result.timeline.links
+    p = result.prepared
+    links = result.timeline.links
     passed_on = p.topology.name == "dgx-1v" or (p.split is not None and p.mesh.n_nodes > 1)
     if p.backend != "ideal" or passed_on or p.mesh.servers or links is None:
         return None
@@ -227,16 +236,20 @@ class Anomaly:
 
 ANOMALIES = (
     Anomaly(
-        "NCCL chose otherwise", lambda one, other: chosen(one) != chosen(other), math.inf,
+        "NCCL chose otherwise",
+        lambda one, other: chosen(one) != chosen(other),
+        math.inf,
         "NCCL takes what its own table of bandwidths and latencies says is fastest, which is not always the fastest "
         "(tuning.cc); pinned to the choice of the run, no law is broken",
     ),
     Anomaly(
-        "workers that end together", lambda one, other: one.prepared.mesh.servers > 0, 0.06,
+        "workers that end together",
+        lambda one, other: one.prepared.mesh.servers > 0,
+        0.06,
         "a synchronous parameter server: workers that end together send together, and those that end apart fill the "
         "servers' pauses (tests/test_physics_slips.py)",
     ),
-)  # fmt: skip
+)
 
 
 def explained(one: Result, other: Result, by: float) -> str:
@@ -281,7 +294,8 @@ class Ends:
 
 def played(budget: int, first: int) -> Ends:
     """So many scenarios, other ones for each ``first``."""
-    pick, ends = Random(first), Ends()
+    pick = Random(first)
+    ends = Ends()
     with tempfile.TemporaryDirectory() as made:
         for name, config in CONFIGS.items():
             (Path(made) / name).write_text(json.dumps(config))
@@ -300,7 +314,8 @@ def played(budget: int, first: int) -> Ends:
 
 def main(budget: int, first: int, jobs: int, say: Callable[[str], None]) -> int:
     """The table by law; 1 where a violation is not explained."""
-    parts, every = -(-budget // PART), Ends()
+    parts = -(-budget // PART)
+    every = Ends()
     with ProcessPoolExecutor(jobs) as pool:
         sizes = [min(PART, budget - PART * i) for i in range(parts)]
         for one in pool.map(played, sizes, range(first * parts, (first + 1) * parts)):

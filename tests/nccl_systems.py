@@ -6,7 +6,7 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
-from clustersim.collectives.nccl.view import Nic, NodeView, Slot, System
+from clustersim.collectives.nccl.view import Nic, NodeView, PcieSlot, System
 
 DATA = Path(__file__).parent / "data" / "nccl"
 ALGORITHMS = {"Tree": "tree", "Ring": "ring", "NVLS": "nvls", "NVLSTree": "nvls_tree", "PAT": "pat"}
@@ -28,9 +28,9 @@ def behind_switches(
     """Two sockets, PCIe switches with some GPUs and NICs each. Slots and NICs in GB/s as NCCL takes them."""
     count = gpus // per_switch
     return NodeView(
-        gpus=tuple(Slot(g // per_switch, slot) for g in range(gpus)),
-        switches=tuple(Slot(-1 - 2 * s // count, slot) for s in range(count)),
-        nics=tuple(Nic(Slot(s, slot), nic) for s in range(count) for _ in range(nics_each)),
+        gpus=tuple(PcieSlot(g // per_switch, slot) for g in range(gpus)),
+        switches=tuple(PcieSlot(-1 - 2 * s // count, slot) for s in range(count)),
+        nics=tuple(Nic(PcieSlot(s, slot), nic) for s in range(count) for _ in range(nics_each)),
         dev=tuple(range(gpus)),
         socket_host=(0, 0),
         **rest,  # type: ignore[arg-type]
@@ -42,8 +42,8 @@ def tray(trays: int) -> NodeView:
     gpus = 4 * trays
     return NodeView(
         sm=100,
-        gpus=tuple(Slot(-1 - g // 2, 48.0) for g in range(gpus)),
-        nics=tuple(Nic(Slot(-1 - g // 2, 48.0), 50.0) for g in range(gpus)),
+        gpus=tuple(PcieSlot(-1 - g // 2, 48.0) for g in range(gpus)),
+        nics=tuple(Nic(PcieSlot(-1 - g // 2, 48.0), 50.0) for g in range(gpus)),
         dev=tuple(g % 4 for g in range(gpus)),
         socket_host=tuple(s // 2 for s in range(2 * trays)),
         cpu_vendor="arm",
@@ -72,8 +72,8 @@ VIEWS = {
     "l40s_sw": behind_switches(8, 4, 24.0, 25.0, sm=89, cpu_model="spr"),
     "pcie_rtx4090": NodeView(
         sm=89,
-        gpus=tuple(Slot(-1 - g // 4, 24.0) for g in range(8)),
-        nics=tuple(Nic(Slot(-1 - s, 24.0), 25.0) for s in range(2)),
+        gpus=tuple(PcieSlot(-1 - g // 4, 24.0) for g in range(8)),
+        nics=tuple(Nic(PcieSlot(-1 - s, 24.0), 25.0) for s in range(2)),
         dev=tuple(range(8)),
         socket_host=(0, 0),
         cpu_vendor="amd",

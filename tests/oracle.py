@@ -127,7 +127,10 @@ class Meetings:
         mesh: Mesh,
         planner: Callable[[Request, Group], Plan],
     ) -> None:
-        self.env, self.topology, self.mesh, self.planner = env, topology, mesh, planner
+        self.env = env
+        self.topology = topology
+        self.mesh = mesh
+        self.planner = planner
         self.all: dict[object, Meeting] = {}
         self.of: dict[tuple[int, int], Meeting] = {}
         self._plans: dict[tuple[Request, tuple[int, ...]], Plan] = {}
@@ -202,7 +205,9 @@ class _Run:
     """One run: a process per rank and op, and the network they share."""
 
     def __init__(self, env: simpy.Environment, program: Program, meetings: Meetings, topology: Topology) -> None:
-        self.env, self.meetings, self.slowdown = env, meetings, program.overlap_slowdown
+        self.env = env
+        self.meetings = meetings
+        self.slowdown = program.overlap_slowdown
         self.network = Network(env, topology.link_bandwidth.tolist())
         self.spans: dict[tuple[int, int], tuple[float, float, float]] = {}
         self.done: dict[tuple[int, int], simpy.Event] = {}
@@ -218,7 +223,8 @@ class _Run:
 
     def _op(self, role: Role, position: int, rank: int, i: int, first: int) -> Waiting:
         """The life of one op on one rank."""
-        op, row = role.ops[i], first + i
+        op = role.ops[i]
+        row = first + i
         yield self.env.all_of([self.done[rank, first + need] for need in needs(role.ops, i)])
         ready = start = self.env.now
         meeting = self.meetings.of.get((rank, row))
@@ -289,7 +295,8 @@ class Network:
     """Flows on links: at every instant at which one begins or ends, all rates are worked out afresh."""
 
     def __init__(self, env: simpy.Environment, bandwidth: list[float]) -> None:
-        self.env, self.bandwidth = env, bandwidth
+        self.env = env
+        self.bandwidth = bandwidth
         self.flows: list[Flow] = []
         self.changes = 0
         self._solving = False
@@ -308,7 +315,8 @@ class Network:
     def _solve(self) -> Waiting:
         """New rates, then wait for the next end; it counts only if nothing has changed by then."""
         yield later(self.env, SOLVE)
-        self._solving, now = False, self.env.now
+        self._solving = False
+        now = self.env.now
         self.changes += 1
         asked = self.changes
         for flow, rate in zip(self.flows, fair_shares(self.flows, self.bandwidth), strict=True):

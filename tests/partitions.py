@@ -60,12 +60,22 @@ def replace_config(parallel: ParallelConfig, **changes: object) -> ParallelConfi
 degrees = st.sampled_from([1, 2, 4, 8])
 configs = st.builds(
     lambda tp, cp, pp, vpp, sp, overlap, comm: ParallelConfig(
-        tp=tp, cp=cp, pp=pp, vpp=vpp if pp == 2 else 1, sequence_parallel=sp and tp > 1,
-        tp_overlap=overlap if sp and tp > 1 else "none", cp_comm_type=comm if tp * cp <= 4 else "p2p",
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        vpp=vpp if pp == 2 else 1,
+        sequence_parallel=sp and tp > 1,
+        tp_overlap=overlap if sp and tp > 1 else "none",
+        cp_comm_type=comm if tp * cp <= 4 else "p2p",
     ),
-    degrees, st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.booleans(),
-    st.sampled_from(OVERLAPS), st.sampled_from(["p2p", "all_gather", "a2a"]),
-)  # fmt: skip
+    degrees,
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2]),
+    st.booleans(),
+    st.sampled_from(OVERLAPS),
+    st.sampled_from(["p2p", "all_gather", "a2a"]),
+)
 recomputes = st.sampled_from(
     [
         Recompute(),

@@ -66,14 +66,20 @@ def simulated(
                 ops.append(Compute("optimizer", tail, phase="optimizer", step=step))
         roles.append(Role(f"stage {s}", ranks, tuple(ops), stage=s))
     topology = star(p * replicas)
-    return simulate(Program(p * replicas, tuple(roles)), topology, mesh(topology),
-                    planner=lambda request, group: plan(request, [], transfer))  # fmt: skip
+    return simulate(
+        Program(p * replicas, tuple(roles)),
+        topology,
+        mesh(topology),
+        planner=lambda request, group: plan(request, [], transfer),
+    )
 
 
 def spans(forward: Sequence[float], backward: Sequence[float], m: int) -> list[tuple[int, str, int, float, float]]:
     """(stage, action, micro-batch, start, end) of 1F1B with free transfers, by arithmetic alone."""
-    p, end = len(forward), {}
-    free, left = [0.0] * p, [one_f_one_b(p, m, s) for s in range(p)]
+    p = len(forward)
+    end = {}
+    free = [0.0] * p
+    left = [one_f_one_b(p, m, s) for s in range(p)]
     found = []
     while any(left):
         for s in range(p):
@@ -92,9 +98,11 @@ def spans(forward: Sequence[float], backward: Sequence[float], m: int) -> list[t
 def record(folder: Path, forward: Sequence[float], backward: Sequence[float], m: int, steps: int = 3) -> Path:
     """The folder that a recorder would have written of it, in milliseconds; the first step is warm-up."""
     folder.mkdir(exist_ok=True)
-    done, p = spans(forward, backward, m), len(forward)
+    done = spans(forward, backward, m)
+    p = len(forward)
     length = max(end for *_, end in done)
-    ops, lengths = ["step,rank,op,microbatch,start_ms,end_ms"], ["step,rank,schedule_ms"]
+    ops = ["step,rank,op,microbatch,start_ms,end_ms"]
+    lengths = ["step,rank,schedule_ms"]
     for step in range(1, steps + 1):
         late = 1000.0 * length if step == 1 else 0.0
         ops += [f"{step},{s},{a},{i},{1000 * b + late:.6f},{1000 * e + late:.6f}" for s, a, i, b, e in done]

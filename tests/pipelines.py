@@ -14,7 +14,7 @@ from clustersim.core.mix import Mix
 from clustersim.core.model import Kernel, Model, StepCost
 from clustersim.engine import simulate
 from clustersim.model.seconds.price import Pass
-from clustersim.training.builder import Recipe, build
+from clustersim.training.builder import StepRecipe, build
 from clustersim.training.partition.base import Chunk, LocalLayer, Partition, Stage, Work
 from clustersim.training.schedules.base import stage_count, stage_of
 from clustersim.training.strategies.walk import WHOLE
@@ -67,11 +67,12 @@ def partition(p, v, placement, message=1.0, head=False):
 
 def play(orders, placement="loop", *, mode="overlapped", cost=None, transfer=0.0, steps=1, head=False, **recipe):
     """The Timeline of a toy pipeline whose transfers take ``transfer`` seconds each and share nothing."""
-    p, v = len(orders), 1 + max(action.chunk for order in orders for slot in order for action in slot)
+    p = len(orders)
+    v = 1 + max(action.chunk for order in orders for slot in order for action in slot)
     topology = star(p)
     mesh = Mesh(topology.gpus, p, dims=Dims(pp=p))
     parts = partition(p, v, placement, head=head)
-    made = Recipe(parts, orders, placement, mode, "bf16", lambda *_: Nothing(), **recipe)
+    made = StepRecipe(parts, orders, placement, mode, "bf16", lambda *_: Nothing(), **recipe)
     program = build(made, cost or ToyCost(), STEADY, mesh, steps, 0)
     program.check()
     return simulate(program, topology, mesh, planner=lambda request, group: toy_plan(request, [], transfer, np.inf))

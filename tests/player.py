@@ -19,19 +19,27 @@ def play(program: Program, seconds: Callable[[Collective], float]) -> Timeline:
     """Timeline of a Program whose collectives last ``seconds(op)`` after their last member arrives."""
     program.check()
     (role,) = program.roles
-    n, free, ends, infos = program.world_size, {}, [], []
+    n = program.world_size
+    free = {}
+    ends = []
+    infos = []
     rows: list[tuple[int, int, float, float, float]] = []
     sets = [np.arange(n), *(np.array([r]) for r in range(n))]
     for i, op in enumerate(role.ops):
         ready = np.maximum.reduce([free.get(op.stream, np.zeros(n)), *(ends[j] for j in op.after)])
-        start, detail = ready, {}
+        start = ready
+        detail = {}
         if isinstance(op, Compute):
-            end, kind, flops = start + spent(role, op), "compute", op.flops
+            end = start + spent(role, op)
+            kind = "compute"
+            flops = op.flops
         else:
             start = np.empty(n)
             for group in op.groups:
                 start[group] = ready[group].max()
-            end, kind, flops = start + seconds(op), op.kind, 0.0
+            end = start + seconds(op)
+            kind = op.kind
+            flops = 0.0
             detail = {"group_size": op.groups.shape[1], "dtype": op.dtype}
         ends.append(end)
         free[op.stream] = end
@@ -63,7 +71,8 @@ def toy_cost(model: Model, forward: float = 1e-3, backward: float = 2e-3, **more
     """The same time for every layer."""
     n = len(model.layers)
     values = {"optimizer": 5e-4, "grad_copy_bandwidth": 1e12, "per_tensor": 1e-5} | more
-    bound, flops = ("compute",) * n, np.full(n, 8e9)
+    bound = ("compute",) * n
+    flops = np.full(n, 8e9)
     return StepCost(np.full(n, forward), np.full(n, backward), bound, bound, flops, 2 * flops, **values)
 
 
@@ -73,6 +82,11 @@ def link_use(segments):
     loads = ((np.array([0, 1]), np.array([1.0, 1.0])), (np.array([1]), np.array([2.0])))
     zero_one = np.array([0, 1])
     return LinkUse(
-        columns[0], *(c.astype(float) for c in columns[1:]), zero_one, zero_one, loads, ["a -> b", "b -> c", "c -> d"],
+        columns[0],
+        *(c.astype(float) for c in columns[1:]),
+        zero_one,
+        zero_one,
+        loads,
+        ["a -> b", "b -> c", "c -> d"],
         np.array([10.0, 20.0, 20.0]),
-    )  # fmt: skip
+    )

@@ -23,7 +23,9 @@ class Numbers:
     """
 
     def __init__(self, rng: Random, even: bool) -> None:
-        self.rng, self.even, self.idle = rng, even, True
+        self.rng = rng
+        self.even = even
+        self.idle = True
 
     def of(self, *values: float) -> float:
         """One of these, or something near one of them."""
@@ -68,7 +70,8 @@ class Draft:
 
     def compute(self, role: int, stream: str | None = None, after: tuple[int, ...] | None = None) -> int:
         """A kernel of a role."""
-        n, rng = len(self.ranks[role]), self.rng
+        n = len(self.ranks[role])
+        rng = self.rng
         stream = stream or rng.choice(["compute", "compute", "compute", "copy"])
         after = self._next(role) if after is None else after
         op = Compute(f"k{len(self.ops[role])}", self.numbers.per_rank(n), stream, after, step=self.step)
@@ -81,7 +84,8 @@ class Draft:
 
     def collective(self, roles: Sequence[int], whole: bool = False) -> None:
         """Groups over the ranks of these roles: all of them in one group, or as many as divide into a random size."""
-        rng, pool = self.rng, [rank for role in roles for rank in self.ranks[role]]
+        rng = self.rng
+        pool = [rank for role in roles for rank in self.ranks[role]]
         if not whole:
             rng.shuffle(pool)
         size = len(pool) if whole else rng.randint(1, len(pool))
@@ -91,10 +95,16 @@ class Draft:
         uneven = kind == "all_to_all" and size > 1 and rng.random() < 0.5
         matrix = byte_matrix([[rng.random() for _ in range(size)] for _ in range(size)]) if uneven else None
         op = Collective(
-            "c", kind, self.numbers.nbytes(), groups,
-            rng.choice(self.streams), root=rng.randrange(size), step=self.step,
-            communicator=rng.choice(["world", "tp"]), matrix=matrix,
-        )  # fmt: skip
+            "c",
+            kind,
+            self.numbers.nbytes(),
+            groups,
+            rng.choice(self.streams),
+            root=rng.randrange(size),
+            step=self.step,
+            communicator=rng.choice(["world", "tp"]),
+            matrix=matrix,
+        )
         for role in roles:
             mine = groups[np.isin(groups, self.ranks[role]).any(axis=1)] if rng.random() < 0.5 else groups
             if len(mine):
@@ -103,8 +113,10 @@ class Draft:
 
     def send(self, source: int, target: int) -> None:
         """Some ranks of one role send to some of another, or of the same."""
-        rng, ring = self.rng, source == target and self.rng.random() < 0.3
-        senders, receivers = self.ranks[source][:], self.ranks[target][:]
+        rng = self.rng
+        ring = source == target and self.rng.random() < 0.3
+        senders = self.ranks[source][:]
+        receivers = self.ranks[target][:]
         if ring:
             receivers = receivers[1:] + receivers[:1]
         else:
@@ -115,10 +127,12 @@ class Draft:
                 senders, receivers = senders[:half], senders[half:]
         pairs = list(zip(senders, receivers, strict=False))
         pairs = [pair for pair in pairs if pair[0] != pair[1] and rng.random() < 0.9]
-        nbytes, tag = self.numbers.nbytes(), rng.choice(["", "", "x"])
+        nbytes = self.numbers.nbytes()
+        tag = rng.choice(["", "", "x"])
         if not pairs:
             return
-        to, by = dict(pairs), {b: a for a, b in pairs}
+        to = dict(pairs)
+        by = {b: a for a, b in pairs}
         streams = ("comm", "comm2") if ring else rng.choices(self.streams, k=2)
         places = len(self.ops[source]), len(self.ops[target])
         for verb, role, peers, stream, before in (
@@ -131,7 +145,8 @@ class Draft:
 
     def program(self, stages: bool = False, serves: Sequence[int] = ()) -> Program:
         """The finished lists, each role at its own pace or none."""
-        rng, roles = self.rng, []
+        rng = self.rng
+        roles = []
         for r, (ranks, ops) in enumerate(zip(self.ranks, self.ops, strict=True)):
             steps = 1 + max((op.step for op in ops), default=0)
             pace = None

@@ -76,7 +76,8 @@ def _mixed(rng: Random, even: bool, sizes: Sequence[int], streams: Sequence[str]
     draft.streams = streams or draft.streams
     for _ in range(rng.randint(2, 20)):
         draft.step += rng.random() < 0.1
-        role, what = rng.randrange(len(sizes)), rng.random()
+        role = rng.randrange(len(sizes))
+        what = rng.random()
         if what < 0.4:
             draft.compute(role)
         elif what < 0.55:
@@ -90,9 +91,12 @@ def _mixed(rng: Random, even: bool, sizes: Sequence[int], streams: Sequence[str]
 
 def pipeline(rng: Random, even: bool) -> Draft:
     """A role per stage: micro-batches forward and backward, tensor groups inside, gradients and ends across."""
-    stages, width = rng.randint(2, 4), rng.choice([1, 2, 2, 3, 4])
-    draft, batches = Draft(rng, [width] * stages, even), rng.randint(1, 4)
-    tensor, nbytes = rng.random() < 0.6, draft.numbers.nbytes()
+    stages = rng.randint(2, 4)
+    width = rng.choice([1, 2, 2, 3, 4])
+    draft = Draft(rng, [width] * stages, even)
+    batches = rng.randint(1, 4)
+    tensor = rng.random() < 0.6
+    nbytes = draft.numbers.nbytes()
     for draft.step in range(rng.randint(1, 2)):
         interleaved = rng.random() < 0.5
         for s in range(stages):
@@ -118,9 +122,13 @@ def _actions(stage: int, stages: int, batches: int, interleaved: bool) -> list[t
 
 def _stage(draft: Draft, s: int, action: str, microbatch: int, nbytes: float, tensor: bool) -> None:
     """One action of a stage: receive, compute, send."""
-    ranks, forward, last = draft.ranks, action == "F", len(draft.ranks) - 1
+    ranks = draft.ranks
+    forward = action == "F"
+    last = len(draft.ranks) - 1
     source, target = (s - 1, s + 1) if forward else (s + 1, s - 1)
-    label, way, after = Label("", action, microbatch, 0), "f" if forward else "b", ()
+    label = Label("", action, microbatch, 0)
+    way = "f" if forward else "b"
+    after = ()
     if 0 <= source <= last:
         peer = np.array(ranks[source])
         op = Recv("recv", nbytes, peer, f"{way}_in", (), f"{action}{microbatch}", step=draft.step, label=label)
@@ -157,12 +165,15 @@ def served(rng: Random, even: bool) -> Draft:
 
 def _visit(draft: Draft, role: int, clients: Sequence[int], nbytes: float) -> None:
     """Some workers, one for each server of a role, send their gradients there and get parameters back."""
-    worker, server, rng = draft.ranks[0], draft.ranks[role], draft.rng
+    worker = draft.ranks[0]
+    server = draft.ranks[role]
+    rng = draft.rng
     to = {worker[client]: server[i] for i, client in enumerate(clients)}
     by = {b: a for a, b in to.items()}
     out = np.array([to.get(rank, -1) for rank in worker])
     back = np.array([by.get(rank, -1) for rank in server])
-    name, step = f"{role}.{clients[0]}", draft.step
+    name = f"{role}.{clients[0]}"
+    step = draft.step
     kernels = [i for i, op in enumerate(draft.ops[0]) if isinstance(op, Compute)][-1:]
     draft.add(0, Send("push", nbytes, out, f"push{role}", tuple(kernels), "push", step=step))
     came = draft.add(role, Recv("push", nbytes, back, f"in{name}", (), "push", step=step))
@@ -228,7 +239,8 @@ def _planner(seed: int, even: bool, bandwidth: np.ndarray, blind: bool) -> Plann
 
     def plan(request: Request, group: Group) -> Plan:
         rng = Random(zlib.crc32(repr((seed, request, group.gpus.tolist())).encode()))
-        numbers, n = Numbers(rng, even), len(bandwidth) // 2
+        numbers = Numbers(rng, even)
+        n = len(bandwidth) // 2
         links = {int(gpu) for gpu in group.gpus} if rng.random() < 0.7 else set()
         links |= {n + int(gpu) for gpu in group.gpus} if rng.random() < 0.5 else set()
         links |= set(rng.sample(range(2 * n), rng.randint(0, min(3, n))))
@@ -280,7 +292,8 @@ def _on_real(rng: Random, program: Program) -> Case:
 def of_scenario(name: str, changes: dict[str, object]) -> Case:
     """A shipped scenario, as it would be run."""
     prepared = scenario.load(name, changes).prepare()
-    file, backend = prepared.scenario.file, prepared.backend
+    file = prepared.scenario.file
+    backend = prepared.backend
     launch = STRATEGIES[file.strategy["kind"]].launch or file.run.launch
 
     def planner(request: Request, group: Group) -> Plan:

@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 
 from clustersim.calibrate.cross_validate import cross_validate
-from clustersim.calibrate.score import Predicted, predicted
+from clustersim.calibrate.score import PredictedRow, predicted
 from clustersim.calibrate.validate_nccl import validate_nccl
 from clustersim.cluster import files as fabrics
 from clustersim.core.ranges import size_class
@@ -62,12 +62,12 @@ def of_each(groups: Groups, fewest: int) -> dict[str, Held]:
     return {name: held({name: values}) for name, values in groups.items() if len(values) >= fewest}
 
 
-def publisher_of(row: Predicted) -> str:
+def publisher_of(row: PredictedRow) -> str:
     """Whose table a row is from."""
     return publisher(row.cells)
 
 
-def collectives(known: str, rows: Sequence[Predicted]) -> dict[str, Held]:
+def collectives(known: str, rows: Sequence[PredictedRow]) -> dict[str, Held]:
     """Ranges by size class, every machine weighing the same."""
     return {
         f'collectives.{known}."{name}"': held(
@@ -79,7 +79,7 @@ def collectives(known: str, rows: Sequence[Predicted]) -> dict[str, Held]:
     }
 
 
-def steps(rows: Sequence[Predicted]) -> dict[str, Held]:
+def steps(rows: Sequence[PredictedRow]) -> dict[str, Held]:
     """Ranges by kind of strategy, every publisher weighing the same, and of each publisher. A kind that one publisher
     alone measured is no better known than all are, and steps over a network that nobody states count for none."""
     rows = [row for row in rows if "network not stated" not in row.cells["notes"]]
@@ -98,7 +98,7 @@ def steps(rows: Sequence[Predicted]) -> dict[str, Held]:
     return found
 
 
-def memory(rows: Sequence[Predicted]) -> dict[str, Held]:
+def memory(rows: Sequence[PredictedRow]) -> dict[str, Held]:
     """One range, and of each publisher."""
     groups = distances(rows, publisher_of)
     own = {f"memory.published.{name}": one for name, one in of_each(groups, FEWEST).items()}

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from clustersim.app import plots
 from clustersim.app.cli import cli
-from clustersim.calibrate.score import Predicted, scored
+from clustersim.calibrate.score import PredictedRow, scored
 from clustersim.calibrate.worst import spreads, worst
 from clustersim.core.errors import ProgramError
 
@@ -21,7 +21,7 @@ b,dgx-a100,1,8,all_gather,1024,9,
 """
 
 
-def row(case: str, size: float, measured: float, predicted: float) -> Predicted:
+def row(case: str, size: float, measured: float, predicted: float) -> PredictedRow:
     return scored({"case_id": case, "size": size}, measured, predicted)
 
 

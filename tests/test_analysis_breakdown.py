@@ -31,7 +31,8 @@ def shares(timeline, rank=0):
 
 
 def ops_of(draw_bytes, seconds, world):
-    ops, phases = [], ("forward", "backward", "optimizer", "gradient", "input", "memcpy")
+    ops = []
+    phases = ("forward", "backward", "optimizer", "gradient", "input", "memcpy")
     bounds = ("compute", "memory", "launch", "host")
     for i, (kind, value) in enumerate(zip(draw_bytes, seconds, strict=True)):
         after = (i - 1,) if i and kind % 3 else ()
@@ -132,10 +133,16 @@ def test_a_copy_to_the_host_that_nothing_hides_is_host_time():
 def test_a_measured_gap_is_the_hosts_and_time_outside_the_profile_is_nobodys():
     info = OpInfo("k", "compute", "compute")
     timeline = Timeline(
-        2, (info,), (np.array([0]), np.array([1])), np.zeros(4, dtype=np.int64), np.array([0, 0, 1, 1]),
-        np.array([0.0, 4.0, 1.0, 3.0]), np.array([0.0, 4.0, 1.0, 3.0]), np.array([1.0, 5.0, 2.0, 4.0]),
+        2,
+        (info,),
+        (np.array([0]), np.array([1])),
+        np.zeros(4, dtype=np.int64),
+        np.array([0, 0, 1, 1]),
+        np.array([0.0, 4.0, 1.0, 3.0]),
+        np.array([0.0, 4.0, 1.0, 3.0]),
+        np.array([1.0, 5.0, 2.0, 4.0]),
         source="measured",
-    )  # fmt: skip
+    )
     assert shares(timeline, 0) == pytest.approx({"compute-bound": 0.4, "host": 0.6})
     assert shares(timeline, 1) == pytest.approx({"compute-bound": 2 / 3, "host": 1 / 3})
 
@@ -143,7 +150,9 @@ def test_a_measured_gap_is_the_hosts_and_time_outside_the_profile_is_nobodys():
 @pytest.mark.parametrize("name", ["ddp_resnet50_1x8_v100", "why_slow_gpu", "why_launch_bound", "ps_async_1x8"])
 def test_it_agrees_with_the_summary(name):
     result = clustersim.load(name).run()
-    table, summary, by_state = breakdown(result.timeline), result.summary, per_step(result.timeline)
+    table = breakdown(result.timeline)
+    summary = result.summary
+    by_state = per_step(result.timeline)
     rest = sum(by_state[s] for s in ("compute-bound", "memory-bound", "launch-bound", "optimizer", "host"))
     assert table.step_time_s == pytest.approx(summary["step_time_s"])
     assert rest == pytest.approx(summary["compute_s"] + summary["idle_s"], rel=1e-6)

@@ -65,7 +65,8 @@ programs = st.lists(st.tuples(st.integers(0, 500), st.integers(1, 50)), min_size
 @given(programs, st.sampled_from([0.0, 0.2]))
 def test_a_replay_with_its_own_durations_is_the_run(drawn, slowdown):
     timeline = run(drawn_program(drawn, slowdown))
-    ends, real = own(graph(timeline)), timeline.per_op()["end"]
+    ends = own(graph(timeline))
+    real = timeline.per_op()["end"]
     assert ends == pytest.approx(real, rel=1e-9, abs=1e-12)
 
 
@@ -102,8 +103,11 @@ def test_the_path_goes_through_the_last_arriver_and_splits_latency_from_bytes():
     timeline = run(toy.program(ops), planner)
     path = critical_path(timeline)
     assert [(timeline.ops[one.op].name, one.kind) for one in path.pieces] == [
-        ("a", "compute-bound"), ("r", "latency"), ("r", "link"), ("b", "compute-bound"),
-    ]  # fmt: skip
+        ("a", "compute-bound"),
+        ("r", "latency"),
+        ("r", "link"),
+        ("b", "compute-bound"),
+    ]
     assert path.pieces[0].rank == 1
     assert path.by_kind == pytest.approx({"compute-bound": 4.0, "latency": 0.5, "link": 1.0})
     assert path.by_link == pytest.approx({"node0/gpu0 -> switch": 1.0})
@@ -112,9 +116,16 @@ def test_the_path_goes_through_the_last_arriver_and_splits_latency_from_bytes():
 def test_a_measured_gap_on_the_path_is_idle():
     info = OpInfo("k", "compute", "compute")
     timeline = Timeline(
-        1, (info, info), (np.array([0]),), np.array([0, 1]), np.zeros(2, dtype=np.int64), np.array([0.0, 4.0]),
-        np.array([0.0, 4.0]), np.array([1.0, 5.0]), source="measured",
-    )  # fmt: skip
+        1,
+        (info, info),
+        (np.array([0]),),
+        np.array([0, 1]),
+        np.zeros(2, dtype=np.int64),
+        np.array([0.0, 4.0]),
+        np.array([0.0, 4.0]),
+        np.array([1.0, 5.0]),
+        source="measured",
+    )
     assert critical_path(timeline).by_kind == pytest.approx({"idle": 3.0, "compute-bound": 2.0})
 
 
@@ -125,9 +136,10 @@ def knob(timeline, name, **options):
 
 def test_bounds_of_a_run_worked_out_by_hand():
     ops = [
-        Compute("fwd", 2.0), Compute("tiny", 2.0, bound="launch", after=(0,)),
+        Compute("fwd", 2.0),
+        Compute("tiny", 2.0, bound="launch", after=(0,)),
         all_reduce("r", 40.0, [0, 1], after=(1,)),
-    ]  # fmt: skip
+    ]
     timeline = run(toy.program(ops), lambda q, g: toy.plan(q, g.gpus, latency=2.0))
     assert timeline.makespan == 10.0
     assert knob(timeline, "compute speed") == pytest.approx(0.1)
@@ -146,9 +158,10 @@ def test_with_a_known_peak_the_batch_bound_counts_flops():
 
 def test_any_bucket_size_may_send_gradients_as_soon_as_there_are_some():
     ops = [
-        Compute("bwd 1", 1.0, phase="backward"), Compute("bwd 0", 3.0, phase="backward"),
+        Compute("bwd 1", 1.0, phase="backward"),
+        Compute("bwd 0", 3.0, phase="backward"),
         all_reduce("bucket", 20.0, [0, 1], after=(1,)),
-    ]  # fmt: skip
+    ]
     timeline = run(toy.program(ops))
     assert knob(timeline, "bucket size") == pytest.approx(2 / 6)
 
@@ -164,8 +177,15 @@ def test_a_measured_run_is_not_replayed():
     info = OpInfo("k", "compute", "compute")
     one = np.zeros(1)
     timeline = Timeline(
-        1, (info,), (np.array([0]),), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), one, one, one + 1,
+        1,
+        (info,),
+        (np.array([0]),),
+        np.zeros(1, dtype=np.int64),
+        np.zeros(1, dtype=np.int64),
+        one,
+        one,
+        one + 1,
         source="measured",
-    )  # fmt: skip
+    )
     with pytest.raises(TraceError, match="does not say what waits for what"):
         graph(timeline)

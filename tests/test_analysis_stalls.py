@@ -16,7 +16,7 @@ from clustersim import engine
 from clustersim.core.program import Compute, Serve
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.breakdown import breakdown, steady_pieces
-from clustersim.explain.chase import Meetings
+from clustersim.explain.chase import RankMeetings
 from clustersim.explain.late_start import late_starts
 from clustersim.explain.pace import pace_ratios, skews, slow_ranks
 from clustersim.explain.pieces import STATES
@@ -154,7 +154,7 @@ def test_what_is_charged_on_shipped_scenarios_is_what_is_not_useful(name):
 
 def test_the_last_arriver_is_looked_for_in_the_own_group_only():
     ops = [Compute("a", np.array([1.0, 2.0, 3.0, 4.0])), all_reduce("r", 1.0, [[0, 2], [1, 3]], after=(0,))]
-    met = Meetings(run(toy.program(ops, ranks=4)))
+    met = RankMeetings(run(toy.program(ops, ranks=4)))
     assert met.last_arriver(1, 0, 2.0) == (2, 1)
     assert met.last_arriver(1, 1, 3.0) == (3, 1)
 
@@ -184,9 +184,16 @@ def test_a_measured_rank_that_comes_late_with_an_idle_gpu_was_launched_late():
     infos = (OpInfo("k", "compute", "compute"), OpInfo("all_reduce", "all_reduce", "comm", "communication"))
     sets = (np.array([0]), np.array([1]))
     timeline = Timeline(
-        2, infos, sets, np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1]), np.array([0.0, 0.0, 1.0, 9.0]),
-        np.array([0.0, 0.0, 9.0, 9.0]), np.array([1.0, 1.0, 10.0, 10.0]), source="measured",
-    )  # fmt: skip
+        2,
+        infos,
+        sets,
+        np.array([0, 0, 1, 1]),
+        np.array([0, 1, 0, 1]),
+        np.array([0.0, 0.0, 1.0, 9.0]),
+        np.array([0.0, 0.0, 9.0, 9.0]),
+        np.array([1.0, 1.0, 10.0, 10.0]),
+        source="measured",
+    )
     assert skews(timeline)[1] == 8.0
     table = stalls(causes(timeline))
     assert sorted(table["cause"].tolist()[:2]) == ["idle device", "late launch"]

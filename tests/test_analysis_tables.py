@@ -15,7 +15,7 @@ from toy import all_reduce
 
 import clustersim as package
 from clustersim import engine
-from clustersim.core.facts import Facts
+from clustersim.core.facts import RunFacts
 from clustersim.core.program import Compute
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.bounds import bounds, warnings
@@ -34,8 +34,17 @@ def with_links(segments):
     infos = tuple(OpInfo(f"all_reduce {i}", "all_reduce", f"comm{i}", "communication") for i in range(2))
     end = np.array([max(s[2] for s in segments)] * 2, dtype=float)
     zero = np.zeros(2)
-    return Timeline(2, infos, (np.array([0, 1]),), np.array([0, 1]), np.zeros(2, dtype=np.int64), zero, zero, end,
-                    links=link_use(segments))  # fmt: skip
+    return Timeline(
+        2,
+        infos,
+        (np.array([0, 1]),),
+        np.array([0, 1]),
+        np.zeros(2, dtype=np.int64),
+        zero,
+        zero,
+        end,
+        links=link_use(segments),
+    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9), st.integers(1, 9), st.integers(1, 9)), min_size=1))
@@ -85,8 +94,16 @@ def bounded(seconds, bound):
     detail = {"lower_bound": bound, "groups": np.array([[0, 1]])}
     info = OpInfo("all_reduce", "all_reduce", "comm", "communication", nbytes=8.0, detail=detail)
     one = np.zeros(1)
-    return Timeline(2, (info,), (np.array([0, 1]),), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), one, one,
-                    one + seconds)  # fmt: skip
+    return Timeline(
+        2,
+        (info,),
+        (np.array([0, 1]),),
+        np.zeros(1, dtype=np.int64),
+        np.zeros(1, dtype=np.int64),
+        one,
+        one,
+        one + seconds,
+    )
 
 
 def test_every_collective_and_step_stands_beside_its_bound():
@@ -113,7 +130,7 @@ def test_a_result_that_beats_its_bound_is_a_bug_and_is_said_to_be_one():
 def test_no_shipped_scenario_beats_a_bound(name):
     result = package.load(name).run()
     peak = result.summary["peak_flops"]
-    assert not [text for text in warnings(result.timeline, Facts(peak_flops=peak)) if "a bug" in text]
+    assert not [text for text in warnings(result.timeline, RunFacts(peak_flops=peak)) if "a bug" in text]
     table = bounds(result.timeline, peak_flops=peak)
     assert (table["collectives"]["reached"] <= 1 + 1e-6).all()
     assert table["collectives"]["reached"].max() > 0
@@ -159,9 +176,16 @@ def test_a_collective_of_a_profile_meets_the_simulated_one_of_its_kind_and_place
         for op in simulated.ops
     )
     measured = Timeline(
-        2, infos, simulated.rank_sets, simulated.row_op, simulated.row_set, simulated.row_ready, simulated.row_start,
-        simulated.row_end * 2, source="measured",
-    )  # fmt: skip
+        2,
+        infos,
+        simulated.rank_sets,
+        simulated.row_op,
+        simulated.row_set,
+        simulated.row_ready,
+        simulated.row_start,
+        simulated.row_end * 2,
+        source="measured",
+    )
     table = compare(simulated, measured).ops
     pairs = dict(zip(table["name_a"].tolist(), table["name_b"].tolist(), strict=True))
     assert pairs["all_reduce bucket 1"] == pairs["all_reduce bucket 0"] == "all_reduce ncclKernel"

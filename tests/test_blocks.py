@@ -22,8 +22,8 @@ from clustersim.explain.compare import compare
 from clustersim.explain.critical_path import critical_path
 from clustersim.explain.graph import graph
 from clustersim.explain.occupancy import is_kernel, occupancy, seconds_of_ops
-from clustersim.explain.pace import LEAST, Classes, classes, kernel_seconds, pace_ratios, skews
-from clustersim.explain.pieces import Why, pieces
+from clustersim.explain.pace import LEAST, RankClasses, classes, kernel_seconds, pace_ratios, skews
+from clustersim.explain.pieces import PieceRule, pieces
 from clustersim.explain.replay import replayed
 from clustersim.explain.stalls import causes, stalls
 from clustersim.explain.whatif import whatif
@@ -47,7 +47,8 @@ def programs(draw):
             stream = draw(st.sampled_from(["compute", "copy"]))
             ops.append(Compute(f"c{i}", np.array(seconds) if isinstance(seconds, list) else seconds, stream, after))
         else:
-            groups, nbytes = draw(st.sampled_from(PARTITIONS)), draw(st.sampled_from([1.0, 10.0, 33.0]))
+            groups = draw(st.sampled_from(PARTITIONS))
+            nbytes = draw(st.sampled_from([1.0, 10.0, 33.0]))
             stream = draw(st.sampled_from(["comm", "comm2", "compute"]))
             ops.append(toy.all_reduce(f"r{i}", nbytes, groups, stream=stream, after=after))
     return Program(N, (Role("worker", np.arange(N), tuple(ops)),), draw(st.sampled_from([0.0, 0.3])))
@@ -62,7 +63,8 @@ def play(program, wide):
 
 @given(programs())
 def test_blocks_expand_to_the_rows_that_were_kept_one_by_one(program):
-    wide, narrow = play(program, 2), play(program, N + 1)
+    wide = play(program, 2)
+    narrow = play(program, N + 1)
     assert not narrow.blocks
     for name in ("row_op", "row_ready", "row_start", "row_end"):
         assert getattr(wide, name).tolist() == getattr(narrow, name).tolist()
@@ -74,10 +76,12 @@ def test_blocks_expand_to_the_rows_that_were_kept_one_by_one(program):
 
 @given(programs(), st.sets(st.integers(0, N - 1), min_size=1))
 def test_spans_sums_and_classes_do_not_depend_on_how_a_run_is_kept(program, ranks):
-    one, other = play(program, 2), play(program, N + 1)
+    one = play(program, 2)
+    other = play(program, N + 1)
     assert one.makespan == other.makespan
     for asked in (None, sorted(ranks)):
-        mine, theirs = one.spans(asked), other.spans(asked)
+        mine = one.spans(asked)
+        theirs = other.spans(asked)
         assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
     for name, column in other.per_op().items():
         np.testing.assert_allclose(one.per_op()[name], column, rtol=1e-12)
@@ -213,7 +217,8 @@ def tables(run):
 @given(programs())
 @settings(max_examples=25)
 def test_no_figure_depends_on_how_a_run_is_kept(program):
-    wide, narrow = play(program, 2), play(program, N + 1)
+    wide = play(program, 2)
+    narrow = play(program, N + 1)
     expected = tables(narrow)
     for name, column in tables(wide).items():
         if isinstance(column, np.ndarray) and column.dtype.kind == "f":
@@ -229,7 +234,8 @@ def test_no_figure_depends_on_how_a_run_is_kept(program):
 
 def jittering(ranks, steps=3, slow=None):
     """Compute and one collective of all, a step; every rank has its own times, one perhaps half as fast."""
-    rng, ops = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    ops = []
     for step in range(steps):
         seconds = rng.normal(1.0, 0.02, ranks)
         if slow is not None:
@@ -242,7 +248,8 @@ def jittering(ranks, steps=3, slow=None):
 
 def test_ranks_that_stand_for_others_add_up_to_what_all_are():
     run = jittering(1024)
-    exact, chosen = classes(run), classes(run, most_spans=0)
+    exact = classes(run)
+    chosen = classes(run, most_spans=0)
     assert not exact.sampled
     assert len(exact.ranks) == 1024
     assert chosen.sampled
@@ -289,14 +296,15 @@ def test_a_replay_of_some_ranks_ends_no_later_than_one_of_all(program, some):
 def test_a_wait_for_a_rank_that_nobody_chose_is_followed_all_the_same():
     run = jittering(1024, slow=700)
     fast = [rank for rank in range(1024) if rank % 16 == 0]  # nobody who stands for others is the one all wait for
-    chosen = Classes(np.array(fast), np.arange(1024) // 16, True)
+    chosen = RankClasses(np.array(fast), np.arange(1024) // 16, True)
     for cut in (pieces(run), pieces(run, chosen=chosen)):
         held = Chase(run, cut).follow(1, 0, 0.9, 1.5)
-        assert (held.rank, held.op, held.why) == (700, 0, Why.KERNEL)
+        assert (held.rank, held.op, held.why) == (700, 0, PieceRule.KERNEL)
 
 
 def test_the_same_numbers_of_other_groups_are_another_column():
     # Of pairs that began at 1 and at 2: neighbours, then every other rank.
-    near, far = np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])
+    near = np.array([0, 0, 1, 1])
+    far = np.array([0, 1, 0, 1])
     made = columns([np.array([1.0, 2.0])] * 2, [(slice(None), near), (slice(None), far)])
     assert [column.all.tolist() for column in made] == [[1, 1, 2, 2], [1, 2, 1, 2]]

@@ -11,7 +11,7 @@ from pipelines import Nothing, play
 from clustersim.training.schedules import beside, check, schedule
 from clustersim.training.schedules.notation import parse
 from clustersim.training.strategies.base import OpList
-from clustersim.training.strategies.walk import WHOLE, Walk
+from clustersim.training.strategies.walk import WHOLE, RankWalk
 
 DATA = Path(__file__).parent / "data"
 
@@ -90,7 +90,7 @@ def test_of_a_pair_each_has_the_same_share_of_its_exchanges_behind_it(turns):
             yield
 
     order = parse("F0 (F1|B0) B1")
-    walk = Walk(OpList(), order, (1,), lay, Nothing(), turns=lambda place, action: turns[action.kind])
+    walk = RankWalk(OpList(), order, (1,), lay, Nothing(), turns=lambda place, action: turns[action.kind])
     walk.step()
     pair = laid[turns["F"] : -turns["B"]]
     assert len(pair) == sum(turns.values())
@@ -131,7 +131,7 @@ def test_a_deferred_weight_gradient_completes_its_layers_gradients():
             if last:
                 complete.append((place, action.kind))
 
-    walk = Walk(OpList(), parse("F0 B0 F1 B1"), (2,), lambda *_: (), Told(), deferred=frozenset({(0, 1)}), limit=1)
+    walk = RankWalk(OpList(), parse("F0 B0 F1 B1"), (2,), lambda *_: (), Told(), deferred=frozenset({(0, 1)}), limit=1)
     walk.step()
     backward = [(place, kind) for place, kind in complete if kind != "F"]
     assert backward == [((0, 0), "B"), ((0, 1), "W")]

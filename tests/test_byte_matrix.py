@@ -66,7 +66,8 @@ def test_a_nearly_even_matrix_takes_nearly_as_long(backend: str, place: tuple[in
 def test_one_pair_alone_is_a_send_on_the_textbook_machine(place: tuple[int, int]) -> None:
     members = group(*place)
     rows = np.zeros((members.size, members.size))
-    src, dst = 1, members.size - 1
+    src = 1
+    dst = members.size - 1
     rows[src, dst] = 1.0
     made = asked(rows, 256 * MiB, members, "ideal")
     pair = Group(members.topology, members.gpus[[src, dst]])

@@ -15,9 +15,9 @@ from clustersim.calibrate.captured import noise, read_capture
 from clustersim.calibrate.fit import fit
 from clustersim.calibrate.fit.calibrated import halves, topology_text
 from clustersim.calibrate.fit.device import device_times
-from clustersim.calibrate.fit.host import HostTimes, Row, host_times
+from clustersim.calibrate.fit.host import HostRow, HostTimes, host_times
 from clustersim.calibrate.fit.of_capture import calibrate_captures
-from clustersim.calibrate.score import Skipped
+from clustersim.calibrate.score import SkippedRow
 from clustersim.calibrate.validate_capture import validate_capture
 from clustersim.cluster import files as fabrics
 from clustersim.core.costs import GLOO_COSTS, flat
@@ -27,7 +27,8 @@ from clustersim.files.traces.samples import Sample
 
 torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch (the capture extra)")
 DATA = Path(__file__).parent / "data" / "gloo"
-TWO, FOUR = DATA / "2_ranks", DATA / "4_ranks"
+TWO = DATA / "2_ranks"
+FOUR = DATA / "4_ranks"
 
 
 def median(found: np.ndarray) -> float:
@@ -64,13 +65,15 @@ def test_the_cores_that_ranks_share_explain_four_ranks_with_two_ranks_constants(
     errors = {}
     for cores in (2, 8):
         on = replace(machine, node_types=tuple(replace(t, cores=cores) for t in machine.node_types))
-        values, times = fit(host_times(two, on)).values, host_times([s for s in four if s.ranks == 4], on)
+        values = fit(host_times(two, on)).values
+        times = host_times([s for s in four if s.ranks == 4], on)
         errors[cores] = median(np.abs(times.predict(values) / times.measured - 1))
     assert errors[2] < 0.35 < 0.5 < errors[8]
 
 
 def test_a_calibrated_topology_predicts_its_capture(tmp_path, clustersim):
-    before, out = tmp_path / "slow.toml", tmp_path / "my-cpu.toml"
+    before = tmp_path / "slow.toml"
+    out = tmp_path / "my-cpu.toml"
     before.write_text(
         'name = "slow"\nextends = "cpu-gloo"\n[node]\ncores = 2\n[calibration.gloo]\nmessage = { value = "300 us" }\n'
     )
@@ -95,7 +98,7 @@ def test_steps_of_every_captured_strategy_are_played(tmp_path):
     result = validate_capture(TWO, str(out))
     steps = {row.cells["mode"]: row for row in result.rows if row.cells["part"] == "steps"}
     assert {"single", "ddp", "zero1", "fsdp2", "parameter_server"} <= set(steps)
-    assert not any(isinstance(row, Skipped) for row in steps.values())
+    assert not any(isinstance(row, SkippedRow) for row in steps.values())
     # Whoever shares the machine only lengthens what was measured.
     assert all(0 < row.predicted < row.measured for row in steps.values())
     assert steps["ddp_accumulate_4"].predicted > 2 * steps["ddp"].predicted
@@ -125,12 +128,14 @@ def test_constants_that_made_the_times_are_found_again():
     kinds = [name.split(".")[1] for name in flat(GLOO_COSTS) if name.startswith("call.")]
     samples = [
         Sample(kind, 8.0 * 4.0**k, 1.0, ranks=ranks, nodes=1, env="backend=gloo")
-        for kind in kinds for ranks in (2, 4) for k in range(13)
-    ]  # fmt: skip
+        for kind in kinds
+        for ranks in (2, 4)
+        for k in range(13)
+    ]
     times = host_times(samples, machine)
     truth = {"call.broadcast": 90e-6, "message": 70e-6, "turn": 20e-6, "stream": 2.5e9, "cache": 20e6, "memory": 6e9}
     made = times.predict({**{k: v for k, v in flat(GLOO_COSTS).items() if k != "copy"}, **truth})
-    rows = tuple(Row(row.sample, float(t), row.work) for row, t in zip(times.rows, made, strict=True))
+    rows = tuple(HostRow(row.sample, float(t), row.work) for row, t in zip(times.rows, made, strict=True))
     found = fit(HostTimes(rows))
     for name, value in truth.items():
         assert found.values[name] == pytest.approx(value, rel=0.05), name
@@ -156,13 +161,21 @@ def test_of_rounds_the_fastest_counts_and_their_spread_is_the_noise():
 def test_efficiencies_that_made_the_rows_are_found_again():
     core = device("x86-core")
     truth = {"matmul.fp32": 0.4, "matmul.bf16": 0.6, "stream": 0.9, "kernel_floor": 2e-6, "launch": 7e-6}
-    rows = [{"op": "gemm", "dtype": d, "m": s, "n": s, "k": s, "time_min": 1.0}
-            for d in ("fp32", "bf16") for s in (64, 128, 256, 512, 1024)]  # fmt: skip
-    rows += [{"op": op, "dtype": "fp32", "elements": 2**k, "time_min": 1.0} for op in ("add", "copy")
-             for k in (10, 14, 18, 20)]  # fmt: skip
-    rows += [{"op": "optimizer_adamw", "dtype": "fp32", "parameters": 10**5, "time_min": 1.0},
-             {"op": "launch", "dtype": "fp32", "time_min": 1.0},
-             {"op": "gelu", "dtype": "fp32", "time_min": 1.0}]  # fmt: skip
+    rows = [
+        {"op": "gemm", "dtype": d, "m": s, "n": s, "k": s, "time_min": 1.0}
+        for d in ("fp32", "bf16")
+        for s in (64, 128, 256, 512, 1024)
+    ]
+    rows += [
+        {"op": op, "dtype": "fp32", "elements": 2**k, "time_min": 1.0}
+        for op in ("add", "copy")
+        for k in (10, 14, 18, 20)
+    ]
+    rows += [
+        {"op": "optimizer_adamw", "dtype": "fp32", "parameters": 10**5, "time_min": 1.0},
+        {"op": "launch", "dtype": "fp32", "time_min": 1.0},
+        {"op": "gelu", "dtype": "fp32", "time_min": 1.0},
+    ]
     times = device_times(rows, core, 1.0)
     assert len(times.rows) == len(rows) - 1
     made = times.predict(truth)
@@ -209,7 +222,8 @@ def test_an_interrupted_capture_is_fitted_as_far_as_it_came(tmp_path):
 @torch
 def test_three_commands_from_a_machine_to_its_calibrated_topology(tmp_path, clustersim, captured_by):
     """As the README says, on this machine and now; other work on it is in the noise that the capture measures."""
-    run, out = captured_by(2).folder, tmp_path / "my-cpu.toml"
+    run = captured_by(2).folder
+    out = tmp_path / "my-cpu.toml"
     done = clustersim("calibrate", run, "--topology", "cpu-gloo", "-o", out, "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)

@@ -22,7 +22,8 @@ def log(folder: Path, planted: dict[str, float], powers: range = range(3, 33)) -
     """A log as nccl-tests prints it, of a machine with other constants than the model's."""
     machine = fabrics.load("dgx-a100")
     group = Group(machine, machine.gpus)
-    costs, rng = overlaid(costs_of(group), planted), np.random.default_rng(0)
+    costs = overlaid(costs_of(group), planted)
+    rng = np.random.default_rng(0)
     lines = [
         "$ mpirun -np 8 all_gather_perf -b 8 -e 4G -f 2 -g 1",
         "# nThread 1 nGpus 1 minBytes 8 maxBytes 4294967296 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1",
@@ -47,7 +48,8 @@ def run(*arguments: object) -> int:
 
 
 def test_a_log_becomes_a_topology_that_predicts_it(tmp_path, capsys):
-    data, out = log(tmp_path, PLANTED), tmp_path / "mine.toml"
+    data = log(tmp_path, PLANTED)
+    out = tmp_path / "mine.toml"
     assert run("calibrate", data, "--topology", "dgx-a100", "-o", out, "--plots", tmp_path / "pictures", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     fitted = {c["name"]: c for c in said["constants"]}
@@ -68,7 +70,8 @@ def test_a_log_becomes_a_topology_that_predicts_it(tmp_path, capsys):
 
 
 def test_a_hosts_floor_is_found_and_printed(tmp_path, capsys):
-    data, out = log(tmp_path, {"host_floor.amd": 48e-6}), tmp_path / "mine.toml"
+    data = log(tmp_path, {"host_floor.amd": 48e-6})
+    out = tmp_path / "mine.toml"
     assert run("calibrate", data, "--topology", "dgx-a100", "-o", out) == 0
     printed = capsys.readouterr().out
     assert "host_floor.amd" in printed
@@ -88,7 +91,8 @@ def test_too_few_rows_are_refused(tmp_path, capsys):
 
 
 def test_rows_that_cannot_be_true_and_rows_of_others_are_counted(tmp_path, capsys):
-    path, out = tmp_path / "table.csv", tmp_path / "mine.toml"
+    path = tmp_path / "table.csv"
+    out = tmp_path / "mine.toml"
     lines = ["case_id,topology,nodes,ranks,collective,size_bytes,time_us,busbw_GBps"]
     lines += [f"a,dgx-a100,1,8,all_gather,{2**k},{30 + 2**k / 2.2e5:.3f},0" for k in range(10, 30)]
     lines += ["a,dgx-a100,1,8,all_gather,1073741824,1.0,0", "b,dgx-2,1,16,all_gather,1024,60,0"]
@@ -132,9 +136,21 @@ def capture(folder: Path, planted: dict[str, float], **about: object) -> Path:
     for line in path.read_text().splitlines():
         cells = line.split()
         if cells[0].isdigit():
-            rows.append({"kind": "all_gather", "size": int(cells[0]), "time": float(cells[5]), "ranks": 8, "nodes": 1,
-                         "time_min": float(cells[5]), "type": "float", "redop": "none", "layout": "world",
-                         "groups_at_once": 1, "iterations": 20})  # fmt: skip
+            rows.append(
+                {
+                    "kind": "all_gather",
+                    "size": int(cells[0]),
+                    "time": float(cells[5]),
+                    "ranks": 8,
+                    "nodes": 1,
+                    "time_min": float(cells[5]),
+                    "type": "float",
+                    "redop": "none",
+                    "layout": "world",
+                    "groups_at_once": 1,
+                    "iterations": 20,
+                }
+            )
     (folder / "run").mkdir()
     (folder / "run" / "collectives.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = {"clustersim_capture": 1, "backend": "nccl", "device": "cuda", "ranks": 8, "nodes": 1, **about}
@@ -144,7 +160,8 @@ def capture(folder: Path, planted: dict[str, float], **about: object) -> Path:
 
 
 def test_a_capture_over_nccl_is_fitted_like_a_log(tmp_path, capsys):
-    folder, out = capture(tmp_path, {"host_floor.amd": 48e-6}), tmp_path / "mine.toml"
+    folder = capture(tmp_path, {"host_floor.amd": 48e-6})
+    out = tmp_path / "mine.toml"
     assert run("calibrate", folder, "--topology", "dgx-a100", "-o", out) == 0
     assert "nccl: 30 rows" in capsys.readouterr().out
     found = fabrics.load(str(out)).calibration

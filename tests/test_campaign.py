@@ -18,8 +18,8 @@ from scipy.stats import ks_2samp
 from clustersim.core.units import quantity
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.studies.campaign import causes, pools, renewal, whatif
-from clustersim.studies.campaign.axis import Save, axis
-from clustersim.studies.campaign.batches import BATCH, Asked, played
+from clustersim.studies.campaign.axis import SaveKind, axis
+from clustersim.studies.campaign.batches import BATCH, CampaignOptions, played
 from clustersim.studies.campaign.job import Campaign, Job, campaign
 from clustersim.studies.campaign.ledger import GOODPUTS, PARTS, joined
 from clustersim.studies.campaign.many import play
@@ -77,13 +77,17 @@ def made(job: Job = SECOND, **changes: Any) -> Campaign:
 
 
 @given(
-    st.floats(1.0, 1e5), st.floats(0.5, 1e4), st.floats(0, 0.4), st.floats(0, 0.9), st.floats(1.0, 1e4),
+    st.floats(1.0, 1e5),
+    st.floats(0.5, 1e4),
+    st.floats(0, 0.4),
+    st.floats(0, 0.9),
+    st.floats(1.0, 1e4),
     st.lists(st.floats(0, 1), min_size=1, max_size=5),
-)  # fmt: skip
+)
 def test_nobody_falls_back_forward_and_the_parts_of_the_axis_are_its_length(
     work, every, stall, write, evaluated, where
 ):
-    laid = axis(work, [Save(every, stall * every, write * every)], [(evaluated, 3.0)])
+    laid = axis(work, [SaveKind(every, stall * every, write * every)], [(evaluated, 3.0)])
     assert laid.work + laid.stalls + laid.evaluation == pytest.approx(laid.end, rel=1e-12)
     places = np.array(where) * laid.end
     back = laid.fall_back(0, places)
@@ -96,10 +100,12 @@ def test_nobody_falls_back_forward_and_the_parts_of_the_axis_are_its_length(
 # ---- against the closed forms ----------------------------------------------------------------------------------------
 
 CASES = {  # M, delta, R, tau, Ts [s], of the facts' cases A to E, shorter where they are long
-    "A": (180 * 60, 120, 600, 1620, 16200 * 60), "B": (180 * 60, 15, 180, 570, 9500 * 60),
-    "C": (6492, 300, 300, 3600, 6000 * 60), "D": (474 * 60, 40, 900, 3600, 12000 * 60),
+    "A": (180 * 60, 120, 600, 1620, 16200 * 60),
+    "B": (180 * 60, 15, 180, 570, 9500 * 60),
+    "C": (6492, 300, 300, 3600, 6000 * 60),
+    "D": (474 * 60, 40, 900, 3600, 12000 * 60),
     "E": (2160, 30, 300, 360, 60000),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -114,9 +120,10 @@ def test_mean_spread_and_tail_of_exponential_failures_are_dalys(name):
         ),
         n := 4000,
         seed=1,
-    )  # fmt: skip
+    )
     case = (mtbf, delta, recovery, tau, work)
-    mean, sd = renewal.expected_time(*case), laws.spread(*case)
+    mean = renewal.expected_time(*case)
+    sd = laws.spread(*case)
     assert found.elapsed.mean() == pytest.approx(mean, abs=4 * sd / math.sqrt(n))
     assert found.elapsed.std() == pytest.approx(sd, rel=0.06)
     # The law of a few hundred segments is not quite normal: its tail is a little longer.
@@ -160,13 +167,17 @@ def test_the_first_failure_of_new_machines_is_the_first_of_weibull_lives(shape):
 @pytest.mark.parametrize("shape", [0.6, 0.8, 1.5, 3.0])
 def test_a_repaired_unit_is_new_and_failures_are_those_of_renewals(shape):
     cause = made(failures=[{"name": "any", "rate": "20 per 1000 node-days", "shape": shape}]).causes[0]
-    n, end = 300, 60 * 86400.0
-    under_way, everybody, count = cause.lives(n, np.random.default_rng(1), end), np.arange(n), 0
+    n = 300
+    end = 60 * 86400.0
+    under_way = cause.lives(n, np.random.default_rng(1), end)
+    everybody = np.arange(n)
+    count = 0
     last = np.zeros(n)
     while np.isfinite(now := under_way.following(everybody)).any():
         there = np.isfinite(now)
         assert (now[there] > last[there]).all()
-        last, count = now, count + int(there.sum())
+        last = now
+        count = count + int(there.sum())
     assert count / n == pytest.approx(cause.expected(end), rel=0.02)
     as_old = (end / cause.scale) ** shape  # where units went on as old as the others
     assert abs(as_old / cause.expected(end) - 1) > 0.05
@@ -182,7 +193,8 @@ def test_renewals_of_a_constant_hazard_are_poisson_and_of_long_runs_one_in_a_mea
 
 
 def test_a_dropped_replica_costs_its_share_of_the_pace_and_nothing_else():
-    away, rate = 900.0, 6 / 86400
+    away = 900.0
+    rate = 6 / 86400
     one = made(
         recovery={"policy": "drop_replica", "replace": f"{away} s"},
         checkpoints=[{"every": "5 d", "stall": "0 s", "load": "0 s"}],
@@ -221,7 +233,8 @@ def test_both_engines_play_the_same_campaign(name):
     few = joined([replica(one, seed).runs for seed in range(120)])
     assert ks_2samp(many.elapsed, few.elapsed).pvalue > 1e-3
     for i, part in enumerate(PARTS):
-        a, b = many.ledger[:, i], few.ledger[:, i]
+        a = many.ledger[:, i]
+        b = few.ledger[:, i]
         error = math.hypot(a.std() / math.sqrt(len(a)), b.std() / math.sqrt(len(b)))
         assert a.mean() == pytest.approx(b.mean(), abs=4.5 * error + 1e-6), part
     assert many.finished.all()
@@ -248,7 +261,8 @@ def test_the_spans_of_a_replica_cover_its_time_and_its_ledger(name):
 
 def test_one_seed_is_one_campaign():
     one = made(**RICH["few spares"])
-    again, other = play(one, 50, seed=1), play(one, 50, seed=2)
+    again = play(one, 50, seed=1)
+    other = play(one, 50, seed=2)
     np.testing.assert_array_equal(play(one, 50, seed=1).ledger, again.ledger)
     assert (again.elapsed != other.elapsed).any()
     assert (play(one, 50, seed=1, batch=1).elapsed != again.elapsed).any()
@@ -259,7 +273,7 @@ def test_memory_is_that_of_a_batch_and_of_the_rows_whatever_the_number_of_replic
     peaks = []
     for replicas in (BATCH, 6 * BATCH):
         tracemalloc.start()
-        found = played(made(**RICH["few spares"]), Asked(replicas, seed=1))
+        found = played(made(**RICH["few spares"]), CampaignOptions(replicas, seed=1))
         peaks.append(tracemalloc.get_traced_memory()[1] - 2 * found.ledger.nbytes)
         tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0]
@@ -292,12 +306,24 @@ def test_every_question_of_a_planner_is_asked_where_it_makes_sense():
     nic = [*RACKS, {"name": "NIC", "rate": "20 per 1000 node-days", "silent": 0.5}]
     found = asked(failures=nic, nodes=NODES, detection={"report": "1 min", "timeout": "30 min"})
     assert set(found) == {
-        "save twice as often", "save half as often", "save for free", "a timeout of a third",
-        "a timeout three times as long", "no spare nodes", "twice the spare nodes", "find failures at once",
-        "restart twice as fast", "load twice as fast", "save to peers' memory as well",
-        "a second replica in another rack", "go on without the replica", "go on smaller while no spare is free",
-        "without failures of any", "one more nine of the NIC", "half as many failures",
-    }  # fmt: skip
+        "save twice as often",
+        "save half as often",
+        "save for free",
+        "a timeout of a third",
+        "a timeout three times as long",
+        "no spare nodes",
+        "twice the spare nodes",
+        "find failures at once",
+        "restart twice as fast",
+        "load twice as fast",
+        "save to peers' memory as well",
+        "a second replica in another rack",
+        "go on without the replica",
+        "go on smaller while no spare is free",
+        "without failures of any",
+        "one more nine of the NIC",
+        "half as many failures",
+    }
     assert "stop at every failure" in asked(**RICH["shrinking"])
     assert "swap the slowest 0.5 % of hosts" in asked(job=replace(SECOND, machines=(1.1, 1.2), swapped=(1.1, 1.1)))
 
@@ -312,15 +338,21 @@ def test_one_more_nine_of_a_cause_is_a_tenth_of_its_failures_and_no_fewer_of_oth
 
 def test_memory_of_peers_loses_less_work_and_a_second_domain_saves_it_from_racks():
     one = made(failures=RACKS, nodes=NODES | {"spares": 20})
-    lost = {name: float(play(which, 400, seed=3).part("lost work").mean())
-            for name, which in (("storage", one), ("peers", whatif.with_peers(one)),
-                                ("two racks", whatif.with_second_domain(whatif.with_peers(one))))}  # fmt: skip
+    lost = {
+        name: float(play(which, 400, seed=3).part("lost work").mean())
+        for name, which in (
+            ("storage", one),
+            ("peers", whatif.with_peers(one)),
+            ("two racks", whatif.with_second_domain(whatif.with_peers(one))),
+        )
+    }
     assert lost["storage"] > 2 * lost["peers"] > 2 * lost["two racks"]
 
 
 def test_a_job_of_another_size_has_as_many_times_the_units_and_the_slowest_of_as_many_machines():
     one = made(job=replace(SECOND, machines=tuple(1.0 + 0.01 * i for i in range(100))), failures=RACKS, nodes=NODES)
-    large, small = whatif.of_size(one, 256), whatif.of_size(one, 16)
+    large = whatif.of_size(one, 256)
+    small = whatif.of_size(one, 16)
     for before, after, less in zip(one.causes, large.causes, small.causes, strict=True):
         assert after.expected(1e6) == pytest.approx(4 * before.expected(1e6))
         assert less.expected(1e6) == pytest.approx(before.expected(1e6) / 4)

@@ -48,8 +48,18 @@ def test_spares_and_rates_of_closed_forms_are_the_published_ones(checked):
 
 
 def test_every_case_of_the_facts_is_predicted_bounded_or_said_to_lack_its_inputs(checked):
-    ten = ("Llama 3", "ByteRobust dense", "ByteRobust, standby", "BLOOM", "RSC-1", "MegaScale", "Gemini", "C4", "Delta",
-           "ByteDance trace ST")  # fmt: skip
+    ten = (
+        "Llama 3",
+        "ByteRobust dense",
+        "ByteRobust, standby",
+        "BLOOM",
+        "RSC-1",
+        "MegaScale",
+        "Gemini",
+        "C4",
+        "Delta",
+        "ByteDance trace ST",
+    )
     for name in ten:
         mine = [one for one in checked if one.name.startswith(name)]
         assert mine, name

@@ -18,7 +18,7 @@ from clustersim.app.cli import cli
 from clustersim.app.report.campaign import campaign_page, pictures
 from clustersim.app.report.study import study_html
 from clustersim.core.errors import ClusterSimError
-from clustersim.studies.campaign import PARTS, Asked, answer, folder_for, play
+from clustersim.studies.campaign import PARTS, CampaignOptions, answer, folder_for, play
 from clustersim.studies.campaign.batches import BATCH, played
 from clustersim.studies.campaign.causes import sets
 from clustersim.studies.campaign.job import campaign
@@ -73,7 +73,7 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def said(loaded):
-    return answer(loaded, Asked(replicas=200, what_if=True))
+    return answer(loaded, CampaignOptions(replicas=200, what_if=True))
 
 
 def test_steps_between_failures_are_the_simulators_own(loaded):
@@ -89,7 +89,7 @@ def test_steps_between_failures_are_the_simulators_own(loaded):
 
 
 def test_an_answer_about_a_step_that_does_not_fit_begins_with_that(loaded):
-    said = answer(loaded.changed({"strategy.micro_batch_size": 4096}), Asked(replicas=5))
+    said = answer(loaded.changed({"strategy.micro_batch_size": 4096}), CampaignOptions(replicas=5))
     assert said.job.lacking > 0
     assert said.verdict.startswith("It does not fit: a GPU lacks ")
 
@@ -123,7 +123,7 @@ def test_replicas_are_counted_and_how_many_can_be_lost_is_another_count(loaded, 
     one = loaded.changed(changes | {"campaign.degraded": []})
     job, _ = job_of(one)
     assert (job.replicas, job.copies) == (16, copies)
-    found = campaign_page(answer(one, Asked(replicas=2))).sections
+    found = campaign_page(answer(one, CampaignOptions(replicas=2))).sections
     items = dict(next(part for part in found if part.id == "job").items)
     assert items["replicas"] == f"16 data-parallel replicas of the model, {told}"
     dropping = one.changed({"campaign.recovery.policy": "drop_replica"})
@@ -148,10 +148,10 @@ def test_what_ifs_go_the_way_they_must(said):
 
 
 def test_a_campaign_that_was_broken_off_gives_the_same_table(loaded, tmp_path):
-    asked = Asked(replicas=2 * BATCH, seed=3)
+    asked = CampaignOptions(replicas=2 * BATCH, seed=3)
     whole = answer(loaded, asked)
     folder = folder_for(loaded, tmp_path / "out", asked)
-    first = answer(loaded, Asked(replicas=BATCH, seed=3), folder)
+    first = answer(loaded, CampaignOptions(replicas=BATCH, seed=3), folder)
     again = answer(loaded, asked, folder)
     rows = (tmp_path / "out" / "results.jsonl").read_bytes().splitlines()
     assert len(rows) == 2
@@ -163,11 +163,12 @@ def test_a_campaign_that_was_broken_off_gives_the_same_table(loaded, tmp_path):
 
 
 def test_processes_are_used_without_a_folder_too(loaded, monkeypatch):
-    asked, used = Asked(replicas=2 * BATCH, jobs=2), []
+    asked = CampaignOptions(replicas=2 * BATCH, jobs=2)
+    used = []
     monkeypatch.setattr(
         "clustersim.studies.campaign.batches.crew", lambda executor, jobs: used.append(jobs) or crew(None, jobs)
     )
-    assert answer(loaded, asked) == answer(loaded, Asked(replicas=2 * BATCH))
+    assert answer(loaded, asked) == answer(loaded, CampaignOptions(replicas=2 * BATCH))
     assert used == [2]
 
 
@@ -189,27 +190,28 @@ def test_steps_that_vary_enter_a_campaign_as_they_are_distributed(loaded):
 
 def test_a_source_of_variation_of_size_0_leaves_a_campaign_as_it_was_to_the_bit(loaded):
     bare = loaded.changed({"campaign.degraded": [], "run.jitter": 0.0})
-    without = answer(bare, Asked(replicas=20))
-    zero = answer(bare.changed({"run.variation": {"gpu_cv": 0.0}}), Asked(replicas=20))
+    without = answer(bare, CampaignOptions(replicas=20))
+    zero = answer(bare.changed({"run.variation": {"gpu_cv": 0.0}}), CampaignOptions(replicas=20))
     assert (zero.days, zero.ledger, zero.job) == (without.days, without.ledger, without.job)
 
 
 def test_it_does_not_matter_who_plays_the_batches(loaded, tmp_path):
     table = table_of(loaded)
     made = campaign(table, job_of(loaded)[0])
-    folder = folder_for(loaded, tmp_path / "out", Asked())
+    folder = folder_for(loaded, tmp_path / "out", CampaignOptions())
     with ThreadPoolExecutor(2) as executor:
-        spread = played(made, Asked(2 * BATCH + 7, 5), folder, executor=executor)
-    alone = played(made, Asked(2 * BATCH + 7, 5))
+        spread = played(made, CampaignOptions(2 * BATCH + 7, 5), folder, executor=executor)
+    alone = played(made, CampaignOptions(2 * BATCH + 7, 5))
     np.testing.assert_array_equal(spread.ledger, alone.ledger)
     np.testing.assert_array_equal(spread.elapsed, alone.elapsed)
     with pytest.raises(ClusterSimError, match="holds another campaign"):
-        folder_for(loaded.changed({"campaign.factor": 2}), tmp_path / "out", Asked())
+        folder_for(loaded.changed({"campaign.factor": 2}), tmp_path / "out", CampaignOptions())
 
 
 @pytest.mark.parametrize("changes", [{"campaign.factor": 0}, {"campaign.recovery.policy": "drop_replica"}])
 def test_other_campaigns_have_a_page_too(loaded, changes, tmp_path):
-    one, asked = loaded.changed(changes), Asked(replicas=20, what_if=True)
+    one = loaded.changed(changes)
+    asked = CampaignOptions(replicas=20, what_if=True)
     folder = folder_for(one, tmp_path / "out", asked)
     found = answer(one, asked, folder)
     folder.write("campaign.json", found)
@@ -258,7 +260,7 @@ def test_every_picture_says_in_words_what_it_shows(said):
 
 @needs_browser
 def test_the_page_opens_and_fits_a_phone(loaded, tmp_path):
-    asked = Asked(replicas=50, what_if=True)
+    asked = CampaignOptions(replicas=50, what_if=True)
     folder = folder_for(loaded, tmp_path / "out", asked)
     folder.write("campaign.json", answer(loaded, asked, folder))
     text = study_html(tmp_path / "out")
@@ -307,7 +309,7 @@ WRONG = {
     "a misspelt field": ("[campaign.recovery]", '[campaign.recovery]\npolcy = "x"', "did you mean 'policy'?"),
     "an unknown policy": ('policy = "replace"', 'policy = "hope"', "is not a choice"),
     "two ways to be slow": ("speed = 0.8", "speed = 0.8\nfactor = 2", "one of factor, speed and match"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", WRONG)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from clustersim.studies.campaign import maxima, pools, renewal
 
-HOUR, DAY = 1 / 24, 1.0
+HOUR = 1 / 24
+DAY = 1.0
 RATES = {"rsc1": 6.5e-3, "rsc2": 2.34e-3}
 ETTR = {  # id -> (mean time between failures, restart, write, interval) [min]
     "ettr-rsc1-16k-60": (2048, 6.5, 5, 0, 60),
@@ -249,7 +250,8 @@ ROWS: list[Row] = list(csv.DictReader(EXAMPLES.open())) if EXAMPLES.is_file() el
 def test_every_worked_answer_is_met(topic):
     for row in ROWS:
         if row["topic"] == topic:
-            said, want = answer(row), float(row["value"])
+            said = answer(row)
+            want = float(row["value"])
             assert said is not None, f"no function answers {row['id']}"
             # Printed to six digits, some of inputs that are printed to four; "consistent" probabilities are searched
             # for in steps of 1e-5, and the fit of requeue times has its own error.

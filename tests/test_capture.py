@@ -19,7 +19,7 @@ import pytest
 from conftest import CAPTURE_SECONDS, Captured
 
 from clustersim.calibrate.capture import collectives, steps, world
-from clustersim.calibrate.capture.parts import Budget, Part, write_whole
+from clustersim.calibrate.capture.parts import Budget, CaptureFile, write_whole
 from clustersim.calibrate.capture.world import repeats_for
 from clustersim.core.errors import ClusterSimError, TraceError
 from clustersim.core.timeline import Timeline
@@ -74,7 +74,8 @@ def test_groups_that_run_at_once_are_kept_apart_from_groups_alone(run):
 @torch
 @WHOLE
 def test_compute_and_steps_are_measured_and_what_was_not_is_said(run):
-    compute, steps = rows(run.folder / "compute.jsonl"), rows(run.folder / "steps.jsonl")
+    compute = rows(run.folder / "compute.jsonl")
+    steps = rows(run.folder / "steps.jsonl")
     assert {"gemm", "attention", "layer_norm", "launch", "host_to_host"} <= {row.get("op") for row in compute}
     assert all(row["time"] > 0 for row in compute if "time" in row)
     modes = {row["mode"]: row for row in steps[1:]}
@@ -108,8 +109,11 @@ def test_the_budget_is_kept_and_the_machine_described(run):
     assert machine["versions"]["torch"]
     assert machine["cores"] >= 1
     assert machine["memory"] > 2**30
-    assert all(name.split("_")[0] + "_" in {"NCCL_", "GLOO_", "OMP_", "MKL_", "TORCH_", "PYTORCH_", "CUDA_", "UCX_",
-               "FI_", "OFI_", "KMP_"} for name in machine["settings"])  # fmt: skip
+    assert all(
+        name.split("_")[0] + "_"
+        in {"NCCL_", "GLOO_", "OMP_", "MKL_", "TORCH_", "PYTORCH_", "CUDA_", "UCX_", "FI_", "OFI_", "KMP_"}
+        for name in machine["settings"]
+    )
     assert "collectives 1/" in run.said
     assert not list(run.folder.glob("*.partial"))
 
@@ -125,10 +129,11 @@ def start_ranks(folder: Path, n: int, *words: str) -> list[subprocess.Popen[str]
     command = [sys.executable, "-m", MODULE, "--out", str(folder), "--device", "cpu", *words]
     said = {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [
-        subprocess.Popen(command, env={**os.environ, **said, "RANK": str(r), "LOCAL_RANK": str(r)},
-                         stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command, env={**os.environ, **said, "RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE, text=True
+        )
         for r in range(n)
-    ]  # fmt: skip
+    ]
 
 
 @torch
@@ -153,8 +158,24 @@ def test_a_rank_that_dies_leaves_what_was_measured_readable(tmp_path):
 @torch
 def test_an_interrupted_run_leaves_what_was_measured_readable(tmp_path):
     folder = tmp_path / "out"
-    command = [sys.executable, "-m", "clustersim", "capture", "--out", str(folder), "--nproc-per-node", "2", "--device",
-               "cpu", "--budget", "5min", "--largest", "1M", "--parts", "collectives"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "clustersim",
+        "capture",
+        "--out",
+        str(folder),
+        "--nproc-per-node",
+        "2",
+        "--device",
+        "cpu",
+        "--budget",
+        "5min",
+        "--largest",
+        "1M",
+        "--parts",
+        "collectives",
+    ]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     partial = folder / "collectives.jsonl.partial"
     end = time.monotonic() + 120
@@ -174,13 +195,13 @@ def test_an_interrupted_run_leaves_what_was_measured_readable(tmp_path):
 def test_a_full_disk_is_one_clear_error_that_says_what_remains(tmp_path):
     (tmp_path / "p.jsonl.partial").symlink_to("/dev/full")
     with pytest.raises(TraceError, match="No space left"):
-        Part(tmp_path, "p", {})
+        CaptureFile(tmp_path, "p", {})
     with pytest.raises(TraceError, match="cannot be written"):
         write_whole(tmp_path / "p.jsonl.partial" / "x", b"")
 
 
 def test_a_part_gets_its_name_when_it_is_whole(tmp_path):
-    part = Part(tmp_path, "collectives", {"backend": "gloo"})
+    part = CaptureFile(tmp_path, "collectives", {"backend": "gloo"})
     part.write({"skipped": "x"})
     assert [p.name for p in tmp_path.iterdir()] == ["collectives.jsonl.partial"]
     part.done()
@@ -190,9 +211,21 @@ def test_a_part_gets_its_name_when_it_is_whole(tmp_path):
 
 def test_an_interrupted_line_is_counted_and_a_newer_layout_refused(tmp_path):
     path = tmp_path / "collectives.jsonl.partial"
-    row = {"kind": "all_reduce", "size": 4096, "type": "float", "redop": "sum", "time": 10.0, "time_min": 9.0,
-           "ranks": 2, "nodes": 1, "groups_at_once": 1, "iterations": 5, "layout": "world",
-           "busbw": 0.4096, "#wrong": 0}  # fmt: skip
+    row = {
+        "kind": "all_reduce",
+        "size": 4096,
+        "type": "float",
+        "redop": "sum",
+        "time": 10.0,
+        "time_min": 9.0,
+        "ranks": 2,
+        "nodes": 1,
+        "groups_at_once": 1,
+        "iterations": 5,
+        "layout": "world",
+        "busbw": 0.4096,
+        "#wrong": 0,
+    }
     lines = [json.dumps({"clustersim_capture": 1, "part": "collectives"}), json.dumps(row), json.dumps(row)]
     path.write_text("\n".join(lines)[:-20])
     found = traces.read(path)
@@ -258,8 +291,9 @@ class FakeTorch(SimpleNamespace):
 
     def __init__(self, cards: int) -> None:
         self.asked: dict[str, Any] = {}
-        cuda = SimpleNamespace(device_count=lambda: cards, is_available=lambda: cards > 0,
-                               set_device=lambda i: self.asked.update(card=i))  # fmt: skip
+        cuda = SimpleNamespace(
+            device_count=lambda: cards, is_available=lambda: cards > 0, set_device=lambda i: self.asked.update(card=i)
+        )
         dist = SimpleNamespace(
             init_process_group=lambda backend, timeout: self.asked.update(
                 backend=backend, timeout=timeout, env={k: v for k, v in os.environ.items() if k.startswith("NCCL_")}
@@ -308,8 +342,16 @@ def alone(rank: int = 0, others: str = "") -> Any:
         cuda=SimpleNamespace(device_count=lambda: 2),
         nn=SimpleNamespace(DataParallel=lambda model: model),
     )
-    return SimpleNamespace(torch=torch, rank=rank, size=2, on_gpu=True, device=None, sync=lambda: None,
-                           gather=lambda mine: [mine, others], told=lambda value: value)  # fmt: skip
+    return SimpleNamespace(
+        torch=torch,
+        rank=rank,
+        size=2,
+        on_gpu=True,
+        device=None,
+        sync=lambda: None,
+        gather=lambda mine: [mine, others],
+        told=lambda value: value,
+    )
 
 
 def test_data_parallel_is_one_process_with_every_card(monkeypatch):

@@ -33,7 +33,8 @@ def written(program: Program, folder: Path) -> list[Path]:
 
 def small() -> Program:
     """Four ranks in two roles with every kind of op."""
-    pairs, uneven = np.array([[0, 1], [2, 3]]), byte_matrix([[0.5, 0.5], [0.25, 0.75]])
+    pairs = np.array([[0, 1], [2, 3]])
+    uneven = byte_matrix([[0.5, 0.5], [0.25, 0.75]])
     everybody = np.arange(4).reshape(1, -1)
     first = (
         Compute("fwd", np.array([1e-4, 2.0000001e-4]), flops=1e9, nbytes=1e6, phase="forward"),
@@ -48,8 +49,12 @@ def small() -> Program:
         Collective("a2a", "all_to_all", 1e6 + 0.5, pairs, dtype="bf16", communicator="ep", matrix=uneven),
         Collective("sum", "all_reduce", 3e6, everybody, step=1, after=(1,)),
     )
-    return Program(4, (Role("a", np.array([0, 1]), first, stage=0), Role("b", np.array([2, 3]), second, stage=1)),
-                   overlap_slowdown=0.1, notes=("a note",))  # fmt: skip
+    return Program(
+        4,
+        (Role("a", np.array([0, 1]), first, stage=0), Role("b", np.array([2, 3]), second, stage=1)),
+        overlap_slowdown=0.1,
+        notes=("a note",),
+    )
 
 
 def same_times(program: Program, other: Program, topology, mesh) -> None:
@@ -104,7 +109,8 @@ def foreign(path: Path, *nodes: dict, version: str = VERSION) -> Path:
 
 
 def test_a_file_of_somebody_else_plays_in_the_order_of_its_dependencies(tmp_path: Path):
-    size, summed = ("uint64", 1 << 20), ("int64", 0)
+    size = ("uint64", 1 << 20)
+    summed = ("int64", 0)
     nodes = [
         {"name": "grads", "type": 7, "data_deps": [1], "attrs": {"comm_type": summed, "comm_size": size}},
         {"name": "fwd", "type": 4, "duration_micros": 500, "attrs": {"is_cpu_op": ("bool", False)}},
@@ -124,14 +130,16 @@ def test_a_file_of_somebody_else_plays_in_the_order_of_its_dependencies(tmp_path
 
 @pytest.mark.parametrize(
     ("nodes", "said"),
-    [([{"data_deps": [1], "type": 4}, {"data_deps": [0], "type": 4}], "waits for itself"),
-     ([{"type": 7, "attrs": {"pg_name": ("string", "9")}}], "process group '9' is not listed"),
-     ([{"type": 7, "attrs": {"comm_type": ("int64", 77)}}], "attribute cannot be read"),
-     ([{"type": 7, "attrs": {"comm_size": ("int64", -1)}}], "comm_size"),
-     ([{"type": 4, "attrs": {"clustersim": ("string", "{")}}], "is damaged"),
-     ([{"type": 1, "inputs": {"values": "[[["}}], "process groups cannot be read"),
-     ([{"type": 4}, {"type": 4, "id": 0}], "is there twice")],
-)  # fmt: skip
+    [
+        ([{"data_deps": [1], "type": 4}, {"data_deps": [0], "type": 4}], "waits for itself"),
+        ([{"type": 7, "attrs": {"pg_name": ("string", "9")}}], "process group '9' is not listed"),
+        ([{"type": 7, "attrs": {"comm_type": ("int64", 77)}}], "attribute cannot be read"),
+        ([{"type": 7, "attrs": {"comm_size": ("int64", -1)}}], "comm_size"),
+        ([{"type": 4, "attrs": {"clustersim": ("string", "{")}}], "is damaged"),
+        ([{"type": 1, "inputs": {"values": "[[["}}], "process groups cannot be read"),
+        ([{"type": 4}, {"type": 4, "id": 0}], "is there twice"),
+    ],
+)
 def test_a_damaged_graph_is_one_clear_error(tmp_path: Path, nodes: list[dict], said: str):
     with pytest.raises(TraceError, match=re.escape(said)):
         chakra_reading.read([foreign(tmp_path / "x.0.et", *nodes)])
@@ -169,9 +177,12 @@ def test_the_command_writes_traces_with_astra_sims_files_and_plays_them(tmp_path
 
 @pytest.mark.parametrize(
     ("name", "nodes", "shapes", "rates"),
-    [("hgx-h100", 2, ["Switch", "Switch"], [450, 50]), ("dgx-1v", 1, ["Ring"], [150]),
-     ("pcie-l4", 1, ["Switch"], None)],
-)  # fmt: skip
+    [
+        ("hgx-h100", 2, ["Switch", "Switch"], [450, 50]),
+        ("dgx-1v", 1, ["Ring"], [150]),
+        ("pcie-l4", 1, ["Switch"], None),
+    ],
+)
 def test_astra_sims_network_has_the_bandwidth_of_a_gpu(name, nodes, shapes, rates):
     topology = fabrics.load(name, nodes=nodes)
     mesh = fabrics.mesh(topology)
@@ -207,7 +218,8 @@ def test_simgrids_platform_is_the_same_graph(tmp_path: Path):
 
 def test_a_changed_scenario_of_the_same_name_is_not_written_over_what_another_wrote(tmp_path):
     told = (Path(__file__).parents[1] / "scenarios" / "ddp_resnet50_1x8_v100.toml").read_text()
-    file, out = tmp_path / "mine.toml", tmp_path / "out"
+    file = tmp_path / "mine.toml"
+    out = tmp_path / "out"
     for steps, code in ((4, 0), (4, 0), (7, 2)):
         file.write_text(told.replace("steps = 4", f"steps = {steps}"))
         done = CliRunner().invoke(cli, ["export", str(file), "--chakra", str(out)], standalone_mode=False)

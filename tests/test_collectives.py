@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import plan
-from clustersim.collectives.base import Group, Request, Schedule
+from clustersim.collectives.base import Group, Request, TransferSchedule
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.volume import per_member
@@ -59,22 +59,25 @@ def request_for(name: str, kind: str, members: Group) -> Request:
 # ---- executing a schedule -------------------------------------------------------------------------------------------
 
 
-def played(schedule: Schedule, n: int, operation, own) -> list[list[object]]:
+def played(schedule: TransferSchedule, n: int, operation, own) -> list[list[object]]:
     """What each member ends with of each piece: ``own(member, piece)`` is what it begins with (None: nothing)."""
 
     def combined(start, transfers):
-        value, added = start, []
+        value = start
+        added = []
         for t in transfers:
             if schedule.reduce[t]:
                 added.append(carried[t])
             else:
-                value, added = carried[t], []
+                value = carried[t]
+                added = []
         return reduce(operation, added, value) if value is not None else reduce(operation, added) if added else None
 
     carried: list[object] = []
     arrived = defaultdict(list)
     for t in range(len(schedule.src)):
-        src, piece = int(schedule.src[t]), int(schedule.chunk[t])
+        src = int(schedule.src[t])
+        piece = int(schedule.chunk[t])
         needs = schedule.after[schedule.after_ptr[t] : schedule.after_ptr[t + 1]].tolist()
         assert all(need < t for need in needs), "a transfer waits for a later one"
         brought = [need for need in needs if schedule.dst[need] == src and schedule.chunk[need] == piece]
@@ -83,7 +86,7 @@ def played(schedule: Schedule, n: int, operation, own) -> list[list[object]]:
     return [[combined(own(m, p), arrived[m, p]) for p in range(schedule.n_chunks)] for m in range(n)]
 
 
-def expected_and_found(kind: str, schedule: Schedule, n: int, root: int, operation):
+def expected_and_found(kind: str, schedule: TransferSchedule, n: int, root: int, operation):
     """Yields (expected, found) for everything the kind promises."""
     rng = np.random.default_rng(7)
     data = rng.uniform(0.5, 1.5, size=(n, schedule.n_chunks))
@@ -104,7 +107,8 @@ def expected_and_found(kind: str, schedule: Schedule, n: int, root: int, operati
     total = operation.reduce(data, axis=0)
     for member in range(n):
         for piece in range(schedule.n_chunks):
-            mine, found = piece % n == member, end[member][piece]
+            mine = piece % n == member
+            found = end[member][piece]
             if gathered or kind == "all_gather" or (kind == "gather" and member == root):
                 yield data[piece % n, piece], found
             elif kind == "all_reduce" or (kind == "reduce_scatter" and mine) or (kind == "reduce" and member == root):
@@ -300,7 +304,8 @@ def test_a_group_of_one_costs_nothing():
 )
 def test_a_request_that_cannot_be_planned_says_why(change, message):
     options = {"kind": "all_reduce", "nbytes": 1.0, **change}
-    backend, n_channels = options.pop("backend", "ideal"), options.pop("n_channels", None)
+    backend = options.pop("backend", "ideal")
+    n_channels = options.pop("n_channels", None)
     with pytest.raises(ProgramError, match=message):
         plan(Request(**options), group(8, 1), backend, n_channels)
 

@@ -110,7 +110,8 @@ def test_nvls_tree_sends_as_much_between_nodes_as_a_tree(nodes, g):
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_all_to_all_sends_each_peer_its_part(nodes):
     members = whole("hgx-h100", nodes)
-    load, n = loads_of("direct", "all_to_all", members, 1), 8 * nodes
+    load = loads_of("direct", "all_to_all", members, 1)
+    n = 8 * nodes
     # PXN: of what is for other nodes seven parts in eight reach the NIC on the receiver's rail through another GPU.
     assert egress(members, load, ("nvlink",)) == pytest.approx(np.full(n, 7 / n + 7 / 8 * (n - 8) / n))
     assert nic_egress(members, load) == pytest.approx(np.full((nodes, 8), (n - 8) / n))
@@ -163,7 +164,8 @@ def test_a_ring_over_all_rails_loads_every_nic_alike_both_ways(name, nodes):
 @pytest.mark.parametrize(("name", "n_channels"), [("dgx-1v", 6), ("dgx-1v", 12), ("hgx-h100-4gpu-4x200g", 6)])
 def test_rings_in_a_mesh_use_every_nvlink_to_its_capacity(name, n_channels):
     members = whole(name, 1)
-    topology, load = members.topology, loads_of("ring", "all_reduce", members, n_channels)
+    topology = members.topology
+    load = loads_of("ring", "all_reduce", members, n_channels)
     direct = np.array(topology.link_kinds) == "nvlink"
     pace = load[direct] / topology.link_bandwidth[direct]
     assert pace.min() == pytest.approx(pace.max())
@@ -334,7 +336,8 @@ def test_the_naive_ways_cost_what_the_textbook_says():
 
 def test_in_switch_reduction_lowers_the_bound_of_an_all_reduce():
     request = Request("all_reduce", GIB)
-    with_sharp, without = lower_bound(request, whole("hgx-h100", 1)), lower_bound(request, whole("hgx-a100", 1))
+    with_sharp = lower_bound(request, whole("hgx-h100", 1))
+    without = lower_bound(request, whole("hgx-a100", 1))
     assert with_sharp == pytest.approx(GIB / 450e9, rel=1e-3)
     assert without == pytest.approx(2 * 7 / 8 * GIB / 300e9, rel=1e-3)
 

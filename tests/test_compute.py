@@ -34,9 +34,17 @@ def linear(m: int, n: int, k: int) -> Kernel:
 def flash(seq: int = 4096, head_dim: int = 128, heads: int = 16) -> Kernel:
     flops = 2.0 * heads * seq**2 * head_dim
     return Kernel(
-        "attention", "attention", flops=flops, backward_flops=2.5 * flops, nbytes=4.0 * seq * heads * head_dim,
-        backward_nbytes=8.0 * seq * heads * head_dim, heads=heads, head_dim=head_dim, seq=seq, causal=True,
-    )  # fmt: skip
+        "attention",
+        "attention",
+        flops=flops,
+        backward_flops=2.5 * flops,
+        nbytes=4.0 * seq * heads * head_dim,
+        backward_nbytes=8.0 * seq * heads * head_dim,
+        heads=heads,
+        head_dim=head_dim,
+        seq=seq,
+        causal=True,
+    )
 
 
 def one_layer(*kernels: Kernel, kind: str = "block", parameters: int = 0) -> Model:
@@ -78,7 +86,8 @@ def test_forward_and_backward_of_flash_attention_add_up_to_the_charted_rate() ->
 
 
 def test_fused_adam_moves_28_bytes_a_parameter_and_foreach_more() -> None:
-    where, sizes = setting(A100, Execution("bf16", "bf16")), (10**9, 1)
+    where = setting(A100, Execution("bf16", "bf16"))
+    sizes = (10**9, 1)
     fused = optimizer_time(where, *sizes, "adam", "fused")
     assert fused == pytest.approx(28e9 / A100.stream_rate(), rel=0.02)
     assert 2 < optimizer_time(where, *sizes, "adam", "foreach") / fused < 3
@@ -86,7 +95,8 @@ def test_fused_adam_moves_28_bytes_a_parameter_and_foreach_more() -> None:
 
 
 def test_a_for_loop_optimizer_over_many_small_tensors_is_limited_by_launches() -> None:
-    where, sizes = setting(A100, Execution("fp32", "fp32")), (10_000, 1000)
+    where = setting(A100, Execution("fp32", "fp32"))
+    sizes = (10_000, 1000)
     assert optimizer_time(where, *sizes, "adam", "for-loop") == pytest.approx(9000 * A100.launch.value)
     assert optimizer_time(where, *sizes, "adam", "fused") < 1e-3
 
@@ -275,7 +285,8 @@ def test_a_batch_below_one_and_an_unknown_kernel_are_errors() -> None:
 def test_adding_to_a_kept_gradient_costs_more_than_writing_it_and_less_than_both_in_turn(
     name: str, log_rows: int, size: int
 ) -> None:
-    fc, where = linear(2**log_rows, 8192, 4096), setting(device(name), Execution("bf16", "bf16"))
+    fc = linear(2**log_rows, 8192, 4096)
+    where = setting(device(name), Execution("bf16", "bf16"))
     summing = dataclasses.replace(where, summed_bytes=size)
     written, added = (time_in(one, fc, 1, "W")[0] for one in (where, summing))
     traffic = 2 * size * 8192 * 4096 / where.device.stream_rate()

@@ -164,7 +164,8 @@ def bert_error(row: Row) -> float:
     head = {"head": "qa"} if squad else {"head": "pretraining", "head_positions": 20 if seq == 128 else 80}
     config = CONFIGS / f"bert-{'large' if large else 'base'}-uncased.json"
     model = from_hf(config, seq_len=seq, implementation="eager", **head)
-    part, batch = device_from_text(row["gpu"]), int(row["micro_batch_per_gpu"])
+    part = device_from_text(row["gpu"])
+    batch = int(row["micro_batch_per_gpu"])
     accumulate = int(row["grad_accum"] or 1)
     amp = "AMP" in row["precision"]
     # NVIDIA's scripts convert the model (apex O2); TF32 is on by default in their containers.
@@ -192,11 +193,14 @@ def test_llm_foundry_steps_on_one_node_are_met_by_compute_alone() -> None:
             continue  # the two largest models leave no memory on 8 GPUs and slow down
         layers, width, heads, seq, vocab = (int(row[k]) for k in ("layers", "d_model", "heads", "seq_len", "vocab"))
         model = transformer(layers, width, heads, seq, vocab, implementation="flash")
-        part, passes = device_from_text(row["gpu"]), int(row["grad_accum"])
+        part = device_from_text(row["gpu"])
+        passes = int(row["grad_accum"])
         how = Execution(
-            dtype="fp8" if "fp8" in row["precision"] else "bf16", param_dtype="bf16", attention_kernel="triton",
+            dtype="fp8" if "fp8" in row["precision"] else "bf16",
+            param_dtype="bf16",
+            attention_kernel="triton",
             activation_checkpointing=row["act_ckpt"],
-        )  # fmt: skip
+        )
         cost = step_cost(model, part, int(row["micro_batch_per_gpu"]), how)
         copies = 10.0 * model.parameters / part.stream_rate()
         micro = float(cost.forward.sum() + cost.backward.sum()) + copies
@@ -227,7 +231,8 @@ def convnet_error(row: Row, *, implementation: str = "eager") -> float | None:
     name = next((NETS[key] for key in NETS if row["model"].lower().startswith(key)), None)
     if name is None:
         return None
-    part, batch = device_from_text(row["gpu"]), int(row["micro_batch_per_gpu"])
+    part = device_from_text(row["gpu"])
+    batch = int(row["micro_batch_per_gpu"])
     dtype = "fp16" if "AMP" in row["precision"] else "tf32" if "TF32" in row["precision"] and part.sm >= 80 else "fp32"
     cost = step_cost(
         convnet(name), part, batch, Execution(dtype=dtype, optimizer="sgd_momentum", implementation=implementation)

@@ -26,8 +26,11 @@ def step(layer: Kernel, recipe: str, dtype: str = "fp8") -> float:
 
 
 def test_each_operand_is_cast_along_both_dimensions_and_gradients_are_rescaled() -> None:
-    rows, k, n = 1000, 512, 2048
-    layer, rowwise = linear("up", rows, k, n), where("rowwise")
+    rows = 1000
+    k = 512
+    n = 2048
+    layer = linear("up", rows, k, n)
+    rowwise = where("rowwise")
     rate = traffic_rate(rowwise, 2)
     forward, inputs, weights = (cast_seconds(rowwise, layer, 1, part) * rate for part in ("F", "I", "W"))
     assert forward == pytest.approx(CAST * (rows * k + n * k))
@@ -42,9 +45,14 @@ def test_linears_of_one_input_cast_it_once() -> None:
     assert alone - shared == pytest.approx(CAST * 1000 * 512 / traffic_rate(where("rowwise"), 2))
 
 
-@pytest.mark.parametrize(("recipe", "dtype", "name"), [
-    ("tensorwise", "fp8", ""), ("rowwise", "bf16", ""), ("rowwise", "fp8", "A100-SXM4-80GB"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("recipe", "dtype", "name"),
+    [
+        ("tensorwise", "fp8", ""),
+        ("rowwise", "bf16", ""),
+        ("rowwise", "fp8", "A100-SXM4-80GB"),
+    ],
+)
 def test_nothing_else_is_cast_apart(recipe: str, dtype: str, name: str) -> None:
     assert cast_seconds(where(recipe, dtype, name), linear("up", 1000, 512, 2048), 1, "F") == 0
 

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from clustersim.app.cli import main
 from clustersim.calibrate.cross_validate import HOLDOUTS, cross_validate
-from clustersim.calibrate.score import Predicted
+from clustersim.calibrate.score import PredictedRow
 from clustersim.calibrate.validate_nccl import size_class, validate_nccl
 from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
@@ -26,8 +26,10 @@ COLUMNS = ("case_id", "topology", "nodes", "ranks", "collective", "size_bytes", 
 
 def rows_of(topology: str, nodes: int, planted: dict[str, float], kind: str = "all_gather") -> list[tuple[object, ...]]:
     machine = fabrics.load(topology, nodes=nodes)
-    group, rng = Group(machine, fabrics.mesh(machine).gpus), np.random.default_rng(nodes)
-    costs, found = overlaid(costs_of(group), planted), []
+    group = Group(machine, fabrics.mesh(machine).gpus)
+    rng = np.random.default_rng(nodes)
+    costs = overlaid(costs_of(group), planted)
+    found = []
     for size in 2.0 ** np.arange(3, 33):
         time = seconds(choice(Request(kind, float(size)), group), costs) * np.exp(0.02 * rng.standard_normal())
         case = f"{topology}-{nodes}-{kind}"
@@ -50,7 +52,8 @@ SLOW_HOST = {"host_floor.intel": 60e-6, "net_share.ib": 0.7}
 
 def test_half_of_a_log_repairs_its_host_and_its_network(tmp_path):
     path = table(tmp_path, rows_of("hgx-h100", 2, SLOW_HOST), rows_of("hgx-h100", 4, SLOW_HOST))
-    before, after = validate_nccl(path).by["size_class"], cross_validate(path, "half")
+    before = validate_nccl(path).by["size_class"]
+    after = cross_validate(path, "half")
     assert before["<=64 KiB"].median_abs_rel_error > 0.4
     assert before[">32 MiB"].median_abs_rel_error > 0.1
     assert all(part.median_abs_rel_error < 0.04 for part in after.by["size_class"].values())
@@ -86,7 +89,7 @@ def test_three_numbers_repair_a_machine_that_is_unlike_its_kind(tmp_path):
         assert errors[1] < 0.5 * errors[0]
 
 
-def chosen(row: Predicted) -> str:
+def chosen(row: PredictedRow) -> str:
     return size_class(float(row.cells["size_bytes"]))
 
 

@@ -46,7 +46,8 @@ def programmed(model, n=4, steps=1, config=None, **costs):
 def test_parameters_go_out_in_chunks_of_10_mib_in_every_forward_and_gradients_come_back():
     model = toy_model([[MIB] * 2, [MIB] * 4, [10]])  # 8 and 16 MiB, and a bit
     program = programmed(model, steps=2)
-    out, back = named(program, "broadcast parameters"), named(program, "reduce gradients")
+    out = named(program, "broadcast parameters")
+    back = named(program, "reduce gradients")
     assert len(out) == len(back) == 2 * 3
     assert sum(op.nbytes for op in out) == sum(op.nbytes for op in back) == 2 * 4 * model.parameters
     assert all(op.nbytes < CHUNK + 4 * MIB for op in out)
@@ -140,7 +141,8 @@ def test_data_parallel_is_slower_than_ddp_and_the_more_so_for_small_batches():
     from clustersim.training.strategies.ddp import DDPConfig
     from clustersim.training.strategies.ddp import build as build_ddp
 
-    model, topology = models.model("resnet50"), fabrics.load("dgx-1v", nodes=1)
+    model = models.model("resnet50")
+    topology = fabrics.load("dgx-1v", nodes=1)
     mesh = fabrics.mesh(topology)
     ratio = []
     for batch in (4, 64):
@@ -160,7 +162,8 @@ def test_dp_against_ddp_on_two_gpus_has_the_measured_order_and_ratios():
     from tests.evidence.step_rows import read
 
     wanted = {"ptddp-0051": "dp", "ptddp-0052": "ddp", "ptddp-0053": "ddp without NVLink"}
-    measured, predicted = {}, {}
+    measured = {}
+    predicted = {}
     with TABLE.open() as file:
         for row in csv.DictReader(file):
             if row["case_id"] in wanted:
@@ -188,9 +191,16 @@ def test_the_steps_of_sgd_come_in_order_and_one_at_a_time():
     order = np.argsort(timeline.row_start, kind="stable")
     names = [timeline.ops[o].name for o in timeline.row_op[order] if timeline.ops[o].step == 1]
     assert list(dict.fromkeys(names)) == [
-        "scatter batch", "fwd l0", "fwd l1", "bwd l1", "bwd l0", "gather gradients", "sum gradients", "update",
+        "scatter batch",
+        "fwd l0",
+        "fwd l1",
+        "bwd l1",
+        "bwd l0",
+        "gather gradients",
+        "sum gradients",
+        "update",
         "broadcast parameters",
-    ]  # fmt: skip
+    ]
     for earlier, later in itertools.pairwise(order):
         same = timeline.row_start[earlier] == timeline.row_start[later]
         assert same or timeline.row_end[earlier] <= timeline.row_start[later] + 1e-12

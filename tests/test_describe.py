@@ -71,7 +71,8 @@ def test_a_long_program_is_shown_by_its_begin_and_end(clustersim):
 
 def test_json_has_the_mesh_the_stages_and_every_op(clustersim):
     done = clustersim("describe", PIPELINE, "--rank", "3", "--json")
-    facts, prepared = json.loads(done.stdout), scenario.load(PIPELINE).prepare()
+    facts = json.loads(done.stdout)
+    prepared = scenario.load(PIPELINE).prepare()
     assert facts["degrees"]["pp"] == 8
     assert facts["rank"]["groups"] == [{"dims": ["pp"], "ranks": list(range(8))}]
     assert [stage["memory_bytes"] for stage in facts["stages"]] == [use.total for use in prepared.split.memory]

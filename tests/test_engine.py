@@ -132,7 +132,8 @@ class TestPairs:
 
     def test_a_ring_shift_within_one_role_is_played_as_one_batch(self):
         n = 64
-        right, left = (np.arange(n) + 1) % n, (np.arange(n) - 1) % n
+        right = (np.arange(n) + 1) % n
+        left = (np.arange(n) - 1) % n
         timeline = run(
             toy.program([Send("s", 10.0, right, "out"), Recv("r", 10.0, left, "in")], ranks=n),
             planner=lambda request, group: toy.plan(request, group.gpus[:1]),
@@ -216,7 +217,8 @@ class TestOverlap:
             found = times(timeline, rank)
             for k in range(1, 12):
                 # What compute k was lengthened by is what had ended since compute k - 1 started, hidden part only.
-                start, before = found[f"c{k}"][1], found[f"c{k - 1}"][1]
+                start = found[f"c{k}"][1]
+                before = found[f"c{k - 1}"][1]
                 ended = [found[f"r{j}"] for j in range(12) if before < found[f"r{j}"][2] <= start]
                 hidden = sum(
                     max(min(found[f"c{j}"][2], end) - max(found[f"c{j}"][1], begin), 0.0)
@@ -344,7 +346,8 @@ class TestErrors:
         assert "and 16 more" in text
 
     def test_collectives_of_one_communicator_in_different_orders_name_both_ranks_and_ops(self):
-        x, y = all_reduce("x", 10.0, [0, 1]), all_reduce("y", 20.0, [0, 1])
+        x = all_reduce("x", 10.0, [0, 1])
+        y = all_reduce("y", 20.0, [0, 1])
         assert message(toy.program([x, y], [y, x], ranks=1)) == (
             "rank 0 (role 'role0', op 0 'x') calls all_reduce of 10 bytes fp32, root 0, on ranks 0, 1 where "
             "rank 1 (role 'role1', op 0 'y') calls all_reduce of 20 bytes fp32, root 0, on ranks 0, 1; "

@@ -16,7 +16,7 @@ from clustersim.core import limits
 from clustersim.core.errors import ProgramError
 from clustersim.core.program import Collective, Compute, Recv, Send
 from clustersim.engine import chunk, need, simulate
-from clustersim.engine.planning import Groups, PlanBook
+from clustersim.engine.planning import Communicators, PlanBook
 
 MIB = 2.0**20
 
@@ -76,7 +76,9 @@ class TestClosedForms:
         assert collective(node, "all_to_all", 64 * MIB, "direct").makespan == pytest.approx(expected, rel=1e-9)
 
     def test_a_pipelined_broadcast_fills_once_and_then_streams(self, node):
-        k, hops = 256, 7  # 256 pieces of 128 KiB through seven hops
+        # 256 pieces of 128 KiB through seven hops
+        k = 256
+        hops = 7
         expected = (k + hops - 1) * 32 * MIB / k / up_rate(node) + hops * hop(node)
         assert collective(node, "broadcast", 32 * MIB, "ring").makespan == pytest.approx(expected, rel=1e-9)
 
@@ -147,15 +149,19 @@ def test_a_ring_alone_keeps_none_of_its_transfers_until_they_are_asked_for(node,
     assert len(timeline.links.segment_start) == len(timeline.links.transfer_op) == 112
 
 
-@pytest.mark.parametrize(("kind", "algorithm"), [(k, a) for a in ("ring", "hierarchical") for k in
-                         ("all_reduce", "all_gather", "reduce_scatter")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "algorithm"),
+    [(k, a) for a in ("ring", "hierarchical") for k in ("all_reduce", "all_gather", "reduce_scatter")],
+)
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_waves_are_the_schedule_told_without_listing_it(kind, algorithm, nodes):
     """Every transfer once, on its lane in its order, waiting for what the schedule names, and for nothing later."""
     group = Group(topology := fabrics.load("hgx-h100", nodes=nodes), topology.gpus)
-    row, request = ALGORITHMS[algorithm], Request(kind, MIB)
+    row = ALGORITHMS[algorithm]
+    request = Request(kind, MIB)
     laid = channels(group, 2 if algorithm == "ring" else 1, row.layout)
-    listed, told = row.schedule(request, group, laid), row.waves(request, group, laid)
+    listed = row.schedule(request, group, laid)
+    told = row.waves(request, group, laid)
     fills: dict[int, list[int]] = {}
     seen: dict[int, int] = {}
     lanes = np.arange(len(told.src))
@@ -212,7 +218,8 @@ class TestCongruence:
 
         mesh = fabrics.mesh(topology)
         one, each = (
-            PlanBook(planner, Groups(topology, mesh), Loads(topology), congruent=shared) for shared in (True, False)
+            PlanBook(planner, Communicators(topology, mesh), Loads(topology), congruent=shared)
+            for shared in (True, False)
         )
         return one, each, asked
 
@@ -220,7 +227,8 @@ class TestCongruence:
         from clustersim.collectives.base import Request
 
         together, apart, asked = self.books(four)
-        request, groups = Request("all_reduce", MIB), np.arange(32).reshape(4, 8)
+        request = Request("all_reduce", MIB)
+        groups = np.arange(32).reshape(4, 8)
         found = together.plans(request, groups)
         assert len(asked) == 1
         expected = apart.plans(request, groups)
@@ -251,9 +259,17 @@ class TestCongruence:
 
 @pytest.mark.parametrize(
     ("kind", "algorithm"),
-    [("all_reduce", "ring"), ("all_gather", "ring"), ("reduce_scatter", "ring"), ("broadcast", "ring"),
-     ("reduce", "ring"), ("all_reduce", "halving_doubling"), ("all_reduce", "tree"), ("all_reduce", "hierarchical")],
-)  # fmt: skip
+    [
+        ("all_reduce", "ring"),
+        ("all_gather", "ring"),
+        ("reduce_scatter", "ring"),
+        ("broadcast", "ring"),
+        ("reduce", "ring"),
+        ("all_reduce", "halving_doubling"),
+        ("all_reduce", "tree"),
+        ("all_reduce", "hierarchical"),
+    ],
+)
 @pytest.mark.parametrize("nbytes", [0.0, 3e5, 64 * MIB])
 def test_a_replay_alone_leaps_to_the_times_of_the_event_loop(pair, monkeypatch, kind, algorithm, nbytes):
     from clustersim.collectives import plan
@@ -295,7 +311,8 @@ def test_a_ring_of_one_channel_leaps_and_rings_that_share_links_do_not(pair):
 
 def test_two_replays_that_may_meet_do_not_leap(node):
     # Alone each would leap; together they share every link and must slow each other down.
-    world, mesh = np.arange(8)[None], fabrics.mesh(node)
+    world = np.arange(8)[None]
+    mesh = fabrics.mesh(node)
     both = [
         Collective("a", "all_gather", 64 * MIB, world, algorithm="ring"),
         Collective("b", "all_gather", 64 * MIB, world, "other", algorithm="ring", communicator="second"),
@@ -309,9 +326,11 @@ def test_a_replay_goes_round_the_rings_that_the_plan_was_made_of(name):
     topology = fabrics.load(name, nodes=1)
     n = len(topology.gpus)
     op = Collective("c", "all_reduce", 256 * MIB, np.arange(n)[None], algorithm="ring")
-    program, mesh = toy.program([op], ranks=n), fabrics.mesh(topology)
+    program = toy.program([op], ranks=n)
+    mesh = fabrics.mesh(topology)
     flow, chunk = (simulate(program, topology, mesh, fidelity=fidelity) for fidelity in ("flow", "chunk"))
-    moved, sent = flow.links.bytes_per_link(), chunk.links.bytes_per_link()
+    moved = flow.links.bytes_per_link()
+    sent = chunk.links.bytes_per_link()
     np.testing.assert_array_equal(moved > 0, sent > 0)
     share = sent[sent > 0] / moved[sent > 0]  # what NCCL reaches of the line rate, the same on every link
     np.testing.assert_allclose(share, share[0], rtol=1e-9)

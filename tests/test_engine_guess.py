@@ -18,19 +18,20 @@ STREAMS = ("compute", "comm", "reduce")
 
 def all_on_the_clock(play):
     """The same, with every transfer on the clock from the start."""
-    make = guess.Guess.__init__
+    make = guess.SharingGuess.__init__
 
     def clocked(self, program, sites, loads):
         make(self, program, sites, loads)
         self.clocked = guess.firsts(sites)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guess.Guess, "__init__", clocked)
+        patch.setattr(guess.SharingGuess, "__init__", clocked)
         return play()
 
 
 def must_agree(one, other):
-    spans, others = one.spans(), other.spans()
+    spans = one.spans()
+    others = other.spans()
     order, orders = (np.lexsort((s["op"], s["rank"])) for s in (spans, others))
     for name in spans:
         np.testing.assert_allclose(spans[name][order], others[name][orders], rtol=1e-12, atol=1e-12)
@@ -120,6 +121,7 @@ def test_strategies_take_the_same_times_on_the_clock(name, changes):
     def play():
         return scenario.load(name, changes).run().timeline
 
-    together, separately = play(), all_on_the_clock(play)
+    together = play()
+    separately = all_on_the_clock(play)
     assert together.stats["events"] < separately.stats["events"]
     must_agree(together, separately)

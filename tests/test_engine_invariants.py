@@ -14,8 +14,8 @@ from clustersim.core.errors import ProgramError, TopologyError
 from clustersim.core.program import Compute
 from clustersim.engine import run, simulate
 from clustersim.engine.bills import Bills
-from clustersim.engine.flows.network import Network
-from clustersim.engine.guess import Guess, firsts
+from clustersim.engine.flows.network import FlowNetwork
+from clustersim.engine.guess import SharingGuess, firsts
 from clustersim.engine.play import Play
 
 KINDS = [kind for kind in random_programs.KINDS if kind != "real machine"]
@@ -64,7 +64,8 @@ def test_1_nothing_unknown_happens_before_what_is_played(watched):
         for kernel in self._kernels[task.key[0]]:
             if task.above < kernel.place <= task.below and kernel.left < kernel.n:
                 ran = np.isfinite(times_of(kernel.end, who, task.n)) if kernel.left else True
-                start, end = times_of(kernel.start, who, task.n), times_of(task.end, who, task.n)
+                start = times_of(kernel.start, who, task.n)
+                end = times_of(task.end, who, task.n)
                 assert np.all((start <= end * (1 + 1e-9)) | ~np.asarray(ran))
                 seen.append(kernel.key)
 
@@ -107,7 +108,8 @@ def test_4_every_flow_has_a_holder_a_full_slot_where_nobody_is_faster_or_its_cei
 
     def certified(self):
         flows = [(one, way) for one in self._active for *_, way in one.flows]
-        used, fastest = np.zeros(self._slots.n), np.zeros(self._slots.n)
+        used = np.zeros(self._slots.n)
+        fastest = np.zeros(self._slots.n)
         for one, way in flows:  # of all slots it crosses, also those that nobody watches
             used[way.slots] += way.weights * one.rate
             np.maximum.at(fastest, way.slots, one.rate)
@@ -117,7 +119,7 @@ def test_4_every_flow_has_a_holder_a_full_slot_where_nobody_is_faster_or_its_cei
             assert full.any() or one.rate >= way.ceiling * (1 - 1e-9)
         seen.append((len(flows), len(self._active)))
 
-    watched(Network, "_sleep", certified)
+    watched(FlowNetwork, "_sleep", certified)
     scenario.load("ps_async_32x8_v100", {"cluster.nodes": 4, "run.steps": 2}).run()
     assert max(flows for flows, _ in seen) > 12
     assert any(flows > classes for flows, classes in seen)  # workers that share a port are of one class
@@ -131,10 +133,10 @@ def test_5_and_7_a_guess_changes_neither_the_times_nor_the_ids_of_transfers(numb
         real(self, program, sites, loads)
         self.clocked = firsts(sites)
 
-    real = Guess.__init__
+    real = SharingGuess.__init__
     one = played(case)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Guess, "__init__", everything)
+        patch.setattr(SharingGuess, "__init__", everything)
         other = played(case)
     if one is None or other is None:
         assert one is other

@@ -20,13 +20,14 @@ def served(durations, work=1.0, sizes=None):
     sizes = sizes or [10.0] * len(durations)
     server = [Recv(f"recv {c}", b, to(c), stream=f"from {c}") for c, b in enumerate(sizes, 1)]
     server += [Serve(f"serve {c}", work, "server", after=(c - 1,)) for c in range(1, len(durations) + 1)]
-    clients = [[Compute("work", d), Send("push", b, to(0), after=(0,))]
-               for d, b in zip(durations, sizes, strict=True)]  # fmt: skip
+    clients = [[Compute("work", d), Send("push", b, to(0), after=(0,))] for d, b in zip(durations, sizes, strict=True)]
     topology = star(len(durations) + 1)
     made = program(server, *clients, ranks=[[i] for i in range(len(durations) + 1)])
     timeline = simulate(made, topology, mesh(topology), planner=lambda request, group: plan(request, group.gpus[:1]))
-    rows = {timeline.ops[o].name: (s, e) for o, s, e in
-            zip(timeline.row_op, timeline.row_start, timeline.row_end, strict=True)}  # fmt: skip
+    rows = {
+        timeline.ops[o].name: (s, e)
+        for o, s, e in zip(timeline.row_op, timeline.row_start, timeline.row_end, strict=True)
+    }
     return [rows[f"serve {c}"] for c in range(1, len(durations) + 1)]
 
 

@@ -48,14 +48,20 @@ def fill(flows, capacity):
 def reference(program, capacity=10.0):
     """Per rank, per op, one instant after another: ``(rank, op) -> (ready, start, end)``."""
     (role,) = program.roles
-    ops, n = role.ops, program.world_size
+    ops = role.ops
+    n = program.world_size
     needs = [
         {*op.after, *[max(j for j in range(i) if ops[j].stream == op.stream)]}
         if any(ops[j].stream == op.stream for j in range(i))
         else {*op.after}
         for i, op in enumerate(ops)
     ]
-    ready, start, end, begin, flows, now = {}, {}, {}, {}, {}, 0.0
+    ready = {}
+    start = {}
+    end = {}
+    begin = {}
+    flows = {}
+    now = 0.0
     while True:
         again = True
         while again:  # everything that happens now
@@ -110,7 +116,8 @@ def programs(draw):
             stream = draw(st.sampled_from(["compute", "copy"]))
             ops.append(Compute(f"c{i}", np.array(seconds), stream, after))
         else:
-            partition, nbytes = draw(st.sampled_from(PARTITIONS)), draw(st.sampled_from([1.0, 4.0, 10.0, 33.0]))
+            partition = draw(st.sampled_from(PARTITIONS))
+            nbytes = draw(st.sampled_from([1.0, 4.0, 10.0, 33.0]))
             stream = draw(st.sampled_from(["comm", "comm2", "compute"]))
             ops.append(toy.all_reduce(f"r{i}", nbytes, partition, stream=stream, after=after))
     return Program(4, (Role("worker", np.arange(4), tuple(ops)),))
@@ -133,7 +140,8 @@ def hsdp(durations):
 
 
 def assert_agrees(program):
-    expected, spans = reference(program), play(program).spans()
+    expected = reference(program)
+    spans = play(program).spans()
     found = {}
     for rank, op, *times in zip(
         *(spans[name].tolist() for name in ("rank", "op", "ready", "start", "end")), strict=True
@@ -212,7 +220,8 @@ def test_the_order_of_groups_in_an_op_changes_no_time(program, order):
         for op in program.roles[0].ops
     )
     other = Program(4, (Role("worker", np.arange(4), ops),))
-    one, two = play(program).spans(), play(other).spans()
+    one = play(program).spans()
+    two = play(other).spans()
     for name in ("rank", "op"):
         assert np.array_equal(one[name], two[name])
     for name in ("ready", "start", "end"):
@@ -223,7 +232,8 @@ def test_the_order_of_groups_in_an_op_changes_no_time(program, order):
 def test_overlap_never_shortens_a_run_and_costs_nothing_at_zero(program, slowdown):
     from dataclasses import replace
 
-    free, priced = play(program), play(replace(program, overlap_slowdown=slowdown))
+    free = play(program)
+    priced = play(replace(program, overlap_slowdown=slowdown))
     if slowdown == 0:
         assert columns(free) == columns(priced)
     # Later arrivals can relieve a shared link, so a run may gain elsewhere; compute itself never gets shorter.
@@ -239,6 +249,7 @@ def test_a_price_of_almost_nothing_changes_almost_nothing(program):
     # Parks and releases every compute op, yet must give the times of the run that computes them at once.
     from dataclasses import replace
 
-    free, priced = play(program).spans(), play(replace(program, overlap_slowdown=1e-15)).spans()
+    free = play(program).spans()
+    priced = play(replace(program, overlap_slowdown=1e-15)).spans()
     for name in ("ready", "start", "end"):
         np.testing.assert_allclose(free[name], priced[name], rtol=1e-9, atol=1e-9)

@@ -14,7 +14,7 @@ from clustersim.core.program import Collective, Program, Recv, Role, Send
 from clustersim.engine import images
 from clustersim.engine.flows.loads import Loads
 from clustersim.engine.meetings import sites
-from clustersim.engine.planning import Groups, PlanBook
+from clustersim.engine.planning import Communicators, PlanBook
 
 
 @pytest.mark.parametrize("name", ["hgx-h100", "dgx-a100", "dgx-1v", "hgx-h800"])
@@ -30,7 +30,9 @@ def test_a_send_planned_with_others_of_its_kind_is_the_one_planned_by_itself(nam
     rng = np.random.default_rng(0)
     pairs = np.array([rng.choice(mesh.world_size, 2, replace=False) for _ in range(200)])
     request = Request("send", 2.0**24)
-    alone, together = (PlanBook(planner, Groups(topology, mesh), Loads(topology), congruent=c) for c in (False, True))
+    alone, together = (
+        PlanBook(planner, Communicators(topology, mesh), Loads(topology), congruent=c) for c in (False, True)
+    )
     expected = alone.plans(request, pairs)
     each = len(asked)
     found = together.plans(request, pairs)
@@ -49,7 +51,8 @@ def test_a_send_planned_with_others_of_its_kind_is_the_one_planned_by_itself(nam
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all"])
 def test_groups_over_several_nodes_share_a_plan_only_where_it_is_what_each_would_get(name, backend, kind):
     topology = fabrics.load(name, nodes=24)
-    mesh, asked = fabrics.mesh(topology), []
+    mesh = fabrics.mesh(topology)
+    asked = []
 
     def planner(request, group):
         asked.append(group)
@@ -57,7 +60,9 @@ def test_groups_over_several_nodes_share_a_plan_only_where_it_is_what_each_would
 
     shards = np.arange(mesh.world_size).reshape(6, -1)
     ragged = np.random.default_rng(1).permutation(mesh.world_size).reshape(-1, 6)
-    alone, together = (PlanBook(planner, Groups(topology, mesh), Loads(topology), congruent=c) for c in (False, True))
+    alone, together = (
+        PlanBook(planner, Communicators(topology, mesh), Loads(topology), congruent=c) for c in (False, True)
+    )
     for groups, fewer in ((shards, backend != "gloo"), (shards.T, backend != "gloo"), (ragged[:16], False)):
         for request in (Request(kind, 2.0**24), Request(kind, 2.0**14)):
             begin = len(asked)
@@ -78,13 +83,15 @@ def test_groups_routed_in_parts_are_planned_as_those_routed_at_once(monkeypatch)
     topology = fabrics.load("hgx-h100", nodes=24)
     mesh = fabrics.mesh(topology)
     ranks = np.random.default_rng(2).permutation(mesh.world_size)
-    for request, groups in ((Request("send", 2.0**24), ranks.reshape(-1, 2)), (Request("all_gather", 2.0**24),
-                            np.arange(mesh.world_size).reshape(6, -1).T)):  # fmt: skip
+    for request, groups in (
+        (Request("send", 2.0**24), ranks.reshape(-1, 2)),
+        (Request("all_gather", 2.0**24), np.arange(mesh.world_size).reshape(6, -1).T),
+    ):
         found = []
         for edges in (2**16, 5):
             monkeypatch.setattr(images, "EDGES", edges)
             planner = partial(collectives.plan, backend="nccl")
-            book = PlanBook(planner, Groups(topology, mesh), Loads(topology), congruent=True)
+            book = PlanBook(planner, Communicators(topology, mesh), Loads(topology), congruent=True)
             found.append((book.plans(request, groups), book.loads))
         (whole, loads), (parts, others) = found
         assert whole.latency.tolist() == parts.latency.tolist()
@@ -94,13 +101,14 @@ def test_groups_routed_in_parts_are_planned_as_those_routed_at_once(monkeypatch)
 
 def test_stages_of_a_pipeline_are_planned_together():
     topology = fabrics.load("hgx-h100", nodes=8)
-    mesh, asked = fabrics.mesh(topology), []
+    mesh = fabrics.mesh(topology)
+    asked = []
 
     def planner(request, group):
         asked.append(group.gpus.tolist())
         return collectives.plan(request, group, "nccl")
 
-    book = PlanBook(planner, Groups(topology, mesh), Loads(topology), congruent=True)
+    book = PlanBook(planner, Communicators(topology, mesh), Loads(topology), congruent=True)
     ranks = np.arange(mesh.world_size).reshape(8, 8)
     roles = []
     for stage, mine in enumerate(ranks):

@@ -64,7 +64,8 @@ class TestRules:
         assert spans[0, 1] == spans[1, 2] == (1, 1, 3) or spans[1, 2] == (0, 1, 3)
 
     def test_ranks_that_wait_for_each_other_are_told(self):
-        one, two = (toy.all_reduce("a", 1.0, [0, 1]), Recv("r", 1.0, np.array([1])))
+        one = toy.all_reduce("a", 1.0, [0, 1])
+        two = Recv("r", 1.0, np.array([1]))
         with pytest.raises(ProgramError, match="never ends"):
             play(toy.program([one, two], [Send("s", 1.0, np.array([0])), one], ranks=1))
 

@@ -15,7 +15,7 @@ from clustersim.app.cli import cli
 from clustersim.calibrate.score import read_table
 from clustersim.calibrate.validate_nccl import validate_nccl
 from clustersim.core.errors import ClusterSimError
-from tests.evidence.evidence import Line, evidence
+from tests.evidence.evidence import EvidenceLine, evidence
 
 TABLES = Path(__file__).parent / "data" / "measurements"
 MACHINES = ("dgx-1v", "hgx-h100", "polaris-a100")
@@ -45,7 +45,7 @@ def _write(path: Path, rows: list[dict[str, str]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def lines(folder: Path) -> dict[str, Line]:
+def lines(folder: Path) -> dict[str, EvidenceLine]:
     return {line.what: line for line in evidence(folder)}
 
 

@@ -11,7 +11,8 @@ from clustersim.collectives import Group, Request, plan
 from clustersim.core.errors import ProgramError
 from clustersim.studies.what_if.exchange import SERVER, collective, exchange, exchanges
 
-Z, B = 100 * 2**20, 25e9
+Z = 100 * 2**20
+B = 25e9
 DEVICES = (2, 4, 8, 16, 32, 64)
 SECONDS = {
     SERVER: lambda n: 2 * n,
@@ -82,7 +83,8 @@ def test_an_exchange_that_cannot_be_says_why():
 def test_the_picture_holds_both_and_the_formulas_lie_on_them(rows):
     two = [row for row in rows if row["how"] in (SERVER, "ring")]
     figure = plots.exchange_times(two, nbytes=Z, bandwidth=B)
-    laws, curves = figure.axes[0].lines[:2], figure.axes[0].lines[2:]
+    laws = figure.axes[0].lines[:2]
+    curves = figure.axes[0].lines[2:]
     assert len(curves) == 2
     for law, curve in zip(laws, curves, strict=True):
         (n, by_law), (at, seconds) = law.get_data(), curve.get_data()

@@ -21,12 +21,14 @@ from clustersim.engine import simulate
 from clustersim.files import traces
 from clustersim.files.launch import chakra, chakra_reading
 from clustersim.files.traces import execution_trace
-from clustersim.studies.replay.replay_program import Writer
+from clustersim.studies.replay.replay_program import ReplayWriter
 from clustersim.studies.replay.replay_scale import AS_MEASURED, Scale
 from clustersim.studies.replay.trace_replay import replay
 
 RECORDED = Path(__file__).parent / "data" / "traces" / "gloo_et"
-WIDTH, BATCH, LAYERS = 64, 8, 3
+WIDTH = 64
+BATCH = 8
+LAYERS = 3
 
 Given = list[tuple[int, list[int]]]
 
@@ -34,10 +36,13 @@ Given = list[tuple[int, list[int]]]
 def node(number: int, name: str, given: Given, made: Given = (), parent: int = 1, word: str = "c10::Half") -> dict:
     """An operator; tensors are (storage, shape)."""
     sides = {
-        side: {"values": [[s, s, 0, 1, 2, "cuda:0"] for s, _ in part], "shapes": [shape for _, shape in part],
-               "types": [f"Tensor({word})"] * len(part)}
+        side: {
+            "values": [[s, s, 0, 1, 2, "cuda:0"] for s, _ in part],
+            "shapes": [shape for _, shape in part],
+            "types": [f"Tensor({word})"] * len(part),
+        }
         for side, part in (("inputs", given), ("outputs", made))
-    }  # fmt: skip
+    }
     attrs = [{"name": "rf_id", "type": "uint64", "value": number}]
     return {"id": number, "name": name, "ctrl_deps": parent, **sides, "attrs": attrs}
 
@@ -81,8 +86,12 @@ def test_flops_are_those_of_the_shapes_and_bytes_those_of_the_tensors(tmp_path, 
 
 def test_callers_and_parts_of_a_product_have_its_flops_and_callers_its_memory(tmp_path):
     product = [(1, [3, 5]), (2, [5, 7])]
-    nodes = [node(2, "aten::linear", product), node(3, "aten::mm", product, [(4, [3, 7])], 2),
-             node(4, "aten::cuda_part", [], [], 3), node(5, "aten::sum", [(4, [3, 7])])]  # fmt: skip
+    nodes = [
+        node(2, "aten::linear", product),
+        node(3, "aten::mm", product, [(4, [3, 7])], 2),
+        node(4, "aten::cuda_part", [], [], 3),
+        node(5, "aten::sum", [(4, [3, 7])]),
+    ]
     _, found = execution_trace.read(execution(tmp_path / "et.json", nodes))
     assert [found[i].flops for i in (2, 3, 4, 5)] == [210, 210, 210, 0]
     assert found[2].storages == {1, 2, 4}
@@ -105,7 +114,7 @@ def test_a_profile_alone_has_neither(tmp_path):
 
 
 def test_the_program_of_a_recorded_job_is_the_same_written_as_chakra_and_read_back(tmp_path):
-    program = Writer(traces.read(RECORDED), AS_MEASURED).program()
+    program = ReplayWriter(traces.read(RECORDED), AS_MEASURED).program()
     chakra.write(program, "job", chakra.file_names(program, "job"), lambda name: tmp_path / name)
     again = chakra_reading.read([tmp_path])
     topology = fabrics.load("cpu-gloo", nodes=1)
@@ -128,8 +137,12 @@ def test_replay_takes_profiles_and_execution_traces_together():
 def overlapped(folder: Path, *, told: bool) -> Any:
     """Two ranks: 1 ms of work, 0.5 ms of an all-reduce hidden behind 1 ms more, and a kernel that reads its result."""
     for rank in (0, 1):
-        events = [*launched(1000, 1000, 10, 1), kernel(2000, 500, 7, rank, **{"External id": 11}),
-                  *launched(2000, 1000, 12, 3), *launched(3010, 100, 13, 4)]  # fmt: skip
+        events = [
+            *launched(1000, 1000, 10, 1),
+            kernel(2000, 500, 7, rank, **{"External id": 11}),
+            *launched(2000, 1000, 12, 3),
+            *launched(3010, 100, 13, 4),
+        ]
         events += [call(number, "aten::x", 100 + rank) for number in (10, 11, 12, 13)]
         save(folder / f"rank{rank}.json", events, rank)
         shapes = {10: (1, [8, 8]), 11: (1, [500]), 12: (2, [8, 8]), 13: (1, [500])}
@@ -146,19 +159,24 @@ def test_a_wait_that_was_not_felt_is_kept_on_a_slower_network_where_it_is_told(t
     again = replay(run, topology, fabrics.mesh(topology, nproc_per_node=2))
     reduced = next(c.simulated_s for c in again.collectives)
     assert reduced > 5e-3
-    last = max(again.simulated.spans()["end"][again.simulated.spans()["op"] == i].max()
-               for i, op in enumerate(again.simulated.ops) if op.kind == "compute")  # fmt: skip
+    last = max(
+        again.simulated.spans()["end"][again.simulated.spans()["op"] == i].max()
+        for i, op in enumerate(again.simulated.ops)
+        if op.kind == "compute"
+    )
     free = 2.11e-3  # 1 + 1 + 0.01 of the host + 0.1
     assert last == pytest.approx(1e-3 + reduced + 1.1e-4 if told else free, abs=2e-5)
 
 
 def test_products_of_told_shapes_scale_by_what_bounds_them_on_each_gpu(tmp_path):
-    square, thin = [(1, [4096, 4096]), (2, [4096, 4096])], [(1, [4, 4096]), (2, [4096, 4096])]
+    square = [(1, [4096, 4096]), (2, [4096, 4096])]
+    thin = [(1, [4, 4096]), (2, [4096, 4096])]
     nodes = [node(10, "aten::mm", square, [(3, [4096, 4096])]), node(11, "aten::mm", thin, [(4, [4, 4096])])]
     events = [*launched(1000, 500, 10, 1), *launched(1500, 500, 11, 2), *launched(2000, 100, 11, 3)]
     save(tmp_path / "rank0.json", [*events, call(10, "aten::mm"), call(11, "aten::mm")], world=1)
     execution(tmp_path / "et0.json", nodes)
-    was, gpu = device("A100-SXM4-40GB"), device("H100-SXM5-80GB")
+    was = device("A100-SXM4-40GB")
+    gpu = device("H100-SXM5-80GB")
     again = replay(traces.read(tmp_path), scale=Scale(was=was, gpu=gpu))
     took = [op.duration for op in again.program.roles[0].ops]
     assert took[0] == pytest.approx(5e-4 * was.matmul_rate("fp16") / gpu.matmul_rate("fp16"))

@@ -19,7 +19,7 @@ from clustersim.core.model import Model
 from clustersim.model import model
 from clustersim.training.parallel import ParallelConfig, Recompute, Routing
 from clustersim.training.partition.base import Exchange, LocalLayer, Partition, Work
-from clustersim.training.partition.routing import Router, capacity, distinct, popularity, read_histogram, routed
+from clustersim.training.partition.routing import ExpertRouter, capacity, distinct, popularity, read_histogram, routed
 from clustersim.training.partition.split import partition
 
 EXAMPLES = Path(__file__).parent / "data" / "expert_examples.csv"
@@ -66,7 +66,8 @@ def of_example(row: dict[str, str]) -> LocalLayer:
         extra = {"capacity_factor": 1.0, "pad_to_capacity": True}
     if "DeepEP" in row["config"]:
         extra = {"dispatcher": "flex"}
-    ep, tp = int(said.group(2)), int(said.group(3))
+    ep = int(said.group(2))
+    tp = int(said.group(3))
     return expert_layer(said.group(1), ep=ep, tp=tp, sequence_parallel=tp > 1, **extra)
 
 
@@ -78,10 +79,12 @@ def up_product(layer: LocalLayer) -> tuple[int, int]:
 
 
 def answer(row: dict[str, str]) -> str:
-    layer, what = of_example(row), row["quantity"]
+    layer = of_example(row)
+    what = row["quantity"]
     ep = int(row["config"].split("ep=")[1].split()[0])
     if what.startswith("dispatch (=combine)"):
-        there, back = exchanges(layer, "dispatch")[0], exchanges(layer, "combine")[0]
+        there = exchanges(layer, "dispatch")[0]
+        back = exchanges(layer, "combine")[0]
         assert there.elements == back.elements
         return f"{2 * there.elements:.0f}"
     if what.startswith("of which leaves"):
@@ -123,8 +126,9 @@ def test_v3_sends_a_token_to_four_nodes_at_most() -> None:
     (row,) = rows("ep_dsv3_limit")
     made = partition(
         shaped("deepseek-v3", seq_len=4096, layers=4),
-        ParallelConfig(ep=64, etp=1, dispatcher="flex", routing=BALANCED), nproc_per_node=8,
-    )  # fmt: skip
+        ParallelConfig(ep=64, etp=1, dispatcher="flex", routing=BALANCED),
+        nproc_per_node=8,
+    )
     layer = made.stages[0].layers[-2]
     away = exchanges(layer, "dispatch rdma")[0].elements / (4096 * 7168)
     assert away == pytest.approx(distinct(4, 128, 8) * 7 / 8)
@@ -135,7 +139,7 @@ def test_random_routing_is_as_uneven_as_sampled() -> None:
     """Means over seeds, of what the examples drew 50 and 10 times."""
     small, large = (float(row["value"]) for row in rows("ep_imb_random"))
     draws = [
-        np.mean([routed(Router(Routing(seed=seed), e, k, ep, tokens)).imbalance for seed in range(100)])
+        np.mean([routed(ExpertRouter(Routing(seed=seed), e, k, ep, tokens)).imbalance for seed in range(100)])
         for e, k, ep, tokens in ((8, 2, 8, 4096 / 8), (256, 8, 64, 8192 / 64))
     ]
     assert draws == pytest.approx([small, large], abs=0.006)
@@ -187,14 +191,17 @@ def test_a_rank_alone_holds_the_model(name: str) -> None:
 
 
 @given(
-    tp=st.sampled_from([1, 2, 4]), ep=st.sampled_from([1, 2, 4, 8]), etp=st.sampled_from([1, 2]),
+    tp=st.sampled_from([1, 2, 4]),
+    ep=st.sampled_from([1, 2, 4, 8]),
+    etp=st.sampled_from([1, 2]),
     name=st.sampled_from(["mixtral-8x7b", "deepseek-v2-lite", "gpt-oss-20b", "qwen2-57b-a14b"]),
-)  # fmt: skip
+)
 @settings(max_examples=25, deadline=None)
 def test_expert_parameters_and_flops_of_all_ranks_add_up(tp: int, ep: int, etp: int, name: str) -> None:
     whole = shaped(name, seq_len=1024, layers=2)
-    cut = partition(whole, ParallelConfig(tp=tp, ep=ep, etp=etp, sequence_parallel=tp > 1, dispatcher="alltoall",
-                                          routing=BALANCED))  # fmt: skip
+    cut = partition(
+        whole, ParallelConfig(tp=tp, ep=ep, etp=etp, sequence_parallel=tp > 1, dispatcher="alltoall", routing=BALANCED)
+    )
     layer = cut.stages[0].layers[2]
     there = whole.layers[2]
     routed_tensors = [t for t in there.tensors if t.cut.startswith("expert")]
@@ -210,7 +217,9 @@ def test_a_mixture_keeps_what_its_received_rows_need() -> None:
     """Permuted input, FC1's two halves, the activation and the expert's output: 2 T'k h + 3 T'k f elements."""
     wide, narrow = (expert_layer("mixtral-8x7b", ep=ep, tp=2, sequence_parallel=True) for ep in (8, 2))
     work = {k.name: k for w in wide.forward if isinstance(w, Work) for k in w.kernels}
-    tokens, h, f = 2048 * 2, 4096, 14336
+    tokens = 2048 * 2
+    h = 4096
+    f = 14336
     kept = sum(k.saved for k in work.values() if k.cut.startswith("expert"))
     assert kept == tokens * (2 * h + 3 * f)
     assert wide.kept + wide.kept_for_weights == narrow.kept + narrow.kept_for_weights
@@ -223,9 +232,17 @@ def test_all_to_all_is_issued_in_megatrons_order() -> None:
     layer = expert_layer("mixtral-8x7b", ep=4, tp=2, etp=2, sequence_parallel=True)
     start = names(layer.forward).index("tokens per expert")
     assert names(layer.forward[start:]) == [
-        "tokens per expert", "read counts+permute", "dispatch", "dispatch probs", "dispatch over etp",
-        "dispatch probs over etp", "experts", "combine over etp", "combine", "unpermute+moe",
-    ]  # fmt: skip
+        "tokens per expert",
+        "read counts+permute",
+        "dispatch",
+        "dispatch probs",
+        "dispatch over etp",
+        "dispatch probs over etp",
+        "experts",
+        "combine over etp",
+        "combine",
+        "unpermute+moe",
+    ]
     experts = layer.forward[start + 6]
     assert isinstance(experts, Work)
     order = [k.name for k in experts.kernels]
@@ -238,8 +255,12 @@ def test_all_to_all_is_issued_in_megatrons_order() -> None:
 def test_the_all_gather_dispatcher_moves_every_token_whatever_k() -> None:
     layer = expert_layer("mixtral-8x7b", ep=8, dispatcher="allgather")
     found = Counter((x.kind, x.part) for x in exchanges(layer, "") if x.dims == ("etp", "ep"))
-    assert found == {("all_gather", "F"): 3, ("reduce_scatter", "F"): 1, ("all_gather", "I"): 1,
-                     ("reduce_scatter", "I"): 2}  # fmt: skip
+    assert found == {
+        ("all_gather", "F"): 3,
+        ("reduce_scatter", "F"): 1,
+        ("all_gather", "I"): 1,
+        ("reduce_scatter", "I"): 2,
+    }
 
 
 def test_recomputing_the_mixture_repeats_both_all_to_alls() -> None:
@@ -330,7 +351,8 @@ def test_two_hops_carry_one_copy_per_node_then_one_per_rank(per_node: int, routi
 
 def test_the_way_home_is_the_way_there_backwards() -> None:
     layer = two_hops(8, kind="skewed", skew=3.0)
-    there, home = exchanges(layer, "dispatch rdma")[0], exchanges(layer, "combine rdma")[0]
+    there = exchanges(layer, "dispatch rdma")[0]
+    home = exchanges(layer, "combine rdma")[0]
     assert there.matrix
     assert home.matrix
     assert np.array_equal(there.matrix.array.T, home.matrix.array)
@@ -350,17 +372,20 @@ def test_one_node_needs_one_hop() -> None:
 # ---- routing --------------------------------------------------------------------------------------------------------
 
 ROUTERS = st.builds(
-    lambda kind, skew, seed, ep, k: Router(
+    lambda kind, skew, seed, ep, k: ExpertRouter(
         Routing(kind=kind, seed=seed, skew=1 + skew * (16 / k - 1) if kind == "skewed" else 1.0), 16, k, ep, 256.0
     ),
-    st.sampled_from(["uniform", "balanced", "skewed"]), st.floats(0, 1), st.integers(0, 9),
-    st.sampled_from([1, 2, 4, 8]), st.integers(1, 4),
-)  # fmt: skip
+    st.sampled_from(["uniform", "balanced", "skewed"]),
+    st.floats(0, 1),
+    st.integers(0, 9),
+    st.sampled_from([1, 2, 4, 8]),
+    st.integers(1, 4),
+)
 
 
 @given(ROUTERS)
 @settings(max_examples=60, deadline=None)
-def test_rows_sent_are_rows_received(router: Router) -> None:
+def test_rows_sent_are_rows_received(router: ExpertRouter) -> None:
     found = routed(router)
     assert found.rows == pytest.approx(256 * router.per_token)
     if found.matrix is not None:
@@ -382,7 +407,7 @@ def test_the_busiest_expert_has_the_skew_and_no_token_visits_one_twice(experts: 
 
 
 def test_the_same_seed_draws_the_same_loads_and_another_seed_others() -> None:
-    first, again, other = (routed(Router(Routing(seed=s), 8, 2, 8, 512.0)).load for s in (1, 1, 2))
+    first, again, other = (routed(ExpertRouter(Routing(seed=s), 8, 2, 8, 512.0)).load for s in (1, 1, 2))
     assert first == again != other
 
 
@@ -393,11 +418,11 @@ def test_a_skew_beyond_every_token_is_refused() -> None:
 
 def test_drops_cut_the_peak_and_padding_makes_all_alike() -> None:
     skewed = Routing(kind="skewed", skew=3.0)
-    free = routed(Router(skewed, 8, 2, 8, 512.0))
+    free = routed(ExpertRouter(skewed, 8, 2, 8, 512.0))
     most = capacity(512, 8, 2, 1.25)
-    dropped = routed(Router(skewed, 8, 2, 8, 512.0, most))
-    padded = routed(Router(skewed, 8, 2, 8, 512.0, most, True))
-    grown = routed(Router(skewed, 8, 2, 8, 512.0, most, True, False))
+    dropped = routed(ExpertRouter(skewed, 8, 2, 8, 512.0, most))
+    padded = routed(ExpertRouter(skewed, 8, 2, 8, 512.0, most, True))
+    grown = routed(ExpertRouter(skewed, 8, 2, 8, 512.0, most, True, False))
     assert free.imbalance * free.rows == pytest.approx(3 * 1024)
     assert dropped.imbalance * dropped.rows == pytest.approx(most * 8)
     assert dropped.rows < free.rows
@@ -433,7 +458,8 @@ def test_what_is_not_described_says_so(change: dict[str, object], message: str) 
 
 def test_memory_is_the_busiest_positions_rows() -> None:
     """What experts keep is by received rows; what the router's side keeps is not."""
-    flat, skewed = two_hops(8), two_hops(8, kind="skewed", skew=3.0)
+    flat = two_hops(8)
+    skewed = two_hops(8, kind="skewed", skew=3.0)
     busiest = max(skewed.expert_load) / max(flat.expert_load, default=1.0)
     assert busiest > 1.2
     kernels = [kernel for item in flat.forward if isinstance(item, Work) for kernel in item.kernels]

@@ -8,7 +8,7 @@ import pytest
 
 import clustersim as package
 from clustersim.core.errors import ScenarioError
-from clustersim.core.facts import Facts, Memory
+from clustersim.core.facts import Memory, RunFacts
 from clustersim.core.units import format_time
 from clustersim.explain.bounds import warnings
 from clustersim.explain.breakdown import breakdown
@@ -66,7 +66,8 @@ def test_what_the_scenario_says_heals_it(name):
 @pytest.mark.parametrize("name", PLANTED)
 def test_no_knob_saves_more_than_its_bound(name):
     run = result(name)
-    now, table = step_time(run.timeline), whatif(run.timeline, peak_flops=run.summary["peak_flops"])
+    now = step_time(run.timeline)
+    table = whatif(run.timeline, peak_flops=run.summary["peak_flops"])
     assert set(table["knob"].tolist()) >= {"compute speed", "NVLink", "NIC", "latency", "bucket size", "batch"}
     for knob, bound in zip(table["knob"].tolist(), table["saving"].tolist(), strict=True):
         saving = rerun_saving(run.prepared, knob, 2.0, now)
@@ -101,7 +102,8 @@ def test_no_knob_of_an_unused_part_is_listed():
 )
 def test_no_knob_saves_more_than_its_bound_where_a_run_takes_longer(name, knobs):
     run = result(name)
-    now, table = step_time(run.timeline), whatif(run.timeline, knobs=knobs, factor=3.0)
+    now = step_time(run.timeline)
+    table = whatif(run.timeline, knobs=knobs, factor=3.0)
     for knob, bound in zip(table["knob"].tolist(), table["saving"].tolist(), strict=True):
         saving = rerun_saving(run.prepared, knob, 3.0, now)
         assert saving is None or saving <= bound + 1e-9, knob
@@ -121,7 +123,7 @@ def test_unknown_knobs_are_named():
 
 def test_an_explanation_holds_verdict_causes_path_bounds_and_warnings():
     run = result("why_slow_gpu")
-    found = explain(run.timeline, Facts.of(run.to_dict()), top=3)
+    found = explain(run.timeline, RunFacts.of(run.to_dict()), top=3)
     came_to = "resnet50 on 8 V100-SXM2-16GB (ddp): 242.5 ms a step, 2,111.2 samples per second at 40.8% of peak"
     assert found.verdict == f"{came_to}; 17.5% of the step is lost because rank 3 is slow, and everybody waits for it."
     assert 1 < len(found.causes) <= 3
@@ -169,10 +171,10 @@ def test_a_run_of_many_ranks_says_what_it_loses_most_by():
 
 def test_what_a_run_came_to_says_what_is_missing():
     full = {"model": "m", "gpus": 8, "device": "D", "strategy": "ddp", "mfu": 0.4}
-    assert came_to(Facts.of(full), 0.2) == "m on 8 D (ddp): 200 ms a step at 40.0% of peak"
-    missing = Facts.of(full | {"fits": False, "memory": {"missing_bytes": 2**31}})
+    assert came_to(RunFacts.of(full), 0.2) == "m on 8 D (ddp): 200 ms a step at 40.0% of peak"
+    missing = RunFacts.of(full | {"fits": False, "memory": {"missing_bytes": 2**31}})
     assert "if it fitted, but it needs 2 GiB more memory than a GPU has" in came_to(missing, 0.2)
-    assert came_to(Facts(), 0.2) == "200 ms a step"
+    assert came_to(RunFacts(), 0.2) == "200 ms a step"
 
 
 def test_a_slow_rank_beyond_the_world_is_one_clear_error():
@@ -217,7 +219,7 @@ def test_what_a_change_costs_is_measured_by_a_run_without_it():
 def test_memory_near_its_limit_is_a_warning():
     timeline = result("why_slow_gpu").timeline
     told = [
-        warnings(timeline, Facts(peak_memory_bytes=used, memory=Memory(device_bytes=100.0)))
+        warnings(timeline, RunFacts(peak_memory_bytes=used, memory=Memory(device_bytes=100.0)))
         for used in (90.0, 96.0, 101.0)
     ]
     assert [["memory" in text for text in texts] for texts in told] == [[False], [False, True], [False, True]]
@@ -226,7 +228,8 @@ def test_memory_near_its_limit_is_a_warning():
 def test_the_command_explains_a_scenario_and_a_saved_run_alike(clustersim, tmp_path):
     done = clustersim("run", "why_slow_gpu", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    saved, fresh = clustersim("explain", tmp_path / "out"), clustersim("explain", "why_slow_gpu")
+    saved = clustersim("explain", tmp_path / "out")
+    fresh = clustersim("explain", "why_slow_gpu")
     assert saved.returncode == 0, saved.stderr
     told = [[line for line in one.stdout.splitlines() if "what if: " not in line] for one in (saved, fresh)]
     assert told[0] == told[1]

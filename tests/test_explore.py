@@ -15,9 +15,9 @@ from clustersim import scenario
 from clustersim.app.cli.keys import keys, schema
 from clustersim.app.explore import fence
 from clustersim.app.explore.fields import IDLE, TABLES, form_of
-from clustersim.app.explore.runs import Ask, Player, told
+from clustersim.app.explore.runs import PlayRequest, RunPlayer, told
 from clustersim.app.explore.server import command, saved
-from clustersim.app.explore.worker import Worker
+from clustersim.app.explore.worker import RunWorker
 from clustersim.app.plots.style import palette
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.tomls import toml_value
@@ -25,7 +25,8 @@ from clustersim.scenario.reading import override
 
 SMALL = "ddp_resnet50_1x8_v100"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-HOST, TOKEN = "127.0.0.1:8000", "correct-horse"
+HOST = "127.0.0.1:8000"
+TOKEN = "correct-horse"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def client(made):
     TestClient = pytest.importorskip("starlette.testclient", reason="explore needs starlette").TestClient
     from clustersim.app.explore.server import application
 
-    worker = Worker(SMALL)
+    worker = RunWorker(SMALL)
     yield TestClient(application(SMALL, made, TOKEN, HOST, worker), base_url=f"http://{HOST}")
     worker.close()
 
@@ -109,8 +110,9 @@ def test_a_strategy_that_is_left_takes_its_tables_with_it(made):
 
 @pytest.mark.parametrize("name", ["why_slow_gpu", "zero3_llama3_8b_2x8_a100", "tp8_pp16_llama3_405b_2048x8_h100"])
 def test_a_saved_scenario_is_the_changed_one(name, tmp_path):
-    changed = scenario.load(name, {"run.seed": 7, "cluster.changes": [{"match": "node0/nic0", "factor": 0.5}],
-                                   "run.jitter": None})  # fmt: skip
+    changed = scenario.load(
+        name, {"run.seed": 7, "cluster.changes": [{"match": "node0/nic0", "factor": 0.5}], "run.jitter": None}
+    )
     path = tmp_path / "saved.toml"
     path.write_text(saved(changed), encoding="utf-8")
     assert scenario.load(path).inputs() == changed.inputs()
@@ -134,7 +136,7 @@ def test_no_change_reaches_a_file_that_the_scenario_does_not_name(changes, tmp_p
     monkeypatch.chdir(tmp_path)
     filled = json.loads(json.dumps(changes).replace("{file}", str(file)).replace("{name}", file.name))
     texts = tuple(f"{key}={toml_value(value)}" for key, value in filled.items())
-    reply = Player(SMALL)(Ask(texts))
+    reply = RunPlayer(SMALL)(PlayRequest(texts))
     assert (reply.html, reply.field.split(".")[:2]) == ("", next(iter(changes)).split("."))
     assert "explore reads no file but its own scenario's" in reply.error
 
@@ -152,23 +154,23 @@ def test_the_scenarios_own_file_may_be_read(tmp_path):
     path = tmp_path / "mine.toml"
     text = (ROOT / "scenarios/single_gpt2_1x1_a100.toml").read_text("utf-8")
     path.write_text(re.sub(r"(?m)^name = .*$", 'hf_config = "config.json"', text))
-    assert "explore reads no file" in Player(str(path))(Ask(("model.hf_config=config.json",))).error
-    reply = Player(str(path))(Ask(("run.steps=2",)))
+    assert "explore reads no file" in RunPlayer(str(path))(PlayRequest(("model.hf_config=config.json",))).error
+    reply = RunPlayer(str(path))(PlayRequest(("run.steps=2",)))
     assert reply.error == ""
     assert reply.figures["step_time_s"] > 0
     assert form_of(scenario.load(path), schema("scenario")).known["model.hf_config"].fixed
 
 
 def test_a_run_beside_itself_has_no_difference_and_beside_another_says_which_is_better():
-    player = Player(SMALL)
-    same = player(Ask((), ()))
+    player = RunPlayer(SMALL)
+    same = player(PlayRequest((), ()))
     assert 'class="n better"' not in same.html
     assert 'class="n worse"' not in same.html
     assert all(f'id="falls-{name}-' in same.html for name in ("before", "now"))  # from peak to MFU
-    slow = player(Ask(("cluster.slow=[{ranks = [0], speed = 0.5}]",), ()))
+    slow = player(PlayRequest(("cluster.slow=[{ranks = [0], speed = 0.5}]",), ()))
     assert re.search(r'step time</td>.*class="n worse">\+\d', slow.html)
     assert slow.html.count('class="gantt"') == 2
-    double = player(Ask(("strategy.micro_batch_size=128",), ()))
+    double = player(PlayRequest(("strategy.micro_batch_size=128",), ()))
     assert re.search(r'step time</td>.*class="n ">\+\d', double.html)  # a longer step of more samples is not worse
 
 
@@ -235,8 +237,15 @@ def test_a_bad_field_is_told_in_the_usual_line_at_its_field(client):
     assert play(client, {"no.such": "1"}, {})["error"].startswith("no.such: is no field")
 
 
-NO_CHANGE = (b"", b"[]", b"{}", b'{"now": 3, "before": null}', b'{"now": {"run.seed": 3}, "before": null}',
-             b'{"now": {}, "before": null}' + b" " * 70_000, b"[" * 60_000)  # fmt: skip
+NO_CHANGE = (
+    b"",
+    b"[]",
+    b"{}",
+    b'{"now": 3, "before": null}',
+    b'{"now": {"run.seed": 3}, "before": null}',
+    b'{"now": {}, "before": null}' + b" " * 70_000,
+    b"[" * 60_000,
+)
 
 
 @pytest.mark.parametrize("body", NO_CHANGE)
@@ -255,14 +264,14 @@ def test_a_scenario_can_be_taken_away(client):
 def test_a_run_that_takes_long_is_given_up_for_the_next_change_and_at_its_limit():
     import asyncio
 
-    long = Ask(("run.steps=4000",))
+    long = PlayRequest(("run.steps=4000",))
 
     async def three():
-        worker = Worker(SMALL, grace=0.2)
-        await worker(Ask())
+        worker = RunWorker(SMALL, grace=0.2)
+        await worker(PlayRequest())
         first = asyncio.create_task(worker(long))
         await asyncio.sleep(0.1)
-        later = [asyncio.create_task(worker(Ask((f"run.steps={steps}",)))) for steps in (2, 3)]
+        later = [asyncio.create_task(worker(PlayRequest((f"run.steps={steps}",)))) for steps in (2, 3)]
         replies = await asyncio.gather(first, *later)
         worker.close()
         return replies
@@ -271,15 +280,15 @@ def test_a_run_that_takes_long_is_given_up_for_the_next_change_and_at_its_limit(
     assert first.error == "the run was stopped"
     assert second is None  # the third took its place before it began
     assert third.figures["step_time_s"] > 0
-    limited = Worker(SMALL, longest=0.01)
+    limited = RunWorker(SMALL, longest=0.01)
     assert "takes more than" in asyncio.run(limited(long)).error
     limited.close()
 
 
 def test_a_large_split_models_step_is_folded_and_the_page_says_so(monkeypatch):
     monkeypatch.setattr("clustersim.app.explore.runs.MANY", 100)
-    player = Player("1f1b_gpt2_xl_1x8_a100")
-    folded = player(Ask(("run.jitter=0",)))
+    player = RunPlayer("1f1b_gpt2_xl_1x8_a100")
+    folded = player(PlayRequest(("run.jitter=0",)))
     whole = scenario.load("1f1b_gpt2_xl_1x8_a100", {"run.jitter": 0.0}).run()
     assert folded.figures["step_time_s"] == pytest.approx(whole.summary["step_time_s"], rel=1e-9)
     assert "its step was folded" in folded.html
@@ -287,11 +296,12 @@ def test_a_large_split_models_step_is_folded_and_the_page_says_so(monkeypatch):
 
 def test_a_large_run_is_answered_without_jitter_first_and_with_it_when_asked(monkeypatch):
     monkeypatch.setattr("clustersim.app.explore.runs.MANY", 100)
-    player = Player("1f1b_gpt2_xl_1x8_a100")
-    first, quiet = player(Ask()), player(Ask(("run.jitter=0",)))
+    player = RunPlayer("1f1b_gpt2_xl_1x8_a100")
+    first = player(PlayRequest())
+    quiet = player(PlayRequest(("run.jitter=0",)))
     assert first.figures == quiet.figures
     assert "run.jitter = 0.0" in first.html
-    varies = player(Ask(("run.jitter=0.01",)))
+    varies = player(PlayRequest(("run.jitter=0.01",)))
     assert "A large run whose ranks vary" in varies.html
     assert varies.figures["step_time_s"] > first.figures["step_time_s"]
 

@@ -97,7 +97,8 @@ def test_nvlinks_of_a_gpu_sum_to_its_data_sheet(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_loading_twice_gives_the_same_arrays(name: str) -> None:
-    one, two = fabrics.load(name, 3), fabrics.load(name, 3)
+    one = fabrics.load(name, 3)
+    two = fabrics.load(name, 3)
     assert one.vertex_names == two.vertex_names
     assert np.array_equal(one.link_src, two.link_src)
     assert np.array_equal(one.link_bandwidth, two.link_bandwidth)
@@ -129,7 +130,8 @@ def test_every_topology_a_measurement_names_is_shipped(table: str) -> None:
 
 
 def test_an_alias_is_the_same_machine_under_another_name() -> None:
-    alias, base = fabrics.load("dgx-a100", 2), fabrics.load("hgx-a100", 2)
+    alias = fabrics.load("dgx-a100", 2)
+    base = fabrics.load("hgx-a100", 2)
     assert alias.vertex_names == base.vertex_names
     assert np.array_equal(alias.link_bandwidth, base.link_bandwidth)
     assert alias.node_types[0].name == "dgx-a100"
@@ -287,7 +289,8 @@ def test_a_leaf_that_is_down_takes_its_rail_and_traffic_goes_by_others() -> None
     routes = routing.router(down)
     assert len(routes.nics_of_node(0)) == 7
     assert routing.unreachable_pairs(down)[0] == 0
-    src, dst = down.vertex("node0/gpu0"), down.vertex("node1/gpu0")
+    src = down.vertex("node0/gpu0")
+    dst = down.vertex("node1/gpu0")
     assert not any("nic0" in down.link_name(link) for link in routes.route(src, dst, rail=0))
 
 
@@ -295,7 +298,8 @@ def test_a_missing_nic_leaves_the_other_rails_where_they_were() -> None:
     topology = fabrics.change(fabrics.load("hgx-h100", 2), Change("node0/nic0", remove=True))
     routes = routing.router(topology)
     assert (topology.node_types[0].n_nics, topology.node_types[1].n_nics) == (7, 8)
-    src, dst = topology.vertex("node0/gpu3"), topology.vertex("node1/gpu3")
+    src = topology.vertex("node0/gpu3")
+    dst = topology.vertex("node1/gpu3")
     for rail in range(1, 8):
         visited = " ".join(topology.link_name(link) for link in routes.route(src, dst, rail=rail))
         assert f"node0/nic{rail}" in visited

@@ -63,8 +63,10 @@ problems = st.integers(1, 6).flatmap(
 
 @given(problems)
 def test_no_link_is_overfull_and_every_flow_has_a_bottleneck(problem):
-    capacities, pairs = np.array(problem[0]), problem[1]
-    flows, ceilings = [pair[0] for pair in pairs], np.array([pair[1] for pair in pairs])
+    capacities = np.array(problem[0])
+    pairs = problem[1]
+    flows = [pair[0] for pair in pairs]
+    ceilings = np.array([pair[1] for pair in pairs])
     found = rates(flows, capacities, ceilings)
     use = np.zeros(len(capacities))
     for rate, flow in zip(found, flows, strict=True):
@@ -84,6 +86,7 @@ def test_no_link_is_overfull_and_every_flow_has_a_bottleneck(problem):
 
 @given(problems, st.floats(1e-3, 1e9))
 def test_rates_scale_with_bandwidth(problem, scale):
-    flows, ceilings = [pair[0] for pair in problem[1]], np.array([pair[1] for pair in problem[1]])
+    flows = [pair[0] for pair in problem[1]]
+    ceilings = np.array([pair[1] for pair in problem[1]])
     once = rates(flows, problem[0], ceilings)
     np.testing.assert_allclose(rates(flows, np.array(problem[0]) * scale, ceilings * scale), once * scale, rtol=1e-9)

@@ -32,7 +32,8 @@ def machine(name, nodes):
 def both(topology, roles, backend):
     """Seconds at flow and at chunk fidelity."""
     n = len(topology.gpus)
-    program, mesh = Program(n, roles), Mesh(topology.gpus, n)
+    program = Program(n, roles)
+    mesh = Mesh(topology.gpus, n)
     return tuple(
         simulate(program, topology, mesh, backend=backend, fidelity=fidelity).makespan for fidelity in ("flow", "chunk")
     )

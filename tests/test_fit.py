@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from clustersim.calibrate.fit import Fit, Knob, Measured, NcclTimes, fit
+from clustersim.calibrate.fit import FitResult, Knob, MeasuredCollective, NcclTimes, fit
 from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
@@ -41,7 +41,7 @@ def line(latency: float, rate: float, noise: float = 0.0, seed: int = 0, sizes: 
     return Line(sizes, rough, [f"row {i}" for i in range(len(sizes))])
 
 
-def said(found: Fit) -> dict[str, str]:
+def said(found: FitResult) -> dict[str, str]:
     return {one.knob.name: one.refused for one in found.constants}
 
 
@@ -97,13 +97,14 @@ def test_one_spike_moves_a_constant_little():
 
 def rows_of(topology: str, nodes: int, kinds: Sequence[str], planted: Mapping[str, float], noise: float = 0.0):
     machine = fabrics.load(topology, nodes=nodes)
-    group, rng = Group(machine, fabrics.mesh(machine).gpus), np.random.default_rng(1)
+    group = Group(machine, fabrics.mesh(machine).gpus)
+    rng = np.random.default_rng(1)
     found = []
     for kind in kinds:
         for size in SIZES:
             picked = choice(Request(kind, float(size)), group)
             exact = seconds(picked, overlaid(costs_of(group), planted))
-            found.append(Measured(exact * float(np.exp(noise * rng.standard_normal())), picked, kind))
+            found.append(MeasuredCollective(exact * float(np.exp(noise * rng.standard_normal())), picked, kind))
     return tuple(found)
 
 
@@ -141,7 +142,7 @@ def test_a_fit_starts_from_the_machines_own_constants():
     machine = fabrics.load("hgx-h100")
     own = Calibration(nccl={"host_floor.intel": one_of(33e-6)})
     group = Group(replace(machine, calibration=own), machine.gpus)
-    row = Measured(33e-6, choice(Request("all_reduce", 8.0), group), "case")
+    row = MeasuredCollective(33e-6, choice(Request("all_reduce", 8.0), group), "case")
     assert {k.name: k.default for k in NcclTimes((row,)).knobs}["host_floor.intel"] == 33e-6
 
 

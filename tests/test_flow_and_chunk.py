@@ -25,7 +25,8 @@ def machine(name, nodes):
 
 def with_slow_nic(topology):
     """The first NIC at half speed, both ways."""
-    nic, bandwidth = topology.nics[0], topology.link_bandwidth.copy()
+    nic = topology.nics[0]
+    bandwidth = topology.link_bandwidth.copy()
     bandwidth[(topology.link_src == nic) | (topology.link_dst == nic)] /= 2
     return replace(topology, link_bandwidth=bandwidth)
 

@@ -96,7 +96,8 @@ def test_a_sketched_step_is_near_the_whole_one_where_parameters_are_not_shared_o
 
 def test_a_sketch_of_a_pipeline_without_messages_to_wait_for_is_its_closed_form() -> None:
     """GPipe's (m + p - 1) rounds: of a program in which a pass takes a second and a message none."""
-    stages, count = 3, 5
+    stages = 3
+    count = 5
     mesh = Mesh(np.arange(stages), 1)
     ranks = [np.array([rank]) for rank in range(stages)]
 
@@ -158,7 +159,8 @@ def test_ranks_that_differ_are_played_whole(changes: dict[str, Any]) -> None:
 
 
 def test_ranks_that_do_not_stand_for_the_others_are_refused() -> None:
-    mesh, everyone = Mesh(np.arange(4), 4), np.arange(4)
+    mesh = Mesh(np.arange(4), 4)
+    everyone = np.arange(4)
     groups = np.array([[0, 1], [2, 3]])
 
     def program(op: Any) -> Program:

@@ -83,7 +83,8 @@ def test_strategies_that_no_split_model_has_take_a_neutral_table_too(kind):
 
 
 def test_a_framework_is_a_field_and_settings_that_are_megatrons_say_whose_ddp_they_play():
-    plain, same = read(), read('kind = "ddp"\nframework = "pytorch"')
+    plain = read()
+    same = read('kind = "ddp"\nframework = "pytorch"')
     megatron = read('kind = "ddp"\nframework = "megatron"')
     assert figures(same.run()) == figures(plain.run())
     assert figures(megatron.run()) != figures(plain.run())

@@ -53,9 +53,10 @@ def mesh(n: int = 8, per_node: int = 4) -> Mesh:
 
 def ops(program, kind: str, step: int | None = None):
     return [
-        op for op in program.roles[0].ops
+        op
+        for op in program.roles[0].ops
         if isinstance(op, Collective) and op.kind == kind and (step is None or op.step == step)
-    ]  # fmt: skip
+    ]
 
 
 def run(seconds: float, cost=None, steps: int = 2, made=None, **knobs):
@@ -93,9 +94,13 @@ def test_eight_bit_gathers_move_a_byte_an_element_of_all_but_the_root():
 
 def test_the_root_is_gathered_once_unless_asked_otherwise_and_grad_op_gathers_everything_once():
     made = model(root=5 * N)
-    for knobs, gathered in (({}, 2 * 6 + 5), ({"version": 1}, 2 * 6 + 5), ({"reshard_after_forward": True}, 2 * 11),
-                            ({"reshard_after_forward": False}, 11),
-                            ({"version": 1, "sharding_strategy": "SHARD_GRAD_OP"}, 11)):  # fmt: skip
+    for knobs, gathered in (
+        ({}, 2 * 6 + 5),
+        ({"version": 1}, 2 * 6 + 5),
+        ({"reshard_after_forward": True}, 2 * 11),
+        ({"reshard_after_forward": False}, 11),
+        ({"version": 1, "sharding_strategy": "SHARD_GRAD_OP"}, 11),
+    ):
         program = build(made, toy_cost(made), mesh(), FSDPConfig(**knobs), 1, 0)
         assert sum(op.nbytes for op in ops(program, "all_gather")) == 4 * N * gathered, knobs
 
@@ -118,7 +123,8 @@ def test_hybrid_sharding_shards_inside_nodes_and_all_reduces_the_shard_over_them
     made = model()
     for knobs in ({"version": 1, "sharding_strategy": "HYBRID_SHARD"}, {"data_parallel_replicate_degree": 2}):
         program = build(made, toy_cost(made), mesh(), FSDPConfig(**knobs), 1, 0)
-        reduced, again = ops(program, "reduce_scatter")[0], ops(program, "all_reduce")[0]
+        reduced = ops(program, "reduce_scatter")[0]
+        again = ops(program, "all_reduce")[0]
         assert reduced.groups.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert again.groups.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
         assert again.nbytes == reduced.nbytes / 4
@@ -157,7 +163,8 @@ def test_with_fast_links_only_the_first_gather_and_the_last_reduction_are_expose
 def test_version_one_lets_two_gathered_units_wait_for_compute():
     spans, _ = run(1e-6, version=1)
     for i in range(3, 7):
-        gathered, freed = spans[1, f"all_gather l{i}"][0], spans[1, f"fwd l{i - 2}"][0]
+        gathered = spans[1, f"all_gather l{i}"][0]
+        freed = spans[1, f"fwd l{i - 2}"][0]
         assert gathered[0] == pytest.approx(freed[1])
     unlimited, _ = run(1e-6, version=1, limit_all_gathers=False)
     assert unlimited[1, "all_gather l6"][0][1] < unlimited[1, "fwd l1"][0][1]
@@ -238,8 +245,12 @@ def test_parameters_are_there_before_use_and_gradients_are_reduced_before_the_op
             for gathered, used in zip(sorted(gathers), uses[:: 2 if keeps else 1], strict=True):
                 assert gathered[1] <= used[0] + 1e-12
     updates = [found for (s, name), found in spans.items() if s == 1 and name.startswith("optimizer")]
-    reduced = [t for (s, name), found in spans.items() if s == 1 and name.startswith(("reduce", "all_reduce"))
-               for _, t in found]  # fmt: skip
+    reduced = [
+        t
+        for (s, name), found in spans.items()
+        if s == 1 and name.startswith(("reduce", "all_reduce"))
+        for _, t in found
+    ]
     assert min(start for start, _ in updates[0]) >= max(reduced) - 1e-12
 
 

@@ -29,20 +29,24 @@ def seconds(kind: str, size: float, group: Group) -> float:
 @pytest.mark.parametrize(("kind", "copies"), [("broadcast", 1.0), ("sendrecv", 2.0)])
 def test_two_ranks_of_one_cpu_take_a_call_a_message_and_the_copies_of_the_busiest_process(kind, copies):
     # broadcast: S out of one process; sendrecv: all of it out and in. The buffers of both ranks fit the cache.
-    group, size = on_one_cpu(2), 2.0**20
+    group = on_one_cpu(2)
+    size = 2.0**20
     expected = COSTS.call[kind] + COSTS.message + copies * size / COSTS.stream
     assert seconds(kind, size, group) == pytest.approx(expected)
 
 
 def test_what_the_cache_does_not_hold_comes_from_memory():
-    group, size = on_one_cpu(2), 2.0**26
+    group = on_one_cpu(2)
+    size = 2.0**26
     missed = 1 - COSTS.cache / (2 * size)
     byte = 1 / COSTS.stream + missed / COSTS.memory
     assert seconds("broadcast", size, group) == pytest.approx(COSTS.call["broadcast"] + COSTS.message + size * byte)
 
 
 def test_temporaries_that_malloc_maps_afresh_are_paid_for():
-    group, below, at = on_one_cpu(2), 2.0**25 - 2**12, 2.0**25
+    group = on_one_cpu(2)
+    below = 2.0**25 - 2**12
+    at = 2.0**25
     jump = seconds("all_gather", at, group) - seconds("all_gather", below, group)
     assert jump == pytest.approx(at / COSTS.fault, rel=0.01)
 
@@ -56,7 +60,8 @@ def test_ranks_that_share_cores_take_turns(kind):
     symmetric = kind in {"all_reduce", "all_gather", "sendrecv", "all_to_all", "barrier", "reduce_scatter"}
     for size in (0.0,) if kind == "barrier" else (64.0, 2.0**20):
         chain, total = chain_and_total(kind, 4, size)
-        alone, turns = seconds(kind, size, wide), max(chain, total / 2) * COSTS.turn
+        alone = seconds(kind, size, wide)
+        turns = max(chain, total / 2) * COSTS.turn
         together = seconds(kind, size, narrow) - turns
         assert alone < together <= 2 * alone * (1 + 1e-9)
         if symmetric:
@@ -95,7 +100,8 @@ def run(ranks: int) -> Result:
 
 
 def test_a_step_on_cpus_uses_gloo_and_the_cores_of_a_rank():
-    eight, sixteen = run(8), run(16)
+    eight = run(8)
+    sixteen = run(16)
     assert eight.prepared.backend == "gloo"
     assert eight.prepared.gpus == 0
     assert eight.memory.context == 0.0, "no GPU driver: nothing but what the framework allocates"

@@ -24,7 +24,7 @@ from clustersim.core import limits
 from clustersim.core.errors import ClusterSimError, ModelError, ScenarioError, TraceError
 from clustersim.files import traces
 from clustersim.files.traces.saved import load_run, save_run
-from clustersim.studies.campaign.axis import Save, axis
+from clustersim.studies.campaign.axis import SaveKind, axis
 from clustersim.studies.replay.replay_scale import Scale
 from clustersim.studies.replay.trace_replay import replay
 from clustersim.studies.what_if.spread import spread
@@ -32,14 +32,23 @@ from clustersim.training.parallel.layout import stages_of
 from clustersim.training.schedules.torch_csv import from_csv
 
 TINY = Path(__file__).parent / "data" / "traces" / "pipeline_2x2"
-PIPELINE, MOE = "1f1b_gpt2_xl_1x8_a100", "ep8_mixtral_8x7b_8x8_h100"
+PIPELINE = "1f1b_gpt2_xl_1x8_a100"
+MOE = "ep8_mixtral_8x7b_8x8_h100"
 SMALL = {"model.name": "resnet18", "cluster.gpus_per_node": 2, "run.steps": 2}
 
 
 def trace(world):
     """A profile of one kernel that says how many ranks there were."""
-    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1.0, "dur": 40.0,
-              "args": {"stream": 7, "device": 0, "correlation": 3}}  # fmt: skip
+    kernel = {
+        "ph": "X",
+        "cat": "kernel",
+        "name": "gemm",
+        "pid": 0,
+        "tid": 7,
+        "ts": 1.0,
+        "dur": 40.0,
+        "args": {"stream": 7, "device": 0, "correlation": 3},
+    }
     info = {"backend": "nccl", "rank": 0, "world_size": world}
     return json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": [kernel]})
 
@@ -112,9 +121,9 @@ def test_micro_batches_of_a_split_model_are_counted_before_their_ops_are_made(ke
 
 
 def test_saves_of_a_campaign_are_counted_before_they_are_made():
-    assert axis(10.0, [Save(5.0, 1.0, 1.0)]).behind[0].tolist() == [6.0, 12.0]
+    assert axis(10.0, [SaveKind(5.0, 1.0, 1.0)]).behind[0].tolist() == [6.0, 12.0]
     with pytest.raises(ScenarioError, match=r"saves and evaluations .*: 1e\+15 are asked for; at most 5,000,000"):
-        axis(1e15, [Save(1.0, 0.0, 0.0)], [(1e9, 1.0)])
+        axis(1e15, [SaveKind(1.0, 0.0, 0.0)], [(1e9, 1.0)])
 
 
 # ---- files that are damaged ------------------------------------------------------------------------------------------
@@ -152,8 +161,15 @@ def test_a_run_in_which_anything_was_changed_is_no_run(member, saved, tmp_path):
 @pytest.mark.parametrize("cell", [None, "soon", 2.5e300])
 @pytest.mark.parametrize("column", ["start", "end", "correlationId", "shortName", "globalPid"])
 def test_a_cell_of_another_type_in_an_nsight_export_is_one_line_or_no_matter(column, cell, tmp_path):
-    columns = {"globalPid": 1 << 24, "start": 100, "end": 200, "correlationId": 1, "shortName": 1, "deviceId": 0,
-               "streamId": 7}  # fmt: skip
+    columns = {
+        "globalPid": 1 << 24,
+        "start": 100,
+        "end": 200,
+        "correlationId": 1,
+        "shortName": 1,
+        "deviceId": 0,
+        "streamId": 7,
+    }
     with sqlite3.connect(tmp_path / "p.sqlite") as base:
         base.execute("create table StringIds (id, value)")
         base.execute(f"create table CUPTI_ACTIVITY_KIND_KERNEL ({', '.join(columns)})")
@@ -273,9 +289,14 @@ def test_the_memory_of_unevenly_visited_experts_is_that_of_the_rank_visited_most
 
 
 def test_delayed_weight_gradients_shorten_a_step_without_a_pipeline_too():
-    changes = {"parallel.dispatcher": "alltoall", "parallel.ep_overlap": True, "parallel.microbatches": 4,
-               "parallel.recompute_granularity": None, "parallel.recompute_method": None,
-               "parallel.recompute_num_layers": None}  # fmt: skip
+    changes = {
+        "parallel.dispatcher": "alltoall",
+        "parallel.ep_overlap": True,
+        "parallel.microbatches": 4,
+        "parallel.recompute_granularity": None,
+        "parallel.recompute_method": None,
+        "parallel.recompute_num_layers": None,
+    }
     at_once, delayed = (
         scenario.load(MOE, changes | {"parallel.delay_wgrad_compute": late}).run().summary["step_time_s"]
         for late in (False, True)

@@ -34,7 +34,8 @@ def test_its_breakdown_of_an_exported_run_is_ours_within_rounding(tmp_path: Path
         spans = run.spans([rank])
         device = np.array([run.ops[i].bound != "host" for i in spans["op"]])
         compute = np.array([run.ops[i].kind == "compute" for i in spans["op"]]) & device
-        start, end = spans["start"], spans["end"]
+        start = spans["start"]
+        end = spans["end"]
         rounding = 1e-6 * 2 * device.sum()  # HTA keeps whole microseconds of each kernel
         busy = union(start[device], end[device])
         computing = union(start[compute], end[compute])

@@ -16,8 +16,8 @@ from clustersim.scenario.parts import model_of, placed
 from clustersim.training.parallel.layout import stages_of
 from clustersim.training.schedules import schedule
 from tests.evidence.hybrid_rows import is_hybrid, measured, scenario_table
-from tests.evidence.order import Together, by_source, orders, spearman
-from tests.evidence.software import Recipe, software, stack_of
+from tests.evidence.order import OrderSummary, by_source, orders, spearman
+from tests.evidence.software import PublishedRecipe, software, stack_of
 from tests.evidence.validate_steps import validate_steps
 
 TINY = Path(__file__).parent / "data" / "hybrid_steps.csv"
@@ -41,8 +41,11 @@ def row(**columns: str) -> dict[str, str]:
 def test_a_row_says_the_whole_scenario() -> None:
     table = scenario_table(row())
     assert table["cluster"] == {
-        "topology": "hgx-a100", "nodes": 1, "gpus_per_node": 8, "device": "A100-SXM4-80GB",
-    }  # fmt: skip
+        "topology": "hgx-a100",
+        "nodes": 1,
+        "gpus_per_node": 8,
+        "device": "A100-SXM4-80GB",
+    }
     split = table["parallel"]
     assert (split["tp"], split["pp"], split["cp"], split["ep"], split["microbatches"]) == (2, 2, 1, 1, 8)
     assert table["strategy"]["micro_batch_size"] == 2
@@ -181,7 +184,7 @@ def test_only_rows_that_differ_in_degrees_or_schedule_are_ordered() -> None:
     (found,) = orders(ran)
     assert (found.n, found.best, found.lost, found.spearman) == (3, False, pytest.approx(1.0), pytest.approx(0.5))
     lost = {"lost": 1.0, "lost_p50": 1.0, "lost_p90": 1.0}
-    assert by_source([found])["a"] == Together(n_sets=1, n_rows=3, best_found=0, spearman=0.5, **lost)
+    assert by_source([found])["a"] == OrderSummary(n_sets=1, n_rows=3, best_found=0, spearman=0.5, **lost)
 
 
 def test_a_configuration_measured_again_is_ordered_once() -> None:
@@ -196,11 +199,28 @@ def test_a_configuration_measured_again_is_ordered_once() -> None:
 # The shared table
 
 REACHED = {
-    "zb-0025": 0.08, "zb-0013": 0.1, "libai-0002": 0.06, "libai-0010": 0.08, "libai-0013": 0.08, "libai-0018": 0.06,
-    "libai-0034": 0.06, "dlperf-0001": 0.06, "dlperf-0009": 0.06, "dlperf-0017": 0.08, "sc21-0001": 0.06,
-    "sc21-0003": 0.06, "vtrain-0001": 0.08, "vtrain-0003": 0.06, "bigsci-0001": 0.1, "nemo-0044": 0.1,
-    "titan-0025": 0.08, "titan-0026": 0.06, "titan-0019": 0.12, "zb-0010": 0.05, "dlperf-0010": 0.05,
-}  # fmt: skip
+    "zb-0025": 0.08,
+    "zb-0013": 0.1,
+    "libai-0002": 0.06,
+    "libai-0010": 0.08,
+    "libai-0013": 0.08,
+    "libai-0018": 0.06,
+    "libai-0034": 0.06,
+    "dlperf-0001": 0.06,
+    "dlperf-0009": 0.06,
+    "dlperf-0017": 0.08,
+    "sc21-0001": 0.06,
+    "sc21-0003": 0.06,
+    "vtrain-0001": 0.08,
+    "vtrain-0003": 0.06,
+    "bigsci-0001": 0.1,
+    "nemo-0044": 0.1,
+    "titan-0025": 0.08,
+    "titan-0026": 0.06,
+    "titan-0019": 0.12,
+    "zb-0010": 0.05,
+    "dlperf-0010": 0.05,
+}
 """What is reached on rows that take seconds, as bounds."""
 
 
@@ -231,14 +251,27 @@ def test_few_rows_of_the_shared_table_are_refused() -> None:
 
 
 DEEPSEEK = {
-    "model": "DeepSeek-V3", "framework": "Megatron-Bridge", "version": "25.09", "gpu": "H100-80GB-SXM", "layers": "61",
-    "experts": "256", "topology": "hgx-h100", "tp": "2", "pp": "8", "vpp": "4", "ep": "8", "gpus": "128", "nodes": "16",
-    "dp": "8", "vocab": "129280", "schedule": "interleaved-1f1b",
-}  # fmt: skip
+    "model": "DeepSeek-V3",
+    "framework": "Megatron-Bridge",
+    "version": "25.09",
+    "gpu": "H100-80GB-SXM",
+    "layers": "61",
+    "experts": "256",
+    "topology": "hgx-h100",
+    "tp": "2",
+    "pp": "8",
+    "vpp": "4",
+    "ep": "8",
+    "gpus": "128",
+    "nodes": "16",
+    "dp": "8",
+    "vocab": "129280",
+    "schedule": "interleaved-1f1b",
+}
 
 
 @pytest.mark.parametrize("recipe", software().recipe, ids=lambda recipe: recipe.words)
-def test_every_layout_of_a_recipe_has_its_chunks_and_its_layers(recipe: Recipe) -> None:
+def test_every_layout_of_a_recipe_has_its_chunks_and_its_layers(recipe: PublishedRecipe) -> None:
     assert recipe.source
     for chunks, layout in recipe.layouts.items():
         stages = stages_of(layout)

@@ -18,7 +18,7 @@ from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.files import launch as exchange
 from clustersim.files.launch import batches, shapes, shell
 from clustersim.files.launch.files import document, documents, framework_of
-from clustersim.files.launch.table import Row, load
+from clustersim.files.launch.table import LaunchOption, load
 from clustersim.training.parallel import FIELDS
 from clustersim.training.strategies import STRATEGIES
 
@@ -37,33 +37,72 @@ LAUNCHES = {
 }
 MEANS = {
     "megatron": {
-        "parallel.tp": 8, "parallel.pp": 4, "parallel.layers_per_virtual_stage": 5, "parallel.sequence_parallel": True,
-        "parallel.use_distributed_optimizer": True, "batch.global": 16, "batch.count": 16, "model.dtype": "bf16",
-        "model.seq_len": 8192, "shape.layers": 80, "shape.kv_heads": 8, "strategy.param_dtype": "bf16",
+        "parallel.tp": 8,
+        "parallel.pp": 4,
+        "parallel.layers_per_virtual_stage": 5,
+        "parallel.sequence_parallel": True,
+        "parallel.use_distributed_optimizer": True,
+        "batch.global": 16,
+        "batch.count": 16,
+        "model.dtype": "bf16",
+        "model.seq_len": 8192,
+        "shape.layers": 80,
+        "shape.kv_heads": 8,
+        "strategy.param_dtype": "bf16",
     },
     "megatron as yaml": {
-        "parallel.ep": 8, "parallel.etp": 1, "parallel.dispatcher": "alltoall", "parallel.routing.kind": "balanced",
-        "parallel.recompute_modules": ("moe_act", "layernorm"), "shape.experts.count": 8, "batch.count": 8,
+        "parallel.ep": 8,
+        "parallel.etp": 1,
+        "parallel.dispatcher": "alltoall",
+        "parallel.routing.kind": "balanced",
+        "parallel.recompute_modules": ("moe_act", "layernorm"),
+        "shape.experts.count": 8,
+        "batch.count": 8,
     },
     "torchtitan": {
-        "strategy.kind": "fsdp", "parallel.tp": 8, "parallel.tp_overlap": "async_tp", "parallel.float8_tp": True,
-        "parallel.sequence_parallel": True, "model.dtype": "fp8", "model.activation_checkpointing": "full",
-        "strategy.float8_all_gather": True, "batch.micro": 8, "batch.count": 1, "model.implementation": "fused",
+        "strategy.kind": "fsdp",
+        "parallel.tp": 8,
+        "parallel.tp_overlap": "async_tp",
+        "parallel.float8_tp": True,
+        "parallel.sequence_parallel": True,
+        "model.dtype": "fp8",
+        "model.activation_checkpointing": "full",
+        "strategy.float8_all_gather": True,
+        "batch.micro": 8,
+        "batch.count": 1,
+        "model.implementation": "fused",
     },
     "deepspeed": {
-        "strategy.kind": "zero", "strategy.zero_optimization.stage": 3, "batch.micro": 2, "batch.count": 2,
-        "strategy.zero_optimization.offload_optimizer.device": "cpu", "model.activation_checkpointing": "full",
-        "strategy.gradient_clipping": 1.0, "shape.layers": 32, "model.seq_len": 4096,
+        "strategy.kind": "zero",
+        "strategy.zero_optimization.stage": 3,
+        "batch.micro": 2,
+        "batch.count": 2,
+        "strategy.zero_optimization.offload_optimizer.device": "cpu",
+        "model.activation_checkpointing": "full",
+        "strategy.gradient_clipping": 1.0,
+        "shape.layers": 32,
+        "model.seq_len": 4096,
     },
     "accelerate": {
-        "strategy.kind": "fsdp", "strategy.version": 2, "strategy.param_dtype": "bf16", "batch.micro": 1,
-        "batch.count": 4, "model.attention": "fa2", "model.activation_checkpointing": "full", "model.seq_len": 4096,
+        "strategy.kind": "fsdp",
+        "strategy.version": 2,
+        "strategy.param_dtype": "bf16",
+        "batch.micro": 1,
+        "batch.count": 4,
+        "model.attention": "fa2",
+        "model.activation_checkpointing": "full",
+        "model.seq_len": 4096,
     },
     "nemo": {
-        "parallel.tp": 2, "parallel.cp": 2, "parallel.tp_overlap": "userbuffers", "batch.global": 32,
-        "parallel.grad_reduce_in_fp32": True, "parallel.overlap_param_gather": True, "shape.d_ff": 14336,
+        "parallel.tp": 2,
+        "parallel.cp": 2,
+        "parallel.tp_overlap": "userbuffers",
+        "batch.global": 32,
+        "parallel.grad_reduce_in_fp32": True,
+        "parallel.overlap_param_gather": True,
+        "shape.d_ff": 14336,
     },
-}  # fmt: skip
+}
 """What the files of tests/data/launch say, in a scenario's words."""
 
 
@@ -80,8 +119,11 @@ def fields():
 
     from clustersim.scenario.schema import Model, Run
 
-    known = {f"parallel.{name}" for name in FIELDS} | {"parallel.routing.kind"} | {f"batch.{n}" for n in
-             ("micro", "local", "count", "global")}  # fmt: skip
+    known = (
+        {f"parallel.{name}" for name in FIELDS}
+        | {"parallel.routing.kind"}
+        | {f"batch.{n}" for n in ("micro", "local", "count", "global")}
+    )
     known |= {f"{table}.{one.name}" for table, kind in (("model", Model), ("run", Run)) for one in of(kind)}
     known |= {f"strategy.{one.name}" for row in STRATEGIES.values() for one in of(row.config)} | {"strategy.kind"}
     known |= {"strategy.zero_optimization.stage", "strategy.zero_optimization.*"}
@@ -92,7 +134,8 @@ def fields():
 
 @pytest.mark.parametrize("name", exchange.NAMES)
 def test_every_row_is_about_a_field_there_is_and_its_default_is_a_value_it_can_have(name):
-    table, known = load(name), fields()
+    table = load(name)
+    known = fields()
     for row in table.every():
         assert row.field in known, row
         if row.default is not None:
@@ -119,18 +162,18 @@ def test_no_option_is_both_mapped_and_left_out_for_good(name):
 @pytest.mark.parametrize(
     ("row", "option", "field"),
     [
-        (Row("o", "f", "int"), "8", 8),
-        (Row("o", "f", "number"), "1e-5", 1e-5),
-        (Row("o", "f", "flag"), [], True),
-        (Row("o", "f", "flag"), "False", False),
-        (Row("o", "f", "texts"), "a", ["a"]),
-        (Row("o", "f", "each"), ["a"], "a"),
-        (Row("o", "f", "each"), ["a", "b"], ["a", "b"]),
-        (Row("o", "f", "ints"), ["2", "4"], [2, 4]),
-        (Row("o", "f", "positive"), 0.1, True),
-        (Row("o", "f", "flag", map=((True, "x"), (False,))), "true", "x"),
-        (Row("o", "f", "flag", map=((True, "x"), (False,))), False, None),
-        (Row("o", "f", map=(("a", "b"),), open=True), "c", "c"),
+        (LaunchOption("o", "f", "int"), "8", 8),
+        (LaunchOption("o", "f", "number"), "1e-5", 1e-5),
+        (LaunchOption("o", "f", "flag"), [], True),
+        (LaunchOption("o", "f", "flag"), "False", False),
+        (LaunchOption("o", "f", "texts"), "a", ["a"]),
+        (LaunchOption("o", "f", "each"), ["a"], "a"),
+        (LaunchOption("o", "f", "each"), ["a", "b"], ["a", "b"]),
+        (LaunchOption("o", "f", "ints"), ["2", "4"], [2, 4]),
+        (LaunchOption("o", "f", "positive"), 0.1, True),
+        (LaunchOption("o", "f", "flag", map=((True, "x"), (False,))), "true", "x"),
+        (LaunchOption("o", "f", "flag", map=((True, "x"), (False,))), False, None),
+        (LaunchOption("o", "f", map=(("a", "b"),), open=True), "c", "c"),
     ],
 )
 def test_a_row_reads_words_of_scripts_and_values_of_files(row, option, field):
@@ -140,11 +183,17 @@ def test_a_row_reads_words_of_scripts_and_values_of_files(row, option, field):
 @pytest.mark.parametrize(
     ("row", "option"),
     [
-        (Row("o", "f", "int"), "8.5"), (Row("o", "f", "int"), True), (Row("o", "f", "number"), "nan"),
-        (Row("o", "f", "number"), "1e999"), (Row("o", "f", "flag"), "maybe"), (Row("o", "f"), "${X}"),
-        (Row("o", "f", map=(("a", "b"),)), "c"), (Row("o", "f", "ints"), ["2", "x"]), (Row("o", "f", "int"), "9" * 40),
+        (LaunchOption("o", "f", "int"), "8.5"),
+        (LaunchOption("o", "f", "int"), True),
+        (LaunchOption("o", "f", "number"), "nan"),
+        (LaunchOption("o", "f", "number"), "1e999"),
+        (LaunchOption("o", "f", "flag"), "maybe"),
+        (LaunchOption("o", "f"), "${X}"),
+        (LaunchOption("o", "f", map=(("a", "b"),)), "c"),
+        (LaunchOption("o", "f", "ints"), ["2", "x"]),
+        (LaunchOption("o", "f", "int"), "9" * 40),
     ],
-)  # fmt: skip
+)
 def test_a_value_of_another_type_is_an_error_with_the_value(row, option):
     with pytest.raises(ScenarioError, match=r"does not fit|is not a choice|is set nowhere"):
         row.read(option)
@@ -192,13 +241,13 @@ def test_what_is_read_is_what_the_file_that_is_written_says(clustersim, tmp_path
         ("A=2\nB=$((A * 3 + 2))\ntorchrun x.py --num-layers $B", "8"),
         ('A="--num-layers 8 --bf16"\ntorchrun x.py $A', "8"),
         ('A=(\n  --num-layers 8 # so many\n  # --num-layers 9\n)\nB+=("${A[@]}")\ntorchrun x.py "${B[@]}"', "8"),
-        ('A=1\nif [ $A -eq 1 ]; then\n  N=8\nelse\n  N=9\nfi\ntorchrun x.py --num-layers $N', "8"),
+        ("A=1\nif [ $A -eq 1 ]; then\n  N=8\nelse\n  N=9\nfi\ntorchrun x.py --num-layers $N", "8"),
         ('A=x\nif [[ "$A" == "y" ]]; then\n  N=7\nelif [[ -n $A ]]; then\n  N=8\nfi\nrun x.py --num-layers $N', "8"),
         ("torchrun x.py \\\n  --bf16 \\\n  --num-layers=8", "8"),
         ("N=8\nif [ -f file ]; then\n  N=9\nfi\nfor i in 1 2; do\n  N=$i\ndone\ntorchrun x.py --num-layers $N", "8"),
         ("--num-layers 8 --bf16", "8"),
     ],
-)  # fmt: skip
+)
 def test_a_scripts_variables_lists_and_conditions_are_followed(text, value):
     assert document(text, "x.sh").options["args", "num_layers"].value == value
 
@@ -217,9 +266,20 @@ def test_nothing_in_a_script_is_run(tmp_path):
 
 def megatron(**changed):
     """The words of a small script, some changed; None leaves one out."""
-    said = {"num-layers": 32, "hidden-size": 4096, "num-attention-heads": 32, "seq-length": 2048, "swiglu": "",
-            "normalization": "RMSNorm", "position-embedding-type": "rope", "untie-embeddings-and-output-weights": "",
-            "disable-bias-linear": "", "bf16": "", "micro-batch-size": 1, "global-batch-size": 64}  # fmt: skip
+    said = {
+        "num-layers": 32,
+        "hidden-size": 4096,
+        "num-attention-heads": 32,
+        "seq-length": 2048,
+        "swiglu": "",
+        "normalization": "RMSNorm",
+        "position-embedding-type": "rope",
+        "untie-embeddings-and-output-weights": "",
+        "disable-bias-linear": "",
+        "bf16": "",
+        "micro-batch-size": 1,
+        "global-batch-size": 64,
+    }
     said |= {name.replace("_", "-"): value for name, value in changed.items()}
     words = (f"--{name} {value}" for name, value in said.items() if value is not None)
     return document("torchrun x.py " + " ".join(words), "x.sh")
@@ -242,7 +302,7 @@ def megatron(**changed):
         ({"micro_batch_size": 0}, "--micro-batch-size"),
         ({"pipeline_model_parallel_size": 4, "num_layers_per_virtual_pipeline_stage": 3}, "layers_per_virtual_stage"),
     ],
-)  # fmt: skip
+)
 def test_what_contradicts_is_one_line_with_file_and_option(changed, words):
     with pytest.raises(ScenarioError, match=words) as wrong:
         exchange.read([megatron(**changed)], MACHINE)
@@ -326,7 +386,7 @@ def test_whatever_is_done_to_a_launch_file_it_is_a_scenario_or_one_line(data):
         (["nope.sh", "--topology", "dgx-h100"], "No such file"),
         (["megatron_llama3_70b.sh", "--topology", "nope"], "nope"),
     ],
-)  # fmt: skip
+)
 def test_a_command_that_cannot_import_is_one_line_and_no_file(clustersim, tmp_path, arguments, words):
     done = clustersim("import", *arguments, "-o", tmp_path / "s.toml", cwd=DATA)
     assert (done.returncode, len(done.stderr.splitlines()), list(tmp_path.iterdir())) == (2, 1, [])
@@ -361,13 +421,23 @@ def test_any_two_of_a_batchs_numbers_give_the_others(micro, count, dp, pp):
 # ---- out and back ----------------------------------------------------------------------------------------------------
 
 EXACT = {
-    "megatron": {"ep8_mixtral_8x7b_8x8_h100", "tp8_pp4_llama3_70b_32x8_h100", "tp8_pp8_gpt3_175b_16x8_a100",
-                 "tp8_pp16_llama3_405b_2048x8_h100", "tp8_cp16_pp16_llama3_405b_2048x8_h100"},
-    "torchtitan": {"fsdp_llama3_8b_64x8_h100", "fsdp_llama3_405b_2048x8_h100", "fsdp_tp8_llama3_70b_32x8_h100",
-                   "hsdp_llama3_70b_32x8_h100", "hsdp_llama3_405b_2048x8_h100"},
+    "megatron": {
+        "ep8_mixtral_8x7b_8x8_h100",
+        "tp8_pp4_llama3_70b_32x8_h100",
+        "tp8_pp8_gpt3_175b_16x8_a100",
+        "tp8_pp16_llama3_405b_2048x8_h100",
+        "tp8_cp16_pp16_llama3_405b_2048x8_h100",
+    },
+    "torchtitan": {
+        "fsdp_llama3_8b_64x8_h100",
+        "fsdp_llama3_405b_2048x8_h100",
+        "fsdp_tp8_llama3_70b_32x8_h100",
+        "hsdp_llama3_70b_32x8_h100",
+        "hsdp_llama3_405b_2048x8_h100",
+    },
     "deepspeed": {"zero1_llama3_8b_2x8_a100", "zero2_llama3_8b_2x8_a100", "zero3_llama3_8b_2x8_a100"},
     "accelerate": {"zero1_llama3_8b_2x8_a100", "zero2_llama3_8b_2x8_a100", "zero3_llama3_8b_2x8_a100"},
-}  # fmt: skip
+}
 """Shipped scenarios for every setting of which a framework has a word."""
 REFUSED = {("model_parallel_resnet50_1x2_v100", "megatron"), ("pp16_ep64_deepseek_v3_256x8_h800", "megatron")}
 """Their layers do not divide over the stages without a layout by numbers, which Megatron-LM has no word for."""
@@ -385,7 +455,8 @@ def back(made, found):
 @pytest.mark.parametrize("name", scenario.names())
 def test_a_shipped_scenario_is_written_and_read_back_as_itself_but_for_what_is_named(name, to):
     made = scenario.load(name)
-    kind, parallel = made.file.strategy["kind"], made.file.parallel
+    kind = made.file.strategy["kind"]
+    parallel = made.file.parallel
     able = kind in load(to).kinds and not (to == "megatron" and parallel is None)
     if not able or (name, to) in REFUSED or (to == "accelerate" and parallel and parallel.pp * parallel.ep > 1):
         with pytest.raises(ScenarioError, match=r"does not launch|no word for|replicas of its own|be told"):
@@ -408,20 +479,36 @@ def test_what_was_written_and_read_back_takes_the_same_time():
 @st.composite
 def split(draw):
     """Settings of ``[parallel]`` for Llama-3-8B on 32 GPUs that Megatron-LM has words for."""
-    tp, pp, cp = draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
+    tp = draw(st.sampled_from([1, 2, 4, 8]))
+    pp = draw(st.sampled_from([1, 2, 4]))
+    cp = draw(st.sampled_from([1, 2]))
     if tp * pp * cp > 32:
         cp = 1
     some = {"tp": tp, "pp": pp, "cp": cp}
     if pp > 1 and draw(st.booleans()):
         some["vpp"] = draw(st.sampled_from([2, 4]))
-        some |= draw(st.sampled_from([{}, {"overlap_p2p_communication": False} if pp > 2 else {},
-                                      {"overlap_p2p_communication_warmup_flush": True}]))  # fmt: skip
+        some |= draw(
+            st.sampled_from(
+                [
+                    {},
+                    {"overlap_p2p_communication": False} if pp > 2 else {},
+                    {"overlap_p2p_communication_warmup_flush": True},
+                ]
+            )
+        )
     if tp > 1 and draw(st.booleans()):
         some |= {"sequence_parallel": True} | draw(st.sampled_from([{}, {"tp_overlap": "userbuffers"}]))
     if cp > 1:
         some["cp_comm_type"] = draw(st.sampled_from(["p2p", "all_gather"]))
-    some |= draw(st.sampled_from([{}, {"recompute_granularity": "selective"}, {"recompute_granularity": "full",
-                 "recompute_method": "uniform", "recompute_num_layers": 1}]))  # fmt: skip
+    some |= draw(
+        st.sampled_from(
+            [
+                {},
+                {"recompute_granularity": "selective"},
+                {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+            ]
+        )
+    )
     if draw(st.booleans()):
         some |= {"use_distributed_optimizer": True, "overlap_grad_reduce": draw(st.booleans())}
         some["overlap_param_gather"] = some["overlap_grad_reduce"] and draw(st.booleans())
@@ -433,31 +520,50 @@ def split(draw):
 @settings(max_examples=80)
 @given(split())
 def test_settings_that_megatron_has_words_for_come_back_as_they_were(parallel):
-    tables = {"cluster": {"topology": "dgx-h100", "nodes": 4}, "parallel": parallel,
-              "model": {"name": "llama3-8b", "seq_len": 4096, "dtype": "bf16", "implementation": "fused"},
-              "strategy": {"kind": "ddp", "framework": "megatron", "param_dtype": "bf16"},
-              "run": {"optimizer": "adamw", "optimizer_impl": "fused"}}  # fmt: skip
+    tables = {
+        "cluster": {"topology": "dgx-h100", "nodes": 4},
+        "parallel": parallel,
+        "model": {"name": "llama3-8b", "seq_len": 4096, "dtype": "bf16", "implementation": "fused"},
+        "strategy": {"kind": "ddp", "framework": "megatron", "param_dtype": "bf16"},
+        "run": {"optimizer": "adamw", "optimizer_impl": "fused"},
+    }
     found = exchange.written(scenario.from_table(tables), "megatron")
     assert found.wordless == ()
 
 
 @settings(max_examples=60)
 @given(
-    tp=st.sampled_from([1, 2, 8]), cp=st.sampled_from([1, 2]), replicas=st.sampled_from([None, 2]),
-    micro=st.sampled_from([1, 2]), count=st.sampled_from([1, 3]), keep=st.sampled_from([None, True, False]),
-    again=st.sampled_from(["none", "selective", "full"]), fused=st.booleans(), offload=st.booleans(),
-)  # fmt: skip
+    tp=st.sampled_from([1, 2, 8]),
+    cp=st.sampled_from([1, 2]),
+    replicas=st.sampled_from([None, 2]),
+    micro=st.sampled_from([1, 2]),
+    count=st.sampled_from([1, 3]),
+    keep=st.sampled_from([None, True, False]),
+    again=st.sampled_from(["none", "selective", "full"]),
+    fused=st.booleans(),
+    offload=st.booleans(),
+)
 def test_settings_that_torchtitan_has_words_for_come_back_as_they_were(
     tp, cp, replicas, micro, count, keep, again, fused, offload
 ):
-    strategy = {"kind": "fsdp", "micro_batch_size": micro, "gradient_accumulation_steps": count, "param_dtype": "bf16",
-                "reduce_dtype": "fp32", "clip_grad_norm": True, "cpu_offload": offload}  # fmt: skip
+    strategy = {
+        "kind": "fsdp",
+        "micro_batch_size": micro,
+        "gradient_accumulation_steps": count,
+        "param_dtype": "bf16",
+        "reduce_dtype": "fp32",
+        "clip_grad_norm": True,
+        "cpu_offload": offload,
+    }
     strategy |= {"data_parallel_replicate_degree": replicas} if replicas else {}
     strategy |= {} if keep is None else {"reshard_after_forward": keep}
     model = {"name": "llama3-8b", "seq_len": 4096, "dtype": "bf16", "activation_checkpointing": again}
-    tables = {"cluster": {"topology": "dgx-h100", "nodes": 4}, "strategy": strategy,
-              "model": model | ({"implementation": "fused"} if fused else {}),
-              "run": {"optimizer": "adamw", "optimizer_impl": "fused"}}  # fmt: skip
+    tables = {
+        "cluster": {"topology": "dgx-h100", "nodes": 4},
+        "strategy": strategy,
+        "model": model | ({"implementation": "fused"} if fused else {}),
+        "run": {"optimizer": "adamw", "optimizer_impl": "fused"},
+    }
     if max(tp, cp) > 1:
         tables["parallel"] = {"framework": "torchtitan", "tp": tp, "cp": cp}
     assert exchange.written(scenario.from_table(tables), "torchtitan").wordless == ()
@@ -486,8 +592,10 @@ def test_files_are_written_whole_and_never_over_others(clustersim, tmp_path, to)
 
 
 def test_an_option_of_a_plans_front_is_written(clustersim, tmp_path):
-    front = [{"scenario": scenario.load(name).table, "path": "plan.toml"} for name in
-             ("tp8_pp8_gpt3_175b_16x8_a100", "tp8_pp4_llama3_70b_32x8_h100")]  # fmt: skip
+    front = [
+        {"scenario": scenario.load(name).table, "path": "plan.toml"}
+        for name in ("tp8_pp8_gpt3_175b_16x8_a100", "tp8_pp4_llama3_70b_32x8_h100")
+    ]
     (tmp_path / "plan.json").write_text(json.dumps({"front": front}))
     done = clustersim("export-config", tmp_path, "--to", "megatron", "--option", "2")
     assert (done.returncode, "--num-layers 80" in done.stdout) == (0, True)

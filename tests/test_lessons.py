@@ -169,7 +169,8 @@ def test_it_runs_from_top_to_bottom_with_words_beside_every_picture(path):
     import nbformat
 
     notebook = nbformat.read(path, as_version=4)
-    kept, n = words_shown(notebook), len(notebook.cells)
+    kept = words_shown(notebook)
+    n = len(notebook.cells)
     notebook.cells.append(nbformat.v4.new_code_cell("import time\nprint(time.process_time())"))
     notebook.cells.append(nbformat.v4.new_code_cell((CLAIMS / f"{path.stem}.py").read_text()))
     nbclient.NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(path.parent)}}).execute()

@@ -30,7 +30,8 @@ def seconds(topology: Topology, nodes: int, nbytes: float, kind: str = "all_redu
 
 
 def test_numbers_move_what_they_measured_and_everything_like_it(tmp_path):
-    plain, mine = fitting.load("hgx-a100-800g", nodes=8), fitting.load(machine(tmp_path, SMALL, LARGE), nodes=8)
+    plain = fitting.load("hgx-a100-800g", nodes=8)
+    mine = fitting.load(machine(tmp_path, SMALL, LARGE), nodes=8)
     assert seconds(mine, 2, 8.0) == pytest.approx(60e-6, rel=0.1)
     assert 2**30 * 2 * 31 / 32 / seconds(mine, 4, 2.0**30) == pytest.approx(
         70e9, rel=0.06

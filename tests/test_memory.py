@@ -87,9 +87,14 @@ def test_full_checkpointing_keeps_block_inputs_and_one_whole_block() -> None:
 
 def test_activations_follow_korthikanti_for_a_16_bit_block_with_dropout() -> None:
     config = {
-        "model_type": "gpt2", "n_embd": 1024, "n_head": 16, "n_layer": 4, "n_positions": 512, "vocab_size": 1000,
+        "model_type": "gpt2",
+        "n_embd": 1024,
+        "n_head": 16,
+        "n_layer": 4,
+        "n_positions": 512,
+        "vocab_size": 1000,
         "activation_function": "gelu",
-    }  # fmt: skip
+    }
     model = from_hf(config, attention="flash", implementation="flash")
     use = memory(model, micro_batch_size=2, dtype="fp16", param_dtype="fp16")
     per_block = 34 * 512 * 2 * 1024
@@ -103,9 +108,12 @@ def test_every_part_is_a_size_and_the_total_never_exceeds_their_sum(
     strategy: str, optimizer: str | None, policy: str
 ) -> None:
     use = memory(
-        TEN_BLOCKS, micro_batch_size=2, optimizer=optimizer, activation_checkpointing=policy,
+        TEN_BLOCKS,
+        micro_batch_size=2,
+        optimizer=optimizer,
+        activation_checkpointing=policy,
         holding=held(TEN_BLOCKS, strategy),
-    )  # fmt: skip
+    )
     assert all(value >= 0 for value in use.parts().values())
     assert use.total <= sum(use.parts().values())
     assert list(use.parts().values()) == sorted(use.parts().values(), reverse=True)
@@ -195,7 +203,8 @@ def test_activations_rise_through_forward_and_fall_through_backward_as_gradients
     assert course.moments[0] == "fwd b"
     assert course.moments[-1] == "optimizer"
     assert len(course.moments) == 21
-    kept, gradients = course.parts["activations"], course.parts["gradients"]
+    kept = course.parts["activations"]
+    gradients = course.parts["gradients"]
     assert (kept[:10] == 3 * 340.0 * 4 * np.arange(1, 11)).all()
     assert (kept[10:20] == kept[:10][::-1]).all()
     assert kept[20] == 0
@@ -225,9 +234,14 @@ def test_what_is_allocated_is_the_fullest_moment_of_all_parts(batch: int, policy
 def test_a_holding_replaces_what_a_rank_would_keep_whole() -> None:
     n = len(TEN_BLOCKS.layers)
     shard = Holding(
-        parameters=100.0, updated=25.0, masters=0.0, state_bytes=4, gradients=always(7.0, n),
-        gathered=always(5.0, n), buffers=always(3.0, n),
-    )  # fmt: skip
+        parameters=100.0,
+        updated=25.0,
+        masters=0.0,
+        state_bytes=4,
+        gradients=always(7.0, n),
+        gathered=always(5.0, n),
+        buffers=always(3.0, n),
+    )
     use = memory(TEN_BLOCKS, micro_batch_size=1, dtype="fp32", holding=shard, optimizer_impl="fused")
     assert use.model_states == 100 + 7 + 2 * 4 * 25
     assert (use.gathered, use.buckets) == (5, 3)

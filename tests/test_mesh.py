@@ -54,7 +54,8 @@ def dims_of(row: Row) -> Dims:
 def test_groups_are_those_of_the_frameworks_own_code(row):
     names, _, count = row.quantity.partition(" ")
     names = [BY_DEEPSPEED.get(name, name) for name in names.split("-")]
-    groups, expected = mesh(dims_of(row)).groups(*names), json.loads(row.value)
+    groups = mesh(dims_of(row)).groups(*names)
+    expected = json.loads(row.value)
     assert groups[: len(expected)].tolist() == expected
     assert len(groups) == (int(re.findall(r"\d+", count)[-1]) if count else len(expected))
 
@@ -79,12 +80,18 @@ def meshes(draw) -> Mesh:
     replicas = [n for n in range(1, parts + 1) if dp % n == 0 and rest // ep % n == 0]
     return mesh(
         Dims(
-            tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, dp_replicate=draw(st.sampled_from(replicas)),
+            tp=tp,
+            cp=cp,
+            dp=dp,
+            pp=pp,
+            ep=ep,
+            etp=etp,
+            dp_replicate=draw(st.sampled_from(replicas)),
             cp_a2a=draw(st.sampled_from([n for n in (1, 2) if cp % n == 0])),
             order=draw(st.sampled_from(["tp-cp-ep-dp-pp", "dp-ep-cp-tp-pp", "ep-tp-dp-cp-pp", "deepspeed"])),
         ),
         per_node=tp * cp * dp * pp,
-    )  # fmt: skip
+    )
 
 
 DENSE = [name for name in NAMES if name not in {"etp", "ep", "edp", "efsdp"}]

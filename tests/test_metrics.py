@@ -37,9 +37,7 @@ def timeline_of(world, spans, links=None):
     ]
     times = np.array([s[5:] for s in spans], dtype=float)
     order = np.arange(len(spans))
-    return Timeline(
-        world, tuple(ops), tuple(np.array(s[4]) for s in spans), order, order, *times.T, links=links
-    )  # fmt: skip
+    return Timeline(world, tuple(ops), tuple(np.array(s[4]) for s in spans), order, order, *times.T, links=links)
 
 
 def test_exposed_communication_is_what_compute_idles_through_waiting_included():

@@ -6,7 +6,7 @@ import pytest
 import clustersim
 from clustersim.core.device import device
 from clustersim.core.economics import rates
-from clustersim.core.facts import Facts
+from clustersim.core.facts import RunFacts
 from clustersim.core.program import Compute
 from clustersim.explain.waterfall import waterfall
 
@@ -61,7 +61,7 @@ def test_the_mfu_is_of_the_mean_peak_and_the_waterfall_ends_at_it(mixed):
     peaks = [device(name).peak["bf16"] for name in ("A100-SXM4-80GB", "H100-SXM5-80GB")]
     assert result.summary["peak_flops"] == pytest.approx(np.mean(peaks))
     s = result.summary
-    whole = waterfall(result.timeline, Facts(peak_flops=s["peak_flops"], mfu=s["mfu"], hfu=s["hfu"]))[0]
+    whole = waterfall(result.timeline, RunFacts(peak_flops=s["peak_flops"], mfu=s["mfu"], hfu=s["hfu"]))[0]
     assert whole.mfu == pytest.approx(s["mfu"], rel=1e-6)
     assert sum(whole.lost.values()) + whole.useful == pytest.approx(whole.step)
 

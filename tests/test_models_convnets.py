@@ -46,13 +46,17 @@ def test_squeeze_and_excitation_has_the_published_parameters() -> None:
 
 
 def test_the_auxiliary_classifier_of_inception_costs_its_parameters_only_when_asked_for() -> None:
-    with_aux, without = convnet("inception_v3"), convnet("inception_v3_no_aux")
-    conv0, conv1, fc = 768 * 128 + 2 * 128, 128 * 768 * 25 + 2 * 768, 768 * 1000 + 1000
+    with_aux = convnet("inception_v3")
+    without = convnet("inception_v3_no_aux")
+    conv0 = 768 * 128 + 2 * 128
+    conv1 = 128 * 768 * 25 + 2 * 768
+    fc = 768 * 1000 + 1000
     assert with_aux.parameters - without.parameters == conv0 + conv1 + fc
 
 
 def test_stride_in_the_first_1x1_saves_flops_and_no_parameters() -> None:
-    early, late = convnet("resnet50_v1"), convnet("resnet50")
+    early = convnet("resnet50_v1")
+    late = convnet("resnet50")
     assert early.parameters == late.parameters
     assert multiply_adds(early) / 1e9 == pytest.approx(3.858, rel=1e-3)
 
@@ -62,8 +66,13 @@ def test_resnet_registers_the_shortcut_last_in_its_block() -> None:
     assert names[:3] == ["conv1.weight", "bn1.weight", "bn1.bias"]
     block = [n.removeprefix("layer1.0.") for n in names if n.startswith("layer1.0.")]
     assert block[-6:] == [
-        "conv3.weight", "bn3.weight", "bn3.bias", "downsample.0.weight", "downsample.1.weight", "downsample.1.bias",
-    ]  # fmt: skip
+        "conv3.weight",
+        "bn3.weight",
+        "bn3.bias",
+        "downsample.0.weight",
+        "downsample.1.weight",
+        "downsample.1.bias",
+    ]
     assert names[-2:] == ["fc.weight", "fc.bias"]
 
 
@@ -90,14 +99,16 @@ def test_only_the_first_convolution_has_no_input_gradient() -> None:
 
 
 def test_pixels_scale_convolutions_and_not_parameters() -> None:
-    small, large = convnet("resnet50", 224), convnet("resnet50", 448)
+    small = convnet("resnet50", 224)
+    large = convnet("resnet50", 448)
     assert small.parameters == large.parameters
     conv = [sum(k.flops for layer in m.layers for k in layer.kernels if k.kind == "conv") for m in (small, large)]
     assert conv[1] == 4 * conv[0]
 
 
 def test_fused_moves_fewer_bytes_and_the_same_flops() -> None:
-    eager, fused = convnet("resnet50"), convnet("resnet50", implementation="fused")
+    eager = convnet("resnet50")
+    fused = convnet("resnet50", implementation="fused")
     moved = [sum(k.nbytes + k.backward_nbytes for layer in m.layers for k in layer.kernels) for m in (eager, fused)]
     assert moved[1] < 0.9 * moved[0]
     assert eager.flops_per_sample() == fused.flops_per_sample()

@@ -35,8 +35,10 @@ def test_parameters_are_those_of_the_published_checkpoint(name: str) -> None:
 
 
 def test_the_mtp_module_of_v3_adds_its_block_and_shares_embedding_and_head() -> None:
-    with_mtp, without = model("deepseek-v3", mtp=1), model("deepseek-v3")
-    h, block = 7168, with_mtp.layers[-3].parameters
+    with_mtp = model("deepseek-v3", mtp=1)
+    without = model("deepseek-v3")
+    h = 7168
+    block = with_mtp.layers[-3].parameters
     assert with_mtp.layers[-2].kind == "mtp"
     assert with_mtp.parameters - without.parameters == block + 2 * h * h + 3 * h
 
@@ -79,9 +81,15 @@ def test_every_second_block_of_gpt_oss_has_a_window() -> None:
 def test_layer_types_decide_the_windows() -> None:
     types = ["sliding_attention", "sliding_attention", "full_attention"]
     config = {
-        "model_type": "gpt_oss", "num_hidden_layers": 3, "vocab_size": 128, "hidden_size": 64, "intermediate_size": 64,
-        "num_attention_heads": 4, "num_key_value_heads": 4, "layer_types": types,
-    }  # fmt: skip
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 3,
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "layer_types": types,
+    }
     flops = [next(k.flops for k in b.kernels if k.kind == "attention") for b in from_hf(config).layers[1:4]]
     assert flops[0] == flops[1] < flops[2]
     with pytest.raises(ModelError, match="'layer_types' must be full_attention in each so many-th block"):
@@ -154,9 +162,15 @@ def test_a_name_of_such_a_mixture_is_never_taken_for_a_dense_model(name: str) ->
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("gemma2-9b", "a Gemma 2,"), ("mamba-130m", "a state space model"), ("lstm", "a recurrent network"),
-     ("whisper-large", "an encoder-decoder"), ("deit-base", "a vision transformer"), ("falcon-7b", "parallel blocks")],
-)  # fmt: skip
+    [
+        ("gemma2-9b", "a Gemma 2,"),
+        ("mamba-130m", "a state space model"),
+        ("lstm", "a recurrent network"),
+        ("whisper-large", "an encoder-decoder"),
+        ("deit-base", "a vision transformer"),
+        ("falcon-7b", "parallel blocks"),
+    ],
+)
 def test_what_nobody_described_is_named_as_what_it_is(name: str, what: str) -> None:
     for read in (model, lambda word: from_hf({"model_type": word})):
         with pytest.raises(ModelError, match=f"is .*{what}.*not described") as raised:
@@ -175,10 +189,15 @@ def test_only_a_model_of_the_same_family_is_ever_meant(name: str, meant: str) ->
 
 
 ROWS = {
-    "DeepSeek-V3": "deepseek-v3", "GPT-OSS-120B": "gpt-oss-120b", "Mixtral-8x22B": "mixtral-8x22b",
-    "Qwen3-30B-A3B": "qwen3-30b-a3b", "DeepSeek-V2-Lite": "deepseek-v2-lite", "DeepSeek-V2": "deepseek-v2",
-    "Qwen2-57B-A14B": "qwen2-57b-a14b", "Qwen3-235B-A22B": "qwen3-235b-a22b",
-}  # fmt: skip
+    "DeepSeek-V3": "deepseek-v3",
+    "GPT-OSS-120B": "gpt-oss-120b",
+    "Mixtral-8x22B": "mixtral-8x22b",
+    "Qwen3-30B-A3B": "qwen3-30b-a3b",
+    "DeepSeek-V2-Lite": "deepseek-v2-lite",
+    "DeepSeek-V2": "deepseek-v2",
+    "Qwen2-57B-A14B": "qwen2-57b-a14b",
+    "Qwen3-235B-A22B": "qwen3-235b-a22b",
+}
 
 
 @pytest.mark.parametrize(("name", "known"), ROWS.items())
@@ -196,9 +215,13 @@ BAD = [
 @pytest.mark.parametrize(("change", "message"), BAD)
 def test_a_wrong_config_is_one_clear_error(change: dict[str, object], message: str) -> None:
     config = {
-        "model_type": "qwen3_moe", "num_hidden_layers": 2, "vocab_size": 128, "hidden_size": 64,
-        "intermediate_size": 64, "num_attention_heads": 4,
-    }  # fmt: skip
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 2,
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+    }
     with pytest.raises(ModelError, match=message):
         from_hf(config | change)
 
@@ -212,10 +235,14 @@ def test_what_the_host_does_takes_its_launches_alone(dtype: str) -> None:
 
 
 def test_megatrons_bias_of_the_last_product_is_added_expert_by_expert() -> None:
-    made = {how: model("gpt-oss-120b", seq_len=128, implementation=how, experts_implementation="grouped_mm")
-            for how in ("eager", "fused")}  # fmt: skip
+    made = {
+        how: model("gpt-oss-120b", seq_len=128, implementation=how, experts_implementation="grouped_mm")
+        for how in ("eager", "fused")
+    }
     bias = {how: next(k for x in one.layers for k in x.kernels if k.name == "expert_bias") for how, one in made.items()}
-    rows, width, experts = 128 * 4, 2880, 128
+    rows = 128 * 4
+    width = 2880
+    experts = 128
     assert bias["fused"].nbytes == 14 * rows * width  # fp32 in between: 28 bytes a 16-bit element
     assert bias["fused"].launches == 2 * experts + 2
     assert bias["fused"].backward_launches > bias["eager"].backward_launches

@@ -24,9 +24,14 @@ def test_waveglow_has_the_parameters_that_waveflow_lists(channels: int, millions
 
 # num_parameters() of Hugging Face's checkpoints of that name.
 SEQ2SEQ = {
-    "t5-small": 60_506_624, "t5-base": 222_903_552, "t5-large": 737_668_096, "t5-3b": 2_851_598_336,
-    "t5-11b": 11_307_321_344, "bart-base": 139_420_416, "bart-large": 406_291_456,
-}  # fmt: skip
+    "t5-small": 60_506_624,
+    "t5-base": 222_903_552,
+    "t5-large": 737_668_096,
+    "t5-3b": 2_851_598_336,
+    "t5-11b": 11_307_321_344,
+    "bart-base": 139_420_416,
+    "bart-large": 406_291_456,
+}
 
 
 @pytest.mark.parametrize(("name", "parameters"), SEQ2SEQ.items())
@@ -43,7 +48,8 @@ def test_a_decoders_block_has_the_encoders_products_and_cross_attention() -> Non
     small = seq2seq("t5-small", 128)
     encoder, decoder = (next(x for x in small.layers if x.name == f"{part}.1") for part in ("encoder", "decoder"))
     more = sum(k.flops for k in decoder.kernels) - sum(k.flops for k in encoder.kernels)
-    t, h = 128, 512
+    t = 128
+    h = 512
     assert more == pytest.approx(2.0 * t * 4 * h * h + 4.0 * t * t * h)
 
 
@@ -59,7 +65,11 @@ def test_tacotron_2_has_the_parameters_of_nvidias_checkpoint() -> None:
 
 def test_fastpitch_has_the_parameters_of_its_modules() -> None:
     # DeepLearningExamples FastPitch 1.1 with its defaults: fastpitch/{model,transformer,attention}.py.
-    wide, head, inner, predicted, mels = 384, 64, 1536, 256, 80
+    wide = 384
+    head = 64
+    inner = 1536
+    predicted = 256
+    mels = 80
     norm = 2 * wide
     block = 3 * head * (wide + 1) + head * wide + norm + inner * (3 * wide + 1) + wide * (3 * inner + 1) + norm
     predictor = predicted * (3 * wide + 1) + predicted * (3 * predicted + 1) + 4 * predicted + predicted + 1
@@ -70,7 +80,8 @@ def test_fastpitch_has_the_parameters_of_its_modules() -> None:
 
 
 def test_a_longer_clip_of_fastpitch_costs_more_than_its_share_of_blocks() -> None:
-    short, long = fastpitch(566, 400).flops_per_sample(), fastpitch(566, 800).flops_per_sample()
+    short = fastpitch(566, 400).flops_per_sample()
+    long = fastpitch(566, 800).flops_per_sample()
     assert 1.7 * short < long < 2.5 * short
 
 

@@ -66,15 +66,29 @@ def kinds(made: Model) -> set[str]:
 
 
 NAMES = {
-    "ResNet-50 v1.5 (224x224)": "resnet50", "InceptionV3": "inception_v3", "VGG-16": "vgg16",
-    "ResNeXt101": "resnext101_32x8d", "resnext101_32x8d (torchvision, 224x224)": "resnext101_32x8d",
-    "GPT-2 Medium": "gpt2-medium", "GPT2-large 0.77B": "gpt2-large", "GPT-2 1.5B": "gpt2-xl", "gpt2 (124M)": "gpt2",
-    "OPT-13B": "opt-13b", "Llama 2 70B": "llama2-70b", "meta-llama/Llama-2-7b-hf": "llama2-7b",
-    "Llama3-8B": "llama3-8b", "Mistral 7B": "mistral-7b-v0.1", "Mixtral 8x7B": "mixtral-8x7b",
-    "transformerxlbase": "transformer-xl-base", "AlexNet": "alexnet", "SSD300 (ResNet-50 backbone)": "ssd300_resnet50",
-    "Transformer (WMT14 en-de)": "transformer-big", "GNMT v2": "gnmt", "Jasper 10x5": "jasper",
+    "ResNet-50 v1.5 (224x224)": "resnet50",
+    "InceptionV3": "inception_v3",
+    "VGG-16": "vgg16",
+    "ResNeXt101": "resnext101_32x8d",
+    "resnext101_32x8d (torchvision, 224x224)": "resnext101_32x8d",
+    "GPT-2 Medium": "gpt2-medium",
+    "GPT2-large 0.77B": "gpt2-large",
+    "GPT-2 1.5B": "gpt2-xl",
+    "gpt2 (124M)": "gpt2",
+    "OPT-13B": "opt-13b",
+    "Llama 2 70B": "llama2-70b",
+    "meta-llama/Llama-2-7b-hf": "llama2-7b",
+    "Llama3-8B": "llama3-8b",
+    "Mistral 7B": "mistral-7b-v0.1",
+    "Mixtral 8x7B": "mixtral-8x7b",
+    "transformerxlbase": "transformer-xl-base",
+    "AlexNet": "alexnet",
+    "SSD300 (ResNet-50 backbone)": "ssd300_resnet50",
+    "Transformer (WMT14 en-de)": "transformer-big",
+    "GNMT v2": "gnmt",
+    "Jasper 10x5": "jasper",
     "ssd": "ssd300_resnet50",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("name", "known"), NAMES.items())
@@ -84,13 +98,21 @@ def test_names_are_read_as_people_write_them(name: str, known: str) -> None:
 
 @pytest.mark.parametrize("variant", ["learned biases", "alibi bare"])
 def test_an_exact_count_decides_between_the_variants_of_mpt(variant: str) -> None:
-    h, layers, vocab, seq = 1024, 6, 50368, 512
+    h = 1024
+    layers = 6
+    vocab = 50368
+    seq = 512
     bare = layers * 12 * h * h + vocab * h + (2 * layers + 1) * h
     count = bare + seq * h + layers * 9 * h + (2 * layers + 1) * h if variant == "learned biases" else bare
     made = row(
-        model="MPT-test", params=str(count), layers=str(layers), d_model=str(h), heads="16", seq_len=str(seq),
+        model="MPT-test",
+        params=str(count),
+        layers=str(layers),
+        d_model=str(h),
+        heads="16",
+        seq_len=str(seq),
         vocab=str(vocab),
-    )  # fmt: skip
+    )
     assert made.parameters == count
 
 
@@ -103,7 +125,8 @@ def test_how_a_row_ran_is_read_from_its_words() -> None:
 
 
 def test_bert_trains_its_task() -> None:
-    squad, phase1 = row(model="bert_large_squad", seq_len="384"), row(model="BERT-large", seq_len="128")
+    squad = row(model="bert_large_squad", seq_len="384")
+    phase1 = row(model="BERT-large", seq_len="128")
     assert "qa_outputs" in kinds(squad)
     logits = next(k for k in phase1.layers[-1].kernels if k.name == "logits")
     assert logits.m == 20
@@ -157,7 +180,8 @@ def test_transformer_xl_without_adaptive_softmax_has_one_table_and_one_bias_per_
 
 def test_a_pretraining_head_that_gathers_nothing_sees_every_token() -> None:
     columns = {"model": "BERT-base", "seq_len": "128"}
-    gathered, all_tokens = from_row(columns), from_row(columns, gathers_masked=False)
+    gathered = from_row(columns)
+    all_tokens = from_row(columns, gathers_masked=False)
     assert gathered.parameters == all_tokens.parameters
     assert 1.15 < all_tokens.flops_per_sample() / gathered.flops_per_sample() < 1.35
 
@@ -168,7 +192,8 @@ def test_electra_pretrains_a_generator_and_a_discriminator_of_the_published_size
     bert = [layer for layer in made.layers if layer not in small]
     # Hugging Face's ElectraModel of google/electra-base-discriminator, and its two products for every token.
     assert sum(layer.parameters for layer in bert) == 108_891_648 + 768 * 768 + 768 + 768 + 1
-    h, blocks = 256, 12 * (12 * 256**2 + 13 * 256)
+    h = 256
+    blocks = 12 * (12 * 256**2 + 13 * 256)
     head = h * 768 + 768 + 2 * 768 + 30_522
     assert sum(layer.parameters for layer in small) == 2 * 768 + 768 * h + h + blocks + head
     logits = next(k for layer in small for k in layer.kernels if k.name == "logits")

@@ -73,7 +73,9 @@ def test_a_tied_output_projection_counts_once_and_an_untied_one_twice() -> None:
 @pytest.mark.parametrize("seq_len", [128, 1024])
 @pytest.mark.parametrize("attention", ["flash", "eager"])
 def test_model_flops_are_six_per_weight_and_the_attention_square(seq_len: int, attention: str) -> None:
-    layers, width, vocab = 6, 512, 8000
+    layers = 6
+    width = 512
+    vocab = 8000
     model = transformer(layers, width, 8, seq_len, vocab, attention=attention)
     weights = layers * 12 * width**2 + vocab * width
     palm = 6 * weights + 12 * layers * width * seq_len
@@ -95,7 +97,8 @@ def test_a_sliding_window_attends_to_its_band_only() -> None:
 
 
 def test_flash_transformer_moves_36_bytes_forward_and_74_backward_in_bf16() -> None:
-    tokens, width = 2048, 1024
+    tokens = 2048
+    width = 1024
     kernels = [k for k in block(transformer(1, width, 16, tokens, 100)).kernels if k.kind == "memory"]
     assert sum(2 * k.nbytes for k in kernels) == 36 * tokens * width
     assert sum(2 * k.backward_nbytes for k in kernels) == 74 * tokens * width
@@ -112,7 +115,9 @@ def test_eager_attention_makes_about_eight_passes_over_the_scores() -> None:
 
 def test_activations_are_34_bytes_and_5_per_head_and_key_in_16_bits() -> None:
     model = from_hf(config("gpt2") | {"activation_function": "gelu"}, attention="eager")
-    s, h, a = 1024, 768, 12
+    s = 1024
+    h = 768
+    a = 12
     assert 2 * block(model).activation_bytes == s * h * (34 + 5 * a * s / h)
 
 
@@ -130,8 +135,11 @@ def test_fused_moves_fewer_bytes_and_launches_fewer_kernels_than_eager() -> None
 
 def test_bert_heads_add_their_own_tensors() -> None:
     bare, pretraining = (from_hf(config("bert-large-uncased"), head=h) for h in ("none", "pretraining"))
-    h, vocab = 1024, 30522
-    pooler, transform, relation = h * h + h, h * h + 3 * h, 2 * h + 2
+    h = 1024
+    vocab = 30522
+    pooler = h * h + h
+    transform = h * h + 3 * h
+    relation = 2 * h + 2
     assert pretraining.parameters - bare.parameters == pooler + transform + vocab + relation
 
 
@@ -142,7 +150,8 @@ def test_gathered_masked_positions_shrink_the_head_only() -> None:
 
 
 def test_experts_do_the_flops_of_two_and_hold_the_weights_of_eight() -> None:
-    mixtral, mistral = from_hf(config("mixtral-8x7b"), seq_len=512), from_hf(config("mistral-7b-v0.1"), seq_len=512)
+    mixtral = from_hf(config("mixtral-8x7b"), seq_len=512)
+    mistral = from_hf(config("mistral-7b-v0.1"), seq_len=512)
     expert = 2 * 512 * 3 * 4096 * 14336
     router = 2 * 512 * 4096 * 8
     forward = [sum(k.flops for k in block(m).kernels) for m in (mixtral, mistral)]
@@ -150,11 +159,19 @@ def test_experts_do_the_flops_of_two_and_hold_the_weights_of_eight() -> None:
 
 
 REQUIRED = [
-    ("gpt2", "n_embd"), ("gpt2", "n_layer"), ("gpt2", "n_head"), ("opt-350m", "ffn_dim"), ("opt-350m", "hidden_size"),
-    ("llama3-8b", "intermediate_size"), ("llama3-8b", "num_hidden_layers"), ("mistral-7b-v0.1", "vocab_size"),
-    ("mixtral-8x7b", "num_local_experts"), ("mpt-7b", "d_model"), ("mpt-7b", "max_seq_len"),
+    ("gpt2", "n_embd"),
+    ("gpt2", "n_layer"),
+    ("gpt2", "n_head"),
+    ("opt-350m", "ffn_dim"),
+    ("opt-350m", "hidden_size"),
+    ("llama3-8b", "intermediate_size"),
+    ("llama3-8b", "num_hidden_layers"),
+    ("mistral-7b-v0.1", "vocab_size"),
+    ("mixtral-8x7b", "num_local_experts"),
+    ("mpt-7b", "d_model"),
+    ("mpt-7b", "max_seq_len"),
     ("bert-large-uncased", "num_attention_heads"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "key"), REQUIRED)
@@ -252,9 +269,15 @@ def test_blocks_are_alike_and_costs_positive(
     layers: int, heads: int, head_dim: int, seq_len: int, activation: str, attention: str, implementation: str
 ) -> None:
     model = transformer(
-        layers, heads * head_dim, heads, seq_len, 1000,
-        activation=activation, attention=attention, implementation=implementation,
-    )  # fmt: skip
+        layers,
+        heads * head_dim,
+        heads,
+        seq_len,
+        1000,
+        activation=activation,
+        attention=attention,
+        implementation=implementation,
+    )
     blocks = [layer for layer in model.layers if layer.kind == "block"]
     assert len(blocks) == layers
     assert all(b.kernels == blocks[0].kernels and b.parameters == blocks[0].parameters for b in blocks)
@@ -266,8 +289,12 @@ def test_blocks_are_alike_and_costs_positive(
 def test_opt_pays_for_the_gradient_of_its_clamp() -> None:
     scores = {"mask", "clamp", "softmax", "scale"}
     moved = {
-        name: sum(k.backward_nbytes for k in block(from_hf(config(name), attention="eager", seq_len=256)).kernels
-                  if k.name in scores) / (16 * 256**2)
+        name: sum(
+            k.backward_nbytes
+            for k in block(from_hf(config(name), attention="eager", seq_len=256)).kernels
+            if k.name in scores
+        )
+        / (16 * 256**2)
         for name in ("opt-350m", "bert-large-uncased")
-    }  # fmt: skip
+    }
     assert moved == {"opt-350m": 13, "bert-large-uncased": 5}

@@ -24,11 +24,17 @@ TORCHVISION = {
 }
 # timm's results tables, millions of parameters.
 TIMM = {
-    "vit_tiny_patch16_224": 5.72, "vit_small_patch16_224": 22.05, "vit_small_patch32_224": 22.88,
-    "vit_base_patch16_224": 86.57, "vit_base_patch32_224": 88.22, "vit_base_patch16_384": 86.86,
-    "vit_large_patch16_224": 304.33, "vit_huge_patch14_224": 632.05, "vit_giant_patch14_224": 1012.61,
+    "vit_tiny_patch16_224": 5.72,
+    "vit_small_patch16_224": 22.05,
+    "vit_small_patch32_224": 22.88,
+    "vit_base_patch16_224": 86.57,
+    "vit_base_patch32_224": 88.22,
+    "vit_base_patch16_384": 86.86,
+    "vit_large_patch16_224": 304.33,
+    "vit_huge_patch14_224": 632.05,
+    "vit_giant_patch14_224": 1012.61,
     "vit_gigantic_patch14_224": 1844.44,
-}  # fmt: skip
+}
 SPLIT = {"tp": 4, "pp": 2, "sequence_parallel": True}
 
 
@@ -108,7 +114,8 @@ def test_ends_are_whole_on_every_tensor_parallel_rank_and_blocks_are_cut() -> No
 def test_tokens_are_scattered_behind_the_patches_and_gathered_in_front_of_the_classes() -> None:
     whole = model("vit_h_14", class_tokens=8)
     split = partition(whole, ParallelConfig(**SPLIT))
-    first, last = split.stages[0].layers[0], split.stages[1].layers[-1]
+    first = split.stages[0].layers[0]
+    last = split.stages[1].layers[-1]
 
     def exchanges(items: Any) -> list[tuple[str, float]]:
         return [(item.kind, item.elements) for item in items if isinstance(item, Exchange)]

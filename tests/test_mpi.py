@@ -144,7 +144,8 @@ def test_a_pin_that_open_mpi_does_not_have_says_what_it_has(kind, pins, message)
 
 
 def test_a_message_between_two_processes_takes_a_call_and_its_ways_latency_and_copies():
-    group, call = on_one_cpu(2), COSTS.call["sendrecv"]
+    group = on_one_cpu(2)
+    call = COSTS.call["sendrecv"]
     for size, protocol, path in (
         (1024.0, "vader", "vader/eager"),
         (2.0**16, "vader", "vader/single"),
@@ -158,14 +159,17 @@ def test_a_message_between_two_processes_takes_a_call_and_its_ways_latency_and_c
 
 @pytest.mark.parametrize("n", [2, 4, 8, 16])
 def test_recursive_doubling_takes_log2_n_rounds_of_whole_messages_which_it_adds(n):
-    group, size, rounds = on_one_cpu(n), 1024.0, math.log2(n)
+    group = on_one_cpu(n)
+    size = 1024.0
+    rounds = math.log2(n)
     each = COSTS.message["vader/eager"] + 2 * size / COSTS.stream["vader/eager"] + size / COSTS.reduce
     expected = COSTS.call["all_reduce"] + rounds * each + size / COSTS.reduce  # and one copy to begin with
     assert seconds("all_reduce", size, group, algorithm="recursive_doubling") == pytest.approx(expected)
 
 
 def test_ranks_that_share_a_core_take_turns():
-    alone, shared = on_one_cpu(4), on_one_cpu(4, cores=2)
+    alone = on_one_cpu(4)
+    shared = on_one_cpu(4, cores=2)
     for kind in KINDS:
         assert seconds(kind, 64.0, shared) > seconds(kind, 64.0, alone)
     boxes = 2 * 2 * 64 / BOX  # the bytes of both ranks of a core pass boxes that are emptied in turns
@@ -203,7 +207,8 @@ def test_no_plan_beats_the_lower_bound(kind, backend):
 def test_cuda_support_sends_from_gpu_to_gpu_but_adds_on_the_host():
     group = gpus(1, 8)
     for kind, direct in (("all_gather", True), ("all_to_all", True), ("all_reduce", False), ("reduce_scatter", False)):
-        staged, aware = planned(kind, 2.0**26, group), planned(kind, 2.0**26, group, "mpi_cuda")
+        staged = planned(kind, 2.0**26, group)
+        aware = planned(kind, 2.0**26, group, "mpi_cuda")
         bandwidth = group.topology.link_bandwidth
         assert (aware.time(bandwidth) < 0.5 * staged.time(bandwidth)) == direct
         kinds = {group.topology.link_kinds[link] for link in aware.links.tolist()}
@@ -246,9 +251,12 @@ def test_half_of_the_measured_sizes_predict_the_others():
 
 def test_the_rules_choose_what_was_measured_to_take_the_defaults_time():
     """Forced by name, the algorithm that the rules name takes nearer to what the default took than the others do."""
-    times = {(case[1], case[3], one.nbytes, asked(one).protocol, asked(one).algorithm): least(one)
-             for case, one in fastest(read_capture(MEASURED).samples).items()}  # fmt: skip
-    named, others = [], []
+    times = {
+        (case[1], case[3], one.nbytes, asked(one).protocol, asked(one).algorithm): least(one)
+        for case, one in fastest(read_capture(MEASURED).samples).items()
+    }
+    named = []
+    others = []
     for (kind, n, nbytes, way, pin), seconds_ in times.items():
         if pin is None and kind in kinds():
             for number, name in enumerate(kinds()[kind].names, 1):

@@ -14,10 +14,10 @@ from nccl_systems import ALGORITHMS, DGX1, VIEWS, pair_matrix, system, table
 from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group
 from clustersim.collectives.nccl.derive import system_of
-from clustersim.collectives.nccl.graph import Graph
+from clustersim.collectives.nccl.graph import ChannelGraph
 from clustersim.collectives.nccl.search import _search_view, exec_channels, search
-from clustersim.collectives.nccl.view import NodeView, Slot, System
-from clustersim.collectives.nccl.walk import Walk
+from clustersim.collectives.nccl.view import NodeView, PcieSlot, System
+from clustersim.collectives.nccl.walk import ChannelWalk
 from clustersim.collectives.nccl.wiring import wiring
 from clustersim.core.errors import TopologyError
 from clustersim.core.topology import PATH_CLASSES
@@ -50,7 +50,7 @@ def test_what_found_nothing_is_not_walked_again_and_the_answer_is_the_same(
 ) -> None:
     described = system(name, nodes)
     found = _search_view.__wrapped__(described.views[0], described.sharp)
-    monkeypatch.setattr(Walk, "_state", lambda self: (object(),))  # no state is known
+    monkeypatch.setattr(ChannelWalk, "_state", lambda self: (object(),))  # no state is known
     assert _search_view.__wrapped__(described.views[0], described.sharp) == found
 
 
@@ -62,7 +62,7 @@ def type_of(text: str) -> float | str:
         return text
 
 
-def charged(view: NodeView, graph: Graph, closed: bool) -> dict[int, float]:
+def charged(view: NodeView, graph: ChannelGraph, closed: bool) -> dict[int, float]:
     """GB/s on each link of the channels' chains (rings if closed) inside the node."""
     wires = wiring(view)
     load: dict[int, float] = defaultdict(float)
@@ -78,7 +78,8 @@ def charged(view: NodeView, graph: Graph, closed: bool) -> dict[int, float]:
 @pytest.mark.parametrize("algorithm", ["ring", "tree"])
 def test_channels_visit_every_gpu_once_and_fit_the_links(name: str, algorithm: str) -> None:
     described = system(name, 1)
-    view, graph = described.views[0], search(described)[algorithm]
+    view = described.views[0]
+    graph = search(described)[algorithm]
     assert len(graph.orders) == graph.n_channels
     assert all(sorted(order) == list(range(len(view.gpus))) for order in graph.orders)
     bandwidth = wiring(view).bandwidth
@@ -108,7 +109,7 @@ def test_any_part_of_a_hybrid_cube_mesh_gets_rings_that_fit(chosen: set[int]) ->
 def test_four_gpus_joined_all_to_all_fill_their_nvlinks_with_rings(links: int, sm: int, total: float) -> None:
     view = NodeView(
         sm=sm,
-        gpus=tuple(Slot(-1, 24.0) for _ in range(4)),
+        gpus=tuple(PcieSlot(-1, 24.0) for _ in range(4)),
         nvlinks=tuple(tuple(links * (a != b) for b in range(4)) for a in range(4)),
         dev=(0, 1, 2, 3),
     )
@@ -126,7 +127,8 @@ def test_rings_over_nodes_use_all_nics_of_a_dgx1(nics: int) -> None:
 
 
 def test_nodes_that_differ_get_what_the_weakest_can() -> None:
-    strong, weak = VIEWS["dgxh100"], VIEWS["h100_200g"]
+    strong = VIEWS["dgxh100"]
+    weak = VIEWS["h100_200g"]
     alone = search(System(2, 16, (weak,)))["ring"]
     both = search(System(2, 16, (strong, weak)))["ring"]
     assert both.n_channels * both.bw_inter == alone.n_channels * alone.bw_inter
@@ -163,7 +165,8 @@ def test_topology_files_lead_to_the_golden_search_results(topology: str, describ
     found = search(system_of(members(topology, nodes, len(view.gpus))))
     wanted = search(system(described, nodes))
     for algorithm in ("ring", "tree", "nvls"):
-        a, b = found[algorithm], wanted[algorithm]
+        a = found[algorithm]
+        b = wanted[algorithm]
         assert (a.n_channels, a.bw_intra, a.bw_inter) == (b.n_channels, b.bw_intra, b.bw_inter), algorithm
 
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nccl_systems import ALGORITHMS, KINDS, VIEWS, example, system, table
 
-from clustersim.collectives.nccl.graph import Graph
+from clustersim.collectives.nccl.graph import ChannelGraph
 from clustersim.collectives.nccl.ratings import Rating, ratings
 from clustersim.collectives.nccl.search import exec_channels, search
-from clustersim.collectives.nccl.tuner import Candidate, candidates, channels_used, choose
-from clustersim.collectives.nccl.view import Asked, System
+from clustersim.collectives.nccl.tuner import TunerCandidate, candidates, channels_used, choose
+from clustersim.collectives.nccl.view import NcclRequest, System
 from clustersim.core.errors import ProgramError
 from clustersim.core.topology import PATH_CLASSES
 
@@ -25,12 +25,12 @@ EXAMPLE_ROWS = table("examples")
 
 
 @lru_cache
-def printed_graphs(name: str, nodes: int) -> dict[str, Graph] | None:
+def printed_graphs(name: str, nodes: int) -> dict[str, ChannelGraph] | None:
     """The search result NCCL printed, if the table has it."""
     graphs = {}
     for row in table("graphs"):
         if (row["system"], int(row["nodes"])) == (name, nodes):
-            graphs[ALGORITHMS[row["algo"]]] = Graph(
+            graphs[ALGORITHMS[row["algo"]]] = ChannelGraph(
                 pattern=int(row["pattern"]),
                 n_channels=int(row["search_channels"]),
                 bw_intra=float(row["bwIntra"]),
@@ -130,25 +130,25 @@ def test_pat_is_for_one_gpu_a_node() -> None:
     table_of = {(r.algorithm, r.protocol): r for r in ratings("all_gather", lone, search(lone))}
     assert table_of["pat", "Simple"].latency == pytest.approx(8 + 4 * 14 / 3.5 + 2.8 * 16)
     assert "one GPU a node" in {r.algorithm: r.why for r in ratings("all_gather", *full(2))}["pat"]
-    assert all(c.algorithm != "pat" for c in candidates("all_gather", 1e3, lone, asked=Asked(version=(2, 22))))
+    assert all(c.algorithm != "pat" for c in candidates("all_gather", 1e3, lone, asked=NcclRequest(version=(2, 22))))
 
 
-def full(nodes: int) -> tuple[System, dict[str, Graph]]:
+def full(nodes: int) -> tuple[System, dict[str, ChannelGraph]]:
     described = system("dgxh100", nodes)
     return described, search(described)
 
 
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
 def test_eight_bit_sums_over_many_ranks_avoid_the_ring(dtype: str) -> None:
-    assert choose("all_reduce", 2.0**30, system("dgxa100", 2), Asked(dtype)).algorithm == "tree"
-    assert choose("all_gather", 2.0**30, system("dgxa100", 2), Asked(dtype)).algorithm == "ring"
+    assert choose("all_reduce", 2.0**30, system("dgxa100", 2), NcclRequest(dtype)).algorithm == "tree"
+    assert choose("all_gather", 2.0**30, system("dgxa100", 2), NcclRequest(dtype)).algorithm == "ring"
 
 
 @pytest.mark.parametrize(("dtype", "redop"), [("fp32", "prod"), ("int8", "sum")])
 def test_switches_reduce_only_what_they_can(dtype: str, redop: str) -> None:
     plain = choose("all_reduce", 2.0**30, system("dgxh100", 1))
     assert plain.algorithm == "nvls"
-    assert choose("all_reduce", 2.0**30, system("dgxh100", 1), Asked(dtype, redop)).algorithm == "ring"
+    assert choose("all_reduce", 2.0**30, system("dgxh100", 1), NcclRequest(dtype, redop)).algorithm == "ring"
 
 
 # ------------------------------------------------------------------------------------------------------ pins
@@ -206,7 +206,7 @@ def test_a_pin_that_leaves_nothing_says_what_would_do(kind: str, pins: dict[str,
 def test_every_version_chooses_something(version: tuple[int, int], kind: str) -> None:
     for name in ("dgx1v", "dgxa100", "dgxh100", "dgxb200"):
         for nodes in (1, 2, 16):
-            assert choose(kind, 2.0**26, system(name, nodes), asked=Asked(version=version)).time_s > 0
+            assert choose(kind, 2.0**26, system(name, nodes), asked=NcclRequest(version=version)).time_s > 0
 
 
 @pytest.mark.parametrize(
@@ -214,13 +214,13 @@ def test_every_version_chooses_something(version: tuple[int, int], kind: str) ->
 )
 def test_small_rings_follow_the_latencies_of_their_version(version: tuple[int, int], latency: float) -> None:
     chosen = choose(
-        "all_reduce", 8.0, system("dgxa100", 1), algorithm="ring", protocol="LL", asked=Asked(version=version)
+        "all_reduce", 8.0, system("dgxa100", 1), algorithm="ring", protocol="LL", asked=NcclRequest(version=version)
     )
     assert chosen.latency_s * 1e6 == pytest.approx(latency)
 
 
 def test_old_versions_know_no_nvls() -> None:
-    old = candidates("all_reduce", 2.0**30, system("dgxh100", 1), asked=Asked(version=(2, 14)))
+    old = candidates("all_reduce", 2.0**30, system("dgxh100", 1), asked=NcclRequest(version=(2, 14)))
     assert {c.algorithm for c in old} == {"ring", "tree"}
 
 
@@ -239,7 +239,7 @@ def test_channels_grow_with_the_message_up_to_all(described: System, kind: str, 
 
 def test_a_few_bytes_run_on_one_channel() -> None:
     described = system("dgxh100", 1)
-    assert channels_used(Candidate("ring", "LL", 0.0, 1.0, 0.0), 8.0, described) == 1
+    assert channels_used(TunerCandidate("ring", "LL", 0.0, 1.0, 0.0), 8.0, described) == 1
 
 
 def test_choosing_again_takes_far_less_than_a_millisecond(benchmark: object) -> None:

@@ -22,8 +22,10 @@ def dgx_h100() -> str:
     for socket in range(2):
         lines.append(f'<cpu numaid="{socket}" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">')
         for gpu in range(4 * socket, 4 * socket + 4):
-            links = "".join(f'<nvlink target="0000:f{5 + s}:00.0" count="{n}" tclass="0x068000"/>'
-                            for s, n in enumerate((5, 4, 4, 5)))  # fmt: skip
+            links = "".join(
+                f'<nvlink target="0000:f{5 + s}:00.0" count="{n}" tclass="0x068000"/>'
+                for s, n in enumerate((5, 4, 4, 5))
+            )
             lines.append(
                 f'<pci busid="0000:{gpu}6:00.0" class="0x060400" {SPEED}>'
                 f'<pci busid="0000:{gpu}8:00.0" class="0x030200" vendor="0x10de" device="0x2330" {SPEED}>'
@@ -36,7 +38,8 @@ def dgx_h100() -> str:
 
 
 def test_a_dump_of_a_dgx_h100_is_the_shipped_machine(tmp_path: Path):
-    dump, out = tmp_path / "dump.xml", tmp_path / "mine.toml"
+    dump = tmp_path / "dump.xml"
+    out = tmp_path / "mine.toml"
     dump.write_text(dgx_h100())
     done = CliRunner().invoke(cli, ["new", "topology", str(out), "--from", str(dump)])
     assert done.exit_code == 0, done.output
@@ -52,8 +55,9 @@ def test_direct_nvlinks_are_bundles_between_gpus(tmp_path: Path):
     both = [("0000:08:00.0", "0000:09:00.0"), ("0000:09:00.0", "0000:08:00.0")]
     gpus = "".join(
         f'<pci busid="{own}" class="0x030200" device="0x20b0" link_speed="16.0 GT/s" link_width="16"><gpu sm="80">'
-        f'<nvlink target="{other}" count="12" tclass="0x030200"/></gpu></pci>' for own, other in both
-    )  # fmt: skip
+        f'<nvlink target="{other}" count="12" tclass="0x030200"/></gpu></pci>'
+        for own, other in both
+    )
     path = tmp_path / "two.xml"
     path.write_text(f'<system version="1"><cpu numaid="0" vendor="AuthenticAMD" modelid="49">{gpus}</cpu></system>')
     out = tmp_path / "two.toml"
@@ -66,11 +70,15 @@ def test_direct_nvlinks_are_bundles_between_gpus(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("<system><cpu/></system>", "no GPU"), ("<topology/>", "holds <topology>"), ("<system", "is not XML"),
-     ('<!DOCTYPE a [<!ENTITY b "c">]><system/>', "declares a type or entities"),
-     (dgx_h100().replace("0x2330", "0xbeef"), "say --gpu"),
-     (dgx_h100().replace('count="5"', 'count="many"'), "no number")],
-)  # fmt: skip
+    [
+        ("<system><cpu/></system>", "no GPU"),
+        ("<topology/>", "holds <topology>"),
+        ("<system", "is not XML"),
+        ('<!DOCTYPE a [<!ENTITY b "c">]><system/>', "declares a type or entities"),
+        (dgx_h100().replace("0x2330", "0xbeef"), "say --gpu"),
+        (dgx_h100().replace('count="5"', 'count="many"'), "no number"),
+    ],
+)
 def test_a_dump_that_cannot_be_read_is_one_clear_error(tmp_path: Path, text: str, said: str):
     path = tmp_path / "dump.xml"
     path.write_text(text)
@@ -79,7 +87,8 @@ def test_a_dump_that_cannot_be_read_is_one_clear_error(tmp_path: Path, text: str
 
 
 def test_a_gpu_whose_id_is_not_known_can_be_named(tmp_path: Path):
-    path, out = tmp_path / "dump.xml", tmp_path / "mine.toml"
+    path = tmp_path / "dump.xml"
+    out = tmp_path / "mine.toml"
     path.write_text(dgx_h100().replace("0x2330", "0xbeef"))
     done = CliRunner().invoke(cli, ["new", "topology", str(out), "--from", str(path)])
     assert isinstance(done.exception, ClusterSimError)
@@ -111,7 +120,8 @@ def matrix(gpus: int, nics: int, nvlink: str) -> str:
 
 
 def test_a_matrix_of_nvidia_smi_is_the_machine_that_nccl_dumps_but_for_its_rates(tmp_path: Path):
-    given, out = tmp_path / "topo.txt", tmp_path / "mine.toml"
+    given = tmp_path / "topo.txt"
+    out = tmp_path / "mine.toml"
     given.write_text(matrix(8, 8, "NV18"))
     done = CliRunner().invoke(cli, ["new", "topology", str(out), "--from", str(given), "--gpu", "H100-SXM5-80GB"])
     assert done.exit_code == 0, done.output
@@ -119,8 +129,10 @@ def test_a_matrix_of_nvidia_smi_is_the_machine_that_nccl_dumps_but_for_its_rates
     mine, shipped = (fabrics.load(name, nodes=2) for name in (str(out), "hgx-h100"))
     for field in ("device", "n_gpus", "n_nics", "net", "nvls", "pcie_gen"):
         assert getattr(mine.node_types[0], field) == getattr(shipped.node_types[0], field), field
-    sums = [t.link_bandwidth[(t.link_src == t.node_gpus(0)[0]) & (np.array(t.link_kinds) == "nvlink")].sum()
-            for t in (mine, shipped)]  # fmt: skip
+    sums = [
+        t.link_bandwidth[(t.link_src == t.node_gpus(0)[0]) & (np.array(t.link_kinds) == "nvlink")].sum()
+        for t in (mine, shipped)
+    ]
     assert sums[0] == pytest.approx(sums[1])
     pcie = [sum(kind == "pcie" for kind in t.link_kinds) for t in (mine, shipped)]
     assert pcie[0] == pcie[1]
@@ -128,7 +140,8 @@ def test_a_matrix_of_nvidia_smi_is_the_machine_that_nccl_dumps_but_for_its_rates
 
 def test_gpus_of_a_matrix_with_fewer_links_than_they_have_are_joined_directly_or_not_at_all(tmp_path: Path):
     for name, word, kinds in (("bridge", "NV4", 2), ("none", "", 0)):
-        given, out = tmp_path / f"{name}.txt", tmp_path / f"{name}.toml"
+        given = tmp_path / f"{name}.txt"
+        out = tmp_path / f"{name}.toml"
         given.write_text(matrix(2, 0, word))
         out.write_text(topology_text(given, "A100-PCIe-80GB"))
         made = fabrics.load(str(out), nodes=1)

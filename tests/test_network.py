@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from clustersim.core.errors import ProgramError, TopologyError
 from clustersim.engine.flows.clock import Clock
 from clustersim.engine.flows.loads import Loads, reduced
-from clustersim.engine.flows.network import Network
+from clustersim.engine.flows.network import FlowNetwork
 
 
 class Play:
@@ -19,7 +19,7 @@ class Play:
 
     def __init__(self, topology, flows):
         self.clock, self.loads, self.ends = Clock(), Loads(topology), {}
-        self.network = Network(self.clock, self.loads, self._ended)
+        self.network = FlowNetwork(self.clock, self.loads, self._ended)
         for i, (time, links, nbytes, ceiling) in enumerate(flows):
             load = self.loads.add(np.array(list(links), dtype=np.int64), np.array(list(links.values()), dtype=float))
             self.clock.call(time, self._begin, i, load, nbytes, ceiling)
@@ -162,7 +162,8 @@ def test_ends_that_differ_by_rounding_alone_are_one_instant():
 
 def test_next_to_no_bytes_on_a_link_are_a_proportion_like_any_other():
     """A share so small that seconds a byte round to none, beside a whole one, on links of two more flows."""
-    few, all_ = np.array([1e-310, 1.0]), np.ones(2)
+    few = np.array([1e-310, 1.0])
+    all_ = np.ones(2)
     slots = reduced([(np.array([0, 1]), few), (np.array([0, 1]), all_)], np.full(2, 1e11))
     assert slots.n >= 1
     assert np.isfinite(slots.weight).all()

@@ -13,7 +13,7 @@ from clustersim.engine.flows import network as flows_network
 from clustersim.engine.flows.clock import Clock
 from clustersim.engine.flows.fairshare import max_min
 from clustersim.engine.flows.loads import Loads
-from clustersim.engine.flows.network import Network
+from clustersim.engine.flows.network import FlowNetwork
 
 
 def drawn(seed, n_flows, n_gpus, *, ties):
@@ -38,12 +38,14 @@ def capacities(seed, topology, *, ties):
 
 def run(topology, flows, watch=None):
     """When each flow ends, and the network."""
-    clock, loads, ended = Clock(), Loads(topology), {}
+    clock = Clock()
+    loads = Loads(topology)
+    ended = {}
 
     def on_end(transfers, now):
         ended.update(dict.fromkeys(transfers.tolist(), now))
 
-    network = Network(clock, loads, on_end)
+    network = FlowNetwork(clock, loads, on_end)
     for i, (begin, links, weights, nbytes, ceiling) in enumerate(flows):
         clock.call(begin, network.begin, [(i, loads.add(links, weights), nbytes, ceiling)])
     while clock.peek() < np.inf:
@@ -57,7 +59,8 @@ def plainly(topology, flows):
     """When each flow ends, by a full solve at every change."""
     left = np.array([nbytes for *_, nbytes, _ in flows])
     begin = np.array([flow[0] for flow in flows])
-    ends, now = np.full(len(flows), np.inf), 0.0
+    ends = np.full(len(flows), np.inf)
+    now = 0.0
     while np.isinf(ends).any():
         there = np.flatnonzero((begin <= now) & np.isinf(ends))
         ptr = np.cumsum([0, *(len(flows[i][1]) for i in there)])
@@ -110,7 +113,8 @@ def test_stretches_move_every_byte_once_and_no_link_carries_more_than_it_can(see
         transfer, start, end, rate = network.segments.columns()
     moved = np.bincount(transfer, weights=rate * (end - start), minlength=n_flows)
     assert moved == pytest.approx([flow[3] for flow in flows], rel=1e-9)
-    first, last = np.full(n_flows, np.inf), np.zeros(n_flows)
+    first = np.full(n_flows, np.inf)
+    last = np.zeros(n_flows)
     np.minimum.at(first, transfer, start)
     np.maximum.at(last, transfer, end)
     assert first == pytest.approx([flow[0] for flow in flows], abs=1e-12)

@@ -54,9 +54,16 @@ def test_a_new_plan_names_every_machine_asked_for_and_the_tokens(clustersim, tmp
 
 
 def test_a_new_scenario_begins_with_ddp_only_where_activations_fit_too(clustersim, tmp_path):
-    long = {"model_type": "llama", "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28,
-            "num_attention_heads": 24, "num_key_value_heads": 8, "vocab_size": 128256,
-            "tie_word_embeddings": True}  # fmt: skip
+    long = {
+        "model_type": "llama",
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "tie_word_embeddings": True,
+    }
     for length, kind in ((2048, "ddp"), (8192, "fsdp")):
         config = tmp_path / f"{kind}.json"
         config.write_text(json.dumps(long | {"max_position_embeddings": length}))
@@ -83,9 +90,14 @@ def test_a_gpu_stands_for_the_plainest_machine_that_carries_it(clustersim, tmp_p
 
 @pytest.mark.parametrize(
     ("base", "nics", "kept"),
-    [("hgx-h100", "4x200Gb/s", [0, 2, 4, 6]), ("dgx-1v", "2x100Gb/s", [0, 2]), ("hgx-h100", "1x200Gb/s", [0]),
-     ("aws-p5", "16x100Gb/s", list(range(0, 32, 2))), ("hgx-h100", "8x200Gb/s", list(range(8)))],
-)  # fmt: skip
+    [
+        ("hgx-h100", "4x200Gb/s", [0, 2, 4, 6]),
+        ("dgx-1v", "2x100Gb/s", [0, 2]),
+        ("hgx-h100", "1x200Gb/s", [0]),
+        ("aws-p5", "16x100Gb/s", list(range(0, 32, 2))),
+        ("hgx-h100", "8x200Gb/s", list(range(8))),
+    ],
+)
 def test_fewer_nics_are_spread_over_the_sockets(clustersim, tmp_path, base, nics, kept):
     """The first four of eight were all beside one CPU, and the GPUs of the other had none."""
     file = tmp_path / "t.toml"
@@ -117,8 +129,16 @@ def test_what_cannot_be_made_is_one_line_and_no_file(clustersim, tmp_path, words
 
 
 @pytest.mark.parametrize("name", ["a\x13b.toml", 'q"uote.toml', "new\nline.toml"])
-@pytest.mark.parametrize("words", [("scenario",), ("sweep",), ("plan",), ("topology", "--gpu", "H100"),
-                                   ("topology", "--mix", "hgx-a100:1", "--mix", "hgx-h100:1")])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("scenario",),
+        ("sweep",),
+        ("plan",),
+        ("topology", "--gpu", "H100"),
+        ("topology", "--mix", "hgx-a100:1", "--mix", "hgx-h100:1"),
+    ],
+)
 def test_a_file_of_any_name_is_written_and_can_be_read(clustersim, tmp_path, name, words):
     done = clustersim("new", *words, name, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

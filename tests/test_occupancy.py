@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clustersim.core.blocks import columns
-from clustersim.core.sheets import Glance
+from clustersim.core.sheets import ColumnGlance
 from clustersim.explain import occupancy
 from clustersim.explain.occupancy import SWEPT, _union, covered
 
@@ -20,7 +20,7 @@ def spans(rng, ranks, count, shuffled):
 
 def lengths(begin, end, window):
     made = columns([*begin, *end], [None] * (2 * len(begin)))
-    held = [(Glance(np.arange(begin.shape[1])), list(zip(made[: len(begin)], made[len(begin) :], strict=True)))]
+    held = [(ColumnGlance(np.arange(begin.shape[1])), list(zip(made[: len(begin)], made[len(begin) :], strict=True)))]
     return _union(begin.shape[1], None, held, *window)
 
 
@@ -42,6 +42,7 @@ def test_spans_nearly_in_order_need_no_table(monkeypatch):
 
 
 def test_the_length_is_that_of_the_points_inside_some_span():
-    begin, end = np.tile([[0.0], [1.0], [5.0]], SWEPT), np.tile([[2.0], [3.0], [6.0]], SWEPT)
+    begin = np.tile([[0.0], [1.0], [5.0]], SWEPT)
+    end = np.tile([[2.0], [3.0], [6.0]], SWEPT)
     assert lengths(begin, end, (-1.0, 9.0)) == pytest.approx(np.full(SWEPT, 4.0))
     assert lengths(begin, end, (2.5, 5.5)) == pytest.approx(np.full(SWEPT, 1.0))

@@ -188,7 +188,8 @@ def test_a_full_disk_names_the_file_that_would_have_been_and_leaves_none(tmp_pat
 def test_a_full_disk_does_not_mix_lessons(tmp_path, monkeypatch):
     lessons.copy(tmp_path)
     (tmp_path / lessons.lessons()[0].name).write_bytes(b"changed")
-    before, room = contents(tmp_path), [3]
+    before = contents(tmp_path)
+    room = [3]
     write = Path.write_bytes
 
     def limited(path, data):

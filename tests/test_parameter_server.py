@@ -118,7 +118,8 @@ def test_round_robin_deals_out_whole_tensors_and_even_cuts_them():
 
 def test_layers_gathered_into_a_message_travel_together_and_the_bytes_are_the_same():
     model = toy_model([[MIB // 4], [MIB // 4], [], [MIB // 2], [7]])
-    topology, told = star(4, bandwidth=1e9, per_node=1), {}
+    topology = star(4, bandwidth=1e9, per_node=1)
+    told = {}
     for cap in (None, 1.5, 1e6):
         config = ParameterServerConfig(server="gpu", bucket_cap_mb=cap)
         ranks = place(topology, Mesh(topology.gpus, 1), config)
@@ -141,8 +142,9 @@ def test_one_message_for_everything_hides_nothing():
     topology = star(3, bandwidth=1e9, per_node=1)
     config = ParameterServerConfig(server="gpu", bucket_cap_mb=1000.0)
     ranks = place(topology, Mesh(topology.gpus, 1), config)
-    timeline = simulate(build(model, free(model, forward=10e-3, backward=10e-3), ranks, config, 3, 0), topology, ranks,
-                        backend="ideal")  # fmt: skip
+    timeline = simulate(
+        build(model, free(model, forward=10e-3, backward=10e-3), ranks, config, 3, 0), topology, ranks, backend="ideal"
+    )
     both_ways = 2 * 2 * 8 * MIB / 1e9
     assert step_time(timeline, ranks) == pytest.approx(8 * 20e-3 + both_ways, rel=1e-3)
 
@@ -179,8 +181,10 @@ def test_names_say_who_pushes_and_pulls_what_to_whom():
     said = {op.name for op in server.ops}
     assert {"push l0 worker 2 -> server", "pull l0 worker 2 <- server", "accumulate l0 worker 2", "update l0"} <= said
     assert {op.name for op in worker.ops if isinstance(op, Send | Recv)} == {
-        "pull request all layers -> server", "pull l0 <- server", "push l0 -> server",
-    }  # fmt: skip
+        "pull request all layers -> server",
+        "pull l0 <- server",
+        "push l0 -> server",
+    }
 
 
 # --- asynchrony --------------------------------------------------------------------------------------------------
@@ -198,7 +202,8 @@ def uneven(staleness_bound, mode="async", jitter=0.2, steps=24, n=5, rate=1e12):
 
 
 def test_asynchronous_with_staleness_0_is_synchronous():
-    sync, zero = uneven(None, "sync"), uneven(0)
+    sync = uneven(None, "sync")
+    zero = uneven(0)
     assert zero[1].makespan == sync[1].makespan
     assert staleness(zero[0], zero[1]).max() == 0
 
@@ -215,7 +220,8 @@ def test_the_asynchronous_server_itself_waits_for_everybody_at_staleness_0(monke
 @pytest.mark.parametrize("bound", [0, 1, 2, 5])
 def test_staleness_is_never_above_its_bound_and_reaches_it_where_workers_differ_enough(bound):
     program, timeline, *_ = uneven(bound)
-    seen, unbound = staleness(program, timeline), staleness(*uneven(None)[:2])
+    seen = staleness(program, timeline)
+    unbound = staleness(*uneven(None)[:2])
     assert len(seen) == 5 * 23
     assert seen.max() == min(bound, unbound.max())
 
@@ -284,7 +290,8 @@ def test_a_servers_own_work_bounds_asynchronous_workers_too():
 
 
 def test_the_whole_run_is_the_same_for_the_same_seed():
-    one, two = uneven(2), uneven(2)
+    one = uneven(2)
+    two = uneven(2)
     assert np.array_equal(one[1].row_start, two[1].row_start)
     assert np.array_equal(one[1].row_end, two[1].row_end)
 
@@ -314,11 +321,18 @@ def test_servers_are_spread_over_nodes_first(knobs, names):
 @pytest.mark.parametrize(
     "knobs",
     [
-        {}, {"servers": 3}, {"server": "gpu", "servers": 2}, {"server": "worker", "servers": 4, "sharding": "even"},
-        {"gpus_per_worker": 4}, {"by_layer": True}, {"server_updates": False}, {"mode": "async", "staleness": 1},
-        {"mode": "async", "server": "worker", "servers": 2, "gpus_per_worker": 2}, {"by_layer": True, "mode": "async"},
+        {},
+        {"servers": 3},
+        {"server": "gpu", "servers": 2},
+        {"server": "worker", "servers": 4, "sharding": "even"},
+        {"gpus_per_worker": 4},
+        {"by_layer": True},
+        {"server_updates": False},
+        {"mode": "async", "staleness": 1},
+        {"mode": "async", "server": "worker", "servers": 2, "gpus_per_worker": 2},
+        {"by_layer": True, "mode": "async"},
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_every_form_plays_on_two_nodes_and_moves_what_it_should(knobs, accumulation):
     topology = fabrics.load("hgx-a100", nodes=2)
@@ -339,7 +353,8 @@ def test_every_form_plays_on_two_nodes_and_moves_what_it_should(knobs, accumulat
 
 
 def test_workers_hold_no_optimizer_states_unless_they_update():
-    model, ranks = toy_model([[100], [300]]), Mesh(np.arange(4), 4)
+    model = toy_model([[100], [300]])
+    ranks = Mesh(np.arange(4), 4)
     keeps = {
         kind: holding(model, ranks, ParameterServerConfig(**knobs)).updated
         for kind, knobs in (
@@ -387,7 +402,8 @@ def test_a_model_cut_into_fewer_pieces_costs_the_same_and_takes_the_same_step():
     from clustersim.model.seconds import Execution, step_cost
     from tests.evidence.step_play import coarser
 
-    model, topology = models.model("resnet50"), fabrics.load("dgx-1p", nodes=1)
+    model = models.model("resnet50")
+    topology = fabrics.load("dgx-1p", nodes=1)
     cost = step_cost(model, device("P100"), 32, Execution(dtype="fp32", optimizer="sgd"))
     ranks = place(topology, fabrics.mesh(topology, nproc_per_node=2), ParameterServerConfig())
     times = []

@@ -28,7 +28,8 @@ RECOMPUTE = {
     "full": Recompute("full"),
     "selective": Recompute("selective", modules=("core_attn",)),
 }
-BF16, FP32 = 2, 4
+BF16 = 2
+FP32 = 4
 
 
 @cache
@@ -39,9 +40,14 @@ def built(name: str, seq_len: int) -> Model:
     sizes = {"layers": 96, "heads": 96, "wide": 12288} if name == "gpt3-175b" else {"heads": 2, "wide": 64}
     sizes |= {word: int(n) for n, word in re.findall(r"(\d+) (layers|heads|wide)", name)}
     config = {
-        "model_type": "gpt2", "n_embd": sizes["wide"], "n_head": sizes["heads"], "n_layer": sizes["layers"],
-        "n_positions": seq_len, "vocab_size": 51200, "activation_function": "gelu",
-    }  # fmt: skip
+        "model_type": "gpt2",
+        "n_embd": sizes["wide"],
+        "n_head": sizes["heads"],
+        "n_layer": sizes["layers"],
+        "n_positions": seq_len,
+        "vocab_size": 51200,
+        "activation_function": "gelu",
+    }
     if name == "gpt3-175b":
         # Megatron's estimators count no biases of linears and no position table.
         plain = {"qkv_bias": False, "out_bias": False, "mlp_bias": False, "positions": "none", "n_positions": 0}
@@ -109,7 +115,8 @@ def percent(case: Case) -> float:
 
 def first_stage(case: Case) -> float:
     """Blocks of a chunk times chunks in flight on rank 0: p micro-batches, or p v + p - 1 chunks when interleaved."""
-    pp, vpp = case.parallel.pp, case.parallel.vpp or 1
+    pp = case.parallel.pp
+    vpp = case.parallel.vpp or 1
     in_flight = pp if vpp == 1 else pp * vpp + pp - 1
     blocks = sum(layer.kind == "block" for layer in case.split().stages[0].chunks[0].layers)
     return round(block_bytes(case) * blocks * in_flight / 2**30, 6)
@@ -128,7 +135,8 @@ def most_loaded(case: Case) -> float:
 
 def ring_bytes(case: Case) -> float:
     """A ring all-reduce sends 2 (t - 1) / t of the tensor, an all-gather or reduce-scatter half of that."""
-    t, layer = case.parallel.tp, case.block
+    t = case.parallel.tp
+    layer = case.block
     items = exchanges(layer.forward) + exchanges(layer.backward)
     return sum(item.elements * BF16 * (2 if item.kind == "all_reduce" else 1) * (t - 1) / t for item in items)
 
@@ -147,7 +155,9 @@ def step_flops(case: Case) -> float:
 
 def rank_heads(case: Case) -> list[int]:
     kernel = next(k for item in case.block.forward if isinstance(item, Work) for k in item.kernels if k.seq)
-    tokens, t, s = kernel.seq, case.parallel.tp, case.model
+    tokens = kernel.seq
+    t = case.parallel.tp
+    s = case.model
     read = kernel.nbytes / (2 * tokens * kernel.head_dim)  # queries and outputs, keys and values
     assert kernel.heads * t == s.heads
     return [kernel.heads, round(read - kernel.heads)]
@@ -193,20 +203,22 @@ QUANTITIES: dict[str, Callable[[Case], Any]] = {
     "heads of a rank": rank_heads,
     "forward ring": lambda case: counted(cp_items(case, "forward"), BF16),
     "backward ring": lambda case: [
-        len(cp_items(case, "backward")), sum(item.elements for item in cp_items(case, "backward")) * BF16
+        len(cp_items(case, "backward")),
+        sum(item.elements for item in cp_items(case, "backward")) * BF16,
     ],
     "gathered keys and values": gathered_keys,
     "bytes leaving in forward all-to-alls": lambda case: sum(
         item.elements * BF16 * (case.parallel.cp - 1) / case.parallel.cp for item in cp_items(case, "forward")
     ),
     "FLOPs of each ring step": step_flops,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['id']}-{row['quantity']}-{row['parallel']}")
 def test_a_worked_example_is_met(row: dict[str, str]) -> None:
     quantity = re.sub(r" at (micro batch|dp) \d+$", "", row["quantity"])
-    found, expected = QUANTITIES[quantity](Case(row)), json.loads(row["value"])
+    found = QUANTITIES[quantity](Case(row))
+    expected = json.loads(row["value"])
     if isinstance(expected, float) and expected > 1e6:
         assert math.isclose(found, expected, rel_tol=1e-15)
     else:

@@ -153,7 +153,8 @@ def test_pytorchs_context_parallelism_gathers_beside_its_first_step_and_sums_in_
     attention = next(kernel for kernel in whole.layers[1].kernels if kernel.kind == "attention")
     config = ParallelConfig(framework="torchtitan", cp=cp, cp_comm_type="all_gather")
     block = partition(whole, config).stages[0].layers[1]
-    forward, backward = exchanges(block.forward), exchanges(block.backward)
+    forward = exchanges(block.forward)
+    backward = exchanges(block.backward)
     heads = 2.0 * 256 / cp * attention.heads * attention.head_dim  # keys and values, copied out to every query head
     assert [(x.kind, x.elements) for x in forward] == [("all_gather", cp * heads)]
     assert [(x.kind, x.elements, x.dtype) for x in backward[1:]] == [("ring", heads, "fp32")] * cp

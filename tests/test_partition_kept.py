@@ -34,7 +34,8 @@ def test_recomputation_trades_what_is_kept_for_what_is_brought_back(
     for before, after in zip(plain, layers(partition(small(), parallel, recompute)), strict=True):
         assert exchanges(after.forward) == exchanges(before.forward)
         assert flops(after.forward) == pytest.approx(flops(before.forward), rel=1e-12)
-        whole, kept = before.kept + before.kept_for_weights, after.kept + after.kept_for_weights
+        whole = before.kept + before.kept_for_weights
+        kept = after.kept + after.kept_for_weights
         assert kept <= whole
         if after.repeated:
             assert kept < whole
@@ -106,10 +107,13 @@ def test_delayed_weight_gradients_hold_what_the_zero_bubble_paper_says() -> None
 def test_the_ends_of_the_pipeline_keep_what_the_formulas_say(sequence_parallel: bool) -> None:
     # Korthikanti et al., arXiv:2205.05198 s4.3: the embedding's dropout mask sbh, the final norm's input and the head's
     # 2 sbh each, all of them 1/t with sequence parallelism; fp32 logits 4 s b V / t.
-    t, tokens, h = 2, 1024, 768
+    t = 2
+    tokens = 1024
+    h = 768
     whole = model("gpt2")
     split = partition(whole, ParallelConfig(tp=t, pp=2, sequence_parallel=sequence_parallel))
-    first, head = split.stages[0].layers[0], split.stages[1].layers[-1]
+    first = split.stages[0].layers[0]
+    head = split.stages[1].layers[-1]
     share = tokens * h / (t if sequence_parallel else 1)
     assert 2 * (first.kept + first.kept_for_weights) == share
     assert (2 * head.kept, 2 * head.kept_for_weights) == (2 * share, 2 * share)

@@ -16,9 +16,7 @@ from clustersim.training.parallel.counts import weighted
 from clustersim.training.partition import partition
 
 
-@given(
-    stages=st.integers(1, 12), layers=st.integers(12, 130), first=st.integers(0, 1), last=st.integers(0, 1)
-)  # fmt: skip
+@given(stages=st.integers(1, 12), layers=st.integers(12, 130), first=st.integers(0, 1), last=st.integers(0, 1))
 def test_uneven_splits_add_up_and_differ_by_one(stages: int, layers: int, first: int, last: int) -> None:
     assert sum(weighted(layers, stages)) == sum(weighted(layers, stages, first, last)) == layers
     counts = weighted(layers, stages, first, last)

@@ -169,7 +169,8 @@ def test_a_pftrace_holds_the_same_slices_as_the_json(timeline, tmp_path):
     write(timeline, tmp_path / "t.pftrace")
     write(timeline, tmp_path / "t.json")
     trace = Trace.FromString((tmp_path / "t.pftrace").read_bytes())
-    open_slices, found = {}, []
+    open_slices = {}
+    found = []
     for packet in trace.packet:
         event = packet.track_event
         if event.type == TrackEvent.TYPE_SLICE_BEGIN:

@@ -14,9 +14,10 @@ from clustersim.studies.what_if.spread import spread
 from clustersim.training.strategies import STRATEGIES
 from clustersim.training.strategies.base import Strategy, StrategyConfig
 from clustersim.training.strategies.primitives import collective, wait
-from clustersim.training.strategies.walk import Rank, walked
+from clustersim.training.strategies.walk import WholeModelHooks, walked
 
-NAME, EVERY = "ddp_resnet50_1x8_v100", 4
+NAME = "ddp_resnet50_1x8_v100"
+EVERY = 4
 CHANGES = {"run.jitter": 0.0, "run.backend": "ideal"}
 
 
@@ -26,7 +27,7 @@ class LocalConfig(StrategyConfig, frozen=True, tag_field="kind", tag="local_sgd"
     every: int = EVERY
 
 
-class LocalSGD(Rank[LocalConfig]):
+class LocalSGD(WholeModelHooks[LocalConfig]):
     """Every rank trains by itself; behind each ``every``-th update parameters are averaged, beside nothing."""
 
     def finish(self) -> None:
@@ -57,7 +58,8 @@ def test_a_step_costs_its_kernels_and_its_share_of_an_exchange_however_many_step
         ran = result(steps, every)
         if every == 1 and steps == 1:
             continue  # a first step has nothing before it
-        program, timeline = ran.prepared.program, ran.timeline
+        program = ran.prepared.program
+        timeline = ran.timeline
         (role,) = program.roles
         kernels = sum(
             float(np.max(seconds(role, op)))
@@ -76,7 +78,8 @@ def test_a_step_costs_its_kernels_and_its_share_of_an_exchange_however_many_step
 
 
 def test_that_more_steps_are_played_than_asked_for_is_said(local_sgd):
-    more, enough = result(3), result(WARMUP + 2 * EVERY)
+    more = result(3)
+    enough = result(WARMUP + 2 * EVERY)
     assert more.scenario.steps == WARMUP + EVERY
     assert any("6 steps are played, not 3 (run.steps)" in note for note in more.prepared.notes)
     assert not any("steps are played" in note for note in enough.prepared.notes)

@@ -86,11 +86,15 @@ def test_workers_that_end_together_send_together_so_that_a_faster_server_can_len
     """
     changes = {
         "strategy": {"kind": "parameter_server", "servers": 2, "server": "cpu", "micro_batch_size": 8},
-        "cluster.nodes": 2, "model.name": "resnet18", "run.steps": 3, "run.jitter": 0.0,
-    }  # fmt: skip
+        "cluster.nodes": 2,
+        "model.name": "resnet18",
+        "run.steps": 3,
+        "run.jitter": 0.0,
+    }
     uneven = scenario.load("ddp_resnet50_1x8_v100", changes)
     even = uneven.changed({"cluster.changes": [{"match": "node0/cpu0", "factor": 1.5}]})
-    slow, fast = uneven.run(), even.run()
+    slow = uneven.run()
+    fast = even.run()
     assert fast.summary["bytes_sent_per_gpu"] == pytest.approx(slow.summary["bytes_sent_per_gpu"])
     assert fast.summary["compute_s"] == pytest.approx(slow.summary["compute_s"])
 

@@ -24,7 +24,8 @@ def parts(row: pipeline.StageTime) -> list[float]:
 @pytest.mark.parametrize("order", [one_f_one_b, gpipe])
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 4), (4, 16), (8, 3)])
 def test_equal_stages_idle_p_minus_1_times_forward_and_backward_all_of_it_fill_and_drain(order, p, m):
-    f, b = 1.0, 2.5
+    f = 1.0
+    b = 2.5
     rows = pipeline.stage_times(simulated([f] * p, [b] * p, m, order=order))
     for s, row in enumerate(rows):
         assert row.window == pytest.approx((m + p - 1) * (f + b), rel=1e-12)
@@ -32,8 +33,9 @@ def test_equal_stages_idle_p_minus_1_times_forward_and_backward_all_of_it_fill_a
         assert row.idle == pytest.approx((p - 1) * (f + b), rel=1e-12)
         assert parts(row)[2:] == pytest.approx([0, 0, 0, 0], abs=1e-12)
         if order is gpipe or m >= p:
-            assert row.fill == pytest.approx(s * f + (p - 1 - s) * (f if order is gpipe else 0.0)
-                                             + (p - 1 - s) * b, rel=1e-12)  # fmt: skip
+            assert row.fill == pytest.approx(
+                s * f + (p - 1 - s) * (f if order is gpipe else 0.0) + (p - 1 - s) * b, rel=1e-12
+            )
 
 
 @pytest.mark.parametrize("m", [4, 16])
@@ -47,7 +49,8 @@ def test_a_slow_last_stage_makes_the_others_wait_m_times_what_it_takes_longer(m)
 
 @pytest.mark.parametrize("slow", range(4))
 def test_a_slow_stage_is_named_wherever_it_is_and_only_the_others_wait_for_it(slow):
-    f, b = [1.0] * 4, [2.0] * 4
+    f = [1.0] * 4
+    b = [2.0] * 4
     f[slow], b[slow] = 1.75, 3.25
     rows = pipeline.stage_times(simulated(f, b, 16))
     assert slowest(rows) == (slow, pytest.approx(1.75), pytest.approx(1.625))
@@ -104,9 +107,11 @@ def test_the_parts_of_any_pipeline_are_not_negative_and_add_up_to_the_step(stage
 
 @pytest.mark.parametrize(
     ("name", "idle"),
-    [("pipeline_1f1b_pp8", [0.363, 0.371, 0.361, 0.361, 0.361, 0.356, 0.368, 0.305]),
-     ("pipeline_1f1b_pp4_dp2_straggler", [0.617, 0.617, 0.614, 0.375])],
-)  # fmt: skip
+    [
+        ("pipeline_1f1b_pp8", [0.363, 0.371, 0.361, 0.361, 0.361, 0.356, 0.368, 0.305]),
+        ("pipeline_1f1b_pp4_dp2_straggler", [0.617, 0.617, 0.614, 0.375]),
+    ],
+)
 def test_published_traces_idle_as_their_authors_tables_say(shared: Path, name, idle):
     run = traces.read(shared / "measurements" / "traces" / name)
     rows = pipeline.stage_times(run)

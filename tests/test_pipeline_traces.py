@@ -72,7 +72,8 @@ def test_a_gzipped_table_and_one_of_other_units_say_the_same(tmp_path):
     shutil.copytree(TINY, tmp_path / "gz")
     (tmp_path / "gz" / "ops.csv").unlink()
     (tmp_path / "gz" / "ops.csv.gz").write_bytes(gzip.compress((TINY / "ops.csv").read_bytes()))
-    one, other = traces.read(TINY), traces.read(tmp_path / "gz")
+    one = traces.read(TINY)
+    other = traces.read(tmp_path / "gz")
     assert one.ops == other.ops
     assert one.makespan == other.makespan
 
@@ -122,9 +123,12 @@ BROKEN = {
     "a line cut off": (OPS[:-9], STEPS, "fields, but the header has 9"),
     "a header alone": (LINES[0] + "\n", STEPS, "a header and no lines"),
     "no forward": (f"{HEADER}1,0,X,0,0,1\n", "step,step_s\n1,1\n", "no forward and no backward"),
-    "ends before it starts": (f"{HEADER}1,0,F,3,1.3,1.2\n", "step,step_s\n1,2\n",
-                              "F of rank 0 ends at 1.2 s, before it starts at 1.3 s"),
-}  # fmt: skip
+    "ends before it starts": (
+        f"{HEADER}1,0,F,3,1.3,1.2\n",
+        "step,step_s\n1,2\n",
+        "F of rank 0 ends at 1.2 s, before it starts at 1.3 s",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -168,8 +172,10 @@ def test_free_communication_takes_away_transfers_and_nothing_else():
 
 
 def test_on_a_topology_messages_cost_a_latency_and_work_stays():
-    run, topology = traces.read(TINY), fabrics.load("hgx-h100", nodes=1)
-    free, placed = replay(run), replay(run, topology, fabrics.mesh(topology, nproc_per_node=4))
+    run = traces.read(TINY)
+    topology = fabrics.load("hgx-h100", nodes=1)
+    free = replay(run)
+    placed = replay(run, topology, fabrics.mesh(topology, nproc_per_node=4))
     assert not placed.free
     assert free.steps.medians()[1] < placed.steps.medians()[1] < 1.01 * free.steps.medians()[1]
 
@@ -235,7 +241,8 @@ def test_the_published_slowdown_of_stragglers_is_met_within_two_hundredths(share
 def test_a_slow_stage_slows_the_step_down_by_what_its_passes_have_above_the_mean(tmp_path):
     """Two stages, m micro-batches: (m + 1) passes of the slow one, against (m + 1) of the mean."""
     assert replay(traces.read(record(tmp_path / "a", [1.0, 1.0], [2.0, 2.0], 6))).slowdown == pytest.approx(1.0)
-    m, slow = 6, replay(traces.read(record(tmp_path / "b", [1.0, 1.4], [2.0, 2.8], 6))).slowdown
+    m = 6
+    slow = replay(traces.read(record(tmp_path / "b", [1.0, 1.4], [2.0, 2.8], 6))).slowdown
     longest = 3.0 + 4.2 * m  # a forward and a backward of the first stage around all of the second's
     assert slow == pytest.approx(longest / (3.6 * (m + 1)))
 
@@ -271,8 +278,10 @@ def test_a_run_without_stages_and_an_empty_window_have_no_grid():
 
 def test_a_folder_and_a_saved_run_are_drawn_by_the_same_command(tmp_path):
     save_run(traces.read(TINY), tmp_path / "run.npz")
-    said = [run_cli("plot", "pipeline", run, tmp_path / f"{i}.png", "--step", "12")
-            for i, run in enumerate((TINY, tmp_path / "run.npz"))]  # fmt: skip
+    said = [
+        run_cli("plot", "pipeline", run, tmp_path / f"{i}.png", "--step", "12")
+        for i, run in enumerate((TINY, tmp_path / "run.npz"))
+    ]
     assert all("Pipeline of 2 stages and 2 micro-batches over 165 ms" in text for text in said)
     assert (tmp_path / "0.png").read_bytes() == (tmp_path / "1.png").read_bytes()
 

@@ -19,15 +19,23 @@ from clustersim.app.cli import cli
 from clustersim.app.report.plan import front_figure, plan_page
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.paths import data_path, shipped
-from clustersim.core.ranges import Range, of_step
+from clustersim.core.ranges import PredictionRange, of_step
 from clustersim.studies import plan as planner
-from clustersim.studies.plan.candidates import DEGREES, Candidate, Form, base, candidates, expanded, scenario_of
+from clustersim.studies.plan.candidates import (
+    DEGREES,
+    PlanCandidate,
+    StrategyForm,
+    base,
+    candidates,
+    expanded,
+    scenario_of,
+)
 from clustersim.studies.plan.limits import step_bound, too_much
-from clustersim.studies.plan.options import Option, Searched
+from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.spec import from_table
 from clustersim.studies.plan.verdict import verdict
 from clustersim.studies.plan.why import alternatives, where_it_goes, why_lost, why_on_front, why_tempting
-from clustersim.studies.sweep.row import Figures, Held, HotLink
+from clustersim.studies.sweep.row import FullestMemory, HotLink, SweepFigures
 
 PLAN = {
     "title": "GPT-2 XL",
@@ -54,13 +62,15 @@ def plan(**changes):
 def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plan")
     read = plan()
-    return read, folder, planner.search(read, "plan.toml", folder, planner.How(jobs=1))
+    return read, folder, planner.search(read, "plan.toml", folder, planner.SearchOptions(jobs=1))
 
 
 @pytest.fixture(scope="module")
 def every(small, tmp_path_factory):
     """All options of the small plan, simulated."""
-    return planner.search(small[0], "plan.toml", tmp_path_factory.mktemp("every"), planner.How(jobs=1, exhaustive=True))
+    return planner.search(
+        small[0], "plan.toml", tmp_path_factory.mktemp("every"), planner.SearchOptions(jobs=1, exhaustive=True)
+    )
 
 
 def figures(found):
@@ -103,19 +113,21 @@ def test_no_run_beats_the_bounds_it_is_pruned_by(small, every):
 def test_an_interrupted_plan_goes_on_where_it_was(small, monkeypatch):
     read, folder, before = small
     monkeypatch.setattr("clustersim.studies.plan.rounds.compute", lambda *_: pytest.fail("simulated again"))
-    assert figures(planner.search(read, "plan.toml", folder, planner.How(jobs=1))) == figures(before)
+    assert figures(planner.search(read, "plan.toml", folder, planner.SearchOptions(jobs=1))) == figures(before)
 
 
 def test_processes_and_one_process_give_the_same_answer(small, tmp_path):
     read, _, before = small
-    after = planner.search(read, "plan.toml", tmp_path, planner.How(jobs=2))
+    after = planner.search(read, "plan.toml", tmp_path, planner.SearchOptions(jobs=2))
     assert planner.told(read, after) == planner.told(read, before)
 
 
 def test_memory_rules_out_what_does_not_fit_and_says_what_fills_it():
-    read = plan(machines=[{"topology": "hgx-v100-4gpu-4x100g", "nodes": [1]}], batch={"samples": [1, 4096]},
-                **{"try": {"micro_batch_size": [32], "activation_checkpointing": ["none"],
-                           "strategies": [{"kind": "ddp"}]}})  # fmt: skip
+    read = plan(
+        machines=[{"topology": "hgx-v100-4gpu-4x100g", "nodes": [1]}],
+        batch={"samples": [1, 4096]},
+        **{"try": {"micro_batch_size": [32], "activation_checkpointing": ["none"], "strategies": [{"kind": "ddp"}]}},
+    )
     (one, *_) = candidates(read, {(0, 1): 4})
     made = scenario_of(read, "plan.toml", one)
     assert "needs" in too_much(made, 0.05)
@@ -127,7 +139,7 @@ def test_memory_rules_out_what_does_not_fit_and_says_what_fills_it():
     [({"tokens": 1e9, "deadline": "1 h"}, "days"), ({"tokens": 1e9, "budget_usd": 1.0}, "USD"), ({"gpus": 8}, "")],
 )
 def test_limits_are_kept_and_what_breaks_one_says_which(limits, word, tmp_path):
-    found = planner.search(plan(limits=limits), "plan.toml", tmp_path, planner.How(jobs=1))
+    found = planner.search(plan(limits=limits), "plan.toml", tmp_path, planner.SearchOptions(jobs=1))
     if "gpus" in limits:
         assert max(one.candidate.gpus for one in found.options) == 8
         return
@@ -179,8 +191,9 @@ def test_every_option_on_the_front_says_why_and_the_best_of_each_kind_off_it_say
 
 
 def test_cost_and_energy_are_the_closed_form():
-    known = planner.rates("H100-SXM5-80GB", 3.0, {"compute": 1.0, "communication": 0.5, "idle": 0.1,
-                                                   "rest_of_machine": 0.5, "pue": 1.2})  # fmt: skip
+    known = planner.rates(
+        "H100-SXM5-80GB", 3.0, {"compute": 1.0, "communication": 0.5, "idle": 0.1, "rest_of_machine": 0.5, "pue": 1.2}
+    )
     watts = 700 * (0.6 * 1.0 + 0.3 * 0.5 + 0.1 * 0.1 + 0.5) * 1.2
     assert planner.watts_per_gpu(known, 1.0, 0.6, 0.3) == pytest.approx(watts)
     spent = planner.costs(known, 16, 1000.0, watts)
@@ -203,10 +216,13 @@ def test_every_figure_of_the_data_has_its_source():
 
 
 def test_without_any_price_no_cost_is_told_and_none_is_compared(tmp_path):
-    read = plan(machines=[{"topology": "pcie-rtx3090", "nodes": [1]}], model={"name": "resnet50"},
-                **{"try": {"micro_batch_size": [32], "activation_checkpointing": ["none"],
-                           "strategies": [{"kind": "ddp"}]}}, batch={"samples": [32, 256]})  # fmt: skip
-    found = planner.search(read, "plan.toml", tmp_path, planner.How(jobs=1))
+    read = plan(
+        machines=[{"topology": "pcie-rtx3090", "nodes": [1]}],
+        model={"name": "resnet50"},
+        **{"try": {"micro_batch_size": [32], "activation_checkpointing": ["none"], "strategies": [{"kind": "ddp"}]}},
+        batch={"samples": [32, 256]},
+    )
+    found = planner.search(read, "plan.toml", tmp_path, planner.SearchOptions(jobs=1))
     said = planner.told(read, found)
     assert said.unit == "samples"
     assert said.front[0].usd_per_1e9 is None
@@ -217,9 +233,13 @@ def test_without_any_price_no_cost_is_told_and_none_is_compared(tmp_path):
 
 
 def test_a_machine_without_a_price_is_never_ranked_by_cost(tmp_path):
-    machines = [{"topology": "hgx-a100", "nodes": [1], "usd_per_gpu_hour": 2.0},
-                {"topology": "pcie-a100", "nodes": [1]}]  # fmt: skip
-    found = planner.search(plan(machines=machines), "plan.toml", tmp_path, planner.How(jobs=1, exhaustive=True))
+    machines = [
+        {"topology": "hgx-a100", "nodes": [1], "usd_per_gpu_hour": 2.0},
+        {"topology": "pcie-a100", "nodes": [1]},
+    ]
+    found = planner.search(
+        plan(machines=machines), "plan.toml", tmp_path, planner.SearchOptions(jobs=1, exhaustive=True)
+    )
     unpriced = [one for one in found.options if one.counts and one.candidate.machine.label == "pcie-a100"]
     assert unpriced
     for one in unpriced:
@@ -233,7 +253,10 @@ def test_a_machine_without_a_price_is_never_ranked_by_cost(tmp_path):
     assert "among those with a price (pcie-a100 has none)" in said.verdict
     assert "pcie-a100: no price" in plots.alt_text(front_figure(said))
     dear = planner.search(
-        plan(machines=machines, limits={"tokens": 1e9, "budget_usd": 1e9}), "plan.toml", tmp_path, planner.How(jobs=1)
+        plan(machines=machines, limits={"tokens": 1e9, "budget_usd": 1e9}),
+        "plan.toml",
+        tmp_path,
+        planner.SearchOptions(jobs=1),
     )
     reasons = {
         one.reason for one in dear.options if one.candidate.machine.label == "pcie-a100" and one.state == "limits"
@@ -244,11 +267,13 @@ def test_a_machine_without_a_price_is_never_ranked_by_cost(tmp_path):
 @pytest.fixture(scope="module")
 def two_machines(tmp_path_factory):
     """A search over a fast machine without a price, and one that has a price."""
-    read = plan(machines=[{"topology": "alps-gh200", "nodes": [1, 2]}, {"topology": "hgx-a100", "nodes": [1, 2]}],
-                model={"name": "resnet50"}, batch={"samples": [256, 1024]},
-                **{"try": {"micro_batch_size": [64], "activation_checkpointing": ["none"],
-                           "strategies": [{"kind": "ddp"}]}})  # fmt: skip
-    return read, planner.search(read, "plan.toml", tmp_path_factory.mktemp("two"), planner.How(jobs=1))
+    read = plan(
+        machines=[{"topology": "alps-gh200", "nodes": [1, 2]}, {"topology": "hgx-a100", "nodes": [1, 2]}],
+        model={"name": "resnet50"},
+        batch={"samples": [256, 1024]},
+        **{"try": {"micro_batch_size": [64], "activation_checkpointing": ["none"], "strategies": [{"kind": "ddp"}]}},
+    )
+    return read, planner.search(read, "plan.toml", tmp_path_factory.mktemp("two"), planner.SearchOptions(jobs=1))
 
 
 def test_what_a_price_alone_brings_to_the_front_is_not_praised_for_energy(two_machines):
@@ -276,13 +301,21 @@ def test_efficiency_over_more_gpus_compares_a_machine_with_itself(two_machines):
 
 def option(number, kind, rate, gpus=8, usd=1.0):
     """An option that was simulated, of made figures."""
-    form = Form({"kind": kind}, {}, kind, (), (False, False), 0, False, dict.fromkeys(DEGREES, 1))
-    candidate = Candidate(number, plan().machines[0], 1, gpus, form, (64 // gpus, 1), "none")
-    result = Figures(step_time_s=64 / rate, samples_per_s=rate, compute_s=0.0, exposed_communication_s=0.0, gpus=gpus,
-                     peak_memory_bytes=0.0, fits=True, phase_shares={"forward": 0.3, "exposed_communication": 0.31},
-                     hottest_links=[HotLink("node3/nic0 -> leaf0", 0.9)])  # fmt: skip
+    form = StrategyForm({"kind": kind}, {}, kind, (), (False, False), 0, False, dict.fromkeys(DEGREES, 1))
+    candidate = PlanCandidate(number, plan().machines[0], 1, gpus, form, (64 // gpus, 1), "none")
+    result = SweepFigures(
+        step_time_s=64 / rate,
+        samples_per_s=rate,
+        compute_s=0.0,
+        exposed_communication_s=0.0,
+        gpus=gpus,
+        peak_memory_bytes=0.0,
+        fits=True,
+        phase_shares={"forward": 0.3, "exposed_communication": 0.31},
+        hottest_links=[HotLink("node3/nic0 -> leaf0", 0.9)],
+    )
     objectives = (-rate, usd * gpus / rate, float(gpus), gpus / rate)
-    return Option(candidate, "simulated", result=result, rate=rate, objectives=objectives)
+    return PlanOption(candidate, "simulated", result=result, rate=rate, objectives=objectives)
 
 
 def test_where_a_step_goes_is_said_with_the_busiest_sort_of_link():
@@ -292,9 +325,12 @@ def test_where_a_step_goes_is_said_with_the_busiest_sort_of_link():
 
 def judged(monkeypatch, *options):
     """What a search makes of options, with errors of 3 % for fsdp and 36 % for zero."""
-    errors = {"fsdp": Range(0.03, 0.1, 100, 4, "similar"), "zero": Range(0.36, 0.6, 8, 1, "similar")}
+    errors = {
+        "fsdp": PredictionRange(0.03, 0.1, 100, 4, "similar"),
+        "zero": PredictionRange(0.36, 0.6, 8, 1, "similar"),
+    }
     monkeypatch.setattr("clustersim.studies.plan.options.of_step", errors.__getitem__)
-    return Searched(options, (planner.rates("A100-SXM4-80GB", 1.0),) * 2, True).judged()
+    return SearchResult(options, (planner.rates("A100-SXM4-80GB", 1.0),) * 2, True).judged()
 
 
 def test_a_small_advantage_that_is_not_certain_is_tempting_and_a_large_one_is_taken(monkeypatch):
@@ -320,7 +356,7 @@ def test_the_verdict_takes_what_is_certain_and_names_what_is_tempting(monkeypatc
 def test_the_verdict_says_where_memory_may_run_out(monkeypatch):
     one = option(0, "fsdp", 100.0)
     for shown, said in ((79, False), (83, True)):
-        memory = Held(80 * 2**30, shown * 2**30)
+        memory = FullestMemory(80 * 2**30, shown * 2**30)
         result = msgspec.structs.replace(one.result, peak_memory_bytes=72 * 2**30, memory=memory)
         tight = msgspec.structs.replace(one, result=result)
         sentence = "needs 72 GiB, and with the allocator's and NCCL's own about 83 GiB of 80 GiB: it may run out"
@@ -383,7 +419,7 @@ def test_what_cannot_be_planned_is_one_clear_error(changes, words):
 
 def test_a_batch_that_no_machine_makes_is_an_error(tmp_path):
     with pytest.raises(ClusterSimError, match=r"\$\.batch\.samples"):
-        planner.search(plan(batch={"samples": 3}), "plan.toml", tmp_path, planner.How(jobs=1))
+        planner.search(plan(batch={"samples": 3}), "plan.toml", tmp_path, planner.SearchOptions(jobs=1))
 
 
 def test_the_command_prints_the_front_and_writes_the_answer(tmp_path: Path):

@@ -16,12 +16,12 @@ from clustersim.scenario.held import held
 from clustersim.scenario.parts import shape_of
 from clustersim.studies import plan as planner
 from clustersim.studies.plan.candidates import candidates, scenario_of
-from clustersim.studies.plan.form import Refused
+from clustersim.studies.plan.form import RefusedOption
 from clustersim.studies.plan.knobs import combinations
 from clustersim.studies.plan.options import rule
-from clustersim.studies.plan.searching import How, search
+from clustersim.studies.plan.searching import SearchOptions, search
 from clustersim.studies.plan.seen import FINALISTS, ROUGH, machines_of
-from clustersim.studies.plan.sieve import Sieve, kept
+from clustersim.studies.plan.sieve import OptionSieve, kept
 from clustersim.studies.plan.spec import from_table
 from clustersim.studies.plan.traffic import first_group
 from clustersim.studies.plan.verdict import left_over
@@ -61,8 +61,13 @@ DENSE = {
     "run": {"steps": 2},
 }
 EXPERTS = DENSE | {
-    "model": {"name": "mixtral-8x7b", "seq_len": 1024, "dtype": "bf16", "implementation": "fused",
-              "options": {"layers": 4}},
+    "model": {
+        "name": "mixtral-8x7b",
+        "seq_len": 1024,
+        "dtype": "bf16",
+        "implementation": "fused",
+        "options": {"layers": 4},
+    },
     "try": {
         "micro_batch_size": [1, 2],
         "activation_checkpointing": ["none", "full"],
@@ -78,7 +83,7 @@ EXPERTS = DENSE | {
             "overlap_param_gather": [False, True],
         },
     },
-}  # fmt: skip
+}
 
 
 def sieved(table, number, seed=0):
@@ -90,8 +95,8 @@ def sieved(table, number, seed=0):
     every = [option for option in candidates(read, gpus, tables) if option.form.split]
     every_by = {option.number: option for option in every}
     chosen = random.Random(seed).sample(every, min(number, len(every)))
-    found = Sieve(read, "plan.toml", machines).look(chosen)
-    return read, [(every_by[number], what) for number, what in found if not isinstance(what, Refused)]
+    found = OptionSieve(read, "plan.toml", machines).look(chosen)
+    return read, [(every_by[number], what) for number, what in found if not isinstance(what, RefusedOption)]
 
 
 def shape(read):
@@ -139,10 +144,19 @@ def test_no_folded_step_beats_its_bound(table, number):
 def test_every_schedule_has_the_stages_own_memory_and_a_step_above_its_bound(schedule, vpp, more):
     parallel = {"pp": [2, 4], "vpp": [vpp], "schedule": schedule, "overlap_grad_reduce": True, **more}
     read, found = sieved(
-        DENSE | {"batch": {"samples": 64}, "machines": [{"topology": "hgx-a100", "nodes": [1]}],
-                 "try": {"micro_batch_size": [4], "activation_checkpointing": ["none"],
-                         "strategies": [{"kind": "ddp", "param_dtype": "bf16"}], "parallel": parallel}}, 3,
-    )  # fmt: skip
+        DENSE
+        | {
+            "batch": {"samples": 64},
+            "machines": [{"topology": "hgx-a100", "nodes": [1]}],
+            "try": {
+                "micro_batch_size": [4],
+                "activation_checkpointing": ["none"],
+                "strategies": [{"kind": "ddp", "param_dtype": "bf16"}],
+                "parallel": parallel,
+            },
+        },
+        3,
+    )
     assert found
     for option, bound in found:
         one = scenario_of(read, "plan.toml", option)
@@ -158,18 +172,22 @@ SMALL = DENSE | {
         "activation_checkpointing": ["none"],
         "strategies": [{"kind": "ddp", "param_dtype": "bf16"}],
         "parallel": {
-            "tp": [1, 2, 8], "pp": [1, 2], "vpp": [1, 2], "sequence_parallel": True, "use_distributed_optimizer": True,
+            "tp": [1, 2, 8],
+            "pp": [1, 2],
+            "vpp": [1, 2],
+            "sequence_parallel": True,
+            "use_distributed_optimizer": True,
             "overlap_grad_reduce": [False, True],
         },
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("split")
     read = from_table(SMALL)
-    return read, folder, search(read, "plan.toml", folder, How(jobs=1))
+    return read, folder, search(read, "plan.toml", folder, SearchOptions(jobs=1))
 
 
 def figures(found):
@@ -178,7 +196,7 @@ def figures(found):
 
 def test_the_front_over_split_models_is_the_exhaustive_one(small, tmp_path):
     read, _, found = small
-    every = search(read, "plan.toml", tmp_path, How(jobs=1, exhaustive=True))
+    every = search(read, "plan.toml", tmp_path, SearchOptions(jobs=1, exhaustive=True))
     assert figures(found) == figures(every)
     whole = [sum(one.state == "simulated" for one in each.options) for each in (found, every)]
     assert whole[0] < whole[1]
@@ -201,18 +219,23 @@ HUNDREDS = DENSE | {
         "activation_checkpointing": ["none"],
         "strategies": [{"kind": "ddp", "param_dtype": "bf16"}],
         "parallel": {
-            "tp": [1, 2, 4], "pp": [1, 2, 4], "vpp": [1, 2], "cp": [1, 2], "sequence_parallel": True,
-            "use_distributed_optimizer": True, "overlap_grad_reduce": [False, True],
+            "tp": [1, 2, 4],
+            "pp": [1, 2, 4],
+            "vpp": [1, 2],
+            "cp": [1, 2],
+            "sequence_parallel": True,
+            "use_distributed_optimizer": True,
+            "overlap_grad_reduce": [False, True],
         },
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
 def test_over_hundreds_of_options_the_front_is_the_exhaustive_one_and_no_sketch_is_off_by_more_than_is_taken(tmp_path):
     read = from_table(HUNDREDS)
-    found = search(read, "plan.toml", tmp_path / "pruned", How(jobs=1))
-    every = search(read, "plan.toml", tmp_path / "every", How(jobs=1, exhaustive=True))
+    found = search(read, "plan.toml", tmp_path / "pruned", SearchOptions(jobs=1))
+    every = search(read, "plan.toml", tmp_path / "every", SearchOptions(jobs=1, exhaustive=True))
     assert len(every.options) > 250
     assert figures(found) == figures(every)
     ran = [one for one in every.options if one.state == "simulated"]
@@ -226,15 +249,15 @@ def test_an_interrupted_plan_over_split_models_goes_on_where_it_was(small, monke
     read, folder, before = small
     for name in ("compute", "roughly"):
         monkeypatch.setattr(f"clustersim.studies.plan.rounds.{name}", lambda *_: pytest.fail("simulated again"))
-    assert figures(search(read, "plan.toml", folder, How(jobs=1))) == figures(before)
+    assert figures(search(read, "plan.toml", folder, SearchOptions(jobs=1))) == figures(before)
 
 
 def test_what_the_sieve_said_is_kept_and_of_another_plan_it_is_not(small, monkeypatch):
     read, folder, _ = small
-    options = [option.candidate for option in search(read, "plan.toml", folder, How(jobs=1)).options]
-    sieve = Sieve(read, "plan.toml", machines_of(read, "plan.toml")[0])
+    options = [option.candidate for option in search(read, "plan.toml", folder, SearchOptions(jobs=1)).options]
+    sieve = OptionSieve(read, "plan.toml", machines_of(read, "plan.toml")[0])
     said = dict(sieve.look(options))
-    monkeypatch.setattr(Sieve, "look", lambda *_: pytest.fail("sieved again"))
+    monkeypatch.setattr(OptionSieve, "look", lambda *_: pytest.fail("sieved again"))
     assert dict(kept(sieve, options, folder)) == said
     sieve.plan = from_table(SMALL | {"limits": {"memory_margin": 0.5}})
     with pytest.raises(pytest.fail.Exception, match="sieved again"):
@@ -272,7 +295,7 @@ def test_knobs_that_the_front_shares_are_told_once_and_names_stay_apart(small):
 def test_of_a_large_space_what_was_not_simulated_is_told_with_what_it_could_have_given(monkeypatch, tmp_path):
     monkeypatch.setattr("clustersim.studies.plan.seen.EXACT", 5)
     read = from_table(SMALL | {"try": SMALL["try"] | {"simulations": 8}})
-    found = search(read, "plan.toml", tmp_path, How(jobs=1))
+    found = search(read, "plan.toml", tmp_path, SearchOptions(jobs=1))
     left = [one for one in found.options if one.state == "left"]
     assert left
     assert found.front
@@ -297,7 +320,7 @@ def test_alternatives_differ_from_the_fastest_in_a_degree(small):
 @pytest.fixture(scope="module")
 def robust(small):
     read, folder, _ = small
-    return search(read, "plan.toml", folder, How(jobs=1, robust=True))
+    return search(read, "plan.toml", folder, SearchOptions(jobs=1, robust=True))
 
 
 def test_the_robust_choice_has_the_least_of_the_worst_regrets_and_somebody_is_best_at_every_corner(small, robust):
@@ -313,7 +336,8 @@ def test_the_robust_choice_has_the_least_of_the_worst_regrets_and_somebody_is_be
 
 def test_who_knows_on_which_side_a_number_is_regrets_no_more(small, robust):
     said = planner.told(small[0], robust).robust
-    regrets, worst = np.array([row.regrets for row in said.rows]), min(row.regret for row in said.rows)
+    regrets = np.array([row.regrets for row in said.rows])
+    worst = min(row.regret for row in said.rows)
     assert [one.name for one in said.uncertain] == ["links inside a node", "kernels"]  # one node: no network
     for one in said.measure:
         assert 0 <= one.worth <= worst
@@ -340,7 +364,7 @@ def test_a_robust_search_goes_on_where_it_was_and_its_page_has_the_table(small, 
     read, folder, _ = small
     for name in ("compute", "roughly"):
         monkeypatch.setattr(f"clustersim.studies.plan.rounds.{name}", lambda *_: pytest.fail("simulated again"))
-    again = search(read, "plan.toml", folder, How(jobs=1, robust=True))
+    again = search(read, "plan.toml", folder, SearchOptions(jobs=1, robust=True))
     assert again.turned == robust.turned
     said = planner.told(read, again)
     (part,) = [one for one in plan_page(said).sections if one.id == "robust"]
@@ -394,8 +418,10 @@ def test_the_first_group_of_dimensions_is_the_meshs_first(names, order):
 
 
 def test_tensor_parallelism_leaves_a_node_only_where_the_plan_allows_it():
-    table = DENSE | {"try": DENSE["try"] | {"parallel": {"tp": [16]}},
-                     "model": {"name": "llama3-8b", "seq_len": 1024, "dtype": "bf16"}}  # fmt: skip
+    table = DENSE | {
+        "try": DENSE["try"] | {"parallel": {"tp": [16]}},
+        "model": {"name": "llama3-8b", "seq_len": 1024, "dtype": "bf16"},
+    }
     _, none = sieved(table, 10)
     _, some = sieved(table | {"limits": {"tp_across_nodes": True}}, 10)
     assert not none

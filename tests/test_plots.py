@@ -117,7 +117,8 @@ def test_subtracting_intervals_equals_counting_every_instant(some, others):
     def columns(intervals):
         return np.array([a for a, _ in intervals], float), np.array([a + n for a, n in intervals], float)
 
-    want, got = np.zeros(60, bool), np.zeros(60, bool)
+    want = np.zeros(60, bool)
+    got = np.zeros(60, bool)
     for a, n in some:
         want[a : a + n] = True
     for a, n in others:

@@ -18,12 +18,12 @@ from clustersim.app import plots
 from clustersim.app.plots import animation, campaign, dimensions, stages
 from clustersim.app.plots.pipeline import pipeline_frame, usual_step
 from clustersim.core.errors import ProgramError
-from clustersim.core.facts import Facts, Groups, MeshMap
+from clustersim.core.facts import DimensionGroups, MeshMap, RunFacts
 from clustersim.explain.breakdown import breakdown
 from clustersim.explain.waterfall import waterfall
 from clustersim.explain.where import where
-from clustersim.studies.campaign import Part
-from clustersim.studies.campaign.whatif import Point
+from clustersim.studies.campaign import LedgerPart
+from clustersim.studies.campaign.whatif import KnobPoint
 from clustersim.studies.plan.rows import Degrees
 from clustersim.studies.sensitivity import BreakEven, Swing
 
@@ -52,7 +52,7 @@ def machine():
 
 
 def dots():
-    return [plots.Dot("A", "8 GPUs", 1.0, 2.0, True, 0.1), plots.Dot("B", "16 GPUs", 2.0, 3.0, False)]
+    return [plots.FrontDot("A", "8 GPUs", 1.0, 2.0, True, 0.1), plots.FrontDot("B", "16 GPUs", 2.0, 3.0, False)]
 
 
 def bars():
@@ -62,15 +62,18 @@ def bars():
 
 
 def points():
-    return [Point(x, y, y, y) for x, y in ((60.0, 0.9), (600.0, 0.95), (6000.0, 0.8))]
+    return [KnobPoint(x, y, y, y) for x, y in ((60.0, 0.9), (600.0, 0.95), (6000.0, 0.8))]
 
 
-LEDGER = {"productive": Part(9.0, 0.9), "restart": Part(1.0, 0.1)}
+LEDGER = {"productive": LedgerPart(9.0, 0.9), "restart": LedgerPart(1.0, 0.1)}
 SWINGS = [Swing("GPU compute", 0.9, 1.2, 0.1, 0.2), Swing("NIC", 0.99, 1.02, 0.01, 0.02)]
 NETWORK = BreakEven(0.05, 2e10, (1e10, 2e10, 4e10), (0.3, 0.2, 0.19), 1.5e10)
 OPTION = SimpleNamespace(option="a", machine="m", days=3.0, usd=5.0, gpus=8)
 EXCHANGES = [{"how": how, "n": n, "seconds": 0.1 * n} for how in ("ring", "direct") for n in (2, 4, 8)]
-DIMS = [Groups("TP", 2, ["NVLink"], [0, 1], [0, 0, 1, 1]), Groups("DP", 2, ["NVLink"], [0, 2], [0, 1, 0, 1])]
+DIMS = [
+    DimensionGroups("TP", 2, ["NVLink"], [0, 1], [0, 0, 1, 1]),
+    DimensionGroups("DP", 2, ["NVLink"], [0, 2], [0, 1, 0, 1]),
+]
 MESH = MeshMap(4, 4, DIMS)
 MOMENTS = ("fwd a", "fwd b", "bwd b", "bwd a")
 HELD = {"parameters": np.full(4, GIB), "activations": np.array([1.0, 2.0, 2.0, 1.0]) * GIB}
@@ -103,7 +106,7 @@ ONE = {
     "sweep_curves": lambda **on: plots.sweep_curves(bars(), ["strategy.name"], "a", **on),
     "tornado": lambda **on: plots.tornado(SWINGS, 0.2, "a", **on),
     "tradeoff": lambda **on: plots.tradeoff(SimpleNamespace(options=[OPTION], front=[OPTION]), title="a", **on),
-    "waterfall": lambda **on: plots.waterfall(waterfall(run().timeline, Facts(peak_flops=1e13)), "a", **on),
+    "waterfall": lambda **on: plots.waterfall(waterfall(run().timeline, RunFacts(peak_flops=1e13)), "a", **on),
 }
 """Pictures of one axes, drawn small."""
 
@@ -142,10 +145,11 @@ def drawing():
         name: function
         for file in files
         for name, function in inspect.getmembers(file, inspect.isfunction)
-        if function.__module__ == file.__name__ and not name.startswith("_")
+        if function.__module__ == file.__name__
+        and not name.startswith("_")
         and inspect.signature(function).return_annotation == "Figure"
         and name not in {"new_figure", "titled"}
-    }  # fmt: skip
+    }
 
 
 def test_every_picture_is_of_one_axes_or_it_is_said_which_its_axes_are():
@@ -159,7 +163,8 @@ def test_every_picture_is_of_one_axes_or_it_is_said_which_its_axes_are():
 def test_a_picture_of_one_axes_is_drawn_on_the_axes_it_is_given_and_nowhere_else(name, monkeypatch):
     figure = Figure(figsize=(9, 6), layout="constrained")
     right = figure.subplots(2, 2)[0, 1]
-    before, open_before = [len(axes.get_children()) for axes in figure.axes], pyplot.get_fignums()
+    before = [len(axes.get_children()) for axes in figure.axes]
+    open_before = pyplot.get_fignums()
     ONE[name]()  # what it draws is made once, so that no film or run is made below
     monkeypatch.setattr(Figure, "__init__", lambda *_, **__: pytest.fail("a figure of its own"))
     assert ONE[name](ax=right) is figure
@@ -174,7 +179,8 @@ def test_a_picture_of_one_axes_is_drawn_on_the_axes_it_is_given_and_nowhere_else
 
 @pytest.mark.parametrize("name", ONE)
 def test_a_picture_without_axes_is_a_figure_that_holds_its_axes_and_at_most_a_scale(name):
-    first, second = ONE[name](), ONE[name]()
+    first = ONE[name]()
+    second = ONE[name]()
     assert first is not second
     assert len(first.axes) == 1 + (name in {"link_heat", "loaded_topology"})
     assert first.get_suptitle() == "a"

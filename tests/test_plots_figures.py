@@ -15,7 +15,7 @@ from player import link_use
 
 import clustersim
 from clustersim.app import plots
-from clustersim.app.plots.animation import _HEIGHT, _WIDTH, _Ring, film, film_frame
+from clustersim.app.plots.animation import _HEIGHT, _WIDTH, _RingDrawing, film, film_frame
 from clustersim.app.plots.dimensions import mesh_on_machine
 from clustersim.app.plots.heat import binned
 from clustersim.app.plots.intervals import packed
@@ -69,11 +69,14 @@ def test_the_parts_of_a_bar_add_up_to_the_step():
 
 
 def test_ranks_that_differ_have_bars_of_their_own_and_those_alike_share_one():
-    fast, slow = [0.05, 0, 0, 0, 0, 0.05, 0, 0], [0.1, 0, 0, 0, 0, 0, 0, 0]
+    fast = [0.05, 0, 0, 0, 0, 0.05, 0, 0]
+    slow = [0.1, 0, 0, 0, 0, 0, 0, 0]
     groups = rank_groups(np.array([fast] * 3 + [slow]))
     assert {name: list(ranks) for name, ranks in groups.items()} == {
-        "all 4 ranks": [0, 1, 2, 3], "ranks 0-2": [0, 1, 2], "rank 3": [3],
-    }  # fmt: skip
+        "all 4 ranks": [0, 1, 2, 3],
+        "ranks 0-2": [0, 1, 2],
+        "rank 3": [3],
+    }
     rng = np.random.default_rng(0)
     many = rank_groups(np.abs(rng.normal(1, 0.2, (64, 8))))
     assert len(many) == 4
@@ -148,7 +151,8 @@ def ring():
 def test_a_ring_starts_with_everybody_s_own_and_ends_with_every_sum(ring):
     s = ring.schedule
     assert s.n_chunks == 4
-    before, after = ring.held(-1.0), ring.held(float(ring.end.max()))
+    before = ring.held(-1.0)
+    after = ring.held(float(ring.end.max()))
     assert before.sum() == 4 * 4
     assert all(before[g, :, g].all() for g in range(4))
     assert after.all()
@@ -252,9 +256,10 @@ def test_a_zoom_is_a_second_panel_of_the_same_rows(run):
 
 @pytest.mark.parametrize("n", [2, 3, 8, 16])
 def test_every_gpu_of_a_ring_is_inside_the_picture_and_clear_of_its_neighbours(n):
-    ring = _Ring.of(n, n)
+    ring = _RingDrawing.of(n, n)
     half = np.array([1.2 * ring.wide, ring.height / 2])
-    low, high = ring.spots - half, ring.spots + half
+    low = ring.spots - half
+    high = ring.spots + half
     assert (np.abs([low, high]) + 0.06 < [_WIDTH, _HEIGHT]).all()
     for a in range(n):
         b = (a + 1) % n
@@ -319,9 +324,12 @@ def test_a_picture_of_a_split_says_when_nothing_is_split(run, kind):
 @pytest.mark.parametrize("schedule", [{"schedule": "zb_h1"}, {"schedule": "interleaved", "vpp": 6}])
 def test_a_pipelines_legend_lies_within_the_picture_whatever_actions_and_chunks_there_are(schedule):
     changes = {
-        "model.name": "gpt2", "model.seq_len": 128, "cluster.gpus_per_node": 2, "run.steps": 1,
+        "model.name": "gpt2",
+        "model.seq_len": 128,
+        "cluster.gpus_per_node": 2,
+        "run.steps": 1,
         "parallel": {"pp": 2, "microbatches": 24, **schedule},
-    }  # fmt: skip
+    }
     figure = plots.pipeline_grid(clustersim.load("1f1b_gpt2_xl_1x8_a100", changes).run().timeline)
     figure.draw_without_rendering()
     inside = figure.legends[0].get_window_extent()

@@ -19,9 +19,7 @@ def test_curves_hold_their_points_in_order_and_are_named_where_they_end():
     assert [line.get_xdata().tolist() for line in axes.lines] == [[2, 4, 8], [2, 8]]
     assert axes.lines[0].get_ydata().tolist() == [0.5, 1.0, 2.0]
     assert sorted(text.get_text() for text in axes.texts) == ["a  2 s", "b  125 ms"]
-    assert plots.alt_text(figure) == (
-        "Time over devices. a: 500 ms at 2, 2 s at 8; b: 250 ms at 2, 125 ms at 8."
-    )  # fmt: skip
+    assert plots.alt_text(figure) == ("Time over devices. a: 500 ms at 2, 2 s at 8; b: 250 ms at 2, 125 ms at 8.")
 
 
 def test_units_are_those_people_use():

@@ -51,7 +51,8 @@ def test_rows_stand_as_the_machine_is_built(name):
 
 def test_what_shares_a_pcie_switch_stands_together():
     topology = fabrics.load("hgx-a100", nodes=1)
-    places, near = lay.place_node(topology, 0), lay.neighbours(topology, range(len(topology.vertex_names)))
+    places = lay.place_node(topology, 0)
+    near = lay.neighbours(topology, range(len(topology.vertex_names)))
     for switch in (v for v, kind in enumerate(topology.vertex_kinds) if kind == PCIE_SWITCH and v in places):
         x = [places[g][0] for g in near[switch] if topology.vertex_kinds[g] == GPU]
         assert places[switch][0] == pytest.approx(np.mean(x), abs=0.3)
@@ -74,7 +75,8 @@ def test_a_load_is_bytes_over_line_rate_and_time():
 
 
 def test_links_of_another_machine_are_refused():
-    topology, other = fabrics.load("hgx-a100", nodes=2), fabrics.load("hgx-a100", nodes=1)
+    topology = fabrics.load("hgx-a100", nodes=2)
+    other = fabrics.load("hgx-a100", nodes=1)
     with pytest.raises(TopologyError, match="links, the run"):
         link_loads(topology, carried(other, 0, 1.0))
 

@@ -79,7 +79,8 @@ def test_a_film_shows_itself_in_a_notebook(monkeypatch):
 
 def test_in_an_all_to_all_everybody_ends_with_the_piece_that_each_had_for_it():
     film = plots.swap_run(nbytes=2.0**20)
-    before, after = film.held(-1.0), film.held(float(film.end.max()))
+    before = film.held(-1.0)
+    after = film.held(float(film.end.max()))
     for src in range(4):
         for dst in range(4):
             piece = src * 4 + dst

@@ -46,7 +46,8 @@ def link(peer, stream):
 
 
 def test_a_push_starts_when_the_sender_is_ready_though_the_receiver_waited_all_along():
-    sender, receiver = base.OpList(), base.OpList()
+    sender = base.OpList()
+    receiver = base.OpList()
     work = sender.compute("work", 3.0, "other")
     do.push(sender, "w 0 -> 1", 1000.0, link(1, "push"), (work,))
     do.take(receiver, "w 0 -> 1", 1000.0, link(0, "push"))
@@ -55,7 +56,8 @@ def test_a_push_starts_when_the_sender_is_ready_though_the_receiver_waited_all_a
 
 
 def test_a_pull_starts_when_the_receiver_asks_though_the_data_were_there_all_along():
-    asker, owner = base.OpList(), base.OpList()
+    asker = base.OpList()
+    owner = base.OpList()
     work = asker.compute("work", 3.0, "other")
     asked = do.request(asker, "w", link(1, "pull"), (work,))
     do.pull(asker, "w 1 -> 0", 1000.0, link(1, "pull"), asked)
@@ -67,7 +69,8 @@ def test_a_pull_starts_when_the_receiver_asks_though_the_data_were_there_all_alo
 
 
 def test_one_request_brings_several_pieces_each_when_it_is_ready():
-    asker, owner = base.OpList(), base.OpList()
+    asker = base.OpList()
+    owner = base.OpList()
     asked = do.request(asker, "both", link(1, "pull"))
     for piece in ("a", "b"):
         do.pull(asker, piece, 100.0, link(1, "pull"), asked)

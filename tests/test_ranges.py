@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from ranges import held, of_each
 
-from clustersim.calibrate.score import Skipped, covered, predicted, scored, with_ranges
+from clustersim.calibrate.score import SkippedRow, covered, predicted, scored, with_ranges
 from clustersim.calibrate.validate_nccl import validate_nccl
 from clustersim.cluster import files as fabrics
 from clustersim.core import ranges
@@ -24,19 +24,21 @@ GROUPS = st.lists(st.lists(st.floats(0, 10), min_size=1, max_size=20).map(np.arr
 
 
 def test_a_distance_is_relative_to_the_prediction():
-    rows = [scored({"group": "a"}, 2.0, 1.0), scored({"group": "a"}, 2.0, 2.5), Skipped({"group": "b"}, "why")]
+    rows = [scored({"group": "a"}, 2.0, 1.0), scored({"group": "a"}, 2.0, 2.5), SkippedRow({"group": "b"}, "why")]
     ((name, found),) = distances(rows, lambda row: row.cells["group"]).items()
     assert (name, found.tolist()) == ("a", pytest.approx([1.0, 0.2]))  # measured: twice, and 0.8 of the prediction
 
 
 @given(GROUPS, st.floats(0, 1))
 def test_a_quantile_lies_within_its_groups_and_grows_with_the_share(groups, share):
-    low, high = min(map(np.min, groups)), max(map(np.max, groups))
+    low = min(map(np.min, groups))
+    high = max(map(np.max, groups))
     assert low <= quantile(groups, share) <= quantile(groups, 1.0) <= high
 
 
 def test_a_group_weighs_the_same_however_many_rows_it_has():
-    few, many = np.array([1.0, 1.0]), np.full(1000, 3.0)
+    few = np.array([1.0, 1.0])
+    many = np.full(1000, 3.0)
     assert quantile([few, many], 0.35) == pytest.approx(1.0, abs=0.01)
     assert quantile([few, many], 0.55) == pytest.approx(3.0, abs=0.01)
 
@@ -69,8 +71,8 @@ def test_ranges_of_groups_that_are_alike_hold_what_they_say(n, seed):
 
 def test_rows_carry_their_range_and_the_share_within_is_counted():
     rows = [scored({"case_id": "x"}, 1.0, 1.0 + d) for d in (0.0, 0.1, 0.3)]
-    why = Skipped({"case_id": "x"}, "why")
-    *ranged, last = with_ranges([*rows, why], lambda row: ranges.Range(0.05, 0.15, 9, 3, "similar"))
+    why = SkippedRow({"case_id": "x"}, "why")
+    *ranged, last = with_ranges([*rows, why], lambda row: ranges.PredictionRange(0.05, 0.15, 9, 3, "similar"))
     assert covered(predicted(ranged)) == pytest.approx((1 / 3, 2 / 3))
     assert covered(rows) == (UNSET, UNSET)
     assert last is why

@@ -40,7 +40,8 @@ class Grid:
     def agreement(self, *, whole_machine: bool) -> tuple[float, float]:
         """(Spearman's rank correlation, measured rate of the predicted best over the measured best)."""
         times = self.gpus if whole_machine else 1.0
-        measured, predicted = self.measured * times, self.predicted * times
+        measured = self.measured * times
+        predicted = self.predicted * times
         return float(spearmanr(measured, predicted).statistic), float(measured[predicted.argmax()] / measured.max())
 
 

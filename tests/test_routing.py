@@ -28,7 +28,8 @@ def names(topology: Topology, route: tuple[int, ...]) -> list[str]:
 
 
 def contiguous(topology: Topology, route: tuple[int, ...], src: int, dst: int) -> bool:
-    tails, heads = topology.link_src[list(route)], topology.link_dst[list(route)]
+    tails = topology.link_src[list(route)]
+    heads = topology.link_dst[list(route)]
     return bool(tails[0] == src and heads[-1] == dst and np.all(tails[1:] == heads[:-1]))
 
 
@@ -44,7 +45,8 @@ def pairs_to_try(topology: Topology) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_routes_are_contiguous_repeatable_and_as_long_as_the_way_back(name: str) -> None:
     topology = fabrics.load(name, nodes=2)
-    routes, again = routing.Router(topology), routing.Router(topology)
+    routes = routing.Router(topology)
+    again = routing.Router(topology)
     for src, dst in pairs_to_try(topology):
         route = routes.route(src, dst)
         assert contiguous(topology, route, src, dst)
@@ -85,7 +87,8 @@ def test_loads_conserve_bytes_on_every_platform(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_loads_of_each_transfer_are_those_it_has_by_itself(name: str) -> None:
     topology = fabrics.load(name, nodes=2)
-    router, pairs = routing.router(topology), np.array(pairs_to_try(topology), dtype=np.int64).reshape(-1, 2)
+    router = routing.router(topology)
+    pairs = np.array(pairs_to_try(topology), dtype=np.int64).reshape(-1, 2)
     ptr, links, loads = router.loads_of_each(pairs[:, 0], pairs[:, 1])
     for i, (src, dst) in enumerate(pairs.tolist()):
         alone = router.loads([src], [dst], 1.0)
@@ -106,7 +109,8 @@ def test_an_nvswitch_pair_is_spread_over_all_switches_by_their_links() -> None:
 def test_dgx1v_pairs_without_nvlink_go_over_pcie_and_the_sockets_unless_relay_is_asked_for() -> None:
     topology = fabrics.load("dgx-1v")
     gpu = topology.gpus
-    plain, relay = routing.router(topology), routing.router(topology, relay=True)
+    plain = routing.router(topology)
+    relay = routing.router(topology, relay=True)
     assert plain.path_class(gpu[0], gpu[3]) == "NVL"
     assert plain.path_class(gpu[0], gpu[5]) == "SYS"
     assert names(topology, plain.route(gpu[0], gpu[5])) == [
@@ -185,7 +189,8 @@ def test_nearest_nics_and_their_rates() -> None:
 def test_a_rail_leads_through_the_gpu_beside_its_nic() -> None:
     topology = fabrics.load("hgx-h100", nodes=2)
     routes = routing.router(topology)
-    src, dst = topology.vertex("node0/gpu0"), topology.vertex("node1/gpu0")
+    src = topology.vertex("node0/gpu0")
+    dst = topology.vertex("node1/gpu0")
     straight = names(topology, routes.route(src, dst, rail=0))
     assert straight[1:4] == ["node0/pcie0", "node0/nic0", "leaf0"]
     visited = names(topology, routes.route(src, dst, rail=3))
@@ -202,9 +207,15 @@ def test_a_rail_leads_through_the_gpu_beside_its_nic() -> None:
 def test_without_gpudirect_a_nics_bytes_pass_the_host_and_its_path_class_stays() -> None:
     topology = fabrics.load("dgx-1v-1x100g", nodes=2)
     routes = routing.router(topology)
-    src, dst = topology.vertex("node0/gpu2"), topology.vertex("node1/gpu2")
-    assert names(topology, routes.route(src, dst))[:5] == ["node0/gpu2", "node0/pcie1", "node0/cpu0", "node0/pcie1",
-                                                         "node0/nic0"]  # fmt: skip
+    src = topology.vertex("node0/gpu2")
+    dst = topology.vertex("node1/gpu2")
+    assert names(topology, routes.route(src, dst))[:5] == [
+        "node0/gpu2",
+        "node0/pcie1",
+        "node0/cpu0",
+        "node0/pcie1",
+        "node0/nic0",
+    ]
     assert routes.path_class(src, topology.vertex("node0/nic0")) == "PIX"
     # A ring sends and receives at once, so the switch's port to its CPU has twice the bytes of the NIC's.
     ring = Group(topology, topology.gpus)
@@ -286,7 +297,8 @@ def test_an_unreachable_pair_names_both_ends() -> None:
 def test_loads_are_the_sum_of_routes_where_there_is_one_path() -> None:
     topology = fabrics.load("pcie-a100", nodes=3)
     routes = routing.router(topology)
-    src, dst = topology.gpus, np.roll(topology.gpus, 5)
+    src = topology.gpus
+    dst = np.roll(topology.gpus, 5)
     expected = np.zeros(topology.n_links)
     for a, b, amount in zip(src.tolist(), dst.tolist(), range(1, 25), strict=True):
         for link in routes.route(a, b):
@@ -347,7 +359,8 @@ def test_in_any_fat_tree_all_pairs_route_and_bytes_are_conserved(
     routes = routing.router(topology)
     assert routing.unreachable_pairs(topology)[0] == 0
     rng = np.random.default_rng(seed)
-    src, dst = topology.gpus, rng.permutation(topology.gpus)
+    src = topology.gpus
+    dst = rng.permutation(topology.gpus)
     amount = rng.uniform(1.0, 2.0, len(src))
     links, weights = routes.loads(src, dst, amount)
     flow = np.zeros(len(topology.vertex_names))
@@ -397,7 +410,8 @@ def test_ways_found_together_are_those_found_one_by_one(name: str, hashed: bool)
     rng = np.random.default_rng(1)
     if not ports:
         pytest.skip("one node, no network")
-    src, dst = rng.choice(ports, 200), rng.choice(ports, 200)
+    src = rng.choice(ports, 200)
+    dst = rng.choice(ports, 200)
     src, dst = src[src != dst], dst[src != dst]
     flow = rng.integers(0, 9, len(src))
     rows, links = network.paths(src, dst, flow)

@@ -17,11 +17,15 @@ pytest.importorskip("yaml", reason="needs pyyaml (the exchange extra)")
 TESTS = Path(__file__).parent
 VARIED = {**SCENARIO, "run": {"steps": 2, "variation": {}}}
 FILES = {
-    "mine.toml": toml_file(SCENARIO | {"campaign": CAMPAIGN}), "varied.toml": toml_file(VARIED),
-    "plan.toml": toml_file(PLAN), "sweep.toml": toml_file(SWEEP), "split.toml": toml_file(SPLIT),
-    "moe.json": json_file(MOE_CONFIG), "config.json": json_file(CONFIG),
+    "mine.toml": toml_file(SCENARIO | {"campaign": CAMPAIGN}),
+    "varied.toml": toml_file(VARIED),
+    "plan.toml": toml_file(PLAN),
+    "sweep.toml": toml_file(SWEEP),
+    "split.toml": toml_file(SPLIT),
+    "moe.json": json_file(MOE_CONFIG),
+    "config.json": json_file(CONFIG),
     "run.sh": (TESTS / "data" / "launch" / "megatron_llama3_70b.sh").read_bytes(),
-}  # fmt: skip
+}
 COMMANDS = (
     "run mine.toml --out run --report page.html --json",
     "run split.toml --out split --report split.html",
@@ -84,7 +88,8 @@ def played(folder: Path, hash_seed: str) -> dict[str, bytes]:
 
 
 def test_every_command_gives_the_same_bytes_for_any_hash_seed_and_folder(tmp_path):
-    one, other = played(tmp_path / "one", "1"), played(tmp_path / "another", "2")
+    one = played(tmp_path / "one", "1")
+    other = played(tmp_path / "another", "2")
     assert sorted(one) == sorted(other)
     assert len(one) > len(FILES) + len(COMMANDS) + 20
     assert [name for name in one if one[name] != other[name]] == []

@@ -11,7 +11,7 @@ from player import link_use, play, toy_cost, toy_model
 
 import clustersim
 from clustersim.core.errors import TraceError
-from clustersim.core.facts import Facts, Moments
+from clustersim.core.facts import MemoryMoments, RunFacts
 from clustersim.core.mesh import Mesh
 from clustersim.files import traces
 from clustersim.files.traces.saved import load_run, save_run
@@ -34,7 +34,8 @@ def result():
 def test_everything_comes_back_as_it_was(result, tmp_path):
     result.save(tmp_path / "run.npz")
     run = load_run(tmp_path)
-    before, after = result.timeline, run.timeline
+    before = result.timeline
+    after = run.timeline
     for name in (
         "world_size",
         "row_op",
@@ -64,9 +65,9 @@ def test_ops_keep_their_details_infinities_and_arrays_included(tmp_path):
     detail = {"ceiling": float("inf"), "groups": np.arange(4).reshape(2, 2), "meets": (1, 2), "algorithm": "ring"}
     ops = tuple(msgspec.structs.replace(op, detail=detail) for op in timeline.ops)
     said = {"mfu": np.float64(0.5), "memory_course": {"moments": ["a", "b"], "parts": {"gradients": np.arange(2)}}}
-    save_run(replace(timeline, ops=ops), tmp_path / "r.npz", facts=Facts.of(said | {"of no field": 1}))
+    save_run(replace(timeline, ops=ops), tmp_path / "r.npz", facts=RunFacts.of(said | {"of no field": 1}))
     run = load_run(tmp_path / "r.npz")
-    assert run.facts == Facts(mfu=0.5, memory_course=Moments(["a", "b"], {"gradients": [0.0, 1.0]}))
+    assert run.facts == RunFacts(mfu=0.5, memory_course=MemoryMoments(["a", "b"], {"gradients": [0.0, 1.0]}))
     assert run.topology is None
     for one, other in zip(ops, run.timeline.ops, strict=True):
         assert np.array_equal(one.detail["groups"], other.detail.pop("groups"))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clustersim.core.errors import ScenarioError
-from clustersim.training.schedules import SCHEDULES, Costs, Orders, Schedule, rank_and_chunk, schedule, stage_of
+from clustersim.training.schedules import SCHEDULES, Orders, PassCosts, Schedule, rank_and_chunk, schedule, stage_of
 from clustersim.training.schedules.base import PLACEMENTS, UNIT, Action, stage_count
 from clustersim.training.schedules.notation import parse, text
 from clustersim.training.schedules.play import times
@@ -78,8 +78,11 @@ def test_a_rank_holds_as_much_as_in_the_real_order(row):
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_play_with_unit_durations_has_the_examples_times(row):
-    orders, placement, rank = orders_of(row), found(row).placement, int(row["rank"])
-    apart, whole = times(orders, placement), times(orders, placement, pair=operator.add)
+    orders = orders_of(row)
+    placement = found(row).placement
+    rank = int(row["rank"])
+    apart = times(orders, placement)
+    whole = times(orders, placement, pair=operator.add)
     assert apart.spans[rank][0][0] == float(row["rank_start"])
     assert apart.spans[rank][-1][1] == float(row["rank_end"])
     assert apart.busy[rank] == whole.busy[rank] == float(row["rank_busy"])
@@ -124,13 +127,13 @@ def test_every_order_can_be_played(name, data):
     assert any(action.kind == "I" for order in orders for slot in order for action in slot) == row.splits_backward
 
 
-def costs() -> st.SearchStrategy[Costs]:
+def costs() -> st.SearchStrategy[PassCosts]:
     """Durations in quarters, so that sums of them are exact."""
     quarters = st.integers(1, 12).map(lambda number: number / 4)
-    return st.tuples(quarters, quarters, quarters).map(lambda parts: Costs(*parts))
+    return st.tuples(quarters, quarters, quarters).map(lambda parts: PassCosts(*parts))
 
 
-def ordered(row: Schedule, p: int, v: int, m: int, cost: Costs = UNIT) -> Orders:
+def ordered(row: Schedule, p: int, v: int, m: int, cost: PassCosts = UNIT) -> Orders:
     """The orders, found with these durations by a schedule that looks at durations."""
     searches = any(option.name == "costs" for option in row.options)
     return row.order(p, v, m, **({"costs": cost} if searches else {}))
@@ -166,7 +169,7 @@ def test_bubbles_and_peaks_are_stated_for_a_full_pipeline_of_equal_passes(name):
     v = row.chunks or 2
     assert row.peak(1, 4, v, 16, **row.with_defaults({})) is not None
     assert (row.bubble is None) == (name in ("v_half", "v_min"))
-    assert row.bubble is None or row.bubble(4, v, 16, Costs()) > 0
+    assert row.bubble is None or row.bubble(4, v, 16, PassCosts()) > 0
 
 
 @pytest.mark.parametrize(
@@ -184,7 +187,7 @@ def test_bubbles_and_peaks_are_stated_for_a_full_pipeline_of_equal_passes(name):
 )
 def test_the_formulas_give_the_papers_numbers_for_four_ranks(name, v, bubble):
     # In passes of a chunk: an interleaved rank has twice as many of half the length.
-    assert schedule(name).bubble(4, v, 16, Costs()) == bubble
+    assert schedule(name).bubble(4, v, 16, PassCosts()) == bubble
 
 
 @NAMES
@@ -240,11 +243,16 @@ def test_beside_each_other_is_never_slower_than_one_after_the_other():
 
 @pytest.mark.parametrize(
     ("name", "cost", "blind", "seeing"),
-    [("zb_2p", Costs(1, 1.5, 1.5), 49.5, 48.5), ("zbv", Costs(1, 1, 2), 99, 96), ("zbv", Costs(2, 3, 1), 156, 155)],
+    [
+        ("zb_2p", PassCosts(1, 1.5, 1.5), 49.5, 48.5),
+        ("zbv", PassCosts(1, 1, 2), 99, 96),
+        ("zbv", PassCosts(2, 3, 1), 156, 155),
+    ],
 )
 def test_a_search_that_knows_the_durations_finds_a_shorter_step(name, cost, blind, seeing):
     row = schedule(name)
-    equal, real = row.order(4, row.chunks, 12), row.order(4, row.chunks, 12, costs=cost)
+    equal = row.order(4, row.chunks, 12)
+    real = row.order(4, row.chunks, 12, costs=cost)
     assert longest_rank_span(times(equal, row.placement, cost)) == blind
     assert longest_rank_span(times(real, row.placement, cost)) == seeing
 
@@ -280,7 +288,10 @@ def missed_updates(order: tuple, rank: int, per_update: int, delayed: bool) -> s
 
     ``delayed``: every micro-batch of a step uses the version before the newest that all of its step could use (2BW).
     """
-    updates, version, backwards, ages = 0, {}, 0, []
+    updates = 0
+    version = {}
+    backwards = 0
+    ages = []
     for ((kind, k, _),) in order:
         if kind == "F":
             version[k] = max(0, k // per_update - 1) if delayed else updates
@@ -438,10 +449,10 @@ def test_a_word_that_is_no_action_is_named(word):
 
 def test_costs_of_another_number_of_stages_are_refused():
     with pytest.raises(ScenarioError, match="3 durations for 4 stages"):
-        times(schedule("1f1b").order(4, 1, 4), "loop", [Costs()] * 3)
+        times(schedule("1f1b").order(4, 1, 4), "loop", [PassCosts()] * 3)
 
 
 def test_a_whole_backward_may_cost_other_than_its_parts():
-    assert Costs(1, 1, 1).of("B") == 2
-    assert Costs(1, 1, 1, whole_backward=1.75).of("B") == 1.75
+    assert PassCosts(1, 1, 1).of("B") == 2
+    assert PassCosts(1, 1, 1, whole_backward=1.75).of("B") == 1.75
     assert Action("F", 1) == ("F", 1, 0)

@@ -179,7 +179,8 @@ def test_autograd_takes_split_inputs_back_in_reverse_order():
         return y
 
     # PyTorch's model-parallel tutorial, PipelineParallelResNet50.forward: split k on the second GPU, k+1 on the first.
-    outputs, before = [], through(0, 0, torch.ones(1, 2))
+    outputs = []
+    before = through(0, 0, torch.ones(1, 2))
     for split in range(1, 5):
         outputs.append(through(1, split - 1, before))
         before = through(0, split, torch.ones(1, 2))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clustersim.calibrate.score import Predicted, Skipped, evaluate, number, read_table, score, statistics
+from clustersim.calibrate.score import PredictedRow, SkippedRow, evaluate, number, read_table, score, statistics
 from clustersim.core.errors import ProgramError, TraceError
 
 
@@ -33,13 +33,13 @@ def test_a_row_that_cannot_be_predicted_keeps_its_reason_and_costs_no_other() ->
         return 2.0, 3.0
 
     found = evaluate(rows(a=[0, 1, 2, 3]), lambda row: predict({**row, "value": row["value"][0]}))
-    assert [row.skipped if isinstance(row, Skipped) else None for row in found] == [
+    assert [row.skipped if isinstance(row, SkippedRow) else None for row in found] == [
         "no batch",
         "no such pin",
         "internal error: KeyError: 'slip'",
         None,
     ]
-    assert isinstance(found[3], Predicted)
+    assert isinstance(found[3], PredictedRow)
     assert found[3].rel_error == pytest.approx(0.5)
     result = score(found, {"case": lambda row: row.cells["case_id"]})
     assert result.overall.n_skipped == result.by["case"]["a"].n_skipped == 3
@@ -47,7 +47,7 @@ def test_a_row_that_cannot_be_predicted_keeps_its_reason_and_costs_no_other() ->
 
 
 def test_nothing_predicted_is_no_error_of_zero() -> None:
-    assert statistics([Skipped({"case_id": "a"}, "why")]).median_abs_rel_error is None
+    assert statistics([SkippedRow({"case_id": "a"}, "why")]).median_abs_rel_error is None
 
 
 def test_a_table_without_a_column_or_with_a_short_line_is_refused(tmp_path: Path) -> None:

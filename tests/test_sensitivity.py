@@ -18,7 +18,7 @@ from clustersim.core.device import Speed, device, faster
 from clustersim.core.errors import ProgramError
 from clustersim.scenario.running import prepare
 from clustersim.studies import sensitivity
-from clustersim.studies.sensitivity import Point, break_even, curve, last_worthwhile, tornado
+from clustersim.studies.sensitivity import ScalingPoint, break_even, curve, last_worthwhile, tornado
 from clustersim.studies.sensitivity.turned import CLOSE, KNOBS
 from clustersim.studies.what_if.rerun import rerun_step, step_time
 
@@ -42,7 +42,7 @@ def now(prepared):
 
 @pytest.fixture(scope="module")
 def said(loaded):
-    return sensitivity.study(loaded, sensitivity.Asked(nodes=[1, 2, 4]))
+    return sensitivity.study(loaded, sensitivity.StudyRequest(nodes=[1, 2, 4]))
 
 
 # ---- knobs -----------------------------------------------------------------------------------------------------------
@@ -55,7 +55,8 @@ def test_a_gpu_as_it_is_changes_nothing(loaded, prepared, now):
 
 def test_kernels_take_as_long_as_the_rate_that_bounds_them_says(loaded):
     """Twice both rates: what compute and memory bound halves, until launches or a kernel's least time bound it."""
-    before, after = loaded.prepare().cost, prepare(loaded, Speed(2.0, 2.0)).cost
+    before = loaded.prepare().cost
+    after = prepare(loaded, Speed(2.0, 2.0)).cost
     bound = [i for i, what in enumerate(before.backward_bound) if what in {"compute", "memory"}]
     ratio = before.backward[bound] / after.backward[bound]
     assert np.median(ratio) > 1.9
@@ -126,7 +127,12 @@ def test_nodes_that_do_not_divide_the_batch_are_a_point_that_says_so(loaded):
 
 
 def test_the_first_doubling_that_does_not_pay_is_told():
-    points = [Point(1, rate=10.0), Point(2, rate=19.0), Point(4, rate=24.0), Point(8, rate=40.0)]
+    points = [
+        ScalingPoint(1, rate=10.0),
+        ScalingPoint(2, rate=19.0),
+        ScalingPoint(4, rate=24.0),
+        ScalingPoint(8, rate=40.0),
+    ]
     assert last_worthwhile(points, 0.5) == (2, pytest.approx(5 / 19))
     assert last_worthwhile(points, 0.1) is None
 

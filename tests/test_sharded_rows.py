@@ -23,13 +23,34 @@ HYBRID = TABLE.with_name("training_steps_hybrid.csv")
 shared = pytest.mark.skipif(not TABLE.exists(), reason="../shared/measurements is not there")
 
 MPT = {
-    "case_id": "mosaic-x", "topology": "hgx-a100", "source": "github mosaicml/llm-foundry", "model": "MPT-1b",
-    "layers": "24", "d_model": "2048", "heads": "16", "seq_len": "2048", "vocab": "50368", "precision": "bf16",
-    "gpu": "A100-40GB-SXM", "gpus_per_node": "8", "nodes": "1", "gpus": "8", "strategy": "fsdp-full", "offload": "none",
-    "micro_batch_per_gpu": "8", "grad_accum": "3", "act_ckpt": "full", "metric": "tokens_per_s_per_gpu",
-    "other": "FSDP MP mode DEFAULT (param_dtype=bf16, reduce_dtype=fp32)", "value": "18000", "unit": "tok/s/GPU",
-    "notes": "", "params": "", "global_batch": "192", "peak_mem_GiB": "",
-}  # fmt: skip
+    "case_id": "mosaic-x",
+    "topology": "hgx-a100",
+    "source": "github mosaicml/llm-foundry",
+    "model": "MPT-1b",
+    "layers": "24",
+    "d_model": "2048",
+    "heads": "16",
+    "seq_len": "2048",
+    "vocab": "50368",
+    "precision": "bf16",
+    "gpu": "A100-40GB-SXM",
+    "gpus_per_node": "8",
+    "nodes": "1",
+    "gpus": "8",
+    "strategy": "fsdp-full",
+    "offload": "none",
+    "micro_batch_per_gpu": "8",
+    "grad_accum": "3",
+    "act_ckpt": "full",
+    "metric": "tokens_per_s_per_gpu",
+    "other": "FSDP MP mode DEFAULT (param_dtype=bf16, reduce_dtype=fp32)",
+    "value": "18000",
+    "unit": "tok/s/GPU",
+    "notes": "",
+    "params": "",
+    "global_batch": "192",
+    "peak_mem_GiB": "",
+}
 
 
 def row(**columns: str) -> dict[str, str]:
@@ -60,9 +81,13 @@ def test_other_code_bases_have_their_own_recipes():
     words = {"source": "deepspeed docs", "precision": "fp16", "other": "reduce_bucket 1e7, overlap_comm"}
     zero = read_sharded(row(**words, strategy="zero3 (ZeRO++: qwZ + hpZ=16 + qgZ)"))
     assert zero.config.zero_optimization == ZeroOptimization(
-        stage=3, reduce_bucket_size=1e7, overlap_comm=True, zero_quantized_weights=True,
-        zero_quantized_gradients=True, zero_hpz_partition_size=16,
-    )  # fmt: skip
+        stage=3,
+        reduce_bucket_size=1e7,
+        overlap_comm=True,
+        zero_quantized_weights=True,
+        zero_quantized_gradients=True,
+        zero_hpz_partition_size=16,
+    )
     offloaded = read_sharded(row(source="deepspeed", strategy="zero2", offload="optimizer cpu (ZeRO-Offload)"))
     assert offloaded.config.zero_optimization.offload_optimizer.device == "cpu"
     assert len({recipe.name for recipe in software().sharded}) == len(software().sharded)

@@ -7,20 +7,23 @@ import pytest
 from clustersim import scenario
 from clustersim.core.errors import ClusterSimError
 
-PIPELINE, MOE, DENSE = "1f1b_gpt2_xl_1x8_a100", "ep8_mixtral_8x7b_8x8_h100", "tp8_pp4_llama3_70b_32x8_h100"
-CONV, TITAN, DUAL = (
-    "model_parallel_resnet50_1x2_v100",
-    "fsdp_tp8_llama3_70b_32x8_h100",
-    "pp16_ep64_deepseek_v3_256x8_h800",
-)
+PIPELINE = "1f1b_gpt2_xl_1x8_a100"
+MOE = "ep8_mixtral_8x7b_8x8_h100"
+DENSE = "tp8_pp4_llama3_70b_32x8_h100"
+CONV = "model_parallel_resnet50_1x2_v100"
+TITAN = "fsdp_tp8_llama3_70b_32x8_h100"
+DUAL = "pp16_ep64_deepseek_v3_256x8_h800"
 
 WRONG = [
     (PIPELINE, {"tp": 3}, "tp = 3 does not fit into 8 ranks; use 2 or 4 (at $.parallel.tp)"),
     (PIPELINE, {"tp": 2, "pp": 4}, "tp = 2 does not divide 25 heads; use 1 or 5 (at $.parallel.tp)"),
     (PIPELINE, {"pp": 16}, "pp = 16 does not fit into 8 ranks; use 8 (at $.parallel.pp)"),
     (PIPELINE, {"pp": 64, "cluster.nodes": 8}, "pp = 64 makes 64 stages of 48 layers; use 16 (at $.parallel.pp)"),
-    (PIPELINE, {"pp": 7, "cluster.gpus_per_node": 7},
-     "pp = 7: 48 layers do not divide over 7 ranks; use 6 or 8, or a layout (at $.parallel.pp)"),
+    (
+        PIPELINE,
+        {"pp": 7, "cluster.gpus_per_node": 7},
+        "pp = 7: 48 layers do not divide over 7 ranks; use 6 or 8, or a layout (at $.parallel.pp)",
+    ),
     (PIPELINE, {"vpp": 7}, "vpp = 7 makes 56 stages of 48 layers; use 6 (at $.parallel.vpp)"),
     (PIPELINE, {"vpp": 2}, "1f1b has 1 chunk on each pipeline rank, not 2; use 1 (at $.parallel.vpp)"),
     (PIPELINE, {"schedule": "1f2b"}, "no pipeline schedule '1f2b'; did you mean '1f1b'? (at $.parallel.schedule)"),
@@ -52,11 +55,14 @@ WRONG = [
     (MOE, {"ep": 16}, "ep = 16 does not divide 8 experts; use 8 (at $.parallel.ep)"),
     (MOE, {"ep": 8, "etp": 16}, "ep = 8 does not fit into 64 ranks beside etp = 16; use 4 (at $.parallel.ep)"),
     (MOE, {"routing": {"kind": "histogram", "file": "no.csv"}}, "(at $.parallel.routing.file)"),
-    (MOE, {"strategy.kind": "fsdp", "use_distributed_optimizer": False, "dp_replicate": 2},
-     "dp_replicate = 2 with ep = 8: replicas of sharded experts are not played; use dp_replicate = 1, or ep = 1"),
+    (
+        MOE,
+        {"strategy.kind": "fsdp", "use_distributed_optimizer": False, "dp_replicate": 2},
+        "dp_replicate = 2 with ep = 8: replicas of sharded experts are not played; use dp_replicate = 1, or ep = 1",
+    ),
     (TITAN, {"dp_shard": 7}, "dp_shard = 7 times dp_replicate 1 is not dp 32; use 32 (at $.parallel.dp_shard)"),
     (DUAL, {"microbatches": 16}, "not 16 micro-batches; the nearest that works is 32 (at $.parallel.microbatches)"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "changes", "said"), WRONG, ids=[f"{name[:4]} {c}" for name, c, _ in WRONG])

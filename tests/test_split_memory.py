@@ -12,7 +12,8 @@ from clustersim.scenario.held import held
 from clustersim.studies.what_if.memory_table import table
 
 PIPELINE = "1f1b_gpt2_xl_1x8_a100"
-FSDP, PIPED = "fsdp_tp8_llama3_70b_32x8_h100", {"parallel.pp": 4, "parallel.microbatches": 8}
+FSDP = "fsdp_tp8_llama3_70b_32x8_h100"
+PIPED = {"parallel.pp": 4, "parallel.microbatches": 8}
 
 
 def test_stages_are_those_of_a_run_and_the_row_is_the_fullest_of_them():
@@ -134,11 +135,9 @@ def test_deepspeeds_step_flattens_its_share_of_the_gradients_and_converts_it():
 
 def test_torchtitans_loss_keeps_logits_and_their_log_softmax_where_megatrons_keeps_one_copy():
     held = {
-        framework: scenario.load(
-            FSDP, PIPED | {"parallel.framework": framework}
-        ).prepare().split.memory[-1].logits
+        framework: scenario.load(FSDP, PIPED | {"parallel.framework": framework}).prepare().split.memory[-1].logits
         for framework in ("megatron", "torchtitan")
-    }  # fmt: skip
+    }
     assert held["torchtitan"] == pytest.approx(2 * held["megatron"], rel=0.01)  # Megatron pads the vocabulary
 
 

@@ -18,9 +18,15 @@ from clustersim.training.schedules import schedule
 
 PIPELINE = "interleaved_gpt2_xl_1x8_a100"
 SMALL = {
-    "model.name": "gpt2", "model.seq_len": 128, "parallel.pp": 4, "parallel.vpp": 3, "parallel.microbatches": 8,
-    "parallel.global_batch_size": None, "parallel.overlap_grad_reduce": True, "run.steps": 1,
-}  # fmt: skip
+    "model.name": "gpt2",
+    "model.seq_len": 128,
+    "parallel.pp": 4,
+    "parallel.vpp": 3,
+    "parallel.microbatches": 8,
+    "parallel.global_batch_size": None,
+    "parallel.overlap_grad_reduce": True,
+    "run.steps": 1,
+}
 PARTIAL = "parallel.num_microbatches_with_partial_activation_checkpoints"
 
 
@@ -65,7 +71,8 @@ def test_buckets_of_the_first_chunk_may_be_given_by_their_number(count: int, mad
 def test_what_is_sent_is_kept_unless_it_is_deallocated() -> None:
     """2 s b h a micro-batch in flight (Korthikanti et al., appendix B), of every stage that sends any."""
     kept, freed = (prepared(vpp=1, deallocate_pipeline_outputs=frees).split for frees in (False, True))
-    batch, size = scenario.load(PIPELINE).config.micro_batch_size, 2 * 128 * 768
+    batch = scenario.load(PIPELINE).config.micro_batch_size
+    size = 2 * 128 * 768
     more = [one.activations - other.activations for one, other in zip(kept.memory, freed.memory, strict=True)]
     assert more == [batch * size * min(8, 4 - rank) * (rank < 3) for rank in range(4)]
 
@@ -89,7 +96,8 @@ def repeated(program: Any) -> list[int]:
 
 def test_partial_checkpoints_lie_between_none_and_all_in_work_and_in_memory() -> None:
     full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    none, every = prepared(vpp=1), prepared(vpp=1, **full)
+    none = prepared(vpp=1)
+    every = prepared(vpp=1, **full)
     assert (repeated(none.program), repeated(every.program)) == ([0] * 4, [24] * 4)
     for count in range(5):
         some = scenario.load(PIPELINE, SMALL | {"parallel.vpp": 1, PARTIAL: count}).prepare()
@@ -121,8 +129,13 @@ def test_ulysses_waits_for_the_gradients_of_values_first_and_for_the_others_wher
 
     items = backward("llama3-8b", True)
     values, keys, queries = (i for i, item in exchanges(items) if "output" not in item.name)
-    waits = {kernel.name: item.needs for item in items[queries:] if isinstance(item, Work) for kernel in item.kernels
-             if item.part == "I"}  # fmt: skip
+    waits = {
+        kernel.name: item.needs
+        for item in items[queries:]
+        if isinstance(item, Work)
+        for kernel in item.kernels
+        if item.part == "I"
+    }
     assert (waits["v"], waits["k"], waits["q"]) == ((values,), (keys, queries), (keys, queries))
     plain = backward("llama3-8b", False)
     assert sum(item.elements for _, item in exchanges(items)) == sum(item.elements for _, item in exchanges(plain))
@@ -144,7 +157,8 @@ def test_delayed_weight_gradients_leave_the_way_home_free() -> None:
         config = ParallelConfig(ep=8, etp=1, dispatcher="alltoall", ep_overlap=True, delay_wgrad_compute=delayed)
         return partition(model("mixtral-8x7b"), config).stages[0].layers[1].backward
 
-    early, late = backward(False), backward(True)
+    early = backward(False)
+    late = backward(True)
     home = max(i for i, _ in exchanges(late))
 
     def at(items: Any, part: str, name: str) -> int:
@@ -184,10 +198,11 @@ def test_what_a_setting_needs_is_said_in_one_line(changes: dict[str, Any], said:
 def test_fsdp_gathers_and_reduces_spread_experts_apart_among_those_who_hold_the_same() -> None:
     """torchtitan: experts are sharded over dp_shard * cp * tp / ep = 8 ranks, everything else over 64."""
     changes = {
-        "model.options": {"layers": 2}, "run.steps": 2,
+        "model.options": {"layers": 2},
+        "run.steps": 2,
         "parallel": {"framework": "torchtitan", "ep": 8, "microbatches": 1},
         "strategy": {"kind": "fsdp", "param_dtype": "bf16", "reduce_dtype": "fp32"},
-    }  # fmt: skip
+    }
     made = scenario.load("ep8_mixtral_8x7b_8x8_h100", changes).prepare()
     stage = made.split.partition.stages[0]
     ops = [op for op in made.program.roles[0].ops if isinstance(op, Collective) and op.step == 1 and op.label is None]

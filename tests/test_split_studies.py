@@ -19,7 +19,8 @@ BATCH = {"model.name": "gpt2", "run.steps": 2, "parallel.pp": 4, "parallel.globa
 @pytest.mark.parametrize("said", [SMALL, BATCH])
 def test_strong_scaling_keeps_the_samples_of_a_step_and_weak_scaling_those_of_a_rank(said):
     loaded = scenario.load(PIPELINE, said)
-    strong, weak = curve(loaded, [1, 2], "strong"), curve(loaded, [1, 2], "weak")
+    strong = curve(loaded, [1, 2], "strong")
+    weak = curve(loaded, [1, 2], "weak")
     assert [(one.batch, one.passes) for one in strong] == [(32, 8), (32, 4)]
     assert [(one.batch, one.passes) for one in weak] == [(32, 8), (64, 8)]
 

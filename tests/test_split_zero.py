@@ -18,10 +18,14 @@ def prepared(stage, micro_batches=1, **block):
         "cluster.nodes": 2,
         "model.options": {"layers": LAYERS},
         "parallel": {"tp": 4, "sequence_parallel": True, "framework": "deepspeed"},
-        "strategy": {"kind": "zero", "param_dtype": "bf16", "gradient_accumulation_steps": micro_batches,
-                     "zero_optimization": zero},
+        "strategy": {
+            "kind": "zero",
+            "param_dtype": "bf16",
+            "gradient_accumulation_steps": micro_batches,
+            "zero_optimization": zero,
+        },
         "run.steps": 2,
-    }  # fmt: skip
+    }
     return scenario.load(BASE, changes).prepare()
 
 
@@ -56,7 +60,8 @@ def test_stage_3_gathers_a_ranks_part_twice_and_reduce_scatters_it_in_every_micr
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_every_layers_kernels_are_those_of_the_split_model(stage):
-    made, plain = prepared(stage), prepared(1)
+    made = prepared(stage)
+    plain = prepared(1)
     flops = [sum(op.flops for op in one.program.roles[0].ops if isinstance(op, Compute)) for one in (made, plain)]
     assert flops[0] == pytest.approx(flops[1], rel=1e-12)
 
@@ -74,7 +79,8 @@ def test_a_rank_keeps_its_share_of_its_part():
     """N = 4 replicas of a quarter: 2 + 14/N bytes of stage 2, 16/N of stage 3, besides what is gathered and buckets."""
     for stage, whole in ((2, 1.0), (3, 0.25)):
         made = prepared(stage)
-        held, parameters = made.memory.at_peak(), local(made)
+        held = made.memory.at_peak()
+        parameters = local(made)
         assert held["parameters"] == 2.0 * whole * parameters
         assert held["gradients"] == 0.5 * parameters
         assert held["master_weights"] == parameters

@@ -148,24 +148,38 @@ WRONG = {
     "skew of a uniform routing": ("pp = 2", "routing = {skew = 2.0}", ["belongs to kind = 'skewed'"]),
     "world": ("pp = 2", "pp = 3", ["pp = 3 does not fit into 64 ranks beside tp * cp = 4; use 2 or 4"]),
     "in the strategy": (
-        'kind = "ddp"', 'kind = "fsdp"\npipeline_parallel_degree = 2',
-        ["it belongs in the table [parallel]: write parallel.pp", "$.strategy.pipeline_parallel_degree"]),
+        'kind = "ddp"',
+        'kind = "fsdp"\npipeline_parallel_degree = 2',
+        ["it belongs in the table [parallel]: write parallel.pp", "$.strategy.pipeline_parallel_degree"],
+    ),
     "other table": (
-        'kind = "ddp"\n\n[parallel]', 'kind = "ddp"\nmicro_batch_size = 2\n[parallel]\nmicro-batch-size = 4',
-        ["strategy.micro_batch_size = 2, and [parallel] says 4", "$.strategy.micro_batch_size"]),
+        'kind = "ddp"\n\n[parallel]',
+        'kind = "ddp"\nmicro_batch_size = 2\n[parallel]\nmicro-batch-size = 4',
+        ["strategy.micro_batch_size = 2, and [parallel] says 4", "$.strategy.micro_batch_size"],
+    ),
     "shards": ("pp = 2", "dp_shard = 4", ["strategy 'ddp' does not; use strategy 'fsdp'", "$.parallel.dp_shard"]),
     "shards twice": (
-        'kind = "ddp"\n\n[parallel]', 'kind = "fsdp"\ndata_parallel_shard_degree = 8\n[parallel]\ndp_shard = 4',
-        ["parallel.dp_shard = 4 and strategy.data_parallel_shard_degree = 8 contradict", "$.parallel.dp_shard"]),
+        'kind = "ddp"\n\n[parallel]',
+        'kind = "fsdp"\ndata_parallel_shard_degree = 8\n[parallel]\ndp_shard = 4',
+        ["parallel.dp_shard = 4 and strategy.data_parallel_shard_degree = 8 contradict", "$.parallel.dp_shard"],
+    ),
     "servers": ('"ddp"', '"parameter_server"', ["has a whole model on every worker", "$.strategy.kind"]),
     "ZeRO": (
-        'kind = "ddp"', 'kind = "zero"\nzero_optimization = {stage = 2}',
-        ["ZeRO stage 2 with pp = 2", "after every micro-batch", "use stage 0 or 1",
-         "$.strategy.zero_optimization.stage"]),
+        'kind = "ddp"',
+        'kind = "zero"\nzero_optimization = {stage = 2}',
+        [
+            "ZeRO stage 2 with pp = 2",
+            "after every micro-batch",
+            "use stage 0 or 1",
+            "$.strategy.zero_optimization.stage",
+        ],
+    ),
     "checkpointing": (
-        "pp = 2\n", 'pp = 2\nrecompute_granularity = "selective"\nactivation_checkpoint.mode = "full"\n',
-        ["both say what backward recomputes", "$.parallel.recompute_granularity"]),
-}  # fmt: skip
+        "pp = 2\n",
+        'pp = 2\nrecompute_granularity = "selective"\nactivation_checkpoint.mode = "full"\n',
+        ["both say what backward recomputes", "$.parallel.recompute_granularity"],
+    ),
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -226,8 +240,13 @@ def test_rows_say_how_many_groups_stay_on_a_node_and_what_joins_them(tmp_path):
 def test_one_ranks_view_has_torchruns_variables_and_its_groups(tmp_path):
     view = rank_view(*placed(read(tmp_path, MOE)), 17)
     assert view.environment == {
-        "RANK": 17, "LOCAL_RANK": 1, "WORLD_SIZE": 64, "LOCAL_WORLD_SIZE": 8, "GROUP_RANK": 2, "GROUP_WORLD_SIZE": 8,
-    }  # fmt: skip
+        "RANK": 17,
+        "LOCAL_RANK": 1,
+        "WORLD_SIZE": 64,
+        "LOCAL_WORLD_SIZE": 8,
+        "GROUP_RANK": 2,
+        "GROUP_WORLD_SIZE": 8,
+    }
     assert (view.vertex, view.coordinate["dp"], view.coordinate["ep"]) == ("node2/gpu1", 2, 1)
     assert view.groups["tp",] == (16, 17, 18, 19)
     assert all(17 in group for group in view.groups.values())

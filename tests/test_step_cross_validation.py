@@ -1,9 +1,9 @@
 """Constants that were identified on llm-foundry's FSDP steps, fitted anew without a model size or a GPU type.
 
-Of :class:`clustersim.model.seconds.Constants`, ``sustained`` and ``memory_half`` come from those rows, and so does the
-rate of the Triton attention kernel in ``data/devices.toml``. The others come from elsewhere: GEMM tables, NeuSight,
-ptddp. ``pytest -s`` prints what each part left out asks for. The first two trade against each other (0.95 and 0.58, or
-0.90 and 0.75, meet these rows alike), so neither can be read as a property of its kernels alone.
+Of :class:`clustersim.model.seconds.ComputeConstants`, ``sustained`` and ``memory_half`` come from those rows, and so
+does the rate of the Triton attention kernel in ``data/devices.toml``. The others come from elsewhere: GEMM tables,
+NeuSight, ptddp. ``pytest -s`` prints what each part left out asks for. The first two trade against each other (0.95 and
+0.58, or 0.90 and 0.75, meet these rows alike), so neither can be read as a property of its kernels alone.
 
 Model sizes left out: 3.0 % median. GPU types left out: 4.9 % (A100 5.9 %, H100 3.5 %), which misses the target of 4 %;
 with a third of the rows it is 7 %, so 45 rows of four models on H100 hardly identify the three constants. What is worst
@@ -68,9 +68,13 @@ class Steps:
         from scipy.optimize import least_squares
 
         found = least_squares(
-            lambda theta: self.log_errors(tuple(theta), which), SHIPPED, loss="soft_l1", f_scale=0.03, diff_step=1e-2,
+            lambda theta: self.log_errors(tuple(theta), which),
+            SHIPPED,
+            loss="soft_l1",
+            f_scale=0.03,
+            diff_step=1e-2,
             max_nfev=5,
-        )  # fmt: skip
+        )
         return tuple(found.x.tolist())
 
     def left_out(self, part: Callable[[StepRun], str]) -> dict[str, np.ndarray]:

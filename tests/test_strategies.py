@@ -135,8 +135,13 @@ def test_a_block_of_several_buckets_launches_the_first_before_its_backward_ends(
     backward = [op.duration for op in ops if op.phase == "backward"]
     assert backward == pytest.approx([2e-3 * 10 / 40, 2e-3 * 30 / 40])
     assert [op.name for op in ops] == [
-        "fwd l0", "bwd l0", "all_reduce bucket 0", "bwd l0", "all_reduce bucket 1", "optimizer",
-    ]  # fmt: skip
+        "fwd l0",
+        "bwd l0",
+        "all_reduce bucket 0",
+        "bwd l0",
+        "all_reduce bucket 1",
+        "optimizer",
+    ]
 
 
 def test_buckets_are_launched_in_order_even_when_a_later_one_is_full_first():
@@ -146,10 +151,16 @@ def test_buckets_are_launched_in_order_even_when_a_later_one_is_full_first():
     model = replace(plain, layers=(user, *plain.layers[1:]))
     config = DDPConfig(find_unused_parameters=True, bucket_cap_mb=8, gradient_as_bucket_view=True)
     assert names(build(model, toy_cost(model), mesh(2), config, 1, 0))[3:] == [
-        "bwd l2", "bwd l1", "bwd l0", "all_reduce bucket 0", "all_reduce bucket 1",
-        "bwd l0", "all_reduce bucket 2",
-        "all_reduce unused-parameter bitmap", "optimizer",
-    ]  # fmt: skip
+        "bwd l2",
+        "bwd l1",
+        "bwd l0",
+        "all_reduce bucket 0",
+        "all_reduce bucket 1",
+        "bwd l0",
+        "all_reduce bucket 2",
+        "all_reduce unused-parameter bitmap",
+        "optimizer",
+    ]
 
 
 def test_finding_unused_parameters_reduces_one_int32_per_tensor():
@@ -198,8 +209,12 @@ def test_a_compression_hook_halves_the_bytes_and_pays_for_casts():
 
 def test_the_optimizer_starts_after_the_last_all_reduce():
     model = toy_model([[8 * QUARTER]] * 3)
-    for config in (DDPConfig(), DDPConfig(gradient_as_bucket_view=True), DDPConfig(comm_hook="fp16_compress"),
-                   DDPConfig(find_unused_parameters=True, gradient_as_bucket_view=True)):  # fmt: skip
+    for config in (
+        DDPConfig(),
+        DDPConfig(gradient_as_bucket_view=True),
+        DDPConfig(comm_hook="fp16_compress"),
+        DDPConfig(find_unused_parameters=True, gradient_as_bucket_view=True),
+    ):
         timeline = play(build(model, toy_cost(model), mesh(2), config, 2, 0), lambda op: 0.1)
         for step in (0, 1):
             rows = [
@@ -228,7 +243,8 @@ def test_gradient_accumulation_on_one_gpu_repeats_the_passes_and_adds_gradients(
 def test_jitter_keeps_the_mean_and_makes_a_synchronous_step_wait_for_the_slowest():
     model = toy_model([[QUARTER]])
     steady, shaky = (toy_cost(model, jitter=j) for j in (0.0, 0.02))
-    n, steps = 256, 40
+    n = 256
+    steps = 40
     program = build(model, shaky, mesh(n), DDPConfig(), steps, 7)
     role = program.roles[0]
     forward = np.array([seconds(role, op) for op in role.ops if op.phase == "forward"])
@@ -290,7 +306,8 @@ def test_a_misspelt_knob_and_a_mismatched_cost_are_errors(kind):
         msgspec.convert({"micro_batchsize": 2}, row.config)
     with pytest.raises(msgspec.ValidationError, match="micro_batch_size"):
         msgspec.convert({"micro_batch_size": 0}, row.config)
-    model, other = toy_model([[5], [6]]), toy_model([[5]])
+    model = toy_model([[5], [6]])
+    other = toy_model([[5]])
     with pytest.raises(ProgramError, match="costs are of 1 layers"):
         row.build(model, toy_cost(other), placed(row, row.config())[1], row.config(), 1, 0)
     with pytest.raises(ProgramError, match="at least one step"):

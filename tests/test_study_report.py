@@ -17,7 +17,7 @@ from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.studies import plan as planner
 from clustersim.studies import sweep as sweeps
 from clustersim.studies.plan import of_sweep
-from clustersim.studies.plan.swept import Swept, load
+from clustersim.studies.plan.swept import SweptRows, load
 from clustersim.studies.sweep.spec import Question
 
 SWEEP = """
@@ -86,7 +86,7 @@ def of(rates, question=None, kind="ddp"):
         "gpus": np.full(n, 8),
         "fits": np.full(n, True),
     }
-    return Swept("t", table, ("choice", "run.seed"), question, 0)
+    return SweptRows("t", table, ("choice", "run.seed"), question, 0)
 
 
 # ---- what a sweep answers --------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_the_commands_write_the_same_page(swept, tmp_path):
 
 def test_the_front_is_drawn_large_and_said_in_words():
     places = (("a", "8", 10.0, 5.0, True), ("b", "16", 19.0, 5.5, True), ("b", "16", 15.0, 7.0, False))
-    dots = [plots.Dot(*place) for place in places]
+    dots = [plots.FrontDot(*place) for place in places]
     figure = plots.front(dots, x="tokens/s", y="USD")
     assert plots.alt_text(figure) == "USD over tokens/s. Not beaten by any other: a, 8: 10 at 5; b, 16: 19 at 5.5."
     with pytest.raises(ClusterSimError, match="nothing to draw"):

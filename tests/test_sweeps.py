@@ -74,7 +74,8 @@ def test_a_sample_of_the_grid_is_part_of_it_in_its_order():
         {"key": "cluster.nodes", "range": {"start": 1, "stop": 50, "step": 1}},
         {"key": "run.steps", "values": [3, 4]},
     )
-    few, whole = plan(*axes, sample=7, seed=3), list(plan(*axes).cases())
+    few = plan(*axes, sample=7, seed=3)
+    whole = list(plan(*axes).cases())
     found = [whole.index(case) for case in few.cases()]
     assert len(found) == 7
     assert found == sorted(found)
@@ -188,7 +189,8 @@ def test_a_key_follows_the_content_of_the_topology_a_scenario_names(tmp_path):
         )
         return sweeps.Fingerprints()(scenario.load(BASE, {"cluster.topology": str(mine)}))
 
-    two, three = key(2.0), key(3.0)
+    two = key(2.0)
+    three = key(3.0)
     assert two.inputs == three.inputs
     assert two.key != three.key == key(3.0).key
     assert set(two.files) == {"topology/mine.toml", "topology/hgx-h100.toml"}

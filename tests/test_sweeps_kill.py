@@ -99,7 +99,10 @@ class Fragile:
     """A crew whose workers die of some items, and take with them whatever else is under way."""
 
     def __init__(self, deadly):
-        self.deadly, self.under_way, self.broken, self.done = deadly, [], False, []
+        self.deadly = deadly
+        self.under_way = []
+        self.broken = False
+        self.done = []
         self.ahead = 4
 
     def submit(self, work, items):
@@ -119,7 +122,8 @@ class Fragile:
             else:
                 self.done += items
                 future.set_result((0.1 * len(items), items))
-        self.under_way, self.broken = [], died
+        self.under_way = []
+        self.broken = died
 
     def mend(self):
         self.broken = False
@@ -131,7 +135,8 @@ class Fragile:
 
 @pytest.mark.parametrize("deadly", [set(), {0}, {7}, {3, 4, 5}, {0, 19}])
 def test_work_that_kills_its_worker_each_time_is_found_and_costs_no_other(deadly):
-    crew, took = Fragile(deadly), []
+    crew = Fragile(deadly)
+    took = []
     driver = Driver(crew, None, took.extend)
     later = driver._next
 
@@ -150,7 +155,9 @@ class Forgetful:
     """A crew that lost the first pieces of work on their way, and says so when it is asked."""
 
     def __init__(self, pieces):
-        self.ahead, self.left, self.lost = 16, pieces, []
+        self.ahead = 16
+        self.left = pieces
+        self.lost = []
 
     def submit(self, work, items):
         future = Future()
@@ -206,7 +213,8 @@ def test_any_executor_with_submit_gives_the_same_rows(file, undisturbed, tmp_pat
         """As submitit's jobs: a result, and whether it is there."""
 
         def __init__(self, function, arguments):
-            self.function, self.arguments = function, arguments
+            self.function = function
+            self.arguments = arguments
 
         def done(self):
             return True

@@ -83,9 +83,15 @@ def test_a_config_that_is_none_is_one_line(text, words, tmp_path):
 def test_paths_that_are_no_files_say_what_they_are(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe.toml")
     os.mkfifo(tmp_path / "run.npz")
-    for words in (("run", tmp_path / "pipe.toml"), ("check", tmp_path / "pipe.toml"), ("sweep", tmp_path / "pipe.toml",
-                  "--out", tmp_path / "o"), ("report", tmp_path / "run.npz"), ("report", tmp_path),
-                  ("trace", tmp_path / "run.npz"), ("validate", "nccl", tmp_path / "run.npz")):  # fmt: skip
+    for words in (
+        ("run", tmp_path / "pipe.toml"),
+        ("check", tmp_path / "pipe.toml"),
+        ("sweep", tmp_path / "pipe.toml", "--out", tmp_path / "o"),
+        ("report", tmp_path / "run.npz"),
+        ("report", tmp_path),
+        ("trace", tmp_path / "run.npz"),
+        ("validate", "nccl", tmp_path / "run.npz"),
+    ):
         code, said = command(capsys, *words)
         assert code == 2
         assert "is a pipe" in said
@@ -212,9 +218,10 @@ def test_passes_and_layers_that_do_not_fit_in_memory_are_refused_before_they_are
 
 
 def test_a_grid_is_counted_and_a_sample_of_it_is_drawn_without_listing_it():
-    axes = [{"key": key, "range": {"start": 1, "stop": 100_000, "step": 1}}
-            for key in ("run.steps", "strategy.micro_batch_size", "cluster.nodes", "strategy.bucket_cap_mb",
-                        "run.seed")]  # fmt: skip
+    axes = [
+        {"key": key, "range": {"start": 1, "stop": 100_000, "step": 1}}
+        for key in ("run.steps", "strategy.micro_batch_size", "cluster.nodes", "strategy.bucket_cap_mb", "run.seed")
+    ]
     with pytest.raises(ScenarioError, match=r"scenarios of the grid.*1e\+25 are asked for; at most 1,000,000"):
         sweeps.from_table({"base": BASE, "axes": axes})
     drawn = sweeps.from_table({"base": BASE, "axes": axes, "sample": 3})
@@ -325,7 +332,7 @@ def test_no_picture_reads_a_name_as_mathematics(swept, tmp_path):
     run = scenario.load(BASE, SMALL).run()
     pictures = {
         "curves": plots.sweep_curves(table, [name], name),
-        "front": plots.front([plots.Dot(name, name, 1.0, 2.0, True)], x=name, y=name, title=name),
+        "front": plots.front([plots.FrontDot(name, name, 1.0, 2.0, True)], x=name, y=name, title=name),
         "gantt": plots.gantt(run.timeline, title=name),
         "scaling": plots.scaling({name: ([1, 2], [1.0, 2.0])}, unit=name),
     }

@@ -69,20 +69,36 @@ def test_twice_the_ranks_keep_the_work_of_each_and_widen_the_groups():
 
 @pytest.mark.parametrize(
     ("members", "purpose", "groups"),
-    [((0, 2), "", ((0, 2, 4, 6),)), ((0, 1), "", ((0, 1), (4, 5))), ((0, 1), "DATA_PARALLEL_GROUP", ((0, 1, 4, 5),)),
-     ((0, 2), "mesh_tp", ((0, 2), (4, 6)))],
-)  # fmt: skip
+    [
+        ((0, 2), "", ((0, 2, 4, 6),)),
+        ((0, 1), "", ((0, 1), (4, 5))),
+        ((0, 1), "DATA_PARALLEL_GROUP", ((0, 1, 4, 5),)),
+        ((0, 2), "mesh_tp", ((0, 2), (4, 6))),
+    ],
+)
 def test_data_parallel_groups_grow_and_the_others_are_copied(members, purpose, groups):
-    ops = (OpInfo("all_reduce a", "all_reduce", "comm", "communication", "communication", 1e6,
-                  detail={"group_size": 2, "members": members, "purpose": purpose, "transfer_s": 1e-4}),
-           OpInfo("all_reduce b", "all_reduce", "comm", "communication", "communication", 1e6,
-                  detail={"group_size": 2}))  # fmt: skip
+    ops = (
+        OpInfo(
+            "all_reduce a",
+            "all_reduce",
+            "comm",
+            "communication",
+            "communication",
+            1e6,
+            detail={"group_size": 2, "members": members, "purpose": purpose, "transfer_s": 1e-4},
+        ),
+        OpInfo("all_reduce b", "all_reduce", "comm", "communication", "communication", 1e6, detail={"group_size": 2}),
+    )
     times = np.array([[0.0, 0.0, 1e-4], [0.0, 0.0, 1e-4], [2e-4, 2e-4, 3e-4]])
     ranks = tuple(np.array([rank]) for rank in members)
     run = Timeline(4, ops, ranks, np.array([0, 0, 1]), np.array([0, 1, 0]), *times.T, source="x")
     again = replay(run, *machine("hgx-h100", 1, 8), scale=Scale(times=2))
-    found = {tuple(map(tuple, op.groups.tolist())) for role in again.program.roles for op in role.ops
-             if hasattr(op, "groups")}  # fmt: skip
+    found = {
+        tuple(map(tuple, op.groups.tolist()))
+        for role in again.program.roles
+        for op in role.ops
+        if hasattr(op, "groups")
+    }
     assert found == {groups}
     assert "kept as measured, 1: all_reduce of 2 ranks: which ones is not known" in again.notes
     assert "2 of 4 ranks were measured" in again.notes[-1]
@@ -96,9 +112,12 @@ def exposed_and_step(run: Timeline) -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     ("changes", "scale"),
-    [({"cluster__nodes": 4}, Scale(times=4)), ({"strategy__bucket_cap_mb": 5}, Scale(bucket=5 * 2**20)),
-     ({"strategy__bucket_cap_mb": 100}, Scale(bucket=100 * 2**20))],
-)  # fmt: skip
+    [
+        ({"cluster__nodes": 4}, Scale(times=4)),
+        ({"strategy__bucket_cap_mb": 5}, Scale(bucket=5 * 2**20)),
+        ({"strategy__bucket_cap_mb": 100}, Scale(bucket=100 * 2**20)),
+    ],
+)
 def test_a_run_predicted_from_a_smaller_one_or_other_buckets_is_the_run_itself(changes, scale):
     run, _ = measured("ddp_resnet50_1x8_v100", run__jitter=0.0, run__steps=2)
     aim, result = measured("ddp_resnet50_1x8_v100", run__jitter=0.0, run__steps=2, **changes)
@@ -113,7 +132,8 @@ def test_kernels_scale_by_class_and_the_host_stays():
     ops = tuple(OpInfo(name, "compute", "compute", *words) for name, words in kinds.items())
     times = np.array([[0.0, 0.0, 1e-3], [1e-3, 1e-3, 2e-3], [2e-3, 2e-3, 3e-3]])
     run = Timeline(1, ops, (np.array([0]),), np.arange(3), np.zeros(3, dtype=int), *times.T, source="x")
-    was, gpu = device("V100-SXM2-16GB"), device("A100-SXM4-40GB")
+    was = device("V100-SXM2-16GB")
+    gpu = device("A100-SXM4-40GB")
     again = replay(run, scale=Scale(was=was, gpu=gpu))
     took = [op.duration for op in again.program.roles[0].ops]
     assert took[0] == pytest.approx(1e-3 * was.matmul_rate("fp32") / gpu.matmul_rate("fp32"))
@@ -136,9 +156,12 @@ def test_a_simulated_run_and_a_mesh_of_another_size_are_refused():
 
 @pytest.mark.parametrize(
     ("name", "topology", "ranks", "within"),
-    [("dlrm_8xv100_kineto", "dgx-1v", 8, 0.02), ("dlrm_v100_kineto", "dgx-1v", 2, 0.03),
-     ("ddp_2xrtx3090_nsys/profile.sqlite", "pcie-rtx3090", 2, 0.01)],
-)  # fmt: skip
+    [
+        ("dlrm_8xv100_kineto", "dgx-1v", 8, 0.02),
+        ("dlrm_v100_kineto", "dgx-1v", 2, 0.03),
+        ("ddp_2xrtx3090_nsys/profile.sqlite", "pcie-rtx3090", 2, 0.01),
+    ],
+)
 def test_published_traces_replay_to_their_own_step_time(shared: Path, name, topology, ranks, within):
     run = traces.read(shared / "measurements" / "traces" / name)
     again = replay(run, *machine(topology, 1, ranks))
@@ -169,7 +192,8 @@ def test_a_published_trace_on_twice_the_machines_communicates_longer(shared: Pat
 
 
 def test_the_command_prints_totals_and_keeps_both_runs(shared: Path, tmp_path: Path):
-    files, out = str(shared / "measurements" / "traces" / "dlrm_8xv100_kineto"), tmp_path / "out"
+    files = str(shared / "measurements" / "traces" / "dlrm_8xv100_kineto")
+    out = tmp_path / "out"
     done = CliRunner().invoke(cli, ["replay", files, "--topology", "dgx-1v", "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
@@ -202,9 +226,16 @@ def test_the_command_scales_and_says_what_is_from_where(shared: Path):
 
 @pytest.mark.parametrize(
     ("word", "said"),
-    [("dp=12", "the run has 8 data-parallel ranks"), ("dp=0", "8 data-parallel"), ("nodes=2", "once each: dp=64"),
-     ("dtype=q", "--scale dtype"), ("gpu=Q9", "cannot tell which GPU"), ("bucket=3", "'3'"), ("bucket=1B", "million")],
-)  # fmt: skip
+    [
+        ("dp=12", "the run has 8 data-parallel ranks"),
+        ("dp=0", "8 data-parallel"),
+        ("nodes=2", "once each: dp=64"),
+        ("dtype=q", "--scale dtype"),
+        ("gpu=Q9", "cannot tell which GPU"),
+        ("bucket=3", "'3'"),
+        ("bucket=1B", "million"),
+    ],
+)
 def test_a_scale_that_cannot_be_is_said(shared: Path, word: str, said: str):
     files = str(shared / "measurements" / "traces" / "dlrm_8xv100_kineto" / "rank0.json.gz")
     scales = ["--scale", word, *(["--scale", "gpu=A100-SXM4-40GB"] if word.startswith("dtype") else [])]
@@ -235,9 +266,13 @@ PAIR = GLOO.parent / "gloo_1_2"
 
 @pytest.mark.parametrize(
     ("source", "aim", "scale", "within"),
-    [("two", "two", Scale(), 0.03), ("one", "two", Scale(times=2), 0.08),
-     ("two", "two_small", Scale(bucket=4 * 2**20), 0.06), ("two_small", "two", Scale(bucket=25 * 2**20), 0.02)],
-)  # fmt: skip
+    [
+        ("two", "two", Scale(), 0.03),
+        ("one", "two", Scale(times=2), 0.08),
+        ("two", "two_small", Scale(bucket=4 * 2**20), 0.06),
+        ("two_small", "two", Scale(bucket=25 * 2**20), 0.02),
+    ],
+)
 def test_a_recorded_job_is_predicted_from_itself_at_another_scale(source, aim, scale, within):
     topology = fabrics.load("cpu-gloo", nodes=1)
     mesh = fabrics.mesh(topology, nproc_per_node=2)

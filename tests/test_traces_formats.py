@@ -28,12 +28,29 @@ DATA = Path(__file__).parent / "data"
 Table = dict[str, Any]
 
 TELLING: Table = {
-    "nccl_version": "2.21.5", "args": ["./all_reduce_perf"], "config": {}, "results": [],
-    "pg_config": {"0": {"ranks": "[0]"}}, "pg_status": {}, "collective_seq_id": 1, "entries": [],
-    "traceEvents": [], "schemaVersion": 1, "deviceProperties": [], "schema": "1.1.1-chakra.0.0.4", "nodes": [],
-    "clustersim_capture": 1, "part": "collectives", "coll_perf": {}, "algBw": 1, "busBw": 1, "gpus": 1,
-    "out-of-place": "# nThread", "comm op:": "Comm. Op Message Size", "words": " NCCL INFO ",
-}  # fmt: skip
+    "nccl_version": "2.21.5",
+    "args": ["./all_reduce_perf"],
+    "config": {},
+    "results": [],
+    "pg_config": {"0": {"ranks": "[0]"}},
+    "pg_status": {},
+    "collective_seq_id": 1,
+    "entries": [],
+    "traceEvents": [],
+    "schemaVersion": 1,
+    "deviceProperties": [],
+    "schema": "1.1.1-chakra.0.0.4",
+    "nodes": [],
+    "clustersim_capture": 1,
+    "part": "collectives",
+    "coll_perf": {},
+    "algBw": 1,
+    "busBw": 1,
+    "gpus": 1,
+    "out-of-place": "# nThread",
+    "comm op:": "Comm. Op Message Size",
+    "words": " NCCL INFO ",
+}
 """What each format's files have near their heads, but holding nothing that only they hold."""
 
 
@@ -48,14 +65,30 @@ def report() -> Table:
     device = {"rank": 0, "group": 0, "pid": 1, "hostname": "a", "device_info": "NVIDIA H100 80GB HBM3"}
     timed = {"time": 100.0, "alg_bw": 83.89, "bus_bw": 0.0, "nwrong": 0.0}
     result = {"size": 8388608, "count": 2097152, "type": "float", "redop": "sum", "root": "-1", "out_of_place": timed}
-    return {"version": 2, "args": ["./all_reduce_perf"], "env": [], "nccl_version": 22809,
-            "config": {"nthreads": 1, "ngpus": 1, "devices": [device]}, "results": [result]}  # fmt: skip
+    return {
+        "version": 2,
+        "args": ["./all_reduce_perf"],
+        "env": [],
+        "nccl_version": 22809,
+        "config": {"nthreads": 1, "ngpus": 1, "devices": [device]},
+        "results": [result],
+    }
 
 
 def benched() -> Table:
     """A line of rccl-tests."""
-    return {"#wrong": "0", "algBw": 0.0533, "busBw": 0.0800, "gpus": 4, "inPlace": 0, "name": "AllReduce",
-            "redop": "sum", "size": 1024, "time": 19.18415, "type": "float"}  # fmt: skip
+    return {
+        "#wrong": "0",
+        "algBw": 0.0533,
+        "busBw": 0.0800,
+        "gpus": 4,
+        "inPlace": 0,
+        "name": "AllReduce",
+        "redop": "sum",
+        "size": 1024,
+        "time": 19.18415,
+        "type": "float",
+    }
 
 
 def dump(rank: int = 0) -> Table:
@@ -164,8 +197,13 @@ def test_a_pickled_dump_is_known_with_long_groups_and_other_keys(tmp_path: Path,
 
 
 def shipped() -> list[tuple[str, Path]]:
-    folders = {"traces/gloo*/**/*.json.gz": "kineto", "traces/pipeline*/*.csv": "pipeline", "mpi/*": "capture",
-               "flight_recorder/*": "flight_recorder", "gloo/*_ranks/*": "capture"}  # fmt: skip
+    folders = {
+        "traces/gloo*/**/*.json.gz": "kineto",
+        "traces/pipeline*/*.csv": "pipeline",
+        "mpi/*": "capture",
+        "flight_recorder/*": "flight_recorder",
+        "gloo/*_ranks/*": "capture",
+    }
     return [(name, path) for pattern, name in folders.items() for path in sorted(DATA.glob(pattern))]
 
 
@@ -216,9 +254,14 @@ def test_a_header_without_rows_in_another_log_is_no_table(tmp_path: Path):
 # ---- --format --------------------------------------------------------------------------------------------------------
 
 READERS = [
-    ("trace", "{}"), ("replay", "{}"), ("explain", "{}"), ("report", "{}", "-o", "{}.html"), ("compare", "{}", "{}"),
-    ("plot", "gantt", "{}", "{}.png"), ("calibrate", "{}", "--topology", "dgx-h100", "-o", "{}.toml"),
-]  # fmt: skip
+    ("trace", "{}"),
+    ("replay", "{}"),
+    ("explain", "{}"),
+    ("report", "{}", "-o", "{}.html"),
+    ("compare", "{}", "{}"),
+    ("plot", "gantt", "{}", "{}.png"),
+    ("calibrate", "{}", "--topology", "dgx-h100", "-o", "{}.toml"),
+]
 
 
 @pytest.mark.parametrize("words", READERS, ids=lambda words: words[0])
@@ -239,7 +282,8 @@ def test_every_command_that_reads_traces_takes_their_format(tmp_path: Path, word
 
 
 def test_traces_are_compared_with_the_folder_of_their_replay(tmp_path: Path):
-    folder, out = tmp_path / "traces", tmp_path / "out"
+    folder = tmp_path / "traces"
+    out = tmp_path / "out"
     folder.mkdir()
     (folder / "t.json").write_text(json.dumps(profile([])))
     assert CliRunner().invoke(cli, ["replay", str(folder), "--out", str(out)]).exit_code == 0

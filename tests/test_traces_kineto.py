@@ -23,11 +23,28 @@ GLOO = Path(__file__).parent / "data" / "traces" / "gloo_2_ranks"
 
 def kernel(ts: float, dur: float, seq: int, rank: int = 0, **args: Any) -> dict[str, Any]:
     """An NCCL kernel as PyTorch 2.5 and newer record it."""
-    said = {"stream": 20, "correlation": seq, "Collective name": "allreduce", "In msg nelems": 1000,
-            "Out msg nelems": 1000, "Group size": 2, "dtype": "Float", "Process Group Name": "0",
-            "Process Group Ranks": "[0, 1]", "Seq": seq}  # fmt: skip
-    return {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "pid": rank, "tid": 20,
-            "ts": ts, "dur": dur, "args": said | args}  # fmt: skip
+    said = {
+        "stream": 20,
+        "correlation": seq,
+        "Collective name": "allreduce",
+        "In msg nelems": 1000,
+        "Out msg nelems": 1000,
+        "Group size": 2,
+        "dtype": "Float",
+        "Process Group Name": "0",
+        "Process Group Ranks": "[0, 1]",
+        "Seq": seq,
+    }
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+        "pid": rank,
+        "tid": 20,
+        "ts": ts,
+        "dur": dur,
+        "args": said | args,
+    }
 
 
 def gemm(ts: float, dur: float, launched: float, correlation: int) -> list[dict[str, Any]]:
@@ -35,9 +52,17 @@ def gemm(ts: float, dur: float, launched: float, correlation: int) -> list[dict[
     args = {"stream": 7, "correlation": correlation}
     return [
         {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": ts, "dur": dur, "args": args},
-        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": launched, "dur": 1.0,
-         "args": {"correlation": correlation}},
-    ]  # fmt: skip
+        {
+            "ph": "X",
+            "cat": "cuda_runtime",
+            "name": "cudaLaunchKernel",
+            "pid": 1,
+            "tid": 1,
+            "ts": launched,
+            "dur": 1.0,
+            "args": {"correlation": correlation},
+        },
+    ]
 
 
 def save(path: Path, events: list[dict[str, Any]], rank: int = 0, world: int = 2, **more: Any) -> Path:
@@ -146,8 +171,16 @@ def test_idling_for_a_late_launch_is_told_from_idling_for_another_stream(tmp_pat
 
 
 def test_what_the_program_writes_it_reads_back(tmp_path):
-    ops = (OpInfo("fwd", "compute", "compute"), OpInfo("all_reduce", "all_reduce", "comm", nbytes=4000.0,
-           detail={"group_size": 2, "dtype": "fp32", "communicator": "world"}))  # fmt: skip
+    ops = (
+        OpInfo("fwd", "compute", "compute"),
+        OpInfo(
+            "all_reduce",
+            "all_reduce",
+            "comm",
+            nbytes=4000.0,
+            detail={"group_size": 2, "dtype": "fp32", "communicator": "world"},
+        ),
+    )
     rows = np.array([[0, 1, 0, 1], [0, 0, 1, 1], [0, 0, 1e-3, 2e-3], [0, 0, 2e-3, 2e-3], [1e-3, 2e-3, 3e-3, 3e-3]])
     order = np.array([0, 0, 1, 1])
     run = Timeline(2, ops, (np.array([0]), np.array([1])), order, np.array([0, 1, 0, 1]), rows[2], rows[3], rows[4])
@@ -166,8 +199,14 @@ def test_a_real_gloo_run_of_two_ranks_is_joined_whole():
     kinds = [op.kind for op in collectives(run)]
     # Gloo runs reduce_scatter as an all_reduce, and its trace says so.
     assert {k: kinds.count(k) for k in sorted(set(kinds))} == {
-        "all_gather": 2, "all_reduce": 6, "all_to_all": 2, "barrier": 2, "broadcast": 2, "recv": 2, "send": 2,
-    }  # fmt: skip
+        "all_gather": 2,
+        "all_reduce": 6,
+        "all_to_all": 2,
+        "barrier": 2,
+        "broadcast": 2,
+        "recv": 2,
+        "send": 2,
+    }
     assert {op.nbytes for op in collectives(run) if op.kind == "all_reduce"} == {4000.0, 20000.0, 8000.0}
     assert {op.nbytes for op in collectives(run) if op.kind == "all_gather"} == {8000.0}
     for op in collectives(run):
@@ -254,14 +293,18 @@ def write_gz(path: Path, data: bytes) -> None:
         (lambda p: p.write_bytes(gzip.compress((GLOO / "rank0.json.gz").read_bytes() * 2)[:-50]), "cut off"),
         (lambda p: p.write_bytes((GLOO / "rank0.json.gz").read_bytes()[:4000]), "cut off"),
         (lambda p: p.write_text('{"schemaVersion": 1, "traceEvents": [{"ph": "X", "na'), "damaged or cut off"),
-        (lambda p: p.write_text('{"traceEvents": [{"ph": "X", "name": "tab", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]}'),
-         "without PyTorch operators"),
+        (
+            lambda p: p.write_text(
+                '{"traceEvents": [{"ph": "X", "name": "tab", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]}'
+            ),
+            "without PyTorch operators",
+        ),
         (lambda p: p.write_text('{"traceEvents": 5}'), "not a PyTorch profiler trace"),
         (lambda p: p.write_text("hello"), "no format that is known by its content"),
         (lambda p: p.write_text(""), "empty"),
         (lambda p: p.write_bytes(bytes(range(256)) * 40), "no format that is known by its content"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_trace_is_one_clear_error(tmp_path, make, message):
     path = tmp_path / "t.json"
     make(path)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from clustersim.files import traces
-from clustersim.files.traces.nsys import Doing, Ranges
+from clustersim.files.traces.nsys import RangeContext, Ranges
 from clustersim.studies.replay.replay_scale import rate_of
 
-MAIN, AUTOGRAD = 1 << 24 | 5, 1 << 24 | 6
+MAIN = 1 << 24 | 5
+AUTOGRAD = 1 << 24 | 6
 """globalTids of one process."""
 
 
@@ -22,14 +23,18 @@ def export(path: Path, ranges: list[tuple[int, int, str, int]], launched: list[t
     with sqlite3.connect(path) as base:
         base.execute("create table StringIds (id, value)")
         base.executemany("insert into StringIds values (?, ?)", [(i, name) for name, i in names.items()])
-        base.execute("create table CUPTI_ACTIVITY_KIND_KERNEL "
-                     "(globalPid, start, end, correlationId, shortName, deviceId, streamId)")  # fmt: skip
+        base.execute(
+            "create table CUPTI_ACTIVITY_KIND_KERNEL "
+            "(globalPid, start, end, correlationId, shortName, deviceId, streamId)"
+        )
         base.execute("create table CUPTI_ACTIVITY_KIND_RUNTIME (globalTid, correlationId, start)")
         base.execute("create table NVTX_EVENTS (start, end, eventType, text, textId, globalTid, jsonText)")
         for i, (at, tid, name) in enumerate(launched):
             base.execute("insert into CUPTI_ACTIVITY_KIND_RUNTIME values (?, ?, ?)", (tid, i, at))
-            base.execute("insert into CUPTI_ACTIVITY_KIND_KERNEL values (?, ?, ?, ?, ?, 0, 7)",
-                         (1 << 24, at + 10, at + 15, i, names[name]))  # fmt: skip
+            base.execute(
+                "insert into CUPTI_ACTIVITY_KIND_KERNEL values (?, ?, ?, ?, ?, 0, 7)",
+                (1 << 24, at + 10, at + 15, i, names[name]),
+            )
         for i, (start, end, name, tid) in enumerate(ranges):  # text, or the number of it
             said = (None, names[name]) if i % 2 else (name, None)
             base.execute("insert into NVTX_EVENTS values (?, ?, 59, ?, ?, ?, ?)", (start, end, *said, tid, None))
@@ -38,22 +43,34 @@ def export(path: Path, ranges: list[tuple[int, int, str, int]], launched: list[t
 
 
 RANGES = [
-    (0, 900, "training", MAIN), (100, 300, "step 7", MAIN), (110, 150, "forward pass", MAIN),
-    (115, 130, "layers.0", MAIN), (116, 120, "attention", MAIN), (121, 125, "aten::mm", MAIN),
-    (160, 250, "loss.backward()", MAIN), (260, 290, "optimizer.step", MAIN), (170, 180, "layers.1", AUTOGRAD),
+    (0, 900, "training", MAIN),
+    (100, 300, "step 7", MAIN),
+    (110, 150, "forward pass", MAIN),
+    (115, 130, "layers.0", MAIN),
+    (116, 120, "attention", MAIN),
+    (121, 125, "aten::mm", MAIN),
+    (160, 250, "loss.backward()", MAIN),
+    (260, 290, "optimizer.step", MAIN),
+    (170, 180, "layers.1", AUTOGRAD),
     (310, 400, "step 8", MAIN),
-]  # fmt: skip
+]
 EXPECTED = [
-    (50, MAIN, (-1, "", "")), (105, MAIN, (7, "", "")), (112, MAIN, (7, "forward", "")),
-    (117, MAIN, (7, "forward", "attention")), (122, MAIN, (7, "forward", "layers.0")),
-    (175, AUTOGRAD, (7, "backward", "layers.1")), (200, AUTOGRAD, (7, "backward", "")),
-    (270, MAIN, (7, "optimizer", "")), (305, MAIN, (-1, "", "")), (350, MAIN, (8, "", "")),
-]  # fmt: skip
+    (50, MAIN, (-1, "", "")),
+    (105, MAIN, (7, "", "")),
+    (112, MAIN, (7, "forward", "")),
+    (117, MAIN, (7, "forward", "attention")),
+    (122, MAIN, (7, "forward", "layers.0")),
+    (175, AUTOGRAD, (7, "backward", "layers.1")),
+    (200, AUTOGRAD, (7, "backward", "")),
+    (270, MAIN, (7, "optimizer", "")),
+    (305, MAIN, (-1, "", "")),
+    (350, MAIN, (8, "", "")),
+]
 
 
 @pytest.mark.parametrize(("at", "thread", "doing"), EXPECTED)
 def test_a_launch_is_in_the_innermost_phase_and_layer_of_its_thread_and_in_the_step_of_any(at, thread, doing):
-    assert Ranges(RANGES).at(at, thread) == Doing(*doing)
+    assert Ranges(RANGES).at(at, thread) == RangeContext(*doing)
 
 
 def test_an_export_has_the_steps_phases_and_layers_that_people_marked(tmp_path):

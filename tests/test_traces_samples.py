@@ -42,16 +42,20 @@ for _old, _new in (
     ("70.30       0", "70.30       0 178 190 189 0.9"),
 ):
     PER_ITERATION = PER_ITERATION.replace(_old, _new)
-OLD = """# nThread 1 nGpus 8 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
+OLD = (
+    """# nThread 1 nGpus 8 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
 #
 # Using devices
-""" + "".join(f"#   Rank  {r} Pid  15831 on   dgx01 device  {r} [0x06] Tesla V100-SXM2-16GB\n" for r in range(8)) + """#
+"""
+    + "".join(f"#   Rank  {r} Pid  15831 on   dgx01 device  {r} [0x06] Tesla V100-SXM2-16GB\n" for r in range(8))
+    + """#
 #                                                     out-of-place                       in-place
 #       size         count    type   redop     time   algbw   busbw  error     time   algbw   busbw  error
 #        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
    134217728      33554432   float     sum   2000.0   67.11  117.44  2e-07   1990.0   67.45  118.03  2e-07
 # Out of bounds values : 0 OK
-"""  # fmt: skip
+"""
+)
 
 
 def read(path: Path, text: str) -> Samples:
@@ -74,7 +78,8 @@ def test_a_new_log_says_everything_of_its_run(tmp_path):
 
 
 def test_columns_are_found_by_the_header_not_by_position(tmp_path):
-    plain, wide = read(tmp_path / "a", NEW), read(tmp_path / "b", PER_ITERATION)
+    plain = read(tmp_path / "a", NEW)
+    wide = read(tmp_path / "b", PER_ITERATION)
     assert "i_cv%" in PER_ITERATION
     assert not wide.skipped
     assert [(r.seconds, r.seconds_in_place) for r in wide.rows] == [(r.seconds, r.seconds_in_place) for r in plain.rows]
@@ -131,14 +136,28 @@ def test_the_json_report_says_the_same_as_the_log(tmp_path):
     def timed(us: float, alg: float, bus: float) -> dict[str, float]:
         return {"time": us, "alg_bw": alg, "bus_bw": bus, "nwrong": 0.0}
 
-    devices = [{"rank": r, "group": 0, "pid": r, "hostname": f"node{r // 2}", "device_info": "NVIDIA H100 80GB HBM3"}
-               for r in range(4)]  # fmt: skip
+    devices = [
+        {"rank": r, "group": 0, "pid": r, "hostname": f"node{r // 2}", "device_info": "NVIDIA H100 80GB HBM3"}
+        for r in range(4)
+    ]
     report = {
-        "version": 2, "args": ["./build/all_gather_perf", "-b", "8M"], "env": ["NCCL_ALGO=RING", "HOME=/x"],
-        "nccl_version": 22809, "config": {"nthreads": 1, "ngpus": 1, "devices": devices},
-        "results": [{"size": 8388608, "count": 524288, "type": "float", "redop": "none", "root": "    -1",
-                     "out_of_place": timed(100.0, 83.89, 62.91), "in_place": timed(99.0, 84.73, 63.55)}],
-    }  # fmt: skip
+        "version": 2,
+        "args": ["./build/all_gather_perf", "-b", "8M"],
+        "env": ["NCCL_ALGO=RING", "HOME=/x"],
+        "nccl_version": 22809,
+        "config": {"nthreads": 1, "ngpus": 1, "devices": devices},
+        "results": [
+            {
+                "size": 8388608,
+                "count": 524288,
+                "type": "float",
+                "redop": "none",
+                "root": "    -1",
+                "out_of_place": timed(100.0, 83.89, 62.91),
+                "in_place": timed(99.0, 84.73, 63.55),
+            }
+        ],
+    }
     (row,) = read(tmp_path / "r", json.dumps(report)).rows
     (first, _) = read(tmp_path / "log", NEW).rows
     assert row.env == "NCCL_ALGO=RING"
@@ -198,8 +217,10 @@ def test_rows_of_a_table_that_are_no_numbers_are_counted(tmp_path):
 
 # ---- DeepSpeed ------------------------------------------------------------------------------------------------------
 
-LINE = ("[2026-01-01 01:39:55,722] [INFO] [logging.py:69:log_dist] [Rank 0] rank=0 | comm op: {op} | time (ms): {ms} | "
-        "msg size: {size} | algbw (Gbps): {alg} | busbw (Gbps): {bus} \n")  # fmt: skip
+LINE = (
+    "[2026-01-01 01:39:55,722] [INFO] [logging.py:69:log_dist] [Rank 0] rank=0 | comm op: {op} | time (ms): {ms} | "
+    "msg size: {size} | algbw (Gbps): {alg} | busbw (Gbps): {bus} \n"
+)
 
 
 def test_deepspeed_lines_count_the_ranks_own_tensor(tmp_path):

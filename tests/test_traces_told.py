@@ -92,10 +92,13 @@ def test_a_dump_that_names_code_is_refused_and_nothing_runs(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("name", "data", "said"),
-    [("trace_0", b"\x80\x04pg_config", "not a whole"), ("trace_x", None, "ends in its rank"),
-     ("trace_0", pickle.dumps({"version": "3.0", "pg_config": {}, "entries": []}), "schema '3.0'"),
-     ("trace_0", b'{"pg_status": {}, "entries": [', "not a whole")],
-)  # fmt: skip
+    [
+        ("trace_0", b"\x80\x04pg_config", "not a whole"),
+        ("trace_x", None, "ends in its rank"),
+        ("trace_0", pickle.dumps({"version": "3.0", "pg_config": {}, "entries": []}), "schema '3.0'"),
+        ("trace_0", b'{"pg_status": {}, "entries": [', "not a whole"),
+    ],
+)
 def test_a_dump_that_cannot_be_read_is_one_clear_error(tmp_path: Path, name: str, data: bytes | None, said: str):
     (tmp_path / name).write_bytes(data or (DUMPS / "trace_0").read_bytes())
     with pytest.raises(TraceError, match=said):
@@ -129,8 +132,9 @@ def test_nccls_log_tells_channels_transports_and_choices(tmp_path: Path):
     assert told.transports == {"P2P/CUMEM": 1, "NET/IB": 1}
     assert told.set == {"NCCL_PROTO": "Simple"}
     assert [msgspec.structs.astuple(row) for row in told.choices] == [
-        ("all_gather", 4096, "ring", "LL", 0, 1), ("all_reduce", 8388608, "ring", "Simple", 16, 2)
-    ]  # fmt: skip
+        ("all_gather", 4096, "ring", "LL", 0, 1),
+        ("all_reduce", 8388608, "ring", "Simple", 16, 2),
+    ]
     done = CliRunner().invoke(cli, ["trace", str(path)])
     assert done.exit_code == 0, done.output
     assert "all_reduce 8 MiB: ring Simple on 16 channels, 2 x" in done.output
@@ -150,35 +154,48 @@ def test_nccls_choices_stand_beside_ours(tmp_path: Path):
 
 
 def test_nccls_choices_become_pins_of_a_scenario_which_it_then_plays(tmp_path: Path):
-    path, scenario = tmp_path / "nccl.log", tmp_path / "mine.toml"
+    path = tmp_path / "nccl.log"
+    scenario = tmp_path / "mine.toml"
     choices = [(1 << 20, "TREE LL128"), (1 << 24, "TREE LL128"), (1 << 28, "RING LL128"), (1 << 29, "NVLS LL")]
-    path.write_text(LOG + "".join(
-        f"{HOST}AllReduce: {size} Bytes -> Algo {choice.replace(' ', ' proto ')} channel{{Lo..Hi}}={{0..15}}\n"
-        for size, choice in [*choices, (1 << 20, "RING LL"), (1 << 20, "TREE LL128")]
-    ))  # fmt: skip
+    path.write_text(
+        LOG
+        + "".join(
+            f"{HOST}AllReduce: {size} Bytes -> Algo {choice.replace(' ', ' proto ')} channel{{Lo..Hi}}={{0..15}}\n"
+            for size, choice in [*choices, (1 << 20, "RING LL"), (1 << 20, "TREE LL128")]
+        )
+    )
     done = CliRunner().invoke(cli, ["trace", str(path), "--pins"])
     assert done.exit_code == 0, done.output
     scenario.write_text(Path(clustersim.load("ddp_gpt2_xl_2x8_a100").path).read_text() + done.stdout)
     pins = [pin for pin in clustersim.load(scenario).file.run.pins if pin.kind == "all_reduce"]
     assert [(pin.least, pin.most, pin.algorithm, pin.protocol, pin.ranks) for pin in pins] == [
-        (1 << 20, 1 << 20, "tree", "LL128", 16), (1 << 23, 1 << 23, "ring", "Simple", 16),
-        (1 << 24, 1 << 24, "tree", "LL128", 16), (1 << 28, 1 << 28, "ring", "LL128", 16),
+        (1 << 20, 1 << 20, "tree", "LL128", 16),
+        (1 << 23, 1 << 23, "ring", "Simple", 16),
+        (1 << 24, 1 << 24, "tree", "LL128", 16),
+        (1 << 28, 1 << 28, "ring", "LL128", 16),
         (1 << 29, 1 << 29, "nvls", "LL", 16),
-    ]  # fmt: skip
+    ]
     played = {op.detail["algorithm"] for op in clustersim.load(scenario).run().timeline.ops if op.kind == "all_reduce"}
     pinned = {"run.pins": [{"kind": "all_reduce", "algorithm": "tree", "protocol": "LL128", "least": "1 MiB"}]}
     trees = clustersim.load("ddp_gpt2_xl_2x8_a100", pinned).run().timeline.ops
     assert played == {"ring"}
-    assert {(op.detail["algorithm"], op.detail["protocol"]) for op in trees if op.nbytes > 1 << 20 and op.kind ==
-            "all_reduce"} == {("tree", "LL128")}  # fmt: skip
+    assert {
+        (op.detail["algorithm"], op.detail["protocol"])
+        for op in trees
+        if op.nbytes > 1 << 20 and op.kind == "all_reduce"
+    } == {("tree", "LL128")}
 
 
 @pytest.mark.parametrize(
     ("pin", "said"),
-    [({"algorithm": "rung"}, "'rung'"), ({"protocol": "LL12"}, "'LL12'"),
-     ({"least": "2 B", "most": "1 B"}, "most must"),
-     ({"least": 3}, "bare number"), ({"kind": "all_to_all"}, "all_to_all")],
-)  # fmt: skip
+    [
+        ({"algorithm": "rung"}, "'rung'"),
+        ({"protocol": "LL12"}, "'LL12'"),
+        ({"least": "2 B", "most": "1 B"}, "most must"),
+        ({"least": 3}, "bare number"),
+        ({"kind": "all_to_all"}, "all_to_all"),
+    ],
+)
 def test_a_pin_that_nccl_cannot_follow_is_one_error_with_its_place(pin, said):
     pins = {"run.pins": [{"kind": "all_reduce", "algorithm": "ring"} | pin]}
     with pytest.raises(ClusterSimError, match=said) as wrong:
@@ -204,20 +221,31 @@ def test_a_log_without_a_communicator_is_refused(tmp_path: Path):
 
 
 def inspected(rank: int, kind: str, size: int, micros: float, busbw: float, sn: int = 7) -> str:
-    return json.dumps({
-        "header": {"id": "0x7f8c", "rank": rank, "n_ranks": 8, "nnodes": 1},
-        "metadata": {"inspector_output_format_version": "v4.0", "hostname": "h"},
-        "coll_perf": {"coll": kind, "coll_sn": sn, "coll_msg_size_bytes": size, "coll_exec_time_us": micros,
-                      "coll_algobw_gbs": 1.0, "coll_busbw_gbs": busbw},
-    })  # fmt: skip
+    return json.dumps(
+        {
+            "header": {"id": "0x7f8c", "rank": rank, "n_ranks": 8, "nnodes": 1},
+            "metadata": {"inspector_output_format_version": "v4.0", "hostname": "h"},
+            "coll_perf": {
+                "coll": kind,
+                "coll_sn": sn,
+                "coll_msg_size_bytes": size,
+                "coll_exec_time_us": micros,
+                "coll_algobw_gbs": 1.0,
+                "coll_busbw_gbs": busbw,
+            },
+        }
+    )
 
 
 def test_the_inspectors_sizes_are_the_full_tensor_and_the_shortest_rank_counts(tmp_path: Path):
     """Figures of the plugin's own README: 17,179,869,184 bytes all-reduced, and 2,147,483,648 a rank scattered."""
     path = tmp_path / "inspector.log"
-    lines = [inspected(2, "AllReduce", 17179869184, 61974, 485.119099),
-             inspected(3, "AllReduce", 17179869184, 62974, 477.4),
-             inspected(4, "ReduceScatter", 2147483648, 41057, 366.134533), '{"header": {'][:4]  # fmt: skip
+    lines = [
+        inspected(2, "AllReduce", 17179869184, 61974, 485.119099),
+        inspected(3, "AllReduce", 17179869184, 62974, 477.4),
+        inspected(4, "ReduceScatter", 2147483648, 41057, 366.134533),
+        '{"header": {',
+    ][:4]
     path.write_text("\n".join(lines) + "\n")
     found = traces.read(path)
     assert isinstance(found, Samples)
@@ -232,8 +260,18 @@ def test_the_inspectors_sizes_are_the_full_tensor_and_the_shortest_rank_counts(t
 
 def test_rccl_tests_lines_are_samples_out_of_place(tmp_path: Path):
     """A line of ROCm/rccl-tests pull request 93."""
-    row = {"#wrong": "0", "algBw": 0.05337739748698796, "busBw": 0.08006609623048194, "gpus": 4, "inPlace": 0,
-           "name": "AllReduce", "redop": "sum", "size": 1024, "time": 19.18415, "type": "float"}  # fmt: skip
+    row = {
+        "#wrong": "0",
+        "algBw": 0.05337739748698796,
+        "busBw": 0.08006609623048194,
+        "gpus": 4,
+        "inPlace": 0,
+        "name": "AllReduce",
+        "redop": "sum",
+        "size": 1024,
+        "time": 19.18415,
+        "type": "float",
+    }
     path = tmp_path / "rccl.json"
     path.write_text("\n".join(json.dumps(row | {"inPlace": place}) for place in (0, 1)))
     (one,) = traces.read(path).rows

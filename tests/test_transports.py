@@ -96,7 +96,8 @@ def test_a_log_that_does_not_say_is_taken_as_most_of_its_days():
 
 
 def test_messages_above_the_eager_limit_wait_for_their_receivers_at_every_hop():
-    group, limit = over("slingshot"), TRANSPORTS["slingshot"].eager
+    group = over("slingshot")
+    limit = TRANSPORTS["slingshot"].eager
     pinned = [Request("all_gather", n, algorithm="ring", protocol="LL128") for n in (2.0**18, 2.0**26)]
     small, large = (choice(request, group) for request in pinned)
     assert small.request.nbytes / group.size / small.blocks < limit <= large.request.nbytes / group.size / large.blocks

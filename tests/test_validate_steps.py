@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clustersim import model as models
-from clustersim.calibrate.score import Score, Skipped, predicted, read_table
+from clustersim.calibrate.score import Score, SkippedRow, predicted, read_table
 from clustersim.cluster import files as fabrics
 from clustersim.core.device import device
 from clustersim.core.errors import TraceError
@@ -26,11 +26,26 @@ TABLE = Path(__file__).parents[1].parent / "shared" / "measurements" / "training
 shared = pytest.mark.skipif(not TABLE.exists(), reason="../shared/measurements is not there")
 
 BERT = {
-    "case_id": "case-1", "topology": "dgx-1v", "source": "", "model": "BERT-base", "seq_len": "128",
-    "precision": "fp32", "gpu": "V100-16GB-SXM2", "nodes": "1", "gpus": "1", "strategy": "single-gpu",
-    "micro_batch_per_gpu": "8", "grad_accum": "", "global_batch": "", "act_ckpt": "", "other": "",
-    "metric": "step_time", "value": "0.1", "unit": "s", "notes": "",
-}  # fmt: skip
+    "case_id": "case-1",
+    "topology": "dgx-1v",
+    "source": "",
+    "model": "BERT-base",
+    "seq_len": "128",
+    "precision": "fp32",
+    "gpu": "V100-16GB-SXM2",
+    "nodes": "1",
+    "gpus": "1",
+    "strategy": "single-gpu",
+    "micro_batch_per_gpu": "8",
+    "grad_accum": "",
+    "global_batch": "",
+    "act_ckpt": "",
+    "other": "",
+    "metric": "step_time",
+    "value": "0.1",
+    "unit": "s",
+    "notes": "",
+}
 DDP = {"strategy": "ddp", "gpus": "8", "global_batch": "64"}
 """What a row of eight GPUs adds to :data:`BERT`."""
 
@@ -169,7 +184,7 @@ def test_buckets_are_ddps_unless_the_row_or_its_framework_says_otherwise() -> No
         ("framework NGC TF1 20.03 Horovod; batch size=64 & without xla", "", "TensorFlow"),
         ("APEX;", "github NVIDIA/DeepLearningExamples PyTorch/Classification", "PyTorch, channels last"),
     ],
-)  # fmt: skip
+)
 def test_a_row_names_its_framework(other: str, source: str, name: str) -> None:
     assert framework(row(other=other, source=source)).name == name
 
@@ -215,7 +230,8 @@ def test_one_gpu_takes_what_its_layers_take() -> None:
 
 
 def test_accumulation_adds_passes() -> None:
-    once, cost = read(row(**DDP)), costs_of(read(row(**DDP)))
+    once = read(row(**DDP))
+    cost = costs_of(read(row(**DDP)))
     many = read(row(**DDP, grad_accum="16"))
     passes = float(cost.forward.sum() + cost.backward.sum())
     assert step_time(many, cost) - step_time(once, cost) == pytest.approx(15 * passes, rel=0.1)
@@ -250,7 +266,7 @@ def test_an_anchored_row_is_scaled_by_its_one_gpu_row(tmp_path: Path) -> None:
     other = row(case_id="a-3", source="another table", value="1.1", **DDP)
     plain = validate_steps(write(tmp_path / "t.csv", [alone, eight, other]))
     result = validate_steps(tmp_path / "t.csv", anchor="single")
-    reasons = [r.skipped if isinstance(r, Skipped) else "" for r in result.rows]
+    reasons = [r.skipped if isinstance(r, SkippedRow) else "" for r in result.rows]
     assert "anchor of its model" in reasons[0]
     assert "no one-GPU row" in reasons[2]
     assert plain.rows[1].predicted < 0.5
@@ -287,13 +303,13 @@ def test_every_row_is_predicted_or_skipped_with_a_reason() -> None:
     rows = result().rows
     assert len(rows) == len(read_table(TABLE, COLUMNS))
     for r in rows:
-        if isinstance(r, Skipped):
+        if isinstance(r, SkippedRow):
             assert len(r.skipped) > 10
         else:
             assert r.predicted > 0
             assert np.isfinite(r.rel_error)
     played = [r for r in rows if r.cells["strategy"].startswith(("single", "ddp"))]
-    left_out = [r for r in played if isinstance(r, Skipped)]
+    left_out = [r for r in played if isinstance(r, SkippedRow)]
     unread = {r.cells["case_id"] for r in left_out if r.skipped.startswith("model ")}
     assert len(predicted(played)) >= 430
     # What is left out for any other reason than an undescribed network can be counted.

@@ -17,14 +17,15 @@ from clustersim.app.cli import cli
 from clustersim.core.errors import ScenarioError
 from clustersim.core.program import Compute
 from clustersim.core.units import Seconds
-from clustersim.core.variation import Variation, Where, drawn
+from clustersim.core.variation import RankPlaces, Variation, drawn
 from clustersim.studies.campaign import maxima
 from clustersim.studies.what_if.rerun import step_time
 from clustersim.studies.what_if.spread import Distribution, spread
 
 BASE = "ddp_gpt2_xl_2x8_a100"
-RANKS, STEPS = 64, 4000
-WHERE = Where(np.repeat(np.arange(8), 8), np.arange(RANKS))
+RANKS = 64
+STEPS = 4000
+WHERE = RankPlaces(np.repeat(np.arange(8), 8), np.arange(RANKS))
 SOURCES = {
     "fresh": {"step_cv": 0.02},
     "for good": {"gpu_cv": 0.013},
@@ -102,7 +103,8 @@ def test_a_source_of_size_0_is_none_and_leaves_the_others_as_they_were(name, see
     zeros = {"step_cv": 0.0, "gpu_cv": 0.0, "slow_hosts": 0.0, "day_swing": 0.0, "drift_cv": 0.0, "microbatch_cv": 0.0}
     beside = drawn(Variation(**zeros | SOURCES[name]), 3, WHERE, seed)
     for field in ("pace", "lengths", "pauses"):
-        a, b = getattr(alone, field), getattr(beside, field)
+        a = getattr(alone, field)
+        b = getattr(beside, field)
         assert (a is None) == (b is None)
         assert a is None or (a == b).all()
     nothing = drawn(Variation(**zeros), 3, WHERE, seed)

@@ -14,7 +14,7 @@ from clustersim import engine
 from clustersim.core.errors import ClusterSimError, ProgramError
 from clustersim.core.program import Compute, Recv, Send
 from clustersim.core.units import parse_time
-from clustersim.engine.flows.loads import Varying
+from clustersim.engine.flows.loads import VaryingLinks
 
 BASE = "ddp_gpt2_medium_2x4_v100"
 
@@ -32,11 +32,14 @@ ONE = [Compute("a", 1.0), toy.all_reduce("r", 20.0, [0, 1], after=(0,))]
 @pytest.mark.parametrize(
     ("varying", "end"),
     [
-        (Varying((0,), 0.5, 2.0, np.inf), 4.0),  # 10 bytes in the first second, 10 more at half the rate
-        (Varying((0,), 0.5, 1.0, 2.0), 3.5),  # 5 bytes in the slow second
-        (Varying((0,), 0.1, 1.0, 1.1, 0.2), 4.71),  # 1.1 bytes in each 0.2 s: 18 of them, 0.1 in a slow one, and 0.1
-        (Varying((0,), 0.5, 0.0, 1.0), 3.0),  # over before anything is sent
-        (Varying((0,), 0.5, 3.0, np.inf), 3.0),  # begins when all has come
+        (VaryingLinks((0,), 0.5, 2.0, np.inf), 4.0),  # 10 bytes in the first second, 10 more at half the rate
+        (VaryingLinks((0,), 0.5, 1.0, 2.0), 3.5),  # 5 bytes in the slow second
+        (
+            VaryingLinks((0,), 0.1, 1.0, 1.1, 0.2),
+            4.71,
+        ),  # 1.1 bytes in each 0.2 s: 18 of them, 0.1 in a slow one, and 0.1
+        (VaryingLinks((0,), 0.5, 0.0, 1.0), 3.0),  # over before anything is sent
+        (VaryingLinks((0,), 0.5, 3.0, np.inf), 3.0),  # begins when all has come
     ],
 )
 def test_a_transfer_takes_as_long_as_the_rates_it_met(varying, end):
@@ -44,13 +47,13 @@ def test_a_transfer_takes_as_long_as_the_rates_it_met(varying, end):
 
 
 def test_links_may_vary_while_nobody_sends_anything():
-    changes = (Varying((0,), 0.5, 0.0, np.inf),)
+    changes = (VaryingLinks((0,), 0.5, 0.0, np.inf),)
     assert run(ONE[:1], changes).makespan == 1.0
     assert run([ONE[0], toy.all_reduce("r", 0.0, [0, 1], after=(0,))], changes).makespan == 1.0
 
 
 def test_factors_of_changes_that_overlap_multiply():
-    both = Varying((0,), 0.5, 1.0, 3.0), Varying((0,), 0.5, 2.0, 3.0)
+    both = VaryingLinks((0,), 0.5, 1.0, 3.0), VaryingLinks((0,), 0.5, 2.0, 3.0)
     assert run(ONE, both).makespan == pytest.approx(3.0 + (20 - 5 - 2.5) / 10)
 
 
@@ -65,7 +68,8 @@ def test_a_change_that_always_holds_is_a_machine_built_so(drawn, factor, links):
     for i, (one, step, nbytes) in enumerate(drawn):
         other = (one + step) % world
         ops.append(Compute(f"c{i}", np.arange(world) / 7 + 0.1, f"s{i % 5}"))
-        to, of = np.full(world, -1), np.full(world, -1)
+        to = np.full(world, -1)
+        of = np.full(world, -1)
         to[one], of[other] = other, one
         ops.append(Send(f"m{i}", nbytes, to, f"out{i}", (len(ops) - 1,), tag=str(i)))
         ops.append(Recv(f"m{i}", nbytes, of, f"in{i}", (), tag=str(i)))
@@ -73,13 +77,13 @@ def test_a_change_that_always_holds_is_a_machine_built_so(drawn, factor, links):
     rate = topology.link_bandwidth.copy()
     rate[sorted(links)] *= factor
     built = run(ops, ranks=world, topology=replace(topology, link_bandwidth=rate))
-    varied = run(ops, (Varying(tuple(sorted(links)), factor, 0.0, np.inf),), ranks=world, topology=topology)
+    varied = run(ops, (VaryingLinks(tuple(sorted(links)), factor, 0.0, np.inf),), ranks=world, topology=topology)
     assert varied.per_op()["end"] == pytest.approx(built.per_op()["end"], rel=1e-9)
 
 
 def test_steps_of_the_chunk_fidelity_refuse_it():
     with pytest.raises(ProgramError, match="need the fidelity 'flow'"):
-        run(ONE, (Varying((0,), 0.5, 0.0, 1.0),), fidelity="chunk")
+        run(ONE, (VaryingLinks((0,), 0.5, 0.0, 1.0),), fidelity="chunk")
 
 
 def step(change, **more):
@@ -114,7 +118,7 @@ def test_a_change_that_no_counted_step_sees_is_told():
 
 @pytest.mark.parametrize("now", [0.0, 1.0, 5.0, 1e3, 1e5])
 def test_a_flap_has_a_next_edge_however_late_it_is(now):
-    flap = Varying((0,), 0.5, begin=0.0, end=1e-6, every=3e-6)
+    flap = VaryingLinks((0,), 0.5, begin=0.0, end=1e-6, every=3e-6)
     seen = []
     for _ in range(6):
         now = flap.edge(now)

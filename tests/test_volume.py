@@ -42,7 +42,8 @@ def test_a_pinned_algorithm_sends_its_own_volume(algorithm, factor):
 
 def test_a_parameter_server_takes_and_gives_every_workers_gradients():
     result = run("ps_sync_cpu_1x8")
-    z, rows = result.prepared.model.parameters * 4, by_op(result)
+    z = result.prepared.model.parameters * 4
+    rows = by_op(result)
     for op in ("push", "pull"):
         assert rows[op]["sent"] == rows[op]["received"] == pytest.approx(8 * z)
     assert rows["pull request"]["count"] == 8
@@ -66,7 +67,8 @@ def test_switches_that_add_take_everything_and_give_everything():
 
 def test_steps_that_were_not_asked_for_do_not_count():
     result = run("ddp_resnet50_1x8_v100", run__steps=3)
-    one, all_three = volume(result.timeline, [2]), volume(result.timeline, [0, 1, 2])
+    one = volume(result.timeline, [2])
+    all_three = volume(result.timeline, [0, 1, 2])
     assert np.all(one["op"] == all_three["op"])
     assert one["sent"].sum() > 0
     assert volume(result.timeline, [7])["op"].tolist() == []

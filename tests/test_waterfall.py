@@ -13,7 +13,7 @@ from clustersim import engine
 from clustersim.app import plots
 from clustersim.app.cli import cli
 from clustersim.core.errors import ProgramError
-from clustersim.core.facts import Facts
+from clustersim.core.facts import RunFacts
 from clustersim.core.mix import Mix
 from clustersim.core.program import Compute
 from clustersim.explain.breakdown import breakdown
@@ -48,7 +48,7 @@ def ran(name):
 
 def falls(name):
     result = ran(name)
-    facts = Facts.of(result.to_dict())
+    facts = RunFacts.of(result.to_dict())
     return waterfall(result.timeline, facts)
 
 
@@ -75,7 +75,7 @@ def test_what_a_slow_gpu_takes_longer_is_uneven_and_what_others_wait_for_it_is_w
 
 def test_half_of_causal_attention_is_counted_and_not_executed():
     ops = [Compute("fwd", 4.0, flops=1e12, mix=Mix(peak=1.0, products=3.0))]
-    (row,) = waterfall(run(toy.program(ops, ranks=1)), Facts(peak_flops=1e12, mfu=0.3, hfu=0.25))
+    (row,) = waterfall(run(toy.program(ops, ranks=1)), RunFacts(peak_flops=1e12, mfu=0.3, hfu=0.25))
     assert row.lost["masked"] == pytest.approx(-0.2)
     assert row.mfu == pytest.approx(0.3)
 

@@ -14,7 +14,7 @@ from clustersim.explain.dimensions import DIMENSIONS, dimension
 from clustersim.explain.explain import explain
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.step_words import ideal_bubble, losses
-from clustersim.explain.where import BUBBLES, WORDS, Where, where
+from clustersim.explain.where import BUBBLES, WORDS, StageSeconds, where
 from clustersim.scenario import load
 from clustersim.training.schedules import schedule
 
@@ -24,9 +24,10 @@ def step_of(timeline: Timeline) -> float:
     return (window.end - window.begin) / len(window.steps)
 
 
-def adds_up(timeline: Timeline) -> list[Where]:
+def adds_up(timeline: Timeline) -> list[StageSeconds]:
     """The rows, of which each has been checked to be the step."""
-    rows, step = where(timeline), step_of(timeline)
+    rows = where(timeline)
+    step = step_of(timeline)
     for row in rows:
         assert row.step == pytest.approx(step, rel=1e-9)
         assert sum(seconds for *_, seconds in row.parts()) == pytest.approx(step, rel=1e-9)
@@ -43,7 +44,8 @@ def adds_up(timeline: Timeline) -> list[Where]:
 @pytest.mark.parametrize("order", [one_f_one_b, gpipe])
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 4), (4, 16)])
 def test_equal_stages_with_free_messages_have_p_minus_1_over_m_of_their_work_as_fill_and_drain(order, p, m):
-    f, b = 1.0, 2.5
+    f = 1.0
+    b = 2.5
     for row in adds_up(simulated([f] * p, [b] * p, m, order=order)):
         assert row.compute == pytest.approx(m * (f + b), rel=1e-12)
         assert set(row.bubble) <= {"fill", "drain"}
@@ -117,9 +119,21 @@ def test_tensor_and_data_parallel_transfers_beside_a_pipeline_are_told_apart():
 
 @pytest.mark.parametrize(
     ("dim", "name"),
-    [("tp", "TP"), ("cp", "CP"), ("cp_p2p", "CP"), ("ep", "EP"), ("etp-ep", "EP"), ("etp", "TP"), ("pp", "PP"),
-     ("dp-cp", "DP"), ("edp", "DP"), ("dp_shard-cp", "DP"), ("embd", "step end"), ("tp-cp-dp-pp", "step end")],
-)  # fmt: skip
+    [
+        ("tp", "TP"),
+        ("cp", "CP"),
+        ("cp_p2p", "CP"),
+        ("ep", "EP"),
+        ("etp-ep", "EP"),
+        ("etp", "TP"),
+        ("pp", "PP"),
+        ("dp-cp", "DP"),
+        ("edp", "DP"),
+        ("dp_shard-cp", "DP"),
+        ("embd", "step end"),
+        ("tp-cp-dp-pp", "step end"),
+    ],
+)
 def test_a_dimension_has_one_name(dim, name):
     assert dimension(OpInfo("x", "all_reduce", "s", label=Label(dim=dim))) == name
 
@@ -183,7 +197,8 @@ def test_a_run_has_every_figure_apart_and_they_add_up():
     for row in said["where"]:
         inside = [sum(row[name].values()) for name in ("exposed_transfer_s", "waiting_for_peer_s", "bubble_s")]
         assert row["compute_s"] + row["other_s"] + sum(inside) == pytest.approx(said["step_time_s"], rel=1e-9)
-    moved, by_op = said["volume_by_dimension"], said["volume"]
+    moved = said["volume_by_dimension"]
+    by_op = said["volume"]
     assert moved["dimension"] == ["PP", "step end"]
     assert sum(moved["sent"]) == pytest.approx(sum(by_op["sent"]))
     assert sum(moved["sent_per_gpu"]) == pytest.approx(said["bytes_sent_per_gpu"])

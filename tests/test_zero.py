@@ -33,9 +33,11 @@ N = 1_000_000
 
 def config(stage: int, *, accumulation: int = 1, param_dtype: str = "fp16", **block) -> ZeroConfig:
     table = {
-        "kind": "zero", "param_dtype": param_dtype, "gradient_accumulation_steps": accumulation,
+        "kind": "zero",
+        "param_dtype": param_dtype,
+        "gradient_accumulation_steps": accumulation,
         "zero_optimization": {"stage": stage, **block},
-    }  # fmt: skip
+    }
     return msgspec.convert(table, ZeroConfig)
 
 

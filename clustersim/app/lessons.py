@@ -73,7 +73,8 @@ def run(lesson: Lesson, told: Callable[[int, int], None] | None = None) -> str:
     except ImportError as error:
         raise ClusterSimError(needs(f"running lessons (there is no {error.name})", "notebooks")) from None
     notebook = nbformat.read(lesson.path, as_version=4)
-    n, failed = len(notebook.cells), ""
+    n = len(notebook.cells)
+    failed = ""
     where = {"metadata": {"path": str(lesson.path.parent)}}
     quiet = ["--IPKernelApp.log_level=ERROR"]  # a kernel on this machine warns of its own open port
     client = nbclient.NotebookClient(

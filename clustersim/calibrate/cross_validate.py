@@ -21,15 +21,25 @@ from pathlib import Path
 
 import numpy as np
 
-from clustersim.calibrate.fit import Measured, NcclTimes, fit
-from clustersim.calibrate.fit.learn import Learned, learn, with_learned
-from clustersim.calibrate.score import Predicted, Row, Score, Skipped, grouped, predicted, read_table, score, scored
+from clustersim.calibrate.fit import MeasuredCollective, NcclTimes, fit
+from clustersim.calibrate.fit.learn import LearnedConstants, learn, with_learned
+from clustersim.calibrate.score import (
+    PredictedRow,
+    Row,
+    Score,
+    SkippedRow,
+    grouped,
+    predicted,
+    read_table,
+    score,
+    scored,
+)
 from clustersim.calibrate.validate_nccl import COLUMNS, DIMENSIONS, measured
 from clustersim.collectives.costs import costs_of_kind
 from clustersim.collectives.fitted import few_numbers
 from clustersim.collectives.nccl_backend import choice, seconds
 from clustersim.core.arrays import Bools
-from clustersim.core.costs import Costs
+from clustersim.core.costs import CommunicationCosts
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.texts import Table
 
@@ -42,7 +52,7 @@ FEWEST = 3
 NUMBERS = (2.0**3, 2.0**20, 2.0**30)
 """Sizes [bytes] of ``three-numbers``, the last of them on the next scale."""
 
-Pair = tuple[Table, Measured]
+Pair = tuple[Table, MeasuredCollective]
 Split = tuple[list[Pair], list[Pair]]
 """Rows to fit, rows to predict."""
 Told = Callable[[int, int], None]
@@ -65,16 +75,16 @@ def cross_validate(path: str | Path, holdout: str, told: Told = lambda done, tot
     for row in read_table(path, COLUMNS):
         try:
             seconds, request, group = measured(row)
-            pairs.append((row, Measured(seconds, choice(request, group), row["case_id"])))
+            pairs.append((row, MeasuredCollective(seconds, choice(request, group), row["case_id"])))
         except (ValueError, ClusterSimError) as error:
-            results.append(Skipped(row, str(error)))
+            results.append(SkippedRow(row, str(error)))
     results += HOLDOUTS[holdout].rows(pairs, told)
     if not predicted(results):
         raise ClusterSimError(f"{path}: nothing to hold out for {holdout!r}: {HOLDOUTS[holdout].needs}")
     return score(results, DIMENSIONS)
 
 
-def _result(pair: Pair, predicted: float) -> Predicted:
+def _result(pair: Pair, predicted: float) -> PredictedRow:
     row, one = pair
     return scored(row, one.seconds, predicted)
 
@@ -101,7 +111,7 @@ def _fitted(splits: Callable[[list[Pair]], Iterator[Split]]) -> Callable[[list[P
         for i, (known, unknown) in enumerate(every):
             told(i, len(every))
             if len(known) < FEWEST:
-                yield from (Skipped(row, f"fewer than {FEWEST} rows to fit") for row, _ in unknown)
+                yield from (SkippedRow(row, f"fewer than {FEWEST} rows to fit") for row, _ in unknown)
                 continue
             found = fit(NcclTimes(tuple(one for _, one in known)))
             times = NcclTimes(tuple(one for _, one in unknown)).predict(found.values)
@@ -112,7 +122,8 @@ def _fitted(splits: Callable[[list[Pair]], Iterator[Split]]) -> Callable[[list[P
 
 def _half(pairs: list[Pair]) -> Iterator[Split]:
     for log in _logs(pairs):
-        known, unknown = [], []
+        known = []
+        unknown = []
         for case in grouped(log, lambda p: p[0]["case_id"]).values():
             case.sort(key=lambda p: p[1].nbytes)
             known += case[::2]
@@ -134,7 +145,8 @@ def _scale(pairs: list[Pair]) -> Iterator[Split]:
 
 
 def _left_out(
-    label: Callable[[Pair], str], predict: Callable[[list[Pair], Callable[[Measured], Costs]], Iterator[Row]]
+    label: Callable[[Pair], str],
+    predict: Callable[[list[Pair], Callable[[MeasuredCollective], CommunicationCosts]], Iterator[Row]],
 ) -> Callable[[list[Pair], Told], Iterator[Row]]:
     """Rows of one label after another, predicted from what the others say of kinds."""
 
@@ -153,17 +165,17 @@ def _left_out(
     return rows
 
 
-def _kinds(learned: Learned, held_out: Bools) -> Callable[[Measured], Costs]:
+def _kinds(learned: LearnedConstants, held_out: Bools) -> Callable[[MeasuredCollective], CommunicationCosts]:
     """Constants of a machine of which nothing is known but its kind."""
     values = learned.without(held_out)
     return lambda one: with_learned(costs_of_kind(one.choice.group), values)
 
 
-def _blind(pairs: list[Pair], kind: Callable[[Measured], Costs]) -> Iterator[Row]:
+def _blind(pairs: list[Pair], kind: Callable[[MeasuredCollective], CommunicationCosts]) -> Iterator[Row]:
     yield from (_result(pair, seconds(pair[1].choice, kind(pair[1]))) for pair in pairs)
 
 
-def _three(pairs: list[Pair], kind: Callable[[Measured], Costs]) -> Iterator[Row]:
+def _three(pairs: list[Pair], kind: Callable[[MeasuredCollective], CommunicationCosts]) -> Iterator[Row]:
     """Each log with three of its own numbers, which are not predicted."""
     for log in _logs(pairs):
         numbers = _numbers(log)
@@ -171,7 +183,7 @@ def _three(pairs: list[Pair], kind: Callable[[Measured], Costs]) -> Iterator[Row
         yield from (_result(pair, seconds(pair[1].choice, found.costs)) for pair in log if pair[1] not in numbers)
 
 
-def _numbers(log: Sequence[Pair]) -> list[Measured]:
+def _numbers(log: Sequence[Pair]) -> list[MeasuredCollective]:
     """The rows of a log that a user would time first: see the module's docstring."""
     free = [one for row, one in log if "NCCL_ALGO" not in row.get("env", "") and "NCCL_PROTO" not in row.get("env", "")]
     free = free or [one for _, one in log]
@@ -179,7 +191,7 @@ def _numbers(log: Sequence[Pair]) -> list[Measured]:
     mine = [one for one in free if one.choice.request.kind == first.choice.request.kind]
     scales = sorted({(one.choice.group.n_nodes, one.choice.group.size) for one in mine})
     at = (scales[0], scales[0], scales[min(1, len(scales) - 1)])
-    found: list[Measured] = []
+    found: list[MeasuredCollective] = []
     for size, scale in zip(NUMBERS, at, strict=True):
         here = [one for one in mine if (one.choice.group.n_nodes, one.choice.group.size) == scale]
         nearest_one = min(here, key=lambda one: abs(np.log(one.nbytes / size)))
@@ -187,8 +199,18 @@ def _numbers(log: Sequence[Pair]) -> list[Measured]:
     return found
 
 
-_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "sendrecv", "send",
-          "scatter", "gather")  # fmt: skip
+_KINDS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "sendrecv",
+    "send",
+    "scatter",
+    "gather",
+)
 
 
 def _transport(pair: Pair) -> str:

@@ -21,21 +21,21 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from clustersim.core.errors import ClusterSimError, TraceError, nearest
-from clustersim.core.ranges import Range
+from clustersim.core.ranges import PredictionRange
 from clustersim.core.texts import Table, plain_file
 
 MOST_BYTES = 1 << 28
 """Of a table, unpacked."""
 
 
-class Skipped(msgspec.Struct, frozen=True):
+class SkippedRow(msgspec.Struct, frozen=True):
     """A measured row without a prediction: its ``cells`` by column, and the reason."""
 
     cells: Table
     skipped: str
 
 
-class Predicted(msgspec.Struct, frozen=True):
+class PredictedRow(msgspec.Struct, frozen=True):
     """A measured row and its prediction.
 
     Parameters
@@ -52,7 +52,7 @@ class Predicted(msgspec.Struct, frozen=True):
     p90: float | UnsetType = UNSET
 
 
-Row = Predicted | Skipped
+Row = PredictedRow | SkippedRow
 Dimension = Callable[[Row], str]
 """What the error is split by: the part that a row is in."""
 
@@ -128,9 +128,9 @@ def number(row: Mapping[str, str], column: str) -> float:
     return value
 
 
-def scored(cells: Table, measured: float, predicted: float) -> Predicted:
+def scored(cells: Table, measured: float, predicted: float) -> PredictedRow:
     """A row whose prediction is known."""
-    return Predicted(cells, measured, predicted, predicted / measured - 1.0)
+    return PredictedRow(cells, measured, predicted, predicted / measured - 1.0)
 
 
 Predict = Callable[[Table], tuple[float, float]]
@@ -159,17 +159,17 @@ def _evaluated(row: Table, predict: Predict) -> Row:
     try:
         return scored(row, *predict(row))
     except (ValueError, ClusterSimError) as error:
-        return Skipped(row, str(error))
+        return SkippedRow(row, str(error))
     except Exception as error:  # a bug must not cost the other rows their prediction, nor go unseen
-        return Skipped(row, f"internal error: {type(error).__name__}: {error}")
+        return SkippedRow(row, f"internal error: {type(error).__name__}: {error}")
 
 
-def with_ranges(rows: Iterable[Row], known: Callable[[Table], Range]) -> list[Row]:
+def with_ranges(rows: Iterable[Row], known: Callable[[Table], PredictionRange]) -> list[Row]:
     """The rows, the predicted ones with ``p50`` and ``p90``; ``known`` has the range of a row's cells."""
-    return [row if isinstance(row, Skipped) else _ranged(row, known(row.cells)) for row in rows]
+    return [row if isinstance(row, SkippedRow) else _ranged(row, known(row.cells)) for row in rows]
 
 
-def _ranged(row: Predicted, around: Range) -> Predicted:
+def _ranged(row: PredictedRow, around: PredictionRange) -> PredictedRow:
     return msgspec.structs.replace(row, p50=around.p50, p90=around.p90)
 
 
@@ -179,7 +179,7 @@ K = TypeVar("K")
 
 def reasons(rows: Iterable[Row]) -> list[tuple[str, int]]:
     """Why rows were skipped, and how many: the commonest first."""
-    return Counter(row.skipped for row in rows if isinstance(row, Skipped)).most_common()
+    return Counter(row.skipped for row in rows if isinstance(row, SkippedRow)).most_common()
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -190,9 +190,9 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return found
 
 
-def predicted(rows: Iterable[Row]) -> list[Predicted]:
+def predicted(rows: Iterable[Row]) -> list[PredictedRow]:
     """Rows that were not skipped."""
-    return [row for row in rows if isinstance(row, Predicted)]
+    return [row for row in rows if isinstance(row, PredictedRow)]
 
 
 def statistics(rows: Iterable[Row]) -> Statistics:
@@ -214,7 +214,7 @@ def statistics(rows: Iterable[Row]) -> Statistics:
     )
 
 
-def covered(rows: Iterable[Predicted]) -> tuple[float | UnsetType, float | UnsetType]:
+def covered(rows: Iterable[PredictedRow]) -> tuple[float | UnsetType, float | UnsetType]:
     """Of rows with ranges, the share of measurements within p50 and within p90; unset without."""
     judged = [(abs(row.measured / row.predicted - 1.0), row.p50, row.p90) for row in rows if row.p50 is not UNSET]
     if not judged:

@@ -65,7 +65,7 @@ def validate_capture(path: str | Path, topology: str, anchor: str | None = None)
     """
     capture = read_capture(path)
     machine = machine_for([capture], topology)
-    played = _Played(capture, topology, machine)
+    played = _CapturedSteps(capture, topology, machine)
     if anchor:
         played.pace = played.measured_over_predicted()
     rows = [*_collective_rows(capture), *_step_rows(capture)]
@@ -88,11 +88,21 @@ def _shared_cores(capture: Capture) -> Iterator[str]:
 
 def _collective_rows(capture: Capture) -> Iterator[Table]:
     for (setting, kind, nodes, ranks, nbytes), sample in fastest(capture.samples).items():
-        seconds, pinned = sample.seconds if capture.on_gpu else least(sample), asked(sample)
+        seconds = sample.seconds if capture.on_gpu else least(sample)
+        pinned = asked(sample)
         case = ", ".join((kind, f"{ranks} ranks", *setting.split()[1:]))
-        yield {"part": "collectives", "case_id": case, "kind": kind, "nbytes": nbytes, "algorithm": pinned.algorithm,
-               "protocol": pinned.protocol, "ranks": ranks, "nodes": max(1, nodes), "seconds": seconds,
-               "version": sample.version}  # fmt: skip
+        yield {
+            "part": "collectives",
+            "case_id": case,
+            "kind": kind,
+            "nbytes": nbytes,
+            "algorithm": pinned.algorithm,
+            "protocol": pinned.protocol,
+            "ranks": ranks,
+            "nodes": max(1, nodes),
+            "seconds": seconds,
+            "version": sample.version,
+        }
 
 
 def _step_rows(capture: Capture) -> Iterator[Table]:
@@ -101,11 +111,16 @@ def _step_rows(capture: Capture) -> Iterator[Table]:
             seconds = row["step_time" if capture.on_gpu else "time_min"] * 1e-6
             if row["mode"] == "single" and not capture.on_gpu and capture.threads == 1:
                 seconds = min(seconds, row.get("time_cpu", math.inf) * 1e-6)
-            yield {**row, "part": "steps", "case_id": f"step, {row['mode']}", "ranks": capture.ranks,
-                   "seconds": seconds}  # fmt: skip
+            yield {
+                **row,
+                "part": "steps",
+                "case_id": f"step, {row['mode']}",
+                "ranks": capture.ranks,
+                "seconds": seconds,
+            }
 
 
-def _predict(row: Table, capture: Capture, machine: Topology, played: _Played) -> tuple[float, float]:
+def _predict(row: Table, capture: Capture, machine: Topology, played: _CapturedSteps) -> tuple[float, float]:
     if row["part"] == "steps":
         return float(row["seconds"]), played.step(row)
     if row["ranks"] % row["nodes"]:
@@ -117,11 +132,12 @@ def _predict(row: Table, capture: Capture, machine: Topology, played: _Played) -
     return float(row["seconds"]), plan.time(machine.link_bandwidth)
 
 
-class _Played:
+class _CapturedSteps:
     """The captured steps as scenarios. ``pace``: how many times as long compute takes as the device's figures say."""
 
     def __init__(self, capture: Capture, topology: str, machine: Topology) -> None:
-        self.capture, self.machine = capture, machine
+        self.capture = capture
+        self.machine = machine
         self.topology = str(Path(topology).resolve()) if Path(topology).is_file() else topology
         self.pace = 1.0
 
@@ -158,22 +174,45 @@ class _Played:
         workers = each - 1 if serves and not c.on_gpu else each
         slow = {"ranks": list(range(workers * c.nodes)), "speed": 1 / self.pace}
         table = {
-            "cluster": {"topology": self.topology, "nodes": c.nodes, "gpus_per_node": workers,
-                        **({"slow": [slow]} if self.pace != 1.0 else {})},
-            "model": {"name": "gpt2", "seq_len": row["tokens"], "dtype": "fp32", "attention": "flash",
-                      "options": shape_of(row)},
+            "cluster": {
+                "topology": self.topology,
+                "nodes": c.nodes,
+                "gpus_per_node": workers,
+                **({"slow": [slow]} if self.pace != 1.0 else {}),
+            },
+            "model": {
+                "name": "gpt2",
+                "seq_len": row["tokens"],
+                "dtype": "fp32",
+                "attention": "flash",
+                "options": shape_of(row),
+            },
             "strategy": knobs,
-            "run": {"steps": STEPS, "jitter": 0.0, "backend": c.backend, "optimizer": "adamw",
-                    "optimizer_impl": "foreach" if c.on_gpu else "for-loop"},
-        }  # fmt: skip
+            "run": {
+                "steps": STEPS,
+                "jitter": 0.0,
+                "backend": c.backend,
+                "optimizer": "adamw",
+                "optimizer_impl": "foreach" if c.on_gpu else "for-loop",
+            },
+        }
         return from_table(table, f"{c.path}/{row['mode']}")
 
 
 def shape_of(row: Table) -> Table:
     """The captured GPT as changes to GPT-2's shape: its own sizes, an output projection of its own, no dropout."""
-    width, heads = row["width"], row["heads"]
+    width = row["width"]
+    heads = row["heads"]
     return {
-        "layers": row["layers"], "d_model": width, "heads": heads, "kv_heads": heads, "head_dim": width // heads,
-        "d_ff": 4 * width, "vocab": row["vocabulary"], "n_positions": row["tokens"], "tied": False,
-        "attn_dropout": False, "hidden_dropout": False,
-    }  # fmt: skip
+        "layers": row["layers"],
+        "d_model": width,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": width // heads,
+        "d_ff": 4 * width,
+        "vocab": row["vocabulary"],
+        "n_positions": row["tokens"],
+        "tied": False,
+        "attn_dropout": False,
+        "hidden_dropout": False,
+    }

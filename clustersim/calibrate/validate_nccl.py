@@ -18,7 +18,7 @@ from clustersim import collectives
 from clustersim.calibrate.score import (
     Dimension,
     Score,
-    Skipped,
+    SkippedRow,
     evaluate,
     number,
     read_table,
@@ -33,7 +33,7 @@ from clustersim.collectives.nccl_backend import choice
 from clustersim.core.costs import generation
 from clustersim.core.device import device
 from clustersim.core.errors import ProgramError, nearest
-from clustersim.core.ranges import Range, of_collective, size_class
+from clustersim.core.ranges import PredictionRange, of_collective, size_class
 from clustersim.core.texts import Table
 from clustersim.core.topology import Topology
 from clustersim.files.traces.samples import launch_mode
@@ -54,14 +54,14 @@ def validate_nccl(path: str | Path) -> Score:
     return score(with_ranges(evaluate(read_table(path, COLUMNS), _predict), _range), DIMENSIONS)
 
 
-def _range(row: Table) -> Range:
+def _range(row: Table) -> PredictionRange:
     return of_collective(measured(row)[2].topology, float(row["size_bytes"]))
 
 
 DIMENSIONS: dict[str, Dimension] = {
     "case": lambda row: str(row.cells["case_id"]),
     "source": lambda row: row.cells.get("source", "") or row.cells["case_id"].split("_")[0],
-    "size_class": lambda row: "skipped" if isinstance(row, Skipped) else size_class(float(row.cells["size_bytes"])),
+    "size_class": lambda row: "skipped" if isinstance(row, SkippedRow) else size_class(float(row.cells["size_bytes"])),
     "platform": lambda row: str(row.cells["topology"]),
     "collective": lambda row: str(row.cells["collective"]),
 }

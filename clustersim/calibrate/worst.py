@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.calibrate.score import Predicted, Row, grouped, predicted
+from clustersim.calibrate.score import PredictedRow, Row, grouped, predicted
 from clustersim.core.texts import Table
 
 SAME_FACTOR = 0.15
@@ -15,7 +15,7 @@ SAME_FACTOR = 0.15
 
 
 @dataclass(frozen=True)
-class Case:
+class MissedCase:
     """One published table that is missed.
 
     Parameters
@@ -36,9 +36,9 @@ class Case:
 def worst(
     rows: Sequence[Row],
     n: int,
-    part_of: Callable[[Predicted], str],
+    part_of: Callable[[PredictedRow], str],
     identity: Callable[[Table], tuple[object, ...]] | None = None,
-) -> list[Case]:
+) -> list[MissedCase]:
     """The ``n`` cases with the largest error, worst first.
 
     Parameters
@@ -50,7 +50,7 @@ def worst(
     cases = grouped(predicted(rows), lambda row: str(row.cells["case_id"]))
     noise = spreads(rows, identity) if identity else {}
     found = [
-        Case(
+        MissedCase(
             case,
             len(mine),
             float(np.median([abs(row.rel_error) for row in mine])),
@@ -78,7 +78,7 @@ def spreads(rows: Iterable[Row], identity: Callable[[Table], tuple[object, ...]]
     return {case: float(np.median(values)) for case, values in apart.items()}
 
 
-def _reason(rows: Sequence[Predicted], part_of: Callable[[Predicted], str]) -> str:
+def _reason(rows: Sequence[PredictedRow], part_of: Callable[[PredictedRow], str]) -> str:
     """Which part misses, which way, and whether by one factor."""
     parts = {part: [row.rel_error for row in some] for part, some in grouped(rows, part_of).items()}
     middle: Mapping[str, float] = {name: float(np.median(values)) for name, values in parts.items()}

@@ -2,7 +2,7 @@
 
 A *backend* (``nccl``, or ``ideal``, the textbook) chooses algorithm, protocol and channels for a :class:`Request` on a
 :class:`Group`; the algorithm says which member sends how much to which (:class:`Traffic`) and, for chunk fidelity, in
-which order (:class:`Schedule`); routes turn traffic into the link loads of the :class:`Plan`.
+which order (:class:`TransferSchedule`); routes turn traffic into the link loads of the :class:`Plan`.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
+class TransferSchedule:
     """Every transfer of a collective, for chunk fidelity and for checking that the data comes out right.
 
     Transfers are listed in an order in which each one's dependencies come earlier. What a transfer carries is the
@@ -263,7 +263,7 @@ class Algorithm(msgspec.Struct, frozen=True):
     kinds: frozenset[str]
     traffic: Callable[[Request, Group, tuple[Channel, ...]], Traffic]
     sends: Callable[[str, int, int], tuple[float, float]]
-    schedule: Callable[[Request, Group, tuple[Channel, ...]], Schedule] | None = None
+    schedule: Callable[[Request, Group, tuple[Channel, ...]], TransferSchedule] | None = None
     layout: str = "ring"
     fill: Callable[[Request, Group, tuple[Channel, ...], EdgeCosts], float] | None = None
     waves: Callable[[Request, Group, tuple[Channel, ...]], Waves | None] | None = None

@@ -57,8 +57,11 @@ def _longest(need: Floats, bandwidth: Floats) -> float:
 @kept_with_topology(maxsize=1024)
 def _cuts(group: Group) -> tuple[tuple[Ints, Floats, Floats, float], ...]:
     """Per way to cut the group: part of each member, bandwidth out of and into each part [bytes/s], latency [s]."""
-    topology, islands, routes = group.topology, member_islands(group), routing.router(group.topology)
-    several, gpus = int(islands.max()) > 0, group.gpus.tolist()
+    topology = group.topology
+    islands = member_islands(group)
+    routes = routing.router(group.topology)
+    several = int(islands.max()) > 0
+    gpus = group.gpus.tolist()
     direct = not several and all(routes.path_class(gpus[0], gpu) in _DIRECT for gpu in gpus[1:])
     out, into = (side[group.gpus] for side in _vertex_bandwidth(topology, direct))
     first = np.unique(islands, return_index=True)[1]
@@ -80,7 +83,8 @@ def _summed(ends: Ints, bandwidth: Floats, n: int) -> Floats:
 def _latency(group: Group, others: Ints) -> float:
     """Shortest way [s] from member 0 to one of these members: by the near NICs, or by a rail that both ends have, which
     may spare a spine."""
-    router, topology = routing.router(group.topology), group.topology
+    router = routing.router(group.topology)
+    topology = group.topology
     first = int(group.gpus[0])
     rails = range(-1, len(router.nics_of_node(int(topology.vertex_node[first]))))
     ways = (router.route(first, int(group.gpus[other]), 0, rail) for other in others.tolist() for rail in rails)
@@ -101,14 +105,18 @@ def _vertex_bandwidth(topology: Topology, direct: bool) -> tuple[Floats, Floats]
 def _island_bandwidth(topology: Topology) -> tuple[Floats, Floats]:
     """Line rate out of and into every island of a machine: all links that cross its edge."""
     of = routing.router(topology).islands.of
-    src, dst, n = of[topology.link_src], of[topology.link_dst], int(of.max()) + 1
+    src = of[topology.link_src]
+    dst = of[topology.link_dst]
+    n = int(of.max()) + 1
     edge = np.where(src != dst, topology.link_bandwidth, 0.0)
     return _summed(src[src >= 0], edge[src >= 0], n), _summed(dst[dst >= 0], edge[dst >= 0], n)
 
 
 def _crossing(request: Request, group: Group, part: Ints, counts: Ints) -> tuple[Floats, Floats]:
     """Bytes that must leave and enter each part."""
-    size, kind, n = request.nbytes, request.kind, group.size
+    size = request.nbytes
+    kind = request.kind
+    n = group.size
     own: Floats = size * counts / n
     rest: Floats = size * (n - counts) / n
     if kind == "all_reduce":
@@ -137,7 +145,8 @@ def _crossing(request: Request, group: Group, part: Ints, counts: Ints) -> tuple
 
 
 def _pairwise(request: Request, group: Group, part: Ints, parts: int) -> tuple[Floats, Floats]:
-    out, into = np.zeros(parts), np.zeros(parts)
+    out = np.zeros(parts)
+    into = np.zeros(parts)
     pairs = [(0, 1)] if request.kind == "send" else [(i, (i + 1) % group.size) for i in range(group.size)]
     for src, dst in pairs:
         if part[src] != part[dst]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clustersim.collectives.base import Group, Schedule, Traffic
+from clustersim.collectives.base import Group, Traffic, TransferSchedule
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ProgramError, nearest
 
@@ -20,18 +20,18 @@ MAX_PIECES = 256
 """Deepest pipeline of a chunk replay; beyond it the fill hardly matters and the event count only grows."""
 
 
-class Way(NamedTuple):
+class RailChannel(NamedTuple):
     """The NIC index a transfer uses where it leaves the node (-1: the sender's nearest), and the channel it is on."""
 
     rail: int
     channel: int
 
 
-ANY_WAY = Way(-1, 0)
+ANY_WAY = RailChannel(-1, 0)
 
 
 class ScheduleWriter:
-    """Collects transfers in order; :meth:`done` freezes them into a :class:`Schedule`."""
+    """Collects transfers in order; :meth:`done` freezes them into a :class:`TransferSchedule`."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, int, int, bool, int, int]] = []
@@ -39,7 +39,14 @@ class ScheduleWriter:
         self._lanes: dict[tuple[int, int, int], int] = {}
 
     def send(
-        self, src: int, dst: int, chunk: int, *, after: Sequence[int] = (), reduce: bool = False, way: Way = ANY_WAY
+        self,
+        src: int,
+        dst: int,
+        chunk: int,
+        *,
+        after: Sequence[int] = (),
+        reduce: bool = False,
+        way: RailChannel = ANY_WAY,
     ) -> int:
         """Add one transfer and return its id. ``after`` names transfers that must have arrived."""
         rail, channel = way
@@ -48,13 +55,13 @@ class ScheduleWriter:
         self._after.append(after)
         return len(self._rows) - 1
 
-    def done(self, chunk_fraction: Floats) -> Schedule:
+    def done(self, chunk_fraction: Floats) -> TransferSchedule:
         """The schedule, over pieces of these fractions of S."""
         table = np.array(self._rows, dtype=np.int64).reshape(-1, 6)
         src, dst, chunk, reduce, rail, lane = (np.ascontiguousarray(column) for column in table.T)
         ptr = np.concatenate([[0], np.cumsum([len(a) for a in self._after], dtype=np.int64)])
         flat = np.array([t for a in self._after for t in a], dtype=np.int64)
-        return Schedule(
+        return TransferSchedule(
             src, dst, chunk, len(chunk_fraction), reduce.astype(bool), ptr, flat, rail, chunk_fraction, lane
         )
 

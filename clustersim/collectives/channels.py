@@ -15,7 +15,7 @@ import numpy as np
 
 from clustersim.cluster import routes as routing
 from clustersim.collectives.base import Channel, Group
-from clustersim.collectives.islands import Shape, owned_nics, shapes
+from clustersim.collectives.islands import IslandShape, owned_nics, shapes
 from clustersim.collectives.local_paths import ANY, CYCLE, local_paths, mesh_degree
 from clustersim.core.arrays import Ints
 from clustersim.core.errors import ProgramError, nearest
@@ -24,7 +24,7 @@ from clustersim.core.memo import kept_with_topology
 LAYOUTS = ("ring", "tree")
 
 
-class Slot(msgspec.Struct, frozen=True):
+class IslandSlot(msgspec.Struct, frozen=True):
     """One way in and out of an island.
 
     Parameters
@@ -95,23 +95,23 @@ def natural_channels(group: Group) -> int:
     return mesh_degree(group.topology, found[0].gpus)
 
 
-def _slots(group: Group, shape: Shape) -> list[Slot]:
+def _slots(group: Group, shape: IslandShape) -> list[IslandSlot]:
     """The distinct sets of NICs that members own, in member order."""
     topology = group.topology
     router = routing.router(topology)
     owned = owned_nics(topology, shape.gpus)
     near = [{int(nic) for nic in router.nearest_nics(int(gpu))} for gpu in shape.gpus]
-    found: list[Slot] = []
+    found: list[IslandSlot] = []
     for nics in dict.fromkeys(owned):
         if nics:
             owners = tuple(i for i, own in enumerate(owned) if own == nics)
             beside = tuple(i for i, close in enumerate(near) if set(nics) <= close)
-            found.append(Slot(tuple(router.rail(nic) for nic in nics), owners, beside))
+            found.append(IslandSlot(tuple(router.rail(nic) for nic in nics), owners, beside))
     everyone = tuple(range(shape.size))
-    return found or [Slot((-1,), everyone, everyone)]
+    return found or [IslandSlot((-1,), everyone, everyone)]
 
 
-def _must_alternate(found: tuple[Shape, ...], slots: list[list[Slot]]) -> bool:
+def _must_alternate(found: tuple[IslandShape, ...], slots: list[list[IslandSlot]]) -> bool:
     """Whether some slot has no second member beside it, and every island has another slot to leave by."""
     lonely = any(shape.size > 1 and len(slot.near) < 2 for shape, own in zip(found, slots, strict=True) for slot in own)
     return lonely and all(len(own) > 1 for own in slots)
@@ -127,7 +127,7 @@ def _offsets(n_islands: int, n_slots: int) -> Ints:
 
 
 def _paths(
-    group: Group, shape: Shape, slots: list[Slot], n_channels: int, layout: str, cases: list[int]
+    group: Group, shape: IslandShape, slots: list[IslandSlot], n_channels: int, layout: str, cases: list[int]
 ) -> dict[int, list[Ints]]:
     """Local paths of every channel, by case = 3 * entry offset + exit offset."""
     ends = [_ends(shape, slots, c, case, layout) for case in cases for c in range(n_channels)]
@@ -135,12 +135,14 @@ def _paths(
     return {case: paths[i * n_channels : (i + 1) * n_channels] for i, case in enumerate(cases)}
 
 
-def _ends(shape: Shape, slots: list[Slot], c: int, case: int, layout: str) -> tuple[int, int]:
+def _ends(shape: IslandShape, slots: list[IslandSlot], c: int, case: int, layout: str) -> tuple[int, int]:
     """First and last member of channel c's path through an island."""
     if not slots:  # one island: rings close inside it, and chains take turns at the head
         return (0, CYCLE) if layout == "ring" else (c % shape.size, ANY)
-    turn, n = c // len(slots), len(slots)
-    way_in, way_out = slots[(c + case // 3) % n], slots[(c + case % 3) % n]
+    turn = c // len(slots)
+    n = len(slots)
+    way_in = slots[(c + case // 3) % n]
+    way_out = slots[(c + case % 3) % n]
     first = way_in.owners[turn % len(way_in.owners)]
     if layout == "tree":
         return first, ANY
@@ -150,7 +152,7 @@ def _ends(shape: Shape, slots: list[Slot], c: int, case: int, layout: str) -> tu
 
 
 def _striped(
-    c: int, n_channels: int, order: Ints, last: Ints, sides: list[tuple[Shape, list[Slot]]], offsets: Ints
+    c: int, n_channels: int, order: Ints, last: Ints, sides: list[tuple[IslandShape, list[IslandSlot]]], offsets: Ints
 ) -> list[Channel]:
     """Channel c, once per NIC of its slot; ``last`` : of each island, where its members end in ``order``."""
     slots = [own for _, own in sides]

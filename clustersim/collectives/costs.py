@@ -8,11 +8,11 @@ from functools import lru_cache
 from clustersim.cluster.routes import router
 from clustersim.collectives.base import Group
 from clustersim.core.calibrated import Calibration
-from clustersim.core.costs import COSTS, GLOO_COSTS, MPI_COSTS, Costs, GlooCosts, MpiCosts, overlaid
+from clustersim.core.costs import COSTS, GLOO_COSTS, MPI_COSTS, CommunicationCosts, GlooCosts, MpiCosts, overlaid
 from clustersim.core.transports import transport
 
 
-def costs_of(group: Group) -> Costs:
+def costs_of(group: Group) -> CommunicationCosts:
     """NCCL's constants on the group's machine.
 
     The share of its NICs that a topology file gives (``[node] net_share``) replaces the transport's; what is fitted to
@@ -22,7 +22,7 @@ def costs_of(group: Group) -> Costs:
     return _nccl(machine.net, machine.net_share or _streamed(group), group.topology.calibration)
 
 
-def costs_of_kind(group: Group) -> Costs:
+def costs_of_kind(group: Group) -> CommunicationCosts:
     """NCCL's constants on a machine of this kind of which nothing was measured."""
     return _nccl(group.node_type.net, _streamed(group), None)
 
@@ -51,6 +51,6 @@ def mpi_costs_of(group: Group) -> MpiCosts:
 
 # A calibration is one object per loaded topology and hashes by identity, so two machines never share an entry.
 @lru_cache(maxsize=64)
-def _nccl(net: str, net_share: float, calibration: Calibration | None) -> Costs:
+def _nccl(net: str, net_share: float, calibration: Calibration | None) -> CommunicationCosts:
     known = {f"net_share.{net}": net_share} if net_share and net in COSTS.net_share else {}
     return overlaid(COSTS, known | (calibration.values("nccl") if calibration else {}))

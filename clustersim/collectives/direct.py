@@ -12,11 +12,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from clustersim.collectives.base import Algorithm, Channel, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import Part, ScheduleWriter, Way, everyone, least_sent, traffic_of
+from clustersim.collectives.base import Algorithm, Channel, Group, Request, Traffic, TransferSchedule
+from clustersim.collectives.build import Part, RailChannel, ScheduleWriter, everyone, least_sent, traffic_of
 from clustersim.collectives.islands import member_islands, n_islands
 from clustersim.collectives.peer_rails import peer_rails, relays
-from clustersim.collectives.rounds import Round, Steps, all_sends, in_rounds, powers_below
+from clustersim.collectives.rounds import Round, RoundSteps, all_sends, in_rounds, powers_below
 from clustersim.core.arrays import Ints
 
 _ALL_PAIRS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
@@ -28,12 +28,14 @@ MOST_PAIRS = 2**15
 
 def edges(request: Request, group: Group) -> tuple[Ints, Ints]:
     """(E,) senders and (E,) receivers; for all pairs by growing shift, as NCCL posts them."""
-    n, kind = group.size, request.kind
+    n = group.size
+    kind = request.kind
     if request.matrix is not None:  # who has nothing for another posts no send (PyTorch skips counts of zero)
         src, dst = edges(replace(request, matrix=None), group)
         sent = request.matrix.array[src, dst] > 0
         return src[sent], dst[sent]
-    member, others = everyone(group), np.delete(everyone(group), request.root)
+    member = everyone(group)
+    others = np.delete(everyone(group), request.root)
     if kind in _ALL_PAIRS:
         shift = np.arange(1, n, dtype=np.int64)
         return np.tile(member, n - 1), ((member + shift[:, None]) % n).ravel()
@@ -55,7 +57,8 @@ def _fraction(kind: str, n: int) -> float:
 
 def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
     """One edge per transfer; large groups sample the shifts between islands, with the same bytes per member."""
-    n, fraction = group.size, _fraction(request.kind, group.size)
+    n = group.size
+    fraction = _fraction(request.kind, group.size)
     if request.kind == "barrier":
         return in_rounds(_barrier(n).rounds, group, blocking=False)
     if request.matrix is None and request.kind in _ALL_PAIRS and n * (n - 1) > MOST_PAIRS:
@@ -68,16 +71,17 @@ def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Tr
 
 
 @lru_cache(maxsize=32)
-def _barrier(n: int) -> Steps:
+def _barrier(n: int) -> RoundSteps:
     """Dissemination: in round k everybody tells the member 2^k further on (Hensgen, Finkel and Manber 1988)."""
     member = np.arange(n, dtype=np.int64)
     rounds = [Round(member, (member + shift) % n, 0.0, lambda _: [0], reduce=True) for shift in powers_below(n)]
-    return Steps(tuple(rounds), np.zeros(1), blocking=False)
+    return RoundSteps(tuple(rounds), np.zeros(1), blocking=False)
 
 
 def _sampled(group: Group, fraction: float) -> list[Part]:
     """Pairs inside islands exactly; for the rest a few shifts whose edges carry the others' bytes."""
-    island, n = member_islands(group), group.size
+    island = member_islands(group)
+    n = group.size
     order = np.argsort(island, kind="stable")
     counts = np.bincount(island)
     most = int(counts.max())
@@ -97,7 +101,8 @@ def _sampled(group: Group, fraction: float) -> list[Part]:
     src = np.tile(order, len(shifts))
     dst = order[((np.arange(n) + shifts[:, None]) % n).ravel()]
     away = island[src] != island[dst]
-    src, dst = src[away], dst[away]
+    src = src[away]
+    dst = dst[away]
     share = fraction * (n - counts[island]) / np.bincount(src, minlength=n)
     parts.append((src, dst, share[src], peer_rails(src, dst, group)))
     return parts
@@ -110,16 +115,18 @@ def _shifts(n: int, most: int, count: int) -> Ints:
     return found
 
 
-def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
+def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> TransferSchedule:
     """Every transfer, none waiting for another."""
-    n, kind, writer = group.size, request.kind, ScheduleWriter()
+    n = group.size
+    kind = request.kind
+    writer = ScheduleWriter()
     if kind == "barrier":
         return all_sends(_barrier(n))
     senders, receivers = edges(request, group)
     rails = peer_rails(senders, receivers, group)
     for src, dst, rail in zip(senders.tolist(), receivers.tolist(), rails.tolist(), strict=True):
         adds = kind in {"all_reduce", "reduce_scatter", "reduce"}
-        writer.send(src, dst, _piece(kind, src, dst, n), reduce=adds, way=Way(rail, 0))
+        writer.send(src, dst, _piece(kind, src, dst, n), reduce=adds, way=RailChannel(rail, 0))
     pieces = {"all_to_all": n * n, "sendrecv": n}.get(kind, n if _fraction(kind, n) < 1.0 else 1)
     sizes = np.full(pieces, _fraction(kind, n)) if request.matrix is None else request.matrix.array.ravel()
     return replace(writer.done(sizes), relay=relays(group))

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from clustersim.collectives.rounds import Round, Steps, powers_below, rounds_algorithm, trade
+from clustersim.collectives.rounds import Round, RoundSteps, powers_below, rounds_algorithm, trade
 from clustersim.core.arrays import Ints
 
 
@@ -21,7 +21,7 @@ def _members(n: int, *, odd: bool) -> tuple[Ints, int]:
     return np.where(v < n - p, 2 * v + odd, v + n - p), n - p
 
 
-def recursive_doubling(kind: str, n: int, root: int = 0) -> Steps:
+def recursive_doubling(kind: str, n: int, root: int = 0) -> RoundSteps:
     """In round k everybody trades with the member 2^k away what it has so far; log2 n rounds.
 
     all_reduce and barrier trade the whole, all_gather the blocks gathered, reduce_scatter what it still owes others.
@@ -31,36 +31,40 @@ def recursive_doubling(kind: str, n: int, root: int = 0) -> Steps:
         return bruck(kind, n) if kind == "all_gather" else recursive_halving(kind, n)
     v = np.arange(n, dtype=np.int64)
     if kind == "all_gather":
-        return Steps(tuple(trade(v, v ^ b, v // b, v // b, reduce=False) for b in powers_below(n)), np.full(n, 1 / n))
+        return RoundSteps(
+            tuple(trade(v, v ^ b, v // b, v // b, reduce=False) for b in powers_below(n)), np.full(n, 1 / n)
+        )
     if kind == "reduce_scatter":
         owed = [partial(lambda b, e: [m for m in range(n) if m // b != e // b], b) for b in powers_below(n)]
         rounds = [Round(v, v ^ b, (n - b) / n, owed[k], reduce=True) for k, b in enumerate(powers_below(n))]
-        return Steps(tuple(rounds), np.full(n, 1 / n))
+        return RoundSteps(tuple(rounds), np.full(n, 1 / n))
     at, r = _members(n, odd=True)
-    share, first = float(kind == "all_reduce"), np.arange(0, 2 * r, 2, dtype=np.int64)
+    share = float(kind == "all_reduce")
+    first = np.arange(0, 2 * r, 2, dtype=np.int64)
     fold = [Round(first, first + 1, share, lambda _: [0], reduce=True)] if r else []
     traded = [Round(at, at[np.arange(len(at)) ^ b], share, lambda _: [0], reduce=True) for b in powers_below(len(at))]
     told = [Round(first + 1, first, share, lambda _: [0])] if r else []
-    return Steps((*fold, *traded, *told), np.full(1, share))
+    return RoundSteps((*fold, *traded, *told), np.full(1, share))
 
 
-def rabenseifner(kind: str, n: int, root: int = 0) -> Steps:
+def rabenseifner(kind: str, n: int, root: int = 0) -> RoundSteps:
     """Reduce-scatter by halving, then gather the blocks by doubling: to all, or for reduce to the root alone."""
     at, r = _members(n, odd=False)
     p, even = len(at), np.arange(0, 2 * r, 2, dtype=np.int64)
     left, right, rounds = range(p // 2), range(p // 2, p), []
     if r:  # both of a pair add one half; the even one goes on with both
-        src, dst = np.concatenate([even, even + 1]), np.concatenate([even + 1, even])
+        src = np.concatenate([even, even + 1])
+        dst = np.concatenate([even + 1, even])
         rounds.append(Round(src, dst, 0.5, lambda e: right if e < r else left, reduce=True))
         rounds.append(Round(even + 1, even, 0.5, lambda _: right))
     v = np.arange(p, dtype=np.int64)
     rounds += [trade(at, at[v ^ b], v % (2 * b), (v ^ b) % (2 * b), reduce=True) for b in powers_below(p)]
     if kind == "reduce":
-        return Steps((*rounds, *_gathered(at, root, r)), np.full(p, 1 / p))
+        return RoundSteps((*rounds, *_gathered(at, root, r)), np.full(p, 1 / p))
     rounds += [trade(at, at[v ^ b], v % (2 * b), v % (2 * b), reduce=False) for b in powers_below(p)[::-1]]
     if r:
         rounds.append(Round(even, even + 1, 1.0, lambda _: range(p)))
-    return Steps(tuple(rounds), np.full(p, 1 / p))
+    return RoundSteps(tuple(rounds), np.full(p, 1 / p))
 
 
 def _gathered(at: Ints, root: int, r: int) -> list[Round]:
@@ -76,22 +80,26 @@ def _gathered(at: Ints, root: int, r: int) -> list[Round]:
     return rounds
 
 
-def recursive_halving(kind: str, n: int, root: int = 0) -> Steps:
+def recursive_halving(kind: str, n: int, root: int = 0) -> RoundSteps:
     """Trade halves with the farthest first; member m's block is in slot m // 2 of the pairs, or m - r."""
     at, r = _members(n, odd=True)
-    v, slot, rounds = np.arange(len(at), dtype=np.int64), _slots(n, r), _handed_over(n, r)
+    v = np.arange(len(at), dtype=np.int64)
+    slot = _slots(n, r)
+    rounds = _handed_over(n, r)
     rounds += [trade(at, at[v ^ b], slot // b, (v ^ b) // b, reduce=True) for b in powers_below(len(at))[::-1]]
     if r:
         rounds.append(Round(at[:r], at[:r] - 1, 1 / n, lambda e: [2 * e]))
-    return Steps(tuple(rounds), np.full(n, 1 / n))
+    return RoundSteps(tuple(rounds), np.full(n, 1 / n))
 
 
-def butterfly(kind: str, n: int, root: int = 0) -> Steps:
+def butterfly(kind: str, n: int, root: int = 0) -> RoundSteps:
     """Trade halves with the nearest first (Traff 2005). Everybody ends with the mirrored slot's blocks, which at a
     power of two are permuted beforehand, and else sent to their owners."""
     at, r = _members(n, odd=True)
-    p, rounds = len(at), _handed_over(n, r)
-    v, width = np.arange(p, dtype=np.int64), p.bit_length() - 1
+    p = len(at)
+    rounds = _handed_over(n, r)
+    v = np.arange(p, dtype=np.int64)
+    width = p.bit_length() - 1
     mirror = np.array([int(f"{i:0{width}b}"[::-1], 2) if width else 0 for i in range(p)], dtype=np.int64)
     key = np.arange(n, dtype=np.int64) if not r else mirror[_slots(n, r)]
     rounds += [trade(at, at[v ^ b], key % (2 * b), (v ^ b) % (2 * b), reduce=True) for b in powers_below(p)]
@@ -100,7 +108,7 @@ def butterfly(kind: str, n: int, root: int = 0) -> Steps:
         src = at[mirror[_slots(n, r)]]
         away = owner[src != owner]
         rounds.append(Round(src[away], away, 1 / n, lambda e: [int(away[e])]))
-    return Steps(tuple(rounds), np.full(n, 1 / n))
+    return RoundSteps(tuple(rounds), np.full(n, 1 / n))
 
 
 def _slots(n: int, r: int) -> Ints:
@@ -113,9 +121,10 @@ def _handed_over(n: int, r: int) -> list[Round]:
     return [Round(even, even + 1, 1.0, lambda _: range(n), reduce=True)] if r else []
 
 
-def bruck(kind: str, n: int, root: int = 0) -> Steps:
+def bruck(kind: str, n: int, root: int = 0) -> RoundSteps:
     """ceil(log2 n) rounds to members 2^k away: all blocks so far, or those whose way has bit k (Bruck et al. 1997)."""
-    v, rounds = np.arange(n, dtype=np.int64), []
+    v = np.arange(n, dtype=np.int64)
+    rounds = []
     for b in powers_below(n):
         if kind == "all_gather":
             count = min(b, n - b)
@@ -125,7 +134,7 @@ def bruck(kind: str, n: int, root: int = 0) -> Steps:
             way = [j for j in range(n) if j & b]
             passing = partial(lambda b, way, e: [_pair(e - j % b, j, n) for j in way], b, way)
             rounds.append(Round(v, (v + b) % n, len(way) / n, passing))
-    return Steps(tuple(rounds), np.full(n if kind == "all_gather" else n * n, 1 / n))
+    return RoundSteps(tuple(rounds), np.full(n if kind == "all_gather" else n * n, 1 / n))
 
 
 def _pair(origin: int, way: int, n: int) -> int:
@@ -133,14 +142,14 @@ def _pair(origin: int, way: int, n: int) -> int:
     return origin % n * n + (origin + way) % n
 
 
-def round_a_ring(n: int) -> Steps:
+def round_a_ring(n: int) -> RoundSteps:
     """n - 1 rounds: everybody sends the next member the block it got last, its own first."""
     v = np.arange(n, dtype=np.int64)
     rounds = (Round(v, (v + 1) % n, 1 / n, partial(lambda t, e: [(e - t) % n], t)) for t in range(n - 1))
-    return Steps(tuple(rounds), np.full(n, 1 / n))
+    return RoundSteps(tuple(rounds), np.full(n, 1 / n))
 
 
-def neighbor(kind: str, n: int, root: int = 0) -> Steps:
+def neighbor(kind: str, n: int, root: int = 0) -> RoundSteps:
     """n / 2 rounds with the two neighbours in turn, two blocks at a time (Chen et al. 2005); odd groups use a ring."""
     v = np.arange(n, dtype=np.int64)
     if n % 2:
@@ -152,7 +161,7 @@ def neighbor(kind: str, n: int, root: int = 0) -> Steps:
         partner = (v + step) % n
         rounds.append(Round(v, partner, 2 / n, partial(lambda held, e: held[e].tolist(), held)))
         held = held[partner]
-    return Steps(tuple(rounds), np.full(n, 1 / n))
+    return RoundSteps(tuple(rounds), np.full(n, 1 / n))
 
 
 EXCHANGES = (

@@ -99,7 +99,9 @@ def _end_before(left: Floats, on: Routes) -> Floats:
     to carry what the others have more.
     """
     order = np.lexsort((-left[on.edge], on.link))
-    link, weight, mine = on.link[order], on.weight[order], left[on.edge][order]
+    link = on.link[order]
+    weight = on.weight[order]
+    mine = left[on.edge][order]
     new = np.concatenate([[True], link[1:] != link[:-1]])
     first = np.maximum.accumulate(np.where(new, np.arange(len(link)), 0))
     total, count = (np.cumsum(weight * x) - weight * x for x in (mine, np.ones(len(link))))
@@ -117,11 +119,16 @@ def _fronts(piece: Floats, depth: Ints, hop: Floats, waits: tuple[Ints, Ints], o
     """
     before, after = waits
     unmet = np.bincount(after, minlength=len(piece))
-    begun, through = unmet == 0, np.zeros(len(piece), dtype=bool)
-    start, arrival = np.zeros(len(piece)), np.full(len(piece), np.inf)
-    left, budget = piece.copy(), piece * depth
-    unused, streams = np.zeros(len(on.bandwidth)), np.bincount(on.link, minlength=len(on.bandwidth))
-    rate, now = np.zeros(len(piece)), 0.0
+    begun = unmet == 0
+    through = np.zeros(len(piece), dtype=bool)
+    start = np.zeros(len(piece))
+    arrival = np.full(len(piece), np.inf)
+    left = piece.copy()
+    budget = piece * depth
+    unused = np.zeros(len(on.bandwidth))
+    streams = np.bincount(on.link, minlength=len(on.bandwidth))
+    rate = np.zeros(len(piece))
+    now = 0.0
     while not through.all() or np.isfinite(arrival).any():
         supply = np.full(len(piece), np.inf)
         flowing = rate[before] > 0
@@ -134,7 +141,8 @@ def _fronts(piece: Floats, depth: Ints, hop: Floats, waits: tuple[Ints, Ints], o
         passed = max(0.0, min(float(ends), float(arrival.min()) - now))
         unused += np.where(waiting, passed * np.maximum(0.0, 1.0 - on.per_link(rate) / on.bandwidth), 0.0)
         now += passed
-        left, budget = left - rate * passed, budget - rate * passed
+        left = left - rate * passed
+        budget = budget - rate * passed
         done = moving & (left <= TOGETHER * piece)
         through |= done
         arrival[done] = now + hop[done]

@@ -19,8 +19,8 @@ from clustersim.collectives.base import Channel, Group, Plan, Request, Traffic
 from clustersim.collectives.build import Part, everyone, traffic_of
 from clustersim.collectives.costs import gloo_costs_of
 from clustersim.collectives.direct import DIRECT
-from clustersim.collectives.host_law import Leg, Work
-from clustersim.collectives.host_path import Asked, host_plan, most_per_core, on_hosts, on_links
+from clustersim.collectives.host_law import HostRound, HostWork
+from clustersim.collectives.host_path import HostRequest, host_plan, most_per_core, on_hosts, on_links
 from clustersim.collectives.ring import RING
 from clustersim.collectives.trees import BINOMIAL
 from clustersim.core.errors import ProgramError
@@ -56,24 +56,35 @@ def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:
     return host_plan(request, group, hosts, asked, gloo_costs_of(group))
 
 
-def work(request: Request, group: Group) -> Work:
+def work(request: Request, group: Group) -> HostWork:
     """What a collective asks of the hosts of its ranks; Gloo's own part, without copies between GPU and host."""
     return _asked(request, on_hosts(group, "Gloo")).work
 
 
-def _asked(request: Request, hosts: Group) -> Asked:
+def _asked(request: Request, hosts: Group) -> HostRequest:
     algorithm, traffic = _choice(request, hosts)
     load, legs = on_links(traffic, hosts)
-    n, size, kind = hosts.size, request.nbytes, request.kind
+    n = hosts.size
+    size = request.nbytes
+    kind = request.kind
     shared = most_per_core(hosts)
     busy = max(1.0, shared)
     chain, total = chain_and_total(kind, n, size)
     here = 1.0 if kind in ROOTED else busy
-    return Asked(algorithm, "TCP", load, Work(
-        kind=kind, nbytes=size, calls=busy, legs=(Leg(0.0, 0.0, max(chain, total / n * shared)), *legs),
-        touched=_touched(kind, n) * size * here, scratch=size * here if kind in SCRATCH and size >= MAPPED else 0.0,
-        footprint=_footprint(kind, n, hosts.ranks_per_node) * size,
-    ))  # fmt: skip
+    return HostRequest(
+        algorithm,
+        "TCP",
+        load,
+        HostWork(
+            kind=kind,
+            nbytes=size,
+            calls=busy,
+            legs=(HostRound(0.0, 0.0, max(chain, total / n * shared)), *legs),
+            touched=_touched(kind, n) * size * here,
+            scratch=size * here if kind in SCRATCH and size >= MAPPED else 0.0,
+            footprint=_footprint(kind, n, hosts.ranks_per_node) * size,
+        ),
+    )
 
 
 # ---- what Gloo chooses ----------------------------------------------------------------------------------------------
@@ -152,11 +163,17 @@ def chain_and_total(kind: str, n: int, nbytes: float) -> tuple[int, int]:
 
 def _touched(kind: str, n: int) -> float:
     """Bytes per byte of S that the busiest process adds or copies."""
-    ring, own = (n - 1) / n, 1 / n
+    ring = (n - 1) / n
+    own = 1 / n
     return {
-        "all_reduce": ring, "reduce": ring, "reduce_scatter": ring + 1 + own, "all_gather": 1 + own,
-        "gather": 1 + own, "scatter": own, "all_to_all": own,
-    }.get(kind, 0.0)  # fmt: skip
+        "all_reduce": ring,
+        "reduce": ring,
+        "reduce_scatter": ring + 1 + own,
+        "all_gather": 1 + own,
+        "gather": 1 + own,
+        "scatter": own,
+        "all_to_all": own,
+    }.get(kind, 0.0)
 
 
 def _footprint(kind: str, n: int, here: int) -> float:

@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from clustersim.collectives.rounds import Round, Steps, powers_below, rounds_algorithm, trade
+from clustersim.collectives.rounds import Round, RoundSteps, powers_below, rounds_algorithm, trade
 
 KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 
 
-def steps(kind: str, n: int, root: int = 0) -> Steps:
+def steps(kind: str, n: int, root: int = 0) -> RoundSteps:
     """Fold, halve, double, unfold, as far as the kind needs them."""
     slots = 1 << (n.bit_length() - 1)
-    v, extra = np.arange(slots, dtype=np.int64), np.arange(slots, n, dtype=np.int64)
+    v = np.arange(slots, dtype=np.int64)
+    extra = np.arange(slots, n, dtype=np.int64)
     bits = powers_below(slots)
     # The slot that answers for each piece: a piece per slot for all_reduce, else one per member.
     slot = np.arange(slots if kind == "all_reduce" else n, dtype=np.int64) % slots
-    one, whole, found = 1.0 / len(slot), slot.tolist(), []
+    one = 1.0 / len(slot)
+    whole = slot.tolist()
+    found = []
     if len(extra) and kind == "all_gather":  # nothing to add yet: only the extra member's piece moves
         found.append(Round(extra, extra - slots, one, lambda edge: [slots + edge]))
     elif len(extra):
@@ -37,7 +40,7 @@ def steps(kind: str, n: int, root: int = 0) -> Steps:
         found.append(Round(extra - slots, extra, one, lambda edge: [slots + edge]))
     elif len(extra):
         found.append(Round(extra - slots, extra, 1.0, lambda _: range(len(whole))))
-    return Steps(tuple(found), np.full(len(slot), one))
+    return RoundSteps(tuple(found), np.full(len(slot), one))
 
 
 HALVING_DOUBLING = rounds_algorithm("halving_doubling", KINDS, steps)

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
+from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Traffic, TransferSchedule
 from clustersim.collectives.build import ScheduleWriter, least_sent, traffic_of
 from clustersim.collectives.islands import member_islands
 from clustersim.collectives.waves import Wave, Waves
@@ -38,7 +38,8 @@ def grid(group: Group) -> Ints:
 def _phases(kind: str, shape: tuple[int, int]) -> list[tuple[str, bool, float]]:
     """(what, between islands, bytes per ring edge and byte of S) of each phase."""
     islands, p = shape
-    inside, outside = (p - 1) / p, (islands - 1) / islands / p
+    inside = (p - 1) / p
+    outside = (islands - 1) / islands / p
     down = [("reduce_scatter", False, inside), ("reduce_scatter", True, outside)]
     up = [("all_gather", True, outside), ("all_gather", False, inside)]
     chosen = {"all_reduce": down + up, "reduce_scatter": down, "all_gather": up}[kind]
@@ -48,7 +49,8 @@ def _phases(kind: str, shape: tuple[int, int]) -> list[tuple[str, bool, float]]:
 def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
     """Rings inside and between islands, a round each."""
     table = grid(group)
-    parts, steps = [], {False: 0, True: 0}
+    parts = []
+    steps = {False: 0, True: 0}
     for _, between, fraction in _phases(request.kind, table.shape):
         axis = 0 if between else 1
         parts.append((table.ravel(), np.roll(table, -1, axis=axis).ravel(), fraction, -1))
@@ -56,9 +58,10 @@ def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Tr
     return traffic_of(parts, steps[False] + steps[True], steps[True], rounds=range(len(parts)))
 
 
-def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
+def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> TransferSchedule:
     """Every transfer, one per member's piece; rings pass pieces on as they come."""
-    table, writer = grid(group), ScheduleWriter()
+    table = grid(group)
+    writer = ScheduleWriter()
     islands, p = table.shape
     brought: dict[tuple[int, int], list[int]] = {}
     for what, between, _ in _phases(request.kind, table.shape):
@@ -77,11 +80,13 @@ def _ring(
     owned: list[list[int]],
     brought: dict[tuple[int, int], list[int]],
 ) -> None:
-    n, reduces = len(ring), what == "reduce_scatter"
+    n = len(ring)
+    reduces = what == "reduce_scatter"
     for step in range(n - 1):
         sent = []
         for i in range(n):
-            src, dst = ring[i], ring[(i + 1) % n]
+            src = ring[i]
+            dst = ring[(i + 1) % n]
             for piece in owned[(i - step - reduces) % n]:
                 after = tuple(brought.get((src, piece), ()))
                 sent.append((dst, piece, writer.send(src, dst, piece, after=after, reduce=reduces)))
@@ -110,9 +115,11 @@ def waves(request: Request, group: Group, channels: tuple[Channel, ...]) -> Wave
 
 def _waves(phases: list[tuple[str, bool, float]], shape: tuple[int, int]) -> Iterator[Wave]:
     islands, p = shape
-    n, first = islands * p, 0
+    n = islands * p
+    first = 0
     island, place = (axis.ravel() for axis in np.indices(shape))
-    here, right = island * p + place, island * p + (place + 1) % p
+    here = island * p + place
+    right = island * p + (place + 1) % p
     down = (island + 1) % islands * p + place
     for what, between, _ in phases:
         reduces = what == "reduce_scatter"
@@ -132,10 +139,12 @@ def _waves(phases: list[tuple[str, bool, float]], shape: tuple[int, int]) -> Ite
 
 def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:
     """Hops of the slowest ring of each phase, all but one edge; the bytes are in the rounds of the traffic."""
-    table, n = grid(group), group.size
+    table = grid(group)
+    n = group.size
     total = 0.0
     for i, (_, between, _) in enumerate(_phases(request.kind, table.shape)):
-        hop, axis = costs.hop[i * n : (i + 1) * n].reshape(table.shape), 0 if between else 1
+        hop = costs.hop[i * n : (i + 1) * n].reshape(table.shape)
+        axis = 0 if between else 1
         total += float((hop.sum(axis=axis) - hop.min(axis=axis)).max())
     return total
 

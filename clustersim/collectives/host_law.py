@@ -31,7 +31,7 @@ BOX = 4096.0
 
 
 @dataclass(frozen=True)
-class Leg:
+class HostRound:
     """A round.
 
     Parameters
@@ -48,7 +48,7 @@ class Leg:
     path: str = ""
 
 
-class Work(msgspec.Struct, frozen=True):
+class HostWork(msgspec.Struct, frozen=True):
     """What one collective asks of the hosts; no constant is in it.
 
     Parameters
@@ -62,13 +62,13 @@ class Work(msgspec.Struct, frozen=True):
     kind: str
     nbytes: float
     calls: float
-    legs: tuple[Leg, ...]
+    legs: tuple[HostRound, ...]
     touched: float
     scratch: float
     footprint: float
 
 
-def wire(work: Work, costs: GlooCosts | MpiCosts) -> float:
+def wire(work: HostWork, costs: GlooCosts | MpiCosts) -> float:
     """Seconds per byte of S on links and between processes."""
     missed = _missed(work, costs) / costs.memory
     full = (work.calls - 1.0) * _by(costs.turn, "vader") / BOX
@@ -78,13 +78,14 @@ def wire(work: Work, costs: GlooCosts | MpiCosts) -> float:
     )
 
 
-def seconds(work: Work, costs: GlooCosts | MpiCosts) -> float:
+def seconds(work: HostWork, costs: GlooCosts | MpiCosts) -> float:
     """Seconds of the collective, alone on its machine."""
     touch = 1.0 / costs.reduce + _missed(work, costs) / costs.memory
     post = costs.post if isinstance(costs, MpiCosts) else 1.0
     messages = 0.0
     for leg in work.legs:
-        one, wait = _by(costs.message, leg.path), (work.calls - 1.0) * _by(costs.turn, leg.path.partition("/")[0])
+        one = _by(costs.message, leg.path)
+        wait = (work.calls - 1.0) * _by(costs.turn, leg.path.partition("/")[0])
         messages += leg.messages * (one + wait) + leg.posts * one * post
     return (
         work.calls * costs.call[work.kind]
@@ -99,5 +100,5 @@ def _by(constant: float | Mapping[str, float], path: str) -> float:
     return constant if isinstance(constant, float) else constant[path]
 
 
-def _missed(work: Work, costs: GlooCosts | MpiCosts) -> float:
+def _missed(work: HostWork, costs: GlooCosts | MpiCosts) -> float:
     return max(0.0, 1.0 - costs.cache / work.footprint) if work.footprint else 0.0

@@ -11,7 +11,7 @@ from clustersim.cluster import routes as routing
 from clustersim.collectives import host_law
 from clustersim.collectives.base import Group, Plan, Request, Traffic, bus_factor
 from clustersim.collectives.bounds import lower_bound
-from clustersim.collectives.host_law import Leg, Work
+from clustersim.collectives.host_law import HostRound, HostWork
 from clustersim.collectives.loads import link_loads
 from clustersim.core.arrays import Floats
 from clustersim.core.costs import GlooCosts, MpiCosts
@@ -21,16 +21,16 @@ from clustersim.core.topology import CPU, PATH_CLASSES
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class HostRequest:
     """What a library was asked to do, on the hosts: its algorithm and transport, link loads per byte of S, and work."""
 
     algorithm: str
     protocol: str
     load: Floats
-    work: Work
+    work: HostWork
 
 
-def host_plan(request: Request, group: Group, hosts: Group, asked: Asked, costs: GlooCosts | MpiCosts) -> Plan:
+def host_plan(request: Request, group: Group, hosts: Group, asked: HostRequest, costs: GlooCosts | MpiCosts) -> Plan:
     """The Plan of a collective of ``hosts``; tensors of a GPU are copied to its host before, and back after."""
     stage_load, stage, copies = _staging(request, group, hosts)
     load = asked.load + stage_load
@@ -55,7 +55,8 @@ def host_plan(request: Request, group: Group, hosts: Group, asked: Asked, costs:
 
 def on_hosts(group: Group, library: str) -> Group:
     """The group of the CPUs each member's process runs on: the nearest to its GPU; a member that is a CPU stays."""
-    topology, router = group.topology, routing.router(group.topology)
+    topology = group.topology
+    router = routing.router(group.topology)
     cpus: dict[int, list[int]] = {}
     for vertex in topology.cpus.tolist():
         cpus.setdefault(int(topology.vertex_node[vertex]), []).append(vertex)
@@ -86,9 +87,10 @@ def most_per_core(hosts: Group) -> float:
     return float(np.max(ranks_per_core(hosts)))
 
 
-def on_links(traffic: Traffic, hosts: Group) -> tuple[Floats, tuple[Leg, ...]]:
+def on_links(traffic: Traffic, hosts: Group) -> tuple[Floats, tuple[HostRound, ...]]:
     """(L,) load per byte of S of every link, and the rounds, without their messages."""
-    load, found = np.zeros(hosts.topology.n_links), []
+    load = np.zeros(hosts.topology.n_links)
+    found = []
     per_core = ranks_per_core(hosts)
     _, node, count = np.unique(hosts.nodes, return_inverse=True, return_counts=True)
     for mine in traffic.rounds:
@@ -99,15 +101,18 @@ def on_links(traffic: Traffic, hosts: Group) -> tuple[Floats, tuple[Leg, ...]]:
         sockets = sum(np.bincount(end, part.fraction, minlength=hosts.size) for end in (part.src, part.dst))
         on_cores = np.bincount(node, sockets)[node] / count[node] * per_core
         slowest = float((weights / hosts.topology.link_bandwidth[links]).max(initial=0.0))
-        found.append(Leg(slowest, float(np.max(np.maximum(sockets, on_cores)))))
+        found.append(HostRound(slowest, float(np.max(np.maximum(sockets, on_cores)))))
     return load, tuple(found)
 
 
 def _staging(request: Request, group: Group, hosts: Group) -> tuple[Floats, float, int]:
     """Copies between GPU and host: (L,) load per byte of S, seconds per byte, and how many follow one another."""
-    n, root = group.size, request.root
-    own, whole = 1.0 / n, np.ones(n)
-    at_root, elsewhere = np.zeros(n), np.ones(n)
+    n = group.size
+    root = request.root
+    own = 1.0 / n
+    whole = np.ones(n)
+    at_root = np.zeros(n)
+    elsewhere = np.ones(n)
     at_root[root], elsewhere[root] = 1.0, 0.0
     down, up = {
         "all_gather": (own * whole, whole),
@@ -118,7 +123,9 @@ def _staging(request: Request, group: Group, hosts: Group) -> tuple[Floats, floa
         "gather": (own * elsewhere, at_root),
         "barrier": (0.0 * whole, 0.0 * whole),
     }.get(request.kind, (whole, whole))
-    load, seconds, copies = np.zeros(group.topology.n_links), 0.0, 0
+    load = np.zeros(group.topology.n_links)
+    seconds = 0.0
+    copies = 0
     router = routing.router(group.topology)
     for src, dst, fraction in ((group.gpus, hosts.gpus, down), (hosts.gpus, group.gpus, up)):
         away = (src != dst) & (fraction > 0)

@@ -52,7 +52,8 @@ def textbook(
     links, weights = link_loads(traffic, group)
     costs = edge_costs(traffic, group, request.nbytes, links, weights)
     pace = float((weights / group.topology.link_bandwidth[links]).max(initial=0.0))
-    ceiling, latency = math.inf, 0.0
+    ceiling = math.inf
+    latency = 0.0
     if len(traffic.round) and chosen.fill is None:
         ceiling, latency = by_members(traffic, group, request.nbytes, costs.hop)
     elif len(traffic.round):
@@ -66,7 +67,8 @@ def textbook(
 
 def _by_rounds(traffic: Traffic, group: Group, hop: Floats) -> tuple[float, float]:
     """Payload rate [bytes/s] and latency [s] of rounds that everybody ends before anybody begins the next."""
-    seconds_per_byte, latency = 0.0, 0.0
+    seconds_per_byte = 0.0
+    latency = 0.0
     for mine in traffic.rounds:
         links, weights = link_loads(traffic.only(mine), group)
         seconds_per_byte += float((weights / group.topology.link_bandwidth[links]).max(initial=0.0))

@@ -19,7 +19,7 @@ from clustersim.core.topology import Topology
 
 
 @dataclass(frozen=True, eq=False)
-class Shape:
+class IslandShape:
     """Islands on which a group's members sit alike.
 
     Parameters
@@ -55,16 +55,17 @@ def n_islands(group: Group) -> int:
 
 
 @kept_with_topology(maxsize=64)
-def shapes(group: Group) -> tuple[Shape, ...]:
+def shapes(group: Group) -> tuple[IslandShape, ...]:
     """The group's islands, sorted into shapes: same build and same local indices of members."""
     routes = routing.router(group.topology)
-    cut, island = routes.islands, member_islands(group)
+    cut = routes.islands
+    island = member_islands(group)
     local = cut.local[group.gpus]
     order = np.lexsort((local, island))
     counts = np.bincount(island)
     start = np.concatenate([[0], np.cumsum(counts)])
     build = routes.builds[cut.of[group.gpus[order[start[:-1]]]]]
-    found: list[Shape] = []
+    found: list[IslandShape] = []
     for size in np.unique(counts).tolist():
         rows = np.flatnonzero(counts == size)
         positions = order[start[rows][:, None] + np.arange(size)]
@@ -72,7 +73,7 @@ def shapes(group: Group) -> tuple[Shape, ...]:
         _, first, label = np.unique(key, axis=0, return_index=True, return_inverse=True)
         for i, representative in enumerate(first.tolist()):
             mine = label.reshape(-1) == i
-            found.append(Shape(rows[mine], positions[mine], group.gpus[positions[representative]]))
+            found.append(IslandShape(rows[mine], positions[mine], group.gpus[positions[representative]]))
     return tuple(sorted(found, key=lambda shape: int(shape.rows[0])))
 
 

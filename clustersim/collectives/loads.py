@@ -22,7 +22,8 @@ def link_loads(traffic: Traffic, group: Group) -> tuple[Ints, Floats]:
     ``(links (k,), weights (k,))``, links ascending. Raises :class:`clustersim.core.errors.TopologyError` where there is
     no way.
     """
-    gpus, router = np.append(group.gpus, -1), routing.router(group.topology, traffic.relay)
+    gpus = np.append(group.gpus, -1)
+    router = routing.router(group.topology, traffic.relay)
     return router.loads(gpus[traffic.src], gpus[traffic.dst], traffic.fraction, traffic.rail)
 
 
@@ -31,12 +32,15 @@ def edge_costs(traffic: Traffic, group: Group, nbytes: float, links: Ints, weigh
 
     Where edges share each link by their loads, an edge's bytes take the largest weight over bandwidth on its route.
     """
-    topology, router = group.topology, routing.router(group.topology, traffic.relay)
+    topology = group.topology
+    router = routing.router(group.topology, traffic.relay)
     pace = np.zeros(topology.n_links)
     pace[links] = weights / topology.link_bandwidth[links]
     first, inverse = _distinct(traffic, group)
     gpus = np.append(group.gpus, -1)
-    src, dst, rail = gpus[traffic.src[first]], gpus[traffic.dst[first]], traffic.rail[first]
+    src = gpus[traffic.src[first]]
+    dst = gpus[traffic.dst[first]]
+    rail = traffic.rail[first]
     ptr, crossed, share = router.loads_of_each(src, dst, rail)
     of, (hop, alone, busy) = np.repeat(np.arange(len(first)), np.diff(ptr)), np.zeros((3, len(first)))
     for most, column in (
@@ -58,7 +62,8 @@ def _distinct(traffic: Traffic, group: Group) -> tuple[Ints, Ints]:
     :data:`MOST_ROUTES`; beyond, neighbours of equal places stand for each other.
     """
     label, local = kinds_of_members(group)
-    src, dst = traffic.src, traffic.dst
+    src = traffic.src
+    dst = traffic.dst
     member = np.where(src < 0, dst, src)
     islands = member_islands(group)
     inside = (src < 0) | (dst < 0) | (islands[src] == islands[dst])

@@ -92,9 +92,11 @@ def _searched(
 
 def _neighbours(topology: Topology, gpus: tuple[int, ...]) -> tuple[Floats, Floats]:
     """NVLink capacity of each pair (1 = the thickest), and a cost that only pairs without NVLink pay."""
-    n, router = len(gpus), routing.router(topology)
+    n = len(gpus)
+    router = routing.router(topology)
     index = {gpu: i for i, gpu in enumerate(gpus)}
-    capacity, distance = np.zeros((n, n)), np.zeros((n, n))
+    capacity = np.zeros((n, n))
+    distance = np.zeros((n, n))
     for link in np.flatnonzero(np.isin(topology.link_src, gpus) & np.isin(topology.link_dst, gpus)).tolist():
         pair = index[int(topology.link_src[link])], index[int(topology.link_dst[link])]
         capacity[pair] += topology.link_bandwidth[link]
@@ -138,7 +140,8 @@ def _shortest(cost: Floats, first: int, last: int) -> tuple[int, ...]:
         if not visited >> first & 1 or not np.isfinite(best[visited]).any():
             continue
         step = best[visited][:, None] + cost
-        into, value = step.argmin(axis=0), step.min(axis=0)
+        into = step.argmin(axis=0)
+        value = step.min(axis=0)
         free = np.flatnonzero((visited & bits) == 0)
         target = visited | bits[free]
         better = value[free] < best[target, free]
@@ -147,7 +150,8 @@ def _shortest(cost: Floats, first: int, last: int) -> tuple[int, ...]:
     everyone = (1 << n) - 1
     end = best[everyone] + (cost[:, first] if last == CYCLE else 0.0)
     at = last if last >= 0 else int(np.argmin(end))
-    path, visited = [at], everyone
+    path = [at]
+    visited = everyone
     while at != first or len(path) < n:
         at, visited = int(came[visited, at]), visited & ~(1 << at)
         path.append(at)

@@ -19,8 +19,8 @@ import numpy as np
 from clustersim.collectives.base import Channel, Group, Plan, Request, Traffic
 from clustersim.collectives.build import traffic_of
 from clustersim.collectives.costs import mpi_costs_of
-from clustersim.collectives.host_law import Leg, Work
-from clustersim.collectives.host_path import Asked, host_plan, most_per_core, on_hosts, on_links
+from clustersim.collectives.host_law import HostRound, HostWork
+from clustersim.collectives.host_path import HostRequest, host_plan, most_per_core, on_hosts, on_links
 from clustersim.collectives.mpi_rules import chosen, forced, kinds
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.trees import in_order_binomial
@@ -34,10 +34,19 @@ EAGER = {"vader": 4096.0, "tcp": 65536.0, "ucx": 8192.0}
 """Largest message [bytes] sent at once (btl_vader_eager_limit, btl_tcp_eager_limit; UCX: UCX_RNDV_THRESH, about)."""
 
 ROWS = {
-    "linear": "direct", "basic_linear": "direct", "linear_sync": "direct", "linear_nb": "direct", "two_proc": "direct",
-    "pairwise": "direct", "modified_bruck": "bruck", "segmented_ring": "ring", "pipeline": "chain",
-    "binary_tree": "binary", "split_binary_tree": "split_binary", "in-order_binary": "in_order_binary",
-}  # fmt: skip
+    "linear": "direct",
+    "basic_linear": "direct",
+    "linear_sync": "direct",
+    "linear_nb": "direct",
+    "two_proc": "direct",
+    "pairwise": "direct",
+    "modified_bruck": "bruck",
+    "segmented_ring": "ring",
+    "pipeline": "chain",
+    "binary_tree": "binary",
+    "split_binary_tree": "split_binary",
+    "in-order_binary": "in_order_binary",
+}
 """Rows of ALGORITHMS for Open MPI's names, where they differ. Without segments, which no rule asks for, a pipeline is a
 chain and a segmented ring a ring (coll_base_allreduce.c hands it on)."""
 
@@ -52,7 +61,7 @@ def names(kind: str) -> tuple[str, ...]:
     return kinds()[kind].names if kind in kinds() else ()
 
 
-class Part(msgspec.Struct, frozen=True):
+class MpiAlgorithm(msgspec.Struct, frozen=True):
     """One algorithm over the group: Open MPI's name of it, and for which kind."""
 
     name: str
@@ -72,16 +81,19 @@ def plan(request: Request, group: Group, n_channels: int | None = None, cuda: bo
     return host_plan(request, group, members, asked_of(request, members, gpus=direct), mpi_costs_of(group))
 
 
-def work(request: Request, group: Group) -> Work:
+def work(request: Request, group: Group) -> HostWork:
     """What a collective asks of the hosts of its ranks, without copies between GPU and host."""
     return asked_of(request, on_hosts(group, "Open MPI")).work
 
 
-def asked_of(request: Request, members: Group, *, gpus: bool = False) -> Asked:
+def asked_of(request: Request, members: Group, *, gpus: bool = False) -> HostRequest:
     """The algorithm and transport taken, with their link loads and work; ``gpus``: no core moves their bytes."""
-    parts, whole = parts_of(request, members.size), request.nbytes
+    parts = parts_of(request, members.size)
+    whole = request.nbytes
     local, net = _transports(request, members, gpus)
-    load, legs, added = np.zeros(members.topology.n_links), [], 0.0
+    load = np.zeros(members.topology.n_links)
+    legs = []
+    added = 0.0
     for part in parts:
         asked = replace(request, kind=part.kind, algorithm=None)
         traffic = _traffic(part, asked, members)
@@ -89,21 +101,32 @@ def asked_of(request: Request, members: Group, *, gpus: bool = False) -> Asked:
         if overlapping := len(parts) == 1 and _overlaps(part):
             traffic = replace(traffic, round=traffic.round[:0])
         on, rounds = on_links(traffic, members)
-        played = _Played(part, traffic, whole, members, (local, net))
+        played = _MpiTraffic(part, traffic, whole, members, (local, net))
         load += on
         for leg, mine in zip(rounds, traffic.rounds, strict=True):
             found = _leg(leg, mine, played, overlapping=overlapping)
             legs.append(replace(found, moved=0.0) if gpus else found)
-    n, kind = members.size, request.kind
+    n = members.size
+    kind = request.kind
     busy = max(1.0, most_per_core(members))
     copied = {"all_reduce": 1.0, "reduce_scatter": 1.0, "all_gather": 1 / n, "all_to_all": 1 / n}.get(kind, 0.0)
     copied += sum({"bruck": 1.0, "modified_bruck": 2.0 + (n - 1).bit_length()}.get(part.name, 0.0) for part in parts)
     buffers = {"broadcast": 1.0, "send": 1.0, "barrier": 0.0, "all_gather": 1 + 1 / n}.get(kind, 2.0)
     name = ROWS.get(parts[0].name, parts[0].name) if len(parts) == 1 else _name(request, n)
-    return Asked(name, local if members.n_nodes == 1 else net, load, Work(
-        kind=kind, nbytes=whole, calls=busy, legs=tuple(legs), touched=(added + copied) * whole * busy, scratch=0.0,
-        footprint=buffers * members.ranks_per_node * whole,
-    ))  # fmt: skip
+    return HostRequest(
+        name,
+        local if members.n_nodes == 1 else net,
+        load,
+        HostWork(
+            kind=kind,
+            nbytes=whole,
+            calls=busy,
+            legs=tuple(legs),
+            touched=(added + copied) * whole * busy,
+            scratch=0.0,
+            footprint=buffers * members.ranks_per_node * whole,
+        ),
+    )
 
 
 # ---- what Open MPI chooses ------------------------------------------------------------------------------------------
@@ -111,7 +134,8 @@ def asked_of(request: Request, members: Group, *, gpus: bool = False) -> Asked:
 
 def _name(request: Request, n: int) -> str:
     """Open MPI's name of the algorithm: pinned, or by its rules; it falls back where there are too few elements."""
-    kind, pin = request.kind, request.algorithm
+    kind = request.kind
+    pin = request.algorithm
     name = (forced(kind, n, pin) if pin else None) or chosen(kind, n, request.nbytes)
     count = request.nbytes / ELEMENTS.get(request.dtype, 4.0)
     if kind == "all_reduce" and name in {"ring", "segmented_ring"} and count < n:
@@ -121,13 +145,13 @@ def _name(request: Request, n: int) -> str:
     return "basic_linear" if name.startswith("scatter_allgather") and count < n else name
 
 
-def parts_of(request: Request, n: int) -> tuple[Part, ...]:
+def parts_of(request: Request, n: int) -> tuple[MpiAlgorithm, ...]:
     """The algorithms that follow one another: most are one, some are built of two other collectives."""
     kind = request.kind
     if kind not in kinds() or request.matrix is not None:  # sends, and MPI_Alltoallv, which sends to everybody at once
         if request.algorithm:
             forced(kind, n, request.algorithm)
-        return (Part("linear", kind),)
+        return (MpiAlgorithm("linear", kind),)
     name = _name(request, n)
     built = {
         ("all_reduce", "nonoverlapping"): ("reduce", "broadcast"),
@@ -135,10 +159,10 @@ def parts_of(request: Request, n: int) -> tuple[Part, ...]:
         ("reduce_scatter", "basic_linear"): ("reduce", "scatter"),
     }.get((kind, name))
     if (kind, name) == ("all_reduce", "basic_linear"):
-        return Part("linear", "reduce"), Part("basic_linear", "broadcast")
+        return MpiAlgorithm("linear", "reduce"), MpiAlgorithm("basic_linear", "broadcast")
     if not built:
-        return (Part(name, kind),)
-    return tuple(Part(_name(replace(request, kind=one, algorithm=None), n), one) for one in built)
+        return (MpiAlgorithm(name, kind),)
+    return tuple(MpiAlgorithm(_name(replace(request, kind=one, algorithm=None), n), one) for one in built)
 
 
 def _transports(request: Request, members: Group, gpus: bool) -> tuple[str, str]:
@@ -157,7 +181,7 @@ def _transports(request: Request, members: Group, gpus: bool) -> tuple[str, str]
 # ---- its rounds -----------------------------------------------------------------------------------------------------
 
 
-def _traffic(part: Part, request: Request, members: Group) -> Traffic:
+def _traffic(part: MpiAlgorithm, request: Request, members: Group) -> Traffic:
     n = members.size
     if part.kind == "barrier" and part.name not in {"recursive_doubling", "bruck", "two_proc"}:
         return _barrier(part.name, n)
@@ -181,22 +205,29 @@ def _barrier(name: str, n: int) -> Traffic:
     return traffic_of([(src, dst, 0.0, -1) for src, dst in edges], len(edges), 0, rounds=range(len(edges)))
 
 
-class _Played(msgspec.Struct, frozen=True, eq=False):
+class _MpiTraffic(msgspec.Struct, frozen=True, eq=False):
     """A part with its traffic over ``members``: ``whole`` bytes, by the ``ways`` inside a node and between nodes."""
 
-    part: Part
+    part: MpiAlgorithm
     traffic: Traffic
     whole: float
     members: Group
     ways: tuple[str, str]
 
 
-def _leg(leg: Leg, mine: Bools, played: _Played, *, overlapping: bool) -> Leg:
+def _leg(leg: HostRound, mine: Bools, played: _MpiTraffic, *, overlapping: bool) -> HostRound:
     """The round with its messages: one after another on a chain or a core, and further ones of the busiest process."""
-    part, traffic, members, ways = played.part, played.traffic, played.members, played.ways
-    src, dst, n = traffic.src[mine], traffic.dst[mine], members.size
-    out, into = np.bincount(src, minlength=n), np.bincount(dst, minlength=n)
-    degree, shared = int(max(out.max(), into.max())), most_per_core(members)
+    part = played.part
+    traffic = played.traffic
+    members = played.members
+    ways = played.ways
+    src = traffic.src[mine]
+    dst = traffic.dst[mine]
+    n = members.size
+    out = np.bincount(src, minlength=n)
+    into = np.bincount(dst, minlength=n)
+    degree = int(max(out.max(), into.max()))
+    shared = most_per_core(members)
     size = float(traffic.fraction[mine].max(initial=0.0)) * played.whole
     path = _path(ways[bool((members.nodes[src] != members.nodes[dst]).any())], size)
     if part.name == "linear_sync" and part.kind == "gather":  # the root calls for each block, and for its rest
@@ -209,7 +240,7 @@ def _leg(leg: Leg, mine: Bools, played: _Played, *, overlapping: bool) -> Leg:
     return replace(leg, messages=serial * per_core, posts=(degree - 1) * per_core if serial == 1 else 0.0, path=path)
 
 
-def _overlaps(part: Part) -> bool:
+def _overlaps(part: MpiAlgorithm) -> bool:
     """Whether repetitions overlap: in a tree from or to a root nobody waits for the others, and what is measured is how
     much the busiest process does, not how long the last one waits."""
     row = ROWS.get(part.name, part.name)
@@ -224,7 +255,7 @@ def _path(transport: str, size: float) -> str:
     return f"{way}/rendezvous" if way != "vader" else "vader/fragments" if mechanism else "vader/single"
 
 
-def _added(part: Part, traffic: Traffic, n: int) -> float:
+def _added(part: MpiAlgorithm, traffic: Traffic, n: int) -> float:
     """Bytes per byte of S that the busiest process adds, round by round."""
     if part.kind not in ADDING:
         return 0.0

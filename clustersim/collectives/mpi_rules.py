@@ -13,7 +13,7 @@ from clustersim.core.errors import ProgramError, nearest
 from clustersim.core.texts import data_table
 
 
-class Kind(msgspec.Struct, frozen=True):
+class MpiKind(msgspec.Struct, frozen=True):
     """What Open MPI has for a kind of collective.
 
     Parameters
@@ -28,9 +28,9 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=1)
-def kinds() -> dict[str, Kind]:
+def kinds() -> dict[str, MpiKind]:
     """Everything that Open MPI chooses an algorithm for."""
-    return msgspec.convert(data_table("mpi_rules"), dict[str, Kind])
+    return msgspec.convert(data_table("mpi_rules"), dict[str, MpiKind])
 
 
 def chosen(kind: str, n: int, nbytes: float) -> str:
@@ -40,7 +40,8 @@ def chosen(kind: str, n: int, nbytes: float) -> str:
     ('recursive_doubling', 'rabenseifner', 'binary_tree')
     """
     row = next(row for below, row in kinds()[kind].below.items() if below == "more" or n < int(below)).split()
-    numbers, bounds = row[::2], [float(bound[1:]) for bound in row[1::2]]
+    numbers = row[::2]
+    bounds = [float(bound[1:]) for bound in row[1::2]]
     counted = nbytes if kind in {"all_reduce", "broadcast", "reduce"} else nbytes / n
     place = sum(counted >= bound for bound in bounds)
     return kinds()[kind].names[int(numbers[place]) - 1]
@@ -53,7 +54,7 @@ def forced(kind: str, n: int, pin: str) -> str | None:
     >>> forced("broadcast", 8, "coll_tuned_bcast_algorithm=6,coll_tuned_allreduce_algorithm=ring")
     'binomial'
     """
-    own = kinds().get(kind, Kind("", (), {}))
+    own = kinds().get(kind, MpiKind("", (), {}))
     names = own.names
     if "=" in pin:
         settings = dict(one.split("=", 1) for one in pin.split(",") if "=" in one)

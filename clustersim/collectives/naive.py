@@ -13,19 +13,19 @@ from dataclasses import replace
 import numpy as np
 
 from clustersim.collectives import ring
-from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Schedule, Traffic
+from clustersim.collectives.base import Algorithm, Channel, EdgeCosts, Group, Request, Traffic, TransferSchedule
 from clustersim.collectives.build import traffic_of
-from clustersim.collectives.rounds import Round, Steps, rounds_algorithm
+from clustersim.collectives.rounds import Round, RoundSteps, rounds_algorithm
 
 KINDS = frozenset({"all_reduce"})
 
 
-def sequential(kind: str, n: int, root: int = 0) -> Steps:
+def sequential(kind: str, n: int, root: int = 0) -> RoundSteps:
     """2 (n-1) rounds of one transfer of S: up the line of members and down again."""
     line = np.arange(n, dtype=np.int64)
     up = [Round(line[i : i + 1], line[i + 1 : i + 2], 1.0, lambda _: [0], reduce=True) for i in range(n - 1)]
     down = [Round(one.dst, one.src, 1.0, lambda _: [0]) for one in reversed(up)]
-    return Steps((*up, *down), np.ones(1), blocking=False)
+    return RoundSteps((*up, *down), np.ones(1), blocking=False)
 
 
 def unsplit_traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
@@ -42,7 +42,7 @@ def unsplit_sends(kind: str, n: int, n_islands: int = 1) -> tuple[float, float]:
     return float(n - 1), float(n - 1)
 
 
-def unsplit_schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
+def unsplit_schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> TransferSchedule:
     """Piece ``c * n + k`` is channel c's part of member k's whole tensor; members add up what they gathered."""
     gathered = ring.schedule(replace(request, kind="all_gather"), group, channels)
     return replace(gathered, chunk_fraction=np.repeat([channel.share for channel in channels], group.size))

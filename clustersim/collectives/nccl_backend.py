@@ -23,12 +23,12 @@ from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl.search import search_channels
 from clustersim.collectives.nccl.tuner import channels_used, choose
-from clustersim.collectives.nccl.view import Asked
+from clustersim.collectives.nccl.view import NcclRequest
 from clustersim.collectives.paths import PathLoads, loads_of, placement, shares_of
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.byte_matrix import ByteMatrix
-from clustersim.core.costs import Costs
+from clustersim.core.costs import CommunicationCosts
 from clustersim.core.memo import kept_with_topology
 from clustersim.core.transports import transport
 
@@ -38,7 +38,7 @@ TUNED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "r
 _OWN = frozenset({"ring", "tree", "nvls", "nvls_tree", "pat"})
 
 
-class Picked(NamedTuple):
+class NcclPick(NamedTuple):
     """What NCCL picks, and for what, whatever the size."""
 
     kind: str
@@ -54,7 +54,7 @@ class Picked(NamedTuple):
         return loads_of(request, group, self.algorithm, self.n_channels)
 
 
-class Choice(msgspec.Struct, frozen=True, eq=False, dict=True):
+class NcclChoice(msgspec.Struct, frozen=True, eq=False, dict=True):
     """What NCCL picks for a request. No constant of the time model has a say in it, so one choice serves many.
 
     Parameters
@@ -70,10 +70,10 @@ class Choice(msgspec.Struct, frozen=True, eq=False, dict=True):
     blocks: int = 1
 
     @cached_property
-    def picked(self) -> Picked:
+    def picked(self) -> NcclPick:
         """Equal for choices of a group that differ in size alone."""
         request = self.request
-        return Picked(request.kind, request.root, request.matrix, self.algorithm, self.protocol, self.n_channels)
+        return NcclPick(request.kind, request.root, request.matrix, self.algorithm, self.protocol, self.n_channels)
 
     @cached_property
     def loads(self) -> PathLoads:
@@ -88,7 +88,9 @@ class Choice(msgspec.Struct, frozen=True, eq=False, dict=True):
         return found
 
 
-def plan(request: Request, group: Group, n_channels: int | None = None, costs: Costs | None = None) -> Plan:
+def plan(
+    request: Request, group: Group, n_channels: int | None = None, costs: CommunicationCosts | None = None
+) -> Plan:
     """The Plan of one collective under NCCL; ``costs`` None takes those of the group's machine.
 
     Raises ProgramError for a pin that cannot do it.
@@ -99,7 +101,8 @@ def plan(request: Request, group: Group, n_channels: int | None = None, costs: C
     chosen = choice(request, group, n_channels)
     way = _way(group, chosen.picked, costs)
     wire = request.nbytes / way.rate
-    latency, host = _law(chosen, way.hops, costs)(wire) - wire, 0.0
+    latency = _law(chosen, way.hops, costs)(wire) - wire
+    host = 0.0
     if request.kind not in TUNED:
         host = max(latency + wire - terms.p2p_device(request, group, costs)(wire), 0.0)
     return Plan(
@@ -119,34 +122,35 @@ def plan(request: Request, group: Group, n_channels: int | None = None, costs: C
     )
 
 
-def choice(request: Request, group: Group, n_channels: int | None = None) -> Choice:
+def choice(request: Request, group: Group, n_channels: int | None = None) -> NcclChoice:
     """What NCCL picks. Raises ProgramError for a pin that cannot do it."""
     if request.kind not in TUNED:
-        return Choice(request, group, "direct", "Simple", 1)
+        return NcclChoice(request, group, "direct", "Simple", 1)
     where = placement(group)
-    system, allowed = where.system, transport(where.net).protocols
+    system = where.system
+    allowed = transport(where.net).protocols
     tuned = choose(
         request.kind,
         request.nbytes,
         system,
-        Asked(request.dtype, request.redop, group.nccl_version),
+        NcclRequest(request.dtype, request.redop, group.nccl_version),
         algorithm=request.algorithm,
         protocol=request.protocol or (",".join(allowed) if where.islands > 1 else None),
     )
     count = n_channels or search_channels(tuned.algorithm, system)
     blocks = channels_used(tuned, request.nbytes, system, request.kind)
-    return Choice(request, group, tuned.algorithm, tuned.protocol, count, blocks)
+    return NcclChoice(request, group, tuned.algorithm, tuned.protocol, count, blocks)
 
 
-def seconds(chosen: Choice, costs: Costs) -> float:
+def seconds(chosen: NcclChoice, costs: CommunicationCosts) -> float:
     """What ``plan(...).time`` says on an idle network, without making the Plan: for fits, which ask very often."""
     pace, hops = _pace_and_hops(chosen, costs)
     return _law(chosen, hops, costs)(chosen.request.nbytes * pace)
 
 
-def seconds_of(choices: Iterable[Choice], costs: Costs) -> Iterator[float]:
+def seconds_of(choices: Iterable[NcclChoice], costs: CommunicationCosts) -> Iterator[float]:
     """:func:`seconds` of many: what does not depend on the size is worked out once for rows that differ in it alone."""
-    known: dict[tuple[Group, Picked], tuple[float, float]] = {}
+    known: dict[tuple[Group, NcclPick], tuple[float, float]] = {}
     for chosen in choices:
         key = chosen.group, chosen.picked
         if key not in known:
@@ -155,15 +159,17 @@ def seconds_of(choices: Iterable[Choice], costs: Costs) -> Iterator[float]:
         yield _law(chosen, hops, costs)(chosen.request.nbytes * pace)
 
 
-def _pace_and_hops(chosen: Choice, costs: Costs) -> tuple[float, float]:
+def _pace_and_hops(chosen: NcclChoice, costs: CommunicationCosts) -> tuple[float, float]:
     """Seconds per byte of S on the narrowest link, and seconds of the hops."""
     shares, ceiling, hops = _limits(chosen.group, chosen.picked, chosen.loads, costs)
     return max(float((chosen.paces / shares).sum(axis=1).max(initial=0.0)), 1.0 / ceiling), hops
 
 
-def _limits(group: Group, picked: Picked, loads: PathLoads, costs: Costs) -> tuple[Floats, float, float]:
+def _limits(group: Group, picked: NcclPick, loads: PathLoads, costs: CommunicationCosts) -> tuple[Floats, float, float]:
     """(4,) share of the line rate by edge class, payload bytes/s of the kernels, and seconds of the hops."""
-    kind, algorithm, protocol = picked.kind, picked.algorithm, picked.protocol
+    kind = picked.kind
+    algorithm = picked.algorithm
+    protocol = picked.protocol
     if kind not in TUNED:
         return terms.direct_shares(kind, group, costs), math.inf, 0.0
     ceiling = terms.kernel_ceiling(kind, group, algorithm, protocol, costs)
@@ -171,7 +177,7 @@ def _limits(group: Group, picked: Picked, loads: PathLoads, costs: Costs) -> tup
     return shares_of(algorithm, protocol, group, costs), ceiling, hops
 
 
-class _Way(msgspec.Struct, frozen=True, eq=False):
+class _GroupLoad(msgspec.Struct, frozen=True, eq=False):
     """What does not depend on the bytes: links crossed, load on each per payload byte, payload bytes/s of an idle
     machine (and of its ``ceiling`` alone), seconds of ``hops``, and the ``channels`` the links belong to."""
 
@@ -184,19 +190,21 @@ class _Way(msgspec.Struct, frozen=True, eq=False):
 
 
 @kept_with_topology(maxsize=1024)
-def _way(group: Group, picked: Picked, costs: Costs) -> _Way:
+def _way(group: Group, picked: NcclPick, costs: CommunicationCosts) -> _GroupLoad:
     loads = picked.loads(group)
     shares, ceiling, hops = _limits(group, picked, loads, costs)
     weights: Floats = (loads.by_class / shares[:, None]).sum(axis=0)
     used = weights > 0
-    links, weights = loads.links[used], weights[used]
+    links = loads.links[used]
+    weights = weights[used]
     rate = min(ceiling, float(np.min(group.topology.link_bandwidth[links] / weights)) if len(links) else math.inf)
-    return _Way(links, weights, ceiling, rate, hops, loads.channels)
+    return _GroupLoad(links, weights, ceiling, rate, hops, loads.channels)
 
 
-def _law(chosen: Choice, hops: float, costs: Costs) -> Callable[[float], float]:
+def _law(chosen: NcclChoice, hops: float, costs: CommunicationCosts) -> Callable[[float], float]:
     """Seconds of the collective, given those its bytes take on the narrowest link."""
-    request, group = chosen.request, chosen.group
+    request = chosen.request
+    group = chosen.group
     if request.kind not in TUNED:
         return terms.p2p_law(request, group, costs)
     base = costs.rooted_base if request.kind in terms.ROOTED else costs.base
@@ -223,7 +231,7 @@ def _foreign(request: Request) -> bool:
     return name in ALGORITHMS and request.kind in ALGORITHMS[name].kinds
 
 
-def _foreign_plan(request: Request, group: Group, n_channels: int | None, costs: Costs) -> Plan:
+def _foreign_plan(request: Request, group: Group, n_channels: int | None, costs: CommunicationCosts) -> Plan:
     """The textbook's plan at the Simple protocol's shares and hops."""
     textbook = ideal.plan(request, group, n_channels)
     loads = loads_of(request, group, textbook.algorithm, textbook.n_channels)

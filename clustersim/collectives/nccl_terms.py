@@ -14,7 +14,7 @@ from clustersim.cluster.routes import router
 from clustersim.collectives.base import Group, Request, bus_factor
 from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, placement
 from clustersim.core.arrays import Floats
-from clustersim.core.costs import Costs
+from clustersim.core.costs import CommunicationCosts
 from clustersim.core.program import COPY_ENGINE
 from clustersim.core.transports import transport
 
@@ -27,7 +27,7 @@ def norm(a: float, b: float, p: float) -> float:
     return float((a**p + b**p) ** (1.0 / p))
 
 
-def fill(hops: float, wire: float, costs: Costs) -> float:
+def fill(hops: float, wire: float, costs: CommunicationCosts) -> float:
     """Seconds of the pipeline's filling and emptying, beyond hops plus bytes.
 
     ``(L^p + B^p)^(1/p) - L - B`` until the bytes take ``fill_span`` times the hops; from there on the pipeline is full.
@@ -36,12 +36,12 @@ def fill(hops: float, wire: float, costs: Costs) -> float:
     return max(norm(hops, wire, costs.fill_norm) - hops - wire, 0.0)
 
 
-def floored(device_time: float, floor: float, costs: Costs) -> float:
+def floored(device_time: float, floor: float, costs: CommunicationCosts) -> float:
     """Seconds [s] of a device time that the host may not keep up with."""
     return norm(device_time, floor, costs.floor_norm)
 
 
-def host_floor(kind: str, group: Group, costs: Costs, blocks: int = 0) -> float:
+def host_floor(kind: str, group: Group, costs: CommunicationCosts, blocks: int = 0) -> float:
     """Seconds below which no collective of this launch mode comes back.
 
     Who drives a GPU writes down the work of its kernel's ``blocks`` before the launch; one process for all GPUs of a
@@ -58,7 +58,9 @@ WORK_IN_ARGUMENTS = (2, 22)
 """NCCL whose work travels among its kernel's arguments (src/enqueue.cc, ncclDevWorkStorageTypeArgs)."""
 
 
-def hop_time(kind: str, algorithm: str, protocol: str, loads: PathLoads, group: Group, costs: Costs) -> float:
+def hop_time(
+    kind: str, algorithm: str, protocol: str, loads: PathLoads, group: Group, costs: CommunicationCosts
+) -> float:
     """Seconds of hops in sequence: L of the module docstring of costs."""
     where = placement(group)
     inner = inner_hop(loads, protocol, group, costs)
@@ -85,7 +87,9 @@ LEAST_PIECE = 16.0
 """Bytes of a ring's smallest piece (NCCL src/device/all_reduce.h: chunks are rounded up to 16 bytes)."""
 
 
-def busy_steps(kind: str, algorithm: str, protocol: str, nbytes: float, group: Group, costs: Costs) -> float:
+def busy_steps(
+    kind: str, algorithm: str, protocol: str, nbytes: float, group: Group, costs: CommunicationCosts
+) -> float:
     """Share of an all_reduce's hops that are left where the payload is too small for a piece for every rank.
 
     Whoever has an empty piece waits for no flag and adds nothing up: 13.0 us instead of 16.9 on eight H100s (dgxc), 7.7
@@ -96,12 +100,15 @@ def busy_steps(kind: str, algorithm: str, protocol: str, nbytes: float, group: G
     return 1.0 - costs.empty_steps * max(0.0, 1.0 - nbytes / (LEAST_PIECE * group.size))
 
 
-def rendezvous(algorithm: str, protocol: str, nbytes: float, loads: PathLoads, group: Group, costs: Costs) -> float:
+def rendezvous(
+    algorithm: str, protocol: str, nbytes: float, loads: PathLoads, group: Group, costs: CommunicationCosts
+) -> float:
     """Seconds that messages above the transport's eager limit wait for their receivers, one hop after the other.
 
     ``nbytes`` : of the payload, a block's share. A ring sends a rank's part of it, and LL a flag with every word.
     """
-    where, ring = placement(group), algorithm == "ring"
+    where = placement(group)
+    ring = algorithm == "ring"
     message = nbytes * (2.0 if protocol == "LL" else 1.0) / (group.size if ring else 1)
     if where.islands == 1 or protocol == "Simple" or message < transport(where.net).eager:
         return 0.0
@@ -109,14 +116,14 @@ def rendezvous(algorithm: str, protocol: str, nbytes: float, loads: PathLoads, g
     return hops * costs.rendezvous[where.net]
 
 
-def inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Costs) -> float:
+def inner_hop(loads: PathLoads, protocol: str, group: Group, costs: CommunicationCosts) -> float:
     """Seconds of a step inside a node. Over PCIe the bus sets it, whatever the GPU's generation."""
     if any(loads.by_class[EDGE_CLASSES.index(path)].any() for path in ("pcie", "shm")):
         return costs.hop[f"pcie/{protocol}"]
     return costs.hop[f"nvlink/{protocol}"] * costs.hop_generation[f"{placement(group).age}/{protocol}"]
 
 
-def kernel_ceiling(kind: str, group: Group, algorithm: str, protocol: str, costs: Costs) -> float:
+def kernel_ceiling(kind: str, group: Group, algorithm: str, protocol: str, costs: CommunicationCosts) -> float:
     """Payload bytes/s a ring's kernels sustain: what they reach inside a node they do not exceed across nodes."""
     where = placement(group)
     egress = router(group.topology).nvlink_egress(int(group.gpus[0]))
@@ -131,14 +138,14 @@ def kernel_ceiling(kind: str, group: Group, algorithm: str, protocol: str, costs
 _TO_ONE = frozenset({"send", "sendrecv"})
 
 
-def direct_shares(kind: str, group: Group, costs: Costs) -> Floats:
+def direct_shares(kind: str, group: Group, costs: CommunicationCosts) -> Floats:
     """(4,) of the line rate that sends and receives reach on each edge class."""
     share = costs.send_share if kind in _TO_ONE else costs.p2p_share
     net = costs.p2p_net_share * costs.net_share[placement(group).net]
     return np.array([share, costs.share["pcie/Simple"], costs.share["shm/Simple"], net])
 
 
-def p2p_law(request: Request, group: Group, costs: Costs) -> Callable[[float], float]:
+def p2p_law(request: Request, group: Group, costs: CommunicationCosts) -> Callable[[float], float]:
     """Of grouped sends and receives: all_to_all, scatter, gather, send, sendrecv, barrier."""
     device, floor = p2p_device(request, group, costs), host_floor(request.kind, group, costs)
     if group.launch != "single_process":
@@ -153,12 +160,13 @@ BATCH = 8
 """Peers whose sends a kernel has in flight at once (nccl src/include/device.h: NCCL_MAX_DEV_WORK_P2P_PER_BATCH)."""
 
 
-def p2p_device(request: Request, group: Group, costs: Costs) -> Callable[[float], float]:
+def p2p_device(request: Request, group: Group, costs: CommunicationCosts) -> Callable[[float], float]:
     """Seconds of their kernel alone: peers move together, so it has one hop, or a barrier's rounds.
 
     Over a network a batch of peers begins when the one before it is through: a hop more for each.
     """
-    where, loads = placement(group), loads_of(request, group, "direct", 1)
+    where = placement(group)
+    loads = loads_of(request, group, "direct", 1)
     per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
     if request.matrix is not None:
         per_peer = request.nbytes * float(request.matrix.between.max())
@@ -182,7 +190,7 @@ def _peers(request: Request, group: Group) -> int:
     return 1 if request.kind in _TO_ONE else group.size - 1
 
 
-def _channel_limit(per_peer: float, group: Group, costs: Costs) -> float:
+def _channel_limit(per_peer: float, group: Group, costs: CommunicationCosts) -> float:
     """Seconds a peer's bytes take over the channels a message of that size opens: more of them as it grows."""
     age = placement(group).age
     opened = min(max(per_peer / costs.p2p_channel_bytes[age], 1.0), costs.p2p_max_channels)

@@ -42,7 +42,8 @@ def tree_traffic(request: Request, group: Group, channels: tuple[Channel, ...]) 
     deepest = 0
     for parent in double_tree(n):
         child = np.flatnonzero(parent >= 0)
-        below, above = table[child].ravel(), table[parent[child]].ravel()
+        below = table[child].ravel()
+        above = table[parent[child]].ravel()
         parts += [(below, above, 0.5 / p, -1), (above, below, 0.5 / p, -1)]
         deepest = max(deepest, int(levels(parent).max()))
     return traffic_of(parts, 2 + 2 * deepest, 2 * deepest)

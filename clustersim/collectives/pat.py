@@ -10,26 +10,28 @@ from __future__ import annotations
 import numpy as np
 
 from clustersim.collectives.base import Apart
-from clustersim.collectives.rounds import Round, Steps, powers_below, rounds_algorithm
+from clustersim.collectives.rounds import Round, RoundSteps, powers_below, rounds_algorithm
 from clustersim.core.arrays import Ints
 
 KINDS = frozenset({"all_gather", "reduce_scatter"})
 
 
-def steps(kind: str, n: int, root: int = 0) -> Steps:
+def steps(kind: str, n: int, root: int = 0) -> RoundSteps:
     """Everybody trades with the members at the round's distance; who has several pieces for one sends them together."""
-    near, reduces = np.arange(n, dtype=np.int64), kind == "reduce_scatter"
+    near = np.arange(n, dtype=np.int64)
+    reduces = kind == "reduce_scatter"
     rounds = []
     for distance in reversed(powers_below(n)):
         # How far behind the nearer one the owners of the pieces are that go this much further.
-        behind, far = np.arange(0, n - distance, 2 * distance), (near + distance) % n
+        behind = np.arange(0, n - distance, 2 * distance)
+        far = (near + distance) % n
         ends = (far, near) if reduces else (near, far)
 
         def pieces(edge: int, behind: Ints = behind) -> list[int]:
             return [(edge - offset) % n for offset in behind.tolist()]
 
         rounds.append(Round(*ends, len(behind) / n, pieces, reduces))
-    return Steps(tuple(rounds[::-1] if reduces else rounds), np.full(n, 1.0 / n), blocking=False)
+    return RoundSteps(tuple(rounds[::-1] if reduces else rounds), np.full(n, 1.0 / n), blocking=False)
 
 
 _OVERLAP = "a member's sends of several rounds share its links where some of them wait for pieces"

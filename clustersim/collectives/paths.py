@@ -21,7 +21,7 @@ from clustersim.collectives.nccl.view import System
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.byte_matrix import ByteMatrix
-from clustersim.core.costs import Costs, generation
+from clustersim.core.costs import CommunicationCosts, generation
 from clustersim.core.device import device
 from clustersim.core.memo import kept_with_topology
 
@@ -115,7 +115,9 @@ def _route(traffic: Traffic, group: Group, laid: tuple[Channel, ...]) -> PathLoa
 
 def _edge_classes(traffic: Traffic, group: Group) -> Ints:
     """(E,) index into EDGE_CLASSES. Nodes of one type share the answer, so a pair of local GPUs is asked about once."""
-    islands, src, dst = member_islands(group), traffic.src, traffic.dst
+    islands = member_islands(group)
+    src = traffic.src
+    dst = traffic.dst
     inside = (src < 0) | (dst < 0) | (islands[src] == islands[dst])
     classes = np.where(inside, EDGE_CLASSES.index("nvlink"), EDGE_CLASSES.index("net")).astype(np.int64)
     pairs = np.flatnonzero(inside & (src >= 0) & (dst >= 0))
@@ -135,7 +137,7 @@ def _edge_classes(traffic: Traffic, group: Group) -> Ints:
     return classes
 
 
-def shares_of(algorithm: str, protocol: str, group: Group, costs: Costs) -> Floats:
+def shares_of(algorithm: str, protocol: str, group: Group, costs: CommunicationCosts) -> Floats:
     """(4,) of the line rate that each of :data:`EDGE_CLASSES` reaches."""
     where = placement(group)
     age = costs.share_generation[where.age]

@@ -30,7 +30,8 @@ RELAYS_SINCE = (2, 11)
 @kept_with_topology(maxsize=64)
 def relays(group: Group) -> bool:
     """Whether NCCL's sends between some of these members pass through another GPU of the machine."""
-    routes, kinds = router(group.topology), group.topology.vertex_kinds
+    routes = router(group.topology)
+    kinds = group.topology.vertex_kinds
     if group.nccl_version < RELAYS_SINCE:
         return False
     for shape in shapes(group):
@@ -54,7 +55,8 @@ def peer_rails(src: Ints, dst: Ints, group: Group) -> Ints:
         return rails
     own = _own_rails(group)[dst[away]]
     known = own >= 0
-    away, own = away[known], own[known]
+    away = away[known]
+    own = own[known]
     if not len(away):
         return rails
     asked, inverse = np.unique(src[away] * (int(own.max()) + 1) + own, return_inverse=True)
@@ -69,7 +71,8 @@ def peer_rails(src: Ints, dst: Ints, group: Group) -> Ints:
 @kept_with_topology(maxsize=64)
 def _own_rails(group: Group) -> Ints:
     """(n,) the rail of each member's only NIC; -1 for a member with none or several, or that is no GPU."""
-    kinds, routes = group.topology.vertex_kinds, router(group.topology)
+    kinds = group.topology.vertex_kinds
+    routes = router(group.topology)
     owned = owned_nics(group.topology, group.gpus)
     alone = [
         routes.rail(nics[0]) if len(nics) == 1 and kinds[gpu] == GPU else -1

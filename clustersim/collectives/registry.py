@@ -60,7 +60,8 @@ def _checked(row: Algorithm) -> Algorithm:
             raise ProgramError(_refusal(row, kind))
         return row.sends(kind, n, n_islands)
 
-    schedule, waves = row.schedule and checked(row.schedule), row.waves and checked(row.waves)
+    schedule = row.schedule and checked(row.schedule)
+    waves = row.waves and checked(row.waves)
     return replace(row, traffic=checked(row.traffic), sends=sends, schedule=schedule, waves=waves)
 
 

@@ -13,8 +13,8 @@ from functools import partial
 
 import numpy as np
 
-from clustersim.collectives.base import Algorithm, Apart, Channel, EdgeCosts, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, Way, least_sent, pieces, traffic_of
+from clustersim.collectives.base import Algorithm, Apart, Channel, EdgeCosts, Group, Request, Traffic, TransferSchedule
+from clustersim.collectives.build import RailChannel, ScheduleWriter, least_sent, pieces, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import n_islands
 from clustersim.collectives.waves import Wave, Waves
@@ -49,7 +49,8 @@ def _net_steps(request: Request, group: Group) -> int:
 
 def _from_root(request: Request, channel: Channel) -> tuple[Ints, Ints]:
     """Ring order and rail of each leaving edge; a pipeline's starts at the root, or ends there for reduce."""
-    order, rail = channel.order, channel.edge_rails
+    order = channel.order
+    rail = channel.edge_rails
     if request.kind in _PASSES:
         return order, rail
     root = int(np.flatnonzero(order == request.root)[0])
@@ -57,7 +58,7 @@ def _from_root(request: Request, channel: Channel) -> tuple[Ints, Ints]:
     return np.roll(order, shift), np.roll(rail, shift)
 
 
-def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
+def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> TransferSchedule:
     """Every transfer. A step's send waits only for what it forwards."""
     if request.kind in _PASSES:
         return _laps(request.kind, group.size, channels)
@@ -70,7 +71,7 @@ def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> S
     return writer.done(np.array(fractions))
 
 
-def _laps(kind: str, n: int, channels: tuple[Channel, ...]) -> Schedule:
+def _laps(kind: str, n: int, channels: tuple[Channel, ...]) -> TransferSchedule:
     """Channel by channel, step by step: at each, position i receives from position i - 1 what that received before.
 
     Reducing, position i - 1 passes on block i - step - 2; gathering, block i - step - 1. Whole columns at once: a ring
@@ -81,11 +82,12 @@ def _laps(kind: str, n: int, channels: tuple[Channel, ...]) -> Schedule:
     passed = np.where(reduce, step + 2, step + 1 - (n - 1 if kind == "all_reduce" else 0))
     block = (position - passed) % n
     before = (step - 1) * n + (position - 1) % n  # what arrived there in the step before
-    count, waits = len(step), step > 0
+    count = len(step)
+    waits = step > 0
     base = np.arange(len(channels))[:, None]
     order = np.stack([channel.order for channel in channels])
     rails = np.stack([channel.edge_rails for channel in channels])
-    return Schedule(
+    return TransferSchedule(
         src=order[:, position - 1].ravel(),
         dst=order[:, position].ravel(),
         chunk=(base * n + order[:, block]).ravel(),
@@ -103,7 +105,8 @@ def waves(request: Request, group: Group, channels: tuple[Channel, ...]) -> Wave
     """The laps of :func:`schedule`, a wave a step; None for pipelines. A slot is a place in a ring."""
     if request.kind not in _PASSES:
         return None
-    n, steps = group.size, _PASSES[request.kind] * (group.size - 1)
+    n = group.size
+    steps = _PASSES[request.kind] * (group.size - 1)
     order = np.stack([channel.order for channel in channels])
     return Waves(
         src=np.roll(order, 1, axis=1).ravel(),
@@ -119,7 +122,8 @@ def waves(request: Request, group: Group, channels: tuple[Channel, ...]) -> Wave
 def _steps(n: int, steps: int, n_channels: int) -> Iterator[Wave]:
     channel, position = (axis.ravel() for axis in np.indices((n_channels, n)))
     first = channel * steps * n + position
-    here, before = channel * n + position, channel * n + (position - 1) % n
+    here = channel * n + position
+    before = channel * n + (position - 1) % n
     for step in range(steps):
         yield Wave(first + step * n, slice(None), before, here, False)
 
@@ -129,7 +133,8 @@ def _pipeline(writer: ScheduleWriter, request: Request, channel: Channel, c: int
     for piece in range(k):
         before: list[int] = []
         for i in range(len(order) - 1):
-            way, adds = Way(rail[i], c), request.kind == "reduce"
+            way = RailChannel(rail[i], c)
+            adds = request.kind == "reduce"
             before = [writer.send(order[i], order[i + 1], base + piece, after=before, reduce=adds, way=way)]
 
 
@@ -140,11 +145,13 @@ def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: E
     """
     if request.kind not in _PASSES:
         return _pipeline_fill(request, group, channels, costs)
-    hop, slowest = costs.hop, float(costs.busy.max(initial=0.0))
+    hop = costs.hop
+    slowest = float(costs.busy.max(initial=0.0))
     # A link that is seldom busy is seldom shared: between having it alone and sharing it go by its use. Written so that
     # the slowest edge has exactly its own time, and no rounding makes the rest negative.
     busy = costs.busy - (costs.busy - costs.alone) * (1.0 - costs.busy / (slowest or 1.0))
-    steps, edges = _PASSES[request.kind] * (group.size - 1), group.size
+    steps = _PASSES[request.kind] * (group.size - 1)
+    edges = group.size
     rings = [slice(at, at + edges) for at in range(0, len(hop), edges)]
     ends = [_beyond_stays(hop[one], busy[one] / steps, steps) + (float(busy[one].max()) - slowest) for one in rings]
     return max(ends, default=0.0)
@@ -153,7 +160,8 @@ def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: E
 def _pipeline_fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:
     """Of broadcast and reduce. Where there are too many edges to follow, each channel by itself."""
     depth = np.array([pieces(request.nbytes * channel.share) for channel in channels])
-    flow, edges = traffic(request, group, channels), group.size - 1
+    flow = traffic(request, group, channels)
+    edges = group.size - 1
     if few_enough(len(flow.src), flow.steps):
         edge = np.arange(len(flow.src))
         before = edge[(edge + 1) % edges > 0]
@@ -182,7 +190,8 @@ def _beyond_stays(hop: Floats, block: Floats, steps: int) -> float:
     Staying costs the edge's block time; moving on costs the hop too. If once round costs more than as many stays at the
     slowest edge, the longest way circulates; else it stays there, and walks only where that pays.
     """
-    n, slow = len(hop), int(np.argmax(block))
+    n = len(hop)
+    slow = int(np.argmax(block))
     gain = hop + (block - block[slow])  # of moving on, against a stay at the slowest edge; there it is the hop
     if float(gain.sum()) > n * block[slow] * 1e-12:
         laps, rest = divmod(steps, n)
@@ -196,9 +205,10 @@ def _beyond_stays(hop: Floats, block: Floats, steps: int) -> float:
 
 APART = (
     Apart(
-        frozenset({"broadcast", "reduce"}), 0.07,
+        frozenset({"broadcast", "reduce"}),
+        0.07,
         "streams of several channels share links, and the last ones to end wait for pieces of others",
     ),
-)  # fmt: skip
+)
 
 RING = Algorithm("ring", KINDS, traffic, least_sent, schedule, fill=fill, waves=waves, apart=APART)

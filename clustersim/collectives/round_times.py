@@ -44,9 +44,11 @@ def longest_way(traffic: Traffic, n: int, busy: Floats, hop: Floats | float = 0.
     Where rounds do not block, a send waits for what came in earlier rounds, and until its sender's earlier ones left.
     """
     hop = np.broadcast_to(hop, busy.shape)
-    through, left = np.zeros(n), np.zeros(n)
+    through = np.zeros(n)
+    left = np.zeros(n)
     for mine in traffic.rounds:
-        src, dst = traffic.src[mine], traffic.dst[mine]
+        src = traffic.src[mine]
+        dst = traffic.dst[mine]
         begin = np.maximum(through[src], through[dst] if traffic.blocking else left[src])
         drained = begin + busy[mine]
         after = through.copy()

@@ -12,7 +12,7 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
-from clustersim.collectives.base import Algorithm, Apart, Channel, Group, Request, Schedule, Traffic
+from clustersim.collectives.base import Algorithm, Apart, Channel, Group, Request, Traffic, TransferSchedule
 from clustersim.collectives.build import ScheduleWriter, traffic_of
 from clustersim.core.arrays import Floats, Ints
 
@@ -34,7 +34,7 @@ class Round:
     reduce: bool = False
 
 
-class Steps(msgspec.Struct, frozen=True, eq=False):
+class RoundSteps(msgspec.Struct, frozen=True, eq=False):
     """All rounds of an algorithm, and its pieces as parts of S.
 
     ``blocking`` : a pair trades once both are through with their rounds before, all sends and receives, as in MPI's
@@ -46,7 +46,7 @@ class Steps(msgspec.Struct, frozen=True, eq=False):
     blocking: bool = True
 
 
-Maker = Callable[[str, int, int], Steps]
+Maker = Callable[[str, int, int], RoundSteps]
 """``(kind, members, root)`` -> what is done."""
 
 
@@ -63,7 +63,7 @@ def rounds_algorithm(name: str, kinds: frozenset[str], make: Maker, apart: tuple
         total = sum(float(np.broadcast_to(one.share, len(one.src)).sum()) for one in made(kind, n, 0).rounds)
         return total / n, total / n
 
-    def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
+    def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> TransferSchedule:
         return all_sends(made(request.kind, group.size, request.root))
 
     return Algorithm(name, kinds, traffic, sends, schedule, apart=apart)
@@ -93,7 +93,7 @@ def trade(src: Ints, dst: Ints, label: Ints, want: Ints, *, reduce: bool) -> Rou
     return Round(src, dst, share, lambda edge: np.flatnonzero(label == want[edge]).tolist(), reduce)
 
 
-def all_sends(steps: Steps) -> Schedule:
+def all_sends(steps: RoundSteps) -> TransferSchedule:
     """Every transfer, one per piece; pieces of an edge travel in order, so that the last one tells."""
     writer = ScheduleWriter()
     brought: dict[tuple[int, int], list[int]] = {}

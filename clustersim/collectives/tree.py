@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.collectives.base import Algorithm, Apart, Channel, EdgeCosts, Group, Request, Schedule, Traffic
-from clustersim.collectives.build import ScheduleWriter, Way, least_sent, pieces, traffic_of
+from clustersim.collectives.base import Algorithm, Apart, Channel, EdgeCosts, Group, Request, Traffic, TransferSchedule
+from clustersim.collectives.build import RailChannel, ScheduleWriter, least_sent, pieces, traffic_of
 from clustersim.collectives.front import few_enough, pipeline_fill
 from clustersim.collectives.islands import member_islands
 from clustersim.core.arrays import Ints
@@ -72,11 +72,13 @@ def member_trees(group: Group, channel: Channel, root: int | None) -> list[tuple
 
 def _reroot(parent: Ints, root: int) -> None:
     """Turn every edge on the way from ``root`` to the old root, in place."""
-    below, at = -1, root
+    below = -1
+    at = root
     while at >= 0:
         above = int(parent[at])
         parent[at] = below
-        below, at = at, above
+        below = at
+        at = above
 
 
 def levels(parent: Ints) -> Ints:
@@ -86,9 +88,11 @@ def levels(parent: Ints) -> Ints:
 
 def _path_sums(parent: Ints, step: npt.NDArray[Number]) -> npt.NDArray[Number]:
     """(n,) sum of ``step`` over each member's way to the root, whose own is 0, by pointer doubling."""
-    up, total = np.where(parent < 0, np.arange(len(parent)), parent), step
+    up = np.where(parent < 0, np.arange(len(parent)), parent)
+    total = step
     while (parent[up] >= 0).any():
-        total, up = total + total[up], up[up]
+        total = total + total[up]
+        up = up[up]
     return total
 
 
@@ -98,8 +102,11 @@ def _root(request: Request) -> int | None:
 
 def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
     """Each tree edge carries its tree's part of S: up for all_reduce and reduce, down for all_reduce and broadcast."""
-    parts, deepest, ways = [], 0, 1 + (request.kind == "all_reduce")
-    islands, outer = member_islands(group), 0
+    parts = []
+    deepest = 0
+    ways = 1 + (request.kind == "all_reduce")
+    islands = member_islands(group)
+    outer = 0
     for channel in channels:
         for parent, fraction in member_trees(group, channel, _root(request)):
             child = np.flatnonzero(parent >= 0)
@@ -116,9 +123,10 @@ def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Tr
     return traffic_of(parts, ways * deepest, ways * outer)
 
 
-def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> Schedule:
+def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> TransferSchedule:
     """Every transfer, pipelined: a member passes a piece on as soon as it has it from all its children."""
-    writer, lane = ScheduleWriter(), 0
+    writer = ScheduleWriter()
+    lane = 0
     fractions: list[float] = []
     for channel in channels:
         for parent, fraction in member_trees(group, channel, _root(request)):
@@ -126,13 +134,17 @@ def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> S
             depth = levels(parent)
             order = np.argsort(-depth, kind="stable").tolist()
             for piece in range(k):
-                _one_piece(writer, request.kind, parent.tolist(), order, len(fractions) + piece, Way(channel.nic, lane))
+                _one_piece(
+                    writer, request.kind, parent.tolist(), order, len(fractions) + piece, RailChannel(channel.nic, lane)
+                )
             fractions += [fraction / k] * k
             lane += 1
     return writer.done(np.array(fractions))
 
 
-def _one_piece(writer: ScheduleWriter, kind: str, parent: list[int], order: list[int], piece: int, way: Way) -> None:
+def _one_piece(
+    writer: ScheduleWriter, kind: str, parent: list[int], order: list[int], piece: int, way: RailChannel
+) -> None:
     """One piece up and down; ``order`` lists the members deepest first."""
     arrived: list[list[int]] = [[] for _ in parent]
     if kind != "broadcast":
@@ -161,7 +173,8 @@ def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: E
     if few_enough(len(flow.src), flow.steps):
         per_edge = np.repeat(depth, [ways * (group.size - 1)] * len(trees))
         return pipeline_fill(flow, group, request.nbytes, per_edge, _waits(request.kind, trees), costs)
-    at, longest = 0, 0.0
+    at = 0
+    longest = 0.0
     for (parent, _), k in zip(trees, depth, strict=True):
         child = np.flatnonzero(parent >= 0)
         total = 0.0
@@ -177,13 +190,16 @@ def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: E
 
 def _waits(kind: str, trees: list[tuple[Ints, float]]) -> tuple[Ints, Ints]:
     """Which edge of :func:`traffic` passes on what which other edge brought: ``(before, after)``."""
-    before, after, at = [], [], 0
+    before = []
+    after = []
+    at = 0
     for parent, _ in trees:
         child = np.flatnonzero(parent >= 0)
         edge = np.cumsum(parent >= 0) - 1  # of a member and its parent
         inner = child[parent[parent[child]] >= 0]
         top = child[parent[parent[child]] < 0]
-        up, down = at, at + (len(child) if kind == "all_reduce" else 0)
+        up = at
+        down = at + (len(child) if kind == "all_reduce" else 0)
         if kind != "broadcast":
             before.append(up + edge[inner])
             after.append(up + edge[parent[inner]])

@@ -14,7 +14,7 @@ import numpy as np
 
 from clustersim.collectives.base import Apart
 from clustersim.collectives.exchanges import bruck, recursive_doubling, round_a_ring
-from clustersim.collectives.rounds import Maker, Round, Steps, powers_below, rounds_algorithm
+from clustersim.collectives.rounds import Maker, Round, RoundSteps, powers_below, rounds_algorithm
 from clustersim.core.arrays import Ints
 
 Levels = list[tuple[Ints, Ints]]
@@ -34,7 +34,8 @@ def chain(n: int) -> Levels:
 
 def binary(n: int) -> Levels:
     """Levels of 1, 2, 4, ...; member v of level l has the children v + 2^l and v + 2^(l+1)."""
-    levels, first = [], 0
+    levels = []
+    first = 0
     while 2 * first + 1 < n:
         width = first + 1  # members of the level, 2^l
         parent = np.tile(np.arange(first, first + width, dtype=np.int64), 2)
@@ -49,9 +50,11 @@ def in_order_binary(n: int) -> Levels:
     levels: Levels = []
     level = [(0, n)] if n > 1 else []
     while level:
-        edges, following = [], []
+        edges = []
+        following = []
         for low, size in level:
-            top, half = low + size - 1, size // 2
+            top = low + size - 1
+            half = size // 2
             for start, count in ((low + half, size - half - 1), (low, half)):
                 if count:
                     edges.append((top, start + count - 1))
@@ -72,12 +75,14 @@ def binomial(n: int) -> Levels:
 def in_order_binomial(n: int) -> Levels:
     """Round k, the largest step first: every 2^(k+1)th member sends to the one 2^k further on, and its subtree."""
     v = np.arange(n, dtype=np.int64)
-    return [(v[b::2*b] - b, v[b::2*b]) for b in reversed(powers_below(n))]  # fmt: skip
+    return [(v[b :: 2 * b] - b, v[b :: 2 * b]) for b in reversed(powers_below(n))]
 
 
 def knomial(n: int) -> Levels:
     """As the binomial tree with digits of base 4, the highest first."""
-    levels, mask, v = [], 1, np.arange(n, dtype=np.int64)
+    levels = []
+    mask = 1
+    v = np.arange(n, dtype=np.int64)
     while mask < n:
         child = v[(v % (RADIX * mask) != 0) & (v % mask == 0)]
         levels.append((child // (RADIX * mask) * (RADIX * mask), child))
@@ -91,15 +96,15 @@ def _whole(shape: Callable[[int], Levels], *, in_order: bool = False) -> Maker:
     ``in_order``: members are not counted from the root, and the last one's sum moves on to it.
     """
 
-    def make(kind: str, n: int, root: int) -> Steps:
+    def make(kind: str, n: int, root: int) -> RoundSteps:
         shift = 0 if in_order else root
         levels = [((parent + shift) % n, (child + shift) % n) for parent, child in shape(n)]
         if kind == "broadcast":
-            return Steps(tuple(Round(*ends, 1.0, _all) for ends in levels), np.ones(1))
+            return RoundSteps(tuple(Round(*ends, 1.0, _all) for ends in levels), np.ones(1))
         rounds = [Round(child, parent, 1.0, _all, reduce=True) for parent, child in reversed(levels)]
         if in_order and root != n - 1:
             rounds.append(Round(np.array([n - 1]), np.array([root]), 1.0, _all))
-        return Steps(tuple(rounds), np.ones(1))
+        return RoundSteps(tuple(rounds), np.ones(1))
 
     return make
 
@@ -108,7 +113,7 @@ def _all(edge: int) -> Sequence[int]:
     return (0,)
 
 
-def _binomial(kind: str, n: int, root: int) -> Steps:
+def _binomial(kind: str, n: int, root: int) -> RoundSteps:
     """Whole tensors for broadcast and reduce; for scatter and gather the blocks of the child's subtree."""
     if kind == "broadcast":
         return _whole(binomial)(kind, n, root)
@@ -117,7 +122,7 @@ def _binomial(kind: str, n: int, root: int) -> Steps:
     outwards = _scattered(n, root)
     if kind == "gather":
         outwards = [replace(one, src=one.dst, dst=one.src) for one in reversed(outwards)]
-    return Steps(tuple(outwards), np.full(n, 1 / n))
+    return RoundSteps(tuple(outwards), np.full(n, 1 / n))
 
 
 def _scattered(n: int, root: int) -> list[Round]:
@@ -134,31 +139,33 @@ def _scattered(n: int, root: int) -> list[Round]:
     return rounds
 
 
-def _scatter_allgather(kind: str, n: int, root: int) -> Steps:
+def _scatter_allgather(kind: str, n: int, root: int) -> RoundSteps:
     """A broadcast in blocks: scatter them, then gather by recursive doubling (Bruck's rounds beyond a power of two)."""
     rest = bruck("all_gather", n) if n & (n - 1) else recursive_doubling("all_gather", n)
-    return Steps((*_scattered(n, root), *rest.rounds), rest.pieces)
+    return RoundSteps((*_scattered(n, root), *rest.rounds), rest.pieces)
 
 
-def _scatter_allgather_ring(kind: str, n: int, root: int) -> Steps:
+def _scatter_allgather_ring(kind: str, n: int, root: int) -> RoundSteps:
     """A broadcast in blocks: scatter them, then n - 1 rounds of a ring."""
     rest = round_a_ring(n)
-    return Steps((*_scattered(n, root), *rest.rounds), rest.pieces)
+    return RoundSteps((*_scattered(n, root), *rest.rounds), rest.pieces)
 
 
-def _split_binary(kind: str, n: int, root: int) -> Steps:
+def _split_binary(kind: str, n: int, root: int) -> RoundSteps:
     """A half of S down each side of a binary tree, then pairs across trade; odd members are on the left side."""
     rounds = []
     for parent, child in binary(n):
         sides = (1 - child % 2).tolist()
         rounds.append(Round((parent + root) % n, (child + root) % n, 0.5, partial(lambda sides, e: [sides[e]], sides)))
     odd = np.arange(1, n - 1, 2, dtype=np.int64)
-    src, dst = np.concatenate([odd, odd + 1]), np.concatenate([odd + 1, odd])
+    src = np.concatenate([odd, odd + 1])
+    dst = np.concatenate([odd + 1, odd])
     if n % 2 == 0:  # the last one has no pair but the root
-        src, dst = np.append(src, 0), np.append(dst, n - 1)
+        src = np.append(src, 0)
+        dst = np.append(dst, n - 1)
     k = len(odd)
     halves = Round((src + root) % n, (dst + root) % n, 0.5, lambda e: [int(e >= k)])
-    return Steps((*rounds, halves), np.full(2, 0.5))
+    return RoundSteps((*rounds, halves), np.full(2, 0.5))
 
 
 _TWO_CHILDREN = (

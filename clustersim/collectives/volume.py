@@ -36,8 +36,10 @@ def per_member(
 
 def _built(kind: str, n: int, played: str, nbytes: float) -> tuple[float, float]:
     """Of an algorithm of Open MPI that is built of others: theirs together."""
-    sent, received = 0.0, 0.0
+    sent = 0.0
+    received = 0.0
     for part in mpi.parts_of(Request(kind, nbytes, algorithm=played), n):
         out, into = algorithm(mpi.ROWS.get(part.name, part.name)).sends(part.kind, n, 1)
-        sent, received = sent + out, received + into
+        sent = sent + out
+        received = received + into
     return sent, received

@@ -18,7 +18,7 @@ from clustersim.core.arrays import Floats, Ints
 class Wave(NamedTuple):
     """Some transfers, at most one on each lane; columns of k elements.
 
-    transfer : (k,) int, places in the :class:`~clustersim.collectives.base.Schedule`. lane : which lanes.
+    transfer : (k,) int, places in the :class:`~clustersim.collectives.base.TransferSchedule`. lane : which lanes.
     takes, puts : (k,) int, the slot that each waits for, and the slot it fills when it arrives.
     adds : what it brings is added to what was there, so the slot is filled when both are.
     """
@@ -35,7 +35,7 @@ class Waves(msgspec.Struct, frozen=True, eq=False):
 
     Parameters
     ----------
-    src, dst, rail : (L,) int, of each lane, as in :class:`~clustersim.collectives.base.Schedule`.
+    src, dst, rail : (L,) int, of each lane, as in :class:`~clustersim.collectives.base.TransferSchedule`.
     fraction : (L,) float, of S, that a transfer on this lane moves.
     n_slots, n_transfers : int.
     each : makes the waves, from the first; on every lane its transfers come in their order.

@@ -145,8 +145,10 @@ def _column(values: Floats, meetings: Meetings | None, low: float, high: float, 
 def totals(blocks: Sequence[Block]) -> tuple[Ints, Floats, Floats, Floats, Floats]:
     """Of each block: op, time from start to end summed over ranks, first ready, first start, last end [s]."""
     of = np.array([block.op for block in blocks], dtype=np.int64)
-    told = [(len(b.ranks) * (b.columns[2].mean - b.columns[1].mean), b.columns[0].low, b.columns[1].low,
-             b.columns[2].high) for b in blocks]  # fmt: skip
+    told = [
+        (len(b.ranks) * (b.columns[2].mean - b.columns[1].mean), b.columns[0].low, b.columns[1].low, b.columns[2].high)
+        for b in blocks
+    ]
     seconds, ready, start, end = np.array(told, dtype=np.float64).reshape(-1, 4).T
     return of, seconds, ready, start, end
 
@@ -171,12 +173,14 @@ class RankSets:
 
     def rows(self, block: Block) -> Columns:
         """A block as rows, one for each set of ranks with the same times."""
-        ranks, k = block.ranks, len(block.ranks)
+        ranks = block.ranks
+        k = len(block.ranks)
         if all(len(column) == 1 for column in block.times):
             return (np.array([block.op]), np.array([self.id(ranks)]), *block.times)
         ready, start, end = (np.broadcast_to(column, k) for column in block.times)
         order = np.lexsort((ranks, end, start, ready))
-        ranks, times = ranks[order], (ready[order], start[order], end[order])
+        ranks = ranks[order]
+        times = (ready[order], start[order], end[order])
         new = np.any([np.diff(column) != 0 for column in times], axis=0)
         first = np.concatenate([[0], np.flatnonzero(new) + 1])
         sets = self._ids(ranks, first)

@@ -1,7 +1,7 @@
 """What a machine's own measurements say of the model's constants: values, how sure they are, and where they are from.
 
 A topology carries a :class:`Calibration` (the ``[calibration]`` table of its file); the time models overlay their
-defaults with it. Names are flat: ``nccl`` those of :class:`clustersim.core.costs.Costs`, ``gloo`` those of
+defaults with it. Names are flat: ``nccl`` those of :class:`clustersim.core.costs.CommunicationCosts`, ``gloo`` those of
 :class:`clustersim.core.costs.GlooCosts`, ``mpi`` of :class:`clustersim.core.costs.MpiCosts`, ``device`` the
 efficiencies of :class:`clustersim.core.device.Device`.
 """

@@ -1,7 +1,7 @@
 """The constants of the time models: what a hop, a launch, a protocol, a socket cost on real machines.
 
-:class:`Costs` is NCCL's, :class:`GlooCosts` Gloo's, :class:`MpiCosts` Open MPI's. A constant has a flat name: its
-field, and in tables a dot and the key, such as ``hop.net/Simple``. A machine may have values of its own
+:class:`CommunicationCosts` is NCCL's, :class:`GlooCosts` Gloo's, :class:`MpiCosts` Open MPI's. A constant has a flat
+name: its field, and in tables a dot and the key, such as ``hop.net/Simple``. A machine may have values of its own
 (:mod:`clustersim.core.calibrated`).
 
 NCCL's own tuner model ranks algorithms well but is 1.3 to 3 times optimistic below 32 MiB, because it is built to
@@ -46,7 +46,7 @@ def _table(**values: float) -> Mapping[str, float]:
 
 
 @dataclass(frozen=True, eq=False)
-class Costs:
+class CommunicationCosts:
     """Constants of the time model. Times in seconds, shares of line rate without unit.
 
     Edge classes are ``nvlink`` (any direct GPU link), ``pcie`` (peer to peer), ``shm`` (through host memory) and
@@ -54,11 +54,19 @@ class Costs:
     """
 
     # Hops (Hopper): one step of a ring or one level of a tree, synchronisation included.
-    hop: Mapping[str, float] = _table(**{
-        "nvlink/LL": 0.91 * US, "nvlink/LL128": 1.89 * US, "nvlink/Simple": 3.02 * US,
-        "pcie/LL": 4.02 * US, "pcie/LL128": 2.5 * US, "pcie/Simple": 4.48 * US,
-        "net/LL": 4.04 * US, "net/LL128": 4.95 * US, "net/Simple": 14.4 * US,
-    })  # fmt: skip
+    hop: Mapping[str, float] = _table(
+        **{
+            "nvlink/LL": 0.91 * US,
+            "nvlink/LL128": 1.89 * US,
+            "nvlink/Simple": 3.02 * US,
+            "pcie/LL": 4.02 * US,
+            "pcie/LL128": 2.5 * US,
+            "pcie/Simple": 4.48 * US,
+            "net/LL": 4.04 * US,
+            "net/LL128": 4.95 * US,
+            "net/Simple": 14.4 * US,
+        }
+    )
     # NVLink hops by GPU generation and protocol, relative to Hopper.
     hop_generation: Mapping[str, float] = _table(
         **{
@@ -82,12 +90,22 @@ class Costs:
     # Of the hops of broadcast and reduce, whose repetitions overlap in a benchmark.
     rooted_overlap: Mapping[str, float] = _table(LL=0.318, LL128=0.6, Simple=0.517)
     # Share of the line rate a protocol's payload reaches.
-    share: Mapping[str, float] = _table(**{
-        "nvlink/LL": 0.342, "nvlink/LL128": 0.723, "nvlink/Simple": 0.813,
-        "pcie/LL": 0.35, "pcie/LL128": 0.7, "pcie/Simple": 0.76,
-        "shm/LL": 0.332, "shm/LL128": 0.5, "shm/Simple": 0.437,
-        "net/LL": 0.215, "net/LL128": 0.984, "net/Simple": 1.0,
-    })  # fmt: skip
+    share: Mapping[str, float] = _table(
+        **{
+            "nvlink/LL": 0.342,
+            "nvlink/LL128": 0.723,
+            "nvlink/Simple": 0.813,
+            "pcie/LL": 0.35,
+            "pcie/LL128": 0.7,
+            "pcie/Simple": 0.76,
+            "shm/LL": 0.332,
+            "shm/LL128": 0.5,
+            "shm/Simple": 0.437,
+            "net/LL": 0.215,
+            "net/LL128": 0.984,
+            "net/Simple": 1.0,
+        }
+    )
     share_generation: Mapping[str, float] = _table(
         pascal=0.996, volta=1.0, ampere=1.0, hopper=0.996, blackwell=0.997, amd=0.8
     )
@@ -111,9 +129,13 @@ class Costs:
         pascal=10e9, volta=10e9, ampere=17.2e9, hopper=87.0e9, blackwell=120e9, amd=14e9
     )
     p2p_channel_bytes: Mapping[str, float] = _table(
-        pascal=2.2 * 2**20, volta=2.2 * 2**20, ampere=2.43 * 2**20, hopper=66.8 * 2**20, blackwell=66 * 2**20,
+        pascal=2.2 * 2**20,
+        volta=2.2 * 2**20,
+        ampere=2.43 * 2**20,
+        hopper=66.8 * 2**20,
+        blackwell=66 * 2**20,
         amd=2.2 * 2**20,
-    )  # fmt: skip
+    )
     p2p_max_channels: float = 16.0
     # Host.
     base: float = 3.61 * US
@@ -177,9 +199,18 @@ class GlooCosts:
     """
 
     call: Mapping[str, float] = _table(
-        all_reduce=56e-6, all_gather=103e-6, reduce_scatter=110e-6, all_to_all=67e-6, broadcast=58e-6,
-        reduce=60e-6, scatter=65e-6, gather=91e-6, send=65e-6, sendrecv=65e-6, barrier=65e-6,
-    )  # fmt: skip
+        all_reduce=56e-6,
+        all_gather=103e-6,
+        reduce_scatter=110e-6,
+        all_to_all=67e-6,
+        broadcast=58e-6,
+        reduce=60e-6,
+        scatter=65e-6,
+        gather=91e-6,
+        send=65e-6,
+        sendrecv=65e-6,
+        barrier=65e-6,
+    )
     message: float = 41e-6
     turn: float = 92e-6
     stream: float = 4.8e9
@@ -213,19 +244,42 @@ class MpiCosts:
     """
 
     call: Mapping[str, float] = _table(
-        all_reduce=0.62e-6, all_gather=0.66e-6, reduce_scatter=0.77e-6, all_to_all=0.81e-6, broadcast=0.43e-6,
-        reduce=0.68e-6, scatter=0.52e-6, gather=0.66e-6, send=0.77e-6, sendrecv=0.77e-6, barrier=0.15e-6,
-    )  # fmt: skip
-    message: Mapping[str, float] = _table(**{
-        "vader/eager": 0.27e-6, "vader/single": 6.7e-6, "vader/fragments": 8.3e-6, "tcp/eager": 8.9e-6,
-        "tcp/rendezvous": 11e-6, "ucx/eager": 1.6e-6, "ucx/rendezvous": 4e-6,
-    })  # fmt: skip
+        all_reduce=0.62e-6,
+        all_gather=0.66e-6,
+        reduce_scatter=0.77e-6,
+        all_to_all=0.81e-6,
+        broadcast=0.43e-6,
+        reduce=0.68e-6,
+        scatter=0.52e-6,
+        gather=0.66e-6,
+        send=0.77e-6,
+        sendrecv=0.77e-6,
+        barrier=0.15e-6,
+    )
+    message: Mapping[str, float] = _table(
+        **{
+            "vader/eager": 0.27e-6,
+            "vader/single": 6.7e-6,
+            "vader/fragments": 8.3e-6,
+            "tcp/eager": 8.9e-6,
+            "tcp/rendezvous": 11e-6,
+            "ucx/eager": 1.6e-6,
+            "ucx/rendezvous": 4e-6,
+        }
+    )
     post: float = 0.62
     turn: Mapping[str, float] = _table(vader=1.6e-6, tcp=11e-6, ucx=1.6e-6)
-    stream: Mapping[str, float] = _table(**{
-        "vader/eager": 1.4e9, "vader/single": 9.3e9, "vader/fragments": 11e9, "tcp/eager": 1.9e9,
-        "tcp/rendezvous": 1.5e9, "ucx/eager": 10e9, "ucx/rendezvous": 50e9,
-    })  # fmt: skip
+    stream: Mapping[str, float] = _table(
+        **{
+            "vader/eager": 1.4e9,
+            "vader/single": 9.3e9,
+            "vader/fragments": 11e9,
+            "tcp/eager": 1.9e9,
+            "tcp/rendezvous": 1.5e9,
+            "ucx/eager": 10e9,
+            "ucx/rendezvous": 50e9,
+        }
+    )
     memory: float = 2e9
     cache: float = 6.1e6
     reduce: float = 26e9
@@ -233,19 +287,33 @@ class MpiCosts:
     copy: float = 12e-6
 
 
-COSTS = Costs()
+COSTS = CommunicationCosts()
 GLOO_COSTS = GlooCosts()
 MPI_COSTS = MpiCosts()
 
 _SECONDS = (
-    "hop", "net_extra", "nvls_latency", "nvls_tree_hop", "base", "rooted_base", "host_floor", "host_single",
-    "host_floor_per_gpu", "host_p2p", "host_p2p_peer", "threads_base", "threads_step", "call", "message", "turn",
+    "hop",
+    "net_extra",
+    "nvls_latency",
+    "nvls_tree_hop",
+    "base",
+    "rooted_base",
+    "host_floor",
+    "host_single",
+    "host_floor_per_gpu",
+    "host_p2p",
+    "host_p2p_peer",
+    "threads_base",
+    "threads_step",
+    "call",
+    "message",
+    "turn",
     "copy",
-)  # fmt: skip
+)
 _UNITS = {**dict.fromkeys(_SECONDS, "s"), "p2p_channel_bytes": "B", "cache": "B"}
 _UNITS |= dict.fromkeys(("p2p_channel_rate", "stream", "memory", "reduce", "fault"), "B/s")
 
-AnyCosts = TypeVar("AnyCosts", bound=Costs | GlooCosts | MpiCosts)
+AnyCosts = TypeVar("AnyCosts", bound=CommunicationCosts | GlooCosts | MpiCosts)
 
 
 def unit(name: str) -> str:
@@ -257,7 +325,7 @@ def unit(name: str) -> str:
     return _UNITS.get(name.split(".", 1)[0], "")
 
 
-def flat(costs: Costs | GlooCosts | MpiCosts) -> dict[str, float]:
+def flat(costs: CommunicationCosts | GlooCosts | MpiCosts) -> dict[str, float]:
     """Every constant by its flat name.
 
     >>> flat(COSTS)["net_share.ib"], flat(GLOO_COSTS)["call.barrier"]

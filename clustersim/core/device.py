@@ -227,7 +227,8 @@ def device_from_text(text: str, *, pcie: bool | None = None) -> Device:
     if chip is None:
         raise TopologyError(f"cannot tell which GPU {text!r} is; {nearest(bare, devices())}")
     parts = [d for d in devices().values() if _tokens(d.name)[0] == chip]
-    memory, generation = re.search(r"(\d+)\s*GB", text), re.search(r"sxm\d", text, re.I)
+    memory = re.search(r"(\d+)\s*GB", text)
+    generation = re.search(r"sxm\d", text, re.I)
     board = board or {True: "pcie", False: "sxm", None: ""}[pcie]
     gib, sxm = int(memory[1]) if memory else 0, generation[0].lower() if generation else "none"
 

@@ -33,7 +33,7 @@ class Power:
 
 
 @dataclass(frozen=True)
-class Rates:
+class GpuRates:
     """What is assumed of one kind of GPU.
 
     Parameters
@@ -53,13 +53,14 @@ def _data() -> Table:
     return data_table("economics")
 
 
-def rates(name: str, usd_per_gpu_hour: float | None = None, power: Mapping[str, float] | None = None) -> Rates:
+def rates(name: str, usd_per_gpu_hour: float | None = None, power: Mapping[str, float] | None = None) -> GpuRates:
     """What is assumed of a device; the caller's own numbers go before the shipped ones.
 
     ``name`` : of one device, or ``"A and B"`` of a mixed cluster, which has no price of its own and the highest of
     their power limits. Raises :class:`clustersim.core.errors.TopologyError` for an unknown device.
     """
-    gpus, data = [device(one) for one in name.split(" and ")], _data()
+    gpus = [device(one) for one in name.split(" and ")]
+    data = _data()
     gpu = max(gpus, key=lambda one: one.tdp)
     price = data["price"].get(gpu.name) if len(gpus) == 1 else None
     shares = {k: v for k, v in data["power"].items() if not k.endswith("_source")}
@@ -71,10 +72,10 @@ def rates(name: str, usd_per_gpu_hour: float | None = None, power: Mapping[str, 
     elif price is not None:
         usd_per_gpu_hour = float(price["usd_per_gpu_hour"])
         sources["price"] = f"{price['source']}, list of {price['date']}; prices fall, give your own"
-    return Rates(usd_per_gpu_hour, gpu.tdp, Power(**(shares | own)), sources)
+    return GpuRates(usd_per_gpu_hour, gpu.tdp, Power(**(shares | own)), sources)
 
 
-def watts_per_gpu(rates: Rates, step_s: float, compute_s: float, exposed_s: float) -> float:
+def watts_per_gpu(rates: GpuRates, step_s: float, compute_s: float, exposed_s: float) -> float:
     """Mean draw [W] per GPU over a step, the machine and the building included.
 
     Parameters
@@ -87,7 +88,7 @@ def watts_per_gpu(rates: Rates, step_s: float, compute_s: float, exposed_s: floa
     return rates.limit_w * (busy + p.rest_of_machine) * p.pue
 
 
-class Costs(msgspec.Struct, frozen=True):
+class RunningCosts(msgspec.Struct, frozen=True):
     """Of a steady run: USD an hour and per sample (or token; None without a price), mean draw, and kWh per sample."""
 
     usd_per_hour: float | None
@@ -96,9 +97,9 @@ class Costs(msgspec.Struct, frozen=True):
     kwh_per_sample: float
 
 
-def costs(rates: Rates, gpus: int, samples_per_s: float, watts: float) -> Costs:
+def costs(rates: GpuRates, gpus: int, samples_per_s: float, watts: float) -> RunningCosts:
     """Of a machine that makes ``samples_per_s`` (tokens where a model has them); ``watts`` : of each GPU, as of
     :func:`watts_per_gpu`."""
     per_hour = None if rates.usd_per_gpu_hour is None else rates.usd_per_gpu_hour * gpus
     per_sample = None if per_hour is None else per_hour / HOUR / samples_per_s
-    return Costs(per_hour, per_sample, watts, watts * gpus / samples_per_s / 3.6e6)
+    return RunningCosts(per_hour, per_sample, watts, watts * gpus / samples_per_s / 3.6e6)

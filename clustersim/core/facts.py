@@ -21,7 +21,7 @@ class Memory(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class Moments(msgspec.Struct, frozen=True):
+class MemoryMoments(msgspec.Struct, frozen=True):
     """Memory over a step: bytes by what holds them, at each of the ``moments``, or at all of them the same."""
 
     moments: list[str]
@@ -35,7 +35,7 @@ class Moments(msgspec.Struct, frozen=True):
         }
 
 
-class Groups(msgspec.Struct, frozen=True):
+class DimensionGroups(msgspec.Struct, frozen=True):
     """Who is in a group with whom along a dimension.
 
     Parameters
@@ -56,10 +56,10 @@ class MeshMap(msgspec.Struct, frozen=True):
 
     world: int
     per_node: int
-    dims: list[Groups]
+    dims: list[DimensionGroups]
 
 
-class Facts(msgspec.Struct, frozen=True):
+class RunFacts(msgspec.Struct, frozen=True):
     """What is said of a run beside its Timeline; None, 0 or empty for what nobody knows.
 
     Figures have the names of ``clustersim run --json``: ``peak_flops`` [FLOP/s] of one GPU, rates a second, and bytes
@@ -80,14 +80,14 @@ class Facts(msgspec.Struct, frozen=True):
     peak_memory_bytes: float | None = None
     fits: bool = True
     memory: Memory = Memory()
-    memory_course: Moments | None = None
-    stage_memory: list[Moments] = []
+    memory_course: MemoryMoments | None = None
+    stage_memory: list[MemoryMoments] = []
     mesh: MeshMap | None = None
     inputs: Table = {}
     notes: list[str] = []
 
     @classmethod
-    def of(cls, said: Mapping[str, object]) -> Facts:
+    def of(cls, said: Mapping[str, object]) -> RunFacts:
         """From what ``clustersim run --json`` prints, and more."""
         known: Plain = {name: said[name] for name in cls.__struct_fields__ if name in said}
         return msgspec.convert(plain(known), cls)
@@ -103,5 +103,5 @@ class Facts(msgspec.Struct, frozen=True):
         return 0.0 if self.fits else self.memory.missing_bytes
 
 
-UNKNOWN = Facts()
+UNKNOWN = RunFacts()
 """Of a run of which nothing is said."""

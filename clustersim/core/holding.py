@@ -56,7 +56,9 @@ def always(nbytes: float, n_layers: int) -> Floats:
 def everything(elements: Floats, size: int, *, masters: bool = False) -> Holding:
     """Of a rank with the whole model: (layers,) ``elements`` of ``size`` bytes each, whose gradients backward piles up,
     since zero_grad frees them. ``masters`` : 16-bit ones have fp32 copies."""
-    n, nothing, copied = float(elements.sum()), always(0.0, len(elements)), masters and size < 4
+    n = float(elements.sum())
+    nothing = always(0.0, len(elements))
+    copied = masters and size < 4
     return Holding(
         size * n, n, 4.0 * n if copied else 0.0, 4 if copied else size, piling_up(size * elements), nothing, nothing
     )

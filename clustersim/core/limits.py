@@ -47,8 +47,12 @@ def check(needed: float, what: str, instead: str, error: type[ClusterSimError] =
 
 def free_memory() -> float | None:
     """[bytes] this process can still get: what the machine has, or its control group allows; None where unknown."""
-    known = [_meminfo(), _allowed(), _left("memory.max", "memory.current"),
-             _left("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")]  # fmt: skip
+    known = [
+        _meminfo(),
+        _allowed(),
+        _left("memory.max", "memory.current"),
+        _left("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ]
     return min((value for value in known if value is not None), default=None)
 
 
@@ -65,7 +69,8 @@ def _allowed() -> float | None:
     try:
         import resource
 
-        most, pages = resource.getrlimit(resource.RLIMIT_AS)[0], int(Path("/proc/self/statm").read_text().split()[0])
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
     except (ImportError, OSError):  # another system
         return None
     return None if most == resource.RLIM_INFINITY else max(0.0, float(most - pages * resource.getpagesize()))
@@ -74,7 +79,8 @@ def _allowed() -> float | None:
 def _left(limit: str, used: str) -> float | None:
     """Of a control group's limit; what it caches of files would be given back, so it is not counted as used."""
     try:
-        most, now = (GROUPS / limit).read_text().strip(), float((GROUPS / used).read_text())
+        most = (GROUPS / limit).read_text().strip()
+        now = float((GROUPS / used).read_text())
         stat = (GROUPS / limit).with_name("memory.stat").read_text().splitlines()
     except (OSError, ValueError):
         return None

@@ -83,7 +83,8 @@ class ByWeight(Generic[R]):
     """
 
     def __init__(self, budget: float, weigh: Callable[[R], float]) -> None:
-        self.budget, self.weigh = budget, weigh
+        self.budget = budget
+        self.weigh = weigh
         self._known: OrderedDict[Hashable, R] = OrderedDict()
         self._lock = Lock()
 

@@ -26,7 +26,7 @@ PRESSURE = 0.7
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
+class MemoryCourse:
     """Memory over a step: bytes by part at each moment.
 
     Parameters
@@ -76,7 +76,7 @@ class MemoryUse:
     activations: float
     logits: float
     optimizer_workspace: float
-    course: Course
+    course: MemoryCourse
     context: float = CONTEXT_BYTES
     flat: float = 0.0
     where: str = ""

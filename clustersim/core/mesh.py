@@ -140,7 +140,9 @@ def _groups(mesh: Mesh, axes: tuple[str, ...], chosen: tuple[str, ...]) -> Ints:
 @kept_with_first(maxsize=1024)
 def _coordinates(mesh: Mesh, dims: tuple[tuple[str, ...], tuple[str, ...]]) -> Ints:
     axes, chosen = dims
-    place, step, stride = np.zeros(mesh.workers, dtype=np.int64), 1, 1
+    place = np.zeros(mesh.workers, dtype=np.int64)
+    step = 1
+    stride = 1
     for axis in axes:
         size = mesh.layout.sizes[axis]
         if axis in chosen:

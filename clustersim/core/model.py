@@ -98,11 +98,15 @@ class Kernel:
             return None
         rest = count / self.repeat
         return replace(
-            self, repeat=count, flops=self.flops * rest, backward_flops=self.backward_flops * rest,
-            nbytes=self.nbytes * rest, backward_nbytes=self.backward_nbytes * rest,
+            self,
+            repeat=count,
+            flops=self.flops * rest,
+            backward_flops=self.backward_flops * rest,
+            nbytes=self.nbytes * rest,
+            backward_nbytes=self.backward_nbytes * rest,
             launches=max(1, round(self.launches * rest)),
             backward_launches=max(1, round(self.backward_launches * rest)),
-        )  # fmt: skip
+        )
 
     @property
     def model_flops(self) -> float:

@@ -182,7 +182,8 @@ class Folder(msgspec.Struct, frozen=True):
         """
         if self.path.exists() and not self.path.is_dir():
             raise ClusterSimError(f"{self.path}: is a file; --out names a folder")
-        found, mine = _read(self.path / MANIFEST), self.manifest
+        found = _read(self.path / MANIFEST)
+        mine = self.manifest
         if found is None:
             there = next((name for name in self.names if os.path.lexists(self.path / name)), None)
             if there is not None:

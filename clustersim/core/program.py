@@ -28,13 +28,22 @@ PHASES = ("forward", "backward", "optimizer", "gradient", "memcpy", "input", "co
 BOUNDS = ("compute", "memory", "launch", "communication", "host")
 """What limits an op's own speed."""
 
-COMPUTE_STREAM, COMM_STREAM = "compute", "comm"
+COMPUTE_STREAM = "compute"
+COMM_STREAM = "comm"
 """The usual streams: kernels of the model; the process group's NCCL stream."""
 
 COLLECTIVES = (
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "scatter", "gather", "all_to_all", "sendrecv",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "scatter",
+    "gather",
+    "all_to_all",
+    "sendrecv",
     "barrier",
-)  # fmt: skip
+)
 """Kinds of :class:`Collective`, by torch.distributed's names; ``sendrecv`` sends S bytes to the next member."""
 
 COPY_ENGINE = "CE"

@@ -18,7 +18,7 @@ VAGUE = 0.10
 """Error of a kind of strategy from which it is said that it cannot be ranked."""
 
 
-class Range(msgspec.Struct, frozen=True):
+class PredictionRange(msgspec.Struct, frozen=True):
     """A range around a prediction.
 
     Parameters
@@ -42,7 +42,7 @@ def size_class(nbytes: float) -> str:
     return "<=64 KiB" if nbytes <= 2**16 else "64 KiB - 32 MiB" if nbytes <= 2**25 else ">32 MiB"
 
 
-def of_collective(topology: Topology, nbytes: float) -> Range:
+def of_collective(topology: Topology, nbytes: float) -> PredictionRange:
     """Of the time of a collective of ``nbytes`` on a machine."""
     data = _data()["collectives"]
     if topology.calibration is not None or topology.measured:
@@ -54,7 +54,7 @@ def of_collective(topology: Topology, nbytes: float) -> Range:
     return _range(data[known][size_class(nbytes)], known)
 
 
-def of_step(kind: str, source: str = "") -> Range:
+def of_step(kind: str, source: str = "") -> PredictionRange:
     """Of the time of a training step.
 
     ``kind`` : of a strategy; ``"split"`` where the model is split; of one with few published steps, the range of all.
@@ -66,7 +66,7 @@ def of_step(kind: str, source: str = "") -> Range:
     return _range(steps["similar"].get(kind, steps["similar"]["all"]), "similar")
 
 
-def of_memory(source: str = "") -> Range:
+def of_memory(source: str = "") -> PredictionRange:
     """Of the memory that a framework has allocated at its peak."""
     memory = _data()["memory"]
     if source in memory["published"]:
@@ -79,8 +79,8 @@ def as_of() -> str:
     return str(_data()["date"])
 
 
-def _range(found: Table, known: str) -> Range:
-    return Range(float(found["p50"]), float(found["p90"]), int(found["rows"]), int(found["groups"]), known)
+def _range(found: Table, known: str) -> PredictionRange:
+    return PredictionRange(float(found["p50"]), float(found["p90"]), int(found["rows"]), int(found["groups"]), known)
 
 
 @lru_cache(maxsize=1)

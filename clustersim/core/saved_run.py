@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.core.facts import UNKNOWN, Facts
+from clustersim.core.facts import UNKNOWN, RunFacts
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import Topology
 
@@ -17,7 +17,7 @@ class SavedRun:
 
     timeline: Timeline
     topology: Topology | None = None
-    facts: Facts = UNKNOWN
+    facts: RunFacts = UNKNOWN
 
     def __repr__(self) -> str:
         return f"<SavedRun {self.facts.title}: {self.timeline!r}>"

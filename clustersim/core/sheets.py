@@ -46,7 +46,8 @@ class Shelf:
     """Rows and blocks by who did them, looked through once for many sheets."""
 
     def __init__(self, rows: Rows, blocks: Sequence[Block], world_size: int) -> None:
-        self._rows, self._world = rows, world_size
+        self._rows = rows
+        self._world = world_size
         self._of: dict[int, list[Block]] = {}
         for block in blocks:
             self._of.setdefault(id(block.ranks), []).append(block)
@@ -55,7 +56,8 @@ class Shelf:
     def _kinds(self) -> Marks:
         """(world_size,) a number for each rank, equal for those that did the same ops as often."""
         sets, op, of, *_ = self._rows
-        kinds, draw = np.zeros(self._world, dtype=np.uint64), np.random.default_rng(0)
+        kinds = np.zeros(self._world, dtype=np.uint64)
+        draw = np.random.default_rng(0)
         of_op = draw.integers(2**63, size=int(op.max(initial=-1)) + 1, dtype=np.uint64)
         of_set = np.zeros(len(sets), dtype=np.uint64)
         np.add.at(of_set, of, of_op[op])
@@ -68,7 +70,8 @@ class Shelf:
     def courses(self) -> Marks:
         """(world_size,) a number for each rank, equal for those that have exactly the same spans."""
         sets, _, of, *_ = self._rows
-        courses, draw = np.zeros(self._world, dtype=np.uint64), np.random.default_rng(0)
+        courses = np.zeros(self._world, dtype=np.uint64)
+        draw = np.random.default_rng(0)
         mark = draw.integers(2**63, size=len(sets), dtype=np.uint64)
         for s in np.unique(of).tolist():
             courses[sets[s]] += mark[s]
@@ -84,7 +87,8 @@ class Shelf:
             for columns in alike.values():
                 meeting = columns[0].of
                 length = len(ranks) if meeting is None else len(columns[0].values)
-                step, total = max(1, AT_ONCE // length), np.zeros(length, dtype=np.uint64)
+                step = max(1, AT_ONCE // length)
+                total = np.zeros(length, dtype=np.uint64)
                 for at in range(0, len(columns), step):
                     some = [c.all if meeting is None else c.values for c in columns[at : at + step]]
                     bits = np.concatenate(some).view(np.uint64).reshape(-1, length)
@@ -93,7 +97,7 @@ class Shelf:
                 courses[ranks] += total if meeting is None else total[meeting]
         return courses
 
-    def parts(self, ranks: Ints, at_once: int = AT_ONCE, least: int = 1) -> Iterator[Part]:
+    def parts(self, ranks: Ints, at_once: int = AT_ONCE, least: int = 1) -> Iterator[SheetPart]:
         """These ranks (ascending), those that did the same ops together, about ``at_once`` spans in a part, but
         ``least`` ranks where there are so many."""
         kinds, of = np.unique(self._kind[ranks], return_inverse=True)
@@ -106,14 +110,14 @@ class Shelf:
             for at in range(0, len(mine), step):
                 some = mine[at : at + step]
                 rows = _of_rows(self._rows, some) if len(self._rows[1]) else None
-                yield Part(some, rows, [(places[at : at + step], blocks) for places, blocks in held])
+                yield SheetPart(some, rows, [(places[at : at + step], blocks) for places, blocks in held])
 
     def sheets(self, ranks: Ints, at_once: int = AT_ONCE) -> Iterator[Sheet]:
         """Every span of these ranks (ascending), about ``at_once`` of them in a sheet."""
         return map(_sheet, self.parts(ranks, at_once))
 
 
-class Part(msgspec.Struct, frozen=True, eq=False, gc=False):
+class SheetPart(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Some ranks that did the same ops, and where those are kept.
 
     Parameters
@@ -127,7 +131,7 @@ class Part(msgspec.Struct, frozen=True, eq=False, gc=False):
     held: list[tuple[Ints, list[Block]]]
 
 
-def _sheet(part: Part) -> Sheet:
+def _sheet(part: SheetPart) -> Sheet:
     parts = [] if part.rows is None else [part.rows]
     for places, blocks in part.held:
         times = (stacked(columns, places) for columns in zip(*(block.columns for block in blocks), strict=True))
@@ -138,20 +142,22 @@ def _sheet(part: Part) -> Sheet:
     none = np.zeros((n, 0))
     op = np.concatenate([np.zeros(0, dtype=np.int64), *(one.op for one in parts)])
     order = np.argsort(op, kind="stable")
-    tables = ([np.broadcast_to(getattr(one, name), (n, len(one.op))) for one in parts]
-              for name in ("ready", "start", "end"))  # fmt: skip
+    tables = (
+        [np.broadcast_to(getattr(one, name), (n, len(one.op))) for one in parts] for name in ("ready", "start", "end")
+    )
     times = (np.concatenate([none, *columns], axis=1)[:, order] for columns in tables)
     return Sheet(part.ranks, op[order], *times)
 
 
 def stretch(places: Ints) -> Ints | slice:
     """Places, or where they follow one another the slice that needs no copy."""
-    n, first = len(places), int(places[0])
+    n = len(places)
+    first = int(places[0])
     straight = int(places[-1]) - first == n - 1 and (np.diff(places) == 1).all()
     return slice(first, first + n) if straight else places
 
 
-class Glance:
+class ColumnGlance:
     """What is at some places of columns: each column, and what it is counted from, is looked up once."""
 
     def __init__(self, places: Ints) -> None:
@@ -172,7 +178,8 @@ class Glance:
 
 def stacked(columns: Sequence[Column], places: Ints) -> Floats:
     """(k, m) float [s]: what ``m`` columns of blocks are at ``k`` places."""
-    n, own = len(places), stretch(places)
+    n = len(places)
+    own = stretch(places)
     kinds: dict[tuple[bool, int], list[int]] = {}
     for i, column in enumerate(columns):
         kinds.setdefault((column.wide, id(column.of)), []).append(i)
@@ -217,7 +224,8 @@ def expanded(rows: Rows, wanted: Ints | None = None) -> Columns:
     if wanted is not None:
         kept = np.isin(members, wanted)
         owner = np.repeat(np.arange(len(sizes)), sizes)[kept]
-        members, sizes = members[kept], np.bincount(owner, minlength=len(sizes))
+        members = members[kept]
+        sizes = np.bincount(owner, minlength=len(sizes))
     repeat = sizes[of]
     # Each row's members are a slice of ``members``: its set's offset, plus 0, 1, 2... inside the row.
     inside = np.arange(repeat.sum()) - np.repeat(np.cumsum(repeat) - repeat, repeat)

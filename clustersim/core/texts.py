@@ -271,7 +271,8 @@ def at_path(value: Any, kind: Any, path: str) -> tuple[Any, Any]:
             kind = typing.get_type_hints(kind, include_extras=True).get(name) if _is_struct(kind) else None
         else:
             value = value[int(index)] if isinstance(value, list) and index.isdigit() else value
-            bare, arguments = _bare(kind), typing.get_args(_bare(kind))
+            bare = _bare(kind)
+            arguments = typing.get_args(_bare(kind))
             kind = arguments[-1 if typing.get_origin(bare) is dict else 0] if arguments else None
         kind = _bare(kind)
     return value, kind

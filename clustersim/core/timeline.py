@@ -114,7 +114,9 @@ class LinkUse:
         weight = np.array([float(weights[links == link].sum()) for links, weights in self.loads])
         share = weight[self.transfer_load][self.segment_transfer] if len(self.loads) else np.array([])
         used = share > 0
-        rate, start, end = self.segment_rate[used] * share[used], self.segment_start[used], self.segment_end[used]
+        rate = self.segment_rate[used] * share[used]
+        start = self.segment_start[used]
+        end = self.segment_end[used]
         times = np.unique(np.concatenate([[0.0], start, end]))
         change = np.zeros(len(times))
         np.add.at(change, np.searchsorted(times, start), rate)
@@ -154,9 +156,14 @@ class Timeline(Keeper):
 
     @classmethod
     def of_blocks(
-        cls, world_size: int, ops: tuple[OpInfo, ...], rank_sets: tuple[Ints, ...], rows: Columns,
-        blocks: tuple[Block, ...], **rest: Any,
-    ) -> Timeline:  # fmt: skip
+        cls,
+        world_size: int,
+        ops: tuple[OpInfo, ...],
+        rank_sets: tuple[Ints, ...],
+        rows: Columns,
+        blocks: tuple[Block, ...],
+        **rest: Any,
+    ) -> Timeline:
         """A Timeline of rows and blocks; the ``row_`` columns and ``rank_sets`` hold both, and are made when asked for.
 
         A copy by ``dataclasses.replace`` has rows only. ``rest``: the other fields.
@@ -195,8 +202,12 @@ class Timeline(Keeper):
 
     def _counts(self) -> list[tuple[str, str]]:
         """Of each what there is; nothing is expanded for it."""
-        counts = {"ranks": self.world_size, "steps": len({op.step for op in self.ops}), "ops": len(self.ops),
-                  "spans": int(self.per_op()["ranks"].sum())}  # fmt: skip
+        counts = {
+            "ranks": self.world_size,
+            "steps": len({op.step for op in self.ops}),
+            "ops": len(self.ops),
+            "spans": int(self.per_op()["ranks"].sum()),
+        }
         return [*((what, f"{n:,}") for what, n in counts.items()), ("from begin to end", format_time(self.makespan))]
 
     @property
@@ -228,9 +239,12 @@ class Timeline(Keeper):
     @cached_property
     def _per_op(self) -> dict[str, npt.NDArray[Any]]:
         n, (sets, op, of, ready, start, end) = len(self.ops), self._rows()
-        sizes, ranks = np.array([len(s) for s in sets], dtype=np.int64)[of], self.ranks_per_op()
+        sizes = np.array([len(s) for s in sets], dtype=np.int64)[of]
+        ranks = self.ranks_per_op()
         seconds = np.bincount(op, weights=(end - start) * sizes, minlength=n).astype(np.float64)
-        first, began, last = np.full(n, np.inf), np.full(n, np.inf), np.full(n, -np.inf)
+        first = np.full(n, np.inf)
+        began = np.full(n, np.inf)
+        last = np.full(n, -np.inf)
         np.minimum.at(first, op, ready)
         np.minimum.at(began, op, start)
         np.maximum.at(last, op, end)

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
-GPU, CPU, NIC, PCIE_SWITCH, NVSWITCH, SWITCH = "gpu", "cpu", "nic", "pcie_switch", "nvswitch", "switch"
+GPU = "gpu"
+CPU = "cpu"
+NIC = "nic"
+PCIE_SWITCH = "pcie_switch"
+NVSWITCH = "nvswitch"
+SWITCH = "switch"
 VERTEX_KINDS = (GPU, CPU, NIC, PCIE_SWITCH, NVSWITCH, SWITCH)
 """What a vertex can be. ``nvswitch`` also stands for any in-node GPU switch; ``switch`` is a network switch."""
 

@@ -16,7 +16,8 @@ from clustersim.core.errors import UnitError
 class Bandwidth(float):
     """Bytes/s, in a file's schema: written as ``"400 Gb/s"``; a bare number is an error."""
 
-    what, example = "rate with unit", "a rate with its unit: '400 Gb/s', '50 GB/s'"
+    what = "rate with unit"
+    example = "a rate with its unit: '400 Gb/s', '50 GB/s'"
 
     @classmethod
     def read(cls, value: object) -> Bandwidth:
@@ -27,7 +28,8 @@ class Bandwidth(float):
 class Seconds(float):
     """Seconds, in a file's schema: written as ``"500 ns"``; a bare number is an error."""
 
-    what, example = "time with unit", "a time with its unit: '25 ns', '60 d'"
+    what = "time with unit"
+    example = "a time with its unit: '25 ns', '60 d'"
 
     @classmethod
     def read(cls, value: object) -> Seconds:
@@ -38,7 +40,8 @@ class Seconds(float):
 class Bytes(float):
     """Bytes, in a file's schema: written as ``"25 MiB"``; a bare number is an error."""
 
-    what, example = "size with unit", "a size with its unit: '8 B', '25 MiB'"
+    what = "size with unit"
+    example = "a size with its unit: '8 B', '25 MiB'"
 
     @classmethod
     def read(cls, value: object) -> Bytes:
@@ -46,7 +49,8 @@ class Bytes(float):
         return cls(parse_bytes(value))  # type: ignore[arg-type]
 
 
-HOUR, DAY = 3600.0, 86400.0
+HOUR = 3600.0
+DAY = 86400.0
 """[s]."""
 _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _PREFIX |= {"ki": 2.0**10, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
@@ -100,7 +104,8 @@ def parse_time(text: str) -> float:
     """
     found = _parse(text, _SECONDS, "a time", "'500 ns' or '3.4 us'")
     # Divide by the whole power of ten: 500 / 1e9 is the float nearest 5e-7, 500 * 1e-9 is not.
-    number, scale = float(found.group(1).replace("_", "")), _TIME[found.group(2)]
+    number = float(found.group(1).replace("_", ""))
+    scale = _TIME[found.group(2)]
     return _positive(number * scale if scale >= 1 else number / round(1 / scale), text, "a time", zero=True)
 
 

@@ -67,7 +67,7 @@ class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 @dataclass(frozen=True, eq=False)
-class Where:
+class RankPlaces:
     """Of each rank: its ``host`` and its ``replica`` of the model, both (ranks,) from 0; ``microbatches`` of a step."""
 
     host: Ints
@@ -76,7 +76,7 @@ class Where:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class DrawnVariation:
     """What was drawn for some steps; None is no such variation.
 
     Parameters
@@ -108,14 +108,17 @@ def usual(cv: float, steps: int, ranks: int, seed: int) -> Floats | None:
     if not cv:
         return None
     sigma2 = np.log1p(cv**2)
-    normal, draw = NormalDist(), np.random.default_rng(seed)
+    normal = NormalDist()
+    draw = np.random.default_rng(seed)
     order = np.array([normal.inv_cdf((i - 0.375) / (ranks + 0.25)) for i in range(1, ranks + 1)])
     dealt = np.stack([draw.permutation(order) for _ in range(steps)])
     paces: Floats = np.exp(np.sqrt(sigma2) * dealt - sigma2 / 2)
     return paces
 
 
-def drawn(v: Variation, steps: int, where: Where, seed: int, *, machine: int = 0, best: float = 0.0) -> Drawn:
+def drawn(
+    v: Variation, steps: int, where: RankPlaces, seed: int, *, machine: int = 0, best: float = 0.0
+) -> DrawnVariation:
     """Draw the steps of one machine: GPUs and hosts once, the rest anew in each step.
 
     Parameters
@@ -137,7 +140,7 @@ def drawn(v: Variation, steps: int, where: Where, seed: int, *, machine: int = 0
     lengths = None
     if v.microbatch_cv:
         lengths = lognormal(v.microbatch_cv, (steps, where.microbatches, int(where.replica.max()) + 1), streams[4])
-    return Drawn(pace, lengths, *_pauses(v, steps, ranks, streams[5]))
+    return DrawnVariation(pace, lengths, *_pauses(v, steps, ranks, streams[5]))
 
 
 def lognormal(cv: float, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
@@ -163,7 +166,7 @@ def _fresh(v: Variation, shape: tuple[int, int], rng: np.random.Generator) -> Fl
     return 1.0 + v.step_cv * (rng.exponential(size=shape) - 1.0)
 
 
-def _for_good(v: Variation, where: Where, rng: np.random.Generator, best: float) -> Floats | None:
+def _for_good(v: Variation, where: RankPlaces, rng: np.random.Generator, best: float) -> Floats | None:
     """(ranks,) of GPUs and hosts; of those that were drawn, the hosts whose slowest GPU is slowest are left out."""
     if not v.gpu_cv and not (v.slow_hosts and v.slow_factor > 1):
         return None

@@ -4,12 +4,12 @@ A :class:`~clustersim.core.program.Serve` op that is ready is parked until the c
 then is it certain that nobody came before it. From there on nothing can overtake it, so its start and end are known at
 once.
 
-Pieces wait, too. One that nobody can notice yet waits for more ranks of its op (``Task.look``). A kernel that is ready
-before everything is known that could end before it (:mod:`clustersim.engine.bills`) comes to its turn when nothing
-unknown can happen before it: when the clock comes to the moment at which others could notice what it does. That is
-later than it is ready, by the least time to the next meeting, and a meeting begins with its last member: so pieces stay
-whole, and mostly all of their bills are known by then. Other pieces of the kernel that wait are tried with it once:
-those whose bills are known to be complete sooner go with it.
+Pieces wait, too. One that nobody can notice yet waits for more ranks of its op (``OpTask.look``). A kernel that is
+ready before everything is known that could end before it (:mod:`clustersim.engine.bills`) comes to its turn when
+nothing unknown can happen before it: when the clock comes to the moment at which others could notice what it does. That
+is later than it is ready, by the least time to the next meeting, and a meeting begins with its last member: so pieces
+stay whole, and mostly all of their bills are known by then. Other pieces of the kernel that wait are tried with it
+once: those whose bills are known to be complete sooner go with it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from clustersim.core.arrays import Ints
 from clustersim.engine.bills import Bills
 from clustersim.engine.columns import Piece, at, highest, lowest, one_number, positions
 from clustersim.engine.flows.clock import RELEASE, Clock
-from clustersim.engine.order import Task
+from clustersim.engine.order import OpTask
 
-Served: TypeAlias = tuple[Task, int, float, float]
+Served: TypeAlias = tuple[OpTask, int, float, float]
 """A task, the position of the rank in its role, and when it starts and ends there [s]."""
 
 
@@ -39,12 +39,13 @@ class Queues:
     """
 
     def __init__(self, clock: Clock, on_served: Callable[[list[Served]], None]) -> None:
-        self.clock, self.on_served = clock, on_served
-        self._coming: list[tuple[float, tuple[int, int], int, Task]] = []
+        self.clock = clock
+        self.on_served = on_served
+        self._coming: list[tuple[float, tuple[int, int], int, OpTask]] = []
         self._free: dict[tuple[int, str, int], float] = {}
         self._calls: set[float] = set()
 
-    def arrive(self, task: Task, who: Ints | slice) -> None:
+    def arrive(self, task: OpTask, who: Ints | slice) -> None:
         """These ranks' ops are ready at their ready times, now or later."""
         positions = np.arange(task.n)[who].tolist()
         times = np.broadcast_to(np.asarray(task.ready), (task.n,))[who].tolist()
@@ -79,7 +80,7 @@ class Agenda:
     """Pieces by the earliest moment at which they could matter to others."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, bool, int, Task, Piece]] = []
+        self._heap: list[tuple[float, bool, int, OpTask, Piece]] = []
         self._n = 0
 
     def __len__(self) -> int:
@@ -90,17 +91,17 @@ class Agenda:
         """When the first one could matter [s]."""
         return min(self._heap[0][0], _NEVER)
 
-    def add(self, key: float, kernel: bool, task: Task, who: Piece) -> None:
+    def add(self, key: float, kernel: bool, task: OpTask, who: Piece) -> None:
         """A piece that matters at ``key`` [s]; of one moment, kernels come last."""
         self._n += 1
         heappush(self._heap, (key, kernel, self._n, task, who))
 
-    def pop(self) -> tuple[float, bool, Task, Piece]:
+    def pop(self) -> tuple[float, bool, OpTask, Piece]:
         """The first one: key, whether it is a kernel, task and ranks."""
         key, kernel, _, task, who = heappop(self._heap)
         return key, kernel, task, who
 
-    def waits(self, task: Task, who: Ints | slice | int, until: float) -> bool:
+    def waits(self, task: OpTask, who: Ints | slice | int, until: float) -> bool:
         """These ranks are ready: whether they wait, since nobody notices before the task's lookahead has passed.
         They need not where they would come next: nothing happens before ``until`` [s]."""
         due = (lowest(at(task.ready, who)) + task.look) * EARLY
@@ -113,7 +114,7 @@ class Agenda:
         task.waiting.append(who)
         return True
 
-    def together(self, task: Task) -> Piece:
+    def together(self, task: OpTask) -> Piece:
         """All ranks of a task that have come while it waited."""
         waiting, task.waiting = task.waiting or [], None
         if len(waiting) == 1:
@@ -125,7 +126,7 @@ class Agenda:
         return None
 
 
-class Turns:
+class KernelTurns:
     """Kernels that are ready, and wait until what they owe is known.
 
     Parameters
@@ -133,11 +134,12 @@ class Turns:
     agenda : what else may happen, and when. bills : what they owe. compute : runs ranks that are through.
     """
 
-    def __init__(self, agenda: Agenda, bills: Bills, compute: Callable[[Task, Piece], None]) -> None:
+    def __init__(self, agenda: Agenda, bills: Bills, compute: Callable[[OpTask, Piece], None]) -> None:
         self.bills = bills
-        self._agenda, self._compute = agenda, compute
+        self._agenda = agenda
+        self._compute = compute
 
-    def hold(self, task: Task, who: Piece, *, tried: bool = False) -> None:
+    def hold(self, task: OpTask, who: Piece, *, tried: bool = False) -> None:
         """A kernel is ready, but not everything is known that could end before: it waits for its turn in time."""
         if who is None:
             self.bills.held[task.key[0]][task] = None
@@ -146,7 +148,7 @@ class Turns:
         noticed = _noticed(task, who)
         self._agenda.add(max(noticed, (noticed + task.look) * EARLY), True, task, who)
 
-    def come(self, task: Task, who: Piece, key: float) -> None:
+    def come(self, task: OpTask, who: Piece, key: float) -> None:
         """Nothing unknown happens before ``key`` [s], when the first of these ranks is ready for a kernel."""
         pieces = self._taken(task, who)
         if not pieces:
@@ -170,7 +172,7 @@ class Turns:
             task, gone[0] if len(gone) == 1 else np.sort(np.concatenate([positions(one, task.n) for one in gone]))
         )
 
-    def _taken(self, task: Task, who: Piece) -> list[Piece]:
+    def _taken(self, task: OpTask, who: Piece) -> list[Piece]:
         """A piece of a kernel that waits, and others that may go with it: each is tried with others once."""
         if who is None:
             return [None] if self.bills.held[task.key[0]].pop(task, self) is None else []
@@ -188,7 +190,7 @@ class Turns:
         return [who, *fresh]
 
 
-def _noticed(task: Task, who: Piece) -> float:
+def _noticed(task: OpTask, who: Piece) -> float:
     """When the first of these ranks are ready for a task; of those who meet before others can notice, the last [s]."""
     ready = at(task.ready, who)
     if task.gate is None or not isinstance(ready, np.ndarray):

@@ -7,10 +7,10 @@ is lengthened by that share of the time both were busy.
 So a kernel's bill is a function of columns: of the collectives that ended between the start of the kernel before it
 and its own, and of how long kernels were busy between the start and the end of each. Kernels mostly follow one another
 without a *gap*, and then that is all of the time until the last of them was over; before a kernel where somebody's
-compute stream stood still, ``Task.idle`` has for how long in all, so what stood still beside a collective is a
+compute stream stood still, ``OpTask.idle`` has for how long in all, so what stood still beside a collective is a
 difference of two moments. Collectives of one stream end in order, so of each stream a number per rank tells which are
 paid. A kernel only must not start before everything is known that could end before: where some collectives it may
-depend on (``Task.soft``) are not over yet, only those ranks start that are ready before their earliest possible end.
+depend on (``OpTask.soft``) are not over yet, only those ranks start that are ready before their earliest possible end.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 from clustersim.core.arrays import Floats, Ints
 from clustersim.engine.columns import Column, Piece, at, highest, item, lowest, one_number, positions, replaced, stacked
 from clustersim.engine.flows.loads import INSTANT
-from clustersim.engine.order import Task, watch
-from clustersim.engine.sites import Site, Standing
+from clustersim.engine.order import OpTask, watch
+from clustersim.engine.sites import Site, SitePlay
 
 
 class _Stream:
@@ -35,7 +35,7 @@ class _Stream:
 
     __slots__ = ("least", "most", "paid", "tasks", "through")
 
-    def __init__(self, tasks: list[Task]) -> None:
+    def __init__(self, tasks: list[OpTask]) -> None:
         self.tasks = tasks
         self.paid: Column = 0.0
         self.through: Column = 0.0
@@ -50,30 +50,31 @@ class Bills:
     slowdown : the price: seconds for each second that a collective ran beside a kernel. lists : the tasks of each role.
     """
 
-    def __init__(self, slowdown: float, lists: list[list[Task]]) -> None:
+    def __init__(self, slowdown: float, lists: list[list[OpTask]]) -> None:
         self.slowdown = slowdown
         self._watched = [watch(mine) for mine in lists]
         self._kernels = [[task for task in mine if task.place >= 0] for mine in lists]
         self.reset({}, lambda site, meeting: 0.0)
 
-    def reset(self, standing: dict[int, Standing], on_its_way: Callable[[Site, int], float]) -> None:
+    def reset(self, standing: dict[int, SitePlay], on_its_way: Callable[[Site, int], float]) -> None:
         """Nothing has been played.
 
         ``standing`` : sites by their first meeting. ``on_its_way`` : before when a transfer under way does not end [s].
         """
-        self.standing, self.on_its_way = standing, on_its_way
+        self.standing = standing
+        self.on_its_way = on_its_way
         self._streams = [{name: _Stream(tasks) for name, tasks in watched.items()} for watched in self._watched]
         self._last = [0] * len(self._streams)  # place of the last kernel that all ranks of a role have run
         self._gaps: list[list[int]] = [[] for _ in self._streams]  # places of kernels before which somebody stood still
         # Kernels that wait for collectives: whole ones, and pieces with whether they were tried before.
-        self.held: list[dict[Task, None]] = [{} for _ in self._streams]
-        self.waiting: dict[Task, dict[int, tuple[Piece, bool]]] = {}
+        self.held: list[dict[OpTask, None]] = [{} for _ in self._streams]
+        self.waiting: dict[OpTask, dict[int, tuple[Piece, bool]]] = {}
 
-    def settled(self, kernel: Task) -> bool:
+    def settled(self, kernel: OpTask) -> bool:
         """Whether every collective its bill may depend on is over on all ranks, or known to be over when."""
         return not any(one.left for one in kernel.soft)
 
-    def ended(self, task: Task, who: Piece) -> list[Task]:
+    def ended(self, task: OpTask, who: Piece) -> list[OpTask]:
         """A watched collective's end is known for these ranks; returns whole kernels that waited for it to settle."""
         r = task.key[0]
         stream = self._streams[r][task.op.stream]
@@ -87,13 +88,16 @@ class Bills:
             del self.held[r][kernel]
         return free
 
-    def ran(self, kernel: Task, who: Piece, start: Column) -> None:
+    def ran(self, kernel: OpTask, who: Piece, start: Column) -> None:
         """These ranks run a kernel from ``start`` on."""
-        r, place, kernels = kernel.key[0], kernel.place, self._kernels[kernel.key[0]]
+        r = kernel.key[0]
+        place = kernel.place
+        kernels = self._kernels[kernel.key[0]]
         before = at(kernels[place - 1].end, who) if place else 0.0
         if kernel.idle is None and (start is before or not self._streams[r]):
             return
-        gap, gaps = start - before, self._gaps[r]
+        gap = start - before
+        gaps = self._gaps[r]
         if kernel.idle is None:
             if highest(gap) <= 0.0:
                 return
@@ -107,9 +111,10 @@ class Bills:
             kernel.idle = idle.copy() if isinstance(idle, np.ndarray) else np.full(kernel.n, idle)
         kernel.idle[who] = at(idle, who) + gap  # type: ignore[index]
 
-    def over(self, kernel: Task) -> None:
+    def over(self, kernel: OpTask) -> None:
         """All ranks have run a kernel: forget what no bill to come can ask for."""
-        r, gaps = kernel.key[0], self._gaps[kernel.key[0]]
+        r = kernel.key[0]
+        gaps = self._gaps[kernel.key[0]]
         self._last[r] = kernel.place
         first = self._first(r) if len(gaps) > 1 and gaps[1] < kernel.place else 0
         while len(gaps) > 1 and gaps[1] < first:
@@ -120,13 +125,13 @@ class Bills:
         due = (stream.tasks[stream.least] for stream in self._streams[r].values() if stream.least < len(stream.tasks))
         return min([self._last[r], *(one.above + 1 for one in due)])
 
-    def asked(self, task: Task) -> bool:
+    def asked(self, task: OpTask) -> bool:
         """Whether a bill to come may ask when an op that is over began and ended."""
         if task.place >= 0:
             return task.place >= self._first(task.key[0]) - 1
         return task.watched and task.ordinal >= self._streams[task.key[0]][task.op.stream].least
 
-    def owed(self, kernel: Task, who: Piece, ready: Column) -> Column:
+    def owed(self, kernel: OpTask, who: Piece, ready: Column) -> Column:
         """Seconds by which a kernel that these ranks begin at ``ready`` is longer."""
         if isinstance(who, int):
             return item(self.owed(kernel, slice(who, who + 1, 1), np.array([ready])), 0)
@@ -134,7 +139,8 @@ class Bills:
         for stream in self._streams[kernel.key[0]].values():
             if stream.least >= stream.most or stream.tasks[stream.least].above >= kernel.place:
                 continue
-            late, ones = highest(ready) * (1 + INSTANT), []
+            late = highest(ready) * (1 + INSTANT)
+            ones = []
             for one in stream.tasks[int(lowest(at(stream.paid, who))) : stream.most]:
                 if one.above >= kernel.place or (one.low > late and not one.left):
                     break  # nor is any after it over
@@ -143,10 +149,11 @@ class Bills:
                 total = total + self._due(stream, kernel, who, ready * (1 + INSTANT), ones)
         return total * self.slowdown if isinstance(total, np.ndarray) or total else 0.0
 
-    def _due(self, stream: _Stream, kernel: Task, who: Piece, late: Column, ones: list[Task]) -> Column:
+    def _due(self, stream: _Stream, kernel: OpTask, who: Piece, late: Column, ones: list[OpTask]) -> Column:
         """Seconds beside those of some collectives of a stream, in order, that these ranks must pay for now: what is
         over by ``late``."""
-        paid, first = at(stream.paid, who), ones[0].ordinal
+        paid = at(stream.paid, who)
+        first = ones[0].ordinal
         if isinstance(paid, float) and ones[-1].high <= lowest(late) and not any(one.left for one in ones):
             return self._due_of_all(stream, kernel, who, ones)
         end = stacked([at(one.end, who) for one in ones])
@@ -163,14 +170,15 @@ class Bills:
         count = pays.astype(np.float64)
         due: Floats = np.asarray(self._beside(kernel, who, start, end, ones[0].above)) * count
         if len(ones) > 1:
-            due, count = np.add.reduce(due, 0), np.add.reduce(count, 0)
+            due = np.add.reduce(due, 0)
+            count = np.add.reduce(count, 0)
         alike = due.size == 1 and isinstance(late, float)
         stream.paid = replaced(stream.paid, who, one_number(paid + (count.item() if alike else count)), kernel.n)
         if first == stream.least:
             stream.least = int(lowest(stream.paid))
         return due.item() if alike else due
 
-    def _due_of_all(self, stream: _Stream, kernel: Task, who: Piece, ones: list[Task]) -> Column:
+    def _due_of_all(self, stream: _Stream, kernel: OpTask, who: Piece, ones: list[OpTask]) -> Column:
         """The same where all of these ranks pay for all of it, as they mostly do: nobody is told apart."""
         start, end = (stacked([at(c, who) for c in cs]) for cs in ([o.start for o in ones], [o.end for o in ones]))
         due = self._beside(kernel, who, start, end, ones[0].above)
@@ -180,14 +188,15 @@ class Bills:
         due = due if len(ones) == 1 else np.add.reduce(due, 0)
         return due.item() if isinstance(due, np.ndarray) and due.size == 1 else due
 
-    def _beside(self, kernel: Task, who: Piece, start: Column, end: Column, above: int) -> Column:
+    def _beside(self, kernel: OpTask, who: Piece, start: Column, end: Column, above: int) -> Column:
         """Seconds that kernels of these ranks ran between ``start`` and ``end`` of collectives: columns, or a row each.
 
         ``end`` is between the start of the kernel before and this one's; at any start kernel ``above`` is over.
         """
         if not kernel.place:
             return 0.0
-        kernels, gaps = self._kernels[kernel.key[0]], self._gaps[kernel.key[0]]
+        kernels = self._kernels[kernel.key[0]]
+        gaps = self._gaps[kernel.key[0]]
         over = at(kernels[kernel.place - 1].end, who)
         found: Column = np.maximum(np.minimum(end, over) - start, 0.0)
         k = bisect_left(gaps, kernel.place) - 1
@@ -195,11 +204,13 @@ class Bills:
             return found
         return found - (at(kernels[gaps[k]].stood, who) - self._idle_until(start, kernels, gaps[: k + 1], who, above))
 
-    def _idle_until(self, time: Column, kernels: list[Task], gaps: list[int], who: Piece, above: int) -> Column:
+    def _idle_until(self, time: Column, kernels: list[OpTask], gaps: list[int], who: Piece, above: int) -> Column:
         """Seconds these ranks' compute streams stood still until a time, at which kernel ``above`` is over."""
         # The gap to which one rank came; others may have come to an earlier one.
         rank = 0 if who is None else positions(who, 0).item(0)
-        low, high, first = lowest(time), highest(time), bisect_right(gaps, above)
+        low = lowest(time)
+        high = highest(time)
+        first = bisect_right(gaps, above)
         k = bisect_right(gaps, item(time, 0), first, key=lambda place: item(kernels[place].start, rank))
         while k > first and highest(at(kernels[gaps[k - 1]].start, who)) > low:
             k -= 1
@@ -215,7 +226,7 @@ class Bills:
             before = idle
         return found
 
-    def safe(self, kernel: Task, who: Piece, ready: Column, quiet: float) -> Floats:
+    def safe(self, kernel: OpTask, who: Piece, ready: Column, quiet: float) -> Floats:
         """Of each of these ranks, a time before which nothing ends that it may have to pay for [s].
 
         ``ready`` : when they could begin the kernel; what is later is late enough. ``quiet`` : nobody arrives anywhere,
@@ -229,8 +240,10 @@ class Bills:
         for last in kernel.soft:
             if not last.left:
                 continue
-            through, stream = at(self._streams[r][last.op.stream].through, who), self._watched[r][last.op.stream]
-            low, high = int(lowest(through)), int(highest(through))
+            through = at(self._streams[r][last.op.stream].through, who)
+            stream = self._watched[r][last.op.stream]
+            low = int(lowest(through))
+            high = int(highest(through))
             for k in range(low, min(high, last.ordinal) + 1):
                 if low == high:
                     np.minimum(safe, self._earliest(stream[k], who, wanted, quiet), out=safe)
@@ -241,7 +254,7 @@ class Bills:
                     safe[mask] = np.minimum(safe[mask], self._earliest(stream[k], some, wanted, quiet))
         return safe * (1 - INSTANT)
 
-    def _earliest(self, one: Task, who: Piece, wanted: float, quiet: float) -> Floats | float:
+    def _earliest(self, one: OpTask, who: Piece, wanted: float, quiet: float) -> Floats | float:
         """The collective that these ranks come to next on a stream does not end before; no better than ``wanted``."""
         if not one.lone:
             return quiet
@@ -255,7 +268,7 @@ class Bills:
         found[some] = self._ends_after(one, np.flatnonzero(some), wanted, quiet)
         return found[ranks]
 
-    def _ends_after(self, one: Task, of: Ints, wanted: float, quiet: float) -> Floats:
+    def _ends_after(self, one: OpTask, of: Ints, wanted: float, quiet: float) -> Floats:
         """These meetings of a collective do not end before."""
         site = one.meets[0][0]
         standing = self.standing[site.first]
@@ -270,7 +283,7 @@ class Bills:
             found = np.maximum(found, self.on_its_way(site, int(of[0])))
         return found
 
-    def _held_up(self, one: Task, meetings: Ints, quiet: float) -> Floats:
+    def _held_up(self, one: OpTask, meetings: Ints, quiet: float) -> Floats:
         """These meetings do not begin before: a missing member must first be through what it waits for itself."""
         site, side = one.meets[0]
         held = np.zeros(len(meetings))

@@ -12,7 +12,7 @@ import numpy as np
 from clustersim.core.arrays import Floats
 from clustersim.core.program import Compute
 from clustersim.engine.columns import Column, Piece
-from clustersim.engine.order import Task
+from clustersim.engine.order import OpTask
 
 
 class Chain:
@@ -24,9 +24,9 @@ class Chain:
 
     __slots__ = ("_ends", "_spent", "first", "tasks")
 
-    def __init__(self, first: Task) -> None:
+    def __init__(self, first: OpTask) -> None:
         self.first = first
-        self.tasks: list[Task] = []
+        self.tasks: list[OpTask] = []
         self._ends: Floats | None = None
         self._spent: Floats | None = None
 
@@ -61,7 +61,7 @@ class Chain:
         for one, before in zip(self.tasks, ends, strict=True):
             one.ready = one.start = before
 
-    def over(self) -> list[Task]:
+    def over(self) -> list[OpTask]:
         """All ranks are through: the tasks before the last, which are over now, too."""
         if self._ends is not None:
             self._name([row.copy() for row in self._ends])  # a row that is kept would keep all
@@ -71,10 +71,10 @@ class Chain:
         return before
 
 
-def link(lists: list[list[Task]]) -> None:
+def link(lists: list[list[OpTask]]) -> None:
     """Find the chains of each role's tasks."""
     for mine in lists:
-        heads: dict[int, Task] = {}
+        heads: dict[int, OpTask] = {}
         for task in mine:
             before = task.before[0] if task.needs == 1 else None
             if before is None or len(before.next) > 1 or task.soft or not _both_kernels(before, task):
@@ -84,5 +84,5 @@ def link(lists: list[list[Task]]) -> None:
             head.chain.tasks.append(task)
 
 
-def _both_kernels(one: Task, other: Task) -> bool:
+def _both_kernels(one: OpTask, other: OpTask) -> bool:
     return type(one.op) is type(other.op) is Compute and one.op.stream == other.op.stream

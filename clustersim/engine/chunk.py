@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.cluster import routes as routing
-from clustersim.collectives.base import Group, Plan, Request, Schedule
+from clustersim.collectives.base import Group, Plan, Request, TransferSchedule
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.waves import Wave, Waves
@@ -37,7 +37,7 @@ from clustersim.engine.flows.loads import Loads
 from clustersim.engine.pacing import Pacing, ceilings
 
 
-class Steps(msgspec.Struct, frozen=True, eq=False):
+class ChunkSteps(msgspec.Struct, frozen=True, eq=False):
     """A schedule on its links, ready to play.
 
     Parameters
@@ -60,7 +60,7 @@ class Steps(msgspec.Struct, frozen=True, eq=False):
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class WavePlay:
     """A schedule in waves on its links, from the moment ``begin`` [s], ``delay`` [s] after its meeting.
 
     Parameters
@@ -79,7 +79,8 @@ class Played:
 
     def times(self) -> Iterator[tuple[Wave, Floats, Floats]]:
         """Each wave, when its transfers start and when they have drained [s]."""
-        there, free = np.full(self.waves.n_slots, self.begin), np.full(len(self.load), self.begin)
+        there = np.full(self.waves.n_slots, self.begin)
+        free = np.full(len(self.load), self.begin)
         for wave in self.waves.each():
             lane = wave.lane
             start = np.maximum(there[wave.takes], free[lane])
@@ -89,17 +90,17 @@ class Played:
             yield wave, start, end
 
 
-def lay(waves: Waves, nbytes: float, group: Group, loads: Loads, pace: Pacing) -> Played | None:
+def lay(waves: Waves, nbytes: float, group: Group, loads: Loads, pace: Pacing) -> WavePlay | None:
     """Put waves of a tensor of ``nbytes`` on the links between the group's GPUs; None where lanes may meet."""
     ends = np.stack([group.gpus[waves.src], group.gpus[waves.dst], waves.rail], axis=1)
     load, latency = routes(ends, group, loads, pace, relay=False)
     if not apart(load, loads):
         return None
     rate = np.array(loads.alone)[load] / pace.held
-    return Played(waves, load, latency, nbytes * waves.fraction / rate, rate, delay=pace.begin)
+    return WavePlay(waves, load, latency, nbytes * waves.fraction / rate, rate, delay=pace.begin)
 
 
-def last(played: Played) -> float:
+def last(played: WavePlay) -> float:
     """When the last transfer has arrived [s]."""
     latest = np.full(len(played.load), played.begin)
     for wave, _, end in played.times():
@@ -131,7 +132,7 @@ def apart(lanes: Ints, loads: Loads) -> bool:
     return bool(np.all(np.isfinite(rate))) and bool(np.all(used <= loads.topology.link_bandwidth * (1 + TIE)))
 
 
-def schedule_of(request: Request, group: Group, plan: Plan) -> Schedule:
+def schedule_of(request: Request, group: Group, plan: Plan) -> TransferSchedule:
     """The schedule a plan's algorithm follows. Raises :class:`ProgramError` where it would not fit in memory."""
     if group.size == 1 or request.kind == "send":
         return _one_send(group.size - 1)
@@ -155,14 +156,16 @@ def must_fit(transfers: int) -> None:
     need.check(need.replay(transfers), what, "use fidelity 'flow', fewer ranks or fewer channels")
 
 
-def _one_send(n: int) -> Schedule:
+def _one_send(n: int) -> TransferSchedule:
     """``n`` transfers, 0 or 1, of everything from member 0 to member 1."""
-    here, there = np.zeros(n, dtype=np.int64), np.ones(n, dtype=np.int64)
-    none, ptr = np.zeros(0, dtype=np.int64), np.zeros(n + 1, dtype=np.int64)
-    return Schedule(here, there, here, n, here.astype(bool), ptr, none, here - 1, np.ones(n))
+    here = np.zeros(n, dtype=np.int64)
+    there = np.ones(n, dtype=np.int64)
+    none = np.zeros(0, dtype=np.int64)
+    ptr = np.zeros(n + 1, dtype=np.int64)
+    return TransferSchedule(here, there, here, n, here.astype(bool), ptr, none, here - 1, np.ones(n))
 
 
-def steps(schedule: Schedule, nbytes: float, group: Group, loads: Loads, pace: Pacing) -> Steps:
+def steps(schedule: TransferSchedule, nbytes: float, group: Group, loads: Loads, pace: Pacing) -> ChunkSteps:
     """Put a schedule of a tensor of ``nbytes`` on the links between the group's GPUs."""
     n = len(schedule.src)
     ends = np.stack([group.gpus[schedule.src], group.gpus[schedule.dst], schedule.rail], axis=1)
@@ -176,7 +179,7 @@ def steps(schedule: Schedule, nbytes: float, group: Group, loads: Loads, pace: P
     waiting = np.repeat(np.arange(n), np.diff(schedule.after_ptr))
     order = np.argsort(schedule.after, kind="stable")
     lane_next = _lane_next(schedule.lane, n)
-    return Steps(
+    return ChunkSteps(
         nbytes=size,
         latency=latency[of],
         load=load[of],
@@ -206,7 +209,7 @@ class LateLinks(LinkUse):
     """The LinkUse of a collective played by columns: its transfers are listed when somebody asks for them."""
 
     @classmethod
-    def of(cls, use: LinkUse, played: Played, op: int) -> LateLinks:
+    def of(cls, use: LinkUse, played: WavePlay, op: int) -> LateLinks:
         """The same with the transfers of ``played``, all of them of the op in row ``op`` of the Timeline."""
         late = cls(**{field.name: getattr(use, field.name) for field in fields(use)})
         known = vars(late)
@@ -222,12 +225,14 @@ class LateLinks(LinkUse):
         return vars(self)[name]
 
 
-def _listed(played: Played, op: int) -> tuple[npt.NDArray[Any], ...]:
+def _listed(played: WavePlay, op: int) -> tuple[npt.NDArray[Any], ...]:
     """The six columns of a LinkUse, by transfer."""
     n = played.waves.n_transfers
     what = f"to list {n:,} transfers one by one"
     need.check(need.replay(n), what, "read the figures of fewer ranks, or use fidelity 'flow'")
-    start, end, lane = np.empty(n), np.empty(n), np.empty(n, dtype=np.int64)
+    start = np.empty(n)
+    end = np.empty(n)
+    lane = np.empty(n, dtype=np.int64)
     lanes = np.arange(len(played.load))
     for wave, began, ended in played.times():
         start[wave.transfer], end[wave.transfer], lane[wave.transfer] = began, ended, lanes[wave.lane]
@@ -237,7 +242,7 @@ def _listed(played: Played, op: int) -> tuple[npt.NDArray[Any], ...]:
     return which, start[which], end[which], rate, np.full(n, op, dtype=np.int64), load
 
 
-def complete(timeline: Timeline, played: Played | None) -> Timeline:
+def complete(timeline: Timeline, played: WavePlay | None) -> Timeline:
     """The Timeline of a run whose only meeting was played by columns; any other as it is."""
     if played is None or timeline.links is None:
         return timeline

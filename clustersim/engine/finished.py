@@ -11,15 +11,16 @@ from collections.abc import Callable
 
 from clustersim.core.program import Program
 from clustersim.engine.bills import Bills
-from clustersim.engine.order import Task
-from clustersim.engine.rows import Rows
+from clustersim.engine.order import OpTask
+from clustersim.engine.rows import RunRows
 
-LONG, KEPT = 2**26, 2**23
+LONG = 2**26
+KEPT = 2**23
 """Ranks x ops from which a run is long, and those that are played, from there on, before their columns are let go
 of: where all fit, it only takes time."""
 
 
-class Finished:
+class FinishedOps:
     """Counts the ops that all ranks have ended, and keeps what they did.
 
     Parameters
@@ -29,19 +30,26 @@ class Finished:
     """
 
     def __init__(
-        self, program: Program, lists: list[list[Task]], bills: Bills | None,
+        self,
+        program: Program,
+        lists: list[list[OpTask]],
+        bills: Bills | None,
         progress: Callable[[int, int], None] | None,
-    ) -> None:  # fmt: skip
-        self._program, self._lists, self._bills, self._progress = program, lists, bills, progress
+    ) -> None:
+        self._program = program
+        self._lists = lists
+        self._bills = bills
+        self._progress = progress
         self._total, self._told = sum(map(len, lists)), 0
         self.reset()
 
     def reset(self) -> None:
         """Nothing has been played."""
-        self._n, self._cells = 0, KEPT - LONG
-        self._rows, self._kept = Rows(self._program), [0] * len(self._lists)
+        self._n = 0
+        self._cells = KEPT - LONG
+        self._rows, self._kept = RunRows(self._program), [0] * len(self._lists)
 
-    def __call__(self, task: Task) -> None:
+    def __call__(self, task: OpTask) -> None:
         """All ranks have ended this one."""
         self._n += 1
         self._cells += task.n
@@ -61,7 +69,7 @@ class Finished:
             self._rows.add(mine[begin:k], brief=True)
             self._kept[r] = k
 
-    def rows(self) -> Rows:
+    def rows(self) -> RunRows:
         """What all ranks did, once everything has been played."""
         for mine, kept in zip(self._lists, self._kept, strict=True):
             self._rows.add(mine[kept:], brief=kept > 0)

@@ -30,7 +30,7 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.program import Collective, Program, Recv
 from clustersim.engine.columns import highest
 from clustersim.engine.flows.loads import ROOM, Loads, Slots, crowded
-from clustersim.engine.planning import Plans
+from clustersim.engine.planning import GroupPlans
 from clustersim.engine.sites import Site
 
 Entries: TypeAlias = tuple[Ints, Ints, Floats]
@@ -40,7 +40,7 @@ AT_ONCE = 2**20
 """Uses of slots that are looked at together."""
 
 
-class Guess:
+class SharingGuess:
     """What is known of who may share with whom.
 
     ``clocked`` : the sites played on the clock, by their first meeting. ``slots`` : those that several may ask for more
@@ -72,7 +72,9 @@ class Guess:
     def _look(self, kinds: dict[tuple[int, int], Site], starts: Ints, loads: Loads) -> None:
         """Find the slots that may be asked for too much, and what can be seen to share before anything is played."""
         slots = loads.slots()
-        user, where, most = [], [], []
+        user = []
+        where = []
+        most = []
         own: set[int] = set()
         found: dict[int, Entries] = {}
         for (lane, plans), site in kinds.items():
@@ -162,10 +164,12 @@ class Guess:
     def _together(self, begin: Floats, end: Floats) -> list[Site]:
         """Sites that are played while another lane's are with which they have a slot in common, and one is free."""
         which = np.searchsorted(self._firsts, [site.first for site in self._sites])
-        low, high = np.minimum.reduceat(begin, self._firsts)[which], np.maximum.reduceat(end, self._firsts)[which]
+        low = np.minimum.reduceat(begin, self._firsts)[which]
+        high = np.maximum.reduceat(end, self._firsts)[which]
         lane = np.array([self._lane[site.first] for site in self._sites])
         free = np.array([site.first not in self.clocked for site in self._sites])
-        moves, found = high > low, np.zeros(len(which), dtype=np.bool_)
+        moves = high > low
+        found = np.zeros(len(which), dtype=np.bool_)
         for mine, others in self._near.items():
             there = moves & np.isin(lane, others)
             for some, with_whom in ((free, there), (~free, there & free)):
@@ -180,7 +184,8 @@ class Guess:
         alike: dict[int, list[int]] = {}
         for site in sites:
             alike.setdefault(id(site.plans), []).append(site.first)
-        of, columns = [np.zeros(0, dtype=np.int64)], [(np.zeros(0, dtype=np.int64), *[np.zeros(0)] * 3)]
+        of = [np.zeros(0, dtype=np.int64)]
+        columns = [(np.zeros(0, dtype=np.int64), *[np.zeros(0)] * 3)]
         for key, each in alike.items():
             which, slot, asked = self._open[key]
             some = slot % parts == part
@@ -196,7 +201,9 @@ class Guess:
 def _most(users: Ints, slot: Ints, asked: Floats) -> Entries:
     """Of each user on each slot the most it ever asks for, slot by slot."""
     order = np.lexsort((asked, users, slot))
-    users, slot, asked = users[order], slot[order], asked[order]
+    users = users[order]
+    slot = slot[order]
+    asked = asked[order]
     last = np.ones(len(users), dtype=np.bool_)
     last[:-1] = (users[1:] != users[:-1]) | (slot[1:] != slot[:-1])
     return users[last], slot[last], asked[last]
@@ -209,7 +216,7 @@ def _lane(program: Program, site: Site) -> object:
     return r, op.stream, isinstance(op, Recv), id(site.ranks)
 
 
-def _entries(plans: Plans, which: Ints, slot: Ints, weight: Floats) -> Entries:
+def _entries(plans: GroupPlans, which: Ints, slot: Ints, weight: Floats) -> Entries:
     """What each meeting asks of its slots, alone."""
     moves = plans.nbytes[which] > 0
     return which[moves], slot[moves], (weight * plans.alone[which])[moves]

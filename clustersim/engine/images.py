@@ -24,7 +24,7 @@ EDGES = 2**16
 """Edges that are routed together: some 50 MB."""
 
 
-class Images:
+class GroupImages:
     """The images of groups on one machine.
 
     ``gpus`` : (ranks,) int, the GPU of each.
@@ -38,7 +38,8 @@ class Images:
 
     def kinds(self, groups: Ints) -> list[Ints]:
         """The rows of groups by where members sit: who on one island, how it is built, and where on it."""
-        cut, gpus = self.routes.islands, self.gpus[groups]
+        cut = self.routes.islands
+        gpus = self.gpus[groups]
         home = cut.of[gpus]
         order = np.argsort(home, axis=1, kind="stable")
         new = np.diff(np.take_along_axis(home, order, 1), axis=1, prepend=-2) != 0
@@ -77,10 +78,12 @@ class Images:
         return self._crossed[key]
 
     def _cross(self, groups: Ints, kinds: list[Ints], edges: list[Ints]) -> Crossed:
-        size, kind = np.array([len(some) for some in edges]), np.empty(len(groups), dtype=np.int64)
+        size = np.array([len(some) for some in edges])
+        kind = np.empty(len(groups), dtype=np.int64)
         for number, rows in enumerate(kinds):
             kind[rows] = number
-        table, first = np.concatenate(edges), np.cumsum(size) - size
+        table = np.concatenate(edges)
+        first = np.cumsum(size) - size
         mark = np.random.default_rng(0).uniform(1.0, 2.0, len(table))
         found: dict[tuple[int, bytes], tuple[list[int], list[Ints]]] = {}
         done = np.cumsum(size[kind])
@@ -99,10 +102,14 @@ class Images:
         """Links of the network that edges of groups cross, told by the sum of their marks, latency and bandwidth; in
         the order of these, row after row, which begin at the last of the three."""
         top = self.topology
-        src, dst = self.gpus[groups[row, edges[:, 0]]], self.gpus[groups[row, edges[:, 1]]]
+        src = self.gpus[groups[row, edges[:, 0]]]
+        dst = self.gpus[groups[row, edges[:, 1]]]
         ptr, links, share = self.routes.loads_of_each(src, dst, edges[:, 2])
-        edge, net = np.repeat(np.arange(len(src)), np.diff(ptr)), self._net[links]
-        edge, links, share = edge[net], links[net], share[net]
+        edge = np.repeat(np.arange(len(src)), np.diff(ptr))
+        net = self._net[links]
+        edge = edge[net]
+        links = links[net]
+        share = share[net]
         cells, cell = np.unique(row[edge] * top.n_links + links, return_inverse=True)
         total = np.bincount(cell, share * mark[edge], len(cells))
         row, link = np.divmod(cells, top.n_links)
@@ -114,7 +121,8 @@ class Images:
         """(rows, k) the same links of each of groups that cross the network alike, of which the first one's are
         ``links``; None where one is nothing to it. ``net`` : as in :data:`Crossed`."""
         cut = self.routes.islands
-        home, outside = cut.of[self.gpus[groups]], self._net[links]
+        home = cut.of[self.gpus[groups]]
+        outside = self._net[links]
         inside = links[~outside]
         if not (np.isin(links[outside], net[0]).all() and np.isin(self._island[inside], home[0]).all()):
             return None

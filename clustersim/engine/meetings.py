@@ -22,14 +22,14 @@ from clustersim.core.arrays import Ints
 from clustersim.core.errors import ProgramError
 from clustersim.core.program import Collective, Program, Recv, Role, Send
 from clustersim.engine.pairs import OpKey, Pairs, pairs
-from clustersim.engine.planning import PlanBook, Plans
-from clustersim.engine.sites import Side, Site
+from clustersim.engine.planning import GroupPlans, PlanBook
+from clustersim.engine.sites import Site, SiteSide
 
 Meet: TypeAlias = Collective | Send | Recv
 """Ops that need others."""
 
 
-class _Call(msgspec.Struct, frozen=True, eq=False):
+class _MeetingCall(msgspec.Struct, frozen=True, eq=False):
     """One op's use of one meeting that spans ops: which positions of its role come."""
 
     key: OpKey
@@ -38,7 +38,7 @@ class _Call(msgspec.Struct, frozen=True, eq=False):
     positions: Ints
 
 
-class _Draft(msgspec.Struct, frozen=True, eq=False, gc=False):
+class _SiteDraft(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A site without plan and numbers."""
 
     ops: tuple[OpKey, ...]
@@ -55,26 +55,26 @@ def sites(program: Program, book: PlanBook) -> tuple[Site, ...]:
     ------
     ProgramError : where members issue a communicator's collectives in different orders, or send and recv disagree.
     """
-    drafts: list[_Draft] = []
-    calls: dict[object, list[_Call]] = {}
+    drafts: list[_SiteDraft] = []
+    calls: dict[object, list[_MeetingCall]] = {}
     for r, role in enumerate(program.roles):
         uses: dict[object, int] = defaultdict(int)
-        places = _Places(role, program.world_size)
+        places = _RolePlaces(role, program.world_size)
         for i, op in enumerate(role.ops):
             if isinstance(op, Collective):
                 inside, across = places.split(op.groups)
                 if len(inside):
-                    drafts.append(_Draft(((r, i),), inside, op, [places.meeting_of(inside)]))
+                    drafts.append(_SiteDraft(((r, i),), inside, op, [places.meeting_of(inside)]))
                 for ranks in across:
                     name = op.communicator, tuple(sorted(ranks.tolist()))
-                    call = _Call((r, i), op, ranks, np.flatnonzero(np.isin(role.ranks, ranks)))
+                    call = _MeetingCall((r, i), op, ranks, np.flatnonzero(np.isin(role.ranks, ranks)))
                     calls.setdefault((name, uses[name]), []).append(call)
                     uses[name] += 1
     paired = [_paired(one, program.roles) for one in pairs(program)]
     return _numbered(drafts + _joined(calls, program.roles) + paired, book)
 
 
-class _Places:
+class _RolePlaces:
     """Where global ranks are in one role, remembered per groups array since ops share them."""
 
     def __init__(self, role: Role, world_size: int) -> None:
@@ -102,7 +102,7 @@ class _Places:
         return self._members[id(groups)][1]
 
 
-def _paired(met: Pairs, roles: tuple[Role, ...]) -> _Draft:
+def _paired(met: Pairs, roles: tuple[Role, ...]) -> _SiteDraft:
     """Sends and recvs of one op as a site: the other side is one op, or an op for each meeting."""
     column = np.full(len(roles[met.key[0]].ranks), -1, dtype=np.int64)
     column[met.positions] = np.arange(len(met.positions))
@@ -114,12 +114,12 @@ def _paired(met: Pairs, roles: tuple[Role, ...]) -> _Draft:
         other = np.full(len(roles[met.others[0][0]].ranks), -1, dtype=np.int64)
         other[met.other_positions] = np.arange(len(met.positions))
         columns.append(other)
-    return _Draft((met.key, *met.others), met.ranks, met.op, columns, apart)
+    return _SiteDraft((met.key, *met.others), met.ranks, met.op, columns, apart)
 
 
-def _joined(calls: dict[object, list[_Call]], roles: tuple[Role, ...]) -> list[_Draft]:
+def _joined(calls: dict[object, list[_MeetingCall]], roles: tuple[Role, ...]) -> list[_SiteDraft]:
     """Calls that meet, gathered by the ops taking part."""
-    together: dict[tuple[OpKey, ...], list[list[_Call]]] = {}
+    together: dict[tuple[OpKey, ...], list[list[_MeetingCall]]] = {}
     for meeting in calls.values():
         for other in meeting[1:]:
             _must_agree(roles, meeting[0], other)
@@ -133,11 +133,11 @@ def _joined(calls: dict[object, list[_Call]], roles: tuple[Role, ...]) -> list[_
                 column[meeting[side].positions] = g
             columns.append(column)
         ranks = np.array([meeting[0].ranks for meeting in meetings], dtype=np.int64)
-        drafts.append(_Draft(ops, ranks, meetings[0][0].op, columns))
+        drafts.append(_SiteDraft(ops, ranks, meetings[0][0].op, columns))
     return drafts
 
 
-def _must_agree(roles: tuple[Role, ...], one: _Call, other: _Call) -> None:
+def _must_agree(roles: tuple[Role, ...], one: _MeetingCall, other: _MeetingCall) -> None:
     if _terms(one) == _terms(other):
         return
     who = [
@@ -149,12 +149,12 @@ def _must_agree(roles: tuple[Role, ...], one: _Call, other: _Call) -> None:
     raise ProgramError(f"{who[0]} where {who[1]}; {rule}")
 
 
-def _terms(call: _Call) -> tuple[object, ...]:
+def _terms(call: _MeetingCall) -> tuple[object, ...]:
     op = call.op
     return op.kind, op.nbytes, op.dtype, op.root, call.ranks.tolist()
 
 
-def _words(call: _Call) -> str:
+def _words(call: _MeetingCall) -> str:
     op = call.op
     members = ", ".join(map(str, call.ranks[:4].tolist())) + (", ..." if len(call.ranks) > 4 else "")
     return f"{op.kind} of {op.nbytes:.0f} bytes {op.dtype}, root {op.root}, on ranks {members}"
@@ -172,37 +172,39 @@ _ONLY = np.zeros(1, dtype=np.int64)
 """The one rank of its role."""
 
 
-def _numbered(drafts: list[_Draft], book: PlanBook) -> tuple[Site, ...]:
+def _numbered(drafts: list[_SiteDraft], book: PlanBook) -> tuple[Site, ...]:
     """Sites in order of their first op, so that ids of meetings follow (role, op, group)."""
     members: dict[tuple[int, int], tuple[bool, Ints, Ints, int, bool, dict[int, Ints | slice | int]]] = {}
-    found, first, same = [], 0, _Same()
+    found = []
+    first = 0
+    same = _EqualArrays()
     drafts = sorted(drafts, key=lambda d: d.ops)
     ranks = [same.of(draft.ranks) for draft in drafts]
     for draft, who, plans in zip(drafts, ranks, _planned(drafts, ranks, book), strict=True):
         sides = []
         for k, (key, column) in enumerate(zip(draft.ops, draft.columns, strict=True)):
             if draft.apart and k:
-                sides.append(Side(key, column, True, _ONLY, _ONLY, True))
+                sides.append(SiteSide(key, column, True, _ONLY, _ONLY, True))
                 continue
             column = same.of(column)
             shape = id(column), len(who)
             if shape not in members:
                 members[shape] = _members(column, len(who))
             everyone, order, ptr, each, straight, pieces = members[shape]
-            sides.append(Side(key, column, everyone, order, ptr, False, each, straight, pieces))
+            sides.append(SiteSide(key, column, everyone, order, ptr, False, each, straight, pieces))
         found.append(Site(first, tuple(sides), who, plans, draft.apart))
         first += len(who)
     return tuple(found)
 
 
-def _planned(drafts: list[_Draft], ranks: list[Ints], book: PlanBook) -> list[Plans]:
+def _planned(drafts: list[_SiteDraft], ranks: list[Ints], book: PlanBook) -> list[GroupPlans]:
     """The plans of each draft. What is asked alike is planned together, so that the stages of a pipeline are."""
     # Ops share their groups, so asking by the array itself saves reading it for each of them.
     terms = [(*_terms_of(draft.op, book), who.shape[1]) for draft, who in zip(drafts, ranks, strict=True)]
     asked: dict[tuple[Any, ...], dict[int, Ints]] = defaultdict(dict)
     for asks, who in zip(terms, ranks, strict=True):
         asked[asks][id(who)] = who
-    known: dict[tuple[tuple[Any, ...], int], Plans] = {}
+    known: dict[tuple[tuple[Any, ...], int], GroupPlans] = {}
     for asks, each in asked.items():
         plans = book.plans(Request(*asks[1:-1]), np.concatenate(list(each.values())), asks[0])
         ends = np.cumsum([0, *map(len, each.values())]).tolist()
@@ -210,7 +212,7 @@ def _planned(drafts: list[_Draft], ranks: list[Ints], book: PlanBook) -> list[Pl
     return [known[asks, id(who)] for asks, who in zip(terms, ranks, strict=True)]
 
 
-class _Same:
+class _EqualArrays:
     """Equal arrays as one, so that they are told by what they are and looked at once."""
 
     def __init__(self) -> None:

@@ -18,7 +18,10 @@ __all__ = ["check", "flow", "replay"]
 BASE = 45 * 2**20
 """The interpreter, numpy and this package [bytes]."""
 
-LINK, OP, RANK_OP, SEND = 1000.0, 3000.0, 16.0, 6000.0
+LINK = 1000.0
+OP = 3000.0
+RANK_OP = 16.0
+SEND = 6000.0
 """[bytes] of a link; of an op; of an op on one rank, where ranks differ; of a send with its recv."""
 
 REPLAYED = 210.0

@@ -25,13 +25,13 @@ from clustersim.core.arrays import Ints
 from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Op, Program, Role, Serve, seconds
 from clustersim.engine.columns import Column, lowest
 from clustersim.engine.pairs import OpKey
-from clustersim.engine.sites import Side, Site
+from clustersim.engine.sites import Site, SiteSide
 
 if TYPE_CHECKING:
     from clustersim.engine.chains import Chain
 
 
-class Task(msgspec.Struct, eq=False, gc=False):
+class OpTask(msgspec.Struct, eq=False, gc=False):
     """One op on the ranks of its role.
 
     Of the program: ``n`` ranks; ``needs``, how many tasks each rank waits for; ``before`` and ``next``, what it waits
@@ -57,9 +57,9 @@ class Task(msgspec.Struct, eq=False, gc=False):
     n: int
     left: int
     needs: int = 0
-    next: list[Task] = []
-    before: list[Task] = []
-    meets: list[tuple[Site, Side]] = []
+    next: list[OpTask] = []
+    before: list[OpTask] = []
+    meets: list[tuple[Site, SiteSide]] = []
     lone: bool = False
     chain: Chain | None = None
     place: int = -1
@@ -67,9 +67,9 @@ class Task(msgspec.Struct, eq=False, gc=False):
     below: int = 0
     ordinal: int = 0
     watched: bool = False
-    soft: tuple[Task, ...] = ()
+    soft: tuple[OpTask, ...] = ()
     look: float = 0.0
-    gate: Side | None = None
+    gate: SiteSide | None = None
     ready: Column = 0.0
     start: Column = 0.0
     end: Column = 0.0
@@ -84,7 +84,8 @@ class Task(msgspec.Struct, eq=False, gc=False):
     def reset(self) -> None:
         """Nothing has been played."""
         self.ready = self.start = self.end = 0.0
-        self.unmet, self.left = self.needs, self.n
+        self.unmet = self.needs
+        self.left = self.n
         self.low = self.high = self.due = np.inf
         self.idle = self.spent = self.waiting = None
 
@@ -112,19 +113,20 @@ class Task(msgspec.Struct, eq=False, gc=False):
     def least(self) -> float:
         """No rank ends it sooner after it is ready [s]."""
         if isinstance(self.op, Compute):
-            spent, pace = self.op.duration, self.role.pace
+            spent = self.op.duration
+            pace = self.role.pace
             if isinstance(spent, float) and pace is not None and self.op.paced:
                 return spent * lowest(pace[self.op.step])
             return float(lowest(seconds(self.role, self.op)))
         return min((lowest(site.plans.least) for site, _ in self.meets), default=0.0) if self.lone else 0.0
 
 
-def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[Task]]:
+def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[OpTask]]:
     """One list of tasks per role: each knows who waits for it and where its ranks meet others."""
     lists = []
     for r, role in enumerate(program.roles):
         n = len(role.ranks)
-        mine = [Task((r, i), op, role, n, n) for i, op in enumerate(role.ops)]
+        mine = [OpTask((r, i), op, role, n, n) for i, op in enumerate(role.ops)]
         last: dict[str, int] = {}
         for i, op in enumerate(role.ops):
             before = last.get(op.stream)
@@ -145,12 +147,13 @@ def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[Task]]:
     return lists
 
 
-def watch(mine: list[Task]) -> dict[str, list[Task]]:
+def watch(mine: list[OpTask]) -> dict[str, list[OpTask]]:
     """Find what may be billed in one role's tasks; returns the watched collectives of each stream, in order."""
     kernels = [t for t in mine if t.op.stream == COMPUTE_STREAM and type(t.op) is Compute]
     for place, task in enumerate(kernels):
         task.place = place
-    above, below = [-1] * len(mine), [len(kernels)] * len(mine)
+    above = [-1] * len(mine)
+    below = [len(kernels)] * len(mine)
     for i, task in enumerate(mine):
         own = max(above[i], task.place)
         for other in task.next:
@@ -160,7 +163,7 @@ def watch(mine: list[Task]) -> dict[str, list[Task]]:
         for other in mine[i].next:
             k = other.key[1]
             below[i] = min(below[i], below[k] if other.place < 0 else other.place)
-    watched: dict[str, list[Task]] = {}
+    watched: dict[str, list[OpTask]] = {}
     for i, task in enumerate(mine):
         if isinstance(task.op, Collective) and below[i] > above[i] + 1:
             streams = watched.setdefault(task.op.stream, [])
@@ -170,7 +173,7 @@ def watch(mine: list[Task]) -> dict[str, list[Task]]:
     return watched
 
 
-def _soften(kernels: list[Task], watched: dict[str, list[Task]]) -> None:
+def _soften(kernels: list[OpTask], watched: dict[str, list[OpTask]]) -> None:
     """Tell kernels which of the watched collectives their bills may depend on."""
     at = dict.fromkeys(watched, 0)
     for kernel in kernels:
@@ -183,12 +186,12 @@ def _soften(kernels: list[Task], watched: dict[str, list[Task]]) -> None:
         kernel.soft = tuple(soft)
 
 
-def look_ahead(lists: list[list[Task]], clocked: set[int]) -> None:
+def look_ahead(lists: list[list[OpTask]], clocked: set[int]) -> None:
     """Set every task's ``look``: no transfer on the clock begins, and nothing watched is reached, sooner after it is
     ready. ``clocked`` : the first meetings of the sites on the clock."""
     for task in (task for mine in lists for task in mine):
         task.look = np.inf
-    ahead = _Ahead(lists)
+    ahead = _NoticeDistances(lists)
     for task in (task for mine in lists for task in mine):
         if task.watched or isinstance(task.op, Serve):
             ahead.reach(task, 0.0)
@@ -201,16 +204,16 @@ def look_ahead(lists: list[list[Task]], clocked: set[int]) -> None:
             task.gate = _gate(task)
 
 
-class _Ahead:
+class _NoticeDistances:
     """Shortest ways from what is noticed back to all tasks (Dijkstra's)."""
 
-    def __init__(self, lists: list[list[Task]]) -> None:
+    def __init__(self, lists: list[list[OpTask]]) -> None:
         self._lists = lists
-        self._at_once: list[Task] = []  # a server's ops are noticed at once, and they are a hundred thousand
-        self._heap: list[tuple[float, OpKey, Task]] = []
+        self._at_once: list[OpTask] = []  # a server's ops are noticed at once, and they are a hundred thousand
+        self._heap: list[tuple[float, OpKey, OpTask]] = []
         self._known: dict[int, float] = {}
 
-    def reach(self, task: Task, look: float) -> None:
+    def reach(self, task: OpTask, look: float) -> None:
         """Something is noticed so long after a task is ready [s]."""
         if look < task.look:
             task.look = look
@@ -238,8 +241,8 @@ class _Ahead:
                         self.reach_all(site, sooner)
 
 
-def _gate(task: Task) -> Side | None:
-    """See :class:`Task`; those of all that comes next are known."""
+def _gate(task: OpTask) -> SiteSide | None:
+    """See :class:`OpTask`; those of all that comes next are known."""
     if not isinstance(task.op, Compute):
         return task.meets[0][1] if task.lone else None
     gates = [other.gate for other in task.next if other.gate or other.look < np.inf]

@@ -79,13 +79,15 @@ def pacing(request: Request, group: Group, plan: Plan, paid: Paid) -> Pacing:
     else:
         _, _, _, fill = book.at(stretch * held)
     if held < 1.0:  # the library's mean over links is less than the narrowest's
-        stretch, held = stretch * held, 1.0
+        stretch = stretch * held
+        held = 1.0
     return _begun(book, Pacing(stretch, held), fill, paid.latency)
 
 
 def _send(group: Group, paid: Paid) -> Pacing:
     """One transfer over the route between its two ends, as fast as the plan's way (which may be through hosts)."""
-    topology, ways = group.topology, routing.router(group.topology)
+    topology = group.topology
+    ways = routing.router(group.topology)
     src, dst = group.gpus[:2].tolist()
     links, line = ways.loads(np.array([src]), np.array([dst]), np.ones(1))
     weights = np.zeros(topology.n_links)
@@ -96,7 +98,8 @@ def _send(group: Group, paid: Paid) -> Pacing:
     if abs(held - 1.0) < SAME or not np.isfinite(held):
         held = 1.0
     if held < 1.0:
-        stretch, held = stretch * held, 1.0
+        stretch = stretch * held
+        held = 1.0
     hops = route_latency(topology, ways.route(src, dst, 0, -1))
     if paid.latency >= hops:
         return Pacing(stretch, held, begin=paid.latency - hops)
@@ -125,7 +128,8 @@ class _Book(msgspec.Struct, frozen=True, eq=False):
 
     def at(self, stretch: Floats, hops: float = 1.0) -> tuple[Ints, Floats, float, float]:
         """As :func:`~clustersim.collectives.ideal.textbook`, links slower by ``stretch``, hops of a part of theirs."""
-        known, group = self.group.topology, self.group
+        known = self.group.topology
+        group = self.group
         if hops != 1.0 or not np.all(stretch == 1.0):
             slower = replace(
                 known, link_bandwidth=known.link_bandwidth / stretch, link_latency=known.link_latency * hops

@@ -40,7 +40,7 @@ class Pairs(msgspec.Struct, frozen=True, eq=False):
     other_positions: Ints
 
 
-class _Uses(msgspec.Struct, frozen=True, eq=False):
+class _PairUses(msgspec.Struct, frozen=True, eq=False):
     """Columns of uses in order of role, op and position; ``op`` counts all ops of the Program, list after list."""
 
     op: Ints
@@ -76,14 +76,16 @@ def pairs(program: Program) -> list[Pairs]:
     # Two ops of many ranks meet pair by pair; ops of single ranks that meet one op are one site with it.
     with_whom = np.where(met, np.where(many[keys[0]], keys[0], NOBODY - 1), NOBODY)
     order = np.lexsort((name, keys[1], with_whom, uses.op[one]))
-    one, other, with_whom = one[order], other[order], with_whom[order]
+    one = one[order]
+    other = other[order]
+    with_whom = with_whom[order]
     op = uses.op[one]
     starts = np.flatnonzero(np.r_[True, (op[1:] != op[:-1]) | (with_whom[1:] != with_whom[:-1])])
     spans = zip(starts.tolist(), [*starts[1:].tolist(), len(one)], strict=True)
     return [_gathered(program, first, uses, one[a:b], other[a:b]) for a, b in spans]
 
 
-def _uses(program: Program, first: Ints) -> _Uses:
+def _uses(program: Program, first: Ints) -> _PairUses:
     tags: dict[str, int] = {}
     parts: list[tuple[Ints, ...]] = [(np.zeros(0, dtype=np.int64),) * 6]
     for r, role in enumerate(program.roles):
@@ -93,14 +95,15 @@ def _uses(program: Program, first: Ints) -> _Uses:
         ops = [cast("Send | Recv", role.ops[i]) for i in mine]
         peers = np.concatenate([op.peer for op in ops]).reshape(len(ops), -1)
         which, position = np.nonzero(peers >= 0)
-        rank, peer = role.ranks[position], peers[which, position]
+        rank = role.ranks[position]
+        peer = peers[which, position]
         _must_be(program, role, np.array(mine)[which], rank, peer)
         tag = np.array([tags.setdefault(op.tag, len(tags)) for op in ops])[which]
         sends = np.array([isinstance(op, Send) for op in ops])[which]
         ends = np.where(sends, rank, peer), np.where(sends, peer, rank)
         parts.append((first[r] + np.array(mine)[which], position, tag, *ends, sends))
     op_, at, tag, src, dst, is_send = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return _Uses(op_, at, tag, src, dst, is_send.astype(np.bool_))
+    return _PairUses(op_, at, tag, src, dst, is_send.astype(np.bool_))
 
 
 def _must_be(program: Program, role: Role, op: Ints, rank: Ints, peer: Ints) -> None:
@@ -114,32 +117,37 @@ def _must_be(program: Program, role: Role, op: Ints, rank: Ints, peer: Ints) -> 
         )
 
 
-def _meetings(uses: _Uses) -> tuple[Ints, Ints, Ints]:
+def _meetings(uses: _PairUses) -> tuple[Ints, Ints, Ints]:
     """Of each meeting: the use that comes first in order of roles and ops, the other (-1: none), and a number by which
     meetings of one op are in order of who sends."""
-    n, ranks = len(uses.op), int(max(uses.src.max(), uses.dst.max())) + 1
+    n = len(uses.op)
+    ranks = int(max(uses.src.max(), uses.dst.max())) + 1
     # Names (tag, sender, receiver), of each its recvs and then its sends, in order.
     names = (uses.tag * ranks + uses.src) * ranks + uses.dst
     by = np.argsort(2 * names + uses.sends, kind="stable")
-    names, sends = names[by], uses.sends[by]
+    names = names[by]
+    sends = uses.sends[by]
     start = np.flatnonzero(np.r_[True, names[1:] != names[:-1]])
-    size, sent = np.diff(np.r_[start, n]), np.add.reduceat(sends, start, dtype=np.int64)
+    size = np.diff(np.r_[start, n])
+    sent = np.add.reduceat(sends, start, dtype=np.int64)
     name = np.repeat(np.arange(len(start)), size)
     # The k-th recv of a name meets its k-th send; those that nobody meets stay alone.
     received = (size - sent)[name]
     k = np.arange(n) - start[name] - np.where(sends, received, 0)
     alone = k >= np.where(sends, received, sent[name])
     at = np.flatnonzero(alone | ~sends)
-    first, second = by[at], np.where(alone[at], NOBODY, by[np.minimum(at + received[at], n - 1)])
+    first = by[at]
+    second = np.where(alone[at], NOBODY, by[np.minimum(at + received[at], n - 1)])
     met = second != NOBODY
-    one, other = np.where(met, np.minimum(first, second), first), np.where(met, np.maximum(first, second), NOBODY)
+    one = np.where(met, np.minimum(first, second), first)
+    other = np.where(met, np.maximum(first, second), NOBODY)
     # Names are numbered by their first send, and those that are only received after them.
     order = np.where(uses.sends, np.cumsum(uses.sends), n + np.arange(n))
     number = order[by[np.where(sent > 0, start + size - sent, start)]]
     return one, other, number[name[at]] * np.int64(n) + k[at]
 
 
-def _gathered(program: Program, first: Ints, uses: _Uses, one: Ints, other: Ints) -> Pairs:
+def _gathered(program: Program, first: Ints, uses: _PairUses, one: Ints, other: Ints) -> Pairs:
     key = _key(first, int(uses.op[one[0]]))
     op = cast("Send | Recv", program.roles[key[0]].ops[key[1]])
     met = other[other != NOBODY]
@@ -155,7 +163,7 @@ def _key(first: Ints, number: int) -> OpKey:
     return role, number - int(first[role])
 
 
-def _differ(program: Program, first: Ints, uses: _Uses, pair: list[int]) -> ProgramError:
+def _differ(program: Program, first: Ints, uses: _PairUses, pair: list[int]) -> ProgramError:
     who = []
     for use in pair:
         r, i = _key(first, int(uses.op[use]))

@@ -23,12 +23,12 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.topology import Topology
 from clustersim.engine.columns import one_number
 from clustersim.engine.flows.loads import Loads
-from clustersim.engine.images import Images
+from clustersim.engine.images import GroupImages
 
 Planner: TypeAlias = Callable[[Request, Group], Plan]
 
 
-class Plans(msgspec.Struct, frozen=True, eq=False, dict=True):
+class GroupPlans(msgspec.Struct, frozen=True, eq=False, dict=True):
     """One request on several groups.
 
     Parameters
@@ -49,10 +49,10 @@ class Plans(msgspec.Struct, frozen=True, eq=False, dict=True):
     moving: Floats
     least: Floats
 
-    def part(self, rows: slice) -> Plans:
+    def part(self, rows: slice) -> GroupPlans:
         """Those of some groups."""
         numbers = (column[rows] for column in (self.latency, self.nbytes, self.alone, self.moving, self.least))
-        return Plans(self.request, self.each[rows], self.load[rows], *numbers)
+        return GroupPlans(self.request, self.each[rows], self.load[rows], *numbers)
 
     @cached_property
     def lower_bound(self) -> float:
@@ -65,7 +65,7 @@ class Plans(msgspec.Struct, frozen=True, eq=False, dict=True):
         return one_number(self.latency), one_number(self.moving)
 
 
-class Groups:
+class Communicators:
     """The communicators of a run.
 
     Parameters
@@ -83,7 +83,9 @@ class Groups:
         nccl_version: tuple[int, int] = (2, 28),
         whole: Mapping[tuple[str, bytes], Ints] | None = None,
     ) -> None:
-        self.topology, self.gpus, self.whole = topology, mesh.gpus, whole or {}
+        self.topology = topology
+        self.gpus = mesh.gpus
+        self.whole = whole or {}
         self._manner = launch, nccl_version
         self._known: dict[tuple[str, bytes], Group] = {}
 
@@ -106,12 +108,14 @@ class PlanBook:
         but the request and the group's surroundings.
     """
 
-    def __init__(self, planner: Planner, groups: Groups, loads: Loads, *, congruent: bool = False) -> None:
-        self.planner, self.groups, self.loads = planner, groups, loads
+    def __init__(self, planner: Planner, groups: Communicators, loads: Loads, *, congruent: bool = False) -> None:
+        self.planner = planner
+        self.groups = groups
+        self.loads = loads
         self.congruent = congruent and not groups.whole
         self._plans: dict[tuple[Request, str, bytes], Plan] = {}
 
-    def plans(self, request: Request, groups: Ints, communicator: str = "") -> Plans:
+    def plans(self, request: Request, groups: Ints, communicator: str = "") -> GroupPlans:
         """Plans of one request on each row of ``groups`` (G, members), global ranks."""
         name = communicator if self.groups.whole else ""  # who stands for nobody is known by the ranks alone
         # A group of one needs no plan, and one of everybody is the image of no other.
@@ -122,7 +126,7 @@ class PlanBook:
         load = np.array([load for _, load in plans], dtype=np.int64)
         rate = np.minimum([p.ceiling for p, _ in plans], [self.loads.alone[i] for i in load.tolist()])
         moving = np.where(nbytes > 0, nbytes, 0.0) / rate
-        return Plans(request, tuple(p for p, _ in plans), load, latency, nbytes, rate, moving, latency + moving)
+        return GroupPlans(request, tuple(p for p, _ in plans), load, latency, nbytes, rate, moving, latency + moving)
 
     def _alike(self, request: Request, groups: Ints) -> list[tuple[Plan, int]]:
         """Plan and load id of each of several groups."""
@@ -140,7 +144,8 @@ class PlanBook:
         return [found[row] for row in range(len(groups))]
 
     def _edges(self, request: Request, groups: Ints) -> Ints:
-        """What crosses the network in groups at places alike, for :meth:`Images.crossed`; one alone is not asked."""
+        """What crosses the network in groups at places alike, for :meth:`GroupImages.crossed`; one alone is not
+        asked."""
         if len(groups) == 1:
             return np.zeros((0, 3), dtype=np.int64)
         return self._images.edges(request, self.groups.of(groups[0]), self._plan(request, groups[0])[0])
@@ -157,8 +162,8 @@ class PlanBook:
         return plan, self.loads.add(plan.links, plan.weights)
 
     @cached_property
-    def _images(self) -> Images:
-        return Images(self.groups.topology, self.groups.gpus)
+    def _images(self) -> GroupImages:
+        return GroupImages(self.groups.topology, self.groups.gpus)
 
 
 def _checked(plan: Plan, request: Request, ranks: Ints) -> Plan:

@@ -7,7 +7,7 @@ written to after it is made, so ops share them: the end of one is the ready time
 
 The clock is needed for transfers that share links (*clocked* sites), for first come first served, and for nothing else.
 Where a clocked transfer has ended, its ranks go on as a *piece* of a column: their own op counts what each rank still
-waits for. A piece that nobody could notice before a known time (``Task.look``) waits until the clock would pass that
+waits for. A piece that nobody could notice before a known time (``OpTask.look``) waits until the clock would pass that
 time, and becomes one with others of its op that come meanwhile; where all have come, it is a whole column again.
 
 With bills (:mod:`clustersim.engine.bills`) a kernel must also wait until everything is known that could end before it.
@@ -25,12 +25,12 @@ import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.program import Compute, Serve
-from clustersim.engine.agenda import Agenda, Queues, Served, Turns
+from clustersim.engine.agenda import Agenda, KernelTurns, Queues, Served
 from clustersim.engine.bills import Bills
 from clustersim.engine.columns import Column, Piece, at, item, later, one_number, positions, size
 from clustersim.engine.flows.clock import Clock
-from clustersim.engine.order import Task
-from clustersim.engine.sites import Site, Standing, spread
+from clustersim.engine.order import OpTask
+from clustersim.engine.sites import Site, SitePlay, spread
 
 Begin: TypeAlias = Callable[[Site, Ints, Floats], None]
 
@@ -49,20 +49,24 @@ class Play:
 
     def __init__(
         self,
-        lists: list[list[Task]],
-        standing: dict[int, Standing],
+        lists: list[list[OpTask]],
+        standing: dict[int, SitePlay],
         clock: Clock,
         begin: Begin,
         bills: Bills | None,
-        finished: Callable[[Task], None],
+        finished: Callable[[OpTask], None],
     ) -> None:
-        self.lists, self.standing, self.clock, self.bills, self.finished = lists, standing, clock, bills, finished
+        self.lists = lists
+        self.standing = standing
+        self.clock = clock
+        self.bills = bills
+        self.finished = finished
         self.begin = begin
         self.queues = Queues(clock, self._served)
         self._firsts = np.array(sorted(standing), dtype=np.int64)  # each site's first meeting
-        self._work: deque[tuple[Task, Piece]] = deque()
+        self._work: deque[tuple[OpTask, Piece]] = deque()
         self._agenda = Agenda()
-        self._turns = Turns(self._agenda, bills, self._compute) if bills else None
+        self._turns = KernelTurns(self._agenda, bills, self._compute) if bills else None
 
     def run(self) -> None:
         """Play to the end, or until nothing more can happen."""
@@ -79,7 +83,8 @@ class Play:
 
     def _work_off(self) -> None:
         """Do everything that can be done before the clock moves on."""
-        work, agenda = self._work, self._agenda
+        work = self._work
+        agenda = self._agenda
         while True:
             while work:
                 self._go(*work.popleft())
@@ -93,7 +98,7 @@ class Play:
 
     # ---- an op is ready ---------------------------------------------------------------------------------------------
 
-    def _go(self, task: Task, who: Piece) -> None:
+    def _go(self, task: OpTask, who: Piece) -> None:
         if not isinstance(task.op, Compute):
             self._arrive(task, who)
         elif isinstance(task.op, Serve):
@@ -103,8 +108,9 @@ class Play:
         else:
             self._compute(task, who)
 
-    def _compute(self, task: Task, who: Piece) -> None:
-        start, spent = at(task.ready, who), at(task.seconds, who)
+    def _compute(self, task: OpTask, who: Piece) -> None:
+        start = at(task.ready, who)
+        spent = at(task.seconds, who)
         if self.bills and task.place >= 0:
             owed = self.bills.owed(task, who, start)
             spent = spent + owed if isinstance(owed, np.ndarray) or owed else spent
@@ -117,7 +123,7 @@ class Play:
         for one in () if last.left else task.chain.over():
             self.finished(one)
 
-    def _arrive(self, task: Task, who: Piece) -> None:
+    def _arrive(self, task: OpTask, who: Piece) -> None:
         """Ranks reach a collective, send or recv."""
         site, side = task.meets[0] if task.lone else (None, None)
         standing = self.standing[site.first] if site else None
@@ -132,9 +138,10 @@ class Play:
         else:
             self._arrive_apart(task, who)
 
-    def _arrive_apart(self, task: Task, who: Piece) -> None:
+    def _arrive_apart(self, task: OpTask, who: Piece) -> None:
         """Ranks that meet in several places reach them; those with no part in any pass through."""
-        ready, some = at(task.ready, who), _EVERYONE if who is None else who
+        ready = at(task.ready, who)
+        some = _EVERYONE if who is None else who
         absent = np.ones(task.n if who is None else size(who), dtype=np.bool_)
         for site, side in task.meets:
             meetings = side.meeting_of[some]
@@ -147,8 +154,9 @@ class Play:
             those = None if len(absent) == task.n and absent.all() else positions(who, task.n)[absent]
             self._end(task, those, at(task.ready, those), at(task.ready, those))
 
-    def _arrive_one(self, task: Task, p: int) -> None:
-        here, ready = False, item(task.ready, p)
+    def _arrive_one(self, task: OpTask, p: int) -> None:
+        here = False
+        ready = item(task.ready, p)
         for site, side in task.meets:
             meeting = int(side.meeting_of[p])
             if meeting >= 0:
@@ -158,7 +166,7 @@ class Play:
         if not here:
             self._end(task, None if task.n == 1 else p, ready, ready)
 
-    def _come(self, standing: Standing, meetings: Ints, times: Column) -> None:
+    def _come(self, standing: SitePlay, meetings: Ints, times: Column) -> None:
         """Some ranks reach their meetings: what is complete now begins."""
         complete = standing.come_some(meetings, times)
         if len(complete):
@@ -166,7 +174,7 @@ class Play:
 
     # ---- transfers --------------------------------------------------------------------------------------------------
 
-    def _complete(self, standing: Standing) -> None:
+    def _complete(self, standing: SitePlay) -> None:
         """Everybody is there, at all meetings of a site."""
         if standing.clocked:
             standing.split()
@@ -179,7 +187,7 @@ class Play:
             began = start if side.gathers and not task.watched and task.lone else spread(side, start)
             self._end(task, None, began, spread(side, end))
 
-    def _begin(self, standing: Standing, meetings: Ints) -> None:
+    def _begin(self, standing: SitePlay, meetings: Ints) -> None:
         start = cast(Floats, standing.start)[meetings]
         if standing.clocked:
             self.begin(standing.site, meetings, start)
@@ -198,7 +206,7 @@ class Play:
                 self._over(self.standing[first], meetings[firsts == first] - first, now)
         self._work_off()
 
-    def _over(self, standing: Standing, meetings: Ints, end: Column) -> None:
+    def _over(self, standing: SitePlay, meetings: Ints, end: Column) -> None:
         """These meetings of a site end."""
         if len(meetings) == 1:
             self._over_one(standing, meetings.item(0), end if isinstance(end, float) else end.item(0))
@@ -216,12 +224,14 @@ class Play:
                 of = side.meeting_of[found]
                 self._end(task, found, standing.start[of], end if isinstance(end, float) else standing.end[of])  # type: ignore[index]
 
-    def _over_one(self, standing: Standing, meeting: int, end: float) -> None:
+    def _over_one(self, standing: SitePlay, meeting: int, end: float) -> None:
         """A meeting of a site ends."""
-        site, start = standing.site, item(standing.start, meeting)
+        site = standing.site
+        start = item(standing.start, meeting)
         standing.end[meeting] = end  # type: ignore[index]
         for side in (site.sides[0], site.sides[meeting + 1]) if site.apart else site.sides:
-            task, who = self.lists[side.key[0]][side.key[1]], side.piece(meeting)
+            task = self.lists[side.key[0]][side.key[1]]
+            who = side.piece(meeting)
             self._end(task, None if size(who) == task.n else who, start, end)
 
     def _served(self, served: list[Served]) -> None:
@@ -231,7 +241,7 @@ class Play:
 
     # ---- an op has ended --------------------------------------------------------------------------------------------
 
-    def _end(self, task: Task, who: Piece, start: Column | None, end: Column) -> None:
+    def _end(self, task: OpTask, who: Piece, start: Column | None, end: Column) -> None:
         """Ranks have run an op, from ``start`` on, or (None) from when they were ready: tell the ops that wait for
         it."""
         if who is None:
@@ -265,10 +275,11 @@ class Play:
                 self.bills.over(task)
             self.finished(task)
 
-    def _met(self, task: Task, who: Piece, end: Column) -> None:
+    def _met(self, task: OpTask, who: Piece, end: Column) -> None:
         """Something that these ranks wait for has ended."""
         unmet = task.split()
-        ready, some = cast(Floats, task.ready), _EVERYONE if who is None else who
+        ready = cast(Floats, task.ready)
+        some = _EVERYONE if who is None else who
         ready[some] = np.maximum(ready[some], end)
         left = unmet[some] - 1
         unmet[some] = left
@@ -279,7 +290,7 @@ class Play:
             if len(free):
                 self._put(task, free if who is None else positions(who, task.n)[free])
 
-    def _met_one(self, task: Task, p: int, end: float) -> None:
+    def _met_one(self, task: OpTask, p: int, end: float) -> None:
         unmet = task.split()
         if task.ready[p] < end:  # type: ignore[index]
             task.ready[p] = end  # type: ignore[index]
@@ -289,7 +300,7 @@ class Play:
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 
-    def _put(self, task: Task, who: Piece) -> None:
+    def _put(self, task: OpTask, who: Piece) -> None:
         """Some ranks are ready for a task."""
         if who is None or size(who) == task.n:
             task.ready = one_number(task.ready)

@@ -1,8 +1,8 @@
 """How a transfer takes time once all its members are there: as one fluid flow, or transfer by transfer.
 
-A player is told that meetings are complete and calls ``on_end`` when they end. :class:`Flows` is ``fidelity="flow"``;
-:class:`Replay` is ``fidelity="chunk"``, exact and slow (:mod:`clustersim.engine.chunk`), for teaching and as the oracle
-of the fluid macro-flow.
+A player is told that meetings are complete and calls ``on_end`` when they end. :class:`FlowPlayer` is
+``fidelity="flow"``; :class:`Replay` is ``fidelity="chunk"``, exact and slow (:mod:`clustersim.engine.chunk`), for
+teaching and as the oracle of the fluid macro-flow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.engine import chunk
 from clustersim.engine.flows.clock import Clock
 from clustersim.engine.flows.loads import Loads, Slots
-from clustersim.engine.flows.network import Network
+from clustersim.engine.flows.network import FlowNetwork
 from clustersim.engine.pacing import Pacing, Paid, pacing
 from clustersim.engine.planning import PlanBook
 from clustersim.engine.sites import Site
@@ -33,7 +33,7 @@ class Player(Protocol):
     """What a play and the timeline need of a player."""
 
     @property
-    def network(self) -> Network:
+    def network(self) -> FlowNetwork:
         """What moves the bytes."""
 
     on_end: OnEnd
@@ -57,15 +57,16 @@ def at_each(times: Floats) -> Iterator[tuple[float, Bools]]:
         yield time, times == time
 
 
-class Flows:
+class FlowPlayer:
     """A meeting is its plan's latency, then one flow; its id is its transfer's id.
 
     ``slots`` : where it may have to wait for another; elsewhere it is bound by the rate it has alone.
     """
 
     def __init__(self, clock: Clock, loads: Loads, sites: tuple[Site, ...], slots: Slots | None) -> None:
-        self.clock, self.sites = clock, sites
-        self.network = Network(clock, loads, lambda transfers, now: self.on_end(transfers, now), slots)
+        self.clock = clock
+        self.sites = sites
+        self.network = FlowNetwork(clock, loads, lambda transfers, now: self.on_end(transfers, now), slots)
         self.on_end: OnEnd = nobody
 
     def play(self, site: Site, meetings: Ints, start: Floats) -> None:
@@ -78,8 +79,12 @@ class Flows:
             self.clock.call(time, self._begin, site, meetings[mask])
 
     def _begin(self, site: Site, meetings: Ints) -> None:
-        plans, first = site.plans, site.first
-        load, nbytes, alone = plans.load.item, plans.nbytes.item, plans.alone.item  # mostly it is one
+        plans = site.plans
+        first = site.first
+        # mostly it is one
+        load = plans.load.item
+        nbytes = plans.nbytes.item
+        alone = plans.alone.item
         flows = [(first + m, load(m), nbytes(m), alone(m)) for m in meetings.tolist() if nbytes(m) > 0]
         if flows:
             self.network.begin(flows)
@@ -100,12 +105,12 @@ def nobody(transfers: Ints, now: float) -> None:
     """Nobody listens yet."""
 
 
-class _Playing(msgspec.Struct, eq=False):
+class _ActiveMeeting(msgspec.Struct, eq=False):
     """One meeting on the air: ``first`` is the id of its first transfer; ``unmet`` and ``left`` count down."""
 
     meeting: int
     first: int
-    steps: chunk.Steps
+    steps: chunk.ChunkSteps
     unmet: Ints
     left: int
 
@@ -117,11 +122,13 @@ class Replay:
     """
 
     def __init__(self, clock: Clock, loads: Loads, book: PlanBook, sites: tuple[Site, ...]) -> None:
-        self.clock, self.loads, self.book = clock, loads, book
-        self.network = Network(clock, loads, self._drained)
+        self.clock = clock
+        self.loads = loads
+        self.book = book
+        self.network = FlowNetwork(clock, loads, self._drained)
         self.on_end: OnEnd = nobody
-        self._steps: dict[tuple[Request, bytes], chunk.Steps] = {}
-        self._playing: dict[int, _Playing] = {}
+        self._steps: dict[tuple[Request, bytes], chunk.ChunkSteps] = {}
+        self._playing: dict[int, _ActiveMeeting] = {}
         self._meetings: list[Ints] = []
         self._loads: list[Ints] = []
         self._n = 0
@@ -130,9 +137,11 @@ class Replay:
         if not self.columns:
             self._prepare(sites)
 
-    def _by_columns(self, site: Site) -> chunk.Played | None:
+    def _by_columns(self, site: Site) -> chunk.WavePlay | None:
         """The only meeting of a run, where its schedule is told as waves and its lanes never meet."""
-        request, group, plan = site.plans.request, self.book.groups.of(site.ranks[0]), site.plans.each[0]
+        request = site.plans.request
+        group = self.book.groups.of(site.ranks[0])
+        plan = site.plans.each[0]
         algorithm = ALGORITHMS.get(plan.algorithm)
         if group.size == 1 or request.kind == "send" or not algorithm or not algorithm.waves:
             return None
@@ -141,7 +150,8 @@ class Replay:
 
     def _pace(self, site: Site, meeting: int) -> Pacing:
         """How the transfers of a meeting go, by its plan."""
-        plans, group = site.plans, self.book.groups.of(site.ranks[meeting])
+        plans = site.plans
+        group = self.book.groups.of(site.ranks[meeting])
         _, links, weights = self.loads.csr(plans.load[meeting : meeting + 1])
         paid = Paid(links, weights, float(plans.alone[meeting]), float(plans.latency[meeting]))
         return pacing(plans.request, group, plans.each[meeting], paid)
@@ -153,8 +163,9 @@ class Replay:
                 total += len(self._steps_of(site, meeting).nbytes)
                 chunk.must_fit(total)
 
-    def _steps_of(self, site: Site, meeting: int) -> chunk.Steps:
-        plan, ranks = site.plans.each[meeting], site.ranks[meeting]
+    def _steps_of(self, site: Site, meeting: int) -> chunk.ChunkSteps:
+        plan = site.plans.each[meeting]
+        ranks = site.ranks[meeting]
         key = site.plans.request, ranks.tobytes()
         if key not in self._steps:
             group = self.book.groups.of(ranks)
@@ -179,7 +190,7 @@ class Replay:
             return
         for m in meetings.tolist():
             steps = self._steps_of(site, m)
-            playing = _Playing(site.first + m, self._n, steps, steps.n_needs.copy(), len(steps.nbytes))
+            playing = _ActiveMeeting(site.first + m, self._n, steps, steps.n_needs.copy(), len(steps.nbytes))
             self._n += playing.left
             self._meetings.append(np.full(playing.left, playing.meeting, dtype=np.int64))
             self._loads.append(steps.load)
@@ -192,9 +203,10 @@ class Replay:
     def _landed(self, meeting: int) -> None:
         self.on_end(np.array([meeting]), self.clock.now)
 
-    def _start(self, playing: _Playing, which: Ints) -> None:
+    def _start(self, playing: _ActiveMeeting, which: Ints) -> None:
         moves = playing.steps.nbytes[which] > 0
-        some, steps = which[moves], playing.steps
+        some = which[moves]
+        steps = playing.steps
         if len(some):
             flows = (playing.first + some).tolist(), steps.load[some].tolist(), steps.nbytes[some].tolist()
             self.network.begin(list(zip(*flows, steps.ceiling[some].tolist(), strict=True)))
@@ -208,14 +220,15 @@ class Replay:
         for p in np.unique(owner).tolist():
             self._left_the_sender(self._playing[int(first[p])], transfers[owner == p] - first[p])
 
-    def _left_the_sender(self, playing: _Playing, which: Ints) -> None:
-        steps, now = playing.steps, self.clock.now
+    def _left_the_sender(self, playing: _ActiveMeeting, which: Ints) -> None:
+        steps = playing.steps
+        now = self.clock.now
         for time, mask in at_each(now + steps.latency[which]):
             self.clock.call(time, self._arrived, playing, which[mask])
         follow = steps.lane_next[which]
         self._count_down(playing, follow[follow >= 0])
 
-    def _arrived(self, playing: _Playing, which: Ints) -> None:
+    def _arrived(self, playing: _ActiveMeeting, which: Ints) -> None:
         steps = playing.steps
         playing.left -= len(which)
         if playing.left == 0:
@@ -224,7 +237,7 @@ class Replay:
         waiting = [steps.next[steps.next_ptr[t] : steps.next_ptr[t + 1]] for t in which.tolist()]
         self._count_down(playing, np.concatenate(waiting))
 
-    def _count_down(self, playing: _Playing, waiting: Ints) -> None:
+    def _count_down(self, playing: _ActiveMeeting, waiting: Ints) -> None:
         np.subtract.at(playing.unmet, waiting, 1)
         ready = np.unique(waiting[playing.unmet[waiting] == 0])
         if len(ready):

@@ -19,7 +19,7 @@ from clustersim.core.timeline import LinkUse, OpInfo
 from clustersim.core.topology import Topology
 from clustersim.engine.columns import Column
 from clustersim.engine.flows.loads import Loads
-from clustersim.engine.order import Task
+from clustersim.engine.order import OpTask
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.sites import Site
 
@@ -30,7 +30,7 @@ DEEP = 4
 """Columns that one is counted from, at most: more would take longer to add up than they save."""
 
 
-class Rows:
+class RunRows:
     """What happened, collected role by role: rows, and blocks where many ranks differ."""
 
     def __init__(self, program: Program) -> None:
@@ -46,13 +46,17 @@ class Rows:
         """Index in :attr:`Timeline.ops` of a role's op."""
         return int(self._first[key[0]]) + key[1]
 
-    def add(self, mine: list[Task], *, brief: bool = False) -> None:
+    def add(self, mine: list[OpTask], *, brief: bool = False) -> None:
         """Keep what the ranks of a role did: make blocks, or rows, of its finished tasks, and let go of the columns
         they were played with, which are not written to any more. ``brief`` : in as few bytes as can be."""
         role = mine[0].key[0] if mine else 0
-        drafts, agreed, apart = _Drafts(self._kept.get(role, {})), [], []
+        drafts = _ColumnDrafts(self._kept.get(role, {}))
+        agreed = []
+        apart = []
         for task in mine:
-            ready, start, end = task.ready, task.start, task.end
+            ready = task.ready
+            start = task.start
+            end = task.end
             who = _taking_part(task)
             if who is None and isinstance(ready, float) and isinstance(start, float) and isinstance(end, float):
                 agreed.append((self.row_of(task.key), ready, start, end))
@@ -71,7 +75,7 @@ class Rows:
         if brief:
             self._kept[role] = drafts.alive(made)
 
-    def _block(self, task: Task, who: Ints | None, columns: tuple[BlockColumn, BlockColumn, BlockColumn]) -> None:
+    def _block(self, task: OpTask, who: Ints | None, columns: tuple[BlockColumn, BlockColumn, BlockColumn]) -> None:
         """Keep an op: as rows where that is less."""
         ranks = task.role.ranks
         if who is not None:
@@ -82,7 +86,7 @@ class Rows:
         else:
             self._blocks.append(block)
 
-    def _since(self, task: Task, start: BlockColumn, end: BlockColumn) -> BlockColumn:
+    def _since(self, task: OpTask, start: BlockColumn, end: BlockColumn) -> BlockColumn:
         """When a kernel ended, as its start and what it took, where that gives the same bits."""
         if end.since is not None or len(end.values) < task.n or end.of is not None or start.depth >= DEEP:
             return end
@@ -101,7 +105,7 @@ class Rows:
         return tuple(self._book.sets), joined(self._parts)
 
 
-class _Drafts:
+class _ColumnDrafts:
     """The distinct columns of a role's ops. Ops share them: what is ready of one is the end of another.
 
     ``kept`` : columns already made of arrays that are still played with, by identity.
@@ -114,9 +118,10 @@ class _Drafts:
         self._kept = kept
         self._done: dict[int, BlockColumn] = {}
 
-    def numbers(self, task: Task, who: Ints | None) -> tuple[int, int, int]:
+    def numbers(self, task: OpTask, who: Ints | None) -> tuple[int, int, int]:
         """Which columns the ready, start and end of an op are."""
-        known, found = self._known, []
+        known = self._known
+        found = []
         for which, column in enumerate((task.ready, task.start, task.end)):
             # By identity: the tasks hold their columns, so no other can take the place of one. No time is negative.
             key = column if isinstance(column, float) else -id(column) if who is None else (task.key, which)
@@ -146,7 +151,7 @@ class _Drafts:
         return {id(one): entry for entry in told if (one := entry[0]()) is not None}
 
 
-def _meetings(task: Task, column: Column) -> Meetings | None:
+def _meetings(task: OpTask, column: Column) -> Meetings | None:
     """Of an op whose ranks meet in groups: a place of each meeting in the column, and the meeting of each rank; None
     for others."""
     if len(task.meets) != 1 or not task.meets[0][1].gathers:
@@ -156,7 +161,7 @@ def _meetings(task: Task, column: Column) -> Meetings | None:
     return slice(None) if apart else side.order[side.ptr[:-1]], side.meeting_of
 
 
-def _taking_part(task: Task) -> Ints | None:
+def _taking_part(task: OpTask) -> Ints | None:
     """Positions of the ranks that really do something: those with a group or a peer; None for all."""
     if task.lone or isinstance(task.op, Compute) or any(side.everyone for _, side in task.meets):
         return None
@@ -198,7 +203,9 @@ class _LinkNames(Sequence[str]):
         return self._topology.link_name(found) if isinstance(found, int) else [self[i] for i in found]
 
 
-def infos(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topology, mesh: Mesh) -> tuple[OpInfo, ...]:
+def infos(
+    program: Program, rows: RunRows, sites: tuple[Site, ...], topology: Topology, mesh: Mesh
+) -> tuple[OpInfo, ...]:
     """What each op was, role by role."""
     details: dict[OpKey, dict[str, Any]] = {}
     groups: dict[OpKey, list[Ints]] = {}
@@ -233,7 +240,8 @@ def infos(program: Program, rows: Rows, sites: tuple[Site, ...], topology: Topol
 
 def _detail(site: Site, islands: int) -> dict[str, Any]:
     """What a viewer is told of a site's transfers; nobody has counted its groups yet."""
-    plan, request = site.plans.each[0], site.plans.request
+    plan = site.plans.each[0]
+    request = site.plans.request
     matrix = request.matrix
     # Of an all-to-all that is not even, what a member sends to others per byte of S, in the mean.
     uneven = {} if matrix is None else {"between": float(matrix.between.sum()) / matrix.n}

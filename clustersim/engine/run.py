@@ -19,21 +19,21 @@ from clustersim.core.topology import Topology
 from clustersim.engine import chunk, need
 from clustersim.engine.bills import Bills
 from clustersim.engine.chains import link
-from clustersim.engine.finished import Finished
+from clustersim.engine.finished import FinishedOps
 from clustersim.engine.flows.clock import Clock
-from clustersim.engine.flows.loads import Loads, Slots, Varying
-from clustersim.engine.flows.network import Network
-from clustersim.engine.guess import Guess, firsts
+from clustersim.engine.flows.loads import Loads, Slots, VaryingLinks
+from clustersim.engine.flows.network import FlowNetwork
+from clustersim.engine.guess import SharingGuess, firsts
 from clustersim.engine.meetings import sites as meet
-from clustersim.engine.order import Task, look_ahead, tasks
-from clustersim.engine.planning import Groups, PlanBook, Planner
+from clustersim.engine.order import OpTask, look_ahead, tasks
+from clustersim.engine.planning import Communicators, PlanBook, Planner
 from clustersim.engine.play import Play
-from clustersim.engine.players import Flows, Player, Replay, nobody
+from clustersim.engine.players import FlowPlayer, Player, Replay, nobody
 from clustersim.engine.rows import infos, link_use
-from clustersim.engine.sites import Site, Standing
+from clustersim.engine.sites import Site, SitePlay
 
 FIDELITIES: dict[str, Callable[[Clock, Loads, PlanBook, tuple[Site, ...], Slots | None], Player]] = {
-    "flow": lambda clock, loads, book, sites, slots: Flows(clock, loads, sites, slots),
+    "flow": lambda clock, loads, book, sites, slots: FlowPlayer(clock, loads, sites, slots),
     "chunk": lambda clock, loads, book, sites, slots: Replay(clock, loads, book, sites),
 }
 """How a transfer on the clock is played: as one fluid flow, or every step of its algorithm by itself."""
@@ -42,7 +42,7 @@ PATIENCE = 4
 """Plays after which everything that could share is put on the clock."""
 
 
-class How(TypedDict, total=False):
+class PlayOptions(TypedDict, total=False):
     """How a Program is played; see :func:`simulate`."""
 
     backend: str
@@ -52,10 +52,10 @@ class How(TypedDict, total=False):
     launch: str
     whole: Mapping[tuple[str, bytes], Ints] | None
     progress: Callable[[int, int], None] | None
-    varying: tuple[Varying, ...]
+    varying: tuple[VaryingLinks, ...]
 
 
-def simulate(program: Program, topology: Topology, mesh: Mesh, **how: Unpack[How]) -> Timeline:
+def simulate(program: Program, topology: Topology, mesh: Mesh, **how: Unpack[PlayOptions]) -> Timeline:
     """Play a Program on a Topology.
 
     Parameters
@@ -90,7 +90,7 @@ def simulate(program: Program, topology: Topology, mesh: Mesh, **how: Unpack[How
     program.check()
     need.check(need.flow(program, topology), "at flow fidelity", "use fewer steps, fewer ranks, or no jitter")
     with _no_collector():
-        return _Run(program, topology, mesh, how).timeline()
+        return _EngineRun(program, topology, mesh, how).timeline()
 
 
 @contextmanager
@@ -106,11 +106,13 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-class _Run:
+class _EngineRun:
     """A Program that is played until a play is the exact one."""
 
-    def __init__(self, program: Program, topology: Topology, mesh: Mesh, how: How) -> None:
-        self.program, self.topology, self.mesh = program, topology, mesh
+    def __init__(self, program: Program, topology: Topology, mesh: Mesh, how: PlayOptions) -> None:
+        self.program = program
+        self.topology = topology
+        self.mesh = mesh
         self.fidelity, varying = how.get("fidelity", "flow"), how.get("varying", ())
         self.loads = Loads(topology, varying)
         self.book = _book(mesh, self.loads, how)
@@ -120,13 +122,13 @@ class _Run:
         billed = program.overlap_slowdown > 0 and any(isinstance(op, Collective) for r in program.roles for op in r.ops)
         self.bills = Bills(program.overlap_slowdown, self.lists) if billed else None
         link(self.lists)
-        self.guess = Guess(program, self.sites, self.loads) if self.fidelity == "flow" else None
+        self.guess = SharingGuess(program, self.sites, self.loads) if self.fidelity == "flow" else None
         self.clocked = self.guess.clocked if self.guess else firsts(self.sites)
         if varying:
             self.clocked |= {site.first for site in self.sites if self.loads.crossing(site.plans.load)}
         meetings = sum(len(site.ranks) for site in self.sites)
         self.start, self.end = np.empty(meetings), np.empty(meetings)  # apart: the Timeline keeps one of them
-        self._finished = Finished(program, self.lists, self.bills, how.get("progress"))
+        self._finished = FinishedOps(program, self.lists, self.bills, how.get("progress"))
 
     def timeline(self) -> Timeline:
         """Play, check, and where the guess was wrong play again, with more on the clock."""
@@ -150,7 +152,8 @@ class _Run:
 
     def _play(self) -> tuple[Clock, Player]:
         """One play; raises :class:`ProgramError` where ranks wait for each other forever."""
-        clock, lists = Clock(), self.lists
+        clock = Clock()
+        lists = self.lists
         standing = {site.first: self._standing(site) for site in self.sites}
         slots = self.guess.slots if self.guess else None
         player = FIDELITIES[self.fidelity](clock, self.loads, self.book, self.sites, slots)
@@ -169,15 +172,18 @@ class _Run:
         play.standing = {}  # it and its queues hold each other
         return clock, player
 
-    def _standing(self, site: Site) -> Standing:
+    def _standing(self, site: Site) -> SitePlay:
         mine = slice(site.first, site.first + len(site.ranks))
         # A plan's time is not that of its schedule.
         alone = site.plans.columns if self.guess else (0.0, 0.0)
-        return Standing(site, site.first in self.clocked, alone, (self.start[mine], self.end[mine]))
+        return SitePlay(site, site.first in self.clocked, alone, (self.start[mine], self.end[mine]))
 
     def _played(self, player: Player, clock: Clock) -> Timeline:
         """The finished run, with its counts."""
-        program, sites, network, rows = self.program, self.sites, player.network, self._finished.rows()
+        program = self.program
+        sites = self.sites
+        network = player.network
+        rows = self._finished.rows()
         _let_go(self.lists)
         meetings, loads = player.transfers()
         counts = clock.n_events, network.n_solves, network.n_flows, len(loads)
@@ -197,10 +203,12 @@ class _Run:
         )
 
 
-def _book(mesh: Mesh, loads: Loads, how: How) -> PlanBook:
+def _book(mesh: Mesh, loads: Loads, how: PlayOptions) -> PlanBook:
     """Plans by whom :func:`simulate` was told."""
-    launch, nccl, whole = how.get("launch", "process_per_gpu"), how.get("nccl_version", (2, 28)), how.get("whole")
-    groups = Groups(loads.topology, mesh, launch=launch, nccl_version=nccl, whole=whole)
+    launch = how.get("launch", "process_per_gpu")
+    nccl = how.get("nccl_version", (2, 28))
+    whole = how.get("whole")
+    groups = Communicators(loads.topology, mesh, launch=launch, nccl_version=nccl, whole=whole)
     planner = how.get("planner")
     return PlanBook(planner or _backend_planner(how.get("backend", "nccl")), groups, loads, congruent=planner is None)
 
@@ -210,14 +218,14 @@ def _all(sites: tuple[Site, ...], name: str) -> Floats:
     return np.concatenate([np.zeros(0), *(getattr(site.plans, name) for site in sites)])
 
 
-def _let_go(lists: list[list[Task]]) -> None:
+def _let_go(lists: list[list[OpTask]]) -> None:
     """Tasks hold each other, and the collector does not look at them: it would take a tenth of the time."""
     for mine in lists:
         for task in mine:
             task.before, task.next, task.soft, task.chain = [], [], (), None
 
 
-def _note(sites: tuple[Site, ...], clocked: set[int], begin: Floats, end: Floats, network: Network) -> None:
+def _note(sites: tuple[Site, ...], clocked: set[int], begin: Floats, end: Floats, network: FlowNetwork) -> None:
     """What free transfers moved: each at the rate it has alone."""
     moves = (_all(sites, "nbytes") > 0) & (end > begin)
     for site in sites if clocked else ():
@@ -237,7 +245,7 @@ SHOWN = 4
 """Meetings, and ranks of one list, that a message names before it says how many more there are."""
 
 
-def deadlock(program: Program, standing: dict[int, Standing], tasks: list[list[Task]]) -> ProgramError:
+def deadlock(program: Program, standing: dict[int, SitePlay], tasks: list[list[OpTask]]) -> ProgramError:
     """The error for a run in which nothing more can happen: which ranks wait, at which op, for whom.
 
     Meetings with somebody there and somebody missing are listed by their first rank, at most :data:`SHOWN` of them.
@@ -256,7 +264,7 @@ def deadlock(program: Program, standing: dict[int, Standing], tasks: list[list[T
     )
 
 
-def _line(program: Program, site: Site, meeting: int, tasks: list[list[Task]]) -> tuple[int, str]:
+def _line(program: Program, site: Site, meeting: int, tasks: list[list[OpTask]]) -> tuple[int, str]:
     here: list[int] = []
     at: list[str] = []
     sides = site.sides_of(np.array([meeting]))

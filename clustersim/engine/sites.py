@@ -10,10 +10,10 @@ import numpy as np
 from clustersim.core.arrays import Floats, Ints
 from clustersim.engine.columns import Column
 from clustersim.engine.pairs import OpKey
-from clustersim.engine.planning import Plans
+from clustersim.engine.planning import GroupPlans
 
 
-class Side(msgspec.Struct, frozen=True, eq=False, gc=False):
+class SiteSide(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One op's part in a site.
 
     Parameters
@@ -71,12 +71,12 @@ class Site(msgspec.Struct, eq=False, gc=False):
     """
 
     first: int
-    sides: tuple[Side, ...]
+    sides: tuple[SiteSide, ...]
     ranks: Ints
-    plans: Plans
+    plans: GroupPlans
     apart: bool = False
 
-    def sides_of(self, meetings: Ints) -> tuple[Side, ...]:
+    def sides_of(self, meetings: Ints) -> tuple[SiteSide, ...]:
         """The sides that take part in these meetings."""
         if not self.apart:
             return self.sides
@@ -85,7 +85,8 @@ class Site(msgspec.Struct, eq=False, gc=False):
 
 def _stretch(positions: Ints) -> Ints | slice | int:
     """Positions as one number, or as a slice where they are evenly apart: numpy need not copy those."""
-    first, n = int(positions[0]), len(positions)
+    first = int(positions[0])
+    n = len(positions)
     if n == 1:
         return first
     step = int(positions[1]) - first
@@ -94,7 +95,7 @@ def _stretch(positions: Ints) -> Ints | slice | int:
     return positions
 
 
-class Standing:
+class SitePlay:
     """The meetings of a site in one play.
 
     site : who meets. clocked : whether its transfers are played on the clock.
@@ -107,14 +108,16 @@ class Standing:
     __slots__ = ("_came", "clocked", "end", "latency", "missing", "moving", "site", "start", "times")
 
     def __init__(self, site: Site, clocked: bool, alone: tuple[Column, Column], times: tuple[Floats, Floats]) -> None:
-        self.site, self.clocked, self.times = site, clocked, times
+        self.site = site
+        self.clocked = clocked
+        self.times = times
         self.latency, self.moving = alone
         self.start: Column = 0.0
         self.end: Column = np.inf
         self.missing: Ints | None = None
-        self._came: list[Side] = []
+        self._came: list[SiteSide] = []
 
-    def come(self, side: Side, ready: Column) -> bool:
+    def come(self, side: SiteSide, ready: Column) -> bool:
         """All ranks of a role arrive; whether everybody is there."""
         latest = self._latest(side, ready)
         if isinstance(self.start, float) and isinstance(latest, float):
@@ -126,7 +129,7 @@ class Standing:
         self._came.append(side)
         return len(self._came) == len(self.site.sides)
 
-    def _latest(self, side: Side, ready: Column) -> Column:
+    def _latest(self, side: SiteSide, ready: Column) -> Column:
         """The latest arrival of a role at each meeting."""
         if isinstance(ready, float):
             return ready
@@ -164,7 +167,9 @@ class Standing:
 
     def over(self) -> tuple[Column, Column]:
         """Everybody is there, and all of its meetings are free: when they start and end is known, and kept."""
-        start, end = self.start, (self.start + self.latency) + self.moving  # as the clock would add
+        # as the clock would add
+        start = self.start
+        end = (self.start + self.latency) + self.moving
         self.times[0][:], self.times[1][:] = start, end
         self.start, self.end = self.times
         return start, end
@@ -199,7 +204,7 @@ class Standing:
         return found
 
 
-def spread(side: Side, column: Column) -> Column:
+def spread(side: SiteSide, column: Column) -> Column:
     """What a site's meetings did, for each rank of a role whose ranks all come to it."""
     if isinstance(column, float):
         return column

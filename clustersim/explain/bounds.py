@@ -12,7 +12,7 @@ from collections import defaultdict
 import numpy as np
 
 from clustersim.core.arrays import Columns, Floats
-from clustersim.core.facts import UNKNOWN, Facts
+from clustersim.core.facts import UNKNOWN, RunFacts
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain.hotspots import hotspots
@@ -21,7 +21,8 @@ from clustersim.explain.pieces import workers
 
 EXACT = 1e-6
 """Relative slack for rounding."""
-BUSY, BUSY_TIME = 0.95, 0.1
+BUSY = 0.95
+BUSY_TIME = 0.1
 """A link this full for this share of the time is worth a warning."""
 SLOW = 1.05
 """So is a rank whose kernels take this many times the median."""
@@ -59,14 +60,17 @@ def _fastest(timeline: Timeline) -> Floats:
 
 
 def _steps(timeline: Timeline, peak: float | None) -> Columns:
-    ops, ends = timeline.ops, timeline.per_op()["end"]
+    ops = timeline.ops
+    ends = timeline.per_op()["end"]
     step = np.array([op.step for op in ops], dtype=np.int64)
     known = np.unique(step[np.isfinite(ends)]) if len(ops) else np.zeros(0, dtype=np.int64)
     last = np.array([float(ends[step == s].max()) for s in known.tolist()])
     seconds = np.diff(last, prepend=0.0)
-    compute, sent = np.zeros(len(known)), np.zeros(len(known))
+    compute = np.zeros(len(known))
+    sent = np.zeros(len(known))
     for k, s in enumerate(known.tolist()):
-        flops, waits = defaultdict[str, float](float), defaultdict[tuple[str, str], float](float)
+        flops = defaultdict[str, float](float)
+        waits = defaultdict[tuple[str, str], float](float)
         for i in np.flatnonzero((step == s) & np.isfinite(ends)).tolist():
             op = ops[i]
             flops[op.role] += op.flops
@@ -83,7 +87,7 @@ def _steps(timeline: Timeline, peak: float | None) -> Columns:
     return dict(zip(names, (known, seconds, compute, sent, bound, reached), strict=True))
 
 
-def warnings(timeline: Timeline, facts: Facts = UNKNOWN) -> list[str]:
+def warnings(timeline: Timeline, facts: RunFacts = UNKNOWN) -> list[str]:
     """What deserves attention, in words."""
     return [
         *_beaten(timeline, facts.peak_flops),
@@ -96,13 +100,16 @@ def warnings(timeline: Timeline, facts: Facts = UNKNOWN) -> list[str]:
 def _beaten(timeline: Timeline, peak: float | None) -> list[str]:
     table = bounds(timeline, peak_flops=peak)
     found = []
-    each, steps = table["collectives"], table["steps"]
+    each = table["collectives"]
+    steps = table["steps"]
     for k in np.flatnonzero(each["seconds"] < each["bound"] * (1 - EXACT)).tolist():
-        took, least = format_time(float(each["seconds"][k])), format_time(float(each["bound"][k]))
+        took = format_time(float(each["seconds"][k]))
+        least = format_time(float(each["bound"][k]))
         found.append(
             f"{each['name'][k]!r} took {took}, less than the {least} its bytes need at the narrowest cut: a bug"
         )
-    total, least_total = float(steps["seconds"].sum()), float(steps["bound"].sum())
+    total = float(steps["seconds"].sum())
+    least_total = float(steps["bound"].sum())
     if total < least_total * (1 - EXACT):
         found.append(f"all steps took {format_time(total)}, less than their bound of {format_time(least_total)}: a bug")
     return found[:3]
@@ -127,7 +134,8 @@ def _busy_links(timeline: Timeline) -> list[str]:
 
 
 def _slow_ranks(timeline: Timeline) -> list[str]:
-    ratio, train = pace_ratios(timeline), workers(timeline)
+    ratio = pace_ratios(timeline)
+    train = workers(timeline)
     slow = train[ratio[train] > SLOW]
     worst = slow[np.argsort(-ratio[slow], kind="stable")]
     if not len(worst):

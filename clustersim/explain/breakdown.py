@@ -20,7 +20,7 @@ import numpy as np
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.timeline import Timeline
 from clustersim.explain.metrics import steady_window
-from clustersim.explain.pieces import STATES, Pieces, State, by_class, pieces
+from clustersim.explain.pieces import STATES, Pieces, PieceState, by_class, pieces
 
 
 class Breakdown(msgspec.Struct, frozen=True, eq=False):
@@ -49,13 +49,14 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
     @property
     def exposed_fraction(self) -> Floats:
         """(w,) float, share of the time."""
-        return self.shares[:, State.EXPOSED]
+        return self.shares[:, PieceState.EXPOSED]
 
 
 def breakdown(timeline: Timeline, cut: Pieces | None = None) -> Breakdown:
     """Seconds and shares of each state, per rank, in the steady state, or in the window of a partition (``cut``)."""
     cut = cut or steady_pieces(timeline)
-    n, n_steps = len(cut.ranks), steps_between(timeline, cut.begin, cut.end)
+    n = len(cut.ranks)
+    n_steps = steps_between(timeline, cut.begin, cut.end)
     of_class = _by_state(timeline, cut)
     hidden = np.bincount(cut.owner, weights=cut.seconds * (cut.beside >= 0), minlength=n)
     whole = of_class.sum(axis=1, keepdims=True)
@@ -76,8 +77,10 @@ def breakdown(timeline: Timeline, cut: Pieces | None = None) -> Breakdown:
 
 def _by_state(timeline: Timeline, cut: Pieces) -> Floats:
     """(ranks of the cut, states) seconds; of an op's kernels each in its own state."""
-    n, k = len(cut.ranks), len(STATES)
-    computes, rest = cut.computes, ~cut.computes
+    n = len(cut.ranks)
+    k = len(STATES)
+    computes = cut.computes
+    rest = ~cut.computes
     found = np.bincount(cut.owner[rest] * k + cut.state[rest], weights=cut.seconds[rest], minlength=n * k)
     share = np.zeros((len(timeline.ops), k))
     for i in np.unique(cut.op[computes]).tolist():

@@ -11,13 +11,13 @@ import numpy as np
 from clustersim.core.arrays import Floats
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import OpInfo, Timeline
-from clustersim.explain.chase import Chase, Held
+from clustersim.explain.chase import Chase, ChaseEnd
 from clustersim.explain.columns import columns_of
 from clustersim.explain.dimensions import dimension
 from clustersim.explain.late_start import LateStart, reduces
 from clustersim.explain.pace import slow_ranks
-from clustersim.explain.pieces import Pieces, State, Why, by_structure, is_server, staged, workers
-from clustersim.explain.transfers import Facts, sort_of
+from clustersim.explain.pieces import PieceRule, Pieces, PieceState, by_structure, is_server, staged, workers
+from clustersim.explain.transfers import TransferFacts, sort_of
 
 MAX_CHASES = 2000
 """Waits that are followed, the costliest first; what is left is charged as they were."""
@@ -35,7 +35,7 @@ class Blame:
     link: int = -1
 
 
-class Lost(NamedTuple):
+class LostSeconds(NamedTuple):
     """Seconds that each rank of a class lost, from its first piece of the partition to its last."""
 
     seconds: float
@@ -76,11 +76,13 @@ def messages(op: OpInfo) -> str:
     return f"{dimension(op)} messages" if op.kind in {"send", "recv"} and op.label and op.label.dim else ""
 
 
-class Book:
+class ChargeBook:
     """The charges while they are made."""
 
-    def __init__(self, timeline: Timeline, cut: Pieces, facts: dict[int, Facts], pace: Floats) -> None:
-        self.timeline, self.cut, self.facts = timeline, cut, facts
+    def __init__(self, timeline: Timeline, cut: Pieces, facts: dict[int, TransferFacts], pace: Floats) -> None:
+        self.timeline = timeline
+        self.cut = cut
+        self.facts = facts
         self.slow = slow_ranks(timeline, pace)
         self.charges: dict[tuple[str, str], Charge] = {}
         self._of_transfer: dict[int, Blame] = {}
@@ -96,7 +98,7 @@ class Book:
     def charge_all(self) -> None:
         """Every piece, gathered by op and rank class first."""
         cut = self.cut
-        host_kernel = cut.computes & ((cut.state == State.HOST) | (cut.state == State.LAUNCH))
+        host_kernel = cut.computes & ((cut.state == PieceState.HOST) | (cut.state == PieceState.LAUNCH))
         idle = (host_kernel | ~cut.computes) & (self.weight[cut.owner] > 0)
         who = np.flatnonzero(idle)
         if not len(who):
@@ -108,9 +110,9 @@ class Book:
         ptr = np.searchsorted(inverse[order], np.arange(len(groups)))
         first = who[order[ptr]]
         last = who[order[np.append(ptr[1:], len(order)) - 1]]
-        waits: list[Lost] = []
-        for lost in map(Lost, seconds.tolist(), first.tolist(), last.tolist()):
-            if cut.why[lost.piece] in (Why.PEER, Why.QUEUED):
+        waits: list[LostSeconds] = []
+        for lost in map(LostSeconds, seconds.tolist(), first.tolist(), last.tolist()):
+            if cut.why[lost.piece] in (PieceRule.PEER, PieceRule.QUEUED):
                 waits.append(lost)
             else:
                 self.add(self._plain(lost.piece), lost)
@@ -118,15 +120,16 @@ class Book:
 
     def _plain(self, piece: int) -> Blame:
         """Of a piece in which its rank waits for nobody."""
-        why, op = int(self.cut.why[piece]), int(self.cut.op[piece])
-        if why == Why.TRANSFER:
+        why = int(self.cut.why[piece])
+        op = int(self.cut.op[piece])
+        if why == PieceRule.TRANSFER:
             return self.of_transfer(op)
-        if why == Why.NOTHING:
+        if why == PieceRule.NOTHING:
             return replace(self._of_nothing(), holder=self._last_rank)
         info = self.timeline.ops[op]
-        if why != Why.HOST_WORK and self.cut.state[piece] == State.LAUNCH:
+        if why != PieceRule.HOST_WORK and self.cut.state[piece] == PieceState.LAUNCH:
             return Blame("launch", "kernels")
-        copies = why == Why.HOST_WORK and info.phase == "memcpy"
+        copies = why == PieceRule.HOST_WORK and info.phase == "memcpy"
         return Blame("host copies" if copies else "host", sort_of(info.name))
 
     def _of_nothing(self) -> Blame:
@@ -147,7 +150,8 @@ class Book:
 
     def _transfer(self, op: int) -> Blame:
         """Of an exposed transfer."""
-        info, facts = self.timeline.ops[op], self.facts[op]
+        info = self.timeline.ops[op]
+        facts = self.facts[op]
         if self._serves(op):
             return Blame("parameter server", "server", link=facts.link)
         if facts.limit in {"link", "shared link"} and self.timeline.links is not None:
@@ -158,10 +162,11 @@ class Book:
         info = self.timeline.ops[op]
         return is_server(info) or any(is_server(self.timeline.ops[o]) for o in info.detail.get("meets", ()))
 
-    def _waits(self, waits: list[Lost]) -> None:
+    def _waits(self, waits: list[LostSeconds]) -> None:
         """Waits for peers: those of one meeting have one cause, so the longest of them is followed."""
-        chase, cut = Chase(self.timeline, self.cut), self.cut
-        meetings: defaultdict[tuple[int, int], list[Lost]] = defaultdict(list)
+        chase = Chase(self.timeline, self.cut)
+        cut = self.cut
+        meetings: defaultdict[tuple[int, int], list[LostSeconds]] = defaultdict(list)
         for lost in waits:
             op = int(cut.op[lost.piece])
             group = int(chase.group_of(op)[cut.ranks[cut.owner[lost.piece]]])
@@ -169,9 +174,10 @@ class Book:
         ranked = sorted(meetings.values(), key=lambda m: -sum(w.seconds * self.weight[cut.owner[w.piece]] for w in m))
         for n, members in enumerate(ranked):
             _, piece, last = max(members, key=lambda w: w.seconds)
-            op, rank = int(cut.op[piece]), int(cut.ranks[cut.owner[piece]])
+            op = int(cut.op[piece])
+            rank = int(cut.ranks[cut.owner[piece]])
             held = None
-            if n < MAX_CHASES and cut.why[piece] == Why.PEER:
+            if n < MAX_CHASES and cut.why[piece] == PieceRule.PEER:
                 held = chase.follow(op, rank, float(cut.start[piece]), float(cut.stop[last]))
             blame = self._of_wait(op, held)
             if held is not None:
@@ -179,34 +185,35 @@ class Book:
             for lost in members:
                 self.add(blame, lost)
 
-    def _of_wait(self, op: int, held: Held | None) -> Blame:
+    def _of_wait(self, op: int, held: ChaseEnd | None) -> Blame:
         if self._serves(op) or (held is not None and held.op >= 0 and self._serves(held.op)):
             return Blame("parameter server", "server")
         if held is None:
             return Blame("jitter", "ranks")
         slow = held.rank >= 0 and bool(self.slow[held.rank])
-        if held.why in (Why.KERNEL, Why.SIDE_KERNEL) and slow:
+        if held.why in (PieceRule.KERNEL, PieceRule.SIDE_KERNEL) and slow:
             return Blame("slow rank", f"rank {held.rank}")
         if by_structure(self.timeline, self.timeline.ops[op]):
             return Blame("schedule", "stages")
-        if held.why == Why.TRANSFER and held.op in self.facts:
+        if held.why == PieceRule.TRANSFER and held.op in self.facts:
             return self.of_transfer(held.op)
-        if held.why == Why.HOST_WORK:
+        if held.why == PieceRule.HOST_WORK:
             return Blame("host copies", sort_of(self.timeline.ops[op].name))
-        if held.why == Why.NOTHING and self.timeline.source != "simulated":
+        if held.why == PieceRule.NOTHING and self.timeline.source != "simulated":
             return Blame("late launch", "peers")
         return Blame("jitter", "ranks")
 
-    def add(self, blame: Blame, lost: Lost) -> None:
+    def add(self, blame: Blame, lost: LostSeconds) -> None:
         """Charge what each rank of the piece's class lost."""
         cut, (seconds, piece, last), key = self.cut, lost, (blame.cause, blame.subject)
         charge = self.charges.setdefault(key, Charge(*key))
-        owner, op = int(cut.owner[piece]), int(cut.op[piece])
+        owner = int(cut.owner[piece])
+        op = int(cut.op[piece])
         total = seconds * float(self.weight[owner])
         charge.seconds += total
         charge.count += 1
         charge.ranks.update(self._class_ranks[owner])
-        if cut.state[piece] == State.EXPOSED and self.could_hide[op]:
+        if cut.state[piece] == PieceState.EXPOSED and self.could_hide[op]:
             step = self.exposed[self.timeline.ops[op].step]
             step[key] = step.get(key, 0.0) + total
         if (op >= 0) > (charge.op >= 0) or (seconds > charge.worst and (op >= 0 or charge.op < 0)):

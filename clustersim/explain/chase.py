@@ -9,14 +9,14 @@ import numpy as np
 from clustersim.core.arrays import Bools, Ints
 from clustersim.core.timeline import Timeline
 from clustersim.explain.columns import columns_of
-from clustersim.explain.pieces import Partition, Pieces, Why
+from clustersim.explain.pieces import PieceRule, Pieces, TimePartition
 
 MAX_HOPS = 12
 """A wait for a rank that waits for a rank ...: further than this nobody follows."""
 
 
 @dataclass(frozen=True)
-class Held:
+class ChaseEnd:
     """The end of a chase: which rank held everybody up, in which op (-1: none), by which rule of
     :mod:`clustersim.explain.pieces`; and the last arriver at the first wait."""
 
@@ -26,7 +26,7 @@ class Held:
     last: int
 
 
-class Meetings:
+class RankMeetings:
     """Who met whom, by op, rank and moment."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -54,10 +54,12 @@ class Meetings:
 
     def last_arriver(self, op: int, rank: int, moment: float) -> tuple[int, int]:
         """(rank, op) that came last to the meeting at which a rank waits at a moment [s]; -1 where nobody did."""
-        own, best = self.place(op, rank, moment), (-np.inf, -1, -1)
+        own = self.place(op, rank, moment)
+        best = (-np.inf, -1, -1)
         if own < 0:
             return -1, -1
-        begun, allowed = float(self.columns.of(op).start[own]), self._partners(op, rank)
+        begun = float(self.columns.of(op).start[own])
+        allowed = self._partners(op, rank)
         for other in (op, *(int(o) for o in self.timeline.ops[op].detail.get("meets", ()))):
             spans = self.columns.of(other)
             if not len(spans.ranks):
@@ -85,24 +87,24 @@ class Meetings:
         return same
 
 
-class Chase(Meetings):
+class Chase(RankMeetings):
     """Follows waits through one timeline, with what every rank was doing."""
 
     def __init__(self, timeline: Timeline, cut: Pieces) -> None:
         super().__init__(timeline)
-        self.cut, self._partition = cut, Partition(timeline)
+        self.cut, self._partition = cut, TimePartition(timeline)
         self._pieces = np.searchsorted(cut.owner, np.arange(len(cut.ranks) + 1))
 
     def activity(self, rank: int, begin: float, end: float) -> tuple[int, int]:
         """(rule, op) that took most of a rank's time between two moments [s]."""
         cut, part = self._doing(rank, begin, end)
         if part.stop <= part.start:
-            return Why.NOTHING, -1
+            return PieceRule.NOTHING, -1
         seconds = np.minimum(cut.stop[part], end) - np.maximum(cut.start[part], begin)
         why = cut.why[part]
-        kernels = np.where(why == Why.SIDE_KERNEL, Why.KERNEL, why)
-        spent = np.bincount(kernels, weights=np.maximum(seconds, 0.0), minlength=Why.NOTHING + 1)
-        spent[Why.NOTHING] += max(0.0, end - begin - float(spent.sum()))  # before a measured rank's first span
+        kernels = np.where(why == PieceRule.SIDE_KERNEL, PieceRule.KERNEL, why)
+        spent = np.bincount(kernels, weights=np.maximum(seconds, 0.0), minlength=PieceRule.NOTHING + 1)
+        spent[PieceRule.NOTHING] += max(0.0, end - begin - float(spent.sum()))  # before a measured rank's first span
         rule = int(np.argmax(spent))
         if not (kernels == rule).any():
             return rule, -1
@@ -111,24 +113,27 @@ class Chase(Meetings):
 
     def _doing(self, rank: int, begin: float, end: float) -> tuple[Pieces, slice]:
         """Pieces that hold a rank's time between two moments [s], and which of them do."""
-        owner, cut = int(self.cut.class_of[rank]), self.cut
+        owner = int(self.cut.class_of[rank])
+        cut = self.cut
         if cut.sampled and cut.ranks[owner] != rank:  # its representative is only like it: look at the rank itself
             cut = self._partition.of_rank(self.columns, rank, begin, end)
             return cut, slice(0, len(cut.owner))
-        low, high = int(self._pieces[owner]), int(self._pieces[owner + 1])
+        low = int(self._pieces[owner])
+        high = int(self._pieces[owner + 1])
         first = low + int(np.searchsorted(cut.stop[low:high], begin, side="right"))
         return cut, slice(first, low + int(np.searchsorted(cut.start[low:high], end, side="left")))
 
-    def follow(self, op: int, rank: int, begin: float, end: float) -> Held:
+    def follow(self, op: int, rank: int, begin: float, end: float) -> ChaseEnd:
         """What held up the meeting at which ``rank`` waits from ``begin`` to ``end`` [s]."""
         first = -1
         for _ in range(MAX_HOPS):
             late, late_op = self.last_arriver(op, rank, 0.5 * (begin + end))
             first = late if first < 0 else first
             if late < 0 or late == rank:
-                return Held(rank, op, Why.PEER, first)
+                return ChaseEnd(rank, op, PieceRule.PEER, first)
             why, doing = self.activity(late, begin, end)
-            if why != Why.PEER or doing in {op, late_op, -1}:
-                return Held(late, doing, why, first)
-            op, rank = doing, late
-        return Held(rank, op, Why.PEER, first)
+            if why != PieceRule.PEER or doing in {op, late_op, -1}:
+                return ChaseEnd(late, doing, why, first)
+            op = doing
+            rank = late
+        return ChaseEnd(rank, op, PieceRule.PEER, first)

@@ -76,7 +76,8 @@ class OpColumns:
     def _whose(self) -> tuple[Ints, Ints]:
         """The lowest and the highest rank that did each op: other stages' ops need not be looked at."""
         n = len(self.timeline.ops)
-        lowest, highest = np.full(n, self.timeline.world_size), np.full(n, -1)
+        lowest = np.full(n, self.timeline.world_size)
+        highest = np.full(n, -1)
         sets, op, of, *_ = self.timeline._rows()
         edges = [(ranks.min(), ranks.max()) for ranks in sets]
         parts = [(i, *edges[s]) for i, s in zip(op.tolist(), of.tolist(), strict=True)]
@@ -130,7 +131,7 @@ class OpColumns:
         return RankSpans(table[0].astype(np.int64), table[1].astype(np.int64), table[2], table[3], table[4])
 
 
-class SomeRanks:
+class RankSubset:
     """Some ranks of a timeline, numbered from 0: ``place`` (world_size,) int is each one's number, -1 for none."""
 
     def __init__(self, timeline: Timeline, ranks: Ints) -> None:
@@ -173,7 +174,8 @@ def did(timeline: Timeline, chosen: Bools) -> Bools:
 def cuts(spans: Columns, n: int, length: float, scale: float) -> tuple[Floats, Ints, Ints, Ints]:
     """Where any span of a rank begins or ends, as sorted and unique keys (a rank's place times a scale, and a moment
     within it), the window's edges among them; and which of them each span's ready, start and end are."""
-    base, offset = np.arange(n) * scale, spans["owner"] * scale
+    base = np.arange(n) * scale
+    offset = spans["owner"] * scale
     marks = np.concatenate([base, base + length, *(spans[name] + offset for name in ("ready", "start", "end"))])
     order = np.argsort(marks, kind="stable")  # a few sorted runs: far from random
     ordered = marks[order]
@@ -186,7 +188,8 @@ def cuts(spans: Columns, n: int, length: float, scale: float) -> tuple[Floats, I
 
 def seen(spans: Columns, n: int, scale: float, left: Floats, owner: Ints) -> Bools:
     """Whether a piece lies between its rank's first and last span."""
-    first, last = np.full(n, np.inf), np.full(n, -np.inf)
+    first = np.full(n, np.inf)
+    last = np.full(n, -np.inf)
     np.minimum.at(first, spans["owner"], spans["ready"] + spans["owner"] * scale)
     np.maximum.at(last, spans["owner"], spans["end"] + spans["owner"] * scale)
     found: Bools = (left >= first[owner]) & (left < last[owner])

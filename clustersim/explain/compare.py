@@ -26,7 +26,7 @@ from clustersim.explain.transfers import sort_of
 
 
 @dataclass(frozen=True)
-class _Work:
+class _OpWork:
     """One op of a step: seconds from start to end, seconds waited before, per rank and step; bytes."""
 
     name: str
@@ -37,7 +37,7 @@ class _Work:
     nbytes: float
 
 
-class Compared(msgspec.Struct, frozen=True):
+class RunDifference(msgspec.Struct, frozen=True):
     """Where two runs differ.
 
     Parameters
@@ -56,31 +56,43 @@ class Compared(msgspec.Struct, frozen=True):
     text: list[str]
 
 
-_OPS = ("name_a", "name_b", "kind", "seconds_a", "seconds_b", "wait_a", "wait_b", "difference_s", "nbytes_a",
-        "nbytes_b")  # fmt: skip
+_OPS = (
+    "name_a",
+    "name_b",
+    "kind",
+    "seconds_a",
+    "seconds_b",
+    "wait_a",
+    "wait_b",
+    "difference_s",
+    "nbytes_a",
+    "nbytes_b",
+)
 
 
-def compare(a: Timeline, b: Timeline) -> Compared:
+def compare(a: Timeline, b: Timeline) -> RunDifference:
     """Where two runs differ."""
     pairs = _matched(_works(a), _works(b))
-    nothing = _Work("", "", 0, 0.0, 0.0, 0.0)
+    nothing = _OpWork("", "", 0, 0.0, 0.0, 0.0)
     rows = [_row(one or nothing, other or nothing) for one, other in pairs]
     ops = {name: np.array([row[k] for row in rows]) for k, name in enumerate(_OPS)}
     order = np.argsort(-np.abs(ops["difference_s"]), kind="stable")
     ops = {name: column[order] for name, column in ops.items()}
     states = _states(a, b)
     before, after = (steady_window(run).step_time for run in (a, b))
-    return Compared(ops, states, before, after, _text(states, before, after))
+    return RunDifference(ops, states, before, after, _text(states, before, after))
 
 
-def _works(run: Timeline) -> list[_Work]:
+def _works(run: Timeline) -> list[_OpWork]:
     """What the ranks that train did in a step of the steady state, in the order it began."""
-    window, train = steady_window(run), workers(run)
+    window = steady_window(run)
+    train = workers(run)
     trains = np.zeros(run.world_size, dtype=bool)
     trains[train] = True
     per_rank = 1.0 / (max(len(train), 1) * len(window.steps))
     seconds, wait, first = _sums(run, trains)
-    seconds, wait = seconds * per_rank, wait * per_rank
+    seconds = seconds * per_rank
+    wait = wait * per_rank
     steady = set(window.steps.tolist())
     began: dict[int, float] = {}
     for i, op in enumerate(run.ops):
@@ -97,7 +109,7 @@ def _works(run: Timeline) -> list[_Work]:
         held[2] += float(wait[i]) if op.kind != "compute" else 0.0
         held[3] = min(held[3], float(first[i]) - began[op.step])
     ordered = sorted(merged.values(), key=lambda held: held[3])
-    return [_Work(op.name, op.kind, use, seconds, wait, op.nbytes) for op, seconds, wait, _, use in ordered]
+    return [_OpWork(op.name, op.kind, use, seconds, wait, op.nbytes) for op, seconds, wait, _, use in ordered]
 
 
 def _sums(run: Timeline, trains: Bools) -> tuple[Floats, Floats, Floats]:
@@ -117,7 +129,7 @@ def _sums(run: Timeline, trains: Bools) -> tuple[Floats, Floats, Floats]:
     return seconds, wait, first
 
 
-_KEYS: tuple[Callable[[_Work], object], ...] = (
+_KEYS: tuple[Callable[[_OpWork], object], ...] = (
     lambda work: (work.name, work.place),
     lambda work: None if work.kind == "compute" else work.kind,
     lambda work: (work.kind, sort_of(work.name)),
@@ -125,12 +137,13 @@ _KEYS: tuple[Callable[[_Work], object], ...] = (
 """What partners have in common, tried one after another; None has no partner."""
 
 
-def _matched(mine: list[_Work], others: list[_Work]) -> list[tuple[_Work | None, _Work | None]]:
+def _matched(mine: list[_OpWork], others: list[_OpWork]) -> list[tuple[_OpWork | None, _OpWork | None]]:
     """Pairs by each of :data:`_KEYS`, in order of time; the rest alone."""
-    pairs: list[tuple[_Work | None, _Work | None]] = []
-    left, right = mine, others
+    pairs: list[tuple[_OpWork | None, _OpWork | None]] = []
+    left = mine
+    right = others
     for key in _KEYS:
-        waiting: defaultdict[object, list[_Work]] = defaultdict(list)
+        waiting: defaultdict[object, list[_OpWork]] = defaultdict(list)
         for work in right:
             waiting[key(work)].append(work)
         rest = []
@@ -141,18 +154,20 @@ def _matched(mine: list[_Work], others: list[_Work]) -> list[tuple[_Work | None,
             else:
                 rest.append(work)
         taken = {id(other) for _, other in pairs}
-        left, right = rest, [work for work in right if id(work) not in taken]
+        left = rest
+        right = [work for work in right if id(work) not in taken]
     return pairs + [(work, None) for work in left] + [(None, work) for work in right]
 
 
-def _row(a: _Work, b: _Work) -> tuple[str, str, str, float, float, float, float, float, float, float]:
+def _row(a: _OpWork, b: _OpWork) -> tuple[str, str, str, float, float, float, float, float, float, float]:
     difference = b.seconds + b.wait - a.seconds - a.wait
     times = a.seconds, b.seconds, a.wait, b.wait, difference
     return a.name, b.name, a.kind or b.kind, *times, a.nbytes, b.nbytes
 
 
 def _states(a: Timeline, b: Timeline) -> Columns:
-    before, after = per_step(a), per_step(b)
+    before = per_step(a)
+    after = per_step(b)
     seconds = [np.array(list(states.values())) for states in (before, after)]
     columns = np.array(list(before)), *seconds, seconds[1] - seconds[0]
     return dict(zip(("state", "seconds_a", "seconds_b", "difference_s"), columns, strict=True))
@@ -179,16 +194,19 @@ def _signed(seconds: float) -> str:
     return ("+" if seconds >= 0 else "-") + format_time(abs(seconds))
 
 
-def sentences(found: Compared, top: int = 10) -> list[str]:
+def sentences(found: RunDifference, top: int = 10) -> list[str]:
     """The ops that differ most, in words."""
-    ops, said = found.ops, []
+    ops = found.ops
+    said = []
     for rows in _like(ops)[:top]:
         change = float(ops["difference_s"][rows].sum())
-        one, other = str(ops["name_a"][rows[0]]), str(ops["name_b"][rows[0]])
+        one = str(ops["name_a"][rows[0]])
+        other = str(ops["name_b"][rows[0]])
         n = len(rows)
         many = f"{n} ops like " if n > 1 else ""
         if not one or not other:
-            where, took = "A" if one else "B", format_time(abs(change))
+            where = "A" if one else "B"
+            took = format_time(abs(change))
             said.append(f"{many}{(one or other)!r} {'are' if n > 1 else 'is'} only in {where}: {took} a step and rank")
             continue
         name = repr(one) if one == other else f"{one!r} (A), {other!r} (B)"

@@ -17,18 +17,18 @@ import numpy as np
 
 from clustersim.core.arrays import Ints
 from clustersim.core.timeline import Timeline
-from clustersim.explain.chase import Meetings
+from clustersim.explain.chase import RankMeetings
 from clustersim.explain.columns import RankSpans
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.pieces import KERNELS, STATES, by_class, kernel_state
-from clustersim.explain.transfers import Facts, transfer_facts
+from clustersim.explain.transfers import TransferFacts, transfer_facts
 
 PATH_KINDS = (*KERNELS, "latency", "link", "shared link", "kernels", "transfer", "host", "idle", "queue")
 """What a piece of the path can be: a kernel's bound, optimizer, a transfer's limit, the host, an empty queue of the
 device (measured runs), a queue at a server."""
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
+class PathPiece(msgspec.Struct, frozen=True, gc=False):
     """A part of the path: an op (-1: nothing is queued) on a rank, from ``begin`` to ``end`` [s]; ``kind`` is one of
     :data:`PATH_KINDS`, ``link`` an id (-1: none)."""
 
@@ -44,7 +44,7 @@ class CriticalPath(msgspec.Struct, frozen=True):
     """The path in ``pieces``, in order of time; seconds per step by kind (:data:`PATH_KINDS`) and by link, largest
     first; and over how many steps it goes."""
 
-    pieces: list[Piece]
+    pieces: list[PathPiece]
     by_kind: dict[str, float]
     by_link: dict[str, float]
     steps: int
@@ -58,10 +58,12 @@ class CriticalPath(msgspec.Struct, frozen=True):
 def critical_path(timeline: Timeline) -> CriticalPath:
     """The path through the steady state."""
     window = steady_window(timeline)
-    walk, steps = _Walk(timeline, transfer_facts(timeline)), len(window.steps)
+    walk = _PathWalk(timeline, transfer_facts(timeline))
+    steps = len(window.steps)
     found = [piece for piece in walk.back(window.begin, window.end) if piece.end > piece.begin][::-1]
     names = timeline.links.link_names if timeline.links is not None else ()
-    by_kind, by_link = defaultdict[str, float](float), defaultdict[str, float](float)
+    by_kind = defaultdict[str, float](float)
+    by_link = defaultdict[str, float](float)
     for piece in found:
         for kind, part in _kinds(timeline, piece).items():
             by_kind[kind] += part * (piece.end - piece.begin) / steps
@@ -71,46 +73,52 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     return CriticalPath(found, of_kind, of_link, steps)
 
 
-def _kinds(timeline: Timeline, piece: Piece) -> dict[str, float]:
+def _kinds(timeline: Timeline, piece: PathPiece) -> dict[str, float]:
     """What a piece counts as, in shares: kernels of one op each as what limits them."""
     if piece.op < 0 or timeline.ops[piece.op].kind != "compute" or piece.kind == "queue":
         return {piece.kind: 1.0}
     return {STATES[state]: part for state, part in by_class(timeline.ops[piece.op]).items()}
 
 
-class _Walk:
-    def __init__(self, timeline: Timeline, facts: dict[int, Facts]) -> None:
-        self.timeline, self.facts, self.met = timeline, facts, Meetings(timeline)
+class _PathWalk:
+    def __init__(self, timeline: Timeline, facts: dict[int, TransferFacts]) -> None:
+        self.timeline, self.facts, self.met = timeline, facts, RankMeetings(timeline)
 
-    def back(self, begin: float, end: float) -> Iterator[Piece]:
+    def back(self, begin: float, end: float) -> Iterator[PathPiece]:
         """Pieces from ``end`` back to ``begin`` [s], latest first."""
-        t, columns = self.timeline, self.met.columns
+        t = self.timeline
+        columns = self.met.columns
         op, at = self._last(end)
         for _ in range(len(t.ops) * 4 + 16):  # an op is passed at most once on each rank the path visits
             if op < 0:
                 return
             spans = columns.of(op)
-            rank, start, ready = int(spans.ranks[at]), float(spans.start[at]), float(spans.ready[at])
+            rank = int(spans.ranks[at])
+            start = float(spans.start[at])
+            ready = float(spans.ready[at])
             yield from _cut(self._pieces(op, rank, start, float(spans.end[at])), begin)
             if start <= begin:
                 return
             if t.ops[op].kind != "compute":
                 late, late_op = self.met.last_arriver(op, rank, 0.5 * (start + ready))
                 if late >= 0:
-                    rank, op = late, late_op
+                    rank = late
+                    op = late_op
                     at = self.met.place(op, rank, start)
                     ready = float(columns.of(op).ready[at])
             elif start > ready:
-                yield from _cut([Piece(op, rank, ready, start, "queue")], begin)
+                yield from _cut([PathPiece(op, rank, ready, start, "queue")], begin)
             if ready <= begin:
                 return
             op, at, gap = self._before(rank, ready, op, at)
             if gap:
-                yield from _cut([Piece(-1, rank, ready - gap, ready, "idle")], begin)
+                yield from _cut([PathPiece(-1, rank, ready - gap, ready, "idle")], begin)
 
     def _last(self, end: float) -> tuple[int, int]:
         """The op, and which of its spans, that ended last but not after ``end`` [s]; -1 for none."""
-        best, limit, columns = (-np.inf, -1, -1), end * (1 + 1e-12), self.met.columns
+        best = (-np.inf, -1, -1)
+        limit = end * (1 + 1e-12)
+        columns = self.met.columns
         last = self.timeline.per_op()["end"]
         # From the ops that ended last down: one that was over before the best of them is not looked at.
         for op in np.argsort(-last, kind="stable").tolist():
@@ -122,24 +130,29 @@ class _Walk:
                 best = (float(ends[at]), op, at)
         return best[1], best[2]
 
-    def _pieces(self, op: int, rank: int, start: float, end: float) -> list[Piece]:
+    def _pieces(self, op: int, rank: int, start: float, end: float) -> list[PathPiece]:
         """One span, latest part first; a transfer's latency comes before its bytes."""
         info = self.timeline.ops[op]
         if info.kind == "compute":
-            return [Piece(op, rank, start, end, STATES[kernel_state(info)])]
+            return [PathPiece(op, rank, start, end, STATES[kernel_state(info)])]
         fact = self.facts.get(op)
         latency = 0.0 if fact is None or not np.isfinite(fact.latency) else min(fact.latency, end - start)
         limit = "transfer" if fact is None or fact.limit == "unknown" else fact.limit
         if fact is not None and limit == "latency":
             limit = "link" if fact.link >= 0 and fact.alone <= fact.ceiling else "kernels"
         link = fact.link if fact is not None and limit in {"link", "shared link"} else -1
-        return [Piece(op, rank, start + latency, end, limit, link), Piece(op, rank, start, start + latency, "latency")]
+        return [
+            PathPiece(op, rank, start + latency, end, limit, link),
+            PathPiece(op, rank, start, start + latency, "latency"),
+        ]
 
     def _before(self, rank: int, ready: float, op: int, at: int) -> tuple[int, int, float]:
         """The span on a rank that ended last, but not after ``ready`` [s], as (op, which), and how long before it; -1
         for none. It is another span than the one given, and began before that was ready."""
-        columns, limit = self.met.columns, ready * (1 + 1e-12) + 1e-15
-        own_ready, back = float(columns.of(op).ready[at]), 0.0
+        columns = self.met.columns
+        limit = ready * (1 + 1e-12) + 1e-15
+        own_ready = float(columns.of(op).ready[at])
+        back = 0.0
         while True:  # most often something ended just then; else look further and further back
             low = (ready - back) * (1 - 1e-12)
             near = columns.of_rank(rank, low, limit)
@@ -169,7 +182,7 @@ class _Walk:
         return int(together[last])
 
 
-def _cut(pieces: list[Piece], begin: float) -> Iterator[Piece]:
+def _cut(pieces: list[PathPiece], begin: float) -> Iterator[PathPiece]:
     for piece in pieces:
         if piece.end > begin:
-            yield Piece(piece.op, piece.rank, max(piece.begin, begin), piece.end, piece.kind, piece.link)
+            yield PathPiece(piece.op, piece.rank, max(piece.begin, begin), piece.end, piece.kind, piece.link)

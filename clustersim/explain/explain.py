@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.core.arrays import Columns
-from clustersim.core.facts import UNKNOWN, Facts
+from clustersim.core.facts import UNKNOWN, RunFacts
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
@@ -20,7 +20,7 @@ from clustersim.explain.step_words import shares as step_shares
 from clustersim.explain.verdict import verdict
 from clustersim.explain.waterfall import Waterfall, waterfall
 from clustersim.explain.whatif import KNOBS, unused, whatif
-from clustersim.explain.where import Where
+from clustersim.explain.where import StageSeconds
 
 WORTH_A_WORD = 0.005
 """Shares below this are left out of sentences."""
@@ -60,7 +60,7 @@ class Explanation:
         return {name: getattr(self, name) for name in names} | {"waterfall": [row.to_dict() for row in self.waterfall]}
 
 
-def explain(timeline: Timeline, facts: Facts = UNKNOWN, *, top: int = 10, bounded: bool = True) -> Explanation:
+def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bounded: bool = True) -> Explanation:
     """Explain the steady state of a run, with its ``top`` causes. Where it is not ``bounded``, the what-if bounds are
     left out: they take as long as the rest together."""
     found = causes(timeline)
@@ -94,7 +94,8 @@ def _bounds(timeline: Timeline, peak: float | None, bounded: bool) -> Columns:
 
 
 def _ranks(cut: Pieces) -> str:
-    world, shown = len(cut.class_of), len(cut.ranks)
+    world = len(cut.class_of)
+    shown = len(cut.ranks)
     if cut.sampled:
         return (
             f"{shown:,} of {world:,} stand for all where states and stalls are told: every pace, the slowest, the "
@@ -105,7 +106,7 @@ def _ranks(cut: Pieces) -> str:
     return f"all {world:,}, which are {shown:,} when those that do the same at the same times count once"
 
 
-def _shares(timeline: Timeline, table: Breakdown, rows: list[Where]) -> str:
+def _shares(timeline: Timeline, table: Breakdown, rows: list[StageSeconds]) -> str:
     mean = table.shares[workers(timeline)].mean(axis=0)
     order = np.argsort(-mean, kind="stable")
     states = {table.states[i]: float(mean[i]) for i in order.tolist()}

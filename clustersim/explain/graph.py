@@ -18,12 +18,12 @@ from clustersim.core.errors import TraceError
 from clustersim.core.memo import kept_with_first
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import Timeline
-from clustersim.explain.columns import SomeRanks
+from clustersim.explain.columns import RankSubset
 from clustersim.explain.pace import MOST_SPANS, classes
 
 
 @dataclass(eq=False)
-class Meetings:
+class MeetingTable:
     """Who comes to which meeting from which op.
 
     op, rank, meeting : (e,) int, ``op`` its position in the node; sorted by meeting. first : (m,) int, where each
@@ -43,11 +43,11 @@ class Meetings:
 
 
 _NOTHING = np.zeros(0, dtype=np.int64)
-_NOBODY = Meetings(_NOTHING, _NOTHING, _NOTHING, _NOTHING, 0)
+_NOBODY = MeetingTable(_NOTHING, _NOTHING, _NOTHING, _NOTHING, 0)
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class GraphNode:
     """Ops that meet, or one op alone.
 
     ops : indices in :attr:`Timeline.ops`. met : who meets whom. seconds : (m,) float [s], from start to end of each
@@ -55,20 +55,20 @@ class Node:
     """
 
     ops: tuple[int, ...]
-    met: Meetings = _NOBODY
+    met: MeetingTable = _NOBODY
     seconds: Floats = field(default_factory=lambda: np.zeros(0))
     computes: bool = False
 
 
 @dataclass(eq=False)
-class Graph:
+class RunGraph:
     """A run's graph: nodes in an order in which they can be played, and what each op waits for on its own rank.
 
     Parameters
     ----------
     ranks : (r,) int, who is in it: all, or of too many :func:`clustersim.explain.pace.classes`' choice. Those left
         out hold nobody up, so that the replay ends no later than one of all.
-    needs : per op, indices of ops. nodes : see :class:`Node`. settled : one pass over the nodes is enough.
+    needs : per op, indices of ops. nodes : see :class:`GraphNode`. settled : one pass over the nodes is enough.
     seconds : per compute op (r,) float [s], without what hidden communication cost it; nan where it did not run.
         lost : the same for that cost.
     """
@@ -76,7 +76,7 @@ class Graph:
     timeline: Timeline
     ranks: Ints
     needs: list[tuple[int, ...]]
-    nodes: list[Node]
+    nodes: list[GraphNode]
     settled: bool
     seconds: dict[int, Floats]
     lost: dict[int, Floats]
@@ -93,7 +93,7 @@ class Graph:
         return did
 
 
-def graph(timeline: Timeline, ranks: Ints | None = None) -> Graph:
+def graph(timeline: Timeline, ranks: Ints | None = None) -> RunGraph:
     """The graph of a simulated run; ``ranks``, ascending, are who is in it.
 
     Raises :class:`TraceError` for a measured one: its order of things is not known.
@@ -103,19 +103,20 @@ def graph(timeline: Timeline, ranks: Ints | None = None) -> Graph:
     if ranks is None:
         few = int(timeline.per_op()["ranks"].sum()) <= MOST_SPANS
         ranks = np.arange(timeline.world_size) if few else classes(timeline).ranks
-    some, needs = SomeRanks(timeline, ranks), _needs(timeline)
+    some = RankSubset(timeline, ranks)
+    needs = _needs(timeline)
     of = _joined(timeline)
     members: dict[int, list[int]] = {}
     for i in range(len(timeline.ops)):
         members.setdefault(of[i], []).append(i)
     order, settled = _ordered(members, of, needs)
-    known: dict[object, Meetings] = {}
+    known: dict[object, MeetingTable] = {}
     nodes = [_node(some, tuple(members[key]), known) for key in order]
     seconds = {i: some.column(i, "ready") for i, op in enumerate(timeline.ops) if op.kind == "compute"}
     lost = lost_beside(some, seconds)
     for i, cost in lost.items():
         seconds[i] = np.maximum(seconds[i] - cost, 0.0)
-    return Graph(timeline, some.ranks, needs, nodes, settled, seconds, lost)
+    return RunGraph(timeline, some.ranks, needs, nodes, settled, seconds, lost)
 
 
 def _needs(timeline: Timeline) -> list[tuple[int, ...]]:
@@ -151,7 +152,8 @@ def _joined(timeline: Timeline) -> list[int]:
 
     for i, op in enumerate(timeline.ops):
         for other in op.detail.get("meets", ()):
-            a, b = root(i), root(int(other))
+            a = root(i)
+            b = root(int(other))
             parent[max(a, b)] = min(a, b)
     return [root(i) for i in range(len(timeline.ops))]
 
@@ -159,7 +161,8 @@ def _joined(timeline: Timeline) -> list[int]:
 def _ordered(members: dict[int, list[int]], of: list[int], needs: list[tuple[int, ...]]) -> tuple[list[int], bool]:
     """Nodes in an order that respects what they need, and whether there is one (else the rest follows by index)."""
     before = {key: {of[n] for i in ops for n in needs[i]} for key, ops in members.items()}
-    sorter, order = TopologicalSorter({key: needed - {key} for key, needed in before.items()}), list[int]()
+    sorter = TopologicalSorter({key: needed - {key} for key, needed in before.items()})
+    order = list[int]()
     with suppress(CycleError):  # what no circle holds up is in order even so
         sorter.prepare()
     while ready := sorter.get_ready():
@@ -170,11 +173,11 @@ def _ordered(members: dict[int, list[int]], of: list[int], needs: list[tuple[int
     return order + left, not left and all(key not in needed for key, needed in before.items())
 
 
-def _node(some: SomeRanks, ops: tuple[int, ...], known: dict[object, Meetings]) -> Node:
+def _node(some: RankSubset, ops: tuple[int, ...], known: dict[object, MeetingTable]) -> GraphNode:
     """Ops that meet. Most ops of a step have the groups of others: ``known`` are their meetings."""
     infos = [some.timeline.ops[op] for op in ops]
     if infos[0].kind == "compute":
-        return Node(ops, computes=True)
+        return GraphNode(ops, computes=True)
     columns = [some.column(op, "start") for op in ops]
     groups = [info.detail.get("groups") for info in infos]
     alike = ((one.kind, id(of), np.isnan(c).tobytes()) for one, of, c in zip(infos, groups, columns, strict=True))
@@ -182,10 +185,10 @@ def _node(some: SomeRanks, ops: tuple[int, ...], known: dict[object, Meetings]) 
     if key not in known:
         known[key] = _meetings(some, ops, columns)
     found = known[key]
-    return Node(ops, found, np.stack(columns)[found.op[found.first], found.rank[found.first]])
+    return GraphNode(ops, found, np.stack(columns)[found.op[found.first], found.rank[found.first]])
 
 
-def _meetings(some: SomeRanks, ops: tuple[int, ...], columns: list[Floats]) -> Meetings:
+def _meetings(some: RankSubset, ops: tuple[int, ...], columns: list[Floats]) -> MeetingTable:
     """Told apart by their groups; without groups, by when they started. ``columns`` : nan where an op did not run."""
     parts: list[tuple[Ints, Ints, Ints]] = []
     numbers: dict[bytes, int] = {}
@@ -202,21 +205,23 @@ def _meetings(some: SomeRanks, ops: tuple[int, ...], columns: list[Floats]) -> M
             side = {"send": slice(0, 1), "recv": slice(1, 2)}.get(info.kind, slice(None))
             ids = np.array([numbers.setdefault(g.tobytes(), len(numbers)) for g in table], dtype=np.int64)
             members = table[:, side]
-            found, of = some.place[members.ravel()], np.repeat(ids, members.shape[1])
+            found = some.place[members.ravel()]
+            of = np.repeat(ids, members.shape[1])
         ran = (found >= 0) & ~np.isnan(seconds[found])
         parts.append((np.full(int(ran.sum()), slot, dtype=np.int64), found[ran], of[ran]))
     slot_of, rank, meeting = (np.concatenate(c) for c in zip(*parts, strict=True))
     order = np.argsort(meeting, kind="stable")
     _, first, dense = np.unique(meeting[order], return_index=True, return_inverse=True)
-    return Meetings(slot_of[order], rank[order], dense, first, len(ops))
+    return MeetingTable(slot_of[order], rank[order], dense, first, len(ops))
 
 
-def lost_beside(some: SomeRanks, seconds: dict[int, Floats]) -> dict[int, Floats]:
+def lost_beside(some: RankSubset, seconds: dict[int, Floats]) -> dict[int, Floats]:
     """Per compute op and rank, what hidden collectives cost it [s]: the engine's own rule, read off the Timeline.
 
     A collective costs the rank's next compute op ``overlap_slowdown`` times the time both were busy.
     """
-    slowdown, ops = some.timeline.stats.get("overlap_slowdown", 0.0), some.timeline.ops
+    slowdown = some.timeline.stats.get("overlap_slowdown", 0.0)
+    ops = some.timeline.ops
     if not slowdown:
         return {}
     main = [i for i in seconds if ops[i].stream == COMPUTE_STREAM]
@@ -230,7 +235,8 @@ def lost_beside(some: SomeRanks, seconds: dict[int, Floats]) -> dict[int, Floats
         here = np.flatnonzero(~np.isnan(started[:, rank]))
         if not len(kernels) or not len(here):
             continue
-        low, high = began[kernels, rank], over[kernels, rank]
+        low = began[kernels, rank]
+        high = over[kernels, rank]
         end = ended[here, rank]
         beside = _busy(low, high, end) - _busy(low, high, started[here, rank])
         payer = np.searchsorted(low, end * (1 - 1e-12), side="left")
@@ -239,7 +245,7 @@ def lost_beside(some: SomeRanks, seconds: dict[int, Floats]) -> dict[int, Floats
     return {i: lost[k] for k, i in enumerate(main)}
 
 
-def _matrix(some: SomeRanks, ops: list[int]) -> tuple[Floats, Floats]:
+def _matrix(some: RankSubset, ops: list[int]) -> tuple[Floats, Floats]:
     """(len(ops), r) float [s], start and end of each op on each rank; nan where it did not run."""
     start, end = (np.full((len(ops), len(some.ranks)), np.nan) for _ in range(2))
     for k, i in enumerate(ops):

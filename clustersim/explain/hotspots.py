@@ -22,7 +22,7 @@ BINS = 200
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class LinkParts:
     """Links by the part they take in transfers.
 
     of : (links,) int, the part of each link; -1 for a link nothing crosses.
@@ -34,7 +34,7 @@ class Parts:
     weights: list[Floats]
 
 
-def parts(use: LinkUse) -> Parts:
+def parts(use: LinkUse) -> LinkParts:
     """Group links by (load, weight) pairs."""
     mark = np.zeros(len(use.link_bandwidth), dtype=np.uint64)
     draw = np.random.default_rng(0)
@@ -51,7 +51,7 @@ def parts(use: LinkUse) -> Parts:
         for at in np.flatnonzero(np.isin(links, np.array(list(example), dtype=np.int64))).tolist():
             loads[example[int(links[at])]].append(i)
             weights_of[example[int(links[at])]].append(float(weights[at]))
-    return Parts(column, [np.array(x, dtype=np.int64) for x in loads], [np.array(x) for x in weights_of])
+    return LinkParts(column, [np.array(x, dtype=np.int64) for x in loads], [np.array(x) for x in weights_of])
 
 
 def hotspots(timeline: Timeline, top: int = 10) -> Columns:
@@ -69,7 +69,8 @@ def hotspots(timeline: Timeline, top: int = 10) -> Columns:
         return {}
     steady = steady_window(timeline)
     window = steady.begin, steady.end
-    found, bandwidth = parts(use), use.link_bandwidth
+    found = parts(use)
+    bandwidth = use.link_bandwidth
     times = np.linspace(*window, BINS + 1)
     history = [_history(use, loads, weights, times) for loads, weights in zip(found.loads, found.weights, strict=True)]
     carried, peak = (np.array([h[k] for h in history] + [0.0])[found.of] for k in (0, 1))
@@ -97,9 +98,12 @@ def _history(use: LinkUse, loads: Ints, weights: Floats, times: Floats) -> tuple
     weight = np.zeros(len(use.loads))
     weight[loads] = weights
     share = weight[use.transfer_load][use.segment_transfer]
-    start, end = np.clip(use.segment_start, times[0], times[-1]), np.clip(use.segment_end, times[0], times[-1])
+    start = np.clip(use.segment_start, times[0], times[-1])
+    end = np.clip(use.segment_end, times[0], times[-1])
     used = (share > 0) & (end > start)
-    rate, start, end = use.segment_rate[used] * share[used], start[used], end[used]
+    rate = use.segment_rate[used] * share[used]
+    start = start[used]
+    end = end[used]
     if not len(rate):
         return 0.0, 0.0, np.zeros(len(times) - 1)
     moments = np.unique(np.concatenate([times, start, end]))
@@ -113,7 +117,7 @@ def _history(use: LinkUse, loads: Ints, weights: Floats, times: Floats) -> tuple
 
 
 def _users_of(
-    timeline: Timeline, use: LinkUse, found: Parts, part: int, window: tuple[float, float]
+    timeline: Timeline, use: LinkUse, found: LinkParts, part: int, window: tuple[float, float]
 ) -> tuple[list[str], list[float]]:
     """The sorts of op (names without numbers) that put most bytes on the links of a part, with their shares."""
     weight = np.zeros(len(use.loads))

@@ -58,7 +58,8 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
     carries = np.array([reduces(op) for op in ops], dtype=bool)[of] & talks
     found = {}
     for s in np.unique(step[inside]).tolist():
-        back, sent = np.flatnonzero(backward & (step == s)), np.flatnonzero(carries & (step == s))
+        back = np.flatnonzero(backward & (step == s))
+        sent = np.flatnonzero(carries & (step == s))
         if not len(back):
             continue
         sent = sent[spans["ready"][sent] >= spans["start"][back[0]]]
@@ -70,7 +71,8 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
             back = back[spans["start"][back] >= spans["start"][ahead[-1]]]
         if not len(back):
             continue
-        begin, end = float(spans["end"][back[0]]), float(spans["ready"][first])
+        begin = float(spans["end"][back[0]])
+        end = float(spans["ready"][first])
         busy = _covered(spans["start"][talks], spans["end"][talks], begin, end)
         length = float(spans["end"][back[-1]] - spans["start"][back[0]])
         found[s] = LateStart(max(0.0, end - begin - busy), int(of[first]), rank, begin, end, length)
@@ -80,9 +82,11 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
 def _covered(start: Floats, end: Floats, begin: float, stop: float) -> float:
     """Seconds of [begin, stop] in which at least one of these intervals is open."""
     order = np.argsort(start, kind="stable")
-    total, reached = 0.0, begin
+    total = 0.0
+    reached = begin
     for low, high in zip(start[order].tolist(), end[order].tolist(), strict=True):
-        low, high = max(low, reached), min(high, stop)
+        low = max(low, reached)
+        high = min(high, stop)
         if high > low:
             total += high - low
         reached = max(reached, high)

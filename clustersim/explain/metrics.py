@@ -107,7 +107,7 @@ def _means(per_rank: Columns, phases: dict[str, float], step: float) -> dict[str
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class SteadyWindow:
     """The steady state of a run: its ``steps`` (numbers from 0), from when to when they ran [s], and how long the
     ``first`` step of the run took [s]."""
 
@@ -142,13 +142,14 @@ def whole_periods(steps: int, period: int) -> int:
     return WARMUP + periods * period
 
 
-def steady_window(timeline: Timeline) -> Window:
+def steady_window(timeline: Timeline) -> SteadyWindow:
     """The window that all figures are taken from: without the first :data:`WARMUP` steps, or in a run of no more,
     without all but the last; of a measured run without those of :func:`warm_up`.
 
     Raises :class:`ProgramError` for an empty timeline.
     """
-    steps, ops = np.array([op.step for op in timeline.ops], dtype=np.int64), timeline.per_op()
+    steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    ops = timeline.per_op()
     played = ops["ranks"] > 0
     if not played.any():
         raise ProgramError("the timeline is empty: there is no step to measure")
@@ -158,7 +159,7 @@ def steady_window(timeline: Timeline) -> Window:
     skip = min(WARMUP, len(known) - 1)
     if timeline.source != "simulated":  # a profiler begins where it was told to, often after the warm-up
         skip = min(warm_up(np.diff(end, prepend=begin)), len(known) - 1)
-    return Window(known[skip:], float(end[skip - 1]) if skip else begin, float(end[-1]), float(end[0]) - begin)
+    return SteadyWindow(known[skip:], float(end[skip - 1]) if skip else begin, float(end[-1]), float(end[0]) - begin)
 
 
 WARM = 1.25
@@ -181,14 +182,14 @@ def own_paces(timeline: Timeline, steady: Ints) -> Floats:
     return pace
 
 
-def _per_gpu(timeline: Timeline, window: Window, world: int, of_op: Callable[[OpInfo], float]) -> float:
+def _per_gpu(timeline: Timeline, window: SteadyWindow, world: int, of_op: Callable[[OpInfo], float]) -> float:
     """Mean over the first ``world`` ranks of what their ops of the steady steps add up to, ``of_op`` each."""
     steady = set(window.steps.tolist())
     each = np.array([of_op(op) if op.step in steady else 0.0 for op in timeline.ops])
     return float((each * timeline.ranks_per_op(world)).sum() / world)
 
 
-def _of_ranks(timeline: Timeline, window: Window, world: int) -> tuple[Columns, dict[str, float]]:
+def _of_ranks(timeline: Timeline, window: SteadyWindow, world: int) -> tuple[Columns, dict[str, float]]:
     """Seconds per step of each rank, by what its streams do, and of the compute stream by phase, mean over ranks.
 
     Worked out for one rank of each class of equals. A receive is posted, and a rank ahead begins, a step early: spans
@@ -196,11 +197,13 @@ def _of_ranks(timeline: Timeline, window: Window, world: int) -> tuple[Columns, 
     """
     equals, class_of = alike(timeline)
     # Classes are in order of their first rank: those of the first ranks come first.
-    ranks, class_of = equals[equals < world], class_of[:world]
+    ranks = equals[equals < world]
+    class_of = class_of[:world]
     busy = occupancy(timeline, ranks, window.begin, window.end)
     seconds = seconds_of_ops(timeline, world, window.begin, window.end)
     steps = len(window.steps)
-    host, moving = busy.pop("host_s"), busy["exposed_transfer_s"]
+    host = busy.pop("host_s")
+    moving = busy["exposed_transfer_s"]
     if timeline.source == "simulated" and not staged(timeline):  # what nobody does anything in, others are waited for
         busy["exposed_communication_s"] = np.maximum(steps * window.step_time - busy["compute_s"] - host, moving)
     busy["waiting_for_peer_s"] = busy["exposed_communication_s"] - moving
@@ -216,7 +219,8 @@ def hottest_links(use: LinkUse | None, begin: float, end: float, n: int) -> list
     """``(name, utilisation, bytes)`` of the ``n`` busiest links between two times [s], busiest first; ties by id."""
     if use is None or end <= begin or not len(use.segment_start):
         return []
-    start, stop = use.segment_start, use.segment_end
+    start = use.segment_start
+    stop = use.segment_end
     if start.min() < begin or stop.max() > end:
         use = replace(use, segment_start=np.clip(start, begin, end), segment_end=np.clip(stop, begin, end))
     nbytes = use.bytes_per_link()

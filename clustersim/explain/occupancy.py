@@ -18,7 +18,7 @@ import numpy as np
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.blocks import Block, Column
 from clustersim.core.program import COMPUTE_STREAM
-from clustersim.core.sheets import Glance, Sheet, stacked
+from clustersim.core.sheets import ColumnGlance, Sheet, stacked
 from clustersim.core.timeline import OpInfo, Timeline
 
 STATES = ("compute_s", "communication_s", "peer_wait_s", "exposed_communication_s", "exposed_transfer_s", "host_s")
@@ -61,7 +61,8 @@ def is_kernel(run: Timeline) -> Bools:
 
 def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = np.inf) -> dict[str, Floats]:
     """Seconds each of ``ranks`` (ascending) spends in each of :data:`STATES` between two times [s]."""
-    computing, talking = is_kernel(run), np.array([op.kind != "compute" for op in run.ops], dtype=bool)
+    computing = is_kernel(run)
+    talking = np.array([op.kind != "compute" for op in run.ops], dtype=bool)
     of = {"compute": computing, "talk": talking, "both": computing | talking}
     if not of["both"].all():
         of["all"] = np.ones(len(run.ops), dtype=bool)
@@ -71,7 +72,8 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
     length = np.zeros((len(UNIONS), len(ranks)))
     chains: dict[tuple[int, int], list[Span]] = {}
     for part in run.shelf.parts(ranks, AT_ONCE, SWEPT):
-        at, glances = np.searchsorted(ranks, part.ranks), [Glance(places) for places, _ in part.held]
+        at = np.searchsorted(ranks, part.ranks)
+        glances = [ColumnGlance(places) for places, _ in part.held]
         for u, whose, since in unions:
             for _, blocks in part.held:
                 if (id(blocks), u) not in chains:
@@ -91,7 +93,7 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
 
 
 def _union(
-    n: int, rows: tuple[Floats, Floats] | None, held: list[tuple[Glance, list[Span]]], begin: float, end: float
+    n: int, rows: tuple[Floats, Floats] | None, held: list[tuple[ColumnGlance, list[Span]]], begin: float, end: float
 ) -> Floats:
     """(n,) length of what some ranks' spans cover between two times [s], those of ``rows`` and those ``held``."""
     if n >= SWEPT:
@@ -102,10 +104,15 @@ def _union(
 
 
 def _tabled(
-    part: slice, rows: tuple[Floats, Floats] | None, held: list[tuple[Glance, list[Span]]], begin: float, end: float
+    part: slice,
+    rows: tuple[Floats, Floats] | None,
+    held: list[tuple[ColumnGlance, list[Span]]],
+    begin: float,
+    end: float,
 ) -> Floats:
     """The same for a part of the ranks, over a table of ranks x spans."""
-    n, tables = part.stop - part.start, []
+    n = part.stop - part.start
+    tables = []
     if rows is not None:
         tables.append(tuple(np.broadcast_to(c if len(c) == 1 else c[part], (n, c.shape[1])) for c in rows))
     for glance, spans in held:
@@ -118,7 +125,7 @@ def _tabled(
 
 
 def _swept(
-    n: int, rows: tuple[Floats, Floats] | None, held: list[tuple[Glance, list[Span]]], begin: float, end: float
+    n: int, rows: tuple[Floats, Floats] | None, held: list[tuple[ColumnGlance, list[Span]]], begin: float, end: float
 ) -> Floats | None:
     """The same, span by span over all ranks, without a table; None where ranks have too many of them in orders of
     their own. On thousands of ranks this takes a tenth of the time."""
@@ -133,7 +140,9 @@ def _swept(
     if not inside or not _put_in_order(inside):
         return None if inside else np.zeros(n)
     first, latest = inside[0]
-    latest, gaps, gap = np.array(np.broadcast_to(latest, n)), np.zeros(n), np.empty(n)
+    latest = np.array(np.broadcast_to(latest, n))
+    gaps = np.zeros(n)
+    gap = np.empty(n)
     for a, b in inside[1:]:
         np.subtract(a, latest, out=gap)
         np.maximum(gap, 0.0, out=gap)
@@ -168,7 +177,8 @@ def _chains(
     for block in blocks:
         op = block.op
         if chosen[op]:
-            begin, end = block.columns[0 if waiting and waiting[op] else 1], block.columns[2]
+            begin = block.columns[0 if waiting and waiting[op] else 1]
+            end = block.columns[2]
             if end.high <= since or begin.low >= until:
                 continue
             at = last.pop(id(begin), -1)
@@ -187,7 +197,7 @@ def _rows(rows: Sheet, chosen: Bools, talking: Bools, since: str) -> tuple[Float
     return begin[:, mine], rows.end[:, mine]
 
 
-def _within(column: Column, glance: Glance, begin: float, end: float) -> Floats:
+def _within(column: Column, glance: ColumnGlance, begin: float, end: float) -> Floats:
     """A column at some places, between two times [s]."""
     values = glance(column)
     return values if column.low >= begin and column.high <= end else np.clip(values, begin, end)
@@ -227,7 +237,8 @@ def covered(begin: Floats, end: Floats) -> Floats:
         return np.zeros(len(begin))
     if (begin[:, 1:] < begin[:, :-1]).any():
         order = np.argsort(begin, axis=1, kind="stable")  # ops are about in order: little is left to sort
-        begin, end = np.take_along_axis(begin, order, axis=1), np.take_along_axis(end, order, axis=1)
+        begin = np.take_along_axis(begin, order, axis=1)
+        end = np.take_along_axis(end, order, axis=1)
     latest = np.maximum.accumulate(end, axis=1)
     gaps = np.maximum(begin[:, 1:] - latest[:, :-1], 0.0).sum(axis=1)
     length: Floats = latest[:, -1] - begin[:, 0] - gaps

@@ -31,7 +31,8 @@ def kernel_seconds(timeline: Timeline, begin: float = 0.0, end: float = np.inf) 
     compute = np.array([op.kind == "compute" and op.bound != "host" for op in timeline.ops], dtype=bool)
     # A little slack: the first op of a step begins at the very end of the step before.
     slack = 1e-9 * max(timeline.makespan, 1e-30)
-    low, high = begin - slack, end - slack
+    low = begin - slack
+    high = end - slack
     sets, op, of, _, start, stop = timeline._rows()
     rows = np.flatnonzero(compute[op] & (start >= low) & (start < high))
     of_set = np.bincount(of[rows], weights=stop[rows] - start[rows], minlength=len(sets))
@@ -58,7 +59,8 @@ def roles(timeline: Timeline) -> Ints:
 
 def skews(timeline: Timeline) -> Floats:
     """(n_ops,) float [s]: from the first rank's arrival at a collective to the last one's; nan for other ops."""
-    first, last = np.full(len(timeline.ops), np.inf), np.full(len(timeline.ops), -np.inf)
+    first = np.full(len(timeline.ops), np.inf)
+    last = np.full(len(timeline.ops), -np.inf)
     _, op, _, ready, *_ = timeline._rows()
     np.minimum.at(first, op, ready)
     np.maximum.at(last, op, ready)
@@ -73,7 +75,8 @@ def skews(timeline: Timeline) -> Floats:
 def pace_ratios(timeline: Timeline) -> Floats:
     """(world_size,) float: each rank's kernel time in the whole run over the median of its role; 1 without any."""
     seconds = kernel_seconds(timeline)
-    role, ratio = roles(timeline), np.ones(timeline.world_size)
+    role = roles(timeline)
+    ratio = np.ones(timeline.world_size)
     for r in np.unique(role).tolist():
         mine = role == r
         median = float(np.median(seconds[mine]))
@@ -85,7 +88,8 @@ def pace_ratios(timeline: Timeline) -> Floats:
 def slow_ranks(timeline: Timeline, ratio: Floats) -> Bools:
     """(world_size,) bool: ranks :data:`SLOW` behind the median and further from it than the spread of the others
     explains (:data:`OUTLIER` robust standard deviations, 1.4826 times the median deviation)."""
-    role, slow = roles(timeline), np.zeros(timeline.world_size, dtype=np.bool_)
+    role = roles(timeline)
+    slow = np.zeros(timeline.world_size, dtype=np.bool_)
     for r in np.unique(role).tolist():
         mine = np.flatnonzero(role == r)
         spread = 1.4826 * float(np.median(np.abs(ratio[mine] - 1))) if len(mine) >= FEW else 0.0
@@ -100,7 +104,7 @@ LEAST = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Classes:
+class RankClasses:
     """Ranks by who stands for them.
 
     ranks : (c,) int, the representatives, ascending. class_of : (world_size,) int, index into ``ranks``.
@@ -113,23 +117,24 @@ class Classes:
 
 
 @kept_with_first(maxsize=None)
-def classes(timeline: Timeline, most_spans: int = MOST_SPANS) -> Classes:
+def classes(timeline: Timeline, most_spans: int = MOST_SPANS) -> RankClasses:
     """Every class of equals, or where those have more than ``most_spans`` spans together, a choice of ranks."""
     ranks, class_of = alike(timeline)
     each = int(timeline.per_op()["ranks"].sum()) / max(timeline.world_size, 1)
     most = max(LEAST, int(most_spans / max(each, 1.0)))
     if len(ranks) <= most:
-        return Classes(ranks, class_of, False)
+        return RankClasses(ranks, class_of, False)
     stands_for = _even(timeline, most // 2)
     awaited = _awaited(timeline)[: most // 2]
     stands_for[awaited] = awaited
     chosen, of = np.unique(stands_for, return_inverse=True)
-    return Classes(chosen.astype(np.int64), np.asarray(of, dtype=np.int64).ravel(), True)
+    return RankClasses(chosen.astype(np.int64), np.asarray(of, dtype=np.int64).ravel(), True)
 
 
 def _even(timeline: Timeline, n: int) -> Ints:
     """(world_size,) who stands for each rank: about ``n`` ranks of the same role and the nearest pace."""
-    seconds, role = kernel_seconds(timeline), roles(timeline)
+    seconds = kernel_seconds(timeline)
+    role = roles(timeline)
     stands_for = np.arange(timeline.world_size)
     for r in np.unique(role).tolist():
         mine = np.flatnonzero(role == r)
@@ -146,7 +151,8 @@ def _even(timeline: Timeline, n: int) -> Ints:
 
 def _awaited(timeline: Timeline) -> Ints:
     """Ranks that came last to a collective of all, those who did most often first."""
-    columns, times = columns_of(timeline), np.zeros(timeline.world_size, dtype=np.int64)
+    columns = columns_of(timeline)
+    times = np.zeros(timeline.world_size, dtype=np.int64)
     for i, op in enumerate(timeline.ops):
         if op.kind != "compute" and len(ready := columns.of(i).ready):
             times[columns.of(i).ranks[int(np.argmax(ready))]] += int(np.ptp(ready) > 0)

@@ -27,7 +27,7 @@ from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.columns import OpColumns, cuts, did, seen, stretches
 from clustersim.explain.occupancy import on_host
-from clustersim.explain.pace import Classes, classes
+from clustersim.explain.pace import RankClasses, classes
 
 STATES = (
     "compute-bound",
@@ -45,19 +45,19 @@ KERNELS = STATES[:5]
 """Those in which it computes. An op has the state that limits most of it; :func:`by_class` tells its kernels apart."""
 
 
-class State(IntEnum):
+class PieceState(IntEnum):
     """The places of :data:`STATES`."""
 
     COMPUTE, MEMORY, LAUNCH, AGAIN, OPTIMIZER, EXPOSED, STALL, BUBBLE, HOST = range(len(STATES))
 
 
-class Why(IntEnum):
+class PieceRule(IntEnum):
     """Why an instant has its state: the rules above, in order."""
 
     KERNEL, SIDE_KERNEL, TRANSFER, PEER, HOST_WORK, QUEUED, NOTHING = range(7)
 
 
-_OF_BOUND = {"memory": State.MEMORY, "launch": State.LAUNCH, "host": State.HOST}
+_OF_BOUND = {"memory": PieceState.MEMORY, "launch": PieceState.LAUNCH, "host": PieceState.HOST}
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class Pieces:
     @property
     def computes(self) -> Bools:
         """(n,) bool, whether it is a kernel's."""
-        found: Bools = self.why <= Why.SIDE_KERNEL
+        found: Bools = self.why <= PieceRule.SIDE_KERNEL
         return found
 
     @property
@@ -106,15 +106,16 @@ class Pieces:
 
 
 def pieces(
-    timeline: Timeline, begin: float | None = None, end: float | None = None, chosen: Classes | None = None
+    timeline: Timeline, begin: float | None = None, end: float | None = None, chosen: RankClasses | None = None
 ) -> Pieces:
     """The partition of a timeline, or of the window from ``begin`` to ``end`` [s].
 
     ``chosen`` : who stands for whom; None is :func:`clustersim.explain.pace.classes`.
     """
-    t0, t1 = 0.0 if begin is None else begin, timeline.makespan if end is None else end
+    t0 = 0.0 if begin is None else begin
+    t1 = timeline.makespan if end is None else end
     chosen = chosen or classes(timeline)
-    return Partition(timeline).of(chosen, _spans(timeline, chosen.ranks, t0, t1), t0, t1)
+    return TimePartition(timeline).of(chosen, _spans(timeline, chosen.ranks, t0, t1), t0, t1)
 
 
 def is_server(op: OpInfo) -> bool:
@@ -137,7 +138,7 @@ AT_ONCE = 2**16
 """Spans that are cut up together: whole ranks of them."""
 
 
-class Partition:
+class TimePartition:
     """What a timeline's ops mean for the partition, worked out once for many windows and ranks."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -146,15 +147,17 @@ class Partition:
         names = {name: i for i, name in enumerate(dict.fromkeys(op.stream for op in ops))}
         self._n_streams, self._stream = len(names), np.array([names[op.stream] for op in ops], dtype=np.int16)
         self._running, self._waiting = _rules(ops)
-        self._kernel = np.array([kernel_state(o) for o in ops] + [State.BUBBLE], dtype=np.int64)
-        peer = [State.BUBBLE if by_structure(timeline, o) else State.STALL for o in ops]
-        self._peer = np.array([*peer, State.BUBBLE], dtype=np.int64)
-        idle = State.BUBBLE if staged(timeline) else State.STALL
-        self._nothing = idle if timeline.source == "simulated" else State.HOST
+        self._kernel = np.array([kernel_state(o) for o in ops] + [PieceState.BUBBLE], dtype=np.int64)
+        peer = [PieceState.BUBBLE if by_structure(timeline, o) else PieceState.STALL for o in ops]
+        self._peer = np.array([*peer, PieceState.BUBBLE], dtype=np.int64)
+        idle = PieceState.BUBBLE if staged(timeline) else PieceState.STALL
+        self._nothing = idle if timeline.source == "simulated" else PieceState.HOST
 
-    def of(self, chosen: Classes, spans: Columns, t0: float, t1: float) -> Pieces:
+    def of(self, chosen: RankClasses, spans: Columns, t0: float, t1: float) -> Pieces:
         """The partition of ``[t0, t1]`` [s] for the chosen ranks, whose spans are given from ``t0`` on."""
-        n, scale = len(chosen.ranks), 2.0 * (t1 - t0) if t1 > t0 else 1.0  # one float orders by rank, then by time
+        # one float orders by rank, then by time
+        n = len(chosen.ranks)
+        scale = 2.0 * (t1 - t0) if t1 > t0 else 1.0
         each = max(1, AT_ONCE * n // max(len(spans["owner"]), 1))
         edges = [*range(0, n, each), n]
         ends = np.searchsorted(spans["owner"], edges).tolist()
@@ -187,7 +190,7 @@ class Partition:
         spans: Columns = {"owner": np.zeros(len(order), dtype=np.int64), "op": mine.op[order]}
         for name, column in (("ready", mine.ready), ("start", mine.start), ("end", mine.end)):
             spans[name] = np.clip(column[order] - begin, 0.0, end - begin)
-        alone = Classes(np.array([rank]), np.zeros(self.timeline.world_size, dtype=np.int64), False)
+        alone = RankClasses(np.array([rank]), np.zeros(self.timeline.world_size, dtype=np.int64), False)
         return self.of(alone, spans, begin, end)
 
     def _holders(self, of: Ints, ready: Ints, start: Ints, end: Ints, n: int) -> tuple[Ints, Ints, Ints]:
@@ -200,26 +203,34 @@ class Partition:
         ready[1:] = np.maximum(ready[1:], np.maximum.accumulate(end)[:-1])
         ready = np.minimum(ready, start)
         end[:-1] = np.minimum(end[:-1], ready[1:])
-        ready, start, end = ready - begin, start - begin, end - begin
+        ready = ready - begin
+        start = start - begin
+        end = end - begin
         base = len(self.timeline.ops)
         name = stream * base + of  # the least number wins: the first rule, then the first stream
-        best = np.full(n, Why.NOTHING * self._n_streams * base)
+        best = np.full(n, PieceRule.NOTHING * self._n_streams * base)
         hidden = np.full(n, self._n_streams * base)
         for rule, left, right in ((self._waiting[of], ready, np.minimum(start, end)), (self._running[of], start, end)):
             at, each = stretches(left, right)
             np.minimum.at(best, at, np.repeat(rule * self._n_streams * base + name, each))
-        moves = self._running[of] == Why.TRANSFER
+        moves = self._running[of] == PieceRule.TRANSFER
         at, each = stretches(start[moves], end[moves])
         np.minimum.at(hidden, at, np.repeat(name[moves], each))
-        why = best // (self._n_streams * base) if base else best + Why.NOTHING
-        op = np.where(why < Why.NOTHING, best % max(base, 1), -1)
+        why = best // (self._n_streams * base) if base else best + PieceRule.NOTHING
+        op = np.where(why < PieceRule.NOTHING, best % max(base, 1), -1)
         beside = np.where(hidden < self._n_streams * base, hidden % max(base, 1), -1)
-        return why, op, np.where(why <= Why.SIDE_KERNEL, beside, -1)
+        return why, op, np.where(why <= PieceRule.SIDE_KERNEL, beside, -1)
 
     def _states(self, why: Ints, op: Ints) -> Ints:
         return np.select(
-            [why <= Why.SIDE_KERNEL, why == Why.TRANSFER, why == Why.PEER, why == Why.HOST_WORK, why == Why.QUEUED],
-            [self._kernel[op], State.EXPOSED, self._peer[op], State.HOST, State.STALL],
+            [
+                why <= PieceRule.SIDE_KERNEL,
+                why == PieceRule.TRANSFER,
+                why == PieceRule.PEER,
+                why == PieceRule.HOST_WORK,
+                why == PieceRule.QUEUED,
+            ],
+            [self._kernel[op], PieceState.EXPOSED, self._peer[op], PieceState.HOST, PieceState.STALL],
             self._nothing,
         )
 
@@ -227,32 +238,34 @@ class Partition:
 def _rules(ops: tuple[OpInfo, ...]) -> tuple[Ints, Ints]:
     """Per op the rule of an instant it runs in, and of one it waits in."""
     usual = any(op.stream == COMPUTE_STREAM for op in ops)
-    running, waiting = np.zeros(len(ops), dtype=np.int64), np.zeros(len(ops), dtype=np.int64)
+    running = np.zeros(len(ops), dtype=np.int64)
+    waiting = np.zeros(len(ops), dtype=np.int64)
     for i, op in enumerate(ops):
         if op.kind != "compute":
-            running[i], waiting[i] = Why.TRANSFER, Why.PEER
+            running[i], waiting[i] = PieceRule.TRANSFER, PieceRule.PEER
             continue
         main = op.stream == COMPUTE_STREAM or not (usual or on_host(op))
-        running[i] = Why.KERNEL if main else Why.HOST_WORK if on_host(op) else Why.SIDE_KERNEL
-        waiting[i] = Why.QUEUED
+        running[i] = PieceRule.KERNEL if main else PieceRule.HOST_WORK if on_host(op) else PieceRule.SIDE_KERNEL
+        waiting[i] = PieceRule.QUEUED
     return running, waiting
 
 
 def kernel_state(op: OpInfo) -> int:
     """State of a rank that runs a compute op."""
     if op.phase == "memcpy" and ("DtoD" in op.name or op.name.startswith("Memset")):  # never leaves the device
-        return State.MEMORY
+        return PieceState.MEMORY
     if on_host(op):
-        return State.HOST
-    return State.OPTIMIZER if op.phase == "optimizer" else _OF_BOUND.get(op.bound, State.COMPUTE)
+        return PieceState.HOST
+    return PieceState.OPTIMIZER if op.phase == "optimizer" else _OF_BOUND.get(op.bound, PieceState.COMPUTE)
 
 
 def by_class(op: OpInfo) -> dict[int, float]:
     """Shares of a compute op's time by state: of its kernels, where those are known, else all in its own."""
-    state, mix = kernel_state(op), op.mix
-    if mix is None or state not in {State.COMPUTE, State.MEMORY, State.LAUNCH} or mix.seconds <= 0:
+    state = kernel_state(op)
+    mix = op.mix
+    if mix is None or state not in {PieceState.COMPUTE, PieceState.MEMORY, PieceState.LAUNCH} or mix.seconds <= 0:
         return {state: 1.0}
-    states = State.COMPUTE, State.MEMORY, State.LAUNCH, State.AGAIN
+    states = PieceState.COMPUTE, PieceState.MEMORY, PieceState.LAUNCH, PieceState.AGAIN
     parts = zip(states, (mix.peak + mix.products, mix.memory, mix.launch, mix.again), strict=True)
     return {state: seconds / mix.seconds for state, seconds in parts if seconds}
 

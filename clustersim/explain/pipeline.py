@@ -33,7 +33,7 @@ from clustersim.core.timeline import Timeline, alike
 from clustersim.core.units import format_time
 from clustersim.explain.columns import did
 from clustersim.explain.metrics import warm_up
-from clustersim.explain.plays import BACK, Action, expected, idle_times, medians
+from clustersim.explain.plays import BACK, TimedAction, expected, idle_times, medians
 
 _Name: TypeAlias = tuple[int, int, str, int, int]
 """Step, stage, action, micro-batch, chunk."""
@@ -105,8 +105,10 @@ def has_pipeline(timeline: Timeline) -> bool:
 
 def windows(timeline: Timeline) -> dict[int, tuple[float, float]]:
     """(begin, end) [s] of each step: from the end of the one before, or its own beginning where that is earlier."""
-    times, step = timeline.per_op(), np.array([op.step for op in timeline.ops], dtype=np.int64)
-    found, before = {}, 0.0
+    times = timeline.per_op()
+    step = np.array([op.step for op in timeline.ops], dtype=np.int64)
+    found = {}
+    before = 0.0
     for s in dict.fromkeys(step[np.argsort(times["ready"], kind="stable")].tolist()):
         mine = (step == s) & (times["ranks"] > 0)
         if mine.any():
@@ -121,11 +123,11 @@ def steady(timeline: Timeline) -> list[int]:
     return list(found)[warm_up([end - begin for begin, end in found.values()]) :]
 
 
-def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int, list[Action]]:
+def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int, list[TimedAction]]:
     """Step -> the actions of these ranks (None: all), by start."""
     wanted = np.arange(timeline.world_size) if ranks is None else np.unique(np.asarray(ranks, dtype=np.int64))
     names, of_op = _named(timeline)
-    found: defaultdict[int, list[Action]] = defaultdict(list)
+    found: defaultdict[int, list[TimedAction]] = defaultdict(list)
     for sheet in timeline.sheets(wanted):
         of = of_op[sheet.op]
         order = np.argsort(of, kind="stable")[(of < 0).sum() :]
@@ -138,7 +140,7 @@ def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int,
         for name in begin:
             step, stage, action, micro, chunk = names[name]
             for rank, start, stop in zip(sheet.ranks.tolist(), begin[name].tolist(), end[name].tolist(), strict=True):
-                found[step].append(Action(rank, stage, action, micro, chunk, start, stop))
+                found[step].append(TimedAction(rank, stage, action, micro, chunk, start, stop))
     return {step: sorted(found[step], key=lambda a: (a.start, a.end, a.rank)) for step in sorted(found)}
 
 
@@ -163,7 +165,7 @@ def _recomputation_joined(names: list[_Name], begin: dict[int, Floats], end: dic
             end[whole] = np.maximum(end[whole], end.pop(at[name]))
 
 
-def of_ranks(done: list[Action], ranks: Ints) -> list[Action]:
+def of_ranks(done: list[TimedAction], ranks: Ints) -> list[TimedAction]:
     """Those of some ranks, in the same order."""
     members = set(ranks.tolist())
     return [action for action in done if action.rank in members]
@@ -192,8 +194,9 @@ def stage_times(timeline: Timeline, steps: Sequence[int] | None = None) -> list[
     ]
 
 
-def _of_replica(replica: list[Action], window: tuple[float, float]) -> list[StageTime]:
-    own, told = medians(replica), expected(replica)
+def _of_replica(replica: list[TimedAction], window: tuple[float, float]) -> list[StageTime]:
+    own = medians(replica)
+    told = expected(replica)
     length = window[1] - window[0]
     found = []
     for stage, (busy, *idle) in idle_times(replica).items():

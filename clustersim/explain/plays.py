@@ -19,7 +19,7 @@ BACK = ("B", "I")
 
 
 @dataclass(frozen=True)
-class Action:
+class TimedAction:
     """One action of one rank; times in seconds."""
 
     rank: int
@@ -31,7 +31,7 @@ class Action:
     end: float
 
 
-def paths(replica: Sequence[Action]) -> dict[int, Path]:
+def paths(replica: Sequence[TimedAction]) -> dict[int, Path]:
     """Micro-batch -> the stages and chunks it goes through, in the order in which its forwards began."""
     way: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for a in sorted(replica, key=lambda a: (a.start, a.end)):
@@ -40,30 +40,32 @@ def paths(replica: Sequence[Action]) -> dict[int, Path]:
     return {micro: tuple(places) for micro, places in way.items()}
 
 
-def before(a: Action, way: Path) -> tuple[str, int, int] | None:
+def before(a: TimedAction, way: Path) -> tuple[str, int, int] | None:
     """What an action waits for at another place: F or B (of a gradient, an I too), stage, chunk; None for nothing."""
     place = _around(a, way)[0]
     return None if place is None else ("F" if a.action == "F" else "B", *place)
 
 
-def neighbours(a: Action, way: Path) -> tuple[int, int]:
+def neighbours(a: TimedAction, way: Path) -> tuple[int, int]:
     """The stages that an action gets its input from and hands its output to; -1 for none, and for its own."""
     source, target = (-1 if place is None or place[0] == a.stage else place[0] for place in _around(a, way))
     return source, target
 
 
-def _around(a: Action, way: Path) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+def _around(a: TimedAction, way: Path) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
     """Places before and after an action on its micro-batch's way."""
     if a.action not in ("F", *BACK) or (a.stage, a.chunk) not in way:
         return None, None
     at = way.index((a.stage, a.chunk))
-    up, down = (way[at - 1] if at else None), (way[at + 1] if at + 1 < len(way) else None)
+    up = way[at - 1] if at else None
+    down = way[at + 1] if at + 1 < len(way) else None
     return (up, down) if a.action == "F" else (down, up)
 
 
-def played(replica: Sequence[Action], seconds: Callable[[Action], float]) -> list[Action]:
+def played(replica: Sequence[TimedAction], seconds: Callable[[TimedAction], float]) -> list[TimedAction]:
     """The same order with other durations and free transfers, every rank as early as it can, from 0."""
-    ways, found = paths(replica), []
+    ways = paths(replica)
+    found = []
     free: defaultdict[int, float] = defaultdict(float)
     done: dict[tuple[object, ...], float] = {}
     for a in replica:
@@ -72,14 +74,14 @@ def played(replica: Sequence[Action], seconds: Callable[[Action], float]) -> lis
         end = start + seconds(a)
         free[a.rank] = end
         done[a.microbatch, "B" if a.action in BACK else a.action, a.stage, a.chunk] = end
-        found.append(Action(a.rank, a.stage, a.action, a.microbatch, a.chunk, start, end))
+        found.append(TimedAction(a.rank, a.stage, a.action, a.microbatch, a.chunk, start, end))
     return found
 
 
-def medians(replica: Sequence[Action]) -> dict[tuple[int, int, str], float]:
+def medians(replica: Sequence[TimedAction]) -> dict[tuple[int, int, str], float]:
     """Median seconds by stage, chunk and action; two that a rank runs at once share the time they have in common."""
     took: defaultdict[tuple[int, int, str], list[float]] = defaultdict(list)
-    last: dict[int, Action] = {}
+    last: dict[int, TimedAction] = {}
     for a in replica:
         took[a.stage, a.chunk, a.action].append(a.end - a.start)
         if a.rank in last:
@@ -91,10 +93,11 @@ def medians(replica: Sequence[Action]) -> dict[tuple[int, int, str], float]:
     return {key: float(np.median(values)) for key, values in took.items()}
 
 
-def edges(replica: Sequence[Action]) -> dict[int, Edges]:
+def edges(replica: Sequence[TimedAction]) -> dict[int, Edges]:
     """Stage -> when the replica's first action began, the stage's first backward began, its last forward ended, and
     the replica's last action ended [s]: fill, gaps and drain are between them."""
-    first, last = min(a.start for a in replica), max(a.end for a in replica)
+    first = min(a.start for a in replica)
+    last = max(a.end for a in replica)
     found = {}
     for stage in {a.stage for a in replica}:
         mine = [a for a in replica if a.stage == stage]
@@ -103,7 +106,7 @@ def edges(replica: Sequence[Action]) -> dict[int, Edges]:
     return found
 
 
-def idle_times(replica: Sequence[Action]) -> dict[int, tuple[float, float, float, float]]:
+def idle_times(replica: Sequence[TimedAction]) -> dict[int, tuple[float, float, float, float]]:
     """Stage -> busy, and idle until its first backward, after its last forward ended, and between."""
     found = {}
     for stage, ends in edges(replica).items():
@@ -114,7 +117,7 @@ def idle_times(replica: Sequence[Action]) -> dict[int, tuple[float, float, float
 
 
 @dataclass(frozen=True)
-class Expected:
+class IdealIdle:
     """What a stage's idle time would be with free transfers [s].
 
     fill, drain, gaps : with equal stages, each action as long as the median stage's. uneven : how much longer it
@@ -127,7 +130,7 @@ class Expected:
     uneven: float
 
 
-def expected(replica: Sequence[Action]) -> dict[int, Expected]:
+def expected(replica: Sequence[TimedAction]) -> dict[int, IdealIdle]:
     """Stage -> what its schedule and its neighbours' work make it idle; see :mod:`clustersim.explain.pipeline`."""
     own = medians(replica)
     kinds = {action for *_, action in own}
@@ -135,7 +138,7 @@ def expected(replica: Sequence[Action]) -> dict[int, Expected]:
     ideal = idle_times(played(replica, lambda a: equal[a.action]))
     apart = idle_times(played(replica, lambda a: own[a.stage, a.chunk, a.action]))
     return {
-        stage: Expected(fill, drain, gaps, sum(apart[stage][1:]) - fill - drain - gaps)
+        stage: IdealIdle(fill, drain, gaps, sum(apart[stage][1:]) - fill - drain - gaps)
         for stage, (_, fill, drain, gaps) in ideal.items()
     }
 

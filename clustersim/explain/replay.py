@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from clustersim.core.arrays import Floats
-from clustersim.explain.graph import Graph, Node
+from clustersim.explain.graph import GraphNode, RunGraph
 
 Seconds: TypeAlias = Callable[[int], Floats]
 """Of an op, by its index."""
@@ -23,7 +23,7 @@ MAX_PASSES = 1000
 """Chains inside one op list (rank i sends to i + 1 in the same op) settle a hop a pass."""
 
 
-def replayed(run: Graph, compute: Seconds, transfers: Seconds, needs: list[tuple[int, ...]]) -> Floats:
+def replayed(run: RunGraph, compute: Seconds, transfers: Seconds, needs: list[tuple[int, ...]]) -> Floats:
     """(..., n_ops) float [s]: when the last rank ends each op; -inf for ops nobody does.
 
     compute : of a compute op (..., r) float [s], nan where it does not run. transfers : of a node, by its first op,
@@ -48,7 +48,7 @@ def replayed(run: Graph, compute: Seconds, transfers: Seconds, needs: list[tuple
     return found
 
 
-def _over(nodes: list[Node], needs: list[tuple[int, ...]]) -> dict[int, list[int]]:
+def _over(nodes: list[GraphNode], needs: list[tuple[int, ...]]) -> dict[int, list[int]]:
     """Place of a node -> ops that nothing after it waits for: of long runs not every end can be kept."""
     last = {op: at for at, node in enumerate(nodes) for op in node.ops}
     for at, node in enumerate(nodes):
@@ -60,7 +60,7 @@ def _over(nodes: list[Node], needs: list[tuple[int, ...]]) -> dict[int, list[int
 
 
 def _played(
-    node: Node, ends: dict[int, Floats], n: int, needs: list[tuple[int, ...]], compute: Seconds, transfers: Seconds
+    node: GraphNode, ends: dict[int, Floats], n: int, needs: list[tuple[int, ...]], compute: Seconds, transfers: Seconds
 ) -> Iterator[tuple[int, Floats]]:
     """Each op of a node, and (..., n) when it ends on each rank."""
     ready = []
@@ -74,7 +74,8 @@ def _played(
         for op, begin in zip(node.ops, ready, strict=True):
             yield op, begin + np.fmax(compute(op), 0.0) if node.computes else begin  # of nan, where it does not run, 0
         return
-    met, come = node.met, np.stack(np.broadcast_arrays(*ready), axis=-2)
+    met = node.met
+    come = np.stack(np.broadcast_arrays(*ready), axis=-2)
     start = np.maximum.reduceat(come[..., met.op, met.rank], met.first, axis=-1)
     end = start + transfers(node.ops[0])
     for slot, (op, here) in enumerate(zip(node.ops, met.of_op, strict=True)):

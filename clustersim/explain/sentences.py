@@ -15,7 +15,7 @@ from clustersim.explain.step_words import bubble_sentence
 if TYPE_CHECKING:
     from clustersim.explain.charges import Charge
     from clustersim.explain.stalls import Causes
-    from clustersim.explain.transfers import Facts
+    from clustersim.explain.transfers import TransferFacts
 
 UNLIKE = 0.1
 """Paces further apart than this are no accident of single steps."""
@@ -36,7 +36,8 @@ _PLAIN = {
 def sentence(found: Causes, charge: Charge) -> str:
     """One cause as a sentence: what, where, by how much, and what it costs."""
     said = _plain(found, charge) if charge.cause in _PLAIN else _WORDS.get(charge.cause, _unknown)(found, charge)
-    step, share = format_time(found.length / found.steps), found.share(charge)
+    step = format_time(found.length / found.steps)
+    share = found.share(charge)
     over = "1 GPU" if found.workers == 1 else f"{found.workers:,} GPUs"
     return f"{said} Cost: {format_time(found.cost(charge))} of every {step} step ({share:.1%}), mean over {over}."
 
@@ -68,7 +69,7 @@ def _exposed(found: Causes, charge: Charge) -> str:
     return f"rank {charge.rank} waits {format_time(charge.worst)} for {_op(found, charge.op)} alone"
 
 
-def _moving(found: Causes, charge: Charge) -> tuple[int, Facts]:
+def _moving(found: Causes, charge: Charge) -> tuple[int, TransferFacts]:
     """The op whose transfer is charged, and what holds it: of the holder, where that is one."""
     op = charge.holder_op if charge.holder_op in found.facts else charge.op
     return op, found.facts[op]
@@ -91,12 +92,15 @@ def _narrow(found: Causes, charge: Charge) -> str:
 def _shared(found: Causes, charge: Charge) -> str:
     op, fact = _moving(found, charge)
     others = sharers(found, op, charge.link)
-    said, free = "is shared with " + ", ".join(f"'{name}'" for name in others[:3]), "alone"
+    said = "is shared with " + ", ".join(f"'{name}'" for name in others[:3])
+    free = "alone"
     if not others and len(found.timeline.ops[op].detail.get("groups", ())) > 1:
         said = "is shared with other groups of the same op"
     elif not others:  # nobody else is there: the link itself changed (cluster.changes)
-        said, free = "is slower for a while", "at the link's own rate"
-    got, alone = format_bandwidth(fact.rate), format_bandwidth(min(fact.alone, fact.ceiling))
+        said = "is slower for a while"
+        free = "at the link's own rate"
+    got = format_bandwidth(fact.rate)
+    alone = format_bandwidth(min(fact.alone, fact.ceiling))
     return (
         f"The link {_link(found, charge.link)} {said}: {_op(found, op)} gets {got} of payload where {free} it would "
         f"get {alone}; {_exposed(found, charge)}."
@@ -113,7 +117,8 @@ def sharers(found: Causes, op: int, link: int) -> list[str]:
     mine = of == op
     if not mine.any():
         return []
-    begin, end = float(use.segment_start[mine].min()), float(use.segment_end[mine].max())
+    begin = float(use.segment_start[mine].min())
+    end = float(use.segment_end[mine].max())
     beside = np.minimum(use.segment_end, end) - np.maximum(use.segment_start, begin)
     others = ~mine & crossing[use.transfer_load[use.segment_transfer]] & (beside > 0)
     seconds = np.bincount(of[others], weights=beside[others], minlength=len(found.timeline.ops))
@@ -123,7 +128,8 @@ def sharers(found: Causes, op: int, link: int) -> list[str]:
 
 def _kernels(found: Causes, charge: Charge) -> str:
     _, fact = _moving(found, charge)
-    ceiling, alone = format_bandwidth(fact.ceiling), format_bandwidth(fact.alone)
+    ceiling = format_bandwidth(fact.ceiling)
+    alone = format_bandwidth(fact.alone)
     if not np.isfinite(fact.alone):  # processes of one host
         return (
             f"The host's own work limits {_op(found, charge.op)}: its processes pass {ceiling} of payload on, and no "
@@ -138,7 +144,8 @@ def _kernels(found: Causes, charge: Charge) -> str:
 def _latency(found: Causes, charge: Charge) -> str:
     ops = found.timeline.ops
     op = charge.op if charge.op in found.facts else charge.holder_op
-    fact, info = found.facts[op], ops[op]
+    fact = found.facts[op]
+    info = ops[op]
     what = "Messages" if info.kind in {"send", "recv"} else "Collectives"
     text = f"{what} like {_op(found, op)} are latency-bound: {format_bytes(info.nbytes)} take "
     text += f"{format_time(fact.seconds)}, of which {format_time(fact.latency)} is latency"
@@ -225,7 +232,8 @@ def _late_launch(found: Causes, charge: Charge) -> str:
     )
     if not len(spread):
         return text + "."
-    low, high = format_time(float(spread.min())), format_time(float(spread.max()))
+    low = format_time(float(spread.min()))
+    high = format_time(float(spread.max()))
     return f"{text}; from first to last arrival it is {low} to {high}."
 
 

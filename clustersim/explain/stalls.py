@@ -26,14 +26,14 @@ import numpy as np
 from clustersim.core.arrays import Columns, Floats
 from clustersim.core.timeline import Timeline
 from clustersim.explain.breakdown import steady_pieces
-from clustersim.explain.charges import Book, Charge
+from clustersim.explain.charges import Charge, ChargeBook
 from clustersim.explain.late_start import LateStart, late_starts
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.pace import pace_ratios
 from clustersim.explain.pieces import Pieces, workers
 from clustersim.explain.pipeline import has_pipeline
-from clustersim.explain.transfers import Facts, transfer_facts
-from clustersim.explain.where import Where, where
+from clustersim.explain.transfers import TransferFacts, transfer_facts
+from clustersim.explain.where import StageSeconds, where
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +48,12 @@ class Causes:
     cut: Pieces
     steps: int
     charges: list[Charge]
-    facts: dict[int, Facts]
+    facts: dict[int, TransferFacts]
     pace: Floats
     late: dict[int, LateStart]
 
     @cached_property
-    def where(self) -> list[Where]:
+    def where(self) -> list[StageSeconds]:
         """Where a step of a pipeline went; empty for a run without stages."""
         return where(self.timeline) if has_pipeline(self.timeline) else []
 
@@ -80,9 +80,11 @@ class Causes:
 
 def causes(timeline: Timeline) -> Causes:
     """Charge every instant of the steady state that is no useful compute to its cause."""
-    cut, steps = steady_pieces(timeline), len(steady_window(timeline).steps)
-    facts, pace = transfer_facts(timeline), pace_ratios(timeline)
-    book = Book(timeline, cut, facts, pace)
+    cut = steady_pieces(timeline)
+    steps = len(steady_window(timeline).steps)
+    facts = transfer_facts(timeline)
+    pace = pace_ratios(timeline)
+    book = ChargeBook(timeline, cut, facts, pace)
     book.charge_all()
     late = late_starts(timeline, cut)
     book.move_late_starts(late)
@@ -105,16 +107,25 @@ def stalls(found: Causes, top: int | None = 10) -> Columns:
     """
     from clustersim.explain.sentences import sentence
 
-    timeline, chosen = found.timeline, costliest(found, top)
+    timeline = found.timeline
+    chosen = costliest(found, top)
     names = timeline.links.link_names if timeline.links is not None else ()
     columns: Columns = {
         name: np.array([getattr(c, source) for c in chosen])
         for name, source in (
-            ("cause", "cause"), ("subject", "subject"), ("count", "count"), ("op", "op"), ("rank", "rank"),
-            ("worst_s", "worst"), ("worst_begin", "begin"), ("worst_end", "end"), ("holder_rank", "holder_rank"),
-            ("holder_op", "holder_op"), ("link", "link"),
+            ("cause", "cause"),
+            ("subject", "subject"),
+            ("count", "count"),
+            ("op", "op"),
+            ("rank", "rank"),
+            ("worst_s", "worst"),
+            ("worst_begin", "begin"),
+            ("worst_end", "end"),
+            ("holder_rank", "holder_rank"),
+            ("holder_op", "holder_op"),
+            ("link", "link"),
         )
-    }  # fmt: skip
+    }
     return columns | {
         "cost_s": np.array([found.cost(c) for c in chosen]),
         "share": np.array([found.share(c) for c in chosen]),

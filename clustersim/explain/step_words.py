@@ -13,7 +13,7 @@ from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 from clustersim.explain import pipeline
 from clustersim.explain.plays import paths
-from clustersim.explain.where import WORDS, Where
+from clustersim.explain.where import WORDS, StageSeconds
 
 LITTLE = 0.005
 """Shares of a step below this are not told."""
@@ -25,33 +25,33 @@ ALIKE = 1.2
 
 
 @dataclass(frozen=True)
-class Loss:
+class StepLoss:
     """One way in which a step is longer than its compute: its share of the step, and why, after "because"."""
 
     share: float
     why: str
 
 
-def losses(timeline: Timeline, rows: Sequence[Where]) -> list[Loss]:
+def losses(timeline: Timeline, rows: Sequence[StageSeconds]) -> list[StepLoss]:
     """Every loss of a split model, the largest first. ``rows``: of :func:`clustersim.explain.where.where`."""
     whole = rows[0]
     told = list(_bubbles(timeline, rows))
     for dim, seconds in whole.exposed.items():
-        told.append(Loss(seconds / whole.step, f"nothing hides the transfers of {_over(dim)}"))
+        told.append(StepLoss(seconds / whole.step, f"nothing hides the transfers of {_over(dim)}"))
     for dim, seconds in whole.waiting.items():
         uneven = ", whose experts' loads differ" if dim == "EP" else ""
-        told.append(Loss(seconds / whole.step, f"ranks wait for a late peer of {_over(dim)}{uneven}"))
+        told.append(StepLoss(seconds / whole.step, f"ranks wait for a late peer of {_over(dim)}{uneven}"))
     return sorted(told, key=lambda loss: -loss.share)
 
 
-def bubble_sentence(timeline: Timeline, rows: Sequence[Where]) -> str:
+def bubble_sentence(timeline: Timeline, rows: Sequence[StageSeconds]) -> str:
     """The bubble, part by part; empty for a run without one."""
     told = sorted(_bubbles(timeline, rows), key=lambda loss: -loss.share)
     said = [f"{loss.share:.1%} because {loss.why}" for loss in told if loss.share >= LITTLE]
     return f"Bubble, of a step: {'; '.join(said)}." if said else ""
 
 
-def shares(whole: Where, compute: dict[str, float]) -> str:
+def shares(whole: StageSeconds, compute: dict[str, float]) -> str:
     """The step in its groups, each with its parts. ``compute``: shares of what the compute is bound by."""
     said = [f"{name} {share:.1%}" for name, share in compute.items() if share >= LITTLE]
     groups = sorted(list(whole.groups.items())[1:], key=lambda pair: -pair[1])
@@ -68,21 +68,21 @@ def _over(dim: str) -> str:
     return "the step's end" if dim == "step end" else "data parallelism" if dim == "DP" else dim
 
 
-def _bubbles(timeline: Timeline, rows: Sequence[Where]) -> Iterator[Loss]:
+def _bubbles(timeline: Timeline, rows: Sequence[StageSeconds]) -> Iterator[StepLoss]:
     whole = rows[0]
     share = {name: seconds / whole.step for name, seconds in whole.bubble.items()}
     if share.get("imbalance", 0.0) > 0:
-        yield Loss(share["imbalance"], waits_for(timeline, rows[1:]))
+        yield StepLoss(share["imbalance"], waits_for(timeline, rows[1:]))
     itself = sum(share.get(name, 0.0) for name in ("fill", "drain", "gaps"))
     if itself > 0:
-        yield Loss(itself, _of_schedule(timeline, rows))
+        yield StepLoss(itself, _of_schedule(timeline, rows))
     if share.get("uneven", 0.0) > 0:
-        yield Loss(share["uneven"], "single passes took longer than the others, or messages were on their way")
+        yield StepLoss(share["uneven"], "single passes took longer than the others, or messages were on their way")
     if share.get("tail", 0.0) > 0:
-        yield Loss(share["tail"], "stages that are done wait for the others' gradients and optimizer")
+        yield StepLoss(share["tail"], "stages that are done wait for the others' gradients and optimizer")
 
 
-def waits_for(timeline: Timeline, stages: Sequence[Where]) -> str:
+def waits_for(timeline: Timeline, stages: Sequence[StageSeconds]) -> str:
     """Who waits for the slowest stage, and what that one has more."""
     busy = [row.step - sum(row.bubble.values()) for row in stages]
     slow = int(np.argmax(busy))
@@ -130,15 +130,17 @@ def unit_costs(timeline: Timeline) -> dict[int, dict[str, float]]:
     return dict(found)
 
 
-def _of_schedule(timeline: Timeline, rows: Sequence[Where]) -> str:
+def _of_schedule(timeline: Timeline, rows: Sequence[StageSeconds]) -> str:
     """What the schedule leaves idle, beside the formula where its order has one."""
-    whole, stages = rows[0], rows[1:]
+    whole = rows[0]
+    stages = rows[1:]
     busy = float(np.median([row.step - sum(row.bubble.values()) for row in stages]))
     seconds = sum(whole.bubble.get(name, 0.0) for name in ("fill", "drain", "gaps"))
     parts = ", ".join(
-        f"{name} {format_time(whole.bubble[name])}" for name in ("fill", "drain", "gaps")
+        f"{name} {format_time(whole.bubble[name])}"
+        for name in ("fill", "drain", "gaps")
         if whole.bubble.get(name, 0.0) >= LITTLE * seconds
-    )  # fmt: skip
+    )
     said = f"the schedule has to fill and drain the pipeline: {parts}, {seconds / busy:.1%} of a stage's work"
     formula = ideal_bubble(timeline)
     if formula is None:
@@ -158,7 +160,8 @@ def ideal_bubble(timeline: Timeline) -> tuple[int, int, int] | None:
     ranks = [int(r[0]) for r in pipeline.stages(timeline)]
     done = pipeline.actions(timeline, ranks)
     last = done[max(done)]
-    p, m = len(ranks), len({a.microbatch for a in last})
+    p = len(ranks)
+    m = len({a.microbatch for a in last})
     if {a.action for a in last} != {"F", "B"}:
         return None
     ways = {tuple(stage for stage, _ in way) for way in paths(last).values()}

@@ -18,7 +18,7 @@ LATENCY_SHARE = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
+class TransferFacts:
     """Of one op's transfers, all groups together.
 
     Parameters
@@ -41,9 +41,10 @@ class Facts:
 
 
 @kept_with_first(maxsize=None)
-def transfer_facts(timeline: Timeline) -> dict[int, Facts]:
+def transfer_facts(timeline: Timeline) -> dict[int, TransferFacts]:
     """Facts of every op that transfers something, by index in :attr:`Timeline.ops`."""
-    use, spans = timeline.links, timeline.per_op()
+    use = timeline.links
+    spans = timeline.per_op()
     nobody = np.full(len(timeline.ops), np.nan)
     seconds = np.divide(spans["seconds"], spans["ranks"], out=nobody, where=spans["ranks"] > 0)
     found = {}
@@ -57,7 +58,7 @@ def transfer_facts(timeline: Timeline) -> dict[int, Facts]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Flows:
+class _OpFlows:
     """Per op: payload bytes, seconds of flow, and the load of its first transfer; per load: what its links allow."""
 
     moved: Floats
@@ -66,14 +67,14 @@ class _Flows:
     narrowest: list[tuple[int, float, int, float]]
 
 
-def _flows(use: LinkUse, n_ops: int) -> _Flows:
+def _flows(use: LinkUse, n_ops: int) -> _OpFlows:
     span = use.segment_end - use.segment_start
     of = use.transfer_op[use.segment_transfer]
     load = np.full(n_ops, -1, dtype=np.int64)
     load[use.transfer_op[::-1]] = use.transfer_load[::-1]
     moved = np.bincount(of, weights=use.segment_rate * span, minlength=n_ops).astype(np.float64)
     flowing = np.bincount(of, weights=span, minlength=n_ops).astype(np.float64)
-    return _Flows(moved, flowing, load, [narrowest(use, i) for i in range(len(use.loads))])
+    return _OpFlows(moved, flowing, load, [narrowest(use, i) for i in range(len(use.loads))])
 
 
 def narrowest(use: LinkUse, load: int) -> tuple[int, float, int, float]:
@@ -103,11 +104,12 @@ def sort_of(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _facts(op: OpInfo, seconds: float, use: LinkUse | None, flows: _Flows | None, owner: int) -> Facts:
-    latency, ceiling = float(op.detail.get("latency", np.nan)), float(op.detail.get("ceiling", np.inf))
+def _facts(op: OpInfo, seconds: float, use: LinkUse | None, flows: _OpFlows | None, owner: int) -> TransferFacts:
+    latency = float(op.detail.get("latency", np.nan))
+    ceiling = float(op.detail.get("ceiling", np.inf))
     if flows is None or use is None or flows.load[owner] < 0 or flows.flowing[owner] <= 0:
         limit = "latency" if latency > LATENCY_SHARE * seconds else "unknown"
-        return Facts(seconds, latency, np.nan, np.nan, ceiling, -1, (-1, np.inf), limit)
+        return TransferFacts(seconds, latency, np.nan, np.nan, ceiling, -1, (-1, np.inf), limit)
     rate = float(flows.moved[owner] / flows.flowing[owner])
     link, alone, other, allowed = flows.narrowest[int(flows.load[owner])]
     if latency > LATENCY_SHARE * seconds:
@@ -116,4 +118,4 @@ def _facts(op: OpInfo, seconds: float, use: LinkUse | None, flows: _Flows | None
         limit = "shared link"
     else:
         limit = "link" if alone <= ceiling else "kernels"
-    return Facts(seconds, latency, rate, alone, ceiling, link, (other, allowed), limit)
+    return TransferFacts(seconds, latency, rate, alone, ceiling, link, (other, allowed), limit)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clustersim.core.facts import Facts
+from clustersim.core.facts import RunFacts
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain.breakdown import breakdown
 from clustersim.explain.pieces import KERNELS, workers
 from clustersim.explain.stalls import Causes, costliest
-from clustersim.explain.step_words import Loss, losses
+from clustersim.explain.step_words import StepLoss, losses
 
 HEADLINES = {
     "link": "{subject} cannot carry more",
@@ -41,13 +41,13 @@ SMALL = 0.03
 """A run whose costliest cause costs less than this share of the step seldom waits."""
 
 
-def verdict(facts: Facts, found: Causes) -> str:
+def verdict(facts: RunFacts, found: Causes) -> str:
     """What the run came to, and what it loses most by, in one sentence."""
     told = losses(found.timeline, found.where) if found.where else []
     return f"{came_to(facts, (found.cut.end - found.cut.begin) / found.steps)}; {_lost(found, told)}."
 
 
-def came_to(facts: Facts, step: float) -> str:
+def came_to(facts: RunFacts, step: float) -> str:
     """What the run came to; ``step`` [s]."""
     said = f"{facts.what}: " if facts.what else ""
     said += f"{format_time(step)} a step"
@@ -57,14 +57,16 @@ def came_to(facts: Facts, step: float) -> str:
     return said + (f", if it fitted, but it needs {missing} more memory than a GPU has" if facts.missing_bytes else "")
 
 
-def _lost(found: Causes, told: Sequence[Loss]) -> str:
+def _lost(found: Causes, told: Sequence[StepLoss]) -> str:
     worst = costliest(found, 1)
     if told and told[0].share >= SMALL:
-        share, why = told[0].share, told[0].why
+        share = told[0].share
+        why = told[0].why
     elif not worst:
         return f"GPUs compute all the time, and {_mostly(found)}"
     else:
-        share, why = found.share(worst[0]), HEADLINES[worst[0].cause].format(subject=_subject(found))
+        share = found.share(worst[0])
+        why = HEADLINES[worst[0].cause].format(subject=_subject(found))
     if share < SMALL:
         return f"{_mostly(found)}, and the largest wait is small, {share:.1%}: {why}"
     return f"{share:.1%} of the step is lost because {why}"
@@ -80,7 +82,8 @@ def _mostly(found: Causes) -> str:
 
 def _subject(found: Causes) -> str:
     """What the costliest cause names; of links that are alike, one by its own name."""
-    worst, use = costliest(found, 1)[0], found.timeline.links
+    worst = costliest(found, 1)[0]
+    use = found.timeline.links
     if "link" not in worst.cause or use is None or worst.link < 0:
         return worst.subject
     return f"{'links such as' if '#' in worst.subject else 'the link'} {use.link_names[worst.link]}"

@@ -34,7 +34,8 @@ def volume(timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], st
       [bytes]: summed over links, protocol overhead included; a byte that crosses three links counts three times.
       None of them where the timeline does not know its links.
     """
-    ops, wanted = timeline.per_op(), set(steps)
+    ops = timeline.per_op()
+    wanted = set(steps)
     chosen = [i for i, op in enumerate(timeline.ops) if op.kind != "compute" and op.step in wanted]
     sort = sort or _word
     names = list(dict.fromkeys(sort(timeline.ops[i]) for i in chosen))
@@ -42,7 +43,8 @@ def volume(timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], st
     count, sent, received, ranks = (np.zeros(len(names)) for _ in range(4))
     row_of = np.full(len(timeline.ops), -1, dtype=np.int64)
     for i in chosen:
-        op, did = timeline.ops[i], float(ops["ranks"][i])
+        op = timeline.ops[i]
+        did = float(ops["ranks"][i])
         row = row_of[i] = rows[sort(op)]
         out, into = bytes_of_rank(op, timeline.world_size)
         count[row] += did if op.kind == "send" else op.kind != "recv"
@@ -105,7 +107,8 @@ def _by_link_kind(use: LinkUse, row_of: Ints, n_rows: int) -> dict[str, Floats]:
     for at in range(0, len(use.transfer_op), AT_ONCE):
         some = slice(at, at + AT_ONCE)
         row = row_of[use.transfer_op[some]]
-        of_load, mine = row * len(use.loads) + use.transfer_load[some], row >= 0
+        of_load = row * len(use.loads) + use.transfer_load[some]
+        mine = row >= 0
         moved += np.bincount(of_load[mine], weights=use.payload[some][mine], minlength=len(moved))
     total: Floats = np.zeros((n_rows, len(number)))
     total += moved.reshape(n_rows, len(use.loads)) @ per_byte.reshape(len(use.loads), len(number))

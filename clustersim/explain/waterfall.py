@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
-from clustersim.core.facts import UNKNOWN, Facts
+from clustersim.core.facts import UNKNOWN, RunFacts
 from clustersim.core.mix import Mix
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.texts import Plain
@@ -31,7 +31,7 @@ from clustersim.core.timeline import Timeline
 from clustersim.explain import pipeline
 from clustersim.explain.breakdown import steady_pieces
 from clustersim.explain.metrics import steady_window
-from clustersim.explain.pieces import Pieces, Why, workers
+from clustersim.explain.pieces import PieceRule, Pieces, workers
 
 WORDS = {
     "bubble": "bubble",
@@ -54,7 +54,7 @@ KEYS = (*WORDS, "useful")
 _MIX = tuple(KEYS.index(key) for key in ("useful", "products", "memory", "launch", "again"))
 """Where the fields of a :class:`clustersim.core.mix.Mix` go; the FLOPs it has at peak are ``useful`` or ``masked``."""
 _OF_STATE = ("kernels", "memory", "launch", "again", "optimizer", "exposed", "waiting", "bubble", "host")
-"""What an instant in each :class:`~clustersim.explain.pieces.State` counts as, in their order."""
+"""What an instant in each :class:`~clustersim.explain.pieces.PieceState` counts as, in their order."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,17 @@ class Waterfall:
         return {"stage": self.stage, "step_s": self.step, "useful_s": self.useful, "lost_s": dict(self.lost)}
 
 
-def waterfall(timeline: Timeline, facts: Facts = UNKNOWN, cut: Pieces | None = None) -> list[Waterfall]:
+def waterfall(timeline: Timeline, facts: RunFacts = UNKNOWN, cut: Pieces | None = None) -> list[Waterfall]:
     """All GPUs that train, then, of a pipeline, a row per stage.
 
     facts : with MFU and HFU, whose ratio says what an MFU counts beside what is executed (of a stage the same as of
         all). Without them nothing is ``masked``, and ``useful`` is what is executed for the first time.
     cut : the partition of the steady state, where the caller has it already.
     """
-    cut, steady = cut or steady_pieces(timeline), steady_window(timeline).steps
-    of_rank, train = _sums(timeline, cut) / len(steady), workers(timeline)
+    cut = cut or steady_pieces(timeline)
+    steady = steady_window(timeline).steps
+    of_rank = _sums(timeline, cut) / len(steady)
+    train = workers(timeline)
     groups = [(-1, train), *(enumerate(pipeline.stages(timeline)) if pipeline.has_pipeline(timeline) else ())]
     weights = ((s, np.bincount(cut.class_of[r], minlength=len(cut.ranks)) / len(r)) for s, r in groups)
     rows = [(stage, weight @ of_rank) for stage, weight in weights]
@@ -109,7 +111,8 @@ def table(rows: Sequence[Waterfall]) -> tuple[list[str], list[tuple[str, list[st
     top to the MFU. Both are empty where no FLOPs are known."""
     if not rows or rows[0].useful <= 0:
         return [], []
-    stages, last = list(rows[1:]), STAGES_AT_MOST - 1
+    stages = list(rows[1:])
+    last = STAGES_AT_MOST - 1
     if len(stages) > STAGES_AT_MOST:
         stages = [stages[i * (len(stages) - 1) // last] for i in range(STAGES_AT_MOST)]
     shown = [rows[0], *stages]
@@ -128,19 +131,24 @@ LEAST = 0.05
 
 def _row(stage: int, seconds: Floats, counted: float) -> Waterfall:
     lost = dict(zip(KEYS, seconds.tolist(), strict=True))
-    step, executed = float(seconds.sum()), lost.pop("useful")
+    step = float(seconds.sum())
+    executed = lost.pop("useful")
     lost["masked"] = executed * (1.0 - counted)
     return Waterfall(stage, step, executed * counted, {key: s for key, s in lost.items() if s})
 
 
 def _sums(timeline: Timeline, cut: Pieces) -> Floats:
     """(ranks of the cut, keys) seconds of the window."""
-    ops, n, seconds = timeline.ops, len(cut.ranks), cut.seconds
+    ops = timeline.ops
+    n = len(cut.ranks)
+    seconds = cut.seconds
     found = np.zeros((n, len(KEYS)))
     known = np.array([op.mix is not None for op in ops] + [False])[cut.op] & (cut.computes)
     of_state = np.array([KEYS.index(key) for key in _OF_STATE])
     np.add.at(found, (cut.owner[~known], of_state[cut.state[~known]]), seconds[~known])
-    who, op, spent = cut.owner[known], cut.op[known], seconds[known]
+    who = cut.owner[known]
+    op = cut.op[known]
+    spent = seconds[known]
     mix = np.array([msgspec.structs.astuple(one.mix or Mix()) for one in ops]).reshape(len(ops), len(_MIX))
     usual = mix.sum(axis=1)
     took = _took(timeline, cut, who, op)
@@ -158,7 +166,8 @@ def _sums(timeline: Timeline, cut: Pieces) -> Floats:
 
 def _took(timeline: Timeline, cut: Pieces, who: Ints, op: Ints) -> Floats:
     """Seconds that each piece's op took on its rank, from start to end."""
-    spans, n = timeline.spans(cut.ranks.tolist()), len(timeline.ops)
+    spans = timeline.spans(cut.ranks.tolist())
+    n = len(timeline.ops)
     key = np.searchsorted(cut.ranks, spans["rank"]) * n + spans["op"]
     order = np.argsort(key, kind="stable")
     at = order[np.searchsorted(key[order], who * n + op)]
@@ -169,7 +178,9 @@ def _took(timeline: Timeline, cut: Pieces, who: Ints, op: Ints) -> Floats:
 def _beside(timeline: Timeline, cut: Pieces) -> Floats:
     """(ranks of the cut,) seconds that kernels lose to collectives beside them, by the engine's own rule: a share of
     the time both are busy (:attr:`clustersim.core.program.Program.overlap_slowdown`)."""
-    main = np.array([op.stream == COMPUTE_STREAM for op in timeline.ops] + [False])[cut.op] & (cut.why == Why.KERNEL)
+    main = np.array([op.stream == COMPUTE_STREAM for op in timeline.ops] + [False])[cut.op] & (
+        cut.why == PieceRule.KERNEL
+    )
     kinds = np.array([op.kind not in {"compute", "send", "recv"} for op in timeline.ops] + [False])
     both = main & kinds[cut.beside]
     hidden = np.bincount(cut.owner[both], weights=cut.seconds[both], minlength=len(cut.ranks))

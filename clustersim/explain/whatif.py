@@ -27,7 +27,7 @@ import numpy as np
 
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
-from clustersim.explain.graph import Graph, Node, graph, queues
+from clustersim.explain.graph import GraphNode, RunGraph, graph, queues
 from clustersim.explain.late_start import reduces
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.replay import replayed
@@ -65,9 +65,10 @@ def whatif(
     run = graph(timeline)
     window = steady_window(timeline)
     now = window.step_time
-    rates, rows = _Rates(timeline), []
+    rates = _TransferRates(timeline)
+    rows = []
     for some in ([knob for knob in knobs if knob != "bucket size"], [knob for knob in knobs if knob == "bucket size"]):
-        steps = _steps(run, _Turned(run, rates, some, factor, peak_flops), window.steps) if some else []
+        steps = _steps(run, _KnobReplay(run, rates, some, factor, peak_flops), window.steps) if some else []
         for knob, step in zip(some, steps, strict=True):
             least = max(step, _serving(run, window.steps)) if knob == "bucket size" else step
             per = factor if knob == "batch" else 1.0
@@ -105,7 +106,7 @@ def _text(knob: str, factor: float, saving: float) -> str:
     return f"{what} would save {saved}"
 
 
-def _steps(run: Graph, turned: _Turned, steps: Ints) -> list[float]:
+def _steps(run: RunGraph, turned: _KnobReplay, steps: Ints) -> list[float]:
     """Per knob the seconds per step of the steady state, by :func:`summary`'s definition."""
     needs = _early(run) if turned.knobs == ["bucket size"] else run.needs
     ends = replayed(run, turned.compute, turned.transfers.__getitem__, needs)
@@ -117,11 +118,17 @@ def _steps(run: Graph, turned: _Turned, steps: Ints) -> list[float]:
     return found
 
 
-class _Turned:
+class _KnobReplay:
     """Durations under several knobs (k of them), each turned by itself: all are replayed together."""
 
-    def __init__(self, run: Graph, rates: _Rates, knobs: list[str], factor: float, peak: float | None) -> None:
-        self.run, self.rates, self.knobs, self.factor, self.peak = run, rates, knobs, factor, peak
+    def __init__(
+        self, run: RunGraph, rates: _TransferRates, knobs: list[str], factor: float, peak: float | None
+    ) -> None:
+        self.run = run
+        self.rates = rates
+        self.knobs = knobs
+        self.factor = factor
+        self.peak = peak
         self._limits: dict[object, tuple[Floats, Floats]] = {}
         self.transfers = {node.ops[0]: self._shortest(node) for node in run.nodes if len(node.seconds)}
         helped = {"compute speed": {"compute", "memory"}, "host speed": {"launch", "host"}}
@@ -140,7 +147,8 @@ class _Turned:
 
     def compute(self, op: int) -> Floats:
         """(k, r) float [s] of a compute op; nan where it does not run."""
-        info, seconds = self.run.timeline.ops[op], self.run.seconds[op]
+        info = self.run.timeline.ops[op]
+        seconds = self.run.seconds[op]
         if op in self._served:  # in other pieces, and so perhaps while others still come: _serving has its sum
             return seconds * np.zeros((len(self.knobs), 1))
         column: Floats = seconds / self._faster[info.bound]
@@ -150,7 +158,7 @@ class _Turned:
         lost = self.run.lost.get(op)
         return column if lost is None else column + lost * self._kept
 
-    def _shortest(self, node: Node) -> Floats:
+    def _shortest(self, node: GraphNode) -> Floats:
         """(k, m) the shortest each meeting of a node could take [s]. Many nodes are alike but for their times."""
         ops = self.run.timeline.ops
         op = next((ops[i] for i in node.ops if "latency" in ops[i].detail), None)
@@ -172,7 +180,8 @@ class _Turned:
             return 0.0, np.inf
         if op is None:
             return (1.0 / factor if knob in {*WIDER, "latency"} else 1.0), np.inf
-        latency, nbytes = float(op.detail["latency"]), float(op.detail.get("nbytes", op.nbytes))
+        latency = float(op.detail["latency"])
+        nbytes = float(op.detail.get("nbytes", op.nbytes))
         if knob == "bucket size" and op.kind in _REDUCES:
             return 1.0, float(op.detail.get("lower_bound", 0.0))
         ceiling = float(op.detail.get("ceiling", np.inf))
@@ -181,22 +190,26 @@ class _Turned:
         if knob == "latency":
             latency /= factor
         elif knob in WIDER and np.isfinite(wide):
-            wide, ceiling = wide * factor, ceiling * (factor if knob == "NVLink" else 1.0)
+            wide = wide * factor
+            ceiling = ceiling * (factor if knob == "NVLink" else 1.0)
         rate = min(wide, narrow, ceiling)
         if np.isfinite(rate):
             latency *= before / rate
         return 1.0, latency + (nbytes / rate if np.isfinite(rate) else 0.0)
 
 
-def _served(run: Graph) -> set[int]:
+def _served(run: RunGraph) -> set[int]:
     """Compute ops done in order of arrival: what a parameter server does."""
-    found, ops = queues(run.timeline), run.timeline.ops
+    found = queues(run.timeline)
+    ops = run.timeline.ops
     return {i for i in run.seconds if (ops[i].role, ops[i].stream) in found}
 
 
-def _serving(run: Graph, steps: Ints) -> float:
+def _serving(run: RunGraph, steps: Ints) -> float:
     """Seconds per step that the busiest server works: the same bytes, whatever pieces they come in."""
-    spans, ops, served = run.timeline.per_op(), run.timeline.ops, _served(run)
+    spans = run.timeline.per_op()
+    ops = run.timeline.ops
+    served = _served(run)
     busy: dict[str, float] = {}
     for i in served:
         if ops[i].step in steps:
@@ -218,7 +231,7 @@ WIDER: dict[str, Callable[[str, str], bool]] = {
 """Which links a knob widens, by kind and name."""
 
 
-class _Rates:
+class _TransferRates:
     """What links allow each op's transfers: of several groups, the most favourable."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -259,7 +272,7 @@ def _wider(use: LinkUse, knob: str) -> Bools:
     return mask
 
 
-def _early(run: Graph) -> list[tuple[int, ...]]:
+def _early(run: RunGraph) -> list[tuple[int, ...]]:
     """Needs in which a step's gradients may travel as soon as its first backward op is over."""
     ops = run.timeline.ops
     first: dict[tuple[str, int], int] = {}

@@ -27,20 +27,25 @@ from clustersim.core.timeline import Timeline
 from clustersim.explain import pipeline
 from clustersim.explain.breakdown import steady_pieces
 from clustersim.explain.dimensions import DIMENSIONS, dimension
-from clustersim.explain.metrics import Window, steady_window
-from clustersim.explain.pace import MOST_SPANS, Classes
-from clustersim.explain.pieces import Pieces, State, Why, pieces, workers
-from clustersim.explain.plays import Action, edges, expected
+from clustersim.explain.metrics import SteadyWindow, steady_window
+from clustersim.explain.pace import MOST_SPANS, RankClasses
+from clustersim.explain.pieces import PieceRule, Pieces, PieceState, pieces, workers
+from clustersim.explain.plays import TimedAction, edges, expected
 
 BUBBLES = ("fill", "drain", "gaps", "imbalance", "uneven", "tail")
 """The parts of a bubble."""
-WORDS = {"compute": "compute", "exposed": "exposed transfer", "waiting": "waiting for a peer", "bubble": "bubble",
-         "other": "host, other"}  # fmt: skip
+WORDS = {
+    "compute": "compute",
+    "exposed": "exposed transfer",
+    "waiting": "waiting for a peer",
+    "bubble": "bubble",
+    "other": "host, other",
+}
 """What every table calls the groups."""
 
 
 @dataclass(frozen=True)
-class Where:
+class StageSeconds:
     """Seconds of a step, mean over the ranks of a stage, or over all that train (``stage`` -1).
 
     ``exposed`` and ``waiting`` by :data:`~clustersim.explain.dimensions.DIMENSIONS`, ``bubble`` by :data:`BUBBLES`;
@@ -81,13 +86,15 @@ class Where:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as ``clustersim run --json`` has them."""
-        split = {f"{name}_s": getattr(self, key) for key, name in
-                 (("exposed", "exposed_transfer"), ("waiting", "waiting_for_peer"), ("bubble", "bubble"))}  # fmt: skip
+        split = {
+            f"{name}_s": getattr(self, key)
+            for key, name in (("exposed", "exposed_transfer"), ("waiting", "waiting_for_peer"), ("bubble", "bubble"))
+        }
         return {"stage": self.stage, "step_s": self.step, "compute_s": self.compute, "other_s": self.other, **split}
 
 
 @kept_with_first(maxsize=None)
-def where(timeline: Timeline) -> list[Where]:
+def where(timeline: Timeline) -> list[StageSeconds]:
     """The mean over all ranks that train, then, of a pipeline, a row per stage; of the steady state."""
     window = steady_window(timeline)
     if pipeline.has_pipeline(timeline):
@@ -100,14 +107,16 @@ def where(timeline: Timeline) -> list[Where]:
     return [_row(-1, weight @ _sums(timeline, cut) / (weight.sum() * len(window.steps)))]
 
 
-def told_apart(figures: dict[str, Any], whole: Where) -> dict[str, Any]:
+def told_apart(figures: dict[str, Any], whole: StageSeconds) -> dict[str, Any]:
     """:func:`clustersim.explain.metrics.summary` of a split model's run, in which no bubble counts as communication.
 
     Its ``exposed_transfer_s`` and ``waiting_for_peer_s`` become those of ``whole`` (all ranks), and
     ``exposed_communication_s`` their sum; ``bubble_s`` is new, and ``idle_s`` what is left.
     """
-    step, groups = figures["step_time_s"], whole.groups
-    exposed, bubble = groups["exposed"] + groups["waiting"], groups["bubble"]
+    step = figures["step_time_s"]
+    groups = whole.groups
+    exposed = groups["exposed"] + groups["waiting"]
+    bubble = groups["bubble"]
     idle = max(0.0, step - figures["compute_s"] - exposed - bubble)
     shares = {"exposed_communication": exposed / step, "bubble": bubble / step, "idle": idle / step}
     return figures | {
@@ -133,22 +142,28 @@ _BUBBLE = _WAITING + len(DIMENSIONS)
 _FILL, _DRAIN, _GAPS, _IMBALANCE, _UNEVEN, _TAIL = (_BUBBLE + k for k in range(len(BUBBLES)))
 
 
-def _row(stage: int, seconds: Floats) -> Where:
+def _row(stage: int, seconds: Floats) -> StageSeconds:
     found: dict[str, dict[str, float]] = {key: {} for key in WORDS}
     for (key, name), value in zip(COLUMNS, seconds.tolist(), strict=True):
         if value > 0:
             found[key][name] = value
     compute, other = (found[key].get("", 0.0) for key in ("compute", "other"))
-    return Where(stage, compute, other, found["exposed"], found["waiting"], found["bubble"])
+    return StageSeconds(stage, compute, other, found["exposed"], found["waiting"], found["bubble"])
 
 
 def _columns(timeline: Timeline, cut: Pieces) -> Ints:
     """(pieces,) the column each belongs to; a bubble is ``tail`` so far, where its rank's list is over ``drain``."""
     of_op = [DIMENSIONS.index(dimension(op)) if op.kind != "compute" else 0 for op in timeline.ops]
     dim = np.array([*of_op, DIMENSIONS.index("step end")], dtype=np.int64)[cut.op]  # the last one is no op's
-    bubble = cut.state == State.BUBBLE
+    bubble = cut.state == PieceState.BUBBLE
     return np.select(
-        [cut.computes, cut.state == State.EXPOSED, cut.state == State.STALL, bubble & (cut.why == Why.NOTHING), bubble],
+        [
+            cut.computes,
+            cut.state == PieceState.EXPOSED,
+            cut.state == PieceState.STALL,
+            bubble & (cut.why == PieceRule.NOTHING),
+            bubble,
+        ],
         [_COMPUTE, _EXPOSED + dim, _WAITING + dim, _DRAIN, _TAIL],
         _OTHER,
     )
@@ -172,17 +187,19 @@ def _replicas(timeline: Timeline) -> tuple[Ints, Ints]:
     if len(kinds) > most:
         parts = np.array_split(np.arange(len(kinds)), most)
         middle = [int(part[len(part) // 2]) for part in parts]
-        kinds, count = kinds[middle], np.array([int(count[part].sum()) for part in parts])
+        kinds = kinds[middle]
+        count = np.array([int(count[part].sum()) for part in parts])
     return kinds, count
 
 
-def _of_stages(timeline: Timeline, window: Window) -> list[Floats]:
+def _of_stages(timeline: Timeline, window: SteadyWindow) -> list[Floats]:
     """Per stage its row, seconds a step."""
     replicas, count = _replicas(timeline)
     ranks = np.unique(replicas)
-    alone = Classes(ranks, np.zeros(timeline.world_size, dtype=np.int64), True)
+    alone = RankClasses(ranks, np.zeros(timeline.world_size, dtype=np.int64), True)
     cut = pieces(timeline, window.begin, window.end, alone)
-    sums, waits = _sums(timeline, cut), _waits(timeline, cut)
+    sums = _sums(timeline, cut)
+    waits = _waits(timeline, cut)
     done = pipeline.actions(timeline, ranks.tolist())
     rows = [np.zeros(len(COLUMNS)) for _ in range(replicas.shape[1])]
     for members, weight in zip(replicas, (count / count.sum() / len(window.steps)).tolist(), strict=True):
@@ -202,7 +219,7 @@ def _waits(timeline: Timeline, cut: Pieces) -> list[Floats]:
     return [spans[a:b] for a, b in pairwise(ends.tolist())]
 
 
-def _of_replica(steps: list[list[Action]], sums: Floats, waits: list[Floats]) -> Floats:
+def _of_replica(steps: list[list[TimedAction]], sums: Floats, waits: list[Floats]) -> Floats:
     """(stages, columns) seconds of one replica: its bubbles shared out over their parts."""
     found = sums.copy()
     at = [edges(step) for step in steps]

@@ -32,12 +32,20 @@ def waveglow(channels: int = 512, segment: int = SEGMENT) -> Model:
     >>> round(waveglow().parameters / 1e6, 1), round(waveglow(256).parameters / 1e6, 1)
     (268.3, 87.9)
     """
-    length, mels = segment // 8, 80
+    length = segment // 8
+    mels = 80
     up = 2.0 * segment * 4 * mels * mels
     upsample = Kernel(
-        "upsample", "conv", m=segment, n=mels, k=4 * mels, flops=up, backward_flops=2 * up,
-        nbytes=float(segment * mels), backward_nbytes=2.0 * segment * mels,
-    )  # fmt: skip
+        "upsample",
+        "conv",
+        m=segment,
+        n=mels,
+        k=4 * mels,
+        flops=up,
+        backward_flops=2 * up,
+        nbytes=float(segment * mels),
+        backward_nbytes=2.0 * segment * mels,
+    )
     tensors = affine("upsample", mels * 1024, mels)
     copies = K.memory("unfold", float(segment * mels), K.Passes(4, 4, 2, 2))
     layers = [Layer("upsample", "flow", tensors, (upsample, copies), activation_bytes=2.0 * segment * mels)]
@@ -54,7 +62,9 @@ def waveglow(channels: int = 512, segment: int = SEGMENT) -> Model:
 
 def _flow(flow: int, left: int, channels: int, length: int, mels: int) -> list[Layer]:
     """An invertible 1x1 convolution, and the coupling network: a layer for each of its dilations."""
-    sound, spectrum, half = Feature(left, 1, length), Feature(mels, 1, length), left // 2
+    sound = Feature(left, 1, length)
+    spectrum = Feature(mels, 1, length)
+    half = left // 2
     mixed, mix = _conv(sound, left, 1)
     # The log determinant is worked out by an LU decomposition of an 8 x 8 matrix.
     both = (mix, K.memory("log_determinant", float(sound.size), K.Passes(1, 1, 12, 20)))
@@ -99,8 +109,9 @@ def _ends(y: Feature) -> tuple[Kernel, ...]:
     return (K.memory("bias", float(y.size), BIAS), K.memory("weight_norm", float(y.channels), K.Passes(2, 3)))
 
 
-_JASPER = tuple((channels, window) for channels, window in
-                ((256, 11), (384, 13), (512, 17), (640, 21), (768, 25)) for _ in range(2))  # fmt: skip
+_JASPER = tuple(
+    (channels, window) for channels, window in ((256, 11), (384, 13), (512, 17), (640, 21), (768, 25)) for _ in range(2)
+)
 
 
 def jasper(frames: int = UTTERANCE) -> Model:
@@ -112,7 +123,8 @@ def jasper(frames: int = UTTERANCE) -> Model:
     332.6
     """
     layer, x = _unit(Feature(64, 1, frames, image=True), 256, 11, "encoder.0", length=-(-frames // 2))
-    layers, before = [layer], [x]
+    layers = [layer]
+    before = [x]
     for number, (channels, window) in enumerate(_JASPER, start=1):
         for i in range(5):
             layer, x = _unit(x, channels, window, f"encoder.{number}.{i}", ending="relu" if i < 4 else "")

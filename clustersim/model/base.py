@@ -18,7 +18,7 @@ IMPLEMENTATIONS = ("eager", "flash", "megatron", "fused")
 HEADS = ("lm", "none", "pooler", "mlm", "pretraining", "qa", "classes")
 
 
-class Experts(msgspec.Struct, frozen=True):
+class ExpertShape(msgspec.Struct, frozen=True):
     """A mixture of experts in place of a block's MLP; the experts' activation is the shape's.
 
     Parameters
@@ -90,7 +90,7 @@ class Patches(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Shape:
+class TransformerShape:
     """A transformer's dimensions and the choices that decide its tensors and kernels.
 
     Parameters
@@ -152,7 +152,7 @@ class Shape:
     hidden_dropout: bool = False
     head: str = "lm"
     head_positions: int = 0
-    experts: Experts | None = None
+    experts: ExpertShape | None = None
     latent: Latent | None = None
     patches: Patches | None = None
     mtp: int = 0
@@ -210,14 +210,14 @@ class Shape:
             return float(self.window) * self.seq_len - float(self.window) ** 2 / 2
         return full / 2
 
-    def of_block(self, block: int) -> Shape:
+    def of_block(self, block: int) -> TransformerShape:
         """The shape as one block has it: with experts or without, with the window or without."""
         experts = self.experts if self.experts and self.experts.are_in(block) else None
         whole = self.full_every and (block + 1) % self.full_every == 0
         return replace(self, experts=experts, window=0 if whole else self.window)
 
 
-def checked(shape: Shape) -> Shape:
+def checked(shape: TransformerShape) -> TransformerShape:
     """The shape itself.
 
     Raises :class:`ModelError` naming the field and its value, when a dimension is not positive, heads do not divide or

@@ -13,7 +13,7 @@ from clustersim.core.model import Model
 from clustersim.core.paths import data_path, shipped
 from clustersim.core.texts import Table, is_folder
 from clustersim.model.audio import jasper, waveglow
-from clustersim.model.base import Shape
+from clustersim.model.base import TransformerShape
 from clustersim.model.convnets import CONVNETS, convnet
 from clustersim.model.fastpitch import fastpitch
 from clustersim.model.hf import from_hf, shape_from_hf
@@ -91,14 +91,14 @@ def file(name_or_path: str | Path) -> Path | None:
     return None if name in _DESCRIBED else _config(name)
 
 
-def shape(name_or_path: str | Path, options: Table) -> Shape | None:
+def shape(name_or_path: str | Path, options: Table) -> TransformerShape | None:
     """What a transformer was built from; None for a network that is no stack of equal blocks. Raises as :func:`model`.
 
     ``options`` : as of :func:`model`.
     """
     path = file(name_or_path)
     if path is not None:
-        known = {field.name for field in dataclasses.fields(Shape)}
+        known = {field.name for field in dataclasses.fields(TransformerShape)}
         said = {name: value for name, value in options.items() if name in known}
         return dataclasses.replace(shape_from_hf(path)[0], **said)
     name = _known(str(name_or_path))

@@ -26,7 +26,7 @@ FUSED_ADD = Passes(1, 1, 0, 0)
 Pair = tuple[int, int]
 
 
-class Window(msgspec.Struct, frozen=True):
+class ConvWindow(msgspec.Struct, frozen=True):
     """What a convolution looks at: (height, width) or one number of ``kernel`` and ``padding``; ``stride``, and in how
     many ``groups`` channels are."""
 
@@ -62,16 +62,19 @@ class Trunk:
     """
 
     def __init__(self, x: Feature, fused: bool = False, layers: list[Layer] | None = None) -> None:
-        self.x, self.fused = x, fused
+        self.x = x
+        self.fused = fused
         self.layers: list[Layer] = [] if layers is None else layers
 
     def fork(self, x: Feature) -> Trunk:
         """A branch that begins at ``x``; its layers come behind those that are there."""
         return Trunk(x, self.fused, self.layers)
 
-    def conv(self, channels: int, window: Window, name: str, norm: str = "", relu: bool = True) -> None:
+    def conv(self, channels: int, window: ConvWindow, name: str, norm: str = "", relu: bool = True) -> None:
         """A convolution with its BatchNorm (named ``norm``; a bias instead when empty) and its ReLU, if it has one."""
-        x, size, groups = self.x, _pair(window.kernel), window.groups
+        x = self.x
+        size = _pair(window.kernel)
+        groups = window.groups
         y = self.x = _window(x, name, channels, size, window.stride, _pair(window.padding))
         tensors = affine(name, x.channels // groups * size[0] * size[1], channels, bias=not norm)
         tensors += affine(norm, 1, channels) if norm else ()
@@ -81,10 +84,17 @@ class Trunk:
             kernels.append(memory("relu", float(y.size), FUSED_RELU if self.fused and norm else RELU))
         # BatchNorm keeps its input; a ReLU's output is kept by itself and by the next convolution, once.
         kept = float(y.size) * (bool(norm) + relu) + (x.size if x.image else 0)
-        self.layers.append(Layer(
-            name.removesuffix(".conv"), "conv", tensors, tuple(kernels), buffers=2 * channels if norm else 0,
-            activation_bytes=kept, boundary_bytes=float(x.size),
-        ))  # fmt: skip
+        self.layers.append(
+            Layer(
+                name.removesuffix(".conv"),
+                "conv",
+                tensors,
+                tuple(kernels),
+                buffers=2 * channels if norm else 0,
+                activation_bytes=kept,
+                boundary_bytes=float(x.size),
+            )
+        )
 
     def pool(self, kernel: int, stride: int, name: str, padding: int = 0, maximum: bool = True) -> None:
         """Max or average pooling; a maximum also writes 64-bit indices, twice the bytes of an fp32 output."""
@@ -92,9 +102,12 @@ class Trunk:
         y = self.x = _window(x, name, x.channels, (kernel, kernel), stride, (padding, padding))
         index, zeroed = (2.0, 2.0) if maximum else (0.0, 1.0)
         op = Kernel(
-            "max_pool" if maximum else "avg_pool", "memory", nbytes=x.size + (1 + index) * y.size,
-            backward_nbytes=zeroed * x.size + (1 + index) * y.size, backward_launches=2 if maximum else 1,
-        )  # fmt: skip
+            "max_pool" if maximum else "avg_pool",
+            "memory",
+            nbytes=x.size + (1 + index) * y.size,
+            backward_nbytes=zeroed * x.size + (1 + index) * y.size,
+            backward_launches=2 if maximum else 1,
+        )
         kept = (1 + index) * y.size
         self.layers.append(Layer(name, "pool", (), (op,), activation_bytes=kept, boundary_bytes=float(x.size)))
 
@@ -129,14 +142,26 @@ def _window(x: Feature, name: str, channels: int, kernel: Pair, stride: int, pad
 
 def convolution(x: Feature, y: Feature, kernel: Pair, groups: int) -> Kernel:
     """The implicit GEMM of a convolution: output pixels by output channels by window, per group."""
-    m, n, k = y.height * y.width, y.channels // groups, x.channels // groups * kernel[0] * kernel[1]
+    m = y.height * y.width
+    n = y.channels // groups
+    k = x.channels // groups * kernel[0] * kernel[1]
     flops = 2.0 * m * n * k * groups
     moved = float(x.size + y.size)
     backward = 1 if x.image else 2
     return Kernel(
-        "conv", "conv", m=m, n=n, k=k, flops=flops, backward_flops=backward * flops, nbytes=moved,
-        backward_nbytes=backward * moved, groups=groups, launches=1, backward_launches=backward,
-    )  # fmt: skip
+        "conv",
+        "conv",
+        m=m,
+        n=n,
+        k=k,
+        flops=flops,
+        backward_flops=backward * flops,
+        nbytes=moved,
+        backward_nbytes=backward * moved,
+        groups=groups,
+        launches=1,
+        backward_launches=backward,
+    )
 
 
 def dense(n_in: int, n_out: int, name: str, *, relu: bool = False, dropout: bool = False) -> Layer:

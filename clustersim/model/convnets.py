@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 
 from clustersim.core.errors import ModelError, nearest
 from clustersim.core.model import Layer, Model
-from clustersim.model.conv_layers import Feature, Trunk, Window, dense, loss, squeeze_excitation
+from clustersim.model.conv_layers import ConvWindow, Feature, Trunk, dense, loss, squeeze_excitation
 from clustersim.model.inception import inception_v3
 from clustersim.model.kernels import Passes, memory
 
@@ -52,7 +52,7 @@ def _residual(net: Residual) -> Build:
 
 def _stages(trunk: Trunk, net: Residual, strides: tuple[int, ...]) -> None:
     """The stem and as many stages as there are strides."""
-    trunk.conv(64, Window(7, 2, 3), "conv1", "bn1")
+    trunk.conv(64, ConvWindow(7, 2, 3), "conv1", "bn1")
     trunk.pool(3, 2, "maxpool", padding=1)
     for stage, (depth, stride) in enumerate(zip(net.depths, strides, strict=False)):
         for i in range(depth):
@@ -69,14 +69,14 @@ def _block(trunk: Trunk, net: Residual, planes: int, stride: int, prefix: str) -
         plan = [(planes, 3, first, 1), (planes, 3, second, 1)]
     x = trunk.x
     for j, (channels, kernel, step, groups) in enumerate(plan, start=1):
-        window = Window(kernel, step, kernel // 2, groups)
+        window = ConvWindow(kernel, step, kernel // 2, groups)
         trunk.conv(channels, window, f"{prefix}.conv{j}", f"{prefix}.bn{j}", relu=j < len(plan))
     y = trunk.x
     if net.squeeze:
         trunk.layers.append(squeeze_excitation(y, f"{prefix}.se", y.channels // net.squeeze))
     if (x.channels, x.height) != (y.channels, y.height):
         name = f"{prefix}.downsample"
-        trunk.fork(x).conv(y.channels, Window(1, stride), f"{name}.0", f"{name}.1", relu=False)
+        trunk.fork(x).conv(y.channels, ConvWindow(1, stride), f"{name}.0", f"{name}.1", relu=False)
     trunk.residual_sum(f"{prefix}.add")
 
 
@@ -85,7 +85,7 @@ def _vgg(*depths: int) -> Build:
         index = 0
         for depth, channels in zip(depths, (64, 128, 256, 512, 512), strict=True):
             for _ in range(depth):
-                trunk.conv(channels, Window(3, padding=1), f"features.{index}")
+                trunk.conv(channels, ConvWindow(3, padding=1), f"features.{index}")
                 index += 2  # a ReLU follows each convolution in the Sequential
             trunk.pool(2, 2, f"features.{index}")
             index += 1
@@ -103,7 +103,7 @@ def _alexnet(trunk: Trunk) -> None:
     plan = [(0, 64, 11, 4, 2, True), (3, 192, 5, 1, 2, True), (6, 384, 3, 1, 1, False)]
     plan += [(8, 256, 3, 1, 1, False), (10, 256, 3, 1, 1, True)]
     for index, channels, kernel, stride, padding, pooled in plan:
-        trunk.conv(channels, Window(kernel, stride, padding), f"features.{index}")
+        trunk.conv(channels, ConvWindow(kernel, stride, padding), f"features.{index}")
         if pooled:
             trunk.pool(3, 2, f"features.{index + 2}")
     trunk.average("avgpool", side=6)
@@ -125,12 +125,12 @@ def _ssd(trunk: Trunk) -> None:
     maps = [trunk.x]
     for i, (channels, narrow, stride) in enumerate(_SSD_MAPS):
         p = f"additional_blocks.{i}"
-        trunk.conv(narrow, Window(1), f"{p}.0", f"{p}.1")
-        trunk.conv(channels, Window(3, stride, stride - 1), f"{p}.3", f"{p}.4")
+        trunk.conv(narrow, ConvWindow(1), f"{p}.0", f"{p}.1")
+        trunk.conv(channels, ConvWindow(3, stride, stride - 1), f"{p}.3", f"{p}.4")
         maps.append(trunk.x)
     for what, outputs in (("loc", 4), ("conf", _COCO)):
         for i, (one, boxes) in enumerate(zip(maps, _SSD_BOXES, strict=True)):
-            trunk.fork(one).conv(boxes * outputs, Window(3, padding=1), f"{what}.{i}", relu=False)
+            trunk.fork(one).conv(boxes * outputs, ConvWindow(3, padding=1), f"{what}.{i}", relu=False)
     boxes = sum(m.height * m.width * boxes for m, boxes in zip(maps, _SSD_BOXES, strict=True))
     trunk.layers.append(_multibox(boxes))
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from clustersim.core.model import Layer, Model, Tensor
 from clustersim.model import kernels as K
-from clustersim.model.base import Shape
+from clustersim.model.base import TransformerShape
 from clustersim.model.naming import affine
 from clustersim.model.transformer import build
 
@@ -22,22 +22,32 @@ MASKED = 0.15
 """Share of tokens that are masked."""
 
 
-def electra(discriminator: Shape) -> Model:
+def electra(discriminator: TransformerShape) -> Model:
     """Both networks, trained together on each sample; the discriminator's shape is BERT's."""
-    width, heads = discriminator.d_model // GENERATOR, max(1, discriminator.heads // GENERATOR)
+    width = discriminator.d_model // GENERATOR
+    heads = max(1, discriminator.heads // GENERATOR)
     small = replace(
-        discriminator, d_model=width, heads=heads, kv_heads=heads, head_dim=width // heads,
-        d_ff=discriminator.d_ff // GENERATOR, head="mlm", head_positions=round(MASKED * discriminator.seq_len),
-    )  # fmt: skip
-    generator, whole = build(small), build(replace(discriminator, head="none"))
+        discriminator,
+        d_model=width,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=width // heads,
+        d_ff=discriminator.d_ff // GENERATOR,
+        head="mlm",
+        head_positions=round(MASKED * discriminator.seq_len),
+    )
+    generator = build(small)
+    whole = build(replace(discriminator, head="none"))
     layers = (*_generator(generator, discriminator, small), *_discriminator(whole, discriminator))
     return replace(whole, family="electra", layers=layers, notes=(f"generator of width {width}",))
 
 
-def _generator(made: Model, wide: Shape, s: Shape) -> tuple[Layer, ...]:
+def _generator(made: Model, wide: TransformerShape, s: TransformerShape) -> tuple[Layer, ...]:
     """Its blocks between a projection from the table's width and one back to it."""
     embedding, *blocks, head = (_renamed(layer, "generator") for layer in made.layers)
-    t, h, w = s.seq_len, s.d_model, wide.d_model
+    t = s.seq_len
+    h = s.d_model
+    w = wide.d_model
     norm = [tensor for tensor in embedding.tensors if "LayerNorm" in tensor.name]
     project = affine("generator.embeddings_project", w, h)
     embedding = replace(
@@ -47,27 +57,35 @@ def _generator(made: Model, wide: Shape, s: Shape) -> tuple[Layer, ...]:
     )
     n = s.head_positions
     tensors = (
-        *affine("generator_predictions.dense", h, w), *affine("generator_predictions.LayerNorm", 1, w),
+        *affine("generator_predictions.dense", h, w),
+        *affine("generator_predictions.LayerNorm", 1, w),
         Tensor("generator_lm_head.bias", s.vocab),
-    )  # fmt: skip
+    )
     kernels = (
-        K.linear("transform", n, h, w), K.memory("transform_activation", float(n * w), K.ACTIVATION["gelu"]),
-        K.norm(wide, "transform_norm", float(n * w)), K.linear("logits", n, w, s.vocab), K.cross_entropy(s, n),
+        K.linear("transform", n, h, w),
+        K.memory("transform_activation", float(n * w), K.ACTIVATION["gelu"]),
+        K.norm(wide, "transform_norm", float(n * w)),
+        K.linear("logits", n, w, s.vocab),
+        K.cross_entropy(s, n),
         # A token is drawn from every row of logits: noise, sum and argmax.
         K.memory("sample", float(n * s.vocab), K.Passes(6, 0, 3, 0)),
-    )  # fmt: skip
+    )
     return (embedding, *blocks, replace(head, tensors=tensors, kernels=kernels))
 
 
-def _discriminator(made: Model, s: Shape) -> tuple[Layer, ...]:
+def _discriminator(made: Model, s: TransformerShape) -> tuple[Layer, ...]:
     """BERT's embedding and blocks, and two small products for every token."""
     embedding, *blocks, head = made.layers
-    t, h, p = s.seq_len, s.d_model, "discriminator_predictions"
+    t = s.seq_len
+    h = s.d_model
+    p = "discriminator_predictions"
     tensors = (*affine(f"{p}.dense", h, h), *affine(f"{p}.dense_prediction", h, 1))
     kernels = (
-        K.linear("transform", t, h, h), K.memory("transform_activation", float(t * h), K.ACTIVATION["gelu"]),
-        K.memory("prediction", float(t * h), K.Passes(1, 3, 1, 2)), K.memory("entropy", float(t), K.Passes(4, 4, 4, 4)),
-    )  # fmt: skip
+        K.linear("transform", t, h, h),
+        K.memory("transform_activation", float(t * h), K.ACTIVATION["gelu"]),
+        K.memory("prediction", float(t * h), K.Passes(1, 3, 1, 2)),
+        K.memory("entropy", float(t), K.Passes(4, 4, 4, 4)),
+    )
     return (embedding, *blocks, replace(head, tensors=tensors, kernels=kernels, activation_bytes=3.0 * t * h))
 
 

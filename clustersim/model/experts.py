@@ -10,14 +10,15 @@ from dataclasses import replace
 
 from clustersim.core.model import Kernel
 from clustersim.model import kernels as K
-from clustersim.model.base import Experts, Shape
+from clustersim.model.base import ExpertShape, TransformerShape
 
 Kernels = tuple[Kernel, ...]
 
 
-def expert_kernels(s: Shape, e: Experts) -> Kernels:
+def expert_kernels(s: TransformerShape, e: ExpertShape) -> Kernels:
     """Everything that stands where a dense block has its MLP; each expert sees its even share of the tokens."""
-    t, h = s.seq_len, s.d_model
+    t = s.seq_len
+    h = s.d_model
     routed = float(t * e.per_token)
     # The loop has an index_add and its index for each expert.
     indices = (1, 1) if s.experts_implementation == "grouped_mm" else (2 * e.count, 2 * e.count)
@@ -33,16 +34,19 @@ def expert_kernels(s: Shape, e: Experts) -> Kernels:
     )
 
 
-def routed_kernels(s: Shape, e: Experts, routed: float) -> Kernels:
+def routed_kernels(s: TransformerShape, e: ExpertShape, routed: float) -> Kernels:
     """Gate, up, activation and down of ``e.count`` experts on ``routed`` rows per sample together."""
-    h, f = s.d_model, e.width
+    h = s.d_model
+    f = e.width
     activation = K.mlp_activation(s, "expert_activation", routed * f)
     times = launches_of(s, e.count)
     up = grouped(s, "expert_up", e.count, routed, (h, f))
     activation = replace(
-        activation, cut="expert", launches=activation.launches * times,
+        activation,
+        cut="expert",
+        launches=activation.launches * times,
         backward_launches=activation.backward_launches * times,
-    )  # fmt: skip
+    )
     wide = routed * (f * (1 + s.gated) + h)
     # Sums of a bias per row behind the products; backward sums columns.
     biases = K.memory("expert_bias", wide, K.Passes(2, 1, 2 * times, 2 * times), cut="expert")
@@ -68,29 +72,42 @@ def _weighted_bias(count: int) -> K.Passes:
 
 
 def grouped(
-    s: Shape, name: str, count: int, routed: float, sizes: tuple[int, int], cut: str = "expert_column"
+    s: TransformerShape, name: str, count: int, routed: float, sizes: tuple[int, int], cut: str = "expert_column"
 ) -> Kernel:
     """``count`` products with weights of equal ``sizes`` (in, out) on ``routed`` rows per sample together."""
     share, (n_in, n_out) = routed / count, sizes
-    flops, moved = 2.0 * routed * n_in * n_out, routed * (n_in + n_out)
+    flops = 2.0 * routed * n_in * n_out
+    moved = routed * (n_in + n_out)
     times = launches_of(s, count)
     return Kernel(
-        name, "gemm", m=max(1, round(share)), n=n_out, k=n_in, flops=flops, backward_flops=2 * flops,
-        nbytes=moved, backward_nbytes=2 * moved, launches=times, backward_launches=2 * times, cut=cut, repeat=count,
+        name,
+        "gemm",
+        m=max(1, round(share)),
+        n=n_out,
+        k=n_in,
+        flops=flops,
+        backward_flops=2 * flops,
+        nbytes=moved,
+        backward_nbytes=2 * moved,
+        launches=times,
+        backward_launches=2 * times,
+        cut=cut,
+        repeat=count,
         saved=routed * n_in,
-    )  # fmt: skip
+    )
 
 
-def launches_of(s: Shape, count: int) -> int:
+def launches_of(s: TransformerShape, count: int) -> int:
     """Kernels launched for one product of ``count`` experts."""
     return 1 if s.experts_implementation == "grouped_mm" else count
 
 
-def _shared_kernels(s: Shape, e: Experts) -> Kernels:
+def _shared_kernels(s: TransformerShape, e: ExpertShape) -> Kernels:
     """The MLP every token visits, its gate, and the sum with what routed experts say."""
     if not e.shared:
         return ()
-    t, h = s.seq_len, s.d_model
+    t = s.seq_len
+    h = s.d_model
     # The router keeps the input they share.
     scaled = (K.sharing_input(K.linear("shared_scale", t, h, 1)),) if e.shared_gate else ()
     wide = [K.linear(name, t, h, e.shared) for name in ("shared_gate",) * s.gated + ("shared_up",)]

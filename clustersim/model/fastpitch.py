@@ -13,7 +13,11 @@ from clustersim.model.conv_layers import ADD, BIAS, RELU, Feature, convolution
 from clustersim.model.naming import affine
 from clustersim.model.recurrent import CHARACTERS, FRAMES, LONGEST, SYMBOLS
 
-WIDTH, HEAD, FILTERS, PREDICTED, MELS = 384, 64, 1536, 256, 80
+WIDTH = 384
+HEAD = 64
+FILTERS = 1536
+PREDICTED = 256
+MELS = 80
 """Of the blocks, their one head, the convolutions inside them, the predictors, and of a mel frame."""
 
 _NORM = K.NORM["layernorm", False]
@@ -44,16 +48,22 @@ def fastpitch(frames: int = FRAMES, longest: int = LONGEST) -> Model:
 
 
 def _conv(name: str, steps: int, n_in: int, n_out: int, window: int) -> tuple[tuple[Kernel, ...], tuple[Tensor, ...]]:
-    x, y = Feature(n_in, 1, steps), Feature(n_out, 1, steps)
+    x = Feature(n_in, 1, steps)
+    y = Feature(n_out, 1, steps)
     kernels = (convolution(x, y, (1, window), 1), K.memory("bias", float(y.size), BIAS))
     return kernels, affine(name, n_in * window, n_out)
 
 
 def _block(name: str, steps: int) -> Layer:
     """Attention of one head, then two convolutions, each with its residual, LayerNorm and mask."""
-    whole, square = float(steps * WIDTH), float(steps * steps)
-    end = (K.memory("dropout", whole, K.DROPOUT), K.memory("residual", whole, ADD), K.memory("norm", whole, _NORM),
-           K.memory("mask", whole, _MASK))  # fmt: skip
+    whole = float(steps * WIDTH)
+    square = float(steps * steps)
+    end = (
+        K.memory("dropout", whole, K.DROPOUT),
+        K.memory("residual", whole, ADD),
+        K.memory("norm", whole, _NORM),
+        K.memory("mask", whole, _MASK),
+    )
     attention = (
         K.linear("qkv", steps, WIDTH, 3 * HEAD),
         K.memory("copies", 4.0 * steps * HEAD, K.Passes(2, 2, 4, 4)),
@@ -69,9 +79,13 @@ def _block(name: str, steps: int) -> Layer:
     relu = K.memory("relu", float(steps * FILTERS), RELU)
     p = f"{name}.dec_attn"
     tensors = (
-        *affine(f"{p}.qkv_net", WIDTH, 3 * HEAD), *affine(f"{p}.o_net", HEAD, WIDTH, bias=False),
-        *affine(f"{p}.layer_norm", 1, WIDTH), *wide, *narrow, *affine(f"{name}.pos_ff.layer_norm", 1, WIDTH),
-    )  # fmt: skip
+        *affine(f"{p}.qkv_net", WIDTH, 3 * HEAD),
+        *affine(f"{p}.o_net", HEAD, WIDTH, bias=False),
+        *affine(f"{p}.layer_norm", 1, WIDTH),
+        *wide,
+        *narrow,
+        *affine(f"{name}.pos_ff.layer_norm", 1, WIDTH),
+    )
     kept = 8.0 * whole + 2.0 * steps * FILTERS + 2.5 * square
     kernels = (*attention, *end, moved, *first, relu, *second, *end)
     return Layer(name, "block", tensors, kernels, activation_bytes=kept, boundary_bytes=whole)

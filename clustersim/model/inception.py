@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clustersim.model.conv_layers import Feature, Pair, Trunk, Window, dense
+from clustersim.model.conv_layers import ConvWindow, Feature, Pair, Trunk, dense
 
 # A convolution of a branch: torchvision's attribute, channels, window, stride; a window of 1 is not padded, others
 # are padded to keep their size unless they stride.
@@ -37,12 +37,16 @@ def _grid_c(c: int) -> list[Branch]:
 
 _REDUCE_D: list[Branch] = [
     (("branch3x3_1", 192, 1, 1), ("branch3x3_2", 320, 3, 2)),
-    (("branch7x7x3_1", 192, 1, 1), ("branch7x7x3_2", 192, (1, 7), 1), ("branch7x7x3_3", 192, (7, 1), 1),
-     ("branch7x7x3_4", 192, 3, 2)),
-]  # fmt: skip
+    (
+        ("branch7x7x3_1", 192, 1, 1),
+        ("branch7x7x3_2", 192, (1, 7), 1),
+        ("branch7x7x3_3", 192, (7, 1), 1),
+        ("branch7x7x3_4", 192, 3, 2),
+    ),
+]
 
 
-def _unit(trunk: Trunk, name: str, channels: int, window: Window) -> None:
+def _unit(trunk: Trunk, name: str, channels: int, window: ConvWindow) -> None:
     trunk.conv(channels, window, f"{name}.conv", f"{name}.bn")
 
 
@@ -53,7 +57,7 @@ def _branch(trunk: Trunk, prefix: str, branch: Branch) -> Feature:
         own.pool(3, 1, f"{prefix}.pool", padding=1, maximum=False)
     for name, channels, kernel, stride in branch:
         high, wide = kernel if isinstance(kernel, tuple) else (kernel, kernel)
-        window = Window((high, wide), stride, (0, 0) if stride > 1 else (high // 2, wide // 2))
+        window = ConvWindow((high, wide), stride, (0, 0) if stride > 1 else (high // 2, wide // 2))
         _unit(own, f"{prefix}.{name}", channels, window)
     return own.x
 
@@ -80,15 +84,15 @@ def _grid_e(trunk: Trunk, prefix: str) -> None:
     for branch, forks in plan:
         y = _branch(trunk, prefix, branch)
         for name, kernel in zip(forks, ((1, 3), (3, 1)), strict=False):
-            _unit(trunk.fork(y), f"{prefix}.{name}", 384, Window(kernel, padding=(kernel[0] // 2, kernel[1] // 2)))
+            _unit(trunk.fork(y), f"{prefix}.{name}", 384, ConvWindow(kernel, padding=(kernel[0] // 2, kernel[1] // 2)))
         outputs += [y] * max(1, len(forks))
     trunk.side_by_side(outputs, f"{prefix}.cat")
 
 
 def _auxiliary(trunk: Trunk, classes: int) -> None:
     trunk.pool(5, 3, "AuxLogits.pool", maximum=False)
-    _unit(trunk, "AuxLogits.conv0", 128, Window(1))
-    _unit(trunk, "AuxLogits.conv1", 768, Window(5))
+    _unit(trunk, "AuxLogits.conv0", 128, ConvWindow(1))
+    _unit(trunk, "AuxLogits.conv1", 768, ConvWindow(5))
     trunk.average("AuxLogits.avgpool")
     trunk.layers.append(dense(trunk.x.channels, classes, "AuxLogits.fc"))
 
@@ -99,7 +103,7 @@ def inception_v3(trunk: Trunk, *, classes: int, auxiliary: bool) -> None:
     stem += [("3b_1x1", 80, 1, 1, 0), ("4a_3x3", 192, 3, 1, 0), ("pool2", 0, 3, 2, 0)]
     for name, channels, window, stride, padding in stem:
         if channels:
-            _unit(trunk, f"Conv2d_{name}", channels, Window(window, stride, padding))
+            _unit(trunk, f"Conv2d_{name}", channels, ConvWindow(window, stride, padding))
         else:
             trunk.pool(window, stride, f"max{name}")
     modules = [("5b", _grid_a(32)), ("5c", _grid_a(64)), ("5d", _grid_a(64)), ("6a", _REDUCE_B)]

@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from clustersim.core.model import Kernel
-from clustersim.model.base import Latent, Shape
+from clustersim.model.base import Latent, TransformerShape
 
 Kernels = tuple[Kernel, ...]
 
@@ -106,9 +106,18 @@ def linear(name: str, tokens: int, n_in: int, n_out: int, flop_tokens: float | N
     flops = 2.0 * rows * n_in * n_out
     moved = rows * (n_in + n_out)
     return Kernel(
-        name, "gemm", m=tokens, n=n_out, k=n_in, flops=flops, backward_flops=2 * flops,
-        nbytes=moved, backward_nbytes=2 * moved, cut=LINEAR_CUTS.get(name, "sequence"), saved=rows * n_in,
-    )  # fmt: skip
+        name,
+        "gemm",
+        m=tokens,
+        n=n_out,
+        k=n_in,
+        flops=flops,
+        backward_flops=2 * flops,
+        nbytes=moved,
+        backward_nbytes=2 * moved,
+        cut=LINEAR_CUTS.get(name, "sequence"),
+        saved=rows * n_in,
+    )
 
 
 def sharing_input(kernel: Kernel) -> Kernel:
@@ -121,19 +130,28 @@ def batched(name: str, batch: int, m: int, n: int, k: int) -> Kernel:
     flops = 2.0 * batch * m * n * k
     moved = float(batch) * (m * k + k * n + m * n)
     return Kernel(
-        name, "gemm", m=m, n=n, k=k, batch=batch, flops=flops, backward_flops=2 * flops,
-        nbytes=moved, backward_nbytes=2 * moved, cut="heads",
-    )  # fmt: skip
+        name,
+        "gemm",
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+        flops=flops,
+        backward_flops=2 * flops,
+        nbytes=moved,
+        backward_nbytes=2 * moved,
+        cut="heads",
+    )
 
 
-def norm(s: Shape, name: str, elements: float | None = None, saved: float | None = None) -> Kernel:
+def norm(s: TransformerShape, name: str, elements: float | None = None, saved: float | None = None) -> Kernel:
     """LayerNorm or RMSNorm over the sequence (or over ``elements`` values), which keeps what its passes say."""
     passes = NORM[s.norm, s.implementation == "fused"]
     over = float(s.seq_len * s.d_model) if elements is None else elements
     return memory(name, over, passes, saved=passes.saved if saved is None else saved)
 
 
-def activation_passes(s: Shape) -> Passes:
+def activation_passes(s: TransformerShape) -> Passes:
     """What the MLP's nonlinearity costs; ``gelu_new`` is one op outside Hugging Face's eager code."""
     if s.fuses and s.gated:
         return FUSED_GATE
@@ -142,13 +160,13 @@ def activation_passes(s: Shape) -> Passes:
     return ACTIVATION[s.activation]
 
 
-def mlp_activation(s: Shape, name: str, elements: float) -> Kernel:
+def mlp_activation(s: TransformerShape, name: str, elements: float) -> Kernel:
     """The nonlinearity between an MLP's products; its output is the next product's input, which that one keeps."""
     passes = activation_passes(s)
     return memory(name, elements, passes, cut="heads", saved=passes.saved - 1)
 
 
-def residual(s: Shape, name: str) -> Kernels:
+def residual(s: TransformerShape, name: str) -> Kernels:
     """The dropout (if any) and the residual sum after a block's half; fused, they ride on the next norm."""
     elements = float(s.seq_len * s.d_model)
     if s.fuses:
@@ -161,25 +179,32 @@ def residual(s: Shape, name: str) -> Kernels:
     return (*drop, memory(name, elements, Passes(3, 3)))
 
 
-def bias_gradients(s: Shape, widths: list[int], row_widths: list[int]) -> Kernels:
+def bias_gradients(s: TransformerShape, widths: list[int], row_widths: list[int]) -> Kernels:
     """Column sums of output gradients, one kernel per biased linear; the forward bias rides on the GEMM.
 
     ``widths`` are of linears that tensor parallelism cuts by columns and ``row_widths`` of those it cuts by rows, whose
     bias every rank has whole: the kernel's ``n`` and ``k``.
     """
-    n, k = sum(widths), sum(row_widths)
+    n = sum(widths)
+    k = sum(row_widths)
     if not n + k:
         return ()
     launches = len(widths) + len(row_widths)
     return (
         Kernel(
-            "bias_gradients", "memory", n=n, k=k, backward_nbytes=float(s.seq_len) * (n + k), launches=0,
-            backward_launches=launches, cut="column",
+            "bias_gradients",
+            "memory",
+            n=n,
+            k=k,
+            backward_nbytes=float(s.seq_len) * (n + k),
+            launches=0,
+            backward_launches=launches,
+            cut="column",
         ),
-    )  # fmt: skip
+    )
 
 
-def input_gradient_sums(s: Shape, extra: int) -> Kernels:
+def input_gradient_sums(s: TransformerShape, extra: int) -> Kernels:
     """Sums of input gradients where ``extra + 1`` separate linears read one tensor (q, k and v; gate and up)."""
     if extra <= 0 or s.fuses:
         return ()
@@ -189,7 +214,7 @@ def input_gradient_sums(s: Shape, extra: int) -> Kernels:
     )
 
 
-def latent_projections(s: Shape, a: Latent) -> Kernels:
+def latent_projections(s: TransformerShape, a: Latent) -> Kernels:
     """Multi-head latent attention, from the block's normed input to whole queries, keys and values: projections of low
     rank, their norms, rotation. DeepSeek-V2, arXiv:2405.04434, section 2.1, as ``modeling_deepseek.py`` and
     Megatron-LM's ``multi_latent_attention.py`` train it: keys and values are projected up for every head, and attention
@@ -198,7 +223,8 @@ def latent_projections(s: Shape, a: Latent) -> Kernels:
     Down projections and their norms are whole on every tensor-parallel rank, on its own tokens under sequence
     parallelism; up projections are cut by heads (Megatron-LM's ``linear_q_down_proj`` is duplicated).
     """
-    t, h = s.seq_len, s.d_model
+    t = s.seq_len
+    h = s.d_model
     if a.q_rank:
         queries = [
             linear("q_down", t, h, a.q_rank),
@@ -220,13 +246,13 @@ def latent_projections(s: Shape, a: Latent) -> Kernels:
     )
 
 
-def _latent_norm(s: Shape, name: str, width: int) -> Kernel:
+def _latent_norm(s: TransformerShape, name: str, width: int) -> Kernel:
     """A norm of the latent vector, whose scaling counts as a product (as Megatron-LM counts it among its FLOPs)."""
     flops = 2.0 * s.seq_len * width
     return replace(norm(s, name, float(s.seq_len * width)), flops=flops, backward_flops=2 * flops)
 
 
-def attention(s: Shape) -> Kernels:
+def attention(s: TransformerShape) -> Kernels:
     """Everything between the q, k, v projections and the output projection."""
     kernels: list[Kernel] = []
     tokens = float(s.seq_len)
@@ -241,20 +267,32 @@ def attention(s: Shape) -> Kernels:
     return (*kernels, *(_flash(s) if s.attention == "flash" else _eager(s)))
 
 
-def _flash(s: Shape) -> Kernels:
+def _flash(s: TransformerShape) -> Kernels:
     flops = 2.0 * s.attended_pairs * s.heads * (s.head_dim + s.value_dim)
     qkvo = float(s.seq_len) * (s.heads + s.kv_heads) * (s.head_dim + s.value_dim)
     return (
         Kernel(
-            "attention", "attention", flops=flops, backward_flops=2.5 * flops, nbytes=qkvo, backward_nbytes=2 * qkvo,
-            heads=s.heads, head_dim=s.head_dim, seq=s.seq_len, causal=s.causal, launches=1, backward_launches=3,
-            cut="heads", saved=float(s.seq_len) * (s.width + s.kv_heads * (s.head_dim + s.value_dim)),
+            "attention",
+            "attention",
+            flops=flops,
+            backward_flops=2.5 * flops,
+            nbytes=qkvo,
+            backward_nbytes=2 * qkvo,
+            heads=s.heads,
+            head_dim=s.head_dim,
+            seq=s.seq_len,
+            causal=s.causal,
+            launches=1,
+            backward_launches=3,
+            cut="heads",
+            saved=float(s.seq_len) * (s.width + s.kv_heads * (s.head_dim + s.value_dim)),
         ),
-    )  # fmt: skip
+    )
 
 
-def _eager(s: Shape) -> Kernels:
-    t, square = s.seq_len, float(s.heads) * s.seq_len**2
+def _eager(s: TransformerShape) -> Kernels:
+    t = s.seq_len
+    square = float(s.heads) * s.seq_len**2
     kept = float(t) * (s.width + s.kv_heads * (s.head_dim + s.value_dim))
     # The softmax's output, and behind a dropout the dropped one with its mask (arXiv:2205.05198).
     square_kept = (2 + MASK if s.attn_dropout else 1.0) * square
@@ -272,7 +310,7 @@ def _eager(s: Shape) -> Kernels:
     return (copies, scores, *ops, context)
 
 
-def cross_entropy(s: Shape, positions: int) -> Kernel:
+def cross_entropy(s: TransformerShape, positions: int) -> Kernel:
     """Softmax cross-entropy over ``positions`` rows of logits per sample."""
     passes = CROSS_ENTROPY["fused" if s.fused_loss else s.implementation]
     return memory("cross_entropy", float(positions) * s.vocab, passes, cut="vocab", saved=2.0)

@@ -51,7 +51,8 @@ def same_family(name: str, known: Iterable[str]) -> str:
     >>> same_family("lama2-13b", ["llama2-13b", "gpt2"]), same_family("mystery-13b", ["llama2-13b", "gpt2"])
     ("did you mean 'llama2-13b'?", 'known: gpt2, llama2-13b')
     """
-    every, head = list(known), _head(name)
+    every = list(known)
+    head = _head(name)
     close = [one for one in every if _head(one) == head] or [one for one in every if _slip(head, _head(one))]
     return nearest(name, close) if close else nearest("", every)
 

@@ -10,7 +10,7 @@ import msgspec
 
 from clustersim.core.model import Tensor
 from clustersim.core.texts import Table, data_table
-from clustersim.model.base import Experts, Latent, Patches, Shape
+from clustersim.model.base import ExpertShape, Latent, Patches, TransformerShape
 
 Tensors = tuple[Tensor, ...]
 Part = Callable[[str], Tensors]
@@ -37,33 +37,34 @@ def families() -> dict[str, Family]:
     return {name: msgspec.convert(table, Family) for name, table in known.items() if name}
 
 
-def embedding(s: Shape) -> Tensors:
+def embedding(s: TransformerShape) -> Tensors:
     """Of what stands before the blocks."""
     return _made(s, families()[s.family].embedding)
 
 
-def block(s: Shape, i: int) -> Tensors:
+def block(s: TransformerShape, i: int) -> Tensors:
     """Of block ``i``, whose shape is ``s``."""
     family = families()[s.family]
     return _made(s, family.attention + family.block, family.block_name.format(i) + ".")
 
 
-def head(s: Shape) -> Tensors:
+def head(s: TransformerShape) -> Tensors:
     """Of the head with its final norm."""
     return _made(s, families()[s.family].head)
 
 
-def mtp(s: Shape, i: int) -> Tensors:
+def mtp(s: TransformerShape, i: int) -> Tensors:
     """Of the i-th module that predicts further tokens, as the checkpoint numbers it after the last block; embedding and
     head are the trunk's."""
-    family, number = families()[s.family], s.layers + i
+    family = families()[s.family]
+    number = s.layers + i
     at = family.mtp.index("block")
     ahead = family.block_name.format(number) + "."
     first, last = (_made(s, rows, ahead) for rows in (family.mtp[:at], family.mtp[at + 1 :]))
     return (*first, *block(s.of_block(number), number), *last)
 
 
-def _made(s: Shape, rows: Iterable[str], ahead: str = "") -> Tensors:
+def _made(s: TransformerShape, rows: Iterable[str], ahead: str = "") -> Tensors:
     known = _parts(s)
     return tuple(tensor for part, name in map(str.split, rows) for tensor in known[part](ahead + name))
 
@@ -92,13 +93,15 @@ def _tensor(numel: int, cut: str = "whole", *, there: bool = True, tied_to: str 
 
 
 @lru_cache(maxsize=64)
-def _parts(s: Shape) -> dict[str, Part]:
+def _parts(s: TransformerShape) -> dict[str, Part]:
     return _outside(s) | _of_block(s) | _of_attention(s) | _of_experts(s, s.experts)
 
 
-def _outside(s: Shape) -> dict[str, Part]:
+def _outside(s: TransformerShape) -> dict[str, Part]:
     """Of embeddings and heads."""
-    h, masked, p = s.d_model, s.head in {"mlm", "pretraining"}, s.patches or Patches(0, 0, tokens=0)
+    h = s.d_model
+    masked = s.head in {"mlm", "pretraining"}
+    p = s.patches or Patches(0, 0, tokens=0)
     words = families()[s.family].embedding[0].removeprefix("words ")
     return {
         "words": _tensor(s.vocab * s.embedding_width, "vocab"),
@@ -125,7 +128,7 @@ def _outside(s: Shape) -> dict[str, Part]:
     }
 
 
-def _of_block(s: Shape) -> dict[str, Part]:
+def _of_block(s: TransformerShape) -> dict[str, Part]:
     h = s.d_model
     return {
         "norm": _linear(1, h, bias=s.norm_bias),
@@ -139,9 +142,11 @@ def _of_block(s: Shape) -> dict[str, Part]:
     }
 
 
-def _of_attention(s: Shape) -> dict[str, Part]:
+def _of_attention(s: TransformerShape) -> dict[str, Part]:
     """Of attention that may be latent."""
-    h, plain, a = s.d_model, s.latent is None, s.latent or Latent(0, 0, 0, 0, 0)
+    h = s.d_model
+    plain = s.latent is None
+    a = s.latent or Latent(0, 0, 0, 0, 0)
     low = a.q_rank > 0
     return {
         "sinks": _tensor(s.heads, "column", there=s.sinks and plain),
@@ -162,13 +167,13 @@ _GATED = {"gate_proj": "column", "up_proj": "column", "down_proj": "row"}
 _GATED_W = {"w1": "column", "w2": "row", "w3": "column"}
 
 
-def _gated_mlp(name: str, s: Shape, width: int, names: dict[str, str], kind: str = "") -> Tensors:
+def _gated_mlp(name: str, s: TransformerShape, width: int, names: dict[str, str], kind: str = "") -> Tensors:
     """Gate, up and down of one MLP in the order of ``names``, each with how it is cut."""
     sizes = {"column": (s.d_model, width), "row": (width, s.d_model)}
     return tuple(tensor for one, cut in names.items() for tensor in linear(f"{name}.{one}", *sizes[cut], kind + cut))
 
 
-def _of_experts(s: Shape, e: Experts | None) -> dict[str, Part]:
+def _of_experts(s: TransformerShape, e: ExpertShape | None) -> dict[str, Part]:
     """Of a block with experts (none where it has no experts), and of the MLP that it has without."""
     if e is None:
         absent = ("router", "experts", "experts_w", "experts_joined", "correction", "shared", "shared_gate")
@@ -179,8 +184,11 @@ def _of_experts(s: Shape, e: Experts | None) -> dict[str, Part]:
         return lambda name: tuple(t for i in every for t in _gated_mlp(f"{name}.{i}", s, e.width, names, "expert_"))
 
     def joined(name: str) -> Tensors:
-        n, h, f = e.count, s.d_model, e.width
-        up, down = f"{name}.gate_up_proj", f"{name}.down_proj"
+        n = e.count
+        h = s.d_model
+        f = e.width
+        up = f"{name}.gate_up_proj"
+        down = f"{name}.down_proj"
         return (
             Tensor(up, n * h * 2 * f, cut="expert_column"),
             Tensor(f"{up}_bias", n * 2 * f, cut="expert_column"),

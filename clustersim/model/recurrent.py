@@ -12,19 +12,23 @@ from __future__ import annotations
 
 from clustersim.core.model import Kernel, Layer, Model, Tensor
 from clustersim.model import kernels as K
-from clustersim.model.conv_layers import Feature, Trunk, Window
+from clustersim.model.conv_layers import ConvWindow, Feature, Trunk
 from clustersim.model.naming import affine
 
 GNMT_VOCAB = 32_320
-GNMT_TOKENS, GNMT_PADDED = 28, 36
+GNMT_TOKENS = 28
+GNMT_PADDED = 36
 """Tokens of a sentence, in either language (NVIDIA's script counts both), and of the longest in its batch: batches are
 made of pairs whose longer sentence is in the same bucket of ten tokens. Estimates."""
 
-CHARACTERS, SYMBOLS = 100, 148
-FRAMES, LONGEST = 566, 850
+CHARACTERS = 100
+SYMBOLS = 148
+FRAMES = 566
+LONGEST = 850
 """Mel frames of a clip, and of the longest in a batch of dozens, to which the others are padded."""
 
-STEP_LAUNCHES, STEP_BACKWARD_LAUNCHES = 30, 150
+STEP_LAUNCHES = 30
+STEP_BACKWARD_LAUNCHES = 150
 """Kernels of one decoder step besides its products: concatenations, location convolution, tanh, softmax, dropouts;
 backward adds up the gradients of every weight and bias at every step."""
 
@@ -43,9 +47,20 @@ def recurrence(name: str, steps: int, hidden: int) -> Kernel:
     flops = 2.0 * steps * hidden * 4 * hidden
     moved = float(steps) * 5 * hidden
     return Kernel(
-        name, "recurrent", m=1, n=4 * hidden, k=hidden, repeat=steps, flops=flops, backward_flops=2 * flops,
-        nbytes=moved, backward_nbytes=2 * moved, launches=steps, backward_launches=steps + 1, cut="whole",
-    )  # fmt: skip
+        name,
+        "recurrent",
+        m=1,
+        n=4 * hidden,
+        k=hidden,
+        repeat=steps,
+        flops=flops,
+        backward_flops=2 * flops,
+        nbytes=moved,
+        backward_nbytes=2 * moved,
+        launches=steps,
+        backward_launches=steps + 1,
+        cut="whole",
+    )
 
 
 def _lstm_kernels(steps: int, n_in: int, hidden: int, way: str = "") -> tuple[Kernel, ...]:
@@ -87,11 +102,15 @@ def gnmt(tokens: int = GNMT_TOKENS, padded: int = GNMT_PADDED) -> Model:
     >>> gnmt().parameters
     160671297
     """
-    h, t = 1024, padded
+    h = 1024
+    t = padded
     embedding = Layer(
-        "embedder", "embedding", (Tensor("encoder.embedder.weight", GNMT_VOCAB * h),),
-        (K.memory("gather", float(2 * t * h), K.Passes(2, 4, 2, 6)),), activation_bytes=0.0,
-    )  # fmt: skip
+        "embedder",
+        "embedding",
+        (Tensor("encoder.embedder.weight", GNMT_VOCAB * h),),
+        (K.memory("gather", float(2 * t * h), K.Passes(2, 4, 2, 6)),),
+        activation_bytes=0.0,
+    )
     encoder = (
         lstm("encoder.rnn_layers.0", t, h, h, both_ways=True),
         lstm("encoder.rnn_layers.1", t, 2 * h, h),
@@ -103,10 +122,13 @@ def gnmt(tokens: int = GNMT_TOKENS, padded: int = GNMT_PADDED) -> Model:
         *(lstm(f"decoder.rnn_layers.{i}", t, 2 * h, h, residual=i > 0) for i in range(3)),
     )
     head = Layer(
-        "classifier", "head", affine("decoder.classifier", h, GNMT_VOCAB),
+        "classifier",
+        "head",
+        affine("decoder.classifier", h, GNMT_VOCAB),
         (K.linear("logits", t, h, GNMT_VOCAB), K.memory("cross_entropy", float(t * GNMT_VOCAB), _SMOOTHED)),
-        activation_bytes=float(t) * (h + 2 * GNMT_VOCAB), boundary_bytes=float(t * h),
-    )  # fmt: skip
+        activation_bytes=float(t) * (h + 2 * GNMT_VOCAB),
+        boundary_bytes=float(t * h),
+    )
     notes = (f"sentences of {tokens} tokens in either language, padded to {t}",)
     return Model(
         "gnmt", "gnmt", (embedding, *encoder, *decoder, head), seq_len=2 * tokens, vocab=GNMT_VOCAB, notes=notes
@@ -142,7 +164,8 @@ def tacotron2(frames: int = FRAMES, longest: int = LONGEST) -> Model:
     >>> tacotron2().parameters
     28193153
     """
-    width, text = 512, Feature(512, 1, CHARACTERS)
+    width = 512
+    text = Feature(512, 1, CHARACTERS)
     gather = (K.memory("gather", float(CHARACTERS * width), K.Passes(2, 4, 1, 3)),)
     layers = [Layer("embedding", "embedding", (Tensor("embedding.weight", SYMBOLS * width),), gather)]
     layers += _convolutions("encoder.convolutions", text, (width,) * 3)
@@ -158,10 +181,12 @@ def tacotron2(frames: int = FRAMES, longest: int = LONGEST) -> Model:
 
 def _convolutions(name: str, x: Feature, channels: tuple[int, ...]) -> list[Layer]:
     """Convolutions over five places with bias, BatchNorm and dropout."""
-    layers, trunk = [], Trunk(x)
+    layers = []
+    trunk = Trunk(x)
     for i, n in enumerate(channels):
-        trunk.conv(n, Window((1, 5), padding=(0, 2)), f"{name}.{i}.0.conv", f"{name}.{i}.1")
-        layer, size = trunk.layers[-1], trunk.x.size
+        trunk.conv(n, ConvWindow((1, 5), padding=(0, 2)), f"{name}.{i}.0.conv", f"{name}.{i}.1")
+        layer = trunk.layers[-1]
+        size = trunk.x.size
         tensors = (*layer.tensors, Tensor(f"{name}.{i}.0.conv.bias", n))
         kernels = (*layer.kernels, K.memory("dropout", float(size), K.DROPOUT))
         kept = layer.activation_bytes + 1.25 * size
@@ -175,7 +200,11 @@ _FILTERS = (32, 31)
 
 def _decoder(steps: int) -> list[Layer]:
     """The pre-net over all frames at once, and then the loop: two LSTM cells and location-sensitive attention."""
-    p, memory, h, a, filters = "decoder", 512, 1024, 128, _FILTERS[0]
+    p = "decoder"
+    memory = 512
+    h = 1024
+    a = 128
+    filters = _FILTERS[0]
     square = float(steps * CHARACTERS)
     kernels = (
         K.linear("prenet_0", steps, 80, 256),
@@ -191,7 +220,7 @@ def _decoder(steps: int) -> list[Layer]:
         K.memory("energies", square * (2 * a + filters), K.Passes(6, 9, 0, 0)),
         K.memory("context", float(steps) * CHARACTERS * memory, K.Passes(1, 3, 0, 0)),
         K.memory("steps", float(steps) * 8 * h, K.Passes(3, 6, STEP_LAUNCHES * steps, STEP_BACKWARD_LAUNCHES * steps)),
-    )  # fmt: skip
+    )
     kept = square * 3 * a + float(steps) * 16 * h
     tensors = _decoder_tensors(p, memory, h, a)
     return [Layer(p, "recurrent", tensors, kernels, activation_bytes=kept, boundary_bytes=float(steps * 80))]
@@ -216,8 +245,21 @@ def _decoder_tensors(p: str, memory: int, h: int, a: int) -> tuple[Tensor, ...]:
 
 def _stepwise(name: str, steps: int, n_in: int, n_out: int) -> Kernel:
     """A linear layer inside a loop over steps: as many products, each with the batch for rows."""
-    flops, moved = 2.0 * steps * n_in * n_out, float(steps) * (n_in + n_out)
+    flops = 2.0 * steps * n_in * n_out
+    moved = float(steps) * (n_in + n_out)
     return Kernel(
-        name, "gemm", m=1, n=n_out, k=n_in, repeat=steps, flops=flops, backward_flops=2 * flops, nbytes=moved,
-        backward_nbytes=2 * moved, launches=steps, backward_launches=2 * steps, saved=float(steps * n_in), cut="whole",
-    )  # fmt: skip
+        name,
+        "gemm",
+        m=1,
+        n=n_out,
+        k=n_in,
+        repeat=steps,
+        flops=flops,
+        backward_flops=2 * flops,
+        nbytes=moved,
+        backward_nbytes=2 * moved,
+        launches=steps,
+        backward_launches=2 * steps,
+        saved=float(steps * n_in),
+        cut="whole",
+    )

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from clustersim.core.model import Kernel, Layer, Model, Tensor
 from clustersim.model import kernels as K
-from clustersim.model.base import Shape
+from clustersim.model.base import TransformerShape
 from clustersim.model.naming import Tensors, affine
 from clustersim.model.transformer import block_kernels
 
 
 @dataclass(frozen=True)
-class Size:
+class Seq2SeqSize:
     """One size of an encoder-decoder.
 
     Parameters
@@ -42,15 +42,15 @@ class Size:
 
 
 SEQ2SEQ = {
-    "t5-small": Size("t5", 6, 512, 8, 64, 2048, 32_128),
-    "t5-base": Size("t5", 12, 768, 12, 64, 3072, 32_128),
-    "t5-large": Size("t5", 24, 1024, 16, 64, 4096, 32_128),
-    "t5-3b": Size("t5", 24, 1024, 32, 128, 16_384, 32_128),
-    "t5-11b": Size("t5", 24, 1024, 128, 128, 65_536, 32_128),
-    "bart-base": Size("bart", 6, 768, 12, 64, 3072, 50_265, 1024, 1024, 1026),
-    "bart-large": Size("bart", 12, 1024, 16, 64, 4096, 50_265, 1024, 1024, 1026),
+    "t5-small": Seq2SeqSize("t5", 6, 512, 8, 64, 2048, 32_128),
+    "t5-base": Seq2SeqSize("t5", 12, 768, 12, 64, 3072, 32_128),
+    "t5-large": Seq2SeqSize("t5", 24, 1024, 16, 64, 4096, 32_128),
+    "t5-3b": Seq2SeqSize("t5", 24, 1024, 32, 128, 16_384, 32_128),
+    "t5-11b": Seq2SeqSize("t5", 24, 1024, 128, 128, 65_536, 32_128),
+    "bart-base": Seq2SeqSize("bart", 6, 768, 12, 64, 3072, 50_265, 1024, 1024, 1026),
+    "bart-large": Seq2SeqSize("bart", 12, 1024, 16, 64, 4096, 50_265, 1024, 1024, 1026),
     # A batch is cut by tokens, so that a sample's length hardly matters.
-    "transformer-big": Size("plain", 6, 1024, 16, 64, 4096, 33_712, 32, 32),
+    "transformer-big": Seq2SeqSize("plain", 6, 1024, 16, 64, 4096, 33_712, 32, 32),
 }
 
 
@@ -79,24 +79,50 @@ def seq2seq(name: str, seq_len: int | None = None, *, implementation: str = "eag
     layers += [_block(f"decoder.{i}", size, i, decoder, encoder) for i in range(size.layers)]
     layers.append(_head(size, encoder, decoder, shared))
     return Model(
-        name, "seq2seq", tuple(layers), seq_len=size.target, n_blocks=2 * size.layers, hidden=size.d_model,
-        heads=size.heads, vocab=size.vocab, notes=(f"{size.source} tokens to {size.target}",), kv_heads=size.heads,
+        name,
+        "seq2seq",
+        tuple(layers),
+        seq_len=size.target,
+        n_blocks=2 * size.layers,
+        hidden=size.d_model,
+        heads=size.heads,
+        vocab=size.vocab,
+        notes=(f"{size.source} tokens to {size.target}",),
+        kv_heads=size.heads,
         head_dim=size.d_head,
-    )  # fmt: skip
+    )
 
 
-def _shape(name: str, size: Size, tokens: int, causal: bool, implementation: str) -> Shape:
+def _shape(name: str, size: Seq2SeqSize, tokens: int, causal: bool, implementation: str) -> TransformerShape:
     t5 = size.style == "t5"
-    return Shape(
-        name, "bert", size.layers, size.d_model, size.heads, size.heads, size.d_head, size.d_ff, size.vocab, tokens,
-        activation="gelu" if size.style == "bart" else "relu", norm="rmsnorm" if t5 else "layernorm",
-        positions="learned" if size.style == "bart" else "none", causal=causal, qkv_bias=not t5, out_bias=not t5,
-        mlp_bias=not t5, norm_bias=not t5, post_norm=size.style != "t5", attn_dropout=True, hidden_dropout=True,
-        attention="eager", implementation=implementation,
-    )  # fmt: skip
+    return TransformerShape(
+        name,
+        "bert",
+        size.layers,
+        size.d_model,
+        size.heads,
+        size.heads,
+        size.d_head,
+        size.d_ff,
+        size.vocab,
+        tokens,
+        activation="gelu" if size.style == "bart" else "relu",
+        norm="rmsnorm" if t5 else "layernorm",
+        positions="learned" if size.style == "bart" else "none",
+        causal=causal,
+        qkv_bias=not t5,
+        out_bias=not t5,
+        mlp_bias=not t5,
+        norm_bias=not t5,
+        post_norm=size.style != "t5",
+        attn_dropout=True,
+        hidden_dropout=True,
+        attention="eager",
+        implementation=implementation,
+    )
 
 
-def _embedding(part: str, size: Size, s: Shape, table: Tensors) -> Layer:
+def _embedding(part: str, size: Seq2SeqSize, s: TransformerShape, table: Tensors) -> Layer:
     """Tokens looked up in the shared table, with BART's own positions and norm."""
     width = float(s.seq_len * s.d_model)
     kernels: list[Kernel] = [K.memory("gather", width, K.Passes(2, 3, 1, 5), cut="row")]
@@ -111,7 +137,7 @@ def _embedding(part: str, size: Size, s: Shape, table: Tensors) -> Layer:
     return Layer(f"{part}.embedding", "embedding", tensors, tuple(kernels), activation_bytes=K.kept(kernels))
 
 
-def _block(name: str, size: Size, i: int, s: Shape, source: Shape | None) -> Layer:
+def _block(name: str, size: Seq2SeqSize, i: int, s: TransformerShape, source: TransformerShape | None) -> Layer:
     """A block of the encoder, or of the decoder with attention to what the encoder made of ``source``."""
     kernels = block_kernels(s)
     tensors = _attention(f"{name}.self_attn", size)
@@ -130,21 +156,30 @@ def _block(name: str, size: Size, i: int, s: Shape, source: Shape | None) -> Lay
     return Layer(name, "block", tensors, kernels, activation_bytes=K.kept(kernels), boundary_bytes=boundary)
 
 
-def _cross(s: Shape, source: Shape) -> tuple[Kernel, ...]:
+def _cross(s: TransformerShape, source: TransformerShape) -> tuple[Kernel, ...]:
     """Attention of the target to the source: as self-attention, with keys and values of the other length."""
-    t, u, h, square = s.seq_len, source.seq_len, s.d_model, float(s.heads) * s.seq_len * source.seq_len
+    t = s.seq_len
+    u = source.seq_len
+    h = s.d_model
+    square = float(s.heads) * s.seq_len * source.seq_len
     softmax = replace(K.memory("softmax", square, K.SCORES["bert"]["softmax"], cut="heads"), saved=2.5 * square)
     keys = K.linear("k", u, h, s.width)
     return (
-        K.linear("q", t, h, s.width), keys, K.sharing_input(K.linear("v", u, h, s.width)),
+        K.linear("q", t, h, s.width),
+        keys,
+        K.sharing_input(K.linear("v", u, h, s.width)),
         K.memory("head_copies", float((2 * t + 2 * u) * s.width), K.Passes(2, 2), cut="heads"),
-        K.batched("scores", s.heads, t, u, s.head_dim), softmax, K.memory("dropout", square, K.DROPOUT, cut="heads"),
-        K.batched("context", s.heads, t, s.head_dim, u), K.linear("out", t, s.width, h),
-        *K.residual(s, "cross_residual"), K.norm(s, "norm_3"),
-    )  # fmt: skip
+        K.batched("scores", s.heads, t, u, s.head_dim),
+        softmax,
+        K.memory("dropout", square, K.DROPOUT, cut="heads"),
+        K.batched("context", s.heads, t, s.head_dim, u),
+        K.linear("out", t, s.width, h),
+        *K.residual(s, "cross_residual"),
+        K.norm(s, "norm_3"),
+    )
 
 
-def _head(size: Size, encoder: Shape, decoder: Shape, shared: str) -> Layer:
+def _head(size: Seq2SeqSize, encoder: TransformerShape, decoder: TransformerShape, shared: str) -> Layer:
     """The last norms (T5) and logits from the shared table."""
     kernels = [
         K.linear("logits", decoder.seq_len, size.d_model, size.vocab),
@@ -156,16 +191,23 @@ def _head(size: Size, encoder: Shape, decoder: Shape, shared: str) -> Layer:
         kernels = [K.norm(encoder, "encoder_norm"), K.norm(decoder, "norm"), *kernels]
     tensors += (Tensor("lm_head.weight", size.vocab * size.d_model, tied_to=shared, cut="vocab"),)
     kept = decoder.seq_len * (size.d_model + 2.0 * size.vocab)
-    return Layer("head", "head", tensors, tuple(kernels), activation_bytes=kept,
-                 boundary_bytes=float(decoder.seq_len * size.d_model))  # fmt: skip
+    return Layer(
+        "head",
+        "head",
+        tensors,
+        tuple(kernels),
+        activation_bytes=kept,
+        boundary_bytes=float(decoder.seq_len * size.d_model),
+    )
 
 
-def _attention(name: str, size: Size) -> Tensors:
+def _attention(name: str, size: Seq2SeqSize) -> Tensors:
     width = size.heads * size.d_head
-    h, bias = size.d_model, size.style != "t5"
+    h = size.d_model
+    bias = size.style != "t5"
     inner = [t for what in ("k_proj", "v_proj", "q_proj") for t in affine(f"{name}.{what}", h, width, bias=bias)]
     return (*inner, *affine(f"{name}.out_proj", width, h, bias=bias))
 
 
-def _norm(name: str, size: Size) -> Tensors:
+def _norm(name: str, size: Seq2SeqSize) -> Tensors:
     return affine(name, 1, size.d_model, bias=size.style != "t5")

@@ -10,7 +10,7 @@ import numpy as np
 
 from clustersim.core.errors import ModelError
 from clustersim.core.paths import data_path
-from clustersim.model.base import Shape
+from clustersim.model.base import TransformerShape
 from clustersim.model.hf import shape_from_hf
 from clustersim.model.transformer import build
 
@@ -27,12 +27,12 @@ HEAD = 128
 """Elements of a head of every model of GPT-3 above 1.3B that is not 96 or 80."""
 
 
-def named_shape(config: str) -> Shape:
+def named_shape(config: str) -> TransformerShape:
     """A shipped config's dimensions, by the name of its file."""
     return shape_from_hf(data_path("data") / "models" / f"{config}.json", name=config)[0]
 
 
-def of_size(shape: Shape, parameters: float) -> Shape:
+def of_size(shape: TransformerShape, parameters: float) -> TransformerShape:
     """``shape`` as wide as GPT-3's models of so many parameters, and as deep as that count then asks for.
 
     A step's work is fixed by the count; between this and any usual aspect ratio only the share of attention and the
@@ -58,7 +58,7 @@ def of_size(shape: Shape, parameters: float) -> Shape:
     return replace(wide, layers=layers)
 
 
-def _of_width(shape: Shape, width: int) -> Shape:
+def _of_width(shape: TransformerShape, width: int) -> TransformerShape:
     """The family's block at another width: as many queries per key head and as wide an MLP for its width."""
     group = max(1, shape.heads // (shape.kv_heads or shape.heads))
     kv_heads = max(1, width // HEAD // group)

@@ -1,7 +1,7 @@
 """Transformers from a shape: embedding, blocks, head.
 
 ``transformer(layers, d_model, heads, seq_len, vocab)`` is the generic description, as measurement tables give it;
-:func:`build` turns any :class:`~clustersim.model.base.Shape` into a :class:`~clustersim.core.model.Model`.
+:func:`build` turns any :class:`~clustersim.model.base.TransformerShape` into a :class:`~clustersim.core.model.Model`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from clustersim.core.errors import ModelError, nearest
 from clustersim.core.model import Kernel, Layer, Model
 from clustersim.model import kernels as K
 from clustersim.model import naming
-from clustersim.model.base import Shape, checked
+from clustersim.model.base import TransformerShape, checked
 from clustersim.model.experts import expert_kernels
 from clustersim.model.vision import class_kernels, patch_kernels
 
 
-class Options(TypedDict, total=False):
+class TransformerOptions(TypedDict, total=False):
     """What else may be said of a transformer.
 
     Parameters
@@ -27,7 +27,7 @@ class Options(TypedDict, total=False):
     activation, norm : such as ``"gelu"`` or ``"swiglu"``, and ``"layernorm"`` or ``"rmsnorm"``.
     positions : ``"learned"`` (``seq_len`` rows), ``"rotary"``, ``"alibi"`` or ``"none"``.
     tied : the output projection shares the embedding. bias : linears and LayerNorms have one.
-    attention, implementation : see :class:`~clustersim.model.base.Shape`; flash, op by op, by default.
+    attention, implementation : see :class:`~clustersim.model.base.TransformerShape`; flash, op by op, by default.
     style : whose tensor names, a table of ``data/naming.toml``; ``"llama"`` for gated MLPs, else ``"gpt2"``.
     """
 
@@ -51,19 +51,21 @@ def transformer(
     heads: int,
     seq_len: int,
     vocab: int,
-    **options: Unpack[Options],
+    **options: Unpack[TransformerOptions],
 ) -> Model:
-    """A transformer by its dimensions; ``options`` as :class:`Options` has them.
+    """A transformer by its dimensions; ``options`` as :class:`TransformerOptions` has them.
 
     >>> transformer(12, 768, 12, 1024, 50257).parameters
     124439808
     """
-    activation, norm = options.get("activation", "gelu"), options.get("norm", "layernorm")
-    positions, bias = options.get("positions", "learned"), options.get("bias", True)
+    activation = options.get("activation", "gelu")
+    norm = options.get("norm", "layernorm")
+    positions = options.get("positions", "learned")
+    bias = options.get("bias", True)
     if heads < 1 or d_model % max(heads, 1):
         raise ModelError(f"{heads} heads do not divide d_model {d_model} evenly")
     attention, implementation = execution(options.get("attention"), options.get("implementation"))
-    shape = Shape(
+    shape = TransformerShape(
         name=options.get("name") or f"transformer-{layers}x{d_model}",
         family=options.get("style") or ("llama" if activation in {"swiglu", "geglu"} else "gpt2"),
         layers=layers,
@@ -99,7 +101,7 @@ def execution(attention: str | None, implementation: str | None) -> tuple[str, s
     return attention, implementation
 
 
-def build(shape: Shape, notes: tuple[str, ...] = ()) -> Model:
+def build(shape: TransformerShape, notes: tuple[str, ...] = ()) -> Model:
     """Layers of a transformer in forward order.
 
     Raises :class:`ModelError` when the shape is inconsistent (:func:`~clustersim.model.base.checked`) or its family is
@@ -112,47 +114,73 @@ def build(shape: Shape, notes: tuple[str, ...] = ()) -> Model:
 
 
 @lru_cache(maxsize=32)
-def _built(s: Shape, notes: tuple[str, ...]) -> Model:
+def _built(s: TransformerShape, notes: tuple[str, ...]) -> Model:
     boundary = float(s.seq_len * s.d_model)
     shapes = [s.of_block(i) for i in range(s.layers)]
     body = {variant: block_kernels(variant) for variant in dict.fromkeys(shapes)}
     blocks = [
-        Layer(f"layers.{i}", "block", naming.block(of, i), body[of], activation_bytes=K.kept(body[of]),
-              boundary_bytes=boundary)
+        Layer(
+            f"layers.{i}",
+            "block",
+            naming.block(of, i),
+            body[of],
+            activation_bytes=K.kept(body[of]),
+            boundary_bytes=boundary,
+        )
         for i, of in enumerate(shapes)
-    ]  # fmt: skip
+    ]
     positions = _head_positions(s)
     logits = float(positions) * s.vocab if s.head in {"lm", "mlm", "pretraining"} else 0.0
     embedding = Layer(
-        "embedding", "embedding", naming.embedding(s), _embedding_kernels(s),
+        "embedding",
+        "embedding",
+        naming.embedding(s),
+        _embedding_kernels(s),
         activation_bytes=(0.5 if s.hidden_dropout else 0.0) * boundary + (boundary if s.embedding_norm else 0.0),
         boundary_bytes=float(s.patches.channels * s.patches.image**2) if s.patches else 0.0,
-    )  # fmt: skip
+    )
     head = Layer(
-        "head", "head", naming.head(s), _head_kernels(s, positions),
-        activation_bytes=2.0 * positions * s.d_model + 2.0 * logits, boundary_bytes=boundary,
-    )  # fmt: skip
+        "head",
+        "head",
+        naming.head(s),
+        _head_kernels(s, positions),
+        activation_bytes=2.0 * positions * s.d_model + 2.0 * logits,
+        boundary_bytes=boundary,
+    )
     return Model(
-        s.name, s.family, (embedding, *blocks, *_mtp(s), head), seq_len=s.seq_len, n_blocks=s.layers,
-        hidden=s.d_model, heads=s.heads, vocab=0 if s.patches else s.vocab, notes=notes, kv_heads=s.kv_heads,
-        head_dim=s.head_dim, sample="image" if s.patches else "sequence",
-    )  # fmt: skip
+        s.name,
+        s.family,
+        (embedding, *blocks, *_mtp(s), head),
+        seq_len=s.seq_len,
+        n_blocks=s.layers,
+        hidden=s.d_model,
+        heads=s.heads,
+        vocab=0 if s.patches else s.vocab,
+        notes=notes,
+        kv_heads=s.kv_heads,
+        head_dim=s.head_dim,
+        sample="image" if s.patches else "sequence",
+    )
 
 
-def _mtp(s: Shape) -> tuple[Layer, ...]:
+def _mtp(s: TransformerShape) -> tuple[Layer, ...]:
     """Blocks that predict further tokens: norms of what the trunk and the next token's embedding say, their projection
     to one width, a block, and the main head once more (DeepSeek-V3, arXiv:2412.19437, section 2.2)."""
     if not s.mtp:
         return ()
     if not naming.families()[s.family].mtp:
         raise ModelError(f"{s.name}: mtp = {s.mtp}, but {s.family} has no multi-token prediction; use mtp = 0")
-    t, h = s.seq_len, s.d_model
+    t = s.seq_len
+    h = s.d_model
     of = s.of_block(s.layers)
     kernels = (
         K.memory("gather", float(t * s.embedding_width), K.Passes(2, 3, 1, 5)),
-        K.norm(s, "embedding_norm"), K.norm(s, "hidden_norm"), K.linear("join", t, 2 * h, h), *block_kernels(of),
+        K.norm(s, "embedding_norm"),
+        K.norm(s, "hidden_norm"),
+        K.linear("join", t, 2 * h, h),
+        *block_kernels(of),
         *_head_kernels(s, t),
-    )  # fmt: skip
+    )
     kept = K.kept(block_kernels(of)) + 4.0 * t * h + 2.0 * t * h + 2.0 * t * s.vocab
     return tuple(
         Layer(f"mtp.{i}", "mtp", naming.mtp(s, i), kernels, activation_bytes=kept, boundary_bytes=float(t * h))
@@ -160,16 +188,17 @@ def _mtp(s: Shape) -> tuple[Layer, ...]:
     )
 
 
-def _head_positions(s: Shape) -> int:
+def _head_positions(s: TransformerShape) -> int:
     if s.head in {"mlm", "pretraining"} and s.head_positions:
         return min(s.head_positions, s.seq_len)
     return 1 if s.head in {"pooler", "classes"} else s.seq_len
 
 
-def _embedding_kernels(s: Shape) -> tuple[Kernel, ...]:
+def _embedding_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
     if s.patches:
         return patch_kernels(s, s.patches)
-    width, elements = s.embedding_width, float(s.seq_len * s.d_model)
+    width = s.embedding_width
+    elements = float(s.seq_len * s.d_model)
     # Backward sorts the ids, then adds each row's gradient into the table.
     kernels = [K.memory("gather", float(s.seq_len * width), K.Passes(2, 3, 1, 5), cut="row")]
     if s.embed_dim:
@@ -184,9 +213,10 @@ def _embedding_kernels(s: Shape) -> tuple[Kernel, ...]:
     return tuple(kernels)
 
 
-def block_kernels(s: Shape) -> tuple[Kernel, ...]:
+def block_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
     """Forward kernels of one block in order, norms where the shape has them."""
-    t, h = s.seq_len, s.d_model
+    t = s.seq_len
+    h = s.d_model
     split_qkv = s.family not in {"gpt2", "mpt", "vit", "vit_torchvision"}
     qkv = s.width + 2 * s.kv_width
     if s.latent:
@@ -201,11 +231,15 @@ def block_kernels(s: Shape) -> tuple[Kernel, ...]:
     row_biases = [h] * (s.out_bias + dense_bias)
     branches = (1 if s.latent else 2 if split_qkv else 0) + (1 if s.gated else 0)
     kernels = [
-        *projections, *K.attention(s), K.linear("out", t, s.heads * s.value_dim, h),
+        *projections,
+        *K.attention(s),
+        K.linear("out", t, s.heads * s.value_dim, h),
         *K.residual(s, "attention_residual"),
-        *_mlp_kernels(s), *K.residual(s, "mlp_residual"),
-        *K.bias_gradients(s, biases, row_biases), *K.input_gradient_sums(s, branches),
-    ]  # fmt: skip
+        *_mlp_kernels(s),
+        *K.residual(s, "mlp_residual"),
+        *K.bias_gradients(s, biases, row_biases),
+        *K.input_gradient_sums(s, branches),
+    ]
     at = [i for i, k in enumerate(kernels) if k.name in {"attention_residual", "mlp_residual"}]
     first = (at[0] + 1, at[1] + 1) if s.post_norm else (0, at[0] + 1)
     kernels.insert(first[1], K.norm(s, "norm_2"))
@@ -213,10 +247,11 @@ def block_kernels(s: Shape) -> tuple[Kernel, ...]:
     return tuple(kernels)
 
 
-def _mlp_kernels(s: Shape) -> tuple[Kernel, ...]:
+def _mlp_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
     if s.experts:
         return expert_kernels(s, s.experts)
-    t, h = s.seq_len, s.d_model
+    t = s.seq_len
+    h = s.d_model
     up = K.linear("up", t, h, s.d_ff)
     gate = (K.linear("gate", t, h, s.d_ff),) if s.gated else ()
     return (
@@ -227,7 +262,7 @@ def _mlp_kernels(s: Shape) -> tuple[Kernel, ...]:
     )
 
 
-def _head_kernels(s: Shape, positions: int) -> tuple[Kernel, ...]:
+def _head_kernels(s: TransformerShape, positions: int) -> tuple[Kernel, ...]:
     if s.head == "classes":
         return class_kernels(s)
     h = s.d_model

@@ -24,7 +24,7 @@ _SCORES = K.Passes(4 + 3 + 2 + 2, 4 + 3 + 2 + 3, 6, 6, saved=1)
 
 
 @dataclass(frozen=True)
-class Size:
+class TransformerXLSize:
     """Layers, widths, and the ratio of each softmax tail's embedding width to the next (``div_val``)."""
 
     layers: int
@@ -38,8 +38,8 @@ class Size:
 
 
 TRANSFORMER_XL = {
-    "transformer-xl-base": Size(16, 512, 8, 2048, 192, 192, 1, attn_dropout=False),
-    "transformer-xl-large": Size(18, 1024, 16, 4096, 384, 384, 4, attn_dropout=True),
+    "transformer-xl-base": TransformerXLSize(16, 512, 8, 2048, 192, 192, 1, attn_dropout=False),
+    "transformer-xl-large": TransformerXLSize(18, 1024, 16, 4096, 384, 384, 4, attn_dropout=True),
 }
 
 
@@ -59,7 +59,8 @@ def transformer_xl(name: str, seq_len: int | None = None, *, adaptive: bool = Tr
     if tokens < 1:
         raise ModelError(f"{name}: seq_len = {seq_len} must be above zero")
     boundary = float(tokens * size.d_model)
-    body, kept = _block_kernels(size, tokens), _kept(size, tokens)
+    body = _block_kernels(size, tokens)
+    kept = _kept(size, tokens)
     blocks = [
         Layer(f"layers.{i}", "block", _block_tensors(size, i), body, activation_bytes=kept, boundary_bytes=boundary)
         for i in range(size.layers)
@@ -75,18 +76,25 @@ def transformer_xl(name: str, seq_len: int | None = None, *, adaptive: bool = Tr
     softmax = "adaptive softmax: shares of its tails estimated by Zipf's law" if adaptive else "softmax over all words"
     notes = (f"memory of {size.memory} tokens", softmax)
     return Model(
-        name, "transformer-xl", layers, seq_len=tokens, n_blocks=size.layers, hidden=size.d_model, heads=size.heads,
-        vocab=VOCAB, notes=notes,
-    )  # fmt: skip
+        name,
+        "transformer-xl",
+        layers,
+        seq_len=tokens,
+        n_blocks=size.layers,
+        hidden=size.d_model,
+        heads=size.heads,
+        vocab=VOCAB,
+        notes=notes,
+    )
 
 
-def _clusters(size: Size, cutoffs: tuple[int, ...] = CUTOFFS) -> list[tuple[int, int]]:
+def _clusters(size: TransformerXLSize, cutoffs: tuple[int, ...] = CUTOFFS) -> list[tuple[int, int]]:
     """Words and embedding width of the softmax head and its tails."""
     edges = (0, *cutoffs, VOCAB)
     return [(b - a, size.d_model // size.div_val**i) for i, (a, b) in enumerate(pairwise(edges))]
 
 
-def _embedding_tensors(size: Size) -> tuple[Tensor, ...]:
+def _embedding_tensors(size: TransformerXLSize) -> tuple[Tensor, ...]:
     h = size.d_model
     biases = (Tensor("r_w_bias", h), Tensor("r_r_bias", h))
     if size.div_val == 1:
@@ -97,8 +105,9 @@ def _embedding_tensors(size: Size) -> tuple[Tensor, ...]:
     return (*biases, *tables, *projections)
 
 
-def _block_tensors(size: Size, i: int) -> tuple[Tensor, ...]:
-    h, p = size.d_model, f"layers.{i}"
+def _block_tensors(size: TransformerXLSize, i: int) -> tuple[Tensor, ...]:
+    h = size.d_model
+    p = f"layers.{i}"
     return (
         Tensor(f"{p}.dec_attn.qkv_net.weight", 3 * h * h),
         Tensor(f"{p}.dec_attn.o_net.weight", h * h),
@@ -110,8 +119,9 @@ def _block_tensors(size: Size, i: int) -> tuple[Tensor, ...]:
     )
 
 
-def _head_tensors(size: Size, cutoffs: tuple[int, ...]) -> tuple[Tensor, ...]:
-    h, tails = size.d_model, len(cutoffs)
+def _head_tensors(size: TransformerXLSize, cutoffs: tuple[int, ...]) -> tuple[Tensor, ...]:
+    h = size.d_model
+    tails = len(cutoffs)
     tensors = [Tensor("crit.cluster_weight", tails * h), Tensor("crit.cluster_bias", tails)] if tails else []
     # Output tables are the embedding's; only the biases and, with narrower tails, the head's projection are new.
     clusters = _clusters(size) if size.div_val > 1 else [(VOCAB, h)]
@@ -126,10 +136,13 @@ def _head_tensors(size: Size, cutoffs: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
-def _block_kernels(size: Size, tokens: int) -> tuple[Kernel, ...]:
+def _block_kernels(size: TransformerXLSize, tokens: int) -> tuple[Kernel, ...]:
     # r_net projects the relative positions once a batch, which is nothing per sample.
-    h, span, hd = size.d_model, tokens + size.memory, size.d_model // size.heads
-    elements, square = float(tokens * h), float(size.heads * tokens * span)
+    h = size.d_model
+    span = tokens + size.memory
+    hd = size.d_model // size.heads
+    elements = float(tokens * h)
+    square = float(size.heads * tokens * span)
     drop = (K.memory("dropout", square, K.DROPOUT),) if size.attn_dropout else ()
     norm = K.NORM["layernorm", False]
     return (
@@ -160,14 +173,15 @@ def _block_kernels(size: Size, tokens: int) -> tuple[Kernel, ...]:
     )
 
 
-def _kept(size: Size, tokens: int) -> float:
+def _kept(size: TransformerXLSize, tokens: int) -> float:
     """Elements a block keeps: as a dense block's, with keys and values of the memory, plus the scores."""
-    h, span = float(size.d_model), float(tokens + size.memory)
+    h = float(size.d_model)
+    span = float(tokens + size.memory)
     square = size.heads * tokens * span * (3.25 if size.attn_dropout else 2.0)
     return tokens * (2 * h + h + h + h + 2.25 * size.d_ff + 0.5 * h) + span * 3 * h + square
 
 
-def _head(size: Size, tokens: int, cutoffs: tuple[int, ...]) -> tuple[Kernel, ...]:
+def _head(size: TransformerXLSize, tokens: int, cutoffs: tuple[int, ...]) -> tuple[Kernel, ...]:
     clusters = _clusters(size, cutoffs)
     kernels: list[Kernel] = [K.memory("dropout", float(tokens * size.d_model), K.DROPOUT)]
     for i, ((words, width), share) in enumerate(zip(clusters, (1.0, *TAIL_SHARES), strict=False)):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from clustersim.core.errors import ModelError
 from clustersim.core.model import Kernel
 from clustersim.model import kernels as K
-from clustersim.model.base import Patches, Shape
+from clustersim.model.base import Patches, TransformerShape
 from clustersim.model.conv_layers import Feature, convolution
 
 _SIZES = {
@@ -26,10 +26,19 @@ _SIZES = {
 }
 """Width, blocks, heads and width of the MLP."""
 _TIMM = (
-    "tiny_patch16_224", "small_patch16_224", "small_patch32_224", "base_patch16_224", "base_patch16_384",
-    "base_patch32_224", "large_patch16_224", "large_patch16_384", "large_patch32_224", "huge_patch14_224",
-    "giant_patch14_224", "gigantic_patch14_224",
-)  # fmt: skip
+    "tiny_patch16_224",
+    "small_patch16_224",
+    "small_patch32_224",
+    "base_patch16_224",
+    "base_patch16_384",
+    "base_patch32_224",
+    "large_patch16_224",
+    "large_patch16_384",
+    "large_patch32_224",
+    "huge_patch14_224",
+    "giant_patch14_224",
+    "gigantic_patch14_224",
+)
 _TORCHVISION = {"b_16": "base", "b_32": "base", "l_16": "large", "l_32": "large", "h_14": "huge"}
 VITS: dict[str, tuple[str, str, int, int]] = {
     f"vit_{name}": ("vit_torchvision", size, int(name[2:]), 224) for name, size in _TORCHVISION.items()
@@ -41,7 +50,9 @@ VITS: dict[str, tuple[str, str, int, int]] = {
 """Name -> whose tensor names, size, and pixels of a patch's and an image's side."""
 
 
-def vit_shape(name: str, *, image_size: int | None = None, class_tokens: int = 1, classes: int = 1000) -> Shape:
+def vit_shape(
+    name: str, *, image_size: int | None = None, class_tokens: int = 1, classes: int = 1000
+) -> TransformerShape:
     """The shape of a vision transformer.
 
     Parameters
@@ -59,15 +70,23 @@ def vit_shape(name: str, *, image_size: int | None = None, class_tokens: int = 1
     width, layers, heads, ffn = _SIZES[size]
     patches = Patches(side if image_size is None else image_size, patch, tokens=class_tokens)
     return seeing(
-        Shape(
-            name=name, family=style, layers=layers, d_model=width, heads=heads, kv_heads=heads, head_dim=width // heads,
-            d_ff=ffn, vocab=classes, seq_len=1,
+        TransformerShape(
+            name=name,
+            family=style,
+            layers=layers,
+            d_model=width,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=width // heads,
+            d_ff=ffn,
+            vocab=classes,
+            seq_len=1,
         ),
         patches,
-    )  # fmt: skip
+    )
 
 
-def seeing(shape: Shape, patches: Patches) -> Shape:
+def seeing(shape: TransformerShape, patches: Patches) -> TransformerShape:
     """The shape with an image's tokens for a sequence's, and a head that says its class.
 
     Raises :class:`ModelError` where patches do not cut the image.
@@ -81,14 +100,13 @@ def seeing(shape: Shape, patches: Patches) -> Shape:
             f"{shape.name}: patches of {patches.side} pixels do not cut an image of {patches.image}; use {near}"
         )
     tokens = patches.grid + patches.tokens
-    return replace(
-        shape, patches=patches, seq_len=tokens, n_positions=tokens, head="classes", causal=False, tied=False
-    )  # fmt: skip
+    return replace(shape, patches=patches, seq_len=tokens, n_positions=tokens, head="classes", causal=False, tied=False)
 
 
-def patch_kernels(s: Shape, p: Patches) -> tuple[Kernel, ...]:
+def patch_kernels(s: TransformerShape, p: Patches) -> tuple[Kernel, ...]:
     """Patches to tokens, the class's before them, positions added. Pixels need no gradient, weights keep them."""
-    side, elements = p.image // p.side, float(s.seq_len * s.d_model)
+    side = p.image // p.side
+    elements = float(s.seq_len * s.d_model)
     image = Feature(p.channels, p.image, p.image, image=True)
     conv = convolution(image, Feature(s.d_model, side, side), (p.side, p.side), 1)
     drop = (replace(K.memory("dropout", elements, K.DROPOUT, saved=K.MASK), cut="whole"),) if s.hidden_dropout else ()
@@ -100,7 +118,7 @@ def patch_kernels(s: Shape, p: Patches) -> tuple[Kernel, ...]:
     )
 
 
-def class_kernels(s: Shape) -> tuple[Kernel, ...]:
+def class_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
     """A norm of all tokens; classes and their loss of the first one."""
     return (
         K.norm(s, "norm", saved=1),

@@ -63,7 +63,8 @@ class Scenario:
     table: Table = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        cluster, model = self.file.cluster, self.file.model
+        cluster = self.file.cluster
+        model = self.file.model
         what = f"{self.file.strategy['kind']} of {model.name or model.hf_config} on {cluster.topology}"
         return f"<Scenario {self.title}: {what}>"
 

@@ -16,9 +16,9 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.mix import Mix, total
 from clustersim.core.program import Collective, Compute, Op, Program, Role
 from clustersim.core.topology import Topology
-from clustersim.core.variation import Drawn, Variation, Where, drawn
+from clustersim.core.variation import DrawnVariation, RankPlaces, Variation, drawn
 from clustersim.scenario import Scenario
-from clustersim.scenario.parts import Kind
+from clustersim.scenario.parts import DeviceKind
 from clustersim.scenario.schema import Pin, Slow
 
 GPU_BOUNDS = frozenset({"compute", "memory"})
@@ -78,17 +78,17 @@ def pinned(program: Program, pins: Sequence[Pin]) -> Program:
 
 def draw(
     scenario: Scenario, topology: Topology, mesh: Mesh, *, steps: int | None = None, machine: int = 0, best: float = 0.0
-) -> Drawn:
+) -> DrawnVariation:
     """The scenario's steps on one machine, as of :func:`clustersim.core.variation.drawn`; ``steps`` : its own when
     None."""
     run = scenario.file.run
     _, host = np.unique(topology.vertex_node[mesh.gpus[: mesh.workers]], return_inverse=True)
     count = scenario.config.gradient_accumulation_steps
-    where = Where(host.ravel().astype(np.int64), mesh.coordinates("dp"), count)
+    where = RankPlaces(host.ravel().astype(np.int64), mesh.coordinates("dp"), count)
     return drawn(run.variation or Variation(), steps or scenario.steps, where, run.seed, machine=machine, best=best)
 
 
-def varied(program: Program, found: Drawn, mesh: Mesh) -> Program:
+def varied(program: Program, found: DrawnVariation, mesh: Mesh) -> Program:
     """The Program at these paces, with micro-batches of these lengths and these pauses."""
     if found.pace is None and found.lengths is None and found.pauses is None:
         return program
@@ -96,7 +96,7 @@ def varied(program: Program, found: Drawn, mesh: Mesh) -> Program:
     return replace(program, roles=tuple(_varied(role, found, replica) for role in program.roles))
 
 
-def _varied(role: Role, found: Drawn, replica: Ints) -> Role:
+def _varied(role: Role, found: DrawnVariation, replica: Ints) -> Role:
     paced = [i for i, op in enumerate(role.ops) if isinstance(op, Compute) and op.paced]
     if not paced:  # servers that compute no layers
         return role
@@ -113,7 +113,9 @@ def _varied(role: Role, found: Drawn, replica: Ints) -> Role:
 def micro_batches(role: Role) -> Iterator[tuple[int, int]]:
     """(place in the op list, micro-batch) of every op that computes one. Ops that do not say which they are of belong
     to ranks that take one after the other, forward and backward."""
-    step, number, back = -1, 0, False
+    step = -1
+    number = 0
+    back = False
     for i, op in enumerate(role.ops):
         if not isinstance(op, Compute) or not op.paced or op.phase not in PASSES:
             continue
@@ -121,7 +123,9 @@ def micro_batches(role: Role) -> Iterator[tuple[int, int]]:
             yield i, op.label.microbatch
             continue
         if op.step != step:
-            step, number, back = op.step, 0, False
+            step = op.step
+            number = 0
+            back = False
         number += back and op.phase == "forward"
         back = op.phase == "backward"
         yield i, number
@@ -147,13 +151,13 @@ def _pause(ops: list[Op], paced: list[int], pauses: Floats, places: Floats, pace
             _longer(ops, int(there[k]), one, np.where(struck == k, seconds, 0.0))
 
 
-def mean_peak(kinds: Sequence[Kind], dtype: str) -> float:
+def mean_peak(kinds: Sequence[DeviceKind], dtype: str) -> float:
     """Dense peak [FLOP/s] of a GPU, mean over ranks: what the MFU of a mixed machine is of."""
     peaks = np.array([kind.device.peak[kind.device.runs_as(dtype)] for kind in kinds])
     return float(np.average(peaks, weights=[len(kind.ranks) for kind in kinds]))
 
 
-def joined(programs: Sequence[Program], kinds: Sequence[Kind], peak: float) -> Program:
+def joined(programs: Sequence[Program], kinds: Sequence[DeviceKind], peak: float) -> Program:
     """One Program for machines of several kinds of GPU, from one for each kind as if all ranks had it: what happens is
     the same each time, and each rank's times are taken from the Program of its own kind, kernel by kernel.
 

@@ -15,11 +15,11 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0, le=10_000_000)]
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _StrictCampaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base: a misspelt field is an error."""
 
 
-class FailureCause(_Strict, frozen=True):
+class FailureCause(_StrictCampaign, frozen=True):
     """``[[campaign.failures]]``: one way in which a job fails.
 
     Parameters
@@ -44,7 +44,7 @@ class FailureCause(_Strict, frozen=True):
     source: str = ""
 
 
-class Detection(_Strict, frozen=True):
+class Detection(_StrictCampaign, frozen=True):
     """``[campaign.detection]``: how long a failure goes unnoticed, and how long it takes to say where it is.
 
     Parameters
@@ -58,7 +58,7 @@ class Detection(_Strict, frozen=True):
     locate: Duration | None = None
 
 
-class Recovery(_Strict, frozen=True):
+class Recovery(_StrictCampaign, frozen=True):
     """``[campaign.recovery]``: what is done about a failure.
 
     Parameters
@@ -75,7 +75,7 @@ class Recovery(_Strict, frozen=True):
     restart: Duration | None = None
 
 
-class Checkpoint(_Strict, frozen=True):
+class Checkpoint(_StrictCampaign, frozen=True):
     """``[[campaign.checkpoints]]``: one kind of save; several may be used at a time.
 
     Parameters
@@ -98,7 +98,7 @@ class Checkpoint(_Strict, frozen=True):
     bytes_per_parameter: Annotated[float, Meta(gt=0, le=100)] | None = None
 
 
-class Storage(_Strict, frozen=True):
+class Storage(_StrictCampaign, frozen=True):
     """``[campaign.storage]``: what checkpoints are written to.
 
     Parameters
@@ -113,7 +113,7 @@ class Storage(_Strict, frozen=True):
     barrier: Seconds | None = None
 
 
-class NodePool(_Strict, frozen=True):
+class NodePool(_StrictCampaign, frozen=True):
     """``[campaign.nodes]``: what stands ready, and what fails together.
 
     Parameters
@@ -128,7 +128,7 @@ class NodePool(_Strict, frozen=True):
     switch: Annotated[int, Meta(ge=1)] | None = None
 
 
-class Planned(_Strict, frozen=True):
+class Planned(_StrictCampaign, frozen=True):
     """``[[campaign.calendar]]``: what interrupts training on purpose.
 
     Parameters
@@ -144,7 +144,7 @@ class Planned(_Strict, frozen=True):
     lasts: Seconds | None = None
 
 
-class Degraded(_Strict, frozen=True):
+class Degraded(_StrictCampaign, frozen=True):
     """``[[campaign.degraded]]``: something is slow for a while, and the job goes on.
 
     Parameters
@@ -167,7 +167,7 @@ class Degraded(_Strict, frozen=True):
             raise ValueError("write one of factor, speed and match: how much slower a step is, or what is slow")
 
 
-class Price(_Strict, frozen=True):
+class Price(_StrictCampaign, frozen=True):
     """``[campaign.price]``: what an hour costs.
 
     Parameters
@@ -179,7 +179,7 @@ class Price(_Strict, frozen=True):
     usd_per_kwh: Annotated[float, Meta(gt=0, le=1e3)] | None = None
 
 
-class CampaignTable(_Strict, frozen=True):
+class CampaignTable(_StrictCampaign, frozen=True):
     """``[campaign]``: a whole training, where the scenario is one step of it. Say one of tokens, steps and duration.
 
     Parameters

@@ -24,7 +24,8 @@ class Rate(float):
     of : one of :data:`UNITS`. text : as it was written.
     """
 
-    what, example = "rate of failure", "a rate with its unit: '6.5 per 1000 node-days', '1 per week'"
+    what = "rate of failure"
+    example = "a rate with its unit: '6.5 per 1000 node-days', '1 per week'"
     of: str
     text: str
 
@@ -62,7 +63,8 @@ class Duration(float):
     law : ``fixed``, ``exponential`` or ``lognormal``. sigma : of the logarithm.
     """
 
-    what, example = "time with unit, or law", "a time with its unit: '10 min', or {mean = '30 min', median = '10 min'}"
+    what = "time with unit, or law"
+    example = "a time with its unit: '10 min', or {mean = '30 min', median = '10 min'}"
     law: str = "fixed"
     sigma: float
 
@@ -112,7 +114,8 @@ class Every(float):
     unit : ``time`` (the value is seconds), ``steps``, or ``best`` (the value is nothing).
     """
 
-    what, example = "time, steps or best", "'30 min', '100 steps' or 'best'"
+    what = "time, steps or best"
+    example = "'30 min', '100 steps' or 'best'"
     unit: str
 
     def __new__(cls, value: float, unit: str = "time") -> Every:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class ScenarioParts:
     """Who holds what.
 
     scenario : with its number of micro-batches settled. topology, mesh, model : its parts.
@@ -65,20 +65,21 @@ class Held:
         return memory_of(replace(self.scenario, config=config), self.model, self.topology, self.mesh)
 
 
-def held(scenario: Scenario, speed: Speed = AS_IS) -> Held:
+def held(scenario: Scenario, speed: Speed = AS_IS) -> ScenarioParts:
     """Machine, model and memory, on GPUs that are so much faster: a schedule may be found by the times of its kernels.
 
     Raises a :class:`ClusterSimError` naming the field.
     """
     topology, mesh = placed(scenario)
     scenario = with_micro_batches(scenario, mesh)
-    model, parallel = model_of(scenario), scenario.file.parallel
+    model = model_of(scenario)
+    parallel = scenario.file.parallel
     if parallel is not None and splits(scenario):
         from clustersim.scenario.split_step import split_of
 
         gpu, _ = cost_of(scenario, topology, mesh, model, speed)
         with scenario.at("$.parallel"):
             split = split_of(scenario, parallel, mesh, model, gpu)
-        return Held(scenario, topology, mesh, model, split)
+        return ScenarioParts(scenario, topology, mesh, model, split)
     with scenario.at("$.strategy"):
-        return Held(scenario, topology, mesh, model, whole_use=(memory_of(scenario, model, topology, mesh),))
+        return ScenarioParts(scenario, topology, mesh, model, whole_use=(memory_of(scenario, model, topology, mesh),))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.cluster.routes import Router
-from clustersim.core.facts import Groups, MeshMap
+from clustersim.core.facts import DimensionGroups, MeshMap
 from clustersim.core.mesh import Ints, Mesh
 from clustersim.core.topology import NVSWITCH, Topology
 
@@ -81,7 +81,7 @@ def drawable(topology: Topology, mesh: Mesh) -> MeshMap:
         for i, group in enumerate(mesh.groups(*row.dims)):
             of_rank[group] = i
         few = of_rank.tolist() if mesh.workers <= MOST_RANKS else None
-        dims.append(Groups(" x ".join(row.dims), row.degree, list(row.links), list(row.first), few))
+        dims.append(DimensionGroups(" x ".join(row.dims), row.degree, list(row.links), list(row.first), few))
     return MeshMap(mesh.workers, mesh.nproc_per_node, dims)
 
 
@@ -112,7 +112,8 @@ def _neighbours(router: Router, mesh: Mesh, groups: Sequence[Ints]) -> Iterator[
 
 def _words(router: Router, a: int, b: int) -> Iterator[str]:
     """What joins two GPUs: the network where a route uses it, else the slowest kind of link inside the node."""
-    topology, route = router.topology, router.route(a, b)
+    topology = router.topology
+    route = router.route(a, b)
     kinds = {topology.link_kinds[link] for link in route}
     if "net" in kinds:
         net = topology.node_types[int(topology.vertex_node[a])].net

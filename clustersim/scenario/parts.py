@@ -26,8 +26,8 @@ from clustersim.core.texts import Table, shown, there
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import CPU, Topology
 from clustersim.core.units import parse_nccl_version
-from clustersim.engine.flows.loads import Varying
-from clustersim.model.base import Shape
+from clustersim.engine.flows.loads import VaryingLinks
+from clustersim.model.base import TransformerShape
 from clustersim.model.seconds import Execution, step_cost
 from clustersim.model.seconds.host import host_bandwidth
 from clustersim.scenario import Scenario
@@ -58,7 +58,7 @@ def machine(scenario: Scenario) -> tuple[Topology, Mesh]:
         return topology, fabrics.mesh(topology, nproc_per_node=cluster.gpus_per_node)
 
 
-def varying_of(scenario: Scenario, topology: Topology) -> tuple[Varying, ...]:
+def varying_of(scenario: Scenario, topology: Topology) -> tuple[VaryingLinks, ...]:
     """Links that change while the run goes on."""
     found = []
     for i, one in enumerate(scenario.file.cluster.changes):
@@ -66,7 +66,7 @@ def varying_of(scenario: Scenario, topology: Topology) -> tuple[Varying, ...]:
             with scenario.at(f"$.cluster.changes[{i}]"):
                 links = fabrics.links_of(topology, one.match)
             end = math.inf if one.until is None else float(one.until)
-            found.append(Varying(tuple(links), one.factor, float(one.since or 0.0), end, float(one.every or 0.0)))
+            found.append(VaryingLinks(tuple(links), one.factor, float(one.since or 0.0), end, float(one.every or 0.0)))
     return tuple(found)
 
 
@@ -112,7 +112,8 @@ def model_of(scenario: Scenario) -> Model:
 
 def shape_of(scenario: Scenario) -> ModelShape:
     """The model's sizes, which degrees of parallelism must divide."""
-    model, found = model_of(scenario), transformer_of(scenario)
+    model = model_of(scenario)
+    found = transformer_of(scenario)
     if found is None:
         layers = model.n_blocks or len(model.layers)
         return ModelShape(layers, model.seq_len, model.hidden, model.heads, model.heads)
@@ -130,7 +131,7 @@ def shape_of(scenario: Scenario) -> ModelShape:
     )
 
 
-def transformer_of(scenario: Scenario) -> Shape | None:
+def transformer_of(scenario: Scenario) -> TransformerShape | None:
     """The shape that the model was built from; None for one that comes from no config.json."""
     spec = scenario.file.model
     name = located(scenario, "model.hf_config", spec.hf_config) if spec.hf_config else str(spec.name)
@@ -143,7 +144,7 @@ def cost_of(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, sp
     return slowest.device, slowest.cost
 
 
-class Kind(msgspec.Struct, frozen=True, eq=False):
+class DeviceKind(msgspec.Struct, frozen=True, eq=False):
     """GPUs of one kind: the ``device``, what a step ``cost``s on it, and the ``ranks`` that drive one, ascending."""
 
     device: Device
@@ -151,7 +152,7 @@ class Kind(msgspec.Struct, frozen=True, eq=False):
     ranks: Ints
 
 
-def kinds_of(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, speed: Speed) -> list[Kind]:
+def kinds_of(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, speed: Speed) -> list[DeviceKind]:
     """Every kind of device of the mesh, and what a step costs on it, the slowest first."""
     name_of = np.array([topology.node_types[n].device for n in topology.vertex_node[mesh.gpus].tolist()])
     kinds = []
@@ -160,7 +161,7 @@ def kinds_of(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, s
             card = _Card(name, topology.calibration, cores_of(topology, mesh), speed)
             gpu = card.device
         cost = _priced(scenario, topology, model, card)
-        kinds.append(Kind(gpu, cost, np.flatnonzero(name_of == name)))
+        kinds.append(DeviceKind(gpu, cost, np.flatnonzero(name_of == name)))
     return sorted(kinds, key=lambda kind: -float(kind.cost.forward.sum() + kind.cost.backward.sum()))
 
 
@@ -180,7 +181,9 @@ def _priced(scenario: Scenario, topology: Topology, model: Model, card: _Card) -
 
 def execution_of(scenario: Scenario) -> Execution:
     """How a scenario's step is computed."""
-    spec, run, config = scenario.file.model, scenario.file.run, scenario.config
+    spec = scenario.file.model
+    run = scenario.file.run
+    config = scenario.config
     return Execution(
         dtype=spec.dtype,
         param_dtype=config.param_dtype,
@@ -261,7 +264,9 @@ def _optimizer(scenario: Scenario) -> str | None:
 def memory_of(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, *, whole: bool = False) -> MemoryUse:
     """Bytes on each GPU, or of each process on CPU cores, which has no driver's context; ``whole``: what they would be
     if nothing were shared."""
-    spec, run, config = scenario.file.model, scenario.file.run, scenario.config
+    spec = scenario.file.model
+    run = scenario.file.run
+    config = scenario.config
     training = Training(
         micro_batch_size=config.micro_batch_size,
         dtype=spec.dtype,

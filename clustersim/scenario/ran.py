@@ -60,7 +60,8 @@ def value_text(value: float, unit: str) -> str:
 
 def ran(prepared: Prepared) -> Iterator[tuple[str, str]]:
     """(what, in words), for the head of a run's answer."""
-    p, file = prepared, prepared.scenario.file
+    p = prepared
+    file = prepared.scenario.file
     between = f"{p.mesh.nproc_per_node} {p.devices}"
     yield "machine", f"{p.topology.name}: {p.mesh.n_nodes:,} node(s) x {between} = {p.gpus:,} GPUs"
     tokens = f", {file.model.seq_len:,} tokens a sample" if file.model.seq_len else ""
@@ -81,7 +82,8 @@ def _strategy(p: Prepared) -> str:
 
 def _batch(p: Prepared) -> str:
     config = p.scenario.config
-    passes, replicas = config.gradient_accumulation_steps, p.mesh.size("dp")
+    passes = config.gradient_accumulation_steps
+    replicas = p.mesh.size("dp")
     each = f"{config.micro_batch_size:,} sample(s) a micro-batch"
     several = f", {passes:,} micro-batches a step" if passes > 1 else ""
     return f"{each}{several}, {config.micro_batch_size * passes * replicas:,} samples a step"
@@ -118,8 +120,10 @@ def trust(prepared: Prepared) -> Trust:
 
 def outcome_notes(result: Result) -> Iterator[str]:
     """What a result must say of its figures."""
-    file, config = result.scenario.file, result.scenario.config
-    strategy, together = result.scenario.strategy.name, result.scenario.strategy.together(config)
+    file = result.scenario.file
+    config = result.scenario.config
+    strategy = result.scenario.strategy.name
+    together = result.scenario.strategy.together(config)
     if not together:
         yield from _unsettled(result)
     yield from _timed_changes(result)
@@ -139,7 +143,8 @@ def outcome_notes(result: Result) -> Iterator[str]:
 def _timed_changes(result: Result) -> Iterator[str]:
     """For how much of the steps that figures are of a link was changed that is so for a time only."""
     window = steady_window(result.timeline)
-    length, n = window.end - window.begin, len(window.steps)
+    length = window.end - window.begin
+    n = len(window.steps)
     for one in result.scenario.file.cluster.changes:
         seen = _overlap(one, window.begin, window.end) if one.timed else length
         if not seen:
@@ -157,7 +162,8 @@ def _timed_changes(result: Result) -> Iterator[str]:
 
 def _overlap(change: Change, begin: float, end: float) -> float:
     """Seconds between two moments in which a link is changed."""
-    since, lasts = change.since or 0.0, np.inf if change.until is None else change.until - (change.since or 0.0)
+    since = change.since or 0.0
+    lasts = np.inf if change.until is None else change.until - (change.since or 0.0)
 
     def until(moment: float) -> float:
         periods, rest = divmod(max(moment - since, 0.0), change.every or np.inf)

@@ -28,7 +28,8 @@ EXCLUSIVE = (
     ("parallel.microbatches", "parallel.global_batch_size"),
 )
 """Of each pair only one may be there: setting one takes the other away."""
-TOPOLOGY, DEVICE = "cluster.topology", "cluster.device"
+TOPOLOGY = "cluster.topology"
+DEVICE = "cluster.device"
 
 
 def shipped_or_file(path: str | Path, noun: str) -> Path:

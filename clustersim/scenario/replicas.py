@@ -12,9 +12,9 @@ from clustersim.core.model import StepCost
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.scenario import Scenario
 from clustersim.training.builder import MakeReplicas
-from clustersim.training.builder.gradients import EXPERT, SHARD, ReplicaConfig, Replicated
-from clustersim.training.builder.shards import Sharded
-from clustersim.training.builder.stage_memory import Batch, StateBytes, stages
+from clustersim.training.builder.gradients import EXPERT, SHARD, ReplicaConfig, ReplicatedHooks
+from clustersim.training.builder.shards import ShardHooks
+from clustersim.training.builder.stage_memory import MicroBatchStash, StateBytes, stages
 from clustersim.training.builder.zero import zero_hooks, zero_states
 from clustersim.training.memory import STATES
 from clustersim.training.parallel import ParallelConfig
@@ -41,7 +41,8 @@ def check_replicas(scenario: Scenario, parallel: ParallelConfig) -> None:
         )
     zero = sharding_zero(scenario)
     if parallel.ep > 1 and zero:
-        block, why = zero.zero_optimization, ""
+        block = zero.zero_optimization
+        why = ""
         if block.stage == 3:
             why = "DeepSpeed refuses experts that are spread with ZeRO stage 3; use stage 0, 1 or 2, or ep = 1"
         elif not block.contiguous_gradients:
@@ -60,7 +61,9 @@ def sharding_zero(scenario: Scenario) -> ZeroConfig | None:
 
 def replicas(split: Split, cost: StepCost) -> MakeReplicas:
     """The hooks of the data-parallel dimension."""
-    scenario, schedule, config = split.scenario, split.schedule, split.scenario.config
+    scenario = split.scenario
+    schedule = split.schedule
+    config = split.scenario.config
     # Stages of an asynchronous schedule update at different times: their copies of a tied table drift apart.
     ends = {0, len(split.partition.stages) - 1} if schedule.synchronous else set()
 
@@ -68,14 +71,14 @@ def replicas(split: Split, cost: StepCost) -> MakeReplicas:
         return split.partition.tied if rank in ends else 0
 
     if isinstance(config, FSDPConfig):
-        return lambda here, stage, rank: Sharded(here, stage, cost, config, tied(rank))
+        return lambda here, stage, rank: ShardHooks(here, stage, cost, config, tied(rank))
     sharing = sharding_zero(scenario)
     if sharing is not None:
         return lambda here, stage, rank: zero_hooks(here, stage, cost, sharing)
     replicated = replica_config(scenario, split.parallel, schedule)
     if not schedule.synchronous:  # nobody waits for everybody
         replicated = replace(replicated, clip=False)
-    return lambda here, stage, rank: Replicated(here, stage, rank, replicated, tied(rank))
+    return lambda here, stage, rank: ReplicatedHooks(here, stage, rank, replicated, tied(rank))
 
 
 def replica_config(scenario: Scenario, parallel: ParallelConfig, schedule: Schedule) -> ReplicaConfig:
@@ -127,12 +130,16 @@ def _fp32_gradients(scenario: Scenario, parallel: ParallelConfig) -> bool:
 
 def stage_memory(split: Split) -> tuple[MemoryUse, ...]:
     """Bytes of one rank of each stage, for the scenario's ``micro_batch_size``."""
-    parallel, mesh, row, config = split.parallel, split.mesh, split.schedule, split.scenario.config
+    parallel = split.parallel
+    mesh = split.mesh
+    row = split.schedule
+    config = split.scenario.config
     count = len(split.orders)
     states = [state_bytes(split.scenario, parallel, mesh, stage, row) for stage in split.partition.stages]
     versions = [row.versions(rank, count) for rank in range(count)]
-    deferral, keeps = parallel.deferral(config.gradient_accumulation_steps), not parallel.deallocate_pipeline_outputs
-    batch = Batch(config.micro_batch_size, DTYPE_BYTES[activations(split.scenario)], deferral, keeps)
+    deferral = parallel.deferral(config.gradient_accumulation_steps)
+    keeps = not parallel.deallocate_pipeline_outputs
+    batch = MicroBatchStash(config.micro_batch_size, DTYPE_BYTES[activations(split.scenario)], deferral, keeps)
     uses = stages(split.partition, split.orders, states, batch, versions)
     uneven = mesh.size("ep") > 1 and parallel.routing.kind != "balanced" and not parallel.pad_to_capacity
     if count == 1:
@@ -152,7 +159,8 @@ def state_bytes(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, stage:
     config = scenario.config
     optimizer = None if scenario.file.run.optimizer == "none" else scenario.file.run.optimizer
     size = float(DTYPE_BYTES[config.param_dtype])
-    states, masters = 4.0 * STATES[optimizer], 4.0 if size < 4 else 0.0
+    states = 4.0 * STATES[optimizer]
+    masters = 4.0 if size < 4 else 0.0
     if isinstance(config, FSDPConfig):
         return _fsdp_states(config, mesh, stage, states)
     sharing = sharding_zero(scenario)
@@ -170,19 +178,24 @@ def state_bytes(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, stage:
     # Of gradients the step keeps its own, flattens them, and converts the copy to fp32 (deepspeed/runtime/zero/
     # stage_1_and_2.py, ``step``).
     return replace(
-        found, reduced=(gradient * dense, gradient * expert),
+        found,
+        reduced=(gradient * dense, gradient * expert),
         workspace=((gradient + 4.0) * dense, (gradient + 4.0) * expert),
-    )  # fmt: skip
+    )
 
 
 def _fsdp_states(config: FSDPConfig, mesh: Mesh, stage: Stage, states: float) -> StateBytes:
     """A pipeline gathers once a step, and adds gradients up unsharded until its last micro-batch's backward
     (torch/distributed/pipelining/stage.py, ``backward_maybe_with_nosync``). Experts are units beside their blocks."""
-    dense, expert = 1.0 / mesh.size("dp_shard", "cp"), 1.0 / mesh.size(*EXPERT)
-    size, whole = DTYPE_BYTES[config.orig_dtype], mesh.size("pp") > 1
+    dense = 1.0 / mesh.size("dp_shard", "cp")
+    expert = 1.0 / mesh.size(*EXPERT)
+    size = DTYPE_BYTES[config.orig_dtype]
+    whole = mesh.size("pp") > 1
     kept = size * dense, size * expert
-    blocks, total = [layer.parameters for layer in stage.layers if layer.kind == "block"], stage.parameters
-    experts, root = [layer.expert_parameters for layer in stage.layers], total - sum(blocks)
+    blocks = [layer.parameters for layer in stage.layers if layer.kind == "block"]
+    total = stage.parameters
+    experts = [layer.expert_parameters for layer in stage.layers]
+    root = total - sum(blocks)
     # What is gathered at once: everything, or the root, the current unit and the next.
     live, routed = (
         sum(each) if whole or config.keeps else min(sum(each), 2 * max(each, default=0)) for each in (blocks, experts)
@@ -191,6 +204,10 @@ def _fsdp_states(config: FSDPConfig, mesh: Mesh, stage: Stage, states: float) ->
     gathered = (gathered_bytes(config, 0) * root + block * live) / total if total else 0.0
     piled = (float(accumulated_bytes(config)),) * 2 if whole or config.no_sync else kept
     return StateBytes(
-        kept, piled, (0.0, 0.0), (states * dense, states * expert),
-        gathered=(gathered, block * routed / sum(experts) if any(experts) else 0.0), reduced=kept,
-    )  # fmt: skip
+        kept,
+        piled,
+        (0.0, 0.0),
+        (states * dense, states * expert),
+        gathered=(gathered, block * routed / sum(experts) if any(experts) else 0.0),
+        reduced=kept,
+    )

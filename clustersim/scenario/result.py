@@ -27,11 +27,11 @@ from clustersim.scenario.ran import figures, outcome_notes, ran, trust
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from clustersim.core.facts import Facts
+    from clustersim.core.facts import RunFacts
     from clustersim.explain.explain import Explanation
-    from clustersim.explain.where import Where
+    from clustersim.explain.where import StageSeconds
     from clustersim.scenario.running import Prepared
-    from clustersim.training.strategies.base import Figures
+    from clustersim.training.strategies.base import StrategyFigures
 
 
 BLAMED = 600_000
@@ -79,7 +79,8 @@ class Result:
         from clustersim.explain.metrics import summary
         from clustersim.explain.where import told_apart
 
-        p, file = self.prepared, self.scenario.file
+        p = self.prepared
+        file = self.scenario.file
         config = self.scenario.config
         runs_as = p.device.runs_as(file.model.dtype)
         figures = summary(
@@ -93,7 +94,7 @@ class Result:
         return told_apart(figures, self.where[0]) if self.where else figures
 
     @cached_property
-    def where(self) -> list[Where]:
+    def where(self) -> list[StageSeconds]:
         """Where a step of a split model went: :func:`clustersim.explain.where.where`; empty where every rank has a
         whole model."""
         from clustersim.explain.where import where
@@ -115,9 +116,10 @@ class Result:
         return volume(self.timeline, self.summary["steady_steps"])
 
     @cached_property
-    def of_strategy(self) -> Figures | None:
+    def of_strategy(self) -> StrategyFigures | None:
         """Figures that only this strategy has, such as the staleness of an asynchronous run; often none."""
-        p, row = self.prepared, self.scenario.strategy
+        p = self.prepared
+        row = self.scenario.strategy
         if row.report is None:
             return None
         return row.report(p.program, self.timeline, p.topology, p.mesh, self.scenario.config)
@@ -134,11 +136,12 @@ class Result:
     @cached_property
     def in_words(self) -> str:
         """:func:`clustersim.explain.verdict.verdict`; of a long run what it came to alone."""
-        from clustersim.core.facts import Facts
+        from clustersim.core.facts import RunFacts
         from clustersim.explain.stalls import causes
         from clustersim.explain.verdict import came_to, verdict
 
-        facts, timeline = Facts.of(self.to_dict()), self.timeline
+        facts = RunFacts.of(self.to_dict())
+        timeline = self.timeline
         if int(timeline.per_op()["ranks"].sum()) <= BLAMED:
             return verdict(facts, causes(timeline))
         told = came_to(facts, self.summary["step_time_s"])
@@ -146,10 +149,10 @@ class Result:
 
     def explain(self) -> Explanation:
         """Why it took as long: :func:`clustersim.explain.explain.explain`."""
-        from clustersim.core.facts import Facts
+        from clustersim.core.facts import RunFacts
         from clustersim.explain.explain import explain
 
-        return explain(self.timeline, Facts.of(self.to_dict()))
+        return explain(self.timeline, RunFacts.of(self.to_dict()))
 
     def plot(self, kind: str = "gantt", view: Any = None) -> Figure:
         """A picture: :func:`clustersim.app.plots.picture`, whose kinds are :data:`clustersim.app.plots.PICTURES`."""
@@ -216,23 +219,24 @@ class Result:
             "message": str(self.verdict),
         }
 
-    def facts(self) -> Facts:
+    def facts(self) -> RunFacts:
         """What a saved run carries beside its Timeline: figures, every input, memory over a step, and of a split model
         memory of every stage, and the mesh."""
-        from clustersim.core.facts import Facts, Moments
+        from clustersim.core.facts import MemoryMoments, RunFacts
         from clustersim.scenario.mesh_table import drawable
 
-        p, course = self.prepared, self.memory.course
+        p = self.prepared
+        course = self.memory.course
         split = p.split is not None
         stages = [
-            Moments(list(use.course.moments), plain({"context": use.context, **use.course.parts}))
+            MemoryMoments(list(use.course.moments), plain({"context": use.context, **use.course.parts}))
             for use in (p.split.memory if p.split is not None else ())
         ]
         return msgspec.structs.replace(
-            Facts.of(self.to_dict()),
+            RunFacts.of(self.to_dict()),
             title=self.scenario.title,
             inputs=self.scenario.inputs(),
-            memory_course=Moments(list(course.moments), plain(course.parts)),
+            memory_course=MemoryMoments(list(course.moments), plain(course.parts)),
             stage_memory=stages,
             mesh=drawable(p.topology, p.mesh) if split else None,
         )

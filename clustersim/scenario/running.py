@@ -15,14 +15,14 @@ from clustersim.core.topology import GPU
 from clustersim.core.units import format_bytes, format_time
 from clustersim.scenario import Scenario
 from clustersim.scenario.altered import draw, joined, mean_peak, pinned, slowed, varied
-from clustersim.scenario.held import Held, held
-from clustersim.scenario.parts import Kind, backend_of, kinds_of, play, varying_of
+from clustersim.scenario.held import ScenarioParts, held
+from clustersim.scenario.parts import DeviceKind, backend_of, kinds_of, play, varying_of
 from clustersim.scenario.ran import ran
 from clustersim.scenario.result import Result
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Prepared(Held):
+class Prepared(ScenarioParts):
     """Everything a run needs, before it runs.
 
     Parameters
@@ -84,7 +84,8 @@ class Prepared(Held):
 
     def _parts(self) -> Iterator[str]:
         """What a rank computes and holds; of a split model a line for each stage."""
-        cost, room = self.cost, format_bytes(self.device.memory_bytes)
+        cost = self.cost
+        room = format_bytes(self.device.memory_bytes)
         if self.split is None:
             yield (
                 f"cost      forward {format_time(float(cost.forward.sum()))}, backward "
@@ -110,9 +111,14 @@ def _affordable(scenario: Scenario, layers: int) -> None:
 def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     """See :meth:`clustersim.scenario.Scenario.prepare`; ``speed``: on GPUs that are so much faster."""
     found = held(scenario, speed)
-    scenario, topology, mesh, model, split = found.scenario, found.topology, found.mesh, found.model, found.split
+    scenario = found.scenario
+    topology = found.topology
+    mesh = found.mesh
+    model = found.model
+    split = found.split
     kinds = kinds_of(scenario, topology, mesh, model, speed)
-    gpu, cost = kinds[0].device, kinds[0].cost
+    gpu = kinds[0].device
+    cost = kinds[0].cost
     file = scenario.file
     peak = mean_peak(kinds, file.model.dtype)
     _affordable(scenario, len(model.layers) if split is None else 1)
@@ -128,9 +134,11 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     return Prepared(**vars(found), device=gpu, cost=cost, program=program, notes=tuple(said), peak_flops=peak)
 
 
-def _program(found: Held, kind: Kind) -> Program:
+def _program(found: ScenarioParts, kind: DeviceKind) -> Program:
     """What should happen, if every rank had this kind of GPU."""
-    scenario, file, cost = found.scenario, found.scenario.file, kind.cost
+    scenario = found.scenario
+    file = found.scenario.file
+    cost = kind.cost
     if found.split is not None:
         from clustersim.scenario.split_step import program_of  # a whole model needs no builder
 
@@ -139,7 +147,8 @@ def _program(found: Held, kind: Kind) -> Program:
             program.check()
         return program
     with scenario.at("$.strategy"):
-        build, steps = scenario.strategy.build, scenario.steps
+        build = scenario.strategy.build
+        steps = scenario.steps
         program = build(found.model, cost, found.mesh, scenario.config, steps, file.run.seed)
         program.check()
     return program
@@ -147,7 +156,8 @@ def _program(found: Held, kind: Kind) -> Program:
 
 def _periods(scenario: Scenario) -> Iterator[str]:
     """That more steps are played than asked for."""
-    asked, played = scenario.file.run.steps, scenario.steps
+    asked = scenario.file.run.steps
+    played = scenario.steps
     if played > asked:
         period = scenario.strategy.period_of(scenario.config)
         yield (
@@ -156,7 +166,7 @@ def _periods(scenario: Scenario) -> Iterator[str]:
         )
 
 
-def _mixture(kinds: Sequence[Kind]) -> Iterator[str]:
+def _mixture(kinds: Sequence[DeviceKind]) -> Iterator[str]:
     """What is to be known of several kinds of GPU in one run."""
     if len(kinds) > 1:
         told = ", ".join(f"{len(kind.ranks)} x {kind.device.name}" for kind in kinds)

@@ -44,7 +44,8 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             return
         if self.factor is None or self.factor > 1:
             raise ValueError("from, until and every need a factor of at most 1: 0.1, or 0.001 for a link that is down")
-        begin, end = self.since or 0.0, self.until
+        begin = self.since or 0.0
+        end = self.until
         if end is not None and end <= begin:
             raise ValueError("until must be later than from")
         if self.every is not None and (end is None or self.every <= end - begin):

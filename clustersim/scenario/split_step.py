@@ -32,20 +32,26 @@ from clustersim.scenario.replicas import (
     summed_bytes,
 )
 from clustersim.scenario.splitting import MEGATRON, cause_of
-from clustersim.training.builder import Recipe, build
+from clustersim.training.builder import StepRecipe, build
 from clustersim.training.parallel import ParallelConfig, Recompute, preset, recompute
 from clustersim.training.partition import partition
 from clustersim.training.partition.base import Partition, Work
 from clustersim.training.partition.routing import read_histogram
-from clustersim.training.schedules import Costs, Order, Orders, Schedule, beside, from_csv, schedule
+from clustersim.training.schedules import Order, Orders, PassCosts, Schedule, beside, from_csv, schedule
 from clustersim.training.strategies.ddp import DDPConfig
 from clustersim.training.strategies.fsdp_config import FSDPConfig
 
 PARTIAL = "num_microbatches_with_partial_activation_checkpoints"
 OF_REPLICAS = (
-    "use_distributed_optimizer", "num_distributed_optimizer_instances", "overlap_grad_reduce", "overlap_param_gather",
-    "align_grad_reduce", "ddp_bucket_size", "ddp_num_buckets", "optimizer_post_validation",
-)  # fmt: skip
+    "use_distributed_optimizer",
+    "num_distributed_optimizer_instances",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "align_grad_reduce",
+    "ddp_bucket_size",
+    "ddp_num_buckets",
+    "optimizer_post_validation",
+)
 """Fields of Megatron's data parallelism, which ``ddp`` and ZeRO stages 0 and 1 are."""
 
 
@@ -153,7 +159,8 @@ def _histograms(scenario: Scenario, file: str | None) -> tuple[tuple[float, ...]
 
 def orders_of(scenario: Scenario, parallel: ParallelConfig, parts: Partition, row: Schedule, gpu: Device) -> Orders:
     """What each pipeline rank runs, for as many micro-batches as the scenario has."""
-    config, chunks = scenario.config, len(parts.stages[0].chunks)
+    config = scenario.config
+    chunks = len(parts.stages[0].chunks)
     options = _options(row, parallel)
     if any(option.name == "costs" for option in row.options):
         options["costs"] = _chunk_costs(parts, local_cost(scenario, gpu))
@@ -170,11 +177,13 @@ def _schedule(scenario: Scenario, parallel: ParallelConfig, model: Model) -> Sch
     return schedule(parallel.schedule_name(model.n_blocks or len(model.layers)))
 
 
-def recipe_of(split: Split, cost: StepCost) -> Recipe:
+def recipe_of(split: Split, cost: StepCost) -> StepRecipe:
     """What the step builder makes a Program of a split model from."""
-    scenario, parallel, row = split.scenario, split.parallel, split.schedule
+    scenario = split.scenario
+    parallel = split.parallel
+    row = split.schedule
     count = scenario.config.gradient_accumulation_steps
-    return Recipe(
+    return StepRecipe(
         split.partition,
         split.orders,
         row.placement,
@@ -190,7 +199,8 @@ def recipe_of(split: Split, cost: StepCost) -> Recipe:
 
 def program_of(split: Split, gpu: Device, cost: StepCost) -> Program:
     """The Program of a split model."""
-    scenario, recipe = split.scenario, recipe_of(split, cost)
+    scenario = split.scenario
+    recipe = recipe_of(split, cost)
     seed = scenario.file.run.seed
     program = build(recipe, local_cost(scenario, gpu), cost, split.mesh, scenario.steps, seed)
     return replace(program, notes=(*_told(split), *program.notes))
@@ -203,7 +213,7 @@ def _options(row: Schedule, parallel: ParallelConfig) -> Table:
     return {option.name: fields[option.name] for option in row.options if fields.get(option.name) is not None}
 
 
-def _chunk_costs(parts: Partition, local: LocalCost) -> Costs:
+def _chunk_costs(parts: Partition, local: LocalCost) -> PassCosts:
     """Seconds of F, I and W of the middle chunk, which has neither embedding nor head."""
     chunks = sorted((chunk for stage in parts.stages for chunk in stage.chunks), key=lambda chunk: chunk.stage)
     spent = {"F": 0.0, "R": 0.0, "I": 0.0, "W": 0.0}
@@ -211,7 +221,7 @@ def _chunk_costs(parts: Partition, local: LocalCost) -> Costs:
         for item in (*layer.forward, *layer.backward):
             if isinstance(item, Work):
                 spent[item.part] += local.work(((item.kernels, item.part),), dense=layer.kind == "block").seconds
-    return Costs(spent["F"], spent["I"] + spent["R"], spent["W"])
+    return PassCosts(spent["F"], spent["I"] + spent["R"], spent["W"])
 
 
 def _messages(parallel: ParallelConfig, row: Schedule) -> str:
@@ -239,7 +249,10 @@ def local_cost(scenario: Scenario, gpu: Device) -> LocalCost:
 
 def _told(split: Split) -> Iterator[str]:
     """The degrees and the schedule; then what is said and changes nothing."""
-    scenario, parallel, mesh, row = split.scenario, split.parallel, split.mesh, split.schedule
+    scenario = split.scenario
+    parallel = split.parallel
+    mesh = split.mesh
+    row = split.schedule
     degrees = " x ".join(f"{name} {mesh.size(name)}" for name in ("tp", "cp", "pp", "dp") if mesh.size(name) > 1)
     experts = f", experts ep {mesh.size('ep')} x etp {mesh.size('etp')}" if mesh.size("ep") > 1 else ""
     pipeline = f"; {row.name}, {len(split.partition.stages[0].chunks)} chunk(s) a rank" * (parallel.pp > 1)
@@ -258,7 +271,8 @@ def _told(split: Split) -> Iterator[str]:
 
 def _framework(split: Split, config: DDPConfig) -> str:
     """Whose DDP a whole model is played with, and in what that is not PyTorch's."""
-    scenario, parallel = split.scenario, split.parallel
+    scenario = split.scenario
+    parallel = split.parallel
     made = replica_config(scenario, parallel, split.schedule)
     buckets = "buckets beside backward" if parallel.overlap_grad_reduce else "one bucket behind backward"
     masters = ", fp32 main parameters" if made.copies else ""
@@ -269,7 +283,8 @@ def _framework(split: Split, config: DDPConfig) -> str:
 
 def _needs(row: Schedule, parallel: ParallelConfig, *, whole: bool) -> Iterator[tuple[str, str]]:
     """Fields that have nothing to work on, and what they need; ``whole``: replicas are FSDP's, or ZeRO 2's and 3's."""
-    interleaved, beside = row.name == "interleaved_1f1b", parallel.overlap_grad_reduce
+    interleaved = row.name == "interleaved_1f1b"
+    beside = parallel.overlap_grad_reduce
     group = "microbatch_group_size_per_vp_stage"
     if all(option.name != group for option in row.options):
         yield group, f"schedule {row.name!r} has no groups"

@@ -21,7 +21,8 @@ DEGREES = {"dp_shard": "data_parallel_shard_degree", "dp_replicate": "data_paral
 """The data-parallel degrees, as a mesh has them and as FSDP's own knobs say them."""
 PLAYED = ("recompute_granularity", "use_distributed_optimizer", "overlap_grad_reduce", "schedule", "schedule_csv")
 """Settings that change a step even where every degree is 1; a schedule only where it is not :func:`accumulates`."""
-PYTORCH, MEGATRON = "pytorch", "megatron"
+PYTORCH = "pytorch"
+MEGATRON = "megatron"
 """Frameworks whose DDP is played, as ``strategy.framework`` names them."""
 BESIDE = ("ddp", "zero", "fsdp")
 """Strategies whose data-parallel ranks may hold a part of a model."""
@@ -65,7 +66,8 @@ def filled(table: Table) -> Table:
 
     Raises :class:`ScenarioError` where ``[parallel]`` and ``[strategy]`` have different data-parallel degrees.
     """
-    parallel, strategy = table.get("parallel"), table.get("strategy")
+    parallel = table.get("parallel")
+    strategy = table.get("strategy")
     if parallel is None and isinstance(strategy, dict) and strategy.get("framework") == MEGATRON:
         parallel = {}  # whose fields its data parallelism goes by
     if not isinstance(parallel, dict) or not isinstance(strategy, dict):
@@ -73,7 +75,8 @@ def filled(table: Table) -> Table:
     parallel = {**preset(str(parallel.get("framework", "megatron")), parallel), **parallel}
     if strategy.get("kind") == "fsdp":
         for here, there in DEGREES.items():
-            one, other = parallel.get(here), strategy.get(there)
+            one = parallel.get(here)
+            other = strategy.get(there)
             if one is not None and other is not None and one != other:
                 raise ScenarioError(
                     f"parallel.{here} = {one!r} and strategy.{there} = {other!r} contradict each other; say one "
@@ -115,7 +118,8 @@ def split(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, shape: Model
 
 def _check_strategy(scenario: Scenario, parallel: ParallelConfig) -> None:
     """Whether the data-parallel ranks can do what they do beside a split model."""
-    kind, framework = scenario.strategy.name, getattr(scenario.config, "framework", None)
+    kind = scenario.strategy.name
+    framework = getattr(scenario.config, "framework", None)
     if framework == PYTORCH and splits(scenario):
         cause = "[parallel] splits it" if parallel.splits else f"{cause_of(scenario)} is not PyTorch's"
         raise ScenarioError(
@@ -143,7 +147,8 @@ def _check_strategy(scenario: Scenario, parallel: ParallelConfig) -> None:
 
 def with_micro_batches(scenario: Scenario, mesh: Mesh) -> Scenario:
     """The scenario with as many ``gradient_accumulation_steps`` as ``[parallel]`` has micro-batches."""
-    parallel, config = scenario.file.parallel, scenario.config
+    parallel = scenario.file.parallel
+    config = scenario.config
     if parallel is None:
         return scenario
     with scenario.at("$.parallel"):

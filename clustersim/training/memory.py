@@ -11,7 +11,7 @@ from clustersim.core.arrays import Floats
 from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.holding import Holding, always, everything
 from clustersim.core.holding import moments as moments_of
-from clustersim.core.memory_use import Course, MemoryUse
+from clustersim.core.memory_use import MemoryCourse, MemoryUse
 from clustersim.core.model import Layer, Model
 from clustersim.core.program import DTYPE_BYTES
 
@@ -69,7 +69,8 @@ def memory(model: Model, run: Training) -> MemoryUse:
     >>> memory(tiny, run).allocated
     8160.0
     """
-    half, policy = run.dtype in {"fp16", "bf16", "fp8"}, run.activation_checkpointing
+    half = run.dtype in {"fp16", "bf16", "fp8"}
+    policy = run.activation_checkpointing
     autocast = half and run.param_dtype == "fp32"
     elements = np.array([float(layer.parameters) for layer in model.layers])
     holding = run.holding or everything(elements, DTYPE_BYTES[run.param_dtype], masters=run.master_weights)
@@ -83,7 +84,7 @@ def memory(model: Model, run: Training) -> MemoryUse:
     moments = np.arange(2 * n + 1)
     # foreach Adam holds one list of denominators of the parameters' size.
     foreach = run.optimizer_impl == "foreach" and STATES[run.optimizer] == 2
-    course = Course(
+    course = MemoryCourse(
         moments_of([layer.name for layer in model.layers]),
         {
             "parameters": always(holding.parameters, n),
@@ -115,8 +116,11 @@ def _activations(model: Model, batch: int, checkpointing: str, *, half: bool, au
     holds logits, an fp32 copy and its log-softmax (10 bytes a logit in 16 bits), or logits, log-softmax and gradient in
     fp32 (12).
     """
-    element, n = 2.0 if half else 4.0, len(model.layers)
-    kept, head, again = np.zeros(n), np.zeros(n), np.zeros(n)
+    element = 2.0 if half else 4.0
+    n = len(model.layers)
+    kept = np.zeros(n)
+    head = np.zeros(n)
+    again = np.zeros(n)
     for i, layer in enumerate(model.layers):
         # Two norms of a block keep their fp32 input under autocast.
         whole = element * layer.activation_bytes + (4.0 * layer.boundary_bytes if autocast else 0.0)

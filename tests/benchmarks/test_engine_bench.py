@@ -66,7 +66,8 @@ def test_groups_that_jitter_apart_cost_five_events_each_at_most(benchmark):
 @pytest.mark.parametrize("n_flows", [64, 2000])
 def test_max_min_of_random_flows(benchmark, n_flows):
     rng = np.random.default_rng(0)
-    ptr, n_links = np.arange(n_flows + 1) * 6, 3 * n_flows // 4
+    ptr = np.arange(n_flows + 1) * 6
+    n_links = 3 * n_flows // 4
     links = np.concatenate([rng.choice(n_links, 6, replace=False) for _ in range(n_flows)])
     arguments = ptr, links, np.ones(len(links)), rng.uniform(1, 10, n_links), np.full(n_flows, np.inf)
     rates = benchmark(lambda: max_min(*arguments))

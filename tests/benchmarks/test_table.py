@@ -47,7 +47,8 @@ def test_a_ring_is_one_flow_and_no_event_whatever_its_ranks(benchmark, nodes):
 
 @pytest.mark.parametrize("nodes", [1, 4, 16])
 def test_every_chunk_of_a_ring_is_a_transfer_and_none_an_event(benchmark, nodes):
-    topology, n = fabrics.load("hgx-h100", nodes=nodes), 8 * nodes
+    topology = fabrics.load("hgx-h100", nodes=nodes)
+    n = 8 * nodes
     timeline = counted(benchmark, benchmark(lambda: ring(topology, "chunk", 1)))
     assert timeline.stats["transfers"] == 2 * (n - 1) * n
     assert timeline.stats["events"] == 2

@@ -26,14 +26,15 @@ import simpy
 
 import clustersim
 
-GIB, MIB = 2.0**30, 2.0**20
+GIB = 2.0**30
+MIB = 2.0**20
 
 PATIENCE = 300.0
 """Seconds after which a row is given up, as the peers were."""
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchCase:
     """One line of the table.
 
     Parameters
@@ -63,10 +64,10 @@ _SCENARIO = "fsdp_llama3_405b_2048x8_h100"
 _SPLIT = "tp8_pp16_llama3_405b_2048x8_h100"
 
 
-def _ring(nodes: int, target: float, peer: str, *, chunk: bool = False, memory: float = 400 * MIB) -> Row:
+def _ring(nodes: int, target: float, peer: str, *, chunk: bool = False, memory: float = 400 * MIB) -> BenchCase:
     ranks = nodes * 8
     more = _ONE if chunk else ()
-    return Row(
+    return BenchCase(
         f"ring-{'chunk-' if chunk else ''}{ranks}",
         f"1 GiB ring all-reduce, {'every chunk' if chunk else 'flow'}, {ranks:,} ranks",
         target,
@@ -82,9 +83,9 @@ def _run(scenario: str, *changes: str) -> tuple[str, ...]:
     return ("run", scenario, *words, "--json")
 
 
-def _split(name: str, what: str, target: float, memory: float, *changes: str) -> Row:
+def _split(name: str, what: str, target: float, memory: float, *changes: str) -> BenchCase:
     work = f"405B as TP 8 x PP 16 x DP 128, 16,384 GPUs, full Timeline and summary, {what}"
-    return Row(f"split-16384{name}", work, target, _run(_SPLIT, *changes), memory=memory, peer="none")
+    return BenchCase(f"split-16384{name}", work, target, _run(_SPLIT, *changes), memory=memory, peer="none")
 
 
 ROWS = (
@@ -94,31 +95,83 @@ ROWS = (
     _ring(8, 0.5, "ASTRA-sim flat 0.04 s", chunk=True),
     _ring(128, 1.2, "ASTRA-sim flat 3.6 units, 354 MiB; SimGrid 9.5 to 15, 62 MiB", chunk=True, memory=120 * MIB),
     _ring(512, 15.0, "ASTRA-sim flat 177 units, 5.4 GiB", chunk=True, memory=GIB),
-    Row("hierarchical-chunk-1024", "1 GiB hierarchical all-reduce, every chunk, 1,024 ranks", 1.2,
-        ("collective", *_RING[:-1], "hierarchical", "--nodes", "128", *_ONE, "--json"), memory=150 * MIB,
-        peer="ASTRA-sim 2-D 0.85 units, 82 MiB", differs=_CHUNK),
-    Row("ddp-1024", "Llama-3-8B DDP, three steps, 1,024 GPUs, contention on", 1.5, _run("ddp_llama3_8b_128x8_h100"),
+    BenchCase(
+        "hierarchical-chunk-1024",
+        "1 GiB hierarchical all-reduce, every chunk, 1,024 ranks",
+        1.2,
+        ("collective", *_RING[:-1], "hierarchical", "--nodes", "128", *_ONE, "--json"),
+        memory=150 * MIB,
+        peer="ASTRA-sim 2-D 0.85 units, 82 MiB",
+        differs=_CHUNK,
+    ),
+    BenchCase(
+        "ddp-1024",
+        "Llama-3-8B DDP, three steps, 1,024 GPUs, contention on",
+        1.5,
+        _run("ddp_llama3_8b_128x8_h100"),
         peer="ASTRA-sim 41 s; Simulon killed at 120 s (512 GPUs)",
-        differs="they take compute times from a trace; here they are computed from the layers"),
-    Row("fsdp-16384", "Llama-3-405B FSDP2, two steps, 16,384 GPUs, each at its own pace, Timeline kept", 2.0,
-        _run(_SCENARIO, "run.jitter=0.02"), memory=500 * MIB, peer="none finishes"),
-    Row("hsdp-16384", "the same as HSDP, shards of 256 x 64 replicas, one step", 10.0,
-        _run("hsdp_llama3_405b_2048x8_h100"), memory=GIB, peer="none"),
+        differs="they take compute times from a trace; here they are computed from the layers",
+    ),
+    BenchCase(
+        "fsdp-16384",
+        "Llama-3-405B FSDP2, two steps, 16,384 GPUs, each at its own pace, Timeline kept",
+        2.0,
+        _run(_SCENARIO, "run.jitter=0.02"),
+        memory=500 * MIB,
+        peer="none finishes",
+    ),
+    BenchCase(
+        "hsdp-16384",
+        "the same as HSDP, shards of 256 x 64 replicas, one step",
+        10.0,
+        _run("hsdp_llama3_405b_2048x8_h100"),
+        memory=GIB,
+        peer="none",
+    ),
     _split("", "each at its own pace", 15.0, 1.5 * GIB, "run.jitter=0.02"),
-    _split("-64", "64 micro-batches, each at its own pace", 30.0, 2 * GIB, "run.jitter=0.02",
-           "parallel.global_batch_size=8192"),
+    _split(
+        "-64",
+        "64 micro-batches, each at its own pace",
+        30.0,
+        2 * GIB,
+        "run.jitter=0.02",
+        "parallel.global_batch_size=8192",
+    ),
     _split("-steady", "all at one pace", 4.0, GIB, "run.jitter=0.0"),
-    Row("ddp-100000", "Llama-3-8B DDP, one step, 100,000 GPUs", 12.0,
-        _run("ddp_llama3_8b_128x8_h100", "cluster.nodes=12500", "run.steps=1"), memory=2 * GIB, peer="none"),
-    Row("start-64", "start-up: one collective on 64 ranks", 0.2, ("collective", *_RING, "--nodes", "8", "--json"),
-        peer="-"),
-    Row("ps-async-256", "parameter server, asynchronous, 256 workers, 100 steps", 9.0, _run("ps_async_32x8_v100"),
-        memory=600 * MIB, peer="none has parameter servers"),
-    Row("thousand-64", "1,000 scenarios of 64 GPUs, two DDP steps, through the Python API, each", 0.012, job="thousand",
-        per=1000, peer="Calculon 0.012 s each",
-        differs="Calculon adds up closed forms: no network, no overlap but a factor, no timeline"),
-    Row("graph-2048", "the graph of 2,048 nodes, with routes", 1.0, job="graph", memory=300 * MIB, peer="-"),
-)  # fmt: skip
+    BenchCase(
+        "ddp-100000",
+        "Llama-3-8B DDP, one step, 100,000 GPUs",
+        12.0,
+        _run("ddp_llama3_8b_128x8_h100", "cluster.nodes=12500", "run.steps=1"),
+        memory=2 * GIB,
+        peer="none",
+    ),
+    BenchCase(
+        "start-64",
+        "start-up: one collective on 64 ranks",
+        0.2,
+        ("collective", *_RING, "--nodes", "8", "--json"),
+        peer="-",
+    ),
+    BenchCase(
+        "ps-async-256",
+        "parameter server, asynchronous, 256 workers, 100 steps",
+        9.0,
+        _run("ps_async_32x8_v100"),
+        memory=600 * MIB,
+        peer="none has parameter servers",
+    ),
+    BenchCase(
+        "thousand-64",
+        "1,000 scenarios of 64 GPUs, two DDP steps, through the Python API, each",
+        0.012,
+        job="thousand",
+        per=1000,
+        peer="Calculon 0.012 s each",
+        differs="Calculon adds up closed forms: no network, no overlap but a factor, no timeline",
+    ),
+    BenchCase("graph-2048", "the graph of 2,048 nodes, with routes", 1.0, job="graph", memory=300 * MIB, peer="-"),
+)
 """The table. A row that this installation cannot play says why instead of a figure."""
 
 
@@ -142,7 +195,8 @@ def graph() -> None:
     from clustersim.cluster.routes import router
 
     topology = fabrics.load("hgx-h100", nodes=2048)
-    routes, gpus = router(topology), topology.gpus.tolist()
+    routes = router(topology)
+    gpus = topology.gpus.tolist()
     for gpu in gpus[8::8]:
         routes.route(gpus[0], gpu, 0, -1)
 
@@ -151,7 +205,7 @@ JOBS: dict[str, Callable[[], None]] = {"thousand": thousand, "graph": graph}
 """Rows that no command plays."""
 
 
-def command(row: Row) -> list[str]:
+def command(row: BenchCase) -> list[str]:
     """The process a row is, as an argument list."""
     if row.job:
         return [sys.executable, "-c", f"from tests.evidence import bench; bench.JOBS[{row.job!r}]()"]
@@ -159,7 +213,7 @@ def command(row: Row) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Cost:
+class ProcessCost:
     """What a process took: CPU seconds, user and system; peak memory [bytes]; and its last word where it failed."""
 
     seconds: float
@@ -178,7 +232,7 @@ print(used.ru_utime + used.ru_stime, used.ru_maxrss, done.returncode, *said)
 interpreter has less than any run."""
 
 
-def measure(arguments: Sequence[str]) -> Cost:
+def measure(arguments: Sequence[str]) -> ProcessCost:
     """Run a process to its end. Raises :class:`OSError` where it cannot be started."""
     wrapped = [sys.executable, "-S", "-c", _PARENT, str(PATIENCE), *arguments]
     # A session of its own: a run that is given up takes whatever it started with it.
@@ -191,13 +245,13 @@ def measure(arguments: Sequence[str]) -> Cost:
         os.killpg(parent.pid, signal.SIGKILL)
         raise
     if "TimeoutExpired" in said:
-        return Cost(0.0, 0.0, f"killed after {PATIENCE:g} s")
+        return ProcessCost(0.0, 0.0, f"killed after {PATIENCE:g} s")
     if parent.returncode:
-        return Cost(0.0, 0.0, (said.strip().splitlines() or ["it could not be started"])[-1])
+        return ProcessCost(0.0, 0.0, (said.strip().splitlines() or ["it could not be started"])[-1])
     seconds, peak, code, *words = told.split(maxsplit=3)
     unit = 1 if sys.platform == "darwin" else 1024
     error = (words[0].strip() if words else f"exit code {code}") if int(code) else ""
-    return Cost(float(seconds), float(peak) * unit, error)
+    return ProcessCost(float(seconds), float(peak) * unit, error)
 
 
 def unit() -> float:
@@ -214,7 +268,7 @@ def unit() -> float:
     return time.process_time() - begin
 
 
-class Played(msgspec.Struct, frozen=True):
+class BenchResult(msgspec.Struct, frozen=True):
     """A row with its figures: seconds [CPU s] also in units of ``unit`` s, memory [bytes]; None where it cannot be
     played, for the ``error``."""
 
@@ -231,11 +285,12 @@ class Played(msgspec.Struct, frozen=True):
     error: str
 
 
-def play(row: Row, repeats: int = 5) -> Played:
+def play(row: BenchCase, repeats: int = 5) -> BenchResult:
     """A row with its figures: medians of ``repeats`` runs."""
     # As installing does: where Python may not write bytecode, every process would compile what it imports.
     compileall.compile_dir(Path(clustersim.__file__).parent, quiet=2)
-    costs, units = [], []
+    costs = []
+    units = []
     for _ in range(repeats):
         units.append(unit())
         costs.append(measure(command(row)))
@@ -243,9 +298,10 @@ def play(row: Row, repeats: int = 5) -> Played:
             break
     error = costs[-1].error
     seconds = statistics.median(cost.seconds for cost in costs) / row.per
-    memory, one = statistics.median(cost.memory for cost in costs), statistics.median(units)
+    memory = statistics.median(cost.memory for cost in costs)
+    one = statistics.median(units)
     took = (None, None, None) if error else (seconds, seconds / one, memory)
-    return Played(
+    return BenchResult(
         row.name, row.what, took[0], one, took[1], row.target, took[2], row.memory, row.peer, row.differs, error
     )
 
@@ -253,7 +309,7 @@ def play(row: Row, repeats: int = 5) -> Played:
 FIT_NODES = (1, 4, 16, 64, 256, 1024, 2048)
 
 
-class Fit(msgspec.Struct, frozen=True):
+class CostFit(msgspec.Struct, frozen=True):
     """How the cost of a run grows with ranks x ops.
 
     Parameters
@@ -272,11 +328,13 @@ class Fit(msgspec.Struct, frozen=True):
     exponent: float
 
 
-def fit(nodes: Sequence[int] = FIT_NODES) -> Fit:
+def fit(nodes: Sequence[int] = FIT_NODES) -> CostFit:
     """How the cost of a run grows with ranks x ops: FSDP2 of Llama-3-8B, every GPU at its own pace."""
     from clustersim import scenario
 
-    ranks, ops, took = [], [], []
+    ranks = []
+    ops = []
+    took = []
     changes = {"model.name": "llama3-8b", "run.jitter": 0.02, "run.steps": 1}
     for n in nodes:
         prepared = scenario.load(_SCENARIO, {**changes, "cluster.nodes": n}).prepare()
@@ -286,10 +344,11 @@ def fit(nodes: Sequence[int] = FIT_NODES) -> Fit:
         took.append(time.process_time() - begin)
         ranks.append(prepared.program.world_size)
         ops.append(sum(len(role.ops) for role in prepared.program.roles))
-    size, seconds = np.array(ranks) * np.array(ops), np.array(took)
+    size = np.array(ranks) * np.array(ops)
+    seconds = np.array(took)
     slope, fixed = np.polyfit(size, seconds, 1)
     left = seconds - (fixed + slope * size)
     exponent = np.log(seconds[-1] / seconds[-2]) / np.log(size[-1] / size[-2])
     spread = float(((seconds - seconds.mean()) ** 2).sum())
     r2 = 1.0 - float((left**2).sum()) / spread if spread else 1.0
-    return Fit(ranks, ops, took, float(fixed), float(slope), r2, float(exponent))
+    return CostFit(ranks, ops, took, float(fixed), float(slope), r2, float(exponent))

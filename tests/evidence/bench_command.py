@@ -13,7 +13,7 @@ from clustersim.core.units import format_bytes
 
 if TYPE_CHECKING:
     from clustersim.app.cli.fitting import Terminal
-    from tests.evidence.bench import Fit, Played
+    from tests.evidence.bench import BenchResult, CostFit
 
 
 @click.command(short_help="Measure clustersim's own cost on this machine.")
@@ -47,7 +47,7 @@ def bench(repeats: int, only: tuple[str, ...], fitted: bool, as_json: bool) -> N
         _print(stdout(), played, line, repeats)
 
 
-def _print(console: Terminal, rows: list[Played], line: Fit | None, repeats: int) -> None:
+def _print(console: Terminal, rows: list[BenchResult], line: CostFit | None, repeats: int) -> None:
     from rich.markup import escape
     from rich.table import Table
 

@@ -23,9 +23,11 @@ from clustersim.studies.campaign.many import play
 
 FILE = "campaign_cases.toml"
 LAWS: dict[str, Callable[..., float]] = {
-    "mtbf": pools.mtbf, "spares_for": pools.spares_for, "spares_refilled_daily": pools.spares_refilled_daily,
+    "mtbf": pools.mtbf,
+    "spares_for": pools.spares_for,
+    "spares_refilled_daily": pools.spares_refilled_daily,
     "standby_gain": lambda instead, **days: pools.Standby(**days).gain(instead),
-}  # fmt: skip
+}
 REPLICAS = 400
 COLUMNS = ("row_id", "value", "unit", "status")
 Figure = tuple[float, str, str]
@@ -62,7 +64,7 @@ class LawCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     published: float | None = None
 
 
-class Unanswered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class UnansweredFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A figure whose inputs nobody has published: nothing is predicted, and ``because`` says what is missing."""
 
     name: str
@@ -70,16 +72,16 @@ class Unanswered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     because: str
 
 
-class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PublishedCases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of them."""
 
     goodput: tuple[GoodputCase, ...]
     law: tuple[LawCase, ...]
-    unanswered: tuple[Unanswered, ...]
+    unanswered: tuple[UnansweredFigure, ...]
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedFigure:
     """One published figure and what was predicted.
 
     Parameters
@@ -102,19 +104,20 @@ class Checked:
     bound: str = ""
 
 
-def cases() -> Cases:
+def cases() -> PublishedCases:
     """Every shipped case."""
-    return convert(read_toml(Path(__file__).parent / "data" / FILE), Cases, FILE, dec_hook=quantity)
+    return convert(read_toml(Path(__file__).parent / "data" / FILE), PublishedCases, FILE, dec_hook=quantity)
 
 
-def validate(table: Path) -> list[Checked]:
+def validate(table: Path) -> list[CheckedFigure]:
     """Every case against its row. Raises :class:`ClusterSimError` for a table that is none, or without a row."""
-    rows, found = {row["row_id"]: row for row in read_table(table, COLUMNS)}, cases()
-    every: tuple[GoodputCase | LawCase | Unanswered, ...] = (*found.goodput, *found.law, *found.unanswered)
+    rows = {row["row_id"]: row for row in read_table(table, COLUMNS)}
+    found = cases()
+    every: tuple[GoodputCase | LawCase | UnansweredFigure, ...] = (*found.goodput, *found.law, *found.unanswered)
     return [_checked(one, _published(rows, one.row, table)) for one in every]
 
 
-def in_points(checked: list[Checked]) -> dict[str, float]:
+def in_points(checked: list[CheckedFigure]) -> dict[str, float]:
     """Of goodputs: how many, how many of them are published as bounds (which have no error while they hold), and the
     median and the worst error in points, for a table of accuracy. Predictions that are bounds are left out."""
     played = [one for one in checked if one.unit == "fraction" and one.p95 > one.p5 and not one.bound]
@@ -146,10 +149,10 @@ def _predicted(one: GoodputCase | LawCase) -> tuple[float, float, float]:
     return found.p50, found.p5, found.p95
 
 
-def _checked(one: GoodputCase | LawCase | Unanswered, figure: Figure) -> Checked:
+def _checked(one: GoodputCase | LawCase | UnansweredFigure, figure: Figure) -> CheckedFigure:
     published, unit, status = figure
-    if isinstance(one, Unanswered):
-        return Checked(one.name, one.row, *figure, math.nan, math.nan, math.nan, math.nan, one.because)
+    if isinstance(one, UnansweredFigure):
+        return CheckedFigure(one.name, one.row, *figure, math.nan, math.nan, math.nan, math.nan, one.because)
     if isinstance(one, LawCase) and one.published is not None:
         published = one.published
     p50, p5, p95 = _predicted(one)
@@ -158,4 +161,4 @@ def _checked(one: GoodputCase | LawCase | Unanswered, figure: Figure) -> Checked
         error = min(error, 0.0) if ">=" in status else max(error, 0.0)
     elif one.bound:
         error = min(error, 0.0)
-    return Checked(one.name, one.row, published, unit, status, p50, p5, p95, error, one.assumed, one.bound)
+    return CheckedFigure(one.name, one.row, published, unit, status, p50, p5, p95, error, one.assumed, one.bound)

@@ -19,15 +19,24 @@ from clustersim.core.texts import Table
 from clustersim.scenario import load
 from clustersim.scenario.result import Result
 from clustersim.training.memory import Training, memory
-from clustersim.training.schedules import Costs, schedule, times
+from clustersim.training.schedules import PassCosts, schedule, times
 from clustersim.training.strategies import STRATEGIES
-from clustersim.training.strategies.ps_report import Served
+from clustersim.training.strategies.ps_report import ServerFigures
 
-DDP, SERVER, ASYNC = "ddp_resnet50_1x8_v100", "ps_sync_cpu_1x8", "ps_async_1x8"
-ZERO, FSDP, PIPELINE = "zero1_llama3_8b_2x8_a100", "fsdp_mpt_7b_16x8_a100", "1f1b_gpt2_xl_1x8_a100"
+DDP = "ddp_resnet50_1x8_v100"
+SERVER = "ps_sync_cpu_1x8"
+ASYNC = "ps_async_1x8"
+ZERO = "zero1_llama3_8b_2x8_a100"
+FSDP = "fsdp_mpt_7b_16x8_a100"
+PIPELINE = "1f1b_gpt2_xl_1x8_a100"
 ONE_NODE = {"run__steps": 1, "run__backend": "ideal", "run__optimizer": "none"}
-DENSE: Table = ONE_NODE | {"model__name": "gpt2-medium", "parallel__pp": 1, "parallel__schedule": "1f1b",
-                                    "parallel__microbatches": 1, "strategy__micro_batch_size": 1}  # fmt: skip
+DENSE: Table = ONE_NODE | {
+    "model__name": "gpt2-medium",
+    "parallel__pp": 1,
+    "parallel__schedule": "1f1b",
+    "parallel__microbatches": 1,
+    "strategy__micro_batch_size": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,8 @@ def _run(scenario: str, **changes: Any) -> Result:
 
 def _sent(result: Result) -> float:
     """Bytes that left a GPU in a step, by its links; on NVSwitch machines no GPU passes on another's bytes."""
-    use, topology = result.timeline.links, result.prepared.topology
+    use = result.timeline.links
+    topology = result.prepared.topology
     if use is None or not use.transfer_op.size:
         return 0.0
     leaves = np.isin(topology.link_src, topology.gpus)
@@ -80,9 +90,20 @@ def told(claim: Claim) -> tuple[str, str]:
 def claims(progress: Callable[[int, int], None] | None = None) -> list[Claim]:
     """Every claim, from runs made now (some seconds). ``progress`` is called with (groups done, groups in all)."""
     groups = (
-        _volumes, _server, _growth, _states, _zero_volumes, _asynchrony, _prefetch,
-        _bubbles, _blocking, _sequence_parallelism, _distributed_optimizer, _experts, _context,
-    )  # fmt: skip
+        _volumes,
+        _server,
+        _growth,
+        _states,
+        _zero_volumes,
+        _asynchrony,
+        _prefetch,
+        _bubbles,
+        _blocking,
+        _sequence_parallelism,
+        _distributed_optimizer,
+        _experts,
+        _context,
+    )
     found: list[Claim] = []
     for done, group in enumerate(groups):
         found += group()
@@ -113,7 +134,7 @@ def _volumes() -> Iterator[Claim]:
 def _server() -> Iterator[Claim]:
     """A parameter server's own links."""
     result = _run(SERVER)
-    (server,) = cast(Served, result.of_strategy).servers
+    (server,) = cast(ServerFigures, result.of_strategy).servers
     for way, moved in (("in", server.bytes_in), ("out", server.bytes_out)):
         what = f"parameter server, N = 8: {way} at the server, a step"
         yield Claim(what, "N Z", "Li et al. 2014", 8 * _gradients(result), moved)
@@ -136,18 +157,24 @@ def _growth() -> Iterator[Claim]:
 
 def _states() -> Iterator[Claim]:
     """The ZeRO paper's figure 1: model states of Psi = 7.5e9 on 64 GPUs."""
-    psi, n = 7.5e9, 64
+    psi = 7.5e9
+    n = 64
     layers = tuple(Layer(f"l{i}", "block", (Tensor(f"l{i}.w", 75_000_000),), ()) for i in range(100))
-    model, mesh = Model("7.5b", "formula", layers), Mesh(np.arange(n), 8)
+    model = Model("7.5b", "formula", layers)
+    mesh = Mesh(np.arange(n), 8)
     formulas = {1: ("4 Psi + 12 Psi/N", 4 + 12 / n), 2: ("2 Psi + 14 Psi/N", 2 + 14 / n), 3: ("16 Psi/N", 16 / n)}
     for stage, (formula, each) in formulas.items():
         config = load(ZERO, {"strategy.zero_optimization.stage": stage, "strategy.param_dtype": "fp16"}).config
         kept = STRATEGIES["zero"].holding(model, mesh, config)
         held = Training(micro_batch_size=1, dtype="fp16", param_dtype="fp16", holding=kept)
         yield Claim(
-            f"ZeRO-{stage}, N = {n}, Psi = 7.5e9: model states of a GPU", formula, "arXiv:1910.02054, figure 1",
-            each * psi, memory(model, held).model_states, "GB",
-        )  # fmt: skip
+            f"ZeRO-{stage}, N = {n}, Psi = 7.5e9: model states of a GPU",
+            formula,
+            "arXiv:1910.02054, figure 1",
+            each * psi,
+            memory(model, held).model_states,
+            "GB",
+        )
 
 
 def _zero_volumes() -> Iterator[Claim]:
@@ -164,20 +191,34 @@ def _zero_volumes() -> Iterator[Claim]:
         result = _run(
             ZERO, strategy__zero_optimization=knobs, model__name="gpt2", model__seq_len=1024, run__backend="ideal"
         )
-        n, psi = result.prepared.mesh.world_size, result.prepared.model.parameters
+        n = result.prepared.mesh.world_size
+        psi = result.prepared.model.parameters
         yield Claim(
-            f"{name}: a GPU sends, over DDP's 2 (N-1)/N Z", formula, source,
-            factor, _sent(result) / (2 * (n - 1) / n * 2.0 * psi), "x", 0.01,
-        )  # fmt: skip
+            f"{name}: a GPU sends, over DDP's 2 (N-1)/N Z",
+            formula,
+            source,
+            factor,
+            _sent(result) / (2 * (n - 1) / n * 2.0 * psi),
+            "x",
+            0.01,
+        )
 
 
 def _asynchrony() -> Iterator[Claim]:
     """Bounded staleness: none is a synchronous run; enough of it leaves compute alone."""
     sync = _run(ASYNC, strategy__mode="sync", strategy__staleness=0)
     zero = _run(ASYNC, strategy__staleness=0)
-    says, found = sync.summary["step_time_s"], zero.summary["step_time_s"]
-    yield Claim("async with staleness 0: step time over the synchronous one", "1 x", "Ho et al. 2013", 1.0,
-                found / says, "x", 1e-9)  # fmt: skip
+    says = sync.summary["step_time_s"]
+    found = zero.summary["step_time_s"]
+    yield Claim(
+        "async with staleness 0: step time over the synchronous one",
+        "1 x",
+        "Ho et al. 2013",
+        1.0,
+        found / says,
+        "x",
+        1e-9,
+    )
 
 
 def _prefetch() -> Iterator[Claim]:
@@ -185,13 +226,22 @@ def _prefetch() -> Iterator[Claim]:
     of = {p: _run(FSDP, strategy__backward_prefetch=p, cluster__nodes=4) for p in ("BACKWARD_PRE", "None")}
     unit = max(layer.parameters for layer in of["None"].prepared.model.layers if layer.kind == "block") * 2.0
     more = of["BACKWARD_PRE"].memory.total - of["None"].memory.total
-    yield Claim("FSDP, BACKWARD_PRE over no prefetch: peak memory grows by", "one gathered unit",
-                "PyTorch's FSDP documentation", unit, more, "MiB", 0.05)  # fmt: skip
+    yield Claim(
+        "FSDP, BACKWARD_PRE over no prefetch: peak memory grows by",
+        "one gathered unit",
+        "PyTorch's FSDP documentation",
+        unit,
+        more,
+        "MiB",
+        0.05,
+    )
 
 
 def _bubbles() -> Iterator[Claim]:
     """Idle time over computing time of equal stages with free transfers; F = I = W."""
-    p, m, v = 8, 24, 2
+    p = 8
+    m = 24
+    v = 2
     rows = (
         ("gpipe", 1, "(p-1)/m", (p - 1) / m, "arXiv:1811.06965"),
         ("1f1b", 1, "(p-1)/m", (p - 1) / m, "arXiv:2104.04473"),
@@ -200,7 +250,7 @@ def _bubbles() -> Iterator[Claim]:
     )
     for name, chunks, formula, says, source in rows:
         row = schedule(name)
-        played = times(row.order(p, chunks, m), row.placement, Costs(1.0, 1.0, 1.0))
+        played = times(row.order(p, chunks, m), row.placement, PassCosts(1.0, 1.0, 1.0))
         work = max(played.busy)
         what = f"{name}, p = {p}, m = {m}{f', v = {v}' if chunks > 1 else ''}: bubble over work"
         yield Claim(what, formula, source, says, (played.makespan - work) / work, "x", 1e-9)
@@ -208,43 +258,88 @@ def _bubbles() -> Iterator[Claim]:
 
 def _sequence_parallelism() -> Iterator[Claim]:
     """What a transformer layer's tensor-parallel ranks send: of two depths the difference."""
-    t, tokens, hidden, layers = 8, 1024, 1024, 12
+    t = 8
+    tokens = 1024
+    hidden = 1024
+    layers = 12
     found = {}
     for sp in (False, True):
         knobs = DENSE | {"parallel__tp": t, "parallel__sequence_parallel": sp}
         depths = [_sent(_run(PIPELINE, **knobs, model__options={"layers": n})) for n in (layers, 2 * layers)]
         found[sp] = (depths[1] - depths[0]) / layers
     each = 2.0 * tokens * hidden * (t - 1) / t
-    yield Claim(f"tensor parallelism, t = {t}: a GPU sends in a layer", "4 x 2 (t-1)/t T h", "arXiv:1909.08053",
-                8 * each, found[False], "MiB", 0.01)  # fmt: skip
-    yield Claim("sequence parallelism over it: 6 gathers and 4 scatters", "10/8", "arXiv:2205.05198", 1.25,
-                found[True] / found[False], "x", 0.01)  # fmt: skip
+    yield Claim(
+        f"tensor parallelism, t = {t}: a GPU sends in a layer",
+        "4 x 2 (t-1)/t T h",
+        "arXiv:1909.08053",
+        8 * each,
+        found[False],
+        "MiB",
+        0.01,
+    )
+    yield Claim(
+        "sequence parallelism over it: 6 gathers and 4 scatters",
+        "10/8",
+        "arXiv:2205.05198",
+        1.25,
+        found[True] / found[False],
+        "x",
+        0.01,
+    )
 
 
 def _distributed_optimizer() -> Iterator[Claim]:
     """Reduce-scatter of gradients and all-gather of parameters, where both have 16 bits."""
     knobs = DENSE | {"parallel__grad_reduce_in_fp32": False, "run__optimizer": "adamw"}
     whole, shared = (_sent(_run(PIPELINE, **knobs, parallel__use_distributed_optimizer=on)) for on in (False, True))
-    yield Claim("distributed optimizer, N = 8: a GPU sends, over all_reduce", "1 x", "arXiv:1910.02054", 1.0,
-                shared / whole, "x", 0.01)  # fmt: skip
+    yield Claim(
+        "distributed optimizer, N = 8: a GPU sends, over all_reduce",
+        "1 x",
+        "arXiv:1910.02054",
+        1.0,
+        shared / whole,
+        "x",
+        0.01,
+    )
 
 
 def _experts() -> Iterator[Claim]:
     """Tokens to their experts and back, forward and backward."""
-    e, k, tokens, hidden, layers = 8, 2, 1024, 4096, 2
+    e = 8
+    k = 2
+    tokens = 1024
+    hidden = 4096
+    layers = 2
     knobs = DENSE | {"model__name": "mixtral-8x7b", "model__options": {"layers": layers}, "parallel__ep": e}
     result = _run(PIPELINE, **knobs, parallel__dispatcher="alltoall", parallel__routing="balanced")
     each = 4 * k * 2.0 * tokens * hidden * (e - 1) / e
-    yield Claim(f"expert parallelism, e = {e}, top {k}: a GPU sends in a layer", "4 k T h (e-1)/e", "arXiv:2006.16668",
-                each, _of(result, "all_to_all") / e / layers, "MiB", 0.01)  # fmt: skip
+    yield Claim(
+        f"expert parallelism, e = {e}, top {k}: a GPU sends in a layer",
+        "4 k T h (e-1)/e",
+        "arXiv:2006.16668",
+        each,
+        _of(result, "all_to_all") / e / layers,
+        "MiB",
+        0.01,
+    )
 
 
 def _context() -> Iterator[Claim]:
     """Keys and values round the ring of context-parallel ranks; backward also brings their gradients round."""
-    c, tokens, hidden, layers = 8, 1024, 1024, 24
+    c = 8
+    tokens = 1024
+    hidden = 1024
+    layers = 24
     result = _run(PIPELINE, **DENSE, parallel__cp=c)
-    yield Claim(f"ring context parallelism, c = {c}: a GPU sends in a layer", "3 (c-1) 2 T/c h", "Transformer Engine",
-                3 * (c - 1) * 2 * 2.0 * tokens / c * hidden, _of(result, "ring") / c / layers, "MiB", 0.01)  # fmt: skip
+    yield Claim(
+        f"ring context parallelism, c = {c}: a GPU sends in a layer",
+        "3 (c-1) 2 T/c h",
+        "Transformer Engine",
+        3 * (c - 1) * 2 * 2.0 * tokens / c * hidden,
+        _of(result, "ring") / c / layers,
+        "MiB",
+        0.01,
+    )
 
 
 def _blocking() -> Iterator[Claim]:
@@ -253,20 +348,33 @@ def _blocking() -> Iterator[Claim]:
     The count is of Megatron-LM's order of calls on four stages (MODEL_PARALLEL.md 2.3); the last stage's head is small.
     """
     for m in (8, 16):
-        knobs = ONE_NODE | {"cluster__gpus_per_node": 4, "parallel__pp": 4, "parallel__microbatches": m,
-                            "run__jitter": 0, "model__options": {"layers": 24, "vocab": 128}}  # fmt: skip
+        knobs = ONE_NODE | {
+            "cluster__gpus_per_node": 4,
+            "parallel__pp": 4,
+            "parallel__microbatches": m,
+            "run__jitter": 0,
+            "model__options": {"layers": 24, "vocab": 128},
+        }
         slow = _run(PIPELINE, **knobs, cluster__changes=[{"match": "node0/gpu*", "factor": 0.01}])
         fast = _run(PIPELINE, **knobs)
         each = _transfer(slow) - _transfer(fast)
         found = (slow.timeline.makespan - fast.timeline.makespan) / each
-        yield Claim(f"1f1b, p = 4, m = {m}: transfers that a step waits for", "2 m + 3", "Megatron-LM", 2.0 * m + 3,
-                    found, "x", 0.03)  # fmt: skip
+        yield Claim(
+            f"1f1b, p = 4, m = {m}: transfers that a step waits for",
+            "2 m + 3",
+            "Megatron-LM",
+            2.0 * m + 3,
+            found,
+            "x",
+            0.03,
+        )
 
 
 def _transfer(result: Result) -> float:
     """Seconds of the shortest message: one for which both sides are ready."""
     played = result.timeline.per_op()
-    ranks, seconds = played["ranks"], played["seconds"]
+    ranks = played["ranks"]
+    seconds = played["seconds"]
     sent = [i for i, op in enumerate(result.timeline.ops) if op.kind == "send" and ranks[i]]
     return min(float(seconds[i] / ranks[i]) for i in sent)
 

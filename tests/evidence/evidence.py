@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from clustersim.calibrate.cross_validate import Told, cross_validate
-from clustersim.calibrate.score import Predicted, Row, grouped, predicted, statistics
+from clustersim.calibrate.score import PredictedRow, Row, grouped, predicted, statistics
 from clustersim.calibrate.validate_nccl import validate_nccl
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ClusterSimError
@@ -21,7 +21,9 @@ from tests.evidence.validate_steps import figure, hardware, kind_of, validate_me
 
 Error = tuple[float, float]
 """Median and 90th percentile over cases of the relative error."""
-COLLECTIVES, STEPS, SPLIT = "nccl_tests", "training_steps", "training_steps_hybrid"
+COLLECTIVES = "nccl_tests"
+STEPS = "training_steps"
+SPLIT = "training_steps_hybrid"
 SIZES = (2.0**16, 2.0**25, 2.0**26)
 """Bytes, one of each class of sizes."""
 FEWEST = 3
@@ -29,7 +31,7 @@ FEWEST = 3
 
 
 @dataclass(frozen=True)
-class Line:
+class EvidenceLine:
     """One part of the evidence.
 
     Parameters
@@ -48,7 +50,7 @@ class Line:
     held: tuple[float, ...]
 
 
-def evidence(folder: str | Path, told: Told = lambda done, total: None) -> list[Line]:
+def evidence(folder: str | Path, told: Told = lambda done, total: None) -> list[EvidenceLine]:
     """Lines for all tables of a folder, named as the shipped ones are; ``told`` how many of how many are done.
 
     Raises :class:`ClusterSimError` where there is none.
@@ -56,7 +58,7 @@ def evidence(folder: str | Path, told: Told = lambda done, total: None) -> list[
     tables = {name: path for name in (COLLECTIVES, STEPS, SPLIT) if (path := table_of(Path(folder), name))}
     if not tables:
         raise ClusterSimError(f"{folder}: holds none of {COLLECTIVES}.csv, {STEPS}.csv and {SPLIT}.csv (or .csv.gz)")
-    found: list[Line] = []
+    found: list[EvidenceLine] = []
     memory: list[Row] = []
     for i, (name, path) in enumerate(tables.items()):
         told(i, len(tables))
@@ -68,7 +70,7 @@ def evidence(folder: str | Path, told: Told = lambda done, total: None) -> list[
     return found + _lines(memory, lambda row: f"memory, {figure(row.cells)}")
 
 
-PARTS: dict[str, Callable[[Predicted], str]] = {
+PARTS: dict[str, Callable[[PredictedRow], str]] = {
     STEPS: lambda row: f"steps, {kind_of(row.cells['strategy'])}",
     SPLIT: lambda row: f"split models, {hardware(row.cells)}",
 }
@@ -80,7 +82,7 @@ def table_of(folder: Path, name: str) -> Path | None:
     return next((path for end in (".csv", ".csv.gz") if (path := folder / f"{name}{end}").exists()), None)
 
 
-def _collectives(table: Path) -> list[Line]:
+def _collectives(table: Path) -> list[EvidenceLine]:
     found = validate_nccl(table), cross_validate(table, "platform"), cross_validate(table, "three-numbers")
     shipped, left_out, three = (
         grouped(predicted(one.rows), lambda row: size_class(float(row.cells["size_bytes"]))) for one in found
@@ -91,7 +93,7 @@ def _collectives(table: Path) -> list[Line]:
     ]
 
 
-def _lines(rows: Iterable[Row], part: Callable[[Predicted], str]) -> list[Line]:
+def _lines(rows: Iterable[Row], part: Callable[[PredictedRow], str]) -> list[EvidenceLine]:
     """A line for each part that has a few cases."""
     lines = [_line(name, some) for name, some in sorted(grouped(predicted(rows), part).items())]
     return [line for line in lines if line.cases >= FEWEST]
@@ -99,19 +101,19 @@ def _lines(rows: Iterable[Row], part: Callable[[Predicted], str]) -> list[Line]:
 
 def _line(
     what: str,
-    rows: list[Predicted],
+    rows: list[PredictedRow],
     unit: str = "",
-    left_out: list[Predicted] | None = None,
-    three: list[Predicted] | None = None,
-) -> Line:
+    left_out: list[PredictedRow] | None = None,
+    three: list[PredictedRow] | None = None,
+) -> EvidenceLine:
     """``unit`` : the column of what is left out for the ranges; the publisher when empty."""
     apart = distances(left_out or rows, lambda row: str(row.cells[unit]) if unit else publisher(row.cells))
     cases = statistics(rows).n_cases
     out, known = (_error(some) if some else None for some in (left_out, three))
-    return Line(what, len(rows), cases, _error(rows), out, known, coverage(apart))
+    return EvidenceLine(what, len(rows), cases, _error(rows), out, known, coverage(apart))
 
 
-def _error(rows: list[Predicted]) -> Error:
+def _error(rows: list[PredictedRow]) -> Error:
     found = statistics(rows)
     return cast("Error", (found.median_abs_rel_error, found.p90_abs_rel_error))  # some row was predicted
 
@@ -127,7 +129,7 @@ SLACK = 0.03
 TINY = 1e-9
 
 
-def distances(rows: Iterable[Row], group: Callable[[Predicted], str]) -> dict[str, Floats]:
+def distances(rows: Iterable[Row], group: Callable[[PredictedRow], str]) -> dict[str, Floats]:
     """Of each group, how far its measurements are from their predictions, relative to the prediction."""
     return {
         name: np.array([abs(1.0 / (1.0 + row.rel_error) - 1.0) for row in some])

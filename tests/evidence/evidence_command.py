@@ -13,13 +13,19 @@ from clustersim.app.cli.common import PATH, json_option, markdown_table, number_
 from clustersim.app.cli.validate import markdown_option, table_argument
 
 if TYPE_CHECKING:
-    from tests.evidence.cases import Checked
-    from tests.evidence.evidence import Error, Line
+    from tests.evidence.cases import CheckedFigure
+    from tests.evidence.evidence import Error, EvidenceLine
 
 HEAD = (
-    "what", "rows", "cases", "as shipped", "machine left out", "three numbers known", "in the 50 % range",
+    "what",
+    "rows",
+    "cases",
+    "as shipped",
+    "machine left out",
+    "three numbers known",
+    "in the 50 % range",
     "in the 90 % range",
-)  # fmt: skip
+)
 GOODPUT = "goodput of whole trainings"
 """How far published goodputs are off, as ``clustersim validate campaign`` has it."""
 
@@ -42,7 +48,8 @@ def evidence(folder: Path, as_json: bool, markdown: bool) -> None:
         lines = kind.evidence(folder, told)
         table = kind.table_of(folder, "run_reliability")
         points = cases.in_points(cases.validate(table)) if table else None
-    rows, said = [_cells(line) for line in lines], [asdict(line) for line in lines]
+    rows = [_cells(line) for line in lines]
+    said = [asdict(line) for line in lines]
     if points:
         count = f"{points['n_cases']:.0f}"
         off = f"{points['median_points']:.1f} points (worst {points['worst_points']:.1f})"
@@ -56,7 +63,7 @@ def evidence(folder: Path, as_json: bool, markdown: bool) -> None:
         stdout().print(number_table(f"evidence: {folder}", HEAD, rows))
 
 
-def _cells(line: Line) -> list[str]:
+def _cells(line: EvidenceLine) -> list[str]:
     errors = (line.in_sample, line.left_out, line.three_numbers)
     held = ("-" if math.isnan(share) else f"{share:.0%}" for share in line.held)
     return [line.what, str(line.rows), str(line.cases), *map(_error, errors), *held]
@@ -99,7 +106,7 @@ def campaign_cases(table: Path, summary: bool, as_json: bool, markdown: bool) ->
         click.echo(f"{'not predicted' if math.isnan(one.predicted) else 'assumed of'} {one.name}: {one.assumed}")
 
 
-def _case_cells(one: Checked) -> list[str]:
+def _case_cells(one: CheckedFigure) -> list[str]:
     def text(value: float) -> str:
         return f"{value:.1%}" if one.unit == "fraction" else f"{value:,.3g} {one.unit}"
 

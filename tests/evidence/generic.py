@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from clustersim.core.errors import ModelError
 from clustersim.core.model import Model
 from clustersim.core.paths import shipped
-from clustersim.model.base import Shape
+from clustersim.model.base import TransformerShape
 from clustersim.model.catalog import NETWORKS
 from clustersim.model.convnets import CONVNETS, convnet
 from clustersim.model.electra import electra
@@ -32,7 +32,7 @@ _BERT_SQUAD_TOKENS = 384
 
 
 @dataclass(frozen=True)
-class Columns:
+class ModelColumns:
     """The numbers of a row; 0 where it does not say. ``exact`` when ``params`` is a whole number written out."""
 
     layers: int
@@ -103,7 +103,7 @@ def _transformer(name: str, plain: str, row: Row, implementation: str | None, ga
     return replace(model, notes=notes)
 
 
-def read_columns(row: Row) -> Columns:
+def read_columns(row: Row) -> ModelColumns:
     """A row's numbers: ``32 (8 kv)`` heads, ``340M`` or ``1.5e9`` parameters.
 
     Raises :class:`ModelError` for text in a numeric column that is no number.
@@ -116,7 +116,7 @@ def read_columns(row: Row) -> Columns:
     if text and params is None:
         raise ModelError(f"model {row.get('model')!r}: params = {text!r} is neither a number nor text such as '1.3B'")
     scale = {"": 1.0, "M": 1e6, "B": 1e9, "T": 1e12}
-    return Columns(
+    return ModelColumns(
         layers=_whole(row, "layers"),
         d_model=_whole(row, "d_model"),
         heads=int(heads.group(1) or 0),
@@ -150,7 +150,7 @@ def _convnet_name(plain: str, row: Row) -> str:
     return name
 
 
-def _named_shape(name: str, plain: str, c: Columns) -> tuple[Shape, tuple[str, ...]]:
+def _named_shape(name: str, plain: str, c: ModelColumns) -> tuple[TransformerShape, tuple[str, ...]]:
     """The shipped shape of that name where dimensions agree, else its family with the row's dimensions."""
     family = next((family for word, family in names()["families"].items() if word in plain), "")
     if not family:
@@ -190,7 +190,7 @@ def _letters(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum() or c == ".").rstrip(".")
 
 
-def _agrees(shape: Shape, c: Columns, tolerance: float = 0.15) -> bool:
+def _agrees(shape: TransformerShape, c: ModelColumns, tolerance: float = 0.15) -> bool:
     """Whether no column contradicts the shape; an approximate ``params`` may differ by ``tolerance``."""
     if c.layers or c.d_model:
         pairs = ((c.layers, shape.layers), (c.d_model, shape.d_model), (c.heads, shape.heads))
@@ -198,18 +198,24 @@ def _agrees(shape: Shape, c: Columns, tolerance: float = 0.15) -> bool:
     return not c.params or abs(build(shape).parameters / c.params - 1) <= tolerance
 
 
-def _resized(shape: Shape, c: Columns, name: str) -> Shape:
+def _resized(shape: TransformerShape, c: ModelColumns, name: str) -> TransformerShape:
     """The family's shape with the row's dimensions and an MLP of the same ratio."""
     heads = c.heads or max(1, c.d_model // 64)
     if c.d_model % heads:
         raise ModelError(f"model {name!r}: {heads} heads do not divide d_model {c.d_model} evenly")
     return replace(
-        shape, layers=c.layers, d_model=c.d_model, heads=heads, kv_heads=c.kv_heads or heads,
-        head_dim=c.d_model // heads, d_ff=c.d_model * shape.d_ff // shape.d_model, vocab=c.vocab or shape.vocab,
-    )  # fmt: skip
+        shape,
+        layers=c.layers,
+        d_model=c.d_model,
+        heads=heads,
+        kv_heads=c.kv_heads or heads,
+        head_dim=c.d_model // heads,
+        d_ff=c.d_model * shape.d_ff // shape.d_model,
+        vocab=c.vocab or shape.vocab,
+    )
 
 
-def _task(name: str, shape: Shape, c: Columns, row: Row) -> tuple[int, str, int]:
+def _task(name: str, shape: TransformerShape, c: ModelColumns, row: Row) -> tuple[int, str, int]:
     """Tokens per sample, the head that is trained, and the positions the head sees (0: all)."""
     text = _words(row)
     if shape.family != "bert":
@@ -241,7 +247,7 @@ def _words(row: Row) -> str:
     return " ".join(row.get(key, "") for key in ("model", "source", "other", "notes")).lower()
 
 
-def _variant(shape: Shape, c: Columns) -> Shape:
+def _variant(shape: TransformerShape, c: ModelColumns) -> TransformerShape:
     """The shape, or that of its usual variants that has exactly the row's parameters: with learned positions or ALiBi
     (MPT has both), and with or without biases."""
     found = [shape]
@@ -249,8 +255,15 @@ def _variant(shape: Shape, c: Columns) -> Shape:
         rows = (shape.n_positions or shape.seq_len) if positions == "learned" else 0
         for bias in (True, False):
             norm_bias = bias and shape.norm == "layernorm"
-            found.append(replace(
-                shape, positions=positions, n_positions=rows, qkv_bias=bias, out_bias=bias, mlp_bias=bias,
-                norm_bias=norm_bias,
-            ))  # fmt: skip
+            found.append(
+                replace(
+                    shape,
+                    positions=positions,
+                    n_positions=rows,
+                    qkv_bias=bias,
+                    out_bias=bias,
+                    mlp_bias=bias,
+                    norm_bias=norm_bias,
+                )
+            )
     return next((s for s in found if build(s).parameters == c.params), shape) if c.exact else shape

@@ -10,11 +10,11 @@ from clustersim.core.texts import Table
 from clustersim.model.sized import HEAD, named_shape, of_size
 from clustersim.training.parallel import padded_vocab
 from tests.evidence.generic import read_columns
-from tests.evidence.software import Row, Stack
+from tests.evidence.software import Row, SplitStack
 from tests.evidence.step_rows import whole
 
 
-def model_table(row: Row, stack: Stack, dtype: str, device: Device) -> Table:
+def model_table(row: Row, stack: SplitStack, dtype: str, device: Device) -> Table:
     """``[model]``; a GPU that the stack's attention kernel does not run on takes PyTorch's choice.
 
     Raises ValueError where the row does not say the sizes.
@@ -79,7 +79,8 @@ def completed(row: Row) -> Row:
 
 
 def _sizes(row: Row) -> Table:
-    width, heads = whole(row, "d_model"), whole(row, "heads")
+    width = whole(row, "d_model")
+    heads = whole(row, "heads")
     return {
         "layers": whole(row, "layers"),
         "d_model": width,

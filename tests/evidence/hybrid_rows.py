@@ -14,7 +14,7 @@ from clustersim.core.device import device, device_from_text
 from clustersim.core.texts import Table
 from clustersim.scenario.parts import model_of
 from tests.evidence.hybrid_models import completed, model_table
-from tests.evidence.software import Row, Stack, recipe_of, stack_of
+from tests.evidence.software import Row, SplitStack, recipe_of, stack_of
 from tests.evidence.step_rows import whole
 
 COLUMNS = ("tp", "pp", "cp", "ep", "dp", "vpp", "schedule", "config_group", "step_time_s")
@@ -32,9 +32,15 @@ _SCHEDULES = {"interleaved-1f1b": "interleaved_1f1b", "zb1p": "zb_h1", "zb2p": "
 
 # Megatron-LM examples/sc21/run_table_1.sh: what the paper's table 1 does not print, by (TP, PP) of its rows.
 _SC21 = {
-    (1, 1): (16, 1), (2, 1): (16, 1), (4, 1): (16, 1), (8, 1): (8, 1), (8, 2): (4, 1), (8, 4): (2, 3), (8, 8): (2, 2),
+    (1, 1): (16, 1),
+    (2, 1): (16, 1),
+    (4, 1): (16, 1),
+    (8, 1): (8, 1),
+    (8, 2): (4, 1),
+    (8, 4): (2, 3),
+    (8, 8): (2, 2),
     (8, 16): (1, 2),
-}  # fmt: skip
+}
 
 
 def is_hybrid(row: Row) -> bool:
@@ -48,7 +54,8 @@ def scenario_table(row: Row) -> Table:
     Raises ValueError or a clustersim error that says what keeps it from being played.
     """
     row = completed(row)
-    stack, recipe = stack_of(row), recipe_of(row)
+    stack = stack_of(row)
+    recipe = recipe_of(row)
     degrees = {name: whole(row, name, 1) for name in ("tp", "pp", "cp", "ep")}
     dtype, param_dtype = _dtypes(row)
     micro_batch, chunks = _batch(row)
@@ -89,7 +96,8 @@ def measured(row: Row, table: Table) -> float:
         return number(row, "step_time_s")
     if not row["metric"].startswith("model_tflops_per_gpu"):
         raise ValueError(f"no step time follows from {row['metric']}: {row.get('notes', '')}")
-    split, cluster = table["parallel"], table["cluster"]
+    split = table["parallel"]
+    cluster = table["cluster"]
     gpus = cluster["nodes"] * cluster["gpus_per_node"]
     replicas = gpus // (split["tp"] * split["cp"] * split["pp"])
     samples = table["strategy"]["micro_batch_size"] * split["microbatches"] * replicas
@@ -98,13 +106,15 @@ def measured(row: Row, table: Table) -> float:
 
 
 def _cluster(row: Row) -> Table:
-    topology, named = row.get("topology", ""), row.get("gpu", "")
+    topology = row.get("topology", "")
+    named = row.get("gpu", "")
     if not topology:
         source = row["case_id"].split("-")[0]
         if source not in _UNNAMED:
             raise ValueError("the row does not say which topology")
         topology, named = _UNNAMED[source]
-    nodes, gpus = whole(row, "nodes"), whole(row, "gpus")
+    nodes = whole(row, "nodes")
+    gpus = whole(row, "gpus")
     if gpus % nodes:
         raise ValueError(f"{gpus} GPUs do not divide over {nodes} nodes")
     name = device_from_text(re.sub(r" \(.*\)", "", named)).name
@@ -134,13 +144,14 @@ def _batch(row: Row) -> tuple[int, int]:
 def _microbatches(row: Row, micro_batch: int) -> int:
     if row["grad_accum"].strip():
         return whole(row, "grad_accum")
-    samples, dp = whole(row, "global_batch"), whole(row, "dp", 1)
+    samples = whole(row, "global_batch")
+    dp = whole(row, "dp", 1)
     if samples % (micro_batch * dp):
         raise ValueError(f"global batch {samples} is no multiple of {micro_batch} samples on {dp} replicas")
     return samples // (micro_batch * dp)
 
 
-def _pipeline(row: Row, stack: Stack, stages: int, chunks: int) -> Table:
+def _pipeline(row: Row, stack: SplitStack, stages: int, chunks: int) -> Table:
     if stages == 1:
         return {}
     said = row["schedule"]
@@ -167,7 +178,7 @@ def _uneven(layers: int, stages: int) -> Table:
     return {"layout": [each + (0 < i <= more) if more < stages - 1 else each + (i < more) for i in range(stages)]}
 
 
-def _exchanges(row: Row, stack: Stack, degrees: dict[str, int]) -> Table:
+def _exchanges(row: Row, stack: SplitStack, degrees: dict[str, int]) -> Table:
     found: Table = {} if degrees["tp"] == 1 or row["experts"] else dict(stack.tensor)
     if row["tp_overlap"] == "0" or row["seq_parallel"] == "0":
         found.pop("tp_overlap", None)
@@ -189,7 +200,8 @@ def _exchanges(row: Row, stack: Stack, degrees: dict[str, int]) -> Table:
 
 def _recompute(row: Row) -> tuple[Table, Table]:
     """What backward recomputes, in ``[model]`` where that has a word for it, else in ``[parallel]``."""
-    said, detail = row["recompute"], row["recompute_detail"]
+    said = row["recompute"]
+    detail = row["recompute_detail"]
     if said == "full":
         if few := re.search(r"(\d+) layers a stage", detail):
             more = {"recompute_granularity": "full", "recompute_method": "block"}

@@ -12,24 +12,46 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from clustersim.calibrate.score import Predicted, Row, Score, grouped, predicted
+from clustersim.calibrate.score import PredictedRow, Row, Score, grouped, predicted
 from clustersim.core.arrays import Floats
 from tests.evidence.step_rows import publisher
 
 SAME = (
-    "model", "layers", "framework", "gpu", "gpus", "seq_len", "global_batch", "precision", "recompute", "tp_overlap",
-)  # fmt: skip
+    "model",
+    "layers",
+    "framework",
+    "gpu",
+    "gpus",
+    "seq_len",
+    "global_batch",
+    "precision",
+    "recompute",
+    "tp_overlap",
+)
 """What compared rows have in common, beside their source."""
 
 CONFIGURED = (
-    "tp", "pp", "cp", "ep", "vpp", "schedule", "pp_layout", "micro_batch_per_gpu", "seq_parallel", "zero_stage",
-    "fsdp", "recompute_detail", "a2a_dispatcher", "precision_recipe", "other",
-)  # fmt: skip
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "vpp",
+    "schedule",
+    "pp_layout",
+    "micro_batch_per_gpu",
+    "seq_parallel",
+    "zero_stage",
+    "fsdp",
+    "recompute_detail",
+    "a2a_dispatcher",
+    "precision_recipe",
+    "other",
+)
 """What may differ between them: rows equal in this too are one configuration, measured more than once."""
 
 
 @dataclass(frozen=True)
-class Order:
+class RowOrder:
     """How one set of comparable rows was ordered.
 
     Parameters
@@ -47,7 +69,7 @@ class Order:
     spearman: float
 
 
-def orders(rows: Iterable[Row]) -> list[Order]:
+def orders(rows: Iterable[Row]) -> list[RowOrder]:
     """Every set of two or more comparable rows that were predicted (:func:`clustersim.calibrate.score.evaluate`).
 
     Rows of one configuration are one, at their medians: what a later release gained is no choice of degrees.
@@ -60,11 +82,11 @@ def orders(rows: Iterable[Row]) -> list[Order]:
             pick = float(took[int(np.argmin(foretold))])
             what = f"{key[1]}, {key[3]}, {key[5]} GPUs, batch {key[7]}"
             lost = pick / float(took.min()) - 1
-            found.append(Order(key[0], what, len(foretold), lost == 0, lost, spearman(took, foretold)))
+            found.append(RowOrder(key[0], what, len(foretold), lost == 0, lost, spearman(took, foretold)))
     return found
 
 
-def _of_configurations(rows: Sequence[Predicted]) -> Floats:
+def _of_configurations(rows: Sequence[PredictedRow]) -> Floats:
     """(2, n) medians over the rows of each configuration, of what was measured and of what was predicted."""
     found = grouped(rows, lambda row: tuple(row.cells.get(column, "") for column in CONFIGURED))
     return np.array([np.median([(row.measured, row.predicted) for row in some], axis=0) for some in found.values()]).T
@@ -89,7 +111,7 @@ def _ranks(values: Floats) -> Floats:
     return ranks
 
 
-class Together(msgspec.Struct, frozen=True):
+class OrderSummary(msgspec.Struct, frozen=True):
     """How some sets were ordered: how many, of how many rows; the share whose best is found; the mean rank correlation
     over sets of three and more; and the mean, median and 90th percentile of what the predicted best loses."""
 
@@ -102,27 +124,27 @@ class Together(msgspec.Struct, frozen=True):
     lost_p90: float
 
 
-class Ordered(Score, frozen=True, kw_only=True):
+class OrderedScore(Score, frozen=True, kw_only=True):
     """A validation's result with the ``order`` of comparable rows, by source and of ``"all"``."""
 
-    order: dict[str, Together]
+    order: dict[str, OrderSummary]
 
 
-def ordered(result: Score) -> Ordered:
+def ordered(result: Score) -> OrderedScore:
     """The result of a validation of steps, with the order of its configurations."""
-    return Ordered(result.overall, result.by, result.rows, order=by_source(orders(result.rows)))
+    return OrderedScore(result.overall, result.by, result.rows, order=by_source(orders(result.rows)))
 
 
-def by_source(found: Sequence[Order]) -> dict[str, Together]:
+def by_source(found: Sequence[RowOrder]) -> dict[str, OrderSummary]:
     """Per source and for ``"all"``."""
     parts = {"all": list(found), **grouped(found, lambda order: order.source)}
     return {name: _together(mine) for name, mine in parts.items() if mine}
 
 
-def _together(mine: Sequence[Order]) -> Together:
+def _together(mine: Sequence[RowOrder]) -> OrderSummary:
     several = [order.spearman for order in mine if order.n > 2]
     lost = [order.lost for order in mine]
-    return Together(
+    return OrderSummary(
         n_sets=len(mine),
         n_rows=sum(order.n for order in mine),
         best_found=float(np.mean([order.best for order in mine])),

@@ -33,7 +33,7 @@ from clustersim.core.texts import Table
 from clustersim.model.seconds import Execution
 from clustersim.model.seconds.base import FLOAT8_RECIPES
 from clustersim.training.strategies import STRATEGIES
-from tests.evidence.software import Row, Sharded, sharded
+from tests.evidence.software import Row, ShardedTraining, sharded
 from tests.evidence.step_rows import StepRun, measured_step, micro_batch, refuse_split, topology_of, whole
 
 
@@ -75,7 +75,7 @@ def read_sharded(row: Row, *, timed: bool = True) -> StepRun:
     )
 
 
-def _execution(row: Row, text: str, recipe: Sharded, knobs: Table, dtype: str) -> Execution:
+def _execution(row: Row, text: str, recipe: ShardedTraining, knobs: Table, dtype: str) -> Execution:
     policy = _checkpointing(row, recipe)
     return Execution(
         dtype=dtype,
@@ -90,7 +90,7 @@ def _execution(row: Row, text: str, recipe: Sharded, knobs: Table, dtype: str) -
     )
 
 
-def _checkpointing(row: Row, recipe: Sharded) -> str:
+def _checkpointing(row: Row, recipe: ShardedTraining) -> str:
     """none, full, selective, or ``alternate``: every second block in full."""
     words = row["act_ckpt"].lower()
     if words.startswith("full"):
@@ -100,7 +100,7 @@ def _checkpointing(row: Row, recipe: Sharded) -> str:
     return "none"
 
 
-def _knobs(row: Row, text: str, recipe: Sharded, dtype: str) -> Table:
+def _knobs(row: Row, text: str, recipe: ShardedTraining, dtype: str) -> Table:
     """The ``[strategy]`` table: the recipe's, and what the row itself says."""
     half = "fp16" if dtype == "fp16" else "fp32" if dtype == "fp32" else "bf16"
     knobs: Table = {"param_dtype": half, **recipe.knobs}

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from clustersim.core.texts import Table
-from clustersim.model.seconds import CONSTANTS, Constants
+from clustersim.model.seconds import CONSTANTS, ComputeConstants
 
 DATA = Path(__file__).parent / "data"
 Row = Mapping[str, str]
@@ -64,16 +64,18 @@ class Framework(msgspec.Struct, frozen=True):
     bucket_cap_mb: float | None = None
     flat_rate: float = inf
 
-    def constants(self) -> Constants:
+    def constants(self) -> ComputeConstants:
         """The compute model's constants with elementwise traffic as this framework moves it."""
         half = CONSTANTS.memory_half if self.half_elementwise else CONSTANTS.memory_fp32 / 2
         return replace(
-            CONSTANTS, memory_half=half / self.passes, memory_fp32=CONSTANTS.memory_fp32 / self.passes,
+            CONSTANTS,
+            memory_half=half / self.passes,
+            memory_fp32=CONSTANTS.memory_fp32 / self.passes,
             memory_compiled=CONSTANTS.memory_compiled / self.passes,
-        )  # fmt: skip
+        )
 
 
-class Sharded(msgspec.Struct, frozen=True):
+class ShardedTraining(msgspec.Struct, frozen=True):
     """How a code base trains with FSDP or ZeRO.
 
     Parameters
@@ -93,7 +95,7 @@ class Sharded(msgspec.Struct, frozen=True):
     first: bool = False
 
 
-class Stack(msgspec.Struct, frozen=True):
+class SplitStack(msgspec.Struct, frozen=True):
     """What a stack that splits models does by default, in the words of a scenario.
 
     Parameters
@@ -123,7 +125,7 @@ class Stack(msgspec.Struct, frozen=True):
     tensor: Table = {}
 
 
-class Recipe(msgspec.Struct, frozen=True):
+class PublishedRecipe(msgspec.Struct, frozen=True):
     """What the published recipe of a split model sets, where its row names it and not the setting.
 
     NVIDIA's performance tables say model, GPU, degrees and release; layout, dispatcher and what is recomputed stand in
@@ -153,9 +155,9 @@ class Software(msgspec.Struct, frozen=True):
     """The whole file: of each list, the first whose words a row holds is the row's."""
 
     framework: tuple[Framework, ...]
-    sharded: tuple[Sharded, ...]
-    stack: tuple[Stack, ...]
-    recipe: tuple[Recipe, ...]
+    sharded: tuple[ShardedTraining, ...]
+    stack: tuple[SplitStack, ...]
+    recipe: tuple[PublishedRecipe, ...]
 
 
 @lru_cache(maxsize=1)
@@ -178,12 +180,12 @@ def framework(row: Row) -> Framework:
     return next((one for one in software().framework if re.search(one.words, text)), PYTORCH)
 
 
-def sharded(text: str) -> Sharded:
+def sharded(text: str) -> ShardedTraining:
     """The code base of an FSDP or ZeRO row of this text."""
     return next(one for one in software().sharded if re.search(one.words, text))
 
 
-def stack_of(row: Row) -> Stack:
+def stack_of(row: Row) -> SplitStack:
     """The stack a row names. Raises ValueError for one that is not known."""
     named = _lower(row, "framework", "date", "other")
     found = next((one for one in software().stack if re.search(one.words, named)), None)
@@ -193,7 +195,7 @@ def stack_of(row: Row) -> Stack:
     return found
 
 
-def recipe_of(row: Row) -> Recipe:
+def recipe_of(row: Row) -> PublishedRecipe:
     """The recipe a row names; one that sets nothing where it names none that is known."""
     named = _lower(row, "model", "framework", "version", "gpu")
-    return next((one for one in software().recipe if re.search(one.words, named)), Recipe("", ""))
+    return next((one for one in software().recipe if re.search(one.words, named)), PublishedRecipe("", ""))

@@ -86,7 +86,8 @@ def step_time(run: StepRun, cost: StepCost) -> float:
     alone = float(cost.forward.sum() + cost.backward.sum()) * (run.accumulation - played)
     if run.gpus == 1:
         _, mesh = machine(run.topology, run.nodes, run.gpus)
-        alike, config = replace(cost, jitter=0.0), _of_passes(run, played)
+        alike = replace(cost, jitter=0.0)
+        config = _of_passes(run, played)
         return alone + _computed(STRATEGIES[run.kind], run.model, alike, mesh, config)
     flattened = run.model.parameters * DTYPE_BYTES[run.how.param_dtype] / run.framework.flat_rate
     return alone + _played(run, cost, played) + (flattened if run.kind == "ddp" else 0.0)
@@ -106,12 +107,14 @@ def _of_passes(run: StepRun, passes: int) -> StrategyConfig:
 def _played(run: StepRun, cost: StepCost, passes: int) -> float:
     """Seconds of a step of so many passes, all of them played."""
     strategy, (topology, mesh) = STRATEGIES[run.kind], machine(run.topology, run.nodes, run.gpus)
-    model, config = run.model, _of_passes(run, passes)
+    model = run.model
+    config = _of_passes(run, passes)
     cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
     period = strategy.period_of(config)
     steps = 1 if run.first else metrics.whole_periods(FEWER if run.kind in SHARDED else STEPS, period)
     if strategy.place:  # every layer and worker is a send: fewer of both
-        mesh, steps = strategy.place(topology, mesh, config), metrics.whole_periods(FEWER, period)
+        mesh = strategy.place(topology, mesh, config)
+        steps = metrics.whole_periods(FEWER, period)
         model, cost = coarser(model, cost)
     program = merged(strategy.build(model, cost, mesh, config, steps, 0))
     timeline = simulate(program, topology, mesh, launch=strategy.launch or "process_per_gpu")
@@ -156,9 +159,12 @@ def _merged(ops: Sequence[Op]) -> tuple[Op, ...]:
     for i, op in enumerate(ops):
         last = kept[-1] if kept else None
         if (
-            isinstance(op, Compute) and isinstance(last, Compute) and not op.after and i - 1 not in awaited
+            isinstance(op, Compute)
+            and isinstance(last, Compute)
+            and not op.after
+            and i - 1 not in awaited
             and (op.stream, op.step, op.paced) == (last.stream, last.step, last.paced)
-        ):  # fmt: skip
+        ):
             kept[-1] = msgspec.structs.replace(last, duration=np.add(last.duration, op.duration))
         else:
             kept.append(msgspec.structs.replace(op, after=tuple(index[j] for j in op.after)))

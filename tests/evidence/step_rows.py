@@ -19,8 +19,17 @@ from clustersim.training.strategies import STRATEGIES, StrategyConfig
 from tests.evidence.software import PYTORCH, Framework, Row, framework
 
 COLUMNS = (
-    "case_id", "model", "precision", "gpu", "gpus", "nodes", "strategy", "micro_batch_per_gpu", "metric", "value",
-)  # fmt: skip
+    "case_id",
+    "model",
+    "precision",
+    "gpu",
+    "gpus",
+    "nodes",
+    "strategy",
+    "micro_batch_per_gpu",
+    "metric",
+    "value",
+)
 PLAYED = {
     "single": "single",
     "ddp": "ddp",
@@ -97,7 +106,9 @@ def read(row: Row) -> StepRun:
     words = f"{row.get('other', '')} {row.get('notes', '')}".lower()
     precision = _precision(row, model)
     compiled = software.compiled or _compiled(words) or (model.sample == "image" and software.channels_last)
-    measured, device, gpus = measured_step(row, model), device_from_text(row["gpu"]), whole(row, "gpus", 1)
+    measured = measured_step(row, model)
+    device = device_from_text(row["gpu"])
+    gpus = whole(row, "gpus", 1)
     held = _param_dtype(precision.lower(), software)
     knobs: Table = {"micro_batch_size": micro_batch(row, model), "param_dtype": held}
     how = Execution(
@@ -130,7 +141,9 @@ def measured_step(row: Row, model: Model) -> float:
 
     ``hw_tflops_per_gpu`` counts what is executed, recomputation included, ``tflops_per_gpu`` the model's own.
     """
-    metric, unit, value = row["metric"], row.get("unit", ""), number(row, "value")
+    metric = row["metric"]
+    unit = row.get("unit", "")
+    value = number(row, "value")
     if metric.startswith(("iteration_time", "fwd+bwd time", "step_time")):
         return value * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
     if found := re.fullmatch(r"train_runtime_(\d+)_steps", metric):

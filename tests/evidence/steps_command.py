@@ -10,8 +10,8 @@ import click
 
 from clustersim.app.cli.common import json_option, markdown_table, number_table, stdout, working
 from clustersim.app.cli.validate import (
-    Kind,
-    Looks,
+    TableKind,
+    ValidationOptions,
     by_option,
     look,
     looked_at,
@@ -22,7 +22,7 @@ from clustersim.app.cli.validate import (
 )
 
 if TYPE_CHECKING:
-    from tests.evidence.order import Together
+    from tests.evidence.order import OrderSummary
 
 
 @click.command()
@@ -30,13 +30,17 @@ if TYPE_CHECKING:
 @click.option(
     "--anchor", type=click.Choice(["single"]), help="Scale each prediction by the model's measured step on one GPU."
 )
-@click.option("--order", "ordered", is_flag=True,
-              help="Say also whether the configuration measured as fastest is predicted as fastest.")  # fmt: skip
+@click.option(
+    "--order",
+    "ordered",
+    is_flag=True,
+    help="Say also whether the configuration measured as fastest is predicted as fastest.",
+)
 def steps(table: Path, anchor: str | None, ordered: bool, **options: Any) -> None:
     """Training steps: TABLE.csv in the columns of training_steps.csv or of training_steps_hybrid.csv."""
     from tests.evidence import validate_steps as kind
 
-    looks = Looks(**options)
+    looks = ValidationOptions(**options)
     looks.check(kind.DIMENSIONS)
     with working(f"predicting {table}"):
         result = kind.validate_steps(table, anchor=anchor)
@@ -49,7 +53,7 @@ def steps(table: Path, anchor: str | None, ordered: bool, **options: Any) -> Non
             click.echo("\n".join((*markdown_table(ORDER, cells), "")))
         elif not looks.as_json:
             stdout().print(number_table("the order of comparable configurations", ORDER, cells))
-    look(result, f"training steps: {table}", Kind("source", "strategy", kind.DIMENSIONS, kind.identity), looks)
+    look(result, f"training steps: {table}", TableKind("source", "strategy", kind.DIMENSIONS, kind.identity), looks)
 
 
 @click.command()
@@ -63,13 +67,13 @@ def memory(table: Path, **options: Any) -> None:
 
     with working(f"predicting {table}"):
         result = validate_memory(table)
-    show(result, f"peak memory: {table}", Looks(**options))
+    show(result, f"peak memory: {table}", ValidationOptions(**options))
 
 
 ORDER = ("source", "sets", "rows", "best found", "Spearman", "the pick loses", "median", "p90")
 
 
-def _order_cells(source: str, n: Together) -> list[str]:
+def _order_cells(source: str, n: OrderSummary) -> list[str]:
     rank = "-" if math.isnan(n.spearman) else f"{n.spearman:.2f}"
     lost = map(percent, (n.lost, n.lost_p50, n.lost_p90))
     return [source, str(n.n_sets), str(n.n_rows), percent(n.best_found), rank, *lost]

@@ -29,7 +29,7 @@ from clustersim.calibrate.score import Dimension, Score, evaluate, number, read_
 from clustersim.core.device import device_from_text
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.memory_use import MemoryUse
-from clustersim.core.ranges import Range, of_memory, of_step
+from clustersim.core.ranges import PredictionRange, of_memory, of_step
 from clustersim.model.sized import BY_COUNT
 from clustersim.scenario.held import held
 from clustersim.studies.what_if.folded import folded
@@ -55,7 +55,7 @@ def validate_steps(path: str | Path, anchor: str | None = None) -> Score:
     return score(rows if anchor else with_ranges(rows, _range), DIMENSIONS)
 
 
-def _range(row: Row) -> Range:
+def _range(row: Row) -> PredictionRange:
     return of_step(strategy_kind(row), publisher(row))
 
 

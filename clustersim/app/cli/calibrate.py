@@ -19,7 +19,7 @@ from clustersim.core.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
     from clustersim.calibrate.fit.calibrated import Calibrated
-    from clustersim.calibrate.fit.solve import Fit
+    from clustersim.calibrate.fit.solve import FitResult
     from clustersim.core.arrays import Bools
 
 
@@ -32,9 +32,14 @@ if TYPE_CHECKING:
 @format_option
 @json_option
 def calibrate(
-    data: tuple[Path, ...], topology: str, out: Path, nodes: int | None, plots: Path | None, fmt: str | None,
+    data: tuple[Path, ...],
+    topology: str,
+    out: Path,
+    nodes: int | None,
+    plots: Path | None,
+    fmt: str | None,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Fit the constants of the time models to DATA of one machine, and write a topology file that carries them. DATA
     are folders that clustersim capture wrote, or nccl-tests logs and tables in the columns of nccl_tests.csv."""
     from clustersim.calibrate.fit.calibrated import MARK, topology_text
@@ -69,8 +74,10 @@ def _fitted(data: tuple[Path, ...], topology: str, date: str, nodes: int | None,
     if all(captured):
         return calibrate_captures(data, topology, date)
     if any(captured):
-        raise ClusterSimError(f"{data[captured.index(True)]} is a capture, {data[captured.index(False)]} is none; "
-                              "calibrate one kind at a time")  # fmt: skip
+        raise ClusterSimError(
+            f"{data[captured.index(True)]} is a capture, {data[captured.index(False)]} is none; "
+            "calibrate one kind at a time"
+        )
     return calibrate_logs(data, topology, date, nodes, fmt)
 
 
@@ -90,7 +97,7 @@ def _draw(found: Calibrated, folder: Path) -> None:
             click.echo(write_picture(figure, folder / f"{fit.part}.png"), err=True)
 
 
-class Errors(msgspec.Struct, frozen=True):
+class FitErrors(msgspec.Struct, frozen=True):
     """Median |relative error| of some rows, before and after a fit."""
 
     rows: int
@@ -98,7 +105,7 @@ class Errors(msgspec.Struct, frozen=True):
     after: float
 
 
-class FittedOne(msgspec.Struct, frozen=True):
+class ConstantEstimate(msgspec.Struct, frozen=True):
     """A constant of a part: its value with the 95 % interval, and why it keeps its default; empty where it does not."""
 
     part: str
@@ -110,25 +117,25 @@ class FittedOne(msgspec.Struct, frozen=True):
     refused: str
 
 
-class Said(msgspec.Struct, frozen=True):
+class CalibrationReport(msgspec.Struct, frozen=True):
     """What a calibration says: ``errors`` by part, of NCCL also ``by_size``; ``held_out``, the median error of rows
     predicted from the other half of the sizes of ``held_out_of``; rows ``skipped``, by reason."""
 
-    constants: list[FittedOne]
-    errors: dict[str, Errors]
-    by_size: dict[str, Errors]
+    constants: list[ConstantEstimate]
+    errors: dict[str, FitErrors]
+    by_size: dict[str, FitErrors]
     held_out_of: str
     held_out: float | None
     noise: float
     skipped: Mapping[str, int]
 
 
-def _said(found: Calibrated) -> Said:
+def _said(found: Calibrated) -> CalibrationReport:
     import numpy as np
 
-    return Said(
+    return CalibrationReport(
         constants=[
-            FittedOne(fit.part, c.knob.name, c.value, c.low, c.high, c.knob.default, c.refused)
+            ConstantEstimate(fit.part, c.knob.name, c.value, c.low, c.high, c.knob.default, c.refused)
             for fit in found.fits
             for c in fit.constants
         ],
@@ -141,13 +148,13 @@ def _said(found: Calibrated) -> Said:
     )
 
 
-def _by_size(found: Calibrated) -> dict[str, Errors]:
+def _by_size(found: Calibrated) -> dict[str, FitErrors]:
     """Of NCCL's rows."""
     import numpy as np
 
     from clustersim.core.ranges import size_class
 
-    out: dict[str, Errors] = {}
+    out: dict[str, FitErrors] = {}
     for fit in found.fits:
         of = np.array([size_class(size) for size in found.sizes]) if fit.part == "nccl" else np.empty(0)
         for name in sorted(set(of.tolist()), key=lambda name: float(found.sizes[of == name].min())):
@@ -155,12 +162,12 @@ def _by_size(found: Calibrated) -> dict[str, Errors]:
     return out
 
 
-def _errors(fit: Fit, rows: Bools | slice) -> Errors:
+def _errors(fit: FitResult, rows: Bools | slice) -> FitErrors:
     import numpy as np
 
     measured = fit.measured[rows]
     before, after = (float(np.median(np.abs(times[rows] / measured - 1.0))) for times in (fit.before, fit.after))
-    return Errors(len(measured), before, after)
+    return FitErrors(len(measured), before, after)
 
 
 def _print(found: Calibrated) -> None:
@@ -179,7 +186,7 @@ def _print(found: Calibrated) -> None:
         click.echo(f"skipped {count}: {reason}")
 
 
-def _cells(one: FittedOne) -> Iterator[str]:
+def _cells(one: ConstantEstimate) -> Iterator[str]:
     from clustersim.core.calibrated import unit_of
 
     formats: dict[str, Callable[[float], str]] = {"s": format_time, "B/s": format_bandwidth, "B": format_bytes}
@@ -191,7 +198,7 @@ def _cells(one: FittedOne) -> Iterator[str]:
         yield from (show(one.value), f"{show(one.low)} to {show(one.high)}", "")
 
 
-def _lines(said: Said) -> Iterator[str]:
+def _lines(said: CalibrationReport) -> Iterator[str]:
     for part, error in said.errors.items():
         yield f"{part}: {error.rows} rows, median |error| {error.before:.1%} before and {error.after:.1%} after"
     for name, error in said.by_size.items():

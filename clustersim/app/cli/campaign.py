@@ -11,7 +11,7 @@ from clustersim.app.cli.common import PATH, json_option, page_option, rich_table
 from clustersim.app.cli.study import needs_out, say_study, written_study
 
 if TYPE_CHECKING:
-    from clustersim.studies.campaign import Answer
+    from clustersim.studies.campaign import CampaignAnswer
 
 
 @click.command(short_help="Simulate a whole training: weeks, failures, checkpoints.")
@@ -27,9 +27,16 @@ if TYPE_CHECKING:
 @page_option
 @json_option
 def campaign(
-    scenario: str, changes: tuple[str, ...], replicas: int, seed: int, what_if: bool, jobs: int, out: Path | None,
-    page: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    scenario: str,
+    changes: tuple[str, ...],
+    replicas: int,
+    seed: int,
+    what_if: bool,
+    jobs: int,
+    out: Path | None,
+    page: Path | None,
+    as_json: bool,
+) -> None:
     """Simulate the whole training that a scenario's [campaign] table describes, many times.
 
     SCENARIO is a .toml file or the name of a shipped one. A step is simulated once for each state that the machine can
@@ -42,7 +49,7 @@ def campaign(
 
     needs_out(page, out)
     loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
-    asked = campaigns.Asked(replicas, seed, jobs, what_if)
+    asked = campaigns.CampaignOptions(replicas, seed, jobs, what_if)
     folder = None if out is None else campaigns.folder_for(loaded, out, asked)
     with working(f"playing {loaded.name}") as progress:
         said = campaigns.answer(loaded, asked, folder, progress)
@@ -54,10 +61,11 @@ def campaign(
     say_study(said, out, page, as_json, lambda pages: _print(said, wrote + pages))
 
 
-def _print(said: Answer, wrote: list[str]) -> None:
+def _print(said: CampaignAnswer, wrote: list[str]) -> None:
     from clustersim.app.report.campaign import LABELS, campaign_words
 
-    console, page = stdout(), campaign_words(said)
+    console = stdout()
+    page = campaign_words(said)
     console.say(page.verdict, *(f"{what:24s} {text}" for what, text in page.figures))
     for section in page.sections:
         if section.grid is not None:

@@ -21,8 +21,11 @@ from clustersim.core.units import parse_message_size, parse_time
 @click.option("--nproc-per-node", type=click.IntRange(min=1), default=1, help="How many ranks to start, one a GPU.")
 @click.option("--budget", default="10min", help="How long it may take.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", help="What the ranks compute on.")
-@click.option("--backend", type=click.Choice(["nccl", "gloo", "mpi"]),
-              help="What the ranks talk over.  [nccl on cuda, gloo on cpu]")  # fmt: skip
+@click.option(
+    "--backend",
+    type=click.Choice(["nccl", "gloo", "mpi"]),
+    help="What the ranks talk over.  [nccl on cuda, gloo on cpu]",
+)
 @click.option("--parts", help="What to measure: collectives, compute, steps; commas between.  [all]")
 @click.option("--largest", help="Bytes of the largest collective.  [4G]")
 @click.option("--share-gpu", is_flag=True, help="Let all ranks use one GPU, and talk over sockets.")

@@ -11,7 +11,7 @@ from clustersim.app.cli.common import json_option, print_json, working
 from clustersim.core.units import format_bandwidth
 
 if TYPE_CHECKING:
-    from clustersim.cluster.files.check import Report
+    from clustersim.cluster.files.check import TopologyReport
 
 
 @click.command(short_help="Say what a topology file describes, and what looks wrong.")
@@ -38,7 +38,7 @@ def check(file: str, nodes: int | None, as_json: bool) -> None:
         click.echo("\n".join([*_lines(report), *numbers]))
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: TopologyReport) -> Iterator[str]:
     yield f"{report.name}: {report.n_nodes} node(s), fabric {report.fabric or 'none'}"
     chips = ", ".join(f"{count} x {name}" for name, count in report.devices.items())
     yield f"{'GPUs' if 'gpu' in report.vertices else 'CPUs':24s} {chips}"
@@ -50,7 +50,8 @@ def _lines(report: Report) -> Iterator[str]:
         parts = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         yield f"{what:24s} {sum(counts.values())} ({parts})"
     if len(report.injection_bandwidth):
-        low, high = float(report.injection_bandwidth.min()), float(report.injection_bandwidth.max())
+        low = float(report.injection_bandwidth.min())
+        high = float(report.injection_bandwidth.max())
         spread = "" if low == high else f" to {format_bandwidth(high)}"
         each = "injection per GPU" if "gpu" in report.vertices else "injection per CPU"
         yield f"{each:24s} {format_bandwidth(low)}{spread}"

@@ -42,7 +42,7 @@ COLUMNS = (
 )
 
 
-class Asked(msgspec.Struct):
+class CollectiveOptions(msgspec.Struct):
     """The options, by their names."""
 
     size: str | None
@@ -62,7 +62,7 @@ class Asked(msgspec.Struct):
     nccl_version: tuple[int, int]
 
 
-class Row(msgspec.Struct, frozen=True):
+class CollectiveRow(msgspec.Struct, frozen=True):
     """A line: what was timed, how long it takes, and what was chosen for it."""
 
     collective: str
@@ -93,8 +93,14 @@ class Row(msgspec.Struct, frozen=True):
 @click.option("-f", "--stepfactor", type=click.IntRange(min=2), help="Factor between two sizes.  [2]")
 @click.option("-i", "--stepbytes", help="Bytes between two sizes, instead of a factor.")
 @click.option("-d", "--dtype", type=click.Choice(sorted(TYPES)), default="fp32", help="Of the elements.")
-@click.option("-o", "--op", "redop", type=click.Choice(["sum", "prod", "min", "max", "avg"]), default="sum",
-              help="How ranks' elements are joined.")  # fmt: skip
+@click.option(
+    "-o",
+    "--op",
+    "redop",
+    type=click.Choice(["sum", "prod", "min", "max", "avg"]),
+    default="sum",
+    help="How ranks' elements are joined.",
+)
 @click.option("-r", "--root", type=click.IntRange(min=0), default=0, help="The rank that sends to all, or gets all.")
 @click.option("--algorithm", help="Force one, as NCCL_ALGO or coll_tuned_*_algorithm do.")
 @click.option("--protocol", help="Force one, as NCCL_PROTO does: LL, LL128 or Simple; of mpi: vader, tcp or ucx.")
@@ -104,10 +110,18 @@ class Row(msgspec.Struct, frozen=True):
     type=click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"]),
     help="The library; mpi_cuda is Open MPI with CUDA support.  [nccl; gloo where there is no GPU]",
 )
-@click.option("--fidelity", type=click.Choice(["flow", "chunk"]), default="flow",
-              help="Play a collective as one flow, or every transfer of it, which is slower.")  # fmt: skip
-@click.option("--launch", type=click.Choice(["process_per_gpu", "single_process", "threads"]),
-              default="process_per_gpu", help="Who drives the GPUs of a node.")  # fmt: skip
+@click.option(
+    "--fidelity",
+    type=click.Choice(["flow", "chunk"]),
+    default="flow",
+    help="Play a collective as one flow, or every transfer of it, which is slower.",
+)
+@click.option(
+    "--launch",
+    type=click.Choice(["process_per_gpu", "single_process", "threads"]),
+    default="process_per_gpu",
+    help="Who drives the GPUs of a node.",
+)
 @click.option("--nccl-version", default="2.28", help="The NCCL whose choices are predicted.")
 @json_option
 def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, as_json: bool, **options: Any) -> None:
@@ -117,7 +131,7 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     from clustersim.collectives import fitted as fitting
     from clustersim.collectives import usual_backend
 
-    asked = Asked(**options | {"nccl_version": parse_nccl_version(options["nccl_version"])})
+    asked = CollectiveOptions(**options | {"nccl_version": parse_nccl_version(options["nccl_version"])})
     name = KINDS.get(kind.removesuffix("_perf"))
     if name is None:
         raise ClusterSimError(f"no collective {kind!r}; {nearest(kind, KINDS)}")
@@ -134,9 +148,11 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
         _print(rows, machine.name, nodes, mesh.world_size)
 
 
-def sizes(asked: Asked) -> Iterator[int]:
+def sizes(asked: CollectiveOptions) -> Iterator[int]:
     """Message sizes [bytes], as nccl-tests' ``-b -e -f -i`` make them; its default is 32 MiB alone."""
-    size, first, last = asked.size, asked.minbytes, asked.maxbytes
+    size = asked.size
+    first = asked.minbytes
+    last = asked.maxbytes
     if size is not None and (first or last):
         raise ClusterSimError("write either --size or a sweep (--minbytes, --maxbytes), not both")
     low = parse_message_size(size or first or last or "32M")
@@ -153,7 +169,7 @@ def sizes(asked: Asked) -> Iterator[int]:
         low = low + step if step else low * (asked.stepfactor or 2)
 
 
-def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, asked: Asked) -> Row:
+def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, asked: CollectiveOptions) -> CollectiveRow:
     from clustersim import collectives
     from clustersim.collectives.base import Group, Request
     from clustersim.core.program import DTYPE_BYTES
@@ -173,7 +189,7 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, asked: Asked)
     if asked.fidelity == "chunk":
         seconds = _chunked(request, group, mesh, asked)
     rate = nbytes / seconds if seconds else 0.0
-    return Row(
+    return CollectiveRow(
         collective=kind,
         size_bytes=int(nbytes),
         count=int(nbytes) // DTYPE_BYTES[asked.dtype] // (mesh.world_size if kind in SPLIT else 1),
@@ -192,7 +208,7 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, asked: Asked)
     )
 
 
-def _chunked(request: Request, group: Group, mesh: Mesh, asked: Asked) -> float:
+def _chunked(request: Request, group: Group, mesh: Mesh, asked: CollectiveOptions) -> float:
     """Seconds when every step of the algorithm is played by itself."""
     from clustersim import collectives, engine
     from clustersim.core.program import Collective, Program, Role
@@ -223,7 +239,7 @@ def _chunked(request: Request, group: Group, mesh: Mesh, asked: Asked) -> float:
     return timeline.makespan
 
 
-def _print(rows: list[Row], topology: str, nodes: int, ranks: int) -> None:
+def _print(rows: list[CollectiveRow], topology: str, nodes: int, ranks: int) -> None:
     click.echo(f"# {rows[0].collective} on {topology}: {nodes} node(s), {ranks} ranks (predicted)")
     click.echo("#" + " " * 54 + "out-of-place")
     click.echo("#" + _line([name for name, _, _ in COLUMNS])[1:])

@@ -102,11 +102,13 @@ def label_of(strategy: str, variant: str, *, split: bool = False) -> str:
     return variant if split else f"{strategy} {variant}".strip()
 
 
-class Progress:
+class ProgressLine:
     """How far some work is; :meth:`show` tells stderr, from a thread of its own, once it takes long."""
 
     def __init__(self, what: str) -> None:
-        self.what, self.done, self.total = what, 0, 0
+        self.what = what
+        self.done = 0
+        self.total = 0
         self.over = threading.Event()
 
     def name(self, what: str) -> None:
@@ -115,7 +117,8 @@ class Progress:
 
     def __call__(self, done: int, total: int) -> None:
         """Called by the work: ``done`` of ``total`` steps."""
-        self.done, self.total = done, total
+        self.done = done
+        self.total = total
 
     def show(self) -> None:
         """Wait :data:`QUIET_SECONDS`, then say on a terminal what is going on, how far it is and how long it may take;
@@ -144,9 +147,9 @@ class Progress:
 
 
 @contextmanager
-def working(what: str) -> Iterator[Progress]:
+def working(what: str) -> Iterator[ProgressLine]:
     """Say on stderr what takes long, once it has. The block may tell how far it is through what this yields."""
-    told = Progress(what)
+    told = ProgressLine(what)
     thread = threading.Thread(target=told.show, daemon=True)
     thread.start()
     try:

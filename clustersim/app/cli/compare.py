@@ -11,7 +11,7 @@ from clustersim.app.cli.common import json_option, label_of, number_table, print
 from clustersim.core.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from clustersim.studies.what_if.comparison import Compared
+    from clustersim.studies.what_if.comparison import ComparisonRow
 
 
 @click.command("compare-strategies", short_help="Run every strategy on a scenario's machine and model.")
@@ -35,7 +35,7 @@ def compare_strategies(scenario: str, changes: tuple[str, ...], as_json: bool) -
         _print(scenario, rows, split=len({row.strategy for row in rows}) == 1)
 
 
-def _print(scenario: str, rows: list[Compared], *, split: bool) -> None:
+def _print(scenario: str, rows: list[ComparisonRow], *, split: bool) -> None:
     """Ways to split have a bubble, and their samples a second are said by the step: it has the same samples in all."""
     first, other = ("split", "bubble") if split else ("strategy", "samples/s")
     heads = (first, "step time", other, "exposed transfer", "waiting", "peak memory", "sent per GPU and step", "fits")
@@ -46,7 +46,7 @@ def _print(scenario: str, rows: list[Compared], *, split: bool) -> None:
     console.say(*(f"- {name}: {row.reason}" for name, row in named if row.reason))
 
 
-def _cells(row: Compared, *, split: bool) -> list[str]:
+def _cells(row: ComparisonRow, *, split: bool) -> list[str]:
     if row.fits is None:
         return [*[""] * 6, "-"]
     step, bubble, exposed, waiting = (

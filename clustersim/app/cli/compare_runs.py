@@ -29,7 +29,8 @@ def compare(a: str, b: str, top: int, plot: Path | None, fmt: str | None, as_jso
 
     if plot is not None:
         picture_path(plot)
-    one, other = load(a, fmt=fmt), load(b, fmt=fmt)
+    one = load(a, fmt=fmt)
+    other = load(b, fmt=fmt)
     with working("comparing"):
         found = compared(one.timeline, other.timeline)
     names = f"A: {one.title}", f"B: {other.title}"

@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 @set_option
 @click.option("--rank", type=click.IntRange(min=0), default=0, help="The rank whose place and ops are printed.")
 @click.option("--mesh", "only_mesh", is_flag=True, help="Only the mesh: degrees, groups, links and the rank's place.")
-@click.option("--all", "every", is_flag=True,
-              help="Print every op; without, repeats are printed once and a long list by its ends.")  # fmt: skip
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Print every op; without, repeats are printed once and a long list by its ends.",
+)
 @json_option
 def describe(scenario: str, changes: tuple[str, ...], rank: int, only_mesh: bool, every: bool, as_json: bool) -> None:
     """Print a scenario before it runs: the groups of its mesh and the links they use, torchrun's variables of one rank,
@@ -72,7 +76,9 @@ def _facts(topology: Topology, mesh: Mesh, rank: int, prepared: Prepared | None)
 
 def _program(prepared: Prepared, rank: int) -> dict[str, object]:
     """What a rank computes and holds, and its op list."""
-    split, text = prepared.split, prepared.program.describe(rank)  # which says where there is no such rank
+    # which says where there is no such rank
+    split = prepared.split
+    text = prepared.program.describe(rank)
     role = next(role for role in prepared.program.roles if rank in role.ranks)
     stages = () if split is None else zip(split.partition.stages, split.memory, strict=True)
     return {
@@ -92,11 +98,18 @@ def _program(prepared: Prepared, rank: int) -> dict[str, object]:
         ],
         "notes": list(prepared.notes),
         "ops": [
-            {"name": op.name, "stream": op.stream, "step": op.step, "phase": op.phase, "bytes": op.nbytes,
-             "after": list(op.after), "text": line.strip()}
+            {
+                "name": op.name,
+                "stream": op.stream,
+                "step": op.step,
+                "phase": op.phase,
+                "bytes": op.nbytes,
+                "after": list(op.after),
+                "text": line.strip(),
+            }
             for op, line in zip(role.ops, text.splitlines(), strict=True)
         ],
-    }  # fmt: skip
+    }
 
 
 def _mesh(topology: Topology, mesh: Mesh) -> Iterator[str]:

@@ -15,7 +15,7 @@ from clustersim.core.outputs import together, writing
 from clustersim.core.texts import is_folder
 
 if TYPE_CHECKING:
-    from clustersim.files.launch import Exported, Imported
+    from clustersim.files.launch import LaunchFiles, LaunchImport
     from clustersim.scenario import Scenario
 
 FRAMEWORKS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nemo")
@@ -33,9 +33,15 @@ FRAMEWORKS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nemo")
 @click.option("--model", help="A shipped model or a config.json, where the files name none.")
 @json_option
 def import_(
-    files: tuple[Path, ...], out: Path, framework: str | None, topology: str | None, nodes: int | None,
-    gpus_per_node: int | None, model: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    files: tuple[Path, ...],
+    out: Path,
+    framework: str | None,
+    topology: str | None,
+    nodes: int | None,
+    gpus_per_node: int | None,
+    model: str | None,
+    as_json: bool,
+) -> None:
     """Make a scenario of FILES: a Megatron-LM script or YAML, a torchtitan TOML, a DeepSpeed JSON with the script that
     is launched with it, an accelerate YAML with the Trainer's arguments, or a NeMo or Megatron-Bridge recipe.
 
@@ -53,11 +59,19 @@ def import_(
     comment = "".join(f"# {' '.join(line.split())}\n" for line in (about, *told))
     write_new(out, comment + "\n" + toml_text(found.tables), scenario.load, said=not as_json)
     if as_json:
-        print_json({
-            "framework": found.framework.name, "version": found.framework.version, "scenario": found.tables,
-            "notes": found.notes, "mapped": found.mapped, "not_played": found.unplayed, "unknown": found.unknown,
-            "ignored": found.ignored, "wrote": str(out),
-        })  # fmt: skip
+        print_json(
+            {
+                "framework": found.framework.name,
+                "version": found.framework.version,
+                "scenario": found.tables,
+                "notes": found.notes,
+                "mapped": found.mapped,
+                "not_played": found.unplayed,
+                "unknown": found.unknown,
+                "ignored": found.ignored,
+                "wrote": str(out),
+            }
+        )
     else:
         click.echo("\n".join(told))
 
@@ -70,7 +84,7 @@ def _beside(path: str | None, out: Path) -> str | None:
     return beside if "/" in beside else f"./{beside}"
 
 
-def _told(found: Imported) -> list[str]:
+def _told(found: LaunchImport) -> list[str]:
     lines = [f"options read: {len(found.mapped)}, by their names in {found.framework.version}", *found.notes]
     lines += [f"not played: {name}: {why}" for name, why in found.unplayed.items()]
     if found.unknown:
@@ -84,8 +98,12 @@ def _told(found: Imported) -> list[str]:
 @click.argument("scenario")
 @click.option("--to", "to", required=True, type=click.Choice(FRAMEWORKS[:-1]), help="The framework that reads them.")
 @click.option("-o", "--out", "out", type=PATH, help="The file to write.  [printed]")
-@click.option("--option", "option", type=click.IntRange(min=1),
-              help="Of a plan's folder: which option of its front, fastest first.  [1]")  # fmt: skip
+@click.option(
+    "--option",
+    "option",
+    type=click.IntRange(min=1),
+    help="Of a plan's folder: which option of its front, fastest first.  [1]",
+)
 @set_option
 @json_option
 def export_config(
@@ -102,8 +120,15 @@ def export_config(
     found = exchange.written(made, to, out.stem if out else "launch")
     wrote = _write(found, out) if out else []
     if as_json:
-        print_json({"framework": to, "version": found.framework.version, "texts": found.texts, "wrote": wrote,
-                    "no_word_for": found.wordless})  # fmt: skip
+        print_json(
+            {
+                "framework": to,
+                "version": found.framework.version,
+                "texts": found.texts,
+                "wrote": wrote,
+                "no_word_for": found.wordless,
+            }
+        )
         return
     if out is None:
         for name, text in found.texts.items():
@@ -126,7 +151,7 @@ def _scenario(name: str, option: int | None) -> Scenario:
     return scenario.load(name)
 
 
-def _write(found: Exported, out: Path) -> list[str]:
+def _write(found: LaunchFiles, out: Path) -> list[str]:
     """The files, together; existing ones are left alone."""
     names = list(found.texts)
     if out.name not in names:

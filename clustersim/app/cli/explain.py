@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class LoadedRun:
     """A run by name, what it is called; and its parts where it was simulated now."""
 
     run: SavedRun
@@ -69,7 +69,7 @@ def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, fmt: str 
         _print(loaded.title, found, did + other.text, idle)
 
 
-def load(run: str, changes: tuple[str, ...] = (), *more: str, fmt: str | None = None) -> Loaded:
+def load(run: str, changes: tuple[str, ...] = (), *more: str, fmt: str | None = None) -> LoadedRun:
     """A run by name; simulates a scenario. ``more`` : the other files of a trace. ``fmt`` : a trace's format.
 
     Raises :class:`ClusterSimError` for one that cannot be found or read.
@@ -84,13 +84,13 @@ def load(run: str, changes: tuple[str, ...] = (), *more: str, fmt: str | None = 
     loaded = scenarios.load(run, scenarios.parse_overrides(changes))
     with working(f"simulating {loaded.name}") as progress:
         result = loaded.run(progress)
-    return Loaded(result.saved, result.scenario.title, result.prepared)
+    return LoadedRun(result.saved, result.scenario.title, result.prepared)
 
 
-def _over(path: Path, *more: Path, fmt: str | None = None) -> Loaded:
+def _over(path: Path, *more: Path, fmt: str | None = None) -> LoadedRun:
     """A run that was saved or measured; of a replay's folder, what was simulated."""
     from clustersim.app.cli.replay import SIMULATED, is_replay
-    from clustersim.core.facts import Facts
+    from clustersim.core.facts import RunFacts
     from clustersim.core.saved_run import SavedRun
     from clustersim.files import traces
     from clustersim.files.traces.saved import NAME, load_run
@@ -99,12 +99,12 @@ def _over(path: Path, *more: Path, fmt: str | None = None) -> Loaded:
         path = path / SIMULATED
     if not more and (path.suffix == ".npz" or (path / NAME).exists()):
         run = load_run(path)
-        return Loaded(run, run.facts.title or path.name)
+        return LoadedRun(run, run.facts.title or path.name)
     read = traces.read([path, *more], fmt)
     if isinstance(read, traces.Samples | traces.Told):
         raise TraceError(f"{path}: a table or a log has no run to explain; `clustersim trace` tells what it holds")
     title = f"{path.name}{f' and {len(more)} more' if more else ''}"
-    return Loaded(SavedRun(read, None, Facts(title=title)), title)
+    return LoadedRun(SavedRun(read, None, RunFacts(title=title)), title)
 
 
 def _print(title: str, found: Explanation, whatif: list[str], idle: list[str]) -> None:

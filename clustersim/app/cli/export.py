@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 @click.command(short_help="Write a run for Perfetto or as CSV, a program as Chakra traces, a machine for SimGrid.")
 @click.argument("run", type=PATH)
 @click.argument("file", type=PATH, required=False)
-@click.option("--chakra", type=PATH, metavar="DIR",
-              help="A folder for a scenario's program as Chakra traces, and its machine for ASTRA-sim.")  # fmt: skip
+@click.option(
+    "--chakra",
+    type=PATH,
+    metavar="DIR",
+    help="A folder for a scenario's program as Chakra traces, and its machine for ASTRA-sim.",
+)
 @ranks_option
 def export(run: Path, file: Path | None, chakra: Path | None, ranks: tuple[str, ...]) -> None:
     """Write the spans of a saved run RUN (a folder) to FILE, in the format its name ends with.
@@ -81,7 +85,8 @@ def _chakra(name: Path, folder: Path, ranks: list[int] | None) -> None:
 
     with working(f"writing {folder}"):
         prepared = _prepared(name)
-        program, title = prepared.program, name.stem
+        program = prepared.program
+        title = name.stem
         files = chakra.file_names(program, title, ranks)
         names = [*files, *machines.ASTRA]
         out = Folder(folder, "export", title, names, [title, prepared.scenario.inputs(), ranks])

@@ -13,7 +13,7 @@ _LINE = re.compile(r"^ *(\d+)  (.*?)(?:  after ([\d, ]+))?$")
 _NUMBERS = re.compile(r"(?<=[a-z]\.)\d+|(?<=bucket )\d+|(?<=parameters )\d+")
 
 
-class Block(msgspec.Struct, frozen=True):
+class RepeatedLines(msgspec.Struct, frozen=True):
     """Lines that stand for ``times`` runs of themselves in a row. ``key`` : what is equal in all of them."""
 
     key: object
@@ -45,7 +45,8 @@ def folded(lines: Sequence[str]) -> list[str]:
     """
     import numpy as np
 
-    blocks, numbers = [_block(line) for line in lines], np.zeros(0, dtype=np.int64)
+    blocks = [_block(line) for line in lines]
+    numbers = np.zeros(0, dtype=np.int64)
     for size in range(1, LONGEST + 1):
         if len(blocks) < 2 * size:
             break
@@ -59,18 +60,19 @@ def folded(lines: Sequence[str]) -> list[str]:
     return [text for block in blocks for text in block.text()]
 
 
-def _block(line: str) -> Block:
+def _block(line: str) -> RepeatedLines:
     found = _LINE.match(line)
     if found is None:
-        return Block(line, (line,), -1, -1)
+        return RepeatedLines(line, (line,), -1, -1)
     index = int(found[1])
     waits = tuple(index - int(op) for op in (found[3] or "").split(", ") if op)
-    return Block((_NUMBERS.sub("#", found[2]), waits), (line,), index, index)
+    return RepeatedLines((_NUMBERS.sub("#", found[2]), waits), (line,), index, index)
 
 
-def _fold(blocks: list[Block], size: int) -> Iterator[Block]:
+def _fold(blocks: list[RepeatedLines], size: int) -> Iterator[RepeatedLines]:
     """Runs of ``size`` blocks that come again right behind themselves, as one block each."""
-    keys, i = [block.key for block in blocks], 0
+    keys = [block.key for block in blocks]
+    i = 0
     while i < len(blocks):
         times = 1
         if keys[i] == (keys[i + size] if i + size < len(keys) else None):
@@ -84,7 +86,7 @@ def _fold(blocks: list[Block], size: int) -> Iterator[Block]:
         lines = tuple(text for block in unit for text in block.text())
         key = (tuple(keys[i : i + size]), times)
         i += times * size
-        yield Block(key, lines, unit[0].first, blocks[i - 1].last, times)
+        yield RepeatedLines(key, lines, unit[0].first, blocks[i - 1].last, times)
 
 
 def shortened(lines: list[str], first: int = 80, last: int = 24) -> list[str]:

@@ -157,9 +157,13 @@ def _keys_alone(context: click.Context, _: click.Parameter, kind: str | None) ->
 
 
 keys_option: Decorator = click.option(
-    "--keys", type=click.Choice(list(KINDS)), callback=_keys_alone, is_eager=True, expose_value=False,
+    "--keys",
+    type=click.Choice(list(KINDS)),
+    callback=_keys_alone,
+    is_eager=True,
+    expose_value=False,
     help="Print every key of such a file instead; no SCENARIO is needed.",
-)  # fmt: skip
+)
 
 
 @click.command("schema", short_help="Print the JSON Schema of a file kind, for editors.")

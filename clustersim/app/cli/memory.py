@@ -13,7 +13,7 @@ from clustersim.core.units import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from clustersim.studies.what_if.memory_table import Kept, Refused
+    from clustersim.studies.what_if.memory_table import MemoryRow, RefusedStrategy
 
 
 @click.command(short_help="Say what fills a GPU's memory, and what would fit.")
@@ -27,19 +27,19 @@ def memory(scenario: str, every: bool, changes: tuple[str, ...], as_json: bool) 
     Bytes are what the framework's allocator holds; the driver's context is a part of its own.
     """
     from clustersim import scenario as scenarios
-    from clustersim.studies.what_if.memory_table import Kept, table
+    from clustersim.studies.what_if.memory_table import MemoryRow, table
 
     with working(f"adding up the memory of {scenario}"):
         rows = table(scenario, scenarios.parse_overrides(changes), every=every)
     if as_json:
         print_json({"scenario": scenario, "rows": msgspec.to_builtins(rows)})
-    elif isinstance(own := rows[0], Kept) and not every:
+    elif isinstance(own := rows[0], MemoryRow) and not every:
         _print_one(scenario, own)
     else:
         _print_all(scenario, rows)
 
 
-def _print_one(scenario: str, row: Kept) -> None:
+def _print_one(scenario: str, row: MemoryRow) -> None:
     console = stdout()
     if len(row.stages) > 1:
         console.print(_by_stage(scenario, row))
@@ -49,12 +49,13 @@ def _print_one(scenario: str, row: Kept) -> None:
     fits = "fits on" if row.fits else "does not fit on"
     where = f"stage {row.stage}, which holds most, " if len(row.stages) > 1 else ""
     console.say(f"{where}{fits} {row.device} ({format_bytes(row.device_bytes)})")
-    reserved, shown = format_bytes(row.reserved_bytes), format_bytes(row.shown_bytes)
+    reserved = format_bytes(row.reserved_bytes)
+    shown = format_bytes(row.shown_bytes)
     console.say(f"the allocator reserves about {reserved}, and nvidia-smi shows about {shown}")
     console.print(f"largest micro-batch that fits: {row.largest_micro_batch or 'none'}")
 
 
-def _by_part(scenario: str, row: Kept) -> Table:
+def _by_part(scenario: str, row: MemoryRow) -> Table:
     """Each part of one GPU, at its own largest and at the one moment when all of them are most."""
     rows = (
         (name.replace("_", " "), format_bytes(nbytes), format_bytes(row.at_peak[name]))
@@ -68,14 +69,20 @@ def _by_part(scenario: str, row: Kept) -> Table:
 
 
 COLUMNS = {
-    "params": ("parameters",), "gathered": ("gathered",), "stashed": ("weight_copies",), "grads": ("gradients",),
-    "optim": ("master_weights", "optimizer_states", "optimizer_workspace"), "buckets": ("buckets",),
-    "activ": ("activations",), "logits": ("logits",), "driver": ("context",),
-}  # fmt: skip
+    "params": ("parameters",),
+    "gathered": ("gathered",),
+    "stashed": ("weight_copies",),
+    "grads": ("gradients",),
+    "optim": ("master_weights", "optimizer_states", "optimizer_workspace"),
+    "buckets": ("buckets",),
+    "activ": ("activations",),
+    "logits": ("logits",),
+    "driver": ("context",),
+}
 """Columns of a table of stages, and the parts they add up."""
 
 
-def _by_stage(scenario: str, row: Kept) -> Table:
+def _by_stage(scenario: str, row: MemoryRow) -> Table:
     """A line for each stage, at its own fullest moment: the parts add up to the total."""
     from rich.markup import escape
     from rich.table import Table
@@ -99,23 +106,24 @@ PARTS = {"gather": "gathered", "bucket": "buckets", "activ": "activations", "log
 """Columns of the table of strategies beside model states, and the parts they are; each at its own largest."""
 
 
-def _cells(row: Kept | Refused, parts: list[str]) -> list[str]:
-    from clustersim.studies.what_if.memory_table import Refused
+def _cells(row: MemoryRow | RefusedStrategy, parts: list[str]) -> list[str]:
+    from clustersim.studies.what_if.memory_table import RefusedStrategy
 
-    if isinstance(row, Refused):
+    if isinstance(row, RefusedStrategy):
         return [*[""] * (3 + len(parts)), "-", ""]
     states, *held, total = (
         f"{nbytes / 2**30:.2f}"
         for nbytes in (row.model_states_bytes, *(row.largest[part] for part in parts), row.total_bytes)
     )
-    saving, fits = f"{row.saving:.1f}x" if row.saving else "", "yes" if row.fits else "no"
+    saving = f"{row.saving:.1f}x" if row.saving else ""
+    fits = "yes" if row.fits else "no"
     return [states, saving, *held, total, fits, str(row.largest_micro_batch or "none")]
 
 
-def _print_all(scenario: str, rows: list[Kept | Refused]) -> None:
-    from clustersim.studies.what_if.memory_table import Kept
+def _print_all(scenario: str, rows: list[MemoryRow | RefusedStrategy]) -> None:
+    from clustersim.studies.what_if.memory_table import MemoryRow
 
-    kept = [row for row in rows if isinstance(row, Kept)]
+    kept = [row for row in rows if isinstance(row, MemoryRow)]
     split = bool(kept[0].stages)
     of = "the fullest GPU" if split else "one GPU"
     parts = {name: part for name, part in PARTS.items() if any(row.largest[part] for row in kept)}

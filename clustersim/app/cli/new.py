@@ -41,9 +41,14 @@ def new() -> None:
     "--tokens", type=click.FloatRange(min=1), help="Tokens to train on: adds the [campaign] table of a whole training."
 )
 def scenario(
-    file: Path, gpu: str | None, topology: str | None, nodes: int, model_name: str, strategy: str | None,
+    file: Path,
+    gpu: str | None,
+    topology: str | None,
+    nodes: int,
+    model_name: str,
+    strategy: str | None,
     tokens: float | None,
-) -> None:  # fmt: skip
+) -> None:
     """A scenario for clustersim run."""
     from clustersim import scenario as scenarios
 
@@ -81,18 +86,30 @@ def _filled(draft: str, /, **values: object) -> str:
 @file_argument
 @gpu_option
 @topology_option
-@click.option("--mix", multiple=True, metavar="hgx-a100:2",
-              help="A machine and how many nodes of it; repeat it for a mixed cluster.")  # fmt: skip
+@click.option(
+    "--mix",
+    multiple=True,
+    metavar="hgx-a100:2",
+    help="A machine and how many nodes of it; repeat it for a mixed cluster.",
+)
 @click.option("--nics", metavar="8x400Gb/s", help="NICs of a node, and the line rate of each.")
-@click.option("--oversubscription", type=click.FloatRange(min=1),
-              help="Of leaf switches: bandwidth down to nodes over bandwidth up.")  # fmt: skip
+@click.option(
+    "--oversubscription",
+    type=click.FloatRange(min=1),
+    help="Of leaf switches: bandwidth down to nodes over bandwidth up.",
+)
 @click.option(
     "--from", "found", type=PATH, help="A file with what NCCL (NCCL_TOPO_DUMP_FILE) or nvidia-smi topo -m wrote."
 )
 def topology(
-    file: Path, gpu: str | None, topology: str | None, mix: tuple[str, ...], nics: str | None,
-    oversubscription: float | None, found: Path | None,
-) -> None:  # fmt: skip
+    file: Path,
+    gpu: str | None,
+    topology: str | None,
+    mix: tuple[str, ...],
+    nics: str | None,
+    oversubscription: float | None,
+    found: Path | None,
+) -> None:
     """A machine, as a few changes to a shipped one or as NCCL found it, for clustersim check and cluster.topology."""
     from clustersim.cluster import files as fabrics
     from clustersim.cluster.files.nccl_xml import topology_text
@@ -150,7 +167,8 @@ def _nics(text: str, base: str) -> list[str]:
     if found is None:
         raise ClusterSimError(f"--nics {text!r}: write a number and a rate, such as 8x400Gb/s")
     machine = fabrics.load(base)
-    count, has = int(found[1]), sum(kind == "nic" for kind in machine.vertex_kinds)
+    count = int(found[1])
+    has = sum(kind == "nic" for kind in machine.vertex_kinds)
     if not 1 <= count <= has:
         raise ClusterSimError(f"--nics {text!r}: {base} has {has} NICs; extend a machine with at least {count}")
     rate = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", found[2].strip())
@@ -184,9 +202,13 @@ def _numbered(which: list[int]) -> str:
 @model_option
 @click.option("--tokens", type=click.FloatRange(min=1), help="Tokens to train on: the answer then has days and USD.")
 def plan(
-    file: Path, gpus: tuple[str, ...], topologies: tuple[str, ...], nodes: tuple[int, ...], model_name: str,
+    file: Path,
+    gpus: tuple[str, ...],
+    topologies: tuple[str, ...],
+    nodes: tuple[int, ...],
+    model_name: str,
     tokens: float | None,
-) -> None:  # fmt: skip
+) -> None:
     """A plan for clustersim plan: which machine, which strategy, and how many GPUs."""
     from clustersim.studies.plan.spec import load
 
@@ -232,7 +254,8 @@ def machine_of(gpu: str | None, topology: str | None) -> str:
     if topology is not None:
         fabrics.load(topology)
         return topology
-    named, known = gpu or "H100", shipped("topologies")
+    named = gpu or "H100"
+    known = shipped("topologies")
     if (plain := f"hgx-{named.lower()}") in known:  # A100 alone is the 80 GB one there, and the 40 GB one elsewhere
         return plain
     wanted = device_from_text(named).name

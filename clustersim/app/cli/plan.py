@@ -23,7 +23,7 @@ from clustersim.app.cli.study import say_study, written_study
 from clustersim.core.errors import ClusterSimError
 
 if TYPE_CHECKING:
-    from clustersim.studies.plan.rows import Answer, Chosen, Row
+    from clustersim.studies.plan.rows import ChosenRow, PlanAnswer, PlanRow
 
 
 @click.command(short_help="Find the best machines, sizes and strategies within limits.")
@@ -51,17 +51,22 @@ def plan(
     read, path = planner.load(file)
     with working(f"planning {path.stem}") as progress:
         found = planner.search(
-            read, path, out, planner.How(None, jobs, exhaustive, robust), progress=progress,
+            read,
+            path,
+            out,
+            planner.SearchOptions(None, jobs, exhaustive, robust),
+            progress=progress,
             told=lambda words: click.echo(f"{path.stem}: {words}", err=True),
-        )  # fmt: skip
+        )
         said = planner.with_campaign(planner.told(read, found, path), read)
         said = structs.replace(said, launch=_launch(said.front, out))
-    folder, title = planner.folder_for(read, path, out), read.title or path.stem
+    folder = planner.folder_for(read, path, out)
+    title = read.title or path.stem
     wrote = [f"{out}/results.jsonl", *written_study(folder, planner.FILE, said, pictures(said))]
     say_study(said, out, page, as_json, lambda pages: _print(title, said, len(found.options), wrote + pages))
 
 
-def _launch(front: list[Chosen], out: Path) -> str:
+def _launch(front: list[ChosenRow], out: Path) -> str:
     """The command that writes the fastest option's launch files, for the framework that has most words for it; nothing
     where none can launch it."""
     from clustersim import scenario
@@ -70,7 +75,8 @@ def _launch(front: list[Chosen], out: Path) -> str:
 
     if not front:
         return ""
-    made, found = scenario.from_table(front[0].scenario, front[0].path), []
+    made = scenario.from_table(front[0].scenario, front[0].path)
+    found = []
     for to in FRAMEWORKS[:-1]:
         with contextlib.suppress(ClusterSimError):
             written = exchange.written(made, to)
@@ -81,7 +87,7 @@ def _launch(front: list[Chosen], out: Path) -> str:
     return f"clustersim export-config {out} --to {to} -o launch{suffix}"
 
 
-def _print(title: str, said: Answer, options: int, wrote: list[str]) -> None:
+def _print(title: str, said: PlanAnswer, options: int, wrote: list[str]) -> None:
     from clustersim.app.report.plan import failures, robust
 
     console = stdout()
@@ -110,11 +116,16 @@ def _print(title: str, said: Answer, options: int, wrote: list[str]) -> None:
     console.say(f"wrote {', '.join(wrote)}")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: PlanRow) -> tuple[str, ...]:
     def number(value: float | None, form: str = ",.0f") -> str:
         return "-" if value is None else format(value, form)
 
     return (
-        number(row.gpus), number(row.rate), f"{row.error:.0%}", number(row.usd_per_1e9), number(row.kwh_per_1e9),
-        number(row.days, ",.1f"), number(row.usd),
-    )  # fmt: skip
+        number(row.gpus),
+        number(row.rate),
+        f"{row.error:.0%}",
+        number(row.usd_per_1e9),
+        number(row.kwh_per_1e9),
+        number(row.days, ",.1f"),
+        number(row.usd),
+    )

@@ -60,9 +60,19 @@ def _run(path: Path, fmt: str | None) -> SavedRun:
 )
 @format_option
 def plot(
-    kind: str, run_dir: Path, file: Path, ranks: tuple[str, ...], window: str | None, zoom: str | None,
-    step: int | None, arrows: bool, nodes: int | None, title: str | None, dpi: int, fmt: str | None,
-) -> None:  # fmt: skip
+    kind: str,
+    run_dir: Path,
+    file: Path,
+    ranks: tuple[str, ...],
+    window: str | None,
+    zoom: str | None,
+    step: int | None,
+    arrows: bool,
+    nodes: int | None,
+    title: str | None,
+    dpi: int,
+    fmt: str | None,
+) -> None:
     """Draw a run to FILE (.png, .svg or .pdf). KIND is gantt, breakdown, waterfall, topology, links,
     memory or traffic; of a split model pipeline, stages, stage-memory or mesh, too.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clustersim.core.timeline import Timeline
     from clustersim.core.topology import Topology
     from clustersim.studies.replay.replay_scale import Scale
-    from clustersim.studies.replay.trace_replay import Replayed
+    from clustersim.studies.replay.trace_replay import ReplayedTrace
 
 CHAKRA = "chakra"
 """What --format calls a program's traces, which only this command reads."""
@@ -35,17 +35,32 @@ SAVED = ("measured.npz", SIMULATED)
 @click.option("--topology", "name", help="A shipped topology, or a .toml file; without it transfers take no time.")
 @click.option("--nodes", type=click.IntRange(min=1), help="How many nodes.  [as many as the trace names]")
 @click.option("--times", type=click.IntRange(min=1), default=1, help="How many times as many ranks.")
-@click.option("--scale", "scales", multiple=True, metavar="KEY=VALUE",
-              help="Change one thing: dp=64, gpu=H100-SXM5-80GB (or FROM:TO; dtype=fp32), bucket=100MiB.")  # fmt: skip
-@click.option("--backend", type=click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"]),
-              help="What collectives run on.  [the trace's own; else nccl, or gloo without a GPU]")  # fmt: skip
+@click.option(
+    "--scale",
+    "scales",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change one thing: dp=64, gpu=H100-SXM5-80GB (or FROM:TO; dtype=fp32), bucket=100MiB.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["nccl", "gloo", "mpi", "mpi_cuda", "ideal"]),
+    help="What collectives run on.  [the trace's own; else nccl, or gloo without a GPU]",
+)
 @click.option("--out", type=PATH, help="Folder for measured.npz and simulated.npz.")
 @format_option
 @json_option
 def replay(
-    files: tuple[Path, ...], name: str | None, nodes: int | None, times: int, scales: tuple[str, ...],
-    backend: str | None, out: Path | None, fmt: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    files: tuple[Path, ...],
+    name: str | None,
+    nodes: int | None,
+    times: int,
+    scales: tuple[str, ...],
+    backend: str | None,
+    out: Path | None,
+    fmt: str | None,
+    as_json: bool,
+) -> None:
     """Play a measured run again: compute and host times as they were, communication simulated on a topology, or free.
 
     FILES are profiler traces (one per rank, or a folder of them, with PyTorch's execution traces), an Nsight
@@ -166,34 +181,43 @@ def _machine(measured: Timeline, name: str | None, nodes: int | None, times: int
             raise click.UsageError("--nodes needs a --topology")
         return None
     seen = 1 if measured.rank_node is None else len(set(measured.rank_node.tolist()))
-    machines, ranks = nodes or seen * times, measured.world_size * times
+    machines = nodes or seen * times
+    ranks = measured.world_size * times
     if ranks % machines:
         raise ClusterSimError(f"--nodes {machines}: {ranks} ranks do not divide over {machines} machines")
     topology = fitting.load(name, nodes=machines)
     return topology, fabrics.mesh(topology, nproc_per_node=ranks // machines)
 
 
-def _json(result: Replayed) -> dict[str, Any]:
+def _json(result: ReplayedTrace) -> dict[str, Any]:
     """Seconds and shares of 1; ``predicted`` is what was played."""
     measured, predicted = result.steps.medians()
     steps = zip(result.steps.steps, result.steps.measured, result.steps.simulated, strict=True)
     return {
-        "ranks": result.program.world_size, "nodes": result.machines, "topology": result.where,
-        "free_communication": result.free, "measured_step_s": measured, "predicted_step_s": predicted,
+        "ranks": result.program.world_size,
+        "nodes": result.machines,
+        "topology": result.where,
+        "free_communication": result.free,
+        "measured_step_s": measured,
+        "predicted_step_s": predicted,
         "steps": [{"step": s, "measured_s": a, "predicted_s": b} for s, a, b in steps],
         "steps_left_out": result.steps.left_out,
         "slowdown": result.slowdown,
-        "stages": [{"stage": s.stage, "measured_idle_share": s.measured, "predicted_idle_share": s.simulated}
-                   for s in result.stages],
-        "totals": result.totals, "collectives": msgspec.to_builtins(result.collectives), "notes": result.notes,
-    }  # fmt: skip
+        "stages": [
+            {"stage": s.stage, "measured_idle_share": s.measured, "predicted_idle_share": s.simulated}
+            for s in result.stages
+        ],
+        "totals": result.totals,
+        "collectives": msgspec.to_builtins(result.collectives),
+        "notes": result.notes,
+    }
 
 
 STEPS = 8
 """Steps to print one by one."""
 
 
-def _print(result: Replayed, backend: str) -> None:
+def _print(result: ReplayedTrace, backend: str) -> None:
     from clustersim.studies.replay.trace_replay import TOTALS
 
     console = stdout()
@@ -208,8 +232,12 @@ def _print(result: Replayed, backend: str) -> None:
     if len(steps) > 1 or any(op.step for op in result.measured.ops):  # else it is the whole trace once more
         table.add_row(f"step time, median of {len(steps)}", *_pair(*result.steps.medians()))
     for stage in result.stages:
-        table.add_row(f"stage {stage.stage} idle, share of a step", f"{stage.measured:.1%}", f"{stage.simulated:.1%}",
-                      f"{100 * (stage.simulated - stage.measured):+.1f} points")  # fmt: skip
+        table.add_row(
+            f"stage {stage.stage} idle, share of a step",
+            f"{stage.measured:.1%}",
+            f"{stage.simulated:.1%}",
+            f"{100 * (stage.simulated - stage.measured):+.1f} points",
+        )
     console.print(table)
     if result.slowdown is not None:
         click.echo(f"stragglers: a step takes {result.slowdown:.2f} x as long as with all passes of a kind alike")
@@ -220,7 +248,7 @@ def _print(result: Replayed, backend: str) -> None:
     console.say(*(f"- {note}" for note in result.notes))
 
 
-def _collectives(result: Replayed) -> Table:
+def _collectives(result: ReplayedTrace) -> Table:
     heads = ("collective", "size", "type", "ranks", "count", "measured", "simulated", "difference")
     rows = []
     for row in result.collectives:
@@ -259,7 +287,8 @@ def _play_chakra(
 
     with working(f"playing {len(paths)} file(s)"):
         program = chakra_reading.read(paths)
-        world, one = program.world_size, fitting.load(name, nodes=1)
+        world = program.world_size
+        one = fitting.load(name, nodes=1)
         machines = nodes or -(-world // len(one.homes))
         if world % machines:
             raise ClusterSimError(f"{paths[0]}: {world} ranks do not divide over {machines} machines; say --nodes")
@@ -274,8 +303,15 @@ def _play_chakra(
                 save_run(timeline, path_of("run.npz"), topology)
     totals = totals_of(timeline, range(program.world_size))
     if as_json:
-        print_json({"ranks": program.world_size, "nodes": machines, "topology": topology.name, "totals": totals,
-                    "notes": program.notes})  # fmt: skip
+        print_json(
+            {
+                "ranks": program.world_size,
+                "nodes": machines,
+                "topology": topology.name,
+                "totals": totals,
+                "notes": program.notes,
+            }
+        )
         return
     stdout().say(f"{program.world_size} ranks on {machines} x {topology.name}")
     for key, words in TOTALS.items():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clustersim.app.cli.fitting import Terminal
     from clustersim.core.arrays import Columns
     from clustersim.core.outputs import Folder
-    from clustersim.explain.where import Where
+    from clustersim.explain.where import StageSeconds
     from clustersim.scenario import Scenario
     from clustersim.scenario.result import Result
 
@@ -152,7 +152,7 @@ def _print_links(console: Terminal, links: list[tuple[str, float, float]]) -> No
         console.print(f"busy link: {escape(name)}{others}, {share} of its line rate ({value_text(moved, 'bytes')})")
 
 
-def _print_where(console: Terminal, rows: Sequence[Where]) -> None:
+def _print_where(console: Terminal, rows: Sequence[StageSeconds]) -> None:
     """A row per stage, shares of the step; groups first, then the bubble's parts that are there at all."""
     from clustersim.explain.where import BUBBLES, WORDS
 
@@ -168,7 +168,7 @@ def _print_where(console: Terminal, rows: Sequence[Where]) -> None:
     console.print(number_table(title, ("stage", *(WORDS[key] for key in groups), *parts), cells))
 
 
-def _print_dimensions(console: Terminal, whole: Where, moved: Columns) -> None:
+def _print_dimensions(console: Terminal, whole: StageSeconds, moved: Columns) -> None:
     """A row per dimension: what its transfers cost, and what they move."""
     names = [str(name) for name in moved["dimension"]]
     if not names:

@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 @click.argument("scenario")
 @set_option
 @click.option("--out", type=PATH, help="Folder for sensitivity.json and pictures.")
-@click.option("--option", "place", type=click.IntRange(min=1), default=1,
-              help="Of a plan's folder: which option of its front, fastest first.")  # fmt: skip
+@click.option(
+    "--option",
+    "place",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Of a plan's folder: which option of its front, fastest first.",
+)
 @click.option("--nodes", metavar="8,16,32", help="Numbers of nodes.  [an eighth to twice the scenario's]")
 @click.option(
     "--swing", type=click.FloatRange(0.01, 0.9), default=0.2, help="By how much each number is better and worse."
@@ -29,14 +34,26 @@ if TYPE_CHECKING:
 @click.option(
     "--growth", type=click.FloatRange(0.001), default=0.05, help="How much longer a slower network may make the step."
 )
-@click.option("--gain", type=click.FloatRange(0.0, 1.0), default=0.5,
-              help="Throughput that doubling the nodes must add to pay, 0.5 for half more.")  # fmt: skip
+@click.option(
+    "--gain",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.5,
+    help="Throughput that doubling the nodes must add to pay, 0.5 for half more.",
+)
 @page_option
 @json_option
 def sensitivity(
-    scenario: str, changes: tuple[str, ...], out: Path | None, place: int, nodes: str | None, swing: float,
-    growth: float, gain: float, page: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    scenario: str,
+    changes: tuple[str, ...],
+    out: Path | None,
+    place: int,
+    nodes: str | None,
+    swing: float,
+    growth: float,
+    gain: float,
+    page: Path | None,
+    as_json: bool,
+) -> None:
     """Say what a scenario's step depends on, and how it scales. SCENARIO is a .toml file, the name of a shipped one, or
     the folder of a plan.
 
@@ -44,11 +61,11 @@ def sensitivity(
     network slower and faster (how slow may it be?), and other numbers of nodes with the same batch (strong scaling) or
     the same work per GPU (weak scaling: how efficient is it, what is lost to what, when does doubling stop paying?).
     """
-    from clustersim.studies.sensitivity import FILE, Asked, folder_for, study
+    from clustersim.studies.sensitivity import FILE, StudyRequest, folder_for, study
 
     needs_out(page, out)
     chosen, title = _scenario(scenario, changes, place)
-    asked = Asked(_nodes(nodes), swing, growth, gain)
+    asked = StudyRequest(_nodes(nodes), swing, growth, gain)
     folder = None if out is None else folder_for(chosen, out, asked)
     with working(f"studying {title}") as progress:
         said = study(chosen, asked, title=title, tell=lambda _: progress(progress.done + 1, progress.total))

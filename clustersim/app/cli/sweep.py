@@ -20,7 +20,7 @@ from clustersim.core.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from clustersim.core.arrays import Columns
-    from clustersim.studies.sweep import Outcome, Progress
+    from clustersim.studies.sweep import SweepOutcome, SweepProgress
     from clustersim.studies.sweep.crews import Executor
 
 SHOWN = 40
@@ -34,16 +34,26 @@ EVERY = 10.0
 @click.argument("file")
 @click.option("--out", type=PATH, required=True, help="Folder for results.jsonl, table, picture.")
 @jobs_option
-@click.option("--executor", type=click.Choice(["processes", "dask"]), default="processes",
-              help="What runs the scenarios: processes of this machine, or a Dask cluster.")  # fmt: skip
+@click.option(
+    "--executor",
+    type=click.Choice(["processes", "dask"]),
+    default="processes",
+    help="What runs the scenarios: processes of this machine, or a Dask cluster.",
+)
 @click.option("--address", help="The Dask scheduler, such as tcp://host:8786.")
 @click.option("--resume/--no-resume", default=True, help="Keep the results that are in OUT.")
 @page_option
 @json_option
 def sweep(
-    file: str, out: Path, jobs: int | None, executor: str, address: str | None, resume: bool, page: Path | None,
+    file: str,
+    out: Path,
+    jobs: int | None,
+    executor: str,
+    address: str | None,
+    resume: bool,
+    page: Path | None,
     as_json: bool,
-) -> int | None:  # fmt: skip
+) -> int | None:
     """Simulate every scenario of a sweep: FILE is a .toml file, or the name of a shipped one.
 
     Rows are appended to OUT/results.jsonl as they finish; run the same command again to go on after an interruption.
@@ -95,7 +105,7 @@ def _write(table: Columns, axes: list[str], title: str, out: Path) -> list[str]:
     return ["table.csv", "curves.png"]
 
 
-def _print(table: Columns, axes: list[str], title: str, outcome: Outcome, wrote: list[str]) -> None:
+def _print(table: Columns, axes: list[str], title: str, outcome: SweepOutcome, wrote: list[str]) -> None:
     console = stdout()
     if "" in table.get("error", ()):
         from clustersim.studies.plan import of_sweep, swept
@@ -151,7 +161,7 @@ def _telling(what: str) -> Iterator[Any]:
     with progress.Progress(*columns, progress.TextColumn("{task.fields[left]}"), console=Console(stderr=True)) as bar:
         task = bar.add_task(what, total=None, left="")
 
-        def tell(now: Progress) -> None:
+        def tell(now: SweepProgress) -> None:
             bar.update(task, completed=now.done, total=now.total, left=_left(now))
 
         yield tell
@@ -163,12 +173,12 @@ class _Lines:
     def __init__(self, what: str) -> None:
         self.what, self.next = what, time.monotonic() + EVERY / 5
 
-    def __call__(self, now: Progress) -> None:
+    def __call__(self, now: SweepProgress) -> None:
         if time.monotonic() >= self.next and now.done < now.total:
             self.next = time.monotonic() + EVERY
             click.echo(f"{self.what}: {now.done:,} of {now.total:,}{_left(now)}", err=True)
 
 
-def _left(now: Progress) -> str:
+def _left(now: SweepProgress) -> str:
     failed = f", {now.failed:,} failed" if now.failed else ""
     return failed if now.left_s is None else f", about {format_time(round(now.left_s, 0) or 1.0)} left{failed}"

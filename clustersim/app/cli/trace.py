@@ -18,11 +18,11 @@ from clustersim.core.units import format_bytes, format_time
 if TYPE_CHECKING:
     from clustersim.core.timeline import Timeline
     from clustersim.files.traces import Samples, Told
-    from clustersim.files.traces.digest import Met, OfRun, OfSamples
+    from clustersim.files.traces.digest import RepeatedCollective, RunDigest, SampleDigest
     from clustersim.files.traces.told import NcclLog
 
 
-class Slowest(msgspec.Struct, frozen=True):
+class SlowestStage(msgspec.Struct, frozen=True):
     """The stage with the most work, and how many times the others' medians its passes take."""
 
     stage: int
@@ -34,13 +34,13 @@ class Pipeline(msgspec.Struct, frozen=True):
     """What a run says of its stages: seconds of a step of each, by part; over ``steps``; and what it means."""
 
     stages: list[dict[str, float]]
-    slowest: Slowest
+    slowest: SlowestStage
     steps: list[int]
     steps_left_out: list[int]
     text: list[str]
 
 
-class Steps(msgspec.Struct, frozen=True):
+class TraceSteps(msgspec.Struct, frozen=True):
     """The backend that a trace names, its median step [s] without the warm-up, None where it has no steps; and its
     stages, where it has some."""
 
@@ -74,13 +74,17 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | No
             log = _choices(read)
             read = nccl_debug.beside(log, fitting.load(topology, nodes=log.nodes or 1))
         if isinstance(read, Timeline):
-            run, steps = digest.of_run(read), _steps(read)
-            said, lines = msgspec.to_builtins(run) | msgspec.to_builtins(steps), _timeline(run, steps, top)
+            run = digest.of_run(read)
+            steps = _steps(read)
+            said = msgspec.to_builtins(run) | msgspec.to_builtins(steps)
+            lines = _timeline(run, steps, top)
         elif isinstance(read, traces.Samples):
             samples = digest.of_samples(read)
-            said, lines = msgspec.to_builtins(samples), _samples(samples)
+            said = msgspec.to_builtins(samples)
+            lines = _samples(samples)
         else:
-            said, lines = msgspec.to_builtins(read), chain(read.lines, _tail(read.skipped))
+            said = msgspec.to_builtins(read)
+            lines = chain(read.lines, _tail(read.skipped))
     if pins:
         click.echo(nccl_debug.pins(_choices(read)), nl=False)
     elif as_json:
@@ -100,16 +104,17 @@ def _choices(read: Timeline | Samples | Told) -> NcclLog:
     return read
 
 
-def _steps(run: Timeline) -> Steps:
+def _steps(run: Timeline) -> TraceSteps:
     from statistics import median
 
     from clustersim.explain.pipeline import steady, windows
     from clustersim.files import traces
 
-    found, kept = windows(run), steady(run)
+    found = windows(run)
+    kept = steady(run)
     told = any(step for step in found)
     step = median(end - begin for begin, end in (found[s] for s in kept)) if told and kept else None
-    return Steps(traces.backend_of(run), step, kept if told else [], _pipeline(run))
+    return TraceSteps(traces.backend_of(run), step, kept if told else [], _pipeline(run))
 
 
 def _pipeline(run: Timeline) -> Pipeline | UnsetType:
@@ -118,11 +123,12 @@ def _pipeline(run: Timeline) -> Pipeline | UnsetType:
 
     if not pipeline.has_pipeline(run):
         return UNSET
-    rows, kept = pipeline.stage_times(run), pipeline.steady(run)
+    rows = pipeline.stage_times(run)
+    kept = pipeline.steady(run)
     parts = ("stage", "window", "busy", "idle", *pipeline.PARTS, "forward", "backward")
     return Pipeline(
         stages=[{name: getattr(row, name) for name in parts} for row in rows],
-        slowest=Slowest(*slowest(rows)),
+        slowest=SlowestStage(*slowest(rows)),
         steps=kept,
         steps_left_out=[step for step in pipeline.windows(run) if step not in kept],
         text=sentences(rows),
@@ -147,7 +153,7 @@ def _stages(said: Pipeline) -> Iterator[str]:
     yield from said.text
 
 
-def _timeline(said: OfRun, of: Steps, top: int) -> Iterator[str]:
+def _timeline(said: RunDigest, of: TraceSteps, top: int) -> Iterator[str]:
     steps = f", steps {said.steps[0]} to {said.steps[-1]}" if any(said.steps) else ""
     backend = f", {of.backend}" if of.backend else ""
     whole = format_time(said.window_s)
@@ -166,7 +172,7 @@ def _timeline(said: OfRun, of: Steps, top: int) -> Iterator[str]:
     yield from _tail(said.skipped, said.hints)
 
 
-def _collectives(rows: list[Met], top: int) -> Iterator[str]:
+def _collectives(rows: list[RepeatedCollective], top: int) -> Iterator[str]:
     if rows:
         yield f"{'collective':16s} {'size':>10s} {'type':>6s} {'ranks':>5s} {'count':>5s} {'transfer':>10s} " + (
             f"{'busbw GB/s':>10s} {'skew':>10s} {'worst':>10s}"
@@ -184,7 +190,7 @@ def _collectives(rows: list[Met], top: int) -> Iterator[str]:
         yield f"... and {len(rows) - top} more (--top)"
 
 
-def _samples(said: OfSamples) -> Iterator[str]:
+def _samples(said: SampleDigest) -> Iterator[str]:
     yield f"{said.rows} measured collectives"
     yield f"{'collective':16s} {'ranks':>5s} {'nodes':>5s} {'rows':>5s} {'sizes':>22s} {'fastest':>10s} " + (
         f"{'busbw GB/s':>10s}  launch, version"
@@ -205,5 +211,6 @@ def _tail(skipped: Mapping[str, int], hints: Sequence[str] = ()) -> Iterator[str
 
 
 def _range(shares: list[float]) -> str:
-    low, high = 100 * min(shares), 100 * max(shares)
+    low = 100 * min(shares)
+    high = 100 * max(shares)
     return f"{low:.1f} %" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f} %"

@@ -25,8 +25,13 @@ markdown_option = click.option("--markdown", is_flag=True, help="Print a Markdow
 by_option = click.option(
     "--by", multiple=True, help="Split the errors only by this, such as size_class or platform; may be repeated."
 )
-worst_option = click.option("--worst", type=click.IntRange(min=1), default=None, metavar="N",
-              help="Print the N cases with the largest errors, and the likely reasons.")  # fmt: skip
+worst_option = click.option(
+    "--worst",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="Print the N cases with the largest errors, and the likely reasons.",
+)
 plot_option = click.option("--plot", type=PATH, help="Draw predicted over measured, coloured by the first --by.")
 table_argument = click.argument("table", type=PATH)
 
@@ -52,7 +57,7 @@ def validate() -> None:
     """Predict every row of a table of measurements, and print the error by case, source, size and platform."""
 
 
-class Looks(msgspec.Struct, frozen=True):
+class ValidationOptions(msgspec.Struct, frozen=True):
     """What a person asks for: JSON, or a Markdown table, the parts ``by`` which errors are split, how many of the worst
     cases, and a picture's path."""
 
@@ -85,7 +90,7 @@ def nccl(table: Path, holdout: str | None, **options: Any) -> None:
     from clustersim.calibrate import validate_nccl as kind
     from clustersim.calibrate.cross_validate import cross_validate
 
-    looks = Looks(**options)
+    looks = ValidationOptions(**options)
     looks.check(kind.DIMENSIONS)
     with working(f"predicting {table}") as told:
         result = kind.validate_nccl(table) if holdout is None else cross_validate(table, holdout, told)
@@ -93,7 +98,7 @@ def nccl(table: Path, holdout: str | None, **options: Any) -> None:
     look(
         result,
         f"nccl-tests: {table}{held_out}",
-        Kind("size_class", "size_class", kind.DIMENSIONS, kind.identity),
+        TableKind("size_class", "size_class", kind.DIMENSIONS, kind.identity),
         looks,
     )
 
@@ -109,7 +114,7 @@ def capture(folder: Path, topology: str, anchor: str | None, **options: Any) -> 
     """Collectives and training steps of a capture: FOLDER is what clustersim capture wrote."""
     from clustersim.calibrate.validate_capture import validate_capture
 
-    looks = Looks(**options)
+    looks = ValidationOptions(**options)
     with working(f"predicting {folder}"):
         result = validate_capture(folder, topology, anchor)
     show(result, f"capture: {folder} on {topology}", looks)
@@ -117,7 +122,7 @@ def capture(folder: Path, topology: str, anchor: str | None, **options: Any) -> 
         click.echo(note)
 
 
-def show(result: Score, title: str, looks: Looks) -> None:
+def show(result: Score, title: str, looks: ValidationOptions) -> None:
     """Print the error by parts, or as JSON or Markdown."""
     from clustersim.calibrate.score import reasons
 
@@ -134,12 +139,13 @@ def show(result: Score, title: str, looks: Looks) -> None:
     console.print(_table(title, groups))
     one = result.overall
     if one.held_p50 is not msgspec.UNSET and one.held_p90 is not msgspec.UNSET:
-        half, most = percent(one.held_p50), percent(one.held_p90)
+        half = percent(one.held_p50)
+        most = percent(one.held_p90)
         console.print(f"measured within the stated p50 range: {half}, within p90: {most} of rows")
     console.say(*(f"skipped {count}: {reason}" for reason, count in reasons(result.rows)))
 
 
-class Kind(msgspec.Struct, frozen=True):
+class TableKind(msgspec.Struct, frozen=True):
     """How one kind of table is looked at: by which part it is drawn where none is asked for, by which part reasons are
     looked for, what the parts are, and what two rows have in common that measure the same thing."""
 
@@ -149,7 +155,7 @@ class Kind(msgspec.Struct, frozen=True):
     identity: Callable[[Table], tuple[object, ...]]
 
 
-def look(result: Score, title: str, kind: Kind, looks: Looks) -> None:
+def look(result: Score, title: str, kind: TableKind, looks: ValidationOptions) -> None:
     """The error by parts; the worst cases and the picture, where they are asked for."""
     show(result, title, looks)
     if looks.worst is not None:
@@ -166,7 +172,7 @@ def look(result: Score, title: str, kind: Kind, looks: Looks) -> None:
         click.echo(write_picture(figure, looks.plot), err=True)
 
 
-def _print_worst(rows: list[Row], n: int, kind: Kind) -> None:
+def _print_worst(rows: list[Row], n: int, kind: TableKind) -> None:
     from clustersim.calibrate.worst import worst
 
     heads = ("case", "rows", "median |error|", "median error", "repeats differ by", "likely reason")

@@ -13,7 +13,7 @@ from clustersim.app.cli.pictures import picture_path, write_picture
 from clustersim.core.units import format_time
 
 if TYPE_CHECKING:
-    from clustersim.studies.what_if.spread import Spread
+    from clustersim.studies.what_if.spread import StepSpread
 
 HEAD = ("step", "mean", "p50", "p95", "p99", "over a step that does not vary")
 
@@ -23,15 +23,25 @@ HEAD = ("step", "mean", "p50", "p95", "p99", "over a step that does not vary")
 @set_option
 @click.option("--machines", type=click.IntRange(1, 10_000), default=20, help="How many machines are drawn at random.")
 @click.option("--steps", type=click.IntRange(1, 10_000), default=50, help="How many steps on each machine.")
-@click.option("--swap", type=click.FloatRange(0.0, 1.0), default=0.005,
-              help="Share of hosts (rounded up), the slowest, that the second answer replaces.")  # fmt: skip
+@click.option(
+    "--swap",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.005,
+    help="Share of hosts (rounded up), the slowest, that the second answer replaces.",
+)
 @click.option("--budget", type=click.FloatRange(0.0), default=20.0, help="CPU seconds to simulate for.")
 @click.option("--out", type=PATH, help="Draw the distributions (.png, .svg, .pdf).")
 @json_option
 def variation(
-    scenario: str, changes: tuple[str, ...], machines: int, steps: int, swap: float, budget: float, out: Path | None,
+    scenario: str,
+    changes: tuple[str, ...],
+    machines: int,
+    steps: int,
+    swap: float,
+    budget: float,
+    out: Path | None,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Say how much the steps of a scenario vary, by its [run.variation]: over steps, and over machines like its own.
 
     The answer is p50, p95 and p99 of all steps on all machines, and of the machines' mean steps; then the same with the
@@ -58,8 +68,16 @@ def variation(
 
         wrote = write_picture(distributions(found, now.still, loaded.name), out)
     if as_json:
-        print_json({"still_s": now.still, "played": now.played, "slope": now.slope, "error": now.error,
-                    "within": now.within, **{name: asdict(one) for name, one in found.items()}})  # fmt: skip
+        print_json(
+            {
+                "still_s": now.still,
+                "played": now.played,
+                "slope": now.slope,
+                "error": now.error,
+                "within": now.within,
+                **{name: asdict(one) for name, one in found.items()},
+            }
+        )
         return
     console = stdout()
     times = {name: map(format_time, (one.mean, one.p50, one.p95, one.p99)) for name, one in found.items()}
@@ -70,7 +88,7 @@ def variation(
         console.say(wrote)
 
 
-def _words(now: Spread, drawn: int) -> str:
+def _words(now: StepSpread, drawn: int) -> str:
     if now.played == drawn:
         return f"all {drawn:,} steps were simulated; on one machine steps vary by {now.within:.2%}"
     return (

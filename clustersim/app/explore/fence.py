@@ -32,6 +32,8 @@ def check(asked: Scenario, opened: Scenario) -> None:
 
 def files_of(scenario: Scenario) -> dict[str, str | None]:
     """What each of :data:`FILES` says; None where it says nothing."""
-    cluster, model, split = scenario.file.cluster, scenario.file.model, scenario.file.parallel
+    cluster = scenario.file.cluster
+    model = scenario.file.model
+    split = scenario.file.parallel
     names = (split.schedule_csv, split.routing.file) if split else (None, None)
     return dict(zip(FILES, (cluster.topology, model.hf_config, model.name, *names), strict=True))

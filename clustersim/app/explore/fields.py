@@ -22,15 +22,20 @@ from clustersim.training.schedules import SCHEDULES
 
 Node = Mapping[str, Any]
 
-TABLES = {"cluster": "Machine", "model": "Model", "strategy": "Strategy", "parallel": "How the model is split",
-          "run": "Run"}  # fmt: skip
+TABLES = {
+    "cluster": "Machine",
+    "model": "Model",
+    "strategy": "Strategy",
+    "parallel": "How the model is split",
+    "run": "Run",
+}
 """Tables whose fields are offered, and their headings; no step depends on the others."""
 IDLE = ("without effect here", "refused where")
 """In the meaning of a field that changes nothing."""
 
 
 @dataclass(frozen=True)
-class Field:
+class KnobField:
     """One knob.
 
     Parameters
@@ -64,20 +69,20 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Section:
+class KnobSection:
     """Fields under a heading; ``kind`` is the only strategy they are of."""
 
     heading: str
-    fields: tuple[Field, ...]
+    fields: tuple[KnobField, ...]
     kind: str = ""
 
 
 @dataclass(frozen=True)
-class Form:
+class KnobForm:
     """All sections: what the file says itself, then the other knobs by table."""
 
-    sections: tuple[Section, ...]
-    known: Mapping[str, Field] = field(default_factory=dict)
+    sections: tuple[KnobSection, ...]
+    known: Mapping[str, KnobField] = field(default_factory=dict)
 
     def settings(self, values: Mapping[str, str]) -> tuple[str, ...]:
         """``--set`` texts of what differs from the file. Raises :class:`ScenarioError` for a key that is no field."""
@@ -96,7 +101,7 @@ class Form:
         return [key for key, one in self.known.items() if one.value and key.startswith(f"{table}.")] or [""]
 
 
-def form_of(scenario: Scenario, schema: Node) -> Form:
+def form_of(scenario: Scenario, schema: Node) -> KnobForm:
     """The form of a scenario as it was opened; ``schema`` : of ``clustersim schema scenario``."""
     offered = dict(_offered(schema))
     own = [
@@ -105,24 +110,24 @@ def form_of(scenario: Scenario, schema: Node) -> Form:
         if key.partition(".")[0] in TABLES
     ]
     mine = {one.key for one in own}
-    sections = [Section("This scenario", tuple(own))]
+    sections = [KnobSection("This scenario", tuple(own))]
     for table, heading in TABLES.items():
         rest = [one for (_, key), one in offered.items() if key.startswith(f"{table}.") and key not in mine]
         if table != "strategy":
-            sections.append(Section(heading, tuple(rest)))
+            sections.append(KnobSection(heading, tuple(rest)))
             continue
         kinds = dict.fromkeys(kind for kind, _ in offered if kind)
         sections += [
-            Section(f"{heading}: {kind}", tuple(one for one in rest if kind in one.kinds), kind) for kind in kinds
+            KnobSection(f"{heading}: {kind}", tuple(one for one in rest if kind in one.kinds), kind) for kind in kinds
         ]
     kept = tuple(part for part in sections if part.fields)
-    return Form(kept, {one.key: one for part in reversed(kept) for one in part.fields})
+    return KnobForm(kept, {one.key: one for part in reversed(kept) for one in part.fields})
 
 
-def _own(key: str, value: object, offered: Mapping[tuple[str, str], Field]) -> Field:
+def _own(key: str, value: object, offered: Mapping[tuple[str, str], KnobField]) -> KnobField:
     same = [one for (_, name), one in offered.items() if name == key]
     text = toml_value(value)
-    known = same[0] if same else Field(key)
+    known = same[0] if same else KnobField(key)
     if not (known.choices or known.number or known.textual):
         known = _of_value(known, value)
     known = replace(known, kinds=() if key == "strategy.kind" else tuple(kind for one in same for kind in one.kinds))
@@ -131,7 +136,7 @@ def _own(key: str, value: object, offered: Mapping[tuple[str, str], Field]) -> F
     return replace(known, value=shown, choices=choices, fixed=key in FILES and not choices)
 
 
-def _of_value(known: Field, value: object) -> Field:
+def _of_value(known: KnobField, value: object) -> KnobField:
     """A field of which the schema does not say one type: it has its value's."""
     if isinstance(value, bool):
         return replace(known, choices=("true", "false"))
@@ -139,13 +144,13 @@ def _of_value(known: Field, value: object) -> Field:
     return replace(known, number=number, whole=isinstance(value, int), textual=isinstance(value, str))
 
 
-def _offered(schema: Node) -> Iterator[tuple[tuple[str, str], Field]]:
+def _offered(schema: Node) -> Iterator[tuple[tuple[str, str], KnobField]]:
     """((strategy or nothing, key), field) of everything that the schema lists; one field per key and strategy."""
     definitions = schema["$defs"]
     properties = definitions[schema["$ref"].rpartition("/")[2]]["properties"]
     kinds = [_named(one, definitions) for one in properties["strategy"]["anyOf"]]
     every = tuple(kind["properties"]["kind"]["enum"][0] for kind in kinds)
-    yield ("", "strategy.kind"), Field("strategy.kind", choices=every, textual=True, meaning="what each rank does")
+    yield ("", "strategy.kind"), KnobField("strategy.kind", choices=every, textual=True, meaning="what each rank does")
     for table in TABLES:
         if table != "strategy":
             for one in _walk(_bare(properties[table], definitions), table, definitions):
@@ -156,22 +161,25 @@ def _offered(schema: Node) -> Iterator[tuple[tuple[str, str], Field]]:
                 yield (name, one.key), replace(one, kinds=(name,))
 
 
-def _walk(struct: Node, path: str, definitions: Node) -> Iterator[Field]:
+def _walk(struct: Node, path: str, definitions: Node) -> Iterator[KnobField]:
     for name, node in struct["properties"].items():
-        key, inner = f"{path}.{name}", _bare(node, definitions)
+        key = f"{path}.{name}"
+        inner = _bare(node, definitions)
         if "properties" in inner:
             yield from _walk(inner, key, definitions)
         elif (key not in FILES or key in CHOICES) and not any(one in node.get("description", "") for one in IDLE):
             yield _field(key, node, inner)
 
 
-def _field(key: str, node: Node, inner: Node) -> Field:
-    meaning, default = str(node.get("description", "")), node.get("default")
+def _field(key: str, node: Node, inner: Node) -> KnobField:
+    meaning = str(node.get("description", ""))
+    default = node.get("default")
     unit = re.match(r"\[(\w[\w/]*)\][,;]? ?", meaning)
     empty = default is None or (hasattr(default, "__len__") and not len(default))
     said = "" if empty else default if isinstance(default, str) else toml_value(default)
-    low, high = inner.get("minimum"), inner.get("maximum")
-    return Field(
+    low = inner.get("minimum")
+    high = inner.get("maximum")
+    return KnobField(
         key,
         default=said,
         meaning=meaning[unit.end() :] if unit else meaning,

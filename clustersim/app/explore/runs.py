@@ -13,9 +13,9 @@ from clustersim import scenario
 from clustersim.app import plots
 from clustersim.app.explore import fence
 from clustersim.app.report.hover import gantt_svg, legend
-from clustersim.app.report.pages import Chart, markup, rendered, trusted
+from clustersim.app.report.pages import PageChart, markup, rendered, trusted
 from clustersim.core.errors import ClusterSimError
-from clustersim.core.facts import Facts
+from clustersim.core.facts import RunFacts
 from clustersim.core.saved_run import SavedRun
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_change, format_time
@@ -37,7 +37,7 @@ SHORTER = ("step_time_s", "exposed_transfer_s", "waiting_for_peer_s", "bubble_s"
 
 
 @dataclass(frozen=True)
-class Ask:
+class PlayRequest:
     """What to play, and what to set beside it: ``--set`` texts; ``before`` None for nothing."""
 
     now: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Reply:
+class PageReply:
     """A fragment of the page, or an ``error`` in one line and the ``field`` it is of; ``figures`` as of ``run --json``,
     those of :data:`clustersim.scenario.ran.FIGURES`."""
 
@@ -56,7 +56,7 @@ class Reply:
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class ExploredRun:
     """One run; ``timeline`` None where only its step was asked for, by folding, of which ``note`` tells."""
 
     prepared: Prepared
@@ -68,29 +68,29 @@ class Played:
 
 
 @dataclass(eq=False)
-class Player:
+class RunPlayer:
     """Plays one scenario's changes; the last few runs are kept."""
 
     path: str
     opened: Scenario = field(init=False)
-    kept: dict[tuple[str, ...], Played] = field(default_factory=dict)
+    kept: dict[tuple[str, ...], ExploredRun] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.opened = scenario.load(self.path)
 
-    def __call__(self, ask: Ask) -> Reply:
+    def __call__(self, ask: PlayRequest) -> PageReply:
         """What the browser is told. An error of the input is an answer."""
         try:
             now = self._played(ask.now)
             before = None if ask.before is None else self._played(ask.before)
             figures = {key: float(now.values[key]) for _, key, _ in FIGURES if now.values.get(key) is not None}
-            return Reply(_answer(now, before), figures)
+            return PageReply(_answer(now, before), figures)
         except ClusterSimError as error:
             return told(str(error))
         except MemoryError:
             return told("this needs more memory than there is; use fewer ranks or steps")
 
-    def _played(self, changes: tuple[str, ...]) -> Played:
+    def _played(self, changes: tuple[str, ...]) -> ExploredRun:
         found = self.kept.pop(changes, None) or _play(self.asked(changes))
         self.kept[changes] = found  # the last asked for is the last to go
         while len(self.kept) > KEPT:
@@ -104,13 +104,13 @@ class Player:
         return found
 
 
-def told(text: str) -> Reply:
+def told(text: str) -> PageReply:
     """An error as one line, and the field it is of."""
     said = re.search(r"\(at \$\.([\w.-]+)", text) or re.match(r"--set ([\w.-]+)", text)
-    return Reply(error=" ".join(text.split())[:1500], field=said.group(1) if said else "")
+    return PageReply(error=" ".join(text.split())[:1500], field=said.group(1) if said else "")
 
 
-def _play(asked: Scenario) -> Played:
+def _play(asked: Scenario) -> ExploredRun:
     prepared = asked.prepare()
     large = asked.file.parallel is not None and sum(len(role.ops) for role in prepared.program.roles) > MANY
     if large and not (prepared.cost.jitter or _asked_to_vary(prepared)):
@@ -123,9 +123,9 @@ def _play(asked: Scenario) -> Played:
         return replace(quiet, note=quiet.note + more)
     result = prepared.run()
     values = result.to_dict()
-    said = verdict(Facts.of(values), causes(result.timeline))
+    said = verdict(RunFacts.of(values), causes(result.timeline))
     note = "A large run whose ranks vary, so that all of it was played; without (run.jitter = 0) its step is folded."
-    return Played(prepared, values, said, result.notes, result.timeline, note if large else "")
+    return ExploredRun(prepared, values, said, result.notes, result.timeline, note if large else "")
 
 
 def _asked_to_vary(prepared: Prepared) -> bool:
@@ -134,24 +134,30 @@ def _asked_to_vary(prepared: Prepared) -> bool:
     return bool(file.run.jitter or file.cluster.slow or file.run.variation)
 
 
-def _folded(prepared: Prepared) -> Played:
+def _folded(prepared: Prepared) -> ExploredRun:
     folded = folded_step(prepared.scenario)
-    mesh, config = prepared.mesh, prepared.scenario.config
+    mesh = prepared.mesh
+    config = prepared.scenario.config
     step = folded.step_time_s
     samples = config.micro_batch_size * config.gradient_accumulation_steps * mesh.size("dp")
     fits = prepared.memory.fits(prepared.device)
-    values = {"step_time_s": step, "samples_per_s": samples / step, "peak_memory_bytes": prepared.memory.total,
-              "memory": {"by": prepared.memory.at_peak(), "message": str(fits)}, "fits": fits.ok}  # fmt: skip
+    values = {
+        "step_time_s": step,
+        "samples_per_s": samples / step,
+        "peak_memory_bytes": prepared.memory.total,
+        "memory": {"by": prepared.memory.at_peak(), "message": str(fits)},
+        "fits": fits.ok,
+    }
     said = f"{prepared.model.name} on {prepared.gpus:,} {prepared.device.name}: {format_time(step)} a step; {fits}"
     exact = "to rounding" if folded.exact else "within some percent"
     note = (
         f"A large run: its step was folded, {folded.ranks[0]:,} of {folded.ranks[1]:,} ranks played, and is the whole "
         f"run's {exact}. `clustersim run` plays all of it, and has the other figures and pictures."
     )
-    return Played(prepared, values, said.rstrip(".") + ".", prepared.notes, None, note)
+    return ExploredRun(prepared, values, said.rstrip(".") + ".", prepared.notes, None, note)
 
 
-def _answer(now: Played, before: Played | None) -> str:
+def _answer(now: ExploredRun, before: ExploredRun | None) -> str:
     """The fragment of the page: what is played now, its figures and pictures, beside what was played ``before``."""
     both = {"before": before, "now": now} if before is not None else {"now": now}
     timelines = {name: one.timeline for name, one in both.items() if one.timeline is not None}
@@ -173,12 +179,13 @@ def _answer(now: Played, before: Played | None) -> str:
     )
 
 
-def _figures(now: Played, before: Played | None) -> Iterator[tuple[str, str, str, str, str]]:
+def _figures(now: ExploredRun, before: ExploredRun | None) -> Iterator[tuple[str, str, str, str, str]]:
     """(figure, before, now, difference, "better" or "worse" or neither)."""
     samples = [one.values["samples_per_s"] * one.values["step_time_s"] for one in (now, before or now)]
     signs = BETTER | (dict.fromkeys(SHORTER, -1) if np.isclose(*samples) else {})
     for label, key, unit in FIGURES:
-        old, new = before.values.get(key) if before else None, now.values.get(key)
+        old = before.values.get(key) if before else None
+        new = now.values.get(key)
         if new is None and old is None:
             continue
         texts = ["" if value is None else value_text(value, unit) for value in (old, new)]
@@ -189,29 +196,31 @@ def _figures(now: Played, before: Played | None) -> Iterator[tuple[str, str, str
 def _difference(unit: str, old: float, new: float) -> tuple[str, int]:
     """In words, and whether it is more (1), less (-1) or too little to be either."""
     if unit == "percent":
-        change, text = new - old, f"{100 * (new - old):+.1f} points"
+        change = new - old
+        text = f"{100 * (new - old):+.1f} points"
     elif not old:
-        change, text = new, "new" if new else "same"
+        change = new
+        text = "new" if new else "same"
     else:
         change = (new - old) / old
         text = "same" if new == old else format_change(change) if change < 10 else f"{new / old:,.3g} times"
     return text, int(np.sign(change)) if abs(change) >= 5e-4 else 0
 
 
-def _falls(both: dict[str, Played]) -> Iterator[Chart]:
+def _falls(both: dict[str, ExploredRun]) -> Iterator[PageChart]:
     """From peak to the MFU, of each whose FLOPs are known."""
     for name, one in both.items():
         if one.timeline is not None and one.values.get("mfu"):
-            run = SavedRun(one.timeline, facts=Facts.of(one.values))
+            run = SavedRun(one.timeline, facts=RunFacts.of(one.values))
             figure = plots.picture("waterfall", run, plots.View(title=""))
-            yield Chart(f"{name}: {one.values['mfu']:.1%}", markup(figure, f"falls-{name}"))
+            yield PageChart(f"{name}: {one.values['mfu']:.1%}", markup(figure, f"falls-{name}"))
 
 
-def _gantts(timelines: dict[str, Timeline]) -> Iterator[Chart]:
+def _gantts(timelines: dict[str, Timeline]) -> Iterator[PageChart]:
     """The last step of each, from its own begin, on one scale."""
     steps = {name: plots.last_step(timeline) for name, timeline in timelines.items()}
     longest = max((end - begin for begin, end in steps.values()), default=0.0)
     for name, (begin, end) in steps.items():
         heading = f"{name}: {format_time(end - begin)}"
         svg = gantt_svg(timelines[name], begin, begin + longest, f"Gantt chart, {heading}", origin=begin)
-        yield Chart(heading, trusted(svg))
+        yield PageChart(heading, trusted(svg))

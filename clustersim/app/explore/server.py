@@ -17,9 +17,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from clustersim.app.explore.fence import files_of
-from clustersim.app.explore.fields import Form, form_of
-from clustersim.app.explore.runs import Ask, Player, told
-from clustersim.app.explore.worker import Worker
+from clustersim.app.explore.fields import KnobForm, form_of
+from clustersim.app.explore.runs import PlayRequest, RunPlayer, told
+from clustersim.app.explore.worker import RunWorker
 from clustersim.app.plots.style import palette
 from clustersim.app.report.pages import rendered
 from clustersim.core.errors import ClusterSimError, needs
@@ -56,7 +56,7 @@ def serve(name: str, schema: Mapping[str, Any], port: int, ready: Callable[[str]
         import uvicorn
     except ImportError:
         raise ClusterSimError(NEEDS) from None
-    worker = Worker(name)
+    worker = RunWorker(name)
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -72,7 +72,7 @@ def serve(name: str, schema: Mapping[str, Any], port: int, ready: Callable[[str]
         Server(config).run([door])
 
 
-def application(name: str, schema: Mapping[str, Any], token: str, host: str, worker: Worker) -> Starlette:
+def application(name: str, schema: Mapping[str, Any], token: str, host: str, worker: RunWorker) -> Starlette:
     """The application of the scenario called ``name``; ``host`` : what a browser must call it, with the port."""
     try:
         from starlette.applications import Starlette
@@ -80,7 +80,7 @@ def application(name: str, schema: Mapping[str, Any], token: str, host: str, wor
         from starlette.routing import Route
     except ImportError:
         raise ClusterSimError(NEEDS) from None
-    player = Player(name)
+    player = RunPlayer(name)
     desk = _Desk(name, player, form_of(player.opened, schema), worker)
     routes = [
         Route(f"/{token}/", desk.page),
@@ -117,16 +117,17 @@ class _Desk:
     """The three things that can be asked."""
 
     name: str
-    player: Player
-    form: Form
-    worker: Worker
+    player: RunPlayer
+    form: KnobForm
+    worker: RunWorker
 
     async def page(self, request: Request) -> Response:
         """The page itself, which asks for the rest."""
         from starlette.responses import HTMLResponse
 
         nonce = secrets.token_urlsafe(16)
-        name, sections = self.player.opened.name, self.form.sections
+        name = self.player.opened.name
+        sections = self.form.sections
         page = rendered("explore.html.j2", name=name, sections=sections, nonce=nonce, palette=palette)
         policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; "
         policy += "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -139,8 +140,9 @@ class _Desk:
 
         try:
             asked = json.loads(await _body(request))
-            now, before = asked["now"], asked["before"]
-            ask = Ask(self.form.settings(now), None if before is None else self.form.settings(before))
+            now = asked["now"]
+            before = asked["before"]
+            ask = PlayRequest(self.form.settings(now), None if before is None else self.form.settings(before))
             self.player.asked(ask.now)
         except ClusterSimError as error:
             return JSONResponse(asdict(told(str(error))))

@@ -1,4 +1,5 @@
-"""A :class:`~clustersim.app.explore.runs.Player` in a process of its own, which is killed when nobody waits for it."""
+"""A :class:`~clustersim.app.explore.runs.RunPlayer` in a process of its own, which is killed when nobody waits for
+it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from clustersim.app.explore.runs import Ask, Player, Reply, told
+from clustersim.app.explore.runs import PageReply, PlayRequest, RunPlayer, told
 
 GRACE = 1.5
 """Seconds for which a change waits for the run before it; then that run is given up."""
@@ -27,11 +28,11 @@ AHEAD = [
 
 
 def play_on(asks: Connection, path: str) -> None:
-    """The process: a reply for each :class:`Ask`, until the other end is gone."""
+    """The process: a reply for each :class:`PlayRequest`, until the other end is gone."""
     from clustersim.studies.sweep.crews import follow_parent
 
     follow_parent()
-    player = Player(path)
+    player = RunPlayer(path)
     while True:
         try:
             ask = asks.recv()
@@ -41,7 +42,7 @@ def play_on(asks: Connection, path: str) -> None:
 
 
 @dataclass(eq=False)
-class Worker:
+class RunWorker:
     """Plays the changes of the scenario at ``path``, one at a time; of several that wait only the last is played."""
 
     path: str
@@ -52,7 +53,7 @@ class Worker:
     asks: Any = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def __call__(self, ask: Ask) -> Reply | None:
+    async def __call__(self, ask: PlayRequest) -> PageReply | None:
         """The reply; None where a later change has taken this one's place."""
         self.turn += 1
         mine = self.turn
@@ -70,17 +71,18 @@ class Worker:
         finally:
             self.lock.release()
 
-    def _play(self, ask: Ask) -> Reply:
+    def _play(self, ask: PlayRequest) -> PageReply:
         if self.process is None or not self.process.is_alive():
             self._start()
-        process, asks = self.process, self.asks
+        process = self.process
+        asks = self.asks
         try:
             asks.send(ask)
             if not wait([asks, process.sentinel], self.longest):
                 self.close()
                 limit = f"more than {self.longest:.0f} s"
                 return told(f"this takes {limit} and was stopped; `clustersim run` has no such limit")
-            reply: Reply = asks.recv()
+            reply: PageReply = asks.recv()
         except (EOFError, OSError):  # killed for a later change, or by the system
             return told("the run was stopped")
         return reply

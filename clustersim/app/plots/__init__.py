@@ -17,7 +17,7 @@ from clustersim.app.plots.exchange import exchange_times as exchange_times
 from clustersim.app.plots.footprint import footprint as footprint
 from clustersim.app.plots.footprint import footprints as footprints
 from clustersim.app.plots.footprint import memory_over_time as memory_over_time
-from clustersim.app.plots.front import Dot as Dot
+from clustersim.app.plots.front import FrontDot as FrontDot
 from clustersim.app.plots.front import front as front
 from clustersim.app.plots.front import tradeoff as tradeoff
 from clustersim.app.plots.heat import link_heat as link_heat
@@ -43,7 +43,7 @@ from clustersim.app.plots.studies import efficiency_losses as efficiency_losses
 from clustersim.app.plots.studies import network_speed as network_speed
 from clustersim.app.plots.studies import tornado as tornado
 from clustersim.app.plots.style import palette as palette
-from clustersim.app.plots.table import Table as Table
+from clustersim.app.plots.table import PlotTable as PlotTable
 from clustersim.app.plots.table import table as table
 from clustersim.app.plots.timeline import gantt as gantt
 from clustersim.app.plots.timeline import gantt_pair as gantt_pair

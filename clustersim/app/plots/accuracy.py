@@ -38,7 +38,8 @@ def accuracy(
 
     Raises :class:`ProgramError` without rows, or with values that are not above zero.
     """
-    x, y = np.asarray(measured, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
+    x = np.asarray(measured, dtype=np.float64)
+    y = np.asarray(predicted, dtype=np.float64)
     if not len(x) or x.shape != y.shape or len(part) != len(x) or not ((x > 0) & (y > 0)).all():
         raise ProgramError("nothing to draw: an accuracy figure needs rows, each measured and predicted above zero")
     of = np.asarray(part)
@@ -57,7 +58,8 @@ def accuracy(
 
 
 def _diagonal(axes: Axes, x: Floats, y: Floats, parts: Mapping[str, Bools], unit: str) -> None:
-    low, high = 0.7 * min(x.min(), y.min()), 1.4 * max(x.max(), y.max())
+    low = 0.7 * min(x.min(), y.min())
+    high = 1.4 * max(x.max(), y.max())
     axes.fill_between([low, high], [0.8 * low, 0.8 * high], [1.25 * low, 1.25 * high], color=FAINT, alpha=0.55, lw=0)
     axes.plot([low, high], [low, high], color=QUIET, lw=1.0)
     for i, rows in enumerate(parts.values()):
@@ -78,9 +80,15 @@ def _errors(axes: Axes, errors: Mapping[str, Floats], part_name: str) -> None:
         axes.plot([q1, q3], [i, i], color=series[k], lw=6.0, solid_capstyle="butt")
         axes.plot(middle, i, marker=MARKERS[k], ms=6, color="white", mec=INK, mew=1.2)
         axes.annotate(
-            f"n = {len(error):,}", (1.0, i), xycoords=("axes fraction", "data"), xytext=(2, 0),
-            textcoords="offset points", fontsize=8, color=QUIET, va="center",
-        )  # fmt: skip
+            f"n = {len(error):,}",
+            (1.0, i),
+            xycoords=("axes fraction", "data"),
+            xytext=(2, 0),
+            textcoords="offset points",
+            fontsize=8,
+            color=QUIET,
+            va="center",
+        )
     axes.axvline(0.0, color=QUIET, lw=1.0, zorder=0)
     spread = np.concatenate([np.percentile(error, [10, 90]) for error in errors.values()])
     axes.set_xlim(max(-1.0, min(-0.25, 1.1 * spread.min())), min(1.5, max(0.25, 1.1 * spread.max())))

@@ -17,19 +17,20 @@ from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 
 if TYPE_CHECKING:
-    from clustersim.collectives.base import Schedule
+    from clustersim.collectives.base import TransferSchedule
 
 
 ASIDE = 0.22
 """How far beside the straight line pieces of an all-to-all travel: those that come the other way pass."""
 _CELL = 0.15
 """Half a piece's width, and its height, where there is room for it."""
-_WIDTH, _HEIGHT = 1.75, 1.66
+_WIDTH = 1.75
+_HEIGHT = 1.66
 """Half the size of the picture."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Ring:
+class _RingDrawing:
     """Where GPUs stand and how large they are: boxes of many GPUs, or of many pieces, are smaller.
 
     Parameters
@@ -44,7 +45,7 @@ class _Ring:
     pieces: int
 
     @classmethod
-    def of(cls, n: int, pieces: int) -> _Ring:
+    def of(cls, n: int, pieces: int) -> _RingDrawing:
         """GPUs on an ellipse, the first at the top left, clockwise."""
         angle = 3 * np.pi / 4 - 2 * np.pi * np.arange(n) / n
         apart = 2 * np.sin(np.pi / n)  # neighbours on a circle of radius 1
@@ -75,7 +76,7 @@ class Film:
         everybody has a piece for everybody and nothing is added up. machines : of the GPUs.
     """
 
-    schedule: Schedule
+    schedule: TransferSchedule
     start: Floats
     end: Floats
     swaps: bool = False
@@ -88,7 +89,8 @@ class Film:
 
     def held(self, time: float) -> Bools:
         """(GPUs, pieces, GPUs): whose contributions each GPU's copy of each piece holds at a time [s]."""
-        s, n = self.schedule, self.n
+        s = self.schedule
+        n = self.n
         state = np.zeros((n, s.n_chunks, n), dtype=bool)
         if self.swaps:
             own = np.arange(n * n) // n
@@ -98,7 +100,9 @@ class Film:
         for t in np.argsort(self.end, kind="stable").tolist():
             if self.end[t] > time:
                 break
-            sender, receiver, piece = int(s.src[t]), int(s.dst[t]), int(s.chunk[t])
+            sender = int(s.src[t])
+            receiver = int(s.dst[t])
+            piece = int(s.chunk[t])
             if s.reduce[t]:
                 state[receiver, piece] |= state[sender, piece]
             else:
@@ -136,7 +140,7 @@ def _played(kind: str, algorithm: str, nbytes: float, topology: str, nodes: int,
     return replace(film(schedule_of(request, group, plan), timeline), swaps=kind == "all_to_all", machines=machines)
 
 
-def film(schedule: Schedule, timeline: Timeline) -> Film:
+def film(schedule: TransferSchedule, timeline: Timeline) -> Film:
     """Put a schedule's transfers at the times a chunk-fidelity run of that one collective moved them.
 
     Raises :class:`ProgramError` where the run played something else.
@@ -144,7 +148,8 @@ def film(schedule: Schedule, timeline: Timeline) -> Film:
     use = timeline.links
     if use is None or len(use.transfer_op) != len(schedule.src):
         raise ProgramError("the timeline is not a chunk-fidelity run of this one schedule")
-    start, end = np.full(len(schedule.src), np.inf), np.full(len(schedule.src), -np.inf)
+    start = np.full(len(schedule.src), np.inf)
+    end = np.full(len(schedule.src), -np.inf)
     np.minimum.at(start, use.segment_transfer, use.segment_start)
     np.maximum.at(end, use.segment_transfer, use.segment_end)
     return Film(schedule, start, end)
@@ -166,7 +171,8 @@ def film_frame(shown: Film, time: float, title: str | None = None, *, ax: Axes |
 
 def _draw_ring(axes: Axes, shown: Film, time: float) -> None:
     """Pieces have a stripe in each GPU's colour whose values are in the sum."""
-    ring, state = _Ring.of(shown.n, shown.schedule.n_chunks), shown.held(time)
+    ring = _RingDrawing.of(shown.n, shown.schedule.n_chunks)
+    state = shown.held(time)
     for gpu in range(shown.n):
         _box(axes, ring, gpu)
         for k, held in enumerate(state[gpu]):
@@ -181,15 +187,24 @@ def _draw_ring(axes: Axes, shown: Film, time: float) -> None:
 
 def _draw_swap(axes: Axes, shown: Film, time: float) -> None:
     """A piece has the colour of the GPU it comes from and the number of the one it is for."""
-    ring, n = _Ring.of(shown.n, shown.n), shown.n
+    ring = _RingDrawing.of(shown.n, shown.n)
+    n = shown.n
     pairs = list(zip(shown.schedule.src.tolist(), shown.schedule.dst.tolist(), strict=True))
     gone = {pair for pair, start in zip(pairs, shown.start.tolist(), strict=True) if start < time}
     there = {pair for pair, end in zip(pairs, shown.end.tolist(), strict=True) if end <= time}
     for gpu in range(n):
         _box(axes, ring, gpu)
         x, y = ring.spots[gpu].tolist()
-        axes.text(x + math.copysign(2.2 * ring.wide, x), y, f"machine {shown.machines[gpu]}", rotation=90, fontsize=9,
-                  color=QUIET, ha="center", va="center")  # fmt: skip
+        axes.text(
+            x + math.copysign(2.2 * ring.wide, x),
+            y,
+            f"machine {shown.machines[gpu]}",
+            rotation=90,
+            fontsize=9,
+            color=QUIET,
+            ha="center",
+            va="center",
+        )
         for k in range(n):
             if k == gpu or (k, gpu) in there:
                 _piece(axes, ring, ring.row(gpu, k), [series[k]], "done", gpu)
@@ -213,19 +228,20 @@ def _stripes(held: Bools) -> list[str]:
     return [series[k % len(series)] if inside else "#F1F3F5" for k, inside in enumerate(held.tolist())]
 
 
-def _on_the_way(ring: _Ring, a: int, b: int, done: float) -> tuple[float, float]:
+def _on_the_way(ring: _RingDrawing, a: int, b: int, done: float) -> tuple[float, float]:
     clear = _clear(ring, a, b)
     x, y = _between(ring, a, b, clear + (1 - 2 * clear) * done)
     return x - ring.wide, y - ring.high / 2
 
 
-def _box(axes: Axes, ring: _Ring, gpu: int) -> None:
+def _box(axes: Axes, ring: _RingDrawing, gpu: int) -> None:
     """A GPU and its name: above those of the upper half, below the lower; beside those at the sides."""
     from matplotlib.patches import FancyBboxPatch
 
     name, width, (x, y) = f"GPU {gpu}", 2.4 * ring.wide, ring.spots[gpu].tolist()
     box = "round,pad=0.06,rounding_size=0.08"
-    low, edge = y - ring.height / 2, series[gpu % len(series)]
+    low = y - ring.height / 2
+    edge = series[gpu % len(series)]
     axes.add_patch(FancyBboxPatch((x - width / 2, low), width, ring.height, boxstyle=box, fc="white", ec=edge, lw=2.2))
     if abs(y) < 0.4:
         x, across, upright = x + math.copysign(1.2 * ring.wide + 0.1, -x), "left" if x < 0 else "right", "center"
@@ -235,7 +251,12 @@ def _box(axes: Axes, ring: _Ring, gpu: int) -> None:
 
 
 def _piece(
-    axes: Axes, ring: _Ring, at: tuple[float, float], faces: Sequence[str], state: str = "", number: int | None = None
+    axes: Axes,
+    ring: _RingDrawing,
+    at: tuple[float, float],
+    faces: Sequence[str],
+    state: str = "",
+    number: int | None = None,
 ) -> None:
     """A piece with its lower left corner, striped in these colours; ``state`` : it is ``"done"``, or it ``"flies"``."""
     from matplotlib.patches import Rectangle
@@ -247,26 +268,36 @@ def _piece(
     edge, wide = (INK, 1.3) if state else (QUIET, 0.5)
     axes.add_patch(Rectangle((x, y), width, height, fill=False, zorder=6, ec=edge, lw=wide))
     if number is not None:
-        axes.text(x + width / 2, y + height / 2, f"{number}", ha="center", va="center_baseline", fontsize=9,
-                  color="white", zorder=7)  # fmt: skip
+        axes.text(
+            x + width / 2,
+            y + height / 2,
+            f"{number}",
+            ha="center",
+            va="center_baseline",
+            fontsize=9,
+            color="white",
+            zorder=7,
+        )
 
 
-def _arrow(axes: Axes, ring: _Ring, a: int, b: int) -> None:
+def _arrow(axes: Axes, ring: _RingDrawing, a: int, b: int) -> None:
     from matplotlib.patches import FancyArrowPatch
 
     clear = _clear(ring, a, b) * 0.86
-    start, end = _between(ring, a, b, clear), _between(ring, a, b, 1 - clear)
+    start = _between(ring, a, b, clear)
+    end = _between(ring, a, b, 1 - clear)
     axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=13, color=FAINT, lw=2.4, zorder=1))
 
 
-def _clear(ring: _Ring, a: int, b: int) -> float:
+def _clear(ring: _RingDrawing, a: int, b: int) -> float:
     """Share of the way from one GPU to another that its box takes, with room for a piece."""
     dx, dy = np.abs(ring.spots[b] - ring.spots[a])
-    half_width, half_height = 2.3 * ring.wide + 0.16, ring.height / 2 + 0.22
+    half_width = 2.3 * ring.wide + 0.16
+    half_height = ring.height / 2 + 0.22
     return float(min(half_width / max(dx, 1e-9), half_height / max(dy, 1e-9), 0.45))
 
 
-def _between(ring: _Ring, a: int, b: int, share: float) -> tuple[float, float]:
+def _between(ring: _RingDrawing, a: int, b: int, share: float) -> tuple[float, float]:
     x, y = ring.spots[a] + (ring.spots[b] - ring.spots[a]) * share
     return float(x), float(y)
 

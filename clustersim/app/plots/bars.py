@@ -9,7 +9,7 @@ import numpy as np
 
 from clustersim.app.plots.drawing import Axes, Figure, inches_wide, legend_below
 from clustersim.app.plots.intervals import joined, packed
-from clustersim.app.plots.style import Look, palette
+from clustersim.app.plots.style import AreaStyle, palette
 from clustersim.app.plots.tracks import Spans, phase_of, row_intervals, stream_rows, who
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ProgramError
@@ -29,7 +29,9 @@ LABELS = {
 }
 """What a legend calls each colour."""
 
-_BAR, _ROW, _GAP = 0.84, 1.0, 0.45
+_BAR = 0.84
+_ROW = 1.0
+_GAP = 0.45
 LINE = 150
 """Letters of a legend, its colours among them, that fit in a line."""
 ROW_HEIGHT = 0.3
@@ -37,7 +39,7 @@ ROW_HEIGHT = 0.3
 
 
 @dataclass(frozen=True)
-class Row:
+class BarRow:
     """A stream of a rank at a height."""
 
     rank: int
@@ -47,7 +49,7 @@ class Row:
 
 
 @dataclass
-class Canvas:
+class BarCanvas:
     """Axes with what the drawing functions share. ``scale`` turns seconds from ``origin`` on into the axis' unit."""
 
     axes: Axes
@@ -67,11 +69,14 @@ class Canvas:
 
     def bars(self, y: float, starts: Floats, ends: Floats, what: str) -> None:
         """Bars of one colour, clipped to the window."""
-        starts, ends = np.clip(starts, self.begin, self.end), np.clip(ends, self.begin, self.end)
+        starts = np.clip(starts, self.begin, self.end)
+        ends = np.clip(ends, self.begin, self.end)
         keep = ends > starts
         if not keep.any():
             return
-        starts, ends, window = starts[keep], ends[keep], self.length
+        starts = starts[keep]
+        ends = ends[keep]
+        window = self.length
         # White edges tell neighbours apart, but among bars of a few pixels they would hide what they surround: there
         # bars that touch are drawn as one.
         edges = what not in {"idle", "stall"} and np.median(ends - starts) > 0.006 * window
@@ -82,11 +87,17 @@ class Canvas:
     def _boxes(self, starts: Floats, ends: Floats, y: float, height: float, what: str, edge: float) -> None:
         self.used.add(what)
         boxes = np.column_stack([starts - self.origin, ends - starts]) * self.scale
-        look = Look("white", "//////", palette["stall"]) if what == "stall" else Look(palette[what])
+        look = AreaStyle("white", "//////", palette["stall"]) if what == "stall" else AreaStyle(palette[what])
         self.axes.broken_barh(
-            boxes.tolist(), (y, height), fc=look.face, ec=look.edge, hatch=look.hatch or None, linewidth=edge,
-            snap=False, antialiased=edge > 0,
-        )  # fmt: skip
+            boxes.tolist(),
+            (y, height),
+            fc=look.face,
+            ec=look.edge,
+            hatch=look.hatch or None,
+            linewidth=edge,
+            snap=False,
+            antialiased=edge > 0,
+        )
 
     def shares(self, y: float, row: dict[str, tuple[Floats, Floats]]) -> dict[str, tuple[Floats, Floats]]:
         """Draw the stretches where narrow bars of several colours alternate; what is left to draw as bars."""
@@ -116,19 +127,19 @@ def spans_inside(timeline: Timeline, ranks: list[int], begin: float, end: float)
     return {name: column[touch] for name, column in spans.items()}
 
 
-def rows_of(timeline: Timeline, spans: Spans, remarks: dict[int, str]) -> list[Row]:
+def rows_of(timeline: Timeline, spans: Spans, remarks: dict[int, str]) -> list[BarRow]:
     """A row for every stream a rank uses inside the window, with a gap between ranks."""
-    rows: list[Row] = []
+    rows: list[BarRow] = []
     y = 0.0
     for rank, streams in stream_rows(timeline, spans, remarks).items():
         for k, (stream, label) in enumerate(streams):
-            rows.append(Row(rank, stream, y, label if k else f"{who(rank, remarks)}  {label}"))
+            rows.append(BarRow(rank, stream, y, label if k else f"{who(rank, remarks)}  {label}"))
             y += _ROW
         y += _GAP if streams else 0.0
     return rows
 
 
-def draw_row(canvas: Canvas, timeline: Timeline, spans: Spans, row: Row) -> None:
+def draw_row(canvas: BarCanvas, timeline: Timeline, spans: Spans, row: BarRow) -> None:
     """One stream of one rank: its ops as bars over an idle ground, the long ones named."""
     canvas.bars(row.y, np.array([canvas.begin]), np.array([canvas.end]), "idle")
     intervals = row_intervals(timeline, spans, row.rank, row.stream)
@@ -157,7 +168,7 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([name, *(words for words in tails if not words[:1].isdigit())]))
 
 
-def legend(figure: Figure, canvases: list[Canvas], ax: Axes | None = None) -> None:
+def legend(figure: Figure, canvases: list[BarCanvas], ax: Axes | None = None) -> None:
     """What the colours mean, those that were used, below the figure or the caller's ``ax``; two that look alike are
     one entry."""
     from matplotlib.patches import Patch

@@ -14,8 +14,8 @@ from clustersim.core.errors import ProgramError
 from clustersim.core.units import DAY, HOUR
 
 if TYPE_CHECKING:
-    from clustersim.studies.campaign.answer import Part
-    from clustersim.studies.campaign.whatif import Point
+    from clustersim.studies.campaign.answer import LedgerPart
+    from clustersim.studies.campaign.whatif import KnobPoint
 
 COLOURS = {
     "training": palette["forward"],
@@ -77,7 +77,7 @@ def _by_day(begin: float, end: float) -> list[tuple[int, float, float]]:
     return pieces
 
 
-def ledger(parts: Mapping[str, Part], title: str | None = None, *, ax: Axes | None = None) -> Figure:
+def ledger(parts: Mapping[str, LedgerPart], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """Elapsed time as one bar, and below it what is no new step, drawn larger."""
     figure, axes = drawn_on(ax, 2.5)
     rest = {name: one for name, one in parts.items() if name != "productive"}
@@ -95,15 +95,21 @@ def ledger(parts: Mapping[str, Part], title: str | None = None, *, ax: Axes | No
     return titled(figure, title, f"Where {whole:,.1f} days went: {said}.", ax)
 
 
-def _bar(axes: Axes, y: float, parts: Mapping[str, Part], whole: float) -> None:
+def _bar(axes: Axes, y: float, parts: Mapping[str, LedgerPart], whole: float) -> None:
     left = 0.0
     for name, one in parts.items():
         share = one.days / whole
         axes.barh(y, share, left=left, height=0.62, color=COLOURS[name], lw=0)
         if share > 0.055:
             dark = name in {"productive", "maintenance", "detection", "waiting for nodes", "lost work"}
-            axes.annotate(f"{share:.0%}", (left + share / 2, y), ha="center", va="center", fontsize=9,
-                          color="white" if dark else INK)  # fmt: skip
+            axes.annotate(
+                f"{share:.0%}",
+                (left + share / 2, y),
+                ha="center",
+                va="center",
+                fontsize=9,
+                color="white" if dark else INK,
+            )
         left += share
 
 
@@ -115,7 +121,7 @@ def _legend(figure: Figure, ax: Axes | None, axes: Axes, colours: Mapping[str, s
 
 
 def loss_over_interval(
-    points: Sequence[Point], now: float, title: str | None = None, *, ax: Axes | None = None
+    points: Sequence[KnobPoint], now: float, title: str | None = None, *, ax: Axes | None = None
 ) -> Figure:
     """Share of time that is no new step, over the time between saves: simulated, and by the closed form.
 
@@ -128,17 +134,28 @@ def loss_over_interval(
     figure = lines(
         {"simulated": (x, lost["simulated"])},
         laws={LAW: (x, lost["closed_form"])},
-        x=Axis("work between saves [min]", log=True), y="time lost [%]", title=title, ax=ax,
-    )  # fmt: skip
+        x=Axis("work between saves [min]", log=True),
+        y="time lost [%]",
+        title=title,
+        ax=ax,
+    )
     axes = ax or figure.axes[0]
     axes.axvline(now / 60.0, color=QUIET, lw=1.0, ls=(0, (2, 2)), zorder=1)
-    axes.annotate(f"this campaign: {now / 60:,.3g} min", (now / 60.0, 0.98), xycoords=("data", "axes fraction"),
-                  xytext=(4, 0), textcoords="offset points", fontsize=9, color=QUIET, va="top")  # fmt: skip
+    axes.annotate(
+        f"this campaign: {now / 60:,.3g} min",
+        (now / 60.0, 0.98),
+        xycoords=("data", "axes fraction"),
+        xytext=(4, 0),
+        textcoords="offset points",
+        fontsize=9,
+        color=QUIET,
+        va="top",
+    )
     return figure
 
 
 def goodput_over_gpus(
-    points: Sequence[Point], gpus_per_node: float, title: str | None = None, *, ax: Axes | None = None
+    points: Sequence[KnobPoint], gpus_per_node: float, title: str | None = None, *, ax: Axes | None = None
 ) -> Figure:
     """Effective training time of the middle run over the GPUs of the job, and by the closed form.
 
@@ -149,8 +166,11 @@ def goodput_over_gpus(
     figure = lines(
         {"simulated": (x, share["simulated"])},
         laws={LAW: (x, share["closed_form"]), "90 %": (x[[0, -1]], np.array([90.0, 90.0]))},
-        x=Axis("GPUs", log=True), y="effective training time [%]", title=title, ax=ax,
-    )  # fmt: skip
+        x=Axis("GPUs", log=True),
+        y="effective training time [%]",
+        title=title,
+        ax=ax,
+    )
     axes = ax or figure.axes[0]
     axes.set_xticks(x, [f"{value:,.0f}" for value in x])
     axes.set_ylim(0.0, 104.0)

@@ -29,9 +29,11 @@ def degrees(cells: Sequence[Degrees], title: str | None = None, *, ax: Axes | No
     tps, pps = (sorted({getattr(one, name) for one in cells}) for name in ("tp", "pp"))
     level = np.full((len(pps), len(tps)), np.nan)
     figure, axes = drawn_on(ax, 0.42 * len(pps) + 1.3)
-    low, high = min(timed), max(timed)
+    low = min(timed)
+    high = max(timed)
     for one in cells:
-        y, x = pps.index(one.pp), tps.index(one.tp)
+        y = pps.index(one.pp)
+        x = tps.index(one.tp)
         if one.step_s is None:
             axes.text(x, y, "does not fit", ha="center", va="center", fontsize=8.5, color=QUIET)
             continue

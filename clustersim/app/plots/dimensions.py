@@ -11,7 +11,7 @@ from clustersim.app.plots.drawing import Axes, Figure, drawn_on, inches_wide, ne
 from clustersim.app.plots.style import INK, QUIET, byte_unit, dimensions
 from clustersim.core.arrays import Columns
 from clustersim.core.errors import ProgramError
-from clustersim.core.facts import Groups, MeshMap
+from clustersim.core.facts import DimensionGroups, MeshMap
 from clustersim.core.units import format_bytes
 from clustersim.explain.dimensions import named
 
@@ -89,7 +89,8 @@ def mesh_on_machine(mesh: MeshMap, title: str | None = None, *, ax: Axes | None 
 
     Raises :class:`ProgramError` for a mesh of one rank.
     """
-    dims, each = mesh.dims, mesh.per_node
+    dims = mesh.dims
+    each = mesh.per_node
     if not dims:
         raise ProgramError("nothing to draw: no dimension has more than one rank")
     nodes = -(-mesh.world // each)
@@ -126,20 +127,38 @@ def _shade(name: str, group: int | None = None) -> Any:
 
 def _strips(mesh: MeshMap, ax: Axes | None) -> Figure:
     """A line for each dimension, all ranks beside each other, machines apart."""
-    dims, world, each = mesh.dims, mesh.world, mesh.per_node
+    dims = mesh.dims
+    world = mesh.world
+    each = mesh.per_node
     figure, axes = drawn_on(ax, 0.36 * len(dims) + 1.15)
-    gap, nodes = 0.4, -(-world // each)
+    gap = 0.4
+    nodes = -(-world // each)
     for y, dim in enumerate(dims):
         for rank, group in enumerate(dim.of_rank or ()):
-            mine, x = rank in dim.first, rank + gap * (rank // each)
+            mine = rank in dim.first
+            x = rank + gap * (rank // each)
             face = _shade(dim.name, None if mine else group)
             axes.barh(y, 0.94, left=x, height=0.84, color=face, align="center")
             if inches_wide(axes) / world > 0.1:  # a number has room
-                axes.text(x + 0.47, y, f"{rank}", ha="center", va="center_baseline",
-                          color="white" if face.mean() < DARK else INK,
-                          fontsize=6 if world > STRIP // 2 else 8, weight="bold" if mine else "normal")  # fmt: skip
-        axes.text(1.005, y, ", ".join(dim.links), fontsize=8.5, color=QUIET, va="center_baseline",
-                  transform=axes.get_yaxis_transform())  # fmt: skip
+                axes.text(
+                    x + 0.47,
+                    y,
+                    f"{rank}",
+                    ha="center",
+                    va="center_baseline",
+                    color="white" if face.mean() < DARK else INK,
+                    fontsize=6 if world > STRIP // 2 else 8,
+                    weight="bold" if mine else "normal",
+                )
+        axes.text(
+            1.005,
+            y,
+            ", ".join(dim.links),
+            fontsize=8.5,
+            color=QUIET,
+            va="center_baseline",
+            transform=axes.get_yaxis_transform(),
+        )
     plain_axes(axes, ())
     axes.set_yticks(range(len(dims)), [f"{dim.name} {dim.degree}" for dim in dims], fontsize=9)
     middles = [(n + 0.5) * each + gap * n for n in range(nodes)]
@@ -150,7 +169,7 @@ def _strips(mesh: MeshMap, ax: Axes | None) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, dim: Groups, nodes: int, each: int) -> None:
+def _panel(axes: Axes, dim: DimensionGroups, nodes: int, each: int) -> None:
     from matplotlib.colors import to_rgb
 
     cells = np.ones((each, nodes, 3)) * np.array(to_rgb("#EEF0F2"))

@@ -66,7 +66,8 @@ def html(figure: Figure, dpi: int = 144) -> str:
 
 def image(data: bytes, kind: str, alt: str) -> str:
     """Bytes of a PNG or GIF as an HTML image with ``alt`` for those who cannot see it."""
-    words, pixels = escape(alt, quote=True), base64.b64encode(data).decode()
+    words = escape(alt, quote=True)
+    pixels = base64.b64encode(data).decode()
     return f'<img alt="{words}" style="max-width:100%" src="data:image/{kind};base64,{pixels}">'
 
 
@@ -117,9 +118,14 @@ def inches_wide(axes: Axes) -> float:
 
 
 def legend_below(
-    figure: Figure, ax: Axes | None, axes: Axes, handles: Sequence[Any] | None = None, *, side: str = "lower center",
+    figure: Figure,
+    ax: Axes | None,
+    axes: Axes,
+    handles: Sequence[Any] | None = None,
+    *,
+    side: str = "lower center",
     **options: Any,
-) -> None:  # fmt: skip
+) -> None:
     """The legend of an axes' marks, or of ``handles``, beside the figure; below the axes where those are the caller's
     ``ax``, in columns that it has room for."""
     from matplotlib.transforms import ScaledTranslation
@@ -134,7 +140,8 @@ def legend_below(
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), bbox_transform=below, borderaxespad=0.0, **options)
 
 
-BELOW, MOST_COLUMNS = 32, 3
+BELOW = 32
+MOST_COLUMNS = 3
 """Points that ticks and the words of an axis take below it, and columns of the legend under those."""
 LETTERS_AN_INCH = 12.0
 """Of a title's second line, at most."""

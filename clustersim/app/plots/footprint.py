@@ -30,7 +30,8 @@ def footprint(
     left = 0.0
     styles = part_styles(held)
     for name, nbytes in held.items():
-        width, words = nbytes / scale, f"{name} {format_bytes(nbytes)}"
+        width = nbytes / scale
+        words = f"{name} {format_bytes(nbytes)}"
         look = styles[name]
         axes.barh(0, width, left=left, height=0.7, fc=look.face, hatch=look.hatch, ec="white", lw=0.8, label=words)
         left += width
@@ -47,15 +48,18 @@ def footprint(
 
 
 def footprints(
-    runs: Mapping[str, Mapping[str, float]], capacity: float | None = None, title: str | None = None, *,
+    runs: Mapping[str, Mapping[str, float]],
+    capacity: float | None = None,
+    title: str | None = None,
+    *,
     ax: Axes | None = None,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """One GPU's memory at its fullest moment, a bar for each run.
 
     Parameters
     ----------
-    runs : bytes by what holds them, by run: a column of :class:`clustersim.training.memory.Course` at its peak, or any
-        parts of a whole. capacity : of the GPU [bytes].
+    runs : bytes by what holds them, by run: a column of :class:`clustersim.training.memory.MemoryCourse` at its peak,
+        or any parts of a whole. capacity : of the GPU [bytes].
 
     Raises :class:`ProgramError` where nothing holds memory.
     """
@@ -67,7 +71,8 @@ def footprints(
     longest = max(*totals.values(), capacity or 0.0)
     scale, unit = byte_unit(longest)
     figure, axes = drawn_on(ax, 0.46 * len(runs) + (1.6 if title else 1.3))
-    y, left = np.arange(len(runs))[::-1], np.zeros(len(runs))
+    y = np.arange(len(runs))[::-1]
+    left = np.zeros(len(runs))
     styles = part_styles(parts)
     for part in parts:
         width = np.array([held.get(part, 0.0) for held in runs.values()]) / scale
@@ -79,7 +84,9 @@ def footprints(
         words = f" {format_bytes(total)}" + (", too much" if over else "")
         axes.text(end, at, words, va="center", fontsize=9.5, color=palette["stall"] if over else INK)
     if capacity:
-        at, colour, box = capacity / scale, palette["stall"], {"fc": "white", "ec": "none", "pad": 1.0}
+        at = capacity / scale
+        colour = palette["stall"]
+        box = {"fc": "white", "ec": "none", "pad": 1.0}
         axes.axvline(at, color=colour, lw=1.6, ls=(0, (4, 2)), zorder=0)
         words = f"{format_bytes(capacity)} of the GPU"
         axes.text(at, len(runs) - 0.5, words, fontsize=9, ha="center", va="bottom", color=colour, bbox=box)
@@ -102,9 +109,13 @@ def _alt(runs: Mapping[str, Mapping[str, float]], totals: Mapping[str, float], c
 
 
 def memory_over_time(
-    moments: Sequence[str], parts: Mapping[str, Floats], capacity: float | None = None, title: str | None = None, *,
+    moments: Sequence[str],
+    parts: Mapping[str, Floats],
+    capacity: float | None = None,
+    title: str | None = None,
+    *,
     ax: Axes | None = None,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """One GPU's memory through a step, stacked by what holds it, against what the GPU has.
 
     moments : (m,) names, such as ``fwd layers.0``. parts : (m,) bytes by what holds them. capacity : [bytes].
@@ -124,9 +135,15 @@ def memory_over_time(
     if capacity:
         _limit(axes, capacity / scale, f"{format_bytes(capacity)} of the GPU", vertical=False)
     axes.annotate(
-        f"peak {format_bytes(float(total[peak]))} at {moments[peak]}", (peak + 0.5, below[peak]), xytext=(0, 5),
-        textcoords="offset points", ha="center", va="bottom", fontsize=8.5, color=INK,
-    )  # fmt: skip
+        f"peak {format_bytes(float(total[peak]))} at {moments[peak]}",
+        (peak + 0.5, below[peak]),
+        xytext=(0, 5),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=8.5,
+        color=INK,
+    )
     plain_axes(axes, ("bottom", "left"))
     _moment_ticks(axes, moments)
     axes.set_xlim(0, len(moments))
@@ -146,9 +163,16 @@ def _stack(axes: Axes, held: Mapping[str, Floats], scale: float) -> Floats:
     for name, nbytes in held.items():
         top = below + nbytes / scale
         axes.fill_between(
-            edges, np.append(below, below[-1]), np.append(top, top[-1]), step="post", ec="white", lw=0.5, label=name,
-            fc=styles[name].face, hatch=styles[name].hatch,
-        )  # fmt: skip
+            edges,
+            np.append(below, below[-1]),
+            np.append(top, top[-1]),
+            step="post",
+            ec="white",
+            lw=0.5,
+            label=name,
+            fc=styles[name].face,
+            hatch=styles[name].hatch,
+        )
         below = top
     return below
 
@@ -162,22 +186,36 @@ def _moment_ticks(axes: Axes, moments: Sequence[str]) -> None:
     axes.set_xticks(starts, [""] * len(starts))
     for start, end in zip(starts, ends, strict=True):
         axes.text(
-            (start + end) / 2, -0.04, names.get(words[start], words[start]), transform=axes.get_xaxis_transform(),
-            ha="center" if end - start > 1 else "right", va="top", fontsize=9, color=INK,
-        )  # fmt: skip
+            (start + end) / 2,
+            -0.04,
+            names.get(words[start], words[start]),
+            transform=axes.get_xaxis_transform(),
+            ha="center" if end - start > 1 else "right",
+            va="top",
+            fontsize=9,
+            color=INK,
+        )
 
 
 def _limit(axes: Axes, at: float, words: str, *, vertical: bool) -> None:
-    colour, dash = palette["stall"], (0, (4, 2))
+    colour = palette["stall"]
+    dash = (0, (4, 2))
     if vertical:
         axes.axvline(at, 0.0, 0.86, color=colour, lw=1.6, ls=dash)
         axes.text(at, 0.5, words, ha="right", va="bottom", fontsize=8.5, color=colour)
     else:
         axes.axhline(at, color=colour, lw=1.6, ls=dash)
         axes.text(
-            0.005, at, words, ha="left", va="bottom", fontsize=8.5, color=colour,
-            transform=axes.get_yaxis_transform(), bbox={"fc": "white", "ec": "none", "pad": 1.2, "alpha": 0.85},
-        )  # fmt: skip
+            0.005,
+            at,
+            words,
+            ha="left",
+            va="bottom",
+            fontsize=8.5,
+            color=colour,
+            transform=axes.get_yaxis_transform(),
+            bbox={"fc": "white", "ec": "none", "pad": 1.2, "alpha": 0.85},
+        )
 
 
 def _room(total: float, capacity: float | None) -> str:

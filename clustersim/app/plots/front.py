@@ -13,7 +13,7 @@ from clustersim.app.plots.style import FAINT, INK, MARKERS, QUIET, palette, seri
 from clustersim.core.errors import ClusterSimError, ProgramError
 
 if TYPE_CHECKING:
-    from clustersim.studies.plan.rows import Answer, Row
+    from clustersim.studies.plan.rows import PlanAnswer, PlanRow
 
 MOST_FAMILIES = 7
 """More colours cannot be told apart: the rest is "other"."""
@@ -21,7 +21,7 @@ OTHER = "other"
 
 
 @dataclass(frozen=True)
-class Dot:
+class FrontDot:
     """One option.
 
     Parameters
@@ -40,7 +40,7 @@ class Dot:
     tempting: bool = False
 
 
-def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None, ax: Axes | None = None) -> Figure:
+def front(dots: Sequence[FrontDot], *, x: str, y: str, title: str | None = None, ax: Axes | None = None) -> Figure:
     """Cost over speed: right is faster, down is cheaper; those that no other beats are large and joined by a line.
 
     dots : (n,). x, y : what the axes hold.
@@ -75,7 +75,7 @@ def front(dots: Sequence[Dot], *, x: str, y: str, title: str | None = None, ax: 
     return titled(figure, title, f"{y} over {x}. Not beaten by any other: {said}.{more}", ax)
 
 
-def _family(axes: Axes, dots: Sequence[Dot], name: str, colour: str, marker: str) -> None:
+def _family(axes: Axes, dots: Sequence[FrontDot], name: str, colour: str, marker: str) -> None:
     """Dots of one family: those that nobody beats, or that are tempting, are large; tempting ones hollow."""
     shown = any(one.best or one.tempting for one in dots)
     for large in (False, True):
@@ -83,25 +83,31 @@ def _family(axes: Axes, dots: Sequence[Dot], name: str, colour: str, marker: str
         for hollow in (False, True):
             drawn = [one for one in some if one.tempting == hollow]
             axes.scatter(
-                [one.rate for one in drawn], [one.cost for one in drawn], s=80 if large else 30, marker=marker,
-                zorder=3 if large else 2, alpha=1.0 if large else 0.7,
+                [one.rate for one in drawn],
+                [one.cost for one in drawn],
+                s=80 if large else 30,
+                marker=marker,
+                zorder=3 if large else 2,
+                alpha=1.0 if large else 0.7,
                 label=name if drawn and large == shown and (not hollow or len(drawn) == len(some)) else None,
-                facecolors="white" if hollow else colour, edgecolors=colour if hollow else "white",
+                facecolors="white" if hollow else colour,
+                edgecolors=colour if hollow else "white",
                 lw=1.2 if hollow else 0.6,
-            )  # fmt: skip
+            )
         if large:
             _errors(axes, some, colour)
 
 
-def _errors(axes: Any, dots: Sequence[Dot], color: str) -> None:
+def _errors(axes: Any, dots: Sequence[FrontDot], color: str) -> None:
     """Bars to where half of published steps lay within: a step that takes longer is slower and dearer by as much."""
     for one in dots:
-        low, high = 1 / (1 + one.error), 1 + one.error
+        low = 1 / (1 + one.error)
+        high = 1 + one.error
         axes.plot([one.rate * low, one.rate * high], [one.cost] * 2, color=color, lw=1.0, alpha=0.6, zorder=2)
         axes.plot([one.rate] * 2, [one.cost * low, one.cost * high], color=color, lw=1.0, alpha=0.6, zorder=2)
 
 
-def _heights(dots: Sequence[Dot]) -> tuple[float, float]:
+def _heights(dots: Sequence[FrontDot]) -> tuple[float, float]:
     """From a little below the cheapest to twice the dearest of the best: what lies above is no candidate."""
     cost = np.array([one.cost for one in dots])
     shown = [one for one in dots if one.best or one.tempting]
@@ -112,7 +118,7 @@ def _heights(dots: Sequence[Dot]) -> tuple[float, float]:
     return max(0.0, low - 0.15 * room), top + 0.08 * room
 
 
-def _named(axes: Any, best: Sequence[Dot]) -> None:
+def _named(axes: Any, best: Sequence[FrontDot]) -> None:
     """Labels above those that are not beaten, where one does not run into the one before."""
     span = max((one.rate for one in best), default=1.0)
     last = -np.inf
@@ -121,15 +127,25 @@ def _named(axes: Any, best: Sequence[Dot]) -> None:
             continue
         last = one.rate
         axes.annotate(
-            one.label, (one.rate, one.cost), xytext=(9, -13), textcoords="offset points", ha="left", fontsize=8.5,
-            color=INK, zorder=4,
-        )  # fmt: skip
+            one.label,
+            (one.rate, one.cost),
+            xytext=(9, -13),
+            textcoords="offset points",
+            ha="left",
+            fontsize=8.5,
+            color=INK,
+            zorder=4,
+        )
 
 
 def tradeoff(
-    said: Answer, *, deadline: float | None = None, budget: float | None = None, title: str | None = None,
+    said: PlanAnswer,
+    *,
+    deadline: float | None = None,
+    budget: float | None = None,
+    title: str | None = None,
     ax: Axes | None = None,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Money against days for every option that was simulated; those on the front are full, and say how many GPUs.
 
     Parameters
@@ -145,7 +161,8 @@ def tradeoff(
     front = {row.option for row in said.front}
     figure, axes = drawn_on(ax, 4.3)
     for i, machine in enumerate(dict.fromkeys(row.machine for row in rows)):
-        marker, colour = MARKERS[i % len(MARKERS)], series[i % len(series)]
+        marker = MARKERS[i % len(MARKERS)]
+        colour = series[i % len(series)]
         mine = [row for row in rows if row.machine == machine]
         best = [row for row in mine if row.option in front]
         rest = [row for row in mine if row.option not in front]
@@ -168,23 +185,29 @@ def tradeoff(
     return titled(figure, title, words, ax)
 
 
-def _places(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+def _places(rows: Sequence[PlanRow]) -> tuple[list[float], list[float]]:
     """Days and USD."""
     return [row.days or 0.0 for row in rows], [row.usd or 0.0 for row in rows]
 
 
-def _best(axes: Axes, rows: Sequence[Row], machine: str, marker: str, colour: str) -> None:
+def _best(axes: Axes, rows: Sequence[PlanRow], machine: str, marker: str, colour: str) -> None:
     """Options of the front, and below each how many GPUs it has."""
     axes.scatter(*_places(rows), s=95, ec=INK, lw=0.9, zorder=3, marker=marker, color=colour, label=machine)
     for row in rows:
         axes.annotate(
-            f"{row.gpus}", (row.days, row.usd), xytext=(0, -15), textcoords="offset points", ha="center",
-            fontsize=9.5, color=INK,
-        )  # fmt: skip
+            f"{row.gpus}",
+            (row.days, row.usd),
+            xytext=(0, -15),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9.5,
+            color=INK,
+        )
 
 
 def _limits(axes: Axes, deadline: float | None, budget: float | None) -> None:
-    colour, dash = palette["stall"], (0, (4, 2))
+    colour = palette["stall"]
+    dash = (0, (4, 2))
     if deadline is not None:
         axes.axvline(deadline, color=colour, lw=1.5, ls=dash, zorder=1)
         axes.text(
@@ -193,6 +216,12 @@ def _limits(axes: Axes, deadline: float | None, budget: float | None) -> None:
     if budget is not None:
         axes.axhline(budget, color=colour, lw=1.5, ls=dash, zorder=1)
         axes.text(
-            0.99, budget, "budget", transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=9.5,
+            0.99,
+            budget,
+            "budget",
+            transform=axes.get_yaxis_transform(),
+            ha="right",
+            va="bottom",
+            fontsize=9.5,
             color=QUIET,
-        )  # fmt: skip
+        )

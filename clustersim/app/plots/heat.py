@@ -11,13 +11,18 @@ from clustersim.core.errors import ProgramError
 from clustersim.core.timeline import LinkUse
 from clustersim.explain.hotspots import parts
 
-MAX_LINKS, BINS = 24, 360
+MAX_LINKS = 24
+BINS = 360
 
 
 def link_heat(
-    use: LinkUse, window: tuple[float, float] | None = None, title: str | None = None, n_links: int = MAX_LINKS, *,
+    use: LinkUse,
+    window: tuple[float, float] | None = None,
+    title: str | None = None,
+    n_links: int = MAX_LINKS,
+    *,
     ax: Axes | None = None,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Utilisation of the busiest links over time, dark where they run at their line rate: a row per link, or for all
     links that carried the same at the same times.
 
@@ -38,9 +43,14 @@ def link_heat(
     figure, axes = drawn_on(ax, 0.21 * len(links) + (1.65 if title else 1.35))
     scale, unit = time_unit(end - begin)
     image = axes.imshow(
-        level, aspect="auto", cmap=load_map(), vmin=0.0, vmax=1.0, interpolation="nearest",
+        level,
+        aspect="auto",
+        cmap=load_map(),
+        vmin=0.0,
+        vmax=1.0,
+        interpolation="nearest",
         extent=(begin * scale, end * scale, len(links) - 0.5, -0.5),
-    )  # fmt: skip
+    )
     for row in range(1, len(links)):
         axes.axhline(row - 0.5, color="white", lw=1.6)
     plain_axes(axes)
@@ -52,17 +62,19 @@ def link_heat(
     axes.set_xlabel(f"time [{unit}]", fontsize=9)
     where = {"location": "right", "fraction": 0.025, "aspect": 30, "pad": 0.01}
     colour_bar(figure, axes, image, "share of the line rate", 8, **where)
-    peak, mean = level.max(axis=1), level.mean(axis=1)
+    peak = level.max(axis=1)
+    mean = level.mean(axis=1)
     said = "; ".join(f"{n} {m:.0%} on average, {p:.0%} at most" for n, m, p in zip(names[:5], mean, peak, strict=False))
     return titled(figure, title, f"Utilisation of {sum(alike.values()):,} links over time. {said}.", ax)
 
 
 def _busiest(use: LinkUse, n: int) -> dict[int, int]:
     """The links nearest to saturation, first of those with the same history, and how many have it."""
-    carried, of = use.bytes_per_link(), parts(use).of
+    carried = use.bytes_per_link()
+    of = parts(use).of
     _, first, counts = np.unique(
         np.stack([of.astype(np.float64), use.link_bandwidth]), axis=1, return_index=True, return_counts=True
-    )  # fmt: skip
+    )
     share = carried[first] / use.link_bandwidth[first]
     order = np.lexsort((first, -share))[:n]
     return {int(first[k]): int(counts[k]) for k in order.tolist() if carried[first[k]] > 0}

@@ -8,7 +8,9 @@ from clustersim.core.arrays import Floats, Ints
 
 Intervals = tuple[Floats, Floats]
 
-NARROW, STRETCH, CROWD = 0.006, 0.02, 5
+NARROW = 0.006
+STRETCH = 0.02
+CROWD = 5
 """Shares of the window below which a bar is narrow (some five pixels) and over which a crowd of them is averaged, and
 how many of them are a crowd."""
 
@@ -16,7 +18,8 @@ how many of them are a crowd."""
 def joined(starts: Floats, ends: Floats, gap: float) -> Intervals:
     """Intervals that do not overlap, in any order, with those closer than ``gap`` made one."""
     order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], ends[order]
+    starts = starts[order]
+    ends = ends[order]
     apart = starts[1:] > ends[:-1] + gap
     return starts[np.append(True, apart)], ends[np.append(apart, True)]
 
@@ -51,7 +54,8 @@ def packed(
     stretches = []
     for run in runs:
         left[run] = False
-        first, last = float(starts[run[0]]), float(ends[run[-1]])
+        first = float(starts[run[0]])
+        last = float(ends[run[-1]])
         edges = np.linspace(first, last, max(1, round((last - first) / ((end - begin) * STRETCH))) + 1)
         for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
             took = np.maximum(np.minimum(ends[run], high) - np.maximum(starts[run], low), 0.0)
@@ -66,7 +70,8 @@ def _flat(row: dict[str, Intervals], begin: float, end: float) -> tuple[Ints, Fl
     touch are one."""
     parts = []
     for k, (starts, ends) in enumerate(row.values()):
-        low, high = np.clip(starts, begin, end), np.clip(ends, begin, end)
+        low = np.clip(starts, begin, end)
+        high = np.clip(ends, begin, end)
         if (high > low).any():
             low, high = joined(low[high > low], high[high > low], 0.0)
             parts.append((np.full(len(low), k, dtype=np.int64), low, high))

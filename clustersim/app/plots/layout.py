@@ -14,7 +14,8 @@ from clustersim.core.topology import CPU, GPU, NIC, NVSWITCH, PCIE_SWITCH, SWITC
 
 ROWS = {NVSWITCH: -0.15, GPU: 1.15, PCIE_SWITCH: 2.2, CPU: 2.75, NIC: 3.4}
 """Heights inside a node."""
-TIER, FIRST_TIER = 1.25, 5.0
+TIER = 1.25
+FIRST_TIER = 5.0
 """Height between network tiers, and of the lowest."""
 
 Places = dict[int, tuple[float, float]]

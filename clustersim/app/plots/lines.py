@@ -85,7 +85,8 @@ def lines(
         dash = LAW_DASHES[i % len(LAW_DASHES)]
         axes.plot(*_points(name, curve, x, y), color=INK, lw=1.1, ls=dash, zorder=4, label=name)
     for i, (a, b) in enumerate(points.values()):
-        colour, marker = series[i % len(series)], MARKERS[i % len(MARKERS)]
+        colour = series[i % len(series)]
+        marker = MARKERS[i % len(MARKERS)]
         axes.plot(a, b, color=colour, marker=marker, lw=2.2, ms=6.5, mec="white", zorder=3)
     _axes(axes, points, x, y)
     _names(axes, points, y)
@@ -128,7 +129,8 @@ def _axes(axes: Axes, points: Mapping[str, Points], x: Axis, y: Axis) -> None:
 
 def _margins(places: Floats, *, logarithmic: bool) -> tuple[float, float]:
     """Ends of the axis: a little room at the left, a quarter for names at the right."""
-    low, high = float(places.min()), float(places.max())
+    low = float(places.min())
+    high = float(places.max())
     if logarithmic:
         ratio = max(high / low, 2.0)
         return low / ratio**0.03, high * ratio**0.33
@@ -159,11 +161,23 @@ def _names(axes: Axes, points: Mapping[str, Points], y: Axis) -> None:
     colour = {name: series[i % len(series)] for i, name in enumerate(points)}
     for name, at in zip(order, spread.tolist(), strict=True):
         axes.annotate(
-            f"{name}  {y.told(ends[name][1])}", ends[name], xytext=(right, at), textcoords="axes fraction", fontsize=10,
-            color=INK, va="center", bbox={"fc": "white", "ec": "none", "pad": 1.5},
-            arrowprops={"arrowstyle": "-", "color": colour[name], "lw": 1.4, "shrinkA": 0, "shrinkB": 5,
-                        "relpos": (0.0, 0.5)},
-        )  # fmt: skip
+            f"{name}  {y.told(ends[name][1])}",
+            ends[name],
+            xytext=(right, at),
+            textcoords="axes fraction",
+            fontsize=10,
+            color=INK,
+            va="center",
+            bbox={"fc": "white", "ec": "none", "pad": 1.5},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour[name],
+                "lw": 1.4,
+                "shrinkA": 0,
+                "shrinkB": 5,
+                "relpos": (0.0, 0.5),
+            },
+        )
 
 
 def _apart(height: Floats) -> Floats:

@@ -65,7 +65,7 @@ def loaded_topology(topology: Topology, loads: Floats, title: str | None = None,
     columns = len(topology.gpus)
     busiest = float(np.max(loads, initial=0.0))
     scale_end = next((end for end in SCALES if busiest <= end * 1.0001), 1.0)
-    canvas = Canvas(topology, np.asarray(loads), scale_end)
+    canvas = MachineCanvas(topology, np.asarray(loads), scale_end)
     if columns <= MAX_COLUMNS or topology.n_nodes == 1:
         places, boxes = _whole(topology)
     else:
@@ -112,7 +112,7 @@ def _by_below(topology: Topology, tier: list[int], places: Places) -> list[int]:
 
 
 @dataclass
-class Canvas:
+class MachineCanvas:
     """Axes, and what is drawn on them."""
 
     topology: Topology
@@ -142,7 +142,8 @@ class Canvas:
         widths = 0.7 + 2.4 * np.sqrt(rates / rates.max(initial=1e-30)) * (0.35 + 0.65 * (loads > 0.002))
         widths *= min(1.0, (150 / max(len(order), 1)) ** 0.5)
         lines = [_bent(places[a], places[b]) for a, b in ends]
-        drawn, colours = [lines[i] for i in order.tolist()], self.colours(loads[order])
+        drawn = [lines[i] for i in order.tolist()]
+        colours = self.colours(loads[order])
         self.axes.add_collection(
             LineCollection(drawn, colors=colours, linewidths=widths[order], capstyle="round", zorder=2)
         )
@@ -156,19 +157,31 @@ class Canvas:
         size = float(np.clip(190.0 / columns, 5.0, 8.5))
         for v, (x, y) in places.items():
             face, ink, broad = _BOX[self.topology.vertex_kinds[v]]
-            broad, height = min(broad * width, 0.84 * room[y]), 0.42
+            broad = min(broad * width, 0.84 * room[y])
+            height = 0.42
             box = FancyBboxPatch(
-                (x - broad / 2, y - height / 2), broad, height, boxstyle="round,pad=0,rounding_size=0.1",
-                fc=face, ec="white", lw=1.2, zorder=3,
-            )  # fmt: skip
+                (x - broad / 2, y - height / 2),
+                broad,
+                height,
+                boxstyle="round,pad=0,rounding_size=0.1",
+                fc=face,
+                ec="white",
+                lw=1.2,
+                zorder=3,
+            )
             self.axes.add_patch(box)
             if broad < LEAST_BOX:
                 continue  # no room for a number
             self.axes.text(
-                x, y, number_of(self.topology.vertex_names[v]), ha="center", va="center_baseline",
+                x,
+                y,
+                number_of(self.topology.vertex_names[v]),
+                ha="center",
+                va="center_baseline",
                 fontsize=min(size, 14.0 * broad),
-                color=ink, zorder=4,
-            )  # fmt: skip
+                color=ink,
+                zorder=4,
+            )
 
     def row_names(self, places: Places, left: float | None = None) -> None:
         """What each row holds, left of it."""
@@ -195,7 +208,8 @@ def scale_of_loads(figure: Figure, axes: Axes, end: float) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    colours, where = ScalarMappable(Normalize(0.0, end), load_map()), {"location": "bottom", "fraction": 0.04}
+    colours = ScalarMappable(Normalize(0.0, end), load_map())
+    where = {"location": "bottom", "fraction": 0.04}
     words = "share of the line rate used, mean over the time shown, busier direction"
     colour_bar(figure, axes, colours, words, 8.5, **where, aspect=50, pad=0.02)
 
@@ -216,7 +230,8 @@ def cables(topology: Topology, loads: Floats, places: Places) -> tuple[list[tupl
     low = np.minimum(topology.link_src, topology.link_dst)[keep]
     high = np.maximum(topology.link_src, topology.link_dst)[keep]
     pairs, which = np.unique(np.column_stack([low, high]), axis=0, return_inverse=True)
-    load, rate = np.zeros(len(pairs)), np.zeros(len(pairs))
+    load = np.zeros(len(pairs))
+    rate = np.zeros(len(pairs))
     np.maximum.at(load, which.reshape(-1), loads[keep])
     np.maximum.at(rate, which.reshape(-1), topology.link_bandwidth[keep])
     return [(a, b) for a, b in pairs.tolist()], load, rate

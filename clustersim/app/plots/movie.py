@@ -21,7 +21,10 @@ from clustersim.core.units import format_time
 if TYPE_CHECKING:
     from PIL.Image import Image as Pixels
 
-FPS, FRAMES_A_STEP, FRAMES, HOLD = 12, 9, 36, 14
+FPS = 12
+FRAMES_A_STEP = 9
+FRAMES = 36
+HOLD = 14
 """Frames a second, frames for one ring step, frames of a pipeline's step, frames that the last moment stands still."""
 DPI = 90
 

@@ -95,7 +95,8 @@ def _links(run: SavedRun, view: View) -> Figure:
 
 
 def _memory(run: SavedRun, view: View) -> Figure:
-    held, course = run.facts.memory, run.facts.memory_course
+    held = run.facts.memory
+    course = run.facts.memory_course
     if not held.by:
         raise ClusterSimError("this run does not know its memory")
     if course is None:

@@ -81,7 +81,8 @@ def _over(table: Columns, x: str, others: Sequence[str], title: str | None) -> F
     styles = curve_styles(groups)
     for label, rows in groups.items():
         rows = rows[np.argsort(table[x][rows], kind="stable")]
-        step, share = table["step_time_s"][rows], table["share_exposed_communication"][rows]
+        step = table["step_time_s"][rows]
+        share = table["share_exposed_communication"][rows]
         styles[label].draw(left, table[x][rows], step, label)
         styles[label].draw(right, table[x][rows], share)
         said.append(f"{label}: step {step[0]:.4g} s to {step[-1]:.4g} s, exposed {share[0]:.1%} to {share[-1]:.1%}")
@@ -138,9 +139,14 @@ def scaling(
         n = np.array([first_n[0], most])
         left.plot(n, first_rate[0] * n / first_n[0], color=QUIET, lw=1.2, ls=(0, (4, 3)), zorder=1)
         left.annotate(
-            "ideal", (n[-1], first_rate[0] * n[-1] / n[0]), xytext=(-4, 2), textcoords="offset points", fontsize=8.5,
-            color=QUIET, ha="right",
-        )  # fmt: skip
+            "ideal",
+            (n[-1], first_rate[0] * n[-1] / n[0]),
+            xytext=(-4, 2),
+            textcoords="offset points",
+            fontsize=8.5,
+            color=QUIET,
+            ha="right",
+        )
     styles = curve_styles(points)
     for name, (n, rate) in points.items():
         styles[name].draw(left, n, rate, name)
@@ -165,7 +171,8 @@ def _dressed(axes: Axes, heading: str, x: str) -> None:
 
 
 def _points(name: str, n: npt.ArrayLike, rate: npt.ArrayLike) -> tuple[Any, Any]:
-    x, y = np.asarray(n, dtype=np.float64), np.asarray(rate, dtype=np.float64)
+    x = np.asarray(n, dtype=np.float64)
+    y = np.asarray(rate, dtype=np.float64)
     if x.ndim != 1 or x.shape != y.shape or not len(x) or not (x > 0).all() or not (y > 0).all():
         raise ProgramError(f"curve {name!r} needs as many throughputs as numbers of GPUs, all above zero")
     order = np.argsort(x, kind="stable")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.app.plots.drawing import Axes, Figure, drawn_on, inches_wide, legend_below, plain_axes, titled
-from clustersim.app.plots.style import FAINT, INK, QUIET, Look, time_unit
+from clustersim.app.plots.style import FAINT, INK, QUIET, AreaStyle, time_unit
 from clustersim.core.errors import ProgramError
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
@@ -23,24 +23,25 @@ SHADES = {"F": 0.86, "I": 0.72, "B": 0.66, "W": 0.52, "R": 0.78}
 """Lightness of each action: forward light, backward dark, its halves on both sides of it."""
 NAMES = {"F": "forward", "R": "recomputed forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 REST = {
-    "collective, waiting included": Look("white", "//////", QUIET),
-    "optimizer, other": Look(QUIET, width=0.3),
+    "collective, waiting included": AreaStyle("white", "//////", QUIET),
+    "optimizer, other": AreaStyle(QUIET, width=0.3),
 }
 """What is no action of the schedule, and how it is drawn."""
-_ROW, _BAR = 0.36, 0.86
+_ROW = 0.36
+_BAR = 0.86
 FIGURE_SPACE = "\u2007"
 """As wide as a digit: words on the right begin at one place, and a film's frames are as wide as each other."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True)
-class Grid:
+class ScheduleGrid:
     """What is drawn: the window [s], each row's stage and rank from the top down, the actions; drawn ``until`` [s]."""
 
     begin: float
     end: float
     rows: tuple[tuple[int, int], ...]
-    done: tuple[plays.Action, ...]
+    done: tuple[plays.TimedAction, ...]
     until: float
 
     @property
@@ -78,7 +79,9 @@ def pipeline_frame(
     return _drawn(timeline, replace(grid, until=min(until, grid.end)), title, ax=ax)
 
 
-def _drawn(timeline: Timeline, grid: Grid, title: str | None, arrows: bool = False, ax: Axes | None = None) -> Figure:
+def _drawn(
+    timeline: Timeline, grid: ScheduleGrid, title: str | None, arrows: bool = False, ax: Axes | None = None
+) -> Figure:
     figure, axes = drawn_on(ax, _ROW * len(grid.rows) + (1.55 if title else 1.25))
     scale, unit = time_unit(grid.end - grid.begin)
     rest = _draw_rest(axes, timeline, grid, scale)
@@ -102,7 +105,7 @@ def usual_step(timeline: Timeline) -> tuple[float, float]:
     return found[sorted(kept, key=lambda s: found[s][1] - found[s][0])[(len(kept) - 1) // 2]]
 
 
-def _grid(timeline: Timeline, window: tuple[float, float] | None, ranks: Sequence[int] | None) -> Grid:
+def _grid(timeline: Timeline, window: tuple[float, float] | None, ranks: Sequence[int] | None) -> ScheduleGrid:
     at = pipeline.stages(timeline)
     if not at or not pipeline.has_pipeline(timeline):
         raise ProgramError("nothing to draw: no op of this run has a pipeline stage and a micro-batch")
@@ -117,67 +120,110 @@ def _grid(timeline: Timeline, window: tuple[float, float] | None, ranks: Sequenc
     inside = tuple(a for a in done if a.end > begin and a.start < end)
     if not inside:
         raise ProgramError(f"nothing to draw: no action between {begin:g} s and {end:g} s")
-    return Grid(begin, end, rows, inside, end)
+    return ScheduleGrid(begin, end, rows, inside, end)
 
 
 def shade(place: float | None, lightness: float) -> tuple[float, float, float]:
     """A colour of the rainbow from blue (0) to red (1), or grey (None), that looks as light as any other of that
     lightness (Oklab, Ottosson 2020), as red, green, blue."""
-    hue, chroma = np.radians(265.0 - 245.0 * (place or 0.0)), 0.0 if place is None else 0.115
-    a, b = chroma * np.cos(hue), chroma * np.sin(hue)
-    cone = np.array([lightness + 0.3963377774 * a + 0.2158037573 * b, lightness - 0.1055613458 * a - 0.0638541728 * b,
-                     lightness - 0.0894841775 * a - 1.2914855480 * b]) ** 3  # fmt: skip
-    linear = np.array([[4.0767416621, -3.3077115913, 0.2309699292], [-1.2684380046, 2.6097574011, -0.3413193965],
-                       [-0.0041960863, -0.7034186147, 1.7076147010]]) @ cone  # fmt: skip
+    hue = np.radians(265.0 - 245.0 * (place or 0.0))
+    chroma = 0.0 if place is None else 0.115
+    a = chroma * np.cos(hue)
+    b = chroma * np.sin(hue)
+    cone = (
+        np.array(
+            [
+                lightness + 0.3963377774 * a + 0.2158037573 * b,
+                lightness - 0.1055613458 * a - 0.0638541728 * b,
+                lightness - 0.0894841775 * a - 1.2914855480 * b,
+            ]
+        )
+        ** 3
+    )
+    linear = (
+        np.array(
+            [
+                [4.0767416621, -3.3077115913, 0.2309699292],
+                [-1.2684380046, 2.6097574011, -0.3413193965],
+                [-0.0041960863, -0.7034186147, 1.7076147010],
+            ]
+        )
+        @ cone
+    )
     linear = np.clip(linear, 0.0, 1.0)
     red, green, blue = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055).tolist()
     return red, green, blue
 
 
-def _places(grid: Grid) -> dict[int, float]:
+def _places(grid: ScheduleGrid) -> dict[int, float]:
     """Micro-batch -> its place in the rainbow."""
     micro = grid.microbatches
     return {m: i / max(1, len(micro) - 1) for i, m in enumerate(micro)}
 
 
-def _draw_actions(axes: Axes, grid: Grid, scale: float) -> None:
-    y_of, places = {rank: y for y, (_, rank) in enumerate(grid.rows)}, _places(grid)
+def _draw_actions(axes: Axes, grid: ScheduleGrid, scale: float) -> None:
+    y_of = {rank: y for y, (_, rank) in enumerate(grid.rows)}
+    places = _places(grid)
     chunks = sorted({a.chunk for a in grid.done})
     inches = inches_wide(axes) / (grid.end - grid.begin)
     for a in grid.done:
-        low, high, y = max(a.start, grid.begin), min(a.end, grid.until), y_of[a.rank]
+        low = max(a.start, grid.begin)
+        high = min(a.end, grid.until)
+        y = y_of[a.rank]
         if high <= low:
             continue
         colour = shade(places[a.microbatch], SHADES.get(a.action, 0.7))
-        axes.broken_barh([((low - grid.begin) * scale, (high - low) * scale)], (y - _BAR / 2, _BAR),
-                         fc=colour, ec="white", linewidth=0.5)  # fmt: skip
+        axes.broken_barh(
+            [((low - grid.begin) * scale, (high - low) * scale)],
+            (y - _BAR / 2, _BAR),
+            fc=colour,
+            ec="white",
+            linewidth=0.5,
+        )
         text = f"{a.microbatch}" + (LETTERS[chunks.index(a.chunk) % 26] if len(chunks) > 1 else "")
         if (high - low) * inches > 0.062 * len(text) + 0.01:
-            axes.text(((low + high) / 2 - grid.begin) * scale, y, text, ha="center", va="center_baseline", fontsize=7,
-                      color=INK if SHADES.get(a.action, 0.7) > 0.6 else "white")  # fmt: skip
+            axes.text(
+                ((low + high) / 2 - grid.begin) * scale,
+                y,
+                text,
+                ha="center",
+                va="center_baseline",
+                fontsize=7,
+                color=INK if SHADES.get(a.action, 0.7) > 0.6 else "white",
+            )
 
 
-def _draw_rest(axes: Axes, timeline: Timeline, grid: Grid, scale: float) -> list[str]:
+def _draw_rest(axes: Axes, timeline: Timeline, grid: ScheduleGrid, scale: float) -> list[str]:
     """What is no action and no message between stages, half as high; returns which of :data:`REST` there were."""
     drawn = set()
     spans = timeline.spans([rank for _, rank in grid.rows])
     y_of = {rank: y for y, (_, rank) in enumerate(grid.rows)}
     columns = (spans[name].tolist() for name in ("rank", "op", "ready", "end"))
     for rank, i, start, end in zip(*columns, strict=True):
-        op, low, high = timeline.ops[i], max(start, grid.begin), min(end, grid.end)
+        op = timeline.ops[i]
+        low = max(start, grid.begin)
+        high = min(end, grid.end)
         if high > low and op.bound != "host" and not (op.label and op.label.action):
             what = list(REST)[op.kind == "compute"]
             drawn.add(what)
             high = max(low, min(high, grid.until))
-            look, boxes = REST[what], [((low - grid.begin) * scale, (high - low) * scale)]
-            axes.broken_barh(boxes, (y_of[rank] - _BAR / 4, _BAR / 2), fc=look.face, ec=look.edge,
-                             hatch=look.hatch or None, linewidth=look.width)  # fmt: skip
+            look = REST[what]
+            boxes = [((low - grid.begin) * scale, (high - low) * scale)]
+            axes.broken_barh(
+                boxes,
+                (y_of[rank] - _BAR / 4, _BAR / 2),
+                fc=look.face,
+                ec=look.edge,
+                hatch=look.hatch or None,
+                linewidth=look.width,
+            )
     return sorted(drawn)
 
 
-def _draw_arrows(axes: Axes, grid: Grid, scale: float) -> None:
+def _draw_arrows(axes: Axes, grid: ScheduleGrid, scale: float) -> None:
     """From the end of an action to the beginning of the one that goes on with its micro-batch at another stage."""
-    y_of, ways = {s: y for y, (s, _) in reversed(list(enumerate(grid.rows)))}, plays.paths(grid.done)
+    y_of = {s: y for y, (s, _) in reversed(list(enumerate(grid.rows)))}
+    ways = plays.paths(grid.done)
     ended = {
         (a.microbatch, "F" if a.action == "F" else "B", a.stage, a.chunk): a for a in grid.done if a.action in "FBI"
     }
@@ -187,14 +233,24 @@ def _draw_arrows(axes: Axes, grid: Grid, scale: float) -> None:
         if source is not None and source.stage != a.stage and source.end <= a.start + 1e-9 and a.start <= grid.until:
             begin, end = ((t - grid.begin) * scale for t in (source.end, a.start))
             up = 1 if y_of[a.stage] > y_of[source.stage] else -1
-            axes.annotate("", (end, y_of[a.stage] - up * _BAR / 2), (begin, y_of[source.stage] + up * _BAR / 2),
-                          arrowprops={"arrowstyle": "-|>,head_width=0.12,head_length=0.2", "lw": 0.5, "color": QUIET,
-                                      "shrinkA": 0, "shrinkB": 0})  # fmt: skip
+            axes.annotate(
+                "",
+                (end, y_of[a.stage] - up * _BAR / 2),
+                (begin, y_of[source.stage] + up * _BAR / 2),
+                arrowprops={
+                    "arrowstyle": "-|>,head_width=0.12,head_length=0.2",
+                    "lw": 0.5,
+                    "color": QUIET,
+                    "shrinkA": 0,
+                    "shrinkB": 0,
+                },
+            )
 
 
-def _finish(axes: Axes, grid: Grid, scale: float, unit: str, sizes: dict[int, int]) -> None:
+def _finish(axes: Axes, grid: ScheduleGrid, scale: float, unit: str, sizes: dict[int, int]) -> None:
     """Limits, rules between rows, names on the left and idle shares on the right."""
-    n, length = len(grid.rows), grid.end - grid.begin
+    n = len(grid.rows)
+    length = grid.end - grid.begin
     axes.set_xlim(0, length * scale)
     axes.set_ylim(n - 0.45, -0.55)
     plain_axes(axes)
@@ -206,11 +262,12 @@ def _finish(axes: Axes, grid: Grid, scale: float, unit: str, sizes: dict[int, in
     axes.set_xlabel(f"time [{unit}]" + (f" from {format_time(grid.begin)} on" if grid.begin else ""), fontsize=9)
     for y, idle in enumerate(_idle(grid)):
         words = f"{idle:>4.0%} idle".replace(" ", FIGURE_SPACE, 4 - len(f"{idle:.0%}"))
-        axes.text(1.008, y, words, transform=axes.get_yaxis_transform(), fontsize=8.5, color=QUIET,
-                  va="center_baseline")  # fmt: skip
+        axes.text(
+            1.008, y, words, transform=axes.get_yaxis_transform(), fontsize=8.5, color=QUIET, va="center_baseline"
+        )
 
 
-def _idle(grid: Grid) -> list[float]:
+def _idle(grid: ScheduleGrid) -> list[float]:
     """Share of what is drawn in which each row does no action."""
     busy = {rank: 0.0 for _, rank in grid.rows}
     reached = dict.fromkeys(busy, grid.begin)
@@ -221,19 +278,24 @@ def _idle(grid: Grid) -> list[float]:
     return [1 - busy[rank] / length if length > 0 else 0.0 for _, rank in grid.rows]
 
 
-def _legend(grid: Grid, rest: list[str], rows: bool) -> list[Patch]:
+def _legend(grid: ScheduleGrid, rest: list[str], rows: bool) -> list[Patch]:
     """Actions by their shades and what else there is, then some micro-batches of the rainbow; in two ``rows`` or one
     after the other."""
     from matplotlib.patches import Patch
 
     present = {a.action for a in grid.done}
     above = [Patch(fc=shade(None, SHADES[k]), label=name) for k, name in NAMES.items() if k in present]
-    above += [Patch(label=what, fc=look.face, ec=look.edge, hatch=look.hatch or None, linewidth=look.width)
-              for what, look in REST.items() if what in rest]  # fmt: skip
-    micro, places = grid.microbatches, _places(grid)
+    above += [
+        Patch(label=what, fc=look.face, ec=look.edge, hatch=look.hatch or None, linewidth=look.width)
+        for what, look in REST.items()
+        if what in rest
+    ]
+    micro = grid.microbatches
+    places = _places(grid)
     some = sorted({micro[round(i * (len(micro) - 1) / 4)] for i in range(5)})
-    below = [Patch(fc=shade(places[m], SHADES["F"]), label=f"micro-batch {m}" if m == some[0] else str(m))
-                for m in some]  # fmt: skip
+    below = [
+        Patch(fc=shade(places[m], SHADES["F"]), label=f"micro-batch {m}" if m == some[0] else str(m)) for m in some
+    ]
     chunks = sorted({a.chunk for a in grid.done})
     if len(chunks) > 1:
         letters = f"{LETTERS[0]} to {LETTERS[(len(chunks) - 1) % 26]}: chunk {chunks[0]} to {chunks[-1]}"

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.app.plots.drawing import Axes, Figure, drawn_on, legend_below, plain_axes, titled
-from clustersim.app.plots.style import INK, Look, kernels, palette, series, time_unit
+from clustersim.app.plots.style import INK, AreaStyle, kernels, palette, series, time_unit
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ProgramError
 from clustersim.core.timeline import Timeline
@@ -16,16 +16,16 @@ from clustersim.explain.breakdown import Breakdown
 from clustersim.explain.per_step import per_step
 from clustersim.explain.pieces import KERNELS
 
-STATE_STYLE: dict[str, Look] = {
-    "compute-bound": Look(kernels["compute"], width=0.6),
-    "memory-bound": Look(kernels["memory"], width=0.6),
-    "launch-bound": Look(kernels["launch"], width=0.6),
-    "recomputation": Look(kernels["compute"], "...."),
-    "optimizer": Look(palette["optimizer"], width=0.6),
-    "exposed transfer": Look(palette["communication"], width=0.6),
-    "waiting for a peer": Look("white", "//////", palette["stall"]),
-    "bubble": Look("#C9CED3", "......"),
-    "host": Look(palette["other"], width=0.6),
+STATE_STYLE: dict[str, AreaStyle] = {
+    "compute-bound": AreaStyle(kernels["compute"], width=0.6),
+    "memory-bound": AreaStyle(kernels["memory"], width=0.6),
+    "launch-bound": AreaStyle(kernels["launch"], width=0.6),
+    "recomputation": AreaStyle(kernels["compute"], "...."),
+    "optimizer": AreaStyle(palette["optimizer"], width=0.6),
+    "exposed transfer": AreaStyle(palette["communication"], width=0.6),
+    "waiting for a peer": AreaStyle("white", "//////", palette["stall"]),
+    "bubble": AreaStyle("#C9CED3", "......"),
+    "host": AreaStyle(palette["other"], width=0.6),
 }
 """Colour and hatch of each state of :func:`clustersim.explain.breakdown.breakdown`."""
 
@@ -35,9 +35,12 @@ LEAST = 0.002
 
 
 def breakdown(
-    table: Breakdown, title: str | None = None, groups: Mapping[str, npt.ArrayLike] | None = None, *,
+    table: Breakdown,
+    title: str | None = None,
+    groups: Mapping[str, npt.ArrayLike] | None = None,
+    *,
     ax: Axes | None = None,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Seconds of a step in each state, a bar for each group of ranks.
 
     groups : ranks by name; None makes a bar of all ranks, and one for each of up to a dozen sorts of rank that differ.
@@ -119,9 +122,18 @@ def _stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
         width = np.array([bar[k] for bar in bars.values()]) * scale
         if width.max() < LEAST * longest * scale:
             continue
-        look = STATE_STYLE.get(state, Look(series[k % len(series)], width=0.6))
-        axes.barh(y, width, left=left, height=0.72, label=state, color=look.face, edgecolor=look.edge,
-                  linewidth=look.width, hatch=look.hatch or None)  # fmt: skip
+        look = STATE_STYLE.get(state, AreaStyle(series[k % len(series)], width=0.6))
+        axes.barh(
+            y,
+            width,
+            left=left,
+            height=0.72,
+            label=state,
+            color=look.face,
+            edgecolor=look.edge,
+            linewidth=look.width,
+            hatch=look.hatch or None,
+        )
         _percentages(axes, state, y, left, width, np.array([bar.sum() for bar in bars.values()]) * scale)
         left += width
     plain_axes(axes)
@@ -137,6 +149,12 @@ def _percentages(axes: Axes, state: str, y: Ints, left: Floats, width: Floats, w
         if size > 0.045 * whole.max():
             box = {"fc": "white", "ec": "none", "pad": 1.0} if state in {"waiting for a peer", "bubble"} else None
             axes.text(
-                start + size / 2, at, f"{size / total:.0%}", ha="center", va="center_baseline", fontsize=8,
-                color="white" if dark else INK, bbox=box,
-            )  # fmt: skip
+                start + size / 2,
+                at,
+                f"{size / total:.0%}",
+                ha="center",
+                va="center_baseline",
+                fontsize=8,
+                color="white" if dark else INK,
+                bbox=box,
+            )

@@ -8,15 +8,25 @@ import numpy as np
 
 from clustersim.app.plots.drawing import Axes, Figure, drawn_on, legend_below, new_figure, plain_axes, titled
 from clustersim.app.plots.pipeline import usual_step
-from clustersim.app.plots.style import FAINT, INK, QUIET, Look, byte_unit, dimensions, palette, part_styles, time_unit
+from clustersim.app.plots.style import (
+    FAINT,
+    INK,
+    QUIET,
+    AreaStyle,
+    byte_unit,
+    dimensions,
+    palette,
+    part_styles,
+    time_unit,
+)
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ProgramError
-from clustersim.core.facts import Moments
+from clustersim.core.facts import MemoryMoments
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain import pipeline
 from clustersim.explain.dimensions import DIMENSIONS
-from clustersim.explain.where import BUBBLES, Where
+from clustersim.explain.where import BUBBLES, StageSeconds
 
 LEAST = 0.002
 """Share of the step below which a part is not drawn."""
@@ -28,7 +38,7 @@ _GREYS = dict(zip(BUBBLES, ("#E3E6EA", "#D3D8DD", "#C1C8CF", "#9AA4AE", "#B0B8C0
 _HATCH = dict(zip(BUBBLES, ("", "", "....", "xxxx", "||||", ""), strict=True))
 
 
-def stage_bars(rows: Sequence[Where], title: str | None = None, *, ax: Axes | None = None) -> Figure:
+def stage_bars(rows: Sequence[StageSeconds], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """A step of each stage as a bar: compute, transfers and waits by dimension, the bubble by its parts.
 
     rows : of :func:`clustersim.explain.where.where`; the mean over all is drawn last.
@@ -40,18 +50,36 @@ def stage_bars(rows: Sequence[Where], title: str | None = None, *, ax: Axes | No
     bars = [*rows[1:], rows[0]]
     scale, unit = time_unit(rows[0].step)
     figure, axes = drawn_on(ax, 0.34 * len(bars) + (1.55 if title else 1.25))
-    y, left = np.arange(len(bars))[::-1], np.zeros(len(bars))
+    y = np.arange(len(bars))[::-1]
+    left = np.zeros(len(bars))
     for (key, name), look in _parts(bars):
         width = np.array([_seconds(row, key, name) for row in bars]) * scale
         words = {"exposed": f"{name} transfer", "waiting": f"waiting, {name}", "bubble": f"bubble, {name}"}
         label = words.get(key, key)
-        axes.barh(y, width, left=left, height=0.74, label=label, color=look.face, ec=look.edge, lw=look.width,
-                  hatch=look.hatch or None)  # fmt: skip
+        axes.barh(
+            y,
+            width,
+            left=left,
+            height=0.74,
+            label=label,
+            color=look.face,
+            ec=look.edge,
+            lw=look.width,
+            hatch=look.hatch or None,
+        )
         for at, start, size, row in zip(y, left, width, bars, strict=True):
             if size > 0.04 * row.step * scale:
                 box = None if key == "compute" else {"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85}
-                axes.text(start + size / 2, at, f"{size / (row.step * scale):.0%}", ha="center", va="center_baseline",
-                          fontsize=8, color="white" if key == "compute" else INK, bbox=box)  # fmt: skip
+                axes.text(
+                    start + size / 2,
+                    at,
+                    f"{size / (row.step * scale):.0%}",
+                    ha="center",
+                    va="center_baseline",
+                    fontsize=8,
+                    color="white" if key == "compute" else INK,
+                    bbox=box,
+                )
         left += width
     plain_axes(axes)
     axes.set_yticks(y, ["all" if row.stage < 0 else f"stage {row.stage}" for row in bars], fontsize=9)
@@ -61,23 +89,23 @@ def stage_bars(rows: Sequence[Where], title: str | None = None, *, ax: Axes | No
     return titled(figure, title, _alt(bars), ax)
 
 
-def _parts(rows: Sequence[Where]) -> list[tuple[tuple[str, str], Look]]:
+def _parts(rows: Sequence[StageSeconds]) -> list[tuple[tuple[str, str], AreaStyle]]:
     """What is worth drawing of any bar, in the order of the bar, and how it looks."""
     found = [
-        (("compute", ""), Look(palette["forward"], width=1.0)),
-        *((("exposed", d), Look(dimensions[d], width=1.0)) for d in DIMENSIONS),
-        *((("waiting", d), Look("white", "//////", dimensions[d])) for d in DIMENSIONS),
-        *((("bubble", b), Look(_GREYS[b], _HATCH[b], width=0.4)) for b in BUBBLES),
-        (("other", ""), Look(palette["other"], width=1.0)),
+        (("compute", ""), AreaStyle(palette["forward"], width=1.0)),
+        *((("exposed", d), AreaStyle(dimensions[d], width=1.0)) for d in DIMENSIONS),
+        *((("waiting", d), AreaStyle("white", "//////", dimensions[d])) for d in DIMENSIONS),
+        *((("bubble", b), AreaStyle(_GREYS[b], _HATCH[b], width=0.4)) for b in BUBBLES),
+        (("other", ""), AreaStyle(palette["other"], width=1.0)),
     ]
     return [(part, look) for part, look in found if any(_seconds(r, *part) > LEAST * r.step for r in rows)]
 
 
-def _seconds(row: Where, key: str, name: str) -> float:
+def _seconds(row: StageSeconds, key: str, name: str) -> float:
     return float(getattr(row, key).get(name, 0.0) if name else getattr(row, key))
 
 
-def _alt(rows: Sequence[Where]) -> str:
+def _alt(rows: Sequence[StageSeconds]) -> str:
     said = []
     for row in rows:
         parts = ", ".join(f"{name or key} {s / row.step:.1%}" for key, name, s in row.parts() if s > LEAST * row.step)
@@ -89,7 +117,7 @@ def _alt(rows: Sequence[Where]) -> str:
 
 
 def stage_memory(
-    courses: Sequence[Moments], timeline: Timeline, capacity: float | None = None, title: str | None = None
+    courses: Sequence[MemoryMoments], timeline: Timeline, capacity: float | None = None, title: str | None = None
 ) -> Figure:
     """What a rank of each stage holds over the usual step, a row per stage, against what the GPU has.
 
@@ -119,8 +147,16 @@ def stage_memory(
             axes.axhline(limit / scale, color=palette["stall"], lw=1.2, ls=(0, (4, 2)))
         axes.set_ylim(0, 1.04 * height / scale)
         axes.set_ylabel(f"stage {stage}", rotation=0, ha="right", va="center", fontsize=9)
-        axes.text(1.008, 0.5, f"{format_bytes(float(totals[stage].max()))}", transform=axes.transAxes, fontsize=8.5,
-                  color=INK, va="center", weight="bold" if float(totals[stage].max()) == top else "normal")  # fmt: skip
+        axes.text(
+            1.008,
+            0.5,
+            f"{format_bytes(float(totals[stage].max()))}",
+            transform=axes.transAxes,
+            fontsize=8.5,
+            color=INK,
+            va="center",
+            weight="bold" if float(totals[stage].max()) == top else "normal",
+        )
     rows[-1].set_xlim(0, (end - begin) * unit_of_time[0])
     room = f", of {format_bytes(capacity)} that a GPU has" if capacity else ""
     rows[-1].set_xlabel(f"time of a step [{unit_of_time[1]}]; at the right each stage's peak{room}", fontsize=9)
@@ -132,7 +168,8 @@ def stage_memory(
 def _legend(figure: Figure, rows: Sequence[Axes], limit: str) -> None:
     """Of the marks of all rows once each, and of the line at ``limit``, where there is one."""
     entries = {label: handle for axes in rows for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    labels, handles = list(entries), list(entries.values())
+    labels = list(entries)
+    handles = list(entries.values())
     if limit:
         handles.append(rows[0].lines[-1])
         labels.append(limit)
@@ -161,12 +198,15 @@ def _times(timeline: Timeline, stage: int, moments: Sequence[str], window: tuple
     return times
 
 
-def _stacked(axes: Axes, at: Floats, parts: Mapping[str, Floats], styles: Mapping[str, Look], scale: float) -> None:
+def _stacked(
+    axes: Axes, at: Floats, parts: Mapping[str, Floats], styles: Mapping[str, AreaStyle], scale: float
+) -> None:
     below = np.zeros(len(at) - 1)
     for name, nbytes in parts.items():
         above = below + nbytes / scale
         low, high = (np.append(line, line[-1]) for line in (below, above))
-        face, hatch = styles[name].face, styles[name].hatch
+        face = styles[name].face
+        hatch = styles[name].hatch
         edge = "white" if hatch else "none"
         axes.fill_between(at, low, high, step="post", label=name, fc=face, hatch=hatch, lw=0.0, ec=edge)
         below = above

@@ -81,9 +81,15 @@ def _panel(axes: Axes, state: npt.NDArray[np.generic], share: Floats, step: Sequ
             box = Rectangle((gpu + 0.06, chunk + 0.06), 0.88, 0.88, fc=face, ec=edge, lw=width, zorder=2 + new)
             axes.add_patch(box)
             axes.text(
-                gpu + 0.5, chunk + 0.52, f"{state[gpu, chunk]}", ha="center", va="center", fontsize=11, zorder=5,
+                gpu + 0.5,
+                chunk + 0.52,
+                f"{state[gpu, chunk]}",
+                ha="center",
+                va="center",
+                fontsize=11,
+                zorder=5,
                 color="white" if depth == 1.0 else INK,
-            )  # fmt: skip
+            )
     for src, dst, chunk, _ in step:
         _arrow(axes, src, dst, chunk, n)
     axes.set_xlim(-0.35, n + 0.35)

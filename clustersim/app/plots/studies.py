@@ -14,7 +14,7 @@ from clustersim.core.errors import ProgramError
 from clustersim.core.units import format_change
 
 if TYPE_CHECKING:
-    from clustersim.studies.sensitivity.scaling import Point
+    from clustersim.studies.sensitivity.scaling import ScalingPoint
     from clustersim.studies.sensitivity.turned import BreakEven, Swing
 
 COLOURS = {
@@ -45,10 +45,8 @@ def tornado(swings: Sequence[Swing], swing: float, title: str | None = None, *, 
     axes.barh(rows, worse, color=palette["stall"], height=0.62, label=f"{swing:.0%} worse")
     room = 0.02 * max(float(np.abs(better).max()), float(np.abs(worse).max()), 1e-6)
     for row, low, high in zip(rows, better.tolist(), worse.tolist(), strict=True):
-        axes.annotate(format_change(low), (min(low, 0.0) - room, row), ha="right", va="center",
-                      fontsize=9, color=INK)  # fmt: skip
-        axes.annotate(format_change(high), (max(high, 0.0) + room, row), ha="left",
-                      va="center", fontsize=9, color=INK)  # fmt: skip
+        axes.annotate(format_change(low), (min(low, 0.0) - room, row), ha="right", va="center", fontsize=9, color=INK)
+        axes.annotate(format_change(high), (max(high, 0.0) + room, row), ha="left", va="center", fontsize=9, color=INK)
     plain_axes(axes, ())
     axes.axvline(0.0, color=QUIET, lw=1.0)
     axes.set_yticks(rows, [one.knob for one in swings], fontsize=10)
@@ -80,7 +78,7 @@ def network_speed(network: BreakEven, title: str | None = None, *, ax: Axes | No
     return figure
 
 
-def efficiency_losses(curves: Mapping[str, Sequence[Point]], title: str | None = None) -> Figure:
+def efficiency_losses(curves: Mapping[str, Sequence[ScalingPoint]], title: str | None = None) -> Figure:
     """A panel for each kind of scaling: bars of efficiency over GPUs, and on top what the rest is lost to.
 
     Parameters
@@ -108,7 +106,7 @@ def efficiency_losses(curves: Mapping[str, Sequence[Point]], title: str | None =
     return titled(figure, title, f"Efficiency. {said}.")
 
 
-def _stacked(axes: Axes, points: Sequence[Point]) -> None:
+def _stacked(axes: Axes, points: Sequence[ScalingPoint]) -> None:
     places = np.arange(len(points))
     efficiency = np.array([one.efficiency for one in points])
     axes.bar(places, efficiency, color=COLOURS["efficiency"], width=0.66, label="efficiency")

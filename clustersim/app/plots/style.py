@@ -38,28 +38,43 @@ MARKERS = "osD^vPX*"
 HATCHES = ("", "....")
 """More parts than colours: they begin again, dotted."""
 HOLDERS: dict[str, str] = {
-    "parameters": "#4E2A1E", "gradients": "#A65E3A", "optimizer states": "#D3A98C", "master weights": "#7C4733",
-    "weight copies": "#BF8563", "optimizer workspace": "#EBD9CB", "activations": "#2B3F4E", "logits": "#54748A",
-    "gathered": "#86A4B7", "buckets": "#B5C8D4", "context": "#DCE5EA",
-}  # fmt: skip
+    "parameters": "#4E2A1E",
+    "gradients": "#A65E3A",
+    "optimizer states": "#D3A98C",
+    "master weights": "#7C4733",
+    "weight copies": "#BF8563",
+    "optimizer workspace": "#EBD9CB",
+    "activations": "#2B3F4E",
+    "logits": "#54748A",
+    "gathered": "#86A4B7",
+    "buckets": "#B5C8D4",
+    "context": "#DCE5EA",
+}
 """What holds memory: each has its colour in every picture, and none is a phase's. Brown is what a training keeps
 from step to step, slate what comes and goes."""
 
 dimensions: dict[str, str] = {
-    "TP": "#CC6677", "CP": "#DDCC77", "EP": "#882255", "PP": "#999933", "DP": "#44AA99", "step end": "#332288",
+    "TP": "#CC6677",
+    "CP": "#DDCC77",
+    "EP": "#882255",
+    "PP": "#999933",
+    "DP": "#44AA99",
+    "step end": "#332288",
     "point to point": "#AA4499",
-}  # fmt: skip
+}
 """Which way of splitting the work a transfer belongs to (:data:`clustersim.explain.dimensions.DIMENSIONS`): Paul Tol's
 muted set, which colour-blind readers can tell apart, and none of it is a phase's."""
 
-INK, QUIET, FAINT = "#1F2328", "#6E7781", "#D8DEE4"
+INK = "#1F2328"
+QUIET = "#6E7781"
+FAINT = "#D8DEE4"
 """Text, text that matters less, rules."""
 
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.4)), (0, (6, 1.4, 1, 1.4)))
 """Of the second thing that tells curves apart."""
 
 
-class Look(msgspec.Struct, frozen=True):
+class AreaStyle(msgspec.Struct, frozen=True):
     """How an area is drawn: its ``face``, a ``hatch`` in the colour of its ``edge``, and the edge's ``width``."""
 
     face: str
@@ -73,7 +88,7 @@ class Look(msgspec.Struct, frozen=True):
         return self.edge if self.face == "white" else self.face
 
 
-class Stroke(msgspec.Struct, frozen=True):
+class CurveStyle(msgspec.Struct, frozen=True):
     """How a curve is drawn: its colour, its mark and its dash."""
 
     colour: str
@@ -85,7 +100,7 @@ class Stroke(msgspec.Struct, frozen=True):
         axes.plot(x, y, color=self.colour, marker=self.marker, ls=self.dash, lw=2.0, ms=5.5, mec="white", label=label)
 
 
-def curve_styles(names: Iterable[str]) -> dict[str, Stroke]:
+def curve_styles(names: Iterable[str]) -> dict[str, CurveStyle]:
     """Colour, mark and dash of curves named by what they chose (``"ring, 25 Gb/s"``): the first is a colour, what
     follows it a dash, the same for all colours as long as there are dashes enough.
 
@@ -100,23 +115,23 @@ def curve_styles(names: Iterable[str]) -> dict[str, Stroke]:
         dash = {(one, other): [b for a, b in parts.values() if a == one].index(other) for one, other in dash}
     places = {name: (first.index(one), dash[one, other]) for name, (one, other) in parts.items()}
     return {
-        name: Stroke(series[place % len(series)], MARKERS[place % len(MARKERS)], DASHES[dashes % len(DASHES)])
+        name: CurveStyle(series[place % len(series)], MARKERS[place % len(MARKERS)], DASHES[dashes % len(DASHES)])
         for name, (place, dashes) in places.items()
     }
 
 
-def part_styles(names: Iterable[str]) -> dict[str, Look]:
+def part_styles(names: Iterable[str]) -> dict[str, AreaStyle]:
     """Colour and hatch of each part of a whole: :data:`HOLDERS` their own, others the next ones.
 
     >>> part_styles(["activations", "anything"])["activations"] == part_styles(["activations"])["activations"]
     True
     """
     asked = dict.fromkeys(name.replace("_", " ") for name in names)
-    found = {name: Look(HOLDERS[name]) for name in asked if name in HOLDERS}
+    found = {name: AreaStyle(HOLDERS[name]) for name in asked if name in HOLDERS}
     # Beside what holds memory, parts without a colour of their own are dotted: a plain one would be a phase's.
     first = len(series) if found else 0
     for place, name in enumerate((name for name in asked if name not in HOLDERS), first):
-        found[name] = Look(series[place % len(series)], HATCHES[place // len(series) % len(HATCHES)])
+        found[name] = AreaStyle(series[place % len(series)], HATCHES[place // len(series) % len(HATCHES)])
     return found
 
 

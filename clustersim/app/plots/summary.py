@@ -14,17 +14,19 @@ from clustersim.app.plots.style import INK, QUIET
 from clustersim.core.arrays import Floats
 
 if TYPE_CHECKING:
-    from clustersim.app.plots.machine import Canvas
+    from clustersim.app.plots.machine import MachineCanvas
 
 
-MAX_SWITCHES, MAX_LINES = 64, 1200
+MAX_SWITCHES = 64
+MAX_LINES = 1200
 """Switches of a tier, and cables between two tiers, that are drawn one by one."""
 CELLS = 32
 """Nodes in a line."""
-_WIDE, _BASE = 31.0, 10.0
+_WIDE = 31.0
+_BASE = 10.0
 
 
-def summarised(canvas: Canvas, title: str | None) -> Figure:
+def summarised(canvas: MachineCanvas, title: str | None) -> Figure:
     """The network on top, the nodes in the middle, the busiest of them in full at the bottom."""
     from clustersim.app.plots.machine import alt_of, scale_of_loads
 
@@ -46,16 +48,17 @@ def summarised(canvas: Canvas, title: str | None) -> Figure:
     return titled(figure, title, alt_of(topology, canvas.loads))
 
 
-def node_loads(canvas: Canvas) -> Floats:
+def node_loads(canvas: MachineCanvas) -> Floats:
     """(nodes,) the busiest link that begins or ends in each node."""
-    topology, worst = canvas.topology, np.zeros(canvas.topology.n_nodes)
+    topology = canvas.topology
+    worst = np.zeros(canvas.topology.n_nodes)
     for ends in (topology.link_src, topology.link_dst):
         node = topology.vertex_node[ends]
         np.maximum.at(worst, node[node >= 0], canvas.loads[node >= 0])
     return worst
 
 
-def _network(canvas: Canvas, axes: Axes, tiers: list[list[int]]) -> None:
+def _network(canvas: MachineCanvas, axes: Axes, tiers: list[list[int]]) -> None:
     """Switches tier by tier, and the cables between tiers."""
     from clustersim.app.plots.machine import tier_name
 
@@ -71,7 +74,7 @@ def _network(canvas: Canvas, axes: Axes, tiers: list[list[int]]) -> None:
     axes.set_ylim(_BASE - 0.45, _BASE + len(tiers) - 0.5)
 
 
-def _sample(tier: list[int], canvas: Canvas) -> list[int]:
+def _sample(tier: list[int], canvas: MachineCanvas) -> list[int]:
     """All of a tier, or its busiest switches."""
     if len(tier) <= MAX_SWITCHES:
         return tier
@@ -79,7 +82,7 @@ def _sample(tier: list[int], canvas: Canvas) -> list[int]:
     return sorted(sorted(tier, key=lambda v: (-load[v], v))[:MAX_SWITCHES])
 
 
-def _touching(canvas: Canvas) -> Floats:
+def _touching(canvas: MachineCanvas) -> Floats:
     """(V,) the busiest link at each vertex."""
     load = np.zeros(len(canvas.topology.vertex_names))
     for ends in (canvas.topology.link_src, canvas.topology.link_dst):
@@ -87,7 +90,7 @@ def _touching(canvas: Canvas) -> Floats:
     return load
 
 
-def _squares(canvas: Canvas, axes: Axes, places: Places, load: Floats) -> None:
+def _squares(canvas: MachineCanvas, axes: Axes, places: Places, load: Floats) -> None:
     """A small box for each switch, coloured by its busiest link."""
     from matplotlib.patches import FancyBboxPatch
 
@@ -95,13 +98,19 @@ def _squares(canvas: Canvas, axes: Axes, places: Places, load: Floats) -> None:
         colour = canvas.colours(np.array([load[v]]))[0]
         axes.add_patch(
             FancyBboxPatch(
-                (x - 0.22, y - 0.16), 0.44, 0.32, boxstyle="round,pad=0,rounding_size=0.06", fc=colour, ec=INK, lw=0.9,
+                (x - 0.22, y - 0.16),
+                0.44,
+                0.32,
+                boxstyle="round,pad=0,rounding_size=0.06",
+                fc=colour,
+                ec=INK,
+                lw=0.9,
                 zorder=3,
             )
-        )  # fmt: skip
+        )
 
 
-def _cells(canvas: Canvas, axes: Axes, worst: Floats, busiest: int) -> None:
+def _cells(canvas: MachineCanvas, axes: Axes, worst: Floats, busiest: int) -> None:
     """Each node as a square coloured by its busiest link; the busiest is framed."""
     from matplotlib.patches import Rectangle
 
@@ -111,7 +120,8 @@ def _cells(canvas: Canvas, axes: Axes, worst: Floats, busiest: int) -> None:
     left = (_WIDE + 1 - width * per_line) / 2 - 0.5
     colours = canvas.colours(worst)
     for node in range(len(worst)):
-        x, y = left + width * (node % per_line), -(node // per_line)
+        x = left + width * (node % per_line)
+        y = -(node // per_line)
         edge, wide, above = (INK, 1.8, 3) if node == busiest else ("white", 1.2, 1)
         axes.add_patch(
             Rectangle((x + 0.03, y - 0.45), width - 0.06, 0.9, fc=colours[node], ec=edge, lw=wide, zorder=above)
@@ -124,25 +134,34 @@ def _row_name(axes: Axes, y: float, name: str, more: str) -> None:
     """A name left of a row, and something smaller below it."""
     for text, size, colour, points in ((name, 9, INK, 1.0), (more, 7.5, QUIET, -10.0)):
         axes.annotate(
-            text, (-0.9, y), xytext=(0, points), textcoords="offset points", ha="right", va="center_baseline",
-            fontsize=size, color=colour, annotation_clip=False,
-        )  # fmt: skip
+            text,
+            (-0.9, y),
+            xytext=(0, points),
+            textcoords="offset points",
+            ha="right",
+            va="center_baseline",
+            fontsize=size,
+            color=colour,
+            annotation_clip=False,
+        )
 
 
-def _one_node(canvas: Canvas, axes: Axes, node: int) -> None:
+def _one_node(canvas: MachineCanvas, axes: Axes, node: int) -> None:
     """One node in full, as wide as the figure."""
     places = layout.place_node(canvas.topology, node)
     shared = layout.shared_switches(canvas.topology)
     near = layout.neighbours(canvas.topology, [*places, *shared])
     x = [p[0] for p in places.values()]
     stretch = (_WIDE - 3) / max(max(x) - min(x), 1.0)
-    stretch, shift = min(stretch, 6.4 if shared else 3.2), min(x)
+    stretch = min(stretch, 6.4 if shared else 3.2)
+    shift = min(x)
     room = 1.0 + (_WIDE - (max(x) - min(x)) * stretch) / 2
     wide = {v: ((px - shift) * stretch + room, py) for v, (px, py) in places.items()}
     joined = [v for v in shared if near[v]]
     low = min(y for _, y in places.values()) - 1.35
     wide |= {v: ((k + 0.5) * (_WIDE - 3) / len(joined) + 1.5, low) for k, v in enumerate(joined)}
-    xs, ys = [p[0] for p in wide.values()], [p[1] for p in wide.values()]
+    xs = [p[0] for p in wide.values()]
+    ys = [p[1] for p in wide.values()]
     canvas.axes = axes
     canvas.frame(
         min(xs) - 1.4, min(ys) - 0.8, max(xs) - min(xs) + 2.8, max(ys) - min(ys) + 1.2, f"node {node}, the busiest"

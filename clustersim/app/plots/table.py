@@ -16,7 +16,7 @@ Cell: TypeAlias = str | int | float | np.generic | None
 
 
 @dataclass(frozen=True)
-class Table:
+class PlotTable:
     """Rows that a notebook shows as a table and a terminal as text.
 
     Parameters
@@ -54,7 +54,9 @@ class Table:
         return "\n".join([self.caption, *text] if self.caption else text)
 
 
-def table(rows: Sequence[Mapping[str, Cell]], formats: Mapping[str, Format] | None = None, caption: str = "") -> Table:
+def table(
+    rows: Sequence[Mapping[str, Cell]], formats: Mapping[str, Format] | None = None, caption: str = ""
+) -> PlotTable:
     """Rows as a table. Raises :class:`ProgramError` for no rows, and for a format of a column that is not there.
 
     >>> from clustersim.core.units import format_time
@@ -63,7 +65,7 @@ def table(rows: Sequence[Mapping[str, Cell]], formats: Mapping[str, Format] | No
     ddp       157 ms
     fsdp      167 ms
     """
-    found = Table(list(rows), dict(formats or {}), caption)
+    found = PlotTable(list(rows), dict(formats or {}), caption)
     if not found.columns:
         raise ProgramError("nothing to show: the table has no rows")
     for name in found.formats:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from clustersim.app.plots.bars import ROW_HEIGHT, Canvas, Row, draw_row, legend, rows_of, spans_inside
+from clustersim.app.plots.bars import ROW_HEIGHT, BarCanvas, BarRow, draw_row, legend, rows_of, spans_inside
 from clustersim.app.plots.drawing import Axes, Figure, drawn_on, new_figure, only_one, plain_axes, titled
 from clustersim.app.plots.style import INK, QUIET, time_unit
 from clustersim.app.plots.tracks import last_step, representatives, who
@@ -53,7 +53,7 @@ def gantt(
     canvases = []
     for i, part in enumerate(windows):
         axes = ax or figure.add_subplot(len(windows), 1, i + 1)
-        canvas = Canvas(axes, *part, *time_unit(part[1] - part[0]))
+        canvas = BarCanvas(axes, *part, *time_unit(part[1] - part[0]))
         for row in rows[i]:
             draw_row(canvas, timeline, spans[i], row)
         _draw_steps(canvas, timeline, rows[i][-1].y)
@@ -65,7 +65,7 @@ def gantt(
     return titled(figure, title, _alt(timeline, remarks, *windows[0]), ax)
 
 
-def _draw_steps(canvas: Canvas, timeline: Timeline, lowest: float) -> None:
+def _draw_steps(canvas: BarCanvas, timeline: Timeline, lowest: float) -> None:
     """A dotted line where each step ends, and its number above; steps are counted from 1, as iterations are."""
     ends = timeline.per_op()["end"]
     steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
@@ -73,7 +73,8 @@ def _draw_steps(canvas: Canvas, timeline: Timeline, lowest: float) -> None:
     begin = 0.0
     for step in known.tolist() if len(known) <= 24 else ():
         end = float(ends[steps == step].max())
-        low, high = max(begin, canvas.begin), min(end, canvas.end)
+        low = max(begin, canvas.begin)
+        high = min(end, canvas.end)
         if high - low > 0.05 * (canvas.end - canvas.begin):
             middle = (low + high) / 2 * canvas.scale
             canvas.axes.text(
@@ -84,7 +85,7 @@ def _draw_steps(canvas: Canvas, timeline: Timeline, lowest: float) -> None:
         begin = end
 
 
-def _mark(canvas: Canvas, zoom: tuple[float, float], lowest: float) -> None:
+def _mark(canvas: BarCanvas, zoom: tuple[float, float], lowest: float) -> None:
     """A frame around the part that is drawn again below."""
     from matplotlib.patches import Rectangle
 
@@ -98,7 +99,7 @@ def _mark(canvas: Canvas, zoom: tuple[float, float], lowest: float) -> None:
     canvas.axes.add_patch(frame)
 
 
-def _finish(canvas: Canvas, rows: list[Row]) -> None:
+def _finish(canvas: BarCanvas, rows: list[BarRow]) -> None:
     """Limits, labels, ticks."""
     axes = canvas.axes
     axes.set_xlim(canvas.begin * canvas.scale, canvas.end * canvas.scale)
@@ -139,14 +140,15 @@ def gantt_pair(
     (scale, unit), y, canvases = time_unit(longest), _APART / 2, []
     ticks: list[tuple[float, str]] = []
     for name, timeline, spans, begin, end, rows in parts:
-        canvas = Canvas(axes, begin, end, scale, unit, origin=begin, window=longest)
+        canvas = BarCanvas(axes, begin, end, scale, unit, origin=begin, window=longest)
         axes.text(0, y - 0.62, f"{name}: {format_time(end - begin)}", fontsize=9.5, color=INK, va="bottom")
         for row in rows:
             lower = replace(row, y=row.y + y)
             draw_row(canvas, timeline, spans, lower)
             ticks.append((lower.y, row.label))
         canvases.append(canvas)
-        low, y = y - 0.5, y + rows[-1].y + 0.5 + _APART
+        low = y - 0.5
+        y = y + rows[-1].y + 0.5 + _APART
         if end - begin < longest * (1 - 1e-3):
             axes.vlines((end - begin) * scale, low, y - _APART, color=QUIET, lw=0.9, ls=(0, (2, 2)))
     axes.set_xlim(0, longest * scale)

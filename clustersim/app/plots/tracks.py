@@ -23,7 +23,8 @@ Spans = dict[str, npt.NDArray[Any]]
 
 FEW = 64
 """Ranks that are all worth a trace."""
-MAX_RANKS, MAX_STREAMS = 4, 6
+MAX_RANKS = 4
+MAX_STREAMS = 6
 """Rows of a chart: ranks, and streams of each."""
 
 
@@ -51,7 +52,8 @@ def representatives(timeline: Timeline, n: int = MAX_RANKS) -> dict[int, str]:
 
 def last_step(timeline: Timeline) -> tuple[float, float]:
     """(begin, end) [s] of the last step: from the end of the one before, on whichever rank that was latest."""
-    steady, ended = steady_window(timeline), timeline.per_op()["end"]
+    steady = steady_window(timeline)
+    ended = timeline.per_op()["end"]
     steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
     before = ended[steps < steady.steps[-1]].max(initial=-np.inf)
     return (float(before) if steady.begin < before < steady.end else steady.begin), steady.end
@@ -88,7 +90,8 @@ def stream_rows(timeline: Timeline, spans: Spans, ranks: Iterable[int]) -> dict[
     found: dict[int, list[tuple[str, str]]] = {}
     for rank in ranks:
         mine = spans["rank"] == rank
-        which, took = of_op[spans["op"][mine]], (spans["end"] - spans["start"])[mine]
+        which = of_op[spans["op"][mine]]
+        took = (spans["end"] - spans["start"])[mine]
         waits = (spans["end"] - spans["ready"])[mine]
         busy = np.bincount(which, weights=took, minlength=len(streams))
         seen = np.bincount(which, weights=waits, minlength=len(streams)) > 0

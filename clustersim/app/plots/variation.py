@@ -29,7 +29,8 @@ def distributions(found: Mapping[str, Distribution], still: float, title: str | 
         raise ProgramError("nothing to draw: no distribution")
     figure = new_figure(0.9 + 1.0 * len(found))
     every = {name: 100.0 * (np.array(one.quantiles) / still - 1.0) for name, one in found.items()}
-    low, high = min(0.0, *(one.min() for one in every.values())), max(one.max() for one in every.values())
+    low = min(0.0, *(one.min() for one in every.values()))
+    high = max(one.max() for one in every.values())
     edges = np.linspace(low, high if high > low else low + 1.0, BINS + 1)
     rows = figure.subplots(len(found), 1, sharex=True)
     for axes, (name, late), colour in zip(np.atleast_1d(rows), every.items(), series, strict=False):
@@ -46,6 +47,8 @@ def distributions(found: Mapping[str, Distribution], still: float, title: str | 
         f"longer than a step that does not vary, {format_time(still)} [%]; lines: p50, p95 (dashed), p99 (dotted)",
         fontsize=9,
     )
-    said = "; ".join(f"{name}: p50 {format_time(one.p50)}, p95 {format_time(one.p95)}, p99 {format_time(one.p99)}"
-                     for name, one in found.items())  # fmt: skip
+    said = "; ".join(
+        f"{name}: p50 {format_time(one.p50)}, p95 {format_time(one.p95)}, p99 {format_time(one.p99)}"
+        for name, one in found.items()
+    )
     return titled(figure, title, f"Step times, {said}.")

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clustersim.app.plots.drawing import Axes, Figure, drawn_on, plain_axes, titled
-from clustersim.app.plots.style import INK, QUIET, Look, kernels, palette, time_unit
+from clustersim.app.plots.style import INK, QUIET, AreaStyle, kernels, palette, time_unit
 from clustersim.core.errors import ProgramError
 from clustersim.core.units import format_time
 from clustersim.explain.waterfall import LEAST, WORDS, Waterfall
 
 STYLE = {
-    "bubble": Look("#C9CED3", "......"),
-    "waiting": Look("white", "//////", palette["stall"]),
-    "exposed": Look(palette["communication"]),
-    "host": Look(palette["other"]),
-    "optimizer": Look(palette["optimizer"]),
-    "again": Look(kernels["compute"], "...."),
-    "uneven": Look("white", "\\\\\\\\", palette["stall"]),
-    "beside": Look(palette["communication"], "...."),
-    "launch": Look(kernels["launch"]),
-    "memory": Look(kernels["memory"]),
-    "kernels": Look(kernels["products"]),
-    "products": Look(kernels["products"]),
-    "masked": Look(kernels["products"], "...."),
+    "bubble": AreaStyle("#C9CED3", "......"),
+    "waiting": AreaStyle("white", "//////", palette["stall"]),
+    "exposed": AreaStyle(palette["communication"]),
+    "host": AreaStyle(palette["other"]),
+    "optimizer": AreaStyle(palette["optimizer"]),
+    "again": AreaStyle(kernels["compute"], "...."),
+    "uneven": AreaStyle("white", "\\\\\\\\", palette["stall"]),
+    "beside": AreaStyle(palette["communication"], "...."),
+    "launch": AreaStyle(kernels["launch"]),
+    "memory": AreaStyle(kernels["memory"]),
+    "kernels": AreaStyle(kernels["products"]),
+    "products": AreaStyle(kernels["products"]),
+    "masked": AreaStyle(kernels["products"], "...."),
 }
 """Colour and hatch of each loss: those of a state have the state's in every picture."""
 
@@ -41,7 +41,7 @@ def waterfall(rows: Sequence[Waterfall], title: str | None = None, *, ax: Axes |
     shares = {key: 100 * whole.lost.get(key, 0.0) / whole.step for key in WORDS}
     shares = {key: share for key, share in shares.items() if abs(share) >= LEAST}
     figure, axes = drawn_on(ax, 0.3 * (len(shares) + 2) + (1.15 if title else 0.8))
-    _bar(axes, 0, 0.0, 100.0, Look("#E4E7EB"), "100 %")
+    _bar(axes, 0, 0.0, 100.0, AreaStyle("#E4E7EB"), "100 %")
     left = 100.0
     for y, (key, share) in enumerate(shares.items(), 1):
         low, high = sorted((left, left - share))
@@ -49,19 +49,28 @@ def waterfall(rows: Sequence[Waterfall], title: str | None = None, *, ax: Axes |
         _bar(axes, y, low, high, STYLE[key], took.replace("-", "\u2212"))
         axes.plot([left, left], [y - 0.6, y + 0.36], color=QUIET, linewidth=0.7)
         left -= share
-    left, last = 100 * whole.mfu, len(shares) + 1
+    left = 100 * whole.mfu
+    last = len(shares) + 1
     axes.plot([left, left], [last - 0.6, last + 0.36], color=QUIET, linewidth=0.7)
-    _bar(axes, last, 0.0, left, Look(kernels["compute"]), f"{left:.1f} %")
+    _bar(axes, last, 0.0, left, AreaStyle(kernels["compute"]), f"{left:.1f} %")
     _framed(axes, ["peak", *(WORDS[key] for key in shares), "MFU"], whole.step)
     said = ", ".join(f"{WORDS[key]} {-share:+.1f} %" for key, share in shares.items())
     words = f"From peak to an MFU of {left:.1f} %, shares of all GPUs' time: {said}."
     return titled(figure, title, words, ax)
 
 
-def _bar(axes: Axes, y: float, low: float, high: float, look: Look, said: str) -> None:
+def _bar(axes: Axes, y: float, low: float, high: float, look: AreaStyle, said: str) -> None:
     """A bar, and its figure beside it, where there is room."""
-    axes.barh([y], [high - low], left=[low], height=0.72, color=look.face, hatch=look.hatch, edgecolor=look.edge,
-              linewidth=0.0)  # fmt: skip
+    axes.barh(
+        [y],
+        [high - low],
+        left=[low],
+        height=0.72,
+        color=look.face,
+        hatch=look.hatch,
+        edgecolor=look.edge,
+        linewidth=0.0,
+    )
     inside = high - low > 60
     x, side = (low + 1.0, "left") if inside else (high + 0.8, "left") if high < 72 else (low - 0.8, "right")
     dark = inside and look.face == kernels["compute"]

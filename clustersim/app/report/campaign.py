@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clustersim.app.plots.campaign import goodput_over_gpus, ledger, loss_over_interval, month
-from clustersim.app.report.pages import Grid, Page, Section, drawn, kept
+from clustersim.app.report.pages import Page, PageSection, PageTable, drawn, kept
 from clustersim.core.units import format_bytes, format_long
-from clustersim.studies.campaign import GOODPUTS, Answer, Job, Percentiles
-from clustersim.studies.campaign.answer import Cost
+from clustersim.studies.campaign import GOODPUTS, CampaignAnswer, Job, Percentiles
+from clustersim.studies.campaign.answer import CampaignCost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ LABELS = {"job": "job", "inputs": "from [campaign]", "sources": "from", "assumed
 """Of sections with items, before each of them in a terminal."""
 
 
-def pictures(said: Answer) -> dict[str, Figure]:
+def pictures(said: CampaignAnswer) -> dict[str, Figure]:
     """Every picture of a campaign by its name; none of one that does not finish."""
     if not said.finishes:
         return {}
@@ -36,46 +36,47 @@ def pictures(said: Answer) -> dict[str, Figure]:
     return made
 
 
-def campaign_page(said: Answer) -> Page:
+def campaign_page(said: CampaignAnswer) -> Page:
     """The page of a campaign, as of :func:`clustersim.studies.campaign.answer`."""
     return campaign_words(said, {name: drawn(figure, name) for name, figure in pictures(said).items()})
 
 
-def campaign_words(said: Answer, drawings: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Page:
+def campaign_words(said: CampaignAnswer, drawings: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Page:
     """The same with these drawings alone: what a terminal shows has none, and draws none."""
     head = [("cause", False), ("takes", False), ("expected, without failures' own delay", True)]
     causes = [[one.name, one.scope, f"{one.expected:,.1f}"] for one in said.plan.causes]
     sections = [
-        Section(
+        PageSection(
             "ledger",
             "Where the time went",
             ["The parts add up to the elapsed time; means over replicas."],
             drawings.get("ledger", []),
             grid=_ledger(said),
         ),
-        Section("goodput", "Goodput", ["By each published definition, under its own name."], grid=_goodput(said)),
-        Section(
+        PageSection("goodput", "Goodput", ["By each published definition, under its own name."], grid=_goodput(said)),
+        PageSection(
             "month",
             "A month",
             ["One replica, a line a day. Saves and evaluations are part of training."],
             drawings.get("month", []),
         ),
-        Section("what-if", "What if", ["The same campaign with one thing changed."], grid=_what_if(said)),
-        Section("interval", "How often to save", [], drawings.get("interval", [])),
-        Section("size", "How large the job may be", [_largest(said)], drawings.get("nodes", [])),
-        Section("causes", "What fails", [said.plan.source], grid=Grid(head, causes)),
-        Section("job", "The job", items=_job(said)),
-        Section("inputs", "From the [campaign] table", items=_inputs(said)),
+        PageSection("what-if", "What if", ["The same campaign with one thing changed."], grid=_what_if(said)),
+        PageSection("interval", "How often to save", [], drawings.get("interval", [])),
+        PageSection("size", "How large the job may be", [_largest(said)], drawings.get("nodes", [])),
+        PageSection("causes", "What fails", [said.plan.source], grid=PageTable(head, causes)),
+        PageSection("job", "The job", items=_job(said)),
+        PageSection("inputs", "From the [campaign] table", items=_inputs(said)),
         *_sources(said),
     ]
     return Page(f"{said.title}: the whole training", said.verdict, kept(sections), figures(said))
 
 
-def figures(said: Answer) -> list[tuple[str, str]]:
+def figures(said: CampaignAnswer) -> list[tuple[str, str]]:
     """(what, how much) of a campaign's main figures, as text."""
     if not said.finishes:
         return []
-    days, cost = said.days, said.cost
+    days = said.days
+    cost = said.cost
     found = [
         ("days", f"{days.p50:,.1f} ({days.p5:,.1f} to {days.p95:,.1f})"),
         ("without failures", f"{said.plan.ideal_days:,.1f} days"),
@@ -85,10 +86,10 @@ def figures(said: Answer) -> list[tuple[str, str]]:
     ]
     if isinstance(said.mfu, Percentiles):
         found.append(("MFU over all of it", f"{said.mfu.p50:.1%} (of a step: {said.job.mfu:.1%})"))
-    if isinstance(cost, Cost) and cost.usd and cost.ideal_usd:
+    if isinstance(cost, CampaignCost) and cost.usd and cost.ideal_usd:
         more = cost.usd.p50 / cost.ideal_usd - 1
         found.append(("cost", f"{_money(cost.usd.p50)} ({more:+.1%} for failures and spares)"))
-    if isinstance(cost, Cost):
+    if isinstance(cost, CampaignCost):
         power = cost.usd_of_power
         found.append(("energy", f"{cost.kwh.p50 / 1e3:,.0f} MWh" + (f", {_money(power.p50)}" if power else "")))
     return [(what, text) for what, text in found if text]
@@ -103,14 +104,14 @@ def _money(usd: float) -> str:
     return f"{usd / 1e6:,.1f} M USD" if usd >= 1e7 else f"{usd:,.0f} USD"
 
 
-def _ledger(said: Answer) -> Grid | None:
+def _ledger(said: CampaignAnswer) -> PageTable | None:
     if not said.finishes:
         return None
     rows = [[part, f"{one.days:,.2f}", f"{one.share:.2%}"] for part, one in said.ledger.items()]
-    return Grid([("part", False), ("days", True), ("share", True)], rows)
+    return PageTable([("part", False), ("days", True), ("share", True)], rows)
 
 
-def _goodput(said: Answer) -> Grid | None:
+def _goodput(said: CampaignAnswer) -> PageTable | None:
     if not said.finishes:
         return None
     rows = [
@@ -118,26 +119,34 @@ def _goodput(said: Answer) -> Grid | None:
         for name, one in said.goodput.items()
     ]
     head = [("definition", False), ("p5", True), ("p50", True), ("p95", True), ("what it is", False)]
-    return Grid(head, rows)
+    return PageTable(head, rows)
 
 
-def _what_if(said: Answer) -> Grid | None:
+def _what_if(said: CampaignAnswer) -> PageTable | None:
     asked = said.what_if
     if not asked:
         return None
-    now, rows = asked[0], []
+    now = asked[0]
+    rows = []
     for one in asked:
         if one.days_p50 is None or one.days_p95 is None:
             rows.append([one.question, "does not finish", "", "", ""])
             continue
         change = one.days_p50 - (now.days_p50 or math.inf)
-        rows.append([one.question, f"{one.days_p50:,.1f}", f"{one.days_p95:,.1f}", f"{change:+.2f}",
-                     f"{one.effective_training_time:.1%}"])  # fmt: skip
+        rows.append(
+            [
+                one.question,
+                f"{one.days_p50:,.1f}",
+                f"{one.days_p95:,.1f}",
+                f"{change:+.2f}",
+                f"{one.effective_training_time:.1%}",
+            ]
+        )
     head = [("question", False), ("days p50", True), ("days p95", True), ("change", True), ("new steps", True)]
-    return Grid(head, rows, frozenset({0}))
+    return PageTable(head, rows, frozenset({0}))
 
 
-def _largest(said: Answer) -> str:
+def _largest(said: CampaignAnswer) -> str:
     nodes = said.largest_job
     if not said.nodes:
         return ""
@@ -146,8 +155,9 @@ def _largest(said: Answer) -> str:
     return f"The effective training time falls below 90 % at about {nodes * said.gpus_per_node:,.0f} GPUs."
 
 
-def _job(said: Answer) -> list[tuple[str, str]]:
-    job, plan = said.job, said.plan
+def _job(said: CampaignAnswer) -> list[tuple[str, str]]:
+    job = said.job
+    plan = said.plan
     return [
         ("size", f"{job.nodes:,} nodes, {job.gpus:,} GPUs"),
         ("replicas", _copies(job.replicas, job.copies)),
@@ -181,25 +191,32 @@ def _copies(replicas: int, copies: int) -> str:
     return f"{words}, {copies:,} whole copies of the optimizer states: drop_replica goes on without one of them"
 
 
-def _inputs(said: Answer) -> list[tuple[str, str]]:
+def _inputs(said: CampaignAnswer) -> list[tuple[str, str]]:
     plan = said.plan
     found = [
         ("failures", f"one every {format_long(plan.mtbf_s)}" if plan.mtbf_s else "none"),
         ("recovery", f"{format_long(plan.recovery_s)} on average, without waiting for nodes or lost work"),
     ]
     for one in plan.saves:
-        words = (f"{format_long(getattr(one, key))} {what}" for key, what in (("interval", "of work between two"),
-                 ("stall", "of stall"), ("write", "until it counts"), ("load", "to load")))  # fmt: skip
+        words = (
+            f"{format_long(getattr(one, key))} {what}"
+            for key, what in (
+                ("interval", "of work between two"),
+                ("stall", "of stall"),
+                ("write", "until it counts"),
+                ("load", "to load"),
+            )
+        )
         found.append((f"saves to {one.tier}", ", ".join(words)))
     return found
 
 
-def _sources(said: Answer) -> list[Section]:
+def _sources(said: CampaignAnswer) -> list[PageSection]:
     """Whose figures cost and energy rest on, and which of them nobody has published."""
-    sources = said.cost.sources if isinstance(said.cost, Cost) else {}
+    sources = said.cost.sources if isinstance(said.cost, CampaignCost) else {}
     found = [(name.replace("_", " "), text.removeprefix(ASSUMED), text) for name, text in sources.items()]
     kept = {key: [(name, rest) for name, rest, text in found if (rest != text) == key] for key in (False, True)}
     return [
-        Section("sources", "Where figures are from", items=kept[False]),
-        Section("assumed", "What was assumed", items=kept[True]),
+        PageSection("sources", "Where figures are from", items=kept[False]),
+        PageSection("assumed", "What was assumed", items=kept[True]),
     ]

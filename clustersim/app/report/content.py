@@ -11,9 +11,9 @@ from clustersim.app import plots
 from clustersim.app.plots.shares import STATE_STYLE
 from clustersim.app.plots.style import palette
 from clustersim.app.report.hover import gantt_svg, legend
-from clustersim.app.report.pages import Chart, Part, markup, rendered, trusted
+from clustersim.app.report.pages import PageChart, PagePart, markup, rendered, trusted
 from clustersim.core.arrays import Columns
-from clustersim.core.facts import Facts
+from clustersim.core.facts import RunFacts
 from clustersim.core.saved_run import SavedRun
 from clustersim.core.texts import headline
 from clustersim.core.timeline import Timeline
@@ -38,7 +38,8 @@ PATH_ROWS = 12
 
 def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = None) -> str:
     """The page of a run; ``prepared`` : what was run, where it can be run again with one thing changed."""
-    timeline, facts = run.timeline, run.facts
+    timeline = run.timeline
+    facts = run.facts
     rerun = prepared is not None and short(timeline)
     found = explain(timeline, facts, bounded=rerun)
     table = found.breakdown
@@ -69,7 +70,7 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
     )
 
 
-def _figures(facts: Facts, table: Breakdown) -> Iterator[tuple[str, str]]:
+def _figures(facts: RunFacts, table: Breakdown) -> Iterator[tuple[str, str]]:
     """The figures that say most, (name, value)."""
     yield "step time", format_time(table.step_time_s)
     for name, value, form in (
@@ -83,31 +84,34 @@ def _figures(facts: Facts, table: Breakdown) -> Iterator[tuple[str, str]]:
         share = float(table.mean[table.states.index(state)])
         if share or state == "exposed transfer":
             yield state, f"{share:.1%}"
-    for name, value in (("sent per GPU and step", facts.bytes_sent_per_gpu),
-                        ("memory per GPU", facts.peak_memory_bytes)):  # fmt: skip
+    for name, value in (
+        ("sent per GPU and step", facts.bytes_sent_per_gpu),
+        ("memory per GPU", facts.peak_memory_bytes),
+    ):
         if value is not None:
             yield name, format_bytes(value)
 
 
-def _breakdown(table: Breakdown) -> Part:
+def _breakdown(table: Breakdown) -> PagePart:
     rows = []
     for state, seconds, mean in zip(table.states, table.seconds.T, table.mean.tolist(), strict=True):
         if seconds.max(initial=0.0) > 0:
-            low, high = float(seconds.min()), float(seconds.max())
+            low = float(seconds.min())
+            high = float(seconds.max())
             spread = format_time(low) if low == high else f"{format_time(low)} to {format_time(high)}"
             rows.append((STATE_STYLE[state].colour, state, f"{mean:.1%}", format_time(float(seconds.mean())), spread))
     hidden = float(np.mean(table.hidden_communication_s))
     share = f"{hidden / (table.step_time_s or 1.0):.1%}"
-    return Part(rows, [markup(plots.breakdown(table), "shares")], [format_time(hidden), share])
+    return PagePart(rows, [markup(plots.breakdown(table), "shares")], [format_time(hidden), share])
 
 
-def _waterfall(rows: Sequence[Waterfall]) -> Part | None:
+def _waterfall(rows: Sequence[Waterfall]) -> PagePart | None:
     """The picture, and of a pipeline the table of its stages."""
     heads, lines = percent(rows)
     if not heads:
         return None
     named = [f"stage {head}" if head.isdigit() else head for head in heads]
-    return Part(lines if len(heads) > 1 else [], [markup(plots.waterfall(rows), "waterfall")], named)
+    return PagePart(lines if len(heads) > 1 else [], [markup(plots.waterfall(rows), "waterfall")], named)
 
 
 SPLIT = {
@@ -120,11 +124,11 @@ SPLIT = {
 """Pictures that only a split model has, and their headings."""
 
 
-def _split(run: SavedRun) -> list[Chart]:
+def _split(run: SavedRun) -> list[PageChart]:
     if run.facts.mesh is None:
         return []
     chosen = SPLIT if has_pipeline(run.timeline) else ("traffic", "mesh")
-    return [Chart(SPLIT[kind], markup(plots.picture(kind, run, plots.View(title="")), kind)) for kind in chosen]
+    return [PageChart(SPLIT[kind], markup(plots.picture(kind, run, plots.View(title="")), kind)) for kind in chosen]
 
 
 def _drawn(timeline: Timeline) -> str:
@@ -134,13 +138,15 @@ def _drawn(timeline: Timeline) -> str:
     return f"{'Ranks' if len(shown) > 1 else 'Rank'} {', '.join(words)}{more}."
 
 
-def _gantts(run: SavedRun) -> list[Chart]:
+def _gantts(run: SavedRun) -> list[PageChart]:
     timeline = run.timeline
     begin, end = plots.last_step(timeline)
     windows = [("The last step", begin, end)]
     if begin > 0.01 * end:
         windows.append(("The whole run", 0.0, timeline.makespan))
-    return [Chart(name, trusted(gantt_svg(timeline, a, b, f"Gantt chart: {name.lower()}"))) for name, a, b in windows]
+    return [
+        PageChart(name, trusted(gantt_svg(timeline, a, b, f"Gantt chart: {name.lower()}"))) for name, a, b in windows
+    ]
 
 
 def _stalls(lost: Columns) -> list[tuple[str, ...]]:
@@ -148,7 +154,7 @@ def _stalls(lost: Columns) -> list[tuple[str, ...]]:
     return [(cause, format_time(cost), f"{share:.1%}", text.split(" Cost: ")[0]) for cause, cost, share, text in rows]
 
 
-def _hotspots(run: SavedRun, window: tuple[float, float]) -> Part | None:
+def _hotspots(run: SavedRun, window: tuple[float, float]) -> PagePart | None:
     use = run.timeline.links
     if use is None or not len(use.segment_start):
         return None
@@ -166,7 +172,7 @@ def _hotspots(run: SavedRun, window: tuple[float, float]) -> Part | None:
         svgs.append(markup(plots.loaded_topology(run.topology, loads), "machine"))
     if rows:
         svgs.append(markup(plots.link_heat(use, window, n_links=16), "heat"))
-    return Part(rows, svgs)
+    return PagePart(rows, svgs)
 
 
 def _path(timeline: Timeline, found: CriticalPath) -> dict[str, list[tuple[str, ...]]]:
@@ -185,7 +191,7 @@ def _path(timeline: Timeline, found: CriticalPath) -> dict[str, list[tuple[str, 
     return {"kinds": shares(found.by_kind), "links": shares(found.by_link), "pieces": pieces}
 
 
-def _memory(run: SavedRun) -> Part | None:
+def _memory(run: SavedRun) -> PagePart | None:
     memory = run.facts.memory
     if not memory.by:
         return None
@@ -193,7 +199,7 @@ def _memory(run: SavedRun) -> Part | None:
     figure = plots.picture("memory", run, plots.View(title=""))
     rows = [(name.replace("_", " "), format_bytes(n)) for name, n in parts.items()]
     rows.append(("total", format_bytes(sum(parts.values()))))
-    return Part(rows, [markup(figure, "memory")], [memory.message] if memory.message else [])
+    return PagePart(rows, [markup(figure, "memory")], [memory.message] if memory.message else [])
 
 
 def _run(run: SavedRun) -> list[tuple[str, str]]:

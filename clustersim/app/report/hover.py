@@ -17,13 +17,17 @@ from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.core.units import format_bytes, format_time
 
-WIDTH, LABEL, ROW, BAR, GAP = 1000.0, 165.0, 22.0, 18.0, 10.0
+WIDTH = 1000.0
+LABEL = 165.0
+ROW = 22.0
+BAR = 18.0
+GAP = 10.0
 """Units of the drawing: its width, the column of names, a row, a bar, and between ranks."""
 LEAST = 0.0012
 """Share of the window below which bars are drawn together with their neighbours."""
 
 
-class _Row(msgspec.Struct, frozen=True):
+class _HoverRow(msgspec.Struct, frozen=True):
     rank: int
     stream: str
     label: str
@@ -43,7 +47,7 @@ class _Bar(msgspec.Struct, frozen=True):
     edge: bool = False
 
 
-class _Chart(msgspec.Struct, frozen=True):
+class _GanttChart(msgspec.Struct, frozen=True):
     """The spans that touch a window [s]."""
 
     timeline: Timeline
@@ -58,7 +62,8 @@ class _Chart(msgspec.Struct, frozen=True):
 
     def drawn(self, bar: _Bar) -> str:
         """A bar as SVG; nothing where it would be too narrow to be seen."""
-        x0, x1 = self.x(bar.low), self.x(bar.high)
+        x0 = self.x(bar.low)
+        x1 = self.x(bar.high)
         if x1 - x0 < 0.02:
             return ""
         shape = f'class="{bar.what}{" e" if bar.edge and x1 - x0 > 12 else ""}" x="{x0:.2f}" y="{bar.y:.2f}" '
@@ -74,7 +79,7 @@ def gantt_svg(timeline: Timeline, begin: float, end: float, label: str, *, origi
     ranks = representatives(timeline)
     spans = timeline.spans(list(ranks))
     touch = (spans["end"] > begin) & (spans["ready"] < end)
-    chart = _Chart(timeline, {name: column[touch] for name, column in spans.items()}, begin, end)
+    chart = _GanttChart(timeline, {name: column[touch] for name, column in spans.items()}, begin, end)
     rows = list(_rows(chart, ranks))
     height = (rows[-1].y if rows else 0.0) + ROW + 30
     names = "".join(_text(LABEL - 8, row.y + BAR * 0.72, row.label, "end", INK) for row in rows)
@@ -93,16 +98,16 @@ def legend() -> list[tuple[str, str, str]]:
     return [(words, what, palette[what]) for what, words in LABELS.items() if what != "memcpy"]
 
 
-def _rows(chart: _Chart, ranks: dict[int, str]) -> Iterator[_Row]:
+def _rows(chart: _GanttChart, ranks: dict[int, str]) -> Iterator[_HoverRow]:
     y = 4.0
     for rank, streams in stream_rows(chart.timeline, chart.spans, ranks).items():
         for k, (stream, label) in enumerate(streams):
-            yield _Row(rank, stream, label if k else f"{who(rank, ranks)} {label}", y)
+            yield _HoverRow(rank, stream, label if k else f"{who(rank, ranks)} {label}", y)
             y += ROW
         y += GAP if streams else 0.0
 
 
-def _bars(chart: _Chart, row: _Row) -> Iterator[_Bar]:
+def _bars(chart: _GanttChart, row: _HoverRow) -> Iterator[_Bar]:
     yield _Bar("idle", chart.begin, min(chart.end, chart.timeline.makespan), row.y)  # nobody idles behind the end
     intervals = row_intervals(chart.timeline, chart.spans, row.rank, row.stream)
     rest, stretches = packed(intervals, chart.begin, chart.end)
@@ -120,7 +125,7 @@ def _bars(chart: _Chart, row: _Row) -> Iterator[_Bar]:
         yield _Bar("stall", start, stop, row.y, told)
 
 
-def _ops(chart: _Chart, row: _Row, rest: dict[str, Intervals]) -> Iterator[_Bar]:
+def _ops(chart: _GanttChart, row: _HoverRow, rest: dict[str, Intervals]) -> Iterator[_Bar]:
     """A bar for each op that is wide enough, one for each run of narrow ones of a phase."""
     for phase, (lows, highs) in rest.items():
         if phase == "stall":
@@ -133,7 +138,7 @@ def _ops(chart: _Chart, row: _Row, rest: dict[str, Intervals]) -> Iterator[_Bar]
             yield from _told_apart(chart, mine[max(first - (first == last), 0) : max(last, 1)], phase, row.y)
 
 
-def _of_phase(chart: _Chart, row: _Row, phase: str) -> Ints:
+def _of_phase(chart: _GanttChart, row: _HoverRow, phase: str) -> Ints:
     """Rows of the span table that a row draws in a phase's colour, by start."""
     spans = chart.spans
     fits = np.array([op.stream == row.stream and phase_of(op) == phase for op in chart.timeline.ops], dtype=bool)
@@ -142,7 +147,7 @@ def _of_phase(chart: _Chart, row: _Row, phase: str) -> Ints:
     return ordered
 
 
-def _told_apart(chart: _Chart, which: Ints, phase: str, y: float) -> Iterator[_Bar]:
+def _told_apart(chart: _GanttChart, which: Ints, phase: str, y: float) -> Iterator[_Bar]:
     least = (chart.end - chart.begin) * LEAST
     waiting: list[int] = []
     for i in which.tolist():
@@ -156,12 +161,12 @@ def _told_apart(chart: _Chart, which: Ints, phase: str, y: float) -> Iterator[_B
         yield _Bar(phase, *_from_to(chart, waiting), y, _said(chart, waiting))
 
 
-def _from_to(chart: _Chart, which: list[int]) -> tuple[float, float]:
+def _from_to(chart: _GanttChart, which: list[int]) -> tuple[float, float]:
     """When the first of some spans begins, and the last ends [s]."""
     return float(chart.spans["start"][which[0]]), float(chart.spans["end"][which[-1]])
 
 
-def _said(chart: _Chart, which: list[int]) -> str:
+def _said(chart: _GanttChart, which: list[int]) -> str:
     low, high = _from_to(chart, which)
     first, last = (chart.timeline.ops[int(chart.spans["op"][i])] for i in (which[0], which[-1]))
     when = f"{format_time(high - low)} from {format_time(low)}"
@@ -195,7 +200,7 @@ def _text(x: float, y: float, words: str, anchor: str, colour: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" {squeezed}text-anchor="{anchor}" fill="{colour}">{escape(words)}</text>'
 
 
-def _axis(chart: _Chart, height: float, origin: float) -> str:
+def _axis(chart: _GanttChart, height: float, origin: float) -> str:
     """Ticks at round times, with thin lines down the rows."""
     scale, unit = time_unit(chart.end - chart.begin)
     span = (chart.end - chart.begin) * scale

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
-    from clustersim.studies.plan.of_sweep import Scored
-    from clustersim.studies.plan.rows import Row
+    from clustersim.studies.plan.of_sweep import ScoredScenario
+    from clustersim.studies.plan.rows import PlanRow
 
 MOST_ROWS = 2000
 """Rows of a table in a page; a browser is slow with more."""
 
 
-class Grid(msgspec.Struct, frozen=True):
+class PageTable(msgspec.Struct, frozen=True):
     """A table. head : (name, whether its cells are numbers). best : numbers of the rows that stand out.
     folded : what opens it, where it is closed at first."""
 
@@ -35,7 +35,7 @@ class Grid(msgspec.Struct, frozen=True):
     folded: str = ""
 
 
-class Section(msgspec.Struct, frozen=True):
+class PageSection(msgspec.Struct, frozen=True):
     """A part of the page. items : (what in bold, text)."""
 
     id: str
@@ -43,10 +43,10 @@ class Section(msgspec.Struct, frozen=True):
     words: Sequence[str] = ()
     svgs: Sequence[Markup] = ()
     items: Sequence[tuple[str, str]] = ()
-    grid: Grid | None = None
+    grid: PageTable | None = None
 
 
-def kept(sections: Sequence[Section]) -> list[Section]:
+def kept(sections: Sequence[PageSection]) -> list[PageSection]:
     """Those that say more than their heading."""
     return [one for one in sections if one.svgs or one.items or (one.grid and one.grid.rows)]
 
@@ -56,12 +56,12 @@ class Page(msgspec.Struct, frozen=True):
 
     title: str
     verdict: str
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
     figures: Sequence[tuple[str, str]] = ()
     warnings: Sequence[str] = ()
 
 
-class Part(msgspec.Struct, frozen=True):
+class PagePart(msgspec.Struct, frozen=True):
     """A part of a run's page: the cells of its table, its pictures, and words (of the table, its heads)."""
 
     rows: Sequence[Sequence[Any]]
@@ -94,7 +94,9 @@ def number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def front_grid(rows: Sequence[Row | Scored], what: str, unit: str, more: Mapping[str, tuple[str, str]] = {}) -> Grid:
+def front_grid(
+    rows: Sequence[PlanRow | ScoredScenario], what: str, unit: str, more: Mapping[str, tuple[str, str]] = {}
+) -> PageTable:
     """Options that are worth having, a row each; ``more`` : further columns, each a field and how it is written."""
     columns = {
         "GPUs": ("gpus", ",.0f"),
@@ -105,11 +107,11 @@ def front_grid(rows: Sequence[Row | Scored], what: str, unit: str, more: Mapping
         **more,
     }
     cells = [[row.option, *(number(getattr(row, name), form) for name, form in columns.values())] for row in rows]
-    return Grid([(what, False), *((name, True) for name in columns)], cells)
+    return PageTable([(what, False), *((name, True) for name in columns)], cells)
 
 
 def speed_and_cost(
-    rows: Sequence[Row | Scored], best: Collection[str], tempting: Collection[str], unit: str
+    rows: Sequence[PlanRow | ScoredScenario], best: Collection[str], tempting: Collection[str], unit: str
 ) -> Figure | None:
     """Cost over speed with errors; rows without a price are left out, and said. Where none has one, energy takes the
     place of cost. None without rows.
@@ -119,11 +121,17 @@ def speed_and_cost(
     priced = [row for row in rows if row.usd_per_1e9 is not None]
     kept, cost = (priced, "USD") if priced else (rows, "kWh")
     dots = [
-        plots.Dot(row.family, f"{row.gpus:,}", row.rate or 0.0,
-                  (row.usd_per_1e9 if priced else row.kwh_per_1e9) or 0.0, row.option in best,
-                  row.error, row.option in tempting)
+        plots.FrontDot(
+            row.family,
+            f"{row.gpus:,}",
+            row.rate or 0.0,
+            (row.usd_per_1e9 if priced else row.kwh_per_1e9) or 0.0,
+            row.option in best,
+            row.error,
+            row.option in tempting,
+        )
         for row in kept
-    ]  # fmt: skip
+    ]
     missing = sorted({row.machine for row in rows} - {row.machine for row in kept})
     without = f"; {', '.join(missing)}: no price" if missing else "; no price is known" if not priced else ""
     what = f"{cost} per 1e9 {unit}; numbers are GPUs, bars the error{without}"
@@ -135,7 +143,7 @@ def drawn(figure: Figure | None, name: str) -> list[Markup]:
     return [markup(figure, name)] if figure else []
 
 
-class Chart(msgspec.Struct, frozen=True):
+class PageChart(msgspec.Struct, frozen=True):
     """A picture under a heading."""
 
     name: str

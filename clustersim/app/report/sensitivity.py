@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from clustersim.app import plots
-from clustersim.app.report.pages import Grid, Page, Section, drawn, kept
+from clustersim.app.report.pages import Page, PageSection, PageTable, drawn, kept
 from clustersim.core.units import format_change, format_time
-from clustersim.studies.sensitivity import Point, Study
+from clustersim.studies.sensitivity import ScalingPoint, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ def sensitivity_page(said: Study) -> Page:
     svgs = {name: drawn(figure, name) for name, figure in pictures(said).items()}
     figures = [("step time", format_time(said.step_s)), ("nodes", f"{said.nodes:,}")]
     sections = [
-        Section(
+        PageSection(
             "tornado",
             "What the step depends on",
             [f"Each hardware number {said.swing:.0%} better and worse, the others as they are; each bar is a run."],
@@ -37,13 +37,13 @@ def sensitivity_page(said: Study) -> Page:
             [],
             _swings(said),
         ),
-        Section(
+        PageSection(
             "network",
             "How slow the network may be",
             ["NICs and switches made slower and faster together."],
             svgs.get("network", []),
         ),
-        Section(
+        PageSection(
             "scaling",
             "More machines",
             [
@@ -53,19 +53,24 @@ def sensitivity_page(said: Study) -> Page:
             svgs.get("scaling", []),
             [(kind, _stop(said, kind)) for kind in KINDS if "scaling" in svgs],
         ),
-        *(Section(kind, f"{kind.capitalize()} scaling", grid=_points(said.curves[kind])) for kind in KINDS),
+        *(PageSection(kind, f"{kind.capitalize()} scaling", grid=_points(said.curves[kind])) for kind in KINDS),
     ]
     return Page(f"What {said.title} depends on", said.verdict, kept(sections), figures)
 
 
-def _swings(said: Study) -> Grid:
+def _swings(said: Study) -> PageTable:
     head = [("number", False), ("better", True), ("step time", True), ("worse", True), ("step time", True)]
     rows = [
-        [one.knob, format_change(-one.gain), format_time(one.better_s), format_change(one.loss),
-         format_time(one.worse_s)]
+        [
+            one.knob,
+            format_change(-one.gain),
+            format_time(one.better_s),
+            format_change(one.loss),
+            format_time(one.worse_s),
+        ]
         for one in said.tornado
-    ]  # fmt: skip
-    return Grid(head, rows)
+    ]
+    return PageTable(head, rows)
 
 
 def _stop(said: Study, kind: str) -> str:
@@ -75,7 +80,7 @@ def _stop(said: Study, kind: str) -> str:
     return f"doubling {stop[0]:,} nodes buys {stop[1]:.0%}, less than {said.gain:.0%}"
 
 
-def _points(points: list[Point]) -> Grid:
+def _points(points: list[ScalingPoint]) -> PageTable:
     names = ("nodes", "GPUs", "batch", "micro-batch", "passes", "step time", "samples/s", "efficiency")
     rows = []
     for one in points:
@@ -86,10 +91,10 @@ def _points(points: list[Point]) -> Grid:
         counts = [f"{getattr(one, name):,}" for name in ("nodes", "gpus", "batch", "micro_batch", "passes")]
         figures = [format_time(one.step_s), f"{one.rate:,.1f}", f"{one.efficiency:.1%}"]
         rows.append([*counts, *figures, why.strip()])
-    return Grid([*((name, True) for name in names), ("mostly lost to", False)], rows)
+    return PageTable([*((name, True) for name in names), ("mostly lost to", False)], rows)
 
 
-TABLES: dict[str, Callable[[Study], Grid]] = {
+TABLES: dict[str, Callable[[Study], PageTable]] = {
     "each number {swing:.0%} better and worse": _swings,
     "strong scaling": lambda said: _points(said.strong),
     "weak scaling": lambda said: _points(said.weak),

@@ -22,9 +22,9 @@ from clustersim.studies.plan import rows
 from clustersim.studies.sensitivity import Study
 
 PAGES: dict[str, tuple[Any, Callable[[Any], Page]]] = {
-    "plan.json": (rows.Answer, plan_page),
+    "plan.json": (rows.PlanAnswer, plan_page),
     "sensitivity.json": (Study, sensitivity_page),
-    "campaign.json": (campaign.Answer, campaign_page),
+    "campaign.json": (campaign.CampaignAnswer, campaign_page),
 }
 """Of an answer, by the file it is kept in, what that holds; a sweep is its rows."""
 

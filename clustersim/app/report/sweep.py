@@ -8,32 +8,35 @@ from typing import Any
 import numpy as np
 
 from clustersim.app import plots
-from clustersim.app.report.pages import MOST_ROWS, Grid, Page, Section, drawn, front_grid, kept, speed_and_cost
+from clustersim.app.report.pages import MOST_ROWS, Page, PageSection, PageTable, drawn, front_grid, kept, speed_and_cost
 from clustersim.core.errors import ClusterSimError
 from clustersim.studies import sweep as sweeps
 from clustersim.studies.plan.of_sweep import Decision, answer
-from clustersim.studies.plan.swept import Swept, load, worded
+from clustersim.studies.plan.swept import SweptRows, load, worded
 
 
 def sweep_page(folder: Path) -> Page:
     """The page of the sweep in a folder. Raises :class:`ClusterSimError` where there is none."""
     swept = load(folder)
     said = answer(swept)
-    figures = [("scenarios", f"{len(swept.rate) + swept.failed:,}"), ("with a result", f"{len(swept.rate):,}"),
-               ("fastest", f"{swept.rate.max():,.0f} {swept.unit}/s")]  # fmt: skip
+    figures = [
+        ("scenarios", f"{len(swept.rate) + swept.failed:,}"),
+        ("with a result", f"{len(swept.rate):,}"),
+        ("fastest", f"{swept.rate.max():,.0f} {swept.unit}/s"),
+    ]
     front = f"Of {len(said.front):,} scenarios that fit, those that no other beats in speed, cost and GPUs at once."
     grid = front_grid([row for row in said.front if row.best], "scenario", swept.unit)
     sections = [
-        Section("cases", "Case by case", _cases_words(swept), [], [], _cases(said)),
-        Section("curves", "Curves", [], _curves(folder, swept)),
-        Section("front", "Speed and cost", [front], _sweep_front(said, swept.unit), [], grid),
-        Section("assumed", "Assumptions", [], [], [("", text) for text in said.assumptions]),
-        Section("all", "All scenarios", grid=_all_rows(folder)),
+        PageSection("cases", "Case by case", _cases_words(swept), [], [], _cases(said)),
+        PageSection("curves", "Curves", [], _curves(folder, swept)),
+        PageSection("front", "Speed and cost", [front], _sweep_front(said, swept.unit), [], grid),
+        PageSection("assumed", "Assumptions", [], [], [("", text) for text in said.assumptions]),
+        PageSection("all", "All scenarios", grid=_all_rows(folder)),
     ]
     return Page(swept.title, said.verdict, kept(sections), figures, said.warnings)
 
 
-def _cases_words(swept: Swept) -> list[str]:
+def _cases_words(swept: SweptRows) -> list[str]:
     asked = swept.question
     if asked is None or asked.value is None:
         return [f"In each case the fastest choice of {swept.axis}, and how much throughput the others lose against it."]
@@ -41,14 +44,14 @@ def _cases_words(swept: Swept) -> list[str]:
     return [f"Throughput with each {swept.axis}, against {other}; + is faster."]
 
 
-def _cases(said: Decision) -> Grid | None:
+def _cases(said: Decision) -> PageTable | None:
     if not said.cases:
         return None
     numeric = [not any(row[i].strip("0123456789.,%+-") for row in said.cases) for i in range(len(said.head))]
-    return Grid(list(zip(said.head, numeric, strict=True)), said.cases)
+    return PageTable(list(zip(said.head, numeric, strict=True)), said.cases)
 
 
-def _curves(folder: Path, swept: Swept) -> list[Any]:
+def _curves(folder: Path, swept: SweptRows) -> list[Any]:
     about = sweeps.about(folder)
     try:
         return drawn(plots.sweep_curves(sweeps.read(folder), about.axes), "curves")
@@ -63,19 +66,33 @@ def _sweep_front(said: Decision, unit: str) -> list[Any]:
     return drawn(speed_and_cost(said.front, best, (), unit), "front")
 
 
-SHOWN = {"gpus": "GPUs", "step_time_s": "step time", "samples_per_s": "samples/s", "tokens_per_s": "tokens/s",
-         "mfu": "MFU", "share_exposed_communication": "exposed", "share_idle": "idle",
-         "bytes_sent_per_gpu": "sent per GPU", "peak_memory_bytes": "memory", "busiest_link": "busiest link",
-         "busiest_link_utilisation": "its use", "error": "error"}  # fmt: skip
+SHOWN = {
+    "gpus": "GPUs",
+    "step_time_s": "step time",
+    "samples_per_s": "samples/s",
+    "tokens_per_s": "tokens/s",
+    "mfu": "MFU",
+    "share_exposed_communication": "exposed",
+    "share_idle": "idle",
+    "bytes_sent_per_gpu": "sent per GPU",
+    "peak_memory_bytes": "memory",
+    "busiest_link": "busiest link",
+    "busiest_link_utilisation": "its use",
+    "error": "error",
+}
 """Columns of a sweep's table that the page has, and their heads; the CSV has all."""
 
 
-def _all_rows(folder: Path) -> Grid:
+def _all_rows(folder: Path) -> PageTable:
     from clustersim.core.units import format_bytes, format_time
 
-    table, axes = sweeps.read(folder), sweeps.about(folder).axes
-    forms: dict[str, Any] = {"step_time_s": format_time, "bytes_sent_per_gpu": format_bytes,
-                             "peak_memory_bytes": format_bytes}  # fmt: skip
+    table = sweeps.read(folder)
+    axes = sweeps.about(folder).axes
+    forms: dict[str, Any] = {
+        "step_time_s": format_time,
+        "bytes_sent_per_gpu": format_bytes,
+        "peak_memory_bytes": format_bytes,
+    }
     shares = ("mfu", "busiest_link_utilisation")
 
     def text(name: str, value: Any) -> str:
@@ -91,7 +108,7 @@ def _all_rows(folder: Path) -> Grid:
     rows = [[text(name, table[name][i].item()) for name in names] for i in range(min(MOST_ROWS, len(table["key"])))]
     head = [(SHOWN.get(name, name.replace("_", " ")), table[name].dtype.kind != "U") for name in names]
     more = f" (the first {MOST_ROWS:,})" if len(table["key"]) > MOST_ROWS else ""
-    return Grid(head, rows, folded=f"All {len(table['key']):,} rows{more}; table.csv has every column")
+    return PageTable(head, rows, folded=f"All {len(table['key']):,} rows{more}; table.csv has every column")
 
 
 def _worth_a_column(column: Any) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from clustersim.calibrate.capture.collectives import LARGEST, capture_collectives
 from clustersim.calibrate.capture.compute import capture_compute
 from clustersim.calibrate.capture.mpi import mpi_world
-from clustersim.calibrate.capture.parts import Budget, Part, free
+from clustersim.calibrate.capture.parts import Budget, CaptureFile, free
 from clustersim.calibrate.capture.provenance import write_provenance
 from clustersim.calibrate.capture.steps import capture_steps
 from clustersim.calibrate.capture.world import World, join_world
@@ -39,7 +39,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def capture(asked: argparse.Namespace) -> None:
     """Measure what was asked for. Raises :class:`ClusterSimError`."""
-    seconds, largest = parse_time(asked.budget), parse_message_size(asked.largest)
+    seconds = parse_time(asked.budget)
+    largest = parse_message_size(asked.largest)
     parts = [name for name in asked.parts.split(",") if name]
     if unknown := [name for name in parts if name not in SHARES]:
         raise ClusterSimError(f"--parts: no part {unknown[0]!r}; known: {', '.join(SHARES)}")
@@ -69,10 +70,11 @@ def _measure(world: World, asked: argparse.Namespace, parts: list[str], budget: 
         asked.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ClusterSimError(f"{asked.out}: cannot be written: {error.strerror}") from None
-    write_provenance(world, asked.out, {"budget": asked.budget, "parts": parts, "largest": largest,
-                                        "share_gpu": asked.share_gpu})  # fmt: skip
+    write_provenance(
+        world, asked.out, {"budget": asked.budget, "parts": parts, "largest": largest, "share_gpu": asked.share_gpu}
+    )
     for name in parts:
-        part = Part(asked.out if world.rank == 0 else None, name, world.said())
+        part = CaptureFile(asked.out if world.rank == 0 else None, name, world.said())
         seconds = world.told(budget.left * (SHARES[name] if name != parts[-1] else 1.0))
         if name == "collectives":
             capture_collectives(world, part, seconds, largest)

@@ -15,13 +15,23 @@ from statistics import median
 from typing import Any
 
 from clustersim.calibrate.capture.mpi import MpiWorld
-from clustersim.calibrate.capture.parts import Budget, Part
+from clustersim.calibrate.capture.parts import Budget, CaptureFile
 from clustersim.calibrate.capture.world import World, agreed, loops_for
 from clustersim.collectives.base import bus_factor
 from clustersim.core.texts import Table
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter", "gather",
-         "sendrecv", "barrier")  # fmt: skip
+KINDS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "scatter",
+    "gather",
+    "sendrecv",
+    "barrier",
+)
 REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
 ROOTED = {"broadcast", "reduce", "scatter", "gather"}
 SPLIT = {"all_gather", "reduce_scatter", "all_to_all", "scatter", "gather"}
@@ -32,7 +42,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Layout:
+class GroupLayout:
     """Groups that work at once: ``groups`` of ranks, with ``copies`` communicators each."""
 
     name: str
@@ -41,11 +51,11 @@ class Layout:
     copies: int = 1
 
 
-def layouts(size: int, local: int) -> Iterator[Layout]:
+def layouts(size: int, local: int) -> Iterator[GroupLayout]:
     """The world; then, for contention, its nodes and rails (or halves of one node), alone and all at once."""
     ranks = tuple(range(size))
-    yield Layout("world", (ranks,))
-    yield Layout("world twice", (ranks,), ("all_reduce",), 2)
+    yield GroupLayout("world", (ranks,))
+    yield GroupLayout("world twice", (ranks,), ("all_reduce",), 2)
     few = ("all_reduce", "all_gather")
     parts: dict[str, list[tuple[int, ...]]] = {}
     if size > local > 1:
@@ -55,12 +65,12 @@ def layouts(size: int, local: int) -> Iterator[Layout]:
     elif size >= 4:
         parts["half"] = [ranks[: size // 2], ranks[size // 2 :]]
     for name, groups in parts.items():
-        yield Layout(f"one {name}", (groups[0],), few)
+        yield GroupLayout(f"one {name}", (groups[0],), few)
         if len(groups) > 1:
-            yield Layout(f"every {name}", tuple(groups), few)
+            yield GroupLayout(f"every {name}", tuple(groups), few)
 
 
-def capture_collectives(world: World, part: Part, seconds: float, largest: float = LARGEST) -> None:
+def capture_collectives(world: World, part: CaptureFile, seconds: float, largest: float = LARGEST) -> None:
     """Measure every layout within ``seconds``, several times over: what differs between rounds is the noise."""
     if world.size < 2:
         part.write({"skipped": "collectives need two ranks or more"})
@@ -76,24 +86,24 @@ def capture_collectives(world: World, part: Part, seconds: float, largest: float
             handles[layout.name] = [[world.group(list(group)) for _ in range(layout.copies)] for group in layout.groups]
         world.say(f"collectives {i + 1}/{ROUNDS * len(todo)}: {kind}, {layout.name}, {budget.left:.0f} s left")
         share = Budget(world.told(budget.share(ROUNDS * len(todo) - i)))
-        skipped = _sweep(_Case(world, layout, handles[layout.name], kind), part, share, (largest, factor))
+        skipped = _sweep(_LayoutCase(world, layout, handles[layout.name], kind), part, share, (largest, factor))
         if skipped and skipped not in said:
             part.write({"skipped": f"{kind} over {layout.name}, {skipped}"})
             said.add(skipped)
 
 
-def _todo(world: World) -> list[tuple[Layout, str]]:
+def _todo(world: World) -> list[tuple[GroupLayout, str]]:
     """Every layout with its kinds; MPI's communicators are asked one at a time."""
     found = [one for one in layouts(world.size, world.local_size) if world.backend != "mpi" or one.name == "world"]
     return [(layout, kind) for layout in found for kind in world.kinds() or layout.kinds]
 
 
 @dataclass(frozen=True)
-class _Case:
+class _LayoutCase:
     """One kind over one layout, whose communicators are ``handles``: those of each group."""
 
     world: World
-    layout: Layout
+    layout: GroupLayout
     handles: list[list[Any]]
     kind: str
 
@@ -108,9 +118,11 @@ class _Case:
         return len(self.layout.groups[0])
 
 
-def _sweep(case: _Case, part: Part, budget: Budget, sizes: tuple[float, int]) -> str:
+def _sweep(case: _LayoutCase, part: CaptureFile, budget: Budget, sizes: tuple[float, int]) -> str:
     """One kind over all sizes, smallest first, as far as the time goes; why it did not come to the largest."""
-    world, size, last = case.world, 8.0, 0.0
+    world = case.world
+    size = 8.0
+    last = 0.0
     largest, factor = sizes
     while size <= largest:
         quick = 3 * last * factor  # a warm-up and two calls of the next size
@@ -133,9 +145,11 @@ def _sweep(case: _Case, part: Part, budget: Budget, sizes: tuple[float, int]) ->
 Call = tuple[Callable[[], Any], Callable[[], int | None]]
 
 
-def _prepare(case: _Case, size: float) -> Call | None:
+def _prepare(case: _LayoutCase, size: float) -> Call | None:
     """The call of this rank, or None where some rank cannot hold the tensors."""
-    world, layout, mine = case.world, case.layout, case.mine
+    world = case.world
+    layout = case.layout
+    mine = case.mine
     room = 3.0 * size * layout.copies + 2**20 < world.free_memory()
     calls: list[Call] = []
     if room and mine is not None:
@@ -161,12 +175,14 @@ def _prepare(case: _Case, size: float) -> Call | None:
 
 def _call(world: World, kind: str, size: int, group: Any, ranks: tuple[int, ...], asynchronous: bool) -> Call:
     """(the collective, how many elements came out wrong in its first call)."""
-    torch, device = world.torch, world.device
+    torch = world.torch
+    device = world.device
     dist, n, at = torch.distributed, len(ranks), ranks.index(world.rank)
     count = max(n, size // 4 // n * n) if kind in SPLIT else max(1, size // 4)
     whole = torch.full((count,), float(at + 1), device=device)
     part = torch.full((count // n,), float(at + 1), device=device)
-    root, also = ranks[0], {"group": group, "async_op": asynchronous}
+    root = ranks[0]
+    also = {"group": group, "async_op": asynchronous}
     total = n * (n + 1) / 2.0
     pieces = list(whole.chunk(n)) if kind in SPLIT else []
 
@@ -189,7 +205,8 @@ def _call(world: World, kind: str, size: int, group: Any, ranks: tuple[int, ...]
 
 def _ring(dist: Any, into: Any, out: Any, ranks: tuple[int, ...], at: int, group: Any) -> Callable[[], None]:
     """Every rank sends to the next and receives from the one before, as nccl-tests' sendrecv."""
-    after, before = ranks[(at + 1) % len(ranks)], ranks[at - 1]
+    after = ranks[(at + 1) % len(ranks)]
+    before = ranks[at - 1]
 
     def call() -> None:
         ops = [dist.P2POp(dist.isend, out, after, group), dist.P2POp(dist.irecv, into, before, group)]
@@ -214,7 +231,8 @@ def _measure(world: World, call: Call, seconds: float, member: bool) -> Table:
     run, wrong = call
     bad = [w for w in world.gather(wrong()) if w is not None]
     world.wait()
-    once, start = max(world.gather(world.loop(run, 1))), time.perf_counter()
+    once = max(world.gather(world.loop(run, 1)))
+    start = time.perf_counter()
     world.wait()
     repeats, loops = world.told(loops_for(once, time.perf_counter() - start, seconds))
     mine = []
@@ -233,16 +251,32 @@ def _measure(world: World, call: Call, seconds: float, member: bool) -> Table:
     }
 
 
-def _write(part: Part, case: _Case, size: float, row: Table) -> None:
-    world, layout, kind, n = case.world, case.layout, case.kind, case.n
+def _write(part: CaptureFile, case: _LayoutCase, size: float, row: Table) -> None:
+    world = case.world
+    layout = case.layout
+    kind = case.kind
+    n = case.n
     count = max(n, int(size) // 4 // n * n) if kind in SPLIT else max(1, int(size) // 4)
     nbytes = 0 if kind == "barrier" else count * 4
     algbw = nbytes / row["time"] / 1e3
     local = {rank // world.local_size for rank in layout.groups[0]}
-    part.write({
-        "kind": kind, "size": nbytes, "count": count // n if kind in SPLIT else count, "type": "float",
-        "redop": "sum" if kind in REDUCING else "none", "root": 0 if kind in ROOTED else -1,
-        "time": row["time"], "algbw": algbw, "busbw": algbw * bus_factor(kind, n), "#wrong": row["#wrong"],
-        "ranks": n, "nodes": len(local), "layout": layout.name, "groups_at_once": len(layout.groups) * layout.copies,
-        **{key: row[key] for key in ("time_min", "time_max", "rank_times", "iterations")}, **world.setting(kind),
-    })  # fmt: skip
+    part.write(
+        {
+            "kind": kind,
+            "size": nbytes,
+            "count": count // n if kind in SPLIT else count,
+            "type": "float",
+            "redop": "sum" if kind in REDUCING else "none",
+            "root": 0 if kind in ROOTED else -1,
+            "time": row["time"],
+            "algbw": algbw,
+            "busbw": algbw * bus_factor(kind, n),
+            "#wrong": row["#wrong"],
+            "ranks": n,
+            "nodes": len(local),
+            "layout": layout.name,
+            "groups_at_once": len(layout.groups) * layout.copies,
+            **{key: row[key] for key in ("time_min", "time_max", "rank_times", "iterations")},
+            **world.setting(kind),
+        }
+    )

@@ -8,17 +8,18 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any
 
-from clustersim.calibrate.capture.parts import Budget, Part
+from clustersim.calibrate.capture.parts import Budget, CaptureFile
 from clustersim.calibrate.capture.world import World, loops_for
 
 Case = tuple[dict[str, Any], Callable[[], Callable[[], Any]]]
 """What is measured (op, shape, dtype, flops, bytes of one call), and how to make the call."""
 
 
-def capture_compute(world: World, part: Part, seconds: float) -> None:
+def capture_compute(world: World, part: CaptureFile, seconds: float) -> None:
     """Measure on rank 0 within ``seconds``; the others wait, so that nobody shares the device's power or memory."""
     if world.rank == 0:
-        budget, cases = Budget(seconds), list(_cases(world.torch, world.device))
+        budget = Budget(seconds)
+        cases = list(_cases(world.torch, world.device))
         for i, (said, make) in enumerate(cases):
             if i % 20 == 0:
                 world.say(f"compute {i + 1}/{len(cases)}: {said['op']}, {budget.left:.0f} s left")
@@ -40,7 +41,8 @@ def _measure(
         if once > 4 * max(seconds, 0.05):
             return {**said, "skipped": f"a call takes {once:.2g} s, more than its share of the budget"}
         repeats, loops = loops_for(once, 0.0, seconds)
-        times, busy = [], []
+        times = []
+        busy = []
         for _ in range(loops):
             start = time.thread_time()
             times.append(world.loop(call, repeats))
@@ -57,9 +59,14 @@ def _measure(
 def _cases(torch: Any, device: Any) -> Iterator[Case]:
     """Every kind once before any kind's larger sizes, quick ones first, so that a short budget sees them all."""
     big = device.type == "cuda"
-    kinds = [_launches(torch, device), _copies(torch, device, big), _gemms(torch, device, big),
-             _memory_bound(torch, device, big), _attention(torch, device, big),
-             _optimizers(torch, device, big)]  # fmt: skip
+    kinds = [
+        _launches(torch, device),
+        _copies(torch, device, big),
+        _gemms(torch, device, big),
+        _memory_bound(torch, device, big),
+        _attention(torch, device, big),
+        _optimizers(torch, device, big),
+    ]
     for one_of_each in zip_longest(*kinds):
         yield from filter(None, one_of_each)
 
@@ -73,12 +80,22 @@ def _gemms(torch: Any, device: Any, big: bool) -> Iterator[Case]:
     """Square ones, and a transformer's: tokens x width by width x 4 widths."""
     square = [128, 256, 512, 1024, 2048, 4096, 8192, 16384] if big else [64, 128, 256, 512, 1024]
     shapes = [(s, s, s) for s in square]
-    shapes += [(tokens, 4 * width, width) for width in ([768, 1600, 4096, 8192] if big else [128, 256, 768])
-               for tokens in ([512, 2048, 8192] if big else [64, 512])]  # fmt: skip
+    shapes += [
+        (tokens, 4 * width, width)
+        for width in ([768, 1600, 4096, 8192] if big else [128, 256, 768])
+        for tokens in ([512, 2048, 8192] if big else [64, 512])
+    ]
     for m, n, k in shapes:
         for name, dtype in _dtypes(torch, device):
-            said = {"op": "gemm", "m": m, "n": n, "k": k, "dtype": name, "flops": 2.0 * m * n * k,
-                    "bytes": float(dtype.itemsize * (m * k + k * n + m * n))}  # fmt: skip
+            said = {
+                "op": "gemm",
+                "m": m,
+                "n": n,
+                "k": k,
+                "dtype": name,
+                "flops": 2.0 * m * n * k,
+                "bytes": float(dtype.itemsize * (m * k + k * n + m * n)),
+            }
 
             def make(m: int = m, n: int = n, k: int = k, dtype: Any = dtype) -> Callable[[], Any]:
                 a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(k, n, device=device).to(dtype)
@@ -94,10 +111,17 @@ def _attention(torch: Any, device: Any, big: bool) -> Iterator[Case]:
     for batch, heads, tokens, width in sizes:
         for name, dtype in _dtypes(torch, device):
             for causal in (False, True):
-                said = {"op": "attention", "batch": batch, "heads": heads, "tokens": tokens, "head_dim": width,
-                        "dtype": name, "causal": causal,
-                        "flops": 4.0 * batch * heads * tokens**2 * width * (0.5 if causal else 1.0),
-                        "bytes": 4.0 * batch * heads * tokens * width * dtype.itemsize}  # fmt: skip
+                said = {
+                    "op": "attention",
+                    "batch": batch,
+                    "heads": heads,
+                    "tokens": tokens,
+                    "head_dim": width,
+                    "dtype": name,
+                    "causal": causal,
+                    "flops": 4.0 * batch * heads * tokens**2 * width * (0.5 if causal else 1.0),
+                    "bytes": 4.0 * batch * heads * tokens * width * dtype.itemsize,
+                }
 
                 def make(shape: Any = (batch, heads, tokens, width), dtype: Any = dtype, causal: bool = causal) -> Any:
                     q, k, v = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
@@ -110,11 +134,15 @@ def _memory_bound(torch: Any, device: Any, big: bool) -> Iterator[Case]:
     """Each with the bytes it must read and write, for achieved bandwidth."""
     f = torch.nn.functional
     ops: dict[str, tuple[Callable[[Any], Any], int]] = {
-        "layer_norm": (lambda x: f.layer_norm(x, x.shape[-1:]), 2), "add": (lambda x: x + x, 2),
-        "copy": (lambda x: x.clone(), 2), "gelu": (f.gelu, 2), "softmax": (lambda x: x.softmax(-1), 2),
-        "sum": (lambda x: x.sum(), 1), "dropout": (lambda x: f.dropout(x, 0.1, True), 2),
+        "layer_norm": (lambda x: f.layer_norm(x, x.shape[-1:]), 2),
+        "add": (lambda x: x + x, 2),
+        "copy": (lambda x: x.clone(), 2),
+        "gelu": (f.gelu, 2),
+        "softmax": (lambda x: x.softmax(-1), 2),
+        "sum": (lambda x: x.sum(), 1),
+        "dropout": (lambda x: f.dropout(x, 0.1, True), 2),
         "zero": (lambda x: x.zero_(), 1),
-    }  # fmt: skip
+    }
     for elements in [2**k for k in ((12, 16, 20, 24, 28) if big else (10, 14, 18, 20))]:
         for name, dtype in _dtypes(torch, device)[:2]:
             for op, (run, passes) in ops.items():
@@ -137,8 +165,13 @@ def _optimizers(torch: Any, device: Any, big: bool) -> Iterator[Case]:
             ("adamw", {"fused": True}),
             ("adamw", {"foreach": True}),
         ):
-            said = {"op": f"optimizer_{op}", "parameters": parameters, "dtype": "fp32", **options,
-                    "bytes": parameters * (12.0 if op == "sgd" else 28.0)}  # fmt: skip
+            said = {
+                "op": f"optimizer_{op}",
+                "parameters": parameters,
+                "dtype": "fp32",
+                **options,
+                "bytes": parameters * (12.0 if op == "sgd" else 28.0),
+            }
 
             def make(n: int = parameters, op: str = op, options: Any = options) -> Callable[[], Any]:
                 tensors = [torch.zeros(n // 100, device=device, requires_grad=True) for _ in range(100)]

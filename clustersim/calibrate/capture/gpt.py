@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Shape:
+class GptShape:
     """Of the model and of a rank's micro-batch."""
 
     layers: int
@@ -18,13 +18,14 @@ class Shape:
     batch: int
 
 
-ON_CPU = Shape(layers=4, width=128, heads=4, vocabulary=2048, tokens=64, batch=2)
-ON_GPU = Shape(layers=12, width=768, heads=12, vocabulary=50304, tokens=1024, batch=8)
+ON_CPU = GptShape(layers=4, width=128, heads=4, vocabulary=2048, tokens=64, batch=2)
+ON_GPU = GptShape(layers=12, width=768, heads=12, vocabulary=50304, tokens=1024, batch=8)
 
 
-def build(torch: Any, shape: Shape, device: Any) -> Any:
+def build(torch: Any, shape: GptShape, device: Any) -> Any:
     """The model, the same on every rank."""
-    nn, f = torch.nn, torch.nn.functional
+    nn = torch.nn
+    f = torch.nn.functional
 
     class Block(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:

@@ -126,5 +126,15 @@ def mpi_world(quiet: bool) -> MpiWorld:
         raise ClusterSimError("capture --backend mpi needs mpi4py and Open MPI: pip install mpi4py") from None
     comm = MPI.COMM_WORLD
     local = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    return MpiWorld(None, comm.rank, comm.size, local.rank, local.size, "mpi", SimpleNamespace(type="cpu"),
-                    control=comm.Dup(), quiet=quiet, mpi=MPI)  # fmt: skip
+    return MpiWorld(
+        None,
+        comm.rank,
+        comm.size,
+        local.rank,
+        local.size,
+        "mpi",
+        SimpleNamespace(type="cpu"),
+        control=comm.Dup(),
+        quiet=quiet,
+        mpi=MPI,
+    )

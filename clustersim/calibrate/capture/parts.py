@@ -32,10 +32,10 @@ def free(folder: Path) -> None:
         raise TraceError(f"{folder}: is a file; --out names a folder")
 
 
-class Part:
+class CaptureFile:
     """A file of JSON lines. Every line is on disk before the next is measured; :meth:`done` gives the file its name.
 
-    Only rank 0 holds one; ``Part(None, ...)`` takes everything and keeps nothing.
+    Only rank 0 holds one; ``CaptureFile(None, ...)`` takes everything and keeps nothing.
     """
 
     def __init__(self, folder: Path | None, name: str, said: dict[str, Any]) -> None:

@@ -13,8 +13,22 @@ from typing import Any
 from clustersim.calibrate.capture.parts import VERSION, write_whole
 from clustersim.calibrate.capture.world import World
 
-SETTINGS = ("NCCL_", "GLOO_", "OMP_", "MKL_", "TORCH_", "PYTORCH_", "CUDA_", "UCX_", "FI_", "OFI_", "KMP_",
-            "OMPI_MCA_btl", "OMPI_MCA_coll", "OMPI_MCA_pml")  # fmt: skip
+SETTINGS = (
+    "NCCL_",
+    "GLOO_",
+    "OMP_",
+    "MKL_",
+    "TORCH_",
+    "PYTORCH_",
+    "CUDA_",
+    "UCX_",
+    "FI_",
+    "OFI_",
+    "KMP_",
+    "OMPI_MCA_btl",
+    "OMPI_MCA_coll",
+    "OMPI_MCA_pml",
+)
 """Beginnings of environment variables that change times; no others are written down."""
 
 
@@ -25,9 +39,14 @@ def write_provenance(world: World, folder: Path, asked: dict[str, Any]) -> None:
     machines = [m for m in world.gather(mine) if m is not None]
     if world.rank == 0:
         said = {
-            "clustersim_capture": VERSION, "part": "provenance", "asked": asked, **world.said(),
-            "ranks_per_node": world.local_size, "date": time.strftime("%Y-%m-%d %H:%M:%S %z"), "machines": machines,
-        }  # fmt: skip
+            "clustersim_capture": VERSION,
+            "part": "provenance",
+            "asked": asked,
+            **world.said(),
+            "ranks_per_node": world.local_size,
+            "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            "machines": machines,
+        }
         write_whole(folder / "provenance.json", json.dumps(said, indent=2, default=str).encode() + b"\n")
 
 
@@ -37,13 +56,21 @@ def _machine(world: World) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **world.versions(), "kernel": platform.release()},
         "threads": torch.get_num_threads() if torch else 1,
         "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith(SETTINGS)},
-        "cpu": _cpu(), "cores": os.cpu_count(), "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if world.on_gpu else [],
         "topo": _output("nvidia-smi", "topo", "-m") if world.on_gpu else "",
-        "clocks": _output("nvidia-smi", "--format=csv", "--query-gpu=index,name,driver_version,clocks.sm,clocks.mem,"
-                          "clocks.max.sm,power.draw,power.limit,temperature.gpu,pcie.link.gen.current,"
-                          "pcie.link.width.current") if world.on_gpu else "",
-    }  # fmt: skip
+        "clocks": _output(
+            "nvidia-smi",
+            "--format=csv",
+            "--query-gpu=index,name,driver_version,clocks.sm,clocks.mem,"
+            "clocks.max.sm,power.draw,power.limit,temperature.gpu,pcie.link.gen.current,"
+            "pcie.link.width.current",
+        )
+        if world.on_gpu
+        else "",
+    }
 
 
 def _cpu() -> str:

@@ -16,12 +16,13 @@ from statistics import median
 from typing import Any
 
 from clustersim.calibrate.capture import gpt
-from clustersim.calibrate.capture.parts import Budget, Part, write_whole
+from clustersim.calibrate.capture.parts import Budget, CaptureFile, write_whole
 from clustersim.calibrate.capture.world import World, agreed, repeats_for
 from clustersim.core.errors import TraceError
 
 Step = Callable[[], Any]
-WARMUP, PROFILED = 2, 2
+WARMUP = 2
+PROFILED = 2
 MOST_STEPS = 30
 FAILURES = (ValueError, RuntimeError, ImportError, MemoryError, OSError, TraceError)
 
@@ -43,12 +44,12 @@ def _plain(world: World, model: Any, tokens: Any) -> Step:
     return step
 
 
-def single(world: World, shape: gpt.Shape, tokens: Any) -> Step:
+def single(world: World, shape: gpt.GptShape, tokens: Any) -> Step:
     """Every rank alone: the compute that the others are compared with."""
     return _plain(world, gpt.build(world.torch, shape, world.device), tokens)
 
 
-def data_parallel(world: World, shape: gpt.Shape, tokens: Any) -> Step:
+def data_parallel(world: World, shape: gpt.GptShape, tokens: Any) -> Step:
     """One process, all its GPUs (torch.nn.DataParallel): rank 0 works, the others look on."""
     if not world.on_gpu:
         raise ValueError("torch.nn.DataParallel is for GPUs")
@@ -61,10 +62,10 @@ def data_parallel(world: World, shape: gpt.Shape, tokens: Any) -> Step:
     return _plain(world, model, tokens.repeat(cards, 1))
 
 
-def ddp(bucket_mb: float = 25, accumulate: int = 1, zero1: bool = False) -> Callable[[World, gpt.Shape, Any], Step]:
+def ddp(bucket_mb: float = 25, accumulate: int = 1, zero1: bool = False) -> Callable[[World, gpt.GptShape, Any], Step]:
     """DistributedDataParallel: bucket size [MiB], micro-batches under no_sync, ZeRO-1's sharded optimizer."""
 
-    def build(world: World, shape: gpt.Shape, tokens: Any) -> Step:
+    def build(world: World, shape: gpt.GptShape, tokens: Any) -> Step:
         torch = world.torch
         ids = [world.device.index] if world.on_gpu else None
         model = torch.nn.parallel.DistributedDataParallel(
@@ -91,7 +92,7 @@ def ddp(bucket_mb: float = 25, accumulate: int = 1, zero1: bool = False) -> Call
     return build
 
 
-def fsdp2(world: World, shape: gpt.Shape, tokens: Any) -> Step:
+def fsdp2(world: World, shape: gpt.GptShape, tokens: Any) -> Step:
     """fully_shard on every block and on the root."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -104,9 +105,10 @@ def fsdp2(world: World, shape: gpt.Shape, tokens: Any) -> Step:
     return _plain(world, model, tokens)
 
 
-def parameter_server(world: World, shape: gpt.Shape, tokens: Any) -> Step:
+def parameter_server(world: World, shape: gpt.GptShape, tokens: Any) -> Step:
     """Rank 0 holds the parameters: workers send it their gradients and receive new parameters, tensor by tensor."""
-    torch, dist = world.torch, world.torch.distributed
+    torch = world.torch
+    dist = world.torch.distributed
     model = gpt.build(torch, shape, world.device)
     parameters = list(model.parameters())
     workers = range(1, world.size)
@@ -141,7 +143,7 @@ def parameter_server(world: World, shape: gpt.Shape, tokens: Any) -> Step:
     return work
 
 
-MODES: dict[str, Callable[[World, gpt.Shape, Any], Step]] = {
+MODES: dict[str, Callable[[World, gpt.GptShape, Any], Step]] = {
     "single": single,
     "ddp": ddp(),
     "ddp_bucket_1MiB": ddp(1),
@@ -155,7 +157,7 @@ MODES: dict[str, Callable[[World, gpt.Shape, Any], Step]] = {
 """Every strategy by name."""
 
 
-def capture_steps(world: World, part: Part, folder: Path, seconds: float) -> None:
+def capture_steps(world: World, part: CaptureFile, folder: Path, seconds: float) -> None:
     """Run every mode within ``seconds``; one that cannot run says why and the next begins."""
     budget = Budget(seconds)
     shape = gpt.ON_GPU if world.on_gpu else gpt.ON_CPU
@@ -175,7 +177,7 @@ def capture_steps(world: World, part: Part, folder: Path, seconds: float) -> Non
         )
 
 
-def _mode(world: World, build: Any, shape: gpt.Shape, tokens: Any, folder: Path, seconds: float) -> dict[str, Any]:
+def _mode(world: World, build: Any, shape: gpt.GptShape, tokens: Any, folder: Path, seconds: float) -> dict[str, Any]:
     """One strategy's row. Ranks agree after building and after warming up, so that one's failure stops all."""
     step, problem = agreed(world, FAILURES, lambda: build(world, shape, tokens))
     if problem:
@@ -187,18 +189,22 @@ def _mode(world: World, build: Any, shape: gpt.Shape, tokens: Any, folder: Path,
         return {"skipped": problem}
     once = max(world.gather(_timed(world, step)))
     count = world.told(repeats_for(once, seconds / 2, MOST_STEPS))
-    times, busy = [], []
+    times = []
+    busy = []
     for _ in range(count):
         start = time.process_time()
         times.append(_timed(world, step))
         busy.append(time.process_time() - start)
     ranks = world.gather([median(times), min(times), max(times), min(busy)])
     row = {
-        "step_time": max(r[0] for r in ranks) * 1e6, "rank_times": [r[0] * 1e6 for r in ranks],
-        "time_min": min(r[1] for r in ranks) * 1e6, "time_max": max(r[2] for r in ranks) * 1e6, "steps": count,
+        "step_time": max(r[0] for r in ranks) * 1e6,
+        "rank_times": [r[0] * 1e6 for r in ranks],
+        "time_min": min(r[1] for r in ranks) * 1e6,
+        "time_max": max(r[2] for r in ranks) * 1e6,
+        "steps": count,
         "loss": next((float(x.detach()) for x in losses[::-1] if x is not None), None),
         "parameters": sum(p.numel() for p in gpt.build(world.torch, shape, "meta").parameters()),
-    }  # fmt: skip
+    }
     if not world.on_gpu:
         row["time_cpu"] = max(r[3] for r in ranks) * 1e6  # of the busiest rank, all its threads
     if world.on_gpu:

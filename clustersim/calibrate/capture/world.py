@@ -138,7 +138,8 @@ def _host_memory() -> float:
     free = float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     try:
         group = Path("/sys/fs/cgroup")
-        limit, used = (group / "memory.max").read_text().strip(), (group / "memory.current").read_text()
+        limit = (group / "memory.max").read_text().strip()
+        used = (group / "memory.current").read_text()
     except OSError:
         return free
     return free if limit == "max" else min(free, float(limit) - float(used))
@@ -146,7 +147,8 @@ def _host_memory() -> float:
 
 def agreed(world: World, failures: tuple[type[Exception], ...], make: Callable[[], Any]) -> tuple[Any, str]:
     """What this rank made, and what a rank says that could not, agreed over all."""
-    made, failed = None, ""
+    made = None
+    failed = ""
     try:
         made = make()
     except failures as error:
@@ -186,8 +188,10 @@ def join_world(
         raise ClusterSimError(needs("capture", "capture")) from None
     # The profiler reports its own start and stop otherwise.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    rank = int(os.environ.get("RANK", "0"))
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     on = _device(torch, backend, device, local, local_size, share_gpu)
     world = World(torch, rank, size, local, local_size, backend, on, quiet=quiet)
     if size > 1:

@@ -12,7 +12,7 @@ import numpy as np
 
 from clustersim.calibrate.fit.host import HostTimes
 from clustersim.calibrate.fit.nccl import NcclTimes
-from clustersim.calibrate.fit.solve import Fit, fit
+from clustersim.calibrate.fit.solve import FitResult, fit
 from clustersim.cluster import files as fabrics
 from clustersim.core.arrays import Floats
 from clustersim.core.calibrated import Calibration
@@ -33,7 +33,7 @@ class Calibrated:
     sizes : (n,) bytes of NCCL's rows; empty without. skipped : rows left out, by reason.
     """
 
-    fits: tuple[Fit, ...]
+    fits: tuple[FitResult, ...]
     cores: int
     calibration: Calibration
     held_out: Floats

@@ -57,9 +57,14 @@ class DeviceTimes:
     def knobs(self) -> tuple[Knob, ...]:
         """Matmul shares of the device's own types, its bandwidth, and what an op costs to start."""
         shares = [Knob(f"matmul.{d}", figure.value, 0.7, 1.0) for d, figure in self.device.matmul.items()]
-        floor, launch = self.device.kernel_floor.value, self.device.launch.value
-        return (*shares, Knob("stream", self.device.stream.value, 0.7, 1.0), Knob("kernel_floor", floor, 0.7),
-                Knob("launch", launch, 0.7))  # fmt: skip
+        floor = self.device.kernel_floor.value
+        launch = self.device.launch.value
+        return (
+            *shares,
+            Knob("stream", self.device.stream.value, 0.7, 1.0),
+            Knob("kernel_floor", floor, 0.7),
+            Knob("launch", launch, 0.7),
+        )
 
     def predict(self, values: Mapping[str, float], rows: Ints | None = None) -> Floats:
         """(n,) seconds."""
@@ -110,5 +115,8 @@ def _optimizer(row: Table, device: Device) -> float:
 
 
 _OPS: Mapping[str, Callable[[Table, Device], float]] = {
-    "gemm": _gemm, "streaming": _streaming, "optimizer": _optimizer, "launch": lambda _, device: device.launch.value,
-}  # fmt: skip
+    "gemm": _gemm,
+    "streaming": _streaming,
+    "optimizer": _optimizer,
+    "launch": lambda _, device: device.launch.value,
+}

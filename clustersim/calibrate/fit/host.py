@@ -13,7 +13,7 @@ from clustersim.calibrate.fit.solve import Knob
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import gloo, mpi
 from clustersim.collectives.base import Group, Request
-from clustersim.collectives.host_law import Work, seconds
+from clustersim.collectives.host_law import HostWork, seconds
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.costs import GLOO_COSTS, MPI_COSTS, GlooCosts, MpiCosts, flat, overlaid
 from clustersim.core.errors import ClusterSimError
@@ -26,12 +26,12 @@ SPREADS |= {"post": 0.5, "stream": 0.5}
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class HostRow:
     """A measured collective: its fastest repeat, and what it asks of the host."""
 
     sample: Sample
     seconds: float
-    work: Work
+    work: HostWork
 
     @property
     def nbytes(self) -> float:
@@ -39,7 +39,7 @@ class Row:
         return self.sample.nbytes
 
 
-LIBRARIES: dict[str, tuple[GlooCosts | MpiCosts, Callable[[Request, Group], Work]]] = {
+LIBRARIES: dict[str, tuple[GlooCosts | MpiCosts, Callable[[Request, Group], HostWork]]] = {
     "gloo": (GLOO_COSTS, gloo.work),
     "mpi": (MPI_COSTS, mpi.work),
 }
@@ -50,7 +50,7 @@ LIBRARIES: dict[str, tuple[GlooCosts | MpiCosts, Callable[[Request, Group], Work
 class HostTimes:
     """Rows of one machine; see :class:`clustersim.calibrate.fit.solve.TimeModel`."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[HostRow, ...]
     part: str = "gloo"
 
     @cached_property
@@ -92,7 +92,7 @@ def host_times(samples: Sequence[Sample], machine: Topology, part: str = "gloo")
     return HostTimes(tuple(_rows(best.values(), machine, LIBRARIES[part][1])), part)
 
 
-def _rows(best: Iterable[Sample], machine: Topology, work: Callable[[Request, Group], Work]) -> Iterator[Row]:
+def _rows(best: Iterable[Sample], machine: Topology, work: Callable[[Request, Group], HostWork]) -> Iterator[HostRow]:
     groups: dict[tuple[int, int], Group] = {}
     for sample in best:
         nodes = max(1, sample.nodes)
@@ -101,4 +101,4 @@ def _rows(best: Iterable[Sample], machine: Topology, work: Callable[[Request, Gr
                 raise ClusterSimError(f"{sample.source}: {sample.ranks} ranks on {nodes} of {machine.n_nodes} node(s)")
             mesh = fabrics.mesh(machine, nodes, sample.ranks // nodes)
             groups[nodes, sample.ranks] = Group(machine, mesh.gpus)
-        yield Row(sample, least(sample), work(asked(sample), groups[nodes, sample.ranks]))
+        yield HostRow(sample, least(sample), work(asked(sample), groups[nodes, sample.ranks]))

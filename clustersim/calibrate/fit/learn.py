@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.calibrate.fit.nccl import Measured, NcclTimes
+from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
 from clustersim.calibrate.fit.solve import weights
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.fitted.bayes import STEP, solved
@@ -20,12 +20,13 @@ from clustersim.collectives.fitted.machine import moved_costs
 from clustersim.collectives.fitted.priors import priors
 from clustersim.collectives.nccl_backend import seconds_of
 from clustersim.core.arrays import Bools, Floats
-from clustersim.core.costs import COSTS, Costs, flat, overlaid
+from clustersim.core.costs import COSTS, CommunicationCosts, flat, overlaid
 
 SURE = 0.3
 """A documented value is this much surer for a kind than for one machine of it."""
 
-WIDE, WIDEST = 1.5, 0.45
+WIDE = 1.5
+WIDEST = 0.45
 """Machines of one kind are let differ by so many times their prior spread, or so much, so that none pulls its kind."""
 
 NOISE = 0.05
@@ -35,7 +36,7 @@ ROUNDS = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Learned:
+class LearnedConstants:
     """Constants learned from all rows, and what it takes to leave some of them out.
 
     Parameters
@@ -57,7 +58,7 @@ class Learned:
         return _values(self.at + step)
 
 
-def learn(rows: Sequence[Measured], machines: Sequence[str]) -> Learned:
+def learn(rows: Sequence[MeasuredCollective], machines: Sequence[str]) -> LearnedConstants:
     """Fit the constants of kinds to rows of many machines; ``machines`` : (n,) whose row it is."""
     tables = _Tables(rows, machines)
     spread = SURE * np.array([prior.spread for prior in priors().constants.values()])
@@ -66,40 +67,44 @@ def learn(rows: Sequence[Measured], machines: Sequence[str]) -> Learned:
     at = np.zeros(len(prior))
     for _ in range(ROUNDS):
         here = tables.log_times(at)
-        errors, slopes = here - tables.measured, tables.slopes(at, here)
+        errors = here - tables.measured
+        slopes = tables.slopes(at, here)
         # The soft L1 loss as weights: a series of n sizes counts as sqrt(n) rows, an error far off by its size.
         weight = tables.weight / (NOISE**2 * np.sqrt(1.0 + (errors / NOISE) ** 2))
         step, _ = solved(slopes, errors, weight, at, prior)
         if np.abs(step).max() < 1e-2:
             break
         at = at + step
-    return Learned(at, slopes, errors, weight, prior)
+    return LearnedConstants(at, slopes, errors, weight, prior)
 
 
 def _values(at: Floats) -> dict[str, float]:
     constants = priors().constants
     moved = np.exp(at[: len(constants)]).tolist()
     found = {name: constants[name].value * by for name, by in zip(constants, moved, strict=True)}
-    return {name: min(value, 1.0) if "share" in name and "generation" not in name else value
-            for name, value in found.items()}  # fmt: skip
+    return {
+        name: min(value, 1.0) if "share" in name and "generation" not in name else value
+        for name, value in found.items()
+    }
 
 
-def with_learned(costs: Costs, values: Mapping[str, float]) -> Costs:
+def with_learned(costs: CommunicationCosts, values: Mapping[str, float]) -> CommunicationCosts:
     """A machine's constants with those of its kind learned anew; what its own file says of it stays."""
-    usual, own = flat(COSTS), flat(costs)
+    usual = flat(COSTS)
+    own = flat(costs)
     return overlaid(costs, {name: value for name, value in values.items() if own[name] == usual[name]})
 
 
 class _Tables:
     """Rows by machine, and their times with constants moved."""
 
-    def __init__(self, rows: Sequence[Measured], machines: Sequence[str]) -> None:
+    def __init__(self, rows: Sequence[MeasuredCollective], machines: Sequence[str]) -> None:
         self.rows = rows
         self.names = tuple(dict.fromkeys(machines))
         self.machine = np.array([self.names.index(machine) for machine in machines])
         self.measured = np.log(np.array([row.seconds for row in rows]))
         self.weight = weights(NcclTimes(tuple(rows)).series)
-        self.parts: dict[tuple[int, int], tuple[Costs, list[int]]] = {}
+        self.parts: dict[tuple[int, int], tuple[CommunicationCosts, list[int]]] = {}
         for i, row in enumerate(rows):
             costs = costs_of(row.choice.group)
             self.parts.setdefault((int(self.machine[i]), id(costs)), (costs, []))[1].append(i)
@@ -117,7 +122,9 @@ class _Tables:
     def slopes(self, at: Floats, here: Floats) -> Floats:
         """(n, k) by each constant and by each machine's factors."""
         columns = np.zeros((len(self.rows), len(at)))
-        n, factors, unit = len(priors().constants), len(priors().factors), np.eye(len(at))
+        n = len(priors().constants)
+        factors = len(priors().factors)
+        unit = np.eye(len(at))
         for i in range(n):
             columns[:, i] = (here - self.log_times(at - STEP * unit[i])) / STEP
         for j in range(factors):  # a factor moves its own machine's rows alone, so all machines move at once

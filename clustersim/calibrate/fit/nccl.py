@@ -16,10 +16,10 @@ import numpy as np
 from clustersim.calibrate.fit.solve import Knob
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.fitted import priors
-from clustersim.collectives.nccl_backend import Choice, seconds_of
+from clustersim.collectives.nccl_backend import NcclChoice, seconds_of
 from clustersim.collectives.paths import placement
 from clustersim.core.arrays import Floats, Ints
-from clustersim.core.costs import Costs, flat, overlaid
+from clustersim.core.costs import CommunicationCosts, flat, overlaid
 
 SPREADS: Mapping[str, float] = {
     # The host and its CPU are the operator's; nothing about them is known before a small message is timed.
@@ -38,7 +38,7 @@ _GENERATIONS = frozenset({"hop_generation", "share_generation"})
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredCollective:
     """A measured collective, and what NCCL picks for it on its machine.
 
     Parameters
@@ -48,7 +48,7 @@ class Measured:
     """
 
     seconds: float
-    choice: Choice
+    choice: NcclChoice
     case: str
     version: str = ""
 
@@ -62,7 +62,7 @@ class Measured:
 class NcclTimes:
     """Rows of one machine: a :class:`clustersim.calibrate.fit.solve.TimeModel`."""
 
-    rows: tuple[Measured, ...]
+    rows: tuple[MeasuredCollective, ...]
     part: str = "nccl"
 
     @cached_property
@@ -77,7 +77,8 @@ class NcclTimes:
 
     @cached_property
     def knobs(self) -> tuple[Knob, ...]:
-        """Constants of these machines' links, GPUs, transports and CPUs, in the order of :class:`Costs`."""
+        """Constants of these machines' links, GPUs, transports and CPUs, in the order of
+        :class:`CommunicationCosts`."""
         found: dict[str, Knob] = {}
         order: list[str] = []
         machines = {(id(c), *_traits(row)): (c, row) for c, row in zip(self._defaults, self.rows, strict=True)}
@@ -89,7 +90,7 @@ class NcclTimes:
         return tuple(sorted(found.values(), key=lambda k: order.index(k.name)))
 
     @cached_property
-    def _defaults(self) -> list[Costs]:
+    def _defaults(self) -> list[CommunicationCosts]:
         return [costs_of(row.choice.group) for row in self.rows]
 
     def predict(self, values: Mapping[str, float], rows: Ints | None = None) -> Floats:
@@ -105,14 +106,15 @@ class NcclTimes:
         return out
 
 
-def _traits(row: Measured) -> tuple[str, str, str]:
-    where, group = placement(row.choice.group), row.choice.group
+def _traits(row: MeasuredCollective) -> tuple[str, str, str]:
+    where = placement(row.choice.group)
+    group = row.choice.group
     return where.net if where.islands > 1 else "", where.age, group.node_type.cpu_vendor
 
 
-def _mattering(values: Mapping[str, float], choice: Choice) -> Iterator[tuple[str, float]]:
+def _mattering(values: Mapping[str, float], choice: NcclChoice) -> Iterator[tuple[str, float]]:
     """(constant, prior spread) of all that can matter on a row's machine and for its launch mode."""
-    known, (net, age, cpu) = priors().constants, _traits(Measured(0.0, choice, ""))
+    known, (net, age, cpu) = priors().constants, _traits(MeasuredCollective(0.0, choice, ""))
     for name, value in values.items():
         head, _, key = name.partition(".")
         if (

@@ -55,8 +55,15 @@ def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "
     library = next((one for one in hosts if one.rows), hosts[0])
     rest = held_out(library, library.series)
     ranks_cores = 0 if len(machine.gpus) else cores  # what a machine's ranks run on; a process beside GPUs is no rank
-    return Calibrated(fits, ranks_cores, Calibration(**parts, provenance=told), rest, noise(samples),
-                      np.array([row.nbytes for row in of_nccl.rows]), skipped)  # fmt: skip
+    return Calibrated(
+        fits,
+        ranks_cores,
+        Calibration(**parts, provenance=told),
+        rest,
+        noise(samples),
+        np.array([row.nbytes for row in of_nccl.rows]),
+        skipped,
+    )
 
 
 def _nccl_times(captures: Sequence[Capture], topology: str) -> tuple[NcclTimes, dict[str, int]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from clustersim.calibrate.fit.calibrated import Calibrated, held_out
-from clustersim.calibrate.fit.nccl import Measured, NcclTimes
+from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
 from clustersim.calibrate.fit.solve import UNUSED, fit
 from clustersim.calibrate.validate_nccl import nccl_version, pin, usual_version
 from clustersim.cluster import files as fabrics
@@ -72,7 +72,8 @@ def calibrate_logs(
 def nccl_times(samples: Samples, topology: str, nodes: int | None = None) -> tuple[NcclTimes, dict[str, int]]:
     """The rows of a machine that NCCL's time model can predict, and how many others were left out, by reason."""
     skipped = Counter(samples.skipped)
-    rows, groups = [], _Groups(topology)
+    rows = []
+    groups = _LogGroups(topology)
     for sample in samples.rows:
         try:
             rows.append(_measured(sample, groups, nodes))
@@ -88,7 +89,7 @@ def _samples(path: str | Path, format: str | None) -> Samples:
     return found
 
 
-class _Groups:
+class _LogGroups:
     """Communicators on the machine, one object each; a topology is laid out once for each number of nodes."""
 
     def __init__(self, topology: str) -> None:
@@ -106,7 +107,7 @@ class _Groups:
         return Group(machine, fabrics.mesh(machine, nodes, ranks // nodes).gpus, launch, version)
 
 
-def _measured(sample: Sample, groups: _Groups, nodes: int | None) -> Measured:
+def _measured(sample: Sample, groups: _LogGroups, nodes: int | None) -> MeasuredCollective:
     """A sample on the machine. Raises :class:`ClusterSimError` with the reason why it is none."""
     if sample.topology and sample.topology != Path(groups.topology).stem:
         raise TraceError(f"a row of a machine other than {Path(groups.topology).stem}")
@@ -126,4 +127,4 @@ def _measured(sample: Sample, groups: _Groups, nodes: int | None) -> Measured:
         algorithm=pin(sample.env, "NCCL_ALGO"),
         protocol=pin(sample.env, "NCCL_PROTO"),
     )
-    return Measured(sample.seconds, choice(request, group), sample.case, sample.version)
+    return MeasuredCollective(sample.seconds, choice(request, group), sample.case, sample.version)

@@ -97,7 +97,7 @@ class TimeModel(Protocol):
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedConstant:
     """A constant after a fit.
 
     Parameters
@@ -114,11 +114,11 @@ class Fitted:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class FitResult:
     """All constants of a fit, and the times of its rows, (n,) seconds: measured, and predicted before and after."""
 
     part: str
-    constants: tuple[Fitted, ...]
+    constants: tuple[FittedConstant, ...]
     measured: Floats
     before: Floats
     after: Floats
@@ -139,12 +139,13 @@ class Fit:
         return {c.knob.name: c.refused for c in self.constants if c.refused}
 
 
-def fit(model: TimeModel) -> Fit:
+def fit(model: TimeModel) -> FitResult:
     """Fit those constants of a model that its rows can tell; the one told worst is given up first."""
-    problem = _Problem(model)
+    problem = _FitProblem(model)
     refused = {k.name: why for k in model.knobs if (why := problem.unfelt(k))}
     kept = [k for k in model.knobs if k.name not in refused]
-    found, start = _Solution(np.zeros(0), np.zeros((0, 0)), np.zeros(0)), problem.scan(kept)
+    found = _Solution(np.zeros(0), np.zeros((0, 0)), np.zeros(0))
+    start = problem.scan(kept)
     while kept:
         found = problem.solve(kept, start)
         covariance = found.covariance(NOISE)
@@ -159,12 +160,12 @@ def fit(model: TimeModel) -> Fit:
     told = {k.name: _fitted(k, *at) for k, *at in zip(kept, found.z.tolist(), sd.tolist(), strict=True)}
     constants = tuple(told.get(k.name) or _fitted(k, 0.0, 1.0, refused[k.name]) for k in model.knobs)
     after = model.predict({name: one.value for name, one in told.items()})
-    return Fit(model.part, constants, model.measured, problem.before, after)
+    return FitResult(model.part, constants, model.measured, problem.before, after)
 
 
-def _fitted(knob: Knob, z: float, sd: float, refused: str = "") -> Fitted:
+def _fitted(knob: Knob, z: float, sd: float, refused: str = "") -> FittedConstant:
     low, high = (knob.at(z + side * CERTAIN * sd) for side in (-1.0, 1.0))
-    return Fitted(knob, knob.at(z), low, high, refused)
+    return FittedConstant(knob, knob.at(z), low, high, refused)
 
 
 def _untold(knobs: Sequence[Knob], covariance: Floats) -> tuple[int, str] | None:
@@ -216,7 +217,7 @@ def weights(series: Sequence[str]) -> Floats:
     return np.asarray(count[which.reshape(-1)] ** -0.5, dtype=np.float64)
 
 
-class _Problem:
+class _FitProblem:
     """A model's rows, what each counts, and which of them feel which constant."""
 
     def __init__(self, model: TimeModel) -> None:
@@ -263,7 +264,8 @@ class _Problem:
             best, moved = min(tried, key=lambda pair: pair[0], default=(cost, z))
             if best >= cost:
                 break
-            cost, z = best, moved
+            cost = best
+            z = moved
         return z
 
     def _cost(self, knobs: Sequence[Knob], z: Floats) -> float:
@@ -280,7 +282,8 @@ class _Problem:
         n, residuals = len(self.log_measured), partial(self._residuals, knobs)
 
         def jacobian(z: Floats) -> Floats:
-            now, out = _values(knobs, z), np.zeros((n, len(knobs)))
+            now = _values(knobs, z)
+            out = np.zeros((n, len(knobs)))
             at = np.log(self.model.predict(now))
             for i, knob in enumerate(knobs):
                 out[self.feels[knob.name], i] = self._slope(knob, now, float(z[i]), at)
@@ -293,7 +296,8 @@ class _Problem:
 
     def _loss(self, squares: Floats) -> Floats:
         """Soft L1 for rows, plain squares for priors: the value and two derivatives by the squared residual."""
-        n, weight = len(self.scale), self.weight
+        n = len(self.scale)
+        weight = self.weight
         out = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
         root = np.sqrt(1.0 + squares[:n] / weight)
         out[:, :n] = 2.0 * weight * (root - 1.0), 1.0 / root, -0.5 / (weight * root**3)

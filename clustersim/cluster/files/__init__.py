@@ -8,14 +8,29 @@
 from __future__ import annotations
 
 from clustersim.cluster.files.changes import Change, change, links_of
-from clustersim.cluster.files.check import Report, check
+from clustersim.cluster.files.check import TopologyReport, check
 from clustersim.cluster.files.fitted import calibration_text
 from clustersim.cluster.files.load import files, load, mesh, node, uncalibrated
 from clustersim.cluster.files.networks import dragonfly, fat_tree, one_switch, rail_optimised
-from clustersim.cluster.files.node import Node
+from clustersim.cluster.files.node import NodeBuild
 from clustersim.cluster.files.reading import numbers_of
 
 __all__ = [
-    "Change", "Node", "Report", "calibration_text", "change", "check", "dragonfly", "fat_tree", "files", "links_of",
-    "load", "mesh", "node", "numbers_of", "one_switch", "rail_optimised", "uncalibrated",
-]  # fmt: skip
+    "Change",
+    "NodeBuild",
+    "TopologyReport",
+    "calibration_text",
+    "change",
+    "check",
+    "dragonfly",
+    "fat_tree",
+    "files",
+    "links_of",
+    "load",
+    "mesh",
+    "node",
+    "numbers_of",
+    "one_switch",
+    "rail_optimised",
+    "uncalibrated",
+]

@@ -127,7 +127,8 @@ def _recounted(topology: Topology, gone: Ints) -> tuple[NodeType, ...]:
     """Node types that no longer count the vertices that are gone."""
     types = list(topology.node_types)
     for vertex in gone.tolist():
-        node, kind = int(topology.vertex_node[vertex]), topology.vertex_kinds[vertex]
+        node = int(topology.vertex_node[vertex])
+        kind = topology.vertex_kinds[vertex]
         if node >= 0 and kind == GPU:
             types[node] = replace(types[node], n_gpus=types[node].n_gpus - 1)
         elif node >= 0 and kind == NIC:

@@ -19,7 +19,7 @@ NIC_RATES = (1.25e9, 2.5e9, 3.125e9, 5e9, 6.25e9, 7e9, 12.5e9, 25e9, 50e9, 100e9
 
 
 @dataclass(frozen=True)
-class Report:
+class TopologyReport:
     """The answer of :func:`check`.
 
     Parameters
@@ -50,10 +50,10 @@ class Report:
     warnings: tuple[str, ...]
 
 
-def check(topology: Topology) -> Report:
+def check(topology: Topology) -> TopologyReport:
     """Count, measure and look for mistakes."""
     count, pairs = routing.unreachable_pairs(topology)
-    return Report(
+    return TopologyReport(
         name=topology.name,
         fabric=topology.fabric,
         n_nodes=topology.n_nodes,
@@ -94,7 +94,8 @@ def _ports(topology: Topology) -> Bools:
 def _nic_rates(topology: Topology) -> dict[float, Ints]:
     """NICs by the rate of their network link."""
     net = _ports(topology)
-    rates, nics = topology.link_bandwidth[net], topology.link_src[net]
+    rates = topology.link_bandwidth[net]
+    nics = topology.link_src[net]
     return {float(rate): nics[rates == rate] for rate in np.unique(rates)}
 
 
@@ -129,7 +130,8 @@ def _slips(topology: Topology) -> Iterator[str]:
 def _slot_rates(topology: Topology) -> Floats:
     """(V,) bytes/s a vertex's own node can hand it; infinite if nothing says."""
     inside = topology.vertex_node[topology.link_src] >= 0
-    ends, rate = topology.link_dst[inside], topology.link_bandwidth[inside]
+    ends = topology.link_dst[inside]
+    rate = topology.link_bandwidth[inside]
     rates = np.bincount(ends, weights=rate, minlength=len(topology.vertex_names))
     return np.where(rates > 0, rates, np.inf)
 

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from clustersim.cluster.files.node import Domain, Node, wire_columns
+from clustersim.cluster.files.node import Domain, NodeBuild, wire_columns
 from clustersim.core.topology import NIC, SWITCH, Floats, Ints, NodeType, Topology
 
 
-class Ports(msgspec.Struct, frozen=True):
+class ClusterPorts(msgspec.Struct, frozen=True):
     """Every NIC of a cluster, node-major: vertex id, node, place in the node (its rail), port rate [bytes/s]."""
 
     vertex: Ints
@@ -25,7 +25,7 @@ class Ports(msgspec.Struct, frozen=True):
         return len(self.vertex)
 
 
-class Draft(msgspec.Struct):
+class TopologyDraft(msgspec.Struct):
     """Columns that grow until :meth:`topology` freezes them."""
 
     names: list[str] = msgspec.field(default_factory=list)
@@ -34,7 +34,7 @@ class Draft(msgspec.Struct):
     links: list[tuple[Ints, Ints, Floats, Floats]] = msgspec.field(default_factory=list)
     link_kinds: list[str] = msgspec.field(default_factory=list)
     node_types: list[NodeType] = msgspec.field(default_factory=list)
-    ports: Ports = msgspec.field(default_factory=lambda: join_ports([]))
+    ports: ClusterPorts = msgspec.field(default_factory=lambda: join_ports([]))
 
     def add_vertices(self, names: Iterable[str], kinds: Sequence[str], node: Ints) -> Ints:
         """New vertices; their ids."""
@@ -59,7 +59,8 @@ class Draft(msgspec.Struct):
 
     def add_cables(self, a: Ints, b: Ints, bandwidth: npt.ArrayLike, latency: float) -> None:
         """New network links, both directions of each, side by side."""
-        src, dst = np.stack([a, b], axis=1).ravel(), np.stack([b, a], axis=1).ravel()
+        src = np.stack([a, b], axis=1).ravel()
+        dst = np.stack([b, a], axis=1).ravel()
         rate = np.repeat(np.broadcast_to(np.asarray(bandwidth, dtype=np.float64), a.shape), 2)
         self.add_links(src, dst, rate, latency, ["net"] * len(src))
 
@@ -83,16 +84,17 @@ class Draft(msgspec.Struct):
         )
 
 
-def join_ports(parts: Sequence[Ports]) -> Ports:
+def join_ports(parts: Sequence[ClusterPorts]) -> ClusterPorts:
     """Ports of several runs of nodes, one after the other."""
-    none = Ports(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
-    columns = ([getattr(one, name) for one in (none, *parts)] for name in Ports.__struct_fields__)
-    return Ports(*map(np.concatenate, columns))
+    none = ClusterPorts(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+    columns = ([getattr(one, name) for one in (none, *parts)] for name in ClusterPorts.__struct_fields__)
+    return ClusterPorts(*map(np.concatenate, columns))
 
 
-def lay(nodes: Sequence[Node]) -> Draft:
+def lay(nodes: Sequence[NodeBuild]) -> TopologyDraft:
     """Nodes side by side, named ``node0/...``; equal neighbours are tiled, and share their domains."""
-    draft, parts = Draft(), []
+    draft = TopologyDraft()
+    parts = []
     for _, run in groupby(nodes, key=id):
         alike = list(run)
         parts.append(_lay_run(draft, alike[0], len(alike)))
@@ -100,9 +102,10 @@ def lay(nodes: Sequence[Node]) -> Draft:
     return draft
 
 
-def _lay_run(draft: Draft, node: Node, count: int) -> Ports:
+def _lay_run(draft: TopologyDraft, node: NodeBuild, count: int) -> ClusterPorts:
     """``count`` copies of a node."""
-    first, size = len(draft.node_types), len(node.kinds)
+    first = len(draft.node_types)
+    size = len(node.kinds)
     numbers = np.arange(first, first + count, dtype=np.int64)
     names = [f"node{i}/{name}" for i in numbers for name in node.kinds]
     ids = draft.add_vertices(names, list(node.kinds.values()) * count, np.repeat(numbers, size))
@@ -121,12 +124,12 @@ def _lay_run(draft: Draft, node: Node, count: int) -> Ports:
     local = np.array([i for i, kind in enumerate(node.kinds.values()) if kind == NIC], dtype=np.int64)
     rate = np.array([node.ports[name] for name, kind in node.kinds.items() if kind == NIC], dtype=np.float64)
     rails = np.arange(len(local), dtype=np.int64)
-    return Ports(
+    return ClusterPorts(
         (base[:, None] + local).ravel(), np.repeat(numbers, len(local)), np.tile(rails, count), np.tile(rate, count)
     )
 
 
-def _lay_domains(draft: Draft, node: Node, domain: Domain, base: Ints) -> None:
+def _lay_domains(draft: TopologyDraft, node: NodeBuild, domain: Domain, base: Ints) -> None:
     """The shared parts of each ``domain.nodes`` consecutive nodes of a run."""
     size = len(node.kinds)
     src, dst, bandwidth, latency, kinds = wire_columns(domain.wires, [*node.kinds, *domain.kinds])

@@ -11,9 +11,9 @@ import numpy as np
 
 from clustersim.cluster.files import fitted, measured, networks, reading, schema
 from clustersim.cluster.files.changes import Change, change
-from clustersim.cluster.files.draft import Draft
+from clustersim.cluster.files.draft import TopologyDraft
 from clustersim.cluster.files.names import expand
-from clustersim.cluster.files.node import Ends, Node, Wire, add_wires, build_node, traits_of, wire_columns
+from clustersim.cluster.files.node import Ends, NodeBuild, Wire, add_wires, build_node, traits_of, wire_columns
 from clustersim.core import limits
 from clustersim.core.calibrated import Calibration
 from clustersim.core.errors import TopologyError, nearest
@@ -97,7 +97,7 @@ def uncalibrated(topology: Topology) -> Topology:
     return replace(topology, calibration=None, measured=())
 
 
-def node(name_or_path: str) -> Node:
+def node(name_or_path: str) -> NodeBuild:
     """The build of one machine of a topology file, for the builders of this package.
 
     >>> from clustersim.cluster import files as fabrics
@@ -184,7 +184,7 @@ def _chain(path: Path, seen: tuple[Path, ...] = ()) -> Chain:
     return found
 
 
-def _node(chain: Chain) -> Node:
+def _node(chain: Chain) -> NodeBuild:
     (spec, path), *below = chain
     base = _node(below) if below else None
     if spec.node is None and base is None:
@@ -200,13 +200,13 @@ def _calibration(chain: Chain) -> Calibration | None:
     return found
 
 
-def _machines(chain: Chain, nodes: int | None) -> Sequence[Node]:
+def _machines(chain: Chain, nodes: int | None) -> Sequence[NodeBuild]:
     spec, path = chain[0]
     if not spec.nodes:
         one = _node(chain)
         _affordable((nodes or 1) * (len(one.kinds) + len(one.wires)), nodes or 1, f"{path}")
         return [one] * (nodes or 1)
-    out: list[Node] = []
+    out: list[NodeBuild] = []
     for i, entry in enumerate(spec.nodes):
         if entry.count < 1:
             raise TopologyError(f"{path}: $.nodes[{i}].count is {entry.count}; at least 1")
@@ -247,7 +247,7 @@ def _listed(spec: schema.TopologyFile, where: str, nodes: int | None) -> Topolog
     count = max(place.values(), default=-1) + 1
     if count < 1 or nodes not in (None, count):
         raise TopologyError(f"{where}: lists {count} nodes of its own; {nodes or 'at least 1'} were asked for")
-    draft = Draft(node_types=_listed_types(spec, kinds, place, count, where))
+    draft = TopologyDraft(node_types=_listed_types(spec, kinds, place, count, where))
     draft.add_vertices(list(kinds), list(kinds.values()), np.array(list(place.values()), dtype=np.int64))
     draft.add_links(*wire_columns(wires, kinds))
     return draft.topology(spec.name, "listed")

@@ -22,18 +22,35 @@ from clustersim.core.limits import counted
 MOST_PARTS = 4096
 """GPUs, NICs, switches and CPUs of one node."""
 _DEVICES = {
-    "0x15f8": "P100-PCIe-16GB", "0x15f9": "P100-SXM2-16GB", "0x1db1": "V100-SXM2-16GB", "0x1db5": "V100-SXM2-32GB",
-    "0x1db4": "V100-PCIe-16GB", "0x1db6": "V100-PCIe-32GB", "0x1eb8": "T4", "0x20b0": "A100-SXM4-40GB",
-    "0x20b2": "A100-SXM4-80GB", "0x20f1": "A100-PCIe-40GB", "0x20b5": "A100-PCIe-80GB", "0x2236": "A10",
-    "0x2204": "RTX-3090", "0x27b8": "L4", "0x26b9": "L40S", "0x2684": "RTX-4090", "0x2330": "H100-SXM5-80GB",
-    "0x2331": "H100-PCIe-80GB", "0x2335": "H200-SXM5-141GB", "0x2901": "B200-SXM-180GB",
-}  # fmt: skip
+    "0x15f8": "P100-PCIe-16GB",
+    "0x15f9": "P100-SXM2-16GB",
+    "0x1db1": "V100-SXM2-16GB",
+    "0x1db5": "V100-SXM2-32GB",
+    "0x1db4": "V100-PCIe-16GB",
+    "0x1db6": "V100-PCIe-32GB",
+    "0x1eb8": "T4",
+    "0x20b0": "A100-SXM4-40GB",
+    "0x20b2": "A100-SXM4-80GB",
+    "0x20f1": "A100-PCIe-40GB",
+    "0x20b5": "A100-PCIe-80GB",
+    "0x2236": "A10",
+    "0x2204": "RTX-3090",
+    "0x27b8": "L4",
+    "0x26b9": "L40S",
+    "0x2684": "RTX-4090",
+    "0x2330": "H100-SXM5-80GB",
+    "0x2331": "H100-PCIe-80GB",
+    "0x2335": "H200-SXM5-141GB",
+    "0x2901": "B200-SXM-180GB",
+}
 """PCI device ids of the PCI ID repository (pci-ids.ucw.cz)."""
 _NVLINK = {60: 20.0, 70: 25.0, 75: 25.0, 80: 25.0, 86: 14.0, 90: 25.0, 100: 50.0}
 """GB/s of one NVLink and direction, by compute capability: NVIDIA's data sheets, as the shipped machines have them."""
 _VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 _MODELS = {79: "bdw", 85: "skl", 143: "spr", 207: "emr"}
-_SWITCH, _GPU, _NIC = "0x0604", "0x03", "0x02"
+_SWITCH = "0x0604"
+_GPU = "0x03"
+_NIC = "0x02"
 
 
 def topology_text(path: Path, gpu: str | None = None) -> str:
@@ -44,7 +61,7 @@ def topology_text(path: Path, gpu: str | None = None) -> str:
     """
     text = texts.text_of(path, TopologyError)
     found = smi_topo.system(text, path, gpu) if smi_topo.is_matrix(text) else _system(text, path)
-    return _Dump(found, path, gpu).text()
+    return _XmlDump(found, path, gpu).text()
 
 
 def _system(text: str, path: Path) -> ET.Element:
@@ -59,11 +76,12 @@ def _system(text: str, path: Path) -> ET.Element:
     return root
 
 
-class _Dump:
+class _XmlDump:
     """Parts of one machine by name, and the links between them."""
 
     def __init__(self, root: ET.Element, path: Path, gpu: str | None) -> None:
-        self.path, self.gpu_name = path, gpu
+        self.path = path
+        self.gpu_name = gpu
         self.source = f"{root.get('source', 'NCCL_TOPO_DUMP_FILE')}, {path.name}"
         self.source += f", rates {root.get('rates')}" if root.get("rates") else ""
         self.parts: dict[str, list[str]] = {"cpu": [], "pcie_switch": [], "gpu": [], "nvswitch": [], "nic": []}
@@ -71,7 +89,8 @@ class _Dump:
         self.links: list[tuple[str, str, str, float]] = []  # a, b, kind, GB/s
         self.gpus: dict[str, tuple[str, ET.Element]] = {}
         self.ids: set[str] = set()
-        self.gen, self.sm = 0, 0
+        self.gen = 0
+        self.sm = 0
         cpus = root.findall("cpu")
         for cpu in cpus:
             name = self._new("cpu", "cpu")
@@ -93,8 +112,10 @@ class _Dump:
             self._nic(part, above, 0.0)
         if part.tag != "pci":
             return
-        kind, rate = part.get("class", ""), self._pcie(part)
-        gpu, nic = part.find("gpu"), part.find("nic")
+        kind = part.get("class", "")
+        rate = self._pcie(part)
+        gpu = part.find("gpu")
+        nic = part.find("nic")
         if gpu is not None or kind.startswith(_GPU):
             name = self._new("gpu", "gpu")
             self.gpus[part.get("busid", name).lower()] = name, gpu if gpu is not None else ET.Element("gpu")
@@ -131,7 +152,8 @@ class _Dump:
 
     def _pcie(self, part: ET.Element) -> float:
         """GB/s of a direction: lanes at the link's rate, 8 of 10 bits before generation 3, 128 of 130 after."""
-        lanes, speed = min(max(self._number(part, "link_width"), 0), 32) or 16, self._speed(part)
+        lanes = min(max(self._number(part, "link_width"), 0), 32) or 16
+        speed = self._speed(part)
         return lanes * speed / 8 * (128 / 130 if speed >= 8.0 else 0.8)
 
     def _nvlinks(self) -> None:
@@ -141,7 +163,8 @@ class _Dump:
         rate = next((_NVLINK[sm] for sm in sorted(_NVLINK, reverse=True) if sm <= self.sm), 20.0)
         for name, gpu in self.gpus.values():
             for link in gpu.findall("nvlink"):
-                target, count = link.get("target", "").lower(), self._number(link, "count")
+                target = link.get("target", "").lower()
+                count = self._number(link, "count")
                 if target in self.gpus:
                     a, b = sorted((name, self.gpus[target][0]))
                     bundles[a, b] = max(bundles[a, b], count)
@@ -166,7 +189,8 @@ class _Dump:
 
     def _lines(self) -> Iterator[str]:
         source = self.source
-        vendor, model = _VENDORS.get(self.cpu.get("vendor", "")), _MODELS.get(self._number(self.cpu, "modelid"))
+        vendor = _VENDORS.get(self.cpu.get("vendor", ""))
+        model = _MODELS.get(self._number(self.cpu, "modelid"))
         nics = self.parts["nic"]
         yield f'name = "{re.sub(r"[^a-z0-9-]+", "-", self.path.stem.lower()).strip("-") or "machine"}"'
         yield f'title = "{len(self.gpus)} GPUs and {len(nics)} NICs, as they were found"'

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from clustersim.cluster.files.draft import Draft, Ports, lay
-from clustersim.cluster.files.node import Node
+from clustersim.cluster.files.draft import ClusterPorts, TopologyDraft, lay
+from clustersim.cluster.files.node import NodeBuild
 from clustersim.cluster.files.schema import OWN, Dragonfly, FabricSpec, FatTree, NoFabric, OneSwitch, RailOptimised
 from clustersim.core.errors import TopologyError
 from clustersim.core.topology import Ints, Topology
@@ -25,9 +25,10 @@ from clustersim.core.topology import Ints, Topology
 ADAPTIVE = "adaptive"
 
 
-def join(nodes: Sequence[Node], spec: FabricSpec, name: str) -> Topology:
+def join(nodes: Sequence[NodeBuild], spec: FabricSpec, name: str) -> Topology:
     """Nodes joined as a fabric says. Raises :class:`TopologyError` for numbers that make no network."""
-    draft, kind = lay(nodes), str(spec.__struct_config__.tag)
+    draft = lay(nodes)
+    kind = str(spec.__struct_config__.tag)
     if isinstance(spec, NoFabric):
         return draft.topology(name, kind)
     build, above_zero = _BUILDERS[type(spec)]
@@ -39,39 +40,41 @@ def join(nodes: Sequence[Node], spec: FabricSpec, name: str) -> Topology:
     return draft.topology(name, kind, spec.routing)
 
 
-def one_switch(nodes: Sequence[Node], *, name: str = "one_switch", **knobs: Any) -> Topology:
+def one_switch(nodes: Sequence[NodeBuild], *, name: str = "one_switch", **knobs: Any) -> Topology:
     """Every NIC on one non-blocking switch; ``knobs`` : of :class:`clustersim.cluster.files.schema.OneSwitch`."""
     return join(nodes, OneSwitch(source=OWN, **knobs), name)
 
 
-def rail_optimised(nodes: Sequence[Node], *, name: str = "rail_optimised", **knobs: Any) -> Topology:
+def rail_optimised(nodes: Sequence[NodeBuild], *, name: str = "rail_optimised", **knobs: Any) -> Topology:
     """NIC i of every node of a scalable unit on that unit's leaf i; ``knobs`` : of
     :class:`clustersim.cluster.files.schema.RailOptimised`."""
     return join(nodes, RailOptimised(source=OWN, **knobs), name)
 
 
-def fat_tree(nodes: Sequence[Node], *, name: str = "fat_tree", **knobs: Any) -> Topology:
+def fat_tree(nodes: Sequence[NodeBuild], *, name: str = "fat_tree", **knobs: Any) -> Topology:
     """A folded Clos; ``knobs`` : of :class:`clustersim.cluster.files.schema.FatTree`. Raises :class:`TopologyError`
     when the NICs do not fit."""
     return join(nodes, FatTree(source=OWN, **knobs), name)
 
 
-def dragonfly(nodes: Sequence[Node], *, name: str = "dragonfly", **knobs: Any) -> Topology:
+def dragonfly(nodes: Sequence[NodeBuild], *, name: str = "dragonfly", **knobs: Any) -> Topology:
     """Groups of switches that are all joined; ``knobs`` : of :class:`clustersim.cluster.files.schema.Dragonfly`."""
     return join(nodes, Dragonfly(source=OWN, **knobs), name)
 
 
-def _one_switch(draft: Draft, spec: OneSwitch, name: str) -> None:
+def _one_switch(draft: TopologyDraft, spec: OneSwitch, name: str) -> None:
     switch = draft.add_switches(["switch0"])
     _attach(draft, np.broadcast_to(switch, draft.ports.vertex.shape), spec.port_latency)
 
 
-def _rail_optimised(draft: Draft, spec: RailOptimised, name: str) -> None:
+def _rail_optimised(draft: TopologyDraft, spec: RailOptimised, name: str) -> None:
     """``radix`` ports a switch, half of a leaf's down (so ``nodes_per_unit`` is ``radix / 2`` unless given). Up to
     ``radix`` leaves meet at one tier of spines; more, at spines of 32-leaf same-rail pods below cores (NVIDIA's
     SuperPOD reference layout).
     """
-    per_unit, ports, half = spec.nodes_per_unit or max(spec.radix // 2, 1), draft.ports, max(spec.radix // 2, 1)
+    per_unit = spec.nodes_per_unit or max(spec.radix // 2, 1)
+    ports = draft.ports
+    half = max(spec.radix // 2, 1)
     units = math.ceil(len(draft.node_types) / per_unit)
     # Leaves of one rail are neighbours, so that a pod holds one rail's leaves and same-rail traffic stays below cores.
     number = ports.rail * units + ports.node // per_unit
@@ -83,9 +86,11 @@ def _rail_optimised(draft: Draft, spec: RailOptimised, name: str) -> None:
     _clos(draft, leaves, pods, up, spec)
 
 
-def _fat_tree(draft: Draft, spec: FatTree, name: str) -> None:
+def _fat_tree(draft: TopologyDraft, spec: FatTree, name: str) -> None:
     """NICs fill leaves in node order. ``oversubscription`` is a leaf's down-link : up-link bandwidth."""
-    radix, ratio, ports = spec.radix, spec.oversubscription, draft.ports
+    radix = spec.radix
+    ratio = spec.oversubscription
+    ports = draft.ports
     down = min(max(round(radix * ratio / (1 + ratio)), 1), radix - 1)
     n_leaves = math.ceil(len(ports) / down)
     needed = 1 if n_leaves == 1 else 2 if n_leaves <= radix else 3
@@ -100,13 +105,15 @@ def _fat_tree(draft: Draft, spec: FatTree, name: str) -> None:
     _clos(draft, leaves, pods, down * float(ports.rate.max()) / ratio, spec, three=levels == 3)
 
 
-def _dragonfly(draft: Draft, spec: Dragonfly, name: str) -> None:
+def _dragonfly(draft: TopologyDraft, spec: Dragonfly, name: str) -> None:
     """Switch s of a group is joined to switch s of every other. The ``global_links_per_switch`` links of a switch are
     shared evenly by the other groups; ``taper`` scales them. ``routing`` other than adaptive takes the one shortest
     way, which neighbours then share.
     """
-    ports, size = draft.ports, spec.switches_per_group
-    n_switches, rate = math.ceil(len(ports) / spec.nics_per_switch), float(ports.rate.max())
+    ports = draft.ports
+    size = spec.switches_per_group
+    n_switches = math.ceil(len(ports) / spec.nics_per_switch)
+    rate = float(ports.rate.max())
     groups = math.ceil(n_switches / size)
     if groups > 1 and spec.routing != ADAPTIVE:
         n_switches = groups * size
@@ -122,20 +129,27 @@ def _shape(spec: Dragonfly) -> dict[str, float]:
     return {name: getattr(spec, name) for name in names}
 
 
-Lay = Callable[[Draft, Any, str], None]
+Lay = Callable[[TopologyDraft, Any, str], None]
 _BUILDERS: dict[type[FabricSpec], tuple[Lay, Callable[[Any], dict[str, float]]]] = {
     OneSwitch: (_one_switch, lambda spec: {}),
-    RailOptimised: (_rail_optimised, lambda spec: {"nodes_per_unit": spec.nodes_per_unit or 1,
-                                                   "oversubscription": spec.oversubscription, "radix": spec.radix}),
+    RailOptimised: (
+        _rail_optimised,
+        lambda spec: {
+            "nodes_per_unit": spec.nodes_per_unit or 1,
+            "oversubscription": spec.oversubscription,
+            "radix": spec.radix,
+        },
+    ),
     FatTree: (_fat_tree, lambda spec: {"oversubscription": spec.oversubscription, "radix": spec.radix - 1}),
     Dragonfly: (_dragonfly, _shape),
-}  # fmt: skip
+}
 """Who lays the switches of a fabric around its nodes, and what must be above zero for it."""
 
 
-def _minimal_groups(draft: Draft, switches: Ints, size: int, rate: float, share: float, latency: float) -> None:
+def _minimal_groups(draft: TopologyDraft, switches: Ints, size: int, rate: float, share: float, latency: float) -> None:
     """A cable between any two switches of a group, and between those of the same place in any two groups."""
-    place, group = np.arange(len(switches)) % size, np.arange(len(switches)) // size
+    place = np.arange(len(switches)) % size
+    group = np.arange(len(switches)) // size
     a, b = np.triu_indices(len(switches), 1)
     inside = group[a] == group[b]
     draft.add_cables(switches[a[inside]], switches[b[inside]], rate, latency)
@@ -143,7 +157,7 @@ def _minimal_groups(draft: Draft, switches: Ints, size: int, rate: float, share:
     draft.add_cables(switches[a[far]], switches[b[far]], share, latency)
 
 
-def _pooled_groups(draft: Draft, switches: Ints, size: int, rate: float, share: float, latency: float) -> None:
+def _pooled_groups(draft: TopologyDraft, switches: Ints, size: int, rate: float, share: float, latency: float) -> None:
     """Switches below their group's ``local``, and all of those joined.
 
     To one other switch there are the direct cable and ``size - 2`` ways of two hops, each of which is another pair's
@@ -159,20 +173,22 @@ def _pooled_groups(draft: Draft, switches: Ints, size: int, rate: float, share: 
     draft.add_cables(local[a], local[b], size * share, 2 * latency)
 
 
-def _attach(draft: Draft, switch: Ints, latency: float) -> None:
+def _attach(draft: TopologyDraft, switch: Ints, latency: float) -> None:
     """A cable from every NIC to its switch, at the rate of its port."""
-    ports: Ports = draft.ports
+    ports: ClusterPorts = draft.ports
     draft.add_cables(ports.vertex, switch, ports.rate, latency)
 
 
 def _clos(
-    draft: Draft, leaves: Ints, pod: Ints, up: float, spec: RailOptimised | FatTree, *, three: bool = False
+    draft: TopologyDraft, leaves: Ints, pod: Ints, up: float, spec: RailOptimised | FatTree, *, three: bool = False
 ) -> None:
     """Spines above leaves, and cores above spines for ``three`` tiers, or if the leaves are more than one tier reaches.
 
     ``up`` [bytes/s] is what one leaf sends upwards, spread evenly over the spines it sees; adaptive ones are one.
     """
-    radix, latency, pooled = spec.radix, spec.switch_latency, spec.routing == ADAPTIVE
+    radix = spec.radix
+    latency = spec.switch_latency
+    pooled = spec.routing == ADAPTIVE
     if len(leaves) <= 1:
         return
     if not three and len(leaves) <= radix:
@@ -202,5 +218,5 @@ def _tier(n_leaves: int, radix: int, down_ports: int) -> int:
     return max(2, min(math.ceil(n_leaves * (radix // 2) / max(down_ports, 1)), radix // 2))
 
 
-def _full_mesh(draft: Draft, low: Ints, high: Ints, bandwidth: float, latency: float) -> None:
+def _full_mesh(draft: TopologyDraft, low: Ints, high: Ints, bandwidth: float, latency: float) -> None:
     draft.add_cables(np.repeat(low, len(high)), np.tile(high, len(low)), bandwidth, latency)

@@ -34,7 +34,7 @@ class Domain(msgspec.Struct, frozen=True, eq=False):
     wires: Mapping[Ends, Wire]
 
 
-class Node(msgspec.Struct, frozen=True, eq=False):
+class NodeBuild(msgspec.Struct, frozen=True, eq=False):
     """The build of one machine.
 
     Parameters
@@ -64,7 +64,7 @@ def wire_columns(wires: Mapping[Ends, Wire], names: Iterable[str]) -> tuple[Ints
     return src, dst, bandwidth, latency, [w.kind for w in wires.values()]
 
 
-def build_node(name: str, spec: NodeSpec, base: Node | None, domain: DomainSpec | None, where: str) -> Node:
+def build_node(name: str, spec: NodeSpec, base: NodeBuild | None, domain: DomainSpec | None, where: str) -> NodeBuild:
     """A machine from its description, on top of the one it extends. Raises :class:`TopologyError`."""
     kinds, ports, wires = _inherited(spec, base, where)
     sources = dict(base.sources) if base else {}
@@ -80,11 +80,11 @@ def build_node(name: str, spec: NodeSpec, base: Node | None, domain: DomainSpec 
         if kind == NIC and vertex not in ports:
             raise TopologyError(f"{where}: NIC {vertex!r} in $.node.vertices has no bandwidth; give it one, '400 Gb/s'")
     shared = base.domain if base and domain is None else _domain(domain, kinds, where)
-    return Node(_node_type(name, spec, base, kinds, where), kinds, ports, wires, shared, sources)
+    return NodeBuild(_node_type(name, spec, base, kinds, where), kinds, ports, wires, shared, sources)
 
 
 def _inherited(
-    spec: NodeSpec, base: Node | None, where: str
+    spec: NodeSpec, base: NodeBuild | None, where: str
 ) -> tuple[dict[str, str], dict[str, float], dict[Ends, Wire]]:
     if base is None:
         return {}, {}, {}
@@ -107,7 +107,7 @@ def traits_of(spec: NodeSpec, where: str, *, extends: bool = False) -> Table:
     return found
 
 
-def _node_type(name: str, spec: NodeSpec, base: Node | None, kinds: Mapping[str, str], where: str) -> NodeType:
+def _node_type(name: str, spec: NodeSpec, base: NodeBuild | None, kinds: Mapping[str, str], where: str) -> NodeType:
     given = traits_of(spec, where, extends=base is not None)
     n_gpus, n_nics = (list(kinds.values()).count(kind) for kind in (GPU, NIC))
     if base:
@@ -131,7 +131,8 @@ def _domain(spec: DomainSpec | None, kinds: Mapping[str, str], where: str) -> Do
 def add_wires(wires: dict[Ends, Wire], entries: Iterable[LinksSpec], known: Mapping[str, str], where: str) -> None:
     """Put the links of a file into ``wires``; a later entry replaces the same ends. Raises :class:`TopologyError`."""
     for i, entry in enumerate(entries):
-        a, b = expand(entry.a), expand(entry.b)
+        a = expand(entry.a)
+        b = expand(entry.b)
         for field_name, names in (("a", a), ("b", b)):
             for name in names:
                 if name not in known:
@@ -146,7 +147,8 @@ def add_wires(wires: dict[Ends, Wire], entries: Iterable[LinksSpec], known: Mapp
 def _pairs(entry: LinksSpec, a: list[str], b: list[str], where: str) -> list[Ends]:
     if entry.pattern == "all":
         return [(x, y) for x in a for y in b if x != y]
-    long, short = max(len(a), len(b)), min(len(a), len(b))
+    long = max(len(a), len(b))
+    short = min(len(a), len(b))
     if long % short:
         raise TopologyError(f"{where}: cannot zip {len(a)} vertices of {entry.a!r} with {len(b)} of {entry.b!r}")
     return [(a[i * len(a) // long], b[i * len(b) // long]) for i in range(long)]

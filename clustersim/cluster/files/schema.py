@@ -17,7 +17,7 @@ from clustersim.cluster.files.measured import MeasuredSpec
 from clustersim.core.units import Bandwidth, Seconds
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _StrictTopology(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base: a misspelt field is an error."""
 
 
@@ -27,7 +27,7 @@ Net: TypeAlias = Literal[
 """The rows of :data:`clustersim.core.transports.TRANSPORTS`, and nothing between nodes."""
 
 
-class VerticesSpec(_Strict, frozen=True):
+class VerticesSpec(_StrictTopology, frozen=True):
     """One or more vertices of a kind; ``names = "gpu[0-7]"``.
 
     Parameters
@@ -43,7 +43,7 @@ class VerticesSpec(_Strict, frozen=True):
     source: str = ""
 
 
-class LinksSpec(_Strict, frozen=True):
+class LinksSpec(_StrictTopology, frozen=True):
     """Links between vertices, in both directions.
 
     Parameters
@@ -63,7 +63,7 @@ class LinksSpec(_Strict, frozen=True):
     directed: bool = False
 
 
-class NodeSpec(_Strict, frozen=True):
+class NodeSpec(_StrictTopology, frozen=True):
     """One machine: the traits of :class:`clustersim.core.topology.NodeType`, its vertices and links.
 
     In a file that extends another, traits given replace the base's, ``remove`` (globs) takes vertices out, and vertices
@@ -97,7 +97,7 @@ TRAITS = ("cpu_vendor", "cpu_model", "net", "nvls", "p2p", "pcie_gen", "net_shar
 """Fields of ``[node]`` that are :class:`clustersim.core.topology.NodeType`'s of the same name, beside ``device``."""
 
 
-class DomainSpec(_Strict, frozen=True):
+class DomainSpec(_StrictTopology, frozen=True):
     """Parts that consecutive nodes share, such as the switches of an NVLink rack.
 
     Parameters
@@ -113,7 +113,7 @@ class DomainSpec(_Strict, frozen=True):
 Routing: TypeAlias = Literal["destination", "hash", "adaptive"]
 
 
-class _Fabric(_Strict, frozen=True, tag_field="kind"):
+class _Fabric(_StrictTopology, frozen=True, tag_field="kind"):
     """What joins nodes.
 
     Parameters
@@ -129,7 +129,7 @@ class _Fabric(_Strict, frozen=True, tag_field="kind"):
     switch_latency: Seconds = msgspec.field(default_factory=lambda: Seconds(230e-9))
 
 
-class NoFabric(_Strict, frozen=True, tag_field="kind", tag="none"):
+class NoFabric(_StrictTopology, frozen=True, tag_field="kind", tag="none"):
     """Nodes that nothing joins.
 
     Parameters
@@ -196,13 +196,13 @@ OWN = "the scenario's own"
 """Source of a fabric that no file describes."""
 
 
-class OneFabric(_Strict, frozen=True):
+class OneFabric(_StrictTopology, frozen=True):
     """A fabric alone, as a scenario may change one."""
 
     fabric: FabricSpec
 
 
-class NodesSpec(_Strict, frozen=True):
+class NodesSpec(_StrictTopology, frozen=True):
     """Nodes of the type that another file describes.
 
     Parameters
@@ -214,7 +214,7 @@ class NodesSpec(_Strict, frozen=True):
     count: int
 
 
-class ChangeSpec(_Strict, frozen=True):
+class ChangeSpec(_StrictTopology, frozen=True):
     """Something degraded or gone, by vertex (``"node3/nic0"``) or link (``"node0/gpu0 -> node0/nvswitch*"``); globs.
 
     Parameters
@@ -230,7 +230,7 @@ class ChangeSpec(_Strict, frozen=True):
     source: str = ""
 
 
-class TopologyFile(_Strict, frozen=True):
+class TopologyFile(_StrictTopology, frozen=True):
     """A whole file.
 
     Parameters

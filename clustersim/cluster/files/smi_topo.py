@@ -83,8 +83,9 @@ def _part(above: ET.Element, name: str, row: Mapping[str, str], kind: Device) ->
         nic = ET.SubElement(ET.SubElement(above, "pci", {"class": "0x020000", **_link(kind)}), "nic")
         ET.SubElement(nic, "net", name=name, speed="100000")
         return
-    gpu = ET.SubElement(ET.SubElement(above, "pci", {"class": "0x030200", "busid": name, **_link(kind)}), "gpu",
-                        sm=str(kind.sm))  # fmt: skip
+    gpu = ET.SubElement(
+        ET.SubElement(above, "pci", {"class": "0x030200", "busid": name, **_link(kind)}), "gpu", sm=str(kind.sm)
+    )
     links = {other: int(word[2:]) for other, word in row.items() if word.startswith("NV")}
     if 0 < kind.nvlink_links < sum(links.values()):
         ET.SubElement(gpu, "nvlink", target="nvswitch", count=str(max(links.values())), tclass="0x068000")

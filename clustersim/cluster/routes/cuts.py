@@ -18,7 +18,8 @@ def injection_bandwidth(topology: Topology) -> Floats:
     A GPU spreads evenly over its nearest NICs; a NIC carries what its slot carries. Where there is only one island (or
     no NIC) it is what a GPU can send to the others there: NVLink if it has any, else all its links.
     """
-    routes, gpus = router(topology), topology.homes
+    routes = router(topology)
+    gpus = topology.homes
     n = len(topology.vertex_names)
     egress = np.bincount(topology.link_src, weights=topology.link_bandwidth, minlength=n)
     several = len(routes.islands.template) > 1
@@ -106,7 +107,8 @@ def unreachable_pairs(topology: Topology, limit: int = 10) -> tuple[int, tuple[t
 
 
 def _inside(routes: Router, limit: int) -> tuple[int, list[tuple[str, str]]]:
-    islands, names = routes.islands, routes.topology.vertex_names
+    islands = routes.islands
+    names = routes.topology.vertex_names
     count = 0
     examples: list[tuple[str, str]] = []
     for number, template in enumerate(islands.templates):
@@ -122,7 +124,8 @@ def _inside(routes: Router, limit: int) -> tuple[int, list[tuple[str, str]]]:
 
 def _groups(routes: Router) -> dict[tuple[int, ...], Ints]:
     """GPUs by the parts of the network that the ports they get out by belong to."""
-    part, joined = _parts(routes.topology), PATH_CLASSES[: PATH_CLASSES.index("NET")]
+    part = _parts(routes.topology)
+    joined = PATH_CLASSES[: PATH_CLASSES.index("NET")]
     groups: dict[tuple[int, ...], list[int]] = {}
     for gpu in routes.topology.gpus.tolist():
         usable = (port for port, legs in routes.ends(gpu, -1) if all(routes.path_class(*leg) in joined for leg in legs))
@@ -138,7 +141,8 @@ def _parts(topology: Topology) -> Ints:
 
     switch = np.array([kind == SWITCH for kind in topology.vertex_kinds], dtype=bool)
     both = switch[topology.link_src] & switch[topology.link_dst]
-    src, dst = topology.link_src[both], topology.link_dst[both]
+    src = topology.link_src[both]
+    dst = topology.link_dst[both]
     n = len(switch)
     graph = coo_matrix((np.ones(len(src), dtype=np.int8), (src, dst)), shape=(n, n)).tocsr()
     labels: Ints = connected_components(graph, directed=True, connection="strong")[1].astype(np.int64)

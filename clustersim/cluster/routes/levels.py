@@ -38,7 +38,8 @@ class Levels:
 
     def __init__(self, switch: npt.NDArray[np.bool_], tails: list[int], into: dict[int, list[int]]) -> None:
         is_switch = switch.tolist()
-        self.switch, self._tails = switch, tails
+        self.switch = switch
+        self._tails = tails
         self._into = {v: [e for e in links if is_switch[tails[e]]] for v, links in into.items() if is_switch[v]}
         self._known: dict[tuple[int, ...], Level] = {}
         self._table: tuple[Ints, ...] = (_END, _END, _END)
@@ -85,7 +86,8 @@ class Levels:
         """(k,) hops of each switch from the leaves around which ``levels`` (hops, k) lie; as many as these are where
         there is no way."""
         members = self._tables()[0]
-        found, left = np.full(len(switches), len(levels)), np.arange(len(switches))
+        found = np.full(len(switches), len(levels))
+        left = np.arange(len(switches))
         for hops, level in enumerate(levels):
             wanted = level[left] * len(self.switch) + switches[left]
             here = members[np.searchsorted(members, wanted)] == wanted

@@ -33,13 +33,14 @@ class Transfers(NamedTuple):
         return cls(whole[0], whole[1], amount.astype(np.float64), whole[2], whole[3])
 
 
-class _Sum:
+class _LoadSum:
     """Loads per link, ``crossed`` (links, amounts, of), and the stretches inside islands still to be turned into loads,
     ``inside`` (from, to, amounts, of). ``apart`` : ``of`` has the transfer of each; else it is all 0 or empty.
     """
 
     def __init__(self, router: Router, apart: bool) -> None:
-        self.router, self.apart = router, apart
+        self.router = router
+        self.apart = apart
         self.inside: list[tuple[Ints, Ints, Floats, Ints]] = []
         self.crossed: list[tuple[Ints, Floats, Ints]] = [(_NONE, np.zeros(0), _NONE)]
 
@@ -60,13 +61,14 @@ class _Sum:
         crossed, loads, of = map(np.concatenate, zip(*self.crossed, strict=True))
         cells, cell = np.unique(of * size + crossed, return_inverse=True)
         load = np.bincount(cell, weights=loads, minlength=len(cells))
-        cells, load = cells[load != 0], load[load != 0]
+        cells = cells[load != 0]
+        load = load[load != 0]
         return np.searchsorted(cells, np.arange(n + 1) * size), cells % size, load
 
 
-def laid(router: Router, all_: Transfers, *, apart: bool) -> _Sum:
+def laid(router: Router, all_: Transfers, *, apart: bool) -> _LoadSum:
     """All transfers on their links."""
-    total, home, (a, b, much, _, _) = _Sum(router, apart), router.islands.of, all_
+    total, home, (a, b, much, _, _) = _LoadSum(router, apart), router.islands.of, all_
     each = np.arange(len(a)) * apart
     _engine(total, a[b < 0], much[b < 0], each[b < 0], to_switch=True)
     _engine(total, b[a < 0], much[a < 0], each[a < 0], to_switch=False)
@@ -80,7 +82,7 @@ def laid(router: Router, all_: Transfers, *, apart: bool) -> _Sum:
     return total
 
 
-def _engine(total: _Sum, gpus: Ints, amount: Floats, of: Ints, *, to_switch: bool) -> None:
+def _engine(total: _LoadSum, gpus: Ints, amount: Floats, of: Ints, *, to_switch: bool) -> None:
     """Traffic between GPUs and the multicast/reduction engine of their own switches."""
     islands = total.router.islands
     for key, rows in _groups(islands.template[islands.of[gpus]], islands.local[gpus]):
@@ -92,7 +94,7 @@ def _engine(total: _Sum, gpus: Ints, amount: Floats, of: Ints, *, to_switch: boo
         _tile(total, gpus[rows], links, share, amount[rows], of[rows])
 
 
-def _inside(total: _Sum) -> None:
+def _inside(total: _LoadSum) -> None:
     a, b, amount, of = map(np.concatenate, zip(*total.inside, strict=True))
     islands = total.router.islands
     for key, rows in _groups(islands.template[islands.of[a]], islands.local[a], islands.local[b]):
@@ -103,7 +105,7 @@ def _inside(total: _Sum) -> None:
         _tile(total, a[rows], links, share, amount[rows], of[rows])
 
 
-def _tile(total: _Sum, vertices: Ints, links: Ints, share: Floats, amount: Floats, of: Ints) -> None:
+def _tile(total: _LoadSum, vertices: Ints, links: Ints, share: Floats, amount: Floats, of: Ints) -> None:
     """The same local links, in the island of each vertex."""
     islands = total.router.islands
     home = islands.of[vertices]
@@ -127,23 +129,26 @@ def _groups(*columns: Ints) -> list[tuple[tuple[int, ...], Ints]]:
     return [(tuple(int(column[rows[0]]) for column in columns), rows) for rows in pieces]
 
 
-def _outside(total: _Sum, transfers: Transfers, of: Ints) -> None:
+def _outside(total: _LoadSum, transfers: Transfers, of: Ints) -> None:
     """Transfers between islands: the legs at both ends, and the network between their ports."""
     router, (a, b, amount, rails, flows) = total.router, transfers
-    leave, enter = _Ends(router, a, rails), _Ends(router, b, rails)
+    leave = _PortEnds(router, a, rails)
+    enter = _PortEnds(router, b, rails)
     if len(cut := np.flatnonzero((leave.count == 0) | (enter.count == 0))):
         raise router._unreachable(int(a[cut[0]]), int(b[cut[0]]))
     ways = np.maximum(leave.count, enter.count)
     row = np.repeat(np.arange(len(a)), ways)
     way = np.arange(len(row)) - np.repeat(np.cumsum(ways) - ways, ways)
-    out, into = leave.place(row, way), enter.place(row, way)
+    out = leave.place(row, way)
+    into = enter.place(row, way)
     much: Floats = (amount / ways)[row]
     # A row's legs one after another: those that leave, then those that enter, from the port to the vertex.
     leg, tails, heads = leave.legs(row, out)
     back, to, fro = enter.legs(row, into)
     order = np.argsort(np.concatenate([leg, back]), kind="stable")
     leg = np.concatenate([leg, back])[order]
-    tails, heads = np.concatenate([tails, fro])[order], np.concatenate([heads, to])[order]
+    tails = np.concatenate([tails, fro])[order]
+    heads = np.concatenate([heads, to])[order]
     total.inside.append((tails, heads, much[leg], of[row[leg]]))
     try:
         crossed, links = router.network.paths(leave.ports(row, out), enter.ports(row, into), flows[row])
@@ -156,7 +161,7 @@ def _outside(total: _Sum, transfers: Transfers, of: Ints) -> None:
     total.crossed.append((cells % size, load, cells // size))
 
 
-class _Ends:
+class _PortEnds:
     """The ports that vertices may use with a rail, and the legs to each: of row ``r``, ``count[r]`` ports.
 
     Islands built alike are asked about once; ports and legs are kept as places in an island.
@@ -172,7 +177,8 @@ class _Ends:
         ends = [router.ends(v, r) for v, r in zip(vertices[one].tolist(), rails[one].tolist(), strict=True)]
         self._n = np.array([len(some) for some in ends], dtype=np.int64)
         self.count, self._first = self._n[self._of], np.cumsum(self._n) - self._n
-        self._base, self._vertices = cut.vertex_start[island], cut.vertices
+        self._base = cut.vertex_start[island]
+        self._vertices = cut.vertices
         flat = [end for some in ends for end in some]
         self._ports = cut.local[np.array([port for port, _ in flat], dtype=np.int64)]
         self._n_legs = np.array([len(legs) for _, legs in flat], dtype=np.int64)

@@ -32,7 +32,7 @@ class Wires(NamedTuple):
     kinds: tuple[str, ...]
 
 
-class Reach(NamedTuple):
+class IslandReach(NamedTuple):
     """``p2p`` : GPUs may read each other over PCIe. ``relay`` : a GPU may forward for two others over NVLink (NCCL's
     NVB). ``staged`` : NICs neither read nor write GPU memory (no GPUDirect), so that the host's lies between."""
 
@@ -47,8 +47,10 @@ class Template:
     ``kinds`` : of vertices. ``node`` : (V,) int, node number relative to the island's first; -1 for shared switches.
     """
 
-    def __init__(self, kinds: tuple[str, ...], node: Ints, wires: Wires, reach: Reach) -> None:
-        self.kinds, self.node, self.reach = kinds, node, reach
+    def __init__(self, kinds: tuple[str, ...], node: Ints, wires: Wires, reach: IslandReach) -> None:
+        self.kinds = kinds
+        self.node = node
+        self.reach = reach
         self.bandwidth, self.link_kinds, self.head = wires.bandwidth, wires.kinds, wires.dst.tolist()
         self.out: list[list[int]] = [[] for _ in kinds]
         for link, tail in enumerate(wires.src.tolist()):
@@ -117,7 +119,8 @@ class Template:
         """What cannot be read or written from afar NCCL stages in host memory, at the sender's CPU."""
         ways = ((self._shortest(a, v), v) for v, kind in enumerate(self.kinds) if kind == CPU)
         for _, cpu in sorted((len(way), cpu) for way, cpu in ways if way is not None):
-            up, down = self._shortest(a, cpu), self._shortest(cpu, b)
+            up = self._shortest(a, cpu)
+            down = self._shortest(cpu, b)
             if up is not None and down is not None:
                 return ((1.0, up + down),)
         return ()
@@ -211,7 +214,8 @@ def _components(topology: Topology, inside: np.typing.NDArray[np.bool_]) -> Ints
         first = np.full(int(topology.vertex_node.max()) + 1, n_vertices, dtype=np.int64)
         np.minimum.at(first, topology.vertex_node[member], np.flatnonzero(member))
         label[member] = first[topology.vertex_node[member]]
-    src, dst = topology.link_src[inside], topology.link_dst[inside]
+    src = topology.link_src[inside]
+    dst = topology.link_dst[inside]
     while len(src):
         low = np.minimum(label[src], label[dst])
         new = label.copy()
@@ -233,13 +237,17 @@ def _templates(
     topology: Topology, relay: bool, columns: tuple[Ints, Ints, Ints, Ints, Ints]
 ) -> tuple[Ints, tuple[Template, ...]]:
     vertices, vertex_start, links, link_start, local = columns
-    n, home = len(vertex_start) - 1, topology.vertex_node[vertices]
+    n = len(vertex_start) - 1
+    home = topology.vertex_node[vertices]
     first = np.full(n, _NOWHERE)
     np.minimum.at(first, np.repeat(np.arange(n), np.diff(vertex_start)), np.where(home >= 0, home, _NOWHERE))
     node = np.where(home >= 0, home - np.repeat(first, np.diff(vertex_start)), -1)
-    src, dst, rate = local[topology.link_src[links]], local[topology.link_dst[links]], topology.link_bandwidth[links]
+    src = local[topology.link_src[links]]
+    dst = local[topology.link_dst[links]]
+    rate = topology.link_bandwidth[links]
     # All that tells islands apart, of all islands one after another, as bytes: an island's are a stretch of each.
-    kinds, link_kinds = _coded(topology.vertex_kinds, vertices), _coded(topology.link_kinds, links)
+    kinds = _coded(topology.vertex_kinds, vertices)
+    link_kinds = _coded(topology.link_kinds, links)
     parts = [(column, vertex_start) for column in (kinds, node)]
     parts += [(column, link_start) for column in (src, dst, rate, link_kinds)]
     stretches = [(column.tobytes(), (start * column.itemsize).tolist()) for column, start in parts]
@@ -248,11 +256,12 @@ def _templates(
     templates: list[Template] = []
     for i, its_first in enumerate(first.tolist()):
         own = None if its_first == _NOWHERE else topology.node_types[its_first]
-        reach = Reach(own is None or own.p2p, relay, own is not None and not transport(own.net).direct)
+        reach = IslandReach(own is None or own.p2p, relay, own is not None and not transport(own.net).direct)
         key = (reach, *(told[at[i] : at[i + 1]] for told, at in stretches))
         if key not in known:
             known[key] = len(templates)
-            v, e = slice(vertex_start[i], vertex_start[i + 1]), slice(link_start[i], link_start[i + 1])
+            v = slice(vertex_start[i], vertex_start[i + 1])
+            e = slice(link_start[i], link_start[i + 1])
             wires = Wires(src[e], dst[e], rate[e], tuple(topology.link_kinds[j] for j in links[e].tolist()))
             inside = tuple(topology.vertex_kinds[j] for j in vertices[v].tolist())
             templates.append(Template(inside, node[v], wires, reach))

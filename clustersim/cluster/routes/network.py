@@ -47,14 +47,15 @@ def mixed(*values: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     return state
 
 
-class Network:
+class NetworkLinks:
     """The part of a topology made of ``net`` links."""
 
     def __init__(self, topology: Topology) -> None:
         self.hashed = topology.routing == "hash"
         net = [i for i, kind in enumerate(topology.link_kinds) if kind == "net"]
         self.links = np.array(net, dtype=np.int64)
-        self.tail, self.head = topology.link_src, topology.link_dst
+        self.tail = topology.link_src
+        self.head = topology.link_dst
         self.out: dict[int, list[int]] = {}
         self.into: dict[int, list[int]] = {}
         for link, a, b in zip(net, self.tail[net].tolist(), self.head[net].tolist(), strict=True):
@@ -67,9 +68,9 @@ class Network:
         self._number_ports()
 
     @cached_property
-    def _sides(self) -> tuple[_Ports, _Ports]:
+    def _sides(self) -> tuple[_SidePorts, _SidePorts]:
         """Where vertices are left by and entered from."""
-        return _Ports(self.out, self._heads, self.switch), _Ports(self.into, self._tails, self.switch)
+        return _SidePorts(self.out, self._heads, self.switch), _SidePorts(self.into, self._tails, self.switch)
 
     def _number_ports(self) -> None:
         """A port's place under its first leaf, and a leaf's place among leaves: the digits of destination routing."""
@@ -120,7 +121,8 @@ class Network:
         left = np.full(len(src), len(levels) - 1)
         np.minimum.at(left, which, hops)
         first = hops == left[which]
-        rows, links = [row], [_turned(which[first], link[first], flow)]
+        rows = [row]
+        links = [_turned(which[first], link[first], flow)]
         at = self.head[links[0]]
         while len(row := row[left[row] > 0]):
             pick = self._picks(src[row], dst[row], flow[row], at[row], len(rows) - 1)
@@ -136,7 +138,8 @@ class Network:
         return np.concatenate(rows)[order], np.concatenate(links)[order]
 
     def _one_by_one(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
-        rows, links = [], []
+        rows = []
+        links = []
         for row, ends in enumerate(zip(src.tolist(), dst.tolist(), flow.tolist(), strict=True)):
             path = self.path(*ends)
             if path is None:
@@ -160,14 +163,15 @@ class Network:
         return int(self._places[min(step, 1), dst]) + flow
 
 
-class _Ports:
+class _SidePorts:
     """The links of all vertices on one side. ``kind``, by number, of each one's far ends; and of a kind the ``leaves``
     among them, each once, and whether some are no switches (``direct``)."""
 
     def __init__(self, links: dict[int, list[int]], far: list[int], switch: npt.NDArray[np.bool_]) -> None:
         known: dict[tuple[int, ...], int] = {(): 0}
         self.kind, self._first, self._count = np.zeros((3, len(switch)), dtype=np.int64)
-        vertices, each = list(links), list(links.values())
+        vertices = list(links)
+        each = list(links.values())
         self.kind[vertices] = [known.setdefault(tuple([far[k] for k in some]), len(known)) for some in each]
         self._count[vertices] = [len(some) for some in each]
         self._first[vertices] = np.cumsum(self._count[vertices]) - self._count[vertices]
@@ -194,6 +198,6 @@ def _turned(which: Ints, links: Ints, turn: Ints) -> Ints:
 
 
 @kept_with_first(maxsize=1)
-def network(topology: Topology) -> Network:
+def network(topology: Topology) -> NetworkLinks:
     """The Network of a topology, kept with it."""
-    return Network(topology)
+    return NetworkLinks(topology)

@@ -71,8 +71,10 @@ class Router:
 
     def nvlink_egress(self, gpu: int) -> float:
         """Bytes/s a GPU can send over its NVLink or xGMI links together (C2C counts only between GPUs)."""
-        template, local = self._template(gpu), int(self.islands.local[gpu])
-        kinds, heads = template.link_kinds, template.head
+        template = self._template(gpu)
+        local = int(self.islands.local[gpu])
+        kinds = template.link_kinds
+        heads = template.head
         out = template.out[local]
         fast = [e for e in out if kinds[e] in GPU_LINKS or (kinds[e] == "c2c" and template.kinds[heads[e]] == GPU)]
         return float(template.bandwidth[fast].sum())
@@ -121,7 +123,8 @@ class Router:
 
     def _choose(self, src: int, dst: int, rail: int, flow: int) -> tuple[tuple[int, tuple[Leg, ...]], ...]:
         """The port of each end that a flow takes: near NICs in turn; GPUs that share them start apart."""
-        leave, enter = self.ends(src, rail), self.ends(dst, rail)
+        leave = self.ends(src, rail)
+        enter = self.ends(dst, rail)
         if not leave or not enter:
             raise self._unreachable(src, dst)
         turns = [flow + self._turn(v) for v in (src, dst)]
@@ -159,7 +162,8 @@ class Router:
         node = int(self.topology.vertex_node[vertex])
         if rail < 0 or node < 0:
             return self.nearest_nics(vertex) if node >= 0 else ()
-        wanted, live = self._rails(node).get(rail), self.nics_of_node(node)
+        wanted = self._rails(node).get(rail)
+        live = self.nics_of_node(node)
         if wanted in live:
             return (wanted,)
         if rail > self._last_rail:

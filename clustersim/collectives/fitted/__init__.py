@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from clustersim.collectives.fitted.bayes import Posterior, posterior
 from clustersim.collectives.fitted.machine import FewNumbers, few_numbers
-from clustersim.collectives.fitted.measured import Informed, informed, load
+from clustersim.collectives.fitted.measured import MeasuredMachine, informed, load
 from clustersim.collectives.fitted.priors import priors
 
 __all__ = [
-    "FewNumbers", "Informed", "Posterior", "few_numbers", "informed", "load", "posterior", "priors",
-]  # fmt: skip
+    "FewNumbers",
+    "MeasuredMachine",
+    "Posterior",
+    "few_numbers",
+    "informed",
+    "load",
+    "posterior",
+    "priors",
+]

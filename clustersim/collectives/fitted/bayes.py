@@ -71,8 +71,10 @@ def posterior(
             if _cost(after / sigma, moved + tried, prior) <= cost:
                 break
             tried = tried / 2.0
-        moved, errors = moved + tried, after
-        before, cost = cost, _cost(errors / sigma, moved, prior)
+        moved = moved + tried
+        errors = after
+        before = cost
+        cost = _cost(errors / sigma, moved, prior)
         if before - cost < 1e-4 * max(before, 1.0):
             break
     _, covariance = solved(slopes, errors, sigma**-2.0, moved, prior)

@@ -15,9 +15,9 @@ import numpy as np
 
 from clustersim.collectives.fitted.bayes import Floats, Posterior, posterior
 from clustersim.collectives.fitted.priors import priors
-from clustersim.collectives.nccl_backend import Choice, seconds_of
+from clustersim.collectives.nccl_backend import NcclChoice, seconds_of
 from clustersim.core.calibrated import Constant
-from clustersim.core.costs import Costs, flat, overlaid
+from clustersim.core.costs import CommunicationCosts, flat, overlaid
 
 LAW_ERRORS = ((2.0**16, 0.1), (2.0**25, 0.4), (np.inf, 0.05))
 """Up to so many bytes, what the law is unsure of with its machine known, in ln: where protocols change, it is the
@@ -39,12 +39,12 @@ class FewNumbers(msgspec.Struct, frozen=True, eq=False, dict=True):
     names : of the constants that may move, sorted as the columns of ``found`` after the factors.
     """
 
-    base: Costs
+    base: CommunicationCosts
     found: Posterior
     names: tuple[str, ...]
 
     @cached_property
-    def costs(self) -> Costs:
+    def costs(self) -> CommunicationCosts:
         """The machine's constants."""
         return moved_costs(self.base, self.names, self.found.moved)
 
@@ -57,7 +57,8 @@ class FewNumbers(msgspec.Struct, frozen=True, eq=False, dict=True):
     @property
     def constants(self) -> dict[str, Constant]:
         """The constants that moved, each with its 95 % interval."""
-        before, after = flat(self.base), flat(self.costs)
+        before = flat(self.base)
+        after = flat(self.costs)
         shape = _mixing(self.names)
         spread = np.sqrt(np.einsum("ij,jk,ik->i", shape, self.found.covariance, shape))
         out = {}
@@ -70,14 +71,16 @@ class FewNumbers(msgspec.Struct, frozen=True, eq=False, dict=True):
         return out
 
 
-def few_numbers(choices: Sequence[Choice], seconds: Sequence[float], base: Costs) -> FewNumbers:
+def few_numbers(choices: Sequence[NcclChoice], seconds: Sequence[float], base: CommunicationCosts) -> FewNumbers:
     """The constants that numbers of one machine make most likely.
 
     Parameters
     ----------
     choices : what NCCL picks for each number's collective. seconds : (n,) measured. base : constants of its kind.
     """
-    known, constants, factors = flat(base), priors().constants, priors().factors
+    known = flat(base)
+    constants = priors().constants
+    factors = priors().factors
     names = tuple(name for name in constants if known[name] > 0)
 
     def log_times(moved: Floats) -> Floats:
@@ -91,9 +94,10 @@ def few_numbers(choices: Sequence[Choice], seconds: Sequence[float], base: Costs
     return FewNumbers(base, found, names)
 
 
-def moved_costs(base: Costs, names: Sequence[str], moved: Floats) -> Costs:
+def moved_costs(base: CommunicationCosts, names: Sequence[str], moved: Floats) -> CommunicationCosts:
     """Constants after the factors and ``names`` moved by these logarithms; a share stays a share."""
-    before, factors = flat(base), priors().factors
+    before = flat(base)
+    factors = priors().factors
     own = dict(zip(names, moved[len(factors) :].tolist(), strict=True))
     together = dict(zip(factors, moved[: len(factors)].tolist(), strict=True))
     values = {}
@@ -110,11 +114,11 @@ def _factors_of(name: str) -> tuple[str, ...]:
     return tuple(factor for factor, row in priors().factors.items() if row.moves(name))
 
 
-_ALL = tuple(flat(Costs()))
+_ALL = tuple(flat(CommunicationCosts()))
 
 
 def _moving(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Constants that a factor or their own column moves, in the order of :class:`Costs`."""
+    """Constants that a factor or their own column moves, in the order of :class:`CommunicationCosts`."""
     listed = frozenset(names)
     return tuple(name for name in _ALL if name in listed or _factors_of(name))
 

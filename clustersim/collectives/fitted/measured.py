@@ -16,7 +16,7 @@ from clustersim.collectives.base import Group, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.fitted.machine import FewNumbers, few_numbers
-from clustersim.collectives.nccl_backend import Choice, choice, seconds
+from clustersim.collectives.nccl_backend import NcclChoice, choice, seconds
 from clustersim.core.calibrated import Calibration, MeasuredNumber, Provenance
 from clustersim.core.errors import TopologyError
 from clustersim.core.texts import Table
@@ -30,7 +30,7 @@ APART = np.log(2.0)
 """|ln(predicted / measured)| of a number, with all of them known, from which on it contradicts the others."""
 
 
-class Informed(msgspec.Struct, frozen=True, eq=False):
+class MeasuredMachine(msgspec.Struct, frozen=True, eq=False):
     """What measured numbers say of a machine.
 
     Parameters
@@ -87,7 +87,7 @@ def load(
 @lru_cache(maxsize=32)
 def informed(
     numbers: tuple[MeasuredNumber, ...], name_or_path: str, device: str | None = None, fabric: tuple[Any, ...] = ()
-) -> Informed:
+) -> MeasuredMachine:
     """The constants that numbers of a machine make most likely. Raises as :func:`load`."""
     choices = [_choice(one, name_or_path, device, dict(fabric)) for one in numbers]
     times = [
@@ -102,10 +102,10 @@ def informed(
     found = few_numbers(choices, times, kind)
     after = [seconds(chosen, found.costs) for chosen in choices]
     _agreeing(numbers, times, after)
-    return Informed(numbers, tuple(times), tuple(before), tuple(after), found)
+    return MeasuredMachine(numbers, tuple(times), tuple(before), tuple(after), found)
 
 
-def _choice(one: MeasuredNumber, name_or_path: str, device: str | None, fabric: Table) -> Choice:
+def _choice(one: MeasuredNumber, name_or_path: str, device: str | None, fabric: Table) -> NcclChoice:
     machine = fabrics.load(name_or_path, nodes=one.nodes, device=device, fabric=fabric or None)
     try:
         mesh = fabrics.mesh(machine, nodes=one.nodes, nproc_per_node=one.gpus or None)
@@ -130,8 +130,10 @@ def _possible(one: MeasuredNumber, bound: float, time: float, usual: float) -> N
 
 def _ordered(numbers: Sequence[MeasuredNumber], times: Sequence[float]) -> None:
     """Raises where more bytes of one collective on one scale took much less time."""
-    every = sorted(zip(numbers, times, strict=True), key=lambda pair: (pair[0].kind, pair[0].nodes, pair[0].gpus,
-                                                                       pair[0].launch, pair[0].nbytes))  # fmt: skip
+    every = sorted(
+        zip(numbers, times, strict=True),
+        key=lambda pair: (pair[0].kind, pair[0].nodes, pair[0].gpus, pair[0].launch, pair[0].nbytes),
+    )
     for (small, first), (large, then) in pairwise(every):
         alike = all(getattr(small, name) == getattr(large, name) for name in ("kind", "nodes", "gpus", "launch"))
         if alike and first > 2.0 * then:

@@ -21,7 +21,7 @@ Latencies = Mapping[str, Row]
 
 
 @dataclass(frozen=True)
-class Constants:
+class TunerConstants:
     """What the tuner's formulas use. Latencies [us] per protocol LL, LL128, Simple; bandwidths [GB/s].
 
     Parameters
@@ -69,13 +69,13 @@ class Constants:
     lacking: frozenset[str] = frozenset()
 
 
-class _File(msgspec.Struct):
+class _TunerFile(msgspec.Struct):
     tree_correction: dict[str, tuple[float, ...]]
-    versions: list[Constants]
+    versions: list[TunerConstants]
 
 
 @lru_cache(maxsize=1)
-def _file() -> _File:
+def _file() -> _TunerFile:
     """The shipped file, with what each version shares with the newer one before it written out."""
     data = data_table("nccl")
     newer: Table = {}
@@ -83,7 +83,7 @@ def _file() -> _File:
         for name, value in newer.items():
             version[name] = value | version.get(name, {}) if isinstance(value, dict) else version.get(name, value)
         newer = version
-    return msgspec.convert(data, _File)
+    return msgspec.convert(data, _TunerFile)
 
 
 def tree_correction(protocol: str) -> tuple[float, ...]:
@@ -91,7 +91,7 @@ def tree_correction(protocol: str) -> tuple[float, ...]:
     return _file().tree_correction[protocol]
 
 
-def constants(version: tuple[int, int]) -> Constants:
+def constants(version: tuple[int, int]) -> TunerConstants:
     """The constants of the newest known version not newer than the one asked for, else of the oldest known."""
     known = _file().versions
     return next((one for one in known if one.since <= version), known[-1])

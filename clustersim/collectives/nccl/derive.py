@@ -6,7 +6,7 @@ import numpy as np
 
 from clustersim.cluster.routes import Router, router
 from clustersim.collectives.base import Group
-from clustersim.collectives.nccl.view import Nic, NodeView, Slot, System, nvlink_line_rate
+from clustersim.collectives.nccl.view import Nic, NodeView, PcieSlot, System, nvlink_line_rate
 from clustersim.core.arrays import Ints
 from clustersim.core.device import device
 from clustersim.core.errors import TopologyError
@@ -49,12 +49,13 @@ def system_of(group: Group) -> System:
         island = routes.islands.of[members[0]]  # its build, and the places of the GPUs in it
         key = version, several, int(routes.builds[island]), routes.islands.local[members].tobytes()
         if key not in known:
-            known[key] = _Reader(routes, members, version).view(several)
+            known[key] = _TopologyReader(routes, members, version).view(several)
         views[known[key]] = None
     if several and not all(view.nics for view in views):
         bare = next(kind.name for kind in group.topology.node_types)
         raise TopologyError(f"{group.topology.name}: a group over several nodes, but {bare} has no NIC on the network")
-    newest, oldest = max(view.sm for view in views), min(view.sm for view in views)
+    newest = max(view.sm for view in views)
+    oldest = min(view.sm for view in views)
     return System(
         n_nodes=len(cuts) + 1,
         n_ranks=group.size,
@@ -82,7 +83,7 @@ def _net_latency(routes: Router, group: Group) -> float:
     return latency
 
 
-class _Reader:
+class _TopologyReader:
     """Reads one node, or one NVLink domain, off the topology."""
 
     def __init__(self, routes: Router, members: Ints, version: tuple[int, int]) -> None:
@@ -148,22 +149,23 @@ class _Reader:
             link_rate=rate,
         )
 
-    def _slot(self, vertex: int) -> Slot:
+    def _slot(self, vertex: int) -> PcieSlot:
         """Where a vertex hangs. A GPU joined to its CPU by C2C alone has a slot on that socket."""
         if vertex in self.parent:
             above, rate = self.parent[vertex]
             place = -1 - self.cpus.index(above) if above in self.cpus else self.switches.index(above)
-            return Slot(place, _as_nccl(rate))
+            return PcieSlot(place, _as_nccl(rate))
         rate = SLOT_BY_GENERATION.get(self.type.pcie_gen, 48.0)
         ends = [int(self.topology.link_dst[link]) for link in self.out.get(vertex, ())]
         beside = [self.cpus.index(end) for end in ends if end in self.cpus]
         host = self.nodes.index(int(self.topology.vertex_node[vertex]))
         own = [i for i, cpu in enumerate(self.cpus) if self.nodes[host] == int(self.topology.vertex_node[cpu])]
-        return Slot(-1 - (beside or own or [0])[0], rate)
+        return PcieSlot(-1 - (beside or own or [0])[0], rate)
 
     def _nvlinks(self) -> tuple[tuple[tuple[int, ...], ...], int, float]:
         """Links between pairs, links to switches (the fewest any GPU has), GB/s a link if not NVLink."""
-        topology, count = self.topology, len(self.gpus)
+        topology = self.topology
+        count = len(self.gpus)
         pairs = [[0.0] * count for _ in range(count)]
         to_switch = []
         rate = 0.0
@@ -172,7 +174,8 @@ class _Reader:
             for link in self.out.get(gpu, ()):
                 if topology.link_kinds[link] not in ("nvlink", "xgmi"):
                     continue
-                end, speed = int(topology.link_dst[link]), float(topology.link_bandwidth[link])
+                end = int(topology.link_dst[link])
+                speed = float(topology.link_bandwidth[link])
                 if topology.link_kinds[link] == "xgmi":
                     rate = XGMI_SHARE * speed * 1e-9
                     speed = nvlink_line_rate(self.sm) * 1e9
@@ -205,7 +208,7 @@ class _Reader:
         for slot, speed in ports:
             width, total = bundles.get(slot.parent, (0.0, 0.0))
             bundles[slot.parent] = (width + slot.bandwidth, total + speed)
-        return [Nic(Slot(place, width), round(total, 3), way.direct) for place, (width, total) in bundles.items()]
+        return [Nic(PcieSlot(place, width), round(total, 3), way.direct) for place, (width, total) in bundles.items()]
 
 
 def _as_nccl(rate: float) -> float:

@@ -8,7 +8,7 @@ BALANCED_TREE, SPLIT_TREE, TREE, RING, NVLS, COLLNET_DIRECT = range(1, 7)
 """Patterns by NCCL's numbers. Balanced: a node's traffic enters at one GPU and leaves at two; TREE: all at one GPU."""
 
 
-class Graph(msgspec.Struct, frozen=True):
+class ChannelGraph(msgspec.Struct, frozen=True):
     """Channels of one algorithm on one node: what an attempt asks for, and what it found.
 
     Parameters
@@ -37,21 +37,22 @@ class Graph(msgspec.Struct, frozen=True):
     nets: tuple[tuple[int, int], ...] = ()
 
 
-def better(found: Graph, best: Graph, n_gpus: int) -> bool:
+def better(found: ChannelGraph, best: ChannelGraph, n_gpus: int) -> bool:
     """Whether a layout replaces the best so far: more bandwidth, or the same with fewer hops."""
     if found.n_channels < found.min_channels:
         return False
     if found.pattern == NVLS:
         more = best.n_channels < found.n_channels <= n_gpus
         return more or found.n_channels * found.bw_inter > best.n_channels * best.bw_inter
-    mine, theirs = found.n_channels * found.bw_intra, best.n_channels * best.bw_intra
+    mine = found.n_channels * found.bw_intra
+    theirs = best.n_channels * best.bw_intra
     if mine != theirs:
         return mine > theirs
     same_kind = found.pattern == best.pattern and found.cross_nic == best.cross_nic
     return same_kind and found.hops < best.hops
 
 
-def hopeless(ask: Graph, best: Graph, most: int) -> bool:
+def hopeless(ask: ChannelGraph, best: ChannelGraph, most: int) -> bool:
     """Whether an attempt cannot find more bandwidth than the best so far."""
     if most < ask.min_channels:
         return True

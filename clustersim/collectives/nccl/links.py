@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from clustersim.collectives.nccl.view import C2C, NET, NVL, PIX, SYS, NodeView, Slot, nvlink_bandwidth, socket_bandwidth
+from clustersim.collectives.nccl.view import (
+    C2C,
+    NET,
+    NVL,
+    PIX,
+    SYS,
+    NodeView,
+    PcieSlot,
+    nvlink_bandwidth,
+    socket_bandwidth,
+)
 
 LOCAL_BANDWIDTH = 5000.0
 
@@ -13,7 +23,7 @@ Vertex = tuple[str, int]
 ``("nvs", 0)``, all NVSwitches as one."""
 
 
-class Links(msgspec.Struct, frozen=True, eq=False):
+class NcclLinks(msgspec.Struct, frozen=True, eq=False):
     """Directed links, made in pairs: ``ends``, ``bandwidth`` [GB/s] and ``kind`` of each; those ``out`` of a vertex,
     the widest first."""
 
@@ -31,9 +41,9 @@ class Links(msgspec.Struct, frozen=True, eq=False):
             self.kind.append(kind)
 
 
-def links_of(view: NodeView) -> Links:
+def links_of(view: NodeView) -> NcclLinks:
     """All links of a node: NVLink, PCIe, ports, and between the sockets of a host."""
-    made = Links()
+    made = NcclLinks()
     per_link = view.link_rate or nvlink_bandwidth(view.sm)
     for g in range(len(view.gpus)):
         if view.nvswitch_links > 0:
@@ -60,7 +70,7 @@ def links_of(view: NodeView) -> Links:
     return made
 
 
-def socket_of(view: NodeView, slot: Slot) -> int:
+def socket_of(view: NodeView, slot: PcieSlot) -> int:
     """The socket a PCIe slot belongs to."""
     while slot.parent >= 0:
         slot = view.switches[slot.parent]

@@ -23,8 +23,13 @@ def _plain(word: str) -> str:
     return word.strip().lower().replace("_", "").replace("-", "")
 
 
-_KINDS = {"broadcast": "broadcast", "reduce": "reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
-          "allreduce": "all_reduce"}  # fmt: skip
+_KINDS = {
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+}
 
 
 def _for_kind(pin: str, kind: str) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS, Constants, constants
-from clustersim.collectives.nccl.graph import TREE, Graph
-from clustersim.collectives.nccl.view import NVB, NVL, PXB, PXN, Asked, System
+from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS, TunerConstants, constants
+from clustersim.collectives.nccl.graph import TREE, ChannelGraph
+from clustersim.collectives.nccl.view import NVB, NVL, PXB, PXN, NcclRequest, System
 from clustersim.core.errors import ProgramError, nearest
 from clustersim.core.topology import PATH_CLASSES
 
@@ -42,15 +42,17 @@ class Rating(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def ratings(kind: str, system: System, graphs: Mapping[str, Graph], asked: Asked | None = None) -> tuple[Rating, ...]:
+def ratings(
+    kind: str, system: System, graphs: Mapping[str, ChannelGraph], asked: NcclRequest | None = None
+) -> tuple[Rating, ...]:
     """Every pair for a kind, in NCCL's order; those NCCL would not use carry the reason.
 
     Raises :class:`ProgramError` for a kind NCCL's tuner has nothing to choose for.
     """
     if kind not in KINDS:
         raise ProgramError(f"NCCL has no algorithms to choose from for {kind!r}; {nearest(kind, KINDS)}")
-    asked = asked or Asked()
-    model = _Model(kind, system, graphs, constants(asked.version))
+    asked = asked or NcclRequest()
+    model = _RatingModel(kind, system, graphs, constants(asked.version))
     table = []
     for algorithm in ALGORITHMS:
         if algorithm not in KINDS[kind]:
@@ -64,15 +66,17 @@ def ratings(kind: str, system: System, graphs: Mapping[str, Graph], asked: Asked
                 bandwidth = model.bandwidth(algorithm, protocol)
                 why = "" if bandwidth > 0 else "no bandwidth"
             if not why and algorithm == "ring" and asked.dtype in _FP8 and kind in _REDUCING and system.n_ranks > 8:
-                latency, bandwidth = latency * 1024, bandwidth / 1024  # too many roundings: anything else first
+                # too many roundings: anything else first
+                latency = latency * 1024
+                bandwidth = bandwidth / 1024
             table.append(Rating(algorithm, protocol, latency, bandwidth, why))
     return tuple(table)
 
 
-class _Model:
+class _RatingModel:
     """The formulas for one kind on one system."""
 
-    def __init__(self, kind: str, system: System, graphs: Mapping[str, Graph], table: Constants) -> None:
+    def __init__(self, kind: str, system: System, graphs: Mapping[str, ChannelGraph], table: TunerConstants) -> None:
         self.kind = kind
         self.system = system
         self.graphs = graphs
@@ -90,9 +94,10 @@ class _Model:
 
     # ---- who may
 
-    def forbidden(self, algorithm: str, protocol: str, asked: Asked) -> str:
+    def forbidden(self, algorithm: str, protocol: str, asked: NcclRequest) -> str:
         """Why NCCL would not use a pair, or nothing."""
-        system, several = self.system, self.nodes > 1
+        system = self.system
+        several = self.nodes > 1
         if algorithm in self.table.lacking:
             return f"NCCL {'.'.join(map(str, self.table.since))} has no {algorithm}"
         if self.ranks < 2:
@@ -108,7 +113,8 @@ class _Model:
         return ""
 
     def _no_nvls(self, algorithm: str, dtype: str, redop: str) -> str:
-        system, graph = self.system, self.graphs[algorithm]
+        system = self.system
+        graph = self.graphs[algorithm]
         if graph.n_channels < 2 or min(len(view.gpus) for view in system.views) <= 2:
             return f"{algorithm} needs more than two GPUs behind switches that reduce (NVLink SHARP)"
         if self.kind != "all_gather" and (dtype in _NARROW or redop not in ("sum", "min", "max")):
@@ -122,7 +128,8 @@ class _Model:
         return ""
 
     def _no_ll128(self, algorithm: str) -> str:
-        system, graph = self.system, self.graphs[algorithm]
+        system = self.system
+        graph = self.graphs[algorithm]
         farthest = PXN if system.sm >= 90 and self.table.since >= (2, 24) else PXB
         if graph.type_inter > farthest and self.nodes > 1:
             return f"LL128 needs a NIC no farther than {PATH_CLASSES[farthest]}, not {PATH_CLASSES[graph.type_inter]}"
@@ -153,7 +160,7 @@ class _Model:
             return bus * self.table.nvls_ratio
         return bus * self.ranks / self.steps
 
-    def _bus(self, algorithm: str, protocol: str, graph: Graph) -> float:
+    def _bus(self, algorithm: str, protocol: str, graph: ChannelGraph) -> float:
         collnet = algorithm.startswith("collnet")
         per_channel = graph.bw_intra if self.nodes <= 2 or collnet else graph.bw_inter
         bus = graph.n_channels * per_channel
@@ -175,7 +182,7 @@ class _Model:
         row = self.arch if self.nodes == 1 else int(any(v.cpu_vendor == "amd" for v in self.system.views))
         return self.table.ll_max[row][self.column]
 
-    def _ring_bus(self, protocol: str, graph: Graph, bus: float) -> float:
+    def _ring_bus(self, protocol: str, graph: ChannelGraph, bus: float) -> float:
         if protocol == "LL":
             share = self.table.ring_ll_share
             if share < 0.5 and self.nodes == 1 and self.kind not in ("all_reduce", "reduce"):
@@ -186,7 +193,7 @@ class _Model:
             return min(bus * share, graph.n_channels * self.table.ring_ll128[self.arch][self.column])
         return bus
 
-    def _tree_bus(self, protocol: str, graph: Graph, bus: float) -> float:
+    def _tree_bus(self, protocol: str, graph: ChannelGraph, bus: float) -> float:
         bus = min(0.92 * bus, graph.n_channels * self.table.tree[self.arch][self.column])
         if protocol == "LL":
             bus = min(bus / 3.8, self._ll_max())
@@ -195,7 +202,7 @@ class _Model:
             bus = min(bus * share, graph.n_channels * self.table.tree_ll128[self.arch][self.column])
         return bus * 0.85 if graph.pattern == TREE else bus
 
-    def _nvls_channel(self, algorithm: str, graph: Graph) -> float:
+    def _nvls_channel(self, algorithm: str, graph: ChannelGraph) -> float:
         others = (self.per_node - 1) / self.per_node
         if self.table.nvls_ratio:
             if algorithm == "nvls_tree":
@@ -211,7 +218,7 @@ class _Model:
         inter = graph.bw_inter * (2 if self.nodes <= 2 else 1)
         return min(intra, inter, self.table.nvls_tree[self.arch][self.column])
 
-    def _collnet_bus(self, graph: Graph, bus: float) -> float:
+    def _collnet_bus(self, graph: ChannelGraph, bus: float) -> float:
         if self.kind != "all_reduce":
             return self.per_node * min(graph.bw_intra, 0.9 * graph.bw_inter)
         crowding = self.per_node / max(1, graph.n_channels)
@@ -224,9 +231,11 @@ class _Model:
         """Microseconds: setup and every step in sequence."""
         if self.ranks < 2:
             return 0.0
-        table, column = self.table, PROTOCOLS.index(protocol)
+        table = self.table
+        column = PROTOCOLS.index(protocol)
         base = table.base[algorithm][column]
-        intra, inter = self._intra(algorithm, column), self._inter(algorithm, column)
+        intra = self._intra(algorithm, column)
+        inter = self._inter(algorithm, column)
         if algorithm == "ring":
             return base + self._ring_latency(column, intra, inter)
         if algorithm == "tree":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from clustersim.collectives.nccl.graph import COLLNET_DIRECT, NVLS, RING, TREE, Graph
+from clustersim.collectives.nccl.graph import COLLNET_DIRECT, NVLS, RING, TREE, ChannelGraph
 from clustersim.collectives.nccl.links import Vertex
 from clustersim.collectives.nccl.view import C2C, DIS, INTEL_P2P_OVERHEAD, NVL, PHB, PIX, SYS
 from clustersim.collectives.nccl.wiring import Wiring
@@ -13,7 +13,7 @@ Costs = list[tuple[int, int]]
 """What a path takes: links, and [MB/s] of each."""
 
 
-class Room:
+class FreeBandwidth:
     """Free bandwidth ``free`` [MB/s] of every directed link, and the ``hops`` of what has been laid.
 
     ``both_ways`` : whether traffic returns by the same path, whose class then counts too (trees).
@@ -73,7 +73,7 @@ class Room:
         return costs
 
 
-def most_channels(wires: Wiring, ask: Graph) -> int:
+def most_channels(wires: Wiring, ask: ChannelGraph) -> int:
     """No more channels than this can be laid at the speeds asked for, so that hopeless attempts are not walked."""
     most = ask.max_channels
     if ask.pattern in (NVLS, COLLNET_DIRECT):
@@ -90,13 +90,13 @@ def _fits(capacity: float, speed: float) -> int:
     return math.floor(round(capacity * 1000) / round(speed * 1000))
 
 
-def _by_entry(wires: Wiring, ask: Graph) -> int:
+def _by_entry(wires: Wiring, ask: ChannelGraph) -> int:
     """Every channel comes in from a NIC at some GPU, never over NVLink."""
     doors = [link for g in range(wires.n_gpus) for link in wires.out["gpu", g] if wires.link_kind[link] != NVL]
     return sum(_fits(wires.bandwidth[link], ask.bw_inter) for link in doors)
 
 
-def _by_gpu(wires: Wiring, ask: Graph) -> int:
+def _by_gpu(wires: Wiring, ask: ChannelGraph) -> int:
     """Every channel leaves all GPUs for another, but the last of an open chain."""
     room = []
     for g in range(wires.n_gpus):
@@ -111,7 +111,7 @@ def _by_gpu(wires: Wiring, ask: Graph) -> int:
     return sum(room) // (wires.n_gpus - 1)
 
 
-def _by_socket(wires: Wiring, ask: Graph) -> int:
+def _by_socket(wires: Wiring, ask: ChannelGraph) -> int:
     """Without NVLink, a channel that visits GPUs of several sockets crosses between them."""
     sockets = {wires.socket_of(g) for g in range(wires.n_gpus)}
     if len(sockets) < 2 or wires.has_nvlink:
@@ -125,7 +125,7 @@ def _by_socket(wires: Wiring, ask: Graph) -> int:
     return crossings // (len(sockets) - 1 + home)
 
 
-class Turns:
+class GpuTurns:
     """In which order the GPUs are tried that a channel of one pattern may go on to (nccl src/graph/search.cc)."""
 
     def __init__(self, wiring: Wiring, pattern: int) -> None:
@@ -164,6 +164,7 @@ class Turns:
 
     def _neighbours(self, gpu: int, ranked: list[int]) -> list[int]:
         """Behind NVSwitches all GPUs look alike; NCCL keeps to the next and the previous one."""
-        after, before = (gpu + 1) % self.n, (gpu - 1) % self.n
+        after = (gpu + 1) % self.n
+        before = (gpu - 1) % self.n
         wanted = {RING: [before, after], TREE: [after]}.get(self.pattern, [after, before])
         return [g for g in dict.fromkeys(wanted) if g in ranked]

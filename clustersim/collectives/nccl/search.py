@@ -12,11 +12,20 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from clustersim.collectives.nccl.graph import BALANCED_TREE, COLLNET_DIRECT, NVLS, RING, TREE, Graph, hopeless, speeds
+from clustersim.collectives.nccl.graph import (
+    BALANCED_TREE,
+    COLLNET_DIRECT,
+    NVLS,
+    RING,
+    TREE,
+    ChannelGraph,
+    hopeless,
+    speeds,
+)
 from clustersim.collectives.nccl.links import LOCAL_BANDWIDTH
 from clustersim.collectives.nccl.room import most_channels
 from clustersim.collectives.nccl.view import DIS, LOC, NVL, PIX, PXN, SYS, NodeView, System
-from clustersim.collectives.nccl.walk import Walk
+from clustersim.collectives.nccl.walk import ChannelWalk
 from clustersim.collectives.nccl.wiring import Wiring, wiring
 
 MAX_CHANNELS = 64
@@ -26,13 +35,13 @@ _SAME_BUDGET = 1 << 8
 
 
 @lru_cache(maxsize=1024)
-def search(system: System) -> dict[str, Graph]:
+def search(system: System) -> dict[str, ChannelGraph]:
     """Search result per algorithm: ``ring``, ``tree``, ``nvls``, ``nvls_tree`` and with SHARP ``collnet_direct`` and
     ``collnet_chain``. Where nodes differ, the weakest decides, as when NCCL's ranks compare their results."""
     return _merged([_search_view(view, system.sharp) for view in system.views])
 
 
-def exec_channels(system: System, graphs: dict[str, Graph]) -> int:
+def exec_channels(system: System, graphs: dict[str, ChannelGraph]) -> int:
     """Channels a collective of unlimited size runs on, one CUDA block each (nccl src/graph/connect.cc)."""
     ring = graphs["ring"]
     count = min(MAX_CHANNELS, 2 * min(ring.n_channels, graphs["tree"].n_channels))
@@ -48,18 +57,18 @@ def search_channels(algorithm: str, system: System) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _search_view(view: NodeView, sharp: bool) -> dict[str, Graph]:
+def _search_view(view: NodeView, sharp: bool) -> dict[str, ChannelGraph]:
     wires = wiring(view)
-    ring = _Search(wires, RING, 1, MAX_CHANNELS // 2).result()
-    tree = _Search(wires, BALANCED_TREE, ring.n_channels, ring.n_channels).result()
-    found = {"ring": ring, "tree": tree, "nvls": _Search(wires, NVLS, 1, MAX_CHANNELS).result()}
+    ring = _ChannelSearch(wires, RING, 1, MAX_CHANNELS // 2).result()
+    tree = _ChannelSearch(wires, BALANCED_TREE, ring.n_channels, ring.n_channels).result()
+    found = {"ring": ring, "tree": tree, "nvls": _ChannelSearch(wires, NVLS, 1, MAX_CHANNELS).result()}
     if sharp:
-        found["collnet_chain"] = _Search(wires, TREE, ring.n_channels, ring.n_channels).result()
-        found["collnet_direct"] = _Search(wires, COLLNET_DIRECT, 1, MAX_CHANNELS).result()
+        found["collnet_chain"] = _ChannelSearch(wires, TREE, ring.n_channels, ring.n_channels).result()
+        found["collnet_direct"] = _ChannelSearch(wires, COLLNET_DIRECT, 1, MAX_CHANNELS).result()
     return found
 
 
-def _merged(nodes: list[dict[str, Graph]]) -> dict[str, Graph]:
+def _merged(nodes: list[dict[str, ChannelGraph]]) -> dict[str, ChannelGraph]:
     graphs = {}
     for name in nodes[0]:
         each = [node[name] for node in nodes]
@@ -73,7 +82,7 @@ def _merged(nodes: list[dict[str, Graph]]) -> dict[str, Graph]:
     return graphs
 
 
-class _Search:
+class _ChannelSearch:
     """The search of one pattern on one node."""
 
     def __init__(self, wires: Wiring, pattern: int, low: int, high: int) -> None:
@@ -98,13 +107,14 @@ class _Search:
             pattern = TREE
         if pattern == RING and low == 1 and high >= 2 and self._split_nvlink():
             low = 2
-        self.best = Graph(
+        self.best = ChannelGraph(
             pattern, low, high, type_intra=self.near_intra, type_inter=self.near_inter, same_channels=self.try_same
         )
         self.max_bw, self.total_bw = self._limits()
         self.budget = _GLOBAL_BUDGET
-        self.kinds_intra, self.kinds_inter = between, outside
-        self.tried: dict[Graph, int] = {}
+        self.kinds_intra = between
+        self.kinds_inter = outside
+        self.tried: dict[ChannelGraph, int] = {}
 
     def _split_nvlink(self) -> bool:
         """Two NVLink islands joined by something slower."""
@@ -120,7 +130,8 @@ class _Search:
         wires = self.wires
         if not self.inter and self.n == 1:
             return LOCAL_BANDWIDTH, LOCAL_BANDWIDTH
-        widest, total = 0.0, 0.0
+        widest = 0.0
+        total = 0.0
         ends = [("net", n) for n in range(wires.n_nets)] or [("gpu", g) for g in range(self.n)]
         for g in range(self.n):
             here = ("gpu", g)
@@ -129,7 +140,7 @@ class _Search:
             total = max(total, nvlink, wires.view.gpus[g].bandwidth)
         return widest, total
 
-    def _try(self, ask: Graph) -> int:
+    def _try(self, ask: ChannelGraph) -> int:
         """One attempt; returns what is left of its budget (-1: it found all it was asked for).
 
         An attempt that admits no other path than an earlier one, or that cannot find more bandwidth, is not walked;
@@ -144,7 +155,7 @@ class _Search:
             most = most_channels(self.wires, ask)
             if hopeless(ask, self.best, most):
                 return budget
-            self.best, left = Walk(self.wires, ask, self.best, budget, most).run()
+            self.best, left = ChannelWalk(self.wires, ask, self.best, budget, most).run()
             self.tried[key] = left
         self.budget -= budget
         return left
@@ -154,7 +165,7 @@ class _Search:
         """The farthest class that exists within a limit."""
         return max((kind for kind in kinds if kind <= limit), default=LOC)
 
-    def result(self) -> Graph:
+    def result(self) -> ChannelGraph:
         """The layout NCCL would settle on."""
         view = self.wires.view
         if self.best.pattern == NVLS and (not self.wires.has_switch or not view.nvls or self.sm < 90):
@@ -171,10 +182,12 @@ class _Search:
 
     def _fastest_feasible(self) -> None:
         """First pass: down the list of speeds, relaxing one demand after the other."""
-        ask, total = self.best, self.total_bw
+        ask = self.best
+        total = self.total_bw
         if self.n > 1 and ask.pattern != RING:
             total *= self.n / (self.n - 1)
-        at, last = 0, len(self.speeds) - 1
+        at = 0
+        last = len(self.speeds) - 1
         while at < last and (self.speeds[at] > self.max_bw or self.speeds[at] * ask.min_channels > total):
             at += 1
         ask = replace(ask, bw_intra=self.speeds[at], bw_inter=self.speeds[at])
@@ -192,13 +205,14 @@ class _Search:
                 relaxed = self._strict(ask, self.speeds[at])
             ask = relaxed
 
-    def _strict(self, ask: Graph, speed: float) -> Graph:
+    def _strict(self, ask: ChannelGraph, speed: float) -> ChannelGraph:
         """All demands again, at another speed."""
         near = {"type_intra": self.near_intra, "type_inter": self.near_inter, "cross_nic": 0}
-        pattern, same = self.best.pattern, self.try_same
+        pattern = self.best.pattern
+        same = self.try_same
         return replace(ask, pattern=pattern, same_channels=same, **near, bw_intra=speed, bw_inter=speed)
 
-    def _relaxed(self, ask: Graph, left: int) -> Graph | None:
+    def _relaxed(self, ask: ChannelGraph, left: int) -> ChannelGraph | None:
         """The next demand to give up at this speed, or None if there is no more."""
         best = self.best
         through_amd = self.wires.view.cpu_vendor == "amd" and ask.type_intra == SYS

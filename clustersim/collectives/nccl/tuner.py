@@ -18,12 +18,12 @@ from clustersim.collectives.nccl.constants import tree_correction
 from clustersim.collectives.nccl.pins import pinned_algorithms, pinned_protocols
 from clustersim.collectives.nccl.ratings import KINDS, Rating, ratings
 from clustersim.collectives.nccl.search import exec_channels, search
-from clustersim.collectives.nccl.view import Asked, System
+from clustersim.collectives.nccl.view import NcclRequest, System
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.core.errors import ProgramError
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class TunerCandidate(msgspec.Struct, frozen=True):
     """An algorithm with a protocol, as the tuner rates it for one request.
 
     Parameters
@@ -44,11 +44,11 @@ def choose(
     kind: str,
     nbytes: float,
     system: System,
-    asked: Asked | None = None,
+    asked: NcclRequest | None = None,
     *,
     algorithm: str | None = None,
     protocol: str | None = None,
-) -> Candidate:
+) -> TunerCandidate:
     """What NCCL runs for a collective.
 
     Parameters
@@ -63,7 +63,7 @@ def choose(
     own = [name for name, row in ALGORITHMS.items() if kind in row.kinds]
     algorithms = pinned_algorithms(algorithm, kind, own)
     protocols = pinned_protocols(protocol, kind)
-    asked = replace(asked or Asked(), force_ll128=protocols is not None and "LL128" in protocols)
+    asked = replace(asked or NcclRequest(), force_ll128=protocols is not None and "LL128" in protocols)
     left = [
         one
         for one in candidates(kind, nbytes, system, asked)
@@ -74,14 +74,16 @@ def choose(
     return min(left, key=lambda one: one.time_s)
 
 
-def candidates(kind: str, nbytes: float, system: System, asked: Asked | None = None) -> tuple[Candidate, ...]:
+def candidates(
+    kind: str, nbytes: float, system: System, asked: NcclRequest | None = None
+) -> tuple[TunerCandidate, ...]:
     """All pairs NCCL would compare, in its order."""
-    table = _rated(kind, system, asked or Asked())
+    table = _rated(kind, system, asked or NcclRequest())
     return tuple(_timed(rating, kind, nbytes, system) for rating in table if not rating.why)
 
 
 @lru_cache(maxsize=4096)
-def _rated(kind: str, system: System, asked: Asked) -> tuple[Rating, ...]:
+def _rated(kind: str, system: System, asked: NcclRequest) -> tuple[Rating, ...]:
     return ratings(kind, system, search(system), asked)
 
 
@@ -98,9 +100,10 @@ def _nothing_left(
     return f"{kind} cannot run as {asked}{why}; possible here: {', '.join(able)}"
 
 
-def _timed(rating: Rating, kind: str, nbytes: float, system: System) -> Candidate:
+def _timed(rating: Rating, kind: str, nbytes: float, system: System) -> TunerCandidate:
     """A rating at a size: trees lose bandwidth at medium sizes, a large ring waits longer per step."""
-    latency, bandwidth = rating.latency, rating.bandwidth
+    latency = rating.latency
+    bandwidth = rating.bandwidth
     scale = int(nbytes) >> 6
     if rating.algorithm == "tree" and kind == "all_reduce" and scale:
         shares = tree_correction(rating.protocol)
@@ -111,14 +114,15 @@ def _timed(rating: Rating, kind: str, nbytes: float, system: System) -> Candidat
         if int(nbytes) // (blocks * system.n_ranks) >= 64:
             latency *= 1.9 if system.sm < 80 else 1.4
     time = latency + nbytes / (1000 * bandwidth)
-    return Candidate(rating.algorithm, rating.protocol, latency * 1e-6, bandwidth * 1e9, time * 1e-6)
+    return TunerCandidate(rating.algorithm, rating.protocol, latency * 1e-6, bandwidth * 1e9, time * 1e-6)
 
 
-def channels_used(candidate: Candidate, nbytes: float, system: System, kind: str = "all_reduce") -> int:
+def channels_used(candidate: TunerCandidate, nbytes: float, system: System, kind: str = "all_reduce") -> int:
     """Channels (CUDA blocks) NCCL gives a message of this size: fewer for small ones (nccl src/enqueue.cc)."""
     graphs = search(system)
     blocks = exec_channels(system, graphs)
-    algorithm, protocol = candidate.algorithm, candidate.protocol
+    algorithm = candidate.algorithm
+    protocol = candidate.protocol
     if algorithm in ("nvls", "nvls_tree"):
         return 16 if system.sm < 100 else 24 if system.n_nodes == 1 else 32
     ring = graphs["ring"]

@@ -22,7 +22,7 @@ INTEL_SOCKET_BANDWIDTH = {"emr": 40.0, "gnr": 40.0, "spr": 22.0, "skl": 10.0, "c
 INTEL_P2P_OVERHEAD = 6 / 5
 
 
-class Slot(msgspec.Struct, frozen=True):
+class PcieSlot(msgspec.Struct, frozen=True):
     """Where a device hangs in the PCIe tree.
 
     ``parent`` is a PCIe switch's index, or ``-1 - s`` for socket s; ``bandwidth`` [GB/s] is what NCCL takes the link up
@@ -36,7 +36,7 @@ class Slot(msgspec.Struct, frozen=True):
 class Nic(msgspec.Struct, frozen=True):
     """A NIC: its slot, its line rate [GB/s], and whether the GPUs' memory can be reached without the CPU."""
 
-    slot: Slot
+    slot: PcieSlot
     bandwidth: float
     gdr: bool = True
 
@@ -61,8 +61,8 @@ class NodeView:
     """
 
     sm: int
-    gpus: tuple[Slot, ...]
-    switches: tuple[Slot, ...] = ()
+    gpus: tuple[PcieSlot, ...]
+    switches: tuple[PcieSlot, ...] = ()
     nics: tuple[Nic, ...] = ()
     dev: tuple[int, ...] = ()
     nvlinks: tuple[tuple[int, ...], ...] = ()
@@ -131,7 +131,7 @@ class System:
 
 
 @dataclass(frozen=True)
-class Asked:
+class NcclRequest:
     """What NCCL's choice depends on besides kind, size and machine.
 
     Parameters

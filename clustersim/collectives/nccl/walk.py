@@ -12,17 +12,19 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from clustersim.collectives.nccl.graph import BALANCED_TREE, COLLNET_DIRECT, NVLS, RING, TREE, Graph, better
+from clustersim.collectives.nccl.graph import BALANCED_TREE, COLLNET_DIRECT, NVLS, RING, TREE, ChannelGraph, better
 from clustersim.collectives.nccl.links import Vertex
-from clustersim.collectives.nccl.room import Costs, Room, Turns
+from clustersim.collectives.nccl.room import Costs, FreeBandwidth, GpuTurns
 from clustersim.collectives.nccl.wiring import Wiring
 
-_FREE, _AS_LISTED, _REPLAY = 0, 1, 2
+_FREE = 0
+_AS_LISTED = 1
+_REPLAY = 2
 _LISTED_BUDGET = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class _At:
+class _WalkPlace:
     """A place in the walk: at a GPU, ``step`` GPUs into the channel. ``net_at`` and ``home_at`` are the steps at which
     to go out to a NIC or back to the first GPU (-1: not)."""
 
@@ -33,10 +35,10 @@ class _At:
     order: int
 
 
-_Moves = Iterator["_At | None"]
+_Moves = Iterator["_WalkPlace | None"]
 
 
-class Walk:
+class ChannelWalk:
     """One attempt. :meth:`run` returns the better of what it found and ``best``, and the budget left: -1 if as many
     channels as asked for were found, 0 if it ran out.
 
@@ -44,22 +46,22 @@ class Walk:
     this one stops there, and reports the budget spent.
     """
 
-    def __init__(self, wiring: Wiring, ask: Graph, best: Graph, budget: int, most: int) -> None:
+    def __init__(self, wiring: Wiring, ask: ChannelGraph, best: ChannelGraph, budget: int, most: int) -> None:
         self.wiring = wiring
         self.ask = ask
         self.best = best
         self.budget = budget
         self.most = most
         self.n = wiring.n_gpus
-        self.room = Room(wiring, both_ways=ask.pattern <= TREE)
+        self.room = FreeBandwidth(wiring, both_ways=ask.pattern <= TREE)
         self.net_free = [nic.bandwidth for nic in wiring.view.nics]
-        self.turns = Turns(wiring, ask.pattern)
+        self.turns = GpuTurns(wiring, ask.pattern)
         self.vain: dict[tuple[object, ...], int] = {}
         self.orders: list[list[int]] = []
         self.nets: list[list[int]] = []
         self.stopped = False
 
-    def run(self) -> tuple[Graph, int]:
+    def run(self) -> tuple[ChannelGraph, int]:
         """Try. The walk is a stack of generators: each makes a move, yields where it led, and takes it back."""
         self._drive(self._channel())
         return self.best, self.budget
@@ -82,7 +84,9 @@ class Walk:
     def _channel(self) -> _Moves:
         """Where the next channel may start. What found nothing finds nothing again, and takes as much of the budget:
         behind NVSwitches channels of other orders leave the same links with the same room."""
-        state, before, best = self._state(), self.budget, self.best
+        state = self._state()
+        before = self.budget
+        best = self.best
         if state in self.vain:
             self.budget = max(before - self.vain[state], 0)
             return
@@ -108,18 +112,19 @@ class Walk:
         home = self.n - 1 if self.ask.pattern == RING else -1
         count = len(self.orders) - 1
         if self.ask.pattern == NVLS:
-            yield _At(count, 0, -1, home, _FREE)
+            yield _WalkPlace(count, 0, -1, home, _FREE)
             return
         if count == 0:
-            yield _At(0, 0, -1, home, _AS_LISTED)
+            yield _WalkPlace(0, 0, -1, home, _AS_LISTED)
         else:
-            yield _At(self.orders[-2][0], 0, -1, home, _REPLAY)
+            yield _WalkPlace(self.orders[-2][0], 0, -1, home, _REPLAY)
         if count == 0 or not self.ask.same_channels:
             for gpu in range(self.n):
-                yield _At(gpu, 0, -1, home, _FREE)
+                yield _WalkPlace(gpu, 0, -1, home, _FREE)
 
     def _from_nets(self) -> _Moves:
-        ask, count = self.ask, len(self.orders) - 1
+        ask = self.ask
+        count = len(self.orders) - 1
         nets = self.wiring.ports(ask.type_inter, None)
         speed = int(ask.bw_inter)
         for i in range(len(nets)):
@@ -141,16 +146,16 @@ class Walk:
         local = self.wiring.local_gpu(net)
         if ask.pattern in (NVLS, COLLNET_DIRECT):
             if local is not None and self._new_head(net):
-                yield from self._go(("net", net), _At(local, 0, net_at, -1, _FREE))
+                yield from self._go(("net", net), _WalkPlace(local, 0, net_at, -1, _FREE))
         elif count and ask.same_channels:
-            yield from self._go(("net", net), _At(self.orders[-2][0], 0, net_at, -1, _REPLAY))
+            yield from self._go(("net", net), _WalkPlace(self.orders[-2][0], 0, net_at, -1, _REPLAY))
         else:
             if count == 0 and not self.wiring.has_switch:
                 self._listed_first(net, net_at)
             near = self.wiring.nearest(("net", net), "gpu")
             first = [] if local is None else [local]
             for gpu in first + [g for g in near if g != local]:
-                yield from self._go(("net", net), _At(gpu, 0, net_at, -1, _FREE))
+                yield from self._go(("net", net), _WalkPlace(gpu, 0, net_at, -1, _FREE))
 
     def _new_head(self, net: int) -> bool:
         """Whether a port's GPU heads no channel yet: a GPU with several NICs is head once."""
@@ -159,12 +164,13 @@ class Walk:
 
     def _listed_first(self, net: int, net_at: int) -> None:
         """Set a reference with the GPUs in their listed order; it does not count against the budget."""
-        budget, self.budget = self.budget, _LISTED_BUDGET
-        self._drive(self._go(("net", net), _At(0, 0, net_at, -1, _AS_LISTED)))
+        budget = self.budget
+        self.budget = _LISTED_BUDGET
+        self._drive(self._go(("net", net), _WalkPlace(0, 0, net_at, -1, _AS_LISTED)))
         if not self.stopped:
             self.budget = budget
 
-    def _moves(self, at: _At) -> _Moves:
+    def _moves(self, at: _WalkPlace) -> _Moves:
         ask = self.ask
         if at.step == self.n:
             yield from self._finished()
@@ -181,17 +187,18 @@ class Walk:
             yield from self._fan(at)
         elif at.step < self.n - 1:
             for gpu in self._next(at):
-                yield from self._go(("gpu", at.gpu), _At(gpu, at.step + 1, at.net_at, at.home_at, at.order))
+                yield from self._go(("gpu", at.gpu), _WalkPlace(gpu, at.step + 1, at.net_at, at.home_at, at.order))
         elif at.step == at.home_at:
-            yield from self._go(("gpu", at.gpu), _At(order[0], self.n, at.net_at, -1, at.order))
+            yield from self._go(("gpu", at.gpu), _WalkPlace(order[0], self.n, at.net_at, -1, at.order))
         else:
-            yield _At(at.gpu, self.n, -1, -1, at.order)
+            yield _WalkPlace(at.gpu, self.n, -1, -1, at.order)
         if fresh:
             order.pop()
 
-    def _go(self, start: Vertex, place: _At) -> _Moves:
+    def _go(self, start: Vertex, place: _WalkPlace) -> _Moves:
         """On to a GPU, from a NIC or another GPU."""
-        ask, end = self.ask, ("gpu", place.gpu)
+        ask = self.ask
+        end = ("gpu", place.gpu)
         speed, limit = (ask.bw_inter, ask.type_inter) if start[0] == "net" else (ask.bw_intra, ask.type_intra)
         costs = self.room.take(start, end, speed, limit)
         if costs is not None:
@@ -200,7 +207,8 @@ class Walk:
 
     def _finished(self) -> _Moves:
         """A whole channel is laid: keep it if that is better, then try for one more."""
-        ask, count = self.ask, len(self.orders)
+        ask = self.ask
+        count = len(self.orders)
         found = replace(
             ask,
             n_channels=count,
@@ -211,17 +219,20 @@ class Walk:
         if better(found, self.best, self.n):
             self.best = found
             if count == ask.max_channels:
-                self.budget, self.stopped = -1, True
+                self.budget = -1
+                self.stopped = True
                 return
             if count >= self.most:
-                self.budget, self.stopped = 0, True
+                self.budget = 0
+                self.stopped = True
                 return
         if count < ask.max_channels:
             yield None
 
-    def _leave(self, at: _At) -> _Moves:
+    def _leave(self, at: _WalkPlace) -> _Moves:
         """Out to a NIC. A balanced tree goes out twice, at half the speed, from its first and its second GPU."""
-        ask, start = self.ask, self.nets[-1][0]
+        ask = self.ask
+        start = self.nets[-1][0]
         balanced = ask.pattern == BALANCED_TREE
         again = 1 if balanced and at.step == 0 else -1
         speed = ask.bw_inter / 2 if balanced else ask.bw_inter
@@ -235,7 +246,7 @@ class Walk:
             if costs is not None:
                 before = self.nets[-1][1]
                 self.nets[-1][1] = net
-                yield _At(at.gpu, at.step, again, at.home_at, at.order)
+                yield _WalkPlace(at.gpu, at.step, again, at.home_at, at.order)
                 self.nets[-1][1] = before
                 self.room.give(here, ("net", net), costs)
 
@@ -249,7 +260,7 @@ class Walk:
     def _alternating(self) -> bool:
         return self.ask.pattern == RING and self.ask.cross_nic == 2
 
-    def _pull(self, at: _At) -> _Moves:
+    def _pull(self, at: _WalkPlace) -> _Moves:
         """NVLS: every GPU's bytes cross the switch once each way, the head's twice."""
         switch: Vertex = ("nvs", 0)
         gpus: list[Vertex] = [("gpu", g) for g in range(self.n)]
@@ -257,7 +268,7 @@ class Walk:
         legs = [(switch, gpu, speed[gpu]) for gpu in gpus] + [(gpu, switch, speed[gpu]) for gpu in gpus]
         yield from self._all_legs(at, legs)
 
-    def _fan(self, at: _At) -> _Moves:
+    def _fan(self, at: _WalkPlace) -> _Moves:
         """CollNetDirect: the head exchanges an equal part with every other GPU."""
         share = self.ask.bw_intra / max(1, self.n - 1)
         head: Vertex = ("gpu", at.gpu)
@@ -266,7 +277,7 @@ class Walk:
         yield from self._all_legs(at, [(head, g, share) for g in others] + [(g, head, share) for g in others])
         del self.orders[-1][1:]
 
-    def _all_legs(self, at: _At, legs: list[tuple[Vertex, Vertex, float]]) -> _Moves:
+    def _all_legs(self, at: _WalkPlace, legs: list[tuple[Vertex, Vertex, float]]) -> _Moves:
         """On if every leg fits."""
         taken: list[tuple[Vertex, Vertex, Costs]] = []
         for start, end, speed in legs:
@@ -275,11 +286,11 @@ class Walk:
                 break
             taken.append((start, end, costs))
         if len(taken) == len(legs):
-            yield _At(at.gpu, self.n, -1, -1, _FREE)
+            yield _WalkPlace(at.gpu, self.n, -1, -1, _FREE)
         for start, end, costs in taken:
             self.room.give(start, end, costs)
 
-    def _next(self, at: _At) -> list[int]:
+    def _next(self, at: _WalkPlace) -> list[int]:
         """GPUs to go on to, in the order NCCL tries them."""
         if at.order == _AS_LISTED:
             return [at.step + 1]

@@ -40,7 +40,10 @@ class Wiring:
         self.has_switch = view.nvswitch_links > 0
         self.has_nvlink = self.has_switch or any(map(any, view.nvlinks))
         links = links_of(view)
-        self.ends, self.bandwidth, self.link_kind, self.out = links.ends, links.bandwidth, links.kind, links.out
+        self.ends = links.ends
+        self.bandwidth = links.bandwidth
+        self.link_kind = links.kind
+        self.out = links.out
         self.path: dict[tuple[Vertex, Vertex], Path] = {}
         for base in self._bases():
             self._paths_to(base)
@@ -134,7 +137,8 @@ class Wiring:
         return ("cpu", self.socket_of(gpu[1]))
 
     def _via(self, a: Vertex, middle: Vertex, b: Vertex, kind: int | None = None) -> None:
-        one, two = self.between(a, middle), self.between(middle, b)
+        one = self.between(a, middle)
+        two = self.between(middle, b)
         worst = max(one.kind, two.kind)
         if {one.kind, two.kind} == {PHB, C2C}:
             worst = P2C
@@ -158,7 +162,8 @@ class Wiring:
         if local is None or ("gpu", local) == gpu:
             return
         other = ("gpu", local)
-        near, mine = self.between(other, net), self.between(gpu, net)
+        near = self.between(other, net)
+        mine = self.between(gpu, net)
         better = near.bandwidth > mine.bandwidth or mine.kind > PXN
         beside = self.between(other, gpu).kind <= NVL and self._host(other) == self._host(gpu)
         if near.kind <= PXB and beside and better:
@@ -181,7 +186,8 @@ class Wiring:
             path = self.between(vertex, (kind, i))
             score = (path.bandwidth, -path.kind)
             if score > best:
-                best, chosen = score, []
+                best = score
+                chosen = []
             if score == best and path.bandwidth > 0:
                 chosen.append(i)
         return chosen
@@ -237,11 +243,14 @@ def mirror_bits(value: int, power: int) -> int:
     >>> [mirror_bits(i, 4) for i in range(4)]
     [0, 2, 1, 3]
     """
-    mirrored, low, high = 0, 1, power >> 1
+    mirrored = 0
+    low = 1
+    high = power >> 1
     while low < power:
         if value & low:
             mirrored |= high
-        low, high = low << 1, high >> 1
+        low = low << 1
+        high = high >> 1
     return mirrored
 
 

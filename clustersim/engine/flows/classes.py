@@ -1,10 +1,10 @@
 """Flows that always have one rate, as one object, and what came of them.
 
 Flows that cross the same watched slots (:mod:`clustersim.engine.flows.network`) with the same weights under one ceiling
-are equal to max-min fairness, so they have one rate: a class of :class:`Equals`. The rates a class had over time are
-its :class:`Course`, and a transfer is known by the courses it ran with, from when to when (:class:`Spells`): stretches
-of constant rate are made of these when the run is over, for most are never looked at.
-"""
+are equal to max-min fairness, so they have one rate: a class of :class:`ClassFlows`. The rates a class had over time
+are its :class:`RateCourse`, and a transfer is known by the courses it ran with, from when to when
+(:class:`CourseSpells`): stretches of constant rate are made of these when the run is over, for most are never looked
+at."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FULL = 1 + INSTANT
 """A slot that is asked for more is tight."""
 
 
-class Way:
+class SlotShare:
     """What flows of one load and ceiling take of which slot.
 
     ceiling : [bytes/s], no more than the slots let through. many : whether it crosses so many slots that they are only
@@ -32,17 +32,18 @@ class Way:
     __slots__ = ("asks", "ceiling", "entries", "many", "n", "one", "slot_list", "slots", "weights")
 
     def __init__(self, slots: Ints, weights: Floats, ceiling: float, most: int) -> None:
-        self.slots, self.weights = slots, weights
+        self.slots = slots
+        self.weights = weights
         self.slot_list: list[int] = slots.tolist()
         self.ceiling = min(ceiling, 1.0 / weights.max()) if len(slots) else ceiling
         self.many, self.asks = len(slots) >= max(most, 1), weights * self.ceiling
         columns = [] if self.many else [self.slot_list, weights.tolist(), self.asks.tolist()]
         self.entries: list[tuple[int, float, float]] = list(zip(*columns, strict=True))
         self.n = 0
-        self.one: Equals | None = None
+        self.one: ClassFlows | None = None
 
 
-class Equals:
+class ClassFlows:
     """The flows of one class that are on their way.
 
     number, key : of the class. slot_list : the watched slots they cross; of ``many``, all of a way, as ``slots``, too.
@@ -52,21 +53,43 @@ class Equals:
     course : the rates it had. version : tells wakes apart.
     """
 
-    __slots__ = ("_weight_of", "_weights", "ceiling", "course", "flows", "key", "many", "moved", "number", "planned",
-                 "rate", "since", "slot_list", "slots", "version")  # fmt: skip
+    __slots__ = (
+        "_weight_of",
+        "_weights",
+        "ceiling",
+        "course",
+        "flows",
+        "key",
+        "many",
+        "moved",
+        "number",
+        "planned",
+        "rate",
+        "since",
+        "slot_list",
+        "slots",
+        "version",
+    )
 
-    def __init__(self, number: int, key: object, way: Way, watched: tuple[tuple[int, float], ...]) -> None:
-        self.number, self.key, self.many, self.slots, self.ceiling = number, key, way.many, way.slots, way.ceiling
+    def __init__(self, number: int, key: object, way: SlotShare, watched: tuple[tuple[int, float], ...]) -> None:
+        self.number = number
+        self.key = key
+        self.many = way.many
+        self.slots = way.slots
+        self.ceiling = way.ceiling
         self.slot_list = way.slot_list if way.many else [slot for slot, _ in watched]
         self._weights, self._weight_of = way.weights, dict(watched)
-        self.flows: list[tuple[float, int, float, Way]] = []
+        self.flows: list[tuple[float, int, float, SlotShare]] = []
         self.version = 0
         self.empty(0.0)
 
     def empty(self, now: float) -> None:
         """Nobody is there yet, or any more."""
-        self.rate, self.moved, self.since, self.planned = 0.0, 0.0, now, -1.0
-        self.course: Course | None = None
+        self.rate = 0.0
+        self.moved = 0.0
+        self.since = now
+        self.planned = -1.0
+        self.course: RateCourse | None = None
 
     def tight(self, asked: Floats, one_by_one: MutableSequence[float]) -> tuple[list[int], list[float]]:
         """Its slots that are asked for more than they have, and what all of its flows take of each [s/byte].
@@ -86,13 +109,13 @@ class Equals:
             self.moved += self.rate * (now - self.since)
             self.since = now
 
-    def join(self, transfer: int, nbytes: float, now: float, way: Way) -> None:
+    def join(self, transfer: int, nbytes: float, now: float, way: SlotShare) -> None:
         """A flow begins, with so many bytes to move."""
         self.advance(now)
         heappush(self.flows, (self.moved + nbytes, transfer, now, way))
         way.n += 1
 
-    def leave(self, way: Way, now: float, spells: Spells) -> list[tuple[int, float]]:
+    def leave(self, way: SlotShare, now: float, spells: CourseSpells) -> list[tuple[int, float]]:
         """A way's flows go elsewhere, before they end: which, and what they have left to move [bytes]."""
         self.advance(now)
         gone = sorted(flow for flow in self.flows if flow[3] is way)
@@ -104,11 +127,11 @@ class Equals:
         way.n -= len(gone)
         return [(transfer, max(end - self.moved, 0.0)) for end, transfer, _, _ in gone]
 
-    def over(self, now: float, spells: Spells) -> list[tuple[int, Way]]:
+    def over(self, now: float, spells: CourseSpells) -> list[tuple[int, SlotShare]]:
         """Transfers that end now, and their ways."""
         self.advance(now)
         most = self.moved + self.rate * now * INSTANT
-        done: list[tuple[int, Way]] = []
+        done: list[tuple[int, SlotShare]] = []
         while self.flows and (not done or self.flows[0][0] <= most):
             _, transfer, begin, way = heappop(self.flows)
             if self.course is not None:
@@ -125,7 +148,7 @@ class Equals:
             self.advance(now)
             self.rate = rate
             if self.course is None:
-                self.course = Course(now, rate)
+                self.course = RateCourse(now, rate)
             else:
                 self.course.set(now, rate)
         elif self.flows[0][0] == self.planned:
@@ -140,7 +163,7 @@ class Equals:
         return self.since + max(self.flows[0][0] - self.moved, 0.0) / self.rate
 
 
-class Course:
+class RateCourse:
     """The rate that flows of one class had over time: ``rates[k]`` from ``times[k]`` until the next.
 
     transfers, begins, ends : who ran with it, from when to when [s], where it is more than one rate.
@@ -149,7 +172,8 @@ class Course:
     __slots__ = ("begins", "ends", "rates", "times", "transfers")
 
     def __init__(self, now: float, rate: float) -> None:
-        self.times, self.rates = [now], [rate]
+        self.times = [now]
+        self.rates = [rate]
         self.transfers: list[int] = []
         self.begins: list[float] = []
         self.ends: list[float] = []
@@ -167,7 +191,7 @@ MOST = 2_000_000
 """Stretches kept one by one; of more, the rates of a class are means over longer stretches, with the same bytes."""
 
 
-class Spells:
+class CourseSpells:
     """Which transfer shared which course, from when to when.
 
     whole : columns of transfers that had one rate from begin to end, as :meth:`columns` gives them.
@@ -176,9 +200,9 @@ class Spells:
     def __init__(self) -> None:
         self.whole: list[tuple[Ints, Floats, Floats, Floats]] = []
         self._steady = array("q"), array("d"), array("d"), array("d")
-        self._varied: list[Course] = []
+        self._varied: list[RateCourse] = []
 
-    def add(self, transfer: int, course: Course, begin: float, end: float) -> None:
+    def add(self, transfer: int, course: RateCourse, begin: float, end: float) -> None:
         """A transfer ran with a course's rates from ``begin`` to ``end`` [s]."""
         if end <= begin:
             return
@@ -197,7 +221,7 @@ class Spells:
 
     def columns(self) -> tuple[Ints, Floats, Floats, Floats]:
         """Stretches of constant rate: transfer, start [s], end [s], rate [bytes/s], sorted by transfer, then start."""
-        varied = [_Varied(course) for course in self._varied]
+        varied = [_VariedCourse(course) for course in self._varied]
         length = sum(one.length(one.times) for one in varied)
         parts = [one.cut(1 + length // MOST) for one in varied]
         if len(self._steady[0]):
@@ -211,10 +235,10 @@ class Spells:
         return ids[order], start[order], stop[order], rate[order]
 
 
-class _Varied:
+class _VariedCourse:
     """A course of several rates, and the spells that ran with it, as columns."""
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: RateCourse) -> None:
         self.times, self.rates = np.array(course.times), np.array(course.rates)
         self.moved = np.concatenate([[0.0], np.cumsum(self.rates[:-1] * np.diff(self.times))])
         self.transfer = np.array(course.transfers, dtype=np.int64)

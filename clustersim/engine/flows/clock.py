@@ -25,21 +25,23 @@ RELEASE = 3
 """Parked compute starts after every transfer that ends at the same instant has ended."""
 
 
-class _Call:
+class _ClockCall:
     """An event as SimPy's environment asks for one: all it does is to call a function."""
 
     __slots__ = ("args", "callbacks", "function")
     _ok = True
 
     def __init__(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-        self.function, self.args, self.callbacks = function, args, _DO
+        self.function = function
+        self.args = args
+        self.callbacks = _DO
 
     def do(self) -> None:
         """Call it."""
         self.function(*self.args)
 
 
-_DO = (_Call.do,)
+_DO = (_ClockCall.do,)
 
 
 class Clock:
@@ -55,7 +57,8 @@ class Clock:
         self._environment: simpy.Environment | None = None
         self._queue: list[Any] = []
         self._last: Callable[[], None] | None = None
-        self.now, self.n_events = 0.0, 0
+        self.now = 0.0
+        self.n_events = 0
 
     def peek(self) -> float:
         """When something happens next [s]; inf for never."""
@@ -69,7 +72,8 @@ class Clock:
             self.now = self._queue[0][0]
             self._environment.step()
         if self._last and not self._goes_on():
-            last, self._last = self._last, None
+            last = self._last
+            self._last = None
             last()
 
     def _goes_on(self) -> bool:
@@ -88,4 +92,4 @@ class Clock:
             self._environment = simpy.Environment()
             self._queue = self._environment._queue
         self.n_events += 1
-        heappush(self._queue, (max(time, self.now), priority, self.n_events, _Call(function, args)))
+        heappush(self._queue, (max(time, self.now), priority, self.n_events, _ClockCall(function, args)))

@@ -63,10 +63,13 @@ def max_min(ptr: Ints, links: Ints, weights: Floats, capacities: Floats, ceiling
         stops &= rising
         rates[stops] = share[stops]
         rising &= ~stops
-        frozen, keep = stops[flows], rising[flows]
+        frozen = stops[flows]
+        keep = rising[flows]
         left -= np.bincount(links[frozen], weights=(weights * share[flows])[frozen], minlength=len(left))
         np.maximum(left, 0.0, out=left)
-        flows, links, weights = flows[keep], links[keep], weights[keep]
+        flows = flows[keep]
+        links = links[keep]
+        weights = weights[keep]
     return rates
 
 
@@ -87,7 +90,8 @@ def level(some: list[tuple[float, list[int], list[float]]], taken: Floats) -> li
     number[used] = np.arange(len(used))
     at = number[at]
     weights = np.array([*chain.from_iterable([w for _, _, w in some])])
-    ptr, room = np.cumsum([0, *(len(slots) for _, slots, _ in some)]), np.maximum(1.0 - taken[used], 0.0)
+    ptr = np.cumsum([0, *(len(slots) for _, slots, _ in some)])
+    room = np.maximum(1.0 - taken[used], 0.0)
     return max_min(ptr, at, weights, room, np.array([c for c, _, _ in some])).tolist()  # type: ignore[no-any-return]
 
 
@@ -101,10 +105,12 @@ def _level_few(some: list[tuple[float, list[int], list[float]]], taken: Floats) 
         for i in rising:
             for s, w in zip(some[i][1], some[i][2], strict=True):
                 weight[s] += w
-        at, water = -1, min([some[i][0] for i in rising])
+        at = -1
+        water = min([some[i][0] for i in rising])
         for s, total in weight.items():
             if left[s] < water * total:
-                at, water = s, left[s] / total
+                at = s
+                water = left[s] / total
         stops = [i for i in rising if (at in some[i][1] if at >= 0 else some[i][0] <= water)]
         for i in stops:
             rates[i] = water

@@ -29,7 +29,7 @@ MOST_EDGES = 30_000
 """Changes of rates that a run follows, some seconds of work: a link that flaps every microsecond is none."""
 
 
-class Varying(msgspec.Struct, frozen=True):
+class VaryingLinks(msgspec.Struct, frozen=True):
     """Links that have ``factor`` of their rate, above 0 and at most 1, from ``begin`` to ``end`` [s], and again
     ``every`` so many seconds; at 0 only once."""
 
@@ -42,19 +42,21 @@ class Varying(msgspec.Struct, frozen=True):
     def at(self, now: float) -> float:
         """The factor at a moment.
 
-        >>> flap = Varying((0,), 0.5, begin=1.0, end=2.0, every=10.0)
+        >>> flap = VaryingLinks((0,), 0.5, begin=1.0, end=2.0, every=10.0)
         >>> [flap.at(t) for t in (0.0, 1.0, 1.5, 2.0, 11.0)]
         [1.0, 0.5, 0.5, 1.0, 0.5]
         """
-        start, slack = self._start(now), self._slack(now)
+        start = self._start(now)
+        slack = self._slack(now)
         return self.factor if start <= now + slack and now + slack < start + self.end - self.begin else 1.0
 
     def edge(self, now: float) -> float:
         """When it changes next, after ``now`` [s]; infinite for never."""
         start = self._start(now)
         later = (start + self.every,) if self.every else ()
-        return min((t for t in (start, start + self.end - self.begin, *later) if t > now + self._slack(now)),
-                   default=math.inf)  # fmt: skip
+        return min(
+            (t for t in (start, start + self.end - self.begin, *later) if t > now + self._slack(now)), default=math.inf
+        )
 
     def _slack(self, now: float) -> float:
         """A moment this close to an edge is the edge."""
@@ -67,7 +69,7 @@ class Varying(msgspec.Struct, frozen=True):
         return self.begin + self.every * math.floor((now - self.begin + self._slack(now)) / self.every)
 
 
-def taken(varying: Sequence[Varying], slot_of: dict[int, int], n_slots: int, now: float) -> Floats:
+def taken(varying: Sequence[VaryingLinks], slot_of: dict[int, int], n_slots: int, now: float) -> Floats:
     """(n_slots,) float: the part of each slot that is not there now; ``slot_of`` : by link."""
     left = np.ones(n_slots)
     for one in varying:
@@ -85,8 +87,9 @@ class Loads:
     links at their best.
     """
 
-    def __init__(self, topology: Topology, varying: tuple[Varying, ...] = ()) -> None:
-        self.topology, self.varying = topology, varying
+    def __init__(self, topology: Topology, varying: tuple[VaryingLinks, ...] = ()) -> None:
+        self.topology = topology
+        self.varying = varying
         self.pairs: list[tuple[Ints, Floats]] = []
         self.alone: list[float] = []
         self._known: dict[tuple[bytes, bytes], int] = {}
@@ -102,8 +105,11 @@ class Loads:
         """Ids of loads that differ in their links alone: ``links`` (n, k), ``weights`` (k,). Raises as :meth:`add`."""
         weights = np.asarray(weights, dtype=np.float64)
         if not (weights > 0).all():
-            links, weights = links[:, weights > 0], weights[weights > 0]
-        told, width, amounts = links.tobytes(), links.itemsize * links.shape[1], weights.tobytes()
+            links = links[:, weights > 0]
+            weights = weights[weights > 0]
+        told = links.tobytes()
+        width = links.itemsize * links.shape[1]
+        amounts = weights.tobytes()
         keys = [(told[i * width : (i + 1) * width], amounts) for i in range(len(links))]
         fresh = {key: i for i, key in enumerate(keys) if key not in self._known}
         if fresh:
@@ -184,13 +190,17 @@ def reduced(pairs: Sequence[tuple[Ints, Floats]], bandwidth: Floats) -> Slots:
     weight = np.maximum(weight, 1e-290)  # next to no bytes: proportions are formed of them
     load = np.repeat(np.arange(len(pairs)), np.diff(ptr))
     order = np.lexsort((load, links))
-    links, load, weight = links[order], load[order], weight[order]
+    links = links[order]
+    load = load[order]
+    weight = weight[order]
     column = np.cumsum(np.r_[True, links[1:] != links[:-1]]) - 1
     kept = _tightest(column, load, weight, len(pairs))
     kept = _undominated(column, load, weight, kept)
     slot = np.where(kept, np.cumsum(kept) - 1, -1)[column]
     some = slot >= 0
-    slot, load, weight = slot[some], load[some], weight[some]
+    slot = slot[some]
+    load = load[some]
+    weight = weight[some]
     order = np.lexsort((slot, load))
     ptr = np.searchsorted(load[order], np.arange(len(pairs) + 1))
     return Slots(int(kept.sum()), ptr, slot[order], weight[order])
@@ -213,7 +223,9 @@ def _tightest(column: Ints, load: Ints, weight: Floats, n: int) -> Bools:
 def _undominated(column: Ints, load: Ints, weight: Floats, kept: Bools) -> Bools:
     """Without links whose users all are another's, of which none takes a larger share of it."""
     some = kept[column]
-    column, load, weight = column[some], load[some], weight[some]
+    column = column[some]
+    load = load[some]
+    weight = weight[some]
     first = np.flatnonzero(np.r_[True, column[1:] != column[:-1]])
     size = np.diff(np.r_[first, len(column)])
     n = int(load.max()) + 1
@@ -232,9 +244,11 @@ def _undominated(column: Ints, load: Ints, weight: Floats, kept: Bools) -> Bools
     gone = np.zeros(len(first), dtype=np.bool_)
     for part in np.array_split(small, 1 + len(small) // AT_ONCE):
         one, other = _pairs(ptr[load[chosen[part]]], ptr[load[chosen[part]] + 1])
-        one, other = part[one], of[by[other]]
+        one = part[one]
+        other = of[by[other]]
         larger = size[other] > size[one]
-        one, other = one[larger], other[larger]
+        one = one[larger]
+        other = other[larger]
         pair, entry = _pairs(first[one], first[one] + size[one])
         at = np.minimum(np.searchsorted(key, other[pair] * n + load[entry]), len(key) - 1)
         inside = (key[at] == other[pair] * n + load[entry]) & (weight[entry] <= weight[at] * (1 + INSTANT))
@@ -244,7 +258,8 @@ def _undominated(column: Ints, load: Ints, weight: Floats, kept: Bools) -> Bools
     return found
 
 
-AT_ONCE, MOST_CROSSED = 4096, 1024
+AT_ONCE = 4096
+MOST_CROSSED = 1024
 """Links looked at together, and how many each is compared with at most: one left over costs time, never truth."""
 
 
@@ -278,7 +293,8 @@ def crowded(slot: Ints, begin: Floats, end: Floats, asked: Floats) -> Bools:
 def _too_much(slot: Ints, begin: Floats, end: Floats, asked: Floats) -> Bools:
     """:func:`crowded`, of uses that meet."""
     n = len(slot)
-    time, more = np.concatenate([begin, end * (1 - INSTANT)]), np.concatenate([asked, -asked])
+    time = np.concatenate([begin, end * (1 - INSTANT)])
+    more = np.concatenate([asked, -asked])
     where = np.concatenate([slot, slot])
     begins = np.repeat(np.array([1, 0], dtype=np.int8), n)
     order = np.lexsort((begins, time, where))  # what ends at an instant is gone when the next begins

@@ -4,9 +4,9 @@ It knows the slots on which flows may meet; elsewhere a flow is alone, and the r
 those slots, too, few matter at a time: only one that is asked for more than it has, were all who are there at their
 ceilings, can hold somebody back. It is *tight*. From when it first is, until nobody is there, it is *watched*: flows
 under one ceiling that cross the same watched slots have one rate, whatever else they cross, and are one class
-(:class:`~clustersim.engine.flows.classes.Equals`). So the two hundred workers of a server are two classes, one for each
-way through its port, and a flow that comes or goes is an entry of a heap, however many there are. (Of what crosses many
-slots, as a collective does, all are watched at all times: it has no equals, and would only change its class.)
+(:class:`~clustersim.engine.flows.classes.ClassFlows`). So the two hundred workers of a server are two classes, one for
+each way through its port, and a flow that comes or goes is an entry of a heap, however many there are. (Of what crosses
+many slots, as a collective does, all are watched at all times: it has no equals, and would only change its class.)
 
 Rates stay until a flow begins or ends; whatever begins and ends at one instant is one change. It concerns whoever is
 joined by tight slots with those that somebody came to, or left: the rates of all others are what they were.
@@ -24,7 +24,7 @@ import numpy as np
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ProgramError
 from clustersim.core.units import format_time
-from clustersim.engine.flows.classes import FULL, Equals, Spells, Way
+from clustersim.engine.flows.classes import FULL, ClassFlows, CourseSpells, SlotShare
 from clustersim.engine.flows.clock import Clock
 from clustersim.engine.flows.fairshare import level
 from clustersim.engine.flows.loads import INSTANT, MOST_EDGES, Loads, Slots, taken
@@ -37,7 +37,7 @@ NOBODY = 1e-9
 """A slot of which less is asked has nobody: rounding. (Of one that varies, infinitely much is asked: it is tight.)"""
 
 
-class Network:
+class FlowNetwork:
     """Active flows on one topology.
 
     Parameters
@@ -50,19 +50,22 @@ class Network:
     def __init__(
         self, clock: Clock, loads: Loads, on_end: Callable[[Ints, float], None], slots: Slots | None = None
     ) -> None:
-        self.clock, self.loads, self.on_end = clock, loads, on_end
-        self.segments = Spells()
+        self.clock = clock
+        self.loads = loads
+        self.on_end = on_end
+        self.segments = CourseSpells()
         self.n_flows = self.n_solves = self._edges = 0
-        self._slots, self._opened = slots, False
-        self._ways: dict[tuple[int, float], Way] = {}
-        self._classes: dict[object, Equals] = {}
-        self._active: dict[Equals, None] = {}
+        self._slots = slots
+        self._opened = False
+        self._ways: dict[tuple[int, float], SlotShare] = {}
+        self._classes: dict[object, ClassFlows] = {}
+        self._active: dict[ClassFlows, None] = {}
         self._numbers = count()
-        self._on: dict[int, dict[Equals, None]] = {}  # active classes by watched slot
+        self._on: dict[int, dict[ClassFlows, None]] = {}  # active classes by watched slot
         self._new: list[tuple[int, int, float, float]] = []
-        self._shrunk: dict[Equals, None] = {}
+        self._shrunk: dict[ClassFlows, None] = {}
         self._touched: set[int] = set()  # slots that were tight when somebody left
-        self._ends: list[tuple[float, int, int, Equals]] = []
+        self._ends: list[tuple[float, int, int, ClassFlows]] = []
         self._due = self._edge = -1.0  # no instant
 
     def _open(self) -> Slots:
@@ -91,7 +94,8 @@ class Network:
         way = self._ways.get((load, ceiling))
         if way is None or way.one is None:
             return 0.0
-        one, now = way.one, self.clock.now
+        one = way.one
+        now = self.clock.now
         end = next((end for end, its, _, _ in one.flows if its == transfer), 0.0)
         left = end - one.moved - one.rate * (now - one.since)
         return now + max(left, 0.0) / way.ceiling
@@ -108,17 +112,19 @@ class Network:
         """Bring rates up to date with every change of this instant, then ask to be woken at the next end."""
         now = self.clock.now
         slots = self._slots if self._slots and self._opened else self._open()
-        changed, self._shrunk = self._shrunk, {}
+        changed = self._shrunk
+        self._shrunk = {}
         touched, self._touched = self._touched, set()
         if self.loads.varying and self._vary(now):
             touched.update(self._slot_of.values())
-        new, self._new = self._new, []
+        new = self._new
+        self._new = []
         ways = []
         for _, load, _, ceiling in new:
             way = self._ways.get((load, ceiling))
             if way is None:
                 mine = slice(slots.ptr[load], slots.ptr[load + 1])
-                way = self._ways[load, ceiling] = Way(slots.slot[mine], slots.weight[mine], ceiling, MANY)
+                way = self._ways[load, ceiling] = SlotShare(slots.slot[mine], slots.weight[mine], ceiling, MANY)
             ways.append(way)
             touched.update(self._come(way))
         if not touched <= self._watched:
@@ -130,12 +136,12 @@ class Network:
         self._share(touched, changed, now)
         self._sleep()
 
-    def _tight(self, way: Way) -> list[int]:
+    def _tight(self, way: SlotShare) -> list[int]:
         """Slots of it that are asked for more than they have."""
         asked = self._asked
         return [slot for slot in way.slot_list if asked[slot] > FULL]
 
-    def _watch(self, fresh: set[int], changed: dict[Equals, None], now: float) -> None:
+    def _watch(self, fresh: set[int], changed: dict[ClassFlows, None], now: float) -> None:
         """Watch these slots; flows that are there change to another class."""
         self._watched |= fresh
         for one in [one for one in self._active if not one.many]:
@@ -150,13 +156,13 @@ class Network:
                         other.join(transfer, nbytes, now, way)
                     changed[other] = None
 
-    def _class_of(self, way: Way, now: float) -> Equals:
+    def _class_of(self, way: SlotShare, now: float) -> ClassFlows:
         """The class of a way's flows, by the slots of it that are watched."""
         some = tuple([(slot, weight) for slot, weight, _ in way.entries if slot in self._watched])
         key = way.ceiling, way if way.many else some
         one = way.one = self._classes.get(key)
         if one is None:
-            one = way.one = self._classes[key] = Equals(next(self._numbers), key, way, some)
+            one = way.one = self._classes[key] = ClassFlows(next(self._numbers), key, way, some)
             for slot in one.slot_list:
                 self._on.setdefault(slot, {})[one] = None
         if one not in self._active:
@@ -164,7 +170,7 @@ class Network:
             self._active[one] = None
         return one
 
-    def _close(self, one: Equals) -> None:
+    def _close(self, one: ClassFlows) -> None:
         """Nobody is left in a class."""
         one.version += 1
         del self._active[one]
@@ -186,7 +192,7 @@ class Network:
         before, self._taken = self._taken, taken(self.loads.varying, self._slot_of, len(self._taken), now)
         return not np.array_equal(before, self._taken)
 
-    def _share(self, touched: set[int], changed: dict[Equals, None], now: float) -> None:
+    def _share(self, touched: set[int], changed: dict[ClassFlows, None], now: float) -> None:
         """New rates for who is at these slots, for whoever they are joined with, and for the changed."""
         found = self._joined(touched) if touched else {}
         if found:
@@ -198,13 +204,13 @@ class Network:
             if one.flows and one not in found:  # no slot of theirs is tight
                 self._set(one, one.ceiling, now)
 
-    def _set(self, one: Equals, rate: float, now: float) -> None:
+    def _set(self, one: ClassFlows, rate: float, now: float) -> None:
         if one.set(rate, now):
             heappush(self._ends, (one.due, one.version, one.number, one))
 
-    def _joined(self, slots: set[int]) -> dict[Equals, tuple[list[int], list[float]]]:
+    def _joined(self, slots: set[int]) -> dict[ClassFlows, tuple[list[int], list[float]]]:
         """Classes at these slots and whoever they are joined with, in order, each with what it takes of tight slots."""
-        found: dict[Equals, tuple[list[int], list[float]]] = {}
+        found: dict[ClassFlows, tuple[list[int], list[float]]] = {}
         seen = set(slots)
         while slots:
             more: set[int] = set()
@@ -216,7 +222,7 @@ class Network:
             seen |= slots
         return found if len(found) < 2 else dict(sorted(found.items(), key=lambda entry: entry[0].number))
 
-    def _at(self, slots: set[int]) -> Iterable[Equals]:
+    def _at(self, slots: set[int]) -> Iterable[ClassFlows]:
         """Classes at some of these slots."""
         if len(slots) < len(self._active):
             return [one for slot in slots for one in self._on.get(slot, ()) if one.flows]
@@ -233,7 +239,8 @@ class Network:
         self._due = due
 
     def _end(self) -> None:
-        now, ends = self.clock.now, self._ends
+        now = self.clock.now
+        ends = self._ends
         if now != self._due:
             return
         self._due = -1.0
@@ -252,7 +259,7 @@ class Network:
             self._ask_solve()
         self.on_end(np.array(sorted(done), dtype=np.int64), now)
 
-    def _come(self, way: Way) -> list[int]:
+    def _come(self, way: SlotShare) -> list[int]:
         """A flow comes to its slots: those that are tight now."""
         if way.many:
             asked = self._all_asked[way.slots] + way.asks
@@ -263,7 +270,7 @@ class Network:
             self._asked[slot] += asks
         return self._tight(way)
 
-    def _leave(self, way: Way) -> list[int]:
+    def _leave(self, way: SlotShare) -> list[int]:
         """A flow leaves its slots: those that were tight. Where nobody is left, they are not watched any more."""
         if way.many:
             asked = self._all_asked[way.slots]

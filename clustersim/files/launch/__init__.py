@@ -4,8 +4,8 @@
 framework, in ``data/exchange/``; a row is read and written.
 """
 
-from clustersim.files.launch.reading import Imported, read
+from clustersim.files.launch.reading import LaunchImport, read
 from clustersim.files.launch.table import NAMES, load
-from clustersim.files.launch.writing import Exported, canonical, written
+from clustersim.files.launch.writing import LaunchFiles, canonical, written
 
-__all__ = ["NAMES", "Exported", "Imported", "canonical", "load", "read", "written"]
+__all__ = ["NAMES", "LaunchFiles", "LaunchImport", "canonical", "load", "read", "written"]

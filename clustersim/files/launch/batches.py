@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from clustersim.core.errors import ScenarioError, nearest_divisor
-from clustersim.files.launch.options import Fields
+from clustersim.files.launch.options import ScenarioFields
 
 OF = {
-    "strategy.micro_batch_size": "batch.micro", "strategy.gradient_accumulation_steps": "batch.count",
-    "parallel.microbatches": "batch.local", "parallel.global_batch_size": "batch.global",
-}  # fmt: skip
+    "strategy.micro_batch_size": "batch.micro",
+    "strategy.gradient_accumulation_steps": "batch.count",
+    "parallel.microbatches": "batch.local",
+    "parallel.global_batch_size": "batch.global",
+}
 """Which of them a scenario's field came from."""
 
 
-def said(fields: Fields, world: int, split: bool) -> dict[str, int]:
+def said(fields: ScenarioFields, world: int, split: bool) -> dict[str, int]:
     """The fields of a scenario that say the batch.
 
     fields : with ``batch.micro`` (samples of one pass of a replica), ``batch.local`` (of a replica's call: all
@@ -28,7 +30,8 @@ def said(fields: Fields, world: int, split: bool) -> dict[str, int]:
     if beyond:  # which whoever checks degrees says better than a batch
         return {}
     whole = given if (given := fields.get("batch.global")) is not None and given > 0 else None
-    local, count = fields.get("batch.local"), fields.get("batch.count")
+    local = fields.get("batch.local")
+    count = fields.get("batch.count")
     micro = fields.get("batch.micro", local if degrees[2] == 1 else None)
     if micro is None:
         micro = whole // (replicas * (count or 1)) if whole and whole % (replicas * (count or 1)) == 0 else 1
@@ -56,7 +59,7 @@ def said(fields: Fields, world: int, split: bool) -> dict[str, int]:
     return found
 
 
-def _wrong(fields: Fields, name: str, why: str) -> ScenarioError:
+def _wrong(fields: ScenarioFields, name: str, why: str) -> ScenarioError:
     by = fields.by.get(name)
     return ScenarioError(f"{by.where}: {by.name} {by.value} {why}" if by else f"{name} = {fields.get(name)} {why}")
 

@@ -28,7 +28,7 @@ OWN = "clustersim"
 """The attribute with what Chakra has no word for, as JSON."""
 
 
-class Own(msgspec.Struct, omit_defaults=True, frozen=True):
+class ChakraFields(msgspec.Struct, omit_defaults=True, frozen=True):
     """An op's fields beyond its name, dependencies, group and peer; ``seconds`` are of this rank at its pace."""
 
     type: str
@@ -51,7 +51,7 @@ class Own(msgspec.Struct, omit_defaults=True, frozen=True):
     matrix: tuple[tuple[float, ...], ...] | None = None
 
 
-class About(msgspec.Struct, omit_defaults=True, frozen=True):
+class ChakraHeader(msgspec.Struct, omit_defaults=True, frozen=True):
     """What a file says of its rank and of the whole Program."""
 
     world_size: int
@@ -79,7 +79,7 @@ def write(program: Program, name: str, files: dict[str, int], path_of: Callable[
     place = {int(rank): (role, i) for role in program.roles for i, rank in enumerate(role.ranks)}
     for file, rank in files.items():
         role, i = place[rank]
-        about = About(
+        about = ChakraHeader(
             program.world_size, rank, role.name, role.stage, role.serves, program.overlap_slowdown, program.notes
         )
         head = messages()["GlobalMetadata"](version=VERSION, attr=[_own(about)])
@@ -91,11 +91,11 @@ def write(program: Program, name: str, files: dict[str, int], path_of: Callable[
 
 
 def _fields(kind: str, op: Op, took: float = 0.0) -> Any:
-    """What :class:`Own` keeps of an op: the fields that are called the same."""
-    same = {name: getattr(op, name) for name in Own.__struct_fields__ if name in op.__struct_fields__}
+    """What :class:`ChakraFields` keeps of an op: the fields that are called the same."""
+    same = {name: getattr(op, name) for name in ChakraFields.__struct_fields__ if name in op.__struct_fields__}
     if same.get("matrix") is not None:
         same["matrix"] = same["matrix"].rows
-    return _own(Own(kind, seconds=took, **same))
+    return _own(ChakraFields(kind, seconds=took, **same))
 
 
 def _own(value: msgspec.Struct) -> Any:
@@ -116,12 +116,17 @@ def _numbered(program: Program) -> dict[tuple[int, ...], int]:
 
 def _nodes(role: Role, i: int, groups: dict[tuple[int, ...], int]) -> Iterator[Any]:
     """The nodes of the role's i-th rank: its groups, then its ops."""
-    rank, kinds = int(role.ranks[i]), messages()
+    rank = int(role.ranks[i])
+    kinds = messages()
     mine = {members: number for members, number in groups.items() if rank in members}
     listed = [{"pg_name": str(number), "ranks": list(members) if number else []} for members, number in mine.items()]
     values = f"['{msgspec.json.encode(listed).decode()}']"
-    yield kinds["Node"](id=len(role.ops), name="## process_group:init ##", type=NODE_TYPES.index("METADATA_NODE"),
-                        inputs=kinds["IOInfo"](values=values, shapes="[[]]", types="['String']"))  # fmt: skip
+    yield kinds["Node"](
+        id=len(role.ops),
+        name="## process_group:init ##",
+        type=NODE_TYPES.index("METADATA_NODE"),
+        inputs=kinds["IOInfo"](values=values, shapes="[[]]", types="['String']"),
+    )
     last: dict[str, int] = {}
     held: dict[int, dict[int, tuple[int, ...]]] = {}
     for k, op in enumerate(role.ops):
@@ -147,8 +152,12 @@ def _compute(node: Any, op: Compute, role: Role, i: int) -> None:
     spent = seconds(role, op)
     took = float(spent[i]) if isinstance(spent, np.ndarray) and spent.ndim else float(spent)
     node.type, node.duration_micros = NODE_TYPES.index("COMP_NODE"), round(took * 1e6)
-    _add(node, is_cpu_op=("bool", op.bound == "host"), num_ops=("int64", int(op.flops)),
-         tensor_size=("uint64", int(op.nbytes)))  # fmt: skip
+    _add(
+        node,
+        is_cpu_op=("bool", op.bound == "host"),
+        num_ops=("int64", int(op.flops)),
+        tensor_size=("uint64", int(op.nbytes)),
+    )
     node.attr.append(_fields("serve" if isinstance(op, Serve) else "compute", op, took))
 
 
@@ -156,8 +165,13 @@ def _collective(node: Any, op: Collective, members: tuple[int, ...], number: int
     known = op.kind in COLLECTIVE_TYPES
     node.type = NODE_TYPES.index("COMM_COLL_NODE")
     put = op.nbytes / (len(members) if op.kind == "all_gather" else 1)
-    _add(node, is_cpu_op=("bool", False), comm_type=("int64", COLLECTIVE_TYPES.index(op.kind) if known else 0),
-         comm_size=("int64", int(put)), pg_name=("string", str(number)))  # fmt: skip
+    _add(
+        node,
+        is_cpu_op=("bool", False),
+        comm_type=("int64", COLLECTIVE_TYPES.index(op.kind) if known else 0),
+        comm_size=("int64", int(put)),
+        pg_name=("string", str(number)),
+    )
     node.attr.append(_fields("collective", op))
 
 
@@ -166,6 +180,12 @@ def _message(node: Any, op: Send | Recv, rank: int, peer: int) -> None:
     kind = "COMM_SEND_NODE" if send else "COMM_RECV_NODE"
     node.type = NODE_TYPES.index(kind if peer >= 0 else "INVALID_NODE")
     ends = (rank, peer) if send else (peer, rank)
-    _add(node, is_cpu_op=("bool", False), comm_size=("int64", int(op.nbytes)), comm_src=("int32", ends[0]),
-         comm_dst=("int32", ends[1]), comm_tag=("int32", zlib.crc32(op.tag.encode()) & 0x7FFFFFFF))  # fmt: skip
+    _add(
+        node,
+        is_cpu_op=("bool", False),
+        comm_size=("int64", int(op.nbytes)),
+        comm_src=("int32", ends[0]),
+        comm_dst=("int32", ends[1]),
+        comm_tag=("int32", zlib.crc32(op.tag.encode()) & 0x7FFFFFFF),
+    )
     node.attr.append(_fields("send" if send else "recv", op))

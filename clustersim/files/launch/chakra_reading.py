@@ -38,9 +38,9 @@ from clustersim.core.program import (
     Role,
     Send,
     Serve,
-)  # fmt: skip
+)
 from clustersim.core.texts import Table, decoded
-from clustersim.files.launch.chakra import MOST_NODES, OWN, About, Own
+from clustersim.files.launch.chakra import MOST_NODES, OWN, ChakraFields, ChakraHeader
 from clustersim.files.launch.chakra_schema import COLLECTIVE_TYPES, NODE_TYPES, VERSION, attributes, unframed
 from clustersim.files.traces import files
 
@@ -49,20 +49,20 @@ Group = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class _Node:
+class _ChakraNode:
     """A node of one rank: ``group`` its members (empty: everybody), ``peer`` of a message, -1 for none."""
 
     name: str
-    own: Own
+    own: ChakraFields
     after: tuple[int, ...]
     group: Group = ()
     peer: int = -1
 
 
 @dataclass(frozen=True)
-class _Rank:
-    about: About
-    nodes: tuple[_Node, ...]
+class _ChakraRank:
+    about: ChakraHeader
+    nodes: tuple[_ChakraNode, ...]
     where: str
 
 
@@ -76,7 +76,7 @@ def read(paths: Sequence[str | Path], world: int = 0) -> Program:
     found = [path for path in found if path.name.endswith((".et", ".et.gz"))] or found
     skipped: Counter[str] = Counter()
     budget = MOST_NODES
-    ranks: dict[int, _Rank] = {}
+    ranks: dict[int, _ChakraRank] = {}
     for path in found:
         one = _rank(path, budget, skipped)
         budget -= len(one.nodes)
@@ -99,7 +99,7 @@ def read(paths: Sequence[str | Path], world: int = 0) -> Program:
 # ---- one file --------------------------------------------------------------------------------------------------------
 
 
-def _rank(path: Path, budget: int, skipped: Counter[str]) -> _Rank:
+def _rank(path: Path, budget: int, skipped: Counter[str]) -> _ChakraRank:
     where = str(path)
     messages = unframed(files.whole(path), where)
     head = next(messages, None)
@@ -108,7 +108,7 @@ def _rank(path: Path, budget: int, skipped: Counter[str]) -> _Rank:
         raise TraceError(f"{where}: a Chakra trace of version {said!r}; this reads {VERSION}")
     told = attributes(head).get(OWN)
     numbered = re.search(r"\.(\d{1,9})\.et(?:\.gz)?$", path.name)
-    about = About(0, int(numbered[1]) if numbered else 0) if told is None else _json(told, About, where)
+    about = ChakraHeader(0, int(numbered[1]) if numbered else 0) if told is None else _json(told, ChakraHeader, where)
     groups: dict[str, Group] = {}
     kept: dict[int, Any] = {}
     for node in messages:
@@ -119,7 +119,7 @@ def _rank(path: Path, budget: int, skipped: Counter[str]) -> _Rank:
             raise TraceError(f"{where}: node {node.id} is there twice")
         else:
             kept[node.id] = node
-    return _Rank(about, tuple(_ordered(kept, groups, where, skipped)), where)
+    return _ChakraRank(about, tuple(_ordered(kept, groups, where, skipped)), where)
 
 
 def _json(text: Any, kind: type[T], where: str) -> T:
@@ -139,7 +139,7 @@ def _groups(values: str, where: str) -> dict[str, Group]:
 
 def _ordered(
     kept: Mapping[int, Any], groups: Mapping[str, Group], where: str, skipped: Counter[str]
-) -> Iterator[_Node]:
+) -> Iterator[_ChakraNode]:
     """Nodes after what they wait for, by id where nothing else tells."""
     waits = {i: {*node.data_deps, *node.ctrl_deps} & kept.keys() for i, node in kept.items()}
     for i, node in kept.items():
@@ -147,7 +147,8 @@ def _ordered(
             if any(a.name == OWN for a in node.attr):
                 raise TraceError(f"{where}: node {i} waits for node {min(lost)}, which is not there")
             skipped["dependency that is not in the file"] += len(lost)
-    sorter, at = TopologicalSorter(waits), dict[int, int]()
+    sorter = TopologicalSorter(waits)
+    at = dict[int, int]()
     with suppress(CycleError):  # what no circle holds up is in order even so
         sorter.prepare()
     ready = sorted(sorter.get_ready())
@@ -164,10 +165,12 @@ def _ordered(
         )
 
 
-def _node(node: Any, at: Mapping[int, int], groups: Mapping[str, Group], where: str, skipped: Counter[str]) -> _Node:
+def _node(
+    node: Any, at: Mapping[int, int], groups: Mapping[str, Group], where: str, skipped: Counter[str]
+) -> _ChakraNode:
     said = attributes(node)
     ours = said.get(OWN)
-    own = _json(ours, Own, where) if ours is not None else _foreign(node, said, groups, where, skipped)
+    own = _json(ours, ChakraFields, where) if ours is not None else _foreign(node, said, groups, where, skipped)
     deps = node.data_deps if ours is not None else {*node.data_deps, *node.ctrl_deps}
     name = str(said.get("pg_name") or "0")
     if not all(0 <= value < math.inf for value in (own.seconds, own.flops, own.nbytes)) and ours is not None:
@@ -175,30 +178,42 @@ def _node(node: Any, at: Mapping[int, int], groups: Mapping[str, Group], where: 
     if own.type == "collective" and name not in groups and name != "0":
         raise TraceError(f"{where}: node {node.id}: process group {name[:40]!r} is not listed")
     peer = said.get("comm_dst" if own.type == "send" else "comm_src", -1) if own.type in ("send", "recv") else -1
-    return _Node(node.name, own, tuple(sorted(at[i] for i in deps if i in at)), groups.get(name, ()), int(peer))
+    return _ChakraNode(node.name, own, tuple(sorted(at[i] for i in deps if i in at)), groups.get(name, ()), int(peer))
 
 
-def _foreign(node: Any, said: Table, groups: Mapping[str, Group], where: str, skipped: Counter[str]) -> Own:
+def _foreign(node: Any, said: Table, groups: Mapping[str, Group], where: str, skipped: Counter[str]) -> ChakraFields:
     """An op of somebody else's node, by Chakra's own attributes."""
     kind = NODE_TYPES[node.type] if 0 <= node.type < len(NODE_TYPES) else str(node.type)
     try:
-        size, took = float(said.get("comm_size") or 0), node.duration_micros * 1e-6
+        size = float(said.get("comm_size") or 0)
+        took = node.duration_micros * 1e-6
         if not 0 <= size < math.inf:
             raise ValueError(f"comm_size {size}")
         if kind == "COMM_COLL_NODE":
             group = str(said.get("pg_name") or "0")
             which = COLLECTIVE_TYPES[int(said.get("comm_type") or 0)].removesuffix("_block")
             members = len(groups.get(group, ())) or -1  # everybody: how many is known when all files are
-            return Own("collective", f"{COMM_STREAM} {group}", kind=which, communicator=group,
-                       nbytes=size * (members if which == "all_gather" else 1))  # fmt: skip
+            return ChakraFields(
+                "collective",
+                f"{COMM_STREAM} {group}",
+                kind=which,
+                communicator=group,
+                nbytes=size * (members if which == "all_gather" else 1),
+            )
         if kind in ("COMM_SEND_NODE", "COMM_RECV_NODE"):
             way = "send" if kind == "COMM_SEND_NODE" else "recv"
-            return Own(way, f"{COMM_STREAM} {way}", nbytes=size, tag=str(said.get("comm_tag") or 0))
+            return ChakraFields(way, f"{COMM_STREAM} {way}", nbytes=size, tag=str(said.get("comm_tag") or 0))
         if kind != "COMP_NODE":
             skipped[kind] += 1
         host = bool(said.get("is_cpu_op", False))
-        return Own("compute", "host" if host else COMPUTE_STREAM, took, bound="host" if host else "compute",
-                   flops=float(said.get("num_ops") or 0), nbytes=float(said.get("tensor_size") or 0))  # fmt: skip
+        return ChakraFields(
+            "compute",
+            "host" if host else COMPUTE_STREAM,
+            took,
+            bound="host" if host else "compute",
+            flops=float(said.get("num_ops") or 0),
+            nbytes=float(said.get("tensor_size") or 0),
+        )
     except (TypeError, ValueError, IndexError) as error:
         raise TraceError(f"{where}: node {node.id}: an attribute cannot be read: {error}") from None
 
@@ -206,7 +221,7 @@ def _foreign(node: Any, said: Table, groups: Mapping[str, Group], where: str, sk
 # ---- all of them -----------------------------------------------------------------------------------------------------
 
 
-def _program(ranks: Mapping[int, _Rank], world: int, notes: list[str]) -> Program:
+def _program(ranks: Mapping[int, _ChakraRank], world: int, notes: list[str]) -> Program:
     alike: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     for rank in sorted(ranks):
         one = ranks[rank]
@@ -218,15 +233,18 @@ def _program(ranks: Mapping[int, _Rank], world: int, notes: list[str]) -> Progra
     known: dict[Any, Any] = {}
     for (name, stage, serves, _), mine in alike.items():
         members = np.array(mine if len(ranks) > 1 else range(world), dtype=np.int64)
-        ops = tuple(_op([ranks[r].nodes[k] for r in mine], mine, members, world, known)
-                    for k in range(len(ranks[mine[0]].nodes)))  # fmt: skip
+        ops = tuple(
+            _op([ranks[r].nodes[k] for r in mine], mine, members, world, known)
+            for k in range(len(ranks[mine[0]].nodes))
+        )
         roles.append(Role(name or f"rank {mine[0]}", members, ops, stage=stage, serves=serves))
     first = ranks[min(ranks)].about
     return Program(world, tuple(roles), first.overlap_slowdown, (*first.notes, *notes))
 
 
-def _op(nodes: list[_Node], mine: list[int], members: Any, world: int, known: dict[Any, Any]) -> Op:
-    node, own = nodes[0], nodes[0].own
+def _op(nodes: list[_ChakraNode], mine: list[int], members: Any, world: int, known: dict[Any, Any]) -> Op:
+    node = nodes[0]
+    own = nodes[0].own
     took = np.array([n.own.seconds for n in nodes])
     if own.type in ("compute", "serve"):
         spent = float(took[0]) if (took == took[0]).all() else took
@@ -241,10 +259,23 @@ def _op(nodes: list[_Node], mine: list[int], members: Any, world: int, known: di
         if own.kind not in COLLECTIVES:
             raise TraceError(f"node {node.name[:60]!r}: no collective is called {own.kind[:40]!r}")
         return Collective(
-            node.name, own.kind, nbytes, known[key], own.stream, node.after, own.dtype, own.redop, own.root,
-            own.communicator, own.algorithm, own.protocol, own.phase, own.step, own.label,
+            node.name,
+            own.kind,
+            nbytes,
+            known[key],
+            own.stream,
+            node.after,
+            own.dtype,
+            own.redop,
+            own.root,
+            own.communicator,
+            own.algorithm,
+            own.protocol,
+            own.phase,
+            own.step,
+            own.label,
             byte_matrix(own.matrix) if own.matrix else None,
-        )  # fmt: skip
+        )
     if own.type not in ("send", "recv"):
         raise TraceError(f"node {node.name[:60]!r}: no op is called {own.type[:40]!r}")
     peer = np.array([n.peer for n in nodes], dtype=np.int64)
@@ -262,7 +293,9 @@ def _together(groups: list[Group], alone: bool, world: int) -> Any:
     rows = np.array(groups, dtype=np.int64)
     if not alone or rows.size >= world or rows.max() >= world:
         return rows
-    shape, left, beside = rows[0] - rows[0].min(), set(range(world)), []
+    shape = rows[0] - rows[0].min()
+    left = set(range(world))
+    beside = []
     while left:
         group = min(left) + shape
         if not left.issuperset(group.tolist()):

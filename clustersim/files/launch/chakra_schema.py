@@ -19,36 +19,73 @@ from clustersim.core.texts import Table
 VERSION = "0.0.4"
 
 _SCALARS = (
-    "double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32",
-    "sfixed64", "bool", "string", "bytes",
-)  # fmt: skip
+    "double",
+    "float",
+    "int32",
+    "int64",
+    "uint32",
+    "uint64",
+    "sint32",
+    "sint64",
+    "fixed32",
+    "fixed64",
+    "sfixed32",
+    "sfixed64",
+    "bool",
+    "string",
+    "bytes",
+)
 """Types of an attribute, each alone and as a list, in the order of their numbers, which begin at 3."""
 
 _MESSAGES = {
     **{f"{kind.title()}List": (("values", 1, kind, True),) for kind in _SCALARS},
     "AttributeProto": (
-        ("name", 1, "string", False), ("doc_string", 2, "string", False),
+        ("name", 1, "string", False),
+        ("doc_string", 2, "string", False),
         *((f"{kind}_val", 3 + 2 * i, kind, False) for i, kind in enumerate(_SCALARS)),
         *((f"{kind}_list", 4 + 2 * i, f"{kind.title()}List", False) for i, kind in enumerate(_SCALARS)),
     ),
     "GlobalMetadata": (("version", 1, "string", False), ("attr", 2, "AttributeProto", True)),
     "IOInfo": tuple((name, i, "string", False) for i, name in enumerate(("values", "shapes", "types"), start=1)),
     "Node": (
-        ("id", 1, "uint64", False), ("name", 2, "string", False), ("type", 3, "NodeType", False),
-        ("ctrl_deps", 4, "uint64", True), ("data_deps", 5, "uint64", True), ("start_time_micros", 6, "uint64", False),
-        ("duration_micros", 7, "uint64", False), ("inputs", 8, "IOInfo", False), ("outputs", 9, "IOInfo", False),
+        ("id", 1, "uint64", False),
+        ("name", 2, "string", False),
+        ("type", 3, "NodeType", False),
+        ("ctrl_deps", 4, "uint64", True),
+        ("data_deps", 5, "uint64", True),
+        ("start_time_micros", 6, "uint64", False),
+        ("duration_micros", 7, "uint64", False),
+        ("inputs", 8, "IOInfo", False),
+        ("outputs", 9, "IOInfo", False),
         ("attr", 10, "AttributeProto", True),
     ),
-}  # fmt: skip
+}
 
 NODE_TYPES = (
-    "INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE",
-    "COMM_RECV_NODE", "COMM_COLL_NODE", "STORAGE_NODE", "BATCH_NODE", "CHECKPOINT_NODE",
-)  # fmt: skip
+    "INVALID_NODE",
+    "METADATA_NODE",
+    "MEM_LOAD_NODE",
+    "MEM_STORE_NODE",
+    "COMP_NODE",
+    "COMM_SEND_NODE",
+    "COMM_RECV_NODE",
+    "COMM_COLL_NODE",
+    "STORAGE_NODE",
+    "BATCH_NODE",
+    "CHECKPOINT_NODE",
+)
 COLLECTIVE_TYPES = (
-    "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
-    "reduce_scatter_block", "barrier",
-)  # fmt: skip
+    "all_reduce",
+    "reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "broadcast",
+    "all_to_all",
+    "reduce_scatter",
+    "reduce_scatter_block",
+    "barrier",
+)
 """CollectiveCommType by number, in torch.distributed's words."""
 _ENUMS = {"NodeType": NODE_TYPES, "CollectiveCommType": tuple(name.upper() for name in COLLECTIVE_TYPES)}
 
@@ -79,8 +116,10 @@ def messages() -> dict[str, Any]:
                 made.oneof_index = 0
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ChakraProtoMsg.{name}"))
-            for name in _MESSAGES}  # fmt: skip
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ChakraProtoMsg.{name}"))
+        for name in _MESSAGES
+    }
 
 
 def attribute(name: str, kind: str, value: object) -> Any:
@@ -101,7 +140,8 @@ def attributes(message: Any) -> Table:
 def framed(message: Any) -> bytes:
     """A message behind its length."""
     data: bytes = message.SerializeToString(deterministic=True)
-    size, length = len(data), bytearray()
+    size = len(data)
+    length = bytearray()
     while size >= 0x80:
         length.append(size & 0x7F | 0x80)
         size >>= 7
@@ -117,12 +157,16 @@ def unframed(data: bytes | bytearray, where: str) -> Iterator[Any]:
     """GlobalMetadata, then the nodes. Raises :class:`TraceError` where the file is cut off or holds something else."""
     from google.protobuf.message import DecodeError
 
-    kinds, at, first, view = messages(), 0, True, memoryview(data)
+    kinds = messages()
+    at = 0
+    first = True
+    view = memoryview(data)
     while at < len(data):
         size = shift = 0
         while at < len(data) and shift < 35:
             size |= (data[at] & 0x7F) << shift
-            shift, at = shift + 7, at + 1
+            shift = shift + 7
+            at = at + 1
             if data[at - 1] < 0x80:
                 break
         if at + size > len(data):
@@ -131,4 +175,5 @@ def unframed(data: bytes | bytearray, where: str) -> Iterator[Any]:
             yield kinds["GlobalMetadata" if first else "Node"].FromString(bytes(view[at : at + size]))
         except DecodeError as error:
             raise TraceError(f"{where}: byte {at:,}: not a message of Chakra {VERSION}: {error}") from None
-        at, first = at + size, False
+        at = at + size
+        first = False

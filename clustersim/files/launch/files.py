@@ -15,15 +15,20 @@ from clustersim.files.launch import shell
 from clustersim.files.launch.table import NAMES, load
 
 LAUNCHER = {
-    "nnodes": "cluster.nodes", "num_nodes": "cluster.nodes", "num_machines": "cluster.nodes", "nodes": "cluster.nodes",
-    "nproc_per_node": "cluster.gpus_per_node", "num_gpus": "cluster.gpus_per_node",
-    "gpus_per_node": "cluster.gpus_per_node", "num_processes": "cluster.world",
-}  # fmt: skip
+    "nnodes": "cluster.nodes",
+    "num_nodes": "cluster.nodes",
+    "num_machines": "cluster.nodes",
+    "nodes": "cluster.nodes",
+    "nproc_per_node": "cluster.gpus_per_node",
+    "num_gpus": "cluster.gpus_per_node",
+    "gpus_per_node": "cluster.gpus_per_node",
+    "num_processes": "cluster.world",
+}
 """What torchrun, deepspeed, accelerate launch and Slurm say of the machine."""
 
 
 @dataclass(frozen=True)
-class Said:
+class OptionValue:
     """An option as a file has it: ``name`` as written, ``value``, and ``where``: file, and line where it has lines."""
 
     name: str
@@ -45,8 +50,8 @@ class Document:
 
     name: str
     kind: str
-    options: dict[Key, Said] = field(default_factory=dict)
-    machine: dict[str, Said] = field(default_factory=dict)
+    options: dict[Key, OptionValue] = field(default_factory=dict)
+    machine: dict[str, OptionValue] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -68,7 +73,7 @@ def document(text: str, name: str) -> Document:
     table = reader(text, name, ScenarioError)
     made = Document(name, kind)
     for path, value in _flat(table):
-        made.options["config", path] = Said(path, _resolved(value, table), name)
+        made.options["config", path] = OptionValue(path, _resolved(value, table), name)
     return made
 
 
@@ -117,12 +122,14 @@ def _of_script(text: str, name: str) -> Document:
     for key, said in _options(arguments, text, name, left):
         before = made.options.get(("args", key))
         if before is not None and before.value != said.value:
-            raise ScenarioError(f"{said.where}: {said.name} is there twice, with {_shown(before.value)} and "
-                                f"{_shown(said.value)}; say it once")  # fmt: skip
+            raise ScenarioError(
+                f"{said.where}: {said.name} is there twice, with {_shown(before.value)} and "
+                f"{_shown(said.value)}; say it once"
+            )
         made.options["args", key] = said
     if left:
         made.notes.append(f"{name}: nothing in the script says what these are: {', '.join(left)}")
-    made.options["args", "launcher"] = Said("launcher", " ".join(words[:2]), name)
+    made.options["args", "launcher"] = OptionValue("launcher", " ".join(words[:2]), name)
     return made
 
 
@@ -136,10 +143,13 @@ def _parted(command: list[str]) -> tuple[list[str], list[str]]:
     return [], command
 
 
-def _options(words: list[str], text: str, name: str, left: list[str] | None = None) -> Iterator[tuple[str, Said]]:
+def _options(
+    words: list[str], text: str, name: str, left: list[str] | None = None
+) -> Iterator[tuple[str, OptionValue]]:
     i = 0
     while i < len(words):
-        word, i = words[i], i + 1
+        word = words[i]
+        i = i + 1
         if not word.startswith("--") or word == "--":
             if left is not None and word.startswith("$"):
                 left.append(word)
@@ -147,13 +157,14 @@ def _options(words: list[str], text: str, name: str, left: list[str] | None = No
         option, equals, value = word.partition("=")
         values: list[str] = [value] if equals else []
         while i < len(words) and not equals and not words[i].startswith("--"):
-            values, i = [*values, words[i]], i + 1
+            values = [*values, words[i]]
+            i = i + 1
         if left is not None:  # an unset variable behind a value was one of more options
             left += [word for word in values if word.startswith("$")]
             values = [word for word in values if not word.startswith("$")] or values[:1]
         line = text[: text.find(option)].count("\n") + 1
         where = f"{name} (line {line})" if option in text else name
-        yield option[2:].replace("-", "_"), Said(option, values[0] if len(values) == 1 else values, where)
+        yield option[2:].replace("-", "_"), OptionValue(option, values[0] if len(values) == 1 else values, where)
 
 
 def _shown(value: Any) -> str:
@@ -183,8 +194,11 @@ def _whose(one: Document) -> str | None:
     for name in ("accelerate", "nemo", "deepspeed", "torchtitan", "megatron"):
         globs = load(name).marks
         if (one.kind == "toml") == (name == "torchtitan") and any(
-            fnmatchcase(option, glob) or fnmatchcase(option, f"{glob}.*") or
-            (name == "megatron" and option.rsplit(".", 1)[-1] == glob) for option in names for glob in globs
-        ):  # fmt: skip
+            fnmatchcase(option, glob)
+            or fnmatchcase(option, f"{glob}.*")
+            or (name == "megatron" and option.rsplit(".", 1)[-1] == glob)
+            for option in names
+            for glob in globs
+        ):
             return name
     return "deepspeed" if launcher.startswith("deepspeed") else None

@@ -41,18 +41,27 @@ def astra(topology: Topology, mesh: Mesh, groups: Mapping[int, Sequence[int]]) -
     gpu = device(topology.node_types[0].device)
     rings = {f"{kind}-implementation": ["ring"] * len(dims) for kind in ("all-reduce", "all-gather", "reduce-scatter")}
     system = {
-        "scheduling-policy": "FIFO", "endpoint-delay": 1, "active-chunks-per-dimension": 2,
-        "preferred-dataset-splits": 4, **rings, "all-to-all-implementation": ["direct"] * len(dims),
-        "collective-optimization": "localBWAware", "boost-mode": 0, "roofline-enabled": 0, "track-local-mem": 0,
-        "local-mem-bw": gpu.memory_bandwidth / 1e9, "peak-perf": max(gpu.peak.values()) / 1e12,
-    }  # fmt: skip
+        "scheduling-policy": "FIFO",
+        "endpoint-delay": 1,
+        "active-chunks-per-dimension": 2,
+        "preferred-dataset-splits": 4,
+        **rings,
+        "all-to-all-implementation": ["direct"] * len(dims),
+        "collective-optimization": "localBWAware",
+        "boost-mode": 0,
+        "roofline-enabled": 0,
+        "track-local-mem": 0,
+        "local-mem-bw": gpu.memory_bandwidth / 1e9,
+        "peak-perf": max(gpu.peak.values()) / 1e12,
+    }
     listed = {str(number): list(members) for number, members in groups.items()}
     return dict(zip(ASTRA, (network.encode(), json_text(system), json_text(listed)), strict=True))
 
 
 def _dims(topology: Topology, mesh: Mesh) -> Iterator[tuple[str, int, float, float]]:
     """Shape, size, bandwidth [bytes/s] and latency [s] of each dimension. Raises :class:`TopologyError`."""
-    per_node, nodes = mesh.nproc_per_node, mesh.world_size // mesh.nproc_per_node
+    per_node = mesh.nproc_per_node
+    nodes = mesh.world_size // mesh.nproc_per_node
     first = int(mesh.gpus[0])
     mine = np.flatnonzero(topology.link_src == first)
     fast = [i for i in mine.tolist() if topology.link_kinds[i] in ("nvlink", "xgmi")] or mine.tolist()
@@ -63,8 +72,11 @@ def _dims(topology: Topology, mesh: Mesh) -> Iterator[tuple[str, int, float, flo
     if nodes < 2:
         return
     at_home = topology.vertex_node[topology.link_src] == topology.vertex_node[first]
-    out = [i for i in np.flatnonzero(at_home).tolist()
-           if topology.link_kinds[i] == "net" and topology.vertex_kinds[topology.link_src[i]] == NIC]  # fmt: skip
+    out = [
+        i
+        for i in np.flatnonzero(at_home).tolist()
+        if topology.link_kinds[i] == "net" and topology.vertex_kinds[topology.link_src[i]] == NIC
+    ]
     if not out:
         raise TopologyError(f"{topology.name}: no network leaves a node, and ASTRA-sim would need one for {nodes}")
     share = float(topology.link_bandwidth[out].sum()) / per_node
@@ -89,8 +101,12 @@ def simgrid(topology: Topology) -> str:
     """
     counted(topology.n_links, MOST_LINKS, f"{topology.name}: links of a SimGrid platform", TopologyError)
     names = [quoteattr(name) for name in topology.vertex_names]
-    lines = ['<?xml version="1.0"?>', '<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">',
-             '<platform version="4.1">', f'  <zone id={quoteattr(topology.name)} routing="Floyd">']  # fmt: skip
+    lines = [
+        '<?xml version="1.0"?>',
+        '<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">',
+        '<platform version="4.1">',
+        f'  <zone id={quoteattr(topology.name)} routing="Floyd">',
+    ]
     for name, kind, node in zip(names, topology.vertex_kinds, topology.vertex_node.tolist(), strict=True):
         speed = device(topology.node_types[node].device).peak["fp32"] if kind == GPU else 1e9
         what = f'host id={name} speed="{speed!r}f"' if kind in (GPU, CPU) else f"router id={name}"

@@ -10,8 +10,8 @@ from typing import Any
 from clustersim.core import texts
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
-from clustersim.files.launch.files import Document, Key, Said
-from clustersim.files.launch.table import Row, Table, holds, load
+from clustersim.files.launch.files import Document, Key, OptionValue
+from clustersim.files.launch.table import FrameworkTable, LaunchOption, holds, load
 
 SURE = 0.9
 """How alike an unknown option and a known one are that is taken for a slip of the pen."""
@@ -19,14 +19,14 @@ FIRST = ("strategy.kind", "strategy.version")
 """Fields that other rows' conditions ask for."""
 
 
-class Fields(texts.Table):
+class ScenarioFields(texts.Table):
     """Fields by dotted name, with who said each."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.by: dict[str, Said] = {}
+        self.by: dict[str, OptionValue] = {}
 
-    def say(self, field: str, value: Any, said: Said, *, over: bool = False) -> None:
+    def say(self, field: str, value: Any, said: OptionValue, *, over: bool = False) -> None:
         """Raises :class:`ScenarioError` where another option has said something else."""
         before = self.by.get(field)
         if before is not None and not over and self[field] != value:
@@ -37,22 +37,26 @@ class Fields(texts.Table):
         self[field], self.by[field] = value, said
 
 
-def together(read: Sequence[Document]) -> dict[Key, Said]:
+def together(read: Sequence[Document]) -> dict[Key, OptionValue]:
     """The options of all files. Raises :class:`ScenarioError` where two say different things."""
-    found: dict[Key, Said] = {}
+    found: dict[Key, OptionValue] = {}
     for one in read:
         for key, said in one.options.items():
             if key == ("args", "launcher"):
                 continue
             before = found.get(key)
             if before is not None and before.value != said.value:
-                raise ScenarioError(f"{before.where} and {said.where}: {said.name} is {shown(before.value)} in one and "
-                                    f"{shown(said.value)} in the other; say it once")  # fmt: skip
+                raise ScenarioError(
+                    f"{before.where} and {said.where}: {said.name} is {shown(before.value)} in one and "
+                    f"{shown(said.value)} in the other; say it once"
+                )
             found[key] = said
     return found
 
 
-def apply(table: Table, said: Mapping[Key, Said], fields: Fields, model: str | None) -> set[Key]:
+def apply(
+    table: FrameworkTable, said: Mapping[Key, OptionValue], fields: ScenarioFields, model: str | None
+) -> set[Key]:
     """Put what the rows say into ``fields``; returns what was read."""
     used: set[Key] = set()
     rows = [row for row in table.every() if not (model and row.field == "model.name")]
@@ -72,7 +76,7 @@ def apply(table: Table, said: Mapping[Key, Said], fields: Fields, model: str | N
     return used
 
 
-def _say(row: Row, field: str, said: Said, fields: Fields) -> None:
+def _say(row: LaunchOption, field: str, said: OptionValue, fields: ScenarioFields) -> None:
     if said.value == "auto" and field.startswith(("batch.", "strategy.", "model.", "run.")) and row.type != "text":
         if field.startswith("strategy.zero_optimization."):
             fields.say(field, said.value, said)  # which the strategy's own reader tells what it would be
@@ -86,14 +90,14 @@ def _say(row: Row, field: str, said: Said, fields: Fields) -> None:
 
 
 def _matching(
-    row: Row, said: Mapping[Key, Said], table: Table, known: set[tuple[str, str]]
-) -> Iterator[tuple[Key, Said, str]]:
+    row: LaunchOption, said: Mapping[Key, OptionValue], table: FrameworkTable, known: set[tuple[str, str]]
+) -> Iterator[tuple[Key, OptionValue, str]]:
     """(key, option, field) of every option that a row is about."""
     if "+" in row.option:
         parts = [(row.at, name) for name in row.option.split("+")]
         if all(part in said for part in parts):
             both = [said[part] for part in parts]
-            joined = Said(
+            joined = OptionValue(
                 " and ".join(one.name for one in both), " ".join(str(one.value) for one in both), both[0].where
             )
             yield from ((part, joined, row.field) for part in parts)
@@ -107,7 +111,7 @@ def _matching(
                 yield key, one, row.field
 
 
-def _names(key: Key, table: Table, known: set[tuple[str, str]]) -> tuple[str, str]:
+def _names(key: Key, table: FrameworkTable, known: set[tuple[str, str]]) -> tuple[str, str]:
     """The row's name of an option: in a file whose keys are known by their ends, the longest end that is one."""
     at, name = key
     if at == "args" or (at, name) in known:
@@ -118,15 +122,17 @@ def _names(key: Key, table: Table, known: set[tuple[str, str]]) -> tuple[str, st
 
 
 def others(
-    table: Table, said: Mapping[Key, Said], used: set[Key]
+    table: FrameworkTable, said: Mapping[Key, OptionValue], used: set[Key]
 ) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...]]:
     """Options that no row is about: unplayed, with what is instead; ignored; unknown. Raises for one that is nearly a
     known one."""
     unplayed: dict[str, str] = {}
-    ignored, unknown = [], []
+    ignored = []
+    unknown = []
     options = [row.option for row in table.every()]
     tables = [table, *(load(name) for name in table.also)]
-    reasons, idle = [one.unplayed.items() for one in tables], [glob for one in tables for glob in one.ignored]
+    reasons = [one.unplayed.items() for one in tables]
+    idle = [glob for one in tables for glob in one.ignored]
     for key, one in said.items():
         names = {key[1], key[1].rsplit(".", 1)[-1]} if table.leaf else {key[1]}
         if key in used or (table.leaf and key[0] == "config" and one.value in (False, "false", [])):

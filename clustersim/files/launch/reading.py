@@ -16,9 +16,9 @@ from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.texts import shown
 from clustersim.core.tomls import nested
 from clustersim.files.launch import batches, shapes
-from clustersim.files.launch.files import Document, Key, Said, documents, framework_of
-from clustersim.files.launch.options import Fields, apply, others, together
-from clustersim.files.launch.table import Table, holds, load
+from clustersim.files.launch.files import Document, Key, OptionValue, documents, framework_of
+from clustersim.files.launch.options import ScenarioFields, apply, others, together
+from clustersim.files.launch.table import FrameworkTable, holds, load
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import model_of, placed
 from clustersim.scenario.reading import Table as Tables
@@ -28,7 +28,7 @@ CONFIGURATIONS = (".json", ".yaml", ".yml")
 
 
 @dataclass(frozen=True)
-class Imported:
+class LaunchImport:
     """What launch files come to.
 
     Parameters
@@ -41,7 +41,7 @@ class Imported:
 
     scenario: Scenario
     tables: Tables
-    framework: Table
+    framework: FrameworkTable
     notes: tuple[str, ...]
     mapped: tuple[str, ...]
     unplayed: Mapping[str, str]
@@ -57,7 +57,7 @@ def read(
     model: str | None = None,
     path: str | Path = "scenario.toml",
     run: Tables | None = None,
-) -> Imported:
+) -> LaunchImport:
     """A scenario from launch files.
 
     Parameters
@@ -71,8 +71,9 @@ def read(
     """
     read = documents(files)
     table = load(framework_of(read, framework))
-    said, notes = together(read), [note for one in read for note in one.notes]
-    fields = Fields()
+    said = together(read)
+    notes = [note for one in read for note in one.notes]
+    fields = ScenarioFields()
     for one in read:
         for name, value in one.machine.items():
             fields.say(name, value.value, value, over=True)
@@ -88,10 +89,10 @@ def read(
     made = checked(tables, Path(path), fields)
     said_tables, made = shorter(tables, made, Path(path))
     mapped = tuple(dict.fromkeys(said[key].name for key in said if key in used))
-    return Imported(made, said_tables, table, tuple(notes), mapped, *left)
+    return LaunchImport(made, said_tables, table, tuple(notes), mapped, *left)
 
 
-def _complete(read: Sequence[Document], table: Table, said: Mapping[Key, Said], used: set[Key]) -> None:
+def _complete(read: Sequence[Document], table: FrameworkTable, said: Mapping[Key, OptionValue], used: set[Key]) -> None:
     """Raise :class:`ScenarioError` for files of somebody else, and for a script without the file that it names."""
     if not used:
         raise ScenarioError(f"{read[0].name}: holds no option of {table.title}; is it another framework's?")
@@ -100,7 +101,7 @@ def _complete(read: Sequence[Document], table: Table, said: Mapping[Key, Said], 
             raise ScenarioError(f"{said[key].where}: {said[key].name} names {said[key].value}; give that file too")
 
 
-def _model(fields: Fields, model: str | None, file: str) -> list[str]:
+def _model(fields: ScenarioFields, model: str | None, file: str) -> list[str]:
     """``[model]``'s name, from its sizes where no name is said; returns notes."""
     if model is not None:
         fields["model.hf_config" if model.endswith(".json") or "/" in model else "model.name"] = model
@@ -117,7 +118,7 @@ def _model(fields: Fields, model: str | None, file: str) -> list[str]:
     return [found.note]
 
 
-def _tables(table: Table, fields: Fields, place: Tables, world: int) -> Tables:
+def _tables(table: FrameworkTable, fields: ScenarioFields, place: Tables, world: int) -> Tables:
     """The scenario's tables; ``[parallel]`` where it has an effect."""
     kept = {name: value for name, value in fields.items() if not name.startswith(("shape.", "batch.", "cluster."))}
     degrees = ("tp", "pp", "cp", "ep")
@@ -134,7 +135,7 @@ def _tables(table: Table, fields: Fields, place: Tables, world: int) -> Tables:
     return {"cluster": place} | nested(kept)
 
 
-def machine(fields: Fields, cluster: Tables, notes: list[str], file: str, folder: Path) -> tuple[Tables, int]:
+def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str, folder: Path) -> tuple[Tables, int]:
     """``[cluster]``, and how many ranks it has; where the file says other than asked, ``notes`` get a sentence.
 
     Raises :class:`ScenarioError` where nobody says what machine it is, or how many.
@@ -170,7 +171,7 @@ def _count(value: Any) -> int:
     return int(text) if text.isdecimal() and len(text) < 8 else 0
 
 
-def checked(tables: Tables, path: Path, fields: Fields) -> Scenario:
+def checked(tables: Tables, path: Path, fields: ScenarioFields) -> Scenario:
     """The scenario, on its machine. Raises :class:`ScenarioError` that names the option behind the wrong field."""
     try:
         made = scenario.from_table(tables, path)
@@ -201,7 +202,8 @@ def shorter(tables: Tables, made: Scenario, path: Path) -> tuple[Tables, Scenari
     usual = scenario.from_table(bare | ({"parallel": decide} if parallel else {}), path).inputs()
     kept: Tables = {}
     for name in (name for name in ("cluster", "model", "parallel", "strategy", "run") if tables.get(name)):
-        table, has = tables[name], usual.get(name, {})
+        table = tables[name]
+        has = usual.get(name, {})
         kept[name] = {k: v for k, v in table.items() if name == "cluster" or k in always or has.get(k) != v}
     short = scenario.from_table(kept, path)
     if short.inputs() == made.inputs():

@@ -10,7 +10,7 @@ from clustersim import model as models
 from clustersim.core.errors import ScenarioError
 from clustersim.core.paths import shipped
 from clustersim.core.texts import Table
-from clustersim.model.base import Shape
+from clustersim.model.base import TransformerShape
 
 Leaves: TypeAlias = dict[str, int | float | str | bool | None]
 """Sizes and kinds of a model, by the names that the tables of options have for them."""
@@ -22,7 +22,7 @@ WEAK = ("attn_dropout", "hidden_dropout")
 
 
 @dataclass(frozen=True)
-class Found:
+class ShippedModel:
     """A shipped model, what to change of it, and a sentence that says so."""
 
     name: str
@@ -30,7 +30,7 @@ class Found:
     note: str
 
 
-def leaves(shape: Shape) -> Leaves:
+def leaves(shape: TransformerShape) -> Leaves:
     """A shape as the tables of options name it."""
     found: Leaves = {name: getattr(shape, name) for name in (*SIZES, *WEAK)}
     found |= {name: getattr(shape, name) for name in KINDS if name != "mla"}
@@ -53,14 +53,16 @@ def _shipped() -> dict[str, Leaves]:
     return {name: leaves(shape) for name, shape in found if shape is not None and shape.causal}
 
 
-def model_for(file: str, said: Table) -> Found:
+def model_for(file: str, said: Table) -> ShippedModel:
     """The shipped model of these sizes, or that of its kind whose sizes differ least, with the differences as options.
 
     Raises :class:`ScenarioError` naming ``file`` where none is of the kind, or too little is said.
     """
     if "layers" not in said or "d_model" not in said or "heads" not in said:
-        raise ScenarioError(f"{file}: does not say what model it is (layers, width and heads, or a name); "
-                            "give --model, such as --model llama3-8b, or a config.json")  # fmt: skip
+        raise ScenarioError(
+            f"{file}: does not say what model it is (layers, width and heads, or a name); "
+            "give --model, such as --model llama3-8b, or a config.json"
+        )
     wanted = _completed(said)
     best: tuple[int, str] | None = None
     for name, has in _shipped().items():
@@ -81,7 +83,7 @@ def model_for(file: str, said: Table) -> Found:
         words = f"the model is of {best[1]}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
     if "vocab" not in said:
         words += f"; its vocabulary, which the files do not say, has {has['vocab']:,} tokens"
-    return Found(best[1], options, words)
+    return ShippedModel(best[1], options, words)
 
 
 def _of(found: Leaves) -> list[str]:
@@ -91,7 +93,8 @@ def _of(found: Leaves) -> list[str]:
 def _completed(said: Table) -> Leaves:
     """What follows from what is said, as Megatron-LM has it (training/arguments.py ``validate_args``)."""
     found = {leaf: value for leaf, value in said.items() if value is not None}
-    width, heads = found["d_model"], found["heads"]
+    width = found["d_model"]
+    heads = found["heads"]
     if found.get("positions") != "learned":
         found.pop("n_positions", None)
     if not found.get("experts.count"):

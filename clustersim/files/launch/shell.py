@@ -22,10 +22,24 @@ _VARIABLE = re.compile(
     r"\$\(\((?P<sum>.*?)\)\)|\$\((?P<run>[^()]*)\)|`(?P<tick>[^`]*)`"
     r"|\$\{(?P<name>\w+)(?:\[[@*]\])?(?P<op>:?[-=])?(?P<default>[^{}]*)\}|\$(?P<bare>\w+)"
 )
-_SUMS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-         ast.Mod: operator.mod}  # fmt: skip
-_TESTS = {"==": operator.eq, "=": operator.eq, "!=": operator.ne, "-eq": operator.eq, "-ne": operator.ne,
-          "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le}  # fmt: skip
+_SUMS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_TESTS = {
+    "==": operator.eq,
+    "=": operator.eq,
+    "!=": operator.ne,
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
+    "-le": operator.le,
+}
 
 _NO_COMMAND = "holds no command with options; write it like torchrun ... pretrain_gpt.py --num-layers 32"
 
@@ -103,7 +117,8 @@ def _options(words: list[str]) -> int:
 
 def _lines(text: str, where: str) -> Iterator[tuple[int, str]]:
     """Logical lines with their numbers: continued ones joined, lists and quotes whole, comments gone."""
-    held, start = "", 0
+    held = ""
+    start = 0
     for number, physical in enumerate(text.splitlines(), 1):
         line = physical.strip() if physical.lstrip().startswith("#SBATCH") else _without_comment(physical).strip()
         if line.startswith("#!") or (not line and not held):
@@ -205,6 +220,7 @@ def _test(line: str, variables: dict[str, str]) -> bool | None:
     if "${" in one + other:
         return None
     if compared[2].startswith("-"):
-        left, right = _sum(one), _sum(other)
+        left = _sum(one)
+        right = _sum(other)
         return None if left is None or right is None else bool(_TESTS[compared[2]](left, right))
     return bool(_TESTS[compared[2]](one, other))

@@ -17,12 +17,19 @@ from clustersim.core.texts import shown, toml
 Kind = Literal["int", "number", "text", "flag", "texts", "each", "ints", "positive", "any"]
 
 _WORDS = {
-    "int": "a whole number", "number": "a number", "text": "a word", "flag": "true or false", "positive": "a number",
-    "texts": "words", "each": "a word, or one for each layer", "ints": "whole numbers", "any": "a value",
-}  # fmt: skip
+    "int": "a whole number",
+    "number": "a number",
+    "text": "a word",
+    "flag": "true or false",
+    "positive": "a number",
+    "texts": "words",
+    "each": "a word, or one for each layer",
+    "ints": "whole numbers",
+    "any": "a value",
+}
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LaunchOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One option.
 
     Parameters
@@ -83,7 +90,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None if self.type == "text" and listed else value
 
 
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A framework's words.
 
     Parameters
@@ -92,7 +99,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     document : how its configuration is written. writes : whether :func:`clustersim.files.launch.written` does.
     kinds : strategies it can launch. parallel : whether ``[parallel]`` is always there, or only where it has an effect.
     fixed : fields that its runs have whatever the file says. program : what its script's command begins with.
-    rows : see :class:`Row`. also : rows of other tables by name (globs), as arguments of its script.
+    rows : see :class:`LaunchOption`. also : rows of other tables by name (globs), as arguments of its script.
     marks : keys (globs) that tell its files from others'. leaf : keys are known by the last part of their path.
     unplayed : options (globs) that change time or memory and are not played, with what is played instead.
     ignored : options (globs) that change neither, as far as a step of a healthy run goes.
@@ -103,7 +110,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: str
     document: Literal["shell", "toml", "json", "yaml"]
     kinds: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[LaunchOption, ...]
     writes: bool = True
     parallel: Literal["always", "split"] = "split"
     fixed: texts.Table = {}
@@ -115,7 +122,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unplayed: dict[str, str] = {}
     ignored: tuple[str, ...] = ()
 
-    def every(self) -> tuple[Row, ...]:
+    def every(self) -> tuple[LaunchOption, ...]:
         """Its rows, each with its place, and those it takes from others; its own have the say."""
         home: Literal["args", "config"] = "args" if self.document == "shell" or self.leaf else "config"
         found = [row if row.at else msgspec.structs.replace(row, at=home) for row in self.rows]
@@ -138,12 +145,12 @@ NAMES = ("megatron", "torchtitan", "deepspeed", "accelerate", "nemo")
 
 
 @lru_cache(maxsize=8)
-def load(name: str) -> Table:
+def load(name: str) -> FrameworkTable:
     """The table of a framework. Raises :class:`ScenarioError` for a name that has none."""
     if name not in NAMES:
         raise ScenarioError(f"no table of launch options {shown(name)}; {nearest(name, NAMES)}")
     path = data_path("data") / "exchange" / f"{name}.toml"
-    return msgspec.convert(toml(path.read_text("utf-8"), str(path), ScenarioError), Table)
+    return msgspec.convert(toml(path.read_text("utf-8"), str(path), ScenarioError), FrameworkTable)
 
 
 def holds(when: str, fields: texts.Table) -> bool:

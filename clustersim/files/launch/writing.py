@@ -19,31 +19,72 @@ from clustersim.core.tomls import flat, nested, toml_text
 from clustersim.files.launch import batches, shapes
 from clustersim.files.launch.files import document
 from clustersim.files.launch.reading import read
-from clustersim.files.launch.table import NAMES, Row, Table, holds, load
+from clustersim.files.launch.table import NAMES, FrameworkTable, LaunchOption, holds, load
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import located, model_of, placed, transformer_of
 from clustersim.scenario.splitting import ddp_of, splits, with_micro_batches
 from clustersim.training.schedules import schedule
 
-OURS = ("cluster.", "campaign", "run.steps", "run.seed", "run.jitter", "run.variation", "run.fidelity", "run.backend",
-        "run.nccl_version", "run.launch", "model.name", "model.hf_config", "model.options")  # fmt: skip
+OURS = (
+    "cluster.",
+    "campaign",
+    "run.steps",
+    "run.seed",
+    "run.jitter",
+    "run.variation",
+    "run.fidelity",
+    "run.backend",
+    "run.nccl_version",
+    "run.launch",
+    "model.name",
+    "model.hf_config",
+    "model.options",
+)
 """What no launch file says: machine and simulation; and what is said by the model's sizes."""
 
 DEGREES = ("tp", "pp", "cp", "ep")
 EFFECT = {
     "tp": ("sequence_parallel", "tp_overlap", "tp_grad_overlap", "float8_tp"),
     "cp": ("cp_comm_type", "cp_load_balancer", "sp_overlap_comm", "hierarchical_context_parallel_sizes"),
-    "pp": ("vpp", "layers_per_virtual_stage", "layout", "schedule", "overlap_p2p_", "decoder_", "account_for_",
-           "first_stage", "last_stage", "partition_method", "pipeline_partitioned", "variable_seq_lengths", "defer_",
-           "deallocate_", "wgrad_", "microbatch_group", "num_microbatches_with", "align_grad_reduce"),
-    "experts": ("etp", "dispatcher", "flex_backend", "capacity_factor", "min_capacity", "pad_to_capacity", "routing",
-                "drop_tokens", "shared_expert_overlap", "ep_overlap", "delay_wgrad_compute"),
-}  # fmt: skip
+    "pp": (
+        "vpp",
+        "layers_per_virtual_stage",
+        "layout",
+        "schedule",
+        "overlap_p2p_",
+        "decoder_",
+        "account_for_",
+        "first_stage",
+        "last_stage",
+        "partition_method",
+        "pipeline_partitioned",
+        "variable_seq_lengths",
+        "defer_",
+        "deallocate_",
+        "wgrad_",
+        "microbatch_group",
+        "num_microbatches_with",
+        "align_grad_reduce",
+    ),
+    "experts": (
+        "etp",
+        "dispatcher",
+        "flex_backend",
+        "capacity_factor",
+        "min_capacity",
+        "pad_to_capacity",
+        "routing",
+        "drop_tokens",
+        "shared_expert_overlap",
+        "ep_overlap",
+        "delay_wgrad_compute",
+    ),
+}
 """Beginnings of ``[parallel]``'s fields that say nothing unless a degree is above 1, or there are experts."""
 
 
 @dataclass(frozen=True)
-class Exported:
+class LaunchFiles:
     """Launch files of a scenario.
 
     texts : file name -> text; the first is the framework's own configuration. wordless : settings that it has no word
@@ -52,10 +93,10 @@ class Exported:
 
     texts: Mapping[str, str]
     wordless: tuple[str, ...]
-    framework: Table
+    framework: FrameworkTable
 
 
-def written(made: Scenario, to: str, stem: str = "launch") -> Exported:
+def written(made: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
     """A scenario as a framework's launch files.
 
     to : the framework. stem : of the files' names, before the suffix.
@@ -67,20 +108,24 @@ def written(made: Scenario, to: str, stem: str = "launch") -> Exported:
     leaves, mesh = _leaves(made)
     args, config = _options(table, leaves | {"model.name": made.file.model.name})
     found = _texts(table, args, config, mesh, stem)
-    return Exported(found, tuple(_wordless(made, leaves, table, found)), table)
+    return LaunchFiles(found, tuple(_wordless(made, leaves, table, found)), table)
 
 
-def _launches(made: Scenario, table: Table) -> None:
+def _launches(made: Scenario, table: FrameworkTable) -> None:
     kind = made.file.strategy["kind"]
     able = [name for name in NAMES if load(name).writes and kind in load(name).kinds]
     if not table.writes:
         raise ScenarioError(f"{table.title} is read only; write to {', '.join(n for n in NAMES if load(n).writes)}")
     if kind not in table.kinds:
-        raise ScenarioError(f"{table.title} does not launch strategy {kind!r}, which {made.path} has; "
-                            f"{', '.join(able) or 'none of these frameworks'} would (at $.strategy.kind)")  # fmt: skip
+        raise ScenarioError(
+            f"{table.title} does not launch strategy {kind!r}, which {made.path} has; "
+            f"{', '.join(able) or 'none of these frameworks'} would (at $.strategy.kind)"
+        )
     if table.parallel == "always" and made.file.parallel is None:
-        raise ScenarioError(f"{table.title} has replicas of its own, which a table [parallel] describes; {made.path} "
-                            "has PyTorch's (at $.parallel)")  # fmt: skip
+        raise ScenarioError(
+            f"{table.title} has replicas of its own, which a table [parallel] describes; {made.path} "
+            "has PyTorch's (at $.parallel)"
+        )
 
 
 def canonical(made: Scenario) -> texts.Table:
@@ -93,7 +138,9 @@ def _leaves(made: Scenario) -> tuple[texts.Table, Mesh]:
     _, mesh = placed(made)
     config = with_micro_batches(made, mesh).config
     found = {name: value for name, value in flat(made.inputs()).items() if not name.startswith(OURS)}
-    shape, model, parallel = transformer_of(made), model_of(made), made.file.parallel
+    shape = transformer_of(made)
+    model = model_of(made)
+    parallel = made.file.parallel
     found["model.seq_len"], found["strategy.framework"] = model.seq_len or None, ddp_of(made)
     sizes = {"name": str(made.file.model.name or made.file.model.hf_config)} if shape is None else shapes.leaves(shape)
     found |= {f"shape.{name}": value for name, value in sizes.items()}
@@ -113,7 +160,7 @@ def _leaves(made: Scenario) -> tuple[texts.Table, Mesh]:
     return {name: value for name, value in found.items() if not (idle and name.startswith(idle))}, mesh
 
 
-def _options(table: Table, leaves: texts.Table) -> tuple[texts.Table, texts.Table]:
+def _options(table: FrameworkTable, leaves: texts.Table) -> tuple[texts.Table, texts.Table]:
     """What is said in arguments of the script and in the file, without the framework's defaults."""
     found: dict[str, texts.Table] = {"args": {}, "config": {}}
     for row in table.every():
@@ -129,7 +176,7 @@ def _options(table: Table, leaves: texts.Table) -> tuple[texts.Table, texts.Tabl
     return found["args"], found["config"]
 
 
-def _of_row(row: Row, leaves: texts.Table) -> Iterator[tuple[str, Any]]:
+def _of_row(row: LaunchOption, leaves: texts.Table) -> Iterator[tuple[str, Any]]:
     if not row.option.endswith(".*"):
         yield row.option, row.written(leaves.get(row.field))
         return
@@ -141,9 +188,10 @@ def _of_row(row: Row, leaves: texts.Table) -> Iterator[tuple[str, Any]]:
             yield row.option[:-1] + field[len(row.field) - 1 :], value
 
 
-def _texts(table: Table, args: texts.Table, config: texts.Table, mesh: Mesh, stem: str) -> dict[str, str]:
+def _texts(table: FrameworkTable, args: texts.Table, config: texts.Table, mesh: Mesh, stem: str) -> dict[str, str]:
     name = f"{stem}.{'sh' if table.document == 'shell' else table.document}"
-    nodes, each = mesh.n_nodes, mesh.nproc_per_node
+    nodes = mesh.n_nodes
+    each = mesh.nproc_per_node
     if table.name == "accelerate":
         config = {"compute_environment": "LOCAL_MACHINE", "num_machines": nodes, "num_processes": nodes * each} | config
     texts = {} if table.document == "shell" else {name: text_of_form(table.document, config, table.version)}
@@ -154,7 +202,7 @@ def _texts(table: Table, args: texts.Table, config: texts.Table, mesh: Mesh, ste
     return texts
 
 
-def _wordless(made: Scenario, leaves: texts.Table, table: Table, texts: Mapping[str, str]) -> Iterator[str]:
+def _wordless(made: Scenario, leaves: texts.Table, table: FrameworkTable, texts: Mapping[str, str]) -> Iterator[str]:
     """Every setting that reading the texts back does not give."""
     back, model = _back(made, table, texts)
     again = canonical(back)
@@ -169,7 +217,7 @@ def _wordless(made: Scenario, leaves: texts.Table, table: Table, texts: Mapping[
             yield f"{field} = {_shown(leaves.get(field))}: it would be {_shown(again.get(field))}"
 
 
-def _back(made: Scenario, table: Table, texts: Mapping[str, str]) -> tuple[Scenario, str | None]:
+def _back(made: Scenario, table: FrameworkTable, texts: Mapping[str, str]) -> tuple[Scenario, str | None]:
     """What the texts are read as on the same machine; and the model, where whoever launches them has to say it."""
     documents = [document(text, name) for name, text in texts.items()]
     said = made.inputs()

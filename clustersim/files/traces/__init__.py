@@ -167,7 +167,8 @@ def _mixed(alike: Mapping[Path, list[Format]]) -> TraceError | None:
     first, *others = alike
     for path in others:
         if alike[path][0] is not alike[first][0]:
-            other, mine = alike[path][0].what, alike[first][0].what
+            other = alike[path][0].what
+            mine = alike[first][0].what
             return TraceError(f"{path} is a {other}, {first} a {mine}; read them one at a time")
     return None
 

@@ -80,7 +80,8 @@ def streams(timeline: Timeline) -> list[str]:
 
 def threads(timeline: Timeline, ranks: Sequence[int]) -> dict[tuple[int, str], tuple[int, int, str]]:
     """(rank, stream) -> (pid, tid, thread name). No pid or tid is 0, which Perfetto keeps for the idle task."""
-    names, node = streams(timeline), nodes(timeline)
+    names = streams(timeline)
+    node = nodes(timeline)
     _, first = np.unique(node, return_index=True)
     start = dict(zip(np.unique(node).tolist(), first.tolist(), strict=True))
     found = {}
@@ -118,7 +119,8 @@ def _kernel_args(op: OpInfo) -> Plain:
 
 def _collective_args(op: OpInfo, world: int) -> Plain:
     detail = dict(op.detail)
-    dtype, size = str(detail.pop("dtype", "fp32")), int(detail.pop("group_size", world))
+    dtype = str(detail.pop("dtype", "fp32"))
+    size = int(detail.pop("group_size", world))
     elements = int(op.nbytes / DTYPE_BYTES.get(dtype, 4))
     piece = elements // max(size, 1)
     args = {
@@ -158,7 +160,8 @@ def flows(timeline: Timeline, ranks: Sequence[int]) -> tuple[dict[Place, list[in
     From each send to its receive, which find each other by their ranks and by what their ops say they meet; and to each
     member of a collective from the one it had to wait for, the last to arrive.
     """
-    leaving, reaching = defaultdict[Place, list[int]](list), defaultdict[Place, list[int]](list)
+    leaving = defaultdict[Place, list[int]](list)
+    reaching = defaultdict[Place, list[int]](list)
     for number, (source, target) in enumerate(chain(_sent(timeline, ranks), _met(timeline, ranks)), start=1):
         leaving[source].append(number)
         reaching[target].append(number)

@@ -10,7 +10,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.texts import decoded
 from clustersim.files.traces import files
 from clustersim.files.traces.heads import Head, Likeness, likeness
-from clustersim.files.traces.samples import Sample, Samples, Sieve, dtype_of, joined
+from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, joined
 
 VERSION = 1
 """Of the layout; a newer one is refused."""
@@ -32,7 +32,8 @@ def read(paths: Sequence[Path]) -> Samples:
     for path in paths:
         if path.name == "provenance.json":
             about[path.parent] = provenance(path)
-    parts, others = [], []
+    parts = []
+    others = []
     for path in paths:
         if path.name == "provenance.json":
             continue
@@ -73,7 +74,8 @@ def _json(path: Path, text: str) -> Row:
 
 
 def _samples(path: Path, rows: list[Row], broken: int, about: Row) -> Samples:
-    sieve, head = Sieve(), rows[0]
+    sieve = SampleSieve()
+    head = rows[0]
     for _ in range(broken):
         sieve.skip("a line that is cut off")
     machine: Row = next(iter(about.get("machines", [])), {})
@@ -85,13 +87,25 @@ def _samples(path: Path, rows: list[Row], broken: int, about: Row) -> Samples:
             continue  # the capture's own words, in the notes
         try:
             sample = Sample(
-                kind=row["kind"], nbytes=float(row["size"]), seconds=row["time"] * 1e-6, ranks=row["ranks"],
-                dtype=dtype_of(row["type"]) or "fp32", redop=row["redop"].replace("none", ""), nodes=row["nodes"],
-                fastest=row["time_min"] * 1e-6, at_once=row["groups_at_once"], count=row["iterations"],
-                skew=float("nan"), launch="process_per_gpu", version=version, device=device,
-                env=_settings(head, row), platform=str(head.get("device", "")), source=f"{path}:{number}",
+                kind=row["kind"],
+                nbytes=float(row["size"]),
+                seconds=row["time"] * 1e-6,
+                ranks=row["ranks"],
+                dtype=dtype_of(row["type"]) or "fp32",
+                redop=row["redop"].replace("none", ""),
+                nodes=row["nodes"],
+                fastest=row["time_min"] * 1e-6,
+                at_once=row["groups_at_once"],
+                count=row["iterations"],
+                skew=float("nan"),
+                launch="process_per_gpu",
+                version=version,
+                device=device,
+                env=_settings(head, row),
+                platform=str(head.get("device", "")),
+                source=f"{path}:{number}",
                 case=f"{path} {row['kind']} {row['layout']}",
-            )  # fmt: skip
+            )
             busbw = float(row.get("busbw", float("nan"))) * 1e9
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             sieve.skip(f"a row that is not a measured collective ({error})")

@@ -21,7 +21,7 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 @dataclass(frozen=True)
-class Table:
+class CsvTable:
     """Columns of text, all of one length; ``path`` for messages."""
 
     path: Path
@@ -75,13 +75,14 @@ def header(head: bytes) -> list[str]:
         return []
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> CsvTable:
     """A CSV file, gzipped or not. Raises :class:`TraceError` for a line of another length, and for no lines."""
     lines = csv_rows(files.text(path), str(path), TraceError)
-    names, rows = [name.strip() for name in next(lines, [])], list(lines)
+    names = [name.strip() for name in next(lines, [])]
+    rows = list(lines)
     for number, cells in enumerate(rows, start=2):
         if len(cells) != len(names):
             raise TraceError(f"{path}:{number}: {len(cells)} fields, but the header has {len(names)}")
     if not rows:
         raise TraceError(f"{path}: a header and no lines")
-    return Table(path, {name: [row[i] for row in rows] for i, name in enumerate(names)})
+    return CsvTable(path, {name: [row[i] for row in rows] for i, name in enumerate(names)})

@@ -16,7 +16,7 @@ from statistics import median
 from clustersim.core.errors import TraceError
 from clustersim.files.traces import files
 from clustersim.files.traces.heads import Head, Likeness, likeness
-from clustersim.files.traces.samples import Sample, Samples, Sieve, kind_of
+from clustersim.files.traces.samples import Sample, Samples, SampleSieve, kind_of
 
 _SIZE = {"B": 1.0, "KB": 2.0**10, "MB": 2.0**20, "GB": 2.0**30, "TB": 2.0**40}
 _LINE = re.compile(
@@ -42,7 +42,8 @@ def sniff(head: Head) -> Likeness:
 def read(path: Path) -> Samples:
     """The comms of a log. Raises :class:`TraceError` for one without any."""
     found: list[tuple[str, re.Match[str], int]] = []
-    op, inside = "", False
+    op = ""
+    inside = False
     for number, line in enumerate(files.text(path).splitlines(), start=1):
         if one := _LINE.search(line):
             found.append((one.group("op"), one, number))
@@ -56,7 +57,8 @@ def read(path: Path) -> Samples:
         raise TraceError(f"{path}: no line and no table of DeepSpeed's comms logger; set comms_logger.enabled, verbose")
     # The table sums up the lines before it: with both, the lines would count twice.
     rows = [f for f in found if "count" in f[1].groupdict()] or found
-    sieve, world = Sieve(), _world(rows)
+    sieve = SampleSieve()
+    world = _world(rows)
     for name, row, number in rows:
         _keep(name, row, world, sieve, f"{path}:{number}", str(path))
     notes = () if world else (f"{path}: the world size is not printed and does not follow from the bandwidths",)
@@ -71,13 +73,14 @@ def _world(rows: Sequence[tuple[str, re.Match[str], int]]) -> int:
     """Ranks, from busbw / tput = (n-1)/n (all_reduce too: its tput is doubled); 0 where no row says enough."""
     said = []
     for name, row, _ in rows:
-        algbw, busbw = float(row["algbw"]), float(row["busbw"])
+        algbw = float(row["algbw"])
+        busbw = float(row["busbw"])
         if kind_of(name) in SHARED and math.inf > algbw > busbw > 0.5:
             said.append(algbw / (algbw - busbw))
     return round(median(said)) if said else 0
 
 
-def _keep(name: str, row: re.Match[str], world: int, sieve: Sieve, source: str, case: str) -> None:
+def _keep(name: str, row: re.Match[str], world: int, sieve: SampleSieve, source: str, case: str) -> None:
     kind = kind_of(name)
     if kind is None:
         return sieve.skip(f"an op that is not known ({name or 'without a name'})")

@@ -18,7 +18,7 @@ LAUNCH_BOUND = 0.25
 """Share of the window the GPU idles for late launch calls from which a trace is called launch-bound."""
 
 
-class Met(msgspec.Struct, frozen=True):
+class RepeatedCollective(msgspec.Struct, frozen=True):
     """Collectives of one kind, size, type and group: how often, medians and extremes over the repeats [s], and the bus
     bandwidth [bytes/s]; None: nobody knows. ``waiting_included`` : a transfer's time has the wait for peers in it."""
 
@@ -35,7 +35,7 @@ class Met(msgspec.Struct, frozen=True):
     busbw: float | None
 
 
-class OfRun(msgspec.Struct, frozen=True, tag_field="what", tag="timeline"):
+class RunDigest(msgspec.Struct, frozen=True, tag_field="what", tag="timeline"):
     """What a measured Timeline says: seconds, and shares of 1 for each rank that was measured."""
 
     source: str
@@ -49,12 +49,12 @@ class OfRun(msgspec.Struct, frozen=True, tag_field="what", tag="timeline"):
     waiting_for_peers_share: list[float]
     waiting_for_launch_share: float | None
     clock_offset_s: float
-    collectives: list[Met]
+    collectives: list[RepeatedCollective]
     skipped: Mapping[str, int]
     hints: list[str]
 
 
-class Series(msgspec.Struct, frozen=True):
+class SampleSeries(msgspec.Struct, frozen=True):
     """Measured collectives of one kind on one set of ranks: sizes [bytes], the shortest time [s], and the largest bus
     bandwidth [bytes/s]; None: nobody knows."""
 
@@ -70,30 +70,33 @@ class Series(msgspec.Struct, frozen=True):
     busbw_max: float | None
 
 
-class OfSamples(msgspec.Struct, frozen=True, tag_field="what", tag="samples"):
+class SampleDigest(msgspec.Struct, frozen=True, tag_field="what", tag="samples"):
     """What a table of measured collectives says."""
 
     source: str
     rows: int
-    tables: list[Series]
+    tables: list[SampleSeries]
     skipped: Mapping[str, int]
     notes: list[str]
 
 
-def of_samples(samples: Samples) -> OfSamples:
+def of_samples(samples: Samples) -> SampleDigest:
     """What Samples say, a row for each kind, set of ranks, launch and version."""
     groups: defaultdict[tuple[Any, ...], list[Sample]] = defaultdict(list)
     for row in samples.rows:
         groups[row.kind, row.ranks, row.nodes, row.launch, row.version].append(row)
     tables = []
     for (kind, ranks, nodes, launch, version), rows in groups.items():
-        sizes, fastest = [row.nbytes for row in rows], min(row.seconds for row in rows)
+        sizes = [row.nbytes for row in rows]
+        fastest = min(row.seconds for row in rows)
         busbw = max((row.busbw for row in rows if row.nbytes and row.busbw == row.busbw), default=None)
-        tables.append(Series(kind, ranks, nodes, launch, version, len(rows), min(sizes), max(sizes), fastest, busbw))
-    return OfSamples(samples.source, len(samples), tables, dict(samples.skipped), list(samples.notes))
+        tables.append(
+            SampleSeries(kind, ranks, nodes, launch, version, len(rows), min(sizes), max(sizes), fastest, busbw)
+        )
+    return SampleDigest(samples.source, len(samples), tables, dict(samples.skipped), list(samples.notes))
 
 
-def of_run(run: Timeline) -> OfRun:
+def of_run(run: Timeline) -> RunDigest:
     """What a measured Timeline says."""
     spans = run.spans()
     measured = np.unique(spans["rank"]).tolist()
@@ -103,13 +106,14 @@ def of_run(run: Timeline) -> OfRun:
     windows = [float(spans["end"][m].max() - spans["ready"][m].min()) for m in mine]
     shares = []
     for m, window in zip(mine, windows, strict=True):
-        work, net = m & is_work & on_usual, m & ~is_work
+        work = m & is_work & on_usual
+        net = m & ~is_work
         busy = _union(spans["start"][work], spans["end"][work])
         both = _union(spans["start"][m & on_usual | net], spans["end"][m & on_usual | net])
         moving, waiting = (_union(spans[a][net], spans[b][net]) for a, b in (("start", "end"), ("ready", "start")))
         shares.append([s / window if window else 0.0 for s in (busy, moving, waiting, both - busy)])
     compute, comm, waits, exposed = map(list, zip(*shares, strict=True))
-    return OfRun(
+    return RunDigest(
         source=run.source,
         world_size=run.world_size,
         ranks_measured=len(measured),
@@ -130,7 +134,8 @@ def of_run(run: Timeline) -> OfRun:
 def _union(start: Any, end: Any) -> float:
     """Seconds covered by intervals that may overlap."""
     order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
+    start = start[order]
+    end = end[order]
     if not len(start):
         return 0.0
     so_far = np.maximum.accumulate(end)
@@ -138,7 +143,7 @@ def _union(start: Any, end: Any) -> float:
     return float(np.maximum(end - np.maximum(start, before), 0.0).sum())
 
 
-def _collectives(run: Timeline) -> list[Met]:
+def _collectives(run: Timeline) -> list[RepeatedCollective]:
     length = run.row_end - run.row_ready
     first = {int(op): i for i, op in reversed(list(enumerate(run.row_op.tolist())))}
     groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
@@ -156,21 +161,25 @@ def _collectives(run: Timeline) -> list[Met]:
         skew, most = (float(np.median(skews)), max(skews)) if skews else (None, None)
         busbw = nbytes / median * bus_factor(kind, size) if median > 0 and size else None
         times = median, min(seconds), skew, most
-        rows.append(Met(kind, nbytes, dtype, size, len(numbers), not whole, *times, busbw))
+        rows.append(RepeatedCollective(kind, nbytes, dtype, size, len(numbers), not whole, *times, busbw))
     return rows
 
 
 def _hints(run: Timeline, compute: list[float], waits: list[float], measured: int) -> Iterator[str]:
     if measured < run.world_size:
-        yield (f"{measured} of {run.world_size} ranks: a collective's shortest time over these may still hold waiting; "
-               "add the other ranks' files")  # fmt: skip
+        yield (
+            f"{measured} of {run.world_size} ranks: a collective's shortest time over these may still hold waiting; "
+            "add the other ranks' files"
+        )
     offset = run.stats.get("clock_offset_s", 0.0)
     if offset:
         yield f"clocks of ranks differ by up to {offset * 1e3:.3g} ms; aligned by the ends of their collectives"
     late = run.stats.get("waiting_for_launch_share", 0.0)
     if late > LAUNCH_BOUND:
-        yield (f"launch-bound: {100 * late:.0f} % of the window the compute stream idles for a launch call that came "
-               "late; faster links would not help these")  # fmt: skip
+        yield (
+            f"launch-bound: {100 * late:.0f} % of the window the compute stream idles for a launch call that came "
+            "late; faster links would not help these"
+        )
     if waits and np.mean(waits) > 0.1:
         yield f"ranks wait for peers {100 * float(np.mean(waits)):.0f} % of the window: uneven work, not slow links"
     if compute and np.mean(compute) < 0.2:

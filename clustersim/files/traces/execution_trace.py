@@ -36,7 +36,7 @@ Tensor = tuple[int, Shape, str]
 """Its storage, shape and type."""
 
 
-class _Tensors(msgspec.Struct):
+class _TraceTensors(msgspec.Struct):
     values: list[Any] = []
     shapes: list[Any] = []
     types: list[str] = []
@@ -47,18 +47,18 @@ class _Attribute(msgspec.Struct):
     value: Any = None
 
 
-class _Node(msgspec.Struct):
+class _TraceNode(msgspec.Struct):
     id: int
     name: str = ""
     ctrl_deps: int = 0
-    inputs: _Tensors = msgspec.field(default_factory=_Tensors)
-    outputs: _Tensors = msgspec.field(default_factory=_Tensors)
+    inputs: _TraceTensors = msgspec.field(default_factory=_TraceTensors)
+    outputs: _TraceTensors = msgspec.field(default_factory=_TraceTensors)
     attrs: list[_Attribute] = []
 
 
-class _File(msgspec.Struct):
+class _ExecutionTraceFile(msgspec.Struct):
     schema: str
-    nodes: list[_Node]
+    nodes: list[_TraceNode]
     pid: int = 0
 
 
@@ -89,7 +89,7 @@ def sniff(head: Head) -> Likeness:
 
 def read(path: Path) -> tuple[int, dict[int, Operator]]:
     """The process, and its operators by ``rf_id``. Raises :class:`TraceError` for a file that is damaged or older."""
-    file = decoded(files.whole(path), _File, f"{path}: not a whole execution trace", TraceError)
+    file = decoded(files.whole(path), _ExecutionTraceFile, f"{path}: not a whole execution trace", TraceError)
     if not _KNOWN.match(file.schema):
         raise TraceError(f"{path}: an execution trace of schema {short(file.schema)!r}; this reads 1.0.2-chakra on")
     counted(len(file.nodes), MOST_NODES, f"{path}: operators", TraceError)
@@ -99,12 +99,13 @@ def read(path: Path) -> tuple[int, dict[int, Operator]]:
         raise TraceError(f"{path}: a tensor of an operator is not PyTorch's: {short(str(error))}") from None
 
 
-def _operators(nodes: list[_Node]) -> dict[int, Operator]:
+def _operators(nodes: list[_TraceNode]) -> dict[int, Operator]:
     """By ``rf_id``: FLOPs go up to callers and down to what a product is made of, memory goes up."""
     found = {node.id: _alone(node) for node in nodes}
     whole = {i for i, operator in found.items() if operator.flops}
     for node in reversed(nodes):
-        above, mine = found.get(node.ctrl_deps), found[node.id]
+        above = found.get(node.ctrl_deps)
+        mine = found[node.id]
         if above is not None and node.ctrl_deps < node.id:
             flops = above.flops + (0.0 if node.ctrl_deps in whole else mine.flops)
             found[node.ctrl_deps] = replace(above, flops=flops, storages=above.storages | mine.storages)
@@ -116,15 +117,16 @@ def _operators(nodes: list[_Node]) -> dict[int, Operator]:
     return {int(number): found[i] for i, number in ids if number}
 
 
-def _alone(node: _Node) -> Operator:
-    given, made = list(_tensors(node.inputs)), list(_tensors(node.outputs))
+def _alone(node: _TraceNode) -> Operator:
+    given = list(_tensors(node.inputs))
+    made = list(_tensors(node.outputs))
     nbytes = sum(prod(shape) * DTYPE_BYTES[dtype] for _, shape, dtype in (*given, *made))
     flops = _flops(node.name, [shape for _, shape, _ in given], [shape for _, shape, _ in made])
     dtype = given[0][2] if given else ""
     return Operator(node.id, float(flops), float(nbytes), dtype, frozenset(s for s, *_ in (*given, *made)))
 
 
-def _tensors(part: _Tensors) -> Iterator[Tensor]:
+def _tensors(part: _TraceTensors) -> Iterator[Tensor]:
     """Tensors, those of lists too; a value is its number, storage, offset, elements, their bytes and the device."""
     for value, shape, kind in zip(part.values, part.shapes, part.types, strict=False):
         words = re.findall(r"Tensor\(([^()]*)\)", kind)

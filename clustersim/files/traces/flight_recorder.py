@@ -22,7 +22,7 @@ from clustersim.core.errors import TraceError, few
 from clustersim.core.texts import Table, short
 from clustersim.files.traces import files
 from clustersim.files.traces.heads import Head, Likeness, likeness
-from clustersim.files.traces.told import Fault, Hang
+from clustersim.files.traces.told import CollectiveFault, HangReport
 
 LARGEST = 256 * 2**20
 """Largest dump read [bytes]; a ring of 20,000 calls with stacks is a tenth of it."""
@@ -31,7 +31,7 @@ SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """A collective as a rank called it: ``seq`` counts within its group, ``sizes`` of inputs in elements."""
 
     group: str
@@ -52,10 +52,10 @@ def sniff(head: Head) -> Likeness:
     return likeness(named=named, shaped=named and head.lists("entries", "profiling_name", "process_group"))
 
 
-def read(paths: Sequence[Path]) -> Hang:
+def read(paths: Sequence[Path]) -> HangReport:
     """Why the ranks of these dumps wait. Raises :class:`TraceError` for a file that is no whole dump."""
     skipped: Counter[str] = Counter()
-    calls: dict[int, list[Call]] = {}
+    calls: dict[int, list[RecordedCall]] = {}
     members: dict[str, set[int]] = {}
     for path in paths:
         found = re.search(r"(\d{1,9})(?:\.\w+)?$", path.name)
@@ -69,10 +69,10 @@ def read(paths: Sequence[Path]) -> Hang:
     faults = list(_faults(calls, members))
     lines = [fault.text for fault in faults] or ["no rank is behind: every group's ranks called the same collectives"]
     lines += [f"rank {r}: {len(mine)} calls recorded, last {_said(mine[-1])}" for r, mine in calls.items() if mine]
-    return Hang(", ".join(map(str, paths)), lines, sorted(calls), faults, skipped)
+    return HangReport(", ".join(map(str, paths)), lines, sorted(calls), faults, skipped)
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     """Plain values only: a dump that names a class or a function is refused, and nothing of it runs."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -84,8 +84,9 @@ def _load(path: Path) -> Table:
     if len(data) > LARGEST:
         raise TraceError(f"{path}: more than {LARGEST // 2**20} MiB is no Flight Recorder dump")
     try:
-        dump = json.loads(data) if data.lstrip()[:1] == b"{" else _Plain(io.BytesIO(data)).load()
-        version, told = str(dump.get("version", "2.")), dict(dump) if "entries" in dump else {}
+        dump = json.loads(data) if data.lstrip()[:1] == b"{" else _PlainUnpickler(io.BytesIO(data)).load()
+        version = str(dump.get("version", "2."))
+        told = dict(dump) if "entries" in dump else {}
     except Exception as error:  # an unpickler raises whatever the bytes lead it to
         raise TraceError(f"{path}: not a whole Flight Recorder dump: {short(str(error))[:120]}") from None
     if not version.startswith("2.") or not told:
@@ -95,7 +96,7 @@ def _load(path: Path) -> Table:
     return told
 
 
-def _calls(dump: Table, skipped: Counter[str]) -> Iterator[Call]:
+def _calls(dump: Table, skipped: Counter[str]) -> Iterator[RecordedCall]:
     for entry in dump.get("entries") or []:
         try:
             if entry["is_p2p"]:
@@ -105,8 +106,15 @@ def _calls(dump: Table, skipped: Counter[str]) -> Iterator[Call]:
             frames = [f for f in entry.get("frames") or [] if "torch/" not in str(f.get("filename"))]
             where = f"{Path(str(frames[0]['filename'])).name}:{frames[0]['line']}" if frames else ""
             done = entry["state"] == "completed" or bool(entry["retired"])
-            yield Call(f"{group} {about}".strip(), int(entry["collective_seq_id"]), str(entry["profiling_name"]),
-                       str(entry["input_sizes"]), str((entry["input_dtypes"] or [""])[0]), done, where)  # fmt: skip
+            yield RecordedCall(
+                f"{group} {about}".strip(),
+                int(entry["collective_seq_id"]),
+                str(entry["profiling_name"]),
+                str(entry["input_sizes"]),
+                str((entry["input_dtypes"] or [""])[0]),
+                done,
+                where,
+            )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             skipped["a call whose fields are not Flight Recorder's"] += 1
 
@@ -118,9 +126,9 @@ def _members(config: Any, members: dict[str, set[int]]) -> None:
             members[str(name)] = {int(rank) for rank in ranks[:100_000]}
 
 
-def _faults(calls: Mapping[int, list[Call]], members: Mapping[str, set[int]]) -> Iterator[Fault]:
+def _faults(calls: Mapping[int, list[RecordedCall]], members: Mapping[str, set[int]]) -> Iterator[CollectiveFault]:
     """Of each group, the first collective that not all have called, or that differs between its ranks."""
-    by_group: defaultdict[str, defaultdict[int, dict[int, Call]]] = defaultdict(lambda: defaultdict(dict))
+    by_group: defaultdict[str, defaultdict[int, dict[int, RecordedCall]]] = defaultdict(lambda: defaultdict(dict))
     for rank, mine in calls.items():
         for call in mine:
             by_group[call.group][call.seq][rank] = call
@@ -144,16 +152,16 @@ def _faults(calls: Mapping[int, list[Call]], members: Mapping[str, set[int]]) ->
                 else "ranks differ: " + "; ".join(f"rank {r}: {_said(here[r])}" for r in _different(here))
             )
             text += f"; no dump of ranks {few(unseen, SHOWN)}" if unseen else ""
-            yield Fault(group, seq, first.name, gone, called, unseen, text)
+            yield CollectiveFault(group, seq, first.name, gone, called, unseen, text)
             break
 
 
-def _different(here: Mapping[int, Call]) -> list[int]:
+def _different(here: Mapping[int, RecordedCall]) -> list[int]:
     ways: dict[tuple[str, str, str], int] = {}
     for rank, call in sorted(here.items()):
         ways.setdefault((call.name, call.sizes, call.dtype), rank)
     return list(ways.values())
 
 
-def _said(call: Call) -> str:
+def _said(call: RecordedCall) -> str:
     return short(f"{call.name} of {call.sizes} {call.dtype}" + (f" ({call.where})" if call.where else ""))

@@ -16,7 +16,8 @@ SIZES = (files.HEAD, 16 * files.HEAD, 256 * files.HEAD)
 come before a profile's first event."""
 
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]|[^\s,:"{}\[\]]+')
-_OPEN, _CLOSE = (b"{", b"["), (b"}", b"]")
+_OPEN = (b"{", b"[")
+_CLOSE = (b"}", b"]")
 
 
 class Likeness(IntEnum):

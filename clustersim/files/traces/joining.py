@@ -21,7 +21,7 @@ from clustersim.core.limits import MOST_RANKS, counted
 from clustersim.core.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.files.traces.messages import Key, messages
-from clustersim.files.traces.profiled import BACKEND, PHASES, RankTrace, Seen, Work
+from clustersim.files.traces.profiled import BACKEND, PHASES, ProfiledWork, RankCollective, RankTrace
 
 SAME_CLOCK = 50e-6
 """Ends of one collective lie this close [s] on ranks that share a clock; what is beyond is a clock's offset."""
@@ -43,7 +43,7 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
     keyed = {t.rank: _keyed(t) for t in traces}
     offsets = _clock_offsets(traces, keyed)
     origin = min(t.begin - offsets[t.rank] for t in traces)
-    build = _Build(world)
+    build = _TimelineBuild(world)
     skipped: Counter[str] = Counter()
     for t in traces:
         skipped.update(t.skipped)
@@ -90,10 +90,10 @@ def _world(traces: Sequence[RankTrace]) -> int:
     return world
 
 
-def _keyed(trace: RankTrace) -> dict[Key, Seen]:
+def _keyed(trace: RankTrace) -> dict[Key, RankCollective]:
     """Each collective by what it is called on every rank of its group."""
     count: Counter[Key] = Counter()
-    found: dict[Key, Seen] = {}
+    found: dict[Key, RankCollective] = {}
     for seen in sorted(trace.seen, key=lambda s: s.start):
         if seen.kind in {"send", "recv"}:
             key: Key = ("p2p", trace.rank, len(found))
@@ -111,13 +111,14 @@ def _keyed(trace: RankTrace) -> dict[Key, Seen]:
     return found
 
 
-def _clock_offsets(traces: Sequence[RankTrace], keyed: dict[int, dict[Key, Seen]]) -> dict[int, float]:
+def _clock_offsets(traces: Sequence[RankTrace], keyed: dict[int, dict[Key, RankCollective]]) -> dict[int, float]:
     """How far each rank's clock is ahead of the first's [s], by the ends of the collectives both were in.
 
     Ranks that share nothing with the first are reached through others; one that shares nothing with anybody keeps its
     own clock.
     """
-    offsets, host = {traces[0].rank: 0.0}, {t.rank: t.host for t in traces}
+    offsets = {traces[0].rank: 0.0}
+    host = {t.rank: t.host for t in traces}
     waiting = [t.rank for t in traces[1:]]
     while waiting:
         reached = []
@@ -141,7 +142,7 @@ def _clock_offsets(traces: Sequence[RankTrace], keyed: dict[int, dict[Key, Seen]
     return offsets
 
 
-class _Build:
+class _TimelineBuild:
     def __init__(self, world: int) -> None:
         self.world = world
         self.ops: list[OpInfo] = []
@@ -175,7 +176,7 @@ def _usual_stream(trace: RankTrace) -> str:
     return max(busy, key=lambda name: busy[name], default="")
 
 
-def _add_work(build: _Build, trace: RankTrace, zero: float) -> None:
+def _add_work(build: _TimelineBuild, trace: RankTrace, zero: float) -> None:
     usual = _usual_stream(trace)
     again: Counter[Key] = Counter()
     whole = longest(trace)
@@ -201,7 +202,7 @@ def _add_work(build: _Build, trace: RankTrace, zero: float) -> None:
         build.row(number, trace.rank, start - zero, start - zero, end - zero)
 
 
-def _add_needs(build: _Build, traces: Sequence[RankTrace]) -> None:
+def _add_needs(build: _TimelineBuild, traces: Sequence[RankTrace]) -> None:
     after: defaultdict[int, set[int]] = defaultdict(set)
     for needing, needed in (pair for t in traces for pair in needs(t)):
         if id(needing) in build.told and id(needed) in build.told:
@@ -211,9 +212,9 @@ def _add_needs(build: _Build, traces: Sequence[RankTrace]) -> None:
 
 
 def _add_collectives(
-    build: _Build, keyed: dict[int, dict[Key, Seen]], zero: dict[int, float], skipped: Counter[str]
+    build: _TimelineBuild, keyed: dict[int, dict[Key, RankCollective]], zero: dict[int, float], skipped: Counter[str]
 ) -> None:
-    together: defaultdict[Key, dict[int, Seen]] = defaultdict(dict)
+    together: defaultdict[Key, dict[int, RankCollective]] = defaultdict(dict)
     for rank, of in keyed.items():
         for key, seen in of.items():
             if seen.doing is None:
@@ -234,12 +235,14 @@ def _add_collectives(
         if whole:
             detail |= {"transfer_s": transfer, "skew_s": max(starts) - min(starts)}
         name = f"{any_one.kind} {any_one.kernel}".strip()
-        info = OpInfo(name, any_one.kind, COMM_STREAM, "communication", "communication", nbytes, step=any_one.step,
-                      detail=detail)  # fmt: skip
+        info = OpInfo(
+            name, any_one.kind, COMM_STREAM, "communication", "communication", nbytes, step=any_one.step, detail=detail
+        )
         number = build.op(("collective", key), info)
         for rank, seen in mine.items():
             build.told |= {id(seen): number} if seen.told else {}
-            ready, end = seen.start - zero[rank], seen.end - zero[rank]
+            ready = seen.start - zero[rank]
+            end = seen.end - zero[rank]
             build.row(number, rank, ready, max(ready, end - transfer) if whole else ready, end)
 
 
@@ -249,7 +252,8 @@ def _launch_share(trace: RankTrace) -> float | None:
     spans = sorted((w.start, w.end, w.call) for w in trace.work if w.stream == usual and w.call == w.call)
     if len(spans) < 2 or spans[-1][1] <= spans[0][0]:
         return None
-    late, free = 0.0, spans[0][1]
+    late = 0.0
+    free = spans[0][1]
     for start, end, launch in spans[1:]:
         if start > free and start - launch < HOST_BOUND:
             late += start - free
@@ -261,19 +265,19 @@ LATE = 50e-6
 """Seconds by which clocks of a process and of its device may differ."""
 
 
-def needs(trace: RankTrace) -> Iterator[tuple[Work | Seen, Work | Seen]]:
+def needs(trace: RankTrace) -> Iterator[tuple[ProfiledWork | RankCollective, ProfiledWork | RankCollective]]:
     """Who waits for whom: a collective for what each stream did last with its memory, and a stream, once, for a
     collective whose memory it touches. What had not ended by then was not waited for: numbers of memory are used again.
     """
-    both: list[Work | Seen] = [*trace.work, *trace.seen]
+    both: list[ProfiledWork | RankCollective] = [*trace.work, *trace.seen]
     items = [(one.told, i, one) for i, one in enumerate(both) if one.told]
-    worked: defaultdict[int, dict[str, Work]] = defaultdict(dict)
-    met: dict[int, Seen] = {}
+    worked: defaultdict[int, dict[str, ProfiledWork]] = defaultdict(dict)
+    met: dict[int, RankCollective] = {}
     known: defaultdict[str, set[int]] = defaultdict(set)
     for told, _, one in sorted(items, key=lambda item: (item[0].order, item[1])):
-        found: dict[object, Work | Seen] = {}
+        found: dict[object, ProfiledWork | RankCollective] = {}
         for storage in sorted(told.storages):
-            if isinstance(one, Seen):
+            if isinstance(one, RankCollective):
                 for stream, work in worked[storage].items():
                     found[stream] = max(work, found.get(stream, work), key=_order)
                 met[storage] = one
@@ -283,17 +287,17 @@ def needs(trace: RankTrace) -> Iterator[tuple[Work | Seen, Work | Seen]]:
                 worked[storage][one.stream] = one
         for other in found.values():
             if other.end <= one.start + LATE:
-                known[one.stream if isinstance(one, Work) else ""].add(id(other))
+                known[one.stream if isinstance(one, ProfiledWork) else ""].add(id(other))
                 yield one, other
 
 
-def _order(one: Work | Seen) -> int:
+def _order(one: ProfiledWork | RankCollective) -> int:
     return one.told.order if one.told else -1
 
 
-def longest(trace: RankTrace) -> dict[int, Work]:
+def longest(trace: RankTrace) -> dict[int, ProfiledWork]:
     """The longest kernel of each operator, by its order: FLOPs and bytes are the operator's, not each kernel's."""
-    found: dict[int, Work] = {}
+    found: dict[int, ProfiledWork] = {}
     for work in trace.work:
         if work.told:
             found[work.told.order] = max(found.get(work.told.order, work), work, key=lambda w: w.end - w.start)

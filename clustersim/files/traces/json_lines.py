@@ -19,7 +19,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.texts import Table
 from clustersim.files.traces import files
 from clustersim.files.traces.heads import Head, Likeness, likeness
-from clustersim.files.traces.samples import Sample, Samples, Sieve, dtype_of, joined, kind_of
+from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, joined, kind_of
 
 
 def sniff(head: Head) -> Likeness:
@@ -34,9 +34,9 @@ def read(paths: Sequence[Path]) -> Samples:
     """The collectives of these files. Raises :class:`TraceError` where none has a line that can be read."""
     sieves: list[Samples] = []
     seen: defaultdict[tuple[str, int, str], list[tuple[Sample, float]]] = defaultdict(list)
-    monitor = Sieve()
+    monitor = SampleSieve()
     for path in paths:
-        sieve = Sieve()
+        sieve = SampleSieve()
         for number, line in enumerate(files.text(path).splitlines(), start=1):
             if line.strip():
                 _line(line, f"{path}:{number}", str(path), sieve, seen)
@@ -53,7 +53,7 @@ def read(paths: Sequence[Path]) -> Samples:
 
 
 def _line(
-    line: str, source: str, path: str, sieve: Sieve, seen: dict[tuple[str, int, str], list[tuple[Sample, float]]]
+    line: str, source: str, path: str, sieve: SampleSieve, seen: dict[tuple[str, int, str], list[tuple[Sample, float]]]
 ) -> None:
     try:
         said: Table = msgspec.json.decode(line, type=Table)
@@ -79,19 +79,39 @@ def _kind(name: object) -> str:
 
 
 def _inspected(said: Table, source: str, path: str) -> tuple[Sample, float]:
-    head, perf, about = said["header"], said["coll_perf"], said.get("metadata") or {}
-    kind, ranks = _kind(perf["coll"]), int(head["n_ranks"])
+    head = said["header"]
+    perf = said["coll_perf"]
+    about = said.get("metadata") or {}
+    kind = _kind(perf["coll"])
+    ranks = int(head["n_ranks"])
     nbytes = float(perf["coll_msg_size_bytes"]) * (ranks if kind in ("all_gather", "reduce_scatter") else 1)
     version = str(about.get("inspector_output_format_version", ""))
-    row = Sample(kind, nbytes, float(perf["coll_exec_time_us"]) * 1e-6, ranks, nodes=int(head.get("nnodes") or 0),
-                 source=source, case=f"{path} {kind}", platform=f"inspector {version}".strip())  # fmt: skip
+    row = Sample(
+        kind,
+        nbytes,
+        float(perf["coll_exec_time_us"]) * 1e-6,
+        ranks,
+        nodes=int(head.get("nnodes") or 0),
+        source=source,
+        case=f"{path} {kind}",
+        platform=f"inspector {version}".strip(),
+    )
     return row, float(perf.get("coll_busbw_gbs", math.nan)) * 1e9
 
 
 def _benched(said: Table, source: str, path: str) -> tuple[Sample, float]:
-    kind, dtype = _kind(said["name"]), dtype_of(str(said["type"])) or "fp32"
+    kind = _kind(said["name"])
+    dtype = dtype_of(str(said["type"])) or "fp32"
     ranks = int(said.get("ranks") or said["gpus"])
-    row = Sample(kind, float(said["size"]), float(said["time"]) * 1e-6, ranks, dtype,
-                 redop=str(said.get("redop", "")).replace("none", ""), nodes=int(said.get("nodes") or 0),
-                 source=source, case=f"{path} {kind}")  # fmt: skip
+    row = Sample(
+        kind,
+        float(said["size"]),
+        float(said["time"]) * 1e-6,
+        ranks,
+        dtype,
+        redop=str(said.get("redop", "")).replace("none", ""),
+        nodes=int(said.get("nodes") or 0),
+        source=source,
+        case=f"{path} {kind}",
+    )
     return row, float(said["busBw"]) * 1e9

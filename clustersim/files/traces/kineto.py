@@ -27,8 +27,17 @@ from clustersim.files.traces import execution_trace, files
 from clustersim.files.traces.execution_trace import Operator
 from clustersim.files.traces.heads import Head, Likeness, growing, likeness
 from clustersim.files.traces.joining import join
-from clustersim.files.traces.kineto_json import FILE, KERNEL_ARGS, NOTE_ARGS, Event, File, Info, KernelArgs, NoteArgs
-from clustersim.files.traces.profiled import RankTrace, Schedule, Seen, Work
+from clustersim.files.traces.kineto_json import (
+    FILE,
+    KERNEL_ARGS,
+    NOTE_ARGS,
+    KernelArgs,
+    KinetoEvent,
+    KinetoFile,
+    KinetoInfo,
+    NoteArgs,
+)
+from clustersim.files.traces.profiled import AnnotatedSchedule, ProfiledWork, RankCollective, RankTrace
 from clustersim.files.traces.samples import dtype_of, kind_of
 
 _COMMS = re.compile(r"^(?:nccl|gloo|rccl|ucc|xccl|hccl):(\w+)$")
@@ -106,11 +115,12 @@ def _read_one(path: Path, n: int, recorded: Recorded) -> list[RankTrace]:
     return traces
 
 
-def _ranks(path: Path, file: File, n: int, recorded: Recorded) -> list[RankTrace]:
-    info = file.info or Info()
+def _ranks(path: Path, file: KinetoFile, n: int, recorded: Recorded) -> list[RankTrace]:
+    info = file.info or KinetoInfo()
     if info.rank is None and n > 1:
         raise TraceError(f"{path}: does not say its rank (no distributedInfo), so it cannot be joined with others")
-    world, device = info.world_size or 1, file.devices[0].name if file.devices else ""
+    world = info.world_size or 1
+    device = file.devices[0].name if file.devices else ""
     parts = _by_rank(file.events) if file.clustersim else {info.rank or 0: file.events}
     traces = []
     for rank, events in parts.items():
@@ -118,20 +128,20 @@ def _ranks(path: Path, file: File, n: int, recorded: Recorded) -> list[RankTrace
             rank, world, str(path), host=file.host_name, device=device, base=file.base, backend=info.backend
         )
         process = next((event.pid for event in events if event.pid in recorded and event.cat == "cpu_op"), -1)
-        _Reader(trace, _groups(info), recorded.pop(int(process), {})).take(events)
+        _KinetoReader(trace, _groups(info), recorded.pop(int(process), {})).take(events)
         traces.append(trace)
     return traces
 
 
-def _by_rank(events: list[Event]) -> dict[int, list[Event]]:
-    parts: dict[int, list[Event]] = {}
+def _by_rank(events: list[KinetoEvent]) -> dict[int, list[KinetoEvent]]:
+    parts: dict[int, list[KinetoEvent]] = {}
     for event in events:
         if event.ph == "X" and event.cat == "kernel":
             parts.setdefault(KERNEL_ARGS.decode(event.args).rank or 0, []).append(event)
     return parts
 
 
-def _groups(info: Info) -> dict[str, tuple[int, ...]]:
+def _groups(info: KinetoInfo) -> dict[str, tuple[int, ...]]:
     """Group name -> ranks, where the profiler wrote its groups down."""
     found = {}
     for group in info.pg_config if isinstance(info.pg_config, list) else []:
@@ -141,20 +151,22 @@ def _groups(info: Info) -> dict[str, tuple[int, ...]]:
     return found
 
 
-class _Reader:
+class _KinetoReader:
     """One pass over a file's events."""
 
     def __init__(self, trace: RankTrace, groups: dict[str, tuple[int, ...]], recorded: dict[int, Operator]) -> None:
-        self.trace, self.groups, self.recorded = trace, groups, recorded
+        self.trace = trace
+        self.groups = groups
+        self.recorded = recorded
         self.told: dict[int, Operator] = {}
         self.steps: list[tuple[float, int]] = []
-        self.notes: defaultdict[int | str, list[Event]] = defaultdict(list)
+        self.notes: defaultdict[int | str, list[KinetoEvent]] = defaultdict(list)
         self.launches: dict[int, tuple[float, int | str]] = {}
-        self.kernels: list[Event] = []
-        self.operators: list[Event] = []
-        self.schedule = Schedule(())
+        self.kernels: list[KinetoEvent] = []
+        self.operators: list[KinetoEvent] = []
+        self.schedule = AnnotatedSchedule(())
 
-    def take(self, events: list[Event]) -> None:
+    def take(self, events: list[KinetoEvent]) -> None:
         """Sort events by what they are, then make the rank's collectives and work of them."""
         # Microseconds since 1970 leave a float a quarter of a microsecond: count from the file's own first event.
         origin = math.floor(min((event.ts for event in events if event.ph == "X"), default=0.0))
@@ -164,7 +176,7 @@ class _Reader:
                 event.ts -= origin
                 self._sort(event)
         self.steps.sort()
-        self.schedule = Schedule((e.name, e.ts, e.ts + e.dur) for e in events if e.cat == "user_annotation")
+        self.schedule = AnnotatedSchedule((e.name, e.ts, e.ts + e.dur) for e in events if e.cat == "user_annotation")
         for notes in self.notes.values():
             notes.sort(key=lambda e: e.ts)
         if self.kernels:
@@ -173,7 +185,7 @@ class _Reader:
         else:
             self._on_cpu()
 
-    def _sort(self, event: Event) -> None:
+    def _sort(self, event: KinetoEvent) -> None:
         cat = event.cat
         if cat in ("cuda_runtime", "cuda_driver", "hip_runtime", "Runtime"):
             if "aunch" in event.name or "emcpy" in event.name or "emset" in event.name:
@@ -196,7 +208,7 @@ class _Reader:
         at = bisect.bisect_right(self.steps, (ts, math.inf)) - 1
         return self.steps[at][1] if at >= 0 else 0
 
-    def _kernel(self, event: Event) -> None:
+    def _kernel(self, event: KinetoEvent) -> None:
         try:
             args = KERNEL_ARGS.decode(event.args)
         except msgspec.ValidationError as error:
@@ -204,10 +216,12 @@ class _Reader:
             return
         called, tid = self.launches.get(args.correlation, (math.nan, ""))
         step = args.step if args.step is not None else self._step(called if called == called else event.ts)
-        start, end = event.ts * 1e-6, (event.ts + event.dur) * 1e-6
+        start = event.ts * 1e-6
+        end = (event.ts + event.dur) * 1e-6
         if args.collective is None and not _KERNEL.match(event.name):
-            told, stream = self.told.get(args.external), f"stream {args.stream}"
-            self.trace.work.append(Work(event.name, stream, start, end, called * 1e-6, step, None, told))
+            told = self.told.get(args.external)
+            stream = f"stream {args.stream}"
+            self.trace.work.append(ProfiledWork(event.name, stream, start, end, called * 1e-6, step, None, told))
             return
         if args.collective is not None:
             seen = self._told(args, start, end, step)
@@ -220,8 +234,9 @@ class _Reader:
             short = found.group(1) if (found := _KERNEL.match(event.name)) and found.group(1) else ""
             self.trace.seen.append(dataclasses.replace(seen, kernel=short, told=self.told.get(args.external)))
 
-    def _told(self, args: KernelArgs, start: float, end: float, step: int) -> Seen | None:
-        kind, dtype = kind_of(args.collective or ""), dtype_of(args.dtype)
+    def _told(self, args: KernelArgs, start: float, end: float, step: int) -> RankCollective | None:
+        kind = kind_of(args.collective or "")
+        dtype = dtype_of(args.dtype)
         if kind is None or dtype is None:
             return None
         group = str(args.group)
@@ -231,15 +246,17 @@ class _Reader:
             members = ()  # the profiler cuts long lists off
         elements = args.outputs if kind == "all_gather" else args.inputs
         nbytes = float(max(elements, args.inputs if kind != "all_gather" else 0) * DTYPE_BYTES[dtype])
-        return Seen(kind, start, end, nbytes, group, size, members, args.seq, dtype, step, purpose=args.purpose)
+        return RankCollective(
+            kind, start, end, nbytes, group, size, members, args.seq, dtype, step, purpose=args.purpose
+        )
 
-    def _note(self, tid: int | str, ts: float) -> Event | None:
+    def _note(self, tid: int | str, ts: float) -> KinetoEvent | None:
         """The annotation of the thread that a launch call lies in."""
         notes = self.notes.get(tid, [])
         at = bisect.bisect_right(notes, ts, key=lambda e: e.ts) - 1
         return notes[at] if at >= 0 and notes[at].ts + notes[at].dur >= ts else None
 
-    def _annotated(self, note: Event, start: float, end: float, step: int) -> Seen | None:
+    def _annotated(self, note: KinetoEvent, start: float, end: float, step: int) -> RankCollective | None:
         """From the annotation's input shapes: all that older profilers, and Gloo's, write."""
         found = _COMMS.match(note.name)
         kind = kind_of(found.group(1)) if found else None
@@ -249,20 +266,24 @@ class _Reader:
             return None
         world = self.trace.world
         full = (nbytes or 0.0) * (world if kind == "all_gather" else 1)
-        return Seen(kind, start, end, full, "", 2 if kind in {"send", "recv"} else world, (), None, dtype, step)
+        return RankCollective(
+            kind, start, end, full, "", 2 if kind in {"send", "recv"} else world, (), None, dtype, step
+        )
 
     def _on_cpu(self) -> None:
         """Without a GPU: annotations are collectives, the outermost ATen operators of each thread its work."""
         for notes in self.notes.values():
             for note in notes:
-                start, end = note.ts * 1e-6, (note.ts + note.dur) * 1e-6
+                start = note.ts * 1e-6
+                end = (note.ts + note.dur) * 1e-6
                 seen = self._annotated(note, start, end, self._step(note.ts))
                 if seen is None:
                     self.trace.skipped[
                         f"a collective without shapes ({note.name}; record_shapes=True writes them)"
                     ] += 1
                 else:
-                    doing, told = self.schedule.at(note.ts), self._called(note)
+                    doing = self.schedule.at(note.ts)
+                    told = self._called(note)
                     self.trace.seen.append(dataclasses.replace(seen, doing=doing, told=told))
         until: dict[int | str, float] = {}
         for event in sorted(self.operators, key=lambda e: (e.ts, -e.dur)):
@@ -270,18 +291,20 @@ class _Reader:
                 until[event.tid] = event.ts + event.dur
                 self._operator(event, event.ts * 1e-6, (event.ts + event.dur) * 1e-6)
 
-    def _operator(self, event: Event, start: float, end: float) -> None:
+    def _operator(self, event: KinetoEvent, start: float, end: float) -> None:
         """An outermost operator: work of its own, or a part of the action of a pipeline that it lies in."""
-        work, doing, step = self.trace.work, self.schedule.at(event.ts), self._step(event.ts)
+        work = self.trace.work
+        doing = self.schedule.at(event.ts)
+        step = self._step(event.ts)
         if doing is None or doing.boundary >= 0:
             told = self._called(event)
-            work.append(Work(event.name, f"thread {event.tid}", start, end, math.nan, step, None, told))
+            work.append(ProfiledWork(event.name, f"thread {event.tid}", start, end, math.nan, step, None, told))
         elif work and work[-1].doing is doing:
             work[-1] = work[-1]._replace(end=end)
         else:
-            work.append(Work(doing.name, f"thread {event.tid}", start, end, math.nan, step, doing))
+            work.append(ProfiledWork(doing.name, f"thread {event.tid}", start, end, math.nan, step, doing))
 
-    def _called(self, event: Event) -> Operator | None:
+    def _called(self, event: KinetoEvent) -> Operator | None:
         return self.told.get(KERNEL_ARGS.decode(event.args).external) if self.told else None
 
 
@@ -296,10 +319,12 @@ def _members(ranks: str | list[int] | None) -> tuple[int, ...]:
 
 def _size(args: NoteArgs) -> tuple[float | None, str]:
     """Bytes of all input tensors and their type."""
-    dims, types = args.dims, args.types
+    dims = args.dims
+    types = args.types
     if not isinstance(dims, list) or not isinstance(types, list):
         return None, ""
-    total, dtype = 0.0, ""
+    total = 0.0
+    dtype = ""
     for shape, word in zip(dims, types, strict=False):
         known = dtype_of(word) if isinstance(word, str) else None
         if known and isinstance(shape, list) and all(isinstance(d, int) for d in shape):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 
-class Event(msgspec.Struct, gc=False):
+class KinetoEvent(msgspec.Struct, gc=False):
     """One entry of traceEvents; ``ts`` and ``dur`` [us]."""
 
     ph: str = ""
@@ -20,7 +20,7 @@ class Event(msgspec.Struct, gc=False):
     args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class Info(msgspec.Struct):
+class KinetoInfo(msgspec.Struct):
     """Which rank of what; ``pg_config`` as older and newer releases write it."""
 
     rank: int | None = None
@@ -29,30 +29,47 @@ class Info(msgspec.Struct):
     pg_config: Any = None
 
 
-class Device(msgspec.Struct):
+class KinetoDevice(msgspec.Struct):
     """One of the machine's GPUs."""
 
     name: str = ""
 
 
-class File(msgspec.Struct, rename={"events": "traceEvents", "info": "distributedInfo", "base": "baseTimeNanoseconds",
-                                    "devices": "deviceProperties"}):  # fmt: skip
+class KinetoFile(
+    msgspec.Struct,
+    rename={
+        "events": "traceEvents",
+        "info": "distributedInfo",
+        "base": "baseTimeNanoseconds",
+        "devices": "deviceProperties",
+    },
+):
     """A whole file; ``base`` : nanoseconds that its ``ts`` count from."""
 
-    events: list[Event]
-    info: Info | None = None
+    events: list[KinetoEvent]
+    info: KinetoInfo | None = None
     base: int = 0
-    devices: list[Device] = []
+    devices: list[KinetoDevice] = []
     host_name: str = ""
     clustersim: Any = None
 
 
-class KernelArgs(msgspec.Struct, gc=False, rename={
-    "collective": "Collective name", "inputs": "In msg nelems", "outputs": "Out msg nelems", "size": "Group size",
-    "group": "Process Group Name", "ranks": "Process Group Ranks", "seq": "Seq",
-    "purpose": "Process Group Description", "external": "External id",
-    "function": "Record function id",
-}):  # fmt: skip
+class KernelArgs(
+    msgspec.Struct,
+    gc=False,
+    rename={
+        "collective": "Collective name",
+        "inputs": "In msg nelems",
+        "outputs": "Out msg nelems",
+        "size": "Group size",
+        "group": "Process Group Name",
+        "ranks": "Process Group Ranks",
+        "seq": "Seq",
+        "purpose": "Process Group Description",
+        "external": "External id",
+        "function": "Record function id",
+    },
+):
     """What is said of a kernel, of a collective in NCCL's words, and of an operator: its number, which its kernels have
     too, and that in execution traces."""
 
@@ -80,6 +97,6 @@ class NoteArgs(msgspec.Struct, rename={"dims": "Input Dims", "types": "Input typ
     types: Any = None
 
 
-FILE = msgspec.json.Decoder(File)
+FILE = msgspec.json.Decoder(KinetoFile)
 KERNEL_ARGS = msgspec.json.Decoder(KernelArgs)
 NOTE_ARGS = msgspec.json.Decoder(NoteArgs)

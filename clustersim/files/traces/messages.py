@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from clustersim.core.program import COMM_STREAM
 from clustersim.core.timeline import OpInfo
-from clustersim.files.traces.profiled import Doing, RankTrace, Seen
+from clustersim.files.traces.profiled import RankCollective, RankTrace, ScheduledAction
 
 Key: TypeAlias = tuple[object, ...]
 """What a communication is called on every rank of its group."""
@@ -25,7 +25,7 @@ Row: TypeAlias = tuple[Key, OpInfo, int, float, float, float]
 
 
 @dataclass(frozen=True)
-class _Message:
+class _MessageTimes:
     """``posted`` [s] by the later of its ends, ``came`` its receiver to wait, and ``over``; nan: not measured."""
 
     posted: float
@@ -45,13 +45,14 @@ def messages(traces: Sequence[RankTrace], zero: Mapping[int, float]) -> Iterator
     """
     mine = [(t.rank, seen, seen.doing) for t in traces for seen in t.seen if seen.doing]
     place = _replicas({rank: doing.stage for rank, _, doing in mine})
-    ends: defaultdict[Key, dict[str, tuple[int, Seen]]] = defaultdict(dict)
+    ends: defaultdict[Key, dict[str, tuple[int, RankCollective]]] = defaultdict(dict)
     for rank, seen, doing in mine:
         ends[_between(seen, doing, place[rank])][seen.kind] = rank, seen
     work = {t.rank: sorted(work.end for work in t.work) for t in traces}
     for rank, seen, doing in mine:
         one = _message(ends[_between(seen, doing, place[rank])], work, zero)
-        key, info = (seen.kind, rank, seen.step, doing), _info(seen, doing, one)
+        key = (seen.kind, rank, seen.step, doing)
+        info = _info(seen, doing, one)
         if seen.kind == "recv":
             start = min(max(one.came, one.posted), one.over) if one.posted == one.posted else one.came
             yield key, info, rank, one.came, start, one.over
@@ -61,15 +62,15 @@ def messages(traces: Sequence[RankTrace], zero: Mapping[int, float]) -> Iterator
 
 
 def _message(
-    both: Mapping[str, tuple[int, Seen]], work: Mapping[int, list[float]], zero: Mapping[int, float]
-) -> _Message:
+    both: Mapping[str, tuple[int, RankCollective]], work: Mapping[int, list[float]], zero: Mapping[int, float]
+) -> _MessageTimes:
     posted = max(seen.start - zero[rank] for rank, seen in both.values()) if len(both) == 2 else math.nan
     if "recv" not in both:
-        return _Message(posted, math.nan, math.nan)
+        return _MessageTimes(posted, math.nan, math.nan)
     rank, received = both["recv"]
     at = bisect.bisect_right(work[rank], received.end) - 1
     came = max(received.start, work[rank][at]) if at >= 0 else received.start
-    return _Message(posted, came - zero[rank], received.end - zero[rank])
+    return _MessageTimes(posted, came - zero[rank], received.end - zero[rank])
 
 
 def _replicas(stage_of: Mapping[int, int]) -> dict[int, int]:
@@ -82,16 +83,24 @@ def _replicas(stage_of: Mapping[int, int]) -> dict[int, int]:
     return place
 
 
-def _between(seen: Seen, doing: Doing, replica: int) -> Key:
+def _between(seen: RankCollective, doing: ScheduledAction, replica: int) -> Key:
     return seen.step, doing.label.action, doing.label.microbatch, doing.boundary, replica
 
 
-def _info(seen: Seen, doing: Doing, one: _Message) -> OpInfo:
+def _info(seen: RankCollective, doing: ScheduledAction, one: _MessageTimes) -> OpInfo:
     what = "activations" if doing.label.action == "F" else "gradients"
     detail: dict[str, int | float | str] = {"group_size": 2, "dtype": seen.dtype}
     if one.took is not None:
         detail |= {"transfer_s": one.took, "skew_s": one.posted - one.came}
     return OpInfo(
-        f"{seen.kind} {what} {doing.label.microbatch}", seen.kind, f"{COMM_STREAM} pp", "communication",
-        "communication", seen.nbytes, step=seen.step, detail=detail, label=doing.label, stage=doing.stage,
-    )  # fmt: skip
+        f"{seen.kind} {what} {doing.label.microbatch}",
+        seen.kind,
+        f"{COMM_STREAM} pp",
+        "communication",
+        "communication",
+        seen.nbytes,
+        step=seen.step,
+        detail=detail,
+        label=doing.label,
+        stage=doing.stage,
+    )

@@ -24,7 +24,7 @@ from clustersim.core.units import format_bytes
 from clustersim.files.traces import files
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.samples import kind_of
-from clustersim.files.traces.told import Beside, Choice, Chosen, NcclLog
+from clustersim.files.traces.told import ChoiceComparison, LoggedChoice, NcclLog, SimulatedChoice
 
 _OWN_LINE = re.compile(r":\d+:\d+ \[\w+\] NCCL (?:INFO|WARN|TRACE|VERSION) ")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
@@ -47,7 +47,9 @@ def sniff(head: Head) -> Likeness:
 def read(paths: Sequence[Path]) -> NcclLog:
     """What NCCL said of itself. Raises :class:`TraceError` for a log without anything known."""
     versions: set[str] = set()
-    ranks, nodes, channels = 0, 0, dict[str, int]()
+    ranks = 0
+    nodes = 0
+    channels = dict[str, int]()
     pinned: dict[str, str] = {}
     via: Counter[str] = Counter()
     choices: Counter[tuple[str, int, str, str, int]] = Counter()
@@ -57,7 +59,8 @@ def read(paths: Sequence[Path]) -> NcclLog:
         if "NCCL INFO" not in line:
             continue
         if (found := _COMM.search(line)) and int(found[1]) > ranks:
-            ranks, nodes = int(found[1]), int(found[2] or 0)
+            ranks = int(found[1])
+            nodes = int(found[2] or 0)
         if found := _CHANNELS.search(line):
             named = dict(zip(("coll", "collnet", "nvls", "p2p"), found.groups(), strict=True))
             channels = {name: int(n) for name, n in named.items() if n}
@@ -73,7 +76,7 @@ def read(paths: Sequence[Path]) -> NcclLog:
         raise TraceError(
             f"{paths[0]}: no communicator in this log; NCCL_DEBUG=INFO writes one (NCCL_DEBUG_SUBSYS=INIT)"
         )
-    rows = [Choice(*one, count) for one, count in sorted(choices.items())]
+    rows = [LoggedChoice(*one, count) for one, count in sorted(choices.items())]
     told = NcclLog(", ".join(map(str, paths)), [], sorted(versions), ranks, nodes, channels, pinned, via, rows)
     return msgspec.structs.replace(told, lines=_lines(told))
 
@@ -86,7 +89,8 @@ def beside(told: NcclLog, topology: Topology) -> NcclLog:
     from clustersim import collectives  # most who read a log do not need them
     from clustersim.collectives.base import Group
 
-    ranks, nodes = told.ranks, told.nodes or topology.n_nodes
+    ranks = told.ranks
+    nodes = told.nodes or topology.n_nodes
     if not ranks or nodes != topology.n_nodes or ranks % nodes or ranks // nodes > len(topology.node_gpus(0)):
         raise TraceError(
             f"{told.source}: {ranks} ranks on {nodes} nodes do not fit {topology.n_nodes} x {topology.name}"
@@ -94,23 +98,24 @@ def beside(told: NcclLog, topology: Topology) -> NcclLog:
     gpus = np.concatenate([topology.node_gpus(node)[: ranks // nodes] for node in range(nodes)])
     version = [int(part) for part in (told.versions or ["2.28"])[-1].split(".")[:2]]
     group = Group(topology, gpus, nccl_version=(version[0], version[1]))
-    rows: list[Choice] = []
-    lines, alike = list(told.lines), 0
+    rows: list[LoggedChoice] = []
+    lines = list(told.lines)
+    alike = 0
     for row in told.choices:
         if row.kind not in COLLECTIVES or not row.nbytes:
             continue
         plan = collectives.plan(collectives.Request(row.kind, float(row.nbytes)), group)
         same = (row.algorithm, row.protocol) == (plan.algorithm, plan.protocol)
         alike += same
-        ours = Chosen(plan.algorithm, plan.protocol, plan.n_channels)
-        rows.append(Beside(**msgspec.structs.asdict(row), ours=ours, same=same))
+        ours = SimulatedChoice(plan.algorithm, plan.protocol, plan.n_channels)
+        rows.append(ChoiceComparison(**msgspec.structs.asdict(row), ours=ours, same=same))
         said = f"{row.kind} {format_bytes(row.nbytes)}: here {plan.algorithm} {plan.protocol}"
         lines.append(f"{said} on {plan.n_channels} channels, {'as' if same else 'not as'} NCCL chose")
     lines.append(f"{alike} of {len(rows)} choices are NCCL's, on {topology.name}")
     return msgspec.structs.replace(told, lines=lines, choices=rows)
 
 
-class _Pin(msgspec.Struct, omit_defaults=True):
+class _LoggedPin(msgspec.Struct, omit_defaults=True):
     kind: str
     algorithm: str
     protocol: str
@@ -125,17 +130,18 @@ def pins(told: NcclLog) -> str:
     """
     from clustersim.collectives.nccl_backend import TUNED
 
-    found: list[_Pin] = []
+    found: list[_LoggedPin] = []
     often = sorted(told.choices, key=lambda row: -row.count)
     chosen = {(row.kind, row.nbytes): row for row in reversed(often)}  # the most frequent of a size
     for (kind, nbytes), row in sorted(chosen.items()):
-        last, size = found[-1] if found else None, f"{nbytes} B"
+        last = found[-1] if found else None
+        size = f"{nbytes} B"
         if kind not in TUNED or row.algorithm.startswith("collnet"):
             continue
         if last and (last.kind, last.algorithm, last.protocol) == (kind, row.algorithm, row.protocol):
             last.most = size
         else:
-            found.append(_Pin(kind, row.algorithm, row.protocol, size, size, told.ranks))
+            found.append(_LoggedPin(kind, row.algorithm, row.protocol, size, size, told.ranks))
     if not found:
         raise TraceError(f"{told.source}: no choice that can be pinned; NCCL_DEBUG_SUBSYS=INIT,TUNING writes them")
     tables = (msgspec.to_builtins(pin).items() for pin in found)

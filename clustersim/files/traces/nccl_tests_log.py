@@ -18,7 +18,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.texts import Table
 from clustersim.files.traces import files
 from clustersim.files.traces.heads import Head, Likeness, likeness
-from clustersim.files.traces.samples import Sample, Samples, Sieve, dtype_of, kind_of
+from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, kind_of
 
 _PREFIX = re.compile(r"^(?:\[\d+,\d+\]<std(?:out|err)>:?|\d+:|\[[^\]]*\]:)\s?(?=[ #\d])")
 _RANK = re.compile(
@@ -55,7 +55,7 @@ def version_text(code: int) -> str:
 
 
 @dataclass
-class _Run:
+class _NcclTestsRun:
     """What the lines above a table said of it."""
 
     kind: str | None = None
@@ -83,7 +83,10 @@ class _Run:
 
 def read(path: Path) -> Samples:
     """The tables of a log. Raises :class:`TraceError` where it has none."""
-    sieve, run, columns, tables = Sieve(), _Run(), list[str](), 0
+    sieve = SampleSieve()
+    run = _NcclTestsRun()
+    columns = list[str]()
+    tables = 0
     notes: list[str] = []
     for number, raw in enumerate(files.text(path).splitlines(), start=1):
         line = _PREFIX.sub("", raw).strip()
@@ -91,11 +94,12 @@ def read(path: Path) -> Samples:
             continue
         words = line.lstrip("#").split()
         if tuple(words[:3]) == _HEADER or tuple(words[:3]) == ("bytes", "N", "type"):
-            columns, tables = words, tables + 1
+            columns = words
+            tables = tables + 1
         elif columns and line[0].isdigit():
             _row(words, columns, run, sieve, f"{path}:{number}", str(path))
         elif found := _START.match(line):  # the lines that name its program and library come before this one
-            run = _Run(run.kind, int(found[1]), int(found[2]), run.version, run.env)
+            run = _NcclTestsRun(run.kind, int(found[1]), int(found[2]), run.version, run.env)
         else:
             _learn(run, line, sieve)
     if not tables:
@@ -105,7 +109,7 @@ def read(path: Path) -> Samples:
     return sieve.done(str(path), notes)
 
 
-def _learn(run: _Run, line: str, sieve: Sieve) -> None:
+def _learn(run: _NcclTestsRun, line: str, sieve: SampleSieve) -> None:
     if found := _RANK.match(line):
         rank, group, _, host, device = found.groups()
         run.hosts[rank] = f"{host}\t{device}"
@@ -121,14 +125,15 @@ def _learn(run: _Run, line: str, sieve: Sieve) -> None:
         sieve.skip("the run failed: a line says 'Test NCCL failure' or 'Test CUDA failure'")
 
 
-def _row(words: list[str], columns: list[str], run: _Run, sieve: Sieve, source: str, case: str) -> None:
+def _row(words: list[str], columns: list[str], run: _NcclTestsRun, sieve: SampleSieve, source: str, case: str) -> None:
     cells = _by_name(words, columns)
     if cells is None:
         return sieve.skip("a row that is cut off, or has columns its header does not name")
     busbw = _number(cells.get("busbw", [""])[0])
     ranks, nodes = run.members()
     try:
-        size, seconds = float(cells["size"][0]), _number(cells["time"][0]) * 1e-6
+        size = float(cells["size"][0])
+        seconds = _number(cells["time"][0]) * 1e-6
     except (KeyError, ValueError):
         return sieve.skip("a row without size or time")
     kind = run.kind or _guess(cells, size, ranks)
@@ -142,11 +147,21 @@ def _row(words: list[str], columns: list[str], run: _Run, sieve: Sieve, source: 
         return sieve.skip("a row whose results nccl-tests found wrong")
     in_place = [_number(t) * 1e-6 for t in cells["time"][1:]]
     row = Sample(
-        kind=kind, nbytes=size, seconds=seconds, ranks=ranks, dtype=dtype, nodes=nodes,
+        kind=kind,
+        nbytes=size,
+        seconds=seconds,
+        ranks=ranks,
+        dtype=dtype,
+        nodes=nodes,
         redop="" if cells.get("redop", [""])[0] == "none" else cells.get("redop", [""])[0],
-        seconds_in_place=in_place[0] if in_place else float("nan"), launch=run.launch, version=run.version,
-        env=" ".join(run.env), device=run.device, source=source, case=f"{case} {kind}",
-    )  # fmt: skip
+        seconds_in_place=in_place[0] if in_place else float("nan"),
+        launch=run.launch,
+        version=run.version,
+        env=" ".join(run.env),
+        device=run.device,
+        source=source,
+        case=f"{case} {kind}",
+    )
     return sieve.add(row, busbw * 1e9)
 
 
@@ -198,20 +213,21 @@ def read_json(path: Path) -> Samples:
     """A ``-J`` report. Raises :class:`TraceError` for one that is cut off."""
     try:
         report = msgspec.json.decode(files.whole(path))
-        run, results = _reported(report), report["results"]
+        run = _reported(report)
+        results = report["results"]
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise TraceError(f"{path}: not a whole nccl-tests -J report: {error}") from None
-    sieve = Sieve()
+    sieve = SampleSieve()
     for number, cells in enumerate(results if isinstance(results, list) else []):
         if isinstance(cells, dict):
             _row_of_report(cells, run, sieve, f"{path} results[{number}]", str(path))
     return sieve.done(str(path))
 
 
-def _reported(report: Table) -> _Run:
+def _reported(report: Table) -> _NcclTestsRun:
     """What a report says of its run."""
     config = report["config"]
-    run = _Run(threads=int(config.get("nthreads", 1)), gpus=int(config.get("ngpus", 1)))
+    run = _NcclTestsRun(threads=int(config.get("nthreads", 1)), gpus=int(config.get("ngpus", 1)))
     run.version = version_text(int(report.get("nccl_version", 0)))
     run.env = _ENV.findall("\n".join(map(str, report.get("env", []))))
     for device in config.get("devices", []):
@@ -223,7 +239,7 @@ def _reported(report: Table) -> _Run:
     return run
 
 
-def _row_of_report(cells: Table, run: _Run, sieve: Sieve, source: str, case: str) -> None:
+def _row_of_report(cells: Table, run: _NcclTestsRun, sieve: SampleSieve, source: str, case: str) -> None:
     def seconds(place: str) -> float:
         timed = cells.get(place) or {}
         return _number(str(timed.get("time", timed.get("cpu_time", "nan")))) * 1e-6
@@ -236,10 +252,22 @@ def _row_of_report(cells: Table, run: _Run, sieve: Sieve, source: str, case: str
     dtype = dtype_of(words["type"][0])
     if kind is None or dtype is None:
         return sieve.skip("a collective or element type the report does not name")
-    out, within = seconds("out_of_place"), seconds("in_place")
+    out = seconds("out_of_place")
+    within = seconds("in_place")
     row = Sample(
-        kind=kind, nbytes=_number(words["size"][0]), seconds=out if out == out else within, ranks=ranks, dtype=dtype,
-        redop=words["redop"][0].replace("none", ""), nodes=nodes, seconds_in_place=within, launch=run.launch,
-        version=run.version, env=" ".join(run.env), device=run.device, source=source, case=f"{case} {kind}",
-    )  # fmt: skip
+        kind=kind,
+        nbytes=_number(words["size"][0]),
+        seconds=out if out == out else within,
+        ranks=ranks,
+        dtype=dtype,
+        redop=words["redop"][0].replace("none", ""),
+        nodes=nodes,
+        seconds_in_place=within,
+        launch=run.launch,
+        version=run.version,
+        env=" ".join(run.env),
+        device=run.device,
+        source=source,
+        case=f"{case} {kind}",
+    )
     return sieve.add(row, _number(str(timed.get("bus_bw", "nan"))) * 1e9)

@@ -24,14 +24,24 @@ from clustersim.core.errors import TraceError
 from clustersim.core.timeline import Timeline
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.joining import join
-from clustersim.files.traces.profiled import RankTrace, Seen, Work
+from clustersim.files.traces.profiled import ProfiledWork, RankCollective, RankTrace
 from clustersim.files.traces.samples import dtype_of, kind_of
 
 _MAGIC = b"SQLite format 3\0"
-_CALLS = {"ncclAllReduce": "all_reduce", "ncclAllGather": "all_gather", "ncclReduceScatter": "reduce_scatter",
-          "ncclBroadcast": "broadcast", "ncclBcast": "broadcast", "ncclReduce": "reduce", "ncclSend": "send",
-          "ncclRecv": "recv", "ncclAlltoAll": "all_to_all", "ncclAllToAll": "all_to_all"}  # fmt: skip
-_SIZE, _COMM = "Message size [bytes]", "NCCL communicator ID"
+_CALLS = {
+    "ncclAllReduce": "all_reduce",
+    "ncclAllGather": "all_gather",
+    "ncclReduceScatter": "reduce_scatter",
+    "ncclBroadcast": "broadcast",
+    "ncclBcast": "broadcast",
+    "ncclReduce": "reduce",
+    "ncclSend": "send",
+    "ncclRecv": "recv",
+    "ncclAlltoAll": "all_to_all",
+    "ncclAllToAll": "all_to_all",
+}
+_SIZE = "Message size [bytes]"
+_COMM = "NCCL communicator ID"
 _TYPES = "f16|f32|f64|bf16|u8|i8|u32|i32|u64|i64|f8e4m3|f8e5m2|half|float|double|u?int8_t|u?int32_t|u?int64_t"
 _NAME = re.compile(rf"nccl(?:Dev)?Kernel_([A-Za-z]+)(?:_\w*?)?_({_TYPES})(?:_|$|\()")
 _RANGE = {"start", "end", "text", "textId", "globalTid"}
@@ -62,7 +72,8 @@ class _Export:
     """The tables of one export that matter here. All times in them are nanoseconds of one clock."""
 
     def __init__(self, base: sqlite3.Connection, path: Path) -> None:
-        self.base, self.path = base, path
+        self.base = base
+        self.path = path
         tables = {name for (name,) in base.execute("select name from sqlite_master where type = 'table'")}
         for needed in ("CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"):
             if needed not in tables:
@@ -76,7 +87,8 @@ class _Export:
 
     def ranks(self) -> list[RankTrace]:
         """One trace per process that used a GPU."""
-        launches, marked = self._launches(), self._marked()
+        launches = self._launches()
+        marked = self._marked()
         calls, members = self._calls()
         of: defaultdict[int, list[tuple[Any, ...]]] = defaultdict(list)
         for row in self._kernels():
@@ -159,7 +171,7 @@ class _Export:
             called, thread = launches.get((process, correlation), (float("nan"), 0))
             step, phase, unit = marked.at(called if called == called else start, thread)
             times = start * 1e-9, end * 1e-9, called * 1e-9
-            trace.work.append(Work(name, f"stream {stream}", *times, max(step, 0), phase=phase, unit=unit))
+            trace.work.append(ProfiledWork(name, f"stream {stream}", *times, max(step, 0), phase=phase, unit=unit))
         nccl.sort(key=lambda pair: pair[0][1])
         mine = [tid for tid in sorted(calls) if nccl and tid & _PROCESS == nccl[0][0][0]]
         order = [call for tid in mine for call in calls[tid]]
@@ -181,25 +193,38 @@ def _enclosing(calls: dict[int, list[Call]], launch: tuple[int, int] | None) -> 
     return thread[at] if at >= 0 and thread[at][1] >= launch[0] else None
 
 
-def _seen(call: Call, row: tuple[Any, ...], name: str, world: int) -> Seen:
-    kind, said = _CALLS[call[2]], call[3]
+def _seen(call: Call, row: tuple[Any, ...], name: str, world: int) -> RankCollective:
+    kind = _CALLS[call[2]]
+    said = call[3]
     found = _NAME.match(name)
     dtype = dtype_of(found.group(2).removesuffix("_t")) if found else None
     whole = float(said[_SIZE]) * (world if kind in {"all_gather", "reduce_scatter", "all_to_all"} else 1)
-    return Seen(
-        kind_of(kind) or kind, row[1] * 1e-9, row[2] * 1e-9, whole, str(said.get(_COMM, "")),
-        2 if kind in {"send", "recv"} else world, (), None, dtype or "", 0, name,
-    )  # fmt: skip
+    return RankCollective(
+        kind_of(kind) or kind,
+        row[1] * 1e-9,
+        row[2] * 1e-9,
+        whole,
+        str(said.get(_COMM, "")),
+        2 if kind in {"send", "recv"} else world,
+        (),
+        None,
+        dtype or "",
+        0,
+        name,
+    )
 
 
 _STEP = re.compile(r"(?:step|iteration|iter|batch)[\s_:#=-]*(\d{1,9})\b", re.I)
-_PHASES = {"forward": re.compile(r"forward|\bfwd|_fwd", re.I), "backward": re.compile(r"backward|\bbwd|_bwd", re.I),
-           "optimizer": re.compile(r"optimi[sz]er|optim_?step", re.I)}  # fmt: skip
+_PHASES = {
+    "forward": re.compile(r"forward|\bfwd|_fwd", re.I),
+    "backward": re.compile(r"backward|\bbwd|_bwd", re.I),
+    "optimizer": re.compile(r"optimi[sz]er|optim_?step", re.I),
+}
 _NOT_OURS = re.compile(r"nccl|aten::|autograd::|cub::|thrust::|c10d::", re.I)
 """Ranges of libraries, not of a person's model."""
 
 
-class Doing(NamedTuple):
+class RangeContext(NamedTuple):
     """``phase`` empty and ``step`` -1 for nothing that is known; ``unit`` the innermost range, within its phase or its
     step, that names neither."""
 
@@ -221,18 +246,21 @@ class Ranges:
                 above = mine[above][3]
             mine.append((start, end, name, above))
 
-    def at(self, time: float, thread: int) -> Doing:
+    def at(self, time: float, thread: int) -> RangeContext:
         """What is done at a time on a thread, whose step and phase another thread may tell: autograd has its own."""
         found = self._told(time, thread)
         for other in self._of:
             if found.step >= 0 and found.phase:
                 break
             told = self._told(time, other)
-            found = Doing(max(found.step, told.step), found.phase or told.phase, found.unit)
-        return found if found.phase or found.step >= 0 else Doing()
+            found = RangeContext(max(found.step, told.step), found.phase or told.phase, found.unit)
+        return found if found.phase or found.step >= 0 else RangeContext()
 
-    def _told(self, time: float, thread: int) -> Doing:
-        mine, step, phase, unit = self._of.get(thread, []), -1, "", ""
+    def _told(self, time: float, thread: int) -> RangeContext:
+        mine = self._of.get(thread, [])
+        step = -1
+        phase = ""
+        unit = ""
         at = bisect.bisect_right(mine, time, key=lambda row: row[0]) - 1
         while at >= 0:
             _, end, name, above = mine[at]
@@ -244,4 +272,4 @@ class Ranges:
                 step = int(numbered[1]) if numbered and step < 0 else step
                 phase = phase or named
             at = above
-        return Doing(step, phase, unit)
+        return RangeContext(step, phase, unit)

@@ -107,13 +107,15 @@ def unpacked_blocks(arrays: Mapping[str, Array]) -> tuple[Block, ...]:
     used = 0
     for mix in parts("block_mix", arrays):
         alone = mix < 0
-        column, after = np.empty(len(mix)), used + int(alone.sum())
+        column = np.empty(len(mix))
+        after = used + int(alone.sum())
         column[alone] = times[used:after]
         for k in np.unique(mix[~alone]).tolist():
             np.copyto(column, columns[k], where=mix == k)
         columns.append(column)
         used = after
-    ranks, made = parts("block_ranks", arrays), blocks_columns(columns, [None] * len(columns))
+    ranks = parts("block_ranks", arrays)
+    made = blocks_columns(columns, [None] * len(columns))
     rows = zip(arrays["block_op"].tolist(), arrays["block_whose"].tolist(), arrays["block_which"].tolist(), strict=True)
     return tuple(Block(op, ranks[whose], (made[a], made[b], made[c])) for op, whose, (a, b, c) in rows)
 
@@ -127,7 +129,8 @@ def _mixes(columns: list[Array]) -> list[Array]:
     single = np.array(tables.pop(1, []), dtype=np.int32)  # one time for all ranks may be any rank's
     values, first = np.unique(np.array([columns[k][0] for k in single]).view(np.int64), return_index=True)
     for some in tables.values():
-        stacked, numbers = np.stack([columns[k] for k in some]).view(np.int64), np.array(some, dtype=np.int32)
+        stacked = np.stack([columns[k] for k in some]).view(np.int64)
+        numbers = np.array(some, dtype=np.int32)
         places = np.ascontiguousarray(stacked.T)  # all columns' times at one place lie beside each other
         for row, k in enumerate(some):
             if len(values):
@@ -141,7 +144,9 @@ def _mixes(columns: list[Array]) -> list[Array]:
 def _mix(rows: Array, earlier: Array, names: Array, mix: Array) -> None:
     """Fill in what is left of the mix of the last of ``rows``; ``names`` are theirs, ``earlier`` those before it by
     place."""
-    left, misses, bits = np.flatnonzero(mix < 0), 0, rows[-1]
+    left = np.flatnonzero(mix < 0)
+    misses = 0
+    bits = rows[-1]
     while len(left) and misses < MISSES:
         hits = np.flatnonzero(earlier[left[0]] == bits[left[0]])
         if len(hits):
@@ -149,7 +154,8 @@ def _mix(rows: Array, earlier: Array, names: Array, mix: Array) -> None:
             mix[left[rows[row, left] == bits[left]]] = names[row]
             left = left[mix[left] < 0]
         else:
-            left, misses = left[1:], misses + 1
+            left = left[1:]
+            misses = misses + 1
 
 
 def ragged(name: str, arrays: tuple[Array, ...]) -> dict[str, Array]:

@@ -63,7 +63,8 @@ class _Tracks:
     def __init__(self, builder: Any) -> None:
         from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 
-        self.builder, self.kinds = builder, TrackEvent
+        self.builder = builder
+        self.kinds = TrackEvent
         self.ids: dict[str | int, int] = {}
 
     def _group(self, key: str | int) -> tuple[int, bool]:

@@ -24,7 +24,7 @@ from clustersim.core.paths import data_path
 from clustersim.core.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.core.texts import toml
 from clustersim.core.timeline import OpInfo, Timeline
-from clustersim.files.traces.csv_table import Table, header, read_table
+from clustersim.files.traces.csv_table import CsvTable, header, read_table
 from clustersim.files.traces.heads import Head, Likeness, likeness
 
 STEPS_APART = "steps_apart"
@@ -34,7 +34,7 @@ SLACK = 1e-3
 
 
 @dataclass(frozen=True)
-class Word:
+class OperationWord:
     """What an operation is called in a table: its name here, kind and phase, the action of a schedule it is (part of),
     and who meets in it: ``dp``, the ranks of a stage; ``embd``, first and last stage of a replica; ``world``."""
 
@@ -46,21 +46,21 @@ class Word:
 
 
 @lru_cache(maxsize=1)
-def words() -> dict[str, Word]:
+def words() -> dict[str, OperationWord]:
     """Operations by the words of tables that are known (``data/pipeline_words.toml``); others keep their own."""
     path = data_path("data") / "pipeline_words.toml"
-    return msgspec.convert(toml(path.read_text("utf-8"), str(path), TraceError), dict[str, Word])
+    return msgspec.convert(toml(path.read_text("utf-8"), str(path), TraceError), dict[str, OperationWord])
 
 
 @dataclass(frozen=True)
-class Line:
+class OpsLine:
     """A line of ``ops.csv``: times [s] from the step's own zero, ``replica`` the rank's place within its stage."""
 
     step: int
     rank: int
     stage: int
     replica: int
-    word: Word
+    word: OperationWord
     seq: int
     microbatch: int
     start: float
@@ -90,7 +90,8 @@ def read(paths: Sequence[Path]) -> Timeline:
         missing = "ops.csv" if not ops else "steps.csv"
         said = "holds several runs; read one at a time" if ops and steps else f"has no {missing} beside it"
         raise TraceError(f"{paths[0]}: {said}; a pipeline's folder holds one ops.csv and one steps.csv")
-    lines, lengths = _lines(ops[0]), _lengths(steps[0])
+    lines = _lines(ops[0])
+    lengths = _lengths(steps[0])
     _check(lines, lengths, ops[0], steps[0])
     return _timeline(_with_microbatches(lines), lengths, str(ops[0].path.parent))
 
@@ -98,10 +99,12 @@ def read(paths: Sequence[Path]) -> Timeline:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _lines(table: Table) -> list[Line]:
+def _lines(table: CsvTable) -> list[OpsLine]:
     """The lines in the table's order, on stages: those named, else each rank is one."""
-    word, micro = table.text("op", "optype"), table.whole("microbatch", "mb_id")
-    step, rank = table.whole("step"), table.whole("rank")
+    word = table.text("op", "optype")
+    micro = table.whole("microbatch", "mb_id")
+    step = table.whole("step")
+    rank = table.whole("rank")
     start = table.seconds("start")
     end = table.seconds("end") if table.timed("end") else start + table.seconds("duration")
     stage = _stages(table, rank)
@@ -110,17 +113,21 @@ def _lines(table: Table) -> list[Line]:
     seen: Counter[tuple[int, int, str]] = Counter()
     lines = []
     for i, text in enumerate(word):
-        s, r, where = int(step[i]), int(rank[i]), f"{table.path}:{i + 2}"
+        s = int(step[i])
+        r = int(rank[i])
+        where = f"{table.path}:{i + 2}"
         if end[i] < start[i]:
             raise TraceError(f"{where}: {text} of rank {r} ends at {end[i]:g} s, before it starts at {start[i]:g} s")
-        known = words().get(text, Word(text))
+        known = words().get(text, OperationWord(text))
         seq = seen[s, r, text]
         seen[s, r, text] += 1
-        lines.append(Line(s, r, stage[r], place[r], known, seq, int(micro[i]), float(start[i]), float(end[i]), where))
+        lines.append(
+            OpsLine(s, r, stage[r], place[r], known, seq, int(micro[i]), float(start[i]), float(end[i]), where)
+        )
     return lines
 
 
-def _stages(table: Table, rank: Iterable[int]) -> dict[int, int]:
+def _stages(table: CsvTable, rank: Iterable[int]) -> dict[int, int]:
     ranks = [int(r) for r in rank]
     if not table.has("stage"):
         return {r: i for i, r in enumerate(sorted(set(ranks)))}
@@ -131,7 +138,7 @@ def _stages(table: Table, rank: Iterable[int]) -> dict[int, int]:
     return found
 
 
-def _lengths(table: Table) -> dict[tuple[int, int], float]:
+def _lengths(table: CsvTable) -> dict[tuple[int, int], float]:
     seconds = table.seconds("schedule" if table.timed("schedule") else "step")
     ranks = table.whole("rank").tolist() if table.has("rank") else [-1] * len(seconds)
     keys = zip(table.whole("step").tolist(), ranks, strict=True)
@@ -141,7 +148,7 @@ def _lengths(table: Table) -> dict[tuple[int, int], float]:
 # ---- what must hold --------------------------------------------------------------------------------------------------
 
 
-def _check(lines: list[Line], lengths: Lengths, ops: Table, steps: Table) -> None:
+def _check(lines: list[OpsLine], lengths: Lengths, ops: CsvTable, steps: CsvTable) -> None:
     """Raise :class:`TraceError` where a step lacks ranks, or a rank actions, or the two tables disagree."""
     ranks = sorted({line.rank for line in lines})
     if ranks != list(range(len(ranks))):
@@ -153,7 +160,8 @@ def _check(lines: list[Line], lengths: Lengths, ops: Table, steps: Table) -> Non
     if len(set(per_stage.values())) > 1:
         told = ", ".join(f"{n} at stage {s}" for s, n in sorted(per_stage.items()))
         raise TraceError(f"{ops.path}: stages hold different numbers of ranks: {told}")
-    here, there = {line.step for line in lines}, {step for step, _ in lengths}
+    here = {line.step for line in lines}
+    there = {step for step, _ in lengths}
     if here != there:
         path, other = (steps.path, ops.path) if here - there else (ops.path, steps.path)
         raise TraceError(f"{path}: no step(s) {few(sorted(here ^ there), TOLD)}, which {other.name} has")
@@ -161,11 +169,11 @@ def _check(lines: list[Line], lengths: Lengths, ops: Table, steps: Table) -> Non
         _check_step(step, mine, len(ranks), lengths, ops)
 
 
-def _check_step(step: int, lines: list[Line], world: int, lengths: Lengths, ops: Table) -> None:
+def _check_step(step: int, lines: list[OpsLine], world: int, lengths: Lengths, ops: CsvTable) -> None:
     gone = sorted(set(range(world)) - {line.rank for line in lines})
     if gone:
         raise TraceError(f"{ops.path}: step {step} has no operation of rank(s) {few(gone, TOLD)}; every rank is needed")
-    done: dict[tuple[int, str, int], Line] = {}
+    done: dict[tuple[int, str, int], OpsLine] = {}
     for line in lines:
         if line.word.action and line.word.kind == "compute":
             first = done.setdefault((line.rank, line.word.action, line.microbatch), line)
@@ -180,7 +188,7 @@ def _check_step(step: int, lines: list[Line], world: int, lengths: Lengths, ops:
     _check_pairs(step, done, ops)
 
 
-def _check_pairs(step: int, done: Mapping[tuple[int, str, int], Line], ops: Table) -> None:
+def _check_pairs(step: int, done: Mapping[tuple[int, str, int], OpsLine], ops: CsvTable) -> None:
     """Every micro-batch goes forward and back, the same ones on every rank."""
     if not done:
         raise TraceError(f"{ops.path}: step {step} has no forward and no backward; known: {', '.join(words())}")
@@ -191,8 +199,8 @@ def _check_pairs(step: int, done: Mapping[tuple[int, str, int], Line], ops: Tabl
         raise TraceError(f"{ops.path}: step {step}, rank {rank}: micro-batch {micro} has a {have} and no {lack}")
 
 
-def _by_step(lines: Iterable[Line]) -> dict[int, list[Line]]:
-    found: defaultdict[int, list[Line]] = defaultdict(list)
+def _by_step(lines: Iterable[OpsLine]) -> dict[int, list[OpsLine]]:
+    found: defaultdict[int, list[OpsLine]] = defaultdict(list)
     for line in lines:
         found[line.step].append(line)
     return dict(found)
@@ -201,7 +209,7 @@ def _by_step(lines: Iterable[Line]) -> dict[int, list[Line]]:
 # ---- spans -----------------------------------------------------------------------------------------------------------
 
 
-def _with_microbatches(lines: list[Line]) -> list[Line]:
+def _with_microbatches(lines: list[OpsLine]) -> list[OpsLine]:
     """Messages are of the micro-batches that the rank's actions are of, in order."""
     order: defaultdict[tuple[int, int, str], list[tuple[float, int]]] = defaultdict(list)
     for line in lines:
@@ -210,16 +218,17 @@ def _with_microbatches(lines: list[Line]) -> list[Line]:
     for done in order.values():
         done.sort()
 
-    def told(line: Line) -> Line:
+    def told(line: OpsLine) -> OpsLine:
         done = order[line.step, line.rank, line.word.action]
         return replace(line, microbatch=done[line.seq][1]) if line.seq < len(done) else line
 
     return [told(line) if line.word.dim == "pp" and line.microbatch < 0 else line for line in lines]
 
 
-def _meeting(line: Line) -> tuple[object, ...] | None:
+def _meeting(line: OpsLine) -> tuple[object, ...] | None:
     """Lines of one communication have the same; None for work of the rank's own."""
-    word, step = line.word, line.step
+    word = line.word
+    step = line.step
     if word.dim == "pp":
         down = (word.kind == "send") == (word.action == "F")  # the peer is at the next stage
         return step, word.action, line.microbatch, line.replica, line.stage if down else line.stage - 1
@@ -227,10 +236,10 @@ def _meeting(line: Line) -> tuple[object, ...] | None:
     return (step, word.name, line.seq, where[word.dim]) if word.dim else None
 
 
-def _timeline(lines: list[Line], lengths: Lengths, source: str) -> Timeline:
+def _timeline(lines: list[OpsLine], lengths: Lengths, source: str) -> Timeline:
     """Steps one after another, each as long as the table says."""
     world = 1 + max(line.rank for line in lines)
-    together: defaultdict[tuple[object, ...], list[Line]] = defaultdict(list)
+    together: defaultdict[tuple[object, ...], list[OpsLine]] = defaultdict(list)
     for line in lines:
         together[_meeting(line) or ()].append(line)
     ops: dict[tuple[object, ...], int] = {}
@@ -254,20 +263,20 @@ def _timeline(lines: list[Line], lengths: Lengths, source: str) -> Timeline:
     return Timeline(world, tuple(infos), sets, op, rank, ready, start, end, source=source, stats=stats)
 
 
-def _rests(lines: list[Line], lengths: Lengths) -> list[Line]:
+def _rests(lines: list[OpsLine], lengths: Lengths) -> list[OpsLine]:
     """What a rank's schedule took after its last operation, or a step after the last of all."""
     last = {line.rank: line for line in sorted(lines, key=lambda line: line.end)}
     latest = max(last.values(), key=lambda line: line.end)
     ends = {r: lengths[latest.step, r] for r in last if (latest.step, r) in lengths}
     ends = ends or {latest.rank: lengths[latest.step, -1]}
     return [
-        replace(last[r], word=Word("end of the schedule"), seq=0, microbatch=-1, start=last[r].end, end=end)
+        replace(last[r], word=OperationWord("end of the schedule"), seq=0, microbatch=-1, start=last[r].end, end=end)
         for r, end in ends.items()
         if end > last[r].end
     ]
 
 
-def _info(line: Line, met: list[Line]) -> OpInfo:
+def _info(line: OpsLine, met: list[OpsLine]) -> OpInfo:
     """The op of a line; ``met`` are all lines of a collective."""
     word = line.word
     label = Label(action=word.action, microbatch=line.microbatch, chunk=0 if word.action else -1, dim=word.dim)
@@ -276,7 +285,8 @@ def _info(line: Line, met: list[Line]) -> OpInfo:
     bound = "communication" if word.dim else "compute" if word.phase != "other" else "host"
     detail: dict[str, int | float | str | tuple[int, ...]] = {}
     if met:
-        starts, members = [other.start for other in met], tuple(sorted(other.rank for other in met))
+        starts = [other.start for other in met]
+        members = tuple(sorted(other.rank for other in met))
         detail = {"group_size": len(met), "members": members, "skew_s": max(starts) - min(starts)}
         # A member's time includes waiting for the others: the shortest is from last start to last end.
         detail |= {"transfer_s": min(o.end - o.start for o in met), "communicator": word.dim}

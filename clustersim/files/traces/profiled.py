@@ -15,7 +15,7 @@ from clustersim.files.traces.execution_trace import Operator
 
 
 @dataclass(frozen=True)
-class Seen:
+class RankCollective:
     """A collective as one rank saw it: ``start``, ``end`` [s] of its kernel, ``nbytes`` NCCL's S.
 
     ``group`` is the communicator's name, ``members`` its ranks (empty: not said), ``size`` how many they are.
@@ -34,14 +34,14 @@ class Seen:
     dtype: str = ""
     step: int = 0
     kernel: str = ""
-    doing: Doing | None = None
+    doing: ScheduledAction | None = None
     purpose: str = ""
     told: Operator | None = None
 
 
-class Work(NamedTuple):
+class ProfiledWork(NamedTuple):
     """What a rank ran that is no collective, on the stream that the profiler names: times [s], ``call`` its launch's or
-    nan; ``doing`` the action of a pipeline that it is the whole of; ``told`` as of :class:`Seen`;
+    nan; ``doing`` the action of a pipeline that it is the whole of; ``told`` as of :class:`RankCollective`;
     ``phase`` and ``unit`` (a layer) as far as somebody marked them."""
 
     name: str
@@ -50,7 +50,7 @@ class Work(NamedTuple):
     end: float
     call: float
     step: int
-    doing: Doing | None = None
+    doing: ScheduledAction | None = None
     told: Operator | None = None
     phase: str = ""
     unit: str = ""
@@ -63,8 +63,8 @@ class RankTrace:
     rank: int
     world: int
     source: str
-    seen: list[Seen] = field(default_factory=list)
-    work: list[Work] = field(default_factory=list)
+    seen: list[RankCollective] = field(default_factory=list)
+    work: list[ProfiledWork] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     host: str = ""
     device: str = ""
@@ -95,7 +95,7 @@ PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
 
 
 @dataclass(frozen=True)
-class Doing:
+class ScheduledAction:
     """An action of a schedule: the place of its rank in the pipeline, what ops of it belong to, and ``boundary``, of a
     message the lower of the two stages that it is between, as the schedule counts them."""
 
@@ -109,7 +109,7 @@ class Doing:
         return f"{NAMES[self.label.action]} {self.label.microbatch}"
 
 
-class Schedule:
+class AnnotatedSchedule:
     """The actions of one rank, as PyTorch's pipeline runtime annotates them: ``PP:1F0`` is stage 1's forward of
     micro-batch 0 (torch/distributed/pipelining/schedules.py: ``_get_profiler_function_name``).
 
@@ -128,17 +128,19 @@ class Schedule:
         self._until = [end for _, end, _ in found]
         self._doing = [_doing(match, stages) if match else None for _, _, match in found]
 
-    def at(self, ts: float) -> Doing | None:
+    def at(self, ts: float) -> ScheduledAction | None:
         """What the rank is doing at a time; None for nothing of its schedule."""
         i = bisect.bisect_right(self._since, ts) - 1
         return self._doing[i] if i >= 0 and ts <= self._until[i] else None
 
 
-def _doing(match: re.Match[str], stages: list[int]) -> Doing:
+def _doing(match: re.Match[str], stages: list[int]) -> ScheduledAction:
     """``stages`` : those of the rank. The first says which place it has, in a loop as in a V."""
-    stage, word, microbatch = int(match.group(1)), match.group(2), int(match.group(3))
+    stage = int(match.group(1))
+    word = match.group(2)
+    microbatch = int(match.group(3))
     label = Label(action=word[-1], microbatch=microbatch, chunk=stages.index(stage))
     if word in NAMES:
-        return Doing(stages[0], label)
+        return ScheduledAction(stages[0], label)
     label = Label(action=label.action, microbatch=microbatch, chunk=label.chunk, dim="pp")
-    return Doing(stages[0], label, stage - (word in ("RECV_F", "SEND_B")))
+    return ScheduledAction(stages[0], label, stage - (word in ("RECV_F", "SEND_B")))

@@ -156,7 +156,7 @@ class Samples:
         return {name: np.array([getattr(row, name) for row in self.rows]) for name in (*names, "busbw")}
 
 
-class Sieve:
+class SampleSieve:
     """Collects samples; what cannot be one is counted with its reason."""
 
     def __init__(self) -> None:

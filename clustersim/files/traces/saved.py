@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from clustersim.core.calibrated import Calibration
 from clustersim.core.errors import TraceError
-from clustersim.core.facts import UNKNOWN, Facts
+from clustersim.core.facts import UNKNOWN, RunFacts
 from clustersim.core.saved_run import SavedRun
 from clustersim.core.texts import is_folder, plain_file, there
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
@@ -43,9 +43,19 @@ from clustersim.files.traces.packing import (
 NAME = "run.npz"
 """Of the file in the folder of a run."""
 _BROKEN = (
-    ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError, MemoryError,
-    RuntimeError, struct.error, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+    RuntimeError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """What a file that is cut off, or something else, makes readers raise."""
 VERSION = 4
 """Of the file's layout; from 4 on files are sealed."""
@@ -55,14 +65,14 @@ _USE = ("segment_transfer", "segment_start", "segment_end", "segment_rate", "tra
 _LINKS = ("link_src", "link_dst", "link_bandwidth", "link_latency", "vertex_node")
 
 
-class _Links(msgspec.Struct):
+class _SavedLinks(msgspec.Struct):
     """Names and kinds of a run's links; None: they are its machine's."""
 
     names: list[str] | None
     kinds: list[str] | None
 
 
-class _Machine(msgspec.Struct):
+class _SavedMachine(msgspec.Struct):
     """A topology without its arrays; ``node_type_of`` : each node's place in ``node_types``."""
 
     name: str
@@ -76,25 +86,25 @@ class _Machine(msgspec.Struct):
     calibration: Calibration | None
 
 
-_SAME = tuple(name for name in _Machine.__struct_fields__ if not name.startswith("node_type"))
-"""What a :class:`_Machine` has as a topology has it."""
+_SAME = tuple(name for name in _SavedMachine.__struct_fields__ if not name.startswith("node_type"))
+"""What a :class:`_SavedMachine` has as a topology has it."""
 
 
-class _Layout(msgspec.Struct):
+class _SavedLayout(msgspec.Struct):
     version: int
 
 
-class _Words(_Layout):
+class _SavedWords(_SavedLayout):
     world_size: int
     source: str
     stats: dict[str, float]
-    facts: Facts
+    facts: RunFacts
     ops: tuple[OpInfo, ...]
-    links: _Links | None = None
-    topology: _Machine | None = None
+    links: _SavedLinks | None = None
+    topology: _SavedMachine | None = None
 
 
-def save_run(timeline: Timeline, path: str | Path, topology: Topology | None = None, facts: Facts = UNKNOWN) -> None:
+def save_run(timeline: Timeline, path: str | Path, topology: Topology | None = None, facts: RunFacts = UNKNOWN) -> None:
     """Write a run; ``topology`` : the machine of its links. Raises :class:`TraceError` where the file cannot be
     written."""
     sets, op, of, *times = timeline._rows()
@@ -106,7 +116,7 @@ def save_run(timeline: Timeline, path: str | Path, topology: Topology | None = N
     ops = tuple(msgspec.structs.replace(op, detail=one) for op, one in zip(timeline.ops, details, strict=True))
     links = None if timeline.links is None else _link_words(timeline.links, topology, arrays)
     machine = None if topology is None else _topology_words(topology, arrays)
-    words = _Words(VERSION, timeline.world_size, timeline.source, timeline.stats, facts, ops, links, machine)
+    words = _SavedWords(VERSION, timeline.world_size, timeline.source, timeline.stats, facts, ops, links, machine)
     arrays["words"] = np.frombuffer(msgspec.json.encode(words, enc_hook=_plain), dtype=np.uint8)
     replace_file(Path(path), zipped(arrays))
 
@@ -125,10 +135,10 @@ def load_run(path: str | Path) -> SavedRun:
         with np.load(path, allow_pickle=False) as data:
             arrays = {name: data[name] for name in data.files}
         text = arrays["words"].tobytes()
-        version = msgspec.json.decode(text, type=_Layout).version
+        version = msgspec.json.decode(text, type=_SavedLayout).version
         if version != VERSION:
             raise TraceError(f"{path}: written by another version of clustersim (layout {version}); run it again")
-        words = msgspec.json.decode(text, type=_Words)
+        words = msgspec.json.decode(text, type=_SavedWords)
         topology = None if words.topology is None else _topology(words.topology, arrays)
         return SavedRun(_timeline(words, arrays, topology), topology, words.facts)
     except FileNotFoundError:
@@ -183,34 +193,34 @@ def _kept(value: Any, arrays: dict[str, Array]) -> Any:
     return {"$array": name}
 
 
-def _link_words(use: LinkUse, topology: Topology | None, arrays: dict[str, Array]) -> _Links:
+def _link_words(use: LinkUse, topology: Topology | None, arrays: dict[str, Array]) -> _SavedLinks:
     arrays |= {name: getattr(use, name) for name in _USE}
     arrays |= ragged("load_links", tuple(links for links, _ in use.loads))
     arrays |= ragged("load_weights", tuple(weights for _, weights in use.loads))
     arrays["use_bandwidth"] = use.link_bandwidth
     # The machine's own links need no names of their own.
     if topology is not None and topology.n_links == len(use.link_bandwidth):
-        return _Links(None, None)
-    return _Links(list(use.link_names), list(use.link_kinds))
+        return _SavedLinks(None, None)
+    return _SavedLinks(list(use.link_names), list(use.link_kinds))
 
 
-def _topology_words(topology: Topology, arrays: dict[str, Array]) -> _Machine:
+def _topology_words(topology: Topology, arrays: dict[str, Array]) -> _SavedMachine:
     arrays |= {f"topology_{name}": getattr(topology, name) for name in _LINKS}
     by_id = {id(t): t for t in topology.node_types}
     types = list(by_id)
-    return _Machine(
+    return _SavedMachine(
         node_types=[replace(one, sources=dict(one.sources)) for one in by_id.values()],
         node_type_of=[types.index(id(t)) for t in topology.node_types],
         **{name: getattr(topology, name) for name in _SAME},
     )
 
 
-def _topology(words: _Machine, arrays: dict[str, Array]) -> Topology:
+def _topology(words: _SavedMachine, arrays: dict[str, Array]) -> Topology:
     same: Any = {name: getattr(words, name) for name in _SAME} | {name: arrays[f"topology_{name}"] for name in _LINKS}
     return Topology(node_types=tuple(words.node_types[i] for i in words.node_type_of), **same)
 
 
-def _timeline(words: _Words, arrays: dict[str, Array], topology: Topology | None) -> Timeline:
+def _timeline(words: _SavedWords, arrays: dict[str, Array], topology: Topology | None) -> Timeline:
     rows = (arrays["row_op"].astype(np.int64), arrays["row_set"].astype(np.int64), *unpacked(arrays))
     details = [{key: _restored(value, arrays) for key, value in op.detail.items()} for op in words.ops]
     return Timeline.of_blocks(
@@ -232,12 +242,14 @@ def _restored(value: Any, arrays: dict[str, Array]) -> Any:
     return tuple(_restored(item, arrays) for item in value) if isinstance(value, list) else value
 
 
-def _links(words: _Links, arrays: dict[str, Array], topology: Topology | None) -> LinkUse:
-    names, kinds = words.names, words.kinds
+def _links(words: _SavedLinks, arrays: dict[str, Array], topology: Topology | None) -> LinkUse:
+    names = words.names
+    kinds = words.kinds
     if names is None or kinds is None:
         if topology is None:
             raise ValueError("links without names")
-        names, kinds = [topology.link_name(i) for i in range(topology.n_links)], list(topology.link_kinds)
+        names = [topology.link_name(i) for i in range(topology.n_links)]
+        kinds = list(topology.link_kinds)
     loads = tuple(zip(parts("load_links", arrays), parts("load_weights", arrays), strict=True))
     columns = {name: arrays[name] for name in _USE}
     return LinkUse(**columns, loads=loads, link_names=names, link_bandwidth=arrays["use_bandwidth"], link_kinds=kinds)

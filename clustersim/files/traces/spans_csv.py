@@ -13,9 +13,24 @@ from clustersim.core.timeline import Timeline
 from clustersim.files.traces import base
 
 COLUMNS = (
-    "rank", "node", "stream", "name", "kind", "phase", "bound", "step",
-    "ready_s", "start_s", "end_s", "bytes", "flops", "algorithm", "protocol", "n_channels", "lower_bound_s",
-)  # fmt: skip
+    "rank",
+    "node",
+    "stream",
+    "name",
+    "kind",
+    "phase",
+    "bound",
+    "step",
+    "ready_s",
+    "start_s",
+    "end_s",
+    "bytes",
+    "flops",
+    "algorithm",
+    "protocol",
+    "n_channels",
+    "lower_bound_s",
+)
 """``ready_s`` to ``start_s`` is a collective's wait for its peers."""
 _DETAILS = ("algorithm", "protocol", "n_channels", "lower_bound")
 
@@ -27,7 +42,8 @@ def write_csv(timeline: Timeline, path: str | Path, ranks: Sequence[int] | None 
     """
     path = Path(path)
     chosen = base.ranks_to_write(timeline, ranks)
-    spans, node = timeline.spans(chosen), base.nodes(timeline)
+    spans = timeline.spans(chosen)
+    node = base.nodes(timeline)
     words = [
         (
             *(op.stream, _cell(op.name), op.kind, op.phase, op.bound, op.step, op.nbytes, op.flops),

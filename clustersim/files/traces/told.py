@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 
-class Choice(msgspec.Struct, frozen=True):
+class LoggedChoice(msgspec.Struct, frozen=True):
     """What NCCL chose for a collective of so many bytes, and how often; ``channels`` 0: the log does not say."""
 
     kind: str
@@ -19,7 +19,7 @@ class Choice(msgspec.Struct, frozen=True):
     count: int
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class SimulatedChoice(msgspec.Struct, frozen=True):
     """What this program chooses."""
 
     algorithm: str
@@ -27,10 +27,10 @@ class Chosen(msgspec.Struct, frozen=True):
     channels: int
 
 
-class Beside(Choice, frozen=True):
+class ChoiceComparison(LoggedChoice, frozen=True):
     """NCCL's choice beside ours; the ``same`` where algorithm and protocol are."""
 
-    ours: Chosen
+    ours: SimulatedChoice
     same: bool
 
 
@@ -50,11 +50,11 @@ class NcclLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
     channels: Mapping[str, int]
     set: Mapping[str, str]
     transports: Mapping[str, int]
-    choices: list[Choice]
+    choices: list[LoggedChoice]
     skipped: Mapping[str, int] = {}
 
 
-class Fault(msgspec.Struct, frozen=True):
+class CollectiveFault(msgspec.Struct, frozen=True):
     """The first collective of a group that not all ranks have called, or that differs between them, in ``text``."""
 
     group: str
@@ -66,16 +66,16 @@ class Fault(msgspec.Struct, frozen=True):
     text: str
 
 
-class Hang(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
+class HangReport(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
     """Why the ``ranks`` whose dumps are here wait; ``lines`` : for people, the answer first. ``skipped`` : what was
     left out, reason -> how many."""
 
     source: str
     lines: list[str]
     ranks: list[int]
-    faults: list[Fault]
+    faults: list[CollectiveFault]
     skipped: Mapping[str, int] = {}
 
 
-Told: TypeAlias = NcclLog | Hang
+Told: TypeAlias = NcclLog | HangReport
 """What a log tells."""

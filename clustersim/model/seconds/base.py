@@ -17,7 +17,7 @@ FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
 
 @dataclass(frozen=True)
-class Constants:
+class ComputeConstants:
     """Every fitted number of the compute model that is not a device's. None belongs to a GPU, a model or a case.
 
     Parameters
@@ -85,7 +85,7 @@ class Constants:
     overlap_slowdown: float = 0.16
 
 
-CONSTANTS = Constants()
+CONSTANTS = ComputeConstants()
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class Setting:
     images: bool = False
     summed_bytes: int = 0
     float8_recipe: str = "tensorwise"
-    constants: Constants = CONSTANTS
+    constants: ComputeConstants = CONSTANTS
 
     @property
     def half(self) -> bool:
@@ -182,7 +182,7 @@ class Execution:
     float8_recipe: str = "tensorwise"
 
 
-def setting(device: Device, how: Execution, constants: Constants = CONSTANTS) -> Setting:
+def setting(device: Device, how: Execution, constants: ComputeConstants = CONSTANTS) -> Setting:
     """Where and how the kernels of a step run.
 
     Raises :class:`ScenarioError` for an unknown dtype, implementation or attention kernel, or one the device has not.
@@ -205,6 +205,11 @@ def setting(device: Device, how: Execution, constants: Constants = CONSTANTS) ->
     if kernel not in have:
         raise ScenarioError(f"attention kernel {kernel!r} does not run on {device.name}; it has {', '.join(have)}")
     return Setting(
-        device, how.dtype, autocast=half and how.param_dtype == "fp32", attention_kernel=kernel,
-        compiled=how.implementation == "compiled", float8_recipe=how.float8_recipe, constants=constants,
-    )  # fmt: skip
+        device,
+        how.dtype,
+        autocast=half and how.param_dtype == "fp32",
+        attention_kernel=kernel,
+        compiled=how.implementation == "compiled",
+        float8_recipe=how.float8_recipe,
+        constants=constants,
+    )

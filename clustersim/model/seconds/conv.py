@@ -18,7 +18,8 @@ def conv_parts(where: Setting, kernel: Kernel, batch: float, *, backward: bool) 
     fewer multiplications (Lavin and Gray, arXiv:1509.09308). Tensor cores want channels last: frameworks that keep
     channels first transpose input and output around each 16-bit convolution.
     """
-    constants, half = where.constants, where.half
+    constants = where.constants
+    half = where.half
     share = _share(where)
     if kernel.groups > 1:
         # A group's few channels fill only part of a tile.

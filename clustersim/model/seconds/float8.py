@@ -1,12 +1,12 @@
 """What linear layers in 8 bits pay besides their products: casts that no neighbouring kernel takes in.
 
 With one scale a tensor (``tensorwise``; Transformer Engine's delayed and current scaling alike) what casts cost is in
-:attr:`~clustersim.model.seconds.base.Constants.fp8_linear`. With one scale a row (torchao's ``rowwise``) each operand
-is read for its rows' largest values and cast, once along each dimension that a product runs over, so that input and
-output gradient are cast twice; and backward's products, which accumulate exactly, are tensorwise ones whose result a
-further kernel scales (pytorch/ao #1325, #2184). Bytes an element: 2 read for the maximum, 2 read and 1 written for the
-cast, 4 for the rescaling. Of torchao's four linears on H100 (pytorch/ao #2185) these explain forward and backward to 2
-to 17 %.
+:attr:`~clustersim.model.seconds.base.ComputeConstants.fp8_linear`. With one scale a row (torchao's ``rowwise``) each
+operand is read for its rows' largest values and cast, once along each dimension that a product runs over, so that input
+and output gradient are cast twice; and backward's products, which accumulate exactly, are tensorwise ones whose result
+a further kernel scales (pytorch/ao #1325, #2184). Bytes an element: 2 read for the maximum, 2 read and 1 written for
+the cast, 4 for the rescaling. Of torchao's four linears on H100 (pytorch/ao #2185) these explain forward and backward
+to 2 to 17 %.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from clustersim.core.model import Kernel
 from clustersim.model.seconds.base import Setting
 from clustersim.model.seconds.memory_bound import traffic_rate
 
-CAST, RESCALE = 5.0, 4.0
+CAST = 5.0
+RESCALE = 4.0
 ROWWISE_FORWARD = 0.9
 """Of a tensorwise product's rate, what the rowwise kernel of forward keeps: most shapes 0.9 to 1, a few half
 (pytorch/pytorch #147971)."""
@@ -40,7 +41,9 @@ def cast_seconds(where: Setting, kernel: Kernel, batch: float, part: str) -> flo
     if not where.rowwise or kernel.kind != "gemm" or kernel.batch:
         return 0.0
     rows = kernel.m * kernel.repeat * batch
-    given, weights, made = rows * kernel.k, float(kernel.n * kernel.k * kernel.repeat), rows * kernel.n
+    given = rows * kernel.k
+    weights = float(kernel.n * kernel.k * kernel.repeat)
+    made = rows * kernel.n
     read = given if kernel.saved else 0.0
     in_bf16 = where.float8_recipe == "rowwise_with_gw_hp"
     inputs = CAST * (made + weights) + RESCALE * given

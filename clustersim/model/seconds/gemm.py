@@ -35,7 +35,9 @@ def gemm_parts(where: Setting, rate: float, m: float, n: float, k: float, batch:
 
     ``rate`` is what a large GEMM reaches [FLOP/s].
     """
-    device, dtype, constants = where.device, where.dtype, where.constants
+    device = where.device
+    dtype = where.dtype
+    constants = where.constants
     # fp8 products are written in 16 bits.
     nbytes = batch * (DTYPE_BYTES[dtype] * (m * k + k * n) + max(2, DTYPE_BYTES[dtype]) * m * n)
     memory = nbytes / (device.memory_bandwidth * constants.gemm_memory)

@@ -78,7 +78,10 @@ def parts(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[floa
 def _recurrent(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
     """Products of a recurrent state, one step after the other; the gradient of their weights is one product in the end,
     as cuDNN has it."""
-    rows, n, k, steps = kernel.m * batch, float(kernel.n), float(kernel.k), kernel.repeat
+    rows = kernel.m * batch
+    n = float(kernel.n)
+    k = float(kernel.k)
+    steps = kernel.repeat
     compute, memory = gemm.linear_parts(where, rows, k if backward else n, n if backward else k)
     step = steps * max(compute, memory)
     if not backward:
@@ -99,7 +102,9 @@ def _linear(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[fl
             each = _linear(where, replace(kernel, repeat=1), batch, part)
             return kernel.repeat * each[0], kernel.repeat * each[1]
         count *= kernel.repeat
-    m, n, k = float(rows), float(kernel.n), float(kernel.k)
+    m = float(rows)
+    n = float(kernel.n)
+    k = float(kernel.k)
     share = _aligned(where, kernel)
     if part in {"F", "R"}:
         compute, memory = gemm.linear_parts(where, m, n, k, count)
@@ -139,10 +144,26 @@ def _aligned(where: Setting, kernel: Kernel) -> float:
 
 def _unfused(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
     """A fused attention kernel run as the unfused ops it replaces: the full square, written to memory."""
-    scores = Kernel("scores", "gemm", m=kernel.seq, n=kernel.seq, k=kernel.head_dim, batch=kernel.heads, flops=1.0,
-                    backward_flops=2.0)  # fmt: skip
-    context = Kernel("context", "gemm", m=kernel.seq, n=kernel.head_dim, k=kernel.seq, batch=kernel.heads, flops=1.0,
-                     backward_flops=2.0)  # fmt: skip
+    scores = Kernel(
+        "scores",
+        "gemm",
+        m=kernel.seq,
+        n=kernel.seq,
+        k=kernel.head_dim,
+        batch=kernel.heads,
+        flops=1.0,
+        backward_flops=2.0,
+    )
+    context = Kernel(
+        "context",
+        "gemm",
+        m=kernel.seq,
+        n=kernel.head_dim,
+        k=kernel.seq,
+        batch=kernel.heads,
+        flops=1.0,
+        backward_flops=2.0,
+    )
     products = [_linear(where, product, batch, "B" if backward else "F") for product in (scores, context)]
     square = float(kernel.heads) * kernel.seq**2 * _EAGER_PASSES
     softmax = Kernel("softmax", "memory", nbytes=square, backward_nbytes=square)

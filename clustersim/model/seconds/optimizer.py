@@ -20,7 +20,8 @@ IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
 
 _OPS = {"sgd": 1, "sgd_momentum": 4, "adam": 9, "adamw": 10, "lamb": 14}
 # A multi-tensor kernel takes some 50 tensors, or 320 blocks of 64 Ki elements.
-_TENSORS_PER_LAUNCH, _ELEMENTS_PER_LAUNCH = 50.0, 320 * 65536.0
+_TENSORS_PER_LAUNCH = 50.0
+_ELEMENTS_PER_LAUNCH = 320 * 65536.0
 
 
 def check(optimizer: str | None, implementation: str) -> None:

@@ -44,7 +44,9 @@ def price(
     more : float [s] of memory-bound work besides them (autocast's copies).
     """
     outside = where.with_dtype("bf16") if where.dtype == "fp8" else where
-    busy, host, executed = 0.0, 0.0, 0.0
+    busy = 0.0
+    host = 0.0
+    executed = 0.0
     shares: defaultdict[str, float] = defaultdict(float)
     mixes = [Mix()]
     for kernels, part in runs:

@@ -10,7 +10,7 @@ from clustersim.core.device import Device
 from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.model import Kernel, Layer, Model, StepCost
 from clustersim.core.program import DTYPE_BYTES
-from clustersim.model.seconds.base import CONSTANTS, Constants, Execution, Setting, setting
+from clustersim.model.seconds.base import CONSTANTS, ComputeConstants, Execution, Setting, setting
 from clustersim.model.seconds.optimizer import fused_traffic, optimizer_floor, optimizer_time, tensors_of
 from clustersim.model.seconds.price import Pass, cast_time, price
 
@@ -19,7 +19,7 @@ CHECKPOINTING = ("none", "full", "selective")
 
 
 def step_cost(
-    model: Model, device: Device, micro_batch_size: int, how: Execution = USUAL, constants: Constants = CONSTANTS
+    model: Model, device: Device, micro_batch_size: int, how: Execution = USUAL, constants: ComputeConstants = CONSTANTS
 ) -> StepCost:
     """What one rank's step costs on a device; ``micro_batch_size`` : samples of one forward and backward pass.
 
@@ -40,9 +40,11 @@ def step_cost(
 
 
 def _cost(where: Setting, model: Model, batch: int, how: Execution) -> StepCost:
-    constants, volta = where.constants, 0 < where.device.sm < 80
+    constants = where.constants
+    volta = 0 < where.device.sm < 80
     forward, backward = _passes(where, model, batch, how.activation_checkpointing)
-    state_bytes, sizes = DTYPE_BYTES[how.state_dtype or how.param_dtype], (model.parameters, tensors_of(model))
+    state_bytes = DTYPE_BYTES[how.state_dtype or how.param_dtype]
+    sizes = (model.parameters, tensors_of(model))
     return StepCost(
         forward=np.array([cost.seconds for cost in forward]),
         backward=np.array([cost.seconds for cost in backward]),
@@ -67,7 +69,8 @@ def _cost(where: Setting, model: Model, batch: int, how: Execution) -> StepCost:
 
 
 def _notes(where: Setting) -> tuple[str, ...]:
-    device, runs_as = where.device, where.device.runs_as(where.dtype)
+    device = where.device
+    runs_as = where.device.runs_as(where.dtype)
     swapped = f"{device.name} has no {where.dtype} units: GEMMs run as {runs_as}"
     return (*device.notes, *((swapped,) if runs_as != where.dtype else ()))
 
@@ -86,7 +89,8 @@ def _passes(where: Setting, model: Model, batch: int, checkpointing: str) -> tup
 
 
 def _layer(where: Setting, layer: Layer, batch: int, recompute: str) -> tuple[Pass, Pass]:
-    kernels, dense = layer.kernels, layer.kind == "block"
+    kernels = layer.kernels
+    dense = layer.kind == "block"
     cast = cast_time(where, layer.parameters) if layer.kind != "embedding" else 0.0
     again = {"none": (), "full": kernels, "selective": _selective(kernels)}[recompute]
     ahead = price(where, ((kernels, "F"),), batch, dense=dense, more=cast)

@@ -6,14 +6,37 @@ Closed forms (:mod:`renewal`, :mod:`maxima`, :mod:`pools`) answer where they are
 
 from __future__ import annotations
 
-from clustersim.studies.campaign.answer import FILE, Answer, Outcome, Part, answer, folder_for, outcome
-from clustersim.studies.campaign.batches import Asked
+from clustersim.studies.campaign.answer import (
+    FILE,
+    CampaignAnswer,
+    CampaignOutcome,
+    LedgerPart,
+    answer,
+    folder_for,
+    outcome,
+)
+from clustersim.studies.campaign.batches import CampaignOptions
 from clustersim.studies.campaign.job import Campaign, Job
-from clustersim.studies.campaign.ledger import GOODPUTS, PARTS, Percentiles, Runs
+from clustersim.studies.campaign.ledger import GOODPUTS, PARTS, Percentiles, ReplicaRuns
 from clustersim.studies.campaign.many import play
 from clustersim.studies.campaign.replica import Replica, replica
 
 __all__ = [
-    "FILE", "GOODPUTS", "PARTS", "Answer", "Asked", "Campaign", "Job", "Outcome", "Part", "Percentiles", "Replica",
-    "Runs", "answer", "folder_for", "outcome", "play", "replica",
-]  # fmt: skip
+    "FILE",
+    "GOODPUTS",
+    "PARTS",
+    "Campaign",
+    "CampaignAnswer",
+    "CampaignOptions",
+    "CampaignOutcome",
+    "Job",
+    "LedgerPart",
+    "Percentiles",
+    "Replica",
+    "ReplicaRuns",
+    "answer",
+    "folder_for",
+    "outcome",
+    "play",
+    "replica",
+]

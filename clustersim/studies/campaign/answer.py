@@ -16,11 +16,11 @@ from clustersim.core.units import DAY, HOUR, format_bytes, format_long
 from clustersim.scenario import Scenario
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.studies.campaign import ledger, whatif
-from clustersim.studies.campaign.batches import Asked, Told, played
+from clustersim.studies.campaign.batches import CampaignOptions, Told, played
 from clustersim.studies.campaign.causes import sets
 from clustersim.studies.campaign.job import LONGEST, Campaign, Job, campaign
-from clustersim.studies.campaign.ledger import Percentiles, Runs, percentiles
-from clustersim.studies.campaign.of_scenario import Bill, job_of, table_of
+from clustersim.studies.campaign.ledger import Percentiles, ReplicaRuns, percentiles
+from clustersim.studies.campaign.of_scenario import HourBill, job_of, table_of
 from clustersim.studies.campaign.replica import replica
 from clustersim.studies.sweep.row import Fingerprints
 
@@ -30,14 +30,14 @@ MONTH = 30 * DAY
 ENOUGH = 0.9
 
 
-class Part(msgspec.Struct, frozen=True):
+class LedgerPart(msgspec.Struct, frozen=True):
     """A part of the ledger: mean days, and their share of the elapsed time."""
 
     days: float
     share: float
 
 
-class Expected(msgspec.Struct, frozen=True):
+class ExpectedFailures(msgspec.Struct, frozen=True):
     """A cause of failures, how many of them are expected, and what each takes."""
 
     name: str
@@ -45,8 +45,8 @@ class Expected(msgspec.Struct, frozen=True):
     scope: str
 
 
-class Saved(msgspec.Struct, frozen=True):
-    """A kind of save, as :class:`~clustersim.studies.campaign.axis.Save`, and how long it takes to load [s]."""
+class SaveRow(msgspec.Struct, frozen=True):
+    """A kind of save, as :class:`~clustersim.studies.campaign.axis.SaveKind`, and how long it takes to load [s]."""
 
     tier: str
     interval: float
@@ -55,7 +55,7 @@ class Saved(msgspec.Struct, frozen=True):
     load: float
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class CampaignPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is played, with every figure that followed from something else; ``expected_days`` by the closed form, None
     where it has none; ``mtbf_s`` None where nothing fails; ``source`` : of the rates of failures."""
 
@@ -64,13 +64,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     expected_days: float | None
     mtbf_s: float | None
     recovery_s: float
-    causes: list[Expected]
+    causes: list[ExpectedFailures]
     source: str
-    saves: list[Saved]
+    saves: list[SaveRow]
     checkpoint_bytes: float
 
 
-class Cost(msgspec.Struct, frozen=True):
+class CampaignCost(msgspec.Struct, frozen=True):
     """USD of ``gpus``, spares included, that are paid for whatever they do (None without a price); kWh of those that
     train and those that wait, and what they cost."""
 
@@ -82,7 +82,7 @@ class Cost(msgspec.Struct, frozen=True):
     sources: dict[str, str]
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class CampaignOutcome(msgspec.Struct, frozen=True):
     """What became of replicas: days, failures, goodput by its definitions, the ledger by its parts; ``mfu`` of the
     whole training, None where that of a step is not known."""
 
@@ -91,17 +91,17 @@ class Outcome(msgspec.Struct, frozen=True):
     failures: Percentiles
     goodput: dict[str, Percentiles]
     mfu: Percentiles | None
-    ledger: dict[str, Part]
-    cost: Cost | None
+    ledger: dict[str, LedgerPart]
+    cost: CampaignCost | None
 
 
 NOTHING = Percentiles(0.0, 0.0, 0.0, 0.0)
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CampaignAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The whole answer: what was played (``job``, the ``table`` and the ``plan``), what became of it as in
-    :class:`Outcome`, of one replica a ``month`` of (begin [s], end [s], state), and, where they were asked, questions.
-    Of a campaign that does not finish before it is played there is no outcome.
+    :class:`CampaignOutcome`, of one replica a ``month`` of (begin [s], end [s], state), and, where they were asked,
+    questions. Of a campaign that does not finish before it is played there is no outcome.
     """
 
     title: str
@@ -109,43 +109,53 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int
     job: Job
     table: Table
-    plan: Plan
+    plan: CampaignPlan
     finishes: bool
     days: Percentiles = NOTHING
     failures: Percentiles = NOTHING
     goodput: dict[str, Percentiles] = {}
     mfu: Percentiles | UnsetType | None = UNSET
-    ledger: dict[str, Part] = {}
-    cost: Cost | UnsetType | None = UNSET
+    ledger: dict[str, LedgerPart] = {}
+    cost: CampaignCost | UnsetType | None = UNSET
     month: list[tuple[float, float, str]] = []
-    what_if: list[whatif.Answer] = []
-    interval: list[whatif.Point] = []
-    nodes: list[whatif.Point] = []
+    what_if: list[whatif.QuestionAnswer] = []
+    interval: list[whatif.KnobPoint] = []
+    nodes: list[whatif.KnobPoint] = []
     largest_job: float | UnsetType | None = UNSET
     gpus_per_node: float = 0.0
     verdict: str
 
 
 def answer(
-    scenario: Scenario, asked: Asked | None = None, folder: Folder | None = None, told: Told = lambda done, total: None
-) -> Answer:
+    scenario: Scenario,
+    asked: CampaignOptions | None = None,
+    folder: Folder | None = None,
+    told: Told = lambda done, total: None,
+) -> CampaignAnswer:
     """Simulate the step, play the campaign, and say what became of it.
 
     folder : where batches of replicas are kept, see :func:`folder_for`. told : called with (batches there, in all).
 
     Raises :class:`ScenarioError`.
     """
-    asked, table = asked or Asked(), table_of(scenario)
+    asked = asked or CampaignOptions()
+    table = table_of(scenario)
     if folder is None and asked.jobs > 1:  # processes hand over their batches in a folder
         with TemporaryDirectory() as temporary:
             return answer(scenario, asked, folder_for(scenario, temporary, asked), told)
     with scenario.at("$.campaign"):
         job, bill = job_of(scenario)
         made = campaign(table, job)
-    said = Answer(
-        title=scenario.title, replicas=asked.replicas, seed=asked.seed, job=job, table=table.plain(),
-        plan=_plan(table, job, made), finishes=False, verdict=_hopeless(made) if made.hopeless else "",
-    )  # fmt: skip
+    said = CampaignAnswer(
+        title=scenario.title,
+        replicas=asked.replicas,
+        seed=asked.seed,
+        job=job,
+        table=table.plain(),
+        plan=_plan(table, job, made),
+        finishes=False,
+        verdict=_hopeless(made) if made.hopeless else "",
+    )
     if made.hopeless:
         return said
     found = outcome(made, played(made, asked, folder, told=told), bill)
@@ -155,37 +165,38 @@ def answer(
     return _questions(said, made) if asked.what_if else said
 
 
-def outcome(made: Campaign, runs: Runs, bill: Bill | None = None) -> Outcome:
+def outcome(made: Campaign, runs: ReplicaRuns, bill: HourBill | None = None) -> CampaignOutcome:
     """What became of replicas."""
-    mfu, elapsed = made.job.mfu, float(runs.elapsed.mean())
+    mfu = made.job.mfu
+    elapsed = float(runs.elapsed.mean())
     means = {part: float(runs.part(part).mean()) for part in ledger.PARTS}
-    return Outcome(
+    return CampaignOutcome(
         finishes=bool(runs.finished.all()),
         days=percentiles(runs.elapsed / DAY),
         failures=percentiles(runs.failures.astype(np.float64)),
         goodput={name: percentiles(runs.goodput(name, mfu)) for name in ledger.GOODPUTS},
         mfu=None if mfu is None else percentiles(mfu * (runs.part("productive") / runs.elapsed)),
-        ledger={part: Part(mean / DAY, mean / elapsed) for part, mean in means.items()},
+        ledger={part: LedgerPart(mean / DAY, mean / elapsed) for part, mean in means.items()},
         cost=None if bill is None else _cost(made, runs, bill),
     )
 
 
-def _plan(table: CampaignTable, job: Job, made: Campaign) -> Plan:
+def _plan(table: CampaignTable, job: Job, made: Campaign) -> CampaignPlan:
     found = sets().get(table.failures) if isinstance(table.failures, str) else None
-    return Plan(
+    return CampaignPlan(
         steps=made.steps,
         ideal_days=made.axis.work / DAY,
         expected_days=None if made.policy == "drop_replica" else made.expected() / DAY,
         mtbf_s=made.mtbf if math.isfinite(made.mtbf) else None,
         recovery_s=made.recovery,
-        causes=[Expected(one.name, one.expected(made.axis.end), one.scope) for one in made.causes],
+        causes=[ExpectedFailures(one.name, one.expected(made.axis.end), one.scope) for one in made.causes],
         source="the scenario's own" if found is None else found.source,
-        saves=[Saved(t.name, t.save.interval, t.save.stall, t.save.write, float(t.load)) for t in made.tiers],
+        saves=[SaveRow(t.name, t.save.interval, t.save.stall, t.save.write, float(t.load)) for t in made.tiers],
         checkpoint_bytes=job.parameters * (table.checkpoints[0].bytes_per_parameter or job.bytes_per_parameter),
     )
 
 
-def _cost(made: Campaign, runs: Runs, bill: Bill) -> Cost:
+def _cost(made: Campaign, runs: ReplicaRuns, bill: HourBill) -> CampaignCost:
     each = made.job.gpus / made.job.nodes
     gpus = made.job.gpus + each * (made.spares or 0)
     idle = runs.ledger[:, ledger.PAUSES].sum(axis=1)
@@ -194,7 +205,7 @@ def _cost(made: Campaign, runs: Runs, bill: Bill) -> Cost:
     usd = None if bill.usd_per_gpu_hour is None else gpus * runs.elapsed / HOUR * bill.usd_per_gpu_hour
     ideal = None if bill.usd_per_gpu_hour is None else made.job.gpus * made.axis.work / HOUR * bill.usd_per_gpu_hour
     power = None if bill.usd_per_kwh is None else joule / 3.6e6 * bill.usd_per_kwh
-    return Cost(
+    return CampaignCost(
         gpus,
         None if usd is None else percentiles(usd),
         ideal,
@@ -204,7 +215,7 @@ def _cost(made: Campaign, runs: Runs, bill: Bill) -> Cost:
     )
 
 
-def _questions(said: Answer, made: Campaign) -> Answer:
+def _questions(said: CampaignAnswer, made: Campaign) -> CampaignAnswer:
     nodes = whatif.over_nodes(made, said.seed)
     return structs.replace(
         said,
@@ -224,8 +235,9 @@ def _hopeless(made: Campaign) -> str:
     )
 
 
-def _verdict(said: Outcome, made: Campaign) -> str:
-    days, ideal = said.days, made.axis.work / DAY
+def _verdict(said: CampaignOutcome, made: Campaign) -> str:
+    days = said.days
+    ideal = made.axis.work / DAY
     if not said.finishes:
         return (
             f"Not every replica finishes within {LONGEST:.0f} times its {ideal:,.1f} days: "
@@ -248,7 +260,7 @@ def _verdict(said: Outcome, made: Campaign) -> str:
     )
 
 
-def folder_for(scenario: Scenario, out: str | Path, asked: Asked) -> Folder:
+def folder_for(scenario: Scenario, out: str | Path, asked: CampaignOptions) -> Folder:
     """Where a campaign goes. Raises :class:`ClusterSimError` where the folder holds something else."""
     known = Fingerprints()(scenario)
     of = (known.inputs, known.files, table_of(scenario).plain(), asked.seed)

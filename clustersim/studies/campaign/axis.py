@@ -20,7 +20,7 @@ MOST_STOPS = 5_000_000
 
 
 @dataclass(frozen=True)
-class Save:
+class SaveKind:
     """One kind of save: every ``interval`` of work [s], training stands still for ``stall`` [s], and ``write`` [s]
     after it began, not before the stall is over, it counts."""
 
@@ -30,7 +30,7 @@ class Save:
 
 
 @dataclass(frozen=True, eq=False)
-class Axis:
+class WorkAxis:
     """Where saves lie between the beginning, 0, and ``end``, in seconds of training at its usual pace.
 
     work, stalls, evaluation : [s] of the axis that each takes; they add up to ``end``.
@@ -50,12 +50,12 @@ class Axis:
         return np.where(last > 0, self.behind[kind][np.maximum(last - 1, 0)], 0.0)
 
 
-def axis(work: float, saves: Sequence[Save], evaluations: Sequence[tuple[float, float]] = ()) -> Axis:
+def axis(work: float, saves: Sequence[SaveKind], evaluations: Sequence[tuple[float, float]] = ()) -> WorkAxis:
     """The axis of so much work [s]; every kind of save, of which there is one at least, is made at the end, too.
 
     evaluations : (every so much work [s], so long [s]); where one falls together with a save it comes first.
 
-    >>> axis(10.0, [Save(5.0, 1.0, 1.0)]).behind[0].tolist()
+    >>> axis(10.0, [SaveKind(5.0, 1.0, 1.0)]).behind[0].tolist()
     [6.0, 12.0]
     """
     stops = sum(work / every for every in (*(one.interval for one in saves), *(every for every, _ in evaluations)))
@@ -72,7 +72,7 @@ def axis(work: float, saves: Sequence[Save], evaluations: Sequence[tuple[float, 
     counts = tuple(place - one.stall + max(one.write, one.stall) for place, one in zip(of, saves, strict=True))
     stalls = float(sum(one.stall * len(place) for one, place in zip(saves, of, strict=True)))
     evaluated = float(length[kind >= len(saves)].sum())
-    return Axis(float(behind[-1]), work, stalls, evaluated, tuple(of), counts)
+    return WorkAxis(float(behind[-1]), work, stalls, evaluated, tuple(of), counts)
 
 
 def _places(work: float, every: float, at_end: bool) -> Floats:

@@ -15,7 +15,7 @@ from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import Folder
 from clustersim.core.texts import decoded
 from clustersim.studies.campaign.job import Campaign
-from clustersim.studies.campaign.ledger import PARTS, Runs, joined
+from clustersim.studies.campaign.ledger import PARTS, ReplicaRuns, joined
 from clustersim.studies.campaign.many import play
 from clustersim.studies.sweep.crews import Executor, crew
 from clustersim.studies.sweep.driving import Driver
@@ -28,15 +28,15 @@ BATCH = 500
 or who plays them."""
 
 
-class _Columns(msgspec.Struct):
+class _ReplicaColumns(msgspec.Struct):
     elapsed: list[float]
     ledger: list[list[float]]
     failures: list[int]
     finished: list[bool]
 
 
-class _Row(msgspec.Struct):
-    result: _Columns
+class _ReplicaRow(msgspec.Struct):
+    result: _ReplicaColumns
 
 
 def batches(replicas: int) -> list[tuple[int, int]]:
@@ -45,7 +45,7 @@ def batches(replicas: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CampaignOptions:
     """How a campaign is played: replicas, seed, processes, and whether questions are asked beside it."""
 
     replicas: int = 1000
@@ -55,9 +55,13 @@ class Asked:
 
 
 def played(
-    campaign: Campaign, asked: Asked, folder: Folder | None = None, *, executor: Executor | None = None,
+    campaign: Campaign,
+    asked: CampaignOptions,
+    folder: Folder | None = None,
+    *,
+    executor: Executor | None = None,
     told: Told = lambda done, total: None,
-) -> Runs:  # fmt: skip
+) -> ReplicaRuns:
     """Play a campaign.
 
     folder : where batches are kept and found again. executor : as of :func:`clustersim.studies.sweep.sweep`.
@@ -65,10 +69,12 @@ def played(
 
     Raises :class:`ClusterSimError` where the folder cannot be written or is of another campaign.
     """
-    wanted, seed = batches(asked.replicas), asked.seed
+    wanted = batches(asked.replicas)
+    seed = asked.seed
     if folder is None:
         return joined([play(campaign, n, seed, batch) for batch, n in wanted])
-    store, keys = Store(folder.path), {_identity(folder.manifest.digest, seed, *one).key: one for one in wanted}
+    store = Store(folder.path)
+    keys = {_identity(folder.manifest.digest, seed, *one).key: one for one in wanted}
     with closing(crew(executor, asked.jobs)) as team, store.writing(folder) as writer:
         there = store.keys()
         left = [(key, *one) for key, one in keys.items() if key not in there]
@@ -96,20 +102,20 @@ def _batch(
     lines = []
     for _, batch, n in left:
         runs = play(campaign, n, seed, batch)
-        columns = {name: getattr(runs, name) for name in Runs.__dataclass_fields__}
+        columns = {name: getattr(runs, name) for name in ReplicaRuns.__dataclass_fields__}
         lines.append(line(_identity(digest, seed, batch, n), columns))
     return time.perf_counter() - begin, lines
 
 
-def _kept(store: Store, keys: dict[str, tuple[int, int]]) -> Runs:
+def _kept(store: Store, keys: dict[str, tuple[int, int]]) -> ReplicaRuns:
     """All batches in their order. Raises :class:`ClusterSimError` for one that is damaged."""
-    found: dict[int, Runs] = {}
+    found: dict[int, ReplicaRuns] = {}
     for key, text in store.lines():
         if key in keys:
             damaged = f"{store.file}: a batch is damaged; take it out, and it is played again"
-            row = decoded(text, _Row, damaged, ClusterSimError).result
+            row = decoded(text, _ReplicaRow, damaged, ClusterSimError).result
             ledger = np.array(row.ledger).reshape(-1, len(PARTS))
-            found[keys[key][0]] = Runs(
+            found[keys[key][0]] = ReplicaRuns(
                 np.array(row.elapsed), ledger, np.array(row.failures), np.array(row.finished, dtype=np.bool_)
             )
             if len(found[keys[key][0]]) != keys[key][1] or len(ledger) != keys[key][1]:

@@ -39,7 +39,7 @@ class CauseSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failures: tuple[FailureCause, ...]
 
 
-class _Sets(msgspec.Struct, frozen=True):
+class _CauseSets(msgspec.Struct, frozen=True):
     sets: dict[str, CauseSet]
 
 
@@ -47,7 +47,7 @@ class _Sets(msgspec.Struct, frozen=True):
 def sets() -> dict[str, CauseSet]:
     """Every shipped set by name."""
     path = data_path("data") / FILE
-    return convert({"sets": read_toml(path)}, _Sets, FILE, dec_hook=quantity).sets
+    return convert({"sets": read_toml(path)}, _CauseSets, FILE, dec_hook=quantity).sets
 
 
 def renewals(x: float, shape: float) -> float:
@@ -71,7 +71,7 @@ def renewals(x: float, shape: float) -> float:
     return float(made[-1])
 
 
-class Lives:
+class UnitLives:
     """When units fail, for many replicas.
 
     due : (replicas, units) [s], the next failure of each unit behind ``until``. times : (replicas, n) [s], failures
@@ -79,7 +79,10 @@ class Lives:
     """
 
     def __init__(self, life: float, shape: float, units: int, n: int, rng: np.random.Generator, end: float) -> None:
-        self.life, self.shape, self.rng, self.end = life, shape, rng, end
+        self.life = life
+        self.shape = shape
+        self.rng = rng
+        self.end = end
         self.due = life * rng.weibull(shape, (n, units))
         self.times, self.at, self.until = np.full((n, 1), np.inf), np.zeros(n, dtype=np.intp), 0.0
 
@@ -93,7 +96,8 @@ class Lives:
 
     def _until(self, until: float) -> None:
         """Know of every failure until then."""
-        rows, times = [], []
+        rows = []
+        times = []
         row, unit = np.nonzero(self.due < until)
         while row.size:
             now = self.due[row, unit]
@@ -101,11 +105,13 @@ class Lives:
             times.append(now)
             again = now + self.life * self.rng.weibull(self.shape, row.size)
             self.due[row, unit] = again
-            row, unit = row[again < until], unit[again < until]
+            row = row[again < until]
+            unit = unit[again < until]
         self.until = until
         if not rows:
             return
-        every, when = np.concatenate(rows), np.concatenate(times)
+        every = np.concatenate(rows)
+        when = np.concatenate(times)
         order = np.lexsort((when, every))
         count = np.bincount(every, minlength=len(self.times))
         place = np.arange(len(every)) - np.repeat(np.cumsum(count) - count, count)
@@ -150,9 +156,9 @@ class Cause:
         """Failures expected in so long [s]."""
         return self.units * renewals(time / self.life, self.shape) if self.ages else float(time / self.scale)
 
-    def lives(self, n: int, rng: np.random.Generator, end: float) -> Lives:
+    def lives(self, n: int, rng: np.random.Generator, end: float) -> UnitLives:
         """Failures of n replicas until ``end`` [s], one after the other."""
-        return Lives(self.life, self.shape, self.units, n, rng, end)
+        return UnitLives(self.life, self.shape, self.units, n, rng, end)
 
     def many(self, factor: float) -> Cause:
         """The same of so many times as many units; of a whole job, so many times as often."""
@@ -181,10 +187,16 @@ def _cause(one: FailureCause, table: CampaignTable, job: Any, at: str) -> Cause:
     units = 1 if one.scope == "job" else _nodes_of(one.scope, table, f"{at}.scope")
     many = units_of(one.rate, table, job, f"{at}.rate")
     return Cause(
-        one.name, life_of(one.rate, table, one.shape), one.shape, many, one.scope,
-        0 if one.scope == "job" else min(units, job.nodes), one.silent, one.detect,
+        one.name,
+        life_of(one.rate, table, one.shape),
+        one.shape,
+        many,
+        one.scope,
+        0 if one.scope == "job" else min(units, job.nodes),
+        one.silent,
+        one.detect,
         one.repair if one.repair is not None else table.nodes.repair,
-    )  # fmt: skip
+    )
 
 
 def life_of(rate: Rate, table: CampaignTable, shape: float = 1.0) -> float:

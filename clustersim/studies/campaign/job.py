@@ -12,7 +12,7 @@ import numpy as np
 from clustersim.core.errors import ScenarioError
 from clustersim.scenario.campaign_schema import CampaignTable, Checkpoint
 from clustersim.scenario.campaign_units import Duration
-from clustersim.studies.campaign.axis import Axis, Save, axis
+from clustersim.studies.campaign.axis import SaveKind, WorkAxis, axis
 from clustersim.studies.campaign.causes import Cause, causes_of, check, life_of, units_of
 from clustersim.studies.campaign.renewal import best_interval, expected_time
 
@@ -56,11 +56,11 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Tier:
+class SaveTier:
     """A kind of save: what it is called, how it is laid out, and how long it takes to load."""
 
     name: str
-    save: Save
+    save: SaveKind
     load: Duration
 
 
@@ -75,7 +75,7 @@ class Slowdown:
 
 
 @dataclass(frozen=True)
-class Stop:
+class PlannedStop:
     """A planned stop: its name, elapsed time between two [s], and how long it lasts beside its save and restart [s]."""
 
     name: str
@@ -97,9 +97,9 @@ class Campaign:
 
     job: Job
     steps: float
-    axis: Axis
+    axis: WorkAxis
     causes: tuple[Cause, ...]
-    tiers: tuple[Tier, ...]
+    tiers: tuple[SaveTier, ...]
     usable: tuple[tuple[int, ...], ...]
     policy: str
     report: Duration
@@ -109,7 +109,7 @@ class Campaign:
     restart: Duration
     spares: int | None
     slowdowns: tuple[Slowdown, ...] = ()
-    stops: tuple[Stop, ...] = ()
+    stops: tuple[PlannedStop, ...] = ()
     evaluations: tuple[tuple[float, float], ...] = ()
 
     def pace(self, which: Any, noise: Any) -> Any:
@@ -139,8 +139,10 @@ class Campaign:
         counts = [cause.expected(self.axis.end) for cause in self.causes]
         if not sum(counts):
             return 0.0
-        told = (self._detection(one) + float(self.replace) * (one.loses > 0 or self.policy == "requeue")
-                for one in self.causes)  # fmt: skip
+        told = (
+            self._detection(one) + float(self.replace) * (one.loses > 0 or self.policy == "requeue")
+            for one in self.causes
+        )
         mean = sum(n * time for n, time in zip(counts, told, strict=True)) / sum(counts)
         return mean + float(self.locate) + float(self.restart) + float(self.tiers[0].load)
 
@@ -165,13 +167,15 @@ class Campaign:
 def campaign(table: CampaignTable, job: Job) -> Campaign:
     """The campaign that a table describes for a job. Raises :class:`ScenarioError` naming the field."""
     steps = steps_of(table, job)
-    work, stops = steps * job.step_s, tuple(_stops(table))
+    work = steps * job.step_s
+    stops = tuple(_stops(table))
     causes = causes_of(table, job)
     check(table, job, causes)
     tiers = tuple(_tier(table, job, i, work, causes) for i in range(len(table.checkpoints)))
     evaluations = tuple(_evaluations(table, job))
     laid = axis(work, [one.save for one in tiers], evaluations)
-    found, recovery = table.detection, table.recovery
+    found = table.detection
+    recovery = table.recovery
     return Campaign(
         job=job,
         steps=steps,
@@ -209,8 +213,9 @@ def _work(every: Any, job: Job) -> float:
     return float(steps) * job.step_s
 
 
-def _tier(table: CampaignTable, job: Job, i: int, work: float, causes: tuple[Cause, ...]) -> Tier:
-    one, at = table.checkpoints[i], f"$.campaign.checkpoints[{i}]"
+def _tier(table: CampaignTable, job: Job, i: int, work: float, causes: tuple[Cause, ...]) -> SaveTier:
+    one = table.checkpoints[i]
+    at = f"$.campaign.checkpoints[{i}]"
     nbytes = job.parameters * (one.bytes_per_parameter or job.bytes_per_parameter)
     said = one.write if one.asynchronous or one.write is not None else one.stall
     write = _time(table, said, nbytes, "write", at)
@@ -222,9 +227,11 @@ def _tier(table: CampaignTable, job: Job, i: int, work: float, causes: tuple[Cau
         interval = job.step_s * max(1.0, round(best_interval(stall, 1.0 / rate) / job.step_s)) if rate else work
     if max(stall, write) > interval:
         longest = max(stall, write)
-        raise ScenarioError(f"a checkpoint of {longest:,.1f} s is longer than its interval of {interval:,.1f} s; "
-                            f"save less often (at {at}.every)")  # fmt: skip
-    return Tier(one.tier, Save(min(interval, work), stall, write), load)
+        raise ScenarioError(
+            f"a checkpoint of {longest:,.1f} s is longer than its interval of {interval:,.1f} s; "
+            f"save less often (at {at}.every)"
+        )
+    return SaveTier(one.tier, SaveKind(min(interval, work), stall, write), load)
 
 
 def _time(table: CampaignTable, said: float | None, nbytes: float, way: str, at: str) -> float:
@@ -255,13 +262,15 @@ def _needs(table: CampaignTable, cause: Cause, one: Checkpoint) -> bool:
     return bool(there) and min(there, key=order.index) == one.tier
 
 
-def _usable(cause: Cause, tiers: tuple[Tier, ...]) -> tuple[int, ...]:
+def _usable(cause: Cause, tiers: tuple[SaveTier, ...]) -> tuple[int, ...]:
     """Tiers that are there after a failure of a cause. Raises :class:`ScenarioError` for none."""
     names = SURVIVORS.get(cause.scope, ("storage",))
     found = tuple(i for i, one in enumerate(tiers) if one.name in names)
     if not found:
-        raise ScenarioError(f"no checkpoint survives {cause.name!r}, which takes a {cause.scope}; add one with "
-                            'tier = "storage" (at $.campaign.checkpoints)')  # fmt: skip
+        raise ScenarioError(
+            f"no checkpoint survives {cause.name!r}, which takes a {cause.scope}; add one with "
+            'tier = "storage" (at $.campaign.checkpoints)'
+        )
     return found
 
 
@@ -278,11 +287,11 @@ def _slowdowns(table: CampaignTable, job: Job) -> Iterator[Slowdown]:
         yield Slowdown(one.name, scale, one.lasts, 1.0 - 1.0 / max(factor, 1.0))
 
 
-def _stops(table: CampaignTable) -> Iterator[Stop]:
+def _stops(table: CampaignTable) -> Iterator[PlannedStop]:
     for i, one in enumerate(table.calendar):
         at = f"$.campaign.calendar[{i}].every"
         if one.every.unit == "best" or (one.kind == "maintenance" and one.every.unit != "time") or not one.every:
             right = "elapsed time" if one.kind == "maintenance" else "steps or training time"
             raise ScenarioError(f"every = {str(one.every)!r} of {one.kind}: write {right} above zero (at {at})")
         if one.kind == "maintenance":
-            yield Stop(one.name, float(one.every), float(one.lasts or 0))
+            yield PlannedStop(one.name, float(one.every), float(one.lasts or 0))

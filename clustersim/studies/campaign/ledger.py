@@ -10,9 +10,17 @@ import numpy as np
 from clustersim.core.arrays import Bools, Floats, Ints
 
 PARTS = (
-    "productive", "step variation", "checkpoint stalls", "evaluation", "maintenance", "detection",
-    "waiting for nodes", "restart", "loading", "lost work",
-)  # fmt: skip
+    "productive",
+    "step variation",
+    "checkpoint stalls",
+    "evaluation",
+    "maintenance",
+    "detection",
+    "waiting for nodes",
+    "restart",
+    "loading",
+    "lost work",
+)
 """Of elapsed time. ``productive`` is new steps at the scenario's own pace; ``step variation``, what slow hosts, varying
 ranks and missing replicas add to them; ``lost work``, whatever was done since the save that a failure fell back to."""
 PRODUCTIVE, VARIATION, STALLS, EVALUATION, MAINTENANCE, DETECTION, WAITING, RESTART, LOADING, LOST = range(len(PARTS))
@@ -31,7 +39,7 @@ GOODPUTS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Runs:
+class ReplicaRuns:
     """Replicas of a campaign that were played.
 
     elapsed : (replicas,) [s]. ledger : (replicas, :data:`PARTS`) [s], whose rows add up to ``elapsed``.
@@ -67,9 +75,11 @@ class Runs:
         return made[name]
 
 
-def joined(parts: list[Runs]) -> Runs:
+def joined(parts: list[ReplicaRuns]) -> ReplicaRuns:
     """Batches of replicas as one."""
-    return Runs(*(np.concatenate([getattr(one, name) for one in parts]) for name in Runs.__dataclass_fields__))
+    return ReplicaRuns(
+        *(np.concatenate([getattr(one, name) for one in parts]) for name in ReplicaRuns.__dataclass_fields__)
+    )
 
 
 class Percentiles(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from clustersim.core.arrays import Bools, Floats
 from clustersim.scenario.campaign_units import Duration
 from clustersim.studies.campaign import ledger
 from clustersim.studies.campaign.job import LONGEST, NOTHING, Campaign
-from clustersim.studies.campaign.ledger import Runs
+from clustersim.studies.campaign.ledger import ReplicaRuns
 
 Ints: TypeAlias = npt.NDArray[np.intp]
 LEAST = 1e-12
@@ -34,7 +34,8 @@ class Draws:
 
     def __call__(self, which: Ints) -> Floats:
         """(n,) [s], of the durations of these numbers (n,)."""
-        sigma, drawn = self.sigma[which], self.mean[which]
+        sigma = self.sigma[which]
+        drawn = self.mean[which]
         if sigma.any():
             drawn = drawn * np.exp(sigma * self.rng.standard_normal(len(which)) - sigma * sigma / 2.0)
         if self.exponential[which].any():
@@ -42,7 +43,7 @@ class Draws:
         return drawn
 
 
-class Many:
+class ReplicaBatch:
     """Replicas under way. Arrays have a column, or an element, for each.
 
     time, place : elapsed [s], and where on the axis [s]. failing, slowing, stopping : when each cause, slowdown and
@@ -53,7 +54,8 @@ class Many:
 
     def __init__(self, campaign: Campaign, n: int, rng: np.random.Generator) -> None:
         c = self.campaign = campaign
-        self.rng, self.n = rng, n
+        self.rng = rng
+        self.n = n
         self.time, self.place, self.nodes_at = np.zeros(n), np.zeros(n), np.zeros(n)
         self.ledger, self.failures = np.zeros((n, len(ledger.PARTS))), np.zeros(n, dtype=np.int64)
         self.scale = np.array([one.scale for one in c.causes])
@@ -73,7 +75,8 @@ class Many:
 
     def _tables(self) -> None:
         """What differs from cause to cause, by number of the cause."""
-        c, rng = self.campaign, self.rng
+        c = self.campaign
+        rng = self.rng
         self.loses = np.array([one.loses for one in c.causes])
         self.silent = np.array([one.silent for one in c.causes])
         self.usable = np.array([[i in there for there in c.usable] for i in range(len(c.tiers))])
@@ -84,10 +87,11 @@ class Many:
         self.lasts = Draws([one.lasts for one in c.slowdowns], rng)
         self.slow_scale = np.array([one.scale for one in c.slowdowns])
         self.slow_loss = np.array([one.loss for one in c.slowdowns])
-        self.stop_every, self.stop_lasts = (np.array([getattr(one, name) for one in c.stops])
-                                            for name in ("every", "lasts"))  # fmt: skip
+        self.stop_every, self.stop_lasts = (
+            np.array([getattr(one, name) for one in c.stops]) for name in ("every", "lasts")
+        )
 
-    def play(self) -> Runs:
+    def play(self) -> ReplicaRuns:
         """Until all are at the end of the axis, or take too long."""
         end = self.campaign.axis.end
         live = np.arange(self.n)
@@ -99,7 +103,7 @@ class Many:
         kept = np.array([laid.work, laid.stalls, laid.evaluation])
         columns = np.where(finished[:, None], kept, np.column_stack([self.place, 0 * self.place, 0 * self.place]))
         self.ledger[:, [ledger.PRODUCTIVE, ledger.STALLS, ledger.EVALUATION]] += columns
-        return Runs(self.time, self.ledger, self.failures, finished)
+        return ReplicaRuns(self.time, self.ledger, self.failures, finished)
 
     def _round(self, i: Ints) -> None:
         """One event of each of these replicas: a pause is over and something ends the training behind it."""
@@ -123,7 +127,8 @@ class Many:
 
     def _train(self, i: Ints, when: Floats) -> Bools:
         """Train until something happens; returns (n,) whether it is a failure, at ``when``."""
-        now, end = self.time[i], self.campaign.axis.end
+        now = self.time[i]
+        end = self.campaign.axis.end
         there = self.until[i] > now[:, None]
         pace = np.maximum(self.pace[i] - (self.loss[i] * there).sum(axis=1), LEAST)
         relief = np.where(there, self.until[i], np.inf).min(axis=1)
@@ -214,12 +219,14 @@ class Many:
 
     def _recover(self, i: Ints, cause: Ints, dropped: Bools, detection: Floats, tier: Ints) -> None:
         """Lay out the pause, or what goes on beside it."""
-        c, kind = self.campaign, np.zeros(len(i), dtype=np.intp)
+        c = self.campaign
+        kind = np.zeros(len(i), dtype=np.intp)
         noticed = self.time[i] + detection
         asked = (self.loses[cause] > 0) | (c.policy == "requeue")
         replace = np.where(asked, self.fixed(kind + 2), 0.0)
         wait = np.maximum(self.nodes_at[i] - noticed, 0.0)
-        restart, load = self.fixed(kind + 3), self.load(tier)
+        restart = self.fixed(kind + 3)
+        load = self.load(tier)
         beside = dropped | ((c.policy == "shrink") & (wait > 0))
         until = noticed + wait + np.where(dropped, replace + load, 0.0)
         if beside.any():
@@ -230,7 +237,7 @@ class Many:
         self.pause[i] = np.column_stack([0.0 * wait, detection, waiting, restart, loading])
 
 
-def play(campaign: Campaign, n: int, seed: int, batch: int = 0) -> Runs:
+def play(campaign: Campaign, n: int, seed: int, batch: int = 0) -> ReplicaRuns:
     """Replicas of a campaign; the same seed and number of batch, the same replicas."""
     rng = np.random.default_rng([seed, batch])
-    return Many(campaign, n, rng).play()
+    return ReplicaBatch(campaign, n, rng).play()

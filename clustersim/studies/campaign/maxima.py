@@ -11,7 +11,8 @@ import numpy as np
 
 from clustersim.core.arrays import Floats
 
-REACH, POINTS = 14.0, 28_001
+REACH = 14.0
+POINTS = 28_001
 """Standard deviations integrated over, and at how many points: the trapezoid rule is exact here to 1e-9."""
 
 

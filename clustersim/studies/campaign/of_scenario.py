@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clustersim.core.economics import Rates, rates, watts_per_gpu
+from clustersim.core.economics import GpuRates, rates, watts_per_gpu
 from clustersim.core.errors import ScenarioError
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.mesh import Mesh
@@ -17,15 +17,16 @@ from clustersim.scenario.held import held
 from clustersim.scenario.running import Prepared
 from clustersim.studies.campaign.job import Job
 from clustersim.studies.what_if.rerun import step_time
-from clustersim.studies.what_if.spread import SLOWEST, Spread, spread
+from clustersim.studies.what_if.spread import SLOWEST, StepSpread, spread
 from clustersim.training.memory import STATES
 
-MACHINES, STEPS = 40, 20
+MACHINES = 40
+STEPS = 20
 """That a campaign takes its steps from."""
 
 
 @dataclass(frozen=True)
-class Bill:
+class HourBill:
     """What an hour of a GPU costs and draws.
 
     usd_per_gpu_hour, usd_per_kwh : None where nobody says. busy_w, idle_w : of a GPU with its share of the machine and
@@ -49,7 +50,7 @@ def table_of(scenario: Scenario) -> CampaignTable:
     return scenario.file.campaign
 
 
-def job_of(scenario: Scenario) -> tuple[Job, Bill]:
+def job_of(scenario: Scenario) -> tuple[Job, HourBill]:
     """Simulate the scenario's step, one of each degraded state, and with ``[run.variation]`` those of several machines.
 
     Where steps vary, ``step_s`` is one that does not. Raises :class:`ScenarioError`.
@@ -81,7 +82,7 @@ def job_of(scenario: Scenario) -> tuple[Job, Bill]:
     return job, _bill(table, rates(prepared.devices, table.price.usd_per_gpu_hour), figures)
 
 
-def spreads(scenario: Scenario) -> tuple[Spread | None, Spread | None]:
+def spreads(scenario: Scenario) -> tuple[StepSpread | None, StepSpread | None]:
     """Steps of several machines, and of the same with others in place of their slowest hosts; None where nothing varies
     or no host differs. Raises :class:`ScenarioError`."""
     v = scenario.file.run.variation
@@ -96,10 +97,15 @@ def job_at(scenario: Scenario, step_s: float, tokens_per_step: float | None) -> 
     """The same of a step that somebody knows, without a run of it; nothing in it varies or is slow for a while."""
     found = held(scenario)
     return Job(
-        nodes=found.mesh.n_nodes, gpus=found.mesh.workers, step_s=step_s, replicas=found.mesh.size("dp"),
-        copies=copies(found.scenario, found.mesh), parameters=float(found.model.parameters),
-        bytes_per_parameter=kept_per_parameter(scenario, found.use), tokens_per_step=tokens_per_step,
-    )  # fmt: skip
+        nodes=found.mesh.n_nodes,
+        gpus=found.mesh.workers,
+        step_s=step_s,
+        replicas=found.mesh.size("dp"),
+        copies=copies(found.scenario, found.mesh),
+        parameters=float(found.model.parameters),
+        bytes_per_parameter=kept_per_parameter(scenario, found.use),
+        tokens_per_step=tokens_per_step,
+    )
 
 
 def copies(scenario: Scenario, mesh: Mesh) -> int:
@@ -128,14 +134,17 @@ def _slower(scenario: Scenario, prepared: Prepared, one: Degraded, step: float) 
         changes: Table = {"cluster.slow": [*rest, {"ranks": [prepared.mesh.workers - 1], "speed": one.speed}]}
     else:
         if cluster.changes:
-            raise ScenarioError(f"{scenario.path}: a degraded link beside [[cluster.changes]]; write its factor "
-                                "(at $.campaign.degraded)")  # fmt: skip
+            raise ScenarioError(
+                f"{scenario.path}: a degraded link beside [[cluster.changes]]; write its factor "
+                "(at $.campaign.degraded)"
+            )
         changes = {"cluster.changes": [{"match": one.match, "factor": one.bandwidth}]}
     return step_time(scenario.changed(changes).run().timeline) / step
 
 
-def _bill(table: CampaignTable, known: Rates, found: Table) -> Bill:
+def _bill(table: CampaignTable, known: GpuRates, found: Table) -> HourBill:
     step, compute, exposed = (float(found[k]) for k in ("step_time_s", "compute_s", "exposed_communication_s"))
-    busy, idle = watts_per_gpu(known, step, compute, exposed), watts_per_gpu(known, 1.0, 0.0, 0.0)
+    busy = watts_per_gpu(known, step, compute, exposed)
+    idle = watts_per_gpu(known, 1.0, 0.0, 0.0)
     sources = {name: text.replace("the plan's", "the scenario's") for name, text in known.sources.items()}
-    return Bill(known.usd_per_gpu_hour, table.price.usd_per_kwh, busy, idle, sources)
+    return HourBill(known.usd_per_gpu_hour, table.price.usd_per_kwh, busy, idle, sources)

@@ -15,14 +15,14 @@ import simpy
 
 from clustersim.scenario.campaign_units import Duration
 from clustersim.studies.campaign.causes import Cause
-from clustersim.studies.campaign.job import LONGEST, Campaign, Slowdown, Stop
-from clustersim.studies.campaign.ledger import PARTS, Runs
+from clustersim.studies.campaign.job import LONGEST, Campaign, PlannedStop, Slowdown
+from clustersim.studies.campaign.ledger import PARTS, ReplicaRuns
 
 Steps = Generator[simpy.Event, Any, Any]
 
 
 @dataclass(frozen=True)
-class Span:
+class StateSpan:
     """The job was in a state, one of :data:`PARTS` or ``training``, from one time to another [s]."""
 
     begin: float
@@ -39,10 +39,11 @@ class Replica:
 
     def __init__(self, campaign: Campaign, rng: np.random.Generator) -> None:
         self.campaign, self.rng, self.env = campaign, rng, simpy.Environment()
-        self.place, self.failures = 0.0, 0
+        self.place = 0.0
+        self.failures = 0
         self.saved = [0.0 for _ in campaign.tiers]
         self.ledger = dict.fromkeys(PARTS, 0.0)
-        self.spans: list[Span] = []
+        self.spans: list[StateSpan] = []
         self.hindered: list[tuple[float, float]] = []
         self.due = {stop: stop.every for stop in campaign.stops}
         self.pace = float(campaign.pace(rng.random(), rng.standard_normal() if campaign.job.step_cv else 0.0))
@@ -62,21 +63,21 @@ class Replica:
         return self
 
     @property
-    def runs(self) -> Runs:
+    def runs(self) -> ReplicaRuns:
         """What became of it, as :func:`clustersim.studies.campaign.many.play` returns thousands."""
         row = np.array([[self.ledger[part] for part in PARTS]])
         done = np.array([self.place >= self.campaign.axis.end])
-        return Runs(np.array([self.env.now]), row, np.array([self.failures]), done)
+        return ReplicaRuns(np.array([self.env.now]), row, np.array([self.failures]), done)
 
     # ---- the job -----------------------------------------------------------------------------------------------------
 
     def _work(self) -> Steps:
         laid = self.campaign.axis
-        trouble: Cause | Slowdown | Stop | None = None
+        trouble: Cause | Slowdown | PlannedStop | None = None
         while self.place < laid.end and self.env.now < LONGEST * laid.end:
             if isinstance(trouble, Cause):
                 trouble = yield from self._recover(trouble)
-            elif isinstance(trouble, Stop):
+            elif isinstance(trouble, PlannedStop):
                 trouble = yield from self._stop(trouble)
             else:
                 trouble = yield from self._train()
@@ -100,7 +101,8 @@ class Replica:
             trouble = stop if due <= ends < finish else None
         except simpy.Interrupt as interrupt:
             trouble = interrupt.cause
-        passed, rest = self.env.now - begin, self.campaign.axis.end - self.place
+        passed = self.env.now - begin
+        rest = self.campaign.axis.end - self.place
         moved = rest if self.env.now >= finish else passed * pace
         self.place = self.campaign.axis.end if self.env.now >= finish else self.place + moved
         self.ledger["step variation"] += passed - moved
@@ -148,13 +150,13 @@ class Replica:
             span = self.spans[i]
             if lost > 0 and span.state == "training":
                 cut = max(span.begin, span.end - lost / self.pace)
-                kept = [Span(span.begin, cut, "training")] if cut > span.begin else []
-                self.spans[i : i + 1] = [*kept, Span(cut, span.end, "lost work")]
+                kept = [StateSpan(span.begin, cut, "training")] if cut > span.begin else []
+                self.spans[i : i + 1] = [*kept, StateSpan(cut, span.end, "lost work")]
                 lost -= (span.end - cut) * self.pace
             elif lost <= 0:
                 return
 
-    def _stop(self, stop: Stop) -> Steps:
+    def _stop(self, stop: PlannedStop) -> Steps:
         """Save, stand still, start again; returns the failure that comes before that is over."""
         c = self.campaign
         self.saved[c.saves_all] = self.place
@@ -215,7 +217,9 @@ class Replica:
 
     def _rejoin(self, delay: float, after: float) -> Steps:
         """A replica is missing until its nodes are there, and a while longer."""
-        c, nodes, self.awaited = self.campaign, self.awaited, []
+        c = self.campaign
+        nodes = self.awaited
+        self.awaited = []
         missing = (math.inf, 1.0 / c.job.copies)
         self.hindered.append(missing)
         yield self.env.timeout(delay)
@@ -245,7 +249,7 @@ class Replica:
 
     def _span(self, begin: float, state: str) -> None:
         if self.env.now > begin:
-            self.spans.append(Span(begin, self.env.now, state))
+            self.spans.append(StateSpan(begin, self.env.now, state))
 
 
 def replica(campaign: Campaign, seed: int) -> Replica:

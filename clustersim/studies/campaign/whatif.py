@@ -11,9 +11,9 @@ import numpy as np
 
 from clustersim.core.units import DAY
 from clustersim.scenario.campaign_units import Duration
-from clustersim.studies.campaign.axis import Save, axis
-from clustersim.studies.campaign.job import Campaign, Tier
-from clustersim.studies.campaign.ledger import Runs
+from clustersim.studies.campaign.axis import SaveKind, axis
+from clustersim.studies.campaign.job import Campaign, SaveTier
+from clustersim.studies.campaign.ledger import ReplicaRuns
 from clustersim.studies.campaign.many import play
 from clustersim.studies.campaign.renewal import best_interval, efficiency
 
@@ -25,7 +25,7 @@ FACTORS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True)
-class Answer:
+class QuestionAnswer:
     """What became of a question: days p50 and p95, None where it does not finish, and effective training time, p50."""
 
     question: str
@@ -36,7 +36,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Point:
+class KnobPoint:
     """One value of a knob: the effective training time that was simulated, p50 and p5, and the closed form's."""
 
     x: float
@@ -58,8 +58,10 @@ def asked(c: Campaign) -> Iterator[tuple[str, Campaign]]:
     if c.spares is not None:
         yield "no spare nodes", replace(c, spares=0)
         yield "twice the spare nodes", replace(c, spares=2 * c.spares)
-    yield "find failures at once", replace(c, report=_times(c.report, 0), timeout=_times(c.timeout, 0),
-                                           locate=_times(c.locate, 0))  # fmt: skip
+    yield (
+        "find failures at once",
+        replace(c, report=_times(c.report, 0), timeout=_times(c.timeout, 0), locate=_times(c.locate, 0)),
+    )
     yield "restart twice as fast", replace(c, restart=_times(c.restart, 0.5))
     yield "load twice as fast", replace(c, tiers=tuple(replace(one, load=_times(one.load, 0.5)) for one in c.tiers))
     yield from _about_tiers(c)
@@ -98,29 +100,29 @@ def _about_policy(c: Campaign) -> Iterator[tuple[str, Campaign]]:
         yield "go on smaller while no spare is free", replace(c, policy="shrink")
 
 
-def answers(c: Campaign, seed: int) -> list[Answer]:
+def answers(c: Campaign, seed: int) -> list[QuestionAnswer]:
     """Every question answered, beside the campaign as it is."""
     return [_answer(question, changed, seed) for question, changed in [("as it is", c), *asked(c)]]
 
 
-def over_interval(c: Campaign, seed: int) -> list[Point]:
+def over_interval(c: Campaign, seed: int) -> list[KnobPoint]:
     """Intervals of the first kind of save from an eighth to eight times the campaign's own [s]."""
     save = c.tiers[0].save
     taus = (save.interval * factor for factor in FACTORS)
     return [_point(tau, with_interval(c, tau), seed) for tau in taus if save.write <= tau <= c.axis.work]
 
 
-def over_nodes(c: Campaign, seed: int) -> list[Point]:
+def over_nodes(c: Campaign, seed: int) -> list[KnobPoint]:
     """Nodes of the job from an eighth to eight times, each of which fails as often, with the best interval of each size
     and saves that take as long."""
     sizes = (c.job.nodes * factor for factor in FACTORS)
     return [_point(n, of_size(c, int(n)), seed) for n in sizes if n >= 1 and n.is_integer()]
 
 
-def largest_job(points: Sequence[Point], goodput: float = 0.9) -> float | None:
+def largest_job(points: Sequence[KnobPoint], goodput: float = 0.9) -> float | None:
     """Nodes at which the effective training time falls below this, between points; None where it does not.
 
-    >>> largest_job([Point(10, 0.95, 0.9, 0.9), Point(1000, 0.85, 0.8, 0.8)])
+    >>> largest_job([KnobPoint(10, 0.95, 0.9, 0.9), KnobPoint(1000, 0.85, 0.8, 0.8)])
     100.0
     """
     for a, b in pairwise(points):
@@ -146,9 +148,11 @@ def with_peers(c: Campaign) -> Campaign:
     hit = sum(one.expected(c.axis.end) for one in c.causes if one.scope in ("node", "job"))
     interval = best_interval(PEERS_STALL, c.axis.end / hit) if hit else c.axis.work
     interval = min(max(interval, c.job.step_s, PEERS_STALL), c.axis.work)
-    tiers = (*c.tiers, Tier("memory", Save(interval, PEERS_STALL, PEERS_STALL), Duration(PEERS_STALL)))
-    usable = tuple((*there, len(c.tiers)) if one.scope in ("node", "job") else there
-                   for one, there in zip(c.causes, c.usable, strict=True))  # fmt: skip
+    tiers = (*c.tiers, SaveTier("memory", SaveKind(interval, PEERS_STALL, PEERS_STALL), Duration(PEERS_STALL)))
+    usable = tuple(
+        (*there, len(c.tiers)) if one.scope in ("node", "job") else there
+        for one, there in zip(c.causes, c.usable, strict=True)
+    )
     laid = axis(c.axis.work, [one.save for one in tiers], c.evaluations)
     return replace(c, tiers=tiers, usable=usable, axis=laid)
 
@@ -174,8 +178,14 @@ def of_size(c: Campaign, nodes: int) -> Campaign:
     """The job on another number of nodes, with the best interval."""
     factor = nodes / c.job.nodes
     replicas, copies = (max(1, round(n * factor)) for n in (c.job.replicas, c.job.copies))
-    job = replace(c.job, nodes=nodes, gpus=round(c.job.gpus * factor), replicas=replicas, copies=copies,
-                  machines=_slowest_of(c.job.machines, factor))  # fmt: skip
+    job = replace(
+        c.job,
+        nodes=nodes,
+        gpus=round(c.job.gpus * factor),
+        replicas=replicas,
+        copies=copies,
+        machines=_slowest_of(c.job.machines, factor),
+    )
     spares = None if c.spares is None else math.ceil(c.spares * factor)
     grown = replace(c, causes=tuple(one.many(factor) for one in c.causes), job=job, spares=spares)
     return with_saves(grown, c.tiers[0].save.stall)
@@ -202,22 +212,23 @@ def _times(duration: Duration, factor: float) -> Duration:
     return Duration(duration * factor, duration.law, duration.sigma)
 
 
-def _played(c: Campaign, seed: int) -> Runs | None:
+def _played(c: Campaign, seed: int) -> ReplicaRuns | None:
     return None if c.hopeless else play(c, REPLICAS, seed)
 
 
-def _answer(question: str, c: Campaign, seed: int) -> Answer:
+def _answer(question: str, c: Campaign, seed: int) -> QuestionAnswer:
     runs = _played(c, seed)
     if runs is None or not runs.finished.all():
-        return Answer(question, None, None, 0.0, finishes=False)
+        return QuestionAnswer(question, None, None, 0.0, finishes=False)
     p50, p95 = np.percentile(runs.elapsed / DAY, [50, 95])
-    return Answer(question, float(p50), float(p95), float(np.median(runs.goodput("effective_training_time"))))
+    return QuestionAnswer(question, float(p50), float(p95), float(np.median(runs.goodput("effective_training_time"))))
 
 
-def _point(x: float, c: Campaign, seed: int) -> Point:
-    save, runs = c.tiers[0].save, _played(c, seed)
+def _point(x: float, c: Campaign, seed: int) -> KnobPoint:
+    save = c.tiers[0].save
+    runs = _played(c, seed)
     law = efficiency(c.mtbf, save.stall, c.recovery, save.interval) if math.isfinite(c.mtbf) else 1.0
     if runs is None:
-        return Point(x, 0.0, 0.0, law)
+        return KnobPoint(x, 0.0, 0.0, law)
     worst, middle = np.percentile(runs.goodput("effective_training_time"), [5, 50])
-    return Point(x, float(middle), float(worst), law)
+    return KnobPoint(x, float(middle), float(worst), law)

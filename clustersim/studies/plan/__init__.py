@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clustersim.core.economics import Power, Rates, costs, rates, watts_per_gpu
+from clustersim.core.economics import GpuRates, Power, costs, rates, watts_per_gpu
 from clustersim.studies.plan.answer import told
 from clustersim.studies.plan.campaigns import with_campaign
-from clustersim.studies.plan.options import Option, Searched, title
+from clustersim.studies.plan.options import PlanOption, SearchResult, title
 from clustersim.studies.plan.pareto import dominates, front
-from clustersim.studies.plan.rows import FILE, Answer, option_of
-from clustersim.studies.plan.searching import How, folder_for, search
+from clustersim.studies.plan.rows import FILE, PlanAnswer, option_of
+from clustersim.studies.plan.searching import SearchOptions, folder_for, search
 from clustersim.studies.plan.spec import PlanFile, from_table, load
 from clustersim.studies.sweep.crews import Executor
 
@@ -23,7 +23,7 @@ def plan(
     jobs: int | None = None,
     exhaustive: bool = False,
     robust: bool = False,
-) -> Answer:
+) -> PlanAnswer:
     """Search the options of a plan, and say which are worth having and why.
 
     Parameters
@@ -38,14 +38,33 @@ def plan(
     Raises :class:`clustersim.core.errors.ScenarioError` for a plan that cannot be read.
     """
     read, path = (what, Path("plan.toml")) if isinstance(what, PlanFile) else load(what)
-    found = search(read, path, out, How(executor, jobs, exhaustive, robust))
+    found = search(read, path, out, SearchOptions(executor, jobs, exhaustive, robust))
     said = with_campaign(told(read, found, path), read)
     folder_for(read, path, out).write(FILE, said)
     return said
 
 
 __all__ = [
-    "FILE", "Answer", "How", "Option", "PlanFile", "Power", "Rates", "Searched", "costs", "dominates", "folder_for",
-    "from_table", "front", "load", "option_of", "plan", "rates", "search", "title", "told", "watts_per_gpu",
+    "FILE",
+    "GpuRates",
+    "PlanAnswer",
+    "PlanFile",
+    "PlanOption",
+    "Power",
+    "SearchOptions",
+    "SearchResult",
+    "costs",
+    "dominates",
+    "folder_for",
+    "from_table",
+    "front",
+    "load",
+    "option_of",
+    "plan",
+    "rates",
+    "search",
+    "title",
+    "told",
+    "watts_per_gpu",
     "with_campaign",
-]  # fmt: skip
+]

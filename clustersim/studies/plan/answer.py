@@ -14,9 +14,9 @@ from clustersim.core import ranges
 from clustersim.scenario.reading import Table, override
 from clustersim.studies.plan.campaigns import goodput
 from clustersim.studies.plan.candidates import base
-from clustersim.studies.plan.options import Option, Searched, title
+from clustersim.studies.plan.options import PlanOption, SearchResult, title
 from clustersim.studies.plan.robust import robustness
-from clustersim.studies.plan.rows import Answer, Chosen, Degrees, Fate, Reasoned
+from clustersim.studies.plan.rows import ChosenRow, Degrees, FateRow, PlanAnswer, ReasonedRow
 from clustersim.studies.plan.spec import EXACT, PlanFile
 from clustersim.studies.plan.verdict import left_over, too_close, verdict
 from clustersim.studies.plan.why import alternatives, rule_told, what_limits, why_lost, why_on_front, why_tempting
@@ -33,7 +33,7 @@ STATES = {
 }
 
 
-def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> Answer:
+def told(plan: PlanFile, found: SearchResult, path: str | Path = "plan.toml") -> PlanAnswer:
     """The whole answer. ``path`` : the plan's file, where relative names in it start."""
 
     @cache
@@ -42,19 +42,19 @@ def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> Ans
 
     robust = robustness(found, None if plan.campaign is None else lasting)
     states = Counter(one.state for one in found.options)
-    return Answer(
+    return PlanAnswer(
         title=plan.title,
         verdict=verdict(plan, found),
         unit="tokens" if found.tokens else "samples",
         front=[_chosen(plan, found, one, path) for one in found.front],
-        tempting=[Reasoned(**_row(one, found), why=why_tempting(one, found)) for one in found.tempting],
-        alternatives=[Reasoned(**_row(one, found), why=why_lost(one, found)) for one in alternatives(found)],
+        tempting=[ReasonedRow(**_row(one, found), why=why_tempting(one, found)) for one in found.tempting],
+        alternatives=[ReasonedRow(**_row(one, found), why=why_lost(one, found)) for one in alternatives(found)],
         warnings=[*too_close(found), *filter(None, (left_over(found), rule_told(found)))],
         counts={words: states[state] for state, words in STATES.items()},
         combined=found.combined,
         assumptions=list(assumptions(plan, found)),
         options=[
-            Fate(**_row(one, found), state=one.state, reason=found.reason(one))
+            FateRow(**_row(one, found), state=one.state, reason=found.reason(one))
             for one in found.options
             if len(found.options) <= EXACT or one.state in {"simulated", "rough"}
         ],
@@ -63,9 +63,9 @@ def told(plan: PlanFile, found: Searched, path: str | Path = "plan.toml") -> Ans
     )
 
 
-def _chosen(plan: PlanFile, found: Searched, one: Option, path: str | Path) -> Chosen:
+def _chosen(plan: PlanFile, found: SearchResult, one: PlanOption, path: str | Path) -> ChosenRow:
     """An option's figures with its scenario."""
-    return Chosen(
+    return ChosenRow(
         **_row(one, found),
         scenario=override(base(plan), one.candidate.changes),
         path=str(path),
@@ -74,9 +74,10 @@ def _chosen(plan: PlanFile, found: Searched, one: Option, path: str | Path) -> C
     )
 
 
-def _row(option: Option, found: Searched) -> Table:
-    """The fields of :class:`~clustersim.studies.plan.rows.Row`."""
-    mine, spent = option.candidate, option.costs
+def _row(option: PlanOption, found: SearchResult) -> Table:
+    """The fields of :class:`~clustersim.studies.plan.rows.PlanRow`."""
+    mine = option.candidate
+    spent = option.costs
     return {
         "option": found.title(option),
         "in_full": title(mine),
@@ -99,12 +100,13 @@ def _row(option: Option, found: Searched) -> Table:
     }
 
 
-def landscape(found: Searched) -> Iterator[Degrees]:
+def landscape(found: SearchResult) -> Iterator[Degrees]:
     """Each tp and pp on the fastest option's machine."""
     if not found.split or not found.front:
         return
     chosen = found.front[0].candidate
-    known, least = defaultdict[Pair, list[float]](list), defaultdict[Pair, list[float]](list)
+    known = defaultdict[Pair, list[float]](list)
+    least = defaultdict[Pair, list[float]](list)
     for one in found.options:
         mine = one.candidate
         if (mine.machine, mine.nodes) != (chosen.machine, chosen.nodes) or one.state in {"error", "limits"}:
@@ -117,20 +119,22 @@ def landscape(found: Searched) -> Iterator[Degrees]:
     own = chosen.form.degrees["tp"], chosen.form.degrees["pp"]
     for pair in sorted({*known, *least}):
         # One that was run is the shortest of its degrees unless another's bound is below it.
-        step, bound = min(known[pair], default=math.inf), min(least[pair], default=math.inf)
+        step = min(known[pair], default=math.inf)
+        bound = min(least[pair], default=math.inf)
         sure = step <= bound or pair == own
         shown = (step if sure else bound) * chosen.batch
         fits = math.isfinite(shown)
         yield Degrees(*pair, shown if fits else None, sure, pair == own)
 
 
-def assumptions(plan: PlanFile, found: Searched) -> Iterator[str]:
+def assumptions(plan: PlanFile, found: SearchResult) -> Iterator[str]:
     """What the figures rest on, a sentence each."""
     for machine, known in zip(plan.machines, found.rates, strict=True):
         price = "no price" if known.usd_per_gpu_hour is None else f"{known.usd_per_gpu_hour:g} USD per GPU-hour"
         source = known.sources.get("price", "give usd_per_gpu_hour; until then it is not compared in cost")
         yield f"{machine.label}: {price} ({source})"
-        p, sources = known.power, known.sources
+        p = known.power
+        sources = known.sources
         yield (
             f"{machine.label}: {known.limit_w:g} W a GPU, of it {p.compute:.0%} in kernels, {p.communication:.0%} "
             f"while only communicating, {p.idle:.0%} idle; {p.rest_of_machine:.0%} more for the machine; the "

@@ -13,30 +13,31 @@ from clustersim import scenario
 from clustersim.core.errors import ScenarioError
 from clustersim.core.units import DAY, HOUR
 from clustersim.scenario import Scenario
-from clustersim.studies.campaign import Runs, play
+from clustersim.studies.campaign import ReplicaRuns, play
 from clustersim.studies.campaign.job import Job, campaign
 from clustersim.studies.campaign.ledger import Percentiles, percentiles
 from clustersim.studies.campaign.of_scenario import job_at, job_of, table_of
 from clustersim.studies.campaign.whatif import of_rate
 from clustersim.studies.plan.pareto import dominates
-from clustersim.studies.plan.rows import Answer, Chosen, Played
+from clustersim.studies.plan.rows import ChosenRow, PlanAnswer, PlannedTraining
 from clustersim.studies.plan.spec import PlanFile
 
 REPLICAS = 400
 
 
-def with_campaign(said: Answer, plan: PlanFile) -> Answer:
+def with_campaign(said: PlanAnswer, plan: PlanFile) -> PlanAnswer:
     """A plan's answer with the ``campaign`` of each option of its front, and ``failures``; the same where the plan
     names no campaign."""
     if plan.campaign is None:
         return said
-    rows, found = said.front, [_played(row, plan) for row in said.front]
+    rows = said.front
+    found = [_played(row, plan) for row in said.front]
     found = [structs.replace(one, beaten_by=_beaten(i, rows, found)) for i, one in enumerate(found)]
     front = [structs.replace(row, campaign=one) for row, one in zip(rows, found, strict=True)]
     return structs.replace(said, front=front, failures=list(_sentences(rows, found)))
 
 
-def _played(row: Chosen, plan: PlanFile, rate: float = 1.0) -> Played:
+def _played(row: ChosenRow, plan: PlanFile, rate: float = 1.0) -> PlannedTraining:
     """An option's training, with failures ``rate`` times as often."""
     try:
         loaded = scenario.from_table(row.scenario, row.path)
@@ -44,14 +45,14 @@ def _played(row: Chosen, plan: PlanFile, rate: float = 1.0) -> Played:
         job = _job(row, loaded)
         made = of_rate(campaign(table_of(loaded), job), rate)
         if made.hopeless:
-            return Played(wrong="does not finish: failures come too often for its recovery")
+            return PlannedTraining(wrong="does not finish: failures come too often for its recovery")
         runs = play(made, REPLICAS, seed=0)
     except ScenarioError as error:
-        return Played(wrong=str(error))
+        return PlannedTraining(wrong=str(error))
     if not runs.finished.all():
-        return Played(wrong="does not always finish")
+        return PlannedTraining(wrong="does not always finish")
     deadline = plan.limits.deadline
-    return Played(
+    return PlannedTraining(
         days=percentiles(runs.elapsed / DAY),
         usd=_cost(row, made.spares or 0, job.gpus / job.nodes, runs),
         ideal_days=made.axis.work / DAY,
@@ -60,14 +61,14 @@ def _played(row: Chosen, plan: PlanFile, rate: float = 1.0) -> Played:
     )
 
 
-def goodput(row: Chosen, plan: PlanFile, rate: float) -> float | None:
+def goodput(row: ChosenRow, plan: PlanFile, rate: float) -> float | None:
     """Effective training time of an option, p50, with failures ``rate`` times as often; None where it does not
     finish."""
     found = _played(row, plan, rate)
     return None if found.wrong else found.goodput
 
 
-def _job(row: Chosen, loaded: Scenario) -> Job:
+def _job(row: ChosenRow, loaded: Scenario) -> Job:
     """Of the step that the search has found, unless a step varies or is slow for a while: then it is run."""
     slow = any(one.factor is None for one in table_of(loaded).degraded)
     varies = slow or loaded.file.run.variation is not None or loaded.file.run.jitter
@@ -76,7 +77,7 @@ def _job(row: Chosen, loaded: Scenario) -> Job:
     return job_at(loaded, row.step_s, row.tokens_per_step)
 
 
-def _cost(row: Chosen, spares: int, gpus_per_node: float, runs: Runs) -> Percentiles | None:
+def _cost(row: ChosenRow, spares: int, gpus_per_node: float, runs: ReplicaRuns) -> Percentiles | None:
     """Of the option's GPUs and of spares, at the plan's own price."""
     if row.usd is None or not row.days:
         return None
@@ -84,22 +85,28 @@ def _cost(row: Chosen, spares: int, gpus_per_node: float, runs: Runs) -> Percent
     return percentiles(hourly * runs.elapsed / HOUR)
 
 
-def _beaten(i: int, rows: Sequence[Chosen], found: Sequence[Played]) -> str:
+def _beaten(i: int, rows: Sequence[ChosenRow], found: Sequence[PlannedTraining]) -> str:
     """Another option that is better in days, cost, GPUs and energy, failures counted."""
     mine = _objectives(rows[i], found[i])
-    names = (rows[j].option for j in range(len(rows)) if j != i and found[j].days is not None
-             and mine is not None and dominates(_objectives(rows[j], found[j]) or (), mine))  # fmt: skip
+    names = (
+        rows[j].option
+        for j in range(len(rows))
+        if j != i
+        and found[j].days is not None
+        and mine is not None
+        and dominates(_objectives(rows[j], found[j]) or (), mine)
+    )
     return str(next(names, ""))
 
 
-def _objectives(row: Chosen, one: Played) -> tuple[float, ...] | None:
+def _objectives(row: ChosenRow, one: PlannedTraining) -> tuple[float, ...] | None:
     if one.days is None:
         return None
     usd = np.inf if one.usd is None else one.usd.p50
     return one.days.p50, usd, float(row.gpus), (row.kwh_per_1e9 or 0.0) / one.goodput
 
 
-def _sentences(rows: Sequence[Chosen], found: Sequence[Played]) -> Iterator[str]:
+def _sentences(rows: Sequence[ChosenRow], found: Sequence[PlannedTraining]) -> Iterator[str]:
     """Of each option and the next: how far apart they are, and how much of that is failure."""
     there = [(row, one) for row, one in zip(rows, found, strict=True) if one.days is not None]
     for (a, first), (b, second) in pairwise(there):

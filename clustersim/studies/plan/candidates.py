@@ -29,7 +29,7 @@ DEGREES = ("tp", "pp", "cp", "ep")
 """Of ``[parallel]``, those that name an option."""
 
 
-class Form(msgspec.Struct, frozen=True, gc=False):
+class StrategyForm(msgspec.Struct, frozen=True, gc=False):
     """Everything of an option but where it runs, its micro-batch, passes and checkpointing.
 
     Parameters
@@ -60,7 +60,7 @@ class Form(msgspec.Struct, frozen=True, gc=False):
         return self.degrees["pp"] if (self.parallel.get("vpp") or 1) > 1 else 1
 
 
-class Candidate(msgspec.Struct, frozen=True, gc=False):
+class PlanCandidate(msgspec.Struct, frozen=True, gc=False):
     """One option.
 
     Parameters
@@ -73,7 +73,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     machine: Machine
     nodes: int
     gpus: int
-    form: Form
+    form: StrategyForm
     played: tuple[int, int]
     kept: str
 
@@ -124,14 +124,14 @@ def base(plan: PlanFile) -> Table:
     }
 
 
-def scenario_of(plan: PlanFile, path: str | Path, candidate: Candidate) -> Scenario:
+def scenario_of(plan: PlanFile, path: str | Path, candidate: PlanCandidate) -> Scenario:
     """The scenario of a candidate. Raises :class:`ScenarioError` where its knobs contradict each other."""
     return scenario.from_table(base(plan), path, candidate.changes)
 
 
 def candidates(
     plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Sequence[Table] = ({},)
-) -> Iterator[Candidate]:
+) -> Iterator[PlanCandidate]:
     """Every combination whose batch is within the plan's bounds and whose GPUs are within its limit.
 
     Of accumulation, the fewest and the most passes that the batch allows are tried.
@@ -141,7 +141,9 @@ def candidates(
     gpus_of : (index of a machine, nodes) -> GPUs; those left out could not be built. tables : what is tried as
         ``[parallel]``, :func:`clustersim.studies.plan.knobs.combinations`.
     """
-    numbers, limit, kinds = itertools.count(), plan.limits.gpus, plan.tried.activation_checkpointing
+    numbers = itertools.count()
+    limit = plan.limits.gpus
+    kinds = plan.tried.activation_checkpointing
     counted(combined(plan, gpus_of, tables), MOST_CASES, "$.try: options", ScenarioError)
     forms = list(_forms(plan, tables))
     for (m, nodes), gpus in gpus_of.items():
@@ -151,18 +153,21 @@ def candidates(
             for micro in plan.tried.micro_batch_size:
                 for passes in _accumulations(plan, form, gpus, micro):
                     for kept in kinds:
-                        yield Candidate(next(numbers), plan.machines[m], nodes, gpus, form, (micro, passes), kept)
+                        yield PlanCandidate(next(numbers), plan.machines[m], nodes, gpus, form, (micro, passes), kept)
 
 
 def combined(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Sequence[Table]) -> int:
     """How many combinations of machines and knobs a plan has, whether or not they are possible."""
     return (
-        sum(_count(table) for table in plan.tried.strategies) * len(tables) * len(gpus_of)
-        * len(plan.tried.micro_batch_size) * len(plan.tried.activation_checkpointing)
-    )  # fmt: skip
+        sum(_count(table) for table in plan.tried.strategies)
+        * len(tables)
+        * len(gpus_of)
+        * len(plan.tried.micro_batch_size)
+        * len(plan.tried.activation_checkpointing)
+    )
 
 
-def _forms(plan: PlanFile, tables: Sequence[Table]) -> Iterator[Form]:
+def _forms(plan: PlanFile, tables: Sequence[Table]) -> Iterator[StrategyForm]:
     strategies = [one for table in plan.tried.strategies for one in expanded(table)]
     names = {name for one in tables for name in one}
     told = {name for name in names if len({repr(one.get(name)) for one in tables if meant(name, one)}) > 1}
@@ -172,12 +177,15 @@ def _forms(plan: PlanFile, tables: Sequence[Table]) -> Iterator[Form]:
         words = _words(strategy, strategies)
         for table in tables:
             degrees = {name: int(table.get(name) or 1) for name in DEGREES}
-            knobs = [f"{name} {_value(table[name])}" for name in table
-                     if name in told and name not in DEGREES and (name, table[name]) != ("vpp", 1)]  # fmt: skip
+            knobs = [
+                f"{name} {_value(table[name])}"
+                for name in table
+                if name in told and name not in DEGREES and (name, table[name]) != ("vpp", 1)
+            ]
             family = ", ".join([words, *(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)])
             split = any(degree > 1 for degree in (*degrees.values(), table.get("etp") or 1))
             split = split or bool(cause(table, strategy))
-            yield Form(strategy, table, family, tuple(knobs), tells, next(number), split, degrees)
+            yield StrategyForm(strategy, table, family, tuple(knobs), tells, next(number), split, degrees)
 
 
 def expanded(table: Table) -> Iterator[Table]:
@@ -202,7 +210,7 @@ def _count(table: Table) -> int:
     return math.prod(sizes)
 
 
-def _accumulations(plan: PlanFile, form: Form, gpus: int, micro: int) -> list[int]:
+def _accumulations(plan: PlanFile, form: StrategyForm, gpus: int, micro: int) -> list[int]:
     """The fewest and the most passes; none where the degrees or the batch do not divide."""
     if gpus % form.inside:
         return []

@@ -21,11 +21,11 @@ from clustersim.scenario.replicas import activations as activation_dtype
 from clustersim.scenario.replicas import check_replicas, replica_config, sharding_zero, state_bytes
 from clustersim.scenario.split_step import PARTIAL, local_cost, orders_of, parts_of, split_of
 from clustersim.scenario.splitting import split
-from clustersim.studies.plan.candidates import Candidate
-from clustersim.studies.plan.known import Known, Place
+from clustersim.studies.plan.candidates import PlanCandidate
+from clustersim.studies.plan.known import KnownMachines, Place
 from clustersim.studies.plan.limits import SLACK, Bound
-from clustersim.studies.plan.stages import Least, Times, activations, least_of, times_of
-from clustersim.studies.plan.traffic import Traffic, first_group
+from clustersim.studies.plan.stages import LeastSeconds, MicroBatchTimes, activations, least_of, times_of
+from clustersim.studies.plan.traffic import TrafficBounds, first_group
 from clustersim.studies.what_if.folded import PERIODIC
 from clustersim.training.builder.stage_memory import StateBytes
 from clustersim.training.parallel import ModelShape, ParallelConfig
@@ -35,17 +35,38 @@ from clustersim.training.strategies.fsdp_config import FSDPConfig
 
 UNIT = float(1 << 30)
 OF_REPLICAS = (
-    "use_distributed_optimizer", "num_distributed_optimizer_instances", "overlap_grad_reduce", "overlap_param_gather",
-    "align_grad_reduce", "ddp_bucket_size", "ddp_num_buckets", "grad_reduce_in_fp32", "optimizer_post_validation",
-    "gradient_accumulation_fusion", "dp_replicate", "dp_shard", "order", "overlap_p2p_communication",
-)  # fmt: skip
+    "use_distributed_optimizer",
+    "num_distributed_optimizer_instances",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "align_grad_reduce",
+    "ddp_bucket_size",
+    "ddp_num_buckets",
+    "grad_reduce_in_fp32",
+    "optimizer_post_validation",
+    "gradient_accumulation_fusion",
+    "dp_replicate",
+    "dp_shard",
+    "order",
+    "overlap_p2p_communication",
+)
 """Fields of ``[parallel]`` that stages do not depend on."""
 OF_PIPELINE = (
-    "pp", "vpp", "layers_per_virtual_stage", "schedule", "schedule_csv", "layout", "decoder_first_pipeline_num_layers",
-    "decoder_last_pipeline_num_layers", "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split", "first_stage_less_layers", "last_stage_less_layers", "partition_method",
+    "pp",
+    "vpp",
+    "layers_per_virtual_stage",
+    "schedule",
+    "schedule_csv",
+    "layout",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "first_stage_less_layers",
+    "last_stage_less_layers",
+    "partition_method",
     "microbatch_group_size_per_vp_stage",
-)  # fmt: skip
+)
 """Those that say which stage a layer is on, and nothing of the layer."""
 PLAIN = ParallelConfig()
 
@@ -56,7 +77,7 @@ def without(parallel: ParallelConfig, names: Sequence[str]) -> ParallelConfig:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedOption:
     """Why an option is none. ``state`` : ``"error"``, ``"limits"`` or ``"memory"``. ``reason`` : in words."""
 
     state: str
@@ -64,7 +85,7 @@ class Refused:
 
 
 @dataclass(frozen=True, eq=False)
-class _Way:
+class _FormRun:
     """How an option runs a form: where, on which stages by which schedule, and in which order its ``passes`` of
     ``micro`` samples."""
 
@@ -77,16 +98,16 @@ class _Way:
 
 
 @dataclass(eq=False)
-class Form:
+class FormFamily:
     """Options that differ in machine, micro-batch and passes alone."""
 
-    known: Known
+    known: KnownMachines
     scenario: Scenario
     model: Model
     shape: ModelShape
     _meshes: dict[Place, Mesh | ClusterSimError] = field(default_factory=dict)
     _reach: dict[Place, tuple[bytes, ...]] = field(default_factory=dict)
-    _traffic: dict[Place, Traffic] = field(default_factory=dict)
+    _traffic: dict[Place, TrafficBounds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         parallel = self.scenario.file.parallel
@@ -98,12 +119,12 @@ class Form:
         self._layerwise = without(self._stagewise, OF_PIPELINE)
         self._kept = self.scenario.file.model.activation_checkpointing
 
-    def look(self, option: Candidate) -> Bound | Refused:
+    def look(self, option: PlanCandidate) -> Bound | RefusedOption:
         """Its bound. Raises :class:`ClusterSimError` where its knobs contradict each other."""
         place = self.known.place(option)
         mesh = self._mesh(place)
         if self.parallel.tp > mesh.nproc_per_node and not self.known.plan.limits.tp_across_nodes:
-            return Refused("limits", f"TP {self.parallel.tp} leaves the node of {mesh.nproc_per_node} GPUs")
+            return RefusedOption("limits", f"TP {self.parallel.tp} leaves the node of {mesh.nproc_per_node} GPUs")
         micro, passes = option.played
         key: object = (self._stagewise, self._kept, mesh.nproc_per_node)
         parts, row = self.known.parts(key, lambda: parts_of(self.scenario, self.parallel, mesh, self.model))
@@ -122,8 +143,8 @@ class Form:
             held = np.maximum(always + micro * each, ending) + CONTEXT_BYTES
         reason = self._too_much(place, held, always)
         if reason:
-            return Refused("memory", reason)
-        return self._bound(_Way(place, parts, row, orders, micro, passes), held)
+            return RefusedOption("memory", reason)
+        return self._bound(_FormRun(place, parts, row, orders, micro, passes), held)
 
     def _with(self, **knobs: int) -> Scenario:
         """The scenario with other micro-batches or passes."""
@@ -173,7 +194,8 @@ class Form:
 
     def _too_much(self, place: Place, held: Floats, always: Floats) -> str:
         room = self.known.room(place)
-        margin, worst = self.known.plan.limits.memory_margin, int(np.argmax(held))
+        margin = self.known.plan.limits.memory_margin
+        worst = int(np.argmax(held))
         if held[worst] <= (1.0 - margin) * room:
             return ""
         where = f"stage {worst} " if len(held) > 1 else ""
@@ -183,9 +205,12 @@ class Form:
             f"{format_bytes(float(held[worst] - always[worst] - CONTEXT_BYTES))})"
         )
 
-    def _bound(self, way: _Way, held: Floats) -> Bound:
+    def _bound(self, way: _FormRun, held: Floats) -> Bound:
         times, traffic = self._time(way)
-        first, zero, row, passes = times.first, np.zeros(1), way.row, way.passes
+        first = times.first
+        zero = np.zeros(1)
+        row = way.row
+        passes = way.passes
         head = np.concatenate([zero, np.cumsum(times.forward)])[first]
         tail = np.concatenate([zero, np.cumsum(times.backward)])[first]
         # Behind a rank's last pass the gradient goes down the pipeline, unless weight gradients are what comes last.
@@ -202,26 +227,44 @@ class Form:
         compute = SLACK * (each * float(times.compute.min()) + update)
         step = SLACK * max(float(whole[r]) + update, beside)
         return Bound(
-            compute, max(step, compute), each * float(times.whole[r] - times.compute[r]), float(ramp[r]),
-            max(float(serial[r]), step / SLACK - float(whole[r]) - update), tuple(held.tolist()),
-        )  # fmt: skip
+            compute,
+            max(step, compute),
+            each * float(times.whole[r] - times.compute[r]),
+            float(ramp[r]),
+            max(float(serial[r]), step / SLACK - float(whole[r]) - update),
+            tuple(held.tolist()),
+        )
 
-    def _time(self, way: _Way) -> tuple[Times, Traffic]:
+    def _time(self, way: _FormRun) -> tuple[MicroBatchTimes, TrafficBounds]:
         """Of one micro-batch. On more nodes the same groups are no nearer, so the fewest nodes tell for all."""
-        place, parts, row, micro = way.place, way.parts, way.row, way.micro
+        place = way.place
+        parts = way.parts
+        row = way.row
+        micro = way.micro
         topology, mesh = self.known.machines[place]
         if place not in self._traffic:
-            self._traffic[place] = Traffic(topology, mesh, self._mesh(place).layout, self.known.way_out(place))
+            self._traffic[place] = TrafficBounds(topology, mesh, self._mesh(place).layout, self.known.way_out(place))
         traffic = self._traffic[place]
         near = place[0], micro, row.name, self._groups(place, parts, traffic), self.scenario.config.param_dtype
         key = self._stagewise, self._kept, *near
 
-        def made() -> Times:
+        def made() -> MicroBatchTimes:
             local = self._local(place, micro)
 
-            def least(layer: LocalLayer, kind: str) -> Least:
-                same = (*near, self._layerwise, self._kept, kind, layer.kind, len(layer.forward), len(layer.backward),
-                        layer.parameters, layer.kept, layer.kept_for_weights, layer.repeated)  # fmt: skip
+            def least(layer: LocalLayer, kind: str) -> LeastSeconds:
+                same = (
+                    *near,
+                    self._layerwise,
+                    self._kept,
+                    kind,
+                    layer.kind,
+                    len(layer.forward),
+                    len(layer.backward),
+                    layer.parameters,
+                    layer.kept,
+                    layer.kept_for_weights,
+                    layer.repeated,
+                )
                 return self.known.once("least", same, lambda: least_of(layer, kind, local, traffic, self.element))
 
             paired = any(len(slot) > 1 for slot in way.orders[0])
@@ -229,7 +272,7 @@ class Form:
 
         return self.known.once("times", key, made), traffic
 
-    def _groups(self, place: Place, parts: Partition, traffic: Traffic) -> tuple[bytes, ...]:
+    def _groups(self, place: Place, parts: Partition, traffic: TrafficBounds) -> tuple[bytes, ...]:
         """The groups that exchanges inside the model are over."""
         if place not in self._reach:
             layers = {id(one.backward): one for stage in parts.stages for one in stage.layers}.values()
@@ -241,11 +284,12 @@ class Form:
     def _local(self, place: Place, micro: int) -> LocalCost:
         return local_cost(self._with(micro_batch_size=micro), self.known.device(place[0], self.scenario, self.model))
 
-    def _data(self, traffic: Traffic, way: _Way) -> tuple[Floats, float, tuple[float, float]]:
+    def _data(self, traffic: TrafficBounds, way: _FormRun) -> tuple[Floats, float, tuple[float, float]]:
         """Of data parallelism: (ranks,) s that nothing hides, s that run beside a step, and which share of dense and
         of experts' parameters a rank updates."""
         dense, expert = self.known.counts(way.parts)
-        dims, config = traffic.dims, self.scenario.config
+        dims = traffic.dims
+        config = self.scenario.config
 
         def slope(kind: str, *names: str) -> float:
             return traffic.seconds(kind, UNIT, names) / UNIT

@@ -23,16 +23,31 @@ from clustersim.training.parallel import ModelShape, ParallelConfig
 from clustersim.training.parallel.config import AtLeastOne
 
 SEARCH = "search"
-MOST_STAGES, MOST_CHUNKS, MOST_CP = 64, 16, 16
+MOST_STAGES = 64
+MOST_CHUNKS = 16
+MOST_CP = 16
 """Largest pp, vpp and cp that are searched where nobody says how far."""
 OF_DIMENSION = {
-    "sequence_parallel": "tp", "tp_overlap": "tp", "tp_grad_overlap": "tp", "vpp": "pp", "schedule": "pp",
-    "overlap_p2p_communication": "pp", "account_for_embedding_in_pipeline_split": "pp",
-    "account_for_loss_in_pipeline_split": "pp", "first_stage_less_layers": "pp", "last_stage_less_layers": "pp",
-    "decoder_first_pipeline_num_layers": "pp", "decoder_last_pipeline_num_layers": "pp", "layout": "pp",
-    "defer_embedding_wgrad_compute": "pp", "microbatch_group_size_per_vp_stage": "pp", "cp_comm_type": "cp",
-    "cp_load_balancer": "cp", "ep_overlap": "ep", "delay_wgrad_compute": "ep",
-}  # fmt: skip
+    "sequence_parallel": "tp",
+    "tp_overlap": "tp",
+    "tp_grad_overlap": "tp",
+    "vpp": "pp",
+    "schedule": "pp",
+    "overlap_p2p_communication": "pp",
+    "account_for_embedding_in_pipeline_split": "pp",
+    "account_for_loss_in_pipeline_split": "pp",
+    "first_stage_less_layers": "pp",
+    "last_stage_less_layers": "pp",
+    "decoder_first_pipeline_num_layers": "pp",
+    "decoder_last_pipeline_num_layers": "pp",
+    "layout": "pp",
+    "defer_embedding_wgrad_compute": "pp",
+    "microbatch_group_size_per_vp_stage": "pp",
+    "cp_comm_type": "cp",
+    "cp_load_balancer": "cp",
+    "ep_overlap": "ep",
+    "delay_wgrad_compute": "ep",
+}
 """Knobs that mean nothing where a dimension has degree 1."""
 
 

@@ -18,7 +18,7 @@ from clustersim.core.model import Model
 from clustersim.core.topology import Topology
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import cost_of
-from clustersim.studies.plan.candidates import Candidate
+from clustersim.studies.plan.candidates import PlanCandidate
 from clustersim.studies.plan.spec import PlanFile
 from clustersim.training.partition.base import Partition
 from clustersim.training.schedules import Schedule
@@ -31,7 +31,7 @@ MOST_PARTS = 64
 
 
 @dataclass(eq=False)
-class Known(Keeper):
+class KnownMachines(Keeper):
     """What is known of the machines, and of forms that options share.
 
     machines : (index of a machine, nodes) -> its topology and ranks.
@@ -82,7 +82,7 @@ class Known(Keeper):
         leaving = (topology.vertex_node[topology.link_src] == node) & (topology.vertex_node[topology.link_dst] != node)
         return float(topology.link_bandwidth[leaving].sum()) or float("inf")
 
-    def place(self, option: Candidate) -> Place:
+    def place(self, option: PlanCandidate) -> Place:
         """Where it runs."""
         return self.plan.machines.index(option.machine), option.nodes
 

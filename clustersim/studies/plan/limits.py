@@ -9,7 +9,7 @@ import numpy as np
 
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.bounds import lower_bound
-from clustersim.core.economics import Rates
+from clustersim.core.economics import GpuRates
 from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Serve, seconds
 from clustersim.core.units import format_bytes
 from clustersim.scenario import Scenario
@@ -55,11 +55,13 @@ def step_bound(prepared: Prepared) -> Bound:
     """From the Program: of the last step, the kernels of the compute stream that every rank has, and for each other
     stream the physical bounds of its collectives one after another (:mod:`clustersim.collectives.bounds`)."""
     last = max(op.step for role in prepared.program.roles for op in role.ops)
-    compute, communication = np.inf, 0.0
+    compute = np.inf
+    communication = 0.0
     for role in prepared.program.roles:
         if not any(isinstance(op, Compute) and op.phase == "forward" for op in role.ops):
             continue  # a server
-        busy, streams = np.zeros(len(role.ranks)), defaultdict[str, float](float)
+        busy = np.zeros(len(role.ranks))
+        streams = defaultdict[str, float](float)
         for op in role.ops:
             if op.step != last:
                 continue
@@ -74,7 +76,7 @@ def step_bound(prepared: Prepared) -> Bound:
     return Bound(compute, max(compute, SLACK * communication))
 
 
-def least_joules(rates: Rates, bound: Bound) -> float:
+def least_joules(rates: GpuRates, bound: Bound) -> float:
     """Joules per GPU and step that no run with this bound undercuts."""
     p = rates.power
     waits = (bound.step_s - bound.compute_s) * min(p.communication, p.idle)

@@ -15,11 +15,11 @@ from clustersim.core.ranges import VAGUE, of_step, off_by, within
 from clustersim.core.units import format_change
 from clustersim.studies.plan.options import at_worst
 from clustersim.studies.plan.pareto import front
-from clustersim.studies.plan.swept import Swept
+from clustersim.studies.plan.swept import SweptRows
 from clustersim.studies.sweep.axes import Scalar
 
 
-class Scored(msgspec.Struct, frozen=True):
+class ScoredScenario(msgspec.Struct, frozen=True):
     """A scenario that fits: its ``family`` among those that are compared, ``rate`` [tokens/s or samples/s], relative
     ``error``, and whether it is among the best; ``usd_per_1e9`` None without a price."""
 
@@ -41,12 +41,12 @@ class Decision(msgspec.Struct, frozen=True):
     verdict: str
     head: list[str]
     cases: list[list[str]]
-    front: list[Scored]
+    front: list[ScoredScenario]
     warnings: list[str]
     assumptions: list[str]
 
 
-def answer(swept: Swept) -> Decision:
+def answer(swept: SweptRows) -> Decision:
     """The whole answer."""
     asked = swept.question
     if asked is not None and asked.value is not None:
@@ -54,7 +54,9 @@ def answer(swept: Swept) -> Decision:
     elif swept.axis is not None:
         verdict, head, cases = _which(swept)
     else:
-        verdict, head, cases = _fastest(swept), [], []
+        verdict = _fastest(swept)
+        head = []
+        cases = []
     said = list(_front(swept)), list(_warnings(swept)), list(_assumptions(swept))
     return Decision(verdict, head, cases, *said)
 
@@ -62,7 +64,7 @@ def answer(swept: Swept) -> Decision:
 Told = tuple[str, list[str], list[list[str]]]
 
 
-def _which(swept: Swept) -> Told:
+def _which(swept: SweptRows) -> Told:
     """The best choice: those that no case knows a better one than, within what predictions are off."""
     choices = list(dict.fromkeys(one for case in swept.cases for one in case.rows))
     fastest = {case.words: max(case.rows, key=lambda value: swept.rate[case.rows[value]]) for case in swept.cases}
@@ -92,7 +94,7 @@ def _which(swept: Swept) -> Told:
     return f"{said[0].upper()}{said[1:]}{rest}.", head, rows
 
 
-def _how_slow(swept: Swept, choice: Scalar, fastest: Mapping[str, Scalar]) -> str:
+def _how_slow(swept: SweptRows, choice: Scalar, fastest: Mapping[str, Scalar]) -> str:
     """How much slower than the fastest a choice is at worst, and where."""
     times = {
         case.words: float(swept.rate[case.rows[fastest[case.words]]] / swept.rate[case.rows[choice]])
@@ -103,7 +105,7 @@ def _how_slow(swept: Swept, choice: Scalar, fastest: Mapping[str, Scalar]) -> st
     return f"{choice} takes up to {times[worst]:.3g} times as long ({worst})" if worst else f"{choice} is slower"
 
 
-def _worth(swept: Swept, value: Any, against: Any, choice: str) -> Told:
+def _worth(swept: SweptRows, value: Any, against: Any, choice: str) -> Told:
     """What a choice costs of the throughput in each case, and all other choices beside it."""
     values = sorted({one for case in swept.cases for one in case.rows if one != against}, key=str)
     lost = {one: _losses(swept, one, against) for one in values}
@@ -135,7 +137,7 @@ def _worth(swept: Swept, value: Any, against: Any, choice: str) -> Told:
     return f"{said}{_in_money(swept, most)}.", head, rows
 
 
-def _losses(swept: Swept, value: Any, against: Any) -> dict[str, float]:
+def _losses(swept: SweptRows, value: Any, against: Any) -> dict[str, float]:
     """Share of the throughput that a value loses, by case that has both."""
     return {
         case.words: 1.0 - float(swept.rate[case.rows[value]] / swept.rate[case.rows[against]])
@@ -148,7 +150,7 @@ def _change(lost: float | None) -> str:
     return "" if lost is None else format_change(-lost)
 
 
-def _in_money(swept: Swept, share: float) -> str:
+def _in_money(swept: SweptRows, share: float) -> str:
     """A share of the price of the largest machine, in money an hour."""
     i = int(np.argmax(swept.table["gpus"]))
     price = rates(str(swept.table["device"][i])).usd_per_gpu_hour
@@ -159,9 +161,10 @@ def _in_money(swept: Swept, share: float) -> str:
     return f"; {share:.1%} is {share * hour:,.0f} of the {hour:,.0f} USD an hour that {gpus} cost"
 
 
-def _fastest(swept: Swept) -> str:
+def _fastest(swept: SweptRows) -> str:
     """Without a question: the best and the worst row."""
-    best, worst = int(np.argmax(swept.rate)), int(np.argmin(swept.rate))
+    best = int(np.argmax(swept.rate))
+    worst = int(np.argmin(swept.rate))
     error = swept.error(best)
     return (
         f"The fastest of {len(swept.rate):,} scenarios is {swept.said(best, swept.axes)}: {swept.rate[best]:,.0f} "
@@ -170,7 +173,7 @@ def _fastest(swept: Swept) -> str:
     )
 
 
-def _front(swept: Swept) -> Iterator[Scored]:
+def _front(swept: SweptRows) -> Iterator[ScoredScenario]:
     """Rows that fit, fastest first, and whether no other beats them in speed, cost, GPUs and energy at once, errors
     counted; none where models differ, or all have as many GPUs."""
     table = swept.table
@@ -185,8 +188,9 @@ def _front(swept: Swept) -> Iterator[Scored]:
     }
     kept = {fits[k] for k in front([at_worst(plain[i], swept.error(i)) for i in fits])}
     for i in sorted(fits, key=lambda i: -swept.rate[i]):
-        usd, kwh = spent[i].usd_per_sample, spent[i].kwh_per_sample
-        yield Scored(
+        usd = spent[i].usd_per_sample
+        kwh = spent[i].kwh_per_sample
+        yield ScoredScenario(
             option=swept.said(i, swept.axes),
             family=swept.kind(i) if swept.axis is None else str(table[swept.axis][i]),
             machine=str(table["topology"][i]),
@@ -199,7 +203,7 @@ def _front(swept: Swept) -> Iterator[Scored]:
         )
 
 
-def _warnings(swept: Swept) -> Iterator[str]:
+def _warnings(swept: SweptRows) -> Iterator[str]:
     if swept.failed:
         yield f"{swept.failed:,} scenarios have no result; the table says why"
     full = int((~swept.table["fits"]).sum())
@@ -210,7 +214,7 @@ def _warnings(swept: Swept) -> Iterator[str]:
             yield off_by(kind)
 
 
-def _assumptions(swept: Swept) -> Iterator[str]:
+def _assumptions(swept: SweptRows) -> Iterator[str]:
     for name in dict.fromkeys(swept.table["device"].tolist()):
         known = rates(str(name))
         if known.usd_per_gpu_hour is None:

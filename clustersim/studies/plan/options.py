@@ -9,16 +9,16 @@ from functools import cached_property
 
 import msgspec
 
-from clustersim.core.economics import Costs, Rates
+from clustersim.core.economics import GpuRates, RunningCosts
 from clustersim.core.ranges import of_step
 from clustersim.core.topology import Topology
-from clustersim.studies.plan.candidates import Candidate
+from clustersim.studies.plan.candidates import PlanCandidate
 from clustersim.studies.plan.limits import Bound
 from clustersim.studies.plan.pareto import front
-from clustersim.studies.sweep.row import Figures
+from clustersim.studies.sweep.row import SweepFigures
 
 
-class Option(msgspec.Struct, frozen=True):
+class PlanOption(msgspec.Struct, frozen=True):
     """A candidate and what became of it.
 
     Parameters
@@ -35,12 +35,12 @@ class Option(msgspec.Struct, frozen=True):
     bound : what it can at best be, None where that was not looked at. by : whose name ``reason`` ends with: a number.
     """
 
-    candidate: Candidate
+    candidate: PlanCandidate
     state: str = ""
     reason: str = ""
-    result: Figures | None = None
+    result: SweepFigures | None = None
     rate: float = 0.0
-    costs: Costs | None = None
+    costs: RunningCosts | None = None
     objectives: tuple[float, ...] = ()
     days: float | None = None
     usd: float | None = None
@@ -76,7 +76,7 @@ class Option(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Turned:
+class ScaledRuns:
     """First runs of some options on a machine whose rates are multiplied by ``factors``: ``seconds`` of a step by
     number."""
 
@@ -85,16 +85,16 @@ class Turned:
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchResult:
     """All options in order of their numbers, and what is assumed of each machine. ``combined`` : combinations of
     machines and knobs, possible or not. ``turned`` : of a robust search,
     :func:`clustersim.studies.plan.robust.at_corners`. ``topologies`` : by a machine's label and nodes."""
 
-    options: tuple[Option, ...]
-    rates: tuple[Rates, ...]
+    options: tuple[PlanOption, ...]
+    rates: tuple[GpuRates, ...]
     tokens: bool
     combined: int = 0
-    turned: tuple[Turned, ...] = ()
+    turned: tuple[ScaledRuns, ...] = ()
     topologies: Mapping[tuple[str, int], Topology] = field(default_factory=dict)
 
     @cached_property
@@ -108,20 +108,20 @@ class Searched:
         told = [set(one.candidate.knobs) for one in self.front]
         return frozenset(set.intersection(*told)) if told else frozenset()
 
-    def title(self, option: Option) -> str:
+    def title(self, option: PlanOption) -> str:
         """An option in words, without what is common."""
         return title(option.candidate, self.common)
 
-    def reason(self, option: Option) -> str:
+    def reason(self, option: PlanOption) -> str:
         """Why it was not simulated or breaks a limit, in words."""
         return option.reason if option.by is None else f"{option.reason} {self.title(self.options[option.by])}"
 
     @cached_property
-    def front(self) -> list[Option]:
+    def front(self) -> list[PlanOption]:
         """Options worth having, fastest first."""
         return sorted((one for one in self.options if one.on_front), key=lambda one: one.robust)
 
-    def judged(self) -> Searched:
+    def judged(self) -> SearchResult:
         """The same with the front marked, and what is tempting."""
         counted = [one for one in self.options if one.counts]
         best = {counted[i].candidate.number for i in front([one.robust for one in counted])}
@@ -133,7 +133,7 @@ class Searched:
         return replace(self, options=tuple(marked))
 
     @cached_property
-    def tempting(self) -> list[Option]:
+    def tempting(self) -> list[PlanOption]:
         """Options that would be worth having if their predictions held, fastest first."""
         return sorted((one for one in self.options if one.tempting), key=lambda one: one.objectives)
 
@@ -148,18 +148,19 @@ def at_worst(objectives: Sequence[float], error: float) -> tuple[float, ...]:
     return rate / (1 + error), cost * (1 + error), gpus, energy * (1 + error)
 
 
-def title(candidate: Candidate, common: Collection[str] = ()) -> str:
+def title(candidate: PlanCandidate, common: Collection[str] = ()) -> str:
     """A candidate in words, without knobs that are ``common``."""
     return f"{candidate.nodes} x {candidate.machine.label}: {candidate.label(common)}"
 
 
-def rule(options: Iterable[Option]) -> dict[tuple[str, int], Option]:
+def rule(options: Iterable[PlanOption]) -> dict[tuple[str, int], PlanOption]:
     """By machine and nodes what the simple rule takes, "TP 8, then PP until it fits": no other dimension, no
     interleaving, and the first that fits."""
-    found: dict[tuple[str, int], Option] = {}
+    found: dict[tuple[str, int], PlanOption] = {}
     for one in options:
         mine = one.candidate
-        degrees, key = mine.form.degrees, (mine.machine.label, mine.nodes)
+        degrees = mine.form.degrees
+        key = (mine.machine.label, mine.nodes)
         plain = mine.form.parallel.get("vpp", 1) == 1 and degrees["cp"] == degrees["ep"] == 1
         if one.bound is None or degrees["tp"] != 8 or not plain:
             continue
@@ -168,6 +169,6 @@ def rule(options: Iterable[Option]) -> dict[tuple[str, int], Option]:
     return found
 
 
-def _simple(option: Option) -> tuple[int, int, int]:
+def _simple(option: PlanOption) -> tuple[int, int, int]:
     mine = option.candidate
     return mine.form.degrees["pp"], mine.played[0], mine.number

@@ -32,7 +32,7 @@ def front(points: Sequence[Sequence[float]]) -> list[int]:
 
 
 @dataclass
-class Better:
+class ParetoObjectives:
     """Objectives of simulated options by number, as they are and at the worse end of what their run may be off."""
 
     known: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)

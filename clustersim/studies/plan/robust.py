@@ -20,10 +20,10 @@ import numpy as np
 from clustersim.core.arrays import Floats
 from clustersim.core.ranges import of_collective, of_step
 from clustersim.core.topology import Topology
-from clustersim.studies.plan.options import Option, Searched, Turned
+from clustersim.studies.plan.options import PlanOption, ScaledRuns, SearchResult
 from clustersim.studies.plan.rounds import Runner
-from clustersim.studies.plan.rows import Regret, Robust, Span, Worth
-from clustersim.studies.plan.seen import Seen
+from clustersim.studies.plan.rows import MeasurementWorth, Regret, RobustChoice, UncertainSpan
+from clustersim.studies.plan.seen import KnownCandidates
 
 RIVALS = 6
 """Options that are compared at most."""
@@ -41,7 +41,7 @@ ends."""
 
 
 @dataclass(frozen=True)
-class Uncertain:
+class UncertainNumber:
     """A number that is known to a range.
 
     Parameters
@@ -61,9 +61,10 @@ class Uncertain:
         return f"{self.words} at {factor:.2f} times what is predicted"
 
 
-def uncertain(topology: Topology) -> list[Uncertain]:
+def uncertain(topology: Topology) -> list[UncertainNumber]:
     """What is known of a machine to a range only; what it has not is left out."""
-    links, kernels = of_collective(topology, LARGE).p90, of_step("single").p90
+    links = of_collective(topology, LARGE).p90
+    kernels = of_step("single").p90
     fit = f"; clustersim calibrate DIR --topology {topology.name} --out measured.toml"
     capture = "clustersim.calibrate.capture --out DIR --parts collectives"
     known = {
@@ -75,12 +76,12 @@ def uncertain(topology: Topology) -> list[Uncertain]:
         known.pop("network")
     # Nine in ten times lay within prediction (1 +- p90): rates are their inverse.
     return [
-        Uncertain(name, 1.0 / (1.0 + p90), 1.0 / (1.0 - p90), words, measure)
+        UncertainNumber(name, 1.0 / (1.0 + p90), 1.0 / (1.0 - p90), words, measure)
         for name, (words, p90, measure) in known.items()
     ]
 
 
-def at_corners(found: Searched, seen: Seen, runner: Runner) -> tuple[Turned, ...]:
+def at_corners(found: SearchResult, seen: KnownCandidates, runner: Runner) -> tuple[ScaledRuns, ...]:
     """Steps of the fastest option and its rivals, first as they are, then at every corner; nothing without a rival."""
     rivals = list(itertools.islice(_rivals(found, seen), RIVALS))
     if len(rivals) < 2:
@@ -92,12 +93,12 @@ def at_corners(found: Searched, seen: Seen, runner: Runner) -> tuple[Turned, ...
     every += [dict(zip((one.name for one in numbers), corner, strict=True)) for corner in ends]
     turned = [(factors, runner.run(chosen, rough=True, factors=factors)) for factors in every]
     return tuple(
-        Turned(factors, {number: row.result.step_time_s for number, row in rows.items() if row.result is not None})
+        ScaledRuns(factors, {number: row.result.step_time_s for number, row in rows.items() if row.result is not None})
         for factors, rows in turned
     )
 
 
-def _rivals(found: Searched, seen: Seen) -> Iterator[Option]:
+def _rivals(found: SearchResult, seen: KnownCandidates) -> Iterator[PlanOption]:
     """Options on as many nodes of the fastest one's machine that keep the limits, fastest first; of those that take as
     long one."""
     if not found.front:
@@ -114,7 +115,7 @@ def _rivals(found: Searched, seen: Seen) -> Iterator[Option]:
             yield one
 
 
-def robustness(found: Searched, goodput: Goodput | None = None) -> Robust | None:
+def robustness(found: SearchResult, goodput: Goodput | None = None) -> RobustChoice | None:
     """What is robust; None where nothing was run again. ``goodput`` : with a campaign."""
     if not found.turned:
         return None
@@ -125,8 +126,15 @@ def robustness(found: Searched, goodput: Goodput | None = None) -> Robust | None
     numbers = uncertain(found.topologies[first.machine.label, first.nodes])
     corners, times = _times(found, options)
     if goodput is not None and any(goodput(one.candidate.number, FAILURES) for one in options):
-        numbers.append(Uncertain(FAILING, 1 / FAILURES, FAILURES, "failures", "count your own stops per node-day and "
-                                 "write them as [[campaign.failures]]"))  # fmt: skip
+        numbers.append(
+            UncertainNumber(
+                FAILING,
+                1 / FAILURES,
+                FAILURES,
+                "failures",
+                "count your own stops per node-day and write them as [[campaign.failures]]",
+            )
+        )
         corners, times = _with_failures(corners, times, options, goodput)
     regrets = times / times.min(axis=0) - 1.0
     worst = regrets.max(axis=1)
@@ -136,19 +144,19 @@ def robustness(found: Searched, goodput: Goodput | None = None) -> Robust | None
     said = [", ".join(words) or "as predicted" for words in turned]
     where = [said[int(column)] for column in regrets.argmax(axis=1)]
     worths = [_worth(one, corners, regrets, titles, worst[best]) for one in numbers]
-    return Robust(
+    return RobustChoice(
         _verdict(titles, worst, best, numbers, worths),
-        [Span(one.words, one.low, one.high) for one in numbers],
+        [UncertainSpan(one.words, one.low, one.high) for one in numbers],
         [dict(corner) for corner in corners],
         [
             Regret(titles[i], one.rate, float(worst[i]), where[i], regrets[i].tolist(), i == best)
             for i, one in enumerate(options)
         ],
         sorted(worths, key=lambda one: -one.worth),
-    )  # fmt: skip
+    )
 
 
-def _times(found: Searched, options: Sequence[Option]) -> tuple[list[Mapping[str, float]], Floats]:
+def _times(found: SearchResult, options: Sequence[PlanOption]) -> tuple[list[Mapping[str, float]], Floats]:
     """Corners, and (options, corners) s a sample: the known step, by what its first run says the corner does to it."""
     known = np.array([[1.0 / one.rate] for one in options])
     rough = np.array([[at.seconds[one.candidate.number] for at in found.turned] for one in options])
@@ -156,7 +164,7 @@ def _times(found: Searched, options: Sequence[Option]) -> tuple[list[Mapping[str
 
 
 def _with_failures(
-    corners: Sequence[Mapping[str, float]], times: Floats, options: Sequence[Option], goodput: Goodput
+    corners: Sequence[Mapping[str, float]], times: Floats, options: Sequence[PlanOption], goodput: Goodput
 ) -> tuple[list[Mapping[str, float]], Floats]:
     """Every corner with failures as they are said where nothing is turned, and rare and often where something is."""
     grown: list[Mapping[str, float]] = []
@@ -170,20 +178,25 @@ def _with_failures(
 
 
 def _worth(
-    one: Uncertain, corners: Sequence[Mapping[str, float]], regrets: Floats, titles: Sequence[str], now: float
-) -> Worth:
+    one: UncertainNumber, corners: Sequence[Mapping[str, float]], regrets: Floats, titles: Sequence[str], now: float
+) -> MeasurementWorth:
     """By how much the worst regret falls for who knows on which side a number is, and what is chosen there."""
-    left, choice = 0.0, {}
+    left = 0.0
+    choice = {}
     for end in (one.low, one.high):
         there = np.array([corner.get(one.name) == end for corner in corners])
         worst = regrets[:, there].max(axis=1)
         best = int(np.argmin(worst))
         left, choice[f"{end:.2f}"] = max(left, float(worst[best])), titles[best]
-    return Worth(one.words, max(0.0, now - left), choice, one.measure)
+    return MeasurementWorth(one.words, max(0.0, now - left), choice, one.measure)
 
 
 def _verdict(
-    titles: Sequence[str], worst: Floats, best: int, numbers: Sequence[Uncertain], worths: Sequence[Worth]
+    titles: Sequence[str],
+    worst: Floats,
+    best: int,
+    numbers: Sequence[UncertainNumber],
+    worths: Sequence[MeasurementWorth],
 ) -> str:
     ranges = ", ".join(f"{one.words} x {one.low:.2f} to {one.high:.2f}" for one in numbers)
     at_worst = f"at most {worst[best]:.1%} longer than" if worst[best] >= ALIKE / 2 else "nowhere longer than"

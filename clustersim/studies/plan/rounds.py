@@ -10,17 +10,29 @@ from typing import Any
 from clustersim import scenario
 from clustersim.core.texts import Table
 from clustersim.scenario.parts import model_of
-from clustersim.studies.plan.candidates import Candidate, base, scenario_of
+from clustersim.studies.plan.candidates import PlanCandidate, base, scenario_of
 from clustersim.studies.plan.spec import PlanFile
 from clustersim.studies.sweep.driving import Driver
-from clustersim.studies.sweep.left import Task
-from clustersim.studies.sweep.row import Failure, Figures, Fingerprints, Row, failure, identity, line, row_of, version
+from clustersim.studies.sweep.left import ScenarioTask
+from clustersim.studies.sweep.row import (
+    Failure,
+    Fingerprints,
+    SweepFigures,
+    SweepRow,
+    failure,
+    identity,
+    line,
+    row_of,
+    version,
+)
 from clustersim.studies.sweep.running import compute, timed
 from clustersim.studies.sweep.store import Store
 from clustersim.studies.what_if.folded import folded
 from clustersim.studies.what_if.rerun import Factors
 
-SKETCHED, FOLDED, WHOLE = "sketched", "roughly folded", "whole"
+SKETCHED = "sketched"
+FOLDED = "roughly folded"
+WHOLE = "whole"
 """How near a run is to the whole one: see :mod:`clustersim.studies.what_if.folded`."""
 TURNED = "turned"
 """Of a run on a machine with other rates, what they are multiplied by: a field of its inputs."""
@@ -28,27 +40,36 @@ MOST_PASSES = 300_000
 """Passes through a layer, of all ranks, up to which a split model is run whole: 20 CPU seconds and half a GiB."""
 
 
-def roughly(fidelity: str, base: Table, path: str, expected: str, tasks: Sequence[Task]) -> tuple[float, list[bytes]]:
+def roughly(
+    fidelity: str, base: Table, path: str, expected: str, tasks: Sequence[ScenarioTask]
+) -> tuple[float, list[bytes]]:
     """In a worker: (seconds, a line for each task), of steps that say their time alone."""
 
-    def row(task: Task) -> bytes:
+    def row(task: ScenarioTask) -> bytes:
         one = scenario.from_table(base, path, task.changes)
         return line(task.identity, _rough(one, fidelity, task.identity.inputs))
 
     return timed("plan", expected, tasks, row)
 
 
-def _rough(one: scenario.Scenario, fidelity: str, inputs: Table) -> Figures | Failure:
+def _rough(one: scenario.Scenario, fidelity: str, inputs: Table) -> SweepFigures | Failure:
     try:
         found = folded(one, roughly=True, sketched=fidelity == SKETCHED, factors=inputs.get(TURNED))
     except MemoryError:
         raise  # of this machine, not of the scenario
     except Exception as error:
         return failure(error, one.path.parent)
-    return Figures(
-        step_time_s=found.step_time_s, gpus=found.ranks[1], fits=True, compute_s=0.0, exposed_communication_s=0.0,
-        peak_memory_bytes=0.0, samples_per_s=0.0, phase_shares={}, hottest_links=[],
-    )  # fmt: skip
+    return SweepFigures(
+        step_time_s=found.step_time_s,
+        gpus=found.ranks[1],
+        fits=True,
+        compute_s=0.0,
+        exposed_communication_s=0.0,
+        peak_memory_bytes=0.0,
+        samples_per_s=0.0,
+        phase_shares={},
+        hottest_links=[],
+    )
 
 
 class Runner:
@@ -62,13 +83,16 @@ class Runner:
         append: Callable[[Sequence[bytes]], None],
         team: Any,
     ) -> None:
-        self.plan, self.path, self.append, self.team = plan, path, append, team
+        self.plan = plan
+        self.path = path
+        self.append = append
+        self.team = team
         self.rows = {row.key: row for row in store.rows()}
         self.prints = Fingerprints()
         self.run_table = base(plan)["run"]
         self.layers = len(model_of(scenario.from_table(base(plan), path)).layers)
 
-    def fidelity(self, candidate: Candidate, *, rough: bool) -> str:
+    def fidelity(self, candidate: PlanCandidate, *, rough: bool) -> str:
         """How an option is run, first (``rough``) and last. Traffic of sharded parameters runs beside everything, so
         that a sketch says nothing of them."""
         if rough:
@@ -76,18 +100,20 @@ class Runner:
         each = self.layers / candidate.form.degrees["pp"] * candidate.played[1] * 2 * int(self.run_table["steps"])
         return WHOLE if not candidate.form.split or candidate.gpus * each <= MOST_PASSES else FOLDED
 
-    def run(self, chosen: Sequence[Candidate], *, rough: bool, factors: Factors | None = None) -> dict[int, Row]:
+    def run(
+        self, chosen: Sequence[PlanCandidate], *, rough: bool, factors: Factors | None = None
+    ) -> dict[int, SweepRow]:
         """Rows by number, of first runs (``rough``) or last ones; of one that killed its worker, the row says so.
 
         ``factors`` : of first runs, what rates of the machine are multiplied by.
         """
-        found: dict[int, Row] = {}
+        found: dict[int, SweepRow] = {}
         for how in (SKETCHED, FOLDED, WHOLE):
             found |= self._run([one for one in chosen if self.fidelity(one, rough=rough) == how], how, factors)
         return found
 
-    def _run(self, chosen: Sequence[Candidate], fidelity: str, factors: Factors | None) -> dict[int, Row]:
-        tasks: dict[str, Task] = {}
+    def _run(self, chosen: Sequence[PlanCandidate], fidelity: str, factors: Factors | None) -> dict[int, SweepRow]:
+        tasks: dict[str, ScenarioTask] = {}
         keys: dict[int, str] = {}
         for candidate in chosen:
             known = self.prints(scenario_of(self.plan, self.path, candidate))
@@ -96,7 +122,7 @@ class Runner:
                 known = identity({**known.inputs, "fidelity": fidelity, **turned}, known.files)
             keys[candidate.number] = known.key
             if known.key not in self.rows:
-                tasks[known.key] = Task(known, candidate.changes)
+                tasks[known.key] = ScenarioTask(known, candidate.changes)
 
         def took(lines: Sequence[bytes]) -> None:
             self.append(lines)
@@ -106,9 +132,9 @@ class Runner:
 
         known_as = base(self.plan), str(self.path), version()
         work = partial(compute, *known_as) if fidelity == WHOLE else partial(roughly, fidelity, *known_as)
-        driver: Driver[Task] = Driver(self.team, work, took)
+        driver: Driver[ScenarioTask] = Driver(self.team, work, took)
         driver.run(iter(list(tasks.values())))
         for task, error in driver.given_up:
             known_as_lost = Failure("lost", f"its worker died each time: {error}")
-            self.rows[task.identity.key] = Row(task.identity.key, error=known_as_lost)
+            self.rows[task.identity.key] = SweepRow(task.identity.key, error=known_as_lost)
         return {number: self.rows[key] for number, key in keys.items()}

@@ -17,7 +17,7 @@ from clustersim.studies.campaign.ledger import Percentiles
 FILE = "plan.json"
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     """One option's figures.
 
     Parameters
@@ -49,14 +49,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     usd: float | None
 
 
-class Reasoned(Row, frozen=True, kw_only=True):
+class ReasonedRow(PlanRow, frozen=True, kw_only=True):
     """An option, and ``why`` it is where it is."""
 
     why: str
 
 
-class Fate(Row, frozen=True, kw_only=True):
-    """An option, and what became of it: ``state`` as of :class:`~clustersim.studies.plan.options.Option`."""
+class FateRow(PlanRow, frozen=True, kw_only=True):
+    """An option, and what became of it: ``state`` as of :class:`~clustersim.studies.plan.options.PlanOption`."""
 
     state: str
     reason: str
@@ -67,7 +67,7 @@ class Fate(Row, frozen=True, kw_only=True):
         return self.state == "simulated" and not self.reason
 
 
-class Played(msgspec.Struct, frozen=True):
+class PlannedTraining(msgspec.Struct, frozen=True):
     """What became of an option's training.
 
     Parameters
@@ -87,7 +87,7 @@ class Played(msgspec.Struct, frozen=True):
     wrong: str = ""
 
 
-class Chosen(Row, frozen=True, kw_only=True):
+class ChosenRow(PlanRow, frozen=True, kw_only=True):
     """An option of the front: with its ``scenario``, the ``path`` of the plan where that is read, and its campaign
     where the plan has one. tokens_per_step : None where a model has no tokens."""
 
@@ -95,7 +95,7 @@ class Chosen(Row, frozen=True, kw_only=True):
     path: str
     tokens_per_step: int | None
     why: str
-    campaign: Played | UnsetType = UNSET
+    campaign: PlannedTraining | UnsetType = UNSET
 
 
 class Degrees(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ class Degrees(msgspec.Struct, frozen=True):
     best: bool = False
 
 
-class Span(msgspec.Struct, frozen=True):
+class UncertainSpan(msgspec.Struct, frozen=True):
     """What is uncertain, in words, and between which factors."""
 
     name: str
@@ -129,7 +129,7 @@ class Regret(msgspec.Struct, frozen=True):
     robust: bool
 
 
-class Worth(msgspec.Struct, frozen=True):
+class MeasurementWorth(msgspec.Struct, frozen=True):
     """What a measurement is worth: by how much the worst regret falls, the ``choice`` at either end, and the
     ``command`` that measures."""
 
@@ -139,18 +139,18 @@ class Worth(msgspec.Struct, frozen=True):
     command: str
 
 
-class Robust(msgspec.Struct, frozen=True):
+class RobustChoice(msgspec.Struct, frozen=True):
     """The robust choice, in a sentence; what is uncertain; its corners, of which each row has a regret; and what to
     measure, what is worth most first."""
 
     verdict: str
-    uncertain: list[Span]
+    uncertain: list[UncertainSpan]
     corners: list[dict[str, float]]
     rows: list[Regret]
-    measure: list[Worth]
+    measure: list[MeasurementWorth]
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The whole answer.
 
     Parameters
@@ -165,28 +165,28 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     verdict: str
     unit: str
-    front: list[Chosen]
-    tempting: list[Reasoned]
-    alternatives: list[Reasoned]
+    front: list[ChosenRow]
+    tempting: list[ReasonedRow]
+    alternatives: list[ReasonedRow]
     warnings: list[str]
     counts: dict[str, int]
     combined: int
     assumptions: list[str]
-    options: list[Fate]
+    options: list[FateRow]
     landscape: list[Degrees]
-    robust: Robust | UnsetType = UNSET
+    robust: RobustChoice | UnsetType = UNSET
     failures: list[str] | UnsetType = UNSET
     launch: str | UnsetType = UNSET
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _PlanScenario(msgspec.Struct, frozen=True):
     scenario: Table
     path: str
     option: str = ""
 
 
-class _Front(msgspec.Struct, frozen=True):
-    front: list[_Told]
+class _FrontRows(msgspec.Struct, frozen=True):
+    front: list[_PlanScenario]
 
 
 def option_of(folder: Path, place: int, changes: Changes | None = None) -> tuple[Scenario, str]:
@@ -195,7 +195,7 @@ def option_of(folder: Path, place: int, changes: Changes | None = None) -> tuple
     Raises :class:`ScenarioError` where there is none.
     """
     file = folder / FILE
-    front = decoded(text_of(file, ScenarioError), _Front, f"{file}: is damaged", ScenarioError).front
+    front = decoded(text_of(file, ScenarioError), _FrontRows, f"{file}: is damaged", ScenarioError).front
     if not front:
         raise ScenarioError(f"{file}: has no front; did any option fit?")
     if place > len(front):

@@ -25,11 +25,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clustersim.core.outputs import Folder
-from clustersim.studies.plan.options import Option, Searched
+from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.robust import at_corners
 from clustersim.studies.plan.rounds import Runner
 from clustersim.studies.plan.rows import FILE
-from clustersim.studies.plan.seen import Seen, machines_of
+from clustersim.studies.plan.seen import KnownCandidates, machines_of
 from clustersim.studies.plan.sieve import SIEVED
 from clustersim.studies.plan.spec import PlanFile
 from clustersim.studies.sweep.crews import Executor, crew
@@ -42,7 +42,7 @@ ROUND = 8
 
 
 @dataclass(frozen=True)
-class How:
+class SearchOptions:
     """How a plan is searched.
 
     Parameters
@@ -62,11 +62,11 @@ def search(
     plan: PlanFile,
     path: str | Path,
     out: str | Path,
-    how: How = How(),
+    how: SearchOptions = SearchOptions(),
     *,
     progress: Callable[[int, int], None] | None = None,
     told: Callable[[str], None] | None = None,
-) -> Searched:
+) -> SearchResult:
     """Every option of a plan, as far as it had to be looked at.
 
     Parameters
@@ -77,9 +77,10 @@ def search(
 
     Raises :class:`ClusterSimError` where no option can be read, or the folder cannot be written.
     """
-    store, folder = Store(Path(out)), folder_for(plan, path, out)
+    store = Store(Path(out))
+    folder = folder_for(plan, path, out)
     folder.check()
-    seen = Seen(plan, path, *machines_of(plan, path), told=told)
+    seen = KnownCandidates(plan, path, *machines_of(plan, path), told=told)
     with closing(crew(how.executor, how.jobs)) as team, store.writing(folder) as writer:
         best = seen.open(store.path)
         runner = Runner(plan, path, store, writer.append, team)
@@ -100,9 +101,11 @@ def folder_for(plan: PlanFile, path: str | Path, out: str | Path) -> Folder:
     return Folder(Path(out), "plan", name, FILES, (name, plan.model))
 
 
-def _next_round(waiting: Sequence[int], seen: Seen, exhaustive: bool, rough: bool) -> tuple[list[Option], list[int]]:
+def _next_round(
+    waiting: Sequence[int], seen: KnownCandidates, exhaustive: bool, rough: bool
+) -> tuple[list[PlanOption], list[int]]:
     """The next candidates to simulate, and numbers of the rest; what is ruled out on the way is noted."""
-    turn: list[Option] = []
+    turn: list[PlanOption] = []
     for i, number in enumerate(waiting):
         option = seen.options[number]
         if len(turn) == ROUND:

@@ -11,22 +11,22 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from clustersim import scenario
-from clustersim.core.economics import DAY, HOUR, Costs, Rates, costs, rates, watts_per_gpu
+from clustersim.core.economics import DAY, HOUR, GpuRates, RunningCosts, costs, rates, watts_per_gpu
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.mesh import Mesh
 from clustersim.core.texts import Table
 from clustersim.core.topology import Topology
 from clustersim.scenario.parts import machine, model_of, shape_of
-from clustersim.studies.plan.candidates import Candidate, base, candidates, combined, scenario_of
-from clustersim.studies.plan.form import Refused
+from clustersim.studies.plan.candidates import PlanCandidate, base, candidates, combined, scenario_of
+from clustersim.studies.plan.form import RefusedOption
 from clustersim.studies.plan.knobs import combinations
 from clustersim.studies.plan.known import Place
 from clustersim.studies.plan.limits import SLACK, Bound, least_joules
-from clustersim.studies.plan.options import Option, Searched, at_worst, rule
-from clustersim.studies.plan.pareto import Better
-from clustersim.studies.plan.sieve import Sieve, kept
+from clustersim.studies.plan.options import PlanOption, SearchResult, at_worst, rule
+from clustersim.studies.plan.pareto import ParetoObjectives
+from clustersim.studies.plan.sieve import OptionSieve, kept
 from clustersim.studies.plan.spec import EXACT, PlanFile
-from clustersim.studies.sweep.row import Figures, Row
+from clustersim.studies.sweep.row import SweepFigures, SweepRow
 
 ROUGH = 0.05
 """How far a step that is sketched or roughly folded may be from the whole one, relatively. Of 432 options of a small
@@ -36,7 +36,7 @@ FINALISTS = 2
 """Of one machine and number of nodes in a large space, options that are run as near to whole as they can be."""
 
 
-class Seen:
+class KnownCandidates:
     """What is known of every candidate so far."""
 
     def __init__(
@@ -47,14 +47,15 @@ class Seen:
         devices: Sequence[str],
         told: Callable[[str], None] | None = None,
     ) -> None:
-        self.plan, self.path = plan, path
+        self.plan = plan
+        self.path = path
         self.rates = tuple(
             rates(name, one.usd_per_gpu_hour, one.power) for name, one in zip(devices, plan.machines, strict=True)
         )
         gpus = {place: mesh.world_size for place, (_, mesh) in machines.items()}
         tables = _tables(plan, path, machines)
         self.combined = combined(plan, gpus, tables)
-        self.options = [Option(one) for one in candidates(plan, gpus, tables)]
+        self.options = [PlanOption(one) for one in candidates(plan, gpus, tables)]
         if not self.options:
             raise ClusterSimError(
                 f"{path}: no combination of nodes, micro-batch and accumulation makes a batch of "
@@ -65,14 +66,14 @@ class Seen:
                 f"{self.combined:,} combinations, each with as many passes as the batch allows: {len(self.options):,} "
                 "options whose ranks and batch divide"
             )
-        self.sieve = Sieve(plan, path, machines)
+        self.sieve = OptionSieve(plan, path, machines)
         self.best: dict[int, tuple[float, ...]] = {}
         self.runs, self.whole = 0, Counter[Place]()
-        self._better = Better()
+        self._better = ParetoObjectives()
         self.seq_len = 1
         self.tokens = True
 
-    def rates_of(self, candidate: Candidate) -> Rates:
+    def rates_of(self, candidate: PlanCandidate) -> GpuRates:
         """What is assumed of its machine."""
         return self.rates[self.plan.machines.index(candidate.machine)]
 
@@ -89,8 +90,9 @@ class Seen:
         self.tokens = bool(self.seq_len)
         ranked: list[tuple[float, int]] = []
         for number, what in found:
-            option, candidate = self.options[number], options[number]
-            if isinstance(what, Refused):
+            option = self.options[number]
+            candidate = options[number]
+            if isinstance(what, RefusedOption):
                 self._note(option, what.state, what.reason)
                 continue
             best = self.best[candidate.number] = self._objectives(candidate, what, self.seq_len or 1)
@@ -111,7 +113,8 @@ class Seen:
             open_.sort(key=lambda number: (self.best[number][0] / self.options[number].candidate.gpus, number))
         else:
             return open_
-        place, turn = Counter[Place](), []
+        place = Counter[Place]()
+        turn = []
         first = {one.candidate.number for one in rule(self.options).values()} if rough else set()
         later = self._twins(open_)
         for number in sorted(open_, key=lambda number: (number not in first, number in later)):
@@ -132,12 +135,12 @@ class Seen:
             seen.add(key)
         return found
 
-    def hand_out(self, option: Option, *, rough: bool) -> None:
+    def hand_out(self, option: PlanOption, *, rough: bool) -> None:
         """Count one that is about to be simulated."""
         self.runs += 1
         self.whole[self.sieve.place(option.candidate)] += not rough
 
-    def spent(self, option: Option, rough: bool) -> bool:
+    def spent(self, option: PlanOption, rough: bool) -> bool:
         """Whether a large space has had its simulations."""
         if len(self.options) <= EXACT or not option.candidate.form.split:
             return False
@@ -147,9 +150,10 @@ class Seen:
             else (option.state != "rough" or self.whole[self.sieve.place(option.candidate)] >= FINALISTS)
         )
 
-    def leave(self, option: Option) -> None:
+    def leave(self, option: PlanOption) -> None:
         """Note that it is not simulated, or not whole."""
-        best, unit = self.best[option.candidate.number], self._unit
+        best = self.best[option.candidate.number]
+        unit = self._unit
         if option.state == "rough":
             reason = f"{-best[0] / (1 + ROUGH):,.0f} {unit} roughly, which others were nearer the front with"
         else:
@@ -160,7 +164,7 @@ class Seen:
     def _unit(self) -> str:
         return "tokens/s" if self.tokens else "samples/s"
 
-    def _objectives(self, candidate: Candidate, bound: Bound, tokens: int) -> tuple[float, ...]:
+    def _objectives(self, candidate: PlanCandidate, bound: Bound, tokens: int) -> tuple[float, ...]:
         """The best this candidate can be."""
         rate = candidate.batch * tokens / bound.step_s
         known = self.rates_of(candidate)
@@ -184,7 +188,7 @@ class Seen:
             return f"costs {sure}{usd:,.0f} USD for {limits.tokens:.3g} tokens; {limits.budget_usd:,.0f} allowed"
         return ""
 
-    def beaten_by(self, option: Option) -> Option | None:
+    def beaten_by(self, option: PlanOption) -> PlanOption | None:
         """A simulated option that beats the best this one can be, with errors and without."""
         best = self.best[option.candidate.number]
         if self._better.first(at_worst(best, option.error), robust=True) is None:
@@ -192,7 +196,7 @@ class Seen:
         by = self._better.first(best)
         return None if by is None else self.options[by]
 
-    def rule_out(self, option: Option, by: Option) -> None:
+    def rule_out(self, option: PlanOption, by: PlanOption) -> None:
         """Note that it need not be simulated, or not whole."""
         rate = -self.best[option.candidate.number][0]
         what = f"even at its bound of {rate:,.0f} {self._unit} it is beaten by"
@@ -200,7 +204,7 @@ class Seen:
             what = f"roughly {rate / (1 + ROUGH):,.0f} {self._unit}: it is beaten by"
         self._note(option, option.state or "bound", what, by.candidate.number)
 
-    def take(self, rows: Mapping[int, Row], *, rough: bool) -> None:
+    def take(self, rows: Mapping[int, SweepRow], *, rough: bool) -> None:
         """Rows of simulated candidates, by number."""
         for number, row in rows.items():
             option = self.options[number]
@@ -216,8 +220,9 @@ class Seen:
                 worst = at_worst(option.objectives, slack)
                 self._better.known[number] = worst, at_worst(worst, option.error)
 
-    def _simulated(self, option: Option, result: Figures, state: str) -> Option:
-        candidate, known = option.candidate, self.rates_of(option.candidate)
+    def _simulated(self, option: PlanOption, result: SweepFigures, state: str) -> PlanOption:
+        candidate = option.candidate
+        known = self.rates_of(option.candidate)
         rate = candidate.batch * (self.seq_len or 1) / result.step_time_s
         if result.samples_per_s:
             rate = result.tokens_per_s or result.samples_per_s
@@ -231,31 +236,40 @@ class Seen:
         usd = None if days is None or math.isinf(per_day) else days * per_day
         objectives = (-rate, cost, float(candidate.gpus), energy)
         return replace(
-            option, state=state, reason=self._broken(rate, per_day), by=None, result=result, rate=rate, costs=spent,
-            objectives=objectives, days=days, usd=usd,
-        )  # fmt: skip
+            option,
+            state=state,
+            reason=self._broken(rate, per_day),
+            by=None,
+            result=result,
+            rate=rate,
+            costs=spent,
+            objectives=objectives,
+            days=days,
+            usd=usd,
+        )
 
-    def _note(self, option: Option, state: str, reason: str, by: int | None = None) -> None:
+    def _note(self, option: PlanOption, state: str, reason: str, by: int | None = None) -> None:
         number = option.candidate.number
         self.options[number] = replace(option, state=state, reason=reason, by=by)
 
-    def done(self) -> Searched:
+    def done(self) -> SearchResult:
         """All of it, judged."""
         tops = {(self.plan.machines[m].label, n): top for (m, n), (top, _) in self.sieve.machines.items()}
-        return Searched(tuple(self.options), self.rates, self.tokens, self.combined, topologies=tops).judged()
+        return SearchResult(tuple(self.options), self.rates, self.tokens, self.combined, topologies=tops).judged()
 
-    def keeps(self, option: Option) -> bool:
+    def keeps(self, option: PlanOption) -> bool:
         """Whether a simulated option keeps the limits."""
         return not self._broken(option.rate, _per_day(option.costs))
 
 
-def _per_day(spent: Costs | None) -> float:
+def _per_day(spent: RunningCosts | None) -> float:
     return math.inf if spent is None or spent.usd_per_hour is None else 24.0 * spent.usd_per_hour
 
 
-def _parts_of(result: Figures, bound: Bound | None) -> Figures:
+def _parts_of(result: SweepFigures, bound: Bound | None) -> SweepFigures:
     """What a folded run says of its step: kernels and bubble as the bound has them, the rest is exchanges."""
-    step, least = result.step_time_s, bound or Bound(0.0, 0.0)
+    step = result.step_time_s
+    least = bound or Bound(0.0, 0.0)
     compute = min(step, least.compute_s / SLACK)
     exposed = max(0.0, step - compute - least.ramp_s)
     shares = {"exposed_communication": exposed / step, "bubble": least.ramp_s / step}
@@ -273,7 +287,8 @@ def _tables(plan: PlanFile, path: str | Path, machines: Mapping[Place, tuple[Top
 
 def machines_of(plan: PlanFile, path: str | Path) -> tuple[dict[Place, tuple[Topology, Mesh]], list[str]]:
     """Every machine with every number of nodes, and each machine's device."""
-    built, devices = {}, []
+    built = {}
+    devices = []
     for m, one in enumerate(plan.machines):
         topology = None
         for nodes in sorted(one.nodes):

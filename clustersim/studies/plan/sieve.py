@@ -17,9 +17,9 @@ import msgspec
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import output_folder, together
 from clustersim.scenario.parts import model_of, shape_of
-from clustersim.studies.plan.candidates import Candidate, scenario_of
-from clustersim.studies.plan.form import OF_REPLICAS, Form, Refused
-from clustersim.studies.plan.known import Known
+from clustersim.studies.plan.candidates import PlanCandidate, scenario_of
+from clustersim.studies.plan.form import OF_REPLICAS, FormFamily, RefusedOption
+from clustersim.studies.plan.known import KnownMachines
 from clustersim.studies.plan.limits import Bound, step_bound, too_much
 from clustersim.studies.sweep.row import Fingerprints, identity
 
@@ -28,44 +28,48 @@ SIEVED = "sieve.msgpack"
 
 
 @dataclass(eq=False)
-class Sieve(Known):
+class OptionSieve(KnownMachines):
     """Forms and their options, one after the other."""
 
-    def look(self, options: Sequence[Candidate]) -> Iterator[tuple[int, Bound | Refused]]:
+    def look(self, options: Sequence[PlanCandidate]) -> Iterator[tuple[int, Bound | RefusedOption]]:
         """Number of each option, with its bound or why it is out."""
-        forms: defaultdict[tuple[int, str], list[Candidate]] = defaultdict(list)
+        forms: defaultdict[tuple[int, str], list[PlanCandidate]] = defaultdict(list)
         for option in options:
             if option.form.split:
                 forms[option.form.number, option.kept].append(option)
             else:
                 yield option.number, self._whole(option)
-        shape, model = None, None
+        shape = None
+        model = None
         for mine in sorted(forms.values(), key=_alike):
             try:
                 scenario = scenario_of(self.plan, self.path, mine[0])
                 if shape is None or model is None:
-                    shape, model = shape_of(scenario), model_of(scenario)
-                form = Form(self, scenario, model, shape)
+                    shape = shape_of(scenario)
+                    model = model_of(scenario)
+                form = FormFamily(self, scenario, model, shape)
             except ClusterSimError as error:
-                yield from ((option.number, Refused("error", str(error))) for option in mine)
+                yield from ((option.number, RefusedOption("error", str(error))) for option in mine)
                 continue
             for option in mine:
                 try:
                     yield option.number, form.look(option)
                 except ClusterSimError as error:
-                    yield option.number, Refused("error", str(error))
+                    yield option.number, RefusedOption("error", str(error))
 
-    def _whole(self, option: Candidate) -> Bound | Refused:
+    def _whole(self, option: PlanCandidate) -> Bound | RefusedOption:
         """Of an option with a whole model on every rank, from its Program."""
         try:
             one = scenario_of(self.plan, self.path, option)
             reason = too_much(one, self.plan.limits.memory_margin)
-            return Refused("memory", reason) if reason else step_bound(one.prepare())
+            return RefusedOption("memory", reason) if reason else step_bound(one.prepare())
         except ClusterSimError as error:
-            return Refused("error", str(error))
+            return RefusedOption("error", str(error))
 
 
-def kept(sieve: Sieve, options: Sequence[Candidate], folder: Path) -> Iterator[tuple[int, Bound | Refused]]:
+def kept(
+    sieve: OptionSieve, options: Sequence[PlanCandidate], folder: Path
+) -> Iterator[tuple[int, Bound | RefusedOption]]:
     """What the sieve says of these options, from its file in ``folder`` where that is of this plan and version."""
     plain = {"title": "", "campaign": None, "tried": msgspec.structs.replace(sieve.plan.tried, simulations=1)}
     plan = msgspec.to_builtins(msgspec.structs.replace(sieve.plan, **plain), enc_hook=str)
@@ -75,34 +79,35 @@ def kept(sieve: Sieve, options: Sequence[Candidate], folder: Path) -> Iterator[t
     for option in first.values():
         with suppress(ClusterSimError):
             files |= prints(scenario_of(sieve.plan, sieve.path, option)).files
-    key, path = identity({"plan": plan, "sieve": 1}, files).key, folder / SIEVED
+    key = identity({"plan": plan, "sieve": 1}, files).key
+    path = folder / SIEVED
     with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-        known = msgspec.msgpack.decode(path.read_bytes(), type=_Kept)
+        known = msgspec.msgpack.decode(path.read_bytes(), type=_SieveFile)
         if known.key == key:
             yield from known.bounds.items()
             yield from known.refused.items()
             return
     bounds: dict[int, Bound] = {}
-    refused: dict[int, Refused] = {}
+    refused: dict[int, RefusedOption] = {}
     for number, what in sieve.look(options):
-        if isinstance(what, Refused):
+        if isinstance(what, RefusedOption):
             refused[number] = what
         else:
             bounds[number] = what
         yield number, what
     with output_folder(folder) as there, together(there) as path_of:
-        path_of(SIEVED).write_bytes(msgspec.msgpack.encode(_Kept(key, bounds, refused)))
+        path_of(SIEVED).write_bytes(msgspec.msgpack.encode(_SieveFile(key, bounds, refused)))
 
 
-class _Kept(msgspec.Struct, array_like=True):
+class _SieveFile(msgspec.Struct, array_like=True):
     """A sieve's file: of which plan, and what it says of every option."""
 
     key: str
     bounds: dict[int, Bound]
-    refused: dict[int, Refused]
+    refused: dict[int, RefusedOption]
 
 
-def _alike(options: Sequence[Candidate]) -> str:
+def _alike(options: Sequence[PlanCandidate]) -> str:
     """Forms with the same stages behind each other."""
     first = options[0]
     table = {name: value for name, value in first.form.parallel.items() if name not in OF_REPLICAS}

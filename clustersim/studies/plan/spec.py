@@ -56,11 +56,11 @@ EXACT = 2000
 """Options up to which whatever could be on the front is simulated."""
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _StrictPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base: a misspelt field is an error."""
 
 
-class Machine(_Strict, frozen=True):
+class Machine(_StrictPlan, frozen=True):
     """``[[machines]]``: one kind of machine to buy or rent.
 
     Parameters
@@ -94,7 +94,7 @@ class Machine(_Strict, frozen=True):
         return self.name or self.topology
 
 
-class Batch(_Strict, frozen=True):
+class Batch(_StrictPlan, frozen=True):
     """``[batch]``: samples of one optimizer step over all ranks, one number or at least and at most.
 
     Parameters
@@ -115,7 +115,7 @@ class Batch(_Strict, frozen=True):
         return (self.samples, self.samples) if isinstance(self.samples, int) else self.samples
 
 
-class Limits(_Strict, frozen=True):
+class Limits(_StrictPlan, frozen=True):
     """``[limits]``: what an option must keep.
 
     Parameters
@@ -137,7 +137,7 @@ class Limits(_Strict, frozen=True):
             raise ValueError("a deadline or a budget needs tokens: how many to train on")
 
 
-class Try(_Strict, frozen=True):
+class Try(_StrictPlan, frozen=True):
     """``[try]``: what is searched. Every knob of a strategy may be a list of values.
 
     Parameters
@@ -155,7 +155,7 @@ class Try(_Strict, frozen=True):
     simulations: Positive = 400
 
 
-class PlanFile(_Strict, frozen=True, rename={"tried": "try"}):
+class PlanFile(_StrictPlan, frozen=True, rename={"tried": "try"}):
     """A whole file.
 
     Parameters
@@ -184,7 +184,8 @@ def load(path: str | Path) -> tuple[PlanFile, Path]:
 
 def from_table(table: Table, path: str | Path = "plan.toml") -> PlanFile:
     """A plan from the tables themselves; ``path`` is what errors name."""
-    campaign, limits = table.get("campaign"), table.get("limits")
+    campaign = table.get("campaign")
+    limits = table.get("limits")
     if isinstance(campaign, dict) and isinstance(limits, dict) and not {"tokens", "steps", "duration"} & set(campaign):
         table = table | {"campaign": campaign | {"tokens": limits.get("tokens")}}
     read = convert(table, PlanFile, str(path), dec_hook=quantity)

@@ -17,9 +17,9 @@ import numpy as np
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.model.seconds.local import LocalCost
-from clustersim.studies.plan.traffic import Traffic
+from clustersim.studies.plan.traffic import TrafficBounds
 from clustersim.training.builder.laying import EXPERTS, PARTS
-from clustersim.training.builder.stage_memory import Batch, Made
+from clustersim.training.builder.stage_memory import MicroBatchBytes, MicroBatchStash
 from clustersim.training.partition.base import Chunk, Exchange, Item, LocalLayer, Partition, Stage, Work
 from clustersim.training.schedules.base import Order, Orders
 
@@ -31,14 +31,15 @@ def activations(parts: Partition, orders: Orders, element: int, *, keeps_sent: b
     :func:`clustersim.training.builder.stage_memory.stages` walks it, without a head whose weight gradients are
     deferred.
     """
-    flights, batch = _flights(orders), Batch(1, element, keeps_sent=keeps_sent)
+    flights = _flights(orders)
+    batch = MicroBatchStash(1, element, keeps_sent=keeps_sent)
     return np.array([(rows @ _bytes(stage, batch)).max() for rows, stage in zip(flights, parts.stages, strict=True)])
 
 
-def _bytes(stage: Stage, batch: Batch) -> Floats:
+def _bytes(stage: Stage, batch: MicroBatchStash) -> Floats:
     """(4 x chunks,) of a micro-batch: kept until the input gradient, until the weight gradient, stashed in between, and
     what a repeated forward brings back."""
-    made = [Made.of(chunk, batch) for chunk in stage.chunks]
+    made = [MicroBatchBytes.of(chunk, batch) for chunk in stage.chunks]
     rows = [(one.kept + one.fp32, one.for_weights, one.stashed, one.repeated) for one in made]
     return np.array(rows, dtype=np.float64).T.reshape(-1)
 
@@ -55,21 +56,22 @@ def _flight(order: Order) -> Floats:
     chunk = np.array([action.chunk for action in actions])
     mine = chunk[:, None] == np.arange(chunk.max() + 1)
     forward, input_, weight = (np.isin(kinds, list(of))[:, None] * mine for of in ("F", "BI", "BW"))
-    split_in, split_out = (kinds == "I")[:, None] * mine, (kinds == "W")[:, None] * mine
+    split_in = (kinds == "I")[:, None] * mine
+    split_out = (kinds == "W")[:, None] * mine
     change = np.concatenate([forward * 1.0 - input_, forward * 1.0 - weight, split_in * 1.0 - split_out], axis=1)
     # A forward counts from its own moment on, everything else from the one behind it.
     held = np.cumsum(change, axis=0) - np.where((kinds == "F")[:, None], 0.0, change)
     return np.unique(np.concatenate([held, input_ * 1.0], axis=1), axis=0)
 
 
-class Least(NamedTuple):
+class LeastSeconds(NamedTuple):
     """Seconds at least: of kernels alone, and with the exchanges that they wait for."""
 
     compute: float
     whole: float
 
 
-def least_of(layer: LocalLayer, kind: str, local: LocalCost, traffic: Traffic, element: int) -> Least:
+def least_of(layer: LocalLayer, kind: str, local: LocalCost, traffic: TrafficBounds, element: int) -> LeastSeconds:
     """Of one layer's pass of one micro-batch. ``kind`` : of an action. ``element`` : bytes of an activation."""
     items = layer.forward if kind == "F" else layer.backward
     played = [(i, item) for i, item in enumerate(items) if item.part in PARTS[kind]]
@@ -87,7 +89,7 @@ def least_of(layer: LocalLayer, kind: str, local: LocalCost, traffic: Traffic, e
 
     runs = tuple((item.kernels, item.part) for _, item in played if isinstance(item, Work))
     floor = local.work(runs, dense=layer.kind == "block").seconds if runs else 0.0
-    return Least(floor, max(floor, _played(played, work, exchange)))
+    return LeastSeconds(floor, max(floor, _played(played, work, exchange)))
 
 
 def _played(
@@ -98,27 +100,32 @@ def _played(
 
     Kernels with no exchange between them are one op: it takes no longer than the builder's ops, which are cut more
     often."""
-    now, free, done, needed = 0.0, dict[str, float](), dict[int, float](), set[int]()
+    now = 0.0
+    free = dict[str, float]()
+    done = dict[int, float]()
+    needed = set[int]()
     held: list[Work] = []
     for i, item in items:
         ready = max((done[n] for n in item.needs if n in done), default=0.0)
         needed.update(item.needs)
         if isinstance(item, Work):
             if held and (ready > now or (held[0].name == EXPERTS) != (item.name == EXPERTS)):
-                now, held = now + work(held), []
+                now = now + work(held)
+                held = []
             now = max(now, ready)
             held.append(item)
             continue
         seconds = exchange(item)
         if seconds:
-            now, held = now + work(held), []
+            now = now + work(held)
+            held = []
             stream = item.communicator or "-".join(item.dims)
             free[stream] = done[i] = max(now, ready, free.get(stream, 0.0)) + seconds
     return max([now + work(held), *(end for i, end in done.items() if i not in needed)])
 
 
 @dataclass(frozen=True, eq=False)
-class Times:
+class MicroBatchTimes:
     """What one micro-batch takes at least: F and all of backward of each global stage and of each rank.
 
     Parameters
@@ -134,12 +141,14 @@ class Times:
     first: Ints
 
 
-def times_of(parts: Partition, kinds: Sequence[str], paired: bool, of: Callable[[LocalLayer, str], Least]) -> Times:
+def times_of(
+    parts: Partition, kinds: Sequence[str], paired: bool, of: Callable[[LocalLayer, str], LeastSeconds]
+) -> MicroBatchTimes:
     """From what layers take. ``kinds`` : of the schedule's actions. ``paired`` : two passes run beside each other, so
     that exchanges of one may hide behind the other."""
-    known: dict[tuple[object, ...], Least] = {}
+    known: dict[tuple[object, ...], LeastSeconds] = {}
 
-    def layer(one: LocalLayer, kind: str) -> Least:
+    def layer(one: LocalLayer, kind: str) -> LeastSeconds:
         key = id(one.forward), id(one.backward), one.expert_load, one.kind, kind
         if key not in known:
             known[key] = of(one, kind)
@@ -156,9 +165,10 @@ def times_of(parts: Partition, kinds: Sequence[str], paired: bool, of: Callable[
     }
     pick = [of_stage[i] for i in range(len(of_stage))]
     ranks = [[of_stage[chunk.stage] for chunk in stage.chunks] for stage in parts.stages]
-    return Times(
-        np.array([forward[1] for forward, _ in pick]), np.array([backward[1] for _, backward in pick]),
+    return MicroBatchTimes(
+        np.array([forward[1] for forward, _ in pick]),
+        np.array([backward[1] for _, backward in pick]),
         np.array([sum(f[0] + b[0] for f, b in mine) for mine in ranks]),
         np.array([sum(f[1] + b[1] for f, b in mine) for mine in ranks]),
         np.array([min(chunk.stage for chunk in stage.chunks) for stage in parts.stages]),
-    )  # fmt: skip
+    )

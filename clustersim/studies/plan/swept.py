@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from clustersim.core.arrays import Columns, Floats
-from clustersim.core.economics import Costs, costs, rates, watts_per_gpu
+from clustersim.core.economics import RunningCosts, costs, rates, watts_per_gpu
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.ranges import alike, of_step
 from clustersim.studies import sweep as sweeps
@@ -19,7 +19,7 @@ from clustersim.studies.sweep.spec import Question
 
 
 @dataclass(frozen=True)
-class Case:
+class SweptCase:
     """One combination of the axes that are not in question.
 
     words : of it. rows : value in question -> number of its row in the table, those that have a result.
@@ -30,7 +30,7 @@ class Case:
 
 
 @dataclass(frozen=True, eq=False)
-class Swept:
+class SweptRows:
     """A sweep's rows with a result. axes : columns that vary. question : as in the file, None where it asks none."""
 
     title: str
@@ -57,14 +57,14 @@ class Swept:
         return np.asarray(self.table[f"{self.unit}_per_s"], dtype=np.float64)
 
     @cached_property
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SweptCase]:
         """In the order of the grid."""
         found: dict[str, dict[Any, int]] = {}
         for i in range(len(self.rate)):
             words = self.said(i, [name for name in self.axes if name != self.axis])
             value = None if self.axis is None else self.table[self.axis][i].item()
             found.setdefault(words, {})[value] = i
-        return [Case(words, rows) for words, rows in found.items()]
+        return [SweptCase(words, rows) for words, rows in found.items()]
 
     def said(self, i: int, names: Sequence[str] | None = None) -> str:
         """A row by its axes."""
@@ -79,7 +79,7 @@ class Swept:
         """How far steps of a row's strategy are off: half of the published ones lay within."""
         return of_step(self.kind(i)).p50
 
-    def costs(self, i: int) -> Costs:
+    def costs(self, i: int) -> RunningCosts:
         """What a row costs."""
         known = rates(str(self.table["device"][i]))
         times = (float(self.table[name][i]) for name in ("step_time_s", "compute_s", "exposed_communication_s"))
@@ -102,12 +102,13 @@ def worded(name: str, value: Any) -> str:
     return f"{last} {value:g}" if isinstance(value, int | float) else f"{last} {value}"
 
 
-def load(folder: str | Path) -> Swept:
+def load(folder: str | Path) -> SweptRows:
     """The sweep in a folder. Raises :class:`ClusterSimError` where there is none, or no row has a result."""
-    about, table = sweeps.about(folder), sweeps.read(folder)
+    about = sweeps.about(folder)
+    table = sweeps.read(folder)
     good = table["error"] == "" if "error" in table else np.zeros(0, dtype=bool)
     if not good.any():
         raise ClusterSimError(f"{folder}: no row of this sweep has a result")
     kept = {name: column[good] for name, column in table.items()}
     varied = tuple(name for name in about.axes if len(np.unique(kept[name])) > 1)
-    return Swept(about.title, kept, varied, about.question, int((~good).sum()))
+    return SweptRows(about.title, kept, varied, about.question, int((~good).sum()))

@@ -24,7 +24,7 @@ MOST_ALONE = 64
 
 
 @dataclass(eq=False)
-class Traffic:
+class TrafficBounds:
     """Lower bounds of the exchanges of one mesh.
 
     topology, mesh : the machine and its ranks. dims : its dimensions. way_out : what leads out of a node [bytes/s].
@@ -74,7 +74,8 @@ def first_group(dims: Dims, *names: str) -> Ints:
     [0, 2]
     """
     axes, chosen = dims.axes_of(*names)
-    ranks, stride = np.zeros(1, dtype=np.int64), 1
+    ranks = np.zeros(1, dtype=np.int64)
+    stride = 1
     for axis in axes:
         size = dims.sizes[axis]
         if axis in chosen:

@@ -9,32 +9,34 @@ from clustersim.core.errors import few
 from clustersim.core.memory_use import may_run_out
 from clustersim.core.ranges import VAGUE, alike, of_step, off_by
 from clustersim.core.units import format_bytes
-from clustersim.studies.plan.options import Option, Searched
+from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.spec import PlanFile
 
 MOST_NAMED = 3
 """Alternatives that are named; of more, their number is told."""
 
 
-def verdict(plan: PlanFile, found: Searched) -> str:
+def verdict(plan: PlanFile, found: SearchResult) -> str:
     """Which option, and how many GPUs: the fastest, and what fewer GPUs would save."""
     if not found.front:
         words = {"memory": "do not fit in memory", "limits": "break a limit", "error": "cannot be run"}
         states = Counter(one.state if one.state != "simulated" else "limits" for one in found.options)
         fates = ", ".join(f"{states[state]:,} {said}" for state, said in words.items() if states[state])
         return f"Nothing works: of {len(found.options):,} options {fates}."
-    unit, fastest = "token" if found.tokens else "sample", found.front[0]
+    unit = "token" if found.tokens else "sample"
+    fastest = found.front[0]
     said = f"Take {_place(fastest, plan, found)}{_spend(fastest, unit)}{_cheapest(plan, found, unit)}."
     shared = ", ".join(one for one in fastest.candidate.knobs if one in found.common)
     common = f" Where nothing else is said: {shared}." if shared else ""
     return said + _tempting(plan, found) + _tight(fastest) + common
 
 
-def _tight(option: Option) -> str:
+def _tight(option: PlanOption) -> str:
     """That it fits by what it needs, and not with what allocator and libraries mostly take besides."""
     if option.result is None or not may_run_out(option.result.memory.shown_bytes, option.result.memory.device_bytes):
         return ""
-    needed, shown = format_bytes(option.result.peak_memory_bytes), option.result.memory.shown_bytes
+    needed = format_bytes(option.result.peak_memory_bytes)
+    shown = option.result.memory.shown_bytes
     room = option.result.memory.device_bytes
     return (
         f" Its fullest GPU needs {needed}, and with the allocator's and NCCL's "
@@ -42,13 +44,17 @@ def _tight(option: Option) -> str:
     )
 
 
-def _cheapest(plan: PlanFile, found: Searched, unit: str) -> str:
+def _cheapest(plan: PlanFile, found: SearchResult, unit: str) -> str:
     """That the fastest is the cheapest too, or which is; of those whose price is known."""
-    fastest, cheapest = found.front[0], min(found.front, key=lambda one: one.robust[1])
+    fastest = found.front[0]
+    cheapest = min(found.front, key=lambda one: one.robust[1])
     if not cheapest.priced:
         return ", the fastest; without a price of its machine nothing is said of cost"
-    others = [machine.label for machine, known in zip(plan.machines, found.rates, strict=True)
-              if known.usd_per_gpu_hour is None]  # fmt: skip
+    others = [
+        machine.label
+        for machine, known in zip(plan.machines, found.rates, strict=True)
+        if known.usd_per_gpu_hour is None
+    ]
     among = f" among those with a price ({', '.join(others)} has none)" if others else ""
     if fastest is cheapest:
         return f": the fastest and the cheapest per {unit}{among}"
@@ -65,7 +71,7 @@ def _cheapest(plan: PlanFile, found: Searched, unit: str) -> str:
     )
 
 
-def _tempting(plan: PlanFile, found: Searched) -> str:
+def _tempting(plan: PlanFile, found: SearchResult) -> str:
     """That something looks faster than what is taken, and is not known well enough."""
     chosen = found.front[0]
     faster = [one for one in (*found.tempting, *found.front) if one.rate > chosen.rate]
@@ -78,7 +84,7 @@ def _tempting(plan: PlanFile, found: Searched) -> str:
     )
 
 
-def _place(option: Option, plan: PlanFile, found: Searched, other: Option | None = None) -> str:
+def _place(option: PlanOption, plan: PlanFile, found: SearchResult, other: PlanOption | None = None) -> str:
     """An option in words; what it has in common with ``other`` is not said again."""
     one = option.candidate
     label = one.label(found.common)
@@ -88,7 +94,7 @@ def _place(option: Option, plan: PlanFile, found: Searched, other: Option | None
     return f"{one.gpus:,} GPUs{machine} with {label}"
 
 
-def _spend(option: Option, unit: str) -> str:
+def _spend(option: PlanOption, unit: str) -> str:
     """Speed, and days and money for the plan's tokens, in parentheses."""
     said = [f"{option.rate:,.0f} {unit}s/s +-{option.error:.0%}"]
     if option.days is not None:
@@ -98,15 +104,15 @@ def _spend(option: Option, unit: str) -> str:
     return f" ({', '.join(said)})"
 
 
-def too_close(found: Searched) -> Iterator[str]:
+def too_close(found: SearchResult) -> Iterator[str]:
     """What the error of predictions leaves open: a sentence for each number of GPUs whose best is not alone, and one
     for each kind of strategy that is predicted too coarsely to be ranked."""
-    best: dict[tuple[int, str, str], Option] = {}
+    best: dict[tuple[int, str, str], PlanOption] = {}
     for one in (one for one in found.options if one.counts):
         key = one.candidate.gpus, one.candidate.machine.label, one.candidate.form.family
         if key not in best or one.rate > best[key].rate:
             best[key] = one
-    places: defaultdict[tuple[int, str], list[Option]] = defaultdict(list)
+    places: defaultdict[tuple[int, str], list[PlanOption]] = defaultdict(list)
     for (gpus, machine, _), one in best.items():
         places[gpus, machine].append(one)
     vague = {kind for one in best.values() if of_step(kind := one.candidate.kind).p50 > VAGUE}
@@ -125,14 +131,17 @@ def too_close(found: Searched) -> Iterator[str]:
         yield f"{off_by(kind)}: a {kind} option that looks a little better or worse than another may not be"
 
 
-def left_over(found: Searched) -> str:
+def left_over(found: SearchResult) -> str:
     """How many options were not simulated, and what the best of them could have given; empty for none."""
     left = [one for one in found.options if one.state == "left" and one.bound]
     gains = []
     for one in left:
         mine = one.candidate
-        there = [other for other in found.front if (other.candidate.machine, other.candidate.nodes) ==
-                 (mine.machine, mine.nodes)]  # fmt: skip
+        there = [
+            other
+            for other in found.front
+            if (other.candidate.machine, other.candidate.nodes) == (mine.machine, mine.nodes)
+        ]
         if there and one.bound:
             best = max(there, key=lambda other: other.rate)
             step = best.step_s * mine.batch / best.candidate.batch
@@ -151,7 +160,7 @@ def left_over(found: Searched) -> str:
     )
 
 
-def _named(options: list[Option]) -> str:
+def _named(options: list[PlanOption]) -> str:
     names = [one.candidate.form.family for one in sorted(options, key=lambda one: -one.rate)]
     if len(names) > MOST_NAMED:
         return few(names, MOST_NAMED)

@@ -7,14 +7,14 @@ import re
 
 from clustersim.core.units import format_time
 from clustersim.studies.plan.limits import SLACK
-from clustersim.studies.plan.options import Option, Searched, rule
-from clustersim.studies.sweep.row import Figures
+from clustersim.studies.plan.options import PlanOption, SearchResult, rule
+from clustersim.studies.sweep.row import SweepFigures
 
 NAMES = ("the fastest", "the cheapest per {unit}", "the fewest GPUs", "the least energy per {unit}")
 """Of the front's objectives, in order."""
 
 
-def why_on_front(option: Option, searched: Searched) -> str:
+def why_on_front(option: PlanOption, searched: SearchResult) -> str:
     """What it is best at, or between whom it is the best trade, errors counted."""
     unit = "token" if searched.tokens else "sample"
     front = searched.front
@@ -42,7 +42,7 @@ def why_on_front(option: Option, searched: Searched) -> str:
     return f"{gains} than the next faster, which is {ahead:.0%} faster"
 
 
-def why_lost(option: Option, searched: Searched) -> str:
+def why_lost(option: PlanOption, searched: SearchResult) -> str:
     """Why an option that was looked at is not on the front: its limit, or who beats it and where its step goes."""
     if not option.counts:
         limits = what_limits(option) if searched.split else ""
@@ -58,14 +58,14 @@ def why_lost(option: Option, searched: Searched) -> str:
     return f"{where_it_goes(option)}; {how} than {searched.title(by)}"
 
 
-def beats(option: Option, searched: Searched) -> Option:
+def beats(option: PlanOption, searched: SearchResult) -> PlanOption:
     """The fastest option of the front that is nowhere worse than this one, errors counted."""
     mine = option.robust
     nowhere_worse = (one for one in searched.front if all(x <= y for x, y in zip(one.robust, mine, strict=True)))
     return max(nowhere_worse, key=lambda one: one.rate)
 
 
-def why_tempting(option: Option, searched: Searched) -> str:
+def why_tempting(option: PlanOption, searched: SearchResult) -> str:
     """What it promises, why that is not enough, and what to measure."""
     by = beats(option, searched)
     gains = {"faster": option.rate / by.rate - 1}
@@ -80,7 +80,7 @@ def why_tempting(option: Option, searched: Searched) -> str:
     )
 
 
-def where_it_goes(option: Option) -> str:
+def where_it_goes(option: PlanOption) -> str:
     """The largest part of a simulated step that is not the model's own work, in words, such as "31% of the step is
     exposed communication (busiest: nic -> leaf, 90% of its line rate)"."""
     result = option.result
@@ -103,9 +103,10 @@ def where_it_goes(option: Option) -> str:
     return text
 
 
-def _recomputed(result: Figures) -> float:
+def _recomputed(result: SweepFigures) -> float:
     """Share of the step that executes FLOPs a second time: what HFU has over MFU, of the time in kernels."""
-    mfu, hfu = result.mfu or 0.0, result.hfu or 0.0
+    mfu = result.mfu or 0.0
+    hfu = result.hfu or 0.0
     if hfu <= mfu or not result.step_time_s:
         return 0.0
     return (hfu - mfu) / hfu * (result.compute_s / result.step_time_s)
@@ -120,11 +121,11 @@ def sort_of_link(name: str) -> str:
     return re.sub(r"\d+", "", re.sub(r"node\d+/", "", name))
 
 
-def what_limits(option: Option) -> str:
+def what_limits(option: PlanOption) -> str:
     """Where the least its step can take goes, of a split model; where it goes, of another that was simulated.
 
     >>> from clustersim.studies.plan.limits import Bound
-    >>> what_limits(Option(None, bound=Bound(0.5, 0.97, 0.2, 0.3, 0.0, (1.0,))))
+    >>> what_limits(PlanOption(None, bound=Bound(0.5, 0.97, 0.2, 0.3, 0.0, (1.0,))))
     '50% kernels, 30% bubble of the pipeline, 20% exchanges inside the model'
     """
     bound = option.bound
@@ -141,11 +142,11 @@ def what_limits(option: Option) -> str:
     return ", ".join(f"{share:.0%} {name}" for name, share in ranked if share >= 0.005)
 
 
-def alternatives(searched: Searched) -> list[Option]:
+def alternatives(searched: SearchResult) -> list[PlanOption]:
     """The best option of each strategy that is not on the front, cheapest first; simulated ones before others. Beside a
     split model: of each other degree, on the same machine as the fastest."""
     there = {one.candidate.form.family for one in searched.front}
-    best: dict[object, Option] = {}
+    best: dict[object, PlanOption] = {}
     for one in searched.options:
         if one.on_front or one.tempting:
             continue
@@ -156,11 +157,12 @@ def alternatives(searched: Searched) -> list[Option]:
     return sorted(found.values(), key=_rank)
 
 
-def _sorts(option: Option, searched: Searched) -> list[object]:
+def _sorts(option: PlanOption, searched: SearchResult) -> list[object]:
     """Degrees that an option has and the fastest has not, where both have the same machine."""
     if not searched.front:
         return [option.candidate.form.family] if option.state == "memory" else []
-    chosen, mine = searched.front[0].candidate, option.candidate
+    chosen = searched.front[0].candidate
+    mine = option.candidate
     if (mine.machine, mine.nodes) != (chosen.machine, chosen.nodes):
         return []
     own = {**mine.form.degrees, "strategy": mine.form.strategy["kind"]}
@@ -168,7 +170,7 @@ def _sorts(option: Option, searched: Searched) -> list[object]:
     return [(name, value) for name, value in own.items() if value != other[name]]
 
 
-def rule_told(searched: Searched) -> str:
+def rule_told(searched: SearchResult) -> str:
     """What the simple rule costs beside the fastest, in a sentence; empty where it takes nothing or the same."""
     if not searched.front or not searched.split:
         return ""
@@ -181,7 +183,7 @@ def rule_told(searched: Searched) -> str:
     return f"{takes}: its step is {lost:.1%} longer" if lost > 0 else f"{takes}, which is as fast"
 
 
-def _rank(option: Option) -> tuple[int, float, int]:
+def _rank(option: PlanOption) -> tuple[int, float, int]:
     order = ("simulated", "rough", "bound", "left", "limits", "memory", "error")
     cost = option.objectives[1] if option.objectives else float("inf")
     if option.objectives and not option.priced:

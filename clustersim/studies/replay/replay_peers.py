@@ -10,7 +10,7 @@ from clustersim.explain import pipeline, plays
 
 
 @dataclass(frozen=True)
-class Span:
+class MeasuredSpan:
     """One op of one rank: ``op`` its row in the measured ops, ``begin`` its own arrival, ``end`` [s]."""
 
     op: int
@@ -26,7 +26,7 @@ class Peers(NamedTuple):
     target: int = -1
 
 
-def peers_of(measured: Timeline, spans: dict[int, list[Span]]) -> dict[tuple[int, int], Peers]:
+def peers_of(measured: Timeline, spans: dict[int, list[MeasuredSpan]]) -> dict[tuple[int, int], Peers]:
     """(rank, op) of an action -> whom it waits for, and who waits for it."""
     ranks = pipeline.stages(measured)
     replica_of = {r: k for column in ranks for k, r in enumerate(column.tolist())}

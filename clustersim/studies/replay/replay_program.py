@@ -22,18 +22,18 @@ from clustersim.core.program import (
     Recv,
     Role,
     Send,
-)  # fmt: skip
+)
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain import pipeline
 from clustersim.files.traces.pipeline_csv import STEPS_APART
-from clustersim.studies.replay.replay_peers import Peers, Span, peers_of
+from clustersim.studies.replay.replay_peers import MeasuredSpan, Peers, peers_of
 from clustersim.studies.replay.replay_scale import Scale, groups_of
 
 JUST = 1e-6
 """Seconds by which clocks of one device may disagree on what ended before what began."""
 
 
-class _SoFar:
+class _RankProgress:
     """What a rank has done since ``origin`` [s], after the op ``first`` if there is one.
 
     ``at`` : the index of each measured op.
@@ -48,7 +48,7 @@ class _SoFar:
         self.last: dict[str, tuple[float, tuple[int, ...]]] = {}
         self.at: dict[int, int] = {}
 
-    def released(self, span: Span) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
+    def released(self, span: MeasuredSpan) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
         """When a span could have begun [s], which op that was the end of, and what it waits for besides its stream."""
         free, before = self.last.get(span.stream, (self.origin, self.first))
         latest = max((pair for pair in self.ended if pair[0] <= span.begin + JUST), default=(self.origin, -1))
@@ -56,26 +56,28 @@ class _SoFar:
             return latest[0], (latest[1],), (latest[1],)
         return free, before, () if span.stream in self.last else self.first
 
-    def wrote(self, span: Span, index: int) -> None:
+    def wrote(self, span: MeasuredSpan, index: int) -> None:
         """A span was written as this op."""
         self.at[span.op] = index
         self.ended.append((span.end, index))
         self.last[span.stream] = max(self.last.get(span.stream, (self.origin, ())), (span.end, (index,)))
 
 
-class Writer:
+class ReplayWriter:
     """Turns the measured spans of each rank into an op list."""
 
     def __init__(self, measured: Timeline, scale: Scale) -> None:
-        self.measured, self.times, self.scale = measured, scale.times, scale
+        self.measured = measured
+        self.times = scale.times
+        self.scale = scale
         self.data_parallel = groups_of(measured)
         columns = measured.spans()
         self.ranks = np.unique(columns["rank"]).tolist()
-        self.spans: dict[int, list[Span]] = {rank: [] for rank in self.ranks}
+        self.spans: dict[int, list[MeasuredSpan]] = {rank: [] for rank in self.ranks}
         for rank, op, ready, start, end in zip(*(columns[c].tolist() for c in columns), strict=True):
             info = measured.ops[op]
             begin = start if info.kind == "compute" else ready
-            self.spans[rank].append(Span(op, _stream(info), begin, end))
+            self.spans[rank].append(MeasuredSpan(op, _stream(info), begin, end))
         self.origin = min(span.begin for spans in self.spans.values() for span in spans)
         self.shortest: dict[int, float] = {}
         for span in (span for spans in self.spans.values() for span in spans):
@@ -84,8 +86,9 @@ class Writer:
         self.waits_seen = any(info.kind == "recv" for info in measured.ops)
         self.recorded = {
             (info.kind, info.step, info.stage, info.label.action, info.label.microbatch): i
-            for i, info in enumerate(measured.ops) if info.label and info.label.dim == "pp"
-        }  # fmt: skip
+            for i, info in enumerate(measured.ops)
+            if info.label and info.label.dim == "pp"
+        }
         self.begins = {step: begin for step, (begin, _) in pipeline.windows(measured).items()}
         self.kept: Counter[str] = Counter()
         self.met: dict[int, Ints] = {}  # ops that are met for and then take their measured time: who meets
@@ -108,17 +111,20 @@ class Writer:
 
     def _groups(self, i: int) -> Ints | None:
         """Who meets, in the larger world; None for what cannot be simulated."""
-        info, world = self.measured.ops[i], self.measured.world_size
+        info = self.measured.ops[i]
+        world = self.measured.world_size
         if self._handed_on(info):
             return None
         members = tuple(info.detail.get("members", ()))
-        size, known = int(info.detail.get("group_size", 0)), info.nbytes > 0 or info.kind == "barrier"
+        size = int(info.detail.get("group_size", 0))
+        known = info.nbytes > 0 or info.kind == "barrier"
         everybody = len(members) == world or (not members and size == world)
         copies = world * np.arange(self.times, dtype=np.int64)[:, None]
         groups = copies + np.array(members or range(world), dtype=np.int64)
         if everybody or self.data_parallel.grows.get(i):
             groups = groups.reshape(1, -1)
-        reason, how = "", "kept as measured"
+        reason = ""
+        how = "kept as measured"
         if info.kind not in COLLECTIVES:
             reason = f"{info.kind}: whom it talks to is not known"
         elif not (members or everybody):
@@ -139,19 +145,21 @@ class Writer:
     def _ops(self, rank: int) -> list[Op]:
         """The rank's op list, in the order in which things began."""
         ops: list[Op] = []
-        so_far, step = _SoFar(self.origin), None
+        so_far = _RankProgress(self.origin)
+        step = None
         for span in sorted(self.spans[rank], key=lambda s: (s.begin, s.end, s.op)):
             info = self.measured.ops[span.op]
             if STEPS_APART in self.measured.stats and info.step != step:
                 step = info.step
                 self._add(ops, self._together(step, ops), -1)
-                so_far = _SoFar(self.begins[step], len(ops) - 1)
+                so_far = _RankProgress(self.begins[step], len(ops) - 1)
             if self._handed_on(info):
                 so_far.talked = max(so_far.talked, span.end)
                 continue
             free, before, after = so_far.released(span)
             peers = self.peers.get((rank, span.op), Peers())
-            wait, stream = span.begin - max(free, so_far.talked), f"host of {span.stream}"
+            wait = span.begin - max(free, so_far.talked)
+            stream = f"host of {span.stream}"
             if wait > JUST and (peers.source < 0 or self.waits_seen):
                 self._add(ops, Compute("host", wait, stream, before, "other", "host", step=info.step), -1)
                 after = (len(ops) - 1,)
@@ -170,15 +178,28 @@ class Writer:
         """Where a step begins on all ranks at once."""
         last = {op.stream: i for i, op in enumerate(ops)}
         everybody = np.arange(self.measured.world_size * self.times, dtype=np.int64).reshape(1, -1)
-        return Collective("step", "barrier", 0.0, everybody, "step", tuple(last.values()),
-                          communicator=f"step {step}", step=step)  # fmt: skip
+        return Collective(
+            "step", "barrier", 0.0, everybody, "step", tuple(last.values()), communicator=f"step {step}", step=step
+        )
 
-    def _write(self, ops: list[Op], span: Span, after: tuple[int, ...], peers: Peers) -> int:
+    def _write(self, ops: list[Op], span: MeasuredSpan, after: tuple[int, ...], peers: Peers) -> int:
         """The op, after a meeting if it only takes its measured time, and what it hands on; returns the op's index."""
         info = self.measured.ops[span.op]
         if span.op in self.met:
-            self._add(ops, Collective(info.name, "barrier", 0.0, self.met[span.op], span.stream, after,
-                                      communicator=f"op {span.op}", step=info.step), -1)  # fmt: skip
+            self._add(
+                ops,
+                Collective(
+                    info.name,
+                    "barrier",
+                    0.0,
+                    self.met[span.op],
+                    span.stream,
+                    after,
+                    communicator=f"op {span.op}",
+                    step=info.step,
+                ),
+                -1,
+            )
             after = ()
         self._add(ops, self._op(span, after), span.op)
         index = len(ops) - 1
@@ -195,11 +216,12 @@ class Writer:
         ranks = peer + self.measured.world_size * np.arange(self.times, dtype=np.int64)
         name = "send" if kind is Send else "recv"
         label = Label(action=of.action, microbatch=of.microbatch, dim="pp")
-        tag, stream = f"{letter} {of.microbatch}", f"{COMM_STREAM} pp {name} {letter} {peer}"
+        tag = f"{letter} {of.microbatch}"
+        stream = f"{COMM_STREAM} pp {name} {letter} {peer}"
         op = kind(f"{name} {tag}", 0.0, ranks, stream, after, f"{info.step} {tag}", step=info.step, label=label)
         return op, self.recorded.get((name, info.step, info.stage, letter, of.microbatch), -1)
 
-    def _op(self, span: Span, after: tuple[int, ...]) -> Op:
+    def _op(self, span: MeasuredSpan, after: tuple[int, ...]) -> Op:
         info = self.measured.ops[span.op]
         groups = self.groups.get(span.op)
         if groups is None:
@@ -212,9 +234,17 @@ class Writer:
         dtype = str(info.detail.get("dtype", ""))
         # A communicator of its own for each: ranks meet by what was joined, in whatever order they came.
         return Collective(
-            info.name, info.kind, info.nbytes, groups, span.stream, after, dtype if dtype in DTYPE_BYTES else "fp32",
-            communicator=f"op {span.op}", step=info.step, label=info.label,
-        )  # fmt: skip
+            info.name,
+            info.kind,
+            info.nbytes,
+            groups,
+            span.stream,
+            after,
+            dtype if dtype in DTYPE_BYTES else "fp32",
+            communicator=f"op {span.op}",
+            step=info.step,
+            label=info.label,
+        )
 
     def as_measured(self, played: Timeline, source: str) -> Timeline:
         """The played run with the measured run's ops, so that the two can be compared op by op; the host's own time
@@ -238,11 +268,23 @@ class Writer:
                 ready[row] = came.get((op - 1, ranks), ready[row])
         kept = of[played.row_op] >= 0
         links = None if played.links is None else replace(played.links, transfer_op=of[played.links.transfer_op])
-        row_set, start, end = played.row_set[kept], played.row_start[kept], played.row_end[kept]
+        row_set = played.row_set[kept]
+        start = played.row_start[kept]
+        end = played.row_end[kept]
         return Timeline(
-            played.world_size, ops, played.rank_sets, of[played.row_op][kept], row_set, ready[kept], start, end,
-            links=links, source=source, rank_node=played.rank_node, stats=played.stats,
-        )  # fmt: skip
+            played.world_size,
+            ops,
+            played.rank_sets,
+            of[played.row_op][kept],
+            row_set,
+            ready[kept],
+            start,
+            end,
+            links=links,
+            source=source,
+            rank_node=played.rank_node,
+            stats=played.stats,
+        )
 
     def notes(self) -> list[str]:
         """What was assumed."""

@@ -30,8 +30,12 @@ _MODEL = {"tp", "tensor", "pp", "pipeline", "cp", "context", "sp", "sequence", "
 _PRODUCT = re.compile(
     r"gemm|cutlass|cublas|nvjet|conv|winograd|wgrad|dgrad|xmma|flash|fmha|attention|cijk_|matmul", re.I
 )
-_TYPES = (("fp8", r"e4m3|e5m2|fp8|qgmma"), ("bf16", r"bf16|bfloat16"), ("tf32", r"tf32|s1688gemm|tensorop_s\d"),
-          ("fp16", r"h\d*gemm|hgemm|fp16|half|s16816gemm|h884|s884|h16816"))  # fmt: skip
+_TYPES = (
+    ("fp8", r"e4m3|e5m2|fp8|qgmma"),
+    ("bf16", r"bf16|bfloat16"),
+    ("tf32", r"tf32|s1688gemm|tensorop_s\d"),
+    ("fp16", r"h\d*gemm|hgemm|fp16|half|s16816gemm|h884|s884|h16816"),
+)
 _OPTIMIZER = re.compile(r"adam|lamb|adagrad|fusedsgd|_optimizer|multi_tensor_apply", re.I)
 _GATHERS = ("all_gather", "reduce_scatter")
 SCALARS = 4096.0
@@ -74,7 +78,7 @@ class Scale:
         was, here = (_bound(gpu, rate_of(info, self.dtype), info.flops, info.nbytes) for gpu in (self.was, self.gpu))
         return here / was
 
-    def said(self, measured: Timeline, groups: Groups) -> list[str]:
+    def said(self, measured: Timeline, groups: ReplayGroups) -> list[str]:
         """Line by line, what follows from the trace and what from the model."""
         lines = []
         if self.times > 1:
@@ -92,7 +96,8 @@ class Scale:
                     kernels[words] += seconds, seconds * self.ratio(info)
             whole = sum(was for was, _ in kernels.values()) or 1.0
             for words, (was, here) in sorted(kernels.items()):
-                share, ratio = was / whole, here / (was or 1.0)
+                share = was / whole
+                ratio = here / (was or 1.0)
                 lines.append(f"from the model: {words}, {share:.0%} of kernel time, take {ratio:.2f} x as long")
             lines.append(f"from the trace: kernels and the host's own time, of {self.was.name}; the host is as it was")
             lines.append("not seen: launches that slower kernels hid, so a faster GPU may gain less")
@@ -125,7 +130,7 @@ def rate_of(info: OpInfo, unnamed: str = "bf16") -> str:
 
 
 @dataclass(frozen=True)
-class Groups:
+class ReplayGroups:
     """Which collectives are data parallel.
 
     Parameters
@@ -140,7 +145,7 @@ class Groups:
     sharded: bool
 
 
-def groups_of(measured: Timeline) -> Groups:
+def groups_of(measured: Timeline) -> ReplayGroups:
     """Of every collective, what its group's name or its place says."""
     grows: dict[int, bool] = {}
     said: dict[str, int] = {}
@@ -164,7 +169,7 @@ def groups_of(measured: Timeline) -> Groups:
         sizes += [size] if grows[i] and size < measured.world_size else []
     sharded = any(grows[i] and op.kind in _GATHERS and op.nbytes > SCALARS for i, op in mine.items())
     lines = tuple(f"{what}: {n} collectives" for what, n in said.items())
-    return Groups(grows, lines, max(sizes, default=measured.world_size), sharded)
+    return ReplayGroups(grows, lines, max(sizes, default=measured.world_size), sharded)
 
 
 def _name(op: OpInfo) -> str:
@@ -204,15 +209,25 @@ def rebucketed(measured: Timeline, bucket: float) -> Timeline:
             rows.append(_rank_rows(spans, rank, mine, (ends, cuts, of), (first, k)))
     op, of_set, ready, start, end = np.concatenate(rows, axis=1)
     return Timeline(
-        measured.world_size, tuple(ops), sets, op.astype(np.int64), of_set.astype(np.int64), ready, start, end,
-        source=measured.source, rank_node=measured.rank_node, stats=measured.stats,
-    )  # fmt: skip
+        measured.world_size,
+        tuple(ops),
+        sets,
+        op.astype(np.int64),
+        of_set.astype(np.int64),
+        ready,
+        start,
+        end,
+        source=measured.source,
+        rank_node=measured.rank_node,
+        stats=measured.stats,
+    )
 
 
 def _gradients(measured: Timeline) -> dict[tuple[object, ...], list[int]]:
     """The all-reduces of gradients of each step, group and type, in the order in which they came."""
     alike: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
-    grows, began = groups_of(measured).grows, measured.per_op()["ready"]
+    grows = groups_of(measured).grows
+    began = measured.per_op()["ready"]
     for i in np.argsort(began, kind="stable").tolist():
         info = measured.ops[i]
         if info.kind == "all_reduce" and info.nbytes > SCALARS and grows[i] and np.isfinite(began[i]):

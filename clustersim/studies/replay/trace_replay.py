@@ -44,7 +44,7 @@ from clustersim.engine import simulate
 from clustersim.explain import pipeline
 from clustersim.explain.occupancy import occupancy
 from clustersim.scenario.altered import PASSES
-from clustersim.studies.replay.replay_program import Writer
+from clustersim.studies.replay.replay_program import ReplayWriter
 from clustersim.studies.replay.replay_scale import AS_MEASURED, Scale, bucket_note, rebucketed
 
 RANK = 200.0
@@ -90,7 +90,7 @@ class Collectives(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Replayed:
+class ReplayedTrace:
     """A replay.
 
     Parameters
@@ -125,7 +125,7 @@ def replay(
     *,
     scale: Scale = AS_MEASURED,
     **options: Any,
-) -> Replayed:
+) -> ReplayedTrace:
     """Play a measured run on a topology.
 
     Parameters
@@ -138,19 +138,22 @@ def replay(
     """
     if measured.source == "simulated":
         raise TraceError("this run is simulated already; `clustersim run` plays it again")
-    times, original = scale.times, measured
+    times = scale.times
+    original = measured
     free = topology is None or mesh is None
     _check_ranks(measured, times, topology, mesh)
     if topology is None or mesh is None:
         topology = _unknown_machine(measured.world_size * times)
-        mesh, options = Mesh(topology.gpus, len(topology.gpus)), {"planner": _free}
+        mesh = Mesh(topology.gpus, len(topology.gpus))
+        options = {"planner": _free}
     if scale.bucket:
         measured = rebucketed(measured, scale.bucket)
-    writer = Writer(measured, scale)
+    writer = ReplayWriter(measured, scale)
     program = writer.program()
     where = f"replay on {topology.name}"
     simulated = writer.as_measured(simulate(program, topology, mesh, **options), where)
-    seen, played = totals_of(original, writer.ranks), totals_of(simulated, writer.ranks)
+    seen = totals_of(original, writer.ranks)
+    played = totals_of(simulated, writer.ranks)
     totals = {key: (seen[key], played[key]) for key in TOTALS}
     rows = _compared(writer, simulated)
     steps = _steps(original, simulated)
@@ -161,10 +164,20 @@ def replay(
     if idle:
         alike = _steps(measured, writer.as_measured(simulate(evened(program), topology, mesh, **options), where))
         slowdown = steps.medians()[1] / alike.medians()[1]
-    return Replayed(
-        measured, simulated, program, steps, rows, notes, totals, idle, topology.name, topology.n_nodes, free,
+    return ReplayedTrace(
+        measured,
+        simulated,
+        program,
+        steps,
+        rows,
+        notes,
+        totals,
+        idle,
+        topology.name,
+        topology.n_nodes,
+        free,
         slowdown,
-    )  # fmt: skip
+    )
 
 
 def _check_ranks(measured: Timeline, times: int, topology: Topology | None, mesh: Mesh | None) -> None:
@@ -186,12 +199,17 @@ def evened(program: Program) -> Program:
             found[op.phase].append(float(np.mean(op.duration)))
     mean = {phase: float(np.mean(times)) for phase, times in found.items()}
     roles = tuple(
-        replace(role, ops=tuple(
-            msgspec.structs.replace(op, duration=mean[op.phase])
-            if isinstance(op, Compute) and op.phase in PASSES else op for op in role.ops
-        ))
+        replace(
+            role,
+            ops=tuple(
+                msgspec.structs.replace(op, duration=mean[op.phase])
+                if isinstance(op, Compute) and op.phase in PASSES
+                else op
+                for op in role.ops
+            ),
+        )
         for role in program.roles
-    )  # fmt: skip
+    )
     return replace(program, roles=roles)
 
 
@@ -208,7 +226,8 @@ TOTALS = {
 
 def _unknown_machine(n: int) -> Topology:
     """GPUs without a link between them."""
-    none, numbers = np.zeros(0, dtype=np.int64), np.zeros(0)
+    none = np.zeros(0, dtype=np.int64)
+    numbers = np.zeros(0)
     return Topology(
         name="free communication",
         vertex_names=tuple(f"node0/gpu{i}" for i in range(n)),
@@ -229,7 +248,9 @@ def _free(request: Request, group: Group) -> Plan:
 
 def _steps(measured: Timeline, simulated: Timeline) -> StepTimes:
     """Steps of both runs without the measured one's warm-up."""
-    seen, played, kept = pipeline.windows(measured), pipeline.windows(simulated), pipeline.steady(measured)
+    seen = pipeline.windows(measured)
+    played = pipeline.windows(simulated)
+    kept = pipeline.steady(measured)
     times = ([end - begin for begin, end in (found[s] for s in kept)] for found in (seen, played))
     first, second = map(tuple, times)
     return StepTimes(tuple(kept), first, second, tuple(s for s in seen if s not in kept))
@@ -250,7 +271,7 @@ def totals_of(run: Timeline, ranks: Sequence[int]) -> dict[str, float]:
     return {"step_s": run.makespan - begin, **means}
 
 
-def _compared(writer: Writer, played: Timeline) -> list[Collectives]:
+def _compared(writer: ReplayWriter, played: Timeline) -> list[Collectives]:
     """Measured and simulated transfer times of collectives, by kind, size and group; most bytes first."""
     took = dict(zip(played.row_op.tolist(), (played.row_end - played.row_start).tolist(), strict=True))
     rows: defaultdict[tuple[str, float, str, int], list[tuple[float, float, bool]]] = defaultdict(list)

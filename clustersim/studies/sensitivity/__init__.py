@@ -5,11 +5,22 @@ All of it is real runs of the scenario with something changed, none of it a boun
 
 from __future__ import annotations
 
-from clustersim.studies.sensitivity.answer import FILE, Asked, Study, folder_for, study
-from clustersim.studies.sensitivity.scaling import Point, curve, last_worthwhile
+from clustersim.studies.sensitivity.answer import FILE, Study, StudyRequest, folder_for, study
+from clustersim.studies.sensitivity.scaling import ScalingPoint, curve, last_worthwhile
 from clustersim.studies.sensitivity.turned import KNOBS, BreakEven, Swing, break_even, tornado
 
 __all__ = [
-    "FILE", "KNOBS", "Asked", "BreakEven", "Point", "Study", "Swing", "break_even", "curve", "folder_for",
-    "last_worthwhile", "study", "tornado",
-]  # fmt: skip
+    "FILE",
+    "KNOBS",
+    "BreakEven",
+    "ScalingPoint",
+    "Study",
+    "StudyRequest",
+    "Swing",
+    "break_even",
+    "curve",
+    "folder_for",
+    "last_worthwhile",
+    "study",
+    "tornado",
+]

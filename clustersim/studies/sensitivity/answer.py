@@ -11,7 +11,7 @@ import msgspec
 from clustersim.core.outputs import Folder
 from clustersim.core.units import format_time
 from clustersim.scenario import Scenario
-from clustersim.studies.sensitivity.scaling import Kind, Point, curve, last_worthwhile
+from clustersim.studies.sensitivity.scaling import Kind, ScalingPoint, curve, last_worthwhile
 from clustersim.studies.sensitivity.turned import BreakEven, Swing, Told, break_even, tornado
 from clustersim.studies.what_if.rerun import step_time
 
@@ -20,7 +20,7 @@ FILES = (FILE, "tornado.png", "network.png", "scaling.png")
 
 
 @dataclass(frozen=True)
-class Asked:
+class StudyRequest:
     """What a study asks.
 
     Parameters
@@ -48,18 +48,18 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     gain: float
     tornado: list[Swing]
     network: BreakEven | None
-    strong: list[Point]
-    weak: list[Point]
+    strong: list[ScalingPoint]
+    weak: list[ScalingPoint]
     stops: dict[str, tuple[int, float] | None]
 
     @property
-    def curves(self) -> dict[str, list[Point]]:
+    def curves(self) -> dict[str, list[ScalingPoint]]:
         """By kind of scaling."""
         return {"strong": self.strong, "weak": self.weak}
 
 
 def study(
-    scenario: Scenario, asked: Asked = Asked(), *, title: str | None = None, tell: Told = lambda _: None
+    scenario: Scenario, asked: StudyRequest = StudyRequest(), *, title: str | None = None, tell: Told = lambda _: None
 ) -> Study:
     """Tornado, break-even network and scaling of a scenario.
 
@@ -98,7 +98,8 @@ def study(
 def _most(now: float, swings: Sequence[Swing], swing: float) -> str:
     if not swings:
         return f"A step takes {format_time(now)}"
-    first, rest = swings[0], swings[1:]
+    first = swings[0]
+    rest = swings[1:]
     other = f", then on {rest[0].knob} ({rest[0].loss:.1%})" if rest and rest[0].loss > 0.001 else ""
     return (
         f"A step of {format_time(now)} depends most on {first.knob}: with {swing:.0%} less it is {first.loss:.1%} "
@@ -127,11 +128,12 @@ def gigabits(rate: float) -> str:
     return f"{rate * 8e-9:.3g} Gb/s"
 
 
-def _scaling(points: Sequence[Point], stop: tuple[int, float] | None, gain: float) -> str:
+def _scaling(points: Sequence[ScalingPoint], stop: tuple[int, float] | None, gain: float) -> str:
     ran = [one for one in points if not one.error and one.fits]
     if len(ran) < 2:
         return ""
-    first, last = ran[0], ran[-1]
+    first = ran[0]
+    last = ran[-1]
     if stop is not None:
         return f"with the same batch, doubling {stop[0]:,} nodes buys {stop[1]:.0%}, less than {gain:.0%}"
     if last.efficiency > 0.995:
@@ -140,7 +142,7 @@ def _scaling(points: Sequence[Point], stop: tuple[int, float] | None, gain: floa
     return f"with the same batch {last.nodes:,} nodes are {last.efficiency:.0%} as efficient as {first.nodes:,}{why}"
 
 
-def folder_for(scenario: Scenario, out: str | Path, asked: Asked) -> Folder:
+def folder_for(scenario: Scenario, out: str | Path, asked: StudyRequest) -> Folder:
     """Where the study of a scenario goes; ``asked`` : how it is studied. Raises :class:`ClusterSimError` where the
     folder holds something else."""
     folder = Folder(Path(out), "study", scenario.title, FILES, (scenario.inputs(), asdict(asked)))

@@ -26,7 +26,7 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class Point:
+class ScalingPoint:
     """One number of nodes.
 
     Parameters
@@ -52,19 +52,19 @@ class Point:
     error: str = ""
 
 
-def curve(scenario: Scenario, nodes: Sequence[int], kind: Kind, tell: Told = lambda _: None) -> list[Point]:
+def curve(scenario: Scenario, nodes: Sequence[int], kind: Kind, tell: Told = lambda _: None) -> list[ScalingPoint]:
     """The scenario on each number of nodes, ascending.
 
     ``strong``: the batch of a step stays; its samples per rank are split into the largest micro-batch not above the
     scenario's, and passes. ``weak``: each rank does the same. Where a run cannot be, the point says why.
     """
-    found: list[tuple[Point, dict[str, float]]] = []
+    found: list[tuple[ScalingPoint, dict[str, float]]] = []
     for count in sorted(set(nodes)):
         tell(f"{kind} scaling on {count:,} nodes")
         try:
             result = scenario.changed({"cluster.nodes": count} | _shared_out(scenario, count, kind)).run()
         except ClusterSimError as error:
-            found.append((Point(count, error=" ".join(str(error).split())), {}))
+            found.append((ScalingPoint(count, error=" ".join(str(error).split())), {}))
             continue
         found.append((_point(result), _spent(result)))
     ran = [(one, spent) for one, spent in found if not one.error]
@@ -77,7 +77,8 @@ def _shared_out(scenario: Scenario, nodes: int, kind: Kind) -> dict[str, int]:
 
     Raises :class:`ClusterSimError` where no micro-batch and passes keep the batch.
     """
-    config, parallel = scenario.config, scenario.file.parallel
+    config = scenario.config
+    parallel = scenario.file.parallel
     if parallel is not None and (parallel.microbatches or parallel.global_batch_size):
         return _batch_of(scenario, parallel, nodes, kind)
     if kind == "weak":
@@ -93,7 +94,8 @@ def _shared_out(scenario: Scenario, nodes: int, kind: Kind) -> dict[str, int]:
 
 def _batch_of(scenario: Scenario, parallel: ParallelConfig, nodes: int, kind: Kind) -> dict[str, int]:
     """Where ``[parallel]`` says the batch or the micro-batches; the size of a micro-batch stays."""
-    batch, passes = parallel.global_batch_size, parallel.microbatches
+    batch = parallel.global_batch_size
+    passes = parallel.microbatches
     before = machine(scenario)[1].n_nodes
     if (kind == "strong" and batch is not None) or (kind == "weak" and batch is None):
         return {}  # what is said is what stays
@@ -105,10 +107,11 @@ def _batch_of(scenario: Scenario, parallel: ParallelConfig, nodes: int, kind: Ki
     return {f"parallel.{name}": count // by}
 
 
-def _point(result: Result) -> Point:
-    config, mesh = result.prepared.scenario.config, result.prepared.mesh
+def _point(result: Result) -> ScalingPoint:
+    config = result.prepared.scenario.config
+    mesh = result.prepared.mesh
     each = config.micro_batch_size * config.gradient_accumulation_steps
-    return Point(
+    return ScalingPoint(
         nodes=mesh.n_nodes,
         gpus=result.prepared.gpus,
         micro_batch=config.micro_batch_size,
@@ -127,7 +130,9 @@ def _spent(result: Result) -> dict[str, float]:
     return {part: each * sum(float(shares.get(phase, 0.0)) for phase in phases) for part, phases in PARTS.items()}
 
 
-def _against(one: Point, spent: Mapping[str, float], first: Point, least: Mapping[str, float], kind: Kind) -> Point:
+def _against(
+    one: ScalingPoint, spent: Mapping[str, float], first: ScalingPoint, least: Mapping[str, float], kind: Kind
+) -> ScalingPoint:
     total = sum(spent.values())
     losses = {part: (spent[part] - least[part]) / total for part in PARTS}
     worst = max(losses, key=lambda part: losses[part])
@@ -136,7 +141,7 @@ def _against(one: Point, spent: Mapping[str, float], first: Point, least: Mappin
     return replace(one, efficiency=efficiency, losses=losses, cause=cause)
 
 
-def _why(part: str, one: Point, first: Point, kind: Kind) -> str:
+def _why(part: str, one: ScalingPoint, first: ScalingPoint, kind: Kind) -> str:
     """The part that grew most, in words."""
     if part == "kernels" and one.micro_batch < first.micro_batch:
         return f"kernels of smaller micro-batches ({one.micro_batch}, not {first.micro_batch})"
@@ -147,10 +152,10 @@ def _why(part: str, one: Point, first: Point, kind: Kind) -> str:
     return part
 
 
-def last_worthwhile(points: Sequence[Point], gain: float) -> tuple[int, float] | None:
+def last_worthwhile(points: Sequence[ScalingPoint], gain: float) -> tuple[int, float] | None:
     """The first number of nodes whose doubling buys less than ``gain`` of throughput, and what it buys.
 
-    >>> last_worthwhile([Point(1, rate=10.0), Point(2, rate=19.0), Point(4, rate=24.0)], 0.5)[0]
+    >>> last_worthwhile([ScalingPoint(1, rate=10.0), ScalingPoint(2, rate=19.0), ScalingPoint(4, rate=24.0)], 0.5)[0]
     2
     """
     rates = {one.nodes: one.rate for one in points if not one.error}

@@ -56,7 +56,8 @@ def tornado(prepared: Prepared, now: float, swing: float = 0.2, tell: Told = lam
     found = []
     for knob, words in KNOBS.items():
         tell(f"{words} {swing:.0%} better and worse")
-        up, down = 1.0 + swing, 1.0 - swing
+        up = 1.0 + swing
+        down = 1.0 - swing
         if knob == "latency":  # which is divided, where rates are multiplied
             up, down = 1.0 / down, 1.0 / up
         better, worse = (rerun_step(prepared, knob, factor) for factor in (up, down))

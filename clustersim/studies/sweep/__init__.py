@@ -9,12 +9,28 @@ from __future__ import annotations
 
 from clustersim.studies.sweep.crews import Dask, Processes
 from clustersim.studies.sweep.row import Fingerprints, Identity, line_of
-from clustersim.studies.sweep.running import Outcome, Progress, sweep
-from clustersim.studies.sweep.spec import Case, Sweep, from_table, load
+from clustersim.studies.sweep.running import SweepOutcome, SweepProgress, sweep
+from clustersim.studies.sweep.spec import Sweep, SweepCase, from_table, load
 from clustersim.studies.sweep.store import Store
 from clustersim.studies.sweep.table import about, is_sweep, read, rows, write
 
 __all__ = [
-    "Case", "Dask", "Fingerprints", "Identity", "Outcome", "Processes", "Progress", "Store", "Sweep", "about",
-    "from_table", "is_sweep", "line_of", "load", "read", "rows", "sweep", "write",
-]  # fmt: skip
+    "Dask",
+    "Fingerprints",
+    "Identity",
+    "Processes",
+    "Store",
+    "Sweep",
+    "SweepCase",
+    "SweepOutcome",
+    "SweepProgress",
+    "about",
+    "from_table",
+    "is_sweep",
+    "line_of",
+    "load",
+    "read",
+    "rows",
+    "sweep",
+    "write",
+]

@@ -52,7 +52,8 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             count = int((self.stop - self.start) / self.step + 1e-9) + 1
             counted(count, MOST_VALUES, f"{where}.range: values", ScenarioError)
             return [self.start + i * self.step for i in range(count)]
-        count, ends = self.num or 2, (self.start, self.stop)
+        count = self.num or 2
+        ends = (self.start, self.stop)
         found = [self.start + i * (self.stop - self.start) / (count - 1) for i in range(count)]
         whole = all(isinstance(end, int) for end in ends)
         return [round(value) if whole and value == round(value) else value for value in found]
@@ -155,7 +156,7 @@ class AxisTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 @dataclass(frozen=True)
-class Point:
+class AxisPoint:
     """One value of an axis. shown : column -> what a table shows. changes : field -> value, as for ``--set``."""
 
     shown: Mapping[str, Scalar]
@@ -163,17 +164,18 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Axis:
+class SweepAxis:
     """An axis in full. names : its columns. keys : the fields it sets. points : its values, in order."""
 
     names: tuple[str, ...]
     keys: tuple[str, ...]
-    points: tuple[Point, ...]
+    points: tuple[AxisPoint, ...]
 
 
-def axis(table: AxisTable, where: str) -> Axis:
+def axis(table: AxisTable, where: str) -> SweepAxis:
     """The axis of a table; ``where`` names it in an error. Raises :class:`ScenarioError`."""
-    columns, labels = _columns(table, where), table.labels
+    columns = _columns(table, where)
+    labels = table.labels
     length = len(next(iter(columns.values())))
     if isinstance(table.values, dict):
         labels = list(table.values) if labels is None else labels
@@ -188,8 +190,8 @@ def axis(table: AxisTable, where: str) -> Axis:
             shown: dict[str, Scalar] = {table.name or next(iter(columns)): labels[i]}
         else:
             shown = {(table.name or key): as_scalar(value) for key, value in changes.items()}
-        points.append(Point(shown, changes))
-    return Axis(tuple(points[0].shown), tuple(columns), tuple(points))
+        points.append(AxisPoint(shown, changes))
+    return SweepAxis(tuple(points[0].shown), tuple(columns), tuple(points))
 
 
 def _columns(table: AxisTable, where: str) -> dict[str, list[Any]]:

@@ -58,7 +58,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Here(Crew):
+class InProcessCrew(Crew):
     """This very process, one piece at a time."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
@@ -98,7 +98,8 @@ class Processes(Crew):
 
     def close(self) -> None:
         """Stop the processes, without waiting for what they compute."""
-        pool, self.pool = self.pool, None
+        pool = self.pool
+        self.pool = None
         if pool is not None:
             workers = list((getattr(pool, "_processes", None) or {}).values())
             pool.shutdown(wait=False, cancel_futures=True)
@@ -126,7 +127,7 @@ def follow_parent() -> None:
 
 
 @dataclass
-class Given(Crew):
+class CallerCrew(Crew):
     """An executor of the caller's: used as it is, never closed. Work that it lost is given to it again; one that takes
     no more is its owner's to replace."""
 
@@ -195,7 +196,8 @@ class Dask(Crew):
 
     def close(self) -> None:
         """Let go of the scheduler; it goes on."""
-        client, self.client = self.client, None
+        client = self.client
+        self.client = None
         if client is not None:
             with contextlib.suppress(Exception):
                 client.close(timeout=2)
@@ -228,8 +230,8 @@ def _unknown(keys: list[Any], dask_scheduler: Any = None) -> list[Any]:
 def crew(executor: Executor | None, jobs: int | None) -> Crew:
     """The caller's executor; without one ``jobs`` processes (None: as many as cores), or this process for one."""
     if executor is not None:
-        return executor if isinstance(executor, Crew) else Given(executor)
+        return executor if isinstance(executor, Crew) else CallerCrew(executor)
     count = cores() if jobs is None else jobs
     if count < 1:
         raise ClusterSimError(f"jobs = {count}: at least 1")
-    return Processes(count) if count > 1 else Here()
+    return Processes(count) if count > 1 else InProcessCrew()

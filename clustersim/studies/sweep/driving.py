@@ -36,7 +36,7 @@ POLL = 0.2
 
 
 @dataclass(eq=False)
-class Piece(Generic[T]):
+class WorkPiece(Generic[T]):
     """Scenarios computed together. lost : how often it was. alone : nothing else may run beside it."""
 
     items: Sequence[T]
@@ -57,8 +57,8 @@ class Driver(Generic[T]):
     crew: Crew
     work: Callable[[list[T]], tuple[float, Any]]
     took: Callable[[Any], None]
-    waiting: dict[Any, Piece[T]] = field(default_factory=dict)
-    again: deque[Piece[T]] = field(default_factory=deque)
+    waiting: dict[Any, WorkPiece[T]] = field(default_factory=dict)
+    again: deque[WorkPiece[T]] = field(default_factory=deque)
     finished: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     given_up: list[tuple[T, str]] = field(default_factory=list)
     seconds: float = 0.0
@@ -97,16 +97,16 @@ class Driver(Generic[T]):
             if piece is None or not self._submit(piece):
                 return
 
-    def _another(self, items: Iterator[T]) -> Piece[T] | None:
+    def _another(self, items: Iterator[T]) -> WorkPiece[T] | None:
         if self.again and not self.again[0].alone:
             return self.again.popleft()
         if self.again:
             return None if self.waiting else self.again.popleft()
         size = 1 if not self.done else int(min(max(PIECE_SECONDS * self.done / max(self.seconds, 1e-9), 1), MOST))
         chosen = [item for _, item in zip(range(size), items, strict=False)]
-        return Piece(chosen) if chosen else None
+        return WorkPiece(chosen) if chosen else None
 
-    def _submit(self, piece: Piece[T]) -> bool:
+    def _submit(self, piece: WorkPiece[T]) -> bool:
         try:
             future = self.crew.submit(self.work, list(piece.items))
         except Exception as error:
@@ -138,13 +138,13 @@ class Driver(Generic[T]):
             self._lose([self.waiting.pop(future) for future in gone], "who was given the work knows nothing of it")
         return None
 
-    def _lose(self, pieces: Sequence[Piece[T]], said: str) -> None:
+    def _lose(self, pieces: Sequence[WorkPiece[T]], said: str) -> None:
         for piece in pieces:
             piece.lost += 1
             if piece.lost < LOSSES:
                 self.again.appendleft(piece)
             elif not piece.alone:
-                self.again.extend(Piece([item], alone=True) for item in piece.items)
+                self.again.extend(WorkPiece([item], alone=True) for item in piece.items)
             else:
                 self.given_up.append((piece.items[0], " ".join(said.split())))
         # What breaks a crew loses all of its futures; mend once for all of them.

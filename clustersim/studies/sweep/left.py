@@ -15,11 +15,12 @@ from clustersim.scenario.reading import Changes, override
 from clustersim.studies.sweep.row import Failure, Fingerprints, Identity, failure, identity, version
 from clustersim.studies.sweep.spec import Question, Sweep
 
-CASES, ABOUT = "cases.jsonl", "sweep.json"
+CASES = "cases.jsonl"
+ABOUT = "sweep.json"
 """Files beside the rows: which row is whose, and what the sweep is."""
 
 
-class About(msgspec.Struct, frozen=True):
+class SweepDescription(msgspec.Struct, frozen=True):
     """What the rows of a folder are of, for tables and pictures: a sweep's name and title, its base scenario, the
     columns of its axes, what it is to decide, how many cases it has, and the version that plays it."""
 
@@ -32,13 +33,13 @@ class About(msgspec.Struct, frozen=True):
     version: str
 
     @classmethod
-    def of(cls, plan: Sweep) -> About:
+    def of(cls, plan: Sweep) -> SweepDescription:
         """That of a sweep."""
         return cls(plan.name, plan.title, plan.base_path.stem, plan.columns, plan.question, len(plan), version())
 
 
 @dataclass(frozen=True)
-class Task:
+class ScenarioTask:
     """One scenario on its way to a worker: its identity, and how the base is changed."""
 
     identity: Identity
@@ -46,7 +47,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Left:
+class PendingScenarios:
     """What a sweep still has to do.
 
     Parameters
@@ -60,19 +61,23 @@ class Left:
     unreadable: Sequence[tuple[Identity, Failure]]
 
     @classmethod
-    def of(cls, plan: Sweep, there: set[str], folder: Path) -> Left:
+    def of(cls, plan: Sweep, there: set[str], folder: Path) -> PendingScenarios:
         """Find out, and write which row is whose: ``cases.jsonl``, a line for each point of the grid."""
-        known, seen, bad = Fingerprints(), set(), _Refused(plan)
+        known = Fingerprints()
+        seen = set()
+        bad = _RefusedValues(plan)
         machines: dict[bytes, list[int]] = {}
         unreadable: list[tuple[Identity, Failure]] = []
         with output_folder(folder), together(folder) as path_of, path_of(CASES).open("wb") as file:
             for i in range(len(plan)):
                 case = plan.case(i)
                 try:
-                    found, error = known(plan.scenario(case)), None
+                    found = known(plan.scenario(case))
+                    error = None
                 except ScenarioError as wrong:
                     table = override(plan.base, case.changes)
-                    found, error = identity(plain(table), {}), failure(wrong, plan.base_path.parent)
+                    found = identity(plain(table), {})
+                    error = failure(wrong, plan.base_path.parent)
                 bad.count(i, error)
                 file.write(msgspec.json.encode({"key": found.key, "axes": dict(case.axes)}) + b"\n")
                 if found.key in seen:
@@ -85,18 +90,18 @@ class Left:
                 else:
                     machines.setdefault(msgspec.json.encode(found.inputs["cluster"]), []).append(i)
             bad.check()
-            path_of(ABOUT).write_bytes(json_text(About.of(plan)))
+            path_of(ABOUT).write_bytes(json_text(SweepDescription.of(plan)))
         return cls(len(seen), [i for group in machines.values() for i in group], unreadable)
 
-    def tasks(self, plan: Sweep) -> Iterator[Task]:
+    def tasks(self, plan: Sweep) -> Iterator[ScenarioTask]:
         """What to hand out, made when it is."""
         known = Fingerprints()
         for i in self.cases:
             case = plan.case(i)
-            yield Task(known(plan.scenario(case)), dict(case.changes))
+            yield ScenarioTask(known(plan.scenario(case)), dict(case.changes))
 
 
-class _Refused:
+class _RefusedValues:
     """Values of axes that no scenario can be read with: the sweep's own mistakes, told before anything runs."""
 
     def __init__(self, plan: Sweep) -> None:

@@ -42,14 +42,14 @@ class HotLink(msgspec.Struct, frozen=True):
     utilisation: NotNegative
 
 
-class Held(msgspec.Struct, frozen=True):
+class FullestMemory(msgspec.Struct, frozen=True):
     """Of the fullest GPU: its memory, and what nvidia-smi would show of it [bytes]."""
 
     device_bytes: float = 0.0
     shown_bytes: float = 0.0
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SweepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is read of a row's result: the figures of ``clustersim run --json`` by their names there, the busiest of
     ``hottest_links`` first. ``tokens_per_s`` is of the whole machine."""
 
@@ -76,7 +76,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     peer_wait_s: float | None = None
     idle_s: float | None = None
     bytes_sent_per_gpu: float | None = None
-    memory: Held = Held()
+    memory: FullestMemory = FullestMemory()
 
 
 class Failure(msgspec.Struct, frozen=True, rename={"kind": "class"}):
@@ -86,19 +86,19 @@ class Failure(msgspec.Struct, frozen=True, rename={"kind": "class"}):
     message: str
 
 
-class Row(msgspec.Struct, frozen=True):
+class SweepRow(msgspec.Struct, frozen=True):
     """A row as it is read: the scenario's ``key``, and a ``result`` or an ``error``."""
 
     key: str
-    result: Figures | None = None
+    result: SweepFigures | None = None
     error: Failure | None = None
 
 
-def row_of(text: bytes, where: str) -> Row:
+def row_of(text: bytes, where: str) -> SweepRow:
     """A row from its line. Raises :class:`ClusterSimError` for one that is damaged: no result, a figure missing or
     negative; ``where`` is the error's beginning."""
     damaged = f"{where} is damaged; take it out, and it is simulated again"
-    row = decoded(text, Row, damaged, ClusterSimError)
+    row = decoded(text, SweepRow, damaged, ClusterSimError)
     if (row.result is None) == (row.error is None):
         raise ClusterSimError(f"{damaged}: it has no result and no error, or both")
     return row
@@ -140,7 +140,8 @@ class Fingerprints:
     def __call__(self, scenario: Scenario) -> Identity:
         """The identity of a scenario; a file that cannot be read is the run's error, not this one's."""
         inputs = scenario.inputs()
-        file, split = scenario.file, scenario.file.parallel
+        file = scenario.file
+        split = scenario.file.parallel
         found = self._of("topology", scenario, "cluster.topology", file.cluster.topology)
         config = file.model.hf_config
         found |= self._of("model", scenario, "model.hf_config" if config else "", config or str(file.model.name))

@@ -19,19 +19,19 @@ from clustersim.scenario.reading import Table
 from clustersim.studies.sweep import spec
 from clustersim.studies.sweep.crews import Executor, crew
 from clustersim.studies.sweep.driving import Driver
-from clustersim.studies.sweep.left import ABOUT, CASES, Left, Task
+from clustersim.studies.sweep.left import ABOUT, CASES, PendingScenarios, ScenarioTask
 from clustersim.studies.sweep.row import line, line_of, version
 from clustersim.studies.sweep.spec import Sweep
 from clustersim.studies.sweep.store import Store
 
-Told = Callable[["Progress"], None]
+Told = Callable[["SweepProgress"], None]
 
 FILES = (ABOUT, CASES, "table.csv", "curves.png")
 """What a sweep leaves beside its rows, which are recognised line by line."""
 
 
 @dataclass(frozen=True)
-class Progress:
+class SweepProgress:
     """How far a sweep is: ``done`` of ``total`` scenarios, ``kept`` of them from before, ``failed`` with an error.
 
     left_s : float [s], an estimate from the pace so far; None while there is none.
@@ -44,14 +44,14 @@ class Progress:
     left_s: float | None
 
 
-class Lost(msgspec.Struct, frozen=True):
+class LostScenario(msgspec.Struct, frozen=True):
     """A scenario that killed its worker each time, by its changes, and the last error."""
 
     scenario: str
     error: str
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class SweepOutcome(msgspec.Struct, frozen=True):
     """What a sweep came to.
 
     Parameters
@@ -67,7 +67,7 @@ class Outcome(msgspec.Struct, frozen=True):
     kept: int
     computed: int
     failed: int
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[LostScenario, ...] = ()
 
 
 def sweep(
@@ -78,7 +78,7 @@ def sweep(
     jobs: int | None = None,
     resume: bool = True,
     progress: Told | None = None,
-) -> Outcome:
+) -> SweepOutcome:
     """Simulate every scenario of a sweep that has no row in ``out`` yet.
 
     Parameters
@@ -99,31 +99,33 @@ def sweep(
     folder = Folder(store.path, "sweep", plan.name, FILES, (plan.name, plan.base))
     with closing(crew(executor, jobs)) as team, store.writing(folder, resume=resume) as writer:
         there = store.keys()
-        left = Left.of(plan, there, store.path)
-        told = _Told(progress, left.scenarios, left.scenarios - len(left.cases))
+        left = PendingScenarios.of(plan, there, store.path)
+        told = _ProgressCounter(progress, left.scenarios, left.scenarios - len(left.cases))
 
         def took(lines: Sequence[bytes]) -> None:
             writer.append(lines)
             told(lines)
 
         took([line(known, error) for known, error in left.unreadable])
-        driver: Driver[Task] = Driver(team, partial(compute, plan.base, str(plan.base_path), version()), took)
+        driver: Driver[ScenarioTask] = Driver(team, partial(compute, plan.base, str(plan.base_path), version()), took)
         driver.run(left.tasks(plan))
     lost = tuple(
-        Lost(", ".join(f"{key}={plainly(value)}" for key, value in task.changes.items()), error)
+        LostScenario(", ".join(f"{key}={plainly(value)}" for key, value in task.changes.items()), error)
         for task, error in driver.given_up
     )
-    return Outcome(store.path, len(plan), left.scenarios, told.kept, told.computed, told.failed, lost)
+    return SweepOutcome(store.path, len(plan), left.scenarios, told.kept, told.computed, told.failed, lost)
 
 
-def compute(base: Table, path: str, expected: str, tasks: Sequence[Task]) -> tuple[float, list[bytes]]:
+def compute(base: Table, path: str, expected: str, tasks: Sequence[ScenarioTask]) -> tuple[float, list[bytes]]:
     """In a worker: (seconds, a line for each task)."""
     return timed(
         "sweep", expected, tasks, lambda task: line_of(scenario.from_table(base, path, task.changes), task.identity)
     )
 
 
-def timed(who: str, expected: str, tasks: Sequence[Task], row: Callable[[Task], bytes]) -> tuple[float, list[bytes]]:
+def timed(
+    who: str, expected: str, tasks: Sequence[ScenarioTask], row: Callable[[ScenarioTask], bytes]
+) -> tuple[float, list[bytes]]:
     """Seconds, and a line for each task. Raises :class:`ClusterSimError` where ``who`` is of another version."""
     if version() != expected:
         raise ClusterSimError(f"the worker has clustersim {version()}, the {who} {expected}")
@@ -132,11 +134,13 @@ def timed(who: str, expected: str, tasks: Sequence[Task], row: Callable[[Task], 
     return time.perf_counter() - begin, lines
 
 
-class _Told:
+class _ProgressCounter:
     """Counts rows and tells how far the sweep is."""
 
     def __init__(self, tell: Told | None, total: int, kept: int) -> None:
-        self.tell, self.total, self.kept = tell, total, kept
+        self.tell = tell
+        self.total = total
+        self.kept = kept
         self.computed = self.failed = 0
         self.begin = time.monotonic()
 
@@ -146,4 +150,6 @@ class _Told:
         if self.tell is not None:
             left = self.total - self.kept - self.computed
             pace = (time.monotonic() - self.begin) / self.computed if self.computed else None
-            self.tell(Progress(self.kept + self.computed, self.total, self.kept, self.failed, pace and pace * left))
+            self.tell(
+                SweepProgress(self.kept + self.computed, self.total, self.kept, self.failed, pace and pace * left)
+            )

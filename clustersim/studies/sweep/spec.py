@@ -43,7 +43,7 @@ from clustersim.core.limits import MOST_CASES, counted
 from clustersim.core.tomls import flat
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import Changes, Table, convert, override, read_toml, shipped_or_file
-from clustersim.studies.sweep.axes import Axis, AxisTable, Scalar, axis
+from clustersim.studies.sweep.axes import AxisTable, Scalar, SweepAxis, axis
 from clustersim.studies.sweep.fields import check_fields
 
 
@@ -88,7 +88,7 @@ class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 @dataclass(frozen=True)
-class Case:
+class SweepCase:
     """One scenario of a sweep. axes : column -> what a table shows. changes : field -> value, as for ``--set``."""
 
     axes: Mapping[str, Scalar]
@@ -113,7 +113,7 @@ class Sweep:
     base: Table
     base_path: Path
     fixed: Changes
-    axes: tuple[Axis, ...]
+    axes: tuple[SweepAxis, ...]
     sample: int | None = None
     seed: int = 0
     question: Question | None = None
@@ -139,7 +139,8 @@ class Sweep:
         """Numbers of the grid's points that are taken, ascending."""
         if self.sample is None or self.sample >= self.total:
             return range(self.total)
-        source, drawn = random.Random(self.seed), set[int]()
+        source = random.Random(self.seed)
+        drawn = set[int]()
         if self.total <= sys.maxsize:
             return sorted(source.sample(range(self.total), self.sample))
         while len(drawn) < self.sample:
@@ -153,13 +154,14 @@ class Sweep:
 
     def places(self, i: int) -> tuple[int, ...]:
         """Which point of each axis case ``i`` is at."""
-        number, found = self.chosen[i], []
+        number = self.chosen[i]
+        found = []
         for one in reversed(self.axes):
             number, place = divmod(number, len(one.points))
             found.append(place)
         return tuple(reversed(found))
 
-    def case(self, i: int) -> Case:
+    def case(self, i: int) -> SweepCase:
         """Case ``i``, from 0."""
         points = [one.points[place] for one, place in zip(self.axes, self.places(i), strict=True)]
         shown = {name: value for point in points for name, value in point.shown.items()}
@@ -170,13 +172,13 @@ class Sweep:
                     _append(changes, key.removesuffix("+"), value, self.base)
                 else:
                     changes[key] = value
-        return Case(shown, {key: _filled(value, changes, self) for key, value in changes.items()})
+        return SweepCase(shown, {key: _filled(value, changes, self) for key, value in changes.items()})
 
-    def cases(self) -> Iterator[Case]:
+    def cases(self) -> Iterator[SweepCase]:
         """Every case, the last axis fastest."""
         return (self.case(i) for i in range(len(self)))
 
-    def scenario(self, case: Case) -> Scenario:
+    def scenario(self, case: SweepCase) -> Scenario:
         """The scenario of a case. Raises :class:`ScenarioError` where it cannot be read."""
         return scenario.from_table(self.base, self.base_path, case.changes)
 

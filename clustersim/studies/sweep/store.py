@@ -18,7 +18,7 @@ from typing import IO
 
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import MANIFEST, Folder, output_folder, regular, writing
-from clustersim.studies.sweep.row import Row, row_of
+from clustersim.studies.sweep.row import SweepRow, row_of
 
 RESULTS = "results.jsonl"
 
@@ -66,18 +66,19 @@ class Store:
 
     def places(self) -> dict[str, int]:
         """Key -> where in the file its row begins [bytes]. Of two rows with one key the later counts."""
-        found, place = {}, 0
+        found = {}
+        place = 0
         for key, text in self.lines():
             found[key] = place
             place += len(text)
         return found
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[SweepRow]:
         """Every row. Raises :class:`ClusterSimError` for one that is damaged."""
         return (row_of(text, f"{self.file}: row {number}") for number, (_, text) in enumerate(self.lines(), 1))
 
     @contextmanager
-    def writing(self, folder: Folder | None = None, *, resume: bool = True) -> Iterator[Writer]:
+    def writing(self, folder: Folder | None = None, *, resume: bool = True) -> Iterator[RowWriter]:
         """A writer, alone in the folder; without ``resume`` the rows that are there are dropped.
 
         ``folder`` : whose it must be. A folder in which nothing came to be written is left as it was.
@@ -101,7 +102,7 @@ class Store:
             try:
                 if folder is not None:
                     folder.claim(replace=not resume)
-                yield Writer(file, self.file)
+                yield RowWriter(file, self.file)
             except BaseException:
                 if self.file in made and not os.fstat(file.fileno()).st_size:
                     with contextlib.suppress(OSError):  # files, and last their folder, that were made for nothing
@@ -111,7 +112,7 @@ class Store:
 
 
 @dataclass(frozen=True)
-class Writer:
+class RowWriter:
     """Appends rows."""
 
     file: IO[bytes]

@@ -17,26 +17,39 @@ from clustersim.core.outputs import fresh, writing
 from clustersim.core.program import PHASES
 from clustersim.core.texts import Table, decoded
 from clustersim.studies.sweep.axes import Scalar
-from clustersim.studies.sweep.left import ABOUT, CASES, About
-from clustersim.studies.sweep.row import Row, row_of
+from clustersim.studies.sweep.left import ABOUT, CASES, SweepDescription
+from clustersim.studies.sweep.row import SweepRow, row_of
 from clustersim.studies.sweep.store import RESULTS, Store
 
 WORDS = ("strategy", "model", "topology", "device")
 FIGURES = (
-    "nodes", "gpus", "parameters", "step_time_s", "samples_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu",
-    "hfu", "compute_s", "communication_s", "exposed_communication_s", "peer_wait_s", "idle_s", "bytes_sent_per_gpu",
+    "nodes",
+    "gpus",
+    "parameters",
+    "step_time_s",
+    "samples_per_s",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "hfu",
+    "compute_s",
+    "communication_s",
+    "exposed_communication_s",
+    "peer_wait_s",
+    "idle_s",
+    "bytes_sent_per_gpu",
     "peak_memory_bytes",
-)  # fmt: skip
+)
 SHARES = (*(phase for phase in PHASES if phase != "communication"), "exposed_communication", "bubble", "idle")
 """Of the step: what the GPU did, by phase, and what it waited for."""
 
 
-class _Case(msgspec.Struct):
+class _TableCase(msgspec.Struct):
     key: str
     axes: Table
 
 
-def about(folder: str | Path) -> About:
+def about(folder: str | Path) -> SweepDescription:
     """What the sweep in a folder is. Raises :class:`ClusterSimError` where there is none."""
     instead = "`clustersim sweep FILE --out DIR` writes one"
     try:
@@ -44,10 +57,10 @@ def about(folder: str | Path) -> About:
     except OSError as error:
         raise ClusterSimError(f"{folder}: holds no sweep ({error.strerror}: {ABOUT}); {instead}") from None
     damaged = f"{folder}: holds no sweep, {ABOUT} is damaged; {instead}"
-    return decoded(text, About, damaged, ClusterSimError)
+    return decoded(text, SweepDescription, damaged, ClusterSimError)
 
 
-def rows(folder: str | Path) -> Iterator[tuple[Table, Row]]:
+def rows(folder: str | Path) -> Iterator[tuple[Table, SweepRow]]:
     """(axes, row) of every case of the sweep in a folder that has a row, in the order of the grid.
 
     Two cases that are the same scenario share a row.
@@ -57,7 +70,7 @@ def rows(folder: str | Path) -> Iterator[tuple[Table, Row]]:
     places = store.places()
     with (store.path / CASES).open("rb") as cases, store.file.open("rb") as results:
         for text in cases:
-            case = decoded(text, _Case, f"{store.path / CASES} is damaged; sweep again", ClusterSimError)
+            case = decoded(text, _TableCase, f"{store.path / CASES} is damaged; sweep again", ClusterSimError)
             if case.key in places:
                 results.seek(places[case.key])
                 yield case.axes, row_of(results.readline(), f"{store.file}: the row {case.key[:12]}...")
@@ -80,8 +93,9 @@ def read(folder: str | Path) -> Columns:
     return {name: _column([line[name] for line in flat]) for name in names}
 
 
-def _flat(row: Row, taken: Sequence[str]) -> dict[str, Scalar]:
-    result, error = row.result, row.error
+def _flat(row: SweepRow, taken: Sequence[str]) -> dict[str, Scalar]:
+    result = row.result
+    error = row.error
     flat: dict[str, Scalar] = {"key": row.key, "error": f"{error.kind}: {error.message}" if error else ""}
     flat |= {name: getattr(result, name, "") for name in WORDS}
     flat |= {name: _number(getattr(result, name, None)) for name in FIGURES}

@@ -13,7 +13,7 @@ import msgspec
 
 from clustersim.core.errors import ClusterSimError
 from clustersim.scenario import Scenario, load
-from clustersim.scenario.held import Held, held
+from clustersim.scenario.held import ScenarioParts, held
 from clustersim.scenario.parts import machine
 from clustersim.scenario.reading import Changes, Table
 from clustersim.training.parallel import ParallelConfig, preset
@@ -38,14 +38,23 @@ VARIANTS: Mapping[str, Mapping[str, Changes]] = {
 """Kinds of which more than one form is worth a row; every other kind has one, with its defaults."""
 
 SCHEDULES: tuple[tuple[str, int | None], ...] = (
-    ("gpipe", None), ("1f1b", None), ("interleaved_1f1b", 2), ("zb_h1", None), ("zb_2p", None), ("zbv", 2),
-)  # fmt: skip
+    ("gpipe", None),
+    ("1f1b", None),
+    ("interleaved_1f1b", 2),
+    ("zb_h1", None),
+    ("zb_2p", None),
+    ("zbv", 2),
+)
 """Schedules worth a row each, and the chunks of a rank that they are shown with."""
 OF_A_SCHEDULE = ("schedule", "schedule_csv", "vpp", "layers_per_virtual_stage", "microbatch_group_size_per_vp_stage")
 OF_STAGES = (
-    *OF_A_SCHEDULE, "layout", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
-    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
-)  # fmt: skip
+    *OF_A_SCHEDULE,
+    "layout",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
 """Fields that hold for the scenario's own stages alone."""
 OF_TENSORS = ("sequence_parallel", "tp_overlap", "tp_grad_overlap", "distribute_saved_activations")
 
@@ -55,7 +64,7 @@ STEPS = 3
 
 
 @dataclass(frozen=True)
-class Form:
+class ComparisonCase:
     """One row to come: a strategy and how it is played, and the fields to change in the scenario for it."""
 
     kind: str
@@ -68,7 +77,7 @@ class Form:
         return self.variant == OWN
 
 
-class Compared(msgspec.Struct, frozen=True):
+class ComparisonRow(msgspec.Struct, frozen=True):
     """What one strategy, or one way to split a model, comes to on a machine.
 
     Parameters
@@ -97,7 +106,7 @@ class Compared(msgspec.Struct, frozen=True):
 
 def compare(
     path: str, changes: Changes | None = None, progress: Callable[[int, int], None] | None = None
-) -> list[Compared]:
+) -> list[ComparisonRow]:
     """A row per strategy, the scenario's own as it is written; of a split model a row per way to split it.
 
     ``path``, ``changes`` : as for :func:`clustersim.scenario.load`. ``progress`` : called with (rows done, rows in
@@ -113,37 +122,39 @@ def compare(
     return rows
 
 
-def forms(own: Scenario) -> list[Form]:
+def forms(own: Scenario) -> list[ComparisonCase]:
     """What every row changes, the scenario's own first among its kind."""
-    written, parallel = own.file.strategy, own.file.parallel
+    written = own.file.strategy
+    parallel = own.file.parallel
     if parallel is not None and parallel.splits:
         kind = written["kind"]
-        return [Form(kind, OWN, {}), *split_forms(held(own), parallel)]
+        return [ComparisonCase(kind, OWN, {}), *split_forms(held(own), parallel)]
     common = {name: written[name] for name in COMMON if name in written}
-    found: list[Form] = []
+    found: list[ComparisonCase] = []
     for kind in STRATEGIES:
         if kind == written["kind"]:
-            found.append(Form(kind, OWN, {}))
+            found.append(ComparisonCase(kind, OWN, {}))
         for variant, knobs in VARIANTS.get(kind, {"": {}}).items():
             table: Table = {**common, "kind": kind, **knobs}
             if table.get("servers") == 0:
                 table["servers"] = _gpus(own)
             alone = {"cluster.nodes": 1, "cluster.gpus_per_node": 1} if STRATEGIES[kind].world_size == 1 else {}
             if table != written:
-                found.append(Form(kind, variant, {"strategy": table, **alone}))
+                found.append(ComparisonCase(kind, variant, {"strategy": table, **alone}))
     return found
 
 
-def split_forms(held: Held, parallel: ParallelConfig) -> Iterator[Form]:
+def split_forms(held: ScenarioParts, parallel: ParallelConfig) -> Iterator[ComparisonCase]:
     """Every other way to split a model: schedules first, then degrees."""
-    said, strategy = _said(held, parallel), held.scenario.file.strategy
+    said = _said(held, parallel)
+    strategy = held.scenario.file.strategy
     count = "gradient_accumulation_steps"
     batch = {f"strategy.{count}": 1} if count in strategy else {}  # the global batch size says it
     for name, table in chain(_schedules(held.split, said, parallel), _degrees(held, said, parallel)):
-        yield Form(strategy["kind"], name, {"parallel": table, **batch})
+        yield ComparisonCase(strategy["kind"], name, {"parallel": table, **batch})
 
 
-def _said(held: Held, parallel: ParallelConfig) -> Table:
+def _said(held: ScenarioParts, parallel: ParallelConfig) -> Table:
     """The fields of ``[parallel]`` that are no defaults, with the batch instead of the micro-batches."""
     usual = preset(parallel.framework, {})
     plain = {name: usual.get(name, getattr(ParallelConfig(), name)) for name in parallel.__struct_fields__}
@@ -174,9 +185,12 @@ def _schedules(split: Split | None, said: Table, parallel: ParallelConfig) -> It
         yield f"schedule {name}", table | {"schedule": name} | ({"vpp": chunks} if chunks else {})
 
 
-def _degrees(held: Held, said: Table, parallel: ParallelConfig) -> Iterator[tuple[str, Table]]:
+def _degrees(held: ScenarioParts, said: Table, parallel: ParallelConfig) -> Iterator[tuple[str, Table]]:
     """Data parallelism alone, tensor parallelism over a node, and the neighbours of the scenario's own degrees."""
-    t, p, world, node = parallel.tp, parallel.pp, held.mesh.workers, held.mesh.nproc_per_node
+    t = parallel.tp
+    p = parallel.pp
+    world = held.mesh.workers
+    node = held.mesh.nproc_per_node
     near = [(1.0, 1.0), (node, 1.0), (t / 2, p), (2 * t, p), (t, p / 2), (t, 2 * p), (2 * t, p / 2), (t / 2, 2 * p)]
     for tp, pp in dict.fromkeys(near):
         inside = tp * pp * parallel.cp
@@ -188,7 +202,7 @@ def _degrees(held: Held, said: Table, parallel: ParallelConfig) -> Iterator[tupl
         yield name, table | {"tp": int(tp), "pp": int(pp)}
 
 
-def scenario_of(own: Scenario, form: Form, **more: object) -> Scenario:
+def scenario_of(own: Scenario, form: ComparisonCase, **more: object) -> Scenario:
     """The scenario of a row. Raises :class:`ScenarioError` where it cannot be one."""
     changes = dict(own.changes)
     if "parallel" in form.changes:
@@ -204,14 +218,16 @@ def _gpus(own: Scenario) -> int:
         return 1
 
 
-def _row(own: Scenario, form: Form) -> Compared:
+def _row(own: Scenario, form: ComparisonCase) -> ComparisonRow:
     try:
         result = scenario_of(own, form, run__steps=min(own.file.run.steps, STEPS)).run()
     except ClusterSimError as error:
-        return Compared(form.kind, form.variant, form.own, reason=told(str(error)))
-    figures = {name: result.summary[name] for name in Compared.__struct_fields__ if name in result.summary}
+        return ComparisonRow(form.kind, form.variant, form.own, reason=told(str(error)))
+    figures = {name: result.summary[name] for name in ComparisonRow.__struct_fields__ if name in result.summary}
     figures |= {"peak_memory_bytes": result.memory.total, "fits": result.fits}
-    return Compared(form.kind, form.variant, form.own, **figures, reason="" if result.fits else str(result.verdict))
+    return ComparisonRow(
+        form.kind, form.variant, form.own, **figures, reason="" if result.fits else str(result.verdict)
+    )
 
 
 def told(text: str) -> str:

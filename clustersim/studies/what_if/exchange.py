@@ -70,7 +70,8 @@ def _together(kind: str, nbytes: float, mesh: Mesh, algorithm: str | None = None
 
 def _served(n: int, nbytes: float) -> Program:
     """Everybody pushes to the last rank, which answers when it has everything."""
-    ranks, server = np.arange(n), base.OpList()
+    ranks = np.arange(n)
+    server = base.OpList()
     worker = base.OpList()
     to_server = Link(np.full(n, n), "server")
     sent = push(worker, "gradients -> server", nbytes, to_server)

@@ -36,7 +36,7 @@ from clustersim.core.model import StepCost
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import GPU, NIC, NVSWITCH
 from clustersim.scenario import Scenario
-from clustersim.scenario.held import Held, held
+from clustersim.scenario.held import ScenarioParts, held
 from clustersim.scenario.parts import backend_of, cost_of, play
 from clustersim.scenario.replicas import sharding_zero
 from clustersim.scenario.split_step import Split, local_cost, orders_of, recipe_of
@@ -46,7 +46,7 @@ from clustersim.studies.what_if.sketch import Key, Sketch
 from clustersim.studies.what_if.sketch import spent as taken
 from clustersim.training.builder import build
 from clustersim.training.builder.at_once import Known, alone, spent, what
-from clustersim.training.builder.laying import Here
+from clustersim.training.builder.laying import StageOps
 from clustersim.training.builder.representative import Representative, representative
 from clustersim.training.partition.base import Exchange, Stage
 
@@ -62,7 +62,7 @@ STEADY = 2
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldedStep:
     """A step time, and what was played for it.
 
     step_time_s : float [s]. ranks : played, of how many. micro_batches : played, of how many.
@@ -78,7 +78,7 @@ class Folded:
 
 def folded(
     scenario: Scenario, *, roughly: bool = False, sketched: bool = False, factors: Factors | None = None
-) -> Folded:
+) -> FoldedStep:
     """How long a step takes, as :meth:`clustersim.scenario.Scenario.run` would find, folded where that is possible;
     ``sketched`` goes before ``roughly``. ``factors`` : rates of the machine turned, as
     :func:`clustersim.studies.what_if.rerun.rerun_with` does.
@@ -91,7 +91,8 @@ def folded(
     found = held(scenario, speed)
     found = replace(found, topology=widened(found.topology, factors))
     gpu, cost = cost_of(found.scenario, found.topology, found.mesh, found.model, speed)
-    split, cluster = found.split, scenario.file.cluster
+    split = found.split
+    cluster = scenario.file.cluster
     differ = (
         cost.jitter
         or cluster.slow
@@ -99,15 +100,15 @@ def folded(
         or scenario.file.run.variation is not None
     )
     if split is None or differ or not split.schedule.synchronous:
-        return Folded(rerun_with(scenario, factors))
-    return _Fold(found, split, gpu, cost, roughly or sketched, sketched).result()
+        return FoldedStep(rerun_with(scenario, factors))
+    return _ScenarioFold(found, split, gpu, cost, roughly or sketched, sketched).result()
 
 
 @dataclass(eq=False)
-class _Fold:
+class _ScenarioFold:
     """One scenario's foldings."""
 
-    found: Held
+    found: ScenarioParts
     split: Split
     gpu: Device
     cost: StepCost
@@ -115,7 +116,7 @@ class _Fold:
     sketched: bool
     _taken: dict[Key, float] = field(default_factory=dict, init=False)
 
-    def result(self) -> Folded:
+    def result(self) -> FoldedStep:
         """The step of all micro-batches, from one play or from the line through two."""
         count = self.found.scenario.config.gradient_accumulation_steps
         short, long = self._ends(count)
@@ -132,7 +133,7 @@ class _Fold:
         if count > long:
             step += (count - long) * (step - times[short]) / (long - short)
         sizes = len(self._played), self.found.mesh.workers
-        return Folded(step, sizes, (tuple(sorted(times)), count), self._known is not None, not self.roughly)
+        return FoldedStep(step, sizes, (tuple(sorted(times)), count), self._known is not None, not self.roughly)
 
     def _ends(self, count: int) -> tuple[int, int]:
         """Two numbers of micro-batches between which, and past which, each round adds the same."""
@@ -149,11 +150,13 @@ class _Fold:
     def _play(self, count: int) -> float:
         config = msgspec.structs.replace(self.found.scenario.config, gradient_accumulation_steps=count)
         scenario = replace(self.found.scenario, config=config)
-        split, mesh = self.split, self.found.mesh
+        split = self.split
+        mesh = self.found.mesh
         orders = orders_of(scenario, split.parallel, split.partition, split.schedule, self.gpu)
         recipe = recipe_of(replace(split, scenario=scenario, orders=orders), self.cost)
         recipe = replace(recipe, known=self._known, roughly=self.roughly)
-        local, seed = local_cost(scenario, self.gpu), scenario.file.run.seed
+        local = local_cost(scenario, self.gpu)
+        seed = scenario.file.run.seed
         # A step that gathers its parameters in its own forward is hardly begun by the one before. Without a pipeline a
         # step is short, and what of its end hides behind the next one's begin was up to 9 % of it.
         alike = self.roughly and scenario.strategy.name == "fsdp"
@@ -193,7 +196,8 @@ class _Fold:
     def _played(self) -> Ints:
         """Ranks whose whole step is played: those that stand for all. Roughly, where passes are ops and each GPU has a
         NIC of its own, one of each stage: the stage's others send beside it what it sends."""
-        mesh, replicated = self.found.mesh, self.found.scenario.strategy.name == "ddp"
+        mesh = self.found.mesh
+        replicated = self.found.scenario.strategy.name == "ddp"
         if not self.roughly or not replicated or self._known is None or self._gpus_of_a_nic != 1:
             return self._kept
         return np.array([mesh.ranks(pp=rank)[0] for rank in range(mesh.size("pp"))], dtype=np.int64)
@@ -201,7 +205,8 @@ class _Fold:
     @cached_property
     def _gpus_of_a_nic(self) -> int:
         """GPUs that share one, where all NICs of a node have as many and a switch joins the GPUs; else 0."""
-        mesh, top = self.found.mesh, self.found.topology
+        mesh = self.found.mesh
+        top = self.found.topology
         first = np.flatnonzero(top.vertex_node == top.vertex_node[mesh.gpus[0]]).tolist()
         nics, gpus = (sum(kind == top.vertex_kinds[i] for i in first) for kind in (NIC, GPU))
         even = nics and gpus % nics == 0 and mesh.nproc_per_node == gpus and NVSWITCH in top.vertex_kinds
@@ -231,17 +236,19 @@ class _Fold:
         return tuple(every)
 
     def _alone(self, rank: int, stage: Stage) -> Known | None:
-        scenario, mesh = self.found.scenario, self.found.mesh
+        scenario = self.found.scenario
+        mesh = self.found.mesh
         recipe = recipe_of(self.split, self.cost)
         local = local_cost(scenario, self.gpu)
-        here = Here(mesh, mesh.ranks(pp=rank), local, recipe.dtype)
+        here = StageOps(mesh, mesh.ranks(pp=rank), local, recipe.dtype)
         program, passes = alone(here, stage, recipe.orders[rank], self.cost.overlap_slowdown)
         mine = self._kept[np.isin(self._kept, here.ranks)]
         return spent(self._simulate(representative(program, mesh, mine)), passes, apart=self.roughly)
 
     def _place(self, rank: int) -> bytes:
         """Where in its nodes a stage is."""
-        top, mesh = self.found.topology, self.found.mesh
+        top = self.found.topology
+        mesh = self.found.mesh
         gpus = mesh.gpus[mesh.ranks(pp=rank)]
         node = top.vertex_node[gpus]
         return bytes((gpus - np.searchsorted(top.vertex_node, node)).astype(np.int64))
@@ -253,7 +260,8 @@ class _Fold:
         Stages on nodes of their own do not meet, and a blocking message runs while its two ends do not compute. Behind
         a switch, a GPU's links to its node's others are its own, and no way to another node.
         """
-        mesh, top = self.found.mesh, self.found.topology
+        mesh = self.found.mesh
+        top = self.found.topology
         items = [i for stage in self.split.partition.stages for x in stage.layers for i in (*x.forward, *x.backward)]
         dims = {item.dims for item in items if isinstance(item, Exchange) and mesh.size(*item.dims) > 1}
         node = top.vertex_node[mesh.gpus]

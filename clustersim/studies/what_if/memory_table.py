@@ -10,7 +10,7 @@ from clustersim.core.device import Device
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.memory_use import MemoryUse
 from clustersim.scenario import load
-from clustersim.scenario.held import Held, held
+from clustersim.scenario.held import ScenarioParts, held
 from clustersim.scenario.reading import Changes
 from clustersim.studies.what_if.comparison import OWN, forms, scenario_of, told
 
@@ -18,7 +18,7 @@ MOST = 1 << 20
 """Micro-batches beyond this are not looked for."""
 
 
-class Fullest(msgspec.Struct, frozen=True):
+class FullestGpu(msgspec.Struct, frozen=True):
     """A GPU at its fullest moment, ``peak``: parts [bytes], the largest first, and their sum with the driver's
     context."""
 
@@ -28,13 +28,13 @@ class Fullest(msgspec.Struct, frozen=True):
     fits: bool
 
 
-class Kept(msgspec.Struct, frozen=True):
+class MemoryRow(msgspec.Struct, frozen=True):
     """What one GPU keeps under a strategy; of a split model, a GPU of the stage that holds most.
 
     Parameters
     ----------
-    strategy, variant : as in :class:`~clustersim.studies.what_if.comparison.Compared`. device, device_bytes : the GPU.
-    largest : each part's own maximum [bytes]. peak, at_peak, total_bytes, fits : as in :class:`Fullest`.
+    strategy, variant : as in :class:`~clustersim.studies.what_if.comparison.ComparisonRow`. device, device_bytes : the
+    GPU. largest : each part's own maximum [bytes]. peak, at_peak, total_bytes, fits : as in :class:`FullestGpu`.
     allocated_bytes : by the framework; reserved_bytes (by its allocator) and shown_bytes (by nvidia-smi) roughly.
     model_states_bytes : parameters, gradients and optimizer. saving : one GPU's model states over these.
     largest_micro_batch : that fits, 0 if not even one sample does.
@@ -57,11 +57,11 @@ class Kept(msgspec.Struct, frozen=True):
     fits: bool
     largest_micro_batch: int
     stage: int | None
-    stages: list[Fullest]
+    stages: list[FullestGpu]
     reason: str = ""
 
 
-class Refused(msgspec.Struct, frozen=True):
+class RefusedStrategy(msgspec.Struct, frozen=True):
     """A strategy that cannot run, and why; its figures are None."""
 
     strategy: str
@@ -78,27 +78,29 @@ class Refused(msgspec.Struct, frozen=True):
     largest_micro_batch: None = None
 
 
-def table(path: str, changes: Changes | None = None, *, every: bool = False) -> list[Kept | Refused]:
+def table(path: str, changes: Changes | None = None, *, every: bool = False) -> list[MemoryRow | RefusedStrategy]:
     """The scenario as it is written, and with ``every`` each other strategy, or way to split it.
 
     ``path``, ``changes`` : as for :func:`clustersim.scenario.load`. Raises :class:`ScenarioError` for a scenario that
     cannot be read, or held.
     """
     own = load(path, changes)
-    rows: list[Kept | Refused] = [_row(held(own), own.strategy.name, OWN)]
+    rows: list[MemoryRow | RefusedStrategy] = [_row(held(own), own.strategy.name, OWN)]
     for form in forms(own) if every else ():
         if form.own:
             continue
         try:
             rows.append(_row(held(scenario_of(own, form)), form.kind, form.variant))
         except ClusterSimError as error:
-            rows.append(Refused(form.kind, form.variant, told(str(error))))
+            rows.append(RefusedStrategy(form.kind, form.variant, told(str(error))))
     return rows
 
 
-def _row(found: Held, kind: str, variant: str) -> Kept:
-    use, card, split = found.use, found.card, found.split
-    return Kept(
+def _row(found: ScenarioParts, kind: str, variant: str) -> MemoryRow:
+    use = found.use
+    card = found.card
+    split = found.split
+    return MemoryRow(
         strategy=kind,
         variant=variant,
         device=card.name,
@@ -116,11 +118,11 @@ def _row(found: Held, kind: str, variant: str) -> Kept:
     )
 
 
-def _fullest(use: MemoryUse, card: Device) -> Fullest:
-    return Fullest(use.peak, use.at_peak(), use.total, use.fits(card).ok)
+def _fullest(use: MemoryUse, card: Device) -> FullestGpu:
+    return FullestGpu(use.peak, use.at_peak(), use.total, use.fits(card).ok)
 
 
-def largest_micro_batch(found: Held) -> int:
+def largest_micro_batch(found: ScenarioParts) -> int:
     """The largest ``micro_batch_size`` whose step fits on the card, everything else as written; 0 if none does."""
     card = found.card
 

@@ -16,7 +16,7 @@ from clustersim.explain.explain import Explanation
 from clustersim.scenario import Scenario
 from clustersim.scenario.running import Prepared
 from clustersim.studies.what_if.rerun import rerun_saving, step_time
-from clustersim.studies.what_if.turned import Turned, short, turned
+from clustersim.studies.what_if.turned import ChoiceOutcome, short, turned
 
 NOTHING = 5e-4
 """Of a run that was really made, what prints as 0.0 %."""
@@ -29,12 +29,12 @@ HIDDEN = 0.002
 
 
 @dataclass(frozen=True, eq=False)
-class Otherwise:
+class RerunAnswer:
     """``again`` : by knob, the share of a step that it saves when the scenario is really run again. ``choices`` of a
     split model made otherwise. ``bounds`` : a sentence on each knob that may matter, run again or not."""
 
     again: dict[str, float] = field(default_factory=dict)
-    choices: list[Turned] = field(default_factory=list)
+    choices: list[ChoiceOutcome] = field(default_factory=list)
     bounds: list[str] = field(default_factory=list)
 
     @property
@@ -55,27 +55,29 @@ def otherwise(
     *,
     asked: bool = False,
     doing: Callable[[str], None] = lambda words: None,
-) -> Otherwise:
+) -> RerunAnswer:
     """What each knob saves.
 
     prepared : what was run; None where it cannot be run again. asked : run again however long that takes, and every
         knob. doing : told what is being run.
     """
     again: dict[str, float] = {}
-    choices: list[Turned] = []
+    choices: list[ChoiceOutcome] = []
     if prepared is not None and (asked or short(timeline)):
         again = _again(prepared, timeline, found, asked, doing)
         doing("running again with other choices")
         choices = turned(prepared, timeline)
-    return Otherwise(again, choices, _bounds(found, again))
+    return RerunAnswer(again, choices, _bounds(found, again))
 
 
 def _again(
     prepared: Prepared, timeline: Timeline, found: Explanation, asked: bool, doing: Callable[[str], None]
 ) -> dict[str, float]:
     """Per knob that may matter, what it saves; of all when asked."""
-    table, saved = found.whatif, {}
-    now, told = step_time(timeline), set(found.bounds)
+    table = found.whatif
+    saved = {}
+    now = step_time(timeline)
+    told = set(found.bounds)
     for knob, factor, text in zip(*(table[name].tolist() for name in ("knob", "factor", "text")), strict=True):
         if text in told or asked:
             doing(f"running again: {knob}")
@@ -95,8 +97,10 @@ def _bounds(found: Explanation, again: dict[str, float]) -> list[str]:
     for text in found.bounds:
         if again and str(table["knob"][row_of[text]]) not in again:  # a knob this scenario does not have
             continue
-        knob, most = str(table["knob"][row_of[text]]), float(table["saving"][row_of[text]])
-        name, saved = text.partition(" would save ")[0], again.get(knob, most)
+        knob = str(table["knob"][row_of[text]])
+        most = float(table["saving"][row_of[text]])
+        name = text.partition(" would save ")[0]
+        saved = again.get(knob, most)
         if abs(saved) < (NOTHING if knob in again else SMALL):
             idle[knob in again].append(name)
         else:
@@ -124,8 +128,11 @@ def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list
     the steps take just as long."""
     from clustersim.scenario import load
 
-    now, did, said = breakdown(timeline), [], []
-    took, exposed = now.step_time_s, float(np.mean(now.exposed_fraction))
+    now = breakdown(timeline)
+    did = []
+    said = []
+    took = now.step_time_s
+    exposed = float(np.mean(now.exposed_fraction))
     for key, value in scenario.changes.items():
         rest = {k: v for k, v in scenario.changes.items() if k != key}
         other = load(scenario.path, rest)

@@ -116,8 +116,9 @@ def _nearer(prepared: Prepared, knob: str, factor: float) -> float:
         return replace(plan, latency=plan.latency / factor)
 
     machine = prepared.program, prepared.topology, prepared.mesh
-    timeline = play(prepared.scenario, *machine, backend="nccl", planner=planner,
-                    fidelity=prepared.scenario.file.run.fidelity)  # fmt: skip
+    timeline = play(
+        prepared.scenario, *machine, backend="nccl", planner=planner, fidelity=prepared.scenario.file.run.fidelity
+    )
     return step_time(timeline)
 
 

@@ -39,16 +39,17 @@ class Sketch:
 
     def seconds(self, taken: Mapping[Key, float]) -> float:
         """Of a step in the steady state; ``taken`` : what transfers take [s], as of :func:`spent`."""
-        sites = _Sites()
+        sites = _SketchOps()
         for i, role in enumerate(self.program.roles):
             self._lay(sites, i, role, taken)
         ends: dict[int, float] = defaultdict(float)
         for step, end in zip(sites.step, sites.ends(), strict=True):
             ends[step] = max(ends[step], end)
-        first, last = min(ends), max(ends)
+        first = min(ends)
+        last = max(ends)
         return (ends[last] - ends[first]) / (last - first) if last > first else ends[last]
 
-    def _lay(self, sites: _Sites, i: int, role: Role, taken: Mapping[Key, float]) -> None:
+    def _lay(self, sites: _SketchOps, i: int, role: Role, taken: Mapping[Key, float]) -> None:
         streams: dict[str, int] = {}
         mine: list[int] = []
         uses = Counter[object]()
@@ -95,7 +96,8 @@ class Sketch:
         made: list[list[Op]] = [[] for _ in self.program.roles]
         for k, mine in enumerate(found.values()):
             for i, op in self._parts(mine):
-                waits, stream = (len(made[i]) - 1,) if made[i] else (), type(op).__name__
+                waits = (len(made[i]) - 1,) if made[i] else ()
+                stream = type(op).__name__
                 made[i].append(msgspec.structs.replace(op, name=str(k), after=waits, stream=stream, step=0))
         roles = tuple(replace(role, ops=tuple(ops)) for role, ops in zip(self.program.roles, made, strict=True))
         return replace(self.program, roles=roles), tuple(found)
@@ -107,7 +109,8 @@ class Sketch:
             meets = self._meets(i, op)
             yield from ((k, one) for k, one in mine.items() if k == i or (meets and self._meets(k, one) == meets))
             return
-        ranks, there = self.program.roles[i].ranks, self.role_of.get(int(op.peer[0]), i)
+        ranks = self.program.roles[i].ranks
+        there = self.role_of.get(int(op.peer[0]), i)
         yield i, op
         # On a ring each receives from whoever sends to it; between stages, position by position.
         came = ranks[np.argsort(op.peer)] if there == i else ranks
@@ -116,7 +119,8 @@ class Sketch:
 
 def spent(timeline: Timeline, keys: tuple[Key, ...]) -> dict[Key, float]:
     """What each transfer of :meth:`Sketch.alone` took [s], of the role where it took longest."""
-    rows, found = timeline.per_op(), dict.fromkeys(keys, 0.0)
+    rows = timeline.per_op()
+    found = dict.fromkeys(keys, 0.0)
     for i, op in enumerate(timeline.ops):
         if rows["ranks"][i]:
             key = keys[int(op.name)]
@@ -125,7 +129,7 @@ def spent(timeline: Timeline, keys: tuple[Key, ...]) -> dict[Key, float]:
 
 
 @dataclass(eq=False)
-class _Sites:
+class _SketchOps:
     """Ops, those that begin and end together as one: what each takes, and who waits for it."""
 
     spent: list[float] = field(default_factory=list)
@@ -158,7 +162,8 @@ class _Sites:
 
     def ends(self) -> list[float]:
         """When each ends [s]. Raises :class:`ProgramError` where some wait for each other."""
-        start, left = [0.0] * len(self.spent), self.missing.copy()
+        start = [0.0] * len(self.spent)
+        left = self.missing.copy()
         ready = [site for site, missing in enumerate(left) if not missing]
         for site in ready:
             end = start[site] = start[site] + self.spent[site]

@@ -18,7 +18,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import COMPUTE_STREAM, Compute, Program, seconds
 from clustersim.core.timeline import Timeline
-from clustersim.core.variation import Drawn
+from clustersim.core.variation import DrawnVariation
 from clustersim.scenario import Scenario
 from clustersim.scenario.altered import draw, micro_batches, varied
 from clustersim.scenario.running import Prepared
@@ -30,7 +30,8 @@ AT_ONCE = 25
 """Steps of one play: its memory grows with them."""
 FEWEST = 3
 """Steps that are played at least."""
-OP, RANK = 5e-5, 3.2e-7
+OP = 5e-5
+RANK = 3.2e-7
 """CPU seconds of an op, and of each of its ranks."""
 
 
@@ -53,7 +54,7 @@ class Distribution:
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class StepSpread:
     """Times of steps of several machines.
 
     Parameters
@@ -82,9 +83,14 @@ class Spread:
 
 
 def spread(
-    scenario: Scenario, machines: int = 20, steps: int = 50, *, best: float = 0.0, budget: float = 20.0,
+    scenario: Scenario,
+    machines: int = 20,
+    steps: int = 50,
+    *,
+    best: float = 0.0,
+    budget: float = 20.0,
     tell: Callable[[int, int], None] = lambda done, total: None,
-) -> Spread:  # fmt: skip
+) -> StepSpread:
     """Steps of a scenario with ``[run.variation]`` on so many machines, each with GPUs and hosts of its own.
 
     best : share of the slowest hosts that others took the place of.
@@ -94,11 +100,12 @@ def spread(
     """
     v = scenario.file.run.variation
     if v is None:
-        raise ScenarioError(f"{scenario.path}: nothing varies; add a table [run.variation] "
-                            "(`clustersim schema scenario` lists its keys)")  # fmt: skip
+        raise ScenarioError(
+            f"{scenario.path}: nothing varies; add a table [run.variation] "
+            "(`clustersim schema scenario` lists its keys)"
+        )
     if not scenario.strategy.together(scenario.config):
-        raise ScenarioError(f"{scenario.path}: ranks do not step together, so a step has no one length "
-                            "(at $.strategy)")  # fmt: skip
+        raise ScenarioError(f"{scenario.path}: ranks do not step together, so a step has no one length (at $.strategy)")
     period = scenario.strategy.period_of(scenario.config)
     if period > 1:
         raise ScenarioError(
@@ -110,8 +117,8 @@ def spread(
     base = step_time(still.run().timeline)
     every = [draw(scenario, still.topology, still.mesh, steps=steps, machine=m, best=best) for m in range(machines)]
     if all(one is None for one in (every[0].pace, every[0].lengths, every[0].pauses)):
-        return Spread(base, np.full((machines, steps), base), 0)
-    work = _Work.of(still)
+        return StepSpread(base, np.full((machines, steps), base), 0)
+    work = _RankWork.of(still)
     late = np.array([work.late(found, still.mesh) for found in every])
     affordable = max(FEWEST, int(budget / _cost(still)))
     if late.size <= affordable:
@@ -119,13 +126,14 @@ def spread(
         for done, found in enumerate(every):
             tell(done, machines)
             times.append(_play(plain, found, np.arange(steps)))
-        return Spread(base, np.array(times), late.size)
+        return StepSpread(base, np.array(times), late.size)
     tell(0, 1)
     chosen = _across(late.ravel(), affordable)
-    played, x = _play(plain, _rows(every), chosen), late.ravel()[chosen]
+    played = _play(plain, _rows(every), chosen)
+    x = late.ravel()[chosen]
     slope = float(x @ (played - base) / (x @ x)) if x.any() else 1.0
     error = float(np.sqrt(np.mean((played / (base + slope * x) - 1.0) ** 2)))
-    return Spread(base, base + slope * late, len(chosen), slope, error)
+    return StepSpread(base, base + slope * late, len(chosen), slope, error)
 
 
 def _cost(prepared: Prepared) -> float:
@@ -140,19 +148,20 @@ def _across(late: Floats, n: int) -> Ints:
     return np.sort(order[np.linspace(0, late.size - 1, n).round().astype(int)])
 
 
-def _rows(every: Sequence[Drawn], rows: Ints | None = None) -> Drawn:
+def _rows(every: Sequence[DrawnVariation], rows: Ints | None = None) -> DrawnVariation:
     """Draws one behind the other; of them ``rows``, or all."""
 
     def of(name: str) -> Floats | None:
         there = [getattr(one, name) for one in every]
         return None if there[0] is None else np.concatenate(there)[slice(None) if rows is None else rows]
 
-    return Drawn(*(of(name) for name in Drawn.__dataclass_fields__))
+    return DrawnVariation(*(of(name) for name in DrawnVariation.__dataclass_fields__))
 
 
-def _play(plain: Scenario, found: Drawn, rows: Ints) -> Floats:
+def _play(plain: Scenario, found: DrawnVariation, rows: Ints) -> Floats:
     """(n,) [s] of these steps: some at once, behind some like the first of them that nobody counts."""
-    warm, times = min(2, plain.steps - 1), []
+    warm = min(2, plain.steps - 1)
+    times = []
     for begin in range(0, len(rows), AT_ONCE):
         some = rows[begin : begin + AT_ONCE]
         prepared = plain.changed({"run.steps": len(some) + warm}).prepare()
@@ -163,26 +172,28 @@ def _play(plain: Scenario, found: Drawn, rows: Ints) -> Floats:
 
 def _lengths(timeline: Timeline) -> Floats:
     """(steps,) [s] from the end of the step before to the end of each; of the first from its begin."""
-    number, ops = np.array([op.step for op in timeline.ops]), timeline.per_op()
+    number = np.array([op.step for op in timeline.ops])
+    ops = timeline.per_op()
     ends = np.array([ops["end"][(number == k) & (ops["ranks"] > 0)].max() for k in np.unique(number)])
     begin = float(ops["ready"][ops["ranks"] > 0].min())
     return np.diff(ends, prepend=begin)
 
 
 @dataclass(frozen=True, eq=False)
-class _Work:
+class _RankWork:
     """What each rank computes in a step: (ranks,) [s], of micro-batches (micro-batches, ranks) and of the rest."""
 
     rest: Floats
     passes: Floats
 
     @classmethod
-    def of(cls, prepared: Prepared) -> _Work:
+    def of(cls, prepared: Prepared) -> _RankWork:
         """Of the first step that is like the others."""
         program: Program = prepared.program
         step = min(1, prepared.scenario.steps - 1)
         count = prepared.scenario.config.gradient_accumulation_steps
-        rest, passes = np.zeros(program.world_size), np.zeros((count, program.world_size))
+        rest = np.zeros(program.world_size)
+        passes = np.zeros((count, program.world_size))
         for role in program.roles:
             of = dict(micro_batches(role))
             for i, op in enumerate(role.ops):
@@ -191,10 +202,12 @@ class _Work:
                     into[role.ranks] += seconds(role, op)
         return cls(rest, passes)
 
-    def late(self, found: Drawn, mesh: Mesh) -> Floats:
+    def late(self, found: DrawnVariation, mesh: Mesh) -> Floats:
         """(steps,) [s]: how much more the busiest rank has to do in each than where nothing varies."""
         ranks = slice(0, mesh.workers)
-        rest, passes, replica = self.rest[ranks], self.passes[:, ranks], mesh.coordinates("dp")
+        rest = self.rest[ranks]
+        passes = self.passes[:, ranks]
+        replica = mesh.coordinates("dp")
         usual = rest + passes.sum(axis=0)
         late = []
         steps = next(one.shape[0] for one in (found.pace, found.lengths, found.pauses) if one is not None)

@@ -25,14 +25,15 @@ from clustersim.training.parallel import ParallelConfig
 
 SHORT = 20_000
 """Spans of a run that is short enough to be run again a dozen times without being asked."""
-FEW, MOST = 4_000, 1_000_000
+FEW = 4_000
+MOST = 1_000_000
 """And ops, whoever does them, up to so many spans: ops are what a run takes its time for, half a second at most."""
 SAME = 0.001
 """Less than this is no change."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceChange:
     """One choice made otherwise: in words, and as ``--set`` would say it."""
 
     what: str
@@ -40,11 +41,11 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Turned:
+class ChoiceOutcome:
     """What a choice came to: ``saving``, a share of the time per sample, negative where that gets longer; ``step_s``,
     the step [s]; ``fits`` in memory."""
 
-    choice: Choice
+    choice: ChoiceChange
     saving: float
     step_s: float
     fits: bool
@@ -58,8 +59,13 @@ class Turned:
 
     def to_dict(self) -> Plain:
         """Plain values."""
-        return {"what": self.choice.what, "changes": dict(self.choice.changes), "saving": self.saving,
-                "step_time_s": self.step_s, "fits": self.fits}  # fmt: skip
+        return {
+            "what": self.choice.what,
+            "changes": dict(self.choice.changes),
+            "saving": self.saving,
+            "step_time_s": self.step_s,
+            "fits": self.fits,
+        }
 
 
 def short(timeline: Timeline) -> bool:
@@ -68,7 +74,7 @@ def short(timeline: Timeline) -> bool:
     return spans <= SHORT or (len(timeline.ops) <= FEW and spans <= MOST)
 
 
-def turned(prepared: Prepared, timeline: Timeline) -> list[Turned]:
+def turned(prepared: Prepared, timeline: Timeline) -> list[ChoiceOutcome]:
     """Every choice of a split model made otherwise, what saves most first; empty for any other."""
     if prepared.split is None:
         return []
@@ -80,11 +86,11 @@ def turned(prepared: Prepared, timeline: Timeline) -> list[Turned]:
         except ClusterSimError:  # degrees that do not divide: no choice for this model and machine
             continue
         step = step_time(result.timeline)
-        found.append(Turned(choice, 1.0 - step / _samples(result.prepared) / now, step, result.fits))
+        found.append(ChoiceOutcome(choice, 1.0 - step / _samples(result.prepared) / now, step, result.fits))
     return sorted(found, key=lambda one: -one.saving)
 
 
-def choices(prepared: Prepared, timeline: Timeline) -> Iterator[Choice]:
+def choices(prepared: Prepared, timeline: Timeline) -> Iterator[ChoiceChange]:
     """What could be chosen otherwise about the parts that this run has."""
     parallel = prepared.scenario.file.parallel
     if parallel is None or prepared.split is None:
@@ -96,30 +102,34 @@ def choices(prepared: Prepared, timeline: Timeline) -> Iterator[Choice]:
     if prepared.mesh.size("dp") > 1 and prepared.scenario.strategy.name != "fsdp":
         was = parallel.overlap_grad_reduce
         what = "gradients reduced after backward" if was else "gradients reduced beside backward"
-        yield Choice(f"{what} (overlap_grad_reduce)", {"parallel.overlap_grad_reduce": not was})
+        yield ChoiceChange(f"{what} (overlap_grad_reduce)", {"parallel.overlap_grad_reduce": not was})
     yield from _degrees(prepared, parallel)
 
 
-def _of_pipeline(prepared: Prepared, parallel: ParallelConfig, split: Split, timeline: Timeline) -> Iterator[Choice]:
-    m, name, chunks = _micro_batches(prepared), split.schedule.name, len(split.partition.stages[0].chunks)
+def _of_pipeline(
+    prepared: Prepared, parallel: ParallelConfig, split: Split, timeline: Timeline
+) -> Iterator[ChoiceChange]:
+    m = _micro_batches(prepared)
+    name = split.schedule.name
+    chunks = len(split.partition.stages[0].chunks)
     if name != "naive":
-        yield Choice(f"{2 * m} micro-batches instead of {m}", _with_micro_batches(parallel, 2 * m, prepared))
+        yield ChoiceChange(f"{2 * m} micro-batches instead of {m}", _with_micro_batches(parallel, 2 * m, prepared))
     if name in {"1f1b", "interleaved_1f1b"} and parallel.layout is None:
         said = {"parallel.schedule": "interleaved_1f1b", "parallel.vpp": 2 * chunks}
-        yield Choice(f"{2 * chunks} chunks a stage (vpp) instead of {chunks}", said)
+        yield ChoiceChange(f"{2 * chunks} chunks a stage (vpp) instead of {chunks}", said)
     for other in ("1f1b", "zb_h1"):
         if name != other and split.schedule.synchronous:
             one = {"parallel.vpp": 1} if parallel.vpp is not None else {}
-            yield Choice(f"schedule {other} instead of {name}", {"parallel.schedule": other, **one})
+            yield ChoiceChange(f"schedule {other} instead of {name}", {"parallel.schedule": other, **one})
     if chunks == 1 and (layout := balanced(timeline)) is not None:
         counts = ", ".join(map(str, layout))
-        yield Choice(f"layers of the stages {counts} (layout)", {"parallel.layout": layout})
+        yield ChoiceChange(f"layers of the stages {counts} (layout)", {"parallel.layout": layout})
 
 
-def _of_tensors(parallel: ParallelConfig) -> Iterator[Choice]:
+def _of_tensors(parallel: ParallelConfig) -> Iterator[ChoiceChange]:
     was = parallel.sequence_parallel
     without = {"parallel.tp_overlap": "none"} if was and parallel.tp_overlap != "none" else {}
-    yield Choice(
+    yield ChoiceChange(
         f"{'without' if was else 'with'} sequence_parallel", {"parallel.sequence_parallel": not was, **without}
     )
     if parallel.tp_overlap == "none":
@@ -127,10 +137,10 @@ def _of_tensors(parallel: ParallelConfig) -> Iterator[Choice]:
         if not was:
             said["parallel.sequence_parallel"] = True
         extra = "" if was else ", with sequence_parallel"
-        yield Choice(f"tensor-parallel transfers beside their products (tp_overlap){extra}", said)
+        yield ChoiceChange(f"tensor-parallel transfers beside their products (tp_overlap){extra}", said)
 
 
-def _degrees(prepared: Prepared, parallel: ParallelConfig) -> Iterator[Choice]:
+def _degrees(prepared: Prepared, parallel: ParallelConfig) -> Iterator[ChoiceChange]:
     """Half of one degree; twice another, or as many more data-parallel ranks."""
     if prepared.scenario.strategy.name == "fsdp":
         return
@@ -142,9 +152,9 @@ def _degrees(prepared: Prepared, parallel: ParallelConfig) -> Iterator[Choice]:
         m = _micro_batches(prepared)
         halve = m % 2 == 0 and parallel.global_batch_size is None
         batch = _with_micro_batches(parallel, m // 2, prepared) if halve else {}
-        yield Choice(f"{one} {degrees[one] // 2} instead of {degrees[one]}, dp twice", half | dict(batch))
+        yield ChoiceChange(f"{one} {degrees[one] // 2} instead of {degrees[one]}, dp twice", half | dict(batch))
         twice = {f"parallel.{other}": 2 * degrees[other]}
-        yield Choice(f"{one} {degrees[one] // 2} and {other} {2 * degrees[other]}", half | twice)
+        yield ChoiceChange(f"{one} {degrees[one] // 2} and {other} {2 * degrees[other]}", half | twice)
 
 
 def _micro_batches(prepared: Prepared) -> int:
@@ -176,7 +186,8 @@ def balanced(timeline: Timeline) -> list[int] | None:
         return None
     before = list(counts)
     while True:
-        slow, fast = int(np.argmax(busy)), int(np.argmin(busy))
+        slow = int(np.argmax(busy))
+        fast = int(np.argmin(busy))
         if counts[slow] < 1 or busy[fast] + layer >= busy[slow] * (1 - 1e-9):
             break
         counts[slow], counts[fast] = counts[slow] - 1, counts[fast] + 1

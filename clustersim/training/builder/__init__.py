@@ -10,22 +10,22 @@ from clustersim.core.model import StepCost
 from clustersim.core.program import Program, Role
 from clustersim.core.variation import usual
 from clustersim.model.seconds.local import LocalCost
-from clustersim.training.builder.at_once import AtOnce, Known
-from clustersim.training.builder.gradients import Replicated
-from clustersim.training.builder.laying import Here, Laid
-from clustersim.training.builder.messages import Mail, Route
-from clustersim.training.builder.shards import Sharded
+from clustersim.training.builder.at_once import JoinedPass, Known
+from clustersim.training.builder.gradients import ReplicatedHooks
+from clustersim.training.builder.laying import StageLay, StageOps
+from clustersim.training.builder.messages import Route, StageMessages
+from clustersim.training.builder.shards import ShardHooks
 from clustersim.training.partition.base import Partition, Stage
 from clustersim.training.schedules.base import Orders
 from clustersim.training.strategies import base
-from clustersim.training.strategies.walk import Hooks, Lay, Walk
+from clustersim.training.strategies.walk import Hooks, Lay, RankWalk
 
-MakeReplicas = Callable[[Here, Stage, int], Hooks]
+MakeReplicas = Callable[[StageOps, Stage, int], Hooks]
 """``(here, stage, pipeline rank) -> hooks`` of the data-parallel dimension."""
 
 
 @dataclass(frozen=True, eq=False)
-class Recipe:
+class StepRecipe:
     """What varies between steps of split models.
 
     Parameters
@@ -33,9 +33,9 @@ class Recipe:
     partition : what each stage holds. orders : what each pipeline rank runs. placement : of chunks on ranks. messages :
     how stages wait for each other, one of :data:`clustersim.training.builder.messages.MODES`. dtype : of activations
     and messages. replicas : the data-parallel hooks. shapes : as in
-    :class:`~clustersim.training.builder.messages.Mail`. deferral : micro-batches whose weight gradients of the
+    :class:`~clustersim.training.builder.messages.StageMessages`. deferral : micro-batches whose weight gradients of the
         head wait for the end of a step (Megatron's ``defer_embedding_wgrad_compute``).
-    microbatches, accumulates : as in :class:`~clustersim.training.strategies.walk.Walk`.
+    microbatches, accumulates : as in :class:`~clustersim.training.strategies.walk.RankWalk`.
     known : of every pipeline rank, what its passes take: each is then one op where no data-parallel traffic runs beside
         it, or, ``roughly``, everywhere (:mod:`clustersim.training.builder.at_once`).
     """
@@ -54,7 +54,7 @@ class Recipe:
     roughly: bool = False
 
 
-def build(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, steps: int, seed: int) -> Program:
+def build(recipe: StepRecipe, local: LocalCost, cost: StepCost, mesh: Mesh, steps: int, seed: int) -> Program:
     """The Program of ``steps`` training steps.
 
     Parameters
@@ -74,18 +74,21 @@ def build(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, steps: i
     return Program(mesh.world_size, tuple(roles), cost.overlap_slowdown, notes)
 
 
-def _stage(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: int, steps: int) -> base.OpList:
+def _stage(recipe: StepRecipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: int, steps: int) -> base.OpList:
     """The op list of one pipeline rank."""
-    stage, order = recipe.partition.stages[rank], recipe.orders[rank]
-    here = Here(mesh, mesh.ranks(pp=rank), local, recipe.dtype)
-    ops, laid, hooks = here.ops, Laid(here, stage), recipe.replicas(here, stage, rank)
-    walk = Walk(
+    stage = recipe.partition.stages[rank]
+    order = recipe.orders[rank]
+    here = StageOps(mesh, mesh.ranks(pp=rank), local, recipe.dtype)
+    ops = here.ops
+    laid = StageLay(here, stage)
+    hooks = recipe.replicas(here, stage, rank)
+    walk = RankWalk(
         ops,
         order,
         [len(chunk.layers) for chunk in stage.chunks],
         _lay(recipe, laid, hooks, rank),
         hooks,
-        Mail(here, _route(recipe, mesh, rank), order, recipe.messages, recipe.shapes),
+        StageMessages(here, _route(recipe, mesh, rank), order, recipe.messages, recipe.shapes),
         recipe.microbatches,
         recipe.accumulates,
         laid.turns,
@@ -101,16 +104,16 @@ def _stage(recipe: Recipe, local: LocalCost, cost: StepCost, mesh: Mesh, rank: i
     return ops
 
 
-def _lay(recipe: Recipe, laid: Laid, hooks: Hooks, rank: int) -> Lay:
+def _lay(recipe: StepRecipe, laid: StageLay, hooks: Hooks, rank: int) -> Lay:
     """In full; or pass by pass, where that is known."""
-    if recipe.known is None or recipe.deferral or not isinstance(hooks, Replicated | Sharded):
+    if recipe.known is None or recipe.deferral or not isinstance(hooks, ReplicatedHooks | ShardHooks):
         return laid
     # A pass that gathers its parameters layer by layer cannot wait for all of them.
-    roughly = recipe.roughly and isinstance(hooks, Replicated)
-    return AtOnce(laid, (lambda: False) if roughly else hooks.busy, recipe.known[rank])
+    roughly = recipe.roughly and isinstance(hooks, ReplicatedHooks)
+    return JoinedPass(laid, (lambda: False) if roughly else hooks.busy, recipe.known[rank])
 
 
-def _route(recipe: Recipe, mesh: Mesh, rank: int) -> Route:
+def _route(recipe: StepRecipe, mesh: Mesh, rank: int) -> Route:
     borders = {chunk.stage: chunk.message for stage in recipe.partition.stages for chunk in stage.chunks}
     peers = tuple(mesh.ranks(pp=other) for other in range(mesh.size("pp")))
     return Route(recipe.placement, rank, peers, tuple(borders[s] for s in range(len(borders))))

@@ -15,23 +15,23 @@ import numpy as np
 from clustersim.core.label import Label
 from clustersim.core.program import COMPUTE_STREAM, Compute, Program, Role
 from clustersim.core.timeline import Timeline
-from clustersim.training.builder.laying import Here, Laid
+from clustersim.training.builder.laying import StageLay, StageOps
 from clustersim.training.partition.base import Chunk, Stage
 from clustersim.training.schedules.base import Action, Order
-from clustersim.training.strategies.walk import WHOLE, Part, Place
+from clustersim.training.strategies.walk import WHOLE, LayerPart, Place
 
 PASS = "pass"
 """Name of the empty op behind each pass that is played alone."""
 
 
-class Spent(NamedTuple):
+class PassSeconds(NamedTuple):
     """Seconds of a pass until what follows it may begin, and what the next kernel pays for an overlap in it."""
 
     seconds: float
     owed: float
 
 
-Known = Mapping[object, Spent]
+Known = Mapping[object, PassSeconds]
 """What each pass of a stage takes, by :func:`what`."""
 
 
@@ -41,36 +41,42 @@ def what(chunk: Chunk, kind: str) -> object:
     return kind, tuple(layers)
 
 
-class AtOnce(msgspec.Struct, frozen=True):
+class JoinedPass(msgspec.Struct, frozen=True):
     """Lays a pass as one op while the rank's data-parallel streams are quiet:
     :data:`clustersim.training.strategies.walk.Lay`.
 
     laid : lays it in full. busy : whether data-parallel traffic may run beside it. known : what passes take.
     """
 
-    laid: Laid
+    laid: StageLay
     busy: Callable[[], bool]
     known: Known
 
-    def __call__(self, place: Place, action: Action, part: Part) -> Iterable[None]:
+    def __call__(self, place: Place, action: Action, part: LayerPart) -> Iterable[None]:
         """With the last layer of its chunk, all of the pass."""
         if self.busy():
             return self.laid(place, action, part)
-        chunk, ops = self.laid.stage.of(action.microbatch, place[0]), self.laid.here.ops
+        chunk = self.laid.stage.of(action.microbatch, place[0])
+        ops = self.laid.here.ops
         if place[1] == (len(chunk.layers) - 1 if action.kind == "F" else 0):
             spent = self.known[what(chunk, action.kind)]
             label = Label("", action.kind, action.microbatch, action.chunk)
             phase = "forward" if action.kind == "F" else "backward"
             op = Compute(
-                f"{action.kind} {action.microbatch}.{action.chunk}", spent.seconds, COMPUTE_STREAM, ops.waits, phase,
-                step=ops.step, label=label,
-            )  # fmt: skip
+                f"{action.kind} {action.microbatch}.{action.chunk}",
+                spent.seconds,
+                COMPUTE_STREAM,
+                ops.waits,
+                phase,
+                step=ops.step,
+                label=label,
+            )
             ops.waits, ops.kernel = (), ops.add(op)
             ops.owed = spent.owed
         return ()
 
 
-def alone(here: Here, stage: Stage, order: Order, slowdown: float) -> tuple[Program, tuple[object, ...]]:
+def alone(here: StageOps, stage: Stage, order: Order, slowdown: float) -> tuple[Program, tuple[object, ...]]:
     """A Program in which one stage's ranks play each kind of pass by itself, and what those are.
 
     ``slowdown`` : price of overlap. Others do nothing.
@@ -79,7 +85,8 @@ def alone(here: Here, stage: Stage, order: Order, slowdown: float) -> tuple[Prog
     for action in (action for slot in order for action in slot):
         kinds.setdefault((action.chunk, action.kind, action[1:] in stage.repeated), action)
     passes = {what(stage.of(a.microbatch, a.chunk), a.kind): a for a in kinds.values()}
-    ops, laid = here.ops, Laid(here, stage)
+    ops = here.ops
+    laid = StageLay(here, stage)
     for action in passes.values():
         places = range(len(stage.chunks[action.chunk].layers))
         for i in places if action.kind == "F" else reversed(places):
@@ -93,19 +100,22 @@ def alone(here: Here, stage: Stage, order: Order, slowdown: float) -> tuple[Prog
     return Program(world, roles, slowdown), tuple(passes)
 
 
-def spent(timeline: Timeline, passes: Iterable[object], *, apart: bool = False) -> dict[object, Spent] | None:
+def spent(timeline: Timeline, passes: Iterable[object], *, apart: bool = False) -> dict[object, PassSeconds] | None:
     """What each pass of :func:`alone` took; None where ranks did not end theirs together, and may not (``apart``)."""
     found = dict(zip(passes, _spent(timeline, apart), strict=True))
     return None if None in found.values() else found  # type: ignore[return-value]
 
 
-def _spent(timeline: Timeline, apart: bool) -> Iterator[Spent | None]:
-    rows, before = timeline.per_op(), 0.0
+def _spent(timeline: Timeline, apart: bool) -> Iterator[PassSeconds | None]:
+    rows = timeline.per_op()
+    before = 0.0
     for i in [i for i, op in enumerate(timeline.ops) if op.name == PASS]:
-        start, end, each = rows["start"][i], rows["end"][i], rows["seconds"][i] / rows["ranks"][i]
+        start = rows["start"][i]
+        end = rows["end"][i]
+        each = rows["seconds"][i] / rows["ranks"][i]
         together = abs(end - start - each) <= 1e-12 * end
         if together:
-            yield Spent(float(start - before), float(end - start))
+            yield PassSeconds(float(start - before), float(end - start))
         else:
-            yield Spent(float(end - each - before), float(each)) if apart else None
+            yield PassSeconds(float(end - each - before), float(each)) if apart else None
         before = end

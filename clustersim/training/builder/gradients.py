@@ -26,14 +26,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from clustersim.core.program import DTYPE_BYTES
-from clustersim.training.builder.laying import Here
+from clustersim.training.builder.laying import StageOps
 from clustersim.training.parallel import ParallelConfig
 from clustersim.training.partition.base import LocalLayer, Stage
 from clustersim.training.schedules import Action
-from clustersim.training.strategies.walk import WHOLE, Part, Place
+from clustersim.training.strategies.walk import WHOLE, LayerPart, Place
 
-DENSE, EXPERT = ("dp", "cp"), ("edp",)
-SHARD, INSTANCES = ("dp_shard", "cp"), ("dp_replicate",)
+DENSE = ("dp", "cp")
+EXPERT = ("edp",)
+SHARD = ("dp_shard", "cp")
+INSTANCES = ("dp_replicate",)
 """Of a distributed optimizer with several instances: who shares one out, and who holds the same share."""
 EVERYBODY = ("tp", "cp", "dp", "pp")
 
@@ -62,7 +64,7 @@ class ReplicaConfig:
     accumulated: float
 
 
-class Bucket(msgspec.Struct):
+class GradientBucket(msgspec.Struct):
     """Gradients reduced together: of some layers of one chunk, dense or of experts. ``missing`` : layers still to
     come.
     """
@@ -76,7 +78,7 @@ class Bucket(msgspec.Struct):
 
 
 @dataclass
-class Replicated:
+class ReplicatedHooks:
     """The hooks of one stage; see the module's docstring.
 
     Parameters
@@ -86,13 +88,13 @@ class Replicated:
         reduced.
     """
 
-    here: Here
+    here: StageOps
     stage: Stage
     stage_index: int
     config: ReplicaConfig
     tied: int = 0
-    buckets: list[Bucket] = field(default_factory=list, init=False)
-    _of: dict[tuple[int, int], list[Bucket]] = field(default_factory=dict, init=False)
+    buckets: list[GradientBucket] = field(default_factory=list, init=False)
+    _of: dict[tuple[int, int], list[GradientBucket]] = field(default_factory=dict, init=False)
     _sizes: list[float] = field(default_factory=list, init=False)
     _gathered: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False)
     _last: bool = field(default=False, init=False)
@@ -128,7 +130,7 @@ class Replicated:
             bucket.missing, bucket.reduced = set(bucket.layers), -1
         self._due.clear()
 
-    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[LayerPart]:
         """The first kernel of a chunk after an update waits for its parameters. Gradients join the kept ones; a bucket
         of complete ones is reduced at once, where that is overlapped."""
         chunk, layer = place
@@ -157,7 +159,8 @@ class Replicated:
     def _accumulate(self, chunk: int) -> None:
         """One pass over the chunk's gradients: layers' own would be as long, and many more ops."""
         nbytes = self._sizes[chunk] * self.config.accumulated
-        ops, seconds = self.here.ops, nbytes / self.here.rate
+        ops = self.here.ops
+        seconds = nbytes / self.here.rate
         after = (ops.kernel,) if ops.kernel >= 0 else ()
         ops.kernel = ops.compute("accumulate gradients", seconds, "gradient", after=after, nbytes=nbytes)
 
@@ -174,9 +177,10 @@ class Replicated:
             after = clip(self.here, nbytes, after, barrier=not self.config.parallel.optimizer_post_validation)
         self._update(after)
 
-    def _reduce(self, bucket: Bucket) -> None:
+    def _reduce(self, bucket: GradientBucket) -> None:
         kind = "reduce_scatter" if self.config.distributed else "all_reduce"
-        nbytes, dtype = float(bucket.numel * DTYPE_BYTES[self.config.grad_dtype]), self.config.grad_dtype
+        nbytes = float(bucket.numel * DTYPE_BYTES[self.config.grad_dtype])
+        dtype = self.config.grad_dtype
         dims = self._sharing(bucket)
         after = self.here.collective(kind, bucket.name, nbytes, dtype, dims, (self.here.ops.kernel,))
         if dims != bucket.dims:  # each instance's shards are summed over instances
@@ -184,14 +188,15 @@ class Replicated:
             after = self.here.collective("all_reduce", bucket.name, share, dtype, INSTANCES, after)
         bucket.reduced = after[0]
 
-    def _sharing(self, bucket: Bucket) -> tuple[str, ...]:
+    def _sharing(self, bucket: GradientBucket) -> tuple[str, ...]:
         """Dimensions a bucket is reduced over at once: of an instance, where the optimizer has several."""
         several = self.config.distributed and self.here.mesh.size(*INSTANCES) > 1
         return SHARD if several and bucket.dims == DENSE else bucket.dims
 
     def _updated(self) -> float:
         """Elements that this rank's optimizer updates."""
-        dense, expert = float(self.stage.parameters), float(self.stage.expert_parameters)
+        dense = float(self.stage.parameters)
+        expert = float(self.stage.expert_parameters)
         if not self.config.distributed:
             return dense + expert
         size = self.here.mesh.size
@@ -209,7 +214,9 @@ class Replicated:
         """Updated parameters to everybody: awaited at once, or by the chunk that uses them."""
         for bucket in self.buckets:
             nbytes = float(bucket.numel * DTYPE_BYTES[self.config.param_dtype])
-            name, kernel, dtype = f"parameters {bucket.name}", (self.here.ops.kernel,), self.config.param_dtype
+            name = f"parameters {bucket.name}"
+            kernel = (self.here.ops.kernel,)
+            dtype = self.config.param_dtype
             done = self.here.collective("all_gather", name, nbytes, dtype, self._sharing(bucket), kernel)
             for chunk in {c for c, _ in bucket.layers}:
                 self._gathered[chunk] = (*self._gathered.get(chunk, ()), *done)
@@ -224,7 +231,7 @@ def _buckets(
     dims: tuple[str, ...],
     limit: float | None,
     numel: Callable[[LocalLayer], int],
-) -> Iterator[Bucket]:
+) -> Iterator[GradientBucket]:
     """Buckets of a chunk's gradients in the order backward completes them; one for all where there is no limit."""
     held: list[tuple[int, int]] = []
     size = count = 0
@@ -235,13 +242,15 @@ def _buckets(
         held.append((chunk, i))
         size += numel(layers[i])
         if limit is not None and size >= limit:
-            yield Bucket(f"{what} {chunk}.{count}", dims, size, frozenset(held))
-            held, size, count = [], 0, count + 1
+            yield GradientBucket(f"{what} {chunk}.{count}", dims, size, frozenset(held))
+            held = []
+            size = 0
+            count = count + 1
     if held:
-        yield Bucket(f"{what} {chunk}.{count}", dims, size, frozenset(held))
+        yield GradientBucket(f"{what} {chunk}.{count}", dims, size, frozenset(held))
 
 
-def shared_gradients(here: Here, stage: Stage, tied: int, dtype: str, after: tuple[int, ...]) -> tuple[int, ...]:
+def shared_gradients(here: StageOps, stage: Stage, tied: int, dtype: str, after: tuple[int, ...]) -> tuple[int, ...]:
     """Gradients that several model-parallel ranks hold parts of, summed when their own reduction is done.
 
     Over tp, those of norms and routers under sequence parallelism, all together; between first and last stage, those of
@@ -256,7 +265,7 @@ def shared_gradients(here: Here, stage: Stage, tied: int, dtype: str, after: tup
     return after
 
 
-def clip(here: Here, nbytes: float, after: tuple[int, ...], *, barrier: bool = True) -> tuple[int, ...]:
+def clip(here: StageOps, nbytes: float, after: tuple[int, ...], *, barrier: bool = True) -> tuple[int, ...]:
     """clip_grad_norm_: the norm of this rank's gradients, one number over *all* ranks, and the factor applied.
 
     The all_reduce is a barrier: no stage updates before the slowest has its gradients; without, a stage goes on by

@@ -18,7 +18,7 @@ from clustersim.model.seconds.local import LocalCost, Runs
 from clustersim.training.partition.base import Exchange, Item, LocalLayer, Stage, Work
 from clustersim.training.schedules.base import Action
 from clustersim.training.strategies.base import OpList
-from clustersim.training.strategies.walk import Part, Place
+from clustersim.training.strategies.walk import LayerPart, Place
 
 PARTS = {"F": "F", "B": "RIW", "I": "RI", "W": "W"}
 """Which parts of a layer's items each kind of action plays."""
@@ -27,7 +27,7 @@ EXPERTS = "experts"
 :attr:`clustersim.training.partition.base.LocalLayer.expert_load`."""
 
 
-class Run(NamedTuple):
+class WorkRun(NamedTuple):
     """Adjacent works with nothing to wait for in between: one op. ``items`` : their places in the layer's list."""
 
     name: str
@@ -37,12 +37,12 @@ class Run(NamedTuple):
     items: tuple[int, ...]
 
 
-Pieces: TypeAlias = "tuple[Run | tuple[int, Exchange], ...]"
+Pieces: TypeAlias = "tuple[WorkRun | tuple[int, Exchange], ...]"
 """What an action plays of a layer, in order; an exchange comes with its place in the layer's list."""
 
 
 @dataclass(eq=False)
-class Here:
+class StageOps:
     """Where ops are laid: one stage's ranks, and the list that their ops are in.
 
     mesh : with its dimensions. ranks : (n,) int, of the stage, ascending. cost : prices.
@@ -80,11 +80,23 @@ class Here:
     ) -> tuple[int, ...]:
         """Append a collective over mesh dimensions on their own stream; nothing, and no wait, where a group has one
         rank. ``name`` : of the tensor."""
-        groups, dim, step = self.groups(dims), "-".join(dims), self.ops.step
+        groups = self.groups(dims)
+        dim = "-".join(dims)
+        step = self.ops.step
         if groups.shape[1] == 1:
             return after
-        op = Collective(f"{kind} {name}", kind, nbytes, groups, dim, after, dtype, communicator=dim, step=step,
-                        label=Label(name, dim=dim))  # fmt: skip
+        op = Collective(
+            f"{kind} {name}",
+            kind,
+            nbytes,
+            groups,
+            dim,
+            after,
+            dtype,
+            communicator=dim,
+            step=step,
+            label=Label(name, dim=dim),
+        )
         return (self.ops.add(op),)
 
     def ring(self, dims: tuple[str, ...], forward: bool) -> Ints:
@@ -116,7 +128,7 @@ class Here:
         return known[id(layer), kind][1:]
 
 
-def _joined(items: Sequence[Item], parts: str, here: Here) -> Iterator[Run | tuple[int, Exchange]]:
+def _joined(items: Sequence[Item], parts: str, here: StageOps) -> Iterator[WorkRun | tuple[int, Exchange]]:
     """Items of these parts, works joined where nothing is waited for between them; exchanges of one rank are none."""
     real = [not isinstance(item, Exchange) or here.groups(item.dims).shape[1] > 1 for item in items]
     awaited = {n for item in items for n in item.needs}
@@ -145,23 +157,23 @@ def _apart(one: Work, other: Work) -> bool:
     return (one.part == "R") != (other.part == "R") or (one.name == EXPERTS) != (other.name == EXPERTS)
 
 
-def _run(held: Sequence[tuple[int, Work]], real: Sequence[bool]) -> Run:
+def _run(held: Sequence[tuple[int, Work]], real: Sequence[bool]) -> WorkRun:
     works = [work for _, work in held]
     names = list(dict.fromkeys(work.name for work in works))
     needs = tuple(n for work in works for n in work.needs if real[n])
     part = {frozenset("IW"): "B"}.get(frozenset(work.part for work in works), works[0].part)
-    return Run(
+    return WorkRun(
         "+".join(names), tuple((work.kernels, work.part) for work in works), part, needs, tuple(i for i, _ in held)
     )
 
 
-class Laid(msgspec.Struct, frozen=True):
+class StageLay(msgspec.Struct, frozen=True):
     """Local layers of one stage as ops: :data:`clustersim.training.strategies.walk.Lay`."""
 
-    here: Here
+    here: StageOps
     stage: Stage
 
-    def __call__(self, place: Place, action: Action, part: Part) -> Iterator[None]:
+    def __call__(self, place: Place, action: Action, part: LayerPart) -> Iterator[None]:
         """Lay one layer bit by bit: yields behind exchanges, where another action's kernels may come between.
 
         Exchanges listed one behind the other (two hops of one dispatch) are issued together.
@@ -169,11 +181,13 @@ class Laid(msgspec.Struct, frozen=True):
         A local layer is cut at its exchanges and nowhere else, so that its part is always the whole of it.
         """
         chunk, i = place
-        here, ops, layer = self.here, self.here.ops, self.stage.of(action.microbatch, chunk).layers[i]
+        here = self.here
+        ops = self.here.ops
+        layer = self.stage.of(action.microbatch, chunk).layers[i]
         index: dict[int, int] = {}
         pieces, unneeded = here.runs(layer, action.kind)
         for piece, following in zip_longest(pieces, pieces[1:]):
-            if isinstance(piece, Run):
+            if isinstance(piece, WorkRun):
                 after = tuple(index[n] for n in piece.needs if n in index)
                 done = self._compute(layer, action, piece, after)
                 index |= dict.fromkeys(piece.items, done)
@@ -181,33 +195,43 @@ class Laid(msgspec.Struct, frozen=True):
                 i, exchange = piece
                 after = tuple(index[n] for n in exchange.needs if n in index)
                 index[i] = self._exchange(layer, action, exchange, after)
-                if following is None or isinstance(following, Run):
+                if following is None or isinstance(following, WorkRun):
                     yield
         ops.waits = (*ops.waits, *(index[i] for i in unneeded))
 
     def turns(self, place: Place, action: Action) -> int:
         """How often a layer's pass yields."""
         pieces, _ = self.here.runs(self.stage.of(action.microbatch, place[0]).layers[place[1]], action.kind)
-        kinds = [isinstance(piece, Run) for piece in pieces]
+        kinds = [isinstance(piece, WorkRun) for piece in pieces]
         return sum(not one and other for one, other in zip(kinds, [*kinds[1:], True], strict=True))
 
-    def _compute(self, layer: LocalLayer, action: Action, run: Run, after: tuple[int, ...]) -> int:
-        here, ops = self.here, self.here.ops
+    def _compute(self, layer: LocalLayer, action: Action, run: WorkRun, after: tuple[int, ...]) -> int:
+        here = self.here
+        ops = self.here.ops
         spent = here.cost.work(run.runs, dense=layer.kind == "block", cast=layer.parameters if run.items[0] == 0 else 0)
         phase = "forward" if action.kind == "F" else "backward"
         label = Label(layer.name, "R" if run.part == "R" else action.kind, action.microbatch, action.chunk)
         name = f"{_SHORT[action.kind]} {layer.name}{' ' + run.name if run.name else ''}"
         seconds = spent.seconds * here.load(layer) if run.name == EXPERTS else spent.seconds
         op = Compute(
-            name, seconds, COMPUTE_STREAM, (*ops.waits, *after), phase, spent.bound, spent.flops,
-            step=ops.step, label=label, mix=spent.mix,
-        )  # fmt: skip
+            name,
+            seconds,
+            COMPUTE_STREAM,
+            (*ops.waits, *after),
+            phase,
+            spent.bound,
+            spent.flops,
+            step=ops.step,
+            label=label,
+            mix=spent.mix,
+        )
         ops.waits, ops.kernel = (), ops.add(op)
         return ops.kernel
 
     def _exchange(self, layer: LocalLayer, action: Action, exchange: Exchange, after: tuple[int, ...]) -> int:
         """An exchange always follows the kernel listed before it: its data, or its place in the host's order."""
-        here, ops = self.here, self.here.ops
+        here = self.here
+        ops = self.here.ops
         dtype = exchange.dtype or here.dtype
         nbytes = float(
             exchange.elements * DTYPE_BYTES[dtype] * (here.cost.micro_batch_size if exchange.per_sample else 1)
@@ -215,7 +239,8 @@ class Laid(msgspec.Struct, frozen=True):
         dim = exchange.communicator or "-".join(exchange.dims)
         label = Label(layer.name, action.kind, action.microbatch, action.chunk, "-".join(exchange.dims))
         after = (*ops.waits, *after, *((ops.kernel,) if ops.kernel >= 0 else ()))
-        step, name = ops.step, f"{exchange.kind} {exchange.name} {layer.name}"
+        step = ops.step
+        name = f"{exchange.kind} {exchange.name} {layer.name}"
         if exchange.kind == "ring":
             tag = f"{dim} ring"
             # Two streams, since a rank sends and receives at once; whoever waits needs what has come, and the buffer
@@ -226,19 +251,30 @@ class Laid(msgspec.Struct, frozen=True):
                 name, nbytes, here.ring(exchange.dims, False), f"{dim} recv", after, tag, step=step, label=label
             )
             return ops.add(came)
-        groups, copies = here.groups(exchange.dims), exchange.kind == "copies"
+        groups = here.groups(exchange.dims)
+        copies = exchange.kind == "copies"
         return ops.add(
             Collective(
-                name, "sendrecv" if copies else exchange.kind, nbytes, groups, dim, after, dtype, communicator=dim,
-                protocol=COPY_ENGINE if copies else None, step=step, label=label, matrix=exchange.matrix,
+                name,
+                "sendrecv" if copies else exchange.kind,
+                nbytes,
+                groups,
+                dim,
+                after,
+                dtype,
+                communicator=dim,
+                protocol=COPY_ENGINE if copies else None,
+                step=step,
+                label=label,
+                matrix=exchange.matrix,
             )
-        )  # fmt: skip
+        )
 
 
 def _unneeded(pieces: Pieces) -> tuple[int, ...]:
     """Places of exchanges that nothing in the list waits for: what follows the list does."""
-    needed = {n for piece in pieces for n in (piece.needs if isinstance(piece, Run) else piece[1].needs)}
-    return tuple(piece[0] for piece in pieces if not isinstance(piece, Run) and piece[0] not in needed)
+    needed = {n for piece in pieces for n in (piece.needs if isinstance(piece, WorkRun) else piece[1].needs)}
+    return tuple(piece[0] for piece in pieces if not isinstance(piece, WorkRun) and piece[0] not in needed)
 
 
 _SHORT = {"F": "fwd", "B": "bwd", "I": "dgrad", "W": "wgrad"}

@@ -26,7 +26,7 @@ from clustersim.core.label import Label
 from clustersim.core.mesh import Ints
 from clustersim.core.model import Kernel
 from clustersim.core.program import DTYPE_BYTES, Recv, Send
-from clustersim.training.builder.laying import Here
+from clustersim.training.builder.laying import StageOps
 from clustersim.training.partition.dispatch import HOST_WAITS
 from clustersim.training.schedules.base import Action, Order, Slot, rank_and_chunk, stage_of
 
@@ -47,7 +47,7 @@ class Transfer(msgspec.Struct, frozen=True):
     action: Action
 
 
-class Call(msgspec.Struct, frozen=True):
+class TransferCall(msgspec.Struct, frozen=True):
     """Transfers issued together after slot ``at`` of a rank's order (-1: before the first).
 
     ``waited`` : whether everything behind waits for all of them; else each receive is waited for by its action alone.
@@ -60,7 +60,7 @@ class Call(msgspec.Struct, frozen=True):
 
 def calls(
     order: Sequence[Slot], sends: Callable[[Action], bool], receives: Callable[[Action], bool], mode: str
-) -> list[Call]:
+) -> list[TransferCall]:
     """The p2p calls of one rank, in the order it makes them.
 
     order : its slots. sends, receives : whether an action's result goes to another rank, and its input comes from one.
@@ -71,7 +71,7 @@ def calls(
     if mode == "steady":
         return _steady(order, sends, receives)
     blocks = _pairs(order) if mode == "batched" else [[i] for i in range(len(order))]
-    found: list[Call] = []
+    found: list[TransferCall] = []
     for k in range(-1, len(blocks)):
         mine = [order[i] for i in blocks[k]] if k >= 0 else []
         following = [order[i] for i in blocks[k + 1]] if k + 1 < len(blocks) else []
@@ -79,7 +79,7 @@ def calls(
         into = [Transfer(False, direction(a), a) for slot in following for a in slot if a.kind != "W" and receives(a)]
         at = blocks[k][-1] if k >= 0 else -1
         fused = mode == "batched" or (mine and following and _kind(mine[-1]) != _kind(following[0]))
-        found += [Call(at, tuple(group), True) for group in ([out + into] if fused else [out, into]) if group]
+        found += [TransferCall(at, tuple(group), True) for group in ([out + into] if fused else [out, into]) if group]
     return found
 
 
@@ -112,7 +112,7 @@ def _pairs(order: Sequence[Slot]) -> list[list[int]]:
 
 def _overlapped(
     order: Sequence[Slot], sends: Callable[[Action], bool], receives: Callable[[Action], bool]
-) -> list[Call]:
+) -> list[TransferCall]:
     """Sends behind each action; each receive is posted behind the last action of its direction."""
     found: list[tuple[int, Transfer]] = []
     posted = {"F": -1, "B": -1}
@@ -128,24 +128,27 @@ def _overlapped(
         for action in slot:
             posted[direction(action)] = i if action.kind != "W" else posted[direction(action)]
     found.sort(key=lambda pair: pair[0])
-    return [Call(at, (transfer,), False) for at, transfer in found]
+    return [TransferCall(at, (transfer,), False) for at, transfer in found]
 
 
-def _steady(order: Sequence[Slot], sends: Callable[[Action], bool], receives: Callable[[Action], bool]) -> list[Call]:
+def _steady(
+    order: Sequence[Slot], sends: Callable[[Action], bool], receives: Callable[[Action], bool]
+) -> list[TransferCall]:
     """Overlapped calls, of which those behind a forward of the warm-up or a backward of the cool-down are joined."""
     back = [i for i, slot in enumerate(order) if any(action.kind != "F" for action in slot)]
     forth = [i for i, slot in enumerate(order) if any(action.kind == "F" for action in slot)]
-    first, last = min(back, default=len(order)), max(forth, default=-1)
+    first = min(back, default=len(order))
+    last = max(forth, default=-1)
     warm = first - (len(order[first]) == 1) if first < last else first  # its last forward is the steady state's
     joined: dict[tuple[int, str], list[Transfer]] = {}
-    found: list[Call] = []
+    found: list[TransferCall] = []
     for call in _overlapped(order, sends, receives):
         (transfer,) = call.transfers
         if call.at < warm if transfer.direction == "F" else call.at > last:
             joined.setdefault((call.at, transfer.direction), []).append(transfer)
         else:
             found.append(call)
-    found += [Call(at, tuple(transfers), True) for (at, _), transfers in joined.items()]
+    found += [TransferCall(at, tuple(transfers), True) for (at, _), transfers in joined.items()]
     return sorted(found, key=lambda call: call.at)
 
 
@@ -183,7 +186,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Mail:
+class StageMessages:
     """The messages of one stage: :class:`clustersim.training.strategies.walk.Messages`.
 
     Parameters
@@ -193,12 +196,12 @@ class Mail:
         the tensors (Megatron-LM p2p_communication.py ``_communicate_shapes``).
     """
 
-    here: Here
+    here: StageOps
     route: Route
     order: InitVar[Order]
     mode: InitVar[str]
     shapes: bool = False
-    _calls: dict[int, list[Call]] = field(default_factory=dict, init=False)
+    _calls: dict[int, list[TransferCall]] = field(default_factory=dict, init=False)
     _arrived: dict[Action, tuple[int, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self, order: Order, mode: str) -> None:
@@ -225,13 +228,17 @@ class Mail:
 
     def _read(self, shapes: tuple[int, ...]) -> None:
         """The host waits for the device, and for shapes."""
-        ops, cost = self.here.ops, self.here.cost.work((((READ,), "F"),), dense=False)
+        ops = self.here.ops
+        cost = self.here.cost.work((((READ,), "F"),), dense=False)
         after, ops.waits = (*ops.waits, *shapes), ()
         ops.kernel = ops.compute("read shapes", cost.seconds, "other", "host", after=after)
 
     def _transfer(self, transfer: Transfer, *, shape: bool = False) -> int:
         """A send follows the kernel that made its data, and whatever the host waited for before it."""
-        ops, here, action, way = self.here.ops, self.here, transfer.action, transfer.direction
+        ops = self.here.ops
+        here = self.here
+        action = transfer.action
+        way = transfer.direction
         rank, border = self.route.border(action, out=transfer.sends)
         nbytes = float(self.route.borders[border] * here.cost.micro_batch_size * DTYPE_BYTES[here.dtype])
         after = (*ops.waits, *((ops.kernel,) if ops.kernel >= 0 else ()))
@@ -239,7 +246,9 @@ class Mail:
         kind, verb = (Send, "send") if transfer.sends else (Recv, "recv")
         what = "activation" if way == "F" else "gradient"
         if shape:
-            nbytes, tag, what = SHAPE_BYTES, f"{tag} shape", f"shape of {what}"
+            nbytes = SHAPE_BYTES
+            tag = f"{tag} shape"
+            what = f"shape of {what}"
         label = Label("", action.kind, action.microbatch, action.chunk, "pp")
         stream = f"pp {verb} {way} {rank}"  # a pair of ranks has a communicator of its own
         return ops.add(

@@ -37,7 +37,7 @@ def representative(program: Program, mesh: Mesh, kept: Ints) -> Representative:
 
     Raises :class:`ProgramError` where they cannot: a peer is missing, or groups have different numbers of kept members.
     """
-    part = _Part(mesh, kept)
+    part = _ArrayPart(mesh, kept)
     roles = tuple(role for role in map(part.role, program.roles) if len(role.ranks))
     per_node = int(np.gcd(mesh.nproc_per_node, len(kept)))
     small = Mesh(mesh.gpus[kept], per_node)
@@ -45,7 +45,7 @@ def representative(program: Program, mesh: Mesh, kept: Ints) -> Representative:
 
 
 @dataclass(eq=False)
-class _Part:
+class _ArrayPart:
     """The kept ranks' part of arrays; ops share theirs, so that each is cut once."""
 
     mesh: Mesh
@@ -78,7 +78,8 @@ class _Part:
         if key not in self._known:
             mine = self.at[groups]
             some = (mine >= 0).any(axis=1)
-            mine, everybody = mine[some], groups[some]
+            mine = mine[some]
+            everybody = groups[some]
             counts = (mine >= 0).sum(axis=1)
             if len(set(counts.tolist())) != 1:
                 raise ProgramError("groups have different numbers of the ranks that stand for all")

@@ -15,41 +15,43 @@ import msgspec
 
 from clustersim.core.model import StepCost
 from clustersim.training.builder.gradients import EXPERT, INSTANCES, SHARD, clip, shared_gradients
-from clustersim.training.builder.laying import Here
+from clustersim.training.builder.laying import StageOps
 from clustersim.training.partition.base import Stage
 from clustersim.training.schedules import Action
 from clustersim.training.strategies import sharded
 from clustersim.training.strategies.fsdp import Shards
-from clustersim.training.strategies.fsdp_config import FSDPConfig, Plan, element_bytes
-from clustersim.training.strategies.walk import Part, Place
+from clustersim.training.strategies.fsdp_config import FSDPConfig, FSDPPlan, element_bytes
+from clustersim.training.strategies.walk import LayerPart, Place
 
 
-class Sharded(Shards):
+class ShardHooks(Shards):
     """The hooks of one stage.
 
     cost : the host's rates. config : FSDP's knobs, version 2. tied : elements of the tied embedding on this rank.
     """
 
-    def __init__(self, here: Here, stage: Stage, cost: StepCost, config: FSDPConfig, tied: int) -> None:
+    def __init__(self, here: StageOps, stage: Stage, cost: StepCost, config: FSDPConfig, tied: int) -> None:
         if here.mesh.size("pp") > 1:
             config = msgspec.structs.replace(config, reshard_after_forward=False, no_sync=True)
         wrapped = sharded.units(stage.layers, config.blocks_per_unit, config.min_num_params)
         places = [(c, i) for c, chunk in enumerate(stage.chunks) for i in range(len(chunk.layers))]
         shard = here.groups(SHARD)
-        plan = Plan(wrapped, sharded.segments(len(places), wrapped), shard, shard, here.groups(INSTANCES))
+        plan = FSDPPlan(wrapped, sharded.segments(len(places), wrapped), shard, shard, here.groups(INSTANCES))
         super().__init__(here.ops, cost, config, plan, places)
-        self.here, self.stage, self.tied = here, stage, tied
+        self.here = here
+        self.stage = stage
+        self.tied = tied
         self.experts = self._experts(cost, config, places) if stage.expert_parameters else None
         self._busy = True
 
     def _experts(self, cost: StepCost, config: FSDPConfig, places: list[Place]) -> Shards:
         """The experts of each layer as a unit; nothing is left for the root."""
         layers = [(i, layer) for i, layer in enumerate(self.stage.layers) if layer.expert_parameters]
-        mine = (sharded.Unit(f"{layer.name}.experts", (i,), layer.expert_parameters) for i, layer in layers)
-        units = (sharded.Unit("root", (), 0), *mine)
+        mine = (sharded.ShardUnit(f"{layer.name}.experts", (i,), layer.expert_parameters) for i, layer in layers)
+        units = (sharded.ShardUnit("root", (), 0), *mine)
         groups = self.here.groups(EXPERT)
         spans = tuple((k, unit.layers) for k, unit in enumerate(units) if k)
-        plan = Plan(units, spans, groups, groups, groups.reshape(-1, 1))
+        plan = FSDPPlan(units, spans, groups, groups, groups.reshape(-1, 1))
         return Shards(self.ops, cost, config, plan, places, communicator="edp")
 
     def begin_step(self) -> None:
@@ -62,7 +64,7 @@ class Sharded(Shards):
         """Whether parameters or gradients may be on their way while the pass runs that :meth:`around` is in."""
         return self._busy
 
-    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[LayerPart]:
         """As for a whole model; a layer's experts are gathered behind the rest of it and reduced ahead of it."""
         first = 0 if action.kind == "F" else len(self.stage.chunks[place[0]].layers) - 1
         if place[1] == first:
@@ -75,7 +77,8 @@ class Sharded(Shards):
 
     def finish(self) -> None:
         """Clip and update this rank's shard, when all of its gradients are reduced."""
-        ops, numel = self.ops, self.numel + (self.experts.numel if self.experts else 0.0)
+        ops = self.ops
+        numel = self.numel + (self.experts.numel if self.experts else 0.0)
         after = (*self.reduced, *(self.experts.reduced if self.experts else ())) or (ops.kernel,)
         after = shared_gradients(self.here, self.stage, self.tied, self.config.orig_dtype, after)
         if self.config.clip_grad_norm:

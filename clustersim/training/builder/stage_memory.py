@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Floats
-from clustersim.core.memory_use import Course, MemoryUse
+from clustersim.core.memory_use import MemoryCourse, MemoryUse
 from clustersim.training.partition.base import Chunk, Partition, Stage
 from clustersim.training.schedules.base import Order, Orders
 
@@ -42,7 +42,7 @@ class StateBytes:
     workspace: tuple[float, float] = (0.0, 0.0)
 
 
-class Batch(msgspec.Struct, frozen=True):
+class MicroBatchStash(msgspec.Struct, frozen=True):
     """What is kept of each micro-batch.
 
     Parameters
@@ -60,7 +60,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def stages(
-    partition: Partition, orders: Orders, states: Sequence[StateBytes], batch: Batch, versions: Sequence[int]
+    partition: Partition, orders: Orders, states: Sequence[StateBytes], batch: MicroBatchStash, versions: Sequence[int]
 ) -> tuple[MemoryUse, ...]:
     """What one rank of each stage holds over a step.
 
@@ -73,7 +73,7 @@ def stages(
     )
 
 
-def _stage(stage: Stage, order: Order, states: StateBytes, batch: Batch, versions: int) -> MemoryUse:
+def _stage(stage: Stage, order: Order, states: StateBytes, batch: MicroBatchStash, versions: int) -> MemoryUse:
     count = stage.parameters, stage.expert_parameters
     names, activations, logits = zip(*_moments(stage, order, batch), strict=True)
     n = len(names)
@@ -94,26 +94,28 @@ def _stage(stage: Stage, order: Order, states: StateBytes, batch: Batch, version
         "logits": np.array(logits),
         "optimizer_workspace": np.where(updating, always(states.workspace), 0.0),
     }
-    course = Course(names, parts)
+    course = MemoryCourse(names, parts)
     largest = {name: float(column.max()) for name, column in parts.items()}
     return MemoryUse(**largest, course=course, flat=largest["optimizer_workspace"])  # type: ignore[arg-type]
 
 
-def _moments(stage: Stage, order: Order, batch: Batch) -> Iterator[tuple[str, float, float]]:
+def _moments(stage: Stage, order: Order, batch: MicroBatchStash) -> Iterator[tuple[str, float, float]]:
     """After each action of a rank: its name, bytes of activations and of logits held, at the most while it ran."""
     held = heads = 0.0
     at = {c: stage.chunks[c].layers[i] for c, i in stage.heads}
     for slot in order:
         for action in slot:
-            made = Made.of(stage.of(action.microbatch, action.chunk), batch)
+            made = MicroBatchBytes.of(stage.of(action.microbatch, action.chunk), batch)
             name = f"{action.kind} {action.microbatch}.{action.chunk}"
             if action.kind == "F":
-                held, heads = held + made.kept + made.for_weights, heads + made.fp32
+                held = held + made.kept + made.for_weights
+                heads = heads + made.fp32
                 yield name, held, heads
                 continue
             yield name, held + (made.repeated if action.kind in "BI" else 0.0), heads
             if action.kind in "BI":
-                held, heads = held - made.kept, heads - made.fp32
+                held = held - made.kept
+                heads = heads - made.fp32
             if action.kind == "I":
                 held += made.stashed
             if action.kind in "BW":
@@ -123,7 +125,7 @@ def _moments(stage: Stage, order: Order, batch: Batch) -> Iterator[tuple[str, fl
     yield "optimizer", max(held, 0.0), max(heads, 0.0)
 
 
-class Made(msgspec.Struct, frozen=True):
+class MicroBatchBytes(msgspec.Struct, frozen=True):
     """Bytes of one micro-batch on one chunk: what its forward leaves until I, until W, and in fp32; what a repeated
     forward brings back; and the output gradients that I leaves for a later W."""
 
@@ -134,9 +136,10 @@ class Made(msgspec.Struct, frozen=True):
     stashed: float
 
     @classmethod
-    def of(cls, chunk: Chunk, batch: Batch) -> Made:
+    def of(cls, chunk: Chunk, batch: MicroBatchStash) -> MicroBatchBytes:
         """Of a micro-batch."""
-        layers, size = chunk.layers, batch.samples * batch.element
+        layers = chunk.layers
+        size = batch.samples * batch.element
         return cls(
             size * (sum(layer.kept for layer in layers) + chunk.message * batch.keeps_sent),
             size * sum(layer.kept_for_weights for layer in layers),

@@ -16,28 +16,28 @@ from dataclasses import dataclass, field, replace
 from clustersim.core.model import Layer, Model, StepCost, Tensor
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.training.builder.gradients import EXPERT, shared_gradients
-from clustersim.training.builder.laying import Here
+from clustersim.training.builder.laying import StageOps
 from clustersim.training.builder.stage_memory import StateBytes
 from clustersim.training.partition.base import Stage
 from clustersim.training.schedules import Action
 from clustersim.training.strategies import zero
-from clustersim.training.strategies.walk import Hooks, Part, Place
+from clustersim.training.strategies.walk import Hooks, LayerPart, Place
 from clustersim.training.strategies.zero3 import modules, visits
 from clustersim.training.strategies.zero_config import ZeroConfig, elements
 
 
-def zero_hooks(here: Here, stage: Stage, cost: StepCost, config: ZeroConfig) -> Hooks:
+def zero_hooks(here: StageOps, stage: Stage, cost: StepCost, config: ZeroConfig) -> Hooks:
     """The hooks of the only stage of a model without pipeline. ``cost`` : the host's rates."""
     model = layerwise(stage)
     update = here.cost.update  # of one flat tensor
     cost = replace(cost, optimizer=update(model.parameters, 1), optimizer_floor=update(0.0, 1))
     hooks = zero.hooks(here.ops, model, cost, here.mesh, config)
     hooks.joined = lambda after: shared_gradients(here, stage, 0, config.param_dtype, after)
-    return Experts(hooks, here, stage, config) if stage.expert_parameters else hooks
+    return ExpertHooks(hooks, here, stage, config) if stage.expert_parameters else hooks
 
 
 @dataclass
-class Experts:
+class ExpertHooks:
     """Stage 2's hooks, and beside them what the ranks that hold the same experts do with these.
 
     deepspeed/runtime/zero/stage_1_and_2.py ``average_tensor``: a bucket's experts are all-reduced over the group of
@@ -46,7 +46,7 @@ class Experts:
     """
 
     dense: Hooks
-    here: Here
+    here: StageOps
     stage: Stage
     config: ZeroConfig
     filled: int = field(default=0, init=False)
@@ -57,7 +57,7 @@ class Experts:
         self.reduced = []
         self.dense.begin_step()
 
-    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[LayerPart]:
         """A full bucket is sent off behind the layer that fills it, and what is left at the end of a backward."""
         yield from self.dense.around(place, action, last=last)
         if action.kind != "B":
@@ -67,7 +67,9 @@ class Experts:
             self._reduce()
 
     def _reduce(self) -> None:
-        k, ops, nbytes = len(self.reduced), self.here.ops, float(self.filled * DTYPE_BYTES[self.config.param_dtype])
+        k = len(self.reduced)
+        ops = self.here.ops
+        nbytes = float(self.filled * DTYPE_BYTES[self.config.param_dtype])
         self.filled = 0
         # Copied into contiguous memory, and divided there.
         seconds = 4.0 * nbytes / self.here.rate
@@ -84,7 +86,9 @@ class Experts:
     def finish(self) -> None:
         """Norm and update of the dense ones, then the experts'."""
         self.dense.finish()
-        ops, cost, size = self.here.ops, self.here.cost, DTYPE_BYTES[self.config.param_dtype]
+        ops = self.here.ops
+        cost = self.here.cost
+        size = DTYPE_BYTES[self.config.param_dtype]
         numel = self.stage.expert_parameters / self.here.groups(EXPERT).shape[1]
         seconds = cost.update(numel, 1) + 2.0 * numel * (size + 4.0) / self.here.rate * (size < 4)
         after, ops.waits = (*ops.waits, *self.reduced[-1:]), ()
@@ -109,8 +113,10 @@ def zero_states(stage: Stage, ranks: int, experts: int, config: ZeroConfig, stat
 
     Gathered at once is what stage 3's coordinator holds at the most; buckets are a number of bytes.
     """
-    model, block = layerwise(stage), config.zero_optimization
-    size, share = float(DTYPE_BYTES[config.param_dtype]), 1.0 / ranks
+    model = layerwise(stage)
+    block = config.zero_optimization
+    size = float(DTYPE_BYTES[config.param_dtype])
+    share = 1.0 / ranks
     third = block.stage == 3
     gathered = max(visit.live for visit in visits(modules(model, block), block)) / model.parameters if third else 0.0
     bucket = size * min(elements(block.reduce_bucket_size), model.parameters)

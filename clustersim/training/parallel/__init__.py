@@ -11,6 +11,17 @@ from clustersim.training.parallel.names import FIELDS, field_for, preset, transl
 from clustersim.training.parallel.recompute import Recompute, recompute
 
 __all__ = [
-    "FIELDS", "ModelShape", "ParallelConfig", "Recompute", "Routing", "blocks_of_stages", "check",
-    "field_for", "padded_vocab", "preset", "recompute", "stages_of", "translate",
-]  # fmt: skip
+    "FIELDS",
+    "ModelShape",
+    "ParallelConfig",
+    "Recompute",
+    "Routing",
+    "blocks_of_stages",
+    "check",
+    "field_for",
+    "padded_vocab",
+    "preset",
+    "recompute",
+    "stages_of",
+    "translate",
+]

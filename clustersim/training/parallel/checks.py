@@ -100,7 +100,8 @@ def _tensor(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
 
 def _sequence(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     """Sequence parallelism, and what it excludes."""
-    t, sp = parallel.tp, parallel.sequence_parallel
+    t = parallel.tp
+    sp = parallel.sequence_parallel
     if sp and t == 1:
         raise _wrong(parallel, "sequence_parallel", "needs tp > 1; tp is 1")
     if sp and parallel.tp_grad_overlap:
@@ -118,7 +119,8 @@ def _sequence(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
 
 
 def _context(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
-    c, s = parallel.cp, shape.seq_len
+    c = parallel.cp
+    s = shape.seq_len
     per_layer = parallel.cp_comm_type
     if not isinstance(per_layer, str) and len(per_layer) != shape.layers:
         raise refuse("cp_comm_type", f"cp_comm_type lists {len(per_layer)} layers; the model has {shape.layers}")
@@ -144,7 +146,8 @@ def _context(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
 
 def _inner_all_to_all(parallel: ParallelConfig, needed: bool) -> int:
     """Ranks of the inner all-to-all of a2a+p2p; 1 without one."""
-    name, sizes = "hierarchical_context_parallel_sizes", parallel.hierarchical_context_parallel_sizes
+    name = "hierarchical_context_parallel_sizes"
+    sizes = parallel.hierarchical_context_parallel_sizes
     if needed and sizes is None:
         raise refuse(name, f"cp_comm_type 'a2a+p2p' needs {name}, two sizes whose product is cp {parallel.cp}")
     if sizes is not None and (len(sizes) != 2 or prod(sizes) != parallel.cp):
@@ -167,7 +170,9 @@ def _heads_of_all_to_all(parallel: ParallelConfig, shape: ModelShape, kind: str,
 
 
 def _experts(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
-    e, experts, cut = parallel.ep, shape.experts, parallel.etp or parallel.tp
+    e = parallel.ep
+    experts = shape.experts
+    cut = parallel.etp or parallel.tp
     if e > 1 and not experts:
         raise _wrong(parallel, "ep", "spreads experts; the model has none; use 1")
     if experts % e:
@@ -203,11 +208,13 @@ def _expert_settings(parallel: ParallelConfig, shape: ModelShape, world: int) ->
 
 def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     """Whether the layers make as many stages."""
-    p, layers = parallel.pp, shape.layers
+    p = parallel.pp
+    layers = shape.layers
     if parallel.layout is not None:
         _layout(parallel, shape)
         return
-    vpp, each = parallel.chunks(layers), parallel.layers_per_virtual_stage
+    vpp = parallel.chunks(layers)
+    each = parallel.layers_per_virtual_stage
     if each is not None and parallel.vpp not in {None, vpp}:
         raise _wrong(parallel, "vpp", f"contradicts {each} layers a chunk, which make {vpp} on each rank")
     if each is not None and (made := parallel.made_of(layers, each)) % p:
@@ -226,15 +233,26 @@ def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
 
 def _layout(parallel: ParallelConfig, shape: ModelShape) -> None:
     """Whether a layout has as many stages as there are; partition says whether it adds up to the model."""
-    other = [name for name in ("vpp", "layers_per_virtual_stage", "decoder_first_pipeline_num_layers",
-             "decoder_last_pipeline_num_layers", "first_stage_less_layers", "last_stage_less_layers",
-             "partition_method") if getattr(parallel, name) is not None]  # fmt: skip
+    other = [
+        name
+        for name in (
+            "vpp",
+            "layers_per_virtual_stage",
+            "decoder_first_pipeline_num_layers",
+            "decoder_last_pipeline_num_layers",
+            "first_stage_less_layers",
+            "last_stage_less_layers",
+            "partition_method",
+        )
+        if getattr(parallel, name) is not None
+    ]
     if parallel.framework == "megatron" and other and other != ["vpp"]:
         raise refuse("layout", f"layout and {other[-1]} both say which layers a stage has; say one")
     stages = parallel.stages
     if len(stages) % parallel.pp or parallel.vpp not in {None, len(stages) // parallel.pp}:
-        raise refuse("layout", f"layout has {len(stages)} stages, which pp {parallel.pp} and vpp {parallel.vpp or 1} "
-                      "do not make")  # fmt: skip
+        raise refuse(
+            "layout", f"layout has {len(stages)} stages, which pp {parallel.pp} and vpp {parallel.vpp or 1} do not make"
+        )
 
 
 def _pipeline(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
@@ -249,7 +267,8 @@ def _pipeline(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
 
 
 def _recompute(parallel: ParallelConfig) -> None:
-    granularity, method = parallel.recompute_granularity, parallel.recompute_method
+    granularity = parallel.recompute_granularity
+    method = parallel.recompute_method
     for name in ("recompute_method", "recompute_num_layers"):
         if getattr(parallel, name) is not None and granularity != "full":
             raise _wrong(parallel, name, f"belongs to recompute_granularity = 'full'; it is {granularity!r}")
@@ -257,8 +276,10 @@ def _recompute(parallel: ParallelConfig) -> None:
         why = "needs recompute_method and recompute_num_layers, such as 'uniform' and 1"
         raise _wrong(parallel, "recompute_granularity", why)
     if parallel.recompute_modules is not None and granularity != "selective":
-        raise refuse("recompute_modules", "recompute_modules belong to recompute_granularity = 'selective'; it is "
-                      f"{granularity!r}")  # fmt: skip
+        raise refuse(
+            "recompute_modules",
+            f"recompute_modules belong to recompute_granularity = 'selective'; it is {granularity!r}",
+        )
     partial = "num_microbatches_with_partial_activation_checkpoints"
     if getattr(parallel, partial) is not None and (parallel.pp == 1 or granularity == "selective"):
         need = "pp > 1; pp is 1" if parallel.pp == 1 else "recompute_granularity = 'full', or none; it is 'selective'"

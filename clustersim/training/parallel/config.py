@@ -232,7 +232,9 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     def replicas(self, dp: int) -> int:
         """Copies of every shard among ``dp`` data-parallel ranks. Raises :class:`ScenarioError`."""
-        copies, replicate, shard = self.num_distributed_optimizer_instances, self.dp_replicate, self.dp_shard
+        copies = self.num_distributed_optimizer_instances
+        replicate = self.dp_replicate
+        shard = self.dp_shard
         if copies > 1 and (dp % copies or replicate not in {None, copies}):
             name = "num_distributed_optimizer_instances"
             why = f"does not divide dp {dp}; {nearest_divisor(dp, copies)}" if dp % copies else f"is not {replicate}"

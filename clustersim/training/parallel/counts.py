@@ -55,13 +55,16 @@ def _equal(parallel: ParallelConfig, layers: int, vpp: int) -> list[int]:
     Megatron-LM transformer/transformer_block.py ``get_num_layers_to_build``: a rank's layers are divided over its
     chunks, and chunk c of all ranks precedes chunk c + 1 of any.
     """
-    p, first, last = parallel.pp, parallel.decoder_first_pipeline_num_layers, parallel.decoder_last_pipeline_num_layers
+    p = parallel.pp
+    first = parallel.decoder_first_pipeline_num_layers
+    last = parallel.decoder_last_pipeline_num_layers
     counted = (parallel.account_for_embedding_in_pipeline_split, parallel.account_for_loss_in_pipeline_split)
     given = [n for n in (first, last) if n is not None]
     if any(counted) and given:
         name = f"account_for_{'embedding' if counted[0] else 'loss'}_in_pipeline_split"
         raise refuse(name, f"{name} and decoder_*_pipeline_num_layers both set the ends of the pipeline; say one")
-    rest, ranks = layers - sum(given) + sum(counted), p - len(given)
+    rest = layers - sum(given) + sum(counted)
+    ranks = p - len(given)
     if rest < 0 or ranks < (rest > 0) or (ranks and rest % (ranks * vpp)):
         what = f"{rest} layers do not divide over {ranks} ranks" + (f" of {vpp} chunks" if vpp > 1 else "")
         beside = " beside the ends" if given else " with the embedding and loss counted" if any(counted) else ""

@@ -62,7 +62,8 @@ def preset(framework: str, said: Table) -> Values:
 
 def field_for(name: str) -> str | None:
     """Where a scenario has what some framework calls ``name``, such as ``"parallel.pp"``; None where nobody does."""
-    plain, known = _plain(name), _names()
+    plain = _plain(name)
+    known = _names()
     if plain in known.elsewhere:
         return known.elsewhere[plain]
     if plain in FIELDS or plain in known.same:
@@ -111,7 +112,8 @@ def _plain(name: str) -> str:
 
 
 def _meaning(name: str, value: object) -> Values:
-    plain, known = _plain(name), _names()
+    plain = _plain(name)
+    known = _names()
     if plain in known.flags:
         if not isinstance(value, bool):
             raise ScenarioError(f"{name} = {value!r} does not fit: expected true or false (at $.parallel.{name})")
@@ -156,7 +158,8 @@ def _batches(found: Values) -> None:
     local = found.pop("local.batch_size", None)
     if not isinstance(local, int):
         return
-    each, count = found.get("strategy.micro_batch_size"), found.get("microbatches")
+    each = found.get("strategy.micro_batch_size")
+    count = found.get("microbatches")
     if isinstance(each, int) and each > 0 and local % each == 0:
         found["microbatches"] = local // each
     elif each is None and isinstance(count, int) and count > 0 and local % count == 0:

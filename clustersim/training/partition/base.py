@@ -78,7 +78,7 @@ Item: TypeAlias = Work | Exchange
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class StashedElements:
     """What forward leaves for backward, in elements per sample.
 
     Parameters
@@ -97,21 +97,21 @@ class Held:
     fp32_kept: float = 0.0
     stashed: float = 0.0
 
-    def __add__(self, other: Held) -> Held:
-        return Held(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+    def __add__(self, other: StashedElements) -> StashedElements:
+        return StashedElements(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     @property
     def whole(self) -> float:
         """All of it in the activations' type."""
         return self.kept + self.kept_for_weights + self.repeated
 
-    def dropped(self, keeps: float) -> Held:
+    def dropped(self, keeps: float) -> StashedElements:
         """The same where forward leaves only so many elements and backward brings the rest back."""
         return replace(self, kept=keeps, kept_for_weights=0.0, repeated=self.whole)
 
 
 @dataclass(frozen=True)
-class LocalLayer(Held):
+class LocalLayer(StashedElements):
     """A layer as one rank holds and computes it.
 
     Parameters

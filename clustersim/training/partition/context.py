@@ -16,11 +16,21 @@ from clustersim.core.errors import ModelError
 from clustersim.core.model import Kernel
 from clustersim.training.parallel import ParallelConfig
 from clustersim.training.partition.base import Exchange
-from clustersim.training.partition.nodes import ARITHMETIC, Kernels, Listing, Local, Node, Nodes, Several, copy, scaled
-from clustersim.training.partition.share import Share
+from clustersim.training.partition.nodes import (
+    ARITHMETIC,
+    Kernels,
+    LayerNode,
+    LocalKernels,
+    NodeListing,
+    Nodes,
+    NodeSequence,
+    copy,
+    scaled,
+)
+from clustersim.training.partition.share import LayerShares
 
 
-class Tensors(msgspec.Struct, frozen=True):
+class AttentionTensors(msgspec.Struct, frozen=True):
     """Elements per sample of a rank's queries, outputs, keys and values."""
 
     queries: float
@@ -29,7 +39,7 @@ class Tensors(msgspec.Struct, frozen=True):
     values: float
 
 
-def attention_node(name: str, kernel: Kernel, share: Share, parallel: ParallelConfig, block: int) -> Node:
+def attention_node(name: str, kernel: Kernel, share: LayerShares, parallel: ParallelConfig, block: int) -> LayerNode:
     """Attention of one block as its context-parallel ranks play it.
 
     kernel : the rank's, with 1/c of the arithmetic. block : its number, for a list of ``cp_comm_type``.
@@ -43,20 +53,21 @@ def attention_node(name: str, kernel: Kernel, share: Share, parallel: ParallelCo
         )
     tensors = _tensors(kernel, share)
     pair = tensors.keys + tensors.values
-    comm, c = parallel.cp_comm(block), share.cp
+    comm = parallel.cp_comm(block)
+    c = share.cp
     uneven = kernel.causal and parallel.cp_load_balancer == "none"
     if comm == "all_gather" and parallel.framework == "torchtitan":
         return Stepwise(name, kernel, tensors.outputs, kernel.heads / share.local_kv_heads * pair, c, uneven)
     if comm == "all_gather":
         # With consecutive chunks the last rank sees all earlier ones: c^2 / 2 - (c - 1)^2 / 2 of c / 2 on average.
-        return Gathered(name, (scaled(kernel, (2 * c - 1) / c, ARITHMETIC) if uneven else kernel,), tensors, c)
+        return GatheredAttention(name, (scaled(kernel, (2 * c - 1) / c, ARITHMETIC) if uneven else kernel,), tensors, c)
     if comm == "p2p":
-        return Ring(name, kernel, pair, c, ("cp",), uneven)
+        return RingAttention(name, kernel, pair, c, ("cp",), uneven)
     if comm == "a2a":
-        return Swapped(name, Local(name, (_fewer_heads(kernel, c),)), tensors, ("cp",))
+        return SwappedHeads(name, LocalKernels(name, (_fewer_heads(kernel, c),)), tensors, ("cp",))
     inner, outer = parallel.hierarchical_context_parallel_sizes or (1, c)
-    ring = Ring(name, _fewer_heads(kernel, inner), pair, outer, ("cp_p2p",), uneven)
-    return Swapped(name, ring, tensors, ("cp_a2a",))
+    ring = RingAttention(name, _fewer_heads(kernel, inner), pair, outer, ("cp_p2p",), uneven)
+    return SwappedHeads(name, ring, tensors, ("cp_a2a",))
 
 
 def _fewer_heads(kernel: Kernel, ranks: int) -> Kernel:
@@ -65,18 +76,20 @@ def _fewer_heads(kernel: Kernel, ranks: int) -> Kernel:
     return scaled(kernel, heads * ranks / kernel.heads, ARITHMETIC, heads=heads)
 
 
-def _tensors(kernel: Kernel, share: Share) -> Tensors:
+def _tensors(kernel: Kernel, share: LayerShares) -> AttentionTensors:
     """Sizes from the kernel: it reads and writes ``seq (heads + kv heads) (head + value dimension)`` once."""
     tokens = kernel.seq / share.cp
     widths = kernel.nbytes / (tokens * (kernel.heads + share.local_kv_heads))
     value = widths - kernel.head_dim
-    return Tensors(
-        tokens * kernel.heads * kernel.head_dim, tokens * kernel.heads * value,
-        tokens * share.local_kv_heads * kernel.head_dim, tokens * share.local_kv_heads * value,
-    )  # fmt: skip
+    return AttentionTensors(
+        tokens * kernel.heads * kernel.head_dim,
+        tokens * kernel.heads * value,
+        tokens * share.local_kv_heads * kernel.head_dim,
+        tokens * share.local_kv_heads * value,
+    )
 
 
-class Ring(msgspec.Struct, frozen=True):
+class RingAttention(msgspec.Struct, frozen=True):
     """Keys and values go round while a rank attends to those it has (Ring Attention, arXiv:2310.01889).
 
     ``pair`` : elements of a rank's keys and values. ``uneven`` : a causal sequence in consecutive chunks, of which the
@@ -94,16 +107,18 @@ class Ring(msgspec.Struct, frozen=True):
     @property
     def kernels(self) -> Kernels:
         """A kernel for each step. The first has the diagonal; the others half a square with nothing masked."""
-        c, whole = self.ranks, self.kernel
+        c = self.ranks
+        whole = self.kernel
         step = replace(
             whole, flops=whole.flops / c, backward_flops=whole.backward_flops / c, seq=whole.seq // c, saved=0.0
         )
         later = scaled(step, 2 if self.uneven else 1, ARITHMETIC, causal=False)
         return (replace(step, saved=whole.saved), *(later,) * (c - 1))
 
-    def forward(self, out: Listing, part: str) -> None:
+    def forward(self, out: NodeListing, part: str) -> None:
         """c steps, c - 1 transfers."""
-        c, kernels = self.ranks, self.kernels
+        c = self.ranks
+        kernels = self.kernels
         before = out.waiting
         sent: list[int] = []
         for i in range(c):
@@ -116,9 +131,10 @@ class Ring(msgspec.Struct, frozen=True):
             out.wait_for(*sent[max(0, i - 1) : i])
             out.work(self.name, (kernels[i],), part)
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """c steps, c transfers: keys and values, then with their gradient so far, at last the gradient alone."""
-        c, kernels = self.ranks, self.kernels
+        c = self.ranks
+        kernels = self.kernels
         before = out.waiting
         sent: list[int] = []
         for i in range(c):
@@ -132,26 +148,26 @@ class Ring(msgspec.Struct, frozen=True):
         out.wait_for(sent[-1])
 
 
-class Gathered(msgspec.Struct, frozen=True):
+class GatheredAttention(msgspec.Struct, frozen=True):
     """Keys and values of all ranks are gathered first (Llama 3, arXiv:2407.21783 s3.3.2)."""
 
     name: str
     kernels: Kernels
-    tensors: Tensors
+    tensors: AttentionTensors
     ranks: int
 
-    def forward(self, out: Listing, part: str) -> None:
+    def forward(self, out: NodeListing, part: str) -> None:
         """Two all_gathers, then one kernel for all of them."""
         self._exchange(out, "all_gather", "", part)
         out.work(self.name, self.kernels, part)
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """They are gathered again, and their gradients are summed where they belong."""
         self._exchange(out, "all_gather", " again", "I")
         out.work(self.name, self.kernels, "I")
         self._exchange(out, "reduce_scatter", " gradient", "I")
 
-    def _exchange(self, out: Listing, kind: str, what: str, part: str) -> None:
+    def _exchange(self, out: NodeListing, kind: str, what: str, part: str) -> None:
         for name, elements in (("keys", self.tensors.keys), ("values", self.tensors.values)):
             out.exchange(Exchange(f"{self.name} {name}{what}", kind, ("cp",), elements * self.ranks, part))
 
@@ -177,18 +193,19 @@ class Stepwise(msgspec.Struct, frozen=True):
     @property
     def kernels(self) -> Kernels:
         """A kernel for each step."""
-        return Ring(self.name, self.kernel, self.pair, self.ranks, ("cp",), self.uneven).kernels
+        return RingAttention(self.name, self.kernel, self.pair, self.ranks, ("cp",), self.uneven).kernels
 
-    def forward(self, out: Listing, part: str) -> None:
+    def forward(self, out: NodeListing, part: str) -> None:
         """c steps; each but the first is merged into what is there."""
         # Passes of 16 bits: cast 3, difference 6, product 4, difference 6; or of half the rows, joined again by 4.
         merged = copy("merged", 10.0 * self.outputs, 6.0 * self.outputs)
         for i, kernel in self._steps(out, "", part):
             out.work(self.name, (kernel, merged) if i else (kernel,), part)
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """c steps; sums of all three gradients, and those of keys and values joined to be sent."""
-        read, written = 3.0 * (self.outputs + self.pair) + 2.0 * self.pair, 2.0 * (self.outputs + 2.0 * self.pair)
+        read = 3.0 * (self.outputs + self.pair) + 2.0 * self.pair
+        written = 2.0 * (self.outputs + 2.0 * self.pair)
         sent = -1
         for i, kernel in self._steps(out, " again", "I"):
             out.work(self.name, (kernel,), "I")
@@ -199,8 +216,9 @@ class Stepwise(msgspec.Struct, frozen=True):
             sent = out.beside(Exchange(label, "ring", ("cp",), self.pair, "I", dtype="fp32"))
         out.wait_for(sent)
 
-    def _steps(self, out: Listing, what: str, part: str) -> Iterator[tuple[int, Kernel]]:
-        label, size = f"{self.name} keys and values{what}", self.pair * self.ranks
+    def _steps(self, out: NodeListing, what: str, part: str) -> Iterator[tuple[int, Kernel]]:
+        label = f"{self.name} keys and values{what}"
+        size = self.pair * self.ranks
         gathered = out.beside(Exchange(label, "all_gather", ("cp",), size, part, needs=out.waiting))
         for i, kernel in enumerate(self.kernels):
             if i == 1:
@@ -208,12 +226,12 @@ class Stepwise(msgspec.Struct, frozen=True):
             yield i, kernel
 
 
-class Swapped(msgspec.Struct, frozen=True):
+class SwappedHeads(msgspec.Struct, frozen=True):
     """Heads for tokens: each rank attends with 1/c of the heads to the whole sequence (Ulysses, arXiv:2309.14509)."""
 
     name: str
-    inside: Node
-    tensors: Tensors
+    inside: LayerNode
+    tensors: AttentionTensors
     dims: tuple[str, ...]
 
     @property
@@ -221,24 +239,24 @@ class Swapped(msgspec.Struct, frozen=True):
         """Those inside."""
         return self.inside.kernels
 
-    def forward(self, out: Listing, part: str) -> None:
+    def forward(self, out: NodeListing, part: str) -> None:
         """Queries, keys and values in, outputs back."""
         t = self.tensors
         self._swap(out, {"queries": t.queries, "keys": t.keys, "values": t.values}, part)
         self.inside.forward(out, part)
         self._swap(out, {"output": t.outputs}, part)
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """The mirror."""
         self.attended(out)
         self._swap(out, self._gradients(), "I")
 
-    def attended(self, out: Listing) -> None:
+    def attended(self, out: NodeListing) -> None:
         """Backward up to the gradients of queries, keys and values of all tokens and a few heads."""
         self._swap(out, {"output gradient": self.tensors.outputs}, "I")
         self.inside.backward(out)
 
-    def sent_home(self, out: Listing) -> tuple[int, ...]:
+    def sent_home(self, out: NodeListing) -> tuple[int, ...]:
         """Those gradients on their way, values first, then keys and queries, which nothing waits for yet."""
         names = self._gradients()
         self._swap(out, {"value gradient": names.pop("value gradient")}, "I")
@@ -251,13 +269,13 @@ class Swapped(msgspec.Struct, frozen=True):
         t = self.tensors
         return {"query gradient": t.queries, "key gradient": t.keys, "value gradient": t.values}
 
-    def _swap(self, out: Listing, named: dict[str, float], part: str) -> None:
+    def _swap(self, out: NodeListing, named: dict[str, float], part: str) -> None:
         for name, elements in named.items():
             out.exchange(Exchange(f"{self.name} {name}", "all_to_all", self.dims, elements, part))
 
 
 @dataclass(frozen=True)
-class Ulysses(Several):
+class Ulysses(NodeSequence):
     """Products that make queries, keys and values, and an attention whose gradients come home beside their backward:
     DeepSpeed's ``sp_overlap_comm`` (deepspeed/sequence/layer.py).
 
@@ -265,32 +283,33 @@ class Ulysses(Several):
     where their own products begin, or what is between (rotation), which needs both.
     """
 
-    projections: Local
-    attention: Swapped
+    projections: LocalKernels
+    attention: SwappedHeads
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """See above."""
         name, (q, k, v), between = self.projections.name, self.projections.kernels, self.nodes[1:-1]
         self.attention.attended(out)
         sent = self.attention.sent_home(out)
-        Local(name, (v,)).backward(out)
+        LocalKernels(name, (v,)).backward(out)
         if between:
             out.wait_for(*sent)
             sent = ()
-        Several(between).backward(out)
+        NodeSequence(between).backward(out)
         for i, kernel in enumerate((k, q)):
             out.wait_for(*sent[i : i + 1])
-            Local(name, (kernel,)).backward(out)
+            LocalKernels(name, (kernel,)).backward(out)
 
 
 def coming_home_beside(nodes: Nodes) -> Nodes:
     """A layer's nodes, with its attention a :class:`Ulysses` where queries, keys and values have a product each."""
-    at = next((i for i, node in enumerate(nodes) if isinstance(node, Swapped)), None)
+    at = next((i for i, node in enumerate(nodes) if isinstance(node, SwappedHeads)), None)
     made = [i for i, node in enumerate(nodes[:at]) if {"q", "k", "v"} == {kernel.name for kernel in node.kernels}]
     if at is None or not made:
         return nodes
-    projections, attention = nodes[made[-1]], nodes[at]
-    if not (isinstance(projections, Local) and isinstance(attention, Swapped)):
+    projections = nodes[made[-1]]
+    attention = nodes[at]
+    if not (isinstance(projections, LocalKernels) and isinstance(attention, SwappedHeads)):
         return nodes
     first = made[-1]
     return (*nodes[:first], Ulysses(nodes[first : at + 1], projections, attention), *nodes[at + 1 :])

@@ -16,10 +16,12 @@ import numpy as np
 from clustersim.core.byte_matrix import ByteMatrix, byte_matrix
 from clustersim.core.model import Kernel
 from clustersim.training.partition.base import Exchange
-from clustersim.training.partition.nodes import TRAFFIC, Kernels, Listing, scaled
-from clustersim.training.partition.routing import Routed, distinct
+from clustersim.training.partition.nodes import TRAFFIC, Kernels, NodeListing, scaled
+from clustersim.training.partition.routing import RoutedTokens, distinct
 
-EP, ETP, BOTH = ("ep",), ("etp",), ("etp", "ep")
+EP = ("ep",)
+ETP = ("etp",)
+BOTH = ("etp", "ep")
 HOST_WAITS = 3
 """Host operations the device stands still for when the host reads counts: the copy, the wake-up, the next launch."""
 
@@ -39,7 +41,7 @@ class Mixture(msgspec.Struct, frozen=True):
     group_limit: int = 0
 
 
-class Spread(msgspec.Struct, frozen=True):
+class ExpertSpread(msgspec.Struct, frozen=True):
     """How the experts of one layer are spread over ranks, and how tokens reach them.
 
     Parameters
@@ -54,7 +56,7 @@ class Spread(msgspec.Struct, frozen=True):
     ep: int
     etp: int
     tokens: float
-    routed: Routed
+    routed: RoutedTokens
     per_node: int
     kind: str = "alltoall"
     backend: str = "deepep"
@@ -73,19 +75,19 @@ class Dispatcher(Protocol):
     def by_sender(self) -> bool:
         """Whether tokens are copied and permuted where they are, and summed when they are back."""
 
-    def prepare(self, out: Listing, part: str) -> None:
+    def prepare(self, out: NodeListing, part: str) -> None:
         """What must be known before tokens are permuted."""
 
-    def there(self, out: Listing, part: str) -> None:
+    def there(self, out: NodeListing, part: str) -> None:
         """Tokens to their experts."""
 
-    def home(self, out: Listing, part: str) -> None:
+    def home(self, out: NodeListing, part: str) -> None:
         """Outputs to their tokens."""
 
-    def gradient_there(self, out: Listing) -> None:
+    def gradient_there(self, out: NodeListing) -> None:
         """Gradients of the outputs to the experts."""
 
-    def gradient_home(self, out: Listing) -> None:
+    def gradient_home(self, out: NodeListing) -> None:
         """Gradients of inputs, and of the weights outputs are summed by, to their tokens."""
 
     def sorting(self, permute: Kernel, unpermute: Kernel) -> tuple[Kernels, Kernels]:
@@ -97,7 +99,7 @@ def is_expert(kernel: Kernel) -> bool:
     return kernel.cut.startswith("expert") or kernel.name in {"router", "top_k"} or kernel.name.startswith("shared_")
 
 
-def read_counts(out: Listing, part: str) -> None:
+def read_counts(out: NodeListing, part: str) -> None:
     """The host copies counts from the device and waits, before it launches what depends on them."""
     out.work("read counts", (Kernel("read_counts", "host", launches=HOST_WAITS, backward_launches=0),), part)
 
@@ -105,10 +107,10 @@ def read_counts(out: Listing, part: str) -> None:
 class AllToAll(msgspec.Struct, frozen=True):
     """Each copy of a token to its expert's position; ranks that cut the same experts gather their rows."""
 
-    spread: Spread
+    spread: ExpertSpread
     by_sender: bool = True
 
-    def prepare(self, out: Listing, part: str) -> None:
+    def prepare(self, out: NodeListing, part: str) -> None:
         """Counts of everybody, which the host reads."""
         s = self.spread
         if s.counted:
@@ -119,7 +121,7 @@ class AllToAll(msgspec.Struct, frozen=True):
                 )
             read_counts(out, part)
 
-    def there(self, out: Listing, part: str) -> None:
+    def there(self, out: NodeListing, part: str) -> None:
         """Hidden states and weights; both to all ranks of an expert."""
         s = self.spread
         self._swap(out, "dispatch", s.mixture.hidden, part)
@@ -127,19 +129,19 @@ class AllToAll(msgspec.Struct, frozen=True):
         self._over_etp(out, "dispatch", "all_gather", s.mixture.hidden, part)
         self._over_etp(out, "dispatch probs", "all_gather", 1, part)
 
-    def home(self, out: Listing, part: str) -> None:
+    def home(self, out: NodeListing, part: str) -> None:
         """Partial sums of an expert's ranks, then each row to its token."""
         h = self.spread.mixture.hidden
         self._over_etp(out, "combine", "reduce_scatter", h, part)
         self._swap(out, "combine", h, part, home=True)
 
-    def gradient_there(self, out: Listing) -> None:
+    def gradient_there(self, out: NodeListing) -> None:
         """The adjoint of :meth:`home`."""
         h = self.spread.mixture.hidden
         self._swap(out, "combine gradient", h, "I")
         self._over_etp(out, "combine gradient", "all_gather", h, "I")
 
-    def gradient_home(self, out: Listing) -> None:
+    def gradient_home(self, out: NodeListing) -> None:
         """The adjoint of :meth:`there`, whose counts are known by now."""
         h = self.spread.mixture.hidden
         self._over_etp(out, "dispatch probs gradient", "reduce_scatter", 1, "I")
@@ -156,7 +158,7 @@ class AllToAll(msgspec.Struct, frozen=True):
         one = Kernel("sort_rows", "memory", nbytes=moved, backward_nbytes=moved, backward_launches=1, cut="expert")
         return (one,), (replace(one, name="unsort_rows"),)
 
-    def _swap(self, out: Listing, what: str, width: int, part: str, *, home: bool = False) -> None:
+    def _swap(self, out: NodeListing, what: str, width: int, part: str, *, home: bool = False) -> None:
         """The all_to_all of one tensor; weights (one number a row) are fp32."""
         s = self.spread
         if s.ep > 1:
@@ -164,7 +166,7 @@ class AllToAll(msgspec.Struct, frozen=True):
             dtype = "fp32" if width == 1 else None
             out.exchange(Exchange(what, "all_to_all", EP, s.routed.rows * width, part, dtype=dtype, matrix=matrix))
 
-    def _over_etp(self, out: Listing, what: str, kind: str, width: int, part: str) -> None:
+    def _over_etp(self, out: NodeListing, what: str, kind: str, width: int, part: str) -> None:
         s = self.spread
         if s.etp > 1:
             dtype = "fp32" if width == 1 else None
@@ -174,28 +176,28 @@ class AllToAll(msgspec.Struct, frozen=True):
 class AllGather(msgspec.Struct, frozen=True):
     """All tokens of all ranks everywhere, with the map of who wants whom; sums are scattered. Megatron's default."""
 
-    spread: Spread
+    spread: ExpertSpread
     by_sender: bool = False
 
-    def prepare(self, out: Listing, part: str) -> None:
+    def prepare(self, out: NodeListing, part: str) -> None:
         """Nothing."""
 
-    def there(self, out: Listing, part: str) -> None:
+    def there(self, out: NodeListing, part: str) -> None:
         """The map of choices, their weights (fp32), the hidden states; then the host reads the counts."""
         self._exchange(out, "dispatch map", "all_gather", self.spread.mixture.experts, part, "uint8")
         self._exchange(out, "dispatch probs", "all_gather", self.spread.mixture.experts, part, "fp32")
         self._exchange(out, "dispatch", "all_gather", self.spread.mixture.hidden, part)
         read_counts(out, part)
 
-    def home(self, out: Listing, part: str) -> None:
+    def home(self, out: NodeListing, part: str) -> None:
         """Every rank's part of every token's sum."""
         self._exchange(out, "combine", "reduce_scatter", self.spread.mixture.hidden, part)
 
-    def gradient_there(self, out: Listing) -> None:
+    def gradient_there(self, out: NodeListing) -> None:
         """The adjoint of :meth:`home`."""
         self._exchange(out, "combine gradient", "all_gather", self.spread.mixture.hidden, "I")
 
-    def gradient_home(self, out: Listing) -> None:
+    def gradient_home(self, out: NodeListing) -> None:
         """The adjoint of :meth:`there`; a map has no gradient."""
         self._exchange(out, "dispatch gradient", "reduce_scatter", self.spread.mixture.hidden, "I")
         self._exchange(out, "dispatch probs gradient", "reduce_scatter", self.spread.mixture.experts, "I", "fp32")
@@ -205,7 +207,9 @@ class AllGather(msgspec.Struct, frozen=True):
         etp = self.spread.etp
         return (scaled(permute, etp, TRAFFIC),), (scaled(unpermute, etp, TRAFFIC),)
 
-    def _exchange(self, out: Listing, what: str, kind: str, width: int, part: str, dtype: str | None = None) -> None:
+    def _exchange(
+        self, out: NodeListing, what: str, kind: str, width: int, part: str, dtype: str | None = None
+    ) -> None:
         s = self.spread
         if s.ep * s.etp > 1:
             out.exchange(Exchange(what, kind, BOTH, s.tokens * s.ep * s.etp * width, part, dtype=dtype))
@@ -217,27 +221,27 @@ class TwoHops(msgspec.Struct, frozen=True):
     Both hops are one kernel that pipelines them, so the exchanges run beside each other. Weights travel inside.
     """
 
-    spread: Spread
+    spread: ExpertSpread
     by_sender: bool = False
 
-    def prepare(self, out: Listing, part: str) -> None:
+    def prepare(self, out: NodeListing, part: str) -> None:
         """Nothing: the kernel itself exchanges counts."""
 
-    def there(self, out: Listing, part: str) -> None:
+    def there(self, out: NodeListing, part: str) -> None:
         """Dispatch; DeepEP's host spins until counts are there, HybridEP's does not."""
         self._hops(out, "dispatch", part)
         if self.spread.counted and self.spread.backend == "deepep":
             read_counts(out, part)
 
-    def home(self, out: Listing, part: str) -> None:
+    def home(self, out: NodeListing, part: str) -> None:
         """Combine: sums inside a node, then one row per node."""
         self._hops(out, "combine", part, home=True)
 
-    def gradient_there(self, out: Listing) -> None:
+    def gradient_there(self, out: NodeListing) -> None:
         """A dispatch."""
         self._hops(out, "combine gradient", "I")
 
-    def gradient_home(self, out: Listing) -> None:
+    def gradient_home(self, out: NodeListing) -> None:
         """A combine."""
         self._hops(out, "dispatch gradient", "I", home=True)
 
@@ -245,22 +249,33 @@ class TwoHops(msgspec.Struct, frozen=True):
         """Rows of a rank's tokens are copied for each of its experts, and summed into them."""
         return (permute,), (unpermute,)
 
-    def _hops(self, out: Listing, what: str, part: str, *, home: bool = False) -> None:
+    def _hops(self, out: NodeListing, what: str, part: str, *, home: bool = False) -> None:
         s = self.spread
         if s.ep == 1:
             return
-        width, before = s.tokens * s.mixture.hidden, out.waiting
+        width = s.tokens * s.mixture.hidden
+        before = out.waiting
         posted: list[int] = []
         for hop, (copies, matrix) in copies_of(s).items():
             way = byte_matrix(matrix.array.T.tolist()) if matrix is not None and home else matrix
             posted.append(
-                out.beside(Exchange(f"{what} {hop}", "all_to_all", EP, width * copies, part, needs=before,
-                    communicator=f"ep {hop}", matrix=way))
-            )  # fmt: skip
+                out.beside(
+                    Exchange(
+                        f"{what} {hop}",
+                        "all_to_all",
+                        EP,
+                        width * copies,
+                        part,
+                        needs=before,
+                        communicator=f"ep {hop}",
+                        matrix=way,
+                    )
+                )
+            )
         out.waiting = tuple(posted)
 
 
-def copies_of(s: Spread) -> dict[str, tuple[float, ByteMatrix | None]]:
+def copies_of(s: ExpertSpread) -> dict[str, tuple[float, ByteMatrix | None]]:
     """Copies of a token each hop carries, and between whom.
 
     Uniform choices of k experts fall into ``distinct`` ranks and nodes; busier positions get more in proportion. What

@@ -17,14 +17,23 @@ import msgspec
 from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel, Tensor
 from clustersim.training.parallel import ParallelConfig
-from clustersim.training.partition.dispatch import AllGather, AllToAll, Dispatcher, Mixture, Spread, TwoHops
-from clustersim.training.partition.nodes import TRAFFIC, Kernels, Listing, Local, Node, Nodes, Several, scaled
-from clustersim.training.partition.recompute import Rebuilt, checkpointed
-from clustersim.training.partition.routing import Router, capacity, routed
-from clustersim.training.partition.share import Share, local_kernel, rows
-from clustersim.training.partition.tensor import Columns, Manner, Rows
+from clustersim.training.partition.dispatch import AllGather, AllToAll, Dispatcher, ExpertSpread, Mixture, TwoHops
+from clustersim.training.partition.nodes import (
+    TRAFFIC,
+    Kernels,
+    LayerNode,
+    LocalKernels,
+    NodeListing,
+    Nodes,
+    NodeSequence,
+    scaled,
+)
+from clustersim.training.partition.recompute import RebuiltNorm, checkpointed
+from clustersim.training.partition.routing import ExpertRouter, capacity, routed
+from clustersim.training.partition.share import LayerShares, local_kernel, rows
+from clustersim.training.partition.tensor import ColumnLinears, ExchangeStyle, RowLinears
 
-DISPATCHERS: Mapping[str, Callable[[Spread], Dispatcher]] = MappingProxyType(
+DISPATCHERS: Mapping[str, Callable[[ExpertSpread], Dispatcher]] = MappingProxyType(
     {"allgather": AllGather, "alltoall": AllToAll, "flex": TwoHops}
 )
 """``dispatcher`` of a scenario's ``[parallel]``."""
@@ -35,17 +44,19 @@ def mixture_of(kernels: Kernels) -> Mixture | None:
     named = {kernel.name: kernel for kernel in kernels}
     if "expert_up" not in named:
         return None
-    router, up, choice = named["router"], named["expert_up"], named["top_k"]
+    router = named["router"]
+    up = named["expert_up"]
+    choice = named["top_k"]
     return Mixture(router.m, router.k, router.n, round(rows(up) / router.m), choice.n, choice.k)
 
 
 def spread_of(
     mixture: Mixture,
-    share: Share,
+    share: LayerShares,
     parallel: ParallelConfig,
     nproc_per_node: int = 0,
     histogram: tuple[float, ...] = (),
-) -> Spread:
+) -> ExpertSpread:
     """How a layer's experts are spread.
 
     Parameters
@@ -58,7 +69,8 @@ def spread_of(
     ScenarioError : for tensor parallelism without sequence parallelism, where ranks would route the same tokens; and
         for ``flex`` with cut experts.
     """
-    etp, ep = parallel.etp or parallel.tp, parallel.ep
+    etp = parallel.etp or parallel.tp
+    ep = parallel.ep
     if share.tp > 1 and not share.sequence_parallel:
         raise ScenarioError(
             f"a mixture of experts with tp = {share.tp} needs sequence_parallel = true, which is false "
@@ -69,21 +81,41 @@ def spread_of(
     tokens = mixture.tokens / share.tokens
     most = 0
     if parallel.capacity_factor is not None:
-        factor, least = parallel.capacity_factor, parallel.min_capacity
+        factor = parallel.capacity_factor
+        least = parallel.min_capacity
         most = capacity(tokens, mixture.experts, mixture.per_token, factor, least)
     per_node = max(1, nproc_per_node // etp) if nproc_per_node else ep
-    router = Router(
-        parallel.routing, mixture.experts, mixture.per_token, ep, tokens, most, parallel.pad_to_capacity,
-        parallel.drop_tokens, histogram,
-    )  # fmt: skip
-    return Spread(
-        mixture, ep, etp, tokens, routed(router), per_node if ep % per_node == 0 else ep, parallel.dispatcher,
-        parallel.flex_backend, not parallel.pad_to_capacity,
-    )  # fmt: skip
+    router = ExpertRouter(
+        parallel.routing,
+        mixture.experts,
+        mixture.per_token,
+        ep,
+        tokens,
+        most,
+        parallel.pad_to_capacity,
+        parallel.drop_tokens,
+        histogram,
+    )
+    return ExpertSpread(
+        mixture,
+        ep,
+        etp,
+        tokens,
+        routed(router),
+        per_node if ep % per_node == 0 else ep,
+        parallel.dispatcher,
+        parallel.flex_backend,
+        not parallel.pad_to_capacity,
+    )
 
 
 def expert_nodes(
-    kernels: Kernels, share: Share, parallel: ParallelConfig, manner: Manner, spread: Spread, modules: tuple[str, ...]
+    kernels: Kernels,
+    share: LayerShares,
+    parallel: ParallelConfig,
+    manner: ExchangeStyle,
+    spread: ExpertSpread,
+    modules: tuple[str, ...],
 ) -> Nodes:
     """Nodes of a layer's mixture of experts, from its router to the sum with shared experts.
 
@@ -91,7 +123,8 @@ def expert_nodes(
     """
     first = tuple(local_kernel(k, share) for k in kernels if k.name in {"router", "top_k"})
     inside = {k.name: _local(k, spread, share) for k in kernels if k.cut.startswith("expert")}
-    permute, unpermute = inside.pop("dispatch"), inside.pop("combine")
+    permute = inside.pop("dispatch")
+    unpermute = inside.pop("combine")
     # Sizes are of the mean position, and time is multiplied by each one's load; memory must be there for the most.
     busiest = max(spread.routed.load, default=1.0)
     inside = {name: scaled(kernel, busiest, ("saved",)) for name, kernel in inside.items()}
@@ -100,17 +133,18 @@ def expert_nodes(
     again: Nodes = ()
     if "moe_act" in modules:
         down = inside["expert_down"]
-        again = (Rebuilt("experts", inside["expert_activation"], down.saved),)
+        again = (RebuiltNorm("experts", inside["expert_activation"], down.saved),)
         inside["expert_down"] = replace(down, saved=0.0)
     if "shared_experts" in modules and shared and not beside:
         shared = checkpointed(shared)
-    node = Routed(permute, tuple(inside.values()), unpermute, spread, shared if beside else ())
-    return (Local("router", first), node, *again, *(() if beside else shared))
+    node = ExpertExchange(permute, tuple(inside.values()), unpermute, spread, shared if beside else ())
+    return (LocalKernels("router", first), node, *again, *(() if beside else shared))
 
 
-def _local(kernel: Kernel, spread: Spread, share: Share) -> Kernel:
+def _local(kernel: Kernel, spread: ExpertSpread, share: LayerShares) -> Kernel:
     """A kernel of routed experts as one rank runs it; products are grouped, one launch for all experts of the rank."""
-    m, etp = spread.mixture, spread.etp
+    m = spread.mixture
+    etp = spread.etp
     everywhere = m.tokens * m.per_token  # rows of the model per sample
     if kernel.name in {"dispatch", "combine"}:  # where tokens are, not where experts are
         return scaled(kernel, spread.routed.rows / everywhere, (*TRAFFIC, "saved"), launches=1, backward_launches=1)
@@ -122,32 +156,48 @@ def _local(kernel: Kernel, spread: Spread, share: Share) -> Kernel:
         return scaled(kernel, here / etp, (*TRAFFIC, "saved"), **launches)
     column = kernel.cut == "expert_column"
     n, k = (kernel.n // etp, kernel.k) if column else (kernel.n, kernel.k // etp)
-    experts, flops = m.experts // spread.ep, 2.0 * spread.received * n * k
+    experts = m.experts // spread.ep
+    flops = 2.0 * spread.received * n * k
     moved = spread.received * (n + k)
     return replace(
-        kernel, m=max(1, round(spread.received / experts)), n=n, k=k, flops=flops, backward_flops=2 * flops,
-        nbytes=moved, backward_nbytes=2 * moved, repeat=experts, launches=1, backward_launches=2,
+        kernel,
+        m=max(1, round(spread.received / experts)),
+        n=n,
+        k=k,
+        flops=flops,
+        backward_flops=2 * flops,
+        nbytes=moved,
+        backward_nbytes=2 * moved,
+        repeat=experts,
+        launches=1,
+        backward_launches=2,
         saved=kernel.saved * here / (1 if column else etp),
-    )  # fmt: skip
+    )
 
 
-def shared_nodes(kernels: Kernels, share: Share, manner: Manner, mixture: Mixture) -> Nodes:
+def shared_nodes(kernels: Kernels, share: LayerShares, manner: ExchangeStyle, mixture: Mixture) -> Nodes:
     """Shared experts, a dense MLP that tensor parallelism cuts: to the activation, then to the sum with the routed."""
     local = {k.name: local_kernel(k, share) for k in kernels}
     if not local:
         return ()
     up = tuple(k for name, k in local.items() if name in {"shared_gate", "shared_up"})
-    activation, down = local["shared_activation"], local["shared_down"]
+    activation = local["shared_activation"]
+    down = local["shared_down"]
     rest = tuple(k for name, k in local.items() if name in {"shared_scale", "shared_sum"})
     name = "shared experts"
     if share.tp == 1:
-        return (Local(name, (*up, activation)), Local(name, (down, *rest)))
+        return (LocalKernels(name, (*up, activation)), LocalKernels(name, (down, *rest)))
     elements = mixture.tokens / share.cp * mixture.hidden
-    rows_node = Rows(name, (down,), elements, manner)
-    return (Columns(name, up, elements, manner), Local(name, (activation,)), rows_node, Local(name, rest))
+    rows_node = RowLinears(name, (down,), elements, manner)
+    return (
+        ColumnLinears(name, up, elements, manner),
+        LocalKernels(name, (activation,)),
+        rows_node,
+        LocalKernels(name, rest),
+    )
 
 
-class Routed(msgspec.Struct, frozen=True):
+class ExpertExchange(msgspec.Struct, frozen=True):
     """Tokens to their experts and back.
 
     Parameters
@@ -160,21 +210,22 @@ class Routed(msgspec.Struct, frozen=True):
     permute: Kernel
     own: Kernels
     unpermute: Kernel
-    spread: Spread
+    spread: ExpertSpread
     beside: Nodes = ()
 
     @property
     def kernels(self) -> Kernels:
         """All of them."""
-        return (self.permute, *self.own, self.unpermute, *Several(self.beside).kernels)
+        return (self.permute, *self.own, self.unpermute, *NodeSequence(self.beside).kernels)
 
     def _experts(self) -> Kernels:
         ahead, behind = DISPATCHERS[self.spread.kind](self.spread).sorting(self.permute, self.unpermute)
         return (*ahead, *self.own, *behind)
 
-    def forward(self, out: Listing, part: str) -> None:
+    def forward(self, out: NodeListing, part: str) -> None:
         """Dispatch, experts, combine; works of the middle are named ``experts`` for their load."""
-        way, half = DISPATCHERS[self.spread.kind](self.spread), len(self.beside) // 2
+        way = DISPATCHERS[self.spread.kind](self.spread)
+        half = len(self.beside) // 2
         way.prepare(out, part)
         if way.by_sender:
             out.work("permute", (self.permute,), part)
@@ -186,9 +237,10 @@ class Routed(msgspec.Struct, frozen=True):
         if way.by_sender:
             out.work("unpermute", (self.unpermute,), part)
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """The mirror: gradients go to the experts as outputs came from them, and back as inputs came."""
-        way, half = DISPATCHERS[self.spread.kind](self.spread), len(self.beside) // 2
+        way = DISPATCHERS[self.spread.kind](self.spread)
+        half = len(self.beside) // 2
         if way.by_sender:
             out.work("unpermute", (self.unpermute,), "I")
         way.gradient_there(out)
@@ -201,7 +253,7 @@ class Routed(msgspec.Struct, frozen=True):
             out.work("permute", (self.permute,), "I")
 
 
-def _meanwhile(out: Listing, nodes: Nodes, play: Callable[[Node], None]) -> None:
+def _meanwhile(out: NodeListing, nodes: Nodes, play: Callable[[LayerNode], None]) -> None:
     """Play nodes that do not wait for what is on its way; what follows waits for both."""
     if not nodes:
         return
@@ -211,7 +263,7 @@ def _meanwhile(out: Listing, nodes: Nodes, play: Callable[[Node], None]) -> None
     out.waiting = (*waiting, *out.waiting)
 
 
-def expert_tensors(tensors: tuple[Tensor, ...], share: Share, parallel: ParallelConfig) -> tuple[Tensor, ...]:
+def expert_tensors(tensors: tuple[Tensor, ...], share: LayerShares, parallel: ParallelConfig) -> tuple[Tensor, ...]:
     """This rank's tensors of routed experts: those of the first position, each cut over etp.
 
     A tensor holds one expert (Mixtral, DeepSeek, Qwen) or all of a layer's (GPT-OSS).

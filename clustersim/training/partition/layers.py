@@ -10,12 +10,21 @@ import msgspec
 from clustersim.core.model import Kernel, Layer
 from clustersim.training.parallel import ParallelConfig
 from clustersim.training.partition.context import attention_node, coming_home_beside
-from clustersim.training.partition.dispatch import Spread, is_expert
+from clustersim.training.partition.dispatch import ExpertSpread, is_expert
 from clustersim.training.partition.expert import expert_nodes, mixture_of, spread_of
-from clustersim.training.partition.nodes import Changed, Kernels, Local, Loss, Node, Nodes, Sums, has_weights
+from clustersim.training.partition.nodes import (
+    CrossEntropy,
+    GradientSums,
+    Kernels,
+    LayerNode,
+    LayoutChange,
+    LocalKernels,
+    Nodes,
+    has_weights,
+)
 from clustersim.training.partition.recompute import checkpointed, module_of, rebuilding, without_inputs
-from clustersim.training.partition.share import Share, local_kernel, rows
-from clustersim.training.partition.tensor import Columns, Manner, Rows
+from clustersim.training.partition.share import LayerShares, local_kernel, rows
+from clustersim.training.partition.tensor import ColumnLinears, ExchangeStyle, RowLinears
 
 
 class Cutter(msgspec.Struct, frozen=True):
@@ -24,14 +33,14 @@ class Cutter(msgspec.Struct, frozen=True):
     ``between`` : elements per sample of what layers hand on to each other.
     """
 
-    share: Share
+    share: LayerShares
     parallel: ParallelConfig
-    manner: Manner
+    manner: ExchangeStyle
     between: float = 0.0
     nproc_per_node: int = 0
     histograms: tuple[tuple[float, ...], ...] = ()
 
-    def spread(self, layer: Layer, block: int) -> Spread | None:
+    def spread(self, layer: Layer, block: int) -> ExpertSpread | None:
         """How a layer's experts are spread; None for a dense layer or where every rank has all of them.
 
         Of a histogram with several rows each block has its own, or the last one.
@@ -52,15 +61,15 @@ class Cutter(msgspec.Struct, frozen=True):
         :func:`~clustersim.training.partition.context.attention_node` do.
         """
         if self.share.whole and self.parallel.ep == 1 and not modules:
-            return (Local(layer.kind, layer.kernels),)
-        found: list[Node] = []
+            return (LocalKernels(layer.kind, layer.kernels),)
+        found: list[LayerNode] = []
         # Sums of gradients that forward knows nothing of: beside the first linears, whose input gradients they are.
         backward_only = tuple(local_kernel(k, self.share) for k in layer.kernels if _only_backward(k))
         norm: Kernel | None = None
         spread = self.spread(layer, block)
         for name, kernels in sections(layer):
             for module, group in groupby(_groups(name, kernels), lambda pair: pair[0]):
-                nodes: list[Node] = []
+                nodes: list[LayerNode] = []
                 for _, group_kernels in group:
                     if spread and is_expert(group_kernels[0]):
                         made = expert_nodes(group_kernels, self.share, self.parallel, self.manner, spread, modules)
@@ -69,9 +78,11 @@ class Cutter(msgspec.Struct, frozen=True):
                     if self.share.sequence_parallel and group_kernels[0].cut == "whole":
                         made = self._of_all_tokens(made, ahead=layer.kind == "embedding")
                     if norm and has_weights(group_kernels[0]) and "layernorm" in modules and module not in modules:
-                        made, norm = (*rebuilding(made[0], norm), *made[1:]), None
-                    if backward_only and (isinstance(made[0], Columns) or self.share.tp == 1):
-                        made, backward_only = (*made, Sums(name, backward_only)), ()
+                        made = (*rebuilding(made[0], norm), *made[1:])
+                        norm = None
+                    if backward_only and (isinstance(made[0], ColumnLinears) or self.share.tp == 1):
+                        made = (*made, GradientSums(name, backward_only))
+                        backward_only = ()
                     norm = next((k for n in made for k in n.kernels if k.name in {"norm_1", "norm_2"}), norm)
                     nodes += made
                 found += checkpointed(tuple(nodes)) if module and module in modules else nodes
@@ -82,40 +93,42 @@ class Cutter(msgspec.Struct, frozen=True):
     def _of_all_tokens(self, nodes: Nodes, *, ahead: bool) -> Nodes:
         """What every rank computes from all tokens: ``ahead`` of the blocks, which take their own of them, so that
         backward gathers the gradients (Megatron-LM's scatter_to_sequence_parallel_region); or behind them."""
-        elements, tp = self.between / self.share.cp, ("tp",)
+        elements = self.between / self.share.cp
+        tp = ("tp",)
         if ahead:
-            return (*nodes, Changed("tokens", ("", "all_gather"), tp, elements))
-        return (Changed("tokens", ("all_gather", ""), tp, elements), *nodes)
+            return (*nodes, LayoutChange("tokens", ("", "all_gather"), tp, elements))
+        return (LayoutChange("tokens", ("all_gather", ""), tp, elements), *nodes)
 
     def _node(self, name: str, group: Kernels, block: int) -> Nodes:
         """Nodes of neighbouring kernels that are cut alike."""
-        share, first = self.share, group[0]
+        share = self.share
+        first = group[0]
         local = tuple(local_kernel(kernel, share) for kernel in group)
         if is_expert(first):
-            return (Local(name, local),)
+            return (LocalKernels(name, local),)
         if share.cp > 1 and any(_is_attention(kernel) for kernel in group):
             return (attention_node(name, local[-1], share, self.parallel, block),)
         if share.tp == 1:
-            return (Local(name, local),)
+            return (LocalKernels(name, local),)
         if first.cut in {"column", "vocab"} and has_weights(first):
             # The head is no layer of Transformer Engine, whose overlap it has not.
             manner = self.manner
             if first.cut == "vocab":  # nor is it made 8-bit
                 manner = replace(manner, gathered=None, overlap=manner.overlap.replace("userbuffers", "none"))
-            columns = Columns(name, local, rows(first) / share.cp * first.k, manner)
+            columns = ColumnLinears(name, local, rows(first) / share.cp * first.k, manner)
             return (columns, *self._widened(name, group))
         if first.name == "rotary" and first.n and share.sequence_parallel:
             # Latent attention: the part of the keys that all heads share comes from a rank's own tokens.
-            keys = Changed("rotary keys", ("all_gather", "reduce_scatter"), ("tp",), first.n * first.k / share.cp)
-            return (keys, Local(name, local))
+            keys = LayoutChange("rotary keys", ("all_gather", "reduce_scatter"), ("tp",), first.n * first.k / share.cp)
+            return (keys, LocalKernels(name, local))
         if first.cut == "vocab":
             # The kernel keeps two tensors of logits; Megatron-LM's keeps the softmax's fp32 shard alone.
-            return (Loss(name, (local[0],), local[0].saved / 2 * share.tp / share.padded),)
+            return (CrossEntropy(name, (local[0],), local[0].saved / 2 * share.tp / share.padded),)
         if first.cut == "row":
             # A lookup reads and writes every element of its output.
             output = rows(first) * first.n if has_weights(first) else first.nbytes / 2
-            return (Rows(name, (local[0],), output / share.cp, self.manner),)
-        return (Local(name, local),)
+            return (RowLinears(name, (local[0],), output / share.cp, self.manner),)
+        return (LocalKernels(name, local),)
 
     def _widened(self, name: str, group: Kernels) -> Nodes:
         """Fewer key-value heads than ranks: qkv's whole output is gathered, and a rank takes what its heads need.
@@ -127,7 +140,7 @@ class Cutter(msgspec.Struct, frozen=True):
         if not qkv or share.kv_heads % share.tp == 0:
             return ()
         elements = sum(rows(kernel) * kernel.n for kernel in group) / share.cp
-        return (Changed(f"{name} heads", ("all_gather", "reduce_scatter"), ("tp",), elements),)
+        return (LayoutChange(f"{name} heads", ("all_gather", "reduce_scatter"), ("tp",), elements),)
 
 
 def _only_backward(kernel: Kernel) -> bool:

@@ -16,7 +16,8 @@ from clustersim.core.model import Kernel
 from clustersim.training.partition.base import Exchange, Item, Work
 
 Kernels = tuple[Kernel, ...]
-ARITHMETIC, TRAFFIC = ("flops", "backward_flops"), ("nbytes", "backward_nbytes")
+ARITHMETIC = ("flops", "backward_flops")
+TRAFFIC = ("nbytes", "backward_nbytes")
 SIZES = (*ARITHMETIC, *TRAFFIC, "saved")
 """Fields of a kernel that grow with its work."""
 
@@ -26,7 +27,7 @@ def has_weights(kernel: Kernel) -> bool:
     return kernel.kind in {"gemm", "conv"} and not kernel.batch
 
 
-class Listing:
+class NodeListing:
     """Items in the order a rank issues them.
 
     Work waits for the exchanges it was told of, and what no exchange parts is one Work. ``waiting`` are the exchanges
@@ -75,50 +76,50 @@ class Listing:
         self.waiting = (*self.waiting, *exchanges)
 
 
-class Node(Protocol):
+class LayerNode(Protocol):
     """A part of a layer."""
 
     @property
     def kernels(self) -> Kernels:
         """Its kernels in local shapes, for what they keep."""
 
-    def forward(self, out: Listing, part: str) -> None:
+    def forward(self, out: NodeListing, part: str) -> None:
         """Append what a forward pass issues; ``part`` is F, or R for a repeated one."""
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """Append what backward issues, in its order."""
 
 
-Nodes = tuple[Node, ...]
+Nodes = tuple[LayerNode, ...]
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalKernels:
     """Kernels with no exchange between them."""
 
     name: str
     kernels: Kernels
 
-    def forward(self, out: Listing, part: str) -> None:
+    def forward(self, out: NodeListing, part: str) -> None:
         """All of them."""
         out.work(self.name, self.kernels, part)
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """Input gradients, then weight gradients."""
         out.work(self.name, self.kernels, "I")
         out.work(self.name, self.kernels, "W")
 
 
 @dataclass(frozen=True)
-class Sums(Local):
+class GradientSums(LocalKernels):
     """Kernels that only backward has: sums of gradients."""
 
-    def forward(self, out: Listing, part: str) -> None:
+    def forward(self, out: NodeListing, part: str) -> None:
         """Nothing."""
 
 
 @dataclass(frozen=True)
-class Several:
+class NodeSequence:
     """Nodes one after the other."""
 
     nodes: Nodes
@@ -128,18 +129,18 @@ class Several:
         """Of all of them."""
         return tuple(kernel for node in self.nodes for kernel in node.kernels)
 
-    def forward(self, out: Listing, part: str) -> None:
+    def forward(self, out: NodeListing, part: str) -> None:
         """In order."""
         for node in self.nodes:
             node.forward(out, part)
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """In reverse."""
         for node in reversed(self.nodes):
             node.backward(out)
 
 
-class Changed(msgspec.Struct, frozen=True):
+class LayoutChange(msgspec.Struct, frozen=True):
     """A tensor that changes its layout over some dimensions between two kernels: an exchange and its adjoint.
 
     kinds : forward and backward, ``""`` for none. dims, elements, dtype : as of :class:`Exchange`.
@@ -152,19 +153,19 @@ class Changed(msgspec.Struct, frozen=True):
     dtype: str | None = None
     kernels: Kernels = ()
 
-    def forward(self, out: Listing, part: str) -> None:
+    def forward(self, out: NodeListing, part: str) -> None:
         """The exchange."""
         if self.kinds[0]:
             out.exchange(Exchange(self.name, self.kinds[0], self.dims, self.elements, part, dtype=self.dtype))
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """Its adjoint."""
         if self.kinds[1]:
             name = f"{self.name} gradient"
             out.exchange(Exchange(name, self.kinds[1], self.dims, self.elements, "I", dtype=self.dtype))
 
 
-class Loss(msgspec.Struct, frozen=True):
+class CrossEntropy(msgspec.Struct, frozen=True):
     """Cross-entropy over a vocabulary that tensor parallelism divides (Megatron-LM tensor_parallel/cross_entropy.py).
 
     Three fp32 all_reduces of one number per token: the largest logit, the target's logit, the sum of exponentials.
@@ -175,7 +176,7 @@ class Loss(msgspec.Struct, frozen=True):
     kernels: tuple[Kernel]
     tokens: float
 
-    def forward(self, out: Listing, part: str) -> None:
+    def forward(self, out: NodeListing, part: str) -> None:
         """A pass for the maximum, one for exponentials, one that divides; each third has its share of the traffic."""
         first, second, third = pieces(self.kernels[0], 3)
         out.work(self.name, (first,), part)
@@ -185,10 +186,10 @@ class Loss(msgspec.Struct, frozen=True):
         self._reduce(out, "sum of exponentials", part)
         out.work(self.name, (third,), part)
 
-    def _reduce(self, out: Listing, name: str, part: str) -> None:
+    def _reduce(self, out: NodeListing, name: str, part: str) -> None:
         out.exchange(Exchange(name, "all_reduce", ("tp",), self.tokens, part, dtype="fp32"))
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """The softmax minus one at the target, without an exchange."""
         out.work(self.name, self.kernels, "I")
 
@@ -220,13 +221,13 @@ def copy(name: str, read: float, written: float) -> Kernel:
 
 def forward_items(nodes: Nodes, part: str = "F") -> tuple[tuple[Item, ...], tuple[int, ...]]:
     """Items of a forward pass through nodes, and the exchanges that what follows must wait for."""
-    out = Listing()
-    Several(nodes).forward(out, part)
+    out = NodeListing()
+    NodeSequence(nodes).forward(out, part)
     return tuple(out.items), out.waiting
 
 
 def backward_items(nodes: Nodes, again: tuple[Item, ...] = (), waiting: tuple[int, ...] = ()) -> tuple[Item, ...]:
     """Items of backward through nodes, after those of a repeated forward (with what must be waited for behind it)."""
-    out = Listing(again, waiting)
-    Several(nodes).backward(out)
+    out = NodeListing(again, waiting)
+    NodeSequence(nodes).backward(out)
     return tuple(out.items)

@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from clustersim.core.model import Kernel, Layer
-from clustersim.training.partition.base import Held, Item, Work
+from clustersim.training.partition.base import Item, StashedElements, Work
 from clustersim.training.partition.dispatch import is_expert
 from clustersim.training.partition.nodes import (
     Kernels,
-    Listing,
-    Local,
-    Node,
+    LayerNode,
+    LocalKernels,
+    NodeListing,
     Nodes,
-    Several,
+    NodeSequence,
     forward_items,
     has_weights,
 )
-from clustersim.training.partition.share import Share, local_kernel, rows
-from clustersim.training.partition.tensor import PARTED, Columns
+from clustersim.training.partition.share import LayerShares, local_kernel, rows
+from clustersim.training.partition.tensor import PARTED, ColumnLinears
 
 ATTENTION_CORE = frozenset(
     {"attention", "scores", "scale", "mask", "clamp", "softmax", "dropout", "context", "head_copies"}
@@ -50,37 +50,39 @@ def module_of(kernel: Kernel, section: str) -> str:
     return ""
 
 
-def held(nodes: Nodes, *, one_fp32_copy: bool) -> Held:
+def held(nodes: Nodes, *, one_fp32_copy: bool) -> StashedElements:
     """What nodes keep.
 
     ``one_fp32_copy`` : the vocabulary-parallel loss keeps its fp32 softmax in place of the logits. PyTorch's keeps the
     logits, an fp32 copy and the log-softmax.
     """
-    total = Held()
+    total = StashedElements()
     for node in nodes:
-        if isinstance(node, Again):
+        if isinstance(node, CheckpointedNodes):
             inside = held(node.nodes, one_fp32_copy=one_fp32_copy)
             # The input is among what the nodes keep.
             total += replace(inside.dropped(node.keeps), repeated=inside.whole - node.keeps + node.brings)
-        elif isinstance(node, Rebuilt):
-            total += Held(repeated=node.brings)
+        elif isinstance(node, RebuiltNorm):
+            total += StashedElements(repeated=node.brings)
         else:
-            total += sum((_of_kernel(kernel, one_fp32_copy) for kernel in node.kernels), Held())
+            total += sum((_of_kernel(kernel, one_fp32_copy) for kernel in node.kernels), StashedElements())
     return total
 
 
-def _of_kernel(kernel: Kernel, one_fp32_copy: bool) -> Held:
+def _of_kernel(kernel: Kernel, one_fp32_copy: bool) -> StashedElements:
     if has_weights(kernel) and kernel.n and kernel.k:
-        return Held(kept_for_weights=kernel.saved, stashed=rows(kernel) * kernel.n)
+        return StashedElements(kept_for_weights=kernel.saved, stashed=rows(kernel) * kernel.n)
     if kernel.cut == "vocab":
         return (
-            Held(fp32_kept=kernel.saved / 2) if one_fp32_copy else Held(kept=kernel.saved / 2, fp32_kept=kernel.saved)
+            StashedElements(fp32_kept=kernel.saved / 2)
+            if one_fp32_copy
+            else StashedElements(kept=kernel.saved / 2, fp32_kept=kernel.saved)
         )
-    return Held(kept=kernel.saved)
+    return StashedElements(kept=kernel.saved)
 
 
 @dataclass(frozen=True)
-class Again(Several):
+class CheckpointedNodes(NodeSequence):
     """Nodes behind a checkpoint: ``keeps`` elements per sample are kept, and backward begins with their forward.
 
     ``brings`` : elements per sample of their outputs that nobody else keeps.
@@ -89,13 +91,13 @@ class Again(Several):
     keeps: float
     brings: float = 0.0
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """Forward again, then backward."""
         self.forward(out, "R")
         super().backward(out)
 
 
-class Rebuilt(msgspec.Struct, frozen=True):
+class RebuiltNorm(msgspec.Struct, frozen=True):
     """A norm's output, dropped behind the linears that read it and rebuilt before their backward.
 
     ``brings`` : its elements per sample.
@@ -106,18 +108,18 @@ class Rebuilt(msgspec.Struct, frozen=True):
     brings: float
     kernels: Kernels = ()
 
-    def forward(self, out: Listing, part: str) -> None:
+    def forward(self, out: NodeListing, part: str) -> None:
         """Nothing: the norm itself is another node."""
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """The norm's forward once more."""
         out.work(self.name, (self.norm,), "R")
 
 
 def checkpointed(nodes: Nodes) -> Nodes:
     """One checkpoint around nodes; kept is what the first kernel that keeps anything keeps: the input."""
-    saved = (kernel.saved for kernel in Several(nodes).kernels if kernel.saved)
-    return (Again(nodes, next(saved, 0.0)),)
+    saved = (kernel.saved for kernel in NodeSequence(nodes).kernels if kernel.saved)
+    return (CheckpointedNodes(nodes, next(saved, 0.0)),)
 
 
 def without_inputs(nodes: Nodes) -> Nodes:
@@ -126,10 +128,14 @@ def without_inputs(nodes: Nodes) -> Nodes:
     Megatron-LM core/transformer/multi_latent_attention.py: ``mla_up_proj`` drops queries, keys and values behind
     attention, and projects them again before its backward.
     """
-    found: list[Node] = []
+    found: list[LayerNode] = []
     for node in nodes:
         ahead = found[-1] if found else None
-        if isinstance(ahead, Again) and isinstance(node, Local) and node.kernels[0].kind == "attention":
+        if (
+            isinstance(ahead, CheckpointedNodes)
+            and isinstance(node, LocalKernels)
+            and node.kernels[0].kind == "attention"
+        ):
             # What it puts out is the output projection's to keep.
             found[-1] = replace(ahead, brings=node.kernels[0].saved)
             node = replace(node, kernels=(replace(node.kernels[0], saved=0.0), *node.kernels[1:]))
@@ -137,12 +143,15 @@ def without_inputs(nodes: Nodes) -> Nodes:
     return tuple(found)
 
 
-def rebuilding(node: Node, norm: Kernel) -> Nodes:
+def rebuilding(node: LayerNode, norm: Kernel) -> Nodes:
     """Linears behind a norm whose output they do not keep, and what rebuilds it."""
-    if not isinstance(node, Columns | Local):
+    if not isinstance(node, ColumnLinears | LocalKernels):
         return (node,)
     brings = sum(kernel.saved for kernel in node.kernels)
-    return (replace(node, kernels=tuple(replace(k, saved=0.0) for k in node.kernels)), Rebuilt("norm", norm, brings))
+    return (
+        replace(node, kernels=tuple(replace(k, saved=0.0) for k in node.kernels)),
+        RebuiltNorm("norm", norm, brings),
+    )
 
 
 def every_second(kernels: Kernels) -> frozenset[str]:
@@ -175,12 +184,13 @@ def repeated_operators(nodes: Nodes, names: frozenset[str]) -> tuple[tuple[Item,
     return tuple(left), tuple(place[i] for i in waiting if i in place)
 
 
-def kept_outputs(layer: Layer, share: Share) -> float:
+def kept_outputs(layer: Layer, share: LayerShares) -> float:
     """Elements per sample of the outputs that :func:`every_second` keeps.
 
     The sum behind a product cut by rows is kept as it is scattered: 1/t of it with sequence parallelism.
     """
-    names, total = every_second(layer.kernels), 0.0
+    names = every_second(layer.kernels)
+    total = 0.0
     for kernel in (local_kernel(kernel, share) for kernel in layer.kernels if kernel.name in names):
         if kernel.kind == "attention":
             total += kernel.heads * kernel.head_dim * kernel.seq / share.cp

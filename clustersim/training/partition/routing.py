@@ -29,7 +29,7 @@ STEEPEST = 64.0
 """Exponent of a popularity that no router exceeds: one expert gets all it can."""
 
 
-class Router(msgspec.Struct, frozen=True):
+class ExpertRouter(msgspec.Struct, frozen=True):
     """What decides who gets how much.
 
     Parameters
@@ -52,7 +52,7 @@ class Router(msgspec.Struct, frozen=True):
     histogram: tuple[float, ...] = ()
 
 
-class Routed(msgspec.Struct, frozen=True):
+class RoutedTokens(msgspec.Struct, frozen=True):
     """What expert-parallel positions send and receive.
 
     Parameters
@@ -78,7 +78,7 @@ class Routed(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=256)
-def routed(router: Router) -> Routed:
+def routed(router: ExpertRouter) -> RoutedTokens:
     """Rows sent and received, by the model of the router.
 
     Raises
@@ -86,22 +86,23 @@ def routed(router: Router) -> Routed:
     ScenarioError : for a skew that no k of E experts reach, or a histogram of another number of experts.
     """
     if router.padded and router.drops:
-        return Routed(float(router.capacity * router.experts))
+        return RoutedTokens(float(router.capacity * router.experts))
     wanted = _by_expert(router)
     if router.padded:
-        return Routed(float(max(router.capacity, math.ceil(wanted.max() - ROUNDED)) * router.experts))
+        return RoutedTokens(float(max(router.capacity, math.ceil(wanted.max() - ROUNDED)) * router.experts))
     if router.capacity and router.drops:
         wanted = np.minimum(wanted, router.capacity)
     pairs = wanted.reshape(router.ep, router.ep, -1).sum(axis=2)
     rows = float(pairs.sum()) / router.ep
     if router.ep == 1 or np.allclose(pairs, pairs.mean(), rtol=1e-12, atol=0.0):
-        return Routed(rows)
-    return Routed(rows, tuple((pairs.sum(axis=0) / rows).tolist()), byte_matrix((pairs / rows).tolist()))
+        return RoutedTokens(rows)
+    return RoutedTokens(rows, tuple((pairs.sum(axis=0) / rows).tolist()), byte_matrix((pairs / rows).tolist()))
 
 
-def _by_expert(router: Router) -> Floats:
+def _by_expert(router: ExpertRouter) -> Floats:
     """(ep, E) rows of each position for each expert."""
-    kind, e = router.routing.kind, router.experts
+    kind = router.routing.kind
+    e = router.experts
     mean = router.tokens * router.per_token / e
     if kind == "uniform" and router.per_token < e:
         return _drawn(router, mean)
@@ -123,13 +124,14 @@ def _by_expert(router: Router) -> Floats:
     return mean * np.tile(shares, (router.ep, 1))
 
 
-def _drawn(router: Router, mean: float) -> Floats:
+def _drawn(router: ExpertRouter, mean: float) -> Floats:
     """One draw of what tokens that choose k of E without replacement ask for.
 
     A multinomial draw of all choices has the same mean; its deviations times ``sqrt((E-k)/(E-1))`` have the variances
     and covariances of choices of which no token makes one twice.
     """
-    e, k = router.experts, router.per_token
+    e = router.experts
+    k = router.per_token
     rng = np.random.default_rng(router.routing.seed)
     counts = rng.multinomial(max(1, round(router.tokens * k)), np.full(e, 1.0 / e), size=router.ep)
     found: Floats = np.maximum(0.0, mean + (counts - counts.mean(axis=1, keepdims=True)) * math.sqrt((e - k) / (e - 1)))
@@ -150,7 +152,8 @@ def popularity(experts: int, per_token: int, skew: float) -> Floats:
             f"skew = {skew:g} must be from 1 to {most:g}, where every token visits the busiest of {experts} experts "
             "(at $.parallel.routing.skew)"
         )
-    low, high = 0.0, STEEPEST
+    low = 0.0
+    high = STEEPEST
     ranks = np.arange(1, experts + 1, dtype=np.float64)
     for _ in range(80):
         middle = (low + high) / 2

@@ -16,13 +16,13 @@ _WITH_KEYS = frozenset({"rotary", "qk_norm", "repeat_kv"})
 """Kernels over queries and keys, of which a rank always has a whole head."""
 
 
-class Share(msgspec.Struct, frozen=True):
+class LayerShares(msgspec.Struct, frozen=True):
     """The degrees that divide a layer, and the sizes that do not divide evenly.
 
     Parameters
     ----------
     tp, cp : degrees. sequence_parallel : whether ``sequence`` cuts have 1/tp of the tokens.
-    gathers_again : whether a gathered input is dropped (:class:`clustersim.training.partition.tensor.Manner`).
+    gathers_again : whether a gathered input is dropped (:class:`clustersim.training.partition.tensor.ExchangeStyle`).
     vocab, padded : rows of the embedding as the model has it, and as the ranks hold it together.
     heads, kv_heads, head_dim : of the model's attention.
     """
@@ -64,23 +64,31 @@ class Share(msgspec.Struct, frozen=True):
         return self.tp == self.cp == 1
 
 
-def share_of(model: Model, parallel: ParallelConfig) -> Share:
+def share_of(model: Model, parallel: ParallelConfig) -> LayerShares:
     """The share of a rank. The vocabulary is padded where tensor parallelism cuts it."""
     padded = padded_vocab(model.vocab, parallel.make_vocab_size_divisible_by, parallel.tp)
-    return Share(
-        parallel.tp, parallel.cp, parallel.sequence_parallel, model.vocab, padded if parallel.tp > 1 else model.vocab,
-        model.heads, model.kv_heads, model.head_dim, parallel.framework != "torchtitan",
-    )  # fmt: skip
+    return LayerShares(
+        parallel.tp,
+        parallel.cp,
+        parallel.sequence_parallel,
+        model.vocab,
+        padded if parallel.tp > 1 else model.vocab,
+        model.heads,
+        model.kv_heads,
+        model.head_dim,
+        parallel.framework != "torchtitan",
+    )
 
 
-def local_kernel(kernel: Kernel, share: Share) -> Kernel:
+def local_kernel(kernel: Kernel, share: LayerShares) -> Kernel:
     """A kernel as one rank runs it; those of routed experts are :mod:`clustersim.training.partition.expert`'s.
 
     Raises :class:`ScenarioError` where the tensor-parallel degree does not divide it.
     """
     if share.whole or kernel.cut.startswith("expert"):
         return kernel
-    t, c = share.tp, share.cp
+    t = share.tp
+    c = share.cp
     if kernel.kind == "gemm" and not kernel.batch:
         return _product(kernel, share)
     if kernel.cut == "column":
@@ -97,23 +105,36 @@ def rows(kernel: Kernel) -> float:
     return kernel.flops / (2.0 * kernel.n * kernel.k)
 
 
-def _product(kernel: Kernel, share: Share) -> Kernel:
+def _product(kernel: Kernel, share: LayerShares) -> Kernel:
     """A product with weights. Its input is whole (or a token shard) for a column cut and 1/t for a row cut."""
-    t, divided = share.tp, share.tokens if kernel.cut == "sequence" else share.cp
-    n, k, kept = kernel.n, kernel.k, divided
+    t = share.tp
+    divided = share.tokens if kernel.cut == "sequence" else share.cp
+    n = kernel.n
+    k = kernel.k
+    kept = divided
     if kernel.cut == "column":
-        n, kept = _divided(kernel, "n", t), share.inputs
+        n = _divided(kernel, "n", t)
+        kept = share.inputs
     elif kernel.cut == "vocab":
-        n, kept = share.padded // t, share.inputs
+        n = share.padded // t
+        kept = share.inputs
     elif kernel.cut == "row":
-        k, kept = _divided(kernel, "k", t), t * share.cp
+        k = _divided(kernel, "k", t)
+        kept = t * share.cp
     local = rows(kernel) / divided
-    flops, moved = 2.0 * local * n * k, local * (n + k)
+    flops = 2.0 * local * n * k
+    moved = local * (n + k)
     return replace(
-        kernel, m=ceil(kernel.m / divided), n=n, k=k, flops=flops,
-        backward_flops=flops * (kernel.backward_flops / kernel.flops), nbytes=moved,
-        backward_nbytes=moved * (kernel.backward_nbytes / kernel.nbytes), saved=kernel.saved / kept,
-    )  # fmt: skip
+        kernel,
+        m=ceil(kernel.m / divided),
+        n=n,
+        k=k,
+        flops=flops,
+        backward_flops=flops * (kernel.backward_flops / kernel.flops),
+        nbytes=moved,
+        backward_nbytes=moved * (kernel.backward_nbytes / kernel.nbytes),
+        saved=kernel.saved / kept,
+    )
 
 
 def _divided(kernel: Kernel, side: str, t: int) -> int:
@@ -123,16 +144,19 @@ def _divided(kernel: Kernel, side: str, t: int) -> int:
     return size // t
 
 
-def _bias_gradients(kernel: Kernel, share: Share) -> Kernel:
+def _bias_gradients(kernel: Kernel, share: LayerShares) -> Kernel:
     """Sums over tokens for ``n`` biases that are cut and ``k`` that are whole (``models.kernels.bias_gradients``)."""
     tokens = kernel.backward_nbytes / (kernel.n + kernel.k)
     moved = tokens / share.cp * kernel.n / share.tp + tokens / share.tokens * kernel.k
     return replace(kernel, n=kernel.n // share.tp, backward_nbytes=moved)
 
 
-def _of_heads(kernel: Kernel, share: Share) -> Kernel:
+def _of_heads(kernel: Kernel, share: LayerShares) -> Kernel:
     """Everything between a column and a row cut. With fewer key-value heads than ranks each rank has one of them."""
-    t, c, h, kv = share.tp, share.cp, share.heads, share.kv_heads
+    t = share.tp
+    c = share.cp
+    h = share.heads
+    kv = share.kv_heads
     part = saved = 1 / (t * c)
     traffic = part
     if kv % t:
@@ -144,7 +168,7 @@ def _of_heads(kernel: Kernel, share: Share) -> Kernel:
     return scaled(local, part, ARITHMETIC, heads=kernel.heads // t, batch=kernel.batch // t)
 
 
-def local_tensor(tensor: Tensor, share: Share) -> Tensor:
+def local_tensor(tensor: Tensor, share: LayerShares) -> Tensor:
     """A parameter tensor as one rank holds it; those of routed experts are
     :mod:`clustersim.training.partition.expert`'s."""
     if share.tp == 1 or tensor.cut in {"whole", "sequence"} or tensor.cut.startswith("expert"):

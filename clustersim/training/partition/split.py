@@ -9,14 +9,14 @@ import msgspec
 from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Layer, Model, Tensor
 from clustersim.training.parallel import ParallelConfig, Recompute
-from clustersim.training.partition.base import Chunk, Held, Item, LocalLayer, Partition, Stage, Work
+from clustersim.training.partition.base import Chunk, Item, LocalLayer, Partition, Stage, StashedElements, Work
 from clustersim.training.partition.expert import expert_tensors
 from clustersim.training.partition.layers import Cutter
-from clustersim.training.partition.nodes import Changed, Nodes, backward_items, forward_items
+from clustersim.training.partition.nodes import LayoutChange, Nodes, backward_items, forward_items
 from clustersim.training.partition.recompute import every_second, held, kept_outputs, repeated_operators
 from clustersim.training.partition.share import local_tensor, share_of
 from clustersim.training.partition.stages import Range, placed, split
-from clustersim.training.partition.tensor import Manner
+from clustersim.training.partition.tensor import ExchangeStyle
 
 NO_RECOMPUTE = Recompute()
 
@@ -53,7 +53,7 @@ def partition(
     where = placed(parallel.pp, chunks, placement)
     ranges = split(model, parallel, parallel.pp if placement == "both" else parallel.pp * chunks)
     _check(model, parallel, ranges)
-    builder = _Builder(model, parallel, recompute, nproc_per_node, histograms)
+    builder = _LayerBuilder(model, parallel, recompute, nproc_per_node, histograms)
     # Stages of one rank share tied tensors: the V placement has embedding and head on the first rank.
     beside = {
         stage: [model.layers[i] for other in mine for i in range(*ranges[other])] for mine in where for stage in mine
@@ -70,20 +70,21 @@ def _check(model: Model, parallel: ParallelConfig, ranges: tuple[Range, ...]) ->
         raise ScenarioError(f"stage {empty[0]} of {len(ranges)} has no layer; give it one (at $.parallel.{field})")
     cuts = {kernel.cut for layer in model.layers for kernel in layer.kernels}
     if parallel.tp > 1 and not cuts & {"column", "row", "heads", "vocab"}:
-        raise ScenarioError(f"tp = {parallel.tp}: {model.name} has nothing that tensor parallelism cuts; use 1 "
-                            "(at $.parallel.tp)")  # fmt: skip
+        raise ScenarioError(
+            f"tp = {parallel.tp}: {model.name} has nothing that tensor parallelism cuts; use 1 (at $.parallel.tp)"
+        )
     if parallel.cp > 1 and not model.seq_len:
         raise ScenarioError(f"cp = {parallel.cp} splits a sequence; {model.name} has none; use 1 (at $.parallel.cp)")
 
 
-class _Unit(msgspec.Struct, frozen=True):
+class _CheckpointUnit(msgspec.Struct, frozen=True):
     """Blocks behind one checkpoint, up to and with the layer it is about; ``ends``: that is the last of them."""
 
     layers: tuple[int, ...]
     ends: bool = True
 
 
-class _Builder:
+class _LayerBuilder:
     """Builds local layers, equal ones once."""
 
     def __init__(
@@ -94,12 +95,19 @@ class _Builder:
         nproc_per_node: int,
         histograms: tuple[tuple[float, ...], ...],
     ) -> None:
-        self.model, self.parallel, self.recompute = model, parallel, recompute
+        self.model = model
+        self.parallel = parallel
+        self.recompute = recompute
         self.share = share_of(model, parallel)
-        manner = Manner(
-            parallel.tp, parallel.sequence_parallel, parallel.tp_overlap, parallel.overlaps_tp_gradient,
-            self.share.gathers_again, parallel.framework == "torchtitan", "fp8" if parallel.float8_tp else None,
-        )  # fmt: skip
+        manner = ExchangeStyle(
+            parallel.tp,
+            parallel.sequence_parallel,
+            parallel.tp_overlap,
+            parallel.overlaps_tp_gradient,
+            self.share.gathers_again,
+            parallel.framework == "torchtitan",
+            "fp8" if parallel.float8_tp else None,
+        )
         self.cutter = Cutter(
             self.share, parallel, manner, float(model.seq_len * model.hidden), nproc_per_node, histograms
         )
@@ -140,7 +148,8 @@ class _Builder:
         if not self.parallel.pipeline_partitioned or self.share.tp == 1:
             return 0.0, 0.0
         first, stop = chunk
-        layers, cp = self.model.layers, self.share.cp
+        layers = self.model.layers
+        cp = self.share.cp
         ahead = layers[index].boundary_bytes / cp if index == first > 0 else 0.0
         return ahead, layers[stop].boundary_bytes / cp if index == stop - 1 and not last else 0.0
 
@@ -150,8 +159,15 @@ class _Builder:
         comm = self.parallel.cp_comm(self.blocks.get(index, 0)) if self.parallel.cp > 1 else ""
         spread = self.cutter.spread(layer, self.blocks.get(index, 0))
         # Layers of one shape share their tuple of kernels.
-        key = (layer.kind, id(layer.kernels), tuple(id(self.model.layers[i].kernels) for i in unit.layers), unit.ends,
-               received, comm, spread)  # fmt: skip
+        key = (
+            layer.kind,
+            id(layer.kernels),
+            tuple(id(self.model.layers[i].kernels) for i in unit.layers),
+            unit.ends,
+            received,
+            comm,
+            spread,
+        )
         if key not in self.known:
             self.known[key] = self._passes(index, unit, received)
         mine = tuple(self._tensor(t, names) for t in layer.tensors if not t.cut.startswith("expert"))
@@ -173,26 +189,27 @@ class _Builder:
             return replace(local, tied_to="")
         return local
 
-    def _unit(self, index: int, chunk: Range) -> _Unit:
+    def _unit(self, index: int, chunk: Range) -> _CheckpointUnit:
         """``uniform`` : units of ``num_layers`` blocks of a stage. ``block`` : its first blocks, each for itself."""
         how = self.recompute
         if how.granularity != "full" or index not in self.blocks:
-            return _Unit(())
+            return _CheckpointUnit(())
         first = next(i for i in range(*chunk) if i in self.blocks)
         place = index - first
         if how.method == "block":
-            return _Unit((index,)) if place < how.num_layers else _Unit(())
+            return _CheckpointUnit((index,)) if place < how.num_layers else _CheckpointUnit(())
         ends = place % how.num_layers == how.num_layers - 1 or index + 1 == chunk[1] or index + 1 not in self.blocks
-        return _Unit(tuple(range(index - place % how.num_layers, index + 1)), ends)
+        return _CheckpointUnit(tuple(range(index - place % how.num_layers, index + 1)), ends)
 
     def _nodes(self, index: int) -> Nodes:
         block = self.blocks.get(index)
         modules = self.recompute.modules if self.recompute.granularity == "selective" and block is not None else ()
         return self.cutter.nodes(self.model.layers[index], block or 0, modules)
 
-    def _passes(self, index: int, unit: _Unit, received: tuple[float, float]) -> LocalLayer:
+    def _passes(self, index: int, unit: _CheckpointUnit, received: tuple[float, float]) -> LocalLayer:
         """Everything of a local layer but its name and tensors: layers with equal kernels share it."""
-        layer, nodes = self.model.layers[index], self._nodes(index)
+        layer = self.model.layers[index]
+        nodes = self._nodes(index)
         keeps = held(nodes, one_fp32_copy=self.share.one_fp32_copy)
         again: tuple[tuple[Item, ...], tuple[int, ...]] = ((), ())
         if unit.layers:
@@ -207,20 +224,20 @@ class _Builder:
             keeps = replace(keeps, kept=layer.activation_bytes)
         ahead, behind = received
         if ahead:
-            nodes = (Changed("activation", ("all_gather", ""), ("tp",), ahead), *nodes)
+            nodes = (LayoutChange("activation", ("all_gather", ""), ("tp",), ahead), *nodes)
         if behind:
-            nodes = (*nodes, Changed("activation", ("", "all_gather"), ("tp",), behind))
+            nodes = (*nodes, LayoutChange("activation", ("", "all_gather"), ("tp",), behind))
         backward = backward_items(nodes, *again)
         if self.parallel.delay_wgrad_compute:
             backward = _delayed(backward)
         return LocalLayer(layer.name, layer.kind, forward_items(nodes)[0], backward, **vars(keeps))
 
-    def _checkpoint(self, unit: _Unit) -> Held:
+    def _checkpoint(self, unit: _CheckpointUnit) -> StashedElements:
         """The unit's first layer keeps the input; its last one's backward brings everything back."""
         first = self.model.layers[unit.layers[0]]
         shared = self.share.cp * self.share.tp if self.parallel.distribute_saved_activations else self.share.tokens
         everything = [held(self._nodes(i), one_fp32_copy=self.share.one_fp32_copy) for i in unit.layers]
-        whole = sum(everything, Held())
+        whole = sum(everything, StashedElements())
         keeps = first.boundary_bytes / shared if len(unit.layers) == 1 else 0.0
         return replace(whole.dropped(keeps), stashed=everything[-1].stashed)
 

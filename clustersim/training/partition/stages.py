@@ -51,7 +51,8 @@ def split(model: Model, parallel: ParallelConfig, stages: int) -> tuple[Range, .
         return _balanced([float(layer.parameters) for layer in model.layers], stages)
     if "block" not in kinds:
         return _ranges(blocks_of_stages(parallel, len(kinds), stages))
-    ahead, body = kinds.index("block"), kinds.count("block")
+    ahead = kinds.index("block")
+    body = kinds.count("block")
     counts = blocks_of_stages(parallel, body, stages)
     counts[0] += ahead
     counts[-1] += len(kinds) - ahead - body
@@ -64,7 +65,8 @@ def _ranges(counts: list[int]) -> tuple[Range, ...]:
 
 def _lettered(model: Model, texts: tuple[str, ...], stages: int) -> tuple[Range, ...]:
     """Megatron's layout: one letter per layer, in the model's order."""
-    said, has = "".join(texts), "".join(LETTERS.get(layer.kind, "t") for layer in model.layers)
+    said = "".join(texts)
+    has = "".join(LETTERS.get(layer.kind, "t") for layer in model.layers)
     if len(texts) != stages or said != has:
         counts = ", ".join(f"{has.count(letter)} {letter}" for letter in "Etm" if letter in has)
         raise ScenarioError(
@@ -81,7 +83,8 @@ def _balanced(weights: list[float], stages: int) -> tuple[Range, ...]:
     best[0] = 0.0
     cuts: list[list[int]] = []
     for _ in range(stages):
-        row, cut = [float("inf")] * len(sums), [0] * len(sums)
+        row = [float("inf")] * len(sums)
+        cut = [0] * len(sums)
         for stop in range(1, len(sums)):
             for start in range(stop):
                 heaviest = max(best[start], sums[stop] - sums[start])

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clustersim.training.partition.base import Exchange
-from clustersim.training.partition.nodes import SIZES, Kernels, Listing, copy, pieces
+from clustersim.training.partition.nodes import SIZES, Kernels, NodeListing, copy, pieces
 
 TP = ("tp",)
 PARTED = "parted"
@@ -37,7 +37,7 @@ PIPELINED = 4
 
 
 @dataclass(frozen=True)
-class Manner:
+class ExchangeStyle:
     """How tensor-parallel exchanges are played.
 
     Parameters
@@ -70,14 +70,14 @@ class Products:
     name: str
     kernels: Kernels
     elements: float
-    manner: Manner
+    manner: ExchangeStyle
 
     @property
     def pipelined(self) -> bool:
         """Whether they are cut so that exchanges of the pieces run beside them."""
         return self.manner.overlap in {"userbuffers", "async_tp"} and self.kernels[0].kind == "gemm"
 
-    def gathered(self, out: Listing, what: str, part: str) -> None:
+    def gathered(self, out: NodeListing, what: str, part: str) -> None:
         """Products of a tensor whose tokens are gathered first, with sequence parallelism; ``what`` : its name."""
         m = self.manner
         if m.sequence_parallel and self.pipelined:
@@ -90,13 +90,15 @@ class Products:
                 out.work(self.name, (copy("joined", moved, moved),), part)
         out.work(self.name, self.kernels, part)
 
-    def _in_a_ring(self, out: Listing, what: str, part: str) -> None:
+    def _in_a_ring(self, out: NodeListing, what: str, part: str) -> None:
         """The own piece first, then each one as it is there.
 
         ``async_tp`` copies the own piece to where others may read it first (symmetric memory); the norm ahead writes to
         Transformer Engine's user buffer itself, and its products of one input are one.
         """
-        m, size, staged = self.manner, self.elements / self.manner.tp, self.manner.overlap == "async_tp"
+        m = self.manner
+        size = self.elements / self.manner.tp
+        staged = self.manner.overlap == "async_tp"
         kernels = self.kernels if staged else joined(self.kernels)
         parts = list(zip(*(pieces(kernel, m.tp) for kernel in kernels), strict=True))
         if staged:
@@ -105,7 +107,8 @@ class Products:
         steps: list[int] = []
         for i in range(1, m.tp):
             # What is sent on is what has come.
-            needs, label = tuple(steps[-1:]) or before, f"{what} {i} of {m.tp - 1}"
+            needs = tuple(steps[-1:]) or before
+            label = f"{what} {i} of {m.tp - 1}"
             sent = Exchange(label, "copies", TP, size, part, needs, m.gathered, communicator="tp ring")
             steps.append(out.beside(sent))
         out.work(self.name, parts[0], part)
@@ -113,7 +116,7 @@ class Products:
             out.wait_for(step)
             out.work(self.name, piece, part)
 
-    def scattered(self, out: Listing, what: str, part: str, *, in_pieces: bool) -> None:
+    def scattered(self, out: NodeListing, what: str, part: str, *, in_pieces: bool) -> None:
         """Products, and the sum of all ranks' partial ones, of each rank's tokens."""
         if in_pieces:
             self._piece_by_piece(out, what, part)
@@ -123,10 +126,11 @@ class Products:
             out.work(self.name, (copy(PARTED, self.elements, self.elements),), part)
         out.exchange(Exchange(what, "reduce_scatter", TP, self.elements, part))
 
-    def _piece_by_piece(self, out: Listing, what: str, part: str) -> None:
+    def _piece_by_piece(self, out: NodeListing, what: str, part: str) -> None:
         """Each piece's sum on its way while the next is computed: with ``async_tp`` t pieces, each but the own one
         copied to the rank that sums it; otherwise reduce_scatters of 4 pieces."""
-        ring, tp = self.manner.overlap == "async_tp", self.manner.tp
+        ring = self.manner.overlap == "async_tp"
+        tp = self.manner.tp
         count = tp if ring else PIPELINED
         kind, communicator = ("copies", "tp ring") if ring else ("reduce_scatter", "")
         sent = []
@@ -134,7 +138,8 @@ class Products:
             out.work(self.name, piece, part)
             if ring and i == count - 1:
                 break
-            size, label = self.elements / count, f"{what} {i + 1} of {count}"
+            size = self.elements / count
+            label = f"{what} {i + 1} of {count}"
             sent.append(out.beside(Exchange(label, kind, TP, size, part, communicator=communicator)))
         out.wait_for(*sent)
         if ring:  # the sum of what came from every rank
@@ -155,19 +160,20 @@ def joined(kernels: Kernels) -> Kernels:
     return (replace(first, **added),)
 
 
-class Columns(Products):
+class ColumnLinears(Products):
     """Linears on one input, each with 1/t of its outputs on a rank (q, k and v; gate and up; logits)."""
 
-    def forward(self, out: Listing, part: str) -> None:
+    def forward(self, out: NodeListing, part: str) -> None:
         """Gather the tokens, then the products."""
         self.gathered(out, f"{self.name} input", part)
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """Input gradient and its reduction, which runs beside the weight gradient.
 
         The input's second all_gather, where there is one, is issued first and runs beside the input gradient.
         """
-        m, name = self.manner, f"{self.name} input gradient"
+        m = self.manner
+        name = f"{self.name} input gradient"
         again: tuple[int, ...] = ()
         if m.sequence_parallel:
             if m.gathers_again:
@@ -183,10 +189,10 @@ class Columns(Products):
             out.work(self.name, self.kernels, "W", needs=again)
 
 
-class Rows(Products):
+class RowLinears(Products):
     """A linear with 1/t of its inputs on a rank, or the lookup in 1/t of an embedding's rows: a partial sum."""
 
-    def forward(self, out: Listing, part: str) -> None:
+    def forward(self, out: NodeListing, part: str) -> None:
         """The product, then its sum over ranks."""
         name = f"{self.name} output"
         if self.manner.sequence_parallel:
@@ -195,7 +201,7 @@ class Rows(Products):
             out.work(self.name, self.kernels, part)
             out.exchange(Exchange(name, "all_reduce", TP, self.elements, part))
 
-    def backward(self, out: Listing) -> None:
+    def backward(self, out: NodeListing) -> None:
         """The output's gradient, gathered with sequence parallelism and whole without, then the products."""
         self.gathered(out, f"{self.name} output gradient", "I")
         out.work(self.name, self.kernels, "W")

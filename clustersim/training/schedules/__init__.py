@@ -20,11 +20,11 @@ from types import MappingProxyType
 from clustersim.core.errors import ScenarioError, nearest
 from clustersim.training.schedules.base import (
     Action,
-    Costs,
-    Option,
     Order,
     Orders,
+    PassCosts,
     Schedule,
+    ScheduleOption,
     Slot,
     rank_and_chunk,
     stage_of,
@@ -40,7 +40,7 @@ from clustersim.training.schedules.naive import NAIVE
 from clustersim.training.schedules.notation import parse, text
 from clustersim.training.schedules.one_f_one_b import ONE_F_ONE_B
 from clustersim.training.schedules.pipedream import PIPEDREAM, PIPEDREAM_2BW
-from clustersim.training.schedules.play import Times, times
+from clustersim.training.schedules.play import ScheduleTimes, times
 from clustersim.training.schedules.playable import check
 from clustersim.training.schedules.torch_csv import from_csv
 from clustersim.training.schedules.v_pattern import V_HALF, V_MIN
@@ -49,9 +49,23 @@ from clustersim.training.schedules.zbv_torch import ZBV_TORCH
 from clustersim.training.schedules.zero_bubble import ZB_2P, ZB_H1
 
 _ROWS = (
-    NAIVE, GPIPE, ONE_F_ONE_B, INTERLEAVED, LOOPED_BFS, INTERLEAVED_ZERO_BUBBLE, ZB_H1, ZB_2P, ZBV, ZBV_TORCH,
-    V_HALF, V_MIN, DUALPIPE, DUALPIPEV, PIPEDREAM, PIPEDREAM_2BW,
-)  # fmt: skip
+    NAIVE,
+    GPIPE,
+    ONE_F_ONE_B,
+    INTERLEAVED,
+    LOOPED_BFS,
+    INTERLEAVED_ZERO_BUBBLE,
+    ZB_H1,
+    ZB_2P,
+    ZBV,
+    ZBV_TORCH,
+    V_HALF,
+    V_MIN,
+    DUALPIPE,
+    DUALPIPEV,
+    PIPEDREAM,
+    PIPEDREAM_2BW,
+)
 
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType({row.name: row for row in _ROWS})
 
@@ -78,6 +92,22 @@ def schedule(name: str) -> Schedule:
 
 
 __all__ = [
-    "SCHEDULES", "Action", "Costs", "Option", "Order", "Orders", "Schedule", "Slot", "Times", "beside", "check",
-    "from_csv", "parse", "rank_and_chunk", "schedule", "stage_of", "text", "times",
-]  # fmt: skip
+    "SCHEDULES",
+    "Action",
+    "Order",
+    "Orders",
+    "PassCosts",
+    "Schedule",
+    "ScheduleOption",
+    "ScheduleTimes",
+    "Slot",
+    "beside",
+    "check",
+    "from_csv",
+    "parse",
+    "rank_and_chunk",
+    "schedule",
+    "stage_of",
+    "text",
+    "times",
+]

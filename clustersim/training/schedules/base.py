@@ -46,7 +46,7 @@ Options: TypeAlias = Mapping[str, Any]
 """What a schedule's options are, by name."""
 
 
-class Option(msgspec.Struct, frozen=True):
+class ScheduleOption(msgspec.Struct, frozen=True):
     """A knob of one schedule: its name in a scenario, its type, what it is if not given, and the least it may be."""
 
     name: str
@@ -69,7 +69,7 @@ class Option(msgspec.Struct, frozen=True):
         raise ScenarioError(f"{self.name} = {value!r} {wanted}: {self.meaning} (at $.parallel.{self.name})")
 
 
-class Costs(NamedTuple):
+class PassCosts(NamedTuple):
     """Durations of one chunk's passes, in any unit; a whole backward that is not given is the sum of its parts."""
 
     forward: float = 1.0
@@ -89,7 +89,7 @@ class Costs(NamedTuple):
         return self.forward if kind == "F" else self.input_gradient if kind == "I" else self.weight_gradient
 
 
-UNIT = Costs()
+UNIT = PassCosts()
 """Every part takes 1, as in the papers' tables."""
 
 
@@ -125,11 +125,11 @@ class Schedule:
     synchronous: bool = True
     accumulates: bool = True
     aliases: tuple[str, ...] = ()
-    options: tuple[Option, ...] = ()
+    options: tuple[ScheduleOption, ...] = ()
     microbatches: Callable[[int, int, Options], bool] | None = None
     needs: str = ""
     even_stages: bool = False
-    bubble: Callable[[int, int, int, Costs], float | None] | None = None
+    bubble: Callable[[int, int, int, PassCosts], float | None] | None = None
     peak: Callable[..., int | None] | None = None
     versions: Callable[[int, int], int] = lambda rank, stages: 1
     staleness: Callable[[int, int], int] = lambda rank, stages: 0

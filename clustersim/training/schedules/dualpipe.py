@@ -25,8 +25,14 @@ def dualpipe(p: int, chunks: int, m: int) -> Orders:
 
 
 DUALPIPE = Schedule(
-    "dualpipe", dualpipe, placement="both", chunks=2, splits_backward=True,
+    "dualpipe",
+    dualpipe,
+    placement="both",
+    chunks=2,
+    splits_backward=True,
     microbatches=lambda p, m, options: m % 2 == 0 and m >= 2 * p,
-    needs="an even number of at least 2 pp micro-batches, half for each direction", even_stages=True,
-    bubble=lambda p, chunks, m, cost: pair_bubble(p // 2, chunks, m // 2, cost), peak=lambda rank, p, chunks, m: p + 1,
-)  # fmt: skip
+    needs="an even number of at least 2 pp micro-batches, half for each direction",
+    even_stages=True,
+    bubble=lambda p, chunks, m, cost: pair_bubble(p // 2, chunks, m // 2, cost),
+    peak=lambda rank, p, chunks, m: p + 1,
+)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from clustersim.training.schedules.base import Action, Costs, Order, Orders, Schedule, Slot
+from clustersim.training.schedules.base import Action, Order, Orders, PassCosts, Schedule, Slot
 
 
 def dualpipev(p: int, chunks: int, m: int) -> Orders:
@@ -35,7 +35,7 @@ def dualpipev(p: int, chunks: int, m: int) -> Orders:
     return tuple(_order(rank, p, m) for rank in range(p))
 
 
-class _Writer:
+class _RankWriter:
     """One rank's list; it knows each pass's next micro-batch, and which W are still to be done."""
 
     def __init__(self) -> None:
@@ -64,8 +64,9 @@ class _Writer:
 
 
 def _order(rank: int, p: int, m: int) -> Order:
-    write = _Writer()
-    behind, ahead = p - 1 - rank, rank + 1
+    write = _RankWriter()
+    behind = p - 1 - rank
+    ahead = rank + 1
     write.run(*[("F", 0)] * (2 * behind))
     write.run(*[("F", 0), ("F", 1)] * ahead)
     for _ in range(behind):
@@ -92,7 +93,7 @@ def _order(rank: int, p: int, m: int) -> Order:
     return tuple(write.slots)
 
 
-def pair_bubble(p: int, chunks: int, m: int, cost: Costs) -> float | None:
+def pair_bubble(p: int, chunks: int, m: int, cost: PassCosts) -> float | None:
     """(p-1)(FB + B - 3W) with FB = F + B. The steps are counted for F = I >= W; other durations leave other gaps."""
     if not math.isclose(cost.forward, cost.input_gradient) or cost.weight_gradient > cost.forward:
         return None
@@ -100,7 +101,13 @@ def pair_bubble(p: int, chunks: int, m: int, cost: Costs) -> float | None:
 
 
 DUALPIPEV = Schedule(
-    "dualpipev", dualpipev, placement="v", chunks=2, splits_backward=True,
-    microbatches=lambda p, m, options: m >= 2 * p, needs="at least 2 pp micro-batches, one for each of its stages",
-    bubble=pair_bubble, peak=lambda rank, p, chunks, m: 2 * p + 1,
-)  # fmt: skip
+    "dualpipev",
+    dualpipev,
+    placement="v",
+    chunks=2,
+    splits_backward=True,
+    microbatches=lambda p, m, options: m >= 2 * p,
+    needs="at least 2 pp micro-batches, one for each of its stages",
+    bubble=pair_bubble,
+    peak=lambda rank, p, chunks, m: 2 * p + 1,
+)

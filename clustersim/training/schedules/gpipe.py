@@ -11,7 +11,7 @@ GPipe is therefore run with full recomputation. On one stage it is gradient accu
 
 from __future__ import annotations
 
-from clustersim.training.schedules.base import Action, Costs, Orders, Schedule
+from clustersim.training.schedules.base import Action, Orders, PassCosts, Schedule
 
 
 def gpipe(p: int, chunks: int, m: int) -> Orders:
@@ -20,7 +20,7 @@ def gpipe(p: int, chunks: int, m: int) -> Orders:
     return (order,) * p
 
 
-def fill_and_drain(p: int, chunks: int, m: int, cost: Costs) -> float:
+def fill_and_drain(p: int, chunks: int, m: int, cost: PassCosts) -> float:
     """(p-1)(F+B): p-1 forwards until the last rank has work, p-1 backwards after it has none.
 
     The cost is of one chunk, so that v chunks a rank divide the bubble by v. Fewer micro-batches than ranks leave a

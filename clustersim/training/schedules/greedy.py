@@ -12,13 +12,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from clustersim.training.schedules.base import UNIT, Action, Costs, Option, Options, Orders
+from clustersim.training.schedules.base import UNIT, Action, Options, Orders, PassCosts, ScheduleOption
 
-COSTS = Option("costs", Costs, UNIT, "durations of a chunk's F, I and W that the search reckons with, in any unit")
-TRANSFER = Option(
+COSTS = ScheduleOption(
+    "costs", PassCosts, UNIT, "durations of a chunk's F, I and W that the search reckons with, in any unit"
+)
+TRANSFER = ScheduleOption(
     "transfer", float, 0.0, "time of a message between neighbours that the search reckons with, as costs", 0
 )
-LIMIT = Option("max_in_flight", int, None, "micro-batches that a rank may hold until their weight gradients", 1)
+LIMIT = ScheduleOption("max_in_flight", int, None, "micro-batches that a rank may hold until their weight gradients", 1)
 
 UP = {("F", 1), ("I", 0)}
 """Passes whose input comes from the rank behind; those of the others come from the rank before."""
@@ -28,7 +30,7 @@ class Rules(NamedTuple):
     """What a search reckons with: chunk passes that may be held, durations, and the time of a message."""
 
     limit: int
-    costs: Costs
+    costs: PassCosts
     transfer: float
 
 
@@ -38,7 +40,7 @@ def rules(default: int, options: Options) -> Rules:
     return Rules(default if given is None else int(given), options[COSTS.name], options[TRANSFER.name])
 
 
-class Rank(msgspec.Struct):
+class GreedyRank(msgspec.Struct):
     """One rank while the search writes its order: its clock, its idle time since its first forward, and what it holds.
 
     ``ends[kind, chunk]`` has the end of each micro-batch's pass; ``pending`` the W that could be run now.
@@ -58,20 +60,21 @@ class Rank(msgspec.Struct):
         return len(self.ends[kind, chunk])
 
 
-class Search:
+class GreedySearch:
     """The ranks and the rules of one attempt; ``most_idle`` is the idle time of the idlest rank."""
 
     def __init__(self, p: int, m: int, rules: Rules) -> None:
-        self.p, self.m = p, m
+        self.p = p
+        self.m = m
         self.limit, self.costs, self.transfer = rules
-        self.ranks = [Rank() for _ in range(p)]
+        self.ranks = [GreedyRank() for _ in range(p)]
         self.most_idle = 0.0
 
     def worth(self, rank: int, kind: str, chunk: int, gap: float) -> bool:
         """Whether to run a W that is longer than the gap before a pass."""
         raise NotImplementedError
 
-    def feeder(self, rank: int, kind: str, chunk: int = 0) -> Rank | None:
+    def feeder(self, rank: int, kind: str, chunk: int = 0) -> GreedyRank | None:
         """The rank that the input of this pass comes from; None if it is this rank or the data loader."""
         other = rank + 1 if (kind, chunk) in UP else rank - 1
         return self.ranks[other] if 0 <= other < self.p else None
@@ -83,7 +86,8 @@ class Search:
 
     def run(self, rank: int, kind: str, chunk: int = 0) -> None:
         """Append the rank's next pass of this kind to its order."""
-        me, arrival = self.ranks[rank], self.arrival(rank, kind, chunk)
+        me = self.ranks[rank]
+        arrival = self.arrival(rank, kind, chunk)
         start = me.clock if arrival is None else max(me.clock, arrival)
         if me.order:
             me.idle += start - me.clock
@@ -116,7 +120,8 @@ class Search:
 
     def fill_wait(self, rank: int, kind: str, chunk: int = 0) -> None:
         """Run the W that fit before this pass's input arrives, and one more if the gap left is worth it."""
-        me, arrival = self.ranks[rank], self.arrival(rank, kind, chunk)
+        me = self.ranks[rank]
+        arrival = self.arrival(rank, kind, chunk)
         if arrival is None:
             return
         while me.pending and arrival >= me.clock + self.costs.weight_gradient:

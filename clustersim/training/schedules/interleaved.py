@@ -22,18 +22,18 @@ from __future__ import annotations
 from typing import Any
 
 from clustersim.core.errors import ScenarioError
-from clustersim.training.schedules.base import Action, Option, Options, Order, Orders, Schedule
+from clustersim.training.schedules.base import Action, Options, Order, Orders, Schedule, ScheduleOption
 from clustersim.training.schedules.gpipe import fill_and_drain
 from clustersim.training.schedules.one_f_one_b import in_turn
 
-GROUP = Option(
+GROUP = ScheduleOption(
     "microbatch_group_size_per_vp_stage",
     int,
     None,
     "micro-batches that go through one chunk before the next chunk's turn, from pp to microbatches; pp if not given",
     1,
 )
-BESIDE = Option(
+BESIDE = ScheduleOption(
     "overlap_moe_expert_parallel_comm",
     bool,
     False,
@@ -43,7 +43,8 @@ BESIDE = Option(
 
 def interleaved(p: int, chunks: int, m: int, **options: Any) -> Orders:
     """Of each rank: its warm-up, then F and B in turn (or in pairs), then the rest of B."""
-    group, beside = group_of(p, m, options), bool(options[BESIDE.name])
+    group = group_of(p, m, options)
+    beside = bool(options[BESIDE.name])
     forwards, backwards = (tuple((action,) for action in passes(kind, m, chunks, group)) for kind in "FB")
     warm = [warmup(rank, p, chunks, m, group, 2) + beside for rank in range(p)]
     return tuple((in_pairs if beside else in_turn)(forwards, backwards, many) for many in warm)
@@ -112,9 +113,13 @@ def _peak(rank: int, p: int, chunks: int, m: int, **options: Any) -> int:
 
 
 INTERLEAVED = Schedule(
-    "interleaved_1f1b", interleaved, chunks=None,
+    "interleaved_1f1b",
+    interleaved,
+    chunks=None,
     aliases=("interleaved", "1F1B-interleaved", "1F1B-I", "forward_backward_pipelining_with_interleaving"),
-    options=(GROUP, BESIDE), microbatches=works,
+    options=(GROUP, BESIDE),
+    microbatches=works,
     needs="micro-batches in groups of at least pp: a multiple of pp, or groups that leave no rest below pp",
-    bubble=fill_and_drain, peak=_peak,
-)  # fmt: skip
+    bubble=fill_and_drain,
+    peak=_peak,
+)

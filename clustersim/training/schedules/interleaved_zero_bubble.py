@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from clustersim.training.schedules.base import Action, Costs, Order, Orders, Schedule
+from clustersim.training.schedules.base import Action, Order, Orders, PassCosts, Schedule
 from clustersim.training.schedules.interleaved import group_of, passes, warmup, works
 
 
 def interleaved_zero_bubble(p: int, chunks: int, m: int, **options: Any) -> Orders:
     """Of each rank: its warm-up, F and I in turn, the rest of I, with W following r passes behind I; the rest of W."""
     group = group_of(p, m, options)
-    forwards, gradients = passes("F", m, chunks, group), passes("I", m, chunks, group)
+    forwards = passes("F", m, chunks, group)
+    gradients = passes("I", m, chunks, group)
     return tuple(_order(forwards, gradients, warmup(rank, p, chunks, m, group, 1), rank) for rank in range(p))
 
 
@@ -38,7 +39,7 @@ def _order(forwards: list[Action], gradients: list[Action], warm: int, lag: int)
     return tuple((action,) for action in order)
 
 
-def skew_less_weights(p: int, chunks: int, m: int, cost: Costs) -> float | None:
+def skew_less_weights(p: int, chunks: int, m: int, cost: PassCosts) -> float | None:
     """(p-1)(F + I - W): 1F1B's bubble, less the weight gradients that each rank keeps for the drain."""
     if m < p or cost.weight_gradient > min(cost.forward, cost.input_gradient):
         return None
@@ -46,7 +47,12 @@ def skew_less_weights(p: int, chunks: int, m: int, cost: Costs) -> float | None:
 
 
 INTERLEAVED_ZERO_BUBBLE = Schedule(
-    "interleaved_zero_bubble", interleaved_zero_bubble, chunks=None, splits_backward=True, microbatches=works,
-    needs="equal groups of at least pp micro-batches: a multiple of pp is always right", bubble=skew_less_weights,
+    "interleaved_zero_bubble",
+    interleaved_zero_bubble,
+    chunks=None,
+    splits_backward=True,
+    microbatches=works,
+    needs="equal groups of at least pp micro-batches: a multiple of pp is always right",
+    bubble=skew_less_weights,
     peak=lambda rank, p, chunks, m: min(chunks * m, (chunks - 1) * group_of(p, m, {}) + p),
-)  # fmt: skip
+)

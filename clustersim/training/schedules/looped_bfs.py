@@ -23,6 +23,10 @@ def looped_bfs(p: int, chunks: int, m: int) -> Orders:
 
 
 LOOPED_BFS = Schedule(
-    "looped_bfs", looped_bfs, chunks=None, aliases=("breadth_first",), bubble=fill_and_drain,
+    "looped_bfs",
+    looped_bfs,
+    chunks=None,
+    aliases=("breadth_first",),
+    bubble=fill_and_drain,
     peak=lambda rank, p, chunks, m: chunks * m,
-)  # fmt: skip
+)

@@ -24,6 +24,9 @@ def naive(p: int, chunks: int, m: int) -> Orders:
 
 
 NAIVE = Schedule(
-    "naive", naive, aliases=("model_parallel", "ModelParallelResNet50", "PipelineParallelResNet50"),
-    bubble=fill_and_drain, peak=lambda rank, p, chunks, m: m,
-)  # fmt: skip
+    "naive",
+    naive,
+    aliases=("model_parallel", "ModelParallelResNet50", "PipelineParallelResNet50"),
+    bubble=fill_and_drain,
+    peak=lambda rank, p, chunks, m: m,
+)

@@ -39,7 +39,9 @@ def in_turn(forwards: Order, backwards: Order, warm: int) -> Order:
 
 
 ONE_F_ONE_B = Schedule(
-    "1f1b", one_f_one_b,
+    "1f1b",
+    one_f_one_b,
     aliases=("PipeDream-Flush", "TrainSchedule", "forward_backward_pipelining_without_interleaving"),
-    bubble=fill_and_drain, peak=in_flight,
-)  # fmt: skip
+    bubble=fill_and_drain,
+    peak=in_flight,
+)

@@ -19,11 +19,11 @@ micro-batches follow each other; micro-batch k belongs to step k // m.
 
 from __future__ import annotations
 
-from clustersim.training.schedules.base import Option, Orders, Schedule
+from clustersim.training.schedules.base import Orders, Schedule, ScheduleOption
 from clustersim.training.schedules.gpipe import fill_and_drain
 from clustersim.training.schedules.one_f_one_b import in_flight, one_f_one_b
 
-STEPS = Option("steps", int, 1, "how many steps follow each other without a flush between them", 1)
+STEPS = ScheduleOption("steps", int, 1, "how many steps follow each other without a flush between them", 1)
 
 
 def pipedream(p: int, chunks: int, m: int, steps: int) -> Orders:
@@ -36,11 +36,26 @@ def _peak(rank: int, p: int, chunks: int, m: int, steps: int) -> int:
 
 
 PIPEDREAM = Schedule(
-    "pipedream", pipedream, synchronous=False, accumulates=False, options=(STEPS,), bubble=fill_and_drain, peak=_peak,
-    versions=lambda rank, p: p - rank, staleness=lambda rank, p: p - 1 - rank,
-)  # fmt: skip
+    "pipedream",
+    pipedream,
+    synchronous=False,
+    accumulates=False,
+    options=(STEPS,),
+    bubble=fill_and_drain,
+    peak=_peak,
+    versions=lambda rank, p: p - rank,
+    staleness=lambda rank, p: p - 1 - rank,
+)
 PIPEDREAM_2BW = Schedule(
-    "pipedream_2bw", pipedream, synchronous=False, aliases=("2BW",), options=(STEPS,),
-    microbatches=lambda p, m, options: m >= p, needs="at least pp micro-batches between two updates",
-    bubble=fill_and_drain, peak=_peak, versions=lambda rank, p: 2, staleness=lambda rank, p: 1,
-)  # fmt: skip
+    "pipedream_2bw",
+    pipedream,
+    synchronous=False,
+    aliases=("2BW",),
+    options=(STEPS,),
+    microbatches=lambda p, m, options: m >= p,
+    needs="at least pp micro-batches between two updates",
+    bubble=fill_and_drain,
+    peak=_peak,
+    versions=lambda rank, p: 2,
+    staleness=lambda rank, p: 1,
+)

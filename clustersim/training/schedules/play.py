@@ -17,7 +17,16 @@ from itertools import chain
 import msgspec
 
 from clustersim.core.errors import ScenarioError
-from clustersim.training.schedules.base import UNIT, Action, Costs, Orders, Slot, rank_and_chunk, stage_count, stage_of
+from clustersim.training.schedules.base import (
+    UNIT,
+    Action,
+    Orders,
+    PassCosts,
+    Slot,
+    rank_and_chunk,
+    stage_count,
+    stage_of,
+)
 from clustersim.training.schedules.notation import text
 
 Span = tuple[float, float]
@@ -30,7 +39,7 @@ Place = tuple[str, int, int]
 MAKES = {"F": "F", "B": "B", "I": "B", "W": "W"}
 
 
-class Times(msgspec.Struct, frozen=True):
+class ScheduleTimes(msgspec.Struct, frozen=True):
     """When each action ran: ``spans[rank][k]`` is of ``actions[rank][k]``, the rank's k-th, pairs taken apart.
 
     ``busy``: for how long each rank computed.
@@ -47,8 +56,8 @@ class Times(msgspec.Struct, frozen=True):
 
 
 def times(
-    orders: Orders, placement: str, durations: Costs | Sequence[Costs] = UNIT, pair: PairCost | None = None
-) -> Times:
+    orders: Orders, placement: str, durations: PassCosts | Sequence[PassCosts] = UNIT, pair: PairCost | None = None
+) -> ScheduleTimes:
     """When everything ends if every rank runs its list in order, each action as soon as its input is there.
 
     Parameters
@@ -60,10 +69,12 @@ def times(
 
     Raises :class:`ScenarioError` where ranks wait for each other forever, naming one and the action it never gets to.
     """
-    p, chunks = len(orders), chunk_count(orders)
+    p = len(orders)
+    chunks = chunk_count(orders)
     costs = _of_each(durations, stage_count(placement, p, chunks))
     waits = waits_for(placement, p, chunks)
-    clocks, busy = [0.0] * p, [0.0] * p
+    clocks = [0.0] * p
+    busy = [0.0] * p
     ended: dict[tuple[Place, int], float] = {}
     spans: list[list[Span]] = [[] for _ in range(p)]
     for rank, unit in turns(orders, waits, apart=pair is None):
@@ -75,11 +86,11 @@ def times(
         for action in unit:
             spans[rank].append((start, clocks[rank]))
             ended[(MAKES[action.kind], rank, action.chunk), action.microbatch] = clocks[rank]
-    return Times(tuple(tuple(chain(*order)) for order in orders), tuple(map(tuple, spans)), tuple(busy))
+    return ScheduleTimes(tuple(tuple(chain(*order)) for order in orders), tuple(map(tuple, spans)), tuple(busy))
 
 
-def _of_each(durations: Costs | Sequence[Costs], stages: int) -> Sequence[Costs]:
-    costs = [durations] * stages if isinstance(durations, Costs) else durations
+def _of_each(durations: PassCosts | Sequence[PassCosts], stages: int) -> Sequence[PassCosts]:
+    costs = [durations] * stages if isinstance(durations, PassCosts) else durations
     if len(costs) != stages:
         raise ScenarioError(f"{len(costs)} durations for {stages} stages; give one Costs for each stage")
     return costs

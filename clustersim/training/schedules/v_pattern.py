@@ -27,7 +27,8 @@ from clustersim.training.schedules.base import Action, Orders, Schedule
 
 PASSES = (("F", 0), ("F", 1), ("I", 1), ("I", 0))
 """A micro-batch's way over a rank; the numbers of these passes below are positions in here, and W is 4."""
-WEIGHT, EMPTY = 4, -1
+WEIGHT = 4
+EMPTY = -1
 PERIOD = 6
 Slots = list[list[int]]
 """Of one rank: for each of the passes, and perhaps for W, the slot of each micro-batch."""
@@ -125,7 +126,7 @@ def _at_once(ranks: list[Slots]) -> list[Slots]:
     return moved
 
 
-class _Line:
+class _RankSlots:
     """One rank's slots while they are squeezed; after each, what it holds and which W are due if W has no slots."""
 
     def __init__(self, slots: Slots) -> None:
@@ -153,7 +154,8 @@ class _Line:
 
     def move(self, kind: int, j: int, new: int, limit: int) -> bool:
         """Put a micro-batch's pass into an earlier empty slot, unless more than the limit were then held."""
-        old, states = self.slots[kind][j], []
+        old = self.slots[kind][j]
+        states = []
         state = self.after[new - 1] if new else (0, 0)
         for slot in range(new, len(self.line)):
             state = self._step(*state, kind if slot == new else EMPTY if slot == old else self.line[slot])
@@ -176,7 +178,7 @@ def _squeeze(ranks: list[Slots]) -> list[Slots]:
 
     The head is what comes before rank 0's first I0, the tail what comes after the first last F0 from then on.
     """
-    lines = [_Line([list(column) for column in slots]) for slots in ranks]
+    lines = [_RankSlots([list(column) for column in slots]) for slots in ranks]
     now = [line.slots for line in lines]
     limit = max(line.most for line in lines)
     last = len(ranks[0][0]) - 1
@@ -191,7 +193,7 @@ def _squeeze(ranks: list[Slots]) -> list[Slots]:
     return now
 
 
-def _move_early(line: _Line, after: int, kind: int, j: int, limit: int) -> None:
+def _move_early(line: _RankSlots, after: int, kind: int, j: int, limit: int) -> None:
     """Move one pass to the earliest empty slot after slot ``after``, if there is one before its own."""
     old = line.slots[kind][j]
     if kind == WEIGHT:
@@ -212,10 +214,18 @@ def _v_half_peak(rank: int, p: int, chunks: int, m: int) -> int | None:
 
 
 V_MIN = Schedule(
-    "v_min", lambda p, chunks, m: squeezed(v_min_pattern, p, m), placement="v", chunks=2, splits_backward=True,
+    "v_min",
+    lambda p, chunks, m: squeezed(v_min_pattern, p, m),
+    placement="v",
+    chunks=2,
+    splits_backward=True,
     peak=_v_min_peak,
-)  # fmt: skip
+)
 V_HALF = Schedule(
-    "v_half", lambda p, chunks, m: squeezed(v_half_pattern, p, m), placement="v", chunks=2, splits_backward=True,
+    "v_half",
+    lambda p, chunks, m: squeezed(v_half_pattern, p, m),
+    placement="v",
+    chunks=2,
+    splits_backward=True,
     peak=_v_half_peak,
-)  # fmt: skip
+)

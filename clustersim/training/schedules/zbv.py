@@ -21,11 +21,11 @@ from typing import Any
 from clustersim.core.errors import ScenarioError
 from clustersim.training.schedules import greedy
 from clustersim.training.schedules.base import UNIT, Orders, Schedule
-from clustersim.training.schedules.greedy import COSTS, LIMIT, TRANSFER, Rank, Rules
+from clustersim.training.schedules.greedy import COSTS, LIMIT, TRANSFER, GreedyRank, Rules
 from clustersim.training.schedules.zero_bubble import late_starts
 
 
-class Search(greedy.Search):
+class ZBVSearch(greedy.GreedySearch):
     """One attempt. ``excused[r]``: rank r's idle time in the attempt before."""
 
     def __init__(self, m: int, rules: Rules, excused: Sequence[float], fill: dict[str, bool]) -> None:
@@ -44,12 +44,13 @@ class Search(greedy.Search):
         return feeder is None or feeder.count(kind, chunk) > self.ranks[rank].count(kind, chunk)
 
 
-def _down_and_up(search: Search) -> None:
+def _down_and_up(search: ZBVSearch) -> None:
     """Walk the first micro-batch through the V; while it is below, the ranks above run more F0 as far as they fit."""
     for rank in range(search.p):
         search.run(rank, "F", 0)
     for rank in range(search.p - 1, -1, -1):
-        me, arrival = search.ranks[rank], search.arrival(rank, "F", 1)
+        me = search.ranks[rank]
+        arrival = search.arrival(rank, "F", 1)
         while (
             arrival is not None
             and me.held + 2 + 2 * rank <= search.limit
@@ -61,13 +62,14 @@ def _down_and_up(search: Search) -> None:
         search.run(rank, "F", 1)
 
 
-def _level(search: Search) -> None:
+def _level(search: ZBVSearch) -> None:
     """Further F, chunk by chunk in turn, until each rank has run as many as the one before it, and more of chunk 1."""
     chunk = 0
     for rank in range(1, search.p):
-        me, before = search.ranks[rank], search.ranks[rank - 1]
+        me = search.ranks[rank]
+        before = search.ranks[rank - 1]
 
-        def behind(me: Rank = me, before: Rank = before) -> bool:
+        def behind(me: GreedyRank = me, before: GreedyRank = before) -> bool:
             fewer = me.count("F", 0) + me.count("F", 1) < before.count("F", 0) + before.count("F", 1)
             return fewer or me.count("F", 1) <= before.count("F", 1) < search.m
 
@@ -78,7 +80,7 @@ def _level(search: Search) -> None:
             chunk = 1 - chunk
 
 
-def _gradients(search: Search) -> None:
+def _gradients(search: ZBVSearch) -> None:
     """One I on every rank: I0 where the rank behind has sent for it, else I1."""
     upward: list[int] = []
     downward: list[int] = []
@@ -91,7 +93,7 @@ def _gradients(search: Search) -> None:
         search.run(rank, "I", chunk)
 
 
-def _forwards(search: Search) -> None:
+def _forwards(search: ZBVSearch) -> None:
     """One F on every rank that can: F1 where the rank behind has sent for it, else F0 where the rank before has."""
     for rank, me in enumerate(search.ranks):
         if me.count("F", 1) >= search.m:
@@ -107,7 +109,7 @@ def _forwards(search: Search) -> None:
         search.run(rank, "F", chunk)
 
 
-def _attempt(search: Search) -> Search:
+def _attempt(search: ZBVSearch) -> ZBVSearch:
     _down_and_up(search)
     _level(search)
     for _ in range(2 * search.m):
@@ -120,7 +122,8 @@ def _attempt(search: Search) -> Search:
 
 def zbv(p: int, chunks: int, m: int, **options: Any) -> Orders:
     """The best of four attempts (W that are longer than the gap: before I1 or not, before F or not), each repeated."""
-    rules, found = greedy.rules(2 * p, options), list[Search]()
+    rules = greedy.rules(2 * p, options)
+    found = list[ZBVSearch]()
     if rules.limit < 2 * p:
         raise ScenarioError(
             f"zbv on {p} pipeline ranks holds {2 * p} chunk passes, which max_in_flight = {rules.limit} does not "
@@ -128,9 +131,9 @@ def zbv(p: int, chunks: int, m: int, **options: Any) -> Orders:
         )
     for before_gradient, before_forward in product((True, False), repeat=2):
         fill = {"I": before_gradient, "F": before_forward}
-        best = _attempt(Search(m, rules, [-1.0] * p, fill))
+        best = _attempt(ZBVSearch(m, rules, [-1.0] * p, fill))
         while best.most_idle > 0:
-            again = _attempt(Search(m, rules, [rank.idle for rank in best.ranks], fill))
+            again = _attempt(ZBVSearch(m, rules, [rank.idle for rank in best.ranks], fill))
             if again.most_idle >= best.most_idle:
                 break
             best = again
@@ -146,6 +149,12 @@ def _peak(rank: int, p: int, chunks: int, m: int, **options: Any) -> int | None:
 
 
 ZBV = Schedule(
-    "zbv", zbv, placement="v", chunks=2, splits_backward=True, options=(LIMIT, COSTS, TRANSFER), bubble=late_starts,
+    "zbv",
+    zbv,
+    placement="v",
+    chunks=2,
+    splits_backward=True,
+    options=(LIMIT, COSTS, TRANSFER),
+    bubble=late_starts,
     peak=_peak,
-)  # fmt: skip
+)

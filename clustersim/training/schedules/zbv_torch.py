@@ -58,7 +58,12 @@ def _order(rank: int, p: int, m: int) -> Order:
 
 
 ZBV_TORCH = Schedule(
-    "zbv_torch", zbv_torch, placement="v", chunks=2, splits_backward=True, aliases=("ZBVZeroBubble",),
+    "zbv_torch",
+    zbv_torch,
+    placement="v",
+    chunks=2,
+    splits_backward=True,
+    aliases=("ZBVZeroBubble",),
     bubble=lambda p, chunks, m, cost: late_starts(p, chunks, m, cost) if m >= 2 * p - 1 else None,
     peak=lambda rank, p, chunks, m: 2 * p if m >= 2 * p - 1 else None,
-)  # fmt: skip
+)

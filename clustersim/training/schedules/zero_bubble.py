@@ -10,9 +10,9 @@ many micro-batches may be held until their W says how well:
 
 The order is found by a greedy search, as the authors' ``zb.py`` does it, in rounds: one forward on each rank from the
 first to the last (or none, see :func:`_wants`), one I on each rank from the last to the first, and before each of
-them as many W as fit into the wait for its input, or as free the memory it needs. Eight :class:`Habits` are tried;
-the one with the shortest longest span of a rank is kept. The durations it searches with are options: with those of a
-real model the order comes out different from the one for F = I = W.
+them as many W as fit into the wait for its input, or as free the memory it needs. Eight :class:`SearchHabits` are
+tried; the one with the shortest longest span of a rank is kept. The durations it searches with are options: with those
+of a real model the order comes out different from the one for F = I = W.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from clustersim.training.schedules import greedy
-from clustersim.training.schedules.base import UNIT, Costs, Orders, Schedule
+from clustersim.training.schedules.base import UNIT, Orders, PassCosts, Schedule
 from clustersim.training.schedules.greedy import COSTS, LIMIT, TRANSFER, Rules
 from clustersim.training.schedules.interleaved_zero_bubble import skew_less_weights
 
 
-class Habits(NamedTuple):
+class SearchHabits(NamedTuple):
     """What the search does in a doubtful case; which is better depends on the durations, so all are tried.
 
     ``stop_early``: before the first gradient arrives, no forward that would end after it. ``gradient_first``: leave
@@ -40,10 +40,10 @@ class Habits(NamedTuple):
     fill: bool
 
 
-class Search(greedy.Search):
+class ZeroBubbleSearch(greedy.GreedySearch):
     """One attempt, with its habits."""
 
-    def __init__(self, p: int, m: int, rules: Rules, habits: Habits) -> None:
+    def __init__(self, p: int, m: int, rules: Rules, habits: SearchHabits) -> None:
         super().__init__(p, m, rules)
         self.habits = habits
 
@@ -52,15 +52,17 @@ class Search(greedy.Search):
         return gap > 0 and (self.habits.fill or gap > self.most_idle - self.ranks[rank].idle)
 
 
-def _fill_pipeline(search: Search) -> None:
+def _fill_pipeline(search: ZeroBubbleSearch) -> None:
     """The first forward of every rank, the forwards that fit before its first gradient, and the first gradients."""
-    ranks, costs = search.ranks, search.costs
+    ranks = search.ranks
+    costs = search.costs
     for rank in range(len(ranks)):
         search.run(rank, "F")
     extra = [0] * len(ranks)
     gradient = ranks[-1].clock + costs.input_gradient
     for rank in range(len(ranks) - 2, -1, -1):
-        clock, arrival = ranks[rank].clock, gradient + search.transfer
+        clock = ranks[rank].clock
+        arrival = gradient + search.transfer
         while extra[rank] + 1 < min(search.m, search.limit):
             if clock >= arrival or (search.habits.stop_early and clock + costs.forward > arrival):
                 break
@@ -78,9 +80,10 @@ def _fill_pipeline(search: Search) -> None:
         search.run(rank, "I")
 
 
-def _wants(search: Search, rank: int) -> bool:
+def _wants(search: ZeroBubbleSearch, rank: int) -> bool:
     """Whether a rank should run another forward in this round."""
-    me, costs = search.ranks[rank], search.costs
+    me = search.ranks[rank]
+    costs = search.costs
     if me.count("F") >= search.m:
         return False
     if not search.habits.gradient_first or rank + 1 == len(search.ranks):
@@ -96,7 +99,7 @@ def _wants(search: Search, rank: int) -> bool:
     return fits or gradient - me.clock > search.most_idle - me.idle
 
 
-def _round(search: Search) -> None:
+def _round(search: ZeroBubbleSearch) -> None:
     """At most one forward on each rank, then one input gradient on each rank."""
     ranks = search.ranks
     wanted = [_wants(search, rank) for rank in range(len(ranks))]
@@ -114,9 +117,9 @@ def _round(search: Search) -> None:
         search.run(rank, "I")
 
 
-def _attempt(p: int, m: int, rules: Rules, habits: Habits) -> tuple[float, Orders]:
+def _attempt(p: int, m: int, rules: Rules, habits: SearchHabits) -> tuple[float, Orders]:
     """The longest span of a rank, and the orders."""
-    search = Search(p, m, rules, habits)
+    search = ZeroBubbleSearch(p, m, rules, habits)
     _fill_pipeline(search)
     for _ in range(m - 1):
         _round(search)
@@ -132,7 +135,7 @@ def _within(stages_held: int) -> tuple[Callable[..., Orders], Callable[..., int 
     def rule(p: int, chunks: int, m: int, **options: Any) -> Orders:
         """The best of the attempts with all habits; the first of equally good ones."""
         rules = greedy.rules(stages_held * p, options)
-        attempts = [_attempt(p, m, rules, Habits(*flags)) for flags in product((True, False), repeat=3)]
+        attempts = [_attempt(p, m, rules, SearchHabits(*flags)) for flags in product((True, False), repeat=3)]
         return min(attempts, key=lambda attempt: attempt[0])[1]
 
     def peak(rank: int, p: int, chunks: int, m: int, **options: Any) -> int | None:
@@ -142,7 +145,7 @@ def _within(stages_held: int) -> tuple[Callable[..., Orders], Callable[..., int 
     return rule, peak
 
 
-def late_starts(p: int, chunks: int, m: int, cost: Costs) -> float | None:
+def late_starts(p: int, chunks: int, m: int, cost: PassCosts) -> float | None:
     """(p-1)F: the last rank starts so much later than the first; stated for F = I = W and a pipeline that gets full."""
     return (p - 1) * cost.forward if m >= p and cost[:3] == (cost.forward,) * 3 else None
 
@@ -151,10 +154,20 @@ _H1, _2P = _within(1), _within(2)
 
 
 ZB_H1 = Schedule(
-    "zb_h1", _H1[0], splits_backward=True, aliases=("ZB1P", "ZB-1P"), options=(LIMIT, COSTS, TRANSFER),
-    bubble=skew_less_weights, peak=_H1[1],
-)  # fmt: skip
+    "zb_h1",
+    _H1[0],
+    splits_backward=True,
+    aliases=("ZB1P", "ZB-1P"),
+    options=(LIMIT, COSTS, TRANSFER),
+    bubble=skew_less_weights,
+    peak=_H1[1],
+)
 ZB_2P = Schedule(
-    "zb_2p", _2P[0], splits_backward=True, aliases=("ZB2P", "ZB-H2"), options=(LIMIT, COSTS, TRANSFER),
-    bubble=late_starts, peak=_2P[1],
-)  # fmt: skip
+    "zb_2p",
+    _2P[0],
+    splits_backward=True,
+    aliases=("ZB2P", "ZB-H2"),
+    options=(LIMIT, COSTS, TRANSFER),
+    bubble=late_starts,
+    peak=_2P[1],
+)

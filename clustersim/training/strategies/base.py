@@ -25,7 +25,7 @@ from clustersim.training.parallel.config import AtLeastOne
 ParamDtype = Literal["fp32", "bf16", "fp16"]
 
 
-class Figures(Protocol):
+class StrategyFigures(Protocol):
     """Figures that only one strategy has: a Struct that says itself to people, too."""
 
     def lines(self) -> Iterator[str]:
@@ -87,7 +87,7 @@ class Strategy(msgspec.Struct, frozen=True):
     world_size: int | None = None
     place: Callable[[Topology, Mesh, Any], Mesh] | None = None
     launch: str | None = None
-    report: Callable[[Program, Timeline, Topology, Mesh, Any], Figures] | None = None
+    report: Callable[[Program, Timeline, Topology, Mesh, Any], StrategyFigures] | None = None
     holding: Callable[[Model, Mesh, Any], Holding] = lambda model, mesh, config: whole(model, config)
     together: Callable[[Any], bool] = lambda config: True
     period: int | Callable[[Any], int] = 1
@@ -121,9 +121,15 @@ class OpList(msgspec.Struct):
         return len(self.ops) - 1
 
     def compute(
-        self, name: str, seconds: float, phase: str, bound: str = "memory", *, nbytes: float = 0.0,
+        self,
+        name: str,
+        seconds: float,
+        phase: str,
+        bound: str = "memory",
+        *,
+        nbytes: float = 0.0,
         after: tuple[int, ...] = (),
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Append a Compute op of ``seconds`` at a rank's usual pace to its kernels; returns its index."""
         mix = Mix(memory=seconds) if bound == "memory" else None
         return self.add(Compute(name, seconds, COMPUTE_STREAM, after, phase, bound, 0.0, nbytes, self.step, mix=mix))

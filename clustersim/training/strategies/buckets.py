@@ -8,10 +8,10 @@ import msgspec
 
 from clustersim.core.memo import kept_with_first
 from clustersim.core.model import Model, Tensor
-from clustersim.training.strategies.walk import Part
+from clustersim.training.strategies.walk import LayerPart
 
 
-class Bucket(msgspec.Struct, frozen=True):
+class DDPBucket(msgspec.Struct, frozen=True):
     """Gradients that are all-reduced together: tensor names and ``nbytes`` [bytes] as stored, before any comm hook."""
 
     names: tuple[str, ...]
@@ -39,23 +39,26 @@ def ready_order(model: Model) -> tuple[tuple[Tensor, ...], ...]:
     return tuple(tuple(tensors) for tensors in final)
 
 
-def assign(tensors: Iterable[Tensor], element: int, first: int, cap: int) -> list[Bucket]:
+def assign(tensors: Iterable[Tensor], element: int, first: int, cap: int) -> list[DDPBucket]:
     """Fill buckets in the given order; one closes when it reaches its limit (compute_bucket_assignment_by_size)."""
-    filled: list[Bucket] = []
+    filled: list[DDPBucket] = []
     names: list[str] = []
     numel = 0
     for tensor in tensors:
         names.append(tensor.name)
         numel += tensor.numel
         if numel * element >= (cap if filled else first):
-            filled.append(Bucket(tuple(names), numel, numel * element))
-            names, numel = [], 0
+            filled.append(DDPBucket(tuple(names), numel, numel * element))
+            names = []
+            numel = 0
     if names:
-        filled.append(Bucket(tuple(names), numel, numel * element))
+        filled.append(DDPBucket(tuple(names), numel, numel * element))
     return filled
 
 
-def cut(tensors: Sequence[Tensor], closes: Callable[[Tensor], bool], ready: Callable[[Tensor], None]) -> Iterator[Part]:
+def cut(
+    tensors: Sequence[Tensor], closes: Callable[[Tensor], bool], ready: Callable[[Tensor], None]
+) -> Iterator[LayerPart]:
     """A layer's backward, cut where a gradient ``closes`` a bucket; ``ready`` is told of each of its gradients.
 
     Inside a layer a gradient is taken to be there when as large a share of the layer's time has passed as of its
@@ -66,8 +69,8 @@ def cut(tensors: Sequence[Tensor], closes: Callable[[Tensor], bool], ready: Call
     for tensor in tensors:
         done += tensor.numel
         if closes(tensor):
-            yield Part((done - begun) / total)
+            yield LayerPart((done - begun) / total)
             begun = done
         ready(tensor)
     if begun < total or not total:
-        yield Part((total - begun) / total if total else 1.0)
+        yield LayerPart((total - begun) / total if total else 1.0)

@@ -26,7 +26,7 @@ from clustersim.training.schedules import Action
 from clustersim.training.strategies import base
 from clustersim.training.strategies.buckets import assign
 from clustersim.training.strategies.primitives import collective
-from clustersim.training.strategies.walk import WHOLE, Part, Place, Rank, walked
+from clustersim.training.strategies.walk import WHOLE, LayerPart, Place, WholeModelHooks, walked
 
 CHUNK = 10 * 2**20
 """``buffer_size=10485760`` of replicate's broadcast_coalesced and of Broadcast.backward's reduce_add_coalesced."""
@@ -49,11 +49,13 @@ class DataParallelConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag
     gather_outputs: bool = True
 
 
-class DataParallel(Rank[DataParallelConfig]):
+class DataParallel(WholeModelHooks[DataParallelConfig]):
     """The hooks of every device; one of them is rank i of the program."""
 
     def __post_init__(self) -> None:
-        model, config, mesh = self.model, self.config, self.mesh
+        model = self.model
+        config = self.config
+        mesh = self.mesh
         if mesh.n_nodes > 1:
             raise ProgramError(
                 f"torch.nn.DataParallel is one process on one node, but the mesh has {mesh.n_nodes} nodes; use 'ddp', "
@@ -70,7 +72,7 @@ class DataParallel(Rank[DataParallelConfig]):
         self.outputs = self.n * config.micro_batch_size * base.output_elements(model) * element
         self.losses = [i for i, layer in enumerate(model.layers) if layer.kind == "loss"]
 
-    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[LayerPart]:
         """One device: DataParallel calls the module itself. Several: all of a pass's steps, one after another."""
         i = place[1]
         if self.n == 1:
@@ -80,7 +82,7 @@ class DataParallel(Rank[DataParallelConfig]):
         if action.kind == "B" and action.microbatch and not i:
             self._at_zero("accumulate gradients", base.gradient_pass(3.0 * self.parameters, self.cost), "gradient")
 
-    def _forward(self, i: int) -> Iterator[Part]:
+    def _forward(self, i: int) -> Iterator[LayerPart]:
         """Scatter, replicate, parallel_apply, gather, and the loss where the module does not compute it itself."""
         if i == 0:
             self.ops.waits = self._replicate((self._talk("scatter", "inputs", self.inputs, self.ops.here),))
@@ -102,9 +104,10 @@ class DataParallel(Rank[DataParallelConfig]):
             sent = self._talk("broadcast", what, nbytes, (*flat, *host))
         return (sent, *host)
 
-    def _launched(self, i: int) -> Iterator[Part]:
+    def _launched(self, i: int) -> Iterator[LayerPart]:
         """All replicas' kernels, each launched by the one thread that holds the lock."""
-        launches, name = self.cost.forward_launch, self.model.layers[i].name
+        launches = self.cost.forward_launch
+        name = self.model.layers[i].name
         if launches is not None and launches[i]:
             host = self._host(f"launch {name} on {self.n} devices", self.n * float(launches[i]), ())
             self.ops.waits = (*self.ops.waits, *host)
@@ -114,7 +117,7 @@ class DataParallel(Rank[DataParallelConfig]):
         """On device 0, for everybody's outputs."""
         self._at_zero(f"{verb} {self.model.layers[i].name}", self.n * seconds, phase, self.ops.here, self.n * flops)
 
-    def _backward(self, i: int) -> Iterator[Part]:
+    def _backward(self, i: int) -> Iterator[LayerPart]:
         """Backward on every device, then all gradients to device 0."""
         if i in self.losses:
             self._loss(i, "bwd", float(self.cost.backward[i]), float(self.cost.backward_flops[i]), "backward")
@@ -159,7 +162,8 @@ class DataParallel(Rank[DataParallelConfig]):
 
     def notes(self) -> tuple[str, ...]:
         """Chunks, and who waits for whom."""
-        how, count = "NCCL" if self.config.nccl else "copies", len(self.chunks)
+        how = "NCCL" if self.config.nccl else "copies"
+        count = len(self.chunks)
         return (
             f"data_parallel: 1 process, {self.n} device(s); {count} chunk(s) of about 10 MiB broadcast by {how} every "
             "forward",
@@ -169,7 +173,8 @@ class DataParallel(Rank[DataParallelConfig]):
 
 def holding(model: Model, mesh: Mesh, config: DataParallelConfig) -> Holding:
     """What device 0 keeps: everything, and around the loss the outputs of all devices."""
-    n, outputs = len(model.layers), always(0.0, len(model.layers))
+    n = len(model.layers)
+    outputs = always(0.0, len(model.layers))
     if config.gather_outputs and mesh.workers > 1:
         element = DTYPE_BYTES[config.param_dtype]
         outputs[n - 1 : n + 1] = mesh.workers * config.micro_batch_size * base.output_elements(model) * element

@@ -31,9 +31,9 @@ from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES, Compute
 from clustersim.core.units import format_bytes
 from clustersim.training.schedules import Action
 from clustersim.training.strategies import base
-from clustersim.training.strategies.buckets import Bucket, assign, cut, ready_order
+from clustersim.training.strategies.buckets import DDPBucket, assign, cut, ready_order
 from clustersim.training.strategies.primitives import collective
-from clustersim.training.strategies.walk import Part, Place, Rank, walked
+from clustersim.training.strategies.walk import LayerPart, Place, WholeModelHooks, walked
 
 MIB = 2**20
 DEFAULT_BUCKET_CAP_MB = 25
@@ -92,13 +92,15 @@ class DDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="ddp"):
         return self.comm_hook.removesuffix("_compress") if self.comm_hook else self.param_dtype
 
 
-def buckets(model: Model, config: DDPConfig, iteration: int) -> tuple[Bucket, ...]:
+def buckets(model: Model, config: DDPConfig, iteration: int) -> tuple[DDPBucket, ...]:
     """Buckets of a training iteration (counted from 1) in the order they are launched."""
     return _buckets(model, DTYPE_BYTES[config.param_dtype], config.limits, config.rebuilds, iteration > 1)
 
 
 @kept_with_first(maxsize=64)
-def _buckets(model: Model, element: int, limits: tuple[int, int], rebuilds: bool, rebuilt: bool) -> tuple[Bucket, ...]:
+def _buckets(
+    model: Model, element: int, limits: tuple[int, int], rebuilds: bool, rebuilt: bool
+) -> tuple[DDPBucket, ...]:
     if rebuilds and rebuilt:
         final = ready_order(model)
         return tuple(assign((t for i in reversed(range(len(final))) for t in final[i]), element, *limits))
@@ -108,7 +110,7 @@ def _buckets(model: Model, element: int, limits: tuple[int, int], rebuilds: bool
     return tuple(reversed(assign(registered, element, *limits)))
 
 
-class DDP(Rank[DDPConfig]):
+class DDP(WholeModelHooks[DDPConfig]):
     """The hooks of one rank, with the state c10d's Reducer keeps: what each bucket still lacks, what is launched."""
 
     def __post_init__(self) -> None:
@@ -135,7 +137,7 @@ class DDP(Rank[DDPConfig]):
         nbytes = float(elements * DTYPE_BYTES[dtype])
         return (collective(self.ops, "broadcast", "buffers", nbytes, self.group, self.ops.here, dtype=dtype),)
 
-    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[LayerPart]:
         """All but a step's last backward are under no_sync."""
         if action.kind == "B" and last:
             return cut(self.final[place[1]], self._completes_bucket, self._mark_ready)
@@ -164,8 +166,10 @@ class DDP(Rank[DDPConfig]):
         The copies happen one by one as gradients appear. One op at the end of the bucket delays its launch and the rest
         of backward by exactly as much.
         """
-        bucket, config = self.layout[b], self.config
-        traffic, seconds = 0.0, 0.0
+        bucket = self.layout[b]
+        config = self.config
+        traffic = 0.0
+        seconds = 0.0
         if config.gradient_accumulation_steps > 1:
             traffic += 3.0 * bucket.nbytes
         if not config.gradient_as_bucket_view:
@@ -191,12 +195,23 @@ class DDP(Rank[DDPConfig]):
     def _all_reduce(self, name: str, nbytes: float, dtype: str, after: tuple[int, ...]) -> int:
         if self.group.size == 1:
             return after[0]
-        return collective(self.ops, "all_reduce", name, nbytes, self.group, after, dtype=dtype,
-                          algorithm=self.config.algorithm, protocol=self.config.protocol)  # fmt: skip
+        return collective(
+            self.ops,
+            "all_reduce",
+            name,
+            nbytes,
+            self.group,
+            after,
+            dtype=dtype,
+            algorithm=self.config.algorithm,
+            protocol=self.config.protocol,
+        )
 
     def finish(self) -> None:
         """The end of backward (finalize_backward): wait for each bucket in turn and copy it back; then update."""
-        config, waits, end = self.config, [], self._last_kernel()
+        config = self.config
+        waits = []
+        end = self._last_kernel()
         if config.find_unused_parameters and not config.static_graph:
             n_tensors = sum(len(bucket.names) for bucket in self.layout)
             waits.append(self._all_reduce("unused-parameter bitmap", 4.0 * n_tensors, "int32", (end,)))
@@ -204,8 +219,16 @@ class DDP(Rank[DDPConfig]):
             reduced = self.launched[b]
             if config.comm_hook and config.wire_dtype != config.param_dtype:
                 uncast = base.gradient_pass(self._wire(b) + bucket.nbytes, self.cost)
-                op = Compute(f"uncast bucket {b}", uncast, HOOK_STREAM, (reduced,), "gradient", "memory",
-                             step=self.ops.step, mix=Mix(memory=uncast))  # fmt: skip
+                op = Compute(
+                    f"uncast bucket {b}",
+                    uncast,
+                    HOOK_STREAM,
+                    (reduced,),
+                    "gradient",
+                    "memory",
+                    step=self.ops.step,
+                    mix=Mix(memory=uncast),
+                )
                 reduced = self.ops.add(op)
             if not config.gradient_as_bucket_view:
                 back = base.gradient_pass(2.0 * bucket.nbytes, self.cost) + self.cost.per_tensor * len(bucket.names)
@@ -225,7 +248,7 @@ class DDP(Rank[DDPConfig]):
         return (how, f"ddp: iteration 1 has {first} and overlaps nothing", f"ddp: from iteration 2: {rebuilt}")
 
 
-def _sizes(layout: Sequence[Bucket]) -> str:
+def _sizes(layout: Sequence[DDPBucket]) -> str:
     sizes = [format_bytes(bucket.nbytes) for bucket in layout]
     shown = ", ".join(sizes) if len(sizes) <= 12 else f"{', '.join(sizes[:6])}, ... {', '.join(sizes[-3:])}"
     return f"{len(sizes)} bucket{'s' * (len(sizes) != 1)} ({shown})"

@@ -29,9 +29,9 @@ from clustersim.core.model import Model, StepCost
 from clustersim.core.units import format_bytes
 from clustersim.training.schedules import Action
 from clustersim.training.strategies import base, fsdp_memory, sharded
-from clustersim.training.strategies.fsdp_config import FSDPConfig, Plan, element_bytes, gathered_bytes, plan
+from clustersim.training.strategies.fsdp_config import FSDPConfig, FSDPPlan, element_bytes, gathered_bytes, plan
 from clustersim.training.strategies.primitives import collective
-from clustersim.training.strategies.walk import WHOLE, Part, Place, walked
+from clustersim.training.strategies.walk import WHOLE, LayerPart, Place, walked
 
 MAX_INFLIGHT_ALL_GATHERS = 2
 REPLICATE = "replicate"
@@ -44,7 +44,7 @@ class Shards:
 
     Parameters
     ----------
-    places : of the layers, in the order in which :attr:`Plan.segments` counts them.
+    places : of the layers, in the order in which :attr:`FSDPPlan.segments` counts them.
     gathered : unit -> ops its first kernel waits for, while it is unsharded. begun : segments with gradients.
     freed : the limiter's queue of free events. buffer_free : version 2: what the next all_gather waits for.
     copied_out : version 2: the last copy-out. reducing : version 2: the reduce_scatter whose input is still held.
@@ -55,7 +55,7 @@ class Shards:
     ops: base.OpList
     cost: StepCost
     config: FSDPConfig
-    plan: Plan
+    plan: FSDPPlan
     places: InitVar[Sequence[Place]]
     host: sharded.Host | None = None
     gathered: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -79,9 +79,11 @@ class Shards:
         self.issue, self.kernel, self.reduced = tuple(i for i in {*self.reduced, last} if i >= 0), -1, []
         self.begun.clear()
 
-    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[LayerPart]:
         """The hooks around a unit's passes; with a split backward, gradients are there after W."""
-        forward, first, end = action.kind == "F", self._first.get(place), self._last.get(place)
+        forward = action.kind == "F"
+        first = self._first.get(place)
+        end = self._last.get(place)
         if forward and place == (0, 0):
             self.freed.clear()  # events of the last backward are long past, so they do not count
         enters, leaves = (first, end) if forward else (end, first)
@@ -96,7 +98,8 @@ class Shards:
 
     def _enter(self, s: int, *, forward: bool) -> tuple[int, ...]:
         """Before a segment's pass: gather its unit, and the next one ahead of time; what its first kernel waits for."""
-        order, groups = self.plan.segments, self.plan.shard if forward else self.plan.backward
+        order = self.plan.segments
+        groups = self.plan.shard if forward else self.plan.backward
         ahead = self.config.forward_prefetch if forward else self.config.prefetch == "BACKWARD_PRE"
         after = self._unshard(order[s][0], groups, forward=forward)
         following = s + 1 if forward else s - 1
@@ -113,7 +116,8 @@ class Shards:
 
     def _leave_backward(self, s: int, *, sync: bool) -> None:
         """After a segment's backward: behind its unit's first segment free it, and reduce its gradients if ``sync``."""
-        unit, first = self.plan.segments[s][0], s not in self.begun
+        unit = self.plan.segments[s][0]
+        first = s not in self.begun
         self.begun.add(s)
         if self.plan.first_of[unit] != s:
             return
@@ -153,11 +157,13 @@ class Shards:
             self.gathered[unit] = ()
             return
         after, self.issue = self._issued_after(after), ()
-        name, nbytes = self.plan.units[unit].name, self._param_bytes(unit)
+        name = self.plan.units[unit].name
+        nbytes = self._param_bytes(unit)
         if self.host is not None:
             after = (self.host.copy(self.ops, f"h2d {name}", nbytes / self.plan.degree, sharded.H2D_STREAM, after),)
         if groups.shape[1] > 1:
-            dtype, kind = self.config.param_dtype, "all_gather"
+            dtype = self.config.param_dtype
+            kind = "all_gather"
             communicator = self.communicator if groups is self.plan.shard else "reshard"
             after = (collective(self.ops, kind, name, nbytes, groups, after, dtype=dtype, communicator=communicator),)
         self.gathered[unit] = after
@@ -184,7 +190,8 @@ class Shards:
 
     def _gradient(self, unit: int, first: bool, sync: bool) -> None:
         """The post-backward hook: accumulate, or copy, cast, divide and reduce."""
-        name, numel = self.plan.units[unit].name, self.plan.units[unit].padded(self.plan.degree)
+        name = self.plan.units[unit].name
+        numel = self.plan.units[unit].padded(self.plan.degree)
         held, wire, _ = element_bytes(self.config)
         piled = self.config.no_sync and not first
         if not sync:
@@ -212,14 +219,36 @@ class Shards:
 
     def _reduce(self, unit: int, nbytes: float, ready: int) -> None:
         """reduce_scatter over the shards, then all_reduce of what is left over the replicas, then to the host."""
-        name, dtype, plan, done = self.plan.units[unit].name, self.config.wire_dtype, self.plan, ready
+        name = self.plan.units[unit].name
+        dtype = self.config.wire_dtype
+        plan = self.plan
+        done = ready
         if plan.degree > 1:
-            done = collective(self.ops, "reduce_scatter", name, nbytes, plan.shard, (done,), dtype=dtype, redop="avg",
-                              communicator=self.communicator)  # fmt: skip
+            done = collective(
+                self.ops,
+                "reduce_scatter",
+                name,
+                nbytes,
+                plan.shard,
+                (done,),
+                dtype=dtype,
+                redop="avg",
+                communicator=self.communicator,
+            )
             self.reducing = (done,)
         if plan.replicate.shape[1] > 1:
-            done = collective(self.ops, "all_reduce", name, nbytes / plan.degree, plan.replicate, (done,), dtype=dtype,
-                              redop="avg", stream=REPLICATE, communicator=REPLICATE)  # fmt: skip
+            done = collective(
+                self.ops,
+                "all_reduce",
+                name,
+                nbytes / plan.degree,
+                plan.replicate,
+                (done,),
+                dtype=dtype,
+                redop="avg",
+                stream=REPLICATE,
+                communicator=REPLICATE,
+            )
         if self.host is not None:
             numel = plan.units[unit].padded(plan.degree) / plan.degree
             kept = numel * element_bytes(self.config)[2]
@@ -250,7 +279,8 @@ class FSDP(Shards):
 
     def notes(self) -> tuple[str, ...]:
         """Units, groups and element types in words."""
-        config, plan = self.config, self.plan
+        config = self.config
+        plan = self.plan
         largest = max(plan.units, key=lambda unit: unit.numel)
         size = format_bytes(float(largest.numel * element_bytes(config)[0]))
         name = config.sharding_strategy or f"reshard_after_forward={config.reshard_after_forward}"

@@ -122,7 +122,7 @@ _ONLY_V1 = {
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class FSDPPlan:
     """FSDP on a model and a mesh.
 
     Parameters
@@ -132,7 +132,7 @@ class Plan:
     (groups, members), who holds the same shard; one member each where nothing is replicated.
     """
 
-    units: tuple[sharded.Unit, ...]
+    units: tuple[sharded.ShardUnit, ...]
     segments: sharded.Segments
     shard: Ints
     backward: Ints
@@ -154,24 +154,28 @@ class Plan:
         return {unit: s for s, (unit, _) in enumerate(self.segments)}
 
 
-def plan(model: Model, mesh: Mesh, config: FSDPConfig) -> Plan:
+def plan(model: Model, mesh: Mesh, config: FSDPConfig) -> FSDPPlan:
     """Units and groups. Raises :class:`ProgramError` where degrees do not fit the world."""
     wrapped = sharded.units(model.layers, config.blocks_per_unit, config.min_num_params)
     degree = shard_degree(mesh, config)
     shard = sharded.shard_groups(mesh, degree, "$.strategy.data_parallel_shard_degree")
-    backward, again = shard, config.reshard_after_forward
+    backward = shard
+    again = config.reshard_after_forward
     if isinstance(again, int) and not isinstance(again, bool):
         if degree % again:
             raise ProgramError(
                 f"{degree} sharding ranks do not divide by {again} (at $.strategy.reshard_after_forward)"
             )
         backward = sharded.shard_groups(mesh, again, "$.strategy.reshard_after_forward")
-    return Plan(wrapped, sharded.segments(len(model.layers), wrapped), shard, backward, np.ascontiguousarray(shard.T))
+    return FSDPPlan(
+        wrapped, sharded.segments(len(model.layers), wrapped), shard, backward, np.ascontiguousarray(shard.T)
+    )
 
 
 def shard_degree(mesh: Mesh, config: FSDPConfig) -> int:
     """Ranks that share a unit's parameters. Raises :class:`ProgramError` for degrees that do not make up the world."""
-    world, degree = mesh.world_size, config.data_parallel_shard_degree
+    world = mesh.world_size
+    degree = config.data_parallel_shard_degree
     replicas = config.data_parallel_replicate_degree
     if config.sharding_strategy == "NO_SHARD":
         return 1

@@ -18,7 +18,7 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model
 from clustersim.training.strategies.fsdp_config import (
     FSDPConfig,
-    Plan,
+    FSDPPlan,
     accumulated_bytes,
     element_bytes,
     gathered_bytes,
@@ -30,7 +30,9 @@ from clustersim.training.strategies.sharded import Segments
 def holding(model: Model, mesh: Mesh, config: FSDPConfig) -> Holding:
     """Bytes of one rank at every moment of a step. Raises :class:`ProgramError` where degrees do not fit the mesh."""
     laid = plan(model, mesh, config)
-    n, degree, kept = len(model.layers), laid.degree, element_bytes(config)[2]
+    n = len(model.layers)
+    degree = laid.degree
+    kept = element_bytes(config)[2]
     shard = sum(unit.padded(degree) for unit in laid.units) / degree
     gradients = always(0.0, n)
     if not config.cpu_offload:
@@ -50,7 +52,7 @@ def holding(model: Model, mesh: Mesh, config: FSDPConfig) -> Holding:
     )
 
 
-def _reduced(laid: Plan, n: int, nbytes: float) -> Floats:
+def _reduced(laid: FSDPPlan, n: int, nbytes: float) -> Floats:
     """Gradient shards: each unit's from the moment after its last backward."""
     found = np.zeros(2 * n + 1)
     for unit in laid.units:
@@ -59,7 +61,7 @@ def _reduced(laid: Plan, n: int, nbytes: float) -> Floats:
     return found
 
 
-def _gathered(laid: Plan, config: FSDPConfig, n: int) -> Floats:
+def _gathered(laid: FSDPPlan, config: FSDPConfig, n: int) -> Floats:
     """Unsharded parameters at every moment."""
     found = np.zeros(2 * n + 1)
     if laid.degree == 1 and config.param_dtype == config.orig_dtype and not config.cpu_offload:
@@ -94,7 +96,7 @@ def _live_backward(s: int, order: Segments, config: FSDPConfig) -> set[int]:
     return {unit for unit, _ in order[first : s + 1]} | {0}
 
 
-def _buffers(laid: Plan, config: FSDPConfig, n: int) -> Floats:
+def _buffers(laid: FSDPPlan, config: FSDPConfig, n: int) -> Floats:
     """Unsharded gradients: a unit's while it computes, the root's from the head on, and the copy that is reduced.
 
     The reduction of one unit runs beside the backward of the next, which holds its input until then.

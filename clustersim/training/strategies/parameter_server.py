@@ -34,9 +34,9 @@ from clustersim.core.units import format_bytes
 from clustersim.core.variation import usual
 from clustersim.training.schedules import Action
 from clustersim.training.strategies import base, ps_report
-from clustersim.training.strategies.ps_roles import AsyncServer, Server, Worker
-from clustersim.training.strategies.server_layout import Layout, ParameterServerConfig, layout, place, shares
-from clustersim.training.strategies.walk import Part, Place, Walk, accumulation, whole
+from clustersim.training.strategies.ps_roles import AsyncServer, ServerRole, WorkerRole
+from clustersim.training.strategies.server_layout import ParameterServerConfig, ServerLayout, layout, place, shares
+from clustersim.training.strategies.walk import LayerPart, Place, RankWalk, accumulation, whole
 
 
 def build(model: Model, cost: StepCost, mesh: Mesh, config: ParameterServerConfig, steps: int, seed: int) -> Program:
@@ -51,11 +51,13 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: ParameterServerConfi
     for name, ranks, serves in _cast(who, config):
         works = serves < 0 or config.server == "worker"
         ops = base.OpList()
-        kind = Server if config.synchronous else AsyncServer
+        kind = ServerRole if config.synchronous else AsyncServer
         server = kind(ops, model, cost, who, serves) if serves >= 0 else None
-        worker = Worker(ops, model, cost, who, ranks, serves) if works else None
+        worker = WorkerRole(ops, model, cost, who, ranks, serves) if works else None
         order = accumulation(config.gradient_accumulation_steps) if works else ()
-        walk = Walk(ops, order, (len(model.layers),), whole(ops, model, cost), _Rank(config, worker, server))
+        walk = RankWalk(
+            ops, order, (len(model.layers),), whole(ops, model, cost), _ParameterServerRank(config, worker, server)
+        )
         for ops.step in range(steps):
             if works:
                 base.begin_step(ops, cost, ops.step)
@@ -65,7 +67,7 @@ def build(model: Model, cost: StepCost, mesh: Mesh, config: ParameterServerConfi
     return Program(mesh.world_size, tuple(roles), cost.overlap_slowdown, (*_notes(model, who, config), *cost.notes))
 
 
-def _cast(who: Layout, config: ParameterServerConfig) -> list[tuple[str, Ints, int]]:
+def _cast(who: ServerLayout, config: ParameterServerConfig) -> list[tuple[str, Ints, int]]:
     """Roles as (name, ranks, which server or -1): servers that work have an op list of their own."""
     everybody = np.sort(who.workers.ravel())
     only_work = np.setdiff1d(everybody, who.servers)
@@ -76,13 +78,13 @@ def _cast(who: Layout, config: ParameterServerConfig) -> list[tuple[str, Ints, i
     return ([("worker", only_work, -1)] if len(only_work) else []) + served
 
 
-class _Rank(msgspec.Struct):
+class _ParameterServerRank(msgspec.Struct):
     """The hooks of a rank that works, serves, or does both. Parameters are fetched before forward; a sum of gradients,
     where workers update by themselves, after backward."""
 
     config: ParameterServerConfig
-    worker: Worker | None
-    server: Server | None
+    worker: WorkerRole | None
+    server: ServerRole | None
 
     def begin_step(self) -> None:
         """Parameters to the workers."""
@@ -91,7 +93,7 @@ class _Rank(msgspec.Struct):
         if self.worker:
             self.worker.begin_step(self.worker.fetch(local) if updates else {})
 
-    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[LayerPart]:
         """What a worker does around a layer."""
         return self.worker.around(place, action, last=last) if self.worker else iter(())
 
@@ -109,7 +111,8 @@ class _Rank(msgspec.Struct):
 def holding(model: Model, mesh: Mesh, config: ParameterServerConfig) -> Holding:
     """What the fullest worker keeps: parameters and gradients whole; optimizer states only where it updates, and a sum
     of gradients where it serves."""
-    element, found = DTYPE_BYTES[config.param_dtype], base.whole(model, config)
+    element = DTYPE_BYTES[config.param_dtype]
+    found = base.whole(model, config)
     kept = shares(model, config.shards, config.sharding)
     served = float(kept.sum(axis=0).max()) if config.server == "worker" else 0.0
     return msgspec.structs.replace(
@@ -120,7 +123,7 @@ def holding(model: Model, mesh: Mesh, config: ParameterServerConfig) -> Holding:
     )
 
 
-def _notes(model: Model, who: Layout, config: ParameterServerConfig) -> tuple[str, ...]:
+def _notes(model: Model, who: ServerLayout, config: ParameterServerConfig) -> tuple[str, ...]:
     element = DTYPE_BYTES[config.param_dtype]
     kept = ", ".join(format_bytes(float(n) * element) for n in who.numel.sum(axis=0)[:8])
     more = ", ..." if who.numel.shape[1] > 8 else ""
@@ -140,6 +143,11 @@ def _notes(model: Model, who: Layout, config: ParameterServerConfig) -> tuple[st
 
 
 STRATEGY = base.Strategy(
-    "parameter_server", ParameterServerConfig, build, place=place, report=ps_report.report, holding=holding,
+    "parameter_server",
+    ParameterServerConfig,
+    build,
+    place=place,
+    report=ps_report.report,
+    holding=holding,
     together=lambda config: config.synchronous,
-)  # fmt: skip
+)

@@ -69,7 +69,7 @@ def answer(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[
     return ops.add(Send(f"pull {what}", nbytes, link.peer, link.stream, after, f"pull{link.tag}", step=ops.step))
 
 
-class How(TypedDict, total=False):
+class CollectiveFields(TypedDict, total=False):
     """Fields of a :class:`clustersim.core.program.Collective` that most leave as they are."""
 
     stream: str
@@ -82,7 +82,13 @@ class How(TypedDict, total=False):
 
 
 def collective(
-    ops: base.OpList, kind: str, what: str, nbytes: float, groups: Ints, after: tuple[int, ...] = (), **how: Unpack[How]
+    ops: base.OpList,
+    kind: str,
+    what: str,
+    nbytes: float,
+    groups: Ints,
+    after: tuple[int, ...] = (),
+    **how: Unpack[CollectiveFields],
 ) -> int:
     """One of :data:`clustersim.core.program.COLLECTIVES`; ``nbytes`` is the full tensor, ``root`` a position in a
     group."""

@@ -17,7 +17,7 @@ from clustersim.core.topology import Topology
 from clustersim.core.units import format_bytes
 
 
-class Server(msgspec.Struct, frozen=True):
+class ServerReport(msgspec.Struct, frozen=True):
     """A server: its rank and where it sits, the ``busy`` share of its own work, bytes in and out a step, and the share
     of line rate of its busiest link in each direction."""
 
@@ -30,14 +30,14 @@ class Server(msgspec.Struct, frozen=True):
     link_use_out: float
 
 
-class Served(msgspec.Struct, frozen=True):
+class ServerFigures(msgspec.Struct, frozen=True):
     """Steps -> how many reads were that stale, their mean and largest; samples/s of each worker's GPU; the servers."""
 
     staleness: dict[int, int]
     staleness_mean: float
     staleness_max: int
     samples_per_s_by_worker: list[float]
-    servers: list[Server]
+    servers: list[ServerReport]
 
     def lines(self) -> Iterator[str]:
         """For people."""
@@ -53,11 +53,11 @@ class Served(msgspec.Struct, frozen=True):
             yield f"server at {one.vertex}: {moved}, {used}"
 
 
-def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> Served:
+def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> ServerFigures:
     """Figures of a run."""
     seen = staleness(program, timeline)
     values, counts = np.unique(seen, return_counts=True)
-    return Served(
+    return ServerFigures(
         {int(v): int(n) for v, n in zip(values, counts, strict=True)},
         float(seen.mean()) if len(seen) else 0.0,
         int(seen.max(initial=0)),
@@ -93,7 +93,9 @@ def staleness(program: Program, timeline: Timeline) -> Ints:
     worker has had c steps of it applied, the layer is ``max(0, t - c)`` stale (the clock of stale synchronous
     parallel); a read is as stale as its stalest layer.
     """
-    played, found = timeline.per_op(), []  # one rank does a server's op: its first start and last end are its own
+    # one rank does a server's op: its first start and last end are its own
+    played = timeline.per_op()
+    found = []
     for first, role in _serving(program):
         n_steps = 1 + max(op.step for op in role.ops)
         applied: dict[str, dict[int, Floats]] = {}  # layer -> worker -> when its gradient of each step was in
@@ -125,8 +127,9 @@ def _throughput(timeline: Timeline, mesh: Mesh, config: Any) -> Floats:
     return rate
 
 
-def _server(role: Role, first: int, timeline: Timeline, topology: Topology, mesh: Mesh) -> Server:
-    played, makespan = timeline.per_op(), timeline.makespan
+def _server(role: Role, first: int, timeline: Timeline, topology: Topology, mesh: Mesh) -> ServerReport:
+    played = timeline.per_op()
+    makespan = timeline.makespan
     rows = [first + i for i, op in enumerate(role.ops) if isinstance(op, Serve)]
     busy = sum(float(played["seconds"][row]) for row in rows if played["ranks"][row])
     steps = 1 + max(op.step for op in role.ops)
@@ -136,11 +139,12 @@ def _server(role: Role, first: int, timeline: Timeline, topology: Topology, mesh
     vertex = int(mesh.gpus[role.ranks[0]])
     use = _links(timeline.links, topology, vertex, makespan) if timeline.links is not None else (0.0, 0.0)
     name = topology.vertex_names[vertex]
-    return Server(int(role.ranks[0]), name, busy / makespan, taken / steps, given / steps, *use)
+    return ServerReport(int(role.ranks[0]), name, busy / makespan, taken / steps, given / steps, *use)
 
 
 def _links(use: LinkUse, topology: Topology, vertex: int, seconds: float) -> tuple[float, float]:
     """Share of line rate of the busiest link into and out of a vertex."""
     share = use.bytes_per_link() / (topology.link_bandwidth * seconds)
-    into, out = share[topology.link_dst == vertex], share[topology.link_src == vertex]
+    into = share[topology.link_dst == vertex]
+    out = share[topology.link_src == vertex]
     return float(into.max(initial=0.0)), float(out.max(initial=0.0))

@@ -26,8 +26,8 @@ from clustersim.training.strategies.primitives import (
     take,
     wait,
 )
-from clustersim.training.strategies.server_layout import Layout
-from clustersim.training.strategies.walk import WHOLE, Part, Place
+from clustersim.training.strategies.server_layout import ServerLayout
+from clustersim.training.strategies.walk import WHOLE, LayerPart, Place
 
 Waits = dict[int, tuple[int, ...]]
 """By piece (what travels together, usually one layer) or by layer: the ops that must have ended."""
@@ -41,7 +41,7 @@ def pull_order(layers: Sequence[int], as_pushed: bool) -> Sequence[int]:
     return layers[::-1] if as_pushed else layers
 
 
-class Worker:
+class WorkerRole:
     """The op list of workers that all do the same.
 
     ops : to append to. ranks : (n,) int, of the role.
@@ -49,10 +49,15 @@ class Worker:
     """
 
     def __init__(
-        self, ops: base.OpList, model: Model, cost: StepCost, layout: Layout, ranks: Ints, serves: int
+        self, ops: base.OpList, model: Model, cost: StepCost, layout: ServerLayout, ranks: Ints, serves: int
     ) -> None:
-        self.ops, self.model, self.cost, self.layout, self.serves = ops, model, cost, layout, serves
-        self.by_layer, self.element = layout.config.by_layer, layout.element
+        self.ops = ops
+        self.model = model
+        self.cost = cost
+        self.layout = layout
+        self.serves = serves
+        self.by_layer = layout.config.by_layer
+        self.element = layout.element
         self.talks = np.isin(ranks, layout.leaders)
         names = [layout.server_name(s) for s in range(len(layout.servers))]
         peers = [np.where(self.talks, server, -1) for server in layout.servers]
@@ -73,12 +78,14 @@ class Worker:
         pieces = self.layout.pieces
         servers = [s for s in range(len(self.layout.servers)) if s != self.serves]
         every = tuple(i for ends in self.pushed.values() for i in ends)
-        as_pushed, asked = self.by_layer and bool(self.pushed), dict[int, int]()
+        as_pushed = self.by_layer and bool(self.pushed)
+        asked = dict[int, int]()
         if not self.by_layer:
             asked = {s: self._ask("all layers", s, every) for s in servers}
         got: Waits = {}
         for i in pull_order(range(len(pieces)), as_pushed):
-            waits, what = list(local.get(i, ())), pieces[i].name
+            waits = list(local.get(i, ()))
+            what = pieces[i].name
             for s in servers:
                 if not self.layout.numel[i, s]:
                     continue
@@ -96,15 +103,18 @@ class Worker:
 
     def begin_step(self, ready: Waits) -> None:
         """Nothing is pushed yet; ``ready`` : what the first layer of each piece waits for."""
-        self.ready, self.pushed, self.at_home = ready, {}, {}
+        self.ready = ready
+        self.pushed = {}
+        self.at_home = {}
 
-    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[LayerPart]:
         """Forward, each layer once its parameters are there; backward, and a push of each piece's gradients once they
         are final.
 
         All passes but the last only add up gradients in the worker's own memory.
         """
-        i, passes = place[1], action.microbatch
+        i = place[1]
+        passes = action.microbatch
         if action.kind == "F":
             self.ops.waits = self.ready.pop(i, ())
         yield WHOLE
@@ -113,7 +123,8 @@ class Worker:
         done = self.ops.kernel
         if passes:
             traffic = 3.0 * passes * float(self.layout.by_layer[i]) * self.element
-            seconds, name = base.gradient_pass(traffic, self.cost), f"accumulate {self.model.layers[i].name}"
+            seconds = base.gradient_pass(traffic, self.cost)
+            name = f"accumulate {self.model.layers[i].name}"
             done = self.ops.compute(name, seconds, "gradient", nbytes=traffic)
         if i in self.ends_with:
             self._push(self.ends_with[i], done)
@@ -136,8 +147,18 @@ class Worker:
         if self.layout.workers.shape[1] == 1 or not nbytes:
             return after
         name = f"{self.layout.pieces[i].name} inside a worker"
-        return (collective(self.ops, kind, name, nbytes, self.layout.workers, after, stream=f"{kind} inside",
-                           communicator=f"{kind} inside"),)  # fmt: skip
+        return (
+            collective(
+                self.ops,
+                kind,
+                name,
+                nbytes,
+                self.layout.workers,
+                after,
+                stream=f"{kind} inside",
+                communicator=f"{kind} inside",
+            ),
+        )
 
     def update(self, ready: Waits) -> None:
         """The worker's own optimizer step, where the server only adds up gradients."""
@@ -145,7 +166,7 @@ class Worker:
         self.ops.compute("optimizer", self.cost.optimizer, "optimizer", after=(got,))
 
 
-class Server:
+class ServerRole:
     """A synchronous server: gradients of all workers are added up as they come, then used once. What travels together
     (a piece, usually one layer) is counted by ``i``.
 
@@ -153,8 +174,12 @@ class Server:
     own : the worker on the same rank, or -1; its gradients need no transfer.
     """
 
-    def __init__(self, ops: base.OpList, model: Model, cost: StepCost, layout: Layout, s: int) -> None:
-        self.ops, self.model, self.cost, self.layout, self.s = ops, model, cost, layout, s
+    def __init__(self, ops: base.OpList, model: Model, cost: StepCost, layout: ServerLayout, s: int) -> None:
+        self.ops = ops
+        self.model = model
+        self.cost = cost
+        self.layout = layout
+        self.s = s
         self.by_layer = layout.config.by_layer
         worker = np.flatnonzero(layout.leaders == layout.servers[s])
         self.own = int(worker[0]) if layout.config.server == "worker" else -1
@@ -172,8 +197,9 @@ class Server:
         """What worker ``w`` may read: per piece, the ops that must have ended."""
         if self.by_layer or not self.done:
             return self.done
-        every = wait(self.ops, "for every update", tuple(i for ends in self.done.values() for i in ends),
-                     stream=f"wait {w}")  # fmt: skip
+        every = wait(
+            self.ops, "for every update", tuple(i for ends in self.done.values() for i in ends), stream=f"wait {w}"
+        )
         return dict.fromkeys(self.kept, (every,))
 
     def answer(self) -> Waits:
@@ -181,7 +207,8 @@ class Server:
         for w, (_, link) in enumerate(self.links):
             if w == self.own:
                 continue
-            fresh, to = self.fresh(w), self.layout.server_name(self.s)
+            fresh = self.fresh(w)
+            to = self.layout.server_name(self.s)
             if not self.by_layer:
                 asked = requested(self.ops, f"all layers worker {w} -> {to}", link)
             for i in pull_order(self.kept, self.by_layer and self.began):
@@ -207,7 +234,8 @@ class Server:
     def use(self, came: dict[int, list[tuple[int, tuple[int, ...]]]]) -> None:
         """Add up what came of each layer, then update it."""
         for i in reversed(self.kept):
-            name, summed = self.layout.pieces[i].name, []
+            name = self.layout.pieces[i].name
+            summed = []
             for w, after in came[i]:
                 summed.append(
                     self._serve(f"accumulate {name} worker {w}", self.accumulate_seconds(i), "gradient", after)
@@ -237,7 +265,7 @@ class Server:
         )
 
 
-class AsyncServer(Server):
+class AsyncServer(ServerRole):
     """An asynchronous server: every gradient is applied when it comes, and a worker reads what there is.
 
     With a bound (stale synchronous parallel: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
@@ -246,7 +274,7 @@ class AsyncServer(Server):
     run's to decide; who must have been applied before a read is known beforehand, so it is a list of ``after``.
     """
 
-    def __init__(self, ops: base.OpList, model: Model, cost: StepCost, layout: Layout, s: int) -> None:
+    def __init__(self, ops: base.OpList, model: Model, cost: StepCost, layout: ServerLayout, s: int) -> None:
         super().__init__(ops, model, cost, layout, s)
         self.staleness = layout.config.staleness
         self.applied: list[dict[int, list[int]]] = []  # [step][layer][worker]: the op that applied its gradient

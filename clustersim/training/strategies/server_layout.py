@@ -66,14 +66,14 @@ class ParameterServerConfig(base.StrategyConfig, frozen=True, tag_field="kind", 
         return self.mode == "sync" or self.staleness == 0
 
 
-class Piece(msgspec.Struct, frozen=True):
+class MessagePiece(msgspec.Struct, frozen=True):
     """Neighbouring layers that travel in one message: ``layers``, indices in ascending order, and a name for them."""
 
     name: str
     layers: tuple[int, ...]
 
 
-class Layout(msgspec.Struct, frozen=True, eq=False):
+class ServerLayout(msgspec.Struct, frozen=True, eq=False):
     """Who is who.
 
     Parameters
@@ -89,7 +89,7 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     workers: Ints
     servers: Ints
     neighbours: Ints
-    pieces: tuple[Piece, ...]
+    pieces: tuple[MessagePiece, ...]
     numel: Floats
     by_layer: Floats
     config: ParameterServerConfig
@@ -115,12 +115,14 @@ def place(topology: Topology, mesh: Mesh, config: ParameterServerConfig) -> Mesh
 
     Raises :class:`ProgramError` where there is no CPU, or no GPU left to work.
     """
-    server, count = config.server, config.shards
+    server = config.server
+    count = config.shards
     if server == "worker":
         return mesh
     nodes = list(dict.fromkeys(topology.vertex_node[mesh.gpus].tolist()))
     if server == "cpu":
-        kinds, home = topology.vertex_kinds, topology.vertex_node
+        kinds = topology.vertex_kinds
+        home = topology.vertex_node
         sockets = [[v for v, kind in enumerate(kinds) if kind == CPU and home[v] == node] for node in nodes]
         if not all(sockets):
             raise ProgramError(
@@ -136,9 +138,11 @@ def place(topology: Topology, mesh: Mesh, config: ParameterServerConfig) -> Mesh
     return Mesh(np.array(workers + servers), max(map(len, free)), count)
 
 
-def layout(model: Model, mesh: Mesh, config: ParameterServerConfig) -> Layout:
+def layout(model: Model, mesh: Mesh, config: ParameterServerConfig) -> ServerLayout:
     """Workers, servers and what each keeps. Raises :class:`ProgramError` where ranks do not divide."""
-    server, count, gpus_per_worker = config.server, config.shards, config.gpus_per_worker
+    server = config.server
+    count = config.shards
+    gpus_per_worker = config.gpus_per_worker
     if mesh.workers % gpus_per_worker:
         raise ProgramError(
             f"{mesh.workers} GPUs do not divide into workers of {gpus_per_worker} (at $.strategy.gpus_per_worker)"
@@ -157,10 +161,10 @@ def layout(model: Model, mesh: Mesh, config: ParameterServerConfig) -> Layout:
     cap = (config.bucket_cap_mb or 0.0) * 2**20 / DTYPE_BYTES[config.param_dtype]
     found = pieces(model, kept.sum(axis=1), cap)
     numel = np.array([kept[list(piece.layers)].sum(axis=0) for piece in found])
-    return Layout(workers, servers, sharers[home], found, numel, kept.sum(axis=1), config)
+    return ServerLayout(workers, servers, sharers[home], found, numel, kept.sum(axis=1), config)
 
 
-def pieces(model: Model, numel: Floats, cap: float) -> tuple[Piece, ...]:
+def pieces(model: Model, numel: Floats, cap: float) -> tuple[MessagePiece, ...]:
     """Layers gathered in the order backward ends them, until a piece has ``cap`` elements; a layer each for cap 0."""
     gathered: list[list[int]] = []
     held = np.inf
@@ -173,7 +177,7 @@ def pieces(model: Model, numel: Floats, cap: float) -> tuple[Piece, ...]:
     names = [model.layers[piece[0]].name for piece in gathered]
     ends = [model.layers[piece[-1]].name for piece in gathered]
     named = [a if a == b else f"{a}..{b}" for a, b in zip(names, ends, strict=True)]
-    return tuple(Piece(name, tuple(piece)) for name, piece in zip(named, gathered, strict=True))[::-1]
+    return tuple(MessagePiece(name, tuple(piece)) for name, piece in zip(named, gathered, strict=True))[::-1]
 
 
 def shares(model: Model, count: int, sharding: str) -> Floats:

@@ -16,14 +16,16 @@ from clustersim.core.program import DTYPE_BYTES, Collective, Compute
 from clustersim.core.units import parse_bandwidth
 from clustersim.training.strategies import base
 
-D2H_STREAM, H2D_STREAM, HOST_STREAM = "d2h", "h2d", "host"
+D2H_STREAM = "d2h"
+H2D_STREAM = "h2d"
+HOST_STREAM = "host"
 """Copies from and to the device, which PCIe carries at once, and the CPU's own work."""
 ADAM_HOST_BYTES = 28
 """DRAM traffic of a fused CPU Adam per parameter: reads gradient, weight and both moments in fp32, writes the last
 three; half-precision weights go out as they are made."""
 
 
-class Unit(msgspec.Struct, frozen=True):
+class ShardUnit(msgspec.Struct, frozen=True):
     """Parameters that are gathered, freed and reduced together.
 
     name : of its first layer, or ``"root"``. layers : indices into the model's layers. numel : elements of its own.
@@ -42,7 +44,7 @@ Segments = tuple[tuple[int, tuple[int, ...]], ...]
 """In forward order (index of the unit, consecutive layers of it)."""
 
 
-class _Layer(Protocol):
+class _ShardedLayer(Protocol):
     """A layer to wrap, whole or one rank's part of it."""
 
     @property
@@ -53,7 +55,7 @@ class _Layer(Protocol):
     def parameters(self) -> int: ...
 
 
-def units(layers: Sequence[_Layer], blocks_per_unit: int, min_num_params: int | None) -> tuple[Unit, ...]:
+def units(layers: Sequence[_ShardedLayer], blocks_per_unit: int, min_num_params: int | None) -> tuple[ShardUnit, ...]:
     """The wrapping of layers in forward order; the root unit comes first and holds what no other unit does.
 
     Parameters
@@ -62,7 +64,9 @@ def units(layers: Sequence[_Layer], blocks_per_unit: int, min_num_params: int | 
     min_num_params : wrap by size instead: consecutive layers until a unit holds as many parameters
         (``size_based_auto_wrap_policy``). Embeddings and heads stay in the root either way: they may be tied.
     """
-    root, wrapped, open_unit = [], [], list[int]()
+    root = []
+    wrapped = []
+    open_unit = list[int]()
     for i, layer in enumerate(layers):
         if layer.kind in {"embedding", "head", "loss"} or (min_num_params is None and layer.kind != "block"):
             root.append(i)
@@ -74,15 +78,15 @@ def units(layers: Sequence[_Layer], blocks_per_unit: int, min_num_params: int | 
             open_unit = []
     if open_unit:
         wrapped.append(open_unit)
-    named = [Unit(layers[some[0]].name, tuple(some), _numel(layers, some)) for some in wrapped]
-    return (Unit("root", tuple(root), _numel(layers, root)), *(unit for unit in named if unit.numel))
+    named = [ShardUnit(layers[some[0]].name, tuple(some), _numel(layers, some)) for some in wrapped]
+    return (ShardUnit("root", tuple(root), _numel(layers, root)), *(unit for unit in named if unit.numel))
 
 
-def _numel(layers: Sequence[_Layer], some: list[int]) -> int:
+def _numel(layers: Sequence[_ShardedLayer], some: list[int]) -> int:
     return sum(layers[i].parameters for i in some)
 
 
-def segments(n_layers: int, wrapped: tuple[Unit, ...]) -> Segments:
+def segments(n_layers: int, wrapped: tuple[ShardUnit, ...]) -> Segments:
     """Of so many layers; those without a unit belong to the root."""
     owner = {i: u for u, unit in enumerate(wrapped) for i in unit.layers}
     found: list[tuple[int, list[int]]] = []
@@ -127,7 +131,8 @@ class Host(msgspec.Struct, frozen=True):
     def adam(self, ops: base.OpList, numel: float, after: tuple[int, ...]) -> int:
         """The optimizer on the CPU: bound by DRAM, which all ranks of a node share."""
         seconds = numel * ADAM_HOST_BYTES * self.ranks / self.dram
-        name, phase = "optimizer on the CPU", "optimizer"
+        name = "optimizer on the CPU"
+        phase = "optimizer"
         return ops.add(Compute(name, seconds, HOST_STREAM, after, phase, "host", step=ops.step))
 
 

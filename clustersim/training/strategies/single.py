@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from clustersim.core.errors import ProgramError
 from clustersim.training.strategies import base
-from clustersim.training.strategies.walk import Rank, walked
+from clustersim.training.strategies.walk import WholeModelHooks, walked
 
 
 class SingleConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="single"):
     """Knobs of plain training on one GPU; see :class:`clustersim.training.strategies.base.StrategyConfig`."""
 
 
-class Single(Rank[SingleConfig]):
+class SingleHooks(WholeModelHooks[SingleConfig]):
     """Forward, backward and optimizer, in order on one stream."""
 
     def __post_init__(self) -> None:
@@ -26,5 +26,5 @@ class Single(Rank[SingleConfig]):
         return ("single: one GPU, no communication",)
 
 
-build = walked(Single)
+build = walked(SingleHooks)
 STRATEGY = base.Strategy("single", SingleConfig, build, world_size=1)

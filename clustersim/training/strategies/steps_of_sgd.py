@@ -32,7 +32,7 @@ from clustersim.core.topology import Topology
 from clustersim.core.units import format_time
 from clustersim.training.strategies import base
 from clustersim.training.strategies.primitives import collective
-from clustersim.training.strategies.walk import Rank, walked
+from clustersim.training.strategies.walk import WholeModelHooks, walked
 
 PHASES = {
     "broadcast model": "copy the model",
@@ -69,7 +69,7 @@ class StepsOfSGDConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="
             raise ValueError("a gather is plain sends; algorithm and protocol need exchange = 'reduce' or 'all_reduce'")
 
 
-class SGD(Rank[StepsOfSGDConfig]):
+class SGD(WholeModelHooks[StepsOfSGDConfig]):
     """The hooks of one rank. ``last`` : what the next scatter waits for."""
 
     def __post_init__(self) -> None:
@@ -92,7 +92,9 @@ class SGD(Rank[StepsOfSGDConfig]):
 
     def finish(self) -> None:
         """Phases 5 to 7."""
-        ops, cost, parameters = self.ops, self.cost, self.parameters
+        ops = self.ops
+        cost = self.cost
+        parameters = self.parameters
         if self.n == 1:
             self.last = (ops.compute("update", cost.optimizer, "optimizer"),)
             return
@@ -111,9 +113,19 @@ class SGD(Rank[StepsOfSGDConfig]):
         self.last = (collective(ops, "broadcast", "parameters", parameters, self.group, (updated,), dtype=dtype),)
 
     def _exchange(self, kind: str, nbytes: float) -> int:
-        config, ops = self.config, self.ops
-        return collective(ops, kind, "gradients", nbytes, self.group, ops.here, dtype=config.param_dtype,
-                          algorithm=config.algorithm, protocol=config.protocol)  # fmt: skip
+        config = self.config
+        ops = self.ops
+        return collective(
+            ops,
+            kind,
+            "gradients",
+            nbytes,
+            self.group,
+            ops.here,
+            dtype=config.param_dtype,
+            algorithm=config.algorithm,
+            protocol=config.protocol,
+        )
 
     def _at_root(self, name: str, seconds: float, phase: str, after: int, nbytes: float = 0.0) -> int:
         """Work that rank 0 does while the others have none."""
@@ -128,7 +140,8 @@ class SGD(Rank[StepsOfSGDConfig]):
 
 def holding(model: Model, mesh: Mesh, config: StepsOfSGDConfig) -> Holding:
     """What rank 0 keeps: everything, and everybody's gradients where they are gathered."""
-    found, gathered = base.whole(model, config), always(0.0, len(model.layers))
+    found = base.whole(model, config)
+    gathered = always(0.0, len(model.layers))
     if config.exchange == "gather" and mesh.workers > 1:
         gathered[-1] = mesh.workers * found.parameters
     return msgspec.structs.replace(found, buffers=gathered)
@@ -165,7 +178,8 @@ def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh,
     bounds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     starts, ends, spent = _worked(timeline)
     for o, op in enumerate(timeline.ops):
-        phase, seconds = phase_of(op.name), float(spent[o])
+        phase = phase_of(op.name)
+        seconds = float(spent[o])
         if phase is None or not seconds or (op.step != last and phase != "copy the model"):
             continue
         begin[phase] = min(begin.get(phase, np.inf), float(starts[o]))
@@ -175,7 +189,8 @@ def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh,
     found = []
     for phase in dict.fromkeys(PHASES.values()):
         if phase in begin:
-            seconds, bound = end[phase] - begin[phase], bounds[phase]
+            seconds = end[phase] - begin[phase]
+            bound = bounds[phase]
             idle = 1.0 - busy[phase] / (mesh.world_size * seconds) if seconds else 0.0
             found.append(Phase(phase, seconds, max(bound, key=lambda b: bound[b]), idle))
     return Phases(found)
@@ -184,7 +199,8 @@ def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh,
 def _worked(timeline: Timeline) -> tuple[Floats, Floats, Floats]:
     """(n_ops,) each: first start, last end and seconds [s] of the ranks it took any time, not those that hand over."""
     _, op, _, _, start, end = timeline._rows()
-    first, last = np.full(len(timeline.ops), np.inf), np.full(len(timeline.ops), -np.inf)
+    first = np.full(len(timeline.ops), np.inf)
+    last = np.full(len(timeline.ops), -np.inf)
     took = end > start
     np.minimum.at(first, op[took], start[took])
     np.maximum.at(last, op[took], end[took])

@@ -29,15 +29,15 @@ Place = tuple[int, int]
 """A layer: (chunk, place in the chunk); a whole model is one chunk."""
 
 
-class Part(NamedTuple):
+class LayerPart(NamedTuple):
     """What of a layer runs next: a ``share`` of its pass, under the ``name`` of a sub-module; its own where empty."""
 
     share: float = 1.0
     name: str = ""
 
 
-WHOLE = Part()
-Lay = Callable[[Place, Action, Part], Iterable[None]]
+WHOLE = LayerPart()
+Lay = Callable[[Place, Action, LayerPart], Iterable[None]]
 """Lays a part of a layer's pass; yields where another action's kernels may come between."""
 
 
@@ -47,7 +47,7 @@ class Hooks(Protocol):
     def begin_step(self) -> None:
         """A step begins."""
 
-    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[LayerPart]:
         """A layer's pass: yields each part of it when it is to run. What is done before the first, between two and
         behind the last of them has that place in the op list. ``last`` : gradients are complete after it.
         """
@@ -70,7 +70,7 @@ _OVER = object()
 
 
 @dataclass
-class Walk:
+class RankWalk:
     """The op list of one rank in the making.
 
     Parameters
@@ -184,10 +184,12 @@ def whole(ops: base.OpList, model: Model, cost: StepCost) -> Lay:
         "B": ("bwd", "backward", cost.backward, cost.backward_flops, cost.backward_bound, cost.backward_mix),
     }
 
-    def lay(place: Place, action: Action, part: Part) -> Iterable[None]:
+    def lay(place: Place, action: Action, part: LayerPart) -> Iterable[None]:
         i, waits, ops.waits = place[1], ops.waits, ()
         verb, phase, all_seconds, all_flops, bounds, mixes = passes[action.kind]
-        seconds, flops, bound = float(all_seconds[i]) * part.share, float(all_flops[i]) * part.share, bounds[i]
+        seconds = float(all_seconds[i]) * part.share
+        flops = float(all_flops[i]) * part.share
+        bound = bounds[i]
         mix = mixes[i].times(part.share) if mixes else Mix(memory=seconds) if bound == "memory" else None
         name = f"{verb} {part.name or model.layers[i].name}"
         ops.kernel = ops.add(Compute(name, seconds, COMPUTE_STREAM, waits, phase, bound, flops, step=ops.step, mix=mix))
@@ -200,7 +202,7 @@ C = TypeVar("C", bound=base.StrategyConfig)
 
 
 @dataclass
-class Rank(Generic[C]):
+class WholeModelHooks(Generic[C]):
     """The hooks of ranks that have a whole model each: nothing is fetched, and every layer is one kernel."""
 
     ops: base.OpList
@@ -215,7 +217,7 @@ class Rank(Generic[C]):
     def begin_step(self) -> None:
         """Nothing to fetch."""
 
-    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[LayerPart]:
         """One kernel; behind a backward, from the second micro-batch on, gradients pile up."""
         yield WHOLE
         if action.kind == "B" and action.microbatch and not place[1]:
@@ -231,22 +233,23 @@ class Rank(Generic[C]):
         return ()
 
 
-class Told(Hooks, Protocol):
+class AssumingHooks(Hooks, Protocol):
     """Hooks that say what they assume."""
 
     def notes(self) -> tuple[str, ...]:
         """In words."""
 
 
-def walked(rank: Callable[[base.OpList, Model, StepCost, Mesh, Any], Told]) -> base.Build:
+def walked(rank: Callable[[base.OpList, Model, StepCost, Mesh, Any], AssumingHooks]) -> base.Build:
     """``build`` of a strategy in which every rank walks the same whole model, with these hooks."""
 
     def build(model: Model, cost: StepCost, mesh: Mesh, config: Any, steps: int, seed: int) -> Program:
         base.check(model, cost, steps)
-        ops, paces = base.OpList(), usual(cost.jitter, steps, mesh.world_size, seed)
+        ops = base.OpList()
+        paces = usual(cost.jitter, steps, mesh.world_size, seed)
         hooks = rank(ops, model, cost, mesh, config)
         order = accumulation(config.gradient_accumulation_steps)
-        walk = Walk(ops, order, (len(model.layers),), whole(ops, model, cost), hooks)
+        walk = RankWalk(ops, order, (len(model.layers),), whole(ops, model, cost), hooks)
         for step in range(steps):
             base.begin_step(ops, cost, step)
             walk.step()

@@ -37,7 +37,7 @@ from clustersim.training.schedules import Action
 from clustersim.training.strategies import base, sharded
 from clustersim.training.strategies.buckets import cut, ready_order
 from clustersim.training.strategies.primitives import collective
-from clustersim.training.strategies.walk import WHOLE, Part, Place, walked
+from clustersim.training.strategies.walk import WHOLE, LayerPart, Place, walked
 from clustersim.training.strategies.zero3 import Zero3, modules, persistent, visits
 from clustersim.training.strategies.zero_config import ZeroConfig, elements
 from clustersim.training.strategies.zero_step import Zero
@@ -51,10 +51,11 @@ class Zero12(Zero):
         self.final = ready_order(self.model)
         self.sent: list[int] = []
 
-    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[LayerPart]:
         """Backward with its reductions, cut where a gradient finds the bucket full; stage 1 piles gradients up until
         the last backward of a step."""
-        block, i = self.config.zero_optimization, place[1]
+        block = self.config.zero_optimization
+        i = place[1]
         if action.kind == "F":
             yield WHOLE
             return
@@ -80,18 +81,21 @@ class Zero12(Zero):
 
     def send(self, k: int, numel: int, nbytes: float, after: int) -> int:
         """One all_reduce, or a reduce to each owner of a part of the bucket."""
-        block, dtype = self.config.zero_optimization, self.config.param_dtype
+        block = self.config.zero_optimization
+        dtype = self.config.param_dtype
         if block.use_multi_rank_bucket_allreduce or not block.reduce_scatter:
             return collective(self.ops, "all_reduce", f"bucket {k}", nbytes, self.group, (after,), dtype=dtype)
         # Parts are contiguous, and buckets fill from the end: the last rank's part comes first.
-        part, done = -(-self.model.parameters // self.ranks), after
+        part = -(-self.model.parameters // self.ranks)
+        done = after
         position = sum(self.sent)
         end = position + numel
         self.sent.append(numel)
         while position < end:
             owner = self.ranks - 1 - min(position // part, self.ranks - 1)
             upto = min(end, (position // part + 1) * part) if owner else end
-            size, what = sharded.nbytes(upto - position, dtype), f"bucket {k} to {owner}"
+            size = sharded.nbytes(upto - position, dtype)
+            what = f"bucket {k} to {owner}"
             done = collective(self.ops, "reduce", what, size, self.group, (after,), root=owner, dtype=dtype)
             position = upto
         return done
@@ -100,14 +104,16 @@ class Zero12(Zero):
         """All parameters, in calls of a bucket each."""
         self.sent, size = [], float(self.model.parameters)
         calls = max(1, int(size // max(1, elements(self.config.zero_optimization.allgather_bucket_size))))
-        nbytes, done = sharded.nbytes(size / calls, self.config.param_dtype), updated
+        nbytes = sharded.nbytes(size / calls, self.config.param_dtype)
+        done = updated
         for call in range(calls if self.ranks > 1 else 0):
             done = self.gather(f"parameters {call}", nbytes, updated)
         return (done,)
 
     def notes(self) -> tuple[str, ...]:
         """Buckets in words."""
-        block, parameters = self.config.zero_optimization, self.model.parameters
+        block = self.config.zero_optimization
+        parameters = self.model.parameters
         size = elements(block.reduce_bucket_size)
         how = "beside backward" if block.overlaps else "on the compute stream"
         nbytes = format_bytes(float(min(size, parameters) * DTYPE_BYTES[self.config.param_dtype]))
@@ -129,8 +135,11 @@ def holding(model: Model, mesh: Mesh, config: ZeroConfig) -> Holding:
     Psi parameters, N ranks, 16-bit parameters and gradients, Adam: 4 Psi + 12 Psi/N bytes for stage 1, 2 Psi + 14 Psi/N
     for stage 2, 16 Psi/N for stage 3 (arXiv:1910.02054, figure 1).
     """
-    block, ranks, n = config.zero_optimization, mesh.world_size, len(model.layers)
-    size, numel = DTYPE_BYTES[config.param_dtype], float(model.parameters)
+    block = config.zero_optimization
+    ranks = mesh.world_size
+    n = len(model.layers)
+    size = DTYPE_BYTES[config.param_dtype]
+    numel = float(model.parameters)
     updated = 0.0 if config.offloads_optimizer else numel / ranks
     whole = numel if block.stage < 3 else 0.0 if config.offloads_parameters else numel / ranks
     return Holding(
@@ -147,7 +156,8 @@ def holding(model: Model, mesh: Mesh, config: ZeroConfig) -> Holding:
 def _gradients(model: Model, ranks: int, config: ZeroConfig) -> Floats:
     """Stage 1 keeps them whole until the step. Later stages keep a part, stage 3 in a buffer made once; a host's
     optimizer takes them away."""
-    size, n = DTYPE_BYTES[config.param_dtype], len(model.layers)
+    size = DTYPE_BYTES[config.param_dtype]
+    n = len(model.layers)
     by_layer = np.array([float(size) * layer.parameters for layer in model.layers])
     if config.zero_optimization.stage == 1:
         if config.gradient_accumulation_steps > 1:
@@ -162,7 +172,9 @@ def _gradients(model: Model, ranks: int, config: ZeroConfig) -> Floats:
 
 def _gathered(model: Model, config: ZeroConfig) -> Floats:
     """What stage 3's coordinator has gathered while each layer runs, and what it never lets go."""
-    block, n, size = config.zero_optimization, len(model.layers), DTYPE_BYTES[config.param_dtype]
+    block = config.zero_optimization
+    n = len(model.layers)
+    size = DTYPE_BYTES[config.param_dtype]
     found = modules(model, block)
     held = always(size * float(persistent(model, block)), n)
     hpz = size * model.parameters / block.zero_hpz_partition_size if block.zero_hpz_partition_size > 1 else 0.0
@@ -177,7 +189,9 @@ def _gathered(model: Model, config: ZeroConfig) -> Floats:
 def _buffers(model: Model, updated: float, config: ZeroConfig) -> Floats:
     """Buckets of contiguous gradients (two of them take turns where reductions overlap), and fp32 gradients of the
     step."""
-    block, n, size = config.zero_optimization, len(model.layers), DTYPE_BYTES[config.param_dtype]
+    block = config.zero_optimization
+    n = len(model.layers)
+    size = DTYPE_BYTES[config.param_dtype]
     bucket = float(size * min(elements(block.reduce_bucket_size), model.parameters))
     found = np.zeros(2 * n + 1)
     if block.stage == 3:

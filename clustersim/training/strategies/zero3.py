@@ -32,13 +32,14 @@ from clustersim.core.units import format_bytes
 from clustersim.training.schedules import Action
 from clustersim.training.strategies import base, sharded
 from clustersim.training.strategies.primitives import collective
-from clustersim.training.strategies.walk import Part, Place
+from clustersim.training.strategies.walk import LayerPart, Place
 from clustersim.training.strategies.zero_config import ZeroOptimization, elements
 from clustersim.training.strategies.zero_step import Zero
 
 OUTSTANDING = 3
 """Gathers the host issues ahead of the kernels that use them (__max_ongoing_fetch_events)."""
-INT4, INT8 = 0.5, 1.0
+INT4 = 0.5
+INT8 = 1.0
 
 
 class Module(msgspec.Struct, frozen=True):
@@ -106,11 +107,11 @@ def persistent(model: Model, block: ZeroOptimization) -> int:
 def visits(found: tuple[Module, ...], block: ZeroOptimization, *, recorded: bool = True) -> tuple[Visit, ...]:
     """Forward and backward over the modules; ``recorded``: the order is known, so that there is prefetching."""
     order = (*range(len(found)), *reversed(range(len(found))))
-    walk = _Walk([m.numel for m in found], order, block, recorded)
+    walk = _PrefetchWalk([m.numel for m in found], order, block, recorded)
     return tuple(walk.visit(k) for k in range(len(order)))
 
 
-class _Walk(msgspec.Struct):
+class _PrefetchWalk(msgspec.Struct):
     """The coordinator's state: what is available, and how far prefetching has read the record."""
 
     sizes: list[int]
@@ -140,7 +141,9 @@ class _Walk(msgspec.Struct):
 
     def _prefetch(self) -> tuple[int, ...]:
         room = elements(self.block.stage3_max_live_parameters) - self.live
-        room, ahead, taken = min(room, elements(self.block.stage3_prefetch_bucket_size)), [], 0
+        room = min(room, elements(self.block.stage3_prefetch_bucket_size))
+        ahead = []
+        taken = 0
         while self.read < len(self.order) and taken < room:
             module = self.order[self.read]
             self.read += 1
@@ -154,7 +157,8 @@ class _Walk(msgspec.Struct):
         """Whether it is used again within the reuse distance (its own use counts where it begins)."""
         if not self.recorded:
             return False
-        distance, limit = 0, elements(self.block.stage3_max_reuse_distance)
+        distance = 0
+        limit = elements(self.block.stage3_max_reuse_distance)
         for later in self.order[k + 1 :]:
             if distance >= limit:
                 return False
@@ -176,8 +180,9 @@ class Zero3(Zero):
         block = self.config.zero_optimization
         self.modules = modules(self.model, block)
         self.recording, self.recorded = visits(self.modules, block, recorded=False), visits(self.modules, block)
-        self.of_layer = [[m for m, module in enumerate(self.modules) if module.layer == i]
-                         for i in range(len(self.model.layers))]  # fmt: skip
+        self.of_layer = [
+            [m for m, module in enumerate(self.modules) if module.layer == i] for i in range(len(self.model.layers))
+        ]
         near = self._within(block.zero_hpz_partition_size, "$.strategy.zero_optimization.zero_hpz_partition_size")
         self.near = near if near.shape[1] > 1 else self.group
         self.gathered: dict[int, tuple[int, ...]] = {}
@@ -189,17 +194,20 @@ class Zero3(Zero):
         if self.ops.ops:
             self.after_step = (*self.after_step, len(self.ops.ops) - 1)
 
-    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[Part]:
+    def around(self, place: Place, action: Action, *, last: bool) -> Iterator[LayerPart]:
         """Sub-module after sub-module, as the coordinator lets them run; the first pass only records their order."""
-        forward, i, n = action.kind == "F", place[1], len(self.modules)
+        forward = action.kind == "F"
+        i = place[1]
+        n = len(self.modules)
         plan = self.recorded if self.ops.step or action.microbatch else self.recording
         for m in self.of_layer[i] if forward else reversed(self.of_layer[i]):
             self._fetch(plan[m if forward else 2 * n - 1 - m], m == n - 1, forward)
             module = self.modules[m]
             if self.config.zero_optimization.zero_quantized_weights and self.ops.waits and module.numel:
-                traffic, name = module.numel * (INT8 + 2.0), f"dequantise {module.name}"
+                traffic = module.numel * (INT8 + 2.0)
+                name = f"dequantise {module.name}"
                 self.ops.compute(name, base.gradient_pass(traffic, self.cost), "gradient", after=self.ops.waits)
-            yield Part(module.share, module.name)
+            yield LayerPart(module.share, module.name)
             self.kernels.append(self.ops.kernel)
             for tensor in () if forward else reversed(module.gradients):
                 self.add(tensor)
@@ -243,7 +251,8 @@ class Zero3(Zero):
 
     def send(self, k: int, numel: int, nbytes: float, after: int) -> int:
         """A reduce_scatter; or its hops in 4 bits, inside nodes and then between them."""
-        what, done = f"bucket {k}", after
+        what = f"bucket {k}"
+        done = after
         if not self.config.zero_optimization.zero_quantized_gradients:
             dtype = self.config.param_dtype
             return collective(self.ops, "reduce_scatter", what, nbytes, self.group, (after,), dtype=dtype)
@@ -264,7 +273,8 @@ class Zero3(Zero):
 
     def publish(self, updated: int) -> tuple[int, ...]:
         """Persistent parameters, once for all; the others are gathered when they are used."""
-        self.kernels, self.after_step = [], (updated,)
+        self.kernels = []
+        self.after_step = (updated,)
         small = persistent(self.model, self.config.zero_optimization)
         if not small or self.ranks == 1:
             return self.ops.waits

@@ -10,12 +10,12 @@ from clustersim.core.model import Tensor
 from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES
 from clustersim.training.strategies import base, sharded
 from clustersim.training.strategies.primitives import collective
-from clustersim.training.strategies.walk import Rank
+from clustersim.training.strategies.walk import WholeModelHooks
 from clustersim.training.strategies.zero_config import ZeroConfig, elements
 
 
 @dataclass
-class Zero(Rank[ZeroConfig]):
+class Zero(WholeModelHooks[ZeroConfig]):
     """The hooks of every stage, on the ranks of dp and cp.
 
     ``filled`` : elements in the bucket. ``reduced``, ``home`` : this step's reductions, and copies to the host.
@@ -29,7 +29,8 @@ class Zero(Rank[ZeroConfig]):
         config = self.config
         self.host = sharded.host(self.mesh, self.cost, config.pcie_bandwidth, config.dram_bandwidth)
         self.group = self.mesh.groups("dp", "cp")
-        self.ranks, self.filled = self.group.shape[1], 0
+        self.ranks = self.group.shape[1]
+        self.filled = 0
         self.reduced: list[int] = []
         self.home: list[int] = []
 
@@ -46,7 +47,8 @@ class Zero(Rank[ZeroConfig]):
 
     def reduce(self) -> None:
         """reduce_ipg_grads: copy into contiguous memory, average, and send the bucket off."""
-        block, numel = self.config.zero_optimization, self.filled
+        block = self.config.zero_optimization
+        numel = self.filled
         if not numel:
             return
         self.filled, k = 0, len(self.reduced)
@@ -76,7 +78,8 @@ class Zero(Rank[ZeroConfig]):
         numel = self.model.parameters / self.ranks
         after = self._finite_norm(numel, self.joined(tuple(self.home[-1:] or self.reduced[-1:])))
         updated = self._update(numel, after)
-        self.reduced, self.home = [], []
+        self.reduced = []
+        self.home = []
         self.ops.waits = self.publish(updated)
 
     def gather(self, what: str, nbytes: float, after: int) -> int:
@@ -92,7 +95,9 @@ class Zero(Rank[ZeroConfig]):
 
         The gradients of ``numel`` elements are read for each; the optimizer's factor is applied with its own read.
         """
-        ops, dtype, everybody = self.ops, self.config.param_dtype, self.mesh.groups("tp", "cp", "dp")
+        ops = self.ops
+        dtype = self.config.param_dtype
+        everybody = self.mesh.groups("tp", "cp", "dp")
         seconds = base.gradient_pass(sharded.nbytes(numel, dtype), self.cost)
         if dtype == "fp16":
             checked = ops.compute("check overflow", seconds, "gradient", after=after)
@@ -105,7 +110,8 @@ class Zero(Rank[ZeroConfig]):
 
         On the GPU, gradients are cast to fp32 and unscaled, and masters back to 16 bits.
         """
-        config, size = self.config, DTYPE_BYTES[self.config.param_dtype]
+        config = self.config
+        size = DTYPE_BYTES[self.config.param_dtype]
         if config.offloads_optimizer:
             done = self.host.adam(self.ops, numel, after)
             if config.offloads_parameters:
