@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -102,7 +103,7 @@ def new_path(old: str) -> str | None:
     return None
 
 
-class OldPaths:
+class OldPaths(MetaPathFinder, Loader):
     """Finder of modules by their old paths, and the loader of what it finds."""
 
     def find_spec(

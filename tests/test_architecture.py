@@ -121,9 +121,19 @@ def test_no_room_names_a_module_of_a_higher_room_by_a_string():
     assert upward == []
 
 
-@pytest.mark.parametrize("command", ["check", "collective"])
-def test_a_command_reaches_no_more_of_the_package_than_it_needs(command):
-    assert house.reach(house.sources(), command) <= house.REACH[command]
+ROOMS_OF = {
+    "check": {"app", "core", "cluster", "collectives"},
+    "collective": {"app", "core", "cluster", "collectives", "engine"},
+    "memory": set(ORDER) - {"files", "calibrate"},
+}
+"""Rooms that a command can reach by any import; none of these draws a picture or a page."""
+
+
+@pytest.mark.parametrize("command", sorted(ROOMS_OF))
+def test_a_command_reaches_only_the_rooms_that_it_needs(command):
+    reached = house.reached(house.sources(), f"clustersim.app.cli.{command}")
+    assert {name.split(".")[1] for name in reached} <= ROOMS_OF[command]
+    assert not [name for name in reached if name.startswith(("clustersim.app.plots", "clustersim.app.report"))]
 
 
 @pytest.mark.parametrize("old", sorted(OLD_PATHS))

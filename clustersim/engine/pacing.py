@@ -156,5 +156,5 @@ def ceilings(lane: Ints, rounds: Ints, nbytes: Floats, load: Ints, loads: Loads,
     seconds = np.bincount(spot, weights=moved[key] * weights / loads.topology.link_bandwidth[links])
     busy = np.zeros(len(first))
     np.maximum.at(busy, key, seconds[spot])
-    rate = np.divide(moved, busy * held, out=np.full(len(first), np.inf), where=busy > 0)
+    rate: Floats = np.divide(moved, busy * held, out=np.full(len(first), np.inf), where=busy > 0)
     return rate[of]
