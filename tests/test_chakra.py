@@ -19,7 +19,7 @@ from clustersim.core.errors import ClusterSimError, TraceError
 from clustersim.core.program import Collective, Compute, Program, Recv, Role, Send, Serve
 from clustersim.engine import simulate
 from clustersim.files.launch import chakra, chakra_reading
-from clustersim.files.launch.chakra_schema import VERSION, attribute, framed, messages, unframed
+from clustersim.files.launch.chakra_schema import VERSION, attribute, framed, messages, sniff, unframed
 from clustersim.files.launch.machines import astra, simgrid
 
 pytest.importorskip("google.protobuf")
@@ -225,3 +225,61 @@ def test_a_changed_scenario_of_the_same_name_is_not_written_over_what_another_wr
         done = CliRunner().invoke(cli, ["export", str(file), "--chakra", str(out)], standalone_mode=False)
         assert (done.exception is None) == (code == 0), (steps, done.output, done.exception)
     assert "holds another export" in str(done.exception)
+
+
+# ---- files of converters ---------------------------------------------------------------------------------------------
+
+
+def metadata(kind: str) -> bytes:
+    """GlobalMetadata as releases of Chakra's converter write it."""
+    schema = attribute("schema", "string", "1.1.1-chakra.0.0.4")
+    clock = attribute("pid", "uint64", 4711)
+    if kind == "earlier":
+        return framed(messages()["EarlierMetadata"](attr=[schema, clock]))
+    said = {
+        "version": {"version": VERSION},
+        "none": {},
+        "attributes": {"attr": [schema, clock]},
+        "both": {"version": VERSION, "attr": [clock]},
+    }
+    return framed(messages()["GlobalMetadata"](**said[kind]))
+
+
+@pytest.mark.parametrize("kind", ["version", "none", "attributes", "both", "earlier"])
+def test_converters_of_every_schema_version_are_read(tmp_path: Path, kind: str):
+    node = messages()["Node"]
+    nodes = [
+        node(id=1, name="fwd", type=4, duration_micros=1000),
+        node(id=2, name="bwd", type=4, duration_micros=2000, ctrl_deps=[1]),
+    ]
+    path = tmp_path / "chakra.0.et"
+    path.write_bytes(metadata(kind) + b"".join(map(framed, nodes)))
+    done = CliRunner().invoke(cli, ["replay", str(path), "--topology", "dgx-h100", "--json"])
+    assert done.exit_code == 0, done.exception
+    assert json.loads(done.stdout)["totals"]["step_s"] == pytest.approx(3e-3, rel=1e-3)
+
+
+def test_another_schema_is_refused_by_its_name(tmp_path: Path):
+    path = tmp_path / "chakra.0.et"
+    schema = attribute("schema", "string", "1.1.1-chakra.1.2.0")
+    node = framed(messages()["Node"](id=1, name="fwd", type=4, duration_micros=1))
+    path.write_bytes(framed(messages()["GlobalMetadata"](attr=[schema])) + node)
+    with pytest.raises(TraceError, match=r"version '1\.2\.0'"):
+        chakra_reading.read([path])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"# nThread 1",
+        b'{"traceEvents": []}',
+        b"\x80\x02}(X",
+        b"PK\x03\x04",
+        b"\x1f\x8b",
+        b"step,rank,op\n1,2,3\n",
+        bytes(range(256)) * 4,
+        b"\n\nhello there\n",
+    ],
+)
+def test_what_is_no_chakra_trace_is_not_taken_for_one(data: bytes):
+    assert not sniff(data)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from test_execution_trace import node
+from test_traces_hangs import timeout
 from test_traces_kineto import gemm, kernel
 from test_traces_samples import LINE, NEW, OLD, PER_ITERATION
 from test_traces_told import LOG, inspected
@@ -124,6 +125,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "table by iteration": ("nccl_tests", PER_ITERATION),
     "table after NCCL's own lines": ("nccl_tests", LOG * 200 + NEW),
     "NCCL_DEBUG": ("nccl_debug", LOG),
+    "watchdog": ("watchdog", timeout(0, 4)),
     "DeepSpeed": ("deepspeed", LINE.format(op="all_reduce", ms="1", size="1.0 MB", alg="1", bus="1")),
 }
 COLUMNS: dict[str, tuple[str, str]] = {

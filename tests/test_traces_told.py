@@ -27,7 +27,7 @@ def test_the_rank_that_never_called_is_named_in_recorded_dumps(pattern: str):
     assert isinstance(told, Told)
     (fault,) = told.faults
     assert (fault.seq, fault.missing, fault.waiting) == (4, [2], [0, 1])
-    assert told.lines[0].startswith("group '0 default_pg', collective 4, gloo:all_reduce of [[5000]] Float: ranks 2")
+    assert told.lines[0].startswith("group '0 default_pg', collective 4, gloo:all_reduce of [[5000]] Float: rank 2")
 
 
 def dumps(folder: Path, *changes) -> list[Path]:
@@ -46,10 +46,17 @@ def nothing(dump: dict) -> None:
     """Leave it as it is."""
 
 
+def ended(dump: dict) -> None:
+    for entry in dump["entries"]:
+        entry["retired"] = True
+
+
 def test_ranks_that_called_the_same_are_not_blamed(tmp_path: Path):
-    told = traces.read(dumps(tmp_path, nothing, nothing))
+    told = traces.read(dumps(tmp_path, ended, ended))
     assert told.faults == []
-    assert told.lines[0] == "no rank is behind: every group's ranks called the same collectives"
+    assert told.lines[0].startswith("no rank is behind: every group's ranks called the same collectives")
+    (fault,) = traces.read(dumps(tmp_path, nothing, nothing)).faults
+    assert (fault.cause, fault.missing, fault.look_at) == ("stuck_together", [], [])
 
 
 def test_ranks_that_called_something_else_are_told_apart(tmp_path: Path):
@@ -65,15 +72,16 @@ def test_ranks_that_called_something_else_are_told_apart(tmp_path: Path):
 def test_a_ring_that_forgot_its_oldest_calls_blames_nobody_and_a_lost_dump_is_said(tmp_path: Path):
     def forgot(dump: dict) -> None:
         del dump["entries"][:2]
+        ended(dump)
 
     def of_three(dump: dict) -> None:
         dump["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
         dump["entries"].pop()
 
-    assert traces.read(dumps(tmp_path, forgot, nothing)).faults == []
+    assert traces.read(dumps(tmp_path, forgot, ended)).faults == []
     told = traces.read(dumps(tmp_path, nothing, of_three))
     assert told.faults[0].missing == [1]
-    assert told.lines[0].endswith("no dump of ranks 2")
+    assert told.lines[0].endswith("rank 0 waits; no dump of rank 2")
 
 
 def test_a_dump_that_names_code_is_refused_and_nothing_runs(tmp_path: Path):

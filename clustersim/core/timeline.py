@@ -60,6 +60,10 @@ class OpInfo(msgspec.Struct, frozen=True, gc=False):
     mix: Mix | None = None
 
 
+WITHOUT_GPU = "ranks without a GPU"
+"""Of the entry of ``stats`` that counts ranks whose profile has operators of the CPU alone."""
+
+
 @dataclass(frozen=True, eq=False)
 class LinkUse:
     """What each transfer put on which link, over time.

@@ -119,12 +119,19 @@ def _shares(timeline: Timeline, table: Breakdown, rows: list[StageSeconds]) -> s
     return f"{said}{tail}"
 
 
+def reach(path: CriticalPath, step: float) -> str:
+    """How long a critical path is a step, and whether it is a part of one, of ``step`` [s]."""
+    whole = sum(path.by_kind.values())
+    if whole < KNOWN * step:
+        return f"of {format_time(whole)} a step, as far back as it can be followed"
+    return f"of {format_time(whole)} a step"
+
+
 def _path(path: CriticalPath, step: float) -> list[str]:
     whole = sum(path.by_kind.values())
     if whole <= 0:
         return []
     parts = [f"{kind} {seconds / whole:.1%}" for kind, seconds in path.by_kind.items()]
-    of = f"of {format_time(whole)} a step" + (", as far back as it can be followed" if whole < KNOWN * step else "")
-    said = [f"{', '.join(parts[:6])} ({of})"]
+    said = [f"{', '.join(parts[:6])} ({reach(path, step)})"]
     links = [f"{name} {format_time(seconds)}" for name, seconds in path.by_link.items() if seconds > 1e-4 * whole]
     return said + ([f"links on it: {', '.join(links[:3])}"] if links else [])

@@ -31,6 +31,17 @@ _PLAIN = {
     "launch them, such as {op}; a larger batch, fused kernels or CUDA graphs would help, a faster GPU would not.",
 }
 """Causes whose sentence is the same whatever else is known, with the names of :func:`_plain`."""
+_PLAIN_ON_CPU = {
+    "slow rank": "Rank {holder} is slow: its operators take {pace:.2f} times the median of its peers, and {ranks} "
+    "ranks wait for it, longest rank {rank} at {op}, {worst} while rank {holder} was still in {held}.",
+    "host copies": "Copies hold the rank: rank {rank} waits {worst} for {moved}.",
+    "host": "The rank waits for the host: {op}, {worst} on rank {rank}.",
+    "idle device": "Between operators nothing is recorded: Python, the data loader or what the profiler does not see; "
+    "on rank {rank} for {worst} in all.",
+    "launch": "{share:.1%} of the time goes to operators so short that calling them takes as long, such as {op}; a "
+    "larger batch would help.",
+}
+"""The same where no GPU is."""
 
 
 def sentence(found: Causes, charge: Charge) -> str:
@@ -38,12 +49,14 @@ def sentence(found: Causes, charge: Charge) -> str:
     said = _plain(found, charge) if charge.cause in _PLAIN else _WORDS.get(charge.cause, _unknown)(found, charge)
     step = format_time(found.length / found.steps)
     share = found.share(charge)
-    over = "1 GPU" if found.workers == 1 else f"{found.workers:,} GPUs"
+    unit = "rank" if found.on_cpu else "GPU"
+    over = f"1 {unit}" if found.workers == 1 else f"{found.workers:,} {unit}s"
     return f"{said} Cost: {format_time(found.cost(charge))} of every {step} step ({share:.1%}), mean over {over}."
 
 
 def _plain(found: Causes, charge: Charge) -> str:
-    return _PLAIN[charge.cause].format(
+    words = _PLAIN | _PLAIN_ON_CPU if found.on_cpu else _PLAIN
+    return words[charge.cause].format(
         rank=charge.rank,
         ranks=len(charge.ranks),
         holder=charge.holder_rank,
@@ -186,9 +199,10 @@ def _jitter(found: Causes, charge: Charge) -> str:
     spread = float(np.ptp(found.pace))
     longest = f"longest rank {charge.rank} at {_op(found, charge.op)}, {format_time(charge.worst)}"
     if spread > UNLIKE:
+        kinds = "machines with other work" if found.on_cpu else "GPUs of several kinds"
         return (
-            f"Ranks have paces of their own (means within {spread:.1%}), as GPUs of several kinds: the faster ones "
-            f"wait for the slower, {longest}."
+            f"Ranks have paces of their own (means within {spread:.1%}), as {kinds}: the faster ones wait for the "
+            f"slower, {longest}."
         )
     whom = f" for rank {charge.holder_rank}" if charge.holder_rank >= 0 else ""
     return (
@@ -226,9 +240,10 @@ def _schedule(found: Causes, charge: Charge) -> str:
 def _late_launch(found: Causes, charge: Charge) -> str:
     spread = skews(found.timeline)
     spread = spread[np.isfinite(spread)]
+    idle = "which ran nothing" if found.on_cpu else "whose GPU was idle"
     text = (
         f"Ranks reach collectives at different times because their hosts launch late: rank {charge.rank} waits "
-        f"{format_time(charge.worst)} at {_op(found, charge.op)} for rank {charge.holder_rank}, whose GPU was idle"
+        f"{format_time(charge.worst)} at {_op(found, charge.op)} for rank {charge.holder_rank}, {idle}"
     )
     if not len(spread):
         return text + "."

@@ -24,7 +24,7 @@ from functools import cached_property
 import numpy as np
 
 from clustersim.core.arrays import Columns, Floats
-from clustersim.core.timeline import Timeline
+from clustersim.core.timeline import WITHOUT_GPU, Timeline
 from clustersim.explain.breakdown import steady_pieces
 from clustersim.explain.charges import Charge, ChargeBook
 from clustersim.explain.late_start import LateStart, late_starts
@@ -56,6 +56,11 @@ class Causes:
     def where(self) -> list[StageSeconds]:
         """Where a step of a pipeline went; empty for a run without stages."""
         return where(self.timeline) if has_pipeline(self.timeline) else []
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the run was profiled where no GPU is."""
+        return bool(self.timeline.stats.get(WITHOUT_GPU))
 
     @cached_property
     def workers(self) -> int:

@@ -29,6 +29,14 @@ HEADLINES = {
     "unknown": "communication is exposed",
 }
 """Why, after "because"."""
+HEADLINES_ON_CPU = {
+    "schedule": "ranks idle by the schedule's own structure",
+    "host copies": "ranks wait for copies",
+    "host": "ranks wait for the host ({subject})",
+    "idle device": "between operators nothing is recorded",
+    "launch": "operators are so short that calling them takes as long",
+}
+"""The same where no GPU is."""
 DOING = {
     "compute-bound": "compute-bound kernels",
     "memory-bound": "memory-bound kernels",
@@ -63,10 +71,12 @@ def _lost(found: Causes, told: Sequence[StepLoss]) -> str:
         share = told[0].share
         why = told[0].why
     elif not worst:
-        return f"GPUs compute all the time, and {_mostly(found)}"
+        who = "ranks" if found.on_cpu else "GPUs"
+        return f"{who} compute all the time, and {_mostly(found)}"
     else:
+        words = HEADLINES | HEADLINES_ON_CPU if found.on_cpu else HEADLINES
         share = found.share(worst[0])
-        why = HEADLINES[worst[0].cause].format(subject=_subject(found))
+        why = words[worst[0].cause].format(subject=_subject(found))
     if share < SMALL:
         return f"{_mostly(found)}, and the largest wait is small, {share:.1%}: {why}"
     return f"{share:.1%} of the step is lost because {why}"

@@ -21,7 +21,7 @@ from clustersim.core.tomls import flat
 from clustersim.core.units import format_bandwidth, format_bytes, format_time
 from clustersim.explain.breakdown import Breakdown
 from clustersim.explain.critical_path import CriticalPath
-from clustersim.explain.explain import explain
+from clustersim.explain.explain import KNOWN, explain, reach
 from clustersim.explain.hotspots import hotspots
 from clustersim.explain.pipeline import has_pipeline
 from clustersim.explain.waterfall import Waterfall
@@ -62,6 +62,7 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
         stalls=_stalls(found.stalls),
         hotspots=_hotspots(run, (table.begin, table.end)),
         **_path(timeline, found.critical_path),
+        reach=_reach(found.critical_path, table.step_time_s),
         otherwise=otherwise(prepared, timeline, found).ran,
         memory=_memory(run),
         inputs=list(inputs.items()),
@@ -173,6 +174,14 @@ def _hotspots(run: SavedRun, window: tuple[float, float]) -> PagePart | None:
     if rows:
         svgs.append(markup(plots.link_heat(use, window, n_links=16), "heat"))
     return PagePart(rows, svgs)
+
+
+def _reach(path: CriticalPath, step: float) -> str:
+    """A sentence where the path is a part of a step; else empty: it is all of it."""
+    if sum(path.by_kind.values()) >= KNOWN * step:
+        return ""
+    known = f"Here it is {reach(path, step)}, of a step of {format_time(step)}"
+    return f"{known}: a trace does not say what all work waits for."
 
 
 def _path(timeline: Timeline, found: CriticalPath) -> dict[str, list[tuple[str, ...]]]:

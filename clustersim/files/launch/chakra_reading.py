@@ -103,10 +103,13 @@ def _rank(path: Path, budget: int, skipped: Counter[str]) -> _ChakraRank:
     where = str(path)
     messages = unframed(files.whole(path), where)
     head = next(messages, None)
-    if head is None or not re.fullmatch(r"0\.0\.\d+", head.version):
-        said = head.version[:20] if head is not None else ""
-        raise TraceError(f"{where}: a Chakra trace of version {said!r}; this reads {VERSION}")
-    told = attributes(head).get(OWN)
+    if head is None:
+        raise TraceError(f"{where}: no message of Chakra {VERSION}")
+    about_file = attributes(head)
+    version = getattr(head, "version", "") or _schema(about_file)
+    if not re.fullmatch(r"(0\.0\.\d+)?", version):
+        raise TraceError(f"{where}: a Chakra trace of version {version[:20]!r}; this reads {VERSION}")
+    told = about_file.get(OWN)
     numbered = re.search(r"\.(\d{1,9})\.et(?:\.gz)?$", path.name)
     about = ChakraHeader(0, int(numbered[1]) if numbered else 0) if told is None else _json(told, ChakraHeader, where)
     groups: dict[str, Group] = {}
@@ -120,6 +123,12 @@ def _rank(path: Path, budget: int, skipped: Counter[str]) -> _ChakraRank:
         else:
             kept[node.id] = node
     return _ChakraRank(about, tuple(_ordered(kept, groups, where, skipped)), where)
+
+
+def _schema(about: Table) -> str:
+    """Chakra's version by the schema of the execution trace that a converter made the file of; empty: not said."""
+    match = re.search(r"chakra\.(\d+\.\d+\.\d+)$", str(about.get("schema", "")))
+    return match[1] if match else ""
 
 
 def _json(text: Any, kind: type[T], where: str) -> T:

@@ -46,6 +46,7 @@ _MESSAGES = {
         *((f"{kind}_list", 4 + 2 * i, f"{kind.title()}List", False) for i, kind in enumerate(_SCALARS)),
     ),
     "GlobalMetadata": (("version", 1, "string", False), ("attr", 2, "AttributeProto", True)),
+    "EarlierMetadata": (("attr", 1, "AttributeProto", True),),
     "IOInfo": tuple((name, i, "string", False) for i, name in enumerate(("values", "shapes", "types"), start=1)),
     "Node": (
         ("id", 1, "uint64", False),
@@ -148,9 +149,70 @@ def framed(message: Any) -> bytes:
     return bytes([*length, size]) + data
 
 
+_WIRES = {
+    "GlobalMetadata": {1: (2,), 2: (2,)},
+    "Node": {
+        1: (0,),
+        2: (2,),
+        3: (0,),
+        4: (0, 2),
+        5: (0, 2),
+        6: (0,),
+        7: (0,),
+        8: (2,),
+        9: (2,),
+        10: (2,),
+        11: (2,),
+    },
+}
+"""How protobuf writes the fields of a message, by number: 0 is a varint, 2 bytes behind their length."""
+
+
 def sniff(head: bytes) -> bool:
-    """Whether a file begins with GlobalMetadata that says a version: a length, then field 1 with digits and dots."""
-    return bool(re.match(rb"[\x80-\xff]{0,4}[\x01-\x7f]\x0a[\x03-\x10]\d+\.\d+\.\d", head))
+    """Whether a file begins with GlobalMetadata, which may say a version or attributes or nothing, and with a node,
+    each behind its length."""
+    at = 0
+    for kind in ("GlobalMetadata", "Node"):
+        size, begin = _varint(head, at)
+        if size < 0 or (kind == "Node" and not size):
+            return False
+        at = begin + size
+        if not _is_message(head[begin:at], _WIRES[kind], whole=at <= len(head)):
+            return False
+        if at >= len(head):
+            return kind == "Node" or at == len(head) > 1  # a file may hold no node
+    return True
+
+
+def _is_message(data: bytes, wires: dict[int, tuple[int, ...]], *, whole: bool) -> bool:
+    """Whether bytes are fields of these numbers and kinds and nothing else."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        if tag < 0 or (tag & 7) not in wires.get(tag >> 3, ()):
+            return tag < 0 and not whole
+        size, at = _varint(data, at)
+        if size < 0:
+            return not whole
+        at += size if tag & 7 == 2 else 0
+    return at == len(data) or not whole
+
+
+def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """A number, and where it ends; -1 where it is cut off or too long."""
+    value = shift = 0
+    while at < len(data) and shift < 70:
+        value |= (data[at] & 0x7F) << shift
+        shift = shift + 7
+        at = at + 1
+        if data[at - 1] < 0x80:
+            return value, at
+    return -1, at
+
+
+def _metadata(data: bytes) -> str:
+    """The message that begins a file: before 0.0.2 its first field was an attribute, which begins with its name."""
+    return "EarlierMetadata" if re.match(rb"\x0a[\x01-\xff]{1,2}?\x0a", data) else "GlobalMetadata"
 
 
 def unframed(data: bytes | bytearray, where: str) -> Iterator[Any]:
@@ -171,8 +233,9 @@ def unframed(data: bytes | bytearray, where: str) -> Iterator[Any]:
                 break
         if at + size > len(data):
             raise TraceError(f"{where}: cut off: {size} bytes should follow byte {at:,}, {len(data) - at} do")
+        one = bytes(view[at : at + size])
         try:
-            yield kinds["GlobalMetadata" if first else "Node"].FromString(bytes(view[at : at + size]))
+            yield kinds[_metadata(one) if first else "Node"].FromString(one)
         except DecodeError as error:
             raise TraceError(f"{where}: byte {at:,}: not a message of Chakra {VERSION}: {error}") from None
         at = at + size

@@ -24,6 +24,7 @@ from clustersim.files.traces import (
     saved,
     spans_csv,
     tables,
+    watchdog,
 )
 from clustersim.files.traces.heads import Head, Likeness, growing
 from clustersim.files.traces.profiled import backend_of
@@ -75,6 +76,7 @@ _ROWS = (
     Format("table", "CSV table of collectives", sniff=tables.sniff, read=_each(tables.read)),
     Format("nccl_tests", "nccl-tests log", sniff=nccl_tests_log.sniff, read=_each(nccl_tests_log.read)),
     Format("deepspeed", "DeepSpeed comms log", sniff=deepspeed.sniff, read=_each(deepspeed.read)),
+    Format("watchdog", "log of PyTorch's NCCL watchdog", sniff=watchdog.sniff, read=watchdog.read),
     Format("nccl_debug", "NCCL_DEBUG=INFO log", sniff=nccl_debug.sniff, read=nccl_debug.read),
 )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from clustersim.core.errors import TraceError
-from clustersim.files.traces import files
+from clustersim.files.traces import prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.samples import Sample, Samples, SampleSieve, kind_of
 
@@ -27,6 +27,7 @@ _ROW = re.compile(
     r"^\s+(?P<size>[\d.]+)\s*(?P<unit>[KMGT]?B)\s+(?P<count>\d+)\s+(?P<total>[\d.]+)\s+(?P<ms>[\d.]+)"
     r"\s+(?P<algbw>[\d.]+)\s+(?P<busbw>[\d.]+)"
 )
+_WANTED = r"\s{2,}[\d.]+\s*[KMGT]?B\s+\d|Comm\. Op|[A-Za-z_]\w*\s*$"
 _HEADER = re.compile(r"Comm\. Op\s+Message Size\s+Count")
 _PER_RANK = {"all_gather", "reduce_scatter"}
 
@@ -44,7 +45,7 @@ def read(path: Path) -> Samples:
     found: list[tuple[str, re.Match[str], int]] = []
     op = ""
     inside = False
-    for number, line in enumerate(files.text(path).splitlines(), start=1):
+    for number, line in enumerate(prefixes.lines(path, _WANTED), start=1):
         if one := _LINE.search(line):
             found.append((one.group("op"), one, number))
         elif "Comm. Op" in line:

@@ -19,7 +19,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.label import Label
 from clustersim.core.limits import MOST_RANKS, counted
 from clustersim.core.program import COMM_STREAM, COMPUTE_STREAM
-from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.core.timeline import WITHOUT_GPU, OpInfo, Timeline
 from clustersim.files.traces.messages import Key, messages
 from clustersim.files.traces.profiled import BACKEND, PHASES, ProfiledWork, RankCollective, RankTrace
 
@@ -57,6 +57,8 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
     stats |= {"ranks_measured": float(len(traces))}
     stats |= {f"{DEVICE}{name}": float(n) for name, n in Counter(t.device for t in traces if t.device).items()}
     stats |= {f"{BACKEND}{trace.backend}": 1.0 for trace in traces[:1] if trace.backend}
+    if on_cpu := sum(trace.on_cpu for trace in traces):
+        stats[WITHOUT_GPU] = float(on_cpu)
     largest = max(abs(o) for o in offsets.values())
     if largest > 0:
         stats["clock_offset_s"] = largest

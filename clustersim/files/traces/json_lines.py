@@ -102,7 +102,7 @@ def _inspected(said: Table, source: str, path: str) -> tuple[Sample, float]:
 def _benched(said: Table, source: str, path: str) -> tuple[Sample, float]:
     kind = _kind(said["name"])
     dtype = dtype_of(str(said["type"])) or "fp32"
-    ranks = int(said.get("ranks") or said["gpus"])
+    ranks = int(said.get("ranks") or 1) * int(said.get("gpusPerRank") or said.get("gpus") or 1)
     row = Sample(
         kind,
         float(said["size"]),

@@ -183,6 +183,7 @@ class _KinetoReader:
             for event in self.kernels:
                 self._kernel(event)
         else:
+            self.trace.on_cpu = True
             self._on_cpu()
 
     def _sort(self, event: KinetoEvent) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -21,10 +22,14 @@ from clustersim.core.texts import short
 from clustersim.core.tomls import toml_value
 from clustersim.core.topology import Topology
 from clustersim.core.units import format_bytes
-from clustersim.files.traces import files
+from clustersim.files.traces import files, prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
+from clustersim.files.traces.nccl_causes import NOTHING, Evidence, causes, conclusion
 from clustersim.files.traces.samples import kind_of
-from clustersim.files.traces.told import ChoiceComparison, LoggedChoice, NcclLog, SimulatedChoice
+from clustersim.files.traces.told import Cause, ChoiceComparison, LoggedChoice, NcclLog, SimulatedChoice
+
+if TYPE_CHECKING:
+    from clustersim.collectives.base import Group
 
 _OWN_LINE = re.compile(r":\d+:\d+ \[\w+\] NCCL (?:INFO|WARN|TRACE|VERSION) ")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
@@ -34,7 +39,7 @@ _CHANNELS = re.compile(
 )
 _VIA = re.compile(r"Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\](?: \[(?:send|receive)\])? via (\w+(?:/\w+)?)")
 _CHOICE = re.compile(r"(?:(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)(?:.*?\{(\d+)\.\.(\d+)\})?", re.I)
-_SET = re.compile(r"\b(NCCL_\w+) set by environment to ([^\s.]+)")
+_SET = re.compile(r"\b((?:R|N)CCL_\w+) set (?:by environment )?to (\S+?)\.?(?=\s|$)")
 
 
 def sniff(head: Head) -> Likeness:
@@ -50,24 +55,26 @@ def read(paths: Sequence[Path]) -> NcclLog:
     ranks = 0
     nodes = 0
     channels = dict[str, int]()
+    evidence = Evidence()
     pinned: dict[str, str] = {}
     via: Counter[str] = Counter()
     choices: Counter[tuple[str, int, str, str, int]] = Counter()
-    for line in (line for path in paths for line in files.text(path).splitlines()):
+    for line in (line for path in paths for line in prefixes.unpacked(files.text(path))):
+        evidence.add(line)
         if found := _VERSION.search(line):
             versions.add(found[1])
         if "NCCL INFO" not in line:
             continue
-        if (found := _COMM.search(line)) and int(found[1]) > ranks:
+        if (found := _COMM.search(line)) and int(found[1]) >= ranks:
+            nodes = max(int(found[2] or 0), nodes if int(found[1]) == ranks else 0)
             ranks = int(found[1])
-            nodes = int(found[2] or 0)
         if found := _CHANNELS.search(line):
             named = dict(zip(("coll", "collnet", "nvls", "p2p"), found.groups(), strict=True))
             channels = {name: int(n) for name, n in named.items() if n}
         if found := _VIA.search(line):
             via[found[1]] += 1
         if found := _SET.search(line):
-            pinned[found[1]] = short(found[2])
+            pinned[found[1]] = evidence.env[found[1]] = short(found[2])
         if found := _CHOICE.search(line):
             each = int(found[6]) - int(found[5]) + 1 if found[5] else 0
             kind = kind_of(found[1] or "") or (found[1] or "a collective")
@@ -77,8 +84,11 @@ def read(paths: Sequence[Path]) -> NcclLog:
             f"{paths[0]}: no communicator in this log; NCCL_DEBUG=INFO writes one (NCCL_DEBUG_SUBSYS=INIT)"
         )
     rows = [LoggedChoice(*one, count) for one, count in sorted(choices.items())]
-    told = NcclLog(", ".join(map(str, paths)), [], sorted(versions), ranks, nodes, channels, pinned, via, rows)
-    return msgspec.structs.replace(told, lines=_lines(told))
+    nodes = max(nodes, evidence.machines)  # NCCL takes machines that NVLink joins for one node
+    source = ", ".join(map(str, paths))
+    reasons = causes(evidence, nodes, channels)
+    told = NcclLog(source, [], sorted(versions), ranks, nodes, channels, pinned, via, rows, causes=reasons)
+    return msgspec.structs.replace(told, lines=[*_lines(told), *conclusion(reasons)])
 
 
 def beside(told: NcclLog, topology: Topology) -> NcclLog:
@@ -111,8 +121,34 @@ def beside(told: NcclLog, topology: Topology) -> NcclLog:
         rows.append(ChoiceComparison(**msgspec.structs.asdict(row), ours=ours, same=same))
         said = f"{row.kind} {format_bytes(row.nbytes)}: here {plan.algorithm} {plan.protocol}"
         lines.append(f"{said} on {plan.n_channels} channels, {'as' if same else 'not as'} NCCL chose")
-    lines.append(f"{alike} of {len(rows)} choices are NCCL's, on {topology.name}")
-    return msgspec.structs.replace(told, lines=lines, choices=rows)
+    if rows:
+        lines.append(f"{alike} of {len(rows)} choices are NCCL's, on {topology.name}")
+    reasons = list(_on_machine(told, topology, group))
+    if reasons:
+        lines = [line for line in lines if line != NOTHING] + conclusion(reasons)
+    return msgspec.structs.replace(told, lines=lines, choices=rows, causes=[*told.causes, *reasons])
+
+
+LARGE = float(1 << 30)
+"""Bytes of a collective that uses every channel there is."""
+
+
+def _on_machine(told: NcclLog, topology: Topology, group: Group) -> Iterator[Cause]:
+    """What the log shows to be slower than on the machine that is named."""
+    from clustersim import collectives
+
+    kinds = {cause.kind for cause in told.causes}
+    joined_by = {"nvlink", "xgmi"} & set(topology.link_kinds)
+    if "p2p_off" in kinds and joined_by:
+        link = "NVLink" if "nvlink" in joined_by else "xGMI"
+        text = f"host memory is used where {topology.name} has {link} between its GPUs"
+        yield Cause("slower_than_machine", text, "P2P is off, as said above")
+    usual = collectives.plan(collectives.Request("all_reduce", LARGE), group).n_channels
+    channels = told.channels.get("coll", 0)
+    if 0 < channels < usual:
+        text = f"collectives have {channels} channels, and up to {usual} on {topology.name}"
+        why = "P2P is off" if "p2p_off" in kinds else "NCCL found fewer or slower paths than the machine has"
+        yield Cause("few_channels", text, why)
 
 
 class _LoggedPin(msgspec.Struct, omit_defaults=True):

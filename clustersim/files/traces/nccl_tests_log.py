@@ -1,8 +1,8 @@
 """nccl-tests' own output: the table it prints, of any version, and its ``-J`` report.
 
 Columns are found by the header's names, never by position: ``redop`` and ``root`` came in 2.11, ``error`` became
-``#wrong``, ``-I`` puts per-iteration columns between, ``-T`` a time stamp behind (nccl-tests src/util.cu).
-Launchers put prefixes before lines (``[1,0]<stdout>:``, ``0:``); they are taken off. S is the ``size`` column: the full
+``#wrong``, ``-I`` puts per-iteration columns between, ``-T`` a time stamp behind (nccl-tests src/util.cu). What
+launchers put before lines is taken off (:mod:`clustersim.files.traces.prefixes`). S is the ``size`` column: the full
 tensor, also of all_gather and reduce_scatter.
 """
 
@@ -16,17 +16,19 @@ import msgspec
 
 from clustersim.core.errors import TraceError
 from clustersim.core.texts import Table
-from clustersim.files.traces import files
+from clustersim.files.traces import files, prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
+from clustersim.files.traces.nccl_tests_guess import Cells, guessed, ranks_of
 from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, kind_of
 
-_PREFIX = re.compile(r"^(?:\[\d+,\d+\]<std(?:out|err)>:?|\d+:|\[[^\]]*\]:)\s?(?=[ #\d])")
 _RANK = re.compile(
-    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)"
+    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)"
 )
 _START = re.compile(r"#\s*nThreads?:?\s+(\d+)\s+nGpus:?\s+(\d+)")
 _NAMED = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
-_VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
+_WANTED = r"\s*(?:#|\d+\s+\d+\s+[A-Za-z_]\w*\s+\S|[RN]CCL version|\S+:\d+:\d+ \[)"
+"""How lines of interest begin: a comment, a row, the library's own."""
+_VERSION = re.compile(r"[RN]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
 _ENV = re.compile(r"\b(NCCL_(?:ALGO|PROTO|NVLS_ENABLE|MAX_NCHANNELS|MIN_NCHANNELS|P2P_DISABLE|SHM_DISABLE)=[^\s\"']+)")
 _TABLE = re.compile(r"(?:size|bytes)\s+(?:count|N)\s+type\s.*\btime\s+algbw\s+busbw")
 _HEADER = ("size", "count", "type")
@@ -52,6 +54,15 @@ def version_text(code: int) -> str:
     """
     big = 10000 if code >= 10000 else 1000
     return f"{code // big}.{code % big // 100}.{code % 100}"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row's cells by column, and the collective that the lines above named."""
+
+    cells: Cells
+    kind: str | None
+    source: str
 
 
 @dataclass
@@ -87,31 +98,65 @@ def read(path: Path) -> Samples:
     run = _NcclTestsRun()
     columns = list[str]()
     tables = 0
+    rows: list[_Row] = []
     notes: list[str] = []
-    for number, raw in enumerate(files.text(path).splitlines(), start=1):
-        line = _PREFIX.sub("", raw).strip()
+    own = 0
+    for number, raw in enumerate(prefixes.lines(path, _WANTED), start=1):
+        line = raw.strip()
+        own += " NCCL INFO " in line
         if not line:
             continue
         words = line.lstrip("#").split()
         if tuple(words[:3]) == _HEADER or tuple(words[:3]) == ("bytes", "N", "type"):
+            _table(rows, run, sieve, str(path), notes)
             columns = words
             tables = tables + 1
         elif columns and line[0].isdigit():
-            _row(words, columns, run, sieve, f"{path}:{number}", str(path))
+            cells = _by_name(words, columns)
+            if cells is None:
+                sieve.skip("a row that is cut off, or has columns its header does not name")
+            else:
+                rows.append(_Row(cells, run.kind, f"{path}:{number}"))
         elif found := _START.match(line):  # the lines that name its program and library come before this one
+            _table(rows, run, sieve, str(path), notes)
             run = _NcclTestsRun(run.kind, int(found[1]), int(found[2]), run.version, run.env)
         else:
             _learn(run, line, sieve)
+    _table(rows, run, sieve, str(path), notes)
     if not tables:
         raise TraceError(f"{path}: no table of nccl-tests: no header with size, count, type, time, algbw and busbw")
     if not sieve.rows and not sieve.skipped:
         notes.append(f"{path}: the table is empty: the run ended before its first row")
+    if own:
+        notes.append(
+            f"{path}: NCCL's own lines are in it, too; `clustersim trace --format nccl_debug` tells what they say"
+        )
     return sieve.done(str(path), notes)
+
+
+def _table(rows: list[_Row], run: _NcclTestsRun, sieve: SampleSieve, path: str, notes: list[str]) -> None:
+    """Put the rows of one table into the sieve, and forget them. What the log does not say of the collective and the
+    ranks follows from the table as a whole."""
+    unnamed = [row.cells for row in rows if row.kind is None]
+    ranks, nodes = run.members()
+    guess = guessed(unnamed, ranks) if unnamed else None
+    if guess is not None:
+        how = f"{guess.kind} of {guess.ranks} ranks, by its bus bandwidth"
+        notes.append(f"{path}: the log does not name its collective: {how}")
+    elif not ranks and rows:
+        counted = ranks_of([row.cells for row in rows], rows[0].kind or "")
+        if counted:
+            notes.append(f"{path}: the log does not list its ranks: {counted}, by the bus bandwidth")
+            ranks = counted
+    for row in rows:
+        kind = row.kind or (guess.kind if guess is not None else None)
+        _keep(row, kind, (guess.ranks if guess is not None else ranks, nodes), run, sieve, path)
+    rows.clear()
 
 
 def _learn(run: _NcclTestsRun, line: str, sieve: SampleSieve) -> None:
     if found := _RANK.match(line):
-        rank, group, _, host, device = found.groups()
+        rank, group, host, device = found.groups()
         run.hosts[rank] = f"{host}\t{device}"
         run.groups[rank] = group or "0"
         return
@@ -125,61 +170,81 @@ def _learn(run: _NcclTestsRun, line: str, sieve: SampleSieve) -> None:
         sieve.skip("the run failed: a line says 'Test NCCL failure' or 'Test CUDA failure'")
 
 
-def _row(words: list[str], columns: list[str], run: _NcclTestsRun, sieve: SampleSieve, source: str, case: str) -> None:
-    cells = _by_name(words, columns)
-    if cells is None:
-        return sieve.skip("a row that is cut off, or has columns its header does not name")
+def _keep(
+    row: _Row, kind: str | None, members: tuple[int, int], run: _NcclTestsRun, sieve: SampleSieve, case: str
+) -> None:
+    cells = row.cells
     busbw = _number(cells.get("busbw", [""])[0])
-    ranks, nodes = run.members()
     try:
         size = float(cells["size"][0])
         seconds = _number(cells["time"][0]) * 1e-6
     except (KeyError, ValueError):
         return sieve.skip("a row without size or time")
-    kind = run.kind or _guess(cells, size, ranks)
     dtype = dtype_of(cells["type"][0])
     if kind is None:
         return sieve.skip("a collective the log does not name (write the command, such as all_gather_perf, above)")
     if dtype is None:
         return sieve.skip(f"an element type that is not known ({cells['type'][0]})")
-    wrong = [_number(w) for name in ("#wrong", "error") for w in cells.get(name, [])]
-    if "#wrong" in cells and any(w > 0 for w in wrong):
+    wrong = [_number(word) for word in cells.get("#wrong", [])]
+    if any(count > 0 for count in wrong):
         return sieve.skip("a row whose results nccl-tests found wrong")
-    in_place = [_number(t) * 1e-6 for t in cells["time"][1:]]
-    row = Sample(
+    in_place = [_number(time) * 1e-6 for time in cells["time"][1:]]
+    sample = Sample(
         kind=kind,
         nbytes=size,
         seconds=seconds,
-        ranks=ranks,
+        ranks=members[0],
         dtype=dtype,
-        nodes=nodes,
+        nodes=members[1],
         redop="" if cells.get("redop", [""])[0] == "none" else cells.get("redop", [""])[0],
         seconds_in_place=in_place[0] if in_place else float("nan"),
         launch=run.launch,
         version=run.version,
         env=" ".join(run.env),
         device=run.device,
-        source=source,
+        source=row.source,
         case=f"{case} {kind}",
     )
-    return sieve.add(row, busbw * 1e9)
+    return sieve.add(sample, busbw * 1e9)
 
 
-def _by_name(words: list[str], columns: list[str]) -> dict[str, list[str]] | None:
+_NAMES = {"bytes": "size", "N": "count", "cputime": "time", "op": "redop", "res": "error"}
+"""Columns of older versions, and of -C."""
+_NUMBER = re.compile(r"^-?[\d.]+(e[+-]?\d+)?$")
+
+
+def _by_name(words: list[str], columns: list[str]) -> Cells | None:
     """Column name -> its cells (out of place first). None where words are missing; a time stamp's are extra."""
-    named = list(columns)
+    named = [_NAMES.get(name, name) for name in columns]
     if "timestamp" in named:
         named.remove("timestamp")
         words = words[: len(named)]
-    one_less = "redop" in named and len(words) == len(named) - 1
-    if one_less and (words[3].lstrip("-").isdigit() or re.match(r"^[\d.]+(e[+-]?\d+)?$", words[3])):
-        words = [*words[:3], "none", *words[3:]]  # old versions leave redop blank where there is none
+    words = _filled(words, named)
     if len(words) != len(named):
-        return None
-    cells: dict[str, list[str]] = {}
+        body = _one_place(named)
+        if body is None or len(words) != len(body):
+            return None
+        named = body  # nccl-tests leaves out-of-place blank where it only measured in place
+    cells: Cells = {}
     for name, word in zip(named, words, strict=True):
-        cells.setdefault({"bytes": "size", "cputime": "time"}.get(name, name), []).append(word)
+        cells.setdefault(name, []).append(word)
     return cells
+
+
+def _filled(words: list[str], named: list[str]) -> list[str]:
+    """With ``none`` and ``-1`` where old versions leave redop and root blank."""
+    for name, blank in (("redop", "none"), ("root", "-1")):
+        at = named.index(name) if name in named else -1
+        short = len(words) < len(named) and at >= 0 and len(words) > at
+        if short and _NUMBER.match(words[at]) and ("." in words[at] or name == "redop"):
+            words = [*words[:at], blank, *words[at:]]
+    return words
+
+
+def _one_place(named: list[str]) -> list[str] | None:
+    """The columns of a row that has one group of times, where the header has two."""
+    times = [i for i, name in enumerate(named) if name == "time"]
+    return named[: times[1]] if len(times) == 2 else None
 
 
 def _number(word: str) -> float:
@@ -187,23 +252,6 @@ def _number(word: str) -> float:
         return float(word)
     except ValueError:
         return float("nan")
-
-
-def _guess(cells: dict[str, list[str]], size: float, ranks: int) -> str | None:
-    """The collective of a log that does not name it, from what it reduces, its root, and the bus factor it printed.
-
-    Rooted copies cannot be told apart by these, nor can all_gather from all_to_all; they stay unknown.
-    """
-    reduces = cells.get("redop", ["none"])[0] not in {"none", "N/A"}
-    try:
-        ratio = float(cells["busbw"][0]) / float(cells["algbw"][0])
-        root = int(cells.get("root", ["-1"])[0])
-    except (KeyError, ValueError, ZeroDivisionError):
-        return None
-    if ranks < 2 or float(cells["algbw"][0]) < 1.0 or root >= 0 or not reduces:
-        return None
-    factors = {"all_reduce": 2 * (ranks - 1) / ranks, "reduce_scatter": (ranks - 1) / ranks}
-    return min(factors, key=lambda kind: abs(factors[kind] - ratio))
 
 
 # ---- the -J report --------------------------------------------------------------------------------------------------
@@ -248,7 +296,11 @@ def _row_of_report(cells: Table, run: _NcclTestsRun, sieve: SampleSieve, source:
     timed = cells.get("out_of_place") or cells.get("in_place") or {}
     words |= {"algbw": [str(timed.get("alg_bw", ""))], "busbw": [str(timed.get("bus_bw", ""))]}
     ranks, nodes = run.members()
-    kind = kind_of(str(cells.get("experiment_name", ""))) or run.kind or _guess(words, 0.0, ranks)
+    kind = kind_of(str(cells.get("experiment_name", ""))) or run.kind
+    guess = guessed([words], ranks) if kind is None else None
+    kind = guess.kind if guess is not None else kind
+    if _number(str(timed.get("nwrong"))) > 0:
+        return sieve.skip("a row whose results nccl-tests found wrong")
     dtype = dtype_of(words["type"][0])
     if kind is None or dtype is None:
         return sieve.skip("a collective or element type the report does not name")

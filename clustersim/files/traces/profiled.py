@@ -70,6 +70,7 @@ class RankTrace:
     device: str = ""
     base: int = 0
     backend: str = ""
+    on_cpu: bool = False
 
     @property
     def begin(self) -> float:

@@ -25,6 +25,8 @@ def _dialect(header: list[str]) -> Callable[[Row, SampleSieve, str, Path], None]
     names = set(header)
     if names >= {"collective", "size_bytes", "time_us", "ranks"}:
         return _nccl_tests_row
+    if names >= {"collective", "size", "type", "inplace", "time", "busbw"}:
+        return _rccl_tests_row
     if names >= {"size(B)", "count", "type", "time(ns)"}:
         return _sweep_row
     if names >= {"Collective name", "dtype", "In msg nelems", "Group size", "comm_latency_mean"}:
@@ -80,6 +82,31 @@ def _nccl_tests_row(row: Row, sieve: SampleSieve, source: str, path: Path) -> No
         case=row.get("case_id") or f"{path} {kind}",
     )
     return sieve.add(sample, float(row.get("busbw_GBps") or "nan") * 1e9)
+
+
+def _rccl_tests_row(row: Row, sieve: SampleSieve, source: str, path: Path) -> None:
+    """A row of ``rccl-tests -Z csv``: once out of place and once in place, of which the first is taken."""
+    kind = kind_of(row["collective"])
+    dtype = dtype_of(row["type"])
+    if kind is None or dtype is None:
+        return sieve.skip("a collective or element type that is not known")
+    if row.get("#wrong", "0") not in ("0", "N/A", ""):
+        return sieve.skip("a row whose results came out wrong")
+    if row["inplace"] not in ("0", "false"):
+        return None
+    ranks = int(row.get("ranks") or 1) * int(row.get("gpusPerRank") or row.get("gpus") or 1)
+    sample = Sample(
+        kind=kind,
+        nbytes=float(row["size"]),
+        seconds=float(row["time"]) * 1e-6,
+        ranks=ranks,
+        dtype=dtype,
+        nodes=int(row.get("nodes") or 0),
+        redop=row.get("redop", "").replace("none", ""),
+        source=source,
+        case=f"{path} {kind}",
+    )
+    return sieve.add(sample, float(row["busbw"]) * 1e9)
 
 
 def _sweep_row(row: Row, sieve: SampleSieve, source: str, path: Path) -> None:

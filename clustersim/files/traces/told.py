@@ -34,11 +34,23 @@ class ChoiceComparison(LoggedChoice, frozen=True):
     same: bool
 
 
+class Cause(msgspec.Struct, frozen=True):
+    """What an NCCL log shows to be slower than it need be, in ``text``, and ``why``.
+
+    kind : sockets, p2p_off, net_inside, gdr_off, far_nic, plugin_failed, few_channels or nvls_off.
+    """
+
+    kind: str
+    text: str
+    why: str
+
+
 class NcclLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
     """What NCCL says of itself.
 
     source : where it is from. lines : for people, the answer first. ranks, nodes : 0 where it does not say.
     channels : by sort. set : what the environment pins. transports : how many channels go by each.
+    causes : what is slower than it need be; none where nothing is.
     skipped : what was left out, reason -> how many.
     """
 
@@ -52,10 +64,17 @@ class NcclLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
     transports: Mapping[str, int]
     choices: list[LoggedChoice]
     skipped: Mapping[str, int] = {}
+    causes: list[Cause] = []
 
 
 class CollectiveFault(msgspec.Struct, frozen=True):
-    """The first collective of a group that not all ranks have called, or that differs between them, in ``text``."""
+    """The first collective of a group that did not end on all its ranks, or that differs between them, in ``text``.
+
+    missing : who never called it. waiting : who did, and has not ended it. no_dump : of whom nothing is known.
+    cause : never_called, differs, not_started, none_started, not_ended, no_dump, stuck_together, or of a message
+        no_peer. look_at : the ranks to look at; empty for all. where : the line of code that called it.
+    advice : what to look at there.
+    """
 
     group: str
     seq: int
@@ -64,6 +83,10 @@ class CollectiveFault(msgspec.Struct, frozen=True):
     waiting: list[int]
     no_dump: list[int]
     text: str
+    cause: str = "never_called"
+    look_at: list[int] = []
+    where: str = ""
+    advice: str = ""
 
 
 class HangReport(msgspec.Struct, frozen=True, tag_field="what", tag="told"):

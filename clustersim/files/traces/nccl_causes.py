@@ -1,0 +1,329 @@
+"""What an ``NCCL_DEBUG=INFO`` log says is slower than it need be, and why: the conclusion that its lines lead to.
+
+Of the lines of NCCL 2.8 to 2.29 and RCCL (src/transport/net.cc and net_ib, src/graph/paths.cc and topo.cc, src/plugin):
+which transport each pair of ranks has, on which machine each rank is, what the environment pins, which devices and
+plugins were found, and how far GPUs and NICs are apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from clustersim.core.errors import few
+from clustersim.core.texts import short
+from clustersim.files.traces.told import Cause
+
+SHOWN = 6
+"""Devices or pairs named in a line."""
+_HOST = re.compile(r"([\w.-]+):\d+:\d+ \[\w+\] ")
+_RANK = re.compile(r"\brank (\d{1,8}) nranks (\d{1,8})\b", re.I)
+_CHANNEL = re.compile(
+    r"Channel (\d+)(?:/\d+)? : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(send|receive)\])? via (.+?)(?: comm 0x\w+.*)?$"
+)
+_NO_GDR = re.compile(r"GPU Direct RDMA Disabled for (.+)$")
+_DISTANCE = re.compile(r"distance (\d+) >=? (\d+)")
+_HCAS = re.compile(r"\[\d+\]([\w.-]+:\d+)/(?:IB|RoCE|OPA)")
+_P2P_OFF = re.compile(r"P2P is disabled between (NVLINK )?connected GPUs (\d+) and (\d+)")
+_PATH = re.compile(r"(GPU/\S+) :")
+_TO_NIC = re.compile(r"NET/\S+ \([\d.]+/[\d.]+/([A-Z]+\d?)\)")
+_GRAPH = re.compile(r"Pattern \d+, crossNic \d+, nChannels \d+, (?:bw|speed) [\d.]+/[\d.]+, type (\w+)/(\w+)")
+_PLUGIN = re.compile(
+    r"Failed to initialize NET plugin (\S+)|(NET/OFI|TUNER/Plugin|NET/Plugin|COLLNET/Plugin)\b.*?"
+    r"(?:[Ff]ailed|[Uu]nable|[Ee]rror|not found|Could not find|No plugin found|undefined symbol|Only EFA provider)"
+)
+_NET = re.compile(r"Using network (.+?)\s*$|Initialized NET plugin (\S+)|Assigned NET plugin (\S+) to comm")
+_VERBS = re.compile(r"(?:Could not open|Failed to open|[Uu]nable to open) (libibverbs\S*)")
+_FAR = ("SYS", "NODE")
+"""Types of a path that leaves the CPU that the GPU hangs on."""
+
+
+@dataclass
+class Evidence:
+    """What the lines of a log say, in NCCL's words; ``hosts`` : of each rank of the largest communicator."""
+
+    ranks: int = 0
+    hosts: dict[int, str] = field(default_factory=dict)
+    by_pair: dict[tuple[int, int], Counter[str]] = field(default_factory=dict)
+    no_gdr: Counter[str] = field(default_factory=Counter)
+    gdr_on: int = 0
+    hcas: dict[str, None] = field(default_factory=dict)
+    no_device: bool = False
+    no_verbs: str = ""
+    p2p_off: dict[str, bool] = field(default_factory=dict)
+    nic_paths: dict[str, set[str]] = field(default_factory=dict)
+    graph_types: set[tuple[str, str]] = field(default_factory=set)
+    plugins: dict[str, None] = field(default_factory=dict)
+    networks: dict[str, None] = field(default_factory=dict)
+    no_nvls: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+
+    def add(self, line: str) -> None:
+        """Take what one line says."""
+        self._add_places(line)
+        self._add_network(line)
+        if match := _P2P_OFF.search(line):
+            self.p2p_off[f"{match[2]} and {match[3]}"] = bool(match[1])
+        if match := _GRAPH.search(line):
+            self.graph_types.add((match[1], match[2]))
+        if (match := _PATH.search(line)) and (kinds := _TO_NIC.findall(line)):
+            host = _HOST.search(line)
+            self.nic_paths[f"{host[1] if host else ''} {match[1]}".strip()] = set(kinds)
+        self.no_nvls = self.no_nvls or "NVLS multicast support is not available" in line
+
+    def _add_places(self, line: str) -> None:
+        host = _HOST.search(line)
+        if (match := _RANK.search(line)) and int(match[2]) >= self.ranks:
+            if int(match[2]) > self.ranks:
+                self.ranks, self.hosts = int(match[2]), {}
+            if host:
+                self.hosts[int(match[1])] = host[1]
+        if match := _CHANNEL.search(line):
+            pair = int(match[2]), int(match[3])
+            self.by_pair.setdefault(pair, Counter())[match[5].strip()] += 1
+
+    def _add_network(self, line: str) -> None:
+        if match := _NO_GDR.search(line):
+            self.no_gdr[short(match[1].strip())] += 1
+        self.gdr_on += "GPU Direct RDMA Enabled" in line
+        if "NET/IB : Using" in line:
+            self.hcas |= dict.fromkeys(_HCAS.findall(line))
+        self.no_device = self.no_device or "NET/IB : No device found" in line
+        if match := _VERBS.search(line):
+            self.no_verbs = short(match[1])
+        if _PLUGIN.search(line):
+            self.plugins[short(line.partition(" NCCL ")[2].partition(" ")[2].strip())] = None
+        if match := _NET.search(line):
+            self.networks[next(name for name in match.groups() if name)] = None
+
+    @property
+    def machines(self) -> int:
+        """How many machines the ranks of the largest communicator are on, by the names before its lines; 0: unknown."""
+        return len(set(self.hosts.values())) if self.hosts and len(self.hosts) == self.ranks else 0
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Channels by transport, within a machine and between machines."""
+
+    inside: Counter[str]
+    between: Counter[str]
+
+
+def causes(evidence: Evidence, nodes: int, channels: Mapping[str, int]) -> list[Cause]:
+    """What is slower than it need be, the most costly first; ``nodes`` 0: not known."""
+    pairs = _sorted(evidence, nodes)
+    return [
+        *_sockets(evidence, pairs),
+        *_no_p2p(evidence, pairs, nodes),
+        *_network_inside(evidence, pairs),
+        *_no_gdr(evidence, pairs),
+        *_far_nics(evidence, nodes),
+        *_plugins(evidence),
+        *_few_channels(evidence, channels),
+        *_no_nvls(evidence),
+    ]
+
+
+def _sorted(evidence: Evidence, nodes: int) -> _Pairs:
+    """Channels of ranks on one machine, and others. Where places are not known a network joins machines, and shared
+    memory and P2P do not."""
+    inside = Counter[str]()
+    between = Counter[str]()
+    for (source, target), vias in evidence.by_pair.items():
+        hosts = evidence.hosts.get(source), evidence.hosts.get(target)
+        local = hosts[0] == hosts[1] if None not in hosts and len(evidence.hosts) > 1 else None
+        for via, count in vias.items():
+            same = local if local is not None else (nodes == 1 or not via.startswith("NET"))
+            (inside if same else between)[via] += count
+    return _Pairs(inside, between)
+
+
+def _count(vias: Mapping[str, int], *begins: str) -> int:
+    return sum(count for via, count in vias.items() if via.startswith(begins))
+
+
+def _pinned(evidence: Evidence, *names: str) -> str:
+    """Settings of the environment that are named, as ``NAME=VALUE``."""
+    return ", ".join(f"{name}={evidence.env[name]}" for name in names if name in evidence.env)
+
+
+def _is_on(value: str | None) -> bool:
+    return value not in (None, "", "0")
+
+
+# ---- within a machine ------------------------------------------------------------------------------------------------
+
+_SHARED = ("SHM", "direct shared memory")
+_NO_LEVEL = ("LOC", "0")
+
+
+def _no_p2p(evidence: Evidence, pairs: _Pairs, nodes: int) -> Iterator[Cause]:
+    shared = _count(pairs.inside, *_SHARED)
+    direct = _count(pairs.inside, "P2P")
+    off = _is_on(evidence.env.get("NCCL_P2P_DISABLE")) or evidence.env.get("NCCL_P2P_LEVEL") in _NO_LEVEL
+    if not shared and not (off and not direct):
+        return
+    text = f"P2P is off: {shared} channels within a machine go through host memory (SHM), not from GPU to GPU"
+    if direct:
+        text = (
+            f"P2P is off for some pairs: {shared} channels within a machine go through host memory (SHM), {direct} P2P"
+        )
+    nvlink = any(intra in ("NVL", "NVB") for intra, _ in evidence.graph_types) or any(evidence.p2p_off.values())
+    text += (
+        ", though its GPUs have NVLink" if nvlink else "; where its GPUs have NVLink, that is what should carry them"
+    )
+    if off:
+        why = f"the environment says so: {_pinned(evidence, 'NCCL_P2P_DISABLE', 'NCCL_P2P_LEVEL')}; unset it"
+    elif evidence.p2p_off:
+        names = few(list(evidence.p2p_off), SHOWN)
+        why = f"the driver forbids P2P between GPUs {names}: ACS or IOMMU, a virtual machine, or hardware "
+        why += "(nvidia-smi topo -p2p r)"
+    elif "NCCL_P2P_LEVEL" in evidence.env:
+        why = f"the environment limits it: {_pinned(evidence, 'NCCL_P2P_LEVEL')}"
+    else:
+        why = "the log does not say; look at nvidia-smi topo -m and -p2p r, ACS and IOMMU, and containers that see one "
+        why += "GPU each"
+    yield Cause("p2p_off", text, why)
+
+
+def _network_inside(evidence: Evidence, pairs: _Pairs) -> Iterator[Cause]:
+    network = _count(pairs.inside, "NET")
+    if not network:
+        return
+    named = _pinned(evidence, "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_P2P_LEVEL", "NCCL_NET_DISABLE_INTRA")
+    why = named or "the log does not say; containers that share no /dev/shm and no IPC, or other host names, do this"
+    yield Cause(
+        "net_inside", f"{network} channels within a machine go through the network ({_names(pairs.inside, 'NET')})", why
+    )
+
+
+def _no_nvls(evidence: Evidence) -> Iterator[Cause]:
+    value = evidence.env.get("NCCL_NVLS_ENABLE")
+    if value == "0":
+        yield Cause("nvls_off", "NVLink SHARP (NVLS) is off", "the environment says so: NCCL_NVLS_ENABLE=0")
+
+
+# ---- between machines ------------------------------------------------------------------------------------------------
+
+
+def _names(vias: Mapping[str, int], begin: str) -> str:
+    kinds = dict.fromkeys("/".join(via.split("/")[:2]) for via in vias if via.startswith(begin))
+    return few(list(kinds), SHOWN)
+
+
+def _sockets(evidence: Evidence, pairs: _Pairs) -> Iterator[Cause]:
+    used = _count(pairs.between, "NET/Socket") + _count(pairs.inside, "NET/Socket")
+    chosen = list(evidence.networks)[-1:] == ["Socket"]
+    if not used and not (chosen and not pairs.between and not pairs.inside):
+        return
+    carried = f"{used} channels" if used else "what leaves a machine"
+    text = f"TCP sockets carry {carried}"
+    named = _pinned(evidence, "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA", "NCCL_NET_PLUGIN")
+    asked = _is_on(evidence.env.get("NCCL_IB_DISABLE")) or evidence.env.get("NCCL_NET", "").lower() == "socket"
+    if evidence.hcas:
+        text += f", though InfiniBand or RoCE devices are there: {few(list(evidence.hcas), SHOWN)}"
+    if asked:
+        why = f"the environment says so: {named}; unset it"
+    elif evidence.no_verbs:
+        why = f"{evidence.no_verbs} could not be opened: install rdma-core in the container"
+    elif evidence.no_device:
+        why = "NCCL found no InfiniBand device: /dev/infiniband in the container, ibstat, ulimit -l"
+        why += f"; {named}" if named else ""
+    elif evidence.plugins:
+        why = f"a plugin failed: {next(iter(evidence.plugins))}"
+    else:
+        why = f"{named or 'the log does not say'}; look for NET/IB and NET/Plugin with NCCL_DEBUG_SUBSYS=INIT,NET"
+    yield Cause("sockets", text, why)
+
+
+def _no_gdr(evidence: Evidence, pairs: _Pairs) -> Iterator[Cause]:
+    everywhere = pairs.between + pairs.inside
+    network = {via: n for via, n in everywhere.items() if via.startswith("NET/") and not via.startswith("NET/Socket")}
+    without = sum(count for via, count in network.items() if "GDRDMA" not in via)
+    if not without and not (evidence.no_gdr and not network and not evidence.gdr_on):
+        return
+    whole = f"all {without}" if without == sum(network.values()) else f"{without} of {sum(network.values())}"
+    text = (
+        f"GPUDirect RDMA is off: {whole} network channels go through host memory"
+        if network
+        else "GPUDirect RDMA is off"
+    )
+    yield Cause("gdr_off", text, _why_no_gdr(evidence))
+
+
+def _why_no_gdr(evidence: Evidence) -> str:
+    named = _pinned(
+        evidence, "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_DISABLE", "NCCL_DMABUF_ENABLE", "NCCL_IB_CUDA_SUPPORT"
+    )
+    which = few(list(evidence.no_gdr), 2)
+    if named:
+        return f"the environment says so: {named}" + (f"; NCCL says Disabled for {which}" if which else "")
+    if match := next((found for text in evidence.no_gdr if (found := _DISTANCE.search(text))), None):
+        return (
+            f"the NIC is too far from the GPU (distance {match[1]}, up to {match[2]} is used): GPU Direct RDMA "
+            f"Disabled for {which}; use a NIC on the GPU's PCIe switch, or raise NCCL_NET_GDR_LEVEL"
+        )
+    if which:
+        return (
+            f"NCCL says GPU Direct RDMA Disabled for {which}: load nvidia-peermem, or use DMA-BUF (open kernel "
+            "modules, Linux 5.12 and later)"
+        )
+    return "the log does not say; NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH does (nvidia-peermem, DMA-BUF, or a NIC that is far)"
+
+
+def _far_nics(evidence: Evidence, nodes: int) -> Iterator[Cause]:
+    far = [gpu for gpu, kinds in evidence.nic_paths.items() if kinds and kinds.issubset(_FAR)]
+    total = len(evidence.nic_paths)
+    if far:
+        text = f"NICs are at another NUMA node for {len(far)} of {total} GPUs: {few(far, SHOWN)}"
+        yield Cause(
+            "far_nic",
+            text,
+            "every path from them to a NIC crosses the link between CPUs (SYS); " + _place_nics(evidence),
+        )
+    elif nodes != 1 and any(between in _FAR for _, between in evidence.graph_types):
+        text = "NICs are at another NUMA node than GPUs that use them"
+        yield Cause(
+            "far_nic", text, "the ring found goes over the link between CPUs (type SYS); " + _place_nics(evidence)
+        )
+
+
+def _place_nics(evidence: Evidence) -> str:
+    named = _pinned(evidence, "NCCL_IB_HCA", "NCCL_CROSS_NIC")
+    return f"let each GPU use a NIC of its own CPU{f' (now {named})' if named else ''}, see nvidia-smi topo -m"
+
+
+def _plugins(evidence: Evidence) -> Iterator[Cause]:
+    """Plugins that were asked for or found and did not work; that none is there is usual."""
+    asked = [name for name in ("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_NET") if name in evidence.env]
+    for line in evidence.plugins:
+        absent = re.search(r"Could not find|No plugin found|not found|cannot open shared object", line)
+        builtin = re.search(r"Failed to initialize NET plugin (?:IB|Socket)$", line)
+        wanted = any(evidence.env[name].lower() not in ("none", "ib", "socket") for name in asked)
+        if builtin or (absent and not wanted):
+            continue
+        why = _pinned(evidence, *asked) or "check its path (LD_LIBRARY_PATH), its version and what it needs"
+        yield Cause("plugin_failed", f"a plugin failed: {line}", why)
+
+
+# ---- channels --------------------------------------------------------------------------------------------------------
+
+
+def _few_channels(evidence: Evidence, channels: Mapping[str, int]) -> Iterator[Cause]:
+    limits = _pinned(evidence, "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_MAX_CTAS", "NCCL_NCHANNELS_PER_NET_PEER")
+    if limits and channels.get("coll"):
+        yield Cause(
+            "few_channels", f"collectives have {channels['coll']} channels", f"the environment limits them: {limits}"
+        )
+
+
+NOTHING = "conclusion: nothing here says that a transport is slower than it need be"
+
+
+def conclusion(found: Iterable[Cause]) -> list[str]:
+    """The causes as lines."""
+    lines = [f"conclusion: {cause.text}. Why: {cause.why}" for cause in found]
+    return lines or [NOTHING]

@@ -1,0 +1,100 @@
+"""Which collective an nccl-tests table is of, and of how many ranks, where nothing above it says so.
+
+A table prints two bandwidths whose ratio is the collective's bus factor (nccl-tests doc/PERFORMANCE.md), with two
+decimals: small rows say little, so the whole table is one witness. What it reduces, its root, and whether in-place
+results are checked (an all_to_all's are not) tell the rest; what they leave open stays unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from clustersim.collectives.base import bus_factor
+
+Cells: TypeAlias = dict[str, list[str]]
+"""Column name -> its cells, out of place first."""
+MOST_RANKS = 512
+"""Ranks that a ratio is tried for; the factors of larger groups lie closer together than what is printed."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A collective and its ranks."""
+
+    kind: str
+    ranks: int
+
+
+def guessed(rows: Sequence[Cells], ranks: int) -> Guess | None:
+    """What the rows of one table are; ``ranks`` 0: not known. None where that stays open."""
+    kinds = _kinds(rows)
+    low, high = _ratio(rows)
+    if not kinds or low >= high:
+        return None
+    counts = [ranks] if ranks else range(2, MOST_RANKS)
+    fits = [Guess(kind, n) for kind in kinds for n in counts if low <= bus_factor(kind, n) <= high]
+    if len({guess.kind for guess in fits}) != 1:
+        return None
+    return Guess(fits[0].kind, fits[0].ranks if len(fits) == 1 else 0)
+
+
+def ranks_of(rows: Sequence[Cells], kind: str) -> int:
+    """How many ranks a table of a collective that is known is of; 0 where its factor does not tell."""
+    low, high = _ratio(rows)
+    fits = [n for n in range(2, MOST_RANKS) if kind and low <= bus_factor(kind, n) <= high]
+    return fits[0] if len(fits) == 1 else 0
+
+
+def _kinds(rows: Sequence[Cells]) -> list[str]:
+    """What the table's words leave possible."""
+    if not rows:
+        return []
+    row = rows[0]
+    reduces = row.get("redop", ["none"])[0] not in {"none", "N/A", ""}
+    rooted = _whole(row.get("root", ["-1"])[0]) >= 0
+    if rooted:
+        return ["reduce"] if reduces else ["broadcast"]
+    if reduces:
+        return ["all_reduce", "reduce_scatter"]
+    checks = [word for cells in rows for word in cells.get("#wrong", cells.get("error", []))[:1]]
+    in_place = [word for cells in rows for word in cells.get("#wrong", cells.get("error", []))[1:]]
+    if not in_place or "N/A" in checks:
+        return []
+    return ["all_to_all"] if all(word == "N/A" for word in in_place) else ["all_gather"]
+
+
+def _ratio(rows: Sequence[Cells]) -> tuple[float, float]:
+    """What busbw / algbw lies between, by all rows; where they contradict each other, by the fastest alone."""
+    bounds = [(algbw, low, high) for algbw, low, high in map(_bounds, rows) if high > low]
+    if not bounds:
+        return 0.0, 0.0
+    low = max(bound[1] for bound in bounds)
+    high = min(bound[2] for bound in bounds)
+    return (low, high) if low < high else max(bounds)[1:]
+
+
+def _bounds(cells: Cells) -> tuple[float, float, float]:
+    """A row's algbw, and what its ratio lies between: columns have two decimals, or fewer where they are narrow."""
+    try:
+        algbw = float(cells["algbw"][0])
+        busbw = float(cells["busbw"][0])
+    except (KeyError, ValueError):
+        return 0.0, 0.0, 0.0
+    half = max(_half(cells["algbw"][0]), _half(cells["busbw"][0]))
+    if algbw <= half:
+        return 0.0, 0.0, 0.0
+    return algbw, (busbw - half) / (algbw + half), (busbw + half) / (algbw - half)
+
+
+def _half(word: str) -> float:
+    decimals = len(word.partition(".")[2])
+    return 0.5 * 10.0**-decimals if decimals else 0.5
+
+
+def _whole(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        return -1

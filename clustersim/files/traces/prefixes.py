@@ -1,0 +1,84 @@
+"""What launchers, containers and loggers put before a program's lines, taken off.
+
+mpirun (tags, timestamps, both), srun -l, torchrun, hydra, pdsh, Ray, DeepSpeed, pods and their containers, kubectl
+--timestamps and --prefix, stern, containerd's CRI lines (parts of a long line are joined), docker compose, Docker's
+json-file, syslog and ts. Prefixes stand in any number and order; a line whose rest is none that is wanted stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from clustersim.files.traces import files
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_CRI = re.compile(r"^(\S+ (?:stdout|stderr) )([FP]) (.*)$")
+_DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+_CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
+_PIECES = (
+    rf"\[?\d{{4}}[-/]\d\d[-/]\d\d[T ]{_CLOCK}(?:Z|[+-]\d\d:?\d\d| UTC)?\]?:?[ \t]?",
+    rf"(?:{_DAY},?\s+)?{_MONTH}\s+\d{{1,2}} {_CLOCK}(?: [A-Z]{{3,5}})?(?: \d{{4}})?[ \t]?",
+    rf"\[?{_CLOCK}\]?[ \t]",
+    r"(?:stdout|stderr) [FP][ \t]",
+    r"(?:\[[^\]\s]{0,120}\])?<std(?:out|err|diag)>:?[ \t]?",
+    r"\[[^\[\]]{1,120}\]:?[ \t]?",
+    r"\([^()]{1,120}\)[ \t]?",
+    r"[ \t]{0,8}\d{1,7}[:>][ \t]?",
+    r"[\w.@/-]{1,120}:[ \t]?",
+    r"[\w.@/-]{1,120}[ \t]{0,40}\|[ \t]?",
+    r"[A-Za-z][\w.-]{1,120}(?:\[\d+\]:)?[ \t]",
+)
+"""Each is one prefix: dates of three kinds, CRI's stream, mpirun's tag, brackets, Ray's parentheses, a rank, a name."""
+
+
+@lru_cache(maxsize=8)
+def _before(wanted: str) -> re.Pattern[str]:
+    return re.compile(rf"^(?:{'|'.join(_PIECES)}){{0,8}}?(?={wanted})")
+
+
+def lines(path: Path, wanted: str) -> Iterator[str]:
+    """The lines of a file, without prefixes where what follows begins as ``wanted`` (a regular expression) says.
+
+    Raises :class:`TraceError` where the file cannot be read.
+    """
+    before = _before(wanted)
+    for line in _joined(unpacked(files.text(path))):
+        match = before.match(line)
+        yield line[match.end() :] if match else line
+
+
+def unpacked(text: str) -> Iterator[str]:
+    """Lines of a text, without a terminal's colours; those that Docker's json-file wraps as they were."""
+    for line in text.splitlines():
+        plain = _ANSI.sub("", line) if "\x1b" in line else line
+        yield _logged(plain) if plain.startswith('{"log":') else plain
+
+
+def _logged(line: str) -> str:
+    try:
+        said = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return line
+    return str(said.get("log", "")).rstrip("\n") if isinstance(said, dict) and "stream" in said else line
+
+
+def _joined(each: Iterator[str]) -> Iterator[str]:
+    """Whole lines: containerd cuts long ones into parts, of which the last is marked F."""
+    parts: dict[str, list[str]] = {}
+    for line in each:
+        match = _CRI.match(line)
+        if match is None:
+            yield line
+            continue
+        stream = match[1].split(" ")[1]
+        parts.setdefault(stream, []).append(match[3])
+        if match[2] == "F":
+            yield match[1] + "F " + "".join(parts.pop(stream))
+    for stream, left in parts.items():
+        yield f"{stream} F {''.join(left)}"

@@ -1,0 +1,111 @@
+"""What PyTorch's watchdog of NCCL writes before it ends a job: which collective of which rank did not end in time.
+
+Lines of ProcessGroupNCCL of 2.1 to 2.13: the work that timed out (``WorkNCCL(SeqNum=4, OpType=ALLREDUCE, ...)``), what
+the rank had last enqueued and completed, and from which rank a signal to dump came. Who is behind follows as it does
+from Flight Recorder's dumps, though of fewer facts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clustersim.core.errors import TraceError
+from clustersim.files.traces import files
+from clustersim.files.traces.hangs import Call, Dump, explained
+from clustersim.files.traces.heads import Head, Likeness, likeness
+from clustersim.files.traces.told import HangReport
+
+_WORK = re.compile(
+    r"(?:PG (?:ID )?(?P<pg>\d+)[^\]]*?(?:\((?P<about>[^)]*)\))? )?Rank (?P<rank>\d{1,9})\][^\n]*?"
+    r"(?:Work\w*)\(SeqNum=(?P<seq>\d{1,18}), OpType=(?P<name>\w+)(?P<rest>[^)]*)\)?"
+)
+_NUMEL = re.compile(r"Numel(In|Out)=(\d{1,18})")
+_TIMEOUT = re.compile(r"Timeout\(ms\)=(\d{1,15})")
+_RAN = re.compile(r"ran for (\d{1,15}) milliseconds")
+_PROGRESS = re.compile(
+    r"(?:PG (?:ID )?(?P<pg>\d+)[^\]]*?(?:\((?P<about>[^)]*)\))? )?Rank (?P<rank>\d{1,9})\][^\n]*?"
+    r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,18}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,18})"
+)
+_SIGNAL = re.compile(r"Rank (\d{1,9})\][^\n]*?(?:dump signal|signal)[^\n]*? from(?: global)? rank (\d{1,9})")
+_STUCK = re.compile(r"Rank (\d{1,9})\][^\n]*?(?:watchdog|monitor)[^\n]*?(?:got stuck|stuck) for (\d+) seconds", re.I)
+_KNOWN = re.compile(
+    r"Watchdog caught collective operation timeout|last enqueued (?:NCCL )?work: -?\d|OpType=\w+, .*Timeout\(ms\)="
+)
+
+
+@dataclass(frozen=True)
+class _Place:
+    rank: int
+    group: str
+
+
+def sniff(head: Head) -> Likeness:
+    """Whether a log has the watchdog's lines."""
+    return Likeness.AMONG if _KNOWN.search(head.text) else likeness(named="Watchdog caught" in head.text, shaped=False)
+
+
+def read(paths: Sequence[Path]) -> HangReport:
+    """Why the ranks of these logs wait. Raises :class:`TraceError` for logs without a line of the watchdog."""
+    calls: dict[_Place, Call] = {}
+    completed: dict[_Place, int] = {}
+    notes: dict[str, None] = {}
+    for line in (line for path in paths for line in files.text(path).splitlines()):
+        if (match := _WORK.search(line)) and "imeout" in line:
+            place = _Place(int(match["rank"]), _group(match))
+            call = _call(match, line, place.group)
+            before = calls.get(place)
+            if before is None or not before.name or call.seq < before.seq:  # the first that did not end holds up others
+                calls[place] = call
+        if match := _PROGRESS.search(line):
+            place = _Place(int(match["rank"]), _group(match))
+            completed[place] = int(match["completed"])
+            enqueued = int(match["enqueued"])
+            done = int(match["completed"]) >= enqueued
+            calls.setdefault(place, Call(place.group, enqueued, "", "", "", done, ""))
+        if match := _SIGNAL.search(line):
+            notes[f"rank {match[2]} timed out first: it told rank {match[1]} to dump"] = None
+        if match := _STUCK.search(line):
+            notes[f"rank {match[1]}: its watchdog itself was stuck for {match[2]} s: a call of CUDA or NCCL"] = None
+    if not calls:
+        raise TraceError(f"{paths[0]}: no line of PyTorch's watchdog (a collective's timeout, last enqueued work)")
+    dumps = {rank: Dump(tuple(_recorded(rank, calls, completed))) for rank in sorted({p.rank for p in calls})}
+    hang = explained(", ".join(map(str, paths)), dumps, Counter())
+    return HangReport(hang.source, [*hang.lines, *notes], hang.ranks, hang.faults)
+
+
+def _group(match: re.Match[str]) -> str:
+    """As Flight Recorder calls it; a log that does not say is of the default group."""
+    return f"{match['pg'] or '0'} {match['about'] or ('default_pg' if (match['pg'] or '0') == '0' else '')}".strip()
+
+
+def _call(match: re.Match[str], line: str, group: str) -> Call:
+    numbers = dict(_NUMEL.findall(match["rest"]))
+    timeout = _TIMEOUT.search(match["rest"])
+    sizes = ", ".join(f"{count} {way.lower()}" for way, count in numbers.items())
+    return Call(
+        group=group,
+        seq=int(match["seq"]),
+        name=f"nccl:{match['name'].lower()}",
+        sizes=f"elements: {sizes}" if sizes else "unknown size",
+        dtype="",
+        done=False,
+        where="",
+        inputs=int(numbers.get("In", 0)),
+        outputs=int(numbers.get("Out", 0)),
+        timeout=float(timeout[1]) * 1e-3 if timeout else 0.0,
+    )
+
+
+def _recorded(rank: int, calls: dict[_Place, Call], completed: dict[_Place, int]) -> Iterator[Call]:
+    """What a rank called, by the group; what it had completed before is told by number alone."""
+    for place, call in calls.items():
+        if place.rank != rank:
+            continue
+        ended = completed.get(place, 0)
+        if 0 < ended < call.seq:
+            yield replace(call, seq=ended, name="", done=True)
+        yield call

@@ -1,0 +1,71 @@
+"""A profile of a CPU run is told in words of ranks: there is no GPU, and its critical path is a part of a step."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from clustersim.app.cli import cli
+from clustersim.core.timeline import WITHOUT_GPU
+from clustersim.files import traces
+
+GLOO = Path(__file__).parent / "data" / "traces" / "gloo_2_ranks"
+STEP = 1.5e6
+"""Microseconds, of which operators take a small part."""
+
+
+def profile(path: Path, ranks: int = 1, rank: int = 0) -> Path:
+    """Three steps of a few operators on two threads, with Gloo's all-reduces where there are several ranks."""
+    events: list[dict[str, Any]] = []
+    for step in range(3):
+        begin = 1e6 + step * STEP
+        about = {"ph": "X", "pid": 1, "tid": 1}
+        events.append(about | {"cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": begin, "dur": STEP})
+        for k in range(8):
+            at = begin + 1e4 + k * 1.5e5 * (1 + 0.2 * rank)
+            events.append(about | {"cat": "cpu_op", "name": "aten::mm", "ts": at, "dur": 2e4, "tid": 1 + k % 2})
+        if ranks > 1:
+            args = {"Input Dims": [[1000, 1000]], "Input type": ["float"]}
+            note = {"cat": "user_annotation", "name": "gloo:all_reduce", "ts": begin + 1.41e6, "dur": 5e4, "args": args}
+            events.append(about | note)
+    info = {"backend": "gloo", "rank": rank, "world_size": ranks}
+    path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}))
+    return path
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_no_word_of_gpus_where_there_is_none(tmp_path: Path, ranks: int):
+    for rank in range(ranks):
+        profile(tmp_path / f"rank{rank}.json", ranks, rank)
+    assert traces.read(tmp_path).stats[WITHOUT_GPU] == ranks
+    said = CliRunner().invoke(cli, ["explain", str(tmp_path)]).output
+    assert "GPU" not in said
+    assert "aunch" not in said
+    page = tmp_path / "page.html"
+    assert CliRunner().invoke(cli, ["report", str(tmp_path), "-o", str(page)]).exit_code == 0
+    text = re.sub(r"<[^>]+>", " ", page.read_text().partition('<h2 id="time">')[2])
+    assert not re.search(r"GPUs? (?:have|idle|wait|compute)|Launch-bound", text)
+
+
+@pytest.mark.parametrize(("recorded", "partly"), [(True, True), (False, False)])
+def test_the_page_says_where_the_critical_path_is_a_part_of_a_step(tmp_path: Path, recorded: bool, partly: bool):
+    path = GLOO if recorded else profile(tmp_path / "rank0.json")
+    page = tmp_path / "page.html"
+    said = CliRunner().invoke(cli, ["explain", str(path)]).output
+    assert CliRunner().invoke(cli, ["report", str(path), "-o", str(page)]).exit_code == 0
+    assert ("as far back as it can be followed" in said) is partly
+    assert ("as far back as it can be followed" in page.read_text()) is partly
+
+
+def test_profiles_of_gpus_keep_their_words(tmp_path: Path):
+    from test_traces_kineto import gemm, save
+
+    events = [event for k in range(6) for event in gemm(1000 + 500 * k, 20, 995 + 500 * k, k)]
+    path = save(tmp_path / "rank0.json", events, world=1)
+    assert WITHOUT_GPU not in traces.read(path).stats
+    assert "GPU" in CliRunner().invoke(cli, ["explain", str(path)]).output

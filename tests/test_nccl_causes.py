@@ -1,0 +1,187 @@
+"""An NCCL_DEBUG log ends in a conclusion: what is slower than it need be, and why, by what the log itself says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from clustersim.app.cli import cli
+from clustersim.files import traces
+from clustersim.files.traces.told import NcclLog
+
+
+def log(lines: list[str], hosts: int = 1, gpus: int = 8, via: str = "P2P/CUMEM/read", between: str = "") -> str:
+    """Two channels of a ring over all ranks; ``lines`` are of every rank, before its communicator's."""
+    ranks = hosts * gpus
+    text = "host0:1:2 [0] NCCL INFO NCCL version 2.21.5+cuda12.4\n"
+    for rank in range(ranks):
+        local = f"localRanks {gpus} localRank {rank % gpus} MNNVL 0"
+        head = f"host{rank // gpus}:{100 + rank}:{200 + rank} [{rank % gpus}] NCCL INFO "
+        after = (rank + 1) % ranks
+        inside = after // gpus == rank // gpus
+        own = [
+            *lines,
+            f"comm 0x{rank} rank {rank} nRanks {ranks} nNodes {hosts} {local}",
+            *(
+                f"Channel 0{c}/0 : {rank}[{rank % gpus}] -> {after}[{after % gpus}] via {via if inside else between}"
+                for c in range(2)
+            ),
+            "16 coll channels, 0 collnet channels, 0 nvls channels, 16 p2p channels, 2 p2p channels per peer",
+        ]
+        text += "".join(head + line + "\n" for line in own)
+    return text
+
+
+def told(path: Path, text: str) -> NcclLog:
+    path.write_text(text)
+    read = traces.read(path)
+    assert isinstance(read, NcclLog)
+    return read
+
+
+IB = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>"
+GOOD = "NET/IB/0/GDRDMA"
+FAR = "GPU Direct RDMA Disabled for GPU 0 / HCA 0 (distance 7 > 4)"
+OFI = "NET/OFI Unable to find a protocol that worked. Failed initialization"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "lines", "options"),
+    [
+        ("p2p_off", "NCCL_P2P_DISABLE=1", ["NCCL_P2P_DISABLE set by environment to 1."], {"via": "SHM/direct/direct"}),
+        ("p2p_off", "NCCL_P2P_LEVEL=LOC", ["NCCL_P2P_LEVEL set by environment to LOC"], {"via": "SHM/direct/direct"}),
+        (
+            "p2p_off",
+            "GPUs 1 and 0",
+            ["P2P is disabled between connected GPUs 1 and 0. You can repress this message"],
+            {"via": "SHM/direct/direct"},
+        ),
+        (
+            "p2p_off",
+            "though its GPUs have NVLink",
+            ["Pattern 4, crossNic 0, nChannels 12, bw 20.0/20.0, type NVL/PIX, sameChannels 1"],
+            {"via": "direct shared memory"},
+        ),
+        ("p2p_off", "the log does not say", [], {"via": "SHM/direct/direct"}),
+        ("net_inside", "NCCL_SHM_DISABLE=1", ["NCCL_SHM_DISABLE set by environment to 1."], {"via": GOOD}),
+        (
+            "gdr_off",
+            "nvidia-peermem",
+            ["NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"],
+            {"hosts": 2, "between": "NET/IB/0"},
+        ),
+        ("gdr_off", "distance 7, up to 4", [FAR], {"hosts": 2, "between": "NET/IB/0"}),
+        (
+            "gdr_off",
+            "NCCL_NET_GDR_LEVEL=LOC",
+            ["NCCL_NET_GDR_LEVEL set by environment to LOC"],
+            {"hosts": 2, "between": "NET/IB/0"},
+        ),
+        ("gdr_off", "the log does not say", [], {"hosts": 2, "between": "NET/IBext/0"}),
+        (
+            "sockets",
+            "mlx5_0:1, mlx5_1:1",
+            [IB, "NCCL_NET set by environment to Socket."],
+            {"hosts": 2, "between": "NET/Socket/0"},
+        ),
+        (
+            "sockets",
+            "NCCL_IB_DISABLE=1",
+            ["NCCL_IB_DISABLE set by environment to 1."],
+            {"hosts": 2, "between": "NET/Socket/0"},
+        ),
+        ("sockets", "/dev/infiniband", ["NET/IB : No device found."], {"hosts": 2, "between": "NET/Socket/0"}),
+        (
+            "sockets",
+            "libibverbs.so",
+            ["Failed to open libibverbs.so[.1]", "NET/IB : No device found."],
+            {"hosts": 2, "between": "NET/Socket/0"},
+        ),
+        ("plugin_failed", "NET/OFI", [OFI], {"hosts": 2, "between": "NET/Socket/0"}),
+        (
+            "plugin_failed",
+            "NCCL_NET_PLUGIN=aws-ofi",
+            ["NCCL_NET_PLUGIN set by environment to aws-ofi", "NET/Plugin: Could not find: libnccl-net-aws-ofi.so"],
+            {"hosts": 2, "between": GOOD},
+        ),
+        ("plugin_failed", "SPCX", ["Failed to initialize NET plugin SPCX"], {"hosts": 2, "between": GOOD}),
+        ("far_nic", "8 of 8 GPUs", [], {"hosts": 2, "between": GOOD}),
+        (
+            "far_nic",
+            "another NUMA node",
+            ["Pattern 4, crossNic 0, nChannels 2, speed 9.0/9.0, type NVL/SYS, sameChannels 1"],
+            {"hosts": 2, "between": GOOD},
+        ),
+        ("few_channels", "NCCL_MAX_NCHANNELS=16", ["NCCL_MAX_NCHANNELS set by environment to 16."], {}),
+        ("nvls_off", "NCCL_NVLS_ENABLE=0", ["NCCL_NVLS_ENABLE set by environment to 0."], {}),
+    ],
+)
+def test_what_a_log_shows_is_its_conclusion_with_the_reason(tmp_path: Path, kind, words, lines, options):
+    text = log(lines, **options)
+    if words == "8 of 8 GPUs":
+        paths = "".join(
+            f"host0:1:2 [0] NCCL INFO GPU/{gpu}000 :GPU/{gpu}000 (0/5000.000000/LOC) CPU/0 (1/12.000000/PHB) "
+            f"NET/0 (3/9.000000/SYS) NET/1 (3/9.000000/SYS) \n"
+            for gpu in range(8)
+        )
+        text = paths + text
+    read = told(tmp_path / "nccl.log", text)
+    causes = [cause for cause in read.causes if cause.kind == kind]
+    assert len(causes) == 1, read.lines
+    assert words in f"{causes[0].text} {causes[0].why}"
+    assert any(line.startswith("conclusion: ") and causes[0].text in line for line in read.lines)
+
+
+@pytest.mark.parametrize(
+    ("lines", "options"),
+    [
+        ([], {}),
+        ([IB, "GPU Direct RDMA Enabled for HCA 0 'mlx5_0'"], {"hosts": 2, "between": GOOD}),
+        (
+            ["NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.", IB],
+            {"hosts": 2, "between": GOOD},
+        ),
+        (["NCCL_P2P_DISABLE set by environment to 0."], {}),
+        (["NET/IB : No device found.", "Failed to initialize NET plugin IB", "Using network Socket"], {}),
+    ],
+)
+def test_a_log_of_a_run_at_its_best_blames_nothing(tmp_path: Path, lines, options):
+    read = told(tmp_path / "nccl.log", log(lines, **options))
+    assert read.causes == []
+    assert read.lines[-1] == "conclusion: nothing here says that a transport is slower than it need be"
+
+
+def test_of_a_named_machine_nvlink_and_channels_are_expected(tmp_path: Path):
+    path = tmp_path / "nccl.log"
+    text = log(["NCCL_P2P_DISABLE set by environment to 1."], via="SHM/direct/direct")
+    path.write_text(text.replace("16 coll", "2 coll"))
+    done = CliRunner().invoke(cli, ["trace", str(path), "--topology", "hgx-a100", "--json"])
+    causes = {cause["kind"]: cause for cause in json.loads(done.stdout)["causes"]}
+    assert "where hgx-a100 has NVLink" in causes["slower_than_machine"]["text"]
+    assert "2 channels, and up to" in causes["few_channels"]["text"]
+    shown = CliRunner().invoke(cli, ["trace", str(path), "--topology", "hgx-a100"]).output
+    assert "0 of 0" not in shown
+    assert "conclusion" in shown.splitlines()[-1]
+
+
+def test_nodes_are_told_whichever_line_names_them(tmp_path: Path):
+    first = "host0:1:2 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 16 cudaDev 0 busId 1000 - Init START\n"
+    assert told(tmp_path / "a", first + log([], hosts=2, between=GOOD)).nodes == 2
+
+
+def test_machines_that_nvlink_joins_are_still_two(tmp_path: Path):
+    text = log([], hosts=2, between="P2P/MNNVL").replace("nNodes 2 localRanks 8", "nNodes 1 localRanks 16")
+    assert told(tmp_path / "a", text).nodes == 2
+    bare = log([], hosts=2, between=GOOD).replace(" nNodes 2 localRanks 8", "")
+    assert told(tmp_path / "b", bare).nodes == 2
+
+
+@pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "worker-0: ", "2024-07-18T15:41:05.1Z stdout F ", "[default0]:"])
+def test_prefixes_hide_no_host_and_no_cause(tmp_path: Path, prefix: str):
+    text = log(["NCCL_IB_DISABLE set by environment to 1."], hosts=2, between="NET/Socket/0")
+    read = told(tmp_path / "a", "".join(prefix + line for line in text.splitlines(keepends=True)))
+    assert (read.ranks, read.nodes) == (16, 2)
+    assert [cause.kind for cause in read.causes] == ["sockets"]

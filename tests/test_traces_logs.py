@@ -1,0 +1,246 @@
+"""Benchmarks' logs as launchers and versions print them: the same rows, whatever stands before, beside or above."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from test_traces_samples import LINE, NEW, OLD, RANKS
+
+from clustersim.files import traces
+from clustersim.files.traces import Samples, prefixes
+
+STAMP = "2024-07-18T15:41:05.123456789Z"
+PREFIXES = [
+    "[1,0]<stdout>:",
+    "[1,0]<stdout>: ",
+    "[prterun-host-4711@1,0]<stdout>: ",
+    "Thu Jul 18 15:41:05 2024<stdout>:",
+    "Thu Jul 18 15:41:05 2024[1,0]<stdout>:",
+    "[1,mpirank:0,algo-1]<stdout>:",
+    "0: ",
+    " 0: ",
+    "00: ",
+    "0> ",
+    "[0] ",
+    "[default0]:",
+    "[rank0]:",
+    "[node-0]: ",
+    "worker-0: ",
+    "10.0.0.12: ",
+    "gpu-a.cluster.local: ",
+    f"{STAMP} ",
+    f"{STAMP} stdout F ",
+    "2024-07-18T15:41:05+02:00 stdout F ",
+    "[pod/worker-0/nccl] ",
+    f"[pod/worker-0/nccl] {STAMP} ",
+    "worker-0 nccl ",
+    "nccl-worker-1  | ",
+    "(RayTrainWorker pid=123, ip=10.0.0.1) ",
+    "Jul 18 15:41:05 ",
+    "Jul 18 15:41:05 host-a job[4711]: ",
+    "2024-07-18 15:41:05,123 ",
+    "[2024-07-18 15:41:05] ",
+    "15:41:05.123 ",
+    "\x1b[36mworker-0  |\x1b[0m ",
+    f"{STAMP} [1,0]<stdout>:",
+    "worker-0: [1,0]<stdout>:",
+    f"{STAMP} worker-0: 0: ",
+]
+
+
+def read(path: Path, text: str) -> Samples:
+    path.write_text(text)
+    samples = traces.read(path)
+    assert isinstance(samples, Samples)
+    return samples
+
+
+def facts(samples: Samples) -> list[tuple]:
+    return [(row.kind, row.nbytes, row.seconds, row.ranks, row.nodes, row.version) for row in samples.rows]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("text", [NEW, OLD])
+def test_no_launchers_prefix_hides_a_row(tmp_path: Path, prefix: str, text: str):
+    plain = read(tmp_path / "plain.log", text)
+    told = read(tmp_path / "told.log", "".join(prefix + line for line in text.splitlines(keepends=True)))
+    assert facts(told) == facts(plain)
+    assert told.skipped == plain.skipped == {}
+
+
+def test_lines_that_containerd_cut_are_joined(tmp_path: Path):
+    cut = []
+    for line in NEW.splitlines():
+        half = len(line) // 2
+        cut += [f"{STAMP} stdout P {line[:half]}", f"{STAMP} stdout F {line[half:]}"]
+    assert facts(read(tmp_path / "a", "\n".join(cut))) == facts(read(tmp_path / "b", NEW))
+
+
+def test_dockers_json_file_is_unwrapped(tmp_path: Path):
+    wrapped = [json.dumps({"log": line, "stream": "stdout", "time": STAMP}) for line in NEW.splitlines(keepends=True)]
+    assert facts(read(tmp_path / "a", "\n".join(wrapped))) == facts(read(tmp_path / "b", NEW))
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_deepspeeds_lines_and_table_are_read_behind_prefixes(tmp_path: Path, prefix: str):
+    line = LINE.format(op="all_reduce", ms="10.00", size="100.0 MB", alg="167.77", bus="146.80")
+    heads = (
+        "Comm. Op",
+        "Message Size",
+        "Count",
+        "Total Latency(ms)",
+        "Avg Latency(ms)",
+        "tput_avg (Gbps)",
+        "busbw_avg (Gbps)",
+    )
+    table = "".join(f"{word: <20}" for word in heads) + "\nall_reduce\n"
+    table += " " * 20 + "".join(f"{word: <20}" for word in ("100.0 MB", 12, 120.0, 10.0, 167.77, 146.8)) + "\n"
+    for text, count in ((line, 1), (line + table, 12)):
+        told = "".join(prefix + each for each in text.splitlines(keepends=True))
+        (row,) = read(tmp_path / "log", told).rows
+        assert (row.kind, row.ranks, row.count) == ("all_reduce", 8, count)
+
+
+@pytest.mark.parametrize(
+    "line", ["     1048576        262144     float     sum", "# Rank 0", "hosta:1:2 [0] NCCL INFO x"]
+)
+def test_a_line_without_a_prefix_stays_as_it_is(tmp_path: Path, line: str):
+    path = tmp_path / "log"
+    path.write_text(line + "\n")
+    assert list(prefixes.lines(path, r"\s*(?:#|\d+\s+\d+\s+[a-z]\w*\s|\S+:\d+:\d+ \[)")) == [line]
+
+
+def test_a_long_line_without_end_takes_no_long_time(tmp_path: Path):
+    path = tmp_path / "log"
+    path.write_text("ab.cd: " * 20000 + "\n" + "[a] (b) 0: " * 20000 + "\n" + NEW)
+    assert len(traces.read(path, format="nccl_tests")) == 2
+
+
+# ---- versions of the table -------------------------------------------------------------------------------------------
+
+BANNER = "# nThread 1 nGpus 1 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters: 5 iters: 20 validation: 1\n"
+FULL = "#  size  count  type  redop  root  time  algbw  busbw #wrong  time  algbw  busbw #wrong\n"
+ALONE = "#  size  count  type  redop  root  time  algbw  busbw #wrong\n"
+FIRST = "#  bytes  N  type  op  time  algbw  busbw  res  time  algbw  busbw  res\n"
+NO_ROOT = "#  size  count  type  redop  time  algbw  busbw  error  time  algbw  busbw  error\n"
+SMALL = "  8388608  2097152  float  sum  -1  100.0  83.89  125.83"
+BEHIND = " 99.0  84.73  127.10"
+
+
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        (FULL, f"{SMALL} 0 {BEHIND} 0"),
+        (FULL, f"{SMALL} N/A {BEHIND} N/A"),
+        (FULL, f"{SMALL} 0"),
+        (ALONE, f"{SMALL} 0"),
+        (ALONE, f"{SMALL} N/A"),
+        (FULL.replace("#wrong", "error"), f"{SMALL} 0e+00 {BEHIND} 0e+00"),
+        (NO_ROOT, f"{SMALL.replace('-1  ', '')} 0e+00 {BEHIND} 0e+00"),
+        (NO_ROOT, f"{SMALL.replace('-1  ', '')} N/A {BEHIND} N/A"),
+        (FIRST, f"{SMALL.replace('-1  ', '')} 0e+00 {BEHIND} 0e+00"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [RANKS, RANKS.replace("Group  0 ", ""), re.sub(r"Group  0 Pid \d+ ", "", RANKS)])
+def test_tables_of_every_version_are_read(tmp_path: Path, header: str, row: str, ranks: str):
+    samples = read(tmp_path / "log", f"# all_reduce_perf\n{BANNER}# Using devices\n{ranks}#\n{header}{row}\n")
+    assert not samples.skipped
+    (one,) = samples.rows
+    assert (one.kind, one.nbytes, one.ranks, one.redop) == ("all_reduce", 8388608.0, 4, "sum")
+    assert one.seconds == pytest.approx(100e-6)
+
+
+def test_blank_redop_and_root_of_old_versions_are_none(tmp_path: Path):
+    row = "  8388608  524288  float  100.0  83.89  62.91  0e+00  99.0  84.73  63.55  0e+00\n"
+    for header in (NO_ROOT, FULL.replace("#wrong", "error")):
+        (one,) = read(tmp_path / "log", f"# all_gather_perf\n{BANNER}{RANKS}{header}{row}").rows
+        assert (one.kind, one.redop, one.seconds_in_place) == ("all_gather", "", pytest.approx(99e-6))
+
+
+def test_rccls_version_is_told(tmp_path: Path):
+    text = NEW.replace("nccl-headers=22809 nccl-library=22809", "").replace("#\n", "RCCL version : 2.22.3-HEAD\n#\n", 1)
+    assert {row.version for row in read(tmp_path / "log", text).rows} == {"2.22.3"}
+
+
+# ---- a table that does not say what it is of -------------------------------------------------------------------------
+
+
+def table(kind: str, ranks: int, listed: bool = True, in_place: str = "0") -> str:
+    """Sizes from 8 bytes to 64 MiB at 20 us and 10 GB/s, with the bandwidths as nccl-tests prints them."""
+    from clustersim.collectives.base import bus_factor
+
+    redop = "sum" if kind in ("all_reduce", "reduce_scatter", "reduce") else "none"
+    root = 0 if kind in ("broadcast", "reduce") else -1
+    lines = [BANNER]
+    if listed:
+        lines += [
+            f"#  Rank {r} Group 0 Pid {r} on node device {r} [0x0a] NVIDIA H100 80GB HBM3\n" for r in range(ranks)
+        ]
+    lines.append(FULL)
+    for power in range(3, 27):
+        size = 2**power
+        micros = 20.0 + size / 10e3
+        algbw = size / micros * 1e-3
+        busbw = algbw * bus_factor(kind, ranks)
+        body = f"{micros:.2f} {algbw:.2f} {busbw:.2f}"
+        lines.append(f" {size} {size // 4} float {redop} {root} {body} 0 {body} {in_place}\n")
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_place"),
+    [
+        ("all_reduce", "0"),
+        ("reduce_scatter", "0"),
+        ("all_gather", "0"),
+        ("all_to_all", "N/A"),
+        ("broadcast", "0"),
+        ("reduce", "0"),
+    ],
+)
+def test_a_table_without_its_command_keeps_its_small_rows(tmp_path: Path, kind: str, in_place: str):
+    samples = read(tmp_path / "log", table(kind, 8, in_place=in_place))
+    assert samples.skipped == {}
+    assert {(row.kind, row.ranks) for row in samples.rows} == {(kind, 8)}
+    assert len(samples) == 24
+    assert any("does not name its collective" in note for note in samples.notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [("all_reduce", 2), ("all_reduce", 8), ("all_reduce", 16), ("all_gather", 8)]
+)
+def test_a_table_alone_tells_its_ranks_by_its_bus_bandwidth(tmp_path: Path, kind: str, ranks: int):
+    samples = read(tmp_path / "log", table(kind, ranks, listed=False))
+    assert samples.skipped == {}
+    assert {(row.kind, row.ranks) for row in samples.rows} == {(kind, ranks)}
+
+
+def test_what_a_table_leaves_open_is_not_guessed(tmp_path: Path):
+    open_kind = table("all_gather", 8).replace(" 0 ", " N/A ").replace(" 0\n", " N/A\n")
+    assert set(read(tmp_path / "log", open_kind).skipped) == {
+        "a collective the log does not name (write the command, such as all_gather_perf, above)"
+    }
+
+
+# ---- rccl-tests' own files -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("where", "values"), [("gpus", "8"), ("nodes,ranks,ranksPerNode,gpusPerRank", "2,8,4,1")])
+def test_rccl_tests_csv_is_a_table(tmp_path: Path, where: str, values: str):
+    text = f"numCycle,collective,{where},size,type,redop,inplace,time,algbw,busbw,#wrong\n"
+    for place in (0, 1):
+        text += f"0,AllReduce,{values},8388608,float,sum,{place},100.0,83.89,146.8,0\n"
+    (row,) = read(tmp_path / "log.csv", text).rows
+    assert (row.kind, row.ranks, row.nodes) == ("all_reduce", 8, 2 if "," in where else 0)
+    assert row.seconds == pytest.approx(100e-6)
+
+
+def test_rccl_tests_json_of_several_nodes_counts_every_gpu(tmp_path: Path):
+    where = {"nodes": 2, "ranks": 4, "ranksPerNode": 2, "gpusPerRank": 2}
+    timed = {"inPlace": 0, "time": 100.0, "algBw": 83.89, "busBw": 146.8, "#wrong": "0"}
+    row = where | timed | {"name": "AllReduce", "redop": "sum", "size": 8388608, "type": "float"}
+    (one,) = read(tmp_path / "log.json", json.dumps(row)).rows
+    assert (one.ranks, one.nodes) == (8, 2)
