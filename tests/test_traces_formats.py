@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from test_execution_trace import node
+from test_step_timers import RANGES, megatron
 from test_traces_hangs import timeout
 from test_traces_kineto import gemm, kernel
 from test_traces_samples import LINE, NEW, OLD, PER_ITERATION
@@ -125,6 +126,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "table by iteration": ("nccl_tests", PER_ITERATION),
     "table after NCCL's own lines": ("nccl_tests", LOG * 200 + NEW),
     "NCCL_DEBUG": ("nccl_debug", LOG),
+    "Megatron-LM": ("step_timers", megatron(RANGES)),
     "watchdog": ("watchdog", timeout(0, 4)),
     "DeepSpeed": ("deepspeed", LINE.format(op="all_reduce", ms="1", size="1.0 MB", alg="1", bus="1")),
 }
@@ -299,3 +301,40 @@ def test_what_a_command_left_in_a_folder_of_traces_is_not_read_as_one(tmp_path: 
     assert CliRunner().invoke(cli, ["replay", str(tmp_path), "--out", str(tmp_path)]).exit_code == 0
     assert (tmp_path / "clustersim.json").is_file()
     assert traces.read(tmp_path).world_size == 1
+
+
+# ---- files that are cut off ------------------------------------------------------------------------------------------
+
+
+def whole_files() -> dict[str, bytes]:
+    """A file of each format that others write."""
+    found = {which: json.dumps(own, indent=1).encode() for which, (_, own) in OBJECTS.items()}
+    found |= {
+        which: "".join(json.dumps(row) + "\n" for row in rows).encode() for which, (_, rows) in FIRST_LINES.items()
+    }
+    found |= {which: text.encode() for which, (_, text) in TEXTS.items()}
+    return found | {"pickled dump": (DATA / "flight_recorder" / "trace_0").read_bytes()}
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("which", whole_files())
+def test_a_file_cut_anywhere_is_read_as_far_as_it_is_whole_or_is_one_clear_error(
+    tmp_path: Path, which: str, packed: bool, share: float
+):
+    data = whole_files()[which]
+    data = gzip.compress(data) if packed else data
+    path = tmp_path / "trace_0"
+    path.write_bytes(data[: int(share * len(data))])
+    said = ""
+    try:
+        traces.read(path)
+    except TraceError as error:
+        said = str(error)
+    if said:
+        assert str(path) in said
+        assert "\n" not in said
+        assert not packed or "cut off" in said
+    else:
+        assert not packed
+        assert which in TEXTS or which in FIRST_LINES

@@ -244,3 +244,11 @@ def test_rccl_tests_json_of_several_nodes_counts_every_gpu(tmp_path: Path):
     row = where | timed | {"name": "AllReduce", "redop": "sum", "size": 8388608, "type": "float"}
     (one,) = read(tmp_path / "log.json", json.dumps(row)).rows
     assert (one.ranks, one.nodes) == (8, 2)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_lines_of_json_are_read_behind_prefixes(tmp_path: Path, prefix: str):
+    timed = {"inPlace": 0, "time": 100.0, "algBw": 83.89, "busBw": 146.8, "#wrong": "0"}
+    row = timed | {"gpus": 8, "name": "AllReduce", "redop": "sum", "size": 8388608, "type": "float"}
+    samples = read(tmp_path / "log.json", 3 * f"{prefix}{json.dumps(row)}\n")
+    assert [(each.kind, each.ranks) for each in samples.rows] == [("all_reduce", 8)] * 3

@@ -23,6 +23,7 @@ from clustersim.files.traces import (
     pipeline_csv,
     saved,
     spans_csv,
+    step_timers,
     tables,
     watchdog,
 )
@@ -78,6 +79,7 @@ _ROWS = (
     Format("deepspeed", "DeepSpeed comms log", sniff=deepspeed.sniff, read=_each(deepspeed.read)),
     Format("watchdog", "log of PyTorch's NCCL watchdog", sniff=watchdog.sniff, read=watchdog.read),
     Format("nccl_debug", "NCCL_DEBUG=INFO log", sniff=nccl_debug.sniff, read=nccl_debug.read),
+    Format("step_timers", "log of a training framework's steps", sniff=step_timers.sniff, read=step_timers.read),
 )
 
 FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}

@@ -30,6 +30,7 @@ _SCHEMA = re.compile(r"\d+\.\d")
 _KNOWN = re.compile(r"1\.(0\.[2-9]|[1-9])\S*-chakra")
 _PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::_scaled_mm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 """Which tensor is the first factor."""
+_TENSOR = re.compile(r"Tensor\(([^()]*)\)")
 _ATTENTION = re.compile(r"aten::_scaled_dot_product_(flash|efficient|cudnn|fused)\w*?(_backward)?$")
 Shape = tuple[int, ...]
 Tensor = tuple[int, Shape, str]
@@ -95,7 +96,7 @@ def read(path: Path) -> tuple[int, dict[int, Operator]]:
     counted(len(file.nodes), MOST_NODES, f"{path}: operators", TraceError)
     try:
         return file.pid, _operators(sorted(file.nodes, key=lambda node: node.id))
-    except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
+    except (TypeError, ValueError, IndexError, KeyError, OverflowError, RecursionError) as error:
         raise TraceError(f"{path}: a tensor of an operator is not PyTorch's: {short(str(error))}") from None
 
 
@@ -129,11 +130,37 @@ def _alone(node: _TraceNode) -> Operator:
 def _tensors(part: _TraceTensors) -> Iterator[Tensor]:
     """Tensors, those of lists too; a value is its number, storage, offset, elements, their bytes and the device."""
     for value, shape, kind in zip(part.values, part.shapes, part.types, strict=False):
-        words = re.findall(r"Tensor\(([^()]*)\)", kind)
-        several = (value, shape) if words and not kind.startswith("Tensor(") else ([value], [shape])
-        for word, (_, storage, *_), lengths in zip(words, *several, strict=False):
+        for word, (_, storage, *_), lengths in _leaves(kind, value, shape):
             if known := dtype_of(word):
                 yield int(storage), tuple(int(n) for n in lengths), known
+
+
+def _leaves(kind: str, value: Any, shape: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Element type, value and shape of each tensor of a value, by its type: of lists of lists too."""
+    if match := _TENSOR.fullmatch(kind):
+        yield match[1], value, shape
+        return
+    begin = kind.find("[")
+    if begin < 0 or "Tensor(" not in kind or not isinstance(value, list):
+        return
+    inner = _split(kind[begin + 1 :].removesuffix("]"))
+    if len(inner) == 1:
+        inner *= len(value)
+    for one, each, lengths in zip(inner, value, shape, strict=False):
+        yield from _leaves(one, each, lengths)
+
+
+def _split(kinds: str) -> list[str]:
+    """What commas part at the outermost level."""
+    parts = [""]
+    depth = 0
+    for letter in kinds:
+        depth += (letter in "[(") - (letter in "])")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
 
 
 def _flops(name: str, given: list[Shape], made: list[Shape]) -> int:

@@ -16,6 +16,7 @@ SIZES = (files.HEAD, 16 * files.HEAD, 256 * files.HEAD)
 come before a profile's first event."""
 
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]|[^\s,:"{}\[\]]+')
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _OPEN = (b"{", b"[")
 _CLOSE = (b"}", b"]")
 
@@ -78,8 +79,9 @@ class Head:
 
     @cached_property
     def text(self) -> str:
-        """The bytes as text, for formats of lines."""
-        return self.data.decode("utf-8-sig", errors="replace")
+        """The bytes as text without a terminal's colours, for formats of lines."""
+        text = self.data.decode("utf-8-sig", errors="replace")
+        return _ANSI.sub("", text) if "\x1b" in text else text
 
 
 def growing(path: Path) -> Iterator[Head]:

@@ -8,6 +8,7 @@ where the profiler wrote one, otherwise by group, kind and the how-manieth of it
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -32,6 +33,8 @@ HOST_BOUND = 20e-6
 DEVICE = "device: "
 """Begins the name of a number in ``stats``: how many ranks ran on a device of that name."""
 
+_COPY = re.compile(r"Mem(?:cpy|set)|Copy(?:Host|Device|Buffer)|FillBuffer|__amd_rocclr_(?:copy|fill)")
+"""How CUDA, ROCm and SYCL call copies and fills of memory."""
 _ONE_WAY = {"broadcast", "reduce", "scatter", "gather", "send", "recv"}
 """Kinds whose ranks may leave at different times: they say nothing of clocks."""
 
@@ -185,7 +188,7 @@ def _add_work(build: _TimelineBuild, trace: RankTrace, zero: float) -> None:
     for work in trace.work:
         name, stream, start, end, _, step, doing, told, marked, unit = work
         on = COMPUTE_STREAM if stream == usual else stream
-        phase, bound = ("memcpy", "memory") if name.startswith(("Memcpy", "Memset")) else ("other", "compute")
+        phase, bound = ("memcpy", "memory") if _COPY.match(name) else ("other", "compute")
         info = OpInfo(name=name, kind="compute", stream=on, phase=phase, bound=bound, step=step)
         if (marked and phase == "other") or unit:  # a kernel, whose own name says what bounds it
             label = Label(unit) if unit else None

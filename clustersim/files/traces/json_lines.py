@@ -17,13 +17,20 @@ import msgspec
 
 from clustersim.core.errors import TraceError
 from clustersim.core.texts import Table
-from clustersim.files.traces import files
+from clustersim.files.traces import prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, joined, kind_of
+
+_WANTED = r"\{\""
+LONGEST = 16 * 1024
+"""Bytes of a first line that is looked at behind a prefix."""
 
 
 def sniff(head: Head) -> Likeness:
     """Whether the first line is one of the inspector or of rccl-tests."""
+    first = head.data[:LONGEST].lstrip().partition(b"\n")[0]
+    if first and first[:1] != b"{":
+        head = Head(prefixes.stripped(first.decode("utf-8", errors="replace"), _WANTED).encode())
     inspected = head.holds("coll_perf", "coll")
     benched = {"algBw", "busBw", "size", "time"} <= head.members.keys()
     named = benched or "coll_perf" in head.members
@@ -37,7 +44,7 @@ def read(paths: Sequence[Path]) -> Samples:
     monitor = SampleSieve()
     for path in paths:
         sieve = SampleSieve()
-        for number, line in enumerate(files.text(path).splitlines(), start=1):
+        for number, line in enumerate(prefixes.lines(path, _WANTED), start=1):
             if line.strip():
                 _line(line, f"{path}:{number}", str(path), sieve, seen)
         sieves.append(sieve.done(str(path)))

@@ -41,7 +41,16 @@ from clustersim.files.traces.profiled import AnnotatedSchedule, ProfiledWork, Ra
 from clustersim.files.traces.samples import dtype_of, kind_of
 
 _COMMS = re.compile(r"^(?:nccl|gloo|rccl|ucc|xccl|hccl):(\w+)$")
-_KERNEL = re.compile(r"^(nccl(?:Dev)?Kernel_\w+)|^mscclKernel|^rccl")
+_KERNEL = re.compile(
+    r"^(?:void )?(?:\w+::)*(?:(nccl(?:Dev)?Kernel(?:Debug)?_\w+)|nccl\w*Kernel|mscclp*Kernel|rccl|oneccl_|hccl|"
+    r"ccl(?:_|::))"
+)
+"""Kernels of NCCL, RCCL, MSCCL, oneCCL and HCCL, as profilers name them."""
+_RUNTIMES = (
+    "cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver", "mtia_runtime",
+    "privateuse1_runtime", "privateuse1_driver", "Runtime",
+)  # fmt: skip
+"""Categories of calls that launch work on a device."""
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _CPU_OP = "aten::"
 
@@ -188,7 +197,7 @@ class _KinetoReader:
 
     def _sort(self, event: KinetoEvent) -> None:
         cat = event.cat
-        if cat in ("cuda_runtime", "cuda_driver", "hip_runtime", "Runtime"):
+        if cat in _RUNTIMES:
             if "aunch" in event.name or "emcpy" in event.name or "emset" in event.name:
                 self.launches[KERNEL_ARGS.decode(event.args).correlation] = (event.ts, event.tid)
         elif cat in ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"):

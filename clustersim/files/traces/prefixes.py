@@ -53,6 +53,13 @@ def lines(path: Path, wanted: str) -> Iterator[str]:
         yield line[match.end() :] if match else line
 
 
+def stripped(line: str, wanted: str) -> str:
+    """One line without prefixes, where what follows begins as ``wanted`` says; else as it is."""
+    plain = _ANSI.sub("", line)
+    match = _before(wanted).match(plain)
+    return plain[match.end() :] if match else plain
+
+
 def unpacked(text: str) -> Iterator[str]:
     """Lines of a text, without a terminal's colours; those that Docker's json-file wraps as they were."""
     for line in text.splitlines():

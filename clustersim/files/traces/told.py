@@ -100,5 +100,32 @@ class HangReport(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
     skipped: Mapping[str, int] = {}
 
 
-Told: TypeAlias = NcclLog | HangReport
+class LoggedPart(msgspec.Struct, frozen=True):
+    """A part of a step as a framework logs it: medians of the least and the most over ranks [s], and how often."""
+
+    name: str
+    least_s: float
+    most_s: float
+    count: int
+
+
+class TrainingLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
+    """Step times that a framework logged.
+
+    source : where it is from. lines : for people, the answer first. steps : how many times of steps are logged.
+    step_time_s : float [s], their median without the first; None where the log has none.
+    parts : of a step. rates : medians of what is logged of its speed, by name and unit.
+    """
+
+    source: str
+    lines: list[str]
+    framework: str
+    steps: int
+    step_time_s: float | None
+    parts: list[LoggedPart]
+    rates: Mapping[str, float]
+    skipped: Mapping[str, int] = {}
+
+
+Told: TypeAlias = NcclLog | HangReport | TrainingLog
 """What a log tells."""

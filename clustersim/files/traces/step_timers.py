@@ -1,0 +1,222 @@
+"""Step times that training frameworks log: Megatron-LM's iterations and timers, torchtitan's steps, DeepSpeed's wall
+clock and flops profiler.
+
+Megatron-LM (``megatron/training/training.py``, ``timers.py``) logs a mean over its log interval and timers as the least
+and the most over ranks, or one of them; torchtitan (``components/metrics.py``) logs tokens a second, and its lines'
+times tell a step's; DeepSpeed (``utils/timer.py``, ``profiling/flops_profiler``) logs milliseconds of each part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+
+from clustersim.core.errors import TraceError
+from clustersim.core.texts import short
+from clustersim.core.units import format_time
+from clustersim.files.traces import prefixes
+from clustersim.files.traces.heads import Head, Likeness, likeness
+from clustersim.files.traces.told import LoggedPart, TrainingLog
+
+_NUMBER = r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?"
+_ITERATION = re.compile(r"\biteration\s+(\d{1,12})\s*/\s*\d+\s*\|(.*)")
+_FIELD = re.compile(rf"\s*([^|:]+?(?:\([^)]*\))?)\s*:\s*({_NUMBER})\s*$")
+_ELAPSED = re.compile(rf"elapsed time per iteration \((ms|s)\)\s*:\s*({_NUMBER})")
+_TIMERS = re.compile(r"(?:\(min, max\) |max |min |)times? across ranks \((ms|s)\)\s*:")
+_TIMER = re.compile(rf"^\s*([A-Za-z][\w/ -]*?)\s*\.{{2,}}\s*:\s*(?:\(({_NUMBER}),\s*({_NUMBER})\)|({_NUMBER}))\s*$")
+_OF_RANK = re.compile(rf"^\s+rank\s+\d+\s*:\s*({_NUMBER})\s*$")
+_WALL_CLOCK = re.compile(r"\btime \(ms\)\s*\|(.*)")
+_TITAN = re.compile(rf"\bstep:\s*(\d{{1,12}})\s+.*?\b(?:tps|wps):\s*({_NUMBER})")
+_RATE = re.compile(rf"\b(tflops|mfu|CurrSamplesPerSec|RunningAvgSamplesPerSec)\s*[:=]\s*({_NUMBER})")
+_CLOCK = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
+_LATENCY = re.compile(rf"^\s*(fwd|bwd|fwd\+bwd|step|iter) latency:\s*({_NUMBER})\s*(us|ms|s)\b")
+_PROFILED = re.compile(rf"^\s*(samples/second|[A-Za-z+ ]*FLOPS per GPU[^:]*):\s*({_NUMBER})\s*([KMGTP]?FLOPS)?", re.I)
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_SCALES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_WANTED = (
+    r"\s{2,}[A-Za-z](?:[\w/-]| (?! ))*\.{2,}\s*:"
+    r"|\s*(?:rank\s+\d+\s*:|(?:fwd|bwd|fwd\+bwd|step|iter) latency:|samples/second:)"
+)
+"""How lines begin that must be read from their first letter: Megatron-LM's timers, the flops profiler's figures."""
+MOST = 1e7
+"""Seconds that no step takes."""
+
+
+@dataclass
+class Collected:
+    """What the lines of a log say, in seconds, in their order."""
+
+    framework: str = ""
+    steps: list[tuple[int, float]] = field(default_factory=list)
+    marks: list[tuple[int, float]] = field(default_factory=list)
+    parts: defaultdict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    rates: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    block: float = 0.0
+    timer: str = ""
+
+
+def sniff(head: Head) -> Likeness:
+    """Whether a log has lines of one of these frameworks; NCCL's own lines in it are asked first."""
+    shaped = any(
+        pattern.search(head.text)
+        for pattern in (_ELAPSED, _TIMERS, _TITAN, re.compile(r"\btime \(ms\) \| \w+[\w-]*: \d"))
+    )
+    return Likeness.AMONG if shaped or "DeepSpeed Flops Profiler" in head.text else likeness(named=False, shaped=False)
+
+
+def read(paths: Sequence[Path]) -> TrainingLog:
+    """The step times of these logs. Raises :class:`TraceError` where none has any."""
+    collected = Collected()
+    for path in paths:
+        for line in prefixes.lines(path, _WANTED):
+            _take(line, collected)
+    steps = _steps(collected)
+    if not steps and not collected.parts and not collected.rates:
+        raise TraceError(f"{paths[0]}: no step time of Megatron-LM, torchtitan or DeepSpeed in this log")
+    return _told(", ".join(map(str, paths)), collected, steps)
+
+
+def _take(line: str, collected: Collected) -> None:
+    if match := _ITERATION.search(line):
+        _iteration(int(match[1]), match[2], collected)
+    elif match := _WALL_CLOCK.search(line):
+        _wall_clock(match[1], collected)
+    elif match := _TIMERS.search(line):
+        collected.block = _UNITS[match[1]]
+    elif match := _TITAN.search(line):
+        collected.framework = "torchtitan"
+        collected.rates["tokens/s per GPU"].append(_number(match[2]))
+        _rates(line, collected)
+        if (clock := _clock(line)) is not None:
+            collected.marks.append((int(match[1]), clock))
+    elif "SamplesPerSec" in line:
+        collected.framework = collected.framework or "DeepSpeed"
+        _rates(line, collected)
+    elif match := _LATENCY.match(line):
+        collected.framework = "DeepSpeed flops profiler"
+        seconds = _number(match[2]) * _UNITS[match[3]]
+        collected.parts[f"{match[1]} latency"].append((seconds, seconds))
+        if match[1] == "iter":
+            collected.steps.append((len(collected.steps), seconds))
+    elif "Flops Profiler" in line or (collected.framework.endswith("profiler") and _PROFILED.match(line)):
+        _profiled(line, collected)
+    elif collected.block:
+        _timer(line, collected)
+
+
+def _iteration(number: int, rest: str, collected: Collected) -> None:
+    """A line of Megatron-LM, or of Megatron-DeepSpeed."""
+    collected.framework = "Megatron-LM"
+    collected.block = 0.0
+    if match := _ELAPSED.search(rest):
+        collected.steps.append((number, _number(match[2]) * _UNITS[match[1]]))
+    for part in rest.split("|"):
+        match = _FIELD.match(part)
+        if match and re.search(r"throughput|TFLOP|samples per second|tokens per gpu", match[1]):
+            collected.rates[match[1].strip()].append(_number(match[2]))
+
+
+def _wall_clock(rest: str, collected: Collected) -> None:
+    """Milliseconds of parts on one line: DeepSpeed's, and those of older releases of Megatron-LM."""
+    parts = {m[1].strip(): _number(m[2]) * 1e-3 for m in map(_FIELD.match, rest.split("|")) if m}
+    if {"fwd", "bwd", "step"} <= parts.keys() and not collected.framework.startswith("Megatron"):
+        collected.framework = "DeepSpeed"
+        collected.steps.append((len(collected.steps), parts["fwd"] + parts["bwd"] + parts["step"]))
+    for name, seconds in parts.items():
+        collected.parts[name].append((seconds, seconds))
+
+
+def _timer(line: str, collected: Collected) -> None:
+    """A line of a block of Megatron-LM's timers; the block ends at the first line that is none."""
+    if match := _TIMER.match(line):
+        ends = [_number(word) * collected.block for word in match.groups()[1:] if word]
+        collected.timer = match[1].strip()
+        collected.parts[collected.timer].append((min(ends), max(ends)))
+    elif match := _OF_RANK.match(line):
+        seconds = _number(match[1]) * collected.block
+        last = collected.parts[collected.timer or "timers"]
+        last.append((seconds, seconds))
+    elif re.fullmatch(r"\s+[\w/ -]+:\s*", line):
+        collected.timer = line.strip().rstrip(":")
+    elif line.strip():
+        collected.block = 0.0
+
+
+def _rates(line: str, collected: Collected) -> None:
+    names = {"tflops": "TFLOP/s per GPU", "mfu": "MFU (%)", "CurrSamplesPerSec": "samples/s"}
+    for name, word in _RATE.findall(line):
+        if name in names:
+            collected.rates[names[name]].append(_number(word))
+
+
+def _profiled(line: str, collected: Collected) -> None:
+    collected.framework = "DeepSpeed flops profiler"
+    if match := _PROFILED.match(line):
+        scale = _SCALES.get((match[3] or " ")[0].upper(), 1.0) if match[3] else 1.0
+        name = match[1].split("=")[0].strip()
+        collected.rates[f"{name} (TFLOP/s)" if match[3] else name].append(
+            _number(match[2]) * (scale / 1e12 if match[3] else 1.0)
+        )
+
+
+def _number(word: str) -> float:
+    return float(word.replace(",", ""))
+
+
+def _clock(line: str) -> float | None:
+    """When a line was written [s]."""
+    match = _CLOCK.search(line)
+    if match is None:
+        return None
+    try:
+        whole = datetime.fromisoformat(f"{match[1]}T{match[2]}").timestamp()
+    except ValueError:
+        return None
+    return whole + float(f"0.{match[3]}" if match[3] else 0)
+
+
+def _steps(collected: Collected) -> list[tuple[int, float]]:
+    """Steps with their seconds: as logged, else between the times of lines."""
+    if collected.steps:
+        return [(step, seconds) for step, seconds in collected.steps if 0 < seconds < MOST]
+    pairs = zip(collected.marks, collected.marks[1:], strict=False)
+    apart = [(new, (late - early) / (new - old)) for (old, early), (new, late) in pairs if new > old]
+    return [(step, seconds) for step, seconds in apart if 0 < seconds < MOST]
+
+
+def _told(source: str, collected: Collected, steps: list[tuple[int, float]]) -> TrainingLog:
+    steady = [seconds for _, seconds in steps[1:]] or [seconds for _, seconds in steps]
+    step = median(steady) if steady else None
+    parts = [
+        LoggedPart(name, median(low for low, _ in values), median(high for _, high in values), len(values))
+        for name, values in collected.parts.items()
+    ]
+    rates = {name: median(values) for name, values in collected.rates.items()}
+    name = collected.framework or "a training framework"
+    lines = list(_lines(name, steps, step, parts, rates))
+    return TrainingLog(source, lines, name, len(steps), step, parts, rates)
+
+
+def _lines(
+    framework: str,
+    steps: list[tuple[int, float]],
+    step: float | None,
+    parts: Iterable[LoggedPart],
+    rates: dict[str, float],
+) -> Iterator[str]:
+    if step is None:
+        yield f"{framework}: no step time is logged; parts and rates are"
+    else:
+        left = ", the first left out as warm-up" if len(steps) > 1 else ""
+        yield f"{framework}: {format_time(step)} a step, median of {max(len(steps) - 1, 1)} logged{left}"
+    for part in parts:
+        low = format_time(part.least_s)
+        high = format_time(part.most_s)
+        yield f"  {short(part.name):32s} {low if low == high else f'{low} to {high}'}"
+    for name, value in rates.items():
+        yield f"  {short(name):32s} {value:,.4g}"

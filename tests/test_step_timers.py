@@ -1,0 +1,133 @@
+"""Step times that frameworks log: Megatron-LM, torchtitan and DeepSpeed, of several releases, behind any prefix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from clustersim.app.cli import cli
+from clustersim.core.errors import TraceError
+from clustersim.files import traces
+from clustersim.files.traces.told import TrainingLog
+
+
+def megatron(timers: str = "") -> str:
+    lines = ["training ...\n"]
+    for i, ms in enumerate((9000.0, 1234.5, 1230.5, 1232.5), start=1):
+        lines.append(
+            f" [2024-07-18 15:41:0{i}] iteration {10 * i:8d}/     100 | consumed samples: {1024 * i:12d} | elapsed "
+            f"time per iteration (ms): {ms} | throughput per GPU (TFLOP/s/GPU): {400.0 + i} | learning rate: 1.0E-05 | "
+            "global batch size:  1024 | lm loss: 1.0E+01 | loss scale: 1.0 | grad norm: 1.2 |\n"
+        )
+        lines.append(timers)
+    return "".join(lines)
+
+
+RANGES = """(min, max) time across ranks (ms):
+    forward-backward ...............................: (800.12, 805.34)
+    optimizer ......................................: (10.10, 10.50)
+"""
+HIGHEST = """max time across ranks (ms):
+    forward-backward ...............................: 805.34
+    optimizer ......................................: 10.50
+"""
+EARLIER = "time (ms) | forward-backward: 805.34 | optimizer: 10.50\n"
+
+
+def told(path: Path, text: str) -> TrainingLog:
+    path.write_text(text)
+    read = traces.read(path)
+    assert isinstance(read, TrainingLog)
+    return read
+
+
+@pytest.mark.parametrize(("timers", "least"), [(RANGES, 0.80012), (HIGHEST, 0.80534), (EARLIER, 0.80534)])
+@pytest.mark.parametrize("prefix", ["", "[default7]:", "0: ", "worker-3: ", "2024-07-18T15:41:05.1Z stdout F "])
+def test_megatrons_iterations_and_timers(tmp_path: Path, timers: str, least: float, prefix: str):
+    text = "".join(prefix + line for line in megatron(timers).splitlines(keepends=True))
+    read = told(tmp_path / "log", text)
+    assert (read.framework, read.steps) == ("Megatron-LM", 4)
+    assert read.step_time_s == pytest.approx(1.2325)
+    parts = {part.name: part for part in read.parts}
+    assert parts["forward-backward"].least_s == pytest.approx(least)
+    assert parts["forward-backward"].most_s == pytest.approx(0.80534)
+    assert parts["optimizer"].count == 4
+    assert read.rates["throughput per GPU (TFLOP/s/GPU)"] == pytest.approx(402.5)
+
+
+def test_megatron_deepspeeds_seconds(tmp_path: Path):
+    text = "".join(
+        f" iteration {i:8d}/ 100 | consumed samples: 512 | elapsed time per iteration (s): {s} | samples per second: "
+        f"41.5 | TFLOPs: 120.5 |\n"
+        for i, s in enumerate((20.0, 12.3, 12.5, 12.4), start=1)
+    )
+    read = told(tmp_path / "log", text)
+    assert read.step_time_s == pytest.approx(12.4)
+    assert read.rates == {"samples per second": 41.5, "TFLOPs": 120.5}
+
+
+@pytest.mark.parametrize("speed", ["tps: 3,120  tflops: 190.12  mfu: 45.30%", "wps: 3,120  mfu: 45.30%"])
+def test_torchtitans_steps_are_timed_by_their_lines(tmp_path: Path, speed: str):
+    text = "".join(
+        f"[rank0]:[titan] 2024-07-18 15:41:{second:02d},500 - root - INFO - \x1b[31mstep: {step:2d}  \x1b[32m"
+        f"loss:  7.85  \x1b[33mmemory: 30.10GiB(38.00%)  \x1b[34m{speed}\x1b[0m\n"
+        for step, second in ((1, 0), (10, 30), (20, 40), (30, 50))
+    )
+    read = told(tmp_path / "log", text)
+    assert (read.framework, read.step_time_s) == ("torchtitan", pytest.approx(1.0))
+    assert read.rates["tokens/s per GPU"] == 3120.0
+    assert read.rates["MFU (%)"] == pytest.approx(45.3)
+
+
+def test_deepspeeds_wall_clock(tmp_path: Path):
+    head = "[2024-07-18 15:41:05,123] [INFO] [logging.py:96:log_dist] [Rank 0] "
+    text = ""
+    for step in (99.0, 12.0, 14.0, 13.0):
+        text += f"{head}time (ms) | fwd_microstep: 50.5 | bwd_microstep: 100.5 | step_microstep: {step}\n"
+        text += f"{head}time (ms) | fwd: 100.0 | bwd: 200.0 | bwd_inner: 150.0 | bwd_allreduce: 50.0 | step: {step}\n"
+    text += f"{head}epoch=0/micro_step=4/global_step=4, RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec=12.5, "
+    text += "MemAllocated=1GB\n"
+    read = told(tmp_path / "log", text)
+    assert (read.framework, read.steps) == ("DeepSpeed", 4)
+    assert read.step_time_s == pytest.approx(0.313)
+    assert {part.name: part.most_s for part in read.parts}["bwd_allreduce"] == pytest.approx(0.05)
+    assert read.rates == {"samples/s": 12.5}
+
+
+def test_deepspeeds_flops_profiler(tmp_path: Path):
+    text = """
+-------------------------- DeepSpeed Flops Profiler --------------------------
+Profile Summary at step 10:
+world size:                                                             8
+fwd MACs per GPU:                                                       2.1 TMACs
+fwd latency:                                                            100.5 ms
+fwd FLOPS per GPU = fwd flops per GPU / fwd latency:                    41.8 TFLOPS
+bwd latency:                                                            210.5 ms
+step latency:                                                           900 us
+iter latency:                                                           311.9 ms
+FLOPS per GPU = 3 * fwd flops per GPU / iter latency:                   40.4 TFLOPS
+samples/second:                                                         25.6
+"""
+    read = told(tmp_path / "log", text)
+    assert read.framework == "DeepSpeed flops profiler"
+    assert read.step_time_s == pytest.approx(0.3119)
+    assert {part.name: part.most_s for part in read.parts}["step latency"] == pytest.approx(900e-6)
+    assert read.rates["fwd FLOPS per GPU (TFLOP/s)"] == pytest.approx(41.8)
+    assert read.rates["samples/second"] == pytest.approx(25.6)
+
+
+def test_the_command_prints_the_step_time_first(tmp_path: Path):
+    path = tmp_path / "log"
+    path.write_text(megatron(RANGES))
+    done = CliRunner().invoke(cli, ["trace", str(path)])
+    assert done.output.splitlines()[0].startswith("Megatron-LM: 1.23")
+    assert "800.1 ms to 805.3 ms" in done.output
+
+
+def test_a_log_without_a_step_is_one_error(tmp_path: Path):
+    path = tmp_path / "log"
+    path.write_text("(min, max) time across ranks (ms):\nnothing\n")
+    with pytest.raises(TraceError, match="no step time of Megatron-LM, torchtitan or DeepSpeed"):
+        traces.read(path)
