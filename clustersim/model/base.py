@@ -4,89 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from clustersim.core.errors import ModelError, nearest
 from clustersim.core.limits import MOST_EXPERTS, MOST_LAYERS, counted
+from clustersim.model.sizes import Bridge, Delta, Experts, Indexer, Latent, Patches, StateSpace
 
-ACTIVATIONS = ("gelu", "gelu_new", "relu", "swiglu", "geglu")
+__all__ = [
+    "Experts",
+    "Latent",
+    "Patches",
+    "TransformerShape",
+    "checked",
+]
+
+ACTIVATIONS = ("gelu", "gelu_new", "relu", "relu2", "silu", "quick_gelu", "xielu", "swiglu", "geglu")
+GATED = ("swiglu", "geglu")
 NORMS = ("layernorm", "rmsnorm")
 POSITIONS = ("learned", "rotary", "alibi", "none")
 ATTENTION = ("flash", "eager")
 EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm")
 IMPLEMENTATIONS = ("eager", "flash", "megatron", "fused")
+NORM_PLACES = ("before", "after", "both", "parallel", "parallel_two", "one")
+"""Where a block's norms stand: in front of attention and of the MLP; behind them, inside the residual (OLMo 2); both
+(Gemma 2); one for attention and MLP side by side (Command R), or one for each (GPT-NeoX); or one in front of the only
+half that the block has (Mamba)."""
+MIXERS = ("full", "sliding", "chunked", "delta", "kda", "lightning", "mamba", "mamba2", "conv", "none")
+"""How a block mixes tokens. Attention: to all earlier tokens, to a window of them, or to those of the same chunk.
+Linear in the sequence's length: gated delta rule (Qwen3-Next) and its kind with a gate per channel (Kimi Linear),
+lightning attention (MiniMax), state spaces of the first and second Mamba, a short convolution (LFM2)."""
+MLPS = ("dense", "experts", "none")
+QK_NORMS = ("head", "heads", "width", "plain")
+"""A norm of queries and keys has one weight for all heads, a weight for each head, is over all heads together (OLMo 2),
+or has no weight (Llama 4)."""
 HEADS = ("lm", "none", "pooler", "mlm", "pretraining", "qa", "classes")
-
-
-class ExpertShape(msgspec.Struct, frozen=True):
-    """A mixture of experts in place of a block's MLP; the experts' activation is the shape's.
-
-    Parameters
-    ----------
-    count, per_token, width : routed experts, how many of them each token visits, and the width of one's hidden layer.
-    shared : width of all shared experts together, which every token visits; 0 for none. shared_gate : a sigmoid of one
-        more projection scales their output (Qwen2).
-    dense_first : leading blocks that keep an MLP of ``d_ff``. every : of all blocks, each so many-th has experts.
-    groups, group_limit : a token's experts are all in ``group_limit`` of so many groups (DeepSeek's limit on nodes); 0
-        for no limit.
-    bias : router and experts have biases (GPT-OSS). correction : one parameter per expert corrects its score
-        (DeepSeek-V3's balancing without a loss).
-    """
-
-    count: int
-    per_token: int
-    width: int
-    shared: int = 0
-    shared_gate: bool = False
-    dense_first: int = 0
-    every: int = 1
-    groups: int = 0
-    group_limit: int = 0
-    bias: bool = False
-    correction: bool = False
-
-    def are_in(self, block: int) -> bool:
-        """Whether this block has experts."""
-        return block >= self.dense_first and (block + 1) % self.every == 0
-
-
-class Latent(msgspec.Struct, frozen=True):
-    """Multi-head latent attention: queries, and keys with values, go through projections of low rank.
-
-    DeepSeek-V2, arXiv:2405.04434, section 2.1. A head's queries and keys have ``nope + rope`` elements, of which the
-    last ``rope`` are rotated; that part of the keys is one for all heads.
-
-    Parameters
-    ----------
-    q_rank : of the queries; 0 where they are projected directly (V2-Lite). kv_rank : of keys and values.
-    nope, rope, value : elements per head without rotation, with it, and of a value.
-    """
-
-    q_rank: int
-    kv_rank: int
-    nope: int
-    rope: int
-    value: int
-
-
-class Patches(msgspec.Struct, frozen=True):
-    """What a vision transformer sees in place of words.
-
-    Parameters
-    ----------
-    image, side : pixels of an image's and of a patch's side. channels : of a pixel. tokens : learned ones before those
-        of the patches, of which the first says the class.
-    """
-
-    image: int
-    side: int
-    channels: int = 3
-    tokens: int = 1
-
-    @property
-    def grid(self) -> int:
-        """Patches of an image."""
-        return (self.image // self.side) ** 2
+ATTENDS = frozenset(("full", "sliding", "chunked"))
 
 
 @dataclass(frozen=True)
@@ -111,8 +61,18 @@ class TransformerShape:
     patches : of an image, in place of words; None for text.
     mtp : extra blocks that predict further tokens (DeepSeek-V3's multi-token prediction).
     qk_norm : RMSNorm on each head's q and k. sinks : one learned score per head in the softmax (GPT-OSS).
-    window : tokens of sliding-window attention, 0 for all. full_every : each so many-th block attends to all tokens
-        nevertheless, 0 for none.
+    window : tokens of sliding-window attention, or of a chunk, 0 for all. full_every : each so many-th block attends to
+        all tokens nevertheless, 0 for none.
+    norm_places : from :data:`NORM_PLACES`; ``post_norm`` is BERT's way. qk_norm_of : from :data:`QK_NORMS`.
+    norm_weight : norms have a weight (OLMo's have none).
+    attn_gate : queries have a gate of their size, whose sigmoid scales the heads' outputs (Qwen3-Next).
+    mixers, mlps : of each block, from :data:`MIXERS` and :data:`MLPS`, repeated where there are more blocks; two mixers
+        side by side are joined by ``+`` (Falcon-H1). Empty where all blocks attend, and have experts where ``experts``
+        says.
+    widths : of each block's MLP, empty where all are ``d_ff``.
+    delta, space, indexer : sizes of the delta rule, of the state space, and of the sparse attention's indexer.
+    head_bias : the output projection has a bias. pooling : a tower ends in attention of one learned query.
+    tower : what reads images in front of the decoder; images : of a sample.
     attention : ``"flash"`` (one fused kernel) or ``"eager"`` (scores in memory).
     implementation : ``"eager"`` (Hugging Face, op by op), ``"flash"`` (op by op with fused attention and GELU) or
         ``"fused"`` (torch.compile or fused kernels: bias, activation, dropout, residual and norm merge).
@@ -152,7 +112,7 @@ class TransformerShape:
     hidden_dropout: bool = False
     head: str = "lm"
     head_positions: int = 0
-    experts: ExpertShape | None = None
+    experts: Experts | None = None
     latent: Latent | None = None
     patches: Patches | None = None
     mtp: int = 0
@@ -164,6 +124,20 @@ class TransformerShape:
     implementation: str = "flash"
     fused_loss: bool = False
     experts_implementation: str = "eager"
+    norm_places: str = "before"
+    qk_norm_of: str = "head"
+    norm_weight: bool = True
+    attn_gate: bool = False
+    mixers: tuple[str, ...] = ()
+    mlps: tuple[str, ...] = ()
+    widths: tuple[int, ...] = ()
+    delta: Delta | None = None
+    space: StateSpace | None = None
+    indexer: Indexer | None = None
+    head_bias: bool = False
+    pooling: bool = False
+    tower: Tower | None = None
+    images: int = 1
 
     def __post_init__(self) -> None:
         counted(self.layers + self.mtp, MOST_LAYERS, f"{self.name}: layers", ModelError)
@@ -193,7 +167,7 @@ class TransformerShape:
     @property
     def gated(self) -> bool:
         """Whether the MLP multiplies two projections."""
-        return self.activation in {"swiglu", "geglu"}
+        return self.activation in GATED
 
     @property
     def embedding_width(self) -> int:
@@ -201,20 +175,77 @@ class TransformerShape:
         return self.embed_dim or self.d_model
 
     @property
+    def mixing(self) -> frozenset[str]:
+        """How this block mixes tokens; of a shape that is no block's, how its first does."""
+        return frozenset(self.mixers[0].split("+")) if self.mixers else frozenset(("full",))
+
+    @property
+    def attends(self) -> bool:
+        """Whether the block has attention."""
+        return bool(self.mixing & ATTENDS)
+
+    @property
     def attended_pairs(self) -> float:
         """Query-key pairs of one sequence and head that are computed by a kernel that skips masked blocks."""
-        full = float(self.seq_len) ** 2
+        # The tokens of one image attend to each other.
+        apart = self.patches.grid + self.patches.tokens if self.patches else self.seq_len
+        full = float(self.seq_len) * apart
+        window = float(self.window)
+        limited = 0 < self.window < self.seq_len
+        if limited and "chunked" in self.mixing:
+            whole, rest = divmod(self.seq_len, self.window)
+            return (whole * window**2 + float(rest) ** 2) / (2 if self.causal else 1)
         if not self.causal:
-            return full
-        if 0 < self.window < self.seq_len:
-            return float(self.window) * self.seq_len - float(self.window) ** 2 / 2
+            # A bidirectional window reaches half of it to either side.
+            return window * self.seq_len if limited else full
+        if limited:
+            return window * self.seq_len - window**2 / 2
         return full / 2
 
     def of_block(self, block: int) -> TransformerShape:
         """The shape as one block has it: with experts or without, with the window or without."""
+        if self.mixers:
+            return self._described(block)
         experts = self.experts if self.experts and self.experts.are_in(block) else None
         whole = self.full_every and (block + 1) % self.full_every == 0
         return replace(self, experts=experts, window=0 if whole else self.window)
+
+    def _described(self, block: int) -> TransformerShape:
+        """As :meth:`of_block`, where the shape says of each block what it does, over and over again."""
+        mixer = self.mixers[block % len(self.mixers)]
+        mlp = self.mlps[block % len(self.mlps)] if self.mlps else ""
+        if not mlp:
+            mlp = "experts" if self.experts and self.experts.are_in(block) else "dense"
+        wide = self.widths[min(block, len(self.widths) - 1)] if self.widths else self.d_ff
+        limited = {"sliding", "chunked"} & frozenset(mixer.split("+"))
+        return replace(
+            self,
+            mixers=(mixer,),
+            mlps=(mlp,),
+            widths=(),
+            d_ff=wide if mlp == "dense" else 0 if mlp == "none" else self.d_ff,
+            experts=self.experts if mlp == "experts" else None,
+            window=self.window if limited else 0,
+        )
+
+
+@dataclass(frozen=True)
+class Tower:
+    """What reads images in front of a decoder.
+
+    Parameters
+    ----------
+    shape : of the tower, for one image. bridges : between it and the decoder. tokens : of the decoder that an image
+        becomes. names, text_names, head_names : what stands before the names of the tower's tensors, of the decoder's
+        in place of ``model.``, and of its output projection.
+    """
+
+    shape: TransformerShape
+    bridges: tuple[Bridge, ...]
+    tokens: int
+    names: str
+    text_names: str
+    head_names: str = ""
 
 
 def checked(shape: TransformerShape) -> TransformerShape:
@@ -225,6 +256,8 @@ def checked(shape: TransformerShape) -> TransformerShape:
     """
     for field in ("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff", "vocab", "seq_len"):
         value = getattr(shape, field)
+        if field == "d_ff" and value == 0 and shape.mlps and "dense" not in shape.mlps:
+            continue
         if not isinstance(value, int) or value < 1:
             raise ModelError(f"{shape.name}: {field} = {value!r} must be a whole number above zero")
     if shape.heads % shape.kv_heads:
@@ -238,6 +271,7 @@ def checked(shape: TransformerShape) -> TransformerShape:
         raise ModelError(f"{shape.name}: {shape.experts.per_token} of {shape.experts.count} experts per token")
     choices = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS, "attention": ATTENTION}
     choices |= {"implementation": IMPLEMENTATIONS, "experts_implementation": EXPERTS_IMPLEMENTATIONS, "head": HEADS}
+    choices |= {"norm_places": NORM_PLACES, "qk_norm_of": QK_NORMS}
     for field, known in choices.items():
         if getattr(shape, field) not in known:
             raise ModelError(

@@ -1,39 +1,102 @@
-"""Keys of a Hugging Face config.json, read with errors that name file, key and what it is for."""
+"""Fields of a Hugging Face config.json, read with errors that name file, field and what it is for.
+
+A field that is missing has the default of transformers' configuration class for that ``model_type``, and a note says
+so; a field that no class has but that looks like the one that is missing is an error that asks. What is there and is
+not read is told, unless it says nothing about size or speed.
+"""
 
 from __future__ import annotations
+
+import difflib
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 
 from clustersim.core.errors import ModelError, nearest
-from clustersim.core.texts import Table
+from clustersim.core.texts import Table, data_table
+from clustersim.model.families import Fields, base_fields
 
-_TEXT_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu_new", "gelu_python": "gelu", "silu": "swiglu"}
+ALIKE = 0.8
+"""How alike two names of fields must be for one to be a slip of the pen."""
+
+
+@lru_cache(maxsize=1)
+def inert() -> frozenset[str]:
+    """Fields of many families that change neither sizes nor kernels."""
+    return frozenset(data_table("inert_fields")["fields"])
 
 
 class Config(msgspec.Struct, frozen=True):
-    """A config.json's keys and where they came from, for messages that name both."""
+    """A config.json's fields and where they came from, for messages that name both.
+
+    Parameters
+    ----------
+    where, data : the file, and its table. kind : its ``model_type``. fields : what transformers' class of it has.
+    known : fields of the family that say nothing about size or speed. read : names of fields that were asked for,
+        filled on the way. defaults : those that were missing, with what counts in their place.
+    """
 
     where: str
     data: Table
+    kind: str = ""
+    fields: Fields = Fields()
+    known: tuple[str, ...] = ()
+    read: set[str] = msgspec.field(default_factory=set)
+    defaults: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def spellings(self, key: str) -> tuple[str, ...]:
+        """Every name of one field, the one that was asked for first."""
+        real = self.fields.also.get(key, key)
+        return tuple(dict.fromkeys((key, real, *(name for name, to in self.fields.also.items() if to == real))))
+
+    def spelled(self, key: str) -> str:
+        """The name under which a field is there, be it null; empty where it is missing."""
+        names = self.spellings(key)
+        self.read.update(names)
+        there = [name for name in names if name in self.data]
+        return next((name for name in there if self.data[name] is not None), there[0] if there else "")
+
+    def value(self, key: str) -> Any:
+        """What a field holds; the class's default where it is missing, None where neither says anything."""
+        name = self.spelled(key)
+        if name:
+            return self.data[name]
+        self.refuse_slip(key)
+        return self.default(key)
+
+    def default(self, key: str) -> Any:
+        """What transformers' class of this ``model_type`` takes where a field is missing; None for nothing."""
+        return next((self.fields.fields[name] for name in self.spellings(key) if name in self.fields.fields), None)
+
+    def has(self, key: str) -> bool:
+        """Whether a field is there and is not null."""
+        name = self.spelled(key)
+        return bool(name) and self.data[name] is not None
 
     def need(self, key: str, what: str) -> int:
         """The whole number under ``key``; ModelError naming file, key and what it is for when it is not there."""
-        if self.data.get(key) is None:
-            raise ModelError(f"{self.where}: missing '{key}', {what}{self._hint(key)}")
-        return self._whole(key, self.data[key], what)
+        if not self.has(key):
+            self.spelled(key)
+            raise ModelError(f"{self.where}: missing '{key}', {what}{self._hint(key, self.default(key))}")
+        return self.number(key, 0, what)
 
     def number(self, key: str, default: int, what: str) -> int:
-        """The whole number under ``key``, or the family's default where it is missing or null."""
-        value = self.data.get(key)
-        return default if value is None else self._whole(key, value, what)
+        """The whole number under ``key``; where it is missing the class's, then ``default``."""
+        value = self.value(key)
+        if value is None:
+            value = default
+        if not self.has(key):
+            self.defaults[key] = value
+        return self._whole(self.spelled(key) or key, value, what)
 
     def whole(self, key: str, default: int, what: str) -> int:
         """As :meth:`number`, where zero is a number too."""
-        return 0 if self.data.get(key) == 0 else self.number(key, default, what)
+        return 0 if self.value(key) == 0 and not isinstance(self.value(key), bool) else self.number(key, default, what)
 
     def flag(self, key: str, default: bool) -> bool:
         """The truth value under ``key``."""
-        value = self.data.get(key)
+        value = self.value(key)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -42,36 +105,99 @@ class Config(msgspec.Struct, frozen=True):
 
     def rate(self, key: str, default: float) -> bool:
         """Whether a dropout probability is above zero."""
-        value = self.data.get(key, default)
+        value = self.value(key)
+        value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
             raise ModelError(f"{self.where}: '{key}' = {value!r} must be a probability from 0 to 1")
         return value > 0
 
     def text(self, key: str, default: str) -> str:
         """The text under ``key``."""
-        value = self.data.get(key, default)
+        value = self.value(key)
+        value = default if value is None else value
         if not isinstance(value, str):
             raise ModelError(f"{self.where}: '{key}' = {value!r} must be text such as {default!r}")
         return value
 
+    def listed(self, key: str, what: str) -> list[Any]:
+        """The list under ``key``; empty where it is missing or null."""
+        value = self.value(key)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise ModelError(f"{self.where}: '{key}' = {value!r} must be a list, {what}")
+        return value
+
+    def table(self, key: str) -> Table:
+        """The table under ``key``; empty where it is missing or null."""
+        value = self.data.get(key)
+        self.read.add(key)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise ModelError(f"{self.where}: '{key}' = {value!r} must be a table of fields")
+        return value
+
     def _whole(self, key: str, value: object, what: str) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ModelError(f"{self.where}: '{key}' = {value!r} must be a whole number above zero, {what}")
         return value
 
-    def _hint(self, key: str) -> str:
-        hint = nearest(key, self.data) if self.data else ""
-        return f"; {hint}" if hint.startswith("did you mean") else ""
+    def unknown(self) -> list[str]:
+        """Fields that no configuration class of this kind has, nor was asked for."""
+        mine = set(self.fields.fields) | set(self.fields.also) | base_fields() | inert() | self.read | set(self.known)
+        return [name for name in self.data if name not in mine and not name.startswith("_")]
 
-    def head_dim(self, width: int, heads: int) -> int:
-        """The config's own ``head_dim``, or ``width / heads``; ModelError where that does not divide."""
-        if self.data.get("head_dim") is not None:
-            return self.need("head_dim", "the size of a head")
-        if width % heads:
-            raise ModelError(f"{self.where}: {heads} attention heads do not divide a width of {width} evenly")
-        return width // heads
+    def refuse_slip(self, key: str) -> None:
+        """Raises :class:`ModelError` where a field is missing and one that no class has is nearly called so."""
+        for name in self.unknown():
+            if any(_alike(name, right) for right in self.spellings(key)):
+                raise ModelError(
+                    f"{self.where}: missing '{key}'; '{name}' = {self.data[name]!r} is no field of {self.kind}: "
+                    f"did you mean '{key}'?"
+                )
 
-    def activation(self, key: str, default: str) -> str:
-        """An MLP activation's name as clustersim writes it."""
-        name = self.text(key, default)
-        return _TEXT_ACTIVATIONS.get(name, name)
+    def _hint(self, key: str, default: object) -> str:
+        hint = nearest(key, self.unknown()) if self.unknown() else ""
+        words = f"; {hint}" if hint.startswith("did you mean") else self._related(key)
+        if default is None:
+            return words
+        return f"{words}; write it, {default!r} if it is as transformers' {self.kind} has it by default"
+
+    def _related(self, key: str) -> str:
+        """Fields that no class has and that share a word with the one that is missing."""
+        words = {word for spelling in self.spellings(key) for word in _words(spelling)}
+        close = [name for name in self.unknown() if words & _words(name) and isinstance(self.data[name], int)]
+        return f"; is it {' or '.join(map(repr, close))}, which {self.kind} does not have?" if close else ""
+
+    def unread(self) -> list[str]:
+        """Fields that say something else than the class's default and were not read."""
+        defaults = self.fields.fields
+        mine = self.read | inert() | base_fields() | set(self.known)
+        return [
+            name
+            for name, value in self.data.items()
+            if name not in mine and not name.startswith("_") and value is not None and value != defaults.get(name, ...)
+        ]
+
+
+def _words(name: str) -> set[str]:
+    """What a field's name is about: ``n_routed_experts`` is about experts."""
+    common = {"num", "n", "size", "per", "tok", "layers", "layer", "hidden", "of", "use", "max", "dim", "config"}
+    whole = name.lower().replace("kv", "key_value")
+    return {word.rstrip("s") for word in whole.split("_")} - common - {""}
+
+
+def _alike(name: str, right: str) -> bool:
+    """Whether a name is another one mistyped, or with its words in another order or form.
+
+    >>> _alike("head_dims", "head_dim"), _alike("key_value_heads", "num_key_value_heads"), _alike("ep_size", "d_ff")
+    (True, True, False)
+    """
+    if difflib.SequenceMatcher(None, name, right).ratio() >= ALIKE:
+        return True
+    mine = _words(name)
+    other = _words(right)
+    return len(other) > 1 and (mine == other)

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from clustersim.core.model import Kernel
 from clustersim.model import kernels as K
-from clustersim.model.base import ExpertShape, TransformerShape
+from clustersim.model.base import Experts, TransformerShape
 
 Kernels = tuple[Kernel, ...]
 
 
-def expert_kernels(s: TransformerShape, e: ExpertShape) -> Kernels:
+def expert_kernels(s: TransformerShape, e: Experts) -> Kernels:
     """Everything that stands where a dense block has its MLP; each expert sees its even share of the tokens."""
     t = s.seq_len
     h = s.d_model
@@ -34,7 +34,7 @@ def expert_kernels(s: TransformerShape, e: ExpertShape) -> Kernels:
     )
 
 
-def routed_kernels(s: TransformerShape, e: ExpertShape, routed: float) -> Kernels:
+def routed_kernels(s: TransformerShape, e: Experts, routed: float) -> Kernels:
     """Gate, up, activation and down of ``e.count`` experts on ``routed`` rows per sample together."""
     h = s.d_model
     f = e.width
@@ -102,7 +102,7 @@ def launches_of(s: TransformerShape, count: int) -> int:
     return 1 if s.experts_implementation == "grouped_mm" else count
 
 
-def _shared_kernels(s: TransformerShape, e: ExpertShape) -> Kernels:
+def _shared_kernels(s: TransformerShape, e: Experts) -> Kernels:
     """The MLP every token visits, its gate, and the sum with what routed experts say."""
     if not e.shared:
         return ()

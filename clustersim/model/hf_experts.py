@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from clustersim.core.errors import ModelError
-from clustersim.model.base import ExpertShape, Latent
+from clustersim.model.base import Experts, Latent
 from clustersim.model.config import Config
 
 _VISITS = "the experts each token visits"
 
 
-def mixtral_experts(c: Config) -> ExpertShape:
+def mixtral_experts(c: Config) -> Experts:
     """Mixtral: every block, no shared expert."""
-    return ExpertShape(
+    return Experts(
         count=c.need("num_local_experts", "the number of experts"),
         per_token=c.number("num_experts_per_tok", 2, _VISITS),
         width=c.need("intermediate_size", "the width of the MLP"),
     )
 
 
-def qwen_experts(c: Config) -> ExpertShape:
+def qwen_experts(c: Config) -> Experts:
     """Qwen2-MoE (one gated shared expert) and Qwen3-MoE (none)."""
     second = c.data.get("model_type") == "qwen2_moe"
     if c.data.get("mlp_only_layers"):
         raise ModelError(f"{c.where}: 'mlp_only_layers' = {c.data['mlp_only_layers']!r} is not described; only [] is")
     count, visits, width = (60, 4, 1408) if second else (128, 8, 768)
-    return ExpertShape(
+    return Experts(
         count=c.number("num_experts", count, "the number of experts"),
         per_token=c.number("num_experts_per_tok", visits, _VISITS),
         width=c.number("moe_intermediate_size", width, "the width of an expert"),
@@ -34,14 +34,14 @@ def qwen_experts(c: Config) -> ExpertShape:
     )
 
 
-def deepseek_experts(c: Config) -> ExpertShape | None:
+def deepseek_experts(c: Config) -> Experts | None:
     """DeepSeek-V2 and V3: shared experts in one MLP, leading dense blocks; none where no experts are routed."""
     if c.data.get("n_routed_experts") is None:
         return None
     width = c.need("moe_intermediate_size", "the width of an expert")
     if c.data.get("moe_layer_freq", 1) != 1:
         raise ModelError(f"{c.where}: 'moe_layer_freq' = {c.data['moe_layer_freq']!r} is not described; only 1 is")
-    return ExpertShape(
+    return Experts(
         count=c.need("n_routed_experts", "the number of experts"),
         per_token=c.need("num_experts_per_tok", _VISITS),
         width=width,
@@ -65,9 +65,9 @@ def latent_attention(c: Config) -> Latent:
     )
 
 
-def gpt_oss_experts(c: Config) -> ExpertShape:
+def gpt_oss_experts(c: Config) -> Experts:
     """GPT-OSS: experts and router have biases."""
-    return ExpertShape(
+    return Experts(
         count=c.number("num_local_experts", 128, "the number of experts"),
         per_token=c.number("num_experts_per_tok", 4, _VISITS),
         width=c.number("intermediate_size", 2880, "the width of an expert"),

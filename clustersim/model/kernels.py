@@ -13,7 +13,9 @@ from dataclasses import replace
 import msgspec
 
 from clustersim.core.model import Kernel
-from clustersim.model.base import Latent, TransformerShape
+from clustersim.model.base import TransformerShape
+from clustersim.model.families import families
+from clustersim.model.sizes import Indexer, Latent
 
 Kernels = tuple[Kernel, ...]
 
@@ -41,6 +43,10 @@ ACTIVATION = {
     "gelu": Passes(2, 3, saved=2),
     "relu": Passes(2, 3, saved=2),
     "gelu_new": Passes(18, 28, 8, 11, saved=5),
+    "relu2": Passes(4, 6, 2, 3, saved=3),
+    "silu": Passes(2, 3, saved=2),
+    "quick_gelu": Passes(5, 8, 3, 4, saved=3),
+    "xielu": Passes(12, 18, 8, 12, saved=4),
     "swiglu": Passes(5, 10, 2, 3, saved=4),
     "geglu": Passes(5, 10, 2, 3, saved=4),
 }
@@ -61,8 +67,6 @@ SCORES = {
     "bert": {"scale": Passes(2, 2), "mask": Passes(2, 0, 1, 0), "softmax": Passes(2, 3)},
     "llama": {"scale": Passes(2, 2), "mask": Passes(2, 0, 1, 0), "softmax": Passes(6, 9, 2, 3)},
 }
-SCORES |= {"vit": SCORES["gpt2"], "vit_torchvision": SCORES["gpt2"], "vit_hf": SCORES["bert"]}
-SCORES |= {"mpt": SCORES["bert"]} | dict.fromkeys(("mixtral", "deepseek", "qwen_moe", "gpt_oss"), SCORES["llama"])
 # A dropout mask is one byte per element, a quarter of an fp32 pass, half of a 16-bit element kept for backward.
 DROPOUT = Passes(2.25, 2.25)
 MASK = 0.5
@@ -252,6 +256,31 @@ def _latent_norm(s: TransformerShape, name: str, width: int) -> Kernel:
     return replace(norm(s, name, float(s.seq_len * width)), flops=flops, backward_flops=2 * flops)
 
 
+def indexer_kernels(s: TransformerShape, a: Latent, x: Indexer) -> list[Kernel]:
+    """DeepSeek-V3.2's indexer: scores of small heads over all earlier tokens, their weighted sum, and the best of it.
+
+    Its projections are whole on every tensor-parallel rank, and no gradient of the model goes through it.
+    """
+    t = s.seq_len
+    pairs = float(s.seq_len) ** 2 / 2
+    products = [
+        linear("index_q", t, a.q_rank, x.heads * x.dim),
+        linear("index_k", t, s.d_model, x.dim),
+        linear("index_weights", t, s.d_model, x.heads),
+    ]
+    scores = replace(
+        batched("index_scores", x.heads, t, t, x.dim),
+        flops=2.0 * pairs * x.heads * x.dim,
+        backward_flops=0.0,
+        backward_nbytes=0.0,
+        backward_launches=0,
+        nbytes=pairs + float(t) * x.heads * x.dim,
+        cut="whole",
+    )
+    chosen = memory("index_top_k", pairs, Passes(3, 0, 3, 0), cut="whole")
+    return [*(sharing_input(product) for product in products), scores, chosen]
+
+
 def attention(s: TransformerShape) -> Kernels:
     """Everything between the q, k, v projections and the output projection."""
     kernels: list[Kernel] = []
@@ -301,7 +330,9 @@ def _eager(s: TransformerShape) -> Kernels:
     if s.fuses:
         ops = [memory("softmax", square, Passes(2, 3), cut="heads")]
     else:
-        ops = [memory(name, square, passes, cut="heads") for name, passes in SCORES[s.family].items()]
+        ops = [
+            memory(name, square, passes, cut="heads") for name, passes in SCORES[families()[s.family].scores].items()
+        ]
     if s.implementation != "fused" and s.attn_dropout:
         ops.append(memory("dropout", square, DROPOUT, cut="heads"))
     ops = [replace(op, saved=square_kept) if op.name == "softmax" else op for op in ops]

@@ -41,8 +41,11 @@ def what(name: str, *kinds: str) -> str:
 
 def described(name: str, model_type: bool = False) -> str:
     """Why a name or a ``model_type`` is not known, to follow ``model 'x' is``; empty where nobody knows what it is."""
-    said = (names()["types"].get(name, "") if model_type else "") or what(name, "others", "experts")
-    return f"{said}, which is not described" if said else ""
+    words = (names()["types"].get(name, "") if model_type else "") or what(name, "others", "experts")
+    if not words:
+        return ""
+    by_file = not model_type and what(name, "read")
+    return f"{words}, which is not described" + (" by a name: give the path of its config.json" if by_file else "")
 
 
 def same_family(name: str, known: Iterable[str]) -> str:

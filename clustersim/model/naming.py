@@ -1,40 +1,18 @@
-"""Parameter tensors of transformers: how large each part of ``data/naming.toml`` is, how tensor parallelism cuts it,
-and whether the shape has it (a plain MLP has no gate, a dense block no experts)."""
+"""Parameter tensors of transformers: how large each part of a family's row is, how tensor parallelism cuts it, and
+whether the shape has it (a plain MLP has no gate, a dense block no experts)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
-import msgspec
-
 from clustersim.core.model import Tensor
-from clustersim.core.texts import Table, data_table
-from clustersim.model.base import ExpertShape, Latent, Patches, TransformerShape
+from clustersim.model.base import Experts, Latent, Patches, TransformerShape
+from clustersim.model.families import families
 
 Tensors = tuple[Tensor, ...]
 Part = Callable[[str], Tensors]
 """A part's tensors, by its name."""
-
-
-class Family(msgspec.Struct, frozen=True):
-    """Names of one class, as the file has them."""
-
-    embedding: tuple[str, ...]
-    block_name: str
-    block: tuple[str, ...]
-    head: tuple[str, ...]
-    attention: tuple[str, ...] = ()
-    mtp: tuple[str, ...] = ()
-
-
-@lru_cache(maxsize=1)
-def families() -> dict[str, Family]:
-    """Every class that is known."""
-    known: dict[str, Table] = {"": {}}
-    for name, table in data_table("naming").items():
-        known[name] = known[table.get("like", "")] | table
-    return {name: msgspec.convert(table, Family) for name, table in known.items() if name}
 
 
 def embedding(s: TransformerShape) -> Tensors:
@@ -64,6 +42,17 @@ def mtp(s: TransformerShape, i: int) -> Tensors:
     return (*first, *block(s.of_block(number), number), *last)
 
 
+@lru_cache(maxsize=256)
+def _block_parts(family: str) -> frozenset[str]:
+    row = families()[family]
+    return frozenset(line.split()[0] for line in row.attention + row.block)
+
+
+def has(s: TransformerShape, part: str) -> bool:
+    """Whether the family's blocks list a part (``qkv`` for one projection of all three)."""
+    return part in _block_parts(s.family)
+
+
 def _made(s: TransformerShape, rows: Iterable[str], ahead: str = "") -> Tensors:
     known = _parts(s)
     return tuple(tensor for part, name in map(str.split, rows) for tensor in known[part](ahead + name))
@@ -74,7 +63,7 @@ def linear(name: str, n_in: int, n_out: int, cut: str = "sequence", *, bias: boo
 
     By default it is whole on every rank, each of which sees only its own tokens under sequence parallelism.
     """
-    dot = "_" if name.endswith("in_proj") else "."  # torch.nn.MultiheadAttention holds its projection itself
+    dot = "_" if name.endswith("in_proj") and "attention" in name else "."  # torch.nn.MultiheadAttention's own
     made = Tensor(f"{name}{dot}weight", n_in * n_out, cut=cut)
     return (made, Tensor(f"{name}{dot}bias", n_out, cut="sequence" if cut == "row" else cut)) if bias else (made,)
 
@@ -94,7 +83,8 @@ def _tensor(numel: int, cut: str = "whole", *, there: bool = True, tied_to: str 
 
 @lru_cache(maxsize=64)
 def _parts(s: TransformerShape) -> dict[str, Part]:
-    return _outside(s) | _of_block(s) | _of_attention(s) | _of_experts(s, s.experts)
+    parts = _outside(s) | _of_block(s) | _of_attention(s) | _of_experts(s, s.experts)
+    return parts | _of_delta(s) | _of_space(s) | _of_lightning(s)
 
 
 def _outside(s: TransformerShape) -> dict[str, Part]:
@@ -109,8 +99,10 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
         "segments": _tensor(s.token_types * h, there=s.token_types > 0),
         "project_in": _linear(s.embed_dim, h, there=s.embed_dim > 0),
         "project_out": _linear(h, s.embed_dim, there=s.embed_dim > 0),
+        "embedding_norm": _linear(1, h, bias=s.norm_bias),
         "final_norm": _linear(1, h, bias=s.norm_bias, there=s.final_norm),
         "logits": _tensor(s.vocab * s.embedding_width, "vocab", there=s.head == "lm", tied_to=words if s.tied else ""),
+        "logits_bias": _tensor(s.vocab, "vocab", there=s.head == "lm" and s.head_bias),
         "pooler": _linear(h, h, bias=True, there=s.head in {"pooler", "pretraining"}),
         "masked_bias": _tensor(s.vocab, "vocab", there=masked),
         "masked_transform": _linear(h, h, bias=True, there=masked),
@@ -119,8 +111,11 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
         "next_sentence": _linear(h, 2, bias=True, there=s.head == "pretraining"),
         "answers": _linear(h, 2, bias=True, there=s.head == "qa"),
         "token": _tensor(p.tokens * h, there=p.tokens > 0),
+        "mask_token": _tensor(h),
         "places": _tensor(s.n_positions * h, there=p.side > 0),
-        "patches": _linear(p.channels * p.side**2, h, "whole", bias=True, there=p.side > 0),
+        "patches": _linear(p.channels * p.side**2 * p.depth, h, "whole", bias=True, there=p.side > 0),
+        "patches_plain": _linear(p.channels * p.side**2 * p.depth, h, "whole", there=p.side > 0),
+        "pooling": lambda name: _pooling(name, s) if s.pooling else (),
         "classes": _linear(h, s.vocab, "whole", bias=True),
         "words_again": _tensor(s.vocab * h, "vocab", tied_to=words),
         "logits_again": _tensor(s.vocab * h, "vocab", tied_to="lm_head.weight"),
@@ -128,81 +123,228 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
     }
 
 
+def _pooling(name: str, s: TransformerShape) -> Tensors:
+    """SigLIP's head: attention of one learned query to all patches, a norm and an MLP."""
+    h = s.d_model
+    return (
+        Tensor(f"{name}.probe", h),
+        *affine(f"{name}.attention.in_proj", h, 3 * h),
+        *affine(f"{name}.attention.out_proj", h, h),
+        *affine(f"{name}.layernorm", 1, h),
+        *affine(f"{name}.mlp.fc1", h, s.d_ff),
+        *affine(f"{name}.mlp.fc2", s.d_ff, h),
+    )
+
+
 def _of_block(s: TransformerShape) -> dict[str, Part]:
     h = s.d_model
+    attends = s.attends
+    dense = s.d_ff > 0 and not s.experts
+    queries = s.width * (2 if s.attn_gate else 1)
     return {
-        "norm": _linear(1, h, bias=s.norm_bias),
-        "qkv": _linear(h, s.width + 2 * s.kv_width, "column", bias=s.qkv_bias),
-        "q": _linear(h, s.width, "column", bias=s.qkv_bias),
-        "kv": _linear(h, s.kv_width, "column", bias=s.qkv_bias),
-        "out": _linear(s.width, h, "row", bias=s.out_bias),
-        "gate": _linear(h, s.d_ff, "column", bias=s.mlp_bias, there=s.gated),
-        "up": _linear(h, s.d_ff, "column", bias=s.mlp_bias),
-        "down": _linear(s.d_ff, h, "row", bias=s.mlp_bias),
+        "norm": _linear(1, h, bias=s.norm_bias, there=s.norm_weight),
+        "norm_2": _linear(1, h, bias=s.norm_bias, there=s.norm_weight and s.norm_places != "parallel"),
+        "layer_scale": _tensor(h),
+        "qkv": _linear(h, queries + 2 * s.kv_width, "column", bias=s.qkv_bias, there=attends),
+        "q": _linear(h, queries, "column", bias=s.qkv_bias, there=attends),
+        "kv": _linear(h, s.kv_width, "column", bias=s.qkv_bias, there=attends),
+        "k_plain": _linear(h, s.kv_width, "column", there=attends),
+        "out": _linear(s.width, h, "row", bias=s.out_bias, there=attends),
+        "gate": _linear(h, s.d_ff, "column", bias=s.mlp_bias, there=s.gated and dense),
+        "up": _linear(h, s.d_ff, "column", bias=s.mlp_bias, there=dense),
+        "gate_up": _linear(h, 2 * s.d_ff, "column", bias=s.mlp_bias, there=dense),
+        "down": _linear(s.d_ff, h, "row", bias=s.mlp_bias, there=dense),
+        "scalar": _tensor(1, there=dense),
     }
 
 
 def _of_attention(s: TransformerShape) -> dict[str, Part]:
     """Of attention that may be latent."""
     h = s.d_model
-    plain = s.latent is None
+    attends = s.attends
     a = s.latent or Latent(0, 0, 0, 0, 0)
-    low = a.q_rank > 0
+    plain = attends and s.latent is None
+    latent = attends and s.latent is not None
+    low = latent and a.q_rank > 0
+    normed = s.qk_norm and plain
+    wide = s.qk_norm_of in {"width", "heads"}
+    index = latent and s.indexer
     return {
         "sinks": _tensor(s.heads, "column", there=s.sinks and plain),
-        "qk_norm": _tensor(s.head_dim, "sequence", there=s.qk_norm and plain),
-        "q_down": _linear(h, a.q_rank, there=low),
+        "qk_norm": _tensor(s.head_dim, "sequence", there=normed and s.qk_norm_of == "head"),
+        "qk_norm_affine": _linear(1, s.head_dim, bias=True, there=normed),
+        "q_wide_norm": _tensor(s.width, "column", there=normed and wide),
+        "k_wide_norm": _tensor(s.kv_width, "column", there=normed and wide),
+        "q_each_norm": _each_norm(s.heads, s.head_dim, there=normed),
+        "k_each_norm": _each_norm(s.kv_heads, s.head_dim, there=normed),
+        "q_down": _linear(h, a.q_rank, bias=s.qkv_bias, there=low),
         "q_norm": _tensor(a.q_rank, "sequence", there=low),
         "q_up": _linear(a.q_rank, s.width, "column", there=low),
-        "q_whole": _linear(h, s.width, "column", bias=s.qkv_bias and plain, there=not low),
+        "q_whole": _linear(h, s.width, "column", bias=s.qkv_bias and plain, there=attends and not low),
         "kv_whole": _linear(h, s.kv_width, "column", bias=s.qkv_bias, there=plain),
-        "kv_down": _linear(h, a.kv_rank + a.rope, there=not plain),
-        "kv_norm": _tensor(a.kv_rank, "sequence", there=not plain),
-        "kv_up": _linear(a.kv_rank, s.heads * (a.nope + a.value), "column", there=not plain),
-        "values_out": _linear(s.heads * s.value_dim, h, "row", bias=s.out_bias and plain),
+        "kv_down": _linear(h, a.kv_rank + a.rope, bias=s.qkv_bias, there=latent),
+        "kv_norm": _tensor(a.kv_rank, "sequence", there=latent),
+        "kv_up": _linear(a.kv_rank, s.heads * (a.nope + a.value), "column", there=latent),
+        "values_out": _linear(s.heads * s.value_dim, h, "row", bias=s.out_bias, there=attends),
+        "index_q": _linear(a.q_rank, s.indexer.heads * s.indexer.dim if s.indexer else 0, there=bool(index)),
+        "index_k": _linear(h, s.indexer.dim if s.indexer else 0, there=bool(index)),
+        "index_k_norm": _linear(1, s.indexer.dim if s.indexer else 0, bias=True, there=bool(index)),
+        "index_weights": _linear(h, s.indexer.heads if s.indexer else 0, there=bool(index)),
+    }
+
+
+def _each_norm(heads: int, dim: int, *, there: bool) -> Part:
+    """A norm of its own for each head (StableLM)."""
+    return lambda name: tuple(Tensor(f"{name}.{i}.weight", dim) for i in range(heads)) if there else ()
+
+
+def _of_delta(s: TransformerShape) -> dict[str, Part]:
+    """Of the gated delta rule, with one gate a head or (``kda``) one a channel."""
+    d = s.delta
+    h = s.d_model
+    parts = ("dt", "log", "conv", "in", "gates", "qkv", "z", "one", "norm", "out")
+    channel = ("q", "v", "dt", "down", "up", "out_up")
+    if d is None or not s.mixing & {"delta", "kda"}:
+        return {f"delta_{part}": lambda _: () for part in parts} | {f"kda_{part}": lambda _: () for part in channel}
+    keys = d.key_width
+    values = d.value_width
+    heads = d.value_heads
+    return {
+        "delta_dt": _tensor(heads, "column"),
+        "delta_log": _tensor(heads, "column"),
+        "delta_conv": _tensor((2 * keys + values) * d.conv, "column"),
+        "delta_in": _linear(h, 2 * keys + 2 * values, "column"),
+        "delta_gates": _linear(h, 2 * heads, "column"),
+        "delta_qkv": _linear(h, 2 * keys + values, "column"),
+        "delta_z": _linear(h, values, "column"),
+        "delta_one": _linear(h, heads, "column"),
+        "delta_norm": _tensor(d.value_dim, "sequence"),
+        "delta_out": _linear(values, h, "row"),
+        "kda_q": _linear(h, keys, "column"),
+        "kda_v": _linear(h, values, "column"),
+        "kda_dt": _tensor(keys, "column"),
+        "kda_down": _linear(h, d.value_dim),
+        "kda_up": _linear(d.value_dim, keys, "column"),
+        "kda_out_up": _linear(d.value_dim, values, "column"),
+    }
+
+
+def _of_space(s: TransformerShape) -> dict[str, Part]:
+    """Of state spaces and short convolutions; those of the first Mamba begin with ``scan``, of the second with
+    ``ssd``."""
+    p = s.space
+    h = s.d_model
+    mixing = s.mixing
+    first = ("log", "d", "conv", "in", "x", "step", "out", "step_norm", "state_norm")
+    second = ("dt", "log", "d", "conv", "in", "norm", "out")
+    absent = [*(f"scan_{part}" for part in first), *(f"ssd_{part}" for part in second)]
+    absent += ["gap_in", "gap_conv", "gap_out"]
+    parts: dict[str, Part] = {part: lambda _: () for part in absent}
+    if p is None:
+        return parts
+    if "mamba" in mixing:
+        parts |= {
+            "scan_log": _tensor(p.inner * p.state, "column"),
+            "scan_d": _tensor(p.inner, "column"),
+            "scan_conv": _linear(p.conv, p.inner, "column", bias=p.conv_bias),
+            "scan_in": _linear(h, 2 * p.inner, "column", bias=p.bias),
+            "scan_x": _linear(p.inner, p.rank + 2 * p.state, "row"),
+            "scan_step": _linear(p.rank, p.inner, "column", bias=True),
+            "scan_out": _linear(p.inner, h, "row", bias=p.bias),
+            "scan_step_norm": _tensor(p.rank, there=p.inner_norms),
+            "scan_state_norm": _tensor(p.state, there=p.inner_norms),
+        }
+    if "mamba2" in mixing:
+        parts |= {
+            "ssd_dt": _tensor(p.heads, "column"),
+            "ssd_log": _tensor(p.heads, "column"),
+            "ssd_d": _tensor(p.heads, "column"),
+            "ssd_conv": _linear(p.conv, p.conv_width, "column", bias=p.conv_bias),
+            "ssd_in": _linear(h, p.inner + p.conv_width + p.heads, "column", bias=p.bias),
+            "ssd_norm": _tensor(p.inner, "column", there=p.gated_norm),
+            "ssd_out": _linear(p.inner, h, "row", bias=p.bias),
+        }
+    if "conv" in mixing:
+        parts |= {
+            "gap_in": _linear(h, 3 * h, "column", bias=p.bias),
+            "gap_conv": _linear(p.conv, h, "column", bias=p.bias),
+            "gap_out": _linear(h, h, "row", bias=p.bias),
+        }
+    return parts
+
+
+def _of_lightning(s: TransformerShape) -> dict[str, Part]:
+    there = "lightning" in s.mixing
+    return {
+        "lightning_norm": _tensor(s.width, "column", there=there),
+        "lightning_qkv": _linear(s.d_model, 3 * s.width, "column", there=there),
+        "lightning_out": _linear(s.width, s.d_model, "row", there=there),
+        "lightning_gate": _linear(s.d_model, s.width, "column", there=there),
     }
 
 
 _GATED = {"gate_proj": "column", "up_proj": "column", "down_proj": "row"}
 _GATED_W = {"w1": "column", "w2": "row", "w3": "column"}
+_PLAIN = {"up_proj": "column", "down_proj": "row"}
 
 
-def _gated_mlp(name: str, s: TransformerShape, width: int, names: dict[str, str], kind: str = "") -> Tensors:
-    """Gate, up and down of one MLP in the order of ``names``, each with how it is cut."""
+def _mlp(
+    name: str, s: TransformerShape, width: int, names: dict[str, str], kind: str = "", *, bias: bool = False
+) -> Tensors:
+    """Projections of one MLP in the order of ``names``, each with how it is cut."""
     sizes = {"column": (s.d_model, width), "row": (width, s.d_model)}
-    return tuple(tensor for one, cut in names.items() for tensor in linear(f"{name}.{one}", *sizes[cut], kind + cut))
+    return tuple(
+        tensor
+        for projection, cut in names.items()
+        for tensor in linear(f"{name}.{projection}", *sizes[cut], kind + cut, bias=bias)
+    )
 
 
-def _of_experts(s: TransformerShape, e: ExpertShape | None) -> dict[str, Part]:
+def _of_experts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
     """Of a block with experts (none where it has no experts), and of the MLP that it has without."""
+    names = _GATED if s.gated else _PLAIN
     if e is None:
-        absent = ("router", "experts", "experts_w", "experts_joined", "correction", "shared", "shared_gate")
-        return {part: lambda _: () for part in absent} | {"dense": lambda name: _gated_mlp(name, s, s.d_ff, _GATED)}
+        absent = ("router", "experts", "experts_w", "experts_joined", "correction", "shared", "shared_plain")
+        parts: dict[str, Part] = {part: lambda _: () for part in (*absent, "shared_joined", "shared_gate")}
+        there = s.d_ff > 0
+        return parts | {"dense": lambda name: _mlp(name, s, s.d_ff, names, bias=s.mlp_bias) if there else ()}
 
     def each(names: dict[str, str]) -> Part:
         every = range(e.count)
-        return lambda name: tuple(t for i in every for t in _gated_mlp(f"{name}.{i}", s, e.width, names, "expert_"))
-
-    def joined(name: str) -> Tensors:
-        n = e.count
-        h = s.d_model
-        f = e.width
-        up = f"{name}.gate_up_proj"
-        down = f"{name}.down_proj"
-        return (
-            Tensor(up, n * h * 2 * f, cut="expert_column"),
-            Tensor(f"{up}_bias", n * 2 * f, cut="expert_column"),
-            Tensor(down, n * f * h, cut="expert_row"),
-            Tensor(f"{down}_bias", n * h, cut="expert"),
-        )
+        return lambda name: tuple(t for i in every for t in _mlp(f"{name}.{i}", s, e.width, names, "expert_"))
 
     return {
         "router": _linear(s.d_model, e.count, bias=e.bias),
-        "experts": each(_GATED),
+        "experts": each(names),
         "experts_w": each(_GATED_W),
-        "experts_joined": joined,
+        "experts_joined": lambda name: _joined(name, s, e),
         "correction": _tensor(e.count, there=e.correction),
-        "shared": lambda name: _gated_mlp(name, s, e.shared, _GATED) if e.shared else (),
+        "shared": lambda name: _mlp(name, s, e.shared, names, bias=s.mlp_bias) if e.shared else (),
+        "shared_plain": lambda name: _mlp(name, s, e.shared, names) if e.shared else (),
+        "shared_joined": lambda name: _shared_joined(name, s, e.shared) if e.shared else (),
         "shared_gate": _linear(s.d_model, 1, there=e.shared_gate),
         "dense": lambda _: (),
     }
+
+
+def _joined(name: str, s: TransformerShape, e: Experts) -> Tensors:
+    """One tensor for all experts' gate and up, one for their down, as transformers 5 has them."""
+    n = e.count
+    h = s.d_model
+    f = e.width
+    wide = 2 * f if s.gated else f
+    up = f"{name}.{'gate_up' if s.gated else 'up'}_proj"
+    down = f"{name}.down_proj"
+    tensors = [Tensor(up, n * h * wide, cut="expert_column")]
+    if e.bias:
+        tensors.append(Tensor(f"{up}_bias", n * wide, cut="expert_column"))
+    tensors.append(Tensor(down, n * f * h, cut="expert_row"))
+    if e.bias:
+        tensors.append(Tensor(f"{down}_bias", n * h, cut="expert"))
+    return tuple(tensors)
+
+
+def _shared_joined(name: str, s: TransformerShape, width: int) -> Tensors:
+    """Gate and up of a shared expert as one (Granite)."""
+    up = linear(f"{name}.input_linear", s.d_model, 2 * width, "column")
+    return (*up, *linear(f"{name}.output_linear", width, s.d_model, "row"))

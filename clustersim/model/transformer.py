@@ -15,6 +15,9 @@ from clustersim.model import kernels as K
 from clustersim.model import naming
 from clustersim.model.base import TransformerShape, checked
 from clustersim.model.experts import expert_kernels
+from clustersim.model.families import families
+from clustersim.model.mixers import LINEAR
+from clustersim.model.towers import renamed, tower_layers
 from clustersim.model.vision import class_kernels, patch_kernels
 
 
@@ -108,8 +111,8 @@ def build(shape: TransformerShape, notes: tuple[str, ...] = ()) -> Model:
     unknown.
     """
     s = checked(shape)
-    if s.family not in naming.families():
-        raise ModelError(f"{s.name}: unknown style {s.family!r}; {nearest(s.family, naming.families())}")
+    if s.family not in families():
+        raise ModelError(f"{s.name}: unknown style {s.family!r}; {nearest(s.family, families())}")
     return _built(s, notes)
 
 
@@ -147,10 +150,13 @@ def _built(s: TransformerShape, notes: tuple[str, ...]) -> Model:
         activation_bytes=2.0 * positions * s.d_model + 2.0 * logits,
         boundary_bytes=boundary,
     )
+    layers = (embedding, *blocks, *_mtp(s), head)
+    if s.tower:
+        layers = (*tower_layers(s, s.tower, block_kernels), *(renamed(s.tower, layer) for layer in layers))
     return Model(
         s.name,
         s.family,
-        (embedding, *blocks, *_mtp(s), head),
+        layers,
         seq_len=s.seq_len,
         n_blocks=s.layers,
         hidden=s.d_model,
@@ -168,7 +174,7 @@ def _mtp(s: TransformerShape) -> tuple[Layer, ...]:
     to one width, a block, and the main head once more (DeepSeek-V3, arXiv:2412.19437, section 2.2)."""
     if not s.mtp:
         return ()
-    if not naming.families()[s.family].mtp:
+    if not families()[s.family].mtp:
         raise ModelError(f"{s.name}: mtp = {s.mtp}, but {s.family} has no multi-token prediction; use mtp = 0")
     t = s.seq_len
     h = s.d_model
@@ -215,36 +221,82 @@ def _embedding_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
 
 def block_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
     """Forward kernels of one block in order, norms where the shape has them."""
+    mixer = _mixer_kernels(s)
+    mlp = _mlp_kernels(s) if s.experts or s.d_ff else ()
+    return (*_in_order(s, mixer, mlp), *_backward_sums(s))
+
+
+def _in_order(s: TransformerShape, mixer: K.Kernels, mlp: K.Kernels) -> K.Kernels:
+    """A block's halves between their norms and residual sums."""
+    places = "post" if s.post_norm else s.norm_places
+    if places.startswith("parallel"):
+        norms = ("norm_1", "norm_2") if places == "parallel_two" else ("norm_1",)
+        sums = (*K.residual(s, "attention_residual"), *K.residual(s, "mlp_residual"))
+        return (*(K.norm(s, name) for name in norms), *mixer, *mlp, *sums)
+    listed: list[Kernel] = []
+    for number, name, half in ((1, "attention", mixer), (2, "mlp", mlp)):
+        if not half:
+            continue
+        norm = K.norm(s, f"norm_{number}")
+        residual = K.residual(s, f"{name}_residual")
+        if places == "post":
+            listed += [*half, *residual, norm]
+        elif places == "after":
+            listed += [*half, norm, *residual]
+        elif places == "both":
+            listed += [norm, *half, K.norm(s, f"norm_behind_{number}"), *residual]
+        else:
+            listed += [norm, *half, *residual]
+    return tuple(listed)
+
+
+def _mixer_kernels(s: TransformerShape) -> K.Kernels:
+    """What mixes tokens, from the block's normed input to its output; side by side where the block has two."""
+    listed: list[Kernel] = []
+    for kind, made in LINEAR.items():
+        if kind in s.mixing:
+            listed += made(s)
+    if s.attends:
+        listed += _attention_kernels(s)
+    return tuple(listed)
+
+
+def _attention_kernels(s: TransformerShape) -> K.Kernels:
     t = s.seq_len
     h = s.d_model
-    split_qkv = s.family not in {"gpt2", "mpt", "vit", "vit_torchvision"}
-    qkv = s.width + 2 * s.kv_width
+    queries = s.width * (2 if s.attn_gate else 1)
     if s.latent:
         projections = list(K.latent_projections(s, s.latent))
-    elif split_qkv:
-        q, k, v = (K.linear(n, t, h, w) for n, w in (("q", s.width), ("k", s.kv_width), ("v", s.kv_width)))
+        if s.indexer:
+            projections += K.indexer_kernels(s, s.latent, s.indexer)
+    elif _splits_qkv(s):
+        q, k, v = (K.linear(n, t, h, w) for n, w in (("q", queries), ("k", s.kv_width), ("v", s.kv_width)))
         projections = [q, K.sharing_input(k), K.sharing_input(v)]
     else:
-        projections = [K.linear("qkv", t, h, qkv)]
-    dense_bias = s.mlp_bias and not s.experts
-    biases = [qkv] * s.qkv_bias + [s.d_ff] * ((1 + s.gated) * dense_bias)
-    row_biases = [h] * (s.out_bias + dense_bias)
-    branches = (1 if s.latent else 2 if split_qkv else 0) + (1 if s.gated else 0)
-    kernels = [
-        *projections,
-        *K.attention(s),
-        K.linear("out", t, s.heads * s.value_dim, h),
-        *K.residual(s, "attention_residual"),
-        *_mlp_kernels(s),
-        *K.residual(s, "mlp_residual"),
-        *K.bias_gradients(s, biases, row_biases),
-        *K.input_gradient_sums(s, branches),
-    ]
-    at = [i for i, k in enumerate(kernels) if k.name in {"attention_residual", "mlp_residual"}]
-    first = (at[0] + 1, at[1] + 1) if s.post_norm else (0, at[0] + 1)
-    kernels.insert(first[1], K.norm(s, "norm_2"))
-    kernels.insert(first[0], K.norm(s, "norm_1"))
-    return tuple(kernels)
+        projections = [K.linear("qkv", t, h, queries + 2 * s.kv_width)]
+    gate: K.Kernels = ()
+    if s.attn_gate:
+        elements = float(t) * s.width
+        gate = (K.memory("attention_gate", elements, K.Passes(4, 7, 2, 3), cut="heads", saved=2),)
+    return (*projections, *K.attention(s), *gate, K.linear("out", t, s.heads * s.value_dim, h))
+
+
+def _backward_sums(s: TransformerShape) -> K.Kernels:
+    """Sums of backward alone: of biases, and of the gradients of what several linears read."""
+    h = s.d_model
+    dense = bool(s.d_ff) and not s.experts
+    dense_bias = s.mlp_bias and dense
+    wide = s.width * (2 if s.attn_gate else 1) + 2 * s.kv_width
+    biases = [wide] * (s.qkv_bias and s.attends) + [s.d_ff] * ((1 + s.gated) * dense_bias)
+    row_biases = [h] * ((s.out_bias and s.attends) + dense_bias)
+    attention = (1 if s.latent else 2 if _splits_qkv(s) else 0) if s.attends else 0
+    mlp = 1 if s.gated and (s.experts or dense) and not naming.has(s, "gate_up") else 0
+    return (*K.bias_gradients(s, biases, row_biases), *K.input_gradient_sums(s, attention + mlp))
+
+
+def _splits_qkv(s: TransformerShape) -> bool:
+    """Whether queries, keys and values are products apart."""
+    return not naming.has(s, "qkv")
 
 
 def _mlp_kernels(s: TransformerShape) -> tuple[Kernel, ...]:

@@ -75,6 +75,19 @@ def _check(model: Model, parallel: ParallelConfig, ranges: tuple[Range, ...]) ->
         )
     if parallel.cp > 1 and not model.seq_len:
         raise ScenarioError(f"cp = {parallel.cp} splits a sequence; {model.name} has none; use 1 (at $.parallel.cp)")
+    if any(layer.kind == "projector" for layer in model.layers):
+        for field in ("pp", "cp"):
+            if getattr(parallel, field) > 1:
+                raise ScenarioError(
+                    f"{field} = {getattr(parallel, field)}: how {model.name}'s tower of images is cut by it is not "
+                    f"described; use 1 (at $.parallel.{field})"
+                )
+    states = {"short_conv", "scan", "state_written"}
+    if parallel.cp > 1 and any(kernel.name in states for layer in model.layers for kernel in layer.kernels):
+        raise ScenarioError(
+            f"cp = {parallel.cp}: how blocks of {model.name} that do not attend hand their states from one "
+            "context-parallel rank to the next is not described; use 1 (at $.parallel.cp)"
+        )
 
 
 class _CheckpointUnit(msgspec.Struct, frozen=True):

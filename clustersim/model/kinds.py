@@ -1,0 +1,81 @@
+"""Which block does what: from a list of the config, or from a period."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from clustersim.core.errors import ModelError
+from clustersim.model.config import Config
+from clustersim.model.families import Kinds
+
+WORDS = {
+    "full_attention": "full",
+    "attention": "full",
+    "sliding_attention": "sliding",
+    "chunked_attention": "chunked",
+    "indexed_attention": "full",
+    "conv": "conv",
+    "mamba": "mamba",
+}
+"""Words of ``layer_types``, which transformers has for all families."""
+
+
+def blocks_of(c: Config, kinds: Kinds, values: dict[str, Any]) -> dict[str, Any]:
+    """``mixers`` (and ``mlps``) of a shape, as one period of its blocks; nothing where all attend to everything.
+
+    Raises :class:`ModelError` for a list of another length than the blocks, or a word that is not known.
+    """
+    layers = values["layers"]
+    listed = c.listed(kinds.field, "a word for each block") if kinds.field else []
+    if listed:
+        if len(listed) != layers:
+            raise ModelError(
+                f"{c.where}: '{kinds.field}' has {len(listed)} words for {layers} blocks; it must have one for each"
+            )
+        described = [_word(c, kinds, word) for word in listed]
+    else:
+        described = _periodic(c, kinds, layers)
+    if not values.get("window"):
+        described = [word.replace("sliding", "full").replace("chunked", "full") for word in described]
+    return as_blocks(described)
+
+
+def as_blocks(described: Sequence[str]) -> dict[str, Any]:
+    """Mixers and MLPs of blocks that are each described as ``mixer`` or ``mixer/mlp``."""
+    period = shortest(described)
+    mixers = tuple(word.partition("/")[0] for word in period)
+    mlps = tuple(word.partition("/")[2] for word in period)
+    if set(mixers) == {"full"} and not any(mlps):
+        return {}
+    return {"mixers": mixers} | ({"mlps": mlps} if any(mlps) else {})
+
+
+def shortest(words: Sequence[str]) -> tuple[str, ...]:
+    """The shortest beginning that, repeated, gives all words.
+
+    >>> shortest(["a", "b", "a", "b", "a"]), shortest(["a", "b", "b"])
+    (('a', 'b'), ('a', 'b', 'b'))
+    """
+    for length in range(1, len(words) + 1):
+        if all(word == words[i % length] for i, word in enumerate(words)):
+            return tuple(words[:length])
+    return tuple(words)
+
+
+def _word(c: Config, kinds: Kinds, word: object) -> str:
+    known = WORDS | kinds.words
+    if not isinstance(word, str) or word not in known:
+        raise ModelError(f"{c.where}: '{kinds.field}' has {word!r}; it must be of {', '.join(map(repr, known))}")
+    return known[word]
+
+
+def _periodic(c: Config, kinds: Kinds, layers: int) -> list[str]:
+    period = kinds.period
+    if kinds.every:
+        period = c.number(kinds.every, kinds.period, "blocks from one that attends to everything to the next")
+        c.defaults.pop(kinds.every, None)
+    if not period:
+        return [kinds.rest] * layers
+    place = 0 if kinds.first else period - 1
+    return ["full" if i % period == place else kinds.rest for i in range(layers)]

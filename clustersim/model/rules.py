@@ -1,0 +1,344 @@
+"""What a table cannot say of a family's config: sizes that follow from others, lists, tables inside the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+from clustersim.core.errors import ModelError
+from clustersim.model.config import Config
+from clustersim.model.kinds import as_blocks, shortest
+
+Values = dict[str, Any]
+"""Dimensions of a Shape by name, those of its parts with a dot (``experts.count``)."""
+
+
+def _offset_positions(c: Config, values: Values) -> None:
+    """OPT's position ids start at 2: the table has two rows more."""
+    values["n_positions"] = values["seq_len"] + 2
+
+
+def _padded_positions(c: Config, values: Values) -> None:
+    """RoBERTa's position ids start after the padding id: two rows are no position."""
+    values["n_positions"] = values["seq_len"]
+    values["seq_len"] -= 2
+
+
+def _opt(c: Config, values: Values) -> None:
+    """OPT-350m has norms behind its halves, no final norm and a narrower embedding."""
+    bias = c.flag("enable_bias", True)
+    before = c.flag("do_layer_norm_before", True)
+    values |= {"qkv_bias": bias, "out_bias": bias, "mlp_bias": bias, "post_norm": not before}
+    values["final_norm"] = before and not c.flag("_remove_final_layer_norm", False)
+    if values["embed_dim"] in {None, values["d_model"]} or not c.has("word_embed_proj_dim"):
+        values["embed_dim"] = 0
+        c.defaults.pop("word_embed_proj_dim", None)
+
+
+def _mpt(c: Config, values: Values) -> None:
+    """MPT's tables of attention and MLP, as llm-foundry writes them."""
+    attn = Config(f"{c.where}: attn_config", c.table("attn_config"))
+    ratio = c.data.get("expansion_ratio", c.table("ffn_config").get("expansion_ratio", 4))
+    if not isinstance(ratio, int | float) or isinstance(ratio, bool) or ratio <= 0:
+        raise ModelError(
+            f"{c.where}: 'expansion_ratio' = {ratio!r} must be a number above zero, the MLP's width over the model's"
+        )
+    c.read.update({"expansion_ratio", "ffn_config"})
+    alibi = attn.flag("alibi", True)
+    positions = "alibi" if alibi else "learned" if c.flag("learned_pos_emb", True) else "none"
+    bias = not c.flag("no_bias", False)
+    multiquery = attn.text("attn_type", "multihead_attention") == "multiquery_attention"
+    values |= {"qkv_bias": bias, "out_bias": bias, "mlp_bias": bias, "norm_bias": bias, "positions": positions}
+    values |= {
+        "kv_heads": attn.number("kv_n_heads", 1 if multiquery else values["heads"], "key-value heads"),
+        "d_ff": int(ratio * values["d_model"]),
+        "n_positions": values["seq_len"] if positions == "learned" else 0,
+        "any_length": True,
+        "attn_dropout": attn.rate("attn_pdrop", 0.0),
+    }
+
+
+def _image(c: Config, values: Values) -> None:
+    """A vision transformer's classes, by their names or their number."""
+    named = c.data.get("id2label")
+    c.read.update({"id2label", "num_labels"})
+    if isinstance(named, dict) and named:
+        values["vocab"] = len(named)
+    else:
+        values["vocab"] = c.number("num_labels", 2, "the number of classes")
+        c.defaults.pop("num_labels", None)
+    values["seq_len"] = 1
+
+
+def _pooled(c: Config, values: Values) -> None:
+    """SigLIP's tower ends in attention of one learned query, unless its config says no."""
+    values["pooling"] = c.flag("vision_use_head", True)
+
+
+def _mlp_ratio(c: Config, values: Values) -> None:
+    """The MLP is so many times as wide as the tower."""
+    ratio = c.value("mlp_ratio")
+    if not isinstance(ratio, int | float) or isinstance(ratio, bool) or ratio <= 0:
+        raise ModelError(
+            f"{c.where}: 'mlp_ratio' = {ratio!r} must be a number above zero, the MLP's width over the tower's"
+        )
+    values["d_ff"] = int(ratio * values["d_model"])
+    if c.flag("use_swiglu_ffn", False):
+        raise ModelError(f"{c.where}: 'use_swiglu_ffn' = true is not described; only false is")
+
+
+def _any_image(c: Config, values: Values) -> None:
+    """Pixtral's ``image_size`` is the largest that it takes."""
+    side = values["patches.side"]
+    values["patches.image"] = min(values["patches.image"], 448 // side * side)
+    values["n_positions"] = 0
+
+
+def _patch_windows(c: Config, values: Values) -> None:
+    """Qwen2.5's tower attends inside windows of so many pixels, but for some blocks."""
+    full = c.listed("fullatt_block_indexes", "numbers of blocks that attend to everything")
+    side = c.number("window_size", 112, "pixels of a window's side") // values["patches.side"]
+    values["window"] = side * side
+    values |= as_blocks(["full" if i in full else "chunked" for i in range(values["layers"])]) or {"window": 0}
+
+
+def _window_flag(c: Config, values: Values) -> None:
+    """Qwen2 and its kin: a window counts where ``use_sliding_window`` says so, from block ``max_window_layers`` on."""
+    if not c.flag("use_sliding_window", False):
+        values["window"] = 0
+        c.read.update({"sliding_window", "max_window_layers"})
+        return
+    if values.get("window") and not c.has("layer_types"):
+        full = c.whole("max_window_layers", values["layers"], "leading blocks without a window")
+        values |= as_blocks(["full" if i < full else "sliding" for i in range(values["layers"])])
+
+
+def _decoder_step(c: Config, values: Values) -> None:
+    """Qwen's blocks with experts: each ``decoder_sparse_step``-th that is not among ``mlp_only_layers``."""
+    dense = c.listed("mlp_only_layers", "numbers of blocks without experts")
+    step = values.get("experts.every") or 1
+    if not dense:
+        return
+    if not all(isinstance(i, int) and 0 <= i < values["layers"] for i in dense):
+        raise ModelError(
+            f"{c.where}: 'mlp_only_layers' = {dense!r} must be numbers of blocks, from 0 to {values['layers'] - 1}"
+        )
+    sparse = [i not in dense and (i + 1) % step == 0 for i in range(values["layers"])]
+    _experts_in(values, sparse)
+
+
+def _experts_in(values: Values, sparse: list[bool]) -> None:
+    """Blocks with experts, from a truth value for each: as leading dense ones where they are, else one by one."""
+    first = sparse.index(True) if True in sparse else len(sparse)
+    if all(sparse[first:]):
+        values |= {"experts.dense_first": first, "experts.every": 1}
+        return
+    values["mlps"] = shortest(["experts" if there else "dense" for there in sparse])
+    values.setdefault("mixers", ("full",))
+
+
+def _mlp_words(c: Config, values: Values) -> None:
+    """A word for each block says whether it has experts (``mlp_layer_types``)."""
+    words = c.listed("mlp_layer_types", "dense or sparse for each block")
+    if not words:
+        return
+    if len(words) != values["layers"] or not set(words) <= {"dense", "sparse"}:
+        raise ModelError(
+            f"{c.where}: 'mlp_layer_types' must be 'dense' or 'sparse' for each of {values['layers']} "
+            f"blocks, not {words!r}"
+        )
+    _experts_in(values, [word == "sparse" for word in words])
+
+
+def _no_mixture(c: Config, values: Values) -> None:
+    """DeepSeek's class without routed experts is dense: null says so, and a missing field is an error."""
+    if "n_routed_experts" in c.data and c.data["n_routed_experts"] is None:
+        for name in [name for name in values if name.startswith("experts.")]:
+            del values[name]
+        c.read.update({"moe_intermediate_size", "n_shared_experts", "first_k_dense_replace", "num_experts_per_tok"})
+
+
+def _deepseek(c: Config, values: Values) -> None:
+    """Scores are corrected where ``topk_method`` is noaux_tc, which V3 is without saying so."""
+    if c.data.get("moe_layer_freq", 1) != 1:
+        raise ModelError(f"{c.where}: 'moe_layer_freq' = {c.data['moe_layer_freq']!r} is not described; only 1 is")
+    c.read.add("moe_layer_freq")
+    usual = "greedy" if c.kind == "deepseek_v2" else "noaux_tc"
+    values["experts.correction"] = c.text("topk_method", usual) == "noaux_tc"
+
+
+def _gpt_oss(c: Config, values: Values) -> None:
+    """Every block has a window but each second, unless ``layer_types`` says otherwise."""
+    if not values.get("window"):
+        values["window"] = 128
+
+
+def _llama4(c: Config, values: Values) -> None:
+    """Blocks with experts and those that attend to a chunk: lists, or each so many-th."""
+    layers = values["layers"]
+    moe = c.listed("moe_layers", "numbers of blocks with experts")
+    step = c.number("interleave_moe_layer_step", 1, "blocks from one with experts to the next")
+    _experts_in(values, [i in moe if moe else (i + 1) % step == 0 for i in range(layers)])
+    values["experts.shared"] = values["experts.width"]
+    if not c.has("layer_types"):
+        interval = c.number("no_rope_layer_interval", 4, "blocks from one without rotation to the next")
+        rotated = c.listed("no_rope_layers", "1 for each block with rotation") or [
+            int((i + 1) % interval != 0) for i in range(layers)
+        ]
+        if len(rotated) != layers:
+            raise ModelError(f"{c.where}: 'no_rope_layers' has {len(rotated)} entries for {layers} blocks")
+        if values.get("window"):
+            values["mixers"] = shortest(["chunked" if there else "full" for there in rotated])
+
+
+def _two_sided_window(c: Config, values: Values) -> None:
+    """Gemma 3 as an encoder looks to both sides of a token."""
+    if c.flag("use_bidirectional_attention", False):
+        values["causal"] = False
+
+
+def _late_windows(c: Config, values: Values) -> None:
+    """dots.llm1: a window from block ``max_window_layers`` on."""
+    full = c.whole("max_window_layers", values["layers"], "leading blocks without a window")
+    c.defaults.pop("max_window_layers", None)
+    if c.has("layer_types") or not values.get("window"):
+        return
+    described = as_blocks(["full" if i < full else "sliding" for i in range(values["layers"])])
+    values |= described or {"window": 0}
+
+
+def _stablelm(c: Config, values: Values) -> None:
+    """StableLM 2's 12B has attention and MLP side by side behind one norm."""
+    if c.flag("use_parallel_residual", False):
+        values["norm_places"] = "parallel"
+
+
+def _hunyuan_moe(c: Config, values: Values) -> None:
+    """Hunyuan has one shared expert, as wide as a routed one; widths may differ from block to block."""
+    for key in ("num_experts", "moe_topk", "moe_intermediate_size"):
+        if isinstance(c.data.get(key), list):
+            raise ModelError(f"{c.where}: '{key}' is a list of {len(c.data[key])}; only one number is described")
+    values["experts.shared"] = values["experts.width"]
+
+
+def _ernie_moe(c: Config, values: Values) -> None:
+    """ERNIE's blocks with experts: each ``moe_layer_interval``-th from the first to the last of them."""
+    layers = values["layers"]
+    first = c.whole("moe_layer_start_index", 1, "the first block with experts")
+    step = c.number("moe_layer_interval", 1, "blocks from one with experts to the next")
+    last = c.value("moe_layer_end_index")
+    last = layers - 1 if last in {None, -1} else last
+    _experts_in(values, [(i + 1) % step == 0 and first <= i <= last for i in range(layers)])
+
+
+def _lite_words(c: Config, values: Values) -> None:
+    """GLM-4.7's leading dense block, unless ``mlp_layer_types`` says otherwise."""
+    values["experts.dense_first"] = 1
+    _mlp_words(c, values)
+
+
+def _sparse_attention(c: Config, values: Values) -> None:
+    """DeepSeek-V3.2: each token attends to as many keys as the indexer keeps, as to a window of that length."""
+    values |= {"window": values["indexer.top"], "mixers": ("sliding",)}
+
+
+def _mamba(c: Config, values: Values) -> None:
+    """Channels from ``expand``, the step's rank from the width; a head is a channel."""
+    inner = _expanded(c, values, "expand")
+    rank = c.value("time_step_rank")
+    values |= {"space.inner": inner, "heads": inner, "kv_heads": inner, "head_dim": 1, "d_ff": 0}
+    values["space.rank"] = ceil(values["d_model"] / 16) if rank == "auto" else c.number("time_step_rank", 1, "a rank")
+    values |= {"mixers": ("mamba",), "mlps": ("none",)}
+
+
+def _expanded(c: Config, values: Values, key: str) -> int:
+    expand = c.value(key)
+    if not isinstance(expand, int | float) or isinstance(expand, bool) or expand <= 0:
+        raise ModelError(f"{c.where}: '{key}' = {expand!r} must be a number above zero, channels over the width")
+    if not c.has(key):
+        c.defaults[key] = expand
+    return int(expand * values["d_model"])
+
+
+def _mamba2(c: Config, values: Values) -> None:
+    """Channels are heads times their size; the config's ``expand`` must say the same."""
+    inner = _expanded(c, values, "expand")
+    if values["heads"] * values["head_dim"] != inner:
+        raise ModelError(
+            f"{c.where}: {values['heads']} heads ('num_heads') of {values['head_dim']} ('head_dim') are "
+            f"not the {inner} channels that 'expand' and 'hidden_size' give"
+        )
+    values |= {"space.inner": inner, "space.heads": values["heads"], "d_ff": 0}
+    values |= {"mixers": ("mamba2",), "mlps": ("none",)}
+
+
+_NEMOTRON = {"M": "mamba2/none", "E": "none/experts", "*": "full/none", "-": "none/dense"}
+_NEMOTRON_WORDS = {
+    "linear_attention": "mamba2/none",
+    "mamba": "mamba2/none",
+    "moe": "none/experts",
+    "full_attention": "full/none",
+    "attention": "full/none",
+    "mlp": "none/dense",
+}
+
+
+def _nemotron_h(c: Config, values: Values) -> None:
+    """Each block has one half: a state space, attention, an MLP or experts, by a pattern of letters or a list."""
+    pattern = c.text("hybrid_override_pattern", "")
+    words = c.listed("layers_block_type", "a word for each block")
+    table = _NEMOTRON if pattern and not words else _NEMOTRON_WORDS
+    listed: list[Any] = words or list(pattern)
+    if not listed:
+        raise ModelError(f"{c.where}: missing 'layers_block_type' (or 'hybrid_override_pattern'), what each block has")
+    wrong = [word for word in listed if word not in table]
+    if wrong:
+        raise ModelError(f"{c.where}: blocks of kind {wrong[0]!r}; known: {', '.join(table)}")
+    said = c.data.get("num_hidden_layers")
+    if said is not None and said != len(listed):
+        raise ModelError(f"{c.where}: 'num_hidden_layers' = {said!r}, but {len(listed)} blocks are described")
+    values["layers"] = len(listed)
+    values |= as_blocks([table[word] for word in listed])
+    values["space.inner"] = values["space.heads"] * c.number("mamba_head_dim", 64, "channels of a head")
+    if not any("experts" in table[word] for word in listed):
+        for name in [name for name in values if name.startswith("experts.")]:
+            del values[name]
+    elif c.has("moe_latent_size"):
+        raise ModelError(f"{c.where}: 'moe_latent_size' = {c.data['moe_latent_size']!r} is not described; only null is")
+    else:
+        times = c.whole("n_shared_experts", 1, "the number of shared experts")
+        wide = c.number("moe_shared_expert_intermediate_size", values["experts.width"], "the shared expert's width")
+        values["experts.shared"] = wide if times else 0
+
+
+Rule = Callable[[Config, Values], None]
+RULES: dict[str, Rule] = {
+    "offset_positions": _offset_positions,
+    "padded_positions": _padded_positions,
+    "opt": _opt,
+    "mpt": _mpt,
+    "image": _image,
+    "pooled": _pooled,
+    "mlp_ratio": _mlp_ratio,
+    "any_image": _any_image,
+    "patch_windows": _patch_windows,
+    "window_flag": _window_flag,
+    "decoder_step": _decoder_step,
+    "mlp_words": _mlp_words,
+    "no_mixture": _no_mixture,
+    "deepseek": _deepseek,
+    "gpt_oss": _gpt_oss,
+    "llama4": _llama4,
+    "two_sided_window": _two_sided_window,
+    "late_windows": _late_windows,
+    "stablelm": _stablelm,
+    "hunyuan_moe": _hunyuan_moe,
+    "ernie_moe": _ernie_moe,
+    "lite_words": _lite_words,
+    "sparse_attention": _sparse_attention,
+    "mamba": _mamba,
+    "mamba2": _mamba2,
+    "nemotron_h": _nemotron_h,
+}
+"""Rules by name, which rows list."""

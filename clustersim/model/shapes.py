@@ -1,0 +1,209 @@
+"""A config's fields and its family's row -> :class:`~clustersim.model.base.TransformerShape`: the one reader of all
+rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from clustersim.core.errors import ModelError
+from clustersim.model.base import TransformerShape
+from clustersim.model.config import Config
+from clustersim.model.families import Family
+from clustersim.model.kinds import blocks_of
+from clustersim.model.rules import RULES, Values
+from clustersim.model.sizes import Delta, Experts, Indexer, Latent, Patches, StateSpace
+from clustersim.model.vision import seeing
+
+LONGEST = 8192
+"""Tokens of a sample unless somebody says another number: Llama 3.1 allows 131,072 positions, but nobody means that
+when they do not say a sequence length."""
+
+NEEDED = ("layers", "d_model", "heads", "d_ff", "vocab", "experts.count", "experts.width")
+"""Dimensions that a config must say: nobody means a default of these."""
+
+PURPOSE = {
+    "layers": "the number of blocks",
+    "d_model": "the width of the model",
+    "heads": "the number of attention heads",
+    "kv_heads": "key-value heads",
+    "head_dim": "the size of a head",
+    "d_ff": "the width of the MLP",
+    "vocab": "the number of tokens",
+    "seq_len": "the longest sequence",
+    "n_positions": "the rows of the position table",
+    "embed_dim": "the width of the embedding",
+    "token_types": "the number of segments",
+    "window": "the tokens of a window",
+    "experts.count": "the number of experts",
+    "experts.per_token": "the experts each token visits",
+    "experts.width": "the width of an expert",
+    "experts.shared": "the width of the shared expert",
+    "experts.shared_of": "the number of shared experts",
+    "experts.dense_first": "the number of leading dense blocks",
+    "experts.every": "blocks from one with experts to the next",
+    "experts.groups": "the number of groups of experts",
+    "experts.group_limit": "the groups each token's experts are in",
+    "latent.q_rank": "the rank of the queries",
+    "latent.kv_rank": "the rank of keys and values",
+    "latent.nope": "elements of a head that are not rotated",
+    "latent.rope": "elements of a head that are rotated",
+    "latent.value": "elements of a head's value",
+    "patches.image": "pixels of a side",
+    "patches.side": "pixels of a patch's side",
+    "patches.channels": "colours of a pixel",
+}
+"""What a dimension is, for messages."""
+
+_NONE = ("experts.shared", "experts.shared_of", "experts.dense_first", "experts.groups", "experts.group_limit")
+"""Dimensions that may be zero."""
+_EMPTY = {"window": 0, "latent.q_rank": 0, "embed_dim": 0, "experts.groups": 0, "experts.group_limit": 0}
+"""What null means for a dimension: that there is none."""
+_QUIET = ("seq_len", "activation", "window", "experts.groups", "experts.group_limit")
+"""Dimensions whose default nobody needs to be told."""
+_RATES = ("attn_dropout", "hidden_dropout")
+_STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "experts": Experts,
+    "latent": Latent,
+    "delta": Delta,
+    "space": StateSpace,
+    "indexer": Indexer,
+    "patches": Patches,
+}
+_GATED_NAMES = {"silu": "swiglu", "swish": "swiglu", "swiglu": "swiglu", "geglu": "geglu"}
+_GELUS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python", "gelu_10", "relu", "quick_gelu")
+_PLAIN_NAMES = {
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_fast": "gelu_new",
+    "gelu_python": "gelu",
+    "gelu_10": "gelu",
+    "swish": "silu",
+}
+
+
+def shape_of(c: Config, row: str, family: Family) -> TransformerShape:
+    """The shape that a config describes. Raises :class:`ModelError` naming file, field and value."""
+    fixed = dict(family.sets)
+    gated = bool(fixed.pop("gated", False))
+    needed = {*NEEDED, *family.needs} - set(family.optional)
+    values: Values = {"name": c.where, "family": row} | fixed
+    for dimension, keys in family.reads.items():
+        if keys:
+            key = _first(c, keys)
+            if dimension == "experts.count" and c.spelled(key) and not c.has(key):
+                # Null says that there are none.
+                needed -= {"experts.count", "experts.width", "experts.per_token"}
+            values[dimension] = _field(c, dimension, key, dimension in needed)
+            if dimension == "kv_heads" and not values[dimension] and not c.spelled(key):
+                c.defaults[key] = values["heads"]
+    if "activation" in values:
+        values["activation"] = _activation(values["activation"], gated)
+    for rule in family.rules:
+        RULES[rule](c, values)
+    _complete(c, values)
+    if family.kinds:
+        values |= blocks_of(c, family.kinds, values)
+    return _assembled(values)
+
+
+def _first(c: Config, keys: str) -> str:
+    """The field that is there, of several that a row names; where none is, the first that the class has."""
+    names = keys.split("|")
+    there = [name for name in names if c.has(name)] or [name for name in names if c.default(name) is not None]
+    return there[0] if there else names[0]
+
+
+def _field(c: Config, dimension: str, key: str, needed: bool) -> Any:
+    """One dimension as the config says it, or as the class has it by default; None where that says nothing."""
+    what = PURPOSE.get(dimension, f"{dimension} of the model")
+    kind = _type_of(dimension)
+    if needed:
+        return c.need(key, what)
+    if dimension in _RATES:
+        return c.rate(key, 0.0)
+    if kind == "bool":
+        return c.flag(key, False)
+    if kind == "str":
+        return c.text(key, "")
+    value = c.value(key)
+    if value is None:
+        value = _EMPTY.get(dimension)
+        if value is None and c.spelled(key) and dimension != "experts.count":
+            value = c.default(key)
+        return value
+    if value == 0 and not isinstance(value, bool) and (dimension in _NONE or dimension in _EMPTY):
+        number = 0
+    else:
+        number = c.number(key, 0, what)
+    if dimension in _QUIET:
+        c.defaults.pop(key, None)
+    elif not c.has(key):
+        c.defaults[key] = number
+    return number
+
+
+def _type_of(dimension: str) -> str:
+    """``int``, ``bool`` or ``str``."""
+    part, _, field = dimension.rpartition(".")
+    if part:
+        kinds = {info.name: info.type for info in msgspec.structs.fields(_STRUCTS[part])}
+        return getattr(kinds.get(field, int), "__name__", "int")
+    kinds = {info.name: info.type for info in dataclasses.fields(TransformerShape)}
+    return str(kinds.get(dimension, "int"))
+
+
+def _activation(name: str, gated: bool) -> str:
+    """An MLP's activation as clustersim writes it; of a gated MLP the kind of its gate."""
+    if not gated:
+        return _PLAIN_NAMES.get(name, name)
+    return "geglu" if name in _GELUS else _GATED_NAMES.get(name, name)
+
+
+def _complete(c: Config, values: Values) -> None:
+    """What follows from other dimensions."""
+    heads = values["heads"]
+    width = values["d_model"]
+    if not values.get("kv_heads"):
+        values["kv_heads"] = heads
+    if "latent.kv_rank" in values:
+        values["head_dim"] = values["latent.nope"] + values["latent.rope"]
+    elif not values.get("head_dim"):
+        if width % heads:
+            raise ModelError(f"{c.where}: {heads} attention heads do not divide a width of {width} evenly")
+        values["head_dim"] = width // heads
+    if values.get("d_ff") is None:
+        values["d_ff"] = 4 * width
+    longest = values.get("seq_len") or 4096
+    learned = values.get("positions", "learned") == "learned"
+    any_length = values.pop("any_length", False)
+    values["seq_len"] = longest if learned or any_length else min(longest, LONGEST)
+    if learned and not values.get("n_positions") and "patches.side" not in values:
+        values["n_positions"] = longest
+    shared = values.pop("experts.shared_of", None)
+    if shared is not None:
+        values["experts.shared"] = shared * (values.get("experts.width") or 0)
+    if not values.get("experts.count"):
+        for name in [name for name in values if name.startswith("experts.")]:
+            del values[name]
+
+
+def _assembled(values: Values) -> TransformerShape:
+    """The shape, with parts made of the dimensions that are named by them."""
+    whole: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
+    for part, kind in _STRUCTS.items():
+        own = {
+            name.partition(".")[2]: value
+            for name, value in values.items()
+            if name.startswith(f"{part}.") and value is not None
+        }
+        if own:
+            whole[part] = kind(**own)
+    patches = whole.pop("patches", None)
+    shape = TransformerShape(**{name: value for name, value in whole.items() if value is not None})
+    if not patches:
+        return shape
+    shape = replace(shape, patches=patches)
+    return seeing(shape, patches) if shape.head == "classes" else shape

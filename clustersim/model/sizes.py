@@ -1,0 +1,162 @@
+"""Sizes of a block's parts: experts, latent attention, linear attention, state spaces, patches of an image."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Experts(msgspec.Struct, frozen=True):
+    """A mixture of experts in place of a block's MLP; the experts' activation is the shape's.
+
+    Parameters
+    ----------
+    count, per_token, width : routed experts, how many of them each token visits, and the width of one's hidden layer.
+    shared : width of all shared experts together, which every token visits; 0 for none. shared_gate : a sigmoid of one
+        more projection scales their output (Qwen2).
+    dense_first : leading blocks that keep an MLP of ``d_ff``. every : of all blocks, each so many-th has experts.
+    groups, group_limit : a token's experts are all in ``group_limit`` of so many groups (DeepSeek's limit on nodes); 0
+        for no limit.
+    bias : router and experts have biases (GPT-OSS). correction : one parameter per expert corrects its score
+        (DeepSeek-V3's balancing without a loss).
+    """
+
+    count: int
+    per_token: int
+    width: int
+    shared: int = 0
+    shared_gate: bool = False
+    dense_first: int = 0
+    every: int = 1
+    groups: int = 0
+    group_limit: int = 0
+    bias: bool = False
+    correction: bool = False
+
+    def are_in(self, block: int) -> bool:
+        """Whether this block has experts."""
+        return block >= self.dense_first and (block + 1) % self.every == 0
+
+
+class Latent(msgspec.Struct, frozen=True):
+    """Multi-head latent attention: queries, and keys with values, go through projections of low rank.
+
+    DeepSeek-V2, arXiv:2405.04434, section 2.1. A head's queries and keys have ``nope + rope`` elements, of which the
+    last ``rope`` are rotated; that part of the keys is one for all heads.
+
+    Parameters
+    ----------
+    q_rank : of the queries; 0 where they are projected directly (V2-Lite). kv_rank : of keys and values.
+    nope, rope, value : elements per head without rotation, with it, and of a value.
+    """
+
+    q_rank: int
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+
+
+class Patches(msgspec.Struct, frozen=True):
+    """What a vision transformer sees in place of words.
+
+    Parameters
+    ----------
+    image, side : pixels of an image's and of a patch's side. channels : of a pixel. tokens : learned ones before those
+        of the patches, of which the first says the class. depth : frames that one patch spans (Qwen's videos).
+    """
+
+    image: int
+    side: int
+    channels: int = 3
+    tokens: int = 1
+    depth: int = 1
+
+    @property
+    def grid(self) -> int:
+        """Patches of an image."""
+        return (self.image // self.side) ** 2
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """A gated delta rule: linear attention whose state forgets and is corrected (Yang et al., arXiv:2412.06464).
+
+    Parameters
+    ----------
+    key_heads, value_heads : heads of queries and keys, and of values; the latter are a multiple of the former.
+    key_dim, value_dim : elements of a head. conv : tokens that the short convolution in front sees.
+    chunk : tokens that are computed as one dense block (64 in flash-linear-attention and transformers).
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int = 4
+    chunk: int = 64
+
+    @property
+    def key_width(self) -> int:
+        """Elements of all heads' keys of one token."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        """Elements of all heads' values of one token."""
+        return self.value_heads * self.value_dim
+
+
+class StateSpace(msgspec.Struct, frozen=True):
+    """A selective state space: Mamba (Gu and Dao, arXiv:2312.00752) or Mamba-2 (Dao and Gu, arXiv:2405.21060).
+
+    Parameters
+    ----------
+    inner : channels. state : elements of a channel's state. conv : tokens that the short convolution sees.
+    rank : of the step's projection, of the first Mamba. heads, groups : of the second: ``inner / heads`` channels share
+        a step, and heads of a group share B and C. chunk : tokens that the second computes as one dense block.
+    bias, conv_bias : of the projections in and out, and of the convolution.
+    gated_norm : the second norms its output with the gate. inner_norms : the first norms steps, B and C (Jamba).
+    """
+
+    inner: int
+    state: int
+    conv: int = 4
+    rank: int = 0
+    heads: int = 0
+    groups: int = 1
+    chunk: int = 256
+    bias: bool = False
+    conv_bias: bool = True
+    gated_norm: bool = True
+    inner_norms: bool = False
+
+    @property
+    def conv_width(self) -> int:
+        """Channels of Mamba-2's convolution: values, B and C."""
+        return self.inner + 2 * self.groups * self.state
+
+
+class Indexer(msgspec.Struct, frozen=True):
+    """DeepSeek-V3.2's indexer: small heads score every earlier token, and attention sees the ``top`` best.
+
+    ``heads``, ``dim`` : of the indexer.
+    """
+
+    heads: int
+    dim: int
+    top: int
+
+
+class Bridge(msgspec.Struct, frozen=True):
+    """One tensor between a tower and its decoder, and the product or norm that it is for.
+
+    Parameters
+    ----------
+    kind : ``linear``, ``raw`` (a matrix that is no module) or ``norm``. name : of the module or tensor.
+    n_in, n_out : its widths; equal for a norm. bias : whether it has one.
+    """
+
+    kind: str
+    name: str
+    n_in: int
+    n_out: int
+    bias: bool = False

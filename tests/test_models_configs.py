@@ -1,0 +1,116 @@
+"""What a config.json leaves out, misspells or adds: an error that names it, or transformers' default and a note."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustersim.core.errors import ModelError
+from clustersim.model import from_hf
+
+DEEPSEEK_V3: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_shared_experts": 1,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_group": 8,
+    "topk_group": 4,
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+QWEN3_MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "moe_intermediate_size": 256,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 32000,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 4096,
+}
+
+
+def without(config: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in names}
+
+
+def test_the_experts_of_qwen3_are_counted_under_either_name() -> None:
+    later = without(QWEN3_MOE, "num_experts") | {"num_local_experts": 16}
+    assert from_hf(later).layers == from_hf(QWEN3_MOE).layers
+
+
+def test_a_mixture_without_its_count_of_experts_is_no_dense_model() -> None:
+    with pytest.raises(ModelError, match=r"missing 'n_routed_experts', the number of experts.*256"):
+        from_hf(without(DEEPSEEK_V3, "n_routed_experts"))
+
+
+def test_a_count_under_a_name_that_the_class_has_not_is_pointed_at() -> None:
+    renamed = without(DEEPSEEK_V3, "n_routed_experts") | {"num_routed_experts": 256}
+    with pytest.raises(ModelError, match=r"missing 'n_routed_experts'.*'num_routed_experts'"):
+        from_hf(renamed)
+
+
+def test_a_null_count_of_experts_is_a_dense_model() -> None:
+    dense = from_hf(DEEPSEEK_V3 | {"n_routed_experts": None})
+    assert all("router" not in {k.name for k in layer.kernels} for layer in dense.layers)
+
+
+@pytest.mark.parametrize(("name", "default"), [("first_k_dense_replace", 3), ("n_shared_experts", 1)])
+def test_what_transformers_has_by_default_counts_and_is_told(name: str, default: int) -> None:
+    whole = from_hf(DEEPSEEK_V3)
+    partial = from_hf(without(DEEPSEEK_V3, name))
+    assert partial.parameters == whole.parameters
+    assert any(f"{name} {default}" in note for note in partial.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("head_dim", "head_dims"), ("num_key_value_heads", "num_kv_heads"), ("moe_intermediate_size", "moe_intermediate")],
+)
+def test_a_renamed_field_is_never_taken_for_a_missing_one(name: str, wrong: str) -> None:
+    renamed = without(QWEN3_MOE, name) | {wrong: QWEN3_MOE[name]}
+    with pytest.raises(ModelError, match=f"missing '{name}'.*{wrong}"):
+        from_hf(renamed)
+
+
+def test_a_field_that_changes_nothing_is_told() -> None:
+    notes = from_hf(QWEN3_MOE | {"num_nextn_predict_layers": 2, "rope_theta": 1e6}).notes
+    assert any("num_nextn_predict_layers 2" in note for note in notes)
+    assert not any("rope_theta" in note for note in notes)
+
+
+def test_a_gated_activation_stays_gated_whatever_its_kind() -> None:
+    llama = {name: value for name, value in QWEN3_MOE.items() if "expert" not in name and "moe" not in name}
+    sizes = {act: from_hf(llama | {"model_type": "llama", "hidden_act": act}).parameters for act in ("silu", "gelu")}
+    assert sizes["silu"] == sizes["gelu"]
+
+
+CASE = Path(__file__).parent.parent.parent / "shared" / "cases" / "deepseek_no_expert_count" / "config.json"
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not CASE.exists(), reason="the case is in ../shared")
+def test_the_published_case_is_refused() -> None:
+    with pytest.raises(ModelError, match="num_routed_experts"):
+        from_hf(json.loads(CASE.read_text()))

@@ -1,0 +1,341 @@
+"""Rows of families against transformers' own classes on the meta device: parameters, names and order of tensors."""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from typing import Any
+
+import pytest
+from hf_fields import FILE, kinds_of_rows, plain, tables, without_torchvision
+
+from clustersim.core.errors import ModelError
+from clustersim.core.model import Model
+from clustersim.model import from_hf
+from clustersim.model.families import by_type, fields_of
+
+torch = pytest.importorskip("torch", reason="the classes are built on torch's meta device")
+without_torchvision()
+transformers = pytest.importorskip("transformers", reason="the classes are transformers'")
+
+CASES = 30
+"""Random configs of each model type; all are read, and every so many-th is built."""
+QUICK = 10
+
+EARLIER = {"vit", "roberta", "xlm-roberta", "camembert", "bert", "mpt"}
+"""Types whose tensors keep the names and order of transformers 4 (or llm-foundry): sizes are compared without them."""
+EXPERTS_APART = {"mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "opt"}
+"""Types whose experts are listed one by one, as transformers 4 has them; and OPT, whose final norm stands where it
+runs: names are compared without their order."""
+UNBUILT = {"kimi_k2"}
+"""Types that transformers has no class for; their fields are another's."""
+NO_HEAD_SIZE = {"hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
+"""Types whose class fails without ``head_dim``, which it has not by default."""
+AS_ENCODER = {"bert", "roberta", "xlm-roberta", "camembert"}
+
+
+def built(kind: str) -> list[str]:
+    """Types of the table that transformers builds."""
+    return [] if kind in UNBUILT or not fields_of(kind).fields else [kind]
+
+
+PARTS = {
+    "llama4_vision_model",
+    "pixtral",
+    "qwen2_vl_vision",
+    "qwen2_5_vl_vision",
+    "qwen3_vl_vision",
+    "qwen3_vl_moe_vision",
+}
+"""Towers that are compared with a decoder behind them."""
+PARTS |= {"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"}
+IMAGES = {"clip_vision_model", "siglip_vision_model", "dinov2", "vit"}
+"""Types that read images alone."""
+SEEING = {
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "mistral3": "mistral",
+    "llava": "llama",
+}
+"""Decoders with a tower in front, and the type of the decoder."""
+KINDS = [kind for kind in sorted(by_type()) if built(kind) and kind not in PARTS and kind not in SEEING]
+
+
+def random_config(kind: str, rng: random.Random) -> dict[str, Any]:
+    """A small config of a type: every dimension of its class drawn anew, some optional fields left out."""
+    fields = fields_of(kind).fields
+    heads = rng.choice([2, 4, 8])
+    kv = rng.choice([n for n in (1, 2, 4, 8) if heads % n == 0])
+    dim = rng.choice([8, 16])
+    layers = rng.randint(2, 6)
+    width = heads * dim
+    experts = rng.choice([4, 8])
+    # Helium's projection out has the width of the model on both sides.
+    free = "head_dim" in fields and kind not in {"mamba2", "cohere2", "helium"}
+    if free and rng.random() < 0.5:
+        dim *= 2
+    drawn: dict[str, Any] = {
+        "hidden_size": width,
+        "n_embd": width,
+        "d_model": width,
+        "num_hidden_layers": layers,
+        "n_layer": layers,
+        "n_layers": layers,
+        "num_attention_heads": heads,
+        "n_head": heads,
+        "n_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": dim,
+        "intermediate_size": rng.choice([48, 96]),
+        "ffn_dim": rng.choice([48, 96]),
+        "n_inner": rng.choice([None, 80]),
+        "intermediate_size_mlp": rng.choice([56, 112]),
+        "vocab_size": rng.choice([96, 160]),
+        "type_vocab_size": rng.choice([1, 2]),
+        "tie_word_embeddings": rng.random() < 0.5,
+        "max_position_embeddings": 64,
+        "n_positions": 64,
+        "max_seq_len": 64,
+        "sliding_window": rng.choice([16, 32]),
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "moe_intermediate_size": rng.choice([24, 40]),
+        "num_experts_per_tok": 2,
+        "moe_topk": 2,
+        "moe_k": 2,
+        "num_local_experts": experts,
+        "num_experts": experts,
+        "n_routed_experts": experts,
+        "moe_num_experts": experts,
+        "n_shared_experts": rng.choice([1, 2]),
+        "moe_num_shared_experts": rng.choice([1, 2]),
+        "shared_expert_intermediate_size": rng.choice([32, 56]),
+        "shared_intermediate_size": rng.choice([32, 56]),
+        "moe_shared_expert_intermediate_size": rng.choice([32, 56]),
+        "first_k_dense_replace": rng.randint(0, 2),
+        "decoder_sparse_step": rng.choice([1, 2]),
+        "interleave_moe_layer_step": rng.choice([1, 2]),
+        "attention_chunk_size": 16,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": -1,
+        "moe_layer_interval": 1,
+        "q_lora_rank": rng.choice([24, 40]),
+        "kv_lora_rank": rng.choice([16, 24]),
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": rng.choice([8, 24]),
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_topk": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": rng.choice([2, 4]),
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": rng.choice([8, 16]),
+        "linear_conv_kernel_dim": rng.choice([2, 4]),
+        "state_size": 8,
+        "ssm_state_size": 8,
+        "mamba_d_state": 8,
+        "conv_kernel": 4,
+        "expand": 2,
+        "n_groups": 2,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 8,
+        "num_heads": 4,
+        "chunk_size": 8,
+        "image_size": rng.choice([56, 112]),
+        "patch_size": 14,
+        "num_channels": 3,
+        "mlp_ratio": rng.choice([2, 4]),
+        "word_embed_proj_dim": rng.choice([width, width // 2]),
+        "do_layer_norm_before": True,
+    }
+    biases = ["attention_bias", "mlp_bias", "use_bias", "use_qkv_bias", "qk_layernorm", "use_qk_norm", "qkv_bias"]
+    biases += ["attention_out_bias", "lm_head_bias", "use_conv_bias", "use_parallel_residual"]
+    drawn |= {name: rng.random() < 0.5 for name in biases}
+    if kind == "internlm3":
+        drawn["mlp_bias"] = drawn["attention_bias"]
+    if kind == "mamba2":
+        drawn |= {"hidden_size": 32, "head_dim": 16}
+    config = {name: value for name, value in drawn.items() if name in fields}
+    if "layers_block_type" in fields:
+        words = ["linear_attention", "moe", "full_attention", "mlp"]
+        config["layers_block_type"] = words + rng.choices(words, k=rng.randint(0, 4))
+    for name in ("num_key_value_heads", "head_dim", "tie_word_embeddings", "attention_bias", "sliding_window"):
+        if rng.random() < 0.2 and name in config and kind not in {"mamba2", "nemotron", "internlm3"}:
+            left_out = fields[name]
+            if name == "num_key_value_heads" and left_out is not None and heads % left_out:
+                continue
+            if name != "head_dim" or (left_out is None and kind not in NO_HEAD_SIZE):
+                del config[name]
+    return config | {"model_type": kind}
+
+
+def as_transformers(config: dict[str, Any]) -> list[tuple[str, int]]:
+    """Name and elements of every parameter that transformers registers for a config."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = config["model_type"]
+    made = CONFIG_MAPPING[kind](**{name: value for name, value in config.items() if name != "model_type"})
+    auto = transformers.AutoModel if kind in AS_ENCODER | IMAGES else transformers.AutoModelForCausalLM
+    if kind == "vit":
+        auto = transformers.AutoModelForImageClassification
+    if kind in SEEING:
+        auto = transformers.AutoModelForImageTextToText
+    with torch.device("meta"):
+        whole = auto.from_config(made)
+    return [(name, tensor.numel()) for name, tensor in whole.named_parameters()]
+
+
+def as_rows(model: Model) -> list[tuple[str, int]]:
+    """The same of a Model: tied tensors are no parameters of their own, corrections of scores are buffers there."""
+    tensors = (tensor for layer in model.layers for tensor in layer.tensors if not tensor.tied_to)
+    return [(tensor.name, tensor.numel) for tensor in tensors if not _is_buffer(model.family, tensor.name)]
+
+
+def _is_buffer(family: str, name: str) -> bool:
+    return family == "deepseek" and name.endswith("e_score_correction_bias")
+
+
+def joined(tensors: list[tuple[str, int]]) -> dict[str, int]:
+    """Experts' projections summed to the two tensors that transformers 5 has, under its names."""
+    whole: dict[str, int] = {}
+    parts = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "w1": "gate_up_proj", "w3": "gate_up_proj"}
+    parts |= {"down_proj": "down_proj", "w2": "down_proj"}
+    for name, numel in tensors:
+        expert = re.fullmatch(r"(.*experts)\.\d+\.(\w+)\.weight", name)
+        label = f"{expert[1]}.{parts[expert[2]]}" if expert else name
+        label = label.replace("block_sparse_moe", "mlp")
+        whole[label] = whole.get(label, 0) + numel
+    return whole
+
+
+def compare(kind: str, every: int) -> None:
+    """Hold random configs of a type against the class's own parameters."""
+    rng = random.Random(zlib.crc32(kind.encode()))
+    for case in range(CASES):
+        config = random_config(kind, rng)
+        made = from_hf(config)
+        if case % every:
+            continue
+        theirs = as_transformers(config)
+        ours = as_rows(made)
+        if kind in EARLIER:
+            assert sum(n for _, n in ours) == sum(n for _, n in theirs), config
+        elif kind in EXPERTS_APART:
+            assert joined(ours) == dict(theirs), config
+        else:
+            assert ours == theirs, config
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_are_those_that_transformers_registers(kind: str) -> None:
+    compare(kind, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_of_every_random_config_are_too(kind: str) -> None:
+    compare(kind, 1)
+
+
+def counted_flops(config: dict[str, Any], tokens: int) -> int:
+    """FLOPs of one forward of the class on one sequence, as torch counts them."""
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = config["model_type"]
+    made = CONFIG_MAPPING[kind](**{name: value for name, value in config.items() if name != "model_type"})
+    auto = transformers.AutoModel if kind in AS_ENCODER else transformers.AutoModelForCausalLM
+    whole = auto.from_config(made, attn_implementation="eager", experts_implementation="eager")
+    with FlopCounterMode(display=False) as counter:
+        whole(input_ids=torch.ones(1, tokens, dtype=torch.long), use_cache=False)
+    return int(counter.get_total_flops())
+
+
+OTHERWISE = {"mamba", "falcon_mamba", "mamba2", "nemotron_h", "qwen3_next", "llama4_text", "deepseek_v32", *IMAGES}
+"""Types that transformers computes in another way than their fused kernels: scans step by step, every expert for every
+token, sparse attention as a mask; and vit, which reads no tokens."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in OTHERWISE])
+def test_flops_are_those_that_torch_counts(kind: str) -> None:
+    config = random_config(kind, random.Random(zlib.crc32(kind.encode()) + 1))
+    if "kv_lora_rank" in config:
+        config["num_key_value_heads"] = config["num_attention_heads"]  # the class fails otherwise
+    kernels = [k for layer in from_hf(config, seq_len=48, attention="eager").layers for k in layer.kernels]
+    # Megatron-LM counts the scaling of latent vectors, torch does not.
+    ours = sum(k.flops for k in kernels if not k.name.endswith("latent_norm"))
+    assert ours == counted_flops(config, 48)
+
+
+def random_tower(kind: str, rng: random.Random) -> dict[str, Any]:
+    """A small table of a tower, in the words of its class."""
+    heads = rng.choice([2, 4])
+    width = 16 * heads
+    if kind == "qwen2_vl":
+        return {"depth": 3, "embed_dim": width, "num_heads": heads, "hidden_size": 64, "mlp_ratio": 3, "patch_size": 14}
+    if kind.startswith("qwen"):
+        sizes = {"depth": 3, "hidden_size": width, "num_heads": heads, "intermediate_size": 48, "out_hidden_size": 64}
+        if kind == "qwen3_vl":
+            return sizes | {"patch_size": 16, "num_position_embeddings": 144, "deepstack_visual_indexes": [0, 2]}
+        return sizes | {"patch_size": 14, "fullatt_block_indexes": [1], "window_size": 112}
+    sizes = {"hidden_size": width, "num_attention_heads": heads, "num_hidden_layers": 2, "num_channels": 3}
+    sizes |= {"intermediate_size": 4 * width, "image_size": rng.choice([56, 112]), "patch_size": 14}
+    if kind == "llama4":
+        sizes |= {"projector_input_dim": 32, "projector_output_dim": 24, "vision_output_dim": 24}
+    return sizes
+
+
+def seeing_config(kind: str, rng: random.Random) -> dict[str, Any]:
+    """A small config of a decoder with a tower in front."""
+    text = random_config(SEEING[kind], rng)
+    top = {"tie_word_embeddings": rng.random() < 0.5} if rng.random() < 0.5 and kind != "llama4" else {}
+    if kind != "llama4":
+        text.pop("tie_word_embeddings", None)
+    return {"model_type": kind, "text_config": text, "vision_config": random_tower(kind, rng), **top}
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_a_tower_stands_in_front_of_a_decoder_as_transformers_has_it(kind: str) -> None:
+    rng = random.Random(zlib.crc32(kind.encode()))
+    for _ in range(4):
+        config = seeing_config(kind, rng)
+        assert as_rows(from_hf(config)) == as_transformers(config), config
+
+
+def test_the_flat_config_of_before_transformers_5_is_the_same_decoder() -> None:
+    config = seeing_config("qwen2_5_vl", random.Random(1))
+    flat = {"vision_config": config["vision_config"], **config["text_config"], "model_type": "qwen2_5_vl"}
+    assert from_hf(flat).layers == from_hf(config | {"tie_word_embeddings": False}).layers
+
+
+def test_images_cost_what_their_number_and_size_ask_for() -> None:
+    config = seeing_config("qwen2_5_vl", random.Random(1))
+    once, twice = (from_hf(config, images=n) for n in (1, 2))
+    seen = [sum(k.flops for x in m.layers if x.name.startswith("vision") for k in x.kernels) for m in (once, twice)]
+    assert seen[1] == pytest.approx(2 * seen[0])
+    assert once.parameters == twice.parameters
+    large = from_hf(config, image_size=896)
+    assert any("1 image of 896 x 896" in note for note in large.notes)
+    with pytest.raises(ModelError, match="patches of 14 pixels do not cut an image of 450"):
+        from_hf(config, image_size=450)
+
+
+def test_a_type_without_a_class_is_read_as_the_one_it_is_like() -> None:
+    config = random_config("deepseek_v3", random.Random(5))
+    assert from_hf(config | {"model_type": "kimi_k2"}).layers == from_hf(config).layers
+
+
+def test_fields_are_those_of_the_installed_transformers() -> None:
+    import json
+
+    installed = tables(kinds_of_rows())
+    written = json.loads(FILE.read_text())
+    assert plain(installed) == written
