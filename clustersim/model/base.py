@@ -45,7 +45,7 @@ class TransformerShape:
 
     Parameters
     ----------
-    name, family : the model's name, and whose tensor names it uses (a table of ``data/naming.toml``).
+    name, family : the model's name, and whose tensor names it uses (a row of ``data/families``).
     layers, d_model, heads, kv_heads, head_dim, d_ff, vocab : dimensions; fewer ``kv_heads`` is grouped-query attention.
         ``vocab`` of an image's shape are its classes.
     seq_len : tokens per sample. n_positions : rows of a learned position table, 0 for none.

@@ -31,7 +31,7 @@ class TransformerOptions(TypedDict, total=False):
     positions : ``"learned"`` (``seq_len`` rows), ``"rotary"``, ``"alibi"`` or ``"none"``.
     tied : the output projection shares the embedding. bias : linears and LayerNorms have one.
     attention, implementation : see :class:`~clustersim.model.base.TransformerShape`; flash, op by op, by default.
-    style : whose tensor names, a table of ``data/naming.toml``; ``"llama"`` for gated MLPs, else ``"gpt2"``.
+    style : whose tensor names, a row of ``data/families``; ``"llama"`` for gated MLPs, else ``"gpt2"``.
     """
 
     kv_heads: int
