@@ -1,6 +1,7 @@
 """Writes ``clustersim/data/ranges.toml``: the ranges that predictions carry, from the errors of validation.
 
-    python tests/ranges.py
+    python tests/ranges.py                # everything
+    python tests/ranges.py collectives    # these alone; the ranges of steps and memory stay as they are
 
 Reads the tables in tests/data/measurements; takes minutes, since each machine is predicted by constants fitted to the
 others. Prints each range beside the share of measurements that it holds of a publisher (a machine) left out of it.
@@ -9,27 +10,31 @@ others. Prints each range beside the share of measurements that it holds of a pu
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from clustersim.calibrate.cross_validate import cross_validate
+from clustersim.calibrate.cross_validate import cross_validations
 from clustersim.calibrate.score import PredictedRow, predicted
-from clustersim.calibrate.validate_nccl import validate_nccl
 from clustersim.cluster import files as fabrics
-from clustersim.core.ranges import size_class
-from tests.evidence.evidence import SHARES, Groups, coverage, distances, quantile, widening
+from clustersim.core.ranges import scale_class, size_class
+from tests.evidence.evidence import SHARES, Groups, coverage, distances, operator, quantile, widening
 from tests.evidence.validate_steps import publisher, strategy_kind, validate_memory, validate_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = ROOT / "tests" / "data" / "measurements"
+COLLECTIVES = ("nccl_tests.csv.gz", "nccl_one_node.csv.gz")
 STEPS = ("training_steps.csv.gz", "training_steps_hybrid.csv.gz")
 DATA = ROOT / "clustersim" / "data" / "ranges.toml"
 FEWEST = 8
 """Measurements that a publisher must have for a range of its own."""
 SIZES = (2.0**16, 2.0**25, 2.0**26)
 """One of each class."""
+SCALES = ("one node", "few nodes", "many nodes")
+FEW_OPERATORS = 4
+"""Operators below which a scale's own rows do not make its range."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +72,36 @@ def publisher_of(row: PredictedRow) -> str:
     return publisher(row.cells)
 
 
-def collectives(known: str, rows: Sequence[PredictedRow]) -> dict[str, Held]:
-    """Ranges by size class, every machine weighing the same."""
-    return {
-        f'collectives.{known}."{name}"': held(
-            distances(
-                (r for r in rows if size_class(float(r.cells["size_bytes"])) == name), lambda r: r.cells["topology"]
-            )
-        )
-        for name in map(size_class, SIZES)
-    }
+Ranges = dict[tuple[str, str], Held]
+"""By size class and scale."""
+
+
+def collectives(rows: Sequence[PredictedRow]) -> Ranges:
+    """Ranges by size class and scale, every operator's machine weighing the same; more nodes are never surer.
+
+    A scale that few operators measured has the range of its sizes on all scales, where its own is not wider.
+    """
+    found: Ranges = {}
+    for size in map(size_class, SIZES):
+        mine = [row for row in rows if size_class(float(row.cells["size_bytes"])) == size]
+        every, before = held(distances(mine, operator)), None
+        for scale in SCALES:
+            groups = distances([row for row in mine if scale_class(int(row.cells["nodes"])) == scale], operator)
+            one = held(groups) if groups else every
+            one = wider(one, every) if len(groups) < FEW_OPERATORS else one
+            before = found[size, scale] = wider(one, before)
+    return found
+
+
+def wider(one: Held, other: Held | None) -> Held:
+    """A range at least as wide as another."""
+    return one if other is None else replace(one, p50=max(one.p50, other.p50), p90=max(one.p90, other.p90))
+
+
+def named(known: str, one: Ranges, surer: Ranges | None = None) -> tuple[Ranges, dict[str, Held]]:
+    """Ranges of what is less known than what others are of, and with their names in the file."""
+    found = {key: wider(held, surer[key]) if surer else held for key, held in one.items()}
+    return found, {f'collectives.{known}."{size}, {scale}"': held for (size, scale), held in found.items()}
 
 
 def steps(rows: Sequence[PredictedRow]) -> dict[str, Held]:
@@ -117,22 +142,39 @@ def written(ranges: Mapping[str, Held], known: Mapping[str, Sequence[str]]) -> I
         yield from (f"rows = {one.rows}", f"groups = {one.groups}")
 
 
-def main() -> None:
-    """Measure, write and print."""
-    nccl = TABLES / "nccl_tests.csv.gz"
-    shipped = predicted(validate_nccl(nccl).rows)
-    stepped = [row for name in STEPS for row in predicted(validate_steps(TABLES / name).rows)]
-    ranges = {
-        **collectives("published", shipped),
-        **collectives("similar", predicted(cross_validate(nccl, "platform").rows)),
-        **collectives("new", predicted(cross_validate(nccl, "transport").rows)),
-        **collectives("calibrated", predicted(cross_validate(nccl, "three-numbers").rows)),
-        **steps(stepped),
-        **memory([row for name in STEPS for row in predicted(validate_memory(TABLES / name).rows)]),
-    }
-    platforms = sorted({row.cells["topology"] for row in shipped})
+def of_collectives() -> tuple[dict[str, Held], dict[str, Sequence[str]]]:
+    """Ranges of collectives, and which platforms and transports have rows."""
+    nccl = [TABLES / name for name in COLLECTIVES]
+    held_out = cross_validations(nccl, ("publisher", "transport", "three-numbers"))
+    publishers = predicted(held_out["publisher"].rows)
+    measured_by = Counter(name for _, name in {(operator(row), row.cells["topology"]) for row in publishers})
+    known = [row for row in publishers if measured_by[row.cells["topology"]] > 1]
+    far = [row for row in predicted(held_out["transport"].rows) if int(row.cells["nodes"]) > 1]
+    surest, published = named("published", collectives(known))
+    others, similar = named("similar", collectives(publishers), surest)
+    _, new = named("new", collectives(far), others)
+    _, calibrated = named("calibrated", collectives(predicted(held_out["three-numbers"].rows)))
+    platforms = sorted({row.cells["topology"] for row in publishers})
     transports = sorted({fabrics.load(name, nodes=1).node_types[0].net for name in platforms})
-    DATA.write_text("\n".join(written(ranges, {"platforms": platforms, "transports": transports})) + "\n")
+    return {**published, **similar, **new, **calibrated}, {"platforms": platforms, "transports": transports}
+
+
+def others_as_written() -> str:
+    """The sections of the file that are not about collectives."""
+    sections = DATA.read_text().split("\n\n")
+    return "\n\n".join(one for one in sections if one.startswith(("[steps", "[memory")))
+
+
+def main(only: str = "") -> None:
+    """Measure, write and print."""
+    ranges, known = of_collectives()
+    rest = others_as_written() if only == "collectives" else ""
+    if not rest:
+        stepped = [row for name in STEPS for row in predicted(validate_steps(TABLES / name).rows)]
+        ranges |= steps(stepped)
+        ranges |= memory([row for name in STEPS for row in predicted(validate_memory(TABLES / name).rows)])
+    text = "\n".join(written(ranges, known)) + "\n"
+    DATA.write_text(f"{text}\n{rest}" if rest else text)
     print(f"{'range':40s} {'p50':>7s} {'p90':>7s} {'rows':>6s} {'groups':>6s}  held of one left out")
     for name, one in ranges.items():
         shares = "" if one.groups < 2 else f"  {one.held_p50:.0%} {one.held_p90:.0%}"
@@ -140,4 +182,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

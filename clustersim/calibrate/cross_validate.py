@@ -1,11 +1,12 @@
 """How well constants predict what they were not fitted to: the error that may be expected of a new machine.
 
-Five questions over a table of logs (a log is all that one publisher measured on one machine, in one launch mode):
+Six questions over tables of logs (a log is all that one publisher measured on one machine, in one launch mode):
 
 - ``half``: a user's own logs: fitted on every other size of each case, the sizes between are predicted;
 - ``scale``: fitted on a log's runs of up to 4 nodes, its larger ones are predicted (its largest, where none is above);
 - ``platform``: a whole machine is predicted from what all others say of its kind, and nothing of its own;
-- ``transport``: the same with all machines of its transport left out;
+- ``publisher``: everything that one publisher measured is predicted from what all others did, on whatever machine;
+- ``transport``: as ``platform``, with all machines of its transport left out;
 - ``three-numbers``: ``platform``, and three numbers of each log: 8 bytes and 1 MiB on its smallest scale, 1 GiB on the
   next (of all_reduce where the log has it, and of the sizes that it has the nearest).
 
@@ -17,12 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from clustersim.calibrate.fit import MeasuredCollective, NcclTimes, fit
 from clustersim.calibrate.fit.learn import LearnedConstants, learn, with_learned
+from clustersim.calibrate.nccl_tables import measured_rows
 from clustersim.calibrate.score import (
     PredictedRow,
     Row,
@@ -30,13 +33,13 @@ from clustersim.calibrate.score import (
     SkippedRow,
     grouped,
     predicted,
-    read_table,
     score,
     scored,
 )
-from clustersim.calibrate.validate_nccl import COLUMNS, DIMENSIONS, measured
+from clustersim.calibrate.validate_nccl import DIMENSIONS, measured, publisher
 from clustersim.collectives.costs import costs_of_kind
 from clustersim.collectives.fitted import few_numbers
+from clustersim.collectives.fitted.trusted import contradicting
 from clustersim.collectives.nccl_backend import choice, seconds
 from clustersim.core.arrays import Bools
 from clustersim.core.costs import CommunicationCosts
@@ -58,30 +61,56 @@ Split = tuple[list[Pair], list[Pair]]
 Told = Callable[[int, int], None]
 
 
-def cross_validate(path: str | Path, holdout: str, told: Told = lambda done, total: None) -> Score:
+class Pairs(list[Pair]):
+    """Rows that can be predicted, and what all of them together teach of kinds: learned once for all holdouts."""
+
+    @cached_property
+    def learned(self) -> LearnedConstants:
+        """Each operator's machine with factors of its own."""
+        machines = [f"{row['topology']} of {publisher(row)}" for row, _ in self]
+        return learn([one for _, one in self], machines)
+
+
+def cross_validate(
+    path: str | Path | Sequence[str | Path], holdout: str, told: Told = lambda done, total: None
+) -> Score:
     """The error on rows that were held out.
 
     Parameters
     ----------
-    path : a table in the columns of ``nccl_tests.csv``. holdout : one of :data:`HOLDOUTS`.
+    path : a table or several (:mod:`clustersim.calibrate.nccl_tables`). holdout : one of :data:`HOLDOUTS`.
     told : told how many of how many fits are done.
 
     Raises :class:`ClusterSimError` for another holdout, and where the table has nothing to hold out.
     """
-    if holdout not in HOLDOUTS:
-        raise ClusterSimError(f"no cross-validation {holdout!r}; {nearest(holdout, HOLDOUTS)}")
-    pairs: list[Pair] = []
-    results: list[Row] = []
-    for row in read_table(path, COLUMNS):
+    return cross_validations(path, (holdout,), told)[holdout]
+
+
+def cross_validations(
+    path: str | Path | Sequence[str | Path], holdouts: Sequence[str], told: Told = lambda done, total: None
+) -> dict[str, Score]:
+    """:func:`cross_validate` in several ways, which learn from the same rows once."""
+    for holdout in holdouts:
+        if holdout not in HOLDOUTS:
+            raise ClusterSimError(f"no cross-validation {holdout!r}; {nearest(holdout, HOLDOUTS)}")
+    pairs = Pairs()
+    skipped: list[Row] = []
+    paths = [path] if isinstance(path, str | Path) else path
+    for row in measured_rows(paths):
         try:
             seconds, request, group = measured(row)
             pairs.append((row, MeasuredCollective(seconds, choice(request, group), row["case_id"])))
         except (ValueError, ClusterSimError) as error:
-            results.append(SkippedRow(row, str(error)))
-    results += HOLDOUTS[holdout].rows(pairs, told)
-    if not predicted(results):
-        raise ClusterSimError(f"{path}: nothing to hold out for {holdout!r}: {HOLDOUTS[holdout].needs}")
-    return score(results, DIMENSIONS)
+            skipped.append(SkippedRow(row, str(error)))
+    found: dict[str, Score] = {}
+    for holdout in holdouts:
+        way = HOLDOUTS[holdout]
+        results = [*skipped, *way.rows(pairs, told)]
+        if not predicted(results):
+            names = ", ".join(map(str, paths))
+            raise ClusterSimError(f"{names}: nothing to hold out for {holdout!r}: {way.needs}")
+        found[holdout] = score(results, DIMENSIONS)
+    return found
 
 
 def _result(pair: Pair, predicted: float) -> PredictedRow:
@@ -91,22 +120,16 @@ def _result(pair: Pair, predicted: float) -> PredictedRow:
 
 def _logs(pairs: Iterable[Pair]) -> Iterable[list[Pair]]:
     """Rows of one machine, publisher and launch mode: what one user would have in hand."""
-    return grouped(pairs, lambda p: (p[0]["topology"], _publisher(p[0]), p[1].choice.group.launch)).values()
-
-
-def _publisher(row: Table) -> str:
-    """Whose log it is: the host and first two folders of its address, or all that the row says."""
-    source = str(row.get("source", ""))
-    return "/".join(source.split("/")[:5]) if "://" in source else source
+    return grouped(pairs, lambda p: (p[0]["topology"], publisher(p[0]), p[1].choice.group.launch)).values()
 
 
 # ------------------------------------------------------------------------------------------------ a user's own logs
 
 
-def _fitted(splits: Callable[[list[Pair]], Iterator[Split]]) -> Callable[[list[Pair], Told], Iterator[Row]]:
+def _fitted(splits: Callable[[list[Pair]], Iterator[Split]]) -> Callable[[Pairs, Told], Iterator[Row]]:
     """Rows that a fit to some of their own log predicts."""
 
-    def rows(pairs: list[Pair], told: Told) -> Iterator[Row]:
+    def rows(pairs: Pairs, told: Told) -> Iterator[Row]:
         every = list(splits(pairs))
         for i, (known, unknown) in enumerate(every):
             told(i, len(every))
@@ -147,16 +170,16 @@ def _scale(pairs: list[Pair]) -> Iterator[Split]:
 def _left_out(
     label: Callable[[Pair], str],
     predict: Callable[[list[Pair], Callable[[MeasuredCollective], CommunicationCosts]], Iterator[Row]],
-) -> Callable[[list[Pair], Told], Iterator[Row]]:
+) -> Callable[[Pairs, Told], Iterator[Row]]:
     """Rows of one label after another, predicted from what the others say of kinds."""
 
-    def rows(pairs: list[Pair], told: Told) -> Iterator[Row]:
+    def rows(pairs: Pairs, told: Told) -> Iterator[Row]:
         labels = np.array([label(pair) for pair in pairs])
         folds = list(dict.fromkeys(labels.tolist()))
         if len(folds) < 2:
             return
         told(0, len(folds) + 1)
-        learned = learn([one for _, one in pairs], [row["topology"] for row, _ in pairs])
+        learned = pairs.learned
         for i, fold in enumerate(folds):
             told(i + 1, len(folds) + 1)
             mine = [pair for pair, own in zip(pairs, (labels == fold).tolist(), strict=True) if own]
@@ -179,7 +202,10 @@ def _three(pairs: list[Pair], kind: Callable[[MeasuredCollective], Communication
     """Each log with three of its own numbers, which are not predicted."""
     for log in _logs(pairs):
         numbers = _numbers(log)
-        found = few_numbers([n.choice for n in numbers], [n.seconds for n in numbers], kind(numbers[0]))
+        base = kind(numbers[0])
+        apart = contradicting([n.choice for n in numbers], [n.seconds for n in numbers], base, ())
+        used = [n for i, n in enumerate(numbers) if i not in apart]
+        found = few_numbers([n.choice for n in used], [n.seconds for n in used], base)
         yield from (_result(pair, seconds(pair[1].choice, found.costs)) for pair in log if pair[1] not in numbers)
 
 
@@ -222,7 +248,7 @@ def _transport(pair: Pair) -> str:
 class Holdout:
     """A way to hold rows out: ``rows`` gives them predicted, ``needs`` says what a table must have for it."""
 
-    rows: Callable[[list[Pair], Told], Iterable[Row]]
+    rows: Callable[[Pairs, Told], Iterable[Row]]
     needs: str
 
 
@@ -230,6 +256,7 @@ HOLDOUTS: Mapping[str, Holdout] = {
     "half": Holdout(_fitted(_half), "a case needs two sizes at least"),
     "scale": Holdout(_fitted(_scale), "a log needs runs of different numbers of nodes"),
     "platform": Holdout(_left_out(lambda p: str(p[0]["topology"]), _blind), "the table needs several machines"),
+    "publisher": Holdout(_left_out(lambda p: publisher(p[0]), _blind), "the tables need several publishers"),
     "transport": Holdout(_left_out(_transport, _blind), "the table needs machines of several transports"),
     "three-numbers": Holdout(_left_out(lambda p: str(p[0]["topology"]), _three), "the table needs several machines"),
 }

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from clustersim import collectives
+from clustersim.calibrate.nccl_tables import measured_rows
 from clustersim.calibrate.score import (
     Dimension,
     Score,
     SkippedRow,
     evaluate,
     number,
-    read_table,
     score,
     with_ranges,
 )
@@ -38,34 +38,42 @@ from clustersim.core.texts import Table
 from clustersim.core.topology import Topology
 from clustersim.files.traces.samples import launch_mode
 
-COLUMNS = ("case_id", "topology", "nodes", "ranks", "collective", "size_bytes", "time_us")
 KINDS = {
     **{k: k for k in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "scatter", "gather")},
     "alltoall": "all_to_all",
     "all_to_all": "all_to_all",
-    "sendrecv": "send",
+    "sendrecv": "sendrecv",
     "send": "send",
 }
 DTYPES = {"double": "fp64", "float": "fp32", "half": "fp16", "bfloat16": "bf16", "int8": "uint8", "uint8": "uint8"}
 
 
-def validate_nccl(path: str | Path) -> Score:
-    """Predict the out-of-place time of every row."""
-    return score(with_ranges(evaluate(read_table(path, COLUMNS), _predict), _range), DIMENSIONS)
+def validate_nccl(*paths: str | Path) -> Score:
+    """Predict the out-of-place time of every row of tables."""
+    return score(with_ranges(evaluate(measured_rows(paths), _predict), _range), DIMENSIONS)
 
 
 def _range(row: Table) -> PredictionRange:
-    return of_collective(measured(row)[2].topology, float(row["size_bytes"]))
+    group = measured(row)[2]
+    return of_collective(group.topology, float(row["size_bytes"]), group.n_nodes)
 
 
 DIMENSIONS: dict[str, Dimension] = {
     "case": lambda row: str(row.cells["case_id"]),
     "source": lambda row: row.cells.get("source", "") or row.cells["case_id"].split("_")[0],
+    "publisher": lambda row: publisher(row.cells),
     "size_class": lambda row: "skipped" if isinstance(row, SkippedRow) else size_class(float(row.cells["size_bytes"])),
     "platform": lambda row: str(row.cells["topology"]),
     "collective": lambda row: str(row.cells["collective"]),
 }
 """What the error is split by."""
+
+
+def publisher(row: Table) -> str:
+    """Whose log a row is from: the host and first two folders of its address, or all that the row says."""
+    source = str(row.get("source", ""))
+    address = source.split("://", 1)[-1]
+    return "/".join(address.split("/")[:3]) if "://" in source else source
 
 
 def identity(row: Table) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ from clustersim.collectives import nccl_terms as terms
 from clustersim.collectives.base import Channel, Group, Plan, Request, bus_factor
 from clustersim.collectives.bounds import lower_bound
 from clustersim.collectives.costs import costs_of
+from clustersim.collectives.nccl.constants import PROTOCOLS
 from clustersim.collectives.nccl.search import search_channels
 from clustersim.collectives.nccl.tuner import channels_used, choose
 from clustersim.collectives.nccl.view import NcclRequest
@@ -35,7 +36,7 @@ from clustersim.core.transports import transport
 TUNED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 """Kinds NCCL's tuner chooses for; the rest are grouped sends and receives."""
 
-_OWN = frozenset({"ring", "tree", "nvls", "nvls_tree", "pat"})
+_OWN = frozenset({"ring", "tree", "nvls", "nvls_tree", "pat", "collnet_direct", "collnet_chain"})
 
 
 class NcclPick(NamedTuple):
@@ -96,7 +97,7 @@ def plan(
     Raises ProgramError for a pin that cannot do it.
     """
     costs = costs or costs_of(group)
-    if _foreign(request):
+    if foreign(request):
         return _foreign_plan(request, group, n_channels, costs)
     chosen = choice(request, group, n_channels)
     way = _way(group, chosen.picked, costs)
@@ -126,20 +127,29 @@ def choice(request: Request, group: Group, n_channels: int | None = None) -> Ncc
     """What NCCL picks. Raises ProgramError for a pin that cannot do it."""
     if request.kind not in TUNED:
         return NcclChoice(request, group, "direct", "Simple", 1)
-    where = placement(group)
-    system = where.system
-    allowed = transport(where.net).protocols
+    system = placement(group).system
     tuned = choose(
         request.kind,
         request.nbytes,
         system,
         NcclRequest(request.dtype, request.redop, group.nccl_version),
         algorithm=request.algorithm,
-        protocol=request.protocol or (",".join(allowed) if where.islands > 1 else None),
+        protocol=protocols_asked(request, group),
     )
     count = n_channels or search_channels(tuned.algorithm, system)
     blocks = channels_used(tuned, request.nbytes, system, request.kind)
     return NcclChoice(request, group, tuned.algorithm, tuned.protocol, count, blocks)
+
+
+def protocols_asked(request: Request, group: Group) -> str | None:
+    """Protocols that NCCL is let use, as NCCL_PROTO has them: those asked for, or its transport's vendor's.
+
+    None leaves the choice to NCCL; naming all three is not the same, since a named LL128 is used where it is unsafe.
+    """
+    where = placement(group)
+    allowed = transport(where.net).protocols
+    restricted = where.islands > 1 and allowed != PROTOCOLS
+    return request.protocol or (",".join(allowed) if restricted else None)
 
 
 def seconds(chosen: NcclChoice, costs: CommunicationCosts) -> float:
@@ -162,7 +172,9 @@ def seconds_of(choices: Iterable[NcclChoice], costs: CommunicationCosts) -> Iter
 def _pace_and_hops(chosen: NcclChoice, costs: CommunicationCosts) -> tuple[float, float]:
     """Seconds per byte of S on the narrowest link, and seconds of the hops."""
     shares, ceiling, hops = _limits(chosen.group, chosen.picked, chosen.loads, costs)
-    return max(float((chosen.paces / shares).sum(axis=1).max(initial=0.0)), 1.0 / ceiling), hops
+    pace = float((chosen.paces / shares).sum(axis=1).max(initial=0.0))
+    pace *= terms.start_and_end(chosen.request.kind, chosen.algorithm, chosen.loads, chosen.group, costs)
+    return max(pace, 1.0 / ceiling), hops
 
 
 def _limits(group: Group, picked: NcclPick, loads: PathLoads, costs: CommunicationCosts) -> tuple[Floats, float, float]:
@@ -197,7 +209,13 @@ def _way(group: Group, picked: NcclPick, costs: CommunicationCosts) -> _GroupLoa
     used = weights > 0
     links = loads.links[used]
     weights = weights[used]
-    rate = min(ceiling, float(np.min(group.topology.link_bandwidth[links] / weights)) if len(links) else math.inf)
+    if len(links):
+        alone = float(np.min(group.topology.link_bandwidth[links] / weights))
+        longer = terms.start_and_end(picked.kind, picked.algorithm, loads, group, costs)
+        ceiling = min(ceiling, alone / longer) if longer > 1.0 else ceiling
+        rate = min(ceiling, alone)
+    else:
+        rate = ceiling
     return _GroupLoad(links, weights, ceiling, rate, hops, loads.channels)
 
 
@@ -207,9 +225,7 @@ def _law(chosen: NcclChoice, hops: float, costs: CommunicationCosts) -> Callable
     group = chosen.group
     if request.kind not in TUNED:
         return terms.p2p_law(request, group, costs)
-    base = costs.rooted_base if request.kind in terms.ROOTED else costs.base
-    if group.launch == "threads":
-        base += costs.threads_base
+    base = terms.kernel_start(request.kind, group, costs)
     floor = terms.host_floor(request.kind, group, costs, chosen.blocks)
     hops *= terms.busy_steps(request.kind, chosen.algorithm, chosen.protocol, request.nbytes, group, costs)
     if transport(placement(group).net).eager < math.inf:
@@ -223,7 +239,7 @@ def _law(chosen: NcclChoice, hops: float, costs: CommunicationCosts) -> Callable
     return seconds
 
 
-def _foreign(request: Request) -> bool:
+def foreign(request: Request) -> bool:
     """Whether a pin names an algorithm that is not NCCL's, to be played as if written on NCCL's sends and receives."""
     name = request.algorithm
     if name is None or name in _OWN or (name == "direct" and request.kind not in TUNED):
@@ -241,7 +257,8 @@ def _foreign_plan(request: Request, group: Group, n_channels: int | None, costs:
     ceiling = textbook.ceiling / slowdown
     wire = request.nbytes / ceiling
     hops = terms.hop_time(request.kind, textbook.algorithm, "Simple", loads, group, costs)
-    total = terms.floored(costs.base + hops + wire, terms.host_floor(request.kind, group, costs), costs)
+    base = terms.kernel_start(request.kind, group, costs)
+    total = terms.floored(base + hops + wire, terms.host_floor(request.kind, group, costs), costs)
     return replace(
         textbook, latency=total - wire, links=loads.links, weights=weights, ceiling=ceiling, protocol="Simple"
     )

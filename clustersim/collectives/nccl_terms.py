@@ -12,6 +12,9 @@ import numpy as np
 
 from clustersim.cluster.routes import router
 from clustersim.collectives.base import Group, Request, bus_factor
+from clustersim.collectives.nccl.constants import constants
+from clustersim.collectives.nccl.ratings import generation_row
+from clustersim.collectives.nccl.search import search
 from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, placement
 from clustersim.core.arrays import Floats
 from clustersim.core.costs import CommunicationCosts
@@ -47,7 +50,7 @@ def host_floor(kind: str, group: Group, costs: CommunicationCosts, blocks: int =
     Who drives a GPU writes down the work of its kernel's ``blocks`` before the launch; one process for all GPUs of a
     node does so, and launches, for one after the other.
     """
-    each = costs.host_block["queue" if group.nccl_version < WORK_IN_ARGUMENTS else "arguments"] * blocks
+    each = costs.host_block[_work(group)] * blocks
     if group.launch != "single_process":
         return costs.host_floor[group.node_type.cpu_vendor] + each
     many = costs.host_p2p_factor if kind == "all_to_all" else 1.0
@@ -56,6 +59,21 @@ def host_floor(kind: str, group: Group, costs: CommunicationCosts, blocks: int =
 
 WORK_IN_ARGUMENTS = (2, 22)
 """NCCL whose work travels among its kernel's arguments (src/enqueue.cc, ncclDevWorkStorageTypeArgs)."""
+
+
+def _work(group: Group) -> str:
+    """Where a kernel's work is written down: a key of ``host_block``."""
+    return "queue" if group.nccl_version < WORK_IN_ARGUMENTS else "arguments"
+
+
+def kernel_start(kind: str, group: Group, costs: CommunicationCosts) -> float:
+    """Seconds from one kernel to the first step of the next."""
+    base = costs.rooted_base if kind in ROOTED else costs.base
+    return base * costs.base_generation[placement(group).age]
+
+
+SHARP_LATENCY = {"nvls": 18e-6, "collnet_direct": 31e-6, "collnet_chain": 30e-6}
+"""Seconds through a network that reduces and back (nccl src/graph/tuning.cc, hardware latencies of the network)."""
 
 
 def hop_time(
@@ -69,17 +87,20 @@ def hop_time(
     levels = math.log2(where.islands)
     if algorithm == "tree":
         return 2.0 * ((where.per_island - 1) * inner + costs.tree_levels * levels * outer)
+    through_switches = costs.nvls_latency * costs.hop_generation[f"{where.age}/Simple"]
     if algorithm == "nvls":
-        return costs.nvls_latency
+        return through_switches + (SHARP_LATENCY["nvls"] if where.islands > 1 else 0.0)
+    if algorithm == "collnet_direct":
+        return 2.0 * inner + SHARP_LATENCY[algorithm]
+    if algorithm == "collnet_chain":
+        return 2.0 * (where.per_island - 1) * inner + SHARP_LATENCY[algorithm]
     if algorithm == "nvls_tree":
-        return costs.nvls_latency + 2.0 * levels * (costs.nvls_tree_hop + costs.net_extra[where.net])
+        return through_switches + 2.0 * levels * (costs.nvls_tree_hop + costs.net_extra[where.net])
     if algorithm == "pat":
         return levels * outer + costs.hop["net/LL"] * math.sqrt(group.size)
     hops = (loads.steps - loads.net_steps) * inner + loads.net_steps * outer
     if protocol == "Simple" and where.islands > 1:
         hops *= costs.simple_ring_net
-    if group.launch == "threads":
-        hops += loads.steps * costs.threads_step
     return hops * (costs.rooted_overlap[protocol] if kind in ROOTED else 1.0)
 
 
@@ -124,13 +145,42 @@ def inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Communicatio
 
 
 def kernel_ceiling(kind: str, group: Group, algorithm: str, protocol: str, costs: CommunicationCosts) -> float:
-    """Payload bytes/s a ring's kernels sustain: what they reach inside a node they do not exceed across nodes."""
+    """Payload bytes/s kernels sustain: a ring's across nodes no more than inside one, a tree's as NCCL measured."""
     where = placement(group)
+    if algorithm == "tree" and where.islands > 1:
+        return _tree_ceiling(protocol, group)
     egress = router(group.topology).nvlink_egress(int(group.gpus[0]))
     if algorithm != "ring" or where.islands == 1 or where.per_island == 1 or egress == 0:
         return math.inf
     share = costs.share[f"nvlink/{protocol}"] * costs.share_generation[where.age]
     return share * egress / bus_factor(kind, group.size)
+
+
+def _tree_ceiling(protocol: str, group: Group) -> float:
+    """Payload bytes/s of a tree's channels over nodes (nccl src/graph/tuning.cc, bandwidths per channel by generation
+    and nodes, which are measured; half of them, since each byte goes up and down)."""
+    where, caps = placement(group), constants(group.nccl_version)
+    age, nodes = generation_row(where.system.sm), min(where.islands, 3) - 1
+    cap = caps.tree[age][nodes]
+    if protocol == "LL128":
+        cap = min(cap, caps.tree_ll128[age][nodes])
+    return 0.5e9 * cap * search(where.system)["tree"].n_channels
+
+
+_RINGS = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
+
+
+def start_and_end(kind: str, algorithm: str, loads: PathLoads, group: Group, costs: CommunicationCosts) -> float:
+    """How many times longer than its bytes on the links a collective inside one NVLink domain takes.
+
+    A ring's blocks begin with a send and end with a receive, one direction idle; an all_to_all copies its own part.
+    MeasuredCollective on 2, 4 and 8 GPUs of A100, H100 and B200 nodes, in place as out of place.
+    """
+    if placement(group).islands > 1 or group.size < 2:
+        return 1.0
+    if algorithm == "ring" and kind in _RINGS:
+        return 1.0 + costs.ring_ends / max(loads.steps, 1)
+    return 1.0 + costs.own_copy / (group.size - 1) if kind == "all_to_all" else 1.0
 
 
 # ---- grouped sends and receives -------------------------------------------------------------------------------------
@@ -149,7 +199,7 @@ def p2p_law(request: Request, group: Group, costs: CommunicationCosts) -> Callab
     """Of grouped sends and receives: all_to_all, scatter, gather, send, sendrecv, barrier."""
     device, floor = p2p_device(request, group, costs), host_floor(request.kind, group, costs)
     if group.launch != "single_process":
-        floor = costs.host_p2p + costs.host_p2p_peer * _peers(request, group)
+        floor = costs.host_p2p + costs.host_p2p_peer[_work(group)] * _peers(request, group)
     return lambda wire: floored(device(wire), floor, costs)
 
 
@@ -170,10 +220,10 @@ def p2p_device(request: Request, group: Group, costs: CommunicationCosts) -> Cal
     per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
     if request.matrix is not None:
         per_peer = request.nbytes * float(request.matrix.between.max())
-    hops = costs.base + loads.steps * inner_hop(loads, "Simple", group, costs)
+    protocol, waits = ("LL", 1.0) if per_peer <= P2P_LL else ("Simple", 2.0)
+    hops = kernel_start(request.kind, group, costs) + loads.steps * inner_hop(loads, protocol, group, costs)
     outer = 0.0
     if where.islands > 1:
-        protocol, waits = ("LL", 1.0) if per_peer <= P2P_LL else ("Simple", 2.0)
         outer = loads.net_steps * (costs.hop[f"net/{protocol}"] + waits * costs.net_extra[where.net])
     if request.protocol == COPY_ENGINE:
         return lambda wire: hops + outer + wire
@@ -191,7 +241,12 @@ def _peers(request: Request, group: Group) -> int:
 
 
 def _channel_limit(per_peer: float, group: Group, costs: CommunicationCosts) -> float:
-    """Seconds a peer's bytes take over the channels a message of that size opens: more of them as it grows."""
+    """Seconds a peer's bytes take over the channels a message of that size opens: more of them as it grows.
+
+    Ranks of one process reach into each other's buffers and show no such limit (nccl-tests with a thread for each GPU).
+    """
+    if group.launch != "process_per_gpu" and placement(group).islands == 1:
+        return 0.0
     age = placement(group).age
     opened = min(max(per_peer / costs.p2p_channel_bytes[age], 1.0), costs.p2p_max_channels)
     return per_peer / (opened * costs.p2p_channel_rate[age])

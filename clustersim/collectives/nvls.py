@@ -1,9 +1,13 @@
 """NVLS and NVLSTree: NVLink switches that add and multicast (NVLink SHARP, Hopper and later).
 
-Each of the p members of an island is the *head* of S/p. To reduce, a head reads its part through the switch, which
+Each of the p members of an island is the *head* of S/p (of islands that hold different numbers, as many of each as the
+smallest has: NCCL's ranks take the least of their searches). To reduce, a head reads its part through the switch, which
 fetches it from everybody and adds: S leaves every member, S/p arrives. To give the result out, a head stores its part
 once and the switch copies it to all: S/p leaves, S arrives. An all_reduce is both: S (1 + 1/p) each way, against
 2 (p-1)/p S of a ring. NVLSTree reduces each head's part between islands over a double binary tree on the head's rail.
+
+Where the network's switches reduce, too (InfiniBand SHARP), NVLS goes on over several islands: each head's S/p crosses
+its NIC once each way, however many islands there are.
 """
 
 from __future__ import annotations
@@ -12,8 +16,8 @@ import numpy as np
 
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Traffic
 from clustersim.collectives.build import everyone, traffic_of
-from clustersim.collectives.hierarchical import grid
-from clustersim.collectives.islands import n_islands
+from clustersim.collectives.islands import member_islands, n_islands
+from clustersim.collectives.sharp import between_islands, between_share, needs_sharp
 from clustersim.collectives.tree import double_tree, levels
 from clustersim.core.arrays import Ints
 from clustersim.core.errors import ProgramError
@@ -23,22 +27,29 @@ TREE_KINDS = frozenset({"all_reduce"})
 
 
 def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
-    """Inside one island: what each member sends to and gets from its switches."""
+    """What each member sends to and gets from its switches, and over several islands what heads send to the network's.
+
+    Raises :class:`ProgramError` for several islands whose network does not reduce.
+    """
     _check(group)
-    if n_islands(group) > 1:
-        raise ProgramError("algorithm 'nvls' stays inside one NVLink domain; between nodes use 'nvls_tree' or 'ring'")
-    parts = _inside(request.kind, group, group.size)
-    return traffic_of(parts, 2 if request.kind == "all_reduce" else 1, 0)
+    table = heads(group)
+    several = n_islands(group) > 1
+    if several:
+        needs_sharp(group, "nvls")
+    parts = _inside(request.kind, group, table)
+    if several:
+        parts += between_islands(request.kind, table)
+    return traffic_of(parts, 2 if request.kind == "all_reduce" else 1, 2 * several)
 
 
 def tree_traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
     """Reduce inside by the switch, between islands by two trees per head, and multicast."""
     _check(group)
-    table = grid(group)
+    table = heads(group)
     n, p = table.shape
     if n == 1:
         raise ProgramError("algorithm 'nvls_tree' needs more than one node; inside one use 'nvls'")
-    parts = _inside(request.kind, group, p)
+    parts = _inside(request.kind, group, table)
     deepest = 0
     for parent in double_tree(n):
         child = np.flatnonzero(parent >= 0)
@@ -49,11 +60,22 @@ def tree_traffic(request: Request, group: Group, channels: tuple[Channel, ...]) 
     return traffic_of(parts, 2 + 2 * deepest, 2 * deepest)
 
 
-def _inside(kind: str, group: Group, p: int) -> list[tuple[Ints, Ints, float, int]]:
-    member = everyone(group)
-    switch = np.full(group.size, -1, dtype=np.int64)
-    reads = [(member, switch, 1.0, -1), (switch, member, 1.0 / p, -1)]
-    stores = [(member, switch, 1.0 / p, -1), (switch, member, 1.0, -1)]
+def heads(group: Group) -> Ints:
+    """(N, p) int: the heads of each island, by its first members; as many of each as the smallest island holds."""
+    island = member_islands(group)
+    counts = np.bincount(island)
+    order = np.argsort(island, kind="stable")
+    first = np.cumsum(counts) - counts
+    table: Ints = order[first[:, None] + np.arange(int(counts.min()))]
+    return table
+
+
+def _inside(kind: str, group: Group, table: Ints) -> list[tuple[Ints, Ints, float, int]]:
+    member, head = everyone(group), table.ravel()
+    every, some = (np.full(len(positions), -1, dtype=np.int64) for positions in (member, head))
+    share = 1.0 / table.shape[1]
+    reads = [(member, every, 1.0, -1), (some, head, share, -1)]
+    stores = [(head, some, share, -1), (every, member, 1.0, -1)]
     return {"all_reduce": reads + stores, "reduce_scatter": reads, "all_gather": stores}[kind]
 
 
@@ -77,5 +99,13 @@ def sends(kind: str, n: int, n_islands: int = 1) -> tuple[float, float]:
     return sent + between, received + between
 
 
-NVLS = Algorithm("nvls", KINDS, traffic, sends)
+def sends_with_sharp(kind: str, n: int, n_islands: int = 1) -> tuple[float, float]:
+    """:func:`sends` of NVLS, whose heads' parts go through a network that reduces."""
+    sent, received = sends(kind, n, n_islands)
+    tree = 2.0 * (n_islands - 1) / n
+    share = between_share(kind, n, n_islands)
+    return sent - tree + share, received - tree + share
+
+
+NVLS = Algorithm("nvls", KINDS, traffic, sends_with_sharp)
 NVLS_TREE = Algorithm("nvls_tree", TREE_KINDS, tree_traffic, sends)

@@ -29,6 +29,10 @@ EDGE_CLASSES = ("nvlink", "pcie", "shm", "net")
 _CLASS_OF_PATH = {"NVL": "nvlink", "NVB": "nvlink", "C2C": "nvlink", "LOC": "nvlink", "PIX": "pcie", "PXB": "pcie"}
 
 
+SHARP = frozenset({"nvls", "collnet_direct", "collnet_chain"})
+"""Algorithms whose bytes the network's switches add up."""
+
+
 class PathLoads(msgspec.Struct, frozen=True, eq=False):
     """Link loads per edge class of one algorithm on one group, per byte of S.
 
@@ -148,4 +152,6 @@ def shares_of(algorithm: str, protocol: str, group: Group, costs: CommunicationC
         inside["nvlink"] = costs.nvls_share[where.age] * (costs.nvls_tree_share if algorithm == "nvls_tree" else 1.0)
     growth = 1.0 + costs.scale_net * max(0.0, math.log2(where.islands) - 1.0)
     net = costs.share[f"net/{protocol}"] * costs.net_share[where.net] / growth
+    if algorithm in SHARP and where.islands > 1:
+        net *= costs.sharp_share
     return np.array([*(inside[c] for c in ("nvlink", "pcie", "shm")), net])

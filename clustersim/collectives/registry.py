@@ -17,6 +17,7 @@ from clustersim.collectives.naive import RING_UNSPLIT, SEQUENTIAL
 from clustersim.collectives.nvls import NVLS, NVLS_TREE
 from clustersim.collectives.pat import PAT
 from clustersim.collectives.ring import RING
+from clustersim.collectives.sharp import COLLNET_CHAIN, COLLNET_DIRECT
 from clustersim.collectives.tree import TREE
 from clustersim.collectives.trees import TREES
 from clustersim.core.errors import ProgramError, nearest
@@ -29,6 +30,8 @@ _ROWS = (
     HIERARCHICAL,
     NVLS,
     NVLS_TREE,
+    COLLNET_DIRECT,
+    COLLNET_CHAIN,
     PAT,
     SEQUENTIAL,
     RING_UNSPLIT,

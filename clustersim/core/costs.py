@@ -54,109 +54,100 @@ class CommunicationCosts:
     """
 
     # Hops (Hopper): one step of a ring or one level of a tree, synchronisation included.
-    hop: Mapping[str, float] = _table(
-        **{
-            "nvlink/LL": 0.91 * US,
-            "nvlink/LL128": 1.89 * US,
-            "nvlink/Simple": 3.02 * US,
-            "pcie/LL": 4.02 * US,
-            "pcie/LL128": 2.5 * US,
-            "pcie/Simple": 4.48 * US,
-            "net/LL": 4.04 * US,
-            "net/LL128": 4.95 * US,
-            "net/Simple": 14.4 * US,
-        }
-    )
+    hop: Mapping[str, float] = _table(**{
+        "nvlink/LL": 0.953 * US, "nvlink/LL128": 1.8 * US, "nvlink/Simple": 3.17 * US,
+        "pcie/LL": 3.51 * US, "pcie/LL128": 2.5 * US, "pcie/Simple": 4.89 * US,
+        "net/LL": 3.88 * US, "net/LL128": 5.48 * US, "net/Simple": 14.3 * US,
+    })  # fmt: skip
     # NVLink hops by GPU generation and protocol, relative to Hopper.
     hop_generation: Mapping[str, float] = _table(
         **{
             f"{age}/{protocol}": factor
             for age, factors in {
                 "pascal": (1.3, 1.5, 1.8),
-                "volta": (1.46, 1.52, 1.46),
-                "ampere": (1.37, 1.37, 1.93),
+                "volta": (1.54, 1.42, 1.59),
+                "ampere": (1.28, 1.51, 1.9),
                 "hopper": (1.0, 1.0, 1.0),
-                "blackwell": (1.3, 1.29, 1.3),
+                "blackwell": (1.21, 1.35, 1.41),
                 "amd": (1.5, 1.5, 1.8),
             }.items()
             for protocol, factor in zip(("LL", "LL128", "Simple"), factors, strict=True)
         }
     )
+    # How soon a kernel's first block starts after the one before it, by generation, relative to Hopper.
+    base_generation: Mapping[str, float] = _table(
+        pascal=1.0, volta=1.05, ampere=1.25, hopper=1.0, blackwell=1.29, amd=1.0
+    )
     # Added to every hop over a transport (twice for Simple, which also waits for the flush).
     net_extra: Mapping[str, float] = _table(**{name: row.hop for name, row in TRANSPORTS.items()})
     # Of the LL hops of a ring, what steps save whose piece of a tiny payload is empty.
-    empty_steps: float = 0.255
-    simple_ring_net: float = 0.381  # of the Simple hops of a ring over several nodes: its steps are pipelined
+    empty_steps: float = 0.252
+    simple_ring_net: float = 0.503  # of the Simple hops of a ring over several nodes: its steps are pipelined
     # Of the hops of broadcast and reduce, whose repetitions overlap in a benchmark.
-    rooted_overlap: Mapping[str, float] = _table(LL=0.318, LL128=0.6, Simple=0.517)
+    rooted_overlap: Mapping[str, float] = _table(LL=0.354, LL128=0.525, Simple=0.566)
     # Share of the line rate a protocol's payload reaches.
-    share: Mapping[str, float] = _table(
-        **{
-            "nvlink/LL": 0.342,
-            "nvlink/LL128": 0.723,
-            "nvlink/Simple": 0.813,
-            "pcie/LL": 0.35,
-            "pcie/LL128": 0.7,
-            "pcie/Simple": 0.76,
-            "shm/LL": 0.332,
-            "shm/LL128": 0.5,
-            "shm/Simple": 0.437,
-            "net/LL": 0.215,
-            "net/LL128": 0.984,
-            "net/Simple": 1.0,
-        }
-    )
+    share: Mapping[str, float] = _table(**{
+        "nvlink/LL": 0.353, "nvlink/LL128": 0.731, "nvlink/Simple": 0.822,
+        "pcie/LL": 0.35, "pcie/LL128": 0.7, "pcie/Simple": 0.76,
+        "shm/LL": 0.343, "shm/LL128": 0.5, "shm/Simple": 0.509,
+        "net/LL": 0.275, "net/LL128": 0.944, "net/Simple": 1.0,
+    })  # fmt: skip
     share_generation: Mapping[str, float] = _table(
-        pascal=0.996, volta=1.0, ampere=1.0, hopper=0.996, blackwell=0.997, amd=0.8
+        pascal=1, volta=1, ampere=0.995, hopper=1.01, blackwell=0.997, amd=0.8
     )
     # Share of a NIC's line rate that its transport reaches.
     net_share: Mapping[str, float] = _table(**{name: row.share for name, row in TRANSPORTS.items()})
     # Of a hop, where a message of LL or LL128 is above the transport's eager limit.
     rendezvous: Mapping[str, float] = _table(**{name: row.rendezvous for name, row in TRANSPORTS.items()})
-    tree_share: float = 0.77
+    # Of a step's bytes: inside a node a ring's blocks send first and receive last, with nothing in the other direction,
+    # so R ranks take R - 1 steps and this. Two ranks feel it most: 1.38 of the time of their one step.
+    ring_ends: float = 0.414
+    own_copy: float = 0.383  # of a peer's bytes: an all_to_all copies its own part, which crosses no link
+    tree_share: float = 0.811
     # Of NVLink's line rate through a switch that reduces; Blackwell's against Hopper's as NCCL rates them (.74 to .85).
-    nvls_share: Mapping[str, float] = _table(hopper=0.69, blackwell=0.65)
-    nvls_tree_share: float = 0.922
-    tree_levels: float = 1.15  # network hops per log2(nodes), each way
-    nvls_latency: float = 24.9 * US
-    nvls_tree_hop: float = 19.6 * US
+    nvls_share: Mapping[str, float] = _table(hopper=0.687, blackwell=0.648)
+    nvls_tree_share: float = 0.92
+    # Of a NIC's line rate that streams reach which the network's switches add up: published all_reduces with SHARP are
+    # 1.2 to 1.5 of NVLSTree's rate, not the twice that the bytes would give.
+    sharp_share: float = 0.7
+    tree_levels: float = 1.21  # network hops per log2(nodes), each way
+    nvls_latency: float = 25.5 * US
+    nvls_tree_hop: float = 20.1 * US
     # Point to point (all_to_all, send): channels open as the message grows.
-    p2p_share: float = 0.754
-    p2p_net_share: float = 0.906
-    send_share: float = 0.817
+    p2p_share: float = 0.778
+    p2p_net_share: float = 0.915
+    send_share: float = 0.801
     p2p_norm: float = 0.65
     p2p_channel_rate: Mapping[str, float] = _table(
-        pascal=10e9, volta=10e9, ampere=17.2e9, hopper=87.0e9, blackwell=120e9, amd=14e9
+        pascal=10e9, volta=10e9, ampere=15.1e9, hopper=85.2e9, blackwell=120e9, amd=14e9
     )
     p2p_channel_bytes: Mapping[str, float] = _table(
         pascal=2.2 * 2**20,
         volta=2.2 * 2**20,
-        ampere=2.43 * 2**20,
-        hopper=66.8 * 2**20,
+        ampere=2.19 * 2**20,
+        hopper=65.7 * 2**20,
         blackwell=66 * 2**20,
         amd=2.2 * 2**20,
     )
     p2p_max_channels: float = 16.0
     # Host.
-    base: float = 3.61 * US
-    rooted_base: float = 4.81 * US
+    base: float = 4.78 * US
+    rooted_base: float = 4.09 * US
     # One process per GPU, by CPU: how soon a launch on every rank comes back.
-    host_floor: Mapping[str, float] = _table(intel=12.5 * US, amd=13.5 * US, power=15.0 * US, arm=10.9 * US)
+    host_floor: Mapping[str, float] = _table(intel=8.94 * US, amd=9.14 * US, power=10 * US, arm=7.92 * US)
     # One process drives all GPUs of a node: once for the group, and for each GPU's launch.
-    host_single: float = 9.43 * US
-    host_floor_per_gpu: float = 2.87 * US
+    host_single: float = 9.89 * US
+    host_floor_per_gpu: float = 3.17 * US
     # For each block of a GPU's kernel: NCCL before 2.22 writes its work of 512 bytes into a queue in host memory, since
     # then a batch of 16 bytes among the kernel's arguments (src/enqueue.cc, ncclDevWorkStorageTypeArgs).
-    host_block: Mapping[str, float] = _table(queue=0.211 * US, arguments=0.0512 * US)
-    host_p2p_factor: float = 2.57  # of that, for all_to_all: many more launches and proxies
-    # One process per GPU, sends and receives: a group's launch, and posting each peer's pair. Fitted to the public
-    # all_to_all and sendrecv tables; kernels alone (8 V100, a profile) take 7 to 10 us, which is base and one hop.
-    host_p2p: float = 13.1 * US
-    host_p2p_peer: float = 2.89 * US
-    threads_base: float = 7.89 * US
-    threads_step: float = 2.22 * US
-    fill_norm: float = 0.729
-    fill_span: float = 30.5  # bytes over hops beyond which the pipeline is full
+    host_block: Mapping[str, float] = _table(queue=0.211 * US, arguments=0.051 * US)
+    host_p2p_factor: float = 2.44  # of that, for all_to_all: many more launches and proxies
+    # One process per GPU, sends and receives: a group's launch, and posting each peer's pair, which costs little since
+    # a batch of them travels among the kernel's arguments (keys as of host_block).
+    host_p2p: float = 10.2 * US
+    host_p2p_peer: Mapping[str, float] = _table(queue=2.4 * US, arguments=0.305 * US)
+    fill_norm: float = 0.742
+    fill_span: float = 30.4  # bytes over hops beyond which the pipeline is full
     floor_norm: float = 6.0
     scale_net: float = 0.0065  # network bytes grow by this per doubling of nodes beyond two
 
@@ -292,24 +283,9 @@ GLOO_COSTS = GlooCosts()
 MPI_COSTS = MpiCosts()
 
 _SECONDS = (
-    "hop",
-    "net_extra",
-    "nvls_latency",
-    "nvls_tree_hop",
-    "base",
-    "rooted_base",
-    "host_floor",
-    "host_single",
-    "host_floor_per_gpu",
-    "host_p2p",
-    "host_p2p_peer",
-    "threads_base",
-    "threads_step",
-    "call",
-    "message",
-    "turn",
-    "copy",
-)
+    "hop", "net_extra", "nvls_latency", "nvls_tree_hop", "base", "rooted_base", "host_floor", "host_single",
+    "host_floor_per_gpu", "host_block", "host_p2p", "host_p2p_peer", "rendezvous", "call", "message", "turn", "copy",
+)  # fmt: skip
 _UNITS = {**dict.fromkeys(_SECONDS, "s"), "p2p_channel_bytes": "B", "cache": "B"}
 _UNITS |= dict.fromkeys(("p2p_channel_rate", "stream", "memory", "reduce", "fault"), "B/s")
 

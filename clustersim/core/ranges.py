@@ -1,8 +1,9 @@
 """How far a prediction may be off, by what is known of what it is about.
 
 ``data/ranges.toml`` has half-widths of ranges around a prediction that held half, and nine in ten, of published
-measurements; ``python tests/ranges.py`` writes it from the errors of validation. Each publisher (each machine, for
-collectives) counts once however many rows it has, so a range is what may be expected of one more of them.
+measurements; ``python tests/ranges.py`` writes it from the errors of validation. Each publisher counts once however
+many rows it has, so a range is what may be expected of one more of them. Ranges of collectives are made of rows whose
+publisher the constants were not fitted to.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class PredictionRange(msgspec.Struct, frozen=True):
     Parameters
     ----------
     p50, p90 : relative half-widths: half of the measurements lay within ``prediction * (1 +- p50)``, nine in ten within
-        ``p90``. rows : measurements. groups : publishers or machines they are from.
+        ``p90``. rows : measurements. groups : publishers they are from.
     known : what is known of this prediction's subject: ``"calibrated"`` (numbers measured on this machine),
         ``"published"`` (this machine, or this publisher's software, has published rows), ``"similar"`` (others of its
-        kind have), ``"new"`` (nobody has published rows of its transport).
+        kind have), ``"new"`` (nobody has published rows of its transport, so it is a draw from all transports).
     """
 
     p50: float
@@ -42,16 +43,23 @@ def size_class(nbytes: float) -> str:
     return "<=64 KiB" if nbytes <= 2**16 else "64 KiB - 32 MiB" if nbytes <= 2**25 else ">32 MiB"
 
 
-def of_collective(topology: Topology, nbytes: float) -> PredictionRange:
-    """Of the time of a collective of ``nbytes`` on a machine."""
+def scale_class(nodes: int) -> str:
+    """The three scales that published tables tell apart: no network, a few nodes, and beyond most tables."""
+    return "one node" if nodes <= 1 else "few nodes" if nodes <= 8 else "many nodes"
+
+
+def of_collective(topology: Topology, nbytes: float, nodes: int | None = None) -> PredictionRange:
+    """Of the time of a collective of ``nbytes`` on a machine, over ``nodes`` of it (None: all)."""
     data = _data()["collectives"]
+    scale = scale_class(topology.n_nodes if nodes is None else nodes)
     if topology.calibration is not None or topology.measured:
         known = "calibrated"
     elif topology.name in data["platforms"]:
         known = "published"
     else:
-        known = "similar" if topology.node_types[0].net in data["transports"] else "new"
-    return _range(data[known][size_class(nbytes)], known)
+        usual = scale == "one node" or topology.node_types[0].net in data["transports"]
+        known = "similar" if usual else "new"
+    return _range(data[known][f"{size_class(nbytes)}, {scale}"], known)
 
 
 def of_step(kind: str, source: str = "") -> PredictionRange:

@@ -95,6 +95,7 @@ class Topology(Keeper):
     routing : how a switch picks among equal next hops: ``"destination"`` (by the destination's place, as InfiniBand's
         fat-tree routing), ``"hash"`` (by a hash of source, destination and flow, as Ethernet's ECMP), or
         ``"adaptive"`` (by load: parallel ways are one link already).
+    sharp : bool, the network's switches add up what passes (InfiniBand SHARP), and NCCL is let use it.
     calibration : constants fitted to this machine's own measurements; None: the time models' defaults hold.
     measured : a few numbers of its own, which :func:`clustersim.collectives.fitted.load` turns into constants.
     """
@@ -111,6 +112,7 @@ class Topology(Keeper):
     node_types: tuple[NodeType, ...]
     fabric: str = ""
     routing: str = "destination"
+    sharp: bool = False
     calibration: Calibration | None = None
     measured: tuple[MeasuredNumber, ...] = ()
 

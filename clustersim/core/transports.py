@@ -72,15 +72,15 @@ TRANSPORTS: Mapping[str, Transport] = {
     "slingshot": Transport(
         "Slingshot by libfabric (CXI)",
         "Alps and Polaris; fi_cxi(7): FI_CXI_RDZV_THRESHOLD is 16,384 bytes",
-        hop=1.03 * US,
+        hop=1.16 * US,
         share=0.9,
         eager=2.0**14,
-        rendezvous=54.0 * US,
+        rendezvous=44.2 * US,
     ),
     "efa": Transport(
         "EFA with RDMA writes (P5 and later)",
         f"{_OFI}: protocol RDMA, 75 us told to the tuner, 35 us from P5en on; two published tables of P5",
-        hop=14.4 * US,
+        hop=14.9 * US,
         share=0.9,
         bundled=True,
         reported=75 * US,
@@ -107,8 +107,8 @@ TRANSPORTS: Mapping[str, Transport] = {
     ),
     "tcpx": Transport(
         "GPUDirect-TCPX (A3 High)",
-        "container-engine-accelerators gpudirect-tcpx: NCCL_PROTO=Simple; hop as TCPXO's with the kernel's TCP assumed",
-        hop=30.0 * US,
+        "container-engine-accelerators gpudirect-tcpx: NCCL_PROTO=Simple; two publishers' tables of A3 High",
+        hop=231 * US,
         share=0.85,
         protocols=("Simple",),
     ),
@@ -121,8 +121,8 @@ TRANSPORTS: Mapping[str, Transport] = {
     "tcp": Transport(
         "TCP sockets through host memory",
         "nccl src/transport/net_socket.cc: a thread and a socket for each channel's peer outside AWS (2 threads of 8) "
-        "and Google (4 threads); 20 Gb/s a stream and two channels a NIC; kernel and copies 25 us a hop: assumed",
-        hop=25.0 * US,
+        "and Google (4 threads); 20 Gb/s a stream and two channels a NIC; two published tables of p3dn",
+        hop=44.4 * US,
         share=0.9,
         nic_rate=5.0e9,
         direct=False,

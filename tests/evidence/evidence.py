@@ -10,8 +10,9 @@ from typing import cast
 
 import numpy as np
 
-from clustersim.calibrate.cross_validate import Told, cross_validate
+from clustersim.calibrate.cross_validate import Told, cross_validations
 from clustersim.calibrate.score import PredictedRow, Row, grouped, predicted, statistics
+from clustersim.calibrate.validate_nccl import publisher as nccl_publisher
 from clustersim.calibrate.validate_nccl import validate_nccl
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ClusterSimError
@@ -21,6 +22,8 @@ from tests.evidence.validate_steps import figure, hardware, kind_of, validate_me
 
 Error = tuple[float, float]
 """Median and 90th percentile over cases of the relative error."""
+ONE_NODE = "nccl_one_node"
+"""More of the collectives, in the columns of a database of kernels."""
 COLLECTIVES = "nccl_tests"
 STEPS = "training_steps"
 SPLIT = "training_steps_hybrid"
@@ -36,8 +39,8 @@ class EvidenceLine:
 
     Parameters
     ----------
-    what : for people. rows, cases : predicted. in_sample : with the constants as shipped. left_out : of a machine that
-        constants were not fitted to. three_numbers : of which three numbers are known besides. held : share of
+    what : for people. rows, cases : predicted. in_sample : with the constants as shipped. left_out : of a publisher
+        that constants were not fitted to. three_numbers : of which three numbers are known besides. held : share of
         measurements within the ranges of 50 and 90 % that are made of the others; NaN where there are no others.
     """
 
@@ -63,7 +66,8 @@ def evidence(folder: str | Path, told: Told = lambda done, total: None) -> list[
     for i, (name, path) in enumerate(tables.items()):
         told(i, len(tables))
         if name == COLLECTIVES:
-            found += _collectives(path)
+            more = table_of(Path(folder), ONE_NODE)
+            found += _collectives([path, more] if more else [path])
             continue
         found += _lines(validate_steps(path).rows, PARTS[name])
         memory += validate_memory(path).rows
@@ -82,15 +86,21 @@ def table_of(folder: Path, name: str) -> Path | None:
     return next((path for end in (".csv", ".csv.gz") if (path := folder / f"{name}{end}").exists()), None)
 
 
-def _collectives(table: Path) -> list[EvidenceLine]:
-    found = validate_nccl(table), cross_validate(table, "platform"), cross_validate(table, "three-numbers")
+def _collectives(tables: list[Path]) -> list[EvidenceLine]:
+    out = cross_validations(tables, ("publisher", "three-numbers"))
+    found = validate_nccl(*tables), out["publisher"], out["three-numbers"]
     shipped, left_out, three = (
         grouped(predicted(one.rows), lambda row: size_class(float(row.cells["size_bytes"]))) for one in found
     )
     parts = [name for name in map(size_class, SIZES) if name in shipped]
     return [
-        _line(f"collectives, {part}", shipped[part], "topology", left_out.get(part), three.get(part)) for part in parts
+        _line(f"collectives, {part}", shipped[part], operator, left_out.get(part), three.get(part)) for part in parts
     ]
+
+
+def operator(row: PredictedRow) -> str:
+    """Whose machine a collective was measured on."""
+    return f"{nccl_publisher(row.cells)} {row.cells['topology']}"
 
 
 def _lines(rows: Iterable[Row], part: Callable[[PredictedRow], str]) -> list[EvidenceLine]:
@@ -102,12 +112,12 @@ def _lines(rows: Iterable[Row], part: Callable[[PredictedRow], str]) -> list[Evi
 def _line(
     what: str,
     rows: list[PredictedRow],
-    unit: str = "",
+    apart_by: Callable[[PredictedRow], str] = lambda row: publisher(row.cells),
     left_out: list[PredictedRow] | None = None,
     three: list[PredictedRow] | None = None,
 ) -> EvidenceLine:
-    """``unit`` : the column of what is left out for the ranges; the publisher when empty."""
-    apart = distances(left_out or rows, lambda row: str(row.cells[unit]) if unit else publisher(row.cells))
+    """``apart_by`` : what is left out for the ranges."""
+    apart = distances(left_out or rows, apart_by)
     cases = statistics(rows).n_cases
     out, known = (_error(some) if some else None for some in (left_out, three))
     return EvidenceLine(what, len(rows), cases, _error(rows), out, known, coverage(apart))

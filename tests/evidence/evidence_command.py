@@ -21,7 +21,7 @@ HEAD = (
     "rows",
     "cases",
     "as shipped",
-    "machine left out",
+    "publisher left out",
     "three numbers known",
     "in the 50 % range",
     "in the 90 % range",
@@ -35,7 +35,7 @@ GOODPUT = "goodput of whole trainings"
 @markdown_option
 @json_option
 def evidence(folder: Path, as_json: bool, markdown: bool) -> None:
-    """Every table of FOLDER: errors as shipped, of machines left out, with three numbers known, and ranges.
+    """Every table of FOLDER: errors as shipped, of publishers left out, with three numbers known, and ranges.
 
     Tables are named nccl_tests, training_steps, training_steps_hybrid and run_reliability (.csv or .csv.gz). Errors
     are the median and the 90th percentile over cases, of goodput in points the median and the worst; ranges are made

@@ -4,7 +4,7 @@
 assert after < 0.7 * before
 assert held_out < before
 
-assert {"share.nvlink/Simple", "threads_step"} <= {one.knob.name for one in told}
+assert {"share.nvlink/Simple", "hop.nvlink/LL"} <= {one.knob.name for one in told}
 assert all(one.low <= one.value <= one.high for one in told)
 
 assert inside < 0.03 < 0.08 < outside

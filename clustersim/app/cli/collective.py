@@ -15,6 +15,7 @@ from clustersim.core.units import parse_message_size, parse_nccl_version
 
 if TYPE_CHECKING:
     from clustersim.collectives.base import Group, Request
+    from clustersim.collectives.nccl_why import Alternative
     from clustersim.core.mesh import Mesh
     from clustersim.core.topology import Topology
 
@@ -60,6 +61,7 @@ class CollectiveOptions(msgspec.Struct):
     fidelity: Literal["flow", "chunk"]
     launch: Literal["process_per_gpu", "single_process", "threads"]
     nccl_version: tuple[int, int]
+    why: bool
 
 
 class CollectiveRow(msgspec.Struct, frozen=True):
@@ -80,6 +82,7 @@ class CollectiveRow(msgspec.Struct, frozen=True):
     channels: int
     notes: list[str]
     fidelity: str
+    alternatives: tuple[Any, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 @click.command(short_help="Time a collective, as nccl-tests prints it.")
@@ -122,6 +125,11 @@ class CollectiveRow(msgspec.Struct, frozen=True):
     default="process_per_gpu",
     help="Who drives the GPUs of a node.",
 )
+@click.option(
+    "--why",
+    is_flag=True,
+    help="Say what else NCCL could run: its own estimate of each, ours, and why each is not chosen.",
+)
 @click.option("--nccl-version", default="2.28", help="The NCCL whose choices are predicted.")
 @json_option
 def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, as_json: bool, **options: Any) -> None:
@@ -139,6 +147,8 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     machine = fitting.load(topology, nodes=nodes)
     mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=gpus_per_node)
     asked.backend = asked.backend or usual_backend(machine, mesh.gpus)
+    if asked.why and asked.backend != "nccl":
+        raise ClusterSimError(f"--why is about what NCCL chooses; the backend here is {asked.backend!r}")
     with working(f"{name} over {mesh.world_size} ranks of {machine.name}"):
         rows = [_row(name, float(size), machine, mesh, asked) for size in nbytes]
     if as_json:
@@ -172,6 +182,7 @@ def sizes(asked: CollectiveOptions) -> Iterator[int]:
 def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, asked: CollectiveOptions) -> CollectiveRow:
     from clustersim import collectives
     from clustersim.collectives.base import Group, Request
+    from clustersim.collectives.nccl_why import why
     from clustersim.core.program import DTYPE_BYTES
 
     request = Request(
@@ -205,6 +216,7 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, asked: Collec
         channels=plan.n_channels,
         notes=[],
         fidelity=asked.fidelity,
+        alternatives=why(request, group) if asked.why else msgspec.UNSET,
     )
 
 
@@ -248,10 +260,21 @@ def _print(rows: list[CollectiveRow], topology: str, nodes: int, ranks: int) -> 
         asked = (row.size_bytes, row.count, TYPES[row.dtype], row.redop, row.root)
         rates = (_time(row.time_us), f"{row.algbw_GBps:.2f}", f"{row.busbw_GBps:.2f}", "N/A", _time(row.lower_bound_us))
         click.echo(_line([*asked, *rates, row.algorithm, row.protocol, row.channels]))
+        if row.alternatives is not msgspec.UNSET:
+            _print_alternatives(row.alternatives)
     average = sum(row.busbw_GBps for row in rows) / len(rows)
     click.echo(f"# Avg bus bandwidth    : {average:g}")
     for note in dict.fromkeys(note for row in rows for note in row.notes):
         click.echo(f"# {note}")
+
+
+def _print_alternatives(alternatives: Sequence[Alternative]) -> None:
+    """One line for each, as comments beside nccl-tests' table."""
+    heads = f"{'algo':>15s} {'proto':>6s} {'NCCL says':>10s} {'predicted':>10s}"
+    click.echo(f"#{heads}  (us)")
+    for one in alternatives:
+        times = (" " * 9 + "-" if value is None else f"{_time(value):>10s}" for value in (one.tuner_us, one.ours_us))
+        click.echo(f"#{one.algorithm:>15s} {one.protocol:>6s} {' '.join(times)}  {one.verdict}")
 
 
 def _line(cells: Sequence[str | int]) -> str:

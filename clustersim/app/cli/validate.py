@@ -34,11 +34,12 @@ worst_option = click.option(
 )
 plot_option = click.option("--plot", type=PATH, help="Draw predicted over measured, coloured by the first --by.")
 table_argument = click.argument("table", type=PATH)
+tables_argument = click.argument("tables", type=PATH, nargs=-1, required=True, metavar="TABLE...")
 
 
 def looked_at(command: Callable[..., None]) -> Callable[..., None]:
     """The table, and every way to look at how far predictions are from it."""
-    for part in (json_option, markdown_option, plot_option, worst_option, by_option, table_argument):
+    for part in (json_option, markdown_option, plot_option, worst_option, by_option):
         command = part(command)
     return command
 
@@ -77,27 +78,29 @@ class ValidationOptions(msgspec.Struct, frozen=True):
 
 
 @validate.command()
+@tables_argument
 @looked_at
 @click.option(
     "--cross-validate",
     "holdout",
-    type=click.Choice(["half", "scale", "platform", "transport", "three-numbers"]),
+    type=click.Choice(["half", "scale", "platform", "publisher", "transport", "three-numbers"]),
     help="Predict rows that constants were not fitted to: every other size of a log, its runs on more than 4 nodes, a "
-    "whole platform, all platforms of a transport, or a platform of which three numbers are known.",
+    "whole platform, a whole publisher, all platforms of a transport, or a platform of which three numbers are known.",
 )
-def nccl(table: Path, holdout: str | None, **options: Any) -> None:
-    """nccl-tests results: TABLE.csv in the columns of nccl_tests.csv."""
+def nccl(tables: tuple[Path, ...], holdout: str | None, **options: Any) -> None:
+    """nccl-tests results: each TABLE in the columns of nccl_tests.csv, or in those of a database of kernels."""
     from clustersim.calibrate import validate_nccl as kind
     from clustersim.calibrate.cross_validate import cross_validate
 
     looks = ValidationOptions(**options)
     looks.check(kind.DIMENSIONS)
-    with working(f"predicting {table}") as told:
-        result = kind.validate_nccl(table) if holdout is None else cross_validate(table, holdout, told)
+    names = ", ".join(map(str, tables))
+    with working(f"predicting {names}") as told:
+        result = kind.validate_nccl(*tables) if holdout is None else cross_validate(tables, holdout, told)
     held_out = "" if holdout is None else f", held out: {holdout}"
     look(
         result,
-        f"nccl-tests: {table}{held_out}",
+        f"nccl-tests: {names}{held_out}",
         TableKind("size_class", "size_class", kind.DIMENSIONS, kind.identity),
         looks,
     )

@@ -103,7 +103,10 @@ class _Tables:
         self.names = tuple(dict.fromkeys(machines))
         self.machine = np.array([self.names.index(machine) for machine in machines])
         self.measured = np.log(np.array([row.seconds for row in rows]))
-        self.weight = weights(NcclTimes(tuple(rows)).series)
+        series = NcclTimes(tuple(rows)).series
+        # Sizes of one series are wrong together, and so are one operator's: he counts by the root of their number.
+        several = [len({series[i] for i in np.flatnonzero(self.machine == m).tolist()}) for m in range(len(self.names))]
+        self.weight = weights(series) * np.array(several)[self.machine] ** -0.5
         self.parts: dict[tuple[int, int], tuple[CommunicationCosts, list[int]]] = {}
         for i, row in enumerate(rows):
             costs = costs_of(row.choice.group)

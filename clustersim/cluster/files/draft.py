@@ -64,7 +64,7 @@ class TopologyDraft(msgspec.Struct):
         rate = np.repeat(np.broadcast_to(np.asarray(bandwidth, dtype=np.float64), a.shape), 2)
         self.add_links(src, dst, rate, latency, ["net"] * len(src))
 
-    def topology(self, name: str, fabric: str, routing: str = "destination") -> Topology:
+    def topology(self, name: str, fabric: str, routing: str = "destination", sharp: bool = False) -> Topology:
         """The finished, immutable graph."""
         none = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
         src, dst, bandwidth, latency = map(np.concatenate, zip(none, *self.links, strict=True))
@@ -81,6 +81,7 @@ class TopologyDraft(msgspec.Struct):
             node_types=tuple(self.node_types),
             fabric=fabric,
             routing=routing,
+            sharp=sharp,
         )
 
 

@@ -37,7 +37,7 @@ def join(nodes: Sequence[NodeBuild], spec: FabricSpec, name: str) -> Topology:
             raise TopologyError(f"{knob} must be above zero, not {value!r}")
     if len(draft.ports):
         build(draft, spec, name)
-    return draft.topology(name, kind, spec.routing)
+    return draft.topology(name, kind, spec.routing, spec.sharp)
 
 
 def one_switch(nodes: Sequence[NodeBuild], *, name: str = "one_switch", **knobs: Any) -> Topology:

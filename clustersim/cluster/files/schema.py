@@ -119,12 +119,14 @@ class _Fabric(_StrictTopology, frozen=True, tag_field="kind"):
     Parameters
     ----------
     source : where its shape and numbers are from. routing : one path to each destination, by a hash of the flow, or
-        spread over all of them by load.
+        spread over all of them by load. sharp : the switches reduce (InfiniBand SHARP) and NCCL is let use them
+        (NCCL_COLLNET_ENABLE=1 and its plug-in).
     port_latency : of a NIC and its cable. switch_latency : of each switch passed.
     """
 
     source: str
     routing: Routing = "destination"
+    sharp: bool = False
     port_latency: Seconds = msgspec.field(default_factory=lambda: Seconds(300e-9))
     switch_latency: Seconds = msgspec.field(default_factory=lambda: Seconds(230e-9))
 

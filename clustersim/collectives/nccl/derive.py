@@ -61,6 +61,7 @@ def system_of(group: Group) -> System:
         n_ranks=group.size,
         views=tuple(views),
         net_latency=_net_latency(routes, group) if several else 0.0,
+        sharp=several and group.topology.sharp,
         sm_max=newest if newest > oldest else 0,
     )
 
@@ -132,9 +133,10 @@ class _TopologyReader:
         pairs, to_switch, rate = self._nvlinks()
         first = {node: int(topology.node_gpus(node)[0]) for node in self.nodes}
         hosts = [self.nodes.index(int(topology.vertex_node[cpu])) for cpu in self.cpus] or [0]
+        gpus = tuple(self._slot(gpu) for gpu in self.gpus)
         return NodeView(
             sm=self.sm,
-            gpus=tuple(self._slot(gpu) for gpu in self.gpus),
+            gpus=gpus,
             switches=tuple(self._slot(switch) for switch in self.switches),
             nics=tuple(nic for node in self.nodes for nic in self._nics(node)) if several else (),
             dev=tuple(gpu - first[int(topology.vertex_node[gpu])] for gpu in self.gpus),
@@ -142,7 +144,7 @@ class _TopologyReader:
             nvswitch_links=to_switch,
             socket_host=tuple(hosts),
             cpu_vendor=self.type.cpu_vendor,
-            cpu_model=self.type.cpu_model,
+            cpu_model=self.type.cpu_model or _oldest_model(self.type.cpu_vendor, gpus),
             p2p=self.type.p2p,
             nvls=self.type.nvls and self.version >= (2, 17),
             c2c=self._coherent() if self.version >= COHERENT_SINCE else 0.0,
@@ -209,6 +211,12 @@ class _TopologyReader:
             width, total = bundles.get(slot.parent, (0.0, 0.0))
             bundles[slot.parent] = (width + slot.bandwidth, total + speed)
         return [Nic(PcieSlot(place, width), round(total, 3), way.direct) for place, (width, total) in bundles.items()]
+
+
+def _oldest_model(vendor: str, gpus: tuple[PcieSlot, ...]) -> str:
+    """The first CPU with slots this fast, where a topology does not say which it is: gen5 came with Sapphire Rapids,
+    whose sockets NCCL takes for twice as well joined as those of gen4 and older."""
+    return "spr" if vendor == "intel" and any(slot.bandwidth >= 48.0 for slot in gpus) else ""
 
 
 def _as_nccl(rate: float) -> float:

@@ -73,6 +73,11 @@ def ratings(
     return tuple(table)
 
 
+def generation_row(sm: int) -> int:
+    """Row of NCCL's tables by GPU generation, from the compute capability."""
+    return 3 if sm >= 100 else 2 if sm >= 90 else 1 if sm >= 80 else 0
+
+
 class _RatingModel:
     """The formulas for one kind on one system."""
 
@@ -84,7 +89,7 @@ class _RatingModel:
         self.ranks = system.n_ranks
         self.nodes = system.n_nodes
         self.per_node = system.ranks_per_node
-        self.arch = 3 if system.sm >= 100 else 2 if system.sm >= 90 else 1 if system.sm >= 80 else 0
+        self.arch = generation_row(system.sm)
         self.column = min(self.nodes, 3) - 1
         self.steps = {"all_reduce": 2 * (self.ranks - 1), "broadcast": self.ranks, "reduce": self.ranks}.get(
             kind, self.ranks - 1
@@ -96,14 +101,12 @@ class _RatingModel:
 
     def forbidden(self, algorithm: str, protocol: str, asked: NcclRequest) -> str:
         """Why NCCL would not use a pair, or nothing."""
-        system = self.system
-        several = self.nodes > 1
         if algorithm in self.table.lacking:
             return f"NCCL {'.'.join(map(str, self.table.since))} has no {algorithm}"
         if self.ranks < 2:
             return "" if (algorithm, protocol) == ("ring", "Simple") else "one rank"
-        if algorithm.startswith("collnet") and not (system.sharp and several):
-            return f"{algorithm} needs a network that reduces (SHARP)"
+        if algorithm.startswith("collnet"):
+            return self._no_collnet(algorithm)
         if algorithm in ("nvls", "nvls_tree"):
             return self._no_nvls(algorithm, asked.dtype, asked.redop)
         if algorithm == "pat" and self.per_node != 1:
@@ -121,10 +124,15 @@ class _RatingModel:
             return f"the switches cannot do {redop} of {dtype}"
         if algorithm == "nvls_tree" and self.nodes == 1:
             return "nvls_tree needs several nodes"
-        if algorithm == "nvls_tree" and len({len(view.gpus) for view in system.views}) > 1:
-            return "nvls_tree needs as many ranks in every NVLink domain"
         if algorithm == "nvls" and self.nodes > 1 and not system.sharp:
             return "nvls over several nodes needs a network that reduces (SHARP)"
+        return ""
+
+    def _no_collnet(self, algorithm: str) -> str:
+        if not self.system.sharp or self.nodes == 1:
+            return f"{algorithm} needs several nodes on a network that reduces (SHARP)"
+        if self.system.n_ranks != self.nodes * self.per_node:
+            return f"{algorithm} needs as many ranks on every node"
         return ""
 
     def _no_ll128(self, algorithm: str) -> str:

@@ -70,7 +70,7 @@ def choose(
         if (not algorithms or one.algorithm in algorithms) and (not protocols or one.protocol in protocols)
     ]
     if not left:
-        raise ProgramError(_nothing_left(kind, _rated(kind, system, asked), algorithms, protocols))
+        raise ProgramError(_nothing_left(kind, rated(kind, system, asked), algorithms, protocols))
     return min(left, key=lambda one: one.time_s)
 
 
@@ -78,12 +78,13 @@ def candidates(
     kind: str, nbytes: float, system: System, asked: NcclRequest | None = None
 ) -> tuple[TunerCandidate, ...]:
     """All pairs NCCL would compare, in its order."""
-    table = _rated(kind, system, asked or NcclRequest())
+    table = rated(kind, system, asked or NcclRequest())
     return tuple(_timed(rating, kind, nbytes, system) for rating in table if not rating.why)
 
 
 @lru_cache(maxsize=4096)
-def _rated(kind: str, system: System, asked: NcclRequest) -> tuple[Rating, ...]:
+def rated(kind: str, system: System, asked: NcclRequest) -> tuple[Rating, ...]:
+    """Every pair of NCCL's table, those it would not use with the reason."""
     return ratings(kind, system, search(system), asked)
 
 
