@@ -79,7 +79,7 @@ Ranges = dict[tuple[str, str], Held]
 def collectives(rows: Sequence[PredictedRow]) -> Ranges:
     """Ranges by size class and scale, every operator's machine weighing the same; more nodes are never surer.
 
-    A scale that few operators measured has the range of its sizes on all scales, where its own is not wider.
+    A scale that few operators measured has the range of its sizes on all scales, with their tail where that is longer.
     """
     found: Ranges = {}
     for size in map(size_class, SIZES):
@@ -87,10 +87,15 @@ def collectives(rows: Sequence[PredictedRow]) -> Ranges:
         every, before = held(distances(mine, operator)), None
         for scale in SCALES:
             groups = distances([row for row in mine if scale_class(int(row.cells["nodes"])) == scale], operator)
-            one = held(groups) if groups else every
-            one = wider(one, every) if len(groups) < FEW_OPERATORS else one
+            one = held(groups) if len(groups) >= FEW_OPERATORS else with_tail(every, groups)
             before = found[size, scale] = wider(one, before)
     return found
+
+
+def with_tail(every: Held, groups: Groups) -> Held:
+    """The range of all, whose tail is that of the few there are where theirs is longer."""
+    tail = quantile(groups.values(), SHARES[1]) if groups else 0.0
+    return replace(every, p90=max(every.p90, tail))
 
 
 def wider(one: Held, other: Held | None) -> Held:

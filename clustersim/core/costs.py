@@ -93,7 +93,7 @@ class CommunicationCosts:
         "net/LL": 0.275, "net/LL128": 0.944, "net/Simple": 1.0,
     })  # fmt: skip
     share_generation: Mapping[str, float] = _table(
-        pascal=1, volta=1, ampere=0.995, hopper=1.01, blackwell=0.997, amd=0.8
+        pascal=1, volta=1, ampere=0.995, hopper=1.01, blackwell=0.997, amd=0.85
     )
     # Share of a NIC's line rate that its transport reaches.
     net_share: Mapping[str, float] = _table(**{name: row.share for name, row in TRANSPORTS.items()})
