@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 import click
@@ -70,8 +71,14 @@ def _line(text: str) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 203]}...{line[-200:]}"
 
 
+def _say_warning(message: Warning | str, *_where: object, **_line: object) -> None:
+    """A warning in one line, without the place in the code that gave it."""
+    click.echo(f"warning: {message}", err=True)
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    warnings.showwarning = _say_warning
     try:
         code = cli.main(args=args, prog_name="clustersim", standalone_mode=False)
         sys.stdout.flush()

@@ -16,6 +16,7 @@ from clustersim.calibrate.fit.solve import UNUSED, fit
 from clustersim.calibrate.validate_nccl import nccl_version, pin, usual_version
 from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
+from clustersim.collectives.fitted.trusted import beyond_reason
 from clustersim.collectives.nccl_backend import choice
 from clustersim.core.calibrated import Calibration, Provenance
 from clustersim.core.errors import ClusterSimError, TraceError
@@ -127,4 +128,8 @@ def _measured(sample: Sample, groups: _LogGroups, nodes: int | None) -> Measured
         algorithm=pin(sample.env, "NCCL_ALGO"),
         protocol=pin(sample.env, "NCCL_PROTO"),
     )
-    return MeasuredCollective(sample.seconds, choice(request, group), sample.case, sample.version)
+    chosen = choice(request, group)
+    reason = beyond_reason(chosen, sample.seconds)
+    if reason:
+        raise TraceError(f"a row that {reason}")
+    return MeasuredCollective(sample.seconds, chosen, sample.case, sample.version)

@@ -12,6 +12,7 @@ from itertools import combinations
 import numpy as np
 
 from clustersim.collectives.bounds import lower_bound
+from clustersim.collectives.costs import costs_of_kind
 from clustersim.collectives.fitted.machine import few_numbers
 from clustersim.collectives.nccl_backend import NcclChoice, seconds
 from clustersim.core.calibrated import MeasuredNumber
@@ -50,6 +51,14 @@ def impossible(
         elif time > SLOWEST * kind:
             apart[i] = f"{what} is more than {SLOWEST:.0f} times what machines of its kind take, {format_time(kind)}"
     return apart
+
+
+def beyond_reason(chosen: NcclChoice, time: float) -> str:
+    """Why no machine of this kind can have taken so long or so short; empty where one can."""
+    if time < lower_bound(chosen.request, chosen.group):
+        return "is faster than the wires allow"
+    usual = seconds(chosen, costs_of_kind(chosen.group))
+    return f"took more than {SLOWEST:.0f} times what machines of its kind take" if time > SLOWEST * usual else ""
 
 
 def disordered(
@@ -91,8 +100,9 @@ def contradicting(
                     f"{format_time(usual[i])}, and no other number bears it out: give a second one"
                 )
             break
-        alone = few_numbers([choices[i]], [times[i]], kind).costs
-        moved = sum(_error(choices[j], times[j], alone) - _error(choices[j], times[j], kind) for j in others)
+        known = [i, *others]
+        together = few_numbers([choices[j] for j in known], [times[j] for j in known], kind).costs
+        moved = sum(_error(choices[j], times[j], together) - _error(choices[j], times[j], kind) for j in others)
         if moved > WORSE:
             apart[i] = _reason(choices, times, kind, i, others)
     every = [i for i in left if i not in apart]
