@@ -48,6 +48,7 @@ def table(folder: Path, *parts: list[tuple[object, ...]]) -> Path:
 
 
 SLOW_HOST = {"host_floor.intel": 60e-6, "net_share.ib": 0.7}
+SLOW_STEPS = {"hop.nvlink/LL": 2.2e-6, "hop.net/LL": 9e-6, "hop.nvlink/LL128": 4e-6, "net_share.ib": 0.7}
 
 
 def test_half_of_a_log_repairs_its_host_and_its_network(tmp_path):
@@ -77,7 +78,7 @@ def test_what_all_others_have_alike_is_their_kind(tmp_path):
 
 def test_three_numbers_repair_a_machine_that_is_unlike_its_kind(tmp_path):
     path = table(
-        tmp_path, rows_of("hgx-h100", 2, SLOW_HOST), rows_of("hgx-h100", 4, SLOW_HOST), rows_of("dgx-2", 1, {})
+        tmp_path, rows_of("hgx-h100", 2, SLOW_STEPS), rows_of("hgx-h100", 4, SLOW_STEPS), rows_of("dgx-2", 1, {})
     )
     blind, told = (cross_validate(path, how) for how in ("platform", "three-numbers"))
     assert told.overall.n_rows == blind.overall.n_rows - 6  # the numbers themselves are known
@@ -87,6 +88,27 @@ def test_three_numbers_repair_a_machine_that_is_unlike_its_kind(tmp_path):
             for run in (blind, told)
         ]
         assert errors[1] < 0.5 * errors[0]
+
+
+def test_a_publisher_left_out_is_predicted_from_what_others_measured(tmp_path):
+    """Two publishers' slow links: whoever of them is left out, the other tells of the kind; a database of kernels is
+    read as well."""
+    slow = {"share.nvlink/Simple": 0.6}
+    first, second = rows_of("hgx-h100", 1, slow), rows_of("hgx-h100", 1, slow)
+    second = [(*row[:-2], "https://b.org/x/y/z", "") for row in second]
+    path = table(tmp_path, first, second)
+    kernels = tmp_path / "comm.csv"
+    kernels.write_text(
+        "system,what,kind,dtype,ranks,bytes,time_us,framework,version,library_version,kernel,repeat\n"
+        "h100_sxm,nccl,all_gather,fp16,2,512,5.4,nccl,2.27.3,2.29.2,NCCL,0\n"
+        "h100_sxm,framework_all_reduce,all_reduce,bf16,2,512,9,vllm,0.24,0.24,graph,0\n"
+        "unheard_of,nccl,all_gather,fp16,2,512,5.4,nccl,2.27.3,2.29.2,NCCL,0\n"
+    )
+    found = cross_validate([path, kernels], "publisher")
+    before = validate_nccl(path).by["size_class"][">32 MiB"].median_abs_rel_error
+    assert found.by["size_class"][">32 MiB"].median_abs_rel_error < before
+    assert set(found.by["publisher"]) == {"a.org/x/y", "b.org/x/y", "github.com/ai-dynamo/aiconfigurator"}
+    assert (found.overall.n_rows, found.overall.n_skipped) == (62, 1)
 
 
 def chosen(row: PredictedRow) -> str:
@@ -108,7 +130,7 @@ def test_what_cannot_be_held_out_is_said(tmp_path):
         cross_validate(path, "platform")
     with pytest.raises(ClusterSimError, match="did you mean 'half'"):
         cross_validate(path, "halve")
-    assert set(HOLDOUTS) == {"half", "scale", "platform", "transport", "three-numbers"}
+    assert set(HOLDOUTS) == {"half", "scale", "platform", "publisher", "transport", "three-numbers"}
 
 
 def test_the_command_prints_the_usual_table(tmp_path, capsys):
