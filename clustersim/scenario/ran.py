@@ -104,8 +104,8 @@ class Trust(msgspec.Struct, frozen=True):
         publishers = f"{self.publishers} publishers, each weighing the same" if several else "one publisher"
         return (
             f"+-{self.p50:.0%}, as half of {self.rows:,} published steps of this kind were ({publishers}); "
-            f"one in ten was off by more than {self.p90:.0%}, where host, network or software were not as described: numbers of your "
-            "own machine ([measured], clustersim calibrate) tell whether yours are"
+            f"one in ten was off by more than {self.p90:.0%}, where host, network or software were not as described: "
+            "numbers of your own machine ([measured], clustersim calibrate) tell whether yours are"
         )
 
 
