@@ -11,20 +11,8 @@ from typing import Any
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import Table, json_table, short, shown, text_of, toml, yaml_table
-from clustersim.files.launch import shell
+from clustersim.files.launch import interpolation, launchers, shell
 from clustersim.files.launch.table import NAMES, load
-
-LAUNCHER = {
-    "nnodes": "cluster.nodes",
-    "num_nodes": "cluster.nodes",
-    "num_machines": "cluster.nodes",
-    "nodes": "cluster.nodes",
-    "nproc_per_node": "cluster.gpus_per_node",
-    "num_gpus": "cluster.gpus_per_node",
-    "gpus_per_node": "cluster.gpus_per_node",
-    "num_processes": "cluster.world",
-}
-"""What torchrun, deepspeed, accelerate launch and Slurm say of the machine."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +24,7 @@ class OptionValue:
     where: str
 
 
+_CHANGE = re.compile(r"(?:\+\+|\+)?[A-Za-z_][\w.]*=")
 Key = tuple[str, str]
 """``args`` or ``config``, and the plain name."""
 
@@ -45,7 +34,9 @@ class Document:
     """One file.
 
     name : of the file. kind : ``shell``, ``toml``, ``json`` or ``yaml``. options : what it says.
-    machine : what its launcher says of ``[cluster]``. notes : what was left out.
+    machine : what its launcher says of ``[cluster]``. notes : what was left out. program : of a script, what it trains
+    with. overrides : what its command says of a configuration that it names, which counts against the file.
+    written : configurations that a script writes itself. given : names of scripts beside it that it read or ran.
     """
 
     name: str
@@ -53,27 +44,58 @@ class Document:
     options: dict[Key, OptionValue] = field(default_factory=dict)
     machine: dict[str, OptionValue] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    program: str = ""
+    overrides: dict[Key, OptionValue] = field(default_factory=dict)
+    written: list[Document] = field(default_factory=list)
+    given: set[str] = field(default_factory=set)
 
 
 def documents(files: Sequence[str | Path | Document]) -> list[Document]:
-    """Every file, read where it is not yet. Raises :class:`ScenarioError`."""
-    return [
-        one if isinstance(one, Document) else document(text_of(Path(one), ScenarioError), str(one)) for one in files
-    ]
+    """Every file, read where it is not yet; those that a script writes itself come with it.
+
+    A script that another one reads (``source``) or runs is followed there, and is no file of its own.
+    Raises :class:`ScenarioError`.
+    """
+    texts = {str(one): text_of(Path(one), ScenarioError) for one in files if not isinstance(one, Document)}
+    scripts = {Path(name).name: text for name, text in texts.items() if text.strip() and _kind(text) == "shell"}
+    found: list[Document] = []
+    failed: dict[str, ScenarioError] = {}
+    for one in files:
+        if isinstance(one, Document):
+            found.append(one)
+            continue
+        name = str(one)
+        others = {key: text for key, text in scripts.items() if key != Path(name).name}
+        try:
+            found.append(document(texts[name], name, others))
+        except ScenarioError as wrong:
+            if Path(name).name not in scripts or len(texts) == 1:
+                raise
+            failed[Path(name).name] = wrong  # one that only sets variables, where another reads it
+    inside = {name for one in found for name in one.given}
+    for name, wrong in failed.items():
+        if name not in inside:
+            raise wrong
+    found = [one for one in found if Path(one.name).name not in inside]
+    names = {Path(one.name).name for one in found}
+    return found + [made for one in found for made in one.written if made.name not in names]
 
 
-def document(text: str, name: str) -> Document:
-    """One file's text. Raises :class:`ScenarioError` for what is no configuration of any of these forms."""
+def document(text: str, name: str, others: Mapping[str, str] | None = None) -> Document:
+    """One file's text. ``others`` : texts of scripts beside it, by file name.
+
+    Raises :class:`ScenarioError` for what is no configuration of any of these forms.
+    """
     if "\0" in text or not text.strip():
         raise ScenarioError(f"{name}: holds a NUL character; is it a text?" if text.strip() else f"{name}: is empty")
     kind = _kind(text)
     if kind == "shell":
-        return _of_script(text, name)
+        return _of_script(text, name, others or {})
     reader = {"json": json_table, "toml": toml, "yaml": yaml_table}[kind]
     table = reader(text, name, ScenarioError)
     made = Document(name, kind)
-    for path, value in _flat(table):
-        made.options["config", path] = OptionValue(path, _resolved(value, table), name)
+    for path, value in interpolation.resolved(table, name) if kind == "yaml" else _flat(table):
+        made.options["config", path] = OptionValue(path, value, name)
     return made
 
 
@@ -98,28 +120,36 @@ def _flat(table: Table, at: str = "") -> Iterator[tuple[str, Any]]:
             yield path, value
 
 
-def _resolved(value: Any, table: Table) -> Any:
-    """A value with an interpolation ``${model.x}`` of OmegaConf looked up, once."""
-    found = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
-    if found is None:
-        return value
-    here: Any = table
-    for part in found[1].strip(".").split("."):
-        here = here.get(part) if isinstance(here, Mapping) else None
-    return value if here is None else here
+def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
+    script = shell.script(text, name, others)
+    launch = launchers.taken(script.command, script.directives, script.variables)
+    made = Document(name, "shell", notes=script.notes, program=launch.program, given=script.read)
+    made.notes += [f"{name}: {note}" for note in launch.notes]
+    for field_name, (option, value) in launch.machine.items():
+        made.machine[f"cluster.{field_name}"] = OptionValue(option, value, _where(option, text, name))
+    for option, value in launch.options.items():
+        key = ("args", option) if option == "config_file" else ("config", option)
+        target = made.options if option == "config_file" else made.overrides
+        target[key] = OptionValue(option, value, name)
+    _arguments(launch.arguments, text, made)
+    made.options["args", "launcher"] = OptionValue(
+        "launcher", " ".join([tool for tool, _ in launch.tools] or script.command[:2]), name
+    )
+    for file, lines in script.written.items():
+        if re.search(r"\.(json|ya?ml|toml)$", file):
+            inner = document(lines, file)
+            made.written.append(inner)
+    return made
 
 
-def _of_script(text: str, name: str) -> Document:
-    script = shell.script(text, name)
-    made = Document(name, "shell", notes=script.notes)
-    words, arguments = _parted(script.command)
-    for key, said in _options([*script.directives, *words], text, name):
-        if key in LAUNCHER:
-            made.machine.setdefault(LAUNCHER[key], said)
-        elif key == "config_file":
-            made.options["args", key] = said
+def _arguments(arguments: list[str], text: str, made: Document) -> None:
+    """Arguments of the training script: options, and ``key=value`` of a configuration that it names."""
+    name = made.name
     left: list[str] = []
     for key, said in _options(arguments, text, name, left):
+        if "." in key:
+            made.overrides["config", key] = OptionValue(said.name, said.value, said.where)
+            continue
         before = made.options.get(("args", key))
         if before is not None and before.value != said.value:
             raise ScenarioError(
@@ -127,20 +157,36 @@ def _of_script(text: str, name: str) -> Document:
                 f"{_shown(said.value)}; say it once"
             )
         made.options["args", key] = said
-    if left:
-        made.notes.append(f"{name}: nothing in the script says what these are: {', '.join(left)}")
-    made.options["args", "launcher"] = OptionValue("launcher", " ".join(words[:2]), name)
-    return made
+    for word in left:
+        changed = re.fullmatch(r"(?:\+\+|\+)?([A-Za-z_][\w.@/]*)=(.*)", word, re.DOTALL)
+        if changed:
+            value = _plain(changed[2])
+            made.overrides["config", changed[1]] = OptionValue(changed[1], value, _where(changed[1], text, name))
+        elif re.search(r"\.(ya?ml|json|toml)$", word):
+            made.options["args", "config"] = OptionValue("config", word, name)
+    unset = list(dict.fromkeys(word for word in left if word.startswith("$")))
+    if unset:
+        made.notes.append(f"{name}: nothing in the script says what these are: {', '.join(unset)}")
 
 
-def _parted(command: list[str]) -> tuple[list[str], list[str]]:
-    """The launcher's words, and the training script's."""
-    for i, word in enumerate(command):
-        if word.endswith(".py"):
-            return command[:i], command[i + 1 :]
-        if word == "-m" and i + 1 < len(command):
-            return command[:i], command[i + 2 :]
-    return [], command
+def _plain(text: str) -> Any:
+    """A word as a YAML value."""
+    words = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+    if text in words:
+        return words[text]
+    return (
+        [part.strip() for part in text[1:-1].split(",") if part.strip()]
+        if re.fullmatch(r"\[[^\[\]]*\]", text)
+        else text
+    )
+
+
+def _where(option: str, text: str, name: str) -> str:
+    """The file, and the line where the option first stands."""
+    for spelt in (option, option.replace("-", "_").replace("__", "--", 1)):
+        if option and spelt in text:
+            return f"{name} (line {text[: text.find(spelt)].count(chr(10)) + 1})"
+    return name
 
 
 def _options(
@@ -151,7 +197,7 @@ def _options(
         word = words[i]
         i = i + 1
         if not word.startswith("--") or word == "--":
-            if left is not None and word.startswith("$"):
+            if left is not None:
                 left.append(word)
             continue
         option, equals, value = word.partition("=")
@@ -160,11 +206,11 @@ def _options(
             values = [*values, words[i]]
             i = i + 1
         if left is not None:  # an unset variable behind a value was one of more options
-            left += [word for word in values if word.startswith("$")]
-            values = [word for word in values if not word.startswith("$")] or values[:1]
-        line = text[: text.find(option)].count("\n") + 1
-        where = f"{name} (line {line})" if option in text else name
-        yield option[2:].replace("-", "_"), OptionValue(option, values[0] if len(values) == 1 else values, where)
+            more = [word for at, word in enumerate(values) if word.startswith("$") or (at and _CHANGE.match(word))]
+            left += more
+            values = [word for word in values if word not in more] or values[:1]
+        said = OptionValue(option, values[0] if len(values) == 1 else values, _where(option, text, name))
+        yield option[2:].replace("-", "_"), said
 
 
 def _shown(value: Any) -> str:

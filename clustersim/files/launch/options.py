@@ -11,6 +11,7 @@ from clustersim.core import texts
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch.files import Document, Key, OptionValue
+from clustersim.files.launch.interpolation import MISSING
 from clustersim.files.launch.table import FrameworkTable, LaunchOption, holds, load
 
 SURE = 0.9
@@ -51,6 +52,8 @@ def together(read: Sequence[Document]) -> dict[Key, OptionValue]:
                     f"{shown(said.value)} in the other; say it once"
                 )
             found[key] = said
+    for one in read:  # what a command says beside its file counts against the file
+        found.update(one.overrides)
     return found
 
 
@@ -81,6 +84,10 @@ def _say(row: LaunchOption, field: str, said: OptionValue, fields: ScenarioField
         if field.startswith("strategy.zero_optimization."):
             fields.say(field, said.value, said)  # which the strategy's own reader tells what it would be
         return  # filled in by the Trainer, whose arguments say it
+    if said.value == MISSING:
+        if field.startswith("cluster."):
+            return
+        raise ScenarioError(f"{said.where}: {said.name} is {MISSING}, which somebody must fill in; write its value")
     try:
         value = row.read(said.value)
     except ScenarioError as wrong:

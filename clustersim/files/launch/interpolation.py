@@ -1,0 +1,190 @@
+"""``${...}`` in YAML files of Hydra and OmegaConf: what a node refers to, and what its resolvers work out.
+
+OmegaConf itself is not asked: it knows none of the resolvers that NeMo registers, and stops at the first node that it
+cannot resolve, where most of those are paths that change nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import Table, short
+
+DEPTH = 30
+"""References of references; more go in a circle."""
+MISSING = "???"
+"""What OmegaConf has for a value that somebody must fill in."""
+STAGES = ("training", "fine_tuning", "peft", "prompt_learning", "adapter_learning", "ia3_learning", "evaluation")
+"""Under which NeMo-Framework-Launcher puts a file of this kind (``conf/training/...``): its own nodes are said so."""
+
+Path: TypeAlias = tuple[str, ...]
+
+
+def _number(value: Any) -> float | int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    if not math.isfinite(number) or abs(number) >= 2**53:
+        return None
+    return int(number) if number == int(number) and not (isinstance(value, float) and value != int(value)) else number
+
+
+def _product(values: Sequence[Any]) -> Any:
+    return math.prod(values)
+
+
+RESOLVERS: dict[str, Callable[[Sequence[Any]], Any]] = {
+    "multiply": _product,
+    "mul": _product,
+    "sum": sum,
+    "add": sum,
+    "plus": sum,
+    "subtract": lambda values: values[0] - sum(values[1:]),
+    "minus": lambda values: values[0] - sum(values[1:]),
+    "sub": lambda values: values[0] - sum(values[1:]),
+    "divide": lambda values: values[0] / math.prod(values[1:]),
+    "div": lambda values: values[0] / math.prod(values[1:]),
+    "int_div": lambda values: values[0] // values[1],
+    "floor_div": lambda values: values[0] // values[1],
+    "divide_floor": lambda values: values[0] // values[1],
+    "divide_ceil": lambda values: -(-values[0] // values[1]),
+    "ceil_div": lambda values: -(-values[0] // values[1]),
+    "max": max,
+    "min": min,
+}
+"""What NeMo's launcher, Megatron-Bridge and others register, of numbers alone."""
+
+
+def resolved(table: Table, name: str) -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of every leaf of a file; what is null says nothing, what cannot be resolved stays as it is.
+
+    Raises :class:`ScenarioError` where nodes refer to each other in a circle.
+    """
+    for path, value in _leaves(table, ()):
+        found = _value(value, path[:-1], table, name, 0)
+        for inner, leaf in _leaves(found, path) if isinstance(found, Mapping) else [(path, found)]:
+            if leaf is not None:
+                yield ".".join(_plain(part) for part in inner), leaf
+
+
+def _plain(part: str) -> str:
+    # Megatron-LM's tests write arguments as keys.
+    return part[2:].replace("-", "_") if part.startswith("--") else part
+
+
+def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    for key, below in value.items():
+        if isinstance(below, Mapping):
+            yield from _leaves(below, (*path, str(key)))
+        elif below is not None:
+            yield (*path, str(key)), below
+
+
+def _value(value: Any, at: Path, table: Table, name: str, depth: int) -> Any:
+    """A value with what it refers to; ``at`` : the node that it stands in."""
+    if isinstance(value, list):
+        return [_value(one, at, table, name, depth) for one in value]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+    if depth > DEPTH:
+        raise ScenarioError(f"{name}: {'.'.join(at)}: {short(value)!r} refers to itself")
+    text = value.strip()
+    if text.startswith("${") and _end(text, 0) == len(text):
+        found = _reference(text[2:-1].strip(), at, table, name, depth + 1)
+        return value if found is None else found
+    made = ""
+    i = 0
+    while i < len(value):
+        end = _end(value, i) if value.startswith("${", i) else -1
+        if end < 0:
+            made += value[i]
+            i += 1
+            continue
+        found = _reference(value[i + 2 : end - 1].strip(), at, table, name, depth + 1)
+        made += value[i:end] if found is None or isinstance(found, Mapping | list) else str(found)
+        i = end
+    return made
+
+
+def _end(text: str, start: int) -> int:
+    """Behind the bracket that closes the one at ``start``; -1 where none does."""
+    open_ = 0
+    for i in range(start, len(text)):
+        open_ += text[i] == "{"
+        open_ -= text[i] == "}"
+        if text[i] == "}" and open_ == 0:
+            return i + 1
+    return -1
+
+
+def _reference(inside: str, at: Path, table: Table, name: str, depth: int) -> Any:
+    """What ``${inside}`` is; None where nothing here tells."""
+    resolver = re.fullmatch(r"([A-Za-z_][\w.]*)\s*:(.*)", inside, re.DOTALL)
+    if resolver:
+        return _worked_out(resolver[1], _arguments(resolver[2]), at, table, name, depth)
+    inside = str(_value(inside, at, table, name, depth)) if "${" in inside else inside
+    dots = len(inside) - len(inside.lstrip("."))
+    parts = [part for part in re.split(r"[.\[\]]", inside) if part]
+    # One dot is the node that the reference stands in, each further one the node above.
+    root: Path = at[: len(at) - (dots - 1)] if dots and dots - 1 <= len(at) else ()
+    found, home = _looked_up(table, (*root, *parts) if dots else tuple(parts))
+    if found is None and not dots and parts and parts[0] in STAGES:
+        found, home = _looked_up(table, tuple(parts[1:]))
+    if isinstance(found, str) and "${" in found:
+        made = _value(found, home, table, name, depth)
+        return None if isinstance(made, str) and "${" in made else made
+    if isinstance(found, Mapping):
+        return {key: _value(below, home, table, name, depth) for key, below in found.items()}
+    return found
+
+
+def _looked_up(table: Table, path: Path) -> tuple[Any, Path]:
+    here: Any = table
+    for part in path:
+        if isinstance(here, list) and part.isdecimal() and int(part) < len(here):
+            here = here[int(part)]
+        else:
+            here = here.get(part) if isinstance(here, Mapping) else None
+    return here, path[:-1]
+
+
+def _arguments(text: str) -> list[str]:
+    """Split at commas outside brackets."""
+    found = [""]
+    open_ = 0
+    for char in text:
+        open_ += char in "{[("
+        open_ -= char in "}])"
+        if char == "," and not open_:
+            found.append("")
+        else:
+            found[-1] += char
+    return [one.strip() for one in found]
+
+
+def _worked_out(resolver: str, arguments: list[str], at: Path, table: Table, name: str, depth: int) -> Any:
+    values = [_value(one, at, table, name, depth) for one in arguments]
+    if resolver in {"oc.env", "env"}:
+        return values[1].strip("'\"") if len(values) > 1 and isinstance(values[1], str) else None
+    if resolver in {"oc.decode", "oc.select", "int", "float"} and values:
+        first = values[0]
+        if resolver == "oc.select" and isinstance(first, str):
+            found, _ = _looked_up(table, tuple(first.split(".")))
+            return found if found is not None else values[1] if len(values) > 1 else None
+        number = _number(first)
+        return number if number is not None else first if not str(first).startswith("$") else None
+    numbers = [_number(value) for value in values]
+    work = RESOLVERS.get(resolver)
+    if work is None or None in numbers:
+        return None
+    try:
+        return _number(work([number for number in numbers if number is not None]))
+    except (ZeroDivisionError, IndexError, OverflowError, TypeError):
+        return None

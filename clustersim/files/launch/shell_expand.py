@@ -1,0 +1,323 @@
+"""A script's words with their variables put in; what only running tells stays ``${NAME}``. Nothing is run."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import short
+from clustersim.files.launch.shell_words import DEPTH, skipped, tokens
+
+MOST = 2**16
+"""Characters that a value may grow to: variables of variables would make gigabytes."""
+
+Variables: TypeAlias = dict[str, "str | list[str]"]
+UNKNOWN = re.compile(r"\$\{[^}]*\}")
+_NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
+_PARAMETER = re.compile(
+    r"(?P<count>#)?(?P<name>\w+|[@*#?])(?:\[(?P<at>[^\]]*)\])?(?P<op>:?[-=+?]|##?|%%?|//?|\^\^?|,,?|:|$)(?P<rest>.*)",
+    re.DOTALL,
+)
+_SUMS: dict[type[ast.AST], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+class _Fields:
+    """Words under construction."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.now: str | None = None
+
+    def put(self, text: str) -> None:
+        self.now = (self.now or "") + text
+        grown(self.now)
+
+    def end(self) -> None:
+        if self.now is not None:
+            self.done.append(self.now)
+        self.now = None
+
+    def split(self, text: str) -> None:
+        pieces = text.split()
+        if text[:1].isspace():
+            self.end()
+        for i, piece in enumerate(pieces):
+            if i:
+                self.end()
+            self.put(piece)
+        if pieces and text[-1:].isspace():
+            self.end()
+
+    def many(self, values: list[str]) -> None:
+        for i, value in enumerate(values):
+            if i:
+                self.end()
+            self.put(value)
+
+
+def grown(text: str) -> str:
+    """The text. Raises :class:`ScenarioError` for one that is too long."""
+    if len(text) > MOST:
+        raise ScenarioError(
+            f"a script's {short(text[:60])!r} grows to {len(text):,} characters; at most {MOST:,} are read"
+        )
+    return text
+
+
+def fields(word: str, variables: Variables, *, split: bool = True) -> list[str]:
+    """What a word comes to: none, one or several words."""
+    made = _Fields()
+    _fill(word, variables, made, split=split, depth=0)
+    made.end()
+    return made.done
+
+
+def value(word: str, variables: Variables) -> str:
+    """What a word comes to as the value of a variable: it is not split."""
+    return " ".join(fields(word, variables, split=False))
+
+
+def body(text: str, variables: Variables) -> str:
+    """The lines behind ``<<`` with their variables."""
+    made = _Fields()
+    _quoted(text, variables, made, depth=0, escapes="$`\\\n")
+    return made.now or ""
+
+
+def items(inside: str, variables: Variables) -> list[str]:
+    """The words of a list, which stands between brackets."""
+    found: list[str] = []
+    for token in tokens(inside, "a list"):
+        if token.kind == "word":
+            found += fields(re.sub(r"^\[[^\]]*\]=", "", token.text), variables)
+    return found
+
+
+def text_of(held: str | list[str]) -> str:
+    """A variable's value as one text."""
+    return held if isinstance(held, str) else " ".join(held)
+
+
+def _fill(word: str, variables: Variables, made: _Fields, *, split: bool, depth: int) -> None:
+    at = 0
+    while at < len(word):
+        char = word[at]
+        end = skipped(word, at)
+        end = len(word) if end < 0 else end
+        if char == "'":
+            made.put(word[at + 1 : end - 1])
+        elif char == '"':
+            made.put("")
+            inside = word[at + 1 : end - 1]
+            if re.fullmatch(r"\$(\{\w+\[[@]\]\}|@|\{@\})", inside) and made.now == "":
+                made.now = None  # of an empty list there is no word at all
+            _quoted(inside, variables, made, depth=depth)
+        elif char == "\\":
+            made.put(word[at + 1 : at + 2])
+        elif word.startswith("$'", at):
+            end = skipped(word, at + 1)
+            made.put(word[at + 2 : end - 1])
+        elif char in "$`":
+            found, end = _substituted(word, at, variables, depth)
+            joined = text_of(found) if found is not None else None
+            if joined is None:
+                made.put(char)
+            elif isinstance(found, list):
+                for i, one in enumerate(found):
+                    if i:
+                        made.end()
+                    made.split(one)
+            elif split:
+                made.split(joined)
+            else:
+                made.put(joined)
+        elif word.startswith(("<(", ">("), at):
+            made.put("${command}")
+        else:
+            end = at + 1
+            made.put(char)
+        at = end
+
+
+def _quoted(text: str, variables: Variables, made: _Fields, *, depth: int, escapes: str = '$`"\\\n') -> None:
+    at = 0
+    while at < len(text):
+        char = text[at]
+        if char == "\\" and text[at + 1 : at + 2] and text[at + 1] in escapes:
+            made.put("" if text[at + 1] == "\n" else text[at + 1])
+            at += 2
+        elif char in "$`":
+            found, at = _substituted(text, at, variables, depth)
+            if found is None:
+                made.put(char)
+            elif isinstance(found, list):
+                made.many(found)
+            else:
+                made.put(found)
+        else:
+            made.put(char)
+            at += 1
+
+
+def _substituted(text: str, at: int, variables: Variables, depth: int) -> tuple[str | list[str] | None, int]:
+    """What a ``$...`` or a backquote comes to, and where it ends; None for a dollar that is only that."""
+    if depth > DEPTH:
+        raise ScenarioError(f"a script's {short(text)!r} holds substitutions more than {DEPTH} deep")
+    end = skipped(text, at)
+    if text.startswith("$((", at) and text[:end].endswith("))"):
+        total = sum_of(text[at + 3 : end - 2], variables, depth + 1)
+        return ("${arithmetic}" if total is None else str(total)), end
+    if text.startswith("$(", at) and end > 0:
+        return _command(text[at + 2 : end - 1], variables, depth + 1), end
+    if text[at] == "`" and end > 0:
+        return _command(text[at + 1 : end - 1], variables, depth + 1), end
+    if text.startswith("${", at) and end > 0:
+        return _parameter(text[at + 2 : end - 1], variables, depth + 1), end
+    name = _NAME.match(text, at + 1) if text[at] == "$" else None
+    if name is None:
+        return None, at + 1
+    held = variables.get(name[0])
+    if isinstance(held, list) and name[0] not in "@*":
+        held = held[0] if held else ""
+    return (f"${{{name[0]}}}" if held is None else held), name.end()
+
+
+def _parameter(inside: str, variables: Variables, depth: int) -> str | list[str]:
+    """``${inside}``: a variable, with what is to be done to it."""
+    unknown = f"${{{inside}}}" if re.fullmatch(r"\w+", inside) else "${" + re.sub(r"[^\w@*].*", "", inside) + "}"
+    parts = _PARAMETER.fullmatch(inside)
+    if parts is None:
+        return unknown
+    held = variables.get(parts["name"])
+    index = parts["at"]
+    if isinstance(held, list) and index not in {"@", "*"} and parts["name"] not in "@*":
+        place = sum_of(index, variables, depth) if index else 0
+        held = (
+            held[place] if place is not None and -len(held) <= place < len(held) else "" if place is not None else None
+        )
+    elif isinstance(held, str) and index in {"@", "*"}:
+        held = [held] if held else []
+    op = parts["op"]
+    rest = parts["rest"]
+    if parts["count"]:
+        return unknown if held is None else str(len(held))
+    if op and op[-1] in "-=+?" and op[0] in ":-=+?":
+        return _default(parts["name"], held, op, rest, variables, depth, unknown)
+    if held is None:
+        return unknown
+    if not op and not rest:
+        return text_of(held) if index == "*" else held
+    return _edited(text_of(held), op, rest, variables, unknown)
+
+
+def _default(
+    name: str, held: str | list[str] | None, op: str, rest: str, variables: Variables, depth: int, unknown: str
+) -> str | list[str]:
+    there = held is not None and (bool(held) or not op.startswith(":"))
+    if op[-1] == "?":
+        return held if held is not None else unknown
+    if op[-1] == "+":
+        return _nested(rest, variables, depth) if there else ""
+    if there and held is not None:
+        return held
+    made = _nested(rest, variables, depth)
+    if op[-1] == "=":
+        variables[name] = made
+    return made
+
+
+def _nested(word: str, variables: Variables, depth: int) -> str:
+    made = _Fields()
+    _fill(word, variables, made, split=False, depth=depth)
+    made.end()
+    return " ".join(made.done)
+
+
+def _edited(held: str, op: str, rest: str, variables: Variables, unknown: str) -> str:
+    if UNKNOWN.search(held):
+        return unknown
+    if op in {"#", "##", "%", "%%"}:
+        return _trimmed(held, op, value(rest, variables))
+    if op in {"/", "//"}:
+        old, _, new = rest.partition("/")
+        old = value(old, variables)
+        if not old or re.search(r"[*?\[]", old):
+            return unknown if old else held
+        return held.replace(old, value(new, variables), 1 if op == "/" else -1)
+    if op in {"^^", ",,"}:
+        return held.upper() if op == "^^" else held.lower()
+    if op == ":":
+        start, _, length = rest.partition(":")
+        first = sum_of(start, variables, 0)
+        count = sum_of(length, variables, 0) if length else len(held)
+        if first is not None and count is not None and first >= 0 and count >= 0:
+            return held[first : first + count]
+    return unknown
+
+
+def _trimmed(held: str, op: str, pattern: str) -> str:
+    """Without the shortest, or the longest, beginning or end that is of a pattern."""
+    places = range(len(held) + 1)
+    if op in {"#", "%%"}:
+        order = list(places)
+    else:
+        order = list(reversed(places))
+    for i in order:
+        piece = held[:i] if op[0] == "#" else held[i:]
+        if fnmatchcase(piece, pattern):
+            return held[i:] if op[0] == "#" else held[:i]
+    return held
+
+
+def _command(inside: str, variables: Variables, depth: int) -> str:
+    """What a command says that only repeats or adds up: ``echo``, ``expr`` and ``cat <<``."""
+    if depth > DEPTH:
+        raise ScenarioError(f"a script's {short(inside)!r} holds substitutions more than {DEPTH} deep")
+    parts = [token for token in tokens(inside.strip(), "a command") if token.text != ";"]
+    if not parts or any(token.kind == "operator" for token in parts):
+        return "${command}"
+    if parts[0].text == "cat" and len(parts) == 2 and parts[1].body:
+        return (parts[1].body if parts[1].plain else body(parts[1].body, variables)).rstrip("\n")
+    if any(token.kind == "redirection" for token in parts) or parts[0].text not in {"echo", "expr"}:
+        return "${command}"
+    words = [one for token in parts[1:] for one in fields(token.text, variables)]
+    if parts[0].text == "echo":
+        return " ".join(word for word in words if word not in {"-n", "-e"})
+    total = sum_of(" ".join(words), variables, depth)
+    return "${command}" if total is None else str(total)
+
+
+def sum_of(text: str, variables: Variables, depth: int = 0) -> int | None:
+    """A sum of whole numbers and variables; None for anything else."""
+    if depth > DEPTH or len(text) > 1000:
+        return None
+    named = re.sub(r"(?<![$\w{])([A-Za-z_]\w*)", r"${\1}", text)
+    plain = _nested(named, variables, depth + 1)
+    try:
+        tree = ast.parse(plain.strip().replace("/", "//"), mode="eval").body if len(plain) < 200 else None
+        return _of(tree)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, KeyError, MemoryError):
+        return None
+
+
+def _of(tree: ast.AST | None) -> int:
+    if isinstance(tree, ast.Constant) and type(tree.value) is int and abs(tree.value) < 2**63:
+        return tree.value
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        return -_of(tree.operand)
+    if isinstance(tree, ast.BinOp):
+        total = int(_SUMS[type(tree.op)](_of(tree.left), _of(tree.right)))
+        if abs(total) < 2**63:
+            return total
+    raise ValueError
