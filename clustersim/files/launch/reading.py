@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clustersim import model as models
 from clustersim import scenario
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
@@ -23,8 +25,9 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.parts import model_of, placed
 from clustersim.scenario.reading import Table as Tables
 from clustersim.scenario.splitting import MEGATRON, PLAYED, cause, with_micro_batches
+from clustersim.training.strategies.zero_config import HF_AUTO
 
-CONFIGURATIONS = (".json", ".yaml", ".yml")
+CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml")
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,12 @@ def read(
         for name, value in one.machine.items():
             fields.say(name, value.value, value, over=True)
     used = apply(table, said, fields, model)
-    _complete(read, table, said, used)
+    _complete(read, table, said, used, notes)
     left = others(table, said, used)
     for name, value in table.fixed.items():
         fields.setdefault(name, value)
-    notes += _model(fields, model, read[0].name)
+    notes += _model(fields, model, read[0].name, _trains(read, table, said) if model is None else "")
+    notes += filled(fields)
     place, world = machine(fields, cluster, notes, read[0].name, Path(path).parent)
     tables = _tables(table, fields, place, world)
     tables["run"] = {**tables.get("run", {}), **(run or {})}
@@ -92,23 +96,64 @@ def read(
     return LaunchImport(made, said_tables, table, tuple(notes), mapped, *left)
 
 
-def _complete(read: Sequence[Document], table: FrameworkTable, said: Mapping[Key, OptionValue], used: set[Key]) -> None:
-    """Raise :class:`ScenarioError` for files of somebody else, and for a script without the file that it names."""
+def _complete(
+    read: Sequence[Document],
+    table: FrameworkTable,
+    said: Mapping[Key, OptionValue],
+    used: set[Key],
+    notes: list[str],
+) -> None:
+    """Raise :class:`ScenarioError` for files of somebody else, and where one names another that was not given."""
     if not used:
         raise ScenarioError(f"{read[0].name}: holds no option of {table.title}; is it another framework's?")
-    for key in (("args", "deepspeed_config"), ("args", "deepspeed"), ("args", "config_file")):
-        if key in said and str(said[key].value).endswith(CONFIGURATIONS) and all(one.kind == "shell" for one in read):
-            raise ScenarioError(f"{said[key].where}: {said[key].name} names {said[key].value}; give that file too")
+    tables = [table, *(load(name) for name in table.also)]
+    known = {name for one in tables for name in one.files}
+    named = [option for (_, key), option in said.items() if key in known and str(option.value).endswith(CONFIGURATIONS)]
+    given = [Path(one.name).name for one in read if one.kind != "shell"]
+    free = list(given)
+    missing = []
+    for option in named:
+        file = Path(str(option.value)).name
+        if file in free:
+            free.remove(file)
+        elif file not in given:
+            missing.append(option)
+    for option in missing:
+        ending = Path(str(option.value)).suffix.replace("yml", "yaml")
+        instead = next((file for file in free if Path(file).suffix.replace("yml", "yaml") == ending), None)
+        if instead is None:
+            raise ScenarioError(f"{option.where}: {option.name} names {option.value}; give that file too")
+        free.remove(instead)
+        notes.append(f"{instead} is taken for {option.value}, which {option.name} names")
 
 
-def _model(fields: ScenarioFields, model: str | None, file: str) -> list[str]:
+def _trains(read: Sequence[Document], table: FrameworkTable, said: Mapping[Key, OptionValue]) -> str:
+    """``decoder`` or ``encoder``, as the training script or the file's own name says.
+
+    Raises :class:`ScenarioError` for one whose model no sizes tell.
+    """
+    programs = [(one.program.removesuffix(".py"), one.name) for one in read if one.program]
+    programs += [(str(option.value), option.where) for (_, key), option in said.items() if key in table.says]
+    for program, where in programs:
+        trained = table.trains(program) or table.trains(program.rsplit(".", 1)[-1])
+        if trained in {"decoder", "encoder"}:
+            return trained
+        if trained is not None:
+            raise ScenarioError(
+                f"{where}: {program} trains {trained}; describe its model in a config.json: --model PATH"
+            )
+    return ""
+
+
+def _model(fields: ScenarioFields, model: str | None, file: str, trained: str) -> list[str]:
     """``[model]``'s name, from its sizes where no name is said; returns notes."""
     if model is not None:
         fields["model.hf_config" if model.endswith(".json") or "/" in model else "model.name"] = model
         return []
     if "model.name" in fields:
         return []
-    found = shapes.model_for(file, {name[6:]: value for name, value in fields.items() if name.startswith("shape.")})
+    sizes = {name[6:]: value for name, value in fields.items() if name.startswith("shape.")}
+    found = shapes.model_for(file, sizes, causal=trained != "encoder")
     by = fields.by.get("shape.layers")
     if by is not None:
         fields.by["model.name"] = by
@@ -116,6 +161,33 @@ def _model(fields: ScenarioFields, model: str | None, file: str) -> list[str]:
     if found.options:
         fields["model.options"] = found.options
     return [found.note]
+
+
+def filled(fields: ScenarioFields) -> list[str]:
+    """What Hugging Face's integration puts for ``"auto"`` in DeepSpeed's file, from the model; returns a note.
+
+    As ``HfTrainerDeepSpeedConfig.trainer_config_finalize`` (transformers) and ``Accelerator._prepare_deepspeed``.
+    """
+    auto = [name for name in HF_AUTO if fields.get(f"strategy.zero_optimization.{name}") == "auto"]
+    if not auto:
+        return []
+    named = fields.get("model.name")
+    width = None
+    if isinstance(named, str):
+        with suppress(ClusterSimError):
+            shape = models.shape(named, dict(fields.get("model.options", {})))
+            width = None if shape is None else shape.d_model
+    if width is None:
+        return []  # which the strategy's own reader tells what it would be
+    values = {
+        "reduce_bucket_size": width * width,
+        "stage3_prefetch_bucket_size": int(0.9 * width * width),
+        "stage3_param_persistence_threshold": 10 * width,
+    }
+    for name in auto:
+        fields[f"strategy.zero_optimization.{name}"] = values[name]
+    words = ", ".join(f"{name} = {values[name]:,}" for name in auto)
+    return [f'"auto" of a model {width:,} wide: {words}']
 
 
 def _tables(table: FrameworkTable, fields: ScenarioFields, place: Tables, world: int) -> Tables:

@@ -46,15 +46,17 @@ def leaves(shape: TransformerShape) -> Leaves:
     return found
 
 
-@lru_cache(maxsize=1)
-def _shipped() -> dict[str, Leaves]:
+@lru_cache(maxsize=2)
+def _shipped(causal: bool = True) -> dict[str, Leaves]:
     names = (name for name in shipped("data/models", ".json"))
     found = ((name, models.shape(name, {})) for name in names)
-    return {name: leaves(shape) for name, shape in found if shape is not None and shape.causal}
+    return {name: leaves(shape) for name, shape in found if shape is not None and shape.causal == causal}
 
 
-def model_for(file: str, said: Table) -> ShippedModel:
+def model_for(file: str, said: Table, *, causal: bool = True) -> ShippedModel:
     """The shipped model of these sizes, or that of its kind whose sizes differ least, with the differences as options.
+
+    causal : whether it is a decoder; else an encoder, whose tokens see all others.
 
     Raises :class:`ScenarioError` naming ``file`` where none is of the kind, or too little is said.
     """
@@ -65,7 +67,7 @@ def model_for(file: str, said: Table) -> ShippedModel:
         )
     wanted = _completed(said)
     best: tuple[int, str] | None = None
-    for name, has in _shipped().items():
+    for name, has in _shipped(causal).items():
         if any(wanted.get(leaf, has.get(leaf)) != has.get(leaf) for leaf in (*KINDS, *_of(wanted), *_of(has))):
             continue
         away = sum(wanted.get(size, has.get(size)) != has.get(size) for size in SIZES)
@@ -75,7 +77,7 @@ def model_for(file: str, said: Table) -> ShippedModel:
         raise ScenarioError(
             f"{file}: no shipped model is of this kind ({kind}); describe it in a config.json: --model PATH"
         )
-    has = _shipped()[best[1]]
+    has = _shipped(causal)[best[1]]
     options = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK) if leaf in wanted and wanted[leaf] != has.get(leaf)}
     changed = {leaf: value for leaf, value in options.items() if leaf in SIZES}
     words = f"the model has the sizes of {best[1]}"

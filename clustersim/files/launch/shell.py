@@ -1,7 +1,7 @@
 """A launch script's words: variables, lists, conditions, functions and plain loops are followed; nothing is run.
 
 Read by hand: bashlex 0.18, which is maintained and parses bash, has no lists ``A=(...)``, no ``$((...))``, no ``[[``
-and no ``case``, which launch scripts are made of; a grammar of tree-sitter makes a tree, and leaves the rest to be done.
+and no ``case``, which launch scripts are made of; tree-sitter-bash makes a tree and leaves the rest to be done.
 """
 
 from __future__ import annotations
@@ -25,19 +25,51 @@ NESTED = 20
 
 _ASSIGNMENT = re.compile(r"(\w+)(?:\[([^\]]*)\])?(\+?)=(.*)", re.DOTALL)
 _DECLARES = {"export", "local", "declare", "readonly", "typeset"}
-_QUIET = frozenset(
-    """
-    echo printf cd mkdir ulimit module conda pip pip3 git wget curl sleep set trap wait rm cp mv ls pwd
-    date hostname which huggingface-cli apt-get
-    """.split()
-)
+_QUIET = {
+    "echo",
+    "printf",
+    "cd",
+    "mkdir",
+    "ulimit",
+    "module",
+    "conda",
+    "pip",
+    "pip3",
+    "git",
+    "wget",
+    "curl",
+    "sleep",
+    "set",
+    "trap",
+    "wait",
+    "rm",
+    "cp",
+    "mv",
+    "ls",
+    "pwd",
+    "date",
+    "hostname",
+    "which",
+    "huggingface-cli",
+    "apt-get",
+}
 _SHELLS = {"bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash"}
-LAUNCHERS = frozenset(
-    """
-    torchrun deepspeed accelerate srun mpirun mpiexec torch.distributed.run torch.distributed.launch
-    accelerate.commands.launch deepspeed.launcher.runner tune axolotl llamafactory-cli colossalai
-    """.split()
-)
+LAUNCHERS = {
+    "torchrun",
+    "deepspeed",
+    "accelerate",
+    "srun",
+    "mpirun",
+    "mpiexec",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+    "tune",
+    "axolotl",
+    "llamafactory-cli",
+    "colossalai",
+}
 """What starts ranks."""
 _COMPARED = {
     "==": operator.eq,

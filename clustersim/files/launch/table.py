@@ -103,6 +103,9 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     marks : keys (globs) that tell its files from others'. leaf : keys are known by the last part of their path.
     unplayed : options (globs) that change time or memory and are not played, with what is played instead.
     ignored : options (globs) that change neither, as far as a step of a healthy run goes.
+    programs : what a training script, or what a file says that it is (globs), trains: ``decoder``, ``encoder``, or a
+        sentence on why no sizes tell it. says : keys of a file that name it.
+    files : options that name a further file, which must be given too.
     """
 
     name: str
@@ -121,6 +124,15 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dashes: bool = True
     unplayed: dict[str, str] = {}
     ignored: tuple[str, ...] = ()
+    programs: dict[str, str] = {}
+    says: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+    def trains(self, program: str) -> str | None:
+        """What a program trains, by this table or those it takes rows from; None for one that no table has."""
+        tables = [self, *(load(name) for name in self.also)]
+        known = (said for one in tables for glob, said in one.programs.items() if fnmatchcase(program, glob))
+        return next(known, None)
 
     def every(self) -> tuple[LaunchOption, ...]:
         """Its rows, each with its place, and those it takes from others; its own have the say."""

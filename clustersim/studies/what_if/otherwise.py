@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from clustersim.core.errors import ClusterSimError
 from clustersim.core.timeline import Timeline
 from clustersim.core.tomls import plainly
 from clustersim.core.units import format_time
 from clustersim.explain.breakdown import breakdown
 from clustersim.explain.explain import Explanation
-from clustersim.scenario import Scenario
+from clustersim.scenario import Scenario, load
 from clustersim.scenario.running import Prepared
 from clustersim.studies.what_if.rerun import rerun_saving, step_time
 from clustersim.studies.what_if.turned import ChoiceOutcome, short, turned
@@ -125,27 +126,53 @@ def _run_again(text: str, saved: float) -> str:
 
 def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list[str]]:
     """A sentence for each change of a scenario, by a run without it: of those that matter, and of those without which
-    the steps take just as long."""
-    from clustersim.scenario import load
+    the steps take just as long.
 
+    A change that others need (``parallel.tp`` that ``parallel.sequence_parallel`` needs) is left out with them.
+    """
     now = breakdown(timeline)
-    did = []
-    said = []
+    did: list[str] = []
+    said: list[str] = []
     took = now.step_time_s
     exposed = float(np.mean(now.exposed_fraction))
-    for key, value in scenario.changes.items():
-        rest = {k: v for k, v in scenario.changes.items() if k != key}
-        other = load(scenario.path, rest)
-        if _says(other) == _says(scenario):
-            said.append(f"{key}={plainly(value)} changed nothing: it is what the scenario says anyway")
+    tried: set[frozenset[str]] = set()
+    for key in scenario.changes:
+        gone, other, step = _without(scenario, key, took)
+        if frozenset(gone) in tried:
             continue
-        without = breakdown(other.run().timeline).step_time_s
-        if abs(without - took) <= SAME * took:
-            said.append(f"{key}={plainly(value)} changed nothing: {_why(key, timeline, exposed)}")
+        tried.add(frozenset(gone))
+        words = " and ".join(f"{one}={plainly(scenario.changes[one])}" for one in gone)
+        if other is None:
+            said.append(f"{words} cannot be left out: {step}")
+        elif _says(other) == _says(scenario):
+            said.append(f"{words} changed nothing: it is what the scenario says anyway")
+        elif isinstance(step, float) and abs(step - took) > SAME * took:
+            change = f"{abs(1 - step / took):.1%} {'less' if step < took else 'more'}"
+            did.append(f"without {words} a step takes {format_time(step)}, {change} (run again)")
         else:
-            change = f"{abs(1 - without / took):.1%} {'less' if without < took else 'more'}"
-            did.append(f"without {key}={plainly(value)} a step takes {format_time(without)}, {change} (run again)")
+            said.append(f"{words} changed nothing: {_why(key, timeline, exposed)}")
     return did, said
+
+
+def _without(scenario: Scenario, key: str, took: float) -> tuple[list[str], Scenario | None, float | str]:
+    """Changes left out so that one of them can be: the one alone, with one more, with those after it, all of them.
+
+    Returns their keys, the scenario without them, and seconds of its step; or None and why it cannot be.
+    """
+    keys = list(scenario.changes)
+    later = keys[keys.index(key) :]
+    others = [[key, one] for one in keys if one != key]
+    wrong: ClusterSimError | None = None
+    for gone in ([key], *others, later, keys):
+        left = {name: value for name, value in scenario.changes.items() if name not in gone}
+        try:
+            other = load(scenario.path, left)
+            if _says(other) == _says(scenario):
+                return gone, other, took
+            return gone, other, float(breakdown(other.run().timeline).step_time_s)
+        except ClusterSimError as error:
+            wrong = wrong or error
+    return [key], None, str(wrong)
 
 
 def _says(scenario: Scenario) -> tuple[object, ...]:
