@@ -98,6 +98,7 @@ class Topology(Keeper):
     sharp : bool, the network's switches add up what passes (InfiniBand SHARP), and NCCL is let use it.
     calibration : constants fitted to this machine's own measurements; None: the time models' defaults hold.
     measured : a few numbers of its own, which :func:`clustersim.collectives.fitted.load` turns into constants.
+    assumed : what its file says that nobody read or measured, in sentences.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Topology(Keeper):
     sharp: bool = False
     calibration: Calibration | None = None
     measured: tuple[MeasuredNumber, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Topology {self.name}: {self.n_nodes:,} nodes, {self.n_links:,} links>"

@@ -214,7 +214,7 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, asked: Collec
         algorithm=plan.algorithm,
         protocol=plan.protocol,
         channels=plan.n_channels,
-        notes=[],
+        notes=[f"assumed: {text}" for text in topology.assumed],
         fidelity=asked.fidelity,
         alternatives=why(request, group) if asked.why else msgspec.UNSET,
     )

@@ -18,6 +18,7 @@ from clustersim.core.outputs import fresh, writing
 from clustersim.core.paths import data_path, shipped
 from clustersim.core.texts import short
 from clustersim.core.tomls import toml_value
+from clustersim.core.units import parse_bandwidth
 
 file_argument = click.argument("file", type=PATH)
 gpu_option = click.option("--gpu", help="A GPU, such as H100: takes the shipped machine that has it.")
@@ -115,9 +116,9 @@ def topology(
     from clustersim.cluster.files.nccl_xml import topology_text
 
     if found is not None:
-        if topology or mix or nics or oversubscription:
-            raise click.UsageError("--from tells the whole machine; only --gpu may be said beside it")
-        text = topology_text(found, gpu)
+        if topology or mix or oversubscription:
+            raise click.UsageError("--from tells the whole machine; only --gpu and --nics may be said beside it")
+        text = topology_text(found, gpu, nics_of(nics) if nics else None)
     elif mix:
         if gpu or topology or nics:
             raise click.UsageError("--mix says which machines: leave --gpu, --topology and --nics out")
@@ -125,6 +126,17 @@ def topology(
     else:
         text = _changed(file, machine_of(gpu, topology), nics, oversubscription)
     write_new(file, text, lambda path: fabrics.load(str(path)))
+    for line in fabrics.load(str(file)).assumed if found is not None else ():
+        click.echo(f"assumed: {line}")
+
+
+def nics_of(text: str) -> tuple[int, float]:
+    """``8x400Gb/s``: how many NICs, and the rate of each [Gb/s]. Raises :class:`ClusterSimError`."""
+    found = re.fullmatch(r"(\d+)\s*x\s*(.+)", text.strip())
+    if found is None or int(found[1]) < 1:
+        raise ClusterSimError(f"--nics {text!r}: write a number and a rate, such as 8x400Gb/s")
+    rate = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", found[2].strip())
+    return int(found[1]), parse_bandwidth(rate) * 8 / 1e9
 
 
 def _changed(file: Path, base: str, nics: str | None, oversubscription: float | None) -> str:

@@ -11,11 +11,16 @@ import numpy as np
 from clustersim.cluster import routes as routing
 from clustersim.core.arrays import Bools
 from clustersim.core.errors import few
-from clustersim.core.topology import NIC, Floats, Ints, Topology
+from clustersim.core.topology import CPU, GPU, NIC, PCIE_SWITCH, Floats, Ints, Topology
 from clustersim.core.units import format_bandwidth
 
 NIC_RATES = (1.25e9, 2.5e9, 3.125e9, 5e9, 6.25e9, 7e9, 12.5e9, 25e9, 50e9, 100e9, 200e9)
 """Bytes/s of the ports that exist: 10, 20, 25, 40, 50, 56, 100, 200, 400, 800, 1,600 Gb/s."""
+
+ODD = 3
+"""How many times as many NICs have another rate, where a NIC of a node is odd."""
+FAR = 2.0
+"""How many times as fast a device is as the way up from its PCIe switch, where that looks wrong."""
 
 
 @dataclass(frozen=True)
@@ -183,4 +188,48 @@ def _isolated(topology: Topology) -> Iterator[str]:
         yield f"{_some(topology, lone)} ({', '.join(kinds)}): no link"
 
 
-_LOOKS = (_slips, _gpus_without_nic, _asymmetric, _isolated, _slots)
+def _odd_nics(topology: Topology) -> Iterator[str]:
+    """A few NICs of a node that are slower or faster than most of them."""
+    net = _ports(topology)
+    nics = topology.link_src[net]
+    rates = topology.link_bandwidth[net]
+    for node in np.unique(topology.vertex_node[nics]).tolist():
+        here = topology.vertex_node[nics] == node
+        found, counts = np.unique(rates[here], return_counts=True)
+        most = int(np.argmax(counts))
+        for rate, count in zip(found.tolist(), counts.tolist(), strict=True):
+            if rate != found[most] and count * ODD <= counts[most]:
+                odd = nics[here & (rates == rate)]
+                yield (
+                    f"{_some(topology, odd)}: {format_bandwidth(rate)} beside {counts[most]} NICs of "
+                    f"{format_bandwidth(float(found[most]))} on one node; is it of another network?"
+                )
+                return  # nodes are mostly alike
+
+
+def _slow_switches(topology: Topology) -> Iterator[str]:
+    """PCIe switches whose way up is far slower than a device below them."""
+    kinds = topology.vertex_kinds
+    pcie = np.array([kind == "pcie" for kind in topology.link_kinds], dtype=bool)
+    up: dict[int, float] = {}
+    below: dict[int, float] = {}
+    ends = zip(topology.link_src[pcie].tolist(), topology.link_dst[pcie].tolist(), strict=True)
+    for (src, dst), rate in zip(ends, topology.link_bandwidth[pcie].tolist(), strict=True):
+        if kinds[src] == PCIE_SWITCH and kinds[dst] in {CPU, PCIE_SWITCH}:
+            up[src] = max(up.get(src, 0.0), rate)
+        elif kinds[dst] == PCIE_SWITCH and kinds[src] in {GPU, NIC}:
+            below[dst] = max(below.get(dst, 0.0), rate)
+    slow = [v for v, rate in up.items() if rate * FAR < below.get(v, 0.0)]
+    if slow:
+        rate = format_bandwidth(up[slow[0]])
+        yield (
+            f"{_some(topology, np.array(slow))}: {rate} up from a PCIe switch with devices of "
+            f"{format_bandwidth(below[slow[0]])} below it; virtual machines often report a switch's link wrongly"
+        )
+
+
+def _assumed(topology: Topology) -> Iterator[str]:
+    yield from (f"assumed: {text}" for text in topology.assumed)
+
+
+_LOOKS = (_slips, _gpus_without_nic, _asymmetric, _isolated, _slots, _odd_nics, _slow_switches, _assumed)

@@ -70,7 +70,8 @@ def _built(path: Path, nodes: int | None, device: str | None, fabric: Table | No
         except TopologyError as error:
             raise TopologyError(f"{path}: $.fabric: {error}") from None
     numbers = next((measured.numbers(one.measured, str(at)) for one, at in chain if one.measured), ())
-    topology = replace(topology, calibration=_calibration(chain), measured=numbers)
+    assumed = next((one.assumed for one, _ in chain if one.assumed is not None), [])
+    topology = replace(topology, calibration=_calibration(chain), measured=numbers, assumed=tuple(assumed))
     if device is not None:
         types = {id(t): replace(t, device=device) for t in topology.node_types}
         topology = replace(topology, node_types=tuple(types[id(t)] for t in topology.node_types))
@@ -225,6 +226,13 @@ def _affordable(parts: int, nodes: int, where: str) -> None:
 
 def _change(spec: schema.ChangeSpec, where: str) -> Change:
     given = [v is not None for v in (spec.factor, spec.bandwidth, spec.remove)]
+    if isinstance(spec.remove, bool):
+        if not spec.remove or spec.match is None or sum(given) != 1:
+            raise TopologyError(
+                f'{where}: remove = {str(spec.remove).lower()}: write what is gone, such as remove = "node0/nic0", '
+                "or match = ... with remove = true"
+            )
+        return Change(spec.match, remove=True)
     if sum(given) != 1 or (spec.match is None) == (spec.remove is None):
         raise TopologyError(f"{where}: write either match = ... with factor or bandwidth, or remove = ...")
     if spec.remove is not None:

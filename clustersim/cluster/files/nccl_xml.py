@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from clustersim.cluster.files import smi_topo
-from clustersim.core import texts
+from clustersim.cluster.files import boards, smi_topo
+from clustersim.core import errors, texts
 from clustersim.core.device import device
 from clustersim.core.errors import TopologyError
 from clustersim.core.limits import counted
+from clustersim.core.tomls import toml_value
 
 MOST_PARTS = 4096
 """GPUs, NICs, switches and CPUs of one node."""
@@ -42,26 +43,45 @@ _DEVICES = {
     "0x2331": "H100-PCIe-80GB",
     "0x2335": "H200-SXM5-141GB",
     "0x2901": "B200-SXM-180GB",
+    "0x20f3": "A800-SXM4-80GB",
+    "0x2324": "H800-SXM5-80GB",
+    "0x2342": "GH200-96GB",
+    "0x2941": "GB200-186GB",
+    "0x2230": "RTX-A6000",
+    "0x26b1": "RTX-6000-Ada",
+    "0x1e02": "TITAN-RTX",
+    "0x1e30": "RTX-8000",
+    "0x102d": "K80",
+    "0x74a1": "MI300X",
 }
 """PCI device ids of the PCI ID repository (pci-ids.ucw.cz)."""
 _NVLINK = {60: 20.0, 70: 25.0, 75: 25.0, 80: 25.0, 86: 14.0, 90: 25.0, 100: 50.0}
 """GB/s of one NVLink and direction, by compute capability: NVIDIA's data sheets, as the shipped machines have them."""
+_XGMI = 64.0
+"""GB/s of one xGMI and direction between MI300X: AMD Instinct MI300X platform data sheet."""
 _VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd"}
 _MODELS = {79: "bdw", 85: "skl", 143: "spr", 207: "emr"}
 _SWITCH = "0x0604"
 _GPU = "0x03"
 _NIC = "0x02"
+_OTHER = "0x12"
+_MAKERS = ("0x1002", "0x10de")
+"""AMD and NVIDIA, whose accelerators without a display are of class 0x12."""
 
 
-def topology_text(path: Path, gpu: str | None = None) -> str:
+def topology_text(path: Path, gpu: str | None = None, nics: tuple[int, float] | None = None) -> str:
     """The topology file (TOML) of a machine; ``gpu`` names its device where the PCI id is not known.
 
-    What ``nvidia-smi topo -m`` prints is read as well. Raises :class:`TopologyError` for a text that is no dump, or one
+    nics : how many NICs of a node join it to others, and their rate [Gb/s], where the file does not say.
+
+    What ``nvidia-smi topo -m`` prints is read as well, and files for ``NCCL_TOPO_FILE``, which hold the PCI tree alone:
+    NVLink and rates of NICs are then those of the shipped machine with these GPUs, and the file that is written says
+    so in ``assumed``. Raises :class:`TopologyError` for a text that is no dump, or one
     without GPUs.
     """
     text = texts.text_of(path, TopologyError)
     found = smi_topo.system(text, path, gpu) if smi_topo.is_matrix(text) else _system(text, path)
-    return _XmlDump(found, path, gpu).text()
+    return _XmlDump(found, path, gpu, nics).text()
 
 
 def _system(text: str, path: Path) -> ET.Element:
@@ -79,7 +99,7 @@ def _system(text: str, path: Path) -> ET.Element:
 class _XmlDump:
     """Parts of one machine by name, and the links between them."""
 
-    def __init__(self, root: ET.Element, path: Path, gpu: str | None) -> None:
+    def __init__(self, root: ET.Element, path: Path, gpu: str | None, nics: tuple[int, float] | None) -> None:
         self.path = path
         self.gpu_name = gpu
         self.source = f"{root.get('source', 'NCCL_TOPO_DUMP_FILE')}, {path.name}"
@@ -89,8 +109,10 @@ class _XmlDump:
         self.links: list[tuple[str, str, str, float]] = []  # a, b, kind, GB/s
         self.gpus: dict[str, tuple[str, ET.Element]] = {}
         self.ids: set[str] = set()
+        self.nic_ids: dict[str, str] = {}
+        self.assumed: list[str] = []
+        self.sources: dict[str, str] = {}  # of a kind of link or of a NIC that the file does not tell
         self.gen = 0
-        self.sm = 0
         cpus = root.findall("cpu")
         for cpu in cpus:
             name = self._new("cpu", "cpu")
@@ -99,7 +121,10 @@ class _XmlDump:
         self.cpu = cpus[0] if cpus else ET.Element("cpu")
         if not self.gpus:
             raise TopologyError(f"{path}: no GPU in this dump")
+        self.device = self._device()
         self._nvlinks()
+        self._board()
+        self._nic_rates(nics)
 
     def _new(self, kind: str, word: str) -> str:
         counted(sum(map(len, self.parts.values())), MOST_PARTS, f"{self.path}: parts of the node", TopologyError)
@@ -116,26 +141,26 @@ class _XmlDump:
         rate = self._pcie(part)
         gpu = part.find("gpu")
         nic = part.find("nic")
-        if gpu is not None or kind.startswith(_GPU):
+        if gpu is not None or kind.startswith(_GPU) or (kind.startswith(_OTHER) and part.get("vendor") in _MAKERS):
             name = self._new("gpu", "gpu")
             self.gpus[part.get("busid", name).lower()] = name, gpu if gpu is not None else ET.Element("gpu")
             self.ids.add(part.get("device", ""))
-            self.sm = max(self.sm, self._number(self.gpus[part.get("busid", name).lower()][1], "sm"))
             self.gen = max(self.gen, self._generation(part))
             self.links.append((name, above, "pcie", rate))
         elif nic is not None or kind.startswith(_NIC):
-            self._nic(nic if nic is not None else ET.Element("nic"), above, rate)
+            self._nic(nic if nic is not None else ET.Element("nic"), above, rate, part.get("device", ""))
         elif kind.startswith(_SWITCH) and len(part):
             name = self._new("pcie_switch", "pcie")
             self.links.append((name, above, "pcie", rate))
             for below in part:
                 self._walk(below, name)
 
-    def _nic(self, nic: ET.Element, above: str, rate: float) -> None:
+    def _nic(self, nic: ET.Element, above: str, rate: float, device_id: str = "") -> None:
         ports = [self._number(net, "speed") for net in nic.findall("net")]
         name = self._new("nic", "nic")
-        self.rates[name] = max(sum(ports), 0) / 1000 or 100.0
-        self.links.append((name, above, "pcie", rate or self.rates[name] / 8))
+        self.rates[name] = max(sum(ports), 0) / 1000  # 0 where the file does not say
+        self.nic_ids[name] = device_id
+        self.links.append((name, above, "pcie", rate))
 
     def _number(self, part: ET.Element, key: str) -> int:
         text = part.get(key, "0")
@@ -160,9 +185,15 @@ class _XmlDump:
         """Bundles between GPUs, each told by both ends, and to NVSwitches, told by the GPU alone."""
         switches: dict[str, str] = {}
         bundles: Counter[tuple[str, str]] = Counter()
-        rate = next((_NVLINK[sm] for sm in sorted(_NVLINK, reverse=True) if sm <= self.sm), 20.0)
+        kind = "xgmi" if any(gpu.find("xgmi") is not None for _, gpu in self.gpus.values()) else "nvlink"
+        sm = device(self.device).sm
+        rate = (
+            _XGMI
+            if kind == "xgmi"
+            else next((_NVLINK[one] for one in sorted(_NVLINK, reverse=True) if one <= sm), 20.0)
+        )
         for name, gpu in self.gpus.values():
-            for link in gpu.findall("nvlink"):
+            for link in [*gpu.findall("nvlink"), *gpu.findall("xgmi")]:
                 target = link.get("target", "").lower()
                 count = self._number(link, "count")
                 if target in self.gpus:
@@ -172,7 +203,79 @@ class _XmlDump:
                     if target not in switches:
                         switches[target] = self._new("nvswitch", "nvswitch")
                     bundles[name, switches[target]] += count
-        self.links += [(a, b, "nvlink", rate * count) for (a, b), count in bundles.items() if count > 0]
+        self.links += [(a, b, kind, rate * count) for (a, b), count in bundles.items() if count > 0]
+
+    def _board(self) -> None:
+        """What joins the GPUs where the file has no place for it; what looks wrong where it has."""
+        kind = device(self.device)
+        joined = any(word in boards.WIRES for *_, word, _ in self.links)
+        if joined or len(self.gpus) < 2 or not kind.nvlink_links:
+            return
+        wire = "xGMI" if kind.name.startswith("MI") else "NVLink"
+        if any(gpu.get("sm") or gpu.get("dev") for _, gpu in self.gpus.values()):
+            self.assumed.append(
+                f"no {wire} joins the GPUs, as the file has it; a {kind.name} has {wire}: is it working?"
+            )
+            return
+        found = boards.board(kind.name, len(self.gpus))
+        if found is None:
+            if "PCIe" in kind.name or "RTX" in kind.name:
+                self.assumed.append(f"no {wire} bridge joins the GPUs: the file has the PCI tree alone")
+                return
+            raise TopologyError(
+                f"{self.path}: holds the PCI tree alone, and no shipped machine says how {len(self.gpus)} {kind.name} "
+                f"are joined by {wire}; give what NCCL_TOPO_DUMP_FILE writes on the machine"
+            )
+        names = [name for name, _ in self.gpus.values()]
+        if found.switched:
+            switch = self._new("nvswitch", "nvswitch")
+            self.links += [(name, switch, found.kind, found.switched) for name in names]
+        self.links += [(names[a], names[b], found.kind, rate) for a, b, rate in found.pairs]
+        self.sources[found.kind] = f"assumed: {found.name}; the file has the PCI tree alone"
+        self.assumed.append(f"{wire} between the GPUs is that of {found.name}: the file has the PCI tree alone")
+
+    def _nic_rates(self, nics: tuple[int, float] | None) -> None:
+        """The rate of NICs that the file does not give: as asked for, or that of their kind or the machine, as said."""
+        if nics is not None:
+            self._only(nics[0])
+            for name in self.parts["nic"]:
+                self.rates[name] = nics[1]
+                self.sources[name] = "--nics"
+            return
+        unknown = [name for name in self.parts["nic"] if not self.rates[name]]
+        for device_id in sorted({self.nic_ids[name] for name in unknown}):
+            alike = [name for name in unknown if self.nic_ids[name] == device_id]
+            found = boards.nic_rate(self.device, len(self.gpus), {device_id} if device_id else set())
+            if found is None:
+                raise TopologyError(
+                    f"{self.path}: does not say the rate of {len(alike)} NICs; say --nics, "
+                    f"such as --nics {len(self.parts['nic'])}x400Gb/s"
+                )
+            for name in alike:
+                self.rates[name] = found[0]
+                self.sources[name] = f"assumed: {found[1]}"
+            self.assumed.append(
+                f"{errors.few(alike, 3)}: {found[0]:g} Gb/s, {found[1]}, where the file does not say; "
+                f"--nics {len(self.parts['nic'])}x{found[0]:g}Gb/s says it"
+            )
+
+    def _only(self, count: int) -> None:
+        """Keep so many NICs: all, or those that share a PCIe switch with a GPU."""
+        nics = self.parts["nic"]
+        home = {a: b for a, b, kind, _ in self.links if kind == "pcie"}
+        beside = {home[name] for name, _ in self.gpus.values() if home[name].startswith("pcie")}
+        near = [name for name in nics if home[name] in beside]
+        if count == len(nics):
+            return
+        if count != len(near):
+            raise TopologyError(
+                f"{self.path}: has {len(nics)} NICs, {len(near)} of them below a PCIe switch with a GPU; "
+                f"--nics says {count}"
+            )
+        gone = [name for name in nics if name not in near]
+        self.assumed.append(f"{len(gone)} NICs are left out, as --nics says {count}: those away from the GPUs")
+        self.links = [link for link in self.links if link[0] not in gone]
+        self.parts["nic"] = near
 
     def _device(self) -> str:
         if self.gpu_name:
@@ -194,25 +297,31 @@ class _XmlDump:
         nics = self.parts["nic"]
         yield f'name = "{re.sub(r"[^a-z0-9-]+", "-", self.path.stem.lower()).strip("-") or "machine"}"'
         yield f'title = "{len(self.gpus)} GPUs and {len(nics)} NICs, as they were found"'
-        yield from ("", "[node]", f'device = "{self._device()}"')
+        if self.assumed:
+            yield f"assumed = {toml_value(self.assumed)}"
+        yield from ("", "[node]", f'device = "{self.device}"')
         yield f'cpu_vendor = "{"arm" if "arm" in self.cpu.get("arch", "") else vendor or "intel"}"'
         yield from ([f'cpu_model = "{model}"'] if model and vendor == "intel" else [])
         yield from (f'net = "{"ib" if nics else "none"}"', f"pcie_gen = {self.gen}")
-        yield f"nvls = {str(bool(self.parts['nvswitch']) and self.sm >= 90).lower()}"
+        yield f"nvls = {str(bool(self.parts['nvswitch']) and device(self.device).sm >= 90).lower()}"
         yield from ("", "[node.sources]", f'device = "{source}"')
         for kind, names in self.parts.items():
             for rate in sorted({self.rates.get(name, 0.0) for name in names}):
                 alike = [name for name in names if self.rates.get(name, 0.0) == rate]
+                told = self.sources.get(alike[0], source)
                 yield from ("", "[[node.vertices]]", f'names = "{", ".join(alike)}"', f'kind = "{kind}"')
-                yield from ([f'bandwidth = "{rate:g} Gb/s"', f'source = "{source}"'] if rate else [])
+                yield from ([f'bandwidth = "{rate:g} Gb/s"', f'source = "{told}"'] if rate else [])
         cpus = self.parts["cpu"]
         pairs = [(a, b, "cpu", 40.0) for i, a in enumerate(cpus) for b in cpus[i + 1 :]]
-        hops = {"nvlink": "25 ns", "pcie": "150 ns", "cpu": "100 ns"}
-        for kind, rate in dict.fromkeys((kind, rate) for *_, kind, rate in [*self.links, *pairs]):
-            ends = [(a, b) for a, b, *way in [*self.links, *pairs] if way == [kind, rate]]
+        hops = {"nvlink": "25 ns", "xgmi": "25 ns", "pcie": "150 ns", "cpu": "100 ns"}
+        # A NIC that hangs off the CPU has no link of its own in the dump: as fast as its port.
+        links = [(a, b, kind, rate or self.rates.get(a, 0.0) / 8) for a, b, kind, rate in self.links] + pairs
+        for kind, rate in dict.fromkeys((kind, rate) for *_, kind, rate in links):
+            ends = [(a, b) for a, b, *way in links if way == [kind, rate]]
+            told = self.sources.get(kind, source if kind != "cpu" else "assumed: the dump does not tell it")
             yield from ("", "[[node.links]]", f'a = "{", ".join(a for a, _ in ends)}"')
             yield from (f'b = "{", ".join(b for _, b in ends)}"', 'pattern = "zip"', f'kind = "{kind}"')
             yield from (f'bandwidth = "{rate:.6g} GB/s"', f'latency = "{hops[kind]}"')
-            yield f'source = "{source if kind != "cpu" else "assumed: the dump does not tell it"}; latency assumed"'
+            yield f'source = "{told}; latency assumed"'
         yield from ("", "[fabric]", f'kind = "{"rail_optimised" if nics else "none"}"')
         yield 'source = "assumed: the dump does not tell what joins the nodes"'

@@ -102,6 +102,8 @@ def _explain(message: str, data: Table) -> str:
         path = invalid.group(2)
         known = FABRICS if path == ".fabric.kind" else texts.choices_of(_declared(path))
         return f"{invalid.group(1)!r} is no {path.rsplit('.', 1)[-1]} at ${path}; {nearest(invalid.group(1), known)}"
+    if "got `bool` - at `$.node.remove`" in message:
+        return 'remove = true at $.node.remove: write which vertices are gone, such as remove = ["nic[4-7]"]'
     return message
 
 

@@ -221,14 +221,15 @@ class ChangeSpec(_StrictTopology, frozen=True):
 
     Parameters
     ----------
-    match : what. factor : its bandwidth is multiplied by it. bandwidth : its new line rate. remove : what is gone.
+    match : what. factor : its bandwidth is multiplied by it. bandwidth : its new line rate. remove : what is gone, or
+    true: what ``match`` is.
     source : where that is from.
     """
 
     match: str | None = None
     factor: float | None = None
     bandwidth: Bandwidth | None = None
-    remove: str | None = None
+    remove: str | bool | None = None
     source: str = ""
 
 
@@ -237,7 +238,8 @@ class TopologyFile(_StrictTopology, frozen=True):
 
     Parameters
     ----------
-    name : in tables. title : one line about it. extends : another file, by name or path, that this one changes.
+    name : in tables. title : one line about it. assumed : what nobody measured or read, sentences that ``check`` and
+    ``collective`` repeat. extends : another file, by name or path, that this one changes.
     node : one machine. domain : what several share. fabric : what joins them. nodes : types of a mixed cluster.
     vertices, links : of a file that lists a whole cluster. changes : parts degraded or gone.
     calibration : what ``clustersim calibrate`` writes. measured : a few numbers of this machine.
@@ -245,6 +247,7 @@ class TopologyFile(_StrictTopology, frozen=True):
 
     name: str
     title: str = ""
+    assumed: list[str] | None = None
     extends: str | None = None
     node: NodeSpec | None = None
     domain: DomainSpec | None = None

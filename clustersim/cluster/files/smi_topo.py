@@ -2,7 +2,7 @@
 
 The matrix says how many NVLinks join two GPUs, and how near a GPU and a NIC are: PIX and PXB below the same PCIe
 switches, NODE and PHB on one NUMA node, SYS across. It does not say which GPU it is, nor any rate: ``--gpu`` does, PCIe
-is of the GPU's generation with 16 lanes, and NICs are taken for 100 Gb/s.
+is of the GPU's generation with 16 lanes; rates of NICs are asked for, or those of the shipped machine, as said.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _part(above: ET.Element, name: str, row: Mapping[str, str], kind: Device) ->
     """A GPU with its NVLinks, through a switch where it has not so many as the matrix counts; or a NIC."""
     if not name.startswith("GPU"):
         nic = ET.SubElement(ET.SubElement(above, "pci", {"class": "0x020000", **_link(kind)}), "nic")
-        ET.SubElement(nic, "net", name=name, speed="100000")
+        ET.SubElement(nic, "net", name=name)
         return
     gpu = ET.SubElement(
         ET.SubElement(above, "pci", {"class": "0x030200", "busid": name, **_link(kind)}), "gpu", sm=str(kind.sm)

@@ -1,0 +1,112 @@
+"""What a machine's file leaves out, from the shipped machine with the same GPUs: NVLink, and the rate of NICs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from clustersim.cluster.files.load import load
+from clustersim.core.paths import shipped
+from clustersim.core.topology import GPU, NIC, NVSWITCH, Topology
+
+WIRES = ("nvlink", "xgmi")
+"""Links between the GPUs of a board."""
+FIRST = ("hgx", "dgx")
+"""Machines that are as the maker of the GPU builds them, before those of clouds."""
+NIC_PORTS = {
+    "0x1013": ("ConnectX-4", 100.0),
+    "0x1015": ("ConnectX-4 Lx", 25.0),
+    "0x1017": ("ConnectX-5", 100.0),
+    "0x1019": ("ConnectX-5 Ex", 100.0),
+    "0x101b": ("ConnectX-6", 200.0),
+    "0x101d": ("ConnectX-6 Dx", 100.0),
+    "0x101f": ("ConnectX-6 Lx", 25.0),
+    "0x1021": ("ConnectX-7", 400.0),
+    "0x1023": ("ConnectX-8", 800.0),
+    "0xa2d6": ("BlueField-2", 200.0),
+    "0xa2dc": ("BlueField-3", 400.0),
+    "0xefa0": ("EFA", 100.0),
+    "0xefa1": ("EFA", 100.0),
+    "0xefa2": ("EFA", 100.0),
+}
+"""Gb/s of the fastest port, by PCI device id: PCI ID repository (pci-ids.ucw.cz), the makers' data sheets."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """What joins the GPUs of a node.
+
+    name : of the shipped machine. kind : ``nvlink`` or ``xgmi``. switched : [GB/s] of a GPU into NVSwitches, else 0.
+    pairs : (GPU, GPU, GB/s) of direct links.
+    """
+
+    name: str
+    kind: str
+    switched: float
+    pairs: tuple[tuple[int, int, float], ...] = ()
+
+
+def board(device: str, gpus: int) -> Board | None:
+    """What joins so many GPUs; None where no shipped machine tells.
+
+    The machine with as many GPUs, or one with NVSwitches, or one whose GPUs are all joined alike.
+    """
+    known = [one for one in _machines(device) if any(kind in WIRES for kind in one.link_kinds)]
+    for machine in sorted(known, key=lambda one: len(one.gpus) != gpus):
+        found = _joined(machine, gpus)
+        if found is not None:
+            return found
+    return None
+
+
+def nic_rate(device: str, gpus: int, ids: set[str]) -> tuple[float, str] | None:
+    """Gb/s that a NIC of such a machine has, and what says so: its PCI device id, or the machine; None else."""
+    if len(ids) == 1:
+        known = NIC_PORTS.get(next(iter(ids)).lower())
+        if known is not None:
+            return known[1], f"the fastest port of a {known[0]}"
+    for machine in sorted(_machines(device), key=lambda one: len(one.gpus) != gpus):
+        is_nic = np.array([kind == NIC for kind in machine.vertex_kinds])
+        ports = np.array([kind == "net" for kind in machine.link_kinds]) & is_nic[machine.link_src]
+        rates = np.unique(machine.link_bandwidth[ports])
+        if len(rates) == 1:
+            return float(rates[0]) * 8 / 1e9, f"as in {machine.name}"
+    return None
+
+
+@lru_cache(maxsize=64)
+def _machines(device: str) -> tuple[Topology, ...]:
+    """Shipped machines with this GPU, the plainest first."""
+    names = sorted(shipped("topologies"), key=lambda name: (not name.startswith(FIRST), len(name), name))
+    loaded = (load(name, nodes=2) for name in names)
+    return tuple(one for one in loaded if {kind.device for kind in one.node_types} == {device})
+
+
+def _joined(machine: Topology, gpus: int) -> Board | None:
+    first = machine.gpus[machine.vertex_node[machine.gpus] == 0].tolist()
+    rates: dict[tuple[int, int], float] = {}
+    switched = 0.0
+    kind = ""
+    for src, dst, rate, word in zip(
+        machine.link_src.tolist(),
+        machine.link_dst.tolist(),
+        machine.link_bandwidth.tolist(),
+        machine.link_kinds,
+        strict=True,
+    ):
+        if word not in WIRES or src not in first:
+            continue
+        kind = word
+        if machine.vertex_kinds[dst] == NVSWITCH:
+            switched += rate / 1e9 if src == first[0] else 0.0
+        elif machine.vertex_kinds[dst] == GPU and dst in first:
+            rates[first.index(src), first.index(dst)] = rate / 1e9
+    pairs = tuple((a, b, rate) for (a, b), rate in sorted(rates.items()) if a < b)
+    if switched:
+        return Board(machine.name, kind, switched)
+    whole = len(pairs) == len(first) * (len(first) - 1) // 2 and len({rate for *_, rate in pairs}) == 1
+    if len(first) == gpus or (whole and gpus < len(first)):
+        return Board(machine.name, kind, 0.0, tuple(pair for pair in pairs if pair[1] < gpus))
+    return None
