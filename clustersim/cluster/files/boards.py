@@ -54,7 +54,7 @@ def board(device: str, gpus: int) -> Board | None:
     The machine with as many GPUs, or one with NVSwitches, or one whose GPUs are all joined alike.
     """
     known = [one for one in _machines(device) if any(kind in WIRES for kind in one.link_kinds)]
-    for machine in sorted(known, key=lambda one: len(one.gpus) != gpus):
+    for machine in sorted(known, key=lambda one: one.node_types[0].n_gpus != gpus):
         found = _joined(machine, gpus)
         if found is not None:
             return found
@@ -67,7 +67,7 @@ def nic_rate(device: str, gpus: int, ids: set[str]) -> tuple[float, str] | None:
         known = NIC_PORTS.get(next(iter(ids)).lower())
         if known is not None:
             return known[1], f"the fastest port of a {known[0]}"
-    for machine in sorted(_machines(device), key=lambda one: len(one.gpus) != gpus):
+    for machine in sorted(_machines(device), key=lambda one: one.node_types[0].n_gpus != gpus):
         is_nic = np.array([kind == NIC for kind in machine.vertex_kinds])
         ports = np.array([kind == "net" for kind in machine.link_kinds]) & is_nic[machine.link_src]
         rates = np.unique(machine.link_bandwidth[ports])

@@ -7,14 +7,17 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from clustersim import model as models
 from clustersim.core import texts
 from clustersim.core.dims import ORDERS
 from clustersim.core.errors import ClusterSimError, ScenarioError, needs
 from clustersim.core.mesh import Mesh
+from clustersim.core.texts import json_table, text_of
 from clustersim.core.tomls import flat, nested, toml_text
 from clustersim.files.launch import batches, shapes
 from clustersim.files.launch.files import document
@@ -42,6 +45,8 @@ OURS = (
 )
 """What no launch file says: machine and simulation; and what is said by the model's sizes."""
 
+ROTARY_BASE = 10_000
+"""Of Megatron-LM, unless ``--rotary-base`` says another (megatron/training/arguments.py)."""
 DEGREES = ("tp", "pp", "cp", "ep")
 EFFECT = {
     "tp": ("sequence_parallel", "tp_overlap", "tp_grad_overlap", "float8_tp"),
@@ -107,6 +112,7 @@ def written(made: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
     _launches(made, table)
     leaves, mesh = _leaves(made)
     args, config = _options(table, leaves | {"model.name": made.file.model.name})
+    args |= {name: value for name, value in _positions(made, table, leaves) if name not in args}
     found = _texts(table, args, config, mesh, stem)
     return LaunchFiles(found, tuple(_wordless(made, leaves, table, found)), table)
 
@@ -174,6 +180,27 @@ def _options(table: FrameworkTable, leaves: texts.Table) -> tuple[texts.Table, t
             else:
                 found[row.at][option] = value
     return found["args"], found["config"]
+
+
+def _positions(made: Scenario, table: FrameworkTable, leaves: texts.Table) -> Iterator[tuple[str, Any]]:
+    """What a script needs of positions that are turned, though no step takes longer for it: Megatron-LM asks for the
+    longest sequence (``validate_args``), and turns by a base of 10,000 unless it is told another."""
+    if leaves.get("shape.positions") != "rotary" or table.document == "toml" or "num_layers" not in _known(table):
+        return
+    spec = made.file.model
+    name = located(made, "model.hf_config", spec.hf_config) if spec.hf_config else str(spec.name)
+    path = models.file(Path(name) if spec.hf_config else name)
+    config = {} if path is None else json_table(text_of(path, ScenarioError), str(path), ScenarioError)
+    known = config.get("max_position_embeddings")
+    yield "max_position_embeddings", max(known if isinstance(known, int) else 0, int(leaves["model.seq_len"] or 0))
+    turned = config.get("rope_parameters") or {}
+    base = config.get("rope_theta") or (turned.get("rope_theta") if isinstance(turned, Mapping) else None)
+    if table.name == "megatron" and isinstance(base, int | float) and base != ROTARY_BASE:
+        yield "rotary_base", int(base)
+
+
+def _known(table: FrameworkTable) -> set[str]:
+    return {row.option for row in table.every() if row.at == "args"}
 
 
 def _of_row(row: LaunchOption, leaves: texts.Table) -> Iterator[tuple[str, Any]]:
