@@ -259,6 +259,12 @@ def test_a_rank_that_came_much_later_is_told(tmp_path: Path):
     assert "rank 1 called it 90 s after the first" in hang(tmp_path, ranks).faults[0].advice
 
 
+def test_a_rank_that_calls_the_same_from_another_line_is_told(tmp_path: Path):
+    ranks = {rank: calls(entry(4, "started")) for rank in range(4)}
+    ranks[3][-1]["frames"] = [{"name": "evaluate", "filename": "/home/me/eval.py", "line": 7}]
+    assert "rank 3 called it at eval.py:7, others at train.py:104" in hang(tmp_path, ranks).faults[0].advice
+
+
 def test_a_dump_without_entries_still_tells_how_far_its_rank_is(tmp_path: Path):
     def status(enqueued: int, started: int, completed: int) -> Dump:
         last = {"enqueued": str(enqueued), "started": str(started), "completed": str(completed)}

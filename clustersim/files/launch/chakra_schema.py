@@ -149,7 +149,7 @@ def framed(message: Any) -> bytes:
     return bytes([*length, size]) + data
 
 
-_WIRES = {
+_WIRES: dict[str, dict[int, tuple[int, ...]]] = {
     "GlobalMetadata": {1: (2,), 2: (2,)},
     "Node": {
         1: (0,),

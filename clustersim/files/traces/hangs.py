@@ -173,7 +173,7 @@ def _fault(
     odd = _odd_ranks(here)
     if not waiting and not odd:
         return None
-    first = here[min(here)]
+    first = here[min(set(here) - set(odd) or here)]
     callers = sorted(here)
     text = f"group {group!r}, collective {seq}, {_described(first)}: "
     tail = f"; no dump of {_ranks(unseen)}" if unseen else ""
@@ -211,7 +211,7 @@ def _by_progress(
     idle = [rank for rank in waiting if here[rank].started is False]
     running = [rank for rank in sorted(here) if here[rank].started]
     ended = [rank for rank in sorted(here) if here[rank].done]
-    late = _lateness(here)
+    late = _elsewhere(here) + _lateness(here)
     if idle and running:
         verdict = f"{_ranks(idle)} enqueued it and did not start it; {_ranks(running)} did"
         advice = f"look at {_ranks(idle)}: the GPU is busy with, or waits for, what its streams hold before"
@@ -265,6 +265,17 @@ def _advice_on_missing(gone: list[int], group: str, wanted: Call, dumps: Mapping
         f"look at {_ranks(gone)}{reach}: its own stack (py-spy dump), an exception, a branch or a data loader that "
         f"only it has; {'; '.join(parts)}{_timeout({0: wanted})}"
     )
+
+
+def _elsewhere(here: Mapping[int, Call]) -> str:
+    """Who called the same from another line of code than most: two programs that happen to agree so far."""
+    count = Counter(call.where for call in here.values() if call.where)
+    if len(count) < 2:
+        return ""
+    usual = count.most_common(1)[0][0]
+    others = [rank for rank, call in sorted(here.items()) if call.where and call.where != usual]
+    lines = ", ".join(dict.fromkeys(here[rank].where for rank in others))
+    return f"; {_ranks(others)} called it at {lines}, others at {usual}"
 
 
 def _timeout(here: Mapping[int, Call]) -> str:
