@@ -20,8 +20,9 @@ from typing import Any
 from clustersim.core.errors import TraceError
 from clustersim.core.texts import Table, short
 from clustersim.files.traces import files
-from clustersim.files.traces.hangs import Call, Dump, Message, explained
+from clustersim.files.traces.hangs import explained
 from clustersim.files.traces.heads import Head, Likeness, likeness
+from clustersim.files.traces.recorded_calls import Call, Dump, Message
 from clustersim.files.traces.told import HangReport
 
 LARGEST = 256 * 2**20

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from clustersim.core.errors import TraceError
 from clustersim.files.traces import files
-from clustersim.files.traces.hangs import Call, Dump, explained
+from clustersim.files.traces.hangs import explained
 from clustersim.files.traces.heads import Head, Likeness, likeness
+from clustersim.files.traces.recorded_calls import Call, Dump
 from clustersim.files.traces.told import HangReport
 
 _WORK = re.compile(
