@@ -259,6 +259,13 @@ def test_converters_of_every_schema_version_are_read(tmp_path: Path, kind: str):
     assert json.loads(done.stdout)["totals"]["step_s"] == pytest.approx(3e-3, rel=1e-3)
 
 
+def test_trace_says_what_plays_a_program(tmp_path: Path):
+    path = tmp_path / "chakra.0.et"
+    path.write_bytes(metadata("attributes") + framed(messages()["Node"](id=1, name="fwd", type=4, duration_micros=1)))
+    done = CliRunner().invoke(cli, ["trace", str(path)])
+    assert "`clustersim replay` plays" in str(done.exception)
+
+
 def test_another_schema_is_refused_by_its_name(tmp_path: Path):
     path = tmp_path / "chakra.0.et"
     schema = attribute("schema", "string", "1.1.1-chakra.1.2.0")

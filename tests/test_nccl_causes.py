@@ -185,3 +185,30 @@ def test_prefixes_hide_no_host_and_no_cause(tmp_path: Path, prefix: str):
     read = told(tmp_path / "a", "".join(prefix + line for line in text.splitlines(keepends=True)))
     assert (read.ranks, read.nodes) == (16, 2)
     assert [cause.kind for cause in read.causes] == ["sockets"]
+
+
+def test_ranks_of_several_communicators_are_not_mixed_up(tmp_path: Path):
+    """Ranks 0 and 1 of a data-parallel group are ranks 0 and 8 of the job: their channel leaves the machine."""
+    text = log([], hosts=2, between=GOOD)
+    for rank in (0, 8):
+        head = f"host{rank // 8}:{100 + rank}:{200 + rank} [0] NCCL INFO "
+        text += f"{head}comm 0x9{rank} rank {rank // 8} nRanks 2 nNodes 2 localRanks 1 localRank 0 MNNVL 0\n"
+        text += f"{head}Channel 00/0 : {rank // 8}[0] -> {1 - rank // 8}[0] [send] via {GOOD}\n"
+    read = told(tmp_path / "a", text)
+    assert read.causes == []
+    assert (read.ranks, read.nodes) == (16, 2)
+
+
+def test_a_log_that_names_no_node_fills_those_of_the_machine(tmp_path: Path):
+    path = tmp_path / "nccl.log"
+    path.write_text(
+        "h:1:2 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 16 cudaDev 0 busId 1000 - Init START\n"
+    )
+    done = CliRunner().invoke(cli, ["trace", str(path), "--topology", "hgx-a100"])
+    assert done.exit_code == 0, done.exception
+    assert "taken as 2 x hgx-a100" in done.output
+
+
+def test_rccls_version_is_told(tmp_path: Path):
+    text = log([]).replace("NCCL version 2.21.5+cuda12.4", "RCCL version 2.22.3+hip6.4")
+    assert told(tmp_path / "a", text).versions == ["2.22.3"]

@@ -278,6 +278,17 @@ def test_a_dump_without_entries_still_tells_how_far_its_rank_is(tmp_path: Path):
     assert (fault.cause, fault.missing) == ("never_called", [2])
 
 
+@pytest.mark.parametrize(
+    "name", ["nccl_trace_rank_{}", "trace_{}", "dump.{}.pickle", "rank_{}_1721310065", "fr-rank{}.pkl"]
+)
+def test_the_rank_is_found_in_every_usual_name(tmp_path: Path, name: str):
+    for rank in (0, 1, 3):
+        as_pickle(tmp_path / name.format(rank), dump(calls(entry(4, "started")), [WORLD]))
+    read = traces.read(tmp_path)
+    assert read.ranks == [0, 1, 3]
+    assert read.faults[0].look_at == [2]
+
+
 def test_finished_jobs_blame_nobody(tmp_path: Path):
     told = hang(tmp_path, {rank: calls(None) for rank in range(4)})
     assert told.faults == []

@@ -78,7 +78,7 @@ def replay(
     from clustersim.files.traces.saved import save_run
     from clustersim.studies.replay.trace_replay import replay as played
 
-    if fmt == CHAKRA or (fmt is None and _is_chakra(files)):
+    if fmt == CHAKRA or (fmt is None and is_chakra(files)):
         if name is None or times > 1 or scales:
             raise ClusterSimError(f"{files[0]}: a Chakra trace is a program: it needs a --topology, and is not scaled")
         _play_chakra(files, name, nodes, backend, out, as_json)
@@ -263,7 +263,7 @@ def _pair(measured: float, simulated: float) -> tuple[str, str, str]:
     return format_time(measured), format_time(simulated), difference
 
 
-def _is_chakra(paths: tuple[Path, ...]) -> bool:
+def is_chakra(paths: tuple[Path, ...]) -> bool:
     """Whether the first file is a Chakra trace, by its content."""
     from clustersim.files.launch import chakra_schema
     from clustersim.files.traces import files

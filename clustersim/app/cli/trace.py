@@ -63,16 +63,20 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | No
     and steps.csv, nccl-tests logs, tables of collectives, DeepSpeed comms logs, JSON lines of the NCCL inspector and of
     rccl-tests, NCCL_DEBUG=INFO logs, step times that Megatron-LM, torchtitan and DeepSpeed log, and of a run that hangs
     Flight Recorder dumps or the log of PyTorch's watchdog (who is missing at which collective)."""
+    from clustersim.app.cli.replay import is_chakra
     from clustersim.collectives import fitted as fitting
     from clustersim.core.timeline import Timeline
     from clustersim.files import traces
     from clustersim.files.traces import digest, nccl_debug
 
+    if fmt is None and is_chakra(files):
+        raise ClusterSimError(f"{files[0]}: a Chakra trace is a program, which `clustersim replay` plays")
     with working(f"reading {len(files)} file(s)"):
         read = traces.read(files, format=fmt)
         if topology:
             log = _choices(read)
-            read = nccl_debug.beside(log, fitting.load(topology, nodes=log.nodes or 1))
+            nodes = log.nodes or nccl_debug.nodes_needed(log, fitting.load(topology, nodes=1))
+            read = nccl_debug.beside(log, fitting.load(topology, nodes=nodes))
         if isinstance(read, Timeline):
             run = digest.of_run(read)
             steps = _steps(read)

@@ -61,7 +61,12 @@ def read(paths: Sequence[Path]) -> HangReport:
 
 
 def _rank(path: Path, table: Table) -> int:
-    """By the end of the file's name, else as the dump says. Raises :class:`TraceError` for neither."""
+    """By ``rank_3`` in the file's name or the number at its end, else as the dump says.
+
+    Raises :class:`TraceError` for none of them.
+    """
+    if match := re.search(r"rank[_.-]?(\d{1,9})(?!\d)", path.name):
+        return int(match[1])
     if match := re.search(r"(\d{1,9})(?:\.\w+)*$", path.name):
         return int(match[1])
     if isinstance(table.get("rank"), int):

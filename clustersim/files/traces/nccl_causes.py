@@ -20,6 +20,7 @@ SHOWN = 6
 """Devices or pairs named in a line."""
 _HOST = re.compile(r"([\w.-]+):\d+:\d+ \[\w+\] ")
 _RANK = re.compile(r"\brank (\d{1,8}) nranks (\d{1,8})\b", re.I)
+_ID = re.compile(r"\bcommId (0x\w+)")
 _CHANNEL = re.compile(
     r"Channel (\d+)(?:/\d+)? : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(send|receive)\])? via (.+?)(?: comm 0x\w+.*)?$"
 )
@@ -45,6 +46,8 @@ class Evidence:
     """What the lines of a log say, in NCCL's words; ``hosts`` : of each rank of the largest communicator."""
 
     ranks: int = 0
+    sizes: set[int] = field(default_factory=set)
+    ids: set[str] = field(default_factory=set)
     hosts: dict[int, str] = field(default_factory=dict)
     by_pair: dict[tuple[int, int], Counter[str]] = field(default_factory=dict)
     no_gdr: Counter[str] = field(default_factory=Counter)
@@ -75,7 +78,10 @@ class Evidence:
 
     def _add_places(self, line: str) -> None:
         host = _HOST.search(line)
-        if (match := _RANK.search(line)) and int(match[2]) >= self.ranks:
+        if match := _RANK.search(line):
+            self.sizes.add(int(match[2]))
+            self.ids |= set(_ID.findall(line))
+        if match and int(match[2]) >= self.ranks:
             if int(match[2]) > self.ranks:
                 self.ranks, self.hosts = int(match[2]), {}
             if host:
@@ -102,6 +108,11 @@ class Evidence:
     def machines(self) -> int:
         """How many machines the ranks of the largest communicator are on, by the names before its lines; 0: unknown."""
         return len(set(self.hosts.values())) if self.hosts and len(self.hosts) == self.ranks else 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one communicator, so that a channel's ranks are those whose machines are known."""
+        return max(len(self.sizes), len(self.ids)) == 1
 
 
 @dataclass(frozen=True)
@@ -134,7 +145,8 @@ def _sorted(evidence: Evidence, nodes: int) -> _Pairs:
     between = Counter[str]()
     for (source, target), vias in evidence.by_pair.items():
         hosts = evidence.hosts.get(source), evidence.hosts.get(target)
-        local = hosts[0] == hosts[1] if None not in hosts and len(evidence.hosts) > 1 else None
+        known = evidence.alone and None not in hosts and len(evidence.hosts) > 1
+        local = hosts[0] == hosts[1] if known else None
         for via, count in vias.items():
             same = local if local is not None else (nodes == 1 or not via.startswith("NET"))
             (inside if same else between)[via] += count

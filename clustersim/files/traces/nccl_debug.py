@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from clustersim.collectives.base import Group
 
 _OWN_LINE = re.compile(r":\d+:\d+ \[\w+\] NCCL (?:INFO|WARN|TRACE|VERSION) ")
-_VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
+_VERSION = re.compile(r"[RN]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)")
 _COMM = re.compile(r"nranks (\d{1,8})(?: nNodes (\d{1,8}))?", re.I)
 _CHANNELS = re.compile(
     r"(\d+) coll channels(?:, (\d+) collnet channels)?(?:, (\d+) nvls channels)?, (\d+) p2p channels"
@@ -91,6 +91,11 @@ def read(paths: Sequence[Path]) -> NcclLog:
     return msgspec.structs.replace(told, lines=[*_lines(told), *conclusion(reasons)])
 
 
+def nodes_needed(told: NcclLog, topology: Topology) -> int:
+    """Nodes of a machine that the ranks of a log which names none fill."""
+    return max(1, -(-told.ranks // len(topology.node_gpus(0))))
+
+
 def beside(told: NcclLog, topology: Topology) -> NcclLog:
     """The log's choices beside what this program would choose on a topology of as many nodes.
 
@@ -110,6 +115,8 @@ def beside(told: NcclLog, topology: Topology) -> NcclLog:
     group = Group(topology, gpus, nccl_version=(version[0], version[1]))
     rows: list[LoggedChoice] = []
     lines = list(told.lines)
+    if not told.nodes:
+        lines.append(f"the log does not say on how many nodes: taken as {nodes} x {topology.name}, full of ranks")
     alike = 0
     for row in told.choices:
         if row.kind not in COLLECTIVES or not row.nbytes:
