@@ -25,6 +25,7 @@ from clustersim.files.traces import (
     spans_csv,
     step_timers,
     tables,
+    tensorboard,
     watchdog,
 )
 from clustersim.files.traces.heads import Head, Likeness, growing
@@ -69,6 +70,7 @@ _ROWS = (
     Format("run", "saved run", sniff=saved.sniff, read=saved.read),
     Format("capture", "clustersim capture", sniff=captured.sniff, read=captured.read),
     Format("nsys", "Nsight Systems sqlite export", sniff=nsys.sniff, read=nsys.read),
+    Format("tensorboard", "TensorBoard event file", sniff=tensorboard.sniff, read=tensorboard.read),
     Format("nccl_tests_json", "nccl-tests -J", sniff=nccl_tests_log.sniff_json, read=_each(nccl_tests_log.read_json)),
     Format("flight_recorder", "Flight Recorder dump", sniff=flight_recorder.sniff, read=flight_recorder.read),
     Format("json_lines", "inspector or rccl-tests JSON lines", sniff=json_lines.sniff, read=json_lines.read),

@@ -1,0 +1,152 @@
+"""TensorBoard's event files: the step times that frameworks write there as scalars.
+
+A file is a sequence of records (length, its checksum, an Event, its checksum); an Event has a wall time, a step and a
+Summary of values by tag (tensorflow/core/util/event.proto, framework/summary.proto). Megatron-LM writes
+``iteration-time`` [s], torchtitan ``time_metrics/end_to_end(s)``, DeepSpeed ``.../elapsed_time_ms_...``; where no tag
+is a time, a step's is the wall time between two steps.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import TypeAlias
+
+from clustersim.core.errors import TraceError
+from clustersim.core.texts import short
+from clustersim.core.units import format_time
+from clustersim.files.traces import files
+from clustersim.files.traces.heads import Head, Likeness, likeness
+from clustersim.files.traces.told import LoggedPart, TrainingLog
+
+Fields: TypeAlias = Iterator[tuple[int, bytes | int]]
+Scalar: TypeAlias = tuple[int, float, float]
+"""Its step, wall time [s] and value."""
+_MARK = b"brain.Event:"
+_SECONDS = re.compile(
+    r"iteration[-_ ]time$|end_to_end\(s\)$|(?:step|iteration|batch)[-_ /]?time(?:[-_ ]?\(?s\)?)?$", re.I
+)
+_PART = re.compile(r"elapsed_time_ms_(\w+)$")
+_RATE = re.compile(r"tflops|throughput|tps|mfu|samples[-_ ]per[-_ ]sec|tokens[-_ ]per[-_ ]sec", re.I)
+
+
+def sniff(head: Head) -> Likeness:
+    """Whether the first record is an Event that says the format's version."""
+    data = head.data
+    if len(data) < 16:
+        return Likeness.NONE
+    size = int.from_bytes(data[:8], "little")
+    return likeness(named=False, shaped=size < 1024 and _MARK in data[12 : 12 + size])
+
+
+def read(paths: Sequence[Path]) -> TrainingLog:
+    """The step times of these files. Raises :class:`TraceError` for a damaged file, and where none tells a time."""
+    scalars: defaultdict[str, list[Scalar]] = defaultdict(list)
+    cut = 0
+    for path in paths:
+        cut += _scalars(path, files.whole(path), scalars)
+    timed = next((tag for tag in scalars if _SECONDS.search(tag)), None)
+    steps = [value for _, _, value in scalars[timed]] if timed else _apart(scalars)
+    parts = [
+        LoggedPart(match[1], seconds, seconds, len(values))
+        for tag, values in scalars.items()
+        if (match := _PART.search(tag))
+        for seconds in [median(value for *_, value in values) * 1e-3]
+    ]
+    if not steps and not parts:
+        raise TraceError(f"{paths[0]}: no scalar of these event files is a time, and none is there for two steps")
+    rates = {tag: median(v for *_, v in values) for tag, values in scalars.items() if _RATE.search(tag)}
+    step = median(steps[1:] or steps) if steps else sum(part.most_s for part in parts)
+    how = f"by {timed!r}" if timed else "between the wall times of scalars" if steps else "the sum of its parts"
+    skipped = {"a record that is cut off": cut} if cut else {}
+    lines = [f"TensorBoard: {format_time(step)} a step, median of {len(steps[1:]) or 1}, {how}"]
+    lines += [f"  {short(part.name):32s} {format_time(part.most_s)}" for part in parts]
+    lines += [f"  {short(tag):32s} {value:,.4g}" for tag, value in rates.items()]
+    return TrainingLog(", ".join(map(str, paths)), lines, "TensorBoard", len(steps), step, parts, rates, skipped)
+
+
+def _apart(scalars: dict[str, list[Scalar]]) -> list[float]:
+    """Seconds a step, by the wall times of the tag that most steps have."""
+    values = max(scalars.values(), key=len, default=[])
+    return [
+        (late - early) / (new - old)
+        for (old, early, _), (new, late, _) in pairwise(values)
+        if new > old and late > early
+    ]
+
+
+def _scalars(path: Path, data: bytes | bytearray, scalars: dict[str, list[Scalar]]) -> int:
+    """Take the scalars of a file; returns how many records are cut off at its end. Raises :class:`TraceError`."""
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 8], "little")
+        if at + 12 + size > len(data):
+            return 1
+        try:
+            _event(bytes(data[at + 12 : at + 12 + size]), scalars)
+        except (ValueError, struct.error, TypeError, UnicodeDecodeError):
+            raise TraceError(f"{path}: byte {at:,}: not an Event of TensorBoard") from None
+        at += 16 + size
+    return 0
+
+
+def _event(data: bytes, scalars: dict[str, list[Scalar]]) -> None:
+    wall = 0.0
+    step = 0
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
+            (wall,) = struct.unpack("<d", value)
+        elif number == 2 and isinstance(value, int):
+            step = value
+        elif number == 5 and isinstance(value, bytes):
+            for _, each in _fields(value):
+                if isinstance(each, bytes):
+                    _value(each, step, wall, scalars)
+
+
+def _value(data: bytes, step: int, wall: float, scalars: dict[str, list[Scalar]]) -> None:
+    tag = ""
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
+            tag = value.decode()
+        elif number == 2 and isinstance(value, bytes) and len(value) == 4:
+            (scalar,) = struct.unpack("<f", value)
+            scalars[tag].append((step, wall, scalar))
+
+
+def _fields(data: bytes) -> Fields:
+    """Numbers and values of a protobuf message. Raises :class:`ValueError` where it is none."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        wire = tag & 7
+        if wire == 0:
+            value, at = _varint(data, at)
+            yield tag >> 3, value
+            continue
+        if wire == 2:
+            size, at = _varint(data, at)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise ValueError("wire type")
+        if at + size > len(data):
+            raise ValueError("cut off")
+        yield tag >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 70:
+        value |= (data[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at
+    raise ValueError("number")
