@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
+from clustersim.core import figures
 from clustersim.core.arrays import Floats
 from clustersim.core.paths import plain
 from clustersim.core.texts import Plain, Table
@@ -63,7 +64,8 @@ class RunFacts(msgspec.Struct, frozen=True):
     """What is said of a run beside its Timeline; None, 0 or empty for what nobody knows.
 
     Figures have the names of ``clustersim run --json``: ``peak_flops`` [FLOP/s] of one GPU, rates a second, and bytes
-    of one GPU. ``stage_memory`` and ``mesh`` are of a split model; ``inputs`` is every field of the scenario.
+    of one GPU; ``figures`` has all of :data:`clustersim.core.figures.FIGURES` by key. ``stage_memory`` and ``mesh`` are
+    of a split model; ``inputs`` is every field of the scenario.
     """
 
     title: str = ""
@@ -78,6 +80,7 @@ class RunFacts(msgspec.Struct, frozen=True):
     tokens_per_s_per_gpu: float | None = None
     bytes_sent_per_gpu: float | None = None
     peak_memory_bytes: float | None = None
+    figures: dict[str, float] = {}
     fits: bool = True
     memory: Memory = Memory()
     memory_course: MemoryMoments | None = None
@@ -90,6 +93,7 @@ class RunFacts(msgspec.Struct, frozen=True):
     def of(cls, said: Mapping[str, object]) -> RunFacts:
         """From what ``clustersim run --json`` prints, and more."""
         known: Plain = {name: said[name] for name in cls.__struct_fields__ if name in said}
+        known.setdefault("figures", figures.known(said))
         return msgspec.convert(plain(known), cls)
 
     @property

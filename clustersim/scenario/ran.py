@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from clustersim.core import ranges
 from clustersim.core.timeline import step_ends
 from clustersim.core.tomls import plainly
-from clustersim.core.units import format_bytes, format_time
+from clustersim.core.units import format_time
 from clustersim.explain.metrics import steady_window
 from clustersim.model.seconds.conv import is_winograd
 
@@ -21,41 +21,10 @@ if TYPE_CHECKING:
     from clustersim.scenario.schema import Change
 
 
-FIGURES = (
-    ("step time", "step_time_s", "time"),
-    ("samples per second", "samples_per_s", "number"),
-    ("tokens per second and GPU", "tokens_per_s_per_gpu", "number"),
-    ("MFU", "mfu", "percent"),
-    ("HFU", "hfu", "percent"),
-    ("compute", "compute_s", "time"),
-    ("communication", "communication_s", "time"),
-    ("exposed transfer", "exposed_transfer_s", "time"),
-    ("waiting for a peer", "waiting_for_peer_s", "time"),
-    ("bubble", "bubble_s", "time"),
-    ("sent per GPU and step", "bytes_sent_per_gpu", "bytes"),
-    ("peak memory per GPU", "peak_memory_bytes", "bytes"),
-)
-"""A run's figures: what they are called, their key in ``result.json``, and how they are written."""
 SETTLED = 0.03
 """How much the pace of the later half of the steps may differ from the earlier half's in a steady state."""
 LEAST = 8
 """Steps from which a pace is told at all where every worker has its own."""
-
-
-def figures(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(what, how much) of every figure that a run has, as text."""
-    for label, key, unit in FIGURES:
-        if values.get(key) is not None:
-            yield label, value_text(values[key], unit)
-
-
-def value_text(value: float, unit: str) -> str:
-    """A figure as text; ``unit`` : "time", "bytes", "percent" or "number"."""
-    if unit == "time":
-        return format_time(value)
-    if unit == "bytes":
-        return format_bytes(value)
-    return f"{value:.1%}" if unit == "percent" else f"{value:,.1f}"
 
 
 def ran(prepared: Prepared) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from clustersim.core import views
+from clustersim.core import figures, views
 from clustersim.core.arrays import Columns
 from clustersim.core.cards import card
 from clustersim.core.errors import ClusterSimError, needs
@@ -22,7 +22,7 @@ from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 from clustersim.scenario import Scenario
-from clustersim.scenario.ran import figures, outcome_notes, ran, trust
+from clustersim.scenario.ran import outcome_notes, ran, trust
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,7 +83,7 @@ class Result:
         file = self.scenario.file
         config = self.scenario.config
         runs_as = p.device.runs_as(file.model.dtype)
-        figures = summary(
+        found = summary(
             self.timeline,
             p.model,
             samples_per_step=config.micro_batch_size * config.gradient_accumulation_steps * p.mesh.size("dp"),
@@ -91,7 +91,13 @@ class Result:
             together=self.scenario.strategy.together(config),
             peak=(p.peak_flops, f"dense {runs_as} of {p.devices}"),
         )
-        return told_apart(figures, self.where[0]) if self.where else figures
+        return told_apart(found, self.where[0]) if self.where else found
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Every figure of :data:`clustersim.core.figures.FIGURES` that the run has, by key."""
+        values = {**self.summary, "peak_memory_bytes": self.memory.total}
+        return figures.known({**values, **figures.computed(values)})
 
     @cached_property
     def where(self) -> list[StageSeconds]:
@@ -130,7 +136,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what was run, and its figures."""
-        rows = [*ran(self.prepared), *figures({**self.summary, "peak_memory_bytes": self.memory.total})]
+        rows = [*ran(self.prepared), *figures.in_words(self.figures, "run")]
         return card(self.scenario.title, rows)
 
     @cached_property
@@ -191,6 +197,7 @@ class Result:
             "parameters": p.model.parameters,
             "strategy": self.scenario.strategy.name,
             **self.summary,
+            **figures.computed({**self.summary, "peak_memory_bytes": self.memory.total}),
             "trust": msgspec.to_builtins(trust(p)),
             "hottest_links": [
                 {"link": name, "utilisation": used, "bytes": nbytes}

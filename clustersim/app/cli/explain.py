@@ -64,7 +64,7 @@ def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, fmt: str 
     if as_json:
         choices = [one.to_dict() for one in other.choices]
         more = {"rerun": other.again, "choices": choices, "changes": did, "idle_knobs": idle}
-        print_json({"run": loaded.title, **found.to_dict(), **more})
+        print_json({"run": loaded.title, "figures": loaded.run.facts.figures, **found.to_dict(), **more})
     else:
         _print(loaded.title, found, did + other.text, idle)
 

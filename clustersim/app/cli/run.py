@@ -93,12 +93,13 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     from rich.markup import escape
     from rich.table import Table
 
-    from clustersim.scenario.ran import figures, ran, trust
+    from clustersim.core.figures import in_words
+    from clustersim.scenario.ran import ran, trust
 
     table = Table(title=escape(result.scenario.title), show_header=False, title_justify="left", min_width=60)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    for row in figures({**result.summary, "peak_memory_bytes": result.memory.total}):
+    for row in in_words(result.figures, "run"):
         table.add_row(*row)
     console = stdout()
     console.say(*(f"{what:9s} {words}" for what, words in (*ran(result.prepared), ("verdict", result.in_words))))
@@ -124,7 +125,7 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
 
 def _print_volume(console: Terminal, volume: Columns) -> None:
     """A row per sort of op; all GPUs together."""
-    from clustersim.scenario.ran import value_text
+    from clustersim.core.figures import value_text
 
     if not len(volume["op"]):
         return
@@ -141,7 +142,7 @@ def _print_links(console: Terminal, links: list[tuple[str, float, float]]) -> No
     """``links`` : (name, utilisation, bytes), busiest first."""
     from rich.markup import escape
 
-    from clustersim.scenario.ran import value_text
+    from clustersim.core.figures import value_text
 
     like: dict[tuple[frozenset[str], str], list[tuple[str, float]]] = {}
     for name, used, moved in links:  # both directions of a cable, and links that differ by a number, are told once

@@ -15,6 +15,7 @@ from msgspec import to_builtins
 from clustersim.app.cli.common import PATH, jobs_option, json_option, page_option, rich_table, stdout
 from clustersim.app.cli.study import say_study
 from clustersim.core.errors import ClusterSimError
+from clustersim.core.figures import FIGURES
 from clustersim.core.outputs import output_folder, together
 from clustersim.core.units import format_bytes, format_time
 
@@ -129,10 +130,13 @@ def _print(table: Columns, axes: list[str], title: str, outcome: SweepOutcome, w
     console.say(f"wrote {outcome.folder}/results.jsonl, {', '.join(wrote)}")
 
 
+COLUMNS = {figure.key: figure.column for figure in FIGURES}
+
+
 def _table(table: Columns, axes: list[str], title: str) -> Any:
     tokens = not (table["tokens_per_s"] != table["tokens_per_s"]).all()
     rate = "tokens_per_s" if tokens else "samples_per_s"
-    heads = ("GPUs", "step time", "tokens/s" if tokens else "samples/s", "MFU", "exposed", "peak memory", "fits")
+    heads = ("GPUs", COLUMNS["step_time_s"], COLUMNS[rate], COLUMNS["mfu"], "exposed", "peak memory", "fits")
     rows = []
     for i in range(min(SHOWN, len(table["key"]))):
         row = {name: column[i] for name, column in table.items()}

@@ -16,13 +16,14 @@ from clustersim.app.report.hover import gantt_svg, legend
 from clustersim.app.report.pages import PageChart, markup, rendered, trusted
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.facts import RunFacts
+from clustersim.core.figures import shown_in
 from clustersim.core.saved_run import SavedRun
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_change, format_time
 from clustersim.explain.stalls import causes
 from clustersim.explain.verdict import verdict
 from clustersim.scenario import Scenario
-from clustersim.scenario.ran import FIGURES, ran, trust, value_text
+from clustersim.scenario.ran import ran, trust
 from clustersim.scenario.running import Prepared
 from clustersim.studies.what_if.folded import folded as folded_step
 
@@ -30,10 +31,6 @@ MANY = 30_000
 """Ops of a Program from which on a split model's step is folded: played whole it takes more than a second or two."""
 KEPT = 4
 """Runs that are kept, to be drawn again beside others."""
-BETTER = {"samples_per_s": 1, "tokens_per_s_per_gpu": 1, "mfu": 1, "peak_memory_bytes": -1}
-"""Whether more of a figure is better (1) or worse (-1); of the others neither."""
-SHORTER = ("step_time_s", "exposed_transfer_s", "waiting_for_peer_s", "bubble_s")
-"""Better where they are less, as long as a step is of as many samples."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class PlayRequest:
 @dataclass(frozen=True)
 class PageReply:
     """A fragment of the page, or an ``error`` in one line and the ``field`` it is of; ``figures`` as of ``run --json``,
-    those of :data:`clustersim.scenario.ran.FIGURES`."""
+    those of :data:`clustersim.core.figures.FIGURES`."""
 
     html: str = ""
     figures: dict[str, float] = field(default_factory=dict)
@@ -83,7 +80,11 @@ class RunPlayer:
         try:
             now = self._played(ask.now)
             before = None if ask.before is None else self._played(ask.before)
-            figures = {key: float(now.values[key]) for _, key, _ in FIGURES if now.values.get(key) is not None}
+            figures = {
+                figure.key: float(now.values[figure.key])
+                for figure in shown_in("run")
+                if now.values.get(figure.key) is not None
+            }
             return PageReply(_answer(now, before), figures)
         except ClusterSimError as error:
             return told(str(error))
@@ -182,15 +183,16 @@ def _answer(now: ExploredRun, before: ExploredRun | None) -> str:
 def _figures(now: ExploredRun, before: ExploredRun | None) -> Iterator[tuple[str, str, str, str, str]]:
     """(figure, before, now, difference, "better" or "worse" or neither)."""
     samples = [one.values["samples_per_s"] * one.values["step_time_s"] for one in (now, before or now)]
-    signs = BETTER | (dict.fromkeys(SHORTER, -1) if np.isclose(*samples) else {})
-    for label, key, unit in FIGURES:
-        old = before.values.get(key) if before else None
-        new = now.values.get(key)
+    equal_steps = bool(np.isclose(*samples))
+    for figure in shown_in("run"):
+        old = before.values.get(figure.key) if before else None
+        new = now.values.get(figure.key)
         if new is None and old is None:
             continue
-        texts = ["" if value is None else value_text(value, unit) for value in (old, new)]
-        difference, sign = ("", 0) if old is None or new is None else _difference(unit, old, new)
-        yield label, texts[0], texts[1], difference, {1: "better", -1: "worse"}.get(sign * signs.get(key, 0), "")
+        texts = ["" if value is None else figure.text(value) for value in (old, new)]
+        difference, sign = ("", 0) if old is None or new is None else _difference(figure.unit, old, new)
+        better = figure.better if equal_steps or not figure.of_equal_steps else 0
+        yield figure.label, texts[0], texts[1], difference, {1: "better", -1: "worse"}.get(sign * better, "")
 
 
 def _difference(unit: str, old: float, new: float) -> tuple[str, int]:

@@ -14,6 +14,7 @@ from clustersim.app.report.hover import gantt_svg, legend
 from clustersim.app.report.pages import PageChart, PagePart, markup, rendered, trusted
 from clustersim.core.arrays import Columns
 from clustersim.core.facts import RunFacts
+from clustersim.core.figures import shown_in
 from clustersim.core.saved_run import SavedRun
 from clustersim.core.texts import headline
 from clustersim.core.timeline import Timeline
@@ -72,25 +73,20 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
 
 
 def _figures(facts: RunFacts, table: Breakdown) -> Iterator[tuple[str, str]]:
-    """The figures that say most, (name, value)."""
-    yield "step time", format_time(table.step_time_s)
-    for name, value, form in (
-        ("samples per second", facts.samples_per_s, ",.1f"),
-        ("tokens per second and GPU", facts.tokens_per_s_per_gpu, ",.0f"),
-        ("MFU", facts.mfu, ".1%"),
-    ):
-        if value is not None:
-            yield name, format(value, form)
+    """The figures that say most, (name, value); of a step's states, their shares of it."""
+    said = {**facts.figures, "step_time_s": table.step_time_s}
+    for figure in shown_in("report"):
+        if figure.key == "bytes_sent_per_gpu":
+            yield from _states(table)
+        if figure.key in said:
+            yield figure.label, figure.text(said[figure.key])
+
+
+def _states(table: Breakdown) -> Iterator[tuple[str, str]]:
     for state in ("exposed transfer", "waiting for a peer", "bubble"):
         share = float(table.mean[table.states.index(state)])
         if share or state == "exposed transfer":
             yield state, f"{share:.1%}"
-    for name, value in (
-        ("sent per GPU and step", facts.bytes_sent_per_gpu),
-        ("memory per GPU", facts.peak_memory_bytes),
-    ):
-        if value is not None:
-            yield name, format_bytes(value)
 
 
 def _breakdown(table: Breakdown) -> PagePart:

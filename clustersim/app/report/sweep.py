@@ -10,6 +10,7 @@ import numpy as np
 from clustersim.app import plots
 from clustersim.app.report.pages import MOST_ROWS, Page, PageSection, PageTable, drawn, front_grid, kept, speed_and_cost
 from clustersim.core.errors import ClusterSimError
+from clustersim.core.figures import shown_in
 from clustersim.studies import sweep as sweeps
 from clustersim.studies.plan.of_sweep import Decision, answer
 from clustersim.studies.plan.swept import SweptRows, load, worded
@@ -66,47 +67,36 @@ def _sweep_front(said: Decision, unit: str) -> list[Any]:
     return drawn(speed_and_cost(said.front, best, (), unit), "front")
 
 
-SHOWN = {
-    "gpus": "GPUs",
-    "step_time_s": "step time",
-    "samples_per_s": "samples/s",
-    "tokens_per_s": "tokens/s",
-    "mfu": "MFU",
-    "share_exposed_communication": "exposed",
-    "share_idle": "idle",
-    "bytes_sent_per_gpu": "sent per GPU",
-    "peak_memory_bytes": "memory",
-    "busiest_link": "busiest link",
-    "busiest_link_utilisation": "its use",
-    "error": "error",
-}
-"""Columns of a sweep's table that the page has, and their heads; the CSV has all."""
+SHARES = {"share_exposed_communication": "exposed", "share_idle": "idle"}
+LINKS = {"busiest_link": "busiest link", "busiest_link_utilisation": "its use"}
+"""Columns of a sweep's table that are no figure of a run, and their heads."""
+
+
+def _heads() -> dict[str, str]:
+    """Columns of a sweep's table that the page has, and their heads; the CSV has all."""
+    rates = {figure.key: figure.column for figure in shown_in("rows")}
+    last = {key: rates.pop(key) for key in ("bytes_sent_per_gpu", "peak_memory_bytes")}
+    return {"gpus": "GPUs", **rates, **SHARES, **last, **LINKS, "error": "error"}
 
 
 def _all_rows(folder: Path) -> PageTable:
-    from clustersim.core.units import format_bytes, format_time
-
     table = sweeps.read(folder)
     axes = sweeps.about(folder).axes
-    forms: dict[str, Any] = {
-        "step_time_s": format_time,
-        "bytes_sent_per_gpu": format_bytes,
-        "peak_memory_bytes": format_bytes,
-    }
-    shares = ("mfu", "busiest_link_utilisation")
+    heads = _heads()
+    figures = {figure.key: figure for figure in shown_in("rows") if figure.unit != "number"}
 
     def text(name: str, value: Any) -> str:
         if isinstance(value, float) and np.isnan(value):
             return ""
-        if name in forms:
-            return str(forms[name](float(value)))
-        if name.startswith("share_") or name in shares:
+        if name in figures:
+            return figures[name].text(float(value))
+        if name.startswith("share_") or name == "busiest_link_utilisation":
             return f"{value:.1%}"
         return f"{value:,.6g}" if isinstance(value, int | float) else str(value)
 
-    names = [*axes, *(name for name in SHOWN if name not in axes and _worth_a_column(table[name]))]
+    names = [*axes, *(name for name in heads if name not in axes and _worth_a_column(table[name]))]
     rows = [[text(name, table[name][i].item()) for name in names] for i in range(min(MOST_ROWS, len(table["key"])))]
-    head = [(SHOWN.get(name, name.replace("_", " ")), table[name].dtype.kind != "U") for name in names]
+    head = [(heads.get(name, name.replace("_", " ")), table[name].dtype.kind != "U") for name in names]
     more = f" (the first {MOST_ROWS:,})" if len(table["key"]) > MOST_ROWS else ""
     return PageTable(head, rows, folded=f"All {len(table['key']):,} rows{more}; table.csv has every column")
 

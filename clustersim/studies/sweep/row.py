@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from clustersim.core.errors import ClusterSimError
+from clustersim.core.figures import computed
 from clustersim.core.paths import data_path, plain
 from clustersim.core.texts import Table, decoded, plain_file
 from clustersim.scenario.parts import located
@@ -51,7 +52,8 @@ class FullestMemory(msgspec.Struct, frozen=True):
 
 class SweepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is read of a row's result: the figures of ``clustersim run --json`` by their names there, the busiest of
-    ``hottest_links`` first. ``tokens_per_s`` is of the whole machine."""
+    ``hottest_links`` first. ``tokens_per_s`` is of the whole machine; ``more`` has figures that follow from the others
+    (:func:`clustersim.core.figures.computed`)."""
 
     step_time_s: NotNegative
     samples_per_s: NotNegative
@@ -77,6 +79,7 @@ class SweepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     idle_s: float | None = None
     bytes_sent_per_gpu: float | None = None
     memory: FullestMemory = FullestMemory()
+    more: dict[str, float] = {}
 
 
 class Failure(msgspec.Struct, frozen=True, rename={"kind": "class"}):
@@ -224,4 +227,6 @@ def figures(result: Result) -> Table:
     found["hottest_links"] = found["hottest_links"][:LINKS]
     tokens = found["tokens_per_s_per_gpu"]
     found["tokens_per_s"] = None if tokens is None else tokens * result.prepared.mesh.workers
+    if more := computed(found):
+        found["more"] = more
     return found

@@ -13,33 +13,17 @@ import numpy.typing as npt
 
 from clustersim.core.arrays import Columns
 from clustersim.core.errors import ClusterSimError, nearest, needs
+from clustersim.core.figures import shown_in
 from clustersim.core.outputs import fresh, writing
 from clustersim.core.program import PHASES
 from clustersim.core.texts import Table, decoded
 from clustersim.studies.sweep.axes import Scalar
 from clustersim.studies.sweep.left import ABOUT, CASES, SweepDescription
-from clustersim.studies.sweep.row import SweepRow, row_of
+from clustersim.studies.sweep.row import SweepFigures, SweepRow, row_of
 from clustersim.studies.sweep.store import RESULTS, Store
 
 WORDS = ("strategy", "model", "topology", "device")
-FIGURES = (
-    "nodes",
-    "gpus",
-    "parameters",
-    "step_time_s",
-    "samples_per_s",
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "mfu",
-    "hfu",
-    "compute_s",
-    "communication_s",
-    "exposed_communication_s",
-    "peer_wait_s",
-    "idle_s",
-    "bytes_sent_per_gpu",
-    "peak_memory_bytes",
-)
+COUNTS = ("nodes", "gpus", "parameters")
 SHARES = (*(phase for phase in PHASES if phase != "communication"), "exposed_communication", "bubble", "idle")
 """Of the step: what the GPU did, by phase, and what it waited for."""
 
@@ -98,7 +82,8 @@ def _flat(row: SweepRow, taken: Sequence[str]) -> dict[str, Scalar]:
     error = row.error
     flat: dict[str, Scalar] = {"key": row.key, "error": f"{error.kind}: {error.message}" if error else ""}
     flat |= {name: getattr(result, name, "") for name in WORDS}
-    flat |= {name: _number(getattr(result, name, None)) for name in FIGURES}
+    flat |= {name: _number(getattr(result, name, None)) for name in COUNTS}
+    flat |= {figure.key: _number(_figure(result, figure.key)) for figure in shown_in("sweep")}
     shares = dict.fromkeys(SHARES, 0.0) | result.phase_shares if result else {}
     flat |= {f"share_{name}": _number(shares.get(name)) for name in SHARES}
     busiest = result.hottest_links[0] if result and result.hottest_links else None
@@ -106,6 +91,13 @@ def _flat(row: SweepRow, taken: Sequence[str]) -> dict[str, Scalar]:
     flat |= {"busiest_link_utilisation": _number(busiest.utilisation if busiest else None)}
     flat |= {"fits": result is not None and result.fits}
     return {name: value for name, value in flat.items() if name not in taken}
+
+
+def _figure(result: SweepFigures | None, key: str) -> float | None:
+    if result is None:
+        return None
+    value: float | None = getattr(result, key, None)
+    return result.more.get(key) if value is None else value
 
 
 def _number(value: float | None) -> float:
