@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Traffic
-from clustersim.collectives.build import everyone, traffic_of
+from clustersim.collectives.build import Part, everyone, traffic_of
 from clustersim.collectives.islands import member_islands, n_islands
 from clustersim.collectives.sharp import between_islands, between_share, needs_sharp
 from clustersim.collectives.tree import double_tree, levels
@@ -70,12 +70,12 @@ def heads(group: Group) -> Ints:
     return table
 
 
-def _inside(kind: str, group: Group, table: Ints) -> list[tuple[Ints, Ints, float, int]]:
+def _inside(kind: str, group: Group, table: Ints) -> list[Part]:
     member, head = everyone(group), table.ravel()
     every, some = (np.full(len(positions), -1, dtype=np.int64) for positions in (member, head))
     share = 1.0 / table.shape[1]
-    reads = [(member, every, 1.0, -1), (some, head, share, -1)]
-    stores = [(head, some, share, -1), (every, member, 1.0, -1)]
+    reads: list[Part] = [(member, every, 1.0, -1), (some, head, share, -1)]
+    stores: list[Part] = [(head, some, share, -1), (every, member, 1.0, -1)]
     return {"all_reduce": reads + stores, "reduce_scatter": reads, "all_gather": stores}[kind]
 
 

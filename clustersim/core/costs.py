@@ -13,12 +13,11 @@ with H the host floor (how fast processes can launch), L the hops in sequence, B
 narrowest link, and F the filling of the pipeline, which stops growing once B is c times L.
 
 Constants belong to a link kind, a protocol, a GPU generation, a transport, a CPU or a launch mode; none to one machine.
-They start from documented values (:mod:`clustersim.collectives.fitted.priors`) and are moved a little by 102 public
-nccl-tests tables (P100 to GB200), in which every machine may differ from its kind as a whole
-(:mod:`clustersim.calibrate.fit.learn`); with a whole machine left out they predict it to 13, 12 and 5 % in the median
-of its cases up to 64 KiB, to 32 MiB and above (``clustersim validate nccl TABLE --cross-validate platform``). Freer
-fits were worse: 28, 19 and 7 % with three times the spread. ``clustersim validate nccl`` prints the error on any such
-table.
+They start from documented values (:mod:`clustersim.collectives.fitted.priors`) and are moved a little by public tables
+(P100 to GB200), in which every operator's machine may differ from its kind as a whole and counts by the root of its
+series (:mod:`clustersim.calibrate.fit.learn`). With a whole publisher left out they predict what he measured to 15, 14
+and 5 % in the median over publishers up to 64 KiB, to 32 MiB and above (``clustersim validate nccl TABLES
+--cross-validate publisher``). Inside a node a ring takes ``ring_ends`` of a step beyond its steps.
 
 Sends and receives (all_to_all, scatter, gather) have D = ((base + one hop)^p + B^p)^(1/p), B no less than their
 channels allow, with a hop more over a network for every further eight peers, and a host floor that grows with the
