@@ -289,6 +289,17 @@ def test_the_rank_is_found_in_every_usual_name(tmp_path: Path, name: str):
     assert read.faults[0].look_at == [2]
 
 
+def test_fields_that_earlier_releases_lack_are_not_needed(tmp_path: Path):
+    ranks = {rank: calls(entry(4, "scheduled" if rank == 2 else "started")) for rank in range(4)}
+    for entries in ranks.values():
+        for each in entries:
+            each["seq_id"] = each.pop("collective_seq_id")
+            for name in ("retired", "input_dtypes", "output_dtypes", "timeout_ms", "is_p2p", "frames"):
+                each.pop(name)
+    (fault,) = hang(tmp_path, ranks, version="2.3").faults
+    assert (fault.cause, fault.look_at) == ("not_started", [2])
+
+
 def test_finished_jobs_blame_nobody(tmp_path: Path):
     told = hang(tmp_path, {rank: calls(None) for rank in range(4)})
     assert told.faults == []

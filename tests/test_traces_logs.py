@@ -48,6 +48,14 @@ PREFIXES = [
     f"{STAMP} [1,0]<stdout>:",
     "worker-0: [1,0]<stdout>:",
     f"{STAMP} worker-0: 0: ",
+    "INFO - ",
+    "2024-07-18 15:41:05,123 - root - INFO - ",
+    "| ",
+    "I0718 15:41:05.123456 1234 main.cc:12] ",
+    "2024-07-18 15:41:05<stdout>: ",
+    "[1,0]<stdout>:[rank0]:",
+    "[2024-07-18 15:41:05,123] [INFO] [runner.py:568:main] ",
+    "nccl-worker-0.nccl.default.svc.cluster.local: ",
 ]
 
 

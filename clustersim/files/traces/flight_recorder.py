@@ -142,15 +142,15 @@ def _call(entry: Table) -> Call:
     frames = [frame for frame in entry.get("frames") or [] if not _LIBRARY.search(str(frame.get("filename")))]
     where = f"{Path(str(frames[0]['filename'])).name}:{frames[0]['line']}" if frames else ""
     name = str(entry["profiling_name"])
-    done = entry["state"] == "completed" or bool(entry["retired"])
+    done = entry["state"] == "completed" or bool(entry.get("retired"))
     told = name.split(":")[0] not in UNTOLD
     started = done or entry["state"] == "started" or bool(entry.get("time_discovered_started_ns"))
     return Call(
         group=f"{group} {about}".strip(),
-        seq=int(entry["collective_seq_id"]),
+        seq=int(entry["collective_seq_id"] if "collective_seq_id" in entry else entry["seq_id"]),
         name=name,
         sizes=str(entry["input_sizes"]),
-        dtype=str((entry["input_dtypes"] or [""])[0]),
+        dtype=str((entry.get("input_dtypes") or [""])[0]),
         done=done,
         where=where,
         started=started if told or started else None,

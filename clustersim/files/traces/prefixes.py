@@ -25,21 +25,24 @@ _PIECES = (
     rf"\[?\d{{4}}[-/]\d\d[-/]\d\d[T ]{_CLOCK}(?:Z|[+-]\d\d:?\d\d| UTC)?\]?:?[ \t]?",
     rf"(?:{_DAY},?\s+)?{_MONTH}\s+\d{{1,2}} {_CLOCK}(?: [A-Z]{{3,5}})?(?: \d{{4}})?[ \t]?",
     rf"\[?{_CLOCK}\]?[ \t]",
+    rf"[IWEF]\d{{4}} {_CLOCK}\s+\d+ [\w.-]+:\d+\][ \t]",
     r"(?:stdout|stderr) [FP][ \t]",
+    r"[-|][ \t]",
     r"(?:\[[^\]\s]{0,120}\])?<std(?:out|err|diag)>:?[ \t]?",
     r"\[[^\[\]]{1,120}\]:?[ \t]?",
     r"\([^()]{1,120}\)[ \t]?",
     r"[ \t]{0,8}\d{1,7}[:>][ \t]?",
     r"[\w.@/-]{1,120}:[ \t]?",
     r"[\w.@/-]{1,120}[ \t]{0,40}\|[ \t]?",
-    r"[A-Za-z][\w.-]{1,120}(?:\[\d+\]:)?[ \t]",
+    r"[A-Za-z][\w.-]{0,120}(?:\[\d+\]:)?[ \t]",
 )
-"""Each is one prefix: dates of three kinds, CRI's stream, mpirun's tag, brackets, Ray's parentheses, a rank, a name."""
+"""Each is one prefix: dates of three kinds, glog's and CRI's marks, dashes, mpirun's tag, brackets, Ray's parentheses,
+a rank, a name."""
 
 
 @lru_cache(maxsize=8)
 def _before(wanted: str) -> re.Pattern[str]:
-    return re.compile(rf"^(?:{'|'.join(_PIECES)}){{0,8}}?(?={wanted})")
+    return re.compile(rf"^(?:{'|'.join(_PIECES)}){{0,10}}?(?={wanted})")
 
 
 def lines(path: Path, wanted: str) -> Iterator[str]:
