@@ -107,6 +107,27 @@ OFI = "NET/OFI Unable to find a protocol that worked. Failed initialization"
             ["NCCL_NET_PLUGIN set by environment to aws-ofi", "NET/Plugin: Could not find: libnccl-net-aws-ofi.so"],
             {"hosts": 2, "between": GOOD},
         ),
+        (
+            "plugin_failed",
+            "libfabric.so.1",
+            [
+                "NET/Plugin : dlerror=libfabric.so.1: cannot open shared object file: No such "
+                "file or directory No plugin found (libnccl-net.so), using internal implementation"
+            ],
+            {"hosts": 2, "between": GOOD},
+        ),
+        (
+            "plugin_failed",
+            "GLIBC_2.38",
+            ["NET/Plugin: libnccl-net.so: /lib/libc.so.6: version `GLIBC_2.38' not found"],
+            {"hosts": 2, "between": GOOD},
+        ),
+        (
+            "plugin_failed",
+            "undefined symbol",
+            ["TUNER/Plugin: Failed to load libnccl-tuner.so: undefined symbol: foo"],
+            {},
+        ),
         ("plugin_failed", "SPCX", ["Failed to initialize NET plugin SPCX"], {"hosts": 2, "between": GOOD}),
         ("far_nic", "8 of 8 GPUs", [], {"hosts": 2, "between": GOOD}),
         (
@@ -145,6 +166,14 @@ def test_what_a_log_shows_is_its_conclusion_with_the_reason(tmp_path: Path, kind
             {"hosts": 2, "between": GOOD},
         ),
         (["NCCL_P2P_DISABLE set by environment to 0."], {}),
+        (
+            [
+                "NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file or directory No plugin "
+                "found (libnccl-net.so), using internal implementation",
+                IB,
+            ],
+            {"hosts": 2, "between": GOOD},
+        ),
         (["NET/IB : No device found.", "Failed to initialize NET plugin IB", "Using network Socket"], {}),
     ],
 )

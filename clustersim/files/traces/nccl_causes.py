@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from clustersim.core.errors import few
 from clustersim.core.texts import short
@@ -33,8 +34,10 @@ _TO_NIC = re.compile(r"NET/\S+ \([\d.]+/[\d.]+/([A-Z]+\d?)\)")
 _GRAPH = re.compile(r"Pattern \d+, crossNic \d+, nChannels \d+, (?:bw|speed) [\d.]+/[\d.]+, type (\w+)/(\w+)")
 _PLUGIN = re.compile(
     r"Failed to initialize NET plugin (\S+)|(NET/OFI|TUNER/Plugin|NET/Plugin|COLLNET/Plugin)\b.*?"
-    r"(?:[Ff]ailed|[Uu]nable|[Ee]rror|not found|Could not find|No plugin found|undefined symbol|Only EFA provider)"
+    r"(?:[Ff]ailed|[Uu]nable|[Ee]rror|not found|Could not find|No plugin found|undefined symbol|cannot open|Only EFA)"
 )
+_ABSENT = re.compile(r"Could not find|No plugin found|not found|cannot open shared object")
+_NEEDED = re.compile(r"([^\s=:]+\.so[\w.]*): cannot open shared object")
 _NET = re.compile(r"Using network (.+?)\s*$|Initialized NET plugin (\S+)|Assigned NET plugin (\S+) to comm")
 _VERBS = re.compile(r"(?:Could not open|Failed to open|[Uu]nable to open) (libibverbs\S*)")
 _FAR = ("SYS", "NODE")
@@ -275,8 +278,9 @@ def _why_no_gdr(evidence: Evidence) -> str:
         return f"the environment says so: {named}" + (f"; NCCL says Disabled for {which}" if which else "")
     if match := next((found for text in evidence.no_gdr if (found := _DISTANCE.search(text))), None):
         return (
-            f"the NIC is too far from the GPU (distance {match[1]}, up to {match[2]} is used): GPU Direct RDMA "
-            f"Disabled for {which}; use a NIC on the GPU's PCIe switch, or raise NCCL_NET_GDR_LEVEL"
+            f"the NIC is too far from the GPU, behind the CPU or at another NUMA node (distance {match[1]}, up to "
+            f"{match[2]} is used): GPU Direct RDMA Disabled for {which}; use a NIC on the GPU's PCIe switch, or raise "
+            "NCCL_NET_GDR_LEVEL"
         )
     if which:
         return (
@@ -308,11 +312,18 @@ def _place_nics(evidence: Evidence) -> str:
     return f"let each GPU use a NIC of its own CPU{f' (now {named})' if named else ''}, see nvidia-smi topo -m"
 
 
+def _is_broken(line: str) -> bool:
+    """Whether a plugin is there and cannot be loaded: it needs a symbol or another library that is not."""
+    needed = _NEEDED.findall(line)
+    others = [name for name in needed if not Path(name).name.startswith(("libnccl-", "librccl-"))]
+    return bool(others) or "undefined symbol" in line or "version `" in line
+
+
 def _plugins(evidence: Evidence) -> Iterator[Cause]:
     """Plugins that were asked for or found and did not work; that none is there is usual."""
     asked = [name for name in ("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_NET") if name in evidence.env]
     for line in evidence.plugins:
-        absent = re.search(r"Could not find|No plugin found|not found|cannot open shared object", line)
+        absent = _ABSENT.search(line) and not _is_broken(line)
         builtin = re.search(r"Failed to initialize NET plugin (?:IB|Socket)$", line)
         wanted = any(evidence.env[name].lower() not in ("none", "ib", "socket") for name in asked)
         if builtin or (absent and not wanted):
