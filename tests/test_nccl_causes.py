@@ -168,8 +168,8 @@ def test_what_a_log_shows_is_its_conclusion_with_the_reason(tmp_path: Path, kind
         (["NCCL_P2P_DISABLE set by environment to 0."], {}),
         (
             [
-                "NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file or directory No plugin "
-                "found (libnccl-net.so), using internal implementation",
+                "NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file or directory No "
+                "plugin found (libnccl-net.so), using internal implementation",
                 IB,
             ],
             {"hosts": 2, "between": GOOD},
