@@ -38,6 +38,8 @@ def blocks_of(c: Config, kinds: Kinds, values: dict[str, Any]) -> dict[str, Any]
         described = _periodic(c, kinds, layers)
     if not values.get("window"):
         described = [word.replace("sliding", "full").replace("chunked", "full") for word in described]
+    if "mixers" in values and not listed:
+        return {}
     return as_blocks(described)
 
 

@@ -23,7 +23,10 @@ def embedding(s: TransformerShape) -> Tensors:
 def block(s: TransformerShape, i: int) -> Tensors:
     """Of block ``i``, whose shape is ``s``."""
     family = families()[s.family]
-    return _made(s, family.attention + family.block, family.block_name.format(i) + ".")
+    rows = family.attention + family.block
+    if i == 0:
+        rows = tuple(row for row in rows if not row.startswith("norm_later "))
+    return _made(s, rows, family.block_name.format(i) + ".")
 
 
 def head(s: TransformerShape) -> Tensors:
@@ -143,7 +146,10 @@ def _of_block(s: TransformerShape) -> dict[str, Part]:
     queries = s.width * (2 if s.attn_gate else 1)
     return {
         "norm": _linear(1, h, bias=s.norm_bias, there=s.norm_weight),
-        "norm_2": _linear(1, h, bias=s.norm_bias, there=s.norm_weight and s.norm_places != "parallel"),
+        "norm_later": _linear(1, h, bias=s.norm_bias),
+        "norm_2": _linear(1, h, bias=s.norm_bias, there=not s.norm_places.startswith("parallel")),
+        "two_norm": _linear(1, h, bias=s.norm_bias, there=s.norm_places == "parallel_two"),
+        "not_two_norm": _linear(1, h, bias=s.norm_bias, there=s.norm_places != "parallel_two"),
         "layer_scale": _tensor(h),
         "qkv": _linear(h, queries + 2 * s.kv_width, "column", bias=s.qkv_bias, there=attends),
         "q": _linear(h, queries, "column", bias=s.qkv_bias, there=attends),
@@ -250,7 +256,7 @@ def _of_space(s: TransformerShape) -> dict[str, Part]:
             "scan_in": _linear(h, 2 * p.inner, "column", bias=p.bias),
             "scan_x": _linear(p.inner, p.rank + 2 * p.state, "row"),
             "scan_step": _linear(p.rank, p.inner, "column", bias=True),
-            "scan_out": _linear(p.inner, h, "row", bias=p.bias),
+            "scan_out": _linear(p.inner, h, "row", bias=p.out_bias),
             "scan_step_norm": _tensor(p.rank, there=p.inner_norms),
             "scan_state_norm": _tensor(p.state, there=p.inner_norms),
         }
@@ -262,7 +268,7 @@ def _of_space(s: TransformerShape) -> dict[str, Part]:
             "ssd_conv": _linear(p.conv, p.conv_width, "column", bias=p.conv_bias),
             "ssd_in": _linear(h, p.inner + p.conv_width + p.heads, "column", bias=p.bias),
             "ssd_norm": _tensor(p.inner, "column", there=p.gated_norm),
-            "ssd_out": _linear(p.inner, h, "row", bias=p.bias),
+            "ssd_out": _linear(p.inner, h, "row", bias=p.out_bias),
         }
     if "conv" in mixing:
         parts |= {
@@ -307,7 +313,9 @@ def _of_experts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
         absent = ("router", "experts", "experts_w", "experts_joined", "correction", "shared", "shared_plain")
         parts: dict[str, Part] = {part: lambda _: () for part in (*absent, "shared_joined", "shared_gate")}
         there = s.d_ff > 0
-        return parts | {"dense": lambda name: _mlp(name, s, s.d_ff, names, bias=s.mlp_bias) if there else ()}
+        parts["dense_joined"] = lambda name: _shared_joined(name, s, s.d_ff) if there else ()
+        parts["dense"] = lambda name: _mlp(name, s, s.d_ff, names, bias=s.mlp_bias) if there else ()
+        return parts
 
     def each(names: dict[str, str]) -> Part:
         every = range(e.count)
@@ -324,6 +332,7 @@ def _of_experts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
         "shared_joined": lambda name: _shared_joined(name, s, e.shared) if e.shared else (),
         "shared_gate": _linear(s.d_model, 1, there=e.shared_gate),
         "dense": lambda _: (),
+        "dense_joined": lambda _: (),
     }
 
 

@@ -312,6 +312,114 @@ def _nemotron_h(c: Config, values: Values) -> None:
         values["experts.shared"] = wide if times else 0
 
 
+def _jamba(c: Config, values: Values) -> None:
+    """Jamba: attention in a block of each period, experts in a block of each other period."""
+    layers, width = values["layers"], values["d_model"]
+
+    def there(name: str, period: int, offset: int) -> list[bool]:
+        every = c.number(f"{name}_layer_period", period, "blocks from one to the next")
+        first = c.whole(f"{name}_layer_offset", offset, "the first of them")
+        return [i % every == first for i in range(layers)]
+
+    mixers = ["full" if attends else "mamba" for attends in there("attn", 8, 4)]
+    sparse = there("expert", 2, 1)
+    if values.get("experts.count") == 1:
+        sparse = [False] * layers
+    mlps = ["experts" if has else "dense" for has in sparse]
+    values |= as_blocks([f"{mixer}/{mlp}" for mixer, mlp in zip(mixers, mlps, strict=True)])
+    rank = c.value("mamba_dt_rank")
+    values["space.rank"] = ceil(width / 16) if rank in {None, "auto"} else c.number("mamba_dt_rank", 1, "a rank")
+    values["space.inner"] = _expanded(c, values, "mamba_expand")
+
+
+def _head_channels(c: Config, inner: int, heads: int) -> None:
+    """Mamba-2's heads share the channels evenly, and the config says no other size of a head."""
+    size = c.value("mamba_d_head")
+    if inner % heads or (isinstance(size, int) and size * heads != inner):
+        raise ModelError(f"{c.where}: {heads} heads ('mamba_n_heads') of {size} ('mamba_d_head') are not the {inner} "
+                         "channels that 'mamba_expand' and 'hidden_size' give")  # fmt: skip
+
+
+def _bamba(c: Config, values: Values) -> None:
+    """Bamba: blocks that attend by number (``attn_layer_indices``), unless a list of words says it."""
+    values["space.inner"] = _expanded(c, values, "mamba_expand")
+    _head_channels(c, values["space.inner"], values["space.heads"])
+    if c.kind != "bamba" or c.has("layers_block_type"):
+        return
+    attends = c.listed("attn_layer_indices", "numbers of blocks that attend")
+    values |= as_blocks(["full" if i in attends else "mamba2" for i in range(values["layers"])])
+
+
+def _falcon_h1(c: Config, values: Values) -> None:
+    """Falcon-H1: channels of the state space are a field of their own."""
+    if c.has("mamba_d_ssm") or "mamba_d_ssm" not in c.data:
+        values["space.inner"] = c.number("mamba_d_ssm", 1024, "channels of the state space")
+    else:
+        values["space.inner"] = _expanded(c, values, "mamba_expand")
+    _head_channels(c, values["space.inner"], values["space.heads"])
+
+
+def _granite_hybrid(c: Config, values: Values) -> None:
+    """Granite 4: without routed experts the shared one is the MLP."""
+    if not values.get("experts.count"):
+        values["d_ff"] = values.get("experts.shared") or c.number("shared_intermediate_size", 1024, "the MLP's width")
+
+
+def _lfm2(c: Config, values: Values) -> None:
+    """LFM2's MLP is two thirds of what the config says, rounded up; blocks attend by number or by words."""
+    if c.flag("block_auto_adjust_ff_dim", True):
+        wide = int(2 * values["d_ff"] / 3)
+        times = c.value("block_ffn_dim_multiplier")
+        step = c.number("block_multiple_of", 256, "what the MLP's width is a multiple of")
+        if times is not None:
+            wide = int(times * wide)
+        values["d_ff"] = step * ceil(wide / step)
+    if not c.has("layer_types"):
+        attends = c.listed("full_attn_idxs", "numbers of blocks that attend") or list(range(values["layers"]))
+        values |= as_blocks(["full" if i in attends else "conv" for i in range(values["layers"])])
+
+
+def _kimi_linear(c: Config, values: Values) -> None:
+    """Kimi Linear's own table of linear attention, as its checkpoint has it; blocks are numbered from one there."""
+    layers = values["layers"]
+    table = Config(f"{c.where}: linear_attn_config", c.table("linear_attn_config"), c.kind)
+    named = {"head_dim": ("key_dim", "value_dim"), "num_heads": ("key_heads", "value_heads")}
+    for field, dimensions in (named | {"short_conv_kernel_size": ("conv",)}).items():
+        if table.has(field):
+            values |= {f"delta.{name}": table.number(field, 1, "of the delta rule") for name in dimensions}
+    attends = [number - 1 for number in table.listed("full_attn_layers", "numbers of blocks that attend")]
+    if not attends:
+        attends = [i for i in range(layers) if i and i % 4 == 0]
+    if not c.has("layer_types"):
+        values |= as_blocks(["full" if i in attends else "kda" for i in range(layers)])
+    first = c.data.get("first_k_dense_replace", 1)
+    values["experts.dense_first"] = first if isinstance(first, int) else 1
+
+
+def _neox(c: Config, values: Values) -> None:
+    """GPT-NeoX's halves stand side by side unless the config says no."""
+    values["norm_places"] = "parallel_two" if c.flag("use_parallel_residual", True) else "before"
+
+
+def _one_key(c: Config, values: Values) -> None:
+    """StarCoder's first: one key-value head for all (``multi_query``)."""
+    if c.flag("multi_query", True):
+        values["kv_heads"] = 1
+
+
+def _falcon(c: Config, values: Values) -> None:
+    """Falcon: heads of keys, and norms, by which of its architectures it is."""
+    later, side_by_side = c.flag("new_decoder_architecture", False), c.flag("parallel_attn", True)
+    if later:
+        values["kv_heads"] = c.number("num_kv_heads", values["heads"], "key-value heads")
+    elif c.flag("multi_query", True):
+        values["kv_heads"] = 1
+    norms = c.value("num_ln_in_parallel_attn")
+    two = later and side_by_side and norms in {None, 2}
+    values["norm_places"] = "parallel_two" if two else "parallel" if side_by_side else "before"
+    values["positions"] = "alibi" if c.flag("alibi", False) else "rotary"
+
+
 Rule = Callable[[Config, Values], None]
 RULES: dict[str, Rule] = {
     "offset_positions": _offset_positions,
@@ -340,5 +448,14 @@ RULES: dict[str, Rule] = {
     "mamba": _mamba,
     "mamba2": _mamba2,
     "nemotron_h": _nemotron_h,
+    "jamba": _jamba,
+    "bamba": _bamba,
+    "falcon_h1": _falcon_h1,
+    "granite_hybrid": _granite_hybrid,
+    "lfm2": _lfm2,
+    "kimi_linear": _kimi_linear,
+    "neox": _neox,
+    "one_key": _one_key,
+    "falcon": _falcon,
 }
 """Rules by name, which rows list."""

@@ -93,9 +93,12 @@ def shape_of(c: Config, row: str, family: Family) -> TransformerShape:
     for dimension, keys in family.reads.items():
         if keys:
             key = _first(c, keys)
-            if dimension == "experts.count" and c.spelled(key) and not c.has(key):
-                # Null says that there are none.
+            none = c.has(key) and "experts.count" in family.optional and c.value(key) == 0
+            if dimension == "experts.count" and ((c.spelled(key) and not c.has(key)) or none):
+                # Null says that there are none; so does zero in a family that may have none.
                 needed -= {"experts.count", "experts.width", "experts.per_token"}
+                if none:
+                    continue
             values[dimension] = _field(c, dimension, key, dimension in needed)
             if dimension == "kv_heads" and not values[dimension] and not c.spelled(key):
                 c.defaults[key] = values["heads"]

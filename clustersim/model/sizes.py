@@ -113,7 +113,7 @@ class StateSpace(msgspec.Struct, frozen=True):
     inner : channels. state : elements of a channel's state. conv : tokens that the short convolution sees.
     rank : of the step's projection, of the first Mamba. heads, groups : of the second: ``inner / heads`` channels share
         a step, and heads of a group share B and C. chunk : tokens that the second computes as one dense block.
-    bias, conv_bias : of the projections in and out, and of the convolution.
+    bias, out_bias, conv_bias : of the projections in and out, and of the convolution.
     gated_norm : the second norms its output with the gate. inner_norms : the first norms steps, B and C (Jamba).
     """
 
@@ -125,6 +125,7 @@ class StateSpace(msgspec.Struct, frozen=True):
     groups: int = 1
     chunk: int = 256
     bias: bool = False
+    out_bias: bool = False
     conv_bias: bool = True
     gated_norm: bool = True
     inner_norms: bool = False
