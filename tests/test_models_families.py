@@ -49,7 +49,7 @@ PARTS = {
     "qwen3_vl_moe_vision",
 }
 """Towers that are compared with a decoder behind them."""
-PARTS |= {"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"}
+PARTS |= {"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}
 IMAGES = {"clip_vision_model", "siglip_vision_model", "dinov2", "vit"}
 """Types that read images alone."""
 SEEING = {
@@ -58,6 +58,7 @@ SEEING = {
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
     "mistral3": "mistral",
     "llava": "llama",
 }
