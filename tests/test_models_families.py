@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import zlib
@@ -355,6 +356,72 @@ def test_images_cost_what_their_number_and_size_ask_for() -> None:
     assert any("1 image of 896 x 896" in note for note in large.notes)
     with pytest.raises(ModelError, match="patches of 14 pixels do not cut an image of 450"):
         from_hf(config, image_size=450)
+
+
+CHANGED = [
+    "llama",
+    "qwen3_moe",
+    "deepseek_v3",
+    "glm4_moe",
+    "gemma3_text",
+    "llama4_text",
+    "qwen3_next",
+    "mamba2",
+    "jamba",
+]
+"""Types whose fields are taken away and renamed, one by one."""
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_a_field_that_is_taken_away_is_named_or_has_the_default_of_the_class(kind: str) -> None:
+    whole = random_config(kind, random.Random(11))
+    size = sum(n for _, n in as_rows(from_hf(whole)))
+    for field in whole:
+        config = {name: value for name, value in whole.items() if name != field}
+        if field == "model_type":
+            continue
+        try:
+            made = from_hf(config)
+        except ModelError as error:
+            assert field in str(error)  # noqa: PT017
+            continue
+        parameters = sum(n for _, n in as_rows(made))
+        assert parameters == size or any(field in note for note in made.notes), field
+        if kind == "jamba" and field == "attn_layer_offset":
+            continue  # the class refuses its own default where the period is shorter
+        assert parameters == sum(n for _, n in as_transformers(config)), field
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_a_field_under_another_name_is_never_read_as_if_it_were_not_there(kind: str) -> None:
+    whole = random_config(kind, random.Random(11))
+    size = sum(n for _, n in as_rows(from_hf(whole)))
+    for field in whole:
+        if field == "model_type":
+            continue
+        config = {f"my_{name}" if name == field else name: value for name, value in whole.items()}
+        try:
+            made = from_hf(config)
+        except ModelError as error:
+            assert field in str(error)  # noqa: PT017
+            continue
+        same = sum(n for _, n in as_rows(made)) == size
+        assert same or any(field in note for note in made.notes), field
+
+
+WRONG: list[Any] = [None, "x", -1, 0, 2.5, True, [], {}, [1], 10**30]
+
+
+@pytest.mark.parametrize(
+    "kind", sorted({*CHANGED, "gpt2", "opt", "mpt", "lfm2", "kimi_linear", "nemotron_h", "falcon"})
+)
+def test_a_value_of_any_kind_is_read_or_is_one_error(kind: str) -> None:
+    whole = random_config(kind, random.Random(11))
+    for field in whole:
+        for value in WRONG:
+            if field != "model_type":
+                with contextlib.suppress(ModelError):
+                    from_hf(whole | {field: value})
 
 
 def test_a_type_without_a_class_is_read_as_the_one_it_is_like() -> None:

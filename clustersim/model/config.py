@@ -94,11 +94,13 @@ class Config(msgspec.Struct, frozen=True):
         """As :meth:`number`, where zero is a number too."""
         return 0 if self.value(key) == 0 and not isinstance(self.value(key), bool) else self.number(key, default, what)
 
-    def flag(self, key: str, default: bool) -> bool:
-        """The truth value under ``key``."""
+    def flag(self, key: str, default: bool, *, quiet: bool = False) -> bool:
+        """The truth value under ``key``; ``quiet`` : nobody needs to be told what counts where it is missing."""
         value = self.value(key)
         if value is None:
-            return default
+            value = default
+        if not quiet and not self.spelled(key):
+            self.defaults[key] = value
         if not isinstance(value, bool):
             raise ModelError(f"{self.where}: '{key}' = {value!r} must be true or false")
         return value

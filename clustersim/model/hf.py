@@ -7,12 +7,14 @@ configuration class, and a note of the model says so.
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from clustersim.core.errors import ModelError, few, nearest
 from clustersim.core.model import Model
+from clustersim.core.paths import data_path
 from clustersim.core.texts import Table, is_folder, json_table, text_of
 from clustersim.model.base import TransformerShape
 from clustersim.model.config import Config
@@ -100,19 +102,25 @@ def shape_from_hf(
         shape = replace(shape, seq_len=seq_len)
     else:
         notes.append(f"seq_len {shape.seq_len}: the config's longest, at most {LONGEST}")
-    for part in (fields, *parts):
-        notes += _assumed(part)
+    if not _is_shipped(config):
+        for part in (fields, *parts):
+            notes += _assumed(part)
     if family.note:
         notes.append(family.note)
     label = name or str(data.get("_name_or_path") or "") or (where if where != "config" else str(kind))
     return replace(shape, name=label), tuple(notes)
 
 
+def _is_shipped(config: Table | str | Path) -> bool:
+    """Whether it is a publisher's own file that comes with the package: what it leaves out is meant so."""
+    return not isinstance(config, dict) and Path(config).parent == data_path("data") / "models"
+
+
 def _assumed(fields: Config) -> list[str]:
     """Notes of what the config does not say, and of what it says that changes nothing here."""
     notes = []
     if fields.defaults:
-        values = ", ".join(f"{name} {value}" for name, value in fields.defaults.items())
+        values = ", ".join(f"{name} {json.dumps(value)}" for name, value in fields.defaults.items())
         notes.append(f"not in the config, so as transformers' {fields.kind} has it by default: {values}")
     unread = [f"{name} {fields.data[name]!r}" if _short(fields.data[name]) else name for name in fields.unread()]
     if unread:

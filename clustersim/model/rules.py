@@ -30,7 +30,7 @@ def _opt(c: Config, values: Values) -> None:
     bias = c.flag("enable_bias", True)
     before = c.flag("do_layer_norm_before", True)
     values |= {"qkv_bias": bias, "out_bias": bias, "mlp_bias": bias, "post_norm": not before}
-    values["final_norm"] = before and not c.flag("_remove_final_layer_norm", False)
+    values["final_norm"] = before and not c.flag("_remove_final_layer_norm", False, quiet=True)
     if values["embed_dim"] in {None, values["d_model"]} or not c.has("word_embed_proj_dim"):
         values["embed_dim"] = 0
         c.defaults.pop("word_embed_proj_dim", None)
@@ -84,7 +84,7 @@ def _mlp_ratio(c: Config, values: Values) -> None:
             f"{c.where}: 'mlp_ratio' = {ratio!r} must be a number above zero, the MLP's width over the tower's"
         )
     values["d_ff"] = int(ratio * values["d_model"])
-    if c.flag("use_swiglu_ffn", False):
+    if c.flag("use_swiglu_ffn", False, quiet=True):
         raise ModelError(f"{c.where}: 'use_swiglu_ffn' = true is not described; only false is")
 
 
@@ -105,7 +105,7 @@ def _patch_windows(c: Config, values: Values) -> None:
 
 def _window_flag(c: Config, values: Values) -> None:
     """Qwen2 and its kin: a window counts where ``use_sliding_window`` says so, from block ``max_window_layers`` on."""
-    if not c.flag("use_sliding_window", False):
+    if not c.flag("use_sliding_window", False, quiet=True):
         values["window"] = 0
         c.read.update({"sliding_window", "max_window_layers"})
         return
@@ -194,7 +194,7 @@ def _llama4(c: Config, values: Values) -> None:
 
 def _two_sided_window(c: Config, values: Values) -> None:
     """Gemma 3 as an encoder looks to both sides of a token."""
-    if c.flag("use_bidirectional_attention", False):
+    if c.flag("use_bidirectional_attention", False, quiet=True):
         values["causal"] = False
 
 
@@ -228,7 +228,7 @@ def _ernie_moe(c: Config, values: Values) -> None:
     first = c.whole("moe_layer_start_index", 1, "the first block with experts")
     step = c.number("moe_layer_interval", 1, "blocks from one with experts to the next")
     last = c.value("moe_layer_end_index")
-    last = layers - 1 if last in {None, -1} else last
+    last = layers - 1 if last is None or last == -1 else last
     _experts_in(values, [(i + 1) % step == 0 and first <= i <= last for i in range(layers)])
 
 
@@ -328,7 +328,9 @@ def _jamba(c: Config, values: Values) -> None:
     mlps = ["experts" if has else "dense" for has in sparse]
     values |= as_blocks([f"{mixer}/{mlp}" for mixer, mlp in zip(mixers, mlps, strict=True)])
     rank = c.value("mamba_dt_rank")
-    values["space.rank"] = ceil(width / 16) if rank in {None, "auto"} else c.number("mamba_dt_rank", 1, "a rank")
+    values["space.rank"] = (
+        ceil(width / 16) if rank is None or rank == "auto" else c.number("mamba_dt_rank", 1, "a rank")
+    )
     values["space.inner"] = _expanded(c, values, "mamba_expand")
 
 
@@ -375,7 +377,10 @@ def _lfm2(c: Config, values: Values) -> None:
             wide = int(times * wide)
         values["d_ff"] = step * ceil(wide / step)
     if not c.has("layer_types"):
-        attends = c.listed("full_attn_idxs", "numbers of blocks that attend") or list(range(values["layers"]))
+        attends = c.listed("full_attn_idxs", "numbers of blocks that attend")
+        if not attends:
+            attends = list(range(values["layers"]))
+            c.defaults["full_attn_idxs"] = attends
         values |= as_blocks(["full" if i in attends else "conv" for i in range(values["layers"])])
 
 
@@ -392,8 +397,7 @@ def _kimi_linear(c: Config, values: Values) -> None:
         attends = [i for i in range(layers) if i and i % 4 == 0]
     if not c.has("layer_types"):
         values |= as_blocks(["full" if i in attends else "kda" for i in range(layers)])
-    first = c.data.get("first_k_dense_replace", 1)
-    values["experts.dense_first"] = first if isinstance(first, int) else 1
+    values["experts.dense_first"] = c.whole("first_k_dense_replace", 1, "the number of leading dense blocks")
 
 
 def _neox(c: Config, values: Values) -> None:
@@ -415,7 +419,7 @@ def _falcon(c: Config, values: Values) -> None:
     elif c.flag("multi_query", True):
         values["kv_heads"] = 1
     norms = c.value("num_ln_in_parallel_attn")
-    two = later and side_by_side and norms in {None, 2}
+    two = later and side_by_side and (norms is None or norms == 2)
     values["norm_places"] = "parallel_two" if two else "parallel" if side_by_side else "before"
     values["positions"] = "alibi" if c.flag("alibi", False) else "rotary"
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from clustersim.core.errors import ModelError
+from clustersim.core.limits import MOST_LAYERS, counted
 from clustersim.model.base import TransformerShape
 from clustersim.model.config import Config
 from clustersim.model.families import Family
@@ -62,7 +63,7 @@ _NONE = ("experts.shared", "experts.shared_of", "experts.dense_first", "experts.
 """Dimensions that may be zero."""
 _EMPTY = {"window": 0, "latent.q_rank": 0, "embed_dim": 0, "experts.groups": 0, "experts.group_limit": 0}
 """What null means for a dimension: that there is none."""
-_QUIET = ("seq_len", "activation", "window", "experts.groups", "experts.group_limit")
+_QUIET = ("activation", "window", "experts.groups", "experts.group_limit")
 """Dimensions whose default nobody needs to be told."""
 _RATES = ("attn_dropout", "hidden_dropout")
 _STRUCTS: dict[str, type[msgspec.Struct]] = {
@@ -100,6 +101,8 @@ def shape_of(c: Config, row: str, family: Family) -> TransformerShape:
                 if none:
                     continue
             values[dimension] = _field(c, dimension, key, dimension in needed)
+            if dimension == "layers":
+                counted(values["layers"], MOST_LAYERS, f"{c.where}: '{key}'", ModelError)
             if dimension == "kv_heads" and not values[dimension] and not c.spelled(key):
                 c.defaults[key] = values["heads"]
     if "activation" in values:
@@ -177,6 +180,8 @@ def _complete(c: Config, values: Values) -> None:
         if width % heads:
             raise ModelError(f"{c.where}: {heads} attention heads do not divide a width of {width} evenly")
         values["head_dim"] = width // heads
+        if "head_dim" in c.fields.fields and not c.spelled("head_dim"):
+            c.defaults["head_dim"] = width // heads
     if values.get("d_ff") is None:
         values["d_ff"] = 4 * width
     longest = values.get("seq_len") or 4096
