@@ -228,6 +228,10 @@ def _ernie_moe(c: Config, values: Values) -> None:
     first = c.whole("moe_layer_start_index", 1, "the first block with experts")
     step = c.number("moe_layer_interval", 1, "blocks from one with experts to the next")
     last = c.value("moe_layer_end_index")
+    if last is not None and (not isinstance(last, int) or isinstance(last, bool)):
+        raise ModelError(
+            f"{c.where}: 'moe_layer_end_index' = {last!r} must be the number of a block, or -1 for the last"
+        )
     last = layers - 1 if last is None or last == -1 else last
     _experts_in(values, [(i + 1) % step == 0 and first <= i <= last for i in range(layers)])
 

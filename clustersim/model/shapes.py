@@ -112,6 +112,7 @@ def shape_of(c: Config, row: str, family: Family) -> TransformerShape:
     _complete(c, values)
     if family.kinds:
         values |= blocks_of(c, family.kinds, values)
+    _refuse_missing(c, family, values)
     return _assembled(values)
 
 
@@ -196,6 +197,19 @@ def _complete(c: Config, values: Values) -> None:
     if not values.get("experts.count"):
         for name in [name for name in values if name.startswith("experts.")]:
             del values[name]
+
+
+def _refuse_missing(c: Config, family: Family, values: Values) -> None:
+    """Raises :class:`ModelError` for a part of which a dimension has neither a value nor a default."""
+    for part, kind in _STRUCTS.items():
+        if not any(name.startswith(f"{part}.") and value is not None for name, value in values.items()):
+            continue
+        for info in msgspec.structs.fields(kind):
+            dimension = f"{part}.{info.name}"
+            if info.required and values.get(dimension) is None:
+                key = _first(c, family.reads.get(dimension) or dimension)
+                what = PURPOSE.get(dimension, f"{dimension} of the model")
+                raise ModelError(f"{c.where}: missing '{key}', {what}")
 
 
 def _assembled(values: Values) -> TransformerShape:
