@@ -114,3 +114,8 @@ CASE = Path(__file__).parent.parent.parent / "shared" / "cases" / "deepseek_no_e
 def test_the_published_case_is_refused() -> None:
     with pytest.raises(ModelError, match="num_routed_experts"):
         from_hf(json.loads(CASE.read_text()))
+
+
+def test_an_unknown_type_is_told_what_would_read_it() -> None:
+    with pytest.raises(ModelError, match=r"unknown model_type 'zzz'; \d+ types are read.*a row added to data/families"):
+        from_hf({"model_type": "zzz"})

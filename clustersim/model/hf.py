@@ -139,7 +139,13 @@ def _unknown(where: str, kind: str) -> str:
         why = "an encoder-decoder; `clustersim list models` has those that are known by name"
     if why:
         return f"{where}: model_type {kind!r} is {why}"
-    return f"{where}: unknown model_type {kind!r}; {same_family(kind, by_type())}"
+    hint = same_family(kind, by_type())
+    if not hint.startswith("did you mean"):
+        hint = (
+            f"{len(by_type())} types are read, among them {few(sorted(by_type()), _TOLD)}; one of the same blocks may be "
+            "written in its place, or a row added to data/families (clustersim/README.md)"
+        )
+    return f"{where}: unknown model_type {kind!r}; {hint}"
 
 
 def _read(path: Path) -> tuple[str, Table]:
