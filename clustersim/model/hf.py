@@ -142,8 +142,8 @@ def _unknown(where: str, kind: str) -> str:
     hint = same_family(kind, by_type())
     if not hint.startswith("did you mean"):
         hint = (
-            f"{len(by_type())} types are read, among them {few(sorted(by_type()), _TOLD)}; one of the same blocks may be "
-            "written in its place, or a row added to data/families (clustersim/README.md)"
+            f"{len(by_type())} types are read, among them {few(sorted(by_type()), _TOLD)}; one of the same blocks "
+            "may be written in its place, or a row added to data/families (clustersim/README.md)"
         )
     return f"{where}: unknown model_type {kind!r}; {hint}"
 
