@@ -31,7 +31,6 @@ from clustersim.collectives import fitted as fitting
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.nccl_backend import choice
 from clustersim.core.costs import generation
-from clustersim.core.device import device
 from clustersim.core.errors import ProgramError, nearest
 from clustersim.core.ranges import PredictionRange, of_collective, size_class
 from clustersim.core.texts import Table
@@ -94,7 +93,7 @@ USUAL_VERSION = ((100, (2, 28)), (89, (2, 19)), (0, (2, 14)))
 
 def usual_version(machine: Topology) -> tuple[int, int]:
     """The version a log that does not say had, most likely; RCCL goes by the newest."""
-    sm = device(machine.node_types[0].device).sm
+    sm = machine.node_types[0].gpu.sm
     return next(version for since, version in USUAL_VERSION if (sm or 100) >= since)
 
 
@@ -104,7 +103,7 @@ def usual_launch(machine: Topology, nodes: int) -> str:
     On a lone box without NVLink, and before Ampere, nccl-tests is usually run as its README does first, one process for
     all GPUs of the node (``-g 8``); clusters have a launcher that starts one process a GPU.
     """
-    old = generation(device(machine.node_types[0].device).sm) in {"pascal", "volta"}
+    old = generation(machine.node_types[0].gpu.sm) in {"pascal", "volta"}
     lone = not router(machine).nvlink_egress(int(machine.gpus[0]))
     return "single_process" if nodes == 1 and (old or lone) else "process_per_gpu"
 

@@ -22,7 +22,6 @@ from clustersim.collectives.registry import ALGORITHMS
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.byte_matrix import ByteMatrix
 from clustersim.core.costs import CommunicationCosts, generation
-from clustersim.core.device import device
 from clustersim.core.memo import kept_with_topology
 
 EDGE_CLASSES = ("nvlink", "pcie", "shm", "net")
@@ -70,7 +69,7 @@ def placement(group: Group) -> Placement:
     counts = np.bincount(member_islands(group))
     net = group.node_type.net
     # NCCL's system has no AMD GPUs and takes a Hopper's place for them; the constants have a generation of their own.
-    age = generation(0 if device(group.node_type.device).sm == 0 else system.sm)
+    age = generation(0 if group.node_type.gpu.sm == 0 else system.sm)
     return Placement(system, len(counts), int(counts.max()), age, net if net != "none" else "ib")
 
 

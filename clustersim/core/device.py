@@ -7,7 +7,7 @@ as tables and logs write it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -17,7 +17,7 @@ import msgspec
 
 from clustersim.core.errors import TopologyError, nearest
 from clustersim.core.texts import Table, data_table
-from clustersim.core.units import parse_bandwidth, parse_bytes, parse_flops, parse_time
+from clustersim.core.units import parse_bandwidth, parse_bytes, parse_flops, parse_frequency, parse_time
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,22 @@ class Figure:
     value: float
     source: str
     estimated: bool = False
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """A figure of a GPU that nobody stated.
+
+    Parameters
+    ----------
+    field : of ``[device]``. value : what is taken, in words. moves : what it acts on: a dtype whose products it
+        changes, ``"memory"``, ``"rate"`` (all of them), or another field. spread : relative half-width, nine in ten.
+    """
+
+    field: str
+    value: str
+    moves: str
+    spread: float
 
 
 @dataclass(frozen=True)
@@ -85,6 +101,10 @@ class Device:
     launch: Figure
     source: str
     notes: tuple[str, ...] = field(default=())
+    clock: float = 0.0
+    l2: float = 0.0
+    usd_per_gpu_hour: float = 0.0
+    assumed: tuple[Assumed, ...] = ()
 
     def matmul_rate(self, dtype: str) -> float:
         """Best measured matmul rate [FLOP/s] in a dtype; one the hardware lacks runs as :meth:`runs_as` says."""
@@ -146,6 +166,7 @@ def faster(device: Device, speed: Speed) -> Device:
         device,
         attention=MappingProxyType(attention),
         peak=MappingProxyType({dtype: rate * speed.compute for dtype, rate in device.peak.items()}),
+        clock=device.clock * speed.compute,
         memory_bandwidth=device.memory_bandwidth * speed.memory,
     )
 
@@ -168,7 +189,7 @@ def of_cores(core: Device, cores: float) -> Device:
     )
 
 
-DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 """Element types that GPUs have matmul rates for."""
 
 _FALLBACK = {
@@ -177,16 +198,19 @@ _FALLBACK = {
     "fp16": ("fp16", "fp32"),
     "bf16": ("bf16", "fp32"),
     "fp8": ("fp8", "bf16", "fp16", "fp32"),
+    "fp4": ("fp4", "fp8", "bf16", "fp16", "fp32"),
 }
 _BOARD = re.compile(r"sxm\d?|pcie?|hbm\de?|nvidia|tesla|geforce|amd|instinct|quadro|generation|lambdacloud")
-_JOINED = re.compile(r"(titan)[\s-]+(rtx)|(rtx)[\s-]*(6000)[\s-]+(ada)|(rtx)[\s-]*(a?\d{4})")
+_JOINED = re.compile(
+    r"(rtx)[\s-]*(pro)[\s-]*(6000)|(titan)[\s-]+(rtx)|(rtx)[\s-]*(6000)[\s-]+(ada)|(rtx)[\s-]*(a?\d{4})"
+)
 
 
 @lru_cache(maxsize=1)
 def devices() -> Mapping[str, Device]:
     """Every shipped device by name, in file order."""
-    raw = data_table("devices")
-    return MappingProxyType({name: _build(name, raw) for name in raw["device"]})
+    table = _raw()["device"]
+    return MappingProxyType({name: build(name, _inherit(name, table)) for name in table})
 
 
 def device(name: str) -> Device:
@@ -245,11 +269,22 @@ def _tokens(text: str) -> list[str]:
     return [word for word in re.split(r"[\s\-,/()]+", text) if word and not re.fullmatch(r"\d+(\.\d+)?(gb)?", word)]
 
 
-def _build(name: str, raw: Table) -> Device:
-    entry = _inherit(name, raw["device"])
-    family = raw["family"][entry["family"]]
-    times = {**raw["defaults"], **family}  # that most families share
-    peak = {dtype: parse_flops(text) for dtype, text in entry["peak"].items()}
+def families() -> Table:
+    """Architectures by name: what kernels reach on each, where a device has no measurement of its own."""
+    table: Table = _raw()["family"]
+    return table
+
+
+@lru_cache(maxsize=1)
+def _raw() -> Table:
+    return data_table("devices")
+
+
+def build(name: str, entry: Table) -> Device:
+    """A device from an entry as ``data/devices.toml`` has it: quantities are text with units, or SI numbers."""
+    family = families()[entry["family"]]
+    times = {**_raw()["defaults"], **family}  # that most families share
+    peak = {dtype: _si(rate, parse_flops) for dtype, rate in entry["peak"].items()}
     estimate = f"estimated from family {entry['family']}: {family['source']}"
     own = {dtype: _figure(pair) for dtype, pair in entry.get("matmul", {}).items()}
     matmul = {d: own.get(d) or Figure(family["matmul"][d], estimate, True) for d in peak}
@@ -257,14 +292,16 @@ def _build(name: str, raw: Table) -> Device:
     half = peak.get("fp16", peak["fp32"])
     guessed = [f"{dtype} matmul" for dtype, f in matmul.items() if f.estimated] + ["bandwidth"] * stream.estimated
     notes = (f"{name}: {', '.join(guessed)} share estimated, not measured on this device",) if guessed else ()
+    clock = _si(entry["clock"], parse_frequency) if "clock" in entry else 0.0
+    each = family.get("flop_a_clock", 0.0)
     return Device(
         name=name,
         aliases=tuple(entry.get("aliases", ())),
         arch=entry["family"],
         sm=int(entry["family"][2:]) if entry["family"].startswith("sm") else 0,
         peak=MappingProxyType(peak),
-        memory_bytes=parse_bytes(entry["memory"]),
-        memory_bandwidth=parse_bandwidth(entry["bandwidth"]),
+        memory_bytes=_si(entry["memory"], parse_bytes),
+        memory_bandwidth=_si(entry["bandwidth"], parse_bandwidth),
         sms=entry["sms"],
         nvlink_links=entry.get("nvlinks", 0),
         tdp=float(entry["tdp_w"]),
@@ -275,7 +312,14 @@ def _build(name: str, raw: Table) -> Device:
         launch=Figure(parse_time(times["launch"]), times["launch_source"]),
         source=entry["source"],
         notes=notes,
+        clock=clock or (half / (entry["sms"] * each) if each else 0.0),
+        l2=_si(entry["l2"], parse_bytes) if "l2" in entry else 0.0,
+        usd_per_gpu_hour=float(entry.get("price", 0.0)),
     )
+
+
+def _si(value: str | float, parse: Callable[[str], float]) -> float:
+    return parse(value) if isinstance(value, str) else float(value)
 
 
 def _inherit(name: str, table: Table) -> Table:

@@ -8,7 +8,8 @@ from functools import lru_cache
 
 import msgspec
 
-from clustersim.core.device import device
+from clustersim.core.device import Device, device, devices
+from clustersim.core.errors import TopologyError
 from clustersim.core.texts import Table, data_table
 from clustersim.core.units import DAY as DAY
 from clustersim.core.units import HOUR as HOUR
@@ -53,16 +54,25 @@ def _data() -> Table:
     return data_table("economics")
 
 
-def rates(name: str, usd_per_gpu_hour: float | None = None, power: Mapping[str, float] | None = None) -> GpuRates:
+def rates(
+    name: str,
+    usd_per_gpu_hour: float | None = None,
+    power: Mapping[str, float] | None = None,
+    own_gpus: Mapping[str, Device] | None = None,
+) -> GpuRates:
     """What is assumed of a device; the caller's own numbers go before the shipped ones.
 
     ``name`` : of one device, or ``"A and B"`` of a mixed cluster, which has no price of its own and the highest of
-    their power limits. Raises :class:`clustersim.core.errors.TopologyError` for an unknown device.
+    their power limits. ``own_gpus`` : by name, those that files describe. Raises
+    :class:`clustersim.core.errors.TopologyError` for an unknown device.
     """
-    gpus = [device(one) for one in name.split(" and ")]
+    known = own_gpus or {}
     data = _data()
+    gpus = [known.get(part) or device(part) for part in name.split(" and ")]
     gpu = max(gpus, key=lambda one: one.tdp)
     price = data["price"].get(gpu.name) if len(gpus) == 1 else None
+    if len(gpus) == 1 and gpu.usd_per_gpu_hour:
+        price = {"usd_per_gpu_hour": gpu.usd_per_gpu_hour, "source": f"file of {gpu.name}", "date": "its own"}
     shares = {k: v for k, v in data["power"].items() if not k.endswith("_source")}
     sources = {k.removesuffix("_source"): v for k, v in data["power"].items() if k.endswith("_source")}
     own = dict(power or {})
@@ -73,6 +83,21 @@ def rates(name: str, usd_per_gpu_hour: float | None = None, power: Mapping[str, 
         usd_per_gpu_hour = float(price["usd_per_gpu_hour"])
         sources["price"] = f"{price['source']}, list of {price['date']}; prices fall, give your own"
     return GpuRates(usd_per_gpu_hour, gpu.tdp, Power(**(shares | own)), sources)
+
+
+UNKNOWN_LIMIT = 700.0
+"""Power limit [W] taken for a GPU of which only the name is known: that of most training GPUs of 2022 to 2025."""
+
+
+def rates_by_name(name: str) -> GpuRates:
+    """:func:`rates` where only a name is left, as in the rows of a sweep; of a GPU that a file described there is no
+    price, and its power limit is assumed."""
+    try:
+        return rates(name)
+    except TopologyError:
+        limit = f"assumed, {UNKNOWN_LIMIT:.0f} W: {name} is not a shipped device"
+        usual = rates(next(iter(devices())))
+        return GpuRates(None, UNKNOWN_LIMIT, usual.power, {**usual.sources, "power limit": limit})
 
 
 def watts_per_gpu(rates: GpuRates, step_s: float, compute_s: float, exposed_s: float) -> float:

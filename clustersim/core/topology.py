@@ -17,6 +17,7 @@ import numpy as np
 from clustersim.core.arrays import Floats as Floats
 from clustersim.core.arrays import Ints as Ints
 from clustersim.core.calibrated import Calibration, MeasuredNumber
+from clustersim.core.device import Device, device
 from clustersim.core.errors import TopologyError, nearest
 from clustersim.core.memo import Keeper
 
@@ -47,7 +48,7 @@ class NodeType:
     Parameters
     ----------
     name : str, the node's name, such as ``"hgx-h100"``.
-    device : str, the GPU's name in :mod:`clustersim.core.device`.
+    device : str, the GPU's name in :mod:`clustersim.core.device`, or in the file that describes it.
     n_gpus, n_nics : int, per node.
     cpu_vendor : str, ``"intel"``, ``"amd"``, ``"arm"`` or ``"power"``; NCCL's tuner looks at it.
     cpu_model : str, the generation as NCCL tells it apart: ``"bdw"``, ``"skl"``, ``"spr"``, ``"emr"``, ``"rome"``,
@@ -59,6 +60,7 @@ class NodeType:
         the transport's usual share.
     cores : int, CPU cores of the node, which the processes on it share; 0 where it is not said: enough for all.
     sources : text per fact, as the topology file gives it.
+    own_gpu : the GPU where a file of the user's describes it; None: the shipped one of that name.
     """
 
     name: str
@@ -74,6 +76,12 @@ class NodeType:
     net_share: float = 0.0
     cores: int = 0
     sources: Mapping[str, str] = field(default_factory=dict)
+    own_gpu: Device | None = None
+
+    @property
+    def gpu(self) -> Device:
+        """Its GPU, or a core of its CPUs. Raises :class:`TopologyError` for a name that is not known."""
+        return self.own_gpu or device(self.device)
 
 
 @dataclass(frozen=True, eq=False)

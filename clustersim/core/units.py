@@ -49,6 +49,30 @@ class Bytes(float):
         return cls(parse_bytes(value))  # type: ignore[arg-type]
 
 
+class Flops(float):
+    """FLOP/s, in a file's schema: written as ``"989 TFLOP/s"``; a bare number is an error."""
+
+    what = "rate of arithmetic with unit"
+    example = "a rate with its unit: '989 TFLOP/s'"
+
+    @classmethod
+    def read(cls, value: object) -> Flops:
+        """From a file. Raises :class:`UnitError`."""
+        return cls(parse_flops(value))  # type: ignore[arg-type]
+
+
+class Hertz(float):
+    """Clocks/s, in a file's schema: written as ``"1980 MHz"``; a bare number is an error."""
+
+    what = "clock rate with unit"
+    example = "a clock rate with its unit: '1980 MHz'"
+
+    @classmethod
+    def read(cls, value: object) -> Hertz:
+        """From a file. Raises :class:`UnitError`."""
+        return cls(parse_frequency(value))  # type: ignore[arg-type]
+
+
 HOUR = 3600.0
 DAY = 86400.0
 """[s]."""
@@ -59,6 +83,7 @@ _NUMBER = r"\s*([+-]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
 _BYTES = re.compile(_NUMBER + r"([kKMGTP]i?)?(b|B|bit|bits|byte|bytes)\s*")
 _BANDWIDTH = re.compile(_NUMBER + r"([kKMGTP]i?)?(?:(b|B)(?:/s|ps)|(?:bit/s))\s*")
 _FLOPS = re.compile(_NUMBER + r"([kKMGTP])?FLOP(?:/s|S|s)\s*")
+_HERTZ = re.compile(_NUMBER + r"([kKMG])?Hz\s*")
 _SECONDS = re.compile(_NUMBER + r"(s|ms|us|µs|μs|ns|min|h|d)\s*")
 _MESSAGE = re.compile(_NUMBER + r"([kKMGT])?(i?B)?\s*")
 
@@ -118,6 +143,17 @@ def parse_flops(text: str) -> float:
     found = _parse(text, _FLOPS, "a compute rate", "'989 TFLOP/s'")
     value = float(found.group(1).replace("_", "")) * _PREFIX[found.group(2) or ""]
     return _positive(value, text, "a compute rate")
+
+
+def parse_frequency(text: str) -> float:
+    """Clocks per second from text such as ``"1980 MHz"``.
+
+    >>> parse_frequency("1980 MHz")
+    1980000000.0
+    """
+    found = _parse(text, _HERTZ, "a clock rate", "'1980 MHz'")
+    value = float(found.group(1).replace("_", "")) * _PREFIX[found.group(2) or ""]
+    return _positive(value, text, "a clock rate")
 
 
 LARGEST_MESSAGE = 2**60

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from clustersim.core.device import AS_IS, Device, Speed, device
+from clustersim.core.device import AS_IS, Device, Speed
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model
@@ -49,8 +49,8 @@ class ScenarioParts:
     def card(self) -> Device:
         """The GPU of the ranks; the one with least memory where node types are mixed."""
         workers = self.topology.vertex_node[self.mesh.gpus[: self.mesh.workers]]
-        names = {self.topology.node_types[n].device for n in workers.tolist()}
-        return min((device(name) for name in sorted(names)), key=lambda found: found.memory_bytes)
+        cards = {(kind := self.topology.node_types[n]).device: kind.gpu for n in workers.tolist()}
+        return min((cards[name] for name in sorted(cards)), key=lambda card: card.memory_bytes)
 
     def whole(self) -> MemoryUse:
         """What one GPU would hold if nothing were shared and nothing split."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from clustersim import gpu_file
 from clustersim import model as models
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
@@ -40,14 +41,13 @@ def machine(scenario: Scenario) -> tuple[Topology, Mesh]:
     """The topology as the scenario changes it, and a rank on every GPU in use."""
     cluster = scenario.file.cluster
     with scenario.at("$.cluster.device"):
-        if cluster.device is not None:
-            device(cluster.device)
+        gpu = gpu_of(scenario)
     with scenario.at("$.cluster.topology"):
         found = located(scenario, "cluster.topology", cluster.topology)
     with scenario.at("$.cluster.measured"):
         told = fabrics.numbers_of(cluster.measured, "[cluster]") if cluster.measured else ()
     with scenario.at("$.cluster.fabric" if cluster.fabric else "$.cluster.topology"):
-        topology = fitting.load(found, cluster.nodes, cluster.device, cluster.fabric, told)
+        topology = fitting.load(found, cluster.nodes, gpu, cluster.fabric, told)
     for i, one in enumerate(cluster.changes):
         if one.timed:
             continue
@@ -56,6 +56,17 @@ def machine(scenario: Scenario) -> tuple[Topology, Mesh]:
             topology = fabrics.change(topology, fabrics.Change(one.match, one.factor, rate, one.remove))
     with scenario.at("$.cluster.gpus_per_node"):
         return topology, fabrics.mesh(topology, nproc_per_node=cluster.gpus_per_node)
+
+
+def gpu_of(scenario: Scenario) -> str | Device | None:
+    """The GPU that the scenario puts into its machine: a shipped one's name, or one that a file describes."""
+    name = scenario.file.cluster.device
+    if name is None:
+        return None
+    if name.endswith(".toml"):
+        return gpu_file.load(located(scenario, "cluster.device", name))
+    device(name)
+    return name
 
 
 def varying_of(scenario: Scenario, topology: Topology) -> tuple[VaryingLinks, ...]:
@@ -154,11 +165,12 @@ class DeviceKind(msgspec.Struct, frozen=True, eq=False):
 
 def kinds_of(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, speed: Speed) -> list[DeviceKind]:
     """Every kind of device of the mesh, and what a step costs on it, the slowest first."""
-    name_of = np.array([topology.node_types[n].device for n in topology.vertex_node[mesh.gpus].tolist()])
+    types = [topology.node_types[n] for n in topology.vertex_node[mesh.gpus].tolist()]
+    name_of = np.array([kind.device for kind in types])
     kinds = []
-    for name in dict.fromkeys(name_of.tolist()):
+    for name, kind in {kind.device: kind for kind in types}.items():
         with scenario.at("$.cluster.topology"):
-            card = _Card(name, topology.calibration, cores_of(topology, mesh), speed)
+            card = _Card(kind.gpu, topology.calibration, cores_of(topology, mesh), speed)
             gpu = card.device
         cost = _priced(scenario, topology, model, card)
         kinds.append(DeviceKind(gpu, cost, np.flatnonzero(name_of == name)))
@@ -233,9 +245,9 @@ def play(scenario: Scenario, program: Program, topology: Topology, mesh: Mesh, *
 
 
 class _Card(NamedTuple):
-    """A device by name, with what is fitted to its machine, at a speed; of a CPU, the cores of a rank, else 0."""
+    """A device, with what is fitted to its machine, at a speed; of a CPU, the cores of a rank, else 0."""
 
-    name: str
+    shipped: Device
     fitted: Calibration | None
     cores: float
     speed: Speed
@@ -243,7 +255,7 @@ class _Card(NamedTuple):
     @property
     def device(self) -> Device:
         """It as it runs here."""
-        found = device(self.name)
+        found = self.shipped
         if self.fitted is not None:
             found = with_efficiencies(found, self.fitted.values("device"))
         found = faster(found, self.speed)
@@ -252,7 +264,7 @@ class _Card(NamedTuple):
 
 @kept_with_first(maxsize=128)
 def _step_cost(model: Model, card: _Card, micro_batch_size: int, how: Execution) -> StepCost:
-    """:func:`step_cost` on a device by name; a sweep asks for few batch sizes, many times each."""
+    """:func:`step_cost` on a device; a sweep asks for few batch sizes, many times each."""
     return step_cost(model, card.device, micro_batch_size, how)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from clustersim.core.tomls import plainly
 from clustersim.core.units import format_time
 from clustersim.explain.metrics import steady_window
 from clustersim.model.seconds.conv import is_winograd
+from clustersim.model.seconds.unstated import half_width
 
 if TYPE_CHECKING:
     from clustersim.scenario.result import Result
@@ -60,13 +62,15 @@ def _batch(p: Prepared) -> str:
 
 class Trust(msgspec.Struct, frozen=True):
     """The range around a step time: ``p50`` and ``p90`` (relative), the ``rows`` and ``publishers`` they are from, and
-    ``as_of``, the day of the validation."""
+    ``as_of``, the day of the validation; ``assumed`` : the half-width (nine in ten) of what the GPU's own file leaves
+    open, which is in both."""
 
     p50: float
     p90: float
     rows: int
     publishers: int
     as_of: str
+    assumed: float = 0.0
 
     def __str__(self) -> str:
         several = self.publishers > 1
@@ -75,6 +79,7 @@ class Trust(msgspec.Struct, frozen=True):
             f"+-{self.p50:.0%}, as half of {self.rows:,} published steps of this kind were ({publishers}); "
             f"one in ten was off by more than {self.p90:.0%}, where host, network or software were not as described: "
             "numbers of your own machine ([measured], clustersim calibrate) tell whether yours are"
+            + (f"; with {self.assumed:.0%} for what is assumed of the GPU" if self.assumed else "")
         )
 
 
@@ -85,7 +90,15 @@ def trust(prepared: Prepared) -> Trust:
         stages = prepared.split.partition.stages
         kind = "experts" if any(stage.expert_parameters for stage in stages) else "split"
     found = ranges.of_step(kind)
-    return Trust(found.p50, found.p90, found.rows, found.groups, ranges.as_of())
+    dtype = prepared.scenario.file.model.dtype
+    assumed = half_width(prepared.device, dtype) if prepared.device.assumed else 0.0
+    half = math.hypot(found.p50, HALF_OF_NINE * assumed)
+    nearly_all = math.hypot(found.p90, assumed)
+    return Trust(half, nearly_all, found.rows, found.groups, ranges.as_of(), assumed)
+
+
+HALF_OF_NINE = 0.41
+"""The half-width that half of normal errors keep, of the one that nine in ten keep."""
 
 
 def outcome_notes(result: Result) -> Iterator[str]:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from clustersim.app.cli.common import json_option, print_json, working
-from clustersim.core.units import format_bandwidth
+from clustersim.core.texts import Plain
+from clustersim.core.units import format_bandwidth, format_bytes
 
 if TYPE_CHECKING:
     from clustersim.cluster.files.check import TopologyReport
+    from clustersim.core.device import Device
 
 
 @click.command(short_help="Say what a topology file describes, and what looks wrong.")
@@ -21,21 +23,69 @@ if TYPE_CHECKING:
 def check(file: str, nodes: int | None, as_json: bool) -> None:
     """Say what a topology describes (GPUs, NICs, links, bisection bandwidth) and what looks wrong in it.
 
-    FILE is a .toml file or the name of a shipped one; `clustersim plot topology FILE PICTURE` draws it.
+    FILE is a .toml file or the name of a shipped one; `clustersim plot topology FILE PICTURE` draws it. A file with a
+    GPU (`clustersim new device`) is checked as well: what of it is assumed, and how far that may put steps off.
     """
     import dataclasses
 
+    from clustersim import gpu_file
     from clustersim.cluster import files as fabrics
     from clustersim.collectives import fitted as fitting
 
+    if gpu_file.is_gpu(file):
+        gpu = gpu_file.load(file)
+        print_json(_doubts(gpu)) if as_json else click.echo("\n".join(_of_gpu(gpu)))
+        return
     with working(f"checking {file}"):
         topology = fabrics.load(file, nodes=nodes)
         report = fabrics.check(topology)
+        own = {kind.device: kind.own_gpu for kind in topology.node_types if kind.own_gpu is not None}
         numbers = list(fitting.informed(topology.measured, file).words()) if topology.measured else []
     if as_json:
-        print_json(dataclasses.asdict(report))
+        print_json(dataclasses.asdict(report) | ({"gpus": [_doubts(gpu) for gpu in own.values()]} if own else {}))
     else:
-        click.echo("\n".join([*_lines(report), *numbers]))
+        gpus = [line for gpu in own.values() for line in _of_gpu(gpu)]
+        click.echo("\n".join([*_lines(report), *gpus, *numbers]))
+
+
+def _of_gpu(gpu: Device) -> Iterator[str]:
+    """A GPU that a file describes: its figures, and what is assumed."""
+    from clustersim.model.seconds.unstated import doubts, half_width
+
+    peaks = ", ".join(f"{dtype} {rate / 1e12:,.4g}" for dtype, rate in gpu.peak.items())
+    memory = f"{format_bytes(gpu.memory_bytes)} at {format_bandwidth(gpu.memory_bandwidth)}"
+    yield f"{gpu.name}: {memory}, dense TFLOP/s {peaks}"
+    yield f"{'':24s} {gpu.sms} SMs at {gpu.clock / 1e6:,.0f} MHz, {gpu.tdp:,.0f} W, generation {gpu.arch}"
+    for doubt in doubts(gpu):
+        entry = doubt.assumed
+        moved = "no step depends on it"
+        if doubt.half_width >= NOTHING:
+            moved = f"a block takes {doubt.faster:+.1%} to {doubt.slower:+.1%}"
+        yield f"assumed: {entry.field:15s} {entry.value} (+-{entry.spread:.0%}: {moved})"
+    if gpu.assumed:
+        yield f"together they put steps up to {half_width(gpu):.0%} off, nine times in ten; ranges are wider by that"
+    else:
+        yield "nothing is assumed"
+
+
+NOTHING = 5e-4
+"""Relative changes below this are none."""
+
+
+def _doubts(gpu: Device) -> Plain:
+    from clustersim.model.seconds.unstated import doubts, half_width
+
+    rows = [
+        {
+            "field": d.assumed.field,
+            "value": d.assumed.value,
+            "spread": d.assumed.spread,
+            "slower": d.slower,
+            "faster": d.faster,
+        }
+        for d in doubts(gpu)
+    ]
+    return {"name": gpu.name, "assumed": rows, "half_width": half_width(gpu)}
 
 
 def _lines(report: TopologyReport) -> Iterator[str]:

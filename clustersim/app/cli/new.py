@@ -250,6 +250,33 @@ nodes = {list(nodes)}
 
 @new.command()
 @file_argument
+@click.option("--like", default="H200", help="The shipped GPU that it is like.")
+def device(file: Path, like: str) -> None:
+    """A GPU of your own, for clustersim run --gpu, cluster.device and [device] of a topology."""
+    from clustersim import gpu_file
+    from clustersim.core.device import device_from_text
+
+    base = device_from_text(like)
+    peaks = ", ".join(f'{dtype} = "{rate / 1e12:.6g} TFLOP/s"' for dtype, rate in base.peak.items())
+    text = _filled(
+        "device",
+        file=short(file.name),
+        name=toml_value(file.stem),
+        base=base.name,
+        arch=base.arch,
+        memory=f"{base.memory_bytes / 2**30:.6g} GiB",
+        bandwidth=f"{base.memory_bandwidth / 1e9:.6g} GB/s",
+        peaks=peaks,
+        sms=base.sms,
+        clock=f"{base.clock / 1e6:.0f} MHz",
+        nvlinks=base.nvlink_links,
+        tdp=f"{base.tdp:.6g}",
+    )
+    write_new(file, text, gpu_file.load)
+
+
+@new.command()
+@file_argument
 @click.option("--base", default="ddp_gpt2_xl_2x8_a100", help="The scenario it starts from.")
 def sweep(file: Path, base: str) -> None:
     """A sweep for clustersim sweep: one scenario, many values."""

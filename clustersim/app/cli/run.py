@@ -39,14 +39,18 @@ LEAST = 5e-4
 @click.command(short_help="Simulate a scenario.")
 @click.argument("scenario")
 @set_option
+@click.option("--gpu", help="Another GPU in the same sockets: a shipped one, or a file (clustersim new device).")
 @click.option("--out", type=PATH, help="Folder for run.npz, result.json, trace and picture.")
 @click.option("--report", "page", type=PATH, help="Write an HTML page, one file, that says why.")
 @json_option
-def run(scenario: str, changes: tuple[str, ...], out: Path | None, page: Path | None, as_json: bool) -> None:
+def run(
+    scenario: str, changes: tuple[str, ...], gpu: str | None, out: Path | None, page: Path | None, as_json: bool
+) -> None:
     """Simulate a scenario: SCENARIO is a .toml file or the name of a shipped one."""
     from clustersim import scenario as scenarios
 
-    loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
+    overrides = scenarios.parse_overrides(changes) | ({} if gpu is None else {"cluster.device": gpu})
+    loaded = scenarios.load(scenario, overrides)
     folder = None if out is None else _folder(loaded, out)
     with working(f"simulating {loaded.name}") as progress:
         result = loaded.run(progress)

@@ -17,7 +17,6 @@ from clustersim.calibrate.fit.of_logs import nccl_times
 from clustersim.calibrate.fit.solve import fit
 from clustersim.cluster import files as fabrics
 from clustersim.core.calibrated import Calibration, Provenance
-from clustersim.core.device import device
 from clustersim.core.errors import TraceError
 from clustersim.core.topology import Topology
 from clustersim.files.traces.samples import Samples
@@ -91,7 +90,7 @@ def _machine(captures: Sequence[Capture], topology: str, cores: int) -> Topology
 
 def _device_times(captures: Sequence[Capture], machine: Topology) -> list[DeviceTimes]:
     """Compute rows that ran on the topology's device: a GPU's, or a core's where the machine has none."""
-    named = device(machine.node_types[0].device)
+    named = machine.node_types[0].gpu
     fitting = [c for c in captures if c.compute and c.on_gpu == bool(len(machine.gpus))]
     if not fitting:
         return []

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from clustersim import gpu_file
 from clustersim.cluster.files import fitted, measured, networks, reading, schema
 from clustersim.cluster.files.changes import Change, change
 from clustersim.cluster.files.draft import TopologyDraft
@@ -16,6 +17,7 @@ from clustersim.cluster.files.names import expand
 from clustersim.cluster.files.node import Ends, NodeBuild, Wire, add_wires, build_node, traits_of, wire_columns
 from clustersim.core import limits
 from clustersim.core.calibrated import Calibration
+from clustersim.core.device import Device
 from clustersim.core.errors import TopologyError, nearest
 from clustersim.core.memo import ByWeight
 from clustersim.core.mesh import Mesh
@@ -25,7 +27,10 @@ from clustersim.core.topology import CPU, GPU, NIC, NVSWITCH, PCIE_SWITCH, NodeT
 
 
 def load(
-    name_or_path: str, nodes: int | None = None, device: str | None = None, fabric: Table | None = None
+    name_or_path: str,
+    nodes: int | None = None,
+    device: str | Device | None = None,
+    fabric: Table | None = None,
 ) -> Topology:
     """A cluster of ``nodes`` machines of a shipped topology, or of the user's own file.
 
@@ -33,7 +38,8 @@ def load(
     ----------
     name_or_path : ``"hgx-h100"``, or the path of a ``.toml`` file.
     nodes : int; None is 1, or what a file that lists its own nodes says.
-    device : another GPU in the same sockets, such as ``"A100-SXM4-40GB"``; None keeps the file's.
+    device : another GPU in the same sockets, such as ``"A100-SXM4-40GB"``, or one that :mod:`clustersim.gpu_file`
+        read; None keeps the file's.
     fabric : fields of ``[fabric]`` to change, such as ``{"oversubscription": 4}``; with ``kind``, a whole one.
 
     Raises :class:`TopologyError` for an unknown name (with the nearest), or a file that cannot be read.
@@ -51,7 +57,7 @@ _KNOWN: ByWeight[Topology] = ByWeight(300_000, lambda topology: topology.n_links
 """Topologies asked for last, by the content of their files: two of 2,048 nodes, or eighty of 8."""
 
 
-def _built(path: Path, nodes: int | None, device: str | None, fabric: Table | None) -> Topology:
+def _built(path: Path, nodes: int | None, device: str | Device | None, fabric: Table | None) -> Topology:
     chain = _chain(path)
     spec = chain[0][0]
     if nodes is not None and nodes < 1:
@@ -73,10 +79,16 @@ def _built(path: Path, nodes: int | None, device: str | None, fabric: Table | No
     assumed = next((one.assumed for one, _ in chain if one.assumed is not None), [])
     topology = replace(topology, calibration=_calibration(chain), measured=numbers, assumed=tuple(assumed))
     if device is not None:
-        types = {id(t): replace(t, device=device) for t in topology.node_types}
+        gpu = {"device": device, "own_gpu": None} if isinstance(device, str) else _own(device)
+        types = {id(t): replace(t, **gpu) for t in topology.node_types}
         topology = replace(topology, node_types=tuple(types[id(t)] for t in topology.node_types))
     changes = [change for one, _ in reversed(chain) for change in one.changes]
     return change(topology, *(_change(one, f"{path}: $.changes[{i}]") for i, one in enumerate(changes)))
+
+
+def _own(gpu: Device) -> Table:
+    """Traits of a node whose GPU a file describes."""
+    return {"device": gpu.name, "own_gpu": gpu}
 
 
 def files(name_or_path: str) -> tuple[Path, ...]:
@@ -190,7 +202,8 @@ def _node(chain: Chain) -> NodeBuild:
     base = _node(below) if below else None
     if spec.node is None and base is None:
         raise TopologyError(f"{path}: needs a [node], or extends = the name of a topology that has one")
-    return build_node(spec.name, spec.node or schema.NodeSpec(), base, spec.domain, str(path))
+    gpu = None if spec.device is None else gpu_file.device_of(spec.device, f"{path}: $.device")
+    return build_node(spec.name, spec.node or schema.NodeSpec(), base, spec.domain, str(path), gpu)
 
 
 def _calibration(chain: Chain) -> Calibration | None:
@@ -278,7 +291,8 @@ def _listed_types(
         raise TopologyError(
             f"{where}: lists its own $.vertices; $.node.vertices, $.fabric and $.nodes have no place here"
         )
-    given = traits_of(traits, where)
+    gpu = None if spec.device is None else gpu_file.device_of(spec.device, f"{where}: $.device")
+    given = traits_of(traits, where, gpu)
     totals = {k: np.bincount([place[n] for n in kinds if kinds[n] == k], minlength=count) for k in (GPU, NIC)}
     return [
         NodeType(spec.name, n_gpus=int(totals[GPU][i]), n_nics=int(totals[NIC][i]), sources=traits.sources, **given)

@@ -11,6 +11,7 @@ import numpy as np
 
 from clustersim.cluster.files.names import expand
 from clustersim.cluster.files.schema import TRAITS, DomainSpec, LinksSpec, NodeSpec
+from clustersim.core.device import Device
 from clustersim.core.errors import TopologyError, nearest
 from clustersim.core.texts import Table
 from clustersim.core.topology import GPU, NIC, Floats, Ints, NodeType
@@ -64,8 +65,11 @@ def wire_columns(wires: Mapping[Ends, Wire], names: Iterable[str]) -> tuple[Ints
     return src, dst, bandwidth, latency, [w.kind for w in wires.values()]
 
 
-def build_node(name: str, spec: NodeSpec, base: NodeBuild | None, domain: DomainSpec | None, where: str) -> NodeBuild:
-    """A machine from its description, on top of the one it extends. Raises :class:`TopologyError`."""
+def build_node(
+    name: str, spec: NodeSpec, base: NodeBuild | None, domain: DomainSpec | None, where: str, gpu: Device | None = None
+) -> NodeBuild:
+    """A machine from its description, on top of the one it extends; ``gpu`` : as its file describes it. Raises
+    :class:`TopologyError`."""
     kinds, ports, wires = _inherited(spec, base, where)
     sources = dict(base.sources) if base else {}
     for entry in spec.vertices:
@@ -80,7 +84,7 @@ def build_node(name: str, spec: NodeSpec, base: NodeBuild | None, domain: Domain
         if kind == NIC and vertex not in ports:
             raise TopologyError(f"{where}: NIC {vertex!r} in $.node.vertices has no bandwidth; give it one, '400 Gb/s'")
     shared = base.domain if base and domain is None else _domain(domain, kinds, where)
-    return NodeBuild(_node_type(name, spec, base, kinds, where), kinds, ports, wires, shared, sources)
+    return NodeBuild(_node_type(name, spec, base, kinds, where, gpu), kinds, ports, wires, shared, sources)
 
 
 def _inherited(
@@ -99,16 +103,25 @@ def _inherited(
     return kinds, ports, {ends: wire for ends, wire in base.wires.items() if not gone & set(ends)}
 
 
-def traits_of(spec: NodeSpec, where: str, *, extends: bool = False) -> Table:
-    """What a file says of a node's kind. Raises :class:`TopologyError` where one that ``extends`` none has no GPU."""
+def traits_of(spec: NodeSpec, where: str, gpu: Device | None = None, *, extends: bool = False) -> Table:
+    """What a file says of a node's kind, and of its ``gpu`` where the file describes it. Raises :class:`TopologyError`
+    where one that ``extends`` none has no GPU, and where the name of it is another's."""
     found = {f: value for f in ("device", *TRAITS) if (value := getattr(spec, f)) is not None}
+    if gpu is not None:
+        if found.setdefault("device", gpu.name) != gpu.name:
+            raise TopologyError(f"{where}: $.node.device is {found['device']!r}; $.device describes {gpu.name!r}")
+        return found | {"own_gpu": gpu}
+    if "device" in found:
+        found["own_gpu"] = None
     if "device" not in found and not extends:
         raise TopologyError(f"{where}: $.node.device is missing: the name of the GPU, such as 'H100-SXM5-80GB'")
     return found
 
 
-def _node_type(name: str, spec: NodeSpec, base: NodeBuild | None, kinds: Mapping[str, str], where: str) -> NodeType:
-    given = traits_of(spec, where, extends=base is not None)
+def _node_type(
+    name: str, spec: NodeSpec, base: NodeBuild | None, kinds: Mapping[str, str], where: str, gpu: Device | None
+) -> NodeType:
+    given = traits_of(spec, where, gpu, extends=base is not None)
     n_gpus, n_nics = (list(kinds.values()).count(kind) for kind in (GPU, NIC))
     if base:
         return replace(

@@ -15,6 +15,7 @@ import msgspec
 from clustersim.cluster.files.fitted import CalibrationSpec
 from clustersim.cluster.files.measured import MeasuredSpec
 from clustersim.core.units import Bandwidth, Seconds
+from clustersim.gpu_file import DeviceSpec
 
 
 class _StrictTopology(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -240,7 +241,8 @@ class TopologyFile(_StrictTopology, frozen=True):
     ----------
     name : in tables. title : one line about it. assumed : what nobody measured or read, sentences that ``check`` and
     ``collective`` repeat. extends : another file, by name or path, that this one changes.
-    node : one machine. domain : what several share. fabric : what joins them. nodes : types of a mixed cluster.
+    device : the GPU of its nodes, where it is not a shipped one. node : one machine. domain : what several share.
+    fabric : what joins them. nodes : types of a mixed cluster.
     vertices, links : of a file that lists a whole cluster. changes : parts degraded or gone.
     calibration : what ``clustersim calibrate`` writes. measured : a few numbers of this machine.
     """
@@ -249,6 +251,7 @@ class TopologyFile(_StrictTopology, frozen=True):
     title: str = ""
     assumed: list[str] | None = None
     extends: str | None = None
+    device: DeviceSpec | None = None
     node: NodeSpec | None = None
     domain: DomainSpec | None = None
     fabric: FabricSpec | None = None

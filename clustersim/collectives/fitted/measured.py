@@ -17,6 +17,7 @@ from clustersim.collectives.fitted.machine import FewNumbers, few_numbers
 from clustersim.collectives.fitted.trusted import contradicting, disordered, impossible
 from clustersim.collectives.nccl_backend import NcclChoice, choice, seconds
 from clustersim.core.calibrated import Calibration, MeasuredNumber, Provenance
+from clustersim.core.device import Device
 from clustersim.core.errors import TopologyError
 from clustersim.core.texts import Table
 from clustersim.core.topology import Topology
@@ -67,7 +68,7 @@ class MeasuredMachine(msgspec.Struct, frozen=True, eq=False):
 def load(
     name_or_path: str,
     nodes: int | None = None,
-    device: str | None = None,
+    device: str | Device | None = None,
     fabric: Table | None = None,
     measured: tuple[MeasuredNumber, ...] = (),
 ) -> Topology:
@@ -93,7 +94,10 @@ def load(
 
 @lru_cache(maxsize=32)
 def informed(
-    numbers: tuple[MeasuredNumber, ...], name_or_path: str, device: str | None = None, fabric: tuple[Any, ...] = ()
+    numbers: tuple[MeasuredNumber, ...],
+    name_or_path: str,
+    device: str | Device | None = None,
+    fabric: tuple[Any, ...] = (),
 ) -> MeasuredMachine:
     """The constants that numbers of a machine make most likely; those that cannot be, or that contradict the others,
     are kept apart and move nothing. Raises as :func:`load`."""
@@ -113,7 +117,7 @@ def informed(
     return MeasuredMachine(numbers, tuple(times), tuple(before), tuple(after), found, apart)
 
 
-def _choice(one: MeasuredNumber, name_or_path: str, device: str | None, fabric: Table) -> NcclChoice:
+def _choice(one: MeasuredNumber, name_or_path: str, device: str | Device | None, fabric: Table) -> NcclChoice:
     machine = fabrics.load(name_or_path, nodes=one.nodes, device=device, fabric=fabric or None)
     try:
         mesh = fabrics.mesh(machine, nodes=one.nodes, nproc_per_node=one.gpus or None)

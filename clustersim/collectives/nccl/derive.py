@@ -8,7 +8,6 @@ from clustersim.cluster.routes import Router, router
 from clustersim.collectives.base import Group
 from clustersim.collectives.nccl.view import Nic, NodeView, PcieSlot, System, nvlink_line_rate
 from clustersim.core.arrays import Ints
-from clustersim.core.device import device
 from clustersim.core.errors import TopologyError
 from clustersim.core.memo import kept_with_first
 from clustersim.core.topology import CPU, NVSWITCH, PCIE_SWITCH, Topology
@@ -94,7 +93,7 @@ class _TopologyReader:
         self.gpus = sorted(int(gpu) for gpu in members)
         self.nodes = sorted({int(topology.vertex_node[gpu]) for gpu in self.gpus})
         self.type = topology.node_types[self.nodes[0]]
-        gpu = device(self.type.device)
+        gpu = self.type.gpu
         self.sm = gpu.sm or AMD_AS
         island = routes.islands
         inside = island.of[self.gpus[0]]

@@ -7,7 +7,6 @@ from xml.sax.saxutils import quoteattr
 
 import numpy as np
 
-from clustersim.core.device import device
 from clustersim.core.errors import TopologyError
 from clustersim.core.limits import counted
 from clustersim.core.mesh import Mesh
@@ -38,7 +37,7 @@ def astra(topology: Topology, mesh: Mesh, groups: Mapping[int, Sequence[int]]) -
             ("latency", "  # ns of a link", [f"{hop * 1e9:.6g}" for *_, hop in dims]),
         )
     )
-    gpu = device(topology.node_types[0].device)
+    gpu = topology.node_types[0].gpu
     rings = {f"{kind}-implementation": ["ring"] * len(dims) for kind in ("all-reduce", "all-gather", "reduce-scatter")}
     system = {
         "scheduling-policy": "FIFO",
@@ -108,7 +107,7 @@ def simgrid(topology: Topology) -> str:
         f'  <zone id={quoteattr(topology.name)} routing="Floyd">',
     ]
     for name, kind, node in zip(names, topology.vertex_kinds, topology.vertex_node.tolist(), strict=True):
-        speed = device(topology.node_types[node].device).peak["fp32"] if kind == GPU else 1e9
+        speed = topology.node_types[node].gpu.peak["fp32"] if kind == GPU else 1e9
         what = f'host id={name} speed="{speed!r}f"' if kind in (GPU, CPU) else f"router id={name}"
         lines.append(f"    <{what}/>")
     ends = list(zip(topology.link_src.tolist(), topology.link_dst.tolist(), strict=True))

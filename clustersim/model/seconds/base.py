@@ -22,16 +22,16 @@ class ComputeConstants:
 
     Parameters
     ----------
-    half_k0, half_c, fp32_k0, fp32_c : prologue steps along k, and the tile-size term, of a GEMM
-        (:mod:`clustersim.model.seconds.gemm`). Fitted on 584 half-precision and 5,710 fp32 products of the compute
-        table with the devices' published rates held; median errors 2-6 % (fp16, bf16, fp8 of A100, H100, H200), 4-6 %
-        (fp32 linears), 7-21 % (fp32 batched products). B200's table lies 33 % under its own best matmul rate.
+    half_k0, half_c, fp32_k0, fp32_c : prologue steps along k, and the tile-size term, of a GEMM in fp32, and in 16 bits
+        before Ampere (:mod:`clustersim.model.seconds.gemm`). Fitted on 584 half-precision and 5,710 fp32 products of
+        the compute table with the devices' published rates held; median errors 2-6 % (16 bits), 4-6 % (fp32 linears), 7
+        to 21 % (fp32 batched products).
     gemm_memory : share of nominal bandwidth a bandwidth-bound GEMM reaches.
     sum_exposed : where a weight gradient's product adds to the kept gradient, of the shorter of its arithmetic and that
         traffic, what the other does not hide. Megatron's products on A100 and B200, dense and grouped (SimuMax's
         tables): 0.15 to 0.4, one number for all.
-    sustained : of the best measured matmul rate, what a training step keeps on tensor cores (power, clocks): 0.91 after
-        the tile term, from 123 llm-foundry steps of A100 and H100.
+    sustained : of the best measured matmul rate, what a training step keeps on tensor cores (power, clocks), from 123
+        llm-foundry steps of A100 and H100, where products follow the kernel law. sustained_volta : where they do not.
     misaligned : of the tensor-core rate, what is left where 16-bit rows have an odd length (an unpadded vocabulary):
         they can only be loaded two bytes at a time. Transformer-XL's 267,735 words on V100 and A100; it makes a
         compiled GPT-2 22 % slower with 50,257 words than with 50,304, where nanoGPT reports a quarter.
@@ -62,7 +62,8 @@ class ComputeConstants:
     fp32_c: float = 5.0
     gemm_memory: float = 0.75
     sum_exposed: float = 0.3
-    sustained: float = 0.95
+    sustained: float = 0.915
+    sustained_volta: float = 0.95
     misaligned: float = 0.45
     fp8_linear: float = 0.906
     memory_half: float = 0.58
@@ -147,7 +148,14 @@ class Setting:
             return rate
         # What casts cost is in this share, or counted apart (:mod:`clustersim.model.seconds.float8`).
         casts = self.constants.fp8_linear if runs_as == "fp8" and not self.rowwise else 1.0
-        return rate * self.constants.sustained * casts
+        return rate * casts * (self.constants.sustained if self.by_law else self.constants.sustained_volta)
+
+    @property
+    def by_law(self) -> bool:
+        """Whether products follow the kernel law: it is of tensor cores since Ampere, and nothing speaks for it on
+        AMD's (MI300X is 2 % further off with it)."""
+        old = 0 < self.device.sm < 80 or self.device.arch.startswith("gfx")
+        return self.device.runs_as(self.dtype) in HALF and not old
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,36 @@
-"""Matrix products: waves of output tiles over the SMs, at the device's measured rate.
+"""Matrix products inside a training step: the kernel law gives the shape over sizes, the device's rate the level.
 
-``time = min over tiles of waves * 2 tm tn (k + k0) / (rate per SM * tile efficiency)``, never less than the bytes over
-the bandwidth, plus the kernel floor. A tile's efficiency is ``1 / (1 + c / h)`` with ``h = tm tn / (tm + tn)``, its
-arithmetic intensity; both that and k0 are taken relative to a large GEMM, which runs at the measured rate.
+On NVIDIA's since Ampere, in 16 and fewer bits, a product of 8,192 in each size runs at the device's sustained rate, and
+any other by the kernel law relative to it (:mod:`clustersim.model.seconds.kernel_law.products`): tiles, waves, split-k,
+and traffic that overlaps the arithmetic. A burst's power limit plays no part: the sustained rate was measured under it.
+
+In fp32 and TF32, on Volta and Turing, and on AMD's: ``time = min over tiles of waves * 2 tm tn (k + k0) / (rate per SM
+* tile efficiency)``, never less than the bytes over the bandwidth. A tile's efficiency is ``1 / (1 + c / h)`` with ``h
+= tm tn / (tm + tn)``, its arithmetic intensity; both that and k0 are taken relative to a large GEMM, which runs at the
+measured rate.
+
+A kernel floor comes on top.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+
+import numpy as np
 
 from clustersim.core.device import Device
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.model.seconds.base import HALF, Setting
+from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
+from clustersim.model.seconds.kernel_law.products import ProductLaw, Shapes, TileCosts, arithmetic, tile_costs
+from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
 
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))
-"""Output tiles (rows, columns) of cuBLAS and CUTLASS kernels."""
+"""Output tiles (rows, columns) of fp32 kernels."""
 _LARGE_K = 4096.0
 _LARGE_H = 256 * 192 / (256 + 192)
+_LARGE = Shapes(*(np.asarray(size) for size in (8192.0, 8192.0, 8192.0, 1.0)), operand=2.0)
 
 
 def gemm_time(device: Device, dtype: str, m: float, n: float, k: float, batch: float = 1) -> float:
@@ -31,14 +45,47 @@ def gemm_time(device: Device, dtype: str, m: float, n: float, k: float, batch: f
 
 
 def gemm_parts(where: Setting, rate: float, m: float, n: float, k: float, batch: float) -> tuple[float, float]:
-    """Seconds the arithmetic and the memory traffic of a product take, without the kernel floor.
+    """Seconds the arithmetic and the memory traffic of a product take, without the kernel floor; in 16 and fewer bits
+    the longer of the two is lengthened by what the other does not hide.
 
     ``rate`` is what a large GEMM reaches [FLOP/s].
     """
+    if where.by_law:
+        return _by_law(where, rate, m, n, k, batch)
+    return _by_tiles(where, rate, m, n, k, batch)
+
+
+def _by_law(where: Setting, rate: float, m: float, n: float, k: float, batch: float) -> tuple[float, float]:
+    law, _, large = _tiles_of(where.device, where.device.runs_as(where.dtype))
+    compute = _arithmetic(where.device, where.device.runs_as(where.dtype), m, n, k, batch) * large / rate
+    operand = OPERAND_BYTES[where.dtype]
+    nbytes = batch * (operand * (m * k + k * n) + 2.0 * law.writing * m * n)
+    memory = nbytes / (where.device.memory_bandwidth * where.constants.gemm_memory)
+    both = (compute**law.norm + memory**law.norm) ** (1.0 / law.norm)
+    return (both, memory) if compute >= memory else (compute, both)
+
+
+@lru_cache(maxsize=64)
+def _tiles_of(device: Device, dtype: str) -> tuple[ProductLaw, TileCosts, float]:
+    """Law and costs of tiles of a device, and the rate [FLOP/s] that they give a large product."""
+    laws = kernel_laws()
+    law = laws.products.get(dtype, laws.products["bf16"])
+    costs = tile_costs(law, sheet_of(device, dtype, laws.level(dtype, device.arch)))
+    return law, costs, float(_LARGE.flops / arithmetic(costs, _LARGE))
+
+
+@lru_cache(maxsize=100_000)
+def _arithmetic(device: Device, dtype: str, m: float, n: float, k: float, batch: float) -> float:
+    """Seconds of the arithmetic of products at the law's own level."""
+    sizes = (np.asarray(size, dtype=float) for size in (m, n, k, batch))
+    return float(arithmetic(_tiles_of(device, dtype)[1], Shapes(*sizes, operand=2.0)))
+
+
+def _by_tiles(where: Setting, rate: float, m: float, n: float, k: float, batch: float) -> tuple[float, float]:
     device = where.device
     dtype = where.dtype
     constants = where.constants
-    # fp8 products are written in 16 bits.
+    # Products of 8 bits are written in 16.
     nbytes = batch * (DTYPE_BYTES[dtype] * (m * k + k * n) + max(2, DTYPE_BYTES[dtype]) * m * n)
     memory = nbytes / (device.memory_bandwidth * constants.gemm_memory)
     half = device.runs_as(dtype) in HALF

@@ -79,7 +79,8 @@ def job_of(scenario: Scenario) -> tuple[Job, HourBill]:
         swapped=() if swapped is None else tuple((swapped.of_machines / swapped.still).tolist()),
         step_cv=0.0 if found is None else found.within,
     )
-    return job, _bill(table, rates(prepared.devices, table.price.usd_per_gpu_hour), figures)
+    own = {kind.device: kind.own_gpu for kind in prepared.topology.node_types if kind.own_gpu is not None}
+    return job, _bill(table, rates(prepared.devices, table.price.usd_per_gpu_hour, own_gpus=own), figures)
 
 
 def spreads(scenario: Scenario) -> tuple[StepSpread | None, StepSpread | None]:

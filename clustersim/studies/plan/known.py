@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from clustersim.core.arrays import Floats
-from clustersim.core.device import AS_IS, Device, device
+from clustersim.core.device import AS_IS, Device
 from clustersim.core.memo import Keeper, kept_with_first
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model
@@ -72,7 +72,7 @@ class KnownMachines(Keeper):
         """Bytes of the GPU with least memory."""
         topology, mesh = self.machines[place]
         nodes = np.unique(topology.vertex_node[mesh.gpus]).tolist()
-        return min(device(topology.node_types[n].device).memory_bytes for n in nodes)
+        return min(topology.node_types[n].gpu.memory_bytes for n in nodes)
 
     @kept_with_first(maxsize=None)
     def way_out(self, place: Place) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from clustersim.core.economics import rates
+from clustersim.core.economics import rates_by_name
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.ranges import VAGUE, of_step, off_by, within
 from clustersim.core.units import format_change
@@ -153,7 +153,7 @@ def _change(lost: float | None) -> str:
 def _in_money(swept: SweptRows, share: float) -> str:
     """A share of the price of the largest machine, in money an hour."""
     i = int(np.argmax(swept.table["gpus"]))
-    price = rates(str(swept.table["device"][i])).usd_per_gpu_hour
+    price = rates_by_name(str(swept.table["device"][i])).usd_per_gpu_hour
     if price is None or share <= 0:
         return ""
     hour = price * float(swept.table["gpus"][i])
@@ -216,9 +216,10 @@ def _warnings(swept: SweptRows) -> Iterator[str]:
 
 def _assumptions(swept: SweptRows) -> Iterator[str]:
     for name in dict.fromkeys(swept.table["device"].tolist()):
-        known = rates(str(name))
+        known = rates_by_name(str(name))
         if known.usd_per_gpu_hour is None:
-            yield f"{name}: no price known, so nothing is said of its cost"
+            limit = known.sources["power limit"]
+            yield f"{name}: no price known, so nothing is said of its cost; power limit {limit}"
         else:
             yield f"{name}: {known.usd_per_gpu_hour:g} USD per GPU-hour ({known.sources['price']})"
     yield f"{within()}; the input pipeline, failures and checkpoints are not counted"

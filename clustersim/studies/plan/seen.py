@@ -49,8 +49,10 @@ class KnownCandidates:
     ) -> None:
         self.plan = plan
         self.path = path
+        types = [kind for topology, _ in machines.values() for kind in topology.node_types]
+        own = {kind.device: kind.own_gpu for kind in types if kind.own_gpu is not None}
         self.rates = tuple(
-            rates(name, one.usd_per_gpu_hour, one.power) for name, one in zip(devices, plan.machines, strict=True)
+            rates(name, one.usd_per_gpu_hour, one.power, own) for name, one in zip(devices, plan.machines, strict=True)
         )
         gpus = {place: mesh.world_size for place, (_, mesh) in machines.items()}
         tables = _tables(plan, path, machines)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from clustersim.core.arrays import Columns, Floats
-from clustersim.core.economics import RunningCosts, costs, rates, watts_per_gpu
+from clustersim.core.economics import RunningCosts, costs, rates_by_name, watts_per_gpu
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.ranges import alike, of_step
 from clustersim.studies import sweep as sweeps
@@ -81,7 +81,7 @@ class SweptRows:
 
     def costs(self, i: int) -> RunningCosts:
         """What a row costs."""
-        known = rates(str(self.table["device"][i]))
+        known = rates_by_name(str(self.table["device"][i]))
         times = (float(self.table[name][i]) for name in ("step_time_s", "compute_s", "exposed_communication_s"))
         return costs(known, int(self.table["gpus"][i]), float(self.rate[i]), watts_per_gpu(known, *times))
 

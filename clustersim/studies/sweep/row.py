@@ -147,6 +147,8 @@ class Fingerprints:
         split = scenario.file.parallel
         found = self._of("topology", scenario, "cluster.topology", file.cluster.topology)
         config = file.model.hf_config
+        if (gpu := file.cluster.device) and gpu.endswith(".toml"):
+            found |= self._of("device", scenario, "cluster.device", gpu)
         found |= self._of("model", scenario, "model.hf_config" if config else "", config or str(file.model.name))
         if split is not None:
             found |= self._of("schedule", scenario, "parallel.schedule_csv", split.schedule_csv)

@@ -1,0 +1,315 @@
+"""A GPU as its user writes it: ``[device]`` of a topology file, or a file of its own.
+
+What the table does not say comes from the device that it extends, or is derived from what it does say and marked as
+assumed, each with how far it may be off. What cannot be is refused with its bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import msgspec
+
+from clustersim.core.device import Assumed, Device, build, device, device_from_text, devices, families
+from clustersim.core.errors import TopologyError
+from clustersim.core.texts import Table, fields_of, is_file, plain_file, shown, text_of, toml
+from clustersim.core.units import Bandwidth, Bytes, Flops, Hertz, quantity
+
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+"""A part of a nominal rate."""
+
+
+class DeviceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[device]``: one GPU.
+
+    Parameters
+    ----------
+    name : in tables and in ``[node] device``. extends : a GPU of ``clustersim list devices`` that it is like.
+    generation : architecture, such as ``"sm90"`` or ``"gfx942"``, whose kernels it runs.
+    memory : what the driver shows. bandwidth : of the memory, nominal. peak : dtype -> dense rate, with fp32
+        accumulation; vendors often print twice that, for sparse operands.
+    sms : streaming multiprocessors or compute units. clock : at which the peaks hold. l2 : the last-level cache.
+    nvlinks : links to other GPUs. tdp_w : power limit [W]. usd_per_gpu_hour : its price.
+    matmul : dtype -> measured share of the peak of the best product. stream : of the bandwidth, of a STREAM-like
+        kernel.
+    sources : where each of these is from.
+    """
+
+    name: str
+    extends: str | None = None
+    generation: str | None = None
+    memory: Bytes | None = None
+    bandwidth: Bandwidth | None = None
+    peak: dict[str, Flops] = {}
+    sms: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
+    clock: Hertz | None = None
+    l2: Bytes | None = None
+    nvlinks: Annotated[int, msgspec.Meta(ge=0, le=256)] | None = None
+    tdp_w: Annotated[float, msgspec.Meta(ge=1, le=1e5)] | None = None
+    usd_per_gpu_hour: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    matmul: dict[str, Share] = {}
+    stream: Share | None = None
+    sources: dict[str, str] = {}
+
+
+class DeviceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A file with one GPU.
+
+    Parameters
+    ----------
+    device : the GPU.
+    """
+
+    device: DeviceSpec
+
+
+def load(path: str | Path) -> Device:
+    """The GPU of a file. Raises :class:`TopologyError` with the file, the field, its value and what would be right."""
+    file = Path(path)
+    plain_file(file, TopologyError)
+    return _loaded(file, text_of(file, TopologyError))
+
+
+@lru_cache(maxsize=64)
+def _loaded(file: Path, text: str) -> Device:
+    """A device of a file's text, the same one each time it is asked for."""
+    data = toml(text, str(file), TopologyError)
+    try:
+        spec = msgspec.convert(data, DeviceFile, dec_hook=quantity)
+    except msgspec.ValidationError as error:
+        raise TopologyError(f"{file}: {error}{_keys(str(error))}") from None
+    return device_of(spec.device, f"{file}: $.device")
+
+
+def is_gpu(name: str) -> bool:
+    """Whether a file describes a GPU and nothing else."""
+    file = Path(name)
+    if file.suffix != ".toml" or not is_file(file):
+        return False
+    return set(toml(text_of(file, TopologyError), name, TopologyError)) == {"device"}
+
+
+def _keys(error: str) -> str:
+    if "unknown field" not in error:
+        return ""
+    return f"; [device] has {', '.join(fields_of(DeviceSpec))}"
+
+
+def device_of(spec: DeviceSpec, where: str) -> Device:
+    """The GPU of a table. Raises :class:`TopologyError`; ``where`` : file and field, for its message."""
+    if spec.name.lower() in {text.lower() for known in devices().values() for text in (known.name, *known.aliases)}:
+        raise TopologyError(f"{where}.name: {spec.name!r} is a shipped device; give yours a name of its own")
+    base = None if spec.extends is None else _base(spec.extends, where)
+    table, assumed = _completed(spec, base, where)
+    found = build(spec.name, table)
+    whole = replace(found, assumed=tuple(assumed), notes=_notes(spec, found, assumed))
+    _check(whole, where)
+    return whole
+
+
+def _base(name: str, where: str) -> Device:
+    try:
+        return device(name)
+    except TopologyError:
+        try:
+            return device_from_text(name)
+        except TopologyError as error:
+            raise TopologyError(f"{where}.extends: {error}") from None
+
+
+def _completed(spec: DeviceSpec, base: Device | None, where: str) -> tuple[Table, list[Assumed]]:
+    """An entry as ``data/devices.toml`` has it, and what of it is assumed."""
+    assumed: list[Assumed] = []
+    arch = _generation(spec, base, where, assumed)
+    for field in ("memory", "bandwidth", "peak"):
+        if base is None and not getattr(spec, field):
+            raise TopologyError(
+                f"{where}.{field} is missing: the data sheet has it; or extend a device that is like it"
+            )
+    peak = _peaks(spec, base, where, assumed)
+    half = peak.get("bf16") or peak.get("fp16") or peak["fp32"]
+    say = _Fields(spec, base, assumed)
+    sms, clock = say.sms_and_clock(half, arch)
+    table: Table = {
+        "family": arch,
+        "peak": peak,
+        "memory": say.number("memory", "memory_bytes"),
+        "bandwidth": say.number("bandwidth", "memory_bandwidth"),
+        "sms": sms,
+        "clock": clock,
+        "l2": say.number("l2", "l2") or 0.0,
+        "nvlinks": int(say.number("nvlinks", "nvlink_links") or 0),
+        "tdp_w": say.number("tdp_w", "tdp") or say.power(half),
+        "source": "; ".join(f"{field}: {text}" for field, text in spec.sources.items()) or "its user",
+        "price": spec.usd_per_gpu_hour or 0.0,
+    }
+    return table | _shares(spec, base, peak, arch, table["tdp_w"], assumed), assumed
+
+
+def _generation(spec: DeviceSpec, base: Device | None, where: str, assumed: list[Assumed]) -> str:
+    arch = spec.generation or (base.arch if base else "")
+    if not arch:
+        arch = "other"
+        assumed.append(Assumed("generation", "none of ours: kernels as of an average GPU", "rate", 0.15))
+    if arch not in families():
+        raise TopologyError(f"{where}.generation: {shown(arch)} is not known; one of {', '.join(sorted(families()))}")
+    return arch
+
+
+def _peaks(spec: DeviceSpec, base: Device | None, where: str, assumed: list[Assumed]) -> dict[str, float]:
+    for dtype in (*spec.peak, *spec.matmul):
+        if dtype not in _DTYPES:
+            raise TopologyError(f"{where}: {shown(dtype)} is no dtype of a peak; one of {', '.join(_DTYPES)}")
+    peak = dict(base.peak) if base else {}
+    peak |= {dtype: float(rate) for dtype, rate in spec.peak.items()}
+    for dtype, other in (("fp16", "bf16"), ("bf16", "fp16")):
+        if other in spec.peak and dtype not in spec.peak:
+            peak[dtype] = peak[other]
+    half = peak.get("bf16") or peak.get("fp16")
+    if "fp32" not in peak:
+        if not half:
+            raise TopologyError(f"{where}.peak: needs fp32, bf16 or fp16")
+        peak["fp32"] = half / FP32_SHARE
+        assumed.append(Assumed("peak.fp32", f"a {FP32_SHARE:.0f}th of 16 bits", "fp32", 0.5))
+    if half:
+        for dtype, rate in (("bf16", half), ("fp16", half), ("tf32", half / 2)):
+            if dtype not in peak:
+                peak[dtype] = max(rate, peak["fp32"]) if dtype == "tf32" else rate
+                assumed.append(Assumed(f"peak.{dtype}", "by its rate in 16 bits", dtype, 0.1))
+    return {dtype: peak[dtype] for dtype in _DTYPES if dtype in peak}
+
+
+_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
+FP32_SHARE = 16.0
+"""Of a peak in 16 bits, one of so many parts is fp32's where nobody says: A100 1/16, H100 1/15, B200 1/28."""
+USUAL_DENSITY = 1.4e12
+"""[FLOP/s a W] in 16 bits, where nobody says the power limit: A100 0.8e12, H100 1.4e12, B200 2.2e12."""
+USUAL_CLOCK = 1.7e9
+
+
+class _Fields:
+    """What a table says, what its base says, and what neither does."""
+
+    def __init__(self, spec: DeviceSpec, base: Device | None, assumed: list[Assumed]) -> None:
+        self.spec = spec
+        self.base = base
+        self.assumed = assumed
+
+    def number(self, field: str, attribute: str) -> float:
+        """Of the table, or of the base, or 0."""
+        value = getattr(self.spec, field)
+        if value is not None:
+            return float(value)
+        return float(getattr(self.base, attribute)) if self.base else 0.0
+
+    def sms_and_clock(self, half: float, arch: str) -> tuple[int, float]:
+        """Both, or either from the peak and what an SM of its generation does in a clock."""
+        each = families()[arch].get("flop_a_clock", 4096.0)
+        # A base's clock is of its own peaks: with a peak or SMs of its own, the table has its own clock.
+        keeps = not self.spec.peak and self.spec.sms is None
+        clock = float(self.spec.clock or (self.base.clock if self.base and keeps else 0.0))
+        sms = int(self.number("sms", "sms"))
+        if not sms:
+            sms = max(1, round(half / (each * (clock or USUAL_CLOCK))))
+            how = f"{sms}, from the peak and {each:,.0f} FLOP a clock"
+            self.assumed.append(Assumed("sms", how, "sms", 0.25))
+        if not clock:
+            clock = half / (sms * each)
+            self.assumed.append(Assumed("clock", f"{clock / 1e6:,.0f} MHz, from the peak and the SMs", "clock", 0.1))
+        return sms, clock
+
+    def power(self, half: float) -> float:
+        """A power limit by the peak."""
+        watts = half / USUAL_DENSITY
+        self.assumed.append(Assumed("tdp_w", f"{watts:,.0f} W, by its rate in 16 bits", "tdp", 0.4))
+        return watts
+
+
+def _shares(
+    spec: DeviceSpec, base: Device | None, peak: Mapping[str, float], arch: str, watts: float, assumed: list[Assumed]
+) -> Table:
+    """What products and streams reach: measured, or the base's where its peak and power are its, or its kind's."""
+    halves = {"bf16", "fp16"} if {"bf16", "fp16"} & set(spec.peak) else set()
+    changed = (
+        set(spec.peak) | halves | ({"fp16", "bf16", "fp8", "fp4"} if spec.tdp_w is not None or spec.clock else set())
+    )
+    matmul: dict[str, Any] = {}
+    for dtype in peak:
+        if dtype in spec.matmul:
+            matmul[dtype] = [spec.matmul[dtype], spec.sources.get("matmul", "its user")]
+        elif base and dtype in base.matmul and dtype not in changed:
+            figure = base.matmul[dtype]
+            matmul[dtype] = [figure.value, f"estimated: as {base.name}" if figure.estimated else figure.source]
+        else:
+            value = families()[arch]["matmul"].get(dtype, 0.7)
+            matmul[dtype] = [value, f"estimated: of its generation {arch}"]
+            assumed.append(Assumed(f"matmul.{dtype}", f"{value:.0%} of the peak, as of {arch}", dtype, LEVEL_SPREAD))
+    stream = spec.stream or (base.stream.value if base and spec.bandwidth is None else families()[arch]["stream"])
+    if spec.stream is None and (base is None or spec.bandwidth is not None):
+        assumed.append(Assumed("stream", f"{stream:.0%} of the bandwidth, as of {arch}", "memory", 0.06))
+    return {"matmul": matmul, "stream": [stream, spec.sources.get("stream", "estimated: of its generation")]}
+
+
+LEVEL_SPREAD = 0.15
+"""Relative half-width of the best measured matmul rate of a GPU around its generation's. Of the data-centre GPUs of
+``data/devices.toml`` that share a generation (sm80, sm90, sm100) none is further than 7 % from the mean; generations
+lie 13 % from each other; the two of sm86, a workstation's and a gamer's, are 0.61 and 0.97."""
+
+
+def _notes(spec: DeviceSpec, found: Device, assumed: list[Assumed]) -> tuple[str, ...]:
+    if not assumed:
+        return found.notes
+    words = ", ".join(entry.field for entry in assumed)
+    return (
+        f"{found.name}: {words} assumed, not read off a data sheet (clustersim check says how far that may be off)",
+    )
+
+
+def _check(gpu: Device, where: str) -> None:
+    """Refuse what no GPU is. Raises :class:`TopologyError` with the bound."""
+    least = 2**30
+    most = 2**42
+    if not least <= gpu.memory_bytes <= most:
+        raise TopologyError(
+            f"{where}.memory: {gpu.memory_bytes:,.0f} bytes; a GPU has 1 GiB to 4 TiB, such as '80 GiB'"
+        )
+    if not 1e10 <= gpu.memory_bandwidth <= 1e14:
+        raise TopologyError(
+            f"{where}.bandwidth: {gpu.memory_bandwidth / 1e9:,.4g} GB/s; a GPU's memory has 10 to 100,000"
+        )
+    for dtype, rate in gpu.peak.items():
+        # A product of large matrices does some 100 FLOP a byte; below one FLOP a byte no kernel is arithmetic.
+        if rate < gpu.memory_bandwidth:
+            bound = gpu.memory_bandwidth / 1e12
+            raise TopologyError(
+                f"{where}.peak.{dtype}: {rate / 1e12:,.4g} TFLOP/s is less than the memory's own bound of one FLOP a "
+                f"byte: {bound:,.4g} TFLOP/s"
+            )
+        if rate > 1e18:
+            raise TopologyError(f"{where}.peak.{dtype}: {rate / 1e12:,.4g} TFLOP/s; a GPU has less than 1,000,000")
+    for dtype, since in SINCE.items():
+        if dtype in gpu.peak and 0 < gpu.sm < since:
+            raise TopologyError(f"{where}.peak.{dtype}: sm{gpu.sm} has no {dtype} units; they came with sm{since}")
+    order = [name for name in ("fp32", "tf32", "bf16", "fp8", "fp4") if name in gpu.peak]
+    for wide, narrow in pairwise(order):
+        if gpu.peak[narrow] < gpu.peak[wide] * (1 - 1e-9):
+            raise TopologyError(
+                f"{where}.peak.{narrow}: {gpu.peak[narrow] / 1e12:,.4g} TFLOP/s is less than {wide}'s "
+                f"{gpu.peak[wide] / 1e12:,.4g}; fewer bits are never slower"
+            )
+    if gpu.clock and not 2e8 <= gpu.clock <= 5e9:
+        raise TopologyError(
+            f"{where}: peak, sms and clock do not agree: a clock of {gpu.clock / 1e6:,.0f} MHz; GPUs have 200 to 5,000"
+        )
+    if gpu.l2 and not 2**18 <= gpu.l2 <= gpu.memory_bytes / 4:
+        raise TopologyError(f"{where}.l2: {gpu.l2 / 2**20:,.4g} MiB; between 0.25 MiB and a quarter of the memory")
+
+
+SINCE: Mapping[str, int] = MappingProxyType({"tf32": 80, "fp8": 89, "fp4": 100})
+"""Dtype -> the first compute capability (times ten) with units for it."""

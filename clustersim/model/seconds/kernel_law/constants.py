@@ -1,0 +1,61 @@
+"""The fitted constants of the laws, from ``data/kernel_law.toml``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
+
+from clustersim.core.texts import data_table
+from clustersim.model.seconds.kernel_law.attention import AttentionLaw
+from clustersim.model.seconds.kernel_law.casts import StreamLaw
+from clustersim.model.seconds.kernel_law.experts import ExpertLaw
+from clustersim.model.seconds.kernel_law.products import ProductLaw
+from clustersim.model.seconds.kernel_law.scans import ScanLaw
+
+KINDS = ("products", "attention", "experts", "scans", "streams")
+
+
+@dataclass(frozen=True)
+class KernelLaws:
+    """All laws.
+
+    Parameters
+    ----------
+    products : of bf16; ``own`` replaces some of its constants in another arithmetic. levels : arithmetic (of a product,
+        or ``"attention"``) -> generation -> what it adds to the logarithm of the rate.
+    attention, experts : arithmetic -> law. scans : kernel family -> law. stream : of kernels that only move data.
+    """
+
+    products: Mapping[str, ProductLaw]
+    attention: Mapping[str, AttentionLaw]
+    experts: Mapping[str, ExpertLaw]
+    scans: Mapping[str, ScanLaw]
+    stream: StreamLaw
+    levels: Mapping[str, Mapping[str, float]]
+
+    def level(self, arithmetic: str, arch: str) -> float:
+        """Of a generation in an arithmetic; of one that nobody measured, its nearest kin's (:data:`KIN`), or 0."""
+        known = self.levels.get(arithmetic, {})
+        return known.get(arch, known.get(KIN.get(arch, ""), 0.0))
+
+
+KIN: Mapping[str, str] = {"sm103": "sm100", "sm121": "sm120", "sm86": "sm80", "sm89": "sm120"}
+"""Generations without measurements -> the one whose tensor cores are most like theirs."""
+
+
+@lru_cache(maxsize=1)
+def kernel_laws() -> KernelLaws:
+    """The shipped laws."""
+    raw = data_table("kernel_law")
+    base = ProductLaw(**raw["products"]["bf16"])
+    own = {name: replace(base, **raw["products"].get(name, {})) for name in raw["levels"] if name != "attention"}
+    return KernelLaws(
+        products=MappingProxyType({"bf16": base, "fp16": base} | own),
+        attention=MappingProxyType({name: AttentionLaw(**table) for name, table in raw["attention"].items()}),
+        experts=MappingProxyType({name: ExpertLaw(**table) for name, table in raw["experts"].items()}),
+        scans=MappingProxyType({name: ScanLaw(**table) for name, table in raw["scans"].items()}),
+        stream=StreamLaw(**raw["stream"]),
+        levels=MappingProxyType(raw["levels"]),
+    )

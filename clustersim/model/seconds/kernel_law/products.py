@@ -1,0 +1,178 @@
+"""Matrix products, single and grouped, from Ampere to Blackwell.
+
+::
+
+    t       = start / f + (compute^p + memory^p)^(1/p)
+    compute = min over tiles (tm, tn) and split-k s of
+              waves (2 tm tn (k / s) load / (F eta) + round) / f / power   + [s > 1] 8 s m n / (reduce BW)
+    load    = (1 + (feed (F / 4096)^growth 128 (1/tm + 1/tn))^q)^(1/q)
+    waves   = whole ceil(x) + (1 - whole) max(1, x),  x = tiles s / SMs
+    power   = (1 + FLOPs / (P settle))^-(fall (P / TDP)^steep)
+    memory  = (reads + writing writes) / (stream BW)
+
+F: FLOP a clock and SM in the dtype; eta: of them, what the pipeline keeps; f: clock; P: peak; BW: bandwidth of the
+memory. Operands stream from the L2 while the tensor cores work on the last ones (``load``: the q-norm of both). Partial
+sums of split products are written and read in fp32. A burst of large products meets the power limit, the sooner the
+more FLOP/s a watt the sheet promises. Constants are one set for all GPUs, and one level a generation and dtype;
+``tests/kernel_fit.py`` fits them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from clustersim.core.arrays import Floats
+from clustersim.model.seconds.kernel_law.sheet import Sheet
+
+TILES = np.array(
+    [
+        (256, 256),
+        (256, 192),
+        (192, 256),
+        (256, 128),
+        (128, 256),
+        (192, 128),
+        (128, 192),
+        (128, 128),
+        (256, 64),
+        (64, 256),
+        (128, 64),
+        (64, 128),
+        (64, 64),
+        (64, 32),
+        (32, 64),
+        (32, 32),
+    ],
+    dtype=float,
+)
+"""Output tiles (rows, columns) of CUTLASS kernels."""
+SPLITS = np.array([1, 2, 3, 4, 6, 8, 12, 16], dtype=float)
+"""Into how many parts kernels divide k."""
+LEAST_K = 128.0
+"""The least part of k that a split leaves."""
+
+_TILE_M = np.repeat(TILES[:, 0], len(SPLITS))
+_TILE_N = np.repeat(TILES[:, 1], len(SPLITS))
+_SPLIT = np.tile(SPLITS, len(TILES))
+_EDGES = 128.0 * (1.0 / _TILE_M + 1.0 / _TILE_N)
+
+
+@dataclass(frozen=True)
+class ProductLaw:
+    """The constants of the formula above.
+
+    Parameters
+    ----------
+    start, round : [clocks], of a kernel and of each round of tiles. norm, load_norm : p and q. level : log of eta.
+    feed, growth : of ``load``. whole, reduce, stream, writing : as above. settle : [s]; fall, steep : of ``power``.
+    drop : by how much eta falls with the sheet's TFLOP/s in 16 bits a watt, in 8 bits and fewer.
+    """
+
+    start: float
+    round: float
+    norm: float
+    load_norm: float
+    level: float
+    feed: float
+    growth: float
+    whole: float
+    reduce: float
+    stream: float
+    writing: float
+    settle: float
+    fall: float
+    steep: float
+    drop: float
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Products (m x k)(k x n), ``count`` of each in one launch; columns of one length, or numbers.
+
+    ``operand`` : bytes of an element that is read. ``written`` : of one that is written.
+    """
+
+    m: Floats
+    n: Floats
+    k: Floats
+    count: Floats
+    operand: float
+    written: float = 2.0
+
+    @property
+    def flops(self) -> Floats:
+        """FLOPs of each row."""
+        return 2.0 * self.count * self.m * self.n * self.k
+
+
+def product_seconds(law: ProductLaw, sheet: Sheet, shapes: Shapes) -> Floats:
+    """Seconds of isolated products in a burst, one number a row."""
+    parts = product_parts(law, sheet, shapes)
+    return law.start / sheet.clock + norm(law.norm, *parts)
+
+
+def product_parts(law: ProductLaw, sheet: Sheet, shapes: Shapes) -> tuple[Floats, Floats]:
+    """Seconds of the arithmetic and of the memory traffic of products, without the start of the kernel."""
+    reads = shapes.operand * (shapes.m * shapes.k + shapes.k * shapes.n)
+    writes = shapes.written * law.writing * shapes.m * shapes.n
+    memory = shapes.count * (reads + writes) / (law.stream * sheet.bandwidth)
+    return arithmetic(tile_costs(law, sheet), shapes) / power(law, sheet, shapes.flops), memory
+
+
+@dataclass(frozen=True)
+class TileCosts:
+    """What tiles and splits cost on a GPU; the last axis is tiles x splits.
+
+    Parameters
+    ----------
+    per_k : seconds of a round of tiles for each step along k. per_round : seconds besides. per_sum : seconds for each
+        element of a result, of partial sums. sms, whole : how many tiles a round has, and how whole it is.
+    """
+
+    per_k: Floats
+    per_round: Floats
+    per_sum: Floats
+    sms: Floats
+    whole: float
+
+
+def tile_costs(law: ProductLaw, sheet: Sheet) -> TileCosts:
+    """Costs of every tile and split at full clocks."""
+    flop, clock, bandwidth = (_column(value) for value in (sheet.flop_a_clock, sheet.clock, sheet.bandwidth))
+    feed = law.feed * (flop / 4096.0) ** law.growth * _EDGES
+    load = norm(law.load_norm, np.ones_like(feed), feed)
+    eta = np.exp(law.level + _column(sheet.level) - law.drop * _column(sheet.density))
+    per_k = 2.0 * _TILE_M * _TILE_N * load / (_SPLIT * flop * eta * clock)
+    sums = np.where(_SPLIT > 1, 8.0 * _SPLIT, 0.0) / (law.reduce * bandwidth)
+    return TileCosts(per_k, law.round / clock, sums, _column(sheet.sms), law.whole)
+
+
+def arithmetic(costs: TileCosts, shapes: Shapes) -> Floats:
+    """Seconds of the arithmetic of products by the best tile and split."""
+    m, n, k, count = (_column(value) for value in (shapes.m, shapes.n, shapes.k, shapes.count))
+    tiles = count * np.ceil(m / _TILE_M) * np.ceil(n / _TILE_N) * _SPLIT / costs.sms
+    waves = costs.whole * np.ceil(tiles) + (1.0 - costs.whole) * np.maximum(1.0, tiles)
+    seconds = waves * (costs.per_k * k + costs.per_round) + costs.per_sum * (count * m * n)
+    allowed = (_SPLIT == 1) | (k >= LEAST_K * _SPLIT)
+    best: Floats = np.where(allowed, seconds, np.inf).min(axis=-1)
+    return best
+
+
+def power(law: ProductLaw, sheet: Sheet, flops: Floats) -> Floats:
+    """What the power limit leaves of the clocks in a burst of so many FLOPs."""
+    fall = law.fall * sheet.density**law.steep
+    left: Floats = (1.0 + flops / (sheet.peak * law.settle)) ** -fall
+    return left
+
+
+def norm(p: float, *terms: Floats) -> Floats:
+    """``(a^p + b^p ...)^(1/p)``: terms that overlap, wholly where p is large, not at all where it is 1."""
+    total: Floats = sum(term**p for term in terms) ** (1.0 / p)
+    return total
+
+
+def _column(value: Floats) -> npt.NDArray[np.float64]:
+    return np.asarray(value, dtype=float)[..., None]

@@ -1,0 +1,78 @@
+"""A GPU as its spec sheet tells it: what every law of this package takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from clustersim.core.arrays import Floats
+from clustersim.core.device import Device
+
+OPERAND_BYTES: Mapping[str, float] = {
+    "fp32": 4.0,
+    "tf32": 4.0,
+    "fp16": 2.0,
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8_block": 1.0 + 4 / 128,
+    "mxfp8": 1.0 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
+}
+"""Arithmetic -> bytes of an operand's element, its scales included: one fp32 for 128 elements (fp8 blockwise), one byte
+for 32 (the OCP microscaling formats) or for 16 (NVFP4)."""
+
+UNITS: Mapping[str, str] = {"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+"""Arithmetic -> the dtype of the device's peak, where they differ."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What a law needs of a GPU; each field is one number, or a column with a GPU a row.
+
+    Parameters
+    ----------
+    sms : streaming multiprocessors, or compute units. clock : [1/s], at which the peaks hold.
+    peak : dense rate of the arithmetic in question [FLOP/s]. half_peak : the same in 16 bits [FLOP/s].
+    bandwidth : of the memory, nominal [bytes/s]. tdp : [W]. level : what the generation adds to the logarithm of a
+        law's rate; 0 where nobody measured it.
+    """
+
+    sms: Floats
+    clock: Floats
+    peak: Floats
+    half_peak: Floats
+    bandwidth: Floats
+    tdp: Floats
+    level: Floats
+
+    @property
+    def flop_a_clock(self) -> Floats:
+        """FLOP a clock of one SM."""
+        return self.peak / (self.sms * self.clock)
+
+    @property
+    def density(self) -> Floats:
+        """TFLOP/s in 16 bits for each watt: how soon large products meet the power limit."""
+        return self.half_peak / self.tdp / 1e12
+
+
+def sheet_of(device: Device, arithmetic: str, level: float = 0.0) -> Sheet:
+    """The sheet of a device for one of :data:`OPERAND_BYTES`; the units are those it :meth:`runs_as`."""
+    units = device.runs_as(UNITS.get(arithmetic, arithmetic))
+    half = device.peak.get("bf16") or device.peak.get("fp16") or device.peak["fp32"]
+    numbers = (
+        device.sms,
+        device.clock or USUAL_CLOCK,
+        device.peak[units],
+        half,
+        device.memory_bandwidth,
+        device.tdp,
+        level,
+    )
+    return Sheet(*(np.asarray(float(number)) for number in numbers))
+
+
+USUAL_CLOCK = 1.7e9
+"""[1/s] of a GPU that says neither its clock nor what an SM does in one: most run at 1.4 to 2.1 GHz."""

@@ -1,0 +1,87 @@
+"""What figures that nobody stated of a GPU may cost: a block of a model, with each as high and as low as it may be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import MappingProxyType
+
+import msgspec
+
+from clustersim.core.device import Assumed, Device, Figure
+from clustersim.core.model import Kernel
+from clustersim.model.seconds.base import Execution, setting
+from clustersim.model.seconds.price import price
+
+TOKENS = 4096
+WIDTH = 4096
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """An assumed figure, and by how much (relative) a block takes longer or shorter within its spread."""
+
+    assumed: Assumed
+    slower: float
+    faster: float
+
+    @property
+    def half_width(self) -> float:
+        """The larger of both."""
+        return max(abs(self.slower), abs(self.faster))
+
+
+def doubts(gpu: Device, dtype: str = "") -> tuple[Doubt, ...]:
+    """Each assumed figure of a GPU and what it costs, in ``dtype`` (bf16, or what the GPU has)."""
+    chosen = dtype or next(name for name in ("bf16", "fp16", "fp32") if name in gpu.peak)
+    usual = _block_seconds(gpu, chosen)
+    return tuple(
+        Doubt(
+            entry,
+            _block_seconds(_moved(gpu, entry, 1.0 - entry.spread), chosen) / usual - 1.0,
+            _block_seconds(_moved(gpu, entry, 1.0 + entry.spread), chosen) / usual - 1.0,
+        )
+        for entry in gpu.assumed
+    )
+
+
+def half_width(gpu: Device, dtype: str = "") -> float:
+    """Relative half-width, nine in ten, that assumed figures add to the time of a step: each is off by itself."""
+    return math.sqrt(sum(doubt.half_width**2 for doubt in doubts(gpu, dtype)))
+
+
+def _moved(gpu: Device, entry: Assumed, factor: float) -> Device:
+    """The GPU with one figure multiplied."""
+    if entry.moves == "memory":
+        return replace(gpu, stream=_times(gpu.stream, factor))
+    if entry.moves == "rate":
+        return replace(gpu, matmul=MappingProxyType({d: _times(figure, factor) for d, figure in gpu.matmul.items()}))
+    if entry.moves in gpu.matmul:
+        own = {entry.moves: _times(gpu.matmul[entry.moves], factor)}
+        return replace(gpu, matmul=MappingProxyType({**gpu.matmul, **own}))
+    if entry.moves == "sms":
+        return replace(gpu, sms=max(1, round(gpu.sms * factor)))
+    if entry.moves == "clock":
+        return replace(gpu, clock=gpu.clock * factor)
+    return gpu  # no time depends on it
+
+
+def _times(figure: Figure, factor: float) -> Figure:
+    return replace(figure, value=figure.value * factor)
+
+
+def _block_seconds(gpu: Device, dtype: str) -> float:
+    """Forward and backward of a transformer block of 4,096 wide on 4,096 tokens."""
+    where = setting(gpu, Execution(dtype=dtype, param_dtype=dtype if dtype != "tf32" else "fp32"))
+    kernels = (
+        _linear(3 * WIDTH, WIDTH),
+        _linear(WIDTH, WIDTH),
+        _linear(4 * WIDTH, WIDTH),
+        _linear(WIDTH, 4 * WIDTH),
+        Kernel("norm", "memory", nbytes=40.0 * TOKENS * WIDTH, backward_nbytes=80.0 * TOKENS * WIDTH),
+    )
+    return price(where, ((kernels, "F"), (kernels, "B")), 1, dense=True).seconds
+
+
+def _linear(n: int, k: int) -> Kernel:
+    flops = 2.0 * TOKENS * n * k
+    return Kernel("linear", "gemm", m=TOKENS, n=n, k=k, flops=flops, backward_flops=2.0 * flops)

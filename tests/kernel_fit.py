@@ -1,0 +1,171 @@
+"""Fit the kernel laws to measured kernels, and print how well they meet GPUs in sample and left out.
+
+``python tests/kernel_fit.py`` reads ``../shared/measurements/kernels``, prints a table and, with ``--write``, writes
+``clustersim/data/kernel_law.toml``. A GPU left out is predicted from its sheet and what the others say of its
+generation; where no other GPU is of its generation, so is the generation left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import kernel_forms as forms
+import numpy as np
+import numpy.typing as npt
+from kernel_rows import Kernels
+from scipy.optimize import least_squares
+
+from clustersim.core.paths import data_path
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Constants by name, levels by generation, what frameworks add by name."""
+
+    constants: Mapping[str, float]
+    levels: Mapping[str, float]
+
+
+def fit(kind: forms.Kind, rows: Kernels, start: Fitted, generations: Sequence[str], tries: int = 20) -> Fitted:
+    """Constants with the least robust error of the logarithm; levels are held near 0 by a prior."""
+    free = list(kind.free)
+    low = np.array([kind.free[name][0] for name in free] + [-1.0] * len(generations))
+    high = np.array([kind.free[name][1] for name in free] + [1.0] * len(generations))
+    first = np.array([start.constants[name] for name in free] + [start.levels.get(g, 0.0) for g in generations])
+    first = np.clip(first, low + 1e-9 * (high - low), high - 1e-9 * (high - low))
+    measured = np.log(rows.seconds)
+    weights = weights_of(rows)
+    guess = kind.seconds(rows)
+
+    def unpacked(point: Floats) -> Fitted:
+        constants = dict(start.constants) | dict(zip(free, point[: len(free)].tolist(), strict=True))
+        return Fitted(constants, dict(zip(generations, point[len(free) :].tolist(), strict=True)))
+
+    def residuals(point: Floats) -> Floats:
+        found = unpacked(point)
+        errors = (np.log(guess(found.constants, found.levels)) - measured) * weights
+        return np.concatenate([errors, PRIOR * point[len(free) :]])
+
+    scale = np.concatenate([(high - low)[: len(free)] * 0.1, np.full(len(generations), 0.1)])
+    answer = least_squares(
+        residuals,
+        first,
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=0.06,
+        x_scale=scale,
+        max_nfev=tries,
+        diff_step=1e-3,
+    )
+    return unpacked(answer.x)
+
+
+PRIOR = 2.0
+"""Weight of a generation's level: its prior has a width of 0.5 row's error."""
+
+
+def weights_of(rows: Kernels) -> Floats:
+    """Every GPU counts the same."""
+    systems = rows.words("system")
+    counts = {name: float(np.sum(systems == name)) for name in set(systems.tolist())}
+    mean = sum(counts.values()) / len(counts)
+    return np.sqrt(np.array([mean / counts[name] for name in systems.tolist()]))
+
+
+def left_out(kind: forms.Kind, rows: Kernels, start: Fitted) -> Floats:
+    """Predicted seconds of each row by constants fitted without its GPU."""
+    systems = rows.words("system")
+    predicted = np.zeros(len(rows.rows))
+    if len(set(systems.tolist())) < 2:
+        return np.full(len(rows.rows), np.nan)
+    for name in sorted(set(systems.tolist())):
+        others = rows.take(systems != name)
+        own = rows.take(systems == name)
+        generations = sorted(set(others.generation.tolist()))
+        found = fit(kind, others, start, generations, 8)
+        predicted[systems == name] = kind.seconds(own)(found.constants, found.levels)
+    return predicted
+
+
+def errors(rows: Kernels, predicted: Floats, classes: Mapping[str, npt.NDArray[np.bool_]]) -> list[str]:
+    """A line a class: the mean over GPUs of the median and of the 90th percentile of the error, then each GPU's."""
+    wrong = predicted / rows.seconds - 1.0
+    systems = rows.words("system")
+    lines = []
+    for label, inside in classes.items():
+        each = {}
+        for name in sorted(set(systems[inside].tolist())):
+            own = wrong[inside & (systems == name)]
+            if len(own) >= 10:
+                each[name] = (np.median(np.abs(own)), np.quantile(np.abs(own), 0.9), np.median(own))
+        if each:
+            median, high = (float(np.mean([value[i] for value in each.values()])) for i in (0, 1))
+            shown = ", ".join(f"{name} {own[0]:.1%} ({own[2]:+.1%})" for name, own in each.items())
+            lines.append(f"    {label:22s} {median:6.1%} ({high:6.1%})   {shown}")
+    return lines
+
+
+def study(kind: forms.Kind, known: Mapping[str, Fitted], *, leave_out: bool) -> Fitted:
+    """Fit one kind, print its errors, and return its constants."""
+    rows = kind.read()
+    start = Fitted({**kind.start, **(known[kind.base].constants if kind.base else {}), **kind.own}, {})
+    found = fit(kind, rows, start, sorted(set(rows.generation.tolist())))
+    predicted = kind.seconds(rows)(found.constants, found.levels)
+    print(f"{kind.name}: {len(rows.rows)} rows")
+    classes = kind.classes(rows)
+    print("  in sample", *errors(rows, predicted, classes), sep="\n")
+    if leave_out:
+        print("  one GPU left out", *errors(rows, left_out(kind, rows, found), classes), sep="\n", flush=True)
+    return found
+
+
+def written(found: Mapping[str, Fitted]) -> str:
+    """The text of the data file."""
+    lines = [HEADER]
+    levels: list[str] = ["[levels]"]
+    for kind in forms.KINDS:
+        if kind.name not in found:
+            continue
+        answer = found[kind.name]
+        names = [name for name in answer.constants if name in kind.shipped]
+        lines += [f"[{kind.section}]", *(f"{name} = {answer.constants[name]:.5g}" for name in names), ""]
+        if kind.level:
+            inside = ", ".join(f"{name} = {value:.4f}" for name, value in sorted(answer.levels.items()))
+            levels.append(f"{kind.level} = {{ {inside} }}")
+    return "\n".join([*lines, *levels, ""])
+
+
+HEADER = """# Constants of the kernel laws, written by `python tests/kernel_fit.py --write`.
+# Fitted on measured kernels of A100, H100, B200, GB200 and RTX PRO 6000, as re-tabulated from the performance database
+# of github.com/ai-dynamo/aiconfigurator @ 095f58a51c4ca8e61b66ec108d86f223f8d559ce (Apache-2.0, NVIDIA).
+# [levels]: what a generation adds to the logarithm of a rate.
+"""
+
+
+def main() -> None:
+    """Fit what the command line names; everything without."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*", help="kinds to print; all without")
+    parser.add_argument("--write", action="store_true", help="write clustersim/data/kernel_law.toml")
+    parser.add_argument("--quick", action="store_true", help="in sample only")
+    chosen = parser.parse_args()
+    found: dict[str, Fitted] = {}
+    needed = [kind for kind in forms.KINDS if not chosen.kinds or kind.name in chosen.kinds or chosen.write]
+    bases = {kind.base for kind in needed}
+    for kind in forms.KINDS:
+        if kind in needed or kind.name in bases:
+            found[kind.name] = study(kind, found, leave_out=not chosen.quick and kind in needed)
+    if chosen.write:
+        (data_path("data") / "kernel_law.toml").write_text(written(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""GPUs as files: what is missing is derived and said, what cannot be is refused with its bound."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clustersim import gpu_file
+from clustersim.cluster import files as fabrics
+from clustersim.core.device import device
+from clustersim.core.errors import TopologyError
+from clustersim.model.seconds.unstated import doubts, half_width
+
+BARE = 'name = "Bare"\nmemory = "96 GiB"\nbandwidth = "3 TB/s"\n'
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "gpu.toml"
+    file.write_text(f"[device]\n{text}")
+    return file
+
+
+def test_a_new_gpu_runs_after_two_commands_and_is_the_gpu_it_is_like(clustersim, tmp_path):
+    file = tmp_path / "mine.toml"
+    assert clustersim("new", "device", file, "--like", "H200").returncode == 0
+    done = clustersim("run", "ddp_gpt2_xl_2x8_a100", "--gpu", file, "--json")
+    shipped = clustersim("run", "ddp_gpt2_xl_2x8_a100", "--gpu", "H200", "--json")
+    ours = json.loads(done.stdout)
+    known = json.loads(shipped.stdout)
+    assert ours["device"] == "mine"
+    assert ours["step_time_s"] == known["step_time_s"]
+
+
+def test_three_figures_are_enough_and_check_says_what_the_rest_may_cost(clustersim, tmp_path):
+    file = written(tmp_path, BARE + 'peak = { bf16 = "800 TFLOP/s" }\n')
+    done = clustersim("check", file)
+    assert done.returncode == 0
+    for field in ("generation", "sms", "clock", "matmul.bf16", "stream"):
+        assert f"assumed: {field}" in done.stdout
+    assert f"up to {half_width(gpu_file.load(file)):.0%} off" in done.stdout
+
+
+def test_what_is_assumed_widens_the_range_of_a_run(clustersim, tmp_path):
+    file = written(tmp_path, BARE + 'peak = { bf16 = "800 TFLOP/s" }\n')
+    ours = json.loads(clustersim("run", "ddp_gpt2_xl_2x8_a100", "--gpu", file, "--json").stdout)
+    known = json.loads(clustersim("run", "ddp_gpt2_xl_2x8_a100", "--json").stdout)
+    assert "assumed" in " ".join(ours["notes"])
+    assert ours["trust"]["p90"] > known["trust"]["p90"]
+
+
+def test_extending_a_gpu_changes_what_is_written_and_nothing_else(tmp_path):
+    base = device("H200-SXM5-141GB")
+    ours = gpu_file.load(written(tmp_path, 'name = "Big"\nextends = "H200-SXM"\nmemory = "200 GiB"\n'))
+    assert ours.memory_bytes == 200 * 2**30
+    assert (ours.peak, ours.memory_bandwidth, ours.sms, ours.clock) == (
+        base.peak,
+        base.memory_bandwidth,
+        base.sms,
+        base.clock,
+    )
+    assert ours.matmul["bf16"].value == base.matmul["bf16"].value
+    assert ours.assumed == ()
+
+
+def test_a_higher_peak_is_faster_and_its_share_is_assumed(tmp_path):
+    text = 'name = "Fast"\nextends = "H200-SXM"\npeak = { bf16 = "1500 TFLOP/s", fp8 = "3 PFLOP/s" }\n'
+    ours = gpu_file.load(written(tmp_path, text))
+    assert ours.matmul_rate("bf16") > device("H200-SXM5-141GB").matmul_rate("bf16")
+    assert ours.peak["fp16"] == ours.peak["bf16"]
+    assert {entry.field for entry in ours.assumed} >= {"matmul.bf16", "matmul.fp8"}
+    assert max(doubt.half_width for doubt in doubts(ours)) > 0.05
+
+
+def test_a_measured_share_leaves_nothing_to_assume_of_it(tmp_path):
+    text = 'name = "Known"\nextends = "H200"\npeak = { bf16 = "1100 TFLOP/s" }\nmatmul = { bf16 = 0.7 }\n'
+    ours = gpu_file.load(written(tmp_path, text))
+    assert ours.matmul["bf16"].value == 0.7
+    assert "matmul.bf16" not in {entry.field for entry in ours.assumed}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BARE, r"\$\.device\.peak is missing"),
+        (BARE + 'peak = { bf16 = "2 TFLOP/s" }\n', r"peak\.fp32: 0\.125 TFLOP/s is less than the memory's own bound"),
+        (BARE.replace("96 GiB", "80 MB") + 'peak = { bf16 = "800 TFLOP/s" }\n', r"memory: 80,000,000 bytes"),
+        (BARE + 'generation = "sm80"\npeak = { bf16 = "800 TFLOP/s", fp8 = "1600 TFLOP/s" }\n', "sm80 has no fp8"),
+        (BARE + 'peak = { bf16 = "800 TFLOP/s", fp8 = "400 TFLOP/s" }\n', "fewer bits are never slower"),
+        (BARE + 'peak = { bf61 = "800 TFLOP/s" }\n', "'bf61' is no dtype of a peak"),
+        (BARE + 'generation = "sm91"\npeak = { bf16 = "800 TFLOP/s" }\n', "'sm91' is not known; one of"),
+        (BARE + "peak = { bf16 = 800 }\n", "bare number"),
+        (BARE + 'sms = 2\ngeneration = "sm90"\npeak = { bf16 = "800 TFLOP/s" }\n', "do not agree"),
+        (BARE + 'watts = 3\npeak = { bf16 = "800 TFLOP/s" }\n', r"unknown field `watts`.*tdp_w"),
+        ('name = "H100"\nextends = "H200"\n', "is a shipped device; give yours a name of its own"),
+        ('name = "X"\nextends = "H999"\n', r"extends: cannot tell which GPU"),
+        ('name = "X"\nextends = "H200"\nmatmul = { bf16 = 1.2 }\n', "<= 1"),
+    ],
+)
+def test_what_no_gpu_is_is_one_error_with_field_and_bound(text, message, tmp_path):
+    with pytest.raises(TopologyError, match=message) as error:
+        gpu_file.load(written(tmp_path, text))
+    assert "gpu.toml" in str(error.value)
+
+
+def test_a_bad_file_is_one_line_and_exit_code_2(clustersim, tmp_path):
+    file = written(tmp_path, BARE)
+    for command in (("check", file), ("run", "ddp_gpt2_xl_2x8_a100", "--gpu", file)):
+        done = clustersim(*command)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+
+
+def test_a_topology_carries_the_gpu_that_it_describes(tmp_path):
+    file = tmp_path / "box.toml"
+    text = 'name = "box"\nextends = "hgx-h100"\n[device]\n' + BARE + 'peak = { bf16 = "800 TFLOP/s" }\n'
+    file.write_text(text)
+    kind = fabrics.load(str(file)).node_types[0]
+    assert (kind.device, kind.gpu.memory_bytes) == ("Bare", 96 * 2**30)
+    assert fabrics.load(str(file), device="A100-SXM4-80GB").node_types[0].gpu is device("A100-SXM4-80GB")
+    file.write_text(text.replace("[device]", '[node]\ndevice = "A30"\n[device]'))
+    with pytest.raises(TopologyError, match=r"\$\.node\.device is 'A30'; \$\.device describes 'Bare'"):
+        fabrics.load(str(file))

@@ -1,0 +1,126 @@
+"""Kernel laws: bounds that no kernel beats, shapes that must order, and constants that meet measured kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.core.device import device, devices
+from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
+from clustersim.model.seconds.kernel_law.attention import Heads, attention_seconds
+from clustersim.model.seconds.kernel_law.casts import stream_seconds
+from clustersim.model.seconds.kernel_law.experts import Experts, expert_seconds
+from clustersim.model.seconds.kernel_law.products import Shapes, product_seconds
+from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
+
+LAWS = kernel_laws()
+NEWER = [name for name, gpu in devices().items() if gpu.sm >= 80]
+SIZES = st.integers(64, 20_000)
+
+
+def product(name: str, m: float, n: float, k: float, arithmetic: str = "bf16", count: float = 1) -> float:
+    gpu = device(name)
+    sheet = sheet_of(gpu, arithmetic, LAWS.level(arithmetic, gpu.arch))
+    sizes = (np.asarray(float(size)) for size in (m, n, k, count))
+    return float(product_seconds(LAWS.products[arithmetic], sheet, Shapes(*sizes, OPERAND_BYTES[arithmetic])))
+
+
+@given(SIZES, SIZES, SIZES, st.sampled_from(NEWER))
+def test_a_product_is_above_its_roofline_and_grows_with_its_sizes(m, n, k, name):
+    gpu = device(name)
+    seconds = product(name, m, n, k)
+    assert seconds > 2.0 * m * n * k / gpu.peak["bf16"]
+    assert seconds > 2.0 * (m * k + k * n + m * n) / gpu.memory_bandwidth * 0.9
+    assert product(name, m, n, 2 * k) >= seconds * (1 - 1e-9)
+    assert product(name, 2 * m, n, k) >= seconds * (1 - 1e-9)
+
+
+def test_a_product_of_few_tiles_and_a_long_k_is_split():
+    whole = product("H100-SXM5-80GB", 256, 256, 4096)
+    assert product("H100-SXM5-80GB", 256, 256, 65536) < 8 * whole
+
+
+@pytest.mark.parametrize("name", ["H100-SXM5-80GB", "B200-SXM-180GB"])
+def test_fewer_bits_are_faster_for_large_products(name):
+    gpu = device(name)
+    kinds = ["bf16", "fp8"] + (["nvfp4"] if "fp4" in gpu.peak else [])
+    times = [product(name, 8192, 8192, 8192, kind) for kind in kinds]
+    assert times == sorted(times, reverse=True)
+
+
+def test_groups_take_as_long_as_their_tiles():
+    name = "H100-SXM5-80GB"
+    assert product(name, 512, 4096, 4096, count=8) == pytest.approx(product(name, 4096, 4096, 4096), rel=0.25)
+
+
+def heads(seq: float, *, causal: bool = True) -> Heads:
+    return Heads(*(np.asarray(float(v)) for v in (4, seq, 32, 8, 128, 128)), causal=np.asarray(causal))
+
+
+@pytest.mark.parametrize("name", ["A100-SXM4-80GB", "H100-SXM5-80GB", "B200-SXM-180GB"])
+def test_attention_is_above_its_roofline_and_a_causal_mask_saves_up_to_half(name):
+    gpu = device(name)
+    sheet = sheet_of(gpu, "bf16", LAWS.level("attention", gpu.arch))
+    law = LAWS.attention["bf16"]
+    full, causal = (float(attention_seconds(law, sheet, heads(8192, causal=mask))) for mask in (False, True))
+    assert full > float(heads(8192, causal=False).flops) / gpu.peak["bf16"]
+    assert 0.5 < causal / full < 0.7
+
+
+def test_exponentials_limit_attention_more_where_products_are_faster():
+    """B200 has 2.3 times the FLOP/s of H100 and as many exponentials a clock and SM."""
+    law = LAWS.attention["bf16"]
+    times = [
+        float(attention_seconds(law, sheet_of(device(name), "bf16"), heads(8192)))
+        for name in ("H100-SXM5-80GB", "B200-SXM-180GB")
+    ]
+    assert 1.0 < times[0] / times[1] < 2.0
+
+
+def test_experts_that_hold_few_tokens_take_the_time_of_their_weights():
+    gpu = device("H100-SXM5-80GB")
+    sheet = sheet_of(gpu, "bf16")
+    law = LAWS.experts["bf16"]
+
+    def layer(routed: float) -> float:
+        sizes = (np.asarray(float(v)) for v in (routed, 128, 4096, 1536, 1))
+        return float(expert_seconds(law, LAWS.products["bf16"], sheet, Experts(*sizes, operand=2.0)))
+
+    weights = 128 * 3 * 4096 * 1536 * 2.0 / gpu.memory_bandwidth
+    assert weights < layer(1024) < 3 * weights
+    assert layer(65536) > layer(1024)
+
+
+def test_a_cast_runs_near_the_memory_bandwidth():
+    gpu = device("H100-SXM5-80GB")
+    nbytes = 3.0 * 8192 * 8192
+    seconds = float(stream_seconds(LAWS.stream, sheet_of(gpu, "bf16"), np.asarray(nbytes)))
+    assert nbytes / gpu.memory_bandwidth < seconds < 1.6 * nbytes / gpu.memory_bandwidth
+
+
+def test_a_generation_that_nobody_measured_takes_its_kins_level():
+    assert LAWS.level("bf16", "sm103") == LAWS.level("bf16", "sm100")
+    assert LAWS.level("bf16", "gfx950") == 0.0
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("kind", "label", "most"), [("bf16", "above 30 GFLOP", 0.06), ("attention", "above 10 GFLOP", 0.13)]
+)
+def test_shipped_constants_meet_measured_kernels(kind, label, most):
+    rows_of = pytest.importorskip("kernel_forms")
+    from kernel_rows import FOLDER
+
+    if not FOLDER.exists():
+        pytest.skip("needs ../shared/measurements/kernels")
+    law = next(entry for entry in rows_of.KINDS if entry.name == kind)
+    rows = law.read()
+    constants = {**law.start, **vars(LAWS.products["bf16"] if kind == "bf16" else LAWS.attention["bf16"])}
+    predicted = law.seconds(rows)(constants, LAWS.levels[law.level])
+    inside = law.classes(rows)[label]
+    systems = rows.words("system")
+    wrong = np.abs(predicted / rows.seconds - 1)
+    medians = [np.median(wrong[inside & (systems == name)]) for name in set(systems.tolist())]
+    assert np.mean(medians) < most
