@@ -22,6 +22,7 @@ from kernel_rows import Kernels
 from scipy.optimize import least_squares
 
 from clustersim.core.paths import data_path
+from clustersim.core.texts import data_table
 
 Floats = npt.NDArray[np.float64]
 
@@ -132,15 +133,22 @@ def written(found: Mapping[str, Fitted]) -> str:
     lines = [HEADER]
     levels: list[str] = ["[levels]"]
     for kind in forms.KINDS:
-        if kind.name not in found:
-            continue
-        answer = found[kind.name]
+        answer = found.get(kind.name) or shipped(kind)
         names = [name for name in answer.constants if name in kind.shipped]
         lines += [f"[{kind.section}]", *(f"{name} = {answer.constants[name]:.5g}" for name in names), ""]
         if kind.level:
             inside = ", ".join(f"{name} = {value:.4f}" for name, value in sorted(answer.levels.items()))
             levels.append(f"{kind.level} = {{ {inside} }}")
     return "\n".join([*lines, *levels, ""])
+
+
+def shipped(kind: forms.Kind) -> Fitted:
+    """What the data file says of a kind."""
+    raw = data_table("kernel_law")
+    constants = raw
+    for name in kind.section.split("."):
+        constants = constants[name]
+    return Fitted(constants, raw["levels"].get(kind.level, {}))
 
 
 HEADER = """# Constants of the kernel laws, written by `python tests/kernel_fit.py --write`.
@@ -154,17 +162,18 @@ def main() -> None:
     """Fit what the command line names; everything without."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", help="kinds to print; all without")
-    parser.add_argument("--write", action="store_true", help="write clustersim/data/kernel_law.toml")
+    parser.add_argument("--write", action="store_true", help="write their constants to data/kernel_law.toml")
     parser.add_argument("--quick", action="store_true", help="in sample only")
     chosen = parser.parse_args()
     found: dict[str, Fitted] = {}
-    needed = [kind for kind in forms.KINDS if not chosen.kinds or kind.name in chosen.kinds or chosen.write]
+    needed = [kind for kind in forms.KINDS if not chosen.kinds or kind.name in chosen.kinds]
     bases = {kind.base for kind in needed}
     for kind in forms.KINDS:
         if kind in needed or kind.name in bases:
             found[kind.name] = study(kind, found, leave_out=not chosen.quick and kind in needed)
     if chosen.write:
-        (data_path("data") / "kernel_law.toml").write_text(written(found), encoding="utf-8")
+        text = written(found)
+        (data_path("data") / "kernel_law.toml").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

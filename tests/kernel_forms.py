@@ -64,7 +64,6 @@ BF16_START = {
     "settle": 7e-5,
     "fall": 0.012,
     "steep": 1.87,
-    "drop": 0.0,
 }
 BF16_FREE = {
     "start": (500, 20000),
@@ -86,7 +85,6 @@ OTHER_FREE = {
     "feed": (0.05, 1.5),
     "round": (0, 5000),
     "fall": (0, 0.1),
-    "drop": (0, 0.4),
 }
 FRAMEWORKS = ("sglang", "trtllm", "vllm")
 

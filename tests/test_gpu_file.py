@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clustersim import gpu_file
 from clustersim.cluster import files as fabrics
+from clustersim.core import gpu_file
 from clustersim.core.device import device
 from clustersim.core.errors import TopologyError
 from clustersim.model.seconds.unstated import doubts, half_width

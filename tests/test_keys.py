@@ -14,6 +14,7 @@ from clustersim.app.cli.listing import LISTS
 
 FILES = {
     "topology": sorted((ROOT / "topologies").glob("*.toml")),
+    "device": [ROOT / "tests" / "data" / "gpu.toml"],
     "plan": sorted((ROOT / "scenarios").glob("plan_*.toml")),
     "sweep": sorted((ROOT / "scenarios").glob("sweep_*.toml")),
     "scenario": sorted(p for p in (ROOT / "scenarios").glob("*.toml") if not p.name.startswith(("plan_", "sweep_"))),

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from clustersim import gpu_file
 from clustersim import model as models
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
+from clustersim.core import gpu_file
 from clustersim.core.arrays import Ints
 from clustersim.core.calibrated import Calibration
 from clustersim.core.device import Device, Speed, device, faster, of_cores, with_efficiencies

@@ -28,9 +28,9 @@ def check(file: str, nodes: int | None, as_json: bool) -> None:
     """
     import dataclasses
 
-    from clustersim import gpu_file
     from clustersim.cluster import files as fabrics
     from clustersim.collectives import fitted as fitting
+    from clustersim.core import gpu_file
 
     if gpu_file.is_gpu(file):
         gpu = gpu_file.load(file)

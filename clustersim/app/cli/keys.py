@@ -79,6 +79,7 @@ def _unit_schema(kind: type) -> Table:
 KINDS = {
     "scenario": ("clustersim.scenario.schema", "ScenarioFile"),
     "topology": ("clustersim.cluster.files.schema", "TopologyFile"),
+    "device": ("clustersim.core.gpu_file", "DeviceFile"),
     "plan": ("clustersim.studies.plan.spec", "PlanFile"),
     "sweep": ("clustersim.studies.sweep.spec", "SweepFile"),
 }

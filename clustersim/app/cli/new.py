@@ -253,7 +253,7 @@ nodes = {list(nodes)}
 @click.option("--like", default="H200", help="The shipped GPU that it is like.")
 def device(file: Path, like: str) -> None:
     """A GPU of your own, for clustersim run --gpu, cluster.device and [device] of a topology."""
-    from clustersim import gpu_file
+    from clustersim.core import gpu_file
     from clustersim.core.device import device_from_text
 
     base = device_from_text(like)

@@ -9,13 +9,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from clustersim import gpu_file
 from clustersim.cluster.files import fitted, measured, networks, reading, schema
 from clustersim.cluster.files.changes import Change, change
 from clustersim.cluster.files.draft import TopologyDraft
 from clustersim.cluster.files.names import expand
 from clustersim.cluster.files.node import Ends, NodeBuild, Wire, add_wires, build_node, traits_of, wire_columns
-from clustersim.core import limits
+from clustersim.core import gpu_file, limits
 from clustersim.core.calibrated import Calibration
 from clustersim.core.device import Device
 from clustersim.core.errors import TopologyError, nearest
@@ -38,7 +37,7 @@ def load(
     ----------
     name_or_path : ``"hgx-h100"``, or the path of a ``.toml`` file.
     nodes : int; None is 1, or what a file that lists its own nodes says.
-    device : another GPU in the same sockets, such as ``"A100-SXM4-40GB"``, or one that :mod:`clustersim.gpu_file`
+    device : another GPU in the same sockets, such as ``"A100-SXM4-40GB"``, or one that :mod:`clustersim.core.gpu_file`
         read; None keeps the file's.
     fabric : fields of ``[fabric]`` to change, such as ``{"oversubscription": 4}``; with ``kind``, a whole one.
 

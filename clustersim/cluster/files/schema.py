@@ -14,8 +14,8 @@ import msgspec
 
 from clustersim.cluster.files.fitted import CalibrationSpec
 from clustersim.cluster.files.measured import MeasuredSpec
+from clustersim.core.gpu_file import DeviceSpec
 from clustersim.core.units import Bandwidth, Seconds
-from clustersim.gpu_file import DeviceSpec
 
 
 class _StrictTopology(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -68,7 +68,6 @@ class ProductLaw:
     ----------
     start, round : [clocks], of a kernel and of each round of tiles. norm, load_norm : p and q. level : log of eta.
     feed, growth : of ``load``. whole, reduce, stream, writing : as above. settle : [s]; fall, steep : of ``power``.
-    drop : by how much eta falls with the sheet's TFLOP/s in 16 bits a watt, in 8 bits and fewer.
     """
 
     start: float
@@ -85,7 +84,6 @@ class ProductLaw:
     settle: float
     fall: float
     steep: float
-    drop: float
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ def tile_costs(law: ProductLaw, sheet: Sheet) -> TileCosts:
     flop, clock, bandwidth = (_column(value) for value in (sheet.flop_a_clock, sheet.clock, sheet.bandwidth))
     feed = law.feed * (flop / 4096.0) ** law.growth * _EDGES
     load = norm(law.load_norm, np.ones_like(feed), feed)
-    eta = np.exp(law.level + _column(sheet.level) - law.drop * _column(sheet.density))
+    eta = np.exp(law.level + _column(sheet.level))
     per_k = 2.0 * _TILE_M * _TILE_N * load / (_SPLIT * flop * eta * clock)
     sums = np.where(_SPLIT > 1, 8.0 * _SPLIT, 0.0) / (law.reduce * bandwidth)
     return TileCosts(per_k, law.round / clock, sums, _column(sheet.sms), law.whole)

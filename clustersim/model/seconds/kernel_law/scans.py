@@ -21,6 +21,10 @@ from clustersim.model.seconds.kernel_law.sheet import Sheet
 CHUNK = 64.0
 """Tokens of a chunk, in flash-linear-attention."""
 
+LEGACY_RATE = 2048.0
+"""FLOP a clock and SM of a warp's own products in 16 bits (Ampere's instructions): kernels of small tiles run these on
+every generation, and gain nothing from later tensor cores."""
+
 
 @dataclass(frozen=True)
 class ScanLaw:
@@ -29,7 +33,8 @@ class ScanLaw:
     Parameters
     ----------
     start : [clocks], of all its kernels. passes : times inputs and outputs move. states : times the states between
-        chunks do. share : of the peak its products reach. chain : [clocks] a chunk. norm : p. stream : as elsewhere.
+        chunks do. share : of :data:`LEGACY_RATE` that its products reach. chain : [clocks] a chunk.
+    norm : p. stream : as elsewhere.
     """
 
     start: float
@@ -62,7 +67,7 @@ def scan_seconds(law: ScanLaw, sheet: Sheet, scan: Scan) -> Floats:
     traffic = nbytes / (law.stream * sheet.bandwidth)
     inside = CHUNK * (scan.key_width + scan.value_width)
     flops = tokens * scan.value_heads * (2.0 * inside + 4.0 * scan.key_width * scan.value_width)
-    products = flops / (law.share * sheet.peak)
+    products = flops / (law.share * LEGACY_RATE * sheet.sms * sheet.clock)
     crowd = np.sqrt(np.maximum(1.0, scan.batch * scan.value_heads / sheet.sms))
     chain = law.chain * scan.seq / CHUNK / sheet.clock * crowd
     total: Floats = law.start / sheet.clock + norm(law.norm, traffic, products) + chain
