@@ -104,16 +104,17 @@ def weight_gradients(gpu: str) -> Iterator[tuple[Kernel, int, float]]:
 
 
 def test_products_that_add_to_kept_gradients_are_met_on_a_gpu_whose_others_are() -> None:
-    where = setting(device("A100-PCIe-80GB"), Execution("bf16", "bf16"), replace(CONSTANTS, sustained=1.0))
+    where = setting(device("A100-PCIe-80GB"), Execution("bf16", "bf16"), CONSTANTS)
     errors: dict[bool, list[float]] = {True: [], False: []}
     plain = []
     for kernel, size, seconds in weight_gradients("A100"):
         added = time_in(replace(where, summed_bytes=size), kernel, 1, "W")[0]
         errors[kernel.repeat > 1].append(added / seconds - 1)
         plain.append(time_in(where, kernel, 1, "W")[0] / seconds - 1)
-    assert report("weight gradients, dense", errors[False]) < 0.06
+    dense = report("weight gradients, dense", errors[False])
+    assert dense < 0.06
     assert report("weight gradients, grouped", errors[True]) < 0.05
-    assert report("the same as if they were written", plain) > 0.07
+    assert report("the same as if they were written", plain) > 1.5 * dense
 
 
 def test_the_reader_finds_every_product_of_the_table() -> None:

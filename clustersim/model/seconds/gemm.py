@@ -30,17 +30,21 @@ TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (6
 """Output tiles (rows, columns) of fp32 kernels."""
 _LARGE_K = 4096.0
 _LARGE_H = 256 * 192 / (256 + 192)
-_LARGE = Shapes(*(np.asarray(size) for size in (8192.0, 8192.0, 8192.0, 1.0)), operand=2.0)
+_SIZE = np.asarray(8192.0)
+_LARGE = Shapes(_SIZE, _SIZE, _SIZE, np.asarray(1.0), operand=2.0)
 
 
 def gemm_time(device: Device, dtype: str, m: float, n: float, k: float, batch: float = 1) -> float:
     """Seconds of ``batch`` isolated products (m x k)(k x n) at the device's best clocks, kernel floor included.
 
+    Products that are launched and timed one by one, as tables and captures have them, follow the tiles of cuBLAS to 2
+    to 7 %, the kernel law to 3 to 16 %: what a launch costs is in them. The law is of products in a busy stream.
+
     Parameters
     ----------
     m, n, k : rows, columns, inner dimension of each. dtype : of the operands.
     """
-    parts = gemm_parts(Setting(device, dtype), device.matmul_rate(dtype), m, n, k, batch)
+    parts = _by_tiles(Setting(device, dtype), device.matmul_rate(dtype), m, n, k, batch)
     return max(parts) + device.kernel_floor.value
 
 
@@ -60,7 +64,7 @@ def _by_law(where: Setting, rate: float, m: float, n: float, k: float, batch: fl
     compute = _arithmetic(where.device, where.device.runs_as(where.dtype), m, n, k, batch) * large / rate
     operand = OPERAND_BYTES[where.dtype]
     nbytes = batch * (operand * (m * k + k * n) + 2.0 * law.writing * m * n)
-    memory = nbytes / (where.device.memory_bandwidth * where.constants.gemm_memory)
+    memory = nbytes / where.device.stream_rate()
     both = (compute**law.norm + memory**law.norm) ** (1.0 / law.norm)
     return (both, memory) if compute >= memory else (compute, both)
 
@@ -77,8 +81,9 @@ def _tiles_of(device: Device, dtype: str) -> tuple[ProductLaw, TileCosts, float]
 @lru_cache(maxsize=100_000)
 def _arithmetic(device: Device, dtype: str, m: float, n: float, k: float, batch: float) -> float:
     """Seconds of the arithmetic of products at the law's own level."""
-    sizes = (np.asarray(size, dtype=float) for size in (m, n, k, batch))
-    return float(arithmetic(_tiles_of(device, dtype)[1], Shapes(*sizes, operand=2.0)))
+    rows, columns, inner, count = (np.asarray(size, dtype=float) for size in (m, n, k, batch))
+    shapes = Shapes(rows, columns, inner, count, operand=2.0)
+    return float(arithmetic(_tiles_of(device, dtype)[1], shapes))
 
 
 def _by_tiles(where: Setting, rate: float, m: float, n: float, k: float, batch: float) -> tuple[float, float]:
