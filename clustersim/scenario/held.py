@@ -49,7 +49,10 @@ class ScenarioParts:
     def card(self) -> Device:
         """The GPU of the ranks; the one with least memory where node types are mixed."""
         workers = self.topology.vertex_node[self.mesh.gpus[: self.mesh.workers]]
-        cards = {(kind := self.topology.node_types[n]).device: kind.gpu for n in workers.tolist()}
+        cards: dict[str, Device] = {}
+        for node in workers.tolist():
+            kind = self.topology.node_types[node]
+            cards[kind.device] = kind.gpu
         return min((cards[name] for name in sorted(cards)), key=lambda card: card.memory_bytes)
 
     def whole(self) -> MemoryUse:

@@ -72,7 +72,8 @@ class KnownMachines(Keeper):
         """Bytes of the GPU with least memory."""
         topology, mesh = self.machines[place]
         nodes = np.unique(topology.vertex_node[mesh.gpus]).tolist()
-        return min(topology.node_types[n].gpu.memory_bytes for n in nodes)
+        sizes: list[float] = [topology.node_types[n].gpu.memory_bytes for n in nodes]
+        return min(sizes)
 
     @kept_with_first(maxsize=None)
     def way_out(self, place: Place) -> float:
