@@ -62,7 +62,7 @@ class ComputeConstants:
     fp32_c: float = 5.0
     gemm_memory: float = 0.75
     sum_exposed: float = 0.3
-    sustained: float = 0.915
+    sustained: float = 0.91
     sustained_volta: float = 0.95
     misaligned: float = 0.45
     fp8_linear: float = 0.906
