@@ -25,6 +25,8 @@ class OptionValue:
 
 
 _CHANGE = re.compile(r"(?:\+\+|\+)?[A-Za-z_][\w.]*=")
+SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
+"""Endings of scripts, whatever their text looks like."""
 Key = tuple[str, str]
 """``args`` or ``config``, and the plain name."""
 
@@ -57,7 +59,7 @@ def documents(files: Sequence[str | Path | Document]) -> list[Document]:
     Raises :class:`ScenarioError`.
     """
     texts = {str(one): text_of(Path(one), ScenarioError) for one in files if not isinstance(one, Document)}
-    scripts = {Path(name).name: text for name, text in texts.items() if text.strip() and _kind(text) == "shell"}
+    scripts = {Path(name).name: text for name, text in texts.items() if text.strip() and _kind(text, name) == "shell"}
     found: list[Document] = []
     failed: dict[str, ScenarioError] = {}
     for one in files:
@@ -88,7 +90,7 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
     """
     if "\0" in text or not text.strip():
         raise ScenarioError(f"{name}: holds a NUL character; is it a text?" if text.strip() else f"{name}: is empty")
-    kind = _kind(text)
+    kind = _kind(text, name)
     if kind == "shell":
         return _of_script(text, name, others or {})
     reader = {"json": json_table, "toml": toml, "yaml": yaml_table}[kind]
@@ -99,8 +101,10 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
     return made
 
 
-def _kind(text: str) -> str:
+def _kind(text: str, name: str) -> str:
     start = text.lstrip()
+    if Path(name).suffix in SCRIPTS or re.search(r"^#SBATCH\s", text, re.MULTILINE):
+        return "shell"
     if start.startswith("{"):
         return "json"
     arguments = re.search(r"^[^#\n]*(?<![\w-])--[a-z][\w-]*", text, re.MULTILINE)
@@ -234,6 +238,17 @@ def framework_of(read: Sequence[Document], asked: str | None = None) -> str:
 
 def _whose(one: Document) -> str | None:
     names = [name for _, name in one.options]
+    strategy = one.options.get(("config", "trainer.strategy"))
+    plain = strategy is not None and re.match(r"(auto|ddp|fsdp|deepspeed|single_device)", str(strategy.value))
+    if plain or any(name.startswith(("model.class_path", "trainer.strategy.class_path")) for name in names):
+        raise ScenarioError(
+            f"{one.name}: is of Lightning, whose files do not say what its model and strategy come to; write the "
+            "scenario itself: clustersim new scenario"
+        )
+    if one.options.keys() & {("config", "model._component_"), ("config", "checkpointer._component_")}:
+        raise ScenarioError(
+            f"{one.name}: is of torchtune, whose recipes are not read; clustersim new scenario writes one"
+        )
     launcher = str(one.options[key].value) if (key := ("args", "launcher")) in one.options else ""
     if launcher.startswith("accelerate"):
         return "accelerate"

@@ -16,6 +16,8 @@ from clustersim.files.launch.table import FrameworkTable, LaunchOption, holds, l
 
 SURE = 0.9
 """How alike an unknown option and a known one are that is taken for a slip of the pen."""
+_KINDS = {"zero_optimization.stage"}
+"""Options that say what kind of strategy it is, and are one of its fields as well."""
 FIRST = ("strategy.kind", "strategy.version")
 """Fields that other rows' conditions ask for."""
 
@@ -54,6 +56,22 @@ def together(read: Sequence[Document]) -> dict[Key, OptionValue]:
             found[key] = said
     for one in read:  # what a command says beside its file counts against the file
         found.update(one.overrides)
+    return found
+
+
+def renamed(said: Mapping[Key, OptionValue], table: FrameworkTable) -> dict[Key, OptionValue]:
+    """Options by the names that rows have, where a framework takes others for the same. Raises for two values."""
+    names = {name: right for one in (table, *map(load, table.also)) for name, right in one.aliases.items()}
+    found: dict[Key, OptionValue] = {}
+    for (at, name), option in said.items():
+        key = at, names.get(name, name)
+        before = found.get(key)
+        if before is not None and before.value != option.value:
+            raise ScenarioError(
+                f"{option.where}: {before.name} and {option.name} are one option, with {shown(before.value)} and "
+                f"{shown(option.value)}; say it once"
+            )
+        found[key] = option
     return found
 
 
@@ -109,8 +127,9 @@ def _matching(
             )
             yield from ((part, joined, row.field) for part in parts)
     elif row.option.endswith(".*"):
+        own = {name for at, name in known if at == row.at and name not in _KINDS}
         for key, one in said.items():
-            if key[0] == row.at and key[1].startswith(row.option[:-1]):
+            if key[0] == row.at and key[1].startswith(row.option[:-1]) and key[1] not in own:
                 yield key, one, row.field[:-1] + key[1][len(row.option) - 1 :]
     else:
         for key, one in said.items():

@@ -15,11 +15,12 @@ from clustersim import scenario
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
 from clustersim.core.errors import ClusterSimError, ScenarioError
+from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
 from clustersim.core.tomls import nested
-from clustersim.files.launch import batches, shapes
+from clustersim.files.launch import batches, shapes, trainer
 from clustersim.files.launch.files import Document, Key, OptionValue, documents, framework_of
-from clustersim.files.launch.options import ScenarioFields, apply, others, together
+from clustersim.files.launch.options import ScenarioFields, apply, others, renamed, together
 from clustersim.files.launch.table import FrameworkTable, holds, load
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import model_of, placed
@@ -74,7 +75,8 @@ def read(
     """
     read = documents(files)
     table = load(framework_of(read, framework))
-    said = together(read)
+    trainer.arranged(read, table)
+    said = renamed(together(read), table)
     notes = [note for one in read for note in one.notes]
     fields = ScenarioFields()
     for one in read:
@@ -85,6 +87,7 @@ def read(
     left = others(table, said, used)
     for name, value in table.fixed.items():
         fields.setdefault(name, value)
+    notes += _named(fields, table)
     notes += _model(fields, model, read[0].name, _trains(read, table, said) if model is None else "")
     notes += filled(fields)
     place, world = machine(fields, cluster, notes, read[0].name, Path(path).parent)
@@ -92,6 +95,7 @@ def read(
     tables["run"] = {**tables.get("run", {}), **(run or {})}
     made = checked(tables, Path(path), fields)
     said_tables, made = shorter(tables, made, Path(path))
+    notes += _unsaid(fields, made)
     mapped = tuple(dict.fromkeys(said[key].name for key in said if key in used))
     return LaunchImport(made, said_tables, table, tuple(notes), mapped, *left)
 
@@ -161,6 +165,26 @@ def _model(fields: ScenarioFields, model: str | None, file: str, trained: str) -
     if found.options:
         fields["model.options"] = found.options
     return [found.note]
+
+
+def _named(fields: ScenarioFields, table: FrameworkTable) -> list[str]:
+    """A model by the name that it has on the hub, or of the folder that it is in; returns a note."""
+    name = fields.get("model.name")
+    if not isinstance(name, str) or name in shipped("data/models", ".json"):
+        return []
+    found = trainer.shipped_name(name, table)
+    if found is None or found == name:
+        return []
+    fields["model.name"] = found
+    return [f"{name} has the sizes of {found}"]
+
+
+def _unsaid(fields: ScenarioFields, made: Scenario) -> list[str]:
+    """A note on the length of a sequence where nobody says it."""
+    if "model.seq_len" in fields:
+        return []
+    tokens = model_of(made).seq_len
+    return [f"no file says how long a sequence is: {tokens:,} tokens, the longest of the model"] if tokens else []
 
 
 def filled(fields: ScenarioFields) -> list[str]:

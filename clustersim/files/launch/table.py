@@ -105,7 +105,7 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ignored : options (globs) that change neither, as far as a step of a healthy run goes.
     programs : what a training script, or what a file says that it is (globs), trains: ``decoder``, ``encoder``, or a
         sentence on why no sizes tell it. says : keys of a file that name it.
-    files : options that name a further file, which must be given too.
+    files : options that name a further file, which must be given too. aliases : other names of options.
     """
 
     name: str
@@ -127,6 +127,7 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     programs: dict[str, str] = {}
     says: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    aliases: dict[str, str] = {}
 
     def trains(self, program: str) -> str | None:
         """What a program trains, by this table or those it takes rows from; None for one that no table has."""

@@ -1,0 +1,116 @@
+"""Arguments of Hugging Face's Trainer: in a file of their own, or saying what accelerate's file would."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from clustersim.core.errors import ScenarioError
+from clustersim.files.launch.files import Document, Key, OptionValue
+from clustersim.files.launch.table import FrameworkTable
+
+ARGUMENTS = ("model_name_or_path", "per_device_train_batch_size", "base_model")
+"""Keys of files that hold the arguments of a training script: of Trainer's, TRL's, LLaMA-Factory's and axolotl's."""
+FINETUNED = re.compile(r"(-instruct|-chat|-it|-base|-hf|-bnb-4bit|-\d{4})+$")
+"""Endings of names whose models have the sizes of the name without them."""
+SHARDING = {
+    "full_shard": "FULL_SHARD",
+    "shard_grad_op": "SHARD_GRAD_OP",
+    "no_shard": "NO_SHARD",
+    "hybrid_shard": "HYBRID_SHARD",
+    "hybrid_shard_zero2": "HYBRID_SHARD_ZERO2",
+}
+_CONFIG = "fsdp_config"
+
+
+def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
+    """Bring documents of accelerate to the two places that its table knows: the script's arguments, and its own file.
+
+    Changes the documents. Raises :class:`ScenarioError` for a sharding that FSDP does not have.
+    """
+    if table.name != "accelerate":
+        return
+    known = {row.option for row in table.every() if row.at == "args"}
+    for one in read:
+        names = {name for _, name in one.options}
+        if one.kind in {"yaml", "json"} and names & set(ARGUMENTS):
+            one.options = {_place(key, known): said for key, said in one.options.items()}
+        if "base_model" in names:
+            _of_axolotl(one)
+        for key in (("args", "finetuning_type"), ("args", "adapter")):
+            if key in one.options and str(one.options[key].value).lower() in {"full", ""}:
+                del one.options[key]
+        _sharded(one)
+
+
+def _place(key: Key, known: set[str]) -> Key:
+    """Of a file with the arguments of a script, all are arguments but what has accelerate's own names."""
+    name = key[1]
+    own = name.startswith((f"{_CONFIG}.", "accelerator_config.")) and name not in known
+    return key if own else ("args", name)
+
+
+def _of_axolotl(one: Document) -> None:
+    """What axolotl says otherwise than the Trainer (its src/axolotl/utils/schemas/config.py)."""
+    for name in ("bf16", "bfloat16"):
+        said = one.options.pop(("args", name), None)
+        if said is not None:  # "auto" is true where the GPU has it
+            flag = True if str(said.value).lower() in {"auto", "full"} else said.value
+            one.options["args", "bf16"] = OptionValue(said.name, flag, said.where)
+    for name, means in (
+        ("flash_attention", "flash_attention_2"),
+        ("sdp_attention", "sdpa"),
+        ("eager_attention", "eager"),
+    ):
+        said = one.options.pop(("args", name), None)
+        if said is not None and said.value is True:
+            one.options["args", "attn_implementation"] = OptionValue(said.name, means, said.where)
+    one.options.setdefault(("args", "micro_batch_size"), OptionValue("micro_batch_size", 1, one.name))
+    for name in ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree"):
+        said = one.options.pop(("args", name), None)
+        if said is not None:
+            degree = "tp" if name.startswith("tensor") else "cp"
+            key = "config", f"parallelism_config.parallelism_config_{degree}_size"
+            one.options[key] = OptionValue(said.name, said.value, said.where)
+
+
+def _sharded(one: Document) -> None:
+    """``fsdp`` and ``fsdp_config`` of TrainingArguments as accelerate's file has them (transformers
+    training_args.py ``_process_fsdp_args``)."""
+    for key in list(one.options):
+        if key[1].startswith(f"{_CONFIG}.") and not key[1].startswith(f"{_CONFIG}.fsdp_"):
+            last = key[1].rsplit(".", 1)[-1]
+            one.options["config", f"{_CONFIG}.fsdp_{last}"] = one.options.pop(key)
+    said = one.options.get(("args", "fsdp"))
+    if said is None:
+        return
+    del one.options["args", "fsdp"]
+    words = _words(said.value)
+    if not words:
+        return
+    one.options["config", "distributed_type"] = OptionValue(said.name, "FSDP", said.where)
+    for word in words:
+        if word in SHARDING:
+            strategy = OptionValue(said.name, SHARDING[word], said.where)
+            one.options.setdefault(("config", f"{_CONFIG}.fsdp_sharding_strategy"), strategy)
+        elif word == "offload":
+            one.options["config", f"{_CONFIG}.fsdp_offload_params"] = OptionValue(said.name, True, said.where)
+        elif word not in {"auto_wrap", "true"}:
+            choices = ", ".join([*SHARDING, "auto_wrap", "offload"])
+            raise ScenarioError(f"{said.where}: {said.name}: {word!r} is not a choice; known: {choices}")
+
+
+def _words(value: Any) -> list[str]:
+    words = value if isinstance(value, list) else [value]
+    return [part.lower() for word in words for part in str(word).split() if part.lower() not in {"false", "none", ""}]
+
+
+def shipped_name(name: str, table: FrameworkTable) -> str | None:
+    """The shipped model that a name on the hub, or the folder of one, is of; None where none is."""
+    last = Path(name.rstrip("/")).name.lower()
+    pairs = [pair for row in table.every() if row.field == "model.name" for pair in row.map or ()]
+    known = {str(pair[0]).rsplit("/", 1)[-1].lower(): str(pair[1]) for pair in pairs if len(pair) > 1}
+    known |= {re.sub(FINETUNED, "", key): value for key, value in known.items()}
+    return known.get(last) or known.get(re.sub(FINETUNED, "", last))
