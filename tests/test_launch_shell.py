@@ -143,7 +143,7 @@ def test_a_script_beside_is_followed_and_one_that_is_missing_is_asked_for(tmp_pa
     assert [one.name for one in read] == [str(tmp_path / "submit.sh")]
     assert read[0].options["args", "num_layers"].value == "32"
     assert read[0].machine["cluster.gpus_per_node"].value == "8"
-    with pytest.raises(ScenarioError, match=r"runs run\.sh, which was not given; give that file too"):
+    with pytest.raises(ScenarioError, match=r"runs or reads run\.sh, which was not given; give that file too"):
         documents([tmp_path / "submit.sh"])
 
 

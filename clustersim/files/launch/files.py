@@ -155,10 +155,10 @@ def _arguments(arguments: list[str], text: str, made: Document) -> None:
             made.overrides["config", key] = OptionValue(said.name, said.value, said.where)
             continue
         before = made.options.get(("args", key))
-        if before is not None and before.value != said.value:
-            raise ScenarioError(
-                f"{said.where}: {said.name} is there twice, with {_shown(before.value)} and "
-                f"{_shown(said.value)}; say it once"
+        if before is not None and before.value != said.value:  # as argparse reads it
+            made.notes.append(
+                f"{said.where}: {said.name} is there twice, with {_shown(before.value)} and {_shown(said.value)}; the "
+                "last one counts"
             )
         made.options["args", key] = said
     for word in left:
@@ -250,6 +250,8 @@ def _whose(one: Document) -> str | None:
             f"{one.name}: is of torchtune, whose recipes are not read; clustersim new scenario writes one"
         )
     launcher = str(one.options[key].value) if (key := ("args", "launcher")) in one.options else ""
+    if one.program.startswith("torchtitan"):
+        return "torchtitan"
     if launcher.startswith("accelerate"):
         return "accelerate"
     for name in ("accelerate", "nemo", "deepspeed", "torchtitan", "megatron"):

@@ -224,6 +224,8 @@ def _whole(launch: Launch, variables: dict[str, Any]) -> None:
             machine.setdefault("gpus_per_node", tasks)
         if every is not None:
             machine.setdefault("world", every)
+    if slots is not None and not machine.get("gpus_per_node", ("", "0"))[1].isdecimal():
+        machine["gpus_per_node"] = slots  # of a variable that only the scheduler sets
     if "gpus_per_node" not in machine and "world" not in machine:
         if slots is not None:
             machine["gpus_per_node"] = slots

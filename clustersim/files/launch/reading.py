@@ -87,6 +87,7 @@ def read(
     left = others(table, said, used)
     for name, value in table.fixed.items():
         fields.setdefault(name, value)
+    notes += _recomputed(fields)
     notes += _named(fields, table)
     notes += _model(fields, model, read[0].name, _trains(read, table, said) if model is None else "")
     notes += filled(fields)
@@ -165,6 +166,20 @@ def _model(fields: ScenarioFields, model: str | None, file: str, trained: str) -
     if found.options:
         fields["model.options"] = found.options
     return [found.note]
+
+
+def _recomputed(fields: ScenarioFields) -> list[str]:
+    """How many layers are computed again, which Megatron-LM reads of full granularity alone: none of a stage where
+    blocks have 0; returns a note."""
+    layers = fields.get("parallel.recompute_num_layers")
+    full = fields.get("parallel.recompute_granularity") == "full"
+    if full and layers == 0 and fields.get("parallel.recompute_method") == "block":
+        for name in ("granularity", "method", "num_layers"):
+            del fields[f"parallel.recompute_{name}"]
+        return ["no layer is computed again: blocks of 0 layers are"]
+    if layers is not None and not full and fields.get("parallel.framework", MEGATRON) == MEGATRON:
+        del fields["parallel.recompute_num_layers"]
+    return []
 
 
 def _named(fields: ScenarioFields, table: FrameworkTable) -> list[str]:

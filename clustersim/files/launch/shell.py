@@ -204,7 +204,7 @@ class _Reader:
         if not self.candidates:
             if self.missing:
                 names = " and ".join(self.missing)
-                raise ScenarioError(f"{self.where}: runs {names}, which was not given; give that file too")
+                raise ScenarioError(f"{self.where}: runs or reads {names}, which was not given; give that file too")
             raise ScenarioError(f"{self.where}: {_NO_COMMAND}")
         best = max(self.candidates, key=lambda one: one.rank)
         others = {one.line for one in self.candidates if one.rank[0] == best.rank[0] > 0 and one.words != best.words}
@@ -505,6 +505,7 @@ class _Reader:
             self.made.read.add(name)
             self.text(self.others[name], name)
             return
+        self.missing.append(UNKNOWN.sub("", short(path)).lstrip("/"))
         self.note(line, f"reads {short(path)}, which was not given; what it sets is not known here")
 
     def _files(self, command: grammar.Command, words: list[str]) -> None:
@@ -555,20 +556,20 @@ class _Reader:
             self._script(scripts[0], command.line, words[at + 1 :])
             self.before = around
             return
-        whole = [*self.before, *words]
-        split = [part for word in whole for part in (word.split() if word.strip().startswith("--") else [word])]
-        count = sum(word.startswith("--") for word in split)
-        if words[0].startswith("--") and self.candidates:
+        own = _parts(words)
+        count = sum(word.startswith("--") for word in own)
+        if own[0].startswith("--") and self.candidates:
             self.note(
                 command.line,
-                "begins with an option: a comment or a missing backslash has ended the command before it, "
-                "and it is left out as bash leaves it out",
+                "begins with an option: a comment or a missing backslash has ended the command before it, and it is "
+                "left out as bash leaves it out",
             )
             return
-        starts = any(word.rsplit("/", 1)[-1] in LAUNCHERS for word in split)
-        trains = any(word.endswith(".py") or word == "-m" for word in split)
-        if count or starts:
-            self.candidates.append(Candidate(split, command.line, dict(self.variables), (2 * starts + trains, count)))
+        whole = [*_parts(self.before), *own]
+        starts = any(word.rsplit("/", 1)[-1] in LAUNCHERS for word in whole)
+        trains = any(word.endswith(".py") or word == "-m" for word in own)
+        if count or trains or any(word.rsplit("/", 1)[-1] in LAUNCHERS for word in own):
+            self.candidates.append(Candidate(whole, command.line, dict(self.variables), (2 * starts + trains, count)))
 
     def _within(self, text: str, line: int, arguments: list[str]) -> None:
         """The line that a shell is given."""
@@ -592,6 +593,11 @@ class _Reader:
         self.directed(self.others[name])
         self.text(self.others[name], name)
         self.variables = held
+
+
+def _parts(words: list[str]) -> list[str]:
+    """Words with those apart that hold several options."""
+    return [part for word in words for part in (word.split() if word.strip().startswith("--") else [word])]
 
 
 def _assigns(command: grammar.Command) -> bool:

@@ -67,6 +67,12 @@ def _of_axolotl(one: Document) -> None:
         said = one.options.pop(("args", name), None)
         if said is not None and said.value is True:
             one.options["args", "attn_implementation"] = OptionValue(said.name, means, said.where)
+    sharded = any(key[1].startswith((f"{_CONFIG}.", "fsdp_version")) for key in one.options)
+    if sharded and ("args", "fsdp") not in one.options:
+        one.options["config", "distributed_type"] = OptionValue(_CONFIG, "FSDP", one.name)
+    version = one.options.pop(("args", "fsdp_version"), None)
+    if version is not None:
+        one.options["config", f"{_CONFIG}.fsdp_version"] = version
     one.options.setdefault(("args", "micro_batch_size"), OptionValue("micro_batch_size", 1, one.name))
     for name in ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree"):
         said = one.options.pop(("args", name), None)

@@ -1,0 +1,431 @@
+"""What other people's launch files mean: names, files that name each other, references, and what a script trains."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clustersim.core.errors import ScenarioError
+from clustersim.files import launch as exchange
+from clustersim.files.launch.files import document, framework_of
+from clustersim.files.launch.table import load
+
+pytest.importorskip("yaml", reason="needs pyyaml (the exchange extra)")
+
+MACHINE = {"topology": "hgx-h100", "nodes": 1}
+ZERO3 = {
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {
+        "stage": 3,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+    },
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+}
+GPT = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 --max-position-embeddings 512 "
+GPT += "--micro-batch-size 4 --global-batch-size 32 --fp16"
+TRAINER = (
+    "train.py --model_name_or_path meta-llama/Meta-Llama-3-8B --per_device_train_batch_size 2 --max_seq_length 2048"
+)
+
+
+def read(*texts, machine=MACHINE, **asked):
+    """An import of texts by name."""
+    return exchange.read([document(text, name) for name, text in texts], machine, **asked)
+
+
+def script(words):
+    return "run.sh", f"torchrun --nproc_per_node 8 --nnodes 1 {words}"
+
+
+def leaves(found):
+    return exchange.canonical(found.scenario)
+
+
+# ---- what a script trains --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        ("pretrain_bert.py", "bert-large-uncased"),
+        ("examples/bert/pretrain_bert.py", "bert-large-uncased"),
+        ("pretrain_gpt.py", "gpt2-medium"),
+        ("train.py", "gpt2-medium"),
+    ],
+)
+def test_the_script_says_whether_tokens_see_all_others(program, name):
+    found = read(script(f"{program} {GPT}"))
+    assert found.tables["model"]["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("pretrain_t5.py", "encoder with a decoder"),
+        ("pretrain_vlm.py", "image encoder"),
+        ("pretrain_mamba.py", "Mamba"),
+        ("pretrain_vision_classify.py", "image model"),
+        ("pretrain_ict.py", "two encoders"),
+        ("pretrain_retro.py", "retrieval"),
+    ],
+)
+def test_a_script_whose_model_no_sizes_tell_is_refused_unless_the_model_is_given(program, why):
+    with pytest.raises(ScenarioError, match=rf"run.sh: {program[:-3]} trains .*{why}.*--model"):
+        read(script(f"{program} {GPT}"))
+    found = read(script(f"{program} {GPT}"), model="gpt2-medium")
+    assert found.tables["model"]["name"] == "gpt2-medium"
+
+
+NEMO = """
+run: {name: NAME, results_dir: "${base_results_dir}/${.name}"}
+trainer: {num_nodes: 2, devices: 8, precision: bf16}
+model:
+  micro_batch_size: 1
+  global_batch_size: 32
+  encoder_seq_length: 2048
+  max_position_embeddings: ${.encoder_seq_length}
+  num_layers: 24
+  hidden_size: 1024
+  ffn_hidden_size: FFN
+  num_attention_heads: 16
+  megatron_amp_O2: true
+  optim: {name: distributed_fused_adam, bucket_cap_mb: "${training.model.global_batch_size}"}
+  data: {seq_length: "${training.model.encoder_seq_length}", data_prefix: [1.0, "${data_dir}/x"]}
+"""
+
+
+def nemo(ffn="4096", name="gpt3_350m", **changed):
+    text = NEMO.replace("FFN", ffn).replace("NAME", name)
+    for key, value in changed.items():
+        text = text.replace(f"  {key}: ", f"  {key}: {value} # ")
+    return "gpt.yaml", text
+
+
+@pytest.mark.parametrize(
+    ("ffn", "width"),
+    [
+        ("${multiply:4, ${.hidden_size}}", 4096),
+        ("${multiply:4,${model.hidden_size}}", 4096),
+        ("${multiply:${training.model.num_attention_heads}, 256}", 4096),
+        ("${divide:${multiply:8, ${.hidden_size}}, 2}", 4096),
+        ("${.hidden_size}", 1024),
+        ("${model.encoder_seq_length}", 2048),
+        ("${..model.hidden_size}", 1024),
+        ("${oc.decode:${oc.env:FFN,3072}}", 3072),
+        ("${add:${.hidden_size}, ${.hidden_size}, 1024}", 3072),
+        ("${int_div:9000, 2}", 4500),
+    ],
+)
+def test_references_and_products_of_omegaconf_are_worked_out(ffn, width):
+    found = read(nemo(ffn))
+    assert leaves(found)["shape.d_ff"] == width
+    assert leaves(found)["model.seq_len"] == 2048
+
+
+@pytest.mark.parametrize(
+    ("ffn", "said"),
+    [
+        ("???", r"model.ffn_hidden_size is \?\?\?, which somebody must fill in"),
+        ("${nobody.says}", "model.ffn_hidden_size: .*nobody.says.* is set nowhere"),
+        ("${multiply:4, ${nobody}}", "is set nowhere"),
+        ("${.ffn_hidden_size}", "refers to itself"),
+        ("${frobnicate:4}", "is set nowhere"),
+        ("${divide:4, 0}", "is set nowhere"),
+    ],
+)
+def test_what_no_node_says_is_asked_for_where_it_matters(ffn, said):
+    with pytest.raises(ScenarioError, match=said) as wrong:
+        read(nemo(ffn))
+    assert "\n" not in str(wrong.value)
+
+
+def test_a_nemo_file_says_by_its_name_what_it_trains():
+    assert read(nemo(name="bert_345m")).tables["model"]["name"].startswith("bert-large")
+    with pytest.raises(ScenarioError, match="t5_220m trains an encoder with a decoder"):
+        read(nemo(name="t5_220m"))
+
+
+def test_without_o2_parameters_of_nemo_stay_in_fp32():
+    assert leaves(read(nemo()))["strategy.param_dtype"] == "bf16"
+    assert leaves(read(nemo(megatron_amp_O2="false")))["strategy.param_dtype"] == "fp32"
+
+
+# ---- files that name each other --------------------------------------------------------------------------------------
+
+ACCELERATE = """
+compute_environment: LOCAL_MACHINE
+deepspeed_config: {deepspeed_config_file: ds_zero3.json, zero3_init_flag: true}
+distributed_type: DEEPSPEED
+num_machines: 1
+num_processes: 8
+"""
+
+
+def test_a_file_that_another_names_is_asked_for_and_counts():
+    launch = "acc.sh", f"accelerate launch --config_file acc.yaml {TRAINER} --bf16 True"
+    own = "acc.yaml", ACCELERATE
+    with pytest.raises(ScenarioError, match=r"acc.sh.*config_file names acc.yaml; give that file too"):
+        read(launch)
+    with pytest.raises(ScenarioError, match=r"acc.yaml: .*config_file names ds_zero3.json; give that file too"):
+        read(launch, own)
+    found = read(launch, own, ("ds_zero3.json", json.dumps(ZERO3)))
+    assert leaves(found)["strategy.zero_optimization.stage"] == 3
+    other = read(launch, own, ("mine.json", json.dumps(ZERO3)))
+    assert leaves(other) == leaves(found)
+    assert any("mine.json is taken for ds_zero3.json" in note for note in other.notes)
+
+
+def test_auto_is_what_the_trainer_puts_for_the_model():
+    found = read(
+        ("train.sh", f"deepspeed --num_gpus 8 {TRAINER} --deepspeed ds.json --bf16 True"),
+        ("ds.json", json.dumps(ZERO3)),
+    )
+    had = leaves(found)
+    width = 4096
+    assert had["strategy.zero_optimization.reduce_bucket_size"] == width**2
+    assert had["strategy.zero_optimization.stage3_prefetch_bucket_size"] == int(0.9 * width**2)
+    assert had["strategy.zero_optimization.stage3_param_persistence_threshold"] == 10 * width
+    assert (had["batch.micro"], had["strategy.param_dtype"]) == (2, "bf16")
+    assert any("4,096 wide" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("zero", "field", "value"),
+    [
+        ({"stage": 3, "prefetch_bucket_size": 7e6}, "stage3_prefetch_bucket_size", 7e6),
+        ({"stage": 3, "param_persistence_threshold": 9}, "stage3_param_persistence_threshold", 9),
+        ({"stage": 2, "cpu_offload": True}, "offload_optimizer.device", "cpu"),
+    ],
+)
+def test_deepspeed_takes_two_names_for_a_field(zero, field, value):
+    config = {"zero_optimization": zero, "train_micro_batch_size_per_gpu": 1, "bfloat16": {"enabled": True}}
+    had = leaves(read(("ds.json", json.dumps(config)), model="llama3-8b"))
+    assert had[f"strategy.zero_optimization.{field}"] == value
+    assert had["strategy.param_dtype"] == "bf16"
+
+
+def test_two_names_of_one_field_with_two_values_contradict():
+    zero = {"stage": 3, "prefetch_bucket_size": 7, "stage3_prefetch_bucket_size": 8}
+    with pytest.raises(ScenarioError, match="are one option"):
+        read(("ds.json", json.dumps({"zero_optimization": zero, "train_batch_size": 8})), model="llama3-8b")
+
+
+# ---- Trainer, TRL, LLaMA-Factory, axolotl ----------------------------------------------------------------------------
+
+FACTORY = """
+model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct
+finetuning_type: full
+cutoff_len: 2048
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+bf16: true
+flash_attn: fa2
+gradient_checkpointing: true
+"""
+
+
+def test_arguments_in_a_file_of_their_own_are_those_of_a_script():
+    said = FACTORY.replace("finetuning_type: full\n", "").strip().splitlines()
+    words = " ".join(f"--{name} {value}" for name, _, value in (line.partition(": ") for line in said))
+    files = read(("sft.yaml", FACTORY))
+    assert leaves(files) == leaves(read(script(f"train.py {words}")))
+    assert files.tables["model"]["name"] == "llama3-8b"
+    assert any("has the sizes of llama3-8b" in note for note in files.notes)
+
+
+def test_axolotls_names_mean_the_same():
+    text = FACTORY.replace("model_name_or_path", "base_model").replace("cutoff_len", "sequence_len")
+    text = text.replace("per_device_train_batch_size", "micro_batch_size").replace(
+        "flash_attn: fa2", "flash_attention: true"
+    )
+    text = text.replace("bf16: true", "bf16: auto")
+    assert leaves(read(("ax.yml", text))) == leaves(read(("sft.yaml", FACTORY)))
+    sharded = read(("ax.yml", f"{text}fsdp_version: 2\nfsdp_config:\n  offload_params: true\n"))
+    assert (leaves(sharded)["strategy.kind"], leaves(sharded)["strategy.cpu_offload"]) == ("fsdp", True)
+
+
+@pytest.mark.parametrize("name", ["lora_r: 8\nadapter: lora", "use_peft: true", "finetuning_type: lora"])
+def test_adapters_are_said_not_to_be_played(name):
+    text = FACTORY.replace("finetuning_type: full", "") + name
+    assert "all parameters are trained" in read(("sft.yaml", text)).unplayed.values()
+
+
+@pytest.mark.parametrize(
+    ("file", "argument", "kept"),
+    [("true", "", "full"), ("false", "--gradient_checkpointing True", "full"), ("false", "", None)],
+)
+def test_either_switch_of_checkpointing_turns_it_on(file, argument, kept):
+    config = f"distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_activation_checkpointing: {file}\n"
+    found = read(("acc.yaml", config), script(f"{TRAINER} {argument}"))
+    assert found.tables["model"].get("activation_checkpointing") == kept
+
+
+def test_fsdp_of_trainers_arguments_is_fsdp():
+    had = leaves(read(script(f'{TRAINER} --fsdp "shard_grad_op auto_wrap offload" --bf16')))
+    assert (had["strategy.kind"], had["strategy.sharding_strategy"], had["strategy.cpu_offload"]) == (
+        "fsdp",
+        "SHARD_GRAD_OP",
+        True,
+    )
+    with pytest.raises(ScenarioError, match="'half_shard' is not a choice"):
+        read(script(f"{TRAINER} --fsdp half_shard"))
+
+
+def test_options_of_accelerate_launch_count_as_its_file_does():
+    words = "accelerate launch --use_deepspeed --zero_stage 3 --mixed_precision bf16 --num_processes 8 "
+    had = leaves(read(("run.sh", f"{words}{TRAINER}"), machine={"topology": "hgx-h100"}))
+    assert (had["strategy.kind"], had["strategy.zero_optimization.stage"]) == ("zero", 3)
+    assert had["model.dtype"] == "bf16"
+
+
+def test_a_length_that_nobody_says_is_said():
+    found = read(script(TRAINER.replace("--max_seq_length 2048", "")))
+    assert any("how long a sequence is: 8,192 tokens" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "whose"),
+    [
+        ("model:\n  _component_: torchtune.models.llama3.llama3_8b\nbatch_size: 2\n", "torchtune"),
+        ("trainer:\n  strategy: fsdp\n  devices: 8\nmodel:\n  class_path: a.B\n", "Lightning"),
+    ],
+)
+def test_files_of_frameworks_that_are_not_read_are_refused_by_name(text, whose):
+    with pytest.raises(ScenarioError, match=f"is of {whose}"):
+        framework_of([document(text, "a.yaml")])
+
+
+# ---- an option means what its framework means ------------------------------------------------------------------------
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[parallelism]
+[compile]
+enable = true
+"""
+
+
+@pytest.mark.parametrize(
+    ("components", "implementation"),
+    [('["loss"]', "flash"), ('["model", "loss"]', "fused"), ('["model"]', "fused"), (None, "fused"), ("[]", "flash")],
+)
+def test_torchtitan_compiles_the_components_that_it_is_told(components, implementation):
+    text = TITAN + (f"components = {components}\n" if components else "")
+    assert read(("a.toml", text)).tables["model"]["implementation"] == implementation
+
+
+def test_changes_on_torchtitans_command_line_count_against_its_file():
+    launch = script("-m torchtitan.train --job.config_file a.toml --training.local_batch_size 2")
+    assert leaves(read(launch, ("a.toml", TITAN)))["batch.micro"] == 2
+    with pytest.raises(ScenarioError, match=r"names a.toml; give that file too"):
+        read(launch, framework="torchtitan")
+
+
+@pytest.mark.parametrize(
+    ("said", "granularity"),
+    [
+        ("--recompute-granularity selective --recompute-num-layers 1", "selective"),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 0", None),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 1", "full"),
+    ],
+)
+def test_how_many_layers_megatron_computes_again(said, granularity):
+    found = read(script(f"pretrain_gpt.py {GPT} {said}"))
+    assert leaves(found).get("parallel.recompute_granularity") == granularity
+
+
+def test_an_option_that_is_there_twice_is_as_argparse_reads_it():
+    found = read(script(f"pretrain_gpt.py {GPT} --seq-length 256"))
+    assert leaves(found)["model.seq_len"] == 256
+    assert any("--seq-length is there twice" in note for note in found.notes)
+
+
+DEFAULTS = {
+    # torchtitan/config/job_config.py at 000204a4 and b5bcd76c
+    "torchtitan": {
+        "training.local_batch_size": 8,
+        "training.seq_len": 2048,
+        "training.max_norm": 1.0,
+        "training.global_batch_size": -1,
+        "training.mixed_precision_param": "bfloat16",
+        "training.mixed_precision_reduce": "float32",
+        "training.enable_cpu_offload": False,
+        "optimizer.name": "AdamW",
+        "optimizer.implementation": "fused",
+        "compile.enable": False,
+        "parallelism.data_parallel_replicate_degree": 1,
+        "parallelism.data_parallel_shard_degree": -1,
+        "parallelism.tensor_parallel_degree": 1,
+        "parallelism.pipeline_parallel_degree": 1,
+        "parallelism.pipeline_parallel_schedule": "1F1B",
+        "parallelism.pipeline_parallel_microbatch_size": 1,
+        "parallelism.context_parallel_degree": 1,
+        "parallelism.context_parallel_rotate_method": "allgather",
+        "parallelism.enable_async_tensor_parallel": False,
+        "parallelism.fsdp_reshard_after_forward": "default",
+    },
+    # megatron/training/arguments.py, NVIDIA/Megatron-LM at d98e8a64
+    "megatron": {
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "context_parallel_size": 1,
+        "make_vocab_size_divisible_by": 128,
+        "attention_dropout": 0.1,
+        "hidden_dropout": 0.1,
+        "normalization": "LayerNorm",
+        "position_embedding_type": "learned_absolute",
+        "transformer_impl": "transformer_engine",
+        "optimizer": "adam",
+        "moe_token_dispatcher_type": "allgather",
+        "moe_router_topk": 2,
+        "num_query_groups": 1,
+        "cp_comm_type": "p2p",
+        "use_distributed_optimizer": False,
+        "overlap_grad_reduce": False,
+    },
+    # transformers TrainingArguments 4.5x; accelerate commands/launch.py 1.x
+    "accelerate": {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": False,
+        "max_grad_norm": 1.0,
+        "optim": "adamw_torch",
+        "fsdp_config.fsdp_version": 1,
+        "fsdp_config.fsdp_sharding_strategy": "FULL_SHARD",
+        "deepspeed_config.zero_stage": 2,
+    },
+    # deepspeed/runtime/config.py and zero/config.py, deepspeedai/DeepSpeed at edaa7221
+    "deepspeed": {"zero_optimization.stage": 0, "gradient_clipping": 0.0},
+}
+"""Defaults of the frameworks themselves, with where they stand."""
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_are_the_frameworks_own(name):
+    rows = [row for row in load(name).every() if row.default is not None]
+    had = {row.option: row.default for row in rows}
+    assert {option: had.get(option) for option in DEFAULTS[name]} == DEFAULTS[name]
+
+
+def test_megatron_in_bf16_keeps_bf16_parameters_and_reduces_in_fp32():
+    had = leaves(read(script(f"pretrain_gpt.py {GPT.replace('--fp16', '--bf16')} --use-distributed-optimizer")))
+    assert had["strategy.param_dtype"] == "bf16"
+    assert had.get("parallel.grad_reduce_in_fp32") in (None, True)  # which it is of bf16
+    own = leaves(read(script(f"pretrain_gpt.py {GPT.replace('--fp16', '--bf16')} --grad-reduce-in-bf16")))
+    assert own["parallel.grad_reduce_in_fp32"] is False
+
+
+def test_a_script_that_is_written_has_the_longest_sequence_and_the_base_of_rotations():
+    from clustersim import scenario
+
+    text = exchange.written(scenario.load("tp8_pp4_llama3_70b_32x8_h100"), "megatron").texts["launch.sh"]
+    assert "--max-position-embeddings 8192" in text
+    assert "--rotary-base 500000" in text
+    assert not exchange.written(scenario.load("tp8_pp4_llama3_70b_32x8_h100"), "megatron").wordless
