@@ -157,3 +157,142 @@ def test_a_matrix_without_its_gpu_or_with_a_row_cut_off_is_one_error(tmp_path: P
     given.write_text(matrix(4, 2, "NV12").replace("NIC1\tNODE", "NIC1\t?"))
     with pytest.raises(TopologyError, match="row NIC1 is not whole"):
         topology_text(given, "A100-SXM4-40GB")
+
+
+def tree(gpu: str = "", nic: str = "", gpus: int = 8, *, link: str = 'link_speed="16 GT/s" link_width="16"') -> str:
+    """As files for NCCL_TOPO_FILE are: PCI devices alone, two GPUs and two NICs on a switch."""
+    lines = ['<system version="1">']
+    for switch in range(gpus // 2):
+        lines.append(f'<cpu numaid="{switch}" arch="x86_64" vendor="AuthenticAMD"><pci class="0x060400" {link}>')
+        for i in range(2):
+            lines.append(f'<pci busid="000{switch}:0{i}:00.0" class="0x030200"{gpu} {link}/>')
+            lines.append(f'<pci busid="010{switch}:0{i}:00.0" class="0x020700"{nic} {link}/>')
+        lines.append("</pci></cpu>")
+    return "\n".join([*lines, "</system>"])
+
+
+def made_of(text: str, folder: Path, *options: str, **asked: str) -> tuple[str, fabrics.TopologyReport, object]:
+    """What ``new topology --from`` says, what ``check`` finds, and the machine."""
+    given = folder / "given.xml"
+    out = folder / "mine.toml"
+    given.write_text(text)
+    done = CliRunner().invoke(cli, ["new", "topology", str(out), "--from", str(given), *options])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    machine = fabrics.load(str(out), nodes=2)
+    return done.output, fabrics.check(machine), machine
+
+
+def sums(machine, kind: str) -> float:
+    """GB/s of links of a kind out of the first GPU, or into the network from a node's NICs."""
+    links = np.array(machine.link_kinds) == kind
+    if kind == "net":
+        nics = np.array([k == "nic" for k in machine.vertex_kinds]) & (machine.vertex_node == 0)
+        return float(machine.link_bandwidth[links & nics[machine.link_src]].sum() / 1e9)
+    return float(machine.link_bandwidth[links & (machine.link_src == machine.node_gpus(0)[0])].sum() / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "nvlink", "net"),
+    [
+        ("H100-SXM5-80GB", 450, 8 * 50),
+        ("A100-SXM4-80GB", 300, 8 * 25),
+        ("A100-SXM4-40GB", 300, 8 * 12.5),
+        ("V100-SXM2-32GB", 150, 8 * 12.5),
+        ("H200-SXM5-141GB", 450, 8 * 50),
+    ],
+)
+def test_what_the_pci_tree_leaves_out_is_the_boards_and_said(tmp_path: Path, gpu: str, nvlink: float, net: float):
+    said, report, machine = made_of(tree(), tmp_path, "--gpu", gpu)
+    assert (sums(machine, "nvlink"), sums(machine, "net")) == (pytest.approx(nvlink), pytest.approx(net))
+    for words in ("NVLink between the GPUs is that of", "where the file does not say"):
+        assert words in said
+        assert any(words in warning for warning in report.warnings)
+
+
+def test_xgmi_is_filled_in_as_well(tmp_path: Path):
+    _, report, machine = made_of(tree(), tmp_path, "--gpu", "MI300X")
+    assert sums(machine, "xgmi") == pytest.approx(7 * 64)
+    assert any("xGMI" in warning for warning in report.warnings)
+
+
+def test_a_nics_own_id_says_its_rate_before_the_machine_does(tmp_path: Path):
+    text = tree(' vendor="0x10de" device="0x2330"', ' vendor="0x15b3" device="0x101b"')
+    said, _, machine = made_of(text, tmp_path)
+    assert sums(machine, "net") == pytest.approx(8 * 25)
+    assert "the fastest port of a ConnectX-6" in said
+
+
+def test_nics_beside_from_say_the_rate_and_nothing_is_assumed_of_them(tmp_path: Path):
+    _, report, machine = made_of(tree(), tmp_path, "--gpu", "H100-SXM5-80GB", "--nics", "8x200Gb/s")
+    assert sums(machine, "net") == pytest.approx(8 * 25)
+    assert not any("NIC" in warning or "Gb/s" in warning for warning in report.warnings)
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(ClusterSimError, match="has 8 NICs, 8 of them below a PCIe switch with a GPU; --nics says 4"):
+        made_of(tree(), other, "--gpu", "H100-SXM5-80GB", "--nics", "4x200Gb/s")
+
+
+def test_nics_away_from_gpus_are_left_out_where_fewer_are_said(tmp_path: Path):
+    storage = '<pci busid="0300:00:00.0" class="0x020000" link_speed="16 GT/s" link_width="8"/></cpu>'
+    text = tree().replace("</cpu>", storage, 1)
+    said, _, machine = made_of(text, tmp_path, "--gpu", "H100-SXM5-80GB", "--nics", "8x400Gb/s")
+    assert "1 NICs are left out" in said
+    assert sums(machine, "net") == pytest.approx(8 * 50)
+
+
+def test_a_board_that_no_shipped_machine_has_is_asked_for(tmp_path: Path):
+    with pytest.raises(TopologyError, match="no shipped machine says how 6 V100-SXM2-32GB are joined by NVLink"):
+        made_of(tree(gpus=6), tmp_path, "--gpu", "V100-SXM2-32GB")
+
+
+def test_a_dump_without_nvlink_is_taken_as_it_is_and_said(tmp_path: Path):
+    text = dgx_h100().replace("<nvlink", "<no").replace('tclass="0x068000"/>', "/>")
+    _, report, machine = made_of(text, tmp_path)
+    assert "nvlink" not in machine.link_kinds
+    assert any("is it working?" in warning for warning in report.warnings)
+
+
+def test_collective_repeats_what_is_assumed(tmp_path: Path):
+    made_of(tree(), tmp_path, "--gpu", "H100-SXM5-80GB")
+    asked = ["collective", "all_reduce", "--topology", str(tmp_path / "mine.toml"), "--size", "1M"]
+    assert "# assumed: NVLink between the GPUs" in CliRunner().invoke(cli, asked).output
+    assert '"assumed: NVLink' in CliRunner().invoke(cli, [*asked, "--json"]).output
+
+
+def test_a_matrix_says_no_rate_of_nics(tmp_path: Path):
+    said, report, machine = made_of(matrix(8, 8, "NV18"), tmp_path, "--gpu", "H100-SXM5-80GB")
+    assert sums(machine, "net") == pytest.approx(8 * 50)
+    assert "400 Gb/s, as in" in said
+    assert any("400 Gb/s, as in" in warning for warning in report.warnings)
+
+
+def test_a_switch_far_slower_than_what_is_below_it_and_an_odd_nic_look_wrong(tmp_path: Path):
+    text = dgx_h100().replace(f'class="0x060400" {SPEED}', 'class="0x060400" link_speed="2.5 GT/s" link_width="1"', 1)
+    _, report, _ = made_of(text, tmp_path)
+    assert any("node0/pcie0" in warning and "0.25 GB/s up" in warning for warning in report.warnings)
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    _, report, _ = made_of(dgx_h100().replace('speed="400000"', 'speed="200000"', 1), odd)
+    assert any("node0/nic0: 25 GB/s beside 7 NICs of 50 GB/s" in warning for warning in report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[node]\nremove = true", r"remove = true at \$.node.remove: write which vertices"),
+        ("[[changes]]\nremove = true", r"changes\[0\]: remove = true: write what is gone"),
+        ('[[changes]]\nmatch = "node0/nic0"\nremove = false', "remove = false: write what is gone"),
+    ],
+)
+def test_remove_says_what(tmp_path: Path, text: str, said: str):
+    path = tmp_path / "mine.toml"
+    path.write_text(f'name = "mine"\nextends = "hgx-h100"\n{text}\n')
+    with pytest.raises(TopologyError, match=said):
+        fabrics.load(str(path))
+
+
+def test_a_change_of_a_file_may_take_out_what_it_matches(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\nextends = "hgx-h100"\n[[changes]]\nmatch = "node0/nic0"\nremove = true\n')
+    assert sum(kind == "nic" for kind in fabrics.load(str(path)).vertex_kinds) == 7
