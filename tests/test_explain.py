@@ -271,3 +271,24 @@ def test_a_real_trace_is_found_launch_bound_and_skewed(shared):
     spread = skews(timeline)
     spread = spread[spread == spread]
     assert (round(spread.min() * 1e6), round(spread.max() * 1e6)) == (125, 7624)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallel.tp": 2, "parallel.sequence_parallel": True},
+        {"parallel.pp": 2, "parallel.vpp": 2, "parallel.microbatches": 8},
+    ],
+)
+def test_settings_that_need_each_other_are_left_out_together(changes, tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_text(
+        '[cluster]\ntopology = "hgx-h100"\nnodes = 1\n[model]\nname = "llama3.2-1b"\nseq_len = 512\ndtype = "bf16"\n'
+        '[parallel]\nmicrobatches = 4\n[strategy]\nkind = "ddp"\nparam_dtype = "bf16"\n[run]\nsteps = 2\n'
+    )
+    made = package.load(path, changes)
+    did, idle = each_change(made, made.run().timeline)
+    first = next(iter(changes))
+    assert any(line.startswith(f"without {first}=2 and parallel.") for line in did)
+    assert len(did) + len(idle) == len(changes)
+    assert not any("cannot" in line for line in idle)
