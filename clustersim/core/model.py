@@ -36,12 +36,19 @@ class Tensor:
     numel : int, elements.
     tied_to : name of the tensor it shares storage with, counted once (``lm_head.weight`` tied to the embedding).
     cut : how tensor parallelism divides it, one of :data:`CUTS`.
+    width : int, elements of one row of its first dimension, which FSDP2 shards by; 1 for a vector.
     """
 
     name: str
     numel: int
     tied_to: str = ""
     cut: str = "whole"
+    width: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Length of its first dimension."""
+        return self.numel // self.width
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def _flow(flow: int, left: int, channels: int, length: int, mels: int) -> list[L
     mixed, mix = _conv(sound, left, 1)
     # The log determinant is worked out by an LU decomposition of an 8 x 8 matrix.
     both = (mix, K.memory("log_determinant", float(sound.size), K.Passes(1, 1, 12, 20)))
-    weights = (Tensor(f"convinv.{flow}.conv.weight", left * left),)
+    weights = (Tensor(f"convinv.{flow}.conv.weight", left * left, width=left),)
     p = f"WN.{flow}"
     layers = [Layer(f"convinv.{flow}", "flow", weights, both, activation_bytes=float(mixed.size))]
     x, start = _conv(Feature(half, 1, length), channels, 1)
@@ -100,7 +100,7 @@ def _normed(name: str, n_in: int, n_out: int, window: int) -> tuple[Tensor, ...]
     return (
         Tensor(f"{name}.bias", n_out),
         Tensor(f"{name}.weight_g", n_out),
-        Tensor(f"{name}.weight_v", n_in * n_out * window),
+        Tensor(f"{name}.weight_v", n_in * n_out * window, width=n_in * window),
     )
 
 

@@ -34,7 +34,11 @@ def fastpitch(frames: int = FRAMES, longest: int = LONGEST) -> Model:
     46266420
     """
     gather = (K.memory("gather", float(CHARACTERS * WIDTH), K.Passes(2 + 3, 4 + 2, 3, 4)),)
-    layers = [Layer("encoder.word_emb", "embedding", (Tensor("encoder.word_emb.weight", SYMBOLS * WIDTH),), gather)]
+    layers = [
+        Layer(
+            "encoder.word_emb", "embedding", (Tensor("encoder.word_emb.weight", SYMBOLS * WIDTH, width=WIDTH),), gather
+        )
+    ]
     layers += [_block(f"encoder.layers.{i}", CHARACTERS) for i in range(6)]
     layers += [_predictor(name) for name in ("duration_predictor", "pitch_predictor", "energy_predictor")]
     layers += [_embedding("pitch_emb"), _embedding("energy_emb"), _aligner(longest)]

@@ -61,13 +61,16 @@ def _made(s: TransformerShape, rows: Iterable[str], ahead: str = "") -> Tensors:
     return tuple(tensor for part, name in map(str.split, rows) for tensor in known[part](ahead + name))
 
 
-def linear(name: str, n_in: int, n_out: int, cut: str = "sequence", *, bias: bool = False) -> Tensors:
+def linear(
+    name: str, n_in: int, n_out: int, cut: str = "sequence", *, bias: bool = False, transposed: bool = False
+) -> Tensors:
     """A linear's weight, and its bias, which every rank has whole where the weight is cut by rows.
 
     By default it is whole on every rank, each of which sees only its own tokens under sequence parallelism.
+    ``transposed`` : the weight is (in, out), as Hugging Face's Conv1D has it, and not (out, in).
     """
     dot = "_" if name.endswith("in_proj") and "attention" in name else "."  # torch.nn.MultiheadAttention's own
-    made = Tensor(f"{name}{dot}weight", n_in * n_out, cut=cut)
+    made = Tensor(f"{name}{dot}weight", n_in * n_out, cut=cut, width=n_out if transposed else n_in)
     return (made, Tensor(f"{name}{dot}bias", n_out, cut="sequence" if cut == "row" else cut)) if bias else (made,)
 
 
@@ -80,8 +83,14 @@ def _linear(n_in: int, n_out: int, cut: str = "sequence", *, bias: bool = False,
     return lambda name: linear(name, n_in, n_out, cut, bias=bias) if there else ()
 
 
-def _tensor(numel: int, cut: str = "whole", *, there: bool = True, tied_to: str = "") -> Part:
-    return lambda name: (Tensor(name, numel, tied_to, cut),) if there else ()
+def _of_gpt2(s: TransformerShape, n_in: int, n_out: int, cut: str, *, bias: bool, there: bool) -> Part:
+    """A linear that is a Conv1D in Hugging Face's GPT-2."""
+    transposed = s.family == "gpt2"
+    return lambda name: linear(name, n_in, n_out, cut, bias=bias, transposed=transposed) if there else ()
+
+
+def _tensor(numel: int, cut: str = "whole", *, there: bool = True, tied_to: str = "", width: int = 1) -> Part:
+    return lambda name: (Tensor(name, numel, tied_to, cut, width),) if there else ()
 
 
 @lru_cache(maxsize=64)
@@ -97,31 +106,37 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
     p = s.patches or Patches(0, 0, tokens=0)
     words = families()[s.family].embedding[0].removeprefix("words ")
     return {
-        "words": _tensor(s.vocab * s.embedding_width, "vocab"),
-        "positions": _tensor(s.n_positions * h, there=s.positions == "learned"),
-        "segments": _tensor(s.token_types * h, there=s.token_types > 0),
+        "words": _tensor(s.vocab * s.embedding_width, "vocab", width=s.embedding_width),
+        "positions": _tensor(s.n_positions * h, there=s.positions == "learned", width=h),
+        "segments": _tensor(s.token_types * h, there=s.token_types > 0, width=h),
         "project_in": _linear(s.embed_dim, h, there=s.embed_dim > 0),
         "project_out": _linear(h, s.embed_dim, there=s.embed_dim > 0),
         "embedding_norm": _linear(1, h, bias=s.norm_bias),
         "final_norm": _linear(1, h, bias=s.norm_bias, there=s.final_norm),
-        "logits": _tensor(s.vocab * s.embedding_width, "vocab", there=s.head == "lm", tied_to=words if s.tied else ""),
+        "logits": _tensor(
+            s.vocab * s.embedding_width,
+            "vocab",
+            there=s.head == "lm",
+            tied_to=words if s.tied else "",
+            width=s.embedding_width,
+        ),
         "logits_bias": _tensor(s.vocab, "vocab", there=s.head == "lm" and s.head_bias),
         "pooler": _linear(h, h, bias=True, there=s.head in {"pooler", "pretraining"}),
         "masked_bias": _tensor(s.vocab, "vocab", there=masked),
         "masked_transform": _linear(h, h, bias=True, there=masked),
         "masked_norm": _linear(1, h, bias=s.norm_bias, there=masked),
-        "masked_logits": _tensor(s.vocab * h, "vocab", there=masked, tied_to=words),
+        "masked_logits": _tensor(s.vocab * h, "vocab", there=masked, tied_to=words, width=h),
         "next_sentence": _linear(h, 2, bias=True, there=s.head == "pretraining"),
         "answers": _linear(h, 2, bias=True, there=s.head == "qa"),
-        "token": _tensor(p.tokens * h, there=p.tokens > 0),
-        "mask_token": _tensor(h),
-        "places": _tensor(s.n_positions * h, there=p.side > 0),
+        "token": _tensor(p.tokens * h, there=p.tokens > 0, width=p.tokens * h),
+        "mask_token": _tensor(h, width=h),
+        "places": _tensor(s.n_positions * h, there=p.side > 0, width=s.n_positions * h),
         "patches": _linear(p.channels * p.side**2 * p.depth, h, "whole", bias=True, there=p.side > 0),
         "patches_plain": _linear(p.channels * p.side**2 * p.depth, h, "whole", there=p.side > 0),
         "pooling": lambda name: _pooling(name, s) if s.pooling else (),
         "classes": _linear(h, s.vocab, "whole", bias=True),
-        "words_again": _tensor(s.vocab * h, "vocab", tied_to=words),
-        "logits_again": _tensor(s.vocab * h, "vocab", tied_to="lm_head.weight"),
+        "words_again": _tensor(s.vocab * h, "vocab", tied_to=words, width=h),
+        "logits_again": _tensor(s.vocab * h, "vocab", tied_to="lm_head.weight", width=h),
         "join": _linear(2 * h, h),
     }
 
@@ -130,7 +145,7 @@ def _pooling(name: str, s: TransformerShape) -> Tensors:
     """SigLIP's head: attention of one learned query to all patches, a norm and an MLP."""
     h = s.d_model
     return (
-        Tensor(f"{name}.probe", h),
+        Tensor(f"{name}.probe", h, width=h),
         *affine(f"{name}.attention.in_proj", h, 3 * h),
         *affine(f"{name}.attention.out_proj", h, h),
         *affine(f"{name}.layernorm", 1, h),
@@ -151,15 +166,15 @@ def _of_block(s: TransformerShape) -> dict[str, Part]:
         "two_norm": _linear(1, h, bias=s.norm_bias, there=s.norm_places == "parallel_two"),
         "not_two_norm": _linear(1, h, bias=s.norm_bias, there=s.norm_places != "parallel_two"),
         "layer_scale": _tensor(h),
-        "qkv": _linear(h, queries + 2 * s.kv_width, "column", bias=s.qkv_bias, there=attends),
+        "qkv": _of_gpt2(s, h, queries + 2 * s.kv_width, "column", bias=s.qkv_bias, there=attends),
         "q": _linear(h, queries, "column", bias=s.qkv_bias, there=attends),
         "kv": _linear(h, s.kv_width, "column", bias=s.qkv_bias, there=attends),
         "k_plain": _linear(h, s.kv_width, "column", there=attends),
-        "out": _linear(s.width, h, "row", bias=s.out_bias, there=attends),
-        "gate": _linear(h, s.d_ff, "column", bias=s.mlp_bias, there=s.gated and dense),
-        "up": _linear(h, s.d_ff, "column", bias=s.mlp_bias, there=dense),
+        "out": _of_gpt2(s, s.width, h, "row", bias=s.out_bias, there=attends),
+        "gate": _of_gpt2(s, h, s.d_ff, "column", bias=s.mlp_bias, there=s.gated and dense),
+        "up": _of_gpt2(s, h, s.d_ff, "column", bias=s.mlp_bias, there=dense),
         "gate_up": _linear(h, 2 * s.d_ff, "column", bias=s.mlp_bias, there=dense),
-        "down": _linear(s.d_ff, h, "row", bias=s.mlp_bias, there=dense),
+        "down": _of_gpt2(s, s.d_ff, h, "row", bias=s.mlp_bias, there=dense),
         "scalar": _tensor(1, there=dense),
     }
 
@@ -218,7 +233,7 @@ def _of_delta(s: TransformerShape) -> dict[str, Part]:
     return {
         "delta_dt": _tensor(heads, "column"),
         "delta_log": _tensor(heads, "column"),
-        "delta_conv": _tensor((2 * keys + values) * d.conv, "column"),
+        "delta_conv": _tensor((2 * keys + values) * d.conv, "column", width=d.conv),
         "delta_in": _linear(h, 2 * keys + 2 * values, "column"),
         "delta_gates": _linear(h, 2 * heads, "column"),
         "delta_qkv": _linear(h, 2 * keys + values, "column"),
@@ -250,7 +265,7 @@ def _of_space(s: TransformerShape) -> dict[str, Part]:
         return parts
     if "mamba" in mixing:
         parts |= {
-            "scan_log": _tensor(p.inner * p.state, "column"),
+            "scan_log": _tensor(p.inner * p.state, "column", width=p.state),
             "scan_d": _tensor(p.inner, "column"),
             "scan_conv": _linear(p.conv, p.inner, "column", bias=p.conv_bias),
             "scan_in": _linear(h, 2 * p.inner, "column", bias=p.bias),
@@ -344,12 +359,12 @@ def _joined(name: str, s: TransformerShape, e: Experts) -> Tensors:
     wide = 2 * f if s.gated else f
     up = f"{name}.{'gate_up' if s.gated else 'up'}_proj"
     down = f"{name}.down_proj"
-    tensors = [Tensor(up, n * h * wide, cut="expert_column")]
+    tensors = [Tensor(up, n * h * wide, cut="expert_column", width=h * wide)]
     if e.bias:
-        tensors.append(Tensor(f"{up}_bias", n * wide, cut="expert_column"))
-    tensors.append(Tensor(down, n * f * h, cut="expert_row"))
+        tensors.append(Tensor(f"{up}_bias", n * wide, cut="expert_column", width=wide))
+    tensors.append(Tensor(down, n * f * h, cut="expert_row", width=f * h))
     if e.bias:
-        tensors.append(Tensor(f"{down}_bias", n * h, cut="expert"))
+        tensors.append(Tensor(f"{down}_bias", n * h, cut="expert", width=h))
     return tuple(tensors)
 
 

@@ -74,8 +74,8 @@ def _lstm_kernels(steps: int, n_in: int, hidden: int, way: str = "") -> tuple[Ke
 
 def _lstm_tensors(name: str, n_in: int, hidden: int, suffix: str = "") -> tuple[Tensor, ...]:
     return (
-        Tensor(f"{name}.weight_ih{suffix}", 4 * hidden * n_in),
-        Tensor(f"{name}.weight_hh{suffix}", 4 * hidden * hidden),
+        Tensor(f"{name}.weight_ih{suffix}", 4 * hidden * n_in, width=n_in),
+        Tensor(f"{name}.weight_hh{suffix}", 4 * hidden * hidden, width=hidden),
         Tensor(f"{name}.bias_ih{suffix}", 4 * hidden),
         Tensor(f"{name}.bias_hh{suffix}", 4 * hidden),
     )
@@ -107,7 +107,7 @@ def gnmt(tokens: int = GNMT_TOKENS, padded: int = GNMT_PADDED) -> Model:
     embedding = Layer(
         "embedder",
         "embedding",
-        (Tensor("encoder.embedder.weight", GNMT_VOCAB * h),),
+        (Tensor("encoder.embedder.weight", GNMT_VOCAB * h, width=h),),
         (K.memory("gather", float(2 * t * h), K.Passes(2, 4, 2, 6)),),
         activation_bytes=0.0,
     )
@@ -138,8 +138,8 @@ def gnmt(tokens: int = GNMT_TOKENS, padded: int = GNMT_PADDED) -> Model:
 def _bahdanau(t: int, h: int) -> Layer:
     """Normalised additive attention; NVIDIA's kernel keeps the (t, t, h) sums on the chip."""
     tensors = (
-        Tensor("decoder.att_rnn.attn.linear_q.weight", h * h),
-        Tensor("decoder.att_rnn.attn.linear_k.weight", h * h),
+        Tensor("decoder.att_rnn.attn.linear_q.weight", h * h, width=h),
+        Tensor("decoder.att_rnn.attn.linear_k.weight", h * h, width=h),
         Tensor("decoder.att_rnn.attn.linear_att", h),
         Tensor("decoder.att_rnn.attn.normalize_scalar", 1),
         Tensor("decoder.att_rnn.attn.normalize_bias", h),
@@ -167,7 +167,7 @@ def tacotron2(frames: int = FRAMES, longest: int = LONGEST) -> Model:
     width = 512
     text = Feature(512, 1, CHARACTERS)
     gather = (K.memory("gather", float(CHARACTERS * width), K.Passes(2, 4, 1, 3)),)
-    layers = [Layer("embedding", "embedding", (Tensor("embedding.weight", SYMBOLS * width),), gather)]
+    layers = [Layer("embedding", "embedding", (Tensor("embedding.weight", SYMBOLS * width, width=width),), gather)]
     layers += _convolutions("encoder.convolutions", text, (width,) * 3)
     layers.append(lstm("encoder.lstm", CHARACTERS, width, width // 2, both_ways=True))
     layers += _decoder(longest)
@@ -230,7 +230,7 @@ def _decoder_tensors(p: str, memory: int, h: int, a: int) -> tuple[Tensor, ...]:
     """Of the pre-net, the two LSTM cells of width ``h``, attention of width ``a`` over the memory, and both outputs."""
     filters, window = _FILTERS
     return (
-        *(Tensor(f"{p}.prenet.layers.{i}.linear_layer.weight", n * 256) for i, n in enumerate((80, 256))),
+        *(Tensor(f"{p}.prenet.layers.{i}.linear_layer.weight", n * 256, width=n) for i, n in enumerate((80, 256))),
         *_lstm_tensors(f"{p}.attention_rnn", 256 + memory, h),
         Tensor(f"{p}.attention_layer.query_layer.linear_layer.weight", h * a),
         Tensor(f"{p}.attention_layer.memory_layer.linear_layer.weight", memory * a),

@@ -73,7 +73,11 @@ def seq2seq(name: str, seq_len: int | None = None, *, implementation: str = "eag
     encoder = _shape(name, size, size.source, False, implementation)
     decoder = _shape(name, size, size.target, True, implementation)
     shared = "shared.weight"
-    layers = [_embedding("encoder", size, encoder, (Tensor(shared, size.vocab * size.d_model, cut="vocab"),))]
+    layers = [
+        _embedding(
+            "encoder", size, encoder, (Tensor(shared, size.vocab * size.d_model, cut="vocab", width=size.d_model),)
+        )
+    ]
     layers += [_block(f"encoder.{i}", size, i, encoder, None) for i in range(size.layers)]
     layers.append(_embedding("decoder", size, decoder, ()))
     layers += [_block(f"decoder.{i}", size, i, decoder, encoder) for i in range(size.layers)]
@@ -128,7 +132,7 @@ def _embedding(part: str, size: Seq2SeqSize, s: TransformerShape, table: Tensors
     kernels: list[Kernel] = [K.memory("gather", width, K.Passes(2, 3, 1, 5), cut="row")]
     tensors = table
     if size.style == "bart":
-        tensors += affine(f"{part}.embed_positions", size.positions, s.d_model, bias=False)
+        tensors += (Tensor(f"{part}.embed_positions.weight", size.positions * s.d_model, width=s.d_model),)
         tensors += affine(f"{part}.layernorm_embedding", 1, s.d_model)
         kernels += [K.memory("sum", width, K.Passes(3, 1, 2, 2)), K.norm(s, "norm", saved=1)]
     elif size.style == "plain":
@@ -142,7 +146,7 @@ def _block(name: str, size: Seq2SeqSize, i: int, s: TransformerShape, source: Tr
     kernels = block_kernels(s)
     tensors = _attention(f"{name}.self_attn", size)
     if size.style == "t5" and i == 0:  # relative positions, which the other layers use too
-        tensors += (Tensor(f"{name}.self_attn.relative_attention_bias.weight", 32 * size.heads),)
+        tensors += (Tensor(f"{name}.self_attn.relative_attention_bias.weight", 32 * size.heads, width=size.heads),)
     tensors += _norm(f"{name}.self_attn_layer_norm", size)
     if size.style == "t5":
         kernels += (K.memory("position_bias", float(s.heads) * s.seq_len**2, K.Passes(3, 1, 1, 1), cut="heads"),)
@@ -189,7 +193,7 @@ def _head(size: Seq2SeqSize, encoder: TransformerShape, decoder: TransformerShap
     if size.style == "t5":
         tensors = _norm("encoder.final_layer_norm", size) + _norm("decoder.final_layer_norm", size)
         kernels = [K.norm(encoder, "encoder_norm"), K.norm(decoder, "norm"), *kernels]
-    tensors += (Tensor("lm_head.weight", size.vocab * size.d_model, tied_to=shared, cut="vocab"),)
+    tensors += (Tensor("lm_head.weight", size.vocab * size.d_model, tied_to=shared, cut="vocab", width=size.d_model),)
     kept = decoder.seq_len * (size.d_model + 2.0 * size.vocab)
     return Layer(
         "head",

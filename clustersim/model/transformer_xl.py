@@ -98,10 +98,14 @@ def _embedding_tensors(size: TransformerXLSize) -> tuple[Tensor, ...]:
     h = size.d_model
     biases = (Tensor("r_w_bias", h), Tensor("r_r_bias", h))
     if size.div_val == 1:
-        return (*biases, Tensor("word_emb.emb_layers.0.weight", VOCAB * h))
+        return (*biases, Tensor("word_emb.emb_layers.0.weight", VOCAB * h, width=h))
     clusters = _clusters(size)
-    projections = tuple(Tensor(f"word_emb.emb_projs.{i}", h * width) for i, (_, width) in enumerate(clusters))
-    tables = (Tensor(f"word_emb.emb_layers.{i}.weight", n * width) for i, (n, width) in enumerate(clusters))
+    projections = tuple(
+        Tensor(f"word_emb.emb_projs.{i}", h * width, width=width) for i, (_, width) in enumerate(clusters)
+    )
+    tables = (
+        Tensor(f"word_emb.emb_layers.{i}.weight", n * width, width=width) for i, (n, width) in enumerate(clusters)
+    )
     return (*biases, *tables, *projections)
 
 
@@ -109,10 +113,10 @@ def _block_tensors(size: TransformerXLSize, i: int) -> tuple[Tensor, ...]:
     h = size.d_model
     p = f"layers.{i}"
     return (
-        Tensor(f"{p}.dec_attn.qkv_net.weight", 3 * h * h),
-        Tensor(f"{p}.dec_attn.o_net.weight", h * h),
+        Tensor(f"{p}.dec_attn.qkv_net.weight", 3 * h * h, width=h),
+        Tensor(f"{p}.dec_attn.o_net.weight", h * h, width=h),
         *affine(f"{p}.dec_attn.layer_norm", 1, h),
-        Tensor(f"{p}.dec_attn.r_net.weight", h * h),
+        Tensor(f"{p}.dec_attn.r_net.weight", h * h, width=h),
         *affine(f"{p}.pos_ff.CoreNet.0", h, size.d_ff),
         *affine(f"{p}.pos_ff.CoreNet.3", size.d_ff, h),
         *affine(f"{p}.pos_ff.layer_norm", 1, h),
@@ -122,17 +126,17 @@ def _block_tensors(size: TransformerXLSize, i: int) -> tuple[Tensor, ...]:
 def _head_tensors(size: TransformerXLSize, cutoffs: tuple[int, ...]) -> tuple[Tensor, ...]:
     h = size.d_model
     tails = len(cutoffs)
-    tensors = [Tensor("crit.cluster_weight", tails * h), Tensor("crit.cluster_bias", tails)] if tails else []
+    tensors = [Tensor("crit.cluster_weight", tails * h, width=h), Tensor("crit.cluster_bias", tails)] if tails else []
     # Output tables are the embedding's; only the biases and, with narrower tails, the head's projection are new.
     clusters = _clusters(size) if size.div_val > 1 else [(VOCAB, h)]
     for i, (words, width) in enumerate(clusters):
         tied = f"word_emb.emb_layers.{i}.weight"
         tensors += [
-            Tensor(f"crit.out_layers.{i}.weight", words * width, tied_to=tied),
+            Tensor(f"crit.out_layers.{i}.weight", words * width, tied_to=tied, width=width),
             Tensor(f"crit.out_layers.{i}.bias", words),
         ]
     if size.div_val > 1:
-        tensors.append(Tensor("crit.out_projs.0", h * h))
+        tensors.append(Tensor("crit.out_projs.0", h * h, width=h))
     return tuple(tensors)
 
 

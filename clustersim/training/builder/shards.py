@@ -33,7 +33,7 @@ class ShardHooks(Shards):
     def __init__(self, here: StageOps, stage: Stage, cost: StepCost, config: FSDPConfig, tied: int) -> None:
         if here.mesh.size("pp") > 1:
             config = msgspec.structs.replace(config, reshard_after_forward=False, no_sync=True)
-        wrapped = sharded.units(stage.layers, config.blocks_per_unit, config.min_num_params)
+        wrapped = sharded.units(stage.layers, config.blocks_per_unit, config.min_num_params, each=True)
         places = [(c, i) for c, chunk in enumerate(stage.chunks) for i in range(len(chunk.layers))]
         shard = here.groups(SHARD)
         plan = FSDPPlan(wrapped, sharded.segments(len(places), wrapped), shard, shard, here.groups(INSTANCES))

@@ -178,4 +178,6 @@ def local_tensor(tensor: Tensor, share: LayerShares) -> Tensor:
         numel = numel // share.vocab * share.padded
     if numel % share.tp:
         raise ScenarioError(f"tp = {share.tp} does not divide {numel:,} elements of {tensor.name} (at $.parallel.tp)")
-    return Tensor(tensor.name, numel // share.tp, tensor.tied_to, tensor.cut)
+    # A cut by rows of the product is one of the weight's columns.
+    width = tensor.width // share.tp if tensor.cut == "row" and tensor.width % share.tp == 0 else tensor.width
+    return Tensor(tensor.name, numel // share.tp, tensor.tied_to, tensor.cut, width)

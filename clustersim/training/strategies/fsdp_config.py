@@ -156,7 +156,7 @@ class FSDPPlan:
 
 def plan(model: Model, mesh: Mesh, config: FSDPConfig) -> FSDPPlan:
     """Units and groups. Raises :class:`ProgramError` where degrees do not fit the world."""
-    wrapped = sharded.units(model.layers, config.blocks_per_unit, config.min_num_params)
+    wrapped = sharded.units(model.layers, config.blocks_per_unit, config.min_num_params, each=config.version == 2)
     degree = shard_degree(mesh, config)
     shard = sharded.shard_groups(mesh, degree, "$.strategy.data_parallel_shard_degree")
     backward = shard

@@ -104,13 +104,14 @@ def _buffers(laid: FSDPPlan, config: FSDPConfig, n: int) -> Floats:
     held, wire, _ = element_bytes(config)
     found = np.zeros(2 * n + 1)
     sizes = [unit.padded(laid.degree) for unit in laid.units]
+    own = [unit.numel if config.version == 2 else unit.padded(laid.degree) for unit in laid.units]
     copies = config.version == 2 or wire != held
     order = laid.segments[::-1]
     for s, (unit, layers) in enumerate(order):
         before = order[s - 1][0] if s else 0
         reducing = (wire if copies else held) * sizes[before] if before else 0.0
-        own = held * sizes[unit] if unit else 0.0
+        computing = held * own[unit] if unit else 0.0
         for i in layers:
-            found[2 * n - 1 - i] = own + reducing + held * sizes[0]
+            found[2 * n - 1 - i] = computing + reducing + held * own[0]
     found[2 * n - 1] += (wire if copies else 0) * sizes[0]
     return found

@@ -11,7 +11,7 @@ import numpy as np
 from clustersim.core.errors import ProgramError, UnitError
 from clustersim.core.mesh import Ints, Mesh
 from clustersim.core.mix import Mix
-from clustersim.core.model import StepCost
+from clustersim.core.model import StepCost, Tensor
 from clustersim.core.program import DTYPE_BYTES, Collective, Compute
 from clustersim.core.units import parse_bandwidth
 from clustersim.training.strategies import base
@@ -29,14 +29,20 @@ class ShardUnit(msgspec.Struct, frozen=True):
     """Parameters that are gathered, freed and reduced together.
 
     name : of its first layer, or ``"root"``. layers : indices into the model's layers. numel : elements of its own.
+    shapes : (rows, elements of a row) of each parameter, where every one is sharded by its rows (version 2); empty
+        where all are one flat parameter.
     """
 
     name: str
     layers: tuple[int, ...]
     numel: int
+    shapes: tuple[tuple[int, int], ...] = ()
 
     def padded(self, members: int) -> int:
-        """Elements of the flat parameter after padding to a multiple of the group's size."""
+        """Elements that the group gathers and reduces: the flat parameter padded to a multiple of its size, or each
+        parameter's rows (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``padded_sharded_param_size``)."""
+        if self.shapes:
+            return sum(-(-rows // members) * members * width for rows, width in self.shapes)
         return -(-self.numel // members) * members
 
 
@@ -52,10 +58,14 @@ class _ShardedLayer(Protocol):
     @property
     def kind(self) -> str: ...
     @property
+    def tensors(self) -> tuple[Tensor, ...]: ...
+    @property
     def parameters(self) -> int: ...
 
 
-def units(layers: Sequence[_ShardedLayer], blocks_per_unit: int, min_num_params: int | None) -> tuple[ShardUnit, ...]:
+def units(
+    layers: Sequence[_ShardedLayer], blocks_per_unit: int, min_num_params: int | None, *, each: bool
+) -> tuple[ShardUnit, ...]:
     """The wrapping of layers in forward order; the root unit comes first and holds what no other unit does.
 
     Parameters
@@ -63,6 +73,7 @@ def units(layers: Sequence[_ShardedLayer], blocks_per_unit: int, min_num_params:
     blocks_per_unit : how many consecutive blocks share a unit (``transformer_auto_wrap_policy`` takes one).
     min_num_params : wrap by size instead: consecutive layers until a unit holds as many parameters
         (``size_based_auto_wrap_policy``). Embeddings and heads stay in the root either way: they may be tied.
+    each : every parameter is sharded by its own rows, as version 2 does it.
     """
     root = []
     wrapped = []
@@ -78,8 +89,18 @@ def units(layers: Sequence[_ShardedLayer], blocks_per_unit: int, min_num_params:
             open_unit = []
     if open_unit:
         wrapped.append(open_unit)
-    named = [ShardUnit(layers[some[0]].name, tuple(some), _numel(layers, some)) for some in wrapped]
-    return (ShardUnit("root", tuple(root), _numel(layers, root)), *(unit for unit in named if unit.numel))
+    named = [_unit(layers[some[0]].name, layers, some, each=each) for some in wrapped]
+    return (_unit("root", layers, root, each=each), *(unit for unit in named if unit.numel))
+
+
+def _unit(name: str, layers: Sequence[_ShardedLayer], some: list[int], *, each: bool) -> ShardUnit:
+    """Some of the layers as a unit."""
+    return ShardUnit(name, tuple(some), _numel(layers, some), shapes([layers[i] for i in some]) if each else ())
+
+
+def shapes(layers: Sequence[_ShardedLayer]) -> tuple[tuple[int, int], ...]:
+    """(rows, elements of a row) of each parameter, tied ones once."""
+    return tuple((t.rows, t.width) for layer in layers for t in layer.tensors if not t.tied_to)
 
 
 def _numel(layers: Sequence[_ShardedLayer], some: list[int]) -> int:
