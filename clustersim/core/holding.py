@@ -19,6 +19,8 @@ class Holding(msgspec.Struct, frozen=True, eq=False):
     gradients : (2 L + 1,) float [bytes], complete gradients, whole or this rank's shard.
     gathered : (2 L + 1,) float [bytes], parameters borrowed from other ranks.
     buffers : (2 L + 1,) float [bytes], gradients on their way to a reduction, and buckets.
+    fresh : which of the two, ``"gradients"`` or ``"buffers"``, counts a layer's gradients as soon as its backward runs,
+        though they come one by one; empty where they are there all the time.
     """
 
     parameters: float
@@ -28,6 +30,7 @@ class Holding(msgspec.Struct, frozen=True, eq=False):
     gradients: Floats
     gathered: Floats
     buffers: Floats
+    fresh: str = ""
 
 
 def moments(names: list[str]) -> tuple[str, ...]:
@@ -60,5 +63,12 @@ def everything(elements: Floats, size: int, *, masters: bool = False) -> Holding
     nothing = always(0.0, len(elements))
     copied = masters and size < 4
     return Holding(
-        size * n, n, 4.0 * n if copied else 0.0, 4 if copied else size, piling_up(size * elements), nothing, nothing
+        size * n,
+        n,
+        4.0 * n if copied else 0.0,
+        4 if copied else size,
+        piling_up(size * elements),
+        nothing,
+        nothing,
+        "gradients",
     )

@@ -16,11 +16,19 @@ from clustersim.core.units import format_bytes
 
 CONTEXT_BYTES = 0.8 * 2**30
 """CUDA context with its libraries' kernels: 0.8 GiB."""
-FRAGMENTATION = 1.12
-"""Reserved over allocated bytes: the median of three sources' (1.10 bigscience, 1.12 torchao on MI300X, 1.33 torchtitan
-on H100; tests/data/measurements), so that it is no better known than by a fifth."""
-LIBRARIES_BYTES = 2.8 * 2**30
-"""What NCCL's communicators and libraries hold beside context and allocator, by bigscience's rows: 8 GPUs a node."""
+FRAGMENTATION = (1.0, 1.12, 1.33)
+"""Reserved over allocated bytes, the least, the middle and the most. Where memory runs short the allocator gives back
+the blocks that nobody uses before it fails (c10/cuda/CUDACachingAllocator.cpp, ``release_cached_blocks``), so that a
+step needs no more than what is allocated. With room to spare three sources have 1.10 (bigscience, Megatron-DeepSpeed on
+A100), 1.12 (torchao on MI300X) and 1.33 (torchtitan 2024 on H100; tests/data/measurements)."""
+LIBRARIES_BYTES = (0.3 * 2**30, 2.8 * 2**30, 2.8 * 2**30)
+"""What NCCL's communicators and libraries hold beside context and allocator where ranks talk: one communicator's
+buffers (16 channels, two peers, 4 MiB and its LL kin each), and bigscience's rows, whose Megatron-DeepSpeed has five."""
+FITS = "fits"
+MAY_RUN_OUT = "may run out"
+DOES_NOT_FIT = "does not fit"
+"""What is said of a step and a device, everywhere: even the most that is expected has room up to the middle of the
+range; the least has, and the middle has not; not even the least has."""
 PRESSURE = 0.7
 """Share of a card's memory above which measured steps are 10-20 % slower (allocator retries)."""
 
@@ -61,7 +69,8 @@ class MemoryUse:
     buckets : DDP's and ZeRO's buffers, and FSDP's gradients on their way to a reduction.
     activations : kept from forward to backward, and one block's recomputation. logits : of the head, its loss and their
         gradients. optimizer_workspace : temporaries of a foreach step, when activations are gone.
-    context : of the driver, outside the allocator. course : all of it over a step.
+    context : of the driver, outside the allocator. communicates : it talks to other ranks, whose libraries take memory.
+    course : all of it over a step.
     flat : of the workspace, what needs a block of its own: no room among the smaller ones that passes have given back.
     where : whose memory it is, where ranks differ: ``"stage 0"``.
     """
@@ -78,6 +87,7 @@ class MemoryUse:
     optimizer_workspace: float
     course: MemoryCourse
     context: float = CONTEXT_BYTES
+    communicates: bool = True
     flat: float = 0.0
     where: str = ""
 
@@ -103,17 +113,34 @@ class MemoryUse:
 
     @property
     def reserved(self) -> float:
-        """What the caching allocator takes from the driver [bytes], as ``torch.cuda.max_memory_reserved``."""
-        return FRAGMENTATION * max(self.allocated, float(self.course.total[:-1].max()) + self.flat)
+        """What the caching allocator takes from the driver [bytes], as ``torch.cuda.max_memory_reserved``: the middle
+        of :attr:`reserved_range`."""
+        return FRAGMENTATION[1] * self._blocks
+
+    @property
+    def reserved_range(self) -> tuple[float, float]:
+        """The least that a step can do with, and the most that was seen [bytes]."""
+        return self.allocated, FRAGMENTATION[2] * self._blocks
+
+    @property
+    def _blocks(self) -> float:
+        return max(self.allocated, float(self.course.total[:-1].max()) + self.flat)
 
     @property
     def shown(self) -> float:
-        """What ``nvidia-smi`` shows [bytes]."""
-        return self.reserved + self.context + LIBRARIES_BYTES
+        """What ``nvidia-smi`` shows [bytes]: the middle of :attr:`shown_range`."""
+        return self.reserved + self.context + LIBRARIES_BYTES[1] * self.communicates
+
+    @property
+    def shown_range(self) -> tuple[float, float]:
+        """The least and the most of it [bytes]."""
+        least, most = self.reserved_range
+        outside = (self.context + nbytes * self.communicates for nbytes in (LIBRARIES_BYTES[0], LIBRARIES_BYTES[2]))
+        return least + next(outside), most + next(outside)
 
     def parts(self) -> dict[str, float]:
         """Bytes by part, the largest first."""
-        names = (field.name for field in fields(self) if field.name not in {"course", "flat", "where"})
+        names = (field.name for field in fields(self) if field.name not in {"course", "flat", "where", "communicates"})
         values = {name: float(getattr(self, name)) for name in names}
         return dict(sorted(values.items(), key=lambda item: -item[1]))
 
@@ -127,10 +154,15 @@ class MemoryUse:
         return Verdict(device.name, device.memory_bytes - self.total, self.total / device.memory_bytes, self)
 
 
-def may_run_out(shown: float, room: float) -> bool:
-    """Whether a step that fits may still run out: with what allocator and libraries mostly take besides, a GPU of
-    ``room`` bytes would show ``shown``."""
-    return shown > room
+def verdict_of(needed: float, shown: float, room: float) -> str:
+    """One of :data:`FITS`, :data:`MAY_RUN_OUT` and :data:`DOES_NOT_FIT`.
+
+    ``needed`` : the least a step can do with [bytes]. ``shown`` : with what allocator and libraries mostly take
+    besides. ``room`` : of the GPU.
+    """
+    if needed > room:
+        return DOES_NOT_FIT
+    return MAY_RUN_OUT if shown > room else FITS
 
 
 @dataclass(frozen=True)
@@ -149,30 +181,44 @@ class Verdict:
     use: MemoryUse
 
     @property
+    def room(self) -> float:
+        """The device's memory [bytes]."""
+        return self.spare + self.use.total
+
+    @property
+    def state(self) -> str:
+        """One of :data:`FITS`, :data:`MAY_RUN_OUT` and :data:`DOES_NOT_FIT`."""
+        return verdict_of(self.use.total, self.use.shown, self.room)
+
+    @property
     def ok(self) -> bool:
-        """Whether it fits."""
-        return self.spare >= 0
+        """Whether it fits, with what allocator and libraries mostly take besides."""
+        return self.state == FITS
+
+    @property
+    def possible(self) -> bool:
+        """Whether it may fit."""
+        return self.state != DOES_NOT_FIT
 
     @property
     def pressed(self) -> bool:
         """Whether it fits, but so tightly that real steps slow down."""
-        return self.ok and self.share > PRESSURE
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether it fits, but not with what the allocator and libraries mostly take besides."""
-        return self.ok and may_run_out(self.use.shown, self.spare + self.use.total)
+        return self.possible and self.share > PRESSURE
 
     def __str__(self) -> str:
-        """One sentence: fits or not, by how much, and the three largest holders."""
+        """One sentence: the state, by how much, and the three largest holders."""
         held = ", ".join(
             f"{name.replace('_', ' ')} {format_bytes(n)}" for name, n in list(self.use.at_peak().items())[:3]
         )
         where = f" ({self.use.where})" if self.use.where else ""
-        if not self.ok:
+        if self.state == DOES_NOT_FIT:
             return f"does not fit on {self.device}{where}: {format_bytes(-self.spare)} too much; held by {held}"
+        if self.state == MAY_RUN_OUT:
+            most = f"with what allocator and libraries take besides about {format_bytes(self.use.shown)}"
+            return (
+                f"may run out on {self.device}{where}: needs {format_bytes(self.use.total)} of "
+                f"{format_bytes(self.room)}, {most}; held by {held}"
+            )
         tight = "; above 70 % full, real steps are slower" if self.pressed else ""
-        if self.doubtful:
-            tight = f"; with the allocator's and NCCL's own about {format_bytes(self.use.shown)}: it may run out"
         spare = f"{format_bytes(self.spare)} to spare ({self.share:.0%} used{tight})"
         return f"fits on {self.device}{where} with {spare}; {held}"

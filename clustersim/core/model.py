@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
 
 from clustersim.core.arrays import Floats
 from clustersim.core.memo import Keeper
@@ -24,6 +27,12 @@ padded vocabulary (embedding table, logits, loss). Of a tensor, ``whole`` and ``
 the gradient of a ``sequence`` one is partial where its rank sees only 1/t of the tokens.
 ``expert...``: of routed experts, divided over expert and expert-tensor parallel ranks; ``expert_column`` and
 ``expert_row`` are their products."""
+
+
+ByteSizes: TypeAlias = tuple[float, float, float]
+"""Bytes in 16 bits, under autocast (fp32 parameters, 16-bit products), and in fp32."""
+HALF, AUTOCAST, FULL = range(3)
+"""Places of :data:`ByteSizes`."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,9 @@ class Kernel:
     repeat : that many equal kernels (the grouped products of a rank's experts); sizes and FLOPs are of all together,
         ``m`` is of one.
     saved : elements per sample that forward keeps for this kernel's backward, its own and no other's (q, k and v read
-        one input, which the first of them keeps).
+        one input, which the first of them keeps), in 16 bits.
+    kept : bytes per sample of the same by type, where they are not ``saved`` times the element. working : that its
+        backward holds at once beside what is kept: gradients, and what it casts or computes again.
     """
 
     name: str
@@ -97,6 +108,12 @@ class Kernel:
     cut: str = "sequence"
     repeat: int = 1
     saved: float = 0.0
+    kept: ByteSizes | None = None
+    working: ByteSizes = (0.0, 0.0, 0.0)
+
+    def kept_bytes(self, types: int) -> float:
+        """Bytes per sample kept for backward in types of :data:`ByteSizes`."""
+        return self.kept[types] if self.kept is not None else self.saved * (4.0 if types == FULL else 2.0)
 
     def halved(self) -> Kernel | None:
         """Every second one of repeated kernels (a policy that takes every second product); None where none is left."""
@@ -195,6 +212,20 @@ class Model(Keeper):
     def parameters(self) -> int:
         """Elements of all parameters, tied ones once."""
         return sum(layer.parameters for layer in self.layers)
+
+    @cached_property
+    def gradients(self) -> Floats:
+        """(layers,) float, elements of gradients by the layer whose backward makes them first: of a tied tensor the
+        last one that has it."""
+        made = np.array([float(layer.parameters) for layer in self.layers])
+        home = {tensor.name: i for i, layer in enumerate(self.layers) for tensor in layer.tensors if not tensor.tied_to}
+        last = {tensor.tied_to: i for i, layer in enumerate(self.layers) for tensor in layer.tensors if tensor.tied_to}
+        numel = {tensor.name: tensor.numel for layer in self.layers for tensor in layer.tensors if tensor.name in last}
+        for name, i in last.items():
+            if i > home.get(name, i):
+                made[home[name]] -= numel[name]
+                made[i] += numel[name]
+        return made
 
     def flops_per_sample(self) -> float:
         """Forward and backward FLOPs of one sample, the MFU numerator: ``6 N + 12 L H Q T`` per token (PaLM, app. B).

@@ -41,7 +41,7 @@ NORM = {
 # Passes over d_ff elements. gelu_new is a Python formula of eight ops; SwiGLU is silu and a product.
 ACTIVATION = {
     "gelu": Passes(2, 3, saved=2),
-    "relu": Passes(2, 3, saved=2),
+    "relu": Passes(2, 3, saved=1),
     "gelu_new": Passes(18, 28, 8, 11, saved=5),
     "relu2": Passes(4, 6, 2, 3, saved=3),
     "silu": Passes(2, 3, saved=2),
@@ -69,6 +69,10 @@ SCORES = {
 }
 # A dropout mask is one byte per element, a quarter of an fp32 pass, half of a 16-bit element kept for backward.
 DROPOUT = Passes(2.25, 2.25)
+EAGER_LOSS = 12
+FUSED_LOSS = 4
+"""Bytes of a 16-bit logit at the most: log-softmax and two gradients in fp32; in one kernel, the logit and its gradient
+(pytorch/torchtitan PR 1033; Dao-AILab/quack issue 48)."""
 MASK = 0.5
 
 LINEAR_CUTS = dict.fromkeys(("q", "k", "v", "qkv", "gate", "up"), "column")
@@ -286,7 +290,7 @@ def attention(s: TransformerShape) -> Kernels:
     kernels: list[Kernel] = []
     tokens = float(s.seq_len)
     if s.qk_norm:
-        kernels.append(replace(norm(s, "qk_norm", tokens * (s.width + s.kv_width), saved=0), cut="heads"))
+        kernels.append(replace(norm(s, "qk_norm", tokens * (s.width + s.kv_width)), cut="heads"))
     if s.positions == "rotary" and not s.latent:
         passes = ROTARY[s.fuses]
         kernels.append(memory("rotary", tokens * (s.width + s.kv_width), passes, cut="heads"))
@@ -344,4 +348,6 @@ def _eager(s: TransformerShape) -> Kernels:
 def cross_entropy(s: TransformerShape, positions: int) -> Kernel:
     """Softmax cross-entropy over ``positions`` rows of logits per sample."""
     passes = CROSS_ENTROPY["fused" if s.fused_loss else s.implementation]
-    return memory("cross_entropy", float(positions) * s.vocab, passes, cut="vocab", saved=2.0)
+    # Its n: bytes that an element of 16-bit logits holds at the most, op by op or in one kernel.
+    most = FUSED_LOSS if s.fused_loss or s.implementation == "fused" else EAGER_LOSS
+    return replace(memory("cross_entropy", float(positions) * s.vocab, passes, cut="vocab", saved=2.0), n=most)

@@ -16,6 +16,7 @@ from clustersim.model import naming
 from clustersim.model.base import TransformerShape, checked
 from clustersim.model.experts import expert_kernels
 from clustersim.model.families import families
+from clustersim.model.kept import with_bytes
 from clustersim.model.mixers import LINEAR
 from clustersim.model.towers import renamed, tower_layers
 from clustersim.model.vision import class_kernels, patch_kernels
@@ -133,7 +134,7 @@ def _built(s: TransformerShape, notes: tuple[str, ...]) -> Model:
         for i, of in enumerate(shapes)
     ]
     positions = _head_positions(s)
-    logits = float(positions) * s.vocab if s.head in {"lm", "mlm", "pretraining"} else 0.0
+    ending = _head_kernels(s, positions)
     embedding = Layer(
         "embedding",
         "embedding",
@@ -146,8 +147,8 @@ def _built(s: TransformerShape, notes: tuple[str, ...]) -> Model:
         "head",
         "head",
         naming.head(s),
-        _head_kernels(s, positions),
-        activation_bytes=2.0 * positions * s.d_model + 2.0 * logits,
+        ending,
+        activation_bytes=K.kept(ending),
         boundary_bytes=boundary,
     )
     layers = (embedding, *blocks, *_mtp(s), head)
@@ -187,7 +188,8 @@ def _mtp(s: TransformerShape) -> tuple[Layer, ...]:
         *block_kernels(of),
         *_head_kernels(s, t),
     )
-    kept = K.kept(block_kernels(of)) + 4.0 * t * h + 2.0 * t * h + 2.0 * t * s.vocab
+    kernels = (*with_bytes(s, kernels[:4]), *kernels[4:])
+    kept = K.kept(kernels)
     return tuple(
         Layer(f"mtp.{i}", "mtp", naming.mtp(s, i), kernels, activation_bytes=kept, boundary_bytes=float(t * h))
         for i in range(s.mtp)
@@ -216,14 +218,14 @@ def _embedding_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
         kernels.append(K.norm(s, "norm", saved=1))
     if s.hidden_dropout:
         kernels.append(K.memory("dropout", elements, K.DROPOUT, saved=K.MASK))
-    return tuple(kernels)
+    return with_bytes(s, kernels)
 
 
 def block_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
     """Forward kernels of one block in order, norms where the shape has them."""
     mixer = _mixer_kernels(s)
     mlp = _mlp_kernels(s) if s.experts or s.d_ff else ()
-    return (*_in_order(s, mixer, mlp), *_backward_sums(s))
+    return with_bytes(s, (*_in_order(s, mixer, mlp), *_backward_sums(s)))
 
 
 def _in_order(s: TransformerShape, mixer: K.Kernels, mlp: K.Kernels) -> K.Kernels:
@@ -336,4 +338,4 @@ def _head_kernels(s: TransformerShape, positions: int) -> tuple[Kernel, ...]:
         kernels += [K.linear("logits", positions, s.embedding_width, s.vocab), K.cross_entropy(s, positions)]
     if s.head == "qa":
         kernels += [K.linear("qa_outputs", s.seq_len, h, 2)]
-    return tuple(kernels)
+    return with_bytes(s, kernels)

@@ -292,4 +292,5 @@ def memory_of(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, 
         compiled=spec.implementation == "fused",
     )
     use = memory(model, training)
-    return replace(use, context=0.0) if cores_of(topology, mesh) else use
+    use = replace(use, communicates=mesh.workers > 1)
+    return replace(use, context=0.0, communicates=False) if cores_of(topology, mesh) else use

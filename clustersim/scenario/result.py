@@ -65,7 +65,7 @@ class Result:
 
     @property
     def fits(self) -> bool:
-        """Whether the model fits in a GPU's memory."""
+        """Whether the model fits in a GPU's memory, with what allocator and libraries mostly take besides."""
         return self.verdict.ok
 
     @cached_property
@@ -220,6 +220,8 @@ class Result:
             "device_bytes": self.prepared.device.memory_bytes,
             "missing_bytes": max(0.0, -self.verdict.spare),
             "shown_bytes": self.memory.shown,
+            "shown_range_bytes": list(self.memory.shown_range),
+            "verdict": self.verdict.state,
             "by": self.memory.at_peak(),
             "peak": self.memory.peak,
             "where": self.memory.where,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Floats
@@ -12,14 +13,12 @@ from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.holding import Holding, always, everything
 from clustersim.core.holding import moments as moments_of
 from clustersim.core.memory_use import MemoryCourse, MemoryUse
-from clustersim.core.model import Layer, Model
+from clustersim.core.model import AUTOCAST, FULL, HALF, Kernel, Layer, Model
 from clustersim.core.program import DTYPE_BYTES
+from clustersim.model.kernels import EAGER_LOSS, FUSED_LOSS
 
 STATES = {None: 0, "sgd": 0, "sgd_momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
 """Tensors of the parameters' size that an optimizer keeps."""
-COMPILED_LOSS = 0.4
-"""Of the bytes that an eager loss holds in 16 bits, what a fused one does: the logits and their gradient, 4 of 10 bytes
-a logit (pytorch/torchtitan PR 1033; Dao-AILab/quack issue 48)."""
 CHECKPOINTING = ("none", "full", "selective")
 
 
@@ -69,18 +68,16 @@ def memory(model: Model, run: Training) -> MemoryUse:
     >>> memory(tiny, run).allocated
     8160.0
     """
-    half = run.dtype in {"fp16", "bf16", "fp8"}
-    policy = run.activation_checkpointing
-    autocast = half and run.param_dtype == "fp32"
-    elements = np.array([float(layer.parameters) for layer in model.layers])
-    holding = run.holding or everything(elements, DTYPE_BYTES[run.param_dtype], masters=run.master_weights)
-    activations, logits = _activations(model, run.micro_batch_size, policy, half=half, autocast=autocast)
-    if half and run.compiled:
-        logits = logits * COMPILED_LOSS
+    types = types_of(run.dtype, run.param_dtype)
+    holding = run.holding or everything(model.gradients, DTYPE_BYTES[run.param_dtype], masters=run.master_weights)
+    held = _activations(model, run, types, DTYPE_BYTES[run.param_dtype] if holding.fresh else 0)
     n = len(model.layers)
     # A checkpointed block's copies go with its activations.
+    policy = run.activation_checkpointing
     kept_whole = [policy == "none" or layer.kind != "block" for layer in model.layers]
-    copies = np.array([2.0 * n.parameters * (autocast and k) for n, k in zip(model.layers, kept_whole, strict=True)])
+    copies = np.array(
+        [2.0 * _cast(layer) * (types == AUTOCAST and k) for layer, k in zip(model.layers, kept_whole, strict=True)]
+    )
     moments = np.arange(2 * n + 1)
     # foreach Adam holds one list of denominators of the parameters' size.
     foreach = run.optimizer_impl == "foreach" and STATES[run.optimizer] == 2
@@ -91,11 +88,11 @@ def memory(model: Model, run: Training) -> MemoryUse:
             "gathered": holding.gathered,
             "weight_copies": _kept(copies),
             "master_weights": always(holding.masters, n),
-            "gradients": holding.gradients,
+            "gradients": holding.gradients - held.missing * (holding.fresh == "gradients"),
             "optimizer_states": always(float(holding.state_bytes) * STATES[run.optimizer] * holding.updated, n),
-            "buckets": holding.buffers,
-            "activations": activations,
-            "logits": logits,
+            "buckets": holding.buffers - held.missing * (holding.fresh == "buffers"),
+            "activations": held.layers,
+            "logits": held.logits,
             "optimizer_workspace": np.where(moments == 2 * n, holding.state_bytes * holding.updated * foreach, 0.0),
         },
     )
@@ -109,32 +106,136 @@ def _kept(by_layer: Floats) -> Floats:
     return np.concatenate([ahead, ahead[::-1], [0.0]])
 
 
-def _activations(model: Model, batch: int, checkpointing: str, *, half: bool, autocast: bool) -> tuple[Floats, Floats]:
-    """Bytes kept from forward to backward at every moment: of the layers, and of the head.
+def types_of(dtype: str, param_dtype: str) -> int:
+    """Which of :data:`~clustersim.core.model.ByteSizes` a run's tensors have."""
+    if dtype not in {"fp16", "bf16", "fp8"}:
+        return FULL
+    return AUTOCAST if param_dtype == "fp32" else HALF
 
-    Under checkpointing a block keeps its input (fp32 under autocast), and one block at a time is whole again. The loss
-    holds logits, an fp32 copy and its log-softmax (10 bytes a logit in 16 bits), or logits, log-softmax and gradient in
-    fp32 (12).
+
+def _cast(layer: Layer) -> int:
+    """Elements of weights that autocast casts: of products, so of no table that is looked up; a tied one is cast where
+    it is multiplied by."""
+    if layer.kind == "embedding":
+        return sum(k.n * k.k for k in layer.kernels if k.kind == "gemm")
+    return sum(tensor.numel for tensor in layer.tensors)
+
+
+class LayerBytes(msgspec.Struct, frozen=True):
+    """Bytes of a layer.
+
+    ``kept``, ``logits`` : from forward to backward, of the layer and of its loss. ``most``, ``most_logits`` : at the
+    fullest moment of its backward. ``missing`` : of its parameters' gradients, those that are not there at that moment.
     """
-    element = 2.0 if half else 4.0
+
+    kept: float
+    most: float
+    logits: float = 0.0
+    most_logits: float = 0.0
+    missing: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """At the fullest moment, without gradients that are there."""
+        return self.most + self.most_logits - self.missing
+
+
+class Activations(msgspec.Struct, frozen=True, eq=False):
+    """(2 L + 1,) float [bytes] at every moment: of the ``layers``, of the ``logits``, and gradients ``missing``."""
+
+    layers: Floats
+    logits: Floats
+    missing: Floats
+
+
+def _activations(model: Model, run: Training, types: int, gradient: int) -> Activations:
+    """Bytes kept from forward to backward.
+
+    Under checkpointing a block keeps its input (fp32 under autocast), and one block at a time is whole again.
+    ``gradient`` : bytes of an element of gradients, 0 where all are there all the time.
+    """
+    policy = run.activation_checkpointing
+    element = (2.0 if types == HALF else 4.0) * run.micro_batch_size
+    product = (4.0 if types == FULL else 2.0) * run.micro_batch_size
     n = len(model.layers)
-    kept = np.zeros(n)
-    head = np.zeros(n)
-    again = np.zeros(n)
-    for i, layer in enumerate(model.layers):
-        # Two norms of a block keep their fp32 input under autocast.
-        whole = element * layer.activation_bytes + (4.0 * layer.boundary_bytes if autocast else 0.0)
-        if layer.kind in {"head", "loss"}:
-            head[i] = (5.0 if half else 6.0) * layer.activation_bytes
-        elif checkpointing != "none" and layer.kind == "block":
-            boundary = layer.boundary_bytes * (4.0 if autocast else element)
-            kept[i] = boundary + (element * _kept_outputs(layer) if checkpointing == "selective" else 0.0)
-            again[i] = whole
+    known: dict[int, LayerBytes] = {}
+    for layer in model.layers:
+        if id(layer) not in known:
+            known[id(layer)] = layer_bytes(layer, run, types, gradient)
+    each = [known[id(layer)] for layer in model.layers]
+    kept = np.array([one.kept for one in each])
+    if policy != "none":
+        blocks = [i for i, layer in enumerate(model.layers) if layer.kind == "block"]
+        kept[blocks] = [model.layers[i].boundary_bytes * element for i in blocks]
+    outputs = np.zeros(n)
+    if policy == "selective":
+        outputs[blocks] = [product * _kept_outputs(model.layers[i]) for i in blocks]
+    layers = _kept(kept + outputs)
+    logits = _kept(np.array([one.logits for one in each]))
+    missing = np.zeros(2 * n + 1)
+    for i, (layer, one) in enumerate(zip(model.layers, each, strict=True)):
+        at = 2 * n - 1 - i
+        checkpointed = policy != "none" and layer.kind == "block"
+        layers[at] += one.most - (outputs[i] if checkpointed else kept[i])
+        logits[at] += one.most_logits - one.logits
+        missing[at] = min(one.missing, gradient * model.gradients[i])
+    return Activations(layers, logits, missing)
+
+
+def layer_bytes(layer: Layer, run: Training, types: int, gradient: int) -> LayerBytes:
+    """What a layer keeps of a micro-batch, and what its backward holds at the fullest, going through its kernels from
+    the last to the first: what is still kept, what the current one works with, and the gradient of the layer's output.
+    ``gradient`` : bytes of an element of the parameters' gradients."""
+    if not any(kernel.saved for kernel in layer.kernels):
+        return _told_bytes(layer, run, types)
+    batch = run.micro_batch_size
+    bytes_of = [tuple(batch * size for size in _bytes_of(kernel, run, types)) for kernel in layer.kernels]
+    kept = sum(size for kernel, (size, _) in zip(layer.kernels, bytes_of, strict=True) if not is_loss(kernel))
+    logits = sum(size for kernel, (size, _) in zip(layer.kernels, bytes_of, strict=True) if is_loss(kernel))
+    stream = batch * layer.boundary_bytes * (2.0 if types == HALF else 4.0)
+    left, losses = kept, logits
+    missing = float(gradient * sum(weights(kernel) for kernel in layer.kernels))
+    moments = [LayerBytes(kept, kept, logits, logits, missing)]
+    for kernel, (size, working) in zip(reversed(layer.kernels), reversed(bytes_of), strict=True):
+        if is_loss(kernel):
+            moments.append(LayerBytes(kept, left, logits, losses + working, missing))
+            losses -= size
         else:
-            kept[i] = whole if layer.kind == "block" else element * layer.activation_bytes
-    alive = _kept(kept)
-    alive[n : 2 * n] += again[::-1]
-    return batch * alive, batch * _kept(head)
+            moments.append(LayerBytes(kept, left + stream + working, logits, losses, missing))
+            left -= size
+        missing -= gradient * weights(kernel)
+    return max(moments, key=lambda one: one.total)
+
+
+def _bytes_of(kernel: Kernel, run: Training, types: int) -> tuple[float, float]:
+    """Bytes per sample that a kernel keeps, and that its backward works with; a compiled loss is one kernel."""
+    if run.compiled and types != FULL and is_loss(kernel):
+        return FUSED_LOSS / 2.0 * kernel.saved, 0.0
+    return kernel.kept_bytes(types), kernel.working[types]
+
+
+def is_loss(kernel: Kernel) -> bool:
+    """Whether it is what stands behind the logits."""
+    return kernel.kind == "memory" and kernel.cut == "vocab"
+
+
+def _told_bytes(layer: Layer, run: Training, types: int) -> LayerBytes:
+    """Of a layer whose kernels do not say what they keep."""
+    batch = run.micro_batch_size
+    if layer.kind in {"head", "loss"}:
+        most = FUSED_LOSS if run.compiled and types != FULL else EAGER_LOSS
+        held = batch * most / 2.0 * layer.activation_bytes
+        return LayerBytes(0.0, 0.0, held, held)
+    element = 4.0 if types == FULL else 2.0
+    # Two norms of a block keep their fp32 input under autocast.
+    norms = 4.0 * layer.boundary_bytes if types == AUTOCAST and layer.kind == "block" else 0.0
+    kept = batch * (element * layer.activation_bytes + norms)
+    return LayerBytes(kept, kept)
+
+
+def weights(kernel: Kernel) -> int:
+    """Elements of the weights of a product."""
+    return kernel.n * kernel.k * kernel.repeat if kernel.kind == "gemm" and not kernel.batch else 0
 
 
 def _kept_outputs(layer: Layer) -> float:

@@ -46,13 +46,17 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
         console.print("- optim: states and fp32 masters; F 7.0: forward of micro-batch 7 on chunk 0")
     else:
         console.print(_by_part(scenario, row))
-    fits = "fits on" if row.fits else "does not fit on"
     where = f"stage {row.stage}, which holds most, " if len(row.stages) > 1 else ""
-    console.say(f"{where}{fits} {row.device} ({format_bytes(row.device_bytes)})")
-    reserved = format_bytes(row.reserved_bytes)
-    shown = format_bytes(row.shown_bytes)
+    console.say(f"{where}{row.verdict} on {row.device} ({format_bytes(row.device_bytes)})")
+    reserved = _about(row.reserved_bytes, row.reserved_range_bytes)
+    shown = _about(row.shown_bytes, row.shown_range_bytes)
     console.say(f"the allocator reserves about {reserved}, and nvidia-smi shows about {shown}")
     console.print(f"largest micro-batch that fits: {row.largest_micro_batch or 'none'}")
+
+
+def _about(middle: float, between: tuple[float, float]) -> str:
+    """A size with its range."""
+    return f"{format_bytes(middle)} ({format_bytes(between[0])} to {format_bytes(between[1])})"
 
 
 def _by_part(scenario: str, row: MemoryRow) -> Table:
@@ -68,6 +72,8 @@ def _by_part(scenario: str, row: MemoryRow) -> Table:
     return table
 
 
+FITTING = {"fits": "yes", "may run out": "maybe", "does not fit": "no"}
+"""Verdicts as cells of a table."""
 COLUMNS = {
     "params": ("parameters",),
     "gathered": ("gathered",),
@@ -96,7 +102,7 @@ def _by_stage(scenario: str, row: MemoryRow) -> Table:
         table.add_column(name, justify="left" if name == "peak at" else "right", no_wrap=True)
     for i, stage in enumerate(stages):
         cells = [f"{column[i] / 2**30:.2f}" for column in held.values()]
-        fits = "yes" if stage.fits else "no"
+        fits = FITTING[stage.verdict]
         style = "bold" if i == row.stage else None
         table.add_row(str(i), *cells, f"{stage.total_bytes / 2**30:.2f}", stage.peak, fits, style=style)
     return table
@@ -116,7 +122,7 @@ def _cells(row: MemoryRow | RefusedStrategy, parts: list[str]) -> list[str]:
         for nbytes in (row.model_states_bytes, *(row.largest[part] for part in parts), row.total_bytes)
     )
     saving = f"{row.saving:.1f}x" if row.saving else ""
-    fits = "yes" if row.fits else "no"
+    fits = FITTING[row.verdict]
     return [states, saving, *held, total, fits, str(row.largest_micro_batch or "none")]
 
 

@@ -108,9 +108,9 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     console = stdout()
     console.say(*(f"{what:9s} {words}" for what, words in (*ran(result.prepared), ("verdict", result.in_words))))
     console.print(table)
-    if not result.fits:
+    if not result.verdict.possible:
         console.say(f"{result.verdict}; timed as if the memory were there", style="bold red")
-    elif result.verdict.doubtful:
+    elif not result.fits:
         console.say(f"{result.verdict}", style="yellow")
     console.say(f"trust: {trust(result.prepared)}")
     _print_where(console, result.where)

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from clustersim.core.errors import few
-from clustersim.core.memory_use import may_run_out
+from clustersim.core.memory_use import MAY_RUN_OUT, verdict_of
 from clustersim.core.ranges import VAGUE, alike, of_step, off_by
 from clustersim.core.units import format_bytes
 from clustersim.studies.plan.options import PlanOption, SearchResult
@@ -33,7 +33,10 @@ def verdict(plan: PlanFile, found: SearchResult) -> str:
 
 def _tight(option: PlanOption) -> str:
     """That it fits by what it needs, and not with what allocator and libraries mostly take besides."""
-    if option.result is None or not may_run_out(option.result.memory.shown_bytes, option.result.memory.device_bytes):
+    if option.result is None:
+        return ""
+    memory = option.result.memory
+    if verdict_of(option.result.peak_memory_bytes, memory.shown_bytes, memory.device_bytes) != MAY_RUN_OUT:
         return ""
     needed = format_bytes(option.result.peak_memory_bytes)
     shown = option.result.memory.shown_bytes

@@ -26,6 +26,7 @@ class FullestGpu(msgspec.Struct, frozen=True):
     at_peak: dict[str, float]
     total_bytes: float
     fits: bool
+    verdict: str
 
 
 class MemoryRow(msgspec.Struct, frozen=True):
@@ -35,7 +36,8 @@ class MemoryRow(msgspec.Struct, frozen=True):
     ----------
     strategy, variant : as in :class:`~clustersim.studies.what_if.comparison.ComparisonRow`. device, device_bytes : the
     GPU. largest : each part's own maximum [bytes]. peak, at_peak, total_bytes, fits : as in :class:`FullestGpu`.
-    allocated_bytes : by the framework; reserved_bytes (by its allocator) and shown_bytes (by nvidia-smi) roughly.
+    allocated_bytes : by the framework; reserved_bytes (by its allocator) and shown_bytes (by nvidia-smi) roughly, with
+        the least and the most. verdict : one of fits, may run out and does not fit; ``fits`` is true of the first.
     model_states_bytes : parameters, gradients and optimizer. saving : one GPU's model states over these.
     largest_micro_batch : that fits, 0 if not even one sample does.
     stage : which holds most, None of a model that is not split. stages : each of them.
@@ -51,10 +53,13 @@ class MemoryRow(msgspec.Struct, frozen=True):
     total_bytes: float
     allocated_bytes: float
     reserved_bytes: float
+    reserved_range_bytes: tuple[float, float]
     shown_bytes: float
+    shown_range_bytes: tuple[float, float]
     model_states_bytes: float
     saving: float | None
     fits: bool
+    verdict: str
     largest_micro_batch: int
     stage: int | None
     stages: list[FullestGpu]
@@ -75,6 +80,7 @@ class RefusedStrategy(msgspec.Struct, frozen=True):
     model_states_bytes: None = None
     saving: None = None
     fits: None = None
+    verdict: None = None
     largest_micro_batch: None = None
 
 
@@ -108,7 +114,9 @@ def _row(found: ScenarioParts, kind: str, variant: str) -> MemoryRow:
         largest=use.parts(),
         allocated_bytes=use.allocated,
         reserved_bytes=use.reserved,
+        reserved_range_bytes=use.reserved_range,
         shown_bytes=use.shown,
+        shown_range_bytes=use.shown_range,
         model_states_bytes=use.model_states,
         saving=found.whole().model_states / use.model_states if use.model_states else None,
         largest_micro_batch=largest_micro_batch(found),
@@ -119,7 +127,8 @@ def _row(found: ScenarioParts, kind: str, variant: str) -> MemoryRow:
 
 
 def _fullest(use: MemoryUse, card: Device) -> FullestGpu:
-    return FullestGpu(use.peak, use.at_peak(), use.total, use.fits(card).ok)
+    verdict = use.fits(card)
+    return FullestGpu(use.peak, use.at_peak(), use.total, verdict.ok, verdict.state)
 
 
 def largest_micro_batch(found: ScenarioParts) -> int:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol
 
 import msgspec
-import numpy as np
 
 from clustersim.core.errors import ProgramError
-from clustersim.core.holding import Holding, everything
+from clustersim.core.holding import Holding, always, everything
 from clustersim.core.mesh import Mesh
 from clustersim.core.mix import Mix
 from clustersim.core.model import Model, StepCost
@@ -54,9 +53,11 @@ class StrategyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def whole(model: Model, config: StrategyConfig) -> Holding:
-    """What a rank keeps that has all of the model, and of its gradients."""
-    elements = np.array([float(layer.parameters) for layer in model.layers])
-    return everything(elements, DTYPE_BYTES[config.param_dtype])
+    """What a rank keeps that has all of the model, and of its gradients, which later micro-batches add to."""
+    found = everything(model.gradients, DTYPE_BYTES[config.param_dtype])
+    if config.gradient_accumulation_steps == 1:
+        return found
+    return msgspec.structs.replace(found, gradients=always(found.parameters, len(model.layers)), fresh="")
 
 
 Build = Callable[[Model, StepCost, Mesh, Any, int, int], Program]

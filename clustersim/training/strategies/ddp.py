@@ -259,7 +259,7 @@ def holding(model: Model, mesh: Mesh, config: DDPConfig) -> Holding:
     found = base.whole(model, config)
     buckets = always(found.parameters, len(model.layers))
     if config.gradient_as_bucket_view:
-        return msgspec.structs.replace(found, gradients=buckets)
+        return msgspec.structs.replace(found, gradients=buckets, fresh="")
     return msgspec.structs.replace(found, buffers=buckets)
 
 

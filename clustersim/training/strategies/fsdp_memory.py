@@ -49,6 +49,7 @@ def holding(model: Model, mesh: Mesh, config: FSDPConfig) -> Holding:
         gradients=gradients,
         gathered=_gathered(laid, config, n),
         buffers=_buffers(laid, config, n),
+        fresh="" if config.no_sync and config.gradient_accumulation_steps > 1 else "buffers",
     )
 
 

@@ -120,6 +120,7 @@ def holding(model: Model, mesh: Mesh, config: ParameterServerConfig) -> Holding:
         updated=served if config.server_updates else found.updated,
         gradients=piling_up(kept.sum(axis=1) * element),
         buffers=always(served * element, len(model.layers)),
+        fresh="",
     )
 
 
