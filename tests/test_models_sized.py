@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from clustersim import model as models
 from clustersim.core.errors import ModelError
 from clustersim.model.sized import named_shape, of_size
 from clustersim.model.transformer import build
+from tests.evidence.generic import from_row
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_the_count_is_met_to_half_a_layer(family: str, parameters: float) -> Non
 
 
 def test_a_row_with_a_size_alone_is_read_and_says_what_was_assumed() -> None:
-    model = models.from_row({"model": "GPT-2 style 52B", "params": "52B", "seq_len": "1024"})
+    model = from_row({"model": "GPT-2 style 52B", "params": "52B", "seq_len": "1024"})
     assert model.parameters == pytest.approx(52e9, rel=0.01)
     assert any("64 layers of 8192" in note for note in model.notes)
 

@@ -17,6 +17,7 @@ from clustersim.core.program import Compute
 from clustersim.engine import simulate
 from clustersim.model.seconds import Execution, step_cost
 from clustersim.training.strategies import STRATEGIES
+from tests.evidence.generic import from_row
 from tests.evidence.software import PYTORCH, framework, software
 from tests.evidence.step_play import costs_of, merged, scaled, step_time
 from tests.evidence.step_rows import COLUMNS, measured_step, read
@@ -83,7 +84,7 @@ def test_a_stated_global_batch_wins_over_micro_batches() -> None:
 
 def test_model_flops_per_second_are_the_models() -> None:
     ran = row(metric="tflops_per_gpu", value="10")
-    model = models.from_row(ran)
+    model = from_row(ran)
     assert measured_step(ran, model) == pytest.approx(8 * model.flops_per_sample() / 10e12)
 
 
@@ -211,7 +212,7 @@ def test_channels_last_and_fused_norms_make_a_half_precision_resnet_faster() -> 
 
 def test_a_vocabulary_of_odd_size_misses_the_tensor_cores_loads() -> None:
     def head(vocab: int, dtype: str) -> float:
-        made = models.from_row(row(model="gpt2", seq_len="1024", vocab=str(vocab)))
+        made = from_row(row(model="gpt2", seq_len="1024", vocab=str(vocab)))
         return float(step_cost(made, device("A100-SXM4-40GB"), 8, Execution(dtype=dtype)).forward[-1])
 
     assert head(50257, "bf16") > 1.3 * head(50304, "bf16")

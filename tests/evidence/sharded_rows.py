@@ -26,13 +26,13 @@ import re
 
 import msgspec
 
-from clustersim import model as models
 from clustersim.calibrate.score import number
 from clustersim.core.device import device_from_text
 from clustersim.core.texts import Table
 from clustersim.model.seconds import Execution
 from clustersim.model.seconds.base import FLOAT8_RECIPES
 from clustersim.training.strategies import STRATEGIES
+from tests.evidence.generic import from_row
 from tests.evidence.software import Row, ShardedTraining, sharded
 from tests.evidence.step_rows import StepRun, measured_step, micro_batch, refuse_split, topology_of, whole
 
@@ -48,7 +48,7 @@ def read_sharded(row: Row, *, timed: bool = True) -> StepRun:
     Raises ValueError or a clustersim error that says what keeps it from being predicted.
     """
     refuse_split(row)
-    model = models.from_row(row)
+    model = from_row(row)
     text = " ".join(row.get(column, "") for column in ("source", "strategy", "other")).lower()
     recipe = sharded(text)
     samples = micro_batch(row, model)

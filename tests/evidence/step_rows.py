@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from clustersim import model as models
 from clustersim.calibrate.score import number
 from clustersim.core.device import Device, device_from_text
 from clustersim.core.model import Model
 from clustersim.core.texts import Table
 from clustersim.model.seconds import Execution
 from clustersim.training.strategies import STRATEGIES, StrategyConfig
+from tests.evidence.generic import from_row
 from tests.evidence.software import PYTORCH, Framework, Row, framework
 
 COLUMNS = (
@@ -102,7 +102,7 @@ def read(row: Row) -> StepRun:
     if row.get("offload", "") not in {"", "none"}:
         raise ValueError(f"offload {row['offload']!r} is not played")
     software = framework(row)
-    model = models.from_row(row, implementation=software.implementation, gathers_masked=software.gathers_masked)
+    model = from_row(row, implementation=software.implementation, gathers_masked=software.gathers_masked)
     words = f"{row.get('other', '')} {row.get('notes', '')}".lower()
     precision = _precision(row, model)
     compiled = software.compiled or _compiled(words) or (model.sample == "image" and software.channels_last)
