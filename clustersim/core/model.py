@@ -115,23 +115,6 @@ class Kernel:
         """Bytes per sample kept for backward in types of :data:`ByteSizes`."""
         return self.kept[types] if self.kept is not None else self.saved * (4.0 if types == FULL else 2.0)
 
-    def halved(self) -> Kernel | None:
-        """Every second one of repeated kernels (a policy that takes every second product); None where none is left."""
-        count = self.repeat // 2
-        if not count:
-            return None
-        rest = count / self.repeat
-        return replace(
-            self,
-            repeat=count,
-            flops=self.flops * rest,
-            backward_flops=self.backward_flops * rest,
-            nbytes=self.nbytes * rest,
-            backward_nbytes=self.backward_nbytes * rest,
-            launches=max(1, round(self.launches * rest)),
-            backward_launches=max(1, round(self.backward_launches * rest)),
-        )
-
     @property
     def model_flops(self) -> float:
         """Forward plus backward FLOPs per sample as an MFU counts them (PaLM, arXiv:2204.02311, appendix B).

@@ -349,5 +349,5 @@ def cross_entropy(s: TransformerShape, positions: int) -> Kernel:
     """Softmax cross-entropy over ``positions`` rows of logits per sample."""
     passes = CROSS_ENTROPY["fused" if s.fused_loss else s.implementation]
     # Its n: bytes that an element of 16-bit logits holds at the most, op by op or in one kernel.
-    most = FUSED_LOSS if s.fused_loss or s.implementation == "fused" else EAGER_LOSS
+    most = FUSED_LOSS if s.fused_loss else EAGER_LOSS
     return replace(memory("cross_entropy", float(positions) * s.vocab, passes, cut="vocab", saved=2.0), n=most)

@@ -260,6 +260,8 @@ def _told(split: Split) -> Iterator[str]:
     whole = isinstance(scenario.config, FSDPConfig) or sharding_zero(scenario) is not None
     usual = preset(parallel.framework, {"tp": parallel.tp, "pp": parallel.pp, "ep": parallel.ep})
     plain = ParallelConfig()
+    if typed := _types(scenario):
+        yield typed
     for name, need in _needs(row, parallel, whole=whole):
         if getattr(parallel, name) != usual.get(name, getattr(plain, name)):
             yield f"{name} changes nothing here: {need}"
@@ -267,6 +269,18 @@ def _told(split: Split) -> Iterator[str]:
         yield _framework(split, scenario.config)
     if not whole and (said := _strategy_not_played(scenario)):
         yield f"{', '.join(said)} changes nothing beside a split model, whose replicas are [parallel]'s"
+
+
+def _types(scenario: Scenario) -> str:
+    """In what Megatron's parameters are, where the scenario does not say it."""
+    said = "strategy.param_dtype" in scenario.changes or "param_dtype" in scenario.table.get("strategy", {})
+    dtype = scenario.config.param_dtype
+    if said or dtype == "fp32" or not isinstance(scenario.config, DDPConfig):
+        return ""
+    return (
+        f"parameters in {dtype} with fp32 copies in the optimizer, as Megatron-LM keeps them (strategy.param_dtype = "
+        "'fp32' is autocast)"
+    )
 
 
 def _framework(split: Split, config: DDPConfig) -> str:

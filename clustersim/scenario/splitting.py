@@ -72,6 +72,7 @@ def filled(table: Table) -> Table:
         parallel = {}  # whose fields its data parallelism goes by
     if not isinstance(parallel, dict) or not isinstance(strategy, dict):
         return table
+    strategy = _in_megatrons_types(table, parallel, strategy)
     parallel = {**preset(str(parallel.get("framework", "megatron")), parallel), **parallel}
     if strategy.get("kind") == "fsdp":
         for here, there in DEGREES.items():
@@ -91,6 +92,21 @@ def filled(table: Table) -> Table:
             f"{strategy.get('kind')!r} does not; use strategy 'fsdp' (at $.parallel.dp_shard)"
         )
     return table | {"parallel": parallel, "strategy": strategy}
+
+
+def _in_megatrons_types(table: Table, parallel: Table, strategy: Table) -> Table:
+    """``[strategy]`` with the parameters' type that Megatron's DDP has where nothing is said: that of its products,
+    with fp32 copies in the optimizer (Megatron-LM core/transformer/module.py, ``Float16Module``); 8-bit products read
+    16-bit parameters."""
+    model = table.get("model")
+    dtype = model.get("dtype") if isinstance(model, dict) else None
+    framework = str(parallel.get("framework", MEGATRON))
+    if strategy.get("kind") != "ddp" or framework != MEGATRON or strategy.get("param_dtype") is not None:
+        return strategy
+    split = any(parallel.get(name) not in {None, 1} for name in ("tp", "pp", "cp", "ep", "layout"))
+    if dtype not in {"fp16", "bf16", "fp8"} or not (split or "framework" in parallel or cause(parallel, strategy)):
+        return strategy
+    return strategy | {"param_dtype": "bf16" if dtype == "fp8" else dtype}
 
 
 def misplaced(strategy: Changes, known: type[msgspec.Struct]) -> None:

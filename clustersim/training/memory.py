@@ -239,10 +239,9 @@ def weights(kernel: Kernel) -> int:
 
 
 def _kept_outputs(layer: Layer) -> float:
-    """Elements per sample that torchtitan's per-op policy keeps: fused attention's, and every second product's."""
+    """Elements per sample that torchtitan's per-op policy keeps: fused attention's, and every second product's. Grouped
+    products of experts are not in its list (torchtitan 0.3 distributed/activation_checkpoint.py)."""
     products = [kernel for kernel in layer.kernels if kernel.kind == "gemm" and kernel.repeat == 1]
-    grouped = [half for k in layer.kernels if k.kind == "gemm" and k.repeat > 1 and (half := k.halved()) is not None]
     attention = [kernel for kernel in layer.kernels if kernel.kind == "attention"]
     outputs = float(sum(k.m * k.n * max(1, k.batch) for k in products[::2]))
-    outputs += float(sum(k.m * k.n * k.repeat for k in grouped))
     return outputs + float(sum(k.heads * k.head_dim * k.seq for k in attention))

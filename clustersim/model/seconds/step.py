@@ -99,11 +99,8 @@ def _layer(where: Setting, layer: Layer, batch: int, recompute: str) -> tuple[Pa
 
 
 def _selective(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    """What torchtitan's per-op policy repeats: everything but fused attention and every second matrix product.
-
-    Of a loop over experts that is every second expert's.
-    """
+    """What torchtitan's per-op policy repeats: everything but fused attention and every second matrix product; grouped
+    products of experts are not in its list."""
     products = [i for i, kernel in enumerate(kernels) if kernel.kind == "gemm" and kernel.repeat == 1]
     kept = set(products[::2]) | {i for i, kernel in enumerate(kernels) if kernel.kind == "attention"}
-    rest = [kernel if kernel.repeat == 1 else kernel.halved() for i, kernel in enumerate(kernels) if i not in kept]
-    return tuple(kernel for kernel in rest if kernel is not None)
+    return tuple(kernel for i, kernel in enumerate(kernels) if i not in kept)

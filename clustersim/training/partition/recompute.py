@@ -53,8 +53,8 @@ def module_of(kernel: Kernel, section: str) -> str:
 def held(nodes: Nodes, *, one_fp32_copy: bool) -> StashedElements:
     """What nodes keep.
 
-    ``one_fp32_copy`` : the vocabulary-parallel loss keeps its fp32 softmax in place of the logits. PyTorch's keeps the
-    logits, an fp32 copy and the log-softmax.
+    ``one_fp32_copy`` : the vocabulary-parallel loss keeps its fp32 softmax in place of the logits. PyTorch's holds its
+    log-softmax and two gradients in fp32.
     """
     total = StashedElements()
     for node in nodes:
@@ -76,7 +76,7 @@ def _of_kernel(kernel: Kernel, one_fp32_copy: bool) -> StashedElements:
         return (
             StashedElements(fp32_kept=kernel.saved / 2)
             if one_fp32_copy
-            else StashedElements(kept=kernel.saved / 2, fp32_kept=kernel.saved)
+            else StashedElements(fp32_kept=kernel.saved / 2 * kernel.n / 4)
         )
     return StashedElements(kept=kernel.saved)
 
