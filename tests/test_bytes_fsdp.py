@@ -12,9 +12,8 @@ from player import toy_cost
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import Collective
 from clustersim.model import from_hf
-from clustersim.training.strategies.fsdp import FSDP, build
+from clustersim.training.strategies.fsdp import build
 from clustersim.training.strategies.fsdp_config import FSDPConfig
-
 
 LLAMA = {
     "model_type": "llama",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -153,10 +155,25 @@ def test_a_nearly_full_card_is_flagged() -> None:
     sizes = {b: memory(model, micro_batch_size=b, dtype="fp16").fits(card) for b in range(1, 20)}
     assert not sizes[1].pressed
     assert any(verdict.pressed and "above 70 % full" in str(verdict) for verdict in sizes.values())
-    fullest = max(b for b, verdict in sizes.items() if verdict.ok)
-    assert sizes[fullest].doubtful
-    assert "it may run out" in str(sizes[fullest])
-    assert not sizes[fullest // 2].doubtful
+
+
+def test_one_verdict_comes_from_one_range() -> None:
+    model = transformer(12, 768, 12, 1024, 50257)
+    card = device("V100-SXM2-16GB")
+    found = [memory(model, micro_batch_size=b, dtype="fp16").fits(card) for b in range(1, 24)]
+    states = [verdict.state for verdict in found]
+    assert list(dict.fromkeys(states)) == ["fits", "may run out", "does not fit"]
+    for verdict in found:
+        least, most = verdict.use.shown_range
+        assert least <= verdict.use.shown <= most
+        assert str(verdict).startswith(f"{verdict.state} on V100-SXM2-16GB")
+        assert (verdict.use.shown <= card.memory_bytes) == verdict.ok == (verdict.state == "fits")
+        assert (verdict.use.total > card.memory_bytes) == (not verdict.possible) == (verdict.state == "does not fit")
+
+
+def test_a_rank_alone_has_no_communicator() -> None:
+    alone = replace(memory(BARE, micro_batch_size=1), communicates=False)
+    assert alone.shown == alone.reserved + alone.context
 
 
 @pytest.mark.parametrize(

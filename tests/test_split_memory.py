@@ -130,7 +130,7 @@ def test_deepspeeds_step_flattens_its_share_of_the_gradients_and_converts_it():
         assert parts["gradients"] == pytest.approx(2 * share)
         assert parts["optimizer_workspace"] == pytest.approx(6 * share)
         # What needs a block of its own is reserved beside what the passes had.
-        assert use.reserved >= FRAGMENTATION * (use.course.total[:-1].max() + use.flat) - 1
+        assert use.reserved >= FRAGMENTATION[1] * (use.course.total[:-1].max() + use.flat) - 1
 
 
 def test_torchtitans_loss_keeps_logits_and_their_log_softmax_where_megatrons_keeps_one_copy():

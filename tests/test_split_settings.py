@@ -218,3 +218,33 @@ def test_fsdp_gathers_and_reduces_spread_experts_apart_among_those_who_hold_the_
     at_peak = made.memory.at_peak()
     assert at_peak["optimizer_states"] == pytest.approx(8.0 * (stage.parameters / 64 + stage.expert_parameters / 8))
     assert scenario.load("ep8_mixtral_8x7b_8x8_h100", changes).run().summary["step_time_s"] > 0
+
+
+def test_megatron_refuses_micro_batches_that_leave_a_rest_below_pp_and_without_a_framework_the_run_says_it() -> None:
+    uneven = {"microbatches": 10}
+    notes = prepared(**uneven).notes
+    assert any("10 micro-batches on pp = 4" in note and "PyTorch's rounds" in note for note in notes)
+    with pytest.raises(ClusterSimError, match=r"needs a multiple of pp, such as 8.*parallel.microbatches"):
+        prepared(**uneven, framework="megatron")
+    assert not any("rounds" in note for note in prepared(microbatches=8, framework="megatron").notes)
+
+
+def test_megatrons_parameters_have_the_type_of_the_products_unless_it_is_said() -> None:
+    table = {
+        "cluster": {"topology": "hgx-a100", "nodes": 1},
+        "model": {"name": "gpt2", "seq_len": 128, "dtype": "bf16"},
+        "parallel": {"tp": 2, "framework": "megatron"},
+        "strategy": {"kind": "ddp"},
+    }
+    half = scenario.from_table(table)
+    wide = scenario.from_table(table, changes={"strategy.param_dtype": "fp32"})
+    assert half.config.param_dtype == "bf16"
+    assert any("fp32 copies in the optimizer" in note for note in half.prepare().notes)
+    assert not any("fp32 copies in the optimizer" in note for note in wide.prepare().notes)
+    use = half.prepare().memory
+    assert use.gradients == 2 * use.parameters  # kept in fp32
+    assert use.master_weights == 2 * use.parameters
+    narrow = scenario.from_table(table, changes={"parallel.grad_reduce_in_fp32": False}).prepare()
+    assert narrow.memory.gradients == narrow.memory.parameters
+    sent = {op.kind: op.dtype for role in narrow.program.roles for op in role.ops if isinstance(op, Collective)}
+    assert sent["all_reduce"] == "bf16"

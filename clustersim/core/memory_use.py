@@ -22,8 +22,9 @@ the blocks that nobody uses before it fails (c10/cuda/CUDACachingAllocator.cpp, 
 step needs no more than what is allocated. With room to spare three sources have 1.10 (bigscience, Megatron-DeepSpeed on
 A100), 1.12 (torchao on MI300X) and 1.33 (torchtitan 2024 on H100; tests/data/measurements)."""
 LIBRARIES_BYTES = (0.3 * 2**30, 2.8 * 2**30, 2.8 * 2**30)
-"""What NCCL's communicators and libraries hold beside context and allocator where ranks talk: one communicator's
-buffers (16 channels, two peers, 4 MiB and its LL kin each), and bigscience's rows, whose Megatron-DeepSpeed has five."""
+"""What NCCL's communicators and libraries hold beside context and allocator where ranks talk, the least, the middle and
+the most: the buffers of one communicator, assumed, and what bigscience's rows (Megatron-DeepSpeed, several a rank, 8
+GPUs a node) have, twice, since no other source says it."""
 FITS = "fits"
 MAY_RUN_OUT = "may run out"
 DOES_NOT_FIT = "does not fit"

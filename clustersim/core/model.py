@@ -6,7 +6,7 @@ model (:mod:`clustersim.model.seconds`) turns kernels into seconds; strategies c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 

@@ -104,6 +104,8 @@ class Scenario:
         strategy = msgspec.to_builtins(self.config) | {"kind": self.file.strategy["kind"]}
         if strategy.get("framework", "") is None:
             del strategy["framework"]  # a run that does not say it is the run it was before there was such a field
+        if strategy.get("ends_apart") is False:
+            del strategy["ends_apart"]
         table: Table = msgspec.to_builtins(self.file, enc_hook=str)
         if self.file.parallel is None:
             del table["parallel"]  # a run without it is the run it was before there was such a table

@@ -15,6 +15,7 @@ from clustersim.training.builder import MakeReplicas
 from clustersim.training.builder.gradients import EXPERT, SHARD, ReplicaConfig, ReplicatedHooks
 from clustersim.training.builder.shards import ShardHooks
 from clustersim.training.builder.stage_memory import MicroBatchStash, StateBytes, stages
+from clustersim.training.builder.unshard import MOST_ACTIVE
 from clustersim.training.builder.zero import zero_hooks, zero_states
 from clustersim.training.memory import STATES
 from clustersim.training.parallel import ParallelConfig
@@ -71,7 +72,7 @@ def replicas(split: Split, cost: StepCost) -> MakeReplicas:
         return split.partition.tied if rank in ends else 0
 
     if isinstance(config, FSDPConfig):
-        return lambda here, stage, rank: ShardHooks(here, stage, cost, config, tied(rank))
+        return lambda here, stage, rank: ShardHooks(here, stage, cost, config, tied(rank), split.orders[rank])
     sharing = sharding_zero(scenario)
     if sharing is not None:
         return lambda here, stage, rank: zero_hooks(here, stage, cost, sharing)
@@ -196,12 +197,15 @@ def _fsdp_states(config: FSDPConfig, mesh: Mesh, stage: Stage, states: float) ->
     total = stage.parameters
     experts = [layer.expert_parameters for layer in stage.layers]
     root = total - sum(blocks)
-    # What is gathered at once: everything, or the root, the current unit and the next.
+    # What is gathered at once: everything (of three chunks at the most), or the root, the current unit and the next.
     live, routed = (
         sum(each) if whole or config.keeps else min(sum(each), 2 * max(each, default=0)) for each in (blocks, experts)
     )
-    block = gathered_bytes(config, 1)
-    gathered = (gathered_bytes(config, 0) * root + block * live) / total if total else 0.0
+    if whole and len(stage.chunks) > MOST_ACTIVE:
+        chunks = [[layer.parameters for layer in c.layers if layer.kind == "block"] for c in stage.chunks]
+        live = sum(sorted(map(sum, chunks))[-MOST_ACTIVE:])
+    block = gathered_bytes(config, block=True)
+    gathered = (gathered_bytes(config, block=False) * root + block * live) / total if total else 0.0
     piled = (float(accumulated_bytes(config)),) * 2 if whole or config.no_sync else kept
     return StateBytes(
         kept,

@@ -160,6 +160,9 @@ def _histograms(scenario: Scenario, file: str | None) -> tuple[tuple[float, ...]
 def orders_of(scenario: Scenario, parallel: ParallelConfig, parts: Partition, row: Schedule, gpu: Device) -> Orders:
     """What each pipeline rank runs, for as many micro-batches as the scenario has."""
     config = scenario.config
+    uneven = _uneven_groups(scenario, parallel, row)
+    if uneven and _says_framework(scenario):
+        raise ScenarioError(f"{uneven} (at $.parallel.microbatches)")
     chunks = len(parts.stages[0].chunks)
     options = _options(row, parallel)
     if any(option.name == "costs" for option in row.options):
@@ -168,6 +171,28 @@ def orders_of(scenario: Scenario, parallel: ParallelConfig, parts: Partition, ro
         options["steps"] = scenario.steps
     orders = row.order(parallel.pp, chunks, config.gradient_accumulation_steps, **options)
     return tuple(beside(order) for order in orders) if parallel.ep_overlap else orders
+
+
+def _says_framework(scenario: Scenario) -> bool:
+    """Whether the scenario names the framework of its ``[parallel]``."""
+    return "parallel.framework" in scenario.changes or "framework" in scenario.table.get("parallel", {})
+
+
+def _uneven_groups(scenario: Scenario, parallel: ParallelConfig, row: Schedule) -> str:
+    """Why Megatron-LM does not run its interleaved schedule with so many micro-batches; empty where it does.
+
+    Its group is pp where nothing is said, and a rest below pp is a RuntimeError (core/pipeline_parallel/schedules.py,
+    ``forward_backward_pipelining_with_interleaving``).
+    """
+    count = scenario.config.gradient_accumulation_steps
+    grouped = parallel.microbatch_group_size_per_vp_stage is not None
+    if parallel.framework != MEGATRON or row.name != "interleaved_1f1b" or grouped or count % parallel.pp == 0:
+        return ""
+    near = max(1, round(count / parallel.pp)) * parallel.pp
+    return (
+        f"{count} micro-batches on pp = {parallel.pp}: Megatron-LM's interleaved schedule needs a multiple of pp, such "
+        f"as {near}, or a microbatch_group_size_per_vp_stage"
+    )
 
 
 def _schedule(scenario: Scenario, parallel: ParallelConfig, model: Model) -> Schedule:
@@ -262,6 +287,8 @@ def _told(split: Split) -> Iterator[str]:
     plain = ParallelConfig()
     if typed := _types(scenario):
         yield typed
+    if uneven := _uneven_groups(scenario, parallel, row):
+        yield f"{uneven}; played are PyTorch's rounds"
     for name, need in _needs(row, parallel, whole=whole):
         if getattr(parallel, name) != usual.get(name, getattr(plain, name)):
             yield f"{name} changes nothing here: {need}"

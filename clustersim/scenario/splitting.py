@@ -75,6 +75,8 @@ def filled(table: Table) -> Table:
     strategy = _in_megatrons_types(table, parallel, strategy)
     parallel = {**preset(str(parallel.get("framework", "megatron")), parallel), **parallel}
     if strategy.get("kind") == "fsdp":
+        if parallel.get("framework") == "torchtitan" and strategy.get("version", 2) == 2:
+            strategy = {"ends_apart": True} | strategy
         for here, there in DEGREES.items():
             one = parallel.get(here)
             other = strategy.get(there)

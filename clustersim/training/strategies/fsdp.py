@@ -110,7 +110,7 @@ class Shards:
     def _leave_forward(self, s: int) -> None:
         """After a segment's forward: free its unit behind its last segment, unless it is kept for backward."""
         unit = self.plan.segments[s][0]
-        keeps = self.config.keeps_root if unit == 0 else self.config.keeps
+        keeps = self.config.keeps_root if unit in self.plan.roots else self.config.keeps
         if self.plan.last_of[unit] == s and not keeps:
             self._free(unit)
 
@@ -184,7 +184,8 @@ class Shards:
             self.freed.append(self.kernel)
 
     def _param_bytes(self, unit: int) -> float:
-        return float(self.plan.units[unit].padded(self.plan.degree) * gathered_bytes(self.config, unit))
+        made = self.plan.units[unit]
+        return float(made.padded(self.plan.degree) * gathered_bytes(self.config, block=made.is_block))
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,8 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     limit_all_gathers : version 1: at most two all-gathered units wait for compute.
     no_sync : gradients of all but the last micro-batch stay unsharded and are not reduced
         (``set_requires_gradient_sync(False)`` in version 2).
+    ends_apart : version 2: the embedding, and final norm with head, are units of their own, as torchtitan wraps them
+        (the default where ``[parallel]`` names that framework). The last one stays gathered as the root does.
     clip_grad_norm : the norm is all-reduced before the optimizer.
     float8_all_gather : weights of blocks' linears are cast on their shards and gathered in 8 bits; the root's are not
         (torchao's ``enable_fsdp_float8_all_gather``).
@@ -63,6 +65,7 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     forward_prefetch: bool = False
     limit_all_gathers: bool = True
     no_sync: bool = False
+    ends_apart: bool = False
     clip_grad_norm: bool = False
     float8_all_gather: bool = False
     cpu_offload: bool = False
@@ -77,6 +80,8 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
                     raise ValueError(f"{name} belongs to version = 1 (FSDP1); {instead}")
         elif self.reshard_after_forward is not None:
             raise ValueError("reshard_after_forward belongs to version = 2; write sharding_strategy")
+        elif self.ends_apart:
+            raise ValueError("ends_apart belongs to version = 2, as torchtitan has it")
         if self.replicated and self.sharding_strategy not in (None, *HYBRID):
             raise ValueError("data_parallel_replicate_degree needs sharding_strategy = 'HYBRID_SHARD'")
 
@@ -129,7 +134,8 @@ class FSDPPlan:
     ----------
     units, segments : of :mod:`clustersim.training.strategies.sharded`. shard : (groups, members), who shares
     parameters. backward : groups of backward's all_gather, smaller after ``reshard_after_forward = n``. replicate :
-    (groups, members), who holds the same shard; one member each where nothing is replicated.
+    (groups, members), who holds the same shard; one member each where nothing is replicated. roots : units that stay
+    gathered behind their forward, since backward begins with them.
     """
 
     units: tuple[sharded.ShardUnit, ...]
@@ -137,6 +143,7 @@ class FSDPPlan:
     shard: Ints
     backward: Ints
     replicate: Ints
+    roots: frozenset[int] = frozenset({0})
 
     @property
     def degree(self) -> int:
@@ -156,7 +163,13 @@ class FSDPPlan:
 
 def plan(model: Model, mesh: Mesh, config: FSDPConfig) -> FSDPPlan:
     """Units and groups. Raises :class:`ProgramError` where degrees do not fit the world."""
-    wrapped = sharded.units(model.layers, config.blocks_per_unit, config.min_num_params, each=config.version == 2)
+    wrapped = sharded.units(
+        model.layers,
+        config.blocks_per_unit,
+        config.min_num_params,
+        each=config.version == 2,
+        ends_apart=config.ends_apart,
+    )
     degree = shard_degree(mesh, config)
     shard = sharded.shard_groups(mesh, degree, "$.strategy.data_parallel_shard_degree")
     backward = shard
@@ -167,9 +180,13 @@ def plan(model: Model, mesh: Mesh, config: FSDPConfig) -> FSDPPlan:
                 f"{degree} sharding ranks do not divide by {again} (at $.strategy.reshard_after_forward)"
             )
         backward = sharded.shard_groups(mesh, again, "$.strategy.reshard_after_forward")
-    return FSDPPlan(
-        wrapped, sharded.segments(len(model.layers), wrapped), shard, backward, np.ascontiguousarray(shard.T)
-    )
+    spans = sharded.segments(len(model.layers), wrapped)
+    return FSDPPlan(wrapped, spans, shard, backward, np.ascontiguousarray(shard.T), last_unit(config, spans))
+
+
+def last_unit(config: FSDPConfig, spans: sharded.Segments) -> frozenset[int]:
+    """Units that stay gathered where the root does: it alone, or with what stands in for its end."""
+    return frozenset({0, spans[-1][0]} if config.ends_apart and spans else {0})
 
 
 def shard_degree(mesh: Mesh, config: FSDPConfig) -> int:
@@ -200,10 +217,10 @@ def shard_degree(mesh: Mesh, config: FSDPConfig) -> int:
     return degree
 
 
-def gathered_bytes(config: FSDPConfig, unit: int) -> int:
-    """Bytes of an element of a unit's parameters as they are gathered and computed with; the root, unit 0, stays in
-    16 bits where blocks have 8."""
-    return 1 if config.float8_all_gather and unit else DTYPE_BYTES[config.param_dtype]
+def gathered_bytes(config: FSDPConfig, *, block: bool) -> int:
+    """Bytes of an element of a unit's parameters as they are gathered and computed with; embedding and head stay in 16
+    bits where blocks have 8."""
+    return 1 if config.float8_all_gather and block else DTYPE_BYTES[config.param_dtype]
 
 
 def accumulated_bytes(config: FSDPConfig) -> int:

@@ -67,7 +67,7 @@ def _gathered(laid: FSDPPlan, config: FSDPConfig, n: int) -> Floats:
     found = np.zeros(2 * n + 1)
     if laid.degree == 1 and config.param_dtype == config.orig_dtype and not config.cpu_offload:
         return found  # nothing is borrowed, and nothing cast
-    sizes = [float(gathered_bytes(config, i) * unit.padded(laid.degree)) for i, unit in enumerate(laid.units)]
+    sizes = [float(gathered_bytes(config, block=unit.is_block) * unit.padded(laid.degree)) for unit in laid.units]
     order = laid.segments
     for s, (unit, layers) in enumerate(order):
         live = _live_forward(s, order, config)

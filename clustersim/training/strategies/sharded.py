@@ -30,13 +30,14 @@ class ShardUnit(msgspec.Struct, frozen=True):
 
     name : of its first layer, or ``"root"``. layers : indices into the model's layers. numel : elements of its own.
     shapes : (rows, elements of a row) of each parameter, where every one is sharded by its rows (version 2); empty
-        where all are one flat parameter.
+        where all are one flat parameter. is_block : it is no end of the model.
     """
 
     name: str
     layers: tuple[int, ...]
     numel: int
     shapes: tuple[tuple[int, int], ...] = ()
+    is_block: bool = True
 
     def padded(self, members: int) -> int:
         """Elements that the group gathers and reduces: the flat parameter padded to a multiple of its size, or each
@@ -64,7 +65,12 @@ class _ShardedLayer(Protocol):
 
 
 def units(
-    layers: Sequence[_ShardedLayer], blocks_per_unit: int, min_num_params: int | None, *, each: bool
+    layers: Sequence[_ShardedLayer],
+    blocks_per_unit: int,
+    min_num_params: int | None,
+    *,
+    each: bool,
+    ends_apart: bool = False,
 ) -> tuple[ShardUnit, ...]:
     """The wrapping of layers in forward order; the root unit comes first and holds what no other unit does.
 
@@ -73,8 +79,11 @@ def units(
     blocks_per_unit : how many consecutive blocks share a unit (``transformer_auto_wrap_policy`` takes one).
     min_num_params : wrap by size instead: consecutive layers until a unit holds as many parameters
         (``size_based_auto_wrap_policy``). Embeddings and heads stay in the root either way: they may be tied.
-    each : every parameter is sharded by its own rows, as version 2 does it.
+    each : every parameter is sharded by its own rows, as version 2 does it. ends_apart : the embedding is a unit, and
+        what follows the blocks (final norm and head) is one (torchtitan models/llama3/infra/parallelize.py).
     """
+    if ends_apart:
+        return _with_ends(layers, blocks_per_unit, min_num_params, each=each)
     root = []
     wrapped = []
     open_unit = list[int]()
@@ -93,9 +102,24 @@ def units(
     return (_unit("root", layers, root, each=each), *(unit for unit in named if unit.numel))
 
 
+def _with_ends(
+    layers: Sequence[_ShardedLayer], blocks_per_unit: int, min_num_params: int | None, *, each: bool
+) -> tuple[ShardUnit, ...]:
+    """:func:`units` with the root's ends taken out of it."""
+    root, *blocks = units(layers, blocks_per_unit, min_num_params, each=each)
+    first = [i for i in root.layers if layers[i].kind == "embedding"]
+    last = [i for i in root.layers if layers[i].kind in {"head", "loss"}]
+    rest = [i for i in root.layers if i not in {*first, *last}]
+    ends = [_unit(layers[some[0]].name, layers, some, each=each) for some in (first, last) if some]
+    in_order = sorted((*ends, *blocks), key=lambda unit: unit.layers)
+    return (_unit("root", layers, rest, each=each), *(unit for unit in in_order if unit.numel))
+
+
 def _unit(name: str, layers: Sequence[_ShardedLayer], some: list[int], *, each: bool) -> ShardUnit:
     """Some of the layers as a unit."""
-    return ShardUnit(name, tuple(some), _numel(layers, some), shapes([layers[i] for i in some]) if each else ())
+    made = shapes([layers[i] for i in some]) if each else ()
+    ends = name == "root" or any(layers[i].kind in {"embedding", "head", "loss"} for i in some)
+    return ShardUnit(name, tuple(some), _numel(layers, some), made, not ends)
 
 
 def shapes(layers: Sequence[_ShardedLayer]) -> tuple[tuple[int, int], ...]:
