@@ -7,6 +7,7 @@ is no fused kernel, and autocast leaves BERT's softmax in 16 bits.
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from typing import Any
 
@@ -15,7 +16,11 @@ import pytest
 from clustersim.model import from_hf
 from clustersim.training.memory import Training, memory
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
+    pytest.mark.filterwarnings("ignore:Module is None:UserWarning"),
+]
 
 BATCH = 4
 TOKENS = 512
@@ -76,6 +81,7 @@ def tracked(family: str, types: str, attention: str, checkpointing: str) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
+    gc.collect()  # what an earlier case left would be counted
     config_class, model_class, fields = FAMILIES[family]
     config = getattr(transformers, config_class)(**fields)
     config._attn_implementation = attention
@@ -98,6 +104,8 @@ def tracked(family: str, types: str, attention: str, checkpointing: str) -> int:
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
             optimizer.zero_grad()
+            del parameter
+            gc.collect()
             tracker._peak_mem.clear()
             tracker._peak_mem_snap.clear()
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=types == "autocast"):

@@ -60,7 +60,7 @@ def test_a_plan_judges_the_fullest_stage_and_not_the_whole_model():
     loaded = scenario.load("tp8_pp16_llama3_405b_2048x8_h100")
     found = held(loaded)
     verdict = found.use.fits(found.card)
-    assert verdict.ok
+    assert verdict.possible
     assert verdict.use.where == "stage 1, rank 8"
     assert verdict.use.total - CONTEXT_BYTES == verdict.use.allocated
 
@@ -133,12 +133,12 @@ def test_deepspeeds_step_flattens_its_share_of_the_gradients_and_converts_it():
         assert use.reserved >= FRAGMENTATION[1] * (use.course.total[:-1].max() + use.flat) - 1
 
 
-def test_torchtitans_loss_keeps_logits_and_their_log_softmax_where_megatrons_keeps_one_copy():
+def test_torchtitans_loss_holds_a_log_softmax_and_two_gradients_where_megatrons_keeps_one_copy():
     held = {
         framework: scenario.load(FSDP, PIPED | {"parallel.framework": framework}).prepare().split.memory[-1].logits
         for framework in ("megatron", "torchtitan")
     }
-    assert held["torchtitan"] == pytest.approx(2 * held["megatron"], rel=0.01)  # Megatron pads the vocabulary
+    assert held["torchtitan"] == pytest.approx(3 * held["megatron"], rel=0.01)  # Megatron pads the vocabulary
 
 
 def test_what_does_not_fit_names_the_stage_a_rank_of_it_and_its_largest_parts():

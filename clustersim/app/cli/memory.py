@@ -50,7 +50,8 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     console.say(f"{where}{row.verdict} on {row.device} ({format_bytes(row.device_bytes)})")
     reserved = _about(row.reserved_bytes, row.reserved_range_bytes)
     shown = _about(row.shown_bytes, row.shown_range_bytes)
-    console.say(f"the allocator reserves about {reserved}, and nvidia-smi shows about {shown}")
+    console.say(f"the allocator reserves about {reserved}")
+    console.say(f"nvidia-smi shows about {shown}")
     console.print(f"largest micro-batch that fits: {row.largest_micro_batch or 'none'}")
 
 
