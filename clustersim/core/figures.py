@@ -1,7 +1,7 @@
 """The figures that are said of a run: one row each, read by every place that shows one.
 
-A figure that is added here appears in ``run``, ``report``, ``sweep``, ``explore`` and ``--json``, as far as its row says;
-tests/test_figures.py holds that, and the README's list of figures.
+A figure that is added here appears in ``run``, ``report``, ``sweep``, ``explore`` and ``--json``, as far as its row
+says; tests/test_figures.py holds that, and the README's list of figures.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@table_argument
 @looked_at
 @click.option(
     "--anchor", type=click.Choice(["single"]), help="Scale each prediction by the model's measured step on one GPU."
