@@ -11,7 +11,7 @@ import msgspec
 
 from clustersim.core.errors import ModelError
 from clustersim.core.limits import MOST_LAYERS, counted
-from clustersim.model.base import TransformerShape
+from clustersim.model.base import TransformerShape, checked
 from clustersim.model.config import Config
 from clustersim.model.families import Family
 from clustersim.model.kinds import blocks_of
@@ -113,7 +113,14 @@ def shape_of(c: Config, row: str, family: Family) -> TransformerShape:
     if family.kinds:
         values |= blocks_of(c, family.kinds, values)
     _refuse_missing(c, family, values)
-    return _assembled(values)
+    shape = _assembled(values)
+    if shape.patches is None and c.defaults:
+        try:
+            checked(shape)
+        except ModelError as error:
+            named = ", ".join(f"{name} {value}" for name, value in c.defaults.items())
+            raise ModelError(f"{error}; not in the config, so by default of {c.kind}: {named}") from None
+    return shape
 
 
 def _first(c: Config, keys: str) -> str:
