@@ -75,9 +75,9 @@ def documents(files: Sequence[str | Path | Document]) -> list[Document]:
                 raise
             failed[Path(name).name] = wrong  # one that only sets variables, where another reads it
     inside = {name for one in found for name in one.given}
-    for name, wrong in failed.items():
+    for name, error in failed.items():
         if name not in inside:
-            raise wrong
+            raise error
     found = [one for one in found if Path(one.name).name not in inside]
     names = {Path(one.name).name for one in found}
     return found + [made for one in found for made in one.written if made.name not in names]
