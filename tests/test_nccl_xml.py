@@ -73,6 +73,10 @@ def test_direct_nvlinks_are_bundles_between_gpus(tmp_path: Path):
     [
         ("<system><cpu/></system>", "no GPU"),
         ("<topology/>", "holds <topology>"),
+        ('<?xml version="1.0"?>\n<!DOCTYPE topology SYSTEM "hwloc2.dtd">\n<topology version="2.0"/>', "is lstopo's"),
+        ("==== ROCm System Management Interface ====\n", "is rocm-smi's"),
+        ("CA 'mlx5_0'\n\tCA type: MT4129\n\tRate: 400\n", "is ibstat's"),
+        ("GPU 0: NVIDIA H100\n\t Link 0: 26.562 GB/s\n", "is nvidia-smi nvlink -s's"),
         ("<system", "is not XML"),
         ('<!DOCTYPE a [<!ENTITY b "c">]><system/>', "declares a type or entities"),
         (dgx_h100().replace("0x2330", "0xbeef"), "say --gpu"),

@@ -84,7 +84,22 @@ def topology_text(path: Path, gpu: str | None = None, nics: tuple[int, float] | 
     return _XmlDump(found, path, gpu, nics).text()
 
 
+_OTHERS = {
+    r"hwloc\d?\.dtd|<topology version": "lstopo's",
+    r"ROCm System Management|Weight between two GPUs": "rocm-smi's",
+    r"^CA '": "ibstat's",
+    r"^\s*Link \d+: [\d.]+ GB/s": "nvidia-smi nvlink -s's",
+}
+"""What other tools print about a machine, by a line of it."""
+
+
 def _system(text: str, path: Path) -> ET.Element:
+    tool = next((tool for line, tool in _OTHERS.items() if re.search(line, text, re.M)), None)
+    if tool is not None:
+        raise TopologyError(
+            f"{path}: is {tool}, which does not tell a whole machine here; give what NCCL_TOPO_DUMP_FILE or nvidia-smi "
+            "topo -m writes"
+        )
     if "<!" in re.sub(r"<!--.*?-->", "", text, flags=re.S):
         raise TopologyError(f"{path}: declares a type or entities, which NCCL's dumps do not")
     try:
