@@ -136,7 +136,7 @@ def test_experts_traffic_beside_another_micro_batch_is_folded_from_the_second_ro
 
 
 def test_what_repeats_is_played_once() -> None:
-    found = split(tp=8, pp=2, microbatches=9).folded()
+    found = folded(split(tp=8, pp=2, microbatches=9))
     assert found.ranks == (2, 32)  # of each stage one replica's GPU, as each has a NIC of its own
     assert found.micro_batches == ((2, 4, 6), 9)
     assert found.passes

@@ -13,6 +13,7 @@ from clustersim import scenario
 from clustersim.calibrate.score import predicted, scored, statistics
 from clustersim.core.errors import ClusterSimError
 from clustersim.scenario.parts import model_of, placed
+from clustersim.studies.what_if.folded import folded
 from clustersim.training.parallel.layout import stages_of
 from clustersim.training.schedules import schedule
 from tests.evidence.hybrid_rows import is_hybrid, measured, scenario_table
@@ -230,7 +231,7 @@ REACHED = {
 def test_a_sample_of_the_shared_table_stays_within_what_is_reached(case: str, bound: float) -> None:
     ran = next(one for one in rows(TABLE) if one["case_id"] == case)
     table = scenario_table(ran)
-    assert scenario.from_table(table).folded().step_time_s == pytest.approx(measured(ran, table), rel=bound)
+    assert folded(scenario.from_table(table)).step_time_s == pytest.approx(measured(ran, table), rel=bound)
 
 
 @shared

@@ -26,6 +26,7 @@ from clustersim.studies.plan.spec import from_table
 from clustersim.studies.plan.traffic import first_group
 from clustersim.studies.plan.verdict import left_over
 from clustersim.studies.plan.why import alternatives, rule_told, what_limits
+from clustersim.studies.what_if.folded import folded
 from clustersim.training.parallel import ModelShape
 
 DENSE = {
@@ -120,7 +121,7 @@ def test_no_folded_step_beats_its_bound(table, number):
     read, found = sieved(table, number, seed=1)
     ratios = []
     for option, bound in found:
-        step = scenario_of(read, "plan.toml", option).folded(roughly=True).step_time_s
+        step = folded(scenario_of(read, "plan.toml", option), roughly=True).step_time_s
         assert bound.step_s <= step, option.label()
         assert bound.compute_s <= bound.step_s
         ratios.append(step / bound.step_s)
@@ -161,7 +162,7 @@ def test_every_schedule_has_the_stages_own_memory_and_a_step_above_its_bound(sch
     for option, bound in found:
         one = scenario_of(read, "plan.toml", option)
         assert np.allclose(bound.held, [use.total for use in held(one).uses], rtol=1e-12)
-        assert bound.step_s <= one.folded(roughly=True).step_time_s
+        assert bound.step_s <= folded(one, roughly=True).step_time_s
 
 
 SMALL = DENSE | {
@@ -206,7 +207,7 @@ def test_a_rough_run_is_as_near_the_whole_one_as_the_search_takes_it_to_be(small
     read, _, found = small
     for one in found.options:
         if one.state == "simulated" and one.candidate.form.split:
-            rough = scenario_of(read, "plan.toml", one.candidate).folded(roughly=True).step_time_s
+            rough = folded(scenario_of(read, "plan.toml", one.candidate), roughly=True).step_time_s
             assert abs(rough / one.step_s - 1) < ROUGH
 
 
@@ -241,7 +242,7 @@ def test_over_hundreds_of_options_the_front_is_the_exhaustive_one_and_no_sketch_
     ran = [one for one in every.options if one.state == "simulated"]
     assert len(ran) > 4 * sum(one.state in {"simulated", "rough"} for one in found.options)
     for one in random.Random(0).sample([one for one in ran if one.candidate.form.split], 30):
-        sketch = scenario_of(read, "plan.toml", one.candidate).folded(roughly=True, sketched=True).step_time_s
+        sketch = folded(scenario_of(read, "plan.toml", one.candidate), roughly=True, sketched=True).step_time_s
         assert abs(sketch / one.step_s - 1) < ROUGH, one.candidate.label()
 
 
@@ -356,7 +357,7 @@ def test_a_step_on_a_machine_with_other_rates_is_the_rerun_that_sensitivity_make
         assert rerun_with(one, {knob: 0.8}) == rerun_step(one.prepare(), knob, 0.8)
     both = rerun_with(one, {"inside": 0.8, "kernels": 0.8})
     assert both > rerun_with(one, {"kernels": 0.8}) > rerun_with(one, {})
-    rough = one.folded(roughly=True, sketched=True, factors={"inside": 0.8, "kernels": 0.8}).step_time_s
+    rough = folded(one, roughly=True, sketched=True, factors={"inside": 0.8, "kernels": 0.8}).step_time_s
     assert rough == pytest.approx(both, rel=ROUGH)
 
 
