@@ -14,8 +14,9 @@ from clustersim.core.limits import MOST_LAYERS, counted
 from clustersim.model.base import TransformerShape, checked
 from clustersim.model.config import Config
 from clustersim.model.families import Family
+from clustersim.model.hybrid_rules import Values
 from clustersim.model.kinds import blocks_of
-from clustersim.model.rules import RULES, Values
+from clustersim.model.rules import RULES
 from clustersim.model.sizes import Delta, Experts, Indexer, Latent, Patches, StateSpace
 from clustersim.model.vision import seeing
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clustersim.files.launch.shell import LAUNCHERS, directed_options
+from clustersim.files.launch.shell_directives import LAUNCHERS, directed_options
 
 TORCH = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}

@@ -1,0 +1,197 @@
+"""A walk through a script's blocks: lists, conditions, loops and groups, as far as the script says what it does."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import short
+from clustersim.files.launch import shell_blocks as grammar
+from clustersim.files.launch.shell_expand import UNKNOWN, Variables, fields, value
+from clustersim.files.launch.shell_tests import arithmetic, compared
+
+STEPS = 20_000
+"""Commands that a script may come to: loops of loops would take hours."""
+NESTED = 20
+"""Functions, scripts and evaluated lines within each other."""
+
+ASSIGNMENT = re.compile(r"(\w+)(?:\[([^\]]*)\])?(\+?)=(.*)", re.DOTALL)
+"""A word that sets a variable: its name, its place in a list, whether it is added, and the value."""
+
+
+@dataclass
+class Script:
+    """What a script says.
+
+    command : words of the command that launches training. variables : as they are where it stands.
+    directives : of its ``#SBATCH`` lines. notes : what was not followed. line : of the command.
+    written : files that it writes itself (``cat > NAME <<EOF``), with their text. exported : of the command's
+    environment, what is set. read : names of other scripts that it reads or runs.
+    """
+
+    command: list[str] = field(default_factory=list)
+    variables: Variables = field(default_factory=dict)
+    directives: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    line: int = 0
+    written: dict[str, str] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A command that may be the one that launches training."""
+
+    words: list[str]
+    line: int
+    variables: Variables
+    rank: tuple[int, int]
+
+
+class Ended(Exception):
+    """``exit`` or ``return`` was reached."""
+
+
+def assigns(command: grammar.Command) -> bool:
+    """Whether a command sets variables and nothing else."""
+    return bool(command.words) and all(ASSIGNMENT.fullmatch(word) for word in command.words)
+
+
+class BlockWalk(ABC):
+    """What a script's blocks come to; a command is the reader's own."""
+
+    def __init__(self, where: str, others: dict[str, str]) -> None:
+        self.where = where
+        self.others = others
+        self.made = Script()
+        self.candidates: list[Candidate] = []
+        self.functions: dict[str, grammar.Block] = {}
+        self.variables: Variables = {}
+        self.missing: list[str] = []
+        self.steps = 0
+        self.depth = 0
+        self.before: list[str] = []  # words of launchers around the script that is read: srun ... bash -c
+
+    def note(self, line: int, text: str) -> None:
+        """Say what of a line is not followed."""
+        said = f"{self.where}: line {line} {text}"
+        if said not in self.made.notes:
+            self.made.notes.append(said)
+
+    @abstractmethod
+    def command(self, command: grammar.Command) -> bool | None:
+        """Follow a command; whether it succeeds, as far as the script tells."""
+
+    def block(self, block: grammar.Block) -> bool | None:
+        """Follow a block; whether it succeeds, as far as the script tells."""
+        self.steps += 1
+        if self.steps > STEPS:
+            raise ScenarioError(f"{self.where}: comes to more than {STEPS:,} commands; is a loop meant to run so long?")
+        match block:
+            case grammar.Sequence():
+                return self._sequence(block)
+            case grammar.Command():
+                return self.command(block)
+            case grammar.Negation():
+                answer = self.block(block.body)
+                return None if answer is None else not answer
+            case grammar.Condition():
+                return self._condition(block)
+            case grammar.Choice():
+                self._choice(block)
+            case grammar.Match():
+                self._match(block)
+            case grammar.Loop():
+                self._loop(block)
+            case grammar.Group():
+                self._group(block)
+            case grammar.Function():
+                self.functions[block.name] = block.body
+        return None
+
+    def _sequence(self, sequence: grammar.Sequence) -> bool | None:
+        answer: bool | None = True
+        for before, one in sequence.items:
+            if before == "&&" and answer is False:
+                continue
+            if before == "||" and answer is not False:  # what nobody can tell is taken to succeed
+                continue
+            if before == "&&" and answer is None and isinstance(one, grammar.Command) and assigns(one):
+                self.note(one.line, "is done only where something holds that the script does not say; it is left out")
+                continue
+            answer = self.block(one)
+        return answer
+
+    def _choice(self, choice: grammar.Choice) -> None:
+        for test, following in choice.arms:
+            answer = self._tested(test)
+            if answer is None:
+                self.note(choice.line, "tests what the script does not say; what it does is left out")
+                return
+            if answer:
+                self.block(following)
+                return
+        self.block(choice.otherwise)
+
+    def _tested(self, test: grammar.Sequence) -> bool | None:
+        """What a condition comes to; None where the script does not say."""
+        answer: bool | None = None
+        for i, (before, one) in enumerate(test.items):
+            if i and before == "&&" and answer is False:
+                continue
+            if i and before == "||" and answer is True:
+                continue
+            now = self.block(one) if not isinstance(one, grammar.Command) else self._test_command(one)
+            unknown = i > 0 and answer is None and before in {"&&", "||"}
+            decides = (before == "&&" and now is False) or (before == "||" and now is True)
+            answer = None if unknown and not decides else now
+        return answer
+
+    def _test_command(self, command: grammar.Command) -> bool | None:
+        words = list(command.words)
+        if words and words[0] in {"[", "test"}:
+            return compared(words[1:-1] if words[0] == "[" else words[1:], self.variables, patterns=False)
+        if words in (["true"], [":"]):
+            return True
+        return False if words == ["false"] else None
+
+    def _condition(self, condition: grammar.Condition) -> bool | None:
+        if condition.arithmetic:
+            return arithmetic(condition.words[0], self.variables)
+        return compared(list(condition.words), self.variables, patterns=True)
+
+    def _match(self, match: grammar.Match) -> None:
+        held = value(match.word, self.variables)
+        if UNKNOWN.search(held):
+            self.note(match.line, "chooses by what the script does not say; what it does is left out")
+            return
+        for patterns, following in match.arms:
+            if any(fnmatchcase(held, value(pattern, self.variables)) for pattern in patterns):
+                self.block(following)
+                return
+
+    def _loop(self, loop: grammar.Loop) -> None:
+        words = None if loop.words is None else [one for word in loop.words for one in fields(word, self.variables)]
+        if words is None or any(UNKNOWN.search(word) for word in words):
+            self.note(loop.line, "begins a loop, which is not followed")
+            return
+        before = len(self.candidates)
+        for word in words:
+            self.variables[loop.name] = word
+            self.block(loop.body)
+        if len(self.candidates) > before + 1:
+            self.note(loop.line, f"begins a loop over {short(' '.join(words))}; its first pass is read")
+            del self.candidates[before + len(self.candidates[before:]) // max(len(words), 1) or before + 1 :]
+
+    def _group(self, group: grammar.Group) -> None:
+        held = dict(self.variables) if group.own else self.variables
+        try:
+            self.block(group.body)
+        except Ended:
+            if not group.own:
+                raise
+        finally:
+            self.variables = held
