@@ -97,7 +97,8 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
         wide = LAYER_NORM if s.norm == "layernorm" else RMS_NORM
         narrow = s.norm == "rmsnorm" and (name == "qk_norm" or "latent" in name)
         return _elements(kernel, s), NARROW_RMS_NORM if narrow else wide
-    if name in ACTIVATIONS and (known := ACTIVATION.get(_activation(s, name))) and _of_mlp(s, kernel):
+    known = ACTIVATION.get(_activation(s, name)) if name in ACTIVATIONS else None
+    if known is not None and _of_mlp(s, kernel):
         return kernel.nbytes / _passes(s, name), known
     if name == "softmax":
         return float(s.heads) * s.seq_len**2, SOFTMAX if _is_narrow(s) else WIDE_SOFTMAX
