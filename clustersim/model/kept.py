@@ -94,9 +94,9 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
     if kernel.kind == "gemm" and not kernel.batch:
         return _product(kernel)
     if name in NORMS or name.startswith("norm"):
-        wide = LAYER_NORM if s.norm == "layernorm" else RMS_NORM
+        usual = LAYER_NORM if s.norm == "layernorm" else RMS_NORM
         narrow = s.norm == "rmsnorm" and (name == "qk_norm" or "latent" in name)
-        return _elements(kernel, s), NARROW_RMS_NORM if narrow else wide
+        return _elements(kernel, s), NARROW_RMS_NORM if narrow else usual
     known = ACTIVATION.get(_activation(s, name)) if name in ACTIVATIONS else None
     if known is not None and _of_mlp(s, kernel):
         return kernel.nbytes / _passes(s, name), known
