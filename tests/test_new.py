@@ -6,7 +6,10 @@ import json
 
 import pytest
 
+from clustersim import scenario
 from clustersim.cluster import files as fabrics
+from clustersim.model.catalog import file as model_file
+from clustersim.scenario.held import held
 from clustersim.studies.plan.spec import load
 
 COMMANDS = {
@@ -78,6 +81,34 @@ def test_a_new_scenario_with_tokens_has_a_campaign_to_play(clustersim, tmp_path)
     clustersim("new", "scenario", file, *COMMANDS["scenario"], "--tokens", "1e9")
     done = clustersim("campaign", file, "--replicas", "20", "--json")
     assert json.loads(done.stdout)["plan"]["ideal_days"] > 0
+
+
+@pytest.mark.parametrize("recipe", ["torchtitan", "megatron", "deepspeed"])
+@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
+def test_a_recipe_is_written_out_as_its_framework_trains(clustersim, tmp_path, recipe, model):
+    """What nobody trains with (fp32 gathered, op by op) was the default: 34.6 % MFU of 70B on 128 H100s, not 46.4 %."""
+    file = tmp_path / "s.toml"
+    assert clustersim("new", "scenario", file, "--nodes", 8, "--model", model, "--recipe", recipe).returncode == 0
+    written = scenario.load(file)
+    assert (written.config.param_dtype, written.file.model.implementation) == ("bf16", "fused")
+    use = held(written)
+    assert use.use.fits(use.card).ok
+    lines = file.read_text().splitlines()
+    tables = lines[lines.index("[model]") : lines.index("[run]")]
+    assert all("#" in line for line in tables if "=" in line and not line.startswith(("name", "kind", "version")))
+
+
+def test_a_recipe_that_fits_nowhere_is_written_and_said(clustersim, tmp_path):
+    done = clustersim("new", "scenario", tmp_path / "s.toml", "--model", "llama3-405b", "--recipe", "torchtitan")
+    assert done.returncode == 0
+    assert "does not fit" in done.stderr
+
+
+def test_a_long_context_is_not_what_training_begins_with(clustersim, tmp_path):
+    config = json.loads(model_file("llama3-8b").read_text()) | {"max_position_embeddings": 131072}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    clustersim("new", "scenario", tmp_path / "s.toml", "--model", tmp_path / "config.json")
+    assert "seq_len = 8192" in (tmp_path / "s.toml").read_text()
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING
 
 import click
 
 from clustersim.app.cli.common import PATH
-from clustersim.core.errors import ClusterSimError
+from clustersim.app.cli.recipes import OF_STRATEGY, RECIPES, RecipePlace, recipe_text, settings
+from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.outputs import fresh, writing
 from clustersim.core.paths import data_path, shipped
 from clustersim.core.texts import short
 from clustersim.core.tomls import toml_value
 from clustersim.core.units import parse_bandwidth
+
+if TYPE_CHECKING:
+    from clustersim.training.parallel import ModelShape
 
 file_argument = click.argument("file", type=PATH)
 gpu_option = click.option("--gpu", help="A GPU, such as H100: takes the shipped machine that has it.")
@@ -37,7 +42,12 @@ def new() -> None:
 @topology_option
 @click.option("--nodes", type=click.IntRange(min=1), default=1, help="How many nodes it has.")
 @model_option
-@click.option("--strategy", help="A data-parallel strategy.  [ddp where the model fits, else fsdp]")
+@click.option("--strategy", help="A data-parallel strategy, in the recipe that has it.")
+@click.option(
+    "--recipe",
+    type=click.Choice(list(RECIPES)),
+    help="Whose way of training.  [pytorch (DDP) where the model fits, else torchtitan]",
+)
 @click.option(
     "--tokens", type=click.FloatRange(min=1), help="Tokens to train on: adds the [campaign] table of a whole training."
 )
@@ -48,33 +58,99 @@ def scenario(
     nodes: int,
     model_name: str,
     strategy: str | None,
+    recipe: str | None,
     tokens: float | None,
 ) -> None:
-    """A scenario for clustersim run."""
+    """A scenario for clustersim run: every field that matters of a framework's own recipe."""
     from clustersim import scenario as scenarios
 
-    written = partial(_scenario, file, machine_of(gpu, topology), nodes, model_name, tokens)
-    text = written(strategy or "ddp")
-    if strategy is None and not fits(text, file):
-        text = written("fsdp")
+    if strategy and recipe:
+        raise click.UsageError("--recipe has its own strategy: leave --strategy out")
+    if strategy and strategy not in OF_STRATEGY:
+        raise ClusterSimError(
+            f"--strategy {strategy!r}: a recipe has {', '.join(OF_STRATEGY)}; change the file for another"
+        )
+    machine = machine_of(gpu, topology)
+    draft = ScenarioDraft(file, machine, nodes, model_name, tokens)
+    recipes = [recipe or OF_STRATEGY[strategy or ""]] if recipe or strategy else ["pytorch", "torchtitan"]
+    text, does_fit = draft.text(recipes)
     write_new(file, text, scenarios.load)
+    if not does_fit:
+        click.echo(f"{file}: does not fit into memory as it is; clustersim memory {file} says by how much", err=True)
 
 
-def _scenario(file: Path, machine: str, nodes: int, model: str, tokens: float | None, kind: str) -> str:
-    return _filled(
-        "scenario",
-        file=short(file.name),
-        machine=machine,
-        topology=as_written(machine, file),
-        nodes=nodes,
-        model=model,
-        model_line=model_line(model, file),
-        dtype=dtype_of(machine),
-        attention='attention = "flash"' if has_tokens(model) else "",
-        kept="none" if kind == "ddp" else "full",
-        kind=f'"{kind}"'.ljust(17),
-        campaign="" if tokens is None else _filled("campaign", tokens=f"{tokens:g}"),
-    )
+@dataclass(frozen=True)
+class ScenarioDraft:
+    """A scenario that is to be written: where, on what, and of which model."""
+
+    file: Path
+    machine: str
+    nodes: int
+    model: str
+    tokens: float | None
+
+    def text(self, recipes: Sequence[str]) -> tuple[str, bool]:
+        """The first setting of these recipes that fits, and whether one does; where none does, the last one.
+
+        Plain data parallelism keeps no recomputation in reserve where another recipe follows.
+        """
+        place = self._place()
+        text = ""
+        for recipe in recipes:
+            chosen = settings(recipe, place)
+            for each in chosen:
+                if recipe != recipes[-1] and each["kept"] != "none":
+                    break
+                text = self._filled(recipe, recipe_text(recipe, place, each))
+                if fits(text, self.file):
+                    return text, True
+        return text, False
+
+    def _place(self) -> RecipePlace:
+        from clustersim.cluster import files as fabrics
+
+        kinds = fabrics.load(self.machine).vertex_kinds
+        shape = shape_of_model(self.model, self.file) if has_tokens(self.model) else None
+        per_node = max(1, sum(kind == "gpu" for kind in kinds))
+        return RecipePlace(shape, dtype_of(self.machine), self.nodes, per_node)
+
+    def _filled(self, recipe: str, tables: str) -> str:
+        return _filled(
+            "scenario",
+            file=short(self.file.name),
+            title=RECIPES[recipe],
+            machine=self.machine,
+            topology=as_written(self.machine, self.file),
+            nodes=self.nodes,
+            model=self.model,
+            model_line=model_line(self.model, self.file),
+            length=length_line(self.model, self.file),
+            recipe=tables,
+            campaign="" if self.tokens is None else _filled("campaign", tokens=f"{self.tokens:g}"),
+        )
+
+
+def shape_of_model(name: str, file: Path) -> ModelShape:
+    """A model's sizes, with samples of the length that :func:`length_line` writes."""
+    from clustersim.scenario import from_table
+    from clustersim.scenario.parts import shape_of
+
+    table = tomllib.loads(f"{model_line(name, file)}\n{length_line(name, file)}")
+    whole = {"cluster": {"topology": "hgx-h100"}, "model": table, "strategy": {"kind": "ddp"}}
+    return shape_of(from_table(whole, file))
+
+
+def length_line(name: str, file: Path) -> str:
+    """The line of ``[model]`` with tokens of a sample; nothing for what reads none, or whose length is its own."""
+    from clustersim.scenario import from_table
+    from clustersim.scenario.parts import model_of
+
+    if not has_tokens(name):
+        return ""
+    table = tomllib.loads(model_line(name, file))
+    whole = {"cluster": {"topology": "hgx-h100"}, "model": table, "strategy": {"kind": "ddp"}}
+    longest = model_of(from_table(whole, file)).seq_len
+    return f"seq_len = {longest}               # the config's longest, at most 8192: long contexts are trained last\n"
 
 
 def _filled(draft: str, /, **values: object) -> str:
@@ -341,11 +417,16 @@ def has_tokens(name: str) -> bool:
 
 
 def fits(text: str, file: Path) -> bool:
-    """Whether a GPU has the memory that a scenario of this text, in this file, needs."""
+    """Whether a GPU has the memory that a scenario of this text, in this file, needs; not where its degrees do not
+    divide the machine."""
     from clustersim.scenario import from_table
     from clustersim.scenario.held import held
 
-    found = held(from_table(tomllib.loads(text), file))
+    scenario = from_table(tomllib.loads(text), file)
+    try:
+        found = held(scenario)
+    except ScenarioError:
+        return False
     return found.use.fits(found.card).ok
 
 

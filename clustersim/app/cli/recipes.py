@@ -1,0 +1,123 @@
+"""Recipes of ``clustersim new scenario``: how a named framework trains when its documentation is followed.
+
+A recipe is a draft in ``data/new/recipes/`` and a list of settings, the one that an expert would take first: the first
+that fits into memory is written.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from string import Template
+from typing import TYPE_CHECKING
+
+from clustersim.core.paths import data_path
+from clustersim.core.texts import Table
+
+if TYPE_CHECKING:
+    from clustersim.training.parallel import ModelShape
+
+RECIPES = {
+    "pytorch": "PyTorch: DistributedDataParallel with autocast, as its tutorials have it.",
+    "torchtitan": "torchtitan: FSDP2 with 16-bit parameters and torch.compile, as its published runs have it.",
+    "megatron": "Megatron-Core: its mixed-precision DDP with a distributed optimizer, as its examples have it.",
+    "deepspeed": "DeepSpeed: ZeRO with 16-bit parameters, as its tutorials have it.",
+}
+"""Name -> what the head of a file says of it."""
+OF_STRATEGY = {"ddp": "pytorch", "fsdp": "torchtitan", "zero": "deepspeed"}
+"""Strategy -> the recipe that has it."""
+TOKENS = 8192
+"""Tokens of a micro-batch that keep a GPU busy: sizes beyond are not begun with."""
+MOST_STAGES = 16
+"""Pipeline stages that are looked at."""
+
+
+@dataclass(frozen=True)
+class RecipePlace:
+    """Where and of what a recipe is written.
+
+    shape : the model's sizes; None for one that reads no tokens. experts : a mixture's number of them, 0 for none.
+    dtype : 16-bit type of the GPUs. nodes, per_node : the machine.
+    """
+
+    shape: ModelShape | None
+    dtype: str
+    nodes: int
+    per_node: int
+
+    @property
+    def micro_batches(self) -> list[int]:
+        """Samples of a micro-batch, the largest first: what makes :data:`TOKENS` tokens, and less."""
+        most = 32 if self.shape is None else max(1, TOKENS // max(1, self.shape.seq_len))
+        sizes = [1 << i for i in range(most.bit_length())]
+        return sizes[::-1]
+
+    @property
+    def degrees(self) -> list[tuple[int, int]]:
+        """(tp, pp) that divide model and machine, the least split first; of equal ones tensor parallelism."""
+        if self.shape is None:
+            return [(1, 1)]
+        tensor = [n for n in _powers(self.per_node) if self.shape.heads % n == 0 and self.shape.kv_heads % n == 0]
+        stages = [n for n in _powers(min(self.nodes, MOST_STAGES)) if self.shape.layers % n == 0]
+        return sorted(itertools.product(tensor, stages), key=lambda pair: (pair[0] * pair[1], -pair[0]))
+
+
+def settings(recipe: str, place: RecipePlace) -> Iterator[Table]:
+    """What a recipe may be filled in with, the best first; what lies nearer the front costs less time."""
+    micros = place.micro_batches
+    if recipe == "pytorch":
+        for kept, micro in itertools.product(("none", "full"), micros):
+            yield {"kept": kept, "micro": micro}
+    elif recipe == "torchtitan":
+        tensor = [1, *([place.per_node] if (place.per_node, 1) in place.degrees and place.per_node > 1 else [])]
+        for tp, kept, micro in itertools.product(tensor, ("selective", "full"), micros):
+            yield {"tp": tp, "kept": kept, "micro": micro}
+    elif recipe == "deepspeed":
+        for kept, stage, micro in itertools.product(("none", "full"), (1, 2, 3), micros):
+            yield {"stage": stage, "kept": kept, "micro": micro}
+    else:
+        for kept, (tp, pp) in itertools.product(("none", "full"), place.degrees):
+            for micro in micros if pp == 1 else micros[-1:]:
+                yield {"tp": tp, "pp": pp, "kept": kept, "micro": micro}
+
+
+def recipe_text(recipe: str, place: RecipePlace, chosen: Table) -> str:
+    """The tables of a recipe: the end of ``[model]``, ``[strategy]``, ``[parallel]``."""
+    text = (data_path("data") / "new" / "recipes" / f"{recipe}.txt").read_text("utf-8")
+    values = {
+        "tp": 1,
+        "pp": 1,
+        "stage": 1,
+        "dtype": place.dtype,
+        "kernels": _kernels(place),
+        "experts": _experts(place),
+        "sequence": str(chosen.get("tp", 1) > 1).lower(),
+        "passes": 4 * chosen.get("pp", 1),
+    }
+    return Template(text).substitute(values | chosen)
+
+
+def _kernels(place: RecipePlace) -> str:
+    if place.shape is None:
+        return ""
+    return (
+        'implementation = "fused"     # torch.compile or Transformer Engine; "eager" is op by op\n'
+        'attention = "flash"          # one kernel, scores never in memory\n'
+    )
+
+
+def _experts(place: RecipePlace) -> str:
+    if place.shape is None or not place.shape.experts:
+        return ""
+    world = place.nodes * place.per_node
+    degree = max(n for n in _powers(min(place.per_node, world)) if place.shape.experts % n == 0)
+    return f"ep = {degree}                       # experts of a layer shared out inside a node, tokens sent to them\n"
+
+
+def _powers(most: int) -> list[int]:
+    """
+    >>> _powers(12)
+    [1, 2, 4, 8]
+    """
+    return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
