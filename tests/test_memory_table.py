@@ -7,7 +7,7 @@ import json
 import pytest
 
 from clustersim import scenario
-from clustersim.studies.what_if.memory_table import table
+from clustersim.studies.what_if.memory_table import MemoryRow, table
 from clustersim.training.strategies import STRATEGIES
 
 NAME = "zero3_llama3_8b_2x8_a100"
@@ -65,3 +65,21 @@ def test_the_command_prints_parts_every_strategy_or_json(clustersim):
     wrong = clustersim("memory", "zero4")
     assert wrong.returncode == 2
     assert "no scenario 'zero4'" in wrong.stderr
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "zero", "ddp"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_rows_that_are_compared_have_one_precision(tmp_path, kind, dtype):
+    """8 bytes a parameter beside 16 was "saving 8.0x" beside 4.0x of the same split; ZeRO keeps its masters always."""
+    path = tmp_path / "s.toml"
+    tables = {
+        "cluster": 'topology = "hgx-a100"',
+        "model": 'name = "gpt2"\ndtype = "bf16"',
+        "strategy": f'kind = "{kind}"\nparam_dtype = "{dtype}"',
+    }
+    path.write_text("\n".join(f"[{name}]\n{text}" for name, text in tables.items()))
+    rows = [row for row in table(str(path), every=True) if isinstance(row, MemoryRow)]
+    own = rows[0].bytes_per_parameter
+    alike = [row for row in rows if row.strategy != "zero" or own >= 16]
+    assert {round(row.bytes_per_parameter) for row in alike} == {round(own)}
+    assert {round(row.bytes_per_parameter) for row in rows if row.strategy == "zero"} == {16}

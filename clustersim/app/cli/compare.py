@@ -38,21 +38,33 @@ def compare_strategies(scenario: str, changes: tuple[str, ...], as_json: bool) -
 def _print(scenario: str, rows: list[ComparisonRow], *, split: bool) -> None:
     """Ways to split have a bubble, and their samples a second are said by the step: it has the same samples in all."""
     first, other = ("split", "bubble") if split else ("strategy", "samples/s")
-    heads = (first, "step time", other, "exposed transfer", "waiting", "peak memory", "sent per GPU and step", "fits")
+    heads = (
+        first,
+        "step time",
+        other,
+        "exposed transfer",
+        "waiting",
+        "B/param",
+        "peak memory",
+        "sent per GPU and step",
+        "fits",
+    )
     console = stdout()
     title = f"{'ways to split' if split else 'strategies on'} {scenario}"
     named = [(label_of(row.strategy, row.variant, split=split), row) for row in rows]
     console.print(number_table(title, heads, ([name, *_cells(row, split=split)] for name, row in named)))
+    console.say("- B/param: bytes a parameter of model states, unsplit: rows compare where it is the same")
     console.say(*(f"- {name}: {row.reason}" for name, row in named if row.reason))
 
 
 def _cells(row: ComparisonRow, *, split: bool) -> list[str]:
     if row.fits is None:
-        return [*[""] * 6, "-"]
+        return [*[""] * 7, "-"]
     step, bubble, exposed, waiting = (
         format_time(seconds or 0.0)
         for seconds in (row.step_time_s, row.bubble_s, row.exposed_transfer_s, row.waiting_for_peer_s)
     )
     memory, sent = (format_bytes(number or 0.0) for number in (row.peak_memory_bytes, row.bytes_sent_per_gpu))
     other = bubble if split else f"{row.samples_per_s:,.1f}"
-    return [step, other, exposed, waiting, memory, sent, "yes" if row.fits else "no"]
+    each = "" if row.bytes_per_parameter is None else f"{row.bytes_per_parameter:.0f}"
+    return [step, other, exposed, waiting, each, memory, sent, "yes" if row.fits else "no"]

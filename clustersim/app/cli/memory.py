@@ -117,14 +117,15 @@ def _cells(row: MemoryRow | RefusedStrategy, parts: list[str]) -> list[str]:
     from clustersim.studies.what_if.memory_table import RefusedStrategy
 
     if isinstance(row, RefusedStrategy):
-        return [*[""] * (3 + len(parts)), "-", ""]
+        return [*[""] * (4 + len(parts)), "-", ""]
     states, *held, total = (
         f"{nbytes / 2**30:.2f}"
         for nbytes in (row.model_states_bytes, *(row.largest[part] for part in parts), row.total_bytes)
     )
     saving = f"{row.saving:.1f}x" if row.saving else ""
     fits = FITTING[row.verdict]
-    return [states, saving, *held, total, fits, str(row.largest_micro_batch or "none")]
+    each = f"{row.bytes_per_parameter:.0f}"
+    return [each, states, saving, *held, total, fits, str(row.largest_micro_batch or "none")]
 
 
 def _print_all(scenario: str, rows: list[MemoryRow | RefusedStrategy]) -> None:
@@ -134,12 +135,13 @@ def _print_all(scenario: str, rows: list[MemoryRow | RefusedStrategy]) -> None:
     split = bool(kept[0].stages)
     of = "the fullest GPU" if split else "one GPU"
     parts = {name: part for name, part in PARTS.items() if any(row.largest[part] for row in kept)}
-    heads = ("split" if split else "strategy", "states", "saving", *parts, "peak", "fits", "most\nsamples")
+    heads = ("split" if split else "strategy", "B/param", "states", "saving", *parts, "peak", "fits", "most\nsamples")
     labels = [label_of(row.strategy, row.variant, split=split) for row in rows]
     cells = ([label, *_cells(row, list(parts.values()))] for label, row in zip(labels, rows, strict=True))
     console = stdout()
     console.print(number_table(f"memory of {of} [GiB]: {scenario}", heads, cells))
     console.print(
+        "- B/param: bytes a parameter of these states, unsplit: rows compare where it is the same\n"
         "- states: parameters, gradients and optimizer states; gather: parameters gathered; bucket: of gradients on "
         "their way; most samples: the largest micro-batch that fits"
     )

@@ -22,6 +22,7 @@ from clustersim.training.strategies import STRATEGIES
 if TYPE_CHECKING:
     from clustersim.scenario.split_step import Split
 
+SHORT = ("bf16", "fp16")
 COMMON = ("micro_batch_size", "gradient_accumulation_steps", "param_dtype")
 """Knobs of the scenario's own strategy that every other is given too."""
 
@@ -85,6 +86,7 @@ class ComparisonRow(msgspec.Struct, frozen=True):
     strategy, variant : what it is. own : it is the scenario's.
     step_time_s, exposed_communication_s, exposed_transfer_s, waiting_for_peer_s, bubble_s : of a step [s], as in its
         run's summary; no bubble without a pipeline. samples_per_s : of the whole machine.
+    bytes_per_parameter : of model states, unsplit: what tells precisions apart.
     peak_memory_bytes, bytes_sent_per_gpu : of a GPU, in a step. fits : in its memory.
     reason : why it cannot be run, which leaves its figures None, or does not fit; empty otherwise.
     """
@@ -98,6 +100,7 @@ class ComparisonRow(msgspec.Struct, frozen=True):
     exposed_transfer_s: float | None = None
     waiting_for_peer_s: float | None = None
     bubble_s: float | None = None
+    bytes_per_parameter: float | None = None
     peak_memory_bytes: float | None = None
     bytes_sent_per_gpu: float | None = None
     fits: bool | None = None
@@ -130,18 +133,39 @@ def forms(own: Scenario) -> list[ComparisonCase]:
         kind = written["kind"]
         return [ComparisonCase(kind, OWN, {}), *split_forms(held(own), parallel)]
     common = {name: written[name] for name in COMMON if name in written}
+    states = own.config.state_dtype
     found: list[ComparisonCase] = []
     for kind in STRATEGIES:
         if kind == written["kind"]:
             found.append(ComparisonCase(kind, OWN, {}))
         for variant, knobs in VARIANTS.get(kind, {"": {}}).items():
-            table: Table = {**common, "kind": kind, **knobs}
+            table: Table = {**common, "kind": kind, **knobs} | _precision(kind, common, states)
             if table.get("servers") == 0:
                 table["servers"] = _gpus(own)
             alone = {"cluster.nodes": 1, "cluster.gpus_per_node": 1} if STRATEGIES[kind].world_size == 1 else {}
             if table != written:
                 found.append(ComparisonCase(kind, variant, {"strategy": table, **alone}))
     return found
+
+
+def _precision(kind: str, common: Table, states: str) -> Table:
+    """Knobs with which a strategy keeps its states in the dtype of the scenario's own, where it can.
+
+    DDP and servers have no masters beside 16-bit parameters: where the scenario's own has, they keep fp32 parameters
+    under autocast, as PyTorch trains with them. FSDP may keep shards in 16 bits.
+    """
+    dtype = str(common.get("param_dtype", "fp32"))
+    if dtype not in SHORT:
+        return {}
+    if states == "fp32":
+        config = msgspec.convert({**common, "kind": kind}, STRATEGIES[kind].config)
+        return {} if config.state_dtype == "fp32" else {"param_dtype": "fp32"}
+    return {"orig_dtype": dtype} if kind == "fsdp" else {}
+
+
+def bytes_a_parameter(found: ScenarioParts) -> float:
+    """Of parameters, gradients and optimizer together, where nothing is shared out and nothing split [bytes]."""
+    return found.whole().model_states / found.model.parameters
 
 
 def split_forms(held: ScenarioParts, parallel: ParallelConfig) -> Iterator[ComparisonCase]:
@@ -220,11 +244,13 @@ def _gpus(own: Scenario) -> int:
 
 def _row(own: Scenario, form: ComparisonCase) -> ComparisonRow:
     try:
-        result = scenario_of(own, form, run__steps=min(own.file.run.steps, STEPS)).run()
+        made = scenario_of(own, form, run__steps=min(own.file.run.steps, STEPS))
+        result = made.run()
+        each = bytes_a_parameter(held(made))
     except ClusterSimError as error:
         return ComparisonRow(form.kind, form.variant, form.own, reason=told(str(error)))
     figures = {name: result.summary[name] for name in ComparisonRow.__struct_fields__ if name in result.summary}
-    figures |= {"peak_memory_bytes": result.memory.total, "fits": result.fits}
+    figures |= {"peak_memory_bytes": result.memory.total, "fits": result.fits, "bytes_per_parameter": each}
     return ComparisonRow(
         form.kind, form.variant, form.own, **figures, reason="" if result.fits else str(result.verdict)
     )

@@ -12,7 +12,7 @@ from clustersim.core.memory_use import MemoryUse
 from clustersim.scenario import load
 from clustersim.scenario.held import ScenarioParts, held
 from clustersim.scenario.reading import Changes
-from clustersim.studies.what_if.comparison import OWN, forms, scenario_of, told
+from clustersim.studies.what_if.comparison import OWN, bytes_a_parameter, forms, scenario_of, told
 
 MOST = 1 << 20
 """Micro-batches beyond this are not looked for."""
@@ -38,7 +38,8 @@ class MemoryRow(msgspec.Struct, frozen=True):
     GPU. largest : each part's own maximum [bytes]. peak, at_peak, total_bytes, fits : as in :class:`FullestGpu`.
     allocated_bytes : by the framework; reserved_bytes (by its allocator) and shown_bytes (by nvidia-smi) roughly, with
         the least and the most. verdict : one of fits, may run out and does not fit; ``fits`` is true of the first.
-    model_states_bytes : parameters, gradients and optimizer. saving : one GPU's model states over these.
+    model_states_bytes : parameters, gradients and optimizer. bytes_per_parameter : of these, unsplit.
+    saving : one GPU's model states over these.
     largest_micro_batch : that fits, 0 if not even one sample does.
     stage : which holds most, None of a model that is not split. stages : each of them.
     """
@@ -57,6 +58,7 @@ class MemoryRow(msgspec.Struct, frozen=True):
     shown_bytes: float
     shown_range_bytes: tuple[float, float]
     model_states_bytes: float
+    bytes_per_parameter: float
     saving: float | None
     fits: bool
     verdict: str
@@ -78,6 +80,7 @@ class RefusedStrategy(msgspec.Struct, frozen=True):
     shown_bytes: None = None
     total_bytes: None = None
     model_states_bytes: None = None
+    bytes_per_parameter: None = None
     saving: None = None
     fits: None = None
     verdict: None = None
@@ -118,6 +121,7 @@ def _row(found: ScenarioParts, kind: str, variant: str) -> MemoryRow:
         shown_bytes=use.shown,
         shown_range_bytes=use.shown_range,
         model_states_bytes=use.model_states,
+        bytes_per_parameter=bytes_a_parameter(found),
         saving=found.whole().model_states / use.model_states if use.model_states else None,
         largest_micro_batch=largest_micro_batch(found),
         stage=None if split is None else split.worst,
