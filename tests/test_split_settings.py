@@ -250,3 +250,13 @@ def test_megatrons_parameters_have_the_type_of_the_products_unless_it_is_said() 
     assert narrow.memory.gradients == narrow.memory.parameters
     sent = [op for role in narrow.program.roles for op in role.ops if isinstance(op, Collective)]
     assert max(sent, key=lambda op: op.nbytes).dtype == "bf16"
+
+
+def test_gradients_of_experts_have_buckets_as_large_as_dense_ones() -> None:
+    """Megatron-Core gives both buffers the same bucket_size: the first layers' wait for none of the last."""
+    changes = {"model.options": {"layers": 4}, "cluster.nodes": 2, "run.steps": 1}
+    made = scenario.load("ep8_mixtral_8x7b_8x8_h100", changes)
+    ops = made.prepare().program.roles[0].ops
+    names = {op.name for op in ops if isinstance(op, Collective) and "scatter expert" in op.name}
+    assert made.file.parallel.overlap_grad_reduce
+    assert len(names) > 1

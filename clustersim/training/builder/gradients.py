@@ -6,8 +6,9 @@ core/optimizer/{distrib_optimizer,clip_grads}.py; facts: MODEL_PARALLEL.md 2.6, 
 
 * Gradients are reduced in the backward of the last micro-batch only: beside it with ``overlap_grad_reduce``, after it
   without. Dense gradients go over dp and cp, those of routed experts over edp, from buffers of their own.
-* A bucket holds ``max(40e6, 1e6 dp)`` parameters on pipeline rank 0, chunk 0, where reductions have backward to hide
-  behind; everywhere else one bucket holds a chunk. Without overlap there is one bucket a chunk.
+* A bucket of either buffer holds ``max(40e6, 1e6 dp)`` parameters on pipeline rank 0, chunk 0, where reductions have
+  backward to hide behind; everywhere else one bucket holds a chunk. Without overlap there is one bucket a chunk.
+  Dense and expert buffers are allocated with the same ``bucket_size`` (``_allocate_buffers_for_parameters``).
 * ``align_grad_reduce``: a chunk of an interleaved schedule is reduced as a whole, by pipeline rank r in the r-th
   backward pass behind its last one, so that stages start together (pipeline_parallel/schedules.py, ``grad_sync_func``).
 * ``use_distributed_optimizer`` (ZeRO-1): reduce_scatter instead of all_reduce, Adam on the shard, all_gather of the
@@ -105,7 +106,7 @@ class ReplicatedHooks:
             self._sizes.append(float(sum(layer.parameters + layer.expert_parameters for layer in chunk.layers)))
         for c, chunk in enumerate(self.stage.chunks):
             self.buckets += _buckets(c, chunk.layers, DENSE, self._limit(c), lambda layer: layer.parameters)
-            self.buckets += _buckets(c, chunk.layers, EXPERT, None, lambda layer: layer.expert_parameters)
+            self.buckets += _buckets(c, chunk.layers, EXPERT, self._limit(c), lambda layer: layer.expert_parameters)
         for bucket in self.buckets:
             for place in bucket.layers:
                 self._of.setdefault(place, []).append(bucket)
