@@ -98,6 +98,19 @@ def test_a_recipe_is_written_out_as_its_framework_trains(clustersim, tmp_path, r
     assert all("#" in line for line in tables if "=" in line and not line.startswith(("name", "kind", "version")))
 
 
+def test_a_new_plan_tries_what_an_expert_would(clustersim, tmp_path):
+    file = tmp_path / "p.toml"
+    clustersim("new", "plan", file, "--gpu", "H100", "--gpu", "A100", "--nodes", "16", "--model", "llama3-70b")
+    plan, _ = load(file)
+    assert plan.model["implementation"] == "fused"
+    assert plan.tried.recipe["dtype"] == ["bf16", "fp8"]
+    assert {4, 8} <= set(plan.tried.parallel["tp"])
+    assert {2, 4} <= set(plan.tried.parallel["pp"])
+    assert {table["kind"]: table["param_dtype"] for table in plan.tried.strategies} == {"ddp": "bf16", "fsdp": "bf16"}
+    tokens = [samples * plan.model["seq_len"] for samples in plan.batch.samples]
+    assert 1e6 < tokens[0] < tokens[1] < 8e6
+
+
 def test_a_recipe_that_fits_nowhere_is_written_and_said(clustersim, tmp_path):
     done = clustersim("new", "scenario", tmp_path / "s.toml", "--model", "llama3-405b", "--recipe", "torchtitan")
     assert done.returncode == 0

@@ -17,6 +17,7 @@ import clustersim
 from clustersim.app import plots
 from clustersim.app.cli import cli
 from clustersim.app.report.plan import front_figure, plan_page
+from clustersim.core.device import device
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.paths import data_path, shipped
 from clustersim.core.ranges import PredictionRange, of_step
@@ -33,6 +34,7 @@ from clustersim.studies.plan.candidates import (
 from clustersim.studies.plan.limits import step_bound, too_much
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.spec import from_table
+from clustersim.studies.plan.untried import untried
 from clustersim.studies.plan.verdict import verdict
 from clustersim.studies.plan.why import alternatives, where_it_goes, why_lost, why_on_front, why_tempting
 from clustersim.studies.sweep.row import FullestMemory, HotLink, SweepFigures
@@ -443,3 +445,87 @@ def test_the_command_prints_the_front_and_writes_the_answer(tmp_path: Path):
 def test_from_python_the_answer_is_the_commands(small, tmp_path):
     read, folder, found = small
     assert clustersim.plan(read, folder, jobs=1) == planner.told(read, found)
+
+
+# ---- what an answer owes its reader ----------------------------------------------------------------------------------
+
+SMALL = {
+    "model": {"name": "gpt2", "seq_len": 1024, "dtype": "bf16", "implementation": "fused"},
+    "machines": [{"topology": "hgx-h100", "nodes": [1, 2, 8]}, {"topology": "hgx-b200", "nodes": [1]}],
+    "batch": {"samples": [64, 128]},
+    "limits": {"gpus": 16},
+    "try": {"micro_batch_size": [8], "activation_checkpointing": ["none"], "strategies": [{"kind": "ddp"}]},
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    return planner.plan(from_table(SMALL), tmp_path_factory.mktemp("places"), jobs=1)
+
+
+def test_every_machine_and_size_has_its_best_option_or_a_reason(places):
+    """Of "256 H100 or 128 B200?" the answer left out the H100s."""
+    assert [(row.machine, row.nodes) for row in places.places] == [
+        ("hgx-h100", 1),
+        ("hgx-h100", 2),
+        ("hgx-h100", 8),
+        ("hgx-b200", 1),
+    ]
+    *possible, last = (places.places[i] for i in (0, 1, 3, 2))
+    assert all(row.best is not None and row.best.rate for row in possible)
+    assert all(row.usd_per_gpu_hour and "list of" in row.source for row in places.places)
+    assert last.best is None
+    assert "64 GPUs are more than the 16" in last.why
+
+
+def test_rows_say_mfu_as_a_run_does(places):
+    for row in places.front:
+        ran = clustersim.scenario.from_table(row.scenario).run()
+        assert row.mfu == pytest.approx(ran.summary["mfu"], rel=1e-6)
+
+
+def test_fp8_is_tried_where_the_gpu_has_it_and_named(tmp_path):
+    machines = [{"topology": "hgx-a100", "nodes": [1]}, {"topology": "hgx-h100", "nodes": [1]}]
+    tried = SMALL["try"] | {"recipe": {"dtype": ["bf16", "fp8"]}}
+    said = planner.plan(from_table(SMALL | {"machines": machines, "try": tried}), tmp_path, jobs=1)
+    ran = {(row.machine, row.dtype) for row in said.options if row.counts}
+    assert ran == {("hgx-a100", "bf16"), ("hgx-h100", "bf16"), ("hgx-h100", "fp8")}
+    refused = [row.reason for row in said.options if row.machine == "hgx-a100" and row.dtype == "fp8"]
+    assert refused == ["A100-SXM4-80GB has no fp8"] * len(refused)
+    assert refused
+
+
+def test_a_recipe_says_how_a_model_is_computed_and_not_which(tmp_path):
+    tried = SMALL["try"] | {"recipe": {"seq_len": [1024, 2048]}}
+    with pytest.raises(ScenarioError, match=r"recipe\.seq_len"):
+        from_table(SMALL | {"try": tried})
+
+
+@pytest.mark.parametrize(
+    ("model", "tried", "left_out"),
+    [
+        ({"dtype": "bf16"}, {}, ["tensor", "pipeline", "states shared out", "fused", "fp8"]),
+        ({"dtype": "bf16", "implementation": "fused"}, {"strategies": [{"kind": "fsdp"}]}, ["16-bit parameters"]),
+        (
+            {"dtype": "bf16", "implementation": "fused"},
+            {
+                "strategies": [{"kind": "fsdp", "param_dtype": "bf16"}, {"kind": "ddp", "param_dtype": "bf16"}],
+                "parallel": {"tp": [1, 8], "pp": [1, 2], "use_distributed_optimizer": True},
+                "recipe": {"dtype": ["bf16", "fp8"]},
+            },
+            [],
+        ),
+    ],
+)
+def test_the_best_is_the_fastest_only_where_the_usual_alternatives_were_tried(model, tried, left_out):
+    table = SMALL | {"model": {"name": "llama3-8b", **model}, "try": SMALL["try"] | tried}
+    read = from_table(table | {"machines": [{"topology": "hgx-h100", "nodes": [2]}]})
+    machines = {(0, 2): 16}
+    tables = [{}] if "parallel" not in tried else [{"tp": 8, "pp": 2, "use_distributed_optimizer": True}]
+    options = list(candidates(read, machines, tables))
+    words = untried(read, "plan.toml", options, [device("H100-SXM5-80GB")])
+    assert all(any(part in word for word in words) for part in left_out)
+    assert bool(words) == bool(left_out)
+    assert SearchResult((), (), True, untried=tuple(words)).fastest == (
+        "the fastest of what was tried" if left_out else "the fastest"
+    )

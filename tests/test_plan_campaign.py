@@ -54,9 +54,10 @@ def test_days_and_cost_of_the_front_are_percentiles_with_failures(said):
     assert len(said.front) == 2
     for row in said.front:
         one = row.campaign
-        assert one.ideal_days == pytest.approx(row.days, rel=0.01)
+        assert (row.days, row.usd) == (one.days.p50, one.usd.p50)  # the answer's own figures count failures
         assert one.ideal_days < one.days.p5 <= one.days.p50 <= one.days.p95
-        assert one.usd.p50 == pytest.approx(row.usd * one.days.p50 / row.days, rel=1e-6)
+        assert one.usd.p50 == pytest.approx(2.0 * row.gpus * 24 * row.days, rel=1e-6)
+        assert one.ideal_days == pytest.approx(3e11 / row.rate / 86400, rel=0.01)
         assert one.goodput == pytest.approx(one.ideal_days / one.days.p50, rel=0.01)
     first, second = (row.campaign.in_time for row in said.front)
     assert first > 0.9 > 0.1 > second  # both keep the deadline by their steps alone
@@ -81,7 +82,8 @@ def test_a_plan_without_a_campaign_is_the_plan_it_was(said, folder):
     plain = planner.plan(planner.from_table(PLAN), folder, jobs=1)
     assert plain.failures is UNSET
     assert "failures" not in json.loads((folder / "plan.json").read_text())
-    assert [structs.replace(row, campaign=UNSET) for row in said.front] == plain.front
+    of_steps = {row.option: {"days": row.days, "usd": row.usd, "usd_per_1e9": row.usd_per_1e9} for row in plain.front}
+    assert [structs.replace(row, campaign=UNSET, **of_steps[row.option]) for row in said.front] == plain.front
 
 
 def test_an_option_whose_campaign_cannot_be_is_an_answer(folder):
@@ -133,3 +135,9 @@ def _value(value):
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key} = {_value(one)}' for key, one in value.items())}}}"
     return json.dumps(value)
+
+
+def test_the_verdict_says_days_and_money_with_failures(said):
+    best = said.front[0]
+    assert f"{best.days:,.1f} days, {best.usd:,.0f} USD" in said.verdict
+    assert best.usd > 1.05 * best.campaign.ideal_days * 24 * best.gpus * 2.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -14,7 +15,17 @@ from typing import TYPE_CHECKING
 import click
 
 from clustersim.app.cli.common import PATH
-from clustersim.app.cli.recipes import OF_STRATEGY, RECIPES, RecipePlace, recipe_text, settings
+from clustersim.app.cli.recipes import (
+    MOST_MICRO_BATCH,
+    OF_STRATEGY,
+    RECIPES,
+    RecipePlace,
+    batch_of,
+    degrees_tried,
+    kernels,
+    recipe_text,
+    settings,
+)
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.outputs import fresh, writing
 from clustersim.core.paths import data_path, shipped
@@ -107,12 +118,8 @@ class ScenarioDraft:
         return text, False
 
     def _place(self) -> RecipePlace:
-        from clustersim.cluster import files as fabrics
-
-        kinds = fabrics.load(self.machine).vertex_kinds
         shape = shape_of_model(self.model, self.file) if has_tokens(self.model) else None
-        per_node = max(1, sum(kind == "gpu" for kind in kinds))
-        return RecipePlace(shape, dtype_of(self.machine), self.nodes, per_node)
+        return place_of(self.machine, self.nodes, shape)
 
     def _filled(self, recipe: str, tables: str) -> str:
         return _filled(
@@ -310,18 +317,55 @@ nodes = {list(nodes)}
 '''
         for machine in machines
     )
-    dtype = "bf16" if all(dtype_of(machine) == "bf16" for machine in machines) else "fp16"
     text = _filled(
         "plan",
         file=short(file.name),
         model=model_name,
         model_line=model_line(model_name, file),
+        length=length_line(model_name, file),
         machines=" or ".join(machines),
-        dtype=dtype,
         tables=tables,
         tokens="# tokens = 1e12 " if tokens is None else f"tokens = {tokens:g}   ",
+        **PlanDraft(file, model_name, machines, nodes).values(),
     )
     write_new(file, text, load)
+
+
+@dataclass(frozen=True)
+class PlanDraft:
+    """A plan that is to be written: of which model, on which machines and how many nodes of each."""
+
+    file: Path
+    model: str
+    machines: Sequence[str]
+    nodes: Sequence[int]
+
+    def values(self) -> dict[str, str]:
+        """What depends on model and machines: numbers, kernels, the batch, and degrees."""
+        shape = shape_of_model(self.model, self.file) if has_tokens(self.model) else None
+        dtype = "bf16" if all(dtype_of(machine) == "bf16" for machine in self.machines) else "fp16"
+        places = [place_of(machine, max(self.nodes), shape) for machine in self.machines]
+        least, most = batch_of(shape, max(place.nodes * place.per_node for place in places))
+        eight = shape is not None and any(has_fp8(machine) for machine in self.machines)
+        micro = [size for size in places[0].micro_batches[::-1] if size <= MOST_MICRO_BATCH]
+        return {
+            "dtype": dtype,
+            "dtypes": json.dumps([dtype, "fp8"] if eight else [dtype]),
+            "kernels": kernels(shape),
+            "least": str(least),
+            "most": str(most),
+            "batch": "" if shape is None else f"; about {most * shape.seq_len / 1e6:,.1f} million tokens",
+            "micro": str(sorted({*micro[-3:]} if shape is None else {*micro[-2:], 1, 2})),
+            "parallel": degrees_tried(places),
+        }
+
+
+def place_of(machine: str, nodes: int, shape: ModelShape | None) -> RecipePlace:
+    """A machine of so many nodes, for a model of this shape."""
+    from clustersim.cluster import files as fabrics
+
+    per_node = max(1, sum(kind == "gpu" for kind in fabrics.load(machine).vertex_kinds))
+    return RecipePlace(shape, dtype_of(machine), nodes, per_node)
 
 
 @new.command()
@@ -392,6 +436,13 @@ def dtype_of(topology: str) -> str:
     from clustersim.core.device import device
 
     return "bf16" if all("bf16" in device(name).peak for name in devices(topology)) else "fp16"
+
+
+def has_fp8(topology: str) -> bool:
+    """Whether GPUs of a machine have units for 8-bit products."""
+    from clustersim.core.device import device
+
+    return all("fp8" in device(name).peak for name in devices(topology))
 
 
 def model_line(name: str, file: Path) -> str:

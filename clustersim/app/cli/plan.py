@@ -23,7 +23,7 @@ from clustersim.app.cli.study import say_study, written_study
 from clustersim.core.errors import ClusterSimError
 
 if TYPE_CHECKING:
-    from clustersim.studies.plan.rows import ChosenRow, PlanAnswer, PlanRow
+    from clustersim.studies.plan.rows import ChosenRow, PlaceRow, PlanAnswer, PlanRow
 
 
 @click.command(short_help="Find the best machines, sizes and strategies within limits.")
@@ -58,7 +58,7 @@ def plan(
             progress=progress,
             told=lambda words: click.echo(f"{path.stem}: {words}", err=True),
         )
-        said = planner.with_campaign(planner.told(read, found, path), read)
+        said = planner.with_campaign(planner.told(read, found, path), read, found)
         said = structs.replace(said, launch=_launch(said.front, out))
     folder = planner.folder_for(read, path, out)
     title = read.title or path.stem
@@ -93,8 +93,17 @@ def _print(title: str, said: PlanAnswer, options: int, wrote: list[str]) -> None
     console = stdout()
     console.say(said.verdict)
     unit = said.unit
-    columns = ("option", "GPUs", f"{unit}/s", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD")
-    console.print(number_table(title, columns, ((row.option, *_cells(row)) for row in said.front)))
+    figures = ("GPUs", f"{unit}/s", "MFU", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD")
+    console.print(number_table(title, ("option", *figures), ((row.option, *_cells(row)) for row in said.front)))
+    if len(said.places) > 1:
+        columns = ("machine", "nodes", *figures, "USD/GPU-h")
+        rows = ((place.machine, f"{place.nodes:,}", *_place_cells(place)) for place in said.places)
+        console.print(number_table("the best of each machine and size", columns, rows))
+        for place in said.places:
+            best = f"{place.best.option}: " if place.best else ""
+            console.say(f"- {place.gpus:,} GPUs of {place.machine}: {best}{place.why}")
+    if others := [row for row in said.alternatives if row.rate]:
+        console.print(number_table("others", ("option", *figures), ((row.option, *_cells(row)) for row in others)))
     for part in (*failures(said), *robust(said)):
         if part.grid is not None:
             console.print(rich_table(part.heading.lower(), part.grid.head, part.grid.rows))
@@ -116,6 +125,13 @@ def _print(title: str, said: PlanAnswer, options: int, wrote: list[str]) -> None
     console.say(f"wrote {', '.join(wrote)}")
 
 
+def _place_cells(place: PlaceRow) -> tuple[str, ...]:
+    price = "-" if place.usd_per_gpu_hour is None else f"{place.usd_per_gpu_hour:,.2f}"
+    if place.best is None:
+        return (f"{place.gpus:,}", *["-"] * 7, price)
+    return (*_cells(place.best), price)
+
+
 def _cells(row: PlanRow) -> tuple[str, ...]:
     def number(value: float | None, form: str = ",.0f") -> str:
         return "-" if value is None else format(value, form)
@@ -123,6 +139,7 @@ def _cells(row: PlanRow) -> tuple[str, ...]:
     return (
         number(row.gpus),
         number(row.rate),
+        number(row.mfu, ".1%"),
         f"{row.error:.0%}",
         number(row.usd_per_1e9),
         number(row.kwh_per_1e9),

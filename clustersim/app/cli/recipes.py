@@ -7,7 +7,7 @@ that fits into memory is written.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from string import Template
 from typing import TYPE_CHECKING
@@ -29,6 +29,10 @@ OF_STRATEGY = {"ddp": "pytorch", "fsdp": "torchtitan", "zero": "deepspeed"}
 """Strategy -> the recipe that has it."""
 TOKENS = 8192
 """Tokens of a micro-batch that keep a GPU busy: sizes beyond are not begun with."""
+BATCH_TOKENS = 1 << 22
+"""Tokens of a step of large models: about 4 million, as Llama 3's and others' reports have it."""
+MOST_MICRO_BATCH = 16
+MOST_EXPERT_RANKS = 64
 MOST_STAGES = 16
 """Pipeline stages that are looked at."""
 
@@ -90,7 +94,7 @@ def recipe_text(recipe: str, place: RecipePlace, chosen: Table) -> str:
         "pp": 1,
         "stage": 1,
         "dtype": place.dtype,
-        "kernels": _kernels(place),
+        "kernels": kernels(place.shape),
         "experts": _experts(place),
         "sequence": str(chosen.get("tp", 1) > 1).lower(),
         "passes": 4 * chosen.get("pp", 1),
@@ -98,13 +102,52 @@ def recipe_text(recipe: str, place: RecipePlace, chosen: Table) -> str:
     return Template(text).substitute(values | chosen)
 
 
-def _kernels(place: RecipePlace) -> str:
-    if place.shape is None:
+def kernels(shape: ModelShape | None) -> str:
+    """Lines of ``[model]`` with the kernels that training uses; nothing where a model has no choice."""
+    if shape is None:
         return ""
     return (
         'implementation = "fused"     # torch.compile or Transformer Engine; "eager" is op by op\n'
         'attention = "flash"          # one kernel, scores never in memory\n'
     )
+
+
+def batch_of(shape: ModelShape | None, gpus: int) -> tuple[int, int]:
+    """Samples of a step at least and at most: 2 to 4 million tokens, a power of 2, and a sample for each GPU."""
+    if shape is None or not shape.seq_len:
+        return 256, max(1024, gpus)
+    most = max(BATCH_TOKENS // shape.seq_len, gpus)
+    return max(1, most // 2), most
+
+
+def degrees_tried(places: Sequence[RecipePlace]) -> str:
+    """The ``[try.parallel]`` table: what model and machines allow, with Megatron-Core's usual settings."""
+    shape = places[0].shape
+    degrees = [pair for place in places for pair in place.degrees]
+    tensor = sorted({tp for tp, _ in degrees})
+    stages = sorted({pp for _, pp in degrees})
+    if shape is None or len(tensor) * len(stages) == 1:
+        return ""
+    chunks = [1, *(n for n in (2, 3, 5) if shape.layers % (n * max(stages[:2])) == 0)][:3]
+    lines = [
+        '[try.parallel]               # a value, a list, or "search": all that model and machine allow',
+        f"tp = {tensor}",
+        f"pp = {stages}",
+        *([f"vpp = {chunks}                 # chunks of a stage, interleaved: less bubble"] if len(chunks) > 1 else []),
+        *([f"ep = {_expert_degrees(places)}"] if shape.experts else []),
+        "sequence_parallel = true     # of what has tp",
+        "use_distributed_optimizer = true",
+        "overlap_grad_reduce = true",
+        "overlap_param_gather = true",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _expert_degrees(places: Sequence[RecipePlace]) -> list[int]:
+    """Experts over ranks of a node, and over two and more nodes, as far as they divide."""
+    shape = places[0].shape
+    most = max(place.nodes * place.per_node for place in places)
+    return [n for n in _powers(min(most, MOST_EXPERT_RANKS)) if shape is not None and shape.experts % n == 0]
 
 
 def _experts(place: RecipePlace) -> str:

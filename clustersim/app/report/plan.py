@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 def plan_page(said: PlanAnswer) -> Page:
     """The page of a plan's answer."""
     unit = said.unit
-    front = front_grid(said.front, "option", unit, {"days": ("days", ",.1f"), "USD": ("usd", ",.0f")})
+    more = {"MFU": ("mfu", ".1%"), "days": ("days", ",.1f"), "USD": ("usd", ",.0f")}
+    front = front_grid(said.front, "option", unit, more)
     heads = [("option", False), ("made of", False), ("GiB by stage", False)]
     made = [
         [row.option, row.limited_by, ", ".join(f"{b / 2**30:.1f}" for b in row.stage_bytes)]
@@ -49,6 +50,7 @@ def plan_page(said: PlanAnswer) -> Page:
             [(row.option, row.why) for row in said.front],
             front,
         ),
+        _places(said),
         PageSection(
             "map",
             "Degrees",
@@ -82,12 +84,29 @@ def plan_page(said: PlanAnswer) -> Page:
     return Page(said.title or "A plan", said.verdict, kept(sections), _tiles(said), said.warnings)
 
 
+def _places(said: PlanAnswer) -> PageSection:
+    """Every machine and size asked for, where the plan has several."""
+    head = ["machine", "GPUs", "best option", f"{said.unit}/s", "MFU", "days", "USD", "USD/GPU-h", "which is"]
+    rows = []
+    for place in said.places if len(said.places) > 1 else ():
+        best = place.best
+        name = best.option if best else ""
+        values = (best.rate, best.mfu, best.days, best.usd) if best else (None,) * 4
+        cells = [number(*pair) for pair in zip(values, (",.0f", ".1%", ",.1f", ",.0f"), strict=True)]
+        price = number(place.usd_per_gpu_hour, ",.2f")
+        rows.append([place.machine, f"{place.gpus:,}", name, *cells, price, place.why])
+    words = ["The best option of each machine and size that was asked for."] if rows else []
+    columns = [(name, 0 < i < 8 and i != 2) for i, name in enumerate(head)]
+    return PageSection("places", "Each machine and size", words, grid=PageTable(columns, rows))
+
+
 def _tiles(said: PlanAnswer) -> list[tuple[str, str]]:
     if not said.front:
         return []
     best = said.front[0]
     tiles = [
         (f"{said.unit}/s", number(best.rate, ",.0f")),
+        ("MFU", number(best.mfu, ".1%")),
         ("days", number(best.days, ",.1f")),
         ("USD", number(best.usd, ",.0f")),
         ("GPUs", number(best.gpus, ",.0f")),

@@ -39,7 +39,7 @@ def plan(
     """
     read, path = (what, Path("plan.toml")) if isinstance(what, PlanFile) else load(what)
     found = search(read, path, out, SearchOptions(executor, jobs, exhaustive, robust))
-    said = with_campaign(told(read, found, path), read)
+    said = with_campaign(told(read, found, path), read, found)
     folder_for(read, path, out).write(FILE, said)
     return said
 

@@ -11,12 +11,14 @@ from pathlib import Path
 from msgspec import UNSET
 
 from clustersim.core import ranges
+from clustersim.core.device import device
 from clustersim.scenario.reading import Table, override
 from clustersim.studies.plan.campaigns import goodput
 from clustersim.studies.plan.candidates import base
 from clustersim.studies.plan.options import PlanOption, SearchResult, title
+from clustersim.studies.plan.places import best_of_places
 from clustersim.studies.plan.robust import robustness
-from clustersim.studies.plan.rows import ChosenRow, Degrees, FateRow, PlanAnswer, ReasonedRow
+from clustersim.studies.plan.rows import ChosenRow, Degrees, FateRow, PlaceRow, PlanAnswer, ReasonedRow
 from clustersim.studies.plan.spec import EXACT, PlanFile
 from clustersim.studies.plan.verdict import left_over, too_close, verdict
 from clustersim.studies.plan.why import alternatives, rule_told, what_limits, why_lost, why_on_front, why_tempting
@@ -60,7 +62,24 @@ def told(plan: PlanFile, found: SearchResult, path: str | Path = "plan.toml") ->
         ],
         landscape=list(landscape(found)),
         robust=UNSET if robust is None else robust,
+        places=list(_places(plan, found, path)),
+        untried=list(found.untried),
     )
+
+
+def _places(plan: PlanFile, found: SearchResult, path: str | Path) -> Iterator[PlaceRow]:
+    """The best option of each machine and size."""
+    prices = {machine.label: known for machine, known in zip(plan.machines, found.rates, strict=True)}
+    for (label, nodes), best, why in best_of_places(plan, found):
+        yield PlaceRow(
+            machine=label,
+            nodes=nodes,
+            gpus=found.gpus[label, nodes],
+            usd_per_gpu_hour=prices[label].usd_per_gpu_hour,
+            source=prices[label].sources.get("price", ""),
+            best=None if best is None else _chosen(plan, found, best, path),
+            why=why,
+        )
 
 
 def _chosen(plan: PlanFile, found: SearchResult, one: PlanOption, path: str | Path) -> ChosenRow:
@@ -78,6 +97,7 @@ def _row(option: PlanOption, found: SearchResult) -> Table:
     """The fields of :class:`~clustersim.studies.plan.rows.PlanRow`."""
     mine = option.candidate
     spent = option.costs
+    dtype = str(mine.form.recipe.get("dtype") or found.dtype)
     return {
         "option": found.title(option),
         "in_full": title(mine),
@@ -97,7 +117,24 @@ def _row(option: PlanOption, found: SearchResult) -> Table:
         "kwh_per_1e9": None if spent is None else spent.kwh_per_sample * 1e9,
         "days": option.days,
         "usd": option.usd,
+        "dtype": dtype,
+        "mfu": _mfu(option, found, dtype),
     }
+
+
+def _mfu(option: PlanOption, found: SearchResult, dtype: str) -> float | None:
+    """As of a run; of one that was run folded, of its rate and its GPU's dense peak. None on several kinds of GPU."""
+    if option.result is None:
+        return None
+    if option.result.mfu is not None:
+        return option.result.mfu
+    mine = option.candidate
+    topology = found.topologies[mine.machine.label, mine.nodes]
+    gpus = {kind.device for kind in topology.node_types}
+    if len(gpus) > 1 or not found.flops:
+        return None
+    gpu = device(gpus.pop())
+    return found.flops * mine.batch / option.step_s / mine.gpus / gpu.peak[gpu.runs_as(dtype)]
 
 
 def landscape(found: SearchResult) -> Iterator[Degrees]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,23 +18,66 @@ from clustersim.studies.campaign.job import Job, campaign
 from clustersim.studies.campaign.ledger import Percentiles, percentiles
 from clustersim.studies.campaign.of_scenario import job_at, job_of, table_of
 from clustersim.studies.campaign.whatif import of_rate
+from clustersim.studies.plan.options import SearchResult, title
 from clustersim.studies.plan.pareto import dominates
 from clustersim.studies.plan.rows import ChosenRow, PlanAnswer, PlannedTraining
 from clustersim.studies.plan.spec import PlanFile
+from clustersim.studies.plan.verdict import verdict
 
 REPLICAS = 400
 
 
-def with_campaign(said: PlanAnswer, plan: PlanFile) -> PlanAnswer:
+def with_campaign(said: PlanAnswer, plan: PlanFile, searched: SearchResult | None = None) -> PlanAnswer:
     """A plan's answer with the ``campaign`` of each option of its front, and ``failures``; the same where the plan
-    names no campaign."""
+    names no campaign.
+
+    Days and USD of the front and of each machine and size are then the middle of these plays, in the verdict too where
+    the search is given: a price that leaves failures out is nobody's.
+    """
     if plan.campaign is None:
         return said
+    played = {row.in_full: _played(row, plan) for row in _chosen_rows(said)}
     rows = said.front
-    found = [_played(row, plan) for row in said.front]
+    found = [played[row.in_full] for row in rows]
     found = [structs.replace(one, beaten_by=_beaten(i, rows, found)) for i, one in enumerate(found)]
-    front = [structs.replace(row, campaign=one) for row, one in zip(rows, found, strict=True)]
-    return structs.replace(said, front=front, failures=list(_sentences(rows, found)))
+    front = [_counted(row, one) for row, one in zip(rows, found, strict=True)]
+    places = [
+        place if place.best is None else structs.replace(place, best=_counted(place.best, played[place.best.in_full]))
+        for place in said.places
+    ]
+    answer = structs.replace(said, front=front, places=places, failures=list(_sentences(rows, found)))
+    return answer if searched is None else structs.replace(answer, verdict=verdict(plan, _failing(searched, played)))
+
+
+def _chosen_rows(said: PlanAnswer) -> list[ChosenRow]:
+    """Options of the front and of places, once each."""
+    rows = [*said.front, *(place.best for place in said.places if place.best is not None)]
+    return list({row.in_full: row for row in rows}.values())
+
+
+def _counted(row: ChosenRow, training: PlannedTraining) -> ChosenRow:
+    """An option with days and USD of its played training; as it is where that was not played."""
+    if training.days is None:
+        return structs.replace(row, campaign=training)
+    usd = None if training.usd is None else training.usd.p50
+    more = 1.0 if not usd or not row.usd else usd / row.usd
+    each = None if row.usd_per_1e9 is None else row.usd_per_1e9 * more
+    return structs.replace(row, campaign=training, days=training.days.p50, usd=usd, usd_per_1e9=each)
+
+
+def _failing(searched: SearchResult, played: Mapping[str, PlannedTraining]) -> SearchResult:
+    """A search whose played options take as long and cost as much as with failures."""
+    options = list(searched.options)
+    for option in searched.options:
+        training = played.get(title(option.candidate))
+        if training is None or training.days is None:
+            continue
+        usd = None if training.usd is None else training.usd.p50
+        rate, cost, gpus, energy = option.objectives
+        cost *= 1.0 if not usd or not option.usd else usd / option.usd
+        own = {"days": training.days.p50, "usd": usd, "objectives": (rate, cost, gpus, energy)}
+        options[option.candidate.number] = structs.replace(option, **own)
+    return replace(searched, options=tuple(options))
 
 
 def _played(row: ChosenRow, plan: PlanFile, rate: float = 1.0) -> PlannedTraining:

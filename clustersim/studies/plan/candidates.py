@@ -34,10 +34,10 @@ class StrategyForm(msgspec.Struct, frozen=True, gc=False):
 
     Parameters
     ----------
-    strategy, parallel : tables of its scenario. family : its strategy and degrees in words, with the knobs that vary
-        among strategies of its kind. knobs : those of ``parallel`` that vary, in words. tells : whether micro-batches,
-        and checkpointing, vary. split : whether the step builder plays it. degrees : of :data:`DEGREES`, 1 where
-        nothing is said.
+    strategy, parallel, recipe : tables of its scenario; ``recipe`` is of ``[model]``. family : its strategy and
+        degrees in words, with the knobs that vary among strategies of its kind, and what varies of the recipe.
+    knobs : those of ``parallel`` that vary, in words. tells : whether micro-batches, and checkpointing, vary.
+    split : whether the step builder plays it. degrees : of :data:`DEGREES`, 1 where nothing is said.
     """
 
     strategy: Table
@@ -48,6 +48,12 @@ class StrategyForm(msgspec.Struct, frozen=True, gc=False):
     number: int
     split: bool
     degrees: dict[str, int]
+    recipe: Table = {}
+
+    @property
+    def sort(self) -> str:
+        """Its strategy and what it computes in: of each sort the best is worth knowing."""
+        return " ".join([str(self.strategy["kind"]), str(self.recipe.get("dtype", ""))]).strip()
 
     @property
     def inside(self) -> int:
@@ -92,6 +98,7 @@ class PlanCandidate(msgspec.Struct, frozen=True, gc=False):
             said
             | {"model.activation_checkpointing": self.kept}
             | ({"parallel": self.form.parallel} if self.form.parallel else {})
+            | {f"model.{name}": value for name, value in self.form.recipe.items()}
         )
 
     @property
@@ -160,6 +167,7 @@ def combined(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Seq
     """How many combinations of machines and knobs a plan has, whether or not they are possible."""
     return (
         sum(_count(table) for table in plan.tried.strategies)
+        * _count(plan.tried.recipe)
         * len(tables)
         * len(gpus_of)
         * len(plan.tried.micro_batch_size)
@@ -173,8 +181,10 @@ def _forms(plan: PlanFile, tables: Sequence[Table]) -> Iterator[StrategyForm]:
     told = {name for name in names if len({repr(one.get(name)) for one in tables if meant(name, one)}) > 1}
     number = itertools.count()
     tells = len(plan.tried.micro_batch_size) > 1, len(plan.tried.activation_checkpointing) > 1
-    for strategy in strategies:
+    recipes = list(expanded(plan.tried.recipe))
+    for recipe, strategy in itertools.product(recipes, strategies):
         words = _words(strategy, strategies)
+        computed = [str(value) for name, value in recipe.items() if any(one[name] != value for one in recipes)]
         for table in tables:
             degrees = {name: int(table.get(name) or 1) for name in DEGREES}
             knobs = [
@@ -182,10 +192,11 @@ def _forms(plan: PlanFile, tables: Sequence[Table]) -> Iterator[StrategyForm]:
                 for name in table
                 if name in told and name not in DEGREES and (name, table[name]) != ("vpp", 1)
             ]
-            family = ", ".join([words, *(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)])
+            split_up = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
+            family = ", ".join([words, *split_up, *computed])
             split = any(degree > 1 for degree in (*degrees.values(), table.get("etp") or 1))
             split = split or bool(cause(table, strategy))
-            yield StrategyForm(strategy, table, family, tuple(knobs), tells, next(number), split, degrees)
+            yield StrategyForm(strategy, table, family, tuple(knobs), tells, next(number), split, degrees, recipe)
 
 
 def expanded(table: Table) -> Iterator[Table]:

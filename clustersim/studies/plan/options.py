@@ -88,7 +88,9 @@ class ScaledRuns:
 class SearchResult:
     """All options in order of their numbers, and what is assumed of each machine. ``combined`` : combinations of
     machines and knobs, possible or not. ``turned`` : of a robust search,
-    :func:`clustersim.studies.plan.robust.at_corners`. ``topologies`` : by a machine's label and nodes."""
+    :func:`clustersim.studies.plan.robust.at_corners`. ``topologies``, ``gpus`` : by a machine's label and nodes.
+    ``untried`` : usual alternatives that are not among them, in words. ``flops`` : of a sample, forward and backward.
+    ``dtype`` : of options whose recipe says none."""
 
     options: tuple[PlanOption, ...]
     rates: tuple[GpuRates, ...]
@@ -96,6 +98,15 @@ class SearchResult:
     combined: int = 0
     turned: tuple[ScaledRuns, ...] = ()
     topologies: Mapping[tuple[str, int], Topology] = field(default_factory=dict)
+    gpus: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    untried: tuple[str, ...] = ()
+    flops: float = 0.0
+    dtype: str = "fp32"
+
+    @property
+    def fastest(self) -> str:
+        """What the best in speed may be called: the fastest only where the usual alternatives were tried."""
+        return "the fastest of what was tried" if self.untried else "the fastest"
 
     @cached_property
     def split(self) -> bool:

@@ -24,9 +24,10 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     option : its name, without what all worth having share; in_full : with it. family, kind : of its strategy.
     degrees : of tp, pp, cp and ep. limited_by : where a step goes. stage_bytes : of each stage, of a split model.
+    dtype : of its matrix products. mfu : of the dense peak in that.
     rate : [tokens/s or samples/s]; step_s : [s]; None for what was not simulated. error : relative, of its kind of
         strategy. usd_per_1e9, kwh_per_1e9 : per 1e9 tokens or samples, None where not known. days, usd : for the
-        plan's tokens.
+        plan's tokens; of a plan with a campaign the middle of its plays, with failures.
     """
 
     option: str
@@ -47,6 +48,8 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     kwh_per_1e9: float | None
     days: float | None
     usd: float | None
+    dtype: str = ""
+    mfu: float | None = None
 
 
 class ReasonedRow(PlanRow, frozen=True, kw_only=True):
@@ -96,6 +99,19 @@ class ChosenRow(PlanRow, frozen=True, kw_only=True):
     tokens_per_step: int | None
     why: str
     campaign: PlannedTraining | UnsetType = UNSET
+
+
+class PlaceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine and a number of its nodes: its ``best`` option, None where none is possible, and ``why`` that is or is
+    not worth having. usd_per_gpu_hour : its price, with ``source``; None where nobody says."""
+
+    machine: str
+    nodes: int
+    gpus: int
+    usd_per_gpu_hour: float | None
+    source: str
+    best: ChosenRow | None
+    why: str
 
 
 class Degrees(msgspec.Struct, frozen=True):
@@ -159,7 +175,8 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     warnings, assumptions : sentences. counts : of options by what became of them. combined : how many combinations
         there were. options : every one, of a large space those that came to be simulated.
     landscape : of a split model, on the fastest one's machine. robust : of a robust search. failures : of a plan with a
-        campaign, what the options' differences are made of. launch : a command, where one was looked for.
+        campaign, what the options' differences are made of. places : every machine and size asked for, in order.
+    untried : usual alternatives that the space leaves out, in words. launch : a command, where one was looked for.
     """
 
     title: str
@@ -177,6 +194,8 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     robust: RobustChoice | UnsetType = UNSET
     failures: list[str] | UnsetType = UNSET
     launch: str | UnsetType = UNSET
+    places: list[PlaceRow] = []
+    untried: list[str] = []
 
 
 class _PlanScenario(msgspec.Struct, frozen=True):

@@ -110,7 +110,7 @@ def _next_round(
         option = seen.options[number]
         if len(turn) == ROUND:
             return turn, list(waiting[i:])
-        by = None if exhaustive else seen.beaten_by(option)
+        by = None if exhaustive else seen.beaten_by(option, rough=rough)
         if by is not None:
             seen.rule_out(option, by)
         elif seen.spent(option, rough) and not exhaustive:

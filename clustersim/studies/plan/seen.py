@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from clustersim import scenario
+from clustersim.core.device import device
 from clustersim.core.economics import DAY, HOUR, GpuRates, RunningCosts, costs, rates, watts_per_gpu
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.mesh import Mesh
@@ -26,12 +27,15 @@ from clustersim.studies.plan.options import PlanOption, SearchResult, at_worst, 
 from clustersim.studies.plan.pareto import ParetoObjectives
 from clustersim.studies.plan.sieve import OptionSieve, kept
 from clustersim.studies.plan.spec import EXACT, PlanFile
+from clustersim.studies.plan.untried import untried
 from clustersim.studies.sweep.row import SweepFigures, SweepRow
 
 ROUGH = 0.05
 """How far a step that is sketched or roughly folded may be from the whole one, relatively. Of 432 options of a small
 GPT on 8 GPUs, whose steps are short, a sketch was off by 4.0 % at most, and by 1.7 % without a pipeline; of five of a
 7B by 0.4 %; a rough run by 2.6 %."""
+OUTSIDE = 8
+"""Rough runs of a machine and number of nodes after which another's options rule out what they beat."""
 FINALISTS = 2
 """Of one machine and number of nodes in a large space, options that are run as near to whole as they can be."""
 
@@ -71,6 +75,7 @@ class KnownCandidates:
         self.sieve = OptionSieve(plan, path, machines)
         self.best: dict[int, tuple[float, ...]] = {}
         self.runs, self.whole = 0, Counter[Place]()
+        self._rates: defaultdict[tuple[Place, str, bool], list[float]] = defaultdict(list)
         self._better = ParetoObjectives()
         self.seq_len = 1
         self.tokens = True
@@ -190,13 +195,28 @@ class KnownCandidates:
             return f"costs {sure}{usd:,.0f} USD for {limits.tokens:.3g} tokens; {limits.budget_usd:,.0f} allowed"
         return ""
 
-    def beaten_by(self, option: PlanOption) -> PlanOption | None:
-        """A simulated option that beats the best this one can be, with errors and without."""
+    def beaten_by(self, option: PlanOption, *, rough: bool) -> PlanOption | None:
+        """A simulated option that beats the best this one can be, with errors and without; one of another machine,
+        number of nodes, strategy or dtype only where enough is known of this one's: each has its best in the answer."""
         best = self.best[option.candidate.number]
         if self._better.first(at_worst(best, option.error), robust=True) is None:
             return None
         by = self._better.first(best)
-        return None if by is None else self.options[by]
+        if by is None or not self._settled(option, self.options[by], rough=rough):
+            return None
+        return self.options[by]
+
+    def _settled(self, option: PlanOption, other: PlanOption, *, rough: bool) -> bool:
+        """Whether what beats an option may rule it out: its own machine and size has one that is as fast as it can be,
+        or had its runs; and so has its sort there, a strategy with its numbers."""
+        place = self.sieve.place(option.candidate)
+        fastest_possible = -self.best[option.candidate.number][0]
+        there = self._rates[place, "", rough]
+        alike = self._rates[place, option.candidate.form.sort, rough]
+        enough = len(there) >= (OUTSIDE if rough else FINALISTS) or max(there, default=0.0) >= fastest_possible
+        if self.sieve.place(other.candidate) == place:
+            enough = True
+        return enough and len(alike) >= (FINALISTS if rough else 1)
 
     def rule_out(self, option: PlanOption, by: PlanOption) -> None:
         """Note that it need not be simulated, or not whole."""
@@ -218,6 +238,8 @@ class KnownCandidates:
             slack = ROUGH if rough else 0.0
             if rough:
                 self.best[number] = at_worst(option.objectives, -ROUGH / (1 + ROUGH))
+            for sort in ("", option.candidate.form.sort):
+                self._rates[self.sieve.place(option.candidate), sort, rough].append(option.rate)
             if not option.reason:
                 worst = at_worst(option.objectives, slack)
                 self._better.known[number] = worst, at_worst(worst, option.error)
@@ -257,7 +279,29 @@ class KnownCandidates:
     def done(self) -> SearchResult:
         """All of it, judged."""
         tops = {(self.plan.machines[m].label, n): top for (m, n), (top, _) in self.sieve.machines.items()}
-        return SearchResult(tuple(self.options), self.rates, self.tokens, self.combined, topologies=tops).judged()
+        gpus = {(self.plan.machines[m].label, n): mesh.world_size for (m, n), (_, mesh) in self.sieve.machines.items()}
+        flops, left_out = self._of_model()
+        return SearchResult(
+            tuple(self.options),
+            self.rates,
+            self.tokens,
+            self.combined,
+            topologies=tops,
+            gpus=gpus,
+            untried=left_out,
+            flops=flops,
+            dtype=str(self.plan.model.get("dtype", "fp32")),
+        ).judged()
+
+    def _of_model(self) -> tuple[float, tuple[str, ...]]:
+        """FLOPs of a sample, and what is usual and not tried; nothing of a model that cannot be read."""
+        options = [option.candidate for option in self.options]
+        names = {kind.device for top, _ in self.sieve.machines.values() for kind in top.node_types}
+        with suppress(ClusterSimError):
+            flops = model_of(scenario_of(self.plan, self.path, options[0])).flops_per_sample()
+            left_out = untried(self.plan, self.path, options, [device(name) for name in sorted(names)])
+            return flops, tuple(left_out)
+        return 0.0, ()
 
     def keeps(self, option: PlanOption) -> bool:
         """Whether a simulated option keeps the limits."""

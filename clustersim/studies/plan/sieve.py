@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from clustersim.core.device import device
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import output_folder, together
 from clustersim.scenario.parts import model_of, shape_of
@@ -33,9 +35,21 @@ class OptionSieve(KnownMachines):
 
     def look(self, options: Sequence[PlanCandidate]) -> Iterator[tuple[int, Bound | RefusedOption]]:
         """Number of each option, with its bound or why it is out."""
+        recipes: defaultdict[str, list[PlanCandidate]] = defaultdict(list)
+        for option in options:
+            recipes[repr(option.form.recipe)].append(option)
+        for alike in recipes.values():
+            # Stages and times are shared among options that are computed alike, and only among those.
+            yield from OptionSieve(self.plan, self.path, self.machines)._computed_alike(alike)
+
+    def _computed_alike(self, options: Sequence[PlanCandidate]) -> Iterator[tuple[int, Bound | RefusedOption]]:
+        """Of options of one recipe."""
         forms: defaultdict[tuple[int, str], list[PlanCandidate]] = defaultdict(list)
         for option in options:
-            if option.form.split:
+            missing = self._lacks(option)
+            if missing:
+                yield option.number, RefusedOption("error", missing)
+            elif option.form.split:
                 forms[option.form.number, option.kept].append(option)
             else:
                 yield option.number, self._whole(option)
@@ -56,6 +70,16 @@ class OptionSieve(KnownMachines):
                     yield option.number, form.look(option)
                 except ClusterSimError as error:
                     yield option.number, RefusedOption("error", str(error))
+
+    def _lacks(self, option: PlanCandidate) -> str:
+        """That the GPU has no units for what a recipe computes in; empty where it has."""
+        dtype = option.form.recipe.get("dtype")
+        topology, mesh = self.machines[self.place(option)]
+        for kind in np.unique(topology.vertex_node[mesh.gpus]).tolist():
+            gpu = device(topology.node_types[kind].device)
+            if dtype is not None and gpu.runs_as(dtype) != dtype:
+                return f"{gpu.name} has no {dtype}"
+        return ""
 
     def _whole(self, option: PlanCandidate) -> Bound | RefusedOption:
         """Of an option with a whole model on every rank, from its Program."""

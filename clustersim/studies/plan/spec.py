@@ -31,8 +31,13 @@ In TOML::
     kind = "fsdp"
     data_parallel_replicate_degree = [1, 4]
 
-    [try.parallel]                 # as a scenario's [parallel]; see clustersim.studies.plan.knobs for what a knob may
-    be tp = "search" pp = [1, 2, 4, 8] vpp = { from = 1, to = 8, times = 2 }
+    [try.parallel]                 # as a scenario's [parallel]; see clustersim.studies.plan.knobs for a knob's values
+    tp = "search"
+    pp = [1, 2, 4, 8]
+    vpp = { from = 1, to = 8, times = 2 }
+
+    [try.recipe]                   # of [model], each a value or a list: numbers and kernels that are tried
+    dtype = ["bf16", "fp8"]
 
     [campaign]                     # as in a scenario, for days and cost with failures
     failures = "llama3"
@@ -52,6 +57,8 @@ from clustersim.scenario.reading import Table, convert, place, read_toml, shippe
 from clustersim.scenario.schema import Positive
 from clustersim.studies.campaign.causes import failures_of
 
+RECIPE = ("dtype", "implementation", "attention", "float8_recipe")
+"""Fields of ``[model]`` that ``[try.recipe]`` may have: how a model is computed, never which."""
 EXACT = 2000
 """Options up to which whatever could be on the front is simulated."""
 
@@ -145,6 +152,7 @@ class Try(_StrictPlan, frozen=True):
     strategies : as a scenario's ``[strategy]``, with lists. micro_batch_size : sizes to try.
     activation_checkpointing : settings to try. parallel : a scenario's ``[parallel]``, each knob a value, a list, a
         range or ``"search"`` (:mod:`clustersim.studies.plan.knobs`); without it the model is whole on every rank.
+    recipe : fields of ``[model]`` of :data:`RECIPE`, each a value or a list; ``fp8`` is tried where the GPU has it.
     simulations : of a space of more than :data:`EXACT` options at most so many are simulated, best bound first.
     """
 
@@ -152,7 +160,13 @@ class Try(_StrictPlan, frozen=True):
     micro_batch_size: Annotated[tuple[Positive, ...], Meta(min_length=1)] = (1, 2, 4, 8)
     activation_checkpointing: Annotated[tuple[str, ...], Meta(min_length=1)] = ("none", "full")
     parallel: Table = {}
+    recipe: Table = {}
     simulations: Positive = 400
+
+    def __post_init__(self) -> None:
+        for name, value in self.recipe.items():
+            if name not in RECIPE:
+                raise ValueError(f"recipe.{name} = {value!r}: a recipe has {', '.join(RECIPE)}; others are [model]'s")
 
 
 class PlanFile(_StrictPlan, frozen=True, rename={"tried": "try"}):

@@ -28,7 +28,8 @@ def verdict(plan: PlanFile, found: SearchResult) -> str:
     said = f"Take {_place(fastest, plan, found)}{_spend(fastest, unit)}{_cheapest(plan, found, unit)}."
     shared = ", ".join(one for one in fastest.candidate.knobs if one in found.common)
     common = f" Where nothing else is said: {shared}." if shared else ""
-    return said + _tempting(plan, found) + _tight(fastest) + common
+    left_out = f" Not tried, and usual: {'; '.join(found.untried)}." if found.untried else ""
+    return said + _tempting(plan, found) + _tight(fastest) + common + left_out
 
 
 def _tight(option: PlanOption) -> str:
@@ -52,7 +53,7 @@ def _cheapest(plan: PlanFile, found: SearchResult, unit: str) -> str:
     fastest = found.front[0]
     cheapest = min(found.front, key=lambda one: one.robust[1])
     if not cheapest.priced:
-        return ", the fastest; without a price of its machine nothing is said of cost"
+        return f", {found.fastest}; without a price of its machine nothing is said of cost"
     others = [
         machine.label
         for machine, known in zip(plan.machines, found.rates, strict=True)
@@ -60,7 +61,7 @@ def _cheapest(plan: PlanFile, found: SearchResult, unit: str) -> str:
     ]
     among = f" among those with a price ({', '.join(others)} has none)" if others else ""
     if fastest is cheapest:
-        return f": the fastest and the cheapest per {unit}{among}"
+        return f": {found.fastest} and the cheapest per {unit}{among}"
     if not fastest.priced:
         saving = ""
     else:
@@ -69,7 +70,7 @@ def _cheapest(plan: PlanFile, found: SearchResult, unit: str) -> str:
         doubt = "" if share > error else f", a saving smaller than predictions are off (+-{error:.0%})"
         saving = f", by {share:.1%}{doubt},"
     return (
-        f", the fastest; the cheapest per {unit}{among}{saving} is {_place(cheapest, plan, found, fastest)}, "
+        f", {found.fastest}; the cheapest per {unit}{among}{saving} is {_place(cheapest, plan, found, fastest)}, "
         f"{fastest.rate / cheapest.rate:.1f} times slower{_spend(cheapest, unit)}"
     )
 

@@ -10,7 +10,8 @@ from clustersim.studies.plan.limits import SLACK
 from clustersim.studies.plan.options import PlanOption, SearchResult, rule
 from clustersim.studies.sweep.row import SweepFigures
 
-NAMES = ("the fastest", "the cheapest per {unit}", "the fewest GPUs", "the least energy per {unit}")
+FASTEST = "the fastest"
+NAMES = (FASTEST, "the cheapest per {unit}", "the fewest GPUs", "the least energy per {unit}")
 """Of the front's objectives, in order."""
 
 
@@ -24,7 +25,9 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
         if option.robust[k] == min(one.robust[k] for one in front) and math.isfinite(option.robust[k])
     ]
     if best:
-        outrun = best[0] == NAMES[0] and max(one.rate for one in front) > option.rate
+        if found_best := best[0] == NAMES[0]:
+            best[0] = searched.fastest
+        outrun = found_best and max(one.rate for one in front) > option.rate
         return ", ".join(best) + (", errors counted" if outrun else "")
     # Where a machine has no price, whoever has one is compared with whoever has one: nothing is known of the other's.
     faster = next((one for one in front[front.index(option) - 1 :: -1] if one.priced or not option.priced), None)
@@ -151,10 +154,10 @@ def alternatives(searched: SearchResult) -> list[PlanOption]:
         if one.on_front or one.tempting:
             continue
         for key in _sorts(one, searched) if searched.split else [one.candidate.form.family]:
-            if key not in there and (key not in best or _rank(one) < _rank(best[key])):
+            if key not in there and (key not in best or fate_rank(one) < fate_rank(best[key])):
                 best[key] = one
     found = {one.candidate.number: one for one in best.values()}
-    return sorted(found.values(), key=_rank)
+    return sorted(found.values(), key=fate_rank)
 
 
 def _sorts(option: PlanOption, searched: SearchResult) -> list[object]:
@@ -165,8 +168,8 @@ def _sorts(option: PlanOption, searched: SearchResult) -> list[object]:
     mine = option.candidate
     if (mine.machine, mine.nodes) != (chosen.machine, chosen.nodes):
         return []
-    own = {**mine.form.degrees, "strategy": mine.form.strategy["kind"]}
-    other = {**chosen.form.degrees, "strategy": chosen.form.strategy["kind"]}
+    own = {**mine.form.degrees, "sort": mine.form.sort}
+    other = {**chosen.form.degrees, "sort": chosen.form.sort}
     return [(name, value) for name, value in own.items() if value != other[name]]
 
 
@@ -183,7 +186,8 @@ def rule_told(searched: SearchResult) -> str:
     return f"{takes}: its step is {lost:.1%} longer" if lost > 0 else f"{takes}, which is as fast"
 
 
-def _rank(option: PlanOption) -> tuple[int, float, int]:
+def fate_rank(option: PlanOption) -> tuple[int, float, int]:
+    """For the nearest to the front first: what it became, then its cost."""
     order = ("simulated", "rough", "bound", "left", "limits", "memory", "error")
     cost = option.objectives[1] if option.objectives else float("inf")
     if option.objectives and not option.priced:

@@ -1,0 +1,54 @@
+"""The best option of every machine and size that a plan names, or why there is none."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from clustersim.studies.plan.options import PlanOption, SearchResult
+from clustersim.studies.plan.spec import PlanFile
+from clustersim.studies.plan.why import beats, fate_rank
+
+Site = tuple[str, int]
+"""A machine's label and its nodes."""
+
+
+def best_of_places(plan: PlanFile, found: SearchResult) -> Iterator[tuple[Site, PlanOption | None, str]]:
+    """Every machine with every number of nodes, in the file's order: its best option, and why that is or is not worth
+    having; without an option, why none is possible."""
+    there: defaultdict[Site, list[PlanOption]] = defaultdict(list)
+    for option in found.options:
+        there[option.candidate.machine.label, option.candidate.nodes].append(option)
+    for site, gpus in found.gpus.items():
+        options = there[site]
+        best = max(options, key=_merit, default=None)
+        if best is not None and best.rate:
+            yield site, best, _why(best, options, found)
+        elif best is None:
+            yield site, None, _impossible(plan, gpus)
+        else:
+            first = min(options, key=fate_rank)
+            counts = Counter(option.state for option in options)
+            most = "none fits" if set(counts) == {"memory"} else "none can be taken"
+            yield site, None, f"{most}; {first.candidate.label(found.common)}: {found.reason(first)}"
+
+
+def _merit(option: PlanOption) -> tuple[bool, bool, float]:
+    """Options that keep the limits before others, run whole before roughly, then by speed."""
+    return option.counts, option.state == "simulated", option.rate
+
+
+def _why(best: PlanOption, options: list[PlanOption], found: SearchResult) -> str:
+    if best.on_front:
+        return "worth having"
+    if not best.counts:
+        return "roughly run alone" if best.state == "rough" else found.reason(best)
+    runs = sum(option.state == "simulated" for option in options)
+    return f"the best of {runs:,} run here; {found.title(beats(best, found))} is no worse in anything"
+
+
+def _impossible(plan: PlanFile, gpus: int) -> str:
+    limit = plan.limits.gpus
+    if limit is not None and gpus > limit:
+        return f"{gpus:,} GPUs are more than the {limit:,} of limits.gpus"
+    return f"no micro-batch and number of passes makes {plan.batch.samples} samples on {gpus:,} GPUs"
