@@ -21,6 +21,8 @@ from clustersim.core.arrays import Ints
 from clustersim.core.errors import ProgramError, nearest
 from clustersim.core.memo import kept_with_topology
 
+ALIKE = 0.01
+"""NICs whose rates differ by less are taken for equal."""
 LAYOUTS = ("ring", "tree")
 
 
@@ -64,6 +66,7 @@ def _laid_out(group: Group, n_channels: int, layout: str) -> tuple[Channel, ...]
     found = shapes(group)
     n_islands = sum(len(shape.rows) for shape in found)
     slots = [_slots(group, shape) if n_islands > 1 else [] for shape in found]
+    slots = _as_searched(group, found, slots, n_channels)
     offsets = _offsets(n_islands, min(map(len, slots)) if layout == "ring" and _must_alternate(found, slots) else 1)
     cases = [3 * offsets[shape.rows] + offsets[shape.rows + 1] for shape in found]
     paths = [
@@ -109,6 +112,44 @@ def _slots(group: Group, shape: IslandShape) -> list[IslandSlot]:
             found.append(IslandSlot(tuple(router.rail(nic) for nic in nics), owners, beside))
     everyone = tuple(range(shape.size))
     return found or [IslandSlot((-1,), everyone, everyone)]
+
+
+def _as_searched(
+    group: Group, found: tuple[IslandShape, ...], slots: list[list[IslandSlot]], n_channels: int
+) -> list[list[IslandSlot]]:
+    """Slots in the order in which channels take them, where NICs say that they differ: each channel the one with most
+    rate left for it, so that a slow NIC has fewer channels than the others, or none.
+
+    That is what NCCL's search comes to: its channels have one speed, and a NIC takes as many as its rate has room for.
+    Rates are those that NCCL reads, and the least of all islands, for a ring edge stays on its rail.
+    """
+    counts = {len(own) for own in slots}
+    if len(counts) > 1 or not min(counts, default=0):
+        return slots
+    rates = [[_slot_rate(group, shape, slot) for slot in own] for shape, own in zip(found, slots, strict=True)]
+    least = np.array(rates).min(axis=0)
+    if least.min() >= (1.0 - ALIKE) * least.max():
+        return slots
+    taken = np.zeros(len(least), dtype=np.int64)
+    turns = []
+    for _ in range(n_channels):
+        slot = int(np.argmax(least / (taken + 1)))
+        turns.append((int(taken[slot]), slot))
+        taken[slot] += 1
+    return [[_turned(own[slot], turn) for turn, slot in sorted(turns)] for own in slots]
+
+
+def _turned(slot: IslandSlot, turn: int) -> IslandSlot:
+    """A slot whose owners take turns."""
+    first = turn % len(slot.owners)
+    return msgspec.structs.replace(slot, owners=slot.owners[first:] + slot.owners[:first])
+
+
+def _slot_rate(group: Group, shape: IslandShape, slot: IslandSlot) -> float:
+    """What NCCL takes a slot's NICs for [bytes/s]."""
+    owned = owned_nics(group.topology, shape.gpus)
+    router = routing.router(group.topology)
+    return float(sum(router.reported_bandwidth(nic) for nic in owned[slot.owners[0]]))
 
 
 def _must_alternate(found: tuple[IslandShape, ...], slots: list[list[IslandSlot]]) -> bool:

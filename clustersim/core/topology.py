@@ -105,6 +105,8 @@ class Topology(Keeper):
         ``"adaptive"`` (by load: parallel ways are one link already).
     sharp : bool, the network's switches add up what passes (InfiniBand SHARP), and NCCL is let use it.
     calibration : constants fitted to this machine's own measurements; None: the time models' defaults hold.
+    hidden_factor : (L,) float, of a link that delivers less than it says (a cable with errors, a throttled NIC): its
+        bandwidth over what drivers and NCCL read. None where every link is what it says.
     measured : a few numbers of its own, which :func:`clustersim.collectives.fitted.load` turns into constants.
     assumed : what its file says that nobody read or measured, in sentences.
     """
@@ -125,6 +127,12 @@ class Topology(Keeper):
     calibration: Calibration | None = None
     measured: tuple[MeasuredNumber, ...] = ()
     assumed: tuple[str, ...] = ()
+    hidden_factor: Floats | None = None
+
+    @cached_property
+    def reported_bandwidth(self) -> Floats:
+        """(L,) float [bytes/s], what drivers, and so NCCL, take a link for."""
+        return self.link_bandwidth if self.hidden_factor is None else self.link_bandwidth / self.hidden_factor
 
     def __repr__(self) -> str:
         return f"<Topology {self.name}: {self.n_nodes:,} nodes, {self.n_links:,} links>"

@@ -130,7 +130,7 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
         program = pinned(program, file.run.pins)
     if file.run.variation is not None:
         program = varied(program, draw(scenario, topology, mesh), mesh)
-    said = dict.fromkeys((*model.notes, *_mixture(kinds), *_periods(scenario), *program.notes))
+    said = dict.fromkeys((*model.notes, *_mixture(kinds), *_periods(scenario), *_changed(scenario), *program.notes))
     return Prepared(**vars(found), device=gpu, cost=cost, program=program, notes=tuple(said), peak_flops=peak)
 
 
@@ -164,6 +164,18 @@ def _periods(scenario: Scenario) -> Iterator[str]:
             f"{scenario.strategy.name} repeats every {period} steps: {played} steps are played, not {asked} "
             "(run.steps), so that figures of a step are means over whole periods"
         )
+
+
+def _changed(scenario: Scenario) -> Iterator[str]:
+    """Of each change of a rate, whether NCCL sees it: what it plans for follows from that."""
+    for i, one in enumerate(scenario.file.cluster.changes):
+        if one.timed or one.remove:
+            continue
+        where = f"cluster.changes[{i}]: {one.match}"
+        if one.bandwidth is not None:
+            yield f"{where} says its rate, and NCCL plans around it; factor is for what it does not see"
+        elif one.factor is not None and one.factor < 1:
+            yield f"{where} delivers {one.factor:g} of what NCCL reads and plans with; bandwidth is for what it sees"
 
 
 def _mixture(kinds: Sequence[DeviceKind]) -> Iterator[str]:

@@ -103,7 +103,13 @@ def _print(title: str, said: PlanAnswer, options: int, wrote: list[str]) -> None
             best = f"{place.best.option}: " if place.best else ""
             console.say(f"- {place.gpus:,} GPUs of {place.machine}: {best}{place.why}")
     if others := [row for row in said.alternatives if row.rate]:
-        console.print(number_table("others", ("option", *figures), ((row.option, *_cells(row)) for row in others)))
+        console.print(
+            number_table(
+                "the best with another degree, strategy or dtype",
+                ("option", *figures),
+                ((row.option, *_cells(row)) for row in others),
+            )
+        )
     for part in (*failures(said), *robust(said)):
         if part.grid is not None:
             console.print(rich_table(part.heading.lower(), part.grid.head, part.grid.rows))

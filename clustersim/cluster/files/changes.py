@@ -15,6 +15,9 @@ from clustersim.core.errors import TopologyError, nearest
 from clustersim.core.memo import kept_with_first
 from clustersim.core.topology import GPU, NIC, NodeType, Topology
 
+HOST_LINKS = ("pcie", "c2c")
+"""What a NIC hangs from inside its machine."""
+
 
 class Change(msgspec.Struct, frozen=True):
     """One change. ``match`` is a vertex (``"node3/nic0"``: all its links) or links (``"a -> b"``); both may be globs.
@@ -22,8 +25,9 @@ class Change(msgspec.Struct, frozen=True):
     Parameters
     ----------
     match : str
-    factor : float, the links' bandwidth is multiplied by it; None leaves it.
-    bandwidth : float [bytes/s], the links' new line rate; None leaves it.
+    factor : float, the links' bandwidth is multiplied by it; None leaves it. Below 1 drivers and NCCL do not see it.
+    bandwidth : float [bytes/s], the links' new line rate, which drivers and NCCL read; None leaves it. Of a NIC it is
+        the port's: its slot stays as wide as it is.
     remove : bool, the vertices (with their links) or the links are taken out.
     """
 
@@ -43,10 +47,32 @@ def change(topology: Topology, *changes: Change) -> Topology:
         if one.remove:
             topology = _without(topology, vertices, links)
             continue
-        rate = topology.link_bandwidth.copy()
-        rate[links] = one.bandwidth if one.bandwidth is not None else rate[links] * (one.factor or 1.0)
-        topology = replace(topology, link_bandwidth=rate)
+        topology = (
+            _declared(topology, vertices, links, one.bandwidth) if one.bandwidth else _hidden(topology, links, one)
+        )
     return topology
+
+
+def _declared(topology: Topology, vertices: Ints, links: Bools, bandwidth: float) -> Topology:
+    """Links at another line rate, as they say themselves."""
+    nics = [v for v in vertices.tolist() if topology.vertex_kinds[v] == NIC]
+    inside = np.array([kind in HOST_LINKS for kind in topology.link_kinds])
+    of_nics = np.isin(topology.link_src, nics) | np.isin(topology.link_dst, nics)
+    links = links & ~(inside & of_nics)
+    rate = topology.link_bandwidth.copy()
+    rate[links] = bandwidth
+    if topology.hidden_factor is None:
+        return replace(topology, link_bandwidth=rate)
+    return replace(topology, link_bandwidth=rate, hidden_factor=np.where(links, 1.0, topology.hidden_factor))
+
+
+def _hidden(topology: Topology, links: Bools, one: Change) -> Topology:
+    """Links that deliver a share of what they say; faster ones say so themselves."""
+    factor = np.where(links, one.factor or 1.0, 1.0)
+    if one.factor is None or one.factor >= 1:
+        return replace(topology, link_bandwidth=topology.link_bandwidth * factor)
+    before = 1.0 if topology.hidden_factor is None else topology.hidden_factor
+    return replace(topology, link_bandwidth=topology.link_bandwidth * factor, hidden_factor=before * factor)
 
 
 def links_of(topology: Topology, match: str) -> list[int]:
@@ -120,6 +146,7 @@ def _without(topology: Topology, vertices: Ints, links: Bools) -> Topology:
         link_bandwidth=topology.link_bandwidth[kept],
         link_latency=topology.link_latency[kept],
         link_kinds=tuple(topology.link_kinds[i] for i in kept),
+        hidden_factor=None if topology.hidden_factor is None else topology.hidden_factor[kept],
     )
 
 

@@ -222,9 +222,8 @@ class ChangeSpec(_StrictTopology, frozen=True):
 
     Parameters
     ----------
-    match : what. factor : its bandwidth is multiplied by it. bandwidth : its new line rate. remove : what is gone, or
-    true: what ``match`` is.
-    source : where that is from.
+    match : what. factor : its bandwidth is multiplied by it; below 1 NCCL does not see that. bandwidth : its new line
+    rate, which NCCL reads. remove : what is gone, or true: what ``match`` is. source : where that is from.
     """
 
     match: str | None = None

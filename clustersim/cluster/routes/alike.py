@@ -16,7 +16,9 @@ def builds(top: Topology, cut: Islands, network: NetworkLinks, anchor: dict[int,
     """(islands,) a number, equal for islands of which all is alike but where they are: the inside, the types of
     their nodes, and names and speeds of the NICs that reach the network. ``anchor`` : a vertex of each node."""
     wires = network.links
-    speeds = [np.bincount(end[wires], top.link_bandwidth[wires], len(cut.of)) for end in (top.link_src, top.link_dst)]
+    rates = (top.link_bandwidth, top.reported_bandwidth)
+    ends = (top.link_src, top.link_dst)
+    speeds = [np.bincount(end[wires], rate[wires], len(cut.of)) for rate in rates for end in ends]
     live = np.array([network.joins(nic) for nic in top.nics.tolist()], dtype=np.int64)
     named = _numbered(top.vertex_names[nic].rpartition("/")[2] for nic in top.nics.tolist())
     nics = _by_island(

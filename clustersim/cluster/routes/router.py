@@ -83,6 +83,10 @@ class Router:
         """Bytes/s of a NIC's network links, one direction; 0 if it has none."""
         return float(sum(self.topology.link_bandwidth[e] for e in self.network.out.get(nic, ())))
 
+    def reported_bandwidth(self, nic: int) -> float:
+        """The same, as its driver says it."""
+        return float(sum(self.topology.reported_bandwidth[e] for e in self.network.out.get(nic, ())))
+
     # ---- one route --------------------------------------------------------------------------------------------------
 
     def route(self, src: int, dst: int, flow: int = 0, rail: int = -1) -> tuple[int, ...]:

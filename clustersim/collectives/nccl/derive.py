@@ -78,7 +78,7 @@ def _net_latency(routes: Router, group: Group) -> float:
     for node in first.values():
         way = transport(group.topology.node_types[node].net)
         if way.reported:
-            fastest = max((routes.nic_bandwidth(nic) for nic in routes.nics_of_node(node)), default=0.0)
+            fastest = max((routes.reported_bandwidth(nic) for nic in routes.nics_of_node(node)), default=0.0)
             latency = max(latency, way.reported_fast if fastest >= 24e9 else way.reported)
     return latency
 
@@ -120,7 +120,7 @@ class _TopologyReader:
                     child = int(self.topology.link_dst[link])
                     if self.topology.link_kinds[link] != "pcie" or child in parent or child in self.cpus:
                         continue
-                    parent[child] = (v, float(self.topology.link_bandwidth[link]))
+                    parent[child] = (v, float(self.topology.reported_bandwidth[link]))
                     if self.topology.vertex_kinds[child] == PCIE_SWITCH:
                         reached.append(child)
             frontier = reached
@@ -176,7 +176,7 @@ class _TopologyReader:
                 if topology.link_kinds[link] not in ("nvlink", "xgmi"):
                     continue
                 end = int(topology.link_dst[link])
-                speed = float(topology.link_bandwidth[link])
+                speed = float(topology.reported_bandwidth[link])
                 if topology.link_kinds[link] == "xgmi":
                     rate = XGMI_SHARE * speed * 1e-9
                     speed = nvlink_line_rate(self.sm) * 1e9
@@ -192,7 +192,7 @@ class _TopologyReader:
     def _coherent(self) -> float:
         """GB/s of the GPUs' C2C links."""
         speeds = [
-            float(self.topology.link_bandwidth[link])
+            float(self.topology.reported_bandwidth[link])
             for link in self.out.get(self.gpus[0], ())
             if self.topology.link_kinds[link] == "c2c"
         ]
@@ -200,7 +200,9 @@ class _TopologyReader:
 
     def _nics(self, node: int) -> list[Nic]:
         """The node's NICs that reach the network. Some plug-ins bundle those of one switch into one device."""
-        every = ((self._slot(nic), self.routes.nic_bandwidth(nic) * 1e-9) for nic in self.routes.nics_of_node(node))
+        every = (
+            (self._slot(nic), self.routes.reported_bandwidth(nic) * 1e-9) for nic in self.routes.nics_of_node(node)
+        )
         ports = [(slot, speed) for slot, speed in every if speed > 0]
         way = transport(self.type.net)
         if not way.bundled:

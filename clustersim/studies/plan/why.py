@@ -178,7 +178,8 @@ def rule_told(searched: SearchResult) -> str:
     if not searched.front or not searched.split:
         return ""
     chosen = searched.front[0]
-    other = rule(searched.options).get((chosen.candidate.machine.label, chosen.candidate.nodes))
+    alike = [one for one in searched.options if one.candidate.form.recipe == chosen.candidate.form.recipe]
+    other = rule(alike).get((chosen.candidate.machine.label, chosen.candidate.nodes))
     if other is None or not other.rate or other.candidate.number == chosen.candidate.number:
         return ""
     lost = chosen.rate / other.rate - 1
