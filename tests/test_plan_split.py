@@ -276,7 +276,7 @@ def test_an_answer_says_what_limits_an_option_what_stages_hold_and_what_the_rule
     assert taken.candidate.form.degrees["tp"] == 8
     assert "TP 8" in rule_told(found) or taken.candidate.number == found.front[0].candidate.number
     page = plan_page(said)
-    assert [name for name, _ in page.figures] == ["tokens/s", "GPUs"]
+    assert [name for name, _ in page.figures] == ["tokens/s", "MFU", "GPUs"]
     assert "tp 8" in plots.alt_text(plots.degrees(said.landscape))
 
 
