@@ -97,8 +97,8 @@ def _print(title: str, said: PlanAnswer, options: int, wrote: list[str]) -> None
     console.print(number_table(title, ("option", *figures), ((row.option, *_cells(row)) for row in said.front)))
     if len(said.places) > 1:
         columns = ("machine", "nodes", *figures, "USD/GPU-h")
-        rows = ((place.machine, f"{place.nodes:,}", *_place_cells(place)) for place in said.places)
-        console.print(number_table("the best of each machine and size", columns, rows))
+        of_places = ((place.machine, f"{place.nodes:,}", *_place_cells(place)) for place in said.places)
+        console.print(number_table("the best of each machine and size", columns, of_places))
         for place in said.places:
             best = f"{place.best.option}: " if place.best else ""
             console.say(f"- {place.gpus:,} GPUs of {place.machine}: {best}{place.why}")
