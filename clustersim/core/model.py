@@ -239,6 +239,7 @@ class StepCost:
     forward_mix, backward_mix : what each layer's seconds are spent on; empty where nobody knows.
     optimizer_traffic : float [bytes] a fused optimizer step reads and writes for all parameters, wherever it runs.
     host_bandwidth : float [bytes/s] that one CPU socket's memory sustains, for work on parameters kept there.
+    host_pace : float, how long the CPU takes for calls, in units of Sapphire Rapids'.
     """
 
     forward: Floats
@@ -261,3 +262,4 @@ class StepCost:
     backward_mix: tuple[Mix, ...] = ()
     optimizer_traffic: float = 0.0
     host_bandwidth: float = 100e9
+    host_pace: float = 1.0

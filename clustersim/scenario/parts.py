@@ -30,7 +30,7 @@ from clustersim.core.units import parse_nccl_version
 from clustersim.engine.flows.loads import VaryingLinks
 from clustersim.model.base import TransformerShape
 from clustersim.model.seconds import Execution, step_cost
-from clustersim.model.seconds.host import host_bandwidth
+from clustersim.model.seconds.host import host_bandwidth, pace_of
 from clustersim.scenario import Scenario
 from clustersim.scenario.splitting import split
 from clustersim.training.memory import Training, memory
@@ -182,7 +182,8 @@ def _priced(scenario: Scenario, topology: Topology, model: Model, card: _Card) -
     with scenario.at("$.run.optimizer"):
         cost = _step_cost(model, card, scenario.config.micro_batch_size, execution_of(scenario))
     # Ranks on a mixed machine serve from the first node's memory; sockets differ less than GPUs.
-    cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
+    node = topology.node_types[0]
+    cost = replace(cost, host_bandwidth=host_bandwidth(node), host_pace=pace_of(node))
     if card.cores:
         # Gloo's threads run on the cores of their own rank's compute; a server is a process like any other.
         taken = 1.0 / max(1.0, card.cores)

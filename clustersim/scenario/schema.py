@@ -133,6 +133,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             raise ValueError(f'float8_recipe = "{self.float8_recipe}" needs dtype = "fp8"')
 
 
+GraphScope = Literal["full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess"]
+
+
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``[[run.pins]]``: what NCCL is known to choose; ``clustersim trace nccl.log --pins`` writes them.
 
@@ -178,6 +181,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     optimizer, optimizer_impl : ``sgd``, ``sgd_momentum``, ``adam``, ``adamw``, ``lamb`` or ``none``; ``foreach``,
         ``fused`` or ``for-loop``.
     launch : ``process_per_gpu`` (torchrun), ``single_process`` or ``threads``.
+    cuda_graph : what is captured in CUDA graphs, whose modules the host does not call: ``["full_iteration"]``, or parts
+        of a split model's layers, as Megatron's ``cuda_graph_scope`` names them.
     nccl_version : ``"2.28"``, in quotes. pins : what NCCL is known to choose, by kind and size.
     """
 
@@ -191,6 +196,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     optimizer: str = "adam"
     optimizer_impl: Literal["foreach", "fused", "for-loop"] = "foreach"
     launch: Literal["process_per_gpu", "single_process", "threads"] = "process_per_gpu"
+    cuda_graph: tuple[GraphScope, ...] = ()
     nccl_version: str = "2.28"
     pins: tuple[Pin, ...] = ()
 

@@ -19,6 +19,7 @@ from clustersim.core.model import Model, StepCost
 from clustersim.core.program import Program
 from clustersim.core.texts import Table
 from clustersim.model.seconds import setting
+from clustersim.model.seconds.host import HostLaw, host_level
 from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import execution_of, located
@@ -227,7 +228,7 @@ def program_of(split: Split, gpu: Device, cost: StepCost) -> Program:
     scenario = split.scenario
     recipe = recipe_of(split, cost)
     seed = scenario.file.run.seed
-    program = build(recipe, local_cost(scenario, gpu), cost, split.mesh, scenario.steps, seed)
+    program = build(recipe, local_cost(scenario, gpu, cost), cost, split.mesh, scenario.steps, seed)
     return replace(program, notes=(*_told(split), *program.notes))
 
 
@@ -262,14 +263,26 @@ def _messages(parallel: ParallelConfig, row: Schedule) -> str:
     return "blocking"
 
 
-def local_cost(scenario: Scenario, gpu: Device) -> LocalCost:
-    """Prices of one rank's kernels."""
+def local_cost(scenario: Scenario, gpu: Device, cost: StepCost | None = None) -> LocalCost:
+    """Prices of one rank's kernels; with the ``cost`` of a step on its machine also of the host's calls."""
     how = execution_of(scenario)
     with scenario.at("$.model.dtype"):
         where = setting(gpu, how)
     if (parallel := scenario.file.parallel) is not None:
         where = replace(where, summed_bytes=summed_bytes(scenario, parallel))
-    return LocalCost(where, scenario.config.micro_batch_size, how.optimizer, how.optimizer_impl, 4)
+    law = None if cost is None else host_law(scenario, gpu, cost.host_pace)
+    return LocalCost(where, scenario.config.micro_batch_size, how.optimizer, how.optimizer_impl, 4, law)
+
+
+def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
+    """What calls take the host of a split model; None where CUDA graphs replay them, and between ranks on CPUs, whose
+    operators run where they are called."""
+    parallel = scenario.file.parallel
+    graphs = scenario.file.run.cuda_graph
+    if parallel is None or "full_iteration" in graphs or gpu.arch == "cpu":
+        return None
+    call, source = host_level(parallel.framework, scenario.file.model.implementation)
+    return HostLaw(call * pace, gpu.launch.value * pace, source, graphs) if call else None
 
 
 def _told(split: Split) -> Iterator[str]:

@@ -82,7 +82,7 @@ def scenario_table(row: Row) -> Table:
         "model": model,
         "parallel": parallel | more | recomputed,
         "strategy": {**strategy, "micro_batch_size": micro_batch, "param_dtype": param_dtype},
-        "run": {"steps": STEPS, "jitter": 0.0, "optimizer": "adam", "optimizer_impl": "fused"},
+        "run": {"steps": STEPS, "jitter": 0.0, "optimizer": "adam", "optimizer_impl": "fused", **_graphs(row)},
     }
 
 
@@ -103,6 +103,16 @@ def measured(row: Row, table: Table) -> float:
     samples = table["strategy"]["micro_batch_size"] * split["microbatches"] * replicas
     flops = model_of(scenario.from_table(table)).flops_per_sample()
     return float(samples * flops / (number(row, "value") * 1e12 * gpus))
+
+
+def _graphs(row: Row) -> Table:
+    """``cuda_graph`` of ``[run]``: the scopes a row names; Transformer Engine's without a scope are of whole layers."""
+    words = row.get("cuda_graph", "").split()
+    if not words or words == ["0"]:
+        return {}
+    scopes = [word for word in words if word in {"full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess"}]
+    bare = ["attn", "mlp", "moe"] if words == ["transformer_engine"] else []
+    return {"cuda_graph": scopes or bare} if scopes or bare else {}
 
 
 def _cluster(row: Row) -> Table:
@@ -226,6 +236,8 @@ def _strategy(row: Row) -> tuple[Table, Table]:
     more: Table = {"use_distributed_optimizer": True} if stage else {}
     if reduced:
         more["grad_reduce_in_fp32"] = reduced == "fp32"
+    if not stage:
+        more["overlap_param_gather"] = False  # every rank updates all of its parameters
     if row["dp_overlap"] == "0":
         more |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
     return {"kind": "ddp"}, more

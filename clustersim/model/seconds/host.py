@@ -1,8 +1,30 @@
-"""What a CPU socket's memory sustains: parameters and optimizer states kept on the host are updated at this rate."""
+"""What the host contributes: the rate of its memory, and the time it takes to call what a GPU runs.
+
+**Memory.** Parameters and optimizer states kept on the host are updated at the rate one socket's memory sustains.
+
+**Calls.** A Python framework reaches each module, autograd node and collective through a call, which takes the host far
+longer than the launch of its kernels: hooks, checks, shapes, allocator, autograd's graph. What a layer's pass takes the
+host is
+
+    ``launches x launch + calls x call``
+
+with a call for each kernel of the op list and each exchange, forward and backward. Kernels wait until the host has come
+to them. The level ``call`` belongs to a stack (``data/host.toml``) and to a generation of CPUs (:data:`PACE`); CUDA
+graphs replay a pass without either.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
+
+import msgspec
+
+from clustersim.core.model import Kernel
+from clustersim.core.texts import Table, data_table
 from clustersim.core.topology import NodeType
+from clustersim.core.units import parse_time
+from clustersim.model.seconds.kernels import launches
 
 STREAM_SHARE = 0.8
 """Share of nominal DRAM bandwidth that STREAM-like loops on all cores reach; 0.75 to 0.85 is usual."""
@@ -29,3 +51,83 @@ def host_bandwidth(node: NodeType) -> float:
     """Bytes/s that one socket of this node reads and writes together; a usual server where the model is not known."""
     channels, transfers = CHANNELS.get(node.cpu_model, USUAL)
     return STREAM_SHARE * 8.0 * channels * transfers
+
+
+PACE = {
+    "bdw": 1.9,
+    "skl": 1.7,
+    "clx": 1.6,
+    "icx": 1.3,
+    "spr": 1.0,
+    "emr": 1.0,
+    "rome": 1.5,
+    "milan": 1.3,
+    "genoa": 1.0,
+    "grace": 1.35,
+}
+"""CPU generation -> how long one thread takes for the same calls, in units of Sapphire Rapids'. Rome and Grace are
+identified on Megatron-LM's functional tests of A100, H100 and GB200 (equal models, 7.5, 5.0 and 6.6 ms a layer); the
+others lie between by their single-thread ratings, and are estimates."""
+USUAL_PACE = 1.3
+
+
+def pace_of(node: NodeType) -> float:
+    """How long the node's CPU takes for what Sapphire Rapids does in 1; of an unknown model a usual server's."""
+    return PACE.get(node.cpu_model, USUAL_PACE)
+
+
+class HostLaw(msgspec.Struct, frozen=True):
+    """What calls and launches take a host.
+
+    call, launch : float [s]. source : where the level is from. graphs : what CUDA graphs replay, as
+    ``cuda_graph_scope`` of Megatron names it.
+    """
+
+    call: float
+    launch: float
+    source: str = ""
+    graphs: tuple[str, ...] = ()
+
+    def work(self, name: str, kernels: Iterable[Kernel], part: str) -> float:
+        """Seconds [s] to call the kernels of a work of this name (:func:`clustersim.model.seconds.price.price` has the
+        parts)."""
+        seconds = 0.0
+        for kernel in kernels:
+            if self.graphs and _captured(name, kernel.name, self.graphs):
+                continue
+            launched = launches(kernel, part)
+            # Autograd makes both gradients of a product in one call.
+            called = launched > 0 and (part != "W" or kernel.kind != "gemm")
+            seconds += launched * self.launch + called * self.call
+        return seconds
+
+    def exchange(self, name: str) -> float:
+        """Seconds [s] to call an exchange of this name."""
+        return 0.0 if self.graphs and _captured(name, "", self.graphs) else self.call
+
+
+def _captured(name: str, kernel: str, graphs: tuple[str, ...]) -> bool:
+    """Whether a kernel of a work, or an exchange, is in a graph."""
+    if name.startswith("attention"):
+        return "attn" in graphs
+    if name.startswith("mlp"):
+        return "mlp" in graphs
+    if kernel in {"router", "top_k"}:
+        return "moe_router" in graphs or "moe" in graphs
+    if name in {"read counts", "permute"}:
+        return "moe_preprocess" in graphs or "moe" in graphs
+    return "moe" in graphs
+
+
+def host_level(framework: str, implementation: str | None) -> tuple[float, str]:
+    """Seconds [s] of a call in a stack, on Sapphire Rapids, and where the number is from: of a framework's
+    implementation, of the framework, or the prior of those that nobody has measured."""
+    table = _levels()
+    names = (f"{framework}/{implementation}", framework, "unknown")
+    found = next(table[name] for name in names if name in table)
+    return parse_time(found["call"]), str(found["source"])
+
+
+@lru_cache(maxsize=1)
+def _levels() -> Table:
+    return data_table("host")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from clustersim.core.model import Kernel
 from clustersim.model.seconds.base import Setting
+from clustersim.model.seconds.host import HostLaw
 from clustersim.model.seconds.optimizer import optimizer_time
 from clustersim.model.seconds.price import Pass, cast_time, price
 
@@ -21,6 +22,7 @@ class LocalCost:
     ----------
     where : device, dtypes and constants. micro_batch_size : samples of one pass. optimizer, optimizer_impl : as in
     :class:`clustersim.model.seconds.Execution`. state_bytes : of one element of a state.
+    host : what calls take the host; None where it need not be asked (CUDA graphs, bounds).
     """
 
     where: Setting
@@ -28,6 +30,7 @@ class LocalCost:
     optimizer: str | None
     optimizer_impl: str
     state_bytes: int
+    host: HostLaw | None = None
     _known: dict[tuple[object, ...], tuple[Runs, Pass]] = field(default_factory=dict, init=False, repr=False)
 
     def work(self, runs: Runs, *, dense: bool, cast: int = 0) -> Pass:

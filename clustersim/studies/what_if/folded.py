@@ -155,7 +155,7 @@ class _ScenarioFold:
         orders = orders_of(scenario, split.parallel, split.partition, split.schedule, self.gpu)
         recipe = recipe_of(replace(split, scenario=scenario, orders=orders), self.cost)
         recipe = replace(recipe, known=self._known, roughly=self.roughly)
-        local = local_cost(scenario, self.gpu)
+        local = local_cost(scenario, self.gpu, self.cost)
         seed = scenario.file.run.seed
         # A step that gathers its parameters in its own forward is hardly begun by the one before. Without a pipeline a
         # step is short, and what of its end hides behind the next one's begin was up to 9 % of it.
@@ -239,7 +239,7 @@ class _ScenarioFold:
         scenario = self.found.scenario
         mesh = self.found.mesh
         recipe = recipe_of(self.split, self.cost)
-        local = local_cost(scenario, self.gpu)
+        local = local_cost(scenario, self.gpu, self.cost)
         here = StageOps(mesh, mesh.ranks(pp=rank), local, recipe.dtype)
         program, passes = alone(here, stage, recipe.orders[rank], self.cost.overlap_slowdown)
         mine = self._kept[np.isin(self._kept, here.ranks)]

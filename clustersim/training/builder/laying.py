@@ -15,13 +15,16 @@ from clustersim.core.label import Label
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import COMPUTE_STREAM, COPY_ENGINE, DTYPE_BYTES, Collective, Compute, Recv, Send
 from clustersim.model.seconds.local import LocalCost, Runs
-from clustersim.training.partition.base import Exchange, Item, LocalLayer, Stage, Work
+from clustersim.model.seconds.price import Pass
+from clustersim.training.partition.base import Chunk, Exchange, Item, LocalLayer, Stage, Work
 from clustersim.training.schedules.base import Action
 from clustersim.training.strategies.base import OpList
 from clustersim.training.strategies.walk import LayerPart, Place
 
 PARTS = {"F": "F", "B": "RIW", "I": "RI", "W": "W"}
 """Which parts of a layer's items each kind of action plays."""
+HOST_STREAM = "host"
+"""Where the host's calls stand, which kernels wait for."""
 EXPERTS = "experts"
 """Works that take as long as their rank has rows; see
 :attr:`clustersim.training.partition.base.LocalLayer.expert_load`."""
@@ -60,6 +63,8 @@ class StageOps:
     _runs: dict[tuple[int, str], tuple[LocalLayer, Pieces, tuple[int, ...]]] = field(
         default_factory=dict, init=False, repr=False
     )
+    _calls: dict[tuple[int, str], tuple[LocalLayer, float]] = field(default_factory=dict, init=False, repr=False)
+    _binds: dict[tuple[int, str], tuple[Chunk, bool]] = field(default_factory=dict, init=False, repr=False)
 
     def groups(self, dims: tuple[str, ...]) -> Ints:
         """(groups, members): the stage's groups over these dimensions, the same array at every call."""
@@ -108,6 +113,37 @@ class StageOps:
             peer[groups] = np.roll(groups, -1 if forward else 1, axis=1)
             known[dims, forward] = peer[self.ranks]
         return known[dims, forward]
+
+    def host_seconds(self, layer: LocalLayer, kind: str) -> float:
+        """Seconds [s] that the host takes to call an action's pass of a layer."""
+        law = self.cost.host
+        if law is None:
+            return 0.0
+        key = id(layer), kind
+        if key not in self._calls:
+            items = [item for item in (layer.forward if kind == "F" else layer.backward) if item.part in PARTS[kind]]
+            works = sum(law.work(item.name, item.kernels, item.part) for item in items if isinstance(item, Work))
+            real = (x for x in items if isinstance(x, Exchange) and self.groups(x.dims).shape[1] > 1)
+            self._calls[key] = layer, works + sum(law.exchange(item.name) for item in real)
+        return self._calls[key][1]
+
+    def host_binds(self, chunk: Chunk, kind: str) -> bool:
+        """Whether the host takes longer to call a pass of a chunk than the GPU to compute it."""
+        key = id(chunk), kind
+        if key not in self._binds:
+            calls = sum(self.host_seconds(layer, kind) for layer in chunk.layers)
+            self._binds[key] = chunk, bool(calls) and calls > sum(self._kernels(x, kind) for x in chunk.layers)
+        return self._binds[key][1]
+
+    def _kernels(self, layer: LocalLayer, kind: str) -> float:
+        pieces, _ = self.runs(layer, kind)
+        works = [piece for piece in pieces if isinstance(piece, WorkRun)]
+        return sum(self.price(layer, work).seconds for work in works)
+
+    def price(self, layer: LocalLayer, run: WorkRun) -> Pass:
+        """What a run of a layer's works costs."""
+        cast = layer.parameters if run.items[0] == 0 else 0
+        return self.cost.work(run.runs, dense=layer.kind == "block", cast=cast)
 
     def load(self, layer: LocalLayer) -> float | Floats:
         """Rows of a rank's experts over their mean: one number, or (n,) where positions differ."""
@@ -186,9 +222,12 @@ class StageLay(msgspec.Struct, frozen=True):
         layer = self.stage.of(action.microbatch, chunk).layers[i]
         index: dict[int, int] = {}
         pieces, unneeded = here.runs(layer, action.kind)
-        for piece, following in zip_longest(pieces, pieces[1:]):
+        called = self._called(place, action, layer)
+        last = max((n for n, piece in enumerate(pieces) if isinstance(piece, WorkRun)), default=-1)
+        for n, (piece, following) in enumerate(zip_longest(pieces, pieces[1:])):
             if isinstance(piece, WorkRun):
-                after = tuple(index[n] for n in piece.needs if n in index)
+                after = tuple(index[needed] for needed in piece.needs if needed in index)
+                after = (*after, *called) if n == last else after
                 done = self._compute(layer, action, piece, after)
                 index |= dict.fromkeys(piece.items, done)
             else:
@@ -205,10 +244,37 @@ class StageLay(msgspec.Struct, frozen=True):
         kinds = [isinstance(piece, WorkRun) for piece in pieces]
         return sum(not one and other for one, other in zip(kinds, [*kinds[1:], True], strict=True))
 
+    def _called(self, place: Place, action: Action, layer: LocalLayer) -> tuple[int, ...]:
+        """The host's calls of a layer's pass, where they take longer than its chunk's kernels; the last kernel waits.
+
+        The host comes to a pass when the one before is over and what the first kernel needs is there (it waits for
+        messages, reads the loss); inside a pass it runs ahead.
+        """
+        here = self.here
+        ops = self.here.ops
+        chunk = self.stage.of(action.microbatch, place[0])
+        if here.cost.host is None or not here.host_binds(chunk, action.kind):
+            return ()
+        first = place[1] == (0 if action.kind == "F" else len(chunk.layers) - 1)
+        after = (*ops.waits, *((ops.kernel,) if ops.kernel >= 0 else ())) if first else ()
+        phase = "forward" if action.kind == "F" else "backward"
+        op = Compute(
+            f"call {_SHORT[action.kind]} {layer.name}",
+            here.host_seconds(layer, action.kind),
+            HOST_STREAM,
+            after,
+            phase,
+            "host",
+            step=ops.step,
+            label=Label(layer.name, action.kind, action.microbatch, action.chunk),
+            paced=False,
+        )
+        return (ops.add(op),)
+
     def _compute(self, layer: LocalLayer, action: Action, run: WorkRun, after: tuple[int, ...]) -> int:
         here = self.here
         ops = self.here.ops
-        spent = here.cost.work(run.runs, dense=layer.kind == "block", cast=layer.parameters if run.items[0] == 0 else 0)
+        spent = here.price(layer, run)
         phase = "forward" if action.kind == "F" else "backward"
         label = Label(layer.name, "R" if run.part == "R" else action.kind, action.microbatch, action.chunk)
         name = f"{_SHORT[action.kind]} {layer.name}{' ' + run.name if run.name else ''}"

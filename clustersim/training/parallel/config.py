@@ -122,7 +122,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     make_vocab_size_divisible_by : the vocabulary is padded to a multiple of this times ``tp``.
     """
 
-    framework: Literal["megatron", "torchtitan", "deepspeed", "oneflow"] = "megatron"
+    framework: Literal["megatron", "torchtitan", "deepspeed", "oneflow", "nanotron"] = "megatron"
     tp: AtLeastOne = 1
     pp: AtLeastOne = 1
     cp: AtLeastOne = 1
