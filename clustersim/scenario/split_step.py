@@ -281,8 +281,11 @@ def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
     graphs = scenario.file.run.cuda_graph
     if parallel is None or "full_iteration" in graphs or gpu.arch == "cpu":
         return None
-    call, source = host_level(parallel.framework, scenario.file.model.implementation)
-    return HostLaw(call * pace, gpu.launch.value * pace, source, graphs) if call else None
+    level = host_level(parallel.framework, scenario.file.model.implementation)
+    if not level.call:
+        return None
+    launch = gpu.launch.value * pace
+    return msgspec.structs.replace(level, call=level.call * pace, launch=launch, graphs=graphs)
 
 
 def _told(split: Split) -> Iterator[str]:

@@ -24,7 +24,7 @@ from clustersim.core.model import Kernel
 from clustersim.core.texts import Table, data_table
 from clustersim.core.topology import NodeType
 from clustersim.core.units import parse_time
-from clustersim.model.seconds.kernels import launches
+from clustersim.model.seconds.kernels import launches, weighted
 
 STREAM_SHARE = 0.8
 """Share of nominal DRAM bandwidth that STREAM-like loops on all cores reach; 0.75 to 0.85 is usual."""
@@ -76,15 +76,22 @@ def pace_of(node: NodeType) -> float:
     return PACE.get(node.cpu_model, USUAL_PACE)
 
 
+BOOKKEEPING = 12
+"""Calls of a mixture of experts beside those of its op list, in a pass forward or backward: Qwen3-30B-A3B on p5 takes
+17.4 ms a layer at the smallest batch whatever the dispatcher and the experts on a rank, Megatron-LM's tests of mixtures
+some 7 ms more than those of dense layers."""
+
+
 class HostLaw(msgspec.Struct, frozen=True):
     """What calls and launches take a host.
 
-    call, launch : float [s]. source : where the level is from. graphs : what CUDA graphs replay, as
-    ``cuda_graph_scope`` of Megatron names it.
+    call, launch : float [s]. joined : linears that read one tensor (q, k and v; gate and up) are one module.
+    source : where the level is from. graphs : what CUDA graphs replay, as ``cuda_graph_scope`` of Megatron names it.
     """
 
     call: float
     launch: float
+    joined: bool = False
     source: str = ""
     graphs: tuple[str, ...] = ()
 
@@ -95,9 +102,13 @@ class HostLaw(msgspec.Struct, frozen=True):
         for kernel in kernels:
             if self.graphs and _captured(name, kernel.name, self.graphs):
                 continue
+            if self.joined and weighted(kernel) and not kernel.saved:
+                continue  # the input is kept for the first of those that read it
             launched = launches(kernel, part)
             # Autograd makes both gradients of a product in one call.
-            called = launched > 0 and (part != "W" or kernel.kind != "gemm")
+            called = int(launched > 0 and (part != "W" or kernel.kind != "gemm"))
+            # A router's choice brings masks, counts, sorts and the balance loss, which are called one by one.
+            called += BOOKKEEPING * (kernel.name == "top_k" and part != "W")
             seconds += launched * self.launch + called * self.call
         return seconds
 
@@ -119,13 +130,13 @@ def _captured(name: str, kernel: str, graphs: tuple[str, ...]) -> bool:
     return "moe" in graphs
 
 
-def host_level(framework: str, implementation: str | None) -> tuple[float, str]:
-    """Seconds [s] of a call in a stack, on Sapphire Rapids, and where the number is from: of a framework's
+def host_level(framework: str, implementation: str | None) -> HostLaw:
+    """The law of a stack on Sapphire Rapids, its launches at the device's usual cost left out: of a framework's
     implementation, of the framework, or the prior of those that nobody has measured."""
     table = _levels()
     names = (f"{framework}/{implementation}", framework, "unknown")
-    found = next(table[name] for name in names if name in table)
-    return parse_time(found["call"]), str(found["source"])
+    level = next(table[name] for name in names if name in table)
+    return HostLaw(parse_time(level["call"]), 0.0, bool(level.get("joined")), str(level["source"]))
 
 
 @lru_cache(maxsize=1)

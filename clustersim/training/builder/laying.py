@@ -25,6 +25,8 @@ PARTS = {"F": "F", "B": "RIW", "I": "RI", "W": "W"}
 """Which parts of a layer's items each kind of action plays."""
 HOST_STREAM = "host"
 """Where the host's calls stand, which kernels wait for."""
+WAITS = "read counts"
+"""Work in which the host waits for the device (:func:`clustersim.training.partition.dispatch.read_counts`)."""
 EXPERTS = "experts"
 """Works that take as long as their rank has rows; see
 :attr:`clustersim.training.partition.base.LocalLayer.expert_load`."""
@@ -63,7 +65,7 @@ class StageOps:
     _runs: dict[tuple[int, str], tuple[LocalLayer, Pieces, tuple[int, ...]]] = field(
         default_factory=dict, init=False, repr=False
     )
-    _calls: dict[tuple[int, str], tuple[LocalLayer, float]] = field(default_factory=dict, init=False, repr=False)
+    _calls: dict[tuple[int, str], tuple[LocalLayer, tuple[float, ...]]] = field(default_factory=dict, init=False, repr=False)
     _binds: dict[tuple[int, str], tuple[Chunk, bool]] = field(default_factory=dict, init=False, repr=False)
 
     def groups(self, dims: tuple[str, ...]) -> Ints:
@@ -114,24 +116,30 @@ class StageOps:
             known[dims, forward] = peer[self.ranks]
         return known[dims, forward]
 
-    def host_seconds(self, layer: LocalLayer, kind: str) -> float:
-        """Seconds [s] that the host takes to call an action's pass of a layer."""
+    def host_seconds(self, layer: LocalLayer, kind: str) -> tuple[float, ...]:
+        """Seconds [s] that the host takes to call an action's pass of a layer: up to each work in which it waits for
+        the device (:data:`WAITS`), and behind the last; empty where nobody asks."""
         law = self.cost.host
         if law is None:
-            return 0.0
+            return ()
         key = id(layer), kind
         if key not in self._calls:
             items = [item for item in (layer.forward if kind == "F" else layer.backward) if item.part in PARTS[kind]]
-            works = sum(law.work(item.name, item.kernels, item.part) for item in items if isinstance(item, Work))
-            real = (x for x in items if isinstance(x, Exchange) and self.groups(x.dims).shape[1] > 1)
-            self._calls[key] = layer, works + sum(law.exchange(item.name) for item in real)
+            spent = [0.0]
+            for item in items:
+                if isinstance(item, Work):
+                    spent[-1] += law.work(item.name, item.kernels, item.part)
+                    spent += [0.0] * (item.name == WAITS)
+                elif self.groups(item.dims).shape[1] > 1:
+                    spent[-1] += law.exchange(item.name)
+            self._calls[key] = layer, tuple(spent)
         return self._calls[key][1]
 
     def host_binds(self, chunk: Chunk, kind: str) -> bool:
         """Whether the host takes longer to call a pass of a chunk than the GPU to compute it."""
         key = id(chunk), kind
         if key not in self._binds:
-            calls = sum(self.host_seconds(layer, kind) for layer in chunk.layers)
+            calls = sum(sum(self.host_seconds(layer, kind)) for layer in chunk.layers)
             self._binds[key] = chunk, bool(calls) and calls > sum(self._kernels(x, kind) for x in chunk.layers)
         return self._binds[key][1]
 
@@ -203,6 +211,34 @@ def _run(held: Sequence[tuple[int, Work]], real: Sequence[bool]) -> WorkRun:
     )
 
 
+class HostCalls(msgspec.Struct):
+    """The host's calls of one layer's pass: an op for each stretch in which it runs ahead of the device.
+
+    op : of the first stretch, without its time; None where the host does not bind. ends : pieces that end a stretch,
+    whose kernels wait for its calls. seconds : of each stretch.
+    """
+
+    here: StageOps
+    op: Compute | None
+    ends: tuple[int, ...]
+    seconds: tuple[float, ...] = ()
+    laid: int = 0
+
+    def first(self) -> tuple[int, ...]:
+        """Lays the first stretch; what its last kernel waits for."""
+        return () if self.op is None or not self.ends else self._lay(self.op.after)
+
+    def behind(self, kernel: int) -> tuple[int, ...]:
+        """Lays the stretch behind a ``kernel`` that the host waited for."""
+        return self._lay((kernel,)) if self.laid < len(self.ends) else ()
+
+    def _lay(self, after: tuple[int, ...]) -> tuple[int, ...]:
+        assert self.op is not None
+        op = msgspec.structs.replace(self.op, duration=self.seconds[self.laid], after=after)
+        self.laid += 1
+        return (self.here.ops.add(op),)
+
+
 class StageLay(msgspec.Struct, frozen=True):
     """Local layers of one stage as ops: :data:`clustersim.training.strategies.walk.Lay`."""
 
@@ -222,14 +258,14 @@ class StageLay(msgspec.Struct, frozen=True):
         layer = self.stage.of(action.microbatch, chunk).layers[i]
         index: dict[int, int] = {}
         pieces, unneeded = here.runs(layer, action.kind)
-        called = self._called(place, action, layer)
-        last = max((n for n, piece in enumerate(pieces) if isinstance(piece, WorkRun)), default=-1)
+        calls = self._calls(place, action, layer)
+        called = calls.first()
         for n, (piece, following) in enumerate(zip_longest(pieces, pieces[1:])):
             if isinstance(piece, WorkRun):
                 after = tuple(index[needed] for needed in piece.needs if needed in index)
-                after = (*after, *called) if n == last else after
-                done = self._compute(layer, action, piece, after)
+                done = self._compute(layer, action, piece, (*after, *called) if n in calls.ends else after)
                 index |= dict.fromkeys(piece.items, done)
+                called = calls.behind(done) if n in calls.ends else called
             else:
                 i, exchange = piece
                 after = tuple(index[n] for n in exchange.needs if n in index)
@@ -244,32 +280,38 @@ class StageLay(msgspec.Struct, frozen=True):
         kinds = [isinstance(piece, WorkRun) for piece in pieces]
         return sum(not one and other for one, other in zip(kinds, [*kinds[1:], True], strict=True))
 
-    def _called(self, place: Place, action: Action, layer: LocalLayer) -> tuple[int, ...]:
-        """The host's calls of a layer's pass, where they take longer than its chunk's kernels; the last kernel waits.
+    def _calls(self, place: Place, action: Action, layer: LocalLayer) -> HostCalls:
+        """The host's calls of a layer's pass, where they take longer than its chunk's kernels.
 
         The host comes to a pass when the one before is over and what the first kernel needs is there (it waits for
-        messages, reads the loss); inside a pass it runs ahead.
+        messages, reads the loss); inside a pass it runs ahead, but where it waits for the device.
         """
         here = self.here
         ops = self.here.ops
         chunk = self.stage.of(action.microbatch, place[0])
         if here.cost.host is None or not here.host_binds(chunk, action.kind):
-            return ()
+            return HostCalls(here, None, ())
+        pieces, _ = here.runs(layer, action.kind)
+        works = [n for n, piece in enumerate(pieces) if isinstance(piece, WorkRun)]
+        waits = [n for n in works if WAITS in pieces[n][0].split("+")]
+        seconds = here.host_seconds(layer, action.kind)
+        # Works that were joined with the wait are called with what is in front of it.
+        ends = tuple(dict.fromkeys([*waits, *works[-1:]]))
+        spent = (*seconds[: len(ends) - 1], sum(seconds[len(ends) - 1 :]))
         first = place[1] == (0 if action.kind == "F" else len(chunk.layers) - 1)
         after = (*ops.waits, *((ops.kernel,) if ops.kernel >= 0 else ())) if first else ()
-        phase = "forward" if action.kind == "F" else "backward"
         op = Compute(
             f"call {_SHORT[action.kind]} {layer.name}",
-            here.host_seconds(layer, action.kind),
+            0.0,
             HOST_STREAM,
             after,
-            phase,
+            "forward" if action.kind == "F" else "backward",
             "host",
             step=ops.step,
             label=Label(layer.name, action.kind, action.microbatch, action.chunk),
             paced=False,
         )
-        return (ops.add(op),)
+        return HostCalls(here, op, ends, spent)
 
     def _compute(self, layer: LocalLayer, action: Action, run: WorkRun, after: tuple[int, ...]) -> int:
         here = self.here
