@@ -29,9 +29,9 @@ def interrupted(number: int, frame: FrameType | None) -> None:
 def _unlink_semaphores() -> None:
     """Give back what the pool's queues have named in the system; else its watchdog prints that they leaked."""
     registry = getattr(sys.modules.get("multiprocessing.util"), "_finalizer_registry", {})
-    for one in list(registry.values()):
-        if getattr(getattr(one, "_callback", None), "__qualname__", "") == "SemLock._cleanup":
-            one()
+    for finalizer in list(registry.values()):
+        if getattr(getattr(finalizer, "_callback", None), "__qualname__", "") == "SemLock._cleanup":
+            finalizer()
 
 
 def main() -> None:

@@ -42,8 +42,8 @@ def copy(folder: Path, *, force: bool = False) -> list[Lesson]:
     A copy that is there already and is as it was stays. Raises :class:`ClusterSimError` for a folder that cannot be
     written, and, without ``force``, for a file that somebody has changed; then nothing is copied at all.
     """
-    here = lessons()
-    texts = {lesson.name: lesson.path.read_bytes() for lesson in here}
+    shipped_lessons = lessons()
+    texts = {lesson.name: lesson.path.read_bytes() for lesson in shipped_lessons}
     changed = [name for name, text in texts.items() if _differs(folder / name, text)]
     if changed and not force:
         raise ClusterSimError(
@@ -53,7 +53,7 @@ def copy(folder: Path, *, force: bool = False) -> list[Lesson]:
     with output_folder(folder), together(folder) as path_of:
         for name, text in texts.items():
             path_of(name).write_bytes(text)
-    return [Lesson(folder / lesson.name, lesson.title) for lesson in here]
+    return [Lesson(folder / lesson.name, lesson.title) for lesson in shipped_lessons]
 
 
 def _differs(path: Path, text: bytes) -> bool:
@@ -75,10 +75,10 @@ def run(lesson: Lesson, told: Callable[[int, int], None] | None = None) -> str:
     notebook = nbformat.read(lesson.path, as_version=4)
     n = len(notebook.cells)
     failed = ""
-    where = {"metadata": {"path": str(lesson.path.parent)}}
+    resources = {"metadata": {"path": str(lesson.path.parent)}}
     quiet = ["--IPKernelApp.log_level=ERROR"]  # a kernel on this machine warns of its own open port
     client = nbclient.NotebookClient(
-        notebook, timeout=None, resources=where, extra_arguments=quiet, record_timing=False
+        notebook, timeout=None, resources=resources, extra_arguments=quiet, record_timing=False
     )  # without times the same run gives the same file, which can be kept
     if told:
         client.on_cell_complete = lambda cell, cell_index, **_: told(cell_index + 1, n)

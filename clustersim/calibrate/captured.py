@@ -125,5 +125,5 @@ def noise(samples: Sequence[Sample]) -> float:
     where nothing was repeated. A law of kind, size and ranks cannot be nearer to single rounds than about this."""
     seen = grouped((sample for sample in samples if sample.at_once == 1), _case).values()
     times = [list(map(least, rounds)) for rounds in seen if len(rounds) > 1]
-    apart = [float(np.median(some)) / min(some) - 1.0 for some in times]
+    apart = [float(np.median(repeats)) / min(repeats) - 1.0 for repeats in times]
     return float(np.median(apart)) if apart else float("nan")

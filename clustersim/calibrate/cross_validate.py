@@ -72,18 +72,18 @@ class Pairs(list[Pair]):
 
 
 def cross_validate(
-    path: str | Path | Sequence[str | Path], holdout: str, told: Told = lambda done, total: None
+    path: str | Path | Sequence[str | Path], holdout: str, tell: Told = lambda done, total: None
 ) -> Score:
     """The error on rows that were held out.
 
     Parameters
     ----------
     path : a table or several (:mod:`clustersim.calibrate.nccl_tables`). holdout : one of :data:`HOLDOUTS`.
-    told : told how many of how many fits are done.
+    tell : told how many of how many fits are done.
 
     Raises :class:`ClusterSimError` for another holdout, and where the table has nothing to hold out.
     """
-    return cross_validations(path, (holdout,), told)[holdout]
+    return cross_validations(path, (holdout,), tell)[holdout]
 
 
 def cross_validations(
@@ -114,8 +114,8 @@ def cross_validations(
 
 
 def _result(pair: Pair, predicted: float) -> PredictedRow:
-    row, one = pair
-    return scored(row, one.seconds, predicted)
+    row, measurement = pair
+    return scored(row, measurement.seconds, predicted)
 
 
 def _logs(pairs: Iterable[Pair]) -> Iterable[list[Pair]]:
@@ -129,15 +129,15 @@ def _logs(pairs: Iterable[Pair]) -> Iterable[list[Pair]]:
 def _fitted(splits: Callable[[list[Pair]], Iterator[Split]]) -> Callable[[Pairs, Told], Iterator[Row]]:
     """Rows that a fit to some of their own log predicts."""
 
-    def rows(pairs: Pairs, told: Told) -> Iterator[Row]:
+    def rows(pairs: Pairs, tell: Told) -> Iterator[Row]:
         every = list(splits(pairs))
-        for i, (known, unknown) in enumerate(every):
-            told(i, len(every))
-            if len(known) < FEWEST:
+        for i, (training_pairs, unknown) in enumerate(every):
+            tell(i, len(every))
+            if len(training_pairs) < FEWEST:
                 yield from (SkippedRow(row, f"fewer than {FEWEST} rows to fit") for row, _ in unknown)
                 continue
-            found = fit(NcclTimes(tuple(one for _, one in known)))
-            times = NcclTimes(tuple(one for _, one in unknown)).predict(found.values)
+            fitted = fit(NcclTimes(tuple(measurement for _, measurement in training_pairs)))
+            times = NcclTimes(tuple(measurement for _, measurement in unknown)).predict(fitted.values)
             yield from (_result(pair, time) for pair, time in zip(unknown, times.tolist(), strict=True))
 
     return rows
@@ -145,23 +145,23 @@ def _fitted(splits: Callable[[list[Pair]], Iterator[Split]]) -> Callable[[Pairs,
 
 def _half(pairs: list[Pair]) -> Iterator[Split]:
     for log in _logs(pairs):
-        known = []
+        training_pairs = []
         unknown = []
         for case in grouped(log, lambda p: p[0]["case_id"]).values():
             case.sort(key=lambda p: p[1].nbytes)
-            known += case[::2]
+            training_pairs += case[::2]
             unknown += case[1::2]
         if unknown:
-            yield known, unknown
+            yield training_pairs, unknown
 
 
 def _scale(pairs: list[Pair]) -> Iterator[Split]:
     for log in _logs(pairs):
         nodes = np.array([p[1].choice.group.n_nodes for p in log])
         limit = min(MOST_NODES, int(nodes.max()) - 1)
-        known = [p for p, n in zip(log, nodes.tolist(), strict=True) if n <= limit]
-        if known:
-            yield known, [p for p, n in zip(log, nodes.tolist(), strict=True) if n > limit]
+        training_pairs = [p for p, n in zip(log, nodes.tolist(), strict=True) if n <= limit]
+        if training_pairs:
+            yield training_pairs, [p for p, n in zip(log, nodes.tolist(), strict=True) if n > limit]
 
 
 # ------------------------------------------------------------------------------------------------ others' machines
@@ -173,17 +173,17 @@ def _left_out(
 ) -> Callable[[Pairs, Told], Iterator[Row]]:
     """Rows of one label after another, predicted from what the others say of kinds."""
 
-    def rows(pairs: Pairs, told: Told) -> Iterator[Row]:
+    def rows(pairs: Pairs, tell: Told) -> Iterator[Row]:
         labels = np.array([label(pair) for pair in pairs])
         folds = list(dict.fromkeys(labels.tolist()))
         if len(folds) < 2:
             return
-        told(0, len(folds) + 1)
+        tell(0, len(folds) + 1)
         learned = pairs.learned
         for i, fold in enumerate(folds):
-            told(i + 1, len(folds) + 1)
-            mine = [pair for pair, own in zip(pairs, (labels == fold).tolist(), strict=True) if own]
-            yield from predict(mine, _kinds(learned, labels == fold))
+            tell(i + 1, len(folds) + 1)
+            fold_pairs = [pair for pair, own in zip(pairs, (labels == fold).tolist(), strict=True) if own]
+            yield from predict(fold_pairs, _kinds(learned, labels == fold))
 
     return rows
 
@@ -191,7 +191,7 @@ def _left_out(
 def _kinds(learned: LearnedConstants, held_out: Bools) -> Callable[[MeasuredCollective], CommunicationCosts]:
     """Constants of a machine of which nothing is known but its kind."""
     values = learned.without(held_out)
-    return lambda one: with_learned(costs_of_kind(one.choice.group), values)
+    return lambda measurement: with_learned(costs_of_kind(measurement.choice.group), values)
 
 
 def _blind(pairs: list[Pair], kind: Callable[[MeasuredCollective], CommunicationCosts]) -> Iterator[Row]:
@@ -205,24 +205,34 @@ def _three(pairs: list[Pair], kind: Callable[[MeasuredCollective], Communication
         base = kind(numbers[0])
         apart = contradicting([n.choice for n in numbers], [n.seconds for n in numbers], base, ())
         used = [n for i, n in enumerate(numbers) if i not in apart]
-        found = few_numbers([n.choice for n in used], [n.seconds for n in used], base)
-        yield from (_result(pair, seconds(pair[1].choice, found.costs)) for pair in log if pair[1] not in numbers)
+        machine = few_numbers([n.choice for n in used], [n.seconds for n in used], base)
+        yield from (_result(pair, seconds(pair[1].choice, machine.costs)) for pair in log if pair[1] not in numbers)
 
 
 def _numbers(log: Sequence[Pair]) -> list[MeasuredCollective]:
     """The rows of a log that a user would time first: see the module's docstring."""
-    free = [one for row, one in log if "NCCL_ALGO" not in row.get("env", "") and "NCCL_PROTO" not in row.get("env", "")]
-    free = free or [one for _, one in log]
-    first = min(free, key=lambda one: (_KINDS.index(one.choice.request.kind), one.choice.group.n_nodes))
-    mine = [one for one in free if one.choice.request.kind == first.choice.request.kind]
-    scales = sorted({(one.choice.group.n_nodes, one.choice.group.size) for one in mine})
-    at = (scales[0], scales[0], scales[min(1, len(scales) - 1)])
-    found: list[MeasuredCollective] = []
-    for size, scale in zip(NUMBERS, at, strict=True):
-        here = [one for one in mine if (one.choice.group.n_nodes, one.choice.group.size) == scale]
-        nearest_one = min(here, key=lambda one: abs(np.log(one.nbytes / size)))
-        found += [nearest_one] if nearest_one not in found else []
-    return found
+    free = [
+        measurement
+        for row, measurement in log
+        if "NCCL_ALGO" not in row.get("env", "") and "NCCL_PROTO" not in row.get("env", "")
+    ]
+    free = free or [measurement for _, measurement in log]
+    first = min(
+        free, key=lambda measurement: (_KINDS.index(measurement.choice.request.kind), measurement.choice.group.n_nodes)
+    )
+    same_kind = [measurement for measurement in free if measurement.choice.request.kind == first.choice.request.kind]
+    scales = sorted({(measurement.choice.group.n_nodes, measurement.choice.group.size) for measurement in same_kind})
+    sizes_at = (scales[0], scales[0], scales[min(1, len(scales) - 1)])
+    chosen: list[MeasuredCollective] = []
+    for size, scale in zip(NUMBERS, sizes_at, strict=True):
+        at_scale = [
+            measurement
+            for measurement in same_kind
+            if (measurement.choice.group.n_nodes, measurement.choice.group.size) == scale
+        ]
+        nearest_one = min(at_scale, key=lambda measurement: abs(np.log(measurement.nbytes / size)))
+        chosen += [nearest_one] if nearest_one not in chosen else []
+    return chosen
 
 
 _KINDS = (

@@ -164,9 +164,9 @@ def _evaluated(row: Table, predict: Predict) -> Row:
         return SkippedRow(row, f"internal error: {type(error).__name__}: {error}")
 
 
-def with_ranges(rows: Iterable[Row], known: Callable[[Table], PredictionRange]) -> list[Row]:
-    """The rows, the predicted ones with ``p50`` and ``p90``; ``known`` has the range of a row's cells."""
-    return [row if isinstance(row, SkippedRow) else _ranged(row, known(row.cells)) for row in rows]
+def with_ranges(rows: Iterable[Row], range_of: Callable[[Table], PredictionRange]) -> list[Row]:
+    """The rows, the predicted ones with ``p50`` and ``p90``; ``range_of`` has the range of a row's cells."""
+    return [row if isinstance(row, SkippedRow) else _ranged(row, range_of(row.cells)) for row in rows]
 
 
 def _ranged(row: PredictedRow, around: PredictionRange) -> PredictedRow:
@@ -184,10 +184,10 @@ def reasons(rows: Iterable[Row]) -> list[tuple[str, int]]:
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Items by what they have in common, in the order in which it first appears."""
-    found: dict[K, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def predicted(rows: Iterable[Row]) -> list[PredictedRow]:
@@ -203,7 +203,7 @@ def statistics(rows: Iterable[Row]) -> Statistics:
     counts = len(rows), len(cases), len(rows) - len(done)
     if not cases:
         return Statistics(*counts)
-    errors = [[row.rel_error for row in some] for some in cases.values()]
+    errors = [[row.rel_error for row in case] for case in cases.values()]
     absolute = np.array([np.median(np.abs(e)) for e in errors])
     return Statistics(
         *counts,
@@ -226,7 +226,7 @@ def covered(rows: Iterable[PredictedRow]) -> tuple[float | UnsetType, float | Un
 def score(rows: Sequence[Row], by: Mapping[str, Dimension], notes: tuple[str, ...] | UnsetType = UNSET) -> Score:
     """The result of a validation, whose error is split by some dimensions."""
     parts = {
-        dimension: {value: statistics(some) for value, some in sorted(grouped(rows, key).items())}
+        dimension: {value: statistics(part_rows) for value, part_rows in sorted(grouped(rows, key).items())}
         for dimension, key in by.items()
     }
     return Score(statistics(rows), parts, list(rows), notes)

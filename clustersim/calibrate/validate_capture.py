@@ -69,8 +69,8 @@ def validate_capture(path: str | Path, topology: str, anchor: str | None = None)
     if anchor:
         played.pace = played.measured_over_predicted()
     rows = [*_collective_rows(capture), *_step_rows(capture)]
-    found = evaluate(rows, lambda row: _predict(row, capture, machine, played))
-    return score(found, DIMENSIONS, tuple(_shared_cores(capture)))
+    evaluated = evaluate(rows, lambda row: _predict(row, capture, machine, played))
+    return score(evaluated, DIMENSIONS, tuple(_shared_cores(capture)))
 
 
 def _shared_cores(capture: Capture) -> Iterator[str]:
@@ -166,12 +166,12 @@ class _CapturedSteps:
     def scenario(self, row: Table, strategy: Table) -> Scenario:
         """A mode as a scenario, on as many ranks of the machine."""
         c = self.capture
-        each = c.ranks // c.nodes
+        per_node = c.ranks // c.nodes
         serves = strategy["kind"] == "parameter_server"
         knobs = {**strategy, "micro_batch_size": row["batch"]}
         if serves:
             knobs["server"] = "gpu" if c.on_gpu else "cpu"
-        workers = each - 1 if serves and not c.on_gpu else each
+        workers = per_node - 1 if serves and not c.on_gpu else per_node
         slow = {"ranks": list(range(workers * c.nodes)), "speed": 1 / self.pace}
         table = {
             "cluster": {

@@ -83,8 +83,8 @@ def identity(row: Table) -> tuple[object, ...]:
 
 def nccl_version(text: str) -> tuple[int, int] | None:
     """(major, minor) from ``"2.22.3+cuda12.6"``; None where the log does not say."""
-    found = re.match(r"(\d+)\.(\d+)", text)
-    return (int(found.group(1)), int(found.group(2))) if found else None
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match.group(1)), int(match.group(2))) if match else None
 
 
 USUAL_VERSION = ((100, (2, 28)), (89, (2, 19)), (0, (2, 14)))
@@ -114,8 +114,8 @@ def pin(env: str, variable: str) -> str | None:
     >>> pin("NCCL_ALGO=Ring,Tree NCCL_PROTO=^LL128", "NCCL_ALGO"), pin('NCCL_ALGO="allreduce:tree;ring"', "NCCL_ALGO")
     ('Ring,Tree', 'allreduce:tree;ring')
     """
-    found = re.search(rf"\b{variable}=(\"[^\"]*\"|'[^']*'|\S*)", env)
-    return re.sub(r"[,;]+(NCCL_.*)?$", "", found.group(1).strip("\"'")) or None if found else None
+    match = re.search(rf"\b{variable}=(\"[^\"]*\"|'[^']*'|\S*)", env)
+    return re.sub(r"[,;]+(NCCL_.*)?$", "", match.group(1).strip("\"'")) or None if match else None
 
 
 _SAYS_LAUNCH = re.compile(r"mpirun|srun|slurm|torchrun|process(es)? (per|a) gpu|-g 1\b", re.IGNORECASE)
@@ -123,9 +123,9 @@ _SAYS_LAUNCH = re.compile(r"mpirun|srun|slurm|torchrun|process(es)? (per|a) gpu|
 
 def launch_of(row: dict[str, str]) -> str:
     """How a row's run was started, as its notes and settings say; empty where they do not."""
-    said = launch_mode(row.get("notes", ""))
-    told = said != "process_per_gpu" or _SAYS_LAUNCH.search(f"{row.get('notes', '')} {row.get('env', '')}")
-    return said if told else ""
+    mode = launch_mode(row.get("notes", ""))
+    stated = mode != "process_per_gpu" or _SAYS_LAUNCH.search(f"{row.get('notes', '')} {row.get('env', '')}")
+    return mode if stated else ""
 
 
 def _machines(topology: str, nodes: int, ranks: int) -> int:

@@ -49,18 +49,18 @@ def worst(
     """
     cases = grouped(predicted(rows), lambda row: str(row.cells["case_id"]))
     noise = spreads(rows, identity) if identity else {}
-    found = [
+    missed_cases = [
         MissedCase(
             case,
-            len(mine),
-            float(np.median([abs(row.rel_error) for row in mine])),
-            float(np.median([row.rel_error for row in mine])),
-            _reason(mine, part_of),
+            len(case_rows),
+            float(np.median([abs(row.rel_error) for row in case_rows])),
+            float(np.median([row.rel_error for row in case_rows])),
+            _reason(case_rows, part_of),
             noise.get(case, float("nan")),
         )
-        for case, mine in cases.items()
+        for case, case_rows in cases.items()
     ]
-    return sorted(found, key=lambda case: (-case.error, case.case))[:n]
+    return sorted(missed_cases, key=lambda case: (-case.error, case.case))[:n]
 
 
 def spreads(rows: Iterable[Row], identity: Callable[[Table], tuple[object, ...]]) -> dict[str, float]:
@@ -71,7 +71,9 @@ def spreads(rows: Iterable[Row], identity: Callable[[Table], tuple[object, ...]]
         of_case = grouped(same, lambda row: str(row.cells["case_id"]))
         if len(of_case) < 2:
             continue
-        logs = {case: float(np.log(np.median([row.measured for row in some]))) for case, some in of_case.items()}
+        logs = {
+            case: float(np.log(np.median([row.measured for row in case_rows]))) for case, case_rows in of_case.items()
+        }
         mean = float(np.mean(list(logs.values())))
         for case, value in logs.items():
             apart.setdefault(case, []).append(abs(float(np.expm1(value - mean))))
@@ -80,11 +82,11 @@ def spreads(rows: Iterable[Row], identity: Callable[[Table], tuple[object, ...]]
 
 def _reason(rows: Sequence[PredictedRow], part_of: Callable[[PredictedRow], str]) -> str:
     """Which part misses, which way, and whether by one factor."""
-    parts = {part: [row.rel_error for row in some] for part, some in grouped(rows, part_of).items()}
+    parts = {part: [row.rel_error for row in part_rows] for part, part_rows in grouped(rows, part_of).items()}
     middle: Mapping[str, float] = {name: float(np.median(values)) for name, values in parts.items()}
     name = max(middle, key=lambda part: abs(middle[part]))
     errors = np.array(parts[name])
-    way = "too short" if middle[name] < 0 else "too long"
+    direction = "too short" if middle[name] < 0 else "too long"
     quartiles = np.percentile(np.log1p(errors), [25, 75])
     if len(errors) >= 3 and quartiles[1] - quartiles[0] <= SAME_FACTOR:
         how = f"by one factor, {1 / (1 + middle[name]):.2f}: {_CONSTANTS.get(name, UNTOLD)}"
@@ -92,9 +94,11 @@ def _reason(rows: Sequence[PredictedRow], part_of: Callable[[PredictedRow], str]
         how = "by factors that vary: another choice of algorithm or protocol, or noise"
     else:
         how = f"by {abs(middle[name]):.0%}"
-    rest = [other for other in middle if other != name and abs(middle[other]) > 0.5 * abs(middle[name])]
+    rest = [
+        other_part for other_part in middle if other_part != name and abs(middle[other_part]) > 0.5 * abs(middle[name])
+    ]
     also = f" (and {', '.join(rest)})" if rest else ""
-    return f"{name}{also}: predicted {way} {how}"
+    return f"{name}{also}: predicted {direction} {how}"
 
 
 _CONSTANTS = {

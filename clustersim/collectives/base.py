@@ -160,16 +160,16 @@ class Traffic:
     relay: bool = False
     blocking: bool = True
 
-    def only(self, mine: Bools) -> Traffic:
+    def only(self, chosen: Bools) -> Traffic:
         """Some of its edges."""
         columns = {name: getattr(self, name) for name in ("src", "dst", "fraction", "rail", "round", "adds")}
-        return replace(self, **{name: column[mine] for name, column in columns.items() if len(column)})
+        return replace(self, **{name: column[chosen] for name, column in columns.items() if len(column)})
 
     @property
     def rounds(self) -> list[Bools]:
         """(E,) bool of each round: its edges. Where all edges work all the time there is one round."""
-        each = [self.round == number for number in np.unique(self.round).tolist()]
-        return each or [np.ones(len(self.src), dtype=np.bool_)]
+        rounds = [self.round == number for number in np.unique(self.round).tolist()]
+        return rounds or [np.ones(len(self.src), dtype=np.bool_)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,29 +66,29 @@ def _cuts(group: Group) -> tuple[tuple[Ints, Floats, Floats, float], ...]:
     out, into = (side[group.gpus] for side in _vertex_bandwidth(topology, direct))
     first = np.unique(islands, return_index=True)[1]
     beside = np.flatnonzero(islands == islands[0])[1:2]
-    found: list[tuple[Ints, Floats, Floats, float]] = [
+    cuts: list[tuple[Ints, Floats, Floats, float]] = [
         (np.arange(group.size, dtype=np.int64), out, into, _latency(group, beside if len(beside) else first[1:5]))
     ]
     if several:
-        mine = routes.islands.of[group.gpus[first]]
-        out, into = (side[mine] for side in _island_bandwidth(topology))
-        found.append((islands, out, into, _latency(group, first[1:5])))
-    return tuple(found)
+        island_of = routes.islands.of[group.gpus[first]]
+        out, into = (side[island_of] for side in _island_bandwidth(topology))
+        cuts.append((islands, out, into, _latency(group, first[1:5])))
+    return tuple(cuts)
 
 
 def _summed(ends: Ints, bandwidth: Floats, n: int) -> Floats:
     return np.asarray(np.bincount(ends, weights=bandwidth, minlength=n), dtype=np.float64)
 
 
-def _latency(group: Group, others: Ints) -> float:
+def _latency(group: Group, members: Ints) -> float:
     """Shortest way [s] from member 0 to one of these members: by the near NICs, or by a rail that both ends have, which
     may spare a spine."""
     router = routing.router(group.topology)
     topology = group.topology
     first = int(group.gpus[0])
     rails = range(-1, len(router.nics_of_node(int(topology.vertex_node[first]))))
-    ways = (router.route(first, int(group.gpus[other]), 0, rail) for other in others.tolist() for rail in rails)
-    return min(route_latency(topology, way) for way in ways)
+    ways = (router.route(first, int(group.gpus[member]), 0, rail) for member in members.tolist() for rail in rails)
+    return min(route_latency(topology, route) for route in ways)
 
 
 @kept_with_first(maxsize=16)
@@ -104,10 +104,10 @@ def _vertex_bandwidth(topology: Topology, direct: bool) -> tuple[Floats, Floats]
 @kept_with_first(maxsize=16)
 def _island_bandwidth(topology: Topology) -> tuple[Floats, Floats]:
     """Line rate out of and into every island of a machine: all links that cross its edge."""
-    of = routing.router(topology).islands.of
-    src = of[topology.link_src]
-    dst = of[topology.link_dst]
-    n = int(of.max()) + 1
+    island_of = routing.router(topology).islands.of
+    src = island_of[topology.link_src]
+    dst = island_of[topology.link_dst]
+    n = int(island_of.max()) + 1
     edge = np.where(src != dst, topology.link_bandwidth, 0.0)
     return _summed(src[src >= 0], edge[src >= 0], n), _summed(dst[dst >= 0], edge[dst >= 0], n)
 
@@ -120,8 +120,8 @@ def _crossing(request: Request, group: Group, part: Ints, counts: Ints) -> tuple
     own: Floats = size * counts / n
     rest: Floats = size * (n - counts) / n
     if kind == "all_reduce":
-        whole = np.full(len(counts), float(size))
-        return whole, whole
+        counts_whole = np.full(len(counts), float(size))
+        return counts_whole, counts_whole
     if kind == "all_gather":
         return own, rest
     if kind == "reduce_scatter":  # what enters is already reduced

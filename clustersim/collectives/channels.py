@@ -63,39 +63,41 @@ def channels(group: Group, n_channels: int, layout: str = "ring") -> tuple[Chann
 
 @kept_with_topology(maxsize=64)
 def _laid_out(group: Group, n_channels: int, layout: str) -> tuple[Channel, ...]:
-    found = shapes(group)
-    n_islands = sum(len(shape.rows) for shape in found)
-    slots = [_slots(group, shape) if n_islands > 1 else [] for shape in found]
-    slots = _as_searched(group, found, slots, n_channels)
-    offsets = _offsets(n_islands, min(map(len, slots)) if layout == "ring" and _must_alternate(found, slots) else 1)
-    cases = [3 * offsets[shape.rows] + offsets[shape.rows + 1] for shape in found]
+    island_shapes = shapes(group)
+    n_islands = sum(len(shape.rows) for shape in island_shapes)
+    slots = [_slots(group, shape) if n_islands > 1 else [] for shape in island_shapes]
+    slots = _as_searched(group, island_shapes, slots, n_channels)
+    offsets = _offsets(
+        n_islands, min(map(len, slots)) if layout == "ring" and _must_alternate(island_shapes, slots) else 1
+    )
+    cases = [3 * offsets[shape.rows] + offsets[shape.rows + 1] for shape in island_shapes]
     paths = [
         _paths(group, shape, own, n_channels, layout, np.unique(case).tolist())
-        for shape, own, case in zip(found, slots, cases, strict=True)
+        for shape, own, case in zip(island_shapes, slots, cases, strict=True)
     ]
     sizes = np.zeros(n_islands, dtype=np.int64)
-    for shape in found:
+    for shape in island_shapes:
         sizes[shape.rows] = shape.size
     starts = np.cumsum(sizes) - sizes
-    made: list[Channel] = []
-    sides = list(zip(found, slots, strict=True))
+    channels: list[Channel] = []
+    sides = list(zip(island_shapes, slots, strict=True))
     for c in range(n_channels):
         order = np.empty(group.size, dtype=np.int64)
-        for shape, case, path in zip(found, cases, paths, strict=True):
+        for shape, case, path in zip(island_shapes, cases, paths, strict=True):
             for value in np.unique(case).tolist():
-                mine = case == value
-                where = starts[shape.rows[mine]][:, None] + np.arange(shape.size)
-                order[where] = shape.positions[mine][:, path[value][c]]
-        made.extend(_striped(c, n_channels, order, starts + sizes - 1, sides, offsets))
-    return tuple(made)
+                chosen = case == value
+                places = starts[shape.rows[chosen]][:, None] + np.arange(shape.size)
+                order[places] = shape.positions[chosen][:, path[value][c]]
+        channels.extend(_striped(c, n_channels, order, starts + sizes - 1, sides, offsets))
+    return tuple(channels)
 
 
 def natural_channels(group: Group) -> int:
     """How many channels use everything: one per NIC slot, or per direction of every NVLink of a GPU in a mesh."""
-    found = shapes(group)
-    if sum(len(shape.rows) for shape in found) > 1:
-        return max(len(_slots(group, shape)) for shape in found)
-    return mesh_degree(group.topology, found[0].gpus)
+    island_shapes = shapes(group)
+    if sum(len(shape.rows) for shape in island_shapes) > 1:
+        return max(len(_slots(group, shape)) for shape in island_shapes)
+    return mesh_degree(group.topology, island_shapes[0].gpus)
 
 
 def _slots(group: Group, shape: IslandShape) -> list[IslandSlot]:
@@ -104,14 +106,14 @@ def _slots(group: Group, shape: IslandShape) -> list[IslandSlot]:
     router = routing.router(topology)
     owned = owned_nics(topology, shape.gpus)
     near = [{int(nic) for nic in router.nearest_nics(int(gpu))} for gpu in shape.gpus]
-    found: list[IslandSlot] = []
+    slots: list[IslandSlot] = []
     for nics in dict.fromkeys(owned):
         if nics:
             owners = tuple(i for i, own in enumerate(owned) if own == nics)
             beside = tuple(i for i, close in enumerate(near) if set(nics) <= close)
-            found.append(IslandSlot(tuple(router.rail(nic) for nic in nics), owners, beside))
+            slots.append(IslandSlot(tuple(router.rail(nic) for nic in nics), owners, beside))
     everyone = tuple(range(shape.size))
-    return found or [IslandSlot((-1,), everyone, everyone)]
+    return slots or [IslandSlot((-1,), everyone, everyone)]
 
 
 def _as_searched(
@@ -152,9 +154,11 @@ def _slot_rate(group: Group, shape: IslandShape, slot: IslandSlot) -> float:
     return float(sum(router.reported_bandwidth(nic) for nic in owned[slot.owners[0]]))
 
 
-def _must_alternate(found: tuple[IslandShape, ...], slots: list[list[IslandSlot]]) -> bool:
+def _must_alternate(island_shapes: tuple[IslandShape, ...], slots: list[list[IslandSlot]]) -> bool:
     """Whether some slot has no second member beside it, and every island has another slot to leave by."""
-    lonely = any(shape.size > 1 and len(slot.near) < 2 for shape, own in zip(found, slots, strict=True) for slot in own)
+    lonely = any(
+        shape.size > 1 and len(slot.near) < 2 for shape, own in zip(island_shapes, slots, strict=True) for slot in own
+    )
     return lonely and all(len(own) > 1 for own in slots)
 
 
@@ -200,7 +204,7 @@ def _striped(
     if not slots[0]:
         return [Channel(c, order, 1.0 / n_channels)]
     width = max(len(slot.rails) for own in slots for slot in own)
-    made = []
+    channels = []
     for stripe in range(width):
         rails = np.full(len(order), -1, dtype=np.int64)
         for shape, own in sides:
@@ -208,5 +212,5 @@ def _striped(
             choice = np.array([r[stripe % len(r)] for r in by_offset], dtype=np.int64)
             rails[last[shape.rows]] = choice[offsets[shape.rows + 1]]
         first = slots[0][c % len(slots[0])].rails
-        made.append(Channel(c, order, 1.0 / (n_channels * width), first[stripe % len(first)], rails))
-    return made
+        channels.append(Channel(c, order, 1.0 / (n_channels * width), first[stripe % len(first)], rails))
+    return channels

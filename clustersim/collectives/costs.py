@@ -29,28 +29,28 @@ def costs_of_kind(group: Group) -> CommunicationCosts:
 
 def _streamed(group: Group) -> float:
     """Share of a NIC that its streams reach, where their rate is less than the transport's usual share; else 0."""
-    way = transport(group.node_type.net)
-    if math.isinf(way.nic_rate):
+    net_transport = transport(group.node_type.net)
+    if math.isinf(net_transport.nic_rate):
         return 0.0
     routes = router(group.topology)
     line = max((routes.nic_bandwidth(nic) for nic in routes.nics_of_node(int(group.nodes[0]))), default=0.0)
-    return way.nic_rate / line if way.nic_rate < way.share * line else 0.0
+    return net_transport.nic_rate / line if net_transport.nic_rate < net_transport.share * line else 0.0
 
 
 def gloo_costs_of(group: Group) -> GlooCosts:
     """Gloo's constants on the group's machine."""
-    known = group.topology.calibration
-    return overlaid(GLOO_COSTS, known.values("gloo")) if known else GLOO_COSTS
+    calibration = group.topology.calibration
+    return overlaid(GLOO_COSTS, calibration.values("gloo")) if calibration else GLOO_COSTS
 
 
 def mpi_costs_of(group: Group) -> MpiCosts:
     """Open MPI's constants on the group's machine."""
-    known = group.topology.calibration
-    return overlaid(MPI_COSTS, known.values("mpi")) if known else MPI_COSTS
+    calibration = group.topology.calibration
+    return overlaid(MPI_COSTS, calibration.values("mpi")) if calibration else MPI_COSTS
 
 
 # A calibration is one object per loaded topology and hashes by identity, so two machines never share an entry.
 @lru_cache(maxsize=64)
 def _nccl(net: str, net_share: float, calibration: Calibration | None) -> CommunicationCosts:
-    known = {f"net_share.{net}": net_share} if net_share and net in COSTS.net_share else {}
-    return overlaid(COSTS, known | (calibration.values("nccl") if calibration else {}))
+    fitted = {f"net_share.{net}": net_share} if net_share and net in COSTS.net_share else {}
+    return overlaid(COSTS, fitted | (calibration.values("nccl") if calibration else {}))

@@ -35,14 +35,14 @@ def edges(request: Request, group: Group) -> tuple[Ints, Ints]:
         sent = request.matrix.array[src, dst] > 0
         return src[sent], dst[sent]
     member = everyone(group)
-    others = np.delete(everyone(group), request.root)
+    rest = np.delete(everyone(group), request.root)
     if kind in _ALL_PAIRS:
         shift = np.arange(1, n, dtype=np.int64)
         return np.tile(member, n - 1), ((member + shift[:, None]) % n).ravel()
     if kind in {"broadcast", "scatter"}:
-        return np.full(n - 1, request.root, dtype=np.int64), others
+        return np.full(n - 1, request.root, dtype=np.int64), rest
     if kind in {"reduce", "gather"}:
-        return others, np.full(n - 1, request.root, dtype=np.int64)
+        return rest, np.full(n - 1, request.root, dtype=np.int64)
     if kind == "send":
         return member[:1], member[1:2]
     return member, (member + 1) % n
@@ -92,9 +92,9 @@ def _sampled(group: Group, fraction: float) -> list[Part]:
     for step in range(1, most):  # inside: turn by `step` within the island
         turn = counts[island] > step
         member = everyone(group)[turn]
-        mine = island[member]
-        local = (place[member] - first[mine] + step) % counts[mine]
-        parts.append((member, order[first[mine] + local], fraction, -1))
+        sources = island[member]
+        local = (place[member] - first[sources] + step) % counts[sources]
+        parts.append((member, order[first[sources] + local], fraction, -1))
     if len(counts) == 1:
         return parts
     shifts = _shifts(n, most, max(2, MOST_PAIRS // n))
@@ -111,8 +111,8 @@ def _sampled(group: Group, fraction: float) -> list[Part]:
 def _shifts(n: int, most: int, count: int) -> Ints:
     """Shifts that leave every island, spread over distances and over places inside the far island."""
     step = np.linspace(most, n - most, count).astype(np.int64)
-    found: Ints = np.unique(np.clip(step + np.arange(count) % most, most, max(most, n - most)))
-    return found
+    shifts: Ints = np.unique(np.clip(step + np.arange(count) % most, most, max(most, n - most)))
+    return shifts
 
 
 def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> TransferSchedule:

@@ -38,19 +38,22 @@ def recursive_doubling(kind: str, n: int, root: int = 0) -> RoundSteps:
         owed = [partial(lambda b, e: [m for m in range(n) if m // b != e // b], b) for b in powers_below(n)]
         rounds = [Round(v, v ^ b, (n - b) / n, owed[k], reduce=True) for k, b in enumerate(powers_below(n))]
         return RoundSteps(tuple(rounds), np.full(n, 1 / n))
-    at, r = _members(n, odd=True)
+    members, r = _members(n, odd=True)
     share = float(kind == "all_reduce")
     first = np.arange(0, 2 * r, 2, dtype=np.int64)
     fold = [Round(first, first + 1, share, lambda _: [0], reduce=True)] if r else []
-    traded = [Round(at, at[np.arange(len(at)) ^ b], share, lambda _: [0], reduce=True) for b in powers_below(len(at))]
-    told = [Round(first + 1, first, share, lambda _: [0])] if r else []
-    return RoundSteps((*fold, *traded, *told), np.full(1, share))
+    traded = [
+        Round(members, members[np.arange(len(members)) ^ b], share, lambda _: [0], reduce=True)
+        for b in powers_below(len(members))
+    ]
+    unfold = [Round(first + 1, first, share, lambda _: [0])] if r else []
+    return RoundSteps((*fold, *traded, *unfold), np.full(1, share))
 
 
 def rabenseifner(kind: str, n: int, root: int = 0) -> RoundSteps:
     """Reduce-scatter by halving, then gather the blocks by doubling: to all, or for reduce to the root alone."""
-    at, r = _members(n, odd=False)
-    p, even = len(at), np.arange(0, 2 * r, 2, dtype=np.int64)
+    members, r = _members(n, odd=False)
+    p, even = len(members), np.arange(0, 2 * r, 2, dtype=np.int64)
     left, right, rounds = range(p // 2), range(p // 2, p), []
     if r:  # both of a pair add one half; the even one goes on with both
         src = np.concatenate([even, even + 1])
@@ -58,54 +61,56 @@ def rabenseifner(kind: str, n: int, root: int = 0) -> RoundSteps:
         rounds.append(Round(src, dst, 0.5, lambda e: right if e < r else left, reduce=True))
         rounds.append(Round(even + 1, even, 0.5, lambda _: right))
     v = np.arange(p, dtype=np.int64)
-    rounds += [trade(at, at[v ^ b], v % (2 * b), (v ^ b) % (2 * b), reduce=True) for b in powers_below(p)]
+    rounds += [trade(members, members[v ^ b], v % (2 * b), (v ^ b) % (2 * b), reduce=True) for b in powers_below(p)]
     if kind == "reduce":
-        return RoundSteps((*rounds, *_gathered(at, root, r)), np.full(p, 1 / p))
-    rounds += [trade(at, at[v ^ b], v % (2 * b), v % (2 * b), reduce=False) for b in powers_below(p)[::-1]]
+        return RoundSteps((*rounds, *_gathered(members, root, r)), np.full(p, 1 / p))
+    rounds += [trade(members, members[v ^ b], v % (2 * b), v % (2 * b), reduce=False) for b in powers_below(p)[::-1]]
     if r:
         rounds.append(Round(even, even + 1, 1.0, lambda _: range(p)))
     return RoundSteps(tuple(rounds), np.full(p, 1 / p))
 
 
-def _gathered(at: Ints, root: int, r: int) -> list[Round]:
+def _gathered(members: Ints, root: int, r: int) -> list[Round]:
     """Blocks back to the root, the last halves first; a root that handed over its tensor steps in for member 0."""
-    rounds, at, v = [], at.copy(), np.arange(len(at), dtype=np.int64)
+    rounds, members, v = [], members.copy(), np.arange(len(members), dtype=np.int64)
     if root < 2 * r and root % 2:
-        rounds.append(Round(at[:1], np.array([root]), 1 / len(at), lambda _: [0]))
-        at[0] = root
-    away = v ^ int(np.flatnonzero(at == root)[0])
-    for b in powers_below(len(at))[::-1]:
+        rounds.append(Round(members[:1], np.array([root]), 1 / len(members), lambda _: [0]))
+        members[0] = root
+    away = v ^ int(np.flatnonzero(members == root)[0])
+    for b in powers_below(len(members))[::-1]:
         src = v[(away & b > 0) & (away < 2 * b)]
-        rounds.append(trade(at[src], at[src ^ b], v % (2 * b), src % (2 * b), reduce=False))
+        rounds.append(trade(members[src], members[src ^ b], v % (2 * b), src % (2 * b), reduce=False))
     return rounds
 
 
 def recursive_halving(kind: str, n: int, root: int = 0) -> RoundSteps:
     """Trade halves with the farthest first; member m's block is in slot m // 2 of the pairs, or m - r."""
-    at, r = _members(n, odd=True)
-    v = np.arange(len(at), dtype=np.int64)
+    members, r = _members(n, odd=True)
+    v = np.arange(len(members), dtype=np.int64)
     slot = _slots(n, r)
     rounds = _handed_over(n, r)
-    rounds += [trade(at, at[v ^ b], slot // b, (v ^ b) // b, reduce=True) for b in powers_below(len(at))[::-1]]
+    rounds += [
+        trade(members, members[v ^ b], slot // b, (v ^ b) // b, reduce=True) for b in powers_below(len(members))[::-1]
+    ]
     if r:
-        rounds.append(Round(at[:r], at[:r] - 1, 1 / n, lambda e: [2 * e]))
+        rounds.append(Round(members[:r], members[:r] - 1, 1 / n, lambda e: [2 * e]))
     return RoundSteps(tuple(rounds), np.full(n, 1 / n))
 
 
 def butterfly(kind: str, n: int, root: int = 0) -> RoundSteps:
     """Trade halves with the nearest first (Traff 2005). Everybody ends with the mirrored slot's blocks, which at a
     power of two are permuted beforehand, and else sent to their owners."""
-    at, r = _members(n, odd=True)
-    p = len(at)
+    members, r = _members(n, odd=True)
+    p = len(members)
     rounds = _handed_over(n, r)
     v = np.arange(p, dtype=np.int64)
     width = p.bit_length() - 1
     mirror = np.array([int(f"{i:0{width}b}"[::-1], 2) if width else 0 for i in range(p)], dtype=np.int64)
     key = np.arange(n, dtype=np.int64) if not r else mirror[_slots(n, r)]
-    rounds += [trade(at, at[v ^ b], key % (2 * b), (v ^ b) % (2 * b), reduce=True) for b in powers_below(p)]
+    rounds += [trade(members, members[v ^ b], key % (2 * b), (v ^ b) % (2 * b), reduce=True) for b in powers_below(p)]
     if r:
         owner = np.arange(n, dtype=np.int64)
-        src = at[mirror[_slots(n, r)]]
+        src = members[mirror[_slots(n, r)]]
         away = owner[src != owner]
         rounds.append(Round(src[away], away, 1 / n, lambda e: [int(away[e])]))
     return RoundSteps(tuple(rounds), np.full(n, 1 / n))
@@ -131,15 +136,15 @@ def bruck(kind: str, n: int, root: int = 0) -> RoundSteps:
             following = partial(lambda count, e: [(e + j) % n for j in range(count)], count)
             rounds.append(Round(v, (v - b) % n, count / n, following))
         else:
-            way = [j for j in range(n) if j & b]
-            passing = partial(lambda b, way, e: [_pair(e - j % b, j, n) for j in way], b, way)
-            rounds.append(Round(v, (v + b) % n, len(way) / n, passing))
+            distances = [j for j in range(n) if j & b]
+            passing = partial(lambda b, distances, e: [_pair(e - j % b, j, n) for j in distances], b, distances)
+            rounds.append(Round(v, (v + b) % n, len(distances) / n, passing))
     return RoundSteps(tuple(rounds), np.full(n if kind == "all_gather" else n * n, 1 / n))
 
 
-def _pair(origin: int, way: int, n: int) -> int:
-    """The piece that set out from ``origin`` to the member ``way`` further on."""
-    return origin % n * n + (origin + way) % n
+def _pair(origin: int, distance: int, n: int) -> int:
+    """The piece that set out from ``origin`` to the member ``distance`` further on."""
+    return origin % n * n + (origin + distance) % n
 
 
 def round_a_ring(n: int) -> RoundSteps:
@@ -155,12 +160,12 @@ def neighbor(kind: str, n: int, root: int = 0) -> RoundSteps:
     if n % 2:
         return round_a_ring(n)
     rounds = [Round(v, v ^ 1, 1 / n, lambda e: [e])]
-    held = np.stack([v - v % 2, v - v % 2 + 1], axis=1)
+    blocks = np.stack([v - v % 2, v - v % 2 + 1], axis=1)
     for t in range(1, n // 2):
         step = np.where(v % 2 == t % 2, 1, -1)
         partner = (v + step) % n
-        rounds.append(Round(v, partner, 2 / n, partial(lambda held, e: held[e].tolist(), held)))
-        held = held[partner]
+        rounds.append(Round(v, partner, 2 / n, partial(lambda blocks, e: blocks[e].tolist(), blocks)))
+        blocks = blocks[partner]
     return RoundSteps(tuple(rounds), np.full(n, 1 / n))
 
 

@@ -55,8 +55,8 @@ class Routes(msgspec.Struct, frozen=True, eq=False):
 
     def least(self, of_link: Floats) -> Floats:
         """(E,) the least of a quantity over each edge's links."""
-        found: Floats = np.minimum.reduceat(of_link[self.link], self.ptr)
-        return found
+        least: Floats = np.minimum.reduceat(of_link[self.link], self.ptr)
+        return least
 
 
 def few_enough(traffic_edges: int, steps: int) -> bool:
@@ -101,11 +101,11 @@ def _end_before(left: Floats, on: Routes) -> Floats:
     order = np.lexsort((-left[on.edge], on.link))
     link = on.link[order]
     weight = on.weight[order]
-    mine = left[on.edge][order]
+    remaining = left[on.edge][order]
     new = np.concatenate([[True], link[1:] != link[:-1]])
     first = np.maximum.accumulate(np.where(new, np.arange(len(link)), 0))
-    total, count = (np.cumsum(weight * x) - weight * x for x in (mine, np.ones(len(link))))
-    more = (total - total[first]) - (count - count[first]) * mine
+    total, count = (np.cumsum(weight * x) - weight * x for x in (remaining, np.ones(len(link))))
+    more = (total - total[first]) - (count - count[first]) * remaining
     seconds = np.empty(len(link))
     seconds[order] = np.maximum(0.0, more) / on.bandwidth[link]
     return seconds
@@ -146,9 +146,9 @@ def _fronts(piece: Floats, depth: Ints, hop: Floats, waits: tuple[Ints, Ints], o
         done = moving & (left <= TOGETHER * piece)
         through |= done
         arrival[done] = now + hop[done]
-        here = arrival <= now + INSTANT
-        arrival[here] = np.inf
-        np.subtract.at(unmet, after[here[before]], 1)
+        arrived = arrival <= now + INSTANT
+        arrival[arrived] = np.inf
+        np.subtract.at(unmet, after[arrived[before]], 1)
         fresh = (unmet == 0) & ~begun
         begun |= fresh
         start[fresh] = now

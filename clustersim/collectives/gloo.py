@@ -50,10 +50,10 @@ def plan(request: Request, group: Group, n_channels: int | None = None) -> Plan:
     if n_channels not in (None, 1):
         raise ProgramError(f"Gloo has one channel, not {n_channels}")
     hosts = on_hosts(group, "Gloo")
-    asked = _asked(request, hosts)
-    if request.algorithm not in (None, asked.algorithm):
-        raise ProgramError(f"Gloo runs {request.kind!r} as {asked.algorithm!r}, not {request.algorithm!r}")
-    return host_plan(request, group, hosts, asked, gloo_costs_of(group))
+    host_request = _asked(request, hosts)
+    if request.algorithm not in (None, host_request.algorithm):
+        raise ProgramError(f"Gloo runs {request.kind!r} as {host_request.algorithm!r}, not {request.algorithm!r}")
+    return host_plan(request, group, hosts, host_request, gloo_costs_of(group))
 
 
 def work(request: Request, group: Group) -> HostWork:
@@ -70,7 +70,7 @@ def _asked(request: Request, hosts: Group) -> HostRequest:
     shared = most_per_core(hosts)
     busy = max(1.0, shared)
     chain, total = chain_and_total(kind, n, size)
-    here = 1.0 if kind in ROOTED else busy
+    per_node = 1.0 if kind in ROOTED else busy
     return HostRequest(
         algorithm,
         "TCP",
@@ -80,8 +80,8 @@ def _asked(request: Request, hosts: Group) -> HostRequest:
             nbytes=size,
             calls=busy,
             legs=(HostRound(0.0, 0.0, max(chain, total / n * shared)), *legs),
-            touched=_touched(kind, n) * size * here,
-            scratch=size * here if kind in SCRATCH and size >= MAPPED else 0.0,
+            touched=_touched(kind, n) * size * per_node,
+            scratch=size * per_node if kind in SCRATCH and size >= MAPPED else 0.0,
             footprint=_footprint(kind, n, hosts.ranks_per_node) * size,
         ),
     )
@@ -113,10 +113,10 @@ def _rank_ring(n: int) -> tuple[Channel, ...]:
 def _reduce(request: Request, hosts: Group) -> Traffic:
     """A reduce-scatter round the ring, then every block to the root."""
     ring = RING.traffic(dataclasses.replace(request, kind="reduce_scatter"), hosts, _rank_ring(hosts.size))
-    others = np.delete(everyone(hosts), request.root)
-    root = np.full(len(others), request.root, dtype=np.int64)
+    rest = np.delete(everyone(hosts), request.root)
+    root = np.full(len(rest), request.root, dtype=np.int64)
     round_it: Part = (ring.src, ring.dst, ring.fraction, ring.rail)
-    to_root: Part = (others, root, 1.0 / hosts.size, 0)
+    to_root: Part = (rest, root, 1.0 / hosts.size, 0)
     return traffic_of([round_it, to_root], ring.steps + 1, ring.net_steps + 1, rounds=[0, 1])
 
 
@@ -176,9 +176,9 @@ def _touched(kind: str, n: int) -> float:
     }.get(kind, 0.0)
 
 
-def _footprint(kind: str, n: int, here: int) -> float:
-    """Bytes per byte of S in the buffers of ``here`` ranks of a node."""
+def _footprint(kind: str, n: int, per_node: int) -> float:
+    """Bytes per byte of S in the buffers of ``per_node`` ranks of a node."""
     if kind in {"scatter", "gather"}:  # whole at the root, parts elsewhere
         return 3.0 if kind == "gather" else 2.0
-    each = {"all_gather": 2 + 1 / n, "reduce_scatter": 2 + 1 / n, "all_to_all": 2.0, "sendrecv": 2.0}.get(kind, 1.0)
-    return each * here
+    factor = {"all_gather": 2 + 1 / n, "reduce_scatter": 2 + 1 / n, "all_to_all": 2.0, "sendrecv": 2.0}.get(kind, 1.0)
+    return factor * per_node

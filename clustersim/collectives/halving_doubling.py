@@ -24,23 +24,23 @@ def steps(kind: str, n: int, root: int = 0) -> RoundSteps:
     bits = powers_below(slots)
     # The slot that answers for each piece: a piece per slot for all_reduce, else one per member.
     slot = np.arange(slots if kind == "all_reduce" else n, dtype=np.int64) % slots
-    one = 1.0 / len(slot)
-    whole = slot.tolist()
-    found = []
+    share = 1.0 / len(slot)
+    all_slots = slot.tolist()
+    rounds = []
     if len(extra) and kind == "all_gather":  # nothing to add yet: only the extra member's piece moves
-        found.append(Round(extra, extra - slots, one, lambda edge: [slots + edge]))
+        rounds.append(Round(extra, extra - slots, share, lambda edge: [slots + edge]))
     elif len(extra):
-        found.append(Round(extra, extra - slots, 1.0, lambda _: range(len(whole)), reduce=True))
+        rounds.append(Round(extra, extra - slots, 1.0, lambda _: range(len(all_slots)), reduce=True))
     if kind != "all_gather":
         # Kept so far: pieces that agree with v in the bits already traded; sent: those that agree with the partner.
-        found += [trade(v, v ^ bit, slot & (2 * bit - 1), (v ^ bit) & (2 * bit - 1), reduce=True) for bit in bits]
+        rounds += [trade(v, v ^ bit, slot & (2 * bit - 1), (v ^ bit) & (2 * bit - 1), reduce=True) for bit in bits]
     if kind != "reduce_scatter":
-        found += [trade(v, v ^ bit, slot & (2 * bit - 1), v & (2 * bit - 1), reduce=False) for bit in reversed(bits)]
+        rounds += [trade(v, v ^ bit, slot & (2 * bit - 1), v & (2 * bit - 1), reduce=False) for bit in reversed(bits)]
     if len(extra) and kind == "reduce_scatter":
-        found.append(Round(extra - slots, extra, one, lambda edge: [slots + edge]))
+        rounds.append(Round(extra - slots, extra, share, lambda edge: [slots + edge]))
     elif len(extra):
-        found.append(Round(extra - slots, extra, 1.0, lambda _: range(len(whole))))
-    return RoundSteps(tuple(found), np.full(len(slot), one))
+        rounds.append(Round(extra - slots, extra, 1.0, lambda _: range(len(all_slots))))
+    return RoundSteps(tuple(rounds), np.full(len(slot), share))
 
 
 HALVING_DOUBLING = rounds_algorithm("halving_doubling", KINDS, steps)

@@ -64,24 +64,24 @@ def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> T
     writer = ScheduleWriter()
     islands, p = table.shape
     brought: dict[tuple[int, int], list[int]] = {}
-    for what, between, _ in _phases(request.kind, table.shape):
+    for phase, between, _ in _phases(request.kind, table.shape):
         for line in range(p if between else islands):
             ring = (table[:, line] if between else table[line]).tolist()
             # Pieces that end (or begin) at each place: one between islands, a whole column inside them.
             owned = [[member] for member in ring] if between else table.T.tolist()
-            _ring(writer, what, ring, owned, brought)
+            _ring(writer, phase, ring, owned, brought)
     return writer.done(np.full(group.size, 1.0 / group.size))
 
 
 def _ring(
     writer: ScheduleWriter,
-    what: str,
+    phase: str,
     ring: list[int],
     owned: list[list[int]],
     brought: dict[tuple[int, int], list[int]],
 ) -> None:
     n = len(ring)
-    reduces = what == "reduce_scatter"
+    reduces = phase == "reduce_scatter"
     for step in range(n - 1):
         sent = []
         for i in range(n):
@@ -91,8 +91,8 @@ def _ring(
                 after = tuple(brought.get((src, piece), ()))
                 sent.append((dst, piece, writer.send(src, dst, piece, after=after, reduce=reduces)))
         for dst, piece, transfer in sent:
-            kept = brought.get((dst, piece), []) if reduces else []
-            brought[dst, piece] = [*kept, transfer]
+            needed = brought.get((dst, piece), []) if reduces else []
+            brought[dst, piece] = [*needed, transfer]
 
 
 def waves(request: Request, group: Group, channels: tuple[Channel, ...]) -> Waves:
@@ -118,22 +118,22 @@ def _waves(phases: list[tuple[str, bool, float]], shape: tuple[int, int]) -> Ite
     n = islands * p
     first = 0
     island, place = (axis.ravel() for axis in np.indices(shape))
-    here = island * p + place
+    own_row = island * p + place
     right = island * p + (place + 1) % p
     down = (island + 1) % islands * p + place
-    for what, between, _ in phases:
-        reduces = what == "reduce_scatter"
+    for phase, between, _ in phases:
+        reduces = phase == "reduce_scatter"
         if between:
             for step in range(islands - 1):
                 rows = (island - step - reduces) % islands * n
                 transfer = first + (place * (islands - 1) + step) * islands + island
-                yield Wave(transfer, slice(-n, None), rows + here, rows + down, reduces)
+                yield Wave(transfer, slice(-n, None), rows + own_row, rows + down, reduces)
             first += n * (islands - 1)
             continue
         for step in range(p - 1):
             sent = first + ((island * (p - 1) + step) * p + place) * islands
             for row in range(islands):
-                yield Wave(sent + row, slice(0, n), row * n + here, row * n + right, False)
+                yield Wave(sent + row, slice(0, n), row * n + own_row, row * n + right, False)
         first += n * (p - 1) * islands
 
 

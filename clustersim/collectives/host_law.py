@@ -84,9 +84,9 @@ def seconds(work: HostWork, costs: GlooCosts | MpiCosts) -> float:
     post = costs.post if isinstance(costs, MpiCosts) else 1.0
     messages = 0.0
     for leg in work.legs:
-        one = _by(costs.message, leg.path)
+        message_s = _by(costs.message, leg.path)
         wait = (work.calls - 1.0) * _by(costs.turn, leg.path.partition("/")[0])
-        messages += leg.messages * (one + wait) + leg.posts * one * post
+        messages += leg.messages * (message_s + wait) + leg.posts * message_s * post
     return (
         work.calls * costs.call[work.kind]
         + messages

@@ -30,17 +30,19 @@ class HostRequest:
     work: HostWork
 
 
-def host_plan(request: Request, group: Group, hosts: Group, asked: HostRequest, costs: GlooCosts | MpiCosts) -> Plan:
+def host_plan(
+    request: Request, group: Group, hosts: Group, host_request: HostRequest, costs: GlooCosts | MpiCosts
+) -> Plan:
     """The Plan of a collective of ``hosts``; tensors of a GPU are copied to its host before, and back after."""
     stage_load, stage, copies = _staging(request, group, hosts)
-    load = asked.load + stage_load
+    load = host_request.load + stage_load
     links = np.flatnonzero(load > 0)
-    seconds_per_byte = host_law.wire(asked.work, costs) + stage
-    total = host_law.seconds(asked.work, costs) + stage * request.nbytes + copies * costs.copy
+    seconds_per_byte = host_law.wire(host_request.work, costs) + stage
+    total = host_law.seconds(host_request.work, costs) + stage * request.nbytes + copies * costs.copy
     return Plan(
         kind=request.kind,
-        algorithm=asked.algorithm,
-        protocol=asked.protocol,
+        algorithm=host_request.algorithm,
+        protocol=host_request.protocol,
         n_channels=1,
         nbytes=request.nbytes,
         latency=total - seconds_per_byte * request.nbytes,
@@ -60,17 +62,17 @@ def on_hosts(group: Group, library: str) -> Group:
     cpus: dict[int, list[int]] = {}
     for vertex in topology.cpus.tolist():
         cpus.setdefault(int(topology.vertex_node[vertex]), []).append(vertex)
-    found = []
+    vertices = []
     for gpu, node in zip(group.gpus.tolist(), group.nodes.tolist(), strict=True):
         if topology.vertex_kinds[gpu] == CPU:
-            found.append(gpu)
+            vertices.append(gpu)
         elif node in cpus:
-            found.append(min(cpus[node], key=lambda cpu: (PATH_CLASSES.index(router.path_class(gpu, cpu)), cpu)))
+            vertices.append(min(cpus[node], key=lambda cpu: (PATH_CLASSES.index(router.path_class(gpu, cpu)), cpu)))
         else:
             raise ProgramError(
                 f"{topology.name}: {library} runs on CPUs, and {topology.vertex_names[gpu]} has none beside it"
             )
-    return dataclasses.replace(group, gpus=np.array(found, dtype=np.int64))
+    return dataclasses.replace(group, gpus=np.array(vertices, dtype=np.int64))
 
 
 def ranks_per_core(hosts: Group) -> Floats:
@@ -90,19 +92,19 @@ def most_per_core(hosts: Group) -> float:
 def on_links(traffic: Traffic, hosts: Group) -> tuple[Floats, tuple[HostRound, ...]]:
     """(L,) load per byte of S of every link, and the rounds, without their messages."""
     load = np.zeros(hosts.topology.n_links)
-    found = []
+    host_rounds = []
     per_core = ranks_per_core(hosts)
     _, node, count = np.unique(hosts.nodes, return_inverse=True, return_counts=True)
-    for mine in traffic.rounds:
-        part = traffic.only(mine)
+    for chosen in traffic.rounds:
+        part = traffic.only(chosen)
         links, weights = link_loads(part, hosts)
         load[links] += weights
         # What a process sends and what it receives pass the same thread; threads share the cores of their node.
         sockets = sum(np.bincount(end, part.fraction, minlength=hosts.size) for end in (part.src, part.dst))
         on_cores = np.bincount(node, sockets)[node] / count[node] * per_core
         slowest = float((weights / hosts.topology.link_bandwidth[links]).max(initial=0.0))
-        found.append(HostRound(slowest, float(np.max(np.maximum(sockets, on_cores)))))
-    return load, tuple(found)
+        host_rounds.append(HostRound(slowest, float(np.max(np.maximum(sockets, on_cores)))))
+    return load, tuple(host_rounds)
 
 
 def _staging(request: Request, group: Group, hosts: Group) -> tuple[Floats, float, int]:
@@ -110,19 +112,19 @@ def _staging(request: Request, group: Group, hosts: Group) -> tuple[Floats, floa
     n = group.size
     root = request.root
     own = 1.0 / n
-    whole = np.ones(n)
+    ones = np.ones(n)
     at_root = np.zeros(n)
     elsewhere = np.ones(n)
     at_root[root], elsewhere[root] = 1.0, 0.0
     down, up = {
-        "all_gather": (own * whole, whole),
-        "reduce_scatter": (whole, own * whole),
+        "all_gather": (own * ones, ones),
+        "reduce_scatter": (ones, own * ones),
         "broadcast": (at_root, elsewhere),
-        "reduce": (whole, at_root),
+        "reduce": (ones, at_root),
         "scatter": (at_root, own * elsewhere),
         "gather": (own * elsewhere, at_root),
-        "barrier": (0.0 * whole, 0.0 * whole),
-    }.get(request.kind, (whole, whole))
+        "barrier": (0.0 * ones, 0.0 * ones),
+    }.get(request.kind, (ones, ones))
     load = np.zeros(group.topology.n_links)
     seconds = 0.0
     copies = 0

@@ -69,8 +69,8 @@ def _by_rounds(traffic: Traffic, group: Group, hop: Floats) -> tuple[float, floa
     """Payload rate [bytes/s] and latency [s] of rounds that everybody ends before anybody begins the next."""
     seconds_per_byte = 0.0
     latency = 0.0
-    for mine in traffic.rounds:
-        links, weights = link_loads(traffic.only(mine), group)
+    for chosen in traffic.rounds:
+        links, weights = link_loads(traffic.only(chosen), group)
         seconds_per_byte += float((weights / group.topology.link_bandwidth[links]).max(initial=0.0))
-        latency += float(hop[mine].max())
+        latency += float(hop[chosen].max())
     return (1.0 / seconds_per_byte if seconds_per_byte else math.inf), latency

@@ -65,16 +65,16 @@ def shapes(group: Group) -> tuple[IslandShape, ...]:
     counts = np.bincount(island)
     start = np.concatenate([[0], np.cumsum(counts)])
     build = routes.builds[cut.of[group.gpus[order[start[:-1]]]]]
-    found: list[IslandShape] = []
+    alike: list[IslandShape] = []
     for size in np.unique(counts).tolist():
         rows = np.flatnonzero(counts == size)
         positions = order[start[rows][:, None] + np.arange(size)]
         key = np.concatenate([build[rows][:, None], local[positions]], axis=1)
         _, first, label = np.unique(key, axis=0, return_index=True, return_inverse=True)
         for i, representative in enumerate(first.tolist()):
-            mine = label.reshape(-1) == i
-            found.append(IslandShape(rows[mine], positions[mine], group.gpus[positions[representative]]))
-    return tuple(sorted(found, key=lambda shape: int(shape.rows[0])))
+            labelled = label.reshape(-1) == i
+            alike.append(IslandShape(rows[labelled], positions[labelled], group.gpus[positions[representative]]))
+    return tuple(sorted(alike, key=lambda shape: int(shape.rows[0])))
 
 
 def kinds_of_members(group: Group) -> tuple[Ints, Ints]:

@@ -42,13 +42,13 @@ def edge_costs(traffic: Traffic, group: Group, nbytes: float, links: Ints, weigh
     dst = gpus[traffic.dst[first]]
     rail = traffic.rail[first]
     ptr, crossed, share = router.loads_of_each(src, dst, rail)
-    of, (hop, alone, busy) = np.repeat(np.arange(len(first)), np.diff(ptr)), np.zeros((3, len(first)))
+    round_of, (hop, alone, busy) = np.repeat(np.arange(len(first)), np.diff(ptr)), np.zeros((3, len(first)))
     for most, column in (
         (hop, topology.link_latency[crossed]),  # to a switch: over parallel links
         (alone, share / topology.link_bandwidth[crossed]),
         (busy, pace[crossed]),
     ):
-        np.maximum.at(most, of, column)
+        np.maximum.at(most, round_of, column)
     for i in np.flatnonzero((src >= 0) & (dst >= 0)).tolist():
         hop[i] = route_latency(topology, router.route(int(src[i]), int(dst[i]), 0, int(rail[i])))
     own = traffic.fraction * alone[inverse]

@@ -37,8 +37,8 @@ def local_paths(topology: Topology, gpus: Ints, ends: tuple[tuple[int, int], ...
     n = len(gpus)
     if n <= 3 or n > EXACT or _switched(topology, gpus):
         return [_rotation(n, first, last) for first, last in ends]
-    found = _searched(topology, tuple(gpus.tolist()), ends)
-    return [np.array(path, dtype=np.int64) for path in found]
+    shortest = _searched(topology, tuple(gpus.tolist()), ends)
+    return [np.array(path, dtype=np.int64) for path in shortest]
 
 
 def mesh_degree(topology: Topology, gpus: Ints) -> int:
@@ -149,10 +149,10 @@ def _shortest(cost: Floats, first: int, last: int) -> tuple[int, ...]:
         came[target[better], free[better]] = into[free[better]]
     everyone = (1 << n) - 1
     end = best[everyone] + (cost[:, first] if last == CYCLE else 0.0)
-    at = last if last >= 0 else int(np.argmin(end))
-    path = [at]
+    vertex = last if last >= 0 else int(np.argmin(end))
+    path = [vertex]
     visited = everyone
-    while at != first or len(path) < n:
-        at, visited = int(came[visited, at]), visited & ~(1 << at)
-        path.append(at)
+    while vertex != first or len(path) < n:
+        vertex, visited = int(came[visited, vertex]), visited & ~(1 << vertex)
+        path.append(vertex)
     return tuple(reversed(path))

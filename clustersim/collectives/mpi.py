@@ -89,23 +89,23 @@ def work(request: Request, group: Group) -> HostWork:
 def asked_of(request: Request, members: Group, *, gpus: bool = False) -> HostRequest:
     """The algorithm and transport taken, with their link loads and work; ``gpus``: no core moves their bytes."""
     parts = parts_of(request, members.size)
-    whole = request.nbytes
+    nbytes = request.nbytes
     local, net = _transports(request, members, gpus)
     load = np.zeros(members.topology.n_links)
     legs = []
     added = 0.0
     for part in parts:
-        asked = replace(request, kind=part.kind, algorithm=None)
-        traffic = _traffic(part, asked, members)
+        part_request = replace(request, kind=part.kind, algorithm=None)
+        traffic = _traffic(part, part_request, members)
         added += _added(part, traffic, members.size)
         if overlapping := len(parts) == 1 and _overlaps(part):
             traffic = replace(traffic, round=traffic.round[:0])
         on, rounds = on_links(traffic, members)
-        played = _MpiTraffic(part, traffic, whole, members, (local, net))
+        played = _MpiTraffic(part, traffic, nbytes, members, (local, net))
         load += on
-        for leg, mine in zip(rounds, traffic.rounds, strict=True):
-            found = _leg(leg, mine, played, overlapping=overlapping)
-            legs.append(replace(found, moved=0.0) if gpus else found)
+        for leg, in_round in zip(rounds, traffic.rounds, strict=True):
+            host_round = _leg(leg, in_round, played, overlapping=overlapping)
+            legs.append(replace(host_round, moved=0.0) if gpus else host_round)
     n = members.size
     kind = request.kind
     busy = max(1.0, most_per_core(members))
@@ -119,12 +119,12 @@ def asked_of(request: Request, members: Group, *, gpus: bool = False) -> HostReq
         load,
         HostWork(
             kind=kind,
-            nbytes=whole,
+            nbytes=nbytes,
             calls=busy,
             legs=tuple(legs),
-            touched=(added + copied) * whole * busy,
+            touched=(added + copied) * nbytes * busy,
             scratch=0.0,
-            footprint=buffers * members.ranks_per_node * whole,
+            footprint=buffers * members.ranks_per_node * nbytes,
         ),
     )
 
@@ -162,7 +162,9 @@ def parts_of(request: Request, n: int) -> tuple[MpiAlgorithm, ...]:
         return MpiAlgorithm("linear", "reduce"), MpiAlgorithm("basic_linear", "broadcast")
     if not built:
         return (MpiAlgorithm(name, kind),)
-    return tuple(MpiAlgorithm(_name(replace(request, kind=one, algorithm=None), n), one) for one in built)
+    return tuple(
+        MpiAlgorithm(_name(replace(request, kind=part_kind, algorithm=None), n), part_kind) for part_kind in built
+    )
 
 
 def _transports(request: Request, members: Group, gpus: bool) -> tuple[str, str]:
@@ -215,20 +217,20 @@ class _MpiTraffic(msgspec.Struct, frozen=True, eq=False):
     ways: tuple[str, str]
 
 
-def _leg(leg: HostRound, mine: Bools, played: _MpiTraffic, *, overlapping: bool) -> HostRound:
+def _leg(leg: HostRound, in_round: Bools, played: _MpiTraffic, *, overlapping: bool) -> HostRound:
     """The round with its messages: one after another on a chain or a core, and further ones of the busiest process."""
     part = played.part
     traffic = played.traffic
     members = played.members
     ways = played.ways
-    src = traffic.src[mine]
-    dst = traffic.dst[mine]
+    src = traffic.src[in_round]
+    dst = traffic.dst[in_round]
     n = members.size
     out = np.bincount(src, minlength=n)
     into = np.bincount(dst, minlength=n)
     degree = int(max(out.max(), into.max()))
     shared = most_per_core(members)
-    size = float(traffic.fraction[mine].max(initial=0.0)) * played.whole
+    size = float(traffic.fraction[in_round].max(initial=0.0)) * played.whole
     path = _path(ways[bool((members.nodes[src] != members.nodes[dst]).any())], size)
     if part.name == "linear_sync" and part.kind == "gather":  # the root calls for each block, and for its rest
         return replace(leg, messages=3.0 * degree, path=path)
@@ -249,10 +251,10 @@ def _overlaps(part: MpiAlgorithm) -> bool:
 
 def _path(transport: str, size: float) -> str:
     """The way of a message of this size."""
-    way, _, mechanism = transport.partition("/")
-    if size <= EAGER[way]:
-        return f"{way}/eager"
-    return f"{way}/rendezvous" if way != "vader" else "vader/fragments" if mechanism else "vader/single"
+    medium, _, mechanism = transport.partition("/")
+    if size <= EAGER[medium]:
+        return f"{medium}/eager"
+    return f"{medium}/rendezvous" if medium != "vader" else "vader/fragments" if mechanism else "vader/single"
 
 
 def _added(part: MpiAlgorithm, traffic: Traffic, n: int) -> float:
@@ -262,7 +264,7 @@ def _added(part: MpiAlgorithm, traffic: Traffic, n: int) -> float:
     if not len(traffic.round):
         return (n - 1) / n if ROWS.get(part.name, part.name) == "ring" else float(n - 1)
     adds = traffic.adds
-    found = 0.0
-    for mine in traffic.rounds:
-        found += float(np.bincount(traffic.dst[mine & adds], traffic.fraction[mine & adds], n).max(initial=0.0))
-    return found
+    added = 0.0
+    for in_round in traffic.rounds:
+        added += float(np.bincount(traffic.dst[in_round & adds], traffic.fraction[in_round & adds], n).max(initial=0.0))
+    return added

@@ -57,18 +57,18 @@ def forced(kind: str, n: int, pin: str) -> str | None:
     own = kinds().get(kind, MpiKind("", (), {}))
     names = own.names
     if "=" in pin:
-        settings = dict(one.split("=", 1) for one in pin.split(",") if "=" in one)
-        known = {f"coll_tuned_{one.variable}_algorithm" for one in kinds().values()}
+        settings = dict(setting.split("=", 1) for setting in pin.split(",") if "=" in setting)
+        variables = {f"coll_tuned_{kind_rules.variable}_algorithm" for kind_rules in kinds().values()}
         for name in settings:
-            if name not in known:
-                raise ProgramError(f"Open MPI has no setting {name!r} here; {nearest(name, known)}")
+            if name not in variables:
+                raise ProgramError(f"Open MPI has no setting {name!r} here; {nearest(name, variables)}")
         pin = settings.get(f"coll_tuned_{own.variable}_algorithm", "0")
     if pin in {"0", "ignore"}:
         return None
-    found = names[int(pin) - 1] if pin.isdecimal() and 0 < int(pin) <= len(names) else pin
-    if found not in names:
+    algorithm = names[int(pin) - 1] if pin.isdecimal() and 0 < int(pin) <= len(names) else pin
+    if algorithm not in names:
         had = ", ".join(f"{i} {name}" for i, name in enumerate(names, 1)) or "one way, which has no name"
         raise ProgramError(f"Open MPI runs {kind!r} by no algorithm {pin!r}; it has {had}")
-    if found == "two_proc" and n != 2:
-        raise ProgramError(f"Open MPI's {found!r} is for 2 processes, not {n}")
-    return found
+    if algorithm == "two_proc" and n != 2:
+        raise ProgramError(f"Open MPI's {algorithm!r} is for 2 processes, not {n}")
+    return algorithm

@@ -24,7 +24,7 @@ def sequential(kind: str, n: int, root: int = 0) -> RoundSteps:
     """2 (n-1) rounds of one transfer of S: up the line of members and down again."""
     line = np.arange(n, dtype=np.int64)
     up = [Round(line[i : i + 1], line[i + 1 : i + 2], 1.0, lambda _: [0], reduce=True) for i in range(n - 1)]
-    down = [Round(one.dst, one.src, 1.0, lambda _: [0]) for one in reversed(up)]
+    down = [Round(sent.dst, sent.src, 1.0, lambda _: [0]) for sent in reversed(up)]
     return RoundSteps((*up, *down), np.ones(1), blocking=False)
 
 

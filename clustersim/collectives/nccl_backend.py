@@ -85,8 +85,8 @@ class NcclChoice(msgspec.Struct, frozen=True, eq=False, dict=True):
     def paces(self) -> Floats:
         """(k, 4) seconds per byte of S at line rate by edge class, of every link that differs."""
         bandwidth = self.group.topology.link_bandwidth[self.loads.links]
-        found: Floats = np.unique((self.loads.by_class / bandwidth).T, axis=0)
-        return found
+        paces: Floats = np.unique((self.loads.by_class / bandwidth).T, axis=0)
+        return paces
 
 
 def plan(
@@ -100,9 +100,9 @@ def plan(
     if foreign(request):
         return _foreign_plan(request, group, n_channels, costs)
     chosen = choice(request, group, n_channels)
-    way = _way(group, chosen.picked, costs)
-    wire = request.nbytes / way.rate
-    latency = _law(chosen, way.hops, costs)(wire) - wire
+    group_load = _way(group, chosen.picked, costs)
+    wire = request.nbytes / group_load.rate
+    latency = _law(chosen, group_load.hops, costs)(wire) - wire
     host = 0.0
     if request.kind not in TUNED:
         host = max(latency + wire - terms.p2p_device(request, group, costs)(wire), 0.0)
@@ -113,13 +113,13 @@ def plan(
         n_channels=chosen.n_channels,
         nbytes=request.nbytes,
         latency=latency,
-        links=way.links,
-        weights=way.weights,
-        ceiling=way.ceiling,
+        links=group_load.links,
+        weights=group_load.weights,
+        ceiling=group_load.ceiling,
         lower_bound=lower_bound(request, group),
         bus_factor=bus_factor(request.kind, group.size),
         host=host,
-        channels=way.channels,
+        channels=group_load.channels,
     )
 
 
@@ -160,12 +160,12 @@ def seconds(chosen: NcclChoice, costs: CommunicationCosts) -> float:
 
 def seconds_of(choices: Iterable[NcclChoice], costs: CommunicationCosts) -> Iterator[float]:
     """:func:`seconds` of many: what does not depend on the size is worked out once for rows that differ in it alone."""
-    known: dict[tuple[Group, NcclPick], tuple[float, float]] = {}
+    pace_of: dict[tuple[Group, NcclPick], tuple[float, float]] = {}
     for chosen in choices:
         key = chosen.group, chosen.picked
-        if key not in known:
-            known[key] = _pace_and_hops(chosen, costs)
-        pace, hops = known[key]
+        if key not in pace_of:
+            pace_of[key] = _pace_and_hops(chosen, costs)
+        pace, hops = pace_of[key]
         yield _law(chosen, hops, costs)(chosen.request.nbytes * pace)
 
 

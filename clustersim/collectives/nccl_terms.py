@@ -50,11 +50,11 @@ def host_floor(kind: str, group: Group, costs: CommunicationCosts, blocks: int =
     Who drives a GPU writes down the work of its kernel's ``blocks`` before the launch; one process for all GPUs of a
     node does so, and launches, for one after the other.
     """
-    each = costs.host_block[_work(group)] * blocks
+    block_s = costs.host_block[_work(group)] * blocks
     if group.launch != "single_process":
-        return costs.host_floor[group.node_type.cpu_vendor] + each
+        return costs.host_floor[group.node_type.cpu_vendor] + block_s
     many = costs.host_p2p_factor if kind == "all_to_all" else 1.0
-    return (costs.host_single + (costs.host_floor_per_gpu + each) * group.ranks_per_node) * many
+    return (costs.host_single + (costs.host_floor_per_gpu + block_s) * group.ranks_per_node) * many
 
 
 WORK_IN_ARGUMENTS = (2, 22)
@@ -80,26 +80,26 @@ def hop_time(
     kind: str, algorithm: str, protocol: str, loads: PathLoads, group: Group, costs: CommunicationCosts
 ) -> float:
     """Seconds of hops in sequence: L of the module docstring of costs."""
-    where = placement(group)
+    group_placement = placement(group)
     inner = inner_hop(loads, protocol, group, costs)
-    extra = costs.net_extra[where.net] * (2.0 if protocol == "Simple" else 1.0)
+    extra = costs.net_extra[group_placement.net] * (2.0 if protocol == "Simple" else 1.0)
     outer = costs.hop[f"net/{protocol}"] + extra
-    levels = math.log2(where.islands)
+    levels = math.log2(group_placement.islands)
     if algorithm == "tree":
-        return 2.0 * ((where.per_island - 1) * inner + costs.tree_levels * levels * outer)
-    through_switches = costs.nvls_latency * costs.hop_generation[f"{where.age}/Simple"]
+        return 2.0 * ((group_placement.per_island - 1) * inner + costs.tree_levels * levels * outer)
+    through_switches = costs.nvls_latency * costs.hop_generation[f"{group_placement.age}/Simple"]
     if algorithm == "nvls":
-        return through_switches + (SHARP_LATENCY["nvls"] if where.islands > 1 else 0.0)
+        return through_switches + (SHARP_LATENCY["nvls"] if group_placement.islands > 1 else 0.0)
     if algorithm == "collnet_direct":
         return 2.0 * inner + SHARP_LATENCY[algorithm]
     if algorithm == "collnet_chain":
-        return 2.0 * (where.per_island - 1) * inner + SHARP_LATENCY[algorithm]
+        return 2.0 * (group_placement.per_island - 1) * inner + SHARP_LATENCY[algorithm]
     if algorithm == "nvls_tree":
-        return through_switches + 2.0 * levels * (costs.nvls_tree_hop + costs.net_extra[where.net])
+        return through_switches + 2.0 * levels * (costs.nvls_tree_hop + costs.net_extra[group_placement.net])
     if algorithm == "pat":
         return levels * outer + costs.hop["net/LL"] * math.sqrt(group.size)
     hops = (loads.steps - loads.net_steps) * inner + loads.net_steps * outer
-    if protocol == "Simple" and where.islands > 1:
+    if protocol == "Simple" and group_placement.islands > 1:
         hops *= costs.simple_ring_net
     return hops * (costs.rooted_overlap[protocol] if kind in ROOTED else 1.0)
 
@@ -128,13 +128,13 @@ def rendezvous(
 
     ``nbytes`` : of the payload, a block's share. A ring sends a rank's part of it, and LL a flag with every word.
     """
-    where = placement(group)
+    group_placement = placement(group)
     ring = algorithm == "ring"
     message = nbytes * (2.0 if protocol == "LL" else 1.0) / (group.size if ring else 1)
-    if where.islands == 1 or protocol == "Simple" or message < transport(where.net).eager:
+    if group_placement.islands == 1 or protocol == "Simple" or message < transport(group_placement.net).eager:
         return 0.0
-    hops = loads.net_steps if ring else 2.0 * costs.tree_levels * math.log2(where.islands)
-    return hops * costs.rendezvous[where.net]
+    hops = loads.net_steps if ring else 2.0 * costs.tree_levels * math.log2(group_placement.islands)
+    return hops * costs.rendezvous[group_placement.net]
 
 
 def inner_hop(loads: PathLoads, protocol: str, group: Group, costs: CommunicationCosts) -> float:
@@ -146,13 +146,13 @@ def inner_hop(loads: PathLoads, protocol: str, group: Group, costs: Communicatio
 
 def kernel_ceiling(kind: str, group: Group, algorithm: str, protocol: str, costs: CommunicationCosts) -> float:
     """Payload bytes/s kernels sustain: a ring's across nodes no more than inside one, a tree's as NCCL measured."""
-    where = placement(group)
-    if algorithm == "tree" and where.islands > 1:
+    group_placement = placement(group)
+    if algorithm == "tree" and group_placement.islands > 1:
         return _tree_ceiling(protocol, group)
     egress = router(group.topology).nvlink_egress(int(group.gpus[0]))
-    if algorithm != "ring" or where.islands == 1 or where.per_island == 1 or egress == 0:
+    if algorithm != "ring" or group_placement.islands == 1 or group_placement.per_island == 1 or egress == 0:
         return math.inf
-    share = costs.share[f"nvlink/{protocol}"] * costs.share_generation[where.age]
+    share = costs.share[f"nvlink/{protocol}"] * costs.share_generation[group_placement.age]
     return share * egress / bus_factor(kind, group.size)
 
 
@@ -215,7 +215,7 @@ def p2p_device(request: Request, group: Group, costs: CommunicationCosts) -> Cal
 
     Over a network a batch of peers begins when the one before it is through: a hop more for each.
     """
-    where = placement(group)
+    group_placement = placement(group)
     loads = loads_of(request, group, "direct", 1)
     per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
     if request.matrix is not None:
@@ -223,8 +223,8 @@ def p2p_device(request: Request, group: Group, costs: CommunicationCosts) -> Cal
     protocol, waits = ("LL", 1.0) if per_peer <= P2P_LL else ("Simple", 2.0)
     hops = kernel_start(request.kind, group, costs) + loads.steps * inner_hop(loads, protocol, group, costs)
     outer = 0.0
-    if where.islands > 1:
-        outer = loads.net_steps * (costs.hop[f"net/{protocol}"] + waits * costs.net_extra[where.net])
+    if group_placement.islands > 1:
+        outer = loads.net_steps * (costs.hop[f"net/{protocol}"] + waits * costs.net_extra[group_placement.net])
     if request.protocol == COPY_ENGINE:
         return lambda wire: hops + outer + wire
     limit = _channel_limit(per_peer, group, costs)

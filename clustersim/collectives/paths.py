@@ -75,26 +75,26 @@ def placement(group: Group) -> Placement:
 
 def loads_of(request: Request, group: Group, algorithm: str, count: int) -> PathLoads:
     """What an algorithm over ``count`` channels puts on the links, worked out once per group."""
-    where = placement(group)
+    group_placement = placement(group)
     key = (request.kind, algorithm, count, request.root, request.matrix)
-    if key not in where.loads:
+    if key not in group_placement.loads:
         row = ALGORITHMS[algorithm]
         laid = _channels(group, algorithm, count, row.layout)
         traffic = row.traffic(request, group, laid)
         # Gathering and reducing round a ring move the same bytes over the same edges.
         columns = (column.tobytes() for column in (traffic.src, traffic.dst, traffic.fraction, traffic.rail))
         moved = (algorithm, traffic.steps, traffic.net_steps, traffic.relay, *columns)
-        if moved not in where.routed:
-            where.routed[moved] = _route(traffic, group, laid)
-        where.loads[key] = where.routed[moved]
-    return where.loads[key]
+        if moved not in group_placement.routed:
+            group_placement.routed[moved] = _route(traffic, group, laid)
+        group_placement.loads[key] = group_placement.routed[moved]
+    return group_placement.loads[key]
 
 
 def _channels(group: Group, algorithm: str, count: int, layout: str) -> tuple[Channel, ...]:
     """NCCL's own orders where its search laid them out inside one island; else channels over all rails."""
-    where = placement(group)
-    graph = search(where.system).get(algorithm)
-    if where.islands > 1 or graph is None or len(graph.orders) != count or algorithm != "ring":
+    group_placement = placement(group)
+    graph = search(group_placement.system).get(algorithm)
+    if group_placement.islands > 1 or graph is None or len(graph.orders) != count or algorithm != "ring":
         return channels(group, count, layout)
     if any(len(order) != group.size for order in graph.orders):  # NCCL before 2.21 sees a rack's trays as nodes
         return channels(group, count, layout)
@@ -107,12 +107,12 @@ def _route(traffic: Traffic, group: Group, laid: tuple[Channel, ...]) -> PathLoa
     classes = _edge_classes(traffic, group)
     parts = [link_loads(traffic.only(classes == index), group) for index in range(len(EDGE_CLASSES))]
     crossed = np.zeros(group.topology.n_links, dtype=np.bool_)
-    for where, _ in parts:
-        crossed[where] = True
+    for edges, _ in parts:
+        crossed[edges] = True
     links = np.flatnonzero(crossed)
     by_class = np.zeros((len(EDGE_CLASSES), len(links)))
-    for row, (where, amount) in zip(by_class, parts, strict=True):
-        row[np.searchsorted(links, where)] = amount
+    for row, (edges, amount) in zip(by_class, parts, strict=True):
+        row[np.searchsorted(links, edges)] = amount
     return PathLoads(links, by_class, traffic.steps, traffic.net_steps, laid)
 
 
@@ -142,15 +142,17 @@ def _edge_classes(traffic: Traffic, group: Group) -> Ints:
 
 def shares_of(algorithm: str, protocol: str, group: Group, costs: CommunicationCosts) -> Floats:
     """(4,) of the line rate that each of :data:`EDGE_CLASSES` reaches."""
-    where = placement(group)
-    age = costs.share_generation[where.age]
+    group_placement = placement(group)
+    age = costs.share_generation[group_placement.age]
     inside = {c: costs.share[f"{c}/{protocol}"] * age for c in ("nvlink", "pcie", "shm")}
     if algorithm == "tree":
         inside = {c: s * costs.tree_share for c, s in inside.items()}
     elif algorithm in {"nvls", "nvls_tree"}:
-        inside["nvlink"] = costs.nvls_share[where.age] * (costs.nvls_tree_share if algorithm == "nvls_tree" else 1.0)
-    growth = 1.0 + costs.scale_net * max(0.0, math.log2(where.islands) - 1.0)
-    net = costs.share[f"net/{protocol}"] * costs.net_share[where.net] / growth
-    if algorithm in SHARP and where.islands > 1:
+        inside["nvlink"] = costs.nvls_share[group_placement.age] * (
+            costs.nvls_tree_share if algorithm == "nvls_tree" else 1.0
+        )
+    growth = 1.0 + costs.scale_net * max(0.0, math.log2(group_placement.islands) - 1.0)
+    net = costs.share[f"net/{protocol}"] * costs.net_share[group_placement.net] / growth
+    if algorithm in SHARP and group_placement.islands > 1:
         net *= costs.sharp_share
     return np.array([*(inside[c] for c in ("nvlink", "pcie", "shm")), net])

@@ -54,13 +54,13 @@ def peer_rails(src: Ints, dst: Ints, group: Group) -> Ints:
     if group.nccl_version < SINCE or not len(away):
         return rails
     own = _own_rails(group)[dst[away]]
-    known = own >= 0
-    away = away[known]
-    own = own[known]
+    with_rail = own >= 0
+    away = away[with_rail]
+    own = own[with_rail]
     if not len(away):
         return rails
-    asked, inverse = np.unique(src[away] * (int(own.max()) + 1) + own, return_inverse=True)
-    member, rail = np.divmod(asked, int(own.max()) + 1)
+    wanted, inverse = np.unique(src[away] * (int(own.max()) + 1) + own, return_inverse=True)
+    member, rail = np.divmod(wanted, int(own.max()) + 1)
     routes = router(group.topology)
     pairs = zip(group.gpus[member].tolist(), rail.tolist(), strict=True)
     open_way = np.array([_reaches(routes, gpu, wanted) for gpu, wanted in pairs], dtype=np.bool_)

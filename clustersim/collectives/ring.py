@@ -122,10 +122,10 @@ def waves(request: Request, group: Group, channels: tuple[Channel, ...]) -> Wave
 def _steps(n: int, steps: int, n_channels: int) -> Iterator[Wave]:
     channel, position = (axis.ravel() for axis in np.indices((n_channels, n)))
     first = channel * steps * n + position
-    here = channel * n + position
+    position_now = channel * n + position
     before = channel * n + (position - 1) % n
     for step in range(steps):
-        yield Wave(first + step * n, slice(None), before, here, False)
+        yield Wave(first + step * n, slice(None), before, position_now, False)
 
 
 def _pipeline(writer: ScheduleWriter, request: Request, channel: Channel, c: int, base: int, k: int) -> None:
@@ -133,9 +133,9 @@ def _pipeline(writer: ScheduleWriter, request: Request, channel: Channel, c: int
     for piece in range(k):
         before: list[int] = []
         for i in range(len(order) - 1):
-            way = RailChannel(rail[i], c)
+            rail_channel = RailChannel(rail[i], c)
             adds = request.kind == "reduce"
-            before = [writer.send(order[i], order[i + 1], base + piece, after=before, reduce=adds, way=way)]
+            before = [writer.send(order[i], order[i + 1], base + piece, after=before, reduce=adds, way=rail_channel)]
 
 
 def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:
@@ -152,8 +152,8 @@ def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: E
     busy = costs.busy - (costs.busy - costs.alone) * (1.0 - costs.busy / (slowest or 1.0))
     steps = _PASSES[request.kind] * (group.size - 1)
     edges = group.size
-    rings = [slice(at, at + edges) for at in range(0, len(hop), edges)]
-    ends = [_beyond_stays(hop[one], busy[one] / steps, steps) + (float(busy[one].max()) - slowest) for one in rings]
+    rings = [slice(first, first + edges) for first in range(0, len(hop), edges)]
+    ends = [_beyond_stays(hop[ring], busy[ring] / steps, steps) + (float(busy[ring].max()) - slowest) for ring in rings]
     return max(ends, default=0.0)
 
 
@@ -172,8 +172,9 @@ def _pipeline_fill(request: Request, group: Group, channels: tuple[Channel, ...]
     pace = (1.0 - use) / np.maximum(costs.alone, 1e-30) + use / np.maximum(costs.busy, 1e-30)
     busy = np.where(costs.busy < slowest, 1.0 / pace, slowest)
     ends = [
-        _beyond_slowest(costs.hop[at : at + edges], busy[at : at + edges], k) + float(busy[at : at + edges].max())
-        for at, k in zip(range(0, len(costs.hop), edges), depth.tolist(), strict=True)
+        _beyond_slowest(costs.hop[first : first + edges], busy[first : first + edges], k)
+        + float(busy[first : first + edges].max())
+        for first, k in zip(range(0, len(costs.hop), edges), depth.tolist(), strict=True)
     ]
     return max(0.0, max(ends, default=slowest) - slowest)
 

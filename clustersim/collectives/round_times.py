@@ -28,13 +28,13 @@ def by_members(traffic: Traffic, group: Group, nbytes: float, hop: Floats) -> tu
 def round_paces(traffic: Traffic, group: Group) -> Floats:
     """(E,) seconds per byte of S of each edge, sharing links with the others of its round by their loads."""
     busy = np.zeros(len(traffic.src))
-    known: dict[tuple[bytes, ...], Floats] = {}  # the rounds of a ring are all the same
-    for mine in traffic.rounds:
-        part = traffic.only(mine)
+    busy_of: dict[tuple[bytes, ...], Floats] = {}  # the rounds of a ring are all the same
+    for chosen in traffic.rounds:
+        part = traffic.only(chosen)
         key = part.src.tobytes(), part.dst.tobytes(), part.fraction.tobytes()
-        if key not in known:
-            known[key] = edge_costs(part, group, 1.0, *link_loads(part, group)).busy
-        busy[mine] = known[key]
+        if key not in busy_of:
+            busy_of[key] = edge_costs(part, group, 1.0, *link_loads(part, group)).busy
+        busy[chosen] = busy_of[key]
     return busy
 
 
@@ -46,15 +46,15 @@ def longest_way(traffic: Traffic, n: int, busy: Floats, hop: Floats | float = 0.
     hop = np.broadcast_to(hop, busy.shape)
     through = np.zeros(n)
     left = np.zeros(n)
-    for mine in traffic.rounds:
-        src = traffic.src[mine]
-        dst = traffic.dst[mine]
+    for chosen in traffic.rounds:
+        src = traffic.src[chosen]
+        dst = traffic.dst[chosen]
         begin = np.maximum(through[src], through[dst] if traffic.blocking else left[src])
-        drained = begin + busy[mine]
+        drained = begin + busy[chosen]
         after = through.copy()
-        np.maximum.at(after, dst, drained + hop[mine])
+        np.maximum.at(after, dst, drained + hop[chosen])
         if traffic.blocking:
-            np.maximum.at(after, src, drained + hop[mine])
+            np.maximum.at(after, src, drained + hop[chosen])
         np.maximum.at(left, src, drained)
         through = after
     return float(through.max(initial=0.0))

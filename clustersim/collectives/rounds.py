@@ -52,19 +52,22 @@ Maker = Callable[[str, int, int], RoundSteps]
 
 def rounds_algorithm(name: str, kinds: frozenset[str], make: Maker, apart: tuple[Apart, ...] = ()) -> Algorithm:
     """The row of an algorithm in rounds. Between nodes an edge goes by its sender's nearest NIC."""
-    made = lru_cache(maxsize=32)(make)
+    made_steps = lru_cache(maxsize=32)(make)
 
     def traffic(request: Request, group: Group, channels: tuple[Channel, ...]) -> Traffic:
-        steps = made(request.kind, group.size, request.root)
+        steps = made_steps(request.kind, group.size, request.root)
         return in_rounds(steps.rounds, group, blocking=steps.blocking)
 
     @lru_cache(maxsize=1024)
     def sends(kind: str, n: int, n_islands: int = 1) -> tuple[float, float]:
-        total = sum(float(np.broadcast_to(one.share, len(one.src)).sum()) for one in made(kind, n, 0).rounds)
+        total = sum(
+            float(np.broadcast_to(step_round.share, len(step_round.src)).sum())
+            for step_round in made_steps(kind, n, 0).rounds
+        )
         return total / n, total / n
 
     def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> TransferSchedule:
-        return all_sends(made(request.kind, group.size, request.root))
+        return all_sends(made_steps(request.kind, group.size, request.root))
 
     return Algorithm(name, kinds, traffic, sends, schedule, apart=apart)
 
@@ -80,9 +83,12 @@ def powers_below(n: int) -> list[int]:
 
 def in_rounds(rounds: Sequence[Round], group: Group, *, blocking: bool = True) -> Traffic:
     """The bytes of every round."""
-    crossing = sum(bool((group.nodes[one.src] != group.nodes[one.dst]).any()) for one in rounds)
-    parts = [(one.src, one.dst, one.share, -1) for one in rounds]
-    adds = np.repeat(np.array([one.reduce for one in rounds], dtype=np.bool_), [len(one.src) for one in rounds])
+    crossing = sum(bool((group.nodes[round_now.src] != group.nodes[round_now.dst]).any()) for round_now in rounds)
+    parts = [(round_now.src, round_now.dst, round_now.share, -1) for round_now in rounds]
+    adds = np.repeat(
+        np.array([round_now.reduce for round_now in rounds], dtype=np.bool_),
+        [len(round_now.src) for round_now in rounds],
+    )
     edges = traffic_of(parts, len(rounds), crossing, rounds=range(len(rounds)))
     return replace(edges, adds=adds, blocking=blocking)
 
@@ -99,23 +105,23 @@ def all_sends(steps: RoundSteps) -> TransferSchedule:
     brought: dict[tuple[int, int], list[int]] = {}
     through: dict[int, list[int]] = {}  # member -> the last of each send and receive of its latest round
     rounds: list[int] = []
-    for number, one in enumerate(steps.rounds):
+    for number, round_now in enumerate(steps.rounds):
         sent = []
         ends: dict[int, list[int]] = {}
-        for edge, (src, dst) in enumerate(zip(one.src.tolist(), one.dst.tolist(), strict=True)):
+        for edge, (src, dst) in enumerate(zip(round_now.src.tolist(), round_now.dst.tolist(), strict=True)):
             ready = [*through.get(src, ()), *through.get(dst, ())] if steps.blocking else []
             transfer = -1
-            for piece in one.pieces(edge):
+            for piece in round_now.pieces(edge):
                 after = dict.fromkeys((*brought.get((src, piece), ()), *ready))
-                transfer = writer.send(src, dst, piece, after=tuple(after), reduce=one.reduce)
+                transfer = writer.send(src, dst, piece, after=tuple(after), reduce=round_now.reduce)
                 sent.append((dst, piece, transfer))
             for member in (src, dst) if transfer >= 0 else ():
                 ends.setdefault(member, []).append(transfer)
         through |= ends
         rounds += [number] * len(sent)
         for dst, piece, transfer in sent:
-            known = brought.setdefault((dst, piece), [])
-            if not one.reduce:
-                known.clear()
-            known.append(transfer)
+            arrivals = brought.setdefault((dst, piece), [])
+            if not round_now.reduce:
+                arrivals.clear()
+            arrivals.append(transfer)
     return replace(writer.done(steps.pieces), round=np.array(rounds, dtype=np.int64))

@@ -59,26 +59,26 @@ def member_trees(group: Group, channel: Channel, root: int | None) -> list[tuple
     heads = channel.order[new]
     chain = np.full(group.size, -1, dtype=np.int64)
     chain[channel.order[1:]] = channel.order[:-1]
-    found = []
+    parents = []
     over = double_tree(len(heads)) if len(heads) > 1 else (binary_tree(1),)
     for above in over:
         parent = chain.copy()
         parent[heads] = np.where(above >= 0, heads[above], -1)
         if root is not None:
             _reroot(parent, root)
-        found.append((parent, channel.share / len(over)))
-    return found
+        parents.append((parent, channel.share / len(over)))
+    return parents
 
 
 def _reroot(parent: Ints, root: int) -> None:
     """Turn every edge on the way from ``root`` to the old root, in place."""
     below = -1
-    at = root
-    while at >= 0:
-        above = int(parent[at])
-        parent[at] = below
-        below = at
-        at = above
+    member = root
+    while member >= 0:
+        above = int(parent[member])
+        parent[member] = below
+        below = member
+        member = above
 
 
 def levels(parent: Ints) -> Ints:
@@ -143,21 +143,21 @@ def schedule(request: Request, group: Group, channels: tuple[Channel, ...]) -> T
 
 
 def _one_piece(
-    writer: ScheduleWriter, kind: str, parent: list[int], order: list[int], piece: int, way: RailChannel
+    writer: ScheduleWriter, kind: str, parent: list[int], order: list[int], piece: int, rail_channel: RailChannel
 ) -> None:
     """One piece up and down; ``order`` lists the members deepest first."""
     arrived: list[list[int]] = [[] for _ in parent]
     if kind != "broadcast":
         for member in order:
             if parent[member] >= 0:
-                sent = writer.send(member, parent[member], piece, after=arrived[member], reduce=True, way=way)
+                sent = writer.send(member, parent[member], piece, after=arrived[member], reduce=True, way=rail_channel)
                 arrived[parent[member]].append(sent)
     if kind != "reduce":
         had = {member: arrived[member] if parent[member] < 0 else [] for member in order}
         for member in reversed(order):
             if parent[member] >= 0:
                 above = parent[member]
-                had[member] = [writer.send(above, member, piece, after=had[above], way=way)]
+                had[member] = [writer.send(above, member, piece, after=had[above], way=rail_channel)]
 
 
 def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: EdgeCosts) -> float:
@@ -173,17 +173,17 @@ def fill(request: Request, group: Group, channels: tuple[Channel, ...], costs: E
     if few_enough(len(flow.src), flow.steps):
         per_edge = np.repeat(depth, [ways * (group.size - 1)] * len(trees))
         return pipeline_fill(flow, group, request.nbytes, per_edge, _waits(request.kind, trees), costs)
-    at = 0
+    first = 0
     longest = 0.0
     for (parent, _), k in zip(trees, depth, strict=True):
         child = np.flatnonzero(parent >= 0)
         total = 0.0
         for _ in range(ways):
             step = np.zeros(group.size)
-            mine = slice(at, at + len(child))
-            step[child] = costs.hop[mine] + costs.alone[mine] / k
+            edges = slice(first, first + len(child))
+            step[child] = costs.hop[edges] + costs.alone[edges] / k
             total += float(_path_sums(parent, step).max())
-            at += len(child)
+            first += len(child)
         longest = max(longest, total - float(costs.busy.max(initial=0.0)) / k)
     return longest
 
@@ -192,14 +192,14 @@ def _waits(kind: str, trees: list[tuple[Ints, float]]) -> tuple[Ints, Ints]:
     """Which edge of :func:`traffic` passes on what which other edge brought: ``(before, after)``."""
     before = []
     after = []
-    at = 0
+    first = 0
     for parent, _ in trees:
         child = np.flatnonzero(parent >= 0)
         edge = np.cumsum(parent >= 0) - 1  # of a member and its parent
         inner = child[parent[parent[child]] >= 0]
         top = child[parent[parent[child]] < 0]
-        up = at
-        down = at + (len(child) if kind == "all_reduce" else 0)
+        up = first
+        down = first + (len(child) if kind == "all_reduce" else 0)
         if kind != "broadcast":
             before.append(up + edge[inner])
             after.append(up + edge[parent[inner]])
@@ -209,7 +209,7 @@ def _waits(kind: str, trees: list[tuple[Ints, float]]) -> tuple[Ints, Ints]:
         if kind == "all_reduce":
             before.append(up + np.repeat(edge[top], len(top)))
             after.append(down + np.tile(edge[top], len(top)))
-        at = down + len(child)
+        first = down + len(child)
     return np.concatenate(before), np.concatenate(after)
 
 

@@ -121,7 +121,7 @@ def _binomial(kind: str, n: int, root: int) -> RoundSteps:
         return _whole(in_order_binomial)(kind, n, root)
     outwards = _scattered(n, root)
     if kind == "gather":
-        outwards = [replace(one, src=one.dst, dst=one.src) for one in reversed(outwards)]
+        outwards = [replace(outward, src=outward.dst, dst=outward.src) for outward in reversed(outwards)]
     return RoundSteps(tuple(outwards), np.full(n, 1 / n))
 
 

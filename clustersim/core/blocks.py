@@ -50,8 +50,8 @@ class Column(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def at(self, places: Ints | slice) -> Floats:
         """(k,), or where all agree (1,): what is at some places."""
-        found = self.counted(places)
-        return found if self.since is None else self.since.at(places) + found
+        counted = self.counted(places)
+        return counted if self.since is None else self.since.at(places) + counted
 
     def counted(self, places: Ints | slice) -> Floats:
         """The same, counted from ``since``."""
@@ -115,23 +115,23 @@ def columns(times: Sequence[Floats], meetings: Sequence[Meetings | None]) -> lis
     for i, (values, met) in enumerate(zip(times, meetings, strict=True)):
         whose = id(met[1]) if met and isinstance(met[0], slice) else 0  # the same numbers for others are no equals
         alike.setdefault((len(values), whose), []).append(i)
-    made: list[Column | None] = [None] * len(times)
+    built: list[Column | None] = [None] * len(times)
     for (length, _), which in alike.items():
-        known: dict[int, int] = {}
+        first_of: dict[int, int] = {}
         odd = np.random.default_rng(0).integers(2**63, size=length, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         step = max(1, AT_ONCE // max(length, 1))
-        for some in (which[at : at + step] for at in range(0, len(which), step)):
-            table = np.concatenate([times[i] for i in some]).reshape(-1, length)
+        for chunk in (which[first : first + step] for first in range(0, len(which), step)):
+            table = np.concatenate([times[i] for i in chunk]).reshape(-1, length)
             bits = table.view(np.uint64)
             marks = ((bits ^ (bits >> np.uint64(29))) * odd).sum(axis=1, dtype=np.uint64).tolist()
             facts = (table.min(axis=1).tolist(), table.max(axis=1).tolist(), (table.sum(axis=1) / length).tolist())
-            for i, mark, low, high, mean in zip(some, marks, *facts, strict=True):
-                same = known.setdefault(mark, i)
+            for i, mark, low, high, mean in zip(chunk, marks, *facts, strict=True):
+                same = first_of.setdefault(mark, i)
                 if same != i and np.array_equal(times[same], times[i]):
-                    made[i] = made[same]
+                    built[i] = built[same]
                 else:
-                    made[i] = _column(times[i], meetings[i], low, high, mean)
-    return cast("list[Column]", made)
+                    built[i] = _column(times[i], meetings[i], low, high, mean)
+    return cast("list[Column]", built)
 
 
 def _column(values: Floats, meetings: Meetings | None, low: float, high: float, mean: float) -> Column:
@@ -144,23 +144,23 @@ def _column(values: Floats, meetings: Meetings | None, low: float, high: float, 
 
 def totals(blocks: Sequence[Block]) -> tuple[Ints, Floats, Floats, Floats, Floats]:
     """Of each block: op, time from start to end summed over ranks, first ready, first start, last end [s]."""
-    of = np.array([block.op for block in blocks], dtype=np.int64)
-    told = [
+    op_of = np.array([block.op for block in blocks], dtype=np.int64)
+    facts = [
         (len(b.ranks) * (b.columns[2].mean - b.columns[1].mean), b.columns[0].low, b.columns[1].low, b.columns[2].high)
         for b in blocks
     ]
-    seconds, ready, start, end = np.array(told, dtype=np.float64).reshape(-1, 4).T
-    return of, seconds, ready, start, end
+    seconds, ready, start, end = np.array(facts, dtype=np.float64).reshape(-1, 4).T
+    return op_of, seconds, ready, start, end
 
 
 class RankSets:
     """Sets of ranks with ids, equal sets with equal ones."""
 
-    def __init__(self, world_size: int, known: Iterable[Ints] = ()) -> None:
+    def __init__(self, world_size: int, known_sets: Iterable[Ints] = ()) -> None:
         self.sets: list[Ints] = []
         self._known: dict[bytes, int] = {}
         self._single = np.full(world_size, -1, dtype=np.int64)
-        for ranks in known:
+        for ranks in known_sets:
             self.id(ranks)
 
     def id(self, ranks: Ints) -> int:

@@ -40,8 +40,8 @@ class ByteMatrix(msgspec.Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def between(self) -> Floats:
         """(n, n) float, without what a member keeps."""
-        found: Floats = self.array * (1.0 - np.eye(self.n))
-        return found
+        between: Floats = self.array * (1.0 - np.eye(self.n))
+        return between
 
     @cached_property
     def even(self) -> bool:

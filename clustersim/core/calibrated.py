@@ -96,10 +96,10 @@ class Calibration:
 
     def __post_init__(self) -> None:
         for part in PARTS:
-            known = names(part)
+            constant_names = names(part)
             for name, constant in getattr(self, part).items():
-                if name not in known:
-                    raise TopologyError(f"{part}: no constant {name!r}; {nearest(name, known)}")
+                if name not in constant_names:
+                    raise TopologyError(f"{part}: no constant {name!r}; {nearest(name, constant_names)}")
                 _check(f"{part}.{name!r}", constant, unit_of(part, name))
 
     def values(self, part: str) -> dict[str, float]:
@@ -128,11 +128,12 @@ def unit_of(part: str, name: str) -> str:
     return unit(name)
 
 
-def _check(where: str, constant: Constant, unit: str) -> None:
+def _check(constant_path: str, constant: Constant, unit: str) -> None:
     least = "at least" if unit == "s" else "above"
     if not (math.isfinite(constant.value) and (constant.value > 0 or (constant.value == 0 and unit == "s"))):
-        raise TopologyError(f"{where}: {constant.value} is no value of this constant; it must be {least} 0")
+        raise TopologyError(f"{constant_path}: {constant.value} is no value of this constant; it must be {least} 0")
     if not constant.low <= constant.value <= constant.high:
         raise TopologyError(
-            f"{where}: the interval {constant.low:g} to {constant.high:g} does not hold the value {constant.value:g}"
+            f"{constant_path}: the interval {constant.low:g} to {constant.high:g} does not hold the value "
+            f"{constant.value:g}"
         )

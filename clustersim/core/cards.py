@@ -13,5 +13,5 @@ def card(title: str, rows: Iterable[tuple[str, str]]) -> str:
     """
     from html import escape  # its table of entities is more than a run has to read
 
-    cells = "".join(f"<tr><th>{escape(what)}</th><td>{escape(said)}</td></tr>" for what, said in rows)
+    cells = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in rows)
     return f"<table><caption>{escape(title)}</caption>{cells}</table>"

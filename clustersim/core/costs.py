@@ -306,14 +306,14 @@ def flat(costs: CommunicationCosts | GlooCosts | MpiCosts) -> dict[str, float]:
     >>> flat(COSTS)["net_share.ib"], flat(GLOO_COSTS)["call.barrier"]
     (0.96, 6.5e-05)
     """
-    found: dict[str, float] = {}
-    for one in fields(costs):
-        value = getattr(costs, one.name)
+    values: dict[str, float] = {}
+    for cost_field in fields(costs):
+        value = getattr(costs, cost_field.name)
         if isinstance(value, Mapping):
-            found |= {f"{one.name}.{key}": float(item) for key, item in value.items()}
+            values |= {f"{cost_field.name}.{key}": float(item) for key, item in value.items()}
         else:
-            found[one.name] = float(value)
-    return found
+            values[cost_field.name] = float(value)
+    return values
 
 
 def overlaid(costs: AnyCosts, values: Mapping[str, float]) -> AnyCosts:

@@ -113,10 +113,10 @@ class Dims(msgspec.Struct, frozen=True, dict=True):
                     "(at $.parallel.order)"
                 )
 
-    def _check_divides(self, whole: str, degree: int, part: str, value: int) -> None:
+    def _check_divides(self, divided: str, degree: int, part: str, value: int) -> None:
         if degree % value:
             near = nearest_divisor(degree, value)
-            raise ScenarioError(f"{part} = {value} does not divide {whole} {degree}; {near} (at $.parallel.{part})")
+            raise ScenarioError(f"{part} = {value} does not divide {divided} {degree}; {near} (at $.parallel.{part})")
 
     @property
     def tokens(self) -> list[str]:
@@ -172,8 +172,8 @@ class Dims(msgspec.Struct, frozen=True, dict=True):
     @staticmethod
     def _axes(names: Sequence[str], ordered: Sequence[str]) -> tuple[str, ...]:
         # RankGenerator appends what an order leaves out; its degree is 1.
-        whole = [*ordered, *(name for name in names if name not in ordered)]
-        return tuple(axis for name in whole for axis in _PARTS.get(name, (name,)))
+        all_names = [*ordered, *(name for name in names if name not in ordered)]
+        return tuple(axis for name in all_names for axis in _PARTS.get(name, (name,)))
 
     def axes_of(self, *names: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """All axes of the factorisation that these dimensions belong to, and the axes these are made of.

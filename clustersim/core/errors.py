@@ -38,7 +38,7 @@ class TraceError(ClusterSimError):
     """A log, table or trace that cannot be read."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known_names: Iterable[str]) -> str:
     """A tail for an error message: the known name nearest to a misspelt one, or the list of them.
 
     >>> nearest("rign", ["ring", "tree"])
@@ -46,7 +46,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     >>> nearest("xyz", ["ring", "tree"])
     'known: ring, tree'
     """
-    names = sorted(known)
+    names = sorted(known_names)
     lowered = {name.lower(): name for name in reversed(names)}
     close = difflib.get_close_matches(str(word).lower(), lowered, n=1, cutoff=0.6)
     return f"did you mean '{lowered[close[0]]}'?" if close else "known: " + ", ".join(names)
@@ -68,13 +68,13 @@ def nearest_divisor(size: int, value: int) -> str:
     return nearest_number(lambda n: size % n == 0, value, size)
 
 
-def few(words: Iterable[object], most: int) -> str:
+def few(items: Iterable[object], most: int) -> str:
     """The first of a list in words, and how many more there are.
 
     >>> few(range(9), 3)
     '0, 1, 2 and 6 more'
     """
-    named = [str(word) for word in words]
+    named = [str(word) for word in items]
     return ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")
 
 
@@ -90,10 +90,10 @@ EXTRAS = {
 """Extras of the package, and what each brings."""
 
 
-def needs(what: str, extra: str) -> str:
+def needs(feature: str, extra: str) -> str:
     """The sentence for work whose packages are not installed.
 
     >>> needs("a .pftrace", "perfetto")
     "a .pftrace needs an extra: pip install 'clustersim[perfetto]' (6 MB)"
     """
-    return f"{what} needs an extra: pip install 'clustersim[{extra}]' ({EXTRAS[extra]})"
+    return f"{feature} needs an extra: pip install 'clustersim[{extra}]' ({EXTRAS[extra]})"

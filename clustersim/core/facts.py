@@ -31,8 +31,8 @@ class MemoryMoments(msgspec.Struct, frozen=True):
     def columns(self) -> dict[str, Floats]:
         """By part (moments,) float [bytes]."""
         return {
-            name: np.broadcast_to(np.asarray(held, dtype=np.float64), len(self.moments))
-            for name, held in self.parts.items()
+            name: np.broadcast_to(np.asarray(part, dtype=np.float64), len(self.moments))
+            for name, part in self.parts.items()
         }
 
 
@@ -90,11 +90,11 @@ class RunFacts(msgspec.Struct, frozen=True):
     notes: list[str] = []
 
     @classmethod
-    def of(cls, said: Mapping[str, object]) -> RunFacts:
+    def of(cls, values: Mapping[str, object]) -> RunFacts:
         """From what ``clustersim run --json`` prints, and more."""
-        known: Plain = {name: said[name] for name in cls.__struct_fields__ if name in said}
-        known.setdefault("figures", figures.known(said))
-        return msgspec.convert(plain(known), cls)
+        known_fields: Plain = {name: values[name] for name in cls.__struct_fields__ if name in values}
+        known_fields.setdefault("figures", figures.known(values))
+        return msgspec.convert(plain(known_fields), cls)
 
     @property
     def what(self) -> str:

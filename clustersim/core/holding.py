@@ -45,10 +45,10 @@ def moments(names: list[str]) -> tuple[str, ...]:
 def piling_up(by_layer: Floats) -> Floats:
     """What backward leaves behind: nothing in forward, then each layer's bytes from its backward on."""
     n = len(by_layer)
-    held = np.zeros(2 * n + 1)
-    held[n : 2 * n] = np.cumsum(by_layer[::-1])
-    held[2 * n] = by_layer.sum()
-    return held
+    gradients = np.zeros(2 * n + 1)
+    gradients[n : 2 * n] = np.cumsum(by_layer[::-1])
+    gradients[2 * n] = by_layer.sum()
+    return gradients
 
 
 def always(nbytes: float, n_layers: int) -> Floats:

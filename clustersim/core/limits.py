@@ -28,32 +28,32 @@ SMALL = 2**28
 GROUPS = Path("/sys/fs/cgroup")
 
 
-def counted(n: float, most: int, what: str, error: type[ClusterSimError]) -> None:
-    """Raise ``error`` where a file asks for more than ``most``; ``what``: ``"x.toml: $.axes[0]: values"``."""
+def counted(n: float, most: int, subject: str, error: type[ClusterSimError]) -> None:
+    """Raise ``error`` where a file asks for more than ``most``; ``subject``: ``"x.toml: $.axes[0]: values"``."""
     if not n <= most:
-        raise error(f"{what}: {n:,.4g} are asked for; at most {most:,} are made")
+        raise error(f"{subject}: {n:,.4g} are asked for; at most {most:,} are made")
 
 
-def check(needed: float, what: str, instead: str, error: type[ClusterSimError] = ProgramError) -> None:
+def check(needed: float, purpose: str, instead: str, error: type[ClusterSimError] = ProgramError) -> None:
     """Raise ``error`` where ``needed`` bytes are more than this process can still get.
 
-    ``what`` : ``"at chunk fidelity"``. ``instead`` : what would fit.
+    ``purpose`` : ``"at chunk fidelity"``. ``instead`` : what would fit.
     """
     free = free_memory() if needed > SMALL else None
     if free is not None and needed > free:
-        told = f"this needs about {format_bytes(needed)} {what}, {format_bytes(free)} are free"
-        raise error(f"{told}; {instead}")
+        need_text = f"this needs about {format_bytes(needed)} {purpose}, {format_bytes(free)} are free"
+        raise error(f"{need_text}; {instead}")
 
 
 def free_memory() -> float | None:
     """[bytes] this process can still get: what the machine has, or its control group allows; None where unknown."""
-    known = [
+    limits_known = [
         _meminfo(),
         _allowed(),
         _left("memory.max", "memory.current"),
         _left("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ]
-    return min((value for value in known if value is not None), default=None)
+    return min((value for value in limits_known if value is not None), default=None)
 
 
 def _meminfo() -> float | None:

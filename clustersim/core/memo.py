@@ -68,10 +68,10 @@ def kept_with_topology(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R
 def _known(owner: Any, function: Callable[P, R], make: Callable[[Any], Callable[..., R]]) -> Callable[..., R]:
     """What an owner keeps of a function's answers, made where it has none."""
     answers: dict[Callable[P, R], Callable[..., R]] = vars(owner).setdefault("_answers", {})
-    known = answers.get(function)
-    if known is None:
-        known = answers[function] = make(owner)
-    return known
+    stored = answers.get(function)
+    if stored is None:
+        stored = answers[function] = make(owner)
+    return stored
 
 
 class ByWeight(Generic[R]):

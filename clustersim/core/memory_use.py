@@ -49,8 +49,8 @@ class MemoryCourse:
     @property
     def total(self) -> Floats:
         """(moments,) float [bytes], of the framework's allocator."""
-        whole: Floats = np.sum(list(self.parts.values()), axis=0)
-        return whole
+        total: Floats = np.sum(list(self.parts.values()), axis=0)
+        return total
 
     @property
     def peak(self) -> int:
@@ -208,18 +208,21 @@ class Verdict:
 
     def __str__(self) -> str:
         """One sentence: the state, by how much, and the three largest holders."""
-        held = ", ".join(
+        holders_text = ", ".join(
             f"{name.replace('_', ' ')} {format_bytes(n)}" for name, n in list(self.use.at_peak().items())[:3]
         )
-        where = f" ({self.use.where})" if self.use.where else ""
+        place_text = f" ({self.use.where})" if self.use.where else ""
         if self.state == DOES_NOT_FIT:
-            return f"does not fit on {self.device}{where}: {format_bytes(-self.spare)} too much; held by {held}"
+            return (
+                f"does not fit on {self.device}{place_text}: {format_bytes(-self.spare)} too much; held by "
+                f"{holders_text}"
+            )
         if self.state == MAY_RUN_OUT:
             most = f"with what allocator and libraries take besides about {format_bytes(self.use.shown)}"
             return (
-                f"may run out on {self.device}{where}: needs {format_bytes(self.use.total)} of "
-                f"{format_bytes(self.room)}, {most}; held by {held}"
+                f"may run out on {self.device}{place_text}: needs {format_bytes(self.use.total)} of "
+                f"{format_bytes(self.room)}, {most}; held by {holders_text}"
             )
         tight = "; above 70 % full, real steps are slower" if self.pressed else ""
         spare = f"{format_bytes(self.spare)} to spare ({self.share:.0%} used{tight})"
-        return f"fits on {self.device}{where} with {spare}; {held}"
+        return f"fits on {self.device}{place_text} with {spare}; {holders_text}"

@@ -108,12 +108,12 @@ class Mesh(Keeper):
 
     def ranks(self, **at: int) -> Ints:
         """Workers at these coordinates, ascending: ``ranks(pp=2)`` are the ranks of the third stage."""
-        here = np.ones(self.workers, dtype=bool)
+        selected = np.ones(self.workers, dtype=bool)
         for name, index in at.items():
             if not 0 <= index < self.size(name):
                 raise ProgramError(f"{name} = {index}: the mesh has {self.size(name)} along {name}, counted from 0")
-            here &= self.coordinates(name) == index
-        return np.flatnonzero(here).astype(np.int64)
+            selected &= self.coordinates(name) == index
+        return np.flatnonzero(selected).astype(np.int64)
 
 
 @kept_with_first(maxsize=1)

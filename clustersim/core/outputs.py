@@ -35,7 +35,7 @@ def together(folder: Path) -> Iterator[Callable[[str], Path]]:
     All get their names when the block ends well; else none does, and those that were there stay. Raises
     :class:`ClusterSimError` for a name that is a link, a device or a folder.
     """
-    made: dict[Path, Path] = {}
+    temporaries: dict[Path, Path] = {}
 
     def path_of(name: str) -> Path:
         path = folder / name
@@ -44,15 +44,15 @@ def together(folder: Path) -> Iterator[Callable[[str], Path]]:
         # The suffix stays last: writers choose gzip or PNG by it.
         temporary = path.with_name(f".{os.getpid()}-{path.name}")
         UNFINISHED.add(temporary)
-        made[temporary] = path
+        temporaries[temporary] = path
         return temporary
 
     try:
         yield path_of
-        for temporary, path in made.items():
+        for temporary, path in temporaries.items():
             os.replace(temporary, path)
     finally:
-        for temporary in made:
+        for temporary in temporaries:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             UNFINISHED.discard(temporary)
@@ -110,16 +110,16 @@ def ours(path: Path, mark: bytes) -> None:
     """Raise :class:`ClusterSimError` where a file is there that does not have ``mark`` near its beginning."""
     regular(path)
     with writing(path):
-        known = not path.exists() or mark in path.read_bytes()[:4096]
-    if not known:
+        own_file = not path.exists() or mark in path.read_bytes()[:4096]
+    if not own_file:
         raise ClusterSimError(f"{path}: is there, and clustersim did not write it; use another name, or remove it")
 
 
 def _sweep_up(path: Path) -> None:
     """Remove temporary files for this path that processes which are no more have left."""
     for left in path.parent.glob(f".*-{_literal(path.name)}"):
-        found = re.fullmatch(rf"\.(\d+)-{re.escape(path.name)}", left.name)
-        if found and left not in UNFINISHED and not _alive(int(found.group(1))):
+        match = re.fullmatch(rf"\.(\d+)-{re.escape(path.name)}", left.name)
+        if match and left not in UNFINISHED and not _alive(int(match.group(1))):
             with contextlib.suppress(OSError):
                 left.unlink()
 
@@ -182,19 +182,19 @@ class Folder(msgspec.Struct, frozen=True):
         """
         if self.path.exists() and not self.path.is_dir():
             raise ClusterSimError(f"{self.path}: is a file; --out names a folder")
-        found = _read(self.path / MANIFEST)
-        mine = self.manifest
-        if found is None:
-            there = next((name for name in self.names if os.path.lexists(self.path / name)), None)
-            if there is not None:
+        manifest = _read(self.path / MANIFEST)
+        own_manifest = self.manifest
+        if manifest is None:
+            existing = next((name for name in self.names if os.path.lexists(self.path / name)), None)
+            if existing is not None:
                 raise ClusterSimError(
-                    f"{self.path / there}: is there, and no {self.kind} of clustersim wrote it; use another folder"
+                    f"{self.path / existing}: is there, and no {self.kind} of clustersim wrote it; use another folder"
                 )
-        elif found.kind != mine.kind or (found.digest != mine.digest and not replace):
-            other = "another" if found.kind == mine.kind else "a"
+        elif manifest.kind != own_manifest.kind or (manifest.digest != own_manifest.digest and not replace):
+            article = "another" if manifest.kind == own_manifest.kind else "a"
             raise ClusterSimError(
-                f"{self.path}: holds {other} {found.kind}, {found.name!r}; outputs of two are not mixed: use another "
-                "folder, or remove this one"
+                f"{self.path}: holds {article} {manifest.kind}, {manifest.name!r}; outputs of two are not mixed: use "
+                f"another folder, or remove this one"
             )
         for name in (MANIFEST, *self.names):
             regular(self.path / name)

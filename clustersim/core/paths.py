@@ -31,8 +31,8 @@ def checkout() -> Path | None:
 def shipped(kind: str, suffix: str = ".toml") -> list[str]:
     """Names, without suffix, of every shipped file of a kind, sorted."""
     folder = data_path(kind)
-    found = os.listdir(folder) if folder.is_dir() else []
-    return sorted(name.removesuffix(suffix) for name in found if name.endswith(suffix))
+    file_names = os.listdir(folder) if folder.is_dir() else []
+    return sorted(name.removesuffix(suffix) for name in file_names if name.endswith(suffix))
 
 
 def _finite(value: Any) -> bool:

@@ -53,13 +53,13 @@ def of_collective(topology: Topology, nbytes: float, nodes: int | None = None) -
     data = _data()["collectives"]
     scale = scale_class(topology.n_nodes if nodes is None else nodes)
     if topology.calibration is not None or topology.measured:
-        known = "calibrated"
+        closeness = "calibrated"
     elif topology.name in data["platforms"]:
-        known = "published"
+        closeness = "published"
     else:
         usual = scale == "one node" or topology.node_types[0].net in data["transports"]
-        known = "similar" if usual else "new"
-    return _range(data[known][f"{size_class(nbytes)}, {scale}"], known)
+        closeness = "similar" if usual else "new"
+    return _range(data[closeness][f"{size_class(nbytes)}, {scale}"], closeness)
 
 
 def of_step(kind: str, source: str = "") -> PredictionRange:
@@ -87,8 +87,10 @@ def as_of() -> str:
     return str(_data()["date"])
 
 
-def _range(found: Table, known: str) -> PredictionRange:
-    return PredictionRange(float(found["p50"]), float(found["p90"]), int(found["rows"]), int(found["groups"]), known)
+def _range(entry: Table, closeness: str) -> PredictionRange:
+    return PredictionRange(
+        float(entry["p50"]), float(entry["p90"]), int(entry["rows"]), int(entry["groups"]), closeness
+    )
 
 
 @lru_cache(maxsize=1)
@@ -105,8 +107,8 @@ def alike(a_kind: str, a: float, b_kind: str, b: float) -> bool:
 
 def off_by(kind: str) -> str:
     """How coarsely steps of a kind of strategy are predicted, in words."""
-    known = of_step(kind)
-    return f"half of {known.rows} published {kind} steps were off by more than {known.p50:.0%}"
+    step_range = of_step(kind)
+    return f"half of {step_range.rows} published {kind} steps were off by more than {step_range.p50:.0%}"
 
 
 def within() -> str:

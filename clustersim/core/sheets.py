@@ -55,12 +55,12 @@ class Shelf:
 
     def _kinds(self) -> Marks:
         """(world_size,) a number for each rank, equal for those that did the same ops as often."""
-        sets, op, of, *_ = self._rows
+        sets, op, set_of, *_ = self._rows
         kinds = np.zeros(self._world, dtype=np.uint64)
         draw = np.random.default_rng(0)
         of_op = draw.integers(2**63, size=int(op.max(initial=-1)) + 1, dtype=np.uint64)
         of_set = np.zeros(len(sets), dtype=np.uint64)
-        np.add.at(of_set, of, of_op[op])
+        np.add.at(of_set, set_of, of_op[op])
         for ranks, mark in zip(sets, of_set, strict=True):
             kinds[ranks] += mark
         for blocks in self._of.values():
@@ -69,11 +69,11 @@ class Shelf:
 
     def courses(self) -> Marks:
         """(world_size,) a number for each rank, equal for those that have exactly the same spans."""
-        sets, _, of, *_ = self._rows
+        sets, _, set_of, *_ = self._rows
         courses = np.zeros(self._world, dtype=np.uint64)
         draw = np.random.default_rng(0)
         mark = draw.integers(2**63, size=len(sets), dtype=np.uint64)
-        for s in np.unique(of).tolist():
+        for s in np.unique(set_of).tolist():
             courses[sets[s]] += mark[s]
         for blocks in self._of.values():  # and where each has its own times, when those are the same bits
             ranks = blocks[0].ranks
@@ -89,9 +89,9 @@ class Shelf:
                 length = len(ranks) if meeting is None else len(columns[0].values)
                 step = max(1, AT_ONCE // length)
                 total = np.zeros(length, dtype=np.uint64)
-                for at in range(0, len(columns), step):
-                    some = [c.all if meeting is None else c.values for c in columns[at : at + step]]
-                    bits = np.concatenate(some).view(np.uint64).reshape(-1, length)
+                for first in range(0, len(columns), step):
+                    chunk = [c.all if meeting is None else c.values for c in columns[first : first + step]]
+                    bits = np.concatenate(chunk).view(np.uint64).reshape(-1, length)
                     odd = draw.integers(2**63, size=(len(bits), 1), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
                     total += ((bits ^ (bits >> np.uint64(31))) * odd).sum(axis=0, dtype=np.uint64)
                 courses[ranks] += total if meeting is None else total[meeting]
@@ -100,17 +100,21 @@ class Shelf:
     def parts(self, ranks: Ints, at_once: int = AT_ONCE, least: int = 1) -> Iterator[SheetPart]:
         """These ranks (ascending), those that did the same ops together, about ``at_once`` spans in a part, but
         ``least`` ranks where there are so many."""
-        kinds, of = np.unique(self._kind[ranks], return_inverse=True)
+        kinds, kind_of = np.unique(self._kind[ranks], return_inverse=True)
         for kind in range(len(kinds)):
-            mine = ranks[of == kind]
-            held = [
-                (_places(blocks[0].ranks, mine), blocks) for blocks in self._of.values() if mine[0] in blocks[0].ranks
+            members = ranks[kind_of == kind]
+            block_places = [
+                (_places(blocks[0].ranks, members), blocks)
+                for blocks in self._of.values()
+                if members[0] in blocks[0].ranks
             ]
-            step = max(least, at_once // max(sum(len(blocks) for _, blocks in held), 1))
-            for at in range(0, len(mine), step):
-                some = mine[at : at + step]
-                rows = _of_rows(self._rows, some) if len(self._rows[1]) else None
-                yield SheetPart(some, rows, [(places[at : at + step], blocks) for places, blocks in held])
+            step = max(least, at_once // max(sum(len(blocks) for _, blocks in block_places), 1))
+            for first in range(0, len(members), step):
+                chunk = members[first : first + step]
+                rows = _of_rows(self._rows, chunk) if len(self._rows[1]) else None
+                yield SheetPart(
+                    chunk, rows, [(places[first : first + step], blocks) for places, blocks in block_places]
+                )
 
     def sheets(self, ranks: Ints, at_once: int = AT_ONCE) -> Iterator[Sheet]:
         """Every span of these ranks (ascending), about ``at_once`` of them in a sheet."""
@@ -140,10 +144,11 @@ def _sheet(part: SheetPart) -> Sheet:
     if len(parts) == 1 and len(parts[0].start) == n:
         return parts[0]
     none = np.zeros((n, 0))
-    op = np.concatenate([np.zeros(0, dtype=np.int64), *(one.op for one in parts)])
+    op = np.concatenate([np.zeros(0, dtype=np.int64), *(part.op for part in parts)])
     order = np.argsort(op, kind="stable")
     tables = (
-        [np.broadcast_to(getattr(one, name), (n, len(one.op))) for one in parts] for name in ("ready", "start", "end")
+        [np.broadcast_to(getattr(part, name), (n, len(part.op))) for part in parts]
+        for name in ("ready", "start", "end")
     )
     times = (np.concatenate([none, *columns], axis=1)[:, order] for columns in tables)
     return Sheet(part.ranks, op[order], *times)
@@ -167,13 +172,13 @@ class ColumnGlance:
 
     def __call__(self, column: Column) -> Floats:
         """(k,), or where all agree (1,) [s]."""
-        found = self._known.get(id(column))
-        if found is None:
-            found = column.counted(self._own)
+        counted = self._known.get(id(column))
+        if counted is None:
+            counted = column.counted(self._own)
             if column.since is not None:
-                found = self(column.since) + found
-            self._known[id(column)] = found
-        return found
+                counted = self(column.since) + counted
+            self._known[id(column)] = counted
+        return counted
 
 
 def stacked(columns: Sequence[Column], places: Ints) -> Floats:
@@ -185,12 +190,12 @@ def stacked(columns: Sequence[Column], places: Ints) -> Floats:
         kinds.setdefault((column.wide, id(column.of)), []).append(i)
     table = np.empty((len(columns), n))
     for (wide, _), which in kinds.items():
-        of = columns[which[0]].of
-        if wide and of is None:
+        meeting_of = columns[which[0]].of
+        if wide and meeting_of is None:
             table[which] = np.concatenate([columns[i].at(own) for i in which]).reshape(-1, n)
         else:  # a value for all ranks, or one for each meeting
             values = np.concatenate([columns[i].values for i in which]).reshape(len(which), -1)
-            table[which] = values if of is None else values[:, of[own]]
+            table[which] = values if meeting_of is None else values[:, meeting_of[own]]
     return np.ascontiguousarray(table.T)
 
 
@@ -203,13 +208,13 @@ def _places(among: Ints, ranks: Ints) -> Ints:
 
 def _of_rows(rows: Rows, ranks: Ints) -> Sheet:
     """What these ranks did, as far as it is kept as rows; they are in as many. Tables of one row where all agree."""
-    sets, op, of, *times = rows
+    sets, op, set_of, *times = rows
     owner = np.repeat(np.arange(len(sets)), [len(members) for members in sets])
-    count = np.bincount(owner[np.isin(np.concatenate(sets), ranks)], minlength=len(sets))[of]
+    count = np.bincount(owner[np.isin(np.concatenate(sets), ranks)], minlength=len(sets))[set_of]
     if ((count == 0) | (count == len(ranks))).all():
-        mine = np.flatnonzero(count)
-        mine = mine[np.lexsort((times[1][mine], op[mine]))]
-        return Sheet(ranks, op[mine], *(column[mine][None] for column in times))
+        wanted = np.flatnonzero(count)
+        wanted = wanted[np.lexsort((times[1][wanted], op[wanted]))]
+        return Sheet(ranks, op[wanted], *(column[wanted][None] for column in times))
     rank, op, *times = expanded(rows, ranks)
     order = np.lexsort((times[1], op, rank))
     tables = (column[order].reshape(len(ranks), -1) for column in times)
@@ -218,17 +223,17 @@ def _of_rows(rows: Rows, ranks: Ints) -> Sheet:
 
 def expanded(rows: Rows, wanted: Ints | None = None) -> Columns:
     """Rank, op, ready, start and end of each span of the rows, those of the ranks ``wanted`` alone."""
-    sets, op, of, ready, start, end = rows
+    sets, op, set_of, ready, start, end = rows
     sizes = np.array([len(s) for s in sets], dtype=np.int64)
     members = np.concatenate(sets) if sets else np.array([], dtype=np.int64)
     if wanted is not None:
-        kept = np.isin(members, wanted)
-        owner = np.repeat(np.arange(len(sizes)), sizes)[kept]
-        members = members[kept]
+        chosen = np.isin(members, wanted)
+        owner = np.repeat(np.arange(len(sizes)), sizes)[chosen]
+        members = members[chosen]
         sizes = np.bincount(owner, minlength=len(sizes))
-    repeat = sizes[of]
+    repeat = sizes[set_of]
     # Each row's members are a slice of ``members``: its set's offset, plus 0, 1, 2... inside the row.
     inside = np.arange(repeat.sum()) - np.repeat(np.cumsum(repeat) - repeat, repeat)
-    rank = members[np.repeat((np.cumsum(sizes) - sizes)[of], repeat) + inside]
+    rank = members[np.repeat((np.cumsum(sizes) - sizes)[set_of], repeat) + inside]
     ready, start, end = (np.repeat(column, repeat) for column in (ready, start, end))
     return rank, np.repeat(op, repeat), ready, start, end

@@ -63,8 +63,8 @@ def shown(value: object) -> str:
 
 def short(text: str) -> str:
     """A name or path as a message shows it."""
-    kept = "".join(c if c.isprintable() else "?" for c in text[: 4 * SHOWN])
-    return kept if len(text) <= 4 * SHOWN else kept + "..."
+    printable = "".join(c if c.isprintable() else "?" for c in text[: 4 * SHOWN])
+    return printable if len(text) <= 4 * SHOWN else printable + "..."
 
 
 def there(path: str | Path) -> bool:
@@ -88,13 +88,13 @@ def is_folder(path: str | Path) -> bool:
 def plain_file(path: Path, error: Raised) -> int:
     """The size [bytes] of a file. Raises ``error`` for a folder, a pipe or a device, which would have no end."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError) as wrong:
         raise error(f"{path}: cannot be read: {getattr(wrong, 'strerror', None) or wrong}") from None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe"}
-        raise error(f"{path}: cannot be read: it is a {kinds.get(stat.S_IFMT(found.st_mode), 'device')}, not a file")
-    return found.st_size
+        raise error(f"{path}: cannot be read: it is a {kinds.get(stat.S_IFMT(status.st_mode), 'device')}, not a file")
+    return status.st_size
 
 
 def text_of(path: Path, error: Raised) -> str:
@@ -114,13 +114,13 @@ def text_of(path: Path, error: Raised) -> str:
 def toml(text: str, where: str, error: Raised) -> Table:
     """The tables of a TOML text; ``where`` is said first in an error. Raises ``error``."""
     try:
-        found = tomllib.loads(text.replace("\r\n", "\n"))
+        table = tomllib.loads(text.replace("\r\n", "\n"))
     except tomllib.TOMLDecodeError as wrong:
         raise error(f"{where}: is not TOML: {wrong}") from None
     except (ValueError, RecursionError) as wrong:
         raise error(f"{where}: is not TOML: {_beyond(wrong)}") from None
-    check(found, where, error)
-    return found
+    check(table, where, error)
+    return table
 
 
 def headline(title: str) -> tuple[str, str]:
@@ -138,28 +138,28 @@ def json_table(text: str, where: str, error: Raised) -> Table:
     twice: list[list[str]] = []
 
     def once(pairs: list[tuple[str, Any]]) -> Table:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        table = dict(pairs)
+        if len(table) < len(pairs):
             twice.append([name for name, _ in pairs])
-        return found
+        return table
 
     try:
-        found = json.loads(text, object_pairs_hook=once)
+        table = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as wrong:
         raise error(f"{where}: is not JSON: {_beyond(wrong)}") from None
     if twice:
         _twice(twice[0], where, error)
-    if not isinstance(found, dict):
-        raise error(f"{where}: holds {shown(found)}, not an object in braces")
-    check(found, where, error)
-    return found
+    if not isinstance(table, dict):
+        raise error(f"{where}: holds {shown(table)}, not an object in braces")
+    check(table, where, error)
+    return table
 
 
-def _twice(names: list[str], where: str, error: Raised) -> None:
+def _twice(names: list[str], source: str, error: Raised) -> None:
     """Raise ``error`` for a key that is there twice."""
-    found = next((name for name in names if names.count(name) > 1), None)
-    if found is not None:
-        raise error(f"{where}: the key {shown(found)} is there twice; say it once")
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise error(f"{source}: the key {shown(repeated)} is there twice; say it once")
 
 
 def yaml_table(text: str, where: str, error: Raised) -> Table:
@@ -172,34 +172,34 @@ def yaml_table(text: str, where: str, error: Raised) -> Table:
         raise error(f"{where}: {format_bytes(len(text))} are more than the {format_bytes(LARGEST_YAML)} of YAML read")
 
     try:
-        found = yaml.load(text, _plain_loader(where, error))
+        table = yaml.load(text, _plain_loader(where, error))
     except yaml.YAMLError as wrong:
         mark = getattr(wrong, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
-        what = getattr(wrong, "problem", None) or wrong
-        raise error(f"{where}: is not YAML of plain values: {what}{line}") from None
+        problem = getattr(wrong, "problem", None) or wrong
+        raise error(f"{where}: is not YAML of plain values: {problem}{line}") from None
     except (ValueError, RecursionError) as wrong:
         raise error(f"{where}: is not YAML: {_beyond(wrong)}") from None
-    if not isinstance(found, dict):
-        raise error(f"{where}: holds {shown(found)}, not keys with values")
-    check(found, where, error)
-    return found
+    if not isinstance(table, dict):
+        raise error(f"{where}: holds {shown(table)}, not keys with values")
+    check(table, where, error)
+    return table
 
 
-def _plain_loader(where: str, error: Raised) -> Any:
+def _plain_loader(source: str, error: Raised) -> Any:
     import yaml
 
     class Plain(yaml.SafeLoader):  # type: ignore[misc]
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):  # of an alias of aliases a few lines make gigabytes
                 line = self.peek_event().start_mark.line + 1
-                raise error(f"{where}: line {line} holds an alias; write its value")
+                raise error(f"{source}: line {line} holds an alias; write its value")
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            _twice([str(key.value) for key, _ in node.value], where, error)
-            made: dict[Any, Any] = super().construct_mapping(node, deep)
-            return made
+            _twice([str(key.value) for key, _ in node.value], source, error)
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+            return mapping
 
     return Plain
 
@@ -216,28 +216,28 @@ def decoded(data: bytes | bytearray | str, kind: type[T], damaged: str, error: R
         raise error(f"{damaged}: {str(wrong)[:200]}") from None
 
 
-def csv_rows(text: str, where: str, error: Raised) -> Iterator[list[str]]:
+def csv_rows(text: str, source: str, error: Raised) -> Iterator[list[str]]:
     """The rows of a CSV text. Raises ``error`` for a NUL, or a cell without an end."""
     if "\0" in text:
-        raise error(f"{where}: line {1 + text[: text.index(chr(0))].count(chr(10))} holds a NUL character")
+        raise error(f"{source}: line {1 + text[: text.index(chr(0))].count(chr(10))} holds a NUL character")
     try:
         yield from csv.reader(io.StringIO(text, newline=""))
     except csv.Error as wrong:
-        raise error(f"{where}: is not a CSV table: {wrong}") from None
+        raise error(f"{source}: is not a CSV table: {wrong}") from None
 
 
-def check(table: Any, where: str, error: Raised) -> None:
+def check(table: Any, source: str, error: Raised) -> None:
     """Raise ``error`` for what no field can hold: numbers without end or of more than 64 bits, NUL, endless nesting."""
     for path, depth, value in _values(table):
-        at = f"(at $.{path[:200]})" if path else "(at $)"
+        field = f"(at $.{path[:200]})" if path else "(at $)"
         if depth > DEEPEST:
-            raise error(f"{where}: tables and lists lie more than {DEEPEST} deep inside each other {at}")
+            raise error(f"{source}: tables and lists lie more than {DEEPEST} deep inside each other {field}")
         if isinstance(value, str) and "\0" in value:
-            raise error(f"{where}: {shown(value)} holds a NUL character {at}")
+            raise error(f"{source}: {shown(value)} holds a NUL character {field}")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise error(f"{where}: {shown(value)} is larger than any number that is meant here {at}")
+            raise error(f"{source}: {shown(value)} is larger than any number that is meant here {field}")
         if isinstance(value, float) and not abs(value) < 1e200:
-            raise error(f"{where}: {value} is not a number that a field can hold {at}")
+            raise error(f"{source}: {value} is not a number that a field can hold {field}")
 
 
 def _values(table: Any) -> Iterator[tuple[str, int, Any]]:
@@ -293,7 +293,7 @@ def _bare(kind: Any) -> Any:
     if typing.get_origin(kind) is typing.Annotated:
         return _bare(typing.get_args(kind)[0])
     if typing.get_origin(kind) in {typing.Union, types.UnionType}:
-        return _bare(next(one for one in typing.get_args(kind) if one is not type(None)))
+        return _bare(next(member for member in typing.get_args(kind) if member is not type(None)))
     return kind
 
 

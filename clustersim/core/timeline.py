@@ -174,9 +174,9 @@ class Timeline(Keeper):
         """
         timeline = cls(world_size, ops, rank_sets, *rows, **rest)
         if blocks:
-            known = vars(timeline)
-            known["blocks"] = blocks
-            known["_narrow"] = tuple(known.pop(name) for name in _ROWS)
+            attributes = vars(timeline)
+            attributes["blocks"] = blocks
+            attributes["_narrow"] = tuple(attributes.pop(name) for name in _ROWS)
         return timeline
 
     if not TYPE_CHECKING:  # a fallback that answers everything would hide misspelt names from mypy
@@ -186,8 +186,8 @@ class Timeline(Keeper):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             sets, *rows = vars(self)["_narrow"]
             book = RankSets(self.world_size, sets)
-            made = joined([tuple(rows), *(book.rows(block) for block in self.blocks)])
-            vars(self).update(zip(_ROWS, (tuple(book.sets), *made), strict=True))
+            columns = joined([tuple(rows), *(book.rows(block) for block in self.blocks)])
+            vars(self).update(zip(_ROWS, (tuple(book.sets), *columns), strict=True))
             return vars(self)[name]
 
     def _rows(self) -> Rows:
@@ -212,7 +212,7 @@ class Timeline(Keeper):
             "ops": len(self.ops),
             "spans": int(self.per_op()["ranks"].sum()),
         }
-        return [*((what, f"{n:,}") for what, n in counts.items()), ("from begin to end", format_time(self.makespan))]
+        return [*((noun, f"{n:,}") for noun, n in counts.items()), ("from begin to end", format_time(self.makespan))]
 
     @property
     def makespan(self) -> float:
@@ -231,19 +231,19 @@ class Timeline(Keeper):
 
     def ranks_per_op(self, below: int | None = None) -> Ints:
         """(n_ops,) how many ranks did each op, of those ``below`` a number: of all, ``ranks`` of :meth:`per_op`."""
-        sets, op, of, *_ = self._rows()
+        sets, op, set_of, *_ = self._rows()
         who = {id(block.ranks): block.ranks for block in self.blocks}
         least = self.world_size if below is None else below
         sizes = np.array([len(s) if least >= self.world_size else (s < least).sum() for s in sets], dtype=np.int64)
-        ranks = np.bincount(op, weights=sizes[of], minlength=len(self.ops)).astype(np.int64)
-        count = {key: int((mine < least).sum()) for key, mine in who.items()}
+        ranks = np.bincount(op, weights=sizes[set_of], minlength=len(self.ops)).astype(np.int64)
+        count = {key: int((members < least).sum()) for key, members in who.items()}
         np.add.at(ranks, [block.op for block in self.blocks], [count[id(block.ranks)] for block in self.blocks])
         return ranks
 
     @cached_property
     def _per_op(self) -> dict[str, npt.NDArray[Any]]:
-        n, (sets, op, of, ready, start, end) = len(self.ops), self._rows()
-        sizes = np.array([len(s) for s in sets], dtype=np.int64)[of]
+        n, (sets, op, set_of, ready, start, end) = len(self.ops), self._rows()
+        sizes = np.array([len(s) for s in sets], dtype=np.int64)[set_of]
         ranks = self.ranks_per_op()
         seconds = np.bincount(op, weights=(end - start) * sizes, minlength=n).astype(np.float64)
         first = np.full(n, np.inf)
@@ -256,10 +256,10 @@ class Timeline(Keeper):
         into = (np.add, seconds), (np.minimum, first), (np.minimum, began), (np.maximum, last)
         for (how, column), values in zip(into, columns, strict=True):
             how.at(column, of_block, values)
-        found = {"ranks": ranks, "seconds": seconds, "ready": first, "start": began, "end": last}
-        for column in found.values():
+        op_columns = {"ranks": ranks, "seconds": seconds, "ready": first, "start": began, "end": last}
+        for column in op_columns.values():
             column.flags.writeable = False  # everybody who asks gets the same
-        return found
+        return op_columns
 
     def spans(self, ranks: Sequence[int] | None = None) -> dict[str, npt.NDArray[Any]]:
         """Spans as columns ``rank, op, ready, start, end``, sorted by rank, then start, then op.

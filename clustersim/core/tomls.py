@@ -21,7 +21,7 @@ def toml_value(value: object) -> str:
     '[{match = "node0/nic0", factor = 0.5}]'
     """
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(name)} = {toml_value(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(name)} = {toml_value(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, str):  # as JSON, but for DEL, which JSON leaves as it is and TOML refuses
@@ -44,14 +44,14 @@ def nested(values: Table) -> Table:
     >>> nested({"model.name": "resnet50", "seed": 1})
     {'model': {'name': 'resnet50'}, 'seed': 1}
     """
-    made: Table = {}
+    tables: Table = {}
     for name, value in values.items():
-        *way, last = name.split(".")
-        here = made
-        for part in way:
-            here = here.setdefault(part, {})
-        here[last] = value
-    return made
+        *parents, last = name.split(".")
+        table_at = tables
+        for part in parents:
+            table_at = table_at.setdefault(part, {})
+        table_at[last] = value
+    return tables
 
 
 def flat(table: Table, leaf: Collection[str] = (), head: str = "") -> Table:
@@ -61,13 +61,13 @@ def flat(table: Table, leaf: Collection[str] = (), head: str = "") -> Table:
     >>> flat({"cluster": {"nodes": 4}, "run.steps": 3})
     {'cluster.nodes': 4, 'run.steps': 3}
     """
-    found: Table = {}
+    flattened: Table = {}
     for key, value in table.items():
         if isinstance(value, dict) and value and not set(leaf) & set(value):
-            found |= flat(value, leaf, f"{head}{key}.")
+            flattened |= flat(value, leaf, f"{head}{key}.")
         else:
-            found[head + key] = value
-    return found
+            flattened[head + key] = value
+    return flattened
 
 
 def _lines(table: Table, head: str) -> Iterator[str]:

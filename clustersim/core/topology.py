@@ -187,8 +187,8 @@ class Topology(Keeper):
     def node_gpus(self, node: int) -> Ints:
         """Vertex ids of one node's GPUs, in local-rank order."""
         first, last = np.searchsorted(self.vertex_node[self.gpus], [node, node + 1])  # gpus are node-major
-        mine: Ints = self.gpus[first:last]
-        return mine
+        gpus_here: Ints = self.gpus[first:last]
+        return gpus_here
 
     @cached_property
     def graph(self) -> nx.DiGraph[str]:

@@ -88,13 +88,13 @@ _SECONDS = re.compile(_NUMBER + r"(s|ms|us|µs|μs|ns|min|h|d)\s*")
 _MESSAGE = re.compile(_NUMBER + r"([kKMGT])?(i?B)?\s*")
 
 
-def _parse(text: object, pattern: re.Pattern[str], what: str, example: str) -> re.Match[str]:
+def _parse(text: object, pattern: re.Pattern[str], noun: str, example: str) -> re.Match[str]:
     if isinstance(text, int | float) and not isinstance(text, bool):
-        raise UnitError(f"{text!r} is a bare number where {what} is needed; write it like {example}")
-    found = pattern.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
-        raise UnitError(f"cannot read {text!r} as {what}; write it like {example}")
-    return found
+        raise UnitError(f"{text!r} is a bare number where {noun} is needed; write it like {example}")
+    match = pattern.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise UnitError(f"cannot read {text!r} as {noun}; write it like {example}")
+    return match
 
 
 def parse_bandwidth(text: str) -> float:
@@ -103,9 +103,9 @@ def parse_bandwidth(text: str) -> float:
     >>> parse_bandwidth("400 Gb/s")
     50000000000.0
     """
-    found = _parse(text, _BANDWIDTH, "a bandwidth", "'400 Gb/s' or '50 GB/s'")
-    bits = found.group(3) != "B"
-    value = float(found.group(1).replace("_", "")) * _PREFIX[found.group(2) or ""] / (8.0 if bits else 1.0)
+    match = _parse(text, _BANDWIDTH, "a bandwidth", "'400 Gb/s' or '50 GB/s'")
+    bits = match.group(3) != "B"
+    value = float(match.group(1).replace("_", "")) * _PREFIX[match.group(2) or ""] / (8.0 if bits else 1.0)
     return _positive(value, text, "a bandwidth")
 
 
@@ -115,9 +115,9 @@ def parse_bytes(text: str) -> float:
     >>> parse_bytes("25 MiB")
     26214400.0
     """
-    found = _parse(text, _BYTES, "a size", "'80 GB' or '25 MiB'")
-    bits = found.group(3).startswith("b") and found.group(3) not in {"byte", "bytes"}
-    value = float(found.group(1).replace("_", "")) * _PREFIX[found.group(2) or ""] / (8.0 if bits else 1.0)
+    match = _parse(text, _BYTES, "a size", "'80 GB' or '25 MiB'")
+    bits = match.group(3).startswith("b") and match.group(3) not in {"byte", "bytes"}
+    value = float(match.group(1).replace("_", "")) * _PREFIX[match.group(2) or ""] / (8.0 if bits else 1.0)
     return _positive(value, text, "a size", zero=True)
 
 
@@ -127,10 +127,10 @@ def parse_time(text: str) -> float:
     >>> parse_time("500 ns")
     5e-07
     """
-    found = _parse(text, _SECONDS, "a time", "'500 ns' or '3.4 us'")
+    match = _parse(text, _SECONDS, "a time", "'500 ns' or '3.4 us'")
     # Divide by the whole power of ten: 500 / 1e9 is the float nearest 5e-7, 500 * 1e-9 is not.
-    number = float(found.group(1).replace("_", ""))
-    scale = _TIME[found.group(2)]
+    number = float(match.group(1).replace("_", ""))
+    scale = _TIME[match.group(2)]
     return _positive(number * scale if scale >= 1 else number / round(1 / scale), text, "a time", zero=True)
 
 
@@ -140,8 +140,8 @@ def parse_flops(text: str) -> float:
     >>> parse_flops("989 TFLOP/s")
     989000000000000.0
     """
-    found = _parse(text, _FLOPS, "a compute rate", "'989 TFLOP/s'")
-    value = float(found.group(1).replace("_", "")) * _PREFIX[found.group(2) or ""]
+    match = _parse(text, _FLOPS, "a compute rate", "'989 TFLOP/s'")
+    value = float(match.group(1).replace("_", "")) * _PREFIX[match.group(2) or ""]
     return _positive(value, text, "a compute rate")
 
 
@@ -167,9 +167,9 @@ def parse_message_size(text: str) -> int:
     True
     """
     example = "'1GiB', '128M' or '4096'"
-    found = _parse(text, _MESSAGE, "a message size", example)
-    scale = 2.0 ** {None: 0, "k": 10, "K": 10, "M": 20, "G": 30, "T": 40}[found.group(2)]
-    value = _positive(float(found.group(1).replace("_", "")) * scale, text, "a message size")
+    match = _parse(text, _MESSAGE, "a message size", example)
+    scale = 2.0 ** {None: 0, "k": 10, "K": 10, "M": 20, "G": 30, "T": 40}[match.group(2)]
+    value = _positive(float(match.group(1).replace("_", "")) * scale, text, "a message size")
     if value != int(value):
         raise UnitError(f"{text!r} is not a whole number of bytes; write it like {example}")
     if value > LARGEST_MESSAGE:
@@ -185,9 +185,9 @@ def parse_nccl_version(text: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
-def _positive(value: float, text: str, what: str, *, zero: bool = False) -> float:
+def _positive(value: float, text: str, noun: str, *, zero: bool = False) -> float:
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        raise UnitError(f"{text!r} is not {what}: it must be {'at least' if zero else 'above'} zero")
+        raise UnitError(f"{text!r} is not {noun}: it must be {'at least' if zero else 'above'} zero")
     return value
 
 

@@ -135,8 +135,8 @@ def drawn(
         _drifting(v, steps, ranks, streams[2]),
         1.0 + v.day_swing / 2 * np.sin(2 * np.pi * streams[3].random((steps, 1))) if v.day_swing else None,
     ]
-    there = [one for one in parts if one is not None]
-    pace = np.broadcast_to(math.prod(there[1:], start=there[0]), (steps, ranks)) if there else None
+    present = [part for part in parts if part is not None]
+    pace = np.broadcast_to(math.prod(present[1:], start=present[0]), (steps, ranks)) if present else None
     lengths = None
     if v.microbatch_cv:
         lengths = lognormal(v.microbatch_cv, (steps, where.microbatches, int(where.replica.max()) + 1), streams[4])
@@ -146,13 +146,13 @@ def drawn(
 def lognormal(cv: float, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
     """Of mean 1."""
     sigma2 = math.log1p(cv * cv)
-    made: Floats = np.exp(math.sqrt(sigma2) * rng.standard_normal(shape) - sigma2 / 2)
-    return made
+    factors: Floats = np.exp(math.sqrt(sigma2) * rng.standard_normal(shape) - sigma2 / 2)
+    return factors
 
 
 def _normal(cv: float, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
-    made: Floats = np.maximum(1.0 + cv * rng.standard_normal(shape), LEAST)
-    return made
+    factors: Floats = np.maximum(1.0 + cv * rng.standard_normal(shape), LEAST)
+    return factors
 
 
 def _fresh(v: Variation, shape: tuple[int, int], rng: np.random.Generator) -> Floats | None:
@@ -166,36 +166,36 @@ def _fresh(v: Variation, shape: tuple[int, int], rng: np.random.Generator) -> Fl
     return 1.0 + v.step_cv * (rng.exponential(size=shape) - 1.0)
 
 
-def _for_good(v: Variation, where: RankPlaces, rng: np.random.Generator, best: float) -> Floats | None:
+def _for_good(v: Variation, rank_places: RankPlaces, rng: np.random.Generator, best: float) -> Floats | None:
     """(ranks,) of GPUs and hosts; of those that were drawn, the hosts whose slowest GPU is slowest are left out."""
     if not v.gpu_cv and not (v.slow_hosts and v.slow_factor > 1):
         return None
-    hosts = int(where.host.max()) + 1
-    each = np.bincount(where.host, minlength=hosts).max()
+    hosts = int(rank_places.host.max()) + 1
+    per_host = np.bincount(rank_places.host, minlength=hosts).max()
     slow, gpus = rng.spawn(2)
     more = hosts + math.ceil(best * hosts)
     # Those that a smaller or larger number would have drawn, too, come first.
     of_host = np.where(slow.random(more) < v.slow_hosts, v.slow_factor, 1.0)[:, None]
-    of_gpu = _normal(v.gpu_cv, (more, each), gpus) if v.gpu_cv else np.ones((more, each))
+    of_gpu = _normal(v.gpu_cv, (more, per_host), gpus) if v.gpu_cv else np.ones((more, per_host))
     paces = of_host * of_gpu
-    kept = np.sort(np.argsort(paces.max(axis=1), kind="stable")[:hosts])
-    order = np.argsort(where.host, kind="stable")
+    best_hosts = np.sort(np.argsort(paces.max(axis=1), kind="stable")[:hosts])
+    order = np.argsort(rank_places.host, kind="stable")
     place = np.empty_like(order)
-    place[order] = np.arange(len(order)) - np.searchsorted(where.host[order], where.host[order])
-    made: Floats = paces[kept][where.host, place]
-    return made
+    place[order] = np.arange(len(order)) - np.searchsorted(rank_places.host[order], rank_places.host[order])
+    pace: Floats = paces[best_hosts][rank_places.host, place]
+    return pace
 
 
 def _drifting(v: Variation, steps: int, ranks: int, rng: np.random.Generator) -> Floats | None:
     """An Ornstein-Uhlenbeck walk of each rank about 1, which began long ago."""
     if not v.drift_cv:
         return None
-    kept = math.exp(-1.0 / v.drift_steps)
+    decay = math.exp(-1.0 / v.drift_steps)
     walk = rng.standard_normal((steps, ranks))
     for step in range(1, steps):
-        walk[step] = kept * walk[step - 1] + math.sqrt(1.0 - kept * kept) * walk[step]
-    made: Floats = np.maximum(1.0 + v.drift_cv * walk, LEAST)
-    return made
+        walk[step] = decay * walk[step - 1] + math.sqrt(1.0 - decay * decay) * walk[step]
+    factors: Floats = np.maximum(1.0 + v.drift_cv * walk, LEAST)
+    return factors
 
 
 def _pauses(v: Variation, steps: int, ranks: int, rng: np.random.Generator) -> tuple[Floats | None, Floats | None]:

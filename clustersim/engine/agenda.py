@@ -119,7 +119,7 @@ class Agenda:
         waiting, task.waiting = task.waiting or [], None
         if len(waiting) == 1:
             return waiting[0]
-        who = np.sort(np.concatenate([positions(one, task.n) for one in waiting]))
+        who = np.sort(np.concatenate([positions(piece, task.n) for piece in waiting]))
         if len(who) < task.n:
             return who
         task.ready = one_number(task.ready)
@@ -154,22 +154,22 @@ class KernelTurns:
         if not pieces:
             return  # it has run meanwhile
         gone = []
-        for k, one in enumerate(pieces):
-            ready = at(task.ready, one)
+        for k, piece in enumerate(pieces):
+            ready = at(task.ready, piece)
             if self.bills.settled(task) or highest(ready) <= key:
-                gone.append(one)
+                gone.append(piece)
                 continue
-            free = (ready <= key) | (ready < self.bills.safe(task, one, ready, key))
+            free = (ready <= key) | (ready < self.bills.safe(task, piece, ready, key))
             if np.logical_and.reduce(free, axis=None):
-                gone.append(one)
+                gone.append(piece)
             elif k:  # it comes with nobody: a piece stays whole until its own turn
-                self.bills.waiting[task][id(one)] = one, True
+                self.bills.waiting[task][id(piece)] = piece, True
             else:
-                those = positions(one, task.n)
-                gone.append(those[free])
-                self.hold(task, those[~free], tried=True)
+                places = positions(piece, task.n)
+                gone.append(places[free])
+                self.hold(task, places[~free], tried=True)
         self._compute(
-            task, gone[0] if len(gone) == 1 else np.sort(np.concatenate([positions(one, task.n) for one in gone]))
+            task, gone[0] if len(gone) == 1 else np.sort(np.concatenate([positions(piece, task.n) for piece in gone]))
         )
 
     def _taken(self, task: OpTask, who: Piece) -> list[Piece]:
@@ -180,13 +180,13 @@ class KernelTurns:
         if id(who) not in waiting:
             return []
         if self.bills.settled(task):
-            taken = [one for one, _ in waiting.values()]
+            taken = [entry for entry, _ in waiting.values()]
             waiting.clear()
             return taken
         del waiting[id(who)]
-        fresh = [one for one, tried in waiting.values() if not tried]
-        for one in fresh:
-            del waiting[id(one)]
+        fresh = [entry for entry, tried in waiting.values() if not tried]
+        for entry in fresh:
+            del waiting[id(entry)]
         return [who, *fresh]
 
 
@@ -195,9 +195,9 @@ def _noticed(task: OpTask, who: Piece) -> float:
     ready = at(task.ready, who)
     if task.gate is None or not isinstance(ready, np.ndarray):
         return float(lowest(ready))
-    of = task.gate.meeting_of if who is None else task.gate.meeting_of[who]
-    if of[0] == of[-1] and (of == of[0]).all():
+    meeting_of = task.gate.meeting_of if who is None else task.gate.meeting_of[who]
+    if meeting_of[0] == meeting_of[-1] and (meeting_of == meeting_of[0]).all():
         return float(highest(ready))
     last = np.zeros(len(task.gate.ptr))
-    np.maximum.at(last, of, ready)
-    return float(last[of].min())
+    np.maximum.at(last, meeting_of, ready)
+    return float(last[meeting_of].min())

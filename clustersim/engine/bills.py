@@ -52,8 +52,8 @@ class Bills:
 
     def __init__(self, slowdown: float, lists: list[list[OpTask]]) -> None:
         self.slowdown = slowdown
-        self._watched = [watch(mine) for mine in lists]
-        self._kernels = [[task for task in mine if task.place >= 0] for mine in lists]
+        self._watched = [watch(role_tasks) for role_tasks in lists]
+        self._kernels = [[task for task in role_tasks if task.place >= 0] for role_tasks in lists]
         self.reset({}, lambda site, meeting: 0.0)
 
     def reset(self, standing: dict[int, SitePlay], on_its_way: Callable[[Site, int], float]) -> None:
@@ -72,7 +72,7 @@ class Bills:
 
     def settled(self, kernel: OpTask) -> bool:
         """Whether every collective its bill may depend on is over on all ranks, or known to be over when."""
-        return not any(one.left for one in kernel.soft)
+        return not any(stream.left for stream in kernel.soft)
 
     def ended(self, task: OpTask, who: Piece) -> list[OpTask]:
         """A watched collective's end is known for these ranks; returns whole kernels that waited for it to settle."""
@@ -123,7 +123,7 @@ class Bills:
     def _first(self, r: int) -> int:
         """The place from which on a bill to come may ask what a role's kernels did."""
         due = (stream.tasks[stream.least] for stream in self._streams[r].values() if stream.least < len(stream.tasks))
-        return min([self._last[r], *(one.above + 1 for one in due)])
+        return min([self._last[r], *(paid_kernel.above + 1 for paid_kernel in due)])
 
     def asked(self, task: OpTask) -> bool:
         """Whether a bill to come may ask when an op that is over began and ended."""
@@ -141,10 +141,10 @@ class Bills:
                 continue
             late = highest(ready) * (1 + INSTANT)
             ones = []
-            for one in stream.tasks[int(lowest(at(stream.paid, who))) : stream.most]:
-                if one.above >= kernel.place or (one.low > late and not one.left):
+            for task in stream.tasks[int(lowest(at(stream.paid, who))) : stream.most]:
+                if task.above >= kernel.place or (task.low > late and not task.left):
                     break  # nor is any after it over
-                ones.append(one)
+                ones.append(task)
             if ones:
                 total = total + self._due(stream, kernel, who, ready * (1 + INSTANT), ones)
         return total * self.slowdown if isinstance(total, np.ndarray) or total else 0.0
@@ -154,17 +154,21 @@ class Bills:
         over by ``late``."""
         paid = at(stream.paid, who)
         first = ones[0].ordinal
-        if isinstance(paid, float) and ones[-1].high <= lowest(late) and not any(one.left for one in ones):
+        if (
+            isinstance(paid, float)
+            and ones[-1].high <= lowest(late)
+            and not any(paid_kernel.left for paid_kernel in ones)
+        ):
             return self._due_of_all(stream, kernel, who, ones)
-        end = stacked([at(one.end, who) for one in ones])
+        end = stacked([at(paid_kernel.end, who) for paid_kernel in ones])
         pays = np.asarray(end <= late)
         if isinstance(paid, np.ndarray):
             pays = pays & (paid <= (first if len(ones) == 1 else np.arange(first, first + len(ones))[:, None]))
         payers = np.count_nonzero(pays)
         if not payers:
             return 0.0
-        start = stacked([at(one.start, who) for one in ones])
-        if payers < pays.size and any(one.left for one in ones):
+        start = stacked([at(paid_kernel.start, who) for paid_kernel in ones])
+        if payers < pays.size and any(paid_kernel.left for paid_kernel in ones):
             payer = int(pays.argmax())  # of the others nothing is known but that they do not pay now
             start, end = (np.where(pays, column, item(column, payer)) for column in (start, end))
         count = pays.astype(np.float64)
@@ -198,11 +202,11 @@ class Bills:
         kernels = self._kernels[kernel.key[0]]
         gaps = self._gaps[kernel.key[0]]
         over = at(kernels[kernel.place - 1].end, who)
-        found: Column = np.maximum(np.minimum(end, over) - start, 0.0)
+        overlap: Column = np.maximum(np.minimum(end, over) - start, 0.0)
         k = bisect_left(gaps, kernel.place) - 1
         if k < 0 or gaps[k] <= above or highest(at(kernels[gaps[k]].start, who)) <= lowest(start):
-            return found
-        return found - (at(kernels[gaps[k]].stood, who) - self._idle_until(start, kernels, gaps[: k + 1], who, above))
+            return overlap
+        return overlap - (at(kernels[gaps[k]].stood, who) - self._idle_until(start, kernels, gaps[: k + 1], who, above))
 
     def _idle_until(self, time: Column, kernels: list[OpTask], gaps: list[int], who: Piece, above: int) -> Column:
         """Seconds these ranks' compute streams stood still until a time, at which kernel ``above`` is over."""
@@ -215,16 +219,16 @@ class Bills:
         while k > first and highest(at(kernels[gaps[k - 1]].start, who)) > low:
             k -= 1
         before = at(kernels[gaps[k - 1]].stood, who) if k else 0.0
-        found = before
+        idle_until = before
         for place in gaps[k:]:
             began = at(kernels[place - 1].end, who) if place else 0.0
             if lowest(began) >= high:
                 break
             idle = at(kernels[place].stood, who)
             now = np.minimum(before + (time - began), idle)
-            found = np.maximum(found, now)
+            idle_until = np.maximum(idle_until, now)
             before = idle
-        return found
+        return idle_until
 
     def safe(self, kernel: OpTask, who: Piece, ready: Column, quiet: float) -> Floats:
         """Of each of these ranks, a time before which nothing ends that it may have to pay for [s].
@@ -250,48 +254,48 @@ class Bills:
                     continue
                 mask = np.equal(through, k)
                 if mask.any():
-                    some = positions(who, kernel.n)[mask]
-                    safe[mask] = np.minimum(safe[mask], self._earliest(stream[k], some, wanted, quiet))
+                    places = positions(who, kernel.n)[mask]
+                    safe[mask] = np.minimum(safe[mask], self._earliest(stream[k], places, wanted, quiet))
         return safe * (1 - INSTANT)
 
-    def _earliest(self, one: OpTask, who: Piece, wanted: float, quiet: float) -> Floats | float:
+    def _earliest(self, task: OpTask, who: Piece, wanted: float, quiet: float) -> Floats | float:
         """The collective that these ranks come to next on a stream does not end before; no better than ``wanted``."""
-        if not one.lone:
+        if not task.lone:
             return quiet
-        site, side = one.meets[0]
+        site, side = task.meets[0]
         ranks = side.meeting_of[slice(None) if who is None else who]
         if ranks[0] == ranks[-1] and (len(site.ranks) == 1 or (ranks == ranks[0]).all()):
-            return self._ends_after(one, ranks[:1], wanted, quiet)
-        some = np.zeros(len(site.ranks), dtype=np.bool_)  # a meeting is looked at once, whoever comes to it
-        some[ranks] = True
-        found = np.zeros(len(some))
-        found[some] = self._ends_after(one, np.flatnonzero(some), wanted, quiet)
-        return found[ranks]
+            return self._ends_after(task, ranks[:1], wanted, quiet)
+        chosen = np.zeros(len(site.ranks), dtype=np.bool_)  # a meeting is looked at once, whoever comes to it
+        chosen[ranks] = True
+        earliest = np.zeros(len(chosen))
+        earliest[chosen] = self._ends_after(task, np.flatnonzero(chosen), wanted, quiet)
+        return earliest[ranks]
 
-    def _ends_after(self, one: OpTask, of: Ints, wanted: float, quiet: float) -> Floats:
+    def _ends_after(self, task: OpTask, meetings: Ints, wanted: float, quiet: float) -> Floats:
         """These meetings of a collective do not end before."""
-        site = one.meets[0][0]
+        site = task.meets[0][0]
         standing = self.standing[site.first]
-        begins = standing.begins(of, quiet)
-        least = at(standing.latency, of) + at(standing.moving, of)
-        found: Floats = np.maximum(begins + least, quiet)
-        if np.minimum.reduce(found) > wanted:
-            return found
-        if standing.missing is None or np.any(standing.missing[of]):
-            found = np.maximum(found, self._held_up(one, of, quiet) + least)
-        elif len(of) == 1:
-            found = np.maximum(found, self.on_its_way(site, int(of[0])))
-        return found
+        begins = standing.begins(meetings, quiet)
+        least = at(standing.latency, meetings) + at(standing.moving, meetings)
+        ends_after: Floats = np.maximum(begins + least, quiet)
+        if np.minimum.reduce(ends_after) > wanted:
+            return ends_after
+        if standing.missing is None or np.any(standing.missing[meetings]):
+            ends_after = np.maximum(ends_after, self._held_up(task, meetings, quiet) + least)
+        elif len(meetings) == 1:
+            ends_after = np.maximum(ends_after, self.on_its_way(site, int(meetings[0])))
+        return ends_after
 
-    def _held_up(self, one: OpTask, meetings: Ints, quiet: float) -> Floats:
+    def _held_up(self, task: OpTask, meetings: Ints, quiet: float) -> Floats:
         """These meetings do not begin before: a missing member must first be through what it waits for itself."""
-        site, side = one.meets[0]
-        held = np.zeros(len(meetings))
+        site, side = task.meets[0]
+        held_until = np.zeros(len(meetings))
         if len(site.sides) > 1 or not side.each:
-            return held
+            return held_until
         members = side.order.reshape(-1, side.each)[meetings]
-        away = np.asarray(one.unmet > 0 if isinstance(one.unmet, int) else one.unmet[members] > 0)
-        for need in one.before:
+        away = np.asarray(task.unmet > 0 if isinstance(task.unmet, int) else task.unmet[members] > 0)
+        for need in task.before:
             if not need.lone or not need.left or not need.meets:
                 continue
             its_site, its_side = need.meets[0]
@@ -300,5 +304,5 @@ class Bills:
             ends = standing.begins(everyone, quiet) + standing.latency + standing.moving
             if standing.missing is not None:
                 ends = np.where(standing.end < np.inf, 0.0, ends)
-            np.maximum(held, np.where(away, ends[its_side.meeting_of[members]], 0.0).max(axis=1), out=held)
-        return held
+            np.maximum(held_until, np.where(away, ends[its_side.meeting_of[members]], 0.0).max(axis=1), out=held_until)
+        return held_until

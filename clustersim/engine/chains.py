@@ -35,16 +35,16 @@ class Chain:
         if who is not None:
             return self._piece(who, end)
         self.first.start, self.first.end = self.first.ready, end
-        for one in self.tasks:
-            one.ready = one.start = end
-            end = one.end = end + one.seconds
+        for task in self.tasks:
+            task.ready = task.start = end
+            end = task.end = end + task.seconds
         return end
 
     def _piece(self, who: Piece, end: Column) -> Column:
         if self._ends is None or self._spent is None:
             n = self.first.n
             self._ends = np.full((len(self.tasks), n), np.inf)
-            self._spent = np.stack([np.broadcast_to(one.seconds, n) for one in self.tasks])
+            self._spent = np.stack([np.broadcast_to(task.seconds, n) for task in self.tasks])
             self.first.start = self.first.ready
             self._name(list(self._ends))
         times = np.empty((len(self.tasks) + 1, *np.shape(end)))
@@ -56,26 +56,26 @@ class Chain:
 
     def _name(self, ends: list[Floats]) -> None:
         """Rows as columns of the tasks: the end of one is the start of the next."""
-        for one, end in zip([self.first, *self.tasks[:-1]], ends, strict=True):
-            one.end = end
-        for one, before in zip(self.tasks, ends, strict=True):
-            one.ready = one.start = before
+        for task, end in zip([self.first, *self.tasks[:-1]], ends, strict=True):
+            task.end = end
+        for task, before in zip(self.tasks, ends, strict=True):
+            task.ready = task.start = before
 
     def over(self) -> list[OpTask]:
         """All ranks are through: the tasks before the last, which are over now, too."""
         if self._ends is not None:
             self._name([row.copy() for row in self._ends])  # a row that is kept would keep all
         self._ends = self._spent = None
-        for one in (before := [self.first, *self.tasks[:-1]]):
-            one.left, one.spent = 0, None
+        for task in (before := [self.first, *self.tasks[:-1]]):
+            task.left, task.spent = 0, None
         return before
 
 
 def link(lists: list[list[OpTask]]) -> None:
     """Find the chains of each role's tasks."""
-    for mine in lists:
+    for role_tasks in lists:
         heads: dict[int, OpTask] = {}
-        for task in mine:
+        for task in role_tasks:
             before = task.before[0] if task.needs == 1 else None
             if before is None or len(before.next) > 1 or task.soft or not _both_kernels(before, task):
                 continue
@@ -84,5 +84,5 @@ def link(lists: list[list[OpTask]]) -> None:
             head.chain.tasks.append(task)
 
 
-def _both_kernels(one: OpTask, other: OpTask) -> bool:
-    return type(one.op) is type(other.op) is Compute and one.op.stream == other.op.stream
+def _both_kernels(first: OpTask, second: OpTask) -> bool:
+    return type(first.op) is type(second.op) is Compute and first.op.stream == second.op.stream

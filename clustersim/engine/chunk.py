@@ -79,14 +79,14 @@ class WavePlay:
 
     def times(self) -> Iterator[tuple[Wave, Floats, Floats]]:
         """Each wave, when its transfers start and when they have drained [s]."""
-        there = np.full(self.waves.n_slots, self.begin)
+        arrival = np.full(self.waves.n_slots, self.begin)
         free = np.full(len(self.load), self.begin)
         for wave in self.waves.each():
             lane = wave.lane
-            start = np.maximum(there[wave.takes], free[lane])
+            start = np.maximum(arrival[wave.takes], free[lane])
             end = free[lane] = start + self.seconds[lane]
             came = end + self.latency[lane]
-            there[wave.puts] = np.maximum(there[wave.puts], came) if wave.adds else came
+            arrival[wave.puts] = np.maximum(arrival[wave.puts], came) if wave.adds else came
             yield wave, start, end
 
 
@@ -113,7 +113,7 @@ def routes(ends: Ints, group: Group, loads: Loads, pace: Pacing, *, relay: bool)
     if not len(ends):
         return np.zeros(0, dtype=np.int64), np.zeros(0)
     router = routing.router(group.topology, relay)
-    ways, of = np.unique(ends, axis=0, return_inverse=True)
+    ways, route_of = np.unique(ends, axis=0, return_inverse=True)
     ptr, links, weights = router.loads_of_each(*ways.T)
     weights = weights * pace.stretch[links]
     parts = zip(np.split(links, ptr[1:-1]), np.split(weights, ptr[1:-1]), strict=True)
@@ -121,7 +121,7 @@ def routes(ends: Ints, group: Group, loads: Loads, pace: Pacing, *, relay: bool)
     latency = np.array(
         [route_latency(group.topology, router.route(src, dst, 0, rail)) for src, dst, rail in ways.tolist()]
     )
-    return load[of.reshape(-1)], pace.hop * latency[of.reshape(-1)]
+    return load[route_of.reshape(-1)], pace.hop * latency[route_of.reshape(-1)]
 
 
 def apart(lanes: Ints, loads: Loads) -> bool:
@@ -138,10 +138,10 @@ def schedule_of(request: Request, group: Group, plan: Plan) -> TransferSchedule:
         return _one_send(group.size - 1)
     chosen = ALGORITHMS.get(plan.algorithm)
     if chosen is None or chosen.schedule is None:
-        known = ", ".join(sorted(a.name for a in ALGORITHMS.values() if a.schedule and request.kind in a.kinds))
+        names = ", ".join(sorted(a.name for a in ALGORITHMS.values() if a.schedule and request.kind in a.kinds))
         raise ProgramError(
             f"algorithm {plan.algorithm!r} has no schedule to replay transfer by transfer; use fidelity 'flow', "
-            f"or for {request.kind} one of: {known}"
+            f"or for {request.kind} one of: {names}"
         )
     laid = plan.channels or channels(group, plan.n_channels, chosen.layout)
     traffic = chosen.traffic(request, group, laid)
@@ -152,28 +152,28 @@ def schedule_of(request: Request, group: Group, plan: Plan) -> TransferSchedule:
 
 def must_fit(transfers: int) -> None:
     """Raise :class:`ProgramError` where so many would not fit in memory."""
-    what = f"at chunk fidelity, for {transfers:,} transfers one by one"
-    need.check(need.replay(transfers), what, "use fidelity 'flow', fewer ranks or fewer channels")
+    purpose = f"at chunk fidelity, for {transfers:,} transfers one by one"
+    need.check(need.replay(transfers), purpose, "use fidelity 'flow', fewer ranks or fewer channels")
 
 
 def _one_send(n: int) -> TransferSchedule:
     """``n`` transfers, 0 or 1, of everything from member 0 to member 1."""
-    here = np.zeros(n, dtype=np.int64)
-    there = np.ones(n, dtype=np.int64)
+    sources = np.zeros(n, dtype=np.int64)
+    targets = np.ones(n, dtype=np.int64)
     none = np.zeros(0, dtype=np.int64)
     ptr = np.zeros(n + 1, dtype=np.int64)
-    return TransferSchedule(here, there, here, n, here.astype(bool), ptr, none, here - 1, np.ones(n))
+    return TransferSchedule(sources, targets, sources, n, sources.astype(bool), ptr, none, sources - 1, np.ones(n))
 
 
 def steps(schedule: TransferSchedule, nbytes: float, group: Group, loads: Loads, pace: Pacing) -> ChunkSteps:
     """Put a schedule of a tensor of ``nbytes`` on the links between the group's GPUs."""
     n = len(schedule.src)
     ends = np.stack([group.gpus[schedule.src], group.gpus[schedule.dst], schedule.rail], axis=1)
-    _, first, of = np.unique(schedule.lane, return_index=True, return_inverse=True)
-    lanes = len(schedule.lane) > 0 and bool(np.all(ends[first][of] == ends))  # each between two ends, by one rail
+    _, first, lane_of = np.unique(schedule.lane, return_index=True, return_inverse=True)
+    lanes = len(schedule.lane) > 0 and bool(np.all(ends[first][lane_of] == ends))  # each between two ends, by one rail
     if not lanes:
-        _, first, of = np.unique(ends, axis=0, return_index=True, return_inverse=True)
-        of = of.reshape(-1)
+        _, first, lane_of = np.unique(ends, axis=0, return_index=True, return_inverse=True)
+        lane_of = lane_of.reshape(-1)
     load, latency = routes(ends[first], group, loads, pace, relay=schedule.relay)
     size = nbytes * schedule.chunk_fraction[schedule.chunk]
     waiting = np.repeat(np.arange(n), np.diff(schedule.after_ptr))
@@ -181,13 +181,13 @@ def steps(schedule: TransferSchedule, nbytes: float, group: Group, loads: Loads,
     lane_next = _lane_next(schedule.lane, n)
     return ChunkSteps(
         nbytes=size,
-        latency=latency[of],
-        load=load[of],
+        latency=latency[lane_of],
+        load=load[lane_of],
         n_needs=np.diff(schedule.after_ptr) + np.bincount(lane_next[lane_next >= 0], minlength=n),
         next_ptr=np.searchsorted(schedule.after[order], np.arange(n + 1)),
         next=waiting[order],
         lane_next=lane_next,
-        ceiling=ceilings(of, schedule.round, size, load[of], loads, pace.held),
+        ceiling=ceilings(lane_of, schedule.round, size, load[lane_of], loads, pace.held),
         begin=pace.begin,
     )
 
@@ -212,10 +212,10 @@ class LateLinks(LinkUse):
     def of(cls, use: LinkUse, played: WavePlay, op: int) -> LateLinks:
         """The same with the transfers of ``played``, all of them of the op in row ``op`` of the Timeline."""
         late = cls(**{field.name: getattr(use, field.name) for field in fields(use)})
-        known = vars(late)
+        attributes = vars(late)
         for name in _MADE:
-            del known[name]
-        known["_played"], known["_op"] = played, op
+            del attributes[name]
+        attributes["_played"], attributes["_op"] = played, op
         return late
 
     def __getattr__(self, name: str) -> Any:
@@ -228,8 +228,8 @@ class LateLinks(LinkUse):
 def _listed(played: WavePlay, op: int) -> tuple[npt.NDArray[Any], ...]:
     """The six columns of a LinkUse, by transfer."""
     n = played.waves.n_transfers
-    what = f"to list {n:,} transfers one by one"
-    need.check(need.replay(n), what, "read the figures of fewer ranks, or use fidelity 'flow'")
+    purpose = f"to list {n:,} transfers one by one"
+    need.check(need.replay(n), purpose, "read the figures of fewer ranks, or use fidelity 'flow'")
     start = np.empty(n)
     end = np.empty(n)
     lane = np.empty(n, dtype=np.int64)

@@ -51,22 +51,22 @@ def item(column: Column, k: int) -> float:
     return column.item(k) if isinstance(column, np.ndarray) else column
 
 
-def later(one: Column, other: Column) -> Column:
+def later(first: Column, second: Column) -> Column:
     """The later of two columns; one of them itself where it is."""
-    if isinstance(one, float):
-        if isinstance(other, float):
-            return one if one >= other else other
-        one, other = other, one
-    if isinstance(other, float):
-        if other <= 0.0 or other <= lowest(one):
-            return one
-        return other if other >= highest(one) else np.maximum(one, other)
-    if one is other:
-        return one
-    ahead = np.count_nonzero(one >= other)
-    if ahead == len(one):
-        return one
-    return np.maximum(one, other) if ahead else other
+    if isinstance(first, float):
+        if isinstance(second, float):
+            return first if first >= second else second
+        first, second = second, first
+    if isinstance(second, float):
+        if second <= 0.0 or second <= lowest(first):
+            return first
+        return second if second >= highest(first) else np.maximum(first, second)
+    if first is second:
+        return first
+    ahead = np.count_nonzero(first >= second)
+    if ahead == len(first):
+        return first
+    return np.maximum(first, second) if ahead else second
 
 
 def stacked(columns: list[Column]) -> Column:

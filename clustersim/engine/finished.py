@@ -62,15 +62,19 @@ class FinishedOps:
 
     def _keep(self) -> None:
         """Keep the first ops of each role, as far as they are over and no bill asks for them."""
-        for r, mine in enumerate(self._lists):
+        for r, role_tasks in enumerate(self._lists):
             begin = k = self._kept[r]
-            while k < len(mine) and not mine[k].left and not (self._bills and self._bills.asked(mine[k])):
+            while (
+                k < len(role_tasks)
+                and not role_tasks[k].left
+                and not (self._bills and self._bills.asked(role_tasks[k]))
+            ):
                 k += 1
-            self._rows.add(mine[begin:k], brief=True)
+            self._rows.add(role_tasks[begin:k], brief=True)
             self._kept[r] = k
 
     def rows(self) -> RunRows:
         """What all ranks did, once everything has been played."""
-        for mine, kept in zip(self._lists, self._kept, strict=True):
-            self._rows.add(mine[kept:], brief=kept > 0)
+        for tasks, n_kept in zip(self._lists, self._kept, strict=True):
+            self._rows.add(tasks[n_kept:], brief=n_kept > 0)
         return self._rows

@@ -73,31 +73,31 @@ class SharingGuess:
         """Find the slots that may be asked for too much, and what can be seen to share before anything is played."""
         slots = loads.slots()
         user = []
-        where = []
+        slots_of = []
         most = []
         own: set[int] = set()
-        found: dict[int, Entries] = {}
+        entries: dict[int, Entries] = {}
         for (lane, plans), site in kinds.items():
-            if plans not in found:
-                found[plans] = _entries(site.plans, *slots.entries(site.plans.load))
-            which, slot, asked = found[plans]
+            if plans not in entries:
+                entries[plans] = _entries(site.plans, *slots.entries(site.plans.load))
+            which, slot, demands = entries[plans]
             user.append(starts[lane] + which)
-            where.append(slot)
-            most.append(asked)
-            if len(site.ranks) > 1 and len(slot) and np.bincount(slot, asked).max() > 1 + ROOM:
+            slots_of.append(slot)
+            most.append(demands)
+            if len(site.ranks) > 1 and len(slot) and np.bincount(slot, demands).max() > 1 + ROOM:
                 own.add(plans)
-        users, slot, asked = _most(np.concatenate(user), np.concatenate(where), np.concatenate(most))
+        users, slot, demands = _most(np.concatenate(user), np.concatenate(slots_of), np.concatenate(most))
         several = np.bincount(slot, minlength=slots.n) > 1
-        kept = several & (np.bincount(slot, asked, slots.n) > 1 + ROOM)
-        kept[slots.slot[slots.ptr[len(loads.pairs)] :]] = True  # and links that vary, whoever is there
-        self.slots = slots.only(kept)
-        shared = kept[slot]
+        crowded_slots = several & (np.bincount(slot, demands, slots.n) > 1 + ROOM)
+        crowded_slots[slots.slot[slots.ptr[len(loads.pairs)] :]] = True  # and links that vary, whoever is there
+        self.slots = slots.only(crowded_slots)
+        shared = crowded_slots[slot]
         lanes = np.searchsorted(starts, users[shared], side="right") - 1
         self._near = self._neighbours(lanes, slot[shared])
-        for plans, (which, slot, asked) in found.items():
-            some = kept[slot]
-            if some.any():
-                self._open[plans] = which[some], slot[some], asked[some]
+        for plans, (which, slot, demands) in entries.items():
+            in_crowded = crowded_slots[slot]
+            if in_crowded.any():
+                self._open[plans] = which[in_crowded], slot[in_crowded], demands[in_crowded]
         self._sites = [site for site in self._sites if id(site.plans) in self._open]
         self.clocked.update(site.first for site in self._sites if id(site.plans) in own)
         self._slots = {plans: frozenset(slot.tolist()) for plans, (_, slot, _) in self._open.items()}
@@ -107,44 +107,46 @@ class SharingGuess:
     def _unordered(self, r: int) -> set[int]:
         """Collectives of a role on different streams, neither of which waits for the other, that share a slot: on some
         rank they will be there at once, or nearly."""
-        mine = {site.sides[0].key[1]: site for site in self._sites if site.sides[0].key[0] == r}
-        if all(site.first in self.clocked for site in mine.values()):
+        site_of = {site.sides[0].key[1]: site for site in self._sites if site.sides[0].key[0] == r}
+        if all(site.first in self.clocked for site in site_of.values()):
             return set()  # a server's ops are thousands, and all of them share its port
         role = self._program.roles[r]
-        found: set[int] = set()
+        unordered: set[int] = set()
         share: dict[tuple[int, int], bool] = {}
         before: list[dict[str, int]] = []  # of each op, the last of each stream that is over when it begins
         last: dict[str, int] = {}
         seen: dict[str, list[int]] = {}
         for i, op in enumerate(role.ops):
-            known: dict[str, int] = {}
+            reached: dict[str, int] = {}
             for need in {*op.after, last.get(op.stream, -1)} - {-1}:
                 for stream, k in (*before[need].items(), (role.ops[need].stream, need)):
-                    known[stream] = max(known.get(stream, -1), k)
-            before.append(known)
+                    reached[stream] = max(reached.get(stream, -1), k)
+            before.append(reached)
             last[op.stream] = i
-            if i not in mine or not isinstance(op, Collective):
+            if i not in site_of or not isinstance(op, Collective):
                 continue
-            for stream, others in seen.items():
-                for k in others[bisect_right(others, known.get(stream, -1)) :] if stream != op.stream else ():
-                    pair = id(mine[i].plans), id(mine[k].plans)
+            for stream, earlier in seen.items():
+                for k in earlier[bisect_right(earlier, reached.get(stream, -1)) :] if stream != op.stream else ():
+                    pair = id(site_of[i].plans), id(site_of[k].plans)
                     if pair not in share:
                         share[pair] = not self._slots[pair[0]].isdisjoint(self._slots[pair[1]])
                     if share[pair]:
-                        found.update((mine[i].first, mine[k].first))
+                        unordered.update((site_of[i].first, site_of[k].first))
             seen.setdefault(op.stream, []).append(i)
-        return found
+        return unordered
 
     def _neighbours(self, lane: Ints, slot: Ints) -> dict[int, list[int]]:
         """Of each lane those that use a slot of it: its own, too, where two of its groups do, for they need not follow
         one another. ``lane`` : of each user of each slot, slot by slot."""
-        found: dict[int, set[int]] = {}
+        neighbours: dict[int, set[int]] = {}
         for together in {tuple(lanes.tolist()) for lanes in np.split(lane, np.flatnonzero(np.diff(slot)) + 1)}:
-            for mine in set(together):
-                found.setdefault(mine, set()).update(other for other in together if other != mine)
-                if together.count(mine) > 1:
-                    found[mine].add(mine)
-        return {mine: sorted(others) for mine, others in found.items()}
+            for own_lane in set(together):
+                neighbours.setdefault(own_lane, set()).update(
+                    neighbour for neighbour in together if neighbour != own_lane
+                )
+                if together.count(own_lane) > 1:
+                    neighbours[own_lane].add(own_lane)
+        return {own_lane: sorted(lanes) for own_lane, lanes in neighbours.items()}
 
     @property
     def open(self) -> set[int]:
@@ -169,44 +171,51 @@ class SharingGuess:
         lane = np.array([self._lane[site.first] for site in self._sites])
         free = np.array([site.first not in self.clocked for site in self._sites])
         moves = high > low
-        found = np.zeros(len(which), dtype=np.bool_)
-        for mine, others in self._near.items():
-            there = moves & np.isin(lane, others)
-            for some, with_whom in ((free, there), (~free, there & free)):
-                a = np.flatnonzero(moves & (lane == mine) & some)
+        shares = np.zeros(len(which), dtype=np.bool_)
+        for own_lane, lanes in self._near.items():
+            near = moves & np.isin(lane, lanes)
+            for chosen, with_whom in ((free, near), (~free, near & free)):
+                a = np.flatnonzero(moves & (lane == own_lane) & chosen)
                 met = np.searchsorted(np.sort(low[with_whom]), high[a], side="left")
                 met -= np.searchsorted(np.sort(high[with_whom]), low[a], side="right")
-                found[a] = met > with_whom[a]  # more than itself
-        return [self._sites[i] for i in np.flatnonzero(found).tolist()]
+                shares[a] = met > with_whom[a]  # more than itself
+        return [self._sites[i] for i in np.flatnonzero(shares).tolist()]
 
     def _crowded(self, begin: Floats, end: Floats, sites: list[Site], part: int, parts: int) -> set[int]:
         """Sites among these that share, on every slot of a part of them."""
         alike: dict[int, list[int]] = {}
         for site in sites:
             alike.setdefault(id(site.plans), []).append(site.first)
-        of = [np.zeros(0, dtype=np.int64)]
+        owners = [np.zeros(0, dtype=np.int64)]
         columns = [(np.zeros(0, dtype=np.int64), *[np.zeros(0)] * 3)]
-        for key, each in alike.items():
-            which, slot, asked = self._open[key]
-            some = slot % parts == part
-            at = (np.array(each)[:, None] + which[some]).ravel()
-            of.append(np.repeat(each, some.sum()))
-            columns.append((np.tile(slot[some], len(each)), begin[at], end[at], np.tile(asked[some], len(each))))
-        slot, begin, end, asked = (np.concatenate(column) for column in zip(*columns, strict=True))
-        some = end > begin * (1 + 1e-12)
-        owner = np.concatenate(of)[some]
-        return set(np.unique(owner[crowded(slot[some], begin[some], end[some], asked[some])]).tolist())
+        for key, site_numbers in alike.items():
+            which, slot, demands = self._open[key]
+            in_part = slot % parts == part
+            place = (np.array(site_numbers)[:, None] + which[in_part]).ravel()
+            owners.append(np.repeat(site_numbers, in_part.sum()))
+            columns.append(
+                (
+                    np.tile(slot[in_part], len(site_numbers)),
+                    begin[place],
+                    end[place],
+                    np.tile(demands[in_part], len(site_numbers)),
+                )
+            )
+        slot, begin, end, demands = (np.concatenate(column) for column in zip(*columns, strict=True))
+        in_part = end > begin * (1 + 1e-12)
+        owner = np.concatenate(owners)[in_part]
+        return set(np.unique(owner[crowded(slot[in_part], begin[in_part], end[in_part], demands[in_part])]).tolist())
 
 
-def _most(users: Ints, slot: Ints, asked: Floats) -> Entries:
+def _most(users: Ints, slot: Ints, demands: Floats) -> Entries:
     """Of each user on each slot the most it ever asks for, slot by slot."""
-    order = np.lexsort((asked, users, slot))
+    order = np.lexsort((demands, users, slot))
     users = users[order]
     slot = slot[order]
-    asked = asked[order]
+    demands = demands[order]
     last = np.ones(len(users), dtype=np.bool_)
     last[:-1] = (users[1:] != users[:-1]) | (slot[1:] != slot[:-1])
-    return users[last], slot[last], asked[last]
+    return users[last], slot[last], demands[last]
 
 
 def _lane(program: Program, site: Site) -> object:

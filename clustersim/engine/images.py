@@ -46,10 +46,10 @@ class GroupImages:
         start = np.maximum.accumulate(np.where(new, np.arange(home.shape[1]), 0), axis=1)
         beside = np.empty_like(order)  # of each member the first on its island
         np.put_along_axis(beside, order, np.take_along_axis(order, start, 1), 1)
-        found: dict[bytes, list[int]] = {}
-        for row, told in enumerate(np.concatenate([beside, self.routes.builds[home], cut.local[gpus]], axis=1)):
-            found.setdefault(told.tobytes(), []).append(row)
-        return [np.array(rows) for rows in found.values()]
+        kinds: dict[bytes, list[int]] = {}
+        for row, key in enumerate(np.concatenate([beside, self.routes.builds[home], cut.local[gpus]], axis=1)):
+            kinds.setdefault(key.tobytes(), []).append(row)
+        return [np.array(rows) for rows in kinds.values()]
 
     def edges(self, request: Request, group: Group, plan: Plan) -> Ints:
         """(E, 3) int: sender, receiver and rail of all that crosses the network in a plan, where it is told."""
@@ -63,40 +63,40 @@ class GroupImages:
             edges = edges[(edges[:, :2] >= 0).all(axis=1)]
         if len(edges) and request.kind != "send":
             # Its lower bound looks at ways from the first member to some others, by all rails.
-            others = np.sort(np.unique(home, return_index=True)[1])[1:5]
+            next_homes = np.sort(np.unique(home, return_index=True)[1])[1:5]
             rails = np.arange(-1, len(self.routes.nics_of_node(int(group.nodes[0]))))
-            bound = np.stack(np.broadcast_arrays(0, others[:, None], rails), axis=-1).reshape(-1, 3)
+            bound = np.stack(np.broadcast_arrays(0, next_homes[:, None], rails), axis=-1).reshape(-1, 3)
             edges = np.unique(np.concatenate([edges, bound]), axis=0)
         away: Ints = edges[home[edges[:, 0]] != home[edges[:, 1]]]
         return away
 
     def crossed(self, groups: Ints, kinds: list[Ints], edges: list[Ints]) -> Crossed:
         """The rows of each of some ``kinds`` by how its ``edges`` share links of which speed."""
-        key = groups.tobytes(), *(some.tobytes() for some in edges)
+        key = groups.tobytes(), *(edge.tobytes() for edge in edges)
         if key not in self._crossed:
             self._crossed[key] = self._cross(groups, kinds, edges)
         return self._crossed[key]
 
     def _cross(self, groups: Ints, kinds: list[Ints], edges: list[Ints]) -> Crossed:
-        size = np.array([len(some) for some in edges])
+        size = np.array([len(edge) for edge in edges])
         kind = np.empty(len(groups), dtype=np.int64)
         for number, rows in enumerate(kinds):
             kind[rows] = number
         table = np.concatenate(edges)
         first = np.cumsum(size) - size
         mark = np.random.default_rng(0).uniform(1.0, 2.0, len(table))
-        found: dict[tuple[int, bytes], tuple[list[int], list[Ints]]] = {}
+        crossings: dict[tuple[int, bytes], tuple[list[int], list[Ints]]] = {}
         done = np.cumsum(size[kind])
         for part in np.split(np.arange(len(groups)), np.searchsorted(done, np.arange(EDGES, done[-1], EDGES))):
             count = size[kind[part]]
             row = np.repeat(np.arange(len(part)), count)
             edge = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first[kind[part]], count)
-            link, told, ends = self._links(groups[part], row, table[edge], mark[edge])
-            for k, of, (a, b) in zip(part.tolist(), kind[part].tolist(), pairwise(ends), strict=True):
-                mine = found.setdefault((of, told[a:b].tobytes()), ([], []))
-                mine[0].append(k)
-                mine[1].append(link[a:b])
-        return [(np.array(rows), np.stack(net)) for rows, net in found.values()]
+            link, marks, ends = self._links(groups[part], row, table[edge], mark[edge])
+            for k, kind_of, (a, b) in zip(part.tolist(), kind[part].tolist(), pairwise(ends), strict=True):
+                entry = crossings.setdefault((kind_of, marks[a:b].tobytes()), ([], []))
+                entry[0].append(k)
+                entry[1].append(link[a:b])
+        return [(np.array(rows), np.stack(net)) for rows, net in crossings.values()]
 
     def _links(self, groups: Ints, row: Ints, edges: Ints, mark: Floats) -> tuple[Ints, Floats, list[int]]:
         """Links of the network that edges of groups cross, told by the sum of their marks, latency and bandwidth; in
@@ -126,15 +126,15 @@ class GroupImages:
         inside = links[~outside]
         if not (np.isin(links[outside], net[0]).all() and np.isin(self._island[inside], home[0]).all()):
             return None
-        found = np.empty((len(groups), len(links)), dtype=np.int64)
-        found[:, outside] = net[:, _places(net[0], links[outside])]
+        image_links = np.empty((len(groups), len(links)), dtype=np.int64)
+        image_links[:, outside] = net[:, _places(net[0], links[outside])]
         start = cut.link_start[home[:, _places(home[0], self._island[inside])]]
-        found[:, ~outside] = cut.links[start + self._place[inside]]
-        return found
+        image_links[:, ~outside] = cut.links[start + self._place[inside]]
+        return image_links
 
 
-def _places(known: Ints, wanted: Ints) -> Ints:
+def _places(sources: Ints, wanted: Ints) -> Ints:
     """Where each wanted number first is among those known."""
-    order = np.argsort(known, kind="stable")
-    found: Ints = order[np.searchsorted(known[order], wanted)]
-    return found
+    order = np.argsort(sources, kind="stable")
+    places: Ints = order[np.searchsorted(sources[order], wanted)]
+    return places

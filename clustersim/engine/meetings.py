@@ -70,7 +70,7 @@ def sites(program: Program, book: PlanBook) -> tuple[Site, ...]:
                     call = _MeetingCall((r, i), op, ranks, np.flatnonzero(np.isin(role.ranks, ranks)))
                     calls.setdefault((name, uses[name]), []).append(call)
                     uses[name] += 1
-    paired = [_paired(one, program.roles) for one in pairs(program)]
+    paired = [_paired(pair, program.roles) for pair in pairs(program)]
     return _numbered(drafts + _joined(calls, program.roles) + paired, book)
 
 
@@ -88,9 +88,9 @@ class _RolePlaces:
         """Rows of ``groups`` wholly inside the role, and those partly inside."""
         if id(groups) not in self._splits:
             present = (self.at[groups] >= 0).sum(axis=1)
-            whole = present == groups.shape[1]
-            inside = groups if whole.all() else groups[whole]
-            self._splits[id(groups)] = groups, inside, groups[(present > 0) & ~whole]
+            complete = present == groups.shape[1]
+            inside = groups if complete.all() else groups[complete]
+            self._splits[id(groups)] = groups, inside, groups[(present > 0) & ~complete]
         return self._splits[id(groups)][1:]
 
     def meeting_of(self, groups: Ints) -> Ints:
@@ -111,9 +111,9 @@ def _paired(met: Pairs, roles: tuple[Role, ...]) -> _SiteDraft:
     if apart:
         columns += list(np.arange(len(met.others))[:, None])
     elif met.others:
-        other = np.full(len(roles[met.others[0][0]].ranks), -1, dtype=np.int64)
-        other[met.other_positions] = np.arange(len(met.positions))
-        columns.append(other)
+        partners = np.full(len(roles[met.others[0][0]].ranks), -1, dtype=np.int64)
+        partners[met.other_positions] = np.arange(len(met.positions))
+        columns.append(partners)
     return _SiteDraft((met.key, *met.others), met.ranks, met.op, columns, apart)
 
 
@@ -121,8 +121,8 @@ def _joined(calls: dict[object, list[_MeetingCall]], roles: tuple[Role, ...]) ->
     """Calls that meet, gathered by the ops taking part."""
     together: dict[tuple[OpKey, ...], list[list[_MeetingCall]]] = {}
     for meeting in calls.values():
-        for other in meeting[1:]:
-            _must_agree(roles, meeting[0], other)
+        for call in meeting[1:]:
+            _must_agree(roles, meeting[0], call)
         together.setdefault(tuple(call.key for call in meeting), []).append(meeting)
     drafts = []
     for ops, meetings in together.items():
@@ -137,15 +137,15 @@ def _joined(calls: dict[object, list[_MeetingCall]], roles: tuple[Role, ...]) ->
     return drafts
 
 
-def _must_agree(roles: tuple[Role, ...], one: _MeetingCall, other: _MeetingCall) -> None:
-    if _terms(one) == _terms(other):
+def _must_agree(roles: tuple[Role, ...], first: _MeetingCall, second: _MeetingCall) -> None:
+    if _terms(first) == _terms(second):
         return
     who = [
         f"rank {roles[c.key[0]].ranks[c.positions[0]]} (role {roles[c.key[0]].name!r}, op {c.key[1]} {c.op.name!r})"
         f" calls {_words(c)}"
-        for c in (one, other)
+        for c in (first, second)
     ]
-    rule = f"all members of communicator {one.op.communicator!r} must issue the same collectives in the same order"
+    rule = f"all members of communicator {first.op.communicator!r} must issue the same collectives in the same order"
     raise ProgramError(f"{who[0]} where {who[1]}; {rule}")
 
 
@@ -175,7 +175,7 @@ _ONLY = np.zeros(1, dtype=np.int64)
 def _numbered(drafts: list[_SiteDraft], book: PlanBook) -> tuple[Site, ...]:
     """Sites in order of their first op, so that ids of meetings follow (role, op, group)."""
     members: dict[tuple[int, int], tuple[bool, Ints, Ints, int, bool, dict[int, Ints | slice | int]]] = {}
-    found = []
+    sites = []
     first = 0
     same = _EqualArrays()
     drafts = sorted(drafts, key=lambda d: d.ops)
@@ -190,26 +190,28 @@ def _numbered(drafts: list[_SiteDraft], book: PlanBook) -> tuple[Site, ...]:
             shape = id(column), len(who)
             if shape not in members:
                 members[shape] = _members(column, len(who))
-            everyone, order, ptr, each, straight, pieces = members[shape]
-            sides.append(SiteSide(key, column, everyone, order, ptr, False, each, straight, pieces))
-        found.append(Site(first, tuple(sides), who, plans, draft.apart))
+            everyone, order, ptr, members_each, straight, pieces = members[shape]
+            sides.append(SiteSide(key, column, everyone, order, ptr, False, members_each, straight, pieces))
+        sites.append(Site(first, tuple(sides), who, plans, draft.apart))
         first += len(who)
-    return tuple(found)
+    return tuple(sites)
 
 
 def _planned(drafts: list[_SiteDraft], ranks: list[Ints], book: PlanBook) -> list[GroupPlans]:
     """The plans of each draft. What is asked alike is planned together, so that the stages of a pipeline are."""
     # Ops share their groups, so asking by the array itself saves reading it for each of them.
     terms = [(*_terms_of(draft.op, book), who.shape[1]) for draft, who in zip(drafts, ranks, strict=True)]
-    asked: dict[tuple[Any, ...], dict[int, Ints]] = defaultdict(dict)
+    requests: dict[tuple[Any, ...], dict[int, Ints]] = defaultdict(dict)
     for asks, who in zip(terms, ranks, strict=True):
-        asked[asks][id(who)] = who
-    known: dict[tuple[tuple[Any, ...], int], GroupPlans] = {}
-    for asks, each in asked.items():
-        plans = book.plans(Request(*asks[1:-1]), np.concatenate(list(each.values())), asks[0])
-        ends = np.cumsum([0, *map(len, each.values())]).tolist()
-        known.update(((asks, name), plans.part(slice(*of))) for name, of in zip(each, pairwise(ends), strict=True))
-    return [known[asks, id(who)] for asks, who in zip(terms, ranks, strict=True)]
+        requests[asks][id(who)] = who
+    plans_of: dict[tuple[tuple[Any, ...], int], GroupPlans] = {}
+    for asks, rank_sets in requests.items():
+        plans = book.plans(Request(*asks[1:-1]), np.concatenate(list(rank_sets.values())), asks[0])
+        ends = np.cumsum([0, *map(len, rank_sets.values())]).tolist()
+        plans_of.update(
+            ((asks, name), plans.part(slice(*bounds))) for name, bounds in zip(rank_sets, pairwise(ends), strict=True)
+        )
+    return [plans_of[asks, id(who)] for asks, who in zip(terms, ranks, strict=True)]
 
 
 class _EqualArrays:
@@ -231,5 +233,5 @@ def _members(column: Ints, n: int) -> tuple[bool, Ints, Ints, int, bool, dict[in
     order = np.argsort(column, kind="stable")
     ptr = np.searchsorted(column[order], np.arange(n + 1))
     count = np.diff(ptr)
-    each = int(count[0]) if n and (count == count[0]).all() else 0
-    return bool(column.min() >= 0), order, ptr, each, bool(np.array_equal(order, np.arange(len(order)))), {}
+    per_meeting = int(count[0]) if n and (count == count[0]).all() else 0
+    return bool(column.min() >= 0), order, ptr, per_meeting, bool(np.array_equal(order, np.arange(len(order)))), {}

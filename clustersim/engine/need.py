@@ -30,9 +30,9 @@ REPLAYED = 210.0
 
 def flow(program: Program, topology: Topology) -> float:
     """[bytes] of playing a Program with a flow per transfer, and reading its figures: the whole process."""
-    kept = sum(OP * len(role.ops) + SEND * _sends(role) for role in program.roles)
+    op_bytes = sum(OP * len(role.ops) + SEND * _sends(role) for role in program.roles)
     apart = sum(RANK_OP * len(role.ops) * len(role.ranks) for role in program.roles if _differ(role))
-    return BASE + LINK * topology.n_links + kept + apart
+    return BASE + LINK * topology.n_links + op_bytes + apart
 
 
 def replay(transfers: int) -> float:

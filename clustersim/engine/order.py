@@ -126,7 +126,7 @@ def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[OpTask]]:
     lists = []
     for r, role in enumerate(program.roles):
         n = len(role.ranks)
-        mine = [OpTask((r, i), op, role, n, n) for i, op in enumerate(role.ops)]
+        role_tasks = [OpTask((r, i), op, role, n, n) for i, op in enumerate(role.ops)]
         last: dict[str, int] = {}
         for i, op in enumerate(role.ops):
             before = last.get(op.stream)
@@ -134,11 +134,11 @@ def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[OpTask]]:
             needs = list(op.after) if len(op.after) < 2 else [*dict.fromkeys(op.after)]
             if before is not None and before not in needs and not isinstance(op, Serve):
                 needs.append(before)
-            mine[i].needs = mine[i].unmet = len(needs)
+            role_tasks[i].needs = role_tasks[i].unmet = len(needs)
             for need in needs:
-                mine[need].next.append(mine[i])
-                mine[i].before.append(mine[need])
-        lists.append(mine)
+                role_tasks[need].next.append(role_tasks[i])
+                role_tasks[i].before.append(role_tasks[need])
+        lists.append(role_tasks)
     for site in sites:
         for side in site.sides:
             task = lists[side.key[0]][side.key[1]]
@@ -147,24 +147,24 @@ def tasks(program: Program, sites: tuple[Site, ...]) -> list[list[OpTask]]:
     return lists
 
 
-def watch(mine: list[OpTask]) -> dict[str, list[OpTask]]:
+def watch(role_tasks: list[OpTask]) -> dict[str, list[OpTask]]:
     """Find what may be billed in one role's tasks; returns the watched collectives of each stream, in order."""
-    kernels = [t for t in mine if t.op.stream == COMPUTE_STREAM and type(t.op) is Compute]
+    kernels = [t for t in role_tasks if t.op.stream == COMPUTE_STREAM and type(t.op) is Compute]
     for place, task in enumerate(kernels):
         task.place = place
-    above = [-1] * len(mine)
-    below = [len(kernels)] * len(mine)
-    for i, task in enumerate(mine):
+    above = [-1] * len(role_tasks)
+    below = [len(kernels)] * len(role_tasks)
+    for i, task in enumerate(role_tasks):
         own = max(above[i], task.place)
-        for other in task.next:
-            k = other.key[1]
+        for following in task.next:
+            k = following.key[1]
             above[k] = max(above[k], own)
-    for i in range(len(mine) - 1, -1, -1):
-        for other in mine[i].next:
-            k = other.key[1]
-            below[i] = min(below[i], below[k] if other.place < 0 else other.place)
+    for i in range(len(role_tasks) - 1, -1, -1):
+        for following in role_tasks[i].next:
+            k = following.key[1]
+            below[i] = min(below[i], below[k] if following.place < 0 else following.place)
     watched: dict[str, list[OpTask]] = {}
-    for i, task in enumerate(mine):
+    for i, task in enumerate(role_tasks):
         if isinstance(task.op, Collective) and below[i] > above[i] + 1:
             streams = watched.setdefault(task.op.stream, [])
             task.watched, task.above, task.below, task.ordinal = True, above[i], below[i], len(streams)
@@ -175,32 +175,32 @@ def watch(mine: list[OpTask]) -> dict[str, list[OpTask]]:
 
 def _soften(kernels: list[OpTask], watched: dict[str, list[OpTask]]) -> None:
     """Tell kernels which of the watched collectives their bills may depend on."""
-    at = dict.fromkeys(watched, 0)
+    position = dict.fromkeys(watched, 0)
     for kernel in kernels:
         soft = []
         for name, stream in watched.items():
-            while at[name] < len(stream) and stream[at[name]].above < kernel.place:
-                at[name] += 1
-            if at[name] and stream[at[name] - 1].below > kernel.place:
-                soft.append(stream[at[name] - 1])
+            while position[name] < len(stream) and stream[position[name]].above < kernel.place:
+                position[name] += 1
+            if position[name] and stream[position[name] - 1].below > kernel.place:
+                soft.append(stream[position[name] - 1])
         kernel.soft = tuple(soft)
 
 
 def look_ahead(lists: list[list[OpTask]], clocked: set[int]) -> None:
     """Set every task's ``look``: no transfer on the clock begins, and nothing watched is reached, sooner after it is
     ready. ``clocked`` : the first meetings of the sites on the clock."""
-    for task in (task for mine in lists for task in mine):
+    for task in (task for role_tasks in lists for task in role_tasks):
         task.look = np.inf
     ahead = _NoticeDistances(lists)
-    for task in (task for mine in lists for task in mine):
+    for task in (task for role_tasks in lists for task in role_tasks):
         if task.watched or isinstance(task.op, Serve):
             ahead.reach(task, 0.0)
         for site, _ in task.meets:
             if task.watched or site.first in clocked:  # who comes late makes it end late for those who watch
                 ahead.reach_all(site, 0.0)
     ahead.settle()
-    for mine in lists:
-        for task in reversed(mine):
+    for role_tasks in lists:
+        for task in reversed(role_tasks):
             task.gate = _gate(task)
 
 
@@ -233,11 +233,11 @@ class _NoticeDistances:
         """Go back from all that was reached."""
         while self._at_once or self._heap:
             look, task = (0.0, self._at_once.pop()) if self._at_once else heappop(self._heap)[::2]
-            for one in task.before if look == task.look else ():
-                if one.look > look or one.meets:
-                    sooner = look + one.least
-                    self.reach(one, sooner)
-                    for site, _ in one.meets:
+            for task_before in task.before if look == task.look else ():
+                if task_before.look > look or task_before.meets:
+                    sooner = look + task_before.least
+                    self.reach(task_before, sooner)
+                    for site, _ in task_before.meets:
                         self.reach_all(site, sooner)
 
 
@@ -245,6 +245,6 @@ def _gate(task: OpTask) -> SiteSide | None:
     """See :class:`OpTask`; those of all that comes next are known."""
     if not isinstance(task.op, Compute):
         return task.meets[0][1] if task.lone else None
-    gates = [other.gate for other in task.next if other.gate or other.look < np.inf]
+    gates = [following.gate for following in task.next if following.gate or following.look < np.inf]
     alike = gates and all(gate and gate.meeting_of is gates[0].meeting_of for gate in gates)  # type: ignore[union-attr]
     return gates[0] if alike and not isinstance(task.op, Serve) else None

@@ -73,15 +73,15 @@ def pacing(request: Request, group: Group, plan: Plan, paid: Paid) -> Pacing:
     plain = bool(np.all(np.abs(stretch - 1.0) < SAME))
     if not plain:
         _, _, line, fill = book.at(stretch)
-    held = line / paid.rate if np.isfinite(line) and request.nbytes > 0 else 1.0
-    if abs(held - 1.0) < SAME:
-        held = 1.0
+    slowdown = line / paid.rate if np.isfinite(line) and request.nbytes > 0 else 1.0
+    if abs(slowdown - 1.0) < SAME:
+        slowdown = 1.0
     else:
-        _, _, _, fill = book.at(stretch * held)
-    if held < 1.0:  # the library's mean over links is less than the narrowest's
-        stretch = stretch * held
-        held = 1.0
-    return _begun(book, Pacing(stretch, held), fill, paid.latency)
+        _, _, _, fill = book.at(stretch * slowdown)
+    if slowdown < 1.0:  # the library's mean over links is less than the narrowest's
+        stretch = stretch * slowdown
+        slowdown = 1.0
+    return _begun(book, Pacing(stretch, slowdown), fill, paid.latency)
 
 
 def _send(group: Group, paid: Paid) -> Pacing:
@@ -94,28 +94,28 @@ def _send(group: Group, paid: Paid) -> Pacing:
     weights[paid.links] = paid.weights
     stretch = np.ones(topology.n_links)
     stretch[links] = np.where(weights[links] > 0, weights[links] / line, 1.0)
-    held = float((topology.link_bandwidth[links] / (line * stretch[links])).min(initial=np.inf)) / paid.rate
-    if abs(held - 1.0) < SAME or not np.isfinite(held):
-        held = 1.0
-    if held < 1.0:
-        stretch = stretch * held
-        held = 1.0
+    slowdown = float((topology.link_bandwidth[links] / (line * stretch[links])).min(initial=np.inf)) / paid.rate
+    if abs(slowdown - 1.0) < SAME or not np.isfinite(slowdown):
+        slowdown = 1.0
+    if slowdown < 1.0:
+        stretch = stretch * slowdown
+        slowdown = 1.0
     hops = route_latency(topology, ways.route(src, dst, 0, -1))
     if paid.latency >= hops:
-        return Pacing(stretch, held, begin=paid.latency - hops)
-    return Pacing(stretch, held, hop=paid.latency / hops)
+        return Pacing(stretch, slowdown, begin=paid.latency - hops)
+    return Pacing(stretch, slowdown, hop=paid.latency / hops)
 
 
-def _begun(book: _Book, known: Pacing, fill: float, latency: float) -> Pacing:
+def _begun(book: _Book, pacing: Pacing, fill: float, latency: float) -> Pacing:
     """With what passes before the first transfer, or the hops that are left where the plan has less than theirs."""
     if latency >= fill:
         begin = latency - fill
-        return msgspec.structs.replace(known, begin=begin if begin > SAME * fill else 0.0)
+        return msgspec.structs.replace(pacing, begin=begin if begin > SAME * fill else 0.0)
     if fill - latency <= SAME * fill:
-        return known
-    _, _, _, bytes_alone = book.at(known.stretch * known.held, hops=0.0)
+        return pacing
+    _, _, _, bytes_alone = book.at(pacing.stretch * pacing.held, hops=0.0)
     hop = (latency - bytes_alone) / (fill - bytes_alone) if fill > bytes_alone else 0.0
-    return msgspec.structs.replace(known, hop=max(hop, 0.0))
+    return msgspec.structs.replace(pacing, hop=max(hop, 0.0))
 
 
 class _Book(msgspec.Struct, frozen=True, eq=False):
@@ -128,11 +128,11 @@ class _Book(msgspec.Struct, frozen=True, eq=False):
 
     def at(self, stretch: Floats, hops: float = 1.0) -> tuple[Ints, Floats, float, float]:
         """As :func:`~clustersim.collectives.ideal.textbook`, links slower by ``stretch``, hops of a part of theirs."""
-        known = self.group.topology
+        topology = self.group.topology
         group = self.group
         if hops != 1.0 or not np.all(stretch == 1.0):
             slower = replace(
-                known, link_bandwidth=known.link_bandwidth / stretch, link_latency=known.link_latency * hops
+                topology, link_bandwidth=topology.link_bandwidth / stretch, link_latency=topology.link_latency * hops
             )
             group = replace(group, topology=slower)
         return textbook(self.request, group, self.chosen, self.laid)
@@ -146,9 +146,9 @@ def ceilings(lane: Ints, rounds: Ints, nbytes: Floats, load: Ints, loads: Loads,
     if held <= 1.0:
         return np.full(len(nbytes), np.inf)
     rounds = rounds if len(rounds) else np.zeros(len(nbytes), dtype=np.int64)
-    keys, first, of = np.unique(np.stack([rounds, lane], axis=1), axis=0, return_index=True, return_inverse=True)
-    of = of.reshape(-1)
-    moved = np.bincount(of, weights=nbytes)
+    keys, first, spot_of = np.unique(np.stack([rounds, lane], axis=1), axis=0, return_index=True, return_inverse=True)
+    spot_of = spot_of.reshape(-1)
+    moved = np.bincount(spot_of, weights=nbytes)
     ptr, links, weights = loads.csr(load[first])
     key = np.repeat(np.arange(len(first)), np.diff(ptr))
     _, spot = np.unique(np.stack([keys[key, 0], links], axis=1), axis=0, return_inverse=True)
@@ -157,4 +157,4 @@ def ceilings(lane: Ints, rounds: Ints, nbytes: Floats, load: Ints, loads: Loads,
     busy = np.zeros(len(first))
     np.maximum.at(busy, key, seconds[spot])
     rate: Floats = np.divide(moved, busy * held, out=np.full(len(first), np.inf), where=busy > 0)
-    return rate[of]
+    return rate[spot_of]

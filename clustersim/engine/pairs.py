@@ -62,48 +62,48 @@ def pairs(program: Program) -> list[Pairs]:
     uses = _uses(program, first)
     if not len(uses.op):
         return []
-    one, other, name = _meetings(uses)
-    met = other != NOBODY
-    keys = uses.op[other], np.where(met, uses.op[other], NOBODY)
+    firsts, seconds, name = _meetings(uses)
+    met = seconds != NOBODY
+    keys = uses.op[seconds], np.where(met, uses.op[seconds], NOBODY)
     sizes = np.zeros(first[-1])
     many = np.zeros(first[-1], dtype=np.bool_)
     for r, role in enumerate(program.roles):
         sizes[first[r] : first[r + 1]] = [getattr(op, "nbytes", 0.0) for op in role.ops]
         many[first[r] : first[r + 1]] = len(role.ranks) > 1
-    wrong = np.flatnonzero(met & (sizes[uses.op[one]] != sizes[keys[0]]))
+    wrong = np.flatnonzero(met & (sizes[uses.op[firsts]] != sizes[keys[0]]))
     if len(wrong):
-        raise _differ(program, first, uses, [int(column[wrong[0]]) for column in (one, other)])
+        raise _differ(program, first, uses, [int(column[wrong[0]]) for column in (firsts, seconds)])
     # Two ops of many ranks meet pair by pair; ops of single ranks that meet one op are one site with it.
     with_whom = np.where(met, np.where(many[keys[0]], keys[0], NOBODY - 1), NOBODY)
-    order = np.lexsort((name, keys[1], with_whom, uses.op[one]))
-    one = one[order]
-    other = other[order]
+    order = np.lexsort((name, keys[1], with_whom, uses.op[firsts]))
+    firsts = firsts[order]
+    seconds = seconds[order]
     with_whom = with_whom[order]
-    op = uses.op[one]
+    op = uses.op[firsts]
     starts = np.flatnonzero(np.r_[True, (op[1:] != op[:-1]) | (with_whom[1:] != with_whom[:-1])])
-    spans = zip(starts.tolist(), [*starts[1:].tolist(), len(one)], strict=True)
-    return [_gathered(program, first, uses, one[a:b], other[a:b]) for a, b in spans]
+    spans = zip(starts.tolist(), [*starts[1:].tolist(), len(firsts)], strict=True)
+    return [_gathered(program, first, uses, firsts[a:b], seconds[a:b]) for a, b in spans]
 
 
 def _uses(program: Program, first: Ints) -> _PairUses:
     tags: dict[str, int] = {}
     parts: list[tuple[Ints, ...]] = [(np.zeros(0, dtype=np.int64),) * 6]
     for r, role in enumerate(program.roles):
-        mine = [i for i, op in enumerate(role.ops) if isinstance(op, Send | Recv)]
-        if not mine:
+        message_ops = [i for i, op in enumerate(role.ops) if isinstance(op, Send | Recv)]
+        if not message_ops:
             continue
-        ops = [cast("Send | Recv", role.ops[i]) for i in mine]
+        ops = [cast("Send | Recv", role.ops[i]) for i in message_ops]
         peers = np.concatenate([op.peer for op in ops]).reshape(len(ops), -1)
         which, position = np.nonzero(peers >= 0)
         rank = role.ranks[position]
         peer = peers[which, position]
-        _must_be(program, role, np.array(mine)[which], rank, peer)
+        _must_be(program, role, np.array(message_ops)[which], rank, peer)
         tag = np.array([tags.setdefault(op.tag, len(tags)) for op in ops])[which]
         sends = np.array([isinstance(op, Send) for op in ops])[which]
         ends = np.where(sends, rank, peer), np.where(sends, peer, rank)
-        parts.append((first[r] + np.array(mine)[which], position, tag, *ends, sends))
-    op_, at, tag, src, dst, is_send = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return _PairUses(op_, at, tag, src, dst, is_send.astype(np.bool_))
+        parts.append((first[r] + np.array(message_ops)[which], position, tag, *ends, sends))
+    op_, op_position, tag, src, dst, is_send = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return _PairUses(op_, op_position, tag, src, dst, is_send.astype(np.bool_))
 
 
 def _must_be(program: Program, role: Role, op: Ints, rank: Ints, peer: Ints) -> None:
@@ -111,9 +111,9 @@ def _must_be(program: Program, role: Role, op: Ints, rank: Ints, peer: Ints) -> 
     wrong = np.flatnonzero((peer >= program.world_size) | (peer == rank))
     if len(wrong):
         k = wrong[0]
-        where = f"role {role.name!r}, op {op[k]} {role.ops[op[k]].name!r}"
+        place_text = f"role {role.name!r}, op {op[k]} {role.ops[op[k]].name!r}"
         raise ProgramError(
-            f"{where}: rank {rank[k]} names rank {peer[k]} as its peer in a world of {program.world_size}"
+            f"{place_text}: rank {rank[k]} names rank {peer[k]} as its peer in a world of {program.world_size}"
         )
 
 
@@ -135,27 +135,27 @@ def _meetings(uses: _PairUses) -> tuple[Ints, Ints, Ints]:
     received = (size - sent)[name]
     k = np.arange(n) - start[name] - np.where(sends, received, 0)
     alone = k >= np.where(sends, received, sent[name])
-    at = np.flatnonzero(alone | ~sends)
-    first = by[at]
-    second = np.where(alone[at], NOBODY, by[np.minimum(at + received[at], n - 1)])
+    places = np.flatnonzero(alone | ~sends)
+    first = by[places]
+    second = np.where(alone[places], NOBODY, by[np.minimum(places + received[places], n - 1)])
     met = second != NOBODY
-    one = np.where(met, np.minimum(first, second), first)
-    other = np.where(met, np.maximum(first, second), NOBODY)
+    firsts = np.where(met, np.minimum(first, second), first)
+    seconds = np.where(met, np.maximum(first, second), NOBODY)
     # Names are numbered by their first send, and those that are only received after them.
     order = np.where(uses.sends, np.cumsum(uses.sends), n + np.arange(n))
     number = order[by[np.where(sent > 0, start + size - sent, start)]]
-    return one, other, number[name[at]] * np.int64(n) + k[at]
+    return firsts, seconds, number[name[places]] * np.int64(n) + k[places]
 
 
-def _gathered(program: Program, first: Ints, uses: _PairUses, one: Ints, other: Ints) -> Pairs:
-    key = _key(first, int(uses.op[one[0]]))
+def _gathered(program: Program, first: Ints, uses: _PairUses, firsts: Ints, seconds: Ints) -> Pairs:
+    key = _key(first, int(uses.op[firsts[0]]))
     op = cast("Send | Recv", program.roles[key[0]].ops[key[1]])
-    met = other[other != NOBODY]
-    others = uses.op[met]
-    new = np.concatenate([[True], np.diff(others) != 0]) if len(others) else np.zeros(0, dtype=np.bool_)
-    ranks = np.stack([uses.src[one], uses.dst[one]], axis=1)
-    found = tuple(_key(first, number) for number in others[new].tolist())
-    return Pairs(key, op, uses.position[one], ranks, found, uses.position[met])
+    met = seconds[seconds != NOBODY]
+    peer_ops = uses.op[met]
+    new = np.concatenate([[True], np.diff(peer_ops) != 0]) if len(peer_ops) else np.zeros(0, dtype=np.bool_)
+    ranks = np.stack([uses.src[firsts], uses.dst[firsts]], axis=1)
+    keys = tuple(_key(first, number) for number in peer_ops[new].tolist())
+    return Pairs(key, op, uses.position[firsts], ranks, keys, uses.position[met])
 
 
 def _key(first: Ints, number: int) -> OpKey:

@@ -57,7 +57,7 @@ class GroupPlans(msgspec.Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def lower_bound(self) -> float:
         """[s] of the group that could be fastest: pairs of one op may be near or far."""
-        return min(one.lower_bound for one in self.each)
+        return min(group_plan.lower_bound for group_plan in self.each)
 
     @cached_property
     def columns(self) -> tuple[Floats | float, Floats | float]:
@@ -130,18 +130,18 @@ class PlanBook:
 
     def _alike(self, request: Request, groups: Ints) -> list[tuple[Plan, int]]:
         """Plan and load id of each of several groups."""
-        found: dict[int, tuple[Plan, int]] = {}
+        plans: dict[int, tuple[Plan, int]] = {}
         kinds = self._images.kinds(groups)
         edges = [self._edges(request, groups[rows]) for rows in kinds]
         for rows, net in self._images.crossed(groups, kinds, edges):
             plan, _ = self._plan(request, groups[rows[0]])
             links = self._images.links(plan.links, groups[rows], net) if len(rows) > 1 else None
             if links is None:
-                found.update((row, self._plan(request, groups[row])) for row in rows.tolist())
+                plans.update((row, self._plan(request, groups[row])) for row in rows.tolist())
             else:
                 ids = self.loads.add_each(links, plan.weights)
-                found.update((row, (plan, i)) for row, i in zip(rows.tolist(), ids, strict=True))
-        return [found[row] for row in range(len(groups))]
+                plans.update((row, (plan, i)) for row, i in zip(rows.tolist(), ids, strict=True))
+        return [plans[row] for row in range(len(groups))]
 
     def _edges(self, request: Request, groups: Ints) -> Ints:
         """What crosses the network in groups at places alike, for :meth:`GroupImages.crossed`; one alone is not

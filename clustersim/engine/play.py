@@ -70,8 +70,8 @@ class Play:
 
     def run(self) -> None:
         """Play to the end, or until nothing more can happen."""
-        for mine in self.lists:
-            for task in mine:
+        for role_tasks in self.lists:
+            for task in role_tasks:
                 if not task.needs and task.n:
                     self._work.append((task, None))
         clock = self.clock
@@ -120,8 +120,8 @@ class Play:
             return
         last = task.chain.tasks[-1]
         self._end(last, who, None, task.chain.run(who, start + spent))
-        for one in () if last.left else task.chain.over():
-            self.finished(one)
+        for task_after in () if last.left else task.chain.over():
+            self.finished(task_after)
 
     def _arrive(self, task: OpTask, who: Piece) -> None:
         """Ranks reach a collective, send or recv."""
@@ -133,37 +133,37 @@ class Play:
         elif isinstance(who, int) or task.n == 1:
             self._arrive_one(task, who if isinstance(who, int) else 0)
         elif side and standing:
-            some = _EVERYONE if who is None else who
-            self._come(standing, side.meeting_of[some], at(task.ready, who))
+            positions_of = _EVERYONE if who is None else who
+            self._come(standing, side.meeting_of[positions_of], at(task.ready, who))
         else:
             self._arrive_apart(task, who)
 
     def _arrive_apart(self, task: OpTask, who: Piece) -> None:
         """Ranks that meet in several places reach them; those with no part in any pass through."""
         ready = at(task.ready, who)
-        some = _EVERYONE if who is None else who
+        positions_of = _EVERYONE if who is None else who
         absent = np.ones(task.n if who is None else size(who), dtype=np.bool_)
         for site, side in task.meets:
-            meetings = side.meeting_of[some]
-            here = meetings >= 0
-            absent &= ~here
-            if here.any():
-                times = ready if isinstance(ready, float) else ready[here]
-                self._come(self.standing[site.first], meetings[here], times)
+            meetings = side.meeting_of[positions_of]
+            met = meetings >= 0
+            absent &= ~met
+            if met.any():
+                times = ready if isinstance(ready, float) else ready[met]
+                self._come(self.standing[site.first], meetings[met], times)
         if absent.any():
-            those = None if len(absent) == task.n and absent.all() else positions(who, task.n)[absent]
-            self._end(task, those, at(task.ready, those), at(task.ready, those))
+            left_over = None if len(absent) == task.n and absent.all() else positions(who, task.n)[absent]
+            self._end(task, left_over, at(task.ready, left_over), at(task.ready, left_over))
 
     def _arrive_one(self, task: OpTask, p: int) -> None:
-        here = False
+        met = False
         ready = item(task.ready, p)
         for site, side in task.meets:
             meeting = int(side.meeting_of[p])
             if meeting >= 0:
-                here = True
+                met = True
                 if self.standing[site.first].come_one(meeting, ready):
                     self._begin(self.standing[site.first], np.array([meeting], dtype=np.int64))
-        if not here:
+        if not met:
             self._end(task, None if task.n == 1 else p, ready, ready)
 
     def _come(self, standing: SitePlay, meetings: Ints, times: Column) -> None:
@@ -214,15 +214,15 @@ class Play:
         standing.end[meetings] = end  # type: ignore[index]
         for side in standing.site.sides_of(meetings):
             task = self.lists[side.key[0]][side.key[1]]
-            found = side.who(meetings)
+            who = side.who(meetings)
             if side.lone:
                 m = side.meeting_of.item(0)
                 self._end(task, None, item(standing.start, m), item(standing.end, m))
-            elif isinstance(found, slice):
+            elif isinstance(who, slice):
                 self._end(task, None, *(one_number(spread(side, c)) for c in (standing.start, standing.end)))
             else:
-                of = side.meeting_of[found]
-                self._end(task, found, standing.start[of], end if isinstance(end, float) else standing.end[of])  # type: ignore[index]
+                ids = side.meeting_of[who]
+                self._end(task, who, standing.start[ids], end if isinstance(end, float) else standing.end[ids])  # type: ignore[index]
 
     def _over_one(self, standing: SitePlay, meeting: int, end: float) -> None:
         """A meeting of a site ends."""
@@ -254,19 +254,21 @@ class Play:
                 task.start[who] = start  # type: ignore[index]
             task.end[who] = end  # type: ignore[index]
             task.left -= size(who)
-        for other in task.next:
-            if who is None and isinstance(other.unmet, int):
-                other.ready = later(other.ready, end)
-                other.unmet -= 1
-                if not other.unmet:
-                    self._work.append((other, None))
-            elif other.needs == 1 and isinstance(other.op, Compute):
-                other.ready = task.end  # the only thing that it waits for: one column, and nobody needs to be counted
-                self._put(other, who)
+        for following in task.next:
+            if who is None and isinstance(following.unmet, int):
+                following.ready = later(following.ready, end)
+                following.unmet -= 1
+                if not following.unmet:
+                    self._work.append((following, None))
+            elif following.needs == 1 and isinstance(following.op, Compute):
+                following.ready = (
+                    task.end
+                )  # the only thing that it waits for: one column, and nobody needs to be counted
+                self._put(following, who)
             elif isinstance(who, int):
-                self._met_one(other, who, float(end))
+                self._met_one(following, who, float(end))
             else:
-                self._met(other, who, end)
+                self._met(following, who, end)
         if self.bills and task.watched:
             self._work.extend((kernel, None) for kernel in self.bills.ended(task, who))
         if not task.left:
@@ -279,10 +281,10 @@ class Play:
         """Something that these ranks wait for has ended."""
         unmet = task.split()
         ready = cast(Floats, task.ready)
-        some = _EVERYONE if who is None else who
-        ready[some] = np.maximum(ready[some], end)
-        left = unmet[some] - 1
-        unmet[some] = left
+        positions_of = _EVERYONE if who is None else who
+        ready[positions_of] = np.maximum(ready[positions_of], end)
+        left = unmet[positions_of] - 1
+        unmet[positions_of] = left
         if not np.logical_or.reduce(left):
             self._put(task, who)
         else:

@@ -72,8 +72,8 @@ class FlowPlayer:
     def play(self, site: Site, meetings: Ints, start: Floats) -> None:
         """Schedule the flows; groups that begin at one instant are one event."""
         if len(meetings) == 1:
-            at = start.item(0) + site.plans.latency.item(int(meetings[0]))
-            self.clock.call(at, self._begin, site, meetings)
+            begins = start.item(0) + site.plans.latency.item(int(meetings[0]))
+            self.clock.call(begins, self._begin, site, meetings)
             return
         for time, mask in at_each(start + site.plans.latency[meetings]):
             self.clock.call(time, self._begin, site, meetings[mask])
@@ -205,11 +205,11 @@ class Replay:
 
     def _start(self, playing: _ActiveMeeting, which: Ints) -> None:
         moves = playing.steps.nbytes[which] > 0
-        some = which[moves]
+        moving = which[moves]
         steps = playing.steps
-        if len(some):
-            flows = (playing.first + some).tolist(), steps.load[some].tolist(), steps.nbytes[some].tolist()
-            self.network.begin(list(zip(*flows, steps.ceiling[some].tolist(), strict=True)))
+        if len(moving):
+            flows = (playing.first + moving).tolist(), steps.load[moving].tolist(), steps.nbytes[moving].tolist()
+            self.network.begin(list(zip(*flows, steps.ceiling[moving].tolist(), strict=True)))
         if not moves.all():
             self.clock.call(self.clock.now, self._left_the_sender, playing, which[~moves])
 

@@ -46,14 +46,14 @@ class RunRows:
         """Index in :attr:`Timeline.ops` of a role's op."""
         return int(self._first[key[0]]) + key[1]
 
-    def add(self, mine: list[OpTask], *, brief: bool = False) -> None:
+    def add(self, tasks: list[OpTask], *, brief: bool = False) -> None:
         """Keep what the ranks of a role did: make blocks, or rows, of its finished tasks, and let go of the columns
         they were played with, which are not written to any more. ``brief`` : in as few bytes as can be."""
-        role = mine[0].key[0] if mine else 0
+        role = tasks[0].key[0] if tasks else 0
         drafts = _ColumnDrafts(self._kept.get(role, {}))
         agreed = []
         apart = []
-        for task in mine:
+        for task in tasks:
             ready = task.ready
             start = task.start
             end = task.end
@@ -64,16 +64,16 @@ class RunRows:
                 apart.append((task, who, drafts.numbers(task, who)))
         if agreed:
             op, ready, start, end = (np.array(column) for column in zip(*agreed, strict=True))
-            self._parts.append((op, np.full(len(op), self._book.id(mine[0].role.ranks)), ready, start, end))
-        made = drafts.made()
+            self._parts.append((op, np.full(len(op), self._book.id(tasks[0].role.ranks)), ready, start, end))
+        columns_made = drafts.made()
         for task, who, which in apart:
             if brief and who is None and isinstance(task.op, Compute):
-                made[which[2]] = self._since(task, made[which[1]], made[which[2]])
-            self._block(task, who, (made[which[0]], made[which[1]], made[which[2]]))
+                columns_made[which[2]] = self._since(task, columns_made[which[1]], columns_made[which[2]])
+            self._block(task, who, (columns_made[which[0]], columns_made[which[1]], columns_made[which[2]]))
             task.ready = task.start = task.end = 0.0
             task.spent = None
         if brief:
-            self._kept[role] = drafts.alive(made)
+            self._kept[role] = drafts.alive(columns_made)
 
     def _block(self, task: OpTask, who: Ints | None, columns: tuple[BlockColumn, BlockColumn, BlockColumn]) -> None:
         """Keep an op: as rows where that is less."""
@@ -111,44 +111,44 @@ class _ColumnDrafts:
     ``kept`` : columns already made of arrays that are still played with, by identity.
     """
 
-    def __init__(self, kept: dict[int, tuple[ref[Floats], BlockColumn]]) -> None:
+    def __init__(self, kept_columns: dict[int, tuple[ref[Floats], BlockColumn]]) -> None:
         self._values: list[Floats] = []
         self._meetings: list[Meetings | None] = []
         self._known: dict[object, int] = {}
-        self._kept = kept
+        self._kept = kept_columns
         self._done: dict[int, BlockColumn] = {}
 
     def numbers(self, task: OpTask, who: Ints | None) -> tuple[int, int, int]:
         """Which columns the ready, start and end of an op are."""
-        known = self._known
-        found = []
+        numbers_of = self._known
+        numbers = []
         for which, column in enumerate((task.ready, task.start, task.end)):
             # By identity: the tasks hold their columns, so no other can take the place of one. No time is negative.
             key = column if isinstance(column, float) else -id(column) if who is None else (task.key, which)
-            number = known.get(key)
+            number = numbers_of.get(key)
             if number is None:
-                number = known[key] = len(self._values)
+                number = numbers_of[key] = len(self._values)
                 before = self._kept.get(id(column)) if who is None else None
                 if before and before[0]() is column:
                     self._done[number] = before[1]
                 self._meetings.append(_meetings(task, column) if which and who is None else None)
                 many = column if isinstance(column, np.ndarray) else np.array([column])
                 self._values.append(many if who is None or len(many) == 1 else many[who])
-            found.append(number)
-        return found[0], found[1], found[2]
+            numbers.append(number)
+        return numbers[0], numbers[1], numbers[2]
 
     def made(self) -> list[BlockColumn]:
         """The columns by number."""
-        made = columns(self._values, self._meetings)
+        built = columns(self._values, self._meetings)
         for number, column in self._done.items():
-            made[number] = column
-        return made
+            built[number] = column
+        return built
 
-    def alive(self, made: list[BlockColumn]) -> dict[int, tuple[ref[Floats], BlockColumn]]:
+    def alive(self, built: list[BlockColumn]) -> dict[int, tuple[ref[Floats], BlockColumn]]:
         """What the next ops may share."""
-        told = [(ref(one), column) for one, column in zip(self._values, made, strict=True)]
+        entries = [(ref(value), column) for value, column in zip(self._values, built, strict=True)]
         self._values = []
-        return {id(one): entry for entry in told if (one := entry[0]()) is not None}
+        return {id(values): entry for entry in entries if (values := entry[0]()) is not None}
 
 
 def _meetings(task: OpTask, column: Column) -> Meetings | None:
@@ -199,8 +199,8 @@ class _LinkNames(Sequence[str]):
     @overload
     def __getitem__(self, link: slice) -> Sequence[str]: ...
     def __getitem__(self, link: int | slice) -> str | Sequence[str]:
-        found = range(len(self))[link]
-        return self._topology.link_name(found) if isinstance(found, int) else [self[i] for i in found]
+        chosen = range(len(self))[link]
+        return self._topology.link_name(chosen) if isinstance(chosen, int) else [self[i] for i in chosen]
 
 
 def infos(
@@ -210,25 +210,25 @@ def infos(
     details: dict[OpKey, dict[str, Any]] = {}
     groups: dict[OpKey, list[Ints]] = {}
     partners: dict[OpKey, set[int]] = {}
-    known: dict[int, int] = {}
+    islands_of: dict[int, int] = {}
     for site in sites:
-        if site.plans.each[0].algorithm == "nvls_tree" and id(site.ranks) not in known:  # ops share their groups
-            known[id(site.ranks)] = n_islands(Group(topology, mesh.gpus[site.ranks[0]]))
-        detail = _detail(site, known.get(id(site.ranks), 1))
+        if site.plans.each[0].algorithm == "nvls_tree" and id(site.ranks) not in islands_of:  # ops share their groups
+            islands_of[id(site.ranks)] = n_islands(Group(topology, mesh.gpus[site.ranks[0]]))
+        detail = _detail(site, islands_of.get(id(site.ranks), 1))
         for side in site.sides:
             if side.lone:  # a server's op meets one client's
-                others = {"groups": site.ranks[side.meeting_of], "meets": (rows.row_of(site.sides[0].key),)}
-                details[side.key] = {**detail, "n_groups": 1, **others}
+                more_detail = {"groups": site.ranks[side.meeting_of], "meets": (rows.row_of(site.sides[0].key),)}
+                details[side.key] = {**detail, "n_groups": 1, **more_detail}
                 continue
-            mine = details.setdefault(side.key, detail if len(site.sides) == 1 else detail.copy())
-            mine["n_groups"] += len(site.ranks)
-            mine["lower_bound"] = min(mine["lower_bound"], detail["lower_bound"])
+            op_detail = details.setdefault(side.key, detail if len(site.sides) == 1 else detail.copy())
+            op_detail["n_groups"] += len(site.ranks)
+            op_detail["lower_bound"] = min(op_detail["lower_bound"], detail["lower_bound"])
             groups.setdefault(side.key, []).append(site.ranks)
             if len(site.sides) > 1:
-                partners.setdefault(side.key, set()).update(rows.row_of(other.key) for other in site.sides)
-    for key, held in groups.items():
+                partners.setdefault(side.key, set()).update(rows.row_of(side.key) for side in site.sides)
+    for key, group in groups.items():
         detail = details[key]
-        detail["groups"] = held[0] if len(held) == 1 else np.concatenate(held)
+        detail["groups"] = group[0] if len(group) == 1 else np.concatenate(group)
         if len(partners.get(key, ())) > 1:
             detail["meets"] = tuple(sorted(partners[key] - {rows.row_of(key)}))
     return tuple(

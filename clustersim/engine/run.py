@@ -139,8 +139,8 @@ class _EngineRun:
             if not self.guess or not wrong:
                 break
             self.clocked |= wrong if plays < PATIENCE else self.guess.open
-            for mine in self.lists:
-                for task in mine:
+            for role_tasks in self.lists:
+                for task in role_tasks:
                     task.reset()
         _note(self.sites, self.clocked, begin, self.end, player.network)
         player.on_end = nobody  # the play is over, and its columns may go
@@ -165,7 +165,7 @@ class _EngineRun:
         play = Play(lists, standing, clock, player.play, self.bills, self._finished)
         player.on_end = play.met
         play.run()
-        if any(task.left for mine in lists for task in mine):
+        if any(task.left for role_tasks in lists for task in role_tasks):
             stuck = deadlock(self.program, standing, lists)
             _let_go(lists)
             raise stuck
@@ -173,10 +173,10 @@ class _EngineRun:
         return clock, player
 
     def _standing(self, site: Site) -> SitePlay:
-        mine = slice(site.first, site.first + len(site.ranks))
+        meetings = slice(site.first, site.first + len(site.ranks))
         # A plan's time is not that of its schedule.
         alone = site.plans.columns if self.guess else (0.0, 0.0)
-        return SitePlay(site, site.first in self.clocked, alone, (self.start[mine], self.end[mine]))
+        return SitePlay(site, site.first in self.clocked, alone, (self.start[meetings], self.end[meetings]))
 
     def _played(self, player: Player, clock: Clock) -> Timeline:
         """The finished run, with its counts."""
@@ -190,8 +190,8 @@ class _EngineRun:
         stats = dict(zip(("events", "solves", "flows", "transfers"), map(float, counts), strict=True))
         if program.overlap_slowdown:
             stats["overlap_slowdown"] = program.overlap_slowdown
-        told = [(rows.row_of(site.sides[0].key), len(site.ranks)) for site in sites]
-        owner = np.repeat(*np.array(told, dtype=np.int64).reshape(-1, 2).T)
+        site_counts = [(rows.row_of(site.sides[0].key), len(site.ranks)) for site in sites]
+        owner = np.repeat(*np.array(site_counts, dtype=np.int64).reshape(-1, 2).T)
         return Timeline.of_blocks(
             program.world_size,
             infos(program, rows, sites, self.topology, self.mesh),
@@ -207,8 +207,8 @@ def _book(mesh: Mesh, loads: Loads, how: PlayOptions) -> PlanBook:
     """Plans by whom :func:`simulate` was told."""
     launch = how.get("launch", "process_per_gpu")
     nccl = how.get("nccl_version", (2, 28))
-    whole = how.get("whole")
-    groups = Communicators(loads.topology, mesh, launch=launch, nccl_version=nccl, whole=whole)
+    whole_groups = how.get("whole")
+    groups = Communicators(loads.topology, mesh, launch=launch, nccl_version=nccl, whole=whole_groups)
     planner = how.get("planner")
     return PlanBook(planner or _backend_planner(how.get("backend", "nccl")), groups, loads, congruent=planner is None)
 
@@ -220,8 +220,8 @@ def _all(sites: tuple[Site, ...], name: str) -> Floats:
 
 def _let_go(lists: list[list[OpTask]]) -> None:
     """Tasks hold each other, and the collector does not look at them: it would take a tenth of the time."""
-    for mine in lists:
-        for task in mine:
+    for role_tasks in lists:
+        for task in role_tasks:
             task.before, task.next, task.soft, task.chain = [], [], (), None
 
 
@@ -251,10 +251,10 @@ def deadlock(program: Program, standing: dict[int, SitePlay], tasks: list[list[O
     Meetings with somebody there and somebody missing are listed by their first rank, at most :data:`SHOWN` of them.
     """
     lines: list[tuple[int, str]] = []
-    for one in standing.values():
-        missing = one.split() if one.started else np.zeros(0, dtype=np.int64)
-        for meeting in np.flatnonzero((missing > 0) & (missing < one.site.ranks.shape[1])).tolist():
-            lines.append(_line(program, one.site, meeting, tasks))
+    for waiting in standing.values():
+        missing = waiting.split() if waiting.started else np.zeros(0, dtype=np.int64)
+        for meeting in np.flatnonzero((missing > 0) & (missing < waiting.site.ranks.shape[1])).tolist():
+            lines.append(_line(program, waiting.site, meeting, tasks))
     lines.sort()
     shown = "; ".join(text for _, text in lines[:SHOWN])
     more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
@@ -265,22 +265,22 @@ def deadlock(program: Program, standing: dict[int, SitePlay], tasks: list[list[O
 
 
 def _line(program: Program, site: Site, meeting: int, tasks: list[list[OpTask]]) -> tuple[int, str]:
-    here: list[int] = []
-    at: list[str] = []
+    present: list[int] = []
+    places: list[str] = []
     sides = site.sides_of(np.array([meeting]))
     for side in sides:
         (r, i), role = side.key, program.roles[side.key[0]]
         task = tasks[r][i]
         came = role.ranks[(side.meeting_of == meeting) & (np.asarray(task.unmet) == 0)].tolist()
-        here += came
-        at += [f"op {i} {task.op.name!r}{_words(task.op)}"] if came else []
-    missing = sorted(set(site.ranks[meeting].tolist()) - set(here))
-    known = np.concatenate([program.roles[side.key[0]].ranks[side.meeting_of == meeting] for side in sides])
-    never = sorted(set(missing) - set(known.tolist()))
+        present += came
+        places += [f"op {i} {task.op.name!r}{_words(task.op)}"] if came else []
+    missing = sorted(set(site.ranks[meeting].tolist()) - set(present))
+    members = np.concatenate([program.roles[side.key[0]].ranks[side.meeting_of == meeting] for side in sides])
+    never = sorted(set(missing) - set(members.tolist()))
     tail = f" ({_ranks(np.array(never))} never {'does' if len(never) == 1 else 'do'})" if never else ""
-    verb = "waits" if len(here) == 1 else "wait"
-    text = f"{_ranks(np.array(sorted(here)))} {verb} at {' and '.join(at)} for {_ranks(np.array(missing))}{tail}"
-    return min(here), text
+    verb = "waits" if len(present) == 1 else "wait"
+    text = f"{_ranks(np.array(sorted(present)))} {verb} at {' and '.join(places)} for {_ranks(np.array(missing))}{tail}"
+    return min(present), text
 
 
 def _words(op: Op) -> str:

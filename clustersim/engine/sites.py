@@ -38,20 +38,20 @@ class SiteSide(msgspec.Struct, frozen=True, eq=False, gc=False):
         """Positions of the ranks that come to one meeting: one number, an even stretch, or all of them."""
         if self.lone:
             return 0
-        found = self.pieces.get(meeting)
-        if found is None:
-            found = self.pieces[meeting] = _stretch(self.order[self.ptr[meeting] : self.ptr[meeting + 1]])
-        return found
+        piece = self.pieces.get(meeting)
+        if piece is None:
+            piece = self.pieces[meeting] = _stretch(self.order[self.ptr[meeting] : self.ptr[meeting + 1]])
+        return piece
 
     def who(self, meetings: Ints) -> Ints | slice:
         """Sorted positions in the role of the ranks that come to these meetings; ``slice(None)`` for all of them."""
         if self.lone or (self.everyone and len(meetings) == len(self.ptr) - 1):
             return slice(None)
         if self.each and self.everyone:
-            found = self.order.reshape(-1, self.each)[meetings].ravel()
+            members = self.order.reshape(-1, self.each)[meetings].ravel()
         else:
-            found = np.concatenate([self.order[self.ptr[m] : self.ptr[m + 1]] for m in meetings.tolist()])
-        return found if self.straight else np.sort(found)
+            members = np.concatenate([self.order[self.ptr[m] : self.ptr[m + 1]] for m in meetings.tolist()])
+        return members if self.straight else np.sort(members)
 
     @property
     def gathers(self) -> bool:
@@ -200,8 +200,8 @@ class SitePlay:
         if self.missing is None:
             return np.full(len(meetings), quiet)
         start = cast(Floats, self.start)[meetings]
-        found: Floats = np.where(self.missing[meetings] > 0, np.maximum(start, quiet), start)
-        return found
+        begins: Floats = np.where(self.missing[meetings] > 0, np.maximum(start, quiet), start)
+        return begins
 
 
 def spread(side: SiteSide, column: Column) -> Column:

@@ -63,12 +63,12 @@ def _steps(timeline: Timeline, peak: float | None) -> Columns:
     ops = timeline.ops
     ends = timeline.per_op()["end"]
     step = np.array([op.step for op in ops], dtype=np.int64)
-    known = np.unique(step[np.isfinite(ends)]) if len(ops) else np.zeros(0, dtype=np.int64)
-    last = np.array([float(ends[step == s].max()) for s in known.tolist()])
+    step_numbers = np.unique(step[np.isfinite(ends)]) if len(ops) else np.zeros(0, dtype=np.int64)
+    last = np.array([float(ends[step == s].max()) for s in step_numbers.tolist()])
     seconds = np.diff(last, prepend=0.0)
-    compute = np.zeros(len(known))
-    sent = np.zeros(len(known))
-    for k, s in enumerate(known.tolist()):
+    compute = np.zeros(len(step_numbers))
+    sent = np.zeros(len(step_numbers))
+    for k, s in enumerate(step_numbers.tolist()):
         flops = defaultdict[str, float](float)
         waits = defaultdict[tuple[str, str], float](float)
         for i in np.flatnonzero((step == s) & np.isfinite(ends)).tolist():
@@ -82,9 +82,9 @@ def _steps(timeline: Timeline, peak: float | None) -> Columns:
         sent[k] = max(waits.values(), default=0.0)
     bound = np.maximum(compute, sent)
     # Ranks may begin a step before the last one has ended the step before: only the sum over steps is safe.
-    reached = np.divide(bound, seconds, out=np.zeros(len(known)), where=seconds > 0)
+    reached = np.divide(bound, seconds, out=np.zeros(len(step_numbers)), where=seconds > 0)
     names = ("step", "seconds", "compute_bound", "communication_bound", "bound", "reached")
-    return dict(zip(names, (known, seconds, compute, sent, bound, reached), strict=True))
+    return dict(zip(names, (step_numbers, seconds, compute, sent, bound, reached), strict=True))
 
 
 def warnings(timeline: Timeline, facts: RunFacts = UNKNOWN) -> list[str]:
@@ -99,20 +99,23 @@ def warnings(timeline: Timeline, facts: RunFacts = UNKNOWN) -> list[str]:
 
 def _beaten(timeline: Timeline, peak: float | None) -> list[str]:
     table = bounds(timeline, peak_flops=peak)
-    found = []
-    each = table["collectives"]
+    sentences = []
+    per_collective = table["collectives"]
     steps = table["steps"]
-    for k in np.flatnonzero(each["seconds"] < each["bound"] * (1 - EXACT)).tolist():
-        took = format_time(float(each["seconds"][k]))
-        least = format_time(float(each["bound"][k]))
-        found.append(
-            f"{each['name'][k]!r} took {took}, less than the {least} its bytes need at the narrowest cut: a bug"
+    for k in np.flatnonzero(per_collective["seconds"] < per_collective["bound"] * (1 - EXACT)).tolist():
+        took = format_time(float(per_collective["seconds"][k]))
+        least = format_time(float(per_collective["bound"][k]))
+        sentences.append(
+            f"{per_collective['name'][k]!r} took {took}, less than the {least} its bytes need at the narrowest cut: a "
+            f"bug"
         )
     total = float(steps["seconds"].sum())
     least_total = float(steps["bound"].sum())
     if total < least_total * (1 - EXACT):
-        found.append(f"all steps took {format_time(total)}, less than their bound of {format_time(least_total)}: a bug")
-    return found[:3]
+        sentences.append(
+            f"all steps took {format_time(total)}, less than their bound of {format_time(least_total)}: a bug"
+        )
+    return sentences[:3]
 
 
 def _busy_links(timeline: Timeline) -> list[str]:
@@ -120,7 +123,7 @@ def _busy_links(timeline: Timeline) -> list[str]:
     if not table:
         return []
     full = (table["heat"] > BUSY).mean(axis=1)
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for k in np.argsort(-full, kind="stable").tolist():
         if full[k] < BUSY_TIME:
             break
@@ -129,8 +132,8 @@ def _busy_links(timeline: Timeline) -> list[str]:
         text = f"{table['name'][k]} is more than {BUSY:.0%} full for {full[k]:.0%} of the time, by {users}"
         if alike:
             text += f"; so are {alike:,} links like it" if alike > 1 else "; so is 1 link like it"
-        found.setdefault(f"{users}{full[k]:.2f}", text)
-    return list(found.values())[:3]
+        texts.setdefault(f"{users}{full[k]:.2f}", text)
+    return list(texts.values())[:3]
 
 
 def _slow_ranks(timeline: Timeline) -> list[str]:

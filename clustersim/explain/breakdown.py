@@ -59,8 +59,8 @@ def breakdown(timeline: Timeline, cut: Pieces | None = None) -> Breakdown:
     n_steps = steps_between(timeline, cut.begin, cut.end)
     of_class = _by_state(timeline, cut)
     hidden = np.bincount(cut.owner, weights=cut.seconds * (cut.beside >= 0), minlength=n)
-    whole = of_class.sum(axis=1, keepdims=True)
-    share = np.divide(of_class, whole, out=np.zeros_like(of_class), where=whole > 0)
+    totals = of_class.sum(axis=1, keepdims=True)
+    share = np.divide(of_class, totals, out=np.zeros_like(of_class), where=totals > 0)
     shares = share[cut.class_of]
     return Breakdown(
         states=list(STATES),
@@ -81,7 +81,7 @@ def _by_state(timeline: Timeline, cut: Pieces) -> Floats:
     k = len(STATES)
     computes = cut.computes
     rest = ~cut.computes
-    found = np.bincount(cut.owner[rest] * k + cut.state[rest], weights=cut.seconds[rest], minlength=n * k)
+    seconds_of = np.bincount(cut.owner[rest] * k + cut.state[rest], weights=cut.seconds[rest], minlength=n * k)
     share = np.zeros((len(timeline.ops), k))
     for i in np.unique(cut.op[computes]).tolist():
         for state, part in by_class(timeline.ops[i]).items():
@@ -90,7 +90,7 @@ def _by_state(timeline: Timeline, cut: Pieces) -> Floats:
         np.bincount(cut.owner[computes], weights=cut.seconds[computes] * share[cut.op[computes], state], minlength=n)
         for state in range(k)
     ]
-    return found.astype(np.float64).reshape(n, k) + np.stack(columns, axis=1)
+    return seconds_of.astype(np.float64).reshape(n, k) + np.stack(columns, axis=1)
 
 
 def steady_pieces(timeline: Timeline) -> Pieces:

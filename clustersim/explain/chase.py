@@ -60,15 +60,15 @@ class RankMeetings:
             return -1, -1
         begun = float(self.columns.of(op).start[own])
         allowed = self._partners(op, rank)
-        for other in (op, *(int(o) for o in self.timeline.ops[op].detail.get("meets", ()))):
-            spans = self.columns.of(other)
+        for met_op in (op, *(int(o) for o in self.timeline.ops[op].detail.get("meets", ()))):
+            spans = self.columns.of(met_op)
             if not len(spans.ranks):
                 continue
             fits = allowed[spans.ranks] & (np.abs(spans.start - begun) <= 1e-12 * (1 + abs(begun)))
             ready = np.where(fits, spans.ready, -np.inf)
-            at = int(np.argmax(ready))
-            if ready[at] > best[0]:
-                best = (float(ready[at]), int(spans.ranks[at]), other)
+            latest = int(np.argmax(ready))
+            if ready[latest] > best[0]:
+                best = (float(ready[latest]), int(spans.ranks[latest]), met_op)
         return best[1], best[2]
 
     def _partners(self, op: int, rank: int) -> Bools:
@@ -78,10 +78,10 @@ class RankMeetings:
         if groups is None:
             return np.ones(self.timeline.world_size, dtype=np.bool_)
         if info.kind in {"send", "recv"}:  # a rank may be in two pairs of one op: as sender and as receiver
-            found = np.zeros(self.timeline.world_size, dtype=np.bool_)
+            partners = np.zeros(self.timeline.world_size, dtype=np.bool_)
             pairs = np.asarray(groups)
-            found[pairs[(pairs == rank).any(axis=1)]] = True
-            return found
+            partners[pairs[(pairs == rank).any(axis=1)]] = True
+            return partners
         column = self.group_of(op)
         same: Bools = column == column[rank]
         return same

@@ -54,9 +54,9 @@ class OpColumns:
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        sets, op, of, *times = timeline._rows()
+        sets, op, set_of, *times = timeline._rows()
         order = np.lexsort((times[1], op))
-        self._sets, self._of, self._times = sets, of[order], np.stack([column[order] for column in times])
+        self._sets, self._of, self._times = sets, set_of[order], np.stack([column[order] for column in times])
         self._ptr = np.searchsorted(op[order], np.arange(len(timeline.ops) + 1))
         self._blocks: dict[int, list[int]] = {}
         self._known: dict[int, OpSpans] = {}
@@ -78,9 +78,9 @@ class OpColumns:
         n = len(self.timeline.ops)
         lowest = np.full(n, self.timeline.world_size)
         highest = np.full(n, -1)
-        sets, op, of, *_ = self.timeline._rows()
+        sets, op, set_of, *_ = self.timeline._rows()
         edges = [(ranks.min(), ranks.max()) for ranks in sets]
-        parts = [(i, *edges[s]) for i, s in zip(op.tolist(), of.tolist(), strict=True)]
+        parts = [(i, *edges[s]) for i, s in zip(op.tolist(), set_of.tolist(), strict=True)]
         parts += [(block.op, block.ranks.min(), block.ranks.max()) for block in self.timeline.blocks]
         ops, low, high = np.array(parts, dtype=np.int64).reshape(-1, 3).T
         np.minimum.at(lowest, ops, low)
@@ -89,12 +89,12 @@ class OpColumns:
 
     def of(self, op: int) -> OpSpans:
         """The spans of an op."""
-        found = self._known.get(op)
-        if found is None:
-            found = self._looked_up(op)
-            if len(found.ranks) <= MOST_KEPT:
-                self._known[op] = found
-        return found
+        op_spans = self._known.get(op)
+        if op_spans is None:
+            op_spans = self._looked_up(op)
+            if len(op_spans.ranks) <= MOST_KEPT:
+                self._known[op] = op_spans
+        return op_spans
 
     def _looked_up(self, op: int) -> OpSpans:
         parts = []
@@ -142,33 +142,33 @@ class RankSubset:
     def times(self, op: int) -> tuple[Ints, OpSpans]:
         """Numbers of those who did an op, and their spans of it."""
         spans = self.columns.of(op)
-        at = self.place[spans.ranks]
-        kept = at >= 0
-        if kept.all():
-            return at, spans
-        return at[kept], OpSpans(spans.ranks[kept], spans.ready[kept], spans.start[kept], spans.end[kept])
+        places = self.place[spans.ranks]
+        chosen = places >= 0
+        if chosen.all():
+            return places, spans
+        return places[chosen], OpSpans(spans.ranks[chosen], spans.ready[chosen], spans.start[chosen], spans.end[chosen])
 
     def column(self, op: int, begin: str) -> Floats:
         """(r,) float [s] from ``"start"`` or ``"ready"`` (time in a server's queue included) to the end; nan: did not
         run."""
-        at, spans = self.times(op)
+        places, spans = self.times(op)
         seconds = np.full(len(self.ranks), np.nan)
-        seconds[at] = spans.end - (spans.ready if begin == "ready" else spans.start)
+        seconds[places] = spans.end - (spans.ready if begin == "ready" else spans.start)
         return seconds
 
 
 def did(timeline: Timeline, chosen: Bools) -> Bools:
     """(world_size,) bool: ranks that did at least one of some ops; ``chosen`` is (n_ops,)."""
-    sets, op, of, *_ = timeline._rows()
-    found = np.zeros(timeline.world_size, dtype=np.bool_)
-    for s in np.unique(of[chosen[op]]).tolist():
-        found[sets[s]] = True
+    sets, op, set_of, *_ = timeline._rows()
+    did_it = np.zeros(timeline.world_size, dtype=np.bool_)
+    for s in np.unique(set_of[chosen[op]]).tolist():
+        did_it[sets[s]] = True
     seen: set[int] = set()
     for block in timeline.blocks:
         if chosen[block.op] and id(block.ranks) not in seen:
             seen.add(id(block.ranks))
-            found[block.ranks] = True
-    return found
+            did_it[block.ranks] = True
+    return did_it
 
 
 def cuts(spans: Columns, n: int, length: float, scale: float) -> tuple[Floats, Ints, Ints, Ints]:
@@ -192,12 +192,12 @@ def seen(spans: Columns, n: int, scale: float, left: Floats, owner: Ints) -> Boo
     last = np.full(n, -np.inf)
     np.minimum.at(first, spans["owner"], spans["ready"] + spans["owner"] * scale)
     np.maximum.at(last, spans["owner"], spans["end"] + spans["owner"] * scale)
-    found: Bools = (left >= first[owner]) & (left < last[owner])
-    return found
+    overlaps: Bools = (left >= first[owner]) & (left < last[owner])
+    return overlaps
 
 
 def stretches(left: Ints, right: Ints) -> tuple[Ints, Ints]:
     """The numbers from each ``left`` up to its ``right``, one after another, and how many there are of each."""
-    each = np.maximum(right - left, 0)
-    numbers: Ints = np.repeat(left - (np.cumsum(each) - each), each) + np.arange(int(each.sum()))
-    return numbers, each
+    counts = np.maximum(right - left, 0)
+    numbers: Ints = np.repeat(left - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+    return numbers, counts

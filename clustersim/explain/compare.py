@@ -74,7 +74,7 @@ def compare(a: Timeline, b: Timeline) -> RunDifference:
     """Where two runs differ."""
     pairs = _matched(_works(a), _works(b))
     nothing = _OpWork("", "", 0, 0.0, 0.0, 0.0)
-    rows = [_row(one or nothing, other or nothing) for one, other in pairs]
+    rows = [_row(work_a or nothing, work_b or nothing) for work_a, work_b in pairs]
     ops = {name: np.array([row[k] for row in rows]) for k, name in enumerate(_OPS)}
     order = np.argsort(-np.abs(ops["difference_s"]), kind="stable")
     ops = {name: column[order] for name, column in ops.items()}
@@ -104,27 +104,27 @@ def _works(run: Timeline) -> list[_OpWork]:
             continue
         use = uses[op.step, op.name, op.role]
         uses[op.step, op.name, op.role] += 1
-        held = merged.setdefault((op.name, op.role, use), [op, 0.0, 0.0, np.inf, use])
-        held[1] += float(seconds[i])
-        held[2] += float(wait[i]) if op.kind != "compute" else 0.0
-        held[3] = min(held[3], float(first[i]) - began[op.step])
-    ordered = sorted(merged.values(), key=lambda held: held[3])
+        entry = merged.setdefault((op.name, op.role, use), [op, 0.0, 0.0, np.inf, use])
+        entry[1] += float(seconds[i])
+        entry[2] += float(wait[i]) if op.kind != "compute" else 0.0
+        entry[3] = min(entry[3], float(first[i]) - began[op.step])
+    ordered = sorted(merged.values(), key=lambda entry: entry[3])
     return [_OpWork(op.name, op.kind, use, seconds, wait, op.nbytes) for op, seconds, wait, _, use in ordered]
 
 
 def _sums(run: Timeline, trains: Bools) -> tuple[Floats, Floats, Floats]:
     """Per op over some ranks: seconds from start to end, seconds from ready to start, and the first start by any."""
-    sets, op, of, ready, start, end = run._rows()
+    sets, op, set_of, ready, start, end = run._rows()
     n = len(run.ops)
-    count = np.array([trains[s].sum() for s in sets], dtype=np.float64)[of]
+    count = np.array([trains[s].sum() for s in sets], dtype=np.float64)[set_of]
     seconds = np.bincount(op, weights=(end - start) * count, minlength=n).astype(np.float64)
     wait = np.bincount(op, weights=(start - ready) * count, minlength=n).astype(np.float64)
     first = np.full(n, np.inf)
     np.minimum.at(first, op, start)
     for block in run.blocks:
-        here = trains[block.ranks]
-        seconds[block.op] += float(np.where(here, block.end - block.start, 0.0).sum())
-        wait[block.op] += float(np.where(here, block.start - block.ready, 0.0).sum())
+        training = trains[block.ranks]
+        seconds[block.op] += float(np.where(training, block.end - block.start, 0.0).sum())
+        wait[block.op] += float(np.where(training, block.start - block.ready, 0.0).sum())
         first[block.op] = min(first[block.op], float(block.start.min()))
     return seconds, wait, first
 
@@ -137,11 +137,11 @@ _KEYS: tuple[Callable[[_OpWork], object], ...] = (
 """What partners have in common, tried one after another; None has no partner."""
 
 
-def _matched(mine: list[_OpWork], others: list[_OpWork]) -> list[tuple[_OpWork | None, _OpWork | None]]:
+def _matched(works_a: list[_OpWork], works_b: list[_OpWork]) -> list[tuple[_OpWork | None, _OpWork | None]]:
     """Pairs by each of :data:`_KEYS`, in order of time; the rest alone."""
     pairs: list[tuple[_OpWork | None, _OpWork | None]] = []
-    left = mine
-    right = others
+    left = works_a
+    right = works_b
     for key in _KEYS:
         waiting: defaultdict[object, list[_OpWork]] = defaultdict(list)
         for work in right:
@@ -153,7 +153,7 @@ def _matched(mine: list[_OpWork], others: list[_OpWork]) -> list[tuple[_OpWork |
                 pairs.append((work, waiting[name].pop(0)))
             else:
                 rest.append(work)
-        taken = {id(other) for _, other in pairs}
+        taken = {id(work_b) for _, work_b in pairs}
         left = rest
         right = [work for work in right if id(work) not in taken]
     return pairs + [(work, None) for work in left] + [(None, work) for work in right]
@@ -179,42 +179,44 @@ def _text(states: Columns, before: float, after: float) -> list[str]:
     if abs(after - before) <= 1e-9 * before:
         return [f"both take {format_time(before)} a step"]
     word = "longer" if after > before else "shorter"
-    said = [
+    lines = [
         f"a step takes {format_time(before)} in A and {format_time(after)} in B, {abs(after / before - 1):.1%} {word}"
     ]
     for i in np.argsort(-np.abs(states["difference_s"]), kind="stable").tolist():
         change = float(states["difference_s"][i])
         if abs(change) > 1e-3 * before:
-            one, other = (format_time(float(states[f"seconds_{side}"][i])) for side in "ab")
-            said.append(f"{states['state'][i]}: {_signed(change)} a step ({one} to {other})")
-    return said
+            time_a, time_b = (format_time(float(states[f"seconds_{side}"][i])) for side in "ab")
+            lines.append(f"{states['state'][i]}: {_signed(change)} a step ({time_a} to {time_b})")
+    return lines
 
 
 def _signed(seconds: float) -> str:
     return ("+" if seconds >= 0 else "-") + format_time(abs(seconds))
 
 
-def sentences(found: RunDifference, top: int = 10) -> list[str]:
+def sentences(difference: RunDifference, top: int = 10) -> list[str]:
     """The ops that differ most, in words."""
-    ops = found.ops
-    said = []
+    ops = difference.ops
+    lines = []
     for rows in _like(ops)[:top]:
         change = float(ops["difference_s"][rows].sum())
-        one = str(ops["name_a"][rows[0]])
-        other = str(ops["name_b"][rows[0]])
+        name_a = str(ops["name_a"][rows[0]])
+        name_b = str(ops["name_b"][rows[0]])
         n = len(rows)
         many = f"{n} ops like " if n > 1 else ""
-        if not one or not other:
-            where = "A" if one else "B"
+        if not name_a or not name_b:
+            run_name = "A" if name_a else "B"
             took = format_time(abs(change))
-            said.append(f"{many}{(one or other)!r} {'are' if n > 1 else 'is'} only in {where}: {took} a step and rank")
+            lines.append(
+                f"{many}{(name_a or name_b)!r} {'are' if n > 1 else 'is'} only in {run_name}: {took} a step and rank"
+            )
             continue
-        name = repr(one) if one == other else f"{one!r} (A), {other!r} (B)"
+        name = repr(name_a) if name_a == name_b else f"{name_a!r} (A), {name_b!r} (B)"
         waits = float((ops["wait_b"] - ops["wait_a"])[rows].sum())
         tail = f", of which waiting for peers {_signed(waits)}" if abs(waits) > 0.01 * abs(change) else ""
         before, after = (format_time(float(ops[f"seconds_{side}"][rows].sum())) for side in "ab")
-        said.append(f"{many}{name}: {_signed(change)} a step and rank ({before} to {after}){tail}")
-    return said
+        lines.append(f"{many}{name}: {_signed(change)} a step and rank ({before} to {after}){tail}")
+    return lines
 
 
 ROUNDING = 1e-9
@@ -226,9 +228,9 @@ def _like(ops: Columns) -> list[Ints]:
     groups: defaultdict[object, list[int]] = defaultdict(list)
     for i, change in enumerate(ops["difference_s"].tolist()):
         if change:
-            one, other = (sort_of(str(ops[name][i])) for name in ("name_a", "name_b"))
-            groups[one, other, str(ops["kind"][i]), change > 0].append(i)
-    found = [np.array(rows, dtype=np.int64) for rows in groups.values()]
+            sort_a, sort_b = (sort_of(str(ops[name][i])) for name in ("name_a", "name_b"))
+            groups[sort_a, sort_b, str(ops["kind"][i]), change > 0].append(i)
+    row_sets = [np.array(rows, dtype=np.int64) for rows in groups.values()]
     least = ROUNDING * float(np.abs(ops["seconds_a"]).sum() + np.abs(ops["seconds_b"]).sum())
-    found = [rows for rows in found if abs(float(ops["difference_s"][rows].sum())) > least]
-    return sorted(found, key=lambda rows: -abs(float(ops["difference_s"][rows].sum())))
+    row_sets = [rows for rows in row_sets if abs(float(ops["difference_s"][rows].sum())) > least]
+    return sorted(row_sets, key=lambda rows: -abs(float(ops["difference_s"][rows].sum())))

@@ -60,17 +60,17 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     window = steady_window(timeline)
     walk = _PathWalk(timeline, transfer_facts(timeline))
     steps = len(window.steps)
-    found = [piece for piece in walk.back(window.begin, window.end) if piece.end > piece.begin][::-1]
+    path_pieces = [piece for piece in walk.back(window.begin, window.end) if piece.end > piece.begin][::-1]
     names = timeline.links.link_names if timeline.links is not None else ()
     by_kind = defaultdict[str, float](float)
     by_link = defaultdict[str, float](float)
-    for piece in found:
+    for piece in path_pieces:
         for kind, part in _kinds(timeline, piece).items():
             by_kind[kind] += part * (piece.end - piece.begin) / steps
         if piece.link >= 0:
             by_link[names[piece.link]] += (piece.end - piece.begin) / steps
     of_kind, of_link = (dict(sorted(parts.items(), key=lambda item: -item[1])) for parts in (by_kind, by_link))
-    return CriticalPath(found, of_kind, of_link, steps)
+    return CriticalPath(path_pieces, of_kind, of_link, steps)
 
 
 def _kinds(timeline: Timeline, piece: PathPiece) -> dict[str, float]:
@@ -88,15 +88,15 @@ class _PathWalk:
         """Pieces from ``end`` back to ``begin`` [s], latest first."""
         t = self.timeline
         columns = self.met.columns
-        op, at = self._last(end)
+        op, latest = self._last(end)
         for _ in range(len(t.ops) * 4 + 16):  # an op is passed at most once on each rank the path visits
             if op < 0:
                 return
             spans = columns.of(op)
-            rank = int(spans.ranks[at])
-            start = float(spans.start[at])
-            ready = float(spans.ready[at])
-            yield from _cut(self._pieces(op, rank, start, float(spans.end[at])), begin)
+            rank = int(spans.ranks[latest])
+            start = float(spans.start[latest])
+            ready = float(spans.ready[latest])
+            yield from _cut(self._pieces(op, rank, start, float(spans.end[latest])), begin)
             if start <= begin:
                 return
             if t.ops[op].kind != "compute":
@@ -104,13 +104,13 @@ class _PathWalk:
                 if late >= 0:
                     rank = late
                     op = late_op
-                    at = self.met.place(op, rank, start)
-                    ready = float(columns.of(op).ready[at])
+                    latest = self.met.place(op, rank, start)
+                    ready = float(columns.of(op).ready[latest])
             elif start > ready:
                 yield from _cut([PathPiece(op, rank, ready, start, "queue")], begin)
             if ready <= begin:
                 return
-            op, at, gap = self._before(rank, ready, op, at)
+            op, latest, gap = self._before(rank, ready, op, latest)
             if gap:
                 yield from _cut([PathPiece(-1, rank, ready - gap, ready, "idle")], begin)
 
@@ -125,9 +125,9 @@ class _PathWalk:
             if last[op] < best[0] or not np.isfinite(last[op]):
                 break
             ends = np.where(columns.of(op).end <= limit, columns.of(op).end, -np.inf)
-            at = int(np.argmax(ends))
-            if ends[at] > best[0]:
-                best = (float(ends[at]), op, at)
+            latest = int(np.argmax(ends))
+            if ends[latest] > best[0]:
+                best = (float(ends[latest]), op, latest)
         return best[1], best[2]
 
     def _pieces(self, op: int, rank: int, start: float, end: float) -> list[PathPiece]:
@@ -146,17 +146,17 @@ class _PathWalk:
             PathPiece(op, rank, start, start + latency, "latency"),
         ]
 
-    def _before(self, rank: int, ready: float, op: int, at: int) -> tuple[int, int, float]:
+    def _before(self, rank: int, ready: float, op: int, place: int) -> tuple[int, int, float]:
         """The span on a rank that ended last, but not after ``ready`` [s], as (op, which), and how long before it; -1
         for none. It is another span than the one given, and began before that was ready."""
         columns = self.met.columns
         limit = ready * (1 + 1e-12) + 1e-15
-        own_ready = float(columns.of(op).ready[at])
+        own_ready = float(columns.of(op).ready[place])
         back = 0.0
         while True:  # most often something ended just then; else look further and further back
             low = (ready - back) * (1 - 1e-12)
             near = columns.of_rank(rank, low, limit)
-            fits = (near.end <= limit) & (near.start <= own_ready) & ~((near.op == op) & (near.at == at))
+            fits = (near.end <= limit) & (near.start <= own_ready) & ~((near.op == op) & (near.at == place))
             if fits.any():
                 break
             if back > ready:
@@ -166,18 +166,18 @@ class _PathWalk:
         together = np.flatnonzero((near.end >= latest * (1 - 1e-12)) & (near.end <= limit))
         # Of ops that end together the one that began last: an op that took no time is passed through.
         together = together[np.lexsort((near.op[together], near.start[together], near.end[together]))]
-        k = self._needed(near, together, int(np.flatnonzero(fits[together])[-1]), op, at)
+        k = self._needed(near, together, int(np.flatnonzero(fits[together])[-1]), op, place)
         gap = ready - float(near.end[k])
         return int(near.op[k]), int(near.at[k]), gap if gap > 1e-12 * max(ready, 1.0) else 0.0
 
-    def _needed(self, near: RankSpans, together: Ints, last: int, op: int, at: int) -> int:
+    def _needed(self, near: RankSpans, together: Ints, last: int, op: int, place: int) -> int:
         """Of spans that end together, one that the given one really waits for, if any is known, else the last."""
         ops = self.timeline.ops
         for k in together[last::-1].tolist():
-            other = int(near.op[k])
-            if (other, int(near.at[k])) == (op, at):
+            near_op = int(near.op[k])
+            if (near_op, int(near.at[k])) == (op, place):
                 continue
-            if other in ops[op].after or ops[other].stream == ops[op].stream:
+            if near_op in ops[op].after or ops[near_op].stream == ops[op].stream:
                 return int(k)
         return int(together[last])
 

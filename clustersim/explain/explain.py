@@ -63,25 +63,25 @@ class Explanation:
 def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bounded: bool = True) -> Explanation:
     """Explain the steady state of a run, with its ``top`` causes. Where it is not ``bounded``, the what-if bounds are
     left out: they take as long as the rest together."""
-    found = causes(timeline)
-    shares = breakdown(timeline, found.cut)
-    table = stalls(found, top)
+    all_causes = causes(timeline)
+    shares = breakdown(timeline, all_causes.cut)
+    table = stalls(all_causes, top)
     path = critical_path(timeline)
     bounds = _bounds(timeline, facts.peak_flops, bounded)
     trivial = (bounds["knob"] == "batch") & (bounds["saving"] > 1 - 1 / FACTOR - 1e-9)
     return Explanation(
-        verdict=verdict(facts, found),
-        shares=_shares(timeline, shares, found.where),
+        verdict=verdict(facts, all_causes),
+        shares=_shares(timeline, shares, all_causes.where),
         causes=[str(text) for i, text in enumerate(table["text"]) if i == 0 or table["share"][i] >= NOTHING],
         path=_path(path, shares.step_time_s),
         bounds=bounds["text"][~trivial].tolist(),
         warnings=warnings(timeline, facts),
-        ranks=_ranks(found.cut),
+        ranks=_ranks(all_causes.cut),
         breakdown=shares,
         stalls=table,
         whatif=bounds,
         critical_path=path,
-        waterfall=waterfall(timeline, facts, found.cut),
+        waterfall=waterfall(timeline, facts, all_causes.cut),
     )
 
 
@@ -111,12 +111,12 @@ def _shares(timeline: Timeline, table: Breakdown, rows: list[StageSeconds]) -> s
     order = np.argsort(-mean, kind="stable")
     states = {table.states[i]: float(mean[i]) for i in order.tolist()}
     parts = [f"{name} {share:.1%}" for name, share in states.items() if share >= WORTH_A_WORD]
-    said = f"{', '.join(parts)}, of a {format_time(table.step_time_s)} step"
+    sentence = f"{', '.join(parts)}, of a {format_time(table.step_time_s)} step"
     if rows:
-        said = step_shares(rows[0], {name: share for name, share in states.items() if name in KERNELS})
+        sentence = step_shares(rows[0], {name: share for name, share in states.items() if name in KERNELS})
     hidden = float(table.hidden_communication_s[workers(timeline)].mean())
     tail = f"; {format_time(hidden)} of communication a step is hidden behind compute" if hidden > 0 else ""
-    return f"{said}{tail}"
+    return f"{sentence}{tail}"
 
 
 def reach(path: CriticalPath, step: float) -> str:
@@ -128,10 +128,10 @@ def reach(path: CriticalPath, step: float) -> str:
 
 
 def _path(path: CriticalPath, step: float) -> list[str]:
-    whole = sum(path.by_kind.values())
-    if whole <= 0:
+    total = sum(path.by_kind.values())
+    if total <= 0:
         return []
-    parts = [f"{kind} {seconds / whole:.1%}" for kind, seconds in path.by_kind.items()]
-    said = [f"{', '.join(parts[:6])} ({reach(path, step)})"]
-    links = [f"{name} {format_time(seconds)}" for name, seconds in path.by_link.items() if seconds > 1e-4 * whole]
-    return said + ([f"links on it: {', '.join(links[:3])}"] if links else [])
+    parts = [f"{kind} {seconds / total:.1%}" for kind, seconds in path.by_kind.items()]
+    lines = [f"{', '.join(parts[:6])} ({reach(path, step)})"]
+    links = [f"{name} {format_time(seconds)}" for name, seconds in path.by_link.items() if seconds > 1e-4 * total]
+    return lines + ([f"links on it: {', '.join(links[:3])}"] if links else [])

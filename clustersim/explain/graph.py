@@ -88,8 +88,8 @@ class RunGraph:
         for i, column in self.seconds.items():
             did[i] = ~np.isnan(column)
         for node in self.nodes:
-            for op, mine in zip(node.ops, node.met.of_op, strict=False):
-                did[op, node.met.rank[mine]] = True
+            for op, positions in zip(node.ops, node.met.of_op, strict=False):
+                did[op, node.met.rank[positions]] = True
         return did
 
 
@@ -103,33 +103,33 @@ def graph(timeline: Timeline, ranks: Ints | None = None) -> RunGraph:
     if ranks is None:
         few = int(timeline.per_op()["ranks"].sum()) <= MOST_SPANS
         ranks = np.arange(timeline.world_size) if few else classes(timeline).ranks
-    some = RankSubset(timeline, ranks)
+    subset = RankSubset(timeline, ranks)
     needs = _needs(timeline)
-    of = _joined(timeline)
+    root_of = _joined(timeline)
     members: dict[int, list[int]] = {}
     for i in range(len(timeline.ops)):
-        members.setdefault(of[i], []).append(i)
-    order, settled = _ordered(members, of, needs)
-    known: dict[object, MeetingTable] = {}
-    nodes = [_node(some, tuple(members[key]), known) for key in order]
-    seconds = {i: some.column(i, "ready") for i, op in enumerate(timeline.ops) if op.kind == "compute"}
-    lost = lost_beside(some, seconds)
+        members.setdefault(root_of[i], []).append(i)
+    order, settled = _ordered(members, root_of, needs)
+    known_tables: dict[object, MeetingTable] = {}
+    nodes = [_node(subset, tuple(members[key]), known_tables) for key in order]
+    seconds = {i: subset.column(i, "ready") for i, op in enumerate(timeline.ops) if op.kind == "compute"}
+    lost = lost_beside(subset, seconds)
     for i, cost in lost.items():
         seconds[i] = np.maximum(seconds[i] - cost, 0.0)
-    return RunGraph(timeline, some.ranks, needs, nodes, settled, seconds, lost)
+    return RunGraph(timeline, subset.ranks, needs, nodes, settled, seconds, lost)
 
 
 def _needs(timeline: Timeline) -> list[tuple[int, ...]]:
     """What each op waits for on its own rank: ``after``, and the op before it on its stream, unless that is a queue."""
     last: dict[tuple[str, str], int] = {}
     served = queues(timeline)
-    found = []
+    needs = []
     for i, op in enumerate(timeline.ops):
         key = (op.role, op.stream)
         before = (last[key],) if key in last and key not in served else ()
-        found.append(tuple(sorted({*op.after, *before})))
+        needs.append(tuple(sorted({*op.after, *before})))
         last[key] = i
-    return found
+    return needs
 
 
 @kept_with_first(maxsize=None)
@@ -151,16 +151,16 @@ def _joined(timeline: Timeline) -> list[int]:
         return i
 
     for i, op in enumerate(timeline.ops):
-        for other in op.detail.get("meets", ()):
+        for met_op in op.detail.get("meets", ()):
             a = root(i)
-            b = root(int(other))
+            b = root(int(met_op))
             parent[max(a, b)] = min(a, b)
     return [root(i) for i in range(len(timeline.ops))]
 
 
-def _ordered(members: dict[int, list[int]], of: list[int], needs: list[tuple[int, ...]]) -> tuple[list[int], bool]:
+def _ordered(members: dict[int, list[int]], root_of: list[int], needs: list[tuple[int, ...]]) -> tuple[list[int], bool]:
     """Nodes in an order that respects what they need, and whether there is one (else the rest follows by index)."""
-    before = {key: {of[n] for i in ops for n in needs[i]} for key, ops in members.items()}
+    before = {key: {root_of[n] for i in ops for n in needs[i]} for key, ops in members.items()}
     sorter = TopologicalSorter({key: needed - {key} for key, needed in before.items()})
     order = list[int]()
     with suppress(CycleError):  # what no circle holds up is in order even so
@@ -173,92 +173,94 @@ def _ordered(members: dict[int, list[int]], of: list[int], needs: list[tuple[int
     return order + left, not left and all(key not in needed for key, needed in before.items())
 
 
-def _node(some: RankSubset, ops: tuple[int, ...], known: dict[object, MeetingTable]) -> GraphNode:
-    """Ops that meet. Most ops of a step have the groups of others: ``known`` are their meetings."""
-    infos = [some.timeline.ops[op] for op in ops]
+def _node(subset: RankSubset, ops: tuple[int, ...], known_tables: dict[object, MeetingTable]) -> GraphNode:
+    """Ops that meet. Most ops of a step have the groups of others: ``known_tables`` are their meetings."""
+    infos = [subset.timeline.ops[op] for op in ops]
     if infos[0].kind == "compute":
         return GraphNode(ops, computes=True)
-    columns = [some.column(op, "start") for op in ops]
+    columns = [subset.column(op, "start") for op in ops]
     groups = [info.detail.get("groups") for info in infos]
-    alike = ((one.kind, id(of), np.isnan(c).tobytes()) for one, of, c in zip(infos, groups, columns, strict=True))
-    key = ops if any(of is None for of in groups) else tuple(alike)
-    if key not in known:
-        known[key] = _meetings(some, ops, columns)
-    found = known[key]
-    return GraphNode(ops, found, np.stack(columns)[found.op[found.first], found.rank[found.first]])
+    alike = (
+        (info.kind, id(group), np.isnan(c).tobytes()) for info, group, c in zip(infos, groups, columns, strict=True)
+    )
+    key = ops if any(group is None for group in groups) else tuple(alike)
+    if key not in known_tables:
+        known_tables[key] = _meetings(subset, ops, columns)
+    table = known_tables[key]
+    return GraphNode(ops, table, np.stack(columns)[table.op[table.first], table.rank[table.first]])
 
 
-def _meetings(some: RankSubset, ops: tuple[int, ...], columns: list[Floats]) -> MeetingTable:
+def _meetings(subset: RankSubset, ops: tuple[int, ...], columns: list[Floats]) -> MeetingTable:
     """Told apart by their groups; without groups, by when they started. ``columns`` : nan where an op did not run."""
     parts: list[tuple[Ints, Ints, Ints]] = []
     numbers: dict[bytes, int] = {}
     for slot, (op, seconds) in enumerate(zip(ops, columns, strict=True)):
-        info = some.timeline.ops[op]
+        info = subset.timeline.ops[op]
         groups = info.detail.get("groups")
         if groups is None:
-            found, mine = some.times(op)
-            starts, number = np.unique(mine.start, return_inverse=True)
-            known = [numbers.setdefault(b"%r" % s, len(numbers)) for s in starts.tolist()]
-            of = np.array(known, dtype=np.int64)[number]
+            places, spans = subset.times(op)
+            starts, number = np.unique(spans.start, return_inverse=True)
+            meeting_numbers = [numbers.setdefault(b"%r" % s, len(numbers)) for s in starts.tolist()]
+            meeting_of = np.array(meeting_numbers, dtype=np.int64)[number]
         else:
             table = np.asarray(groups, dtype=np.int64)
             side = {"send": slice(0, 1), "recv": slice(1, 2)}.get(info.kind, slice(None))
             ids = np.array([numbers.setdefault(g.tobytes(), len(numbers)) for g in table], dtype=np.int64)
             members = table[:, side]
-            found = some.place[members.ravel()]
-            of = np.repeat(ids, members.shape[1])
-        ran = (found >= 0) & ~np.isnan(seconds[found])
-        parts.append((np.full(int(ran.sum()), slot, dtype=np.int64), found[ran], of[ran]))
+            places = subset.place[members.ravel()]
+            meeting_of = np.repeat(ids, members.shape[1])
+        ran = (places >= 0) & ~np.isnan(seconds[places])
+        parts.append((np.full(int(ran.sum()), slot, dtype=np.int64), places[ran], meeting_of[ran]))
     slot_of, rank, meeting = (np.concatenate(c) for c in zip(*parts, strict=True))
     order = np.argsort(meeting, kind="stable")
     _, first, dense = np.unique(meeting[order], return_index=True, return_inverse=True)
     return MeetingTable(slot_of[order], rank[order], dense, first, len(ops))
 
 
-def lost_beside(some: RankSubset, seconds: dict[int, Floats]) -> dict[int, Floats]:
+def lost_beside(subset: RankSubset, seconds: dict[int, Floats]) -> dict[int, Floats]:
     """Per compute op and rank, what hidden collectives cost it [s]: the engine's own rule, read off the Timeline.
 
     A collective costs the rank's next compute op ``overlap_slowdown`` times the time both were busy.
     """
-    slowdown = some.timeline.stats.get("overlap_slowdown", 0.0)
-    ops = some.timeline.ops
+    slowdown = subset.timeline.stats.get("overlap_slowdown", 0.0)
+    ops = subset.timeline.ops
     if not slowdown:
         return {}
     main = [i for i in seconds if ops[i].stream == COMPUTE_STREAM]
     talks = [i for i, op in enumerate(ops) if op.kind not in {"compute", "send", "recv"}]
-    began, over = _matrix(some, main)
-    started, ended = _matrix(some, talks)
+    began, over = _matrix(subset, main)
+    started, ended = _matrix(subset, talks)
     lost = np.zeros_like(began)
-    for rank in range(len(some.ranks)):
+    for rank in range(len(subset.ranks)):
         kernels = np.flatnonzero(~np.isnan(began[:, rank]))
         kernels = kernels[np.argsort(began[kernels, rank], kind="stable")]
-        here = np.flatnonzero(~np.isnan(started[:, rank]))
-        if not len(kernels) or not len(here):
+        ran = np.flatnonzero(~np.isnan(started[:, rank]))
+        if not len(kernels) or not len(ran):
             continue
         low = began[kernels, rank]
         high = over[kernels, rank]
-        end = ended[here, rank]
-        beside = _busy(low, high, end) - _busy(low, high, started[here, rank])
+        end = ended[ran, rank]
+        beside = _busy(low, high, end) - _busy(low, high, started[ran, rank])
         payer = np.searchsorted(low, end * (1 - 1e-12), side="left")
         paid = payer < len(kernels)
         np.add.at(lost[:, rank], kernels[payer[paid]], slowdown * beside[paid])
     return {i: lost[k] for k, i in enumerate(main)}
 
 
-def _matrix(some: RankSubset, ops: list[int]) -> tuple[Floats, Floats]:
+def _matrix(subset: RankSubset, ops: list[int]) -> tuple[Floats, Floats]:
     """(len(ops), r) float [s], start and end of each op on each rank; nan where it did not run."""
-    start, end = (np.full((len(ops), len(some.ranks)), np.nan) for _ in range(2))
+    start, end = (np.full((len(ops), len(subset.ranks)), np.nan) for _ in range(2))
     for k, i in enumerate(ops):
-        at, spans = some.times(i)
-        start[k, at], end[k, at] = spans.start, spans.end
+        places, spans = subset.times(i)
+        start[k, places], end[k, places] = spans.start, spans.end
     return start, end
 
 
 def _busy(low: Floats, high: Floats, moments: Floats) -> Floats:
     """Seconds of disjoint sorted intervals before each moment."""
     before = np.concatenate([[0.0], np.cumsum(high - low)])
-    at = np.searchsorted(low, moments, side="right")
-    last = np.maximum(at - 1, 0)
-    inside = np.where(at > 0, np.minimum(moments, high[last]) - low[last], 0.0)
+    position = np.searchsorted(low, moments, side="right")
+    last = np.maximum(position - 1, 0)
+    inside = np.where(position > 0, np.minimum(moments, high[last]) - low[last], 0.0)
     busy: Floats = before[last] + inside
     return busy

@@ -41,16 +41,16 @@ def parts(use: LinkUse) -> LinkParts:
     for links, weights in use.loads:
         token = draw.integers(1, 2**63, dtype=np.uint64)
         mark[links] += token * np.asarray(weights, dtype=np.float64).view(np.uint64) + token
-    values, first, of = np.unique(mark, return_index=True, return_inverse=True)
+    values, first, part_of = np.unique(mark, return_index=True, return_inverse=True)
     number = np.cumsum(values != 0) - 1
-    column = np.where(values[of] != 0, number[of], -1).astype(np.int64)
+    column = np.where(values[part_of] != 0, number[part_of], -1).astype(np.int64)
     loads: list[list[int]] = [[] for _ in range(int((values != 0).sum()))]
     weights_of: list[list[float]] = [[] for _ in loads]
     example = {int(link): int(number[i]) for i, link in enumerate(first.tolist()) if values[i] != 0}
     for i, (links, weights) in enumerate(use.loads):
-        for at in np.flatnonzero(np.isin(links, np.array(list(example), dtype=np.int64))).tolist():
-            loads[example[int(links[at])]].append(i)
-            weights_of[example[int(links[at])]].append(float(weights[at]))
+        for entry in np.flatnonzero(np.isin(links, np.array(list(example), dtype=np.int64))).tolist():
+            loads[example[int(links[entry])]].append(i)
+            weights_of[example[int(links[entry])]].append(float(weights[entry]))
     return LinkParts(column, [np.array(x, dtype=np.int64) for x in loads], [np.array(x) for x in weights_of])
 
 
@@ -69,17 +69,20 @@ def hotspots(timeline: Timeline, top: int = 10) -> Columns:
         return {}
     steady = steady_window(timeline)
     window = steady.begin, steady.end
-    found = parts(use)
+    link_parts = parts(use)
     bandwidth = use.link_bandwidth
     times = np.linspace(*window, BINS + 1)
-    history = [_history(use, loads, weights, times) for loads, weights in zip(found.loads, found.weights, strict=True)]
-    carried, peak = (np.array([h[k] for h in history] + [0.0])[found.of] for k in (0, 1))
+    history = [
+        _history(use, loads, weights, times)
+        for loads, weights in zip(link_parts.loads, link_parts.weights, strict=True)
+    ]
+    carried, peak = (np.array([h[k] for h in history] + [0.0])[link_parts.of] for k in (0, 1))
     utilisation = carried / (bandwidth * max(window[1] - window[0], 1e-30))
     order = np.argsort(-utilisation, kind="stable")[: int((utilisation > 0).sum())]
-    order = order[np.sort(np.unique(found.of[order], return_index=True)[1])][:top]
-    mine = found.of[order].tolist()
-    users = [_users_of(timeline, use, found, part, window) for part in mine]
-    heat = np.array([history[part][2] for part in mine]).reshape(-1, BINS)
+    order = order[np.sort(np.unique(link_parts.of[order], return_index=True)[1])][:top]
+    part_of = link_parts.of[order].tolist()
+    users = [_users_of(timeline, use, link_parts, part, window) for part in part_of]
+    heat = np.array([history[part][2] for part in part_of]).reshape(-1, BINS)
     return {
         "name": np.array([use.link_names[i] for i in order.tolist()]),
         "bandwidth": bandwidth[order],
@@ -87,7 +90,7 @@ def hotspots(timeline: Timeline, top: int = 10) -> Columns:
         "peak": peak[order] / bandwidth[order],
         "users": np.array([names for names, _ in users]).reshape(-1, USERS),
         "user_share": np.array([shares for _, shares in users]).reshape(-1, USERS),
-        "alike": np.bincount(found.of + 1, minlength=len(history) + 1)[found.of[order] + 1],
+        "alike": np.bincount(link_parts.of + 1, minlength=len(history) + 1)[link_parts.of[order] + 1],
         "heat": heat / bandwidth[order][:, None],
         "all_utilisation": utilisation,
     }
@@ -117,11 +120,11 @@ def _history(use: LinkUse, loads: Ints, weights: Floats, times: Floats) -> tuple
 
 
 def _users_of(
-    timeline: Timeline, use: LinkUse, found: LinkParts, part: int, window: tuple[float, float]
+    timeline: Timeline, use: LinkUse, link_parts: LinkParts, part: int, window: tuple[float, float]
 ) -> tuple[list[str], list[float]]:
     """The sorts of op (names without numbers) that put most bytes on the links of a part, with their shares."""
     weight = np.zeros(len(use.loads))
-    weight[found.loads[part]] = found.weights[part]
+    weight[link_parts.loads[part]] = link_parts.weights[part]
     length = np.clip(use.segment_end, *window) - np.clip(use.segment_start, *window)
     nbytes = use.segment_rate * length * weight[use.transfer_load][use.segment_transfer]
     per_op = np.bincount(use.transfer_op[use.segment_transfer], weights=nbytes, minlength=len(timeline.ops))

@@ -49,14 +49,14 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
     rank = int(np.argmax(did(timeline, np.array([op.phase == "backward" for op in ops], dtype=bool))))
     spans = timeline.spans([rank])
     inside = (spans["end"] > cut.begin) & (spans["ready"] < cut.end)
-    of = spans["op"]
-    step = np.array([op.step for op in ops], dtype=np.int64)[of]
+    op_of = spans["op"]
+    step = np.array([op.step for op in ops], dtype=np.int64)[op_of]
     backward, forward = (
-        np.array([op.phase == p for op in ops], dtype=bool)[of] & inside for p in ("backward", "forward")
+        np.array([op.phase == p for op in ops], dtype=bool)[op_of] & inside for p in ("backward", "forward")
     )
-    talks = np.array([op.kind != "compute" for op in ops], dtype=bool)[of] & inside
-    carries = np.array([reduces(op) for op in ops], dtype=bool)[of] & talks
-    found = {}
+    talks = np.array([op.kind != "compute" for op in ops], dtype=bool)[op_of] & inside
+    carries = np.array([reduces(op) for op in ops], dtype=bool)[op_of] & talks
+    starts = {}
     for s in np.unique(step[inside]).tolist():
         back = np.flatnonzero(backward & (step == s))
         sent = np.flatnonzero(carries & (step == s))
@@ -75,8 +75,8 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
         end = float(spans["ready"][first])
         busy = _covered(spans["start"][talks], spans["end"][talks], begin, end)
         length = float(spans["end"][back[-1]] - spans["start"][back[0]])
-        found[s] = LateStart(max(0.0, end - begin - busy), int(of[first]), rank, begin, end, length)
-    return found
+        starts[s] = LateStart(max(0.0, end - begin - busy), int(op_of[first]), rank, begin, end, length)
+    return starts
 
 
 def _covered(start: Floats, end: Floats, begin: float, stop: float) -> float:

@@ -66,14 +66,14 @@ def summary(
     per_rank, phases = _of_ranks(timeline, window, world)
     a_step = window.step_time if together else float(1.0 / own_paces(timeline, window.steps)[:world].mean())
     executed = _per_gpu(timeline, window, world, lambda op: op.flops) / (n * a_step)
-    peak_flops, words = peak or (None, "")
+    peak_flops, peak_text = peak or (None, "")
     return {
         "step_time_s": window.step_time,
         "first_step_s": window.first,
         "steady_steps": window.steps.tolist(),
         **_rates(model, samples_per_step / a_step, world, executed, peak_flops),
         "peak_flops": peak_flops,
-        "peak": words,
+        "peak": peak_text,
         **_means(per_rank, phases, window.step_time),
         "bytes_sent_per_gpu": _per_gpu(timeline, window, world, lambda op: bytes_of_rank(op, world)[0]) / n,
         "hottest_links": hottest_links(timeline.links, window.begin, window.end, 10),
@@ -153,13 +153,15 @@ def steady_window(timeline: Timeline) -> SteadyWindow:
     played = ops["ranks"] > 0
     if not played.any():
         raise ProgramError("the timeline is empty: there is no step to measure")
-    known = np.unique(steps[played])
-    end = np.array([ops["end"][played & (steps == step)].max() for step in known])
-    begin = float(ops["ready"][played & (steps == known[0])].min())
-    skip = min(WARMUP, len(known) - 1)
+    step_numbers = np.unique(steps[played])
+    end = np.array([ops["end"][played & (steps == step)].max() for step in step_numbers])
+    begin = float(ops["ready"][played & (steps == step_numbers[0])].min())
+    skip = min(WARMUP, len(step_numbers) - 1)
     if timeline.source != "simulated":  # a profiler begins where it was told to, often after the warm-up
-        skip = min(warm_up(np.diff(end, prepend=begin)), len(known) - 1)
-    return SteadyWindow(known[skip:], float(end[skip - 1]) if skip else begin, float(end[-1]), float(end[0]) - begin)
+        skip = min(warm_up(np.diff(end, prepend=begin)), len(step_numbers) - 1)
+    return SteadyWindow(
+        step_numbers[skip:], float(end[skip - 1]) if skip else begin, float(end[-1]), float(end[0]) - begin
+    )
 
 
 WARM = 1.25
@@ -185,8 +187,8 @@ def own_paces(timeline: Timeline, steady: Ints) -> Floats:
 def _per_gpu(timeline: Timeline, window: SteadyWindow, world: int, of_op: Callable[[OpInfo], float]) -> float:
     """Mean over the first ``world`` ranks of what their ops of the steady steps add up to, ``of_op`` each."""
     steady = set(window.steps.tolist())
-    each = np.array([of_op(op) if op.step in steady else 0.0 for op in timeline.ops])
-    return float((each * timeline.ranks_per_op(world)).sum() / world)
+    flops = np.array([of_op(op) if op.step in steady else 0.0 for op in timeline.ops])
+    return float((flops * timeline.ranks_per_op(world)).sum() / world)
 
 
 def _of_ranks(timeline: Timeline, window: SteadyWindow, world: int) -> tuple[Columns, dict[str, float]]:

@@ -63,24 +63,24 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
     """Seconds each of ``ranks`` (ascending) spends in each of :data:`STATES` between two times [s]."""
     computing = is_kernel(run)
     talking = np.array([op.kind != "compute" for op in run.ops], dtype=bool)
-    of = {"compute": computing, "talk": talking, "both": computing | talking}
-    if not of["both"].all():
-        of["all"] = np.ones(len(run.ops), dtype=bool)
-    unions = [(u, whose, since) for u, (whose, since) in enumerate(UNIONS) if whose in of]
-    chosen = {whose: mask.tolist() for whose, mask in of.items()}
+    op_sets = {"compute": computing, "talk": talking, "both": computing | talking}
+    if not op_sets["both"].all():
+        op_sets["all"] = np.ones(len(run.ops), dtype=bool)
+    unions = [(u, whose, since) for u, (whose, since) in enumerate(UNIONS) if whose in op_sets]
+    chosen = {whose: mask.tolist() for whose, mask in op_sets.items()}
     waits: dict[str, list[bool] | None] = {"start": None, "ready": talking.tolist()}
     length = np.zeros((len(UNIONS), len(ranks)))
     chains: dict[tuple[int, int], list[Span]] = {}
     for part in run.shelf.parts(ranks, AT_ONCE, SWEPT):
-        at = np.searchsorted(ranks, part.ranks)
+        first = np.searchsorted(ranks, part.ranks)
         glances = [ColumnGlance(places) for places, _ in part.held]
         for u, whose, since in unions:
             for _, blocks in part.held:
                 if (id(blocks), u) not in chains:
                     chains[id(blocks), u] = _chains(blocks, chosen[whose], waits[since], begin, end)
-            rows = None if part.rows is None else _rows(part.rows, of[whose], talking, since)
+            rows = None if part.rows is None else _rows(part.rows, op_sets[whose], talking, since)
             spans = [(glance, chains[id(blocks), u]) for glance, (_, blocks) in zip(glances, part.held, strict=True)]
-            length[u, at] = _union(len(at), rows, spans, begin, end)
+            length[u, first] = _union(len(first), rows, spans, begin, end)
     compute, transfer, active, beside, around, everything = length
     return {
         "compute_s": compute,
@@ -93,20 +93,27 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
 
 
 def _union(
-    n: int, rows: tuple[Floats, Floats] | None, held: list[tuple[ColumnGlance, list[Span]]], begin: float, end: float
+    n: int,
+    rows: tuple[Floats, Floats] | None,
+    sheet_spans: list[tuple[ColumnGlance, list[Span]]],
+    begin: float,
+    end: float,
 ) -> Floats:
-    """(n,) length of what some ranks' spans cover between two times [s], those of ``rows`` and those ``held``."""
+    """(n,) length of what some ranks' spans cover between two times [s], those of ``rows`` and those
+    ``sheet_spans``."""
     if n >= SWEPT:
-        swept = _swept(n, rows, held, begin, end)
+        swept = _swept(n, rows, sheet_spans, begin, end)
         if swept is not None:
             return swept
-    return np.concatenate([_tabled(slice(at, min(at + SWEPT, n)), rows, held, begin, end) for at in range(0, n, SWEPT)])
+    return np.concatenate(
+        [_tabled(slice(first, min(first + SWEPT, n)), rows, sheet_spans, begin, end) for first in range(0, n, SWEPT)]
+    )
 
 
 def _tabled(
     part: slice,
     rows: tuple[Floats, Floats] | None,
-    held: list[tuple[ColumnGlance, list[Span]]],
+    sheet_spans: list[tuple[ColumnGlance, list[Span]]],
     begin: float,
     end: float,
 ) -> Floats:
@@ -115,7 +122,7 @@ def _tabled(
     tables = []
     if rows is not None:
         tables.append(tuple(np.broadcast_to(c if len(c) == 1 else c[part], (n, c.shape[1])) for c in rows))
-    for glance, spans in held:
+    for glance, spans in sheet_spans:
         if spans:
             tables.append(tuple(stacked([span[i] for span in spans], glance.places[part]) for i in (0, 1)))
     if not tables:
@@ -125,18 +132,22 @@ def _tabled(
 
 
 def _swept(
-    n: int, rows: tuple[Floats, Floats] | None, held: list[tuple[ColumnGlance, list[Span]]], begin: float, end: float
+    n: int,
+    rows: tuple[Floats, Floats] | None,
+    sheet_spans: list[tuple[ColumnGlance, list[Span]]],
+    begin: float,
+    end: float,
 ) -> Floats | None:
     """The same, span by span over all ranks, without a table; None where ranks have too many of them in orders of
     their own. On thousands of ranks this takes a tenth of the time."""
-    found = []
+    swept_spans = []
     if rows is not None:
         columns = (_inside(c, begin, end).T for c in rows)
-        found = [(float(a.mean()), a, b) for a, b in zip(*columns, strict=True)]
-    for glance, spans in held:
-        found += [(a.mean, _within(a, glance, begin, end), _within(b, glance, begin, end)) for a, b in spans]
-    found.sort(key=lambda span: span[0])
-    inside = [(a, b) for _, a, b in found]
+        swept_spans = [(float(a.mean()), a, b) for a, b in zip(*columns, strict=True)]
+    for glance, spans in sheet_spans:
+        swept_spans += [(a.mean, _within(a, glance, begin, end), _within(b, glance, begin, end)) for a, b in spans]
+    swept_spans.sort(key=lambda span: span[0])
+    inside = [(a, b) for _, a, b in swept_spans]
     if not inside or not _put_in_order(inside):
         return None if inside else np.zeros(n)
     first, latest = inside[0]
@@ -181,20 +192,20 @@ def _chains(
             end = block.columns[2]
             if end.high <= since or begin.low >= until:
                 continue
-            at = last.pop(id(begin), -1)
-            if at < 0:
-                at = len(spans)
+            chain = last.pop(id(begin), -1)
+            if chain < 0:
+                chain = len(spans)
                 spans.append((begin, end))
             else:
-                spans[at] = spans[at][0], end
-            last[id(end)] = at
+                spans[chain] = spans[chain][0], end
+            last[id(end)] = chain
     return spans
 
 
 def _rows(rows: Sheet, chosen: Bools, talking: Bools, since: str) -> tuple[Floats, Floats]:
-    mine = chosen[rows.op]
+    chosen_rows = chosen[rows.op]
     begin = np.where(talking[rows.op], rows.ready, rows.start) if since == "ready" else rows.start
-    return begin[:, mine], rows.end[:, mine]
+    return begin[:, chosen_rows], rows.end[:, chosen_rows]
 
 
 def _within(column: Column, glance: ColumnGlance, begin: float, end: float) -> Floats:
@@ -212,9 +223,9 @@ def _inside(column: Floats, begin: float, end: float) -> Floats:
 def seconds_of_ops(run: Timeline, world: int, begin: float, end: float) -> Floats:
     """(n_ops,) float [s]: time between ``begin`` and ``end`` from each op's start to its end, summed over the first
     ``world`` ranks."""
-    sets, op, of, _, start, stop = run._rows()
+    sets, op, set_of, _, start, stop = run._rows()
     count = np.array([(ranks < world).sum() for ranks in sets], dtype=np.float64)
-    took = (np.clip(stop, begin, end) - np.clip(start, begin, end)) * count[of]
+    took = (np.clip(stop, begin, end) - np.clip(start, begin, end)) * count[set_of]
     seconds = np.bincount(op, took, len(run.ops)).astype(np.float64)
     alike = {id(block.ranks): block.ranks for block in run.blocks}
     counted = {key: ranks < world for key, ranks in alike.items()}

@@ -33,9 +33,9 @@ def kernel_seconds(timeline: Timeline, begin: float = 0.0, end: float = np.inf) 
     slack = 1e-9 * max(timeline.makespan, 1e-30)
     low = begin - slack
     high = end - slack
-    sets, op, of, _, start, stop = timeline._rows()
+    sets, op, set_of, _, start, stop = timeline._rows()
     rows = np.flatnonzero(compute[op] & (start >= low) & (start < high))
-    of_set = np.bincount(of[rows], weights=stop[rows] - start[rows], minlength=len(sets))
+    of_set = np.bincount(set_of[rows], weights=stop[rows] - start[rows], minlength=len(sets))
     seconds = np.zeros(timeline.world_size)
     for ranks, value in zip(sets, of_set.tolist(), strict=True):
         if value:
@@ -53,8 +53,8 @@ def roles(timeline: Timeline) -> Ints:
     names = list(dict.fromkeys(op.role for op in timeline.ops))
     number = np.array([names.index(op.role) for op in timeline.ops], dtype=np.int64)
     used = np.array([did(timeline, number == k) for k in range(len(names))]).reshape(-1, timeline.world_size).T
-    _, of = np.unique(used, axis=0, return_inverse=True)
-    return np.asarray(of, dtype=np.int64).ravel()
+    _, role_of = np.unique(used, axis=0, return_inverse=True)
+    return np.asarray(role_of, dtype=np.int64).ravel()
 
 
 def skews(timeline: Timeline) -> Floats:
@@ -78,10 +78,10 @@ def pace_ratios(timeline: Timeline) -> Floats:
     role = roles(timeline)
     ratio = np.ones(timeline.world_size)
     for r in np.unique(role).tolist():
-        mine = role == r
-        median = float(np.median(seconds[mine]))
+        members = role == r
+        median = float(np.median(seconds[members]))
         if median > 0:
-            ratio[mine] = seconds[mine] / median
+            ratio[members] = seconds[members] / median
     return ratio
 
 
@@ -91,9 +91,9 @@ def slow_ranks(timeline: Timeline, ratio: Floats) -> Bools:
     role = roles(timeline)
     slow = np.zeros(timeline.world_size, dtype=np.bool_)
     for r in np.unique(role).tolist():
-        mine = np.flatnonzero(role == r)
-        spread = 1.4826 * float(np.median(np.abs(ratio[mine] - 1))) if len(mine) >= FEW else 0.0
-        slow[mine] = ratio[mine] - 1 > max(SLOW, OUTLIER * spread)
+        members = np.flatnonzero(role == r)
+        spread = 1.4826 * float(np.median(np.abs(ratio[members] - 1))) if len(members) >= FEW else 0.0
+        slow[members] = ratio[members] - 1 > max(SLOW, OUTLIER * spread)
     return slow
 
 
@@ -120,15 +120,15 @@ class RankClasses:
 def classes(timeline: Timeline, most_spans: int = MOST_SPANS) -> RankClasses:
     """Every class of equals, or where those have more than ``most_spans`` spans together, a choice of ranks."""
     ranks, class_of = alike(timeline)
-    each = int(timeline.per_op()["ranks"].sum()) / max(timeline.world_size, 1)
-    most = max(LEAST, int(most_spans / max(each, 1.0)))
+    spans_per_rank = int(timeline.per_op()["ranks"].sum()) / max(timeline.world_size, 1)
+    most = max(LEAST, int(most_spans / max(spans_per_rank, 1.0)))
     if len(ranks) <= most:
         return RankClasses(ranks, class_of, False)
     stands_for = _even(timeline, most // 2)
     awaited = _awaited(timeline)[: most // 2]
     stands_for[awaited] = awaited
-    chosen, of = np.unique(stands_for, return_inverse=True)
-    return RankClasses(chosen.astype(np.int64), np.asarray(of, dtype=np.int64).ravel(), True)
+    chosen, stands_in = np.unique(stands_for, return_inverse=True)
+    return RankClasses(chosen.astype(np.int64), np.asarray(stands_in, dtype=np.int64).ravel(), True)
 
 
 def _even(timeline: Timeline, n: int) -> Ints:
@@ -137,11 +137,11 @@ def _even(timeline: Timeline, n: int) -> Ints:
     role = roles(timeline)
     stands_for = np.arange(timeline.world_size)
     for r in np.unique(role).tolist():
-        mine = np.flatnonzero(role == r)
-        mine = mine[np.argsort(seconds[mine], kind="stable")]
+        members = np.flatnonzero(role == r)
+        members = members[np.argsort(seconds[members], kind="stable")]
         # The slowest and the fastest stand for themselves alone: they are there to be seen, not to weigh.
-        inner = mine[1:-1]
-        parts = max(1, round(n * len(mine) / timeline.world_size) - 2)
+        inner = members[1:-1]
+        parts = max(1, round(n * len(members) / timeline.world_size) - 2)
         part = np.arange(len(inner)) * parts // max(len(inner), 1)
         middle = np.searchsorted(part, np.arange(parts)) + np.bincount(part, minlength=parts) // 2
         if len(inner):

@@ -96,8 +96,8 @@ class Pieces:
     @property
     def computes(self) -> Bools:
         """(n,) bool, whether it is a kernel's."""
-        found: Bools = self.why <= PieceRule.SIDE_KERNEL
-        return found
+        computing: Bools = self.why <= PieceRule.SIDE_KERNEL
+        return computing
 
     @property
     def weight(self) -> Floats:
@@ -158,18 +158,18 @@ class TimePartition:
         # one float orders by rank, then by time
         n = len(chosen.ranks)
         scale = 2.0 * (t1 - t0) if t1 > t0 else 1.0
-        each = max(1, AT_ONCE * n // max(len(spans["owner"]), 1))
-        edges = [*range(0, n, each), n]
+        chunk = max(1, AT_ONCE * n // max(len(spans["owner"]), 1))
+        edges = [*range(0, n, chunk), n]
         ends = np.searchsorted(spans["owner"], edges).tolist()
         parts = []
         for (first, last), (a, b) in zip(pairwise(edges), pairwise(ends), strict=True):
-            some = {name: column[a:b] for name, column in spans.items()} | {"owner": spans["owner"][a:b] - first}
-            who, left, right, why, op, beside = self._cut(some, last - first, t1 - t0, scale)
+            chunk_spans = {name: column[a:b] for name, column in spans.items()} | {"owner": spans["owner"][a:b] - first}
+            who, left, right, why, op, beside = self._cut(chunk_spans, last - first, t1 - t0, scale)
             shift = t0 - who * scale
             parts.append((who + first, left + shift, right + shift, self._states(why, op), why, op, beside))
         owner, start, stop, state, rule, ops, hidden = (np.concatenate(column) for column in zip(*parts, strict=True))
-        whole = t0, t1, chosen.ranks, chosen.class_of
-        return Pieces(*whole, owner, start, stop, state, rule, ops, hidden, chosen.sampled)
+        common = t0, t1, chosen.ranks, chosen.class_of
+        return Pieces(*common, owner, start, stop, state, rule, ops, hidden, chosen.sampled)
 
     def _cut(
         self, spans: Columns, n: int, length: float, scale: float
@@ -185,18 +185,18 @@ class TimePartition:
 
     def of_rank(self, columns: OpColumns, rank: int, begin: float, end: float) -> Pieces:
         """The partition of a window for one rank alone."""
-        mine = columns.of_rank(rank, begin, end)
-        order = np.lexsort((mine.op, mine.start))
-        spans: Columns = {"owner": np.zeros(len(order), dtype=np.int64), "op": mine.op[order]}
-        for name, column in (("ready", mine.ready), ("start", mine.start), ("end", mine.end)):
+        rank_spans = columns.of_rank(rank, begin, end)
+        order = np.lexsort((rank_spans.op, rank_spans.start))
+        spans: Columns = {"owner": np.zeros(len(order), dtype=np.int64), "op": rank_spans.op[order]}
+        for name, column in (("ready", rank_spans.ready), ("start", rank_spans.start), ("end", rank_spans.end)):
             spans[name] = np.clip(column[order] - begin, 0.0, end - begin)
         alone = RankClasses(np.array([rank]), np.zeros(self.timeline.world_size, dtype=np.int64), False)
         return self.of(alone, spans, begin, end)
 
-    def _holders(self, of: Ints, ready: Ints, start: Ints, end: Ints, n: int) -> tuple[Ints, Ints, Ints]:
+    def _holders(self, ops: Ints, ready: Ints, start: Ints, end: Ints, n: int) -> tuple[Ints, Ints, Ints]:
         """Per piece the rule, its op, and the transfer hidden beside it; spans begin and end at numbers of pieces."""
-        by = np.argsort(self._stream[of], kind="stable")
-        of, stream = of[by], self._stream[of][by].astype(np.int64)
+        by = np.argsort(self._stream[ops], kind="stable")
+        ops, stream = ops[by], self._stream[ops][by].astype(np.int64)
         begin, ready, start, end = stream * n, *(column[by] + stream * n for column in (ready, start, end))
         # Queued work is ready long before the stream is free; its own time begins where its predecessor's ends. And
         # of two spans of a stream at once, which only measured runs have, the later holds it.
@@ -207,15 +207,18 @@ class TimePartition:
         start = start - begin
         end = end - begin
         base = len(self.timeline.ops)
-        name = stream * base + of  # the least number wins: the first rule, then the first stream
+        name = stream * base + ops  # the least number wins: the first rule, then the first stream
         best = np.full(n, PieceRule.NOTHING * self._n_streams * base)
         hidden = np.full(n, self._n_streams * base)
-        for rule, left, right in ((self._waiting[of], ready, np.minimum(start, end)), (self._running[of], start, end)):
-            at, each = stretches(left, right)
-            np.minimum.at(best, at, np.repeat(rule * self._n_streams * base + name, each))
-        moves = self._running[of] == PieceRule.TRANSFER
-        at, each = stretches(start[moves], end[moves])
-        np.minimum.at(hidden, at, np.repeat(name[moves], each))
+        for rule, left, right in (
+            (self._waiting[ops], ready, np.minimum(start, end)),
+            (self._running[ops], start, end),
+        ):
+            position, counts = stretches(left, right)
+            np.minimum.at(best, position, np.repeat(rule * self._n_streams * base + name, counts))
+        moves = self._running[ops] == PieceRule.TRANSFER
+        position, counts = stretches(start[moves], end[moves])
+        np.minimum.at(hidden, position, np.repeat(name[moves], counts))
         why = best // (self._n_streams * base) if base else best + PieceRule.NOTHING
         op = np.where(why < PieceRule.NOTHING, best % max(base, 1), -1)
         beside = np.where(hidden < self._n_streams * base, hidden % max(base, 1), -1)
@@ -294,10 +297,10 @@ def by_structure(timeline: Timeline, op: OpInfo) -> bool:
     says stages, runs another op list or hands work on point to point. Ranks of one stage that meet differ only in pace
     and load; and a server that is not ready is a stall."""
     meets = op.detail.get("meets", ())
-    if is_server(op) or any(is_server(timeline.ops[other]) for other in meets):
+    if is_server(op) or any(is_server(timeline.ops[met_op]) for met_op in meets):
         return False
     if op.stage >= 0 and meets:
-        return any(timeline.ops[other].stage != op.stage for other in meets)
+        return any(timeline.ops[met_op].stage != op.stage for met_op in meets)
     if op.kind in {"send", "recv"}:
         return op.label is None or op.label.dim in {"", "pp"}
     return bool(meets)

@@ -76,16 +76,16 @@ def stages(timeline: Timeline) -> tuple[Ints, ...]:
 
     Raises :class:`ProgramError` where stages hold different numbers of ranks.
     """
-    at = np.array([op.stage for op in timeline.ops], dtype=np.int64)
-    if not len(at) or at.max() < 0:
+    stage_of = np.array([op.stage for op in timeline.ops], dtype=np.int64)
+    if not len(stage_of) or stage_of.max() < 0:
         return ()
     of_rank = np.full(timeline.world_size, -1, dtype=np.int64)
-    for s in np.unique(at[at >= 0]).tolist():
-        of_rank[did(timeline, at == s)] = s
-    found = tuple(np.flatnonzero(of_rank == s) for s in range(int(at.max()) + 1))
-    if len({len(ranks) for ranks in found}) > 1:
-        raise ProgramError(f"stages hold different numbers of ranks: {', '.join(str(len(r)) for r in found)}")
-    return found
+    for s in np.unique(stage_of[stage_of >= 0]).tolist():
+        of_rank[did(timeline, stage_of == s)] = s
+    rank_sets = tuple(np.flatnonzero(of_rank == s) for s in range(int(stage_of.max()) + 1))
+    if len({len(ranks) for ranks in rank_sets}) > 1:
+        raise ProgramError(f"stages hold different numbers of ranks: {', '.join(str(len(r)) for r in rank_sets)}")
+    return rank_sets
 
 
 def replicas(timeline: Timeline) -> tuple[Ints, Ints]:
@@ -99,39 +99,41 @@ def replicas(timeline: Timeline) -> tuple[Ints, Ints]:
 
 def has_pipeline(timeline: Timeline) -> bool:
     """Whether the run has actions of more than one stage."""
-    at = {op.stage for op in timeline.ops if op.stage >= 0 and op.label and op.label.action and op.kind == "compute"}
-    return len(at) > 1
+    stages = {
+        op.stage for op in timeline.ops if op.stage >= 0 and op.label and op.label.action and op.kind == "compute"
+    }
+    return len(stages) > 1
 
 
 def windows(timeline: Timeline) -> dict[int, tuple[float, float]]:
     """(begin, end) [s] of each step: from the end of the one before, or its own beginning where that is earlier."""
     times = timeline.per_op()
     step = np.array([op.step for op in timeline.ops], dtype=np.int64)
-    found = {}
+    windows = {}
     before = 0.0
     for s in dict.fromkeys(step[np.argsort(times["ready"], kind="stable")].tolist()):
-        mine = (step == s) & (times["ranks"] > 0)
-        if mine.any():
-            found[s] = (min(before, float(times["ready"][mine].min())), float(times["end"][mine].max()))
-            before = found[s][1]
-    return found
+        ran = (step == s) & (times["ranks"] > 0)
+        if ran.any():
+            windows[s] = (min(before, float(times["ready"][ran].min())), float(times["end"][ran].max()))
+            before = windows[s][1]
+    return windows
 
 
 def steady(timeline: Timeline) -> list[int]:
     """Steps without the warm-up (:func:`clustersim.explain.metrics.warm_up`)."""
-    found = windows(timeline)
-    return list(found)[warm_up([end - begin for begin, end in found.values()]) :]
+    all_windows = windows(timeline)
+    return list(all_windows)[warm_up([end - begin for begin, end in all_windows.values()]) :]
 
 
 def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int, list[TimedAction]]:
     """Step -> the actions of these ranks (None: all), by start."""
     wanted = np.arange(timeline.world_size) if ranks is None else np.unique(np.asarray(ranks, dtype=np.int64))
     names, of_op = _named(timeline)
-    found: defaultdict[int, list[TimedAction]] = defaultdict(list)
+    timed: defaultdict[int, list[TimedAction]] = defaultdict(list)
     for sheet in timeline.sheets(wanted):
-        of = of_op[sheet.op]
-        order = np.argsort(of, kind="stable")[(of < 0).sum() :]
-        which, first = np.unique(of[order], return_index=True)
+        action_of = of_op[sheet.op]
+        order = np.argsort(action_of, kind="stable")[(action_of < 0).sum() :]
+        which, first = np.unique(action_of[order], return_index=True)
         if not len(which):
             continue
         begin = dict(zip(which.tolist(), np.minimum.reduceat(sheet.start[:, order], first, axis=1).T, strict=True))
@@ -140,8 +142,8 @@ def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int,
         for name in begin:
             step, stage, action, micro, chunk = names[name]
             for rank, start, stop in zip(sheet.ranks.tolist(), begin[name].tolist(), end[name].tolist(), strict=True):
-                found[step].append(TimedAction(rank, stage, action, micro, chunk, start, stop))
-    return {step: sorted(found[step], key=lambda a: (a.start, a.end, a.rank)) for step in sorted(found)}
+                timed[step].append(TimedAction(rank, stage, action, micro, chunk, start, stop))
+    return {step: sorted(timed[step], key=lambda a: (a.start, a.end, a.rank)) for step in sorted(timed)}
 
 
 def _named(timeline: Timeline) -> tuple[list[_Name], Ints]:
@@ -157,12 +159,14 @@ def _named(timeline: Timeline) -> tuple[list[_Name], Ints]:
 
 def _recomputation_joined(names: list[_Name], begin: dict[int, Floats], end: dict[int, Floats]) -> None:
     """A forward that is repeated for a backward is a part of it."""
-    at = {names[i]: i for i in begin}
-    for name in [name for name in at if name[2] == "R"]:
-        whole = next((at[n] for n in ((*name[:2], letter, *name[3:]) for letter in BACK) if n in at), None)
-        if whole is not None:
-            begin[whole] = np.minimum(begin[whole], begin.pop(at[name]))
-            end[whole] = np.maximum(end[whole], end.pop(at[name]))
+    index_of = {names[i]: i for i in begin}
+    for name in [name for name in index_of if name[2] == "R"]:
+        partner = next(
+            (index_of[n] for n in ((*name[:2], letter, *name[3:]) for letter in BACK) if n in index_of), None
+        )
+        if partner is not None:
+            begin[partner] = np.minimum(begin[partner], begin.pop(index_of[name]))
+            end[partner] = np.maximum(end[partner], end.pop(index_of[name]))
 
 
 def of_ranks(done: list[TimedAction], ranks: Ints) -> list[TimedAction]:
@@ -181,36 +185,36 @@ def stage_times(timeline: Timeline, steps: Sequence[int] | None = None) -> list[
     done = actions(timeline, alike(timeline)[0].tolist()) if len(kinds) else {}
     if not set(chosen) & set(done):
         raise ProgramError("no pipeline here: no op has a stage and is a forward or a backward of a micro-batch")
-    told = []
+    weighted = []
     window = windows(timeline)
     for s in (s for s in chosen if s in done):
         for kind, weight in zip(kinds, weights.tolist(), strict=True):
-            told.append((weight, _of_replica(of_ranks(done[s], kind), window[s])))
-    total = sum(weight for weight, _ in told)
+            weighted.append((weight, _of_replica(of_ranks(done[s], kind), window[s])))
+    total = sum(weight for weight, _ in weighted)
     names = [f.name for f in fields(StageTime)][1:]
     return [
-        StageTime(s, *(sum(w * getattr(r[s], name) for w, r in told) / total for name in names))
+        StageTime(s, *(sum(w * getattr(r[s], name) for w, r in weighted) / total for name in names))
         for s in range(kinds.shape[1])
     ]
 
 
 def _of_replica(replica: list[TimedAction], window: tuple[float, float]) -> list[StageTime]:
     own = medians(replica)
-    told = expected(replica)
+    ideals = expected(replica)
     length = window[1] - window[0]
-    found = []
+    rows = []
     for stage, (busy, *idle) in idle_times(replica).items():
-        ideal = told[stage]
+        ideal = ideals[stage]
         fill, drain, gaps = (min(a, b) for a, b in zip(idle, (ideal.fill, ideal.drain, ideal.gaps), strict=True))
         excess = sum(idle) - fill - drain - gaps
         uneven = min(excess, max(0.0, ideal.uneven + ideal.fill + ideal.drain + ideal.gaps - fill - drain - gaps))
         outside = length - busy - sum(idle)
-        mine = [(action, took) for (at, _, action), took in own.items() if at == stage]
-        forward = sum(took for action, took in mine if action == "F")
-        backward = sum(took for action, took in mine if action != "F")
+        stage_actions = [(action, took) for (action_stage, _, action), took in own.items() if action_stage == stage]
+        forward = sum(took for action, took in stage_actions if action == "F")
+        backward = sum(took for action, took in stage_actions if action != "F")
         rest = excess - uneven
-        found.append(StageTime(stage, busy, fill, drain, gaps, uneven, rest, outside, forward, backward))
-    return sorted(found, key=lambda row: row.stage)
+        rows.append(StageTime(stage, busy, fill, drain, gaps, uneven, rest, outside, forward, backward))
+    return sorted(rows, key=lambda row: row.stage)
 
 
 SLOW = 1.05
@@ -224,8 +228,8 @@ def slowest(rows: Sequence[StageTime]) -> tuple[int, float, float]:
     if len(rows) < 2:
         return (rows[0].stage, 1.0, 1.0) if rows else (-1, 1.0, 1.0)
     worst = max(rows, key=lambda row: row.forward + row.backward)
-    others = [row for row in rows if row is not worst]
-    forward, backward = (float(np.median([getattr(r, name) for r in others])) for name in ("forward", "backward"))
+    rest_rows = [row for row in rows if row is not worst]
+    forward, backward = (float(np.median([getattr(r, name) for r in rest_rows])) for name in ("forward", "backward"))
     return worst.stage, worst.forward / (forward or 1.0), worst.backward / (backward or 1.0)
 
 
@@ -235,23 +239,24 @@ def sentences(rows: Sequence[StageTime]) -> list[str]:
         return []
     stage, forward, backward = slowest(rows)
     worst = next(row for row in rows if row.stage == stage)
-    others = [row for row in rows if row is not worst]
-    mid = float(np.median([row.forward + row.backward for row in others])) if others else 0.0
+    rest_rows = [row for row in rows if row is not worst]
+    mid = float(np.median([row.forward + row.backward for row in rest_rows])) if rest_rows else 0.0
     share = {
-        name: float(np.mean([getattr(row, name) / row.window for row in others or rows])) for name in ("idle", *PARTS)
+        name: float(np.mean([getattr(row, name) / row.window for row in rest_rows or rows]))
+        for name in ("idle", *PARTS)
     }
-    told = [_slow(worst, mid, forward, backward, share)] if others else []
+    lines = [_slow(worst, mid, forward, backward, share)] if rest_rows else []
     bubble = share["fill"] + share["drain"] + share["gaps"]
     parts = [f"{name} {share[name]:.1%}" for name in ("fill", "drain", "gaps") if share[name] > LITTLE]
-    told.append(
+    lines.append(
         f"this schedule leaves {bubble:.1%} of a step idle with equal stages too ({', '.join(parts) or 'all small'}); "
         "more micro-batches make it a smaller share"
     )
     if share["other"] > LITTLE:
-        told.append(f"{share['other']:.1%} is uneven time of single actions, transfers and the host between actions")
+        lines.append(f"{share['other']:.1%} is uneven time of single actions, transfers and the host between actions")
     if share["outside"] > LITTLE:
-        told.append(f"{share['outside']:.1%} is before the first or after the last action: gradients, optimizer, host")
-    return told
+        lines.append(f"{share['outside']:.1%} is before the first or after the last action: gradients, optimizer, host")
+    return lines
 
 
 def _slow(worst: StageTime, mid: float, forward: float, backward: float, share: dict[str, float]) -> str:

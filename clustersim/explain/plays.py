@@ -33,11 +33,11 @@ class TimedAction:
 
 def paths(replica: Sequence[TimedAction]) -> dict[int, Path]:
     """Micro-batch -> the stages and chunks it goes through, in the order in which its forwards began."""
-    way: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    visited: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for a in sorted(replica, key=lambda a: (a.start, a.end)):
         if a.action == "F":
-            way[a.microbatch].append((a.stage, a.chunk))
-    return {micro: tuple(places) for micro, places in way.items()}
+            visited[a.microbatch].append((a.stage, a.chunk))
+    return {micro: tuple(places) for micro, places in visited.items()}
 
 
 def before(a: TimedAction, way: Path) -> tuple[str, int, int] | None:
@@ -46,26 +46,26 @@ def before(a: TimedAction, way: Path) -> tuple[str, int, int] | None:
     return None if place is None else ("F" if a.action == "F" else "B", *place)
 
 
-def neighbours(a: TimedAction, way: Path) -> tuple[int, int]:
+def neighbours(a: TimedAction, path: Path) -> tuple[int, int]:
     """The stages that an action gets its input from and hands its output to; -1 for none, and for its own."""
-    source, target = (-1 if place is None or place[0] == a.stage else place[0] for place in _around(a, way))
+    source, target = (-1 if place is None or place[0] == a.stage else place[0] for place in _around(a, path))
     return source, target
 
 
-def _around(a: TimedAction, way: Path) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+def _around(a: TimedAction, path: Path) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
     """Places before and after an action on its micro-batch's way."""
-    if a.action not in ("F", *BACK) or (a.stage, a.chunk) not in way:
+    if a.action not in ("F", *BACK) or (a.stage, a.chunk) not in path:
         return None, None
-    at = way.index((a.stage, a.chunk))
-    up = way[at - 1] if at else None
-    down = way[at + 1] if at + 1 < len(way) else None
+    position = path.index((a.stage, a.chunk))
+    up = path[position - 1] if position else None
+    down = path[position + 1] if position + 1 < len(path) else None
     return (up, down) if a.action == "F" else (down, up)
 
 
 def played(replica: Sequence[TimedAction], seconds: Callable[[TimedAction], float]) -> list[TimedAction]:
     """The same order with other durations and free transfers, every rank as early as it can, from 0."""
     ways = paths(replica)
-    found = []
+    timed = []
     free: defaultdict[int, float] = defaultdict(float)
     done: dict[tuple[object, ...], float] = {}
     for a in replica:
@@ -74,8 +74,8 @@ def played(replica: Sequence[TimedAction], seconds: Callable[[TimedAction], floa
         end = start + seconds(a)
         free[a.rank] = end
         done[a.microbatch, "B" if a.action in BACK else a.action, a.stage, a.chunk] = end
-        found.append(TimedAction(a.rank, a.stage, a.action, a.microbatch, a.chunk, start, end))
-    return found
+        timed.append(TimedAction(a.rank, a.stage, a.action, a.microbatch, a.chunk, start, end))
+    return timed
 
 
 def medians(replica: Sequence[TimedAction]) -> dict[tuple[int, int, str], float]:
@@ -98,22 +98,27 @@ def edges(replica: Sequence[TimedAction]) -> dict[int, Edges]:
     the replica's last action ended [s]: fill, gaps and drain are between them."""
     first = min(a.start for a in replica)
     last = max(a.end for a in replica)
-    found = {}
+    turning = {}
     for stage in {a.stage for a in replica}:
-        mine = [a for a in replica if a.stage == stage]
-        turn = min((a.start for a in mine if a.action in BACK), default=mine[0].start)
-        found[stage] = first, turn, max(turn, max((a.end for a in mine if a.action == "F"), default=turn)), last
-    return found
+        stage_actions = [a for a in replica if a.stage == stage]
+        turn = min((a.start for a in stage_actions if a.action in BACK), default=stage_actions[0].start)
+        turning[stage] = (
+            first,
+            turn,
+            max(turn, max((a.end for a in stage_actions if a.action == "F"), default=turn)),
+            last,
+        )
+    return turning
 
 
 def idle_times(replica: Sequence[TimedAction]) -> dict[int, tuple[float, float, float, float]]:
     """Stage -> busy, and idle until its first backward, after its last forward ended, and between."""
-    found = {}
+    idle = {}
     for stage, ends in edges(replica).items():
         spans = _union([(a.start, a.end) for a in replica if a.stage == stage])
         fill, gaps, drain = (b - a - _covered(spans, a, b) for a, b in pairwise(ends))
-        found[stage] = _covered(spans, ends[0], ends[-1]), fill, drain, gaps
-    return found
+        idle[stage] = _covered(spans, ends[0], ends[-1]), fill, drain, gaps
+    return idle
 
 
 @dataclass(frozen=True)

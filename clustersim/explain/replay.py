@@ -35,28 +35,28 @@ def replayed(run: RunGraph, compute: Seconds, transfers: Seconds, needs: list[tu
     over = _over(run.nodes, needs) if run.settled else {}
     for _ in range(1 if run.settled else MAX_PASSES):
         changed = False
-        for at, node in enumerate(run.nodes):
+        for number, node in enumerate(run.nodes):
             for op, end in _played(node, ends, len(run.ranks), needs, compute, transfers):
                 changed = changed or op not in ends or not np.array_equal(ends[op], end)
                 ends[op] = end
                 last[op] = end.max(axis=-1, where=run.did[op], initial=-np.inf)
-            for op in over.get(at, ()):
+            for op in over.get(number, ()):
                 del ends[op]
         if not changed:
             break
-    found: Floats = np.stack(np.broadcast_arrays(*(last[i] for i in range(len(last)))), axis=-1)
-    return found
+    end_times: Floats = np.stack(np.broadcast_arrays(*(last[i] for i in range(len(last)))), axis=-1)
+    return end_times
 
 
 def _over(nodes: list[GraphNode], needs: list[tuple[int, ...]]) -> dict[int, list[int]]:
     """Place of a node -> ops that nothing after it waits for: of long runs not every end can be kept."""
-    last = {op: at for at, node in enumerate(nodes) for op in node.ops}
-    for at, node in enumerate(nodes):
-        last.update((need, max(at, last[need])) for op in node.ops for need in needs[op])
-    found: dict[int, list[int]] = {}
-    for op, at in last.items():
-        found.setdefault(at, []).append(op)
-    return found
+    last = {op: number for number, node in enumerate(nodes) for op in node.ops}
+    for number, node in enumerate(nodes):
+        last.update((need, max(number, last[need])) for op in node.ops for need in needs[op])
+    over: dict[int, list[int]] = {}
+    for op, number in last.items():
+        over.setdefault(number, []).append(op)
+    return over
 
 
 def _played(
@@ -78,7 +78,7 @@ def _played(
     come = np.stack(np.broadcast_arrays(*ready), axis=-2)
     start = np.maximum.reduceat(come[..., met.op, met.rank], met.first, axis=-1)
     end = start + transfers(node.ops[0])
-    for slot, (op, here) in enumerate(zip(node.ops, met.of_op, strict=True)):
-        mine = np.broadcast_to(come[..., slot, :], (*end.shape[:-1], n)).copy()
-        mine[..., met.rank[here]] = end[..., met.meeting[here]]
-        yield op, mine
+    for slot, (op, positions) in enumerate(zip(node.ops, met.of_op, strict=True)):
+        ready_times = np.broadcast_to(come[..., slot, :], (*end.shape[:-1], n)).copy()
+        ready_times[..., met.rank[positions]] = end[..., met.meeting[positions]]
+        yield op, ready_times

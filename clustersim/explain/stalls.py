@@ -71,8 +71,8 @@ class Causes:
     def length(self) -> float:
         """Seconds of the window that a rank is known in, mean over ranks: all of it in a simulated run."""
         train = self.cut.class_of[workers(self.timeline)]
-        known = np.bincount(self.cut.owner, weights=self.cut.seconds, minlength=len(self.cut.ranks))
-        return float(known[train].mean()) if len(train) else 0.0
+        seconds_of = np.bincount(self.cut.owner, weights=self.cut.seconds, minlength=len(self.cut.ranks))
+        return float(seconds_of[train].mean()) if len(train) else 0.0
 
     def cost(self, charge: Charge) -> float:
         """Seconds of a step, mean over the ranks that train."""
@@ -97,12 +97,12 @@ def causes(timeline: Timeline) -> Causes:
     return Causes(timeline, cut, steps, charges, facts, pace, late)
 
 
-def costliest(found: Causes, top: int | None = None) -> list[Charge]:
+def costliest(causes: Causes, top: int | None = None) -> list[Charge]:
     """The charges that cost anything, the costliest first."""
-    return [c for c in found.charges if c.seconds > 0][:top]
+    return [c for c in causes.charges if c.seconds > 0][:top]
 
 
-def stalls(found: Causes, top: int | None = 10) -> Columns:
+def stalls(causes: Causes, top: int | None = 10) -> Columns:
     """The causes that cost most, worst first.
 
     Returns columns ``cause`` (one of those above), ``subject`` (a link, a rank, a sort of op), ``cost_s`` float [s
@@ -112,8 +112,8 @@ def stalls(found: Causes, top: int | None = 10) -> Columns:
     """
     from clustersim.explain.sentences import sentence
 
-    timeline = found.timeline
-    chosen = costliest(found, top)
+    timeline = causes.timeline
+    chosen = costliest(causes, top)
     names = timeline.links.link_names if timeline.links is not None else ()
     columns: Columns = {
         name: np.array([getattr(c, source) for c in chosen])
@@ -132,10 +132,10 @@ def stalls(found: Causes, top: int | None = 10) -> Columns:
         )
     }
     return columns | {
-        "cost_s": np.array([found.cost(c) for c in chosen]),
-        "share": np.array([found.share(c) for c in chosen]),
+        "cost_s": np.array([causes.cost(c) for c in chosen]),
+        "share": np.array([causes.share(c) for c in chosen]),
         "ranks": np.array([len(c.ranks) for c in chosen]),
         "op_name": np.array([timeline.ops[c.op].name if c.op >= 0 else "" for c in chosen]),
         "link_name": np.array([names[c.link] if c.link >= 0 else "" for c in chosen]),
-        "text": np.array([sentence(found, c) for c in chosen]),
+        "text": np.array([sentence(causes, c) for c in chosen]),
     }

@@ -34,34 +34,34 @@ class StepLoss:
 
 def losses(timeline: Timeline, rows: Sequence[StageSeconds]) -> list[StepLoss]:
     """Every loss of a split model, the largest first. ``rows``: of :func:`clustersim.explain.where.where`."""
-    whole = rows[0]
-    told = list(_bubbles(timeline, rows))
-    for dim, seconds in whole.exposed.items():
-        told.append(StepLoss(seconds / whole.step, f"nothing hides the transfers of {_over(dim)}"))
-    for dim, seconds in whole.waiting.items():
+    row = rows[0]
+    step_losses = list(_bubbles(timeline, rows))
+    for dim, seconds in row.exposed.items():
+        step_losses.append(StepLoss(seconds / row.step, f"nothing hides the transfers of {_over(dim)}"))
+    for dim, seconds in row.waiting.items():
         uneven = ", whose experts' loads differ" if dim == "EP" else ""
-        told.append(StepLoss(seconds / whole.step, f"ranks wait for a late peer of {_over(dim)}{uneven}"))
-    return sorted(told, key=lambda loss: -loss.share)
+        step_losses.append(StepLoss(seconds / row.step, f"ranks wait for a late peer of {_over(dim)}{uneven}"))
+    return sorted(step_losses, key=lambda loss: -loss.share)
 
 
 def bubble_sentence(timeline: Timeline, rows: Sequence[StageSeconds]) -> str:
     """The bubble, part by part; empty for a run without one."""
-    told = sorted(_bubbles(timeline, rows), key=lambda loss: -loss.share)
-    said = [f"{loss.share:.1%} because {loss.why}" for loss in told if loss.share >= LITTLE]
-    return f"Bubble, of a step: {'; '.join(said)}." if said else ""
+    bubbles = sorted(_bubbles(timeline, rows), key=lambda loss: -loss.share)
+    texts = [f"{loss.share:.1%} because {loss.why}" for loss in bubbles if loss.share >= LITTLE]
+    return f"Bubble, of a step: {'; '.join(texts)}." if texts else ""
 
 
-def shares(whole: StageSeconds, compute: dict[str, float]) -> str:
+def shares(row: StageSeconds, compute: dict[str, float]) -> str:
     """The step in its groups, each with its parts. ``compute``: shares of what the compute is bound by."""
-    said = [f"{name} {share:.1%}" for name, share in compute.items() if share >= LITTLE]
-    groups = sorted(list(whole.groups.items())[1:], key=lambda pair: -pair[1])
+    texts = [f"{name} {share:.1%}" for name, share in compute.items() if share >= LITTLE]
+    groups = sorted(list(row.groups.items())[1:], key=lambda pair: -pair[1])
     for key, seconds in groups:
-        if seconds < LITTLE * whole.step:
+        if seconds < LITTLE * row.step:
             continue
-        parts = getattr(whole, key) if key != "other" else {}
-        inside = ", ".join(f"{n} {s / whole.step:.1%}" for n, s in parts.items() if s >= LITTLE * whole.step)
-        said.append(f"{WORDS[key]} {seconds / whole.step:.1%}" + (f" ({inside})" if inside else ""))
-    return f"{', '.join(said)}, of a {format_time(whole.step)} step"
+        parts = getattr(row, key) if key != "other" else {}
+        inside = ", ".join(f"{n} {s / row.step:.1%}" for n, s in parts.items() if s >= LITTLE * row.step)
+        texts.append(f"{WORDS[key]} {seconds / row.step:.1%}" + (f" ({inside})" if inside else ""))
+    return f"{', '.join(texts)}, of a {format_time(row.step)} step"
 
 
 def _over(dim: str) -> str:
@@ -69,8 +69,8 @@ def _over(dim: str) -> str:
 
 
 def _bubbles(timeline: Timeline, rows: Sequence[StageSeconds]) -> Iterator[StepLoss]:
-    whole = rows[0]
-    share = {name: seconds / whole.step for name, seconds in whole.bubble.items()}
+    row = rows[0]
+    share = {name: seconds / row.step for name, seconds in row.bubble.items()}
     if share.get("imbalance", 0.0) > 0:
         yield StepLoss(share["imbalance"], waits_for(timeline, rows[1:]))
     itself = sum(share.get(name, 0.0) for name in ("fill", "drain", "gaps"))
@@ -86,27 +86,29 @@ def waits_for(timeline: Timeline, stages: Sequence[StageSeconds]) -> str:
     """Who waits for the slowest stage, and what that one has more."""
     busy = [row.step - sum(row.bubble.values()) for row in stages]
     slow = int(np.argmax(busy))
-    others = [row.stage for row in stages if row.bubble.get("imbalance", 0.0) >= LITTLE * row.step]
-    who = f"stage {others[0]} waits" if len(others) == 1 else "the other stages wait"
+    waiting_stages = [row.stage for row in stages if row.bubble.get("imbalance", 0.0) >= LITTLE * row.step]
+    who = f"stage {waiting_stages[0]} waits" if len(waiting_stages) == 1 else "the other stages wait"
     return f"{who} for stage {slow}, {_what_is_slow(timeline, slow, busy)}"
 
 
 def _what_is_slow(timeline: Timeline, slow: int, busy: Sequence[float]) -> str:
     """Why a stage takes longest: a unit that costs several layers, more layers, or slower passes."""
     cost = unit_costs(timeline)
-    mine = cost.get(slow, {})
+    slow_costs = cost.get(slow, {})
     layers = [c for units in cost.values() for name, c in units.items() if _is_layer(name)]
     layer = float(np.median(layers or [0.0]))
     if layer > 0 and max(layers) < ALIKE * min(layers):
-        heavy = max((name for name in mine if not _is_layer(name)), key=lambda name: mine[name], default="")
-        if heavy and mine[heavy] > HEAVY * layer:
-            return f"whose {heavy} costs {mine[heavy] / layer:.1f} layers"
+        heavy = max((name for name in slow_costs if not _is_layer(name)), key=lambda name: slow_costs[name], default="")
+        if heavy and slow_costs[heavy] > HEAVY * layer:
+            return f"whose {heavy} costs {slow_costs[heavy] / layer:.1f} layers"
         count = {stage: sum(map(_is_layer, units)) for stage, units in cost.items()}
         usual = Counter(n for stage, n in count.items() if stage != slow).most_common(1)[0][0]
         if count[slow] > usual:
             return f"which has {count[slow]} layers where others have {usual}"
-    others = float(np.median([seconds for stage, seconds in enumerate(busy) if stage != slow]))
-    return f"which is busy {busy[slow] / others:.2f} times as long as they are" if others > 0 else "the slowest"
+    median_busy = float(np.median([seconds for stage, seconds in enumerate(busy) if stage != slow]))
+    return (
+        f"which is busy {busy[slow] / median_busy:.2f} times as long as they are" if median_busy > 0 else "the slowest"
+    )
 
 
 def _is_layer(name: str) -> bool:
@@ -123,31 +125,31 @@ def unit_costs(timeline: Timeline) -> dict[int, dict[str, float]]:
     for op, seconds, ranks in zip(timeline.ops, times["seconds"].tolist(), times["ranks"].tolist(), strict=True):
         if op.kind == "compute" and op.label is not None and op.label.action and op.label.unit and ranks:
             took[op.stage, op.label.unit, op.role] += seconds / ranks
-    found: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    costs: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for (stage, unit, _), seconds in took.items():  # of several roles at one stage, the busiest
         if count[stage]:
-            found[stage][unit] = max(found[stage].get(unit, 0.0), seconds / count[stage])
-    return dict(found)
+            costs[stage][unit] = max(costs[stage].get(unit, 0.0), seconds / count[stage])
+    return dict(costs)
 
 
 def _of_schedule(timeline: Timeline, rows: Sequence[StageSeconds]) -> str:
     """What the schedule leaves idle, beside the formula where its order has one."""
-    whole = rows[0]
+    row = rows[0]
     stages = rows[1:]
     busy = float(np.median([row.step - sum(row.bubble.values()) for row in stages]))
-    seconds = sum(whole.bubble.get(name, 0.0) for name in ("fill", "drain", "gaps"))
+    seconds = sum(row.bubble.get(name, 0.0) for name in ("fill", "drain", "gaps"))
     parts = ", ".join(
-        f"{name} {format_time(whole.bubble[name])}"
+        f"{name} {format_time(row.bubble[name])}"
         for name in ("fill", "drain", "gaps")
-        if whole.bubble.get(name, 0.0) >= LITTLE * seconds
+        if row.bubble.get(name, 0.0) >= LITTLE * seconds
     )
-    said = f"the schedule has to fill and drain the pipeline: {parts}, {seconds / busy:.1%} of a stage's work"
+    sentence = f"the schedule has to fill and drain the pipeline: {parts}, {seconds / busy:.1%} of a stage's work"
     formula = ideal_bubble(timeline)
     if formula is None:
-        return said
+        return sentence
     p, v, m = formula
     chunks = f"({v} x {m})" if v > 1 else f"{m}"
-    return f"{said}, and (p-1)/{'vm' if v > 1 else 'm'} = {p - 1}/{chunks} is {(p - 1) / (v * m):.1%}"
+    return f"{sentence}, and (p-1)/{'vm' if v > 1 else 'm'} = {p - 1}/{chunks} is {(p - 1) / (v * m):.1%}"
 
 
 @kept_with_first(maxsize=None)
@@ -164,7 +166,7 @@ def ideal_bubble(timeline: Timeline) -> tuple[int, int, int] | None:
     m = len({a.microbatch for a in last})
     if {a.action for a in last} != {"F", "B"}:
         return None
-    ways = {tuple(stage for stage, _ in way) for way in paths(last).values()}
-    way = ways.pop()
-    v = len(way) // p
-    return (p, v, m) if not ways and way == tuple(range(p)) * v and (v == 1 or m >= p) else None
+    ways = {tuple(stage for stage, _ in path) for path in paths(last).values()}
+    path = ways.pop()
+    v = len(path) // p
+    return (p, v, m) if not ways and path == tuple(range(p)) * v and (v == 1 or m >= p) else None

@@ -47,14 +47,14 @@ def transfer_facts(timeline: Timeline) -> dict[int, TransferFacts]:
     spans = timeline.per_op()
     nobody = np.full(len(timeline.ops), np.nan)
     seconds = np.divide(spans["seconds"], spans["ranks"], out=nobody, where=spans["ranks"] > 0)
-    found = {}
+    facts = {}
     flows = _flows(use, len(timeline.ops)) if use is not None and len(use.segment_start) else None
     for i, op in enumerate(timeline.ops):
         if op.kind == "compute" or np.isnan(seconds[i]):
             continue
         booked = (int(o) for o in (i, *op.detail.get("meets", ())) if flows is not None and flows.load[o] >= 0)
-        found[i] = _facts(op, float(seconds[i]), use, flows, next(booked, i))  # of several that meet, on one
-    return found
+        facts[i] = _facts(op, float(seconds[i]), use, flows, next(booked, i))  # of several that meet, on one
+    return facts
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +69,11 @@ class _OpFlows:
 
 def _flows(use: LinkUse, n_ops: int) -> _OpFlows:
     span = use.segment_end - use.segment_start
-    of = use.transfer_op[use.segment_transfer]
+    op_of = use.transfer_op[use.segment_transfer]
     load = np.full(n_ops, -1, dtype=np.int64)
     load[use.transfer_op[::-1]] = use.transfer_load[::-1]
-    moved = np.bincount(of, weights=use.segment_rate * span, minlength=n_ops).astype(np.float64)
-    flowing = np.bincount(of, weights=span, minlength=n_ops).astype(np.float64)
+    moved = np.bincount(op_of, weights=use.segment_rate * span, minlength=n_ops).astype(np.float64)
+    flowing = np.bincount(op_of, weights=span, minlength=n_ops).astype(np.float64)
     return _OpFlows(moved, flowing, load, [narrowest(use, i) for i in range(len(use.loads))])
 
 
@@ -111,11 +111,11 @@ def _facts(op: OpInfo, seconds: float, use: LinkUse | None, flows: _OpFlows | No
         limit = "latency" if latency > LATENCY_SHARE * seconds else "unknown"
         return TransferFacts(seconds, latency, np.nan, np.nan, ceiling, -1, (-1, np.inf), limit)
     rate = float(flows.moved[owner] / flows.flowing[owner])
-    link, alone, other, allowed = flows.narrowest[int(flows.load[owner])]
+    link, alone, runner_up, allowed = flows.narrowest[int(flows.load[owner])]
     if latency > LATENCY_SHARE * seconds:
         limit = "latency"
     elif rate < CONTENDED * min(alone, ceiling):
         limit = "shared link"
     else:
         limit = "link" if alone <= ceiling else "kernels"
-    return TransferFacts(seconds, latency, rate, alone, ceiling, link, (other, allowed), limit)
+    return TransferFacts(seconds, latency, rate, alone, ceiling, link, (runner_up, allowed), limit)

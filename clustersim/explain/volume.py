@@ -72,8 +72,8 @@ def by_dimension(timeline: Timeline, steps: Sequence[int], workers: int) -> Colu
     by kind of link as in :func:`volume`.
     """
     table = volume(timeline, steps, dimension)
-    kept = {name: column for name, column in table.items() if name not in {"op", "count", "ranks"}}
-    return {"dimension": table["op"], "sent_per_gpu": table["sent"] / workers, **kept}
+    columns = {name: column for name, column in table.items() if name not in {"op", "count", "ranks"}}
+    return {"dimension": table["op"], "sent_per_gpu": table["sent"] / workers, **columns}
 
 
 def _word(op: OpInfo) -> str:
@@ -92,8 +92,8 @@ def bytes_of_rank(op: OpInfo, world_size: int) -> tuple[float, float]:
     if (pairs := op.detail.get("between")) is not None:  # an uneven all-to-all says what it moves
         return op.nbytes * pairs, op.nbytes * pairs
     n = int(op.detail.get("group_size", world_size))
-    known = op.detail.get("algorithm")
-    played = None if known is None else str(known)
+    algorithm = op.detail.get("algorithm")
+    played = None if algorithm is None else str(algorithm)
     out, into = per_member(op.kind, n, played, int(op.detail.get("n_islands", 1)), op.nbytes)
     return op.nbytes * out, op.nbytes * into
 
@@ -104,12 +104,12 @@ def _by_link_kind(use: LinkUse, row_of: Ints, n_rows: int) -> dict[str, Floats]:
     kind_of = np.array([number[kind] for kind in use.link_kinds], dtype=np.int64)[links]
     per_byte = np.bincount(load * len(number) + kind_of, weights=weights, minlength=len(use.loads) * len(number))
     moved = np.zeros(n_rows * len(use.loads))
-    for at in range(0, len(use.transfer_op), AT_ONCE):
-        some = slice(at, at + AT_ONCE)
-        row = row_of[use.transfer_op[some]]
-        of_load = row * len(use.loads) + use.transfer_load[some]
-        mine = row >= 0
-        moved += np.bincount(of_load[mine], weights=use.payload[some][mine], minlength=len(moved))
+    for first in range(0, len(use.transfer_op), AT_ONCE):
+        chunk = slice(first, first + AT_ONCE)
+        row = row_of[use.transfer_op[chunk]]
+        of_load = row * len(use.loads) + use.transfer_load[chunk]
+        counted = row >= 0
+        moved += np.bincount(of_load[counted], weights=use.payload[chunk][counted], minlength=len(moved))
     total: Floats = np.zeros((n_rows, len(number)))
     total += moved.reshape(n_rows, len(use.loads)) @ per_byte.reshape(len(use.loads), len(number))
     return {kind: total[:, k] for kind, k in number.items() if total[:, k].any()}

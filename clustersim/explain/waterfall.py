@@ -97,8 +97,12 @@ def waterfall(timeline: Timeline, facts: RunFacts = UNKNOWN, cut: Pieces | None 
     counted = 1.0
     executed = float(rows[0][1][KEYS.index("useful")])
     if facts.peak_flops and facts.mfu and facts.hfu and executed > 0:
-        each = np.array([op.flops if op.step in steady else 0.0 for op in timeline.ops]) * timeline.per_op()["ranks"]
-        counted = facts.mfu / facts.hfu * float(each.sum() / (len(train) * len(steady))) / facts.peak_flops / executed
+        op_flops = (
+            np.array([op.flops if op.step in steady else 0.0 for op in timeline.ops]) * timeline.per_op()["ranks"]
+        )
+        counted = (
+            facts.mfu / facts.hfu * float(op_flops.sum() / (len(train) * len(steady))) / facts.peak_flops / executed
+        )
     return [_row(stage, seconds, counted) for stage, seconds in rows]
 
 
@@ -142,26 +146,26 @@ def _sums(timeline: Timeline, cut: Pieces) -> Floats:
     ops = timeline.ops
     n = len(cut.ranks)
     seconds = cut.seconds
-    found = np.zeros((n, len(KEYS)))
-    known = np.array([op.mix is not None for op in ops] + [False])[cut.op] & (cut.computes)
+    sums = np.zeros((n, len(KEYS)))
+    has_mix = np.array([op.mix is not None for op in ops] + [False])[cut.op] & (cut.computes)
     of_state = np.array([KEYS.index(key) for key in _OF_STATE])
-    np.add.at(found, (cut.owner[~known], of_state[cut.state[~known]]), seconds[~known])
-    who = cut.owner[known]
-    op = cut.op[known]
-    spent = seconds[known]
-    mix = np.array([msgspec.structs.astuple(one.mix or Mix()) for one in ops]).reshape(len(ops), len(_MIX))
+    np.add.at(sums, (cut.owner[~has_mix], of_state[cut.state[~has_mix]]), seconds[~has_mix])
+    who = cut.owner[has_mix]
+    op = cut.op[has_mix]
+    spent = seconds[has_mix]
+    mix = np.array([msgspec.structs.astuple(op_info.mix or Mix()) for op_info in ops]).reshape(len(ops), len(_MIX))
     usual = mix.sum(axis=1)
     took = _took(timeline, cut, who, op)
     alone = spent * np.divide(usual[op], took, out=np.ones(len(op)), where=took > 0)
-    updates = np.array([one.phase == "optimizer" for one in ops])[op]
+    updates = np.array([op_info.phase == "optimizer" for op_info in ops])[op]
     share = np.divide(mix, usual[:, None], out=np.zeros_like(mix), where=usual[:, None] > 0)[op] * alone[:, None]
     for column, key in enumerate(_MIX):
-        np.add.at(found[:, key], who[~updates], share[~updates, column])
-    np.add.at(found[:, KEYS.index("optimizer")], who[updates], alone[updates])
+        np.add.at(sums[:, key], who[~updates], share[~updates, column])
+    np.add.at(sums[:, KEYS.index("optimizer")], who[updates], alone[updates])
     beside = _beside(timeline, cut)
-    found[:, KEYS.index("beside")] = beside
-    found[:, KEYS.index("uneven")] = np.bincount(who, weights=spent - alone, minlength=n) - beside
-    return found
+    sums[:, KEYS.index("beside")] = beside
+    sums[:, KEYS.index("uneven")] = np.bincount(who, weights=spent - alone, minlength=n) - beside
+    return sums
 
 
 def _took(timeline: Timeline, cut: Pieces, who: Ints, op: Ints) -> Floats:
@@ -170,8 +174,8 @@ def _took(timeline: Timeline, cut: Pieces, who: Ints, op: Ints) -> Floats:
     n = len(timeline.ops)
     key = np.searchsorted(cut.ranks, spans["rank"]) * n + spans["op"]
     order = np.argsort(key, kind="stable")
-    at = order[np.searchsorted(key[order], who * n + op)]
-    took: Floats = (spans["end"] - spans["start"])[at]
+    position = order[np.searchsorted(key[order], who * n + op)]
+    took: Floats = (spans["end"] - spans["start"])[position]
     return took
 
 

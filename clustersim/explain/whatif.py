@@ -67,9 +67,12 @@ def whatif(
     now = window.step_time
     rates = _TransferRates(timeline)
     rows = []
-    for some in ([knob for knob in knobs if knob != "bucket size"], [knob for knob in knobs if knob == "bucket size"]):
-        steps = _steps(run, _KnobReplay(run, rates, some, factor, peak_flops), window.steps) if some else []
-        for knob, step in zip(some, steps, strict=True):
+    for knob_set in (
+        [knob for knob in knobs if knob != "bucket size"],
+        [knob for knob in knobs if knob == "bucket size"],
+    ):
+        steps = _steps(run, _KnobReplay(run, rates, knob_set, factor, peak_flops), window.steps) if knob_set else []
+        for knob, step in zip(knob_set, steps, strict=True):
             least = max(step, _serving(run, window.steps)) if knob == "bucket size" else step
             per = factor if knob == "batch" else 1.0
             saving = max(0.0, 1.0 - least / per / now) if now > 0 else 0.0
@@ -85,25 +88,25 @@ def unused(timeline: Timeline) -> set[str]:
     use = timeline.links
     if all(op.kind == "compute" for op in timeline.ops):
         return {*WIDER, "latency", "bucket size"}
-    found = set() if any(reduces(op) for op in timeline.ops) else {"bucket size"}
+    without_use = set() if any(reduces(op) for op in timeline.ops) else {"bucket size"}
     if use is None or not len(use.link_kinds):
-        return found
+        return without_use
     crossed = {int(link) for links, _ in use.loads for link in links.tolist()}
     names = [(use.link_kinds[link], use.link_names[link]) for link in crossed]
-    return found | {knob for knob, widens in WIDER.items() if not any(widens(*name) for name in names)}
+    return without_use | {knob for knob, widens in WIDER.items() if not any(widens(*name) for name in names)}
 
 
 def _text(knob: str, factor: float, saving: float) -> str:
-    of = "the time per sample" if knob == "batch" else "the step"
-    saved = "nothing" if saving < NOTHING else f"at most {saving:.1%} of {of}"
+    whose = "the time per sample" if knob == "batch" else "the step"
+    saved = "nothing" if saving < NOTHING else f"at most {saving:.1%} of {whose}"
     turned = f"{knob} {'/' if knob == 'latency' else 'x'}{factor:g}"
-    what = {
+    change = {
         "bucket size": "another bucket size",
         "NVLink": f"NVLink bandwidth x{factor:g}",
         "NIC": f"NIC bandwidth x{factor:g}",
         "fabric": f"bandwidth between switches x{factor:g}",
     }.get(knob, turned)
-    return f"{what} would save {saved}"
+    return f"{change} would save {saved}"
 
 
 def _steps(run: RunGraph, turned: _KnobReplay, steps: Ints) -> list[float]:
@@ -114,8 +117,8 @@ def _steps(run: RunGraph, turned: _KnobReplay, steps: Ints) -> list[float]:
     of_op = np.array([op.step for op in run.timeline.ops], dtype=np.int64)
     begin = ends[:, of_op < steps.min()].max(axis=1, initial=-np.inf)
     last = ends[:, np.isin(of_op, steps)].max(axis=1)
-    found: list[float] = ((last - np.where(np.isfinite(begin), begin, 0.0)) / len(steps)).tolist()
-    return found
+    step_times: list[float] = ((last - np.where(np.isfinite(begin), begin, 0.0)) / len(steps)).tolist()
+    return step_times
 
 
 class _KnobReplay:
@@ -162,16 +165,16 @@ class _KnobReplay:
         """(k, m) the shortest each meeting of a node could take [s]. Many nodes are alike but for their times."""
         ops = self.run.timeline.ops
         op = next((ops[i] for i in node.ops if "latency" in ops[i].detail), None)
-        said = () if op is None else (op.nbytes, *(op.detail.get(name) for name in _SAID))
+        settings = () if op is None else (op.nbytes, *(op.detail.get(name) for name in _SAID))
         loads = tuple(sorted({load for i in node.ops for load in self.rates.loads.get(i, ())}))
-        key = ops[node.ops[0]].kind, op and op.kind, said, loads
+        key = ops[node.ops[0]].kind, op and op.kind, settings, loads
         if key not in self._limits:
             pairs = [self._limit(ops[node.ops[0]].kind, op, loads, knob) for knob in self.knobs]
             share, most = np.array(pairs).T[:, :, None]
             self._limits[key] = share, most
         share, most = self._limits[key]
-        found: Floats = np.minimum(node.seconds * share, most)
-        return found
+        shortest: Floats = np.minimum(node.seconds * share, most)
+        return shortest
 
     def _limit(self, kind: str, op: OpInfo | None, loads: tuple[int, ...], knob: str) -> tuple[float, float]:
         """What a transfer's time shrinks to at least: a share of it, and no more than so much [s]."""
@@ -200,9 +203,9 @@ class _KnobReplay:
 
 def _served(run: RunGraph) -> set[int]:
     """Compute ops done in order of arrival: what a parameter server does."""
-    found = queues(run.timeline)
+    queue_names = queues(run.timeline)
     ops = run.timeline.ops
-    return {i for i in run.seconds if (ops[i].role, ops[i].stream) in found}
+    return {i for i in run.seconds if (ops[i].role, ops[i].stream) in queue_names}
 
 
 def _serving(run: RunGraph, steps: Ints) -> float:
@@ -248,8 +251,8 @@ class _TransferRates:
         """Payload [bytes/s] that the links a knob widens allow, and all others; inf where there are none."""
         if self.use is None or not loads:
             return np.inf, np.inf
-        found = [self._allowed(load, knob if knob in WIDER else "") for load in loads]
-        return max(wide for wide, _ in found), max(narrow for _, narrow in found)
+        allowed = [self._allowed(load, knob if knob in WIDER else "") for load in loads]
+        return max(wide for wide, _ in allowed), max(narrow for _, narrow in allowed)
 
 
 def _allowed(use: LinkUse, widened: Callable[[str], Bools], load: int, knob: str) -> tuple[float, float]:
@@ -280,10 +283,10 @@ def _early(run: RunGraph) -> list[tuple[int, ...]]:
         if op.phase == "backward":
             first.setdefault((op.role, op.step), i)
     backward = {i for i, op in enumerate(ops) if op.phase in {"backward", "gradient"}}
-    found = []
+    needs = []
     for i, op in enumerate(ops):
         start = first.get((op.role, op.step), i)
-        held = [n for n in run.needs[i] if n in backward] if op.kind in _REDUCES else []
-        freed = {n for n in run.needs[i] if n not in held} | ({start} if held and start < i else set())
-        found.append(tuple(sorted(freed)))
-    return found
+        awaited = [n for n in run.needs[i] if n in backward] if op.kind in _REDUCES else []
+        freed = {n for n in run.needs[i] if n not in awaited} | ({start} if awaited and start < i else set())
+        needs.append(tuple(sorted(freed)))
+    return needs

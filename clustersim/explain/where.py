@@ -107,14 +107,14 @@ def where(timeline: Timeline) -> list[StageSeconds]:
     return [_row(-1, weight @ _sums(timeline, cut) / (weight.sum() * len(window.steps)))]
 
 
-def told_apart(figures: dict[str, Any], whole: StageSeconds) -> dict[str, Any]:
+def told_apart(figures: dict[str, Any], row: StageSeconds) -> dict[str, Any]:
     """:func:`clustersim.explain.metrics.summary` of a split model's run, in which no bubble counts as communication.
 
-    Its ``exposed_transfer_s`` and ``waiting_for_peer_s`` become those of ``whole`` (all ranks), and
+    Its ``exposed_transfer_s`` and ``waiting_for_peer_s`` become those of ``row`` (all ranks), and
     ``exposed_communication_s`` their sum; ``bubble_s`` is new, and ``idle_s`` what is left.
     """
     step = figures["step_time_s"]
-    groups = whole.groups
+    groups = row.groups
     exposed = groups["exposed"] + groups["waiting"]
     bubble = groups["bubble"]
     idle = max(0.0, step - figures["compute_s"] - exposed - bubble)
@@ -143,12 +143,12 @@ _FILL, _DRAIN, _GAPS, _IMBALANCE, _UNEVEN, _TAIL = (_BUBBLE + k for k in range(l
 
 
 def _row(stage: int, seconds: Floats) -> StageSeconds:
-    found: dict[str, dict[str, float]] = {key: {} for key in WORDS}
+    by_state: dict[str, dict[str, float]] = {key: {} for key in WORDS}
     for (key, name), value in zip(COLUMNS, seconds.tolist(), strict=True):
         if value > 0:
-            found[key][name] = value
-    compute, other = (found[key].get("", 0.0) for key in ("compute", "other"))
-    return StageSeconds(stage, compute, other, found["exposed"], found["waiting"], found["bubble"])
+            by_state[key][name] = value
+    compute, other_s = (by_state[key].get("", 0.0) for key in ("compute", "other"))
+    return StageSeconds(stage, compute, other_s, by_state["exposed"], by_state["waiting"], by_state["bubble"])
 
 
 def _columns(timeline: Timeline, cut: Pieces) -> Ints:
@@ -182,8 +182,8 @@ def _sums(timeline: Timeline, cut: Pieces) -> Floats:
 def _replicas(timeline: Timeline) -> tuple[Ints, Ints]:
     """(replicas, stages) ranks of pipelines that differ, and how many are alike; of too many, some stand for all."""
     kinds, count = pipeline.replicas(timeline)
-    each = int(timeline.per_op()["ranks"].sum()) / timeline.world_size * kinds.shape[1]
-    most = max(1, int(MOST_SPANS / max(each, 1.0)))
+    spans_per_rank = int(timeline.per_op()["ranks"].sum()) / timeline.world_size * kinds.shape[1]
+    most = max(1, int(MOST_SPANS / max(spans_per_rank, 1.0)))
     if len(kinds) > most:
         parts = np.array_split(np.arange(len(kinds)), most)
         middle = [int(part[len(part) // 2]) for part in parts]
@@ -221,34 +221,34 @@ def _waits(timeline: Timeline, cut: Pieces) -> list[Floats]:
 
 def _of_replica(steps: list[list[TimedAction]], sums: Floats, waits: list[Floats]) -> Floats:
     """(stages, columns) seconds of one replica: its bubbles shared out over their parts."""
-    found = sums.copy()
-    at = [edges(step) for step in steps]
-    if any(a[0][-1] > b[0][0] + 1e-9 for a, b in pairwise(at)):
-        return _overlapping(found)
-    found[:, _TAIL] += found[:, _DRAIN]
-    found[:, _DRAIN] = 0.0
-    for step, inside in zip(steps, at, strict=True):
+    moved = sums.copy()
+    edges_of = [edges(step) for step in steps]
+    if any(a[0][-1] > b[0][0] + 1e-9 for a, b in pairwise(edges_of)):
+        return _overlapping(moved)
+    moved[:, _TAIL] += moved[:, _DRAIN]
+    moved[:, _DRAIN] = 0.0
+    for step, inside in zip(steps, edges_of, strict=True):
         ideal = expected(step)
         for stage, ends in inside.items():
             fill, gaps, drain = (_covered(waits[stage], a, b) for a, b in pairwise(ends))
-            told = ideal[stage]
-            parts = min(fill, told.fill), min(drain, told.drain), min(gaps, told.gaps)
+            ideal_stage = ideal[stage]
+            parts = min(fill, ideal_stage.fill), min(drain, ideal_stage.drain), min(gaps, ideal_stage.gaps)
             excess = fill + gaps + drain - sum(parts)
-            less = told.fill + told.drain + told.gaps - sum(parts)
-            uneven = min(excess, max(0.0, told.uneven + less))
-            found[stage, [_FILL, _DRAIN, _GAPS, _IMBALANCE, _UNEVEN]] += [*parts, uneven, excess - uneven]
-            found[stage, _TAIL] -= fill + gaps + drain
-    found[:, _TAIL] = np.where(found[:, _TAIL] < 1e-12 * found.sum(axis=1), 0.0, found[:, _TAIL])
-    return found
+            less = ideal_stage.fill + ideal_stage.drain + ideal_stage.gaps - sum(parts)
+            uneven = min(excess, max(0.0, ideal_stage.uneven + less))
+            moved[stage, [_FILL, _DRAIN, _GAPS, _IMBALANCE, _UNEVEN]] += [*parts, uneven, excess - uneven]
+            moved[stage, _TAIL] -= fill + gaps + drain
+    moved[:, _TAIL] = np.where(moved[:, _TAIL] < 1e-12 * moved.sum(axis=1), 0.0, moved[:, _TAIL])
+    return moved
 
 
-def _overlapping(found: Floats) -> Floats:
+def _overlapping(moved: Floats) -> Floats:
     """Steps of an asynchronous schedule follow each other without a gap: the busiest stage sets the pace."""
-    busy = found[:, :_BUBBLE].sum(axis=1)
-    waits = found[:, _TAIL].copy()
-    found[:, _IMBALANCE] = np.minimum(waits, busy.max() - busy)
-    found[:, _UNEVEN], found[:, _TAIL] = waits - found[:, _IMBALANCE], 0.0
-    return found
+    busy = moved[:, :_BUBBLE].sum(axis=1)
+    waits = moved[:, _TAIL].copy()
+    moved[:, _IMBALANCE] = np.minimum(waits, busy.max() - busy)
+    moved[:, _UNEVEN], moved[:, _TAIL] = waits - moved[:, _IMBALANCE], 0.0
+    return moved
 
 
 def _covered(spans: Floats, begin: float, end: float) -> float:

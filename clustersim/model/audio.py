@@ -86,8 +86,8 @@ def _flow(flow: int, left: int, channels: int, length: int, mels: int) -> list[L
             *_normed(f"{p}.cond_layers.{i}", mels, 2 * channels, 1),
             *_normed(f"{p}.res_skip_layers.{i}", channels, outs, 1),
         )
-        kept = 2.0 * doubled.size + 3.0 * x.size
-        layers.append(Layer(f"{p}.{i}", "flow", parts, kernels, activation_bytes=kept, boundary_bytes=float(x.size)))
+        saved = 2.0 * doubled.size + 3.0 * x.size
+        layers.append(Layer(f"{p}.{i}", "flow", parts, kernels, activation_bytes=saved, boundary_bytes=float(x.size)))
     out, end = _conv(x, 2 * half, 1)
     final = affine(f"{p}.end", channels, 2 * half)
     coupled = K.memory("coupling", float(out.size), K.Passes(8, 12, 6, 10))
@@ -158,5 +158,5 @@ def _unit(
         kernels.append(K.memory("add", float(y.size), K.Passes(3, 0, 1, 0)))
     weight = affine(f"{name}.conv", x.channels * window, channels, bias=False)
     tensors = (*weight, *affine(f"{name}.bn", 1, channels))
-    kept = y.size * (2.25 if ending == "relu" else 1.0)
-    return Layer(name, "conv", tensors, tuple(kernels), 2 * channels, kept, float(x.size)), y
+    saved = y.size * (2.25 if ending == "relu" else 1.0)
+    return Layer(name, "conv", tensors, tuple(kernels), 2 * channels, saved, float(x.size)), y

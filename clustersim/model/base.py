@@ -207,8 +207,8 @@ class TransformerShape:
         if self.mixers:
             return self._described(block)
         experts = self.experts if self.experts and self.experts.are_in(block) else None
-        whole = self.full_every and (block + 1) % self.full_every == 0
-        return replace(self, experts=experts, window=0 if whole else self.window)
+        full_attention = self.full_every and (block + 1) % self.full_every == 0
+        return replace(self, experts=experts, window=0 if full_attention else self.window)
 
     def _described(self, block: int) -> TransformerShape:
         """As :meth:`of_block`, where the shape says of each block what it does, over and over again."""
@@ -272,9 +272,10 @@ def checked(shape: TransformerShape) -> TransformerShape:
     choices = {"activation": ACTIVATIONS, "norm": NORMS, "positions": POSITIONS, "attention": ATTENTION}
     choices |= {"implementation": IMPLEMENTATIONS, "experts_implementation": EXPERTS_IMPLEMENTATIONS, "head": HEADS}
     choices |= {"norm_places": NORM_PLACES, "qk_norm_of": QK_NORMS}
-    for field, known in choices.items():
-        if getattr(shape, field) not in known:
+    for field, choice in choices.items():
+        if getattr(shape, field) not in choice:
             raise ModelError(
-                f"{shape.name}: unknown {field} {getattr(shape, field)!r}; {nearest(str(getattr(shape, field)), known)}"
+                f"{shape.name}: unknown {field} {getattr(shape, field)!r}; "
+                f"{nearest(str(getattr(shape, field)), choice)}"
             )
     return shape

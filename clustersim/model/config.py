@@ -74,25 +74,27 @@ class Config(msgspec.Struct, frozen=True):
         name = self.spelled(key)
         return bool(name) and self.data[name] is not None
 
-    def need(self, key: str, what: str) -> int:
+    def need(self, key: str, meaning: str) -> int:
         """The whole number under ``key``; ModelError naming file, key and what it is for when it is not there."""
         if not self.has(key):
             self.spelled(key)
-            raise ModelError(f"{self.where}: missing '{key}', {what}{self._hint(key, self.default(key))}")
-        return self.number(key, 0, what)
+            raise ModelError(f"{self.where}: missing '{key}', {meaning}{self._hint(key, self.default(key))}")
+        return self.number(key, 0, meaning)
 
-    def number(self, key: str, default: int, what: str) -> int:
+    def number(self, key: str, default: int, meaning: str) -> int:
         """The whole number under ``key``; where it is missing the class's, then ``default``."""
         value = self.value(key)
         if value is None:
             value = default
         if not self.has(key):
             self.defaults[key] = value
-        return self._whole(self.spelled(key) or key, value, what)
+        return self._whole(self.spelled(key) or key, value, meaning)
 
-    def whole(self, key: str, default: int, what: str) -> int:
+    def whole(self, key: str, default: int, meaning: str) -> int:
         """As :meth:`number`, where zero is a number too."""
-        return 0 if self.value(key) == 0 and not isinstance(self.value(key), bool) else self.number(key, default, what)
+        return (
+            0 if self.value(key) == 0 and not isinstance(self.value(key), bool) else self.number(key, default, meaning)
+        )
 
     def flag(self, key: str, default: bool, *, quiet: bool = False) -> bool:
         """The truth value under ``key``; ``quiet`` : nobody needs to be told what counts where it is missing."""
@@ -140,11 +142,11 @@ class Config(msgspec.Struct, frozen=True):
             raise ModelError(f"{self.where}: '{key}' = {value!r} must be a table of fields")
         return value
 
-    def _whole(self, key: str, value: object, what: str) -> int:
+    def _whole(self, key: str, value: object, meaning: str) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelError(f"{self.where}: '{key}' = {value!r} must be a whole number above zero, {what}")
+            raise ModelError(f"{self.where}: '{key}' = {value!r} must be a whole number above zero, {meaning}")
         return value
 
     def unknown(self) -> list[str]:

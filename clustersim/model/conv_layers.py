@@ -83,7 +83,7 @@ class Trunk:
         if relu:
             kernels.append(memory("relu", float(y.size), FUSED_RELU if self.fused and norm else RELU))
         # BatchNorm keeps its input; a ReLU's output is kept by itself and by the next convolution, once.
-        kept = float(y.size) * (bool(norm) + relu) + (x.size if x.image else 0)
+        saved = float(y.size) * (bool(norm) + relu) + (x.size if x.image else 0)
         self.layers.append(
             Layer(
                 name.removesuffix(".conv"),
@@ -91,7 +91,7 @@ class Trunk:
                 tensors,
                 tuple(kernels),
                 buffers=2 * channels if norm else 0,
-                activation_bytes=kept,
+                activation_bytes=saved,
                 boundary_bytes=float(x.size),
             )
         )
@@ -108,8 +108,8 @@ class Trunk:
             backward_nbytes=zeroed * x.size + (1 + index) * y.size,
             backward_launches=2 if maximum else 1,
         )
-        kept = (1 + index) * y.size
-        self.layers.append(Layer(name, "pool", (), (op,), activation_bytes=kept, boundary_bytes=float(x.size)))
+        saved = (1 + index) * y.size
+        self.layers.append(Layer(name, "pool", (), (op,), activation_bytes=saved, boundary_bytes=float(x.size)))
 
     def average(self, name: str, side: int = 1) -> None:
         """Adaptive average pooling to ``side`` x ``side``."""
@@ -127,7 +127,7 @@ class Trunk:
 
     def side_by_side(self, outputs: list[Feature], name: str) -> None:
         """Outputs of branches copied side by side, and their gradients copied apart."""
-        y = self.x = Feature(sum(one.channels for one in outputs), outputs[0].height, outputs[0].width)
+        y = self.x = Feature(sum(output.channels for output in outputs), outputs[0].height, outputs[0].width)
         op = memory("cat", float(y.size), Passes(2, 2))
         self.layers.append(Layer(name, "concat", (), (op,), activation_bytes=0.0, boundary_bytes=float(y.size)))
 
@@ -171,9 +171,9 @@ def dense(n_in: int, n_out: int, name: str, *, relu: bool = False, dropout: bool
     kernels.append(memory("bias_gradient", float(n_out), Passes(0, 1, 0, 1)))
     if relu:
         kernels.append(memory("relu", float(n_out), RELU))
-    kept = (1.25 * n_in if dropout else 0.0) + n_out
+    saved = (1.25 * n_in if dropout else 0.0) + n_out
     return Layer(
-        name, "linear", affine(name, n_in, n_out), tuple(kernels), activation_bytes=kept, boundary_bytes=float(n_in)
+        name, "linear", affine(name, n_in, n_out), tuple(kernels), activation_bytes=saved, boundary_bytes=float(n_in)
     )
 
 

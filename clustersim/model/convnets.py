@@ -128,9 +128,9 @@ def _ssd(trunk: Trunk) -> None:
         trunk.conv(narrow, ConvWindow(1), f"{p}.0", f"{p}.1")
         trunk.conv(channels, ConvWindow(3, stride, stride - 1), f"{p}.3", f"{p}.4")
         maps.append(trunk.x)
-    for what, outputs in (("loc", 4), ("conf", _COCO)):
-        for i, (one, boxes) in enumerate(zip(maps, _SSD_BOXES, strict=True)):
-            trunk.fork(one).conv(boxes * outputs, ConvWindow(3, padding=1), f"{what}.{i}", relu=False)
+    for head_name, outputs in (("loc", 4), ("conf", _COCO)):
+        for i, (feature_map, boxes) in enumerate(zip(maps, _SSD_BOXES, strict=True)):
+            trunk.fork(feature_map).conv(boxes * outputs, ConvWindow(3, padding=1), f"{head_name}.{i}", relu=False)
     boxes = sum(m.height * m.width * boxes for m, boxes in zip(maps, _SSD_BOXES, strict=True))
     trunk.layers.append(_multibox(boxes))
 
@@ -142,8 +142,8 @@ def _multibox(boxes: int) -> Layer:
         memory("cross_entropy", float(boxes * _COCO), Passes(4, 5, 3, 3)),
         memory("mining", float(boxes), Passes(60, 4, 40, 20)),
     )
-    kept = 3.0 * boxes * _COCO
-    return Layer("loss", "loss", (), kernels, activation_bytes=kept, boundary_bytes=float(boxes * (_COCO + 4)))
+    saved = 3.0 * boxes * _COCO
+    return Layer("loss", "loss", (), kernels, activation_bytes=saved, boundary_bytes=float(boxes * (_COCO + 4)))
 
 
 _RESNET50, _RESNET101, _RESNET152 = (Residual(d) for d in ((3, 4, 6, 3), (3, 4, 23, 3), (3, 8, 36, 3)))

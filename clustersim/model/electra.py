@@ -37,14 +37,14 @@ def electra(discriminator: TransformerShape) -> Model:
         head_positions=round(MASKED * discriminator.seq_len),
     )
     generator = build(small)
-    whole = build(replace(discriminator, head="none"))
-    layers = (*_generator(generator, discriminator, small), *_discriminator(whole, discriminator))
-    return replace(whole, family="electra", layers=layers, notes=(f"generator of width {width}",))
+    discriminating = build(replace(discriminator, head="none"))
+    layers = (*_generator(generator, discriminator, small), *_discriminator(discriminating, discriminator))
+    return replace(discriminating, family="electra", layers=layers, notes=(f"generator of width {width}",))
 
 
-def _generator(made: Model, wide: TransformerShape, s: TransformerShape) -> tuple[Layer, ...]:
+def _generator(generating: Model, wide: TransformerShape, s: TransformerShape) -> tuple[Layer, ...]:
     """Its blocks between a projection from the table's width and one back to it."""
-    embedding, *blocks, head = (_renamed(layer, "generator") for layer in made.layers)
+    embedding, *blocks, head = (_renamed(layer, "generator") for layer in generating.layers)
     t = s.seq_len
     h = s.d_model
     w = wide.d_model
@@ -73,9 +73,9 @@ def _generator(made: Model, wide: TransformerShape, s: TransformerShape) -> tupl
     return (embedding, *blocks, replace(head, tensors=tensors, kernels=kernels))
 
 
-def _discriminator(made: Model, s: TransformerShape) -> tuple[Layer, ...]:
+def _discriminator(discriminating: Model, s: TransformerShape) -> tuple[Layer, ...]:
     """BERT's embedding and blocks, and two small products for every token."""
-    embedding, *blocks, head = made.layers
+    embedding, *blocks, head = discriminating.layers
     t = s.seq_len
     h = s.d_model
     p = "discriminator_predictions"

@@ -60,13 +60,13 @@ def _conv(name: str, steps: int, n_in: int, n_out: int, window: int) -> tuple[tu
 
 def _block(name: str, steps: int) -> Layer:
     """Attention of one head, then two convolutions, each with its residual, LayerNorm and mask."""
-    whole = float(steps * WIDTH)
+    elements = float(steps * WIDTH)
     square = float(steps * steps)
     end = (
-        K.memory("dropout", whole, K.DROPOUT),
-        K.memory("residual", whole, ADD),
-        K.memory("norm", whole, _NORM),
-        K.memory("mask", whole, _MASK),
+        K.memory("dropout", elements, K.DROPOUT),
+        K.memory("residual", elements, ADD),
+        K.memory("norm", elements, _NORM),
+        K.memory("mask", elements, _MASK),
     )
     attention = (
         K.linear("qkv", steps, WIDTH, 3 * HEAD),
@@ -79,7 +79,7 @@ def _block(name: str, steps: int) -> Layer:
     )
     first, wide = _conv(f"{name}.pos_ff.CoreNet.0", steps, WIDTH, FILTERS, 3)
     second, narrow = _conv(f"{name}.pos_ff.CoreNet.2", steps, FILTERS, WIDTH, 3)
-    moved = K.memory("transpose", 2 * whole, K.Passes(2, 2))
+    moved = K.memory("transpose", 2 * elements, K.Passes(2, 2))
     relu = K.memory("relu", float(steps * FILTERS), RELU)
     p = f"{name}.dec_attn"
     tensors = (
@@ -90,9 +90,9 @@ def _block(name: str, steps: int) -> Layer:
         *narrow,
         *affine(f"{name}.pos_ff.layer_norm", 1, WIDTH),
     )
-    kept = 8.0 * whole + 2.0 * steps * FILTERS + 2.5 * square
+    saved = 8.0 * elements + 2.0 * steps * FILTERS + 2.5 * square
     kernels = (*attention, *end, moved, *first, relu, *second, *end)
-    return Layer(name, "block", tensors, kernels, activation_bytes=kept, boundary_bytes=whole)
+    return Layer(name, "block", tensors, kernels, activation_bytes=saved, boundary_bytes=elements)
 
 
 def _predictor(name: str) -> Layer:

@@ -326,10 +326,10 @@ def _flash(s: TransformerShape) -> Kernels:
 def _eager(s: TransformerShape) -> Kernels:
     t = s.seq_len
     square = float(s.heads) * s.seq_len**2
-    kept = float(t) * (s.width + s.kv_heads * (s.head_dim + s.value_dim))
+    saved = float(t) * (s.width + s.kv_heads * (s.head_dim + s.value_dim))
     # The softmax's output, and behind a dropout the dropped one with its mask (arXiv:2205.05198).
     square_kept = (2 + MASK if s.attn_dropout else 1.0) * square
-    scores = replace(batched("scores", s.heads, t, t, s.head_dim), saved=kept)
+    scores = replace(batched("scores", s.heads, t, t, s.head_dim), saved=saved)
     context = batched("context", s.heads, t, s.value_dim, t)
     if s.fuses:
         ops = [memory("softmax", square, Passes(2, 3), cut="heads")]

@@ -35,8 +35,10 @@ def what(name: str, *kinds: str) -> str:
     >>> what("gemma-2-9b", "others")
     'a Gemma 2, with capped attention scores and norms on both sides of a block'
     """
-    said = {start: words for kind in kinds for start, words in names()[kind].items()}
-    return next((said[start] for start in sorted(said, key=len, reverse=True) if plain(name).startswith(start)), "")
+    reasons = {start: reason for kind in kinds for start, reason in names()[kind].items()}
+    return next(
+        (reasons[start] for start in sorted(reasons, key=len, reverse=True) if plain(name).startswith(start)), ""
+    )
 
 
 def described(name: str, model_type: bool = False) -> str:
@@ -48,25 +50,27 @@ def described(name: str, model_type: bool = False) -> str:
     return f"{words}, which is not described" + (" by a name: give the path of its config.json" if by_file else "")
 
 
-def same_family(name: str, known: Iterable[str]) -> str:
+def same_family(name: str, names_known: Iterable[str]) -> str:
     """:func:`~clustersim.core.errors.nearest` among names of the same family; else the list of all.
 
     >>> same_family("lama2-13b", ["llama2-13b", "gpt2"]), same_family("mystery-13b", ["llama2-13b", "gpt2"])
     ("did you mean 'llama2-13b'?", 'known: gpt2, llama2-13b')
     """
-    every = list(known)
+    every = list(names_known)
     head = _head(name)
-    close = [one for one in every if _head(one) == head] or [one for one in every if _slip(head, _head(one))]
+    close = [near_name for near_name in every if _head(near_name) == head] or [
+        near_name for near_name in every if _slip(head, _head(near_name))
+    ]
     return nearest(name, close) if close else nearest("", every)
 
 
-def _slip(one: str, other: str) -> bool:
+def _slip(first: str, second: str) -> bool:
     """Whether one word is the other, with letters that changed places or a few that are wrong.
 
     >>> _slip("gtp", "gpt"), _slip("lama", "llama"), _slip("mamba", "llama")
     (True, True, False)
     """
-    return sorted(one) == sorted(other) or difflib.SequenceMatcher(None, one, other).ratio() >= FAMILY
+    return sorted(first) == sorted(second) or difflib.SequenceMatcher(None, first, second).ratio() >= FAMILY
 
 
 def _head(name: str) -> str:

@@ -39,9 +39,9 @@ def mtp(s: TransformerShape, i: int) -> Tensors:
     head are the trunk's."""
     family = families()[s.family]
     number = s.layers + i
-    at = family.mtp.index("block")
+    block_place = family.mtp.index("block")
     ahead = family.block_name.format(number) + "."
-    first, last = (_made(s, rows, ahead) for rows in (family.mtp[:at], family.mtp[at + 1 :]))
+    first, last = (_made(s, rows, ahead) for rows in (family.mtp[:block_place], family.mtp[block_place + 1 :]))
     return (*first, *block(s.of_block(number), number), *last)
 
 
@@ -57,8 +57,8 @@ def has(s: TransformerShape, part: str) -> bool:
 
 
 def _made(s: TransformerShape, rows: Iterable[str], ahead: str = "") -> Tensors:
-    known = _parts(s)
-    return tuple(tensor for part, name in map(str.split, rows) for tensor in known[part](ahead + name))
+    parts = _parts(s)
+    return tuple(tensor for part, name in map(str.split, rows) for tensor in parts[part](ahead + name))
 
 
 def linear(
@@ -70,8 +70,8 @@ def linear(
     ``transposed`` : the weight is (in, out), as Hugging Face's Conv1D has it, and not (out, in).
     """
     dot = "_" if name.endswith("in_proj") and "attention" in name else "."  # torch.nn.MultiheadAttention's own
-    made = Tensor(f"{name}{dot}weight", n_in * n_out, cut=cut, width=n_out if transposed else n_in)
-    return (made, Tensor(f"{name}{dot}bias", n_out, cut="sequence" if cut == "row" else cut)) if bias else (made,)
+    weight = Tensor(f"{name}{dot}weight", n_in * n_out, cut=cut, width=n_out if transposed else n_in)
+    return (weight, Tensor(f"{name}{dot}bias", n_out, cut="sequence" if cut == "row" else cut)) if bias else (weight,)
 
 
 def affine(name: str, n_in: int, n_out: int, *, bias: bool = True) -> Tensors:
@@ -104,7 +104,7 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
     h = s.d_model
     masked = s.head in {"mlm", "pretraining"}
     p = s.patches or Patches(0, 0, tokens=0)
-    words = families()[s.family].embedding[0].removeprefix("words ")
+    embedding_name = families()[s.family].embedding[0].removeprefix("words ")
     return {
         "words": _tensor(s.vocab * s.embedding_width, "vocab", width=s.embedding_width),
         "positions": _tensor(s.n_positions * h, there=s.positions == "learned", width=h),
@@ -117,7 +117,7 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
             s.vocab * s.embedding_width,
             "vocab",
             there=s.head == "lm",
-            tied_to=words if s.tied else "",
+            tied_to=embedding_name if s.tied else "",
             width=s.embedding_width,
         ),
         "logits_bias": _tensor(s.vocab, "vocab", there=s.head == "lm" and s.head_bias),
@@ -125,7 +125,7 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
         "masked_bias": _tensor(s.vocab, "vocab", there=masked),
         "masked_transform": _linear(h, h, bias=True, there=masked),
         "masked_norm": _linear(1, h, bias=s.norm_bias, there=masked),
-        "masked_logits": _tensor(s.vocab * h, "vocab", there=masked, tied_to=words, width=h),
+        "masked_logits": _tensor(s.vocab * h, "vocab", there=masked, tied_to=embedding_name, width=h),
         "next_sentence": _linear(h, 2, bias=True, there=s.head == "pretraining"),
         "answers": _linear(h, 2, bias=True, there=s.head == "qa"),
         "token": _tensor(p.tokens * h, there=p.tokens > 0, width=p.tokens * h),
@@ -135,7 +135,7 @@ def _outside(s: TransformerShape) -> dict[str, Part]:
         "patches_plain": _linear(p.channels * p.side**2 * p.depth, h, "whole", there=p.side > 0),
         "pooling": lambda name: _pooling(name, s) if s.pooling else (),
         "classes": _linear(h, s.vocab, "whole", bias=True),
-        "words_again": _tensor(s.vocab * h, "vocab", tied_to=words, width=h),
+        "words_again": _tensor(s.vocab * h, "vocab", tied_to=embedding_name, width=h),
         "logits_again": _tensor(s.vocab * h, "vocab", tied_to="lm_head.weight", width=h),
         "join": _linear(2 * h, h),
     }

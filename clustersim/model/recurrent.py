@@ -63,12 +63,12 @@ def recurrence(name: str, steps: int, hidden: int) -> Kernel:
     )
 
 
-def _lstm_kernels(steps: int, n_in: int, hidden: int, way: str = "") -> tuple[Kernel, ...]:
+def _lstm_kernels(steps: int, n_in: int, hidden: int, suffix: str = "") -> tuple[Kernel, ...]:
     return (
-        K.memory(f"dropout{way}", float(steps * n_in), K.DROPOUT),
-        K.linear(f"gates{way}", steps, n_in, 4 * hidden),
-        recurrence(f"state{way}", steps, hidden),
-        K.memory(f"cell{way}", float(steps * hidden), _CELL),
+        K.memory(f"dropout{suffix}", float(steps * n_in), K.DROPOUT),
+        K.linear(f"gates{suffix}", steps, n_in, 4 * hidden),
+        recurrence(f"state{suffix}", steps, hidden),
+        K.memory(f"cell{suffix}", float(steps * hidden), _CELL),
     )
 
 
@@ -84,12 +84,12 @@ def _lstm_tensors(name: str, n_in: int, hidden: int, suffix: str = "") -> tuple[
 def lstm(name: str, steps: int, n_in: int, hidden: int, *, both_ways: bool = False, residual: bool = False) -> Layer:
     """One layer of torch.nn.LSTM with the dropout of its input, in one direction or in both."""
     ways = ("_l0", "_l0_reverse") if both_ways else ("_l0",)
-    kernels = [kernel for way in ways for kernel in _lstm_kernels(steps, n_in, hidden, way.removeprefix("_l0"))]
+    kernels = [kernel for suffix in ways for kernel in _lstm_kernels(steps, n_in, hidden, suffix.removeprefix("_l0"))]
     if residual:
         kernels.append(K.memory("residual", float(steps * hidden), K.Passes(3, 3)))
-    tensors = tuple(tensor for way in ways for tensor in _lstm_tensors(name, n_in, hidden, way))
-    kept = float(steps) * (1.25 * n_in + 6.0 * hidden) * len(ways)
-    return Layer(name, "recurrent", tensors, tuple(kernels), activation_bytes=kept, boundary_bytes=float(steps * n_in))
+    tensors = tuple(tensor for suffix in ways for tensor in _lstm_tensors(name, n_in, hidden, suffix))
+    saved = float(steps) * (1.25 * n_in + 6.0 * hidden) * len(ways)
+    return Layer(name, "recurrent", tensors, tuple(kernels), activation_bytes=saved, boundary_bytes=float(steps * n_in))
 
 
 def gnmt(tokens: int = GNMT_TOKENS, padded: int = GNMT_PADDED) -> Model:
@@ -152,8 +152,8 @@ def _bahdanau(t: int, h: int) -> Layer:
         K.batched("context", 1, t, h, t),
         K.memory("cat", float(2 * t * h), K.Passes(6, 6, 3, 3)),
     )
-    kept = float(t) * (4 * h + 2 * t)
-    return Layer("decoder.att_rnn.attn", "attention", tensors, kernels, activation_bytes=kept, boundary_bytes=t * h)
+    saved = float(t) * (4 * h + 2 * t)
+    return Layer("decoder.att_rnn.attn", "attention", tensors, kernels, activation_bytes=saved, boundary_bytes=t * h)
 
 
 def tacotron2(frames: int = FRAMES, longest: int = LONGEST) -> Model:
@@ -189,8 +189,8 @@ def _convolutions(name: str, x: Feature, channels: tuple[int, ...]) -> list[Laye
         size = trunk.x.size
         tensors = (*layer.tensors, Tensor(f"{name}.{i}.0.conv.bias", n))
         kernels = (*layer.kernels, K.memory("dropout", float(size), K.DROPOUT))
-        kept = layer.activation_bytes + 1.25 * size
-        layers.append(Layer(layer.name, "conv", tensors, kernels, 2 * n, kept, layer.boundary_bytes))
+        saved = layer.activation_bytes + 1.25 * size
+        layers.append(Layer(layer.name, "conv", tensors, kernels, 2 * n, saved, layer.boundary_bytes))
     return layers
 
 
@@ -221,9 +221,9 @@ def _decoder(steps: int) -> list[Layer]:
         K.memory("context", float(steps) * CHARACTERS * memory, K.Passes(1, 3, 0, 0)),
         K.memory("steps", float(steps) * 8 * h, K.Passes(3, 6, STEP_LAUNCHES * steps, STEP_BACKWARD_LAUNCHES * steps)),
     )
-    kept = square * 3 * a + float(steps) * 16 * h
+    saved = square * 3 * a + float(steps) * 16 * h
     tensors = _decoder_tensors(p, memory, h, a)
-    return [Layer(p, "recurrent", tensors, kernels, activation_bytes=kept, boundary_bytes=float(steps * 80))]
+    return [Layer(p, "recurrent", tensors, kernels, activation_bytes=saved, boundary_bytes=float(steps * 80))]
 
 
 def _decoder_tensors(p: str, memory: int, h: int, a: int) -> tuple[Tensor, ...]:

@@ -54,11 +54,11 @@ SEQ2SEQ = {
 }
 
 
-def paired(words: str) -> str:
+def paired(spelling: str) -> str:
     """The encoder-decoder that people mean, by letters and digits: ``t511b``, ``transformer``; empty for none."""
-    if words in {"transformer", "transformerbig"}:
+    if spelling in {"transformer", "transformerbig"}:
         return "transformer-big"
-    return next((name for name in SEQ2SEQ if words.startswith(name.replace("-", ""))), "")
+    return next((name for name in SEQ2SEQ if spelling.startswith(name.replace("-", ""))), "")
 
 
 def seq2seq(name: str, seq_len: int | None = None, *, implementation: str = "eager") -> Model:
@@ -194,13 +194,13 @@ def _head(size: Seq2SeqSize, encoder: TransformerShape, decoder: TransformerShap
         tensors = _norm("encoder.final_layer_norm", size) + _norm("decoder.final_layer_norm", size)
         kernels = [K.norm(encoder, "encoder_norm"), K.norm(decoder, "norm"), *kernels]
     tensors += (Tensor("lm_head.weight", size.vocab * size.d_model, tied_to=shared, cut="vocab", width=size.d_model),)
-    kept = decoder.seq_len * (size.d_model + 2.0 * size.vocab)
+    saved = decoder.seq_len * (size.d_model + 2.0 * size.vocab)
     return Layer(
         "head",
         "head",
         tensors,
         tuple(kernels),
-        activation_bytes=kept,
+        activation_bytes=saved,
         boundary_bytes=float(decoder.seq_len * size.d_model),
     )
 
@@ -209,7 +209,9 @@ def _attention(name: str, size: Seq2SeqSize) -> Tensors:
     width = size.heads * size.d_head
     h = size.d_model
     bias = size.style != "t5"
-    inner = [t for what in ("k_proj", "v_proj", "q_proj") for t in affine(f"{name}.{what}", h, width, bias=bias)]
+    inner = [
+        t for projection in ("k_proj", "v_proj", "q_proj") for t in affine(f"{name}.{projection}", h, width, bias=bias)
+    ]
     return (*inner, *affine(f"{name}.out_proj", width, h, bias=bias))
 
 

@@ -51,8 +51,8 @@ def of_size(shape: TransformerShape, parameters: float) -> TransformerShape:
     # Heads come in eights where tensor parallelism may split them.
     step = HEAD * min(8, max(1, 2 ** int(math.log2(width / HEAD / 4))))
     wide = _of_width(shape, max(1, round(width / step)) * step)
-    one, two = (build(replace(wide, layers=layers)).parameters for layers in (1, 2))
-    layers = round((parameters - one) / (two - one)) + 1
+    one_layer, two_layers = (build(replace(wide, layers=layers)).parameters for layers in (1, 2))
+    layers = round((parameters - one_layer) / (two_layers - one_layer)) + 1
     if layers < 1:
         raise ModelError(f"{parameters:,.0f} parameters are fewer than one layer and the vocabulary have")
     return replace(wide, layers=layers)
@@ -74,5 +74,5 @@ def _of_width(shape: TransformerShape, width: int) -> TransformerShape:
 
 def size_in(name: str) -> float:
     """Parameters a name ends in, such as ``7B``; 0 for none."""
-    found = re.search(r"([\d.]+)\s*([mb])\b", name.lower())
-    return float(found.group(1)) * {"m": 1e6, "b": 1e9}[found.group(2)] if found else 0.0
+    match = re.search(r"([\d.]+)\s*([mb])\b", name.lower())
+    return float(match.group(1)) * {"m": 1e6, "b": 1e9}[match.group(2)] if match else 0.0

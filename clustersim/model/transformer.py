@@ -126,12 +126,12 @@ def _built(s: TransformerShape, notes: tuple[str, ...]) -> Model:
         Layer(
             f"layers.{i}",
             "block",
-            naming.block(of, i),
-            body[of],
-            activation_bytes=K.kept(body[of]),
+            naming.block(shape, i),
+            body[shape],
+            activation_bytes=K.kept(body[shape]),
             boundary_bytes=boundary,
         )
-        for i, of in enumerate(shapes)
+        for i, shape in enumerate(shapes)
     ]
     positions = _head_positions(s)
     ending = _head_kernels(s, positions)
@@ -179,19 +179,19 @@ def _mtp(s: TransformerShape) -> tuple[Layer, ...]:
         raise ModelError(f"{s.name}: mtp = {s.mtp}, but {s.family} has no multi-token prediction; use mtp = 0")
     t = s.seq_len
     h = s.d_model
-    of = s.of_block(s.layers)
+    block_shape = s.of_block(s.layers)
     kernels = (
         K.memory("gather", float(t * s.embedding_width), K.Passes(2, 3, 1, 5)),
         K.norm(s, "embedding_norm"),
         K.norm(s, "hidden_norm"),
         K.linear("join", t, 2 * h, h),
-        *block_kernels(of),
+        *block_kernels(block_shape),
         *_head_kernels(s, t),
     )
     kernels = (*with_bytes(s, kernels[:4]), *kernels[4:])
-    kept = K.kept(kernels)
+    saved = K.kept(kernels)
     return tuple(
-        Layer(f"mtp.{i}", "mtp", naming.mtp(s, i), kernels, activation_bytes=kept, boundary_bytes=float(t * h))
+        Layer(f"mtp.{i}", "mtp", naming.mtp(s, i), kernels, activation_bytes=saved, boundary_bytes=float(t * h))
         for i in range(s.mtp)
     )
 

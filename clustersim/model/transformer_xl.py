@@ -60,9 +60,9 @@ def transformer_xl(name: str, seq_len: int | None = None, *, adaptive: bool = Tr
         raise ModelError(f"{name}: seq_len = {seq_len} must be above zero")
     boundary = float(tokens * size.d_model)
     body = _block_kernels(size, tokens)
-    kept = _kept(size, tokens)
+    saved = _kept(size, tokens)
     blocks = [
-        Layer(f"layers.{i}", "block", _block_tensors(size, i), body, activation_bytes=kept, boundary_bytes=boundary)
+        Layer(f"layers.{i}", "block", _block_tensors(size, i), body, activation_bytes=saved, boundary_bytes=boundary)
         for i in range(size.layers)
     ]
     gather = (K.memory("gather", boundary, K.Passes(4, 6, 4, 12)), K.memory("dropout", boundary, K.DROPOUT))
@@ -129,11 +129,11 @@ def _head_tensors(size: TransformerXLSize, cutoffs: tuple[int, ...]) -> tuple[Te
     tensors = [Tensor("crit.cluster_weight", tails * h, width=h), Tensor("crit.cluster_bias", tails)] if tails else []
     # Output tables are the embedding's; only the biases and, with narrower tails, the head's projection are new.
     clusters = _clusters(size) if size.div_val > 1 else [(VOCAB, h)]
-    for i, (words, width) in enumerate(clusters):
+    for i, (cluster_size, width) in enumerate(clusters):
         tied = f"word_emb.emb_layers.{i}.weight"
         tensors += [
-            Tensor(f"crit.out_layers.{i}.weight", words * width, tied_to=tied, width=width),
-            Tensor(f"crit.out_layers.{i}.bias", words),
+            Tensor(f"crit.out_layers.{i}.weight", cluster_size * width, tied_to=tied, width=width),
+            Tensor(f"crit.out_layers.{i}.bias", cluster_size),
         ]
     if size.div_val > 1:
         tensors.append(Tensor("crit.out_projs.0", h * h, width=h))
@@ -188,9 +188,9 @@ def _kept(size: TransformerXLSize, tokens: int) -> float:
 def _head(size: TransformerXLSize, tokens: int, cutoffs: tuple[int, ...]) -> tuple[Kernel, ...]:
     clusters = _clusters(size, cutoffs)
     kernels: list[Kernel] = [K.memory("dropout", float(tokens * size.d_model), K.DROPOUT)]
-    for i, ((words, width), share) in enumerate(zip(clusters, (1.0, *TAIL_SHARES), strict=False)):
+    for i, ((cluster_size, width), share) in enumerate(zip(clusters, (1.0, *TAIL_SHARES), strict=False)):
         rows = tokens * share
-        columns = words + (len(cutoffs) if i == 0 else 0)
+        columns = cluster_size + (len(cutoffs) if i == 0 else 0)
         if size.div_val > 1:
             kernels.append(K.linear(f"projection_{i}", max(1, round(rows)), size.d_model, width, rows))
         kernels.append(K.linear(f"logits_{i}", max(1, round(rows)), width, columns, rows))

@@ -91,9 +91,9 @@ def seeing(shape: TransformerShape, patches: Patches) -> TransformerShape:
 
     Raises :class:`ModelError` where patches do not cut the image.
     """
-    for what, value, least in (("image", patches.image, 1), ("patch", patches.side, 1), ("tokens", patches.tokens, 0)):
+    for field, value, least in (("image", patches.image, 1), ("patch", patches.side, 1), ("tokens", patches.tokens, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ModelError(f"{shape.name}: {what} = {value!r} must be a whole number of at least {least}")
+            raise ModelError(f"{shape.name}: {field} = {value!r} must be a whole number of at least {least}")
     if patches.image % patches.side:
         near = max(1, round(patches.image / patches.side)) * patches.side
         raise ModelError(

@@ -26,9 +26,9 @@ GPU_BOUNDS = frozenset({"compute", "memory"})
 PASSES = ("forward", "backward")
 
 
-def altered(program: Program, one: Callable[[Op, Role], Op]) -> Program:
+def altered(program: Program, change_op: Callable[[Op, Role], Op]) -> Program:
     """The Program with each op changed."""
-    roles = tuple(replace(role, ops=tuple(one(op, role) for op in role.ops)) for role in program.roles)
+    roles = tuple(replace(role, ops=tuple(change_op(op, role) for op in role.ops)) for role in program.roles)
     return replace(program, roles=roles)
 
 
@@ -38,13 +38,13 @@ def slowed(program: Program, slow: Sequence[Slow], workers: int) -> Program:
     Raises :class:`ScenarioError` for a rank beyond the ``workers`` that drive a GPU.
     """
     factor = np.ones(program.world_size)
-    for i, one in enumerate(slow):
-        for rank in one.ranks:
+    for i, slow_gpus in enumerate(slow):
+        for rank in slow_gpus.ranks:
             if not 0 <= rank < workers:
                 raise ScenarioError(
                     f"no rank {rank}: the run has ranks 0..{workers - 1} (at $.cluster.slow[{i}].ranks)"
                 )
-            factor[rank] /= one.speed
+            factor[rank] /= slow_gpus.speed
     if np.all(factor == 1):
         return program
 
@@ -84,29 +84,31 @@ def draw(
     run = scenario.file.run
     _, host = np.unique(topology.vertex_node[mesh.gpus[: mesh.workers]], return_inverse=True)
     count = scenario.config.gradient_accumulation_steps
-    where = RankPlaces(host.ravel().astype(np.int64), mesh.coordinates("dp"), count)
-    return drawn(run.variation or Variation(), steps or scenario.steps, where, run.seed, machine=machine, best=best)
+    rank_places = RankPlaces(host.ravel().astype(np.int64), mesh.coordinates("dp"), count)
+    return drawn(
+        run.variation or Variation(), steps or scenario.steps, rank_places, run.seed, machine=machine, best=best
+    )
 
 
-def varied(program: Program, found: DrawnVariation, mesh: Mesh) -> Program:
+def varied(program: Program, variation: DrawnVariation, mesh: Mesh) -> Program:
     """The Program at these paces, with micro-batches of these lengths and these pauses."""
-    if found.pace is None and found.lengths is None and found.pauses is None:
+    if variation.pace is None and variation.lengths is None and variation.pauses is None:
         return program
     replica = mesh.coordinates("dp")
-    return replace(program, roles=tuple(_varied(role, found, replica) for role in program.roles))
+    return replace(program, roles=tuple(_varied(role, variation, replica) for role in program.roles))
 
 
-def _varied(role: Role, found: DrawnVariation, replica: Ints) -> Role:
+def _varied(role: Role, variation: DrawnVariation, replica: Ints) -> Role:
     paced = [i for i, op in enumerate(role.ops) if isinstance(op, Compute) and op.paced]
     if not paced:  # servers that compute no layers
         return role
     ops = list(role.ops)
-    if found.lengths is not None:
+    if variation.lengths is not None:
         for i, number in micro_batches(role):
-            _longer(ops, i, found.lengths[ops[i].step, number, replica[role.ranks]], 0.0)
-    pace = None if found.pace is None else found.pace[:, role.ranks]
-    if found.pauses is not None and found.places is not None:
-        _pause(ops, paced, found.pauses[:, role.ranks], found.places[:, role.ranks], pace)
+            _longer(ops, i, variation.lengths[ops[i].step, number, replica[role.ranks]], 0.0)
+    pace = None if variation.pace is None else variation.pace[:, role.ranks]
+    if variation.pauses is not None and variation.places is not None:
+        _pause(ops, paced, variation.pauses[:, role.ranks], variation.places[:, role.ranks], pace)
     return replace(role, ops=tuple(ops), pace=pace)
 
 
@@ -141,14 +143,14 @@ def _pause(ops: list[Op], paced: list[int], pauses: Floats, places: Floats, pace
     """Pauses of each step lengthen the op that is at their place of the step; a pace does not lengthen a pause."""
     of_step = np.array([ops[i].step for i in paced])
     for step in np.flatnonzero(pauses.any(axis=1)).tolist():
-        there = np.array(paced)[of_step == step]
-        if not len(there):
+        paced_ops = np.array(paced)[of_step == step]
+        if not len(paced_ops):
             continue
-        struck = np.minimum((places[step] * len(there)).astype(int), len(there) - 1)
+        struck = np.minimum((places[step] * len(paced_ops)).astype(int), len(paced_ops) - 1)
         seconds = pauses[step] if pace is None else pauses[step] / pace[step]
         for k in np.unique(struck[pauses[step] > 0]).tolist():
-            one = np.ones(pauses.shape[1])
-            _longer(ops, int(there[k]), one, np.where(struck == k, seconds, 0.0))
+            unit_pace = np.ones(pauses.shape[1])
+            _longer(ops, int(paced_ops[k]), unit_pace, np.where(struck == k, seconds, 0.0))
 
 
 def mean_peak(kinds: Sequence[DeviceKind], dtype: str) -> float:
@@ -165,30 +167,30 @@ def joined(programs: Sequence[Program], kinds: Sequence[DeviceKind], peak: float
 
     Raises :class:`ScenarioError` where what happens, not only how long it takes, depends on the kind.
     """
-    first, *others = programs
+    first, *rest = programs
     kind_of = np.zeros(first.world_size, dtype=np.int64)
     for number, kind in enumerate(kinds):
         kind_of[kind.ranks] = number
     roles = []
     for n, role in enumerate(first.roles):
-        alike = [one.roles[n].ops for one in others if len(one.roles) == len(first.roles)]
-        if any(len(ops) != len(role.ops) for ops in alike) or len(alike) < len(others):
+        alike = [program.roles[n].ops for program in rest if len(program.roles) == len(first.roles)]
+        if any(len(ops) != len(role.ops) for ops in alike) or len(alike) < len(rest):
             raise ScenarioError("kinds of GPU that are mixed need the same schedule; name one that no times decide")
-        mine = kind_of[role.ranks]
-        ops = tuple(_of_kinds(each, mine, peak) for each in zip(role.ops, *alike, strict=True))
+        rank_kinds = kind_of[role.ranks]
+        ops = tuple(_of_kinds(same_ops, rank_kinds, peak) for same_ops in zip(role.ops, *alike, strict=True))
         roles.append(replace(role, ops=ops))
     return replace(first, roles=tuple(roles))
 
 
-def _of_kinds(each: Sequence[Op], kind_of: Ints, peak: float) -> Op:
+def _of_kinds(same_ops: Sequence[Op], kind_of: Ints, peak: float) -> Op:
     """An op with each rank's time from its own kind's."""
-    first = each[0]
+    first = same_ops[0]
     if not isinstance(first, Compute) or len(set(kind_of.tolist())) == 1:
-        return each[int(kind_of[0])] if len(kind_of) else first
-    columns = [np.broadcast_to(np.asarray(op.duration, dtype=np.float64), kind_of.shape) for op in each]  # type: ignore[union-attr]
+        return same_ops[int(kind_of[0])] if len(kind_of) else first
+    columns = [np.broadcast_to(np.asarray(op.duration, dtype=np.float64), kind_of.shape) for op in same_ops]  # type: ignore[union-attr]
     seconds: Floats = np.choose(kind_of, columns)
-    mixes = [op.mix for op in each if isinstance(op, Compute) and op.mix is not None]
-    mix = _mean_mix(mixes, kind_of, first.flops / peak) if len(mixes) == len(each) else None
+    mixes = [op.mix for op in same_ops if isinstance(op, Compute) and op.mix is not None]
+    mix = _mean_mix(mixes, kind_of, first.flops / peak) if len(mixes) == len(same_ops) else None
     return msgspec.structs.replace(first, duration=seconds, mix=mix)
 
 

@@ -163,7 +163,7 @@ class Degraded(_StrictCampaign, frozen=True):
     bandwidth: Annotated[float, Meta(ge=1e-6, le=1)] = 0.5
 
     def __post_init__(self) -> None:
-        if sum(one is not None for one in (self.factor, self.speed, self.match)) != 1:
+        if sum(given is not None for given in (self.factor, self.speed, self.match)) != 1:
             raise ValueError("write one of factor, speed and match: how much slower a step is, or what is slow")
 
 
@@ -204,10 +204,10 @@ class CampaignTable(_StrictCampaign, frozen=True):
     price: Price = Price()
 
     def __post_init__(self) -> None:
-        if sum(one is not None for one in (self.tokens, self.steps, self.duration)) != 1:
+        if sum(given is not None for given in (self.tokens, self.steps, self.duration)) != 1:
             raise ValueError("write one of tokens, steps and duration: how much is trained")
 
     def plain(self) -> Table:
         """Every field in plain values."""
-        made: Table = msgspec.to_builtins(self, enc_hook=str)
-        return made
+        builtins_table: Table = msgspec.to_builtins(self, enc_hook=str)
+        return builtins_table

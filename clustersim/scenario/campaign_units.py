@@ -30,9 +30,9 @@ class Rate(float):
     text: str
 
     def __new__(cls, value: float, of: str = "job", text: str = "") -> Rate:
-        made = super().__new__(cls, value)
-        made.of, made.text = of, text
-        return made
+        rate = super().__new__(cls, value)
+        rate.of, rate.text = of, text
+        return rate
 
     def __str__(self) -> str:
         return self.text or f"{float(self)!r} per {self.of}-second"
@@ -45,15 +45,15 @@ class Rate(float):
         >>> rate.of, round(rate * 86_400_000, 6)
         ('node', 6.5)
         """
-        found = _RATE.fullmatch(value) if isinstance(value, str) else None
-        if found is None:
+        match = _RATE.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
             raise UnitError(
                 f"cannot read {shown(value)} as a rate of failures; write it like '6.5 per 1000 node-days' or "
                 "'1 per week'"
             )
-        count, many, of, span = found.groups()
+        count, many, unit, span = match.groups()
         per = float(re.sub("[_,]", "", many or "1")) * _SPAN[span]
-        return cls(float(count) / per, of or "job", str(value))
+        return cls(float(count) / per, unit or "job", str(value))
 
 
 class Duration(float):
@@ -69,9 +69,9 @@ class Duration(float):
     sigma: float
 
     def __new__(cls, value: float, law: str = "fixed", sigma: float = 0.0) -> Duration:
-        made = super().__new__(cls, value)
-        made.law, made.sigma = law, sigma
-        return made
+        duration = super().__new__(cls, value)
+        duration.law, duration.sigma = law, sigma
+        return duration
 
     def __str__(self) -> str:
         if self.law == "fixed":
@@ -119,13 +119,13 @@ class Every(float):
     unit: str
 
     def __new__(cls, value: float, unit: str = "time") -> Every:
-        made = super().__new__(cls, value)
-        made.unit = unit
-        return made
+        interval = super().__new__(cls, value)
+        interval.unit = unit
+        return interval
 
     def __str__(self) -> str:
-        words = {"time": format_time(float(self)), "steps": f"{float(self):g} steps", "best": "best"}
-        return words[self.unit]
+        texts = {"time": format_time(float(self)), "steps": f"{float(self):g} steps", "best": "best"}
+        return texts[self.unit]
 
     @classmethod
     def read(cls, value: object) -> Every:
@@ -136,12 +136,12 @@ class Every(float):
         """
         if value == "best":
             return cls(0.0, "best")
-        found = re.fullmatch(r"\s*([0-9_]+)\s*steps?\s*", value) if isinstance(value, str) else None
-        if found is None:
+        match = re.fullmatch(r"\s*([0-9_]+)\s*steps?\s*", value) if isinstance(value, str) else None
+        if match is None:
             try:
                 return cls(parse_time(value))  # type: ignore[arg-type]
             except UnitError:
                 raise UnitError(f"cannot read {shown(value)}; write it like '30 min', '100 steps' or 'best'") from None
-        if int(found.group(1)) < 1:
+        if int(match.group(1)) < 1:
             raise UnitError(f"{value!r} is not above zero steps")
-        return cls(float(found.group(1)), "steps")
+        return cls(float(match.group(1)), "steps")

@@ -54,12 +54,12 @@ class RankView:
 
 def dimensions(mesh: Mesh) -> list[tuple[str, ...]]:
     """The dimensions worth a row: those along which more than one rank is."""
-    found: list[tuple[str, ...]] = [("tp",), ("cp",), ("cp_a2a",), ("cp_p2p",), ("dp",), ("dp_shard",)]
-    found += [("dp_replicate",), ("dp", "cp"), ("dp_shard", "cp"), ("pp",)]
+    dim_sets: list[tuple[str, ...]] = [("tp",), ("cp",), ("cp_a2a",), ("cp_p2p",), ("dp",), ("dp_shard",)]
+    dim_sets += [("dp_replicate",), ("dp", "cp"), ("dp_shard", "cp"), ("pp",)]
     if mesh.layout.ep > 1 or mesh.layout.etp is not None:
-        found += [("etp",), ("ep",), ("edp",)]
+        dim_sets += [("etp",), ("ep",), ("edp",)]
     # A group that is another row's very array (dp_shard where nothing is replicated) has its row already.
-    rows = {id(mesh.groups(*dims)): dims for dims in reversed(found) if mesh.size(*dims) > 1}
+    rows = {id(mesh.groups(*dims)): dims for dims in reversed(dim_sets) if mesh.size(*dims) > 1}
     return list(reversed(rows.values()))
 
 
@@ -127,13 +127,13 @@ def _words(router: Router, a: int, b: int) -> Iterator[str]:
 def rank_view(topology: Topology, mesh: Mesh, rank: int) -> RankView:
     """One worker. Raises :class:`ProgramError` for a rank that is none."""
     coordinate = mesh.coordinate(rank)
-    each = mesh.nproc_per_node
+    per_node = mesh.nproc_per_node
     environment = {
         "RANK": rank,
-        "LOCAL_RANK": rank % each,
+        "LOCAL_RANK": rank % per_node,
         "WORLD_SIZE": mesh.world_size,
-        "LOCAL_WORLD_SIZE": each,
-        "GROUP_RANK": rank // each,
+        "LOCAL_WORLD_SIZE": per_node,
+        "GROUP_RANK": rank // per_node,
         "GROUP_WORLD_SIZE": mesh.n_nodes,
     }
     groups = {}

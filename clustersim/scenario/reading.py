@@ -38,18 +38,19 @@ def shipped_or_file(path: str | Path, noun: str) -> Path:
     return file_of(path, noun, [name for name in shipped("scenarios") if name.startswith(f"{noun}_")])
 
 
-def file_of(path: str | Path, noun: str, known: Sequence[str]) -> Path:
-    """The file of a ``noun``, by path or by one of the ``known`` shipped names. Raises :class:`ScenarioError`."""
+def file_of(path: str | Path, noun: str, shipped_names: Sequence[str]) -> Path:
+    """The file of a ``noun``, by path or by one of the ``shipped_names`` shipped names. Raises
+    :class:`ScenarioError`."""
     text = str(path)
     if there(text):
         plain_file(Path(text), ScenarioError)
         return Path(text)
     for name in (text, f"{noun}_{text}"):
-        if name in known:
+        if name in shipped_names:
             return data_path("scenarios") / f"{name}.toml"
     if text.endswith(".toml") or "/" in text:
-        raise ScenarioError(f"{short(text)}: no such file; shipped {noun}s need no path: {', '.join(known)}")
-    raise ScenarioError(f"no {noun} {shown(text)}; {nearest(text, known)}")
+        raise ScenarioError(f"{short(text)}: no such file; shipped {noun}s need no path: {', '.join(shipped_names)}")
+    raise ScenarioError(f"no {noun} {shown(text)}; {nearest(text, shipped_names)}")
 
 
 def read_toml(path: Path) -> Table:
@@ -58,8 +59,8 @@ def read_toml(path: Path) -> Table:
 
 
 @lru_cache(maxsize=64)
-def _parsed(text: str, where: str) -> Table:
-    return toml(text, where, ScenarioError)
+def _parsed(text: str, source: str) -> Table:
+    return toml(text, source, ScenarioError)
 
 
 def parse_overrides(texts: Iterable[str]) -> Table:
@@ -73,14 +74,14 @@ def parse_overrides(texts: Iterable[str]) -> Table:
     >>> parse_overrides(["model.seq_len=", "campaign="])
     {'model.seq_len': None, 'campaign': None}
     """
-    found: Table = {}
+    overrides: Table = {}
     for text in texts:
         key, equals, value = text.partition("=")
         least = "+" if value.strip() else "*"  # a whole table is taken away, and never a value
         if not equals or not re.fullmatch(rf"[\w-]+(\.[\w-]+){least}", key.strip()):
             raise ScenarioError(f"--set {short(text)}: write it as table.key=value, like cluster.nodes=4")
-        found[key.strip()] = _value(text, value.strip()) if value.strip() else None
-    return found
+        overrides[key.strip()] = _value(text, value.strip()) if value.strip() else None
+    return overrides
 
 
 def _value(text: str, value: str) -> object:
@@ -101,7 +102,12 @@ def _value(text: str, value: str) -> object:
 
 def excluded(changes: Changes) -> set[str]:
     """Fields that what is set takes away."""
-    return {other for pair in EXCLUSIVE for one, other in (pair, pair[::-1]) if changes.get(one) is not None}
+    return {
+        excluded_key
+        for pair in EXCLUSIVE
+        for set_key, excluded_key in (pair, pair[::-1])
+        if changes.get(set_key) is not None
+    }
 
 
 def override(table: Table, changes: Changes) -> Table:
@@ -118,33 +124,33 @@ def override(table: Table, changes: Changes) -> Table:
         gone |= {DEVICE: None} if DEVICE not in changes else {}
     emptied = []
     for key, value in (dict(changes) | gone).items():
-        here: Any = result
-        *way, last = key.split(".")
-        for part in way:
-            if value is None and isinstance(here, dict) and part not in here:
+        value_at: Any = result
+        *parents, last = key.split(".")
+        for part in parents:
+            if value is None and isinstance(value_at, dict) and part not in value_at:
                 break  # what is not there cannot be taken away
-            here = _step(here, part, key)
+            value_at = _step(value_at, part, key)
         else:
-            if isinstance(here, list):
-                here[_index(here, last, key)] = value
-                emptied += [here] if value is None else []
-            elif not isinstance(here, dict):
-                raise ScenarioError(f"--set {key}: {way[-1]!r} holds the value {shown(here)}, not a table")
+            if isinstance(value_at, list):
+                value_at[_index(value_at, last, key)] = value
+                emptied += [value_at] if value is None else []
+            elif not isinstance(value_at, dict):
+                raise ScenarioError(f"--set {key}: {parents[-1]!r} holds the value {shown(value_at)}, not a table")
             elif value is None:
-                here.pop(last, None)
+                value_at.pop(last, None)
             else:
-                here[last] = value
+                value_at[last] = value
     for items in emptied:  # at the end: indices are those of the file
-        items[:] = [one for one in items if one is not None]
+        items[:] = [item for item in items if item is not None]
     return result
 
 
-def _step(here: Any, part: str, key: str) -> Any:
-    if isinstance(here, list):
-        return here[_index(here, part, key)]
-    if isinstance(here, dict):
-        return here.setdefault(part, {})
-    raise ScenarioError(f"--set {key}: nothing named {part!r} inside the value {shown(here)}")
+def _step(container: Any, part: str, key: str) -> Any:
+    if isinstance(container, list):
+        return container[_index(container, part, key)]
+    if isinstance(container, dict):
+        return container.setdefault(part, {})
+    raise ScenarioError(f"--set {key}: nothing named {part!r} inside the value {shown(container)}")
 
 
 def _index(items: list[Any], part: str, key: str) -> int:
@@ -157,7 +163,7 @@ def convert(
     table: Table,
     struct: type[T],
     file: str,
-    at: str = "$",
+    root: str = "$",
     changed: Iterable[str] = (),
     dec_hook: Callable[[type, object], object] | None = None,
 ) -> T:
@@ -165,7 +171,7 @@ def convert(
 
     Parameters
     ----------
-    file : str, said first in an error. at : str, the field path of ``table`` in that file, ``"$.strategy"``.
+    file : str, said first in an error. root : str, the field path of ``table`` in that file, ``"$.strategy"``.
     changed : dotted keys that came from ``--set``, which an error names instead of the file.
     dec_hook : msgspec's, for types with a unit.
 
@@ -174,55 +180,55 @@ def convert(
     try:
         return msgspec.convert(table, struct, dec_hook=dec_hook)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), table, struct, file, at, changed) from None
+        raise _explain(str(error), table, struct, file, root, changed) from None
 
 
-def _explain(message: str, table: Table, struct: type, file: str, at: str, changed: Iterable[str]) -> ScenarioError:
-    what, _, tail = message.partition(" - at `$")
+def _explain(message: str, table: Table, struct: type, file: str, root: str, changed: Iterable[str]) -> ScenarioError:
+    problem, _, tail = message.partition(" - at `$")
     path = tail.rstrip("`")
     value, kind = at_path(table, struct, path)
-    if found := re.fullmatch(r"Object contains unknown field `(.*)`", what):
-        name = found.group(1)
-        table_at = f"{at}{path}".removeprefix("$.")
+    if match := re.fullmatch(r"Object contains unknown field `(.*)`", problem):
+        name = match.group(1)
+        table_at = f"{root}{path}".removeprefix("$.")
         wrong = f"unknown field {name!r} = {shown(value.get(name))}; {nearest(name, fields_of(kind) or ['nothing'])}"
         if f"{table_at}.kind" in changed:  # the file's fields are those of another kind
             wrong += f"; --set {table_at}.{name}= takes it away"
         path += f".{name}"
-    elif found := re.fullmatch(r"Object missing required field `(.*)`", what):
-        wrong = f"missing field {found.group(1)!r}; a table here holds {', '.join(fields_of(kind) or ['nothing'])}"
-    elif what.startswith("Invalid enum value"):
+    elif match := re.fullmatch(r"Object missing required field `(.*)`", problem):
+        wrong = f"missing field {match.group(1)!r}; a table here holds {', '.join(fields_of(kind) or ['nothing'])}"
+    elif problem.startswith("Invalid enum value"):
         wrong = f"{shown(value)} is not a choice; {nearest(str(value), choices_of(kind))}"
-    elif what.startswith("Expected"):
-        wrong = f"{shown(value)} does not fit: {_plain(what)}"
+    elif problem.startswith("Expected"):
+        wrong = f"{shown(value)} does not fit: {_plain(problem)}"
     else:
-        wrong = what  # of a type with a unit, or a table's own check
-    full = at + path
+        wrong = problem  # of a type with a unit, or a table's own check
+    full = root + path
     return ScenarioError(f"{_source(file, full, changed)}: {wrong} (at {full})")
 
 
-def _plain(what: str) -> str:
+def _plain(problem: str) -> str:
     """msgspec's ``Expected `int | null`, got `str``` in the words of a TOML file."""
-    words = {"null": "nothing", "str": "text in quotes", "bool": "true or false", "int": "a whole number"}
-    words |= {"float": "a number", "object": "a table", "array": "an array"}
-    text = re.sub(r"`([^`]*)`", lambda m: " or ".join(words.get(w, w) for w in m.group(1).split(" | ")), what)
+    type_words = {"null": "nothing", "str": "text in quotes", "bool": "true or false", "int": "a whole number"}
+    type_words |= {"float": "a number", "object": "a table", "array": "an array"}
+    text = re.sub(r"`([^`]*)`", lambda m: " or ".join(type_words.get(w, w) for w in m.group(1).split(" | ")), problem)
     return text[:1].lower() + text[1:]
 
 
 @contextmanager
-def place(file: str, at: str, changed: Iterable[str] = ()) -> Iterator[None]:
+def place(file: str, field: str, changed: Iterable[str] = ()) -> Iterator[None]:
     """Say in which file and field an error of a lower layer was caused; arguments as in :func:`convert`."""
     try:
         yield
     except ClusterSimError as error:
         text = str(error)
-        said = re.search(r"\(at (\$[^)]*)\)", text)
-        source = f"{_source(file, said.group(1) if said else at, changed)}: "
-        text = text if said else f"{text} (at {at})"
+        match = re.search(r"\(at (\$[^)]*)\)", text)
+        source = f"{_source(file, match.group(1) if match else field, changed)}: "
+        text = text if match else f"{text} (at {field})"
         raise ScenarioError(text if text.startswith(source) else source + text) from None  # of a place within a place
 
 
-def _source(file: str, at: str, changed: Iterable[str]) -> str:
+def _source(file: str, field: str, changed: Iterable[str]) -> str:
     """The option that set this field, or something it is part of; else the file."""
-    key = at.removeprefix("$.")
+    key = field.removeprefix("$.")
     option = next((name for name in changed if key == name or key.startswith((f"{name}.", f"{name}["))), None)
     return f"--set {option}" if option else file

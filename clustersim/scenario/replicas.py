@@ -72,14 +72,14 @@ def replicas(split: Split, cost: StepCost) -> MakeReplicas:
         return split.partition.tied if rank in ends else 0
 
     if isinstance(config, FSDPConfig):
-        return lambda here, stage, rank: ShardHooks(here, stage, cost, config, tied(rank), split.orders[rank])
+        return lambda stage_ops, stage, rank: ShardHooks(stage_ops, stage, cost, config, tied(rank), split.orders[rank])
     sharing = sharding_zero(scenario)
     if sharing is not None:
-        return lambda here, stage, rank: zero_hooks(here, stage, cost, sharing)
+        return lambda stage_ops, stage, rank: zero_hooks(stage_ops, stage, cost, sharing)
     replicated = replica_config(scenario, split.parallel, schedule)
     if not schedule.synchronous:  # nobody waits for everybody
         replicated = replace(replicated, clip=False)
-    return lambda here, stage, rank: ReplicatedHooks(here, stage, rank, replicated, tied(rank))
+    return lambda stage_ops, stage, rank: ReplicatedHooks(stage_ops, stage, rank, replicated, tied(rank))
 
 
 def replica_config(scenario: Scenario, parallel: ParallelConfig, schedule: Schedule) -> ReplicaConfig:
@@ -116,8 +116,8 @@ def summed_bytes(scenario: Scenario, parallel: ParallelConfig) -> int:
 
 def _fused(parallel: ParallelConfig) -> bool:
     """``gradient_accumulation_fusion``, or Megatron's default."""
-    said = parallel.gradient_accumulation_fusion
-    return parallel.framework == "megatron" if said is None else said
+    fusion = parallel.gradient_accumulation_fusion
+    return parallel.framework == "megatron" if fusion is None else fusion
 
 
 def _fp32_gradients(scenario: Scenario, parallel: ParallelConfig) -> bool:
@@ -171,15 +171,15 @@ def state_bytes(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, stage:
     dense = 1.0 / mesh.size(*SHARD) if replicated.distributed else 1.0
     expert = 1.0 / mesh.size(*EXPERT) if replicated.distributed else 1.0
     gradient = float(DTYPE_BYTES[replicated.grad_dtype])
-    found = StateBytes(
+    rank_states = StateBytes(
         (size, size), (gradient, gradient), (masters * dense, masters * expert), (states * dense, states * expert)
     )
     if parallel.framework != "deepspeed" or not replicated.distributed or size == 4:
-        return found
+        return rank_states
     # Of gradients the step keeps its own, flattens them, and converts the copy to fp32 (deepspeed/runtime/zero/
     # stage_1_and_2.py, ``step``).
     return replace(
-        found,
+        rank_states,
         reduced=(gradient * dense, gradient * expert),
         workspace=((gradient + 4.0) * dense, (gradient + 4.0) * expert),
     )
@@ -191,27 +191,28 @@ def _fsdp_states(config: FSDPConfig, mesh: Mesh, stage: Stage, states: float) ->
     dense = 1.0 / mesh.size("dp_shard", "cp")
     expert = 1.0 / mesh.size(*EXPERT)
     size = DTYPE_BYTES[config.orig_dtype]
-    whole = mesh.size("pp") > 1
-    kept = size * dense, size * expert
+    pipelined = mesh.size("pp") > 1
+    param_bytes = size * dense, size * expert
     blocks = [layer.parameters for layer in stage.layers if layer.kind == "block"]
     total = stage.parameters
     experts = [layer.expert_parameters for layer in stage.layers]
     root = total - sum(blocks)
     # What is gathered at once: everything (of three chunks at the most), or the root, the current unit and the next.
     live, routed = (
-        sum(each) if whole or config.keeps else min(sum(each), 2 * max(each, default=0)) for each in (blocks, experts)
+        sum(sizes) if pipelined or config.keeps else min(sum(sizes), 2 * max(sizes, default=0))
+        for sizes in (blocks, experts)
     )
-    if whole and len(stage.chunks) > MOST_ACTIVE:
+    if pipelined and len(stage.chunks) > MOST_ACTIVE:
         chunks = [[layer.parameters for layer in c.layers if layer.kind == "block"] for c in stage.chunks]
         live = sum(sorted(map(sum, chunks))[-MOST_ACTIVE:])
     block = gathered_bytes(config, block=True)
     gathered = (gathered_bytes(config, block=False) * root + block * live) / total if total else 0.0
-    piled = (float(accumulated_bytes(config)),) * 2 if whole or config.no_sync else kept
+    piled = (float(accumulated_bytes(config)),) * 2 if pipelined or config.no_sync else param_bytes
     return StateBytes(
-        kept,
+        param_bytes,
         piled,
         (0.0, 0.0),
         (states * dense, states * expert),
         gathered=(gathered, block * routed / sum(experts) if any(experts) else 0.0),
-        reduced=kept,
+        reduced=param_bytes,
     )

@@ -150,8 +150,8 @@ class Result:
         timeline = self.timeline
         if int(timeline.per_op()["ranks"].sum()) <= BLAMED:
             return verdict(facts, causes(timeline))
-        told = came_to(facts, self.summary["step_time_s"])
-        return f"{told}; `clustersim explain` says what it loses most by."
+        result_text = came_to(facts, self.summary["step_time_s"])
+        return f"{result_text}; `clustersim explain` says what it loses most by."
 
     def explain(self) -> Explanation:
         """Why it took as long: :func:`clustersim.explain.explain.explain`."""

@@ -36,12 +36,13 @@ def own_names(table: Table, changes: Changes) -> tuple[Table, Changes]:
     if isinstance(table.get("parallel"), dict):
         fields, elsewhere = translate(table["parallel"])
         for name, value in elsewhere.items():
-            if (said := _at(table, name)) not in {None, value}:
+            if (own_value := _at(table, name)) not in {None, value}:
                 raise ScenarioError(
-                    f"{name} = {said!r}, and [parallel] says {value!r}; write it once, in its own table (at $.{name})"
+                    f"{name} = {own_value!r}, and [parallel] says {value!r}; write it once, in its own table (at "
+                    f"$.{name})"
                 )
         table = override(table | {"parallel": fields}, elsewhere)
-    return table, {key: value for name, said in changes.items() for key, value in _change(name, said).items()}
+    return table, {key: value for name, change in changes.items() for key, value in _change(name, change).items()}
 
 
 def _change(name: str, value: object) -> Changes:
@@ -77,17 +78,17 @@ def filled(table: Table) -> Table:
     if strategy.get("kind") == "fsdp":
         if parallel.get("framework") == "torchtitan" and strategy.get("version", 2) == 2:
             strategy = {"ends_apart": True} | strategy
-        for here, there in DEGREES.items():
-            one = parallel.get(here)
-            other = strategy.get(there)
-            if one is not None and other is not None and one != other:
+        for own_field, degree in DEGREES.items():
+            parallel_degree = parallel.get(own_field)
+            strategy_degree = strategy.get(degree)
+            if parallel_degree is not None and strategy_degree is not None and parallel_degree != strategy_degree:
                 raise ScenarioError(
-                    f"parallel.{here} = {one!r} and strategy.{there} = {other!r} contradict each other; say one "
-                    f"(at $.parallel.{here})"
+                    f"parallel.{own_field} = {parallel_degree!r} and strategy.{degree} = {strategy_degree!r} "
+                    f"contradict each other; say one (at $.parallel.{own_field})"
                 )
-            if one is not None or other is not None:
-                parallel[here] = other if one is None else one
-                strategy = strategy | {there: parallel[here]}
+            if parallel_degree is not None or strategy_degree is not None:
+                parallel[own_field] = strategy_degree if parallel_degree is None else parallel_degree
+                strategy = strategy | {degree: parallel[own_field]}
     elif isinstance(parallel.get("dp_shard"), int) and parallel["dp_shard"] > 1:
         raise ScenarioError(
             f"dp_shard = {parallel['dp_shard']} shares parameters out over data-parallel ranks, which strategy "
@@ -111,13 +112,13 @@ def _in_megatrons_types(table: Table, parallel: Table, strategy: Table) -> Table
     return strategy | {"param_dtype": "bf16" if dtype == "fp8" else dtype}
 
 
-def misplaced(strategy: Changes, known: type[msgspec.Struct]) -> None:
+def misplaced(strategy: Changes, config_type: type[msgspec.Struct]) -> None:
     """Raise :class:`ScenarioError` for a field of ``[parallel]`` that is written in ``[strategy]``."""
     for name, value in strategy.items():
-        where = None if name in {"kind", *known.__struct_fields__} else field_for(name)
-        if where is not None and where.startswith("parallel."):
+        home = None if name in {"kind", *config_type.__struct_fields__} else field_for(name)
+        if home is not None and home.startswith("parallel."):
             raise ScenarioError(
-                f"{name} = {value!r} is no field of a strategy; it belongs in the table [parallel]: write {where} "
+                f"{name} = {value!r} is no field of a strategy; it belongs in the table [parallel]: write {home} "
                 f"(at $.strategy.{name})"
             )
 

@@ -50,11 +50,11 @@ class Training:
 
     def __post_init__(self) -> None:
         if self.optimizer not in STATES:
-            known = nearest(str(self.optimizer), [name for name in STATES if name])
-            raise ScenarioError(f"unknown optimizer {self.optimizer!r} (at $.run.optimizer); {known}")
+            suggestion = nearest(str(self.optimizer), [name for name in STATES if name])
+            raise ScenarioError(f"unknown optimizer {self.optimizer!r} (at $.run.optimizer); {suggestion}")
         if self.activation_checkpointing not in CHECKPOINTING:
-            known = nearest(self.activation_checkpointing, CHECKPOINTING)
-            raise ScenarioError(f"unknown activation_checkpointing {self.activation_checkpointing!r}; {known}")
+            suggestion = nearest(self.activation_checkpointing, CHECKPOINTING)
+            raise ScenarioError(f"unknown activation_checkpointing {self.activation_checkpointing!r}; {suggestion}")
         if self.micro_batch_size < 1:
             raise ScenarioError(f"micro_batch_size {self.micro_batch_size} must be at least 1")
 
@@ -163,20 +163,20 @@ def _activations(model: Model, run: Training, types: int, gradient: int) -> Acti
         if id(layer) not in known:
             known[id(layer)] = layer_bytes(layer, run, types, gradient)
     each = [known[id(layer)] for layer in model.layers]
-    kept = np.array([one.kept for one in each])
+    saved = np.array([one.kept for one in each])
     if policy != "none":
         blocks = [i for i, layer in enumerate(model.layers) if layer.kind == "block"]
-        kept[blocks] = [model.layers[i].boundary_bytes * element for i in blocks]
+        saved[blocks] = [model.layers[i].boundary_bytes * element for i in blocks]
     outputs = np.zeros(n)
     if policy == "selective":
         outputs[blocks] = [product * _kept_outputs(model.layers[i]) for i in blocks]
-    layers = _kept(kept + outputs)
+    layers = _kept(saved + outputs)
     logits = _kept(np.array([one.logits for one in each]))
     missing = np.zeros(2 * n + 1)
     for i, (layer, one) in enumerate(zip(model.layers, each, strict=True)):
         at = 2 * n - 1 - i
         checkpointed = policy != "none" and layer.kind == "block"
-        layers[at] += one.most - (outputs[i] if checkpointed else kept[i])
+        layers[at] += one.most - (outputs[i] if checkpointed else saved[i])
         logits[at] += one.most_logits - one.logits
         missing[at] = min(one.missing, gradient * model.gradients[i])
     return Activations(layers, logits, missing)

@@ -79,12 +79,12 @@ def _ring(nodes: int, target: float, peer: str, *, chunk: bool = False, memory: 
 
 
 def _run(scenario: str, *changes: str) -> tuple[str, ...]:
-    words = (word for change in changes for word in ("--set", change))
-    return ("run", scenario, *words, "--json")
+    overrides = (word for change in changes for word in ("--set", change))
+    return ("run", scenario, *overrides, "--json")
 
 
-def _split(name: str, what: str, target: float, memory: float, *changes: str) -> BenchCase:
-    work = f"405B as TP 8 x PP 16 x DP 128, 16,384 GPUs, full Timeline and summary, {what}"
+def _split(name: str, variant: str, target: float, memory: float, *changes: str) -> BenchCase:
+    work = f"405B as TP 8 x PP 16 x DP 128, 16,384 GPUs, full Timeline and summary, {variant}"
     return BenchCase(f"split-16384{name}", work, target, _run(_SPLIT, *changes), memory=memory, peer="none")
 
 
@@ -240,17 +240,17 @@ def measure(arguments: Sequence[str]) -> ProcessCost:
         wrapped, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        told, said = parent.communicate()
+        report, problems = parent.communicate()
     except BaseException:
         os.killpg(parent.pid, signal.SIGKILL)
         raise
-    if "TimeoutExpired" in said:
+    if "TimeoutExpired" in problems:
         return ProcessCost(0.0, 0.0, f"killed after {PATIENCE:g} s")
     if parent.returncode:
-        return ProcessCost(0.0, 0.0, (said.strip().splitlines() or ["it could not be started"])[-1])
-    seconds, peak, code, *words = told.split(maxsplit=3)
+        return ProcessCost(0.0, 0.0, (problems.strip().splitlines() or ["it could not be started"])[-1])
+    seconds, peak, code, *message_words = report.split(maxsplit=3)
     unit = 1 if sys.platform == "darwin" else 1024
-    error = (words[0].strip() if words else f"exit code {code}") if int(code) else ""
+    error = (message_words[0].strip() if message_words else f"exit code {code}") if int(code) else ""
     return ProcessCost(float(seconds), float(peak) * unit, error)
 
 
@@ -299,10 +299,10 @@ def play(row: BenchCase, repeats: int = 5) -> BenchResult:
     error = costs[-1].error
     seconds = statistics.median(cost.seconds for cost in costs) / row.per
     memory = statistics.median(cost.memory for cost in costs)
-    one = statistics.median(units)
-    took = (None, None, None) if error else (seconds, seconds / one, memory)
+    unit_s = statistics.median(units)
+    took = (None, None, None) if error else (seconds, seconds / unit_s, memory)
     return BenchResult(
-        row.name, row.what, took[0], one, took[1], row.target, took[2], row.memory, row.peer, row.differs, error
+        row.name, row.what, took[0], unit_s, took[1], row.target, took[2], row.memory, row.peer, row.differs, error
     )
 
 

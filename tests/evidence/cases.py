@@ -112,19 +112,23 @@ def cases() -> PublishedCases:
 def validate(table: Path) -> list[CheckedFigure]:
     """Every case against its row. Raises :class:`ClusterSimError` for a table that is none, or without a row."""
     rows = {row["row_id"]: row for row in read_table(table, COLUMNS)}
-    found = cases()
-    every: tuple[GoodputCase | LawCase | UnansweredFigure, ...] = (*found.goodput, *found.law, *found.unanswered)
-    return [_checked(one, _published(rows, one.row, table)) for one in every]
+    published_cases = cases()
+    every: tuple[GoodputCase | LawCase | UnansweredFigure, ...] = (
+        *published_cases.goodput,
+        *published_cases.law,
+        *published_cases.unanswered,
+    )
+    return [_checked(case, _published(rows, case.row, table)) for case in every]
 
 
 def in_points(checked: list[CheckedFigure]) -> dict[str, float]:
     """Of goodputs: how many, how many of them are published as bounds (which have no error while they hold), and the
     median and the worst error in points, for a table of accuracy. Predictions that are bounds are left out."""
-    played = [one for one in checked if one.unit == "fraction" and one.p95 > one.p5 and not one.bound]
-    errors = np.array([100.0 * abs(one.error) for one in played])
+    played = [figure for figure in checked if figure.unit == "fraction" and figure.p95 > figure.p5 and not figure.bound]
+    errors = np.array([100.0 * abs(figure.error) for figure in played])
     return {
         "n_cases": float(len(played)),
-        "n_claims": float(sum(one.status.startswith("claim") for one in played)),
+        "n_claims": float(sum(figure.status.startswith("claim") for figure in played)),
         "median_points": float(np.median(errors)),
         "worst_points": float(errors.max()),
     }
@@ -139,26 +143,26 @@ def _published(rows: Mapping[str, dict[str, str]], row: str, table: Path) -> Fig
         raise ClusterSimError(f"{table}: row {row!r}: {error}") from None
 
 
-def _predicted(one: GoodputCase | LawCase) -> tuple[float, float, float]:
+def _predicted(case: GoodputCase | LawCase) -> tuple[float, float, float]:
     """The middle one, p5 and p95."""
-    if isinstance(one, LawCase):
-        whole = {name: int(value) if value == int(value) else value for name, value in one.arguments.items()}
-        return (one.scale * LAWS[one.law](**whole),) * 3
-    job = Job(one.nodes, one.nodes * one.gpus_per_node, float(one.step), parameters=one.parameters)
-    found = percentiles(play(campaign(one.campaign, job), REPLICAS, seed=0).goodput(one.definition))
-    return found.p50, found.p5, found.p95
+    if isinstance(case, LawCase):
+        arguments = {name: int(value) if value == int(value) else value for name, value in case.arguments.items()}
+        return (case.scale * LAWS[case.law](**arguments),) * 3
+    job = Job(case.nodes, case.nodes * case.gpus_per_node, float(case.step), parameters=case.parameters)
+    spread = percentiles(play(campaign(case.campaign, job), REPLICAS, seed=0).goodput(case.definition))
+    return spread.p50, spread.p5, spread.p95
 
 
-def _checked(one: GoodputCase | LawCase | UnansweredFigure, figure: Figure) -> CheckedFigure:
+def _checked(case: GoodputCase | LawCase | UnansweredFigure, figure: Figure) -> CheckedFigure:
     published, unit, status = figure
-    if isinstance(one, UnansweredFigure):
-        return CheckedFigure(one.name, one.row, *figure, math.nan, math.nan, math.nan, math.nan, one.because)
-    if isinstance(one, LawCase) and one.published is not None:
-        published = one.published
-    p50, p5, p95 = _predicted(one)
+    if isinstance(case, UnansweredFigure):
+        return CheckedFigure(case.name, case.row, *figure, math.nan, math.nan, math.nan, math.nan, case.because)
+    if isinstance(case, LawCase) and case.published is not None:
+        published = case.published
+    p50, p5, p95 = _predicted(case)
     error = p50 - published
     if status.startswith("claim"):
         error = min(error, 0.0) if ">=" in status else max(error, 0.0)
-    elif one.bound:
+    elif case.bound:
         error = min(error, 0.0)
-    return CheckedFigure(one.name, one.row, published, unit, status, p50, p5, p95, error, one.assumed, one.bound)
+    return CheckedFigure(case.name, case.row, published, unit, status, p50, p5, p95, error, case.assumed, case.bound)

@@ -104,12 +104,12 @@ def claims(progress: Callable[[int, int], None] | None = None) -> list[Claim]:
         _experts,
         _context,
     )
-    found: list[Claim] = []
+    all_claims: list[Claim] = []
     for done, group in enumerate(groups):
-        found += group()
+        all_claims += group()
         if progress:
             progress(done + 1, len(groups))
-    return found
+    return all_claims
 
 
 def _gradients(result: Result) -> float:
@@ -127,17 +127,17 @@ def _volumes() -> Iterator[Claim]:
     for algorithm, formula, factor, source in ways:
         machine = {"cluster__topology": "hgx-a100", "run__backend": "ideal"}
         result = _run(DDP, **machine, strategy__algorithm=algorithm, strategy__broadcast_buffers=False)
-        what = f"all_reduce by {algorithm}, N = {n}: a GPU sends"
-        yield Claim(what, formula, source, factor * _gradients(result), _sent(result))
+        claim_text = f"all_reduce by {algorithm}, N = {n}: a GPU sends"
+        yield Claim(claim_text, formula, source, factor * _gradients(result), _sent(result))
 
 
 def _server() -> Iterator[Claim]:
     """A parameter server's own links."""
     result = _run(SERVER)
     (server,) = cast(ServerFigures, result.of_strategy).servers
-    for way, moved in (("in", server.bytes_in), ("out", server.bytes_out)):
-        what = f"parameter server, N = 8: {way} at the server, a step"
-        yield Claim(what, "N Z", "Li et al. 2014", 8 * _gradients(result), moved)
+    for direction, moved in (("in", server.bytes_in), ("out", server.bytes_out)):
+        claim_text = f"parameter server, N = 8: {direction} at the server, a step"
+        yield Claim(claim_text, "N Z", "Li et al. 2014", 8 * _gradients(result), moved)
 
 
 def _growth() -> Iterator[Claim]:
@@ -149,10 +149,10 @@ def _growth() -> Iterator[Claim]:
         ("ring", DDP, {"strategy__algorithm": "ring"}, 0, "2 (N-1)/N Z: flat", 31 / 32 / (7 / 8), "Sergeev 2018"),
     )
     for name, scenario, knobs, more, formula, says, source in rows:
-        at = {n: _run(scenario, **machine, **small, **knobs, cluster__nodes=n + more) for n in (8, 32)}
-        seconds = {n: result.summary["communication_s"] for n, result in at.items()}
-        what = f"{name}: communication time at N = 32 over N = 8"
-        yield Claim(what, formula, source, says, seconds[32] / seconds[8], "x", 0.02)
+        result_at = {n: _run(scenario, **machine, **small, **knobs, cluster__nodes=n + more) for n in (8, 32)}
+        seconds = {n: result.summary["communication_s"] for n, result in result_at.items()}
+        claim_text = f"{name}: communication time at N = 32 over N = 8"
+        yield Claim(claim_text, formula, source, says, seconds[32] / seconds[8], "x", 0.02)
 
 
 def _states() -> Iterator[Claim]:
@@ -163,16 +163,16 @@ def _states() -> Iterator[Claim]:
     model = Model("7.5b", "formula", layers)
     mesh = Mesh(np.arange(n), 8)
     formulas = {1: ("4 Psi + 12 Psi/N", 4 + 12 / n), 2: ("2 Psi + 14 Psi/N", 2 + 14 / n), 3: ("16 Psi/N", 16 / n)}
-    for stage, (formula, each) in formulas.items():
+    for stage, (formula, per_parameter) in formulas.items():
         config = load(ZERO, {"strategy.zero_optimization.stage": stage, "strategy.param_dtype": "fp16"}).config
-        kept = STRATEGIES["zero"].holding(model, mesh, config)
-        held = Training(micro_batch_size=1, dtype="fp16", param_dtype="fp16", holding=kept)
+        zero_holding = STRATEGIES["zero"].holding(model, mesh, config)
+        training = Training(micro_batch_size=1, dtype="fp16", param_dtype="fp16", holding=zero_holding)
         yield Claim(
             f"ZeRO-{stage}, N = {n}, Psi = 7.5e9: model states of a GPU",
             formula,
             "arXiv:1910.02054, figure 1",
-            each * psi,
-            memory(model, held).model_states,
+            per_parameter * psi,
+            memory(model, training).model_states,
             "GB",
         )
 
@@ -209,13 +209,13 @@ def _asynchrony() -> Iterator[Claim]:
     sync = _run(ASYNC, strategy__mode="sync", strategy__staleness=0)
     zero = _run(ASYNC, strategy__staleness=0)
     says = sync.summary["step_time_s"]
-    found = zero.summary["step_time_s"]
+    zero_time = zero.summary["step_time_s"]
     yield Claim(
         "async with staleness 0: step time over the synchronous one",
         "1 x",
         "Ho et al. 2013",
         1.0,
-        found / says,
+        zero_time / says,
         "x",
         1e-9,
     )
@@ -223,9 +223,9 @@ def _asynchrony() -> Iterator[Claim]:
 
 def _prefetch() -> Iterator[Claim]:
     """FSDP1's backward_prefetch: earlier is not slower, and holds one unit more."""
-    of = {p: _run(FSDP, strategy__backward_prefetch=p, cluster__nodes=4) for p in ("BACKWARD_PRE", "None")}
-    unit = max(layer.parameters for layer in of["None"].prepared.model.layers if layer.kind == "block") * 2.0
-    more = of["BACKWARD_PRE"].memory.total - of["None"].memory.total
+    result_of = {p: _run(FSDP, strategy__backward_prefetch=p, cluster__nodes=4) for p in ("BACKWARD_PRE", "None")}
+    unit = max(layer.parameters for layer in result_of["None"].prepared.model.layers if layer.kind == "block") * 2.0
+    more = result_of["BACKWARD_PRE"].memory.total - result_of["None"].memory.total
     yield Claim(
         "FSDP, BACKWARD_PRE over no prefetch: peak memory grows by",
         "one gathered unit",
@@ -252,8 +252,8 @@ def _bubbles() -> Iterator[Claim]:
         row = schedule(name)
         played = times(row.order(p, chunks, m), row.placement, PassCosts(1.0, 1.0, 1.0))
         work = max(played.busy)
-        what = f"{name}, p = {p}, m = {m}{f', v = {v}' if chunks > 1 else ''}: bubble over work"
-        yield Claim(what, formula, source, says, (played.makespan - work) / work, "x", 1e-9)
+        claim_text = f"{name}, p = {p}, m = {m}{f', v = {v}' if chunks > 1 else ''}: bubble over work"
+        yield Claim(claim_text, formula, source, says, (played.makespan - work) / work, "x", 1e-9)
 
 
 def _sequence_parallelism() -> Iterator[Claim]:
@@ -262,18 +262,18 @@ def _sequence_parallelism() -> Iterator[Claim]:
     tokens = 1024
     hidden = 1024
     layers = 12
-    found = {}
+    slopes = {}
     for sp in (False, True):
         knobs = DENSE | {"parallel__tp": t, "parallel__sequence_parallel": sp}
         depths = [_sent(_run(PIPELINE, **knobs, model__options={"layers": n})) for n in (layers, 2 * layers)]
-        found[sp] = (depths[1] - depths[0]) / layers
-    each = 2.0 * tokens * hidden * (t - 1) / t
+        slopes[sp] = (depths[1] - depths[0]) / layers
+    expected = 2.0 * tokens * hidden * (t - 1) / t
     yield Claim(
         f"tensor parallelism, t = {t}: a GPU sends in a layer",
         "4 x 2 (t-1)/t T h",
         "arXiv:1909.08053",
-        8 * each,
-        found[False],
+        8 * expected,
+        slopes[False],
         "MiB",
         0.01,
     )
@@ -282,7 +282,7 @@ def _sequence_parallelism() -> Iterator[Claim]:
         "10/8",
         "arXiv:2205.05198",
         1.25,
-        found[True] / found[False],
+        slopes[True] / slopes[False],
         "x",
         0.01,
     )
@@ -291,13 +291,15 @@ def _sequence_parallelism() -> Iterator[Claim]:
 def _distributed_optimizer() -> Iterator[Claim]:
     """Reduce-scatter of gradients and all-gather of parameters, where both have 16 bits."""
     knobs = DENSE | {"parallel__grad_reduce_in_fp32": False, "run__optimizer": "adamw"}
-    whole, shared = (_sent(_run(PIPELINE, **knobs, parallel__use_distributed_optimizer=on)) for on in (False, True))
+    sent_whole, shared = (
+        _sent(_run(PIPELINE, **knobs, parallel__use_distributed_optimizer=on)) for on in (False, True)
+    )
     yield Claim(
         "distributed optimizer, N = 8: a GPU sends, over all_reduce",
         "1 x",
         "arXiv:1910.02054",
         1.0,
-        shared / whole,
+        shared / sent_whole,
         "x",
         0.01,
     )
@@ -312,12 +314,12 @@ def _experts() -> Iterator[Claim]:
     layers = 2
     knobs = DENSE | {"model__name": "mixtral-8x7b", "model__options": {"layers": layers}, "parallel__ep": e}
     result = _run(PIPELINE, **knobs, parallel__dispatcher="alltoall", parallel__routing="balanced")
-    each = 4 * k * 2.0 * tokens * hidden * (e - 1) / e
+    expected = 4 * k * 2.0 * tokens * hidden * (e - 1) / e
     yield Claim(
         f"expert parallelism, e = {e}, top {k}: a GPU sends in a layer",
         "4 k T h (e-1)/e",
         "arXiv:2006.16668",
-        each,
+        expected,
         _of(result, "all_to_all") / e / layers,
         "MiB",
         0.01,
@@ -357,14 +359,14 @@ def _blocking() -> Iterator[Claim]:
         }
         slow = _run(PIPELINE, **knobs, cluster__changes=[{"match": "node0/gpu*", "factor": 0.01}])
         fast = _run(PIPELINE, **knobs)
-        each = _transfer(slow) - _transfer(fast)
-        found = (slow.timeline.makespan - fast.timeline.makespan) / each
+        transfer_gain = _transfer(slow) - _transfer(fast)
+        gain_ratio = (slow.timeline.makespan - fast.timeline.makespan) / transfer_gain
         yield Claim(
             f"1f1b, p = 4, m = {m}: transfers that a step waits for",
             "2 m + 3",
             "Megatron-LM",
             2.0 * m + 3,
-            found,
+            gain_ratio,
             "x",
             0.03,
         )

@@ -53,25 +53,25 @@ class EvidenceLine:
     held: tuple[float, ...]
 
 
-def evidence(folder: str | Path, told: Told = lambda done, total: None) -> list[EvidenceLine]:
-    """Lines for all tables of a folder, named as the shipped ones are; ``told`` how many of how many are done.
+def evidence(folder: str | Path, tell: Told = lambda done, total: None) -> list[EvidenceLine]:
+    """Lines for all tables of a folder, named as the shipped ones are; ``tell`` how many of how many are done.
 
     Raises :class:`ClusterSimError` where there is none.
     """
     tables = {name: path for name in (COLLECTIVES, STEPS, SPLIT) if (path := table_of(Path(folder), name))}
     if not tables:
         raise ClusterSimError(f"{folder}: holds none of {COLLECTIVES}.csv, {STEPS}.csv and {SPLIT}.csv (or .csv.gz)")
-    found: list[EvidenceLine] = []
+    lines: list[EvidenceLine] = []
     memory: list[Row] = []
     for i, (name, path) in enumerate(tables.items()):
-        told(i, len(tables))
+        tell(i, len(tables))
         if name == COLLECTIVES:
             more = table_of(Path(folder), ONE_NODE)
-            found += _collectives([path, more] if more else [path])
+            lines += _collectives([path, more] if more else [path])
             continue
-        found += _lines(validate_steps(path).rows, PARTS[name])
+        lines += _lines(validate_steps(path).rows, PARTS[name])
         memory += validate_memory(path).rows
-    return found + _lines(memory, lambda row: f"memory, {figure(row.cells)}")
+    return lines + _lines(memory, lambda row: f"memory, {figure(row.cells)}")
 
 
 PARTS: dict[str, Callable[[PredictedRow], str]] = {
@@ -88,9 +88,10 @@ def table_of(folder: Path, name: str) -> Path | None:
 
 def _collectives(tables: list[Path]) -> list[EvidenceLine]:
     out = cross_validations(tables, ("publisher", "three-numbers"))
-    found = validate_nccl(*tables), out["publisher"], out["three-numbers"]
+    scores = validate_nccl(*tables), out["publisher"], out["three-numbers"]
     shipped, left_out, three = (
-        grouped(predicted(one.rows), lambda row: size_class(float(row.cells["size_bytes"]))) for one in found
+        grouped(predicted(score_part.rows), lambda row: size_class(float(row.cells["size_bytes"])))
+        for score_part in scores
     )
     parts = [name for name in map(size_class, SIZES) if name in shipped]
     return [
@@ -105,12 +106,12 @@ def operator(row: PredictedRow) -> str:
 
 def _lines(rows: Iterable[Row], part: Callable[[PredictedRow], str]) -> list[EvidenceLine]:
     """A line for each part that has a few cases."""
-    lines = [_line(name, some) for name, some in sorted(grouped(predicted(rows), part).items())]
+    lines = [_line(name, part_rows) for name, part_rows in sorted(grouped(predicted(rows), part).items())]
     return [line for line in lines if line.cases >= FEWEST]
 
 
 def _line(
-    what: str,
+    part_name: str,
     rows: list[PredictedRow],
     apart_by: Callable[[PredictedRow], str] = lambda row: publisher(row.cells),
     left_out: list[PredictedRow] | None = None,
@@ -119,13 +120,13 @@ def _line(
     """``apart_by`` : what is left out for the ranges."""
     apart = distances(left_out or rows, apart_by)
     cases = statistics(rows).n_cases
-    out, known = (_error(some) if some else None for some in (left_out, three))
-    return EvidenceLine(what, len(rows), cases, _error(rows), out, known, coverage(apart))
+    out, three_error = (_error(held_rows) if held_rows else None for held_rows in (left_out, three))
+    return EvidenceLine(part_name, len(rows), cases, _error(rows), out, three_error, coverage(apart))
 
 
 def _error(rows: list[PredictedRow]) -> Error:
-    found = statistics(rows)
-    return cast("Error", (found.median_abs_rel_error, found.p90_abs_rel_error))  # some row was predicted
+    stats = statistics(rows)
+    return cast("Error", (stats.median_abs_rel_error, stats.p90_abs_rel_error))  # some row was predicted
 
 
 # ---- Ranges: rows of one publisher are wrong together, so quantiles are over publishers of equal weight, and both
@@ -142,8 +143,8 @@ TINY = 1e-9
 def distances(rows: Iterable[Row], group: Callable[[PredictedRow], str]) -> dict[str, Floats]:
     """Of each group, how far its measurements are from their predictions, relative to the prediction."""
     return {
-        name: np.array([abs(1.0 / (1.0 + row.rel_error) - 1.0) for row in some])
-        for name, some in grouped(predicted(rows), group).items()
+        name: np.array([abs(1.0 / (1.0 + row.rel_error) - 1.0) for row in group_rows])
+        for name, group_rows in grouped(predicted(rows), group).items()
     }
 
 
@@ -159,8 +160,8 @@ def quantile(groups: Iterable[Floats], share: float) -> float:
 
 def _apart(groups: Groups, share: float) -> list[Floats]:
     """Each group's distances, over the quantile of the others."""
-    others = {name: [groups[other] for other in groups if other != name] for name in groups}
-    return [mine / max(quantile(others[name], share), TINY) for name, mine in groups.items()]
+    others = {name: [groups[group] for group in groups if group != name] for name in groups}
+    return [group_distances / max(quantile(others[name], share), TINY) for name, group_distances in groups.items()]
 
 
 def widening(groups: Groups, share: float) -> float:
@@ -175,4 +176,6 @@ def coverage(groups: Groups) -> tuple[float, ...]:
     if len(groups) < 2:
         return tuple(float("nan") for _ in SHARES)
     apart = [(_apart(groups, share), widening(groups, share)) for share in SHARES]
-    return tuple(float(np.mean([np.mean(far <= wide + TINY) for far in mine])) for mine, wide in apart)
+    return tuple(
+        float(np.mean([np.mean(far <= wide + TINY) for far in distance_group])) for distance_group, wide in apart
+    )

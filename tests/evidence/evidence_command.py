@@ -44,19 +44,19 @@ def evidence(folder: Path, as_json: bool, markdown: bool) -> None:
     from tests.evidence import cases
     from tests.evidence import evidence as kind
 
-    with working(f"predicting {folder}") as told:
-        lines = kind.evidence(folder, told)
+    with working(f"predicting {folder}") as progress:
+        lines = kind.evidence(folder, progress)
         table = kind.table_of(folder, "run_reliability")
         points = cases.in_points(cases.validate(table)) if table else None
     rows = [_cells(line) for line in lines]
-    said = [asdict(line) for line in lines]
+    records = [asdict(line) for line in lines]
     if points:
         count = f"{points['n_cases']:.0f}"
         off = f"{points['median_points']:.1f} points (worst {points['worst_points']:.1f})"
         rows.append([GOODPUT, count, count, off, *["-"] * 4])
-        said.append({"what": GOODPUT, **points})
+        records.append({"what": GOODPUT, **points})
     if as_json:
-        print_json(said)
+        print_json(records)
     elif markdown:
         click.echo("\n".join(markdown_table(HEAD, rows)))
     else:
@@ -65,8 +65,8 @@ def evidence(folder: Path, as_json: bool, markdown: bool) -> None:
 
 def _cells(line: EvidenceLine) -> list[str]:
     errors = (line.in_sample, line.left_out, line.three_numbers)
-    held = ("-" if math.isnan(share) else f"{share:.0%}" for share in line.held)
-    return [line.what, str(line.rows), str(line.cases), *map(_error, errors), *held]
+    share_cells = ("-" if math.isnan(share) else f"{share:.0%}" for share in line.held)
+    return [line.what, str(line.rows), str(line.cases), *map(_error, errors), *share_cells]
 
 
 def _error(error: Error | None) -> str:
@@ -89,31 +89,33 @@ def campaign_cases(table: Path, summary: bool, as_json: bool, markdown: bool) ->
         checked = cases.validate(table)
     overall = cases.in_points(checked)
     if as_json:
-        print_json({"overall": overall, "cases": [asdict(one) for one in checked]})
+        print_json({"overall": overall, "cases": [asdict(figure) for figure in checked]})
         return
-    words = "{n_cases:.0f} goodputs, {n_claims:.0f} of them bounds that are no error while they hold: "
-    words += "median error {median_points:.1f} points, worst {worst_points:.1f}"
+    template = "{n_cases:.0f} goodputs, {n_claims:.0f} of them bounds that are no error while they hold: "
+    template += "median error {median_points:.1f} points, worst {worst_points:.1f}"
     if summary:
-        click.echo(words.format(**overall))
+        click.echo(template.format(**overall))
         return
-    rows = [_case_cells(one) for one in checked]
+    rows = [_case_cells(figure) for figure in checked]
     if markdown:
         click.echo("\n".join(markdown_table(CASES_HEAD, rows)))
     else:
         stdout().print(number_table(f"published trainings: {table}", CASES_HEAD, rows))
-    click.echo("\n" + words.format(**overall))
-    for one in checked if not markdown else ():
-        click.echo(f"{'not predicted' if math.isnan(one.predicted) else 'assumed of'} {one.name}: {one.assumed}")
+    click.echo("\n" + template.format(**overall))
+    for figure in checked if not markdown else ():
+        click.echo(
+            f"{'not predicted' if math.isnan(figure.predicted) else 'assumed of'} {figure.name}: {figure.assumed}"
+        )
 
 
-def _case_cells(one: CheckedFigure) -> list[str]:
+def _case_cells(figure: CheckedFigure) -> list[str]:
     def text(value: float) -> str:
-        return f"{value:.1%}" if one.unit == "fraction" else f"{value:,.3g} {one.unit}"
+        return f"{value:.1%}" if figure.unit == "fraction" else f"{value:,.3g} {figure.unit}"
 
-    sign = {"claim >=": "at least ", "claim <=": "at most "}.get(one.status, "")
-    if math.isnan(one.predicted):
-        return [one.name, sign + text(one.published), "not predicted", "", ""]
-    error = f"{100 * one.error:+.1f} points" if one.unit == "fraction" else f"{one.error:+.2g} {one.unit}"
-    spread = f"{text(one.p5)} to {text(one.p95)}" if one.p95 > one.p5 else "closed form"
-    predicted = f"at most {text(one.predicted)}" if one.bound else text(one.predicted)
-    return [one.name, sign + text(one.published), predicted, spread, error]
+    sign = {"claim >=": "at least ", "claim <=": "at most "}.get(figure.status, "")
+    if math.isnan(figure.predicted):
+        return [figure.name, sign + text(figure.published), "not predicted", "", ""]
+    error = f"{100 * figure.error:+.1f} points" if figure.unit == "fraction" else f"{figure.error:+.2g} {figure.unit}"
+    spread = f"{text(figure.p5)} to {text(figure.p95)}" if figure.p95 > figure.p5 else "closed form"
+    predicted = f"at most {text(figure.predicted)}" if figure.bound else text(figure.predicted)
+    return [figure.name, sign + text(figure.published), predicted, spread, error]

@@ -64,21 +64,21 @@ def from_row(row: Row, *, implementation: str | None = None, gathers_masked: boo
     if not name:
         raise ModelError("the row names no model")
     plain = _plain(name)
-    if found := _convnet_name(plain, row):
+    if convnet_name := _convnet_name(plain, row):
         side = re.search(r"(\d+)x\1\b", name)
-        return convnet(found, int(side.group(1)) if side else None, implementation=implementation or "eager")
-    if other := next((known for known in NETWORKS if plain.startswith(known)), ""):
-        return NETWORKS[other]()
+        return convnet(convnet_name, int(side.group(1)) if side else None, implementation=implementation or "eager")
+    if network_name := next((network for network in NETWORKS if plain.startswith(network)), ""):
+        return NETWORKS[network_name]()
     if pair := paired(_letters(name)):
         tokens = _whole(row, "seq_len")
         if not tokens and SEQ2SEQ[pair].style != "plain":
             raise ModelError(f"model {name!r}: the row gives no seq_len, and it runs at any")
         return seq2seq(pair, tokens or None, implementation=implementation or "eager")
-    for known in TRANSFORMER_XL:
-        if plain == _plain(known):
+    for xl_name in TRANSFORMER_XL:
+        if plain == _plain(xl_name):
             # Lambda's benchmark calls NVIDIA's script without its --adaptive.
             adaptive = "lambdal/deeplearning-benchmark" not in row.get("source", "")
-            return transformer_xl(known, _whole(row, "seq_len") or None, adaptive=adaptive)
+            return transformer_xl(xl_name, _whole(row, "seq_len") or None, adaptive=adaptive)
     if unknown := what(plain, "rows", "experts"):
         raise ModelError(f"model {name!r}: {unknown} is not described")
     return _transformer(name, plain, row, implementation, gathers_masked)
@@ -142,8 +142,8 @@ def _plain(name: str) -> str:
 
 def _convnet_name(plain: str, row: Row) -> str:
     plain = plain.removesuffix("v1.5")
-    known = {_plain(name): name for name in CONVNETS} | names()["convnets"]
-    name = known.get(plain, "")
+    convnet_names = {_plain(name): name for name in CONVNETS} | names()["convnets"]
+    name = convnet_names.get(plain, "")
     if "tf_cnn_benchmarks" in row.get("other", ""):
         # TensorFlow's benchmark strides in the first 1x1 and trains Inception without its auxiliary classifier.
         name = next((v for v in (f"{name}_v1", f"{name}_no_aux") if v in CONVNETS), name)
@@ -158,9 +158,9 @@ def _named_shape(name: str, plain: str, c: ModelColumns) -> tuple[TransformerSha
     configs = [config for config in shipped("data/models", ".json") if config.startswith(family)]
     shapes = {_plain(config): named_shape(config) for config in configs}
     size = c.params or size_in(name)
-    for spelling, said in ((_letters(name), c.params), (plain, size)):
+    for spelling, parameter_count in ((_letters(name), c.params), (plain, size)):
         spelling = _alias(spelling)
-        if spelling in shapes and _agrees(shapes[spelling], replace(c, params=said)):
+        if spelling in shapes and _agrees(shapes[spelling], replace(c, params=parameter_count)):
             return replace(shapes[spelling], vocab=c.vocab or shapes[spelling].vocab), ()
     begun = [s for key, s in shapes.items() if key.startswith(_alias(plain)) or _alias(_letters(name)).startswith(key)]
     for close in (begun, list(shapes.values())):
@@ -194,7 +194,7 @@ def _agrees(shape: TransformerShape, c: ModelColumns, tolerance: float = 0.15) -
     """Whether no column contradicts the shape; an approximate ``params`` may differ by ``tolerance``."""
     if c.layers or c.d_model:
         pairs = ((c.layers, shape.layers), (c.d_model, shape.d_model), (c.heads, shape.heads))
-        return all(not said or said == own for said, own in pairs)
+        return all(not stated or stated == own for stated, own in pairs)
     return not c.params or abs(build(shape).parameters / c.params - 1) <= tolerance
 
 
@@ -250,12 +250,12 @@ def _words(row: Row) -> str:
 def _variant(shape: TransformerShape, c: ModelColumns) -> TransformerShape:
     """The shape, or that of its usual variants that has exactly the row's parameters: with learned positions or ALiBi
     (MPT has both), and with or without biases."""
-    found = [shape]
+    variants = [shape]
     for positions in ("learned", "alibi") if shape.family == "mpt" else (shape.positions,):
         rows = (shape.n_positions or shape.seq_len) if positions == "learned" else 0
         for bias in (True, False):
             norm_bias = bias and shape.norm == "layernorm"
-            found.append(
+            variants.append(
                 replace(
                     shape,
                     positions=positions,
@@ -266,4 +266,4 @@ def _variant(shape: TransformerShape, c: ModelColumns) -> TransformerShape:
                     norm_bias=norm_bias,
                 )
             )
-    return next((s for s in found if build(s).parameters == c.params), shape) if c.exact else shape
+    return next((s for s in variants if build(s).parameters == c.params), shape) if c.exact else shape

@@ -110,7 +110,9 @@ def _graphs(row: Row) -> Table:
     words = row.get("cuda_graph", "").split()
     if not words or words == ["0"]:
         return {}
-    scopes = [word for word in words if word in {"full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess"}]
+    scopes = [
+        word for word in words if word in {"full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess"}
+    ]
     bare = ["attn", "mlp", "moe"] if words == ["transformer_engine"] else []
     return {"cuda_graph": scopes or bare} if scopes or bare else {}
 

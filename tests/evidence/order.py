@@ -74,31 +74,36 @@ def orders(rows: Iterable[Row]) -> list[RowOrder]:
 
     Rows of one configuration are one, at their medians: what a later release gained is no choice of degrees.
     """
-    found = []
+    orders_found = []
     sets = grouped(predicted(rows), lambda row: (publisher(row.cells), *(row.cells.get(name, "") for name in SAME)))
-    for key, mine in sets.items():
-        took, foretold = _of_configurations(mine)
+    for key, set_rows in sets.items():
+        took, foretold = _of_configurations(set_rows)
         if len(np.unique(took)) > 1:
             pick = float(took[int(np.argmin(foretold))])
-            what = f"{key[1]}, {key[3]}, {key[5]} GPUs, batch {key[7]}"
+            set_name = f"{key[1]}, {key[3]}, {key[5]} GPUs, batch {key[7]}"
             lost = pick / float(took.min()) - 1
-            found.append(RowOrder(key[0], what, len(foretold), lost == 0, lost, spearman(took, foretold)))
-    return found
+            orders_found.append(RowOrder(key[0], set_name, len(foretold), lost == 0, lost, spearman(took, foretold)))
+    return orders_found
 
 
 def _of_configurations(rows: Sequence[PredictedRow]) -> Floats:
     """(2, n) medians over the rows of each configuration, of what was measured and of what was predicted."""
-    found = grouped(rows, lambda row: tuple(row.cells.get(column, "") for column in CONFIGURED))
-    return np.array([np.median([(row.measured, row.predicted) for row in some], axis=0) for some in found.values()]).T
+    configurations = grouped(rows, lambda row: tuple(row.cells.get(column, "") for column in CONFIGURED))
+    return np.array(
+        [
+            np.median([(row.measured, row.predicted) for row in configuration], axis=0)
+            for configuration in configurations.values()
+        ]
+    ).T
 
 
-def spearman(one: Sequence[float] | Floats, other: Sequence[float] | Floats) -> float:
+def spearman(first: Sequence[float] | Floats, second: Sequence[float] | Floats) -> float:
     """Rank correlation; equal values share the mean of their ranks; 0 where one side is all equal.
 
     >>> spearman([1.0, 2.0, 3.0], [10.0, 30.0, 20.0])
     0.5
     """
-    ranks = [_ranks(np.asarray(values, dtype=np.float64)) for values in (one, other)]
+    ranks = [_ranks(np.asarray(values, dtype=np.float64)) for values in (first, second)]
     a, b = (r - r.mean() for r in ranks)
     scale = float(np.sqrt((a**2).sum() * (b**2).sum()))
     return float((a * b).sum()) / scale if scale else 0.0
@@ -135,19 +140,19 @@ def ordered(result: Score) -> OrderedScore:
     return OrderedScore(result.overall, result.by, result.rows, order=by_source(orders(result.rows)))
 
 
-def by_source(found: Sequence[RowOrder]) -> dict[str, OrderSummary]:
+def by_source(row_orders: Sequence[RowOrder]) -> dict[str, OrderSummary]:
     """Per source and for ``"all"``."""
-    parts = {"all": list(found), **grouped(found, lambda order: order.source)}
-    return {name: _together(mine) for name, mine in parts.items() if mine}
+    parts = {"all": list(row_orders), **grouped(row_orders, lambda order: order.source)}
+    return {name: _together(part) for name, part in parts.items() if part}
 
 
-def _together(mine: Sequence[RowOrder]) -> OrderSummary:
-    several = [order.spearman for order in mine if order.n > 2]
-    lost = [order.lost for order in mine]
+def _together(part_orders: Sequence[RowOrder]) -> OrderSummary:
+    several = [order.spearman for order in part_orders if order.n > 2]
+    lost = [order.lost for order in part_orders]
     return OrderSummary(
-        n_sets=len(mine),
-        n_rows=sum(order.n for order in mine),
-        best_found=float(np.mean([order.best for order in mine])),
+        n_sets=len(part_orders),
+        n_rows=sum(order.n for order in part_orders),
+        best_found=float(np.mean([order.best for order in part_orders])),
         spearman=float(np.mean(several)) if several else float("nan"),
         lost=float(np.mean(lost)),
         lost_p50=float(np.median(lost)),

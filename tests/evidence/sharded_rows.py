@@ -92,11 +92,11 @@ def _execution(row: Row, text: str, recipe: ShardedTraining, knobs: Table, dtype
 
 def _checkpointing(row: Row, recipe: ShardedTraining) -> str:
     """none, full, selective, or ``alternate``: every second block in full."""
-    words = row["act_ckpt"].lower()
-    if words.startswith("full"):
+    checkpoint_text = row["act_ckpt"].lower()
+    if checkpoint_text.startswith("full"):
         return "full"
-    if words.startswith("selective"):
-        return "alternate" if recipe.alternate and "op" not in words.split("selective")[1] else "selective"
+    if checkpoint_text.startswith("selective"):
+        return "alternate" if recipe.alternate and "op" not in checkpoint_text.split("selective")[1] else "selective"
     return "none"
 
 
@@ -133,14 +133,14 @@ def _zero(row: Row, text: str) -> Table:
     if stage is None:
         raise ValueError(f"strategy {row['strategy']!r} names no ZeRO stage")
     block: Table = {"stage": int(stage.group(1))}
-    if found := re.search(r"reduce_bucket(?:_size)? (\S+?)[,;\s]", text + " "):
-        block["reduce_bucket_size"] = float(found.group(1))
+    if match := re.search(r"reduce_bucket(?:_size)? (\S+?)[,;\s]", text + " "):
+        block["reduce_bucket_size"] = float(match.group(1))
     if "overlap_comm" in text:
         block["overlap_comm"] = True
     if "qwz" in text:
         block |= {"zero_quantized_weights": True, "zero_quantized_gradients": "qgz" in text}
-    if found := re.search(r"hpz=(\d+)", text):
-        block["zero_hpz_partition_size"] = int(found.group(1))
+    if match := re.search(r"hpz=(\d+)", text):
+        block["zero_hpz_partition_size"] = int(match.group(1))
     offload = f"{row.get('offload', '')} {text}".lower()
     if re.search(r"optimizer cpu|cpu full|opt(\+param)? offload|cpu param\+optimizer|\+ cpu offload|^cpu", offload):
         block["offload_optimizer"] = {"device": "cpu"}

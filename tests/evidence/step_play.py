@@ -154,10 +154,10 @@ def merged(program: Program) -> Program:
 
 def _merged(ops: Sequence[Op]) -> tuple[Op, ...]:
     awaited = {j for op in ops for j in op.after}
-    kept: list[Op] = []
+    merged: list[Op] = []
     index: list[int] = []
     for i, op in enumerate(ops):
-        last = kept[-1] if kept else None
+        last = merged[-1] if merged else None
         if (
             isinstance(op, Compute)
             and isinstance(last, Compute)
@@ -165,11 +165,11 @@ def _merged(ops: Sequence[Op]) -> tuple[Op, ...]:
             and i - 1 not in awaited
             and (op.stream, op.step, op.paced) == (last.stream, last.step, last.paced)
         ):
-            kept[-1] = msgspec.structs.replace(last, duration=np.add(last.duration, op.duration))
+            merged[-1] = msgspec.structs.replace(last, duration=np.add(last.duration, op.duration))
         else:
-            kept.append(msgspec.structs.replace(op, after=tuple(index[j] for j in op.after)))
-        index.append(len(kept) - 1)
-    return tuple(kept)
+            merged.append(msgspec.structs.replace(op, after=tuple(index[j] for j in op.after)))
+        index.append(len(merged) - 1)
+    return tuple(merged)
 
 
 def peak_memory(run: StepRun) -> MemoryUse:

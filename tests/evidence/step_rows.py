@@ -103,19 +103,19 @@ def read(row: Row) -> StepRun:
         raise ValueError(f"offload {row['offload']!r} is not played")
     software = framework(row)
     model = from_row(row, implementation=software.implementation, gathers_masked=software.gathers_masked)
-    words = f"{row.get('other', '')} {row.get('notes', '')}".lower()
+    notes_text = f"{row.get('other', '')} {row.get('notes', '')}".lower()
     precision = _precision(row, model)
-    compiled = software.compiled or _compiled(words) or (model.sample == "image" and software.channels_last)
+    compiled = software.compiled or _compiled(notes_text) or (model.sample == "image" and software.channels_last)
     measured = measured_step(row, model)
     device = device_from_text(row["gpu"])
     gpus = whole(row, "gpus", 1)
-    held = _param_dtype(precision.lower(), software)
-    knobs: Table = {"micro_batch_size": micro_batch(row, model), "param_dtype": held}
+    param_dtype = _param_dtype(precision.lower(), software)
+    knobs: Table = {"micro_batch_size": micro_batch(row, model), "param_dtype": param_dtype}
     how = Execution(
         dtype=_dtype(precision, row["gpu"]),
-        param_dtype=held,
+        param_dtype=param_dtype,
         activation_checkpointing="full" if row.get("act_ckpt", "") in {"full", "yes", "true"} else "none",
-        optimizer=_optimizer(row, words, model),
+        optimizer=_optimizer(row, notes_text, model),
         implementation="compiled" if compiled else "eager",
     )
     if kind == "ddp":
@@ -146,8 +146,8 @@ def measured_step(row: Row, model: Model) -> float:
     value = number(row, "value")
     if metric.startswith(("iteration_time", "fwd+bwd time", "step_time")):
         return value * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
-    if found := re.fullmatch(r"train_runtime_(\d+)_steps", metric):
-        return value / int(found.group(1))
+    if match := re.fullmatch(r"train_runtime_(\d+)_steps", metric):
+        return value / int(match.group(1))
     local = micro_batch(row, model) * whole(row, "grad_accum", 1)
     if metric in {"tflops_per_gpu", "hw_tflops_per_gpu"}:
         again = FULL_RECOMPUTATION if metric.startswith("hw") and row.get("act_ckpt", "") == "full" else 1.0
@@ -157,8 +157,8 @@ def measured_step(row: Row, model: Model) -> float:
     if metric.startswith("throughput_per_gpu"):
         return local / value
     if metric.startswith("throughput"):
-        told = row.get("global_batch") and not _in_tokens(row)
-        samples = number(row, "global_batch") if told else local * whole(row, "gpus", 1)
+        by_batch = row.get("global_batch") and not _in_tokens(row)
+        samples = number(row, "global_batch") if by_batch else local * whole(row, "gpus", 1)
         return samples * (model.seq_len if _counts_within(unit, model) else 1) / value
     raise ValueError(f"metric {metric!r} does not say how long a step takes")
 
@@ -220,26 +220,26 @@ def _param_dtype(precision: str, software: Framework) -> str:
     return "fp16" if half and software.half_parameters else "fp32"
 
 
-def _compiled(words: str) -> bool:
-    said = re.sub(r"(no|before|without) (torch\.)?compile", "", words)
-    return re.search(r"torch\.compile\b|\bcompiled\b", said) is not None
+def _compiled(notes_text: str) -> bool:
+    stripped = re.sub(r"(no|before|without) (torch\.)?compile", "", notes_text)
+    return re.search(r"torch\.compile\b|\bcompiled\b", stripped) is not None
 
 
-def _optimizer(row: Row, words: str, model: Model) -> str | None:
+def _optimizer(row: Row, notes_text: str, model: Model) -> str | None:
     if "no optimizer" in row["metric"]:
         return None
-    if re.search(r"\blamb\b", words):
+    if re.search(r"\blamb\b", notes_text):
         return "lamb"
     return "sgd_momentum" if model.sample == "image" else "adam"
 
 
 def _bucket(row: Row, software: Framework, model: Model) -> float | None:
-    other = row.get("other", "")
+    other_text = row.get("other", "")
     if "replicated" in row["strategy"]:
         return ONE_TENSOR_MB
-    found = re.search(r"bucket_cap_mb[ =](\d+)\b(?! *\(?default)", other)
-    if found is not None and "default" not in other:
-        return float(found.group(1))
+    match = re.search(r"bucket_cap_mb[ =](\d+)\b(?! *\(?default)", other_text)
+    if match is not None and "default" not in other_text:
+        return float(match.group(1))
     if software.bucket_cap_mb is None:
         return None
     # No bucket needs to be larger than the model.

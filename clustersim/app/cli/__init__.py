@@ -66,8 +66,8 @@ LONGEST = 1500
 
 def _line(text: str) -> str:
     """An error as one line that a terminal can show: long words cut, nothing that moves the cursor."""
-    words = (word if len(word) <= 200 else f"{word[:90]}...{word[-30:]}" for word in text.split())
-    line = "".join(c if c.isprintable() else "?" for c in " ".join(words))
+    pieces = (word if len(word) <= 200 else f"{word[:90]}...{word[-30:]}" for word in text.split())
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(pieces))
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 203]}...{line[-200:]}"
 
 

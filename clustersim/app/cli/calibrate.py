@@ -48,16 +48,16 @@ def calibrate(
         raise ClusterSimError(f"-o {out}: a topology file ends with .toml")
     ours(out, MARK.encode())
     with working(f"fitting {', '.join(map(str, data))}"):
-        found = _fitted(data, topology, datetime.now(UTC).date().isoformat(), nodes, fmt)
+        calibrated = _fitted(data, topology, datetime.now(UTC).date().isoformat(), nodes, fmt)
     base = os.path.relpath(topology, out.parent) if Path(topology).is_file() else topology
     with writing(out), fresh(out) as file:
-        file.write_text(topology_text(found, out.stem, base), encoding="utf-8")
+        file.write_text(topology_text(calibrated, out.stem, base), encoding="utf-8")
     if plots is not None:
-        _draw(found, plots)
+        _draw(calibrated, plots)
     if as_json:
-        print_json(msgspec.to_builtins(_said(found)))
+        print_json(msgspec.to_builtins(_said(calibrated)))
     else:
-        _print(found)
+        _print(calibrated)
         click.echo(str(out))
 
 
@@ -81,7 +81,7 @@ def _fitted(data: tuple[Path, ...], topology: str, date: str, nodes: int | None,
     return calibrate_logs(data, topology, date, nodes, fmt)
 
 
-def _draw(found: Calibrated, folder: Path) -> None:
+def _draw(calibrated: Calibrated, folder: Path) -> None:
     """One picture for each part: predicted against measured, and errors by size before and after."""
     import numpy as np
 
@@ -89,8 +89,10 @@ def _draw(found: Calibrated, folder: Path) -> None:
     from clustersim.core.ranges import size_class
 
     with output_folder(folder):
-        for fit in found.fits:
-            classes = [size_class(s) for s in found.sizes] if fit.part == "nccl" else [fit.part] * len(fit.measured)
+        for fit in calibrated.fits:
+            classes = (
+                [size_class(s) for s in calibrated.sizes] if fit.part == "nccl" else [fit.part] * len(fit.measured)
+            )
             parts = [f"{word}: {name}" for word in ("before", "after") for name in classes]
             times = np.concatenate([fit.before, fit.after])
             figure = plots.accuracy(np.tile(fit.measured, 2), times, parts, part_name="size")
@@ -130,35 +132,35 @@ class CalibrationReport(msgspec.Struct, frozen=True):
     skipped: Mapping[str, int]
 
 
-def _said(found: Calibrated) -> CalibrationReport:
+def _said(calibrated: Calibrated) -> CalibrationReport:
     import numpy as np
 
     return CalibrationReport(
         constants=[
             ConstantEstimate(fit.part, c.knob.name, c.value, c.low, c.high, c.knob.default, c.refused)
-            for fit in found.fits
+            for fit in calibrated.fits
             for c in fit.constants
         ],
-        errors={fit.part: _errors(fit, slice(None)) for fit in found.fits},
-        by_size=_by_size(found),
-        held_out_of=found.fits[0].part,
-        held_out=float(np.median(found.held_out)) if len(found.held_out) else None,
-        noise=found.noise,
-        skipped=found.skipped,
+        errors={fit.part: _errors(fit, slice(None)) for fit in calibrated.fits},
+        by_size=_by_size(calibrated),
+        held_out_of=calibrated.fits[0].part,
+        held_out=float(np.median(calibrated.held_out)) if len(calibrated.held_out) else None,
+        noise=calibrated.noise,
+        skipped=calibrated.skipped,
     )
 
 
-def _by_size(found: Calibrated) -> dict[str, FitErrors]:
+def _by_size(calibrated: Calibrated) -> dict[str, FitErrors]:
     """Of NCCL's rows."""
     import numpy as np
 
     from clustersim.core.ranges import size_class
 
     out: dict[str, FitErrors] = {}
-    for fit in found.fits:
-        of = np.array([size_class(size) for size in found.sizes]) if fit.part == "nccl" else np.empty(0)
-        for name in sorted(set(of.tolist()), key=lambda name: float(found.sizes[of == name].min())):
-            out[name] = _errors(fit, of == name)
+    for fit in calibrated.fits:
+        classes = np.array([size_class(size) for size in calibrated.sizes]) if fit.part == "nccl" else np.empty(0)
+        for name in sorted(set(classes.tolist()), key=lambda name: float(calibrated.sizes[classes == name].min())):
+            out[name] = _errors(fit, classes == name)
     return out
 
 
@@ -170,40 +172,40 @@ def _errors(fit: FitResult, rows: Bools | slice) -> FitErrors:
     return FitErrors(len(measured), before, after)
 
 
-def _print(found: Calibrated) -> None:
+def _print(calibrated: Calibrated) -> None:
     from clustersim.calibrate.fit.solve import UNUSED
 
-    said = _said(found)
+    report = _said(calibrated)
     heads = ("part", "constant", "default", "fitted", "95 % interval", "kept, because")
-    unused = [one for one in said.constants if one.refused == UNUSED]
-    rows = (_cells(one) for one in said.constants if one.refused != UNUSED)
+    unused = [constant for constant in report.constants if constant.refused == UNUSED]
+    rows = (_cells(constant) for constant in report.constants if constant.refused != UNUSED)
     stdout().print(rich_table("constants", ((name, 2 <= i < 5) for i, name in enumerate(heads)), rows))
     if unused:
         click.echo(f"{len(unused)} constants keep their defaults, as {UNUSED.removesuffix('it')}them")
-    for line in _lines(said):
+    for line in _lines(report):
         click.echo(line)
-    for reason, count in said.skipped.items():
+    for reason, count in report.skipped.items():
         click.echo(f"skipped {count}: {reason}")
 
 
-def _cells(one: ConstantEstimate) -> Iterator[str]:
+def _cells(constant: ConstantEstimate) -> Iterator[str]:
     from clustersim.core.calibrated import unit_of
 
     formats: dict[str, Callable[[float], str]] = {"s": format_time, "B/s": format_bandwidth, "B": format_bytes}
-    show = formats.get(unit_of(one.part, one.name), "{:.3g}".format)
-    yield from (one.part, one.name, show(one.default))
-    if one.refused:
-        yield from ("", "", one.refused)
+    show = formats.get(unit_of(constant.part, constant.name), "{:.3g}".format)
+    yield from (constant.part, constant.name, show(constant.default))
+    if constant.refused:
+        yield from ("", "", constant.refused)
     else:
-        yield from (show(one.value), f"{show(one.low)} to {show(one.high)}", "")
+        yield from (show(constant.value), f"{show(constant.low)} to {show(constant.high)}", "")
 
 
-def _lines(said: CalibrationReport) -> Iterator[str]:
-    for part, error in said.errors.items():
+def _lines(report: CalibrationReport) -> Iterator[str]:
+    for part, error in report.errors.items():
         yield f"{part}: {error.rows} rows, median |error| {error.before:.1%} before and {error.after:.1%} after"
-    for name, error in said.by_size.items():
+    for name, error in report.by_size.items():
         yield f"  {name}: {error.rows} rows, {error.before:.1%} before and {error.after:.1%} after"
-    if said.held_out is not None:
-        beside = f"; repeats of a row differ by {said.noise:.1%}" if said.noise == said.noise else ""
-        held_out = f"median |error| {said.held_out:.1%}{beside}"
-        yield f"{said.held_out_of}, half of the sizes fitted and the rest predicted: {held_out}"
+    if report.held_out is not None:
+        beside = f"; repeats of a row differ by {report.noise:.1%}" if report.noise == report.noise else ""
+        held_out = f"median |error| {report.held_out:.1%}{beside}"
+        yield f"{report.held_out_of}, half of the sizes fitted and the rest predicted: {held_out}"

@@ -49,27 +49,27 @@ def campaign(
 
     needs_out(page, out)
     loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
-    asked = campaigns.CampaignOptions(replicas, seed, jobs, what_if)
-    folder = None if out is None else campaigns.folder_for(loaded, out, asked)
+    settings = campaigns.CampaignOptions(replicas, seed, jobs, what_if)
+    folder = None if out is None else campaigns.folder_for(loaded, out, settings)
     with working(f"playing {loaded.name}") as progress:
-        said = campaigns.answer(loaded, asked, folder, progress)
+        result = campaigns.answer(loaded, settings, folder, progress)
     wrote = []
     if folder is not None:
         from clustersim.app.report.campaign import pictures
 
-        wrote = written_study(folder, campaigns.FILE, said, pictures(said))
-    say_study(said, out, page, as_json, lambda pages: _print(said, wrote + pages))
+        wrote = written_study(folder, campaigns.FILE, result, pictures(result))
+    say_study(result, out, page, as_json, lambda pages: _print(result, wrote + pages))
 
 
-def _print(said: CampaignAnswer, wrote: list[str]) -> None:
+def _print(result: CampaignAnswer, wrote: list[str]) -> None:
     from clustersim.app.report.campaign import LABELS, campaign_words
 
     console = stdout()
-    page = campaign_words(said)
-    console.say(page.verdict, *(f"{what:24s} {text}" for what, text in page.figures))
+    page = campaign_words(result)
+    console.say(page.verdict, *(f"{label:24s} {text}" for label, text in page.figures))
     for section in page.sections:
         if section.grid is not None:
             console.print(rich_table(section.heading, section.grid.head, section.grid.rows))
-        console.say(*(f"{LABELS[section.id]}: {what}: {text}" for what, text in section.items))
+        console.say(*(f"{LABELS[section.id]}: {label}: {text}" for label, text in section.items))
     if wrote:
         console.say(f"wrote {', '.join(wrote)}")

@@ -41,17 +41,17 @@ def capture(out: Path, nproc_per_node: int, share_gpu: bool, **options: str | No
 
     mpi = options["backend"] == "mpi"
     if find_spec("mpi4py" if mpi else "torch") is None:
-        said = "capture --backend mpi needs Open MPI and mpi4py: pip install mpi4py"
-        raise ClusterSimError(said if mpi else needs("capture", "capture"))
+        message = "capture --backend mpi needs Open MPI and mpi4py: pip install mpi4py"
+        raise ClusterSimError(message if mpi else needs("capture", "capture"))
     parse_time(options["budget"] or "")
     if options["largest"]:
         parse_message_size(options["largest"])
     free(out)
-    words = [word for name, value in options.items() if value for word in (f"--{name}", value)]
+    flags = [word for name, value in options.items() if value for word in (f"--{name}", value)]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc_per_node)]
     if mpi:  # settings go by the environment, OMPI_MCA_btl=tcp,self
         launcher = ["mpirun", "--oversubscribe", "-n", str(nproc_per_node), sys.executable]
-    command = [*launcher, "-m", "clustersim.calibrate.capture", "--out", str(out), *words]
+    command = [*launcher, "-m", "clustersim.calibrate.capture", "--out", str(out), *flags]
     code = _launched([*command, *(["--share-gpu"] if share_gpu else [])], out)
     if code:
         raise ClusterSimError(f"the capture ended with {code}; what was measured before is in {out}")

@@ -94,17 +94,17 @@ def _lines(report: TopologyReport) -> Iterator[str]:
     yield f"{'GPUs' if 'gpu' in report.vertices else 'CPUs':24s} {chips}"
     if report.ports:
         ports = ", ".join(f"{count} x {8 * rate / 1e9:,.4g} Gb/s" for rate, count in report.ports.items())
-        each = f"; {report.rails} rails (leaf switches that a node is plugged into)" if report.rails > 1 else ""
-        yield f"{'NICs':24s} {ports}{each}"
-    for what, counts in (("vertices", report.vertices), ("directed links", report.links)):
+        rail_text = f"; {report.rails} rails (leaf switches that a node is plugged into)" if report.rails > 1 else ""
+        yield f"{'NICs':24s} {ports}{rail_text}"
+    for label, counts in (("vertices", report.vertices), ("directed links", report.links)):
         parts = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-        yield f"{what:24s} {sum(counts.values())} ({parts})"
+        yield f"{label:24s} {sum(counts.values())} ({parts})"
     if len(report.injection_bandwidth):
         low = float(report.injection_bandwidth.min())
         high = float(report.injection_bandwidth.max())
         spread = "" if low == high else f" to {format_bandwidth(high)}"
-        each = "injection per GPU" if "gpu" in report.vertices else "injection per CPU"
-        yield f"{each:24s} {format_bandwidth(low)}{spread}"
+        rail_text = "injection per GPU" if "gpu" in report.vertices else "injection per CPU"
+        yield f"{rail_text:24s} {format_bandwidth(low)}{spread}"
     yield f"{'bisection, one direction':24s} {format_bandwidth(report.bisection_bandwidth)}"
     pairs = ", ".join(f"{a} -> {b}" for a, b in report.unreachable)
     yield f"{'unreachable pairs':24s} {report.n_unreachable}" + (f" (such as {pairs})" if pairs else "")

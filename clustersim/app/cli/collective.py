@@ -139,18 +139,18 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
     from clustersim.collectives import fitted as fitting
     from clustersim.collectives import usual_backend
 
-    asked = CollectiveOptions(**options | {"nccl_version": parse_nccl_version(options["nccl_version"])})
+    settings = CollectiveOptions(**options | {"nccl_version": parse_nccl_version(options["nccl_version"])})
     name = KINDS.get(kind.removesuffix("_perf"))
     if name is None:
         raise ClusterSimError(f"no collective {kind!r}; {nearest(kind, KINDS)}")
-    nbytes = [0] if name == "barrier" else list(sizes(asked))
+    nbytes = [0] if name == "barrier" else list(sizes(settings))
     machine = fitting.load(topology, nodes=nodes)
     mesh = fabrics.mesh(machine, nodes=nodes, nproc_per_node=gpus_per_node)
-    asked.backend = asked.backend or usual_backend(machine, mesh.gpus)
-    if asked.why and asked.backend != "nccl":
-        raise ClusterSimError(f"--why is about what NCCL chooses; the backend here is {asked.backend!r}")
+    settings.backend = settings.backend or usual_backend(machine, mesh.gpus)
+    if settings.why and settings.backend != "nccl":
+        raise ClusterSimError(f"--why is about what NCCL chooses; the backend here is {settings.backend!r}")
     with working(f"{name} over {mesh.world_size} ranks of {machine.name}"):
-        rows = [_row(name, float(size), machine, mesh, asked) for size in nbytes]
+        rows = [_row(name, float(size), machine, mesh, settings) for size in nbytes]
     if as_json:
         plain = msgspec.to_builtins(rows)
         print_json({"topology": machine.name, "nodes": nodes, "ranks": mesh.world_size, "rows": plain})
@@ -158,28 +158,28 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
         _print(rows, machine.name, nodes, mesh.world_size)
 
 
-def sizes(asked: CollectiveOptions) -> Iterator[int]:
+def sizes(settings: CollectiveOptions) -> Iterator[int]:
     """Message sizes [bytes], as nccl-tests' ``-b -e -f -i`` make them; its default is 32 MiB alone."""
-    size = asked.size
-    first = asked.minbytes
-    last = asked.maxbytes
+    size = settings.size
+    first = settings.minbytes
+    last = settings.maxbytes
     if size is not None and (first or last):
         raise ClusterSimError("write either --size or a sweep (--minbytes, --maxbytes), not both")
     low = parse_message_size(size or first or last or "32M")
     high = parse_message_size(size or last or first or "32M")
     if high < low:
         raise ClusterSimError(f"--maxbytes {last} is below --minbytes {first}")
-    step = parse_message_size(asked.stepbytes) if asked.stepbytes else 0
-    if step and asked.stepfactor:
+    step = parse_message_size(settings.stepbytes) if settings.stepbytes else 0
+    if step and settings.stepfactor:
         raise ClusterSimError("write either --stepfactor or --stepbytes, not both")
     if step:
-        counted((high - low) // step + 1, MOST_VALUES, f"--stepbytes {asked.stepbytes}: sizes", ClusterSimError)
+        counted((high - low) // step + 1, MOST_VALUES, f"--stepbytes {settings.stepbytes}: sizes", ClusterSimError)
     while low <= high:
         yield low
-        low = low + step if step else low * (asked.stepfactor or 2)
+        low = low + step if step else low * (settings.stepfactor or 2)
 
 
-def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, asked: CollectiveOptions) -> CollectiveRow:
+def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: CollectiveOptions) -> CollectiveRow:
     from clustersim import collectives
     from clustersim.collectives.base import Group, Request
     from clustersim.collectives.nccl_why import why
@@ -188,25 +188,25 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, asked: Collec
     request = Request(
         kind,
         nbytes,
-        dtype=asked.dtype,
-        redop=asked.redop,
-        root=asked.root,
-        algorithm=asked.algorithm,
-        protocol=asked.protocol,
+        dtype=settings.dtype,
+        redop=settings.redop,
+        root=settings.root,
+        algorithm=settings.algorithm,
+        protocol=settings.protocol,
     )
-    group = Group(topology, mesh.gpus, asked.launch, asked.nccl_version)
-    plan = collectives.plan(request, group, backend=asked.backend or "nccl", n_channels=asked.channels)
+    group = Group(topology, mesh.gpus, settings.launch, settings.nccl_version)
+    plan = collectives.plan(request, group, backend=settings.backend or "nccl", n_channels=settings.channels)
     seconds = plan.time(topology.link_bandwidth)
-    if asked.fidelity == "chunk":
-        seconds = _chunked(request, group, mesh, asked)
+    if settings.fidelity == "chunk":
+        seconds = _chunked(request, group, mesh, settings)
     rate = nbytes / seconds if seconds else 0.0
     return CollectiveRow(
         collective=kind,
         size_bytes=int(nbytes),
-        count=int(nbytes) // DTYPE_BYTES[asked.dtype] // (mesh.world_size if kind in SPLIT else 1),
-        dtype=asked.dtype,
-        redop=asked.redop if kind in REDUCING else "none",
-        root=asked.root if kind in ROOTED else -1,
+        count=int(nbytes) // DTYPE_BYTES[settings.dtype] // (mesh.world_size if kind in SPLIT else 1),
+        dtype=settings.dtype,
+        redop=settings.redop if kind in REDUCING else "none",
+        root=settings.root if kind in ROOTED else -1,
         time_us=seconds * 1e6,
         algbw_GBps=rate / 1e9,
         busbw_GBps=rate * plan.bus_factor / 1e9,
@@ -215,12 +215,12 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, asked: Collec
         protocol=plan.protocol,
         channels=plan.n_channels,
         notes=[f"assumed: {text}" for text in topology.assumed],
-        fidelity=asked.fidelity,
-        alternatives=why(request, group) if asked.why else msgspec.UNSET,
+        fidelity=settings.fidelity,
+        alternatives=why(request, group) if settings.why else msgspec.UNSET,
     )
 
 
-def _chunked(request: Request, group: Group, mesh: Mesh, asked: CollectiveOptions) -> float:
+def _chunked(request: Request, group: Group, mesh: Mesh, settings: CollectiveOptions) -> float:
     """Seconds when every step of the algorithm is played by itself."""
     from clustersim import collectives, engine
     from clustersim.core.program import Collective, Program, Role
@@ -243,7 +243,7 @@ def _chunked(request: Request, group: Group, mesh: Mesh, asked: CollectiveOption
         Program(mesh.world_size, (Role("worker", ranks[0], (op,)),)),
         group.topology,
         mesh,
-        planner=lambda wanted, on: collectives.plan(wanted, on, asked.backend or "nccl", asked.channels),
+        planner=lambda wanted, on: collectives.plan(wanted, on, settings.backend or "nccl", settings.channels),
         fidelity="chunk",
         launch=group.launch,
         nccl_version=group.nccl_version,
@@ -257,9 +257,9 @@ def _print(rows: list[CollectiveRow], topology: str, nodes: int, ranks: int) -> 
     click.echo("#" + _line([name for name, _, _ in COLUMNS])[1:])
     click.echo("#" + _line([unit for _, unit, _ in COLUMNS])[1:])
     for row in rows:
-        asked = (row.size_bytes, row.count, TYPES[row.dtype], row.redop, row.root)
+        request_cells = (row.size_bytes, row.count, TYPES[row.dtype], row.redop, row.root)
         rates = (_time(row.time_us), f"{row.algbw_GBps:.2f}", f"{row.busbw_GBps:.2f}", "N/A", _time(row.lower_bound_us))
-        click.echo(_line([*asked, *rates, row.algorithm, row.protocol, row.channels]))
+        click.echo(_line([*request_cells, *rates, row.algorithm, row.protocol, row.channels]))
         if row.alternatives is not msgspec.UNSET:
             _print_alternatives(row.alternatives)
     average = sum(row.busbw_GBps for row in rows) / len(rows)

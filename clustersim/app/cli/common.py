@@ -105,15 +105,15 @@ def label_of(strategy: str, variant: str, *, split: bool = False) -> str:
 class ProgressLine:
     """How far some work is; :meth:`show` tells stderr, from a thread of its own, once it takes long."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, title: str) -> None:
+        self.what = title
         self.done = 0
         self.total = 0
         self.over = threading.Event()
 
-    def name(self, what: str) -> None:
+    def name(self, title: str) -> None:
         """Called by the work: what it does now."""
-        self.what = what
+        self.what = title
 
     def __call__(self, done: int, total: int) -> None:
         """Called by the work: ``done`` of ``total`` steps."""
@@ -147,29 +147,29 @@ class ProgressLine:
 
 
 @contextmanager
-def working(what: str) -> Iterator[ProgressLine]:
+def working(title: str) -> Iterator[ProgressLine]:
     """Say on stderr what takes long, once it has. The block may tell how far it is through what this yields."""
-    told = ProgressLine(what)
-    thread = threading.Thread(target=told.show, daemon=True)
+    progress = ProgressLine(title)
+    thread = threading.Thread(target=progress.show, daemon=True)
     thread.start()
     try:
-        yield told
+        yield progress
     finally:
-        told.over.set()
+        progress.over.set()
         thread.join()
 
 
 def rank_list(texts: tuple[str, ...]) -> list[int] | None:
     """``("0-7,12",)`` as ranks; None for nothing. Raises :class:`ClusterSimError`."""
-    found: list[int] = []
+    ranks: list[int] = []
     for part in (part.strip() for text in texts for part in text.split(",")):
         low, dash, high = part.partition("-")
         digits = len(part) <= 40 and low.isdecimal() and (not dash or high.isdecimal())
         if not digits or (dash and int(high) < int(low)):
             raise ClusterSimError(f"cannot read {shown(part)} as ranks; write them like '0-7,12' (at --ranks)")
         counted(int(high or low) - int(low), MOST_RANKS, f"--ranks {short(part)}: ranks", ClusterSimError)
-        found += range(int(low), int(high or low) + 1)
-    return found or None
+        ranks += range(int(low), int(high or low) + 1)
+    return ranks or None
 
 
 def rank_words(ranks: Sequence[int], world_size: int) -> str:
@@ -182,5 +182,5 @@ def rank_words(ranks: Sequence[int], world_size: int) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    words = ", ".join(f"{low}-{high}" if high > low else f"{low}" for low, high in runs)
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {words} of {world_size:,}"
+    runs_text = ", ".join(f"{low}-{high}" if high > low else f"{low}" for low, high in runs)
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {runs_text} of {world_size:,}"

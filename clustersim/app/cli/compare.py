@@ -37,11 +37,11 @@ def compare_strategies(scenario: str, changes: tuple[str, ...], as_json: bool) -
 
 def _print(scenario: str, rows: list[ComparisonRow], *, split: bool) -> None:
     """Ways to split have a bubble, and their samples a second are said by the step: it has the same samples in all."""
-    first, other = ("split", "bubble") if split else ("strategy", "samples/s")
+    first, second = ("split", "bubble") if split else ("strategy", "samples/s")
     heads = (
         first,
         "step time",
-        other,
+        second,
         "exposed transfer",
         "waiting",
         "B/param",
@@ -65,6 +65,6 @@ def _cells(row: ComparisonRow, *, split: bool) -> list[str]:
         for seconds in (row.step_time_s, row.bubble_s, row.exposed_transfer_s, row.waiting_for_peer_s)
     )
     memory, sent = (format_bytes(number or 0.0) for number in (row.peak_memory_bytes, row.bytes_sent_per_gpu))
-    other = bubble if split else f"{row.samples_per_s:,.1f}"
+    second = bubble if split else f"{row.samples_per_s:,.1f}"
     each = "" if row.bytes_per_parameter is None else f"{row.bytes_per_parameter:.0f}"
-    return [step, other, exposed, waiting, each, memory, sent, "yes" if row.fits else "no"]
+    return [step, second, exposed, waiting, each, memory, sent, "yes" if row.fits else "no"]

@@ -29,24 +29,24 @@ def compare(a: str, b: str, top: int, plot: Path | None, fmt: str | None, as_jso
 
     if plot is not None:
         picture_path(plot)
-    one = load(a, fmt=fmt)
-    other = load(b, fmt=fmt)
+    run_a = load(a, fmt=fmt)
+    run_b = load(b, fmt=fmt)
     with working("comparing"):
-        found = compared(one.timeline, other.timeline)
-    names = f"A: {one.title}", f"B: {other.title}"
+        difference = compared(run_a.timeline, run_b.timeline)
+    names = f"A: {run_a.title}", f"B: {run_b.title}"
     drawn = ""
     if plot is not None:
         from clustersim.app import plots
 
         with working(f"drawing {plot}"):
-            figure = plots.gantt_pair((names[0], one.timeline), (names[1], other.timeline))
+            figure = plots.gantt_pair((names[0], run_a.timeline), (names[1], run_b.timeline))
             drawn = write_picture(figure, plot)
     if as_json:
-        print_json({"a": one.title, "b": other.title, **msgspec.structs.asdict(found)})
+        print_json({"a": run_a.title, "b": run_b.title, **msgspec.structs.asdict(difference)})
         return
-    for text in (*names, *found.text):
+    for text in (*names, *difference.text):
         click.echo(text)
-    for i, text in enumerate(sentences(found, top), 1):
+    for i, text in enumerate(sentences(difference, top), 1):
         click.echo(f"{i:2d}. {text}")
     if drawn:
         click.echo(drawn)

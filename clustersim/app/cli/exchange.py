@@ -53,27 +53,27 @@ def import_(
     from clustersim.files import launch as exchange
 
     machine = {"topology": _beside(topology, out), "nodes": nodes, "gpus_per_node": gpus_per_node}
-    found = exchange.read(files, machine, framework=framework, model=_beside(model, out), path=out)
-    told = list(_told(found))
-    about = f"From {', '.join(file.name for file in files)} of {found.framework.title}: `clustersim run {out.name}`."
-    comment = "".join(f"# {' '.join(line.split())}\n" for line in (about, *told))
-    write_new(out, comment + "\n" + toml_text(found.tables), scenario.load, said=not as_json)
+    imported = exchange.read(files, machine, framework=framework, model=_beside(model, out), path=out)
+    notes = list(_told(imported))
+    about = f"From {', '.join(file.name for file in files)} of {imported.framework.title}: `clustersim run {out.name}`."
+    comment = "".join(f"# {' '.join(line.split())}\n" for line in (about, *notes))
+    write_new(out, comment + "\n" + toml_text(imported.tables), scenario.load, said=not as_json)
     if as_json:
         print_json(
             {
-                "framework": found.framework.name,
-                "version": found.framework.version,
-                "scenario": found.tables,
-                "notes": found.notes,
-                "mapped": found.mapped,
-                "not_played": found.unplayed,
-                "unknown": found.unknown,
-                "ignored": found.ignored,
+                "framework": imported.framework.name,
+                "version": imported.framework.version,
+                "scenario": imported.tables,
+                "notes": imported.notes,
+                "mapped": imported.mapped,
+                "not_played": imported.unplayed,
+                "unknown": imported.unknown,
+                "ignored": imported.ignored,
                 "wrote": str(out),
             }
         )
     else:
-        click.echo("\n".join(told))
+        click.echo("\n".join(notes))
 
 
 def _beside(path: str | None, out: Path) -> str | None:
@@ -84,13 +84,13 @@ def _beside(path: str | None, out: Path) -> str | None:
     return beside if "/" in beside else f"./{beside}"
 
 
-def _told(found: LaunchImport) -> list[str]:
-    lines = [f"options read: {len(found.mapped)}, by their names in {found.framework.version}", *found.notes]
-    lines += [f"not played: {name}: {why}" for name, why in found.unplayed.items()]
-    if found.unknown:
-        lines.append(f"unknown options, left out: {len(found.unknown)}: {', '.join(found.unknown)}")
-    if found.ignored:
-        lines.append(f"options that change neither time nor memory, left out: {len(found.ignored)}")
+def _told(imported: LaunchImport) -> list[str]:
+    lines = [f"options read: {len(imported.mapped)}, by their names in {imported.framework.version}", *imported.notes]
+    lines += [f"not played: {name}: {why}" for name, why in imported.unplayed.items()]
+    if imported.unknown:
+        lines.append(f"unknown options, left out: {len(imported.unknown)}: {', '.join(imported.unknown)}")
+    if imported.ignored:
+        lines.append(f"options that change neither time nor memory, left out: {len(imported.ignored)}")
     return lines
 
 
@@ -116,27 +116,27 @@ def export_config(
     from clustersim.files import launch as exchange
     from clustersim.scenario import parse_overrides
 
-    made = _scenario(scenario, option).changed(parse_overrides(changes))
-    found = exchange.written(made, to, out.stem if out else "launch")
-    wrote = _write(found, out) if out else []
+    edited = _scenario(scenario, option).changed(parse_overrides(changes))
+    exported = exchange.written(edited, to, out.stem if out else "launch")
+    wrote = _write(exported, out) if out else []
     if as_json:
         print_json(
             {
                 "framework": to,
-                "version": found.framework.version,
-                "texts": found.texts,
+                "version": exported.framework.version,
+                "texts": exported.texts,
                 "wrote": wrote,
-                "no_word_for": found.wordless,
+                "no_word_for": exported.wordless,
             }
         )
         return
     if out is None:
-        for name, text in found.texts.items():
-            click.echo(f"# ---- {name}\n{text}" if len(found.texts) > 1 else text, nl=False)
+        for name, text in exported.texts.items():
+            click.echo(f"# ---- {name}\n{text}" if len(exported.texts) > 1 else text, nl=False)
     for line in [f"wrote {name}" for name in wrote]:
         click.echo(line)
-    for line in found.wordless:
-        click.echo(f"{found.framework.title} has no word for {line}", err=out is None)
+    for line in exported.wordless:
+        click.echo(f"{exported.framework.title} has no word for {line}", err=out is None)
 
 
 def _scenario(name: str, option: int | None) -> Scenario:
@@ -151,15 +151,15 @@ def _scenario(name: str, option: int | None) -> Scenario:
     return scenario.load(name)
 
 
-def _write(found: LaunchFiles, out: Path) -> list[str]:
+def _write(exported: LaunchFiles, out: Path) -> list[str]:
     """The files, together; existing ones are left alone."""
-    names = list(found.texts)
+    names = list(exported.texts)
     if out.name not in names:
         raise ClusterSimError(f"{out}: these files end in {Path(names[0]).suffix}")
     for name in names:
         if (out.parent / name).exists():
             raise ClusterSimError(f"{out.parent / name}: is there already; choose another name")
     with writing(out), together(out.parent) as path_of:
-        for name, text in found.texts.items():
+        for name, text in exported.texts.items():
             path_of(name).write_text(text, encoding="utf-8")
     return [str(out.parent / name) for name in names]

@@ -54,19 +54,19 @@ def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, fmt: str 
     if rerun and loaded.prepared is None:
         raise click.UsageError("--rerun needs a scenario: this run is over")
     with working(f"explaining {loaded.title}") as progress:
-        found = explained(loaded.timeline, loaded.run.facts, top=top)
-        other = otherwise(loaded.prepared, loaded.timeline, found, asked=rerun, doing=progress.name)
+        explanation = explained(loaded.timeline, loaded.run.facts, top=top)
+        reruns = otherwise(loaded.prepared, loaded.timeline, explanation, asked=rerun, doing=progress.name)
     did: list[str] = []
     idle: list[str] = []  # what was changed and made no difference, and why
     if loaded.prepared is not None and loaded.prepared.scenario.changes:
         with working("running without each change"):
             did, idle = each_change(loaded.prepared.scenario, loaded.timeline)
     if as_json:
-        choices = [one.to_dict() for one in other.choices]
-        more = {"rerun": other.again, "choices": choices, "changes": did, "idle_knobs": idle}
-        print_json({"run": loaded.title, "figures": loaded.run.facts.figures, **found.to_dict(), **more})
+        choices = [choice.to_dict() for choice in reruns.choices]
+        more = {"rerun": reruns.again, "choices": choices, "changes": did, "idle_knobs": idle}
+        print_json({"run": loaded.title, "figures": loaded.run.facts.figures, **explanation.to_dict(), **more})
     else:
-        _print(loaded.title, found, did + other.text, idle)
+        _print(loaded.title, explanation, did + reruns.text, idle)
 
 
 def load(run: str, changes: tuple[str, ...] = (), *more: str, fmt: str | None = None) -> LoadedRun:
@@ -107,20 +107,20 @@ def _over(path: Path, *more: Path, fmt: str | None = None) -> LoadedRun:
     return LoadedRun(SavedRun(read, None, RunFacts(title=title)), title)
 
 
-def _print(title: str, found: Explanation, whatif: list[str], idle: list[str]) -> None:
+def _print(title: str, explanation: Explanation, whatif: list[str], idle: list[str]) -> None:
     """Sentences on stdout, one a line however long: they are for reading and for searching."""
-    click.echo(f"{title}: {found.verdict}")
-    click.echo(f"where the time goes: {found.shares}")
-    for line in _falls(found.waterfall):
+    click.echo(f"{title}: {explanation.verdict}")
+    click.echo(f"where the time goes: {explanation.shares}")
+    for line in _falls(explanation.waterfall):
         click.echo(line)
-    click.echo(f"ranks: {found.ranks}")
-    for i, text in enumerate(found.causes, 1):
+    click.echo(f"ranks: {explanation.ranks}")
+    for i, text in enumerate(explanation.causes, 1):
         click.echo(f"{i:2d}. {text}")
-    for text in found.path:
+    for text in explanation.path:
         click.echo(f"critical path: {text}")
     for text in whatif:
         click.echo(f"what if: {text}")
-    for text in found.warnings + idle:
+    for text in explanation.warnings + idle:
         click.echo(f"warning: {text}")
 
 

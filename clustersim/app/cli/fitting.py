@@ -19,11 +19,11 @@ class Terminal(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """As rich does; of a table that is too wide, several with its first column each."""
-        for one in objects:
-            if isinstance(one, Table):
-                for part in fitted(one, self.width):
+        for item in objects:
+            if isinstance(item, Table):
+                for part in fitted(item, self.width):
                     super().print(part, **options)
-        rest = [one for one in objects if not isinstance(one, Table)]
+        rest = [item for item in objects if not isinstance(item, Table)]
         if rest or not objects:
             super().print(*rest, **options)
 
@@ -54,10 +54,10 @@ def _need(column: Column) -> int:
     """Letters that a column needs at least: its longest figure, or word, or line where it must not be broken; and its
     heading's longest word."""
     texts = [_plain(cell) for cell in column._cells]
-    words = [word for text in (_plain(column.header), *texts) for word in text.split()]
-    least = max((min(len(word), LONGEST_WORD) for word in words), default=1)
-    whole = column.justify == "right" or column.no_wrap
-    return max([least, *map(len, texts)]) if whole else least
+    all_words = [word for text in (_plain(column.header), *texts) for word in text.split()]
+    least = max((min(len(word), LONGEST_WORD) for word in all_words), default=1)
+    unbroken = column.justify == "right" or column.no_wrap
+    return max([least, *map(len, texts)]) if unbroken else least
 
 
 def _plain(cell: object) -> str:
@@ -73,22 +73,22 @@ def _longest_line(cell: object) -> int:
 def _widths(table: Table, columns: Sequence[int], need: Sequence[int], width: int) -> list[int]:
     """Letters of each of these columns: what it needs, and what room is left goes to the one whose cells would take
     most lines, letter by letter."""
-    found = [need[i] for i in columns]
+    wanted_widths = [need[i] for i in columns]
     most = [max(map(_longest_line, (table.columns[i].header, *table.columns[i]._cells))) for i in columns]
     for _ in range(max(0, width - _wide(need, columns))):
-        tallest = max(range(len(found)), key=lambda at: most[at] / max(1, found[at]))
-        if found[tallest] >= most[tallest]:
+        tallest = max(range(len(wanted_widths)), key=lambda index: most[index] / max(1, wanted_widths[index]))
+        if wanted_widths[tallest] >= most[tallest]:
             break
-        found[tallest] += 1
-    return found
+        wanted_widths[tallest] += 1
+    return wanted_widths
 
 
 def _of(table: Table, columns: Sequence[int], widths: Sequence[int], title: Any) -> Table:
     """Some columns of a table, of these widths."""
     part = copy(table)
     part.title, part.columns = title, []
-    for at, (i, wide) in enumerate(zip(columns, widths, strict=True)):
+    for index, (i, wide) in enumerate(zip(columns, widths, strict=True)):
         column = copy(table.columns[i])
-        column._index, column.width, column.overflow = at, wide, "fold"
+        column._index, column.width, column.overflow = index, wide, "fold"
         part.columns.append(column)
     return part

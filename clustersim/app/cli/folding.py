@@ -26,8 +26,8 @@ class RepeatedLines(msgspec.Struct, frozen=True):
         """The lines, and how often they come again."""
         yield from self.lines
         if self.times > 1:
-            each = (self.last - self.first + 1) // self.times
-            which = f"op {self.first}" if each == 1 else f"ops {self.first} to {self.first + each - 1}"
+            length = (self.last - self.first + 1) // self.times
+            which = f"op {self.first}" if length == 1 else f"ops {self.first} to {self.first + length - 1}"
             yield f"       ... {which}, {self.times - 1} more time{'s' * (self.times > 2)}, to op {self.last}"
 
 
@@ -51,8 +51,8 @@ def folded(lines: Sequence[str]) -> list[str]:
         if len(blocks) < 2 * size:
             break
         if len(blocks) != len(numbers):
-            known: dict[object, int] = {}
-            numbers = np.array([known.setdefault(block.key, len(known)) for block in blocks])
+            number_of: dict[object, int] = {}
+            numbers = np.array([number_of.setdefault(block.key, len(number_of)) for block in blocks])
         # So many in a row must be equal to what stands so far behind them: most lists have none of most sizes.
         unlike = np.flatnonzero(numbers[size:] != numbers[:-size])
         if np.diff(unlike, prepend=-1, append=len(numbers) - size).max() > size:
@@ -61,12 +61,12 @@ def folded(lines: Sequence[str]) -> list[str]:
 
 
 def _block(line: str) -> RepeatedLines:
-    found = _LINE.match(line)
-    if found is None:
+    match = _LINE.match(line)
+    if match is None:
         return RepeatedLines(line, (line,), -1, -1)
-    index = int(found[1])
-    waits = tuple(index - int(op) for op in (found[3] or "").split(", ") if op)
-    return RepeatedLines((_NUMBERS.sub("#", found[2]), waits), (line,), index, index)
+    index = int(match[1])
+    waits = tuple(index - int(op) for op in (match[3] or "").split(", ") if op)
+    return RepeatedLines((_NUMBERS.sub("#", match[2]), waits), (line,), index, index)
 
 
 def _fold(blocks: list[RepeatedLines], size: int) -> Iterator[RepeatedLines]:

@@ -29,26 +29,26 @@ class Key(msgspec.Struct, frozen=True):
 
 def keys(kind: str) -> list[Key]:
     """Every key of a scenario, topology, plan or sweep."""
-    found = [key for path, struct in _roots(kind) for key in _of(struct, path)]
-    common = {key.path.rpartition(".")[2] for key in found if key.path.startswith("strategy.")}
-    return [key for key in found if not ("[kind=" in key.path and key.path.partition("].")[2] in common)]
+    all_keys = [key for path, struct in _roots(kind) for key in _of(struct, path)]
+    common = {key.path.rpartition(".")[2] for key in all_keys if key.path.startswith("strategy.")}
+    return [key for key in all_keys if not ("[kind=" in key.path and key.path.partition("].")[2] in common)]
 
 
 def schema(kind: str) -> Table:
     """The JSON Schema (2020-12) of a file kind, for editors that check TOML by one."""
     roots = dict(_roots(kind))
-    made = msgspec.json.schema(roots.pop(""), schema_hook=_unit_schema)
+    document = msgspec.json.schema(roots.pop(""), schema_hook=_unit_schema)
     strategies = [struct for path, struct in roots.items() if "=" in path]
     if strategies:  # a scenario's own schema says no more of [strategy] than that it is a table
         union, definitions = msgspec.json.schema_components(
             strategies, schema_hook=_unit_schema, ref_template="#/$defs/{name}"
         )
-        made["$defs"] |= definitions
-        made["$defs"]["ScenarioFile"]["properties"]["strategy"] = {"anyOf": list(union)}
+        document["$defs"] |= definitions
+        document["$defs"]["ScenarioFile"]["properties"]["strategy"] = {"anyOf": list(union)}
     for struct in _classes(kind):
-        if struct.__name__ in made["$defs"]:
-            _describe(made["$defs"][struct.__name__], struct)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+        if struct.__name__ in document["$defs"]:
+            _describe(document["$defs"][struct.__name__], struct)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **document}
 
 
 def _describe(definition: Table, struct: type) -> None:
@@ -60,14 +60,14 @@ def _describe(definition: Table, struct: type) -> None:
 
 
 def _classes(kind: str) -> set[type]:
-    found: set[type] = set()
+    classes: set[type] = set()
     left = [struct for _, struct in _roots(kind)]
     while left:
         struct = left.pop()
-        if struct not in found:
-            found.add(struct)
-            left += [one.cls for field in _info(struct).fields for one in _structs(field.type)]
-    return found
+        if struct not in classes:
+            classes.add(struct)
+            left += [struct.cls for field in _info(struct).fields for struct in _structs(field.type)]
+    return classes
 
 
 def _unit_schema(kind: type) -> Table:
@@ -103,16 +103,16 @@ def _of(struct: type, path: str) -> Iterator[Key]:
     if info.tag_field is not None and "[" not in path:
         yield Key(_joined(path, info.tag_field), f'"{info.tag}"', "required", first_sentence(struct))
     for field in info.fields:
-        at = _joined(path, field.encode_name)
+        place = _joined(path, field.encode_name)
         inner = list(_structs(field.type))
         meaning = meanings.get(field.encode_name) or (first_sentence(inner[0].cls) if len(inner) == 1 else "")
-        yield Key(at, _type(field.type), _default(field), meaning)
+        yield Key(place, _type(field.type), _default(field), meaning)
         bare = _bare(field.type)
         kinds = bare.types if isinstance(bare, inspect.UnionType) else (bare,)
-        several = any(isinstance(one, inspect.ListType | inspect.VarTupleType) for one in kinds)
-        for one in inner:
-            name = f"{one.tag_field}={one.tag}" if one.tag_field else one.cls.__name__
-            yield from _of(one.cls, at + ("[]" if several else "") + (f"[{name}]" if len(inner) > 1 else ""))
+        several = any(isinstance(kind, inspect.ListType | inspect.VarTupleType) for kind in kinds)
+        for struct_type in inner:
+            name = f"{struct_type.tag_field}={struct_type.tag}" if struct_type.tag_field else struct_type.cls.__name__
+            yield from _of(struct_type.cls, place + ("[]" if several else "") + (f"[{name}]" if len(inner) > 1 else ""))
 
 
 def _info(struct: type) -> inspect.StructType:
@@ -139,7 +139,7 @@ def _default(field: inspect.Field) -> str:
 def _bare(kind: inspect.Type) -> inspect.Type:
     """Without ``None``, where that leaves one type."""
     if isinstance(kind, inspect.UnionType):
-        rest = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
+        rest = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
         return rest[0] if len(rest) == 1 else inspect.UnionType(tuple(rest))
     return kind
 
@@ -149,8 +149,8 @@ def _structs(kind: inspect.Type) -> Iterator[inspect.StructType]:
     if isinstance(kind, inspect.StructType):
         yield kind
     elif isinstance(kind, inspect.UnionType):
-        for one in kind.types:
-            yield from _structs(one)
+        for member in kind.types:
+            yield from _structs(member)
     elif isinstance(kind, inspect.ListType | inspect.VarTupleType):
         yield from _structs(kind.item_type)
     elif isinstance(kind, inspect.DictType):
@@ -171,7 +171,7 @@ _PLAIN: Mapping[type[inspect.Type], str] = {
 def _type(kind: inspect.Type) -> str:
     kind = _bare(kind)
     if isinstance(kind, inspect.UnionType):
-        return " or ".join(dict.fromkeys(_type(one) for one in kind.types))
+        return " or ".join(dict.fromkeys(_type(member) for member in kind.types))
     if isinstance(kind, inspect.LiteralType):
         return ", ".join(f'"{value}"' if isinstance(value, str) else str(value) for value in kind.values)
     if isinstance(kind, inspect.CustomType):
@@ -179,7 +179,7 @@ def _type(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.ListType | inspect.VarTupleType):
         return f"list of {_type(kind.item_type)}"
     if isinstance(kind, inspect.TupleType):
-        return f"[{', '.join(_type(one) for one in kind.item_types)}]"
+        return f"[{', '.join(_type(item_type) for item_type in kind.item_types)}]"
     word = _PLAIN.get(type(kind), type(kind).__name__)
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     bounds = [f"{sign} {getattr(kind, name)}" for name, sign in signs.items() if getattr(kind, name, None) is not None]
@@ -197,20 +197,20 @@ def first_sentence(struct: type) -> str:
 
 def said(struct: type, names: list[str]) -> dict[str, str]:
     """What the docstrings of a Struct and of its bases say of each field."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     field = "|".join(sorted(map(re.escape, [*names, OTHERS]), key=len, reverse=True))
     head = re.compile(rf"(?:^|(?<=[.:;] )|(?<=\n))((?:{field})(?:, (?:{field}))*) :\s", re.MULTILINE)
-    for one in reversed(struct.__mro__):
-        text = re.sub(r"[ \t]*\n[ \t]+", "\n", (one.__dict__.get("__doc__") or "").partition("----------")[2])
+    for base in reversed(struct.__mro__):
+        text = re.sub(r"[ \t]*\n[ \t]+", "\n", (base.__dict__.get("__doc__") or "").partition("----------")[2])
         parts = head.split(text)[1:]
         for heads, meaning in zip(parts[::2], parts[1::2], strict=True):
-            found.update(dict.fromkeys(heads.split(", "), _plain(meaning.split("\n\n")[0])))
-    rest = found.pop(OTHERS, "")
+            meanings.update(dict.fromkeys(heads.split(", "), _plain(meaning.split("\n\n")[0])))
+    rest = meanings.pop(OTHERS, "")
     for name in names:
-        if name not in found:
-            told = (other for other, meaning in found.items() if f"`{name}`" in meaning)
-            found[name] = next((f"see `{other}`" for other in told), rest)
-    return found
+        if name not in meanings:
+            referring = (name_of for name_of, meaning in meanings.items() if f"`{name}`" in meaning)
+            meanings[name] = next((f"see `{name_of}`" for name_of in referring), rest)
+    return meanings
 
 
 def _plain(text: str) -> str:

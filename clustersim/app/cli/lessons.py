@@ -23,8 +23,8 @@ def lessons(folder: Path, force: bool, execute: bool) -> int:
     for lesson in copies:
         failed = ""
         if execute:
-            with working(f"running {lesson.name}") as told:
-                failed = shipped.run(lesson, told)
+            with working(f"running {lesson.name}") as progress:
+                failed = shipped.run(lesson, progress)
             failures += bool(failed)
         state = f"  FAILED: {failed}" if failed else "  ran" if execute else ""
         out.say(f"{folder / lesson.name}  {lesson.title}{state}")

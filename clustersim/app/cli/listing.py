@@ -34,9 +34,9 @@ def _devices() -> list[Row]:
     from clustersim.core.device import devices
 
     return [
-        {"name": name, "memory_bytes": one.memory_bytes, "memory_bandwidth_bytes_per_s": one.memory_bandwidth}
-        | {"dense_peak_flops": dict(one.peak), "source": one.source}
-        for name, one in devices().items()
+        {"name": name, "memory_bytes": device.memory_bytes, "memory_bandwidth_bytes_per_s": device.memory_bandwidth}
+        | {"dense_peak_flops": dict(device.peak), "source": device.source}
+        for name, device in devices().items()
     ]
 
 
@@ -54,30 +54,30 @@ def _comment(path: Path) -> str:
 def _failures() -> list[Row]:
     from clustersim.studies.campaign.causes import sets
 
-    return [{"name": name, "about": one.title, "source": one.source} for name, one in sets().items()]
+    return [{"name": name, "about": cause_set.title, "source": cause_set.source} for name, cause_set in sets().items()]
 
 
 def _strategies() -> list[Row]:
     from clustersim.training.strategies import STRATEGIES
 
     return [
-        {"name": name, "about": first_sentence(one.config).removeprefix("Knobs of ").rstrip(".")}
-        for name, one in STRATEGIES.items()
+        {"name": name, "about": first_sentence(strategy.config).removeprefix("Knobs of ").rstrip(".")}
+        for name, strategy in STRATEGIES.items()
     ]
 
 
 def _schedules() -> list[Row]:
     from clustersim.training.schedules import SCHEDULES
 
-    return [{"name": one.name, "also_called": list(one.aliases)} for one in SCHEDULES.values()]
+    return [{"name": schedule.name, "also_called": list(schedule.aliases)} for schedule in SCHEDULES.values()]
 
 
 def _algorithms() -> list[Row]:
     from clustersim.collectives.registry import ALGORITHMS
 
     return [
-        {"name": name, "kinds": sorted(one.kinds), "steps_can_be_played": one.schedule is not None}
-        for name, one in ALGORITHMS.items()
+        {"name": name, "kinds": sorted(algorithm.kinds), "steps_can_be_played": algorithm.schedule is not None}
+        for name, algorithm in ALGORITHMS.items()
     ]
 
 

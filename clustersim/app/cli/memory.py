@@ -46,8 +46,8 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
         console.print("- optim: states and fp32 masters; F 7.0: forward of micro-batch 7 on chunk 0")
     else:
         console.print(_by_part(scenario, row))
-    where = f"stage {row.stage}, which holds most, " if len(row.stages) > 1 else ""
-    console.say(f"{where}{row.verdict} on {row.device} ({format_bytes(row.device_bytes)})")
+    stage_text = f"stage {row.stage}, which holds most, " if len(row.stages) > 1 else ""
+    console.say(f"{stage_text}{row.verdict} on {row.device} ({format_bytes(row.device_bytes)})")
     reserved = _about(row.reserved_bytes, row.reserved_range_bytes)
     shown = _about(row.shown_bytes, row.shown_range_bytes)
     console.say(f"the allocator reserves about {reserved}")
@@ -95,14 +95,16 @@ def _by_stage(scenario: str, row: MemoryRow) -> Table:
     from rich.table import Table
 
     stages = row.stages
-    held = {name: [sum(one.at_peak[part] for part in parts) for one in stages] for name, parts in COLUMNS.items()}
-    held = {name: column for name, column in held.items() if any(column)}
+    columns = {
+        name: [sum(stage.at_peak[part] for part in parts) for stage in stages] for name, parts in COLUMNS.items()
+    }
+    columns = {name: column for name, column in columns.items() if any(column)}
     title = f"memory of one GPU by stage, each at its own peak [GiB]: {escape(scenario)}"
     table = Table(title=title, title_justify="left")
-    for name in ("stage", *held, "total", "peak at", "fits"):
+    for name in ("stage", *columns, "total", "peak at", "fits"):
         table.add_column(name, justify="left" if name == "peak at" else "right", no_wrap=True)
     for i, stage in enumerate(stages):
-        cells = [f"{column[i] / 2**30:.2f}" for column in held.values()]
+        cells = [f"{column[i] / 2**30:.2f}" for column in columns.values()]
         fits = FITTING[stage.verdict]
         style = "bold" if i == row.stage else None
         table.add_row(str(i), *cells, f"{stage.total_bytes / 2**30:.2f}", stage.peak, fits, style=style)
@@ -118,28 +120,28 @@ def _cells(row: MemoryRow | RefusedStrategy, parts: list[str]) -> list[str]:
 
     if isinstance(row, RefusedStrategy):
         return [*[""] * (4 + len(parts)), "-", ""]
-    states, *held, total = (
+    states, *part_cells, total = (
         f"{nbytes / 2**30:.2f}"
         for nbytes in (row.model_states_bytes, *(row.largest[part] for part in parts), row.total_bytes)
     )
     saving = f"{row.saving:.1f}x" if row.saving else ""
     fits = FITTING[row.verdict]
     each = f"{row.bytes_per_parameter:.0f}"
-    return [each, states, saving, *held, total, fits, str(row.largest_micro_batch or "none")]
+    return [each, states, saving, *part_cells, total, fits, str(row.largest_micro_batch or "none")]
 
 
 def _print_all(scenario: str, rows: list[MemoryRow | RefusedStrategy]) -> None:
     from clustersim.studies.what_if.memory_table import MemoryRow
 
-    kept = [row for row in rows if isinstance(row, MemoryRow)]
-    split = bool(kept[0].stages)
-    of = "the fullest GPU" if split else "one GPU"
-    parts = {name: part for name, part in PARTS.items() if any(row.largest[part] for row in kept)}
+    memory_rows = [row for row in rows if isinstance(row, MemoryRow)]
+    split = bool(memory_rows[0].stages)
+    whose = "the fullest GPU" if split else "one GPU"
+    parts = {name: part for name, part in PARTS.items() if any(row.largest[part] for row in memory_rows)}
     heads = ("split" if split else "strategy", "B/param", "states", "saving", *parts, "peak", "fits", "most\nsamples")
     labels = [label_of(row.strategy, row.variant, split=split) for row in rows]
     cells = ([label, *_cells(row, list(parts.values()))] for label, row in zip(labels, rows, strict=True))
     console = stdout()
-    console.print(number_table(f"memory of {of} [GiB]: {scenario}", heads, cells))
+    console.print(number_table(f"memory of {whose} [GiB]: {scenario}", heads, cells))
     console.print(
         "- B/param: bytes a parameter of these states, unsplit: rows compare where it is the same\n"
         "- states: parameters, gradients and optimizer states; gather: parameters gathered; bucket: of gradients on "

@@ -258,20 +258,20 @@ def _fabric(oversubscription: float) -> list[str]:
 def _nics(text: str, base: str) -> list[str]:
     from clustersim.cluster import files as fabrics
 
-    found = re.fullmatch(r"(\d+)\s*x\s*(.+)", text.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+)\s*x\s*(.+)", text.strip())
+    if match is None:
         raise ClusterSimError(f"--nics {text!r}: write a number and a rate, such as 8x400Gb/s")
     machine = fabrics.load(base)
-    count = int(found[1])
+    count = int(match[1])
     has = sum(kind == "nic" for kind in machine.vertex_kinds)
     if not 1 <= count <= has:
         raise ClusterSimError(f"--nics {text!r}: {base} has {has} NICs; extend a machine with at least {count}")
-    rate = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", found[2].strip())
+    rate = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", match[2].strip())
     # Spread over the sockets and switches of the machine, as a maker would: the first ones may all be on one CPU.
-    kept = [i * has // count for i in range(count)]
-    gone = [i for i in range(has) if i not in kept]
+    kept_nics = [i * has // count for i in range(count)]
+    gone = [i for i in range(has) if i not in kept_nics]
     removed = [f'remove = ["{_numbered(gone)}"]'] if gone else []
-    vertices = ["", "[[node.vertices]]", f'names = "{_numbered(kept)}"', 'kind = "nic"']
+    vertices = ["", "[[node.vertices]]", f'names = "{_numbered(kept_nics)}"', 'kind = "nic"']
     return ["", "[node]", *removed, *vertices, f'bandwidth = "{rate}"', 'source = "..."']
 
 
@@ -307,7 +307,7 @@ def plan(
     """A plan for clustersim plan: which machine, which strategy, and how many GPUs."""
     from clustersim.studies.plan.spec import load
 
-    machines = [*(machine_of(gpu, None) for gpu in gpus), *(machine_of(None, one) for one in topologies)]
+    machines = [*(machine_of(gpu, None) for gpu in gpus), *(machine_of(None, topology) for topology in topologies)]
     machines = list(dict.fromkeys(machines)) or [machine_of(None, None)]
     tables = "\n".join(
         f'''[[machines]]                 # one table for each kind of machine
@@ -414,11 +414,13 @@ def machine_of(gpu: str | None, topology: str | None) -> str:
         fabrics.load(topology)
         return topology
     named = gpu or "H100"
-    known = shipped("topologies")
-    if (plain := f"hgx-{named.lower()}") in known:  # A100 alone is the 80 GB one there, and the 40 GB one elsewhere
+    shipped_names = shipped("topologies")
+    if (
+        plain := f"hgx-{named.lower()}"
+    ) in shipped_names:  # A100 alone is the 80 GB one there, and the 40 GB one elsewhere
         return plain
     wanted = device_from_text(named).name
-    carry = [name for name in known if devices(name) == {wanted}]
+    carry = [name for name in shipped_names if devices(name) == {wanted}]
     if not carry:
         raise ClusterSimError(f"--gpu {gpu}: no shipped machine carries {wanted}; clustersim list topologies")
     return min(carry, key=lambda name: (not name.startswith(("dgx", "hgx", "pcie")), len(name)))
@@ -475,10 +477,10 @@ def fits(text: str, file: Path) -> bool:
 
     scenario = from_table(tomllib.loads(text), file)
     try:
-        found = held(scenario)
+        parts = held(scenario)
     except ScenarioError:
         return False
-    return found.use.fits(found.card).ok
+    return parts.use.fits(parts.card).ok
 
 
 def write_new(file: Path, text: str, load: Callable[[Path], object], *, said: bool = True) -> None:

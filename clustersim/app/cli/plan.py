@@ -50,20 +50,20 @@ def plan(
 
     read, path = planner.load(file)
     with working(f"planning {path.stem}") as progress:
-        found = planner.search(
+        searched = planner.search(
             read,
             path,
             out,
             planner.SearchOptions(None, jobs, exhaustive, robust),
             progress=progress,
-            told=lambda words: click.echo(f"{path.stem}: {words}", err=True),
+            told=lambda message: click.echo(f"{path.stem}: {message}", err=True),
         )
-        said = planner.with_campaign(planner.told(read, found, path), read, found)
-        said = structs.replace(said, launch=_launch(said.front, out))
+        result = planner.with_campaign(planner.told(read, searched, path), read, searched)
+        result = structs.replace(result, launch=_launch(result.front, out))
     folder = planner.folder_for(read, path, out)
     title = read.title or path.stem
-    wrote = [f"{out}/results.jsonl", *written_study(folder, planner.FILE, said, pictures(said))]
-    say_study(said, out, page, as_json, lambda pages: _print(title, said, len(found.options), wrote + pages))
+    wrote = [f"{out}/results.jsonl", *written_study(folder, planner.FILE, result, pictures(result))]
+    say_study(result, out, page, as_json, lambda pages: _print(title, result, len(searched.options), wrote + pages))
 
 
 def _launch(front: list[ChosenRow], out: Path) -> str:
@@ -75,34 +75,34 @@ def _launch(front: list[ChosenRow], out: Path) -> str:
 
     if not front:
         return ""
-    made = scenario.from_table(front[0].scenario, front[0].path)
-    found = []
+    front_scenario = scenario.from_table(front[0].scenario, front[0].path)
+    exports = []
     for to in FRAMEWORKS[:-1]:
         with contextlib.suppress(ClusterSimError):
-            written = exchange.written(made, to)
-            found.append((len(written.wordless), to, Path(next(iter(written.texts))).suffix))
-    if not found:
+            written = exchange.written(front_scenario, to)
+            exports.append((len(written.wordless), to, Path(next(iter(written.texts))).suffix))
+    if not exports:
         return ""
-    _, to, suffix = min(found, key=lambda one: one[0])
+    _, to, suffix = min(exports, key=lambda export: export[0])
     return f"clustersim export-config {out} --to {to} -o launch{suffix}"
 
 
-def _print(title: str, said: PlanAnswer, options: int, wrote: list[str]) -> None:
+def _print(title: str, result: PlanAnswer, options: int, wrote: list[str]) -> None:
     from clustersim.app.report.plan import failures, robust
 
     console = stdout()
-    console.say(said.verdict)
-    unit = said.unit
+    console.say(result.verdict)
+    unit = result.unit
     figures = ("GPUs", f"{unit}/s", "MFU", "+-", f"USD/1e9 {unit}", f"kWh/1e9 {unit}", "days", "USD")
-    console.print(number_table(title, ("option", *figures), ((row.option, *_cells(row)) for row in said.front)))
-    if len(said.places) > 1:
+    console.print(number_table(title, ("option", *figures), ((row.option, *_cells(row)) for row in result.front)))
+    if len(result.places) > 1:
         columns = ("machine", "nodes", *figures, "USD/GPU-h")
-        of_places = ((place.machine, f"{place.nodes:,}", *_place_cells(place)) for place in said.places)
+        of_places = ((place.machine, f"{place.nodes:,}", *_place_cells(place)) for place in result.places)
         console.print(number_table("the best of each machine and size", columns, of_places))
-        for place in said.places:
+        for place in result.places:
             best = f"{place.best.option}: " if place.best else ""
             console.say(f"- {place.gpus:,} GPUs of {place.machine}: {best}{place.why}")
-    if others := [row for row in said.alternatives if row.rate]:
+    if others := [row for row in result.alternatives if row.rate]:
         console.print(
             number_table(
                 "the best with another degree, strategy or dtype",
@@ -110,24 +110,24 @@ def _print(title: str, said: PlanAnswer, options: int, wrote: list[str]) -> None
                 ((row.option, *_cells(row)) for row in others),
             )
         )
-    for part in (*failures(said), *robust(said)):
+    for part in (*failures(result), *robust(result)):
         if part.grid is not None:
             console.print(rich_table(part.heading.lower(), part.grid.head, part.grid.rows))
         console.say(*(f"- {line}" for line in part.words))
-    for row in said.front:
+    for row in result.front:
         if row.limited_by and row.stage_bytes:
-            held = " ".join(f"{b / 2**30:.0f}" for b in row.stage_bytes)
-            console.say(f"- {row.option}: {row.limited_by}; GiB by stage {held}")
-    for heading, rows in (("why these", said.front), ("tempting", said.tempting), ("why not", said.alternatives)):
+            stage_text = " ".join(f"{b / 2**30:.0f}" for b in row.stage_bytes)
+            console.say(f"- {row.option}: {row.limited_by}; GiB by stage {stage_text}")
+    for heading, rows in (("why these", result.front), ("tempting", result.tempting), ("why not", result.alternatives)):
         if rows:
             console.say(heading, style="bold")
         console.say(*(f"- {row.option}: {row.why}" for row in rows))
-    console.say(*(f"! {warning}" for warning in said.warnings))
-    counts = ", ".join(f"{n:,} {words}" for words, n in said.counts.items() if n)
+    console.say(*(f"! {warning}" for warning in result.warnings))
+    counts = ", ".join(f"{n:,} {label}" for label, n in result.counts.items() if n)
     console.say(f"{options:,} options: {counts}")
-    if said.launch:
-        console.say(f"launch it: {said.launch}")
-    console.say(*(f"assumed: {line}" for line in said.assumptions))
+    if result.launch:
+        console.say(f"launch it: {result.launch}")
+    console.say(*(f"assumed: {line}" for line in result.assumptions))
     console.say(f"wrote {', '.join(wrote)}")
 
 

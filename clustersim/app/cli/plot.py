@@ -97,5 +97,5 @@ def plot(
             part = plots.last_step(run.timeline) if zoom == "last" else span(zoom)
             view = plots.View(title, rank_list(ranks), span(window), part, step, arrows)
             figure = plots.picture(kind, run, view)
-        said = write_picture(figure, file, dpi)
-    stdout().say(said)
+        written = write_picture(figure, file, dpi)
+    stdout().say(written)

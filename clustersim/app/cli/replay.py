@@ -111,10 +111,10 @@ def is_replay(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() and all((folder / name).is_file() for name in SAVED)
 
 
-def _folder(out: Path, files: tuple[Path, ...], asked: list[object]) -> Folder:
+def _folder(out: Path, files: tuple[Path, ...], settings: list[object]) -> Folder:
     """Where both runs are kept. Raises :class:`ClusterSimError` where something else is."""
-    of = [*(str(file.resolve()) for file in files), *asked]
-    folder = Folder(out, "replay", ", ".join(file.name for file in files), SAVED, of)
+    inputs = [*(str(file.resolve()) for file in files), *settings]
+    folder = Folder(out, "replay", ", ".join(file.name for file in files), SAVED, inputs)
     folder.check()
     return folder
 
@@ -125,26 +125,26 @@ def _scale(measured: Timeline, times: int, scales: tuple[str, ...]) -> Scale:
     from clustersim.files.traces.joining import DEVICE
     from clustersim.studies.replay.replay_scale import Scale, groups_of
 
-    said: dict[str, str] = {}
+    equals_of: dict[str, str] = {}
     for text in scales:
         key, equals, value = text.partition("=")
-        if not equals or key not in SCALES or key in said:
+        if not equals or key not in SCALES or key in equals_of:
             raise ClusterSimError(
                 f"--scale {short(text)}: once each: {', '.join(f'{k}={v}' for k, v in SCALES.items())}"
             )
-        said[key] = value
-    if dp := said.get("dp"):
+        equals_of[key] = value
+    if dp := equals_of.get("dp"):
         times = _copies(dp, groups_of(measured).degree, times)
-    bucket = parse_bytes(said["bucket"]) if "bucket" in said else 0.0
+    bucket = parse_bytes(equals_of["bucket"]) if "bucket" in equals_of else 0.0
     if bucket and measured.world_size * sum(op.nbytes for op in measured.ops if op.kind == "all_reduce") > 1e6 * bucket:
-        raise ClusterSimError(f"--scale bucket={said['bucket']}: over a million buckets; take larger ones")
-    if "gpu" not in said:
+        raise ClusterSimError(f"--scale bucket={equals_of['bucket']}: over a million buckets; take larger ones")
+    if "gpu" not in equals_of:
         return Scale(times, bucket=bucket)
-    was, _, gpu = said["gpu"].rpartition(":")
+    was, _, gpu = equals_of["gpu"].rpartition(":")
     was = was or next((n.removeprefix(DEVICE) for n in measured.stats if n.startswith(DEVICE)), "")
     if not was:
         raise ClusterSimError(f"--scale gpu={gpu}: the trace does not name its GPU; write gpu=FROM:TO")
-    dtype = said.get("dtype", "bf16")
+    dtype = equals_of.get("dtype", "bf16")
     if dtype not in DTYPES:
         raise ClusterSimError(f"--scale dtype={short(dtype)}: {nearest(dtype, DTYPES)}")
     return Scale(times, device_from_text(was), device_from_text(gpu), bucket, dtype)
@@ -223,7 +223,7 @@ def _print(result: ReplayedTrace, backend: str) -> None:
     console = stdout()
     on = result.where if result.free else f"{result.machines} x {result.where}, {backend}"
     heads = ("mean over ranks", "measured", "simulated", "difference")
-    totals = ((words, *_pair(*result.totals[key])) for key, words in TOTALS.items())
+    totals = ((total, *_pair(*result.totals[key])) for key, total in TOTALS.items())
     table = number_table(f"replay: {result.program.world_size} ranks on {on}", heads, totals)
     table.add_section()
     steps = list(zip(result.steps.steps, result.steps.measured, result.steps.simulated, strict=True))
@@ -288,8 +288,8 @@ def _play_chakra(
     with working(f"playing {len(paths)} file(s)"):
         program = chakra_reading.read(paths)
         world = program.world_size
-        one = fitting.load(name, nodes=1)
-        machines = nodes or -(-world // len(one.homes))
+        machine = fitting.load(name, nodes=1)
+        machines = nodes or -(-world // len(machine.homes))
         if world % machines:
             raise ClusterSimError(f"{paths[0]}: {world} ranks do not divide over {machines} machines; say --nodes")
         topology = fitting.load(name, nodes=machines)
@@ -297,8 +297,8 @@ def _play_chakra(
         backend = backend or usual_backend(topology, mesh.gpus)
         timeline = simulate(program, topology, mesh, backend=backend)
         if out is not None:
-            of = [*(str(path.resolve()) for path in paths), name, nodes, backend]
-            folder = Folder(out, "replay", paths[0].name, ("run.npz",), of)
+            inputs = [*(str(path.resolve()) for path in paths), name, nodes, backend]
+            folder = Folder(out, "replay", paths[0].name, ("run.npz",), inputs)
             with folder.files() as path_of:
                 save_run(timeline, path_of("run.npz"), topology)
     totals = totals_of(timeline, range(program.world_size))
@@ -314,6 +314,6 @@ def _play_chakra(
         )
         return
     stdout().say(f"{program.world_size} ranks on {machines} x {topology.name}")
-    for key, words in TOTALS.items():
-        click.echo(f"  {words:50s} {format_time(totals[key]):>10s}")
+    for key, total in TOTALS.items():
+        click.echo(f"  {total:50s} {format_time(totals[key]):>10s}")
     click.echo("".join(f"- {note}\n" for note in program.notes), nl=False)

@@ -54,16 +54,16 @@ def run(
     folder = None if out is None else _folder(loaded, out)
     with working(f"simulating {loaded.name}") as progress:
         result = loaded.run(progress)
-        said = {"verdict": result.in_words, **result.to_dict()}
+        document = {"verdict": result.in_words, **result.to_dict()}
     traced: tuple[int, ...] = ()
     if folder is not None:
         with working(f"writing {out}"):
-            traced = _write(result, json_text(said), folder)
+            traced = _write(result, json_text(document), folder)
     if page is not None:
         with working(f"writing {page}"):
             result.report(page)
     if as_json:
-        print_json(said)
+        print_json(document)
     else:
         _print(result, out, page, traced)
 
@@ -72,13 +72,13 @@ def _folder(scenario: Scenario, out: Path) -> Folder:
     """Where the run goes: checked before it begins. Raises :class:`ClusterSimError`."""
     from clustersim.studies.sweep import Fingerprints
 
-    known = Fingerprints()(scenario)
-    folder = Folder(out, "run", scenario.title, FILES, (known.inputs, known.files))
+    fingerprint = Fingerprints()(scenario)
+    folder = Folder(out, "run", scenario.title, FILES, (fingerprint.inputs, fingerprint.files))
     folder.check()
     return folder
 
 
-def _write(result: Result, said: bytes, folder: Folder) -> tuple[int, ...]:
+def _write(result: Result, document: bytes, folder: Folder) -> tuple[int, ...]:
     """Returns the ranks whose spans are in the trace."""
     from clustersim.app import plots
     from clustersim.files.traces import perfetto
@@ -86,7 +86,7 @@ def _write(result: Result, said: bytes, folder: Folder) -> tuple[int, ...]:
     chosen = plots.worth_a_trace(result.timeline)
     with folder.files() as path_of:
         result.save(path_of("run.npz"))
-        path_of("result.json").write_bytes(said)
+        path_of("result.json").write_bytes(document)
         written = perfetto.write_chrome_trace(result.timeline, path_of("trace.json.gz"), chosen, result.saved.memory)
         plots.save(plots.gantt(result.timeline, title=result.scenario.title), path_of("gantt.png"))
         plots.save(plots.picture("waterfall", result.saved), path_of("waterfall.png"))
@@ -106,7 +106,7 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     for row in in_words(result.figures, "run"):
         table.add_row(*row)
     console = stdout()
-    console.say(*(f"{what:9s} {words}" for what, words in (*ran(result.prepared), ("verdict", result.in_words))))
+    console.say(*(f"{label:9s} {text}" for label, text in (*ran(result.prepared), ("verdict", result.in_words))))
     console.print(table)
     if not result.verdict.possible:
         console.say(f"{result.verdict}; timed as if the memory were there", style="bold red")
@@ -153,8 +153,8 @@ def _print_links(console: Terminal, links: list[tuple[str, float, float]]) -> No
         ends = frozenset(re.sub(r"\d+", "#", name).split(" -> "))
         like.setdefault((ends, value_text(used, "percent")), []).append((name, moved))
     for (_, share), alike in list(like.items())[:3]:
-        (name, moved), others = alike[0], " and others like it" if len(alike) > 1 else ""
-        console.print(f"busy link: {escape(name)}{others}, {share} of its line rate ({value_text(moved, 'bytes')})")
+        (name, moved), alike_text = alike[0], " and others like it" if len(alike) > 1 else ""
+        console.print(f"busy link: {escape(name)}{alike_text}, {share} of its line rate ({value_text(moved, 'bytes')})")
 
 
 def _print_where(console: Terminal, rows: Sequence[StageSeconds]) -> None:
@@ -173,7 +173,7 @@ def _print_where(console: Terminal, rows: Sequence[StageSeconds]) -> None:
     console.print(number_table(title, ("stage", *(WORDS[key] for key in groups), *parts), cells))
 
 
-def _print_dimensions(console: Terminal, whole: StageSeconds, moved: Columns) -> None:
+def _print_dimensions(console: Terminal, row: StageSeconds, moved: Columns) -> None:
     """A row per dimension: what its transfers cost, and what they move."""
     names = [str(name) for name in moved["dimension"]]
     if not names:
@@ -183,7 +183,7 @@ def _print_dimensions(console: Terminal, whole: StageSeconds, moved: Columns) ->
     links = (f"on {kind.removeprefix('link_')} links" for kind in kinds)
     cells = []
     for i, name in enumerate(names):
-        times = (format_time(found.get(name, 0.0)) for found in (whole.exposed, whole.waiting))
+        times = (format_time(seconds.get(name, 0.0)) for seconds in (row.exposed, row.waiting))
         cells.append([name, *times, *(format_bytes(moved[column][i]) for column in ("sent_per_gpu", *kinds))])
     title = "by dimension of the mesh, per GPU and step; links: all of a kind"
     console.print(number_table(title, (*heads, *links), cells))

@@ -65,16 +65,16 @@ def sensitivity(
 
     needs_out(page, out)
     chosen, title = _scenario(scenario, changes, place)
-    asked = StudyRequest(_nodes(nodes), swing, growth, gain)
-    folder = None if out is None else folder_for(chosen, out, asked)
+    request = StudyRequest(_nodes(nodes), swing, growth, gain)
+    folder = None if out is None else folder_for(chosen, out, request)
     with working(f"studying {title}") as progress:
-        said = study(chosen, asked, title=title, tell=lambda _: progress(progress.done + 1, progress.total))
+        result = study(chosen, request, title=title, tell=lambda _: progress(progress.done + 1, progress.total))
     wrote = []
     if folder is not None:
         from clustersim.app.report.sensitivity import pictures
 
-        wrote = written_study(folder, FILE, said, pictures(said))
-    say_study(said, out, page, as_json, lambda pages: _print(said, wrote + pages))
+        wrote = written_study(folder, FILE, result, pictures(result))
+    say_study(result, out, page, as_json, lambda pages: _print(result, wrote + pages))
 
 
 def _scenario(name: str, changes: tuple[str, ...], place: int) -> tuple[Scenario, str]:
@@ -85,8 +85,8 @@ def _scenario(name: str, changes: tuple[str, ...], place: int) -> tuple[Scenario
     overrides = scenarios.parse_overrides(changes)
     if (Path(name) / planner.FILE).is_file():
         return planner.option_of(Path(name), place, overrides)
-    found = scenarios.load(name, overrides)
-    return found, found.title
+    loaded = scenarios.load(name, overrides)
+    return loaded, loaded.title
 
 
 def _nodes(text: str | None) -> list[int] | None:
@@ -98,13 +98,13 @@ def _nodes(text: str | None) -> list[int] | None:
     return [int(part) for part in parts]
 
 
-def _print(said: Study, wrote: list[str]) -> None:
+def _print(result: Study, wrote: list[str]) -> None:
     from clustersim.app.report.sensitivity import TABLES
 
     console = stdout()
-    console.say(said.verdict)
+    console.say(result.verdict)
     for title, grid in TABLES.items():
-        shown = grid(said)
-        console.print(rich_table(title.format(swing=said.swing), shown.head, shown.rows))
+        shown = grid(result)
+        console.print(rich_table(title.format(swing=result.swing), shown.head, shown.rows))
     if wrote:
         console.say(f"wrote {', '.join(wrote)}")

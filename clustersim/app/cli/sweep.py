@@ -71,9 +71,9 @@ def sweep(
     wrote = _write(table, list(plan.columns), plan.title, out)
     names = list(table)
     lines = [dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in table.values()), strict=True)]
-    said = to_builtins(outcome, enc_hook=str) | {"rows": lines}
+    document = to_builtins(outcome, enc_hook=str) | {"rows": lines}
     shown = list(plan.columns), plan.title, outcome
-    say_study(said, out, page, as_json, lambda pages: _print(table, *shown, wrote + pages))
+    say_study(document, out, page, as_json, lambda pages: _print(table, *shown, wrote + pages))
     return 1 if outcome.lost else None
 
 
@@ -117,16 +117,19 @@ def _print(table: Columns, axes: list[str], title: str, outcome: SweepOutcome, w
     if len(table.get("key", ())) > SHOWN:
         console.print(f"... and {len(table['key']) - SHOWN:,} more rows")
     same = outcome.cases - outcome.scenarios
-    told = [
+    counts = [
         f"{outcome.computed:,} simulated",
         f"{outcome.kept:,} kept",
         *([f"{same:,} the same as others"] if same else []),
     ]
-    console.print(f"{outcome.cases:,} scenarios: {', '.join(told)}", highlight=False)
+    console.print(f"{outcome.cases:,} scenarios: {', '.join(counts)}", highlight=False)
     for error in dict.fromkeys(text for text in table.get("error", ()) if text):
         count = int((table["error"] == error).sum())
         console.say(f"- {count:,} without a result: {error}")
-    console.say(*(f"no row for {one.scenario}: {one.error}" for one in outcome.lost[:5]), style="bold red")
+    console.say(
+        *(f"no row for {lost_scenario.scenario}: {lost_scenario.error}" for lost_scenario in outcome.lost[:5]),
+        style="bold red",
+    )
     console.say(f"wrote {outcome.folder}/results.jsonl, {', '.join(wrote)}")
 
 
@@ -153,17 +156,17 @@ def _table(table: Columns, axes: list[str], title: str) -> Any:
 
 
 @contextmanager
-def _telling(what: str) -> Iterator[Any]:
+def _telling(title: str) -> Iterator[Any]:
     """Say on stderr how far the sweep is and how long it will take: a bar on a terminal, lines elsewhere."""
     if not sys.stderr.isatty():
-        yield _Lines(what)
+        yield _Lines(title)
         return
     from rich import progress
     from rich.console import Console
 
     columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn())
     with progress.Progress(*columns, progress.TextColumn("{task.fields[left]}"), console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=None, left="")
+        task = bar.add_task(title, total=None, left="")
 
         def tell(now: SweepProgress) -> None:
             bar.update(task, completed=now.done, total=now.total, left=_left(now))
@@ -174,8 +177,8 @@ def _telling(what: str) -> Iterator[Any]:
 class _Lines:
     """Progress in a log: a line once it takes long, then one every :data:`EVERY` seconds."""
 
-    def __init__(self, what: str) -> None:
-        self.what, self.next = what, time.monotonic() + EVERY / 5
+    def __init__(self, title: str) -> None:
+        self.what, self.next = title, time.monotonic() + EVERY / 5
 
     def __call__(self, now: SweepProgress) -> None:
         if time.monotonic() >= self.next and now.done < now.total:

@@ -80,19 +80,19 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | No
         if isinstance(read, Timeline):
             run = digest.of_run(read)
             steps = _steps(read)
-            said = msgspec.to_builtins(run) | msgspec.to_builtins(steps)
+            document = msgspec.to_builtins(run) | msgspec.to_builtins(steps)
             lines = _timeline(run, steps, top)
         elif isinstance(read, traces.Samples):
             samples = digest.of_samples(read)
-            said = msgspec.to_builtins(samples)
+            document = msgspec.to_builtins(samples)
             lines = _samples(samples)
         else:
-            said = msgspec.to_builtins(read)
+            document = msgspec.to_builtins(read)
             lines = chain(read.lines, _tail(read.skipped))
     if pins:
         click.echo(nccl_debug.pins(_choices(read)), nl=False)
     elif as_json:
-        print_json(said)
+        print_json(document)
     else:
         click.echo("\n".join(lines))
 
@@ -114,11 +114,15 @@ def _steps(run: Timeline) -> TraceSteps:
     from clustersim.explain.pipeline import steady, windows
     from clustersim.files import traces
 
-    found = windows(run)
-    kept = steady(run)
-    told = any(step for step in found)
-    step = median(end - begin for begin, end in (found[s] for s in kept)) if told and kept else None
-    return TraceSteps(traces.backend_of(run), step, kept if told else [], _pipeline(run))
+    step_windows = windows(run)
+    steady_steps = steady(run)
+    numbered = any(step for step in step_windows)
+    step = (
+        median(end - begin for begin, end in (step_windows[s] for s in steady_steps))
+        if numbered and steady_steps
+        else None
+    )
+    return TraceSteps(traces.backend_of(run), step, steady_steps if numbered else [], _pipeline(run))
 
 
 def _pipeline(run: Timeline) -> Pipeline | UnsetType:
@@ -128,52 +132,52 @@ def _pipeline(run: Timeline) -> Pipeline | UnsetType:
     if not pipeline.has_pipeline(run):
         return UNSET
     rows = pipeline.stage_times(run)
-    kept = pipeline.steady(run)
+    steady_steps = pipeline.steady(run)
     parts = ("stage", "window", "busy", "idle", *pipeline.PARTS, "forward", "backward")
     return Pipeline(
         stages=[{name: getattr(row, name) for name in parts} for row in rows],
         slowest=SlowestStage(*slowest(rows)),
-        steps=kept,
-        steps_left_out=[step for step in pipeline.windows(run) if step not in kept],
+        steps=steady_steps,
+        steps_left_out=[step for step in pipeline.windows(run) if step not in steady_steps],
         text=sentences(rows),
     )
 
 
-def _stages(said: Pipeline) -> Iterator[str]:
+def _stages(report: Pipeline) -> Iterator[str]:
     """A line per stage, shares of a step, and what they mean."""
     from clustersim.explain.pipeline import PARTS
 
-    left = f" ({', '.join(map(str, said.steps_left_out))} left out as warm-up)" if said.steps_left_out else ""
-    yield f"pipeline, mean of {len(said.steps)} step(s){left}"
+    left = f" ({', '.join(map(str, report.steps_left_out))} left out as warm-up)" if report.steps_left_out else ""
+    yield f"pipeline, mean of {len(report.steps)} step(s){left}"
     yield f"{'stage':>5s} {'forward':>10s} {'backward':>10s} {'busy':>8s} {'idle':>8s}  = " + " ".join(
         f"{part:>9s}" for part in PARTS
     )
-    for row in said.stages:
+    for row in report.stages:
         shares = " ".join(f"{row[part] / row['window']:>9.1%}" for part in PARTS)
         yield (
             f"{row['stage']:>5.0f} {format_time(row['forward']):>10s} {format_time(row['backward']):>10s} "
             f"{row['busy'] / row['window']:>8.1%} {row['idle'] / row['window']:>8.1%}    {shares}"
         )
-    yield from said.text
+    yield from report.text
 
 
-def _timeline(said: RunDigest, of: TraceSteps, top: int) -> Iterator[str]:
-    steps = f", steps {said.steps[0]} to {said.steps[-1]}" if any(said.steps) else ""
-    backend = f", {of.backend}" if of.backend else ""
-    whole = format_time(said.window_s)
-    yield f"{said.ranks_measured} of {said.world_size} ranks{backend}, first span to last {whole}{steps}"
-    if of.step_time_s is not None:
-        yield f"  {'step time':24s} {format_time(of.step_time_s)}, median of {len(of.steady_steps)}"
-    yield f"  {'compute stream busy':24s} {_range(said.compute_share)}"
-    yield f"  {'transferring':24s} {_range(said.transfer_share)}"
-    yield f"  {'of that, exposed':24s} {_range(said.exposed_transfer_share)}"
-    yield f"  {'collectives waiting':24s} {_range(said.waiting_for_peers_share)}"
-    if said.waiting_for_launch_share is not None:
-        yield f"  {'waiting for launches':24s} {_range([said.waiting_for_launch_share])}"
-    if of.pipeline:
-        yield from _stages(of.pipeline)
-    yield from _collectives(said.collectives, top)
-    yield from _tail(said.skipped, said.hints)
+def _timeline(digest: RunDigest, trace_steps: TraceSteps, top: int) -> Iterator[str]:
+    steps = f", steps {digest.steps[0]} to {digest.steps[-1]}" if any(digest.steps) else ""
+    backend = f", {trace_steps.backend}" if trace_steps.backend else ""
+    window_text = format_time(digest.window_s)
+    yield f"{digest.ranks_measured} of {digest.world_size} ranks{backend}, first span to last {window_text}{steps}"
+    if trace_steps.step_time_s is not None:
+        yield f"  {'step time':24s} {format_time(trace_steps.step_time_s)}, median of {len(trace_steps.steady_steps)}"
+    yield f"  {'compute stream busy':24s} {_range(digest.compute_share)}"
+    yield f"  {'transferring':24s} {_range(digest.transfer_share)}"
+    yield f"  {'of that, exposed':24s} {_range(digest.exposed_transfer_share)}"
+    yield f"  {'collectives waiting':24s} {_range(digest.waiting_for_peers_share)}"
+    if digest.waiting_for_launch_share is not None:
+        yield f"  {'waiting for launches':24s} {_range([digest.waiting_for_launch_share])}"
+    if trace_steps.pipeline:
+        yield from _stages(trace_steps.pipeline)
+    yield from _collectives(digest.collectives, top)
+    yield from _tail(digest.skipped, digest.hints)
 
 
 def _collectives(rows: list[RepeatedCollective], top: int) -> Iterator[str]:
@@ -194,19 +198,19 @@ def _collectives(rows: list[RepeatedCollective], top: int) -> Iterator[str]:
         yield f"... and {len(rows) - top} more (--top)"
 
 
-def _samples(said: SampleDigest) -> Iterator[str]:
-    yield f"{said.rows} measured collectives"
+def _samples(digest: SampleDigest) -> Iterator[str]:
+    yield f"{digest.rows} measured collectives"
     yield f"{'collective':16s} {'ranks':>5s} {'nodes':>5s} {'rows':>5s} {'sizes':>22s} {'fastest':>10s} " + (
         f"{'busbw GB/s':>10s}  launch, version"
     )
-    for row in said.tables:
+    for row in digest.tables:
         sizes = f"{format_bytes(row.smallest_bytes)} - {format_bytes(row.largest_bytes)}"
         busbw = f"{row.busbw_max / 1e9:.2f}" if row.busbw_max is not None else "-"
         yield (
             f"{row.kind:16s} {row.ranks or '?':>5} {row.nodes or '?':>5} {row.rows:>5d} {sizes:>22s} "
             f"{format_time(row.fastest_s):>10s} {busbw:>10s}  {row.launch or '-'}, {row.version or '-'}"
         )
-    yield from _tail(said.skipped, said.notes)
+    yield from _tail(digest.skipped, digest.notes)
 
 
 def _tail(skipped: Mapping[str, int], hints: Sequence[str] = ()) -> Iterator[str]:

@@ -95,8 +95,8 @@ def nccl(tables: tuple[Path, ...], holdout: str | None, **options: Any) -> None:
     looks = ValidationOptions(**options)
     looks.check(kind.DIMENSIONS)
     names = ", ".join(map(str, tables))
-    with working(f"predicting {names}") as told:
-        result = kind.validate_nccl(*tables) if holdout is None else cross_validate(tables, holdout, told)
+    with working(f"predicting {names}") as progress:
+        result = kind.validate_nccl(*tables) if holdout is None else cross_validate(tables, holdout, progress)
     held_out = "" if holdout is None else f", held out: {holdout}"
     look(
         result,

@@ -56,7 +56,7 @@ def variation(
     with working(f"drawing steps of {loaded.name}") as progress:
         now = spreads.spread(loaded, machines, steps, budget=budget, tell=progress)
         better = spreads.spread(loaded, machines, steps, best=swap, budget=budget, tell=progress)
-    found = {
+    spread_of = {
         "steps": spreads.Distribution.of(now.times),
         "machines": spreads.Distribution.of(now.of_machines),
         "steps, slowest hosts swapped": spreads.Distribution.of(better.times),
@@ -66,7 +66,7 @@ def variation(
     if out is not None:
         from clustersim.app.plots.variation import distributions
 
-        wrote = write_picture(distributions(found, now.still, loaded.name), out)
+        wrote = write_picture(distributions(spread_of, now.still, loaded.name), out)
     if as_json:
         print_json(
             {
@@ -75,13 +75,15 @@ def variation(
                 "slope": now.slope,
                 "error": now.error,
                 "within": now.within,
-                **{name: asdict(one) for name, one in found.items()},
+                **{name: asdict(spread) for name, spread in spread_of.items()},
             }
         )
         return
     console = stdout()
-    times = {name: map(format_time, (one.mean, one.p50, one.p95, one.p99)) for name, one in found.items()}
-    rows = ([name, *times[name], f"{one.mean / now.still - 1:+.2%}"] for name, one in found.items())
+    times = {
+        name: map(format_time, (spread.mean, spread.p50, spread.p95, spread.p99)) for name, spread in spread_of.items()
+    }
+    rows = ([name, *times[name], f"{spread.mean / now.still - 1:+.2%}"] for name, spread in spread_of.items())
     console.print(number_table(loaded.title, HEAD, rows))
     console.say(_words(now, machines * steps))
     if wrote is not None:

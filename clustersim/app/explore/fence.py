@@ -12,20 +12,20 @@ FILES = ("cluster.topology", "model.hf_config", "model.name", "parallel.schedule
 """Every field by which a scenario reads a file, as in :class:`clustersim.studies.sweep.row.Fingerprints`."""
 
 
-def check(asked: Scenario, opened: Scenario) -> None:
+def check(edited: Scenario, opened: Scenario) -> None:
     """Raise :class:`ScenarioError` where a scenario names a file that the one which was opened does not.
 
     It looks at what was read, however it was said: by a dotted key, a whole table, or another framework's name.
     """
     own = files_of(opened)
-    known = {"cluster.topology": shipped("topologies"), "model.name": catalog()}
-    for field, name in files_of(asked).items():
+    shipped_names = {"cluster.topology": shipped("topologies"), "model.name": catalog()}
+    for field, name in files_of(edited).items():
         # The file's own name may be another file where it is said again: from the working folder, not beside the file.
-        said = any(field == key or field.startswith(f"{key}.") for key in asked.changes)
-        if name is not None and (said or name != own[field]) and name not in known.get(field, ()):
-            what = "names nothing that is shipped" if field in known else "is a file"
+        changed = any(field == key or field.startswith(f"{key}.") for key in edited.changes)
+        if name is not None and (changed or name != own[field]) and name not in shipped_names.get(field, ()):
+            problem = "names nothing that is shipped" if field in shipped_names else "is a file"
             raise ScenarioError(
-                f"--set {field}: {shown(name)} {what}, and explore reads no file but its own scenario's; "
+                f"--set {field}: {shown(name)} {problem}, and explore reads no file but its own scenario's; "
                 f"`clustersim run` takes it (at $.{field})"
             )
 

@@ -86,19 +86,21 @@ class KnobForm:
 
     def settings(self, values: Mapping[str, str]) -> tuple[str, ...]:
         """``--set`` texts of what differs from the file. Raises :class:`ScenarioError` for a key that is no field."""
-        found = []
+        settings = []
         for key, text in values.items():
             if key not in self.known:
                 raise ScenarioError(f"{key}: is no field of this page (at $.{key})")
             if text.strip() != self.known[key].value:
                 table = ".".join(key.split(".")[:2])
-                gone = key != table and all(not values.get(one, "kept").strip() for one in self._own(table))
-                found.append(f"{table}=" if gone else self.known[key].setting(text))
-        return tuple(dict.fromkeys(found))
+                gone = key != table and all(not values.get(own_key, "kept").strip() for own_key in self._own(table))
+                settings.append(f"{table}=" if gone else self.known[key].setting(text))
+        return tuple(dict.fromkeys(settings))
 
     def _own(self, table: str) -> list[str]:
         """What the file says in a table inside a table; without it the table itself is gone."""
-        return [key for key, one in self.known.items() if one.value and key.startswith(f"{table}.")] or [""]
+        return [key for key, form_field in self.known.items() if form_field.value and key.startswith(f"{table}.")] or [
+            ""
+        ]
 
 
 def form_of(scenario: Scenario, schema: Node) -> KnobForm:
@@ -109,56 +111,66 @@ def form_of(scenario: Scenario, schema: Node) -> KnobForm:
         for key, value in flat(dict(scenario.table)).items()
         if key.partition(".")[0] in TABLES
     ]
-    mine = {one.key for one in own}
+    own_keys = {form_field.key for form_field in own}
     sections = [KnobSection("This scenario", tuple(own))]
     for table, heading in TABLES.items():
-        rest = [one for (_, key), one in offered.items() if key.startswith(f"{table}.") and key not in mine]
+        rest = [
+            form_field
+            for (_, key), form_field in offered.items()
+            if key.startswith(f"{table}.") and key not in own_keys
+        ]
         if table != "strategy":
             sections.append(KnobSection(heading, tuple(rest)))
             continue
         kinds = dict.fromkeys(kind for kind, _ in offered if kind)
         sections += [
-            KnobSection(f"{heading}: {kind}", tuple(one for one in rest if kind in one.kinds), kind) for kind in kinds
+            KnobSection(
+                f"{heading}: {kind}", tuple(form_field for form_field in rest if kind in form_field.kinds), kind
+            )
+            for kind in kinds
         ]
-    kept = tuple(part for part in sections if part.fields)
-    return KnobForm(kept, {one.key: one for part in reversed(kept) for one in part.fields})
+    filled = tuple(part for part in sections if part.fields)
+    return KnobForm(filled, {form_field.key: form_field for part in reversed(filled) for form_field in part.fields})
 
 
 def _own(key: str, value: object, offered: Mapping[tuple[str, str], KnobField]) -> KnobField:
-    same = [one for (_, name), one in offered.items() if name == key]
+    same = [other_field for (_, name), other_field in offered.items() if name == key]
     text = toml_value(value)
-    known = same[0] if same else KnobField(key)
-    if not (known.choices or known.number or known.textual):
-        known = _of_value(known, value)
-    known = replace(known, kinds=() if key == "strategy.kind" else tuple(kind for one in same for kind in one.kinds))
+    own_field = same[0] if same else KnobField(key)
+    if not (own_field.choices or own_field.number or own_field.textual):
+        own_field = _of_value(own_field, value)
+    own_field = replace(
+        own_field,
+        kinds=() if key == "strategy.kind" else tuple(kind for other_field in same for kind in other_field.kinds),
+    )
     shown = text if not isinstance(value, str) else value
-    choices = known.choices if not known.choices or shown in known.choices else (shown, *known.choices)
-    return replace(known, value=shown, choices=choices, fixed=key in FILES and not choices)
+    choices = own_field.choices if not own_field.choices or shown in own_field.choices else (shown, *own_field.choices)
+    return replace(own_field, value=shown, choices=choices, fixed=key in FILES and not choices)
 
 
-def _of_value(known: KnobField, value: object) -> KnobField:
+def _of_value(form_field: KnobField, value: object) -> KnobField:
     """A field of which the schema does not say one type: it has its value's."""
     if isinstance(value, bool):
-        return replace(known, choices=("true", "false"))
+        return replace(form_field, choices=("true", "false"))
     number = isinstance(value, int | float)
-    return replace(known, number=number, whole=isinstance(value, int), textual=isinstance(value, str))
+    return replace(form_field, number=number, whole=isinstance(value, int), textual=isinstance(value, str))
 
 
 def _offered(schema: Node) -> Iterator[tuple[tuple[str, str], KnobField]]:
     """((strategy or nothing, key), field) of everything that the schema lists; one field per key and strategy."""
     definitions = schema["$defs"]
     properties = definitions[schema["$ref"].rpartition("/")[2]]["properties"]
-    kinds = [_named(one, definitions) for one in properties["strategy"]["anyOf"]]
+    kinds = [_named(member, definitions) for member in properties["strategy"]["anyOf"]]
     every = tuple(kind["properties"]["kind"]["enum"][0] for kind in kinds)
     yield ("", "strategy.kind"), KnobField("strategy.kind", choices=every, textual=True, meaning="what each rank does")
     for table in TABLES:
         if table != "strategy":
-            for one in _walk(_bare(properties[table], definitions), table, definitions):
-                yield ("", one.key), one
+            for member in _walk(_bare(properties[table], definitions), table, definitions):
+                yield ("", member.key), member
     for kind, name in zip(kinds, every, strict=True):
-        for one in _walk(kind, "strategy", definitions):
-            if one.key != "strategy.kind":
-                yield (name, one.key), replace(one, kinds=(name,))
+        for member in _walk(kind, "strategy", definitions):
+            if member.key != "strategy.kind":
+                yield (name, member.key), replace(member, kinds=(name,))
 
 
 def _walk(struct: Node, path: str, definitions: Node) -> Iterator[KnobField]:
@@ -167,7 +179,9 @@ def _walk(struct: Node, path: str, definitions: Node) -> Iterator[KnobField]:
         inner = _bare(node, definitions)
         if "properties" in inner:
             yield from _walk(inner, key, definitions)
-        elif (key not in FILES or key in CHOICES) and not any(one in node.get("description", "") for one in IDLE):
+        elif (key not in FILES or key in CHOICES) and not any(
+            idle_word in node.get("description", "") for idle_word in IDLE
+        ):
             yield _field(key, node, inner)
 
 
@@ -176,18 +190,19 @@ def _field(key: str, node: Node, inner: Node) -> KnobField:
     default = node.get("default")
     unit = re.match(r"\[(\w[\w/]*)\][,;]? ?", meaning)
     empty = default is None or (hasattr(default, "__len__") and not len(default))
-    said = "" if empty else default if isinstance(default, str) else toml_value(default)
+    default_text = "" if empty else default if isinstance(default, str) else toml_value(default)
     low = inner.get("minimum")
     high = inner.get("maximum")
     return KnobField(
         key,
-        default=said,
+        default=default_text,
         meaning=meaning[unit.end() :] if unit else meaning,
         unit=unit.group(1) if unit else "",
         choices=_choices(key, inner),
         number=inner.get("type") in {"integer", "number"},
         whole=inner.get("type") == "integer",
-        textual=inner.get("type") == "string" or any(isinstance(one, str) for one in inner.get("enum", ())),
+        textual=inner.get("type") == "string"
+        or any(isinstance(enum_value, str) for enum_value in inner.get("enum", ())),
         low="" if low is None else f"{low:g}",
         # One that nobody meets but by a slip of the hand is the error's to tell.
         high="" if high is None or high >= 1e6 else f"{high:g}",
@@ -203,13 +218,13 @@ def _choices(key: str, inner: Node) -> tuple[str, ...]:
 
 
 def _named(node: Node, definitions: Node) -> Node:
-    found: Node = definitions[node["$ref"].rpartition("/")[2]]
-    return found
+    definition: Node = definitions[node["$ref"].rpartition("/")[2]]
+    return definition
 
 
 def _bare(node: Node, definitions: Node) -> Node:
     """A node's one type: without ``null``, and a definition in its name's place; empty for several types."""
-    kinds = [one for one in node.get("anyOf", [node]) if one.get("type") != "null"]
+    kinds = [member for member in node.get("anyOf", [node]) if member.get("type") != "null"]
     if len(kinds) > 1:
         return {}
     return _named(kinds[0], definitions) if "$ref" in kinds[0] else kinds[0]

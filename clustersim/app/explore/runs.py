@@ -92,41 +92,41 @@ class RunPlayer:
             return told("this needs more memory than there is; use fewer ranks or steps")
 
     def _played(self, changes: tuple[str, ...]) -> ExploredRun:
-        found = self.kept.pop(changes, None) or _play(self.asked(changes))
-        self.kept[changes] = found  # the last asked for is the last to go
+        run_found = self.kept.pop(changes, None) or _play(self.asked(changes))
+        self.kept[changes] = run_found  # the last asked for is the last to go
         while len(self.kept) > KEPT:
             del self.kept[next(iter(self.kept))]
-        return found
+        return run_found
 
     def asked(self, changes: tuple[str, ...]) -> Scenario:
         """The scenario with these changes, inside the fence. Raises :class:`ClusterSimError`."""
-        found = scenario.load(self.path, scenario.parse_overrides(changes))
-        fence.check(found, self.opened)
-        return found
+        edited = scenario.load(self.path, scenario.parse_overrides(changes))
+        fence.check(edited, self.opened)
+        return edited
 
 
 def told(text: str) -> PageReply:
     """An error as one line, and the field it is of."""
-    said = re.search(r"\(at \$\.([\w.-]+)", text) or re.match(r"--set ([\w.-]+)", text)
-    return PageReply(error=" ".join(text.split())[:1500], field=said.group(1) if said else "")
+    match = re.search(r"\(at \$\.([\w.-]+)", text) or re.match(r"--set ([\w.-]+)", text)
+    return PageReply(error=" ".join(text.split())[:1500], field=match.group(1) if match else "")
 
 
-def _play(asked: Scenario) -> ExploredRun:
-    prepared = asked.prepare()
-    large = asked.file.parallel is not None and sum(len(role.ops) for role in prepared.program.roles) > MANY
+def _play(edited: Scenario) -> ExploredRun:
+    prepared = edited.prepare()
+    large = edited.file.parallel is not None and sum(len(role.ops) for role in prepared.program.roles) > MANY
     if large and not (prepared.cost.jitter or _asked_to_vary(prepared)):
         return _folded(prepared)
     if large and prepared.cost.jitter and not _asked_to_vary(prepared):
-        quiet = _folded(asked.changed({"run.jitter": 0.0}).prepare())
+        quiet = _folded(edited.changed({"run.jitter": 0.0}).prepare())
         more = (
             f" Its ranks are played as if none was ever late; run.jitter = {prepared.cost.jitter:g} plays all of them."
         )
         return replace(quiet, note=quiet.note + more)
     result = prepared.run()
     values = result.to_dict()
-    said = verdict(RunFacts.of(values), causes(result.timeline))
+    verdict_text = verdict(RunFacts.of(values), causes(result.timeline))
     note = "A large run whose ranks vary, so that all of it was played; without (run.jitter = 0) its step is folded."
-    return ExploredRun(prepared, values, said, result.notes, result.timeline, note if large else "")
+    return ExploredRun(prepared, values, verdict_text, result.notes, result.timeline, note if large else "")
 
 
 def _asked_to_vary(prepared: Prepared) -> bool:
@@ -149,21 +149,23 @@ def _folded(prepared: Prepared) -> ExploredRun:
         "memory": {"by": prepared.memory.at_peak(), "message": str(fits)},
         "fits": fits.ok,
     }
-    said = f"{prepared.model.name} on {prepared.gpus:,} {prepared.device.name}: {format_time(step)} a step; {fits}"
+    summary_text = (
+        f"{prepared.model.name} on {prepared.gpus:,} {prepared.device.name}: {format_time(step)} a step; {fits}"
+    )
     exact = "to rounding" if folded.exact else "within some percent"
     note = (
         f"A large run: its step was folded, {folded.ranks[0]:,} of {folded.ranks[1]:,} ranks played, and is the whole "
         f"run's {exact}. `clustersim run` plays all of it, and has the other figures and pictures."
     )
-    return ExploredRun(prepared, values, said.rstrip(".") + ".", prepared.notes, None, note)
+    return ExploredRun(prepared, values, summary_text.rstrip(".") + ".", prepared.notes, None, note)
 
 
 def _answer(now: ExploredRun, before: ExploredRun | None) -> str:
     """The fragment of the page: what is played now, its figures and pictures, beside what was played ``before``."""
     both = {"before": before, "now": now} if before is not None else {"now": now}
-    timelines = {name: one.timeline for name, one in both.items() if one.timeline is not None}
-    rooms = {one.prepared.device.memory_bytes for one in both.values()}
-    memory = {name: one.values["memory"]["by"] for name, one in both.items()}
+    timelines = {name: explored.timeline for name, explored in both.items() if explored.timeline is not None}
+    rooms = {explored.prepared.device.memory_bytes for explored in both.values()}
+    memory = {name: explored.values["memory"]["by"] for name, explored in both.items()}
     return rendered(
         "explore_answer.html.j2",
         now=now,
@@ -182,7 +184,7 @@ def _answer(now: ExploredRun, before: ExploredRun | None) -> str:
 
 def _figures(now: ExploredRun, before: ExploredRun | None) -> Iterator[tuple[str, str, str, str, str]]:
     """(figure, before, now, difference, "better" or "worse" or neither)."""
-    samples = [one.values["samples_per_s"] * one.values["step_time_s"] for one in (now, before or now)]
+    samples = [explored.values["samples_per_s"] * explored.values["step_time_s"] for explored in (now, before or now)]
     equal_steps = bool(np.isclose(*samples))
     for figure in shown_in("run"):
         old = before.values.get(figure.key) if before else None
@@ -211,11 +213,11 @@ def _difference(unit: str, old: float, new: float) -> tuple[str, int]:
 
 def _falls(both: dict[str, ExploredRun]) -> Iterator[PageChart]:
     """From peak to the MFU, of each whose FLOPs are known."""
-    for name, one in both.items():
-        if one.timeline is not None and one.values.get("mfu"):
-            run = SavedRun(one.timeline, facts=RunFacts.of(one.values))
+    for name, explored in both.items():
+        if explored.timeline is not None and explored.values.get("mfu"):
+            run = SavedRun(explored.timeline, facts=RunFacts.of(explored.values))
             figure = plots.picture("waterfall", run, plots.View(title=""))
-            yield PageChart(f"{name}: {one.values['mfu']:.1%}", markup(figure, f"falls-{name}"))
+            yield PageChart(f"{name}: {explored.values['mfu']:.1%}", markup(figure, f"falls-{name}"))
 
 
 def _gantts(timelines: dict[str, Timeline]) -> Iterator[PageChart]:

@@ -39,15 +39,15 @@ LARGEST = 64 * 1024
 
 def listening(port: int) -> socket.socket:
     """A socket of this machine alone; ``port`` 0 takes a free one. Raises :class:`ClusterSimError`."""
-    found = socket.socket()
+    listener = socket.socket()
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(("127.0.0.1", port))
-        found.listen()  # a browser that comes before the server is up waits
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen()  # a browser that comes before the server is up waits
     except OSError as error:
-        found.close()
+        listener.close()
         raise ClusterSimError(f"port {port}: {error.strerror or error}; --port 0 takes a free one") from None
-    return found
+    return listener
 
 
 def serve(name: str, schema: Mapping[str, Any], port: int, ready: Callable[[str], None]) -> None:
@@ -105,9 +105,9 @@ class _Guard:
         if scope["type"] != "lifespan":
             sent = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
             first = f"{scope['path']}/".split("/")[1]
-            known = secrets.compare_digest(first.encode(), self.token.encode())
+            token_right = secrets.compare_digest(first.encode(), self.token.encode())
             ours = sent.get("host") == self.host and sent.get("origin", self.host).removeprefix("http://") == self.host
-            if not (known and ours):
+            if not (token_right and ours):
                 answer = PlainTextResponse("forbidden: the address is the one that the terminal shows", 403)
         await answer(scope, receive, send)
 
@@ -139,9 +139,9 @@ class _Desk:
         from starlette.responses import JSONResponse
 
         try:
-            asked = json.loads(await _body(request))
-            now = asked["now"]
-            before = asked["before"]
+            request_body = json.loads(await _body(request))
+            now = request_body["now"]
+            before = request_body["before"]
             ask = PlayRequest(self.form.settings(now), None if before is None else self.form.settings(before))
             self.player.asked(ask.now)
         except ClusterSimError as error:
@@ -182,8 +182,10 @@ def command(name: str, changes: Sequence[str]) -> str:
 
 def saved(scenario: Scenario) -> str:
     """The scenario with its changes as TOML."""
-    told = (f"# {key}{' is gone' if one is None else f' = {toml_value(one)}'}" for key, one in scenario.changes.items())
-    head = [f"# {scenario.name}{', changed:' if scenario.changes else ''}", *told]
+    change_lines = (
+        f"# {key}{' is gone' if one is None else f' = {toml_value(one)}'}" for key, one in scenario.changes.items()
+    )
+    head = [f"# {scenario.name}{', changed:' if scenario.changes else ''}", *change_lines]
     if any(str(name).endswith((".toml", ".json", ".csv")) for name in files_of(scenario).values()):
         head.append(f"# Its paths start in the folder of {scenario.path.name}.")
     return "\n".join(head) + "\n" + toml_text(override(scenario.table, scenario.changes))

@@ -56,16 +56,16 @@ class RunWorker:
     async def __call__(self, ask: PlayRequest) -> PageReply | None:
         """The reply; None where a later change has taken this one's place."""
         self.turn += 1
-        mine = self.turn
+        own_turn = self.turn
         try:
             await asyncio.wait_for(self.lock.acquire(), self.grace)
         except TimeoutError:
-            if mine < self.turn:
+            if own_turn < self.turn:
                 return None
             self.close()  # who plays finds its process gone, and lets go of the lock
             await self.lock.acquire()
         try:
-            if mine < self.turn:
+            if own_turn < self.turn:
                 return None
             return await asyncio.to_thread(self._play, ask)
         finally:

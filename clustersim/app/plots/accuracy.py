@@ -42,19 +42,19 @@ def accuracy(
     y = np.asarray(predicted, dtype=np.float64)
     if not len(x) or x.shape != y.shape or len(part) != len(x) or not ((x > 0) & (y > 0)).all():
         raise ProgramError("nothing to draw: an accuracy figure needs rows, each measured and predicted above zero")
-    of = np.asarray(part)
-    names = sorted(set(of.tolist()), key=lambda name: (-int((of == name).sum()), name))
+    part_of = np.asarray(part)
+    names = sorted(set(part_of.tolist()), key=lambda name: (-int((part_of == name).sum()), name))
     figure = new_figure(max(4.2, 1.6 + 0.27 * len(names)))
     left, right = figure.subplots(1, 2, width_ratios=[1.0, 1.0])
-    _diagonal(left, x, y, {name: of == name for name in names}, unit)
-    _errors(right, {name: y[of == name] / x[of == name] - 1.0 for name in names}, part_name)
+    _diagonal(left, x, y, {name: part_of == name for name in names}, unit)
+    _errors(right, {name: y[part_of == name] / x[part_of == name] - 1.0 for name in names}, part_name)
     error = np.abs(y / x - 1.0)
-    said = (
+    caption = (
         f"Predicted against measured for {len(x):,} rows in {len(names)} parts ({', '.join(names[:6])}"
         f"{', ...' if len(names) > 6 else ''}): half of the rows are within {np.median(error):.1%}, nine in ten within "
         f"{np.percentile(error, 90):.0%}."
     )
-    return titled(figure, title, said)
+    return titled(figure, title, caption)
 
 
 def _diagonal(axes: Axes, x: Floats, y: Floats, parts: Mapping[str, Bools], unit: str) -> None:

@@ -163,10 +163,12 @@ def film_frame(shown: Film, time: float, title: str | None = None, *, ax: Axes |
     axes.set_ylim(-_HEIGHT, _HEIGHT)
     axes.set_axis_off()
     (_draw_swap if shown.swaps else _draw_ring)(axes, shown, time)
-    there = (shown.end <= time).mean() if shown.swaps else shown.held(time).all(axis=2).mean()
-    what = f"All-to-all of {shown.n} GPUs" if shown.swaps else f"Ring all-reduce of {shown.n} GPUs"
-    words = "there" if shown.swaps else "complete"
-    return titled(figure, title, f"{what} at {format_time(max(time, 0.0))}: {there:.0%} of pieces are {words}.", ax)
+    share = (shown.end <= time).mean() if shown.swaps else shown.held(time).all(axis=2).mean()
+    subject = f"All-to-all of {shown.n} GPUs" if shown.swaps else f"Ring all-reduce of {shown.n} GPUs"
+    state_word = "there" if shown.swaps else "complete"
+    return titled(
+        figure, title, f"{subject} at {format_time(max(time, 0.0))}: {share:.0%} of pieces are {state_word}.", ax
+    )
 
 
 def _draw_ring(axes: Axes, shown: Film, time: float) -> None:
@@ -175,13 +177,13 @@ def _draw_ring(axes: Axes, shown: Film, time: float) -> None:
     state = shown.held(time)
     for gpu in range(shown.n):
         _box(axes, ring, gpu)
-        for k, held in enumerate(state[gpu]):
-            _piece(axes, ring, ring.row(gpu, k), _stripes(held), "done" if held.all() else "")
+        for k, contributions in enumerate(state[gpu]):
+            _piece(axes, ring, ring.row(gpu, k), _stripes(contributions), "done" if contributions.all() else "")
     for a, b in {(int(a), int(b)) for a, b in zip(shown.schedule.src, shown.schedule.dst, strict=True)}:
         _arrow(axes, ring, a, b)
     for t, a, b, done in _flying(shown, time):
-        held = state[a, int(shown.schedule.chunk[t])]
-        _piece(axes, ring, _on_the_way(ring, a, b, done), _stripes(held), "flies")
+        contributions = state[a, int(shown.schedule.chunk[t])]
+        _piece(axes, ring, _on_the_way(ring, a, b, done), _stripes(contributions), "flies")
     _caption(axes, _ring_words(shown, time, state), time)
 
 
@@ -191,7 +193,7 @@ def _draw_swap(axes: Axes, shown: Film, time: float) -> None:
     n = shown.n
     pairs = list(zip(shown.schedule.src.tolist(), shown.schedule.dst.tolist(), strict=True))
     gone = {pair for pair, start in zip(pairs, shown.start.tolist(), strict=True) if start < time}
-    there = {pair for pair, end in zip(pairs, shown.end.tolist(), strict=True) if end <= time}
+    arrived = {pair for pair, end in zip(pairs, shown.end.tolist(), strict=True) if end <= time}
     for gpu in range(n):
         _box(axes, ring, gpu)
         x, y = ring.spots[gpu].tolist()
@@ -206,7 +208,7 @@ def _draw_swap(axes: Axes, shown: Film, time: float) -> None:
             va="center",
         )
         for k in range(n):
-            if k == gpu or (k, gpu) in there:
+            if k == gpu or (k, gpu) in arrived:
                 _piece(axes, ring, ring.row(gpu, k), [series[k]], "done", gpu)
             elif (gpu, k) not in gone:
                 _piece(axes, ring, ring.row(gpu, k), [series[gpu]], number=k)
@@ -214,7 +216,7 @@ def _draw_swap(axes: Axes, shown: Film, time: float) -> None:
         across, up = (ring.spots[b] - ring.spots[a]) / np.linalg.norm(ring.spots[b] - ring.spots[a])
         x, y = _on_the_way(ring, a, b, done)
         _piece(axes, ring, (x + ASIDE * up, y - ASIDE * across), [series[a]], "flies", b)
-    _caption(axes, f"{len(there)} of {len(pairs)} pieces are there", time, -_HEIGHT + 0.2)
+    _caption(axes, f"{len(arrived)} of {len(pairs)} pieces are there", time, -_HEIGHT + 0.2)
 
 
 def _flying(shown: Film, time: float) -> Iterator[tuple[int, int, int, float]]:
@@ -224,8 +226,8 @@ def _flying(shown: Film, time: float) -> Iterator[tuple[int, int, int, float]]:
         yield t, int(shown.schedule.src[t]), int(shown.schedule.dst[t]), float(done)
 
 
-def _stripes(held: Bools) -> list[str]:
-    return [series[k % len(series)] if inside else "#F1F3F5" for k, inside in enumerate(held.tolist())]
+def _stripes(contributions: Bools) -> list[str]:
+    return [series[k % len(series)] if inside else "#F1F3F5" for k, inside in enumerate(contributions.tolist())]
 
 
 def _on_the_way(ring: _RingDrawing, a: int, b: int, done: float) -> tuple[float, float]:
@@ -253,7 +255,7 @@ def _box(axes: Axes, ring: _RingDrawing, gpu: int) -> None:
 def _piece(
     axes: Axes,
     ring: _RingDrawing,
-    at: tuple[float, float],
+    corner: tuple[float, float],
     faces: Sequence[str],
     state: str = "",
     number: int | None = None,
@@ -261,7 +263,7 @@ def _piece(
     """A piece with its lower left corner, striped in these colours; ``state`` : it is ``"done"``, or it ``"flies"``."""
     from matplotlib.patches import Rectangle
 
-    (x, y), width, height = at, 2 * ring.wide, 0.84 * ring.high
+    (x, y), width, height = corner, 2 * ring.wide, 0.84 * ring.high
     for k, face in enumerate(faces):
         part = width / len(faces)
         axes.add_patch(Rectangle((x + k * part, y), part, height, fc=face, lw=0, zorder=4 + (state == "flies")))
@@ -313,8 +315,8 @@ def _ring_words(shown: Film, time: float, state: Bools) -> str:
     return "reduce-scatter\nadd what arrives" if adds else "all-gather\npass complete sums on"
 
 
-def _caption(axes: Axes, words: str, time: float, y: float = 0.14) -> None:
+def _caption(axes: Axes, caption: str, time: float, y: float = 0.14) -> None:
     """Words and the clock, in the middle of a ring."""
-    below = 0.42 if "\n" in words else 0.2
-    axes.text(0, y, words, ha="center", va="center", fontsize=11, color=INK, linespacing=1.5)
+    below = 0.42 if "\n" in caption else 0.2
+    axes.text(0, y, caption, ha="center", va="center", fontsize=11, color=INK, linespacing=1.5)
     axes.text(0, y - below, format_time(max(time, 0.0)), ha="center", va="center", fontsize=10, color=QUIET)

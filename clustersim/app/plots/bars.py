@@ -67,7 +67,7 @@ class BarCanvas:
         """Seconds the axis is long."""
         return self.window or self.end - self.begin
 
-    def bars(self, y: float, starts: Floats, ends: Floats, what: str) -> None:
+    def bars(self, y: float, starts: Floats, ends: Floats, kind: str) -> None:
         """Bars of one colour, clipped to the window."""
         starts = np.clip(starts, self.begin, self.end)
         ends = np.clip(ends, self.begin, self.end)
@@ -79,15 +79,15 @@ class BarCanvas:
         window = self.length
         # White edges tell neighbours apart, but among bars of a few pixels they would hide what they surround: there
         # bars that touch are drawn as one.
-        edges = what not in {"idle", "stall"} and np.median(ends - starts) > 0.006 * window
+        edges = kind not in {"idle", "stall"} and np.median(ends - starts) > 0.006 * window
         if not edges:
             starts, ends = joined(starts, ends, 1e-4 * window)
-        self._boxes(starts, ends, y - _BAR / 2, _BAR, what, 0.5 if edges else 0.0)
+        self._boxes(starts, ends, y - _BAR / 2, _BAR, kind, 0.5 if edges else 0.0)
 
-    def _boxes(self, starts: Floats, ends: Floats, y: float, height: float, what: str, edge: float) -> None:
-        self.used.add(what)
+    def _boxes(self, starts: Floats, ends: Floats, y: float, height: float, kind: str, edge: float) -> None:
+        self.used.add(kind)
         boxes = np.column_stack([starts - self.origin, ends - starts]) * self.scale
-        look = AreaStyle("white", "//////", palette["stall"]) if what == "stall" else AreaStyle(palette[what])
+        look = AreaStyle("white", "//////", palette["stall"]) if kind == "stall" else AreaStyle(palette[kind])
         self.axes.broken_barh(
             boxes.tolist(),
             (y, height),
@@ -104,15 +104,15 @@ class BarCanvas:
         rest, stretches = packed(row, self.begin, self.end)
         for begin, end, parts in stretches:
             low = y + _BAR / 2
-            for what, share in parts.items():
+            for kind, share in parts.items():
                 low -= share * _BAR
-                self._boxes(np.array([begin]), np.array([end]), low, share * _BAR, what, 0.0)
+                self._boxes(np.array([begin]), np.array([end]), low, share * _BAR, kind, 0.0)
         return rest
 
-    def text(self, y: float, start: float, end: float, words: Sequence[str], colour: str) -> None:
-        """The longest of ``words`` that fits in a bar, in its middle."""
+    def text(self, y: float, start: float, end: float, labels: Sequence[str], colour: str) -> None:
+        """The longest of ``labels`` that fits in a bar, in its middle."""
         characters = (end - start) / self.length * inches_wide(self.axes) * 1.05 * 72 / 4.8
-        fitting = [word for word in words if len(word) + 1 <= characters]
+        fitting = [word for word in labels if len(word) + 1 <= characters]
         if fitting and self.begin <= start and end <= self.end:
             middle = ((start + end) / 2 - self.origin) * self.scale
             self.axes.text(middle, y, fitting[0], ha="center", va="center_baseline", fontsize=7.5, color=colour)
@@ -143,13 +143,13 @@ def draw_row(canvas: BarCanvas, timeline: Timeline, spans: Spans, row: BarRow) -
     """One stream of one rank: its ops as bars over an idle ground, the long ones named."""
     canvas.bars(row.y, np.array([canvas.begin]), np.array([canvas.end]), "idle")
     intervals = row_intervals(timeline, spans, row.rank, row.stream)
-    for what, (starts, ends) in canvas.shares(row.y, intervals).items():
-        canvas.bars(row.y, starts, ends, what)
-    here = spans["rank"] == row.rank
+    for kind, (starts, ends) in canvas.shares(row.y, intervals).items():
+        canvas.bars(row.y, starts, ends, kind)
+    on_rank = spans["rank"] == row.rank
     # A name is written where its op stands for its phase, not on one of a hundred that were drawn as one.
     wide = 0.03 * canvas.length
-    apart = {what for what, (a, b) in intervals.items() if len(a) and np.median(b - a) > wide} | {"communication"}
-    columns = (spans[name][here].tolist() for name in ("op", "start", "end"))
+    apart = {kind for kind, (a, b) in intervals.items() if len(a) and np.median(b - a) > wide} | {"communication"}
+    columns = (spans[name][on_rank].tolist() for name in ("op", "start", "end"))
     for i, start, end in zip(*columns, strict=True):
         op = timeline.ops[i]
         if op.stream == row.stream and phase_of(op) in apart:
@@ -165,7 +165,7 @@ def _words(name: str) -> tuple[str, ...]:
     """
     parts = name.split(" ")
     tails = [" ".join(parts[i:]) for i in range(len(parts)) if i == 0 or len(parts) - i < 3]
-    return tuple(dict.fromkeys([name, *(words for words in tails if not words[:1].isdigit())]))
+    return tuple(dict.fromkeys([name, *(tail for tail in tails if not tail[:1].isdigit())]))
 
 
 def legend(figure: Figure, canvases: list[BarCanvas], ax: Axes | None = None) -> None:
@@ -174,16 +174,16 @@ def legend(figure: Figure, canvases: list[BarCanvas], ax: Axes | None = None) ->
     from matplotlib.patches import Patch
 
     used = set().union(*(canvas.used for canvas in canvases))
-    words: dict[str, list[str]] = {}
-    for what in LABELS:
-        if what in used:
-            words.setdefault("stall" if what == "stall" else palette[what], []).append(LABELS[what])
+    labels_of: dict[str, list[str]] = {}
+    for label in LABELS:
+        if label in used:
+            labels_of.setdefault("stall" if label == "stall" else palette[label], []).append(LABELS[label])
     handles = [
         Patch(facecolor="white", edgecolor=palette["stall"], hatch="//////", lw=0, label=", ".join(labels))
         if colour == "stall"
         else Patch(facecolor=colour, label=", ".join(labels))
-        for colour, labels in words.items()
+        for colour, labels in labels_of.items()
     ]
-    letters = sum(len(label) + 6 for labels in words.values() for label in labels)
+    letters = sum(len(label) + 6 for labels in labels_of.values() for label in labels)
     ncols = len(handles) if letters <= LINE else -(-len(handles) // 2)
     legend_below(figure, ax, canvases[0].axes, handles, ncols=ncols, handlelength=1.4, columnspacing=1.3)

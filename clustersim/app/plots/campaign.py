@@ -48,9 +48,9 @@ def month(spans: Sequence[tuple[float, float, str]], title: str | None = None, *
     figure, axes = drawn_on(ax, 1.4 + 0.16 * days)
     used = []
     for state, colour in COLOURS.items():
-        pieces = [piece for begin, end, what in spans if what == state for piece in _by_day(begin, end)]
+        pieces = [piece for begin, end, state_of in spans if state_of == state for piece in _by_day(begin, end)]
         for day in sorted({day for day, _, _ in pieces}):
-            boxes = [(begin, length) for at, begin, length in pieces if at == day]
+            boxes = [(begin, length) for row, begin, length in pieces if row == day]
             axes.broken_barh(boxes, (day - 0.4, 0.8), color=colour, lw=0, antialiased=False)
         used += [state] if pieces else []
     plain_axes(axes, ("bottom",))
@@ -60,10 +60,10 @@ def month(spans: Sequence[tuple[float, float, str]], title: str | None = None, *
     axes.set_ylim(days - 0.4, -0.6)
     axes.set_yticks(range(0, days, 5), [f"day {day + 1}" for day in range(0, days, 5)])
     _legend(figure, ax, axes, {state: COLOURS[state] for state in used})
-    whole = sum(end - begin for begin, end, _ in spans)
-    shares = {state: sum(e - b for b, e, what in spans if what == state) / whole for state in used}
-    said = ", ".join(f"{state} {share:.1%}" for state, share in shares.items())
-    return titled(figure, title, f"{days} days of one replica, a line a day: {said}.", ax)
+    total = sum(end - begin for begin, end, _ in spans)
+    shares = {state: sum(e - b for b, e, state_of in spans if state_of == state) / total for state in used}
+    caption = ", ".join(f"{state} {share:.1%}" for state, share in shares.items())
+    return titled(figure, title, f"{days} days of one replica, a line a day: {caption}.", ax)
 
 
 def _by_day(begin: float, end: float) -> list[tuple[int, float, float]]:
@@ -80,25 +80,25 @@ def _by_day(begin: float, end: float) -> list[tuple[int, float, float]]:
 def ledger(parts: Mapping[str, LedgerPart], title: str | None = None, *, ax: Axes | None = None) -> Figure:
     """Elapsed time as one bar, and below it what is no new step, drawn larger."""
     figure, axes = drawn_on(ax, 2.5)
-    rest = {name: one for name, one in parts.items() if name != "productive"}
-    whole, other = (sum(one.days for one in some.values()) for some in (parts, rest))
-    _bar(axes, 1.0, parts, whole)
-    if other > 0:
-        _bar(axes, 0.0, rest, other)
+    rest = {name: part for name, part in parts.items() if name != "productive"}
+    total, rest_total = (sum(part.days for part in some_parts.values()) for some_parts in (parts, rest))
+    _bar(axes, 1.0, parts, total)
+    if rest_total > 0:
+        _bar(axes, 0.0, rest, rest_total)
     plain_axes(axes, ())
     axes.set_xticks([])
     axes.set_xlim(0, 1)
-    axes.set_yticks([1.0, 0.0], [f"all {whole:,.1f} days", f"the other {other:,.1f}"], fontsize=10)
-    named = {f"{name} {one.days:,.2f} d": COLOURS[name] for name, one in parts.items() if one.share > 5e-4}
+    axes.set_yticks([1.0, 0.0], [f"all {total:,.1f} days", f"the other {rest_total:,.1f}"], fontsize=10)
+    named = {f"{name} {part.days:,.2f} d": COLOURS[name] for name, part in parts.items() if part.share > 5e-4}
     _legend(figure, ax, axes, named)
-    said = ", ".join(f"{name} {one.days:,.2f} days" for name, one in parts.items())
-    return titled(figure, title, f"Where {whole:,.1f} days went: {said}.", ax)
+    caption = ", ".join(f"{name} {part.days:,.2f} days" for name, part in parts.items())
+    return titled(figure, title, f"Where {total:,.1f} days went: {caption}.", ax)
 
 
-def _bar(axes: Axes, y: float, parts: Mapping[str, LedgerPart], whole: float) -> None:
+def _bar(axes: Axes, y: float, parts: Mapping[str, LedgerPart], total: float) -> None:
     left = 0.0
-    for name, one in parts.items():
-        share = one.days / whole
+    for name, part in parts.items():
+        share = part.days / total
         axes.barh(y, share, left=left, height=0.62, color=COLOURS[name], lw=0)
         if share > 0.055:
             dark = name in {"productive", "maintenance", "detection", "waiting for nodes", "lost work"}
@@ -127,9 +127,9 @@ def loss_over_interval(
 
     points : over [s]. now : the campaign's own interval [s].
     """
-    x = np.array([one.x for one in points]) / 60.0
+    x = np.array([point.x for point in points]) / 60.0
     lost = {
-        key: 100.0 * (1.0 - np.array([getattr(one, key) for one in points])) for key in ("simulated", "closed_form")
+        key: 100.0 * (1.0 - np.array([getattr(point, key) for point in points])) for key in ("simulated", "closed_form")
     }
     figure = lines(
         {"simulated": (x, lost["simulated"])},
@@ -161,8 +161,8 @@ def goodput_over_gpus(
 
     points : over nodes.
     """
-    x = np.array([one.x for one in points]) * gpus_per_node
-    share = {key: 100.0 * np.array([getattr(one, key) for one in points]) for key in ("simulated", "closed_form")}
+    x = np.array([point.x for point in points]) * gpus_per_node
+    share = {key: 100.0 * np.array([getattr(point, key) for point in points]) for key in ("simulated", "closed_form")}
     figure = lines(
         {"simulated": (x, share["simulated"])},
         laws={LAW: (x, share["closed_form"]), "90 %": (x[[0, -1]], np.array([90.0, 90.0]))},

@@ -23,34 +23,34 @@ def degrees(cells: Sequence[Degrees], title: str | None = None, *, ax: Axes | No
     """
     from matplotlib.patches import Rectangle
 
-    timed = [one.step_s for one in cells if one.step_s is not None]
+    timed = [cell.step_s for cell in cells if cell.step_s is not None]
     if not timed:
         raise ClusterSimError("nothing to draw: no degrees fit")
-    tps, pps = (sorted({getattr(one, name) for one in cells}) for name in ("tp", "pp"))
+    tps, pps = (sorted({getattr(cell, name) for cell in cells}) for name in ("tp", "pp"))
     level = np.full((len(pps), len(tps)), np.nan)
     figure, axes = drawn_on(ax, 0.42 * len(pps) + 1.3)
     low = min(timed)
     high = max(timed)
-    for one in cells:
-        y = pps.index(one.pp)
-        x = tps.index(one.tp)
-        if one.step_s is None:
+    for cell in cells:
+        y = pps.index(cell.pp)
+        x = tps.index(cell.tp)
+        if cell.step_s is None:
             axes.text(x, y, "does not fit", ha="center", va="center", fontsize=8.5, color=QUIET)
             continue
-        level[y, x] = share = np.log(one.step_s / low) / np.log(high / low) if high > low else 0.0
-        text = format_time(one.step_s) if one.sure else f"at least {format_time(one.step_s)}"
+        level[y, x] = share = np.log(cell.step_s / low) / np.log(high / low) if high > low else 0.0
+        text = format_time(cell.step_s) if cell.sure else f"at least {format_time(cell.step_s)}"
         colour = "white" if share > 0.6 else INK
-        weight = "bold" if one.best else "normal"
+        weight = "bold" if cell.best else "normal"
         axes.text(x, y, text, ha="center", va="center", fontsize=9, color=colour, weight=weight)
-        if one.best:
+        if cell.best:
             axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, fill=False, edgecolor=INK, lw=2.0))
     axes.imshow(level, aspect="auto", cmap=load_map(), vmin=0.0, vmax=1.15, interpolation="nearest")
     plain_axes(axes)
     axes.set_xticks(range(len(tps)), [f"tp {n}" for n in tps], fontsize=9)
     axes.set_yticks(range(len(pps)), [f"pp {n}" for n in pps], fontsize=9)
-    said = "; ".join(
-        f"tp {one.tp} pp {one.pp} {'' if one.sure else 'at least '}{format_time(one.step_s)}"
-        for one in sorted(cells, key=lambda one: one.step_s or np.inf)[:6]
-        if one.step_s is not None
+    caption = "; ".join(
+        f"tp {cell.tp} pp {cell.pp} {'' if cell.sure else 'at least '}{format_time(cell.step_s)}"
+        for cell in sorted(cells, key=lambda degree: degree.step_s or np.inf)[:6]
+        if cell.step_s is not None
     )
-    return titled(figure, title, f"The shortest step of each tensor- and pipeline-parallel degree. {said}.", ax)
+    return titled(figure, title, f"The shortest step of each tensor- and pipeline-parallel degree. {caption}.", ax)

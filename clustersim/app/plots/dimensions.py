@@ -50,19 +50,19 @@ def traffic(table: Columns, title: str | None = None) -> Figure:
     }
     figure = new_figure(0.62 * len(bars) + (1.1 if title else 0.8))
     rows = figure.subplots(len(bars), 1, squeeze=False)[:, 0]
-    for axes, (what, column) in zip(rows, bars.items(), strict=True):
+    for axes, (label, column) in zip(rows, bars.items(), strict=True):
         values = [float(v) for v in table[column]]
-        _bar(axes, what, dict(zip(names, values, strict=True)))
+        _bar(axes, label, dict(zip(names, values, strict=True)))
     handles, labels = rows[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=7, frameon=False, fontsize=8.5, handlelength=1.4)
-    said = "; ".join(
-        f"{what}: " + ", ".join(f"{n} {format_bytes(float(v))}" for n, v in zip(names, table[column], strict=True))
-        for what, column in bars.items()
+    caption = "; ".join(
+        f"{label}: " + ", ".join(f"{n} {format_bytes(float(v))}" for n, v in zip(names, table[column], strict=True))
+        for label, column in bars.items()
     )
-    return titled(figure, title, f"What a step moves by dimension. {said}.")
+    return titled(figure, title, f"What a step moves by dimension. {caption}.")
 
 
-def _bar(axes: Axes, what: str, parts: Mapping[str, float]) -> None:
+def _bar(axes: Axes, label: str, parts: Mapping[str, float]) -> None:
     total = sum(parts.values())
     scale, unit = byte_unit(total or 1.0)
     left = 0.0
@@ -70,12 +70,12 @@ def _bar(axes: Axes, what: str, parts: Mapping[str, float]) -> None:
         width = nbytes / scale
         axes.barh(0, width, left=left, height=0.7, color=dimensions[name], ec="white", lw=0.8, label=name)
         if total and nbytes > 0.08 * total:
-            words = f"{name} {nbytes / total:.0%}"
+            text = f"{name} {nbytes / total:.0%}"
             ink = "white" if name in {"EP", "step end"} else INK
-            axes.text(left + width / 2, 0, words, ha="center", va="center_baseline", fontsize=8.5, color=ink)
+            axes.text(left + width / 2, 0, text, ha="center", va="center_baseline", fontsize=8.5, color=ink)
         left += width
     plain_axes(axes)
-    axes.set_yticks([0], [what], fontsize=9)
+    axes.set_yticks([0], [label], fontsize=9)
     axes.set_ylim(-0.5, 0.5)
     axes.set_xlim(0, (total or 1.0) / scale)
     axes.tick_params(axis="x", labelsize=8, labelcolor=QUIET)
@@ -90,26 +90,26 @@ def mesh_on_machine(mesh: MeshMap, title: str | None = None, *, ax: Axes | None 
     Raises :class:`ProgramError` for a mesh of one rank.
     """
     dims = mesh.dims
-    each = mesh.per_node
+    per_node = mesh.per_node
     if not dims:
         raise ProgramError("nothing to draw: no dimension has more than one rank")
-    nodes = -(-mesh.world // each)
-    said = "; ".join(f"{d.name} {d.degree} over {', '.join(d.links) or 'nothing'}" for d in dims)
-    words = f"{mesh.world:,} ranks on {nodes:,} machine(s), by dimension: {said}. {FIRST.capitalize()}."
+    nodes = -(-mesh.world // per_node)
+    dims_text = "; ".join(f"{d.name} {d.degree} over {', '.join(d.links) or 'nothing'}" for d in dims)
+    caption = f"{mesh.world:,} ranks on {nodes:,} machine(s), by dimension: {dims_text}. {FIRST.capitalize()}."
     if mesh.world <= STRIP:
-        return titled(_strips(mesh, ax), title, words, ax)
+        return titled(_strips(mesh, ax), title, caption, ax)
     only_one(ax, f"a mesh of {mesh.world:,} ranks")
     columns = 1 if nodes > EACH else min(len(dims), 3)
     lines = -(-len(dims) // columns)
-    figure = new_figure(lines * (0.5 + (0.17 if nodes <= EACH else 0.06) * each) + (0.75 if title else 0.45))
+    figure = new_figure(lines * (0.5 + (0.17 if nodes <= EACH else 0.06) * per_node) + (0.75 if title else 0.45))
     grid = figure.subplots(lines, columns, squeeze=False).ravel()
     for axes, dim in zip(grid, dims, strict=False):
-        _panel(axes, dim, nodes, each)
+        _panel(axes, dim, nodes, per_node)
     for axes in grid[len(dims) :]:
         axes.set_visible(False)
-    one = _one_shade(mesh) if nodes <= EACH else "coloured: rank 0's group"
-    figure.supxlabel(f"a column is a machine, a row one of its GPUs; {one}", fontsize=8.5, color=QUIET)
-    return titled(figure, title, words)
+    shade_text = _one_shade(mesh) if nodes <= EACH else "coloured: rank 0's group"
+    figure.supxlabel(f"a column is a machine, a row one of its GPUs; {shade_text}", fontsize=8.5, color=QUIET)
+    return titled(figure, title, caption)
 
 
 def _one_shade(mesh: MeshMap) -> str:
@@ -129,15 +129,15 @@ def _strips(mesh: MeshMap, ax: Axes | None) -> Figure:
     """A line for each dimension, all ranks beside each other, machines apart."""
     dims = mesh.dims
     world = mesh.world
-    each = mesh.per_node
+    per_node = mesh.per_node
     figure, axes = drawn_on(ax, 0.36 * len(dims) + 1.15)
     gap = 0.4
-    nodes = -(-world // each)
+    nodes = -(-world // per_node)
     for y, dim in enumerate(dims):
         for rank, group in enumerate(dim.of_rank or ()):
-            mine = rank in dim.first
-            x = rank + gap * (rank // each)
-            face = _shade(dim.name, None if mine else group)
+            is_first = rank in dim.first
+            x = rank + gap * (rank // per_node)
+            face = _shade(dim.name, None if is_first else group)
             axes.barh(y, 0.94, left=x, height=0.84, color=face, align="center")
             if inches_wide(axes) / world > 0.1:  # a number has room
                 axes.text(
@@ -148,7 +148,7 @@ def _strips(mesh: MeshMap, ax: Axes | None) -> Figure:
                     va="center_baseline",
                     color="white" if face.mean() < DARK else INK,
                     fontsize=6 if world > STRIP // 2 else 8,
-                    weight="bold" if mine else "normal",
+                    weight="bold" if is_first else "normal",
                 )
         axes.text(
             1.005,
@@ -161,7 +161,7 @@ def _strips(mesh: MeshMap, ax: Axes | None) -> Figure:
         )
     plain_axes(axes, ())
     axes.set_yticks(range(len(dims)), [f"{dim.name} {dim.degree}" for dim in dims], fontsize=9)
-    middles = [(n + 0.5) * each + gap * n for n in range(nodes)]
+    middles = [(n + 0.5) * per_node + gap * n for n in range(nodes)]
     axes.set_xticks(middles, [f"machine {n}" for n in range(nodes)], fontsize=8.5)
     axes.set_ylim(len(dims) - 0.5, -0.5)
     axes.set_xlim(-0.1, world + gap * (nodes - 1) + 0.1)
@@ -169,22 +169,22 @@ def _strips(mesh: MeshMap, ax: Axes | None) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, dim: DimensionGroups, nodes: int, each: int) -> None:
+def _panel(axes: Axes, dim: DimensionGroups, nodes: int, per_node: int) -> None:
     from matplotlib.colors import to_rgb
 
-    cells = np.ones((each, nodes, 3)) * np.array(to_rgb("#EEF0F2"))
+    cells = np.ones((per_node, nodes, 3)) * np.array(to_rgb("#EEF0F2"))
     if dim.of_rank is not None and nodes <= EACH:
         for rank, group in enumerate(dim.of_rank):
-            cells[rank % each, rank // each] = _shade(dim.name, group)
+            cells[rank % per_node, rank // per_node] = _shade(dim.name, group)
     for rank in dim.first:
-        cells[rank % each, rank // each] = _shade(dim.name)
+        cells[rank % per_node, rank // per_node] = _shade(dim.name)
     axes.imshow(cells, aspect="auto", interpolation="nearest")
     if nodes <= EACH:
         axes.set_xticks(np.arange(nodes + 1) - 0.5, minor=True)
-        axes.set_yticks(np.arange(each + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(per_node + 1) - 0.5, minor=True)
         axes.grid(which="minor", color="white", lw=1.2)
     axes.tick_params(which="both", length=0, labelsize=7.5, labelcolor=QUIET)
-    axes.set_yticks([0, each - 1] if each > 1 else [0])
+    axes.set_yticks([0, per_node - 1] if per_node > 1 else [0])
     axes.set_xticks([0, nodes - 1] if nodes > 1 else [0])
     for spine in axes.spines.values():
         spine.set_visible(False)

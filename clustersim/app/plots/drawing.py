@@ -66,9 +66,9 @@ def html(figure: Figure, dpi: int = 144) -> str:
 
 def image(data: bytes, kind: str, alt: str) -> str:
     """Bytes of a PNG or GIF as an HTML image with ``alt`` for those who cannot see it."""
-    words = escape(alt, quote=True)
+    alt_text = escape(alt, quote=True)
     pixels = base64.b64encode(data).decode()
-    return f'<img alt="{words}" style="max-width:100%" src="data:image/{kind};base64,{pixels}">'
+    return f'<img alt="{alt_text}" style="max-width:100%" src="data:image/{kind};base64,{pixels}">'
 
 
 def plain_axes(axes: Axes, keep: tuple[str, ...] = ("bottom",)) -> None:
@@ -88,9 +88,9 @@ def percents(axis: Any) -> None:
     axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-def colour_bar(figure: Figure, axes: Axes, colours: Any, words: str, size: float, **where: Any) -> None:
+def colour_bar(figure: Figure, axes: Axes, colours: Any, words: str, size: float, **placing: Any) -> None:
     """What the ``colours`` of shares mean, beside the axes; ``size`` : of the figures [points]."""
-    bar = figure.colorbar(colours, ax=axes, **where)
+    bar = figure.colorbar(colours, ax=axes, **placing)
     percents(bar.ax.xaxis if bar.orientation == "horizontal" else bar.ax.yaxis)
     bar.ax.tick_params(labelsize=size, color=QUIET, labelcolor=INK)
     bar.outline.set_visible(False)
@@ -105,10 +105,10 @@ def drawn_on(ax: Axes | None, height: float, width: float = WIDTH) -> tuple[Figu
     return figure, figure.add_subplot()
 
 
-def only_one(ax: Axes | None, what: str) -> None:
+def only_one(ax: Axes | None, picture: str) -> None:
     """Raises :class:`ProgramError` where the caller has one ``ax`` for a picture that is several."""
     if ax is not None:
-        raise ProgramError(f"{what} is a picture of several axes, and cannot be drawn on one (ax): leave ax out")
+        raise ProgramError(f"{picture} is a picture of several axes, and cannot be drawn on one (ax): leave ax out")
 
 
 def inches_wide(axes: Axes) -> float:
@@ -156,7 +156,7 @@ def titled(figure: Figure, title: str | None, alt: str, ax: Axes | None = None) 
     if ax is not None:
         above = "\n" if ax.get_title(loc="left") + ax.get_title(loc="right") else ""  # whose line is taken
         ax.set_title(capped(title or "", 60) + above, fontsize=10, color=INK)
-        figure.set_label(" ".join(said for said in (alt_text(figure), alt) if said))
+        figure.set_label(" ".join(text for text in (alt_text(figure), alt) if text))
         return figure
     if title:
         most = int(figure.get_size_inches()[0] * LETTERS_AN_INCH)
@@ -203,7 +203,7 @@ def _save_png(figure: Figure, path: Any, dpi: int) -> None:
 
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi)
-    words = PngInfo()
-    words.add_itxt("Description", alt_text(figure))
+    metadata = PngInfo()
+    metadata.add_itxt("Description", alt_text(figure))
     few = Image.open(drawn).convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    few.save(path, format="png", optimize=True, dpi=(dpi, dpi), pnginfo=words)
+    few.save(path, format="png", optimize=True, dpi=(dpi, dpi), pnginfo=metadata)

@@ -46,7 +46,7 @@ def exchange_times(
     laws = {}
     if nbytes and bandwidth:
         n = np.arange(2, max(int(row["n"]) for row in rows) + 1)
-        one = nbytes / bandwidth
-        laws = {"2 N Z / B": (n, 2 * n * one)} if SERVER in hows else {}
-        laws |= {"2 (N-1)/N Z / B": (n, 2 * (n - 1) / n * one)} if "ring" in hows else {}
+        shard_s = nbytes / bandwidth
+        laws = {"2 N Z / B": (n, 2 * n * shard_s)} if SERVER in hows else {}
+        laws |= {"2 (N-1)/N Z / B": (n, 2 * (n - 1) / n * shard_s)} if "ring" in hows else {}
     return lines(curves, x="devices N", y="time of an exchange [s]", laws=laws, title=title, ax=ax)

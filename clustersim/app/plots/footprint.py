@@ -21,19 +21,19 @@ def footprint(
     parts : bytes by what holds them, as :meth:`clustersim.training.memory.MemoryUse.parts` gives them. capacity :
     [bytes].
     """
-    held = {name.replace("_", " "): float(n) for name, n in parts.items() if n > 0}
-    if not held:
+    sizes = {name.replace("_", " "): float(n) for name, n in parts.items() if n > 0}
+    if not sizes:
         raise ProgramError("nothing to draw: nothing holds memory")
-    total = sum(held.values())
+    total = sum(sizes.values())
     scale, unit = byte_unit(max(total, capacity or 0.0))
     figure, axes = drawn_on(ax, 1.9 if title else 1.6)
     left = 0.0
-    styles = part_styles(held)
-    for name, nbytes in held.items():
+    styles = part_styles(sizes)
+    for name, nbytes in sizes.items():
         width = nbytes / scale
-        words = f"{name} {format_bytes(nbytes)}"
+        label = f"{name} {format_bytes(nbytes)}"
         look = styles[name]
-        axes.barh(0, width, left=left, height=0.7, fc=look.face, hatch=look.hatch, ec="white", lw=0.8, label=words)
+        axes.barh(0, width, left=left, height=0.7, fc=look.face, hatch=look.hatch, ec="white", lw=0.8, label=label)
         left += width
     if capacity:
         _limit(axes, capacity / scale, f"{format_bytes(capacity)} of the GPU", vertical=True)
@@ -42,9 +42,9 @@ def footprint(
     axes.set_ylim(-0.5, 0.75)
     axes.set_xlim(0, max(total, capacity or 0.0) / scale * 1.02)
     axes.set_xlabel(f"memory [{unit}]", fontsize=9)
-    legend_below(figure, ax, axes, ncols=min(len(held), 4), handlelength=1.2)
-    said = ", ".join(f"{name} {format_bytes(n)}" for name, n in held.items())
-    return titled(figure, title, f"Memory of one GPU at its peak: {said}.{_room(total, capacity)}", ax)
+    legend_below(figure, ax, axes, ncols=min(len(sizes), 4), handlelength=1.2)
+    caption = ", ".join(f"{name} {format_bytes(n)}" for name, n in sizes.items())
+    return titled(figure, title, f"Memory of one GPU at its peak: {caption}.{_room(total, capacity)}", ax)
 
 
 def footprints(
@@ -66,8 +66,8 @@ def footprints(
     totals = {name: float(sum(parts.values())) for name, parts in runs.items()}
     if not totals or not max(totals.values()):
         raise ProgramError("nothing to draw: nothing holds memory")
-    names = dict.fromkeys(name for held in runs.values() for name in held)
-    parts = [name for name in names if any(held.get(name) for held in runs.values())]
+    names = dict.fromkeys(name for run in runs.values() for name in run)
+    parts = [name for name in names if any(run.get(name) for run in runs.values())]
     longest = max(*totals.values(), capacity or 0.0)
     scale, unit = byte_unit(longest)
     figure, axes = drawn_on(ax, 0.46 * len(runs) + (1.6 if title else 1.3))
@@ -75,21 +75,21 @@ def footprints(
     left = np.zeros(len(runs))
     styles = part_styles(parts)
     for part in parts:
-        width = np.array([held.get(part, 0.0) for held in runs.values()]) / scale
+        width = np.array([run.get(part, 0.0) for run in runs.values()]) / scale
         look = styles[name := part.replace("_", " ")]
         axes.barh(y, width, left=left, height=0.7, fc=look.face, hatch=look.hatch, ec="white", lw=0.8, label=name)
         left += width
-    for at, end, total in zip(y, left, totals.values(), strict=True):
+    for height, end, total in zip(y, left, totals.values(), strict=True):
         over = bool(capacity and total > capacity)
-        words = f" {format_bytes(total)}" + (", too much" if over else "")
-        axes.text(end, at, words, va="center", fontsize=9.5, color=palette["stall"] if over else INK)
+        label = f" {format_bytes(total)}" + (", too much" if over else "")
+        axes.text(end, height, label, va="center", fontsize=9.5, color=palette["stall"] if over else INK)
     if capacity:
-        at = capacity / scale
+        height = capacity / scale
         colour = palette["stall"]
         box = {"fc": "white", "ec": "none", "pad": 1.0}
-        axes.axvline(at, color=colour, lw=1.6, ls=(0, (4, 2)), zorder=0)
-        words = f"{format_bytes(capacity)} of the GPU"
-        axes.text(at, len(runs) - 0.5, words, fontsize=9, ha="center", va="bottom", color=colour, bbox=box)
+        axes.axvline(height, color=colour, lw=1.6, ls=(0, (4, 2)), zorder=0)
+        label = f"{format_bytes(capacity)} of the GPU"
+        axes.text(height, len(runs) - 0.5, label, fontsize=9, ha="center", va="bottom", color=colour, bbox=box)
     plain_axes(axes)
     axes.set_yticks(y, list(runs), fontsize=10)
     axes.set(xlim=(0, longest / scale * 1.2), ylim=(-0.55, len(runs) - 0.1))
@@ -99,13 +99,13 @@ def footprints(
 
 
 def _alt(runs: Mapping[str, Mapping[str, float]], totals: Mapping[str, float], capacity: float | None) -> str:
-    said = [
+    captions = [
         f"{name}: {format_bytes(totals[name])}, "
-        + ", ".join(f"{part.replace('_', ' ')} {format_bytes(n)}" for part, n in held.items() if n > 0)
-        for name, held in runs.items()
+        + ", ".join(f"{part.replace('_', ' ')} {format_bytes(n)}" for part, n in run.items() if n > 0)
+        for name, run in runs.items()
     ]
     limit = f" The GPU has {format_bytes(capacity)}." if capacity else ""
-    return f"Memory of one GPU. {'; '.join(said)}.{limit}"
+    return f"Memory of one GPU. {'; '.join(captions)}.{limit}"
 
 
 def memory_over_time(
@@ -120,17 +120,17 @@ def memory_over_time(
 
     moments : (m,) names, such as ``fwd layers.0``. parts : (m,) bytes by what holds them. capacity : [bytes].
     """
-    held = {
+    columns = {
         name.replace("_", " "): np.asarray(n, dtype=np.float64)
         for name, n in parts.items()
         if np.any(np.asarray(n) > 0)
     }
-    if not held or not len(moments):
+    if not columns or not len(moments):
         raise ProgramError("nothing to draw: nothing holds memory")
-    total = np.sum(list(held.values()), axis=0)
+    total = np.sum(list(columns.values()), axis=0)
     scale, unit = byte_unit(max(float(total.max()), capacity or 0.0))
     figure, axes = drawn_on(ax, 3.4)
-    below = _stack(axes, held, scale)
+    below = _stack(axes, columns, scale)
     peak = int(np.argmax(total))
     if capacity:
         _limit(axes, capacity / scale, f"{format_bytes(capacity)} of the GPU", vertical=False)
@@ -155,12 +155,12 @@ def memory_over_time(
     return titled(figure, title, alt + _room(float(total.max()), capacity), ax)
 
 
-def _stack(axes: Axes, held: Mapping[str, Floats], scale: float) -> Floats:
+def _stack(axes: Axes, columns: Mapping[str, Floats], scale: float) -> Floats:
     """Areas one on the other; returns the top of the last."""
-    styles = part_styles(held)
-    below = np.zeros(len(next(iter(held.values()))))
+    styles = part_styles(columns)
+    below = np.zeros(len(next(iter(columns.values()))))
     edges = np.arange(len(below) + 1)
-    for name, nbytes in held.items():
+    for name, nbytes in columns.items():
         top = below + nbytes / scale
         axes.fill_between(
             edges,
@@ -179,16 +179,16 @@ def _stack(axes: Axes, held: Mapping[str, Floats], scale: float) -> Floats:
 
 def _moment_ticks(axes: Axes, moments: Sequence[str]) -> None:
     """Phases below the axis: each begins where the first word of the moments changes."""
-    words = [m.split(" ")[0] for m in moments]
-    starts = [i for i, w in enumerate(words) if i == 0 or words[i - 1] != w]
-    ends = [*starts[1:], len(words)]
+    kinds = [m.split(" ")[0] for m in moments]
+    starts = [i for i, w in enumerate(kinds) if i == 0 or kinds[i - 1] != w]
+    ends = [*starts[1:], len(kinds)]
     names = {"fwd": "forward", "bwd": "backward"}
     axes.set_xticks(starts, [""] * len(starts))
     for start, end in zip(starts, ends, strict=True):
         axes.text(
             (start + end) / 2,
             -0.04,
-            names.get(words[start], words[start]),
+            names.get(kinds[start], kinds[start]),
             transform=axes.get_xaxis_transform(),
             ha="center" if end - start > 1 else "right",
             va="top",
@@ -197,18 +197,18 @@ def _moment_ticks(axes: Axes, moments: Sequence[str]) -> None:
         )
 
 
-def _limit(axes: Axes, at: float, words: str, *, vertical: bool) -> None:
+def _limit(axes: Axes, place: float, label: str, *, vertical: bool) -> None:
     colour = palette["stall"]
     dash = (0, (4, 2))
     if vertical:
-        axes.axvline(at, 0.0, 0.86, color=colour, lw=1.6, ls=dash)
-        axes.text(at, 0.5, words, ha="right", va="bottom", fontsize=8.5, color=colour)
+        axes.axvline(place, 0.0, 0.86, color=colour, lw=1.6, ls=dash)
+        axes.text(place, 0.5, label, ha="right", va="bottom", fontsize=8.5, color=colour)
     else:
-        axes.axhline(at, color=colour, lw=1.6, ls=dash)
+        axes.axhline(place, color=colour, lw=1.6, ls=dash)
         axes.text(
             0.005,
-            at,
-            words,
+            place,
+            label,
             ha="left",
             va="bottom",
             fontsize=8.5,

@@ -49,86 +49,86 @@ def front(dots: Sequence[FrontDot], *, x: str, y: str, title: str | None = None,
     """
     if not dots:
         raise ClusterSimError("nothing to draw: no option was simulated")
-    families = list(dict.fromkeys(one.family for one in sorted(dots, key=lambda one: (not one.best, -one.rate))))
-    known = families if len(families) <= MOST_FAMILIES else families[: MOST_FAMILIES - 1]
-    names = [*known, *([OTHER] if len(known) < len(families) else [])]
+    families = list(dict.fromkeys(dot.family for dot in sorted(dots, key=lambda dot: (not dot.best, -dot.rate))))
+    named_families = families if len(families) <= MOST_FAMILIES else families[: MOST_FAMILIES - 1]
+    names = [*named_families, *([OTHER] if len(named_families) < len(families) else [])]
     figure, axes = drawn_on(ax, 4.2)
-    best = sorted((one for one in dots if one.best), key=lambda one: one.rate)
-    axes.plot([one.rate for one in best], [one.cost for one in best], color=QUIET, lw=1.2, zorder=1)
+    best = sorted((dot for dot in dots if dot.best), key=lambda dot: dot.rate)
+    axes.plot([dot.rate for dot in best], [dot.cost for dot in best], color=QUIET, lw=1.2, zorder=1)
     for i, name in enumerate(names):
-        mine = [one for one in dots if (one.family if one.family in known else OTHER) == name]
-        _family(axes, mine, name, series[i % len(series)], MARKERS[i % len(MARKERS)])
+        family_dots = [dot for dot in dots if (dot.family if dot.family in named_families else OTHER) == name]
+        _family(axes, family_dots, name, series[i % len(series)], MARKERS[i % len(MARKERS)])
     _named(axes, best)
     plain_axes(axes, ("bottom", "left"))
     axes.grid(color=FAINT, lw=0.7)
     axes.set_axisbelow(True)
     axes.set_xlabel(x, fontsize=10)
     axes.set_title(y, loc="left", fontsize=10, color=INK)
-    axes.set_xlim(0.0, 1.08 * max(one.rate * (1 + one.error * (one.best or one.tempting)) for one in dots))
+    axes.set_xlim(0.0, 1.08 * max(dot.rate * (1 + dot.error * (dot.best or dot.tempting)) for dot in dots))
     axes.set_ylim(*_heights(dots))
     for side in (axes.xaxis, axes.yaxis):
         side.set_major_formatter(lambda v, _: f"{v:,.4g}" if abs(v) < 1e4 else f"{v:,.0f}")
     legend_below(figure, ax, axes, ncols=min(len(names), 3))
-    said = "; ".join(f"{one.family}, {one.label}: {one.rate:,.4g} at {one.cost:,.4g}" for one in best)
-    tempting = ", ".join(f"{one.family}, {one.label}" for one in dots if one.tempting)
+    caption = "; ".join(f"{dot.family}, {dot.label}: {dot.rate:,.4g} at {dot.cost:,.4g}" for dot in best)
+    tempting = ", ".join(f"{dot.family}, {dot.label}" for dot in dots if dot.tempting)
     more = f" Hollow, better only if predictions hold: {tempting}." if tempting else ""
-    return titled(figure, title, f"{y} over {x}. Not beaten by any other: {said}.{more}", ax)
+    return titled(figure, title, f"{y} over {x}. Not beaten by any other: {caption}.{more}", ax)
 
 
 def _family(axes: Axes, dots: Sequence[FrontDot], name: str, colour: str, marker: str) -> None:
     """Dots of one family: those that nobody beats, or that are tempting, are large; tempting ones hollow."""
-    shown = any(one.best or one.tempting for one in dots)
+    shown = any(dot.best or dot.tempting for dot in dots)
     for large in (False, True):
-        some = [one for one in dots if (one.best or one.tempting) == large]
+        sized = [dot for dot in dots if (dot.best or dot.tempting) == large]
         for hollow in (False, True):
-            drawn = [one for one in some if one.tempting == hollow]
+            drawn = [dot for dot in sized if dot.tempting == hollow]
             axes.scatter(
-                [one.rate for one in drawn],
-                [one.cost for one in drawn],
+                [dot.rate for dot in drawn],
+                [dot.cost for dot in drawn],
                 s=80 if large else 30,
                 marker=marker,
                 zorder=3 if large else 2,
                 alpha=1.0 if large else 0.7,
-                label=name if drawn and large == shown and (not hollow or len(drawn) == len(some)) else None,
+                label=name if drawn and large == shown and (not hollow or len(drawn) == len(sized)) else None,
                 facecolors="white" if hollow else colour,
                 edgecolors=colour if hollow else "white",
                 lw=1.2 if hollow else 0.6,
             )
         if large:
-            _errors(axes, some, colour)
+            _errors(axes, sized, colour)
 
 
 def _errors(axes: Any, dots: Sequence[FrontDot], color: str) -> None:
     """Bars to where half of published steps lay within: a step that takes longer is slower and dearer by as much."""
-    for one in dots:
-        low = 1 / (1 + one.error)
-        high = 1 + one.error
-        axes.plot([one.rate * low, one.rate * high], [one.cost] * 2, color=color, lw=1.0, alpha=0.6, zorder=2)
-        axes.plot([one.rate] * 2, [one.cost * low, one.cost * high], color=color, lw=1.0, alpha=0.6, zorder=2)
+    for dot in dots:
+        low = 1 / (1 + dot.error)
+        high = 1 + dot.error
+        axes.plot([dot.rate * low, dot.rate * high], [dot.cost] * 2, color=color, lw=1.0, alpha=0.6, zorder=2)
+        axes.plot([dot.rate] * 2, [dot.cost * low, dot.cost * high], color=color, lw=1.0, alpha=0.6, zorder=2)
 
 
 def _heights(dots: Sequence[FrontDot]) -> tuple[float, float]:
     """From a little below the cheapest to twice the dearest of the best: what lies above is no candidate."""
-    cost = np.array([one.cost for one in dots])
-    shown = [one for one in dots if one.best or one.tempting]
-    top = min(float(cost.max()), 2.0 * max((one.cost for one in shown), default=float(cost.max())))
-    top = max(top, *(one.cost * (1 + one.error) for one in shown), 0.0)
-    low = min(float(cost.min()), *(one.cost / (1 + one.error) for one in shown), float(cost.max()))
+    cost = np.array([dot.cost for dot in dots])
+    shown = [dot for dot in dots if dot.best or dot.tempting]
+    top = min(float(cost.max()), 2.0 * max((dot.cost for dot in shown), default=float(cost.max())))
+    top = max(top, *(dot.cost * (1 + dot.error) for dot in shown), 0.0)
+    low = min(float(cost.min()), *(dot.cost / (1 + dot.error) for dot in shown), float(cost.max()))
     room = max(top - low, 0.1 * low)
     return max(0.0, low - 0.15 * room), top + 0.08 * room
 
 
 def _named(axes: Any, best: Sequence[FrontDot]) -> None:
     """Labels above those that are not beaten, where one does not run into the one before."""
-    span = max((one.rate for one in best), default=1.0)
+    span = max((dot.rate for dot in best), default=1.0)
     last = -np.inf
-    for one in best:
-        if one.rate - last < 0.06 * span:
+    for dot in best:
+        if dot.rate - last < 0.06 * span:
             continue
-        last = one.rate
+        last = dot.rate
         axes.annotate(
-            one.label,
-            (one.rate, one.cost),
+            dot.label,
+            (dot.rate, dot.cost),
             xytext=(9, -13),
             textcoords="offset points",
             ha="left",
@@ -163,9 +163,9 @@ def tradeoff(
     for i, machine in enumerate(dict.fromkeys(row.machine for row in rows)):
         marker = MARKERS[i % len(MARKERS)]
         colour = series[i % len(series)]
-        mine = [row for row in rows if row.machine == machine]
-        best = [row for row in mine if row.option in front]
-        rest = [row for row in mine if row.option not in front]
+        machine_rows = [row for row in rows if row.machine == machine]
+        best = [row for row in machine_rows if row.option in front]
+        rest = [row for row in machine_rows if row.option not in front]
         axes.scatter(*_places(rest), s=34, alpha=0.35, lw=0, marker=marker, color=colour)
         _best(axes, best, machine, marker, colour)
     _limits(axes, deadline, budget)
@@ -180,9 +180,11 @@ def tradeoff(
     axes.set_xlabel("days", fontsize=10.5)
     axes.set_title("USD; the number below a point is its GPUs", loc="left", fontsize=10.5, color=INK)
     legend_below(figure, ax, axes, ncols=4, fontsize=10)
-    told = (f"{one.option}: {one.days:.2f} days, {one.usd:,.0f} USD" for one in said.front if one.days and one.usd)
-    words = f"Cost against days of {len(rows)} options. On the front, fastest first: {'; '.join(told)}."
-    return titled(figure, title, words, ax)
+    front_texts = (
+        f"{row.option}: {row.days:.2f} days, {row.usd:,.0f} USD" for row in said.front if row.days and row.usd
+    )
+    caption = f"Cost against days of {len(rows)} options. On the front, fastest first: {'; '.join(front_texts)}."
+    return titled(figure, title, caption, ax)
 
 
 def _places(rows: Sequence[PlanRow]) -> tuple[list[float], list[float]]:

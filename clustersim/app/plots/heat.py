@@ -60,20 +60,22 @@ def link_heat(
     ]
     axes.set_yticks(range(len(links)), labels, fontsize=8)
     axes.set_xlabel(f"time [{unit}]", fontsize=9)
-    where = {"location": "right", "fraction": 0.025, "aspect": 30, "pad": 0.01}
-    colour_bar(figure, axes, image, "share of the line rate", 8, **where)
+    placing = {"location": "right", "fraction": 0.025, "aspect": 30, "pad": 0.01}
+    colour_bar(figure, axes, image, "share of the line rate", 8, **placing)
     peak = level.max(axis=1)
     mean = level.mean(axis=1)
-    said = "; ".join(f"{n} {m:.0%} on average, {p:.0%} at most" for n, m, p in zip(names[:5], mean, peak, strict=False))
-    return titled(figure, title, f"Utilisation of {sum(alike.values()):,} links over time. {said}.", ax)
+    caption = "; ".join(
+        f"{n} {m:.0%} on average, {p:.0%} at most" for n, m, p in zip(names[:5], mean, peak, strict=False)
+    )
+    return titled(figure, title, f"Utilisation of {sum(alike.values()):,} links over time. {caption}.", ax)
 
 
 def _busiest(use: LinkUse, n: int) -> dict[int, int]:
     """The links nearest to saturation, first of those with the same history, and how many have it."""
     carried = use.bytes_per_link()
-    of = parts(use).of
+    part_of = parts(use).of
     _, first, counts = np.unique(
-        np.stack([of.astype(np.float64), use.link_bandwidth]), axis=1, return_index=True, return_counts=True
+        np.stack([part_of.astype(np.float64), use.link_bandwidth]), axis=1, return_index=True, return_counts=True
     )
     share = carried[first] / use.link_bandwidth[first]
     order = np.lexsort((first, -share))[:n]
@@ -86,6 +88,6 @@ def binned(times: Floats, rates: Floats, begin: float, end: float, bins: int = B
         return np.zeros(bins)
     edges = np.linspace(begin, end, bins + 1)
     moved = np.concatenate([[0.0], np.cumsum(rates * np.diff(times))])
-    at = np.interp(edges, times, moved)
-    mean: Floats = np.diff(at) / ((end - begin) / bins)
+    moved_at = np.interp(edges, times, moved)
+    mean: Floats = np.diff(moved_at) / ((end - begin) / bins)
     return mean

@@ -24,11 +24,11 @@ def joined(starts: Floats, ends: Floats, gap: float) -> Intervals:
     return starts[np.append(True, apart)], ends[np.append(apart, True)]
 
 
-def minus(some: Intervals, others: Intervals) -> Intervals:
-    """Where at least one of ``some`` intervals is open and none of ``others``: (starts, ends)."""
-    times = np.concatenate([*some, *others])
-    inside = np.concatenate([np.full(len(a), s) for a, s in zip((*some, *others), (1, -1, 0, 0), strict=True)])
-    taken = np.concatenate([np.full(len(a), s) for a, s in zip((*some, *others), (0, 0, 1, -1), strict=True)])
+def minus(first: Intervals, second: Intervals) -> Intervals:
+    """Where at least one of ``first`` intervals is open and none of ``second``: (starts, ends)."""
+    times = np.concatenate([*first, *second])
+    inside = np.concatenate([np.full(len(a), s) for a, s in zip((*first, *second), (1, -1, 0, 0), strict=True)])
+    taken = np.concatenate([np.full(len(a), s) for a, s in zip((*first, *second), (0, 0, 1, -1), strict=True)])
     order = np.argsort(times, kind="stable")
     free = (np.cumsum(inside[order]) > 0) & (np.cumsum(taken[order]) == 0)
     moments = times[order]

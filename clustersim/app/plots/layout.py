@@ -28,32 +28,32 @@ def neighbours(topology: Topology, vertices: Iterable[int]) -> dict[int, set[int
     chosen = list(vertices)
     inside[chosen] = True
     keep = inside[topology.link_src] & inside[topology.link_dst]
-    found: dict[int, set[int]] = {v: set() for v in chosen}
+    near: dict[int, set[int]] = {v: set() for v in chosen}
     for a, b in zip(topology.link_src[keep].tolist(), topology.link_dst[keep].tolist(), strict=True):
-        found[a].add(b)
-        found[b].add(a)
-    return found
+        near[a].add(b)
+        near[b].add(a)
+    return near
 
 
 def place_node(topology: Topology, node: int) -> Places:
     """Places of one node's vertices, x from 0 to (number of columns - 1)."""
-    mine = np.flatnonzero(topology.vertex_node == node).tolist()
-    kinds = {v: topology.vertex_kinds[v] for v in mine}
-    near = neighbours(topology, mine)
-    gpus = _gpu_order([v for v in mine if kinds[v] == GPU], near, kinds)
+    node_vertices = np.flatnonzero(topology.vertex_node == node).tolist()
+    kinds = {v: topology.vertex_kinds[v] for v in node_vertices}
+    near = neighbours(topology, node_vertices)
+    gpus = _gpu_order([v for v in node_vertices if kinds[v] == GPU], near, kinds)
     x = {v: float(i) for i, v in enumerate(gpus)}
     width = max(1.0, len(gpus) - 1.0)
     # Nearest to the GPUs first: each next kind stands over the middle of what it joins.
     for kind in (PCIE_SWITCH, CPU, NIC, NVSWITCH, SWITCH):
-        row = [v for v in mine if kinds[v] == kind]
+        row = [v for v in node_vertices if kinds[v] == kind]
         if kind == NVSWITCH:
             x |= {v: place for v, (place, _) in evenly(row, 0.0, width).items()}
             continue
         # A CPU does not stand where another CPU does.
-        known = {v: [x[w] for w in near[v] if w in x and kinds[w] not in {kind, NVSWITCH}] for v in row}
-        wanted = {v: float(np.mean(places)) if places else width / 2 for v, places in known.items()}
+        near_places = {v: [x[w] for w in near[v] if w in x and kinds[w] not in {kind, NVSWITCH}] for v in row}
+        wanted = {v: float(np.mean(places)) if places else width / 2 for v, places in near_places.items()}
         x |= _spread(wanted, 1.0 if kind in {NIC, PCIE_SWITCH} else 1.4, width)
-    return {v: (x[v], ROWS.get(kinds[v], ROWS[NIC])) for v in mine}
+    return {v: (x[v], ROWS.get(kinds[v], ROWS[NIC])) for v in node_vertices}
 
 
 def _gpu_order(gpus: list[int], near: Neighbours, kinds: Mapping[int, str]) -> list[int]:
@@ -96,17 +96,17 @@ def tiers(topology: Topology) -> list[list[int]]:
     left[switches] = True
     below = np.zeros(len(left), dtype=bool)
     below[topology.nics] = True
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     while left.any():
         reached = np.zeros(len(left), dtype=bool)
         reached[topology.link_dst[below[topology.link_src]]] = True
         tier = reached & left
         if not tier.any():
             tier = left.copy()
-        found.append(np.flatnonzero(tier).tolist())
+        groups.append(np.flatnonzero(tier).tolist())
         left &= ~tier
         below = tier
-    return found
+    return groups
 
 
 def shared_switches(topology: Topology) -> list[int]:

@@ -140,13 +140,13 @@ def _margins(places: Floats, *, logarithmic: bool) -> tuple[float, float]:
 
 def _far_enough(places: Floats, *, logarithmic: bool) -> list[float]:
     """Places for ticks: all of them, without those that would run into the one before."""
-    at = np.log(places) if logarithmic else places
-    least = (at[-1] - at[0]) / MOST_TICKS if len(at) > 1 else 0.0
-    kept = [len(at) - 1]
-    for i in range(len(at) - 2, -1, -1):
-        if at[kept[-1]] - at[i] >= least * 0.999:
-            kept.append(i)
-    return [float(place) for place in places[kept[::-1]]]
+    positions = np.log(places) if logarithmic else places
+    least = (positions[-1] - positions[0]) / MOST_TICKS if len(positions) > 1 else 0.0
+    shown = [len(positions) - 1]
+    for i in range(len(positions) - 2, -1, -1):
+        if positions[shown[-1]] - positions[i] >= least * 0.999:
+            shown.append(i)
+    return [float(place) for place in places[shown[::-1]]]
 
 
 def _names(axes: Axes, points: Mapping[str, Points], y: Axis) -> None:
@@ -159,11 +159,11 @@ def _names(axes: Axes, points: Mapping[str, Points], y: Axis) -> None:
     spread = _apart(height)
     right = max(float(to_share.transform(end)[0]) for end in ends.values()) + 0.03
     colour = {name: series[i % len(series)] for i, name in enumerate(points)}
-    for name, at in zip(order, spread.tolist(), strict=True):
+    for name, label_height in zip(order, spread.tolist(), strict=True):
         axes.annotate(
             f"{name}  {y.told(ends[name][1])}",
             ends[name],
-            xytext=(right, at),
+            xytext=(right, label_height),
             textcoords="axes fraction",
             fontsize=10,
             color=INK,
@@ -182,20 +182,20 @@ def _names(axes: Axes, points: Mapping[str, Points], y: Axis) -> None:
 
 def _apart(height: Floats) -> Floats:
     """Ascending heights moved as little as need be to be :data:`GAP` apart, none above the top."""
-    found = height.copy()
-    for i in range(1, len(found)):
-        found[i] = max(found[i], found[i - 1] + GAP)
-    over = max(0.0, float(found[-1]) - 1.0)
-    found[-1] -= over
-    for i in range(len(found) - 2, -1, -1):
-        found[i] = min(found[i], found[i + 1] - GAP)
-    return found
+    spread = height.copy()
+    for i in range(1, len(spread)):
+        spread[i] = max(spread[i], spread[i - 1] + GAP)
+    over = max(0.0, float(spread[-1]) - 1.0)
+    spread[-1] -= over
+    for i in range(len(spread) - 2, -1, -1):
+        spread[i] = min(spread[i], spread[i + 1] - GAP)
+    return spread
 
 
 def _alt(points: Mapping[str, Points], x: Axis, y: Axis) -> str:
-    said = [
+    ends_texts = [
         f"{name}: {y.told(b[0])} at {x.told(a[0])}, {y.told(b[-1])} at {x.told(a[-1])}"
         for name, (a, b) in points.items()
     ]
-    what, over = (axis.words.split(" [")[0] for axis in (y, x))
-    return f"{what[0].upper()}{what[1:]} over {over}. " + "; ".join(said) + "."
+    subject, over = (axis.words.split(" [")[0] for axis in (y, x))
+    return f"{subject[0].upper()}{subject[1:]} over {over}. " + "; ".join(ends_texts) + "."

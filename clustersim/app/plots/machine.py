@@ -88,16 +88,16 @@ def _whole(topology: Topology) -> tuple[Places, list[tuple[float, float, float, 
     """Places of everything, and a frame for each node: x, y, width, height, name."""
     places: Places = {}
     boxes = []
-    at = 0.0
+    left_edge = 0.0
     for node in range(topology.n_nodes):
-        mine = layout.place_node(topology, node)
-        corners = np.array(list(mine.values()) or [(0.0, 0.0)])
+        spots = layout.place_node(topology, node)
+        corners = np.array(list(spots.values()) or [(0.0, 0.0)])
         (left, low), (right, high) = corners.min(axis=0).tolist(), corners.max(axis=0).tolist()
         columns = right - left
-        places |= {v: (x + (at - left), y) for v, (x, y) in mine.items()}
-        boxes.append((at - 0.7, low - 0.85, columns + 1.4, high - low + 1.3, f"node {node}"))
-        at += columns + 2.1
-    width = at - 2.1
+        places |= {v: (x + (left_edge - left), y) for v, (x, y) in spots.items()}
+        boxes.append((left_edge - 0.7, low - 0.85, columns + 1.4, high - low + 1.3, f"node {node}"))
+        left_edge += columns + 2.1
+    width = left_edge - 2.1
     places |= layout.evenly(layout.shared_switches(topology), -1.1, width)
     for i, tier in enumerate(layout.tiers(topology)):
         places |= layout.evenly(_by_below(topology, tier, places), FIRST_TIER + i * TIER, width)
@@ -209,9 +209,9 @@ def scale_of_loads(figure: Figure, axes: Axes, end: float) -> None:
     from matplotlib.colors import Normalize
 
     colours = ScalarMappable(Normalize(0.0, end), load_map())
-    where = {"location": "bottom", "fraction": 0.04}
-    words = "share of the line rate used, mean over the time shown, busier direction"
-    colour_bar(figure, axes, colours, words, 8.5, **where, aspect=50, pad=0.02)
+    placing = {"location": "bottom", "fraction": 0.04}
+    label = "share of the line rate used, mean over the time shown, busier direction"
+    colour_bar(figure, axes, colours, label, 8.5, **placing, aspect=50, pad=0.02)
 
 
 def spacing(places: Places) -> dict[float, float]:
@@ -262,8 +262,8 @@ def tier_name(i: int, n: int) -> str:
 
 def alt_of(topology: Topology, loads: Floats) -> str:
     """The picture in words."""
-    what = "GPUs" if len(topology.gpus) else "CPUs"
-    count = f"{topology.n_nodes} node(s) with {len(topology.homes)} {what} in all"
+    devices = "GPUs" if len(topology.gpus) else "CPUs"
+    count = f"{topology.n_nodes} node(s) with {len(topology.homes)} {devices} in all"
     start = f"{topology.name}: {count}, links coloured by load."
     if not len(loads) or loads.max() <= 0:
         return f"{start} No link carries anything."

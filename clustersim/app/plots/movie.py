@@ -57,7 +57,7 @@ def movie(frame: Callable[[float], Figure], moments: Sequence[float], alt: str) 
 
     frames = [_pixels(frame(float(moment))) for moment in moments]
     palette = _palette(frames)
-    few = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in frames]
+    few = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     times = [1000 // FPS] * (len(few) - 1) + [1000 * HOLD // FPS]
     drawn = io.BytesIO()
     few[0].save(drawn, format="gif", save_all=True, append_images=few[1:], duration=times, loop=0)
@@ -80,34 +80,34 @@ def _palette(frames: Sequence[Pixels]) -> Pixels:
     from PIL import Image
 
     width, height = frames[0].size
-    some = Image.new("RGB", (width, 3 * height))
-    for k, one in enumerate((frames[0], frames[len(frames) // 2], frames[-1])):
-        some.paste(one, (0, k * height))
-    return some.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    sheet = Image.new("RGB", (width, 3 * height))
+    for k, frame in enumerate((frames[0], frames[len(frames) // 2], frames[-1])):
+        sheet.paste(frame, (0, k * height))
+    return sheet.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
 
 
 def ring_movie(film: Film, title: str | None = None) -> Movie:
     """The film of :func:`clustersim.app.plots.animation.ring_run`, shown where it is a notebook cell's last value."""
-    words = "pieces travel from each GPU to the next, first to be added up, then to be passed on"
-    return _flights(film, title, f"a ring all-reduce of {film.n} GPUs", words, 2 * (film.n - 1) * FRAMES_A_STEP + 1)
+    meaning = "pieces travel from each GPU to the next, first to be added up, then to be passed on"
+    return _flights(film, title, f"a ring all-reduce of {film.n} GPUs", meaning, 2 * (film.n - 1) * FRAMES_A_STEP + 1)
 
 
 def swap_movie(film: Film, title: str | None = None) -> Movie:
     """The film of :func:`clustersim.app.plots.animation.swap_run`: everybody has a piece for everybody."""
-    words = "every GPU has a piece for every other one, and all travel at once"
-    return _flights(film, title, f"an all-to-all of {film.n} GPUs", words, FRAMES)
+    meaning = "every GPU has a piece for every other one, and all travel at once"
+    return _flights(film, title, f"an all-to-all of {film.n} GPUs", meaning, FRAMES)
 
 
-def _flights(film: Film, title: str | None, what: str, words: str, frames: int) -> Movie:
+def _flights(film: Film, title: str | None, subject: str, meaning: str, frames: int) -> Movie:
     last = float(film.end.max())
     moments = np.linspace(0.0, last, frames).tolist()
-    alt = f"A film of {what}, {format_time(last)} long: {words}."
+    alt = f"A film of {subject}, {format_time(last)} long: {meaning}."
     return movie(lambda time: film_frame(film, time, title), moments, alt)
 
 
 def pipeline_movie(timeline: Timeline, window: tuple[float, float] | None = None, title: str | None = None) -> Movie:
     """The grid of :func:`clustersim.app.plots.pipeline_grid` as it comes about; idle shares are those until then."""
     begin, end = window or usual_step(timeline)
-    whole = str(pipeline_grid(timeline, (begin, end)).get_label())
+    alt = str(pipeline_grid(timeline, (begin, end)).get_label())
     moments = np.linspace(begin, end, FRAMES).tolist()
-    return movie(lambda time: pipeline_frame(timeline, (begin, end), time, title), moments, f"A film. {whole}")
+    return movie(lambda time: pipeline_frame(timeline, (begin, end), time, title), moments, f"A film. {alt}")

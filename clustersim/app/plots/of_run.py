@@ -58,10 +58,12 @@ def picture(kind: str, run: SavedRun, view: View | None = None) -> Figure:
     title = view.title if view.title is not None else run.facts.title or None
     window = view.window
     if view.step is not None:
-        found = windows(run.timeline)
-        if view.step not in found:
-            raise ClusterSimError(f"no step {view.step} in this run; it has {', '.join(map(str, list(found)[:12]))}")
-        window = found[view.step]
+        step_windows = windows(run.timeline)
+        if view.step not in step_windows:
+            raise ClusterSimError(
+                f"no step {view.step} in this run; it has {', '.join(map(str, list(step_windows)[:12]))}"
+            )
+        window = step_windows[view.step]
     return PICTURES[kind](run, replace(view, title=title, window=window))
 
 
@@ -95,24 +97,24 @@ def _links(run: SavedRun, view: View) -> Figure:
 
 
 def _memory(run: SavedRun, view: View) -> Figure:
-    held = run.facts.memory
+    memory = run.facts.memory
     course = run.facts.memory_course
-    if not held.by:
+    if not memory.by:
         raise ClusterSimError("this run does not know its memory")
     if course is None:
-        return footprint(held.by, held.device_bytes, view.title, ax=view.ax)
+        return footprint(memory.by, memory.device_bytes, view.title, ax=view.ax)
     parts = course.columns()
     # What is there all the time, the driver's context, is no moment's; without it the peak would be another figure.
-    still = {name: np.full(len(course.moments), nbytes) for name, nbytes in held.by.items() if name not in parts}
-    return memory_over_time(course.moments, still | parts, held.device_bytes, view.title, ax=view.ax)
+    still = {name: np.full(len(course.moments), nbytes) for name, nbytes in memory.by.items() if name not in parts}
+    return memory_over_time(course.moments, still | parts, memory.device_bytes, view.title, ax=view.ax)
 
 
 def _stage_memory(run: SavedRun, view: View) -> Figure:
     only_one(view.ax, "stage-memory")
-    found = run.facts.stage_memory
-    if not found or not has_pipeline(run.timeline):
+    courses = run.facts.stage_memory
+    if not courses or not has_pipeline(run.timeline):
         raise ClusterSimError("this run has no pipeline whose stages' memory is known")
-    return stage_memory(found, run.timeline, run.facts.memory.device_bytes, view.title)
+    return stage_memory(courses, run.timeline, run.facts.memory.device_bytes, view.title)
 
 
 def _traffic(run: SavedRun, view: View) -> Figure:
@@ -128,14 +130,16 @@ def _mesh(run: SavedRun, view: View) -> Figure:
 
 
 PICTURES: dict[str, Callable[[SavedRun, View], Figure]] = {
-    "gantt": lambda run, of: gantt(run.timeline, of.ranks, of.window, of.title, of.zoom, ax=of.ax),
-    "pipeline": lambda run, of: pipeline_grid(run.timeline, of.window, of.title, of.ranks, of.arrows, ax=of.ax),
+    "gantt": lambda run, view: gantt(run.timeline, view.ranks, view.window, view.title, view.zoom, ax=view.ax),
+    "pipeline": lambda run, view: pipeline_grid(
+        run.timeline, view.window, view.title, view.ranks, view.arrows, ax=view.ax
+    ),
     "breakdown": _breakdown,
     "waterfall": _waterfall,
     "topology": _topology,
     "links": _links,
     "memory": _memory,
-    "stages": lambda run, of: stage_bars(where(run.timeline), of.title, ax=of.ax),
+    "stages": lambda run, view: stage_bars(where(run.timeline), view.title, ax=view.ax),
     "stage-memory": _stage_memory,
     "traffic": _traffic,
     "mesh": _mesh,

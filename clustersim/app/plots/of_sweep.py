@@ -40,10 +40,10 @@ def sweep_curves(columns: Columns, axes: Sequence[str], title: str | None = None
         return _bars(table, [name for name in axes if counts[name] > 1] or list(axes[:1]), title, ax)
     only_one(ax, "a sweep over numbers")
     if len(np.unique(table["gpus"])) > 1:
-        others = [name for name in axes if counts[name] > 1 and not _one_to_one(table, name)]
+        other_axes = [name for name in axes if counts[name] > 1 and not _one_to_one(table, name)]
         unit = "samples" if np.isnan(table["tokens_per_s"]).any() else "tokens"
-        groups = _groups(table, others).items()
-        curves = {said: (table["gpus"][rows], table[f"{unit}_per_s"][rows]) for said, rows in groups}
+        groups = _groups(table, other_axes).items()
+        curves = {label: (table["gpus"][rows], table[f"{unit}_per_s"][rows]) for label, rows in groups}
         return scaling(curves, title=title, unit=f"{unit}/s")
     x = max(numbers, key=lambda name: counts[name])
     return _over(table, x, [name for name in axes if name != x and counts[name] > 1], title)
@@ -57,27 +57,27 @@ def _one_to_one(table: Columns, name: str) -> bool:
 
 def _groups(table: Columns, names: Sequence[str]) -> dict[str, Ints]:
     """Rows of each combination of these columns, by what to call it, in the order they appear."""
-    found: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for i in range(len(table["gpus"])):
-        said = ", ".join(_said(name, table[name][i]) for name in names) or "all"
-        found.setdefault(said, []).append(i)
-    if len(found) > MOST_CURVES:
+        label = ", ".join(_said(name, table[name][i]) for name in names) or "all"
+        groups.setdefault(label, []).append(i)
+    if len(groups) > MOST_CURVES:
         raise ClusterSimError(
-            f"{len(found)} curves ({', '.join(names)}) cannot be told apart; at most {MOST_CURVES}: "
+            f"{len(groups)} curves ({', '.join(names)}) cannot be told apart; at most {MOST_CURVES}: "
             "fix an axis of the sweep, or take the table"
         )
-    return {name: np.array(rows, dtype=np.int64) for name, rows in found.items()}
+    return {name: np.array(rows, dtype=np.int64) for name, rows in groups.items()}
 
 
 def _said(name: str, value: Any) -> str:
     return str(value) if isinstance(value, str) else f"{name.rsplit('.', 1)[-1].replace('_', ' ')} {value:g}"
 
 
-def _over(table: Columns, x: str, others: Sequence[str], title: str | None) -> Figure:
+def _over(table: Columns, x: str, other_axes: Sequence[str], title: str | None) -> Figure:
     figure = new_figure(3.5)
     left, right = figure.subplots(1, 2)
-    said = []
-    groups = _groups(table, others)
+    captions = []
+    groups = _groups(table, other_axes)
     styles = curve_styles(groups)
     for label, rows in groups.items():
         rows = rows[np.argsort(table[x][rows], kind="stable")]
@@ -85,30 +85,30 @@ def _over(table: Columns, x: str, others: Sequence[str], title: str | None) -> F
         share = table["share_exposed_communication"][rows]
         styles[label].draw(left, table[x][rows], step, label)
         styles[label].draw(right, table[x][rows], share)
-        said.append(f"{label}: step {step[0]:.4g} s to {step[-1]:.4g} s, exposed {share[0]:.1%} to {share[-1]:.1%}")
+        captions.append(f"{label}: step {step[0]:.4g} s to {step[-1]:.4g} s, exposed {share[0]:.1%} to {share[-1]:.1%}")
     for axis, name in ((left, "step time [s]"), (right, "exposed communication, of the step")):
         _dressed(axis, name, x)
         axis.set_ylim(0.0, max(axis.get_ylim()[1], 0.05) if axis is right else axis.get_ylim()[1] * 1.05)
     percents(right.yaxis)
-    if said[0].split(":")[0] != "all":
+    if captions[0].split(":")[0] != "all":
         figure.legend(
-            loc="outside lower center", ncols=min(len(said), 4), frameon=False, fontsize=8.5, handlelength=3.2
+            loc="outside lower center", ncols=min(len(captions), 4), frameon=False, fontsize=8.5, handlelength=3.2
         )
-    return titled(figure, title, f"Curves over {x}. " + "; ".join(said) + ".")
+    return titled(figure, title, f"Curves over {x}. " + "; ".join(captions) + ".")
 
 
 def _bars(table: Columns, names: Sequence[str], title: str | None, ax: Axes | None) -> Figure:
     step = table["step_time_s"]
-    said = [", ".join(_said(name, table[name][i]) for name in names) for i in range(len(step))]
-    if len(said) > 4 * MOST_CURVES:
-        raise ClusterSimError(f"{len(said)} bars are too many for a picture; take the table")
-    figure, axes = drawn_on(ax, 0.8 + 0.3 * len(said))
-    axes.barh(said[::-1], step[::-1], color=series[0], height=0.6)
+    labels = [", ".join(_said(name, table[name][i]) for name in names) for i in range(len(step))]
+    if len(labels) > 4 * MOST_CURVES:
+        raise ClusterSimError(f"{len(labels)} bars are too many for a picture; take the table")
+    figure, axes = drawn_on(ax, 0.8 + 0.3 * len(labels))
+    axes.barh(labels[::-1], step[::-1], color=series[0], height=0.6)
     plain_axes(axes, ("left",))
     axes.set_title("step time [s]", loc="left", fontsize=9.5, color=INK)
     for i, value in enumerate(step[::-1].tolist()):
         axes.annotate(f" {value:.4g}", (value, i), va="center", fontsize=8.5)
-    alt = "; ".join(f"{name}: {value:.4g} s" for name, value in zip(said, step.tolist(), strict=True))
+    alt = "; ".join(f"{name}: {value:.4g} s" for name, value in zip(labels, step.tolist(), strict=True))
     return titled(figure, title, f"Step times. {alt}.", ax)
 
 
@@ -155,12 +155,12 @@ def scaling(
     _axes(left, unit, ticks, logarithmic=True)
     _axes(right, "efficiency", ticks, logarithmic=False)
     figure.legend(loc="outside lower center", ncols=min(len(points), 4), frameon=False, fontsize=8.5, handlelength=3.4)
-    said = (
+    captions = (
         f"{name}: {n[0]:,.0f} to {n[-1]:,.0f} GPUs, {rate[0]:,.4g} to {rate[-1]:,.4g} {unit}, "
         f"{rate[-1] / n[-1] / (rate[0] / n[0]):.0%} efficient at the largest"
         for name, (n, rate) in points.items()
     )
-    return titled(figure, title, f"Scaling curves. {'; '.join(said)}.")
+    return titled(figure, title, f"Scaling curves. {'; '.join(captions)}.")
 
 
 def _dressed(axes: Axes, heading: str, x: str) -> None:

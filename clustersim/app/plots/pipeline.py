@@ -92,31 +92,33 @@ def _drawn(
     handles = _legend(grid, rest, rows=ax is None)
     legend_below(figure, ax, axes, handles, ncols=len(handles) // 2, handlelength=1.4, columnspacing=1.1)
     idle = ", ".join(f"stage {s} {share:.0%}" for (s, _), share in zip(grid.rows, _idle(grid), strict=True))
-    said = (
+    caption = (
         f"Pipeline of {len(grid.rows)} stages and {len(grid.microbatches)} micro-batches over "
         f"{format_time(grid.end - grid.begin)}: a box for each forward and backward. Idle: {idle}."
     )
-    return titled(figure, title, said, ax)
+    return titled(figure, title, caption, ax)
 
 
 def usual_step(timeline: Timeline) -> tuple[float, float]:
     """(begin, end) [s] of the steady step whose time is the (lower) median."""
-    found, kept = pipeline.windows(timeline), pipeline.steady(timeline)
-    return found[sorted(kept, key=lambda s: found[s][1] - found[s][0])[(len(kept) - 1) // 2]]
+    step_windows, steady_steps = pipeline.windows(timeline), pipeline.steady(timeline)
+    return step_windows[
+        sorted(steady_steps, key=lambda s: step_windows[s][1] - step_windows[s][0])[(len(steady_steps) - 1) // 2]
+    ]
 
 
 def _grid(timeline: Timeline, window: tuple[float, float] | None, ranks: Sequence[int] | None) -> ScheduleGrid:
-    at = pipeline.stages(timeline)
-    if not at or not pipeline.has_pipeline(timeline):
+    stage_ranks = pipeline.stages(timeline)
+    if not stage_ranks or not pipeline.has_pipeline(timeline):
         raise ProgramError("nothing to draw: no op of this run has a pipeline stage and a micro-batch")
     begin, end = window or usual_step(timeline)
-    chosen = [int(r[0]) for r in at] if ranks is None else sorted(set(ranks))
-    stage_of = {int(r): s for s, column in enumerate(at) for r in column}
+    chosen = [int(r[0]) for r in stage_ranks] if ranks is None else sorted(set(ranks))
+    stage_of = {int(r): s for s, column in enumerate(stage_ranks) for r in column}
     unknown = [rank for rank in chosen if rank not in stage_of]
     if unknown:
         raise ProgramError(f"nothing to draw: rank(s) {unknown} are at no stage")
     rows = tuple(sorted((stage_of[rank], rank) for rank in chosen))
-    done = (a for some in pipeline.actions(timeline, chosen).values() for a in some)
+    done = (a for action in pipeline.actions(timeline, chosen).values() for a in action)
     inside = tuple(a for a in done if a.end > begin and a.start < end)
     if not inside:
         raise ProgramError(f"nothing to draw: no action between {begin:g} s and {end:g} s")
@@ -204,10 +206,10 @@ def _draw_rest(axes: Axes, timeline: Timeline, grid: ScheduleGrid, scale: float)
         low = max(start, grid.begin)
         high = min(end, grid.end)
         if high > low and op.bound != "host" and not (op.label and op.label.action):
-            what = list(REST)[op.kind == "compute"]
-            drawn.add(what)
+            kind = list(REST)[op.kind == "compute"]
+            drawn.add(kind)
             high = max(low, min(high, grid.until))
-            look = REST[what]
+            look = REST[kind]
             boxes = [((low - grid.begin) * scale, (high - low) * scale)]
             axes.broken_barh(
                 boxes,
@@ -261,9 +263,9 @@ def _finish(axes: Axes, grid: ScheduleGrid, scale: float, unit: str, sizes: dict
     axes.set_yticks(range(n), names, fontsize=9)
     axes.set_xlabel(f"time [{unit}]" + (f" from {format_time(grid.begin)} on" if grid.begin else ""), fontsize=9)
     for y, idle in enumerate(_idle(grid)):
-        words = f"{idle:>4.0%} idle".replace(" ", FIGURE_SPACE, 4 - len(f"{idle:.0%}"))
+        idle_text = f"{idle:>4.0%} idle".replace(" ", FIGURE_SPACE, 4 - len(f"{idle:.0%}"))
         axes.text(
-            1.008, y, words, transform=axes.get_yaxis_transform(), fontsize=8.5, color=QUIET, va="center_baseline"
+            1.008, y, idle_text, transform=axes.get_yaxis_transform(), fontsize=8.5, color=QUIET, va="center_baseline"
         )
 
 
@@ -286,15 +288,15 @@ def _legend(grid: ScheduleGrid, rest: list[str], rows: bool) -> list[Patch]:
     present = {a.action for a in grid.done}
     above = [Patch(fc=shade(None, SHADES[k]), label=name) for k, name in NAMES.items() if k in present]
     above += [
-        Patch(label=what, fc=look.face, ec=look.edge, hatch=look.hatch or None, linewidth=look.width)
-        for what, look in REST.items()
-        if what in rest
+        Patch(label=label, fc=look.face, ec=look.edge, hatch=look.hatch or None, linewidth=look.width)
+        for label, look in REST.items()
+        if label in rest
     ]
     micro = grid.microbatches
     places = _places(grid)
-    some = sorted({micro[round(i * (len(micro) - 1) / 4)] for i in range(5)})
+    shown = sorted({micro[round(i * (len(micro) - 1) / 4)] for i in range(5)})
     below = [
-        Patch(fc=shade(places[m], SHADES["F"]), label=f"micro-batch {m}" if m == some[0] else str(m)) for m in some
+        Patch(fc=shade(places[m], SHADES["F"]), label=f"micro-batch {m}" if m == shown[0] else str(m)) for m in shown
     ]
     chunks = sorted({a.chunk for a in grid.done})
     if len(chunks) > 1:

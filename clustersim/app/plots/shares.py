@@ -68,16 +68,18 @@ def breakdowns(timelines: Mapping[str, Timeline], title: str | None = None, *, a
     return _drawn(bars, states, 0.42, title, ax)
 
 
-def _drawn(bars: Mapping[str, Floats], states: list[str], each: float, title: str | None, ax: Axes | None) -> Figure:
+def _drawn(
+    bars: Mapping[str, Floats], states: list[str], bar_height: float, title: str | None, ax: Axes | None
+) -> Figure:
     """A picture of these bars, each so many inches high."""
-    figure, axes = drawn_on(ax, each * len(bars) + (1.35 if title else 1.0))
+    figure, axes = drawn_on(ax, bar_height * len(bars) + (1.35 if title else 1.0))
     _stack(axes, bars, states)
     legend_below(figure, ax, axes, ncols=len(states), handlelength=1.4, columnspacing=1.2)
     parts = []
     for name, bar in bars.items():
         total = float(bar.sum()) or 1.0
-        said = ", ".join(f"{s} {v / total:.1%}" for s, v in zip(states, bar.tolist(), strict=True) if v > 0)
-        parts.append(f"{name}: {said}")
+        caption = ", ".join(f"{s} {v / total:.1%}" for s, v in zip(states, bar.tolist(), strict=True) if v > 0)
+        parts.append(f"{name}: {caption}")
     return titled(figure, title, f"Where the time of a step goes. {'; '.join(parts)}.", ax)
 
 
@@ -142,15 +144,15 @@ def _stack(axes: Axes, bars: Mapping[str, Floats], states: list[str]) -> None:
     axes.set_xlabel(f"time of a step [{unit}]", fontsize=9)
 
 
-def _percentages(axes: Axes, state: str, y: Ints, left: Floats, width: Floats, whole: Floats) -> None:
+def _percentages(axes: Axes, state: str, y: Ints, left: Floats, width: Floats, totals: Floats) -> None:
     """Shares, where there is room for them."""
     dark = state in {"compute-bound", "host"}
-    for at, start, size, total in zip(y, left, width, whole, strict=True):
-        if size > 0.045 * whole.max():
+    for height, start, size, total in zip(y, left, width, totals, strict=True):
+        if size > 0.045 * totals.max():
             box = {"fc": "white", "ec": "none", "pad": 1.0} if state in {"waiting for a peer", "bubble"} else None
             axes.text(
                 start + size / 2,
-                at,
+                height,
                 f"{size / total:.0%}",
                 ha="center",
                 va="center_baseline",

@@ -54,8 +54,8 @@ def stage_bars(rows: Sequence[StageSeconds], title: str | None = None, *, ax: Ax
     left = np.zeros(len(bars))
     for (key, name), look in _parts(bars):
         width = np.array([_seconds(row, key, name) for row in bars]) * scale
-        words = {"exposed": f"{name} transfer", "waiting": f"waiting, {name}", "bubble": f"bubble, {name}"}
-        label = words.get(key, key)
+        labels = {"exposed": f"{name} transfer", "waiting": f"waiting, {name}", "bubble": f"bubble, {name}"}
+        label = labels.get(key, key)
         axes.barh(
             y,
             width,
@@ -67,12 +67,12 @@ def stage_bars(rows: Sequence[StageSeconds], title: str | None = None, *, ax: Ax
             lw=look.width,
             hatch=look.hatch or None,
         )
-        for at, start, size, row in zip(y, left, width, bars, strict=True):
+        for height, start, size, row in zip(y, left, width, bars, strict=True):
             if size > 0.04 * row.step * scale:
                 box = None if key == "compute" else {"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85}
                 axes.text(
                     start + size / 2,
-                    at,
+                    height,
                     f"{size / (row.step * scale):.0%}",
                     ha="center",
                     va="center_baseline",
@@ -91,14 +91,14 @@ def stage_bars(rows: Sequence[StageSeconds], title: str | None = None, *, ax: Ax
 
 def _parts(rows: Sequence[StageSeconds]) -> list[tuple[tuple[str, str], AreaStyle]]:
     """What is worth drawing of any bar, in the order of the bar, and how it looks."""
-    found = [
+    styled = [
         (("compute", ""), AreaStyle(palette["forward"], width=1.0)),
         *((("exposed", d), AreaStyle(dimensions[d], width=1.0)) for d in DIMENSIONS),
         *((("waiting", d), AreaStyle("white", "//////", dimensions[d])) for d in DIMENSIONS),
         *((("bubble", b), AreaStyle(_GREYS[b], _HATCH[b], width=0.4)) for b in BUBBLES),
         (("other", ""), AreaStyle(palette["other"], width=1.0)),
     ]
-    return [(part, look) for part, look in found if any(_seconds(r, *part) > LEAST * r.step for r in rows)]
+    return [(part, look) for part, look in styled if any(_seconds(r, *part) > LEAST * r.step for r in rows)]
 
 
 def _seconds(row: StageSeconds, key: str, name: str) -> float:
@@ -106,11 +106,11 @@ def _seconds(row: StageSeconds, key: str, name: str) -> float:
 
 
 def _alt(rows: Sequence[StageSeconds]) -> str:
-    said = []
+    captions = []
     for row in rows:
         parts = ", ".join(f"{name or key} {s / row.step:.1%}" for key, name, s in row.parts() if s > LEAST * row.step)
-        said.append(f"{'all' if row.stage < 0 else f'stage {row.stage}'}: {parts}")
-    return f"Where a step of {format_time(rows[0].step)} goes at each stage. " + "; ".join(said) + "."
+        captions.append(f"{'all' if row.stage < 0 else f'stage {row.stage}'}: {parts}")
+    return f"Where a step of {format_time(rows[0].step)} goes at each stage. " + "; ".join(captions) + "."
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
@@ -128,8 +128,8 @@ def stage_memory(
     if not courses:
         raise ProgramError("nothing to draw: no stage's memory is known")
     columns = [course.columns().items() for course in courses]
-    held = [{name.replace("_", " "): column for name, column in some if column.any()} for some in columns]
-    totals = [np.sum(list(parts.values()), axis=0) for parts in held]
+    parts_of = [{name.replace("_", " "): column for name, column in column if column.any()} for column in columns]
+    totals = [np.sum(list(parts.values()), axis=0) for parts in parts_of]
     shown = _shown([float(total.max()) for total in totals])
     top = max(float(total.max()) for total in totals)
     limit = capacity if capacity and top > NEAR * capacity else None
@@ -137,12 +137,12 @@ def stage_memory(
     scale, _ = byte_unit(height)
     begin, end = usual_step(timeline)
     unit_of_time = time_unit(end - begin)
-    styles = part_styles(dict.fromkeys(name for parts in held for name in parts))
+    styles = part_styles(dict.fromkeys(name for parts in parts_of for name in parts))
     figure = new_figure(0.52 * len(shown) + (1.3 if title else 1.0))
     rows = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
     for axes, stage in zip(rows, shown, strict=True):
-        at = (_times(timeline, stage, courses[stage].moments, (begin, end)) - begin) * unit_of_time[0]
-        _stacked(axes, at, held[stage], styles, scale)
+        moments = (_times(timeline, stage, courses[stage].moments, (begin, end)) - begin) * unit_of_time[0]
+        _stacked(axes, moments, parts_of[stage], styles, scale)
         if limit:
             axes.axhline(limit / scale, color=palette["stall"], lw=1.2, ls=(0, (4, 2)))
         axes.set_ylim(0, 1.04 * height / scale)
@@ -179,19 +179,19 @@ def _legend(figure: Figure, rows: Sequence[Axes], limit: str) -> None:
 def _shown(peaks: Sequence[float]) -> list[int]:
     if len(peaks) <= MOST:
         return list(range(len(peaks)))
-    some = {round(i * (len(peaks) - 1) / (MOST - 2)) for i in range(MOST - 1)}
-    return sorted(some | {int(np.argmax(peaks))})
+    chosen = {round(i * (len(peaks) - 1) / (MOST - 2)) for i in range(MOST - 1)}
+    return sorted(chosen | {int(np.argmax(peaks))})
 
 
 def _times(timeline: Timeline, stage: int, moments: Sequence[str], window: tuple[float, float]) -> Floats:
     """(m + 1,) when each moment begins [s], and the end; moments whose action was not seen begin with the one after."""
     begin, end = window
     rank = int(pipeline.stages(timeline)[stage][0])
-    done = [a for some in pipeline.actions(timeline, [rank]).values() for a in some]
+    done = [a for action in pipeline.actions(timeline, [rank]).values() for a in action]
     began = {f"{a.action} {a.microbatch}.{a.chunk}": a.start for a in done if begin <= a.start < end}
     last = max((a.end for a in done if a.end <= end), default=end)
-    at = [*(began.get(name, last if name == "optimizer" else np.nan) for name in moments), end]
-    times = np.array(at, dtype=np.float64)
+    begins = [*(began.get(name, last if name == "optimizer" else np.nan) for name in moments), end]
+    times = np.array(begins, dtype=np.float64)
     times[0] = begin
     for i in range(len(times) - 2, 0, -1):
         times[i] = times[i + 1] if np.isnan(times[i]) else min(times[i], times[i + 1])
@@ -199,16 +199,16 @@ def _times(timeline: Timeline, stage: int, moments: Sequence[str], window: tuple
 
 
 def _stacked(
-    axes: Axes, at: Floats, parts: Mapping[str, Floats], styles: Mapping[str, AreaStyle], scale: float
+    axes: Axes, times: Floats, parts: Mapping[str, Floats], styles: Mapping[str, AreaStyle], scale: float
 ) -> None:
-    below = np.zeros(len(at) - 1)
+    below = np.zeros(len(times) - 1)
     for name, nbytes in parts.items():
         above = below + nbytes / scale
         low, high = (np.append(line, line[-1]) for line in (below, above))
         face = styles[name].face
         hatch = styles[name].hatch
         edge = "white" if hatch else "none"
-        axes.fill_between(at, low, high, step="post", label=name, fc=face, hatch=hatch, lw=0.0, ec=edge)
+        axes.fill_between(times, low, high, step="post", label=name, fc=face, hatch=hatch, lw=0.0, ec=edge)
         below = above
     plain_axes(axes)
     axes.spines["bottom"].set_color(FAINT)

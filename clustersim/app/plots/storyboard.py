@@ -45,10 +45,10 @@ def storyboard(states: Sequence[npt.ArrayLike], moves: Sequence[Sequence[Move]],
         adds = k and all(add for *_, add in moves[k - 1])
         caption = f"step {k}: {'add' if adds else 'keep'} what arrives" if k else "start"
         _panel(axes, state, inside[k].mean(axis=2), moves[k - 1] if k else (), caption)
-    words = (
+    alt_text = (
         "fuller colour: more GPUs' numbers are in the sum      white on blue: complete      orange frame: just arrived"
     )
-    figure.supxlabel(words, fontsize=9.5, color=QUIET)
+    figure.supxlabel(alt_text, fontsize=9.5, color=QUIET)
     return titled(figure, title, _alt(shown, inside))
 
 
@@ -56,13 +56,13 @@ def _contributions(n: int, chunks: int, moves: Sequence[Sequence[Move]]) -> list
     """(GPUs, chunks, GPUs) at the start and after each step: whose numbers each copy of each chunk holds."""
     state = np.zeros((n, chunks, n), dtype=bool)
     state[np.arange(n), :, np.arange(n)] = True
-    found = [state]
+    states = [state]
     for step in moves:
-        new = found[-1].copy()
+        new = states[-1].copy()
         for src, dst, chunk, add in step:
-            new[dst, chunk] = found[-1][src, chunk] | (found[-1][dst, chunk] & add)
-        found.append(new)
-    return found
+            new[dst, chunk] = states[-1][src, chunk] | (states[-1][dst, chunk] & add)
+        states.append(new)
+    return states
 
 
 def _panel(axes: Axes, state: npt.NDArray[np.generic], share: Floats, step: Sequence[Move], caption: str) -> None:
@@ -113,10 +113,10 @@ def _arrow(axes: Axes, src: int, dst: int, chunk: int, n: int) -> None:
 
 
 def _alt(states: Sequence[npt.NDArray[np.generic]], inside: Sequence[Bools]) -> str:
-    said = [
+    captions = [
         f"{'start' if k == 0 else f'after step {k}'}: "
         + ", ".join(f"GPU {g} holds {' '.join(str(v) for v in row)}" for g, row in enumerate(state.tolist()))
         + f", {inside[k].all(axis=2).mean():.0%} complete"
         for k, state in enumerate(states)
     ]
-    return f"{len(states)} tables of what each GPU holds of each chunk. " + "; ".join(said) + "."
+    return f"{len(states)} tables of what each GPU holds of each chunk. " + "; ".join(captions) + "."

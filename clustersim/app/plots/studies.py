@@ -39,8 +39,8 @@ def tornado(swings: Sequence[Swing], swing: float, title: str | None = None, *, 
         raise ProgramError("nothing to draw: no number was turned")
     figure, axes = drawn_on(ax, 1.0 + 0.42 * len(swings))
     rows = np.arange(len(swings))[::-1]
-    better = np.array([-one.gain for one in swings])
-    worse = np.array([one.loss for one in swings])
+    better = np.array([-swing.gain for swing in swings])
+    worse = np.array([swing.loss for swing in swings])
     axes.barh(rows, better, color=palette["backward"], height=0.62, label=f"{swing:.0%} better")
     axes.barh(rows, worse, color=palette["stall"], height=0.62, label=f"{swing:.0%} worse")
     room = 0.02 * max(float(np.abs(better).max()), float(np.abs(worse).max()), 1e-6)
@@ -49,13 +49,17 @@ def tornado(swings: Sequence[Swing], swing: float, title: str | None = None, *, 
         axes.annotate(format_change(high), (max(high, 0.0) + room, row), ha="left", va="center", fontsize=9, color=INK)
     plain_axes(axes, ())
     axes.axvline(0.0, color=QUIET, lw=1.0)
-    axes.set_yticks(rows, [one.knob for one in swings], fontsize=10)
+    axes.set_yticks(rows, [swing.knob for swing in swings], fontsize=10)
     axes.set_xticks([])
     axes.margins(x=0.16)
     axes.set_title("change of the step time", loc="left", fontsize=10, color=INK)
     legend_below(figure, ax, axes, ncols=2, fontsize=9)
-    said = "; ".join(f"{one.knob} {format_change(-one.gain)} and {format_change(one.loss)}" for one in swings)
-    return titled(figure, title, f"Change of the step time with each number {swing:.0%} better and worse: {said}.", ax)
+    caption = "; ".join(
+        f"{swing.knob} {format_change(-swing.gain)} and {format_change(swing.loss)}" for swing in swings
+    )
+    return titled(
+        figure, title, f"Change of the step time with each number {swing:.0%} better and worse: {caption}.", ax
+    )
 
 
 def network_speed(network: BreakEven, title: str | None = None, *, ax: Axes | None = None) -> Figure:
@@ -88,32 +92,33 @@ def efficiency_losses(curves: Mapping[str, Sequence[ScalingPoint]], title: str |
 
     Raises :class:`ProgramError` for no points.
     """
-    kept = {name: [one for one in points if not one.error] for name, points in curves.items()}
-    kept = {name: points for name, points in kept.items() if points}
-    if not kept:
+    valid = {name: [point for point in points if not point.error] for name, points in curves.items()}
+    valid = {name: points for name, points in valid.items() if points}
+    if not valid:
         raise ProgramError("nothing to draw: no number of nodes has a run")
     figure = new_figure(3.7)
-    panels = figure.subplots(1, len(kept), squeeze=False)[0]
-    for axes, (name, points) in zip(panels, kept.items(), strict=True):
+    panels = figure.subplots(1, len(valid), squeeze=False)[0]
+    for axes, (name, points) in zip(panels, valid.items(), strict=True):
         _stacked(axes, points)
         axes.set_title(f"{name} scaling: share of ideal throughput", loc="left", fontsize=10, color=INK)
     handles = {text: handle for axes in panels for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    told = {
-        name: ", ".join(f"{one.efficiency:.0%} on {one.gpus:,} GPUs" for one in points) for name, points in kept.items()
+    loss_texts = {
+        name: ", ".join(f"{point.efficiency:.0%} on {point.gpus:,} GPUs" for point in points)
+        for name, points in valid.items()
     }
-    said = "; ".join(f"{name}: {text}" for name, text in told.items())
-    return titled(figure, title, f"Efficiency. {said}.")
+    caption = "; ".join(f"{name}: {text}" for name, text in loss_texts.items())
+    return titled(figure, title, f"Efficiency. {caption}.")
 
 
 def _stacked(axes: Axes, points: Sequence[ScalingPoint]) -> None:
     places = np.arange(len(points))
-    efficiency = np.array([one.efficiency for one in points])
+    efficiency = np.array([point.efficiency for point in points])
     axes.bar(places, efficiency, color=COLOURS["efficiency"], width=0.66, label="efficiency")
     parts = [part for part in COLOURS if part != "efficiency"]
-    losses = {part: np.array([max(0.0, one.losses.get(part, 0.0)) for one in points]) for part in parts}
-    whole = np.maximum(sum(losses.values(), np.zeros(len(points))), 1e-12)
-    share = np.clip(1.0 - efficiency, 0.0, None) / whole
+    losses = {part: np.array([max(0.0, point.losses.get(part, 0.0)) for point in points]) for part in parts}
+    total = np.maximum(sum(losses.values(), np.zeros(len(points))), 1e-12)
+    share = np.clip(1.0 - efficiency, 0.0, None) / total
     base = efficiency.copy()
     for part, lost in losses.items():
         if (lost * share).max() >= 0.002:
@@ -126,5 +131,7 @@ def _stacked(axes: Axes, points: Sequence[ScalingPoint]) -> None:
     axes.set_axisbelow(True)
     axes.set_ylim(0.0, max(1.0, float(efficiency.max())) * 1.02)
     axes.set_yticks([])
-    axes.set_xticks(places, [f"{one.gpus:,}" + ("" if one.fits else "\ndoes not fit") for one in points], fontsize=9)
+    axes.set_xticks(
+        places, [f"{point.gpus:,}" + ("" if point.fits else "\ndoes not fit") for point in points], fontsize=9
+    )
     axes.set_xlabel("GPUs", fontsize=9)

@@ -110,10 +110,16 @@ def curve_styles(names: Iterable[str]) -> dict[str, CurveStyle]:
     """
     parts = {name: name.partition(", ")[::2] for name in names}
     first, rest = (list(dict.fromkeys(pair[side] for pair in parts.values())) for side in (0, 1))
-    dash = {(one, other): rest.index(other) for one, other in parts.values()}
+    dash = {(first_part, second_part): rest.index(second_part) for first_part, second_part in parts.values()}
     if len(rest) > len(DASHES):
-        dash = {(one, other): [b for a, b in parts.values() if a == one].index(other) for one, other in dash}
-    places = {name: (first.index(one), dash[one, other]) for name, (one, other) in parts.items()}
+        dash = {
+            (first_part, second_part): [b for a, b in parts.values() if a == first_part].index(second_part)
+            for first_part, second_part in dash
+        }
+    places = {
+        name: (first.index(first_part), dash[first_part, second_part])
+        for name, (first_part, second_part) in parts.items()
+    }
     return {
         name: CurveStyle(series[place % len(series)], MARKERS[place % len(MARKERS)], DASHES[dashes % len(DASHES)])
         for name, (place, dashes) in places.items()
@@ -126,13 +132,13 @@ def part_styles(names: Iterable[str]) -> dict[str, AreaStyle]:
     >>> part_styles(["activations", "anything"])["activations"] == part_styles(["activations"])["activations"]
     True
     """
-    asked = dict.fromkeys(name.replace("_", " ") for name in names)
-    found = {name: AreaStyle(HOLDERS[name]) for name in asked if name in HOLDERS}
+    wanted = dict.fromkeys(name.replace("_", " ") for name in names)
+    styles = {name: AreaStyle(HOLDERS[name]) for name in wanted if name in HOLDERS}
     # Beside what holds memory, parts without a colour of their own are dotted: a plain one would be a phase's.
-    first = len(series) if found else 0
-    for place, name in enumerate((name for name in asked if name not in HOLDERS), first):
-        found[name] = AreaStyle(series[place % len(series)], HATCHES[place // len(series) % len(HATCHES)])
-    return found
+    first = len(series) if styles else 0
+    for place, name in enumerate((name for name in wanted if name not in HOLDERS), first):
+        styles[name] = AreaStyle(series[place % len(series)], HATCHES[place // len(series) % len(HATCHES)])
+    return styles
 
 
 LOAD_STOPS = ("#E1E4E8", "#FBE3A0", "#F2B134", "#DD6B12", "#A82A10", "#5C0A14")

@@ -41,9 +41,9 @@ def summarised(canvas: MachineCanvas, title: str | None) -> Figure:
     _network(canvas, axes[0], tiers)
     _cells(canvas, axes[1], worst, busiest)
     _one_node(canvas, axes[2], busiest)
-    for one in axes:
-        one.set_axis_off()
-        one.set_xlim(-5.0, _WIDE + 0.8)
+    for axis in axes:
+        axis.set_axis_off()
+        axis.set_xlim(-5.0, _WIDE + 0.8)
     scale_of_loads(figure, axes[2], canvas.end)
     return titled(figure, title, alt_of(topology, canvas.loads))
 

@@ -39,8 +39,10 @@ class PlotTable:
         return [[_text(row.get(name), self.formats.get(name)) for name in self.columns] for row in self.rows]
 
     def _repr_html_(self) -> str:
-        words = {name for row in self.rows for name, value in row.items() if isinstance(value, str | bool | np.bool_)}
-        sides = ["left" if name in words else "right" for name in self.columns]
+        text_columns = {
+            name for row in self.rows for name, value in row.items() if isinstance(value, str | bool | np.bool_)
+        }
+        sides = ["left" if name in text_columns else "right" for name in self.columns]
         head = _row("th", self.columns, sides)
         body = "".join(_row("td", cells, sides) for cells in self.cells())
         caption = f"<caption>{escape(self.caption)}</caption>" if self.caption else ""
@@ -65,18 +67,20 @@ def table(
     ddp       157 ms
     fsdp      167 ms
     """
-    found = PlotTable(list(rows), dict(formats or {}), caption)
-    if not found.columns:
+    built = PlotTable(list(rows), dict(formats or {}), caption)
+    if not built.columns:
         raise ProgramError("nothing to show: the table has no rows")
-    for name in found.formats:
-        if name not in found.columns:
-            raise ProgramError(f"no column {name!r} to format; the table has {', '.join(found.columns)}")
-    return found
+    for name in built.formats:
+        if name not in built.columns:
+            raise ProgramError(f"no column {name!r} to format; the table has {', '.join(built.columns)}")
+    return built
 
 
 def _row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
-    one = (f'<{tag} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in zip(cells, sides, strict=True))
-    return f"<tr>{''.join(one)}</tr>"
+    cell_tags = (
+        f'<{tag} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in zip(cells, sides, strict=True)
+    )
+    return f"<tr>{''.join(cell_tags)}</tr>"
 
 
 def _text(value: Cell, how: Format | None) -> str:

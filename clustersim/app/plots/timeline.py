@@ -47,8 +47,8 @@ def gantt(
     remarks = representatives(timeline) if ranks is None else dict.fromkeys(sorted(set(ranks)), "")
     windows = [(0.0, timeline.makespan) if window is None else window, *([zoom] if zoom else [])]
     spans = [spans_inside(timeline, list(remarks), *part) for part in windows]
-    rows = [rows_of(timeline, some, remarks) for some in spans]
-    heights = [ROW_HEIGHT * (some[-1].y + 1) + 0.5 for some in rows]
+    rows = [rows_of(timeline, span, remarks) for span in spans]
+    heights = [ROW_HEIGHT * (row[-1].y + 1) + 0.5 for row in rows]
     figure = new_figure(sum(heights) + (0.95 if title else 0.6)) if ax is None else drawn_on(ax, 0.0)[0]
     canvases = []
     for i, part in enumerate(windows):
@@ -69,9 +69,9 @@ def _draw_steps(canvas: BarCanvas, timeline: Timeline, lowest: float) -> None:
     """A dotted line where each step ends, and its number above; steps are counted from 1, as iterations are."""
     ends = timeline.per_op()["end"]
     steps = np.array([op.step for op in timeline.ops], dtype=np.int64)
-    known = np.unique(steps[np.isfinite(ends)])
+    step_numbers = np.unique(steps[np.isfinite(ends)])
     begin = 0.0
-    for step in known.tolist() if len(known) <= 24 else ():
+    for step in step_numbers.tolist() if len(step_numbers) <= 24 else ():
         end = float(ends[steps == step].max())
         low = max(begin, canvas.begin)
         high = min(end, canvas.end)
@@ -154,7 +154,7 @@ def gantt_pair(
     axes.set_xlim(0, longest * scale)
     axes.set_ylim(y - _APART + 0.1, -0.2 - _APART / 2)
     plain_axes(axes)
-    axes.set_yticks([at for at, _ in ticks], [label for _, label in ticks], fontsize=9)
+    axes.set_yticks([height for height, _ in ticks], [label for _, label in ticks], fontsize=9)
     axes.set_xlabel(f"time since the step began [{unit}]", fontsize=9)
     legend(figure, canvases, ax)
     took = ", ".join(f"{name} takes {format_time(end - begin)}" for name, _, _, begin, end, _ in parts)

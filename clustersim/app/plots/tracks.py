@@ -43,10 +43,10 @@ def representatives(timeline: Timeline, n: int = MAX_RANKS) -> dict[int, str]:
         busy = kernel_seconds(timeline, steady.begin, steady.end)[peers]
         if np.ptp(busy) > 1e-9 * busy.max():
             chosen = {int(peers[busy.argmax()]): "slowest", int(peers[busy.argmin()]): "fastest"}
-    others = {int(rank): str(roles[rank]) for rank in classes.tolist() if roles[rank] != roles[0]}
-    for rank in (*list(others)[:1], 0, timeline.world_size - 1, *classes.tolist()):
+    other_roles = {int(rank): str(roles[rank]) for rank in classes.tolist() if roles[rank] != roles[0]}
+    for rank in (*list(other_roles)[:1], 0, timeline.world_size - 1, *classes.tolist()):
         if len(chosen) < n:
-            chosen.setdefault(rank, others.get(rank, ""))
+            chosen.setdefault(rank, other_roles.get(rank, ""))
     return dict(sorted(chosen.items()))
 
 
@@ -87,21 +87,21 @@ def stream_rows(timeline: Timeline, spans: Spans, ranks: Iterable[int]) -> dict[
     streams = list(dict.fromkeys(names))
     number = {name: i for i, name in enumerate(streams)}
     of_op = np.array([number[name] for name in names], dtype=np.int64)
-    found: dict[int, list[tuple[str, str]]] = {}
+    rows: dict[int, list[tuple[str, str]]] = {}
     for rank in ranks:
-        mine = spans["rank"] == rank
-        which = of_op[spans["op"][mine]]
-        took = (spans["end"] - spans["start"])[mine]
-        waits = (spans["end"] - spans["ready"])[mine]
+        on_rank = spans["rank"] == rank
+        which = of_op[spans["op"][on_rank]]
+        took = (spans["end"] - spans["start"])[on_rank]
+        waits = (spans["end"] - spans["ready"])[on_rank]
         busy = np.bincount(which, weights=took, minlength=len(streams))
         seen = np.bincount(which, weights=waits, minlength=len(streams)) > 0
         order = _one_of_each_sort([streams[i] for i in np.argsort(-busy, kind="stable").tolist() if seen[i]])
         shown = sorted(order[:MAX_STREAMS], key=lambda name: (name != COMPUTE_STREAM, name))
         more = len(order) - len(shown)
-        found[rank] = [(name, name) for name in shown]
+        rows[rank] = [(name, name) for name in shown]
         if more:
-            found[rank][-1] = (shown[-1], f"{shown[-1]} (+{more} not shown)")
-    return found
+            rows[rank][-1] = (shown[-1], f"{shown[-1]} (+{more} not shown)")
+    return rows
 
 
 def _one_of_each_sort(names: list[str]) -> list[str]:
@@ -123,18 +123,18 @@ def row_intervals(timeline: Timeline, spans: Spans, rank: int, stream: str) -> d
     """What one stream of a rank does: (starts, ends) [s] by phase, with ``stall`` for its waits."""
     ops = timeline.ops
     streams = np.array([op.stream == stream for op in ops], dtype=bool)
-    mine = spans["rank"] == rank
-    here = mine & streams[spans["op"]]
-    start, end, ready, op = (spans[name][here] for name in ("start", "end", "ready", "op"))
+    on_rank = spans["rank"] == rank
+    chosen = on_rank & streams[spans["op"]]
+    start, end, ready, op = (spans[name][chosen] for name in ("start", "end", "ready", "op"))
     phases = np.array([phase_of(ops[i]) for i in op.tolist()])
-    found = {p: (start[phases == p], end[phases == p]) for p in dict.fromkeys(phases.tolist())}
+    intervals = {p: (start[phases == p], end[phases == p]) for p in dict.fromkeys(phases.tolist())}
     talks = phases == "communication"
     waits = ready[talks], start[talks]
     if stream == COMPUTE_STREAM:
-        talking = np.array([o.kind != "compute" for o in ops], dtype=bool)[spans["op"]] & mine
+        talking = np.array([o.kind != "compute" for o in ops], dtype=bool)[spans["op"]] & on_rank
         exposed = minus((spans["ready"][talking], spans["end"][talking]), (start, end))
         waits = np.concatenate([waits[0], exposed[0]]), np.concatenate([waits[1], exposed[1]])
-    return found | {"stall": waits}
+    return intervals | {"stall": waits}
 
 
 def phase_of(op: OpInfo) -> str:

@@ -18,37 +18,37 @@ if TYPE_CHECKING:
 BINS = 60
 
 
-def distributions(found: Mapping[str, Distribution], still: float, title: str | None = None) -> Figure:
+def distributions(spreads: Mapping[str, Distribution], still: float, title: str | None = None) -> Figure:
     """A row for each: how often steps take so much longer than one that does not vary, with p50, p95 and p99.
 
-    found : by name. still : a step that does not vary [s].
+    spreads : by name. still : a step that does not vary [s].
 
     Raises :class:`ProgramError` for nothing to draw.
     """
-    if not found:
+    if not spreads:
         raise ProgramError("nothing to draw: no distribution")
-    figure = new_figure(0.9 + 1.0 * len(found))
-    every = {name: 100.0 * (np.array(one.quantiles) / still - 1.0) for name, one in found.items()}
-    low = min(0.0, *(one.min() for one in every.values()))
-    high = max(one.max() for one in every.values())
+    figure = new_figure(0.9 + 1.0 * len(spreads))
+    every = {name: 100.0 * (np.array(spread.quantiles) / still - 1.0) for name, spread in spreads.items()}
+    low = min(0.0, *(spread.min() for spread in every.values()))
+    high = max(spread.max() for spread in every.values())
     edges = np.linspace(low, high if high > low else low + 1.0, BINS + 1)
-    rows = figure.subplots(len(found), 1, sharex=True)
+    rows = figure.subplots(len(spreads), 1, sharex=True)
     for axes, (name, late), colour in zip(np.atleast_1d(rows), every.items(), series, strict=False):
         axes.hist(late, bins=edges.tolist(), color=colour, alpha=0.85)
         plain_axes(axes, ("bottom",))
         axes.set_yticks([])
-        marks = {"p50": found[name].p50, "p95": found[name].p95, "p99": found[name].p99}
+        marks = {"p50": spreads[name].p50, "p95": spreads[name].p95, "p99": spreads[name].p99}
         axes.set_title(name, loc="left", fontsize=10, color=INK)
-        told = ", ".join(f"{mark} {format_time(value)}" for mark, value in marks.items())
-        axes.set_title(told, loc="right", fontsize=9.5, color=INK)
+        marks_text = ", ".join(f"{mark} {format_time(value)}" for mark, value in marks.items())
+        axes.set_title(marks_text, loc="right", fontsize=9.5, color=INK)
         for value, dashes in zip(marks.values(), ("-", "--", ":"), strict=True):
             axes.axvline(100.0 * (value / still - 1.0), color=INK, lw=1.2, ls=dashes)
     np.atleast_1d(rows)[-1].set_xlabel(
         f"longer than a step that does not vary, {format_time(still)} [%]; lines: p50, p95 (dashed), p99 (dotted)",
         fontsize=9,
     )
-    said = "; ".join(
-        f"{name}: p50 {format_time(one.p50)}, p95 {format_time(one.p95)}, p99 {format_time(one.p99)}"
-        for name, one in found.items()
+    caption = "; ".join(
+        f"{name}: p50 {format_time(spread.p50)}, p95 {format_time(spread.p95)}, p99 {format_time(spread.p99)}"
+        for name, spread in spreads.items()
     )
-    return titled(figure, title, f"Step times, {said}.")
+    return titled(figure, title, f"Step times, {caption}.")

@@ -37,29 +37,29 @@ def waterfall(rows: Sequence[Waterfall], title: str | None = None, *, ax: Axes |
     """
     if not rows or rows[0].useful <= 0:
         raise ProgramError("nothing to draw: no FLOPs are known of this run, and so no MFU")
-    whole = rows[0]
-    shares = {key: 100 * whole.lost.get(key, 0.0) / whole.step for key in WORDS}
+    row = rows[0]
+    shares = {key: 100 * row.lost.get(key, 0.0) / row.step for key in WORDS}
     shares = {key: share for key, share in shares.items() if abs(share) >= LEAST}
     figure, axes = drawn_on(ax, 0.3 * (len(shares) + 2) + (1.15 if title else 0.8))
     _bar(axes, 0, 0.0, 100.0, AreaStyle("#E4E7EB"), "100 %")
     left = 100.0
     for y, (key, share) in enumerate(shares.items(), 1):
         low, high = sorted((left, left - share))
-        took = f"{-share:+.1f} %  {format_time(abs(share) / 100 * whole.step)}"
+        took = f"{-share:+.1f} %  {format_time(abs(share) / 100 * row.step)}"
         _bar(axes, y, low, high, STYLE[key], took.replace("-", "\u2212"))
         axes.plot([left, left], [y - 0.6, y + 0.36], color=QUIET, linewidth=0.7)
         left -= share
-    left = 100 * whole.mfu
+    left = 100 * row.mfu
     last = len(shares) + 1
     axes.plot([left, left], [last - 0.6, last + 0.36], color=QUIET, linewidth=0.7)
     _bar(axes, last, 0.0, left, AreaStyle(kernels["compute"]), f"{left:.1f} %")
-    _framed(axes, ["peak", *(WORDS[key] for key in shares), "MFU"], whole.step)
-    said = ", ".join(f"{WORDS[key]} {-share:+.1f} %" for key, share in shares.items())
-    words = f"From peak to an MFU of {left:.1f} %, shares of all GPUs' time: {said}."
-    return titled(figure, title, words, ax)
+    _framed(axes, ["peak", *(WORDS[key] for key in shares), "MFU"], row.step)
+    shares_text = ", ".join(f"{WORDS[key]} {-share:+.1f} %" for key, share in shares.items())
+    caption = f"From peak to an MFU of {left:.1f} %, shares of all GPUs' time: {shares_text}."
+    return titled(figure, title, caption, ax)
 
 
-def _bar(axes: Axes, y: float, low: float, high: float, look: AreaStyle, said: str) -> None:
+def _bar(axes: Axes, y: float, low: float, high: float, look: AreaStyle, label: str) -> None:
     """A bar, and its figure beside it, where there is room."""
     axes.barh(
         [y],
@@ -74,7 +74,7 @@ def _bar(axes: Axes, y: float, low: float, high: float, look: AreaStyle, said: s
     inside = high - low > 60
     x, side = (low + 1.0, "left") if inside else (high + 0.8, "left") if high < 72 else (low - 0.8, "right")
     dark = inside and look.face == kernels["compute"]
-    axes.text(x, y, said, ha=side, va="center_baseline", fontsize=8.5, color="white" if dark else INK)
+    axes.text(x, y, label, ha=side, va="center_baseline", fontsize=8.5, color="white" if dark else INK)
 
 
 def _framed(axes: Axes, labels: list[str], step: float) -> None:

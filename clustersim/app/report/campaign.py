@@ -24,75 +24,75 @@ LABELS = {"job": "job", "inputs": "from [campaign]", "sources": "from", "assumed
 """Of sections with items, before each of them in a terminal."""
 
 
-def pictures(said: CampaignAnswer) -> dict[str, Figure]:
+def pictures(answer: CampaignAnswer) -> dict[str, Figure]:
     """Every picture of a campaign by its name; none of one that does not finish."""
-    if not said.finishes:
+    if not answer.finishes:
         return {}
-    made = {"month": month(said.month), "ledger": ledger(said.ledger)}
-    if said.interval:
-        made["interval"] = loss_over_interval(said.interval, said.plan.saves[0].interval)
-    if said.nodes:
-        made["nodes"] = goodput_over_gpus(said.nodes, said.gpus_per_node)
-    return made
+    figures = {"month": month(answer.month), "ledger": ledger(answer.ledger)}
+    if answer.interval:
+        figures["interval"] = loss_over_interval(answer.interval, answer.plan.saves[0].interval)
+    if answer.nodes:
+        figures["nodes"] = goodput_over_gpus(answer.nodes, answer.gpus_per_node)
+    return figures
 
 
-def campaign_page(said: CampaignAnswer) -> Page:
+def campaign_page(answer: CampaignAnswer) -> Page:
     """The page of a campaign, as of :func:`clustersim.studies.campaign.answer`."""
-    return campaign_words(said, {name: drawn(figure, name) for name, figure in pictures(said).items()})
+    return campaign_words(answer, {name: drawn(figure, name) for name, figure in pictures(answer).items()})
 
 
-def campaign_words(said: CampaignAnswer, drawings: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Page:
+def campaign_words(answer: CampaignAnswer, drawings: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Page:
     """The same with these drawings alone: what a terminal shows has none, and draws none."""
     head = [("cause", False), ("takes", False), ("expected, without failures' own delay", True)]
-    causes = [[one.name, one.scope, f"{one.expected:,.1f}"] for one in said.plan.causes]
+    causes = [[cause.name, cause.scope, f"{cause.expected:,.1f}"] for cause in answer.plan.causes]
     sections = [
         PageSection(
             "ledger",
             "Where the time went",
             ["The parts add up to the elapsed time; means over replicas."],
             drawings.get("ledger", []),
-            grid=_ledger(said),
+            grid=_ledger(answer),
         ),
-        PageSection("goodput", "Goodput", ["By each published definition, under its own name."], grid=_goodput(said)),
+        PageSection("goodput", "Goodput", ["By each published definition, under its own name."], grid=_goodput(answer)),
         PageSection(
             "month",
             "A month",
             ["One replica, a line a day. Saves and evaluations are part of training."],
             drawings.get("month", []),
         ),
-        PageSection("what-if", "What if", ["The same campaign with one thing changed."], grid=_what_if(said)),
+        PageSection("what-if", "What if", ["The same campaign with one thing changed."], grid=_what_if(answer)),
         PageSection("interval", "How often to save", [], drawings.get("interval", [])),
-        PageSection("size", "How large the job may be", [_largest(said)], drawings.get("nodes", [])),
-        PageSection("causes", "What fails", [said.plan.source], grid=PageTable(head, causes)),
-        PageSection("job", "The job", items=_job(said)),
-        PageSection("inputs", "From the [campaign] table", items=_inputs(said)),
-        *_sources(said),
+        PageSection("size", "How large the job may be", [_largest(answer)], drawings.get("nodes", [])),
+        PageSection("causes", "What fails", [answer.plan.source], grid=PageTable(head, causes)),
+        PageSection("job", "The job", items=_job(answer)),
+        PageSection("inputs", "From the [campaign] table", items=_inputs(answer)),
+        *_sources(answer),
     ]
-    return Page(f"{said.title}: the whole training", said.verdict, kept(sections), figures(said))
+    return Page(f"{answer.title}: the whole training", answer.verdict, kept(sections), figures(answer))
 
 
-def figures(said: CampaignAnswer) -> list[tuple[str, str]]:
+def figures(answer: CampaignAnswer) -> list[tuple[str, str]]:
     """(what, how much) of a campaign's main figures, as text."""
-    if not said.finishes:
+    if not answer.finishes:
         return []
-    days = said.days
-    cost = said.cost
-    found = [
+    days = answer.days
+    cost = answer.cost
+    entries = [
         ("days", f"{days.p50:,.1f} ({days.p5:,.1f} to {days.p95:,.1f})"),
-        ("without failures", f"{said.plan.ideal_days:,.1f} days"),
-        ("by closed form", "" if said.plan.expected_days is None else f"{said.plan.expected_days:,.1f} days"),
-        ("failures", f"{said.failures.p50:,.0f}"),
-        ("effective training time", f"{said.goodput['effective_training_time'].p50:.1%}"),
+        ("without failures", f"{answer.plan.ideal_days:,.1f} days"),
+        ("by closed form", "" if answer.plan.expected_days is None else f"{answer.plan.expected_days:,.1f} days"),
+        ("failures", f"{answer.failures.p50:,.0f}"),
+        ("effective training time", f"{answer.goodput['effective_training_time'].p50:.1%}"),
     ]
-    if isinstance(said.mfu, Percentiles):
-        found.append(("MFU over all of it", f"{said.mfu.p50:.1%} (of a step: {said.job.mfu:.1%})"))
+    if isinstance(answer.mfu, Percentiles):
+        entries.append(("MFU over all of it", f"{answer.mfu.p50:.1%} (of a step: {answer.job.mfu:.1%})"))
     if isinstance(cost, CampaignCost) and cost.usd and cost.ideal_usd:
         more = cost.usd.p50 / cost.ideal_usd - 1
-        found.append(("cost", f"{_money(cost.usd.p50)} ({more:+.1%} for failures and spares)"))
+        entries.append(("cost", f"{_money(cost.usd.p50)} ({more:+.1%} for failures and spares)"))
     if isinstance(cost, CampaignCost):
         power = cost.usd_of_power
-        found.append(("energy", f"{cost.kwh.p50 / 1e3:,.0f} MWh" + (f", {_money(power.p50)}" if power else "")))
-    return [(what, text) for what, text in found if text]
+        entries.append(("energy", f"{cost.kwh.p50 / 1e3:,.0f} MWh" + (f", {_money(power.p50)}" if power else "")))
+    return [(label, text) for label, text in entries if text]
 
 
 def _money(usd: float) -> str:
@@ -104,60 +104,60 @@ def _money(usd: float) -> str:
     return f"{usd / 1e6:,.1f} M USD" if usd >= 1e7 else f"{usd:,.0f} USD"
 
 
-def _ledger(said: CampaignAnswer) -> PageTable | None:
-    if not said.finishes:
+def _ledger(answer: CampaignAnswer) -> PageTable | None:
+    if not answer.finishes:
         return None
-    rows = [[part, f"{one.days:,.2f}", f"{one.share:.2%}"] for part, one in said.ledger.items()]
+    rows = [[part, f"{part_of.days:,.2f}", f"{part_of.share:.2%}"] for part, part_of in answer.ledger.items()]
     return PageTable([("part", False), ("days", True), ("share", True)], rows)
 
 
-def _goodput(said: CampaignAnswer) -> PageTable | None:
-    if not said.finishes:
+def _goodput(answer: CampaignAnswer) -> PageTable | None:
+    if not answer.finishes:
         return None
     rows = [
-        [name.replace("_", " "), *(f"{getattr(one, key):.1%}" for key in ("p5", "p50", "p95")), GOODPUTS[name]]
-        for name, one in said.goodput.items()
+        [name.replace("_", " "), *(f"{getattr(percentiles, key):.1%}" for key in ("p5", "p50", "p95")), GOODPUTS[name]]
+        for name, percentiles in answer.goodput.items()
     ]
     head = [("definition", False), ("p5", True), ("p50", True), ("p95", True), ("what it is", False)]
     return PageTable(head, rows)
 
 
-def _what_if(said: CampaignAnswer) -> PageTable | None:
-    asked = said.what_if
-    if not asked:
+def _what_if(answer: CampaignAnswer) -> PageTable | None:
+    questions = answer.what_if
+    if not questions:
         return None
-    now = asked[0]
+    now = questions[0]
     rows = []
-    for one in asked:
-        if one.days_p50 is None or one.days_p95 is None:
-            rows.append([one.question, "does not finish", "", "", ""])
+    for question in questions:
+        if question.days_p50 is None or question.days_p95 is None:
+            rows.append([question.question, "does not finish", "", "", ""])
             continue
-        change = one.days_p50 - (now.days_p50 or math.inf)
+        change = question.days_p50 - (now.days_p50 or math.inf)
         rows.append(
             [
-                one.question,
-                f"{one.days_p50:,.1f}",
-                f"{one.days_p95:,.1f}",
+                question.question,
+                f"{question.days_p50:,.1f}",
+                f"{question.days_p95:,.1f}",
                 f"{change:+.2f}",
-                f"{one.effective_training_time:.1%}",
+                f"{question.effective_training_time:.1%}",
             ]
         )
     head = [("question", False), ("days p50", True), ("days p95", True), ("change", True), ("new steps", True)]
     return PageTable(head, rows, frozenset({0}))
 
 
-def _largest(said: CampaignAnswer) -> str:
-    nodes = said.largest_job
-    if not said.nodes:
+def _largest(answer: CampaignAnswer) -> str:
+    nodes = answer.largest_job
+    if not answer.nodes:
         return ""
     if not isinstance(nodes, float):
         return "Within the sizes that were tried the effective training time does not fall below 90 %."
-    return f"The effective training time falls below 90 % at about {nodes * said.gpus_per_node:,.0f} GPUs."
+    return f"The effective training time falls below 90 % at about {nodes * answer.gpus_per_node:,.0f} GPUs."
 
 
-def _job(said: CampaignAnswer) -> list[tuple[str, str]]:
-    job = said.job
-    plan = said.plan
+def _job(answer: CampaignAnswer) -> list[tuple[str, str]]:
+    job = answer.job
+    plan = answer.plan
     return [
         ("size", f"{job.nodes:,} nodes, {job.gpus:,} GPUs"),
         ("replicas", _copies(job.replicas, job.copies)),
@@ -173,50 +173,57 @@ def _varying(job: Job) -> list[tuple[str, str]]:
     if len(job.machines) < 2:
         return []
     middle, late = np.percentile(job.machines, [50, 95]).tolist()
-    words = f"{middle - 1:+.1%} on the middle machine of {len(job.machines)}, {late - 1:+.1%} on the slowest twentieth"
-    found = [("steps vary", f"{words}; {job.step_cv:.2%} from step to step on one of them")]
+    machines_text = (
+        f"{middle - 1:+.1%} on the middle machine of {len(job.machines)}, {late - 1:+.1%} on the slowest twentieth"
+    )
+    entries = [("steps vary", f"{machines_text}; {job.step_cv:.2%} from step to step on one of them")]
     if job.swapped:
         gain = 1.0 - float(np.mean(job.swapped) / np.mean(job.machines))
-        found.append(("slowest 0.5 % of hosts", f"with others in their place a step is {gain:.1%} shorter, on average"))
-    return found
+        entries.append(
+            ("slowest 0.5 % of hosts", f"with others in their place a step is {gain:.1%} shorter, on average")
+        )
+    return entries
 
 
 def _copies(replicas: int, copies: int) -> str:
     """How many replicas a batch is shared by, and whether some can go on without a lost one."""
     if replicas == 1:
         return "one replica of the model: none can be dropped (no drop_replica)"
-    words = f"{replicas:,} data-parallel replicas of the model"
+    replicas_text = f"{replicas:,} data-parallel replicas of the model"
     if copies == 1:
-        return f"{words}, one copy of the optimizer states sharded over them: none can be dropped (no drop_replica)"
-    return f"{words}, {copies:,} whole copies of the optimizer states: drop_replica goes on without one of them"
+        return (
+            f"{replicas_text}, one copy of the optimizer states sharded over them: none can be dropped (no "
+            f"drop_replica)"
+        )
+    return f"{replicas_text}, {copies:,} whole copies of the optimizer states: drop_replica goes on without one of them"
 
 
-def _inputs(said: CampaignAnswer) -> list[tuple[str, str]]:
-    plan = said.plan
-    found = [
+def _inputs(answer: CampaignAnswer) -> list[tuple[str, str]]:
+    plan = answer.plan
+    entries = [
         ("failures", f"one every {format_long(plan.mtbf_s)}" if plan.mtbf_s else "none"),
         ("recovery", f"{format_long(plan.recovery_s)} on average, without waiting for nodes or lost work"),
     ]
-    for one in plan.saves:
-        words = (
-            f"{format_long(getattr(one, key))} {what}"
-            for key, what in (
+    for save in plan.saves:
+        intervals = (
+            f"{format_long(getattr(save, key))} {meaning}"
+            for key, meaning in (
                 ("interval", "of work between two"),
                 ("stall", "of stall"),
                 ("write", "until it counts"),
                 ("load", "to load"),
             )
         )
-        found.append((f"saves to {one.tier}", ", ".join(words)))
-    return found
+        entries.append((f"saves to {save.tier}", ", ".join(intervals)))
+    return entries
 
 
-def _sources(said: CampaignAnswer) -> list[PageSection]:
+def _sources(answer: CampaignAnswer) -> list[PageSection]:
     """Whose figures cost and energy rest on, and which of them nobody has published."""
-    sources = said.cost.sources if isinstance(said.cost, CampaignCost) else {}
-    found = [(name.replace("_", " "), text.removeprefix(ASSUMED), text) for name, text in sources.items()]
-    kept = {key: [(name, rest) for name, rest, text in found if (rest != text) == key] for key in (False, True)}
+    sources = answer.cost.sources if isinstance(answer.cost, CampaignCost) else {}
+    entries = [(name.replace("_", " "), text.removeprefix(ASSUMED), text) for name, text in sources.items()]
+    by_kind = {key: [(name, rest) for name, rest, text in entries if (rest != text) == key] for key in (False, True)}
     return [
-        PageSection("sources", "Where figures are from", items=kept[False]),
-        PageSection("assumed", "What was assumed", items=kept[True]),
+        PageSection("sources", "Where figures are from", items=by_kind[False]),
+        PageSection("assumed", "What was assumed", items=by_kind[True]),
     ]

@@ -42,8 +42,8 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
     timeline = run.timeline
     facts = run.facts
     rerun = prepared is not None and short(timeline)
-    found = explain(timeline, facts, bounded=rerun)
-    table = found.breakdown
+    explanation = explain(timeline, facts, bounded=rerun)
+    table = explanation.breakdown
     title = title or facts.title or f"a run of {timeline.world_size} ranks ({timeline.source})"
     given = flat(facts.inputs).items()
     inputs = {name: str(value) for name, value in given if value not in (None, "", [], (), {})}
@@ -51,20 +51,20 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
         "report.html.j2",
         title=title,
         headline=headline(title),
-        found=found,
+        found=explanation,
         facts=facts,
         figures=list(_figures(facts, table)),
         breakdown=_breakdown(table),
-        waterfall=_waterfall(found.waterfall),
+        waterfall=_waterfall(explanation.waterfall),
         drawn=_drawn(timeline),
         split=_split(run),
         gantts=_gantts(run),
         legend=legend(),
-        stalls=_stalls(found.stalls),
+        stalls=_stalls(explanation.stalls),
         hotspots=_hotspots(run, (table.begin, table.end)),
-        **_path(timeline, found.critical_path),
-        reach=_reach(found.critical_path, table.step_time_s),
-        otherwise=otherwise(prepared, timeline, found).ran,
+        **_path(timeline, explanation.critical_path),
+        reach=_reach(explanation.critical_path, table.step_time_s),
+        otherwise=otherwise(prepared, timeline, explanation).ran,
         memory=_memory(run),
         inputs=list(inputs.items()),
         run=_run(run),
@@ -130,9 +130,9 @@ def _split(run: SavedRun) -> list[PageChart]:
 
 def _drawn(timeline: Timeline) -> str:
     shown = plots.representatives(timeline)
-    words = [f"{rank} ({remark})" if remark else f"{rank}" for rank, remark in shown.items()]
+    rank_texts = [f"{rank} ({remark})" if remark else f"{rank}" for rank, remark in shown.items()]
     more = f" of {timeline.world_size:,}" if timeline.world_size > len(shown) else ""
-    return f"{'Ranks' if len(shown) > 1 else 'Rank'} {', '.join(words)}{more}."
+    return f"{'Ranks' if len(shown) > 1 else 'Rank'} {', '.join(rank_texts)}{more}."
 
 
 def _gantts(run: SavedRun) -> list[PageChart]:
@@ -180,27 +180,27 @@ def _reach(path: CriticalPath, step: float) -> str:
     return f"{known}: a trace does not say what all work waits for."
 
 
-def _path(timeline: Timeline, found: CriticalPath) -> dict[str, list[tuple[str, ...]]]:
+def _path(timeline: Timeline, critical: CriticalPath) -> dict[str, list[tuple[str, ...]]]:
     """By kind and by link (name, seconds, share), and its longest pieces (name, kind, rank, seconds)."""
-    whole = found.length_s / max(found.steps, 1) or 1.0
+    step_length = critical.length_s / max(critical.steps, 1) or 1.0
 
     def shares(parts: Mapping[str, float]) -> list[tuple[str, ...]]:
-        return [(k, format_time(v), f"{v / whole:.1%}") for k, v in list(parts.items())[:PATH_ROWS] if v > 0]
+        return [(k, format_time(v), f"{v / step_length:.1%}") for k, v in list(parts.items())[:PATH_ROWS] if v > 0]
 
     names = {-1: "idle"} | {i: op.name for i, op in enumerate(timeline.ops)}
-    longest = sorted(found.pieces, key=lambda piece: piece.begin - piece.end)[:PATH_ROWS]
+    longest = sorted(critical.pieces, key=lambda piece: piece.begin - piece.end)[:PATH_ROWS]
     pieces: list[tuple[str, ...]] = [
-        (names[one.op], one.kind, f"{one.rank}", format_time(one.end - one.begin))
-        for one in sorted(longest, key=lambda piece: piece.begin)
+        (names[path_piece.op], path_piece.kind, f"{path_piece.rank}", format_time(path_piece.end - path_piece.begin))
+        for path_piece in sorted(longest, key=lambda piece: piece.begin)
     ]
-    return {"kinds": shares(found.by_kind), "links": shares(found.by_link), "pieces": pieces}
+    return {"kinds": shares(critical.by_kind), "links": shares(critical.by_link), "pieces": pieces}
 
 
 def _memory(run: SavedRun) -> PagePart | None:
     memory = run.facts.memory
     if not memory.by:
         return None
-    parts = {name: held for name, held in memory.by.items() if held}
+    parts = {name: nbytes for name, nbytes in memory.by.items() if nbytes}
     figure = plots.picture("memory", run, plots.View(title=""))
     rows = [(name.replace("_", " "), format_bytes(n)) for name, n in parts.items()]
     rows.append(("total", format_bytes(sum(parts.values()))))

@@ -95,7 +95,7 @@ def gantt_svg(timeline: Timeline, begin: float, end: float, label: str, *, origi
 
 def legend() -> list[tuple[str, str, str]]:
     """(name, class, colour) of everything a chart may show."""
-    return [(words, what, palette[what]) for what, words in LABELS.items() if what != "memcpy"]
+    return [(label, kind, palette[kind]) for kind, label in LABELS.items() if kind != "memcpy"]
 
 
 def _rows(chart: _GanttChart, ranks: dict[int, str]) -> Iterator[_HoverRow]:
@@ -112,17 +112,17 @@ def _bars(chart: _GanttChart, row: _HoverRow) -> Iterator[_Bar]:
     intervals = row_intervals(chart.timeline, chart.spans, row.rank, row.stream)
     rest, stretches = packed(intervals, chart.begin, chart.end)
     for low, high, parts in stretches:
-        said = ", ".join(f"{LABELS[what]} {share:.0%}" for what, share in parts.items())
+        shares_text = ", ".join(f"{LABELS[kind]} {share:.0%}" for kind, share in parts.items())
         when = f"{format_time(low)} to {format_time(high)}"
         y = row.y + BAR
-        for what, share in parts.items():
+        for kind, share in parts.items():
             y -= share * BAR
-            yield _Bar(what, low, high, y, f"many short ones, {when}\n{said}", share * BAR)
+            yield _Bar(kind, low, high, y, f"many short ones, {when}\n{shares_text}", share * BAR)
     yield from _ops(chart, row, rest)
     for start, stop in zip(*rest["stall"], strict=True):
         why = "for communication" if row.stream == COMPUTE_STREAM else "for peers"
-        told = f"waits {format_time(stop - start)} {why}\nfrom {format_time(start)}"
-        yield _Bar("stall", start, stop, row.y, told)
+        wait_text = f"waits {format_time(stop - start)} {why}\nfrom {format_time(start)}"
+        yield _Bar("stall", start, stop, row.y, wait_text)
 
 
 def _ops(chart: _GanttChart, row: _HoverRow, rest: dict[str, Intervals]) -> Iterator[_Bar]:
@@ -130,20 +130,20 @@ def _ops(chart: _GanttChart, row: _HoverRow, rest: dict[str, Intervals]) -> Iter
     for phase, (lows, highs) in rest.items():
         if phase == "stall":
             continue
-        mine = _of_phase(chart, row, phase)
-        starts = chart.spans["start"][mine]
+        on_row = _of_phase(chart, row, phase)
+        starts = chart.spans["start"][on_row]
         for low, high in zip(lows.tolist(), highs.tolist(), strict=True):
             # The bar covers ops that touch each other; they are told apart again where there is room.
             first, last = np.searchsorted(starts, [low - 1e-12, high - 1e-15])
-            yield from _told_apart(chart, mine[max(first - (first == last), 0) : max(last, 1)], phase, row.y)
+            yield from _told_apart(chart, on_row[max(first - (first == last), 0) : max(last, 1)], phase, row.y)
 
 
 def _of_phase(chart: _GanttChart, row: _HoverRow, phase: str) -> Ints:
     """Rows of the span table that a row draws in a phase's colour, by start."""
     spans = chart.spans
     fits = np.array([op.stream == row.stream and phase_of(op) == phase for op in chart.timeline.ops], dtype=bool)
-    found = np.flatnonzero((spans["rank"] == row.rank) & fits[spans["op"]])
-    ordered: Ints = found[np.argsort(spans["start"][found], kind="stable")]
+    row_spans = np.flatnonzero((spans["rank"] == row.rank) & fits[spans["op"]])
+    ordered: Ints = row_spans[np.argsort(spans["start"][row_spans], kind="stable")]
     return ordered
 
 
@@ -192,12 +192,12 @@ def _facts(op: OpInfo) -> Iterator[str]:
     yield f"step {op.step + 1}"
 
 
-def _text(x: float, y: float, words: str, anchor: str, colour: str) -> str:
+def _text(x: float, y: float, label: str, anchor: str, colour: str) -> str:
     # A label longer than its column is set narrower; 5.9 units is an average letter's width.
     squeezed = ""
-    if anchor == "end" and 5.9 * len(words) > LABEL - 12:
+    if anchor == "end" and 5.9 * len(label) > LABEL - 12:
         squeezed = f'textLength="{LABEL - 12:g}" lengthAdjust="spacingAndGlyphs" '
-    return f'<text x="{x:.1f}" y="{y:.1f}" {squeezed}text-anchor="{anchor}" fill="{colour}">{escape(words)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {squeezed}text-anchor="{anchor}" fill="{colour}">{escape(label)}</text>'
 
 
 def _axis(chart: _GanttChart, height: float, origin: float) -> str:

@@ -48,7 +48,7 @@ class PageSection(msgspec.Struct, frozen=True):
 
 def kept(sections: Sequence[PageSection]) -> list[PageSection]:
     """Those that say more than their heading."""
-    return [one for one in sections if one.svgs or one.items or (one.grid and one.grid.rows)]
+    return [section for section in sections if section.svgs or section.items or (section.grid and section.grid.rows)]
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ def number(value: float | None, form: str) -> str:
 
 
 def front_grid(
-    rows: Sequence[PlanRow | ScoredScenario], what: str, unit: str, more: Mapping[str, tuple[str, str]] = {}
+    rows: Sequence[PlanRow | ScoredScenario], heading: str, unit: str, more: Mapping[str, tuple[str, str]] = {}
 ) -> PageTable:
     """Options that are worth having, a row each; ``more`` : further columns, each a field and how it is written."""
     columns = {
@@ -107,7 +107,7 @@ def front_grid(
         **more,
     }
     cells = [[row.option, *(number(getattr(row, name), form) for name, form in columns.values())] for row in rows]
-    return PageTable([(what, False), *((name, True) for name in columns)], cells)
+    return PageTable([(heading, False), *((name, True) for name in columns)], cells)
 
 
 def speed_and_cost(
@@ -119,7 +119,7 @@ def speed_and_cost(
     ``best``, ``tempting`` : the options that are worth having, and that would be if their predictions held.
     """
     priced = [row for row in rows if row.usd_per_1e9 is not None]
-    kept, cost = (priced, "USD") if priced else (rows, "kWh")
+    priced_rows, cost = (priced, "USD") if priced else (rows, "kWh")
     dots = [
         plots.FrontDot(
             row.family,
@@ -130,12 +130,12 @@ def speed_and_cost(
             row.error,
             row.option in tempting,
         )
-        for row in kept
+        for row in priced_rows
     ]
-    missing = sorted({row.machine for row in rows} - {row.machine for row in kept})
+    missing = sorted({row.machine for row in rows} - {row.machine for row in priced_rows})
     without = f"; {', '.join(missing)}: no price" if missing else "; no price is known" if not priced else ""
-    what = f"{cost} per 1e9 {unit}; numbers are GPUs, bars the error{without}"
-    return plots.front(dots, x=f"{unit}/s", y=what) if dots else None
+    cost_label = f"{cost} per 1e9 {unit}; numbers are GPUs, bars the error{without}"
+    return plots.front(dots, x=f"{unit}/s", y=cost_label) if dots else None
 
 
 def drawn(figure: Figure | None, name: str) -> list[Markup]:

@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 KINDS = ("strong", "weak")
 
 
-def pictures(said: Study) -> dict[str, Figure]:
+def pictures(study: Study) -> dict[str, Figure]:
     """Every picture of a study by its name, of what it found."""
-    made = {"tornado": plots.tornado(said.tornado, said.swing)} if said.tornado else {}
-    made |= {"network": plots.network_speed(said.network)} if said.network else {}
-    ran = any(not one.error for points in said.curves.values() for one in points)
-    return made | ({"scaling": plots.efficiency_losses(said.curves)} if ran else {})
+    figures = {"tornado": plots.tornado(study.tornado, study.swing)} if study.tornado else {}
+    figures |= {"network": plots.network_speed(study.network)} if study.network else {}
+    ran = any(not point.error for points in study.curves.values() for point in points)
+    return figures | ({"scaling": plots.efficiency_losses(study.curves)} if ran else {})
 
 
-def sensitivity_page(said: Study) -> Page:
+def sensitivity_page(study: Study) -> Page:
     """The page of a study, as of :func:`clustersim.studies.sensitivity.study`."""
-    svgs = {name: drawn(figure, name) for name, figure in pictures(said).items()}
-    figures = [("step time", format_time(said.step_s)), ("nodes", f"{said.nodes:,}")]
+    svgs = {name: drawn(figure, name) for name, figure in pictures(study).items()}
+    figures = [("step time", format_time(study.step_s)), ("nodes", f"{study.nodes:,}")]
     sections = [
         PageSection(
             "tornado",
             "What the step depends on",
-            [f"Each hardware number {said.swing:.0%} better and worse, the others as they are; each bar is a run."],
+            [f"Each hardware number {study.swing:.0%} better and worse, the others as they are; each bar is a run."],
             svgs.get("tornado", []),
             [],
-            _swings(said),
+            _swings(study),
         ),
         PageSection(
             "network",
@@ -51,52 +51,52 @@ def sensitivity_page(said: Study) -> Page:
                 "that of the fewest nodes."
             ],
             svgs.get("scaling", []),
-            [(kind, _stop(said, kind)) for kind in KINDS if "scaling" in svgs],
+            [(kind, _stop(study, kind)) for kind in KINDS if "scaling" in svgs],
         ),
-        *(PageSection(kind, f"{kind.capitalize()} scaling", grid=_points(said.curves[kind])) for kind in KINDS),
+        *(PageSection(kind, f"{kind.capitalize()} scaling", grid=_points(study.curves[kind])) for kind in KINDS),
     ]
-    return Page(f"What {said.title} depends on", said.verdict, kept(sections), figures)
+    return Page(f"What {study.title} depends on", study.verdict, kept(sections), figures)
 
 
-def _swings(said: Study) -> PageTable:
+def _swings(study: Study) -> PageTable:
     head = [("number", False), ("better", True), ("step time", True), ("worse", True), ("step time", True)]
     rows = [
         [
-            one.knob,
-            format_change(-one.gain),
-            format_time(one.better_s),
-            format_change(one.loss),
-            format_time(one.worse_s),
+            swing.knob,
+            format_change(-swing.gain),
+            format_time(swing.better_s),
+            format_change(swing.loss),
+            format_time(swing.worse_s),
         ]
-        for one in said.tornado
+        for swing in study.tornado
     ]
     return PageTable(head, rows)
 
 
-def _stop(said: Study, kind: str) -> str:
-    stop = said.stops[kind]
+def _stop(study: Study, kind: str) -> str:
+    stop = study.stops[kind]
     if stop is None:
-        return f"every doubling tried buys at least {said.gain:.0%}"
-    return f"doubling {stop[0]:,} nodes buys {stop[1]:.0%}, less than {said.gain:.0%}"
+        return f"every doubling tried buys at least {study.gain:.0%}"
+    return f"doubling {stop[0]:,} nodes buys {stop[1]:.0%}, less than {study.gain:.0%}"
 
 
 def _points(points: list[ScalingPoint]) -> PageTable:
     names = ("nodes", "GPUs", "batch", "micro-batch", "passes", "step time", "samples/s", "efficiency")
     rows = []
-    for one in points:
-        if one.error:
-            rows.append([f"{one.nodes:,}", *[""] * 7, one.error])
+    for point in points:
+        if point.error:
+            rows.append([f"{point.nodes:,}", *[""] * 7, point.error])
             continue
-        why = one.cause + ("" if one.fits else " (does not fit in memory)")
-        counts = [f"{getattr(one, name):,}" for name in ("nodes", "gpus", "batch", "micro_batch", "passes")]
-        figures = [format_time(one.step_s), f"{one.rate:,.1f}", f"{one.efficiency:.1%}"]
+        why = point.cause + ("" if point.fits else " (does not fit in memory)")
+        counts = [f"{getattr(point, name):,}" for name in ("nodes", "gpus", "batch", "micro_batch", "passes")]
+        figures = [format_time(point.step_s), f"{point.rate:,.1f}", f"{point.efficiency:.1%}"]
         rows.append([*counts, *figures, why.strip()])
     return PageTable([*((name, True) for name in names), ("mostly lost to", False)], rows)
 
 
 TABLES: dict[str, Callable[[Study], PageTable]] = {
     "each number {swing:.0%} better and worse": _swings,
-    "strong scaling": lambda said: _points(said.strong),
-    "weak scaling": lambda said: _points(said.weak),
+    "strong scaling": lambda study: _points(study.strong),
+    "weak scaling": lambda study: _points(study.weak),
 }
 """Tables for a terminal, by their titles."""

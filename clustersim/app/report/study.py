@@ -37,9 +37,9 @@ def page_of(folder: Path) -> Page:
     for name, (kind, page) in PAGES.items():
         if (folder / name).is_file():
             text = text_of(folder / name, ClusterSimError)
-            said = decoded(text, kind, f"{folder / name}: cannot be read", ClusterSimError)
+            result = decoded(text, kind, f"{folder / name}: cannot be read", ClusterSimError)
             try:
-                return page(said)
+                return page(result)
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 raise ClusterSimError(f"{folder / name}: is damaged, or of another version: {error!r}") from None
     return sweep_page(folder)

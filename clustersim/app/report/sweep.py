@@ -19,37 +19,37 @@ from clustersim.studies.plan.swept import SweptRows, load, worded
 def sweep_page(folder: Path) -> Page:
     """The page of the sweep in a folder. Raises :class:`ClusterSimError` where there is none."""
     swept = load(folder)
-    said = answer(swept)
+    decision = answer(swept)
     figures = [
         ("scenarios", f"{len(swept.rate) + swept.failed:,}"),
         ("with a result", f"{len(swept.rate):,}"),
         ("fastest", f"{swept.rate.max():,.0f} {swept.unit}/s"),
     ]
-    front = f"Of {len(said.front):,} scenarios that fit, those that no other beats in speed, cost and GPUs at once."
-    grid = front_grid([row for row in said.front if row.best], "scenario", swept.unit)
+    front = f"Of {len(decision.front):,} scenarios that fit, those that no other beats in speed, cost and GPUs at once."
+    grid = front_grid([row for row in decision.front if row.best], "scenario", swept.unit)
     sections = [
-        PageSection("cases", "Case by case", _cases_words(swept), [], [], _cases(said)),
+        PageSection("cases", "Case by case", _cases_words(swept), [], [], _cases(decision)),
         PageSection("curves", "Curves", [], _curves(folder, swept)),
-        PageSection("front", "Speed and cost", [front], _sweep_front(said, swept.unit), [], grid),
-        PageSection("assumed", "Assumptions", [], [], [("", text) for text in said.assumptions]),
+        PageSection("front", "Speed and cost", [front], _sweep_front(decision, swept.unit), [], grid),
+        PageSection("assumed", "Assumptions", [], [], [("", text) for text in decision.assumptions]),
         PageSection("all", "All scenarios", grid=_all_rows(folder)),
     ]
-    return Page(swept.title, said.verdict, kept(sections), figures, said.warnings)
+    return Page(swept.title, decision.verdict, kept(sections), figures, decision.warnings)
 
 
 def _cases_words(swept: SweptRows) -> list[str]:
-    asked = swept.question
-    if asked is None or asked.value is None:
+    question = swept.question
+    if question is None or question.value is None:
         return [f"In each case the fastest choice of {swept.axis}, and how much throughput the others lose against it."]
-    other = worded(str(swept.axis), asked.against)
-    return [f"Throughput with each {swept.axis}, against {other}; + is faster."]
+    against = worded(str(swept.axis), question.against)
+    return [f"Throughput with each {swept.axis}, against {against}; + is faster."]
 
 
-def _cases(said: Decision) -> PageTable | None:
-    if not said.cases:
+def _cases(decision: Decision) -> PageTable | None:
+    if not decision.cases:
         return None
-    numeric = [not any(row[i].strip("0123456789.,%+-") for row in said.cases) for i in range(len(said.head))]
-    return PageTable(list(zip(said.head, numeric, strict=True)), said.cases)
+    numeric = [not any(row[i].strip("0123456789.,%+-") for row in decision.cases) for i in range(len(decision.head))]
+    return PageTable(list(zip(decision.head, numeric, strict=True)), decision.cases)
 
 
 def _curves(folder: Path, swept: SweptRows) -> list[Any]:
@@ -60,11 +60,11 @@ def _curves(folder: Path, swept: SweptRows) -> list[Any]:
         return []
 
 
-def _sweep_front(said: Decision, unit: str) -> list[Any]:
-    if len({row.rate for row in said.front}) < 2:
+def _sweep_front(decision: Decision, unit: str) -> list[Any]:
+    if len({row.rate for row in decision.front}) < 2:
         return []
-    best = {row.option for row in said.front if row.best}
-    return drawn(speed_and_cost(said.front, best, (), unit), "front")
+    best = {row.option for row in decision.front if row.best}
+    return drawn(speed_and_cost(decision.front, best, (), unit), "front")
 
 
 SHARES = {"share_exposed_communication": "exposed", "share_idle": "idle"}

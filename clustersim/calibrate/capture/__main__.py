@@ -23,7 +23,7 @@ SHARES = {"collectives": 0.5, "compute": 0.3, "steps": 1.0}
 """Of the time that is left when a part begins."""
 
 
-def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line. Raises SystemExit for one it cannot read."""
     read = argparse.ArgumentParser(prog="python -m clustersim.calibrate.capture", description=__doc__)
     read.add_argument("--out", type=Path, required=True, help="the folder to write")
@@ -34,54 +34,56 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     read.add_argument("--largest", default=str(LARGEST), help="largest collective (default: 4G)")
     read.add_argument("--share-gpu", action="store_true", help="let ranks share one card, over sockets (NCCL_HOSTID)")
     read.add_argument("--quiet", action="store_true", help="say nothing of the progress")
-    return read.parse_args(words)
+    return read.parse_args(argv)
 
 
-def capture(asked: argparse.Namespace) -> None:
+def capture(options: argparse.Namespace) -> None:
     """Measure what was asked for. Raises :class:`ClusterSimError`."""
-    seconds = parse_time(asked.budget)
-    largest = parse_message_size(asked.largest)
-    parts = [name for name in asked.parts.split(",") if name]
+    seconds = parse_time(options.budget)
+    largest = parse_message_size(options.largest)
+    parts = [name for name in options.parts.split(",") if name]
     if unknown := [name for name in parts if name not in SHARES]:
         raise ClusterSimError(f"--parts: no part {unknown[0]!r}; known: {', '.join(SHARES)}")
-    free(asked.out)
+    free(options.out)
     budget = Budget(seconds)
-    backend = asked.backend or ("nccl" if asked.device == "cuda" else "gloo")
-    world = _joined(asked, backend, parts, seconds)
+    backend = options.backend or ("nccl" if options.device == "cuda" else "gloo")
+    world = _joined(options, backend, parts, seconds)
     try:
-        _measure(world, asked, parts, budget, largest)
+        _measure(world, options, parts, budget, largest)
     finally:
         world.close()
 
 
-def _joined(asked: argparse.Namespace, backend: str, parts: list[str], seconds: float) -> World:
+def _joined(options: argparse.Namespace, backend: str, parts: list[str], seconds: float) -> World:
     """The world of torchrun, or of mpirun. Raises :class:`ClusterSimError` for what MPI's does not measure."""
     if backend != "mpi":
-        return join_world(backend, asked.device, asked.share_gpu, seconds, quiet=asked.quiet)
-    if asked.device != "cpu" or parts != ["collectives"]:
+        return join_world(backend, options.device, options.share_gpu, seconds, quiet=options.quiet)
+    if options.device != "cpu" or parts != ["collectives"]:
         raise ClusterSimError(
             "--backend mpi measures --parts collectives on --device cpu; the other parts are PyTorch's"
         )
-    return mpi_world(asked.quiet)
+    return mpi_world(options.quiet)
 
 
-def _measure(world: World, asked: argparse.Namespace, parts: list[str], budget: Budget, largest: int) -> None:
+def _measure(world: World, options: argparse.Namespace, parts: list[str], budget: Budget, largest: int) -> None:
     try:
-        asked.out.mkdir(parents=True, exist_ok=True)
+        options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ClusterSimError(f"{asked.out}: cannot be written: {error.strerror}") from None
+        raise ClusterSimError(f"{options.out}: cannot be written: {error.strerror}") from None
     write_provenance(
-        world, asked.out, {"budget": asked.budget, "parts": parts, "largest": largest, "share_gpu": asked.share_gpu}
+        world,
+        options.out,
+        {"budget": options.budget, "parts": parts, "largest": largest, "share_gpu": options.share_gpu},
     )
     for name in parts:
-        part = CaptureFile(asked.out if world.rank == 0 else None, name, world.said())
+        part = CaptureFile(options.out if world.rank == 0 else None, name, world.said())
         seconds = world.told(budget.left * (SHARES[name] if name != parts[-1] else 1.0))
         if name == "collectives":
             capture_collectives(world, part, seconds, largest)
         elif name == "compute":
             capture_compute(world, part, seconds)
         else:
-            capture_steps(world, part, asked.out, seconds)
+            capture_steps(world, part, options.out, seconds)
         part.done()
         world.say(f"{name}: {part.rows} lines")
 

@@ -79,7 +79,7 @@ def capture_collectives(world: World, part: CaptureFile, seconds: float, largest
     todo = _todo(world)
     factor = world.told(2 if budget.share(len(todo)) > 4 else 4)
     handles: dict[str, list[list[Any]]] = {}
-    said: set[str] = set()
+    told_skips: set[str] = set()
     for i in range(ROUNDS * len(todo)):
         layout, kind = todo[i % len(todo)]
         if layout.name not in handles:
@@ -87,15 +87,17 @@ def capture_collectives(world: World, part: CaptureFile, seconds: float, largest
         world.say(f"collectives {i + 1}/{ROUNDS * len(todo)}: {kind}, {layout.name}, {budget.left:.0f} s left")
         share = Budget(world.told(budget.share(ROUNDS * len(todo) - i)))
         skipped = _sweep(_LayoutCase(world, layout, handles[layout.name], kind), part, share, (largest, factor))
-        if skipped and skipped not in said:
+        if skipped and skipped not in told_skips:
             part.write({"skipped": f"{kind} over {layout.name}, {skipped}"})
-            said.add(skipped)
+            told_skips.add(skipped)
 
 
 def _todo(world: World) -> list[tuple[GroupLayout, str]]:
     """Every layout with its kinds; MPI's communicators are asked one at a time."""
-    found = [one for one in layouts(world.size, world.local_size) if world.backend != "mpi" or one.name == "world"]
-    return [(layout, kind) for layout in found for kind in world.kinds() or layout.kinds]
+    usable = [
+        layout for layout in layouts(world.size, world.local_size) if world.backend != "mpi" or layout.name == "world"
+    ]
+    return [(layout, kind) for layout in usable for kind in world.kinds() or layout.kinds]
 
 
 @dataclass(frozen=True)
@@ -149,15 +151,15 @@ def _prepare(case: _LayoutCase, size: float) -> Call | None:
     """The call of this rank, or None where some rank cannot hold the tensors."""
     world = case.world
     layout = case.layout
-    mine = case.mine
+    own_group = case.mine
     room = 3.0 * size * layout.copies + 2**20 < world.free_memory()
     calls: list[Call] = []
-    if room and mine is not None:
+    if room and own_group is not None:
         try:
             make = world.call if isinstance(world, MpiWorld) else partial(_call, world)
             calls = [
-                make(case.kind, int(size), handle, layout.groups[mine], layout.copies > 1)
-                for handle in case.handles[mine]
+                make(case.kind, int(size), handle, layout.groups[own_group], layout.copies > 1)
+                for handle in case.handles[own_group]
             ]
         except (RuntimeError, MemoryError):  # out of memory, on host or card
             room = False
@@ -177,36 +179,36 @@ def _call(world: World, kind: str, size: int, group: Any, ranks: tuple[int, ...]
     """(the collective, how many elements came out wrong in its first call)."""
     torch = world.torch
     device = world.device
-    dist, n, at = torch.distributed, len(ranks), ranks.index(world.rank)
+    dist, n, position = torch.distributed, len(ranks), ranks.index(world.rank)
     count = max(n, size // 4 // n * n) if kind in SPLIT else max(1, size // 4)
-    whole = torch.full((count,), float(at + 1), device=device)
-    part = torch.full((count // n,), float(at + 1), device=device)
+    tensor = torch.full((count,), float(position + 1), device=device)
+    part = torch.full((count // n,), float(position + 1), device=device)
     root = ranks[0]
     also = {"group": group, "async_op": asynchronous}
     total = n * (n + 1) / 2.0
-    pieces = list(whole.chunk(n)) if kind in SPLIT else []
+    pieces = list(tensor.chunk(n)) if kind in SPLIT else []
 
-    out = torch.empty_like(whole) if kind in {"all_to_all", "sendrecv"} else whole
+    out = torch.empty_like(tensor) if kind in {"all_to_all", "sendrecv"} else tensor
     calls: dict[str, tuple[Callable[[], Any], Any, float]] = {
-        "all_reduce": (lambda: dist.all_reduce(whole, **also), whole, total),
-        "all_gather": (lambda: dist.all_gather_into_tensor(whole, part, **also), whole[-1:], float(n)),
-        "reduce_scatter": (lambda: dist.reduce_scatter_tensor(part, whole, **also), part, total),
-        "all_to_all": (lambda: dist.all_to_all_single(out, whole, **also), out[-1:], float(n)),
-        "broadcast": (lambda: dist.broadcast(whole, root, **also), whole, 1.0),
-        "reduce": (lambda: dist.reduce(whole, root, **also), whole if at == 0 else None, total),
-        "scatter": (lambda: dist.scatter(part, pieces if at == 0 else None, root, **also), part, 1.0),
-        "gather": (lambda: dist.gather(part, pieces if at == 0 else None, root, **also), None, 0.0),
-        "sendrecv": (_ring(dist, out, whole, ranks, at, group), None, 0.0),
+        "all_reduce": (lambda: dist.all_reduce(tensor, **also), tensor, total),
+        "all_gather": (lambda: dist.all_gather_into_tensor(tensor, part, **also), tensor[-1:], float(n)),
+        "reduce_scatter": (lambda: dist.reduce_scatter_tensor(part, tensor, **also), part, total),
+        "all_to_all": (lambda: dist.all_to_all_single(out, tensor, **also), out[-1:], float(n)),
+        "broadcast": (lambda: dist.broadcast(tensor, root, **also), tensor, 1.0),
+        "reduce": (lambda: dist.reduce(tensor, root, **also), tensor if position == 0 else None, total),
+        "scatter": (lambda: dist.scatter(part, pieces if position == 0 else None, root, **also), part, 1.0),
+        "gather": (lambda: dist.gather(part, pieces if position == 0 else None, root, **also), None, 0.0),
+        "sendrecv": (_ring(dist, out, tensor, ranks, position, group), None, 0.0),
         "barrier": (lambda: dist.barrier(group=group), None, 0.0),
     }
-    run, found, right = calls[kind]
-    return run, lambda: None if found is None else int((found != right).sum())
+    run, result, right = calls[kind]
+    return run, lambda: None if result is None else int((result != right).sum())
 
 
-def _ring(dist: Any, into: Any, out: Any, ranks: tuple[int, ...], at: int, group: Any) -> Callable[[], None]:
+def _ring(dist: Any, into: Any, out: Any, ranks: tuple[int, ...], position: int, group: Any) -> Callable[[], None]:
     """Every rank sends to the next and receives from the one before, as nccl-tests' sendrecv."""
-    after = ranks[(at + 1) % len(ranks)]
-    before = ranks[at - 1]
+    after = ranks[(position + 1) % len(ranks)]
+    before = ranks[position - 1]
 
     def call() -> None:
         ops = [dist.P2POp(dist.isend, out, after, group), dist.P2POp(dist.irecv, into, before, group)]
@@ -235,16 +237,16 @@ def _measure(world: World, call: Call, seconds: float, member: bool) -> Table:
     start = time.perf_counter()
     world.wait()
     repeats, loops = world.told(loops_for(once, time.perf_counter() - start, seconds))
-    mine = []
+    own_times = []
     for _ in range(loops):
         world.wait()
-        mine.append(world.loop(run, repeats) if member else None)
-    ranks = world.gather(mine)
-    each = [max(times) for times in zip(*(r for r in ranks if r[0] is not None), strict=True)]
+        own_times.append(world.loop(run, repeats) if member else None)
+    ranks = world.gather(own_times)
+    slowest = [max(times) for times in zip(*(r for r in ranks if r[0] is not None), strict=True)]
     return {
-        "time": median(each) * 1e6,
-        "time_min": min(each) * 1e6,
-        "time_max": max(each) * 1e6,
+        "time": median(slowest) * 1e6,
+        "time_min": min(slowest) * 1e6,
+        "time_max": max(slowest) * 1e6,
         "rank_times": [median(times) * 1e6 if times[0] is not None else None for times in ranks],
         "#wrong": sum(bad) if bad else None,
         "iterations": repeats * loops,

@@ -20,18 +20,18 @@ def capture_compute(world: World, part: CaptureFile, seconds: float) -> None:
     if world.rank == 0:
         budget = Budget(seconds)
         cases = list(_cases(world.torch, world.device))
-        for i, (said, make) in enumerate(cases):
+        for i, (case_fields, make) in enumerate(cases):
             if i % 20 == 0:
-                world.say(f"compute {i + 1}/{len(cases)}: {said['op']}, {budget.left:.0f} s left")
+                world.say(f"compute {i + 1}/{len(cases)}: {case_fields['op']}, {budget.left:.0f} s left")
             if not budget.left:
                 part.write({"skipped": f"{len(cases) - i} of {len(cases)} cases: the time budget is spent"})
                 break
-            part.write(_measure(world, said, make, budget.share(len(cases) - i)))
+            part.write(_measure(world, case_fields, make, budget.share(len(cases) - i)))
     world.wait()
 
 
 def _measure(
-    world: World, said: dict[str, Any], make: Callable[[], Callable[[], Any]], seconds: float
+    world: World, case_fields: dict[str, Any], make: Callable[[], Callable[[], Any]], seconds: float
 ) -> dict[str, Any]:
     """One row; a case that does not fit or that the device does not have says so."""
     try:
@@ -39,7 +39,7 @@ def _measure(
         call()
         once = world.loop(call, 2)
         if once > 4 * max(seconds, 0.05):
-            return {**said, "skipped": f"a call takes {once:.2g} s, more than its share of the budget"}
+            return {**case_fields, "skipped": f"a call takes {once:.2g} s, more than its share of the budget"}
         repeats, loops = loops_for(once, 0.0, seconds)
         times = []
         busy = []
@@ -48,12 +48,12 @@ def _measure(
             times.append(world.loop(call, repeats))
             busy.append((time.thread_time() - start) / repeats)
     except (RuntimeError, MemoryError, NotImplementedError) as error:
-        return {**said, "skipped": str(error).split("\n", 1)[0][:200]}
+        return {**case_fields, "skipped": str(error).split("\n", 1)[0][:200]}
     usual = median(times)
-    row = {**said, "time": usual * 1e6, "time_min": min(times) * 1e6, "time_max": max(times) * 1e6}
+    row = {**case_fields, "time": usual * 1e6, "time_min": min(times) * 1e6, "time_max": max(times) * 1e6}
     if not world.on_gpu and world.torch.get_num_threads() == 1:
         row["time_cpu"] = min(busy) * 1e6  # without what other processes of the machine took
-    return row | {"iterations": repeats * loops, "FLOPS": said.get("flops", 0.0) / usual}
+    return row | {"iterations": repeats * loops, "FLOPS": case_fields.get("flops", 0.0) / usual}
 
 
 def _cases(torch: Any, device: Any) -> Iterator[Case]:
@@ -72,8 +72,8 @@ def _cases(torch: Any, device: Any) -> Iterator[Case]:
 
 
 def _dtypes(torch: Any, device: Any) -> list[tuple[str, Any]]:
-    found = [("fp32", torch.float32), ("bf16", torch.bfloat16)]
-    return [*found, ("fp16", torch.float16)] if device.type == "cuda" else found
+    dtypes = [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+    return [*dtypes, ("fp16", torch.float16)] if device.type == "cuda" else dtypes
 
 
 def _gemms(torch: Any, device: Any, big: bool) -> Iterator[Case]:
@@ -87,7 +87,7 @@ def _gemms(torch: Any, device: Any, big: bool) -> Iterator[Case]:
     ]
     for m, n, k in shapes:
         for name, dtype in _dtypes(torch, device):
-            said = {
+            case_fields = {
                 "op": "gemm",
                 "m": m,
                 "n": n,
@@ -102,7 +102,7 @@ def _gemms(torch: Any, device: Any, big: bool) -> Iterator[Case]:
                 out = torch.empty(m, n, device=device, dtype=dtype)
                 return lambda: torch.mm(a, b, out=out)
 
-            yield said, make
+            yield case_fields, make
 
 
 def _attention(torch: Any, device: Any, big: bool) -> Iterator[Case]:
@@ -111,7 +111,7 @@ def _attention(torch: Any, device: Any, big: bool) -> Iterator[Case]:
     for batch, heads, tokens, width in sizes:
         for name, dtype in _dtypes(torch, device):
             for causal in (False, True):
-                said = {
+                case_fields = {
                     "op": "attention",
                     "batch": batch,
                     "heads": heads,
@@ -127,7 +127,7 @@ def _attention(torch: Any, device: Any, big: bool) -> Iterator[Case]:
                     q, k, v = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
                     return lambda: attend(q, k, v, is_causal=causal)
 
-                yield said, make
+                yield case_fields, make
 
 
 def _memory_bound(torch: Any, device: Any, big: bool) -> Iterator[Case]:
@@ -147,13 +147,13 @@ def _memory_bound(torch: Any, device: Any, big: bool) -> Iterator[Case]:
         for name, dtype in _dtypes(torch, device)[:2]:
             for op, (run, passes) in ops.items():
                 nbytes = float(passes * elements * dtype.itemsize)
-                said = {"op": op, "elements": elements, "dtype": name, "bytes": nbytes}
+                case_fields = {"op": op, "elements": elements, "dtype": name, "bytes": nbytes}
 
                 def make(n: int = elements, dtype: Any = dtype, run: Any = run) -> Callable[[], Any]:
                     x = torch.randn(max(1, n // 1024), min(n, 1024), device=device).to(dtype)
                     return lambda: run(x)
 
-                yield said, make
+                yield case_fields, make
 
 
 def _optimizers(torch: Any, device: Any, big: bool) -> Iterator[Case]:
@@ -165,7 +165,7 @@ def _optimizers(torch: Any, device: Any, big: bool) -> Iterator[Case]:
             ("adamw", {"fused": True}),
             ("adamw", {"foreach": True}),
         ):
-            said = {
+            case_fields = {
                 "op": f"optimizer_{op}",
                 "parameters": parameters,
                 "dtype": "fp32",
@@ -180,7 +180,7 @@ def _optimizers(torch: Any, device: Any, big: bool) -> Iterator[Case]:
                 kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
                 return kinds[op](tensors, lr=1e-3, **options).step  # type: ignore[no-any-return]
 
-            yield said, make
+            yield case_fields, make
 
 
 def _launches(torch: Any, device: Any) -> Iterator[Case]:
@@ -206,8 +206,8 @@ def _copies(torch: Any, device: Any, big: bool) -> Iterator[Case]:
 
                 def make(n: int = nbytes, pinned: bool = pinned, op: str = op) -> Callable[[], Any]:
                     host = torch.empty(n, dtype=torch.uint8, pin_memory=pinned)
-                    other = torch.empty(n, dtype=torch.uint8, device=device)
-                    into, out = (host, other) if op == "device_to_host" else (other, host)
+                    device_tensor = torch.empty(n, dtype=torch.uint8, device=device)
+                    into, out = (host, device_tensor) if op == "device_to_host" else (device_tensor, host)
                     return lambda: into.copy_(out, non_blocking=True)
 
                 yield {"op": op, "bytes": float(nbytes), "pinned": pinned}, make

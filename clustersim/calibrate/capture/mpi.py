@@ -34,8 +34,8 @@ def forced(environment: Mapping[str, str]) -> dict[str, str]:
     """
     if environment.get("OMPI_MCA_coll_tuned_use_dynamic_rules", "0").lower() not in {"1", "true", "yes"}:
         return {}
-    asked = {kind: environment.get(FORCED.format(one.variable), "0") for kind, one in kinds().items()}
-    return {kind: value for kind, value in asked.items() if value not in {"0", "ignore"}}
+    forced_values = {kind: environment.get(FORCED.format(rules.variable), "0") for kind, rules in kinds().items()}
+    return {kind: value for kind, value in forced_values.items() if value not in {"0", "ignore"}}
 
 
 def transport(environment: Mapping[str, str]) -> str:
@@ -81,8 +81,8 @@ class MpiWorld(World):
 
     def versions(self) -> dict[str, Any]:
         """Of the library that is measured."""
-        words = self.mpi.Get_library_version().split(",")[0].split()
-        return {"mpi": " ".join(words[:3])}
+        version_words = self.mpi.Get_library_version().split(",")[0].split()
+        return {"mpi": " ".join(version_words[:3])}
 
     def close(self) -> None:
         """Leave in peace."""
@@ -92,30 +92,41 @@ class MpiWorld(World):
         self, kind: str, size: int, comm: Any, ranks: tuple[int, ...], asynchronous: bool
     ) -> tuple[Callable[[], Any], Callable[[], int | None]]:
         """(the collective, how many elements came out wrong in its first call)."""
-        n, at, total = len(ranks), ranks.index(self.rank), len(ranks) * (len(ranks) + 1) / 2.0
+        n, position, total = len(ranks), ranks.index(self.rank), len(ranks) * (len(ranks) + 1) / 2.0
         count = max(1, size // 4 // n)
-        part, many = np.full(count, at + 1.0, np.float32), np.full(count * n, at + 1.0, np.float32)
-        whole, out = np.full(max(1, size // 4), at + 1.0, np.float32), np.zeros(max(count * n, size // 4), np.float32)
-        into, few = out[: len(whole)], np.zeros_like(part)
+        part, many = np.full(count, position + 1.0, np.float32), np.full(count * n, position + 1.0, np.float32)
+        send_buffer, out = (
+            np.full(max(1, size // 4), position + 1.0, np.float32),
+            np.zeros(max(count * n, size // 4), np.float32),
+        )
+        into, few = out[: len(send_buffer)], np.zeros_like(part)
         blocks = out[: count * n]
         calls: dict[str, tuple[Callable[[], Any], Any, float]] = {
-            "all_reduce": (lambda: comm.Allreduce(whole, into), into, total),
+            "all_reduce": (lambda: comm.Allreduce(send_buffer, into), into, total),
             "all_gather": (lambda: comm.Allgather(part, blocks), blocks[-1:], float(n)),
             "reduce_scatter": (lambda: comm.Reduce_scatter_block(many, few), few, total),
             "all_to_all": (lambda: comm.Alltoall(many, blocks), blocks[-1:], float(n)),
-            "broadcast": (lambda: comm.Bcast(whole, root=0), whole, 1.0),
-            "reduce": (lambda: comm.Reduce(whole, into if at == 0 else None, root=0), into[: at == 0], total),
-            "scatter": (lambda: comm.Scatter(many if at == 0 else None, few, root=0), few, 1.0),
-            "gather": (lambda: comm.Gather(part, blocks if at == 0 else None, root=0), blocks[-1:][: at == 0], n),
+            "broadcast": (lambda: comm.Bcast(send_buffer, root=0), send_buffer, 1.0),
+            "reduce": (
+                lambda: comm.Reduce(send_buffer, into if position == 0 else None, root=0),
+                into[: position == 0],
+                total,
+            ),
+            "scatter": (lambda: comm.Scatter(many if position == 0 else None, few, root=0), few, 1.0),
+            "gather": (
+                lambda: comm.Gather(part, blocks if position == 0 else None, root=0),
+                blocks[-1:][: position == 0],
+                n,
+            ),
             "sendrecv": (
-                lambda: comm.Sendrecv(whole, (at + 1) % n, 0, into, (at - 1) % n, 0),
+                lambda: comm.Sendrecv(send_buffer, (position + 1) % n, 0, into, (position - 1) % n, 0),
                 into,
-                (at - 1) % n + 1.0,
+                (position - 1) % n + 1.0,
             ),
             "barrier": (comm.Barrier, few[:0], 0.0),
         }
-        run, found, right = calls[kind]
-        return run, lambda: int((found != right).sum())
+        run, result, right = calls[kind]
+        return run, lambda: int((result != right).sum())
 
 
 def mpi_world(quiet: bool) -> MpiWorld:

@@ -25,9 +25,11 @@ def free(folder: Path) -> None:
     """Raise :class:`TraceError` where a folder holds a capture, or files with the names of one: what was measured is
     never written over, and two captures are not mixed."""
     names = ("provenance.json", *(f"{part}.jsonl{end}" for part in PARTS for end in ("", PARTIAL)))
-    there = next((name for name in names if os.path.lexists(folder / name)), None)
-    if there is not None:
-        raise TraceError(f"{folder / there}: is there, and what was measured is not written over; use another folder")
+    existing = next((name for name in names if os.path.lexists(folder / name)), None)
+    if existing is not None:
+        raise TraceError(
+            f"{folder / existing}: is there, and what was measured is not written over; use another folder"
+        )
     if os.path.lexists(folder) and not folder.is_dir():
         raise TraceError(f"{folder}: is a file; --out names a folder")
 
@@ -38,7 +40,7 @@ class CaptureFile:
     Only rank 0 holds one; ``CaptureFile(None, ...)`` takes everything and keeps nothing.
     """
 
-    def __init__(self, folder: Path | None, name: str, said: dict[str, Any]) -> None:
+    def __init__(self, folder: Path | None, name: str, fields: dict[str, Any]) -> None:
         self.path = folder / f"{name}.jsonl" if folder is not None else None
         self.file: TextIO | None = None
         self.rows = 0
@@ -47,7 +49,7 @@ class CaptureFile:
                 self.file = open(f"{self.path}{PARTIAL}", "w", encoding="utf-8")  # noqa: SIM115
             except OSError as error:
                 raise _cannot(self.path, error) from None
-            self.write({"clustersim_capture": VERSION, "part": name, **said})
+            self.write({"clustersim_capture": VERSION, "part": name, **fields})
 
     def write(self, row: dict[str, Any]) -> None:
         """Append a line. Raises :class:`TraceError` where the disk is full; what was written stays."""

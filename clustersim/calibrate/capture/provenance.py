@@ -32,22 +32,22 @@ SETTINGS = (
 """Beginnings of environment variables that change times; no others are written down."""
 
 
-def write_provenance(world: World, folder: Path, asked: dict[str, Any]) -> None:
+def write_provenance(world: World, folder: Path, options: dict[str, Any]) -> None:
     """``provenance.json``, with one entry per machine; hosts are numbered, not named."""
     world.say("versions, clocks and wiring")
-    mine = _machine(world) if world.local_rank == 0 else None
-    machines = [m for m in world.gather(mine) if m is not None]
+    own_machine = _machine(world) if world.local_rank == 0 else None
+    machines = [m for m in world.gather(own_machine) if m is not None]
     if world.rank == 0:
-        said = {
+        document = {
             "clustersim_capture": VERSION,
             "part": "provenance",
-            "asked": asked,
+            "asked": options,
             **world.said(),
             "ranks_per_node": world.local_size,
             "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
             "machines": machines,
         }
-        write_whole(folder / "provenance.json", json.dumps(said, indent=2, default=str).encode() + b"\n")
+        write_whole(folder / "provenance.json", json.dumps(document, indent=2, default=str).encode() + b"\n")
 
 
 def _machine(world: World) -> dict[str, Any]:

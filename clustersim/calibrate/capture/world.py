@@ -62,9 +62,9 @@ class World:
         """Every rank's value, on every rank."""
         if self.control is None:
             return [value]
-        found: list[Any] = [None] * self.size
-        self.torch.distributed.all_gather_object(found, value, group=self.control)
-        return found
+        gathered: list[Any] = [None] * self.size
+        self.torch.distributed.all_gather_object(gathered, value, group=self.control)
+        return gathered
 
     def told(self, value: Any) -> Any:
         """Rank 0's value, on every rank: decisions (sizes, repeats, the budget) are its alone."""
@@ -147,13 +147,13 @@ def _host_memory() -> float:
 
 def agreed(world: World, failures: tuple[type[Exception], ...], make: Callable[[], Any]) -> tuple[Any, str]:
     """What this rank made, and what a rank says that could not, agreed over all."""
-    made = None
+    result = None
     failed = ""
     try:
-        made = make()
+        result = make()
     except failures as error:
         failed = str(error).split("\n", 1)[0][:200] or type(error).__name__
-    return made, next(filter(None, world.gather(failed)), "")
+    return result, next(filter(None, world.gather(failed)), "")
 
 
 def repeats_for(once: float, seconds: float, most: int = 200) -> int:

@@ -42,7 +42,7 @@ class Calibrated:
     skipped: Mapping[str, int] = field(default_factory=dict)
 
 
-def topology_text(found: Calibrated, name: str, extends: str) -> str:
+def topology_text(calibrated: Calibrated, name: str, extends: str) -> str:
     """The topology file of the calibrated machine."""
     lines = [
         MARK,
@@ -51,9 +51,9 @@ def topology_text(found: Calibrated, name: str, extends: str) -> str:
         f'extends = "{extends}"',
         "",
     ]
-    if found.cores:
-        lines += ["[node]", f"cores = {found.cores}", ""]
-    return "\n".join(lines) + "\n" + fabrics.calibration_text(found.calibration)
+    if calibrated.cores:
+        lines += ["[node]", f"cores = {calibrated.cores}", ""]
+    return "\n".join(lines) + "\n" + fabrics.calibration_text(calibrated.calibration)
 
 
 Times = TypeVar("Times", HostTimes, NcclTimes)
@@ -65,9 +65,11 @@ def held_out(times: Times, tables: Sequence[str]) -> Floats:
     ``tables`` : (n,) which table each row is of.
     """
     errors = []
-    for known, unknown in permutations(halves(tables, [row.nbytes for row in times.rows])):
-        if known and unknown:
-            fitted, rest = (replace(times, rows=tuple(times.rows[i] for i in some)) for some in (known, unknown))
+    for training_rows, unknown in permutations(halves(tables, [row.nbytes for row in times.rows])):
+        if training_rows and unknown:
+            fitted, rest = (
+                replace(times, rows=tuple(times.rows[i] for i in indices)) for indices in (training_rows, unknown)
+            )
             errors.append(np.abs(rest.predict(fit(fitted).values) / rest.measured - 1.0))
     return np.concatenate(errors) if errors else np.empty(0)
 

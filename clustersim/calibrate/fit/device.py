@@ -70,8 +70,8 @@ class DeviceTimes:
         """(n,) seconds."""
         device = with_efficiencies(self.device, values)
         device = of_cores(device, self.cores) if self.cores else device
-        asked = self.rows if rows is None else [self.rows[i] for i in rows.tolist()]
-        return np.array([_OPS[_kind(row)](row, device) for row in asked])
+        chosen = self.rows if rows is None else [self.rows[i] for i in rows.tolist()]
+        return np.array([_OPS[_kind(row)](row, device) for row in chosen])
 
 
 def device_times(rows: Iterable[Table], device: Device, cores: float = 0.0) -> DeviceTimes:

@@ -78,8 +78,8 @@ class HostTimes:
     def predict(self, values: Mapping[str, float], rows: Ints | None = None) -> Floats:
         """(n,) seconds."""
         costs = overlaid(LIBRARIES[self.part][0], values)
-        asked = self.rows if rows is None else [self.rows[i] for i in rows.tolist()]
-        return np.array([seconds(row.work, costs) for row in asked])
+        chosen = self.rows if rows is None else [self.rows[i] for i in rows.tolist()]
+        return np.array([seconds(row.work, costs) for row in chosen])
 
 
 def host_times(samples: Sequence[Sample], machine: Topology, part: str = "gloo") -> HostTimes:

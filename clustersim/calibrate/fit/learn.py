@@ -64,27 +64,27 @@ def learn(rows: Sequence[MeasuredCollective], machines: Sequence[str]) -> Learne
     spread = SURE * np.array([prior.spread for prior in priors().constants.values()])
     of_factors = np.minimum(WIDE * np.array([factor.spread for factor in priors().factors.values()]), WIDEST)
     prior = np.concatenate([spread**-2.0, np.tile(of_factors**-2.0, len(tables.names))])
-    at = np.zeros(len(prior))
+    point = np.zeros(len(prior))
     for _ in range(ROUNDS):
-        here = tables.log_times(at)
-        errors = here - tables.measured
-        slopes = tables.slopes(at, here)
+        times_here = tables.log_times(point)
+        errors = times_here - tables.measured
+        slopes = tables.slopes(point, times_here)
         # The soft L1 loss as weights: a series of n sizes counts as sqrt(n) rows, an error far off by its size.
         weight = tables.weight / (NOISE**2 * np.sqrt(1.0 + (errors / NOISE) ** 2))
-        step, _ = solved(slopes, errors, weight, at, prior)
+        step, _ = solved(slopes, errors, weight, point, prior)
         if np.abs(step).max() < 1e-2:
             break
-        at = at + step
-    return LearnedConstants(at, slopes, errors, weight, prior)
+        point = point + step
+    return LearnedConstants(point, slopes, errors, weight, prior)
 
 
-def _values(at: Floats) -> dict[str, float]:
+def _values(point: Floats) -> dict[str, float]:
     constants = priors().constants
-    moved = np.exp(at[: len(constants)]).tolist()
-    found = {name: constants[name].value * by for name, by in zip(constants, moved, strict=True)}
+    moved = np.exp(point[: len(constants)]).tolist()
+    values = {name: constants[name].value * by for name, by in zip(constants, moved, strict=True)}
     return {
         name: min(value, 1.0) if "share" in name and "generation" not in name else value
-        for name, value in found.items()
+        for name, value in values.items()
     }
 
 
@@ -112,26 +112,26 @@ class _Tables:
             costs = costs_of(row.choice.group)
             self.parts.setdefault((int(self.machine[i]), id(costs)), (costs, []))[1].append(i)
 
-    def log_times(self, at: Floats) -> Floats:
+    def log_times(self, point: Floats) -> Floats:
         """(n,) ln(seconds)."""
-        values = _values(at)
-        factors = at[len(priors().constants) :].reshape(-1, len(priors().factors))
+        values = _values(point)
+        factors = point[len(priors().constants) :].reshape(-1, len(priors().factors))
         out = np.zeros(len(self.rows))
-        for (machine, _), (base, mine) in self.parts.items():
+        for (machine, _), (base, row_indices) in self.parts.items():
             costs = moved_costs(with_learned(base, values), (), factors[machine])
-            out[mine] = np.log(list(seconds_of((self.rows[i].choice for i in mine), costs)))
+            out[row_indices] = np.log(list(seconds_of((self.rows[i].choice for i in row_indices), costs)))
         return out
 
-    def slopes(self, at: Floats, here: Floats) -> Floats:
+    def slopes(self, point: Floats, times_here: Floats) -> Floats:
         """(n, k) by each constant and by each machine's factors."""
-        columns = np.zeros((len(self.rows), len(at)))
+        columns = np.zeros((len(self.rows), len(point)))
         n = len(priors().constants)
         factors = len(priors().factors)
-        unit = np.eye(len(at))
+        unit = np.eye(len(point))
         for i in range(n):
-            columns[:, i] = (here - self.log_times(at - STEP * unit[i])) / STEP
+            columns[:, i] = (times_here - self.log_times(point - STEP * unit[i])) / STEP
         for j in range(factors):  # a factor moves its own machine's rows alone, so all machines move at once
             every = [n + m * factors + j for m in range(len(self.names))]
-            moved = (here - self.log_times(at - STEP * unit[every].sum(axis=0))) / STEP
+            moved = (times_here - self.log_times(point - STEP * unit[every].sum(axis=0))) / STEP
             columns[np.arange(len(self.rows)), np.array(every)[self.machine]] = moved
         return columns

@@ -79,15 +79,15 @@ class NcclTimes:
     def knobs(self) -> tuple[Knob, ...]:
         """Constants of these machines' links, GPUs, transports and CPUs, in the order of
         :class:`CommunicationCosts`."""
-        found: dict[str, Knob] = {}
+        knobs: dict[str, Knob] = {}
         order: list[str] = []
         machines = {(id(c), *_traits(row)): (c, row) for c, row in zip(self._defaults, self.rows, strict=True)}
         for costs, row in machines.values():
             values = flat(costs)
             order = order or list(values)
             for name, spread in _mattering(values, row.choice):
-                found.setdefault(name, Knob(name, values[name], spread, 1.0 if "share" in name else math.inf))
-        return tuple(sorted(found.values(), key=lambda k: order.index(k.name)))
+                knobs.setdefault(name, Knob(name, values[name], spread, 1.0 if "share" in name else math.inf))
+        return tuple(sorted(knobs.values(), key=lambda k: order.index(k.name)))
 
     @cached_property
     def _defaults(self) -> list[CommunicationCosts]:
@@ -95,26 +95,26 @@ class NcclTimes:
 
     def predict(self, values: Mapping[str, float], rows: Ints | None = None) -> Floats:
         """(n,) seconds."""
-        asked = range(len(self.rows)) if rows is None else rows.tolist()
+        chosen = range(len(self.rows)) if rows is None else rows.tolist()
         parts: dict[int, list[int]] = {}
-        for place, i in enumerate(asked):
+        for place, i in enumerate(chosen):
             parts.setdefault(id(self._defaults[i]), []).append(place)
-        out = np.empty(len(asked))
+        out = np.empty(len(chosen))
         for places in parts.values():
-            costs = overlaid(self._defaults[asked[places[0]]], values)
-            out[places] = list(seconds_of((self.rows[asked[place]].choice for place in places), costs))
+            costs = overlaid(self._defaults[chosen[places[0]]], values)
+            out[places] = list(seconds_of((self.rows[chosen[place]].choice for place in places), costs))
         return out
 
 
 def _traits(row: MeasuredCollective) -> tuple[str, str, str]:
-    where = placement(row.choice.group)
+    group_placement = placement(row.choice.group)
     group = row.choice.group
-    return where.net if where.islands > 1 else "", where.age, group.node_type.cpu_vendor
+    return group_placement.net if group_placement.islands > 1 else "", group_placement.age, group.node_type.cpu_vendor
 
 
 def _mattering(values: Mapping[str, float], choice: NcclChoice) -> Iterator[tuple[str, float]]:
     """(constant, prior spread) of all that can matter on a row's machine and for its launch mode."""
-    known, (net, age, cpu) = priors().constants, _traits(MeasuredCollective(0.0, choice, ""))
+    prior_constants, (net, age, cpu) = priors().constants, _traits(MeasuredCollective(0.0, choice, ""))
     for name, value in values.items():
         head, _, key = name.partition(".")
         if (
@@ -124,6 +124,6 @@ def _mattering(values: Mapping[str, float], choice: NcclChoice) -> Iterator[tupl
             or (head == "host_floor" and key != cpu)
         ):
             continue
-        spread = SPREADS.get(head) or (known[name].spread if name in known else 0.0)
+        spread = SPREADS.get(head) or (prior_constants[name].spread if name in prior_constants else 0.0)
         if spread and value > 0:  # what is 0 (InfiniBand adds nothing to a hop) is the others' zero point
             yield name, spread

@@ -43,21 +43,21 @@ def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "
     fits = tuple(fit(model) for model in models if model.rows)
     if not fits:
         raise TraceError(f"{captures[0].path}: no collective and no compute row to fit")
-    told = Provenance(
+    provenance = Provenance(
         date=date,
         data=tuple(str(c.path) for c in captures),
         versions=tuple(dict.fromkeys(f"torch {c.versions['torch']}" for c in captures if c.versions.get("torch"))),
-        rows=sum(len(one.measured) for one in fits),
-        refused={name: why for one in fits for name, why in one.refused.items()},
+        rows=sum(len(part_fit.measured) for part_fit in fits),
+        refused={name: why for part_fit in fits for name, why in part_fit.refused.items()},
     )
-    parts = {one.part: one.told for one in fits}
-    library = next((one for one in hosts if one.rows), hosts[0])
+    parts = {part_fit.part: part_fit.told for part_fit in fits}
+    library = next((host for host in hosts if host.rows), hosts[0])
     rest = held_out(library, library.series)
     ranks_cores = 0 if len(machine.gpus) else cores  # what a machine's ranks run on; a process beside GPUs is no rank
     return Calibrated(
         fits,
         ranks_cores,
-        Calibration(**parts, provenance=told),
+        Calibration(**parts, provenance=provenance),
         rest,
         noise(samples),
         np.array([row.nbytes for row in of_nccl.rows]),
@@ -72,12 +72,12 @@ def _nccl_times(captures: Sequence[Capture], topology: str) -> tuple[NcclTimes, 
 
 
 def _cores(captures: Sequence[Capture]) -> int:
-    found = {c.cores for c in captures if not c.on_gpu and c.cores}
-    if len(found) > 1:
+    core_counts = {c.cores for c in captures if not c.on_gpu and c.cores}
+    if len(core_counts) > 1:
         raise TraceError(
-            f"{captures[0].path}: captures of machines with {sorted(found)} cores; calibrate one at a time"
+            f"{captures[0].path}: captures of machines with {sorted(core_counts)} cores; calibrate one at a time"
         )
-    return found.pop() if found else 0
+    return core_counts.pop() if core_counts else 0
 
 
 def _machine(captures: Sequence[Capture], topology: str, cores: int) -> Topology:

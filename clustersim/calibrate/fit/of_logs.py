@@ -51,18 +51,18 @@ def calibrate_logs(
     if len(times.rows) < FEWEST:
         why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
         raise TraceError(f"{samples.source}: {len(times.rows)} row(s) to fit, at least {FEWEST} are needed; {why}")
-    found = fit(times)
-    told = Provenance(
+    fitted = fit(times)
+    provenance = Provenance(
         date=date,
         data=tuple(str(path) for path in paths),
         versions=tuple(sorted({f"NCCL {row.version}" for row in times.rows if row.version})),
         rows=len(times.rows),
-        refused={name: why for name, why in found.refused.items() if why != UNUSED},
+        refused={name: why for name, why in fitted.refused.items() if why != UNUSED},
     )
     return Calibrated(
-        fits=(found,),
+        fits=(fitted,),
         cores=0,
-        calibration=Calibration(nccl=found.told, provenance=told),
+        calibration=Calibration(nccl=fitted.told, provenance=provenance),
         held_out=held_out(times, [row.case for row in times.rows]),
         noise=float("nan"),
         sizes=np.array([row.nbytes for row in times.rows]),
@@ -84,10 +84,10 @@ def nccl_times(samples: Samples, topology: str, nodes: int | None = None) -> tup
 
 
 def _samples(path: str | Path, format: str | None) -> Samples:
-    found = traces.read(path, format)
-    if not isinstance(found, Samples):
+    samples = traces.read(path, format)
+    if not isinstance(samples, Samples):
         raise TraceError(f"{path}: a trace of a program, not a benchmark's table; calibrate reads measured collectives")
-    return found
+    return samples
 
 
 class _LogGroups:

@@ -126,7 +126,7 @@ class FitResult:
     @property
     def values(self) -> dict[str, float]:
         """Fitted constants by flat name, without the refused."""
-        return {name: one.value for name, one in self.told.items()}
+        return {name: constant.value for name, constant in self.told.items()}
 
     @property
     def told(self) -> dict[str, Constant]:
@@ -143,23 +143,25 @@ def fit(model: TimeModel) -> FitResult:
     """Fit those constants of a model that its rows can tell; the one told worst is given up first."""
     problem = _FitProblem(model)
     refused = {k.name: why for k in model.knobs if (why := problem.unfelt(k))}
-    kept = [k for k in model.knobs if k.name not in refused]
-    found = _Solution(np.zeros(0), np.zeros((0, 0)), np.zeros(0))
-    start = problem.scan(kept)
-    while kept:
-        found = problem.solve(kept, start)
-        covariance = found.covariance(NOISE)
-        untold = _untold(kept, covariance)
+    free_knobs = [k for k in model.knobs if k.name not in refused]
+    solution = _Solution(np.zeros(0), np.zeros((0, 0)), np.zeros(0))
+    start = problem.scan(free_knobs)
+    while free_knobs:
+        solution = problem.solve(free_knobs, start)
+        covariance = solution.covariance(NOISE)
+        untold = _untold(free_knobs, covariance)
         if untold is None:
             break
         worst, why = untold
-        refused[kept[worst].name] = why
-        del kept[worst]
-        start = np.delete(found.z, worst)
-    sd = np.sqrt(np.diag(found.covariance(found.noise)))
-    told = {k.name: _fitted(k, *at) for k, *at in zip(kept, found.z.tolist(), sd.tolist(), strict=True)}
-    constants = tuple(told.get(k.name) or _fitted(k, 0.0, 1.0, refused[k.name]) for k in model.knobs)
-    after = model.predict({name: one.value for name, one in told.items()})
+        refused[free_knobs[worst].name] = why
+        del free_knobs[worst]
+        start = np.delete(solution.z, worst)
+    sd = np.sqrt(np.diag(solution.covariance(solution.noise)))
+    fitted_constants = {
+        k.name: _fitted(k, *estimate) for k, *estimate in zip(free_knobs, solution.z.tolist(), sd.tolist(), strict=True)
+    }
+    constants = tuple(fitted_constants.get(k.name) or _fitted(k, 0.0, 1.0, refused[k.name]) for k in model.knobs)
+    after = model.predict({name: constant.value for name, constant in fitted_constants.items()})
     return FitResult(model.part, constants, model.measured, problem.before, after)
 
 
@@ -176,10 +178,10 @@ def _untold(knobs: Sequence[Knob], covariance: Floats) -> tuple[int, str] | None
     if not untold.any():
         return None
     index = int(np.argmax(np.where(untold, sd, 0.0)))
-    other = int(np.argmax(together[index]))
-    if together[index, other] < 0.3:
+    twin = int(np.argmax(together[index]))
+    if together[index, twin] < 0.3:
         return index, "the rows hardly depend on it"
-    return index, f"the rows cannot tell it from {knobs[other].name}"
+    return index, f"the rows cannot tell it from {knobs[twin].name}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +210,7 @@ class _Solution:
 
 
 def _values(knobs: Sequence[Knob], z: Floats) -> dict[str, float]:
-    return {k.name: k.at(one) for k, one in zip(knobs, z.tolist(), strict=True)}
+    return {k.name: k.at(position) for k, position in zip(knobs, z.tolist(), strict=True)}
 
 
 def weights(series: Sequence[str]) -> Floats:
@@ -244,11 +246,11 @@ class _FitProblem:
         left = (1.0 + float(((slope / self.scale[rows]) ** 2).sum())) ** -0.5
         return "the rows hardly depend on it" if left > UNFELT else ""
 
-    def _slope(self, knob: Knob, others: Mapping[str, float], z: float, at: Floats) -> Floats:
+    def _slope(self, knob: Knob, other_values: Mapping[str, float], z: float, log_times: Floats) -> Floats:
         """d ln(predicted) / dz of the rows that feel a constant; towards smaller values, which no bound stops."""
         rows = self.feels[knob.name]
-        moved = self.model.predict({**others, knob.name: knob.at(z - STEP)}, rows)
-        slope: Floats = (at[rows] - np.log(moved)) / STEP
+        moved = self.model.predict({**other_values, knob.name: knob.at(z - STEP)}, rows)
+        slope: Floats = (log_times[rows] - np.log(moved)) / STEP
         return slope
 
     def scan(self, knobs: Sequence[Knob]) -> Floats:
@@ -259,7 +261,7 @@ class _FitProblem:
         z = np.zeros(len(knobs))
         cost = self._cost(knobs, z)
         for _ in range(STEPS):
-            single = (np.where(unit > 0, one, z) for unit in np.eye(len(z)) for one in (-2.0, -1.0, 1.0, 2.0))
+            single = (np.where(unit > 0, start, z) for unit in np.eye(len(z)) for start in (-2.0, -1.0, 1.0, 2.0))
             tried = ((self._cost(knobs, moved), moved) for moved in single)
             best, moved = min(tried, key=lambda pair: pair[0], default=(cost, z))
             if best >= cost:
@@ -284,9 +286,9 @@ class _FitProblem:
         def jacobian(z: Floats) -> Floats:
             now = _values(knobs, z)
             out = np.zeros((n, len(knobs)))
-            at = np.log(self.model.predict(now))
+            log_times = np.log(self.model.predict(now))
             for i, knob in enumerate(knobs):
-                out[self.feels[knob.name], i] = self._slope(knob, now, float(z[i]), at)
+                out[self.feels[knob.name], i] = self._slope(knob, now, float(z[i]), log_times)
             return np.vstack([out / self.scale[:, None], np.eye(len(knobs))])
 
         done = least_squares(

@@ -40,15 +40,17 @@ class Change(msgspec.Struct, frozen=True):
 @kept_with_first(maxsize=4)
 def change(topology: Topology, *changes: Change) -> Topology:
     """The topology after the changes, in order. Raises :class:`TopologyError` for one that meets nothing."""
-    for one in changes:
-        _check(topology, one)
-        vertices = _vertices(topology, one.match)
-        links = _links(topology, one.match, vertices)
-        if one.remove:
+    for change in changes:
+        _check(topology, change)
+        vertices = _vertices(topology, change.match)
+        links = _links(topology, change.match, vertices)
+        if change.remove:
             topology = _without(topology, vertices, links)
             continue
         topology = (
-            _declared(topology, vertices, links, one.bandwidth) if one.bandwidth else _hidden(topology, links, one)
+            _declared(topology, vertices, links, change.bandwidth)
+            if change.bandwidth
+            else _hidden(topology, links, change)
         )
     return topology
 
@@ -77,16 +79,17 @@ def _hidden(topology: Topology, links: Bools, one: Change) -> Topology:
 
 def links_of(topology: Topology, match: str) -> list[int]:
     """Links that a ``match`` names. Raises :class:`TopologyError` where it names none."""
-    found: list[int] = np.flatnonzero(_links(topology, match, _vertices(topology, match))).tolist()
-    return found
+    matched: list[int] = np.flatnonzero(_links(topology, match, _vertices(topology, match))).tolist()
+    return matched
 
 
-def _check(topology: Topology, one: Change) -> None:
-    if sum((one.factor is not None, one.bandwidth is not None, one.remove)) != 1:
-        raise TopologyError(f"{topology.name}: change of {one.match!r} needs one of factor, bandwidth or remove")
-    if one.factor is not None and not 0 < one.factor < float("inf"):
+def _check(topology: Topology, change: Change) -> None:
+    if sum((change.factor is not None, change.bandwidth is not None, change.remove)) != 1:
+        raise TopologyError(f"{topology.name}: change of {change.match!r} needs one of factor, bandwidth or remove")
+    if change.factor is not None and not 0 < change.factor < float("inf"):
         raise TopologyError(
-            f"{topology.name}: factor {one.factor} of {one.match!r} must be above zero; use remove for a dead part"
+            f"{topology.name}: factor {change.factor} of {change.match!r} must be above zero; use remove for a dead "
+            f"part"
         )
 
 
@@ -100,26 +103,26 @@ def _matching(names: Iterable[str], pattern: str) -> list[int]:
 def _vertices(topology: Topology, match: str) -> Ints:
     if "->" in match:
         return np.zeros(0, dtype=np.int64)
-    found = _matching(topology.vertex_names, match)
-    if not found:
+    matched = _matching(topology.vertex_names, match)
+    if not matched:
         raise TopologyError(f"{topology.name}: no vertex matches {match!r}; {_hint(topology, match)}")
-    return np.array(found, dtype=np.int64)
+    return np.array(matched, dtype=np.int64)
 
 
 def _links(topology: Topology, match: str, vertices: Ints) -> Bools:
     if "->" not in match:
-        mine: Bools = np.isin(topology.link_src, vertices) | np.isin(topology.link_dst, vertices)
-        return mine
+        of_vertex: Bools = np.isin(topology.link_src, vertices) | np.isin(topology.link_dst, vertices)
+        return of_vertex
     ends = [part.strip() for part in match.replace("<->", "->").split("->")]
     if len(ends) != 2:
         raise TopologyError(f"{topology.name}: cannot read the link {match!r}; write it 'a -> b' or 'a <-> b'")
     a, b = (_vertices(topology, end) for end in ends)
-    found: Bools = np.isin(topology.link_src, a) & np.isin(topology.link_dst, b)
+    between: Bools = np.isin(topology.link_src, a) & np.isin(topology.link_dst, b)
     if "<->" in match:
-        found |= np.isin(topology.link_src, b) & np.isin(topology.link_dst, a)
-    if not found.any():
+        between |= np.isin(topology.link_src, b) & np.isin(topology.link_dst, a)
+    if not between.any():
         raise TopologyError(f"{topology.name}: no link matches {match!r}, though both ends exist")
-    return found
+    return between
 
 
 def _hint(topology: Topology, match: str) -> str:
@@ -133,7 +136,7 @@ def _without(topology: Topology, vertices: Ints, links: Bools) -> Topology:
     keep = np.ones(len(topology.vertex_names), dtype=bool)
     keep[vertices] = False
     number = np.cumsum(keep) - 1
-    kept = np.flatnonzero(~links).tolist()
+    remaining = np.flatnonzero(~links).tolist()
     flags = keep.tolist()
     return replace(
         topology,
@@ -141,12 +144,12 @@ def _without(topology: Topology, vertices: Ints, links: Bools) -> Topology:
         vertex_names=tuple(n for n, k in zip(topology.vertex_names, flags, strict=True) if k),
         vertex_kinds=tuple(n for n, k in zip(topology.vertex_kinds, flags, strict=True) if k),
         vertex_node=topology.vertex_node[keep],
-        link_src=number[topology.link_src[kept]],
-        link_dst=number[topology.link_dst[kept]],
-        link_bandwidth=topology.link_bandwidth[kept],
-        link_latency=topology.link_latency[kept],
-        link_kinds=tuple(topology.link_kinds[i] for i in kept),
-        hidden_factor=None if topology.hidden_factor is None else topology.hidden_factor[kept],
+        link_src=number[topology.link_src[remaining]],
+        link_dst=number[topology.link_dst[remaining]],
+        link_bandwidth=topology.link_bandwidth[remaining],
+        link_latency=topology.link_latency[remaining],
+        link_kinds=tuple(topology.link_kinds[i] for i in remaining),
+        hidden_factor=None if topology.hidden_factor is None else topology.hidden_factor[remaining],
     )
 
 

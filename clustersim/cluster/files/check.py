@@ -81,7 +81,7 @@ def _some(topology: Topology, vertices: Ints) -> str:
 
 
 def _near_rate(rate: float) -> bool:
-    return any(abs(rate / known - 1) < 0.05 for known in NIC_RATES)
+    return any(abs(rate / nic_rate - 1) < 0.05 for nic_rate in NIC_RATES)
 
 
 def _overfull(rate: float, slot: float) -> bool:
@@ -92,8 +92,8 @@ def _overfull(rate: float, slot: float) -> bool:
 def _ports(topology: Topology) -> Bools:
     """(L,) which links lead from a NIC into the network."""
     is_nic = np.array([kind == NIC for kind in topology.vertex_kinds], dtype=bool)
-    found: Bools = np.array([kind == "net" for kind in topology.link_kinds], dtype=bool) & is_nic[topology.link_src]
-    return found
+    is_port: Bools = np.array([kind == "net" for kind in topology.link_kinds], dtype=bool) & is_nic[topology.link_src]
+    return is_port
 
 
 def _nic_rates(topology: Topology) -> dict[float, Ints]:
@@ -164,17 +164,17 @@ def _gpus_without_nic(topology: Topology) -> Iterator[str]:
 def _asymmetric(topology: Topology) -> Iterator[str]:
     """Two directions that differ, or a link without a way back."""
     n = len(topology.vertex_names)
-    there = topology.link_src * n + topology.link_dst
+    forth = topology.link_src * n + topology.link_dst
     back = topology.link_dst * n + topology.link_src
-    order = np.argsort(there)
-    place = np.clip(np.searchsorted(there[order], back), 0, max(len(there) - 1, 0))
-    reverse = order[place] if len(there) else order
-    alone = there[reverse] != back
+    order = np.argsort(forth)
+    place = np.clip(np.searchsorted(forth[order], back), 0, max(len(forth) - 1, 0))
+    reverse = order[place] if len(forth) else order
+    alone = forth[reverse] != back
     uneven = ~alone & (np.abs(topology.link_bandwidth[reverse] / topology.link_bandwidth - 1) > 1e-9)
-    for what, rows in (("has no way back", np.flatnonzero(alone)), ("differs by direction", np.flatnonzero(uneven))):
+    for defect, rows in (("has no way back", np.flatnonzero(alone)), ("differs by direction", np.flatnonzero(uneven))):
         if len(rows):
             more = f" ({len(rows)} such links)" if len(rows) > 1 else ""
-            yield f"{topology.link_name(int(rows[0]))} {what}{more}"
+            yield f"{topology.link_name(int(rows[0]))} {defect}{more}"
 
 
 def _isolated(topology: Topology) -> Iterator[str]:

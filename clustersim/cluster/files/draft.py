@@ -88,7 +88,7 @@ class TopologyDraft(msgspec.Struct):
 def join_ports(parts: Sequence[ClusterPorts]) -> ClusterPorts:
     """Ports of several runs of nodes, one after the other."""
     none = ClusterPorts(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
-    columns = ([getattr(one, name) for one in (none, *parts)] for name in ClusterPorts.__struct_fields__)
+    columns = ([getattr(port_set, name) for port_set in (none, *parts)] for name in ClusterPorts.__struct_fields__)
     return ClusterPorts(*map(np.concatenate, columns))
 
 

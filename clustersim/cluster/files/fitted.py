@@ -58,16 +58,16 @@ class CalibrationSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 def calibration(spec: CalibrationSpec, where: str) -> Calibration:
     """The constants a file gives. Raises :class:`TopologyError` with file, field path, value and the nearest name."""
-    found: dict[str, dict[str, Constant]] = {}
+    constants: dict[str, dict[str, Constant]] = {}
     for part in PARTS:
         for name, given in getattr(spec, part).items():
             path = f"{where}: $.calibration.{part}.{name!r}"
             if name not in names(part):
                 raise TopologyError(f"{path}: no constant of that name; {nearest(name, names(part))}")
-            found.setdefault(part, {})[name] = _constant(given, unit_of(part, name), path)
-    told = Provenance(spec.date, tuple(spec.data), tuple(spec.versions), spec.rows, dict(spec.refused))
+            constants.setdefault(part, {})[name] = _constant(given, unit_of(part, name), path)
+    provenance = Provenance(spec.date, tuple(spec.data), tuple(spec.versions), spec.rows, dict(spec.refused))
     try:
-        return Calibration(**found, provenance=told)
+        return Calibration(**constants, provenance=provenance)
     except TopologyError as error:
         raise TopologyError(f"{where}: $.calibration.{error}") from None
 
@@ -88,28 +88,30 @@ def _constant(given: ConstantSpec, unit: str, path: str) -> Constant:
     return Constant(value, low, high)
 
 
-def calibration_text(found: Calibration) -> str:
+def calibration_text(calibration: Calibration) -> str:
     """The ``[calibration]`` table as TOML; :func:`clustersim.cluster.files.load` reads it back to five digits."""
-    return "\n".join(_lines(found)) + "\n"
+    return "\n".join(_lines(calibration)) + "\n"
 
 
-def _lines(found: Calibration) -> Iterator[str]:
-    told = found.provenance
+def _lines(calibration: Calibration) -> Iterator[str]:
+    provenance = calibration.provenance
     yield "[calibration]"
-    yield f"date = {toml_value(told.date)}"
-    yield f"data = {toml_value(told.data)}"
-    yield f"versions = {toml_value(told.versions)}"
-    yield f"rows = {told.rows}"
+    yield f"date = {toml_value(provenance.date)}"
+    yield f"data = {toml_value(provenance.data)}"
+    yield f"versions = {toml_value(provenance.versions)}"
+    yield f"rows = {provenance.rows}"
     for part in PARTS:
-        constants: Mapping[str, Constant] = getattr(found, part)
+        constants: Mapping[str, Constant] = getattr(calibration, part)
         if constants:
             yield f"\n[calibration.{part}]"
-        for name, one in constants.items():
-            value, low, high = (_written(number, unit_of(part, name)) for number in (one.value, one.low, one.high))
+        for name, constant in constants.items():
+            value, low, high = (
+                _written(number, unit_of(part, name)) for number in (constant.value, constant.low, constant.high)
+            )
             yield f"{toml_value(name)} = {{ value = {value}, low = {low}, high = {high} }}"
-    if told.refused:
+    if provenance.refused:
         yield "\n[calibration.refused]"
-        yield from (f"{toml_value(name)} = {toml_value(why)}" for name, why in told.refused.items())
+        yield from (f"{toml_value(name)} = {toml_value(why)}" for name, why in provenance.refused.items())
 
 
 def _written(value: float, unit: str) -> str:

@@ -67,22 +67,22 @@ def _built(path: Path, nodes: int | None, device: str | Device | None, fabric: T
         topology = _listed(spec, str(path), nodes)
     else:
         machines = _machines(chain, nodes)
-        joined = next((one.fabric for one, _ in chain if one.fabric is not None), schema.NoFabric())
+        joined = next((spec.fabric for spec, _ in chain if spec.fabric is not None), schema.NoFabric())
         if fabric:
             joined = reading.changed_fabric(joined, dict(fabric))
         try:
             topology = networks.join(machines, joined, spec.name)
         except TopologyError as error:
             raise TopologyError(f"{path}: $.fabric: {error}") from None
-    numbers = next((measured.numbers(one.measured, str(at)) for one, at in chain if one.measured), ())
-    assumed = next((one.assumed for one, _ in chain if one.assumed is not None), [])
+    numbers = next((measured.numbers(spec.measured, str(spec_path)) for spec, spec_path in chain if spec.measured), ())
+    assumed = next((spec.assumed for spec, _ in chain if spec.assumed is not None), [])
     topology = replace(topology, calibration=_calibration(chain), measured=numbers, assumed=tuple(assumed))
     if device is not None:
         gpu = {"device": device, "own_gpu": None} if isinstance(device, str) else _own(device)
         types = {id(t): replace(t, **gpu) for t in topology.node_types}
         topology = replace(topology, node_types=tuple(types[id(t)] for t in topology.node_types))
-    changes = [change for one, _ in reversed(chain) for change in one.changes]
-    return change(topology, *(_change(one, f"{path}: $.changes[{i}]") for i, one in enumerate(changes)))
+    changes = [change for spec, _ in reversed(chain) for change in spec.changes]
+    return change(topology, *(_change(spec, f"{path}: $.changes[{i}]") for i, spec in enumerate(changes)))
 
 
 def _own(gpu: Device) -> Table:
@@ -92,16 +92,16 @@ def _own(gpu: Device) -> Table:
 
 def files(name_or_path: str) -> tuple[Path, ...]:
     """Every file that :func:`load` reads for a topology: itself, what it extends and the node types it lists."""
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     ahead = [_find(name_or_path)]
     while ahead:
         path = ahead.pop()
-        if path not in found:
-            found[path] = None
+        if path not in paths:
+            paths[path] = None
             spec = reading.read(path)
             named = {"extends": spec.extends} | {f"nodes[{i}].type": entry.type for i, entry in enumerate(spec.nodes)}
             ahead += [_named(name, path, field) for field, name in named.items() if name]
-    return tuple(found)
+    return tuple(paths)
 
 
 def uncalibrated(topology: Topology) -> Topology:
@@ -132,15 +132,15 @@ def mesh(topology: Topology, nodes: int | None = None, nproc_per_node: int | Non
         raise TopologyError(f"{topology.name}: {count} nodes asked for; the cluster has {topology.n_nodes}")
     if not len(topology.gpus):
         return _on_cpus(topology, count, nproc_per_node)
-    each = np.bincount(topology.vertex_node[topology.gpus], minlength=topology.n_nodes)[:count]
-    per_node = int(each.max() if nproc_per_node is None else nproc_per_node)
-    if not 1 <= per_node <= each.min():
-        short = int(np.argmin(each))
+    gpus_per_node = np.bincount(topology.vertex_node[topology.gpus], minlength=topology.n_nodes)[:count]
+    per_node = int(gpus_per_node.max() if nproc_per_node is None else nproc_per_node)
+    if not 1 <= per_node <= gpus_per_node.min():
+        short = int(np.argmin(gpus_per_node))
         raise TopologyError(
             f"{topology.name}: {per_node} GPUs a node asked for; node {short} "
-            f"({topology.node_types[short].name}) has {each[short]}"
+            f"({topology.node_types[short].name}) has {gpus_per_node[short]}"
         )
-    starts = np.concatenate([[0], np.cumsum(each)[:-1]])
+    starts = np.concatenate([[0], np.cumsum(gpus_per_node)[:-1]])
     return Mesh(topology.gpus[(starts[:, None] + np.arange(per_node)).ravel()], per_node)
 
 
@@ -148,10 +148,13 @@ def _on_cpus(topology: Topology, nodes: int, nproc_per_node: int | None) -> Mesh
     """Processes over the sockets of each node, in order."""
     sockets = topology.cpus
     homes = [sockets[topology.vertex_node[sockets] == node] for node in range(nodes)]
-    each = nproc_per_node or topology.node_types[0].cores or len(homes[0])
-    if each < 1 or not all(len(home) for home in homes):
-        raise TopologyError(f"{topology.name}: no GPU and no CPU for {each} ranks on every node")
-    return Mesh(np.concatenate([home[np.arange(each) * len(home) // each] for home in homes]), each)
+    ranks_per_node = nproc_per_node or topology.node_types[0].cores or len(homes[0])
+    if ranks_per_node < 1 or not all(len(home) for home in homes):
+        raise TopologyError(f"{topology.name}: no GPU and no CPU for {ranks_per_node} ranks on every node")
+    return Mesh(
+        np.concatenate([home[np.arange(ranks_per_node) * len(home) // ranks_per_node] for home in homes]),
+        ranks_per_node,
+    )
 
 
 def _find(name_or_path: str, beside: Path | None = None) -> Path:
@@ -162,8 +165,10 @@ def _find(name_or_path: str, beside: Path | None = None) -> Path:
         looked += [] if Path(name) in looked else [Path(name)]
         path = next((path for path in looked if there(path)), None)
         if path is None:
-            where = " nor ".join(short(str(path)) for path in looked)
-            raise TopologyError(f"no topology file {shown(name)}: neither is there {where}; shipped ones need no path")
+            looked_text = " nor ".join(short(str(path)) for path in looked)
+            raise TopologyError(
+                f"no topology file {shown(name)}: neither is there {looked_text}; shipped ones need no path"
+            )
         plain_file(path, TopologyError)
         return path
     for folder in (*([beside.parent] if beside else []), data_path("topologies")):
@@ -186,14 +191,14 @@ Chain = Sequence[tuple[schema.TopologyFile, Path]]
 
 def _chain(path: Path, seen: tuple[Path, ...] = ()) -> Chain:
     """The files that one is made of. Raises :class:`TopologyError` where they lead back to it, or to one ``seen``."""
-    found = [(reading.read(path), path)]
-    while (name := found[-1][0].extends) is not None:
-        here = found[-1][1]
-        base = _named(name, here, "extends")
-        if base in (*seen, *(one for _, one in found)):
-            raise TopologyError(f"{here}: $.extends: {name!r} leads back to this file")
-        found.append((reading.read(base), base))
-    return found
+    chain = [(reading.read(path), path)]
+    while (name := chain[-1][0].extends) is not None:
+        spec_path = chain[-1][1]
+        base = _named(name, spec_path, "extends")
+        if base in (*seen, *(seen_path for _, seen_path in chain)):
+            raise TopologyError(f"{spec_path}: $.extends: {name!r} leads back to this file")
+        chain.append((reading.read(base), base))
+    return chain
 
 
 def _node(chain: Chain) -> NodeBuild:
@@ -207,52 +212,54 @@ def _node(chain: Chain) -> NodeBuild:
 
 def _calibration(chain: Chain) -> Calibration | None:
     """The fitted constants of a file, and those of the files it extends which it does not give itself."""
-    found: Calibration | None = None
+    merged: Calibration | None = None
     for spec, path in reversed(chain):
-        found = fitted.calibration(spec.calibration, str(path)).over(found) if spec.calibration else found
-    return found
+        merged = fitted.calibration(spec.calibration, str(path)).over(merged) if spec.calibration else merged
+    return merged
 
 
 def _machines(chain: Chain, nodes: int | None) -> Sequence[NodeBuild]:
     spec, path = chain[0]
     if not spec.nodes:
-        one = _node(chain)
-        _affordable((nodes or 1) * (len(one.kinds) + len(one.wires)), nodes or 1, f"{path}")
-        return [one] * (nodes or 1)
+        node_build = _node(chain)
+        _affordable((nodes or 1) * (len(node_build.kinds) + len(node_build.wires)), nodes or 1, f"{path}")
+        return [node_build] * (nodes or 1)
     out: list[NodeBuild] = []
     for i, entry in enumerate(spec.nodes):
         if entry.count < 1:
             raise TopologyError(f"{path}: $.nodes[{i}].count is {entry.count}; at least 1")
-        one = _node(_chain(_find(entry.type, path), (path,)))
-        _affordable(entry.count * (len(one.kinds) + len(one.wires)), entry.count, f"{path}: $.nodes[{i}].count")
-        out += [one] * entry.count
+        node_build = _node(_chain(_find(entry.type, path), (path,)))
+        _affordable(
+            entry.count * (len(node_build.kinds) + len(node_build.wires)), entry.count, f"{path}: $.nodes[{i}].count"
+        )
+        out += [node_build] * entry.count
     if nodes not in (None, len(out)):
         raise TopologyError(f"{path}: lists {len(out)} nodes of its own; {nodes} were asked for")
     return out
 
 
-def _affordable(parts: int, nodes: int, where: str) -> None:
+def _affordable(parts: int, nodes: int, origin: str) -> None:
     """Raise :class:`TopologyError` where the vertices and links of so many nodes take more memory than there is."""
-    limits.check(PART * parts, f"for a topology of {nodes:,} nodes ({where})", "use fewer nodes", TopologyError)
+    limits.check(PART * parts, f"for a topology of {nodes:,} nodes ({origin})", "use fewer nodes", TopologyError)
 
 
-def _change(spec: schema.ChangeSpec, where: str) -> Change:
+def _change(spec: schema.ChangeSpec, origin: str) -> Change:
     given = [v is not None for v in (spec.factor, spec.bandwidth, spec.remove)]
     if isinstance(spec.remove, bool):
         if not spec.remove or spec.match is None or sum(given) != 1:
             raise TopologyError(
-                f'{where}: remove = {str(spec.remove).lower()}: write what is gone, such as remove = "node0/nic0", '
+                f'{origin}: remove = {str(spec.remove).lower()}: write what is gone, such as remove = "node0/nic0", '
                 "or match = ... with remove = true"
             )
         return Change(spec.match, remove=True)
     if sum(given) != 1 or (spec.match is None) == (spec.remove is None):
-        raise TopologyError(f"{where}: write either match = ... with factor or bandwidth, or remove = ...")
+        raise TopologyError(f"{origin}: write either match = ... with factor or bandwidth, or remove = ...")
     if spec.remove is not None:
         return Change(spec.remove, remove=True)
     return Change(str(spec.match), spec.factor, None if spec.bandwidth is None else float(spec.bandwidth))
 
 
-def _listed(spec: schema.TopologyFile, where: str, nodes: int | None) -> Topology:
+def _listed(spec: schema.TopologyFile, origin: str, nodes: int | None) -> Topology:
     """A file that lists its own vertices and links. A vertex belongs to the node of its name (``node2/gpu0``) or of its
     ``node`` field; otherwise parts of a machine are node 0 and switches are outside."""
     kinds: dict[str, str] = {}
@@ -260,14 +267,14 @@ def _listed(spec: schema.TopologyFile, where: str, nodes: int | None) -> Topolog
     for i, entry in enumerate(spec.vertices):
         for name in expand(entry.names):
             if name in kinds:
-                raise TopologyError(f"{where}: $.vertices[{i}].names: {name!r} is already there")
+                raise TopologyError(f"{origin}: $.vertices[{i}].names: {name!r} is already there")
             kinds[name], place[name] = entry.kind, _place(name, entry)
     wires: dict[Ends, Wire] = {}
-    add_wires(wires, spec.links, kinds, f"{where}: $.links")
+    add_wires(wires, spec.links, kinds, f"{origin}: $.links")
     count = max(place.values(), default=-1) + 1
     if count < 1 or nodes not in (None, count):
-        raise TopologyError(f"{where}: lists {count} nodes of its own; {nodes or 'at least 1'} were asked for")
-    draft = TopologyDraft(node_types=_listed_types(spec, kinds, place, count, where))
+        raise TopologyError(f"{origin}: lists {count} nodes of its own; {nodes or 'at least 1'} were asked for")
+    draft = TopologyDraft(node_types=_listed_types(spec, kinds, place, count, origin))
     draft.add_vertices(list(kinds), list(kinds.values()), np.array(list(place.values()), dtype=np.int64))
     draft.add_links(*wire_columns(wires, kinds))
     return draft.topology(spec.name, "listed")
@@ -283,15 +290,15 @@ def _place(name: str, entry: schema.VerticesSpec) -> int:
 
 
 def _listed_types(
-    spec: schema.TopologyFile, kinds: dict[str, str], place: dict[str, int], count: int, where: str
+    spec: schema.TopologyFile, kinds: dict[str, str], place: dict[str, int], count: int, origin: str
 ) -> list[NodeType]:
     traits = spec.node or schema.NodeSpec()
     if traits.vertices or traits.links or spec.fabric or spec.nodes:
         raise TopologyError(
-            f"{where}: lists its own $.vertices; $.node.vertices, $.fabric and $.nodes have no place here"
+            f"{origin}: lists its own $.vertices; $.node.vertices, $.fabric and $.nodes have no place here"
         )
-    gpu = None if spec.device is None else gpu_file.device_of(spec.device, f"{where}: $.device")
-    given = traits_of(traits, where, gpu)
+    gpu = None if spec.device is None else gpu_file.device_of(spec.device, f"{origin}: $.device")
+    given = traits_of(traits, origin, gpu)
     totals = {k: np.bincount([place[n] for n in kinds if kinds[n] == k], minlength=count) for k in (GPU, NIC)}
     return [
         NodeType(spec.name, n_gpus=int(totals[GPU][i]), n_nics=int(totals[NIC][i]), sources=traits.sources, **given)

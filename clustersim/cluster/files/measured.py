@@ -51,9 +51,9 @@ class MeasuredSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 def numbers(spec: MeasuredSpec, where: str) -> tuple[MeasuredNumber, ...]:
     """What a file says was measured. Raises :class:`TopologyError` with file, field path, value and what is right."""
     return tuple(
-        _number(kind, one, f"{where}: $.measured.{kind}[{i}]")
+        _number(kind, number, f"{where}: $.measured.{kind}[{i}]")
         for kind in MeasuredSpec.__struct_fields__
-        for i, one in enumerate(getattr(spec, kind))
+        for i, number in enumerate(getattr(spec, kind))
     )
 
 

@@ -40,19 +40,19 @@ def _count(names: str) -> float:
     """How many names there will be, before any is made."""
     total = 0.0
     for part in _PARTS.split(names):
-        here = 1.0
+        combinations = 1.0
         for _, group in _BRACKETS.findall(part):
             ranges = re.findall(r"(\d{1,300})(?:-(\d{1,300}))?", group)
-            here *= sum(abs(float(high or low) - float(low)) + 1 for low, high in ranges) if group else 1.0
-        total += here
+            combinations *= sum(abs(float(high or low) - float(low)) + 1 for low, high in ranges) if group else 1.0
+        total += combinations
     return total
 
 
-def _numbers(group: str, whole: str) -> list[str]:
+def _numbers(group: str, pattern: str) -> list[str]:
     out: list[str] = []
     for item in group.split(","):
-        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", item)
-        if not found or (found.group(2) and int(found.group(2)) < int(found.group(1))):
-            raise _misread(whole)
-        out += [str(i) for i in range(int(found.group(1)), int(found.group(2) or found.group(1)) + 1)]
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", item)
+        if not match or (match.group(2) and int(match.group(2)) < int(match.group(1))):
+            raise _misread(pattern)
+        out += [str(i) for i in range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1)]
     return out

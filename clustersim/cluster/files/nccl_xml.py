@@ -80,8 +80,8 @@ def topology_text(path: Path, gpu: str | None = None, nics: tuple[int, float] | 
     without GPUs.
     """
     text = texts.text_of(path, TopologyError)
-    found = smi_topo.system(text, path, gpu) if smi_topo.is_matrix(text) else _system(text, path)
-    return _XmlDump(found, path, gpu, nics).text()
+    document = smi_topo.system(text, path, gpu) if smi_topo.is_matrix(text) else _system(text, path)
+    return _XmlDump(document, path, gpu, nics).text()
 
 
 _OTHERS = {
@@ -184,8 +184,8 @@ class _XmlDump:
         return int(text)
 
     def _speed(self, part: ET.Element) -> float:
-        found = re.match(r"\s*(\d{1,3}(?:\.\d{1,2})?)\s*GT/s", part.get("link_speed", ""))
-        return float(found[1]) if found else 8.0
+        match = re.match(r"\s*(\d{1,3}(?:\.\d{1,2})?)\s*GT/s", part.get("link_speed", ""))
+        return float(match[1]) if match else 8.0
 
     def _generation(self, part: ET.Element) -> int:
         return 1 + sum(self._speed(part) > limit for limit in (2.5, 5.0, 8.0, 16.0, 32.0))
@@ -295,11 +295,11 @@ class _XmlDump:
     def _device(self) -> str:
         if self.gpu_name:
             return device(self.gpu_name).name
-        known = {_DEVICES.get(one.lower(), "") for one in self.ids}
-        if len(known) != 1 or "" in known:
-            ids = ", ".join(sorted(texts.short(one) or "none" for one in self.ids))
+        devices = {_DEVICES.get(device_id.lower(), "") for device_id in self.ids}
+        if len(devices) != 1 or "" in devices:
+            ids = ", ".join(sorted(texts.short(device_id) or "none" for device_id in self.ids))
             raise TopologyError(f"{self.path}: GPUs of the PCI device id {ids}: which they are is not known; say --gpu")
-        return known.pop()
+        return devices.pop()
 
     def text(self) -> str:
         """The file."""
@@ -332,7 +332,7 @@ class _XmlDump:
         # A NIC that hangs off the CPU has no link of its own in the dump: as fast as its port.
         links = [(a, b, kind, rate or self.rates.get(a, 0.0) / 8) for a, b, kind, rate in self.links] + pairs
         for kind, rate in dict.fromkeys((kind, rate) for *_, kind, rate in links):
-            ends = [(a, b) for a, b, *way in links if way == [kind, rate]]
+            ends = [(a, b) for a, b, *link_kind in links if link_kind == [kind, rate]]
             told = self.sources.get(kind, source if kind != "cpu" else "assumed: the dump does not tell it")
             yield from ("", "[[node.links]]", f'a = "{", ".join(a for a, _ in ends)}"')
             yield from (f'b = "{", ".join(b for _, b in ends)}"', 'pattern = "zip"', f'kind = "{kind}"')

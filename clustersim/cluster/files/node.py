@@ -66,11 +66,11 @@ def wire_columns(wires: Mapping[Ends, Wire], names: Iterable[str]) -> tuple[Ints
 
 
 def build_node(
-    name: str, spec: NodeSpec, base: NodeBuild | None, domain: DomainSpec | None, where: str, gpu: Device | None = None
+    name: str, spec: NodeSpec, base: NodeBuild | None, domain: DomainSpec | None, origin: str, gpu: Device | None = None
 ) -> NodeBuild:
     """A machine from its description, on top of the one it extends; ``gpu`` : as its file describes it. Raises
     :class:`TopologyError`."""
-    kinds, ports, wires = _inherited(spec, base, where)
+    kinds, ports, wires = _inherited(spec, base, origin)
     sources = dict(base.sources) if base else {}
     for entry in spec.vertices:
         for vertex in expand(entry.names):
@@ -78,17 +78,19 @@ def build_node(
             if entry.bandwidth is not None:
                 ports[vertex] = float(entry.bandwidth)
                 sources[vertex] = entry.source
-    add_wires(wires, spec.links, kinds, f"{where}: $.node.links")
+    add_wires(wires, spec.links, kinds, f"{origin}: $.node.links")
     sources |= {f"{entry.a} - {entry.b}": entry.source for entry in spec.links}
     for vertex, kind in kinds.items():
         if kind == NIC and vertex not in ports:
-            raise TopologyError(f"{where}: NIC {vertex!r} in $.node.vertices has no bandwidth; give it one, '400 Gb/s'")
-    shared = base.domain if base and domain is None else _domain(domain, kinds, where)
-    return NodeBuild(_node_type(name, spec, base, kinds, where, gpu), kinds, ports, wires, shared, sources)
+            raise TopologyError(
+                f"{origin}: NIC {vertex!r} in $.node.vertices has no bandwidth; give it one, '400 Gb/s'"
+            )
+    shared = base.domain if base and domain is None else _domain(domain, kinds, origin)
+    return NodeBuild(_node_type(name, spec, base, kinds, origin, gpu), kinds, ports, wires, shared, sources)
 
 
 def _inherited(
-    spec: NodeSpec, base: NodeBuild | None, where: str
+    spec: NodeSpec, base: NodeBuild | None, origin: str
 ) -> tuple[dict[str, str], dict[str, float], dict[Ends, Wire]]:
     if base is None:
         return {}, {}, {}
@@ -96,32 +98,32 @@ def _inherited(
     for pattern in spec.remove:
         names = set(expand(pattern)) if "[" in pattern else set(fnmatch.filter(base.kinds, pattern))
         if not names or not names <= set(base.kinds):
-            raise TopologyError(f"{where}: $.node.remove: no vertex {pattern!r}; {nearest(pattern, base.kinds)}")
+            raise TopologyError(f"{origin}: $.node.remove: no vertex {pattern!r}; {nearest(pattern, base.kinds)}")
         gone |= names
     kinds = {name: kind for name, kind in base.kinds.items() if name not in gone}
     ports = {name: rate for name, rate in base.ports.items() if name not in gone}
     return kinds, ports, {ends: wire for ends, wire in base.wires.items() if not gone & set(ends)}
 
 
-def traits_of(spec: NodeSpec, where: str, gpu: Device | None = None, *, extends: bool = False) -> Table:
+def traits_of(spec: NodeSpec, origin: str, gpu: Device | None = None, *, extends: bool = False) -> Table:
     """What a file says of a node's kind, and of its ``gpu`` where the file describes it. Raises :class:`TopologyError`
     where one that ``extends`` none has no GPU, and where the name of it is another's."""
-    found = {f: value for f in ("device", *TRAITS) if (value := getattr(spec, f)) is not None}
+    traits = {f: value for f in ("device", *TRAITS) if (value := getattr(spec, f)) is not None}
     if gpu is not None:
-        if found.setdefault("device", gpu.name) != gpu.name:
-            raise TopologyError(f"{where}: $.node.device is {found['device']!r}; $.device describes {gpu.name!r}")
-        return found | {"own_gpu": gpu}
-    if "device" in found:
-        found["own_gpu"] = None
-    if "device" not in found and not extends:
-        raise TopologyError(f"{where}: $.node.device is missing: the name of the GPU, such as 'H100-SXM5-80GB'")
-    return found
+        if traits.setdefault("device", gpu.name) != gpu.name:
+            raise TopologyError(f"{origin}: $.node.device is {traits['device']!r}; $.device describes {gpu.name!r}")
+        return traits | {"own_gpu": gpu}
+    if "device" in traits:
+        traits["own_gpu"] = None
+    if "device" not in traits and not extends:
+        raise TopologyError(f"{origin}: $.node.device is missing: the name of the GPU, such as 'H100-SXM5-80GB'")
+    return traits
 
 
 def _node_type(
-    name: str, spec: NodeSpec, base: NodeBuild | None, kinds: Mapping[str, str], where: str, gpu: Device | None
+    name: str, spec: NodeSpec, base: NodeBuild | None, kinds: Mapping[str, str], origin: str, gpu: Device | None
 ) -> NodeType:
-    given = traits_of(spec, where, gpu, extends=base is not None)
+    given = traits_of(spec, origin, gpu, extends=base is not None)
     n_gpus, n_nics = (list(kinds.values()).count(kind) for kind in (GPU, NIC))
     if base:
         return replace(
@@ -130,38 +132,40 @@ def _node_type(
     return NodeType(name=name, n_gpus=n_gpus, n_nics=n_nics, sources=dict(spec.sources), **given)
 
 
-def _domain(spec: DomainSpec | None, kinds: Mapping[str, str], where: str) -> Domain | None:
+def _domain(spec: DomainSpec | None, kinds: Mapping[str, str], origin: str) -> Domain | None:
     if spec is None:
         return None
     if spec.nodes < 1:
-        raise TopologyError(f"{where}: $.domain.nodes is {spec.nodes}; at least one node shares a domain")
+        raise TopologyError(f"{origin}: $.domain.nodes is {spec.nodes}; at least one node shares a domain")
     shared = {vertex: entry.kind for entry in spec.vertices for vertex in expand(entry.names)}
     wires: dict[Ends, Wire] = {}
-    add_wires(wires, spec.links, {**kinds, **shared}, f"{where}: $.domain.links")
+    add_wires(wires, spec.links, {**kinds, **shared}, f"{origin}: $.domain.links")
     return Domain(spec.nodes, shared, wires)
 
 
-def add_wires(wires: dict[Ends, Wire], entries: Iterable[LinksSpec], known: Mapping[str, str], where: str) -> None:
+def add_wires(
+    wires: dict[Ends, Wire], entries: Iterable[LinksSpec], known_kinds: Mapping[str, str], origin: str
+) -> None:
     """Put the links of a file into ``wires``; a later entry replaces the same ends. Raises :class:`TopologyError`."""
     for i, entry in enumerate(entries):
         a = expand(entry.a)
         b = expand(entry.b)
         for field_name, names in (("a", a), ("b", b)):
             for name in names:
-                if name not in known:
-                    raise TopologyError(f"{where}[{i}].{field_name}: no vertex {name!r}; {nearest(name, known)}")
+                if name not in known_kinds:
+                    raise TopologyError(f"{origin}[{i}].{field_name}: no vertex {name!r}; {nearest(name, known_kinds)}")
         wire = Wire(float(entry.bandwidth), float(entry.latency), entry.kind)
-        for ends in _pairs(entry, a, b, f"{where}[{i}]"):
+        for ends in _pairs(entry, a, b, f"{origin}[{i}]"):
             wires[ends] = wire
             if not entry.directed:
                 wires[ends[::-1]] = wire
 
 
-def _pairs(entry: LinksSpec, a: list[str], b: list[str], where: str) -> list[Ends]:
+def _pairs(entry: LinksSpec, a: list[str], b: list[str], origin: str) -> list[Ends]:
     if entry.pattern == "all":
         return [(x, y) for x in a for y in b if x != y]
     long = max(len(a), len(b))
     short = min(len(a), len(b))
     if long % short:
-        raise TopologyError(f"{where}: cannot zip {len(a)} vertices of {entry.a!r} with {len(b)} of {entry.b!r}")
+        raise TopologyError(f"{origin}: cannot zip {len(a)} vertices of {entry.a!r} with {len(b)} of {entry.b!r}")
     return [(a[i * len(a) // long], b[i * len(b) // long]) for i in range(long)]

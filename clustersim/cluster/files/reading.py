@@ -28,15 +28,15 @@ from clustersim.core.texts import Table
 from clustersim.core.units import quantity
 
 
-def decode(data: Table, where: str) -> TopologyFile:
+def decode(data: Table, origin: str) -> TopologyFile:
     """A checked file from parsed TOML. Raises :class:`TopologyError` with file, field path, value and nearest name."""
     try:
         spec = msgspec.convert(data, TopologyFile, dec_hook=quantity)
     except msgspec.ValidationError as error:
-        raise TopologyError(f"{where}: {_explain(str(error), data)}") from None
+        raise TopologyError(f"{origin}: {_explain(str(error), data)}") from None
     for part, path in ((spec.node, "$.node"), (spec.domain, "$.domain"), (spec, "$")):
         if part is not None:
-            _check_names(part, f"{where}: {path}")
+            _check_names(part, f"{origin}: {path}")
     return spec
 
 
@@ -56,22 +56,22 @@ def changed_fabric(fabric: FabricSpec, changes: Table) -> FabricSpec:
     return msgspec.structs.replace(fabric, **{name: getattr(read, name) for name in changes})
 
 
-def _check_names(part: NodeSpec | DomainSpec | TopologyFile, where: str) -> None:
+def _check_names(part: NodeSpec | DomainSpec | TopologyFile, origin: str) -> None:
     """Say which field holds names that cannot be read."""
     for i, vertices in enumerate(part.vertices):
-        _readable(vertices.names, f"{where}.vertices[{i}].names")
+        _readable(vertices.names, f"{origin}.vertices[{i}].names")
         if vertices.node is not None and vertices.node < 0:
-            raise TopologyError(f"{where}.vertices[{i}].node: {vertices.node} is no node; nodes count from 0")
+            raise TopologyError(f"{origin}.vertices[{i}].node: {vertices.node} is no node; nodes count from 0")
     for i, links in enumerate(part.links):
-        _readable(links.a, f"{where}.links[{i}].a")
-        _readable(links.b, f"{where}.links[{i}].b")
+        _readable(links.a, f"{origin}.links[{i}].a")
+        _readable(links.b, f"{origin}.links[{i}].b")
 
 
-def _readable(names: str, where: str) -> None:
+def _readable(names: str, origin: str) -> None:
     try:
         expand(names)
     except TopologyError as error:
-        raise TopologyError(f"{where}: {error}") from None
+        raise TopologyError(f"{origin}: {error}") from None
 
 
 def read(path: Path) -> TopologyFile:
@@ -85,9 +85,9 @@ def parse(text: str, where: str) -> TopologyFile:
     return decode(texts.toml(text, where, TopologyError), where)
 
 
-def numbers_of(table: Table, where: str) -> tuple[MeasuredNumber, ...]:
+def numbers_of(table: Table, origin: str) -> tuple[MeasuredNumber, ...]:
     """What a parsed table, such as a scenario's, says was measured. Raises :class:`TopologyError`."""
-    return numbers(decode({"name": "", "measured": dict(table)}, where).measured or MeasuredSpec(), where)
+    return numbers(decode({"name": "", "measured": dict(table)}, origin).measured or MeasuredSpec(), origin)
 
 
 def _explain(message: str, data: Table) -> str:
@@ -100,8 +100,8 @@ def _explain(message: str, data: Table) -> str:
         return f"unknown field {unknown.group(1)!r} at ${path}; {nearest(unknown.group(1), texts.fields_of(kind))}"
     if invalid:
         path = invalid.group(2)
-        known = FABRICS if path == ".fabric.kind" else texts.choices_of(_declared(path))
-        return f"{invalid.group(1)!r} is no {path.rsplit('.', 1)[-1]} at ${path}; {nearest(invalid.group(1), known)}"
+        choices = FABRICS if path == ".fabric.kind" else texts.choices_of(_declared(path))
+        return f"{invalid.group(1)!r} is no {path.rsplit('.', 1)[-1]} at ${path}; {nearest(invalid.group(1), choices)}"
     if "got `bool` - at `$.node.remove`" in message:
         return 'remove = true at $.node.remove: write which vertices are gone, such as remove = ["nic[4-7]"]'
     return message

@@ -192,7 +192,8 @@ class Dragonfly(_Fabric, frozen=True, tag="dragonfly"):
 
 FabricSpec: TypeAlias = NoFabric | OneSwitch | RailOptimised | FatTree | Dragonfly
 FABRICS: Mapping[str, type[FabricSpec]] = {
-    str(one.__struct_config__.tag): one for one in (NoFabric, OneSwitch, RailOptimised, FatTree, Dragonfly)
+    str(fabric_type.__struct_config__.tag): fabric_type
+    for fabric_type in (NoFabric, OneSwitch, RailOptimised, FatTree, Dragonfly)
 }
 """By their ``kind``."""
 OWN = "the scenario's own"

@@ -33,20 +33,20 @@ def system(text: str, path: Path, gpu: str | None) -> ET.Element:
     """The machine as NCCL would dump it. Raises :class:`TopologyError` for a matrix that is not whole."""
     if gpu is None:
         raise TopologyError(f"{path}: nvidia-smi topo -m does not say which GPUs these are; say --gpu")
-    made, numa = _matrix(text, path)
+    matrix, numa = _matrix(text, path)
     kind = device(gpu)
     root = ET.Element("system", source="nvidia-smi topo -m", rates="assumed")
     cpus: dict[str, ET.Element] = {}
     switches: dict[str, ET.Element] = {}
-    for name, row in made.items():
-        below = [other for other, word in row.items() if other == name or word in _NEAR]
-        home = numa.get(name) or next((numa[o] for o in made if o in numa and row[o] not in ("SYS", "SOC")), "0")
+    for name, row in matrix.items():
+        below = [peer for peer, word in row.items() if peer == name or word in _NEAR]
+        home = numa.get(name) or next((numa[o] for o in matrix if o in numa and row[o] not in ("SYS", "SOC")), "0")
         above = cpus.setdefault(home, ET.Element("cpu", numaid=home))
         if len(below) > 1:
-            known = next((switches[other] for other in below if other in switches), None)
-            if known is None:
-                known = ET.SubElement(above, "pci", {"class": "0x060400", **_link(kind)})
-            above = switches[name] = known
+            switch = next((switches[peer] for peer in below if peer in switches), None)
+            if switch is None:
+                switch = ET.SubElement(above, "pci", {"class": "0x060400", **_link(kind)})
+            above = switches[name] = switch
         _part(above, name, row, kind)
     root.extend(cpus.values())
     return root
@@ -57,19 +57,19 @@ def _matrix(text: str, path: Path) -> tuple[Matrix, dict[str, str]]:
     lines = [line.split() for line in _STYLE.sub("", text).splitlines()]
     head = next(line for line in lines if line)
     names = head[: head.index("CPU")] if "CPU" in head else head
-    made: dict[str, dict[str, str]] = {}
+    matrix: dict[str, dict[str, str]] = {}
     numa: dict[str, str] = {}
     for line in lines:
         if line and line[0] in names and line is not head:
-            made[line[0]] = dict(zip(names, line[1:], strict=False))
+            matrix[line[0]] = dict(zip(names, line[1:], strict=False))
             if line[0].startswith("GPU") and line[len(names) + 2 : len(names) + 3]:
                 numa[line[0]] = line[len(names) + 2]
     for name in names:
-        row = made.get(name, {})
-        wrong = next((short(row.get(other, "")) for other in names if not _WORDS.fullmatch(row.get(other, ""))), None)
+        row = matrix.get(name, {})
+        wrong = next((short(row.get(name, "")) for name in names if not _WORDS.fullmatch(row.get(name, ""))), None)
         if wrong is not None:
             raise TopologyError(f"{path}: the matrix's row {short(name)} is not whole: {wrong!r} is no word of it")
-    return made, numa
+    return matrix, numa
 
 
 def _link(kind: Device) -> dict[str, str]:
@@ -86,9 +86,9 @@ def _part(above: ET.Element, name: str, row: Mapping[str, str], kind: Device) ->
     gpu = ET.SubElement(
         ET.SubElement(above, "pci", {"class": "0x030200", "busid": name, **_link(kind)}), "gpu", sm=str(kind.sm)
     )
-    links = {other: int(word[2:]) for other, word in row.items() if word.startswith("NV")}
+    links = {peer: int(word[2:]) for peer, word in row.items() if word.startswith("NV")}
     if 0 < kind.nvlink_links < sum(links.values()):
         ET.SubElement(gpu, "nvlink", target="nvswitch", count=str(max(links.values())), tclass="0x068000")
         return
-    for other, count in links.items():
-        ET.SubElement(gpu, "nvlink", target=other, count=str(count))
+    for peer, count in links.items():
+        ET.SubElement(gpu, "nvlink", target=peer, count=str(count))

@@ -46,15 +46,15 @@ def places_of_links(top: Topology, cut: Islands) -> tuple[Ints, Ints]:
 
 def _numbered(keys: Iterable[object]) -> Ints:
     """Equal keys as equal numbers, from 0 in order of appearance."""
-    known: dict[object, int] = {}
-    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
+    number_of: dict[object, int] = {}
+    return np.array([number_of.setdefault(key, len(number_of)) for key in keys], dtype=np.int64)
 
 
 def _by_island(island: Ints, n: int, *columns: Ints) -> list[bytes]:
     """Rows of columns, those of each of ``n`` islands as bytes."""
     order = np.argsort(island, kind="stable")
     table = np.stack(columns, axis=1)[order]
-    told = table.tobytes()
+    table_bytes = table.tobytes()
     width = table.shape[1] * table.itemsize
-    at = (np.searchsorted(island[order], np.arange(n + 1)) * width).tolist()
-    return [told[a:b] for a, b in pairwise(at)]
+    offsets = (np.searchsorted(island[order], np.arange(n + 1)) * width).tolist()
+    return [table_bytes[a:b] for a, b in pairwise(offsets)]

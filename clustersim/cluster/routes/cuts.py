@@ -74,13 +74,13 @@ def cut_bandwidth(topology: Topology, a: Sequence[int], b: Sequence[int]) -> flo
 def _unit(topology: Topology, a: Sequence[int], b: Sequence[int]) -> float:
     """Bytes/s that one unit of flow stands for: 32-bit integers must hold the whole flow. Where all bandwidths are
     multiples of one that is large enough, that one, and the flow is exact."""
-    of = router(topology).islands.of
-    inside = np.zeros(len(of), dtype=bool)
+    island_of = router(topology).islands.of
+    inside = np.zeros(len(island_of), dtype=bool)
     inside[np.asarray(a)] = True
     rate = topology.link_bandwidth
     most = rate[inside[topology.link_src]].sum()
-    if not np.isin(of[np.asarray(a)], of[np.asarray(b)]).any():
-        home = np.isin(of, of[np.asarray(a)])
+    if not np.isin(island_of[np.asarray(a)], island_of[np.asarray(b)]).any():
+        home = np.isin(island_of, island_of[np.asarray(a)])
         most = min(most, rate[home[topology.link_src] & ~home[topology.link_dst]].sum())
     least = max(float(most), float(rate.max())) / 2e9
     common = float(np.gcd.reduce(np.round(rate).astype(np.int64)))
@@ -117,8 +117,8 @@ def _inside(routes: Router, limit: int) -> tuple[int, list[tuple[str, str]]]:
         count += len(lost) * len(alike)
         if lost:
             start = int(islands.vertex_start[alike[0]])
-            here = islands.vertices[start:]
-            examples += [(names[here[a]], names[here[b]]) for a, b in lost[:limit]]
+            island_vertices = islands.vertices[start:]
+            examples += [(names[island_vertices[a]], names[island_vertices[b]]) for a, b in lost[:limit]]
     return count, examples
 
 
@@ -151,11 +151,11 @@ def _parts(topology: Topology) -> Ints:
 
 def _across(routes: Router, a: Ints, b: Ints) -> tuple[int, tuple[int, int]]:
     """Ordered pairs of two groups that sit on different islands: how many, and the first one."""
-    of = routes.islands.of
-    n = int(of.max(initial=0)) + 1
-    count = len(a) * len(b) - int(np.bincount(of[a], minlength=n) @ np.bincount(of[b], minlength=n))
+    island_of = routes.islands.of
+    n = int(island_of.max(initial=0)) + 1
+    count = len(a) * len(b) - int(np.bincount(island_of[a], minlength=n) @ np.bincount(island_of[b], minlength=n))
     if not count:
         return 0, (-1, -1)
-    other = b[of[b] != of[a[0]]]
-    src = a[0] if len(other) else a[of[a] != of[b[0]]][0]
-    return count, (int(src), int(other[0] if len(other) else b[0]))
+    elsewhere = b[island_of[b] != island_of[a[0]]]
+    src = a[0] if len(elsewhere) else a[island_of[a] != island_of[b[0]]][0]
+    return count, (int(src), int(elsewhere[0] if len(elsewhere) else b[0]))

@@ -56,53 +56,53 @@ class Levels:
                 level.farther = self._level(level.links)
             level = level.farther
 
-    def nearer(self, at: int, leaves: Leaves) -> Sequence[int]:
+    def nearer(self, switch: int, leaves: Leaves) -> Sequence[int]:
         """Links from a switch to those a hop nearer to the leaves; none from a leaf."""
         nearer: Level | None = None
         for level in self.around(leaves):
-            if at in level.members:
-                return nearer.links.get(at, ()) if nearer else ()
+            if switch in level.members:
+                return nearer.links.get(switch, ()) if nearer else ()
             nearer = level
         return ()
 
     def nearest(self, heads: Sequence[int], leaves: Leaves) -> list[int]:
         """Places of those switches from which the leaves are nearest."""
         for level in self.around(leaves):
-            if found := [k for k, v in enumerate(heads) if v in level.members]:
-                return found
+            if nearest := [k for k, v in enumerate(heads) if v in level.members]:
+                return nearest
         return []
 
     # ---- many at once -----------------------------------------------------------------------------------------------
 
     def numbers(self, leaves: Sequence[Leaves]) -> Ints:
         """(hops, n) the number of the level so many hops away from each of some leaves; -1 where there is none."""
-        each = [[level.number for level in self.around(some)] for some in leaves]
-        found = np.full((max(map(len, each), default=0), len(each)), -1, dtype=np.int64)
-        for column, numbers in enumerate(each):
-            found[: len(numbers), column] = numbers
-        return found
+        level_numbers = [[level.number for level in self.around(leaf_set)] for leaf_set in leaves]
+        numbers_of = np.full((max(map(len, level_numbers), default=0), len(level_numbers)), -1, dtype=np.int64)
+        for column, numbers in enumerate(level_numbers):
+            numbers_of[: len(numbers), column] = numbers
+        return numbers_of
 
     def away(self, switches: Ints, levels: Ints) -> Ints:
         """(k,) hops of each switch from the leaves around which ``levels`` (hops, k) lie; as many as these are where
         there is no way."""
         members = self._tables()[0]
-        found = np.full(len(switches), len(levels))
+        hops_of = np.full(len(switches), len(levels))
         left = np.arange(len(switches))
         for hops, level in enumerate(levels):
             wanted = level[left] * len(self.switch) + switches[left]
-            here = members[np.searchsorted(members, wanted)] == wanted
-            found[left[here]] = hops
-            left = left[~here]
-        return found
+            is_member = members[np.searchsorted(members, wanted)] == wanted
+            hops_of[left[is_member]] = hops
+            left = left[~is_member]
+        return hops_of
 
-    def links(self, at: Ints, level: Ints, turn: npt.NDArray[np.int64 | np.uint64]) -> Ints:
+    def links(self, switches: Ints, level: Ints, turn: npt.NDArray[np.int64 | np.uint64]) -> Ints:
         """(k,) of the links from each switch to members of a level the ``turn``-th, counted round."""
         _, begins, links = self._tables()
-        wanted = level * len(self.switch) + at
+        wanted = level * len(self.switch) + switches
         first = np.searchsorted(begins, wanted)
         count = np.searchsorted(begins, wanted, side="right") - first
-        found: Ints = links[first + (turn % count.astype(turn.dtype)).astype(np.int64)]
-        return found
+        links_up: Ints = links[first + (turn % count.astype(turn.dtype)).astype(np.int64)]
+        return links_up
 
     def _tables(self) -> tuple[Ints, ...]:
         """Of all levels, told by their number, one after another: members; where links to them begin; these links."""
@@ -110,8 +110,8 @@ class Levels:
             new = list(self._known.values())[self._n_tabled :]
             size = len(self.switch)
             members = [level.number * size + v for level in new for v in sorted(level.members)]
-            begins = [level.number * size + v for level in new for v, some in level.links.items() for _ in some]
-            links = [link for level in new for some in level.links.values() for link in some]
+            begins = [level.number * size + v for level in new for v, link in level.links.items() for _ in link]
+            links = [link for level in new for hop_links in level.links.values() for link in hop_links]
             more = zip(self._table, (members, begins, links), strict=True)
             self._table = tuple(_longer(column, rows) for column, rows in more)
             self._n_tabled = len(self._known)

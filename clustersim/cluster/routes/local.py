@@ -118,7 +118,7 @@ class Template:
     def _through_host(self, a: int, b: int) -> tuple[tuple[float, Path], ...]:
         """What cannot be read or written from afar NCCL stages in host memory, at the sender's CPU."""
         ways = ((self._shortest(a, v), v) for v, kind in enumerate(self.kinds) if kind == CPU)
-        for _, cpu in sorted((len(way), cpu) for way, cpu in ways if way is not None):
+        for _, cpu in sorted((len(route), cpu) for route, cpu in ways if route is not None):
             up = self._shortest(a, cpu)
             down = self._shortest(cpu, b)
             if up is not None and down is not None:
@@ -142,10 +142,10 @@ class Template:
 
     def path_class(self, a: int, b: int) -> str:
         """NCCL's class of the path between two vertices; ``"DIS"`` when there is none."""
-        found = self._classes.get((a, b))  # by hand: asked for every GPU and NIC of a cluster
-        if found is None:
-            found = self._classes[a, b] = self._classify(a, b)
-        return found
+        path_kind = self._classes.get((a, b))  # by hand: asked for every GPU and NIC of a cluster
+        if path_kind is None:
+            path_kind = self._classes[a, b] = self._classify(a, b)
+        return path_kind
 
     def _classify(self, a: int, b: int) -> str:
         if a == b:
@@ -191,18 +191,18 @@ class Islands(msgspec.Struct, frozen=True, eq=False):
 def cut(topology: Topology, relay: bool) -> Islands:
     """Find the islands of a topology and their templates."""
     inside = np.array([kind != "net" for kind in topology.link_kinds], dtype=bool)
-    of = _components(topology, inside)
-    vertices = np.argsort(of, kind="stable")
-    vertices = vertices[of[vertices] >= 0]
-    n = int(of.max(initial=-1)) + 1
-    vertex_start = np.searchsorted(of[vertices], np.arange(n + 1))
-    local = np.full(len(of), -1, dtype=np.int64)
+    component_of = _components(topology, inside)
+    vertices = np.argsort(component_of, kind="stable")
+    vertices = vertices[component_of[vertices] >= 0]
+    n = int(component_of.max(initial=-1)) + 1
+    vertex_start = np.searchsorted(component_of[vertices], np.arange(n + 1))
+    local = np.full(len(component_of), -1, dtype=np.int64)
     local[vertices] = np.arange(len(vertices)) - np.repeat(vertex_start[:-1], np.diff(vertex_start))
     ids = np.flatnonzero(inside)
-    links = ids[np.argsort(of[topology.link_src[ids]], kind="stable")]
-    link_start = np.searchsorted(of[topology.link_src[links]], np.arange(n + 1))
+    links = ids[np.argsort(component_of[topology.link_src[ids]], kind="stable")]
+    link_start = np.searchsorted(component_of[topology.link_src[links]], np.arange(n + 1))
     template, templates = _templates(topology, relay, (vertices, vertex_start, links, link_start, local))
-    return Islands(of, local, vertices, vertex_start, links, link_start, template, templates)
+    return Islands(component_of, local, vertices, vertex_start, links, link_start, template, templates)
 
 
 def _components(topology: Topology, inside: np.typing.NDArray[np.bool_]) -> Ints:
@@ -228,9 +228,9 @@ def _components(topology: Topology, inside: np.typing.NDArray[np.bool_]) -> Ints
         label = new
     touched = member.copy()
     touched[src] = touched[dst] = True
-    of = np.full(n_vertices, -1, dtype=np.int64)
-    of[touched] = np.unique(label[touched], return_inverse=True)[1]
-    return of
+    component_of = np.full(n_vertices, -1, dtype=np.int64)
+    component_of[touched] = np.unique(label[touched], return_inverse=True)[1]
+    return component_of
 
 
 def _templates(
@@ -251,21 +251,21 @@ def _templates(
     parts = [(column, vertex_start) for column in (kinds, node)]
     parts += [(column, link_start) for column in (src, dst, rate, link_kinds)]
     stretches = [(column.tobytes(), (start * column.itemsize).tolist()) for column, start in parts]
-    known: dict[tuple[object, ...], int] = {}
+    template_of: dict[tuple[object, ...], int] = {}
     number = np.zeros(n, dtype=np.int64)
     templates: list[Template] = []
     for i, its_first in enumerate(first.tolist()):
         own = None if its_first == _NOWHERE else topology.node_types[its_first]
         reach = IslandReach(own is None or own.p2p, relay, own is not None and not transport(own.net).direct)
-        key = (reach, *(told[at[i] : at[i + 1]] for told, at in stretches))
-        if key not in known:
-            known[key] = len(templates)
+        key = (reach, *(table_bytes[offsets[i] : offsets[i + 1]] for table_bytes, offsets in stretches))
+        if key not in template_of:
+            template_of[key] = len(templates)
             v = slice(vertex_start[i], vertex_start[i + 1])
             e = slice(link_start[i], link_start[i + 1])
             wires = Wires(src[e], dst[e], rate[e], tuple(topology.link_kinds[j] for j in links[e].tolist()))
             inside = tuple(topology.vertex_kinds[j] for j in vertices[v].tolist())
             templates.append(Template(inside, node[v], wires, reach))
-        number[i] = known[key]
+        number[i] = template_of[key]
     return number, tuple(templates)
 
 
@@ -286,9 +286,9 @@ def class_rank(name: str) -> int:
 
 def near_gpus(template: Template, nic: int) -> list[int]:
     """GPUs of the NIC's own node with the best path class to it."""
-    mine = [g for g in template.gpus if template.node[g] == template.node[nic]]
-    ranks = [class_rank(template.path_class(g, nic)) for g in mine]
-    return [g for g, rank in zip(mine, ranks, strict=True) if rank == min(ranks)]
+    node_gpus = [g for g in template.gpus if template.node[g] == template.node[nic]]
+    ranks = [class_rank(template.path_class(g, nic)) for g in node_gpus]
+    return [g for g, rank in zip(node_gpus, ranks, strict=True) if rank == min(ranks)]
 
 
 def nics_of(template: Template, node: int) -> list[int]:

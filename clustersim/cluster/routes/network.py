@@ -97,11 +97,11 @@ class NetworkLinks:
         if not first:
             return None
         route = [first[flow % len(first)]]
-        at = self._heads[route[0]]
-        while choices := self._levels.nearer(at, leaves):
-            route.append(choices[self._pick(src, dst, flow, at, len(route) - 1) % len(choices)])
-            at = self._heads[route[-1]]
-        last = [e for e in self.into[dst] if self._tails[e] == at]
+        switch = self._heads[route[0]]
+        while choices := self._levels.nearer(switch, leaves):
+            route.append(choices[self._pick(src, dst, flow, switch, len(route) - 1) % len(choices)])
+            switch = self._heads[route[-1]]
+        last = [e for e in self.into[dst] if self._tails[e] == switch]
         return [*route, last[flow % len(last)]]
 
     def paths(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
@@ -112,10 +112,10 @@ class NetworkLinks:
         Raises :class:`LookupError` for pairs without a way; its argument is the first one's row.
         """
         leaving, entering = self._sides
-        kinds, of = np.unique(entering.kind[dst], return_inverse=True)
+        kinds, kind_of = np.unique(entering.kind[dst], return_inverse=True)
         if entering.direct[kinds].any():  # ports wired to ports
             return self._one_by_one(src, dst, flow)
-        levels = self._levels.numbers([entering.leaves[kind] for kind in kinds.tolist()])[:, of]
+        levels = self._levels.numbers([entering.leaves[kind] for kind in kinds.tolist()])[:, kind_of]
         row, (which, link) = np.arange(len(src)), leaving.links(src)
         hops = self._levels.away(self.head[link], levels[:, which])
         left = np.full(len(src), len(levels) - 1)
@@ -123,15 +123,15 @@ class NetworkLinks:
         first = hops == left[which]
         rows = [row]
         links = [_turned(which[first], link[first], flow)]
-        at = self.head[links[0]]
+        switches = self.head[links[0]]
         while len(row := row[left[row] > 0]):
-            pick = self._picks(src[row], dst[row], flow[row], at[row], len(rows) - 1)
+            pick = self._picks(src[row], dst[row], flow[row], switches[row], len(rows) - 1)
             left[row] -= 1
             rows.append(row)
-            links.append(self._levels.links(at[row], levels[left[row], row], pick))
-            at[row] = self.head[links[-1]]
+            links.append(self._levels.links(switches[row], levels[left[row], row], pick))
+            switches[row] = self.head[links[-1]]
         which, link = entering.links(dst)
-        last = self.tail[link] == at[which]
+        last = self.tail[link] == switches[which]
         rows.append(np.arange(len(src)))
         links.append(_turned(which[last], link[last], flow))
         order = np.argsort(np.concatenate(rows), kind="stable")
@@ -148,18 +148,18 @@ class NetworkLinks:
             links += path
         return np.array(rows, dtype=np.int64), np.array(links, dtype=np.int64)
 
-    def _picks(self, src: Ints, dst: Ints, flow: Ints, at: Ints, step: int) -> npt.NDArray[np.int64 | np.uint64]:
+    def _picks(self, src: Ints, dst: Ints, flow: Ints, switches: Ints, step: int) -> npt.NDArray[np.int64 | np.uint64]:
         """:meth:`_pick` of many."""
         if self.hashed:
-            return mixed(src, dst, flow, at)
+            return mixed(src, dst, flow, switches)
         digits: Ints = self._places[min(step, 1), dst]
         return digits + flow
 
-    def _pick(self, src: int, dst: int, flow: int, at: int, step: int) -> int:
+    def _pick(self, src: int, dst: int, flow: int, switch: int, step: int) -> int:
         """Which equal-cost hop. By destination: the port's place at the first switch, its leaf's further up, so that
         shifts of neighbours do not collide (d-mod-k, as InfiniBand's fat-tree routing). Or a hash, as Ethernet's."""
         if self.hashed:
-            return mix(src, dst, flow, at)
+            return mix(src, dst, flow, switch)
         return int(self._places[min(step, 1), dst]) + flow
 
 
@@ -168,16 +168,19 @@ class _SidePorts:
     among them, each once, and whether some are no switches (``direct``)."""
 
     def __init__(self, links: dict[int, list[int]], far: list[int], switch: npt.NDArray[np.bool_]) -> None:
-        known: dict[tuple[int, ...], int] = {(): 0}
+        kind_numbers: dict[tuple[int, ...], int] = {(): 0}
         self.kind, self._first, self._count = np.zeros((3, len(switch)), dtype=np.int64)
         vertices = list(links)
-        each = list(links.values())
-        self.kind[vertices] = [known.setdefault(tuple([far[k] for k in some]), len(known)) for some in each]
-        self._count[vertices] = [len(some) for some in each]
+        link_lists = list(links.values())
+        self.kind[vertices] = [
+            kind_numbers.setdefault(tuple([far[k] for k in vertex_links]), len(kind_numbers))
+            for vertex_links in link_lists
+        ]
+        self._count[vertices] = [len(vertex_links) for vertex_links in link_lists]
         self._first[vertices] = np.cumsum(self._count[vertices]) - self._count[vertices]
-        self._links = np.array([link for some in each for link in some], dtype=np.int64)
-        self.leaves = [tuple(sorted(set(ends))) for ends in known]
-        self.direct = np.array([not switch[list(ends)].all() for ends in known])
+        self._links = np.array([link for vertex_links in link_lists for link in vertex_links], dtype=np.int64)
+        self.leaves = [tuple(sorted(set(ends))) for ends in kind_numbers]
+        self.direct = np.array([not switch[list(ends)].all() for ends in kind_numbers])
 
     def links(self, vertices: Ints) -> tuple[Ints, Ints]:
         """All links of some vertices: which of them each is of, and the link."""
@@ -193,8 +196,8 @@ def _turned(which: Ints, links: Ints, turn: Ints) -> Ints:
     count = np.bincount(which, minlength=len(turn))
     if not count.all():
         raise LookupError(int(np.argmin(count)))
-    found: Ints = links[np.cumsum(count) - count + turn % count]
-    return found
+    turned_links: Ints = links[np.cumsum(count) - count + turn % count]
+    return turned_links
 
 
 @kept_with_first(maxsize=1)

@@ -58,8 +58,8 @@ class Router:
     @kept_with_first(maxsize=None)
     def nics_of_node(self, node: int) -> tuple[int, ...]:
         """NICs of a node in order, without those cut off from the network (if there is one)."""
-        mine = self._all_nics(node)
-        return tuple(v for v in mine if self.network.joins(v)) if self.network.out else mine
+        node_nics = self._all_nics(node)
+        return tuple(v for v in node_nics if self.network.joins(v)) if self.network.out else node_nics
 
     @kept_with_first(maxsize=None)
     def nearest_nics(self, gpu: int) -> tuple[int, ...]:
@@ -186,7 +186,7 @@ class Router:
     def rail(self, nic: int) -> int:
         """The rail a NIC is on, as :meth:`route` counts them."""
         rails = self._rails(int(self.topology.vertex_node[nic]))
-        return next(rail for rail, other in rails.items() if other == nic)
+        return next(rail for rail, rail_nic in rails.items() if rail_nic == nic)
 
     @cached_property
     def _last_rail(self) -> int:

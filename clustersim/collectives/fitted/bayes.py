@@ -62,8 +62,8 @@ def posterior(
     slopes = np.zeros((len(measured), len(spread)))
     cost = _cost(errors / sigma, moved, prior)
     for _ in range(ROUNDS):
-        here = errors + measured
-        slopes = np.stack([(here - log_times(moved - STEP * unit)) / STEP for unit in np.eye(len(moved))], axis=1)
+        log_now = errors + measured
+        slopes = np.stack([(log_now - log_times(moved - STEP * unit)) / STEP for unit in np.eye(len(moved))], axis=1)
         step, _ = solved(slopes, errors, sigma**-2.0, moved, prior)
         tried = step
         for _ in range(6):  # a step that makes things worse is halved

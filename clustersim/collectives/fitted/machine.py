@@ -78,10 +78,10 @@ def few_numbers(choices: Sequence[NcclChoice], seconds: Sequence[float], base: C
     ----------
     choices : what NCCL picks for each number's collective. seconds : (n,) measured. base : constants of its kind.
     """
-    known = flat(base)
+    base_values = flat(base)
     constants = priors().constants
     factors = priors().factors
-    names = tuple(name for name in constants if known[name] > 0)
+    names = tuple(name for name in constants if base_values[name] > 0)
 
     def log_times(moved: Floats) -> Floats:
         times = np.array(list(seconds_of(choices, moved_costs(base, names, moved))))
@@ -90,8 +90,8 @@ def few_numbers(choices: Sequence[NcclChoice], seconds: Sequence[float], base: C
     sizes = (chosen.request.nbytes for chosen in choices)
     sigma = np.array([next(error for most, error in LAW_ERRORS if nbytes <= most) for nbytes in sizes])
     spread = np.array([*(f.spread for f in factors.values()), *(constants[name].spread for name in names)])
-    found = posterior(log_times, np.log(np.array(seconds)), sigma, spread, first=len(factors))
-    return FewNumbers(base, found, names)
+    estimate = posterior(log_times, np.log(np.array(seconds)), sigma, spread, first=len(factors))
+    return FewNumbers(base, estimate, names)
 
 
 def moved_costs(base: CommunicationCosts, names: Sequence[str], moved: Floats) -> CommunicationCosts:

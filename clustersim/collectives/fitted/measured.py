@@ -47,22 +47,22 @@ class MeasuredMachine(msgspec.Struct, frozen=True, eq=False):
     @property
     def calibration(self) -> Calibration:
         """The constants that moved."""
-        used = [one for i, one in enumerate(self.numbers) if i not in self.apart]
+        used = [number for i, number in enumerate(self.numbers) if i not in self.apart]
         refused = {self.numbers[i].where: reason for i, reason in self.apart.items()}
-        told = Provenance(data=tuple(one.where for one in used), rows=len(used), refused=refused)
-        return Calibration(nccl=self.found.constants, provenance=told)
+        provenance = Provenance(data=tuple(number.where for number in used), rows=len(used), refused=refused)
+        return Calibration(nccl=self.found.constants, provenance=provenance)
 
     def words(self) -> Iterator[str]:
         """Lines that say how far the machine is from its kind, and what its numbers are with either."""
         factors = ", ".join(f"{name} {100.0 * (by - 1.0):+.0f} %" for name, by in self.found.factors.items())
         yield f"measured numbers moved {len(self.found.constants)} constants; as a whole, against its kind: {factors}"
-        for i, (one, *times) in enumerate(zip(self.numbers, self.seconds, self.before, self.after, strict=True)):
-            told, usual, now = map(format_time, times)
-            what = f"{one.kind} of {format_bytes(one.nbytes)} over {one.nodes} node(s)"
+        for i, (number, *times) in enumerate(zip(self.numbers, self.seconds, self.before, self.after, strict=True)):
+            measured_text, usual, now = map(format_time, times)
+            number_text = f"{number.kind} of {format_bytes(number.nbytes)} over {number.nodes} node(s)"
             known = "with all numbers known" if not self.apart else "with the numbers that are used"
-            yield f"  {what}: {told} measured, {usual} as its kind, {now} {known}"
+            yield f"  {number_text}: {measured_text} measured, {usual} as its kind, {now} {known}"
             if i in self.apart:
-                yield f"  warning: {one.where} is kept apart and moves nothing: {self.apart[i]}"
+                yield f"  warning: {number.where} is kept apart and moves nothing: {self.apart[i]}"
 
 
 def load(
@@ -84,12 +84,12 @@ def load(
     numbers = measured or topology.measured
     if not numbers:
         return topology
-    found = informed(numbers, name_or_path, device, tuple(sorted((fabric or {}).items())))
-    for i, reason in found.apart.items():
+    calibration = informed(numbers, name_or_path, device, tuple(sorted((fabric or {}).items())))
+    for i, reason in calibration.apart.items():
         warnings.warn(f"{numbers[i].where} is kept apart and moves nothing: {reason}", NumberKeptApart, stacklevel=2)
-    if len(found.apart) == len(numbers):
+    if len(calibration.apart) == len(numbers):
         return topology
-    return replace(topology, calibration=found.calibration.over(topology.calibration))
+    return replace(topology, calibration=calibration.calibration.over(topology.calibration))
 
 
 @lru_cache(maxsize=32)
@@ -112,18 +112,18 @@ def informed(
     apart |= disordered(numbers, times, before, apart)
     apart |= contradicting(choices, times, kind, apart)
     used = [i for i in range(len(numbers)) if i not in apart]
-    found = few_numbers([choices[i] for i in used], [times[i] for i in used], kind)
-    after = [seconds(chosen, found.costs) for chosen in choices]
-    return MeasuredMachine(numbers, tuple(times), tuple(before), tuple(after), found, apart)
+    machine = few_numbers([choices[i] for i in used], [times[i] for i in used], kind)
+    after = [seconds(chosen, machine.costs) for chosen in choices]
+    return MeasuredMachine(numbers, tuple(times), tuple(before), tuple(after), machine, apart)
 
 
-def _choice(one: MeasuredNumber, name_or_path: str, device: str | Device | None, fabric: Table) -> NcclChoice:
-    machine = fabrics.load(name_or_path, nodes=one.nodes, device=device, fabric=fabric or None)
+def _choice(number: MeasuredNumber, name_or_path: str, device: str | Device | None, fabric: Table) -> NcclChoice:
+    machine = fabrics.load(name_or_path, nodes=number.nodes, device=device, fabric=fabric or None)
     try:
-        mesh = fabrics.mesh(machine, nodes=one.nodes, nproc_per_node=one.gpus or None)
+        mesh = fabrics.mesh(machine, nodes=number.nodes, nproc_per_node=number.gpus or None)
     except TopologyError as error:
-        raise TopologyError(f"{one.where}: {error}") from None
+        raise TopologyError(f"{number.where}: {error}") from None
     if mesh.world_size < 2:
-        raise TopologyError(f"{one.where}: a collective of one GPU says nothing; give nodes or gpus")
-    group = Group(machine, mesh.gpus, one.launch, one.version)
-    return choice(Request(one.kind, one.nbytes), group)
+        raise TopologyError(f"{number.where}: a collective of one GPU says nothing; give nodes or gpus")
+    group = Group(machine, mesh.gpus, number.launch, number.version)
+    return choice(Request(number.kind, number.nbytes), group)

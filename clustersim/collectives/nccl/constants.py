@@ -93,5 +93,5 @@ def tree_correction(protocol: str) -> tuple[float, ...]:
 
 def constants(version: tuple[int, int]) -> TunerConstants:
     """The constants of the newest known version not newer than the one asked for, else of the oldest known."""
-    known = _file().versions
-    return next((one for one in known if one.since <= version), known[-1])
+    versions = _file().versions
+    return next((table for table in versions if table.since <= version), versions[-1])

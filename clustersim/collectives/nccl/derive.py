@@ -43,13 +43,13 @@ def system_of(group: Group) -> System:
     cuts = np.flatnonzero(np.diff(domain[order])) + 1
     several = len(cuts) > 0
     views: dict[NodeView, None] = {}
-    known = _known_views(group.topology)
+    view_of = _known_views(group.topology)
     for members in np.split(group.gpus[order], cuts):
         island = routes.islands.of[members[0]]  # its build, and the places of the GPUs in it
         key = version, several, int(routes.builds[island]), routes.islands.local[members].tobytes()
-        if key not in known:
-            known[key] = _TopologyReader(routes, members, version).view(several)
-        views[known[key]] = None
+        if key not in view_of:
+            view_of[key] = _TopologyReader(routes, members, version).view(several)
+        views[view_of[key]] = None
     if several and not all(view.nics for view in views):
         bare = next(kind.name for kind in group.topology.node_types)
         raise TopologyError(f"{group.topology.name}: a group over several nodes, but {bare} has no NIC on the network")
@@ -76,10 +76,10 @@ def _net_latency(routes: Router, group: Group) -> float:
     latency = 0.0
     first = {group.topology.node_types[int(node)].name: int(node) for node in group.node_ids[::-1]}
     for node in first.values():
-        way = transport(group.topology.node_types[node].net)
-        if way.reported:
+        net_transport = transport(group.topology.node_types[node].net)
+        if net_transport.reported:
             fastest = max((routes.reported_bandwidth(nic) for nic in routes.nics_of_node(node)), default=0.0)
-            latency = max(latency, way.reported_fast if fastest >= 24e9 else way.reported)
+            latency = max(latency, net_transport.reported_fast if fastest >= 24e9 else net_transport.reported)
     return latency
 
 
@@ -97,13 +97,13 @@ class _TopologyReader:
         self.sm = gpu.sm or AMD_AS
         island = routes.islands
         inside = island.of[self.gpus[0]]
-        mine = island.links[island.link_start[inside] : island.link_start[inside + 1]].tolist()
+        island_links = island.links[island.link_start[inside] : island.link_start[inside + 1]].tolist()
         self.out: dict[int, list[int]] = {}
-        for link in mine:
+        for link in island_links:
             self.out.setdefault(int(topology.link_src[link]), []).append(link)
-        here = set(self.nodes)
+        own_nodes = set(self.nodes)
         vertices = island.vertices[island.vertex_start[inside] : island.vertex_start[inside + 1]].tolist()
-        local = [v for v in vertices if int(topology.vertex_node[v]) in here]
+        local = [v for v in vertices if int(topology.vertex_node[v]) in own_nodes]
         self.cpus = [v for v in local if topology.vertex_kinds[v] == CPU]
         self.parent = self._pcie_tree()
         switches = {v for v in self.parent if topology.vertex_kinds[v] == PCIE_SWITCH}
@@ -185,9 +185,9 @@ class _TopologyReader:
                 elif end in self.gpus:
                     pairs[i][self.gpus.index(end)] += speed
             to_switch.append(up)
-        each = nvlink_line_rate(self.sm) * 1e9
-        matrix = tuple(tuple(round(speed / each) for speed in row) for row in pairs)
-        return matrix if any(map(any, matrix)) else (), round(min(to_switch) / each), rate
+        link_rate = nvlink_line_rate(self.sm) * 1e9
+        matrix = tuple(tuple(round(speed / link_rate) for speed in row) for row in pairs)
+        return matrix if any(map(any, matrix)) else (), round(min(to_switch) / link_rate), rate
 
     def _coherent(self) -> float:
         """GB/s of the GPUs' C2C links."""
@@ -204,14 +204,17 @@ class _TopologyReader:
             (self._slot(nic), self.routes.reported_bandwidth(nic) * 1e-9) for nic in self.routes.nics_of_node(node)
         )
         ports = [(slot, speed) for slot, speed in every if speed > 0]
-        way = transport(self.type.net)
-        if not way.bundled:
-            return [Nic(slot, round(speed, 3), way.direct) for slot, speed in ports]
+        net_transport = transport(self.type.net)
+        if not net_transport.bundled:
+            return [Nic(slot, round(speed, 3), net_transport.direct) for slot, speed in ports]
         bundles: dict[int, tuple[float, float]] = {}
         for slot, speed in ports:
             width, total = bundles.get(slot.parent, (0.0, 0.0))
             bundles[slot.parent] = (width + slot.bandwidth, total + speed)
-        return [Nic(PcieSlot(place, width), round(total, 3), way.direct) for place, (width, total) in bundles.items()]
+        return [
+            Nic(PcieSlot(place, width), round(total, 3), net_transport.direct)
+            for place, (width, total) in bundles.items()
+        ]
 
 
 def _oldest_model(vendor: str, gpus: tuple[PcieSlot, ...]) -> str:

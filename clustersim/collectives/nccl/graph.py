@@ -37,19 +37,19 @@ class ChannelGraph(msgspec.Struct, frozen=True):
     nets: tuple[tuple[int, int], ...] = ()
 
 
-def better(found: ChannelGraph, best: ChannelGraph, n_gpus: int) -> bool:
+def better(candidate: ChannelGraph, best: ChannelGraph, n_gpus: int) -> bool:
     """Whether a layout replaces the best so far: more bandwidth, or the same with fewer hops."""
-    if found.n_channels < found.min_channels:
+    if candidate.n_channels < candidate.min_channels:
         return False
-    if found.pattern == NVLS:
-        more = best.n_channels < found.n_channels <= n_gpus
-        return more or found.n_channels * found.bw_inter > best.n_channels * best.bw_inter
-    mine = found.n_channels * found.bw_intra
+    if candidate.pattern == NVLS:
+        more = best.n_channels < candidate.n_channels <= n_gpus
+        return more or candidate.n_channels * candidate.bw_inter > best.n_channels * best.bw_inter
+    candidate_rate = candidate.n_channels * candidate.bw_intra
     theirs = best.n_channels * best.bw_intra
-    if mine != theirs:
-        return mine > theirs
-    same_kind = found.pattern == best.pattern and found.cross_nic == best.cross_nic
-    return same_kind and found.hops < best.hops
+    if candidate_rate != theirs:
+        return candidate_rate > theirs
+    same_kind = candidate.pattern == best.pattern and candidate.cross_nic == best.cross_nic
+    return same_kind and candidate.hops < best.hops
 
 
 def hopeless(ask: ChannelGraph, best: ChannelGraph, most: int) -> bool:

@@ -43,31 +43,31 @@ class NcclLinks(msgspec.Struct, frozen=True, eq=False):
 
 def links_of(view: NodeView) -> NcclLinks:
     """All links of a node: NVLink, PCIe, ports, and between the sockets of a host."""
-    made = NcclLinks()
+    graph_links = NcclLinks()
     per_link = view.link_rate or nvlink_bandwidth(view.sm)
     for g in range(len(view.gpus)):
         if view.nvswitch_links > 0:
-            made.join(("gpu", g), ("nvs", 0), NVL, view.nvswitch_links * per_link)
-        for other in range(g + 1, len(view.gpus)) if view.nvlinks else ():
-            if view.nvlinks[g][other]:
-                made.join(("gpu", g), ("gpu", other), NVL, view.nvlinks[g][other] * per_link)
+            graph_links.join(("gpu", g), ("nvs", 0), NVL, view.nvswitch_links * per_link)
+        for peer in range(g + 1, len(view.gpus)) if view.nvlinks else ():
+            if view.nvlinks[g][peer]:
+                graph_links.join(("gpu", g), ("gpu", peer), NVL, view.nvlinks[g][peer] * per_link)
     for g, gpu in enumerate(view.gpus):
         if view.c2c:
-            made.join(("gpu", g), ("cpu", socket_of(view, gpu)), C2C, view.c2c)
+            graph_links.join(("gpu", g), ("cpu", socket_of(view, gpu)), C2C, view.c2c)
     for kind, slots in (("gpu", view.gpus), ("pci", view.switches), ("nic", tuple(n.slot for n in view.nics))):
         for i, slot in enumerate(slots):
             up = ("pci", slot.parent) if slot.parent >= 0 else ("cpu", -1 - slot.parent)
-            made.join((kind, i), up, PIX, slot.bandwidth)
+            graph_links.join((kind, i), up, PIX, slot.bandwidth)
     for i, nic in enumerate(view.nics):
-        made.join(("nic", i), ("net", i), NET, nic.bandwidth)
+        graph_links.join(("nic", i), ("net", i), NET, nic.bandwidth)
     rate = socket_bandwidth(view.cpu_vendor, view.cpu_model)
     for s, host in enumerate(view.socket_host):
-        for other in range(s + 1, len(view.socket_host)):
-            if view.socket_host[other] == host:
-                made.join(("cpu", s), ("cpu", other), SYS, rate)
-    for links in made.out.values():  # NCCL walks wide links first, which settles ties between equal paths
-        links.sort(key=lambda link: -made.bandwidth[link])
-    return made
+        for peer in range(s + 1, len(view.socket_host)):
+            if view.socket_host[peer] == host:
+                graph_links.join(("cpu", s), ("cpu", peer), SYS, rate)
+    for links in graph_links.out.values():  # NCCL walks wide links first, which settles ties between equal paths
+        links.sort(key=lambda link: -graph_links.bandwidth[link])
+    return graph_links
 
 
 def socket_of(view: NodeView, slot: PcieSlot) -> int:

@@ -37,47 +37,50 @@ def _for_kind(pin: str, kind: str) -> str:
 
     Raises :class:`ProgramError` for an unknown kind.
     """
-    found = ""
+    general = ""
     for part in pin.split(";"):
-        named, colon, words = part.rpartition(":")
+        named, colon, names_text = part.rpartition(":")
         if not colon:
-            found = found or words.strip()
+            general = general or names_text.strip()
         elif _plain(named) not in _KINDS:
             raise ProgramError(f"no NCCL function {named.strip()!r}; {nearest(_plain(named), _KINDS)}")
         elif _KINDS[_plain(named)] == kind:
-            return words.strip()
-    return found
+            return names_text.strip()
+    return general
 
 
 def _read(
-    pin: str | None, kind: str, known: dict[str, str], what: str, others: Iterable[str] = ()
+    pin: str | None, kind: str, spellings: dict[str, str], subject: str, more_names: Iterable[str] = ()
 ) -> tuple[str, ...] | None:
-    """Names of a comma list; ``^`` in front means all but those. ``others`` are names that the field takes besides."""
+    """Names of a comma list; ``^`` in front means all but those. ``more_names`` are names that the field takes
+    besides."""
     listed = _for_kind(pin or "", kind)
     if not listed:
         return None
-    plain = {_plain(name): value for name, value in known.items()}
+    plain = {_plain(name): value for name, value in spellings.items()}
     refuse = listed.startswith("^")
     named = []
     for word in filter(str.strip, listed.lstrip("^").split(",")):
         if _plain(word) not in plain:
-            more = [name for name in others if _plain(name) not in plain]
-            raise ProgramError(f"no {what} {word.strip()!r}; {nearest(word.strip(), [*known, *more])}")
+            more = [name for name in more_names if _plain(name) not in plain]
+            raise ProgramError(f"no {subject} {word.strip()!r}; {nearest(word.strip(), [*spellings, *more])}")
         named.append(plain[_plain(word)])
-    everything = dict.fromkeys(known.values())
+    everything = dict.fromkeys(spellings.values())
     return tuple(name for name in everything if (name in named) != refuse)
 
 
-def pinned_algorithms(pin: str | None, kind: str = "all_reduce", others: Iterable[str] = ()) -> tuple[str, ...] | None:
+def pinned_algorithms(
+    pin: str | None, kind: str = "all_reduce", more_names: Iterable[str] = ()
+) -> tuple[str, ...] | None:
     """Algorithms a pin leaves for a kind, by the names used here; None without a pin.
 
     >>> pinned_algorithms("NVLSTree,ring"), pinned_algorithms("ring;allreduce:^tree,collnet", "broadcast")
     (('ring', 'nvls_tree'), ('ring',))
 
-    ``others`` : further names that the field takes, for the error. Raises :class:`ProgramError` for an unknown name,
-    with the nearest known one.
+    ``more_names`` : further names that the field takes, for the error. Raises :class:`ProgramError` for an unknown
+    name, with the nearest known one.
     """
-    return _read(pin, kind, _SPELT, "NCCL algorithm", others)
+    return _read(pin, kind, _SPELT, "NCCL algorithm", more_names)
 
 
 def pinned_protocols(pin: str | None, kind: str = "all_reduce") -> tuple[str, ...] | None:

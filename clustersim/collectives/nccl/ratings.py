@@ -43,7 +43,7 @@ class Rating(msgspec.Struct, frozen=True):
 
 
 def ratings(
-    kind: str, system: System, graphs: Mapping[str, ChannelGraph], asked: NcclRequest | None = None
+    kind: str, system: System, graphs: Mapping[str, ChannelGraph], nccl_request: NcclRequest | None = None
 ) -> tuple[Rating, ...]:
     """Every pair for a kind, in NCCL's order; those NCCL would not use carry the reason.
 
@@ -51,8 +51,8 @@ def ratings(
     """
     if kind not in KINDS:
         raise ProgramError(f"NCCL has no algorithms to choose from for {kind!r}; {nearest(kind, KINDS)}")
-    asked = asked or NcclRequest()
-    model = _RatingModel(kind, system, graphs, constants(asked.version))
+    nccl_request = nccl_request or NcclRequest()
+    model = _RatingModel(kind, system, graphs, constants(nccl_request.version))
     table = []
     for algorithm in ALGORITHMS:
         if algorithm not in KINDS[kind]:
@@ -60,12 +60,18 @@ def ratings(
         for protocol in PROTOCOLS:
             if protocol != "Simple" and algorithm in _SIMPLE_ONLY:
                 continue
-            why = model.forbidden(algorithm, protocol, asked)
+            why = model.forbidden(algorithm, protocol, nccl_request)
             latency, bandwidth = (0.0, 0.0) if why else (model.latency(algorithm, protocol), 0.0)
             if not why:
                 bandwidth = model.bandwidth(algorithm, protocol)
                 why = "" if bandwidth > 0 else "no bandwidth"
-            if not why and algorithm == "ring" and asked.dtype in _FP8 and kind in _REDUCING and system.n_ranks > 8:
+            if (
+                not why
+                and algorithm == "ring"
+                and nccl_request.dtype in _FP8
+                and kind in _REDUCING
+                and system.n_ranks > 8
+            ):
                 # too many roundings: anything else first
                 latency = latency * 1024
                 bandwidth = bandwidth / 1024
@@ -99,7 +105,7 @@ class _RatingModel:
 
     # ---- who may
 
-    def forbidden(self, algorithm: str, protocol: str, asked: NcclRequest) -> str:
+    def forbidden(self, algorithm: str, protocol: str, nccl_request: NcclRequest) -> str:
         """Why NCCL would not use a pair, or nothing."""
         if algorithm in self.table.lacking:
             return f"NCCL {'.'.join(map(str, self.table.since))} has no {algorithm}"
@@ -108,10 +114,10 @@ class _RatingModel:
         if algorithm.startswith("collnet"):
             return self._no_collnet(algorithm)
         if algorithm in ("nvls", "nvls_tree"):
-            return self._no_nvls(algorithm, asked.dtype, asked.redop)
+            return self._no_nvls(algorithm, nccl_request.dtype, nccl_request.redop)
         if algorithm == "pat" and self.per_node != 1:
             return "pat needs one GPU a node"
-        if protocol == "LL128" and not asked.force_ll128:
+        if protocol == "LL128" and not nccl_request.force_ll128:
             return self._no_ll128(algorithm)
         return ""
 
@@ -211,16 +217,16 @@ class _RatingModel:
         return bus * 0.85 if graph.pattern == TREE else bus
 
     def _nvls_channel(self, algorithm: str, graph: ChannelGraph) -> float:
-        others = (self.per_node - 1) / self.per_node
+        peer_share = (self.per_node - 1) / self.per_node
         if self.table.nvls_ratio:
             if algorithm == "nvls_tree":
                 return min(graph.bw_intra, graph.bw_inter if self.nodes <= 2 else graph.bw_inter / 2)
             if self.kind == "all_reduce":
                 return min(graph.bw_intra, graph.bw_inter)
-            return min(graph.bw_intra * others, 0.9 * graph.bw_inter)
+            return min(graph.bw_intra * peer_share, 0.9 * graph.bw_inter)
         heads = graph.n_channels
         intra = graph.bw_intra * self.table.nvls_efficiency[self.arch] * (heads - 1) / heads
-        intra *= 2 if self.kind == "all_reduce" else others
+        intra *= 2 if self.kind == "all_reduce" else peer_share
         if algorithm == "nvls":
             return min(intra, graph.bw_inter)
         inter = graph.bw_inter * (2 if self.nodes <= 2 else 1)
@@ -275,11 +281,11 @@ class _RatingModel:
     def _ring_latency(self, column: int, intra: float, inter: float) -> float:
         if self.kind in ("broadcast", "reduce"):
             ring = self.graphs["ring"]
-            where = self.table.net if self.nodes > 1 else None
-            where = where or (self.table.nvlink if ring.type_intra == NVL else self.table.pcie)
+            latencies = self.table.net if self.nodes > 1 else None
+            latencies = latencies or (self.table.nvlink if ring.type_intra == NVL else self.table.pcie)
             if ring.same_channels:
-                return where["ring"][column]
-            return self.steps * where["tree" if column == 2 else "ring"][column]
+                return latencies["ring"][column]
+            return self.steps * latencies["tree" if column == 2 else "ring"][column]
         if self.nodes > 1 and self.table.post_overhead:
             vendors = {view.cpu_vendor for view in self.system.views}
             post = 2.0 if vendors == {"amd"} else 1.0

@@ -61,12 +61,12 @@ class FreeBandwidth:
         back = wiring.between(end, start) if self.both_ways else path
         if path.kind >= DIS or max(path.kind, back.kind) > limit:
             return None
-        whole = round(speed * 1000)
+        mb_rate = round(speed * 1000)
         through_intel = path.kind == PHB and start[0] == "gpu" and wiring.view.cpu_vendor == "intel"
-        over_pcie = round(whole * INTEL_P2P_OVERHEAD) if through_intel else whole
+        over_pcie = round(mb_rate * INTEL_P2P_OVERHEAD) if through_intel else mb_rate
         costs: Costs = []
         for link in path.links:
-            amount = over_pcie if wiring.link_kind[link] == PIX else whole
+            amount = over_pcie if wiring.link_kind[link] == PIX else mb_rate
             costs.append((link, amount))
             if wiring.view.sm < 80 and start[0] != "gpu" and wiring.ends[link][1][0] == "gpu":
                 costs.append((link ^ 1, amount // 8))
@@ -79,8 +79,8 @@ def most_channels(wires: Wiring, ask: ChannelGraph) -> int:
     if ask.pattern in (NVLS, COLLNET_DIRECT):
         return most
     if wires.n_nets:
-        whole = max(int(ask.bw_inter), 1e-3)
-        most = min(most, sum(int(nic.bandwidth // whole) for nic in wires.view.nics), _by_entry(wires, ask))
+        channel_rate = max(int(ask.bw_inter), 1e-3)
+        most = min(most, sum(int(nic.bandwidth // channel_rate) for nic in wires.view.nics), _by_entry(wires, ask))
     if wires.n_gpus > 1:
         most = min(most, _by_gpu(wires, ask), _by_socket(wires, ask))
     return most
@@ -142,8 +142,8 @@ class GpuTurns:
         """
         if (gpu, net) not in self.ranks:
             self.ranks[gpu, net] = self._rank_all(gpu, net)
-        left = [(other, intra) for other, intra in self.ranks[gpu, net] if other not in visited]
-        ranked = [other for other, _ in left]
+        left = [(peer, intra) for peer, intra in self.ranks[gpu, net] if peer not in visited]
+        ranked = [peer for peer, _ in left]
         alike = all(intra == left[0][1] for _, intra in left)
         ranked = ranked[::-1] if towards_net == -1 and alike else ranked
         return self._neighbours(gpu, ranked) if self.wiring.has_switch else ranked
@@ -151,16 +151,16 @@ class GpuTurns:
     def _rank_all(self, gpu: int, net: int) -> list[tuple[int, tuple[int, int]]]:
         scores = []
         for i in range(1, self.n):
-            other = (gpu + i) % self.n
-            path = self.wiring.between(("gpu", gpu), ("gpu", other))
+            peer = (gpu + i) % self.n
+            path = self.wiring.between(("gpu", gpu), ("gpu", peer))
             if not path.links:
                 continue
             inter = (0, 0, 0)
             if net >= 0:
-                way = self.wiring.between(("net", net), ("gpu", other))
-                inter = (-int(way.bandwidth), -int(self.wiring.view.gpus[other].bandwidth), len(way.links))
-            scores.append((inter, (-int(path.bandwidth), len(path.links)), i, other))
-        return [(other, intra) for _, intra, _, other in sorted(scores)]
+                net_path = self.wiring.between(("net", net), ("gpu", peer))
+                inter = (-int(net_path.bandwidth), -int(self.wiring.view.gpus[peer].bandwidth), len(net_path.links))
+            scores.append((inter, (-int(path.bandwidth), len(path.links)), i, peer))
+        return [(peer, intra) for _, intra, _, peer in sorted(scores)]
 
     def _neighbours(self, gpu: int, ranked: list[int]) -> list[int]:
         """Behind NVSwitches all GPUs look alike; NCCL keeps to the next and the previous one."""

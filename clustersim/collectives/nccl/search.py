@@ -61,23 +61,23 @@ def _search_view(view: NodeView, sharp: bool) -> dict[str, ChannelGraph]:
     wires = wiring(view)
     ring = _ChannelSearch(wires, RING, 1, MAX_CHANNELS // 2).result()
     tree = _ChannelSearch(wires, BALANCED_TREE, ring.n_channels, ring.n_channels).result()
-    found = {"ring": ring, "tree": tree, "nvls": _ChannelSearch(wires, NVLS, 1, MAX_CHANNELS).result()}
+    graphs = {"ring": ring, "tree": tree, "nvls": _ChannelSearch(wires, NVLS, 1, MAX_CHANNELS).result()}
     if sharp:
-        found["collnet_chain"] = _ChannelSearch(wires, TREE, ring.n_channels, ring.n_channels).result()
-        found["collnet_direct"] = _ChannelSearch(wires, COLLNET_DIRECT, 1, MAX_CHANNELS).result()
-    return found
+        graphs["collnet_chain"] = _ChannelSearch(wires, TREE, ring.n_channels, ring.n_channels).result()
+        graphs["collnet_direct"] = _ChannelSearch(wires, COLLNET_DIRECT, 1, MAX_CHANNELS).result()
+    return graphs
 
 
 def _merged(nodes: list[dict[str, ChannelGraph]]) -> dict[str, ChannelGraph]:
     graphs = {}
     for name in nodes[0]:
-        each = [node[name] for node in nodes]
+        node_graphs = [node[name] for node in nodes]
         most = {
-            field: max(getattr(g, field) for g in each)
+            field: max(getattr(g, field) for g in node_graphs)
             for field in ("pattern", "type_intra", "type_inter", "cross_nic")
         }
-        least = {field: min(getattr(g, field) for g in each) for field in ("n_channels", "bw_intra", "bw_inter")}
-        graphs[name] = replace(each[0], **most, **least, same_channels=all(g.same_channels for g in each))
+        least = {field: min(getattr(g, field) for g in node_graphs) for field in ("n_channels", "bw_intra", "bw_inter")}
+        graphs[name] = replace(node_graphs[0], **most, **least, same_channels=all(g.same_channels for g in node_graphs))
     graphs["nvls_tree"] = graphs["nvls"]
     return graphs
 
@@ -134,9 +134,9 @@ class _ChannelSearch:
         total = 0.0
         ends = [("net", n) for n in range(wires.n_nets)] or [("gpu", g) for g in range(self.n)]
         for g in range(self.n):
-            here = ("gpu", g)
-            widest = max([widest, *(wires.between(here, end).bandwidth for end in ends if end != here)])
-            nvlink = sum(wires.bandwidth[link] for link in wires.out[here] if wires.link_kind[link] == NVL)
+            vertex = ("gpu", g)
+            widest = max([widest, *(wires.between(vertex, end).bandwidth for end in ends if end != vertex)])
+            nvlink = sum(wires.bandwidth[link] for link in wires.out[vertex] if wires.link_kind[link] == NVL)
             total = max(total, nvlink, wires.view.gpus[g].bandwidth)
         return widest, total
 
@@ -186,11 +186,13 @@ class _ChannelSearch:
         total = self.total_bw
         if self.n > 1 and ask.pattern != RING:
             total *= self.n / (self.n - 1)
-        at = 0
+        speed_index = 0
         last = len(self.speeds) - 1
-        while at < last and (self.speeds[at] > self.max_bw or self.speeds[at] * ask.min_channels > total):
-            at += 1
-        ask = replace(ask, bw_intra=self.speeds[at], bw_inter=self.speeds[at])
+        while speed_index < last and (
+            self.speeds[speed_index] > self.max_bw or self.speeds[speed_index] * ask.min_channels > total
+        ):
+            speed_index += 1
+        ask = replace(ask, bw_intra=self.speeds[speed_index], bw_inter=self.speeds[speed_index])
         while True:
             left = self._try(ask)
             if left == -1 or self.best.n_channels * self.best.bw_inter >= self.total_bw:
@@ -199,10 +201,12 @@ class _ChannelSearch:
             if relaxed is None:
                 if self.budget < 0 and self.best.n_channels:
                     return
-                if at == last or (self.best.n_channels and self.speeds[at + 1] / self.best.bw_inter <= 0.49):
+                if speed_index == last or (
+                    self.best.n_channels and self.speeds[speed_index + 1] / self.best.bw_inter <= 0.49
+                ):
                     return
-                at += 1
-                relaxed = self._strict(ask, self.speeds[at])
+                speed_index += 1
+                relaxed = self._strict(ask, self.speeds[speed_index])
             ask = relaxed
 
     def _strict(self, ask: ChannelGraph, speed: float) -> ChannelGraph:
@@ -258,13 +262,17 @@ class _ChannelSearch:
 
     def _raise_speed(self) -> None:
         """Second pass: the same channels faster, rings as a whole, trees inside the node, NVLS outside."""
-        at = next((i for i, v in enumerate(self.speeds) if v <= self.best.bw_inter), len(self.speeds) - 1)
-        asked = {"bw_intra": self.speeds[at], "bw_inter": self.speeds[at], "min_channels": self.best.n_channels}
-        ask = replace(self.best, **asked, n_channels=0, hops=0, orders=(), nets=())
+        speed_index = next((i for i, v in enumerate(self.speeds) if v <= self.best.bw_inter), len(self.speeds) - 1)
+        wanted = {
+            "bw_intra": self.speeds[speed_index],
+            "bw_inter": self.speeds[speed_index],
+            "min_channels": self.best.n_channels,
+        }
+        ask = replace(self.best, **wanted, n_channels=0, hops=0, orders=(), nets=())
         left = -1
-        while left != 0 and at > 0:
+        while left != 0 and speed_index > 0:
             best = self.best
-            faster = self.speeds[at - 1]
+            faster = self.speeds[speed_index - 1]
             if best.pattern == RING:
                 ask = replace(ask, bw_intra=faster, bw_inter=faster)
             elif best.pattern == NVLS and ask.bw_inter == best.bw_inter and ask.bw_inter < 2 * ask.bw_intra:
@@ -274,5 +282,5 @@ class _ChannelSearch:
                 ask = replace(ask, bw_intra=faster)
             else:
                 return
-            at -= 1
+            speed_index -= 1
             left = self._try(ask)

@@ -65,13 +65,13 @@ def choose(
     protocols = pinned_protocols(protocol, kind)
     asked = replace(asked or NcclRequest(), force_ll128=protocols is not None and "LL128" in protocols)
     left = [
-        one
-        for one in candidates(kind, nbytes, system, asked)
-        if (not algorithms or one.algorithm in algorithms) and (not protocols or one.protocol in protocols)
+        candidate
+        for candidate in candidates(kind, nbytes, system, asked)
+        if (not algorithms or candidate.algorithm in algorithms) and (not protocols or candidate.protocol in protocols)
     ]
     if not left:
         raise ProgramError(_nothing_left(kind, rated(kind, system, asked), algorithms, protocols))
-    return min(left, key=lambda one: one.time_s)
+    return min(left, key=lambda candidate: candidate.time_s)
 
 
 def candidates(
@@ -91,14 +91,14 @@ def rated(kind: str, system: System, asked: NcclRequest) -> tuple[Rating, ...]:
 def _nothing_left(
     kind: str, table: tuple[Rating, ...], algorithms: tuple[str, ...] | None, protocols: tuple[str, ...] | None
 ) -> str:
-    asked = "/".join(",".join(pin) if pin else "any" for pin in (algorithms, protocols))
+    pinned_text = "/".join(",".join(pin) if pin else "any" for pin in (algorithms, protocols))
     able = sorted({f"{r.algorithm}/{r.protocol}" for r in table if not r.why})
     reasons = sorted({r.why for r in table if r.why and (not algorithms or r.algorithm in algorithms)})
     can = [name for name in algorithms or () if name in KINDS[kind]]
     if algorithms and not can:
         reasons = [f"only {', '.join(KINDS[kind])} do it"]
     why = f": {'; '.join(reasons)}" if reasons else ""
-    return f"{kind} cannot run as {asked}{why}; possible here: {', '.join(able)}"
+    return f"{kind} cannot run as {pinned_text}{why}; possible here: {', '.join(able)}"
 
 
 def _timed(rating: Rating, kind: str, nbytes: float, system: System) -> TunerCandidate:
@@ -130,10 +130,10 @@ def channels_used(candidate: TunerCandidate, nbytes: float, system: System, kind
     threads = 640 if protocol == "LL128" else 512
     if algorithm == "ring" and protocol == "Simple" and ring.n_channels * ring.bw_intra <= 12:
         threads = 256
-    each = 64 if protocol == "Simple" else 8
+    thread_bytes = 64 if protocol == "Simple" else 8
     if algorithm == "ring" and protocol == "LL":
-        each *= system.n_ranks
-    wanted = math.floor(nbytes / (threads * each))
+        thread_bytes *= system.n_ranks
+    wanted = math.floor(nbytes / (threads * thread_bytes))
     traffic = nbytes * {"all_reduce": 2, "all_gather": system.n_ranks, "reduce_scatter": system.n_ranks}.get(kind, 1)
     if protocol == "LL":
         traffic *= 4

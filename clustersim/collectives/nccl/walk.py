@@ -104,9 +104,9 @@ class ChannelWalk:
     def _state(self) -> tuple[object, ...]:
         """All that channels to come depend on."""
         order = self.orders if self.ask.pattern in (NVLS, COLLNET_DIRECT) else self.orders[-1:]
-        told = () if self.wiring.n_nets and not self.ask.same_channels and order is not self.orders else order
+        listed = () if self.wiring.n_nets and not self.ask.same_channels and order is not self.orders else order
         nets = self.nets[-1:] if self._alternating() else ()
-        return len(self.orders), self.room.hops, *self.room.free, *self.net_free, *map(tuple, told), *map(tuple, nets)
+        return len(self.orders), self.room.hops, *self.room.free, *self.net_free, *map(tuple, listed), *map(tuple, nets)
 
     def _from_gpus(self) -> _Moves:
         home = self.n - 1 if self.ask.pattern == RING else -1
@@ -170,28 +170,30 @@ class ChannelWalk:
         if not self.stopped:
             self.budget = budget
 
-    def _moves(self, at: _WalkPlace) -> _Moves:
+    def _moves(self, place: _WalkPlace) -> _Moves:
         ask = self.ask
-        if at.step == self.n:
+        if place.step == self.n:
             yield from self._finished()
             return
         order = self.orders[-1]
-        fresh = len(order) == at.step
+        fresh = len(order) == place.step
         if fresh:
-            order.append(at.gpu)
-        if at.step == at.net_at:
-            yield from self._leave(at)
+            order.append(place.gpu)
+        if place.step == place.net_at:
+            yield from self._leave(place)
         elif ask.pattern == NVLS:
-            yield from self._pull(at)
+            yield from self._pull(place)
         elif ask.pattern == COLLNET_DIRECT:
-            yield from self._fan(at)
-        elif at.step < self.n - 1:
-            for gpu in self._next(at):
-                yield from self._go(("gpu", at.gpu), _WalkPlace(gpu, at.step + 1, at.net_at, at.home_at, at.order))
-        elif at.step == at.home_at:
-            yield from self._go(("gpu", at.gpu), _WalkPlace(order[0], self.n, at.net_at, -1, at.order))
+            yield from self._fan(place)
+        elif place.step < self.n - 1:
+            for gpu in self._next(place):
+                yield from self._go(
+                    ("gpu", place.gpu), _WalkPlace(gpu, place.step + 1, place.net_at, place.home_at, place.order)
+                )
+        elif place.step == place.home_at:
+            yield from self._go(("gpu", place.gpu), _WalkPlace(order[0], self.n, place.net_at, -1, place.order))
         else:
-            yield _WalkPlace(at.gpu, self.n, -1, -1, at.order)
+            yield _WalkPlace(place.gpu, self.n, -1, -1, place.order)
         if fresh:
             order.pop()
 
@@ -209,15 +211,15 @@ class ChannelWalk:
         """A whole channel is laid: keep it if that is better, then try for one more."""
         ask = self.ask
         count = len(self.orders)
-        found = replace(
+        candidate = replace(
             ask,
             n_channels=count,
             hops=self.room.hops,
             orders=tuple(map(tuple, self.orders)),
             nets=tuple((net[0], net[1]) for net in self.nets if net),
         )
-        if better(found, self.best, self.n):
-            self.best = found
+        if better(candidate, self.best, self.n):
+            self.best = candidate
             if count == ask.max_channels:
                 self.budget = -1
                 self.stopped = True
@@ -229,26 +231,26 @@ class ChannelWalk:
         if count < ask.max_channels:
             yield None
 
-    def _leave(self, at: _WalkPlace) -> _Moves:
+    def _leave(self, place: _WalkPlace) -> _Moves:
         """Out to a NIC. A balanced tree goes out twice, at half the speed, from its first and its second GPU."""
         ask = self.ask
         start = self.nets[-1][0]
         balanced = ask.pattern == BALANCED_TREE
-        again = 1 if balanced and at.step == 0 else -1
+        again = 1 if balanced and place.step == 0 else -1
         speed = ask.bw_inter / 2 if balanced else ask.bw_inter
-        here: Vertex = ("gpu", at.gpu)
-        for net in self.wiring.ports(ask.type_inter, at.gpu):
+        vertex: Vertex = ("gpu", place.gpu)
+        for net in self.wiring.ports(ask.type_inter, place.gpu):
             if not self._may_leave(net, start):
                 continue
-            if balanced and at.step > 0 and net != self.nets[-1][1]:
+            if balanced and place.step > 0 and net != self.nets[-1][1]:
                 continue
-            costs = self.room.take(here, ("net", net), speed, ask.type_inter)
+            costs = self.room.take(vertex, ("net", net), speed, ask.type_inter)
             if costs is not None:
                 before = self.nets[-1][1]
                 self.nets[-1][1] = net
-                yield _WalkPlace(at.gpu, at.step, again, at.home_at, at.order)
+                yield _WalkPlace(place.gpu, place.step, again, place.home_at, place.order)
                 self.nets[-1][1] = before
-                self.room.give(here, ("net", net), costs)
+                self.room.give(vertex, ("net", net), costs)
 
     def _may_leave(self, net: int, start: int) -> bool:
         if self.ask.pattern == TREE and net != start:
@@ -260,24 +262,24 @@ class ChannelWalk:
     def _alternating(self) -> bool:
         return self.ask.pattern == RING and self.ask.cross_nic == 2
 
-    def _pull(self, at: _WalkPlace) -> _Moves:
+    def _pull(self, place: _WalkPlace) -> _Moves:
         """NVLS: every GPU's bytes cross the switch once each way, the head's twice."""
         switch: Vertex = ("nvs", 0)
         gpus: list[Vertex] = [("gpu", g) for g in range(self.n)]
-        speed = {gpu: self.ask.bw_intra * (2 if gpu[1] == at.gpu else 1) for gpu in gpus}
+        speed = {gpu: self.ask.bw_intra * (2 if gpu[1] == place.gpu else 1) for gpu in gpus}
         legs = [(switch, gpu, speed[gpu]) for gpu in gpus] + [(gpu, switch, speed[gpu]) for gpu in gpus]
-        yield from self._all_legs(at, legs)
+        yield from self._all_legs(place, legs)
 
-    def _fan(self, at: _WalkPlace) -> _Moves:
+    def _fan(self, place: _WalkPlace) -> _Moves:
         """CollNetDirect: the head exchanges an equal part with every other GPU."""
         share = self.ask.bw_intra / max(1, self.n - 1)
-        head: Vertex = ("gpu", at.gpu)
-        others: list[Vertex] = [("gpu", g) for g in range(self.n) if g != at.gpu]
-        self.orders[-1].extend(gpu[1] for gpu in others)
-        yield from self._all_legs(at, [(head, g, share) for g in others] + [(g, head, share) for g in others])
+        head: Vertex = ("gpu", place.gpu)
+        peers: list[Vertex] = [("gpu", g) for g in range(self.n) if g != place.gpu]
+        self.orders[-1].extend(gpu[1] for gpu in peers)
+        yield from self._all_legs(place, [(head, g, share) for g in peers] + [(g, head, share) for g in peers])
         del self.orders[-1][1:]
 
-    def _all_legs(self, at: _WalkPlace, legs: list[tuple[Vertex, Vertex, float]]) -> _Moves:
+    def _all_legs(self, place: _WalkPlace, legs: list[tuple[Vertex, Vertex, float]]) -> _Moves:
         """On if every leg fits."""
         taken: list[tuple[Vertex, Vertex, Costs]] = []
         for start, end, speed in legs:
@@ -286,15 +288,15 @@ class ChannelWalk:
                 break
             taken.append((start, end, costs))
         if len(taken) == len(legs):
-            yield _WalkPlace(at.gpu, self.n, -1, -1, _FREE)
+            yield _WalkPlace(place.gpu, self.n, -1, -1, _FREE)
         for start, end, costs in taken:
             self.room.give(start, end, costs)
 
-    def _next(self, at: _WalkPlace) -> list[int]:
+    def _next(self, place: _WalkPlace) -> list[int]:
         """GPUs to go on to, in the order NCCL tries them."""
-        if at.order == _AS_LISTED:
-            return [at.step + 1]
-        if at.order == _REPLAY:
-            return [self.orders[-2][at.step + 1]]
-        towards_net = 0 if at.net_at == -1 else 1 if at.net_at == at.step + 1 else -1
-        return self.turns.after(at.gpu, self.orders[-1], towards_net, self.nets[-1][0] if towards_net else -1)
+        if place.order == _AS_LISTED:
+            return [place.step + 1]
+        if place.order == _REPLAY:
+            return [self.orders[-2][place.step + 1]]
+        towards_net = 0 if place.net_at == -1 else 1 if place.net_at == place.step + 1 else -1
+        return self.turns.after(place.gpu, self.orders[-1], towards_net, self.nets[-1][0] if towards_net else -1)

@@ -63,43 +63,43 @@ class Wiring:
 
     def _paths_to(self, base: Vertex) -> None:
         """Breadth first from ``base``: fewest hops, then widest. A GPU relays only between two NVLink peers."""
-        found: dict[Vertex, Path] = {base: Path((), LOCAL_BANDWIDTH, LOC)}
+        paths: dict[Vertex, Path] = {base: Path((), LOCAL_BANDWIDTH, LOC)}
         frontier = [base]
         while frontier:
             reached: list[Vertex] = []
-            for here in frontier:
-                known = found[here]
-                for link in self.out[here]:
-                    there = self.ends[link][1]
+            for vertex in frontier:
+                path_here = paths[vertex]
+                for link in self.out[vertex]:
+                    next_vertex = self.ends[link][1]
                     kind = self.link_kind[link]
-                    relay = here != base and here[0] == "gpu"
-                    if relay and (kind != NVL or there[0] != "gpu" or len(known.links) > 1):
+                    relay = vertex != base and vertex[0] == "gpu"
+                    if relay and (kind != NVL or next_vertex[0] != "gpu" or len(path_here.links) > 1):
                         continue
-                    rate = min(known.bandwidth, self.bandwidth[link])
-                    before = found.get(there, _NOWHERE)
-                    longer = before.bandwidth == 0 or len(before.links) > len(known.links)
+                    rate = min(path_here.bandwidth, self.bandwidth[link])
+                    before = paths.get(next_vertex, _NOWHERE)
+                    longer = before.bandwidth == 0 or len(before.links) > len(path_here.links)
                     if not longer or before.bandwidth >= rate:
                         continue
                     back = link ^ 1  # links are made in pairs
-                    worst = max(known.kind, self._step(here, there, link, known))
-                    found[there] = Path((back, *known.links), rate, worst)
-                    if there not in reached:
-                        reached.append(there)
+                    worst = max(path_here.kind, self._step(vertex, next_vertex, link, path_here))
+                    paths[next_vertex] = Path((back, *path_here.links), rate, worst)
+                    if next_vertex not in reached:
+                        reached.append(next_vertex)
             frontier = reached
-        for start, path in found.items():
+        for start, path in paths.items():
             if start[0] in {"gpu", "net", "cpu", "nvs"}:
                 self.path[start, base] = path
 
-    def _step(self, here: Vertex, there: Vertex, link: int, known: Path) -> int:
+    def _step(self, vertex: Vertex, next_vertex: Vertex, link: int, path: Path) -> int:
         """Class one more link gives a path."""
         kind = self.link_kind[link]
         if kind == NET:
             return LOC
-        if here[0] == "pci" and there[0] == "pci":
+        if vertex[0] == "pci" and next_vertex[0] == "pci":
             return PXB
-        if kind == PIX and "cpu" in (here[0], there[0]):
+        if kind == PIX and "cpu" in (vertex[0], next_vertex[0]):
             return PHB
-        if here[0] == "gpu" and known.kind == NVL and kind == NVL and known.links:
+        if vertex[0] == "gpu" and path.kind == NVL and kind == NVL and path.links:
             return NVB
         return kind
 
@@ -137,13 +137,13 @@ class Wiring:
         return ("cpu", self.socket_of(gpu[1]))
 
     def _via(self, a: Vertex, middle: Vertex, b: Vertex, kind: int | None = None) -> None:
-        one = self.between(a, middle)
-        two = self.between(middle, b)
-        worst = max(one.kind, two.kind)
-        if {one.kind, two.kind} == {PHB, C2C}:
+        first = self.between(a, middle)
+        second = self.between(middle, b)
+        worst = max(first.kind, second.kind)
+        if {first.kind, second.kind} == {PHB, C2C}:
             worst = P2C
-        rate = min(one.bandwidth, two.bandwidth)
-        self.path[a, b] = Path(one.links + two.links, rate, worst if kind is None else kind)
+        rate = min(first.bandwidth, second.bandwidth)
+        self.path[a, b] = Path(first.links + second.links, rate, worst if kind is None else kind)
 
     def _coherent(self) -> None:
         """A NIC on the socket a GPU reaches coherently is as near as a NIC behind a PCIe switch."""
@@ -161,13 +161,13 @@ class Wiring:
         local = self.local_gpu(net[1])
         if local is None or ("gpu", local) == gpu:
             return
-        other = ("gpu", local)
-        near = self.between(other, net)
-        mine = self.between(gpu, net)
-        better = near.bandwidth > mine.bandwidth or mine.kind > PXN
-        beside = self.between(other, gpu).kind <= NVL and self._host(other) == self._host(gpu)
+        peer = ("gpu", local)
+        near = self.between(peer, net)
+        own_path = self.between(gpu, net)
+        better = near.bandwidth > own_path.bandwidth or own_path.kind > PXN
+        beside = self.between(peer, gpu).kind <= NVL and self._host(peer) == self._host(gpu)
         if near.kind <= PXB and beside and better:
-            self._via(gpu, other, net, PXN)
+            self._via(gpu, peer, net, PXN)
 
     def socket_of(self, gpu: int) -> int:
         """The socket a GPU's PCIe slot belongs to."""
@@ -213,19 +213,19 @@ class Wiring:
     def ports(self, limit: int, gpu: int | None) -> list[int]:
         """Ports in the order NCCL tries them from a GPU (None: from anywhere): preferred ones first, then all within a
         path class, nearest first."""
-        known = self._ports.get((limit, gpu))
-        if known is None:
-            known = self._ports[limit, gpu] = self._rank_ports(limit, gpu)
-        return known
+        known_ports = self._ports.get((limit, gpu))
+        if known_ports is None:
+            known_ports = self._ports[limit, gpu] = self._rank_ports(limit, gpu)
+        return known_ports
 
     def _rank_ports(self, limit: int, gpu: int | None) -> list[int]:
         gpus = range(self.n_gpus) if gpu is None else [gpu]
         preferred = [self._preferred(g) for g in gpus]
         if self.view.hosts > 1:  # several hosts in one NVLink domain: one port of every GPU before a second of any
             depth = max(map(len, preferred))
-            ranked = [mine[i] for i in range(depth) for mine in preferred if i < len(mine)]
+            ranked = [nets[i] for i in range(depth) for nets in preferred if i < len(nets)]
         else:
-            ranked = [net for mine in preferred for net in mine]
+            ranked = [net for nets in preferred for net in nets]
         for kind in range(limit + 1):
             for g in gpus:
                 ranked += [n for n in range(self.n_nets) if self.between(("gpu", g), ("net", n)).kind == kind]

@@ -71,14 +71,14 @@ class ClassFlows:
         "version",
     )
 
-    def __init__(self, number: int, key: object, way: SlotShare, watched: tuple[tuple[int, float], ...]) -> None:
+    def __init__(self, number: int, key: object, share: SlotShare, watched: tuple[tuple[int, float], ...]) -> None:
         self.number = number
         self.key = key
-        self.many = way.many
-        self.slots = way.slots
-        self.ceiling = way.ceiling
-        self.slot_list = way.slot_list if way.many else [slot for slot, _ in watched]
-        self._weights, self._weight_of = way.weights, dict(watched)
+        self.many = share.many
+        self.slots = share.slots
+        self.ceiling = share.ceiling
+        self.slot_list = share.slot_list if share.many else [slot for slot, _ in watched]
+        self._weights, self._weight_of = share.weights, dict(watched)
         self.flows: list[tuple[float, int, float, SlotShare]] = []
         self.version = 0
         self.empty(0.0)
@@ -91,14 +91,14 @@ class ClassFlows:
         self.planned = -1.0
         self.course: RateCourse | None = None
 
-    def tight(self, asked: Floats, one_by_one: MutableSequence[float]) -> tuple[list[int], list[float]]:
+    def tight(self, demands: Floats, one_by_one: MutableSequence[float]) -> tuple[list[int], list[float]]:
         """Its slots that are asked for more than they have, and what all of its flows take of each [s/byte].
 
-        ``asked`` : of each slot; ``one_by_one``, the same: a few are looked at sooner so.
+        ``demands`` : of each slot; ``one_by_one``, the same: a few are looked at sooner so.
         """
         n = len(self.flows)
         if self.many:
-            over = asked[self.slots] > FULL
+            over = demands[self.slots] > FULL
             return self.slots[over].tolist(), (self._weights[over] * n).tolist()
         slots = [slot for slot in self.slot_list if one_by_one[slot] > FULL]
         return slots, [self._weight_of[slot] * n for slot in slots]
@@ -109,22 +109,22 @@ class ClassFlows:
             self.moved += self.rate * (now - self.since)
             self.since = now
 
-    def join(self, transfer: int, nbytes: float, now: float, way: SlotShare) -> None:
+    def join(self, transfer: int, nbytes: float, now: float, share: SlotShare) -> None:
         """A flow begins, with so many bytes to move."""
         self.advance(now)
-        heappush(self.flows, (self.moved + nbytes, transfer, now, way))
-        way.n += 1
+        heappush(self.flows, (self.moved + nbytes, transfer, now, share))
+        share.n += 1
 
-    def leave(self, way: SlotShare, now: float, spells: CourseSpells) -> list[tuple[int, float]]:
+    def leave(self, share: SlotShare, now: float, spells: CourseSpells) -> list[tuple[int, float]]:
         """A way's flows go elsewhere, before they end: which, and what they have left to move [bytes]."""
         self.advance(now)
-        gone = sorted(flow for flow in self.flows if flow[3] is way)
-        self.flows = [flow for flow in self.flows if flow[3] is not way]
+        gone = sorted(flow for flow in self.flows if flow[3] is share)
+        self.flows = [flow for flow in self.flows if flow[3] is not share]
         heapify(self.flows)
         for _, transfer, begin, _ in gone:
             if self.course is not None:
                 spells.add(transfer, self.course, begin, now)
-        way.n -= len(gone)
+        share.n -= len(gone)
         return [(transfer, max(end - self.moved, 0.0)) for end, transfer, _, _ in gone]
 
     def over(self, now: float, spells: CourseSpells) -> list[tuple[int, SlotShare]]:
@@ -133,13 +133,13 @@ class ClassFlows:
         most = self.moved + self.rate * now * INSTANT
         done: list[tuple[int, SlotShare]] = []
         while self.flows and (not done or self.flows[0][0] <= most):
-            _, transfer, begin, way = heappop(self.flows)
+            _, transfer, begin, share = heappop(self.flows)
             if self.course is not None:
                 spells.add(transfer, self.course, begin, now)
-            way.n -= 1
-            if not way.n:
-                way.one = None
-            done.append((transfer, way))
+            share.n -= 1
+            if not share.n:
+                share.one = None
+            done.append((transfer, share))
         return done
 
     def set(self, rate: float, now: float) -> bool:
@@ -222,8 +222,8 @@ class CourseSpells:
     def columns(self) -> tuple[Ints, Floats, Floats, Floats]:
         """Stretches of constant rate: transfer, start [s], end [s], rate [bytes/s], sorted by transfer, then start."""
         varied = [_VariedCourse(course) for course in self._varied]
-        length = sum(one.length(one.times) for one in varied)
-        parts = [one.cut(1 + length // MOST) for one in varied]
+        length = sum(course.length(course.times) for course in varied)
+        parts = [course.cut(1 + length // MOST) for course in varied]
         if len(self._steady[0]):
             parts.append(tuple(np.array(column) for column in self._steady))  # type: ignore[arg-type]
         none = np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0)
@@ -265,11 +265,11 @@ class _VariedCourse:
         start[begins] = self.begin
         end = np.append(start[1:], 0.0)
         end[begins + count - 1] = self.end
-        at = np.searchsorted(self.times, start, side="right") - 1
-        rate = self.rates[at] if every == 1 else (self._moved(end) - self._moved(start)) / (end - start)
+        position = np.searchsorted(self.times, start, side="right") - 1
+        rate = self.rates[position] if every == 1 else (self._moved(end) - self._moved(start)) / (end - start)
         return self.transfer[spell], start, end, rate
 
     def _moved(self, time: Floats) -> Floats:
-        at = np.searchsorted(self.times, time, side="right") - 1
-        moved: Floats = self.moved[at] + self.rates[at] * (time - self.times[at])
+        position = np.searchsorted(self.times, time, side="right") - 1
+        moved: Floats = self.moved[position] + self.rates[position] * (time - self.times[position])
         return moved

@@ -73,48 +73,48 @@ def max_min(ptr: Ints, links: Ints, weights: Floats, capacities: Floats, ceiling
     return rates
 
 
-def level(some: list[tuple[float, list[int], list[float]]], taken: Floats) -> list[float]:
+def level(flows: list[tuple[float, list[int], list[float]]], taken: Floats) -> list[float]:
     """Max-min fair rates in what ``taken`` leaves of each slot.
 
-    ``some`` : of each class the ceiling of a flow, slots, and what all of its flows take of each [s/byte].
+    ``flows`` : of each class the ceiling of a flow, slots, and what all of its flows take of each [s/byte].
     """
-    if len(some) == 1:
-        ceiling, slots, takes = some[0]
+    if len(flows) == 1:
+        ceiling, slots, takes = flows[0]
         return [min([ceiling, *[max(1.0 - taken.item(s), 0.0) / w for s, w in zip(slots, takes, strict=True)]])]
-    if sum(len(slots) for _, slots, _ in some) <= SMALL:
-        return _level_few(some, taken)
-    at = np.array([*chain.from_iterable([s for _, s, _ in some])])
+    if sum(len(slots) for _, slots, _ in flows) <= SMALL:
+        return _level_few(flows, taken)
+    slots_of = np.array([*chain.from_iterable([s for _, s, _ in flows])])
     number = np.zeros(len(taken), dtype=np.int64)
-    number[at] = 1
+    number[slots_of] = 1
     used = np.flatnonzero(number)
     number[used] = np.arange(len(used))
-    at = number[at]
-    weights = np.array([*chain.from_iterable([w for _, _, w in some])])
-    ptr = np.cumsum([0, *(len(slots) for _, slots, _ in some)])
+    slots_of = number[slots_of]
+    weights = np.array([*chain.from_iterable([w for _, _, w in flows])])
+    ptr = np.cumsum([0, *(len(slots) for _, slots, _ in flows)])
     room = np.maximum(1.0 - taken[used], 0.0)
-    return max_min(ptr, at, weights, room, np.array([c for c, _, _ in some])).tolist()  # type: ignore[no-any-return]
+    return max_min(ptr, slots_of, weights, room, np.array([c for c, _, _ in flows])).tolist()  # type: ignore[no-any-return]
 
 
-def _level_few(some: list[tuple[float, list[int], list[float]]], taken: Floats) -> list[float]:
+def _level_few(flows: list[tuple[float, list[int], list[float]]], taken: Floats) -> list[float]:
     """Water-filling (:mod:`clustersim.engine.flows.fairshare`) in plain Python."""
-    rates = [ceiling for ceiling, _, _ in some]
-    left = {s: max(1.0 - taken.item(s), 0.0) for _, slots, _ in some for s in slots}
-    rising = list(range(len(some)))
+    rates = [ceiling for ceiling, _, _ in flows]
+    left = {s: max(1.0 - taken.item(s), 0.0) for _, slots, _ in flows for s in slots}
+    rising = list(range(len(flows)))
     while rising:
         weight = dict.fromkeys(left, 0.0)
         for i in rising:
-            for s, w in zip(some[i][1], some[i][2], strict=True):
+            for s, w in zip(flows[i][1], flows[i][2], strict=True):
                 weight[s] += w
-        at = -1
-        water = min([some[i][0] for i in rising])
+        tightest = -1
+        water = min([flows[i][0] for i in rising])
         for s, total in weight.items():
             if left[s] < water * total:
-                at = s
+                tightest = s
                 water = left[s] / total
-        stops = [i for i in rising if (at in some[i][1] if at >= 0 else some[i][0] <= water)]
+        stops = [i for i in rising if (tightest in flows[i][1] if tightest >= 0 else flows[i][0] <= water)]
         for i in stops:
             rates[i] = water
-            for s, w in zip(some[i][1], some[i][2], strict=True):
+            for s, w in zip(flows[i][1], flows[i][2], strict=True):
                 left[s] = max(left[s] - w * water, 0.0)
         rising = [i for i in rising if i not in stops]
     return rates

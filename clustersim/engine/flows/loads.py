@@ -72,9 +72,9 @@ class VaryingLinks(msgspec.Struct, frozen=True):
 def taken(varying: Sequence[VaryingLinks], slot_of: dict[int, int], n_slots: int, now: float) -> Floats:
     """(n_slots,) float: the part of each slot that is not there now; ``slot_of`` : by link."""
     left = np.ones(n_slots)
-    for one in varying:
-        factor = one.at(now)
-        for link in one.links:
+    for change in varying:
+        factor = change.at(now)
+        for link in change.links:
             left[slot_of[link]] *= factor
     gone: Floats = 1.0 - left
     return gone
@@ -107,10 +107,10 @@ class Loads:
         if not (weights > 0).all():
             links = links[:, weights > 0]
             weights = weights[weights > 0]
-        told = links.tobytes()
+        link_bytes = links.tobytes()
         width = links.itemsize * links.shape[1]
         amounts = weights.tobytes()
-        keys = [(told[i * width : (i + 1) * width], amounts) for i in range(len(links))]
+        keys = [(link_bytes[i * width : (i + 1) * width], amounts) for i in range(len(links))]
         fresh = {key: i for i, key in enumerate(keys) if key not in self._known}
         if fresh:
             new = links[list(fresh.values())]
@@ -135,7 +135,7 @@ class Loads:
     @property
     def changing(self) -> Ints:
         """Links that vary, ascending."""
-        return np.unique(np.array([link for one in self.varying for link in one.links], dtype=np.int64))
+        return np.unique(np.array([link for change in self.varying for link in change.links], dtype=np.int64))
 
     def slots(self) -> Slots:
         """The slots of all loads; after those a row for each link that varies, which so has a slot of its own."""
@@ -170,14 +170,14 @@ class Slots(msgspec.Struct, frozen=True, eq=False):
 
     def entries(self, loads: Ints) -> tuple[Ints, Ints, Floats]:
         """The slots of some loads: ``(place in loads, slot, weight)`` of each entry."""
-        which, at = _pairs(self.ptr[loads], self.ptr[loads + 1])
-        return which, self.slot[at], self.weight[at]
+        which, position = _pairs(self.ptr[loads], self.ptr[loads + 1])
+        return which, self.slot[position], self.weight[position]
 
-    def only(self, kept: Bools) -> Slots:
-        """Without the others, under the same numbers; ``kept`` : (n,) bool."""
-        some = kept[self.slot]
-        ptr = np.concatenate([[0], np.cumsum(some)])[self.ptr]
-        return Slots(self.n, ptr, self.slot[some], self.weight[some])
+    def only(self, chosen: Bools) -> Slots:
+        """Without the others, under the same numbers; ``chosen`` : (n,) bool."""
+        in_chosen = chosen[self.slot]
+        ptr = np.concatenate([[0], np.cumsum(in_chosen)])[self.ptr]
+        return Slots(self.n, ptr, self.slot[in_chosen], self.weight[in_chosen])
 
 
 def reduced(pairs: Sequence[tuple[Ints, Floats]], bandwidth: Floats) -> Slots:
@@ -194,16 +194,16 @@ def reduced(pairs: Sequence[tuple[Ints, Floats]], bandwidth: Floats) -> Slots:
     load = load[order]
     weight = weight[order]
     column = np.cumsum(np.r_[True, links[1:] != links[:-1]]) - 1
-    kept = _tightest(column, load, weight, len(pairs))
-    kept = _undominated(column, load, weight, kept)
-    slot = np.where(kept, np.cumsum(kept) - 1, -1)[column]
-    some = slot >= 0
-    slot = slot[some]
-    load = load[some]
-    weight = weight[some]
+    chosen = _tightest(column, load, weight, len(pairs))
+    chosen = _undominated(column, load, weight, chosen)
+    slot = np.where(chosen, np.cumsum(chosen) - 1, -1)[column]
+    in_chosen = slot >= 0
+    slot = slot[in_chosen]
+    load = load[in_chosen]
+    weight = weight[in_chosen]
     order = np.lexsort((slot, load))
     ptr = np.searchsorted(load[order], np.arange(len(pairs) + 1))
-    return Slots(int(kept.sum()), ptr, slot[order], weight[order])
+    return Slots(int(chosen.sum()), ptr, slot[order], weight[order])
 
 
 def _tightest(column: Ints, load: Ints, weight: Floats, n: int) -> Bools:
@@ -212,50 +212,52 @@ def _tightest(column: Ints, load: Ints, weight: Floats, n: int) -> Bools:
     share = (weight / weight[first][column]).view(np.uint64) + np.uint64(2**11)
     share >>= np.uint64(12)  # proportions are told apart by 40 bits
     mark = np.random.default_rng(1).integers(2**63, size=n, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-    told = (share ^ (share >> np.uint64(17))) * mark[load] + mark[load] * mark[load]
-    signature = np.add.reduceat(told, first)
+    mixed_marks = (share ^ (share >> np.uint64(17))) * mark[load] + mark[load] * mark[load]
+    signature = np.add.reduceat(mixed_marks, first)
     order = np.lexsort((-weight[first], signature))
-    kept = np.zeros(len(first), dtype=np.bool_)
-    kept[order[np.r_[True, signature[order][1:] != signature[order][:-1]]]] = True
-    return kept
+    chosen = np.zeros(len(first), dtype=np.bool_)
+    chosen[order[np.r_[True, signature[order][1:] != signature[order][:-1]]]] = True
+    return chosen
 
 
-def _undominated(column: Ints, load: Ints, weight: Floats, kept: Bools) -> Bools:
+def _undominated(column: Ints, load: Ints, weight: Floats, chosen_columns: Bools) -> Bools:
     """Without links whose users all are another's, of which none takes a larger share of it."""
-    some = kept[column]
-    column = column[some]
-    load = load[some]
-    weight = weight[some]
+    in_chosen = chosen_columns[column]
+    column = column[in_chosen]
+    load = load[in_chosen]
+    weight = weight[in_chosen]
     first = np.flatnonzero(np.r_[True, column[1:] != column[:-1]])
     size = np.diff(np.r_[first, len(column)])
     n = int(load.max()) + 1
     by = np.argsort(load, kind="stable")
     ptr = np.searchsorted(load[by], np.arange(n + 1))
-    of = np.repeat(np.arange(len(first)), size)  # columns by number among those kept
-    key = of * n + load  # ascending
+    column_of = np.repeat(np.arange(len(first)), size)  # columns by number among those kept
+    key = column_of * n + load  # ascending
     most = np.zeros(n, dtype=np.int64)
-    np.maximum.at(most, load, size[of])
+    np.maximum.at(most, load, size[column_of])
     # A link is compared with those that one of its users crosses: the user that crosses the fewest.
     crosses = np.diff(ptr)[load]
     least = np.minimum.reduceat(crosses, first)
-    entries = np.flatnonzero(crosses == least[of])
-    chosen = entries[np.r_[True, np.diff(of[entries]) > 0]]
+    entries = np.flatnonzero(crosses == least[column_of])
+    chosen = entries[np.r_[True, np.diff(column_of[entries]) > 0]]
     small = np.flatnonzero((size < most[load[chosen]]) & (least <= MOST_CROSSED))
     gone = np.zeros(len(first), dtype=np.bool_)
     for part in np.array_split(small, 1 + len(small) // AT_ONCE):
-        one, other = _pairs(ptr[load[chosen[part]]], ptr[load[chosen[part]] + 1])
-        one = part[one]
-        other = of[by[other]]
-        larger = size[other] > size[one]
-        one = one[larger]
-        other = other[larger]
-        pair, entry = _pairs(first[one], first[one] + size[one])
-        at = np.minimum(np.searchsorted(key, other[pair] * n + load[entry]), len(key) - 1)
-        inside = (key[at] == other[pair] * n + load[entry]) & (weight[entry] <= weight[at] * (1 + INSTANT))
-        gone[one[np.bincount(pair[~inside], minlength=len(one)) == 0]] = True
-    found = kept.copy()
-    found[np.flatnonzero(kept)[gone]] = False
-    return found
+        first_of, second_of = _pairs(ptr[load[chosen[part]]], ptr[load[chosen[part]] + 1])
+        first_of = part[first_of]
+        second_of = column_of[by[second_of]]
+        larger = size[second_of] > size[first_of]
+        first_of = first_of[larger]
+        second_of = second_of[larger]
+        pair, entry = _pairs(first[first_of], first[first_of] + size[first_of])
+        position = np.minimum(np.searchsorted(key, second_of[pair] * n + load[entry]), len(key) - 1)
+        inside = (key[position] == second_of[pair] * n + load[entry]) & (
+            weight[entry] <= weight[position] * (1 + INSTANT)
+        )
+        gone[first_of[np.bincount(pair[~inside], minlength=len(first_of)) == 0]] = True
+    remaining = chosen_columns.copy()
+    remaining[np.flatnonzero(chosen_columns)[gone]] = False
+    return remaining
 
 
 AT_ONCE = 4096
@@ -270,41 +272,41 @@ def _pairs(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
     return which, np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count) + begin[which]
 
 
-def crowded(slot: Ints, begin: Floats, end: Floats, asked: Floats) -> Bools:
+def crowded(slot: Ints, begin: Floats, end: Floats, demands: Floats) -> Bools:
     """Which of some uses of slots met others there that together asked for more than the slot has.
 
     Parameters
     ----------
-    slot : (E,) int. begin, end : (E,) [s], when a flow is there. asked : (E,) float, the part of the slot it asks for.
-    """
+    slot : (E,) int. begin, end : (E,) [s], when a flow is there. demands : (E,) float, the part of the slot it asks
+    for."""
     # Mostly the uses of a slot follow one another: then none is there with the next, and nothing is added up.
     order = np.lexsort((begin, slot))
-    where = slot[order]
-    meets = (where[1:] == where[:-1]) & (end[order[:-1]] * (1 - INSTANT) > begin[order[1:]])
+    slot_order = slot[order]
+    meets = (slot_order[1:] == slot_order[:-1]) & (end[order[:-1]] * (1 - INSTANT) > begin[order[1:]])
     shared = np.zeros(int(slot.max(initial=-1)) + 1, dtype=np.bool_)
-    shared[where[1:][meets]] = True
-    some = shared[slot]
-    found = np.zeros(len(slot), dtype=np.bool_)
-    if some.any():
-        found[some] = _too_much(slot[some], begin[some], end[some], asked[some])
-    return found
+    shared[slot_order[1:][meets]] = True
+    in_shared = shared[slot]
+    crowded_flows = np.zeros(len(slot), dtype=np.bool_)
+    if in_shared.any():
+        crowded_flows[in_shared] = _too_much(slot[in_shared], begin[in_shared], end[in_shared], demands[in_shared])
+    return crowded_flows
 
 
-def _too_much(slot: Ints, begin: Floats, end: Floats, asked: Floats) -> Bools:
+def _too_much(slot: Ints, begin: Floats, end: Floats, demands: Floats) -> Bools:
     """:func:`crowded`, of uses that meet."""
     n = len(slot)
     time = np.concatenate([begin, end * (1 - INSTANT)])
-    more = np.concatenate([asked, -asked])
-    where = np.concatenate([slot, slot])
+    more = np.concatenate([demands, -demands])
+    slots = np.concatenate([slot, slot])
     begins = np.repeat(np.array([1, 0], dtype=np.int8), n)
-    order = np.lexsort((begins, time, where))  # what ends at an instant is gone when the next begins
-    where = where[order]
+    order = np.lexsort((begins, time, slots))  # what ends at an instant is gone when the next begins
+    slots = slots[order]
     total = np.cumsum(more[order])
-    head = np.flatnonzero(np.r_[True, where[1:] != where[:-1]])
+    head = np.flatnonzero(np.r_[True, slots[1:] != slots[:-1]])
     before = np.repeat(np.r_[0.0, total[head[1:] - 1]], np.diff(np.r_[head, 2 * n]))
     hot = (total - before > 1 + ROOM) & (begins[order] == 1)
     place = np.empty(2 * n, dtype=np.int64)
     place[order] = np.arange(2 * n)
     count = np.cumsum(hot)
-    found: Bools = (count[place[n:]] - count[place[:n]] > 0) | hot[place[:n]]
-    return found
+    too_much: Bools = (count[place[n:]] - count[place[:n]] > 0) | hot[place[:n]]
+    return too_much

@@ -91,14 +91,14 @@ class FlowNetwork:
     def not_before(self, transfer: int, load: int, ceiling: float) -> float:
         """A transfer under way of this load and ceiling does not end before [s]: with its links to itself from now
         on."""
-        way = self._ways.get((load, ceiling))
-        if way is None or way.one is None:
+        share = self._ways.get((load, ceiling))
+        if share is None or share.one is None:
             return 0.0
-        one = way.one
+        flow_class = share.one
         now = self.clock.now
-        end = next((end for end, its, _, _ in one.flows if its == transfer), 0.0)
-        left = end - one.moved - one.rate * (now - one.since)
-        return now + max(left, 0.0) / way.ceiling
+        end = next((end for end, its, _, _ in flow_class.flows if its == transfer), 0.0)
+        left = end - flow_class.moved - flow_class.rate * (now - flow_class.since)
+        return now + max(left, 0.0) / share.ceiling
 
     def moved(self, transfers: Ints, start: Floats, end: Floats, rate: Floats) -> None:
         """Note transfers whose times are known without a solve: nothing else is on their links meanwhile."""
@@ -121,64 +121,64 @@ class FlowNetwork:
         self._new = []
         ways = []
         for _, load, _, ceiling in new:
-            way = self._ways.get((load, ceiling))
-            if way is None:
-                mine = slice(slots.ptr[load], slots.ptr[load + 1])
-                way = self._ways[load, ceiling] = SlotShare(slots.slot[mine], slots.weight[mine], ceiling, MANY)
-            ways.append(way)
-            touched.update(self._come(way))
+            share = self._ways.get((load, ceiling))
+            if share is None:
+                entries = slice(slots.ptr[load], slots.ptr[load + 1])
+                share = self._ways[load, ceiling] = SlotShare(slots.slot[entries], slots.weight[entries], ceiling, MANY)
+            ways.append(share)
+            touched.update(self._come(share))
         if not touched <= self._watched:
             self._watch(touched - self._watched, changed, now)
-        for (transfer, _, nbytes, _), way in zip(new, ways, strict=True):
-            one = way.one or self._class_of(way, now)
-            one.join(transfer, nbytes, now, way)
-            changed[one] = None
+        for (transfer, _, nbytes, _), share in zip(new, ways, strict=True):
+            flow_class = share.one or self._class_of(share, now)
+            flow_class.join(transfer, nbytes, now, share)
+            changed[flow_class] = None
         self._share(touched, changed, now)
         self._sleep()
 
-    def _tight(self, way: SlotShare) -> list[int]:
+    def _tight(self, share: SlotShare) -> list[int]:
         """Slots of it that are asked for more than they have."""
-        asked = self._asked
-        return [slot for slot in way.slot_list if asked[slot] > FULL]
+        demands = self._asked
+        return [slot for slot in share.slot_list if demands[slot] > FULL]
 
     def _watch(self, fresh: set[int], changed: dict[ClassFlows, None], now: float) -> None:
         """Watch these slots; flows that are there change to another class."""
         self._watched |= fresh
-        for one in [one for one in self._active if not one.many]:
-            for way in dict.fromkeys(way for *_, way in one.flows):
-                if not fresh.isdisjoint(way.slot_list):
-                    left = one.leave(way, now, self.segments)
-                    changed[one] = None
-                    if not one.flows:
-                        self._close(one)
-                    other = self._class_of(way, now)
+        for flow_class in [flow_class for flow_class in self._active if not flow_class.many]:
+            for share in dict.fromkeys(share for *_, share in flow_class.flows):
+                if not fresh.isdisjoint(share.slot_list):
+                    left = flow_class.leave(share, now, self.segments)
+                    changed[flow_class] = None
+                    if not flow_class.flows:
+                        self._close(flow_class)
+                    new_class = self._class_of(share, now)
                     for transfer, nbytes in left:
-                        other.join(transfer, nbytes, now, way)
-                    changed[other] = None
+                        new_class.join(transfer, nbytes, now, share)
+                    changed[new_class] = None
 
-    def _class_of(self, way: SlotShare, now: float) -> ClassFlows:
+    def _class_of(self, share: SlotShare, now: float) -> ClassFlows:
         """The class of a way's flows, by the slots of it that are watched."""
-        some = tuple([(slot, weight) for slot, weight, _ in way.entries if slot in self._watched])
-        key = way.ceiling, way if way.many else some
-        one = way.one = self._classes.get(key)
-        if one is None:
-            one = way.one = self._classes[key] = ClassFlows(next(self._numbers), key, way, some)
-            for slot in one.slot_list:
-                self._on.setdefault(slot, {})[one] = None
-        if one not in self._active:
-            one.empty(now)
-            self._active[one] = None
-        return one
+        watched_slots = tuple([(slot, weight) for slot, weight, _ in share.entries if slot in self._watched])
+        key = share.ceiling, share if share.many else watched_slots
+        flow_class = share.one = self._classes.get(key)
+        if flow_class is None:
+            flow_class = share.one = self._classes[key] = ClassFlows(next(self._numbers), key, share, watched_slots)
+            for slot in flow_class.slot_list:
+                self._on.setdefault(slot, {})[flow_class] = None
+        if flow_class not in self._active:
+            flow_class.empty(now)
+            self._active[flow_class] = None
+        return flow_class
 
-    def _close(self, one: ClassFlows) -> None:
+    def _close(self, flow_class: ClassFlows) -> None:
         """Nobody is left in a class."""
-        one.version += 1
-        del self._active[one]
-        if one.many:
+        flow_class.version += 1
+        del self._active[flow_class]
+        if flow_class.many:
             return
-        del self._classes[one.key]
-        for slot in one.slot_list:
-            del self._on[slot][one]
+        del self._classes[flow_class.key]
+        for slot in flow_class.slot_list:
+            del self._on[slot][flow_class]
 
     def _vary(self, now: float) -> bool:
         """What is left of links that vary; whether that is another than before."""
@@ -186,7 +186,7 @@ class FlowNetwork:
             self._edges += 1
             if self._edges > MOST_EDGES:
                 raise ProgramError(f"links changed {MOST_EDGES:,} times by {format_time(now)}; use a longer every")
-            self._edge = min(one.edge(now) for one in self.loads.varying)
+            self._edge = min(change.edge(now) for change in self.loads.varying)
             if self._edge < np.inf:
                 self.clock.call(self._edge, self._ask_solve)
         before, self._taken = self._taken, taken(self.loads.varying, self._slot_of, len(self._taken), now)
@@ -194,39 +194,39 @@ class FlowNetwork:
 
     def _share(self, touched: set[int], changed: dict[ClassFlows, None], now: float) -> None:
         """New rates for who is at these slots, for whoever they are joined with, and for the changed."""
-        found = self._joined(touched) if touched else {}
-        if found:
+        joined = self._joined(touched) if touched else {}
+        if joined:
             self.n_solves += 1
-            takes = [(one.ceiling, *slots) for one, slots in found.items()]
-            for one, rate in zip(found, level(takes, self._taken), strict=True):
-                self._set(one, rate, now)
-        for one in changed:
-            if one.flows and one not in found:  # no slot of theirs is tight
-                self._set(one, one.ceiling, now)
+            takes = [(flow_class.ceiling, *slots) for flow_class, slots in joined.items()]
+            for flow_class, rate in zip(joined, level(takes, self._taken), strict=True):
+                self._set(flow_class, rate, now)
+        for flow_class in changed:
+            if flow_class.flows and flow_class not in joined:  # no slot of theirs is tight
+                self._set(flow_class, flow_class.ceiling, now)
 
-    def _set(self, one: ClassFlows, rate: float, now: float) -> None:
-        if one.set(rate, now):
-            heappush(self._ends, (one.due, one.version, one.number, one))
+    def _set(self, flow_class: ClassFlows, rate: float, now: float) -> None:
+        if flow_class.set(rate, now):
+            heappush(self._ends, (flow_class.due, flow_class.version, flow_class.number, flow_class))
 
     def _joined(self, slots: set[int]) -> dict[ClassFlows, tuple[list[int], list[float]]]:
         """Classes at these slots and whoever they are joined with, in order, each with what it takes of tight slots."""
-        found: dict[ClassFlows, tuple[list[int], list[float]]] = {}
+        joined: dict[ClassFlows, tuple[list[int], list[float]]] = {}
         seen = set(slots)
         while slots:
             more: set[int] = set()
-            for one in self._at(slots):
-                if one not in found:
-                    found[one] = one.tight(self._all_asked, self._asked)
-                    more.update(found[one][0])
+            for flow_class in self._at(slots):
+                if flow_class not in joined:
+                    joined[flow_class] = flow_class.tight(self._all_asked, self._asked)
+                    more.update(joined[flow_class][0])
             slots = more - seen
             seen |= slots
-        return found if len(found) < 2 else dict(sorted(found.items(), key=lambda entry: entry[0].number))
+        return joined if len(joined) < 2 else dict(sorted(joined.items(), key=lambda entry: entry[0].number))
 
     def _at(self, slots: set[int]) -> Iterable[ClassFlows]:
         """Classes at some of these slots."""
         if len(slots) < len(self._active):
-            return [one for slot in slots for one in self._on.get(slot, ()) if one.flows]
-        return [one for one in self._active if not slots.isdisjoint(one.slot_list)]
+            return [flow_class for slot in slots for flow_class in self._on.get(slot, ()) if flow_class.flows]
+        return [flow_class for flow_class in self._active if not slots.isdisjoint(flow_class.slot_list)]
 
     def _sleep(self) -> None:
         """Ask the clock for the next end; an earlier request that no longer holds is recognised when it comes."""
@@ -246,41 +246,41 @@ class FlowNetwork:
         self._due = -1.0
         done: list[int] = []
         while ends and (ends[0][0] <= now * (1 + INSTANT) or ends[0][3].version != ends[0][1]):
-            _, version, _, one = heappop(ends)
-            if version != one.version:
+            _, version, _, flow_class = heappop(ends)
+            if version != flow_class.version:
                 continue
-            for transfer, way in one.over(now, self.segments):
+            for transfer, share in flow_class.over(now, self.segments):
                 done.append(transfer)
-                self._touched.update(self._leave(way))
-            self._shrunk[one] = None
-            if not one.flows:
-                self._close(one)
+                self._touched.update(self._leave(share))
+            self._shrunk[flow_class] = None
+            if not flow_class.flows:
+                self._close(flow_class)
         if self._active:
             self._ask_solve()
         self.on_end(np.array(sorted(done), dtype=np.int64), now)
 
-    def _come(self, way: SlotShare) -> list[int]:
+    def _come(self, share: SlotShare) -> list[int]:
         """A flow comes to its slots: those that are tight now."""
-        if way.many:
-            asked = self._all_asked[way.slots] + way.asks
-            self._all_asked[way.slots] = asked
-            found: list[int] = way.slots[asked > FULL].tolist()
-            return found
-        for slot, _, asks in way.entries:
+        if share.many:
+            demands = self._all_asked[share.slots] + share.asks
+            self._all_asked[share.slots] = demands
+            tight: list[int] = share.slots[demands > FULL].tolist()
+            return tight
+        for slot, _, asks in share.entries:
             self._asked[slot] += asks
-        return self._tight(way)
+        return self._tight(share)
 
-    def _leave(self, way: SlotShare) -> list[int]:
+    def _leave(self, share: SlotShare) -> list[int]:
         """A flow leaves its slots: those that were tight. Where nobody is left, they are not watched any more."""
-        if way.many:
-            asked = self._all_asked[way.slots]
-            self._all_asked[way.slots] = left = asked - way.asks
+        if share.many:
+            demands = self._all_asked[share.slots]
+            self._all_asked[share.slots] = left = demands - share.asks
             if self._watched:
-                self._watched.difference_update(way.slots[left < NOBODY].tolist())
-            found: list[int] = way.slots[asked > FULL].tolist()
-            return found
-        tight = self._tight(way)
-        for slot, _, asks in way.entries:
+                self._watched.difference_update(share.slots[left < NOBODY].tolist())
+            tight_slots: list[int] = share.slots[demands > FULL].tolist()
+            return tight_slots
+        tight = self._tight(share)
+        for slot, _, asks in share.entries:
             self._asked[slot] = rest = self._asked[slot] - asks
             if rest < NOBODY:
                 self._asked[slot] = 0.0

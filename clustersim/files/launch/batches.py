@@ -29,12 +29,16 @@ def said(fields: ScenarioFields, world: int, split: bool) -> dict[str, int]:
     replicas, beyond = divmod(world, degrees[0] * degrees[1] * degrees[2])
     if beyond:  # which whoever checks degrees says better than a batch
         return {}
-    whole = given if (given := fields.get("batch.global")) is not None and given > 0 else None
+    global_batch = given if (given := fields.get("batch.global")) is not None and given > 0 else None
     local = fields.get("batch.local")
     count = fields.get("batch.count")
     micro = fields.get("batch.micro", local if degrees[2] == 1 else None)
     if micro is None:
-        micro = whole // (replicas * (count or 1)) if whole and whole % (replicas * (count or 1)) == 0 else 1
+        micro = (
+            global_batch // (replicas * (count or 1))
+            if global_batch and global_batch % (replicas * (count or 1)) == 0
+            else 1
+        )
     for name, value in (("micro", micro), ("local", local), ("count", count)):
         if value is not None and value < 1:
             raise _wrong(fields, f"batch.{name}", f"{value} samples or passes are none; use at least 1")
@@ -42,21 +46,21 @@ def said(fields: ScenarioFields, world: int, split: bool) -> dict[str, int]:
         if local % micro:
             raise _wrong(fields, "batch.local", f"is no multiple of {micro} samples; {nearest_divisor(local, micro)}")
         count = local // micro
-    if whole is not None:
-        passes, left = divmod(whole, micro * replicas)
+    if global_batch is not None:
+        passes, left = divmod(global_batch, micro * replicas)
         if left or passes < 1 or count not in {None, passes}:
             have = f"{micro} samples on each of {replicas} replicas" + (f" in {count} passes" if count else "")
             near = max(1, count or passes) * micro * replicas
             raise _wrong(fields, "batch.global", f"is not made of {have}; use {near}")
         count = passes
-    found = {"strategy.micro_batch_size": micro}
-    if split and whole is not None:
-        found["parallel.global_batch_size"] = whole
+    sizes = {"strategy.micro_batch_size": micro}
+    if split and global_batch is not None:
+        sizes["parallel.global_batch_size"] = global_batch
     elif split:
-        found["parallel.microbatches"] = count or 1
+        sizes["parallel.microbatches"] = count or 1
     else:
-        found["strategy.gradient_accumulation_steps"] = count or 1
-    return found
+        sizes["strategy.gradient_accumulation_steps"] = count or 1
+    return sizes
 
 
 def _wrong(fields: ScenarioFields, name: str, why: str) -> ScenarioError:

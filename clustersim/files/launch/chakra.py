@@ -105,10 +105,10 @@ def _own(value: msgspec.Struct) -> Any:
 def _numbered(program: Program) -> dict[tuple[int, ...], int]:
     """Members of every group -> its number; everybody in the order of ranks is 0."""
     numbers = {tuple(range(program.world_size)): 0}
-    known: set[int] = set()
+    counted_groups: set[int] = set()
     for op in (op for role in program.roles for op in role.ops):
-        if isinstance(op, Collective) and id(op.groups) not in known:
-            known.add(id(op.groups))
+        if isinstance(op, Collective) and id(op.groups) not in counted_groups:
+            counted_groups.add(id(op.groups))
             for members in op.groups.tolist():
                 numbers.setdefault(tuple(members), len(numbers))
     return numbers
@@ -118,8 +118,10 @@ def _nodes(role: Role, i: int, groups: dict[tuple[int, ...], int]) -> Iterator[A
     """The nodes of the role's i-th rank: its groups, then its ops."""
     rank = int(role.ranks[i])
     kinds = messages()
-    mine = {members: number for members, number in groups.items() if rank in members}
-    listed = [{"pg_name": str(number), "ranks": list(members) if number else []} for members, number in mine.items()]
+    own_groups = {members: number for members, number in groups.items() if rank in members}
+    listed = [
+        {"pg_name": str(number), "ranks": list(members) if number else []} for members, number in own_groups.items()
+    ]
     values = f"['{msgspec.json.encode(listed).decode()}']"
     yield kinds["Node"](
         id=len(role.ops),
@@ -128,7 +130,7 @@ def _nodes(role: Role, i: int, groups: dict[tuple[int, ...], int]) -> Iterator[A
         inputs=kinds["IOInfo"](values=values, shapes="[[]]", types="['String']"),
     )
     last: dict[str, int] = {}
-    held: dict[int, dict[int, tuple[int, ...]]] = {}
+    members_of: dict[int, dict[int, tuple[int, ...]]] = {}
     for k, op in enumerate(role.ops):
         node = kinds["Node"](id=k, name=op.name, data_deps=op.after)
         if op.stream in last and not isinstance(op, Serve):
@@ -137,8 +139,8 @@ def _nodes(role: Role, i: int, groups: dict[tuple[int, ...], int]) -> Iterator[A
         if isinstance(op, Compute):
             _compute(node, op, role, i)
         elif isinstance(op, Collective):
-            of = held.setdefault(id(op.groups), {r: tuple(g) for g in op.groups.tolist() for r in g})
-            _collective(node, op, of[rank], mine[of[rank]])
+            group_of = members_of.setdefault(id(op.groups), {r: tuple(g) for g in op.groups.tolist() for r in g})
+            _collective(node, op, group_of[rank], own_groups[group_of[rank]])
         else:
             _message(node, op, rank, int(op.peer[i]))
         yield node
@@ -162,13 +164,13 @@ def _compute(node: Any, op: Compute, role: Role, i: int) -> None:
 
 
 def _collective(node: Any, op: Collective, members: tuple[int, ...], number: int) -> None:
-    known = op.kind in COLLECTIVE_TYPES
+    named_kind = op.kind in COLLECTIVE_TYPES
     node.type = NODE_TYPES.index("COMM_COLL_NODE")
     put = op.nbytes / (len(members) if op.kind == "all_gather" else 1)
     _add(
         node,
         is_cpu_op=("bool", False),
-        comm_type=("int64", COLLECTIVE_TYPES.index(op.kind) if known else 0),
+        comm_type=("int64", COLLECTIVE_TYPES.index(op.kind) if named_kind else 0),
         comm_size=("int64", int(put)),
         pg_name=("string", str(number)),
     )

@@ -72,23 +72,26 @@ def read(paths: Sequence[str | Path], world: int = 0) -> Program:
     Raises :class:`TraceError` for a file that is cut off or of another schema, ranks that are missing or there twice,
     and dependencies that are not there or go in circles.
     """
-    found = files.files_of([Path(path) for path in paths])
-    found = [path for path in found if path.name.endswith((".et", ".et.gz"))] or found
+    trace_files = files.files_of([Path(path) for path in paths])
+    trace_files = [path for path in trace_files if path.name.endswith((".et", ".et.gz"))] or trace_files
     skipped: Counter[str] = Counter()
     budget = MOST_NODES
     ranks: dict[int, _ChakraRank] = {}
-    for path in found:
-        one = _rank(path, budget, skipped)
-        budget -= len(one.nodes)
-        if one.about.rank in ranks:
-            raise TraceError(f"{path}: rank {one.about.rank} again (also in {ranks[one.about.rank].where})")
-        ranks[one.about.rank] = one
+    for path in trace_files:
+        rank_trace = _rank(path, budget, skipped)
+        budget -= len(rank_trace.nodes)
+        if rank_trace.about.rank in ranks:
+            raise TraceError(
+                f"{path}: rank {rank_trace.about.rank} again (also in {ranks[rank_trace.about.rank].where})"
+            )
+        ranks[rank_trace.about.rank] = rank_trace
     world = world or max(max(r.about.world_size for r in ranks.values()), 1 + max(ranks))
-    counted(world, MOST_RANKS, f"{found[0]}: ranks of the run", TraceError)
+    counted(world, MOST_RANKS, f"{trace_files[0]}: ranks of the run", TraceError)
     missing = [r for r in range(world) if r not in ranks] if len(ranks) > 1 else []
     if missing:
         raise TraceError(
-            f"{found[0]}: no file of rank {missing[0]} ({len(missing)} of {world} missing); give all, or one for all"
+            f"{trace_files[0]}: no file of rank {missing[0]} ({len(missing)} of {world} missing); give all, or one for "
+            f"all"
         )
     notes = [f"{count} nodes of type {kind}: as long as their duration" for kind, count in sorted(skipped.items())]
     program = _program(ranks, world, notes)
@@ -100,29 +103,33 @@ def read(paths: Sequence[str | Path], world: int = 0) -> Program:
 
 
 def _rank(path: Path, budget: int, skipped: Counter[str]) -> _ChakraRank:
-    where = str(path)
-    messages = unframed(files.whole(path), where)
+    source = str(path)
+    messages = unframed(files.whole(path), source)
     head = next(messages, None)
     if head is None:
-        raise TraceError(f"{where}: no message of Chakra {VERSION}")
+        raise TraceError(f"{source}: no message of Chakra {VERSION}")
     about_file = attributes(head)
     version = getattr(head, "version", "") or _schema(about_file)
     if not re.fullmatch(r"(0\.0\.\d+)?", version):
-        raise TraceError(f"{where}: a Chakra trace of version {version[:20]!r}; this reads {VERSION}")
-    told = about_file.get(OWN)
+        raise TraceError(f"{source}: a Chakra trace of version {version[:20]!r}; this reads {VERSION}")
+    own_attribute = about_file.get(OWN)
     numbered = re.search(r"\.(\d{1,9})\.et(?:\.gz)?$", path.name)
-    about = ChakraHeader(0, int(numbered[1]) if numbered else 0) if told is None else _json(told, ChakraHeader, where)
+    about = (
+        ChakraHeader(0, int(numbered[1]) if numbered else 0)
+        if own_attribute is None
+        else _json(own_attribute, ChakraHeader, source)
+    )
     groups: dict[str, Group] = {}
-    kept: dict[int, Any] = {}
+    nodes_by_id: dict[int, Any] = {}
     for node in messages:
-        counted(len(kept), budget, f"{where}: nodes", TraceError)
+        counted(len(nodes_by_id), budget, f"{source}: nodes", TraceError)
         if NODE_TYPES[node.type : node.type + 1] == ("METADATA_NODE",):
-            groups |= _groups(node.inputs.values, where)
-        elif node.id in kept:
-            raise TraceError(f"{where}: node {node.id} is there twice")
+            groups |= _groups(node.inputs.values, source)
+        elif node.id in nodes_by_id:
+            raise TraceError(f"{source}: node {node.id} is there twice")
         else:
-            kept[node.id] = node
-    return _ChakraRank(about, tuple(_ordered(kept, groups, where, skipped)), where)
+            nodes_by_id[node.id] = node
+    return _ChakraRank(about, tuple(_ordered(nodes_by_id, groups, source, skipped)), source)
 
 
 def _schema(about: Table) -> str:
@@ -131,8 +138,8 @@ def _schema(about: Table) -> str:
     return match[1] if match else ""
 
 
-def _json(text: Any, kind: type[T], where: str) -> T:
-    damaged = f"{where}: the attribute {OWN!r} is damaged"
+def _json(text: Any, kind: type[T], source: str) -> T:
+    damaged = f"{source}: the attribute {OWN!r} is damaged"
     return decoded(text if isinstance(text, str) else "", kind, damaged, TraceError)
 
 
@@ -147,60 +154,73 @@ def _groups(values: str, where: str) -> dict[str, Group]:
 
 
 def _ordered(
-    kept: Mapping[int, Any], groups: Mapping[str, Group], where: str, skipped: Counter[str]
+    nodes_by_id: Mapping[int, Any], groups: Mapping[str, Group], source: str, skipped: Counter[str]
 ) -> Iterator[_ChakraNode]:
     """Nodes after what they wait for, by id where nothing else tells."""
-    waits = {i: {*node.data_deps, *node.ctrl_deps} & kept.keys() for i, node in kept.items()}
-    for i, node in kept.items():
-        if lost := {*node.data_deps, *node.ctrl_deps} - kept.keys():
+    waits = {i: {*node.data_deps, *node.ctrl_deps} & nodes_by_id.keys() for i, node in nodes_by_id.items()}
+    for i, node in nodes_by_id.items():
+        if lost := {*node.data_deps, *node.ctrl_deps} - nodes_by_id.keys():
             if any(a.name == OWN for a in node.attr):
-                raise TraceError(f"{where}: node {i} waits for node {min(lost)}, which is not there")
+                raise TraceError(f"{source}: node {i} waits for node {min(lost)}, which is not there")
             skipped["dependency that is not in the file"] += len(lost)
     sorter = TopologicalSorter(waits)
-    at = dict[int, int]()
+    place_of = dict[int, int]()
     with suppress(CycleError):  # what no circle holds up is in order even so
         sorter.prepare()
     ready = sorted(sorter.get_ready())
     while ready:
         i = heapq.heappop(ready)
-        at[i] = len(at)
-        yield _node(kept[i], at, groups, where, skipped)
+        place_of[i] = len(place_of)
+        yield _node(nodes_by_id[i], place_of, groups, source, skipped)
         sorter.done(i)
         for j in sorter.get_ready():
             heapq.heappush(ready, j)
-    if len(at) < len(kept):
+    if len(place_of) < len(nodes_by_id):
         raise TraceError(
-            f"{where}: node {min(kept.keys() - at.keys())} waits for itself: its dependencies are a circle"
+            f"{source}: node {min(nodes_by_id.keys() - place_of.keys())} waits for itself: its dependencies are a "
+            f"circle"
         )
 
 
 def _node(
-    node: Any, at: Mapping[int, int], groups: Mapping[str, Group], where: str, skipped: Counter[str]
+    node: Any, place_of: Mapping[int, int], groups: Mapping[str, Group], source: str, skipped: Counter[str]
 ) -> _ChakraNode:
-    said = attributes(node)
-    ours = said.get(OWN)
-    own = _json(ours, ChakraFields, where) if ours is not None else _foreign(node, said, groups, where, skipped)
+    node_attributes = attributes(node)
+    ours = node_attributes.get(OWN)
+    own = (
+        _json(ours, ChakraFields, source)
+        if ours is not None
+        else _foreign(node, node_attributes, groups, source, skipped)
+    )
     deps = node.data_deps if ours is not None else {*node.data_deps, *node.ctrl_deps}
-    name = str(said.get("pg_name") or "0")
+    name = str(node_attributes.get("pg_name") or "0")
     if not all(0 <= value < math.inf for value in (own.seconds, own.flops, own.nbytes)) and ours is not None:
-        raise TraceError(f"{where}: node {node.id}: a time or a size that is below zero or without end")
+        raise TraceError(f"{source}: node {node.id}: a time or a size that is below zero or without end")
     if own.type == "collective" and name not in groups and name != "0":
-        raise TraceError(f"{where}: node {node.id}: process group {name[:40]!r} is not listed")
-    peer = said.get("comm_dst" if own.type == "send" else "comm_src", -1) if own.type in ("send", "recv") else -1
-    return _ChakraNode(node.name, own, tuple(sorted(at[i] for i in deps if i in at)), groups.get(name, ()), int(peer))
+        raise TraceError(f"{source}: node {node.id}: process group {name[:40]!r} is not listed")
+    peer = (
+        node_attributes.get("comm_dst" if own.type == "send" else "comm_src", -1)
+        if own.type in ("send", "recv")
+        else -1
+    )
+    return _ChakraNode(
+        node.name, own, tuple(sorted(place_of[i] for i in deps if i in place_of)), groups.get(name, ()), int(peer)
+    )
 
 
-def _foreign(node: Any, said: Table, groups: Mapping[str, Group], where: str, skipped: Counter[str]) -> ChakraFields:
+def _foreign(
+    node: Any, node_attributes: Table, groups: Mapping[str, Group], source: str, skipped: Counter[str]
+) -> ChakraFields:
     """An op of somebody else's node, by Chakra's own attributes."""
     kind = NODE_TYPES[node.type] if 0 <= node.type < len(NODE_TYPES) else str(node.type)
     try:
-        size = float(said.get("comm_size") or 0)
+        size = float(node_attributes.get("comm_size") or 0)
         took = node.duration_micros * 1e-6
         if not 0 <= size < math.inf:
             raise ValueError(f"comm_size {size}")
         if kind == "COMM_COLL_NODE":
-            group = str(said.get("pg_name") or "0")
-            which = COLLECTIVE_TYPES[int(said.get("comm_type") or 0)].removesuffix("_block")
+            group = str(node_attributes.get("pg_name") or "0")
+            which = COLLECTIVE_TYPES[int(node_attributes.get("comm_type") or 0)].removesuffix("_block")
             members = len(groups.get(group, ())) or -1  # everybody: how many is known when all files are
             return ChakraFields(
                 "collective",
@@ -210,21 +230,23 @@ def _foreign(node: Any, said: Table, groups: Mapping[str, Group], where: str, sk
                 nbytes=size * (members if which == "all_gather" else 1),
             )
         if kind in ("COMM_SEND_NODE", "COMM_RECV_NODE"):
-            way = "send" if kind == "COMM_SEND_NODE" else "recv"
-            return ChakraFields(way, f"{COMM_STREAM} {way}", nbytes=size, tag=str(said.get("comm_tag") or 0))
+            direction = "send" if kind == "COMM_SEND_NODE" else "recv"
+            return ChakraFields(
+                direction, f"{COMM_STREAM} {direction}", nbytes=size, tag=str(node_attributes.get("comm_tag") or 0)
+            )
         if kind != "COMP_NODE":
             skipped[kind] += 1
-        host = bool(said.get("is_cpu_op", False))
+        host = bool(node_attributes.get("is_cpu_op", False))
         return ChakraFields(
             "compute",
             "host" if host else COMPUTE_STREAM,
             took,
             bound="host" if host else "compute",
-            flops=float(said.get("num_ops") or 0),
-            nbytes=float(said.get("tensor_size") or 0),
+            flops=float(node_attributes.get("num_ops") or 0),
+            nbytes=float(node_attributes.get("tensor_size") or 0),
         )
     except (TypeError, ValueError, IndexError) as error:
-        raise TraceError(f"{where}: node {node.id}: an attribute cannot be read: {error}") from None
+        raise TraceError(f"{source}: node {node.id}: an attribute cannot be read: {error}") from None
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -233,25 +255,27 @@ def _foreign(node: Any, said: Table, groups: Mapping[str, Group], where: str, sk
 def _program(ranks: Mapping[int, _ChakraRank], world: int, notes: list[str]) -> Program:
     alike: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     for rank in sorted(ranks):
-        one = ranks[rank]
-        nodes = tuple((n.name, msgspec.structs.replace(n.own, seconds=0.0), n.after, len(n.group)) for n in one.nodes)
-        alike[one.about.role, one.about.stage, one.about.serves, nodes].append(rank)
+        rank_trace = ranks[rank]
+        nodes = tuple(
+            (n.name, msgspec.structs.replace(n.own, seconds=0.0), n.after, len(n.group)) for n in rank_trace.nodes
+        )
+        alike[rank_trace.about.role, rank_trace.about.stage, rank_trace.about.serves, nodes].append(rank)
     if len(ranks) == 1 and world > 1:
         notes.append("one rank's file: all do the same at the same time, groups alike beside its own")
     roles: list[Role] = []
-    known: dict[Any, Any] = {}
-    for (name, stage, serves, _), mine in alike.items():
-        members = np.array(mine if len(ranks) > 1 else range(world), dtype=np.int64)
+    known_ops: dict[Any, Any] = {}
+    for (name, stage, serves, _), role_ranks in alike.items():
+        members = np.array(role_ranks if len(ranks) > 1 else range(world), dtype=np.int64)
         ops = tuple(
-            _op([ranks[r].nodes[k] for r in mine], mine, members, world, known)
-            for k in range(len(ranks[mine[0]].nodes))
+            _op([ranks[r].nodes[k] for r in role_ranks], role_ranks, members, world, known_ops)
+            for k in range(len(ranks[role_ranks[0]].nodes))
         )
-        roles.append(Role(name or f"rank {mine[0]}", members, ops, stage=stage, serves=serves))
+        roles.append(Role(name or f"rank {role_ranks[0]}", members, ops, stage=stage, serves=serves))
     first = ranks[min(ranks)].about
     return Program(world, tuple(roles), first.overlap_slowdown, (*first.notes, *notes))
 
 
-def _op(nodes: list[_ChakraNode], mine: list[int], members: Any, world: int, known: dict[Any, Any]) -> Op:
+def _op(nodes: list[_ChakraNode], role_ranks: list[int], members: Any, world: int, known_ops: dict[Any, Any]) -> Op:
     node = nodes[0]
     own = nodes[0].own
     took = np.array([n.own.seconds for n in nodes])
@@ -262,8 +286,8 @@ def _op(nodes: list[_ChakraNode], mine: list[int], members: Any, world: int, kno
         )
     if own.type == "collective":
         key = tuple(n.group for n in nodes)
-        if key not in known:
-            known[key] = _together(list(dict.fromkeys(key)), len(nodes) < len(members), world)
+        if key not in known_ops:
+            known_ops[key] = _together(list(dict.fromkeys(key)), len(nodes) < len(members), world)
         nbytes = own.nbytes if own.nbytes >= 0 else -own.nbytes * world
         if own.kind not in COLLECTIVES:
             raise TraceError(f"node {node.name[:60]!r}: no collective is called {own.kind[:40]!r}")
@@ -271,7 +295,7 @@ def _op(nodes: list[_ChakraNode], mine: list[int], members: Any, world: int, kno
             node.name,
             own.kind,
             nbytes,
-            known[key],
+            known_ops[key],
             own.stream,
             node.after,
             own.dtype,
@@ -289,7 +313,7 @@ def _op(nodes: list[_ChakraNode], mine: list[int], members: Any, world: int, kno
         raise TraceError(f"node {node.name[:60]!r}: no op is called {own.type[:40]!r}")
     peer = np.array([n.peer for n in nodes], dtype=np.int64)
     if len(nodes) < len(members):  # one stands for all: the same distance
-        peer = (members + peer[0] - mine[0]) % world if peer[0] >= 0 else np.full(world, -1, dtype=np.int64)
+        peer = (members + peer[0] - role_ranks[0]) % world if peer[0] >= 0 else np.full(world, -1, dtype=np.int64)
     return (Send if own.type == "send" else Recv)(
         node.name, own.nbytes, peer, own.stream, node.after, own.tag, own.phase, own.step, own.label
     )

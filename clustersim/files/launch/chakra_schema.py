@@ -99,22 +99,25 @@ def messages() -> dict[str, Any]:
     except ImportError:
         raise TraceError("Chakra traces need the protobuf package: pip install 'clustersim[exchange]'") from None
     file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package="ChakraProtoMsg", syntax="proto3")
-    for name, words in _ENUMS.items():
+    for name, enum in _ENUMS.items():
         file.enum_type.add(name=name).value.extend(
-            descriptor_pb2.EnumValueDescriptorProto(name=word, number=i) for i, word in enumerate(words)
+            descriptor_pb2.EnumValueDescriptorProto(name=word, number=i) for i, word in enumerate(enum)
         )
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
         if name == "AttributeProto":
             message.oneof_decl.add(name="value")
         for field, number, kind, repeated in fields:
-            made = message.field.add(name=field, number=number, label=3 if repeated else 1)
+            field_type = message.field.add(name=field, number=number, label=3 if repeated else 1)
             if kind in _SCALARS:
-                made.type = getattr(made, f"TYPE_{kind.upper()}")
+                field_type.type = getattr(field_type, f"TYPE_{kind.upper()}")
             else:
-                made.type, made.type_name = made.TYPE_ENUM if kind in _ENUMS else made.TYPE_MESSAGE, kind
+                field_type.type, field_type.type_name = (
+                    field_type.TYPE_ENUM if kind in _ENUMS else field_type.TYPE_MESSAGE,
+                    kind,
+                )
             if name == "AttributeProto" and number > 2:
-                made.oneof_index = 0
+                field_type.oneof_index = 0
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {
@@ -130,12 +133,12 @@ def attribute(name: str, kind: str, value: object) -> Any:
 
 def attributes(message: Any) -> Table:
     """The attributes of a message, lists as lists."""
-    found = {}
-    for one in message.attr:
-        which = one.WhichOneof("value")
-        value: Any = getattr(one, which) if which else None
-        found[one.name] = list(value.values) if which and which.endswith("_list") else value
-    return found
+    values = {}
+    for attribute in message.attr:
+        which = attribute.WhichOneof("value")
+        value: Any = getattr(attribute, which) if which else None
+        values[attribute.name] = list(value.values) if which and which.endswith("_list") else value
+    return values
 
 
 def framed(message: Any) -> bytes:
@@ -215,28 +218,28 @@ def _metadata(data: bytes) -> str:
     return "EarlierMetadata" if re.match(rb"\x0a[\x01-\xff]{1,2}?\x0a", data) else "GlobalMetadata"
 
 
-def unframed(data: bytes | bytearray, where: str) -> Iterator[Any]:
+def unframed(data: bytes | bytearray, source: str) -> Iterator[Any]:
     """GlobalMetadata, then the nodes. Raises :class:`TraceError` where the file is cut off or holds something else."""
     from google.protobuf.message import DecodeError
 
     kinds = messages()
-    at = 0
+    offset = 0
     first = True
     view = memoryview(data)
-    while at < len(data):
+    while offset < len(data):
         size = shift = 0
-        while at < len(data) and shift < 35:
-            size |= (data[at] & 0x7F) << shift
+        while offset < len(data) and shift < 35:
+            size |= (data[offset] & 0x7F) << shift
             shift = shift + 7
-            at = at + 1
-            if data[at - 1] < 0x80:
+            offset = offset + 1
+            if data[offset - 1] < 0x80:
                 break
-        if at + size > len(data):
-            raise TraceError(f"{where}: cut off: {size} bytes should follow byte {at:,}, {len(data) - at} do")
-        one = bytes(view[at : at + size])
+        if offset + size > len(data):
+            raise TraceError(f"{source}: cut off: {size} bytes should follow byte {offset:,}, {len(data) - offset} do")
+        one = bytes(view[offset : offset + size])
         try:
             yield kinds[_metadata(one) if first else "Node"].FromString(one)
         except DecodeError as error:
-            raise TraceError(f"{where}: byte {at:,}: not a message of Chakra {VERSION}: {error}") from None
-        at = at + size
+            raise TraceError(f"{source}: byte {offset:,}: not a message of Chakra {VERSION}: {error}") from None
+        offset = offset + size
         first = False

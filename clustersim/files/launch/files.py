@@ -58,15 +58,15 @@ def documents(files: Sequence[str | Path | Document]) -> list[Document]:
     A script that another one reads (``source``) or runs is followed there, and is no file of its own.
     Raises :class:`ScenarioError`.
     """
-    texts = {str(one): text_of(Path(one), ScenarioError) for one in files if not isinstance(one, Document)}
+    texts = {str(file): text_of(Path(file), ScenarioError) for file in files if not isinstance(file, Document)}
     scripts = {Path(name).name: text for name, text in texts.items() if text.strip() and _kind(text, name) == "shell"}
     found: list[Document] = []
     failed: dict[str, ScenarioError] = {}
-    for one in files:
-        if isinstance(one, Document):
-            found.append(one)
+    for file in files:
+        if isinstance(file, Document):
+            found.append(file)
             continue
-        name = str(one)
+        name = str(file)
         others = {key: text for key, text in scripts.items() if key != Path(name).name}
         try:
             found.append(document(texts[name], name, others))
@@ -74,13 +74,13 @@ def documents(files: Sequence[str | Path | Document]) -> list[Document]:
             if Path(name).name not in scripts or len(texts) == 1:
                 raise
             failed[Path(name).name] = wrong  # one that only sets variables, where another reads it
-    inside = {name for one in found for name in one.given}
+    inside = {name for file in found for name in file.given}
     for name, error in failed.items():
         if name not in inside:
             raise error
-    found = [one for one in found if Path(one.name).name not in inside]
-    names = {Path(one.name).name for one in found}
-    return found + [made for one in found for made in one.written if made.name not in names]
+    found = [file for file in found if Path(file.name).name not in inside]
+    names = {Path(file.name).name for file in found}
+    return found + [made for file in found for made in file.written if made.name not in names]
 
 
 def document(text: str, name: str, others: Mapping[str, str] | None = None) -> Document:
@@ -95,10 +95,10 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
         return _of_script(text, name, others or {})
     reader = {"json": json_table, "toml": toml, "yaml": yaml_table}[kind]
     table = reader(text, name, ScenarioError)
-    made = Document(name, kind)
+    parsed = Document(name, kind)
     for path, value in interpolation.resolved(table, name) if kind == "yaml" else _flat(table):
-        made.options["config", path] = OptionValue(path, value, name)
-    return made
+        parsed.options["config", path] = OptionValue(path, value, name)
+    return parsed
 
 
 def _kind(text: str, name: str) -> str:
@@ -113,11 +113,11 @@ def _kind(text: str, name: str) -> str:
     return "toml" if re.search(r"^\s*\[[\w.]+\]\s*(#.*)?$", text, re.MULTILINE) else "yaml"
 
 
-def _flat(table: Table, at: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted path, value) of every leaf; what is null says nothing."""
     for key, value in table.items():
         # Megatron-LM's tests write arguments as keys.
-        path = at + (key[2:].replace("-", "_") if str(key).startswith("--") else str(key))
+        path = prefix + (key[2:].replace("-", "_") if str(key).startswith("--") else str(key))
         if isinstance(value, Mapping):
             yield from _flat(dict(value), f"{path}.")
         elif value is not None and value != "???":
@@ -127,23 +127,23 @@ def _flat(table: Table, at: str = "") -> Iterator[tuple[str, Any]]:
 def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
     script = shell.script(text, name, others)
     launch = launchers.taken(script.command, script.directives, script.variables)
-    made = Document(name, "shell", notes=script.notes, program=launch.program, given=script.read)
-    made.notes += [f"{name}: {note}" for note in launch.notes]
+    parsed = Document(name, "shell", notes=script.notes, program=launch.program, given=script.read)
+    parsed.notes += [f"{name}: {note}" for note in launch.notes]
     for field_name, (option, value) in launch.machine.items():
-        made.machine[f"cluster.{field_name}"] = OptionValue(option, value, _where(option, text, name))
+        parsed.machine[f"cluster.{field_name}"] = OptionValue(option, value, _where(option, text, name))
     for option, value in launch.options.items():
         key = ("args", option) if option == "config_file" else ("config", option)
-        target = made.options if option == "config_file" else made.overrides
+        target = parsed.options if option == "config_file" else parsed.overrides
         target[key] = OptionValue(option, value, name)
-    _arguments(launch.arguments, text, made)
-    made.options["args", "launcher"] = OptionValue(
+    _arguments(launch.arguments, text, parsed)
+    parsed.options["args", "launcher"] = OptionValue(
         "launcher", " ".join([tool for tool, _ in launch.tools] or script.command[:2]), name
     )
     for file, lines in script.written.items():
         if re.search(r"\.(json|ya?ml|toml)$", file):
             inner = document(lines, file)
-            made.written.append(inner)
-    return made
+            parsed.written.append(inner)
+    return parsed
 
 
 def _arguments(arguments: list[str], text: str, made: Document) -> None:
@@ -194,11 +194,11 @@ def _where(option: str, text: str, name: str) -> str:
 
 
 def _options(
-    words: list[str], text: str, name: str, left: list[str] | None = None
+    arguments: list[str], text: str, name: str, left: list[str] | None = None
 ) -> Iterator[tuple[str, OptionValue]]:
     i = 0
-    while i < len(words):
-        word = words[i]
+    while i < len(arguments):
+        word = arguments[i]
         i = i + 1
         if not word.startswith("--") or word == "--":
             if left is not None:
@@ -206,8 +206,8 @@ def _options(
             continue
         option, equals, value = word.partition("=")
         values: list[str] = [value] if equals else []
-        while i < len(words) and not equals and not words[i].startswith("--"):
-            values = [*values, words[i]]
+        while i < len(arguments) and not equals and not arguments[i].startswith("--"):
+            values = [*values, arguments[i]]
             i = i + 1
         if left is not None:  # an unset variable behind a value was one of more options
             more = [word for at, word in enumerate(values) if word.startswith("$") or (at and _CHANGE.match(word))]
@@ -221,42 +221,42 @@ def _shown(value: Any) -> str:
     return shown(" ".join(value) if isinstance(value, list) else value)
 
 
-def framework_of(read: Sequence[Document], asked: str | None = None) -> str:
+def framework_of(read: Sequence[Document], framework: str | None = None) -> str:
     """Whose files these are, by content. Raises :class:`ScenarioError` where nothing or too much tells."""
-    if asked is not None:
-        return load(asked).name
-    found = {name for one in read for name in [_whose(one)] if name}
+    if framework is not None:
+        return load(framework).name
+    owners = {name for file in read for name in [_whose(file)] if name}
     for host in ("accelerate", "deepspeed"):  # which read each other's files, and Megatron's arguments
-        if host in found:
+        if host in owners:
             return host
-    if len(found) == 1:
-        return found.pop()
-    files = ", ".join(short(one.name) for one in read)
-    what = "are of " + " and ".join(sorted(found)) if found else "hold no option that tells whose they are"
-    raise ScenarioError(f"{files}: {what}; say --from {'|'.join(NAMES)}")
+    if len(owners) == 1:
+        return owners.pop()
+    files = ", ".join(short(file.name) for file in read)
+    problem = "are of " + " and ".join(sorted(owners)) if owners else "hold no option that tells whose they are"
+    raise ScenarioError(f"{files}: {problem}; say --from {'|'.join(NAMES)}")
 
 
-def _whose(one: Document) -> str | None:
-    names = [name for _, name in one.options]
-    strategy = one.options.get(("config", "trainer.strategy"))
+def _whose(file: Document) -> str | None:
+    names = [name for _, name in file.options]
+    strategy = file.options.get(("config", "trainer.strategy"))
     plain = strategy is not None and re.match(r"(auto|ddp|fsdp|deepspeed|single_device)", str(strategy.value))
     if plain or any(name.startswith(("model.class_path", "trainer.strategy.class_path")) for name in names):
         raise ScenarioError(
-            f"{one.name}: is of Lightning, whose files do not say what its model and strategy come to; write the "
+            f"{file.name}: is of Lightning, whose files do not say what its model and strategy come to; write the "
             "scenario itself: clustersim new scenario"
         )
-    if one.options.keys() & {("config", "model._component_"), ("config", "checkpointer._component_")}:
+    if file.options.keys() & {("config", "model._component_"), ("config", "checkpointer._component_")}:
         raise ScenarioError(
-            f"{one.name}: is of torchtune, whose recipes are not read; clustersim new scenario writes one"
+            f"{file.name}: is of torchtune, whose recipes are not read; clustersim new scenario writes one"
         )
-    launcher = str(one.options[key].value) if (key := ("args", "launcher")) in one.options else ""
-    if one.program.startswith("torchtitan"):
+    launcher = str(file.options[key].value) if (key := ("args", "launcher")) in file.options else ""
+    if file.program.startswith("torchtitan"):
         return "torchtitan"
     if launcher.startswith("accelerate"):
         return "accelerate"
     for name in ("accelerate", "nemo", "deepspeed", "torchtitan", "megatron"):
         globs = load(name).marks
-        if (one.kind == "toml") == (name == "torchtitan") and any(
+        if (file.kind == "toml") == (name == "torchtitan") and any(
             fnmatchcase(option, glob)
             or fnmatchcase(option, f"{glob}.*")
             or (name == "megatron" and option.rsplit(".", 1)[-1] == glob)

@@ -62,8 +62,8 @@ def _dims(topology: Topology, mesh: Mesh) -> Iterator[tuple[str, int, float, flo
     per_node = mesh.nproc_per_node
     nodes = mesh.world_size // mesh.nproc_per_node
     first = int(mesh.gpus[0])
-    mine = np.flatnonzero(topology.link_src == first)
-    fast = [i for i in mine.tolist() if topology.link_kinds[i] in ("nvlink", "xgmi")] or mine.tolist()
+    own_links = np.flatnonzero(topology.link_src == first)
+    fast = [i for i in own_links.tolist() if topology.link_kinds[i] in ("nvlink", "xgmi")] or own_links.tolist()
     ends = {int(topology.link_dst[i]) for i in fast}
     direct = all(topology.vertex_kinds[i] == GPU for i in ends)
     shape = "Switch" if not direct else "FullyConnected" if len(ends) >= per_node - 1 else "Ring"
@@ -108,8 +108,8 @@ def simgrid(topology: Topology) -> str:
     ]
     for name, kind, node in zip(names, topology.vertex_kinds, topology.vertex_node.tolist(), strict=True):
         speed = topology.node_types[node].gpu.peak["fp32"] if kind == GPU else 1e9
-        what = f'host id={name} speed="{speed!r}f"' if kind in (GPU, CPU) else f"router id={name}"
-        lines.append(f"    <{what}/>")
+        tag = f'host id={name} speed="{speed!r}f"' if kind in (GPU, CPU) else f"router id={name}"
+        lines.append(f"    <{tag}/>")
     ends = list(zip(topology.link_src.tolist(), topology.link_dst.tolist(), strict=True))
     for i, (rate, hop) in enumerate(zip(topology.link_bandwidth.tolist(), topology.link_latency.tolist(), strict=True)):
         name = quoteattr(f"{i}: {topology.link_name(i)}")

@@ -29,34 +29,34 @@ class ScenarioFields(texts.Table):
         super().__init__()
         self.by: dict[str, OptionValue] = {}
 
-    def say(self, field: str, value: Any, said: OptionValue, *, over: bool = False) -> None:
+    def say(self, field: str, value: Any, option: OptionValue, *, over: bool = False) -> None:
         """Raises :class:`ScenarioError` where another option has said something else."""
         before = self.by.get(field)
         if before is not None and not over and self[field] != value:
             raise ScenarioError(
-                f"{before.where}: {before.name} {shown(before.value)} and {said.name} {shown(said.value)} contradict "
-                f"each other: {field} would be {shown(self[field])} and {shown(value)}; leave one out"
+                f"{before.where}: {before.name} {shown(before.value)} and {option.name} {shown(option.value)} "
+                f"contradict each other: {field} would be {shown(self[field])} and {shown(value)}; leave one out"
             )
-        self[field], self.by[field] = value, said
+        self[field], self.by[field] = value, option
 
 
 def together(read: Sequence[Document]) -> dict[Key, OptionValue]:
     """The options of all files. Raises :class:`ScenarioError` where two say different things."""
-    found: dict[Key, OptionValue] = {}
-    for one in read:
-        for key, said in one.options.items():
+    merged: dict[Key, OptionValue] = {}
+    for file in read:
+        for key, option in file.options.items():
             if key == ("args", "launcher"):
                 continue
-            before = found.get(key)
-            if before is not None and before.value != said.value:
+            before = merged.get(key)
+            if before is not None and before.value != option.value:
                 raise ScenarioError(
-                    f"{before.where} and {said.where}: {said.name} is {shown(before.value)} in one and "
-                    f"{shown(said.value)} in the other; say it once"
+                    f"{before.where} and {option.where}: {option.name} is {shown(before.value)} in one and "
+                    f"{shown(option.value)} in the other; say it once"
                 )
-            found[key] = said
-    for one in read:  # what a command says beside its file counts against the file
-        found.update(one.overrides)
-    return found
+            merged[key] = option
+    for file in read:  # what a command says beside its file counts against the file
+        merged.update(file.overrides)
+    return merged
 
 
 def renamed(said: Mapping[Key, OptionValue], table: FrameworkTable) -> dict[Key, OptionValue]:
@@ -76,19 +76,19 @@ def renamed(said: Mapping[Key, OptionValue], table: FrameworkTable) -> dict[Key,
 
 
 def apply(
-    table: FrameworkTable, said: Mapping[Key, OptionValue], fields: ScenarioFields, model: str | None
+    table: FrameworkTable, options: Mapping[Key, OptionValue], fields: ScenarioFields, model: str | None
 ) -> set[Key]:
     """Put what the rows say into ``fields``; returns what was read."""
     used: set[Key] = set()
     rows = [row for row in table.every() if not (model and row.field == "model.name")]
-    known = {(str(row.at), row.option) for row in rows}
+    known_keys = {(str(row.at), row.option) for row in rows}
     for later in (False, True):  # conditions ask for degrees, which have none themselves
         now = [row for row in rows if bool(row.when and row.field not in FIRST) == later]
         for row in now:
-            for key, one, field in _matching(row, said, table, known):
+            for key, option, field in _matching(row, options, table, known_keys):
                 used.add(key)
                 if holds(row.when, fields):
-                    _say(row, field, one, fields)
+                    _say(row, field, option, fields)
         for row in now:
             if row.default is not None and row.field not in fields and holds(row.when, fields):
                 value = row.read(row.default)
@@ -97,58 +97,60 @@ def apply(
     return used
 
 
-def _say(row: LaunchOption, field: str, said: OptionValue, fields: ScenarioFields) -> None:
-    if said.value == "auto" and field.startswith(("batch.", "strategy.", "model.", "run.")) and row.type != "text":
+def _say(row: LaunchOption, field: str, option: OptionValue, fields: ScenarioFields) -> None:
+    if option.value == "auto" and field.startswith(("batch.", "strategy.", "model.", "run.")) and row.type != "text":
         if field.startswith("strategy.zero_optimization."):
-            fields.say(field, said.value, said)  # which the strategy's own reader tells what it would be
+            fields.say(field, option.value, option)  # which the strategy's own reader tells what it would be
         return  # filled in by the Trainer, whose arguments say it
-    if said.value == MISSING:
+    if option.value == MISSING:
         if field.startswith("cluster."):
             return
-        raise ScenarioError(f"{said.where}: {said.name} is {MISSING}, which somebody must fill in; write its value")
+        raise ScenarioError(f"{option.where}: {option.name} is {MISSING}, which somebody must fill in; write its value")
     try:
-        value = row.read(said.value)
+        value = row.read(option.value)
     except ScenarioError as wrong:
-        raise ScenarioError(f"{said.where}: {said.name}: {wrong}") from None
+        raise ScenarioError(f"{option.where}: {option.name}: {wrong}") from None
     if value is not None:
-        fields.say(field, value, said, over=row.over)
+        fields.say(field, value, option, over=row.over)
 
 
 def _matching(
-    row: LaunchOption, said: Mapping[Key, OptionValue], table: FrameworkTable, known: set[tuple[str, str]]
+    row: LaunchOption, options: Mapping[Key, OptionValue], table: FrameworkTable, known_keys: set[tuple[str, str]]
 ) -> Iterator[tuple[Key, OptionValue, str]]:
     """(key, option, field) of every option that a row is about."""
     if "+" in row.option:
         parts = [(row.at, name) for name in row.option.split("+")]
-        if all(part in said for part in parts):
-            both = [said[part] for part in parts]
+        if all(part in options for part in parts):
+            both = [options[part] for part in parts]
             joined = OptionValue(
-                " and ".join(one.name for one in both), " ".join(str(one.value) for one in both), both[0].where
+                " and ".join(option.name for option in both),
+                " ".join(str(option.value) for option in both),
+                both[0].where,
             )
             yield from ((part, joined, row.field) for part in parts)
     elif row.option.endswith(".*"):
-        own = {name for at, name in known if at == row.at and name not in _KINDS}
-        for key, one in said.items():
+        own = {name for at, name in known_keys if at == row.at and name not in _KINDS}
+        for key, option in options.items():
             if key[0] == row.at and key[1].startswith(row.option[:-1]) and key[1] not in own:
-                yield key, one, row.field[:-1] + key[1][len(row.option) - 1 :]
+                yield key, option, row.field[:-1] + key[1][len(row.option) - 1 :]
     else:
-        for key, one in said.items():
-            if _names(key, table, known) == (row.at, row.option):
-                yield key, one, row.field
+        for key, option in options.items():
+            if _names(key, table, known_keys) == (row.at, row.option):
+                yield key, option, row.field
 
 
-def _names(key: Key, table: FrameworkTable, known: set[tuple[str, str]]) -> tuple[str, str]:
+def _names(key: Key, table: FrameworkTable, known_keys: set[tuple[str, str]]) -> tuple[str, str]:
     """The row's name of an option: in a file whose keys are known by their ends, the longest end that is one."""
-    at, name = key
-    if at == "args" or (at, name) in known:
-        return at, name
+    section, name = key
+    if section == "args" or (section, name) in known_keys:
+        return section, name
     parts = name.split(".")
     ends = (".".join(parts[i:]) for i in range(len(parts))) if table.leaf else iter([name])
-    return next((("args", end) for end in ends if ("args", end) in known), (at, name))
+    return next((("args", end) for end in ends if ("args", end) in known_keys), (section, name))
 
 
 def others(
-    table: FrameworkTable, said: Mapping[Key, OptionValue], used: set[Key]
+    table: FrameworkTable, stated_options: Mapping[Key, OptionValue], used: set[Key]
 ) -> tuple[dict[str, str], tuple[str, ...], tuple[str, ...]]:
     """Options that no row is about: unplayed, with what is instead; ignored; unknown. Raises for one that is nearly a
     known one."""
@@ -157,21 +159,23 @@ def others(
     unknown = []
     options = [row.option for row in table.every()]
     tables = [table, *(load(name) for name in table.also)]
-    reasons = [one.unplayed.items() for one in tables]
-    idle = [glob for one in tables for glob in one.ignored]
-    for key, one in said.items():
+    reasons = [table.unplayed.items() for table in tables]
+    idle = [glob for table in tables for glob in table.ignored]
+    for key, option in stated_options.items():
         names = {key[1], key[1].rsplit(".", 1)[-1]} if table.leaf else {key[1]}
-        if key in used or (table.leaf and key[0] == "config" and one.value in (False, "false", [])):
+        if key in used or (table.leaf and key[0] == "config" and option.value in (False, "false", [])):
             continue
-        told = (w for each in reasons for name in sorted(names) for glob, w in each if fnmatchcase(name, glob))
-        why = next(told, None)
+        reasons_met = (
+            w for reason in reasons for name in sorted(names) for glob, w in reason if fnmatchcase(name, glob)
+        )
+        why = next(reasons_met, None)
         if any(fnmatchcase(name, glob) for name in names for glob in idle):
-            ignored.append(one.name)
+            ignored.append(option.name)
         elif why is not None:
-            unplayed[one.name] = why
+            unplayed[option.name] = why
         elif near := get_close_matches(key[1], options, 1, SURE):
-            likely = f"--{near[0].replace('_', '-')}" if one.name.startswith("--") else near[0]
-            raise ScenarioError(f"{one.where}: no option {one.name}; did you mean {likely}?")
+            likely = f"--{near[0].replace('_', '-')}" if option.name.startswith("--") else near[0]
+            raise ScenarioError(f"{option.where}: no option {option.name}; did you mean {likely}?")
         else:
-            unknown.append(one.name)
+            unknown.append(option.name)
     return unplayed, tuple(ignored), tuple(unknown)

@@ -76,35 +76,35 @@ def read(
     read = documents(files)
     table = load(framework_of(read, framework))
     trainer.arranged(read, table)
-    said = renamed(together(read), table)
-    notes = [note for one in read for note in one.notes]
+    options = renamed(together(read), table)
+    notes = [note for file in read for note in file.notes]
     fields = ScenarioFields()
-    for one in read:
-        for name, value in one.machine.items():
+    for file in read:
+        for name, value in file.machine.items():
             fields.say(name, value.value, value, over=True)
-    used = apply(table, said, fields, model)
-    _complete(read, table, said, used, notes)
-    left = others(table, said, used)
+    used = apply(table, options, fields, model)
+    _complete(read, table, options, used, notes)
+    left = others(table, options, used)
     for name, value in table.fixed.items():
         fields.setdefault(name, value)
     notes += _recomputed(fields)
     notes += _named(fields, table)
-    notes += _model(fields, model, read[0].name, _trains(read, table, said) if model is None else "")
+    notes += _model(fields, model, read[0].name, _trains(read, table, options) if model is None else "")
     notes += filled(fields)
     place, world = machine(fields, cluster, notes, read[0].name, Path(path).parent)
     tables = _tables(table, fields, place, world)
     tables["run"] = {**tables.get("run", {}), **(run or {})}
-    made = checked(tables, Path(path), fields)
-    said_tables, made = shorter(tables, made, Path(path))
-    notes += _unsaid(fields, made)
-    mapped = tuple(dict.fromkeys(said[key].name for key in said if key in used))
-    return LaunchImport(made, said_tables, table, tuple(notes), mapped, *left)
+    result = checked(tables, Path(path), fields)
+    said_tables, result = shorter(tables, result, Path(path))
+    notes += _unsaid(fields, result)
+    mapped = tuple(dict.fromkeys(options[key].name for key in options if key in used))
+    return LaunchImport(result, said_tables, table, tuple(notes), mapped, *left)
 
 
 def _complete(
     read: Sequence[Document],
     table: FrameworkTable,
-    said: Mapping[Key, OptionValue],
+    options: Mapping[Key, OptionValue],
     used: set[Key],
     notes: list[str],
 ) -> None:
@@ -112,9 +112,11 @@ def _complete(
     if not used:
         raise ScenarioError(f"{read[0].name}: holds no option of {table.title}; is it another framework's?")
     tables = [table, *(load(name) for name in table.also)]
-    known = {name for one in tables for name in one.files}
-    named = [option for (_, key), option in said.items() if key in known and str(option.value).endswith(CONFIGURATIONS)]
-    given = [Path(one.name).name for one in read if one.kind != "shell"]
+    known = {name for file in tables for name in file.files}
+    named = [
+        option for (_, key), option in options.items() if key in known and str(option.value).endswith(CONFIGURATIONS)
+    ]
+    given = [Path(file.name).name for file in read if file.kind != "shell"]
     free = list(given)
     missing = []
     for option in named:
@@ -231,19 +233,21 @@ def filled(fields: ScenarioFields) -> list[str]:
 
 def _tables(table: FrameworkTable, fields: ScenarioFields, place: Tables, world: int) -> Tables:
     """The scenario's tables; ``[parallel]`` where it has an effect."""
-    kept = {name: value for name, value in fields.items() if not name.startswith(("shape.", "batch.", "cluster."))}
+    scenario_fields = {
+        name: value for name, value in fields.items() if not name.startswith(("shape.", "batch.", "cluster."))
+    }
     degrees = ("tp", "pp", "cp", "ep")
     parted = any(holds(name, fields) for name in degrees)
     settings = {name: fields.get(f"parallel.{name}") for name in PLAYED}
     split = table.parallel == "always" or parted or any(settings.values())
-    kept |= batches.said(fields, world, split)
-    if (kept.get("parallel.framework"), kept.get("strategy.kind")) == (MEGATRON, "ddp") and not (
+    scenario_fields |= batches.said(fields, world, split)
+    if (scenario_fields.get("parallel.framework"), scenario_fields.get("strategy.kind")) == (MEGATRON, "ddp") and not (
         parted or cause(settings, {})
     ):
-        kept["strategy.framework"] = MEGATRON  # of a whole model nothing else says it
+        scenario_fields["strategy.framework"] = MEGATRON  # of a whole model nothing else says it
     if not split:
-        kept = {name: value for name, value in kept.items() if not name.startswith("parallel.")}
-    return {"cluster": place} | nested(kept)
+        scenario_fields = {name: value for name, value in scenario_fields.items() if not name.startswith("parallel.")}
+    return {"cluster": place} | nested(scenario_fields)
 
 
 def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str, folder: Path) -> tuple[Tables, int]:
@@ -256,24 +260,30 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
             f"{file}: does not say on what machine it runs; give --topology, such as --topology dgx-h100 "
             "(clustersim list topologies)"
         )
-    told = {name: _count(fields.get(f"cluster.{name}")) for name in ("nodes", "gpus_per_node")}
-    whole: Tables = {name: value for name, value in told.items() if value}
-    whole |= {name: value for name, value in cluster.items() if value is not None}
-    for name, value in told.items():
-        if value and whole[name] != value:
-            notes.append(f"{name} = {whole[name]} as asked for; {fields.by[f'cluster.{name}'].where} says {value}")
-    topology = str(whole["topology"])
+    counts = {name: _count(fields.get(f"cluster.{name}")) for name in ("nodes", "gpus_per_node")}
+    cluster_table: Tables = {name: value for name, value in counts.items() if value}
+    cluster_table |= {name: value for name, value in cluster.items() if value is not None}
+    for name, value in counts.items():
+        if value and cluster_table[name] != value:
+            notes.append(
+                f"{name} = {cluster_table[name]} as asked for; {fields.by[f'cluster.{name}'].where} says {value}"
+            )
+    topology = str(cluster_table["topology"])
     if topology.endswith(".toml") or "/" in topology:
         topology = str(folder / topology)
     world = _count(fields.get("cluster.world"))
-    if world and told["nodes"] and world % told["nodes"] == 0 and not cluster.get("nodes"):
-        whole.setdefault("gpus_per_node", world // told["nodes"])
-    if "nodes" not in whole and world:
-        whole["nodes"] = max(1, world // (whole.get("gpus_per_node") or len(fabrics.load(topology, nodes=1).gpus)))
-    if "nodes" not in whole:
+    if world and counts["nodes"] and world % counts["nodes"] == 0 and not cluster.get("nodes"):
+        cluster_table.setdefault("gpus_per_node", world // counts["nodes"])
+    if "nodes" not in cluster_table and world:
+        cluster_table["nodes"] = max(
+            1, world // (cluster_table.get("gpus_per_node") or len(fabrics.load(topology, nodes=1).gpus))
+        )
+    if "nodes" not in cluster_table:
         raise ScenarioError(f"{file}: does not say on how many nodes it runs; give --nodes, such as --nodes 4")
-    built = fitting.load(topology, whole["nodes"], whole.get("device"), whole.get("fabric", {}), ())
-    return whole, fabrics.mesh(built, nproc_per_node=whole.get("gpus_per_node")).world_size
+    built = fitting.load(
+        topology, cluster_table["nodes"], cluster_table.get("device"), cluster_table.get("fabric", {}), ()
+    )
+    return cluster_table, fabrics.mesh(built, nproc_per_node=cluster_table.get("gpus_per_node")).world_size
 
 
 def _count(value: Any) -> int:
@@ -285,23 +295,23 @@ def _count(value: Any) -> int:
 def checked(tables: Tables, path: Path, fields: ScenarioFields) -> Scenario:
     """The scenario, on its machine. Raises :class:`ScenarioError` that names the option behind the wrong field."""
     try:
-        made = scenario.from_table(tables, path)
-        _, mesh = placed(made)
-        with_micro_batches(made, mesh)
-        model_of(made)
+        checked_scenario = scenario.from_table(tables, path)
+        _, mesh = placed(checked_scenario)
+        with_micro_batches(checked_scenario, mesh)
+        model_of(checked_scenario)
     except ClusterSimError as wrong:
-        found = re.search(r"\(at \$\.([\w.]+)", str(wrong))
-        field = found[1] if found else ""
+        match = re.search(r"\(at \$\.([\w.]+)", str(wrong))
+        field = match[1] if match else ""
         inside = (by for name, by in fields.by.items() if field and name.startswith(f"{field}."))
         by = fields.by.get(field) or fields.by.get(batches.OF.get(field, "")) or next(inside, None)
         if by is None:
             raise
-        what = str(wrong).removeprefix(f"{path}: ")
-        raise ScenarioError(f"{by.where}: {by.name} {shown(by.value)}: {what}") from None
-    return made
+        problem = str(wrong).removeprefix(f"{path}: ")
+        raise ScenarioError(f"{by.where}: {by.name} {shown(by.value)}: {problem}") from None
+    return checked_scenario
 
 
-def shorter(tables: Tables, made: Scenario, path: Path) -> tuple[Tables, Scenario]:
+def shorter(tables: Tables, checked_scenario: Scenario, path: Path) -> tuple[Tables, Scenario]:
     """The tables without what holds anyway, where the scenario stays the same."""
     parallel = tables.get("parallel", {})
     decide = {
@@ -311,12 +321,12 @@ def shorter(tables: Tables, made: Scenario, path: Path) -> tuple[Tables, Scenari
     bare: Tables = {"cluster": tables["cluster"], "model": model, "strategy": {"kind": tables["strategy"]["kind"]}}
     always = {"kind", "steps", "seq_len", *model} | {k for k, value in decide.items() if value not in (1, "megatron")}
     usual = scenario.from_table(bare | ({"parallel": decide} if parallel else {}), path).inputs()
-    kept: Tables = {}
+    shortened: Tables = {}
     for name in (name for name in ("cluster", "model", "parallel", "strategy", "run") if tables.get(name)):
         table = tables[name]
         has = usual.get(name, {})
-        kept[name] = {k: v for k, v in table.items() if name == "cluster" or k in always or has.get(k) != v}
-    short = scenario.from_table(kept, path)
-    if short.inputs() == made.inputs():
-        return kept, short
-    return tables, dataclasses.replace(made, table=tables)
+        shortened[name] = {k: v for k, v in table.items() if name == "cluster" or k in always or has.get(k) != v}
+    short = scenario.from_table(shortened, path)
+    if short.inputs() == checked_scenario.inputs():
+        return shortened, short
+    return tables, dataclasses.replace(checked_scenario, table=tables)

@@ -32,40 +32,44 @@ class ShippedModel:
 
 def leaves(shape: TransformerShape) -> Leaves:
     """A shape as the tables of options name it."""
-    found: Leaves = {name: getattr(shape, name) for name in (*SIZES, *WEAK)}
-    found |= {name: getattr(shape, name) for name in KINDS if name != "mla"}
+    leaf_values: Leaves = {name: getattr(shape, name) for name in (*SIZES, *WEAK)}
+    leaf_values |= {name: getattr(shape, name) for name in KINDS if name != "mla"}
     if shape.positions != "learned":
-        del found["n_positions"]  # angles are computed for any length
-    found |= {"mla": shape.latent is not None, "grouped": shape.kv_heads != shape.heads}
+        del leaf_values["n_positions"]  # angles are computed for any length
+    leaf_values |= {"mla": shape.latent is not None, "grouped": shape.kv_heads != shape.heads}
     if shape.latent is not None:
-        found |= {"latent.q_rank": shape.latent.q_rank, "latent.kv_rank": shape.latent.kv_rank}
+        leaf_values |= {"latent.q_rank": shape.latent.q_rank, "latent.kv_rank": shape.latent.kv_rank}
     if shape.experts is not None:
-        one = shape.experts
-        found |= {"experts.count": one.count, "experts.per_token": one.per_token, "experts.width": one.width}
-        found |= {"experts.shared": one.shared} if one.shared else {}
-    return found
+        experts = shape.experts
+        leaf_values |= {
+            "experts.count": experts.count,
+            "experts.per_token": experts.per_token,
+            "experts.width": experts.width,
+        }
+        leaf_values |= {"experts.shared": experts.shared} if experts.shared else {}
+    return leaf_values
 
 
 @lru_cache(maxsize=2)
 def _shipped(causal: bool = True) -> dict[str, Leaves]:
     names = (name for name in shipped("data/models", ".json"))
-    found = ((name, models.shape(name, {})) for name in names)
-    return {name: leaves(shape) for name, shape in found if shape is not None and shape.causal == causal}
+    shapes = ((name, models.shape(name, {})) for name in names)
+    return {name: leaves(shape) for name, shape in shapes if shape is not None and shape.causal == causal}
 
 
-def model_for(file: str, said: Table, *, causal: bool = True) -> ShippedModel:
+def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
     """The shipped model of these sizes, or that of its kind whose sizes differ least, with the differences as options.
 
     causal : whether it is a decoder; else an encoder, whose tokens see all others.
 
     Raises :class:`ScenarioError` naming ``file`` where none is of the kind, or too little is said.
     """
-    if "layers" not in said or "d_model" not in said or "heads" not in said:
+    if "layers" not in stated or "d_model" not in stated or "heads" not in stated:
         raise ScenarioError(
             f"{file}: does not say what model it is (layers, width and heads, or a name); "
             "give --model, such as --model llama3-8b, or a config.json"
         )
-    wanted = _completed(said)
+    wanted = _completed(stated)
     best: tuple[int, str] | None = None
     for name, has in _shipped(causal).items():
         if any(wanted.get(leaf, has.get(leaf)) != has.get(leaf) for leaf in (*KINDS, *_of(wanted), *_of(has))):
@@ -80,36 +84,38 @@ def model_for(file: str, said: Table, *, causal: bool = True) -> ShippedModel:
     has = _shipped(causal)[best[1]]
     options = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK) if leaf in wanted and wanted[leaf] != has.get(leaf)}
     changed = {leaf: value for leaf, value in options.items() if leaf in SIZES}
-    words = f"the model has the sizes of {best[1]}"
+    sentence = f"the model has the sizes of {best[1]}"
     if changed:
-        words = f"the model is of {best[1]}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
-    if "vocab" not in said:
-        words += f"; its vocabulary, which the files do not say, has {has['vocab']:,} tokens"
-    return ShippedModel(best[1], options, words)
+        sentence = f"the model is of {best[1]}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
+    if "vocab" not in stated:
+        sentence += f"; its vocabulary, which the files do not say, has {has['vocab']:,} tokens"
+    return ShippedModel(best[1], options, sentence)
 
 
-def _of(found: Leaves) -> list[str]:
-    return [leaf for leaf in found if leaf.startswith(("experts.", "latent."))]
+def _of(leaf_values: Leaves) -> list[str]:
+    return [leaf for leaf in leaf_values if leaf.startswith(("experts.", "latent."))]
 
 
-def _completed(said: Table) -> Leaves:
+def _completed(stated: Table) -> Leaves:
     """What follows from what is said, as Megatron-LM has it (training/arguments.py ``validate_args``)."""
-    found = {leaf: value for leaf, value in said.items() if value is not None}
-    width = found["d_model"]
-    heads = found["heads"]
-    if found.get("positions") != "learned":
-        found.pop("n_positions", None)
-    if not found.get("experts.count"):
-        found = {leaf: value for leaf, value in found.items() if not leaf.startswith("experts.")}
-    if found.get("d_ff") is None:
+    leaf_values = {leaf: value for leaf, value in stated.items() if value is not None}
+    width = leaf_values["d_model"]
+    heads = leaf_values["heads"]
+    if leaf_values.get("positions") != "learned":
+        leaf_values.pop("n_positions", None)
+    if not leaf_values.get("experts.count"):
+        leaf_values = {leaf: value for leaf, value in leaf_values.items() if not leaf.startswith("experts.")}
+    if leaf_values.get("d_ff") is None:
         # Of a gated MLP 2/3 of it, so that there are as many weights.
-        found["d_ff"] = int(4 * width * 2 / 3) // 64 * 64 if found.get("gated") else 4 * width
-    if not found.get("mla"):
-        found.setdefault("kv_heads", heads)
-        found.setdefault("head_dim", width // heads if heads else 0)
+        leaf_values["d_ff"] = int(4 * width * 2 / 3) // 64 * 64 if leaf_values.get("gated") else 4 * width
+    if not leaf_values.get("mla"):
+        leaf_values.setdefault("kv_heads", heads)
+        leaf_values.setdefault("head_dim", width // heads if heads else 0)
     else:  # whose keys have no heads of their own, and whose qk-layernorm is that of its projections
-        found = {leaf: value for leaf, value in found.items() if leaf not in {"kv_heads", "head_dim", "qk_norm"}}
-    if found.get("experts.count"):
-        found.setdefault("experts.width", found["d_ff"])
-        found = {leaf: value for leaf, value in found.items() if leaf != "experts.shared" or value}
-    return found
+        leaf_values = {
+            leaf: value for leaf, value in leaf_values.items() if leaf not in {"kv_heads", "head_dim", "qk_norm"}
+        }
+    if leaf_values.get("experts.count"):
+        leaf_values.setdefault("experts.width", leaf_values["d_ff"])
+        leaf_values = {leaf: value for leaf, value in leaf_values.items() if leaf != "experts.shared" or value}
+    return leaf_values

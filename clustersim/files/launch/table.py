@@ -62,24 +62,24 @@ class LaunchOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def read(self, value: Any) -> Any:
         """The field's value for an option's. Raises :class:`ScenarioError` for one of another type or choice."""
-        found = _typed(value, self.type)
+        typed = _typed(value, self.type)
         if self.map is None:
-            return found
-        for option, *said in self.map:
-            if _same(option, found):
-                return said[0] if said else None
+            return typed
+        for option, *mapped in self.map:
+            if _same(option, typed):
+                return mapped[0] if mapped else None
         if self.open:
-            return found
-        known = ", ".join(str(pair[0]) for pair in self.map)
-        raise ScenarioError(f"{shown(value)} is not a choice; known: {known}")
+            return typed
+        choices = ", ".join(str(pair[0]) for pair in self.map)
+        raise ScenarioError(f"{shown(value)} is not a choice; known: {choices}")
 
     def written(self, value: Any) -> Any:
         """The option's value for a field's; None where it has no word for it, or nothing to say."""
         if value is None and self.default is None:
             return None
         if self.map is not None:
-            for option, *said in self.map:
-                if _same(said[0] if said else None, value):
+            for option, *mapped in self.map:
+                if _same(mapped[0] if mapped else None, value):
                     return option
             return value if self.open else None
         if self.type == "positive":
@@ -138,17 +138,17 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def every(self) -> tuple[LaunchOption, ...]:
         """Its rows, each with its place, and those it takes from others; its own have the say."""
         home: Literal["args", "config"] = "args" if self.document == "shell" or self.leaf else "config"
-        found = [row if row.at else msgspec.structs.replace(row, at=home) for row in self.rows]
-        said = {(row.at, row.option) for row in found}
+        all_rows = [row if row.at else msgspec.structs.replace(row, at=home) for row in self.rows]
+        stated = {(row.at, row.option) for row in all_rows}
         for name, globs in self.also.items():
             rows = (row for row in load(name).every() if any(fnmatchcase(row.option, glob) for glob in globs))
             # Of another's file, which may lie beside its own, options are read but not written.
-            found += [
+            all_rows += [
                 msgspec.structs.replace(row, write=row.write and row.at == "args")
                 for row in rows
-                if (row.at, row.option) not in said
+                if (row.at, row.option) not in stated
             ]
-        return tuple(found)
+        return tuple(all_rows)
 
 
 _HAS = {"experts": "shape.experts.count", "latent": "shape.mla", "grouped": "shape.grouped"}
@@ -184,34 +184,36 @@ def holds(when: str, fields: texts.Table) -> bool:
     return int(fields.get(f"parallel.{when}") or 1) > 1
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(first: Any, second: Any) -> bool:
     """Equal, and not because 1 is true."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+    return bool(first == second) and isinstance(first, bool) == isinstance(second, bool)
 
 
 def _typed(value: Any, kind: Kind) -> Any:
     """A value as its option has it: scripts give words, files values. Raises :class:`ScenarioError`."""
-    made = _one(value, kind)
-    if made is None:
+    typed = _one(value, kind)
+    if typed is None:
         unset = isinstance(value, str) and value.startswith("$")
         why = "is set nowhere in the script; write its value" if unset else f"does not fit: expected {_WORDS[kind]}"
         raise ScenarioError(f"{shown(value)} {why}")
-    return made
+    return typed
 
 
 def _one(value: Any, kind: Kind) -> Any:
     if kind in {"texts", "each", "ints"}:
         items = value if isinstance(value, list | tuple) else [value]
-        made = [_one(item, "int" if kind == "ints" else "text") for item in items]
-        return None if None in made else made[0] if kind == "each" and len(made) == 1 else made
+        items_typed = [_one(item, "int" if kind == "ints" else "text") for item in items]
+        return (
+            None if None in items_typed else items_typed[0] if kind == "each" and len(items_typed) == 1 else items_typed
+        )
     if isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     if kind == "any":
         return value
     if kind == "flag":
-        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        truth = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
         alone = value == [] or (isinstance(value, str) and value.startswith("$"))  # or options that nothing sets
-        return True if alone else value if isinstance(value, bool) else words.get(str(value).lower())
+        return True if alone else value if isinstance(value, bool) else truth.get(str(value).lower())
     if kind == "text":
         plain = isinstance(value, str | int | float) and not str(value).startswith("$")
         return (str(value) if not isinstance(value, bool) else str(value).lower()) if plain else None

@@ -101,7 +101,7 @@ class LaunchFiles:
     framework: FrameworkTable
 
 
-def written(made: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
+def written(exported: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
     """A scenario as a framework's launch files.
 
     to : the framework. stem : of the files' names, before the suffix.
@@ -109,77 +109,81 @@ def written(made: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
     Raises :class:`ScenarioError` where the framework cannot launch it.
     """
     table = load(to)
-    _launches(made, table)
-    leaves, mesh = _leaves(made)
-    args, config = _options(table, leaves | {"model.name": made.file.model.name})
-    args |= {name: value for name, value in _positions(made, table, leaves) if name not in args}
-    found = _texts(table, args, config, mesh, stem)
-    return LaunchFiles(found, tuple(_wordless(made, leaves, table, found)), table)
+    _launches(exported, table)
+    leaves, mesh = _leaves(exported)
+    args, config = _options(table, leaves | {"model.name": exported.file.model.name})
+    args |= {name: value for name, value in _positions(exported, table, leaves) if name not in args}
+    file_texts = _texts(table, args, config, mesh, stem)
+    return LaunchFiles(file_texts, tuple(_wordless(exported, leaves, table, file_texts)), table)
 
 
-def _launches(made: Scenario, table: FrameworkTable) -> None:
-    kind = made.file.strategy["kind"]
+def _launches(exported: Scenario, table: FrameworkTable) -> None:
+    kind = exported.file.strategy["kind"]
     able = [name for name in NAMES if load(name).writes and kind in load(name).kinds]
     if not table.writes:
         raise ScenarioError(f"{table.title} is read only; write to {', '.join(n for n in NAMES if load(n).writes)}")
     if kind not in table.kinds:
         raise ScenarioError(
-            f"{table.title} does not launch strategy {kind!r}, which {made.path} has; "
+            f"{table.title} does not launch strategy {kind!r}, which {exported.path} has; "
             f"{', '.join(able) or 'none of these frameworks'} would (at $.strategy.kind)"
         )
-    if table.parallel == "always" and made.file.parallel is None:
+    if table.parallel == "always" and exported.file.parallel is None:
         raise ScenarioError(
-            f"{table.title} has replicas of its own, which a table [parallel] describes; {made.path} "
+            f"{table.title} has replicas of its own, which a table [parallel] describes; {exported.path} "
             "has PyTorch's (at $.parallel)"
         )
 
 
-def canonical(made: Scenario) -> texts.Table:
+def canonical(exported: Scenario) -> texts.Table:
     """What a scenario means, leaf by leaf, however it was written: the model by its sizes, the batch by its passes, the
     schedule by its own name; without the machine and what only a simulation has."""
-    return _leaves(made)[0]
+    return _leaves(exported)[0]
 
 
-def _leaves(made: Scenario) -> tuple[texts.Table, Mesh]:
-    _, mesh = placed(made)
-    config = with_micro_batches(made, mesh).config
-    found = {name: value for name, value in flat(made.inputs()).items() if not name.startswith(OURS)}
-    shape = transformer_of(made)
-    model = model_of(made)
-    parallel = made.file.parallel
-    found["model.seq_len"], found["strategy.framework"] = model.seq_len or None, ddp_of(made)
-    sizes = {"name": str(made.file.model.name or made.file.model.hf_config)} if shape is None else shapes.leaves(shape)
-    found |= {f"shape.{name}": value for name, value in sizes.items()}
+def _leaves(exported: Scenario) -> tuple[texts.Table, Mesh]:
+    _, mesh = placed(exported)
+    config = with_micro_batches(exported, mesh).config
+    leaf_values = {name: value for name, value in flat(exported.inputs()).items() if not name.startswith(OURS)}
+    shape = transformer_of(exported)
+    model = model_of(exported)
+    parallel = exported.file.parallel
+    leaf_values["model.seq_len"], leaf_values["strategy.framework"] = model.seq_len or None, ddp_of(exported)
+    sizes = (
+        {"name": str(exported.file.model.name or exported.file.model.hf_config)}
+        if shape is None
+        else shapes.leaves(shape)
+    )
+    leaf_values |= {f"shape.{name}": value for name, value in sizes.items()}
     pipeline = parallel is not None and parallel.pp > 1
     replicas = mesh.size("dp") if parallel is not None else mesh.workers
     for name in batches.OF:
-        found.pop(name, None)
-    found |= batches.told(config.micro_batch_size, config.gradient_accumulation_steps, replicas, pipeline)
+        leaf_values.pop(name, None)
+    leaf_values |= batches.told(config.micro_batch_size, config.gradient_accumulation_steps, replicas, pipeline)
     if parallel is None:
-        return found, mesh
+        return leaf_values, mesh
     name = parallel.schedule_name(model.n_blocks or len(model.layers))
-    found["parallel.order"] = ORDERS.get(parallel.order, parallel.order)
-    found["parallel.schedule"] = schedule(name).name if not parallel.schedule_csv else None
-    idle = tuple(f"parallel.{name}" for when, names in EFFECT.items() if not holds(when, found) for name in names)
-    if parallel.framework != "megatron" and not splits(made):
+    leaf_values["parallel.order"] = ORDERS.get(parallel.order, parallel.order)
+    leaf_values["parallel.schedule"] = schedule(name).name if not parallel.schedule_csv else None
+    idle = tuple(f"parallel.{name}" for when, names in EFFECT.items() if not holds(when, leaf_values) for name in names)
+    if parallel.framework != "megatron" and not splits(exported):
         idle = ("parallel.",)
-    return {name: value for name, value in found.items() if not (idle and name.startswith(idle))}, mesh
+    return {name: value for name, value in leaf_values.items() if not (idle and name.startswith(idle))}, mesh
 
 
 def _options(table: FrameworkTable, leaves: texts.Table) -> tuple[texts.Table, texts.Table]:
     """What is said in arguments of the script and in the file, without the framework's defaults."""
-    found: dict[str, texts.Table] = {"args": {}, "config": {}}
+    options: dict[str, texts.Table] = {"args": {}, "config": {}}
     for row in table.every():
         if not row.write or not holds(row.when, leaves):
             continue
         for option, value in _of_row(row, leaves):
-            if value is None or value == row.default or option in found[row.at]:
+            if value is None or value == row.default or option in options[row.at]:
                 continue
             if "+" in option:
-                found[row.at].update(zip(option.split("+"), str(value).split(" ", 1), strict=True))
+                options[row.at].update(zip(option.split("+"), str(value).split(" ", 1), strict=True))
             else:
-                found[row.at][option] = value
-    return found["args"], found["config"]
+                options[row.at][option] = value
+    return options["args"], options["config"]
 
 
 def _positions(made: Scenario, table: FrameworkTable, leaves: texts.Table) -> Iterator[tuple[str, Any]]:
@@ -218,25 +222,31 @@ def _of_row(row: LaunchOption, leaves: texts.Table) -> Iterator[tuple[str, Any]]
 def _texts(table: FrameworkTable, args: texts.Table, config: texts.Table, mesh: Mesh, stem: str) -> dict[str, str]:
     name = f"{stem}.{'sh' if table.document == 'shell' else table.document}"
     nodes = mesh.n_nodes
-    each = mesh.nproc_per_node
+    per_node = mesh.nproc_per_node
     if table.name == "accelerate":
-        config = {"compute_environment": "LOCAL_MACHINE", "num_machines": nodes, "num_processes": nodes * each} | config
+        config = {
+            "compute_environment": "LOCAL_MACHINE",
+            "num_machines": nodes,
+            "num_processes": nodes * per_node,
+        } | config
     texts = {} if table.document == "shell" else {name: text_of_form(table.document, config, table.version)}
-    command = table.program.format(nodes=nodes, gpus=each, config=name)
+    command = table.program.format(nodes=nodes, gpus=per_node, config=name)
     if table.document != "toml":
         named = {option.replace("_", "-") if table.dashes else option: value for option, value in args.items()}
         texts[f"{stem}.sh"] = text_of_form("shell", named, table.version, command)
     return texts
 
 
-def _wordless(made: Scenario, leaves: texts.Table, table: FrameworkTable, texts: Mapping[str, str]) -> Iterator[str]:
+def _wordless(
+    exported: Scenario, leaves: texts.Table, table: FrameworkTable, texts: Mapping[str, str]
+) -> Iterator[str]:
     """Every setting that reading the texts back does not give."""
-    back, model = _back(made, table, texts)
+    back, model = _back(exported, table, texts)
     again = canonical(back)
     for name in DEGREES:
         if (leaves.get(f"parallel.{name}") or 1) != (again.get(f"parallel.{name}") or 1):
             degree = f"{name} = {leaves.get(f'parallel.{name}', 1)}"
-            raise ScenarioError(f"{made.path}: {table.title} has no word for {degree} (at $.parallel.{name})")
+            raise ScenarioError(f"{exported.path}: {table.title} has no word for {degree} (at $.parallel.{name})")
     if model is not None:
         yield f"model = {model}: its files name none; say it to the training script"
     for field in sorted(leaves.keys() | again.keys()):
@@ -244,18 +254,18 @@ def _wordless(made: Scenario, leaves: texts.Table, table: FrameworkTable, texts:
             yield f"{field} = {_shown(leaves.get(field))}: it would be {_shown(again.get(field))}"
 
 
-def _back(made: Scenario, table: FrameworkTable, texts: Mapping[str, str]) -> tuple[Scenario, str | None]:
+def _back(exported: Scenario, table: FrameworkTable, texts: Mapping[str, str]) -> tuple[Scenario, str | None]:
     """What the texts are read as on the same machine; and the model, where whoever launches them has to say it."""
     documents = [document(text, name) for name, text in texts.items()]
-    said = made.inputs()
-    cluster = {name: value for name, value in said["cluster"].items() if value}
-    cluster["topology"] = located(made, "cluster.topology", cluster["topology"])
-    run = {name: value for name, value in said["run"].items() if f"run.{name}" in OURS and value is not None}
-    file = made.file.model
-    name = file.name or located(made, "model.hf_config", str(file.hf_config))
+    input_tables = exported.inputs()
+    cluster = {name: value for name, value in input_tables["cluster"].items() if value}
+    cluster["topology"] = located(exported, "cluster.topology", cluster["topology"])
+    run = {name: value for name, value in input_tables["run"].items() if f"run.{name}" in OURS and value is not None}
+    file = exported.file.model
+    name = file.name or located(exported, "model.hf_config", str(file.hf_config))
 
     def again(model: str | None) -> Scenario:
-        path = made.path.with_suffix(".launch")
+        path = exported.path.with_suffix(".launch")
         return read(documents, cluster, framework=table.name, model=model, path=path, run=run).scenario
 
     with suppress(ClusterSimError):
@@ -263,7 +273,7 @@ def _back(made: Scenario, table: FrameworkTable, texts: Mapping[str, str]) -> tu
     try:
         return again(name), name
     except ClusterSimError as wrong:
-        raise ScenarioError(f"{made.path}: {table.title} cannot be told to do the same: {wrong}") from None
+        raise ScenarioError(f"{exported.path}: {table.title} cannot be told to do the same: {wrong}") from None
 
 
 def _shown(value: Any) -> str:
@@ -294,7 +304,9 @@ def _argument(name: str, value: Any) -> str:
     if value is False:
         return f"{option} false"
     values = value if isinstance(value, list | tuple) else [value]
-    return " ".join([option, *(shlex.quote(f"{one:g}" if isinstance(one, float) else str(one)) for one in values)])
+    return " ".join(
+        [option, *(shlex.quote(f"{value:g}" if isinstance(value, float) else str(value)) for value in values)]
+    )
 
 
 def _yaml(table: texts.Table) -> str:

@@ -102,8 +102,8 @@ def write(
         if row.write is not None and str(path).endswith(row.suffixes):
             more = {"memory": memory} if row.takes_memory else {}
             return row.write(timeline, path, ranks, **more)
-    known = ", ".join(suffix for row in FORMATS.values() for suffix in row.suffixes)
-    raise TraceError(f"{path}: no trace format has this ending; known: {known}")
+    endings = ", ".join(suffix for row in FORMATS.values() for suffix in row.suffixes)
+    raise TraceError(f"{path}: no trace format has this ending; known: {endings}")
 
 
 def candidates(path: str | Path) -> list[Format]:
@@ -119,8 +119,8 @@ def candidates(path: str | Path) -> list[Format]:
             break
     alike = [row for how, row in ranked if how is not Likeness.NONE]
     if not alike:
-        known = ", ".join(row.what for row in FORMATS.values() if row.read)
-        raise TraceError(f"{path}: no format that is known by its content; can be read: {known}")
+        format_names = ", ".join(row.what for row in FORMATS.values() if row.read)
+        raise TraceError(f"{path}: no format that is known by its content; can be read: {format_names}")
     return alike
 
 
@@ -142,7 +142,7 @@ def read(paths: str | Path | Sequence[str | Path], format: str | None = None) ->
     if format is not None:
         return _read_as(_named(format, files_given[0]), files_given)
     alike = {path: candidates(path) for path in files_given}
-    rows = [row for row in alike[files_given[0]] if all(row in others for others in alike.values())]
+    rows = [row for row in alike[files_given[0]] if all(row in format_rows for format_rows in alike.values())]
     refused: dict[str, TraceError] = {}
     empty: Samples | None = None
     for row in rows:
@@ -170,12 +170,12 @@ def _named(name: str, path: Path) -> Format:
 
 def _mixed(alike: Mapping[Path, list[Format]]) -> TraceError | None:
     """What to say of files that look most like different formats; None where they are of one."""
-    first, *others = alike
-    for path in others:
+    first, *other_paths = alike
+    for path in other_paths:
         if alike[path][0] is not alike[first][0]:
-            other = alike[path][0].what
-            mine = alike[first][0].what
-            return TraceError(f"{path} is a {other}, {first} a {mine}; read them one at a time")
+            other_kind = alike[path][0].what
+            first_kind = alike[first][0].what
+            return TraceError(f"{path} is a {other_kind}, {first} a {first_kind}; read them one at a time")
     return None
 
 
@@ -194,5 +194,5 @@ def _refusal(path: Path, refused: Mapping[str, TraceError]) -> TraceError:
     """One error of all readers' reasons; of one reader, its own."""
     if len(refused) == 1:
         return next(iter(refused.values()))
-    reasons = (f"as a {what}: {str(error).removeprefix(f'{path}: ')}" for what, error in refused.items())
+    reasons = (f"as a {format_name}: {str(error).removeprefix(f'{path}: ')}" for format_name, error in refused.items())
     return TraceError(f"{path}: {'; '.join(reasons)}; --format names one")

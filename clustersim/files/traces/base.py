@@ -84,12 +84,16 @@ def threads(timeline: Timeline, ranks: Sequence[int]) -> dict[tuple[int, str], t
     node = nodes(timeline)
     _, first = np.unique(node, return_index=True)
     start = dict(zip(np.unique(node).tolist(), first.tolist(), strict=True))
-    found = {}
+    thread_ids = {}
     for rank in ranks:
         n = int(node[rank])
         for s, stream in enumerate(names):
-            found[rank, stream] = (n + 1, rank * len(names) + s + 1, f"gpu{rank - start[n]} {stream} (rank {rank})")
-    return found
+            thread_ids[rank, stream] = (
+                n + 1,
+                rank * len(names) + s + 1,
+                f"gpu{rank - start[n]} {stream} (rank {rank})",
+            )
+    return thread_ids
 
 
 def nanoseconds(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[int, int, int, int, int]]:
@@ -98,8 +102,8 @@ def nanoseconds(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[int,
     Rounding is monotonic, so spans that touch still touch and none overlap.
     """
     spans = timeline.spans(ranks)
-    whole = [np.rint(spans[name] * 1e9).astype(np.int64).tolist() for name in ("ready", "start", "end")]
-    return zip(spans["rank"].tolist(), spans["op"].tolist(), *whole, strict=True)
+    columns = [np.rint(spans[name] * 1e9).astype(np.int64).tolist() for name in ("ready", "start", "end")]
+    return zip(spans["rank"].tolist(), spans["op"].tolist(), *columns, strict=True)
 
 
 def said_of(timeline: Timeline) -> list[Plain]:
@@ -178,9 +182,9 @@ def _met(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[Place, Plac
         if op.kind in {"compute", "send", "recv"} or groups is None:  # without groups nobody knows who met whom
             continue
         for members in np.atleast_2d(np.asarray(groups)).tolist():
-            here = [rank for rank in members if (rank, i) in arrived]
-            last = max(here, key=lambda rank: arrived[rank, i], default=-1)
-            yield from (((last, i), (rank, i)) for rank in here if rank != last)
+            arrived_ranks = [rank for rank in members if (rank, i) in arrived]
+            last = max(arrived_ranks, key=lambda rank: arrived[rank, i], default=-1)
+            yield from (((last, i), (rank, i)) for rank in arrived_ranks if rank != last)
 
 
 def _sent(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[Place, Place]]:
@@ -207,10 +211,10 @@ def memory_levels(
         return
     before = -1.0
     for _, i, _, start, _ in nanoseconds(timeline, [rank]):
-        held = memory.get(timeline.ops[i].name)
-        if held is not None and held != before:
-            before = held
-            yield f"memory of rank {rank}", start, round(held / 2**30, 4)
+        held_bytes = memory.get(timeline.ops[i].name)
+        if held_bytes is not None and held_bytes != before:
+            before = held_bytes
+            yield f"memory of rank {rank}", start, round(held_bytes / 2**30, 4)
 
 
 def busiest_links(use: LinkUse, n: int = COUNTERS) -> list[int]:

@@ -33,7 +33,7 @@ def read(paths: Sequence[Path]) -> Samples:
         if path.name == "provenance.json":
             about[path.parent] = provenance(path)
     parts = []
-    others = []
+    other_parts = []
     for path in paths:
         if path.name == "provenance.json":
             continue
@@ -41,9 +41,11 @@ def read(paths: Sequence[Path]) -> Samples:
         if rows[0].get("part") == "collectives":
             parts.append(_samples(path, rows, broken, about.get(path.parent, {})))
         else:
-            others.append(str(rows[0].get("part")))
+            other_parts.append(str(rows[0].get("part")))
     if not parts:
-        raise TraceError(f"{paths[0]}: no collectives in this capture ({', '.join(others) or 'nothing measured yet'})")
+        raise TraceError(
+            f"{paths[0]}: no collectives in this capture ({', '.join(other_parts) or 'nothing measured yet'})"
+        )
     return joined(parts)
 
 
@@ -119,8 +121,8 @@ def _samples(path: Path, rows: list[Row], broken: int, about: Row) -> Samples:
 
 def _settings(head: Row, row: Row) -> str:
     """The library, and what was chosen of it: ``"backend=mpi transport=tcp algorithm=3"``."""
-    said = {"backend": head.get("backend"), "transport": row.get("transport"), "algorithm": row.get("algorithm")}
-    return " ".join(f"{name}={value}" for name, value in said.items() if value or name == "backend")
+    settings = {"backend": head.get("backend"), "transport": row.get("transport"), "algorithm": row.get("algorithm")}
+    return " ".join(f"{name}={value}" for name, value in settings.items() if value or name == "backend")
 
 
 def _notes(rows: list[Row], path: Path) -> Iterator[str]:

@@ -37,12 +37,12 @@ class CsvTable:
 
     def text(self, *names: str) -> list[str]:
         """The first of these columns that there is. Raises :class:`TraceError` where there is none."""
-        found = next((name for name in names if name in self.columns), None)
-        if found is None:
+        column = next((name for name in names if name in self.columns), None)
+        if column is None:
             raise TraceError(
                 f"{self.path}: no column {' or '.join(map(repr, names))}; it has {', '.join(self.columns)}"
             )
-        return self.columns[found]
+        return self.columns[column]
 
     def whole(self, *names: str) -> Ints:
         """The same, as whole numbers. Raises :class:`TraceError`, with the line, for what is none."""
@@ -56,14 +56,14 @@ class CsvTable:
 
     def _number(self, kind: Callable[[str], float], i: int, text: str, names: tuple[str, ...]) -> float:
         try:
-            found = kind(text)
-            if abs(found) < MOST and (kind is int or found >= 0):
-                return found
+            number = kind(text)
+            if abs(number) < MOST and (kind is int or number >= 0):
+                return number
         except ValueError:
             pass
         name = next(name for name in names if name in self.columns)
-        what = "a whole number" if kind is int else "a time >= 0"
-        raise TraceError(f"{self.path}:{i + 2}: {name} is {text!r}, not {what}")
+        expected = "a whole number" if kind is int else "a time >= 0"
+        raise TraceError(f"{self.path}:{i + 2}: {name} is {text!r}, not {expected}")
 
 
 def header(head: bytes) -> list[str]:

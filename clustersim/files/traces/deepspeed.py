@@ -42,22 +42,22 @@ def sniff(head: Head) -> Likeness:
 
 def read(path: Path) -> Samples:
     """The comms of a log. Raises :class:`TraceError` for one without any."""
-    found: list[tuple[str, re.Match[str], int]] = []
+    matches: list[tuple[str, re.Match[str], int]] = []
     op = ""
     inside = False
     for number, line in enumerate(prefixes.lines(path, _WANTED), start=1):
-        if one := _LINE.search(line):
-            found.append((one.group("op"), one, number))
+        if match := _LINE.search(line):
+            matches.append((match.group("op"), match, number))
         elif "Comm. Op" in line:
             inside = True
         elif inside and (row := _ROW.match(line)):
-            found.append((op, row, number))
+            matches.append((op, row, number))
         elif inside and re.fullmatch(r"\w+", line.strip()):
             op = line.strip()
-    if not found:
+    if not matches:
         raise TraceError(f"{path}: no line and no table of DeepSpeed's comms logger; set comms_logger.enabled, verbose")
     # The table sums up the lines before it: with both, the lines would count twice.
-    rows = [f for f in found if "count" in f[1].groupdict()] or found
+    rows = [f for f in matches if "count" in f[1].groupdict()] or matches
     sieve = SampleSieve()
     world = _world(rows)
     for name, row, number in rows:
@@ -72,13 +72,13 @@ SHARED = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 
 def _world(rows: Sequence[tuple[str, re.Match[str], int]]) -> int:
     """Ranks, from busbw / tput = (n-1)/n (all_reduce too: its tput is doubled); 0 where no row says enough."""
-    said = []
+    rank_counts = []
     for name, row, _ in rows:
         algbw = float(row["algbw"])
         busbw = float(row["busbw"])
         if kind_of(name) in SHARED and math.inf > algbw > busbw > 0.5:
-            said.append(algbw / (algbw - busbw))
-    return round(median(said)) if said else 0
+            rank_counts.append(algbw / (algbw - busbw))
+    return round(median(rank_counts)) if rank_counts else 0
 
 
 def _keep(name: str, row: re.Match[str], world: int, sieve: SampleSieve, source: str, case: str) -> None:

@@ -100,12 +100,12 @@ def of_run(run: Timeline) -> RunDigest:
     """What a measured Timeline says."""
     spans = run.spans()
     measured = np.unique(spans["rank"]).tolist()
-    mine = [spans["rank"] == rank for rank in measured]
+    of_rank = [spans["rank"] == rank for rank in measured]
     is_work = np.array([op.kind == "compute" for op in run.ops])[spans["op"]]
     on_usual = np.array([op.stream == COMPUTE_STREAM for op in run.ops])[spans["op"]]
-    windows = [float(spans["end"][m].max() - spans["ready"][m].min()) for m in mine]
+    windows = [float(spans["end"][m].max() - spans["ready"][m].min()) for m in of_rank]
     shares = []
-    for m, window in zip(mine, windows, strict=True):
+    for m, window in zip(of_rank, windows, strict=True):
         work = m & is_work & on_usual
         net = m & ~is_work
         busy = _union(spans["start"][work], spans["end"][work])
@@ -154,14 +154,14 @@ def _collectives(run: Timeline) -> list[RepeatedCollective]:
     rows = []
     for (kind, nbytes, dtype, size), numbers in sorted(groups.items(), key=lambda g: -len(g[1]) * g[0][1]):
         details = [run.ops[n].detail for n in numbers]
-        whole = [d for d in details if "transfer_s" in d]
-        seconds = [d["transfer_s"] for d in whole] or [float(length[first[n]]) for n in numbers]
-        skews = [d["skew_s"] for d in whole]
+        complete = [d for d in details if "transfer_s" in d]
+        seconds = [d["transfer_s"] for d in complete] or [float(length[first[n]]) for n in numbers]
+        skews = [d["skew_s"] for d in complete]
         median = float(np.median(seconds))
         skew, most = (float(np.median(skews)), max(skews)) if skews else (None, None)
         busbw = nbytes / median * bus_factor(kind, size) if median > 0 and size else None
         times = median, min(seconds), skew, most
-        rows.append(RepeatedCollective(kind, nbytes, dtype, size, len(numbers), not whole, *times, busbw))
+        rows.append(RepeatedCollective(kind, nbytes, dtype, size, len(numbers), not complete, *times, busbw))
     return rows
 
 

@@ -102,37 +102,37 @@ def read(path: Path) -> tuple[int, dict[int, Operator]]:
 
 def _operators(nodes: list[_TraceNode]) -> dict[int, Operator]:
     """By ``rf_id``: FLOPs go up to callers and down to what a product is made of, memory goes up."""
-    found = {node.id: _alone(node) for node in nodes}
-    whole = {i for i, operator in found.items() if operator.flops}
+    operators = {node.id: _alone(node) for node in nodes}
+    with_flops = {i for i, operator in operators.items() if operator.flops}
     for node in reversed(nodes):
-        above = found.get(node.ctrl_deps)
-        mine = found[node.id]
+        above = operators.get(node.ctrl_deps)
+        operator_now = operators[node.id]
         if above is not None and node.ctrl_deps < node.id:
-            flops = above.flops + (0.0 if node.ctrl_deps in whole else mine.flops)
-            found[node.ctrl_deps] = replace(above, flops=flops, storages=above.storages | mine.storages)
+            flops = above.flops + (0.0 if node.ctrl_deps in with_flops else operator_now.flops)
+            operators[node.ctrl_deps] = replace(above, flops=flops, storages=above.storages | operator_now.storages)
     for node in nodes:
-        if node.ctrl_deps in whole and not found[node.id].flops:
-            found[node.id] = replace(found[node.id], flops=found[node.ctrl_deps].flops)
-            whole.add(node.id)
+        if node.ctrl_deps in with_flops and not operators[node.id].flops:
+            operators[node.id] = replace(operators[node.id], flops=operators[node.ctrl_deps].flops)
+            with_flops.add(node.id)
     ids = ((node.id, next((a.value for a in node.attrs if a.name == "rf_id"), 0)) for node in nodes)
-    return {int(number): found[i] for i, number in ids if number}
+    return {int(number): operators[i] for i, number in ids if number}
 
 
 def _alone(node: _TraceNode) -> Operator:
     given = list(_tensors(node.inputs))
-    made = list(_tensors(node.outputs))
-    nbytes = sum(prod(shape) * DTYPE_BYTES[dtype] for _, shape, dtype in (*given, *made))
-    flops = _flops(node.name, [shape for _, shape, _ in given], [shape for _, shape, _ in made])
+    outputs = list(_tensors(node.outputs))
+    nbytes = sum(prod(shape) * DTYPE_BYTES[dtype] for _, shape, dtype in (*given, *outputs))
+    flops = _flops(node.name, [shape for _, shape, _ in given], [shape for _, shape, _ in outputs])
     dtype = given[0][2] if given else ""
-    return Operator(node.id, float(flops), float(nbytes), dtype, frozenset(s for s, *_ in (*given, *made)))
+    return Operator(node.id, float(flops), float(nbytes), dtype, frozenset(s for s, *_ in (*given, *outputs)))
 
 
 def _tensors(part: _TraceTensors) -> Iterator[Tensor]:
     """Tensors, those of lists too; a value is its number, storage, offset, elements, their bytes and the device."""
     for value, shape, kind in zip(part.values, part.shapes, part.types, strict=False):
         for word, (_, storage, *_), lengths in _leaves(kind, value, shape):
-            if known := dtype_of(word):
-                yield int(storage), tuple(int(n) for n in lengths), known
+            if dtype := dtype_of(word):
+                yield int(storage), tuple(int(n) for n in lengths), dtype
 
 
 def _leaves(kind: str, value: Any, shape: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -163,16 +163,16 @@ def _split(kinds: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _flops(name: str, given: list[Shape], made: list[Shape]) -> int:
+def _flops(name: str, given: list[Shape], outputs: list[Shape]) -> int:
     """Of an operator that multiplies; 0 for any other."""
     if name in _PRODUCTS:
         a, b = given[_PRODUCTS[name] : _PRODUCTS[name] + 2]
         return 2 * prod(a) * b[-1]
     if name == "aten::convolution":
-        return 2 * prod(made[0]) * prod(given[1][1:])
+        return 2 * prod(outputs[0]) * prod(given[1][1:])
     if name == "aten::convolution_backward":  # of the input, and of the weight
         return 4 * prod(given[0]) * prod(given[2][1:])
-    if found := _ATTENTION.match(name):  # scores and values; backward, the scores again and four more
-        query, key = given[1:3] if found[2] else given[:2]
-        return (10 if found[2] else 4) * prod(query) * key[-2]
+    if match := _ATTENTION.match(name):  # scores and values; backward, the scores again and four more
+        query, key = given[1:3] if match[2] else given[:2]
+        return (10 if match[2] else 4) * prod(query) * key[-2]
     return 0

@@ -30,43 +30,43 @@ def files_of(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     Raises :class:`TraceError` for a missing one.
     """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
-    found: list[Path] = []
+    all_files: list[Path] = []
     for path in map(Path, given):
         if is_folder(path):
             files = (p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
             inside = _inputs(sorted(p for p in files if p.suffix not in PICTURES))
             if not inside:
                 raise TraceError(f"{path}: an empty folder; name the trace files, or a folder that holds them")
-            found += inside
+            all_files += inside
         elif there(path):
             plain_file(path, TraceError)
-            found.append(path)
+            all_files.append(path)
         else:
             raise TraceError(f"{short(str(path))}: no such file")
-    if not found:
+    if not all_files:
         raise TraceError("no trace file was named")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(all_files))
 
 
 def _inputs(inside: list[Path]) -> list[Path]:
     """Without what a command of this program left beside the traces: its manifest, and runs that it saved."""
-    others = [path for path in inside if path.name != MANIFEST]
-    if len(others) == len(inside):
+    trace_files = [path for path in inside if path.name != MANIFEST]
+    if len(trace_files) == len(inside):
         return inside
-    traces = [path for path in others if path.suffix != ".npz"]
-    return traces or others
+    traces = [path for path in trace_files if path.suffix != ".npz"]
+    return traces or trace_files
 
 
 def head(path: Path, size: int = HEAD) -> bytes:
     """The first ``size`` bytes, decompressed. Raises :class:`TraceError` for a file that is empty or damaged there."""
-    found = bytearray()
+    head_bytes = bytearray()
     for piece in _pieces(path):
-        found += piece
-        if len(found) >= size:
+        head_bytes += piece
+        if len(head_bytes) >= size:
             break
-    if not found:
+    if not head_bytes:
         raise TraceError(f"{path}: the file is empty")
-    return bytes(found[:size])
+    return bytes(head_bytes[:size])
 
 
 def whole(path: Path) -> bytes | bytearray:
@@ -87,9 +87,9 @@ def text(path: Path) -> str:
 
 
 def _too_large(path: Path, size: int | None) -> str:
-    what = format_bytes(size) if size else "more, decompressed,"
+    size_text = format_bytes(size) if size else "more, decompressed,"
     return (
-        f"{path}: {what} is above the {format_bytes(LARGEST)} that are read at once; record fewer steps "
+        f"{path}: {size_text} is above the {format_bytes(LARGEST)} that are read at once; record fewer steps "
         "(torch.profiler.schedule(active=2)) or without stacks and memory"
     )
 

@@ -41,8 +41,8 @@ UNTOLD = ("gloo", "mpi")
 def sniff(head: Head) -> Likeness:
     """Whether this is a dump: a pickle, which no other format is, or JSON whose entries are calls of collectives."""
     if re.match(rb"\x80[\x02-\x05]", head.data):
-        known = (b"pg_config", b"pg_status", b"collective_seq_id")
-        return likeness(named=True, shaped=any(word in head.data for word in known))
+        keys = (b"pg_config", b"pg_status", b"collective_seq_id")
+        return likeness(named=True, shaped=any(word in head.data for word in keys))
     named = not head.members.keys().isdisjoint(("pg_config", "pg_status", "entries"))
     return likeness(named=named, shaped=named and head.lists("entries", "profiling_name", "process_group"))
 
@@ -88,14 +88,14 @@ def _load(path: Path) -> Table:
     try:
         dump = json.loads(data) if data.lstrip()[:1] == b"{" else _PlainUnpickler(io.BytesIO(data)).load()
         version = str(dump.get("version", "2."))
-        told = dict(dump) if "entries" in dump or "pg_status" in dump else {}
+        contents = dict(dump) if "entries" in dump or "pg_status" in dump else {}
     except Exception as error:  # an unpickler raises whatever the bytes lead it to
         raise TraceError(f"{path}: not a whole Flight Recorder dump: {short(str(error))[:120]}") from None
-    if not version.startswith("2.") or not told:
+    if not version.startswith("2.") or not contents:
         raise TraceError(
             f"{path}: a Flight Recorder dump of schema {short(version)[:20]!r}; this reads 2.x with its entries"
         )
-    return told
+    return contents
 
 
 def _dump(table: Table, skipped: Counter[str]) -> Dump:

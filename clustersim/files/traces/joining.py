@@ -78,17 +78,19 @@ def join(traces: Sequence[RankTrace], source: str) -> Timeline:
 def _world(traces: Sequence[RankTrace]) -> int:
     worlds = {t.world: t for t in traces}
     if len(worlds) > 1:
-        said = "; ".join(f"{t.source}: world size {w}" for w, t in sorted(worlds.items())[:2])
-        raise TraceError(f"these traces are not of one run: {said}")
+        sources = "; ".join(f"{t.source}: world size {w}" for w, t in sorted(worlds.items())[:2])
+        raise TraceError(f"these traces are not of one run: {sources}")
     world = next(iter(worlds))
     counted(world, MOST_RANKS, f"{traces[0].source}: ranks of the run", TraceError)
     ranks = Counter(t.rank for t in traces)
     for rank, times in ranks.items():
-        mine = [t.source for t in traces if t.rank == rank]
+        rank_sources = [t.source for t in traces if t.rank == rank]
         if times > 1:
-            raise TraceError(f"{mine[1]}: rank {rank} again (also in {mine[0]}); give one file per rank")
+            raise TraceError(
+                f"{rank_sources[1]}: rank {rank} again (also in {rank_sources[0]}); give one file per rank"
+            )
         if not 0 <= rank < world:
-            raise TraceError(f"{mine[0]}: says it is rank {rank} of {world}")
+            raise TraceError(f"{rank_sources[0]}: says it is rank {rank} of {world}")
     for t in traces:
         if not t.seen and not t.work:
             raise TraceError(f"{t.source}: no kernel and no operator: the profiler recorded nothing here")
@@ -98,10 +100,10 @@ def _world(traces: Sequence[RankTrace]) -> int:
 def _keyed(trace: RankTrace) -> dict[Key, RankCollective]:
     """Each collective by what it is called on every rank of its group."""
     count: Counter[Key] = Counter()
-    found: dict[Key, RankCollective] = {}
+    keyed: dict[Key, RankCollective] = {}
     for seen in sorted(trace.seen, key=lambda s: s.start):
         if seen.kind in {"send", "recv"}:
-            key: Key = ("p2p", trace.rank, len(found))
+            key: Key = ("p2p", trace.rank, len(keyed))
         elif seen.seq is not None:
             key = (seen.group, seen.members, "seq", seen.seq, seen.kind)
         else:
@@ -110,10 +112,10 @@ def _keyed(trace: RankTrace) -> dict[Key, RankCollective]:
             part = (*part, None if seen.kind == "all_to_all" else seen.nbytes)
             key = (*part, count[part])
             count[part] += 1
-        if key in found:
-            key = (*key, "again", len(found))
-        found[key] = seen
-    return found
+        if key in keyed:
+            key = (*key, "again", len(keyed))
+        keyed[key] = seen
+    return keyed
 
 
 def _clock_offsets(traces: Sequence[RankTrace], keyed: dict[int, dict[Key, RankCollective]]) -> dict[int, float]:
@@ -128,16 +130,16 @@ def _clock_offsets(traces: Sequence[RankTrace], keyed: dict[int, dict[Key, RankC
     while waiting:
         reached = []
         for rank in waiting:
-            for known in list(offsets):
-                shared = [k for k in keyed[rank] if k in keyed[known] and keyed[rank][k].kind not in _ONE_WAY]
-                if host[rank] and host[rank] == host[known]:  # one machine has one clock
-                    offsets[rank] = offsets[known]
+            for offset in list(offsets):
+                shared = [k for k in keyed[rank] if k in keyed[offset] and keyed[rank][k].kind not in _ONE_WAY]
+                if host[rank] and host[rank] == host[offset]:  # one machine has one clock
+                    offsets[rank] = offsets[offset]
                     reached.append(rank)
                     break
                 if shared:
-                    gaps = [keyed[rank][k].end - keyed[known][k].end for k in shared]
+                    gaps = [keyed[rank][k].end - keyed[offset][k].end for k in shared]
                     gap = float(np.median(gaps))
-                    offsets[rank] = offsets[known] + (gap if abs(gap) > SAME_CLOCK else 0.0)
+                    offsets[rank] = offsets[offset] + (gap if abs(gap) > SAME_CLOCK else 0.0)
                     reached.append(rank)
                     break
         if not reached:
@@ -167,9 +169,9 @@ class _TimelineBuild:
 
     def timeline(self, source: str, stats: dict[str, float], node: Ints) -> Timeline:
         columns = np.array(self.rows, dtype=np.float64).reshape(-1, 5)
-        op, of, ready, start, end = columns.T
+        op, set_of, ready, start, end = columns.T
         sets = tuple(np.array([rank], dtype=np.int64) for rank in self.ranks)
-        rows = op.astype(np.int64), of.astype(np.int64), ready, start, end
+        rows = op.astype(np.int64), set_of.astype(np.int64), ready, start, end
         return Timeline(self.world, tuple(self.ops), sets, *rows, source=source, rank_node=node, stats=stats)
 
 
@@ -184,9 +186,9 @@ def _usual_stream(trace: RankTrace) -> str:
 def _add_work(build: _TimelineBuild, trace: RankTrace, zero: float) -> None:
     usual = _usual_stream(trace)
     again: Counter[Key] = Counter()
-    whole = longest(trace)
+    longest_work = longest(trace)
     for work in trace.work:
-        name, stream, start, end, _, step, doing, told, marked, unit = work
+        name, stream, start, end, _, step, doing, operator, marked, unit = work
         on = COMPUTE_STREAM if stream == usual else stream
         phase, bound = ("memcpy", "memory") if _COPY.match(name) else ("other", "compute")
         info = OpInfo(name=name, kind="compute", stream=on, phase=phase, bound=bound, step=step)
@@ -196,14 +198,14 @@ def _add_work(build: _TimelineBuild, trace: RankTrace, zero: float) -> None:
         if doing:
             info = msgspec.structs.replace(info, phase=PHASES[doing.label.action], label=doing.label, stage=doing.stage)
         key: Key = ("work", name, on, step, doing, marked, unit)
-        if told:
-            flops, nbytes = (told.flops, told.nbytes) if work is whole[told.order] else (0.0, 0.0)
+        if operator:
+            flops, nbytes = (operator.flops, operator.nbytes) if work is longest_work[operator.order] else (0.0, 0.0)
             key = (*key, flops, nbytes)
             again[key] += 1
             key = (*key, again[key])
-            info = msgspec.structs.replace(info, flops=flops, nbytes=nbytes, detail={"dtype": told.dtype})
+            info = msgspec.structs.replace(info, flops=flops, nbytes=nbytes, detail={"dtype": operator.dtype})
         number = build.op(key, info)
-        build.told |= {id(work): number} if told else {}
+        build.told |= {id(work): number} if operator else {}
         build.row(number, trace.rank, start - zero, start - zero, end - zero)
 
 
@@ -220,35 +222,35 @@ def _add_collectives(
     build: _TimelineBuild, keyed: dict[int, dict[Key, RankCollective]], zero: dict[int, float], skipped: Counter[str]
 ) -> None:
     together: defaultdict[Key, dict[int, RankCollective]] = defaultdict(dict)
-    for rank, of in keyed.items():
-        for key, seen in of.items():
+    for rank, rank_seen in keyed.items():
+        for key, seen in rank_seen.items():
             if seen.doing is None:
                 together[key][rank] = seen
     for key in sorted(together, key=lambda k: min(s.start - zero[r] for r, s in together[k].items())):
-        mine = together[key]
-        any_one = next(iter(mine.values()))
+        by_rank = together[key]
+        any_one = next(iter(by_rank.values()))
         expected = [r for r in any_one.members or range(build.world) if r in keyed]
-        whole = any_one.kind in {"send", "recv"} or (len(mine) == len(expected) and any_one.size <= len(mine))
-        if any_one.kind not in {"send", "recv"} and len(mine) < len(expected) and len(expected) <= any_one.size:
+        complete = any_one.kind in {"send", "recv"} or (len(by_rank) == len(expected) and any_one.size <= len(by_rank))
+        if any_one.kind not in {"send", "recv"} and len(by_rank) < len(expected) and len(expected) <= any_one.size:
             skipped["a collective not seen by all measured ranks of its group (kept, transfer time not known)"] += 1
-        starts = [s.start - zero[r] for r, s in mine.items()]
-        transfer = min(s.end - s.start for s in mine.values())
-        nbytes = max(s.nbytes for s in mine.values())
-        detail = {"group_size": any_one.size, "communicator": any_one.group, "dtype": any_one.dtype, "whole": whole}
+        starts = [s.start - zero[r] for r, s in by_rank.items()]
+        transfer = min(s.end - s.start for s in by_rank.values())
+        nbytes = max(s.nbytes for s in by_rank.values())
+        detail = {"group_size": any_one.size, "communicator": any_one.group, "dtype": any_one.dtype, "whole": complete}
         detail |= {"members": any_one.members} if any_one.members else {}
         detail |= {"purpose": any_one.purpose} if any_one.purpose else {}
-        if whole:
+        if complete:
             detail |= {"transfer_s": transfer, "skew_s": max(starts) - min(starts)}
         name = f"{any_one.kind} {any_one.kernel}".strip()
         info = OpInfo(
             name, any_one.kind, COMM_STREAM, "communication", "communication", nbytes, step=any_one.step, detail=detail
         )
         number = build.op(("collective", key), info)
-        for rank, seen in mine.items():
+        for rank, seen in by_rank.items():
             build.told |= {id(seen): number} if seen.told else {}
             ready = seen.start - zero[rank]
             end = seen.end - zero[rank]
-            build.row(number, rank, ready, max(ready, end - transfer) if whole else ready, end)
+            build.row(number, rank, ready, max(ready, end - transfer) if complete else ready, end)
 
 
 def _launch_share(trace: RankTrace) -> float | None:
@@ -275,35 +277,37 @@ def needs(trace: RankTrace) -> Iterator[tuple[ProfiledWork | RankCollective, Pro
     collective whose memory it touches. What had not ended by then was not waited for: numbers of memory are used again.
     """
     both: list[ProfiledWork | RankCollective] = [*trace.work, *trace.seen]
-    items = [(one.told, i, one) for i, one in enumerate(both) if one.told]
+    items = [(item.told, i, item) for i, item in enumerate(both) if item.told]
     worked: defaultdict[int, dict[str, ProfiledWork]] = defaultdict(dict)
     met: dict[int, RankCollective] = {}
-    known: defaultdict[str, set[int]] = defaultdict(set)
-    for told, _, one in sorted(items, key=lambda item: (item[0].order, item[1])):
-        found: dict[object, ProfiledWork | RankCollective] = {}
-        for storage in sorted(told.storages):
-            if isinstance(one, RankCollective):
+    known_ids: defaultdict[str, set[int]] = defaultdict(set)
+    for operator, _, item in sorted(items, key=lambda item: (item[0].order, item[1])):
+        needed: dict[object, ProfiledWork | RankCollective] = {}
+        for storage in sorted(operator.storages):
+            if isinstance(item, RankCollective):
                 for stream, work in worked[storage].items():
-                    found[stream] = max(work, found.get(stream, work), key=_order)
-                met[storage] = one
+                    needed[stream] = max(work, needed.get(stream, work), key=_order)
+                met[storage] = item
             else:
-                if storage in met and id(met[storage]) not in known[one.stream]:
-                    found[id(met[storage])] = met[storage]
-                worked[storage][one.stream] = one
-        for other in found.values():
-            if other.end <= one.start + LATE:
-                known[one.stream if isinstance(one, ProfiledWork) else ""].add(id(other))
-                yield one, other
+                if storage in met and id(met[storage]) not in known_ids[item.stream]:
+                    needed[id(met[storage])] = met[storage]
+                worked[storage][item.stream] = item
+        for producer in needed.values():
+            if producer.end <= item.start + LATE:
+                known_ids[item.stream if isinstance(item, ProfiledWork) else ""].add(id(producer))
+                yield item, producer
 
 
-def _order(one: ProfiledWork | RankCollective) -> int:
-    return one.told.order if one.told else -1
+def _order(item: ProfiledWork | RankCollective) -> int:
+    return item.told.order if item.told else -1
 
 
 def longest(trace: RankTrace) -> dict[int, ProfiledWork]:
     """The longest kernel of each operator, by its order: FLOPs and bytes are the operator's, not each kernel's."""
-    found: dict[int, ProfiledWork] = {}
+    longest_of: dict[int, ProfiledWork] = {}
     for work in trace.work:
         if work.told:
-            found[work.told.order] = max(found.get(work.told.order, work), work, key=lambda w: w.end - w.start)
-    return found
+            longest_of[work.told.order] = max(
+                longest_of.get(work.told.order, work), work, key=lambda w: w.end - w.start
+            )
+    return longest_of

@@ -50,28 +50,28 @@ def read(paths: Sequence[Path]) -> Samples:
         sieves.append(sieve.done(str(path)))
     for rows in seen.values():
         row, busbw = min(rows, key=lambda pair: pair[0].seconds)
-        times = [one.seconds for one, _ in rows]
+        times = [sample.seconds for sample, _ in rows]
         skew = max(times) - min(times) if len(rows) > 1 else math.nan
         monitor.add(replace(row, skew=skew), busbw)
-    found = joined([*sieves, monitor.done(str(paths[0]))] if seen else sieves)
-    if not found.rows and not found.skipped:
+    samples = joined([*sieves, monitor.done(str(paths[0]))] if seen else sieves)
+    if not samples.rows and not samples.skipped:
         raise TraceError(f"{paths[0]}: no line with a collective")
-    return found
+    return samples
 
 
 def _line(
     line: str, source: str, path: str, sieve: SampleSieve, seen: dict[tuple[str, int, str], list[tuple[Sample, float]]]
 ) -> None:
     try:
-        said: Table = msgspec.json.decode(line, type=Table)
-        if "coll_perf" in said:
-            row, busbw = _inspected(said, source, path)
-            key = str(said["header"]["id"]), int(said["coll_perf"]["coll_sn"]), row.kind
+        record: Table = msgspec.json.decode(line, type=Table)
+        if "coll_perf" in record:
+            row, busbw = _inspected(record, source, path)
+            key = str(record["header"]["id"]), int(record["coll_perf"]["coll_sn"]), row.kind
             seen[key].append((row, busbw))
-        elif str(said["#wrong"]) not in ("0", "N/A"):
+        elif str(record["#wrong"]) not in ("0", "N/A"):
             sieve.skip("a row whose results came out wrong")
-        elif not said.get("inPlace"):
-            sieve.add(*_benched(said, source, path))
+        elif not record.get("inPlace"):
+            sieve.add(*_benched(record, source, path))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         sieve.skip("a line that is cut off")
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -85,10 +85,10 @@ def _kind(name: object) -> str:
     return kind
 
 
-def _inspected(said: Table, source: str, path: str) -> tuple[Sample, float]:
-    head = said["header"]
-    perf = said["coll_perf"]
-    about = said.get("metadata") or {}
+def _inspected(record: Table, source: str, path: str) -> tuple[Sample, float]:
+    head = record["header"]
+    perf = record["coll_perf"]
+    about = record.get("metadata") or {}
     kind = _kind(perf["coll"])
     ranks = int(head["n_ranks"])
     nbytes = float(perf["coll_msg_size_bytes"]) * (ranks if kind in ("all_gather", "reduce_scatter") else 1)
@@ -106,19 +106,19 @@ def _inspected(said: Table, source: str, path: str) -> tuple[Sample, float]:
     return row, float(perf.get("coll_busbw_gbs", math.nan)) * 1e9
 
 
-def _benched(said: Table, source: str, path: str) -> tuple[Sample, float]:
-    kind = _kind(said["name"])
-    dtype = dtype_of(str(said["type"])) or "fp32"
-    ranks = int(said.get("ranks") or 1) * int(said.get("gpusPerRank") or said.get("gpus") or 1)
+def _benched(record: Table, source: str, path: str) -> tuple[Sample, float]:
+    kind = _kind(record["name"])
+    dtype = dtype_of(str(record["type"])) or "fp32"
+    ranks = int(record.get("ranks") or 1) * int(record.get("gpusPerRank") or record.get("gpus") or 1)
     row = Sample(
         kind,
-        float(said["size"]),
-        float(said["time"]) * 1e-6,
+        float(record["size"]),
+        float(record["time"]) * 1e-6,
         ranks,
         dtype,
-        redop=str(said.get("redop", "")).replace("none", ""),
-        nodes=int(said.get("nodes") or 0),
+        redop=str(record.get("redop", "")).replace("none", ""),
+        nodes=int(record.get("nodes") or 0),
         source=source,
         case=f"{path} {kind}",
     )
-    return row, float(said["busBw"]) * 1e9
+    return row, float(record["busBw"]) * 1e9

@@ -152,12 +152,12 @@ def _by_rank(events: list[KinetoEvent]) -> dict[int, list[KinetoEvent]]:
 
 def _groups(info: KinetoInfo) -> dict[str, tuple[int, ...]]:
     """Group name -> ranks, where the profiler wrote its groups down."""
-    found = {}
+    groups = {}
     for group in info.pg_config if isinstance(info.pg_config, list) else []:
         ranks = group.get("ranks") if isinstance(group, dict) else None
         if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
-            found[str(group.get("pg_name"))] = tuple(ranks)
-    return found
+            groups[str(group.get("pg_name"))] = tuple(ranks)
+    return groups
 
 
 class _KinetoReader:
@@ -205,18 +205,18 @@ class _KinetoReader:
         elif cat in ("user_annotation", "cpu_op"):
             if self.recorded:
                 call = KERNEL_ARGS.decode(event.args)
-                if told := self.recorded.get(call.function):
-                    self.told[call.external] = told
+                if recorded := self.recorded.get(call.function):
+                    self.told[call.external] = recorded
             if _COMMS.match(event.name):
                 self.notes[event.tid].append(event)
-            elif found := _STEP.match(event.name):
-                self.steps.append((event.ts, int(found.group(1))))
+            elif match := _STEP.match(event.name):
+                self.steps.append((event.ts, int(match.group(1))))
             elif cat == "cpu_op" and event.name.startswith(_CPU_OP):
                 self.operators.append(event)
 
     def _step(self, ts: float) -> int:
-        at = bisect.bisect_right(self.steps, (ts, math.inf)) - 1
-        return self.steps[at][1] if at >= 0 else 0
+        position = bisect.bisect_right(self.steps, (ts, math.inf)) - 1
+        return self.steps[position][1] if position >= 0 else 0
 
     def _kernel(self, event: KinetoEvent) -> None:
         try:
@@ -229,9 +229,9 @@ class _KinetoReader:
         start = event.ts * 1e-6
         end = (event.ts + event.dur) * 1e-6
         if args.collective is None and not _KERNEL.match(event.name):
-            told = self.told.get(args.external)
+            operator = self.told.get(args.external)
             stream = f"stream {args.stream}"
-            self.trace.work.append(ProfiledWork(event.name, stream, start, end, called * 1e-6, step, None, told))
+            self.trace.work.append(ProfiledWork(event.name, stream, start, end, called * 1e-6, step, None, operator))
             return
         if args.collective is not None:
             seen = self._told(args, start, end, step)
@@ -241,7 +241,7 @@ class _KinetoReader:
         if seen is None:
             self.trace.skipped["a collective's kernel without its name and size (launched before the trace began)"] += 1
         else:
-            short = found.group(1) if (found := _KERNEL.match(event.name)) and found.group(1) else ""
+            short = match.group(1) if (match := _KERNEL.match(event.name)) and match.group(1) else ""
             self.trace.seen.append(dataclasses.replace(seen, kernel=short, told=self.told.get(args.external)))
 
     def _told(self, args: KernelArgs, start: float, end: float, step: int) -> RankCollective | None:
@@ -263,13 +263,13 @@ class _KinetoReader:
     def _note(self, tid: int | str, ts: float) -> KinetoEvent | None:
         """The annotation of the thread that a launch call lies in."""
         notes = self.notes.get(tid, [])
-        at = bisect.bisect_right(notes, ts, key=lambda e: e.ts) - 1
-        return notes[at] if at >= 0 and notes[at].ts + notes[at].dur >= ts else None
+        position = bisect.bisect_right(notes, ts, key=lambda e: e.ts) - 1
+        return notes[position] if position >= 0 and notes[position].ts + notes[position].dur >= ts else None
 
     def _annotated(self, note: KinetoEvent, start: float, end: float, step: int) -> RankCollective | None:
         """From the annotation's input shapes: all that older profilers, and Gloo's, write."""
-        found = _COMMS.match(note.name)
-        kind = kind_of(found.group(1)) if found else None
+        match = _COMMS.match(note.name)
+        kind = kind_of(match.group(1)) if match else None
         args = NOTE_ARGS.decode(note.args)
         nbytes, dtype = _size(args)
         if kind is None or (nbytes is None and kind != "barrier"):
@@ -293,8 +293,8 @@ class _KinetoReader:
                     ] += 1
                 else:
                     doing = self.schedule.at(note.ts)
-                    told = self._called(note)
-                    self.trace.seen.append(dataclasses.replace(seen, doing=doing, told=told))
+                    operator = self._called(note)
+                    self.trace.seen.append(dataclasses.replace(seen, doing=doing, told=operator))
         until: dict[int | str, float] = {}
         for event in sorted(self.operators, key=lambda e: (e.ts, -e.dur)):
             if event.ts >= until.get(event.tid, -math.inf):
@@ -307,8 +307,8 @@ class _KinetoReader:
         doing = self.schedule.at(event.ts)
         step = self._step(event.ts)
         if doing is None or doing.boundary >= 0:
-            told = self._called(event)
-            work.append(ProfiledWork(event.name, f"thread {event.tid}", start, end, math.nan, step, None, told))
+            operator = self._called(event)
+            work.append(ProfiledWork(event.name, f"thread {event.tid}", start, end, math.nan, step, None, operator))
         elif work and work[-1].doing is doing:
             work[-1] = work[-1]._replace(end=end)
         else:
@@ -336,8 +336,8 @@ def _size(args: NoteArgs) -> tuple[float | None, str]:
     total = 0.0
     dtype = ""
     for shape, word in zip(dims, types, strict=False):
-        known = dtype_of(word) if isinstance(word, str) else None
-        if known and isinstance(shape, list) and all(isinstance(d, int) for d in shape):
-            total += math.prod(shape) * DTYPE_BYTES[known]
-            dtype = dtype or known
+        tensor_dtype = dtype_of(word) if isinstance(word, str) else None
+        if tensor_dtype and isinstance(shape, list) and all(isinstance(d, int) for d in shape):
+            total += math.prod(shape) * DTYPE_BYTES[tensor_dtype]
+            dtype = dtype or tensor_dtype
     return (total, dtype) if dtype else (None, "")

@@ -43,22 +43,26 @@ def messages(traces: Sequence[RankTrace], zero: Mapping[int, float]) -> Iterator
 
     Of each its op, its rank, and when [s] that came, when it could begin, and when it was over.
     """
-    mine = [(t.rank, seen, seen.doing) for t in traces for seen in t.seen if seen.doing]
-    place = _replicas({rank: doing.stage for rank, _, doing in mine})
+    doing_now = [(t.rank, seen, seen.doing) for t in traces for seen in t.seen if seen.doing]
+    place = _replicas({rank: doing.stage for rank, _, doing in doing_now})
     ends: defaultdict[Key, dict[str, tuple[int, RankCollective]]] = defaultdict(dict)
-    for rank, seen, doing in mine:
+    for rank, seen, doing in doing_now:
         ends[_between(seen, doing, place[rank])][seen.kind] = rank, seen
     work = {t.rank: sorted(work.end for work in t.work) for t in traces}
-    for rank, seen, doing in mine:
-        one = _message(ends[_between(seen, doing, place[rank])], work, zero)
+    for rank, seen, doing in doing_now:
+        message = _message(ends[_between(seen, doing, place[rank])], work, zero)
         key = (seen.kind, rank, seen.step, doing)
-        info = _info(seen, doing, one)
+        info = _info(seen, doing, message)
         if seen.kind == "recv":
-            start = min(max(one.came, one.posted), one.over) if one.posted == one.posted else one.came
-            yield key, info, rank, one.came, start, one.over
+            start = (
+                min(max(message.came, message.posted), message.over)
+                if message.posted == message.posted
+                else message.came
+            )
+            yield key, info, rank, message.came, start, message.over
         else:
-            posted = one.posted if one.posted == one.posted else seen.start - zero[rank]
-            yield key, info, rank, posted, posted, posted + (one.took or 0.0)
+            posted = message.posted if message.posted == message.posted else seen.start - zero[rank]
+            yield key, info, rank, posted, posted, posted + (message.took or 0.0)
 
 
 def _message(
@@ -68,8 +72,8 @@ def _message(
     if "recv" not in both:
         return _MessageTimes(posted, math.nan, math.nan)
     rank, received = both["recv"]
-    at = bisect.bisect_right(work[rank], received.end) - 1
-    came = max(received.start, work[rank][at]) if at >= 0 else received.start
+    position = bisect.bisect_right(work[rank], received.end) - 1
+    came = max(received.start, work[rank][position]) if position >= 0 else received.start
     return _MessageTimes(posted, came - zero[rank], received.end - zero[rank])
 
 
@@ -87,13 +91,13 @@ def _between(seen: RankCollective, doing: ScheduledAction, replica: int) -> Key:
     return seen.step, doing.label.action, doing.label.microbatch, doing.boundary, replica
 
 
-def _info(seen: RankCollective, doing: ScheduledAction, one: _MessageTimes) -> OpInfo:
-    what = "activations" if doing.label.action == "F" else "gradients"
+def _info(seen: RankCollective, doing: ScheduledAction, message: _MessageTimes) -> OpInfo:
+    content = "activations" if doing.label.action == "F" else "gradients"
     detail: dict[str, int | float | str] = {"group_size": 2, "dtype": seen.dtype}
-    if one.took is not None:
-        detail |= {"transfer_s": one.took, "skew_s": one.posted - one.came}
+    if message.took is not None:
+        detail |= {"transfer_s": message.took, "skew_s": message.posted - message.came}
     return OpInfo(
-        f"{seen.kind} {what} {doing.label.microbatch}",
+        f"{seen.kind} {content} {doing.label.microbatch}",
         seen.kind,
         f"{COMM_STREAM} pp",
         "communication",

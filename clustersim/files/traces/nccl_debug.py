@@ -61,34 +61,34 @@ def read(paths: Sequence[Path]) -> NcclLog:
     choices: Counter[tuple[str, int, str, str, int]] = Counter()
     for line in (line for path in paths for line in prefixes.unpacked(files.text(path))):
         evidence.add(line)
-        if found := _VERSION.search(line):
-            versions.add(found[1])
+        if match := _VERSION.search(line):
+            versions.add(match[1])
         if "NCCL INFO" not in line:
             continue
-        if (found := _COMM.search(line)) and int(found[1]) >= ranks:
-            nodes = max(int(found[2] or 0), nodes if int(found[1]) == ranks else 0)
-            ranks = int(found[1])
-        if found := _CHANNELS.search(line):
-            named = dict(zip(("coll", "collnet", "nvls", "p2p"), found.groups(), strict=True))
+        if (match := _COMM.search(line)) and int(match[1]) >= ranks:
+            nodes = max(int(match[2] or 0), nodes if int(match[1]) == ranks else 0)
+            ranks = int(match[1])
+        if match := _CHANNELS.search(line):
+            named = dict(zip(("coll", "collnet", "nvls", "p2p"), match.groups(), strict=True))
             channels = {name: int(n) for name, n in named.items() if n}
-        if found := _VIA.search(line):
-            via[found[1]] += 1
-        if found := _SET.search(line):
-            pinned[found[1]] = evidence.env[found[1]] = short(found[2])
-        if found := _CHOICE.search(line):
-            each = int(found[6]) - int(found[5]) + 1 if found[5] else 0
-            kind = kind_of(found[1] or "") or (found[1] or "a collective")
-            choices[kind, int(found[2]), _name(found[3], ALGORITHMS), _name(found[4], PROTOCOLS), each] += 1
+        if match := _VIA.search(line):
+            via[match[1]] += 1
+        if match := _SET.search(line):
+            pinned[match[1]] = evidence.env[match[1]] = short(match[2])
+        if match := _CHOICE.search(line):
+            n_channels = int(match[6]) - int(match[5]) + 1 if match[5] else 0
+            kind = kind_of(match[1] or "") or (match[1] or "a collective")
+            choices[kind, int(match[2]), _name(match[3], ALGORITHMS), _name(match[4], PROTOCOLS), n_channels] += 1
     if not (ranks or channels or via or choices):
         raise TraceError(
             f"{paths[0]}: no communicator in this log; NCCL_DEBUG=INFO writes one (NCCL_DEBUG_SUBSYS=INIT)"
         )
-    rows = [LoggedChoice(*one, count) for one, count in sorted(choices.items())]
+    rows = [LoggedChoice(*choice, count) for choice, count in sorted(choices.items())]
     nodes = max(nodes, evidence.machines)  # NCCL takes machines that NVLink joins for one node
     source = ", ".join(map(str, paths))
     reasons = causes(evidence, nodes, channels)
-    told = NcclLog(source, [], sorted(versions), ranks, nodes, channels, pinned, via, rows, causes=reasons)
-    return msgspec.structs.replace(told, lines=[*_lines(told), *conclusion(reasons)])
+    log = NcclLog(source, [], sorted(versions), ranks, nodes, channels, pinned, via, rows, causes=reasons)
+    return msgspec.structs.replace(log, lines=[*_lines(log), *conclusion(reasons)])
 
 
 def nodes_needed(told: NcclLog, topology: Topology) -> int:
@@ -96,7 +96,7 @@ def nodes_needed(told: NcclLog, topology: Topology) -> int:
     return max(1, -(-told.ranks // len(topology.node_gpus(0))))
 
 
-def beside(told: NcclLog, topology: Topology) -> NcclLog:
+def beside(log: NcclLog, topology: Topology) -> NcclLog:
     """The log's choices beside what this program would choose on a topology of as many nodes.
 
     Raises :class:`TraceError` where the log does not say how many ranks there are on how many nodes.
@@ -104,21 +104,21 @@ def beside(told: NcclLog, topology: Topology) -> NcclLog:
     from clustersim import collectives  # most who read a log do not need them
     from clustersim.collectives.base import Group
 
-    ranks = told.ranks
-    nodes = told.nodes or topology.n_nodes
+    ranks = log.ranks
+    nodes = log.nodes or topology.n_nodes
     if not ranks or nodes != topology.n_nodes or ranks % nodes or ranks // nodes > len(topology.node_gpus(0)):
         raise TraceError(
-            f"{told.source}: {ranks} ranks on {nodes} nodes do not fit {topology.n_nodes} x {topology.name}"
+            f"{log.source}: {ranks} ranks on {nodes} nodes do not fit {topology.n_nodes} x {topology.name}"
         )
     gpus = np.concatenate([topology.node_gpus(node)[: ranks // nodes] for node in range(nodes)])
-    version = [int(part) for part in (told.versions or ["2.28"])[-1].split(".")[:2]]
+    version = [int(part) for part in (log.versions or ["2.28"])[-1].split(".")[:2]]
     group = Group(topology, gpus, nccl_version=(version[0], version[1]))
     rows: list[LoggedChoice] = []
-    lines = list(told.lines)
-    if not told.nodes:
+    lines = list(log.lines)
+    if not log.nodes:
         lines.append(f"the log does not say on how many nodes: taken as {nodes} x {topology.name}, full of ranks")
     alike = 0
-    for row in told.choices:
+    for row in log.choices:
         if row.kind not in COLLECTIVES or not row.nbytes:
             continue
         plan = collectives.plan(collectives.Request(row.kind, float(row.nbytes)), group)
@@ -126,14 +126,14 @@ def beside(told: NcclLog, topology: Topology) -> NcclLog:
         alike += same
         ours = SimulatedChoice(plan.algorithm, plan.protocol, plan.n_channels)
         rows.append(ChoiceComparison(**msgspec.structs.asdict(row), ours=ours, same=same))
-        said = f"{row.kind} {format_bytes(row.nbytes)}: here {plan.algorithm} {plan.protocol}"
-        lines.append(f"{said} on {plan.n_channels} channels, {'as' if same else 'not as'} NCCL chose")
+        choice_text = f"{row.kind} {format_bytes(row.nbytes)}: here {plan.algorithm} {plan.protocol}"
+        lines.append(f"{choice_text} on {plan.n_channels} channels, {'as' if same else 'not as'} NCCL chose")
     if rows:
         lines.append(f"{alike} of {len(rows)} choices are NCCL's, on {topology.name}")
-    reasons = list(_on_machine(told, topology, group))
+    reasons = list(_on_machine(log, topology, group))
     if reasons:
         lines = [line for line in lines if line != NOTHING] + conclusion(reasons)
-    return msgspec.structs.replace(told, lines=lines, choices=rows, causes=[*told.causes, *reasons])
+    return msgspec.structs.replace(log, lines=lines, choices=rows, causes=[*log.causes, *reasons])
 
 
 LARGE = float(1 << 30)
@@ -167,50 +167,50 @@ class _LoggedPin(msgspec.Struct, omit_defaults=True):
     ranks: int = 0
 
 
-def pins(told: NcclLog) -> str:
+def pins(log: NcclLog) -> str:
     """The log's choices as ``[[run.pins]]`` of a scenario: neighbouring sizes of one choice are one, and between sizes
     of different ones nothing is pinned. Raises :class:`TraceError` where it tells none that can be played.
     """
     from clustersim.collectives.nccl_backend import TUNED
 
-    found: list[_LoggedPin] = []
-    often = sorted(told.choices, key=lambda row: -row.count)
+    pins: list[_LoggedPin] = []
+    often = sorted(log.choices, key=lambda row: -row.count)
     chosen = {(row.kind, row.nbytes): row for row in reversed(often)}  # the most frequent of a size
     for (kind, nbytes), row in sorted(chosen.items()):
-        last = found[-1] if found else None
+        last = pins[-1] if pins else None
         size = f"{nbytes} B"
         if kind not in TUNED or row.algorithm.startswith("collnet"):
             continue
         if last and (last.kind, last.algorithm, last.protocol) == (kind, row.algorithm, row.protocol):
             last.most = size
         else:
-            found.append(_LoggedPin(kind, row.algorithm, row.protocol, size, size, told.ranks))
-    if not found:
-        raise TraceError(f"{told.source}: no choice that can be pinned; NCCL_DEBUG_SUBSYS=INIT,TUNING writes them")
-    tables = (msgspec.to_builtins(pin).items() for pin in found)
+            pins.append(_LoggedPin(kind, row.algorithm, row.protocol, size, size, log.ranks))
+    if not pins:
+        raise TraceError(f"{log.source}: no choice that can be pinned; NCCL_DEBUG_SUBSYS=INIT,TUNING writes them")
+    tables = (msgspec.to_builtins(pin).items() for pin in pins)
     lines = (["[[run.pins]]", *(f"{name} = {toml_value(value)}" for name, value in pin)] for pin in tables)
     return "".join("\n" + "\n".join(pin) + "\n" for pin in lines)
 
 
-def _name(word: str, known: Sequence[str]) -> str:
+def _name(word: str, names: Sequence[str]) -> str:
     """A name as this program writes it, from a name or a number."""
     if word.isdecimal():
-        return known[int(word)] if len(word) < 3 and int(word) < len(known) else word
-    same = (name for name in known if name.lower().replace("_", "") == word.lower().replace("_", ""))
+        return names[int(word)] if len(word) < 3 and int(word) < len(names) else word
+    same = (name for name in names if name.lower().replace("_", "") == word.lower().replace("_", ""))
     return next(same, word)
 
 
-def _lines(told: NcclLog) -> list[str]:
-    version = f"NCCL {', '.join(told.versions)}: " if told.versions else ""
-    lines = [f"{version}{told.ranks or '?'} ranks on {told.nodes or '?'} nodes"]
-    if told.channels:
-        lines.append("channels: " + ", ".join(f"{n} {name}" for name, n in told.channels.items()))
-    if told.transports:
-        lines.append("transports: " + ", ".join(f"{n} via {name}" for name, n in sorted(told.transports.items())))
-    lines += [f"pinned by the environment: {name}={value}" for name, value in told.set.items()]
-    for row in told.choices:
+def _lines(log: NcclLog) -> list[str]:
+    version = f"NCCL {', '.join(log.versions)}: " if log.versions else ""
+    lines = [f"{version}{log.ranks or '?'} ranks on {log.nodes or '?'} nodes"]
+    if log.channels:
+        lines.append("channels: " + ", ".join(f"{n} {name}" for name, n in log.channels.items()))
+    if log.transports:
+        lines.append("transports: " + ", ".join(f"{n} via {name}" for name, n in sorted(log.transports.items())))
+    lines += [f"pinned by the environment: {name}={value}" for name, value in log.set.items()]
+    for row in log.choices:
         on = f" on {row.channels} channels" if row.channels else ""
         lines.append(f"{row.kind} {format_bytes(row.nbytes)}: {row.algorithm} {row.protocol}{on}, {row.count} x")
-    if not told.choices:
+    if not log.choices:
         lines.append("no choice of an algorithm is told; NCCL_DEBUG_SUBSYS=INIT,TUNING writes them")
     return lines

@@ -84,8 +84,8 @@ class _NcclTestsRun:
     def members(self) -> tuple[int, int]:
         """Ranks and nodes of the first group (NCCL_TESTS_SPLIT runs several at once); 0 where no rank was listed."""
         first = min(self.groups.values(), default="0")
-        mine = [rank for rank, group in self.groups.items() if group == first]
-        return len(mine), len({self.hosts[rank].split("\t")[0] for rank in mine})
+        group_ranks = [rank for rank, group in self.groups.items() if group == first]
+        return len(group_ranks), len({self.hosts[rank].split("\t")[0] for rank in group_ranks})
 
     @property
     def device(self) -> str:
@@ -117,9 +117,9 @@ def read(path: Path) -> Samples:
                 sieve.skip("a row that is cut off, or has columns its header does not name")
             else:
                 rows.append(_Row(cells, run.kind, f"{path}:{number}"))
-        elif found := _START.match(line):  # the lines that name its program and library come before this one
+        elif match := _START.match(line):  # the lines that name its program and library come before this one
             _table(rows, run, sieve, str(path), notes)
-            run = _NcclTestsRun(run.kind, int(found[1]), int(found[2]), run.version, run.env)
+            run = _NcclTestsRun(run.kind, int(match[1]), int(match[2]), run.version, run.env)
         else:
             _learn(run, line, sieve)
     _table(rows, run, sieve, str(path), notes)
@@ -155,15 +155,15 @@ def _table(rows: list[_Row], run: _NcclTestsRun, sieve: SampleSieve, path: str, 
 
 
 def _learn(run: _NcclTestsRun, line: str, sieve: SampleSieve) -> None:
-    if found := _RANK.match(line):
-        rank, group, host, device = found.groups()
+    if match := _RANK.match(line):
+        rank, group, host, device = match.groups()
         run.hosts[rank] = f"{host}\t{device}"
         run.groups[rank] = group or "0"
         return
-    if (found := _NAMED.search(line)) and "concluded" not in line:
-        run.kind = kind_of(found.group(1)) or run.kind
-    if found := _VERSION.search(line):
-        run.version = found.group(1) or version_text(int(found.group(2)))
+    if (match := _NAMED.search(line)) and "concluded" not in line:
+        run.kind = kind_of(match.group(1)) or run.kind
+    if match := _VERSION.search(line):
+        run.version = match.group(1) or version_text(int(match.group(2)))
     if "NCCL_" in line and not re.search(r"NCCL (?:INFO|WARN)", line):
         run.env += [text for text in _ENV.findall(line) if text not in run.env]
     if "Test NCCL failure" in line or "Test CUDA failure" in line:
@@ -213,20 +213,20 @@ _NAMES = {"bytes": "size", "N": "count", "cputime": "time", "op": "redop", "res"
 _NUMBER = re.compile(r"^-?[\d.]+(e[+-]?\d+)?$")
 
 
-def _by_name(words: list[str], columns: list[str]) -> Cells | None:
+def _by_name(cell_words: list[str], columns: list[str]) -> Cells | None:
     """Column name -> its cells (out of place first). None where words are missing; a time stamp's are extra."""
     named = [_NAMES.get(name, name) for name in columns]
     if "timestamp" in named:
         named.remove("timestamp")
-        words = words[: len(named)]
-    words = _filled(words, named)
-    if len(words) != len(named):
+        cell_words = cell_words[: len(named)]
+    cell_words = _filled(cell_words, named)
+    if len(cell_words) != len(named):
         body = _one_place(named)
-        if body is None or len(words) != len(body):
+        if body is None or len(cell_words) != len(body):
             return None
         named = body  # nccl-tests leaves out-of-place blank where it only measured in place
     cells: Cells = {}
-    for name, word in zip(named, words, strict=True):
+    for name, word in zip(named, cell_words, strict=True):
         cells.setdefault(name, []).append(word)
     return cells
 
@@ -292,27 +292,27 @@ def _row_of_report(cells: Table, run: _NcclTestsRun, sieve: SampleSieve, source:
         timed = cells.get(place) or {}
         return _number(str(timed.get("time", timed.get("cpu_time", "nan")))) * 1e-6
 
-    words = {name: [str(cells.get(name, ""))] for name in ("size", "count", "type", "redop", "root")}
+    cells_of = {name: [str(cells.get(name, ""))] for name in ("size", "count", "type", "redop", "root")}
     timed = cells.get("out_of_place") or cells.get("in_place") or {}
-    words |= {"algbw": [str(timed.get("alg_bw", ""))], "busbw": [str(timed.get("bus_bw", ""))]}
+    cells_of |= {"algbw": [str(timed.get("alg_bw", ""))], "busbw": [str(timed.get("bus_bw", ""))]}
     ranks, nodes = run.members()
     kind = kind_of(str(cells.get("experiment_name", ""))) or run.kind
-    guess = guessed([words], ranks) if kind is None else None
+    guess = guessed([cells_of], ranks) if kind is None else None
     kind = guess.kind if guess is not None else kind
     if _number(str(timed.get("nwrong"))) > 0:
         return sieve.skip("a row whose results nccl-tests found wrong")
-    dtype = dtype_of(words["type"][0])
+    dtype = dtype_of(cells_of["type"][0])
     if kind is None or dtype is None:
         return sieve.skip("a collective or element type the report does not name")
     out = seconds("out_of_place")
     within = seconds("in_place")
     row = Sample(
         kind=kind,
-        nbytes=_number(words["size"][0]),
+        nbytes=_number(cells_of["size"][0]),
         seconds=out if out == out else within,
         ranks=ranks,
         dtype=dtype,
-        redop=words["redop"][0].replace("none", ""),
+        redop=cells_of["redop"][0].replace("none", ""),
         nodes=nodes,
         seconds_in_place=within,
         launch=run.launch,

@@ -90,20 +90,20 @@ class _Export:
         launches = self._launches()
         marked = self._marked()
         calls, members = self._calls()
-        of: defaultdict[int, list[tuple[Any, ...]]] = defaultdict(list)
+        kernels_of: defaultdict[int, list[tuple[Any, ...]]] = defaultdict(list)
         for row in self._kernels():
-            of[row[0]].append(row)
-        if not of:
+            kernels_of[row[0]].append(row)
+        if not kernels_of:
             raise TraceError(f"{self.path}: no kernel was recorded")
-        world = max((n for _, n in members.values()), default=len(of))
-        found = []
-        for order, process in enumerate(sorted(of, key=lambda p: members.get(p, (of[p][0][5], 0))[0])):
+        world = max((n for _, n in members.values()), default=len(kernels_of))
+        traces = []
+        for order, process in enumerate(sorted(kernels_of, key=lambda p: members.get(p, (kernels_of[p][0][5], 0))[0])):
             rank = members.get(process, (order, 0))[0]
             source = f"{self.path} (process {process >> 24 & 0xFFFFFF})"
             trace = RankTrace(rank, world, source, host=self.path.name)
-            self._fill(trace, of[process], launches, calls, marked.get(process, Ranges(())))
-            found.append(trace)
-        return found
+            self._fill(trace, kernels_of[process], launches, calls, marked.get(process, Ranges(())))
+            traces.append(trace)
+        return traces
 
     def _kernels(self) -> Iterator[tuple[Any, ...]]:
         """(process, start, end, correlation, name, device, stream)."""
@@ -125,13 +125,13 @@ class _Export:
 
     def _marked(self) -> dict[int, Ranges]:
         """What people marked themselves, by process."""
-        found: defaultdict[int, list[tuple[int, int, str, int]]] = defaultdict(list)
+        ranges: defaultdict[int, list[tuple[int, int, str, int]]] = defaultdict(list)
         if self._noted >= _RANGE:
             for start, end, text, number, tid in self.base.execute(
                 "select start, end, text, textId, globalTid from NVTX_EVENTS where end is not null"
             ):
-                found[tid & _PROCESS].append((start, end, text or self.words.get(number, ""), tid))
-        return {process: Ranges(rows) for process, rows in found.items()}
+                ranges[tid & _PROCESS].append((start, end, text or self.words.get(number, ""), tid))
+        return {process: Ranges(rows) for process, rows in ranges.items()}
 
     def _calls(self) -> tuple[dict[int, list[Call]], dict[int, tuple[int, int]]]:
         """NCCL's calls by thread, in order; and process -> (rank, ranks) of its largest communicator."""
@@ -146,14 +146,16 @@ class _Export:
         for start, end, text, number, tid, payload in rows:
             name = text or self.words.get(number, "")
             try:
-                said = json.loads(payload)
+                payload_fields = json.loads(payload)
             except ValueError:
                 continue
-            if name in _CALLS and _SIZE in said:
-                calls[tid].append((start, end if end is not None else start, name, said))
-            elif name.startswith("ncclCommInit") and {"Rank", "No. of ranks"} <= said.keys():
-                mine = (int(said["Rank"]), int(said["No. of ranks"]))
-                members[tid & _PROCESS] = max(members.get(tid & _PROCESS, mine), mine, key=lambda m: m[1])
+            if name in _CALLS and _SIZE in payload_fields:
+                calls[tid].append((start, end if end is not None else start, name, payload_fields))
+            elif name.startswith("ncclCommInit") and {"Rank", "No. of ranks"} <= payload_fields.keys():
+                rank_and_world = (int(payload_fields["Rank"]), int(payload_fields["No. of ranks"]))
+                members[tid & _PROCESS] = max(
+                    members.get(tid & _PROCESS, rank_and_world), rank_and_world, key=lambda m: m[1]
+                )
         for thread in calls.values():
             thread.sort(key=lambda call: call[0])
         return calls, members
@@ -173,11 +175,11 @@ class _Export:
             times = start * 1e-9, end * 1e-9, called * 1e-9
             trace.work.append(ProfiledWork(name, f"stream {stream}", *times, max(step, 0), phase=phase, unit=unit))
         nccl.sort(key=lambda pair: pair[0][1])
-        mine = [tid for tid in sorted(calls) if nccl and tid & _PROCESS == nccl[0][0][0]]
-        order = [call for tid in mine for call in calls[tid]]
+        thread_ids = [tid for tid in sorted(calls) if nccl and tid & _PROCESS == nccl[0][0][0]]
+        order = [call for tid in thread_ids for call in calls[tid]]
         for i, (row, name) in enumerate(nccl):
             call = _enclosing(calls, launches.get((row[0], row[3])))
-            if call is None and len(mine) == 1 and len(order) == len(nccl):
+            if call is None and len(thread_ids) == 1 and len(order) == len(nccl):
                 call = order[i]
             if call is None:
                 trace.skipped["an NCCL kernel without an NVTX range that says its size"] += 1
@@ -189,22 +191,22 @@ def _enclosing(calls: dict[int, list[Call]], launch: tuple[int, int] | None) -> 
     if launch is None:
         return None
     thread = calls.get(launch[1], [])
-    at = bisect.bisect_right(thread, launch[0], key=lambda call: call[0]) - 1
-    return thread[at] if at >= 0 and thread[at][1] >= launch[0] else None
+    position = bisect.bisect_right(thread, launch[0], key=lambda call: call[0]) - 1
+    return thread[position] if position >= 0 and thread[position][1] >= launch[0] else None
 
 
 def _seen(call: Call, row: tuple[Any, ...], name: str, world: int) -> RankCollective:
     kind = _CALLS[call[2]]
-    said = call[3]
-    found = _NAME.match(name)
-    dtype = dtype_of(found.group(2).removesuffix("_t")) if found else None
-    whole = float(said[_SIZE]) * (world if kind in {"all_gather", "reduce_scatter", "all_to_all"} else 1)
+    payload_fields = call[3]
+    match = _NAME.match(name)
+    dtype = dtype_of(match.group(2).removesuffix("_t")) if match else None
+    nbytes = float(payload_fields[_SIZE]) * (world if kind in {"all_gather", "reduce_scatter", "all_to_all"} else 1)
     return RankCollective(
         kind_of(kind) or kind,
         row[1] * 1e-9,
         row[2] * 1e-9,
-        whole,
-        str(said.get(_COMM, "")),
+        nbytes,
+        str(payload_fields.get(_COMM, "")),
         2 if kind in {"send", "recv"} else world,
         (),
         None,
@@ -240,30 +242,30 @@ class Ranges:
         self._of: defaultdict[int, list[tuple[int, int, str, int]]] = defaultdict(list)
         ours = (row for row in rows if not _NOT_OURS.match(row[2]))
         for start, end, name, thread in sorted(ours, key=lambda row: (row[0], -row[1], row[2])):
-            mine = self._of[thread]
-            above = len(mine) - 1
-            while above >= 0 and mine[above][1] < end:
-                above = mine[above][3]
-            mine.append((start, end, name, above))
+            thread_rows = self._of[thread]
+            above = len(thread_rows) - 1
+            while above >= 0 and thread_rows[above][1] < end:
+                above = thread_rows[above][3]
+            thread_rows.append((start, end, name, above))
 
     def at(self, time: float, thread: int) -> RangeContext:
         """What is done at a time on a thread, whose step and phase another thread may tell: autograd has its own."""
-        found = self._told(time, thread)
-        for other in self._of:
-            if found.step >= 0 and found.phase:
+        doing = self._told(time, thread)
+        for other_thread in self._of:
+            if doing.step >= 0 and doing.phase:
                 break
-            told = self._told(time, other)
-            found = RangeContext(max(found.step, told.step), found.phase or told.phase, found.unit)
-        return found if found.phase or found.step >= 0 else RangeContext()
+            other_doing = self._told(time, other_thread)
+            doing = RangeContext(max(doing.step, other_doing.step), doing.phase or other_doing.phase, doing.unit)
+        return doing if doing.phase or doing.step >= 0 else RangeContext()
 
     def _told(self, time: float, thread: int) -> RangeContext:
-        mine = self._of.get(thread, [])
+        thread_rows = self._of.get(thread, [])
         step = -1
         phase = ""
         unit = ""
-        at = bisect.bisect_right(mine, time, key=lambda row: row[0]) - 1
-        while at >= 0:
-            _, end, name, above = mine[at]
+        position = bisect.bisect_right(thread_rows, time, key=lambda row: row[0]) - 1
+        while position >= 0:
+            _, end, name, above = thread_rows[position]
             if end >= time:
                 numbered = _STEP.search(name)
                 named = next((word for word, pattern in _PHASES.items() if pattern.search(name)), "")
@@ -271,5 +273,5 @@ class Ranges:
                     unit = name
                 step = int(numbered[1]) if numbered and step < 0 else step
                 phase = phase or named
-            at = above
+            position = above
         return RangeContext(step, phase, unit)

@@ -34,19 +34,19 @@ NOISE = "_noise"
 def packed(ready: Array, start: Array, end: Array) -> dict[str, Array]:
     """Columns of float [s] as arrays that compress well; :func:`unpacked` gives the same bits back."""
     arrays = {"row_end": _shuffled(end)}
-    known, first = np.unique(end.view(np.int64), return_index=True)
+    end_bits, first = np.unique(end.view(np.int64), return_index=True)
     for name, column, same in (("ready", ready, None), ("start", start, ready)):
         bits = column.view(np.int64)
-        at = np.minimum(np.searchsorted(known, bits), max(len(known) - 1, 0))
-        found = known[at] == bits if len(known) else np.zeros(0, dtype=bool)
-        distance = np.where(found, first[at] - np.arange(len(bits)), NO_ROW) if len(bits) else bits
+        position = np.minimum(np.searchsorted(end_bits, bits), max(len(end_bits) - 1, 0))
+        is_known = end_bits[position] == bits if len(end_bits) else np.zeros(0, dtype=bool)
+        distance = np.where(is_known, first[position] - np.arange(len(bits)), NO_ROW) if len(bits) else bits
         arrays[f"row_{name}_back"] = distance.astype(np.int32)
         if same is not None:  # as ready as can be: distance 0, which no row has to its own end unless it took no time
             equal = bits == same.view(np.int64)
             arrays[f"row_{name}_same"] = np.packbits(equal)
             arrays[f"row_{name}_back"][equal] = 0
-            found = found | equal
-        arrays[f"row_{name}_own"] = column[~found]
+            is_known = is_known | equal
+        arrays[f"row_{name}_own"] = column[~is_known]
     return arrays
 
 
@@ -79,13 +79,13 @@ def _unshuffled(rows: Array) -> Array:
 
 def packed_blocks(blocks: tuple[Block, ...]) -> dict[str, Array]:
     """Blocks as arrays; :func:`unpacked_blocks` gives them back, with the same bits and the same columns shared."""
-    known: dict[int, tuple[int, Column]] = {}
+    column_numbers: dict[int, tuple[int, Column]] = {}
     ranks: dict[int, tuple[int, Array]] = {}
     for block in blocks:  # ends first: most of the other times are somebody's end
-        known.setdefault(id(block.columns[2]), (len(known), block.columns[2]))
-    which = [[known.setdefault(id(c), (len(known), c))[0] for c in block.columns] for block in blocks]
+        column_numbers.setdefault(id(block.columns[2]), (len(column_numbers), block.columns[2]))
+    which = [[column_numbers.setdefault(id(c), (len(column_numbers), c))[0] for c in block.columns] for block in blocks]
     whose = [ranks.setdefault(id(block.ranks), (len(ranks), block.ranks))[0] for block in blocks]
-    columns = [column.all for _, column in known.values()]
+    columns = [column.all for _, column in column_numbers.values()]
     mixes = _mixes(columns)
     own = [column[mix < 0] for column, mix in zip(columns, mixes, strict=True)]
     rows = _shuffled(np.concatenate([*own, np.zeros(0)]))
@@ -93,7 +93,7 @@ def packed_blocks(blocks: tuple[Block, ...]) -> dict[str, Array]:
         "block_op": np.array([block.op for block in blocks], dtype=np.int32),
         "block_whose": np.array(whose, dtype=np.int32),
         "block_which": np.array(which, dtype=np.int32).reshape(-1, 3),
-        **ragged("block_ranks", tuple(mine for _, mine in ranks.values())),
+        **ragged("block_ranks", tuple(block_ranks for _, block_ranks in ranks.values())),
         **ragged("block_mix", tuple(mixes)),
         f"block_times{NOISE}": rows[:6].copy(),  # little-endian: the last two bytes are sign, exponent and the first
         "block_times_top": rows[6:].copy(),  # bits of the fraction
@@ -115,9 +115,11 @@ def unpacked_blocks(arrays: Mapping[str, Array]) -> tuple[Block, ...]:
         columns.append(column)
         used = after
     ranks = parts("block_ranks", arrays)
-    made = blocks_columns(columns, [None] * len(columns))
+    block_columns = blocks_columns(columns, [None] * len(columns))
     rows = zip(arrays["block_op"].tolist(), arrays["block_whose"].tolist(), arrays["block_which"].tolist(), strict=True)
-    return tuple(Block(op, ranks[whose], (made[a], made[b], made[c])) for op, whose, (a, b, c) in rows)
+    return tuple(
+        Block(op, ranks[whose], (block_columns[a], block_columns[b], block_columns[c])) for op, whose, (a, b, c) in rows
+    )
 
 
 def _mixes(columns: list[Array]) -> list[Array]:
@@ -125,20 +127,20 @@ def _mixes(columns: list[Array]) -> list[Array]:
     tables: dict[int, list[int]] = {}
     for k, column in enumerate(columns):
         tables.setdefault(len(column), []).append(k)
-    found = [np.full(len(column), -1, dtype=np.int32) for column in columns]
+    references = [np.full(len(column), -1, dtype=np.int32) for column in columns]
     single = np.array(tables.pop(1, []), dtype=np.int32)  # one time for all ranks may be any rank's
     values, first = np.unique(np.array([columns[k][0] for k in single]).view(np.int64), return_index=True)
-    for some in tables.values():
-        stacked = np.stack([columns[k] for k in some]).view(np.int64)
-        numbers = np.array(some, dtype=np.int32)
+    for table in tables.values():
+        stacked = np.stack([columns[k] for k in table]).view(np.int64)
+        numbers = np.array(table, dtype=np.int32)
         places = np.ascontiguousarray(stacked.T)  # all columns' times at one place lie beside each other
-        for row, k in enumerate(some):
+        for row, k in enumerate(table):
             if len(values):
-                at = np.minimum(np.searchsorted(values, stacked[row]), len(values) - 1)
-                names = single[first[at]]
-                found[k] = np.where((values[at] == stacked[row]) & (names < k), names, np.int32(-1))
-            _mix(stacked[: row + 1], places[:, :row], numbers, found[k])
-    return found
+                position = np.minimum(np.searchsorted(values, stacked[row]), len(values) - 1)
+                names = single[first[position]]
+                references[k] = np.where((values[position] == stacked[row]) & (names < k), names, np.int32(-1))
+            _mix(stacked[: row + 1], places[:, :row], numbers, references[k])
+    return references
 
 
 def _mix(rows: Array, earlier: Array, names: Array, mix: Array) -> None:

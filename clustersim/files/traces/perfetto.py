@@ -85,26 +85,34 @@ def _steps(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
         yield {"ph": "X", "pid": pid, "tid": tid, **_span(name, "user_annotation", begin, end)}
 
 
-def _track(what: str, pid: int, tid: int, name: str) -> Iterator[Event]:
+def _track(track: str, pid: int, tid: int, name: str) -> Iterator[Event]:
     """Its name and its place."""
-    yield {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}
-    yield {"ph": "M", "name": f"{what}_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid or pid}}
+    yield {"ph": "M", "name": f"{track}_name", "pid": pid, "tid": tid, "args": {"name": name}}
+    yield {"ph": "M", "name": f"{track}_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid or pid}}
 
 
 def _slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
     """Complete events (``X``) by rank, then by time; a wait comes right before what it waited for."""
     threads = base.threads(timeline, ranks)
-    said = base.said_of(timeline)
+    args_of = base.said_of(timeline)
     leaving, reaching = base.flows(timeline, ranks)
     for rank, i, ready, start, end in base.nanoseconds(timeline, ranks):
         op = timeline.ops[i]
         pid, tid, _ = threads[rank, op.stream]
-        where = {"ph": "X", "pid": pid, "tid": tid}
+        track_fields = {"ph": "X", "pid": pid, "tid": tid}
         if start > ready and op.kind != "compute":
-            yield where | _span(f"wait {op.name}", "wait", ready, start) | {"args": {"rank": rank, "step": op.step}}
+            yield (
+                track_fields
+                | _span(f"wait {op.name}", "wait", ready, start)
+                | {"args": {"rank": rank, "step": op.step}}
+            )
         category = "user_annotation" if op.bound == "host" else "kernel"
-        yield where | _span(op.name, category, start, end) | {"args": said[i] | {"rank": rank, "correlation": -1}}
-        arrow = where | {"name": _ARROW.get(op.kind, "last to arrive"), "cat": "message"}
+        yield (
+            track_fields
+            | _span(op.name, category, start, end)
+            | {"args": args_of[i] | {"rank": rank, "correlation": -1}}
+        )
+        arrow = track_fields | {"name": _ARROW.get(op.kind, "last to arrive"), "cat": "message"}
         for number in leaving.get((rank, i), ()):
             yield arrow | {"ph": "s", "id": number, "ts": start / 1e3}
         for number in reaching.get((rank, i), ()):  # inside the receive: an end on its edge may bind to its neighbour
@@ -123,5 +131,5 @@ def _counters(timeline: Timeline, rank: int, memory: Mapping[str, float] | None)
             yield from _track("process", pid, 0, "busiest links")
         yield {"ph": "C", "pid": pid, "name": name, "ts": ns / 1e3, "args": {"GB/s": rate}}
     node = int(base.nodes(timeline)[rank]) + 1
-    for name, ns, held in base.memory_levels(timeline, rank, memory):
-        yield {"ph": "C", "pid": node, "name": name, "ts": ns / 1e3, "args": {"GiB": held}}
+    for name, ns, held_bytes in base.memory_levels(timeline, rank, memory):
+        yield {"ph": "C", "pid": node, "name": name, "ts": ns / 1e3, "args": {"GiB": held_bytes}}

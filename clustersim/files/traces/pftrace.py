@@ -38,7 +38,7 @@ def write_pftrace(
     tracks.thread(step_pid, step_tid, base.STEPS)
     for name, begin, end in base.step_slices(timeline, chosen):
         tracks.slice(step_tid, name, "user_annotation", (begin, end), {})
-    said = base.said_of(timeline)
+    args_of = base.said_of(timeline)
     leaving, reaching = base.flows(timeline, chosen)
     for rank, i, ready, start, end in base.nanoseconds(timeline, chosen):
         op = timeline.ops[i]
@@ -46,11 +46,11 @@ def write_pftrace(
         if start > ready and op.kind != "compute":
             tracks.slice(tid, f"wait {op.name}", "wait", (ready, start), {"rank": rank, "step": op.step})
         arrows = leaving.get((rank, i), []), reaching.get((rank, i), [])
-        tracks.slice(tid, op.name, op.phase, (start, end), said[i] | {"rank": rank}, arrows)
+        tracks.slice(tid, op.name, op.phase, (start, end), args_of[i] | {"rank": rank}, arrows)
     for name, ns, rate in base.link_rates(timeline.links):
         tracks.counter(name, ns, rate, "GB/s")
-    for name, ns, held in base.memory_levels(timeline, chosen[0], memory):
-        tracks.counter(name, ns, held, "GiB")
+    for name, ns, held_bytes in base.memory_levels(timeline, chosen[0], memory):
+        tracks.counter(name, ns, held_bytes, "GiB")
     base.replace_file(Path(path), tracks.builder.serialize())
     return chosen
 

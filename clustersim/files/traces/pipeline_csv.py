@@ -88,8 +88,8 @@ def read(paths: Sequence[Path]) -> Timeline:
     steps = [table for table in tables if not table.has("op", "optype")]
     if len(ops) != 1 or len(steps) != 1:
         missing = "ops.csv" if not ops else "steps.csv"
-        said = "holds several runs; read one at a time" if ops and steps else f"has no {missing} beside it"
-        raise TraceError(f"{paths[0]}: {said}; a pipeline's folder holds one ops.csv and one steps.csv")
+        problem = "holds several runs; read one at a time" if ops and steps else f"has no {missing} beside it"
+        raise TraceError(f"{paths[0]}: {problem}; a pipeline's folder holds one ops.csv and one steps.csv")
     lines = _lines(ops[0])
     lengths = _lengths(steps[0])
     _check(lines, lengths, ops[0], steps[0])
@@ -108,21 +108,25 @@ def _lines(table: CsvTable) -> list[OpsLine]:
     start = table.seconds("start")
     end = table.seconds("end") if table.timed("end") else start + table.seconds("duration")
     stage = _stages(table, rank)
-    ranks_of = {s: sorted(r for r, at in stage.items() if at == s) for s in set(stage.values())}
+    ranks_of = {s: sorted(r for r, rank_stage in stage.items() if rank_stage == s) for s in set(stage.values())}
     place = {r: i for ranks in ranks_of.values() for i, r in enumerate(ranks)}
     seen: Counter[tuple[int, int, str]] = Counter()
     lines = []
     for i, text in enumerate(word):
         s = int(step[i])
         r = int(rank[i])
-        where = f"{table.path}:{i + 2}"
+        line_place = f"{table.path}:{i + 2}"
         if end[i] < start[i]:
-            raise TraceError(f"{where}: {text} of rank {r} ends at {end[i]:g} s, before it starts at {start[i]:g} s")
-        known = words().get(text, OperationWord(text))
+            raise TraceError(
+                f"{line_place}: {text} of rank {r} ends at {end[i]:g} s, before it starts at {start[i]:g} s"
+            )
+        action_word = words().get(text, OperationWord(text))
         seq = seen[s, r, text]
         seen[s, r, text] += 1
         lines.append(
-            OpsLine(s, r, stage[r], place[r], known, seq, int(micro[i]), float(start[i]), float(end[i]), where)
+            OpsLine(
+                s, r, stage[r], place[r], action_word, seq, int(micro[i]), float(start[i]), float(end[i]), line_place
+            )
         )
     return lines
 
@@ -131,11 +135,11 @@ def _stages(table: CsvTable, rank: Iterable[int]) -> dict[int, int]:
     ranks = [int(r) for r in rank]
     if not table.has("stage"):
         return {r: i for i, r in enumerate(sorted(set(ranks)))}
-    found: dict[int, int] = {}
+    stage_of: dict[int, int] = {}
     for i, (r, s) in enumerate(zip(ranks, table.whole("stage").tolist(), strict=True)):
-        if found.setdefault(r, s) != s:
-            raise TraceError(f"{table.path}:{i + 2}: rank {r} is at stage {s} here, and at stage {found[r]} above")
-    return found
+        if stage_of.setdefault(r, s) != s:
+            raise TraceError(f"{table.path}:{i + 2}: rank {r} is at stage {s} here, and at stage {stage_of[r]} above")
+    return stage_of
 
 
 def _lengths(table: CsvTable) -> dict[tuple[int, int], float]:
@@ -158,15 +162,17 @@ def _check(lines: list[OpsLine], lengths: Lengths, ops: CsvTable, steps: CsvTabl
         raise TraceError(f"{ops.path}: no operation of rank(s) {few(gone, TOLD)} of {world}; every rank is needed")
     per_stage = Counter({line.rank: line.stage for line in lines}.values())
     if len(set(per_stage.values())) > 1:
-        told = ", ".join(f"{n} at stage {s}" for s, n in sorted(per_stage.items()))
-        raise TraceError(f"{ops.path}: stages hold different numbers of ranks: {told}")
-    here = {line.step for line in lines}
-    there = {step for step, _ in lengths}
-    if here != there:
-        path, other = (steps.path, ops.path) if here - there else (ops.path, steps.path)
-        raise TraceError(f"{path}: no step(s) {few(sorted(here ^ there), TOLD)}, which {other.name} has")
-    for step, mine in _by_step(lines).items():
-        _check_step(step, mine, len(ranks), lengths, ops)
+        stages_text = ", ".join(f"{n} at stage {s}" for s, n in sorted(per_stage.items()))
+        raise TraceError(f"{ops.path}: stages hold different numbers of ranks: {stages_text}")
+    op_steps = {line.step for line in lines}
+    length_steps = {step for step, _ in lengths}
+    if op_steps != length_steps:
+        path, other_file = (steps.path, ops.path) if op_steps - length_steps else (ops.path, steps.path)
+        raise TraceError(
+            f"{path}: no step(s) {few(sorted(op_steps ^ length_steps), TOLD)}, which {other_file.name} has"
+        )
+    for step, step_lines in _by_step(lines).items():
+        _check_step(step, step_lines, len(ranks), lengths, ops)
 
 
 def _check_step(step: int, lines: list[OpsLine], world: int, lengths: Lengths, ops: CsvTable) -> None:
@@ -178,8 +184,8 @@ def _check_step(step: int, lines: list[OpsLine], world: int, lengths: Lengths, o
         if line.word.action and line.word.kind == "compute":
             first = done.setdefault((line.rank, line.word.action, line.microbatch), line)
             if first is not line:
-                what = f"{line.word.name} of micro-batch {line.microbatch} of rank {line.rank} in step {step}"
-                raise TraceError(f"{line.where}: {what} is there twice, first at {first.where}")
+                line_text = f"{line.word.name} of micro-batch {line.microbatch} of rank {line.rank} in step {step}"
+                raise TraceError(f"{line.where}: {line_text} is there twice, first at {first.where}")
         limit = lengths.get((step, line.rank), lengths.get((step, -1)))
         if limit is None:
             raise TraceError(f"{line.where}: rank {line.rank} has no length of step {step} in the table of steps")
@@ -200,10 +206,10 @@ def _check_pairs(step: int, done: Mapping[tuple[int, str, int], OpsLine], ops: C
 
 
 def _by_step(lines: Iterable[OpsLine]) -> dict[int, list[OpsLine]]:
-    found: defaultdict[int, list[OpsLine]] = defaultdict(list)
+    by_step: defaultdict[int, list[OpsLine]] = defaultdict(list)
     for line in lines:
-        found[line.step].append(line)
-    return dict(found)
+        by_step[line.step].append(line)
+    return dict(by_step)
 
 
 # ---- spans -----------------------------------------------------------------------------------------------------------
@@ -232,8 +238,8 @@ def _meeting(line: OpsLine) -> tuple[object, ...] | None:
     if word.dim == "pp":
         down = (word.kind == "send") == (word.action == "F")  # the peer is at the next stage
         return step, word.action, line.microbatch, line.replica, line.stage if down else line.stage - 1
-    where = {"dp": line.stage, "embd": line.replica, "world": 0}
-    return (step, word.name, line.seq, where[word.dim]) if word.dim else None
+    meeting_place = {"dp": line.stage, "embd": line.replica, "world": 0}
+    return (step, word.name, line.seq, meeting_place[word.dim]) if word.dim else None
 
 
 def _timeline(lines: list[OpsLine], lengths: Lengths, source: str) -> Timeline:
@@ -246,15 +252,15 @@ def _timeline(lines: list[OpsLine], lengths: Lengths, source: str) -> Timeline:
     infos: list[OpInfo] = []
     rows: list[tuple[int, int, float, float, float]] = []
     begin = 0.0
-    for step, mine in _by_step(lines).items():
-        for line in [*mine, *_rests(mine, lengths)]:
+    for step, step_lines in _by_step(lines).items():
+        for line in [*step_lines, *_rests(step_lines, lengths)]:
             met = _meeting(line)
             collective = met is not None and line.word.dim != "pp"
             key = met if collective and met else (step, line.stage, line.word, line.seq, line.microbatch)
             if key not in ops:
                 ops[key] = len(infos)
                 infos.append(_info(line, together[met] if met and collective else []))
-            began = line.start if met is None else max(other.start for other in together[met])
+            began = line.start if met is None else max(met_line.start for met_line in together[met])
             rows.append((ops[key], line.rank, begin + line.start, begin + min(began, line.end), begin + line.end))
         begin += max(length for (s, _), length in lengths.items() if s == step)
     op, rank, ready, start, end = (np.array(column) for column in zip(*rows, strict=True))
@@ -285,8 +291,8 @@ def _info(line: OpsLine, met: list[OpsLine]) -> OpInfo:
     bound = "communication" if word.dim else "compute" if word.phase != "other" else "host"
     detail: dict[str, int | float | str | tuple[int, ...]] = {}
     if met:
-        starts = [other.start for other in met]
-        members = tuple(sorted(other.rank for other in met))
+        starts = [met_line.start for met_line in met]
+        members = tuple(sorted(met_line.rank for met_line in met))
         detail = {"group_size": len(met), "members": members, "skew_s": max(starts) - min(starts)}
         # A member's time includes waiting for the others: the shortest is from last start to last end.
         detail |= {"transfer_s": min(o.end - o.start for o in met), "communicator": word.dim}

@@ -75,7 +75,7 @@ class RankTrace:
     @property
     def begin(self) -> float:
         """The first start [s]."""
-        return min([one.start for one in self.seen] + [one.start for one in self.work])
+        return min([record.start for record in self.seen] + [record.start for record in self.work])
 
 
 BACKEND = "backend: "
@@ -84,10 +84,10 @@ BACKEND = "backend: "
 
 def backend_of(timeline: Timeline) -> str | None:
     """``"gloo"`` or ``"nccl"``, as the trace says; None where it does not."""
-    said = [name.removeprefix(BACKEND) for name in timeline.stats if name.startswith(BACKEND)]
-    if not said:
+    backends = [name.removeprefix(BACKEND) for name in timeline.stats if name.startswith(BACKEND)]
+    if not backends:
         return None
-    return "gloo" if "gloo" in said[0] and "ccl" not in said[0] else "nccl"
+    return "gloo" if "gloo" in backends[0] and "ccl" not in backends[0] else "nccl"
 
 
 _NOTE = re.compile(r"^PP:(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)$")
@@ -122,12 +122,12 @@ class AnnotatedSchedule:
     """
 
     def __init__(self, notes: Iterable[tuple[str, float, float]]) -> None:
-        words = sorted((start, end, name) for name, start, end in notes if name.startswith("PP:"))
-        found = [(start, end, _NOTE.match(name)) for start, end, name in words]
-        stages = sorted({int(match.group(1)) for _, _, match in found if match})
-        self._since = [start for start, _, _ in found]
-        self._until = [end for _, end, _ in found]
-        self._doing = [_doing(match, stages) if match else None for _, _, match in found]
+        schedule_notes = sorted((start, end, name) for name, start, end in notes if name.startswith("PP:"))
+        matches = [(start, end, _NOTE.match(name)) for start, end, name in schedule_notes]
+        stages = sorted({int(match.group(1)) for _, _, match in matches if match})
+        self._since = [start for start, _, _ in matches]
+        self._until = [end for _, end, _ in matches]
+        self._doing = [_doing(match, stages) if match else None for _, _, match in matches]
 
     def at(self, ts: float) -> ScheduledAction | None:
         """What the rank is doing at a time; None for nothing of its schedule."""

@@ -107,17 +107,19 @@ class _SavedWords(_SavedLayout):
 def save_run(timeline: Timeline, path: str | Path, topology: Topology | None = None, facts: RunFacts = UNKNOWN) -> None:
     """Write a run; ``topology`` : the machine of its links. Raises :class:`TraceError` where the file cannot be
     written."""
-    sets, op, of, *times = timeline._rows()
-    arrays: dict[str, Array] = {"row_op": op.astype(np.int32), "row_set": of.astype(np.int32)}
+    sets, op, set_of, *times = timeline._rows()
+    arrays: dict[str, Array] = {"row_op": op.astype(np.int32), "row_set": set_of.astype(np.int32)}
     arrays |= packed(*times) | packed_blocks(timeline.blocks) | ragged("set", sets)
     if timeline.rank_node is not None:
         arrays["rank_node"] = timeline.rank_node
     details = [{key: _kept(value, arrays) for key, value in op.detail.items()} for op in timeline.ops]
-    ops = tuple(msgspec.structs.replace(op, detail=one) for op, one in zip(timeline.ops, details, strict=True))
+    ops = tuple(
+        msgspec.structs.replace(op, detail=op_detail) for op, op_detail in zip(timeline.ops, details, strict=True)
+    )
     links = None if timeline.links is None else _link_words(timeline.links, topology, arrays)
     machine = None if topology is None else _topology_words(topology, arrays)
-    words = _SavedWords(VERSION, timeline.world_size, timeline.source, timeline.stats, facts, ops, links, machine)
-    arrays["words"] = np.frombuffer(msgspec.json.encode(words, enc_hook=_plain), dtype=np.uint8)
+    saved_words = _SavedWords(VERSION, timeline.world_size, timeline.source, timeline.stats, facts, ops, links, machine)
+    arrays["words"] = np.frombuffer(msgspec.json.encode(saved_words, enc_hook=_plain), dtype=np.uint8)
     replace_file(Path(path), zipped(arrays))
 
 
@@ -138,9 +140,9 @@ def load_run(path: str | Path) -> SavedRun:
         version = msgspec.json.decode(text, type=_SavedLayout).version
         if version != VERSION:
             raise TraceError(f"{path}: written by another version of clustersim (layout {version}); run it again")
-        words = msgspec.json.decode(text, type=_SavedWords)
-        topology = None if words.topology is None else _topology(words.topology, arrays)
-        return SavedRun(_timeline(words, arrays, topology), topology, words.facts)
+        saved_words = msgspec.json.decode(text, type=_SavedWords)
+        topology = None if saved_words.topology is None else _topology(saved_words.topology, arrays)
+        return SavedRun(_timeline(saved_words, arrays, topology), topology, saved_words.facts)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file; `clustersim run SCENARIO --out DIR` writes it") from None
     except (OSError, EOFError, *_BROKEN, msgspec.DecodeError) as error:
@@ -209,30 +211,35 @@ def _topology_words(topology: Topology, arrays: dict[str, Array]) -> _SavedMachi
     by_id = {id(t): t for t in topology.node_types}
     types = list(by_id)
     return _SavedMachine(
-        node_types=[replace(one, sources=dict(one.sources)) for one in by_id.values()],
+        node_types=[replace(node_type, sources=dict(node_type.sources)) for node_type in by_id.values()],
         node_type_of=[types.index(id(t)) for t in topology.node_types],
         **{name: getattr(topology, name) for name in _SAME},
     )
 
 
-def _topology(words: _SavedMachine, arrays: dict[str, Array]) -> Topology:
-    same: Any = {name: getattr(words, name) for name in _SAME} | {name: arrays[f"topology_{name}"] for name in _LINKS}
-    return Topology(node_types=tuple(words.node_types[i] for i in words.node_type_of), **same)
+def _topology(saved_machine: _SavedMachine, arrays: dict[str, Array]) -> Topology:
+    same: Any = {name: getattr(saved_machine, name) for name in _SAME} | {
+        name: arrays[f"topology_{name}"] for name in _LINKS
+    }
+    return Topology(node_types=tuple(saved_machine.node_types[i] for i in saved_machine.node_type_of), **same)
 
 
-def _timeline(words: _SavedWords, arrays: dict[str, Array], topology: Topology | None) -> Timeline:
+def _timeline(saved_words: _SavedWords, arrays: dict[str, Array], topology: Topology | None) -> Timeline:
     rows = (arrays["row_op"].astype(np.int64), arrays["row_set"].astype(np.int64), *unpacked(arrays))
-    details = [{key: _restored(value, arrays) for key, value in op.detail.items()} for op in words.ops]
+    details = [{key: _restored(value, arrays) for key, value in op.detail.items()} for op in saved_words.ops]
     return Timeline.of_blocks(
-        world_size=words.world_size,
-        ops=tuple(msgspec.structs.replace(op, detail=one) for op, one in zip(words.ops, details, strict=True)),
+        world_size=saved_words.world_size,
+        ops=tuple(
+            msgspec.structs.replace(op, detail=op_detail)
+            for op, op_detail in zip(saved_words.ops, details, strict=True)
+        ),
         rank_sets=parts("set", arrays),
         rows=rows,
         blocks=unpacked_blocks(arrays),
-        links=None if words.links is None else _links(words.links, arrays, topology),
-        source=words.source,
+        links=None if saved_words.links is None else _links(saved_words.links, arrays, topology),
+        source=saved_words.source,
         rank_node=arrays.get("rank_node"),
-        stats=words.stats,
+        stats=saved_words.stats,
     )
 
 
@@ -242,9 +249,9 @@ def _restored(value: Any, arrays: dict[str, Array]) -> Any:
     return tuple(_restored(item, arrays) for item in value) if isinstance(value, list) else value
 
 
-def _links(words: _SavedLinks, arrays: dict[str, Array], topology: Topology | None) -> LinkUse:
-    names = words.names
-    kinds = words.kinds
+def _links(saved_links: _SavedLinks, arrays: dict[str, Array], topology: Topology | None) -> LinkUse:
+    names = saved_links.names
+    kinds = saved_links.kinds
     if names is None or kinds is None:
         if topology is None:
             raise ValueError("links without names")

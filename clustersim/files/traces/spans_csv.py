@@ -44,7 +44,7 @@ def write_csv(timeline: Timeline, path: str | Path, ranks: Sequence[int] | None 
     chosen = base.ranks_to_write(timeline, ranks)
     spans = timeline.spans(chosen)
     node = base.nodes(timeline)
-    words = [
+    op_cells = [
         (
             *(op.stream, _cell(op.name), op.kind, op.phase, op.bound, op.step, op.nbytes, op.flops),
             *(op.detail.get(key, "") for key in _DETAILS),
@@ -56,8 +56,8 @@ def write_csv(timeline: Timeline, path: str | Path, ranks: Sequence[int] | None 
     writer.writerow(COLUMNS)
     columns = (np.asarray(spans[name]).tolist() for name in ("rank", "op", "ready", "start", "end"))
     for rank, i, ready, start, end in zip(*columns, strict=True):
-        said = words[i]
-        writer.writerow((rank, int(node[rank]), *said[:6], ready, start, end, *said[6:]))
+        cells = op_cells[i]
+        writer.writerow((rank, int(node[rank]), *cells[:6], ready, start, end, *cells[6:]))
     base.replace_file(path, out.getvalue().encode())
     return chosen
 

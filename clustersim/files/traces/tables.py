@@ -139,10 +139,10 @@ def _tracelens_row(row: Row, sieve: SampleSieve, source: str, path: Path) -> Non
     if kind is None or dtype is None:
         return sieve.skip("a collective or element type that is not known")
     ranks = int(row["Group size"])
-    whole = float(row["In msg nelems"]) * DTYPE_BYTES[dtype] * (ranks if kind == "all_gather" else 1)
+    nbytes = float(row["In msg nelems"]) * DTYPE_BYTES[dtype] * (ranks if kind == "all_gather" else 1)
     sample = Sample(
         kind=kind,
-        nbytes=whole,
+        nbytes=nbytes,
         seconds=float(row["comm_latency_mean"]) * 1e-6,
         ranks=ranks,
         dtype=dtype,

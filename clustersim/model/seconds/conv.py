@@ -11,28 +11,28 @@ from clustersim.model.seconds.memory_bound import traffic_rate
 _FAST_WINDOWS = (9.0, 25.0)
 
 
-def conv_parts(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
+def conv_parts(setting: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
     """Seconds of arithmetic and of memory traffic of a convolution, without the kernel floor.
 
     In fp32, cuDNN runs a 3x3 convolution of stride 1 as Winograd F(4x4, 3x3) or F(2x2, 3x3), with up to four times
     fewer multiplications (Lavin and Gray, arXiv:1509.09308). Tensor cores want channels last: frameworks that keep
     channels first transpose input and output around each 16-bit convolution.
     """
-    constants = where.constants
-    half = where.half
-    share = _share(where)
+    constants = setting.constants
+    half = setting.half
+    share = _share(setting)
     if kernel.groups > 1:
         # A group's few channels fill only part of a tile.
         share *= kernel.n / (kernel.n + (constants.group_half if half else constants.group_fp32))
-    if is_winograd(where.device, where.dtype, kernel):
+    if is_winograd(setting.device, setting.dtype, kernel):
         share *= constants.winograd
     flops = (kernel.backward_flops if backward else kernel.flops) * batch
-    nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * where.element_bytes
-    compute = flops / (where.matmul_rate() * share)
-    memory = nbytes / (where.device.memory_bandwidth * constants.gemm_memory)
-    if half and not where.compiled:
+    nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * setting.element_bytes
+    compute = flops / (setting.matmul_rate() * share)
+    memory = nbytes / (setting.device.memory_bandwidth * constants.gemm_memory)
+    if half and not setting.compiled:
         # A transpose reads and writes what the convolution reads and writes once.
-        transposes = 2.0 * nbytes / traffic_rate(where, where.element_bytes)
+        transposes = 2.0 * nbytes / traffic_rate(setting, setting.element_bytes)
         return compute + transposes, memory + transposes
     return compute, memory
 
@@ -42,13 +42,13 @@ def is_winograd(device: Device, dtype: str, kernel: Kernel) -> bool:
     return device.runs_as(dtype) == "fp32" and kernel.groups == 1 and window_overlap(kernel) in _FAST_WINDOWS
 
 
-def _share(where: Setting) -> float:
+def _share(setting: Setting) -> float:
     """Share of the matmul rate that a convolution's products reach."""
-    constants = where.constants
-    newer = not 0 < where.device.sm < 80 and where.device.runs_as(where.dtype) != "fp32"
-    if newer or (where.half and not where.images):
+    constants = setting.constants
+    newer = not 0 < setting.device.sm < 80 and setting.device.runs_as(setting.dtype) != "fp32"
+    if newer or (setting.half and not setting.images):
         return constants.conv_ampere
-    return constants.conv_half if where.half else constants.conv_fp32
+    return constants.conv_half if setting.half else constants.conv_fp32
 
 
 def window_overlap(kernel: Kernel) -> float:

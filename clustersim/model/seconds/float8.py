@@ -22,32 +22,32 @@ ROWWISE_FORWARD = 0.9
 (pytorch/pytorch #147971)."""
 
 
-def forward_share(where: Setting) -> float:
+def forward_share(setting: Setting) -> float:
     """Of the rate of products in :attr:`Setting.dtype`, what forward's kernel reaches."""
-    return ROWWISE_FORWARD if where.rowwise else 1.0
+    return ROWWISE_FORWARD if setting.rowwise else 1.0
 
 
-def gradient_setting(where: Setting) -> Setting:
+def gradient_setting(setting: Setting) -> Setting:
     """The setting of a weight gradient's product: ``rowwise_with_gw_hp`` leaves it in bf16."""
-    return where.with_dtype("bf16") if where.rowwise and where.float8_recipe.endswith("gw_hp") else where
+    return setting.with_dtype("bf16") if setting.rowwise and setting.float8_recipe.endswith("gw_hp") else setting
 
 
-def cast_seconds(where: Setting, kernel: Kernel, batch: float, part: str) -> float:
+def cast_seconds(setting: Setting, kernel: Kernel, batch: float, part: str) -> float:
     """Seconds of the casts of one part of a linear (see :func:`clustersim.model.seconds.kernels.spent`) on so many
     samples.
 
     Linears that share an input (it is kept for one of them only) share its casts, as compiled code does.
     """
-    if not where.rowwise or kernel.kind != "gemm" or kernel.batch:
+    if not setting.rowwise or kernel.kind != "gemm" or kernel.batch:
         return 0.0
     rows = kernel.m * kernel.repeat * batch
     given = rows * kernel.k
     weights = float(kernel.n * kernel.k * kernel.repeat)
-    made = rows * kernel.n
+    outputs = rows * kernel.n
     read = given if kernel.saved else 0.0
-    in_bf16 = where.float8_recipe == "rowwise_with_gw_hp"
-    inputs = CAST * (made + weights) + RESCALE * given
-    gradients = 0.0 if in_bf16 else CAST * (read + made) + RESCALE * weights
+    in_bf16 = setting.float8_recipe == "rowwise_with_gw_hp"
+    inputs = CAST * (outputs + weights) + RESCALE * given
+    gradients = 0.0 if in_bf16 else CAST * (read + outputs) + RESCALE * weights
     forward = CAST * (read + weights)
     nbytes = {"F": forward, "R": forward, "I": inputs, "W": gradients, "B": inputs + gradients}[part]
-    return nbytes / traffic_rate(where, where.element_bytes)
+    return nbytes / traffic_rate(setting, setting.element_bytes)

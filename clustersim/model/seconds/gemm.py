@@ -48,15 +48,15 @@ def gemm_time(device: Device, dtype: str, m: float, n: float, k: float, batch: f
     return max(parts) + device.kernel_floor.value
 
 
-def gemm_parts(where: Setting, rate: float, m: float, n: float, k: float, batch: float) -> tuple[float, float]:
+def gemm_parts(setting: Setting, rate: float, m: float, n: float, k: float, batch: float) -> tuple[float, float]:
     """Seconds the arithmetic and the memory traffic of a product take, without the kernel floor; in 16 and fewer bits
     the longer of the two is lengthened by what the other does not hide.
 
     ``rate`` is what a large GEMM reaches [FLOP/s].
     """
-    if where.by_law:
-        return _by_law(where, rate, m, n, k, batch)
-    return _by_tiles(where, rate, m, n, k, batch)
+    if setting.by_law:
+        return _by_law(setting, rate, m, n, k, batch)
+    return _by_tiles(setting, rate, m, n, k, batch)
 
 
 def _by_law(where: Setting, rate: float, m: float, n: float, k: float, batch: float) -> tuple[float, float]:

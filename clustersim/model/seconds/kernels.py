@@ -31,8 +31,12 @@ def spent(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[floa
         raise ModelError(f"kernel {kernel.name!r} has unknown kind {kernel.kind!r}; {nearest(kernel.kind, KINDS)}")
     compute, memory = parts(where, kernel, batch, part)
     # The device stands still while the host does something it waits for.
-    each = where.device.launch if kernel.kind == "host" else where.device.kernel_floor
-    return max(compute, memory), launches(kernel, part) * each.value, "compute" if compute >= memory else "memory"
+    launch_floor = where.device.launch if kernel.kind == "host" else where.device.kernel_floor
+    return (
+        max(compute, memory),
+        launches(kernel, part) * launch_floor.value,
+        "compute" if compute >= memory else "memory",
+    )
 
 
 def weighted(kernel: Kernel) -> bool:
@@ -75,22 +79,22 @@ def parts(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[floa
     return _linear(where, kernel, batch, part)
 
 
-def _recurrent(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
+def _recurrent(setting: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
     """Products of a recurrent state, one step after the other; the gradient of their weights is one product in the end,
     as cuDNN has it."""
     rows = kernel.m * batch
     n = float(kernel.n)
     k = float(kernel.k)
     steps = kernel.repeat
-    compute, memory = gemm.linear_parts(where, rows, k if backward else n, n if backward else k)
+    compute, memory = gemm.linear_parts(setting, rows, k if backward else n, n if backward else k)
     step = steps * max(compute, memory)
     if not backward:
         return step, steps * memory
-    weights = gemm.linear_parts(where, k, n, rows * steps)
+    weights = gemm.linear_parts(setting, k, n, rows * steps)
     return step + max(weights), steps * memory + weights[1]
 
 
-def _linear(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float]:
+def _linear(setting: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float]:
     """A dense layer (rows grow with the batch) or a batch of products of two activations (the count grows).
 
     Repeated products run one after the other, or, where one launch does them all, share the SMs tile by tile: a grouped
@@ -99,33 +103,33 @@ def _linear(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[fl
     rows, count = (kernel.m, kernel.batch * batch) if kernel.batch else (kernel.m * batch, 1.0)
     if kernel.repeat > 1:
         if kernel.launches > 1:
-            each = _linear(where, replace(kernel, repeat=1), batch, part)
-            return kernel.repeat * each[0], kernel.repeat * each[1]
+            product = _linear(setting, replace(kernel, repeat=1), batch, part)
+            return kernel.repeat * product[0], kernel.repeat * product[1]
         count *= kernel.repeat
     m = float(rows)
     n = float(kernel.n)
     k = float(kernel.k)
-    share = _aligned(where, kernel)
+    share = _aligned(setting, kernel)
     if part in {"F", "R"}:
-        compute, memory = gemm.linear_parts(where, m, n, k, count)
-        return compute / (share * forward_share(where)), memory
+        compute, memory = gemm.linear_parts(setting, m, n, k, count)
+        return compute / (share * forward_share(setting)), memory
     # Gradient of the second operand (weights), then of the first (inputs), which the first layer does not need.
-    both = [gemm.linear_parts(gradient_setting(where), k, n, m, count)] if part != "I" or not weighted(kernel) else []
+    both = [gemm.linear_parts(gradient_setting(setting), k, n, m, count)] if part != "I" or not weighted(kernel) else []
     if part != "W" and kernel.backward_flops >= 1.5 * kernel.flops:
-        both.append(gemm.linear_parts(where, m, k, n, count))
+        both.append(gemm.linear_parts(setting, m, k, n, count))
     seconds = [max(compute / share, memory) for compute, memory in both]
-    if where.summed_bytes and weighted(kernel) and part != "I":
-        seconds[0] = _summed(where, seconds[0], count * k * n)
+    if setting.summed_bytes and weighted(kernel) and part != "I":
+        seconds[0] = _summed(setting, seconds[0], count * k * n)
     return sum(seconds), max(memory for _, memory in both)
 
 
-def _summed(where: Setting, product: float, weights: float) -> float:
+def _summed(setting: Setting, product: float, weights: float) -> float:
     """Seconds of a product of so many elements that is added to what memory holds."""
-    traffic = 2.0 * where.summed_bytes * weights / where.device.stream_rate()
-    return max(product, traffic) + where.constants.sum_exposed * min(product, traffic)
+    traffic = 2.0 * setting.summed_bytes * weights / setting.device.stream_rate()
+    return max(product, traffic) + setting.constants.sum_exposed * min(product, traffic)
 
 
-def _aligned(where: Setting, kernel: Kernel) -> float:
+def _aligned(setting: Setting, kernel: Kernel) -> float:
     """The share of the tensor cores' rate that the length of rows leaves: operands and their gradients are laid out
     with n or k innermost, and rows are loaded 16 bytes at a time where they begin at multiples of them.
 
@@ -133,16 +137,16 @@ def _aligned(where: Setting, kernel: Kernel) -> float:
     kernel ("Tensor Core Usage" in the cuBLAS documentation: alignment to 16 bytes), but one of the fp32 units. BLOOM's
     precursors with and without such heads agree: 0.085 of the tensor cores' rate fits both best, this is 0.07.
     """
-    if not where.half:
+    if not setting.half:
         return 1.0
     if kernel.n % 2 or kernel.k % 2:
-        return where.constants.misaligned
+        return setting.constants.misaligned
     if kernel.batch and (kernel.n % 8 or kernel.k % 8):
-        return min(1.0, where.device.matmul_rate("fp32") / where.matmul_rate())
+        return min(1.0, setting.device.matmul_rate("fp32") / setting.matmul_rate())
     return 1.0
 
 
-def _unfused(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
+def _unfused(setting: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
     """A fused attention kernel run as the unfused ops it replaces: the full square, written to memory."""
     scores = Kernel(
         "scores",
@@ -164,9 +168,9 @@ def _unfused(where: Setting, kernel: Kernel, batch: float, *, backward: bool) ->
         flops=1.0,
         backward_flops=2.0,
     )
-    products = [_linear(where, product, batch, "B" if backward else "F") for product in (scores, context)]
+    products = [_linear(setting, product, batch, "B" if backward else "F") for product in (scores, context)]
     square = float(kernel.heads) * kernel.seq**2 * _EAGER_PASSES
     softmax = Kernel("softmax", "memory", nbytes=square, backward_nbytes=square)
-    elementwise = memory_time(where, softmax, batch, backward=backward)
+    elementwise = memory_time(setting, softmax, batch, backward=backward)
     compute = sum(compute for compute, _ in products)
     return (0.0, elementwise + compute) if elementwise > compute else (elementwise + compute, 0.0)

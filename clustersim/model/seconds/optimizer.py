@@ -41,7 +41,7 @@ def fused_traffic(model: Model, optimizer: str | None, *, element_bytes: int = 4
 
 
 def optimizer_time(
-    where: Setting,
+    setting: Setting,
     parameters: float,
     tensors: int,
     optimizer: str | None,
@@ -58,8 +58,8 @@ def optimizer_time(
     check(optimizer, implementation)
     if optimizer is None:
         return 0.0
-    seconds = passes_of(optimizer, implementation) * element_bytes * parameters / where.device.stream_rate()
-    floor = optimizer_floor(where, parameters, tensors, optimizer, implementation)
+    seconds = passes_of(optimizer, implementation) * element_bytes * parameters / setting.device.stream_rate()
+    floor = optimizer_floor(setting, parameters, tensors, optimizer, implementation)
     return max(seconds, floor) if implementation == "for-loop" else seconds + floor
 
 

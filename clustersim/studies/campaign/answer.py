@@ -128,46 +128,48 @@ class CampaignAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 def answer(
     scenario: Scenario,
-    asked: CampaignOptions | None = None,
+    settings: CampaignOptions | None = None,
     folder: Folder | None = None,
-    told: Told = lambda done, total: None,
+    tell: Told = lambda done, total: None,
 ) -> CampaignAnswer:
     """Simulate the step, play the campaign, and say what became of it.
 
-    folder : where batches of replicas are kept, see :func:`folder_for`. told : called with (batches there, in all).
+    folder : where batches of replicas are kept, see :func:`folder_for`. tell : called with (batches there, in all).
 
     Raises :class:`ScenarioError`.
     """
-    asked = asked or CampaignOptions()
+    settings = settings or CampaignOptions()
     table = table_of(scenario)
-    if folder is None and asked.jobs > 1:  # processes hand over their batches in a folder
+    if folder is None and settings.jobs > 1:  # processes hand over their batches in a folder
         with TemporaryDirectory() as temporary:
-            return answer(scenario, asked, folder_for(scenario, temporary, asked), told)
+            return answer(scenario, settings, folder_for(scenario, temporary, settings), tell)
     with scenario.at("$.campaign"):
         job, bill = job_of(scenario)
-        made = campaign(table, job)
-    said = CampaignAnswer(
+        training = campaign(table, job)
+    result = CampaignAnswer(
         title=scenario.title,
-        replicas=asked.replicas,
-        seed=asked.seed,
+        replicas=settings.replicas,
+        seed=settings.seed,
         job=job,
         table=table.plain(),
-        plan=_plan(table, job, made),
+        plan=_plan(table, job, training),
         finishes=False,
-        verdict=_hopeless(made) if made.hopeless else "",
+        verdict=_hopeless(training) if training.hopeless else "",
     )
-    if made.hopeless:
-        return said
-    found = outcome(made, played(made, asked, folder, told=told), bill)
-    spans = replica(made, asked.seed).spans
-    month = [(one.begin, min(one.end, MONTH), one.state) for one in spans if one.begin < MONTH]
-    said = structs.replace(said, **structs.asdict(found), month=month, verdict=_verdict(found, made))
-    return _questions(said, made) if asked.what_if else said
+    if training.hopeless:
+        return result
+    outcome_found = outcome(training, played(training, settings, folder, told=tell), bill)
+    spans = replica(training, settings.seed).spans
+    month = [(span.begin, min(span.end, MONTH), span.state) for span in spans if span.begin < MONTH]
+    result = structs.replace(
+        result, **structs.asdict(outcome_found), month=month, verdict=_verdict(outcome_found, training)
+    )
+    return _questions(result, training) if settings.what_if else result
 
 
-def outcome(made: Campaign, runs: ReplicaRuns, bill: HourBill | None = None) -> CampaignOutcome:
+def outcome(training: Campaign, runs: ReplicaRuns, bill: HourBill | None = None) -> CampaignOutcome:
     """What became of replicas."""
-    mfu = made.job.mfu
+    mfu = training.job.mfu
     elapsed = float(runs.elapsed.mean())
     means = {part: float(runs.part(part).mean()) for part in ledger.PARTS}
     return CampaignOutcome(
@@ -177,33 +179,37 @@ def outcome(made: Campaign, runs: ReplicaRuns, bill: HourBill | None = None) -> 
         goodput={name: percentiles(runs.goodput(name, mfu)) for name in ledger.GOODPUTS},
         mfu=None if mfu is None else percentiles(mfu * (runs.part("productive") / runs.elapsed)),
         ledger={part: LedgerPart(mean / DAY, mean / elapsed) for part, mean in means.items()},
-        cost=None if bill is None else _cost(made, runs, bill),
+        cost=None if bill is None else _cost(training, runs, bill),
     )
 
 
-def _plan(table: CampaignTable, job: Job, made: Campaign) -> CampaignPlan:
-    found = sets().get(table.failures) if isinstance(table.failures, str) else None
+def _plan(table: CampaignTable, job: Job, training: Campaign) -> CampaignPlan:
+    cause_set = sets().get(table.failures) if isinstance(table.failures, str) else None
     return CampaignPlan(
-        steps=made.steps,
-        ideal_days=made.axis.work / DAY,
-        expected_days=None if made.policy == "drop_replica" else made.expected() / DAY,
-        mtbf_s=made.mtbf if math.isfinite(made.mtbf) else None,
-        recovery_s=made.recovery,
-        causes=[ExpectedFailures(one.name, one.expected(made.axis.end), one.scope) for one in made.causes],
-        source="the scenario's own" if found is None else found.source,
-        saves=[SaveRow(t.name, t.save.interval, t.save.stall, t.save.write, float(t.load)) for t in made.tiers],
+        steps=training.steps,
+        ideal_days=training.axis.work / DAY,
+        expected_days=None if training.policy == "drop_replica" else training.expected() / DAY,
+        mtbf_s=training.mtbf if math.isfinite(training.mtbf) else None,
+        recovery_s=training.recovery,
+        causes=[
+            ExpectedFailures(cause.name, cause.expected(training.axis.end), cause.scope) for cause in training.causes
+        ],
+        source="the scenario's own" if cause_set is None else cause_set.source,
+        saves=[SaveRow(t.name, t.save.interval, t.save.stall, t.save.write, float(t.load)) for t in training.tiers],
         checkpoint_bytes=job.parameters * (table.checkpoints[0].bytes_per_parameter or job.bytes_per_parameter),
     )
 
 
-def _cost(made: Campaign, runs: ReplicaRuns, bill: HourBill) -> CampaignCost:
-    each = made.job.gpus / made.job.nodes
-    gpus = made.job.gpus + each * (made.spares or 0)
+def _cost(training: Campaign, runs: ReplicaRuns, bill: HourBill) -> CampaignCost:
+    gpus_per_node = training.job.gpus / training.job.nodes
+    gpus = training.job.gpus + gpus_per_node * (training.spares or 0)
     idle = runs.ledger[:, ledger.PAUSES].sum(axis=1)
-    standing = (gpus - made.job.gpus) * runs.elapsed
-    joule = made.job.gpus * (bill.busy_w * (runs.elapsed - idle) + bill.idle_w * idle) + bill.idle_w * standing
+    standing = (gpus - training.job.gpus) * runs.elapsed
+    joule = training.job.gpus * (bill.busy_w * (runs.elapsed - idle) + bill.idle_w * idle) + bill.idle_w * standing
     usd = None if bill.usd_per_gpu_hour is None else gpus * runs.elapsed / HOUR * bill.usd_per_gpu_hour
-    ideal = None if bill.usd_per_gpu_hour is None else made.job.gpus * made.axis.work / HOUR * bill.usd_per_gpu_hour
+    ideal = (
+        None if bill.usd_per_gpu_hour is None else training.job.gpus * training.axis.work / HOUR * bill.usd_per_gpu_hour
+    )
     power = None if bill.usd_per_kwh is None else joule / 3.6e6 * bill.usd_per_kwh
     return CampaignCost(
         gpus,
@@ -215,43 +221,43 @@ def _cost(made: Campaign, runs: ReplicaRuns, bill: HourBill) -> CampaignCost:
     )
 
 
-def _questions(said: CampaignAnswer, made: Campaign) -> CampaignAnswer:
-    nodes = whatif.over_nodes(made, said.seed)
+def _questions(partial: CampaignAnswer, training: Campaign) -> CampaignAnswer:
+    nodes = whatif.over_nodes(training, partial.seed)
     return structs.replace(
-        said,
-        what_if=whatif.answers(made, said.seed),
-        interval=whatif.over_interval(made, said.seed),
+        partial,
+        what_if=whatif.answers(training, partial.seed),
+        interval=whatif.over_interval(training, partial.seed),
         nodes=nodes,
         largest_job=whatif.largest_job(nodes, ENOUGH),
-        gpus_per_node=made.job.gpus / made.job.nodes,
+        gpus_per_node=training.job.gpus / training.job.nodes,
     )
 
 
-def _hopeless(made: Campaign) -> str:
+def _hopeless(training: Campaign) -> str:
     return (
-        f"Does not finish: a failure comes every {format_long(made.mtbf)}, a recovery takes "
-        f"{format_long(made.recovery)} and a save every {format_long(made.tiers[0].save.interval)} of work: more "
-        f"than {LONGEST:.0f} times its {made.axis.work / DAY:,.1f} days."
+        f"Does not finish: a failure comes every {format_long(training.mtbf)}, a recovery takes "
+        f"{format_long(training.recovery)} and a save every {format_long(training.tiers[0].save.interval)} of work: "
+        f"more than {LONGEST:.0f} times its {training.axis.work / DAY:,.1f} days."
     )
 
 
-def _verdict(said: CampaignOutcome, made: Campaign) -> str:
-    days = said.days
-    ideal = made.axis.work / DAY
-    if not said.finishes:
+def _verdict(outcome: CampaignOutcome, training: Campaign) -> str:
+    days = outcome.days
+    ideal = training.axis.work / DAY
+    if not outcome.finishes:
         return (
             f"Not every replica finishes within {LONGEST:.0f} times its {ideal:,.1f} days: "
-            f"{said.ledger['waiting for nodes'].share:.0%} of the time is waiting for nodes and "
-            f"{said.ledger['lost work'].share:.0%} lost work."
+            f"{outcome.ledger['waiting for nodes'].share:.0%} of the time is waiting for nodes and "
+            f"{outcome.ledger['lost work'].share:.0%} lost work."
         )
     worst = sorted(
-        ((part, one.share) for part, one in said.ledger.items() if part != ledger.PARTS[ledger.PRODUCTIVE]),
+        ((part, part_of.share) for part, part_of in outcome.ledger.items() if part != ledger.PARTS[ledger.PRODUCTIVE]),
         key=lambda item: -item[1],
     )[:2]
     lost = " and ".join(f"{part} ({share:.1%})" for part, share in worst if share > 0.0005)
-    productive = said.ledger[ledger.PARTS[ledger.PRODUCTIVE]].share
-    lacking = made.job.lacking
-    failed = f"{said.failures.p50:,.0f} failure{'' if round(said.failures.p50) == 1 else 's'}"
+    productive = outcome.ledger[ledger.PARTS[ledger.PRODUCTIVE]].share
+    lacking = training.job.lacking
+    failed = f"{outcome.failures.p50:,.0f} failure{'' if round(outcome.failures.p50) == 1 else 's'}"
     wanted = f"It does not fit: a GPU lacks {format_bytes(lacking)} of memory. If it had them, " if lacking else ""
     return (
         f"{wanted}{days.p50:,.1f} days instead of {ideal:,.1f} (19 in 20 within {days.p95:,.1f}): "
@@ -260,10 +266,10 @@ def _verdict(said: CampaignOutcome, made: Campaign) -> str:
     )
 
 
-def folder_for(scenario: Scenario, out: str | Path, asked: CampaignOptions) -> Folder:
+def folder_for(scenario: Scenario, out: str | Path, settings: CampaignOptions) -> Folder:
     """Where a campaign goes. Raises :class:`ClusterSimError` where the folder holds something else."""
-    known = Fingerprints()(scenario)
-    of = (known.inputs, known.files, table_of(scenario).plain(), asked.seed)
-    folder = Folder(Path(out), "campaign", scenario.title, FILES, of)
+    fingerprint = Fingerprints()(scenario)
+    inputs = (fingerprint.inputs, fingerprint.files, table_of(scenario).plain(), settings.seed)
+    folder = Folder(Path(out), "campaign", scenario.title, FILES, inputs)
     folder.check()
     return folder

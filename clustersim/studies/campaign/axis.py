@@ -58,21 +58,23 @@ def axis(work: float, saves: Sequence[SaveKind], evaluations: Sequence[tuple[flo
     >>> axis(10.0, [SaveKind(5.0, 1.0, 1.0)]).behind[0].tolist()
     [6.0, 12.0]
     """
-    stops = sum(work / every for every in (*(one.interval for one in saves), *(every for every, _ in evaluations)))
+    stops = sum(work / every for every in (*(save.interval for save in saves), *(every for every, _ in evaluations)))
     counted(stops, MOST_STOPS, "saves and evaluations of a campaign", ScenarioError)
-    pieces = [_places(work, one.interval, True) for one in saves]
+    pieces = [_places(work, save.interval, True) for save in saves]
     pieces += [_places(work, every, False) for every, _ in evaluations]
-    lengths = [one.stall for one in saves] + [lasts for _, lasts in evaluations]
-    kind = np.repeat(np.arange(len(pieces)), [len(one) for one in pieces])
-    at = np.concatenate(pieces)
-    order = np.lexsort((-kind, at))  # at the end the saves come last
-    kind, at, length = kind[order], at[order], np.array(lengths)[kind[order]]
-    behind = at + np.cumsum(length)
-    of = [behind[kind == i] for i in range(len(saves))]
-    counts = tuple(place - one.stall + max(one.write, one.stall) for place, one in zip(of, saves, strict=True))
-    stalls = float(sum(one.stall * len(place) for one, place in zip(saves, of, strict=True)))
+    lengths = [save.stall for save in saves] + [lasts for _, lasts in evaluations]
+    kind = np.repeat(np.arange(len(pieces)), [len(piece) for piece in pieces])
+    places = np.concatenate(pieces)
+    order = np.lexsort((-kind, places))  # at the end the saves come last
+    kind, places, length = kind[order], places[order], np.array(lengths)[kind[order]]
+    behind = places + np.cumsum(length)
+    behind_saves = [behind[kind == i] for i in range(len(saves))]
+    counts = tuple(
+        place - save.stall + max(save.write, save.stall) for place, save in zip(behind_saves, saves, strict=True)
+    )
+    stalls = float(sum(save.stall * len(place) for save, place in zip(saves, behind_saves, strict=True)))
     evaluated = float(length[kind >= len(saves)].sum())
-    return WorkAxis(float(behind[-1]), work, stalls, evaluated, tuple(of), counts)
+    return WorkAxis(float(behind[-1]), work, stalls, evaluated, tuple(behind_saves), counts)
 
 
 def _places(work: float, every: float, at_end: bool) -> Floats:

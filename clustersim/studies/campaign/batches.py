@@ -74,10 +74,10 @@ def played(
     if folder is None:
         return joined([play(campaign, n, seed, batch) for batch, n in wanted])
     store = Store(folder.path)
-    keys = {_identity(folder.manifest.digest, seed, *one).key: one for one in wanted}
+    keys = {_identity(folder.manifest.digest, seed, *batch).key: batch for batch in wanted}
     with closing(crew(executor, asked.jobs)) as team, store.writing(folder) as writer:
-        there = store.keys()
-        left = [(key, *one) for key, one in keys.items() if key not in there]
+        stored_keys = store.keys()
+        left = [(key, *batch) for key, batch in keys.items() if key not in stored_keys]
         done = len(keys) - len(left)
 
         def took(lines: Sequence[bytes]) -> None:
@@ -109,15 +109,15 @@ def _batch(
 
 def _kept(store: Store, keys: dict[str, tuple[int, int]]) -> ReplicaRuns:
     """All batches in their order. Raises :class:`ClusterSimError` for one that is damaged."""
-    found: dict[int, ReplicaRuns] = {}
+    batches: dict[int, ReplicaRuns] = {}
     for key, text in store.lines():
         if key in keys:
             damaged = f"{store.file}: a batch is damaged; take it out, and it is played again"
             row = decoded(text, _ReplicaRow, damaged, ClusterSimError).result
             ledger = np.array(row.ledger).reshape(-1, len(PARTS))
-            found[keys[key][0]] = ReplicaRuns(
+            batches[keys[key][0]] = ReplicaRuns(
                 np.array(row.elapsed), ledger, np.array(row.failures), np.array(row.finished, dtype=np.bool_)
             )
-            if len(found[keys[key][0]]) != keys[key][1] or len(ledger) != keys[key][1]:
+            if len(batches[keys[key][0]]) != keys[key][1] or len(ledger) != keys[key][1]:
                 raise ClusterSimError(damaged)
-    return joined([found[i] for i in sorted(found)])
+    return joined([batches[i] for i in sorted(batches)])

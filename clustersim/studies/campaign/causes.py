@@ -63,12 +63,12 @@ def renewals(x: float, shape: float) -> float:
     step = grid[1]
     cdf = -np.expm1(-(grid**shape))
     half = -np.expm1(-((grid[:-1] + step / 2) ** shape))
-    made = np.zeros(POINTS + 1)
+    renewed = np.zeros(POINTS + 1)
     gain = np.zeros(POINTS + 1)
     for i in range(1, POINTS + 1):
-        made[i] = (cdf[i] + half[i - 1 : 0 : -1] @ gain[1:i] - half[0] * made[i - 1]) / (1.0 - half[0])
-        gain[i] = made[i] - made[i - 1]
-    return float(made[-1])
+        renewed[i] = (cdf[i] + half[i - 1 : 0 : -1] @ gain[1:i] - half[0] * renewed[i - 1]) / (1.0 - half[0])
+        gain[i] = renewed[i] - renewed[i - 1]
+    return float(renewed[-1])
 
 
 class UnitLives:
@@ -90,9 +90,9 @@ class UnitLives:
         """(n,) [s]: the next failure of each of these replicas; infinite behind ``end``."""
         while self.until < self.end and np.isinf(self.times[i, self.at[i]]).any():
             self._until(min(self.end, max(2.0 * self.until, self.end / 32.0)))
-        found: Floats = self.times[i, self.at[i]]
-        self.at[i] += np.isfinite(found)
-        return found
+        next_times: Floats = self.times[i, self.at[i]]
+        self.at[i] += np.isfinite(next_times)
+        return next_times
 
     def _until(self, until: float) -> None:
         """Know of every failure until then."""
@@ -170,7 +170,7 @@ class Cause:
 def causes_of(table: CampaignTable, job: Any) -> tuple[Cause, ...]:
     """The causes of a campaign. Raises :class:`ScenarioError` for an unknown set, or racks of no size."""
     every = failures_of(table)
-    return tuple(_cause(one, table, job, f"$.campaign.failures[{i}]") for i, one in enumerate(every))
+    return tuple(_cause(failure, table, job, f"$.campaign.failures[{i}]") for i, failure in enumerate(every))
 
 
 def failures_of(table: CampaignTable) -> tuple[FailureCause, ...]:
@@ -183,19 +183,19 @@ def failures_of(table: CampaignTable) -> tuple[FailureCause, ...]:
     return sets()[failures].failures
 
 
-def _cause(one: FailureCause, table: CampaignTable, job: Any, at: str) -> Cause:
-    units = 1 if one.scope == "job" else _nodes_of(one.scope, table, f"{at}.scope")
-    many = units_of(one.rate, table, job, f"{at}.rate")
+def _cause(failure: FailureCause, table: CampaignTable, job: Any, field: str) -> Cause:
+    units = 1 if failure.scope == "job" else _nodes_of(failure.scope, table, f"{field}.scope")
+    many = units_of(failure.rate, table, job, f"{field}.rate")
     return Cause(
-        one.name,
-        life_of(one.rate, table, one.shape),
-        one.shape,
+        failure.name,
+        life_of(failure.rate, table, failure.shape),
+        failure.shape,
         many,
-        one.scope,
-        0 if one.scope == "job" else min(units, job.nodes),
-        one.silent,
-        one.detect,
-        one.repair if one.repair is not None else table.nodes.repair,
+        failure.scope,
+        0 if failure.scope == "job" else min(units, job.nodes),
+        failure.silent,
+        failure.detect,
+        failure.repair if failure.repair is not None else table.nodes.repair,
     )
 
 
@@ -205,16 +205,16 @@ def life_of(rate: Rate, table: CampaignTable, shape: float = 1.0) -> float:
     return 1.0 / per_unit / math.gamma(1.0 + 1.0 / shape) if per_unit > 0 else math.inf
 
 
-def units_of(rate: Rate, table: CampaignTable, job: Any, at: str) -> int:
+def units_of(rate: Rate, table: CampaignTable, job: Any, field: str) -> int:
     """How many a job has of what a rate is counted of."""
-    return {"job": 1, "gpu": int(job.gpus)}.get(rate.of) or math.ceil(job.nodes / _nodes_of(rate.of, table, at))
+    return {"job": 1, "gpu": int(job.gpus)}.get(rate.of) or math.ceil(job.nodes / _nodes_of(rate.of, table, field))
 
 
-def _nodes_of(what: str, table: CampaignTable, at: str) -> int:
+def _nodes_of(unit: str, table: CampaignTable, field: str) -> int:
     """Nodes of a node, rack or switch."""
-    size = 1 if what == "node" else getattr(table.nodes, what)
+    size = 1 if unit == "node" else getattr(table.nodes, unit)
     if size is None:
-        raise ScenarioError(f"how many nodes has a {what}? write campaign.nodes.{what} (at {at})")
+        raise ScenarioError(f"how many nodes has a {unit}? write campaign.nodes.{unit} (at {field})")
     return int(size)
 
 
@@ -225,18 +225,18 @@ def check(table: CampaignTable, job: Any, causes: Sequence[Cause]) -> None:
         raise ScenarioError(
             f"spares = {spares:,} are more than the job's {job.nodes:,} node(s) (at $.campaign.nodes.spares)"
         )
-    if spares is not None and any(one.loses and one.repair is None for one in causes):
+    if spares is not None and any(cause.loses and cause.repair is None for cause in causes):
         raise ScenarioError(
             "spares run out, so say when lost nodes are back: repair = '2 d' (at $.campaign.nodes.repair)"
         )
-    if table.detection.timeout is None and any(one.silent for one in causes):
-        name = next(one.name for one in causes if one.silent)
+    if table.detection.timeout is None and any(cause.silent for cause in causes):
+        name = next(cause.name for cause in causes if cause.silent)
         raise ScenarioError(f"nothing reports {name!r}; say when it is noticed (at $.campaign.detection.timeout)")
     if table.recovery.policy in ("drop_replica", "shrink") and job.copies < 2:
         raise ScenarioError(
             f"policy = {table.recovery.policy!r} of a job whose replicas of the model ({job.replicas:,}) keep one copy "
             "of the optimizer states; use 'replace' (at $.campaign.recovery.policy)"
         )
-    names = [one.name for one in table.degraded]
+    names = [slowdown.name for slowdown in table.degraded]
     if len(set(names)) < len(names):
         raise ScenarioError("two tables of one name (at $.campaign.degraded)")

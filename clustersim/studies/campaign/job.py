@@ -118,8 +118,8 @@ class Campaign:
         which : uniform variables, which machine each has. noise : normal ones: the mean of n steps that vary by a share
         c of themselves varies by ``c/sqrt(n)``, of as many steps as a training has hardly at all.
         """
-        there = np.array(self.job.machines)
-        mean = there[(np.asarray(which) * len(there)).astype(int)]
+        machines = np.array(self.job.machines)
+        mean = machines[(np.asarray(which) * len(machines)).astype(int)]
         return 1.0 / (mean * np.maximum(1.0 + self.job.step_cv / math.sqrt(self.steps) * noise, 0.1))
 
     @property
@@ -139,24 +139,24 @@ class Campaign:
         counts = [cause.expected(self.axis.end) for cause in self.causes]
         if not sum(counts):
             return 0.0
-        told = (
-            self._detection(one) + float(self.replace) * (one.loses > 0 or self.policy == "requeue")
-            for one in self.causes
+        recoveries = (
+            self._detection(cause) + float(self.replace) * (cause.loses > 0 or self.policy == "requeue")
+            for cause in self.causes
         )
-        mean = sum(n * time for n, time in zip(counts, told, strict=True)) / sum(counts)
+        mean = sum(n * time for n, time in zip(counts, recoveries, strict=True)) / sum(counts)
         return mean + float(self.locate) + float(self.restart) + float(self.tiers[0].load)
 
     def _detection(self, cause: Cause) -> float:
-        found = self.report if cause.detect is None else cause.detect
-        return (1.0 - cause.silent) * float(found) + cause.silent * float(self.timeout)
+        report = self.report if cause.detect is None else cause.detect
+        return (1.0 - cause.silent) * float(report) + cause.silent * float(self.timeout)
 
     def expected(self) -> float:
         """Mean elapsed time by Daly's closed form [s], infinite for a campaign that does not end. Exact for one kind of
         synchronous save, exponential failures and a fixed recovery; evaluations, stops and waits come on top."""
         save = self.tiers[0].save
         tau = min(save.interval, self.axis.work)
-        kept = expected_time(self.mtbf, save.stall, self.recovery, tau, self.axis.work)
-        return kept * math.fsum(self.job.machines) / len(self.job.machines) + self.axis.evaluation
+        plain_time = expected_time(self.mtbf, save.stall, self.recovery, tau, self.axis.work)
+        return plain_time * math.fsum(self.job.machines) / len(self.job.machines) + self.axis.evaluation
 
     @property
     def hopeless(self) -> bool:
@@ -173,8 +173,8 @@ def campaign(table: CampaignTable, job: Job) -> Campaign:
     check(table, job, causes)
     tiers = tuple(_tier(table, job, i, work, causes) for i in range(len(table.checkpoints)))
     evaluations = tuple(_evaluations(table, job))
-    laid = axis(work, [one.save for one in tiers], evaluations)
-    found = table.detection
+    laid = axis(work, [tier.save for tier in tiers], evaluations)
+    detection = table.detection
     recovery = table.recovery
     return Campaign(
         job=job,
@@ -182,11 +182,11 @@ def campaign(table: CampaignTable, job: Job) -> Campaign:
         axis=laid,
         causes=causes,
         tiers=tiers,
-        usable=tuple(_usable(one, tiers) for one in causes),
+        usable=tuple(_usable(cause, tiers) for cause in causes),
         policy=recovery.policy,
-        report=found.report or NOTHING,
-        timeout=found.timeout or NOTHING,
-        locate=found.locate or NOTHING,
+        report=detection.report or NOTHING,
+        timeout=detection.timeout or NOTHING,
+        locate=detection.locate or NOTHING,
         replace=recovery.replace or NOTHING,
         restart=recovery.restart or NOTHING,
         spares=table.nodes.spares,
@@ -214,84 +214,90 @@ def _work(every: Any, job: Job) -> float:
 
 
 def _tier(table: CampaignTable, job: Job, i: int, work: float, causes: tuple[Cause, ...]) -> SaveTier:
-    one = table.checkpoints[i]
-    at = f"$.campaign.checkpoints[{i}]"
-    nbytes = job.parameters * (one.bytes_per_parameter or job.bytes_per_parameter)
-    said = one.write if one.asynchronous or one.write is not None else one.stall
-    write = _time(table, said, nbytes, "write", at)
-    stall = _stall(table, one, job, nbytes, write, at)
-    load = one.load if one.load is not None else Duration(_time(table, None, nbytes, "read", at))
-    interval = _work(one.every, job)
-    if one.every.unit == "best":
-        rate = sum(c.expected(work) for c in causes if _needs(table, c, one)) / work
+    checkpoint = table.checkpoints[i]
+    field_path = f"$.campaign.checkpoints[{i}]"
+    nbytes = job.parameters * (checkpoint.bytes_per_parameter or job.bytes_per_parameter)
+    given_s = checkpoint.write if checkpoint.asynchronous or checkpoint.write is not None else checkpoint.stall
+    write = _time(table, given_s, nbytes, "write", field_path)
+    stall = _stall(table, checkpoint, job, nbytes, write, field_path)
+    load = checkpoint.load if checkpoint.load is not None else Duration(_time(table, None, nbytes, "read", field_path))
+    interval = _work(checkpoint.every, job)
+    if checkpoint.every.unit == "best":
+        rate = sum(c.expected(work) for c in causes if _needs(table, c, checkpoint)) / work
         interval = job.step_s * max(1.0, round(best_interval(stall, 1.0 / rate) / job.step_s)) if rate else work
     if max(stall, write) > interval:
         longest = max(stall, write)
         raise ScenarioError(
             f"a checkpoint of {longest:,.1f} s is longer than its interval of {interval:,.1f} s; "
-            f"save less often (at {at}.every)"
+            f"save less often (at {field_path}.every)"
         )
-    return SaveTier(one.tier, SaveKind(min(interval, work), stall, write), load)
+    return SaveTier(checkpoint.tier, SaveKind(min(interval, work), stall, write), load)
 
 
-def _time(table: CampaignTable, said: float | None, nbytes: float, way: str, at: str) -> float:
+def _time(table: CampaignTable, given_s: float | None, nbytes: float, direction: str, field_path: str) -> float:
     """Seconds to write or read a checkpoint: what is said, or what the storage takes."""
-    if said is not None:
-        return float(said)
+    if given_s is not None:
+        return float(given_s)
     if table.storage is None:
-        name = "load" if way == "read" else "write"
-        raise ScenarioError(f"how long does it take? write {name}, or a table [campaign.storage] (at {at})")
-    return nbytes / float(getattr(table.storage, way))
+        name = "load" if direction == "read" else "write"
+        raise ScenarioError(f"how long does it take? write {name}, or a table [campaign.storage] (at {field_path})")
+    return nbytes / float(getattr(table.storage, direction))
 
 
-def _stall(table: CampaignTable, one: Checkpoint, job: Job, nbytes: float, write: float, at: str) -> float:
-    if one.stall is not None:
-        return float(one.stall)
+def _stall(
+    table: CampaignTable, checkpoint: Checkpoint, job: Job, nbytes: float, write: float, field_path: str
+) -> float:
+    if checkpoint.stall is not None:
+        return float(checkpoint.stall)
     barrier = 0.0 if table.storage is None else float(table.storage.barrier or 0)
-    if not one.asynchronous:
+    if not checkpoint.asynchronous:
         return write + barrier
     if table.storage is None or table.storage.copy is None:
-        raise ScenarioError(f"how long does training stand still? write stall, or campaign.storage.copy (at {at})")
+        raise ScenarioError(
+            f"how long does training stand still? write stall, or campaign.storage.copy (at {field_path})"
+        )
     return nbytes / (job.gpus * table.storage.copy) + barrier
 
 
-def _needs(table: CampaignTable, cause: Cause, one: Checkpoint) -> bool:
+def _needs(table: CampaignTable, cause: Cause, checkpoint: Checkpoint) -> bool:
     """Whether, of all kinds of saves, it is this one that a failure of a cause falls back to."""
-    there = [tier.tier for tier in table.checkpoints if tier.tier in SURVIVORS.get(cause.scope, ("storage",))]
+    tiers = [tier.tier for tier in table.checkpoints if tier.tier in SURVIVORS.get(cause.scope, ("storage",))]
     order = ("memory", "local", "storage")
-    return bool(there) and min(there, key=order.index) == one.tier
+    return bool(tiers) and min(tiers, key=order.index) == checkpoint.tier
 
 
 def _usable(cause: Cause, tiers: tuple[SaveTier, ...]) -> tuple[int, ...]:
     """Tiers that are there after a failure of a cause. Raises :class:`ScenarioError` for none."""
     names = SURVIVORS.get(cause.scope, ("storage",))
-    found = tuple(i for i, one in enumerate(tiers) if one.name in names)
-    if not found:
+    usable = tuple(i for i, tier in enumerate(tiers) if tier.name in names)
+    if not usable:
         raise ScenarioError(
             f"no checkpoint survives {cause.name!r}, which takes a {cause.scope}; add one with "
             'tier = "storage" (at $.campaign.checkpoints)'
         )
-    return found
+    return usable
 
 
 def _evaluations(table: CampaignTable, job: Job) -> Iterator[tuple[float, float]]:
-    for one in table.calendar:
-        if one.kind == "evaluation":
-            yield _work(one.every, job), float(one.lasts or 0)
+    for stop in table.calendar:
+        if stop.kind == "evaluation":
+            yield _work(stop.every, job), float(stop.lasts or 0)
 
 
 def _slowdowns(table: CampaignTable, job: Job) -> Iterator[Slowdown]:
-    for i, one in enumerate(table.degraded):
-        factor = job.slower[one.name] if one.factor is None else one.factor
-        scale = life_of(one.rate, table) / units_of(one.rate, table, job, f"$.campaign.degraded[{i}].rate")
-        yield Slowdown(one.name, scale, one.lasts, 1.0 - 1.0 / max(factor, 1.0))
+    for i, slowdown in enumerate(table.degraded):
+        factor = job.slower[slowdown.name] if slowdown.factor is None else slowdown.factor
+        scale = life_of(slowdown.rate, table) / units_of(slowdown.rate, table, job, f"$.campaign.degraded[{i}].rate")
+        yield Slowdown(slowdown.name, scale, slowdown.lasts, 1.0 - 1.0 / max(factor, 1.0))
 
 
 def _stops(table: CampaignTable) -> Iterator[PlannedStop]:
-    for i, one in enumerate(table.calendar):
-        at = f"$.campaign.calendar[{i}].every"
-        if one.every.unit == "best" or (one.kind == "maintenance" and one.every.unit != "time") or not one.every:
-            right = "elapsed time" if one.kind == "maintenance" else "steps or training time"
-            raise ScenarioError(f"every = {str(one.every)!r} of {one.kind}: write {right} above zero (at {at})")
-        if one.kind == "maintenance":
-            yield PlannedStop(one.name, float(one.every), float(one.lasts or 0))
+    for i, stop in enumerate(table.calendar):
+        field_path = f"$.campaign.calendar[{i}].every"
+        if stop.every.unit == "best" or (stop.kind == "maintenance" and stop.every.unit != "time") or not stop.every:
+            right = "elapsed time" if stop.kind == "maintenance" else "steps or training time"
+            raise ScenarioError(
+                f"every = {str(stop.every)!r} of {stop.kind}: write {right} above zero (at {field_path})"
+            )
+        if stop.kind == "maintenance":
+            yield PlannedStop(stop.name, float(stop.every), float(stop.lasts or 0))

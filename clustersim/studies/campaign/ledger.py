@@ -61,24 +61,24 @@ class ReplicaRuns:
     def goodput(self, name: str, mfu: float | None = None) -> Floats:
         """(replicas,) of one of :data:`GOODPUTS`; ``mfu`` : of a step."""
         new = self.ledger[:, PRODUCTIVE] + self.ledger[:, VARIATION]
-        there = self.elapsed - self.ledger[:, WAITING]
+        available = self.elapsed - self.ledger[:, WAITING]
         stopped = self.ledger[:, PAUSES].sum(axis=1)
         productive = self.ledger[:, PRODUCTIVE]
-        made: dict[str, Floats] = {
+        goodputs: dict[str, Floats] = {
             "effective_training_time": new / self.elapsed,
-            "ettr": new / there,
-            "scheduling_goodput": there / self.elapsed,
-            "runtime_goodput": new / there,
+            "ettr": new / available,
+            "scheduling_goodput": available / self.elapsed,
+            "runtime_goodput": new / available,
             "productivity_goodput": productive / self.elapsed * (1.0 if mfu is None else mfu),
             "availability": 1.0 - stopped / self.elapsed,
         }
-        return made[name]
+        return goodputs[name]
 
 
 def joined(parts: list[ReplicaRuns]) -> ReplicaRuns:
     """Batches of replicas as one."""
     return ReplicaRuns(
-        *(np.concatenate([getattr(one, name) for one in parts]) for name in ReplicaRuns.__dataclass_fields__)
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in ReplicaRuns.__dataclass_fields__)
     )
 
 

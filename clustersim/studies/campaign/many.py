@@ -26,10 +26,10 @@ class Draws:
     """Durations by number, drawn for many replicas at a time."""
 
     def __init__(self, durations: Sequence[Duration | None], rng: np.random.Generator) -> None:
-        made = [NOTHING if one is None else one for one in durations]
-        self.mean = np.array([float(one) for one in made])
-        self.sigma = np.array([one.sigma for one in made])
-        self.exponential = np.array([one.law == "exponential" for one in made])
+        durations_given = [NOTHING if duration is None else duration for duration in durations]
+        self.mean = np.array([float(duration) for duration in durations_given])
+        self.sigma = np.array([duration.sigma for duration in durations_given])
+        self.exponential = np.array([duration.law == "exponential" for duration in durations_given])
         self.rng = rng
 
     def __call__(self, which: Ints) -> Floats:
@@ -58,14 +58,14 @@ class ReplicaBatch:
         self.n = n
         self.time, self.place, self.nodes_at = np.zeros(n), np.zeros(n), np.zeros(n)
         self.ledger, self.failures = np.zeros((n, len(ledger.PARTS))), np.zeros(n, dtype=np.int64)
-        self.scale = np.array([one.scale for one in c.causes])
+        self.scale = np.array([cause.scale for cause in c.causes])
         self.failing = np.full((max(1, len(c.causes)), n), np.inf)
         self.lives = {k: cause.lives(n, rng, LONGEST * c.axis.end) for k, cause in enumerate(c.causes) if cause.ages}
         for k, cause in enumerate(c.causes):
             aged = self.lives[k].following(np.arange(n)) if k in self.lives else None
             self.failing[k] = cause.scale * rng.exponential(size=n) if aged is None else aged
-        self.slowing = np.array([one.scale * rng.exponential(size=n) for one in c.slowdowns]).reshape(-1, n)
-        self.stopping = np.array([np.full(n, one.every) for one in c.stops]).reshape(-1, n)
+        self.slowing = np.array([slowdown.scale * rng.exponential(size=n) for slowdown in c.slowdowns]).reshape(-1, n)
+        self.stopping = np.array([np.full(n, stop.every) for stop in c.stops]).reshape(-1, n)
         self.pause = np.zeros((n, len(ledger.PAUSES)))
         self.saved = np.zeros((len(c.tiers), n))
         self.until, self.loss = np.zeros((n, 4)), np.zeros((n, 4))
@@ -77,18 +77,18 @@ class ReplicaBatch:
         """What differs from cause to cause, by number of the cause."""
         c = self.campaign
         rng = self.rng
-        self.loses = np.array([one.loses for one in c.causes])
-        self.silent = np.array([one.silent for one in c.causes])
-        self.usable = np.array([[i in there for there in c.usable] for i in range(len(c.tiers))])
-        self.detect = Draws([c.report if one.detect is None else one.detect for one in c.causes], rng)
-        self.repair = Draws([one.repair for one in c.causes], rng)
+        self.loses = np.array([cause.loses for cause in c.causes])
+        self.silent = np.array([cause.silent for cause in c.causes])
+        self.usable = np.array([[i in usable_tiers for usable_tiers in c.usable] for i in range(len(c.tiers))])
+        self.detect = Draws([c.report if cause.detect is None else cause.detect for cause in c.causes], rng)
+        self.repair = Draws([cause.repair for cause in c.causes], rng)
         self.fixed = Draws([c.timeout, c.locate, c.replace, c.restart], rng)
-        self.load = Draws([one.load for one in c.tiers], rng)
-        self.lasts = Draws([one.lasts for one in c.slowdowns], rng)
-        self.slow_scale = np.array([one.scale for one in c.slowdowns])
-        self.slow_loss = np.array([one.loss for one in c.slowdowns])
+        self.load = Draws([tier.load for tier in c.tiers], rng)
+        self.lasts = Draws([slowdown.lasts for slowdown in c.slowdowns], rng)
+        self.slow_scale = np.array([slowdown.scale for slowdown in c.slowdowns])
+        self.slow_loss = np.array([slowdown.loss for slowdown in c.slowdowns])
         self.stop_every, self.stop_lasts = (
-            np.array([getattr(one, name) for one in c.stops]) for name in ("every", "lasts")
+            np.array([getattr(stop, name) for stop in c.stops]) for name in ("every", "lasts")
         )
 
     def play(self) -> ReplicaRuns:
@@ -100,8 +100,10 @@ class ReplicaBatch:
             live = live[(self.place[live] < end) & (self.time[live] < LONGEST * end)]
         finished = self.place >= end
         laid = self.campaign.axis
-        kept = np.array([laid.work, laid.stalls, laid.evaluation])
-        columns = np.where(finished[:, None], kept, np.column_stack([self.place, 0 * self.place, 0 * self.place]))
+        finished_row = np.array([laid.work, laid.stalls, laid.evaluation])
+        columns = np.where(
+            finished[:, None], finished_row, np.column_stack([self.place, 0 * self.place, 0 * self.place])
+        )
         self.ledger[:, [ledger.PRODUCTIVE, ledger.STALLS, ledger.EVALUATION]] += columns
         return ReplicaRuns(self.time, self.ledger, self.failures, finished)
 
@@ -129,9 +131,9 @@ class ReplicaBatch:
         """Train until something happens; returns (n,) whether it is a failure, at ``when``."""
         now = self.time[i]
         end = self.campaign.axis.end
-        there = self.until[i] > now[:, None]
-        pace = np.maximum(self.pace[i] - (self.loss[i] * there).sum(axis=1), LEAST)
-        relief = np.where(there, self.until[i], np.inf).min(axis=1)
+        slowed = self.until[i] > now[:, None]
+        pace = np.maximum(self.pace[i] - (self.loss[i] * slowed).sum(axis=1), LEAST)
+        relief = np.where(slowed, self.until[i], np.inf).min(axis=1)
         slow = np.maximum(self.slowing[:, i].min(axis=0, initial=np.inf), now)
         stop = np.maximum(self.stopping[:, i].min(axis=0, initial=np.inf), now)
         rest = end - self.place[i]
@@ -183,8 +185,8 @@ class ReplicaBatch:
         self.failures[i] += 1
         self.failing[cause, i] = self.time[i] + self.scale[cause] * self.rng.exponential(size=len(i))
         for k, lives in self.lives.items():
-            mine = i[cause == k]
-            self.failing[k, mine] = lives.following(mine)
+            failing_now = i[cause == k]
+            self.failing[k, failing_now] = lives.following(failing_now)
         dropped = (self.loses[cause] == 1) & (self.campaign.policy == "drop_replica")
         tier = self._fall_back(i, cause, dropped)
         self._lose_nodes(i, cause)
@@ -198,9 +200,9 @@ class ReplicaBatch:
         place = self.place[i]
         for k in range(len(self.saved)):
             self.saved[k, i] = np.maximum(self.saved[k, i], self.campaign.axis.fall_back(k, place))
-        there = np.where(self.usable[:, cause], self.saved[:, i], -1.0)
-        tier: Ints = there.argmax(axis=0)
-        back = np.where(dropped, place, there.max(axis=0))
+        usable_saves = np.where(self.usable[:, cause], self.saved[:, i], -1.0)
+        tier: Ints = usable_saves.argmax(axis=0)
+        back = np.where(dropped, place, usable_saves.max(axis=0))
         self.ledger[i, ledger.LOST] += place - back
         self.place[i] = back
         return tier
@@ -222,8 +224,8 @@ class ReplicaBatch:
         c = self.campaign
         kind = np.zeros(len(i), dtype=np.intp)
         noticed = self.time[i] + detection
-        asked = (self.loses[cause] > 0) | (c.policy == "requeue")
-        replace = np.where(asked, self.fixed(kind + 2), 0.0)
+        replacing = (self.loses[cause] > 0) | (c.policy == "requeue")
+        replace = np.where(replacing, self.fixed(kind + 2), 0.0)
         wait = np.maximum(self.nodes_at[i] - noticed, 0.0)
         restart = self.fixed(kind + 3)
         load = self.load(tier)

@@ -56,8 +56,8 @@ def job_of(scenario: Scenario) -> tuple[Job, HourBill]:
     Where steps vary, ``step_s`` is one that does not. Raises :class:`ScenarioError`.
     """
     table = table_of(scenario)
-    found, swapped = spreads(scenario)
-    scenario = scenario if found is None else scenario.changed({"run.jitter": 0.0})
+    host_spread, swapped = spreads(scenario)
+    scenario = scenario if host_spread is None else scenario.changed({"run.jitter": 0.0})
     prepared = scenario.prepare()
     result = prepared.run()
     figures = result.summary
@@ -74,10 +74,14 @@ def job_of(scenario: Scenario) -> tuple[Job, HourBill]:
         tokens_per_step=None if tokens is None else round(tokens * prepared.mesh.workers * step),
         mfu=figures["mfu"],
         lacking=max(0.0, -result.verdict.spare),
-        slower={one.name: _slower(scenario, prepared, one, step) for one in table.degraded if one.factor is None},
-        machines=(1.0,) if found is None else tuple((found.of_machines / found.still).tolist()),
+        slower={
+            slowdown.name: _slower(scenario, prepared, slowdown, step)
+            for slowdown in table.degraded
+            if slowdown.factor is None
+        },
+        machines=(1.0,) if host_spread is None else tuple((host_spread.of_machines / host_spread.still).tolist()),
         swapped=() if swapped is None else tuple((swapped.of_machines / swapped.still).tolist()),
-        step_cv=0.0 if found is None else found.within,
+        step_cv=0.0 if host_spread is None else host_spread.within,
     )
     own = {kind.device: kind.own_gpu for kind in prepared.topology.node_types if kind.own_gpu is not None}
     return job, _bill(table, rates(prepared.devices, table.price.usd_per_gpu_hour, own_gpus=own), figures)
@@ -90,21 +94,21 @@ def spreads(scenario: Scenario) -> tuple[StepSpread | None, StepSpread | None]:
     if v is None or v == Variation():
         return None, None
     hosts_differ = v.gpu_cv > 0 or (v.slow_hosts > 0 and v.slow_factor > 1)
-    found = spread(scenario, MACHINES, STEPS)
-    return found, spread(scenario, MACHINES, STEPS, best=SLOWEST) if hosts_differ else None
+    host_spread = spread(scenario, MACHINES, STEPS)
+    return host_spread, spread(scenario, MACHINES, STEPS, best=SLOWEST) if hosts_differ else None
 
 
 def job_at(scenario: Scenario, step_s: float, tokens_per_step: float | None) -> Job:
     """The same of a step that somebody knows, without a run of it; nothing in it varies or is slow for a while."""
-    found = held(scenario)
+    parts = held(scenario)
     return Job(
-        nodes=found.mesh.n_nodes,
-        gpus=found.mesh.workers,
+        nodes=parts.mesh.n_nodes,
+        gpus=parts.mesh.workers,
         step_s=step_s,
-        replicas=found.mesh.size("dp"),
-        copies=copies(found.scenario, found.mesh),
-        parameters=float(found.model.parameters),
-        bytes_per_parameter=kept_per_parameter(scenario, found.use),
+        replicas=parts.mesh.size("dp"),
+        copies=copies(parts.scenario, parts.mesh),
+        parameters=float(parts.model.parameters),
+        bytes_per_parameter=kept_per_parameter(scenario, parts.use),
         tokens_per_step=tokens_per_step,
     )
 
@@ -127,25 +131,25 @@ def kept_per_parameter(scenario: Scenario, memory: MemoryUse) -> float:
     return weights + 4.0 * STATES[None if optimizer == "none" else optimizer]
 
 
-def _slower(scenario: Scenario, prepared: Prepared, one: Degraded, step: float) -> float:
+def _slower(scenario: Scenario, prepared: Prepared, slowdown: Degraded, step: float) -> float:
     """How many times longer a step is while something is slow."""
     cluster = scenario.file.cluster
-    if one.speed is not None:
+    if slowdown.speed is not None:
         rest = [{"ranks": list(slow.ranks), "speed": slow.speed} for slow in cluster.slow]
-        changes: Table = {"cluster.slow": [*rest, {"ranks": [prepared.mesh.workers - 1], "speed": one.speed}]}
+        changes: Table = {"cluster.slow": [*rest, {"ranks": [prepared.mesh.workers - 1], "speed": slowdown.speed}]}
     else:
         if cluster.changes:
             raise ScenarioError(
                 f"{scenario.path}: a degraded link beside [[cluster.changes]]; write its factor "
                 "(at $.campaign.degraded)"
             )
-        changes = {"cluster.changes": [{"match": one.match, "factor": one.bandwidth}]}
+        changes = {"cluster.changes": [{"match": slowdown.match, "factor": slowdown.bandwidth}]}
     return step_time(scenario.changed(changes).run().timeline) / step
 
 
-def _bill(table: CampaignTable, known: GpuRates, found: Table) -> HourBill:
-    step, compute, exposed = (float(found[k]) for k in ("step_time_s", "compute_s", "exposed_communication_s"))
-    busy = watts_per_gpu(known, step, compute, exposed)
-    idle = watts_per_gpu(known, 1.0, 0.0, 0.0)
-    sources = {name: text.replace("the plan's", "the scenario's") for name, text in known.sources.items()}
-    return HourBill(known.usd_per_gpu_hour, table.price.usd_per_kwh, busy, idle, sources)
+def _bill(table: CampaignTable, gpu_rates: GpuRates, figures: Table) -> HourBill:
+    step, compute, exposed = (float(figures[k]) for k in ("step_time_s", "compute_s", "exposed_communication_s"))
+    busy = watts_per_gpu(gpu_rates, step, compute, exposed)
+    idle = watts_per_gpu(gpu_rates, 1.0, 0.0, 0.0)
+    sources = {name: text.replace("the plan's", "the scenario's") for name, text in gpu_rates.sources.items()}
+    return HourBill(gpu_rates.usd_per_gpu_hour, table.price.usd_per_kwh, busy, idle, sources)

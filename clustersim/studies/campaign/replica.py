@@ -82,8 +82,8 @@ class Replica:
             else:
                 trouble = yield from self._train()
         finished = self.place >= laid.end
-        kept = (laid.work, laid.stalls, laid.evaluation) if finished else (self.place, 0.0, 0.0)
-        for part, seconds in zip(("productive", "checkpoint stalls", "evaluation"), kept, strict=True):
+        seconds_of = (laid.work, laid.stalls, laid.evaluation) if finished else (self.place, 0.0, 0.0)
+        for part, seconds in zip(("productive", "checkpoint stalls", "evaluation"), seconds_of, strict=True):
             self.ledger[part] += seconds
 
     def _train(self) -> Steps:
@@ -117,8 +117,8 @@ class Replica:
         dropped = c.policy == "drop_replica" and cause.loses == 1
         load = self._fall_back(cause, dropped)
         self._lose_nodes(cause)
-        found = c.timeout if self.rng.random() < cause.silent else c.report if cause.detect is None else cause.detect
-        detection = self._draw(found) + self._draw(c.locate)
+        delay = c.timeout if self.rng.random() < cause.silent else c.report if cause.detect is None else cause.detect
+        detection = self._draw(delay) + self._draw(c.locate)
         replace = self._draw(c.replace) if cause.loses or c.policy == "requeue" else 0.0
         restart = self._draw(c.restart)
         if dropped:
@@ -126,7 +126,7 @@ class Replica:
             return (yield from self._pass([("detection", detection), ("restart", restart)]))
         phases: list[tuple[str, float]] = [("waiting for nodes", replace), ("restart", restart), ("loading", load)]
         trouble = yield from self._pass([("detection", detection)])
-        if trouble is None and c.policy == "shrink" and not all(one.triggered for one in self.awaited):
+        if trouble is None and c.policy == "shrink" and not all(waiting.triggered for waiting in self.awaited):
             self.env.process(self._rejoin(0.0, 0.0))
         elif trouble is None:
             trouble = yield from self._wait_for_nodes()
@@ -150,8 +150,8 @@ class Replica:
             span = self.spans[i]
             if lost > 0 and span.state == "training":
                 cut = max(span.begin, span.end - lost / self.pace)
-                kept = [StateSpan(span.begin, cut, "training")] if cut > span.begin else []
-                self.spans[i : i + 1] = [*kept, StateSpan(cut, span.end, "lost work")]
+                training_before = [StateSpan(span.begin, cut, "training")] if cut > span.begin else []
+                self.spans[i : i + 1] = [*training_before, StateSpan(cut, span.end, "lost work")]
                 lost -= (span.end - cut) * self.pace
             elif lost <= 0:
                 return

@@ -52,7 +52,7 @@ def asked(c: Campaign) -> Iterator[tuple[str, Campaign]]:
     yield "save half as often", with_interval(c, save.interval * 2)
     if save.stall > 0:
         yield "save for free", with_saves(c, stall=0.0)
-    if any(one.silent for one in c.causes):
+    if any(cause.silent for cause in c.causes):
         yield "a timeout of a third", replace(c, timeout=_times(c.timeout, 1 / 3))
         yield "a timeout three times as long", replace(c, timeout=_times(c.timeout, 3.0))
     if c.spares is not None:
@@ -63,7 +63,7 @@ def asked(c: Campaign) -> Iterator[tuple[str, Campaign]]:
         replace(c, report=_times(c.report, 0), timeout=_times(c.timeout, 0), locate=_times(c.locate, 0)),
     )
     yield "restart twice as fast", replace(c, restart=_times(c.restart, 0.5))
-    yield "load twice as fast", replace(c, tiers=tuple(replace(one, load=_times(one.load, 0.5)) for one in c.tiers))
+    yield "load twice as fast", replace(c, tiers=tuple(replace(tier, load=_times(tier.load, 0.5)) for tier in c.tiers))
     yield from _about_tiers(c)
     yield from _about_policy(c)
     if c.job.swapped:
@@ -71,22 +71,24 @@ def asked(c: Campaign) -> Iterator[tuple[str, Campaign]]:
     if c.job.machines != (1.0,) or c.slowdowns:
         yield "nothing is ever slow", replace(c, job=replace(c.job, machines=(1.0,), step_cv=0.0), slowdowns=())
     if len(c.causes) > 1:
-        worst = max(c.causes, key=lambda one: one.expected(c.axis.end))
+        worst = max(c.causes, key=lambda cause: cause.expected(c.axis.end))
         yield f"without failures of {worst.name}", _without(c, worst.name)
-    for one in c.causes:
-        if one.name.upper() == "NIC":
-            yield "one more nine of the NIC", seldom(c, one.name, 10.0)
+    for cause in c.causes:
+        if cause.name.upper() == "NIC":
+            yield "one more nine of the NIC", seldom(c, cause.name, 10.0)
     yield "half as many failures", of_rate(c, 0.5)
 
 
 def _about_tiers(c: Campaign) -> Iterator[tuple[str, Campaign]]:
     """Checkpoints elsewhere. A save to peers stalls as long as was measured, and best often."""
-    if all(one.name == "storage" for one in c.tiers):
+    if all(tier.name == "storage" for tier in c.tiers):
         near = with_peers(c)
         yield "save to peers' memory as well", near
     else:
         near = c
-    if any(one.name == "memory" for one in near.tiers) and any(one.scope in ("rack", "switch") for one in c.causes):
+    if any(tier.name == "memory" for tier in near.tiers) and any(
+        cause.scope in ("rack", "switch") for cause in c.causes
+    ):
         yield "a second replica in another rack", with_second_domain(near)
 
 
@@ -145,33 +147,38 @@ def with_saves(c: Campaign, stall: float) -> Campaign:
 
 def with_peers(c: Campaign) -> Campaign:
     """Saves to peers' memory beside the others, at the best interval."""
-    hit = sum(one.expected(c.axis.end) for one in c.causes if one.scope in ("node", "job"))
+    hit = sum(cause.expected(c.axis.end) for cause in c.causes if cause.scope in ("node", "job"))
     interval = best_interval(PEERS_STALL, c.axis.end / hit) if hit else c.axis.work
     interval = min(max(interval, c.job.step_s, PEERS_STALL), c.axis.work)
     tiers = (*c.tiers, SaveTier("memory", SaveKind(interval, PEERS_STALL, PEERS_STALL), Duration(PEERS_STALL)))
     usable = tuple(
-        (*there, len(c.tiers)) if one.scope in ("node", "job") else there
-        for one, there in zip(c.causes, c.usable, strict=True)
+        (*usable_tiers, len(c.tiers)) if cause.scope in ("node", "job") else usable_tiers
+        for cause, usable_tiers in zip(c.causes, c.usable, strict=True)
     )
-    laid = axis(c.axis.work, [one.save for one in tiers], c.evaluations)
+    laid = axis(c.axis.work, [tier.save for tier in tiers], c.evaluations)
     return replace(c, tiers=tiers, usable=usable, axis=laid)
 
 
 def with_second_domain(c: Campaign) -> Campaign:
     """Saves to memory that are there after the loss of a rack or a switch, too: each is kept in two of them."""
-    memory = [i for i, one in enumerate(c.tiers) if one.name == "memory"]
-    return replace(c, usable=tuple(tuple(sorted({*there, *memory})) for there in c.usable))
+    memory = [i for i, tier in enumerate(c.tiers) if tier.name == "memory"]
+    return replace(c, usable=tuple(tuple(sorted({*usable_tiers, *memory})) for usable_tiers in c.usable))
 
 
 def seldom(c: Campaign, name: str, times: float) -> Campaign:
     """Failures of a cause so many times as rare."""
-    causes = (replace(one, life=one.life * times ** (1.0 / one.shape)) if one.name == name else one for one in c.causes)
+    causes = (
+        replace(cause, life=cause.life * times ** (1.0 / cause.shape)) if cause.name == name else cause
+        for cause in c.causes
+    )
     return replace(c, causes=tuple(causes))
 
 
 def of_rate(c: Campaign, factor: float) -> Campaign:
     """All causes so many times as often."""
-    return replace(c, causes=tuple(replace(one, life=one.life * factor ** (-1.0 / one.shape)) for one in c.causes))
+    return replace(
+        c, causes=tuple(replace(cause, life=cause.life * factor ** (-1.0 / cause.shape)) for cause in c.causes)
+    )
 
 
 def of_size(c: Campaign, nodes: int) -> Campaign:
@@ -187,7 +194,7 @@ def of_size(c: Campaign, nodes: int) -> Campaign:
         machines=_slowest_of(c.job.machines, factor),
     )
     spares = None if c.spares is None else math.ceil(c.spares * factor)
-    grown = replace(c, causes=tuple(one.many(factor) for one in c.causes), job=job, spares=spares)
+    grown = replace(c, causes=tuple(cause.many(factor) for cause in c.causes), job=job, spares=spares)
     return with_saves(grown, c.tiers[0].save.stall)
 
 
@@ -200,12 +207,12 @@ def _slowest_of(machines: Sequence[float], factor: float) -> tuple[float, ...]:
 
 def _laid(c: Campaign, **changes: float) -> Campaign:
     tiers = (replace(c.tiers[0], save=replace(c.tiers[0].save, **changes)), *c.tiers[1:])
-    return replace(c, tiers=tiers, axis=axis(c.axis.work, [one.save for one in tiers], c.evaluations))
+    return replace(c, tiers=tiers, axis=axis(c.axis.work, [tier.save for tier in tiers], c.evaluations))
 
 
 def _without(c: Campaign, name: str) -> Campaign:
-    kept = [i for i, one in enumerate(c.causes) if one.name != name]
-    return replace(c, causes=tuple(c.causes[i] for i in kept), usable=tuple(c.usable[i] for i in kept))
+    remaining = [i for i, cause in enumerate(c.causes) if cause.name != name]
+    return replace(c, causes=tuple(c.causes[i] for i in remaining), usable=tuple(c.usable[i] for i in remaining))
 
 
 def _times(duration: Duration, factor: float) -> Duration:

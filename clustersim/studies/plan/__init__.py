@@ -38,10 +38,10 @@ def plan(
     Raises :class:`clustersim.core.errors.ScenarioError` for a plan that cannot be read.
     """
     read, path = (what, Path("plan.toml")) if isinstance(what, PlanFile) else load(what)
-    found = search(read, path, out, SearchOptions(executor, jobs, exhaustive, robust))
-    said = with_campaign(told(read, found, path), read, found)
-    folder_for(read, path, out).write(FILE, said)
-    return said
+    searched = search(read, path, out, SearchOptions(executor, jobs, exhaustive, robust))
+    result = with_campaign(told(read, searched, path), read, searched)
+    folder_for(read, path, out).write(FILE, result)
+    return result
 
 
 __all__ = [

@@ -35,35 +35,40 @@ STATES = {
 }
 
 
-def told(plan: PlanFile, found: SearchResult, path: str | Path = "plan.toml") -> PlanAnswer:
+def told(plan: PlanFile, searched: SearchResult, path: str | Path = "plan.toml") -> PlanAnswer:
     """The whole answer. ``path`` : the plan's file, where relative names in it start."""
 
     @cache
     def lasting(number: int, rate: float) -> float | None:
-        return goodput(_chosen(plan, found, found.options[number], path), plan, rate)
+        return goodput(_chosen(plan, searched, searched.options[number], path), plan, rate)
 
-    robust = robustness(found, None if plan.campaign is None else lasting)
-    states = Counter(one.state for one in found.options)
+    robust = robustness(searched, None if plan.campaign is None else lasting)
+    states = Counter(option.state for option in searched.options)
     return PlanAnswer(
         title=plan.title,
-        verdict=verdict(plan, found),
-        unit="tokens" if found.tokens else "samples",
-        front=[_chosen(plan, found, one, path) for one in found.front],
-        tempting=[ReasonedRow(**_row(one, found), why=why_tempting(one, found)) for one in found.tempting],
-        alternatives=[ReasonedRow(**_row(one, found), why=why_lost(one, found)) for one in alternatives(found)],
-        warnings=[*too_close(found), *filter(None, (left_over(found), rule_told(found)))],
-        counts={words: states[state] for state, words in STATES.items()},
-        combined=found.combined,
-        assumptions=list(assumptions(plan, found)),
-        options=[
-            FateRow(**_row(one, found), state=one.state, reason=found.reason(one))
-            for one in found.options
-            if len(found.options) <= EXACT or one.state in {"simulated", "rough"}
+        verdict=verdict(plan, searched),
+        unit="tokens" if searched.tokens else "samples",
+        front=[_chosen(plan, searched, option, path) for option in searched.front],
+        tempting=[
+            ReasonedRow(**_row(option, searched), why=why_tempting(option, searched)) for option in searched.tempting
         ],
-        landscape=list(landscape(found)),
+        alternatives=[
+            ReasonedRow(**_row(alternative, searched), why=why_lost(alternative, searched))
+            for alternative in alternatives(searched)
+        ],
+        warnings=[*too_close(searched), *filter(None, (left_over(searched), rule_told(searched)))],
+        counts={label: states[state] for state, label in STATES.items()},
+        combined=searched.combined,
+        assumptions=list(assumptions(plan, searched)),
+        options=[
+            FateRow(**_row(option, searched), state=option.state, reason=searched.reason(option))
+            for option in searched.options
+            if len(searched.options) <= EXACT or option.state in {"simulated", "rough"}
+        ],
+        landscape=list(landscape(searched)),
         robust=UNSET if robust is None else robust,
-        places=list(_places(plan, found, path)),
-        untried=list(found.untried),
+        places=list(_places(plan, searched, path)),
+        untried=list(searched.untried),
     )
 
 
@@ -82,32 +87,32 @@ def _places(plan: PlanFile, found: SearchResult, path: str | Path) -> Iterator[P
         )
 
 
-def _chosen(plan: PlanFile, found: SearchResult, one: PlanOption, path: str | Path) -> ChosenRow:
+def _chosen(plan: PlanFile, searched: SearchResult, option: PlanOption, path: str | Path) -> ChosenRow:
     """An option's figures with its scenario."""
     return ChosenRow(
-        **_row(one, found),
-        scenario=override(base(plan), one.candidate.changes),
+        **_row(option, searched),
+        scenario=override(base(plan), option.candidate.changes),
         path=str(path),
-        tokens_per_step=round(one.rate * one.step_s) if found.tokens else None,
-        why=why_on_front(one, found) if one.on_front else "",
+        tokens_per_step=round(option.rate * option.step_s) if searched.tokens else None,
+        why=why_on_front(option, searched) if option.on_front else "",
     )
 
 
-def _row(option: PlanOption, found: SearchResult) -> Table:
+def _row(option: PlanOption, searched: SearchResult) -> Table:
     """The fields of :class:`~clustersim.studies.plan.rows.PlanRow`."""
-    mine = option.candidate
+    candidate = option.candidate
     spent = option.costs
-    dtype = str(mine.form.recipe.get("dtype") or found.dtype)
+    dtype = str(candidate.form.recipe.get("dtype") or searched.dtype)
     return {
-        "option": found.title(option),
-        "in_full": title(mine),
-        "family": mine.form.family,
-        "machine": mine.machine.label,
-        "nodes": mine.nodes,
-        "gpus": mine.gpus,
-        "batch": mine.batch,
-        "kind": mine.kind,
-        "degrees": mine.form.degrees,
+        "option": searched.title(option),
+        "in_full": title(candidate),
+        "family": candidate.form.family,
+        "machine": candidate.machine.label,
+        "nodes": candidate.nodes,
+        "gpus": candidate.gpus,
+        "batch": candidate.batch,
+        "kind": candidate.kind,
+        "degrees": candidate.form.degrees,
         "limited_by": what_limits(option),
         "stage_bytes": list(option.bound.held) if option.bound else [],
         "rate": option.rate or None,
@@ -118,7 +123,7 @@ def _row(option: PlanOption, found: SearchResult) -> Table:
         "days": option.days,
         "usd": option.usd,
         "dtype": dtype,
-        "mfu": _mfu(option, found, dtype),
+        "mfu": _mfu(option, searched, dtype),
     }
 
 
@@ -137,26 +142,29 @@ def _mfu(option: PlanOption, found: SearchResult, dtype: str) -> float | None:
     return found.flops * mine.batch / option.step_s / mine.gpus / gpu.peak[gpu.runs_as(dtype)]
 
 
-def landscape(found: SearchResult) -> Iterator[Degrees]:
+def landscape(searched: SearchResult) -> Iterator[Degrees]:
     """Each tp and pp on the fastest option's machine."""
-    if not found.split or not found.front:
+    if not searched.split or not searched.front:
         return
-    chosen = found.front[0].candidate
-    known = defaultdict[Pair, list[float]](list)
+    chosen = searched.front[0].candidate
+    known_steps = defaultdict[Pair, list[float]](list)
     least = defaultdict[Pair, list[float]](list)
-    for one in found.options:
-        mine = one.candidate
-        if (mine.machine, mine.nodes) != (chosen.machine, chosen.nodes) or one.state in {"error", "limits"}:
+    for option in searched.options:
+        candidate = option.candidate
+        if (candidate.machine, candidate.nodes) != (chosen.machine, chosen.nodes) or option.state in {
+            "error",
+            "limits",
+        }:
             continue
-        pair = mine.form.degrees["tp"], mine.form.degrees["pp"]
-        if one.result:
-            known[pair].append(one.step_s / mine.batch)
+        pair = candidate.form.degrees["tp"], candidate.form.degrees["pp"]
+        if option.result:
+            known_steps[pair].append(option.step_s / candidate.batch)
         else:
-            least[pair].append(one.bound.step_s / mine.batch if one.bound else math.inf)
+            least[pair].append(option.bound.step_s / candidate.batch if option.bound else math.inf)
     own = chosen.form.degrees["tp"], chosen.form.degrees["pp"]
-    for pair in sorted({*known, *least}):
+    for pair in sorted({*known_steps, *least}):
         # One that was run is the shortest of its degrees unless another's bound is below it.
-        step = min(known[pair], default=math.inf)
+        step = min(known_steps[pair], default=math.inf)
         bound = min(least[pair], default=math.inf)
         sure = step <= bound or pair == own
         shown = (step if sure else bound) * chosen.batch
@@ -164,20 +172,20 @@ def landscape(found: SearchResult) -> Iterator[Degrees]:
         yield Degrees(*pair, shown if fits else None, sure, pair == own)
 
 
-def assumptions(plan: PlanFile, found: SearchResult) -> Iterator[str]:
+def assumptions(plan: PlanFile, searched: SearchResult) -> Iterator[str]:
     """What the figures rest on, a sentence each."""
-    for machine, known in zip(plan.machines, found.rates, strict=True):
-        price = "no price" if known.usd_per_gpu_hour is None else f"{known.usd_per_gpu_hour:g} USD per GPU-hour"
-        source = known.sources.get("price", "give usd_per_gpu_hour; until then it is not compared in cost")
+    for machine, rate in zip(plan.machines, searched.rates, strict=True):
+        price = "no price" if rate.usd_per_gpu_hour is None else f"{rate.usd_per_gpu_hour:g} USD per GPU-hour"
+        source = rate.sources.get("price", "give usd_per_gpu_hour; until then it is not compared in cost")
         yield f"{machine.label}: {price} ({source})"
-        p = known.power
-        sources = known.sources
+        p = rate.power
+        sources = rate.sources
         yield (
-            f"{machine.label}: {known.limit_w:g} W a GPU, of it {p.compute:.0%} in kernels, {p.communication:.0%} "
+            f"{machine.label}: {rate.limit_w:g} W a GPU, of it {p.compute:.0%} in kernels, {p.communication:.0%} "
             f"while only communicating, {p.idle:.0%} idle; {p.rest_of_machine:.0%} more for the machine; the "
             f"building draws {p.pue:g} x ({sources['compute']}; {sources['rest_of_machine']}; the others are assumed)"
         )
-    if found.split:
+    if searched.split:
         yield (
             "a split model's options are first sketched, taken to be within 5% of the whole run; what more than that "
             "is beaten is not run again; those whose whole run is too long are run folded, one replica for all; of "

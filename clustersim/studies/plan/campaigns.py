@@ -38,14 +38,16 @@ def with_campaign(said: PlanAnswer, plan: PlanFile, searched: SearchResult | Non
         return said
     played = {row.in_full: _played(row, plan) for row in _chosen_rows(said)}
     rows = said.front
-    found = [played[row.in_full] for row in rows]
-    found = [structs.replace(one, beaten_by=_beaten(i, rows, found)) for i, one in enumerate(found)]
-    front = [_counted(row, one) for row, one in zip(rows, found, strict=True)]
+    trainings = [played[row.in_full] for row in rows]
+    trainings = [
+        structs.replace(training, beaten_by=_beaten(i, rows, trainings)) for i, training in enumerate(trainings)
+    ]
+    front = [_counted(row, training) for row, training in zip(rows, trainings, strict=True)]
     places = [
         place if place.best is None else structs.replace(place, best=_counted(place.best, played[place.best.in_full]))
         for place in said.places
     ]
-    answer = structs.replace(said, front=front, places=places, failures=list(_sentences(rows, found)))
+    answer = structs.replace(said, front=front, places=places, failures=list(_sentences(rows, trainings)))
     return answer if searched is None else structs.replace(answer, verdict=verdict(plan, _failing(searched, played)))
 
 
@@ -86,10 +88,10 @@ def _played(row: ChosenRow, plan: PlanFile, rate: float = 1.0) -> PlannedTrainin
         loaded = scenario.from_table(row.scenario, row.path)
         loaded = replace(loaded, file=structs.replace(loaded.file, campaign=plan.campaign))
         job = _job(row, loaded)
-        made = of_rate(campaign(table_of(loaded), job), rate)
-        if made.hopeless:
+        job_campaign = of_rate(campaign(table_of(loaded), job), rate)
+        if job_campaign.hopeless:
             return PlannedTraining(wrong="does not finish: failures come too often for its recovery")
-        runs = play(made, REPLICAS, seed=0)
+        runs = play(job_campaign, REPLICAS, seed=0)
     except ScenarioError as error:
         return PlannedTraining(wrong=str(error))
     if not runs.finished.all():
@@ -97,8 +99,8 @@ def _played(row: ChosenRow, plan: PlanFile, rate: float = 1.0) -> PlannedTrainin
     deadline = plan.limits.deadline
     return PlannedTraining(
         days=percentiles(runs.elapsed / DAY),
-        usd=_cost(row, made.spares or 0, job.gpus / job.nodes, runs),
-        ideal_days=made.axis.work / DAY,
+        usd=_cost(row, job_campaign.spares or 0, job.gpus / job.nodes, runs),
+        ideal_days=job_campaign.axis.work / DAY,
         goodput=float(np.median(runs.goodput("effective_training_time"))),
         in_time=None if deadline is None else float((runs.elapsed <= float(deadline)).mean()),
     )
@@ -107,13 +109,13 @@ def _played(row: ChosenRow, plan: PlanFile, rate: float = 1.0) -> PlannedTrainin
 def goodput(row: ChosenRow, plan: PlanFile, rate: float) -> float | None:
     """Effective training time of an option, p50, with failures ``rate`` times as often; None where it does not
     finish."""
-    found = _played(row, plan, rate)
-    return None if found.wrong else found.goodput
+    training = _played(row, plan, rate)
+    return None if training.wrong else training.goodput
 
 
 def _job(row: ChosenRow, loaded: Scenario) -> Job:
     """Of the step that the search has found, unless a step varies or is slow for a while: then it is run."""
-    slow = any(one.factor is None for one in table_of(loaded).degraded)
+    slow = any(slowdown.factor is None for slowdown in table_of(loaded).degraded)
     varies = slow or loaded.file.run.variation is not None or loaded.file.run.jitter
     if varies or not row.tokens_per_step or row.step_s is None:
         return job_of(loaded)[0]
@@ -128,39 +130,39 @@ def _cost(row: ChosenRow, spares: int, gpus_per_node: float, runs: ReplicaRuns) 
     return percentiles(hourly * runs.elapsed / HOUR)
 
 
-def _beaten(i: int, rows: Sequence[ChosenRow], found: Sequence[PlannedTraining]) -> str:
+def _beaten(i: int, rows: Sequence[ChosenRow], trainings: Sequence[PlannedTraining]) -> str:
     """Another option that is better in days, cost, GPUs and energy, failures counted."""
-    mine = _objectives(rows[i], found[i])
+    objectives = _objectives(rows[i], trainings[i])
     names = (
         rows[j].option
         for j in range(len(rows))
         if j != i
-        and found[j].days is not None
-        and mine is not None
-        and dominates(_objectives(rows[j], found[j]) or (), mine)
+        and trainings[j].days is not None
+        and objectives is not None
+        and dominates(_objectives(rows[j], trainings[j]) or (), objectives)
     )
     return str(next(names, ""))
 
 
-def _objectives(row: ChosenRow, one: PlannedTraining) -> tuple[float, ...] | None:
-    if one.days is None:
+def _objectives(row: ChosenRow, training: PlannedTraining) -> tuple[float, ...] | None:
+    if training.days is None:
         return None
-    usd = np.inf if one.usd is None else one.usd.p50
-    return one.days.p50, usd, float(row.gpus), (row.kwh_per_1e9 or 0.0) / one.goodput
+    usd = np.inf if training.usd is None else training.usd.p50
+    return training.days.p50, usd, float(row.gpus), (row.kwh_per_1e9 or 0.0) / training.goodput
 
 
-def _sentences(rows: Sequence[ChosenRow], found: Sequence[PlannedTraining]) -> Iterator[str]:
+def _sentences(rows: Sequence[ChosenRow], trainings: Sequence[PlannedTraining]) -> Iterator[str]:
     """Of each option and the next: how far apart they are, and how much of that is failure."""
-    there = [(row, one) for row, one in zip(rows, found, strict=True) if one.days is not None]
-    for (a, first), (b, second) in pairwise(there):
+    finishing = [(row, training) for row, training in zip(rows, trainings, strict=True) if training.days is not None]
+    for (a, first), (b, second) in pairwise(finishing):
         days = (second.days.p50 if second.days else 0.0) - (first.days.p50 if first.days else 0.0)
         steps = second.ideal_days - first.ideal_days
         yield (
             f"{b.option} takes {days:+,.1f} days against {a.option}: {steps:+,.1f} by its steps and "
             f"{days - steps:+,.1f} by failures, saves and stops"
         )
-    for row, one in zip(rows, found, strict=True):
-        if one.beaten_by:
-            yield f"with failures {row.option} is no longer worth having: {one.beaten_by} is better in everything"
-        if one.wrong:
-            yield f"{row.option}: no campaign ({one.wrong})"
+    for row, training in zip(rows, trainings, strict=True):
+        if training.beaten_by:
+            yield f"with failures {row.option} is no longer worth having: {training.beaten_by} is better in everything"
+        if training.wrong:
+            yield f"{row.option}: no campaign ({training.wrong})"

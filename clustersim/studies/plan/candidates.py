@@ -93,9 +93,9 @@ class PlanCandidate(msgspec.Struct, frozen=True, gc=False):
         """Field -> value, on the plan's base."""
         micro, passes = self.played
         knobs = {**self.form.strategy, "micro_batch_size": micro, "gradient_accumulation_steps": passes}
-        said = {"cluster": self.machine.cluster(self.nodes), "strategy": knobs}
+        changes = {"cluster": self.machine.cluster(self.nodes), "strategy": knobs}
         return (
-            said
+            changes
             | {"model.activation_checkpointing": self.kept}
             | ({"parallel": self.form.parallel} if self.form.parallel else {})
             | {f"model.{name}": value for name, value in self.form.recipe.items()}
@@ -104,16 +104,18 @@ class PlanCandidate(msgspec.Struct, frozen=True, gc=False):
     @property
     def knobs(self) -> tuple[str, ...]:
         """What else is chosen, in words, as far as it varies among options."""
-        kept = "no" if self.kept == "none" else self.kept
-        return (*self.form.knobs, *([f"{kept} checkpointing"] if self.form.tells[1] else []))
+        checkpointing = "no" if self.kept == "none" else self.kept
+        return (*self.form.knobs, *([f"{checkpointing} checkpointing"] if self.form.tells[1] else []))
 
     def label(self, common: Collection[str] = ()) -> str:
         """It in words, without those of its knobs that are ``common``."""
         micro, passes = self.played
-        said = f"micro-batch {micro}" if self.form.tells[0] else ""
+        passes_text = f"micro-batch {micro}" if self.form.tells[0] else ""
         if passes > 1:
-            said = f"{said} x {passes} passes" if said else f"{passes} passes"
-        return ", ".join(filter(None, (self.form.family, *(one for one in self.knobs if one not in common), said)))
+            passes_text = f"{passes_text} x {passes} passes" if passes_text else f"{passes} passes"
+        return ", ".join(
+            filter(None, (self.form.family, *(knob for knob in self.knobs if knob not in common), passes_text))
+        )
 
     @property
     def kind(self) -> str:
@@ -159,8 +161,8 @@ def candidates(
         for form in forms:
             for micro in plan.tried.micro_batch_size:
                 for passes in _accumulations(plan, form, gpus, micro):
-                    for kept in kinds:
-                        yield PlanCandidate(next(numbers), plan.machines[m], nodes, gpus, form, (micro, passes), kept)
+                    for kind in kinds:
+                        yield PlanCandidate(next(numbers), plan.machines[m], nodes, gpus, form, (micro, passes), kind)
 
 
 def combined(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Sequence[Table]) -> int:
@@ -176,24 +178,30 @@ def combined(plan: PlanFile, gpus_of: Mapping[tuple[int, int], int], tables: Seq
 
 
 def _forms(plan: PlanFile, tables: Sequence[Table]) -> Iterator[StrategyForm]:
-    strategies = [one for table in plan.tried.strategies for one in expanded(table)]
-    names = {name for one in tables for name in one}
-    told = {name for name in names if len({repr(one.get(name)) for one in tables if meant(name, one)}) > 1}
+    strategies = [knob_table for table in plan.tried.strategies for knob_table in expanded(table)]
+    names = {name for knob_table in tables for name in knob_table}
+    telling = {
+        name
+        for name in names
+        if len({repr(knob_table.get(name)) for knob_table in tables if meant(name, knob_table)}) > 1
+    }
     number = itertools.count()
     tells = len(plan.tried.micro_batch_size) > 1, len(plan.tried.activation_checkpointing) > 1
     recipes = list(expanded(plan.tried.recipe))
     for recipe, strategy in itertools.product(recipes, strategies):
-        words = _words(strategy, strategies)
-        computed = [str(value) for name, value in recipe.items() if any(one[name] != value for one in recipes)]
+        strategy_text = _words(strategy, strategies)
+        computed = [
+            str(value) for name, value in recipe.items() if any(knob_table[name] != value for knob_table in recipes)
+        ]
         for table in tables:
             degrees = {name: int(table.get(name) or 1) for name in DEGREES}
             knobs = [
                 f"{name} {_value(table[name])}"
                 for name in table
-                if name in told and name not in DEGREES and (name, table[name]) != ("vpp", 1)
+                if name in telling and name not in DEGREES and (name, table[name]) != ("vpp", 1)
             ]
             split_up = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
-            family = ", ".join([words, *split_up, *computed])
+            family = ", ".join([strategy_text, *split_up, *computed])
             split = any(degree > 1 for degree in (*degrees.values(), table.get("etp") or 1))
             split = split or bool(cause(table, strategy))
             yield StrategyForm(strategy, table, family, tuple(knobs), tells, next(number), split, degrees, recipe)
@@ -225,13 +233,13 @@ def _accumulations(plan: PlanFile, form: StrategyForm, gpus: int, micro: int) ->
     """The fewest and the most passes; none where the degrees or the batch do not divide."""
     if gpus % form.inside:
         return []
-    each = gpus // form.inside * micro
+    pass_samples = gpus // form.inside * micro
     low, high = plan.batch.bounds
     if "gradient_accumulation_steps" in form.strategy:
         passes = int(form.strategy["gradient_accumulation_steps"])
-        return [passes] if low <= passes * each <= high else []
-    fewest = -(-low // (each * form.rounds)) * form.rounds
-    most = high // (each * form.rounds) * form.rounds
+        return [passes] if low <= passes * pass_samples <= high else []
+    fewest = -(-low // (pass_samples * form.rounds)) * form.rounds
+    most = high // (pass_samples * form.rounds) * form.rounds
     return sorted({fewest, most}) if 0 < fewest <= most else []
 
 
@@ -242,10 +250,12 @@ def _words(strategy: Table, among: Sequence[Table]) -> str:
     >>> _words(tables[1], tables)
     'zero, stage 3'
     """
-    every = [flat(other) for other in among if other.get("kind") == strategy.get("kind")]
-    told = {key for one in every for key in one if any(other.get(key) != one[key] for other in every)}
-    said = [f"{key.rpartition('.')[2]} {_value(value)}" for key, value in flat(strategy).items() if key in told]
-    return ", ".join([str(strategy.get("kind", "?")), *said])
+    every = [flat(rival) for rival in among if rival.get("kind") == strategy.get("kind")]
+    telling = {
+        key for flat_table in every for key in flat_table if any(rival.get(key) != flat_table[key] for rival in every)
+    }
+    texts = [f"{key.rpartition('.')[2]} {_value(value)}" for key, value in flat(strategy).items() if key in telling]
+    return ", ".join([str(strategy.get("kind", "?")), *texts])
 
 
 def _value(value: Any) -> str:

@@ -134,17 +134,19 @@ class FormFamily:
             # Micro-batches that are not alike are walked as a run walks them.
             scenario = self._with(micro_batch_size=micro, gradient_accumulation_steps=passes)
             gpu = self.known.device(place[0], scenario, self.model)
-            held = np.array([use.total for use in split_of(scenario, self.parallel, mesh, self.model, gpu).memory])
+            stage_bytes = np.array(
+                [use.total for use in split_of(scenario, self.parallel, mesh, self.model, gpu).memory]
+            )
         else:
             keeps = not self.parallel.deallocate_pipeline_outputs
-            each = self.known.once(
+            sample_bytes = self.known.once(
                 "held", (key, id(orders)), lambda: activations(parts, orders, self.element, keeps_sent=keeps)
             )
-            held = np.maximum(always + micro * each, ending) + CONTEXT_BYTES
-        reason = self._too_much(place, held, always)
+            stage_bytes = np.maximum(always + micro * sample_bytes, ending) + CONTEXT_BYTES
+        reason = self._too_much(place, stage_bytes, always)
         if reason:
             return RefusedOption("memory", reason)
-        return self._bound(_FormRun(place, parts, row, orders, micro, passes), held)
+        return self._bound(_FormRun(place, parts, row, orders, micro, passes), stage_bytes)
 
     def _with(self, **knobs: int) -> Scenario:
         """The scenario with other micro-batches or passes."""
@@ -171,10 +173,10 @@ class FormFamily:
                 self._meshes[place] = split(self.scenario, self.parallel, mesh, self.shape)
             except ClusterSimError as error:
                 self._meshes[place] = error
-        found = self._meshes[place]
-        if isinstance(found, ClusterSimError):
-            raise found
-        return found
+        known_mesh = self._meshes[place]
+        if isinstance(known_mesh, ClusterSimError):
+            raise known_mesh
+        return known_mesh
 
     def _order(self, parts: Partition, row: Schedule, passes: int, place: Place) -> Orders:
         """What ranks run; of a schedule that repeats itself, of as many micro-batches as show all of it."""
@@ -192,55 +194,55 @@ class FormFamily:
 
         return self.known.once("orders", key, made)
 
-    def _too_much(self, place: Place, held: Floats, always: Floats) -> str:
+    def _too_much(self, place: Place, stage_bytes: Floats, always: Floats) -> str:
         room = self.known.room(place)
         margin = self.known.plan.limits.memory_margin
-        worst = int(np.argmax(held))
-        if held[worst] <= (1.0 - margin) * room:
+        worst = int(np.argmax(stage_bytes))
+        if stage_bytes[worst] <= (1.0 - margin) * room:
             return ""
-        where = f"stage {worst} " if len(held) > 1 else ""
+        stage_text = f"stage {worst} " if len(stage_bytes) > 1 else ""
         return (
-            f"{where}needs {format_bytes(float(held[worst]))} of {format_bytes(room)}, {margin:.0%} kept free (model "
-            f"states {format_bytes(float(always[worst]))}, activations "
-            f"{format_bytes(float(held[worst] - always[worst] - CONTEXT_BYTES))})"
+            f"{stage_text}needs {format_bytes(float(stage_bytes[worst]))} of {format_bytes(room)}, {margin:.0%} kept "
+            f"free (model states {format_bytes(float(always[worst]))}, activations "
+            f"{format_bytes(float(stage_bytes[worst] - always[worst] - CONTEXT_BYTES))})"
         )
 
-    def _bound(self, way: _FormRun, held: Floats) -> Bound:
-        times, traffic = self._time(way)
+    def _bound(self, form_run: _FormRun, stage_bytes: Floats) -> Bound:
+        times, traffic = self._time(form_run)
         first = times.first
         zero = np.zeros(1)
-        row = way.row
-        passes = way.passes
+        row = form_run.row
+        passes = form_run.passes
         head = np.concatenate([zero, np.cumsum(times.forward)])[first]
         tail = np.concatenate([zero, np.cumsum(times.backward)])[first]
         # Behind a rank's last pass the gradient goes down the pipeline, unless weight gradients are what comes last.
         full = row.placement == "loop" and not row.splits_backward and not self.parallel.deferral(passes)
         # Where the model is there twice, a micro-batch goes through one of a rank's two chunks.
-        each = passes / 2 if row.placement == "both" else float(passes)
+        rounds = passes / 2 if row.placement == "both" else float(passes)
         ramp = (head * (row.placement != "both") + tail * full) * row.synchronous
-        serial, beside, shard = self._data(traffic, way)
-        local = self._local(way.place, way.micro)
-        dense, expert = self.known.counts(way.parts)
+        serial, beside, shard = self._data(traffic, form_run)
+        local = self._local(form_run.place, form_run.micro)
+        dense, expert = self.known.counts(form_run.parts)
         update = local.update(float((dense * shard[0] + expert * shard[1]).min()), 1)
-        whole = ramp + each * times.whole + serial
-        r = int(np.argmax(whole))
-        compute = SLACK * (each * float(times.compute.min()) + update)
-        step = SLACK * max(float(whole[r]) + update, beside)
+        stage_s = ramp + rounds * times.whole + serial
+        r = int(np.argmax(stage_s))
+        compute = SLACK * (rounds * float(times.compute.min()) + update)
+        step = SLACK * max(float(stage_s[r]) + update, beside)
         return Bound(
             compute,
             max(step, compute),
-            each * float(times.whole[r] - times.compute[r]),
+            rounds * float(times.whole[r] - times.compute[r]),
             float(ramp[r]),
-            max(float(serial[r]), step / SLACK - float(whole[r]) - update),
-            tuple(held.tolist()),
+            max(float(serial[r]), step / SLACK - float(stage_s[r]) - update),
+            tuple(stage_bytes.tolist()),
         )
 
-    def _time(self, way: _FormRun) -> tuple[MicroBatchTimes, TrafficBounds]:
+    def _time(self, form_run: _FormRun) -> tuple[MicroBatchTimes, TrafficBounds]:
         """Of one micro-batch. On more nodes the same groups are no nearer, so the fewest nodes tell for all."""
-        place = way.place
-        parts = way.parts
-        row = way.row
-        micro = way.micro
+        place = form_run.place
+        parts = form_run.parts
+        row = form_run.row
+        micro = form_run.micro
         topology, mesh = self.known.machines[place]
         if place not in self._traffic:
             self._traffic[place] = TrafficBounds(topology, mesh, self._mesh(place).layout, self.known.way_out(place))
@@ -267,7 +269,7 @@ class FormFamily:
                 )
                 return self.known.once("least", same, lambda: least_of(layer, kind, local, traffic, self.element))
 
-            paired = any(len(slot) > 1 for slot in way.orders[0])
+            paired = any(len(slot) > 1 for slot in form_run.orders[0])
             return times_of(parts, ("F", "I", "W") if row.splits_backward else ("F", "B"), paired, least)
 
         return self.known.once("times", key, made), traffic
@@ -275,19 +277,19 @@ class FormFamily:
     def _groups(self, place: Place, parts: Partition, traffic: TrafficBounds) -> tuple[bytes, ...]:
         """The groups that exchanges inside the model are over."""
         if place not in self._reach:
-            layers = {id(one.backward): one for stage in parts.stages for one in stage.layers}.values()
-            items = (item for one in layers for item in (*one.forward, *one.backward))
+            layers = {id(layer.backward): layer for stage in parts.stages for layer in stage.layers}.values()
+            items = (item for layer in layers for item in (*layer.forward, *layer.backward))
             dims = sorted({item.dims for item in items if isinstance(item, Exchange)})
-            self._reach[place] = tuple(first_group(traffic.dims, *one).tobytes() for one in dims)
+            self._reach[place] = tuple(first_group(traffic.dims, *dim).tobytes() for dim in dims)
         return self._reach[place]
 
     def _local(self, place: Place, micro: int) -> LocalCost:
         return local_cost(self._with(micro_batch_size=micro), self.known.device(place[0], self.scenario, self.model))
 
-    def _data(self, traffic: TrafficBounds, way: _FormRun) -> tuple[Floats, float, tuple[float, float]]:
+    def _data(self, traffic: TrafficBounds, form_run: _FormRun) -> tuple[Floats, float, tuple[float, float]]:
         """Of data parallelism: (ranks,) s that nothing hides, s that run beside a step, and which share of dense and
         of experts' parameters a rank updates."""
-        dense, expert = self.known.counts(way.parts)
+        dense, expert = self.known.counts(form_run.parts)
         dims = traffic.dims
         config = self.scenario.config
 
@@ -296,14 +298,14 @@ class FormFamily:
 
         if isinstance(config, FSDPConfig):
             shard = ("dp_shard", "cp")
-            blocks = [one.parameters for one in way.parts.stages[0].layers if one.kind == "block"]
+            blocks = [layer.parameters for layer in form_run.parts.stages[0].layers if layer.kind == "block"]
             again = 0.0 if dims.pp > 1 or config.keeps else float(sum(blocks) - max(blocks, default=0))
-            often = 1 if dims.pp > 1 or config.keeps else way.passes
+            often = 1 if dims.pp > 1 or config.keeps else form_run.passes
             moved = float(dense.max() + again) * DTYPE_BYTES[config.param_dtype] * often
             return np.zeros(len(dense)), moved * slope("all_gather", *shard), (1 / dims.size(*shard),) * 2
         if sharding_zero(self.scenario) is not None:
             return np.zeros(len(dense)), 0.0, (0.0, 0.0)
-        knobs = replica_config(self._with(gradient_accumulation_steps=way.passes), self.parallel, way.row)
+        knobs = replica_config(self._with(gradient_accumulation_steps=form_run.passes), self.parallel, form_run.row)
         if self.parallel.num_distributed_optimizer_instances > 1:
             return np.zeros(len(dense)), 0.0, (0.0, 0.0)
         kind = "reduce_scatter" if knobs.distributed else "all_reduce"
@@ -316,18 +318,20 @@ class FormFamily:
         return serial, float((reduced + gathered).max()), share
 
 
-def _always(held: tuple[Floats, Floats], states: Sequence[StateBytes], versions: Ints, *, updating: bool) -> Floats:
+def _always(
+    in_flight: tuple[Floats, Floats], states: Sequence[StateBytes], versions: Ints, *, updating: bool
+) -> Floats:
     """(ranks,) bytes beside activations that a rank holds during its passes, or while its optimizer is ``updating``.
 
-    held : (ranks,) elements, dense and of experts. states : of each rank, or one for all. versions : (ranks,) copies.
-    """
+    in_flight : (ranks,) elements, dense and of experts. states : of each rank, or one for all. versions : (ranks,)
+    copies."""
     total = np.zeros(len(versions))
-    for i, count in enumerate(held):
+    for i, count in enumerate(in_flight):
         rows = []
-        for each in states:
-            gradients = (each.reduced or each.gradients) if updating else each.gradients
-            pairs = (each.parameters, each.gathered, each.masters, gradients, each.states)
-            rows.append(sum(pair[i] for pair in pairs) + (each.workspace[i] if updating else 0.0))
-        copied = (versions - 1) * np.array([each.parameters[i] for each in states])
+        for state in states:
+            gradients = (state.reduced or state.gradients) if updating else state.gradients
+            pairs = (state.parameters, state.gathered, state.masters, gradients, state.states)
+            rows.append(sum(pair[i] for pair in pairs) + (state.workspace[i] if updating else 0.0))
+        copied = (versions - 1) * np.array([state.parameters[i] for state in states])
         total += (np.array(rows) + copied) * count
-    return total if updating else total + np.array([each.buckets for each in states])
+    return total if updating else total + np.array([state.buckets for state in states])

@@ -51,38 +51,38 @@ OF_DIMENSION = {
 """Knobs that mean nothing where a dimension has degree 1."""
 
 
-def combinations(asked: Table, shape: ModelShape, per_node: int, where: str) -> list[Table]:
+def combinations(tried: Table, shape: ModelShape, per_node: int, file: str) -> list[Table]:
     """Every ``[parallel]`` table that is to be tried, equal ones once, in order; ``[{}]`` for none.
 
     Parameters
     ----------
-    asked : knob -> what may be tried. shape : the model's sizes. per_node : GPUs of the largest node. where : the
+    tried : knob -> what may be tried. shape : the model's sizes. per_node : GPUs of the largest node. file : the
         plan's file.
 
     Raises :class:`ScenarioError` for an unknown knob, a range that is none, and too many tables.
     """
-    values = {name: list(_values(name, said, shape, per_node, asked, where)) for name, said in asked.items()}
+    values = {name: list(_values(name, entry, shape, per_node, tried, file)) for name, entry in tried.items()}
     total = 1
     for name, choices in values.items():
-        _check(name, choices, where)
+        _check(name, choices, file)
         total *= len(choices)
-    counted(total, MOST_VALUES, f"{where}: $.try.parallel: tables", ScenarioError)
-    found: dict[str, Table] = {}
+    counted(total, MOST_VALUES, f"{file}: $.try.parallel: tables", ScenarioError)
+    tables: dict[str, Table] = {}
     for chosen in itertools.product(*values.values()):
-        whole = dict(zip(values, chosen, strict=True))
-        table = {name: value for name, value in whole.items() if value is not None and meant(name, whole)}
-        found.setdefault(repr(table), table)
-    return list(found.values())
+        combination = dict(zip(values, chosen, strict=True))
+        table = {name: value for name, value in combination.items() if value is not None and meant(name, combination)}
+        tables.setdefault(repr(table), table)
+    return list(tables.values())
 
 
-def _check(name: str, choices: Sequence[Any], where: str) -> None:
+def _check(name: str, choices: Sequence[Any], file: str) -> None:
     """Raise :class:`ScenarioError` for a degree or count that is none: the space is made before any table is read."""
     if AtLeastOne not in _types(name):
         return
     for value in choices:
         if value is not None and (type(value) is not int or value < 1):
             raise ScenarioError(
-                f"{where}: {name} = {shown(value)}: expected a whole number of at least 1 (at $.try.parallel.{name})"
+                f"{file}: {name} = {shown(value)}: expected a whole number of at least 1 (at $.try.parallel.{name})"
             )
 
 
@@ -91,35 +91,37 @@ def meant(name: str, table: Table) -> bool:
     return name not in OF_DIMENSION or (table.get(OF_DIMENSION[name]) or 1) > 1
 
 
-def _values(name: str, said: Any, shape: ModelShape, per_node: int, asked: Table, where: str) -> Iterator[Any]:
-    at = f"$.try.parallel.{name}"
+def _values(name: str, entry: Any, shape: ModelShape, per_node: int, tried: Table, where: str) -> Iterator[Any]:
+    field = f"$.try.parallel.{name}"
     if name not in ParallelConfig.__struct_fields__:
-        known = nearest(name, ParallelConfig.__struct_fields__)
-        raise ScenarioError(f"{where}: unknown field {name!r} = {said!r}; {known} (at {at})")
-    if said == SEARCH:
-        yield from _searched(name, shape, per_node, asked, where)
-    elif isinstance(said, dict) and set(said) <= {"from", "to", "times", "step"}:
-        yield from _ranged(said, f"{where}: {name} = {dict(said)!r}", at)
-    elif isinstance(said, list):
-        yield from said
+        suggestion = nearest(name, ParallelConfig.__struct_fields__)
+        raise ScenarioError(f"{where}: unknown field {name!r} = {entry!r}; {suggestion} (at {field})")
+    if entry == SEARCH:
+        yield from _searched(name, shape, per_node, tried, where)
+    elif isinstance(entry, dict) and set(entry) <= {"from", "to", "times", "step"}:
+        yield from _ranged(entry, f"{where}: {name} = {dict(entry)!r}", field)
+    elif isinstance(entry, list):
+        yield from entry
     else:
-        yield said
+        yield entry
 
 
-def _ranged(said: Table, what: str, at: str) -> Iterator[int]:
-    one = {"from", "to", "step"}, {"from", "to", "times"}
-    whole = all(isinstance(value, int) and value >= 1 for value in said.values())
-    if set(said) not in one or not whole or said.get("times", 2) < 2:
-        raise ScenarioError(f"{what}: a range is written {{ from = 1, to = 8, times = 2 }}, or with step (at {at})")
-    value = said["from"]
-    while value <= said["to"]:
+def _ranged(bounds: Table, subject: str, field: str) -> Iterator[int]:
+    range_keys = {"from", "to", "step"}, {"from", "to", "times"}
+    whole_numbers = all(isinstance(value, int) and value >= 1 for value in bounds.values())
+    if set(bounds) not in range_keys or not whole_numbers or bounds.get("times", 2) < 2:
+        raise ScenarioError(
+            f"{subject}: a range is written {{ from = 1, to = 8, times = 2 }}, or with step (at {field})"
+        )
+    value = bounds["from"]
+    while value <= bounds["to"]:
         yield value
-        value = value * said["times"] if "times" in said else value + said["step"]
+        value = value * bounds["times"] if "times" in bounds else value + bounds["step"]
 
 
-def _searched(name: str, shape: ModelShape, per_node: int, asked: Table, where: str) -> Sequence[Any]:
+def _searched(name: str, shape: ModelShape, per_node: int, tried: Table, file: str) -> Sequence[Any]:
     """What the model and the machine allow."""
-    ends = sum(asked.get(f"account_for_{end}_in_pipeline_split") is True for end in ("embedding", "loss"))
+    ends = sum(tried.get(f"account_for_{end}_in_pipeline_split") is True for end in ("embedding", "loss"))
     degrees: dict[str, Sequence[Any]] = {
         "tp": _powers(per_node),
         "cp": _powers(MOST_CP),
@@ -135,16 +137,16 @@ def _searched(name: str, shape: ModelShape, per_node: int, asked: Table, where: 
     flat = _types(name)
     if bool in flat:
         return [False, True]
-    literal = next((one for one in flat if typing.get_origin(one) is typing.Literal), None)
+    literal = next((choice_type for choice_type in flat if typing.get_origin(choice_type) is typing.Literal), None)
     if literal is None:
-        raise ScenarioError(f"{where}: {name} cannot be left to the search; list values (at $.try.parallel.{name})")
+        raise ScenarioError(f"{file}: {name} cannot be left to the search; list values (at $.try.parallel.{name})")
     return [*([None] if type(None) in flat else []), *typing.get_args(literal)]
 
 
 def _types(name: str) -> list[Any]:
     """A knob's type, and what it is made of; nothing for what is no field of :class:`ParallelConfig`."""
     kinds = (field.type for field in msgspec.structs.fields(ParallelConfig) if field.name == name)
-    return [one for kind in kinds for one in (kind, *typing.get_args(kind))]
+    return [member for kind in kinds for member in (kind, *typing.get_args(kind))]
 
 
 def _powers(most: int) -> list[int]:

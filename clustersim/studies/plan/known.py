@@ -44,12 +44,12 @@ class KnownMachines(Keeper):
     _counted: tuple[Partition, tuple[Floats, Floats]] | None = None
     _made: dict[object, Any] = field(default_factory=dict)
 
-    def once(self, what: str, key: object, make: Callable[[], T]) -> T:
-        """What ``make`` gives, worked out once for each ``key`` of a sort of ``what``."""
-        found = self._made.get((what, key), self)
-        if found is self:
-            found = self._made[what, key] = make()
-        return cast(T, found)
+    def once(self, question: str, key: object, make: Callable[[], T]) -> T:
+        """What ``make`` gives, worked out once for each ``key`` of a sort of ``question``."""
+        answer = self._made.get((question, key), self)
+        if answer is self:
+            answer = self._made[question, key] = make()
+        return cast(T, answer)
 
     def parts(self, key: object, make: Callable[[], tuple[Partition, Schedule]]) -> tuple[Partition, Schedule]:
         """Stages and schedule, which forms of other data parallelism share."""

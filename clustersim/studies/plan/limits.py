@@ -40,8 +40,8 @@ class Bound:
 def too_much(scenario: Scenario, margin: float) -> str:
     """Why it does not fit with ``margin`` of its GPUs' memory left free, without building its Program; empty where it
     does. Raises :class:`ClusterSimError`."""
-    found = held(scenario)
-    verdict = found.use.fits(found.card)
+    held_parts = held(scenario)
+    verdict = held_parts.use.fits(held_parts.card)
     total = verdict.use.total / verdict.share if verdict.share else 0.0
     missing = verdict.use.total - (1.0 - margin) * total
     if missing <= 0:

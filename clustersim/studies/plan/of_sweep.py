@@ -48,17 +48,17 @@ class Decision(msgspec.Struct, frozen=True):
 
 def answer(swept: SweptRows) -> Decision:
     """The whole answer."""
-    asked = swept.question
-    if asked is not None and asked.value is not None:
-        verdict, head, cases = _worth(swept, asked.value, asked.against, str(asked.choice or asked.value))
+    question = swept.question
+    if question is not None and question.value is not None:
+        verdict, head, cases = _worth(swept, question.value, question.against, str(question.choice or question.value))
     elif swept.axis is not None:
         verdict, head, cases = _which(swept)
     else:
         verdict = _fastest(swept)
         head = []
         cases = []
-    said = list(_front(swept)), list(_warnings(swept)), list(_assumptions(swept))
-    return Decision(verdict, head, cases, *said)
+    sections = list(_front(swept)), list(_warnings(swept)), list(_assumptions(swept))
+    return Decision(verdict, head, cases, *sections)
 
 
 Told = tuple[str, list[str], list[list[str]]]
@@ -66,32 +66,38 @@ Told = tuple[str, list[str], list[list[str]]]
 
 def _which(swept: SweptRows) -> Told:
     """The best choice: those that no case knows a better one than, within what predictions are off."""
-    choices = list(dict.fromkeys(one for case in swept.cases for one in case.rows))
+    choices = list(dict.fromkeys(row for case in swept.cases for row in case.rows))
     fastest = {case.words: max(case.rows, key=lambda value: swept.rate[case.rows[value]]) for case in swept.cases}
     near = [
-        one
-        for one in choices
-        if all(one in case.rows and swept.alike(case.rows[one], case.rows[fastest[case.words]]) for case in swept.cases)
+        choice
+        for choice in choices
+        if all(
+            choice in case.rows and swept.alike(case.rows[choice], case.rows[fastest[case.words]])
+            for case in swept.cases
+        )
     ]
-    where = f"in all {len(swept.cases)} cases" if len(swept.cases) > 1 else "here"
+    where_text = f"in all {len(swept.cases)} cases" if len(swept.cases) > 1 else "here"
     if len(near) == 1:
-        said = f"{near[0]} is the fastest, or as fast as can be told, {where}"
+        sentence = f"{near[0]} is the fastest, or as fast as can be told, {where_text}"
     elif near:
         either = f"{', '.join(map(str, near[:-1]))} or {near[-1]}"
-        said = f"{either}: {where} they differ by less than predictions are off"
+        sentence = f"{either}: {where_text} they differ by less than predictions are off"
     else:
         won = Counter(str(value) for value in fastest.values()).most_common()
-        said = "No choice is best everywhere: " + ", ".join(f"{name} is the fastest in {n} cases" for name, n in won)
-    rest = "".join(f"; {_how_slow(swept, one, fastest)}" for one in choices if one not in near)
+        sentence = "No choice is best everywhere: " + ", ".join(
+            f"{name} is the fastest in {n} cases" for name, n in won
+        )
+    rest = "".join(f"; {_how_slow(swept, choice, fastest)}" for choice in choices if choice not in near)
     head = ["case", "fastest", f"{swept.unit}/s", *map(str, choices)]
     rows = []
     for case in swept.cases:
         best = float(swept.rate[case.rows[fastest[case.words]]])
         losses = [
-            _change(1 - float(swept.rate[case.rows[one]]) / best if one in case.rows else None) for one in choices
+            _change(1 - float(swept.rate[case.rows[choice]]) / best if choice in case.rows else None)
+            for choice in choices
         ]
         rows.append([case.words, str(fastest[case.words]), f"{best:,.0f}", *losses])
-    return f"{said[0].upper()}{said[1:]}{rest}.", head, rows
+    return f"{sentence[0].upper()}{sentence[1:]}{rest}.", head, rows
 
 
 def _how_slow(swept: SweptRows, choice: Scalar, fastest: Mapping[str, Scalar]) -> str:
@@ -101,40 +107,43 @@ def _how_slow(swept: SweptRows, choice: Scalar, fastest: Mapping[str, Scalar]) -
         for case in swept.cases
         if choice in case.rows
     }
-    worst = max(times, key=lambda words: times[words])
+    worst = max(times, key=lambda label: times[label])
     return f"{choice} takes up to {times[worst]:.3g} times as long ({worst})" if worst else f"{choice} is slower"
 
 
 def _worth(swept: SweptRows, value: Any, against: Any, choice: str) -> Told:
     """What a choice costs of the throughput in each case, and all other choices beside it."""
-    values = sorted({one for case in swept.cases for one in case.rows if one != against}, key=str)
-    lost = {one: _losses(swept, one, against) for one in values}
-    mine = lost.get(value) or {}
-    if not mine:
+    values = sorted({row for case in swept.cases for row in case.rows if row != against}, key=str)
+    lost = {value: _losses(swept, value, against) for value in values}
+    losses = lost.get(value) or {}
+    if not losses:
         raise ClusterSimError(f"no case has a result for both {value!r} and {against!r} of {swept.axis}")
-    worst = max(mine, key=lambda words: mine[words])
+    worst = max(losses, key=lambda label: losses[label])
     error = max(of_step(kind).p50 for kind in set(swept.table["strategy"].tolist()))
-    cheap = [words for words in mine if mine[words] <= error]
-    most = max(mine[worst], 0.0)
-    least = max(min(mine.values()), 0.0)
+    cheap = [label for label in losses if losses[label] <= error]
+    most = max(losses[worst], 0.0)
+    least = max(min(losses.values()), 0.0)
     costs_it = f"{choice} costs {least:.1%} to {most:.1%} of the throughput (most: {worst})"
-    if len(cheap) == len(mine):
-        said = f"Yes, once it saves more than {most:.1%} of the machine's price: {costs_it}, less than predictions are "
-        said += f"off (+-{error:.1%})"
-    elif cheap:
-        said = (
-            f"Yes in {len(cheap)} of {len(mine)} cases, where it costs less than predictions are off (+-{error:.1%}); "
+    if len(cheap) == len(losses):
+        sentence = (
+            f"Yes, once it saves more than {most:.1%} of the machine's price: {costs_it}, less than predictions are "
         )
-        said += f"in the others once it saves more of the machine's price than it costs: {costs_it}"
+        sentence += f"off (+-{error:.1%})"
+    elif cheap:
+        sentence = (
+            f"Yes in {len(cheap)} of {len(losses)} cases, where it costs less than predictions are off "
+            f"(+-{error:.1%}); "
+        )
+        sentence += f"in the others once it saves more of the machine's price than it costs: {costs_it}"
     else:
-        said = f"Only where it saves more of the machine's price than it costs: {costs_it}"
+        sentence = f"Only where it saves more of the machine's price than it costs: {costs_it}"
     head = ["case", *map(str, values)]
     rows = [
-        [case.words, *(_change(lost[one].get(case.words)) for one in values)]
+        [case.words, *(_change(lost[value].get(case.words)) for value in values)]
         for case in swept.cases
-        if any(case.words in lost[one] for one in values)
+        if any(case.words in lost[value] for value in values)
     ]
-    return f"{said}{_in_money(swept, most)}.", head, rows
+    return f"{sentence}{_in_money(swept, most)}.", head, rows
 
 
 def _losses(swept: SweptRows, value: Any, against: Any) -> dict[str, float]:
@@ -186,7 +195,7 @@ def _front(swept: SweptRows) -> Iterator[ScoredScenario]:
         i: (-float(swept.rate[i]), np.inf if usd is None else usd, float(table["gpus"][i]), spent[i].kwh_per_sample)
         for i, usd in ((i, spent[i].usd_per_sample) for i in fits)
     }
-    kept = {fits[k] for k in front([at_worst(plain[i], swept.error(i)) for i in fits])}
+    unbeaten = {fits[k] for k in front([at_worst(plain[i], swept.error(i)) for i in fits])}
     for i in sorted(fits, key=lambda i: -swept.rate[i]):
         usd = spent[i].usd_per_sample
         kwh = spent[i].kwh_per_sample
@@ -199,7 +208,7 @@ def _front(swept: SweptRows) -> Iterator[ScoredScenario]:
             error=swept.error(i),
             usd_per_1e9=None if usd is None else usd * 1e9,
             kwh_per_1e9=kwh * 1e9,
-            best=i in kept,
+            best=i in unbeaten,
         )
 
 
@@ -216,10 +225,10 @@ def _warnings(swept: SweptRows) -> Iterator[str]:
 
 def _assumptions(swept: SweptRows) -> Iterator[str]:
     for name in dict.fromkeys(swept.table["device"].tolist()):
-        known = rates_by_name(str(name))
-        if known.usd_per_gpu_hour is None:
-            limit = known.sources["power limit"]
+        gpu_rates = rates_by_name(str(name))
+        if gpu_rates.usd_per_gpu_hour is None:
+            limit = gpu_rates.sources["power limit"]
             yield f"{name}: no price known, so nothing is said of its cost; power limit {limit}"
         else:
-            yield f"{name}: {known.usd_per_gpu_hour:g} USD per GPU-hour ({known.sources['price']})"
+            yield f"{name}: {gpu_rates.usd_per_gpu_hour:g} USD per GPU-hour ({gpu_rates.sources['price']})"
     yield f"{within()}; the input pipeline, failures and checkpoints are not counted"

@@ -111,13 +111,13 @@ class SearchResult:
     @cached_property
     def split(self) -> bool:
         """Whether any option splits the model."""
-        return any(one.candidate.form.split for one in self.options)
+        return any(option.candidate.form.split for option in self.options)
 
     @cached_property
     def common(self) -> frozenset[str]:
         """Knobs that all options worth having share, in words: what is told once."""
-        told = [set(one.candidate.knobs) for one in self.front]
-        return frozenset(set.intersection(*told)) if told else frozenset()
+        knob_sets = [set(option.candidate.knobs) for option in self.front]
+        return frozenset(set.intersection(*knob_sets)) if knob_sets else frozenset()
 
     def title(self, option: PlanOption) -> str:
         """An option in words, without what is common."""
@@ -130,23 +130,23 @@ class SearchResult:
     @cached_property
     def front(self) -> list[PlanOption]:
         """Options worth having, fastest first."""
-        return sorted((one for one in self.options if one.on_front), key=lambda one: one.robust)
+        return sorted((option for option in self.options if option.on_front), key=lambda option: option.robust)
 
     def judged(self) -> SearchResult:
         """The same with the front marked, and what is tempting."""
-        counted = [one for one in self.options if one.counts]
-        best = {counted[i].candidate.number for i in front([one.robust for one in counted])}
-        tempting = {counted[i].candidate.number for i in front([one.objectives for one in counted])} - best
+        counted = [option for option in self.options if option.counts]
+        best = {counted[i].candidate.number for i in front([option.robust for option in counted])}
+        tempting = {counted[i].candidate.number for i in front([option.objectives for option in counted])} - best
         marked = list(self.options)
         for number in {*best, *tempting}:
-            here = {"on_front": number in best, "tempting": number in tempting}
-            marked[number] = msgspec.structs.replace(marked[number], **here)
+            marks = {"on_front": number in best, "tempting": number in tempting}
+            marked[number] = msgspec.structs.replace(marked[number], **marks)
         return replace(self, options=tuple(marked))
 
     @cached_property
     def tempting(self) -> list[PlanOption]:
         """Options that would be worth having if their predictions held, fastest first."""
-        return sorted((one for one in self.options if one.tempting), key=lambda one: one.objectives)
+        return sorted((option for option in self.options if option.tempting), key=lambda option: option.objectives)
 
 
 def at_worst(objectives: Sequence[float], error: float) -> tuple[float, ...]:
@@ -167,19 +167,19 @@ def title(candidate: PlanCandidate, common: Collection[str] = ()) -> str:
 def rule(options: Iterable[PlanOption]) -> dict[tuple[str, int], PlanOption]:
     """By machine and nodes what the simple rule takes, "TP 8, then PP until it fits": no other dimension, no
     interleaving, and the first that fits."""
-    found: dict[tuple[str, int], PlanOption] = {}
-    for one in options:
-        mine = one.candidate
-        degrees = mine.form.degrees
-        key = (mine.machine.label, mine.nodes)
-        plain = mine.form.parallel.get("vpp", 1) == 1 and degrees["cp"] == degrees["ep"] == 1
-        if one.bound is None or degrees["tp"] != 8 or not plain:
+    simplest: dict[tuple[str, int], PlanOption] = {}
+    for option in options:
+        candidate = option.candidate
+        degrees = candidate.form.degrees
+        key = (candidate.machine.label, candidate.nodes)
+        plain = candidate.form.parallel.get("vpp", 1) == 1 and degrees["cp"] == degrees["ep"] == 1
+        if option.bound is None or degrees["tp"] != 8 or not plain:
             continue
-        if key not in found or _simple(one) < _simple(found[key]):
-            found[key] = one
-    return found
+        if key not in simplest or _simple(option) < _simple(simplest[key]):
+            simplest[key] = option
+    return simplest
 
 
 def _simple(option: PlanOption) -> tuple[int, int, int]:
-    mine = option.candidate
-    return mine.form.degrees["pp"], mine.played[0], mine.number
+    candidate = option.candidate
+    return candidate.form.degrees["pp"], candidate.played[0], candidate.number

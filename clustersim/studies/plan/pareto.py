@@ -23,12 +23,12 @@ def front(points: Sequence[Sequence[float]]) -> list[int]:
     >>> front([(1, 3), (2, 2), (3, 3), (1, 3)])
     [0, 1]
     """
-    kept: list[int] = []
+    unbeaten: list[int] = []
     for i, point in enumerate(points):
         earlier_equal = any(tuple(points[j]) == tuple(point) for j in range(i))
-        if not earlier_equal and not any(dominates(other, point) for other in points):
-            kept.append(i)
-    return kept
+        if not earlier_equal and not any(dominates(rival, point) for rival in points):
+            unbeaten.append(i)
+    return unbeaten
 
 
 @dataclass
@@ -42,5 +42,5 @@ class ParetoObjectives:
         if not self.known:
             return None
         rows = np.array([pair[robust] for pair in self.known.values()])
-        found = np.flatnonzero((rows <= objectives).all(axis=1) & (rows < objectives).any(axis=1))
-        return list(self.known)[int(found[0])] if found.size else None
+        better = np.flatnonzero((rows <= objectives).all(axis=1) & (rows < objectives).any(axis=1))
+        return list(self.known)[int(better[0])] if better.size else None

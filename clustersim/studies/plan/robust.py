@@ -67,30 +67,30 @@ def uncertain(topology: Topology) -> list[UncertainNumber]:
     kernels = of_step("single").p90
     fit = f"; clustersim calibrate DIR --topology {topology.name} --out measured.toml"
     capture = "clustersim.calibrate.capture --out DIR --parts collectives"
-    known = {
+    numbers_of = {
         "network": ("the network", links, f"torchrun --nnodes 2 --nproc-per-node 8 -m {capture}{fit}"),
         "inside": ("links inside a node", links, f"torchrun --nproc-per-node 8 -m {capture}{fit}"),
         "kernels": ("kernels", kernels, f"clustersim capture --parts compute --out DIR{fit}"),
     }
     if len(topology.node_types) == 1:
-        known.pop("network")
+        numbers_of.pop("network")
     # Nine in ten times lay within prediction (1 +- p90): rates are their inverse.
     return [
-        UncertainNumber(name, 1.0 / (1.0 + p90), 1.0 / (1.0 - p90), words, measure)
-        for name, (words, p90, measure) in known.items()
+        UncertainNumber(name, 1.0 / (1.0 + p90), 1.0 / (1.0 - p90), meaning, measure)
+        for name, (meaning, p90, measure) in numbers_of.items()
     ]
 
 
-def at_corners(found: SearchResult, seen: KnownCandidates, runner: Runner) -> tuple[ScaledRuns, ...]:
+def at_corners(searched: SearchResult, seen: KnownCandidates, runner: Runner) -> tuple[ScaledRuns, ...]:
     """Steps of the fastest option and its rivals, first as they are, then at every corner; nothing without a rival."""
-    rivals = list(itertools.islice(_rivals(found, seen), RIVALS))
+    rivals = list(itertools.islice(_rivals(searched, seen), RIVALS))
     if len(rivals) < 2:
         return ()
-    chosen = [one.candidate for one in rivals]
+    chosen = [rival.candidate for rival in rivals]
     numbers = uncertain(seen.sieve.machines[seen.sieve.place(chosen[0])][0])
-    ends = itertools.product(*((one.low, one.high) for one in numbers))
+    ends = itertools.product(*((number.low, number.high) for number in numbers))
     every: list[dict[str, float]] = [{}]
-    every += [dict(zip((one.name for one in numbers), corner, strict=True)) for corner in ends]
+    every += [dict(zip((number.name for number in numbers), corner, strict=True)) for corner in ends]
     turned = [(factors, runner.run(chosen, rough=True, factors=factors)) for factors in every]
     return tuple(
         ScaledRuns(factors, {number: row.result.step_time_s for number, row in rows.items() if row.result is not None})
@@ -98,34 +98,36 @@ def at_corners(found: SearchResult, seen: KnownCandidates, runner: Runner) -> tu
     )
 
 
-def _rivals(found: SearchResult, seen: KnownCandidates) -> Iterator[PlanOption]:
+def _rivals(searched: SearchResult, seen: KnownCandidates) -> Iterator[PlanOption]:
     """Options on as many nodes of the fastest one's machine that keep the limits, fastest first; of those that take as
     long one."""
-    if not found.front:
+    if not searched.front:
         return
-    fastest = found.front[0]
+    fastest = searched.front[0]
     yield fastest
     place = seen.sieve.place(fastest.candidate)
-    others = (one for one in found.options if one.rate and one is not fastest)
-    near = (one for one in others if seen.sieve.place(one.candidate) == place and seen.keeps(one))
+    rivals = (option for option in searched.options if option.rate and option is not fastest)
+    near = (option for option in rivals if seen.sieve.place(option.candidate) == place and seen.keeps(option))
     taken = [fastest.rate]
-    for one in sorted(near, key=lambda one: (-one.rate, one.candidate.number)):
-        if all(abs(one.rate / rate - 1.0) > ALIKE for rate in taken):
-            taken.append(one.rate)
-            yield one
+    for option in sorted(near, key=lambda option: (-option.rate, option.candidate.number)):
+        if all(abs(option.rate / rate - 1.0) > ALIKE for rate in taken):
+            taken.append(option.rate)
+            yield option
 
 
-def robustness(found: SearchResult, goodput: Goodput | None = None) -> RobustChoice | None:
+def robustness(searched: SearchResult, goodput: Goodput | None = None) -> RobustChoice | None:
     """What is robust; None where nothing was run again. ``goodput`` : with a campaign."""
-    if not found.turned:
+    if not searched.turned:
         return None
-    ran = [found.options[number] for number in found.turned[0].seconds]
-    ran = [one for one in ran if all(one.candidate.number in at.seconds for at in found.turned)]
-    options = sorted(ran, key=lambda one: (one.candidate.number != found.front[0].candidate.number, -one.rate))
+    ran = [searched.options[number] for number in searched.turned[0].seconds]
+    ran = [option for option in ran if all(option.candidate.number in scaled.seconds for scaled in searched.turned)]
+    options = sorted(
+        ran, key=lambda option: (option.candidate.number != searched.front[0].candidate.number, -option.rate)
+    )
     first = options[0].candidate
-    numbers = uncertain(found.topologies[first.machine.label, first.nodes])
-    corners, times = _times(found, options)
-    if goodput is not None and any(goodput(one.candidate.number, FAILURES) for one in options):
+    numbers = uncertain(searched.topologies[first.machine.label, first.nodes])
+    corners, times = _times(searched, options)
+    if goodput is not None and any(goodput(option.candidate.number, FAILURES) for option in options):
         numbers.append(
             UncertainNumber(
                 FAILING,
@@ -139,28 +141,31 @@ def robustness(found: SearchResult, goodput: Goodput | None = None) -> RobustCho
     regrets = times / times.min(axis=0) - 1.0
     worst = regrets.max(axis=1)
     best = int(np.argmin(worst))  # of equal ones the fastest
-    titles = [found.title(one) for one in options]
-    turned = [[f"{one.words} x {corner[one.name]:.2f}" for one in numbers if one.name in corner] for corner in corners]
-    said = [", ".join(words) or "as predicted" for words in turned]
-    where = [said[int(column)] for column in regrets.argmax(axis=1)]
-    worths = [_worth(one, corners, regrets, titles, worst[best]) for one in numbers]
+    titles = [searched.title(option) for option in options]
+    turned = [
+        [f"{number.words} x {corner[number.name]:.2f}" for number in numbers if number.name in corner]
+        for corner in corners
+    ]
+    corner_names = [", ".join(corner_words) or "as predicted" for corner_words in turned]
+    worst_corner = [corner_names[int(column)] for column in regrets.argmax(axis=1)]
+    worths = [_worth(number, corners, regrets, titles, worst[best]) for number in numbers]
     return RobustChoice(
         _verdict(titles, worst, best, numbers, worths),
-        [UncertainSpan(one.words, one.low, one.high) for one in numbers],
+        [UncertainSpan(number.words, number.low, number.high) for number in numbers],
         [dict(corner) for corner in corners],
         [
-            Regret(titles[i], one.rate, float(worst[i]), where[i], regrets[i].tolist(), i == best)
-            for i, one in enumerate(options)
+            Regret(titles[i], option.rate, float(worst[i]), worst_corner[i], regrets[i].tolist(), i == best)
+            for i, option in enumerate(options)
         ],
-        sorted(worths, key=lambda one: -one.worth),
+        sorted(worths, key=lambda measure: -measure.worth),
     )
 
 
-def _times(found: SearchResult, options: Sequence[PlanOption]) -> tuple[list[Mapping[str, float]], Floats]:
+def _times(searched: SearchResult, options: Sequence[PlanOption]) -> tuple[list[Mapping[str, float]], Floats]:
     """Corners, and (options, corners) s a sample: the known step, by what its first run says the corner does to it."""
-    known = np.array([[1.0 / one.rate] for one in options])
-    rough = np.array([[at.seconds[one.candidate.number] for at in found.turned] for one in options])
-    return [at.factors for at in found.turned], known * rough / rough[:, :1]
+    predicted = np.array([[1.0 / option.rate] for option in options])
+    rough = np.array([[scaled.seconds[option.candidate.number] for scaled in searched.turned] for option in options])
+    return [scaled.factors for scaled in searched.turned], predicted * rough / rough[:, :1]
 
 
 def _with_failures(
@@ -171,24 +176,24 @@ def _with_failures(
     columns = []
     for corner, column in zip(corners, times.T, strict=True):
         for rate in (1 / FAILURES, FAILURES) if corner else (1.0,):
-            good = [goodput(one.candidate.number, rate) for one in options]
+            good = [goodput(option.candidate.number, rate) for option in options]
             columns.append(np.array([t / g if g else np.inf for t, g in zip(column, good, strict=True)]))
             grown.append({**corner, FAILING: rate} if corner else corner)
     return grown, np.array(columns).T
 
 
 def _worth(
-    one: UncertainNumber, corners: Sequence[Mapping[str, float]], regrets: Floats, titles: Sequence[str], now: float
+    number: UncertainNumber, corners: Sequence[Mapping[str, float]], regrets: Floats, titles: Sequence[str], now: float
 ) -> MeasurementWorth:
     """By how much the worst regret falls for who knows on which side a number is, and what is chosen there."""
     left = 0.0
     choice = {}
-    for end in (one.low, one.high):
-        there = np.array([corner.get(one.name) == end for corner in corners])
-        worst = regrets[:, there].max(axis=1)
+    for end in (number.low, number.high):
+        at_end = np.array([corner.get(number.name) == end for corner in corners])
+        worst = regrets[:, at_end].max(axis=1)
         best = int(np.argmin(worst))
         left, choice[f"{end:.2f}"] = max(left, float(worst[best])), titles[best]
-    return MeasurementWorth(one.words, max(0.0, now - left), choice, one.measure)
+    return MeasurementWorth(number.words, max(0.0, now - left), choice, number.measure)
 
 
 def _verdict(
@@ -198,17 +203,17 @@ def _verdict(
     numbers: Sequence[UncertainNumber],
     worths: Sequence[MeasurementWorth],
 ) -> str:
-    ranges = ", ".join(f"{one.words} x {one.low:.2f} to {one.high:.2f}" for one in numbers)
+    ranges = ", ".join(f"{number.words} x {number.low:.2f} to {number.high:.2f}" for number in numbers)
     at_worst = f"at most {worst[best]:.1%} longer than" if worst[best] >= ALIKE / 2 else "nowhere longer than"
-    said = f"{at_worst} the best of {len(titles)} ({ranges})"
+    sentence = f"{at_worst} the best of {len(titles)} ({ranges})"
     if best == 0:
-        first = f"The fastest is also the robust choice: it trains {said}."
+        first = f"The fastest is also the robust choice: it trains {sentence}."
     else:
         first = (
-            f"The robust choice is {titles[best]}: it trains {said}; the fastest as predicted, "
+            f"The robust choice is {titles[best]}: it trains {sentence}; the fastest as predicted, "
             f"{titles[0]}, {worst[0]:.1%}."
         )
-    most = max(worths, key=lambda one: one.worth)
+    most = max(worths, key=lambda worth: worth.worth)
     if most.worth < ALIKE:
         return f"{first} No single measurement would change that."
     (low, a), (high, b) = most.choice.items()

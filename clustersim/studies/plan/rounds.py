@@ -46,22 +46,22 @@ def roughly(
     """In a worker: (seconds, a line for each task), of steps that say their time alone."""
 
     def row(task: ScenarioTask) -> bytes:
-        one = scenario.from_table(base, path, task.changes)
-        return line(task.identity, _rough(one, fidelity, task.identity.inputs))
+        task_scenario = scenario.from_table(base, path, task.changes)
+        return line(task.identity, _rough(task_scenario, fidelity, task.identity.inputs))
 
     return timed("plan", expected, tasks, row)
 
 
-def _rough(one: scenario.Scenario, fidelity: str, inputs: Table) -> SweepFigures | Failure:
+def _rough(loaded: scenario.Scenario, fidelity: str, inputs: Table) -> SweepFigures | Failure:
     try:
-        found = folded(one, roughly=True, sketched=fidelity == SKETCHED, factors=inputs.get(TURNED))
+        step = folded(loaded, roughly=True, sketched=fidelity == SKETCHED, factors=inputs.get(TURNED))
     except MemoryError:
         raise  # of this machine, not of the scenario
     except Exception as error:
-        return failure(error, one.path.parent)
+        return failure(error, loaded.path.parent)
     return SweepFigures(
-        step_time_s=found.step_time_s,
-        gpus=found.ranks[1],
+        step_time_s=step.step_time_s,
+        gpus=step.ranks[1],
         fits=True,
         compute_s=0.0,
         exposed_communication_s=0.0,
@@ -97,8 +97,10 @@ class Runner:
         that a sketch says nothing of them."""
         if rough:
             return SKETCHED if candidate.form.strategy["kind"] == "ddp" else FOLDED
-        each = self.layers / candidate.form.degrees["pp"] * candidate.played[1] * 2 * int(self.run_table["steps"])
-        return WHOLE if not candidate.form.split or candidate.gpus * each <= MOST_PASSES else FOLDED
+        stage_passes = (
+            self.layers / candidate.form.degrees["pp"] * candidate.played[1] * 2 * int(self.run_table["steps"])
+        )
+        return WHOLE if not candidate.form.split or candidate.gpus * stage_passes <= MOST_PASSES else FOLDED
 
     def run(
         self, chosen: Sequence[PlanCandidate], *, rough: bool, factors: Factors | None = None
@@ -107,22 +109,24 @@ class Runner:
 
         ``factors`` : of first runs, what rates of the machine are multiplied by.
         """
-        found: dict[int, SweepRow] = {}
+        rows: dict[int, SweepRow] = {}
         for how in (SKETCHED, FOLDED, WHOLE):
-            found |= self._run([one for one in chosen if self.fidelity(one, rough=rough) == how], how, factors)
-        return found
+            rows |= self._run(
+                [candidate for candidate in chosen if self.fidelity(candidate, rough=rough) == how], how, factors
+            )
+        return rows
 
     def _run(self, chosen: Sequence[PlanCandidate], fidelity: str, factors: Factors | None) -> dict[int, SweepRow]:
         tasks: dict[str, ScenarioTask] = {}
         keys: dict[int, str] = {}
         for candidate in chosen:
-            known = self.prints(scenario_of(self.plan, self.path, candidate))
+            fingerprint = self.prints(scenario_of(self.plan, self.path, candidate))
             if fidelity != WHOLE:
                 turned = {TURNED: dict(factors)} if factors else {}
-                known = identity({**known.inputs, "fidelity": fidelity, **turned}, known.files)
-            keys[candidate.number] = known.key
-            if known.key not in self.rows:
-                tasks[known.key] = ScenarioTask(known, candidate.changes)
+                fingerprint = identity({**fingerprint.inputs, "fidelity": fidelity, **turned}, fingerprint.files)
+            keys[candidate.number] = fingerprint.key
+            if fingerprint.key not in self.rows:
+                tasks[fingerprint.key] = ScenarioTask(fingerprint, candidate.changes)
 
         def took(lines: Sequence[bytes]) -> None:
             self.append(lines)

@@ -91,8 +91,8 @@ def search(
                 seen.take(runner.run([option.candidate for option in turn], rough=rough), rough=rough)
                 if progress:
                     progress(len(seen.options) - len(waiting), len(seen.options))
-        found = seen.done()
-        return replace(found, turned=at_corners(found, seen, runner)) if how.robust else found
+        searched = seen.done()
+        return replace(searched, turned=at_corners(searched, seen, runner)) if how.robust else searched
 
 
 def folder_for(plan: PlanFile, path: str | Path, out: str | Path) -> Folder:

@@ -56,12 +56,13 @@ class KnownCandidates:
         types = [kind for topology, _ in machines.values() for kind in topology.node_types]
         own = {kind.device: kind.own_gpu for kind in types if kind.own_gpu is not None}
         self.rates = tuple(
-            rates(name, one.usd_per_gpu_hour, one.power, own) for name, one in zip(devices, plan.machines, strict=True)
+            rates(name, machine_spec.usd_per_gpu_hour, machine_spec.power, own)
+            for name, machine_spec in zip(devices, plan.machines, strict=True)
         )
         gpus = {place: mesh.world_size for place, (_, mesh) in machines.items()}
         tables = _tables(plan, path, machines)
         self.combined = combined(plan, gpus, tables)
-        self.options = [PlanOption(one) for one in candidates(plan, gpus, tables)]
+        self.options = [PlanOption(candidate) for candidate in candidates(plan, gpus, tables)]
         if not self.options:
             raise ClusterSimError(
                 f"{path}: no combination of nodes, micro-batch and accumulation makes a batch of "
@@ -90,20 +91,20 @@ class KnownCandidates:
         ``folder`` : where what the sieve says is kept, and read from if it is there.
         """
         options = [option.candidate for option in self.options]
-        found = self.sieve.look(options) if folder is None else kept(self.sieve, options, folder)
+        looked = self.sieve.look(options) if folder is None else kept(self.sieve, options, folder)
         self.seq_len = 0  # of a model without tokens, and of one that cannot be read
         with suppress(ClusterSimError):
             self.seq_len = model_of(scenario_of(self.plan, self.path, options[0])).seq_len
         self.tokens = bool(self.seq_len)
         ranked: list[tuple[float, int]] = []
-        for number, what in found:
+        for number, outcome in looked:
             option = self.options[number]
             candidate = options[number]
-            if isinstance(what, RefusedOption):
-                self._note(option, what.state, what.reason)
+            if isinstance(outcome, RefusedOption):
+                self._note(option, outcome.state, outcome.reason)
                 continue
-            best = self.best[candidate.number] = self._objectives(candidate, what, self.seq_len or 1)
-            option = self.options[candidate.number] = replace(option, bound=what)
+            best = self.best[candidate.number] = self._objectives(candidate, outcome, self.seq_len or 1)
+            option = self.options[candidate.number] = replace(option, bound=outcome)
             broken = self._broken(-best[0], best[1] * -best[0] * DAY, sure="at best ")
             if broken:
                 self._note(option, "limits", broken)
@@ -122,25 +123,25 @@ class KnownCandidates:
             return open_
         place = Counter[Place]()
         turn = []
-        first = {one.candidate.number for one in rule(self.options).values()} if rough else set()
+        first = {option.candidate.number for option in rule(self.options).values()} if rough else set()
         later = self._twins(open_)
         for number in sorted(open_, key=lambda number: (number not in first, number in later)):
-            where = self.sieve.place(self.options[number].candidate)
-            turn.append((place[where], number))
-            place[where] += 1
+            place_of = self.sieve.place(self.options[number].candidate)
+            turn.append((place[place_of], number))
+            place[place_of] += 1
         return [number for _, number in sorted(turn, key=lambda pair: pair[0])]
 
     def _twins(self, numbers: Sequence[int]) -> set[int]:
         """Those of which the sieve says to the last byte what it says of an earlier one on the same machine: the
         order of ranks, say. They wait until all others had their turn."""
         seen: set[object] = set()
-        found = set()
+        twins = set()
         for number in numbers:
-            one = self.options[number]
-            key = self.sieve.place(one.candidate), tuple(one.candidate.form.degrees.values()), one.bound
-            found |= {number} if key in seen else set()
+            option = self.options[number]
+            key = self.sieve.place(option.candidate), tuple(option.candidate.form.degrees.values()), option.bound
+            twins |= {number} if key in seen else set()
             seen.add(key)
-        return found
+        return twins
 
     def hand_out(self, option: PlanOption, *, rough: bool) -> None:
         """Count one that is about to be simulated."""
@@ -174,9 +175,13 @@ class KnownCandidates:
     def _objectives(self, candidate: PlanCandidate, bound: Bound, tokens: int) -> tuple[float, ...]:
         """The best this candidate can be."""
         rate = candidate.batch * tokens / bound.step_s
-        known = self.rates_of(candidate)
-        cost = math.inf if known.usd_per_gpu_hour is None else known.usd_per_gpu_hour * candidate.gpus / HOUR / rate
-        joules = least_joules(known, bound) * candidate.gpus
+        gpu_rates = self.rates_of(candidate)
+        cost = (
+            math.inf
+            if gpu_rates.usd_per_gpu_hour is None
+            else gpu_rates.usd_per_gpu_hour * candidate.gpus / HOUR / rate
+        )
+        joules = least_joules(gpu_rates, bound) * candidate.gpus
         return (-rate, cost, float(candidate.gpus), joules / (rate * bound.step_s))
 
     def _broken(self, rate: float, usd_per_day: float, sure: str = "") -> str:
@@ -221,10 +226,10 @@ class KnownCandidates:
     def rule_out(self, option: PlanOption, by: PlanOption) -> None:
         """Note that it need not be simulated, or not whole."""
         rate = -self.best[option.candidate.number][0]
-        what = f"even at its bound of {rate:,.0f} {self._unit} it is beaten by"
+        reason = f"even at its bound of {rate:,.0f} {self._unit} it is beaten by"
         if option.state == "rough":
-            what = f"roughly {rate / (1 + ROUGH):,.0f} {self._unit}: it is beaten by"
-        self._note(option, option.state or "bound", what, by.candidate.number)
+            reason = f"roughly {rate / (1 + ROUGH):,.0f} {self._unit}: it is beaten by"
+        self._note(option, option.state or "bound", reason, by.candidate.number)
 
     def take(self, rows: Mapping[int, SweepRow], *, rough: bool) -> None:
         """Rows of simulated candidates, by number."""
@@ -246,12 +251,12 @@ class KnownCandidates:
 
     def _simulated(self, option: PlanOption, result: SweepFigures, state: str) -> PlanOption:
         candidate = option.candidate
-        known = self.rates_of(option.candidate)
+        gpu_rates = self.rates_of(option.candidate)
         rate = candidate.batch * (self.seq_len or 1) / result.step_time_s
         if result.samples_per_s:
             rate = result.tokens_per_s or result.samples_per_s
-        watts = watts_per_gpu(known, result.step_time_s, result.compute_s, result.exposed_communication_s)
-        spent = costs(known, candidate.gpus, rate, watts)
+        watts = watts_per_gpu(gpu_rates, result.step_time_s, result.compute_s, result.exposed_communication_s)
+        spent = costs(gpu_rates, candidate.gpus, rate, watts)
         cost = math.inf if spent.usd_per_sample is None else spent.usd_per_sample
         energy = spent.kwh_per_sample * 3.6e6
         per_day = _per_day(spent)
@@ -326,20 +331,20 @@ def _tables(plan: PlanFile, path: str | Path, machines: Mapping[Place, tuple[Top
     """What is tried as ``[parallel]``."""
     if not plan.tried.parallel:
         return [{}]
-    made = scenario.from_table(base(plan), path)
+    base_scenario = scenario.from_table(base(plan), path)
     per_node = max(mesh.nproc_per_node for _, mesh in machines.values())
-    return combinations(plan.tried.parallel, shape_of(made), per_node, str(path))
+    return combinations(plan.tried.parallel, shape_of(base_scenario), per_node, str(path))
 
 
 def machines_of(plan: PlanFile, path: str | Path) -> tuple[dict[Place, tuple[Topology, Mesh]], list[str]]:
     """Every machine with every number of nodes, and each machine's device."""
     built = {}
     devices = []
-    for m, one in enumerate(plan.machines):
+    for m, machine_spec in enumerate(plan.machines):
         topology = None
-        for nodes in sorted(one.nodes):
-            made = scenario.from_table(base(plan), path, {"cluster": one.cluster(nodes)})
-            topology, _ = built[m, nodes] = machine(made)
+        for nodes in sorted(machine_spec.nodes):
+            machine_scenario = scenario.from_table(base(plan), path, {"cluster": machine_spec.cluster(nodes)})
+            topology, _ = built[m, nodes] = machine(machine_scenario)
         if topology is None:
             raise ClusterSimError(f"{path}: nodes is empty; list the numbers to try (at $.machines[{m}].nodes)")
         devices.append(" and ".join(dict.fromkeys(kind.device for kind in topology.node_types)))

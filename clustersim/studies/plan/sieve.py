@@ -84,9 +84,9 @@ class OptionSieve(KnownMachines):
     def _whole(self, option: PlanCandidate) -> Bound | RefusedOption:
         """Of an option with a whole model on every rank, from its Program."""
         try:
-            one = scenario_of(self.plan, self.path, option)
-            reason = too_much(one, self.plan.limits.memory_margin)
-            return RefusedOption("memory", reason) if reason else step_bound(one.prepare())
+            option_scenario = scenario_of(self.plan, self.path, option)
+            reason = too_much(option_scenario, self.plan.limits.memory_margin)
+            return RefusedOption("memory", reason) if reason else step_bound(option_scenario.prepare())
         except ClusterSimError as error:
             return RefusedOption("error", str(error))
 
@@ -106,20 +106,20 @@ def kept(
     key = identity({"plan": plan, "sieve": 1}, files).key
     path = folder / SIEVED
     with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-        known = msgspec.msgpack.decode(path.read_bytes(), type=_SieveFile)
-        if known.key == key:
-            yield from known.bounds.items()
-            yield from known.refused.items()
+        stored = msgspec.msgpack.decode(path.read_bytes(), type=_SieveFile)
+        if stored.key == key:
+            yield from stored.bounds.items()
+            yield from stored.refused.items()
             return
     bounds: dict[int, Bound] = {}
     refused: dict[int, RefusedOption] = {}
-    for number, what in sieve.look(options):
-        if isinstance(what, RefusedOption):
-            refused[number] = what
+    for number, outcome in sieve.look(options):
+        if isinstance(outcome, RefusedOption):
+            refused[number] = outcome
         else:
-            bounds[number] = what
-        yield number, what
-    with output_folder(folder) as there, together(there) as path_of:
+            bounds[number] = outcome
+        yield number, outcome
+    with output_folder(folder) as written_folder, together(written_folder) as path_of:
         path_of(SIEVED).write_bytes(msgspec.msgpack.encode(_SieveFile(key, bounds, refused)))
 
 

@@ -192,8 +192,8 @@ class PlanFile(_StrictPlan, frozen=True, rename={"tried": "try"}):
 
 def load(path: str | Path) -> tuple[PlanFile, Path]:
     """A plan and its file, by path or by shipped name. Raises :class:`ScenarioError`."""
-    found = shipped_or_file(path, "plan")
-    return from_table(read_toml(found), found), found
+    plan_path = shipped_or_file(path, "plan")
+    return from_table(read_toml(plan_path), plan_path), plan_path
 
 
 def from_table(table: Table, path: str | Path = "plan.toml") -> PlanFile:

@@ -39,8 +39,11 @@ def activations(parts: Partition, orders: Orders, element: int, *, keeps_sent: b
 def _bytes(stage: Stage, batch: MicroBatchStash) -> Floats:
     """(4 x chunks,) of a micro-batch: kept until the input gradient, until the weight gradient, stashed in between, and
     what a repeated forward brings back."""
-    made = [MicroBatchBytes.of(chunk, batch) for chunk in stage.chunks]
-    rows = [(one.kept + one.fp32, one.for_weights, one.stashed, one.repeated) for one in made]
+    chunk_bytes = [MicroBatchBytes.of(chunk, batch) for chunk in stage.chunks]
+    rows = [
+        (micro_batch.kept + micro_batch.fp32, micro_batch.for_weights, micro_batch.stashed, micro_batch.repeated)
+        for micro_batch in chunk_bytes
+    ]
     return np.array(rows, dtype=np.float64).T.reshape(-1)
 
 
@@ -54,14 +57,14 @@ def _flight(order: Order) -> Floats:
     actions = [action for slot in order for action in slot]
     kinds = np.array([action.kind for action in actions])
     chunk = np.array([action.chunk for action in actions])
-    mine = chunk[:, None] == np.arange(chunk.max() + 1)
-    forward, input_, weight = (np.isin(kinds, list(of))[:, None] * mine for of in ("F", "BI", "BW"))
-    split_in = (kinds == "I")[:, None] * mine
-    split_out = (kinds == "W")[:, None] * mine
+    of_chunk = chunk[:, None] == np.arange(chunk.max() + 1)
+    forward, input_, weight = (np.isin(kinds, list(letters))[:, None] * of_chunk for letters in ("F", "BI", "BW"))
+    split_in = (kinds == "I")[:, None] * of_chunk
+    split_out = (kinds == "W")[:, None] * of_chunk
     change = np.concatenate([forward * 1.0 - input_, forward * 1.0 - weight, split_in * 1.0 - split_out], axis=1)
     # A forward counts from its own moment on, everything else from the one behind it.
-    held = np.cumsum(change, axis=0) - np.where((kinds == "F")[:, None], 0.0, change)
-    return np.unique(np.concatenate([held, input_ * 1.0], axis=1), axis=0)
+    in_flight = np.cumsum(change, axis=0) - np.where((kinds == "F")[:, None], 0.0, change)
+    return np.unique(np.concatenate([in_flight, input_ * 1.0], axis=1), axis=0)
 
 
 class LeastSeconds(NamedTuple):
@@ -104,24 +107,24 @@ def _played(
     free = dict[str, float]()
     done = dict[int, float]()
     needed = set[int]()
-    held: list[Work] = []
+    waiting: list[Work] = []
     for i, item in items:
         ready = max((done[n] for n in item.needs if n in done), default=0.0)
         needed.update(item.needs)
         if isinstance(item, Work):
-            if held and (ready > now or (held[0].name == EXPERTS) != (item.name == EXPERTS)):
-                now = now + work(held)
-                held = []
+            if waiting and (ready > now or (waiting[0].name == EXPERTS) != (item.name == EXPERTS)):
+                now = now + work(waiting)
+                waiting = []
             now = max(now, ready)
-            held.append(item)
+            waiting.append(item)
             continue
         seconds = exchange(item)
         if seconds:
-            now = now + work(held)
-            held = []
+            now = now + work(waiting)
+            waiting = []
             stream = item.communicator or "-".join(item.dims)
             free[stream] = done[i] = max(now, ready, free.get(stream, 0.0)) + seconds
-    return max([now + work(held), *(end for i, end in done.items() if i not in needed)])
+    return max([now + work(waiting), *(end for i, end in done.items() if i not in needed)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,22 +145,22 @@ class MicroBatchTimes:
 
 
 def times_of(
-    parts: Partition, kinds: Sequence[str], paired: bool, of: Callable[[LocalLayer, str], LeastSeconds]
+    parts: Partition, kinds: Sequence[str], paired: bool, layer_seconds: Callable[[LocalLayer, str], LeastSeconds]
 ) -> MicroBatchTimes:
     """From what layers take. ``kinds`` : of the schedule's actions. ``paired`` : two passes run beside each other, so
     that exchanges of one may hide behind the other."""
-    known: dict[tuple[object, ...], LeastSeconds] = {}
+    known_layers: dict[tuple[object, ...], LeastSeconds] = {}
 
-    def layer(one: LocalLayer, kind: str) -> LeastSeconds:
-        key = id(one.forward), id(one.backward), one.expert_load, one.kind, kind
-        if key not in known:
-            known[key] = of(one, kind)
-        return known[key]
+    def layer(local_layer: LocalLayer, kind: str) -> LeastSeconds:
+        key = id(local_layer.forward), id(local_layer.backward), local_layer.expert_load, local_layer.kind, kind
+        if key not in known_layers:
+            known_layers[key] = layer_seconds(local_layer, kind)
+        return known_layers[key]
 
     def total(chunk: Chunk, kinds: Iterable[str]) -> tuple[float, float]:
-        each = [layer(one, kind) for one in chunk.layers for kind in kinds]
-        compute = sum(one.compute for one in each)
-        return compute, compute if paired else sum(one.whole for one in each)
+        layer_times = [layer(least, kind) for least in chunk.layers for kind in kinds]
+        compute = sum(least.compute for least in layer_times)
+        return compute, compute if paired else sum(least.whole for least in layer_times)
 
     behind = [kind for kind in kinds if kind != "F"]
     of_stage: Mapping[int, tuple[tuple[float, float], tuple[float, float]]] = {
@@ -168,7 +171,7 @@ def times_of(
     return MicroBatchTimes(
         np.array([forward[1] for forward, _ in pick]),
         np.array([backward[1] for _, backward in pick]),
-        np.array([sum(f[0] + b[0] for f, b in mine) for mine in ranks]),
-        np.array([sum(f[1] + b[1] for f, b in mine) for mine in ranks]),
+        np.array([sum(f[0] + b[0] for f, b in rank) for rank in ranks]),
+        np.array([sum(f[1] + b[1] for f, b in rank) for rank in ranks]),
         np.array([min(chunk.stage for chunk in stage.chunks) for stage in parts.stages]),
     )

@@ -59,12 +59,12 @@ class SweptRows:
     @cached_property
     def cases(self) -> list[SweptCase]:
         """In the order of the grid."""
-        found: dict[str, dict[Any, int]] = {}
+        cases: dict[str, dict[Any, int]] = {}
         for i in range(len(self.rate)):
-            words = self.said(i, [name for name in self.axes if name != self.axis])
+            label = self.said(i, [name for name in self.axes if name != self.axis])
             value = None if self.axis is None else self.table[self.axis][i].item()
-            found.setdefault(words, {})[value] = i
-        return [SweptCase(words, rows) for words, rows in found.items()]
+            cases.setdefault(label, {})[value] = i
+        return [SweptCase(label, rows) for label, rows in cases.items()]
 
     def said(self, i: int, names: Sequence[str] | None = None) -> str:
         """A row by its axes."""
@@ -81,9 +81,9 @@ class SweptRows:
 
     def costs(self, i: int) -> RunningCosts:
         """What a row costs."""
-        known = rates_by_name(str(self.table["device"][i]))
+        gpu_rates = rates_by_name(str(self.table["device"][i]))
         times = (float(self.table[name][i]) for name in ("step_time_s", "compute_s", "exposed_communication_s"))
-        return costs(known, int(self.table["gpus"][i]), float(self.rate[i]), watts_per_gpu(known, *times))
+        return costs(gpu_rates, int(self.table["gpus"][i]), float(self.rate[i]), watts_per_gpu(gpu_rates, *times))
 
     def alike(self, i: int, j: int) -> bool:
         """Whether two rows differ by less than their predictions are off."""
@@ -109,6 +109,6 @@ def load(folder: str | Path) -> SweptRows:
     good = table["error"] == "" if "error" in table else np.zeros(0, dtype=bool)
     if not good.any():
         raise ClusterSimError(f"{folder}: no row of this sweep has a result")
-    kept = {name: column[good] for name, column in table.items()}
-    varied = tuple(name for name in about.axes if len(np.unique(kept[name])) > 1)
-    return SweptRows(about.title, kept, varied, about.question, int((~good).sum()))
+    good_columns = {name: column[good] for name, column in table.items()}
+    varied = tuple(name for name in about.axes if len(np.unique(good_columns[name])) > 1)
+    return SweptRows(about.title, good_columns, varied, about.question, int((~good).sum()))

@@ -49,22 +49,22 @@ class TrafficBounds:
     def _least(self, kind: str, nbytes: float, dims: tuple[str, ...], matrix: ByteMatrix | None) -> float:
         if dims not in self._groups:
             self._groups[dims] = self._group(dims)
-        group, here, sharing = self._groups[dims]
+        group, on_node, sharing = self._groups[dims]
         # What leaves a node binds a large group that leaves it.
-        small = here == group.size or group.size <= MOST_ALONE
+        small = on_node == group.size or group.size <= MOST_ALONE
         alone = lower_bound(Request(kind, nbytes, matrix=matrix), group) if small else 0.0
-        if here == group.size:
+        if on_node == group.size:
             return alone
-        return max(alone, sharing * _crossing(kind, nbytes, group.size, here, matrix) / self.way_out)
+        return max(alone, sharing * _crossing(kind, nbytes, group.size, on_node, matrix) / self.way_out)
 
     def _group(self, dims: tuple[str, ...]) -> tuple[Group, int, float]:
         """The first group, its members on the first node, and how many such groups of the first stage are there."""
         ranks = first_group(self.dims, *dims)
-        each = self.mesh.nproc_per_node
-        here = int((ranks < each).sum())
+        per_node = self.mesh.nproc_per_node
+        on_node = int((ranks < per_node).sum())
         stride = self.dims.size_of(self.dims.dense_axes[: self.dims.dense_axes.index("pp")])
-        beside = int((np.arange(each) // stride % self.dims.pp == 0).sum())
-        return Group(self.topology, self.mesh.gpus[ranks]), here, max(1.0, beside / here)
+        beside = int((np.arange(per_node) // stride % self.dims.pp == 0).sum())
+        return Group(self.topology, self.mesh.gpus[ranks]), on_node, max(1.0, beside / on_node)
 
 
 def first_group(dims: Dims, *names: str) -> Ints:
@@ -84,15 +84,15 @@ def first_group(dims: Dims, *names: str) -> Ints:
     return ranks
 
 
-def _crossing(kind: str, nbytes: float, n: int, here: int, matrix: ByteMatrix | None) -> float:
-    """Bytes of a group of ``n`` that leave, or enter, a node with ``here`` of its members."""
-    away = n - here
+def _crossing(kind: str, nbytes: float, n: int, on_node: int, matrix: ByteMatrix | None) -> float:
+    """Bytes of a group of ``n`` that leave, or enter, a node with ``on_node`` of its members."""
+    away = n - on_node
     if matrix is not None:
-        return float(nbytes * matrix.array[:here, here:].sum())
+        return float(nbytes * matrix.array[:on_node, on_node:].sum())
     if kind == "all_reduce":
         return nbytes
     if kind in {"all_gather", "reduce_scatter"}:
-        return nbytes * max(here, away) / n
+        return nbytes * max(on_node, away) / n
     if kind == "all_to_all":
-        return nbytes * here * away / n
+        return nbytes * on_node * away / n
     return nbytes if kind == "sendrecv" else 0.0

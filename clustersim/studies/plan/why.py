@@ -22,23 +22,33 @@ def why_on_front(option: PlanOption, searched: SearchResult) -> str:
     best = [
         name.format(unit=unit)
         for k, name in enumerate(NAMES)
-        if option.robust[k] == min(one.robust[k] for one in front) and math.isfinite(option.robust[k])
+        if option.robust[k] == min(other_option.robust[k] for other_option in front) and math.isfinite(option.robust[k])
     ]
     if best:
         if found_best := best[0] == NAMES[0]:
             best[0] = searched.fastest
-        outrun = found_best and max(one.rate for one in front) > option.rate
+        outrun = found_best and max(other_option.rate for other_option in front) > option.rate
         return ", ".join(best) + (", errors counted" if outrun else "")
     # Where a machine has no price, whoever has one is compared with whoever has one: nothing is known of the other's.
-    faster = next((one for one in front[front.index(option) - 1 :: -1] if one.priced or not option.priced), None)
+    faster = next(
+        (
+            other_option
+            for other_option in front[front.index(option) - 1 :: -1]
+            if other_option.priced or not option.priced
+        ),
+        None,
+    )
     if faster is None:
         return "the fastest with a price"
     less = faster.candidate.gpus - option.candidate.gpus
     cheaper = 1 - option.robust[1] / faster.robust[1] if option.priced and faster.priced else 0.0
     saved = 1 - option.robust[3] / faster.robust[3]
-    said = [f"{less:,} GPUs fewer" if less > 0 else "", f"{cheaper:.1%} cheaper per {unit}" if cheaper > 0 else ""]
-    said += [f"{saved:.1%} less energy per {unit}"] if not any(said) else []
-    gains = " and ".join(part for part in said if part)
+    gains_texts = [
+        f"{less:,} GPUs fewer" if less > 0 else "",
+        f"{cheaper:.1%} cheaper per {unit}" if cheaper > 0 else "",
+    ]
+    gains_texts += [f"{saved:.1%} less energy per {unit}"] if not any(gains_texts) else []
+    gains = " and ".join(part for part in gains_texts if part)
     ahead = faster.rate / option.rate - 1
     if ahead < 0:  # the order is of what an option reaches at the least
         return f"{gains} than the next surely faster; itself predicted {-ahead:.0%} above it, +-{option.error:.0%}"
@@ -49,10 +59,10 @@ def why_lost(option: PlanOption, searched: SearchResult) -> str:
     """Why an option that was looked at is not on the front: its limit, or who beats it and where its step goes."""
     if not option.counts:
         limits = what_limits(option) if searched.split else ""
-        said = searched.reason(option) or option.state
+        reason = searched.reason(option) or option.state
         if option.state == "rough" and searched.front:
-            said = f"{1 - option.rate / searched.front[0].rate:.0%} slower than the fastest, roughly"
-        return f"{said}; at the least {limits}" if limits else said
+            reason = f"{1 - option.rate / searched.front[0].rate:.0%} slower than the fastest, roughly"
+        return f"{reason}; at the least {limits}" if limits else reason
     by = beats(option, searched)
     more = option.objectives[1] / by.objectives[1] - 1 if option.priced and by.priced else 0.0
     slower = f"{1 - option.rate / by.rate:.0%} slower" if option.candidate.gpus == by.candidate.gpus else ""
@@ -63,9 +73,13 @@ def why_lost(option: PlanOption, searched: SearchResult) -> str:
 
 def beats(option: PlanOption, searched: SearchResult) -> PlanOption:
     """The fastest option of the front that is nowhere worse than this one, errors counted."""
-    mine = option.robust
-    nowhere_worse = (one for one in searched.front if all(x <= y for x, y in zip(one.robust, mine, strict=True)))
-    return max(nowhere_worse, key=lambda one: one.rate)
+    robust = option.robust
+    nowhere_worse = (
+        other_option
+        for other_option in searched.front
+        if all(x <= y for x, y in zip(other_option.robust, robust, strict=True))
+    )
+    return max(nowhere_worse, key=lambda other_option: other_option.rate)
 
 
 def why_tempting(option: PlanOption, searched: SearchResult) -> str:
@@ -93,13 +107,13 @@ def where_it_goes(option: PlanOption) -> str:
     losses = {name: result.phase_shares.get(name, 0.0) for name in parts}
     losses["recomputation"] = _recomputed(result)
     name = max(losses, key=lambda key: losses[key])
-    words = {
+    meaning = {
         "exposed_communication": "exposed communication",
         "bubble": "bubbles of the pipeline",
         "gradient": "copies of gradients and parameters",
         "recomputation": "recomputed activations",
     }.get(name, name)
-    text = f"{losses[name]:.0%} of the step is {words}"
+    text = f"{losses[name]:.0%} of the step is {meaning}"
     if name == "exposed_communication" and result.hottest_links:
         busiest = result.hottest_links[0]
         text += f" (busiest: {sort_of_link(busiest.link)}, {busiest.utilisation:.0%} of its line rate)"
@@ -134,11 +148,11 @@ def what_limits(option: PlanOption) -> str:
     bound = option.bound
     if bound is None or not bound.held:
         return where_it_goes(option) if option.state == "simulated" else ""
-    whole = bound.step_s / SLACK
+    step_s = bound.step_s / SLACK
     parts = {
-        "exchanges inside the model": bound.exposed_s / whole,
-        "bubble of the pipeline": bound.ramp_s / whole,
-        "data parallelism": bound.data_s / whole,
+        "exchanges inside the model": bound.exposed_s / step_s,
+        "bubble of the pipeline": bound.ramp_s / step_s,
+        "data parallelism": bound.data_s / step_s,
     }
     parts = {"kernels": 1.0 - sum(parts.values())} | parts
     ranked = sorted(parts.items(), key=lambda pair: -pair[1])
@@ -148,16 +162,16 @@ def what_limits(option: PlanOption) -> str:
 def alternatives(searched: SearchResult) -> list[PlanOption]:
     """The best option of each strategy that is not on the front, cheapest first; simulated ones before others. Beside a
     split model: of each other degree, on the same machine as the fastest."""
-    there = {one.candidate.form.family for one in searched.front}
+    front_families = {option.candidate.form.family for option in searched.front}
     best: dict[object, PlanOption] = {}
-    for one in searched.options:
-        if one.on_front or one.tempting:
+    for option in searched.options:
+        if option.on_front or option.tempting:
             continue
-        for key in _sorts(one, searched) if searched.split else [one.candidate.form.family]:
-            if key not in there and (key not in best or fate_rank(one) < fate_rank(best[key])):
-                best[key] = one
-    found = {one.candidate.number: one for one in best.values()}
-    return sorted(found.values(), key=fate_rank)
+        for key in _sorts(option, searched) if searched.split else [option.candidate.form.family]:
+            if key not in front_families and (key not in best or fate_rank(option) < fate_rank(best[key])):
+                best[key] = option
+    by_number = {option.candidate.number: option for option in best.values()}
+    return sorted(by_number.values(), key=fate_rank)
 
 
 def _sorts(option: PlanOption, searched: SearchResult) -> list[object]:
@@ -165,12 +179,12 @@ def _sorts(option: PlanOption, searched: SearchResult) -> list[object]:
     if not searched.front:
         return [option.candidate.form.family] if option.state == "memory" else []
     chosen = searched.front[0].candidate
-    mine = option.candidate
-    if (mine.machine, mine.nodes) != (chosen.machine, chosen.nodes):
+    candidate = option.candidate
+    if (candidate.machine, candidate.nodes) != (chosen.machine, chosen.nodes):
         return []
-    own = {**mine.form.degrees, "sort": mine.form.sort}
-    other = {**chosen.form.degrees, "sort": chosen.form.sort}
-    return [(name, value) for name, value in own.items() if value != other[name]]
+    own = {**candidate.form.degrees, "sort": candidate.form.sort}
+    chosen_values = {**chosen.form.degrees, "sort": chosen.form.sort}
+    return [(name, value) for name, value in own.items() if value != chosen_values[name]]
 
 
 def rule_told(searched: SearchResult) -> str:
@@ -179,11 +193,11 @@ def rule_told(searched: SearchResult) -> str:
         return ""
     chosen = searched.front[0]
     alike = [one for one in searched.options if one.candidate.form.recipe == chosen.candidate.form.recipe]
-    other = rule(alike).get((chosen.candidate.machine.label, chosen.candidate.nodes))
-    if other is None or not other.rate or other.candidate.number == chosen.candidate.number:
+    ruled = rule(alike).get((chosen.candidate.machine.label, chosen.candidate.nodes))
+    if ruled is None or not ruled.rate or ruled.candidate.number == chosen.candidate.number:
         return ""
-    lost = chosen.rate / other.rate - 1
-    takes = f"the simple rule, TP 8 and then PP until it fits, takes {other.candidate.label(searched.common)}"
+    lost = chosen.rate / ruled.rate - 1
+    takes = f"the simple rule, TP 8 and then PP until it fits, takes {ruled.candidate.label(searched.common)}"
     return f"{takes}: its step is {lost:.1%} longer" if lost > 0 else f"{takes}, which is as fast"
 
 

@@ -31,17 +31,17 @@ def peers_of(measured: Timeline, spans: dict[int, list[MeasuredSpan]]) -> dict[t
     ranks = pipeline.stages(measured)
     replica_of = {r: k for column in ranks for k, r in enumerate(column.tolist())}
     op_of: dict[tuple[object, ...], int] = {}
-    for rank, mine in spans.items():
-        for span in mine:
+    for rank, rank_spans in spans.items():
+        for span in rank_spans:
             info = measured.ops[span.op]
             if info.label and info.kind == "compute":
                 op_of[rank, info.step, info.label.action, info.label.microbatch, info.label.chunk] = span.op
-    found: dict[tuple[int, int], Peers] = {}
+    op_peers: dict[tuple[int, int], Peers] = {}
     for step, done in pipeline.actions(measured).items():
         for k in range(len(ranks[0])):
             done_here = [a for a in done if replica_of[a.rank] == k]
             ways = plays.paths(done_here)
             for a in done_here:
                 peers = (int(ranks[s][k]) if s >= 0 else -1 for s in plays.neighbours(a, ways.get(a.microbatch, ())))
-                found[a.rank, op_of[a.rank, step, a.action, a.microbatch, a.chunk]] = Peers(*peers)
-    return found
+                op_peers[a.rank, op_of[a.rank, step, a.action, a.microbatch, a.chunk]] = Peers(*peers)
+    return op_peers

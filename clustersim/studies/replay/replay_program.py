@@ -117,7 +117,7 @@ class ReplayWriter:
             return None
         members = tuple(info.detail.get("members", ()))
         size = int(info.detail.get("group_size", 0))
-        known = info.nbytes > 0 or info.kind == "barrier"
+        measured_bytes = info.nbytes > 0 or info.kind == "barrier"
         everybody = len(members) == world or (not members and size == world)
         copies = world * np.arange(self.times, dtype=np.int64)[:, None]
         groups = copies + np.array(members or range(world), dtype=np.int64)
@@ -129,7 +129,7 @@ class ReplayWriter:
             reason = f"{info.kind}: whom it talks to is not known"
         elif not (members or everybody):
             reason = f"{info.kind} of {size} ranks: which ones is not known"
-        elif not known:
+        elif not measured_bytes:
             reason = f"{info.kind}: its size is not known"
             if members:
                 self.met[i], how = groups, "as long as measured, from its last member's arrival on"
@@ -211,15 +211,15 @@ class ReplayWriter:
         self, kind: type[Recv] | type[Send], info: OpInfo, peer: int, after: tuple[int, ...]
     ) -> tuple[Op, int]:
         """A message between stages, which costs a latency at most, and the measured op if it was recorded."""
-        of = info.label or Label()
-        letter = "F" if of.action == "F" else "B"
+        message_label = info.label or Label()
+        letter = "F" if message_label.action == "F" else "B"
         ranks = peer + self.measured.world_size * np.arange(self.times, dtype=np.int64)
         name = "send" if kind is Send else "recv"
-        label = Label(action=of.action, microbatch=of.microbatch, dim="pp")
-        tag = f"{letter} {of.microbatch}"
+        label = Label(action=message_label.action, microbatch=message_label.microbatch, dim="pp")
+        tag = f"{letter} {message_label.microbatch}"
         stream = f"{COMM_STREAM} pp {name} {letter} {peer}"
         op = kind(f"{name} {tag}", 0.0, ranks, stream, after, f"{info.step} {tag}", step=info.step, label=label)
-        return op, self.recorded.get((name, info.step, info.stage, letter, of.microbatch), -1)
+        return op, self.recorded.get((name, info.step, info.stage, letter, message_label.microbatch), -1)
 
     def _op(self, span: MeasuredSpan, after: tuple[int, ...]) -> Op:
         info = self.measured.ops[span.op]
@@ -249,10 +249,10 @@ class ReplayWriter:
     def as_measured(self, played: Timeline, source: str) -> Timeline:
         """The played run with the measured run's ops, so that the two can be compared op by op; the host's own time
         is left out, as a profile leaves it out."""
-        of = np.array(self.origins, dtype=np.int64)
+        origin = np.array(self.origins, dtype=np.int64)
         # "meets" points into the played run's ops, one list a rank; here all ranks of a collective are one op.
         details = {
-            int(of[i]): {key: value for key, value in op.detail.items() if key != "meets"}
+            int(origin[i]): {key: value for key, value in op.detail.items() if key != "meets"}
             for i, op in reversed(list(enumerate(played.ops)))
         }
         ops = tuple(
@@ -264,20 +264,20 @@ class ReplayWriter:
         ready = played.row_ready.copy()
         came = dict(zip(zip(played.row_op.tolist(), played.row_set.tolist(), strict=True), ready.tolist(), strict=True))
         for row, (op, ranks) in enumerate(zip(played.row_op.tolist(), played.row_set.tolist(), strict=True)):
-            if int(of[op]) in self.met:  # it began to wait where its meeting did
+            if int(origin[op]) in self.met:  # it began to wait where its meeting did
                 ready[row] = came.get((op - 1, ranks), ready[row])
-        kept = of[played.row_op] >= 0
-        links = None if played.links is None else replace(played.links, transfer_op=of[played.links.transfer_op])
-        row_set = played.row_set[kept]
-        start = played.row_start[kept]
-        end = played.row_end[kept]
+        measured = origin[played.row_op] >= 0
+        links = None if played.links is None else replace(played.links, transfer_op=origin[played.links.transfer_op])
+        row_set = played.row_set[measured]
+        start = played.row_start[measured]
+        end = played.row_end[measured]
         return Timeline(
             played.world_size,
             ops,
             played.rank_sets,
-            of[played.row_op][kept],
+            origin[played.row_op][measured],
             row_set,
-            ready[kept],
+            ready[measured],
             start,
             end,
             links=links,
@@ -288,20 +288,22 @@ class ReplayWriter:
 
     def notes(self) -> list[str]:
         """What was assumed."""
-        kept = (reason.format(count) for reason, count in sorted(self.kept.items()))
-        said = [*self.scale.said(self.measured, self.data_parallel), *kept]
+        reasons = (reason.format(count) for reason, count in sorted(self.kept.items()))
+        sentences = [*self.scale.said(self.measured, self.data_parallel), *reasons]
         if self.peers:
-            said.append("messages between stages have no bytes: an action waits for its micro-batch's one before it")
+            sentences.append(
+                "messages between stages have no bytes: an action waits for its micro-batch's one before it"
+            )
         if self.peers and not self.waits_seen:
-            said.append(
+            sentences.append(
                 "no receives were recorded: time between actions is left out where another stage may be the cause"
             )
         if len(self.ranks) < self.measured.world_size:
-            said.append(
+            sentences.append(
                 f"{len(self.ranks)} of {self.measured.world_size} ranks were measured; the others are taken to do the "
                 "same at the same time, so nobody waits for them"
             )
-        return said
+        return sentences
 
 
 def _stream(info: OpInfo) -> str:

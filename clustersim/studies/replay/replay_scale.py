@@ -75,8 +75,10 @@ class Scale:
         told, whichever bounds it on each device; of others by memory."""
         if self.was is None or self.gpu is None:
             return 1.0
-        was, here = (_bound(gpu, rate_of(info, self.dtype), info.flops, info.nbytes) for gpu in (self.was, self.gpu))
-        return here / was
+        was, bound_now = (
+            _bound(gpu, rate_of(info, self.dtype), info.flops, info.nbytes) for gpu in (self.was, self.gpu)
+        )
+        return bound_now / was
 
     def said(self, measured: Timeline, groups: ReplayGroups) -> list[str]:
         """Line by line, what follows from the trace and what from the model."""
@@ -91,14 +93,14 @@ class Scale:
             for info, seconds in zip(measured.ops, measured.per_op()["seconds"].tolist(), strict=True):
                 if info.kind == "compute" and info.bound not in ("host", "launch"):
                     dtype = rate_of(info, self.dtype)
-                    told = " of told shapes" if dtype and info.flops else ""
-                    words = f"{dtype} products{told}" if dtype else "memory-bound kernels"
-                    kernels[words] += seconds, seconds * self.ratio(info)
-            whole = sum(was for was, _ in kernels.values()) or 1.0
-            for words, (was, here) in sorted(kernels.items()):
-                share = was / whole
-                ratio = here / (was or 1.0)
-                lines.append(f"from the model: {words}, {share:.0%} of kernel time, take {ratio:.2f} x as long")
+                    shapes_text = " of told shapes" if dtype and info.flops else ""
+                    kernel_kind = f"{dtype} products{shapes_text}" if dtype else "memory-bound kernels"
+                    kernels[kernel_kind] += seconds, seconds * self.ratio(info)
+            total_s = sum(was for was, _ in kernels.values()) or 1.0
+            for kernel_kind, (was, now_s) in sorted(kernels.items()):
+                share = was / total_s
+                ratio = now_s / (was or 1.0)
+                lines.append(f"from the model: {kernel_kind}, {share:.0%} of kernel time, take {ratio:.2f} x as long")
             lines.append(f"from the trace: kernels and the host's own time, of {self.was.name}; the host is as it was")
             lines.append("not seen: launches that slower kernels hid, so a faster GPU may gain less")
         return lines
@@ -121,12 +123,12 @@ def rate_of(info: OpInfo, unnamed: str = "bf16") -> str:
     >>> [rate_of(OpInfo(n, "compute", "compute")) for n in ("volta_sgemm_128x32_nt", "vectorized_elementwise_kernel")]
     ['fp32', '']
     """
-    known = info.phase in ("forward", "backward") and info.bound == "compute" and "kernel" not in info.detail
-    told = str(info.detail.get("dtype", "")) if info.flops else ""
-    if info.bound == "memory" or not (known or told or _PRODUCT.search(info.name)):
+    matrix_phase = info.phase in ("forward", "backward") and info.bound == "compute" and "kernel" not in info.detail
+    dtype = str(info.detail.get("dtype", "")) if info.flops else ""
+    if info.bound == "memory" or not (matrix_phase or dtype or _PRODUCT.search(info.name)):
         return ""
     named = next((d for d, pattern in _TYPES if re.search(pattern, info.name, re.I)), "")
-    return named or told or (unnamed if known else "fp32")
+    return named or dtype or (unnamed if matrix_phase else "fp32")
 
 
 @dataclass(frozen=True)
@@ -148,27 +150,27 @@ class ReplayGroups:
 def groups_of(measured: Timeline) -> ReplayGroups:
     """Of every collective, what its group's name or its place says."""
     grows: dict[int, bool] = {}
-    said: dict[str, int] = {}
+    counts: dict[str, int] = {}
     sizes: list[int] = []
-    mine = {i: op for i, op in enumerate(measured.ops) if op.kind not in ("compute", "send", "recv")}
-    words = {i: set(re.split(r"[^a-z]+", _name(op).lower())) for i, op in mine.items()}
-    replicated = any("replicate" in w for w in words.values())
-    for i, op in mine.items():
+    collectives = {i: op for i, op in enumerate(measured.ops) if op.kind not in ("compute", "send", "recv")}
+    name_words = {i: set(re.split(r"[^a-z]+", _name(op).lower())) for i, op in collectives.items()}
+    replicated = any("replicate" in w for w in name_words.values())
+    for i, op in collectives.items():
         members = op.detail.get("members", ())
         size = len(members) or int(op.detail.get("group_size", 0))
         near = bool(members) and max(members) - min(members) == size - 1
         if size == measured.world_size:
             grows[i], why = True, "everybody"
-        elif words[i] & (_DATA | _MODEL):  # where replicas of shards are named, shards are copied
-            data = bool(words[i] & _DATA)
-            grows[i], why = data and not (replicated and "shard" in words[i]), f"named {_name(op)!r}"
+        elif name_words[i] & (_DATA | _MODEL):  # where replicas of shards are named, shards are copied
+            data = bool(name_words[i] & _DATA)
+            grows[i], why = data and not (replicated and "shard" in name_words[i]), f"named {_name(op)!r}"
         else:
             grows[i], why = not near, "neighbouring ranks" if near else "ranks apart"
-        what = f"groups of {size} ranks ({why}) " + ("average gradients and grow" if grows[i] else "are copied")
-        said[what] = said.get(what, 0) + 1
+        line = f"groups of {size} ranks ({why}) " + ("average gradients and grow" if grows[i] else "are copied")
+        counts[line] = counts.get(line, 0) + 1
         sizes += [size] if grows[i] and size < measured.world_size else []
-    sharded = any(grows[i] and op.kind in _GATHERS and op.nbytes > SCALARS for i, op in mine.items())
-    lines = tuple(f"{what}: {n} collectives" for what, n in said.items())
+    sharded = any(grows[i] and op.kind in _GATHERS and op.nbytes > SCALARS for i, op in collectives.items())
+    lines = tuple(f"{line}: {n} collectives" for line, n in counts.items())
     return ReplayGroups(grows, lines, max(sizes, default=measured.world_size), sharded)
 
 
@@ -191,22 +193,22 @@ def rebucketed(measured: Timeline, bucket: float) -> Timeline:
     spans = measured.spans()
     replaced = {i for ops in alike.values() for i in ops}
     ops = list(measured.ops)
-    kept = ~np.isin(measured.row_op, sorted(replaced))
+    remaining = ~np.isin(measured.row_op, sorted(replaced))
     columns = measured.row_op, measured.row_set, measured.row_ready, measured.row_start, measured.row_end
-    rows = [np.stack([c[kept].astype(np.float64) for c in columns])]
+    rows = [np.stack([c[remaining].astype(np.float64) for c in columns])]
     ranks = np.unique(spans["rank"]).tolist()
     sets = (*measured.rank_sets, *(np.array([rank], dtype=np.int64) for rank in ranks))
-    for mine in alike.values():
-        ends = np.cumsum([measured.ops[i].nbytes for i in mine])
+    for bucket_ops in alike.values():
+        ends = np.cumsum([measured.ops[i].nbytes for i in bucket_ops])
         cuts = np.append(np.arange(bucket, ends[-1], bucket), ends[-1])
-        of = np.minimum(np.searchsorted(ends, cuts * (1 - 1e-12)), len(mine) - 1)
+        bucket_of = np.minimum(np.searchsorted(ends, cuts * (1 - 1e-12)), len(bucket_ops) - 1)
         first = len(ops)
-        info = measured.ops[mine[0]]
+        info = measured.ops[bucket_ops[0]]
         detail = {k: v for k, v in info.detail.items() if k not in ("transfer_s", "skew_s")} | {"rebucketed": True}
         for k, size in enumerate(np.diff(cuts, prepend=0.0)):
             ops.append(msgspec.structs.replace(info, name=f"all_reduce bucket {k}", nbytes=float(size), detail=detail))
         for k, rank in enumerate(ranks, start=len(measured.rank_sets)):
-            rows.append(_rank_rows(spans, rank, mine, (ends, cuts, of), (first, k)))
+            rows.append(_rank_rows(spans, rank, bucket_ops, (ends, cuts, bucket_of), (first, k)))
     op, of_set, ready, start, end = np.concatenate(rows, axis=1)
     return Timeline(
         measured.world_size,
@@ -237,27 +239,33 @@ def _gradients(measured: Timeline) -> dict[tuple[object, ...], list[int]]:
 
 
 def _rank_rows(
-    spans: Mapping[str, Floats], rank: int, mine: list[int], sizes: tuple[Floats, Floats, Ints], where: tuple[int, int]
+    spans: Mapping[str, Floats],
+    rank: int,
+    bucket_ops: list[int],
+    sizes: tuple[Floats, Floats, Ints],
+    numbering: tuple[int, int],
 ) -> Floats:
-    """(5, buckets) rows of one rank, from the op and the rank set of ``where``; none where it missed a bucket.
+    """(5, buckets) rows of one rank, from the op and the rank set of ``numbering``; none where it missed a bucket.
 
     ``sizes`` : where the measured buckets and the new ones end [bytes], and which measured one each new one ends in.
     """
-    ends, cuts, of = sizes
-    here = spans["rank"] == rank
-    at = dict(zip(spans["op"][here].tolist(), np.flatnonzero(here).tolist(), strict=True))
-    if any(i not in at for i in mine):
+    ends, cuts, bucket_of = sizes
+    on_rank = spans["rank"] == rank
+    row_of = dict(zip(spans["op"][on_rank].tolist(), np.flatnonzero(on_rank).tolist(), strict=True))
+    if any(i not in row_of for i in bucket_ops):
         return np.zeros((5, 0))
-    ready, done = (np.array([spans[c][at[i]] for i in mine]) for c in ("ready", "end"))
+    ready, done = (np.array([spans[c][row_of[i]] for i in bucket_ops]) for c in ("ready", "end"))
     ready = np.maximum.accumulate(ready)
     pace = (ready[-1] - ready[0]) / max(ends[-1] - ends[0], 1.0)
     come = np.interp(cuts, np.append(0.0, ends), np.append(max(0.0, ready[0] - pace * ends[0]), ready))
-    works = np.sort(spans["end"][here & ~np.isin(spans["op"], mine)])
+    works = np.sort(spans["end"][on_rank & ~np.isin(spans["op"], bucket_ops)])
     snapped = works[np.maximum(np.searchsorted(works, come, side="right") - 1, 0)] if len(works) else come
     inside = ~np.isin(cuts, ends)
     come = np.where(inside, np.minimum(come, np.maximum(snapped, 0.0)), come)
-    buckets = where[0] + np.arange(len(cuts))
-    return np.stack([buckets, np.full(len(cuts), where[1]), come, come, np.maximum(done[of], come)]).astype(np.float64)
+    buckets = numbering[0] + np.arange(len(cuts))
+    return np.stack([buckets, np.full(len(cuts), numbering[1]), come, come, np.maximum(done[bucket_of], come)]).astype(
+        np.float64
+    )
 
 
 def bucket_note(bucket: float) -> str:

@@ -150,19 +150,19 @@ def replay(
         measured = rebucketed(measured, scale.bucket)
     writer = ReplayWriter(measured, scale)
     program = writer.program()
-    where = f"replay on {topology.name}"
-    simulated = writer.as_measured(simulate(program, topology, mesh, **options), where)
+    source = f"replay on {topology.name}"
+    simulated = writer.as_measured(simulate(program, topology, mesh, **options), source)
     seen = totals_of(original, writer.ranks)
     played = totals_of(simulated, writer.ranks)
     totals = {key: (seen[key], played[key]) for key in TOTALS}
     rows = _compared(writer, simulated)
     steps = _steps(original, simulated)
     idle = _idle(measured, simulated, steps.steps)
-    said = (*((FREE,) if free else ()), *((bucket_note(scale.bucket),) if scale.bucket else ()))
-    notes = (*said, *(f"step {s} left out as warm-up" for s in steps.left_out), *program.notes)
+    remarks = (*((FREE,) if free else ()), *((bucket_note(scale.bucket),) if scale.bucket else ()))
+    notes = (*remarks, *(f"step {s} left out as warm-up" for s in steps.left_out), *program.notes)
     slowdown = None
     if idle:
-        alike = _steps(measured, writer.as_measured(simulate(evened(program), topology, mesh, **options), where))
+        alike = _steps(measured, writer.as_measured(simulate(evened(program), topology, mesh, **options), source))
         slowdown = steps.medians()[1] / alike.medians()[1]
     return ReplayedTrace(
         measured,
@@ -193,11 +193,11 @@ def _check_ranks(measured: Timeline, times: int, topology: Topology | None, mesh
 
 def evened(program: Program) -> Program:
     """The same Program without stragglers: every forward takes the mean of all ranks' forwards, and backwards alike."""
-    found: defaultdict[str, list[float]] = defaultdict(list)
+    durations: defaultdict[str, list[float]] = defaultdict(list)
     for op in (op for role in program.roles for op in role.ops):
         if isinstance(op, Compute) and op.phase in PASSES:
-            found[op.phase].append(float(np.mean(op.duration)))
-    mean = {phase: float(np.mean(times)) for phase, times in found.items()}
+            durations[op.phase].append(float(np.mean(op.duration)))
+    mean = {phase: float(np.mean(times)) for phase, times in durations.items()}
     roles = tuple(
         replace(
             role,
@@ -250,10 +250,10 @@ def _steps(measured: Timeline, simulated: Timeline) -> StepTimes:
     """Steps of both runs without the measured one's warm-up."""
     seen = pipeline.windows(measured)
     played = pipeline.windows(simulated)
-    kept = pipeline.steady(measured)
-    times = ([end - begin for begin, end in (found[s] for s in kept)] for found in (seen, played))
+    steady_steps = pipeline.steady(measured)
+    times = ([end - begin for begin, end in (step_windows[s] for s in steady_steps)] for step_windows in (seen, played))
     first, second = map(tuple, times)
-    return StepTimes(tuple(kept), first, second, tuple(s for s in seen if s not in kept))
+    return StepTimes(tuple(steady_steps), first, second, tuple(s for s in seen if s not in steady_steps))
 
 
 def _idle(measured: Timeline, simulated: Timeline, steps: Sequence[int]) -> tuple[StageIdle, ...]:
@@ -279,15 +279,21 @@ def _compared(writer: ReplayWriter, played: Timeline) -> list[Collectives]:
         info = writer.measured.ops[op]
         if "rebucketed" in info.detail or op not in took:
             continue  # nobody measured it, or it is in another bucket now
-        known = "transfer_s" in info.detail
+        measured_transfer = "transfer_s" in info.detail
         key = info.kind, info.nbytes, str(info.detail.get("dtype", "")), int(info.detail.get("group_size", 0))
-        rows[key].append((float(info.detail["transfer_s"]) if known else writer.shortest[op], took[op], known))
-    return [_row(key, found) for key, found in sorted(rows.items(), key=lambda r: -len(r[1]) * r[0][1])]
+        rows[key].append(
+            (
+                float(info.detail["transfer_s"]) if measured_transfer else writer.shortest[op],
+                took[op],
+                measured_transfer,
+            )
+        )
+    return [_row(key, pairs) for key, pairs in sorted(rows.items(), key=lambda r: -len(r[1]) * r[0][1])]
 
 
-def _row(key: tuple[str, float, str, int], found: list[tuple[float, float, bool]]) -> Collectives:
+def _row(key: tuple[str, float, str, int], pairs: list[tuple[float, float, bool]]) -> Collectives:
     _, nbytes, _, size = key
-    measured, simulated = (float(np.median([pair[i] for pair in found])) for i in (0, 1))
-    waited = not all(pair[2] for pair in found)
+    measured, simulated = (float(np.median([pair[i] for pair in pairs])) for i in (0, 1))
+    waited = not all(pair[2] for pair in pairs)
     busbw = nbytes / measured * bus_factor(key[0], size) if measured > 0 and size else None
-    return Collectives(*key, len(found), measured, simulated, waited, busbw)
+    return Collectives(*key, len(pairs), measured, simulated, waited, busbw)

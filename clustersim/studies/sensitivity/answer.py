@@ -59,7 +59,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def study(
-    scenario: Scenario, asked: StudyRequest = StudyRequest(), *, title: str | None = None, tell: Told = lambda _: None
+    scenario: Scenario, request: StudyRequest = StudyRequest(), *, title: str | None = None, tell: Told = lambda _: None
 ) -> Study:
     """Tornado, break-even network and scaling of a scenario.
 
@@ -68,25 +68,25 @@ def study(
     prepared = scenario.prepare()
     tell("the scenario as it is")
     now = step_time(prepared.run().timeline)
-    swings = tornado(prepared, now, asked.swing, tell)
-    network = break_even(prepared, now, asked.growth, tell)
+    swings = tornado(prepared, now, request.swing, tell)
+    network = break_even(prepared, now, request.growth, tell)
     own = prepared.mesh.n_nodes
-    counts = asked.nodes or [*(own // by for by in (8, 4, 2) if own % by == 0), own, 2 * own]
+    counts = request.nodes or [*(own // by for by in (8, 4, 2) if own % by == 0), own, 2 * own]
     kinds: tuple[Kind, ...] = ("strong", "weak")
     curves = {kind: curve(scenario, counts, kind, tell) for kind in kinds}
-    stops = {kind: last_worthwhile(points, asked.gain) for kind, points in curves.items()}
-    said = (
-        _most(now, swings, asked.swing),
+    stops = {kind: last_worthwhile(points, request.gain) for kind, points in curves.items()}
+    sentences = (
+        _most(now, swings, request.swing),
         _network(network),
-        _scaling(curves["strong"], stops["strong"], asked.gain),
+        _scaling(curves["strong"], stops["strong"], request.gain),
     )
     return Study(
         title=scenario.title if title is None else title,
-        verdict="; ".join(filter(None, said)) + ".",
+        verdict="; ".join(filter(None, sentences)) + ".",
         step_s=now,
         nodes=own,
-        swing=asked.swing,
-        gain=asked.gain,
+        swing=request.swing,
+        gain=request.gain,
         tornado=swings,
         network=network,
         strong=curves["strong"],
@@ -100,10 +100,10 @@ def _most(now: float, swings: Sequence[Swing], swing: float) -> str:
         return f"A step takes {format_time(now)}"
     first = swings[0]
     rest = swings[1:]
-    other = f", then on {rest[0].knob} ({rest[0].loss:.1%})" if rest and rest[0].loss > 0.001 else ""
+    second_text = f", then on {rest[0].knob} ({rest[0].loss:.1%})" if rest and rest[0].loss > 0.001 else ""
     return (
         f"A step of {format_time(now)} depends most on {first.knob}: with {swing:.0%} less it is {first.loss:.1%} "
-        f"longer{other}"
+        f"longer{second_text}"
     )
 
 
@@ -129,7 +129,7 @@ def gigabits(rate: float) -> str:
 
 
 def _scaling(points: Sequence[ScalingPoint], stop: tuple[int, float] | None, gain: float) -> str:
-    ran = [one for one in points if not one.error and one.fits]
+    ran = [point for point in points if not point.error and point.fits]
     if len(ran) < 2:
         return ""
     first = ran[0]
@@ -142,9 +142,9 @@ def _scaling(points: Sequence[ScalingPoint], stop: tuple[int, float] | None, gai
     return f"with the same batch {last.nodes:,} nodes are {last.efficiency:.0%} as efficient as {first.nodes:,}{why}"
 
 
-def folder_for(scenario: Scenario, out: str | Path, asked: StudyRequest) -> Folder:
-    """Where the study of a scenario goes; ``asked`` : how it is studied. Raises :class:`ClusterSimError` where the
+def folder_for(scenario: Scenario, out: str | Path, request: StudyRequest) -> Folder:
+    """Where the study of a scenario goes; ``request`` : how it is studied. Raises :class:`ClusterSimError` where the
     folder holds something else."""
-    folder = Folder(Path(out), "study", scenario.title, FILES, (scenario.inputs(), asdict(asked)))
+    folder = Folder(Path(out), "study", scenario.title, FILES, (scenario.inputs(), asdict(request)))
     folder.check()
     return folder

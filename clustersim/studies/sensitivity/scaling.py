@@ -58,18 +58,18 @@ def curve(scenario: Scenario, nodes: Sequence[int], kind: Kind, tell: Told = lam
     ``strong``: the batch of a step stays; its samples per rank are split into the largest micro-batch not above the
     scenario's, and passes. ``weak``: each rank does the same. Where a run cannot be, the point says why.
     """
-    found: list[tuple[ScalingPoint, dict[str, float]]] = []
+    points: list[tuple[ScalingPoint, dict[str, float]]] = []
     for count in sorted(set(nodes)):
         tell(f"{kind} scaling on {count:,} nodes")
         try:
             result = scenario.changed({"cluster.nodes": count} | _shared_out(scenario, count, kind)).run()
         except ClusterSimError as error:
-            found.append((ScalingPoint(count, error=" ".join(str(error).split())), {}))
+            points.append((ScalingPoint(count, error=" ".join(str(error).split())), {}))
             continue
-        found.append((_point(result), _spent(result)))
-    ran = [(one, spent) for one, spent in found if not one.error]
+        points.append((_point(result), _spent(result)))
+    ran = [(point, spent) for point, spent in points if not point.error]
     first = next((pair for pair in ran if pair[0].fits), ran[0] if ran else None)
-    return [one if one.error or first is None else _against(one, spent, *first, kind) for one, spent in found]
+    return [point if point.error or first is None else _against(point, spent, *first, kind) for point, spent in points]
 
 
 def _shared_out(scenario: Scenario, nodes: int, kind: Kind) -> dict[str, int]:
@@ -84,10 +84,10 @@ def _shared_out(scenario: Scenario, nodes: int, kind: Kind) -> dict[str, int]:
     if kind == "weak":
         return {}
     mesh = machine(scenario)[1]
-    each = config.micro_batch_size * config.gradient_accumulation_steps * mesh.n_nodes
-    if each % nodes:
-        raise ClusterSimError(f"{each:,} samples per GPU of a node do not divide over {nodes:,} nodes")
-    samples = each // nodes
+    node_samples = config.micro_batch_size * config.gradient_accumulation_steps * mesh.n_nodes
+    if node_samples % nodes:
+        raise ClusterSimError(f"{node_samples:,} samples per GPU of a node do not divide over {nodes:,} nodes")
+    samples = node_samples // nodes
     micro = max(size for size in range(1, min(samples, config.micro_batch_size) + 1) if samples % size == 0)
     return {"strategy.micro_batch_size": micro, "strategy.gradient_accumulation_steps": samples // micro}
 
@@ -99,24 +99,24 @@ def _batch_of(scenario: Scenario, parallel: ParallelConfig, nodes: int, kind: Ki
     before = machine(scenario)[1].n_nodes
     if (kind == "strong" and batch is not None) or (kind == "weak" and batch is None):
         return {}  # what is said is what stays
-    name, said = ("global_batch_size", batch) if kind == "weak" else ("microbatches", passes)
-    count = (said or 1) * (nodes if kind == "weak" else before)
+    name, stated = ("global_batch_size", batch) if kind == "weak" else ("microbatches", passes)
+    count = (stated or 1) * (nodes if kind == "weak" else before)
     by = before if kind == "weak" else nodes
     if count % by:
-        raise ClusterSimError(f"{name} = {said} of {before:,} nodes does not divide over {nodes:,} nodes")
+        raise ClusterSimError(f"{name} = {stated} of {before:,} nodes does not divide over {nodes:,} nodes")
     return {f"parallel.{name}": count // by}
 
 
 def _point(result: Result) -> ScalingPoint:
     config = result.prepared.scenario.config
     mesh = result.prepared.mesh
-    each = config.micro_batch_size * config.gradient_accumulation_steps
+    rank_samples = config.micro_batch_size * config.gradient_accumulation_steps
     return ScalingPoint(
         nodes=mesh.n_nodes,
         gpus=result.prepared.gpus,
         micro_batch=config.micro_batch_size,
         passes=config.gradient_accumulation_steps,
-        batch=each * mesh.size("dp"),
+        batch=rank_samples * mesh.size("dp"),
         step_s=float(result.summary["step_time_s"]),
         rate=float(result.summary["samples_per_s"]),
         fits=result.fits,
@@ -126,29 +126,31 @@ def _point(result: Result) -> ScalingPoint:
 def _spent(result: Result) -> dict[str, float]:
     """GPU-seconds a sample, by part."""
     shares = result.summary["phase_shares"]
-    each = result.prepared.gpus / float(result.summary["samples_per_s"])
-    return {part: each * sum(float(shares.get(phase, 0.0)) for phase in phases) for part, phases in PARTS.items()}
+    rank_seconds = result.prepared.gpus / float(result.summary["samples_per_s"])
+    return {
+        part: rank_seconds * sum(float(shares.get(phase, 0.0)) for phase in phases) for part, phases in PARTS.items()
+    }
 
 
 def _against(
-    one: ScalingPoint, spent: Mapping[str, float], first: ScalingPoint, least: Mapping[str, float], kind: Kind
+    point: ScalingPoint, spent: Mapping[str, float], first: ScalingPoint, least: Mapping[str, float], kind: Kind
 ) -> ScalingPoint:
     total = sum(spent.values())
     losses = {part: (spent[part] - least[part]) / total for part in PARTS}
     worst = max(losses, key=lambda part: losses[part])
-    efficiency = one.rate / one.gpus / (first.rate / first.gpus)
-    cause = _why(worst, one, first, kind) if losses[worst] > 0.005 else ""
-    return replace(one, efficiency=efficiency, losses=losses, cause=cause)
+    efficiency = point.rate / point.gpus / (first.rate / first.gpus)
+    cause = _why(worst, point, first, kind) if losses[worst] > 0.005 else ""
+    return replace(point, efficiency=efficiency, losses=losses, cause=cause)
 
 
-def _why(part: str, one: ScalingPoint, first: ScalingPoint, kind: Kind) -> str:
+def _why(part: str, point: ScalingPoint, first: ScalingPoint, kind: Kind) -> str:
     """The part that grew most, in words."""
-    if part == "kernels" and one.micro_batch < first.micro_batch:
-        return f"kernels of smaller micro-batches ({one.micro_batch}, not {first.micro_batch})"
+    if part == "kernels" and point.micro_batch < first.micro_batch:
+        return f"kernels of smaller micro-batches ({point.micro_batch}, not {first.micro_batch})"
     if part == "kernels":
         return "kernels, which transfers beside them slow down"
-    if part in {"exposed communication", "optimizer"} and kind == "strong" and one.passes < first.passes:
-        return f"{part}, over {one.passes} passes instead of {first.passes}"
+    if part in {"exposed communication", "optimizer"} and kind == "strong" and point.passes < first.passes:
+        return f"{part}, over {point.passes} passes instead of {first.passes}"
     return part
 
 
@@ -158,7 +160,7 @@ def last_worthwhile(points: Sequence[ScalingPoint], gain: float) -> tuple[int, f
     >>> last_worthwhile([ScalingPoint(1, rate=10.0), ScalingPoint(2, rate=19.0), ScalingPoint(4, rate=24.0)], 0.5)[0]
     2
     """
-    rates = {one.nodes: one.rate for one in points if not one.error}
+    rates = {point.nodes: point.rate for point in points if not point.error}
     for nodes, rate in sorted(rates.items()):
         if 2 * nodes in rates and rates[2 * nodes] / rate - 1.0 < gain:
             return nodes, rates[2 * nodes] / rate - 1.0

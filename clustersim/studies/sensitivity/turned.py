@@ -53,17 +53,17 @@ def tornado(prepared: Prepared, now: float, swing: float = 0.2, tell: Told = lam
 
     swing : 0.2 turns each number by 20 % both ways. tell : called with what is being run.
     """
-    found = []
-    for knob, words in KNOBS.items():
-        tell(f"{words} {swing:.0%} better and worse")
+    swings = []
+    for knob, label in KNOBS.items():
+        tell(f"{label} {swing:.0%} better and worse")
         up = 1.0 + swing
         down = 1.0 - swing
         if knob == "latency":  # which is divided, where rates are multiplied
             up, down = 1.0 / down, 1.0 / up
         better, worse = (rerun_step(prepared, knob, factor) for factor in (up, down))
         if better is not None and worse is not None:
-            found.append(Swing(words, better, worse, 1.0 - better / now, worse / now - 1.0))
-    return sorted(found, key=lambda one: -(one.worse_s - one.better_s))
+            swings.append(Swing(label, better, worse, 1.0 - better / now, worse / now - 1.0))
+    return sorted(swings, key=lambda swing: -(swing.worse_s - swing.better_s))
 
 
 @dataclass(frozen=True)
@@ -94,20 +94,24 @@ def break_even(prepared: Prepared, now: float, growth: float = 0.05, tell: Told 
     if not ends.any():
         return None
     nic = float(np.median(prepared.topology.link_bandwidth[ends]))
-    known = {1.0: now}
+    step_of = {1.0: now}
 
     def step(factor: float) -> float:
-        if factor not in known:
+        if factor not in step_of:
             tell(f"a network {factor:.3g} times as fast")
-            known[factor] = rerun_step(prepared, "network", factor) or now
-        return known[factor]
+            step_of[factor] = rerun_step(prepared, "network", factor) or now
+        return step_of[factor]
 
     for factor in FACTORS:
         step(factor)
-    at = _crossing(step, (1.0 + growth) * now)
-    speeds = sorted(known)
+    crossing = _crossing(step, (1.0 + growth) * now)
+    speeds = sorted(step_of)
     return BreakEven(
-        growth, nic, tuple(nic * f for f in speeds), tuple(known[f] for f in speeds), None if at is None else nic * at
+        growth,
+        nic,
+        tuple(nic * f for f in speeds),
+        tuple(step_of[f] for f in speeds),
+        None if crossing is None else nic * crossing,
     )
 
 

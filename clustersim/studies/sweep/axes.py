@@ -54,9 +54,9 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             return [self.start + i * self.step for i in range(count)]
         count = self.num or 2
         ends = (self.start, self.stop)
-        found = [self.start + i * (self.stop - self.start) / (count - 1) for i in range(count)]
-        whole = all(isinstance(end, int) for end in ends)
-        return [round(value) if whole and value == round(value) else value for value in found]
+        values = [self.start + i * (self.stop - self.start) / (count - 1) for i in range(count)]
+        integral = all(isinstance(end, int) for end in ends)
+        return [round(value) if integral and value == round(value) else value for value in values]
 
 
 class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -85,11 +85,11 @@ class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             steps = math.log(self.stop / self.start) / math.log(self.factor)
             counted(steps, MOST_VALUES, f"{where}.log: values", ScenarioError)
         factor = self.factor or (self.stop / self.start) ** (1 / (count - 1))
-        found: list[Number] = []
-        while (len(found) < count) if self.num else self._reached(self.start * factor ** len(found), factor):
-            found.append(self.start * factor ** len(found))
-        whole = isinstance(self.start, int) and isinstance(self.stop, int)
-        return list(dict.fromkeys(round(value) for value in found)) if whole else found
+        values: list[Number] = []
+        while (len(values) < count) if self.num else self._reached(self.start * factor ** len(values), factor):
+            values.append(self.start * factor ** len(values))
+        integral = isinstance(self.start, int) and isinstance(self.stop, int)
+        return list(dict.fromkeys(round(value) for value in values)) if integral else values
 
     def _reached(self, value: float, factor: float) -> bool:
         return value <= self.stop * (1 + 1e-9) if factor > 1 else value >= self.stop * (1 - 1e-9)
@@ -194,50 +194,50 @@ def axis(table: AxisTable, where: str) -> SweepAxis:
     return SweepAxis(tuple(points[0].shown), tuple(columns), tuple(points))
 
 
-def _columns(table: AxisTable, where: str) -> dict[str, list[Any]]:
+def _columns(table: AxisTable, place: str) -> dict[str, list[Any]]:
     if table.key is not None:
         spec = table.range or table.log
-        values = spec.values(where) if spec else table.values
+        values = spec.values(place) if spec else table.values
         columns = {table.key: list(values.values() if isinstance(values, dict) else values or [])}
         if not columns[table.key]:
-            raise ScenarioError(f"{where}.values: no values for {table.key!r}; write at least one")
+            raise ScenarioError(f"{place}.values: no values for {table.key!r}; write at least one")
         return columns
     if table.zip is not None:
-        return _zipped(flat(table.zip), where)
-    return _drawn(flat(table.random or {}, leaf=("low", "high")), table, where)
+        return _zipped(flat(table.zip), place)
+    return _drawn(flat(table.random or {}, leaf=("low", "high")), table, place)
 
 
-def _zipped(columns: Table, where: str) -> dict[str, list[Any]]:
+def _zipped(columns: Table, place: str) -> dict[str, list[Any]]:
     for key, values in columns.items():
         if not isinstance(values, list) or not values:
-            raise ScenarioError(f"{where}.zip: {values!r} of {key!r} must be a list of values")
+            raise ScenarioError(f"{place}.zip: {values!r} of {key!r} must be a list of values")
     lengths = {key: len(values) for key, values in columns.items()}
     if len(set(lengths.values())) != 1:
-        told = ", ".join(f"{key} has {length}" for key, length in lengths.items()) or "there are none"
-        raise ScenarioError(f"{where}.zip: lists of one length are taken together; {told}")
+        lengths_text = ", ".join(f"{key} has {length}" for key, length in lengths.items()) or "there are none"
+        raise ScenarioError(f"{place}.zip: lists of one length are taken together; {lengths_text}")
     return columns
 
 
-def _drawn(fields: Table, table: AxisTable, where: str) -> dict[str, list[Any]]:
+def _drawn(fields: Table, table: AxisTable, place: str) -> dict[str, list[Any]]:
     source = random.Random(table.seed)
     if not fields:
-        raise ScenarioError(f'{where}.random: no fields; write them like "cluster.nodes" = [1, 2, 4]')
-    ways = {key: _way(spec, f"{where}.random.{key}") for key, spec in fields.items()}
+        raise ScenarioError(f'{place}.random: no fields; write them like "cluster.nodes" = [1, 2, 4]')
+    ways = {key: _way(spec, f"{place}.random.{key}") for key, spec in fields.items()}
     columns: dict[str, list[Any]] = {key: [] for key in ways}
     for _ in range(table.num or 1):
-        for key, way in ways.items():
-            columns[key].append(way.draw(source) if isinstance(way, Between) else source.choice(way))
+        for key, drawing in ways.items():
+            columns[key].append(drawing.draw(source) if isinstance(drawing, Between) else source.choice(drawing))
     return columns
 
 
-def _way(spec: Any, where: str) -> Between | Sequence[Any]:
+def _way(spec: Any, place: str) -> Between | Sequence[Any]:
     if isinstance(spec, list) and spec:
         return spec
     try:
         return msgspec.convert(spec, Between)
     except msgspec.ValidationError as error:
         raise ScenarioError(
-            f"{where}: {spec!r}: {error}; write a list, or {{low = 1, high = 100, log = true}}"
+            f"{place}: {spec!r}: {error}; write a list, or {{low = 1, high = 100, log = true}}"
         ) from None
 
 

@@ -176,12 +176,12 @@ class Dask(Crew):
 
     def gone(self, futures: Collection[Any]) -> list[Any]:
         """What the scheduler knows nothing of, though nobody has let go of it; all, where their client is another."""
-        mine = {future.key: future for future in futures if future.client is self.client}
+        own_futures = {future.key: future for future in futures if future.client is self.client}
         try:
-            unknown = set(self.client.run_on_scheduler(_unknown, list(mine)))
+            unknown = set(self.client.run_on_scheduler(_unknown, list(own_futures)))
         except Exception:  # between two schedulers nobody answers
             return []
-        return [future for future in futures if future.key not in mine or future.key in unknown]
+        return [future for future in futures if future.key not in own_futures or future.key in unknown]
 
     def mend(self) -> bool:
         """Connect again where the connection is lost."""

@@ -138,7 +138,7 @@ class Driver(Generic[T]):
             self._lose([self.waiting.pop(future) for future in gone], "who was given the work knows nothing of it")
         return None
 
-    def _lose(self, pieces: Sequence[WorkPiece[T]], said: str) -> None:
+    def _lose(self, pieces: Sequence[WorkPiece[T]], message: str) -> None:
         for piece in pieces:
             piece.lost += 1
             if piece.lost < LOSSES:
@@ -146,14 +146,14 @@ class Driver(Generic[T]):
             elif not piece.alone:
                 self.again.extend(WorkPiece([item], alone=True) for item in piece.items)
             else:
-                self.given_up.append((piece.items[0], " ".join(said.split())))
+                self.given_up.append((piece.items[0], " ".join(message.split())))
         # What breaks a crew loses all of its futures; mend once for all of them.
         if not any(future.done() for future in self.waiting):
             self.losses += 1
-            self._mend(said, not self.done and self.losses >= HOPELESS)
+            self._mend(message, not self.done and self.losses >= HOPELESS)
 
-    def _mend(self, said: str, hopeless: bool) -> None:
+    def _mend(self, message: str, hopeless: bool) -> None:
         if hopeless or not self.crew.mend():
             raise ClusterSimError(
-                f"the workers finish nothing any more ({' '.join(said.split())}); rows so far are kept"
+                f"the workers finish nothing any more ({' '.join(message.split())}); rows so far are kept"
             )

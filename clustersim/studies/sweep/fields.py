@@ -19,13 +19,13 @@ def check_fields(fixed: Changes, axes: Sequence[Sequence[str]], base: Table, pat
 
     fixed : of ``[set]``. axes : the fields of each. path : the file, for errors.
     """
-    said: dict[str, str] = {}
+    places_of: dict[str, str] = {}
     parts = [("$.set", list(fixed)), *((f"$.axes[{i}]", list(keys)) for i, keys in enumerate(axes))]
     for place, keys in parts:
         for key in keys:
             _check_exists(key, base, path, place)
-            _check_once(key, said, path, place)
-        said |= dict.fromkeys(keys, place)
+            _check_once(key, places_of, path, place)
+        places_of |= dict.fromkeys(keys, place)
 
 
 def _check_exists(key: str, base: Table, path: str, place: str) -> None:
@@ -39,25 +39,25 @@ def _check_exists(key: str, base: Table, path: str, place: str) -> None:
     if not rest:
         return
     if first == "parallel":
-        known = {*FIELDS, *([rest[0]] if field_for(rest[0]) else [])}
+        known_names = {*FIELDS, *([rest[0]] if field_for(rest[0]) else [])}
     elif first == "strategy":  # every knob of any: the strategy may be an axis too
-        known = {"kind"} | {name for row in STRATEGIES.values() for name in row.config.__struct_encode_fields__}
+        known_names = {"kind"} | {name for row in STRATEGIES.values() for name in row.config.__struct_encode_fields__}
     else:
         table = next(field.type for field in msgspec.structs.fields(ScenarioFile) if field.name == first)
-        known = {field.encode_name for field in msgspec.structs.fields(table)}
-    if rest[0] not in known:
-        raise ScenarioError(f"{path}: no field {key!r} in a scenario; {nearest(rest[0], known)} (at {place})")
+        known_names = {field.encode_name for field in msgspec.structs.fields(table)}
+    if rest[0] not in known_names:
+        raise ScenarioError(f"{path}: no field {key!r} in a scenario; {nearest(rest[0], known_names)} (at {place})")
 
 
-def _check_once(key: str, said: Mapping[str, str], path: str, place: str) -> None:
-    for other, there in said.items():
-        longer = key.endswith("+") and other.endswith("+")
-        if key.removesuffix("+") == other.removesuffix("+") and not (
-            longer or (there == "$.set" and key.endswith("+"))
+def _check_once(key: str, places_of: Mapping[str, str], path: str, place: str) -> None:
+    for other_key, other_place in places_of.items():
+        longer = key.endswith("+") and other_key.endswith("+")
+        if key.removesuffix("+") == other_key.removesuffix("+") and not (
+            longer or (other_place == "$.set" and key.endswith("+"))
         ):
             raise ScenarioError(
-                f"{path}: {key!r} is set by {there} already; to make a list longer write '{key.removesuffix('+')}+' "
-                f"(at {place})"
+                f"{path}: {key!r} is set by {other_place} already; to make a list longer write "
+                f"'{key.removesuffix('+')}+' (at {place})"
             )
-        if other.startswith(f"{key}."):
-            raise ScenarioError(f"{path}: {key!r} would undo {other!r} of {there}; put it first (at {place})")
+        if other_key.startswith(f"{key}."):
+            raise ScenarioError(f"{path}: {key!r} would undo {other_key!r} of {other_place}; put it first (at {place})")

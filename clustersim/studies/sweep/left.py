@@ -61,9 +61,9 @@ class PendingScenarios:
     unreadable: Sequence[tuple[Identity, Failure]]
 
     @classmethod
-    def of(cls, plan: Sweep, there: set[str], folder: Path) -> PendingScenarios:
+    def of(cls, plan: Sweep, stored_keys: set[str], folder: Path) -> PendingScenarios:
         """Find out, and write which row is whose: ``cases.jsonl``, a line for each point of the grid."""
-        known = Fingerprints()
+        fingerprint = Fingerprints()
         seen = set()
         bad = _RefusedValues(plan)
         machines: dict[bytes, list[int]] = {}
@@ -72,33 +72,33 @@ class PendingScenarios:
             for i in range(len(plan)):
                 case = plan.case(i)
                 try:
-                    found = known(plan.scenario(case))
+                    identity_of = fingerprint(plan.scenario(case))
                     error = None
                 except ScenarioError as wrong:
                     table = override(plan.base, case.changes)
-                    found = identity(plain(table), {})
+                    identity_of = identity(plain(table), {})
                     error = failure(wrong, plan.base_path.parent)
                 bad.count(i, error)
-                file.write(msgspec.json.encode({"key": found.key, "axes": dict(case.axes)}) + b"\n")
-                if found.key in seen:
+                file.write(msgspec.json.encode({"key": identity_of.key, "axes": dict(case.axes)}) + b"\n")
+                if identity_of.key in seen:
                     continue
-                seen.add(found.key)
-                if found.key in there:
+                seen.add(identity_of.key)
+                if identity_of.key in stored_keys:
                     continue
                 if error is not None:
-                    unreadable.append((found, error))
+                    unreadable.append((identity_of, error))
                 else:
-                    machines.setdefault(msgspec.json.encode(found.inputs["cluster"]), []).append(i)
+                    machines.setdefault(msgspec.json.encode(identity_of.inputs["cluster"]), []).append(i)
             bad.check()
             path_of(ABOUT).write_bytes(json_text(SweepDescription.of(plan)))
         return cls(len(seen), [i for group in machines.values() for i in group], unreadable)
 
     def tasks(self, plan: Sweep) -> Iterator[ScenarioTask]:
         """What to hand out, made when it is."""
-        known = Fingerprints()
+        fingerprint = Fingerprints()
         for i in self.cases:
             case = plan.case(i)
-            yield ScenarioTask(known(plan.scenario(case)), dict(case.changes))
+            yield ScenarioTask(fingerprint(plan.scenario(case)), dict(case.changes))
 
 
 class _RefusedValues:
@@ -106,8 +106,8 @@ class _RefusedValues:
 
     def __init__(self, plan: Sweep) -> None:
         self.plan = plan
-        self.all = [[0] * len(one.points) for one in plan.axes]
-        self.bad = [[0] * len(one.points) for one in plan.axes]
+        self.all = [[0] * len(axis.points) for axis in plan.axes]
+        self.bad = [[0] * len(axis.points) for axis in plan.axes]
         self.error: dict[tuple[int, int], str] = {}
 
     def count(self, i: int, error: Failure | None) -> None:
@@ -123,5 +123,5 @@ class _RefusedValues:
         for (axis, place), message in self.error.items():
             if self.bad[axis][place] == self.all[axis][place]:
                 shown = self.plan.axes[axis].points[place].shown
-                told = ", ".join(f"{name} = {value!r}" for name, value in shown.items())
-                raise ScenarioError(f"{self.plan.path}: {told}: {message} (at $.axes[{axis}], value {place})")
+                values_text = ", ".join(f"{name} = {value!r}" for name, value in shown.items())
+                raise ScenarioError(f"{self.plan.path}: {values_text}: {message} (at $.axes[{axis}], value {place})")

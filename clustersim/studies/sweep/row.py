@@ -145,15 +145,15 @@ class Fingerprints:
         inputs = scenario.inputs()
         file = scenario.file
         split = scenario.file.parallel
-        found = self._of("topology", scenario, "cluster.topology", file.cluster.topology)
+        digests = self._of("topology", scenario, "cluster.topology", file.cluster.topology)
         config = file.model.hf_config
         if (gpu := file.cluster.device) and gpu.endswith(".toml"):
-            found |= self._of("device", scenario, "cluster.device", gpu)
-        found |= self._of("model", scenario, "model.hf_config" if config else "", config or str(file.model.name))
+            digests |= self._of("device", scenario, "cluster.device", gpu)
+        digests |= self._of("model", scenario, "model.hf_config" if config else "", config or str(file.model.name))
         if split is not None:
-            found |= self._of("schedule", scenario, "parallel.schedule_csv", split.schedule_csv)
-            found |= self._of("routing", scenario, "parallel.routing.file", split.routing.file)
-        return identity(inputs, found)
+            digests |= self._of("schedule", scenario, "parallel.schedule_csv", split.schedule_csv)
+            digests |= self._of("routing", scenario, "parallel.routing.file", split.routing.file)
+        return identity(inputs, digests)
 
     def _of(self, kind: str, scenario: Scenario, field: str, name: str | None) -> dict[str, str]:
         """Digests of what a field names; nothing where it names nothing."""
@@ -179,8 +179,8 @@ class Fingerprints:
 
 def identity(inputs: Table, files: Mapping[str, str]) -> Identity:
     """The identity of these inputs and contents of files."""
-    whole = {"format": FORMAT, "version": version(), "inputs": inputs, "files": files}
-    text = msgspec.json.encode(whole, order="sorted", enc_hook=str)
+    contents = {"format": FORMAT, "version": version(), "inputs": inputs, "files": files}
+    text = msgspec.json.encode(contents, order="sorted", enc_hook=str)
     return Identity(hashlib.sha256(text).hexdigest(), inputs, files)
 
 
@@ -192,25 +192,31 @@ def _paths(kind: str, given: str) -> tuple[Path, ...]:
         return fabrics.files(given)
     if kind != "model":
         return (Path(given),)
-    found = models.file(given)
-    return () if found is None else (found,)
+    model_file = models.file(given)
+    return () if model_file is None else (model_file,)
 
 
-def line_of(scenario: Scenario, known: Identity) -> bytes:
+def line_of(scenario: Scenario, identity: Identity) -> bytes:
     """Run a scenario; its row as one line of JSON. What cannot run is a row with its error."""
     try:
-        return line(known, figures(scenario.run()))
+        return line(identity, figures(scenario.run()))
     except MemoryError:
         raise  # of this machine, not of the scenario
     except Exception as error:
-        return line(known, failure(error, scenario.path.parent))
+        return line(identity, failure(error, scenario.path.parent))
 
 
-def line(known: Identity, outcome: object) -> bytes:
+def line(identity: Identity, outcome: object) -> bytes:
     """A row as one line of JSON; ``outcome`` is its result, or a :class:`Failure`."""
-    what = "error" if isinstance(outcome, Failure) else "result"
-    whole = {"key": known.key, "version": version(), "inputs": known.inputs, "files": known.files, what: outcome}
-    return msgspec.json.encode(plain(whole)) + b"\n"
+    column = "error" if isinstance(outcome, Failure) else "result"
+    contents = {
+        "key": identity.key,
+        "version": version(),
+        "inputs": identity.inputs,
+        "files": identity.files,
+        column: outcome,
+    }
+    return msgspec.json.encode(plain(contents)) + b"\n"
 
 
 def failure(error: Exception, folder: Path) -> Failure:
@@ -223,12 +229,12 @@ def failure(error: Exception, folder: Path) -> Failure:
 
 def figures(result: Result) -> Table:
     """What a row keeps of a result: the figures of ``clustersim run --json`` that do not grow with the ranks."""
-    found = result.to_dict()
+    document = result.to_dict()
     for name in ("scenario", "changes", "per_rank", "steady_steps"):
-        found.pop(name, None)
-    found["hottest_links"] = found["hottest_links"][:LINKS]
-    tokens = found["tokens_per_s_per_gpu"]
-    found["tokens_per_s"] = None if tokens is None else tokens * result.prepared.mesh.workers
-    if more := computed(found):
-        found["more"] = more
-    return found
+        document.pop(name, None)
+    document["hottest_links"] = document["hottest_links"][:LINKS]
+    tokens = document["tokens_per_s_per_gpu"]
+    document["tokens_per_s"] = None if tokens is None else tokens * result.prepared.mesh.workers
+    if more := computed(document):
+        document["more"] = more
+    return document

@@ -71,7 +71,7 @@ class SweepOutcome(msgspec.Struct, frozen=True):
 
 
 def sweep(
-    what: str | Path | Sweep,
+    source: str | Path | Sweep,
     out: str | Path,
     *,
     executor: Executor | None = None,
@@ -83,7 +83,7 @@ def sweep(
 
     Parameters
     ----------
-    what : a :class:`Sweep`, a file, or the name of a shipped one. out : folder of the rows, ``results.jsonl``.
+    source : a :class:`Sweep`, a file, or the name of a shipped one. out : folder of the rows, ``results.jsonl``.
     executor : whatever has ``submit()`` and returns futures: an executor of ``concurrent.futures``, a Dask
         ``Client``, submitit's. None takes ``jobs`` processes of this machine (a script that calls this needs
         ``if __name__ == "__main__":``); ``jobs=1`` stays in this one.
@@ -94,26 +94,26 @@ def sweep(
     ScenarioError : the sweep cannot be read, or a value of an axis cannot be read in any scenario.
     ClusterSimError : the folder cannot be written, or the workers are gone for good. Rows so far are kept.
     """
-    plan = what if isinstance(what, Sweep) else spec.load(what)
+    plan = source if isinstance(source, Sweep) else spec.load(source)
     store = Store(Path(out))
     folder = Folder(store.path, "sweep", plan.name, FILES, (plan.name, plan.base))
     with closing(crew(executor, jobs)) as team, store.writing(folder, resume=resume) as writer:
-        there = store.keys()
-        left = PendingScenarios.of(plan, there, store.path)
-        told = _ProgressCounter(progress, left.scenarios, left.scenarios - len(left.cases))
+        stored_keys = store.keys()
+        left = PendingScenarios.of(plan, stored_keys, store.path)
+        counter = _ProgressCounter(progress, left.scenarios, left.scenarios - len(left.cases))
 
         def took(lines: Sequence[bytes]) -> None:
             writer.append(lines)
-            told(lines)
+            counter(lines)
 
-        took([line(known, error) for known, error in left.unreadable])
+        took([line(row_identity, error) for row_identity, error in left.unreadable])
         driver: Driver[ScenarioTask] = Driver(team, partial(compute, plan.base, str(plan.base_path), version()), took)
         driver.run(left.tasks(plan))
     lost = tuple(
         LostScenario(", ".join(f"{key}={plainly(value)}" for key, value in task.changes.items()), error)
         for task, error in driver.given_up
     )
-    return SweepOutcome(store.path, len(plan), left.scenarios, told.kept, told.computed, told.failed, lost)
+    return SweepOutcome(store.path, len(plan), left.scenarios, counter.kept, counter.computed, counter.failed, lost)
 
 
 def compute(base: Table, path: str, expected: str, tasks: Sequence[ScenarioTask]) -> tuple[float, list[bytes]]:
@@ -137,10 +137,10 @@ def timed(
 class _ProgressCounter:
     """Counts rows and tells how far the sweep is."""
 
-    def __init__(self, tell: Told | None, total: int, kept: int) -> None:
+    def __init__(self, tell: Told | None, total: int, kept_rows: int) -> None:
         self.tell = tell
         self.total = total
-        self.kept = kept
+        self.kept = kept_rows
         self.computed = self.failed = 0
         self.begin = time.monotonic()
 

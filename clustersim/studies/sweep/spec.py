@@ -126,13 +126,13 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the base, and each axis."""
-        axes = ((", ".join(one.names), f"{len(one.points):,} values") for one in self.axes)
+        axes = ((", ".join(sweep_axis.names), f"{len(sweep_axis.points):,} values") for sweep_axis in self.axes)
         return card(f"{self.title}: {len(self):,} scenarios", [("base", self.base_path.stem), *axes])
 
     @property
     def total(self) -> int:
         """Points of the whole grid: counted, not made."""
-        return math.prod(len(one.points) for one in self.axes)
+        return math.prod(len(sweep_axis.points) for sweep_axis in self.axes)
 
     @cached_property
     def chosen(self) -> range | list[int]:
@@ -150,20 +150,20 @@ class Sweep:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the axes' columns."""
-        return tuple(name for one in self.axes for name in one.names)
+        return tuple(name for sweep_axis in self.axes for name in sweep_axis.names)
 
     def places(self, i: int) -> tuple[int, ...]:
         """Which point of each axis case ``i`` is at."""
         number = self.chosen[i]
-        found = []
-        for one in reversed(self.axes):
-            number, place = divmod(number, len(one.points))
-            found.append(place)
-        return tuple(reversed(found))
+        places = []
+        for sweep_axis in reversed(self.axes):
+            number, place = divmod(number, len(sweep_axis.points))
+            places.append(place)
+        return tuple(reversed(places))
 
     def case(self, i: int) -> SweepCase:
         """Case ``i``, from 0."""
-        points = [one.points[place] for one, place in zip(self.axes, self.places(i), strict=True)]
+        points = [sweep_axis.points[place] for sweep_axis, place in zip(self.axes, self.places(i), strict=True)]
         shown = {name: value for point in points for name, value in point.shown.items()}
         changes: Table = dict(self.fixed)
         for point in points:
@@ -185,8 +185,8 @@ class Sweep:
 
 def load(path: str | Path) -> Sweep:
     """A sweep from a file, or a shipped one by name. Raises :class:`ScenarioError`."""
-    found = shipped_or_file(path, "sweep")
-    return from_table(read_toml(found), found)
+    sweep_path = shipped_or_file(path, "sweep")
+    return from_table(read_toml(sweep_path), sweep_path)
 
 
 def from_table(table: Table, path: str | Path = "sweep.toml") -> Sweep:
@@ -199,12 +199,12 @@ def from_table(table: Table, path: str | Path = "sweep.toml") -> Sweep:
         base = read_toml(base_path)
     except ScenarioError as error:
         raise ScenarioError(f"{path}: {error} (at $.base)") from None
-    axes = tuple(axis(one, f"{path}: $.axes[{i}]") for i, one in enumerate(file.axes))
+    axes = tuple(axis(table, f"{path}: $.axes[{i}]") for i, table in enumerate(file.axes))
     title = file.title or path.stem.removeprefix("sweep_").replace("_", " ")
     sweep = Sweep(path.stem, title, path, base, base_path, flat(file.set), axes, file.sample, file.seed, file.question)
     taken = min(sweep.total, file.sample or sweep.total)
     counted(taken, MOST_CASES, f"{path}: $.axes: scenarios of the grid, or its sample,", ScenarioError)
-    check_fields(sweep.fixed, [one.keys for one in axes], base, str(path))
+    check_fields(sweep.fixed, [sweep_axis.keys for sweep_axis in axes], base, str(path))
     for name in sweep.columns:
         if sweep.columns.count(name) > 1:
             raise ScenarioError(f"{path}: two axes have the column {name!r}; give one a name (at $.axes)")
@@ -216,10 +216,10 @@ def _append(changes: Table, key: str, value: Any, base: Table) -> None:
     """Make the list at ``key`` longer: what ``changes`` says of it, or else the base scenario."""
     longer = value if isinstance(value, list) else [value]
     if key not in changes:
-        here: Any = override(base, changes)
+        current: Any = override(base, changes)
         for part in key.split("."):
-            here = here.get(part, []) if isinstance(here, dict) else []
-        changes[key] = here
+            current = current.get(part, []) if isinstance(current, dict) else []
+        changes[key] = current
     changes[key] = [*changes[key], *longer]
 
 
@@ -229,33 +229,33 @@ def _filled(value: Any, changes: Changes, sweep: Sweep) -> Any:
         return {key: _filled(item, changes, sweep) for key, item in value.items()}
     if isinstance(value, list):
         return [_filled(item, changes, sweep) for item in value]
-    found = re.fullmatch(r"\$\{([\w.-]+)\}", value) if isinstance(value, str) else None
-    if found is None:
+    match = re.fullmatch(r"\$\{([\w.-]+)\}", value) if isinstance(value, str) else None
+    if match is None:
         return value
-    here: Any = override(sweep.base, changes)
-    for part in found.group(1).split("."):
-        here = here.get(part) if isinstance(here, dict) else None
-    if here is None or here == value:
+    current: Any = override(sweep.base, changes)
+    for part in match.group(1).split("."):
+        current = current.get(part) if isinstance(current, dict) else None
+    if current is None or current == value:
         raise ScenarioError(
             f"{sweep.path}: {value!r} stands for a field that neither the base scenario nor the sweep sets; "
             "write it like '${cluster.nodes}'"
         )
-    return here
+    return current
 
 
 def _check_question(sweep: Sweep) -> None:
-    asked = sweep.question
-    if asked is None:
+    question = sweep.question
+    if question is None:
         return
-    if asked.axis not in sweep.columns:
+    if question.axis not in sweep.columns:
         raise ScenarioError(
-            f"{sweep.path}: no axis {asked.axis!r}; {nearest(asked.axis, sweep.columns)} (at $.question.axis)"
+            f"{sweep.path}: no axis {question.axis!r}; {nearest(question.axis, sweep.columns)} (at $.question.axis)"
         )
-    values = {point.shown.get(asked.axis): None for one in sweep.axes for point in one.points}
+    values = {point.shown.get(question.axis): None for sweep_axis in sweep.axes for point in sweep_axis.points}
     for name in ("value", "against"):
-        given = getattr(asked, name)
+        given = getattr(question, name)
         if given is not None and given not in values:
-            known = nearest(str(given), [str(value) for value in values if value is not None])
+            suggestion = nearest(str(given), [str(value) for value in values if value is not None])
             raise ScenarioError(
-                f"{sweep.path}: axis {asked.axis!r} has no value {given!r}; {known} (at $.question.{name})"
+                f"{sweep.path}: axis {question.axis!r} has no value {given!r}; {suggestion} (at $.question.{name})"
             )

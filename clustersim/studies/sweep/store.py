@@ -48,17 +48,17 @@ class Store:
             return
         with self.file.open("rb") as file:
             for number, text in enumerate(file, 1):
-                found = _ROW.match(text)
+                match = _ROW.match(text)
                 # Behind rows of ours, what begins like one is ours, however many times it was cut short.
                 ours = _TORN.match(text) or _BEGINNING.startswith(text) or (number > 1 and text.startswith(_BEGINNING))
-                if not found and not text.endswith(b"\n") and ours:
+                if not match and not text.endswith(b"\n") and ours:
                     return
-                if not found:
+                if not match:
                     raise ClusterSimError(
                         f"{self.file}: line {number} is no row of a sweep: {text[:40]!r}; "
                         "take it out, or use another folder"
                     )
-                yield found.group(1).decode(), text
+                yield match.group(1).decode(), text
 
     def keys(self) -> set[str]:
         """Keys of the rows that are there. The rows themselves are not kept."""
@@ -66,12 +66,12 @@ class Store:
 
     def places(self) -> dict[str, int]:
         """Key -> where in the file its row begins [bytes]. Of two rows with one key the later counts."""
-        found = {}
+        places = {}
         place = 0
         for key, text in self.lines():
-            found[key] = place
+            places[key] = place
             place += len(text)
-        return found
+        return places
 
     def rows(self) -> Iterator[SweepRow]:
         """Every row. Raises :class:`ClusterSimError` for one that is damaged."""
@@ -91,8 +91,8 @@ class Store:
         for _ in self.lines():  # every line is a row before a byte of the file is touched
             pass
         names = (RESULTS, MANIFEST, *(folder.names if folder else ()))
-        made = [self.path / name for name in names if not (self.path / name).exists()]
-        made += [] if self.path.exists() else [self.path]
+        new_files = [self.path / name for name in names if not (self.path / name).exists()]
+        new_files += [] if self.path.exists() else [self.path]
         with output_folder(self.path):
             file = self.file.open("r+b" if self.file.exists() else "x+b", buffering=0)
         with file:
@@ -104,9 +104,9 @@ class Store:
                     folder.claim(replace=not resume)
                 yield RowWriter(file, self.file)
             except BaseException:
-                if self.file in made and not os.fstat(file.fileno()).st_size:
+                if self.file in new_files and not os.fstat(file.fileno()).st_size:
                     with contextlib.suppress(OSError):  # files, and last their folder, that were made for nothing
-                        for path in made:
+                        for path in new_files:
                             path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
                 raise
 

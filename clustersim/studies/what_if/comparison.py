@@ -134,18 +134,18 @@ def forms(own: Scenario) -> list[ComparisonCase]:
         return [ComparisonCase(kind, OWN, {}), *split_forms(held(own), parallel)]
     common = {name: written[name] for name in COMMON if name in written}
     states = own.config.state_dtype
-    found: list[ComparisonCase] = []
+    all_forms: list[ComparisonCase] = []
     for kind in STRATEGIES:
         if kind == written["kind"]:
-            found.append(ComparisonCase(kind, OWN, {}))
+            all_forms.append(ComparisonCase(kind, OWN, {}))
         for variant, knobs in VARIANTS.get(kind, {"": {}}).items():
             table: Table = {**common, "kind": kind, **knobs} | _precision(kind, common, states)
             if table.get("servers") == 0:
                 table["servers"] = _gpus(own)
             alone = {"cluster.nodes": 1, "cluster.gpus_per_node": 1} if STRATEGIES[kind].world_size == 1 else {}
             if table != written:
-                found.append(ComparisonCase(kind, variant, {"strategy": table, **alone}))
-    return found
+                all_forms.append(ComparisonCase(kind, variant, {"strategy": table, **alone}))
+    return all_forms
 
 
 def _precision(kind: str, common: Table, states: str) -> Table:
@@ -168,17 +168,17 @@ def bytes_a_parameter(found: ScenarioParts) -> float:
     return found.whole().model_states / found.model.parameters
 
 
-def split_forms(held: ScenarioParts, parallel: ParallelConfig) -> Iterator[ComparisonCase]:
+def split_forms(parts: ScenarioParts, parallel: ParallelConfig) -> Iterator[ComparisonCase]:
     """Every other way to split a model: schedules first, then degrees."""
-    said = _said(held, parallel)
-    strategy = held.scenario.file.strategy
+    given = _said(parts, parallel)
+    strategy = parts.scenario.file.strategy
     count = "gradient_accumulation_steps"
     batch = {f"strategy.{count}": 1} if count in strategy else {}  # the global batch size says it
-    for name, table in chain(_schedules(held.split, said, parallel), _degrees(held, said, parallel)):
+    for name, table in chain(_schedules(parts.split, given, parallel), _degrees(parts, given, parallel)):
         yield ComparisonCase(strategy["kind"], name, {"parallel": table, **batch})
 
 
-def _said(held: ScenarioParts, parallel: ParallelConfig) -> Table:
+def _said(parts: ScenarioParts, parallel: ParallelConfig) -> Table:
     """The fields of ``[parallel]`` that are no defaults, with the batch instead of the micro-batches."""
     usual = preset(parallel.framework, {})
     plain = {name: usual.get(name, getattr(ParallelConfig(), name)) for name in parallel.__struct_fields__}
@@ -187,40 +187,40 @@ def _said(held: ScenarioParts, parallel: ParallelConfig) -> Table:
     # Degrees of data parallelism follow from the others.
     for name in ("dp_shard", "dp_replicate"):
         table.pop(name, None)
-    config = held.scenario.config
-    samples = config.micro_batch_size * config.gradient_accumulation_steps * held.mesh.size("dp")
+    config = parts.scenario.config
+    samples = config.micro_batch_size * config.gradient_accumulation_steps * parts.mesh.size("dp")
     return table | {"framework": parallel.framework, "global_batch_size": samples}
 
 
-def _without(said: Table, names: tuple[str, ...]) -> Table:
-    return {name: value for name, value in said.items() if name not in names}
+def _without(given: Table, names: tuple[str, ...]) -> Table:
+    return {name: value for name, value in given.items() if name not in names}
 
 
-def _schedules(split: Split | None, said: Table, parallel: ParallelConfig) -> Iterator[tuple[str, Table]]:
+def _schedules(split: Split | None, given: Table, parallel: ParallelConfig) -> Iterator[tuple[str, Table]]:
     """The same stages in other orders; with two chunks a rank where the schedule needs them."""
     if split is None or parallel.pp == 1:
         return
     for name, chunks in SCHEDULES:
         if name == split.schedule.name and chunks in {None, len(split.partition.stages[0].chunks)}:
             continue
-        table = _without(said, OF_A_SCHEDULE if chunks is None else OF_STAGES)
+        table = _without(given, OF_A_SCHEDULE if chunks is None else OF_STAGES)
         if chunks is None and parallel.stages and len(parallel.stages) != parallel.pp:
             table = _without(table, OF_STAGES)
         yield f"schedule {name}", table | {"schedule": name} | ({"vpp": chunks} if chunks else {})
 
 
-def _degrees(held: ScenarioParts, said: Table, parallel: ParallelConfig) -> Iterator[tuple[str, Table]]:
+def _degrees(parts: ScenarioParts, given: Table, parallel: ParallelConfig) -> Iterator[tuple[str, Table]]:
     """Data parallelism alone, tensor parallelism over a node, and the neighbours of the scenario's own degrees."""
     t = parallel.tp
     p = parallel.pp
-    world = held.mesh.workers
-    node = held.mesh.nproc_per_node
+    world = parts.mesh.workers
+    node = parts.mesh.nproc_per_node
     near = [(1.0, 1.0), (node, 1.0), (t / 2, p), (2 * t, p), (t, p / 2), (t, 2 * p), (2 * t, p / 2), (t / 2, 2 * p)]
     for tp, pp in dict.fromkeys(near):
         inside = tp * pp * parallel.cp
         if tp < 1 or pp < 1 or tp != int(tp) or pp != int(pp) or tp > node or world % inside or (tp, pp) == (t, p):
             continue
-        table = said if pp == p else _without(said, OF_STAGES)
+        table = given if pp == p else _without(given, OF_STAGES)
         table = table if tp > 1 else _without(table, OF_TENSORS)
         name = f"tp {int(tp)} x pp {int(pp)} x dp {world // int(inside)}"
         yield name, table | {"tp": int(tp), "pp": int(pp)}

@@ -39,11 +39,11 @@ def exchange(n: int, nbytes: float, how: str, topology: str = MACHINE, fidelity:
 
     Raises :class:`ProgramError` for fewer than two devices, and for an unknown way.
     """
-    known = [SERVER, *(name for name, row in ALGORITHMS.items() if "all_reduce" in row.kinds)]
+    ways = [SERVER, *(name for name, row in ALGORITHMS.items() if "all_reduce" in row.kinds)]
     if n < 2:
         raise ProgramError(f"an exchange among {n} device(s); it takes at least two")
-    if how not in known:
-        raise ProgramError(f"no exchange {how!r}; {nearest(how, known)}")
+    if how not in ways:
+        raise ProgramError(f"no exchange {how!r}; {nearest(how, ways)}")
     served = how == SERVER
     machine = fitting.load(topology, nodes=n + served)
     mesh = fabrics.mesh(machine, nproc_per_node=1)
@@ -64,8 +64,8 @@ def collective(topology: Topology, kind: str, nbytes: float) -> Timeline:
 def _together(kind: str, nbytes: float, mesh: Mesh, algorithm: str | None = None) -> Program:
     """Everybody does one collective; ``algorithm`` pins the choice."""
     everybody = mesh.world_group()
-    one = Collective(f"{kind} gradients", kind, nbytes, everybody, algorithm=algorithm)
-    return Program(mesh.world_size, (Role("worker", everybody[0], (one,)),))
+    collective_op = Collective(f"{kind} gradients", kind, nbytes, everybody, algorithm=algorithm)
+    return Program(mesh.world_size, (Role("worker", everybody[0], (collective_op,)),))
 
 
 def _served(n: int, nbytes: float) -> Program:
@@ -79,8 +79,8 @@ def _served(n: int, nbytes: float) -> Program:
     links = [Link(np.array([k]), f"worker {k}") for k in range(n)]
     taken = tuple(take(server, f"gradients worker {k} -> server", nbytes, link) for k, link in enumerate(links))
     for k, link in enumerate(links):
-        asked = requested(server, f"sum <- worker {k}", link)
-        answer(server, f"sum -> worker {k}", nbytes, link, (*taken, asked))
+        request_op = requested(server, f"sum <- worker {k}", link)
+        answer(server, f"sum -> worker {k}", nbytes, link, (*taken, request_op))
     return Program(n + 1, (Role("worker", ranks, tuple(worker.ops)), Role("server", np.array([n]), tuple(server.ops))))
 
 

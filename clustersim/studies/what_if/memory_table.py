@@ -105,10 +105,10 @@ def table(path: str, changes: Changes | None = None, *, every: bool = False) -> 
     return rows
 
 
-def _row(found: ScenarioParts, kind: str, variant: str) -> MemoryRow:
-    use = found.use
-    card = found.card
-    split = found.split
+def _row(parts: ScenarioParts, kind: str, variant: str) -> MemoryRow:
+    use = parts.use
+    card = parts.card
+    split = parts.split
     return MemoryRow(
         strategy=kind,
         variant=variant,
@@ -121,11 +121,11 @@ def _row(found: ScenarioParts, kind: str, variant: str) -> MemoryRow:
         shown_bytes=use.shown,
         shown_range_bytes=use.shown_range,
         model_states_bytes=use.model_states,
-        bytes_per_parameter=bytes_a_parameter(found),
-        saving=found.whole().model_states / use.model_states if use.model_states else None,
-        largest_micro_batch=largest_micro_batch(found),
+        bytes_per_parameter=bytes_a_parameter(parts),
+        saving=parts.whole().model_states / use.model_states if use.model_states else None,
+        largest_micro_batch=largest_micro_batch(parts),
         stage=None if split is None else split.worst,
-        stages=[] if split is None else [_fullest(one, card) for one in split.memory],
+        stages=[] if split is None else [_fullest(stage_use, card) for stage_use in split.memory],
         **msgspec.structs.asdict(_fullest(use, card)),
     )
 
@@ -135,12 +135,12 @@ def _fullest(use: MemoryUse, card: Device) -> FullestGpu:
     return FullestGpu(use.peak, use.at_peak(), use.total, verdict.ok, verdict.state)
 
 
-def largest_micro_batch(found: ScenarioParts) -> int:
+def largest_micro_batch(parts: ScenarioParts) -> int:
     """The largest ``micro_batch_size`` whose step fits on the card, everything else as written; 0 if none does."""
-    card = found.card
+    card = parts.card
 
     def fits(size: int) -> bool:
-        return found.resized(size).fits(card).ok
+        return parts.resized(size).fits(card).ok
 
     if not fits(1):
         return 0

@@ -46,16 +46,16 @@ class RerunAnswer:
     @property
     def text(self) -> list[str]:
         """Everything in sentences."""
-        return [*(one.text for one in self.choices), *self.bounds]
+        return [*(choice.text for choice in self.choices), *self.bounds]
 
 
 def otherwise(
     prepared: Prepared | None,
     timeline: Timeline,
-    found: Explanation,
+    explanation: Explanation,
     *,
     asked: bool = False,
-    doing: Callable[[str], None] = lambda words: None,
+    doing: Callable[[str], None] = lambda text: None,
 ) -> RerunAnswer:
     """What each knob saves.
 
@@ -65,22 +65,22 @@ def otherwise(
     again: dict[str, float] = {}
     choices: list[ChoiceOutcome] = []
     if prepared is not None and (asked or short(timeline)):
-        again = _again(prepared, timeline, found, asked, doing)
+        again = _again(prepared, timeline, explanation, asked, doing)
         doing("running again with other choices")
         choices = turned(prepared, timeline)
-    return RerunAnswer(again, choices, _bounds(found, again))
+    return RerunAnswer(again, choices, _bounds(explanation, again))
 
 
 def _again(
-    prepared: Prepared, timeline: Timeline, found: Explanation, asked: bool, doing: Callable[[str], None]
+    prepared: Prepared, timeline: Timeline, explanation: Explanation, rerun: bool, doing: Callable[[str], None]
 ) -> dict[str, float]:
     """Per knob that may matter, what it saves; of all when asked."""
-    table = found.whatif
+    table = explanation.whatif
     saved = {}
     now = step_time(timeline)
-    told = set(found.bounds)
+    bounded = set(explanation.bounds)
     for knob, factor, text in zip(*(table[name].tolist() for name in ("knob", "factor", "text")), strict=True):
-        if text in told or asked:
+        if text in bounded or rerun:
             doing(f"running again: {knob}")
             saving = rerun_saving(prepared, knob, factor, now)
             if saving is not None:
@@ -88,14 +88,14 @@ def _again(
     return saved
 
 
-def _bounds(found: Explanation, again: dict[str, float]) -> list[str]:
+def _bounds(explanation: Explanation, again: dict[str, float]) -> list[str]:
     """What each knob saves, where it was run again, the most first, or would save at most; those that save nothing in
     one sentence."""
-    table = found.whatif
+    table = explanation.whatif
     row_of = {text: i for i, text in enumerate(table["text"].tolist())}
-    said: list[tuple[float, str]] = []
+    bound_texts: list[tuple[float, str]] = []
     idle: dict[bool, list[str]] = {True: [], False: []}
-    for text in found.bounds:
+    for text in explanation.bounds:
         if again and str(table["knob"][row_of[text]]) not in again:  # a knob this scenario does not have
             continue
         knob = str(table["knob"][row_of[text]])
@@ -105,8 +105,8 @@ def _bounds(found: Explanation, again: dict[str, float]) -> list[str]:
         if abs(saved) < (NOTHING if knob in again else SMALL):
             idle[knob in again].append(name)
         else:
-            said.append((saved, _run_again(text, saved) if knob in again else text))
-    lines = [text for _, text in sorted(said, key=lambda pair: -pair[0])]
+            bound_texts.append((saved, _run_again(text, saved) if knob in again else text))
+    lines = [text for _, text in sorted(bound_texts, key=lambda pair: -pair[0])]
     for rerun, names in idle.items():
         if names:
             lines.append(f"{', '.join(names)}: nothing{' (run again)' if rerun else ''}")
@@ -132,26 +132,26 @@ def each_change(scenario: Scenario, timeline: Timeline) -> tuple[list[str], list
     """
     now = breakdown(timeline)
     did: list[str] = []
-    said: list[str] = []
+    lines: list[str] = []
     took = now.step_time_s
     exposed = float(np.mean(now.exposed_fraction))
     tried: set[frozenset[str]] = set()
     for key in scenario.changes:
-        gone, other, step = _without(scenario, key, took)
+        gone, without_key, step = _without(scenario, key, took)
         if frozenset(gone) in tried:
             continue
         tried.add(frozenset(gone))
         words = " and ".join(f"{one}={plainly(scenario.changes[one])}" for one in gone)
-        if other is None:
-            said.append(f"{words} cannot be left out: {step}")
-        elif _says(other) == _says(scenario):
-            said.append(f"{words} changed nothing: it is what the scenario says anyway")
+        if without_key is None:
+            lines.append(f"{words} cannot be left out: {step}")
+        elif _says(without_key) == _says(scenario):
+            lines.append(f"{words} changed nothing: it is what the scenario says anyway")
         elif isinstance(step, float) and abs(step - took) > SAME * took:
             change = f"{abs(1 - step / took):.1%} {'less' if step < took else 'more'}"
             did.append(f"without {words} a step takes {format_time(step)}, {change} (run again)")
         else:
-            said.append(f"{words} changed nothing: {_why(key, timeline, exposed)}")
-    return did, said
+            lines.append(f"{words} changed nothing: {_why(key, timeline, exposed)}")
+    return did, lines
 
 
 def _without(scenario: Scenario, key: str, took: float) -> tuple[list[str], Scenario | None, float | str]:

@@ -51,7 +51,7 @@ class Sketch:
 
     def _lay(self, sites: _SketchOps, i: int, role: Role, taken: Mapping[Key, float]) -> None:
         streams: dict[str, int] = {}
-        mine: list[int] = []
+        role_sites: list[int] = []
         uses = Counter[object]()
         for op in role.ops:
             if isinstance(op, Compute):
@@ -62,9 +62,9 @@ class Sketch:
                 uses[meets] += 1
                 site = sites.at(meets and (meets, uses[meets]), taken[self._key(i, op)], op.step)
             before = streams.get(op.stream)
-            sites.wait(site, {mine[a] for a in op.after} | (set() if before is None else {before}))
+            sites.wait(site, {role_sites[a] for a in op.after} | (set() if before is None else {before}))
             streams[op.stream] = site
-            mine.append(site)
+            role_sites.append(site)
 
     def _meets(self, i: int, op: Transfer) -> object:
         """Equal for ops of two roles that begin and end together; None where only ``i`` takes part."""
@@ -74,58 +74,66 @@ class Sketch:
                 self._met[key] = int(own[0]) if sum(rank in self.role_of for rank in own.tolist()) > 1 else None
             first = self._met[key]
             return None if first is None else (op.communicator, first)
-        there = self.role_of.get(int(op.peer[0]), i)
-        return None if there == i else (min(i, there), max(i, there), isinstance(op, Send) == (i < there), op.tag)
+        peer_role = self.role_of.get(int(op.peer[0]), i)
+        return (
+            None
+            if peer_role == i
+            else (min(i, peer_role), max(i, peer_role), isinstance(op, Send) == (i < peer_role), op.tag)
+        )
 
     def _key(self, i: int, op: Transfer) -> Key:
         if isinstance(op, Collective):
             return op.communicator, op.kind, op.nbytes, op.dtype, op.protocol, id(op.matrix), op.groups.shape[1]
         if (own := (i, id(op.peer), op.nbytes)) not in self._keys:
-            there = self.role_of.get(int(op.peer[0]), i)
-            near = self.mesh.gpus[[self.program.roles[k].ranks[0] for k in (i, there)]] // self.mesh.nproc_per_node
-            self._keys[own] = "ring" if there == i else "message", op.nbytes, bool(near[0] == near[1])
+            peer_role = self.role_of.get(int(op.peer[0]), i)
+            near = self.mesh.gpus[[self.program.roles[k].ranks[0] for k in (i, peer_role)]] // self.mesh.nproc_per_node
+            self._keys[own] = "ring" if peer_role == i else "message", op.nbytes, bool(near[0] == near[1])
         return self._keys[own]
 
     def alone(self, taken: Mapping[Key, float]) -> tuple[Program, tuple[Key, ...]]:
         """A Program that makes each transfer that is not ``taken`` yet once, one after the other, and which."""
-        found: dict[Key, dict[int, Transfer]] = {}
+        transfers: dict[Key, dict[int, Transfer]] = {}
         for i, role in enumerate(self.program.roles):
             for op in role.ops:
                 if not isinstance(op, Compute | Recv) and (key := self._key(i, op)) not in taken:
-                    found.setdefault(key, {}).setdefault(i, op)
-        made: list[list[Op]] = [[] for _ in self.program.roles]
-        for k, mine in enumerate(found.values()):
-            for i, op in self._parts(mine):
-                waits = (len(made[i]) - 1,) if made[i] else ()
+                    transfers.setdefault(key, {}).setdefault(i, op)
+        role_ops: list[list[Op]] = [[] for _ in self.program.roles]
+        for k, by_role in enumerate(transfers.values()):
+            for i, op in self._parts(by_role):
+                waits = (len(role_ops[i]) - 1,) if role_ops[i] else ()
                 stream = type(op).__name__
-                made[i].append(msgspec.structs.replace(op, name=str(k), after=waits, stream=stream, step=0))
-        roles = tuple(replace(role, ops=tuple(ops)) for role, ops in zip(self.program.roles, made, strict=True))
-        return replace(self.program, roles=roles), tuple(found)
+                role_ops[i].append(msgspec.structs.replace(op, name=str(k), after=waits, stream=stream, step=0))
+        roles = tuple(replace(role, ops=tuple(ops)) for role, ops in zip(self.program.roles, role_ops, strict=True))
+        return replace(self.program, roles=roles), tuple(transfers)
 
-    def _parts(self, mine: Mapping[int, Transfer]) -> Iterator[tuple[int, Transfer]]:
+    def _parts(self, by_role: Mapping[int, Transfer]) -> Iterator[tuple[int, Transfer]]:
         """One transfer, as every role that takes part in it makes it."""
-        i, op = next(iter(mine.items()))
+        i, op = next(iter(by_role.items()))
         if isinstance(op, Collective):
             meets = self._meets(i, op)
-            yield from ((k, one) for k, one in mine.items() if k == i or (meets and self._meets(k, one) == meets))
+            yield from (
+                (k, transfer)
+                for k, transfer in by_role.items()
+                if k == i or (meets and self._meets(k, transfer) == meets)
+            )
             return
         ranks = self.program.roles[i].ranks
-        there = self.role_of.get(int(op.peer[0]), i)
+        peer_role = self.role_of.get(int(op.peer[0]), i)
         yield i, op
         # On a ring each receives from whoever sends to it; between stages, position by position.
-        came = ranks[np.argsort(op.peer)] if there == i else ranks
-        yield there, Recv(op.name, op.nbytes, came, tag=op.tag)
+        came = ranks[np.argsort(op.peer)] if peer_role == i else ranks
+        yield peer_role, Recv(op.name, op.nbytes, came, tag=op.tag)
 
 
 def spent(timeline: Timeline, keys: tuple[Key, ...]) -> dict[Key, float]:
     """What each transfer of :meth:`Sketch.alone` took [s], of the role where it took longest."""
     rows = timeline.per_op()
-    found = dict.fromkeys(keys, 0.0)
+    seconds_of = dict.fromkeys(keys, 0.0)
     for i, op in enumerate(timeline.ops):
         if rows["ranks"][i]:
             key = keys[int(op.name)]
-            found[key] = max(found[key], float(rows["seconds"][i] / rows["ranks"][i]))
-    return found
+            seconds_of[key] = max(seconds_of[key], float(rows["seconds"][i] / rows["ranks"][i]))
+    return seconds_of
 
 
 @dataclass(eq=False)
@@ -157,8 +165,8 @@ class _SketchOps:
     def wait(self, site: int, on: set[int]) -> None:
         """``site`` begins when these have ended."""
         self.missing[site] += len(on)
-        for one in on:
-            self.behind[one].append(site)
+        for earlier in on:
+            self.behind[earlier].append(site)
 
     def ends(self) -> list[float]:
         """When each ends [s]. Raises :class:`ProgramError` where some wait for each other."""
@@ -167,12 +175,12 @@ class _SketchOps:
         ready = [site for site, missing in enumerate(left) if not missing]
         for site in ready:
             end = start[site] = start[site] + self.spent[site]
-            for other in self.behind[site]:
-                if end > start[other]:
-                    start[other] = end
-                left[other] -= 1
-                if not left[other]:
-                    ready.append(other)
+            for later in self.behind[site]:
+                if end > start[later]:
+                    start[later] = end
+                left[later] -= 1
+                if not left[later]:
+                    ready.append(later)
         if len(ready) < len(start):
             raise ProgramError("ops of a sketched step wait for each other")
         return start

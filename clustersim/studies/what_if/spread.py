@@ -116,16 +116,16 @@ def spread(
     still = plain.prepare()
     base = step_time(still.run().timeline)
     every = [draw(scenario, still.topology, still.mesh, steps=steps, machine=m, best=best) for m in range(machines)]
-    if all(one is None for one in (every[0].pace, every[0].lengths, every[0].pauses)):
+    if all(variation is None for variation in (every[0].pace, every[0].lengths, every[0].pauses)):
         return StepSpread(base, np.full((machines, steps), base), 0)
     work = _RankWork.of(still)
-    late = np.array([work.late(found, still.mesh) for found in every])
+    late = np.array([work.late(drawn_step, still.mesh) for drawn_step in every])
     affordable = max(FEWEST, int(budget / _cost(still)))
     if late.size <= affordable:
         times = []
-        for done, found in enumerate(every):
+        for done, drawn_step in enumerate(every):
             tell(done, machines)
-            times.append(_play(plain, found, np.arange(steps)))
+            times.append(_play(plain, drawn_step, np.arange(steps)))
         return StepSpread(base, np.array(times), late.size)
     tell(0, 1)
     chosen = _across(late.ravel(), affordable)
@@ -152,20 +152,20 @@ def _rows(every: Sequence[DrawnVariation], rows: Ints | None = None) -> DrawnVar
     """Draws one behind the other; of them ``rows``, or all."""
 
     def of(name: str) -> Floats | None:
-        there = [getattr(one, name) for one in every]
-        return None if there[0] is None else np.concatenate(there)[slice(None) if rows is None else rows]
+        columns = [getattr(drawn_step, name) for drawn_step in every]
+        return None if columns[0] is None else np.concatenate(columns)[slice(None) if rows is None else rows]
 
     return DrawnVariation(*(of(name) for name in DrawnVariation.__dataclass_fields__))
 
 
-def _play(plain: Scenario, found: DrawnVariation, rows: Ints) -> Floats:
+def _play(plain: Scenario, variation: DrawnVariation, rows: Ints) -> Floats:
     """(n,) [s] of these steps: some at once, behind some like the first of them that nobody counts."""
     warm = min(2, plain.steps - 1)
     times = []
     for begin in range(0, len(rows), AT_ONCE):
-        some = rows[begin : begin + AT_ONCE]
-        prepared = plain.changed({"run.steps": len(some) + warm}).prepare()
-        program = varied(prepared.program, _rows([found], np.append(some[:1].repeat(warm), some)), prepared.mesh)
+        chunk = rows[begin : begin + AT_ONCE]
+        prepared = plain.changed({"run.steps": len(chunk) + warm}).prepare()
+        program = varied(prepared.program, _rows([variation], np.append(chunk[:1].repeat(warm), chunk)), prepared.mesh)
         times.append(_lengths(replace(prepared, program=program).run().timeline)[warm:])
     return np.concatenate(times)
 
@@ -195,14 +195,14 @@ class _RankWork:
         rest = np.zeros(program.world_size)
         passes = np.zeros((count, program.world_size))
         for role in program.roles:
-            of = dict(micro_batches(role))
+            batch_of = dict(micro_batches(role))
             for i, op in enumerate(role.ops):
                 if isinstance(op, Compute) and op.paced and op.step == step and op.stream == COMPUTE_STREAM:
-                    into = passes[of[i]] if i in of else rest
+                    into = passes[batch_of[i]] if i in batch_of else rest
                     into[role.ranks] += seconds(role, op)
         return cls(rest, passes)
 
-    def late(self, found: DrawnVariation, mesh: Mesh) -> Floats:
+    def late(self, variation: DrawnVariation, mesh: Mesh) -> Floats:
         """(steps,) [s]: how much more the busiest rank has to do in each than where nothing varies."""
         ranks = slice(0, mesh.workers)
         rest = self.rest[ranks]
@@ -210,9 +210,13 @@ class _RankWork:
         replica = mesh.coordinates("dp")
         usual = rest + passes.sum(axis=0)
         late = []
-        steps = next(one.shape[0] for one in (found.pace, found.lengths, found.pauses) if one is not None)
+        steps = next(
+            lengths.shape[0] for lengths in (variation.pace, variation.lengths, variation.pauses) if lengths is not None
+        )
         for k in range(steps):
-            work = usual if found.lengths is None else rest + (passes * found.lengths[k][:, replica]).sum(axis=0)
-            work = work if found.pace is None else work * found.pace[k]
-            late.append(float((work if found.pauses is None else work + found.pauses[k]).max() - usual.max()))
+            work = (
+                usual if variation.lengths is None else rest + (passes * variation.lengths[k][:, replica]).sum(axis=0)
+            )
+            work = work if variation.pace is None else work * variation.pace[k]
+            late.append(float((work if variation.pauses is None else work + variation.pauses[k]).max() - usual.max()))
         return np.array(late)

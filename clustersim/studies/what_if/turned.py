@@ -54,8 +54,8 @@ class ChoiceOutcome:
     def text(self) -> str:
         """In a sentence."""
         more = "less" if self.saving >= 0 else "more"
-        said = "nothing changes" if abs(self.saving) < SAME else f"{abs(self.saving):.1%} {more} time per sample"
-        return f"{self.choice.what}: {said}{'' if self.fits else ', but it does not fit in memory'} (run again)"
+        saving_text = "nothing changes" if abs(self.saving) < SAME else f"{abs(self.saving):.1%} {more} time per sample"
+        return f"{self.choice.what}: {saving_text}{'' if self.fits else ', but it does not fit in memory'} (run again)"
 
     def to_dict(self) -> Plain:
         """Plain values."""
@@ -79,15 +79,15 @@ def turned(prepared: Prepared, timeline: Timeline) -> list[ChoiceOutcome]:
     if prepared.split is None:
         return []
     now = step_time(timeline) / _samples(prepared)
-    found = []
+    outcomes = []
     for choice in choices(prepared, timeline):
         try:
             result: Result = prepared.scenario.changed(choice.changes).run()
         except ClusterSimError:  # degrees that do not divide: no choice for this model and machine
             continue
         step = step_time(result.timeline)
-        found.append(ChoiceOutcome(choice, 1.0 - step / _samples(result.prepared) / now, step, result.fits))
-    return sorted(found, key=lambda one: -one.saving)
+        outcomes.append(ChoiceOutcome(choice, 1.0 - step / _samples(result.prepared) / now, step, result.fits))
+    return sorted(outcomes, key=lambda outcome: -outcome.saving)
 
 
 def choices(prepared: Prepared, timeline: Timeline) -> Iterator[ChoiceChange]:
@@ -101,8 +101,8 @@ def choices(prepared: Prepared, timeline: Timeline) -> Iterator[ChoiceChange]:
         yield from _of_tensors(parallel)
     if prepared.mesh.size("dp") > 1 and prepared.scenario.strategy.name != "fsdp":
         was = parallel.overlap_grad_reduce
-        what = "gradients reduced after backward" if was else "gradients reduced beside backward"
-        yield ChoiceChange(f"{what} (overlap_grad_reduce)", {"parallel.overlap_grad_reduce": not was})
+        timing = "gradients reduced after backward" if was else "gradients reduced beside backward"
+        yield ChoiceChange(f"{timing} (overlap_grad_reduce)", {"parallel.overlap_grad_reduce": not was})
     yield from _degrees(prepared, parallel)
 
 
@@ -115,12 +115,14 @@ def _of_pipeline(
     if name != "naive":
         yield ChoiceChange(f"{2 * m} micro-batches instead of {m}", _with_micro_batches(parallel, 2 * m, prepared))
     if name in {"1f1b", "interleaved_1f1b"} and parallel.layout is None:
-        said = {"parallel.schedule": "interleaved_1f1b", "parallel.vpp": 2 * chunks}
-        yield ChoiceChange(f"{2 * chunks} chunks a stage (vpp) instead of {chunks}", said)
-    for other in ("1f1b", "zb_h1"):
-        if name != other and split.schedule.synchronous:
-            one = {"parallel.vpp": 1} if parallel.vpp is not None else {}
-            yield ChoiceChange(f"schedule {other} instead of {name}", {"parallel.schedule": other, **one})
+        changes = {"parallel.schedule": "interleaved_1f1b", "parallel.vpp": 2 * chunks}
+        yield ChoiceChange(f"{2 * chunks} chunks a stage (vpp) instead of {chunks}", changes)
+    for schedule_name in ("1f1b", "zb_h1"):
+        if name != schedule_name and split.schedule.synchronous:
+            chunk_change = {"parallel.vpp": 1} if parallel.vpp is not None else {}
+            yield ChoiceChange(
+                f"schedule {schedule_name} instead of {name}", {"parallel.schedule": schedule_name, **chunk_change}
+            )
     if chunks == 1 and (layout := balanced(timeline)) is not None:
         counts = ", ".join(map(str, layout))
         yield ChoiceChange(f"layers of the stages {counts} (layout)", {"parallel.layout": layout})
@@ -133,11 +135,11 @@ def _of_tensors(parallel: ParallelConfig) -> Iterator[ChoiceChange]:
         f"{'without' if was else 'with'} sequence_parallel", {"parallel.sequence_parallel": not was, **without}
     )
     if parallel.tp_overlap == "none":
-        said: Table = {"parallel.tp_overlap": "userbuffers"}
+        changes: Table = {"parallel.tp_overlap": "userbuffers"}
         if not was:
-            said["parallel.sequence_parallel"] = True
+            changes["parallel.sequence_parallel"] = True
         extra = "" if was else ", with sequence_parallel"
-        yield ChoiceChange(f"tensor-parallel transfers beside their products (tp_overlap){extra}", said)
+        yield ChoiceChange(f"tensor-parallel transfers beside their products (tp_overlap){extra}", changes)
 
 
 def _degrees(prepared: Prepared, parallel: ParallelConfig) -> Iterator[ChoiceChange]:
@@ -145,16 +147,18 @@ def _degrees(prepared: Prepared, parallel: ParallelConfig) -> Iterator[ChoiceCha
     if prepared.scenario.strategy.name == "fsdp":
         return
     degrees = {"tp": parallel.tp, "pp": parallel.pp}
-    for one, other in (("tp", "pp"), ("pp", "tp")):
-        if degrees[one] < 2 or degrees[one] % 2:
+    for halved, doubled in (("tp", "pp"), ("pp", "tp")):
+        if degrees[halved] < 2 or degrees[halved] % 2:
             continue
-        half: Table = {f"parallel.{one}": degrees[one] // 2}
+        half: Table = {f"parallel.{halved}": degrees[halved] // 2}
         m = _micro_batches(prepared)
         halve = m % 2 == 0 and parallel.global_batch_size is None
         batch = _with_micro_batches(parallel, m // 2, prepared) if halve else {}
-        yield ChoiceChange(f"{one} {degrees[one] // 2} instead of {degrees[one]}, dp twice", half | dict(batch))
-        twice = {f"parallel.{other}": 2 * degrees[other]}
-        yield ChoiceChange(f"{one} {degrees[one] // 2} and {other} {2 * degrees[other]}", half | twice)
+        yield ChoiceChange(
+            f"{halved} {degrees[halved] // 2} instead of {degrees[halved]}, dp twice", half | dict(batch)
+        )
+        twice = {f"parallel.{doubled}": 2 * degrees[doubled]}
+        yield ChoiceChange(f"{halved} {degrees[halved] // 2} and {doubled} {2 * degrees[doubled]}", half | twice)
 
 
 def _micro_batches(prepared: Prepared) -> int:

@@ -78,17 +78,17 @@ def _stage(recipe: StepRecipe, local: LocalCost, cost: StepCost, mesh: Mesh, ran
     """The op list of one pipeline rank."""
     stage = recipe.partition.stages[rank]
     order = recipe.orders[rank]
-    here = StageOps(mesh, mesh.ranks(pp=rank), local, recipe.dtype)
-    ops = here.ops
-    laid = StageLay(here, stage)
-    hooks = recipe.replicas(here, stage, rank)
+    stage_ops = StageOps(mesh, mesh.ranks(pp=rank), local, recipe.dtype)
+    ops = stage_ops.ops
+    laid = StageLay(stage_ops, stage)
+    hooks = recipe.replicas(stage_ops, stage, rank)
     walk = RankWalk(
         ops,
         order,
         [len(chunk.layers) for chunk in stage.chunks],
         _lay(recipe, laid, hooks, rank),
         hooks,
-        StageMessages(here, _route(recipe, mesh, rank), order, recipe.messages, recipe.shapes),
+        StageMessages(stage_ops, _route(recipe, mesh, rank), order, recipe.messages, recipe.shapes),
         recipe.microbatches,
         recipe.accumulates,
         laid.turns,
@@ -115,5 +115,5 @@ def _lay(recipe: StepRecipe, laid: StageLay, hooks: Hooks, rank: int) -> Lay:
 
 def _route(recipe: StepRecipe, mesh: Mesh, rank: int) -> Route:
     borders = {chunk.stage: chunk.message for stage in recipe.partition.stages for chunk in stage.chunks}
-    peers = tuple(mesh.ranks(pp=other) for other in range(mesh.size("pp")))
+    peers = tuple(mesh.ranks(pp=stage_rank) for stage_rank in range(mesh.size("pp")))
     return Route(recipe.placement, rank, peers, tuple(borders[s] for s in range(len(borders))))

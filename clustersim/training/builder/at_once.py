@@ -76,7 +76,7 @@ class JoinedPass(msgspec.Struct, frozen=True):
         return ()
 
 
-def alone(here: StageOps, stage: Stage, order: Order, slowdown: float) -> tuple[Program, tuple[object, ...]]:
+def alone(stage_ops: StageOps, stage: Stage, order: Order, slowdown: float) -> tuple[Program, tuple[object, ...]]:
     """A Program in which one stage's ranks play each kind of pass by itself, and what those are.
 
     ``slowdown`` : price of overlap. Others do nothing.
@@ -85,8 +85,8 @@ def alone(here: StageOps, stage: Stage, order: Order, slowdown: float) -> tuple[
     for action in (action for slot in order for action in slot):
         kinds.setdefault((action.chunk, action.kind, action[1:] in stage.repeated), action)
     passes = {what(stage.of(a.microbatch, a.chunk), a.kind): a for a in kinds.values()}
-    ops = here.ops
-    laid = StageLay(here, stage)
+    ops = stage_ops.ops
+    laid = StageLay(stage_ops, stage)
     for action in passes.values():
         places = range(len(stage.chunks[action.chunk].layers))
         for i in places if action.kind == "F" else reversed(places):
@@ -94,16 +94,16 @@ def alone(here: StageOps, stage: Stage, order: Order, slowdown: float) -> tuple[
                 pass
         ops.add(Compute(PASS, 0.0, COMPUTE_STREAM, (*ops.waits, ops.kernel)))
         ops.waits, ops.kernel = (), len(ops.ops) - 1
-    world = here.mesh.world_size
-    rest = np.setdiff1d(np.arange(world), here.ranks)
-    roles = (Role("stage", here.ranks, tuple(ops.ops)), *((Role("others", rest, ()),) if len(rest) else ()))
+    world = stage_ops.mesh.world_size
+    rest = np.setdiff1d(np.arange(world), stage_ops.ranks)
+    roles = (Role("stage", stage_ops.ranks, tuple(ops.ops)), *((Role("others", rest, ()),) if len(rest) else ()))
     return Program(world, roles, slowdown), tuple(passes)
 
 
 def spent(timeline: Timeline, passes: Iterable[object], *, apart: bool = False) -> dict[object, PassSeconds] | None:
     """What each pass of :func:`alone` took; None where ranks did not end theirs together, and may not (``apart``)."""
-    found = dict(zip(passes, _spent(timeline, apart), strict=True))
-    return None if None in found.values() else found  # type: ignore[return-value]
+    pass_times = dict(zip(passes, _spent(timeline, apart), strict=True))
+    return None if None in pass_times.values() else pass_times  # type: ignore[return-value]
 
 
 def _spent(timeline: Timeline, apart: bool) -> Iterator[PassSeconds | None]:
@@ -112,10 +112,10 @@ def _spent(timeline: Timeline, apart: bool) -> Iterator[PassSeconds | None]:
     for i in [i for i, op in enumerate(timeline.ops) if op.name == PASS]:
         start = rows["start"][i]
         end = rows["end"][i]
-        each = rows["seconds"][i] / rows["ranks"][i]
-        together = abs(end - start - each) <= 1e-12 * end
+        mean_s = rows["seconds"][i] / rows["ranks"][i]
+        together = abs(end - start - mean_s) <= 1e-12 * end
         if together:
             yield PassSeconds(float(start - before), float(end - start))
         else:
-            yield PassSeconds(float(end - each - before), float(each)) if apart else None
+            yield PassSeconds(float(end - mean_s - before), float(mean_s)) if apart else None
         before = end

@@ -234,24 +234,26 @@ def _buckets(
     numel: Callable[[LocalLayer], int],
 ) -> Iterator[GradientBucket]:
     """Buckets of a chunk's gradients in the order backward completes them; one for all where there is no limit."""
-    held: list[tuple[int, int]] = []
+    layers_held: list[tuple[int, int]] = []
     size = count = 0
-    what = "gradients" if dims == DENSE else "expert gradients"
+    gradient_name = "gradients" if dims == DENSE else "expert gradients"
     for i in reversed(range(len(layers))):
         if not numel(layers[i]):
             continue
-        held.append((chunk, i))
+        layers_held.append((chunk, i))
         size += numel(layers[i])
         if limit is not None and size >= limit:
-            yield GradientBucket(f"{what} {chunk}.{count}", dims, size, frozenset(held))
-            held = []
+            yield GradientBucket(f"{gradient_name} {chunk}.{count}", dims, size, frozenset(layers_held))
+            layers_held = []
             size = 0
             count = count + 1
-    if held:
-        yield GradientBucket(f"{what} {chunk}.{count}", dims, size, frozenset(held))
+    if layers_held:
+        yield GradientBucket(f"{gradient_name} {chunk}.{count}", dims, size, frozenset(layers_held))
 
 
-def shared_gradients(here: StageOps, stage: Stage, tied: int, dtype: str, after: tuple[int, ...]) -> tuple[int, ...]:
+def shared_gradients(
+    stage_ops: StageOps, stage: Stage, tied: int, dtype: str, after: tuple[int, ...]
+) -> tuple[int, ...]:
     """Gradients that several model-parallel ranks hold parts of, summed when their own reduction is done.
 
     Over tp, those of norms and routers under sequence parallelism, all together; between first and last stage, those of
@@ -260,23 +262,25 @@ def shared_gradients(here: StageOps, stage: Stage, tied: int, dtype: str, after:
     size = DTYPE_BYTES[dtype]
     replicated = sum(layer.replicated for layer in stage.layers)
     if replicated:
-        after = here.collective("all_reduce", "replicated gradients", float(replicated * size), dtype, ("tp",), after)
+        after = stage_ops.collective(
+            "all_reduce", "replicated gradients", float(replicated * size), dtype, ("tp",), after
+        )
     if tied:
-        after = here.collective("all_reduce", "tied embeddings", float(tied * size), dtype, ("embd",), after)
+        after = stage_ops.collective("all_reduce", "tied embeddings", float(tied * size), dtype, ("embd",), after)
     return after
 
 
-def clip(here: StageOps, nbytes: float, after: tuple[int, ...], *, barrier: bool = True) -> tuple[int, ...]:
+def clip(stage_ops: StageOps, nbytes: float, after: tuple[int, ...], *, barrier: bool = True) -> tuple[int, ...]:
     """clip_grad_norm_: the norm of this rank's gradients, one number over *all* ranks, and the factor applied.
 
     The all_reduce is a barrier: no stage updates before the slowest has its gradients; without, a stage goes on by
     its own norm. ``nbytes`` : of the gradients.
     """
-    ops = here.ops
-    normed = ops.compute("gradient norm", nbytes / here.rate, "gradient", after=after, nbytes=nbytes)
+    ops = stage_ops.ops
+    normed = ops.compute("gradient norm", nbytes / stage_ops.rate, "gradient", after=after, nbytes=nbytes)
     if not barrier:
         ops.kernel = normed
         return (normed,)
-    met = here.collective("all_reduce", "gradient norm", 4.0, "fp32", EVERYBODY, (normed,))
-    ops.kernel = ops.compute("clip gradients", 2 * nbytes / here.rate, "gradient", after=met, nbytes=2 * nbytes)
+    met = stage_ops.collective("all_reduce", "gradient norm", 4.0, "fp32", EVERYBODY, (normed,))
+    ops.kernel = ops.compute("clip gradients", 2 * nbytes / stage_ops.rate, "gradient", after=met, nbytes=2 * nbytes)
     return (ops.kernel,)

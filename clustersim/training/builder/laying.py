@@ -65,7 +65,9 @@ class StageOps:
     _runs: dict[tuple[int, str], tuple[LocalLayer, Pieces, tuple[int, ...]]] = field(
         default_factory=dict, init=False, repr=False
     )
-    _calls: dict[tuple[int, str], tuple[LocalLayer, tuple[float, ...]]] = field(default_factory=dict, init=False, repr=False)
+    _calls: dict[tuple[int, str], tuple[LocalLayer, tuple[float, ...]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
     _binds: dict[tuple[int, str], tuple[Chunk, bool]] = field(default_factory=dict, init=False, repr=False)
 
     def groups(self, dims: tuple[str, ...]) -> Ints:

@@ -71,16 +71,18 @@ def calls(
     if mode == "steady":
         return _steady(order, sends, receives)
     blocks = _pairs(order) if mode == "batched" else [[i] for i in range(len(order))]
-    found: list[TransferCall] = []
+    calls: list[TransferCall] = []
     for k in range(-1, len(blocks)):
-        mine = [order[i] for i in blocks[k]] if k >= 0 else []
+        block_slots = [order[i] for i in blocks[k]] if k >= 0 else []
         following = [order[i] for i in blocks[k + 1]] if k + 1 < len(blocks) else []
-        out = [Transfer(True, direction(a), a) for slot in mine for a in slot if a.kind != "W" and sends(a)]
+        out = [Transfer(True, direction(a), a) for slot in block_slots for a in slot if a.kind != "W" and sends(a)]
         into = [Transfer(False, direction(a), a) for slot in following for a in slot if a.kind != "W" and receives(a)]
-        at = blocks[k][-1] if k >= 0 else -1
-        fused = mode == "batched" or (mine and following and _kind(mine[-1]) != _kind(following[0]))
-        found += [TransferCall(at, tuple(group), True) for group in ([out + into] if fused else [out, into]) if group]
-    return found
+        position = blocks[k][-1] if k >= 0 else -1
+        fused = mode == "batched" or (block_slots and following and _kind(block_slots[-1]) != _kind(following[0]))
+        calls += [
+            TransferCall(position, tuple(group), True) for group in ([out + into] if fused else [out, into]) if group
+        ]
+    return calls
 
 
 def direction(action: Action) -> str:
@@ -114,21 +116,21 @@ def _overlapped(
     order: Sequence[Slot], sends: Callable[[Action], bool], receives: Callable[[Action], bool]
 ) -> list[TransferCall]:
     """Sends behind each action; each receive is posted behind the last action of its direction."""
-    found: list[tuple[int, Transfer]] = []
+    transfers: list[tuple[int, Transfer]] = []
     posted = {"F": -1, "B": -1}
     for i, slot in enumerate(order):
         for action in slot:
             if action.kind == "W":
                 continue
-            way = direction(action)
+            toward = direction(action)
             if receives(action):
-                found.append((posted[way], Transfer(False, way, action)))
+                transfers.append((posted[toward], Transfer(False, toward, action)))
             if sends(action):
-                found.append((i, Transfer(True, way, action)))
+                transfers.append((i, Transfer(True, toward, action)))
         for action in slot:
             posted[direction(action)] = i if action.kind != "W" else posted[direction(action)]
-    found.sort(key=lambda pair: pair[0])
-    return [TransferCall(at, (transfer,), False) for at, transfer in found]
+    transfers.sort(key=lambda pair: pair[0])
+    return [TransferCall(position, (transfer,), False) for position, transfer in transfers]
 
 
 def _steady(
@@ -141,15 +143,15 @@ def _steady(
     last = max(forth, default=-1)
     warm = first - (len(order[first]) == 1) if first < last else first  # its last forward is the steady state's
     joined: dict[tuple[int, str], list[Transfer]] = {}
-    found: list[TransferCall] = []
+    calls: list[TransferCall] = []
     for call in _overlapped(order, sends, receives):
         (transfer,) = call.transfers
         if call.at < warm if transfer.direction == "F" else call.at > last:
             joined.setdefault((call.at, transfer.direction), []).append(transfer)
         else:
-            found.append(call)
-    found += [TransferCall(at, tuple(transfers), True) for (at, _), transfers in joined.items()]
-    return sorted(found, key=lambda call: call.at)
+            calls.append(call)
+    calls += [TransferCall(position, tuple(transfers), True) for (position, _), transfers in joined.items()]
+    return sorted(calls, key=lambda call: call.at)
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -213,9 +215,9 @@ class StageMessages:
         """Receives in flight that an action needs."""
         return self._arrived.pop(action, ())
 
-    def call(self, at: int) -> None:
+    def call(self, position: int) -> None:
         """The calls made after a slot: waited for by everything behind, or each receive by its action alone."""
-        for call in self._calls.get(at, ()):
+        for call in self._calls.get(position, ()):
             if self.shapes:
                 self._read(tuple(self._transfer(transfer, shape=True) for transfer in call.transfers))
             done = tuple(self._transfer(transfer) for transfer in call.transfers)
@@ -236,21 +238,21 @@ class StageMessages:
     def _transfer(self, transfer: Transfer, *, shape: bool = False) -> int:
         """A send follows the kernel that made its data, and whatever the host waited for before it."""
         ops = self.here.ops
-        here = self.here
+        stage_ops = self.here
         action = transfer.action
-        way = transfer.direction
+        toward = transfer.direction
         rank, border = self.route.border(action, out=transfer.sends)
-        nbytes = float(self.route.borders[border] * here.cost.micro_batch_size * DTYPE_BYTES[here.dtype])
+        nbytes = float(self.route.borders[border] * stage_ops.cost.micro_batch_size * DTYPE_BYTES[stage_ops.dtype])
         after = (*ops.waits, *((ops.kernel,) if ops.kernel >= 0 else ()))
-        tag = f"{way} {border}.{action.chunk if self.route.placement == 'both' else 0} mb {action.microbatch}"
+        tag = f"{toward} {border}.{action.chunk if self.route.placement == 'both' else 0} mb {action.microbatch}"
         kind, verb = (Send, "send") if transfer.sends else (Recv, "recv")
-        what = "activation" if way == "F" else "gradient"
+        content = "activation" if toward == "F" else "gradient"
         if shape:
             nbytes = SHAPE_BYTES
             tag = f"{tag} shape"
-            what = f"shape of {what}"
+            content = f"shape of {content}"
         label = Label("", action.kind, action.microbatch, action.chunk, "pp")
-        stream = f"pp {verb} {way} {rank}"  # a pair of ranks has a communicator of its own
+        stream = f"pp {verb} {toward} {rank}"  # a pair of ranks has a communicator of its own
         return ops.add(
-            kind(f"{verb} {what}", nbytes, self.route.peers[rank], stream, after, tag, step=ops.step, label=label)
+            kind(f"{verb} {content}", nbytes, self.route.peers[rank], stream, after, tag, step=ops.step, label=label)
         )

@@ -32,16 +32,16 @@ class Representative:
     whole: Mapping[tuple[str, bytes], Ints]
 
 
-def representative(program: Program, mesh: Mesh, kept: Ints) -> Representative:
-    """The Program of the ``kept`` ranks (ascending).
+def representative(program: Program, mesh: Mesh, kept_ranks: Ints) -> Representative:
+    """The Program of the ``kept_ranks`` ranks (ascending).
 
     Raises :class:`ProgramError` where they cannot: a peer is missing, or groups have different numbers of kept members.
     """
-    part = _ArrayPart(mesh, kept)
+    part = _ArrayPart(mesh, kept_ranks)
     roles = tuple(role for role in map(part.role, program.roles) if len(role.ranks))
-    per_node = int(np.gcd(mesh.nproc_per_node, len(kept)))
-    small = Mesh(mesh.gpus[kept], per_node)
-    return Representative(replace(program, world_size=len(kept), roles=roles), small, part.whole)
+    per_node = int(np.gcd(mesh.nproc_per_node, len(kept_ranks)))
+    small = Mesh(mesh.gpus[kept_ranks], per_node)
+    return Representative(replace(program, world_size=len(kept_ranks), roles=roles), small, part.whole)
 
 
 @dataclass(eq=False)
@@ -59,42 +59,42 @@ class _ArrayPart:
 
     def role(self, role: Role) -> Role:
         """A role's kept ranks."""
-        mine = np.flatnonzero(self.at[role.ranks] >= 0)
-        ops = tuple(self._op(op, mine) for op in role.ops)
-        pace = None if role.pace is None else role.pace[:, mine]
-        return replace(role, ranks=self.at[role.ranks[mine]], ops=ops, pace=pace)
+        positions = np.flatnonzero(self.at[role.ranks] >= 0)
+        ops = tuple(self._op(op, positions) for op in role.ops)
+        pace = None if role.pace is None else role.pace[:, positions]
+        return replace(role, ranks=self.at[role.ranks[positions]], ops=ops, pace=pace)
 
-    def _op(self, op: Op, mine: Ints) -> Op:
+    def _op(self, op: Op, positions: Ints) -> Op:
         if isinstance(op, Compute):
             if isinstance(op.duration, np.ndarray) and op.duration.ndim:
-                return msgspec.structs.replace(op, duration=op.duration[mine])
+                return msgspec.structs.replace(op, duration=op.duration[positions])
             return op
         if isinstance(op, Collective):
             return msgspec.structs.replace(op, groups=self._groups(op.groups, op.communicator))
-        return msgspec.structs.replace(op, peer=self._peers(op.peer, mine))
+        return msgspec.structs.replace(op, peer=self._peers(op.peer, positions))
 
     def _groups(self, groups: Ints, communicator: str) -> Ints:
         key = id(groups), communicator
         if key not in self._known:
-            mine = self.at[groups]
-            some = (mine >= 0).any(axis=1)
-            mine = mine[some]
-            everybody = groups[some]
-            counts = (mine >= 0).sum(axis=1)
+            kept_groups = self.at[groups]
+            present = (kept_groups >= 0).any(axis=1)
+            kept_groups = kept_groups[present]
+            everybody = groups[present]
+            counts = (kept_groups >= 0).sum(axis=1)
             if len(set(counts.tolist())) != 1:
                 raise ProgramError("groups have different numbers of the ranks that stand for all")
-            few = np.ascontiguousarray(mine[mine >= 0].reshape(len(mine), counts[0]))
+            few = np.ascontiguousarray(kept_groups[kept_groups >= 0].reshape(len(kept_groups), counts[0]))
             if counts[0] < groups.shape[1]:
                 for ranks, gpus in zip(few, self.mesh.gpus[everybody], strict=True):
                     self.whole[communicator, ranks.tobytes()] = gpus
             self._known[key] = groups, few
         return self._known[key][1]
 
-    def _peers(self, peer: Ints, mine: Ints) -> Ints:
-        key = id(peer), id(mine)
+    def _peers(self, peer: Ints, positions: Ints) -> Ints:
+        key = id(peer), id(positions)
         if key not in self._known:
-            other = np.where(peer[mine] >= 0, self.at[peer[mine]], -1)
-            if np.any((other < 0) & (peer[mine] >= 0)):
+            peers = np.where(peer[positions] >= 0, self.at[peer[positions]], -1)
+            if np.any((peers < 0) & (peer[positions] >= 0)):
                 raise ProgramError("a rank that stands for others sends to one that does not")
-            self._known[key] = (peer, mine), other
+            self._known[key] = (peer, positions), peers
         return self._known[key][1]

@@ -34,19 +34,19 @@ class ShardHooks(Shards):
     """
 
     def __init__(
-        self, here: StageOps, stage: Stage, cost: StepCost, config: FSDPConfig, tied: int, order: Order = ()
+        self, stage_ops: StageOps, stage: Stage, cost: StepCost, config: FSDPConfig, tied: int, order: Order = ()
     ) -> None:
-        if here.mesh.size("pp") > 1:
+        if stage_ops.mesh.size("pp") > 1:
             config = msgspec.structs.replace(config, reshard_after_forward=False, no_sync=True)
         wrapped = sharded.units(
             stage.layers, config.blocks_per_unit, config.min_num_params, each=True, ends_apart=config.ends_apart
         )
         places = [(c, i) for c, chunk in enumerate(stage.chunks) for i in range(len(chunk.layers))]
-        shard = here.groups(SHARD)
+        shard = stage_ops.groups(SHARD)
         spans = sharded.segments(len(places), wrapped)
-        plan = FSDPPlan(wrapped, spans, shard, shard, here.groups(INSTANCES), last_unit(config, spans))
-        super().__init__(here.ops, cost, config, plan, places)
-        self.here = here
+        plan = FSDPPlan(wrapped, spans, shard, shard, stage_ops.groups(INSTANCES), last_unit(config, spans))
+        super().__init__(stage_ops.ops, cost, config, plan, places)
+        self.here = stage_ops
         self.stage = stage
         self.tied = tied
         self.experts = self._experts(cost, config, places) if stage.expert_parameters else None
@@ -59,8 +59,10 @@ class ShardHooks(Shards):
     def _experts(self, cost: StepCost, config: FSDPConfig, places: list[Place]) -> Shards:
         """The experts of each layer as a unit; nothing is left for the root."""
         layers = [(i, layer) for i, layer in enumerate(self.stage.layers) if layer.expert_parameters]
-        mine = (sharded.ShardUnit(f"{layer.name}.experts", (i,), layer.expert_parameters) for i, layer in layers)
-        units = (sharded.ShardUnit("root", (), 0, is_block=False), *mine)
+        expert_units = (
+            sharded.ShardUnit(f"{layer.name}.experts", (i,), layer.expert_parameters) for i, layer in layers
+        )
+        units = (sharded.ShardUnit("root", (), 0, is_block=False), *expert_units)
         groups = self.here.groups(EXPERT)
         spans = tuple((k, unit.layers) for k, unit in enumerate(units) if k)
         plan = FSDPPlan(units, spans, groups, groups, groups.reshape(-1, 1))
@@ -81,8 +83,8 @@ class ShardHooks(Shards):
         first = 0 if action.kind == "F" else len(self.stage.chunks[place[0]].layers) - 1
         if place[1] == first:
             self._regather(action)
-            there = all(self.gathered.get(unit) == () for unit in range(len(self.plan.units)))
-            self._busy = last or bool(self.reduced) or not there or self.experts is not None
+            all_gathered = all(self.gathered.get(unit) == () for unit in range(len(self.plan.units)))
+            self._busy = last or bool(self.reduced) or not all_gathered or self.experts is not None
         for part in super().around(place, action, last=last):
             experts = self.experts.around(place, action, last=last) if self.experts else iter((part,))
             yield next(experts)

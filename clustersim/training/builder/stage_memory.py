@@ -79,8 +79,8 @@ def _stage(stage: Stage, order: Order, states: StateBytes, batch: MicroBatchStas
     n = len(names)
     updating = np.arange(n) == n - 1
 
-    def always(each: tuple[float, float]) -> Floats:
-        return np.full(n, each[0] * count[0] + each[1] * count[1])
+    def always(per_chunk: tuple[float, float]) -> Floats:
+        return np.full(n, per_chunk[0] * count[0] + per_chunk[1] * count[1])
 
     parts = {
         "parameters": always(states.parameters),
@@ -101,28 +101,32 @@ def _stage(stage: Stage, order: Order, states: StateBytes, batch: MicroBatchStas
 
 def _moments(stage: Stage, order: Order, batch: MicroBatchStash) -> Iterator[tuple[str, float, float]]:
     """After each action of a rank: its name, bytes of activations and of logits held, at the most while it ran."""
-    held = heads = 0.0
-    at = {c: stage.chunks[c].layers[i] for c, i in stage.heads}
+    held_bytes = heads = 0.0
+    head_layers = {c: stage.chunks[c].layers[i] for c, i in stage.heads}
     for slot in order:
         for action in slot:
-            made = MicroBatchBytes.of(stage.of(action.microbatch, action.chunk), batch)
+            micro_batch = MicroBatchBytes.of(stage.of(action.microbatch, action.chunk), batch)
             name = f"{action.kind} {action.microbatch}.{action.chunk}"
             if action.kind == "F":
-                held = held + made.kept + made.for_weights
-                heads = heads + made.fp32
-                yield name, held, heads
+                held_bytes = held_bytes + micro_batch.kept + micro_batch.for_weights
+                heads = heads + micro_batch.fp32
+                yield name, held_bytes, heads
                 continue
-            yield name, held + (made.repeated if action.kind in "BI" else 0.0), heads
+            yield name, held_bytes + (micro_batch.repeated if action.kind in "BI" else 0.0), heads
             if action.kind in "BI":
-                held = held - made.kept
-                heads = heads - made.fp32
+                held_bytes = held_bytes - micro_batch.kept
+                heads = heads - micro_batch.fp32
             if action.kind == "I":
-                held += made.stashed
+                held_bytes += micro_batch.stashed
             if action.kind in "BW":
-                held -= made.for_weights + (made.stashed if action.kind == "W" else 0.0)
-            if action.kind == "B" and action.chunk in at and action.microbatch < batch.deferral:
-                held += batch.samples * batch.element * (at[action.chunk].kept_for_weights + at[action.chunk].stashed)
-    yield "optimizer", max(held, 0.0), max(heads, 0.0)
+                held_bytes -= micro_batch.for_weights + (micro_batch.stashed if action.kind == "W" else 0.0)
+            if action.kind == "B" and action.chunk in head_layers and action.microbatch < batch.deferral:
+                held_bytes += (
+                    batch.samples
+                    * batch.element
+                    * (head_layers[action.chunk].kept_for_weights + head_layers[action.chunk].stashed)
+                )
+    yield "optimizer", max(held_bytes, 0.0), max(heads, 0.0)
 
 
 class MicroBatchBytes(msgspec.Struct, frozen=True):

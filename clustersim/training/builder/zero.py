@@ -26,14 +26,14 @@ from clustersim.training.strategies.zero3 import modules, visits
 from clustersim.training.strategies.zero_config import ZeroConfig, elements
 
 
-def zero_hooks(here: StageOps, stage: Stage, cost: StepCost, config: ZeroConfig) -> Hooks:
+def zero_hooks(stage_ops: StageOps, stage: Stage, cost: StepCost, config: ZeroConfig) -> Hooks:
     """The hooks of the only stage of a model without pipeline. ``cost`` : the host's rates."""
     model = layerwise(stage)
-    update = here.cost.update  # of one flat tensor
+    update = stage_ops.cost.update  # of one flat tensor
     cost = replace(cost, optimizer=update(model.parameters, 1), optimizer_floor=update(0.0, 1))
-    hooks = zero.hooks(here.ops, model, cost, here.mesh, config)
-    hooks.joined = lambda after: shared_gradients(here, stage, 0, config.param_dtype, after)
-    return ExpertHooks(hooks, here, stage, config) if stage.expert_parameters else hooks
+    hooks = zero.hooks(stage_ops.ops, model, cost, stage_ops.mesh, config)
+    hooks.joined = lambda after: shared_gradients(stage_ops, stage, 0, config.param_dtype, after)
+    return ExpertHooks(hooks, stage_ops, stage, config) if stage.expert_parameters else hooks
 
 
 @dataclass
@@ -121,11 +121,11 @@ def zero_states(stage: Stage, ranks: int, experts: int, config: ZeroConfig, stat
     gathered = max(visit.live for visit in visits(modules(model, block), block)) / model.parameters if third else 0.0
     bucket = size * min(elements(block.reduce_bucket_size), model.parameters)
     away = 0.0 if config.offloads_optimizer else share
-    kept = 0.0 if config.offloads_parameters else share
+    kept_share = 0.0 if config.offloads_parameters else share
     borrows = ranks > 1 or config.offloads_parameters
     spread = 0.0 if config.offloads_optimizer else 1.0 / experts
     return StateBytes(
-        parameters=(size * (kept if third else 1.0), size),
+        parameters=(size * (kept_share if third else 1.0), size),
         gradients=(size * away, size * spread),
         masters=(4.0 * away if size < 4 else 0.0, 4.0 * spread if size < 4 else 0.0),
         states=(states * away, states * spread),

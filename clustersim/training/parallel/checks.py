@@ -50,8 +50,8 @@ def padded_vocab(vocab: int, divisible_by: int, tp: int) -> int:
 def _wrong(parallel: ParallelConfig, field: str, why: str) -> ScenarioError:
     """The error that begins with a field and its value."""
     value = getattr(parallel, field)
-    said = str(value).lower() if isinstance(value, bool) else repr(value)
-    return refuse(field, f"{field} = {said} {why}")
+    value_text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return refuse(field, f"{field} = {value_text} {why}")
 
 
 def check(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
@@ -87,9 +87,9 @@ def _tensor(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
     common = gcd(*sizes.values())
     if t > 1 and not shape.hidden:
         raise _wrong(parallel, "tp", "cuts attention and MLPs; the model has none; use 1")
-    for what, size in sizes.items():
+    for size_name, size in sizes.items():
         if size % t:
-            raise _wrong(parallel, "tp", f"does not divide {size:,} {what}; {nearest_divisor(common, t)}")
+            raise _wrong(parallel, "tp", f"does not divide {size:,} {size_name}; {nearest_divisor(common, t)}")
     kv = shape.kv_heads
     if kv and kv % t and t % kv:
         fits = nearest_number(lambda n: common % n == 0 and (kv % n == 0 or n % kv == 0), t, common)
@@ -160,12 +160,12 @@ def _heads_of_all_to_all(parallel: ParallelConfig, shape: ModelShape, kind: str,
     """Each rank of the all_to_all gets whole heads; DeepSpeed's Ulysses alone may give them unevenly."""
     if parallel.framework == "deepspeed":
         return
-    for what, heads in (("heads", shape.heads), ("key-value heads", shape.kv_heads)):
+    for heads_name, heads in (("heads", shape.heads), ("key-value heads", shape.kv_heads)):
         local = max(1, heads // parallel.tp)
         if heads and local % ranks:
             field = "cp" if kind == "a2a" else "hierarchical_context_parallel_sizes"
             near = nearest_divisor(local, ranks)
-            why = f"{kind} over {ranks} ranks does not divide the {local} {what} of a rank"
+            why = f"{kind} over {ranks} ranks does not divide the {local} {heads_name} of a rank"
             raise refuse(field, f"{why}; {near}, or another cp_comm_type")
 
 
@@ -187,8 +187,8 @@ def _expert_settings(parallel: ParallelConfig, shape: ModelShape, world: int) ->
     if parallel.pad_to_capacity and parallel.capacity_factor is None:
         raise _wrong(parallel, "pad_to_capacity", "needs a capacity_factor, such as 1.0")
     if parallel.dispatcher == "allgather" and parallel.capacity_factor is not None:
-        said = f"capacity_factor = {parallel.capacity_factor:g} says; use 'alltoall'"
-        raise _wrong(parallel, "dispatcher", f"sends every token everywhere, whatever {said}")
+        factor_text = f"capacity_factor = {parallel.capacity_factor:g} says; use 'alltoall'"
+        raise _wrong(parallel, "dispatcher", f"sends every token everywhere, whatever {factor_text}")
     if parallel.shared_expert_overlap and parallel.dispatcher == "allgather":
         why = "needs dispatcher = 'alltoall' or 'flex', not 'allgather'"
         raise _wrong(parallel, "shared_expert_overlap", why)
@@ -214,12 +214,15 @@ def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
         _layout(parallel, shape)
         return
     vpp = parallel.chunks(layers)
-    each = parallel.layers_per_virtual_stage
-    if each is not None and parallel.vpp not in {None, vpp}:
-        raise _wrong(parallel, "vpp", f"contradicts {each} layers a chunk, which make {vpp} on each rank")
-    if each is not None and (made := parallel.made_of(layers, each)) % p:
-        near = nearest_divisor(max(1, layers // p), each)
-        why = f"layers_per_virtual_stage = {each} makes {made} chunks of {layers} layers, which pp {p} does not divide"
+    per_chunk = parallel.layers_per_virtual_stage
+    if per_chunk is not None and parallel.vpp not in {None, vpp}:
+        raise _wrong(parallel, "vpp", f"contradicts {per_chunk} layers a chunk, which make {vpp} on each rank")
+    if per_chunk is not None and (n_chunks := parallel.made_of(layers, per_chunk)) % p:
+        near = nearest_divisor(max(1, layers // p), per_chunk)
+        why = (
+            f"layers_per_virtual_stage = {per_chunk} makes {n_chunks} chunks of {layers} layers, which pp {p} does "
+            f"not divide"
+        )
         raise refuse("layers_per_virtual_stage", f"{why}; {near}")
     counted = parallel.account_for_embedding_in_pipeline_split + parallel.account_for_loss_in_pipeline_split
     if p * vpp > layers + counted:
@@ -233,7 +236,7 @@ def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
 
 def _layout(parallel: ParallelConfig, shape: ModelShape) -> None:
     """Whether a layout has as many stages as there are; partition says whether it adds up to the model."""
-    other = [
+    contradicting = [
         name
         for name in (
             "vpp",
@@ -246,8 +249,8 @@ def _layout(parallel: ParallelConfig, shape: ModelShape) -> None:
         )
         if getattr(parallel, name) is not None
     ]
-    if parallel.framework == "megatron" and other and other != ["vpp"]:
-        raise refuse("layout", f"layout and {other[-1]} both say which layers a stage has; say one")
+    if parallel.framework == "megatron" and contradicting and contradicting != ["vpp"]:
+        raise refuse("layout", f"layout and {contradicting[-1]} both say which layers a stage has; say one")
     stages = parallel.stages
     if len(stages) % parallel.pp or parallel.vpp not in {None, len(stages) // parallel.pp}:
         raise refuse(

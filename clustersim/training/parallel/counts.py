@@ -36,8 +36,8 @@ def weighted(layers: int, stages: int, first_less: int = 0, last_less: int = 0) 
     >>> weighted(32, 4, 1, 1)
     [8, 9, 8, 7]
     """
-    each, extra = divmod(layers + first_less + last_less, stages)
-    counts = [each + (stage < extra) for stage in range(stages)]
+    per_stage, extra = divmod(layers + first_less + last_less, stages)
+    counts = [per_stage + (stage < extra) for stage in range(stages)]
     counts[0] -= first_less
     counts[-1] -= last_less
     if min(counts) < 0:
@@ -66,24 +66,24 @@ def _equal(parallel: ParallelConfig, layers: int, vpp: int) -> list[int]:
     rest = layers - sum(given) + sum(counted)
     ranks = p - len(given)
     if rest < 0 or ranks < (rest > 0) or (ranks and rest % (ranks * vpp)):
-        what = f"{rest} layers do not divide over {ranks} ranks" + (f" of {vpp} chunks" if vpp > 1 else "")
+        problem = f"{rest} layers do not divide over {ranks} ranks" + (f" of {vpp} chunks" if vpp > 1 else "")
         beside = " beside the ends" if given else " with the embedding and loss counted" if any(counted) else ""
         field = "vpp" if ranks and rest % ranks == 0 else "pp"
         value, size = (vpp, rest // ranks) if field == "vpp" else (p, layers)
         fits = "" if given or any(counted) else f"; {nearest_divisor(size, value)}, or a layout"
-        raise refuse(field, f"{field} = {value}: {what}{beside}{fits}")
+        raise refuse(field, f"{field} = {value}: {problem}{beside}{fits}")
     if any(n % vpp for n in given):
         raise refuse("vpp", f"vpp = {vpp} does not divide the layers of the ends, {', '.join(map(str, given))}")
     chunk = [rest // (ranks * vpp) if ranks else 0] * p
-    for at, layers_there in ((0, first), (-1, last)):
+    for end, layers_there in ((0, first), (-1, last)):
         if layers_there is not None:
-            chunk[at] = layers_there // vpp
+            chunk[end] = layers_there // vpp
     counts = chunk * vpp
     counts[0] -= counted[0]
     counts[-1] -= counted[1]
     return counts
 
 
-def refuse(field: str, what: str) -> ScenarioError:
+def refuse(field: str, problem: str) -> ScenarioError:
     """The error that names a field of ``[parallel]``."""
-    return ScenarioError(f"{what} (at $.parallel.{field})")
+    return ScenarioError(f"{problem} (at $.parallel.{field})")

@@ -25,8 +25,8 @@ def stages_of(layout: str) -> tuple[str, ...]:
     """
     text = re.sub(r"[\s,]", "", layout)
     text = re.sub(rf"([{PARTS}|])\*(\d+)", _repeated, text)
-    while found := re.search(r"\(([^()]*)\)(?:\*(\d+))?", text):
-        text = text[: found.start()] + _repeated(found) + text[found.end() :]
+    while match := re.search(r"\(([^()]*)\)(?:\*(\d+))?", text):
+        text = text[: match.start()] + _repeated(match) + text[match.end() :]
     if stray := re.sub(rf"[{PARTS}|]", "", text):
         raise ScenarioError(
             f"layout {layout!r}: cannot read {stray[0]!r}; write E, t, m, L, '|', '*n' and parentheses, like "
@@ -37,8 +37,8 @@ def stages_of(layout: str) -> tuple[str, ...]:
     return tuple(text.split("|"))
 
 
-def _repeated(found: re.Match[str]) -> str:
+def _repeated(match: re.Match[str]) -> str:
     """What stands before ``*n``, n times. Raises :class:`ScenarioError` for more layers than any model has."""
-    times = int((found[2] or "1")[:9])
-    counted(len(found[1]) * times, MOST_LAYERS, "layers of a layout (at $.parallel.layout)", ScenarioError)
-    return found[1] * times
+    times = int((match[2] or "1")[:9])
+    counted(len(match[1]) * times, MOST_LAYERS, "layers of a layout (at $.parallel.layout)", ScenarioError)
+    return match[1] * times

@@ -34,42 +34,42 @@ def _names() -> _Names:
     return msgspec.convert(toml(path.read_text(encoding="utf-8"), path.name, ScenarioError), _Names)
 
 
-def _two_chunks(said: Table) -> Values:
+def _two_chunks(stated: Table) -> Values:
     """torchtitan gives each rank two stages under a schedule of several, unless it is told their layers."""
-    if {"vpp", "layers_per_virtual_stage", "layout"} & set(said):
+    if {"vpp", "layers_per_virtual_stage", "layout"} & set(stated):
         return {}
     several = ("interleaved", "loopedbfs", "zbv", "dualpipev")
-    return {"vpp": 2} if str(said.get("schedule", "")).lower().startswith(several) else {}
+    return {"vpp": 2} if str(stated.get("schedule", "")).lower().startswith(several) else {}
 
 
 PRESETS: dict[str, Callable[[Table], Values]] = {
-    "torchtitan": lambda said: {
-        **({"etp": 1} if said.get("ep", 1) != 1 else {}),
-        "sequence_parallel": said.get("tp", 1) != 1,
-        **_two_chunks(said),
+    "torchtitan": lambda stated: {
+        **({"etp": 1} if stated.get("ep", 1) != 1 else {}),
+        "sequence_parallel": stated.get("tp", 1) != 1,
+        **_two_chunks(stated),
     },
-    "deepspeed": lambda said: {"pipeline_partitioned": said.get("tp", 1) != 1 and said.get("pp", 1) != 1},
+    "deepspeed": lambda stated: {"pipeline_partitioned": stated.get("tp", 1) != 1 and stated.get("pp", 1) != 1},
 }
 """Of a framework's defaults, those that follow from what is said; ``data/parallel_names.toml`` has the others. Those of
 Megatron-LM are the fields' own."""
 
 
-def preset(framework: str, said: Table) -> Values:
+def preset(framework: str, stated: Table) -> Values:
     """What a framework has where nothing is said."""
-    found = _names().presets.get(framework, {})
-    return found | PRESETS[framework](said) if framework in PRESETS else found
+    preset_values = _names().presets.get(framework, {})
+    return preset_values | PRESETS[framework](stated) if framework in PRESETS else preset_values
 
 
 def field_for(name: str) -> str | None:
     """Where a scenario has what some framework calls ``name``, such as ``"parallel.pp"``; None where nobody does."""
     plain = _plain(name)
-    known = _names()
-    if plain in known.elsewhere:
-        return known.elsewhere[plain]
-    if plain in FIELDS or plain in known.same:
-        return f"parallel.{known.same.get(plain, plain)}"
-    if plain in known.flags:
-        return f"parallel.{next(iter(known.flags[plain][0]))}"
+    names_table = _names()
+    if plain in names_table.elsewhere:
+        return names_table.elsewhere[plain]
+    if plain in FIELDS or plain in names_table.same:
+        return f"parallel.{names_table.same.get(plain, plain)}"
+    if plain in names_table.flags:
+        return f"parallel.{next(iter(names_table.flags[plain][0]))}"
     return None
 
 
@@ -80,20 +80,20 @@ def translate(table: Table) -> tuple[Values, Values]:
     Raises :class:`ScenarioError` for a name that nobody has, with the nearest, and where two names give one field
     different values, naming both.
     """
-    found: Values = {}
-    said: dict[str, str] = {}
+    values: Values = {}
+    named: dict[str, str] = {}
     for name, value in _flat(table):
         for field, meant in _meaning(name, value).items():
-            if field in found and found[field] != meant:
+            if field in values and values[field] != meant:
                 raise ScenarioError(
-                    f"{said[field]} = {found[field]!r} and {name} = {value!r} contradict each other; write {field} "
+                    f"{named[field]} = {values[field]!r} and {name} = {value!r} contradict each other; write {field} "
                     f"once (at $.parallel.{field})"
                 )
-            found.setdefault(field, meant)
-            said.setdefault(field, name)
-    _batches(found)
-    here = {field: value for field, value in found.items() if "." not in field}
-    return here, {field: value for field, value in found.items() if "." in field}
+            values.setdefault(field, meant)
+            named.setdefault(field, name)
+    _batches(values)
+    parallel_values = {field: value for field, value in values.items() if "." not in field}
+    return parallel_values, {field: value for field, value in values.items() if "." in field}
 
 
 def _flat(table: Table) -> Iterator[tuple[str, object]]:
@@ -113,23 +113,25 @@ def _plain(name: str) -> str:
 
 def _meaning(name: str, value: object) -> Values:
     plain = _plain(name)
-    known = _names()
-    if plain in known.flags:
+    names_table = _names()
+    if plain in names_table.flags:
         if not isinstance(value, bool):
             raise ScenarioError(f"{name} = {value!r} does not fit: expected true or false (at $.parallel.{name})")
-        return known.flags[plain][0 if value else 1]
-    if plain in known.choices:
-        if value not in known.choices[plain]:
-            right = ", ".join(map(repr, known.choices[plain]))
+        return names_table.flags[plain][0 if value else 1]
+    if plain in names_table.choices:
+        if value not in names_table.choices[plain]:
+            right = ", ".join(map(repr, names_table.choices[plain]))
             raise ScenarioError(f"{name} = {value!r} is not a choice; known: {right} (at $.parallel.{name})")
-        return known.choices[plain][value]
+        return names_table.choices[plain][value]
     if plain in _SPECIAL:
         return _SPECIAL[plain](value)
-    if plain in known.elsewhere:
-        return {known.elsewhere[plain]: value}
-    if plain in known.same or plain in FIELDS:
-        return {known.same.get(plain, plain): value}
-    near = nearest(plain, [*FIELDS, *known.same, *known.flags, *known.choices, *known.elsewhere, *_SPECIAL])
+    if plain in names_table.elsewhere:
+        return {names_table.elsewhere[plain]: value}
+    if plain in names_table.same or plain in FIELDS:
+        return {names_table.same.get(plain, plain): value}
+    near = nearest(
+        plain, [*FIELDS, *names_table.same, *names_table.flags, *names_table.choices, *names_table.elsewhere, *_SPECIAL]
+    )
     near = near if near.startswith("did") else f"the first ones are {', '.join(FIELDS[1:5])} (docs: ParallelConfig)"
     raise ScenarioError(f"unknown field {name!r} = {value!r}; {near} (at $.parallel.{name})")
 
@@ -153,21 +155,21 @@ _SPECIAL: dict[str, Callable[[object], Values]] = {
 }
 
 
-def _batches(found: Values) -> None:
+def _batches(values: Values) -> None:
     """torchtitan's ``local_batch_size`` is what a replica sees at once: all micro-batches of a pipeline together."""
-    local = found.pop("local.batch_size", None)
+    local = values.pop("local.batch_size", None)
     if not isinstance(local, int):
         return
-    each = found.get("strategy.micro_batch_size")
-    count = found.get("microbatches")
-    if isinstance(each, int) and each > 0 and local % each == 0:
-        found["microbatches"] = local // each
-    elif each is None and isinstance(count, int) and count > 0 and local % count == 0:
-        found["strategy.micro_batch_size"] = local // count
-    elif each is None and count is None:
-        found["strategy.micro_batch_size"] = local
+    micro_batch = values.get("strategy.micro_batch_size")
+    count = values.get("microbatches")
+    if isinstance(micro_batch, int) and micro_batch > 0 and local % micro_batch == 0:
+        values["microbatches"] = local // micro_batch
+    elif micro_batch is None and isinstance(count, int) and count > 0 and local % count == 0:
+        values["strategy.micro_batch_size"] = local // count
+    elif micro_batch is None and count is None:
+        values["strategy.micro_batch_size"] = local
     else:
         raise ScenarioError(
-            f"local_batch_size = {local} does not divide into micro-batches of {each} samples or into {count} of them "
-            "(at $.parallel.local_batch_size)"
+            f"local_batch_size = {local} does not divide into micro-batches of {micro_batch} samples or into {count} "
+            f"of them (at $.parallel.local_batch_size)"
         )

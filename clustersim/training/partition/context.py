@@ -108,12 +108,16 @@ class RingAttention(msgspec.Struct, frozen=True):
     def kernels(self) -> Kernels:
         """A kernel for each step. The first has the diagonal; the others half a square with nothing masked."""
         c = self.ranks
-        whole = self.kernel
+        attention = self.kernel
         step = replace(
-            whole, flops=whole.flops / c, backward_flops=whole.backward_flops / c, seq=whole.seq // c, saved=0.0
+            attention,
+            flops=attention.flops / c,
+            backward_flops=attention.backward_flops / c,
+            seq=attention.seq // c,
+            saved=0.0,
         )
         later = scaled(step, 2 if self.uneven else 1, ARITHMETIC, causal=False)
-        return (replace(step, saved=whole.saved), *(later,) * (c - 1))
+        return (replace(step, saved=attention.saved), *(later,) * (c - 1))
 
     def forward(self, out: NodeListing, part: str) -> None:
         """c steps, c - 1 transfers."""
@@ -139,9 +143,9 @@ class RingAttention(msgspec.Struct, frozen=True):
         sent: list[int] = []
         for i in range(c):
             size = self.pair * ((i < c - 1) + (i > 0))
-            what = ("keys and values", "keys, values and gradients", "gradients")[(i > 0) + (i == c - 1 and i > 0)]
+            content = ("keys and values", "keys, values and gradients", "gradients")[(i > 0) + (i == c - 1 and i > 0)]
             needs = tuple(sent[-1:]) or before
-            label = f"{self.name} {what} {i + 1} of {c}"
+            label = f"{self.name} {content} {i + 1} of {c}"
             sent.append(out.beside(Exchange(label, "ring", self.dims, size, "I", needs=needs)))
             out.wait_for(*sent[max(0, i - 1) : i])
             out.work(self.name, (kernels[c - 1 - i],), "I")
@@ -167,9 +171,9 @@ class GatheredAttention(msgspec.Struct, frozen=True):
         out.work(self.name, self.kernels, "I")
         self._exchange(out, "reduce_scatter", " gradient", "I")
 
-    def _exchange(self, out: NodeListing, kind: str, what: str, part: str) -> None:
+    def _exchange(self, out: NodeListing, kind: str, suffix: str, part: str) -> None:
         for name, elements in (("keys", self.tensors.keys), ("values", self.tensors.values)):
-            out.exchange(Exchange(f"{self.name} {name}{what}", kind, ("cp",), elements * self.ranks, part))
+            out.exchange(Exchange(f"{self.name} {name}{suffix}", kind, ("cp",), elements * self.ranks, part))
 
 
 class Stepwise(msgspec.Struct, frozen=True):
@@ -216,8 +220,8 @@ class Stepwise(msgspec.Struct, frozen=True):
             sent = out.beside(Exchange(label, "ring", ("cp",), self.pair, "I", dtype="fp32"))
         out.wait_for(sent)
 
-    def _steps(self, out: NodeListing, what: str, part: str) -> Iterator[tuple[int, Kernel]]:
-        label = f"{self.name} keys and values{what}"
+    def _steps(self, out: NodeListing, suffix: str, part: str) -> Iterator[tuple[int, Kernel]]:
+        label = f"{self.name} keys and values{suffix}"
         size = self.pair * self.ranks
         gathered = out.beside(Exchange(label, "all_gather", ("cp",), size, part, needs=out.waiting))
         for i, kernel in enumerate(self.kernels):
@@ -303,13 +307,15 @@ class Ulysses(NodeSequence):
 
 def coming_home_beside(nodes: Nodes) -> Nodes:
     """A layer's nodes, with its attention a :class:`Ulysses` where queries, keys and values have a product each."""
-    at = next((i for i, node in enumerate(nodes) if isinstance(node, SwappedHeads)), None)
-    made = [i for i, node in enumerate(nodes[:at]) if {"q", "k", "v"} == {kernel.name for kernel in node.kernels}]
-    if at is None or not made:
+    swap_place = next((i for i, node in enumerate(nodes) if isinstance(node, SwappedHeads)), None)
+    projection_places = [
+        i for i, node in enumerate(nodes[:swap_place]) if {"q", "k", "v"} == {kernel.name for kernel in node.kernels}
+    ]
+    if swap_place is None or not projection_places:
         return nodes
-    projections = nodes[made[-1]]
-    attention = nodes[at]
+    projections = nodes[projection_places[-1]]
+    attention = nodes[swap_place]
     if not (isinstance(projections, LocalKernels) and isinstance(attention, SwappedHeads)):
         return nodes
-    first = made[-1]
-    return (*nodes[:first], Ulysses(nodes[first : at + 1], projections, attention), *nodes[at + 1 :])
+    first = projection_places[-1]
+    return (*nodes[:first], Ulysses(nodes[first : swap_place + 1], projections, attention), *nodes[swap_place + 1 :])

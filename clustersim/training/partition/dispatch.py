@@ -155,22 +155,26 @@ class AllToAll(msgspec.Struct, frozen=True):
         if s.ep * s.etp == 1 or s.mixture.experts == s.ep:
             return (), ()
         moved = 2.0 * s.received * s.mixture.hidden
-        one = Kernel("sort_rows", "memory", nbytes=moved, backward_nbytes=moved, backward_launches=1, cut="expert")
-        return (one,), (replace(one, name="unsort_rows"),)
+        sort_kernel = Kernel(
+            "sort_rows", "memory", nbytes=moved, backward_nbytes=moved, backward_launches=1, cut="expert"
+        )
+        return (sort_kernel,), (replace(sort_kernel, name="unsort_rows"),)
 
-    def _swap(self, out: NodeListing, what: str, width: int, part: str, *, home: bool = False) -> None:
+    def _swap(self, out: NodeListing, exchange_name: str, width: int, part: str, *, home: bool = False) -> None:
         """The all_to_all of one tensor; weights (one number a row) are fp32."""
         s = self.spread
         if s.ep > 1:
             matrix = s.routed.returning if home else s.routed.matrix
             dtype = "fp32" if width == 1 else None
-            out.exchange(Exchange(what, "all_to_all", EP, s.routed.rows * width, part, dtype=dtype, matrix=matrix))
+            out.exchange(
+                Exchange(exchange_name, "all_to_all", EP, s.routed.rows * width, part, dtype=dtype, matrix=matrix)
+            )
 
-    def _over_etp(self, out: NodeListing, what: str, kind: str, width: int, part: str) -> None:
+    def _over_etp(self, out: NodeListing, exchange_name: str, kind: str, width: int, part: str) -> None:
         s = self.spread
         if s.etp > 1:
             dtype = "fp32" if width == 1 else None
-            out.exchange(Exchange(f"{what} over etp", kind, ETP, s.received * width, part, dtype=dtype))
+            out.exchange(Exchange(f"{exchange_name} over etp", kind, ETP, s.received * width, part, dtype=dtype))
 
 
 class AllGather(msgspec.Struct, frozen=True):
@@ -208,11 +212,11 @@ class AllGather(msgspec.Struct, frozen=True):
         return (scaled(permute, etp, TRAFFIC),), (scaled(unpermute, etp, TRAFFIC),)
 
     def _exchange(
-        self, out: NodeListing, what: str, kind: str, width: int, part: str, dtype: str | None = None
+        self, out: NodeListing, exchange_name: str, kind: str, width: int, part: str, dtype: str | None = None
     ) -> None:
         s = self.spread
         if s.ep * s.etp > 1:
-            out.exchange(Exchange(what, kind, BOTH, s.tokens * s.ep * s.etp * width, part, dtype=dtype))
+            out.exchange(Exchange(exchange_name, kind, BOTH, s.tokens * s.ep * s.etp * width, part, dtype=dtype))
 
 
 class TwoHops(msgspec.Struct, frozen=True):
@@ -249,7 +253,7 @@ class TwoHops(msgspec.Struct, frozen=True):
         """Rows of a rank's tokens are copied for each of its experts, and summed into them."""
         return (permute,), (unpermute,)
 
-    def _hops(self, out: NodeListing, what: str, part: str, *, home: bool = False) -> None:
+    def _hops(self, out: NodeListing, exchange_name: str, part: str, *, home: bool = False) -> None:
         s = self.spread
         if s.ep == 1:
             return
@@ -257,18 +261,18 @@ class TwoHops(msgspec.Struct, frozen=True):
         before = out.waiting
         posted: list[int] = []
         for hop, (copies, matrix) in copies_of(s).items():
-            way = byte_matrix(matrix.array.T.tolist()) if matrix is not None and home else matrix
+            directed = byte_matrix(matrix.array.T.tolist()) if matrix is not None and home else matrix
             posted.append(
                 out.beside(
                     Exchange(
-                        f"{what} {hop}",
+                        f"{exchange_name} {hop}",
                         "all_to_all",
                         EP,
                         width * copies,
                         part,
                         needs=before,
                         communicator=f"ep {hop}",
-                        matrix=way,
+                        matrix=directed,
                     )
                 )
             )

@@ -148,12 +148,12 @@ def _local(kernel: Kernel, spread: ExpertSpread, share: LayerShares) -> Kernel:
     everywhere = m.tokens * m.per_token  # rows of the model per sample
     if kernel.name in {"dispatch", "combine"}:  # where tokens are, not where experts are
         return scaled(kernel, spread.routed.rows / everywhere, (*TRAFFIC, "saved"), launches=1, backward_launches=1)
-    here = spread.received / everywhere
+    local_tokens = spread.received / everywhere
     if kernel.kind != "gemm":
         loops = kernel.launches // m.experts or 1, kernel.backward_launches // m.experts or 1
-        mine = m.experts // spread.ep if kernel.name == "expert_bias" else 1  # one expert after the other
-        launches = {"launches": loops[0] * mine, "backward_launches": loops[1] * mine}
-        return scaled(kernel, here / etp, (*TRAFFIC, "saved"), **launches)
+        n_loops = m.experts // spread.ep if kernel.name == "expert_bias" else 1  # one expert after the other
+        launches = {"launches": loops[0] * n_loops, "backward_launches": loops[1] * n_loops}
+        return scaled(kernel, local_tokens / etp, (*TRAFFIC, "saved"), **launches)
     column = kernel.cut == "expert_column"
     n, k = (kernel.n // etp, kernel.k) if column else (kernel.n, kernel.k // etp)
     experts = m.experts // spread.ep
@@ -171,7 +171,7 @@ def _local(kernel: Kernel, spread: ExpertSpread, share: LayerShares) -> Kernel:
         repeat=experts,
         launches=1,
         backward_launches=2,
-        saved=kernel.saved * here / (1 if column else etp),
+        saved=kernel.saved * local_tokens / (1 if column else etp),
     )
 
 
@@ -224,32 +224,32 @@ class ExpertExchange(msgspec.Struct, frozen=True):
 
     def forward(self, out: NodeListing, part: str) -> None:
         """Dispatch, experts, combine; works of the middle are named ``experts`` for their load."""
-        way = DISPATCHERS[self.spread.kind](self.spread)
+        dispatcher = DISPATCHERS[self.spread.kind](self.spread)
         half = len(self.beside) // 2
-        way.prepare(out, part)
-        if way.by_sender:
+        dispatcher.prepare(out, part)
+        if dispatcher.by_sender:
             out.work("permute", (self.permute,), part)
-        way.there(out, part)
+        dispatcher.there(out, part)
         _meanwhile(out, self.beside[:half], lambda node: node.forward(out, part))
         out.work("experts", self._experts(), part)
-        way.home(out, part)
+        dispatcher.home(out, part)
         _meanwhile(out, self.beside[half:], lambda node: node.forward(out, part))
-        if way.by_sender:
+        if dispatcher.by_sender:
             out.work("unpermute", (self.unpermute,), part)
 
     def backward(self, out: NodeListing) -> None:
         """The mirror: gradients go to the experts as outputs came from them, and back as inputs came."""
-        way = DISPATCHERS[self.spread.kind](self.spread)
+        dispatcher = DISPATCHERS[self.spread.kind](self.spread)
         half = len(self.beside) // 2
-        if way.by_sender:
+        if dispatcher.by_sender:
             out.work("unpermute", (self.unpermute,), "I")
-        way.gradient_there(out)
+        dispatcher.gradient_there(out)
         _meanwhile(out, self.beside[half:][::-1], lambda node: node.backward(out))
         out.work("experts", self._experts(), "I")
         out.work("experts", self._experts(), "W")
-        way.gradient_home(out)
+        dispatcher.gradient_home(out)
         _meanwhile(out, self.beside[:half][::-1], lambda node: node.backward(out))
-        if way.by_sender:
+        if dispatcher.by_sender:
             out.work("permute", (self.permute,), "I")
 
 
@@ -269,17 +269,17 @@ def expert_tensors(tensors: tuple[Tensor, ...], share: LayerShares, parallel: Pa
     A tensor holds one expert (Mixtral, DeepSeek, Qwen) or all of a layer's (GPT-OSS).
     """
     etp = parallel.etp or share.tp
-    mine = [(tensor, _number(tensor)) for tensor in tensors if tensor.cut.startswith("expert")]
-    kept = len({number for _, number in mine if number is not None}) // parallel.ep
-    found = []
-    for tensor, number in mine:
-        if number is None or number < kept:
+    numbered = [(tensor, _number(tensor)) for tensor in tensors if tensor.cut.startswith("expert")]
+    n_local = len({number for _, number in numbered if number is not None}) // parallel.ep
+    local_tensors = []
+    for tensor, number in numbered:
+        if number is None or number < n_local:
             numel = tensor.numel if number is not None else tensor.numel // parallel.ep
-            found.append(replace(tensor, numel=numel if tensor.cut == "expert" else numel // etp))
-    return tuple(found)
+            local_tensors.append(replace(tensor, numel=numel if tensor.cut == "expert" else numel // etp))
+    return tuple(local_tensors)
 
 
 def _number(tensor: Tensor) -> int | None:
     """Which expert's it is; None where it is all experts'."""
-    found = re.search(r"\.experts\.(\d+)\.", tensor.name)
-    return int(found.group(1)) if found else None
+    match = re.search(r"\.experts\.(\d+)\.", tensor.name)
+    return int(match.group(1)) if match else None

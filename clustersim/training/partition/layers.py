@@ -48,8 +48,8 @@ class Cutter(msgspec.Struct, frozen=True):
         mixture = mixture_of(layer.kernels)
         if mixture is None or (self.share.whole and self.parallel.ep == 1 and (self.parallel.etp or 1) == 1):
             return None
-        mine = self.histograms[min(block, len(self.histograms) - 1)] if self.histograms else ()
-        return spread_of(mixture, self.share, self.parallel, self.nproc_per_node, mine)
+        histogram = self.histograms[min(block, len(self.histograms) - 1)] if self.histograms else ()
+        return spread_of(mixture, self.share, self.parallel, self.nproc_per_node, histogram)
 
     def nodes(self, layer: Layer, block: int, modules: tuple[str, ...] = ()) -> Nodes:
         """Nodes of a layer.
@@ -62,7 +62,7 @@ class Cutter(msgspec.Struct, frozen=True):
         """
         if self.share.whole and self.parallel.ep == 1 and not modules:
             return (LocalKernels(layer.kind, layer.kernels),)
-        found: list[LayerNode] = []
+        nodes_out: list[LayerNode] = []
         # Sums of gradients that forward knows nothing of: beside the first linears, whose input gradients they are.
         backward_only = tuple(local_kernel(k, self.share) for k in layer.kernels if _only_backward(k))
         norm: Kernel | None = None
@@ -72,23 +72,25 @@ class Cutter(msgspec.Struct, frozen=True):
                 nodes: list[LayerNode] = []
                 for _, group_kernels in group:
                     if spread and is_expert(group_kernels[0]):
-                        made = expert_nodes(group_kernels, self.share, self.parallel, self.manner, spread, modules)
+                        group_nodes = expert_nodes(
+                            group_kernels, self.share, self.parallel, self.manner, spread, modules
+                        )
                     else:
-                        made = self._node(name, group_kernels, block)
+                        group_nodes = self._node(name, group_kernels, block)
                     if self.share.sequence_parallel and group_kernels[0].cut == "whole":
-                        made = self._of_all_tokens(made, ahead=layer.kind == "embedding")
+                        group_nodes = self._of_all_tokens(group_nodes, ahead=layer.kind == "embedding")
                     if norm and has_weights(group_kernels[0]) and "layernorm" in modules and module not in modules:
-                        made = (*rebuilding(made[0], norm), *made[1:])
+                        group_nodes = (*rebuilding(group_nodes[0], norm), *group_nodes[1:])
                         norm = None
-                    if backward_only and (isinstance(made[0], ColumnLinears) or self.share.tp == 1):
-                        made = (*made, GradientSums(name, backward_only))
+                    if backward_only and (isinstance(group_nodes[0], ColumnLinears) or self.share.tp == 1):
+                        group_nodes = (*group_nodes, GradientSums(name, backward_only))
                         backward_only = ()
-                    norm = next((k for n in made for k in n.kernels if k.name in {"norm_1", "norm_2"}), norm)
-                    nodes += made
-                found += checkpointed(tuple(nodes)) if module and module in modules else nodes
+                    norm = next((k for n in group_nodes for k in n.kernels if k.name in {"norm_1", "norm_2"}), norm)
+                    nodes += group_nodes
+                nodes_out += checkpointed(tuple(nodes)) if module and module in modules else nodes
         if self.parallel.sp_overlap_comm:
-            found = list(coming_home_beside(tuple(found)))
-        return without_inputs(tuple(found)) if "mla_up_proj" in modules else tuple(found)
+            nodes_out = list(coming_home_beside(tuple(nodes_out)))
+        return without_inputs(tuple(nodes_out)) if "mla_up_proj" in modules else tuple(nodes_out)
 
     def _of_all_tokens(self, nodes: Nodes, *, ahead: bool) -> Nodes:
         """What every rank computes from all tokens: ``ahead`` of the blocks, which take their own of them, so that

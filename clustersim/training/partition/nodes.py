@@ -207,10 +207,10 @@ def pieces(kernel: Kernel, count: int) -> Kernels:
     [(4, 128.0, 1), (4, 128.0, 1)]
     """
     sizes: Any = {name: getattr(kernel, name) / count for name in SIZES}
-    each = replace(kernel, m=-(-kernel.m // count), **sizes)
+    piece = replace(kernel, m=-(-kernel.m // count), **sizes)
     if kernel.kind != "memory":
-        return (each,) * count
-    return tuple(replace(each, launches=(kernel.launches + i) // count) for i in range(count))
+        return (piece,) * count
+    return tuple(replace(piece, launches=(kernel.launches + i) // count) for i in range(count))
 
 
 def copy(name: str, read: float, written: float) -> Kernel:

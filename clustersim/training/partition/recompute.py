@@ -128,19 +128,19 @@ def without_inputs(nodes: Nodes) -> Nodes:
     Megatron-LM core/transformer/multi_latent_attention.py: ``mla_up_proj`` drops queries, keys and values behind
     attention, and projects them again before its backward.
     """
-    found: list[LayerNode] = []
+    nodes_out: list[LayerNode] = []
     for node in nodes:
-        ahead = found[-1] if found else None
+        ahead = nodes_out[-1] if nodes_out else None
         if (
             isinstance(ahead, CheckpointedNodes)
             and isinstance(node, LocalKernels)
             and node.kernels[0].kind == "attention"
         ):
             # What it puts out is the output projection's to keep.
-            found[-1] = replace(ahead, brings=node.kernels[0].saved)
+            nodes_out[-1] = replace(ahead, brings=node.kernels[0].saved)
             node = replace(node, kernels=(replace(node.kernels[0], saved=0.0), *node.kernels[1:]))
-        found.append(node)
-    return tuple(found)
+        nodes_out.append(node)
+    return tuple(nodes_out)
 
 
 def rebuilding(node: LayerNode, norm: Kernel) -> Nodes:

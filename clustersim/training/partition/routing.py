@@ -134,8 +134,8 @@ def _drawn(router: ExpertRouter, mean: float) -> Floats:
     k = router.per_token
     rng = np.random.default_rng(router.routing.seed)
     counts = rng.multinomial(max(1, round(router.tokens * k)), np.full(e, 1.0 / e), size=router.ep)
-    found: Floats = np.maximum(0.0, mean + (counts - counts.mean(axis=1, keepdims=True)) * math.sqrt((e - k) / (e - 1)))
-    return found
+    loads: Floats = np.maximum(0.0, mean + (counts - counts.mean(axis=1, keepdims=True)) * math.sqrt((e - k) / (e - 1)))
+    return loads
 
 
 def popularity(experts: int, per_token: int, skew: float) -> Floats:
@@ -175,8 +175,8 @@ def _visited(weights: Floats, per_token: int) -> Floats:
             break
         rest = e - most * over.sum()
         loads = np.where(over, most, loads * rest / loads[~over].sum())
-    found: Floats = np.minimum(loads, most)
-    return found
+    visited: Floats = np.minimum(loads, most)
+    return visited
 
 
 def read_histogram(path: Path) -> tuple[tuple[float, ...], ...]:
@@ -186,7 +186,7 @@ def read_histogram(path: Path) -> tuple[tuple[float, ...], ...]:
     ------
     ScenarioError : naming file and row, for what is no number, negative, or another count than the row above.
     """
-    found: list[tuple[float, ...]] = []
+    histograms: list[tuple[float, ...]] = []
     for number, row in enumerate(csv_rows(text_of(path, ScenarioError), str(path), ScenarioError), start=1):
         try:
             counts = tuple(float(cell) for cell in row)
@@ -196,12 +196,12 @@ def read_histogram(path: Path) -> tuple[tuple[float, ...], ...]:
             raise ScenarioError(
                 f"{path}, line {number}: tokens per expert must be numbers from 0 to {MOST_TOKENS:g}, some above 0"
             )
-        if found and len(counts) != len(found[0]):
-            raise ScenarioError(f"{path}, line {number}: {len(counts)} experts, and {len(found[0])} in line 1")
-        found.append(counts)
-    if not found:
+        if histograms and len(counts) != len(histograms[0]):
+            raise ScenarioError(f"{path}, line {number}: {len(counts)} experts, and {len(histograms[0])} in line 1")
+        histograms.append(counts)
+    if not histograms:
         raise ScenarioError(f"{path} is empty; write a row of tokens per expert for each layer")
-    return tuple(found)
+    return tuple(histograms)
 
 
 def capacity(tokens: float, experts: int, per_token: int, factor: float, least: int = 0) -> int:

@@ -111,16 +111,16 @@ def _product(kernel: Kernel, share: LayerShares) -> Kernel:
     divided = share.tokens if kernel.cut == "sequence" else share.cp
     n = kernel.n
     k = kernel.k
-    kept = divided
+    inputs_kept = divided
     if kernel.cut == "column":
         n = _divided(kernel, "n", t)
-        kept = share.inputs
+        inputs_kept = share.inputs
     elif kernel.cut == "vocab":
         n = share.padded // t
-        kept = share.inputs
+        inputs_kept = share.inputs
     elif kernel.cut == "row":
         k = _divided(kernel, "k", t)
-        kept = t * share.cp
+        inputs_kept = t * share.cp
     local = rows(kernel) / divided
     flops = 2.0 * local * n * k
     moved = local * (n + k)
@@ -133,7 +133,7 @@ def _product(kernel: Kernel, share: LayerShares) -> Kernel:
         backward_flops=flops * (kernel.backward_flops / kernel.flops),
         nbytes=moved,
         backward_nbytes=moved * (kernel.backward_nbytes / kernel.nbytes),
-        saved=kernel.saved / kept,
+        saved=kernel.saved / inputs_kept,
     )
 
 

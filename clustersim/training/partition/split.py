@@ -52,16 +52,18 @@ def partition(
         model = _with_one_gelu(model)
     blocks = sum(layer.kind == "block" for layer in model.layers)
     chunks = 2 if placement == "both" else parallel.chunks(blocks)
-    where = placed(parallel.pp, chunks, placement)
+    placed_stages = placed(parallel.pp, chunks, placement)
     ranges = split(model, parallel, parallel.pp if placement == "both" else parallel.pp * chunks)
     _check(model, parallel, ranges)
     builder = _LayerBuilder(model, parallel, recompute, nproc_per_node, histograms)
     # Stages of one rank share tied tensors: the V placement has embedding and head on the first rank.
     beside = {
-        stage: [model.layers[i] for other in mine for i in range(*ranges[other])] for mine in where for stage in mine
+        stage: [model.layers[i] for earlier in rank_stages for i in range(*ranges[earlier])]
+        for rank_stages in placed_stages
+        for stage in rank_stages
     }
     built = [builder.chunk(stage, ranges, beside[stage]) for stage in range(len(ranges))]
-    stages = tuple(Stage(tuple(built[stage] for stage in mine)) for mine in where)
+    stages = tuple(Stage(tuple(built[stage] for stage in rank_stages)) for rank_stages in placed_stages)
     return Partition(model, stages, builder.tied, builder.notes())
 
 
@@ -167,10 +169,10 @@ class _LayerBuilder:
 
     def chunk(self, stage: int, ranges: tuple[Range, ...], beside: list[Layer]) -> Chunk:
         """One global stage; ``beside`` are all layers of its rank."""
-        first, stop = mine = ranges[stage]
+        first, stop = bounds = ranges[stage]
         last = stage == len(ranges) - 1
         names = {tensor.name for layer in beside for tensor in layer.tensors}
-        layers = tuple(self._layer(i, mine, self._received(i, mine, last), names) for i in range(first, stop))
+        layers = tuple(self._layer(i, bounds, self._received(i, bounds, last), names) for i in range(first, stop))
         return Chunk(stage, layers, 0.0 if last else self._message(stop))
 
     def _message(self, index: int) -> float:
@@ -205,14 +207,14 @@ class _LayerBuilder:
         )
         if key not in self.known:
             self.known[key] = self._passes(index, unit, received)
-        mine = tuple(self._tensor(t, names) for t in layer.tensors if not t.cut.startswith("expert"))
+        local_tensors = tuple(self._tensor(t, names) for t in layer.tensors if not t.cut.startswith("expert"))
         partial = self.parallel.sequence_parallel and self.parallel.tp > 1
         return replace(
             self.known[key],
             name=layer.name,
-            tensors=mine,
+            tensors=local_tensors,
             expert_tensors=expert_tensors(layer.tensors, self.share, self.parallel),
-            replicated=sum(t.numel for t in mine if t.cut == "sequence" and not t.tied_to) if partial else 0,
+            replicated=sum(t.numel for t in local_tensors if t.cut == "sequence" and not t.tied_to) if partial else 0,
             expert_load=spread.routed.load if spread else (),
         )
 
@@ -272,9 +274,9 @@ class _LayerBuilder:
         first = self.model.layers[unit.layers[0]]
         shared = self.share.cp * self.share.tp if self.parallel.distribute_saved_activations else self.share.tokens
         everything = [held(self._nodes(i), one_fp32_copy=self.share.one_fp32_copy) for i in unit.layers]
-        whole = sum(everything, StashedElements())
+        total = sum(everything, StashedElements())
         keeps = first.boundary_bytes / shared if len(unit.layers) == 1 else 0.0
-        return replace(whole.dropped(keeps), stashed=everything[-1].stashed)
+        return replace(total.dropped(keeps), stashed=everything[-1].stashed)
 
 
 def _delayed(items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -292,9 +294,9 @@ def _delayed(items: tuple[Item, ...]) -> tuple[Item, ...]:
     )
 
 
-def _later(items: tuple[Item, ...], at: int) -> int:
+def _later(items: tuple[Item, ...], position: int) -> int:
     """Behind which item a weight gradient goes: the last exchange before the next input gradient, or the list."""
-    if "attention" in items[at].name.split("+"):
+    if "attention" in items[position].name.split("+"):
         return len(items)
-    following = (i for i in range(at + 1, len(items)) if isinstance(items[i], Work) and items[i].part != "W")
+    following = (i for i in range(position + 1, len(items)) if isinstance(items[i], Work) and items[i].part != "W")
     return next(following, len(items)) - 1

@@ -77,20 +77,21 @@ class Products:
         """Whether they are cut so that exchanges of the pieces run beside them."""
         return self.manner.overlap in {"userbuffers", "async_tp"} and self.kernels[0].kind == "gemm"
 
-    def gathered(self, out: NodeListing, what: str, part: str) -> None:
-        """Products of a tensor whose tokens are gathered first, with sequence parallelism; ``what`` : its name."""
+    def gathered(self, out: NodeListing, exchange_name: str, part: str) -> None:
+        """Products of a tensor whose tokens are gathered first, with sequence parallelism; ``exchange_name`` : its
+        name."""
         m = self.manner
         if m.sequence_parallel and self.pipelined:
-            self._in_a_ring(out, what, part)
+            self._in_a_ring(out, exchange_name, part)
             return
         if m.sequence_parallel:
-            out.exchange(Exchange(what, "all_gather", TP, self.elements, part, dtype=m.gathered))
+            out.exchange(Exchange(exchange_name, "all_gather", TP, self.elements, part, dtype=m.gathered))
             if m.copies_shards:
                 moved = self.elements / 2 if m.gathered else self.elements  # 8 bits in place of 16
                 out.work(self.name, (copy("joined", moved, moved),), part)
         out.work(self.name, self.kernels, part)
 
-    def _in_a_ring(self, out: NodeListing, what: str, part: str) -> None:
+    def _in_a_ring(self, out: NodeListing, exchange_name: str, part: str) -> None:
         """The own piece first, then each one as it is there.
 
         ``async_tp`` copies the own piece to where others may read it first (symmetric memory); the norm ahead writes to
@@ -108,7 +109,7 @@ class Products:
         for i in range(1, m.tp):
             # What is sent on is what has come.
             needs = tuple(steps[-1:]) or before
-            label = f"{what} {i} of {m.tp - 1}"
+            label = f"{exchange_name} {i} of {m.tp - 1}"
             sent = Exchange(label, "copies", TP, size, part, needs, m.gathered, communicator="tp ring")
             steps.append(out.beside(sent))
         out.work(self.name, parts[0], part)
@@ -116,17 +117,17 @@ class Products:
             out.wait_for(step)
             out.work(self.name, piece, part)
 
-    def scattered(self, out: NodeListing, what: str, part: str, *, in_pieces: bool) -> None:
+    def scattered(self, out: NodeListing, exchange_name: str, part: str, *, in_pieces: bool) -> None:
         """Products, and the sum of all ranks' partial ones, of each rank's tokens."""
         if in_pieces:
-            self._piece_by_piece(out, what, part)
+            self._piece_by_piece(out, exchange_name, part)
             return
         out.work(self.name, self.kernels, part)
         if self.manner.copies_shards:
             out.work(self.name, (copy(PARTED, self.elements, self.elements),), part)
-        out.exchange(Exchange(what, "reduce_scatter", TP, self.elements, part))
+        out.exchange(Exchange(exchange_name, "reduce_scatter", TP, self.elements, part))
 
-    def _piece_by_piece(self, out: NodeListing, what: str, part: str) -> None:
+    def _piece_by_piece(self, out: NodeListing, exchange_name: str, part: str) -> None:
         """Each piece's sum on its way while the next is computed: with ``async_tp`` t pieces, each but the own one
         copied to the rank that sums it; otherwise reduce_scatters of 4 pieces."""
         ring = self.manner.overlap == "async_tp"
@@ -139,7 +140,7 @@ class Products:
             if ring and i == count - 1:
                 break
             size = self.elements / count
-            label = f"{what} {i + 1} of {count}"
+            label = f"{exchange_name} {i + 1} of {count}"
             sent.append(out.beside(Exchange(label, kind, TP, size, part, communicator=communicator)))
         out.wait_for(*sent)
         if ring:  # the sum of what came from every rank
@@ -154,9 +155,9 @@ def joined(kernels: Kernels) -> Kernels:
     [('gate', 12)]
     """
     first = kernels[0]
-    if any((one.kind, one.batch, one.m, one.k) != ("gemm", 0, first.m, first.k) for one in kernels):
+    if any((kernel.kind, kernel.batch, kernel.m, kernel.k) != ("gemm", 0, first.m, first.k) for kernel in kernels):
         return kernels
-    added: Any = {name: sum(getattr(one, name) for one in kernels) for name in ("n", *SIZES)}
+    added: Any = {name: sum(getattr(kernel, name) for kernel in kernels) for name in ("n", *SIZES)}
     return (replace(first, **added),)
 
 

@@ -87,8 +87,10 @@ def schedule(name: str) -> Schedule:
     try:
         return _BY_BARE_NAME[_bare(name)]
     except KeyError:
-        known = [*SCHEDULES, *(alias for row in _ROWS for alias in row.aliases)]
-        raise ScenarioError(f"no pipeline schedule {name!r}; {nearest(name, known)} (at $.parallel.schedule)") from None
+        schedule_names = [*SCHEDULES, *(alias for row in _ROWS for alias in row.aliases)]
+        raise ScenarioError(
+            f"no pipeline schedule {name!r}; {nearest(name, schedule_names)} (at $.parallel.schedule)"
+        ) from None
 
 
 __all__ = [

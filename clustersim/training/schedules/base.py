@@ -162,12 +162,12 @@ class Schedule:
 
     def with_defaults(self, options: Options) -> Options:
         """Every option of this schedule with its value. Raises :class:`ScenarioError` on an unknown or mistyped one."""
-        known = {option.name: option for option in self.options}
+        known_options = {option.name: option for option in self.options}
         for name, value in options.items():
-            if name not in known:
-                hint = nearest(name, known) if known else f"{self.name} has no options"
+            if name not in known_options:
+                hint = nearest(name, known_options) if known_options else f"{self.name} has no options"
                 raise ScenarioError(f"{self.name} knows no option {name!r}; {hint} (at $.parallel.{name})")
-            known[name].check(value)
+            known_options[name].check(value)
         return {option.name: options.get(option.name, option.default) for option in self.options}
 
     def _advice(self, stages: int, microbatches: int, options: Options) -> str:

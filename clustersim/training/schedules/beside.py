@@ -20,11 +20,11 @@ def beside(order: Order) -> Order:
     >>> [text(beside(parse(line))) for line in ("F0 F1 F2 B0 F3 B1 B2 B3", "F0 B0 F1 B1")]
     ['F0 F1 F2 (F3|B0) B1 B2 B3', 'F0 (F1|B0) B1']
     """
-    found: list[Slot] = []
+    joined: list[Slot] = []
     for slot in order:
-        before = found[-1] if found else ()
+        before = joined[-1] if joined else ()
         if len(before) == len(slot) == 1 and (before[0].kind, slot[0].kind) == ("B", "F"):
-            found[-1] = (*slot, *before)
+            joined[-1] = (*slot, *before)
         else:
-            found.append(slot)
-    return tuple(found)
+            joined.append(slot)
+    return tuple(joined)

@@ -76,8 +76,8 @@ class GreedySearch:
 
     def feeder(self, rank: int, kind: str, chunk: int = 0) -> GreedyRank | None:
         """The rank that the input of this pass comes from; None if it is this rank or the data loader."""
-        other = rank + 1 if (kind, chunk) in UP else rank - 1
-        return self.ranks[other] if 0 <= other < self.p else None
+        peer_rank = rank + 1 if (kind, chunk) in UP else rank - 1
+        return self.ranks[peer_rank] if 0 <= peer_rank < self.p else None
 
     def arrival(self, rank: int, kind: str, chunk: int = 0) -> float | None:
         """When the input of the next pass of this kind arrives from another rank; None if it need not."""

@@ -53,7 +53,7 @@ def interleaved(p: int, chunks: int, m: int, **options: Any) -> Orders:
 def in_pairs(forwards: Order, backwards: Order, warm: int) -> Order:
     """``warm`` forwards (or all there are), then forwards beside backwards, then the rest of the backwards."""
     steady = max(len(forwards) - warm, 0)
-    pairs = (one + other for one, other in zip(forwards[warm:], backwards[:steady], strict=True))
+    pairs = (forward + backward for forward, backward in zip(forwards[warm:], backwards[:steady], strict=True))
     return (*forwards[:warm], *pairs, *backwards[steady:])
 
 

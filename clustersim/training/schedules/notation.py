@@ -42,11 +42,11 @@ def _slot(word: str) -> Slot:
 
 
 def _action(part: str, word: str) -> Action:
-    found = _ACTION.fullmatch(part)
-    if found is None:
+    match = _ACTION.fullmatch(part)
+    if match is None:
         raise ScenarioError(
             f"cannot read {word!r} as an action of a schedule; write it like 'F0', 'B3.1' (micro-batch 3 of chunk 1) "
             "or '(F4.0|B1.1)' (at $.parallel.schedule)"
         )
-    kind, microbatch, chunk = found.groups()
+    kind, microbatch, chunk = match.groups()
     return Action(kind, int(microbatch), int(chunk or 0))

@@ -116,8 +116,8 @@ def waits_for(placement: str, p: int, chunks: int) -> dict[Place, Place | None]:
 
 def sources(rank: int, unit: Slot, waits: dict[Place, Place | None]) -> list[tuple[Place, int]]:
     """The passes, with their micro-batches, that must have ended before these actions of a rank may start."""
-    found = ((waits[MAKES[action.kind], rank, action.chunk], action.microbatch) for action in unit)
-    return [(place, microbatch) for place, microbatch in found if place is not None]
+    origins = ((waits[MAKES[action.kind], rank, action.chunk], action.microbatch) for action in unit)
+    return [(place, microbatch) for place, microbatch in origins if place is not None]
 
 
 def turns(orders: Orders, waits: dict[Place, Place | None], apart: bool = True) -> Iterator[tuple[int, Slot]]:
@@ -128,30 +128,30 @@ def turns(orders: Orders, waits: dict[Place, Place | None], apart: bool = True) 
     lists = [[(action,) for slot in order for action in slot] if apart else list(order) for order in orders]
     done: set[tuple[Place, int]] = set()
     waiting: dict[tuple[Place, int], list[int]] = {}
-    at = [0] * len(lists)
+    next_unit = [0] * len(lists)
     awake = list(range(len(lists)))
     while awake:
         rank = awake.pop()
-        while at[rank] < len(lists[rank]):
-            unit = lists[rank][at[rank]]
+        while next_unit[rank] < len(lists[rank]):
+            unit = lists[rank][next_unit[rank]]
             missing = next((source for source in sources(rank, unit, waits) if source not in done), None)
             if missing is not None:
                 waiting.setdefault(missing, []).append(rank)
                 break
             yield rank, unit
-            at[rank] += 1
+            next_unit[rank] += 1
             for action in unit:
-                made = (MAKES[action.kind], rank, action.chunk), action.microbatch
-                done.add(made)
-                awake += waiting.pop(made, ())
-    for rank, position in enumerate(at):
+                result = (MAKES[action.kind], rank, action.chunk), action.microbatch
+                done.add(result)
+                awake += waiting.pop(result, ())
+    for rank, position in enumerate(next_unit):
         if position < len(lists[rank]):
             raise ScenarioError(_stuck(rank, lists[rank][position], next(s for s, r in waiting.items() if rank in r)))
 
 
 def _stuck(rank: int, unit: Slot, missing: tuple[Place, int]) -> str:
-    (kind, where, chunk), microbatch = missing
+    (kind, stuck_rank, chunk), microbatch = missing
     return (
         f"the order deadlocks: pipeline rank {rank} never gets to {text((unit,))}, which waits for "
-        f"{kind} of micro-batch {microbatch}, chunk {chunk}, on rank {where} (at $.parallel.schedule)"
+        f"{kind} of micro-batch {microbatch}, chunk {chunk}, on rank {stuck_rank} (at $.parallel.schedule)"
     )

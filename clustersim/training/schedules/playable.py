@@ -19,10 +19,10 @@ def check(orders: Orders, placement: str, microbatches: int, chunks: int | None 
     chunk sees half of the micro-batches, numbered from 0.) No pair holds two actions of one kind of pass. No rank waits
     for itself around other ranks. The error names the rank and the action.
     """
-    each = microbatches // 2 if placement == "both" else microbatches
+    per_order = microbatches // 2 if placement == "both" else microbatches
     count = chunk_count(orders) if chunks is None else chunks
     for rank, order in enumerate(orders):
-        for problem in _problems(order, each, count):
+        for problem in _problems(order, per_order, count):
             raise ScenarioError(f"pipeline rank {rank} {problem} (at $.parallel.schedule)")
     for _ in turns(orders, waits_for(placement, len(orders), count), apart=False):
         pass
@@ -47,12 +47,12 @@ def _problems(order: Order, microbatches: int, chunks: int) -> Iterator[str]:
 
 def _problem(action: Action, seen: set[Action], microbatches: int, chunks: int) -> Iterator[str]:
     kind, microbatch, chunk = action
-    what = f"{kind} of micro-batch {microbatch}, chunk {chunk}"
+    action_text = f"{kind} of micro-batch {microbatch}, chunk {chunk}"
     if kind not in _KINDS or not (0 <= microbatch < microbatches and 0 <= chunk < chunks):
-        yield f"runs {what}, which is none of {microbatches} micro-batches of {chunks} chunks"
+        yield f"runs {action_text}, which is none of {microbatches} micro-batches of {chunks} chunks"
     before = {"F": "", "B": "F", "I": "F", "W": "I"}[kind]
     if before and Action(before, microbatch, chunk) not in seen:
-        yield f"runs {what} before its {before}"
+        yield f"runs {action_text} before its {before}"
     against = {"F": "F", "B": "BI", "I": "BI", "W": "W"}[kind]
-    if any(Action(other, microbatch, chunk) in seen for other in against):
-        yield f"runs {what} a second time"
+    if any(Action(opposite, microbatch, chunk) in seen for opposite in against):
+        yield f"runs {action_text} a second time"

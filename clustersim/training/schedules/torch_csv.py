@@ -71,22 +71,22 @@ def _schedule(rows: Sequence[Sequence[Sequence[Action]]], path: str | Path) -> S
     )
 
 
-def _cell(cell: str, where: str) -> tuple[Action, ...]:
+def _cell(cell: str, cell_place: str) -> tuple[Action, ...]:
     """One action or a pair, with the *stage* in the place of the chunk."""
     pair = _PAIR.fullmatch(cell)
     parts = [_CELL.fullmatch(part.strip()) for part in (pair.groups() if pair else (cell,))]
     if _NO_COMPUTE.fullmatch(cell):
         raise ScenarioError(
-            f"{where}: {cell!r} computes nothing; leave such actions out, they follow from the order "
+            f"{cell_place}: {cell!r} computes nothing; leave such actions out, they follow from the order "
             "(at $.parallel.schedule_csv)"
         )
-    found = tuple(Action(part[2], int(part[3]), int(part[1])) for part in parts if part)
-    if len(found) < len(parts):
+    actions = tuple(Action(part[2], int(part[3]), int(part[1])) for part in parts if part)
+    if len(actions) < len(parts):
         raise ScenarioError(
-            f"{where}: cannot read {cell!r} as an action; write stage, kind and micro-batch like '0F1', '1B2', '2I3', "
-            "'3W0', or '(0F7;7B3)OVERLAP_F_B' (at $.parallel.schedule_csv)"
+            f"{cell_place}: cannot read {cell!r} as an action; write stage, kind and micro-batch like '0F1', '1B2', "
+            f"'2I3', '3W0', or '(0F7;7B3)OVERLAP_F_B' (at $.parallel.schedule_csv)"
         )
-    return found
+    return actions
 
 
 def _placement(rows: Sequence[Sequence[Sequence[Action]]], stages: int, path: str | Path) -> Placement:
@@ -94,14 +94,14 @@ def _placement(rows: Sequence[Sequence[Sequence[Action]]], stages: int, path: st
     p = len(rows)
     if stages % p:
         raise ScenarioError(f"{path}: {stages} stages do not divide over {p} rows (at $.parallel.schedule_csv)")
-    held = [{action.chunk for slot in row for action in slot} for row in rows]
+    chunks_held = [{action.chunk for slot in row for action in slot} for row in rows]
     tried: tuple[Placement, ...] = ("loop", "v")
     for placement in tried:
-        if all(held[rank] <= {stage_of(placement, rank, c, p) for c in range(stages // p)} for rank in range(p)):
+        if all(chunks_held[rank] <= {stage_of(placement, rank, c, p) for c in range(stages // p)} for rank in range(p)):
             return placement
-    rank = next(r for r in range(p) if not held[r] <= {stage_of("loop", r, c, p) for c in range(stages // p)})
+    rank = next(r for r in range(p) if not chunks_held[r] <= {stage_of("loop", r, c, p) for c in range(stages // p)})
     loop, v = ([stage_of(kind, rank, chunk, p) for chunk in range(stages // p)] for kind in tried)
     raise ScenarioError(
-        f"{path}: row {rank} has the stages {sorted(held[rank])}; right would be {loop} (going round) or {v} (as a V) "
-        "in all rows (at $.parallel.schedule_csv)"
+        f"{path}: row {rank} has the stages {sorted(chunks_held[rank])}; right would be {loop} (going round) or {v} "
+        f"(as a V) in all rows (at $.parallel.schedule_csv)"
     )

@@ -76,7 +76,7 @@ def _occupied(slots: Slots) -> list[int]:
 
 def _weights(slots: Slots, apart: bool = False) -> Slots:
     """Slots for W: the empty ones that have a W due, and what it takes at the end. ``apart``: by chunk, 1 and 0."""
-    found: Slots = [[], []]
+    weight_slots: Slots = [[], []]
     due = [0, 0]
     line = _occupied(slots)
     for slot, kind in enumerate(line):
@@ -84,24 +84,24 @@ def _weights(slots: Slots, apart: bool = False) -> Slots:
             due[kind - 2 if apart else 0] += 1
         elif kind == EMPTY and any(due):
             which = 0 if due[0] else 1
-            found[which].append(slot)
+            weight_slots[which].append(slot)
             due[which] -= 1
     end = len(line)
     for which in (0, 1):
-        found[which] += range(end, end + due[which])
+        weight_slots[which] += range(end, end + due[which])
         end += due[which]
-    return found if apart else found[:1]
+    return weight_slots if apart else weight_slots[:1]
 
 
 def _in_time(ranks: list[Slots]) -> Iterator[tuple[int, int, int]]:
     """Rank, pass and micro-batch of everything, by slot; of equal slots the first rank first."""
-    found = [
+    timed = [
         (slot, rank, kind, j)
         for rank, slots in enumerate(ranks)
         for kind, column in enumerate(slots)
         for j, slot in enumerate(column)
     ]
-    return ((rank, kind, j) for _, rank, kind, j in sorted(found))
+    return ((rank, kind, j) for _, rank, kind, j in sorted(timed))
 
 
 def _input(ranks: list[Slots], rank: int, kind: int, j: int) -> int:
@@ -109,8 +109,8 @@ def _input(ranks: list[Slots], rank: int, kind: int, j: int) -> int:
     slots = ranks[rank]
     after = [slots[kind][j - 1]] if j else []
     if kind < WEIGHT:
-        other = rank - 1 if kind in (0, 2) else rank + 1
-        after += [ranks[other][kind][j]] if 0 <= other < len(ranks) else []
+        peer = rank - 1 if kind in (0, 2) else rank + 1
+        after += [ranks[peer][kind][j]] if 0 <= peer < len(ranks) else []
         after += [slots[kind - 1][j]] if kind else []
     return max(after, default=-1)
 
@@ -140,17 +140,17 @@ class _RankSlots:
             state = self._step(*state, kind)
             self.after.append(state)
 
-    def _step(self, held: int, due: int, kind: int) -> tuple[int, int]:
+    def _step(self, held_passes: int, due: int, kind: int) -> tuple[int, int]:
         if kind in (0, 1):
-            return held + 1, due
+            return held_passes + 1, due
         if kind == WEIGHT or (kind == EMPTY and due):
-            return held - 1, due - (kind == EMPTY)
-        return held, due + (kind in (2, 3) and not self.explicit)
+            return held_passes - 1, due - (kind == EMPTY)
+        return held_passes, due + (kind in (2, 3) and not self.explicit)
 
     @property
     def most(self) -> int:
         """The most it ever holds."""
-        return max(held for held, _ in self.after)
+        return max(held_passes for held_passes, _ in self.after)
 
     def move(self, kind: int, j: int, new: int, limit: int) -> bool:
         """Put a micro-batch's pass into an earlier empty slot, unless more than the limit were then held."""

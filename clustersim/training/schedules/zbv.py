@@ -123,7 +123,7 @@ def _attempt(search: ZBVSearch) -> ZBVSearch:
 def zbv(p: int, chunks: int, m: int, **options: Any) -> Orders:
     """The best of four attempts (W that are longer than the gap: before I1 or not, before F or not), each repeated."""
     rules = greedy.rules(2 * p, options)
-    found = list[ZBVSearch]()
+    searches = list[ZBVSearch]()
     if rules.limit < 2 * p:
         raise ScenarioError(
             f"zbv on {p} pipeline ranks holds {2 * p} chunk passes, which max_in_flight = {rules.limit} does not "
@@ -137,10 +137,10 @@ def zbv(p: int, chunks: int, m: int, **options: Any) -> Orders:
             if again.most_idle >= best.most_idle:
                 break
             best = again
-        found.append(best)
+        searches.append(best)
         if best.most_idle == 0:
             break
-    return min(found, key=lambda search: search.most_idle).orders()
+    return min(searches, key=lambda search: search.most_idle).orders()
 
 
 def _peak(rank: int, p: int, chunks: int, m: int, **options: Any) -> int | None:

@@ -100,8 +100,8 @@ class DataParallel(WholeModelHooks[DataParallelConfig]):
         flat = self._at_zero("flatten parameters", copy, "gradient", host)
         sent = 0
         for c, nbytes in enumerate([*self.chunks, *([self.buffers] if self.buffers else [])]):
-            what = f"parameters chunk {c}" if c < len(self.chunks) else "buffers"
-            sent = self._talk("broadcast", what, nbytes, (*flat, *host))
+            tensor_name = f"parameters chunk {c}" if c < len(self.chunks) else "buffers"
+            sent = self._talk("broadcast", tensor_name, nbytes, (*flat, *host))
         return (sent, *host)
 
     def _launched(self, i: int) -> Iterator[LayerPart]:
@@ -123,8 +123,10 @@ class DataParallel(WholeModelHooks[DataParallelConfig]):
             self._loss(i, "bwd", float(self.cost.backward[i]), float(self.cost.backward_flops[i]), "backward")
             return
         if i == len(self.model.layers) - len(self.losses) - 1:
-            here = self.ops.here
-            self.ops.waits = (self._talk("scatter", "output gradients", self.outputs, here),) if self.losses else here
+            latest = self.ops.here
+            self.ops.waits = (
+                (self._talk("scatter", "output gradients", self.outputs, latest),) if self.losses else latest
+            )
         yield WHOLE
         if i == 0:
             copy = base.gradient_pass(2.0 * self.parameters, self.cost)
@@ -155,10 +157,10 @@ class DataParallel(WholeModelHooks[DataParallelConfig]):
             self.ops.add(Compute(name, seconds, HOST_STREAM, after, "other", "host", step=self.ops.step, paced=False)),
         )
 
-    def _talk(self, kind: str, what: str, nbytes: float, after: tuple[int, ...]) -> int:
+    def _talk(self, kind: str, tensor_name: str, nbytes: float, after: tuple[int, ...]) -> int:
         pin = None if self.config.nccl or kind not in {"broadcast", "reduce"} else "direct"
         dtype = self.config.param_dtype
-        return collective(self.ops, kind, what, nbytes, self.group, after, dtype=dtype, algorithm=pin)
+        return collective(self.ops, kind, tensor_name, nbytes, self.group, after, dtype=dtype, algorithm=pin)
 
     def notes(self) -> tuple[str, ...]:
         """Chunks, and who waits for whom."""

@@ -256,11 +256,11 @@ def _sizes(layout: Sequence[DDPBucket]) -> str:
 
 def holding(model: Model, mesh: Mesh, config: DDPConfig) -> Holding:
     """Everything, and buckets as large as the gradients, which zero_grad does not free; views of them are both."""
-    found = base.whole(model, config)
-    buckets = always(found.parameters, len(model.layers))
+    base_holding = base.whole(model, config)
+    buckets = always(base_holding.parameters, len(model.layers))
     if config.gradient_as_bucket_view:
-        return msgspec.structs.replace(found, gradients=buckets, fresh="")
-    return msgspec.structs.replace(found, buffers=buckets)
+        return msgspec.structs.replace(base_holding, gradients=buckets, fresh="")
+    return msgspec.structs.replace(base_holding, buffers=buckets)
 
 
 build = walked(DDP)

@@ -193,20 +193,20 @@ class Shards:
         """The post-backward hook: accumulate, or copy, cast, divide and reduce."""
         name = self.plan.units[unit].name
         numel = self.plan.units[unit].padded(self.plan.degree)
-        held, wire, _ = element_bytes(self.config)
+        param_bytes, wire, _ = element_bytes(self.config)
         piled = self.config.no_sync and not first
         if not sync:
-            traffic = 3.0 * numel * held if piled else 0.0
+            traffic = 3.0 * numel * param_bytes if piled else 0.0
             if traffic:
                 self.ops.compute(f"accumulate {name}", base.gradient_pass(traffic, self.cost), "gradient")
             return
-        traffic = self._copy_traffic(numel, held, wire) + (3.0 * numel * held if piled else 0.0)
+        traffic = self._copy_traffic(numel, param_bytes, wire) + (3.0 * numel * param_bytes if piled else 0.0)
         seconds = base.gradient_pass(traffic, self.cost)
         after = self.reducing if self.config.version == 2 else ()
         ready = self.ops.compute(f"copy_in {name}", seconds, "gradient", after=after, nbytes=traffic)
         self._reduce(unit, float(numel * wire), ready)
 
-    def _copy_traffic(self, numel: int, held: int, wire: int) -> float:
+    def _copy_traffic(self, numel: int, param_bytes: int, wire: int) -> float:
         """HBM bytes between a unit's gradients and its reduce_scatter.
 
         Version 1: autograd writes them into the flat gradient (read, write), which is cast if dtypes differ, and
@@ -215,8 +215,8 @@ class Shards:
         if self.plan.degree == 1 and self.plan.replicate.shape[1] == 1:
             return 0.0
         if self.config.version == 2:
-            return float(numel * (held + wire))
-        return float(numel * (2 * held + (held + wire if wire != held else 0) + 2 * wire))
+            return float(numel * (param_bytes + wire))
+        return float(numel * (2 * param_bytes + (param_bytes + wire if wire != param_bytes else 0) + 2 * wire))
 
     def _reduce(self, unit: int, nbytes: float, ready: int) -> None:
         """reduce_scatter over the shards, then all_reduce of what is left over the replicas, then to the host."""
@@ -252,8 +252,8 @@ class Shards:
             )
         if self.host is not None:
             numel = plan.units[unit].padded(plan.degree) / plan.degree
-            kept = numel * element_bytes(self.config)[2]
-            done = self.host.copy(self.ops, f"d2h {name}", kept, sharded.D2H_STREAM, (done,))
+            state_bytes = numel * element_bytes(self.config)[2]
+            done = self.host.copy(self.ops, f"d2h {name}", state_bytes, sharded.D2H_STREAM, (done,))
         self.reduced.append(done)
 
 

@@ -32,20 +32,20 @@ def holding(model: Model, mesh: Mesh, config: FSDPConfig) -> Holding:
     laid = plan(model, mesh, config)
     n = len(model.layers)
     degree = laid.degree
-    kept = element_bytes(config)[2]
+    state_bytes = element_bytes(config)[2]
     shard = sum(unit.padded(degree) for unit in laid.units) / degree
     gradients = always(0.0, n)
     if not config.cpu_offload:
-        gradients = _reduced(laid, n, kept / degree)
+        gradients = _reduced(laid, n, state_bytes / degree)
         if config.gradient_accumulation_steps > 1 and not config.no_sync:
             gradients = always(gradients[-1], n)
     if config.no_sync and config.gradient_accumulation_steps > 1:
         gradients = gradients + always(accumulated_bytes(config) * sum(unit.numel for unit in laid.units), n)
     return Holding(
-        parameters=0.0 if config.cpu_offload else kept * shard,
+        parameters=0.0 if config.cpu_offload else state_bytes * shard,
         updated=0.0 if config.cpu_offload else shard,
         masters=0.0,
-        state_bytes=kept,
+        state_bytes=state_bytes,
         gradients=gradients,
         gathered=_gathered(laid, config, n),
         buffers=_buffers(laid, config, n),
@@ -55,18 +55,18 @@ def holding(model: Model, mesh: Mesh, config: FSDPConfig) -> Holding:
 
 def _reduced(laid: FSDPPlan, n: int, nbytes: float) -> Floats:
     """Gradient shards: each unit's from the moment after its last backward."""
-    found = np.zeros(2 * n + 1)
+    reduced = np.zeros(2 * n + 1)
     for unit in laid.units:
         done = 2 * n - 1 - min(unit.layers, default=0)
-        found[done + 1 :] += nbytes * unit.padded(laid.degree)
-    return found
+        reduced[done + 1 :] += nbytes * unit.padded(laid.degree)
+    return reduced
 
 
 def _gathered(laid: FSDPPlan, config: FSDPConfig, n: int) -> Floats:
     """Unsharded parameters at every moment."""
-    found = np.zeros(2 * n + 1)
+    gathered = np.zeros(2 * n + 1)
     if laid.degree == 1 and config.param_dtype == config.orig_dtype and not config.cpu_offload:
-        return found  # nothing is borrowed, and nothing cast
+        return gathered  # nothing is borrowed, and nothing cast
     sizes = [float(gathered_bytes(config, block=unit.is_block) * unit.padded(laid.degree)) for unit in laid.units]
     order = laid.segments
     for s, (unit, layers) in enumerate(order):
@@ -74,9 +74,9 @@ def _gathered(laid: FSDPPlan, config: FSDPConfig, n: int) -> Floats:
         back = _live_backward(s, order, config)
         for i in layers:
             # Version 2 copies out of the gathered buffer, which lives until the next copy.
-            found[i] = sum(sizes[u] for u in live) + (sizes[unit] if config.version == 2 else 0.0)
-            found[2 * n - 1 - i] = sum(sizes[u] for u in back)
-    return found
+            gathered[i] = sum(sizes[u] for u in live) + (sizes[unit] if config.version == 2 else 0.0)
+            gathered[2 * n - 1 - i] = sum(sizes[u] for u in back)
+    return gathered
 
 
 def _live_forward(s: int, order: Segments, config: FSDPConfig) -> set[int]:
@@ -102,17 +102,17 @@ def _buffers(laid: FSDPPlan, config: FSDPConfig, n: int) -> Floats:
 
     The reduction of one unit runs beside the backward of the next, which holds its input until then.
     """
-    held, wire, _ = element_bytes(config)
-    found = np.zeros(2 * n + 1)
+    param_bytes, wire, _ = element_bytes(config)
+    buffers = np.zeros(2 * n + 1)
     sizes = [unit.padded(laid.degree) for unit in laid.units]
     own = [unit.numel if config.version == 2 else unit.padded(laid.degree) for unit in laid.units]
-    copies = config.version == 2 or wire != held
+    copies = config.version == 2 or wire != param_bytes
     order = laid.segments[::-1]
     for s, (unit, layers) in enumerate(order):
         before = order[s - 1][0] if s else 0
-        reducing = (wire if copies else held) * sizes[before] if before else 0.0
-        computing = held * own[unit] if unit else 0.0
+        reducing = (wire if copies else param_bytes) * sizes[before] if before else 0.0
+        computing = param_bytes * own[unit] if unit else 0.0
         for i in layers:
-            found[2 * n - 1 - i] = computing + reducing + held * own[0]
-    found[2 * n - 1] += (wire if copies else 0) * sizes[0]
-    return found
+            buffers[2 * n - 1 - i] = computing + reducing + param_bytes * own[0]
+    buffers[2 * n - 1] += (wire if copies else 0) * sizes[0]
+    return buffers

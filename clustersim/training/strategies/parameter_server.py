@@ -112,13 +112,13 @@ def holding(model: Model, mesh: Mesh, config: ParameterServerConfig) -> Holding:
     """What the fullest worker keeps: parameters and gradients whole; optimizer states only where it updates, and a sum
     of gradients where it serves."""
     element = DTYPE_BYTES[config.param_dtype]
-    found = base.whole(model, config)
-    kept = shares(model, config.shards, config.sharding)
-    served = float(kept.sum(axis=0).max()) if config.server == "worker" else 0.0
+    base_holding = base.whole(model, config)
+    server_shares = shares(model, config.shards, config.sharding)
+    served = float(server_shares.sum(axis=0).max()) if config.server == "worker" else 0.0
     return msgspec.structs.replace(
-        found,
-        updated=served if config.server_updates else found.updated,
-        gradients=piling_up(kept.sum(axis=1) * element),
+        base_holding,
+        updated=served if config.server_updates else base_holding.updated,
+        gradients=piling_up(server_shares.sum(axis=1) * element),
         buffers=always(served * element, len(model.layers)),
         fresh="",
     )
@@ -126,10 +126,10 @@ def holding(model: Model, mesh: Mesh, config: ParameterServerConfig) -> Holding:
 
 def _notes(model: Model, who: ServerLayout, config: ParameterServerConfig) -> tuple[str, ...]:
     element = DTYPE_BYTES[config.param_dtype]
-    kept = ", ".join(format_bytes(float(n) * element) for n in who.numel.sum(axis=0)[:8])
+    server_bytes = ", ".join(format_bytes(float(n) * element) for n in who.numel.sum(axis=0)[:8])
     more = ", ..." if who.numel.shape[1] > 8 else ""
     count, gpus = who.workers.shape
-    where = {"cpu": "host memory", "gpu": "GPUs of their own", "worker": "workers' GPUs"}[config.server]
+    place_text = {"cpu": "host memory", "gpu": "GPUs of their own", "worker": "workers' GPUs"}[config.server]
     pace = "synchronous"
     if not config.synchronous:
         bound = "no bound" if config.staleness is None else f"at most {config.staleness} step(s) stale"
@@ -138,8 +138,8 @@ def _notes(model: Model, who: ServerLayout, config: ParameterServerConfig) -> tu
     if not config.synchronous:
         does = "applies every gradient when it comes"
     return (
-        f"parameter_server: {count} worker(s) of {gpus} GPU(s), {len(who.servers)} server(s) in {where}, {pace}",
-        f"parameter_server: a server {does}; each keeps {kept}{more}",
+        f"parameter_server: {count} worker(s) of {gpus} GPU(s), {len(who.servers)} server(s) in {place_text}, {pace}",
+        f"parameter_server: a server {does}; each keeps {server_bytes}{more}",
     )
 
 

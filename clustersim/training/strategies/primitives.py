@@ -34,24 +34,24 @@ class Link(msgspec.Struct, frozen=True):
     tag: str = ""
 
 
-def push(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[int, ...] = ()) -> int:
-    """The sender's side of a push: ``what`` is like ``"layers.3 worker 2 -> server"``."""
-    return ops.add(Send(f"push {what}", nbytes, link.peer, link.stream, after, f"push{link.tag}", step=ops.step))
+def push(ops: base.OpList, tensor_name: str, nbytes: float, link: Link, after: tuple[int, ...] = ()) -> int:
+    """The sender's side of a push: ``tensor_name`` is like ``"layers.3 worker 2 -> server"``."""
+    return ops.add(Send(f"push {tensor_name}", nbytes, link.peer, link.stream, after, f"push{link.tag}", step=ops.step))
 
 
-def take(ops: base.OpList, what: str, nbytes: float, link: Link) -> int:
+def take(ops: base.OpList, tensor_name: str, nbytes: float, link: Link) -> int:
     """The receiver's side of a push: a receive that was posted long before."""
-    return ops.add(Recv(f"push {what}", nbytes, link.peer, link.stream, (), f"push{link.tag}", step=ops.step))
+    return ops.add(Recv(f"push {tensor_name}", nbytes, link.peer, link.stream, (), f"push{link.tag}", step=ops.step))
 
 
-def request(ops: base.OpList, what: str, link: Link, after: tuple[int, ...] = ()) -> int:
+def request(ops: base.OpList, tensor_name: str, link: Link, after: tuple[int, ...] = ()) -> int:
     """A pull begins at the receiver: it asks, once ``after`` has ended. One request may ask for several pieces."""
-    return ops.add(Send(f"pull request {what}", REQUEST_BYTES, link.peer, *_asks(link, after), step=ops.step))
+    return ops.add(Send(f"pull request {tensor_name}", REQUEST_BYTES, link.peer, *_asks(link, after), step=ops.step))
 
 
-def requested(ops: base.OpList, what: str, link: Link) -> int:
+def requested(ops: base.OpList, tensor_name: str, link: Link) -> int:
     """The sender's side: it has been asked."""
-    return ops.add(Recv(f"pull request {what}", REQUEST_BYTES, link.peer, *_asks(link, ()), step=ops.step))
+    return ops.add(Recv(f"pull request {tensor_name}", REQUEST_BYTES, link.peer, *_asks(link, ()), step=ops.step))
 
 
 def _asks(link: Link, after: tuple[int, ...]) -> tuple[str, tuple[int, ...], str]:
@@ -59,14 +59,16 @@ def _asks(link: Link, after: tuple[int, ...]) -> tuple[str, tuple[int, ...], str
     return f"{link.stream} request", after, f"pull request{link.tag}"
 
 
-def pull(ops: base.OpList, what: str, nbytes: float, link: Link, asked: int) -> int:
-    """The receiver's side of a pull: what the request ``asked`` brings."""
-    return ops.add(Recv(f"pull {what}", nbytes, link.peer, link.stream, (asked,), f"pull{link.tag}", step=ops.step))
+def pull(ops: base.OpList, tensor_name: str, nbytes: float, link: Link, request_op: int) -> int:
+    """The receiver's side of a pull: what the request ``request_op`` brings."""
+    return ops.add(
+        Recv(f"pull {tensor_name}", nbytes, link.peer, link.stream, (request_op,), f"pull{link.tag}", step=ops.step)
+    )
 
 
-def answer(ops: base.OpList, what: str, nbytes: float, link: Link, after: tuple[int, ...]) -> int:
+def answer(ops: base.OpList, tensor_name: str, nbytes: float, link: Link, after: tuple[int, ...]) -> int:
     """The sender's side of a pull: the data leaves once it was asked for and the rest of ``after`` has ended."""
-    return ops.add(Send(f"pull {what}", nbytes, link.peer, link.stream, after, f"pull{link.tag}", step=ops.step))
+    return ops.add(Send(f"pull {tensor_name}", nbytes, link.peer, link.stream, after, f"pull{link.tag}", step=ops.step))
 
 
 class CollectiveFields(TypedDict, total=False):
@@ -84,7 +86,7 @@ class CollectiveFields(TypedDict, total=False):
 def collective(
     ops: base.OpList,
     kind: str,
-    what: str,
+    tensor_name: str,
     nbytes: float,
     groups: Ints,
     after: tuple[int, ...] = (),
@@ -92,9 +94,11 @@ def collective(
 ) -> int:
     """One of :data:`clustersim.core.program.COLLECTIVES`; ``nbytes`` is the full tensor, ``root`` a position in a
     group."""
-    return ops.add(Collective(f"{kind} {what}".strip(), kind, nbytes, groups, after=after, step=ops.step, **how))
+    return ops.add(Collective(f"{kind} {tensor_name}".strip(), kind, nbytes, groups, after=after, step=ops.step, **how))
 
 
-def wait(ops: base.OpList, what: str, after: tuple[int, ...], *, stream: str = COMPUTE_STREAM) -> int:
+def wait(ops: base.OpList, tensor_name: str, after: tuple[int, ...], *, stream: str = COMPUTE_STREAM) -> int:
     """A stream stands still until these ops have ended: no work of its own, the gap before it is the wait."""
-    return ops.add(Compute(f"wait {what}", 0.0, stream, after, "other", "communication", step=ops.step, paced=False))
+    return ops.add(
+        Compute(f"wait {tensor_name}", 0.0, stream, after, "other", "communication", step=ops.step, paced=False)
+    )

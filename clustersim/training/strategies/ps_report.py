@@ -46,11 +46,11 @@ class ServerFigures(msgspec.Struct, frozen=True):
             yield f"staleness of reads [steps]: {reads}; {self.staleness_mean:.2f} on average"
         if rates := self.samples_per_s_by_worker:
             yield f"samples per second of one GPU, each at its own pace: {min(rates):,.1f} to {max(rates):,.1f}"
-        for one in self.servers:
-            moved = f"{format_bytes(one.bytes_in)} in and {format_bytes(one.bytes_out)} out a step"
-            busiest = max(one.link_use_in, one.link_use_out)
-            used = f"{one.busy:.0%} busy with them, its busiest link used at {busiest:.0%}"
-            yield f"server at {one.vertex}: {moved}, {used}"
+        for server in self.servers:
+            moved = f"{format_bytes(server.bytes_in)} in and {format_bytes(server.bytes_out)} out a step"
+            busiest = max(server.link_use_in, server.link_use_out)
+            used = f"{server.busy:.0%} busy with them, its busiest link used at {busiest:.0%}"
+            yield f"server at {server.vertex}: {moved}, {used}"
 
 
 def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> ServerFigures:
@@ -81,8 +81,8 @@ def what_and_whose(name: str) -> tuple[str, int] | None:
     >>> what_and_whose("apply layers.3 worker 12")
     ('layers.3', 12)
     """
-    found = re.match(r"\w+ (\S+) worker (\d+)", name)
-    return (found.group(1), int(found.group(2))) if found else None
+    match = re.match(r"\w+ (\S+) worker (\d+)", name)
+    return (match.group(1), int(match.group(2))) if match else None
 
 
 def staleness(program: Program, timeline: Timeline) -> Ints:
@@ -95,27 +95,30 @@ def staleness(program: Program, timeline: Timeline) -> Ints:
     """
     # one rank does a server's op: its first start and last end are its own
     played = timeline.per_op()
-    found = []
+    stale_reads = []
     for first, role in _serving(program):
         n_steps = 1 + max(op.step for op in role.ops)
         applied: dict[str, dict[int, Floats]] = {}  # layer -> worker -> when its gradient of each step was in
         reads: dict[tuple[int, int], list[tuple[str, float]]] = {}
         for i, op in enumerate(role.ops):
-            known = what_and_whose(op.name) if isinstance(op, Serve | Send) else None
-            if known is None or not played["ranks"][first + i]:
+            layer_worker = what_and_whose(op.name) if isinstance(op, Serve | Send) else None
+            if layer_worker is None or not played["ranks"][first + i]:
                 continue
-            layer, worker = known
+            layer, worker = layer_worker
             if isinstance(op, Serve):
                 ends = applied.setdefault(layer, {}).setdefault(worker, np.full(n_steps, np.inf))
                 ends[op.step] = played["end"][first + i]
             elif isinstance(op, Send) and op.step:
                 reads.setdefault((worker, op.step), []).append((layer, float(played["start"][first + i])))
         # When each step of the slowest worker was in.
-        last = {layer: np.maximum.accumulate(np.max(list(of.values()), axis=0)) for layer, of in applied.items()}
+        last = {
+            layer: np.maximum.accumulate(np.max(list(by_worker.values()), axis=0))
+            for layer, by_worker in applied.items()
+        }
         for (_, step), layers in reads.items():
             slowest = min(int(last[layer].searchsorted(moment, side="right")) for layer, moment in layers)
-            found.append(max(0, step - slowest))
-    return np.array(found, dtype=np.int64)
+            stale_reads.append(max(0, step - slowest))
+    return np.array(stale_reads, dtype=np.int64)
 
 
 def _throughput(timeline: Timeline, mesh: Mesh, config: Any) -> Floats:

@@ -79,27 +79,27 @@ class WorkerRole:
         servers = [s for s in range(len(self.layout.servers)) if s != self.serves]
         every = tuple(i for ends in self.pushed.values() for i in ends)
         as_pushed = self.by_layer and bool(self.pushed)
-        asked = dict[int, int]()
+        requests = dict[int, int]()
         if not self.by_layer:
-            asked = {s: self._ask("all layers", s, every) for s in servers}
+            requests = {s: self._ask("all layers", s, every) for s in servers}
         got: Waits = {}
         for i in pull_order(range(len(pieces)), as_pushed):
             waits = list(local.get(i, ()))
-            what = pieces[i].name
+            piece_name = pieces[i].name
             for s in servers:
                 if not self.layout.numel[i, s]:
                     continue
                 if self.by_layer:
-                    asked[s] = self._ask(what, s, self.pushed.get(i, ()))
-                name = f"{what} <- {self.layout.server_name(s)}"
+                    requests[s] = self._ask(piece_name, s, self.pushed.get(i, ()))
+                name = f"{piece_name} <- {self.layout.server_name(s)}"
                 waits.append(
-                    pull(self.ops, name, float(self.layout.numel[i, s] * self.element), self.links[s][1], asked[s])
+                    pull(self.ops, name, float(self.layout.numel[i, s] * self.element), self.links[s][1], requests[s])
                 )
             got[pieces[i].layers[0]] = self._spread(i, "broadcast", tuple(waits))
         return got
 
-    def _ask(self, what: str, s: int, after: tuple[int, ...]) -> int:
-        return request(self.ops, f"{what} -> {self.layout.server_name(s)}", self.links[s][1], after)
+    def _ask(self, piece_name: str, s: int, after: tuple[int, ...]) -> int:
+        return request(self.ops, f"{piece_name} -> {self.layout.server_name(s)}", self.links[s][1], after)
 
     def begin_step(self, ready: Waits) -> None:
         """Nothing is pushed yet; ``ready`` : what the first layer of each piece waits for."""
@@ -210,13 +210,13 @@ class ServerRole:
             fresh = self.fresh(w)
             to = self.layout.server_name(self.s)
             if not self.by_layer:
-                asked = requested(self.ops, f"all layers worker {w} -> {to}", link)
+                request_op = requested(self.ops, f"all layers worker {w} -> {to}", link)
             for i in pull_order(self.kept, self.by_layer and self.began):
                 layer = self.layout.pieces[i].name
                 if self.by_layer:
-                    asked = requested(self.ops, f"{layer} worker {w} -> {to}", link)
+                    request_op = requested(self.ops, f"{layer} worker {w} -> {to}", link)
                 name = f"{layer} worker {w} <- {to}"
-                answer(self.ops, name, self._bytes(i), link, (asked, *fresh.get(i, ())))
+                answer(self.ops, name, self._bytes(i), link, (request_op, *fresh.get(i, ())))
         return self.fresh(self.own) if self.own >= 0 else {}
 
     def collect(self, own: Waits) -> None:

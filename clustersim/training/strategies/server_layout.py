@@ -134,7 +134,7 @@ def place(topology: Topology, mesh: Mesh, config: ParameterServerConfig) -> Mesh
         raise ProgramError(f"{count} server GPU(s) of {mesh.world_size} leave nobody to work (at $.strategy.servers)")
     free = [mesh.gpus[topology.vertex_node[mesh.gpus] == node].tolist() for node in nodes]
     servers = [free[k % len(nodes)].pop() for k in range(count)]
-    workers = [gpu for mine in free for gpu in mine]
+    workers = [gpu for node_gpus in free for gpu in node_gpus]
     return Mesh(np.array(workers + servers), max(map(len, free)), count)
 
 
@@ -157,23 +157,23 @@ def layout(model: Model, mesh: Mesh, config: ParameterServerConfig) -> ServerLay
             raise ProgramError(f"the mesh has {mesh.servers} server rank(s), the strategy {count}; place them first")
         servers = np.arange(mesh.workers, mesh.world_size, dtype=np.int64)
     _, home, sharers = np.unique(mesh.gpus[servers], return_inverse=True, return_counts=True)
-    kept = shares(model, count, config.sharding)
+    server_shares = shares(model, count, config.sharding)
     cap = (config.bucket_cap_mb or 0.0) * 2**20 / DTYPE_BYTES[config.param_dtype]
-    found = pieces(model, kept.sum(axis=1), cap)
-    numel = np.array([kept[list(piece.layers)].sum(axis=0) for piece in found])
-    return ServerLayout(workers, servers, sharers[home], found, numel, kept.sum(axis=1), config)
+    message_pieces = pieces(model, server_shares.sum(axis=1), cap)
+    numel = np.array([server_shares[list(piece.layers)].sum(axis=0) for piece in message_pieces])
+    return ServerLayout(workers, servers, sharers[home], message_pieces, numel, server_shares.sum(axis=1), config)
 
 
 def pieces(model: Model, numel: Floats, cap: float) -> tuple[MessagePiece, ...]:
     """Layers gathered in the order backward ends them, until a piece has ``cap`` elements; a layer each for cap 0."""
     gathered: list[list[int]] = []
-    held = np.inf
+    piece_bytes = np.inf
     for i in reversed(range(len(model.layers))):
-        if held >= cap:
+        if piece_bytes >= cap:
             gathered.append([])
-            held = 0.0
+            piece_bytes = 0.0
         gathered[-1].insert(0, i)
-        held += float(numel[i])
+        piece_bytes += float(numel[i])
     names = [model.layers[piece[0]].name for piece in gathered]
     ends = [model.layers[piece[-1]].name for piece in gathered]
     named = [a if a == b else f"{a}..{b}" for a, b in zip(names, ends, strict=True)]
@@ -187,11 +187,11 @@ def shares(model: Model, count: int, sharding: str) -> Floats:
     A tied tensor belongs to the first layer that uses it: it is needed there first and its gradient is final there.
     """
     order = {t.name: k for k, t in enumerate(t for layer in model.layers for t in layer.tensors if not t.tied_to)}
-    kept = np.zeros((len(model.layers), count))
+    numel_of = np.zeros((len(model.layers), count))
     for i, tensors in enumerate(ready_order(model)):
         for tensor in tensors:
             if sharding == "even":
-                kept[i] += tensor.numel / count
+                numel_of[i] += tensor.numel / count
             else:
-                kept[i, order[tensor.name] % count] += tensor.numel
-    return kept
+                numel_of[i, order[tensor.name] % count] += tensor.numel
+    return numel_of

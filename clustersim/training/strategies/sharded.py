@@ -98,7 +98,7 @@ def units(
             open_unit = []
     if open_unit:
         wrapped.append(open_unit)
-    named = [_unit(layers[some[0]].name, layers, some, each=each) for some in wrapped]
+    named = [_unit(layers[unit_layers[0]].name, layers, unit_layers, each=each) for unit_layers in wrapped]
     return (_unit("root", layers, root, each=each), *(unit for unit in named if unit.numel))
 
 
@@ -127,32 +127,32 @@ def shapes(layers: Sequence[_ShardedLayer]) -> tuple[tuple[int, int], ...]:
     return tuple((t.rows, t.width) for layer in layers for t in layer.tensors if not t.tied_to)
 
 
-def _numel(layers: Sequence[_ShardedLayer], some: list[int]) -> int:
-    return sum(layers[i].parameters for i in some)
+def _numel(layers: Sequence[_ShardedLayer], unit_layers: list[int]) -> int:
+    return sum(layers[i].parameters for i in unit_layers)
 
 
 def segments(n_layers: int, wrapped: tuple[ShardUnit, ...]) -> Segments:
     """Of so many layers; those without a unit belong to the root."""
     owner = {i: u for u, unit in enumerate(wrapped) for i in unit.layers}
-    found: list[tuple[int, list[int]]] = []
+    segments_of: list[tuple[int, list[int]]] = []
     for i in range(n_layers):
         unit = owner.get(i, 0)
-        if found and found[-1][0] == unit:
-            found[-1][1].append(i)
+        if segments_of and segments_of[-1][0] == unit:
+            segments_of[-1][1].append(i)
         else:
-            found.append((unit, [i]))
-    return tuple((unit, tuple(layers)) for unit, layers in found)
+            segments_of.append((unit, [i]))
+    return tuple((unit, tuple(layers)) for unit, layers in segments_of)
 
 
-def shard_groups(mesh: Mesh, shard: int, where: str) -> Ints:
+def shard_groups(mesh: Mesh, shard: int, field: str) -> Ints:
     """(world / shard, shard): consecutive ranks, so that a group of a node's size stays in a node.
 
-    Raises :class:`ProgramError` naming the field ``where`` if the world does not divide.
+    Raises :class:`ProgramError` naming the field ``field`` if the world does not divide.
     """
     if shard < 1 or mesh.world_size % shard:
         fits = ", ".join(str(n) for n in range(1, mesh.world_size + 1) if mesh.world_size % n == 0)
         raise ProgramError(
-            f"{mesh.world_size} ranks do not divide into groups of {shard}; use one of {fits} (at {where})"
+            f"{mesh.world_size} ranks do not divide into groups of {shard}; use one of {fits} (at {field})"
         )
     return np.arange(mesh.world_size, dtype=np.int64).reshape(-1, shard)
 

@@ -140,11 +140,11 @@ class SGD(WholeModelHooks[StepsOfSGDConfig]):
 
 def holding(model: Model, mesh: Mesh, config: StepsOfSGDConfig) -> Holding:
     """What rank 0 keeps: everything, and everybody's gradients where they are gathered."""
-    found = base.whole(model, config)
+    base_holding = base.whole(model, config)
     gathered = always(0.0, len(model.layers))
     if config.exchange == "gather" and mesh.workers > 1:
-        gathered[-1] = mesh.workers * found.parameters
-    return msgspec.structs.replace(found, buffers=gathered)
+        gathered[-1] = mesh.workers * base_holding.parameters
+    return msgspec.structs.replace(base_holding, buffers=gathered)
 
 
 class Phase(msgspec.Struct, frozen=True):
@@ -164,9 +164,9 @@ class Phases(msgspec.Struct, frozen=True):
 
     def lines(self) -> Iterator[str]:
         """For people."""
-        for one in self.phases:
-            took = format_time(one.seconds)
-            yield f"phase {one.phase}: {took}, {one.bound}-bound, GPUs idle for {one.idle:.0%} of it"
+        for phase in self.phases:
+            took = format_time(phase.seconds)
+            yield f"phase {phase.phase}: {took}, {phase.bound}-bound, GPUs idle for {phase.idle:.0%} of it"
 
 
 def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh, config: Any) -> Phases:
@@ -186,14 +186,14 @@ def report(program: Program, timeline: Timeline, topology: Topology, mesh: Mesh,
         end[phase] = max(end[phase], float(ends[o]))
         busy[phase] += seconds * (op.kind == "compute")
         bounds[phase][op.bound] += seconds
-    found = []
+    phases = []
     for phase in dict.fromkeys(PHASES.values()):
         if phase in begin:
             seconds = end[phase] - begin[phase]
             bound = bounds[phase]
             idle = 1.0 - busy[phase] / (mesh.world_size * seconds) if seconds else 0.0
-            found.append(Phase(phase, seconds, max(bound, key=lambda b: bound[b]), idle))
-    return Phases(found)
+            phases.append(Phase(phase, seconds, max(bound, key=lambda b: bound[b]), idle))
+    return Phases(phases)
 
 
 def _worked(timeline: Timeline) -> tuple[Floats, Floats, Floats]:

@@ -59,8 +59,8 @@ class Hooks(Protocol):
 class Messages(Protocol):
     """What a pipeline rank sends and receives between its actions."""
 
-    def call(self, at: int) -> None:
-        """The transfers issued after slot ``at`` (-1: before the first)."""
+    def call(self, position: int) -> None:
+        """The transfers issued after slot ``position`` (-1: before the first)."""
 
     def arrived(self, action: Action) -> tuple[int, ...]:
         """What an action's first kernel waits for."""
@@ -111,9 +111,9 @@ class RankWalk:
         """Lay one step, with a flush at its end."""
         self.hooks.begin_step()
         self._call(-1)
-        for at, slot in enumerate(self.order):
+        for position, slot in enumerate(self.order):
             self._slot(slot)
-            self._call(at)
+            self._call(position)
         while self._later:
             place, action = self._later.pop(0)
             deque(self._layer(place, action, last=place not in dict(self._later)), 0)
@@ -124,17 +124,17 @@ class RankWalk:
         last = set(self._last.values())
         self.hooks.begin_step()
         self._call(-1)
-        for at, slot in enumerate(self.order):
+        for position, slot in enumerate(self.order):
             self.ops.step = slot[0].microbatch // self.microbatches
             self._slot(slot)
-            self._call(at)
+            self._call(position)
             if any(action in last for action in slot):
                 self.hooks.finish()
                 self.hooks.begin_step()
 
-    def _call(self, at: int) -> None:
+    def _call(self, position: int) -> None:
         if self.messages is not None:
-            self.messages.call(at)
+            self.messages.call(position)
 
     def _slot(self, slot: Slot) -> None:
         """One action; or two whose kernels take turns, so that one's exchanges run beside the other's kernels.
@@ -160,7 +160,7 @@ class RankWalk:
         last = self._last[action.chunk, self._update(action)] == action
         for i in places if action.kind == "F" else reversed(places):
             place = action.chunk, i
-            waiting = sum(one == place for one, _ in self._later)
+            waiting = sum(later_place == place for later_place, _ in self._later)
             if action.kind == "B" and place in self.deferred and waiting < self.limit:
                 self._later.append((place, action._replace(kind="W")))
                 yield from self._layer(place, action._replace(kind="I"), last=False)

@@ -95,8 +95,8 @@ class Zero12(Zero):
             owner = self.ranks - 1 - min(position // part, self.ranks - 1)
             upto = min(end, (position // part + 1) * part) if owner else end
             size = sharded.nbytes(upto - position, dtype)
-            what = f"bucket {k} to {owner}"
-            done = collective(self.ops, "reduce", what, size, self.group, (after,), root=owner, dtype=dtype)
+            bucket_name = f"bucket {k} to {owner}"
+            done = collective(self.ops, "reduce", bucket_name, size, self.group, (after,), root=owner, dtype=dtype)
             position = upto
         return done
 
@@ -141,9 +141,9 @@ def holding(model: Model, mesh: Mesh, config: ZeroConfig) -> Holding:
     size = DTYPE_BYTES[config.param_dtype]
     numel = float(model.parameters)
     updated = 0.0 if config.offloads_optimizer else numel / ranks
-    whole = numel if block.stage < 3 else 0.0 if config.offloads_parameters else numel / ranks
+    kept_numel = numel if block.stage < 3 else 0.0 if config.offloads_parameters else numel / ranks
     return Holding(
-        parameters=size * whole,
+        parameters=size * kept_numel,
         updated=updated,
         masters=4.0 * updated if size < 4 else 0.0,
         state_bytes=4,
@@ -175,15 +175,15 @@ def _gathered(model: Model, config: ZeroConfig) -> Floats:
     block = config.zero_optimization
     n = len(model.layers)
     size = DTYPE_BYTES[config.param_dtype]
-    found = modules(model, block)
-    held = always(size * float(persistent(model, block)), n)
+    all_modules = modules(model, block)
+    held_bytes = always(size * float(persistent(model, block)), n)
     hpz = size * model.parameters / block.zero_hpz_partition_size if block.zero_hpz_partition_size > 1 else 0.0
     live = np.zeros(2 * n + 1)
-    for k, visit in enumerate(visits(found, block)):
-        layer = found[visit.module].layer
-        moment = layer if k < len(found) else 2 * n - 1 - layer
+    for k, visit in enumerate(visits(all_modules, block)):
+        layer = all_modules[visit.module].layer
+        moment = layer if k < len(all_modules) else 2 * n - 1 - layer
         live[moment] = max(live[moment], size * float(visit.live))
-    return held + live + hpz
+    return held_bytes + live + hpz
 
 
 def _buffers(model: Model, updated: float, config: ZeroConfig) -> Floats:
@@ -193,14 +193,14 @@ def _buffers(model: Model, updated: float, config: ZeroConfig) -> Floats:
     n = len(model.layers)
     size = DTYPE_BYTES[config.param_dtype]
     bucket = float(size * min(elements(block.reduce_bucket_size), model.parameters))
-    found = np.zeros(2 * n + 1)
+    buffers = np.zeros(2 * n + 1)
     if block.stage == 3:
-        found[:] = bucket
+        buffers[:] = bucket
     elif block.contiguous_gradients:
-        found[n : 2 * n] = bucket * (2.0 if block.overlaps else 1.0)
+        buffers[n : 2 * n] = bucket * (2.0 if block.overlaps else 1.0)
     if size < 4:
-        found[2 * n] += 4.0 * updated
-    return found
+        buffers[2 * n] += 4.0 * updated
+    return buffers
 
 
 build = walked(hooks)

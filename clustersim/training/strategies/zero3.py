@@ -72,21 +72,21 @@ class Visit(msgspec.Struct, frozen=True):
 def modules(model: Model, block: ZeroOptimization) -> tuple[Module, ...]:
     """Sub-modules in forward order. A layer without parameters to gather is one module of nothing."""
     threshold = elements(block.stage3_param_persistence_threshold)
-    found: list[Module] = []
+    all_modules: list[Module] = []
     for i, layer in enumerate(model.layers):
         groups = _by_module(layer)
         sizes = [sum(t.numel for t in tensors if t.numel >= threshold) for tensors in groups.values()]
-        whole = sum(sizes)
-        if not whole:
+        total = sum(sizes)
+        if not total:
             own = tuple(t for t in layer.tensors if not t.tied_to)
-            found.append(Module(layer.name, i, 0, own, 1.0))
+            all_modules.append(Module(layer.name, i, 0, own, 1.0))
             continue
         small = tuple(t for tensors, n in zip(groups.values(), sizes, strict=True) if not n for t in tensors)
         for (name, tensors), n in zip(groups.items(), sizes, strict=True):
             if n:
-                found.append(Module(name, i, n, (*tensors, *small), n / whole))
+                all_modules.append(Module(name, i, n, (*tensors, *small), n / total))
                 small = ()
-    return tuple(found)
+    return tuple(all_modules)
 
 
 def _by_module(layer: Layer) -> dict[str, list[Tensor]]:
@@ -104,10 +104,10 @@ def persistent(model: Model, block: ZeroOptimization) -> int:
     return sum(t.numel for layer in model.layers for t in layer.tensors if not t.tied_to and t.numel < threshold)
 
 
-def visits(found: tuple[Module, ...], block: ZeroOptimization, *, recorded: bool = True) -> tuple[Visit, ...]:
+def visits(all_modules: tuple[Module, ...], block: ZeroOptimization, *, recorded: bool = True) -> tuple[Visit, ...]:
     """Forward and backward over the modules; ``recorded``: the order is known, so that there is prefetching."""
-    order = (*range(len(found)), *reversed(range(len(found))))
-    walk = _PrefetchWalk([m.numel for m in found], order, block, recorded)
+    order = (*range(len(all_modules)), *reversed(range(len(all_modules))))
+    walk = _PrefetchWalk([m.numel for m in all_modules], order, block, recorded)
     return tuple(walk.visit(k) for k in range(len(order)))
 
 
@@ -242,8 +242,10 @@ class Zero3(Zero):
         if groups.shape[1] > 1:
             quantized = block.zero_quantized_weights
             size, dtype = (numel * INT8, "uint8") if quantized else (sharded.nbytes(numel, dtype), dtype)
-            where = "world" if groups is self.group else "hpz"
-            after = (collective(self.ops, "all_gather", name, size, groups, after, dtype=dtype, communicator=where),)
+            communicator = "world" if groups is self.group else "hpz"
+            after = (
+                collective(self.ops, "all_gather", name, size, groups, after, dtype=dtype, communicator=communicator),
+            )
         for m in which:
             self.gathered[m] = after
 
@@ -251,24 +253,26 @@ class Zero3(Zero):
 
     def send(self, k: int, numel: int, nbytes: float, after: int) -> int:
         """A reduce_scatter; or its hops in 4 bits, inside nodes and then between them."""
-        what = f"bucket {k}"
+        bucket_name = f"bucket {k}"
         done = after
         if not self.config.zero_optimization.zero_quantized_gradients:
             dtype = self.config.param_dtype
-            return collective(self.ops, "reduce_scatter", what, nbytes, self.group, (after,), dtype=dtype)
-        each = max(1, self.mesh.nproc_per_node // self.mesh.size("tp"))
-        inside = self._within(each, "$.cluster.gpus_per_node")
+            return collective(self.ops, "reduce_scatter", bucket_name, nbytes, self.group, (after,), dtype=dtype)
+        per_node = max(1, self.mesh.nproc_per_node // self.mesh.size("tp"))
+        inside = self._within(per_node, "$.cluster.gpus_per_node")
         hops = [("node", inside, numel * INT4)]
         if self.mesh.n_nodes > 1:
-            hops.append(("rail", _across(inside, self.group), numel * INT4 / each))
+            hops.append(("rail", _across(inside, self.group), numel * INT4 / per_node))
         for name, groups, size in hops:
-            done = collective(self.ops, "all_to_all", what, size, groups, (done,), dtype="uint8", communicator=name)
+            done = collective(
+                self.ops, "all_to_all", bucket_name, size, groups, (done,), dtype="uint8", communicator=name
+            )
         return done
 
-    def _within(self, size: int, where: str) -> Ints:
+    def _within(self, size: int, field: str) -> Ints:
         """Groups of ``size`` neighbours among the ranks that share."""
         if self.ranks % size:
-            raise ProgramError(f"{self.ranks} ranks do not divide into groups of {size} (at {where})")
+            raise ProgramError(f"{self.ranks} ranks do not divide into groups of {size} (at {field})")
         return self.group.reshape(-1, size)
 
     def publish(self, updated: int) -> tuple[int, ...]:
