@@ -62,6 +62,8 @@ def test_every_stacks_defaults_make_a_scenario(stack: Any) -> None:
         "Megatron-DeepSpeed": ("Megatron-DeepSpeed", "2022-02", ""),
         "NeMo of early 2024": ("NeMo / Megatron-Core", "2024-05", ""),
         "performance recipes of NeMo and Megatron-Bridge": ("Megatron-Bridge", "2026-02", ""),
+        "nanotron": ("nanotron", "2025-02", ""),
+        "Megatron-LM's functional tests": ("Megatron-Core (Megatron-LM functional tests)", "2026-08", ""),
         "Megatron-Core with Transformer Engine": ("Megatron-Core", "2026-03", ""),
         "Megatron-LM of SC21": ("Megatron-LM", "2021-04", ""),
         "Megatron-LM of 2021": ("Megatron-LM", "2021-05", ""),

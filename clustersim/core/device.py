@@ -171,6 +171,24 @@ def faster(device: Device, speed: Speed) -> Device:
     )
 
 
+def paced(device: Device, kernels: float, host: float) -> Device:
+    """The device whose kernels take so many times as long as usual, and its host's calls; peaks stay the maker's."""
+    if (kernels, host) == (1.0, 1.0):
+        return device
+    attention = {
+        kernel: MappingProxyType({dim: replace(flash, rate=flash.rate / kernels) for dim, flash in rates.items()})
+        for kernel, rates in device.attention.items()
+    }
+    return replace(
+        device,
+        attention=MappingProxyType(attention),
+        matmul=MappingProxyType({d: replace(own, value=own.value / kernels) for d, own in device.matmul.items()}),
+        stream=replace(device.stream, value=device.stream.value / kernels),
+        kernel_floor=replace(device.kernel_floor, value=device.kernel_floor.value * kernels),
+        launch=replace(device.launch, value=device.launch.value * host),
+    )
+
+
 def of_cores(core: Device, cores: float) -> Device:
     """What a process has that runs on some cores of a CPU: their arithmetic, bandwidth and memory together.
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from clustersim.core.program import Program
     from clustersim.scenario.result import Result
     from clustersim.scenario.running import Prepared
+    from clustersim.scenario.timed import StepFit
     from clustersim.training.strategies import Strategy, StrategyConfig
 
 __all__ = ["Scenario", "find", "from_table", "load", "names", "parse_overrides"]
@@ -53,6 +54,7 @@ class Scenario:
     name : the file's name without suffix. path : the file; relative paths inside it start there.
     file : the tables. config : ``[strategy]``, by the strategy's own Struct.
     changes : what ``--set`` changed. table : what the file says, without the changes.
+    fit : what ``[measured]`` says of kernels and calls, once it has been asked (:mod:`clustersim.scenario.timed`).
     """
 
     name: str
@@ -61,6 +63,7 @@ class Scenario:
     config: StrategyConfig
     changes: Changes = field(default_factory=dict)
     table: Table = field(default_factory=dict, repr=False, compare=False)
+    fit: StepFit | None = None
 
     def __repr__(self) -> str:
         cluster = self.file.cluster
@@ -110,6 +113,10 @@ class Scenario:
         if self.file.parallel is None:
             del table["parallel"]  # a run without it is the run it was before there was such a table
         del table["campaign"]  # no step depends on it
+        if self.file.measured is None:
+            del table["measured"]
+        if not self.file.run.cuda_graph:
+            del table["run"]["cuda_graph"]
         if self.file.run.variation is None:
             del table["run"]["variation"]  # and one that varies as it always did is the run it was
         return table | {"strategy": strategy}

@@ -73,6 +73,9 @@ def held(scenario: Scenario, speed: Speed = AS_IS) -> ScenarioParts:
 
     Raises a :class:`ClusterSimError` naming the field.
     """
+    from clustersim.scenario.timed import informed  # which plays what was measured
+
+    scenario = informed(scenario)
     topology, mesh = placed(scenario)
     scenario = with_micro_batches(scenario, mesh)
     model = model_of(scenario)

@@ -16,7 +16,7 @@ from clustersim.collectives import fitted as fitting
 from clustersim.core import gpu_file
 from clustersim.core.arrays import Ints
 from clustersim.core.calibrated import Calibration
-from clustersim.core.device import Device, Speed, device, faster, of_cores, with_efficiencies
+from clustersim.core.device import Device, Speed, device, faster, of_cores, paced, with_efficiencies
 from clustersim.core.errors import ScenarioError
 from clustersim.core.memo import kept_with_first
 from clustersim.core.memory_use import MemoryUse
@@ -170,7 +170,7 @@ def kinds_of(scenario: Scenario, topology: Topology, mesh: Mesh, model: Model, s
     kinds = []
     for name, kind in {kind.device: kind for kind in types}.items():
         with scenario.at("$.cluster.topology"):
-            card = _Card(kind.gpu, topology.calibration, cores_of(topology, mesh), speed)
+            card = _Card(kind.gpu, topology.calibration, cores_of(topology, mesh), speed, *factors_of(scenario))
             gpu = card.device
         cost = _priced(scenario, topology, model, card)
         kinds.append(DeviceKind(gpu, cost, np.flatnonzero(name_of == name)))
@@ -207,7 +207,21 @@ def execution_of(scenario: Scenario) -> Execution:
         implementation="compiled" if spec.implementation in {"megatron", "fused"} else "eager",
         state_dtype=config.state_dtype,
         float8_recipe=spec.float8_recipe,
+        layer_time=layer_time_of(scenario),
+        graphed="full_iteration" in run.cuda_graph,
     )
+
+
+def layer_time_of(scenario: Scenario) -> float | None:
+    """[s] that the host takes for a layer's forward and backward, where that was measured."""
+    measured = scenario.file.measured
+    return None if measured is None or measured.layer_time is None else float(measured.layer_time)
+
+
+def factors_of(scenario: Scenario) -> tuple[float, float]:
+    """How many times as long as usual kernels and the host's calls take, by what was measured."""
+    fit = scenario.fit
+    return (1.0, 1.0) if fit is None else (fit.kernels, fit.host)
 
 
 def cores_of(topology: Topology, mesh: Mesh) -> float:
@@ -246,12 +260,17 @@ def play(scenario: Scenario, program: Program, topology: Topology, mesh: Mesh, *
 
 
 class _Card(NamedTuple):
-    """A device, with what is fitted to its machine, at a speed; of a CPU, the cores of a rank, else 0."""
+    """A device, with what is fitted to its machine, at a speed; of a CPU, the cores of a rank, else 0.
+
+    kernels, host : how many times as long as usual its kernels and its host's calls take.
+    """
 
     shipped: Device
     fitted: Calibration | None
     cores: float
     speed: Speed
+    kernels: float = 1.0
+    host: float = 1.0
 
     @property
     def device(self) -> Device:
@@ -259,7 +278,7 @@ class _Card(NamedTuple):
         found = self.shipped
         if self.fitted is not None:
             found = with_efficiencies(found, self.fitted.values("device"))
-        found = faster(found, self.speed)
+        found = paced(faster(found, self.speed), self.kernels, self.host)
         return of_cores(found, self.cores) if self.cores else found
 
 

@@ -60,10 +60,14 @@ def _batch(p: Prepared) -> str:
     return f"{each}{several}, {config.micro_batch_size * passes * replicas:,} samples a step"
 
 
+LEAST_LEFT = 0.5
+"""Share of a range that measured steps leave at least: what other settings add (network, bubbles) was not in them."""
+
+
 class Trust(msgspec.Struct, frozen=True):
     """The range around a step time: ``p50`` and ``p90`` (relative), the ``rows`` and ``publishers`` they are from, and
     ``as_of``, the day of the validation; ``assumed`` : the half-width (nine in ten) of what the GPU's own file leaves
-    open, which is in both."""
+    open, which is in both; ``narrowed`` : the share of the range that measured steps left."""
 
     p50: float
     p90: float
@@ -71,8 +75,14 @@ class Trust(msgspec.Struct, frozen=True):
     publishers: int
     as_of: str
     assumed: float = 0.0
+    narrowed: float = 1.0
 
     def __str__(self) -> str:
+        if self.narrowed < 1:
+            return (
+                f"half within {self.p50:.0%}, nine in ten within {self.p90:.0%}: the range of {self.rows:,} published "
+                f"steps of this kind, of which measured ones leave {self.narrowed:.0%}"
+            )
         several = self.publishers > 1
         publishers = f"{self.publishers} publishers, each weighing the same" if several else "one publisher"
         return (
@@ -94,7 +104,9 @@ def trust(prepared: Prepared) -> Trust:
     assumed = half_width(prepared.device, dtype) if prepared.device.assumed else 0.0
     half = math.hypot(found.p50, HALF_OF_NINE * assumed)
     nearly_all = math.hypot(found.p90, assumed)
-    return Trust(half, nearly_all, found.rows, found.groups, ranges.as_of(), assumed)
+    fit = prepared.scenario.fit
+    left = 1.0 if fit is None else max(fit.narrowed, LEAST_LEFT)
+    return Trust(left * half, left * nearly_all, found.rows, found.groups, ranges.as_of(), assumed, left)
 
 
 HALF_OF_NINE = 0.41

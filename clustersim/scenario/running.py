@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from clustersim.core import limits
-from clustersim.core.device import AS_IS, Device, Speed
+from clustersim.core.device import AS_IS, Device, Speed, device
 from clustersim.core.errors import ScenarioError
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.model import StepCost
@@ -130,7 +130,8 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
         program = pinned(program, file.run.pins)
     if file.run.variation is not None:
         program = varied(program, draw(scenario, topology, mesh), mesh)
-    said = dict.fromkeys((*model.notes, *_mixture(kinds), *_periods(scenario), *_changed(scenario), *program.notes))
+    model_notes = (*_hosts(found, cost), *model.notes, *_mixture(kinds), *_periods(scenario), *_changed(scenario))
+    said = dict.fromkeys((*model_notes, *program.notes))
     return Prepared(**vars(found), device=gpu, cost=cost, program=program, notes=tuple(said), peak_flops=peak)
 
 
@@ -152,6 +153,23 @@ def _program(found: ScenarioParts, kind: DeviceKind) -> Program:
         program = build(found.model, cost, found.mesh, scenario.config, steps, file.run.seed)
         program.check()
     return program
+
+
+def _hosts(found: ScenarioParts, cost: StepCost) -> Iterator[str]:
+    """What is known of kernels and host: measured, or that nobody has measured this stack."""
+    scenario = found.scenario
+    if scenario.fit is not None and scenario.fit.steps:
+        yield str(scenario.fit)
+    if found.split is None or scenario.file.measured is not None:
+        return
+    from clustersim.scenario.split_step import local_cost
+
+    law = local_cost(scenario, device(found.card.name), cost).host
+    if law is not None and not law.known:
+        yield (
+            f"host: nobody here has measured how long {found.split.parallel.framework} takes to call a layer; "
+            f"{format_time(law.call)} a call is a guess, two or three times off either way ([measured] layer_time)"
+        )
 
 
 def _periods(scenario: Scenario) -> Iterator[str]:

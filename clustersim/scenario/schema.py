@@ -207,6 +207,41 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise ValueError("opal_cuda_support is Open MPI's; write it with backend = 'mpi'")
 
 
+class MeasuredStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[[measured.steps]]``: a step that somebody timed.
+
+    Parameters
+    ----------
+    time : seconds of one optimizer step, the median of some. set : in what that run differed from this file as it is
+        written, by dotted field: ``{"cluster.nodes" = 1}``. What ``--set`` changes is not of that run.
+    """
+
+    time: Seconds
+    set: Table = {}
+
+    def __post_init__(self) -> None:
+        if not 0 < float(self.time) < math.inf:
+            raise ValueError("time must be longer than 0 s")
+
+
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[measured]``: what was timed on the real machine, and goes before what is usual.
+
+    Parameters
+    ----------
+    layer_time : of a layer and micro-batch, what the host takes to call its forward and backward: the step at the
+        smallest batch, over micro-batches and layers of a GPU. Recomputation is not in it.
+    steps : steps that were timed (:class:`MeasuredStep`): how much longer kernels and calls take than usual follows.
+    """
+
+    layer_time: Seconds | None = None
+    steps: tuple[MeasuredStep, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.layer_time is not None and not 0 < float(self.layer_time) <= 60:
+            raise ValueError("layer_time must be longer than 0 s and at most a minute")
+
+
 class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A whole file.
 
@@ -215,6 +250,7 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     strategy : read a second time by the strategy's own Struct, which ``kind`` names.
     parallel : how the model is split over ranks; without it every rank holds the whole.
     campaign : the whole training that steps like this one are of, for ``clustersim campaign``.
+    measured : what was timed on the real machine.
     """
 
     cluster: Cluster
@@ -223,3 +259,4 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     run: Run = Run()
     parallel: ParallelConfig | None = None
     campaign: CampaignTable | None = None
+    measured: Measured | None = None

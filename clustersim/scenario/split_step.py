@@ -22,7 +22,7 @@ from clustersim.model.seconds import setting
 from clustersim.model.seconds.host import HostLaw, host_level
 from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
-from clustersim.scenario.parts import execution_of, located
+from clustersim.scenario.parts import execution_of, layer_time_of, located
 from clustersim.scenario.replicas import (
     activations,
     check_replicas,
@@ -282,10 +282,17 @@ def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
     if parallel is None or "full_iteration" in graphs or gpu.arch == "cpu":
         return None
     level = host_level(parallel.framework, scenario.file.model.implementation)
-    if not level.call:
+    seconds = layer_time_of(scenario)
+    if not level.call and seconds is None:
         return None
-    launch = gpu.launch.value * pace
-    return msgspec.structs.replace(level, call=level.call * pace, launch=launch, graphs=graphs)
+    factor = 1.0 if scenario.fit is None else scenario.fit.host
+    return msgspec.structs.replace(
+        level,
+        call=level.call * pace * factor,
+        launch=gpu.launch.value * pace,  # which has the factor in it
+        graphs=graphs,
+        layer_time=None if seconds is None else seconds * factor,
+    )
 
 
 def _told(split: Split) -> Iterator[str]:

@@ -103,6 +103,7 @@ class Setting:
     summed_bytes : of an element of the gradient that a weight gradient's product is added to (Megatron's
         ``gradient_accumulation_fusion``); 0 where the product is written.
     float8_recipe : one of :data:`FLOAT8_RECIPES`: whether 8-bit linears have one scale a tensor or one a row.
+    hosted : the host launches kernels one by one; else a CUDA graph does.
     constants : the fitted numbers.
     """
 
@@ -114,6 +115,7 @@ class Setting:
     images: bool = False
     summed_bytes: int = 0
     float8_recipe: str = "tensorwise"
+    hosted: bool = True
     constants: ComputeConstants = CONSTANTS
 
     @property
@@ -177,6 +179,8 @@ class Execution:
     state_dtype : what the optimizer's parameters and states are in; ``param_dtype`` when None. FSDP and ZeRO compute in
         16 bits and update fp32 shards.
     float8_recipe : one of :data:`FLOAT8_RECIPES`, of dtype fp8.
+    layer_time : float [s] that the host takes to launch a block's forward and backward, where it was measured.
+    graphed : the whole step is one CUDA graph, which the host launches at once.
     """
 
     dtype: str = "bf16"
@@ -188,6 +192,8 @@ class Execution:
     implementation: str = "eager"
     state_dtype: str | None = None
     float8_recipe: str = "tensorwise"
+    layer_time: float | None = None
+    graphed: bool = False
 
 
 def setting(device: Device, how: Execution, constants: ComputeConstants = CONSTANTS) -> Setting:
@@ -219,5 +225,6 @@ def setting(device: Device, how: Execution, constants: ComputeConstants = CONSTA
         attention_kernel=kernel,
         compiled=how.implementation == "compiled",
         float8_recipe=how.float8_recipe,
+        hosted=not how.graphed,
         constants=constants,
     )

@@ -86,7 +86,8 @@ class HostLaw(msgspec.Struct, frozen=True):
     """What calls and launches take a host.
 
     call, launch : float [s]. joined : linears that read one tensor (q, k and v; gate and up) are one module.
-    source : where the level is from. graphs : what CUDA graphs replay, as ``cuda_graph_scope`` of Megatron names it.
+    source : where the level is from. layer_time : float [s], measured, of a layer's forward and backward: all of its
+    calls and launches are scaled to it. known : somebody has measured this stack. graphs : what CUDA graphs replay, as ``cuda_graph_scope`` of Megatron names it.
     """
 
     call: float
@@ -94,6 +95,8 @@ class HostLaw(msgspec.Struct, frozen=True):
     joined: bool = False
     source: str = ""
     graphs: tuple[str, ...] = ()
+    layer_time: float | None = None
+    known: bool = True
 
     def work(self, name: str, kernels: Iterable[Kernel], part: str) -> float:
         """Seconds [s] to call the kernels of a work of this name (:func:`clustersim.model.seconds.price.price` has the
@@ -135,8 +138,10 @@ def host_level(framework: str, implementation: str | None) -> HostLaw:
     implementation, of the framework, or the prior of those that nobody has measured."""
     table = _levels()
     names = (f"{framework}/{implementation}", framework, "unknown")
-    level = next(table[name] for name in names if name in table)
-    return HostLaw(parse_time(level["call"]), 0.0, bool(level.get("joined")), str(level["source"]))
+    name = next(name for name in names if name in table)
+    level = table[name]
+    joined = bool(level.get("joined"))
+    return HostLaw(parse_time(level["call"]), 0.0, joined, str(level["source"]), known=name != "unknown")
 
 
 @lru_cache(maxsize=1)

@@ -60,7 +60,7 @@ def price(
                 shares["memory"] += casts
             busy += work + floor + casts
             shares["launch" if floor > work else bound] += work + floor
-            host += launches(kernel, part) * where.device.launch.value
+            host += launches(kernel, part) * where.device.launch.value * where.hosted
             executed += done
     if more:
         busy += more

@@ -11,6 +11,7 @@ from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.model import Kernel, Layer, Model, StepCost
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.model.seconds.base import CONSTANTS, ComputeConstants, Execution, Setting, setting
+from clustersim.model.seconds.kernels import launches
 from clustersim.model.seconds.optimizer import fused_traffic, optimizer_floor, optimizer_time, tensors_of
 from clustersim.model.seconds.price import Pass, cast_time, price
 
@@ -42,7 +43,7 @@ def step_cost(
 def _cost(where: Setting, model: Model, batch: int, how: Execution) -> StepCost:
     constants = where.constants
     volta = 0 < where.device.sm < 80
-    forward, backward = _passes(where, model, batch, how.activation_checkpointing)
+    forward, backward = _passes(where, model, batch, how.activation_checkpointing, how.layer_time)
     state_bytes = DTYPE_BYTES[how.state_dtype or how.param_dtype]
     sizes = (model.parameters, tensors_of(model))
     return StepCost(
@@ -75,22 +76,38 @@ def _notes(where: Setting) -> tuple[str, ...]:
     return (*device.notes, *((swapped,) if runs_as != where.dtype else ()))
 
 
-def _passes(where: Setting, model: Model, batch: int, checkpointing: str) -> tuple[list[Pass], list[Pass]]:
-    """Costs of forward and backward of every layer; layers with the same kernels are priced once."""
+def _passes(
+    where: Setting, model: Model, batch: int, checkpointing: str, seconds: float | None = None
+) -> tuple[list[Pass], list[Pass]]:
+    """Costs of forward and backward of every layer; layers with the same kernels are priced once.
+
+    ``seconds`` [s] : of the host for a block, where that was measured.
+    """
     known: dict[tuple[object, ...], tuple[Pass, Pass]] = {}
     costs = []
     for layer in model.layers:
         recompute = checkpointing if layer.kind == "block" else "none"
         key = (layer.kind, layer.kernels, layer.parameters, recompute)
         if key not in known:
-            known[key] = _layer(where, layer, batch, recompute)
+            known[key] = _layer(where, layer, batch, recompute, seconds)
         costs.append(known[key])
     return [forward for forward, _ in costs], [backward for _, backward in costs]
 
 
-def _layer(where: Setting, layer: Layer, batch: int, recompute: str) -> tuple[Pass, Pass]:
+def _launched(where: Setting, layer: Layer, seconds: float) -> Setting:
+    """The setting whose host takes so long to launch a layer's forward and backward."""
+    count = sum(launches(kernel, part) for kernel in layer.kernels for part in "FB")
+    launch = replace(where.device.launch, value=seconds / count) if count else where.device.launch
+    return replace(where, device=replace(where.device, launch=launch))
+
+
+def _layer(
+    where: Setting, layer: Layer, batch: int, recompute: str, seconds: float | None = None
+) -> tuple[Pass, Pass]:
     kernels = layer.kernels
     dense = layer.kind == "block"
+    if dense and seconds is not None:
+        where = _launched(where, layer, seconds)
     cast = cast_time(where, layer.parameters) if layer.kind != "embedding" else 0.0
     again = {"none": (), "full": kernels, "selective": _selective(kernels)}[recompute]
     ahead = price(where, ((kernels, "F"),), batch, dense=dense, more=cast)

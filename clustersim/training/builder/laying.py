@@ -14,6 +14,7 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.label import Label
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import COMPUTE_STREAM, COPY_ENGINE, DTYPE_BYTES, Collective, Compute, Recv, Send
+from clustersim.model.seconds.host import HostLaw
 from clustersim.model.seconds.local import LocalCost, Runs
 from clustersim.model.seconds.price import Pass
 from clustersim.training.partition.base import Chunk, Exchange, Item, LocalLayer, Stage, Work
@@ -126,16 +127,25 @@ class StageOps:
             return ()
         key = id(layer), kind
         if key not in self._calls:
-            items = [item for item in (layer.forward if kind == "F" else layer.backward) if item.part in PARTS[kind]]
-            spent = [0.0]
-            for item in items:
-                if isinstance(item, Work):
-                    spent[-1] += law.work(item.name, item.kernels, item.part)
-                    spent += [0.0] * (item.name == WAITS)
-                elif self.groups(item.dims).shape[1] > 1:
-                    spent[-1] += law.exchange(item.name)
-            self._calls[key] = layer, tuple(spent)
+            plain = self._called(law, layer, PARTS[kind])
+            if law.layer_time is not None and layer.kind == "block":
+                whole = sum(self._called(law, layer, "FIW"))
+                plain = tuple(law.layer_time * seconds / whole for seconds in plain) if whole else plain
+            self._calls[key] = layer, plain
         return self._calls[key][1]
+
+    def _called(self, law: HostLaw, layer: LocalLayer, parts: str) -> tuple[float, ...]:
+        """Seconds [s] of the calls of these parts of a layer, between the host's waits for the device."""
+        spent = [0.0]
+        for item in (*layer.forward, *layer.backward):
+            if item.part not in parts:
+                continue
+            if isinstance(item, Work):
+                spent[-1] += law.work(item.name, item.kernels, item.part)
+                spent += [0.0] * (item.name == WAITS)
+            elif self.groups(item.dims).shape[1] > 1:
+                spent[-1] += law.exchange(item.name)
+        return tuple(spent)
 
     def host_binds(self, chunk: Chunk, kind: str) -> bool:
         """Whether the host takes longer to call a pass of a chunk than the GPU to compute it."""
