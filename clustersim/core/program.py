@@ -25,6 +25,8 @@ from clustersim.core.units import format_bytes, format_time
 PHASES = ("forward", "backward", "optimizer", "gradient", "memcpy", "input", "communication", "other")
 """What an op is part of; colours, shares and bubbles are told by it. ``gradient`` is bucket copies and casts."""
 
+HOST_CALL = "call "
+"""What the names of ops begin with in which the host calls a layer's modules."""
 BOUNDS = ("compute", "memory", "launch", "communication", "host")
 """What limits an op's own speed."""
 

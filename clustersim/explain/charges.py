@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clustersim.core.arrays import Floats
-from clustersim.core.program import COMPUTE_STREAM
+from clustersim.core.program import COMPUTE_STREAM, HOST_CALL
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.chase import Chase, ChaseEnd
 from clustersim.explain.columns import columns_of
@@ -129,6 +129,8 @@ class ChargeBook:
         info = self.timeline.ops[op]
         if why != PieceRule.HOST_WORK and self.cut.state[piece] == PieceState.LAUNCH:
             return Blame("launch", "kernels")
+        if why == PieceRule.HOST_WORK and info.name.startswith(HOST_CALL):
+            return Blame("calls", "layers")
         copies = why == PieceRule.HOST_WORK and info.phase == "memcpy"
         return Blame("host copies" if copies else "host", sort_of(info.name))
 

@@ -24,6 +24,8 @@ HEADLINES = {
     "late launch": "ranks arrive at collectives at different times, because their hosts launch late",
     "host copies": "GPUs wait for copies from and to the host",
     "host": "GPUs wait for the host ({subject})",
+    "calls": "it is host-bound: the host calls layers more slowly than GPUs compute them; larger micro-batches, CUDA "
+    "graphs, compiled layers or fewer stages help",
     "idle device": "it is launch-bound: GPUs idle with nothing queued",
     "launch": "it is launch-bound: the host launches kernels more slowly than they run",
     "unknown": "communication is exposed",

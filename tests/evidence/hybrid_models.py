@@ -36,11 +36,13 @@ def model_table(row: Row, stack: SplitStack, dtype: str, device: Device) -> Tabl
         options |= {"attn_dropout": False, "fused_loss": True}
     if family == "experts":
         options |= {"experts_implementation": "grouped_mm"}
+    unfused = re.search(r"attention backend (unfused|local)", row.get("notes", ""))
+    kernel = "eager" if unfused else stack.attention
     return {
         "name": name,
         "seq_len": whole(row, "seq_len"),
         "dtype": dtype,
-        "attention": stack.attention if stack.attention in {"eager", *device.attention} else "flash",
+        "attention": kernel if kernel in {"eager", *device.attention} else "flash",
         "implementation": stack.implementation,
         "options": options,
     }

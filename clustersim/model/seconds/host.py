@@ -98,9 +98,10 @@ class HostLaw(msgspec.Struct, frozen=True):
     layer_time: float | None = None
     known: bool = True
 
-    def work(self, name: str, kernels: Iterable[Kernel], part: str) -> float:
+    def work(self, name: str, kernels: Iterable[Kernel], part: str, called: set[tuple[str, ...]]) -> float:
         """Seconds [s] to call the kernels of a work of this name (:func:`clustersim.model.seconds.price.price` has the
-        parts)."""
+        parts). ``called`` : modules of the pass so far; pieces of one that overlaps its exchange are no further calls.
+        """
         seconds = 0.0
         for kernel in kernels:
             if self.graphs and _captured(name, kernel.name, self.graphs):
@@ -108,16 +109,18 @@ class HostLaw(msgspec.Struct, frozen=True):
             if self.joined and weighted(kernel) and not kernel.saved:
                 continue  # the input is kept for the first of those that read it
             launched = launches(kernel, part)
+            seconds += launched * self.launch
             # Autograd makes both gradients of a product in one call.
-            called = int(launched > 0 and (part != "W" or kernel.kind != "gemm"))
-            # A router's choice brings masks, counts, sorts and the balance loss, which are called one by one.
-            called += BOOKKEEPING * (kernel.name == "top_k" and part != "W")
-            seconds += launched * self.launch + called * self.call
+            if launched and (part != "W" or kernel.kind != "gemm") and (name, kernel.name, part) not in called:
+                called.add((name, kernel.name, part))
+                # A router's choice brings masks, counts, sorts and the balance loss, which are called one by one.
+                seconds += self.call * (1 + BOOKKEEPING * (kernel.name == "top_k"))
         return seconds
 
-    def exchange(self, name: str) -> float:
-        """Seconds [s] to call an exchange of this name."""
-        return 0.0 if self.graphs and _captured(name, "", self.graphs) else self.call
+    def exchange(self, name: str, kind: str) -> float:
+        """Seconds [s] to call an exchange of this name and kind; copies between pieces are the module's own."""
+        graphed = self.graphs and _captured(name, "", self.graphs)
+        return 0.0 if graphed or kind == "copies" else self.call
 
 
 def _captured(name: str, kernel: str, graphs: tuple[str, ...]) -> bool:

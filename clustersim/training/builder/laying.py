@@ -13,7 +13,7 @@ import numpy as np
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.label import Label
 from clustersim.core.mesh import Mesh
-from clustersim.core.program import COMPUTE_STREAM, COPY_ENGINE, DTYPE_BYTES, Collective, Compute, Recv, Send
+from clustersim.core.program import COMPUTE_STREAM, COPY_ENGINE, DTYPE_BYTES, HOST_CALL, Collective, Compute, Recv, Send
 from clustersim.model.seconds.host import HostLaw
 from clustersim.model.seconds.local import LocalCost, Runs
 from clustersim.model.seconds.price import Pass
@@ -69,7 +69,7 @@ class StageOps:
     _calls: dict[tuple[int, str], tuple[LocalLayer, tuple[float, ...]]] = field(
         default_factory=dict, init=False, repr=False
     )
-    _binds: dict[tuple[int, str], tuple[Chunk, bool]] = field(default_factory=dict, init=False, repr=False)
+    _binds: dict[int, tuple[Chunk, bool]] = field(default_factory=dict, init=False, repr=False)
 
     def groups(self, dims: tuple[str, ...]) -> Ints:
         """(groups, members): the stage's groups over these dimensions, the same array at every call."""
@@ -137,28 +137,27 @@ class StageOps:
     def _called(self, law: HostLaw, layer: LocalLayer, parts: str) -> tuple[float, ...]:
         """Seconds [s] of the calls of these parts of a layer, between the host's waits for the device."""
         spent = [0.0]
+        modules: set[tuple[str, ...]] = set()
         for item in (*layer.forward, *layer.backward):
             if item.part not in parts:
                 continue
             if isinstance(item, Work):
-                spent[-1] += law.work(item.name, item.kernels, item.part)
+                spent[-1] += law.work(item.name, item.kernels, item.part, modules)
                 spent += [0.0] * (item.name == WAITS)
             elif self.groups(item.dims).shape[1] > 1:
-                spent[-1] += law.exchange(item.name)
+                spent[-1] += law.exchange(item.name, item.kind)
         return tuple(spent)
 
-    def host_binds(self, chunk: Chunk, kind: str) -> bool:
-        """Whether the host takes longer to call a pass of a chunk than the GPU to compute it."""
-        key = id(chunk), kind
-        if key not in self._binds:
-            calls = sum(sum(self.host_seconds(layer, kind)) for layer in chunk.layers)
-            self._binds[key] = chunk, bool(calls) and calls > sum(self._kernels(x, kind) for x in chunk.layers)
-        return self._binds[key][1]
+    def host_binds(self, chunk: Chunk) -> bool:
+        """Whether the host takes longer to call forward and backward of a chunk than the GPU to compute them."""
+        if id(chunk) not in self._binds:
+            calls = sum(sum(self.host_seconds(layer, kind)) for layer in chunk.layers for kind in "FB")
+            self._binds[id(chunk)] = chunk, bool(calls) and calls > sum(map(self._kernels, chunk.layers))
+        return self._binds[id(chunk)][1]
 
-    def _kernels(self, layer: LocalLayer, kind: str) -> float:
-        pieces, _ = self.runs(layer, kind)
-        works = [piece for piece in pieces if isinstance(piece, WorkRun)]
-        return sum(self.price(layer, work).seconds for work in works)
+    def _kernels(self, layer: LocalLayer) -> float:
+        pieces = (piece for kind in "FB" for piece in self.runs(layer, kind)[0])
+        return sum(self.price(layer, piece).seconds for piece in pieces if isinstance(piece, WorkRun))
 
     def price(self, layer: LocalLayer, run: WorkRun) -> Pass:
         """What a run of a layer's works costs."""
@@ -301,7 +300,7 @@ class StageLay(msgspec.Struct, frozen=True):
         here = self.here
         ops = self.here.ops
         chunk = self.stage.of(action.microbatch, place[0])
-        if here.cost.host is None or not here.host_binds(chunk, action.kind):
+        if here.cost.host is None or not here.host_binds(chunk):
             return HostCalls(here, None, ())
         pieces, _ = here.runs(layer, action.kind)
         works = [n for n, piece in enumerate(pieces) if isinstance(piece, WorkRun)]
@@ -313,7 +312,7 @@ class StageLay(msgspec.Struct, frozen=True):
         first = place[1] == (0 if action.kind == "F" else len(chunk.layers) - 1)
         after = (*ops.waits, *((ops.kernel,) if ops.kernel >= 0 else ())) if first else ()
         op = Compute(
-            f"call {_SHORT[action.kind]} {layer.name}",
+            f"{HOST_CALL}{_SHORT[action.kind]} {layer.name}",
             0.0,
             HOST_STREAM,
             after,
