@@ -110,7 +110,10 @@ class TestMeasured:
         assert found.fit.steps[0].fitted == pytest.approx(1.5 * usual, rel=0.03)
 
     def test_a_step_of_much_work_says_how_fast_kernels_are(self) -> None:
-        step = {"set": {"strategy.micro_batch_size": 1024}, "time": f"{1.1 * _seconds(strategy__micro_batch_size=1024)} s"}
+        step = {
+            "set": {"strategy.micro_batch_size": 1024},
+            "time": f"{1.1 * _seconds(strategy__micro_batch_size=1024)} s",
+        }
         found = informed(scenario.from_table(_with({"steps": [step]}), "small.toml"))
         assert found.fit is not None
         assert found.fit.kernels == pytest.approx(1.1, rel=0.04)

@@ -25,10 +25,10 @@ _PLAIN = {
     "wait for it, longest rank {rank} at {op}, {worst} while rank {holder} was still in {held}.",
     "host copies": "Copies between host and GPU hold the GPU: rank {rank} waits {worst} for {moved}.",
     "host": "The GPU waits for the host: {op}, {worst} on rank {rank}.",
-    "calls": "Host-bound: the host takes longer to call a layer's modules, their gradients and its collectives than GPUs "
-    "to compute them, {op} {worst} on rank {rank}; a larger micro-batch, CUDA graphs, compiled layers, fewer stages or a "
-    "faster CPU would help, a faster GPU would not. What it takes is usual of the framework; [measured] layer_time says "
-    "what it is on your machine.",
+    "calls": "Host-bound: the host takes longer to call a layer's modules, their gradients and its collectives than "
+    "GPUs to compute them, {op} {worst} on rank {rank}; a larger micro-batch, CUDA graphs, compiled layers, fewer "
+    "stages or a faster CPU would help, a faster GPU would not. What it takes is usual of the framework; [measured] "
+    "layer_time says what it is on your machine.",
     "idle device": "Launch-bound: GPUs have nothing queued, since the host launches kernels more slowly than they run; "
     "on rank {rank} for {worst} in all.",
     "launch": "Launch-bound: {share:.1%} of the time goes to ops whose kernels are shorter than the host takes to "

@@ -63,7 +63,8 @@ class StepFit(msgspec.Struct, frozen=True):
             f"{step.fitted / step.measured - 1:+.0%} so"
             for step in self.steps
         )
-        return f"measured steps: kernels take {self.kernels:.2f} and the host's calls {self.host:.2f} times the usual ({said})"
+        kernels = f"kernels take {self.kernels:.2f} and the host's calls {self.host:.2f} times the usual"
+        return f"measured steps: {kernels} ({said})"
 
 
 def informed(scenario: Scenario) -> Scenario:
@@ -145,6 +146,6 @@ def _possible(run: Scenario, time: float, i: int) -> None:
     least = samples * prepared.model.flops_per_sample() / (prepared.peak_flops * prepared.gpus) if prepared.gpus else 0
     if time < least:
         raise ScenarioError(
-            f"{run.path}: a step of {format_time(time)} is faster than {format_time(least)}, which the model's FLOPs take "
-            f"on {prepared.gpus} {prepared.devices} at peak (at $.measured.steps[{i}].time)"
+            f"{run.path}: a step of {format_time(time)} is faster than {format_time(least)}, which the model's FLOPs "
+            f"take on {prepared.gpus} {prepared.devices} at peak (at $.measured.steps[{i}].time)"
         )

@@ -86,8 +86,9 @@ class HostLaw(msgspec.Struct, frozen=True):
     """What calls and launches take a host.
 
     call, launch : float [s]. joined : linears that read one tensor (q, k and v; gate and up) are one module.
-    source : where the level is from. layer_time : float [s], measured, of a layer's forward and backward: all of its
-    calls and launches are scaled to it. known : somebody has measured this stack. graphs : what CUDA graphs replay, as ``cuda_graph_scope`` of Megatron names it.
+    source : where the level is from. known : somebody has measured this stack.
+    graphs : what CUDA graphs replay, as ``cuda_graph_scope`` of Megatron names it.
+    layer_time : float [s], measured, of a layer's forward and backward: its calls and launches are scaled to it.
     """
 
     call: float

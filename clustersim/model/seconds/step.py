@@ -101,9 +101,7 @@ def _launched(where: Setting, layer: Layer, seconds: float) -> Setting:
     return replace(where, device=replace(where.device, launch=launch))
 
 
-def _layer(
-    where: Setting, layer: Layer, batch: int, recompute: str, seconds: float | None = None
-) -> tuple[Pass, Pass]:
+def _layer(where: Setting, layer: Layer, batch: int, recompute: str, seconds: float | None = None) -> tuple[Pass, Pass]:
     kernels = layer.kernels
     dense = layer.kind == "block"
     if dense and seconds is not None:

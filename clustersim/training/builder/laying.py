@@ -303,11 +303,11 @@ class StageLay(msgspec.Struct, frozen=True):
         if here.cost.host is None or not here.host_binds(chunk):
             return HostCalls(here, None, ())
         pieces, _ = here.runs(layer, action.kind)
-        works = [n for n, piece in enumerate(pieces) if isinstance(piece, WorkRun)]
-        waits = [n for n in works if WAITS in pieces[n][0].split("+")]
+        works = [(n, piece) for n, piece in enumerate(pieces) if isinstance(piece, WorkRun)]
+        waits = [n for n, run in works if WAITS in run.name.split("+")]
         seconds = here.host_seconds(layer, action.kind)
         # Works that were joined with the wait are called with what is in front of it.
-        ends = tuple(dict.fromkeys([*waits, *works[-1:]]))
+        ends = tuple(dict.fromkeys([*waits, *(n for n, _ in works[-1:])]))
         spent = (*seconds[: len(ends) - 1], sum(seconds[len(ends) - 1 :]))
         first = place[1] == (0 if action.kind == "F" else len(chunk.layers) - 1)
         after = (*ops.waits, *((ops.kernel,) if ops.kernel >= 0 else ())) if first else ()
