@@ -30,6 +30,7 @@ class ToyCost:
     i: float = 1.0
     w: float = 1.0
     micro_batch_size: int = 1
+    host: None = None
 
     def work(self, runs, *, dense, cast=0):
         runs = [run for run in runs if run[0][0].kind != "host"]
