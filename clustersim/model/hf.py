@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from clustersim.core.errors import ModelError, few, nearest
 from clustersim.core.model import Model
 from clustersim.core.paths import data_path
@@ -46,7 +48,7 @@ def from_hf(
     attention, implementation : how kernels run, see :class:`~clustersim.model.base.TransformerShape`.
     name : what to call it; ``_name_or_path``, the file's folder or its ``model_type`` by default.
     overrides : any other field of Shape, such as ``head="pretraining"`` for BERT (``"pooler"`` by default, the bare
-        BertModel) or ``layers=2``.
+        BertModel) or ``layers=2``; ``experts`` is a table of the sizes that change, ``{"count": 8, "per_token": 2}``.
 
     Raises :class:`ModelError` naming the file, the key and what it is for when one is missing or no number; an unknown
     ``model_type`` gives the nearest known one.
@@ -62,9 +64,35 @@ def from_hf(
     for key in changes:
         if key not in fields:
             raise ModelError(f"{shape.name}: unknown model option {key!r}; {nearest(key, fields)}")
+    changes = with_experts(shape, changes)
     if shape.tower:
         notes = tuple(image_note(shape) if " pixels a sample" in note else note for note in notes)
     return build(replace(shape, **changes), notes)
+
+
+def with_experts(shape: TransformerShape, changes: Table) -> Table:
+    """Changes to a shape whose ``experts`` is a table as :class:`~clustersim.model.base.TransformerShape` has them.
+
+    Raises :class:`ModelError` for a dense shape, and for a size that is unknown or no whole number above zero.
+    """
+    said = changes.get("experts")
+    if not isinstance(said, dict):
+        return changes
+    if shape.experts is None:
+        raise ModelError(f"{shape.name}: 'experts' are sizes of a mixture of experts; the model has none")
+    for key in said:
+        if key not in shape.experts.__struct_fields__:
+            hint = nearest(key, shape.experts.__struct_fields__)
+            raise ModelError(f"{shape.name}: unknown size 'experts.{key}'; {hint}")
+    sizes = msgspec.structs.asdict(shape.experts) | said
+    try:
+        experts = msgspec.convert(sizes, type(shape.experts))
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{shape.name}: experts: {error}") from None
+    least = min(experts.count, experts.per_token, experts.width, experts.every)
+    if least < 1 or min(experts.shared, experts.dense_first) < 0:
+        raise ModelError(f"{shape.name}: experts = {said}: sizes must be above zero")
+    return changes | {"experts": experts}
 
 
 def shape_from_hf(

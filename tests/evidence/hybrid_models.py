@@ -63,13 +63,76 @@ biases, GELU by one kernel); its BERT, whose head sees every position, not only 
 
 
 def _experts(row: Row) -> tuple[str, Table]:
-    """A shipped mixture of experts of that name, whose depth the row may cut."""
-    plain = re.sub(r"[^a-z0-9]", "", row["model"].lower())
+    """A shipped mixture of experts of that name in the row's sizes, else blocks of its kind in all of them."""
+    name = _named(row["model"])
+    if not name:
+        return _sized_experts(row)
+    base = named_shape(name)
+    options: Table = {"vocab": whole(row, "vocab")}
+    if whole(row, "layers") != base.layers:
+        options["layers"] = whole(row, "layers")
+    if base.experts is None:
+        raise ValueError(f"model {row['model']!r} has experts in the row, and none as {name}")
+    sizes = {"count": base.experts.count, "per_token": base.experts.per_token, "width": base.experts.width}
+    said = {key: whole(row, column, sizes[key]) for key, column in EXPERTS.items()}
+    if said != sizes:
+        options["experts"] = said
+    if whole(row, "d_model", base.d_model) != base.d_model:
+        raise ValueError(f"model {row['model']!r}: d_model {row['d_model']} is not the {base.d_model} of {name}")
+    return name, options
+
+
+EXPERTS = {"count": "experts", "per_token": "topk", "width": "moe_ffn"}
+"""Sizes of a mixture of experts by the columns that say them."""
+
+
+def _named(model: str) -> str:
+    """The shipped config that a model's name begins with, or the only one that begins with it; empty for none."""
+    plain = _letters(model)
     known = sorted(shipped("data/models", ".json"), key=len, reverse=True)
-    name = next((name for name in known if plain.startswith(re.sub(r"[^a-z0-9]", "", name))), None)
-    if name is None:
-        raise ValueError(f"model {row['model']!r}: no shipped mixture of experts has this name")
-    return name, {"layers": whole(row, "layers"), "vocab": whole(row, "vocab")}
+    begun = [name for name in known if plain.startswith(_letters(name))]
+    longer = [name for name in known if _letters(name).startswith(plain)]
+    return begun[0] if begun else longer[0] if len(longer) == 1 else ""
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _sized_experts(row: Row) -> tuple[str, Table]:
+    """Mixtral's blocks, DeepSeek-V3's where attention is latent, in the row's sizes. Raises ValueError for others."""
+    attention = row["attention"].lower()
+    if re.search(r"hybrid|mamba|linear|delta", attention):
+        raise ValueError(f"model {row['model']!r}: no shipped mixture of experts has this name; attention {attention}")
+    missing = [column for column in ("moe_ffn", "topk", "heads") if not row.get(column, "").strip()]
+    if missing:
+        raise ValueError(
+            f"model {row['model']!r}: no shipped mixture of experts has this name, nor does the row say its "
+            f"{', '.join(missing)}"
+        )
+    shared = _count(row, "shared_experts") * whole(row, "moe_ffn")
+    experts = {key: whole(row, column) for key, column in EXPERTS.items()}
+    experts |= {"shared": shared, "dense_first": _count(row, "dense_layers")}
+    sizes = _sizes(row)
+    if "mla" in attention:
+        del sizes["head_dim"], sizes["kv_heads"]
+        return "deepseek-v3", sizes | {"experts": experts | {"groups": 0, "group_limit": 0}}
+    if row["gated"] == "0":
+        sizes["activation"] = "gelu"
+    return "mixtral-8x22b", sizes | {"experts": experts}
+
+
+def _count(row: Row, column: str) -> int:
+    """A whole number that may be zero, which an empty cell is too."""
+    return int(float(row.get(column, "").strip() or 0))
+
+
+def stands_in(row: Row) -> tuple[str, ...]:
+    """Whose blocks are played for a model that is not shipped, a sentence; nothing for one that is, or is dense."""
+    if not row.get("experts") or _named(row["model"]):
+        return ()
+    name, _ = _sized_experts(row)
+    return (f"{row['model']} is played as {name}'s blocks in the row's sizes",)
 
 
 def completed(row: Row) -> Row:

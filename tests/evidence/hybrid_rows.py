@@ -13,7 +13,8 @@ from clustersim.calibrate.score import number
 from clustersim.core.device import device, device_from_text
 from clustersim.core.texts import Table
 from clustersim.scenario.parts import model_of
-from tests.evidence.hybrid_models import completed, model_table
+from tests.evidence.expert_rows import EIGHT_BITS, capacity, dispatching, nearest_played, overlapping
+from tests.evidence.hybrid_models import completed, model_table, stands_in
 from tests.evidence.software import Row, SplitStack, recipe_of, stack_of
 from tests.evidence.step_rows import whole
 
@@ -69,14 +70,18 @@ def scenario_table(row: Row) -> Table:
         **recipe.of(degrees["pp"] * chunks, whole(row, "layers")),
         **_exchanges(row, stack, degrees),
     }
+    if row["experts"]:
+        parallel = _with_experts(row, stack, parallel)
     strategy, more = _strategy(row)
     checkpointing, recomputed = _recompute(row)
     cluster = _cluster(row)
     model = model_table(row, stack, dtype, device(cluster["device"])) | checkpointing
     if "rowwise" in row["precision_recipe"]:
         model["float8_recipe"] = "rowwise"
-    if recipe.mtp:
+    if recipe.mtp and not re.search(r"mtp: no\b", row.get("other", "").lower()):
         model["options"]["mtp"] = recipe.mtp
+    elif "m" in str(parallel.get("layout", "")):
+        parallel["layout"] = parallel["layout"].replace("m", "")
     return {
         "cluster": cluster,
         "model": model,
@@ -84,6 +89,11 @@ def scenario_table(row: Row) -> Table:
         "strategy": {**strategy, "micro_batch_size": micro_batch, "param_dtype": param_dtype},
         "run": {"steps": STEPS, "jitter": 0.0, "optimizer": "adam", "optimizer_impl": "fused", **_graphs(row)},
     }
+
+
+def played_as(row: Row) -> tuple[str, ...]:
+    """What is played in place of what the row says, a sentence each."""
+    return (*stands_in(row), *nearest_played(row))
 
 
 def measured(row: Row, table: Table) -> float:
@@ -137,6 +147,8 @@ def _dtypes(row: Row) -> tuple[str, str]:
     """Of the matrix products, and of the parameters: all of these stacks train converted 16-bit models."""
     recipe = row.get("precision_recipe") or row["precision"].lower()
     products = next((word for word in ("fp8", "bf16", "fp16") if word in recipe.lower()), None)
+    if EIGHT_BITS.search(recipe.lower()):
+        products = "fp8"  # the nearest that is played, which nearest_played says
     if products is None:
         raise ValueError(f"precision {recipe!r} is not known")
     return products, "fp16" if products == "fp16" else "bf16"
@@ -205,9 +217,13 @@ def _exchanges(row: Row, stack: SplitStack, degrees: dict[str, int]) -> Table:
         found["etp"] = whole(row, "etp", 1)
         balanced = "forced balanced" in row.get("other", "")
         found["routing"] = {"kind": "balanced" if balanced else "uniform"}
-    if row["a2a_dispatcher"]:
-        found["dispatcher"] = row["a2a_dispatcher"]
     return found
+
+
+def _with_experts(row: Row, stack: SplitStack, parallel: Table) -> Table:
+    """``[parallel]`` with what the row says of its experts; without a dispatcher where nothing is sent."""
+    others = {name: value for name, value in parallel.items() if name not in {"dispatcher", "flex_backend"}}
+    return {**others, **dispatching(row, parallel), **overlapping(row, stack), **capacity(row)}
 
 
 def _recompute(row: Row) -> tuple[Table, Table]:

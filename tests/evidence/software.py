@@ -103,7 +103,8 @@ class SplitStack(msgspec.Struct, frozen=True):
     name : for people. words : pattern of the row's ``framework``, ``date`` and ``other``, in lower case.
     framework : whose defaults ``[parallel]`` takes (:func:`clustersim.training.parallel.preset`).
     attention, implementation : of ``[model]``. source : where the defaults can be read.
-    parallel : more of ``[parallel]``. tensor : still more, of dense models with tp > 1.
+    parallel : more of ``[parallel]``. tensor : still more, of dense models with tp > 1. ep_overlap : still more, where
+        experts' communication is overlapped.
     dropout : whether GPT and BERT launch dropout kernels.
     fused_scores_and_loss : the dropout of attention scores is in their softmax's kernel, and the loss is one kernel.
     vocab : of the tokenizer, where a row's is assumed; 0 leaves the row's. tied : GPT's head is its embedding.
@@ -123,6 +124,7 @@ class SplitStack(msgspec.Struct, frozen=True):
     pads_vocab: int = 128
     parallel: Table = {}
     tensor: Table = {}
+    ep_overlap: Table = {}
 
 
 class PublishedRecipe(msgspec.Struct, frozen=True):

@@ -55,6 +55,8 @@ def steps(table: Path, anchor: str | None, ordered: bool, **options: Any) -> Non
         elif not looks.as_json:
             stdout().print(number_table("the order of comparable configurations", ORDER, cells))
     look(result, f"training steps: {table}", TableKind("source", "strategy", kind.DIMENSIONS, kind.identity), looks)
+    if not (looks.as_json or looks.markdown):
+        stdout().say(*(f"not as the rows say: {note}" for note in result.notes or ()))
 
 
 @click.command()

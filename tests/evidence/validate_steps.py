@@ -19,13 +19,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from msgspec import UNSET
+
 from clustersim import scenario
-from clustersim.calibrate.score import Dimension, Score, evaluate, number, read_table, score, with_ranges
+from clustersim.calibrate.score import Dimension, Score, evaluate, number, predicted, read_table, score, with_ranges
+from clustersim.calibrate.score import Row as ScoredRow
 from clustersim.core.device import device_from_text
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.memory_use import MemoryUse
@@ -33,7 +37,7 @@ from clustersim.core.ranges import PredictionRange, of_memory, of_step
 from clustersim.model.sized import BY_COUNT
 from clustersim.scenario.held import held
 from clustersim.studies.what_if.folded import folded
-from tests.evidence.hybrid_rows import is_hybrid, measured, scenario_table
+from tests.evidence.hybrid_rows import is_hybrid, measured, played_as, scenario_table
 from tests.evidence.sharded_rows import is_sharded, read_sharded
 from tests.evidence.software import Row, framework
 from tests.evidence.step_play import costs_of, peak_memory, scaled, step_time, step_time_as_priced
@@ -49,10 +53,17 @@ def validate_steps(path: str | Path, anchor: str | None = None) -> Score:
             raise ClusterSimError(f"{path}: hybrid-parallel rows have no one-GPU row to anchor on; leave out --anchor")
         # The largest take seconds each.
         workers = min(os.cpu_count() or 1, 1 + len(table) // ROWS_A_WORKER)
-        return score(with_ranges(evaluate(table, _predict_hybrid, workers), _range), DIMENSIONS)
+        rows = with_ranges(evaluate(table, _predict_hybrid, workers), _range)
+        return score(rows, DIMENSIONS, _stand_ins(rows) or UNSET)
     anchors = _anchors(table) if anchor == "single" else None
     rows = evaluate(table, lambda row: _predict(row, anchors))
     return score(rows if anchor else with_ranges(rows, _range), DIMENSIONS)
+
+
+def _stand_ins(rows: Iterable[ScoredRow]) -> tuple[str, ...]:
+    """What was played in place of what predicted rows say, and of how many; the commonest first."""
+    counts = Counter(said for row in predicted(rows) for said in played_as(row.cells))
+    return tuple(f"{said} ({count} rows)" for said, count in counts.most_common())
 
 
 def _range(row: Row) -> PredictionRange:

@@ -1,0 +1,91 @@
+"""What a row of measured steps says of experts, in the words of a scenario: dispatcher, overlap, recipe and graphs.
+
+Every word is a field of ``[parallel]`` or ``[model]``, is played as the nearest thing there is (:func:`nearest_played`
+says so), or is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from clustersim.core.texts import Table
+from tests.evidence.software import Row, SplitStack
+
+DISPATCHERS: Mapping[str, Table] = MappingProxyType(
+    {
+        "allgather": {"dispatcher": "allgather"},
+        "alltoall": {"dispatcher": "alltoall"},
+        "flex": {"dispatcher": "flex"},
+        "deepep": {"dispatcher": "flex", "flex_backend": "deepep"},
+        "hybridep": {"dispatcher": "flex", "flex_backend": "hybridep"},
+    }
+)
+"""Words of ``a2a_dispatcher``: Megatron's ``moe_token_dispatcher_type``, or the ``moe_flex_dispatcher_backend`` of its
+``flex``."""
+
+BACKENDS = ("hybridep", "deepep")
+"""Of ``flex``, as a row's remarks name them."""
+
+EIGHT_BITS = re.compile(r"nvfp4|mxfp8|blockwise")
+"""Recipes with a scale for each block of a tensor."""
+
+
+def dispatching(row: Row, recipe: Table) -> Table:
+    """Fields of ``[parallel]`` that say how tokens reach their experts.
+
+    recipe : what the row's software sets where the row says nothing. Raises ValueError for a word that is unknown.
+    """
+    word = row["a2a_dispatcher"].strip().lower()
+    if word not in {"", *DISPATCHERS}:
+        raise ValueError(f"a2a_dispatcher {word!r} is not known; known: {', '.join(DISPATCHERS)}")
+    names = ("dispatcher", "flex_backend")
+    way: Table = {name: recipe[name] for name in names if name in recipe}
+    if word:
+        way |= DISPATCHERS[word]
+    if word == "flex":
+        remarks = row.get("notes", "").lower()
+        named = next((name for name in BACKENDS if name in remarks), None)
+        way |= {"flex_backend": named} if named else {}
+    if way.get("dispatcher") != "flex":
+        way.pop("flex_backend", None)
+    return way
+
+
+def overlapping(row: Row, stack: SplitStack) -> Table:
+    """Fields of ``[parallel]`` that say what runs beside dispatch and combine. Raises ValueError for another word."""
+    word = row["ep_overlap"].strip()
+    if word not in {"", "0", "1"}:
+        raise ValueError(f"ep_overlap {word!r} is neither 0 nor 1")
+    return {"ep_overlap": True, **stack.ep_overlap} if word == "1" else {}
+
+
+def capacity(row: Row) -> Table:
+    """Fields of ``[parallel]`` of a row whose experts drop tokens.
+
+    NeMo's MegatronTokenDropCallback and Megatron-Bridge's apply_moe_token_drop: a capacity factor of 1, padded.
+    """
+    words = f"{row.get('other', '')} {row.get('notes', '')}".lower()
+    if not re.search(r"token ?drop", words):
+        return {}
+    factor = re.search(r"capacity factor ([\d.]+\d)", words)
+    return {"capacity_factor": float(factor.group(1)) if factor else 1.0, "pad_to_capacity": True}
+
+
+def nearest_played(row: Row) -> tuple[str, ...]:
+    """What is played in place of what the row says, a sentence each; empty where all is played as it is.
+
+    >>> nearest_played({"precision_recipe": "mxfp8", "cuda_graph": "full_iteration"})
+    ('mxfp8 is played as fp8 with one scale a tensor', "CUDA graphs ('full_iteration') are not played: kernels are launched one by one")
+    """
+    said = []
+    recipe = (row.get("precision_recipe") or row.get("precision") or "").lower()
+    if EIGHT_BITS.search(recipe):
+        said.append(f"{recipe} is played as fp8 with one scale a tensor")
+    graph = row.get("cuda_graph", "").strip()
+    if graph not in {"", "0", "none"}:
+        said.append(f"CUDA graphs ({graph!r}) are not played: kernels are launched one by one")
+    if "uccl" in row.get("notes", "").lower():
+        said.append("DeepEP over UCCL, whose proxies on the CPU post every message, is played as DeepEP")
+    return tuple(said)
