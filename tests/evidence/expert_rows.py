@@ -42,6 +42,9 @@ def dispatching(row: Row, recipe: Table) -> Table:
         raise ValueError(f"a2a_dispatcher {word!r} is not known; known: {', '.join(DISPATCHERS)}")
     names = ("dispatcher", "flex_backend")
     way: Table = {name: recipe[name] for name in names if name in recipe}
+    if capacity(row):
+        # Megatron-Core's TransformerConfig: a capacity factor works with this dispatcher alone.
+        way["dispatcher"] = "alltoall"
     if word:
         way |= DISPATCHERS[word]
     if word == "flex":
@@ -76,8 +79,8 @@ def capacity(row: Row) -> Table:
 def nearest_played(row: Row) -> tuple[str, ...]:
     """What is played in place of what the row says, a sentence each; empty where all is played as it is.
 
-    >>> nearest_played({"precision_recipe": "mxfp8", "cuda_graph": "full_iteration"})
-    ('mxfp8 is played as fp8 with one scale a tensor', "CUDA graphs ('full_iteration') are not played: kernels are launched one by one")
+    >>> nearest_played({"precision_recipe": "mxfp8"})
+    ('mxfp8 is played as fp8 with one scale a tensor',)
     """
     said = []
     recipe = (row.get("precision_recipe") or row.get("precision") or "").lower()

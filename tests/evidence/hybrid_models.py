@@ -78,7 +78,7 @@ def _experts(row: Row) -> tuple[str, Table]:
     if said != sizes:
         options["experts"] = said
     if whole(row, "d_model", base.d_model) != base.d_model:
-        raise ValueError(f"model {row['model']!r}: d_model {row['d_model']} is not the {base.d_model} of {name}")
+        options["d_model"] = whole(row, "d_model")
     return name, options
 
 
