@@ -251,7 +251,8 @@ def _strategy(row: Row) -> tuple[Table, Table]:
     stage = whole(row, "zero_stage", 0) if row["zero_stage"].strip() not in {"", "0"} else 0
     if stage > 1:
         return {"kind": "zero", "zero_optimization": {"stage": stage}}, {}
-    more: Table = {"use_distributed_optimizer": True} if stage else {}
+    # Without a distributed optimizer every rank has all parameters, and there is nothing to gather.
+    more: Table = {"use_distributed_optimizer": True} if stage else {"overlap_param_gather": False}
     if reduced:
         more["grad_reduce_in_fp32"] = reduced == "fp32"
     if not stage:
