@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clustersim.cluster import files as fabrics
 from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Model
 from clustersim.model import model
@@ -323,12 +324,13 @@ def test_latent_attention_gathers_its_latent_vectors_not_the_hidden_states() -> 
 # ---- two hops -------------------------------------------------------------------------------------------------------
 
 
-def two_hops(per_node: int, backend: str = "deepep", **routing: object) -> LocalLayer:
+def two_hops(per_node: int, backend: str = "deepep", per_domain: int = 0, **routing: object) -> LocalLayer:
     made = shaped("qwen3-30b-a3b", seq_len=1024, layers=1)
     parallel = ParallelConfig(
         ep=16, etp=1, dispatcher="flex", flex_backend=backend, routing=Routing(**({"kind": "balanced"} | routing))
     )  # type: ignore[arg-type]
-    return partition(made, parallel, nproc_per_node=per_node).stages[0].layers[1]
+    made_of = partition(made, parallel, nproc_per_node=per_node, nproc_per_domain=per_domain)
+    return made_of.stages[0].layers[1]
 
 
 @pytest.mark.parametrize("per_node", [1, 4, 8])
@@ -367,6 +369,21 @@ def test_one_node_needs_one_hop() -> None:
     layer = two_hops(0)
     assert not exchanges(layer, "dispatch rdma")
     assert exchanges(layer, "dispatch nvlink")[0].elements == pytest.approx(1024 * 2048 * distinct(16, 128, 8))
+
+
+@pytest.mark.parametrize(("per_domain", "domains"), [(72, 1), (8, 2), (12, 4)])
+def test_hybrideps_near_hop_reaches_the_nvlink_domain_and_deepeps_the_node(per_domain: int, domains: int) -> None:
+    layer = two_hops(4, "hybridep", per_domain)
+    far = exchanges(layer, "dispatch rdma")
+    copies = sum(x.elements for x in far) / (1024 * 2048)
+    assert copies == pytest.approx(distinct(domains, 128, 8) * (domains - 1) / domains)
+    tray = exchanges(two_hops(4, "deepep", per_domain), "dispatch rdma")[0]
+    assert tray.elements / (1024 * 2048) == pytest.approx(distinct(4, 128, 8) * 3 / 4)
+
+
+@pytest.mark.parametrize(("name", "per_domain"), [("gb200-nvl72", 72), ("hgx-h100", 0)])
+def test_a_mesh_knows_the_nvlink_domain_of_its_ranks(name: str, per_domain: int) -> None:
+    assert fabrics.mesh(fabrics.load(name, nodes=20)).nproc_per_domain == per_domain
 
 
 # ---- routing --------------------------------------------------------------------------------------------------------

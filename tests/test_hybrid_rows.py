@@ -16,7 +16,7 @@ from clustersim.scenario.parts import model_of, placed
 from clustersim.studies.what_if.folded import folded
 from clustersim.training.parallel.layout import stages_of
 from clustersim.training.schedules import schedule
-from tests.evidence.hybrid_rows import is_hybrid, measured, scenario_table
+from tests.evidence.hybrid_rows import is_hybrid, measured, played_as, scenario_table
 from tests.evidence.order import OrderSummary, by_source, orders, spearman
 from tests.evidence.software import PublishedRecipe, software, stack_of
 from tests.evidence.validate_steps import validate_steps
@@ -295,3 +295,99 @@ def test_a_recipe_says_what_its_row_does_not() -> None:
 
 def test_a_recipe_lays_out_no_other_depth() -> None:
     assert isinstance(scenario_table(row(**DEEPSEEK | {"layers": "30"}))["parallel"]["layout"], list)
+
+
+# Experts
+
+EXPERT_WORDS = {
+    "alltoall": ("alltoall", None),
+    "allgather": ("allgather", None),
+    "deepep": ("flex", "deepep"),
+    "hybridep": ("flex", "hybridep"),
+}
+
+
+def mixed(**columns: str) -> dict[str, str]:
+    """A mixture of experts on eight GPUs, whose model nobody ships."""
+    sizes = {"experts": "8", "topk": "2", "moe_ffn": "512", "shared_experts": "0", "dense_layers": "0", "gated": "1"}
+    degrees = {"tp": "1", "pp": "1", "dp": "8", "ep": "8", "etp": "1", "framework": "Megatron-Core", "date": "2026"}
+    names = {"model": "Unheard-3B", "a2a_dispatcher": "", "ep_overlap": ""}
+    return row(**(names | sizes | degrees | columns))
+
+
+@pytest.mark.parametrize("word", EXPERT_WORDS)
+def test_dispatchers_are_read_by_the_word_of_their_library(word: str) -> None:
+    split = scenario_table(mixed(a2a_dispatcher=word))["parallel"]
+    assert (split["dispatcher"], split.get("flex_backend")) == EXPERT_WORDS[word]
+
+
+def test_flex_has_the_backend_that_the_remarks_name_before_the_recipes() -> None:
+    bridge = {"model": "Qwen3-30B-A3B", "framework": "Megatron-Bridge", "version": "26.06", "moe_ffn": "768"}
+    ran = mixed(**bridge, a2a_dispatcher="flex", experts="128", topk="8", notes="deepep over NVSHMEM on EFA")
+    assert scenario_table(ran)["parallel"]["flex_backend"] == "deepep"
+    recipes = scenario_table({**ran, "notes": ""})["parallel"]
+    assert recipes["flex_backend"] == "hybridep"
+    assert "flex_backend" not in scenario_table({**ran, "a2a_dispatcher": "alltoall"})["parallel"]
+
+
+def test_experts_that_drop_tokens_are_padded_and_exchange_by_all_to_all() -> None:
+    split = scenario_table(mixed(other="token drop: capacity factor 1.5, padded"))["parallel"]
+    assert (split["capacity_factor"], split["pad_to_capacity"], split["dispatcher"]) == (1.5, True, "alltoall")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"a2a_dispatcher": "pigeon"}, "a2a_dispatcher 'pigeon' is not known; known: allgather"),
+        ({"ep_overlap": "some"}, "ep_overlap 'some' is neither 0 nor 1"),
+        ({"topk": ""}, "nor does the row say its topk"),
+        ({"attention": "hybrid: 23 Mamba-2"}, "no shipped mixture of experts has this name; attention hybrid"),
+    ],
+)
+def test_a_word_of_experts_that_is_not_known_is_refused(columns: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        scenario_table(mixed(**columns))
+
+
+def test_overlap_of_experts_is_played_with_what_the_stack_has_beside_it() -> None:
+    bridge = scenario_table(mixed(ep_overlap="1", framework="Megatron-Bridge"))["parallel"]
+    assert (bridge["ep_overlap"], bridge["delay_wgrad_compute"]) == (True, True)
+    assert "delay_wgrad_compute" not in scenario_table(mixed(ep_overlap="1"))["parallel"]
+
+
+def test_a_mixture_that_is_not_shipped_has_the_rows_sizes_and_says_so() -> None:
+    ran = mixed(shared_experts="1")
+    shape = scenario.from_table(scenario_table(ran)).prepare().model
+    router = next(k for layer in shape.layers for k in layer.kernels if k.name == "router")
+    assert router.n == 8
+    assert "Unheard-3B is played as mixtral-8x22b's blocks in the row's sizes" in played_as(ran)
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "fp8-blockwise"])
+def test_recipes_with_scales_of_blocks_are_played_as_fp8_and_say_so(recipe: str) -> None:
+    ran = mixed(precision_recipe=recipe, cuda_graph="full_iteration", gpu="H100-80GB-SXM", topology="hgx-h100")
+    assert scenario_table(ran)["model"]["dtype"] == "fp8"
+    said = " ".join(played_as(ran))
+    assert recipe in said
+    assert "full_iteration" in said
+    assert not any("fp8" in words for words in played_as({**ran, "precision_recipe": "fp8-delayed"}))
+
+
+def test_without_a_distributed_optimizer_no_parameters_are_gathered() -> None:
+    split = scenario_table(mixed(zero_stage="0"))["parallel"]
+    assert split["overlap_param_gather"] is False
+    assert scenario.from_table(scenario_table(mixed(zero_stage="0"))).prepare()
+
+
+@shared
+@pytest.mark.shared
+def test_each_word_of_the_shared_experts_is_read_or_refused_with_a_reason() -> None:
+    tried = [one for one in rows(TABLE) if one["experts"]]
+    refused = []
+    for one in tried:
+        try:
+            placed(scenario.from_table(scenario_table(one)))
+        except (ValueError, ClusterSimError) as error:
+            refused.append((one["case_id"], str(error)))
+    assert [case for case, _ in refused] == ["mbridge-0273"]
+    assert "does not fit into 256 ranks" in refused[0][1]

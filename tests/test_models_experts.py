@@ -26,6 +26,7 @@ PUBLISHED = {
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
     "qwen2-57b-a14b": 57_408_658_944,
+    "nemotron-3-nano-30b-a3b": 31_577_937_344,
 }
 
 
@@ -254,3 +255,24 @@ def test_megatrons_bias_of_the_last_product_is_added_expert_by_expert() -> None:
     assert bias["fused"].nbytes == 14 * rows * width  # fp32 in between: 28 bytes a 16-bit element
     assert bias["fused"].launches == 2 * experts + 2
     assert bias["fused"].backward_launches > bias["eager"].backward_launches
+
+
+def test_sizes_of_experts_are_changed_by_a_table() -> None:
+    shape = {"layers": 2, "d_model": 6144, "heads": 48, "kv_heads": 8, "vocab": 131072}
+    wide = model("mixtral-8x22b", experts={"width": 32768}, **shape)
+    narrow = model("mixtral-8x22b", **shape)
+    assert wide.parameters - narrow.parameters == 2 * 8 * 3 * 6144 * (32768 - 16384)
+
+
+@pytest.mark.parametrize(
+    ("name", "experts", "words"),
+    [
+        ("mixtral-8x7b", {"cout": 3}, "unknown size 'experts.cout'; did you mean 'count'"),
+        ("mixtral-8x7b", {"count": 0}, "sizes must be above zero"),
+        ("mixtral-8x7b", {"count": "x"}, "Expected `int`"),
+        ("llama3-8b", {"count": 3}, "the model has none"),
+    ],
+)
+def test_sizes_of_experts_that_are_none_are_refused(name: str, experts: dict[str, object], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        model(name, experts=experts)

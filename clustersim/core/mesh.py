@@ -22,6 +22,7 @@ class Mesh(Keeper):
     nproc_per_node : int, workers on a node (LOCAL_WORLD_SIZE).
     servers : int, how many ranks, the last ones, serve parameters and compute no layers.
     dims : the dimensions that the workers form; None is data parallelism over all of them.
+    nproc_per_domain : int, workers of an NVLink domain that several nodes share; 0 where a node is one by itself.
 
     >>> mesh = Mesh(np.arange(16), 8)
     >>> mesh.world_size, mesh.n_nodes
@@ -39,6 +40,7 @@ class Mesh(Keeper):
     nproc_per_node: int
     servers: int = 0
     dims: Dims | None = None
+    nproc_per_domain: int = 0
 
     def __post_init__(self) -> None:
         # A dedicated server's GPU is missing among its node's workers, so only a world without servers must divide.

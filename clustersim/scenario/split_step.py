@@ -146,6 +146,7 @@ def parts_of(
         repeated or recompute(parallel, scenario.file.model.activation_checkpointing),
         placement=row.placement,
         nproc_per_node=mesh.nproc_per_node,
+        nproc_per_domain=mesh.nproc_per_domain,
         histograms=_histograms(scenario, parallel.routing.file),
     )
     return parts, row

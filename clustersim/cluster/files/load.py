@@ -15,6 +15,7 @@ from clustersim.cluster.files.draft import TopologyDraft
 from clustersim.cluster.files.names import expand
 from clustersim.cluster.files.node import Ends, NodeBuild, Wire, add_wires, build_node, traits_of, wire_columns
 from clustersim.core import gpu_file, limits
+from clustersim.core.arrays import Ints
 from clustersim.core.calibrated import Calibration
 from clustersim.core.device import Device
 from clustersim.core.errors import TopologyError, nearest
@@ -141,7 +142,21 @@ def mesh(topology: Topology, nodes: int | None = None, nproc_per_node: int | Non
             f"({topology.node_types[short].name}) has {gpus_per_node[short]}"
         )
     starts = np.concatenate([[0], np.cumsum(gpus_per_node)[:-1]])
-    return Mesh(topology.gpus[(starts[:, None] + np.arange(per_node)).ravel()], per_node)
+    gpus = topology.gpus[(starts[:, None] + np.arange(per_node)).ravel()]
+    return Mesh(gpus, per_node, nproc_per_domain=_per_domain(topology, gpus))
+
+
+def _per_domain(topology: Topology, gpus: Ints) -> int:
+    """How many of these GPUs share the first one's NVSwitch, where it belongs to no node; else 0."""
+    outside = np.flatnonzero(topology.vertex_node < 0)
+    shared = [vertex for vertex in outside.tolist() if topology.vertex_kinds[vertex] == NVSWITCH]
+    if not shared:
+        return 0
+    mine = topology.link_dst[topology.link_src == gpus[0]]
+    switches = mine[np.isin(mine, shared)]
+    if not len(switches):
+        return 0
+    return int(np.isin(gpus, topology.link_src[topology.link_dst == switches[0]]).sum())
 
 
 def _on_cpus(topology: Topology, nodes: int, nproc_per_node: int | None) -> Mesh:

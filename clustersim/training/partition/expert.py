@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import gcd
 from types import MappingProxyType
 
 import msgspec
@@ -50,6 +51,15 @@ def mixture_of(kernels: Kernels) -> Mixture | None:
     return Mixture(router.m, router.k, router.n, round(rows(up) / router.m), choice.n, choice.k)
 
 
+def reach_of(parallel: ParallelConfig, nproc_per_node: int, nproc_per_domain: int) -> int:
+    """Ranks that one hop of ``flex`` reaches over NVLink; 0 where all are on one node.
+
+    HybridEP's is the whole NVLink domain (deepseek-ai/DeepEP branch hybrid-ep, ``NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_
+    DOMAIN``); DeepEP's normal kernels know nodes alone.
+    """
+    return max(nproc_per_node, nproc_per_domain) if parallel.flex_backend == "hybridep" else nproc_per_node
+
+
 def spread_of(
     mixture: Mixture,
     share: LayerShares,
@@ -85,6 +95,7 @@ def spread_of(
         least = parallel.min_capacity
         most = capacity(tokens, mixture.experts, mixture.per_token, factor, least)
     per_node = max(1, nproc_per_node // etp) if nproc_per_node else ep
+    per_node = ep if per_node >= ep else gcd(ep, per_node)
     router = ExpertRouter(
         parallel.routing,
         mixture.experts,
@@ -102,7 +113,7 @@ def spread_of(
         etp,
         tokens,
         routed(router),
-        per_node if ep % per_node == 0 else ep,
+        per_node,
         parallel.dispatcher,
         parallel.flex_backend,
         not parallel.pad_to_capacity,

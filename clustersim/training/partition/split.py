@@ -10,7 +10,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel, Layer, Model, Tensor
 from clustersim.training.parallel import ParallelConfig, Recompute
 from clustersim.training.partition.base import Chunk, Item, LocalLayer, Partition, Stage, StashedElements, Work
-from clustersim.training.partition.expert import expert_tensors
+from clustersim.training.partition.expert import expert_tensors, reach_of
 from clustersim.training.partition.layers import Cutter
 from clustersim.training.partition.nodes import LayoutChange, Nodes, backward_items, forward_items
 from clustersim.training.partition.recompute import every_second, held, kept_outputs, repeated_operators
@@ -28,6 +28,7 @@ def partition(
     *,
     placement: str = "loop",
     nproc_per_node: int = 0,
+    nproc_per_domain: int = 0,
     histograms: tuple[tuple[float, ...], ...] = (),
 ) -> Partition:
     """What every pipeline rank holds, computes and exchanges.
@@ -36,8 +37,9 @@ def partition(
     ----------
     recompute : what backward computes again, :func:`clustersim.training.parallel.recompute.recompute`. placement : of
     chunks on ranks, one of :data:`clustersim.training.partition.stages.PLACEMENTS`, as the schedule has it.
-    nproc_per_node : ranks of a node, which a dispatcher in two hops asks for; 0 where all are on one. histograms :
-    loads of experts for ``routing.kind = "histogram"``, a row for each block or one for all
+    nproc_per_node : ranks of a node, which a dispatcher in two hops asks for; 0 where all are on one.
+    nproc_per_domain : ranks of an NVLink domain that several nodes share; 0 where none do.
+    histograms : loads of experts for ``routing.kind = "histogram"``, a row for each block or one for all
         (:func:`clustersim.training.partition.routing.read_histogram`).
 
     Raises :class:`ScenarioError` (or :class:`ModelError`) with the field, for degrees and layouts that do not fit and
@@ -55,7 +57,8 @@ def partition(
     placed_stages = placed(parallel.pp, chunks, placement)
     ranges = split(model, parallel, parallel.pp if placement == "both" else parallel.pp * chunks)
     _check(model, parallel, ranges)
-    builder = _LayerBuilder(model, parallel, recompute, nproc_per_node, histograms)
+    reach = reach_of(parallel, nproc_per_node, nproc_per_domain)
+    builder = _LayerBuilder(model, parallel, recompute, reach, histograms)
     # Stages of one rank share tied tensors: the V placement has embedding and head on the first rank.
     beside = {
         stage: [model.layers[i] for earlier in rank_stages for i in range(*ranges[earlier])]
