@@ -365,12 +365,20 @@ def test_a_mixture_that_is_not_shipped_has_the_rows_sizes_and_says_so() -> None:
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "fp8-blockwise"])
 def test_recipes_with_scales_of_blocks_are_played_as_fp8_and_say_so(recipe: str) -> None:
-    ran = mixed(precision_recipe=recipe, cuda_graph="full_iteration", gpu="H100-80GB-SXM", topology="hgx-h100")
+    ran = mixed(precision_recipe=recipe, gpu="H100-80GB-SXM", topology="hgx-h100")
     assert scenario_table(ran)["model"]["dtype"] == "fp8"
-    said = " ".join(played_as(ran))
-    assert recipe in said
-    assert "full_iteration" in said
+    assert recipe in " ".join(played_as(ran))
     assert not any("fp8" in words for words in played_as({**ran, "precision_recipe": "fp8-delayed"}))
+
+
+def test_scopes_of_graphs_are_read_and_what_is_not_played_is_said() -> None:
+    ran = mixed(cuda_graph="transformer_engine attn mamba moe_router")
+    assert scenario_table(ran)["run"]["cuda_graph"] == ["attn", "moe_router"]
+    assert "CUDA graphs of 'mamba' are not played" in played_as(ran)
+    assert scenario_table(mixed(cuda_graph="local"))["run"]["cuda_graph"] == ["attn", "mlp", "moe"]
+    assert "cuda_graph" not in scenario_table(mixed(cuda_graph="0"))["run"]
+    with pytest.raises(ValueError, match="cuda_graph 'moe_rooter' is not known"):
+        scenario_table(mixed(cuda_graph="moe_rooter"))
 
 
 def test_without_a_distributed_optimizer_no_parameters_are_gathered() -> None:

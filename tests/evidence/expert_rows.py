@@ -32,6 +32,22 @@ EIGHT_BITS = re.compile(r"nvfp4|mxfp8|blockwise")
 """Recipes with a scale for each block of a tensor."""
 
 
+GRAPH_KINDS = frozenset({"transformer_engine", "local"})
+"""Megatron's ``cuda_graph_impl``."""
+
+GRAPH_SCOPES = ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess")
+"""Megatron's ``cuda_graph_scope`` as ``[run] cuda_graph`` has them."""
+
+UNPLAYED_SCOPES = ("mamba",)
+"""Scopes of Megatron's whose modules' host time is not told apart here."""
+
+
+def graph_words(row: Row) -> list[str]:
+    """Words of ``cuda_graph``; none where there are no graphs."""
+    words = row.get("cuda_graph", "").split()
+    return [] if words in (["0"], ["none"]) else words
+
+
 def dispatching(row: Row, recipe: Table) -> Table:
     """Fields of ``[parallel]`` that say how tokens reach their experts.
 
@@ -86,9 +102,7 @@ def nearest_played(row: Row) -> tuple[str, ...]:
     recipe = (row.get("precision_recipe") or row.get("precision") or "").lower()
     if EIGHT_BITS.search(recipe):
         said.append(f"{recipe} is played as fp8 with one scale a tensor")
-    graph = row.get("cuda_graph", "").strip()
-    if graph not in {"", "0", "none"}:
-        said.append(f"CUDA graphs ({graph!r}) are not played: kernels are launched one by one")
+    said += [f"CUDA graphs of {word!r} are not played" for word in graph_words(row) if word in UNPLAYED_SCOPES]
     if "uccl" in row.get("notes", "").lower():
         said.append("DeepEP over UCCL, whose proxies on the CPU post every message, is played as DeepEP")
     return tuple(said)

@@ -13,7 +13,17 @@ from clustersim.calibrate.score import number
 from clustersim.core.device import device, device_from_text
 from clustersim.core.texts import Table
 from clustersim.scenario.parts import model_of
-from tests.evidence.expert_rows import EIGHT_BITS, capacity, dispatching, nearest_played, overlapping
+from tests.evidence.expert_rows import (
+    EIGHT_BITS,
+    GRAPH_KINDS,
+    GRAPH_SCOPES,
+    UNPLAYED_SCOPES,
+    capacity,
+    dispatching,
+    graph_words,
+    nearest_played,
+    overlapping,
+)
 from tests.evidence.hybrid_models import completed, model_table, stands_in
 from tests.evidence.software import Row, SplitStack, recipe_of, stack_of
 from tests.evidence.step_rows import whole
@@ -116,15 +126,18 @@ def measured(row: Row, table: Table) -> float:
 
 
 def _graphs(row: Row) -> Table:
-    """``cuda_graph`` of ``[run]``: the scopes a row names; Transformer Engine's without a scope are of whole layers."""
-    words = row.get("cuda_graph", "").split()
-    if not words or words == ["0"]:
-        return {}
-    scopes = [
-        word for word in words if word in {"full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess"}
-    ]
-    bare = ["attn", "mlp", "moe"] if words == ["transformer_engine"] else []
-    return {"cuda_graph": scopes or bare} if scopes or bare else {}
+    """``cuda_graph`` of ``[run]``: the scopes a row names; an implementation without a scope captures whole layers.
+
+    Raises ValueError for a word that is unknown.
+    """
+    words = graph_words(row)
+    unknown = [word for word in words if word not in {*GRAPH_KINDS, *GRAPH_SCOPES, *UNPLAYED_SCOPES}]
+    if unknown:
+        raise ValueError(f"cuda_graph {unknown[0]!r} is not known; known: {', '.join((*GRAPH_KINDS, *GRAPH_SCOPES))}")
+    scopes = [word for word in words if word in GRAPH_SCOPES]
+    if words and not set(words) - GRAPH_KINDS:
+        scopes = ["attn", "mlp", "moe"]
+    return {"cuda_graph": scopes} if scopes else {}
 
 
 def _cluster(row: Row) -> Table:

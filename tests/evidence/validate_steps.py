@@ -63,7 +63,7 @@ def validate_steps(path: str | Path, anchor: str | None = None) -> Score:
 def _stand_ins(rows: Iterable[ScoredRow]) -> tuple[str, ...]:
     """What was played in place of what predicted rows say, and of how many; the commonest first."""
     counts = Counter(said for row in predicted(rows) for said in played_as(row.cells))
-    return tuple(f"{said} ({count} rows)" for said, count in counts.most_common())
+    return tuple(f"{said} ({count} of the rows)" for said, count in counts.most_common())
 
 
 def _range(row: Row) -> PredictionRange:
