@@ -97,7 +97,8 @@ def test_needs_name_earlier_items_and_weight_gradients_wait_for_no_other_ones(
 @pytest.mark.parametrize("name", catalog())
 def test_undivided_it_is_one_stage_with_the_same_kernels_and_tensors_and_no_exchange(name: str) -> None:
     whole = model(name)
-    split = partition(whole, ParallelConfig())
+    # Megatron-LM's own GELU keeps less than the formula of Hugging Face's code; torchtitan runs the model's own.
+    split = partition(whole, ParallelConfig(framework="torchtitan"))
     assert [layer.name for layer in layers(split)] == [layer.name for layer in whole.layers]
     assert len(split.stages) == len(split.stages[0].chunks) == 1
     assert split.tied == split.stages[0].chunks[0].message == 0
