@@ -13,7 +13,15 @@ from clustersim.core.paths import data_path, shipped
 
 CONFIGS = shipped("data/models", ".json")
 # Their blocks differ: the first are dense, or every second has a window.
-_MIXED = {"deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt-oss-120b"}
+_MIXED = {
+    "deepseek-v2",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "gpt-oss-20b",
+    "gpt-oss-120b",
+    "nemotron-3-nano-30b-a3b",
+}
+"""Models whose blocks are not all alike."""
 BLOCKY = [name for name in CONFIGS if name not in {"llama3-405b", *_MIXED}]
 
 

@@ -213,7 +213,7 @@ def test_passes_and_layers_that_do_not_fit_in_memory_are_refused_before_they_are
         scenario.load(BASE, {"run.steps": 10_000_000}).prepare()
     config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 10**9, "n_head": 2, "vocab_size": 100, "n_positions": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ClusterSimError, match=r"layers: 1e\+09 are asked for; at most 100,000 are made"):
+    with pytest.raises(ClusterSimError, match=r"'n_layer': 1e\+09 are asked for; at most 100,000 are made"):
         scenario.load(BASE, {"model.hf_config": str(tmp_path / "config.json")}).prepare()
 
 

@@ -97,9 +97,10 @@ class _Told:
 @lru_cache(maxsize=32)
 def _fit(key: str, path: str, told: _Told) -> StepFit:
     base = from_table(told.table, path, told.own)
-    assert base.file.measured is not None
+    measured = base.file.measured
+    timed_steps = () if measured is None else measured.steps
     runs = []
-    for i, step in enumerate(base.file.measured.steps):
+    for i, step in enumerate(timed_steps):
         with base.at(f"$.measured.steps[{i}].set"):
             runs.append(from_table(told.table, path, {**told.own, **step.set}))
     times = np.array([float(step.time) for step in base.file.measured.steps])

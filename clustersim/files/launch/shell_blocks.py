@@ -151,7 +151,8 @@ class _Parser:
 
     def _block(self) -> Block:
         now = self.now
-        assert now is not None
+        if now is None:
+            return Sequence(())
         if now.text in {"!", "time"} and now.kind == "word":
             self.at += 1
             if self.now is None or self.now.kind == "operator":
@@ -193,8 +194,7 @@ class _Parser:
         return found
 
     def _command(self) -> Block:
-        assert self.now is not None
-        line = self.now.line
+        line = self.now.line if self.now is not None else 0
         words: list[str] = []
         files: list[tuple[str, str, str, bool]] = []
         while self.now is not None and self.now.kind != "operator":
