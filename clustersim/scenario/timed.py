@@ -103,7 +103,7 @@ def _fit(key: str, path: str, told: _Told) -> StepFit:
     for i, step in enumerate(timed_steps):
         with base.at(f"$.measured.steps[{i}].set"):
             runs.append(from_table(told.table, path, {**told.own, **step.set}))
-    times = np.array([float(step.time) for step in base.file.measured.steps])
+    times = np.array([float(step.time) for step in timed_steps])
     for i, (run, time) in enumerate(zip(runs, times.tolist(), strict=True)):
         _possible(run, time, i)
     return _most_likely(runs, times)
