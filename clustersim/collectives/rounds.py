@@ -100,23 +100,24 @@ def trade(src: Ints, dst: Ints, label: Ints, want: Ints, *, reduce: bool) -> Rou
 
 
 def all_sends(steps: RoundSteps) -> TransferSchedule:
-    """Every transfer, one per piece; pieces of an edge travel in order, so that the last one tells."""
+    """Every transfer, one per piece; where rounds block, a member's next round waits for each piece of its last one."""
     writer = ScheduleWriter()
     brought: dict[tuple[int, int], list[int]] = {}
-    through: dict[int, list[int]] = {}  # member -> the last of each send and receive of its latest round
+    through: dict[int, list[int]] = {}  # member -> the sends and receives of its latest round
     rounds: list[int] = []
     for number, round_now in enumerate(steps.rounds):
         sent = []
         ends: dict[int, list[int]] = {}
         for edge, (src, dst) in enumerate(zip(round_now.src.tolist(), round_now.dst.tolist(), strict=True)):
             ready = [*through.get(src, ()), *through.get(dst, ())] if steps.blocking else []
-            transfer = -1
+            transfers: list[int] = []
             for piece in round_now.pieces(edge):
-                after = dict.fromkeys((*brought.get((src, piece), ()), *ready))
+                after = sorted({*brought.get((src, piece), ()), *ready})
                 transfer = writer.send(src, dst, piece, after=tuple(after), reduce=round_now.reduce)
+                transfers.append(transfer)
                 sent.append((dst, piece, transfer))
-            for member in (src, dst) if transfer >= 0 else ():
-                ends.setdefault(member, []).append(transfer)
+            for member in (src, dst) if transfers else ():
+                ends.setdefault(member, []).extend(transfers)
         through |= ends
         rounds += [number] * len(sent)
         for dst, piece, transfer in sent:
