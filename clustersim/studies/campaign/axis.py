@@ -69,9 +69,7 @@ def axis(work: float, saves: Sequence[SaveKind], evaluations: Sequence[tuple[flo
     kind, places, length = kind[order], places[order], np.array(lengths)[kind[order]]
     behind = places + np.cumsum(length)
     behind_saves = [behind[kind == i] for i in range(len(saves))]
-    counts = tuple(
-        place - save.stall + max(save.write, save.stall) for place, save in zip(behind_saves, saves, strict=True)
-    )
+    counts = tuple(place + max(save.write - save.stall, 0.0) for place, save in zip(behind_saves, saves, strict=True))
     stalls = float(sum(save.stall * len(place) for save, place in zip(saves, behind_saves, strict=True)))
     evaluated = float(length[kind >= len(saves)].sum())
     return WorkAxis(float(behind[-1]), work, stalls, evaluated, tuple(behind_saves), counts)
