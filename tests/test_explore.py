@@ -123,6 +123,8 @@ def test_a_saved_scenario_is_the_changed_one(name, tmp_path):
     [
         {"cluster.topology": "{file}"},
         {"cluster.topology": "../{name}"},
+        {"cluster.device": "{device}"},
+        {"cluster.device": "../{device_name}"},
         {"model.hf_config": "{file}"},
         {"model.name": "{file}"},
         {"model.name": "."},
@@ -134,7 +136,10 @@ def test_no_change_reaches_a_file_that_the_scenario_does_not_name(changes, tmp_p
     file = tmp_path / "secret.json"
     file.write_text("{}")
     monkeypatch.chdir(tmp_path)
-    filled = json.loads(json.dumps(changes).replace("{file}", str(file)).replace("{name}", file.name))
+    gpu = tmp_path / "secret.toml"
+    gpu.write_text("")
+    text = json.dumps(changes).replace("{file}", str(file)).replace("{name}", file.name)
+    filled = json.loads(text.replace("{device}", str(gpu)).replace("{device_name}", gpu.name))
     texts = tuple(f"{key}={toml_value(value)}" for key, value in filled.items())
     reply = RunPlayer(SMALL)(PlayRequest(texts))
     assert (reply.html, reply.field.split(".")[:2]) == ("", next(iter(changes)).split("."))

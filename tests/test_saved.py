@@ -67,7 +67,9 @@ def test_ops_keep_their_details_infinities_and_arrays_included(tmp_path):
     said = {"mfu": np.float64(0.5), "memory_course": {"moments": ["a", "b"], "parts": {"gradients": np.arange(2)}}}
     save_run(replace(timeline, ops=ops), tmp_path / "r.npz", facts=RunFacts.of(said | {"of no field": 1}))
     run = load_run(tmp_path / "r.npz")
-    assert run.facts == RunFacts(mfu=0.5, memory_course=MemoryMoments(["a", "b"], {"gradients": [0.0, 1.0]}))
+    assert run.facts == RunFacts(
+        mfu=0.5, memory_course=MemoryMoments(["a", "b"], {"gradients": [0.0, 1.0]}), figures={"mfu": 0.5}
+    )
     assert run.topology is None
     for one, other in zip(ops, run.timeline.ops, strict=True):
         assert np.array_equal(one.detail["groups"], other.detail.pop("groups"))

@@ -35,10 +35,10 @@ def measured_rows(paths: Sequence[str | Path]) -> list[Table]:
 
 
 def _rows(path: str | Path) -> Iterator[Table]:
-    rows = read_table(path, ())
+    rows = read_table(path, COLUMNS, instead=KERNEL_COLUMNS)
     of_kernels = bool(rows) and all(name in rows[0] for name in KERNEL_COLUMNS)
     if not of_kernels:
-        yield from read_table(path, COLUMNS)
+        yield from rows
         return
     for row in rows:
         if row["what"] == "nccl":

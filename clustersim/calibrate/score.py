@@ -86,10 +86,11 @@ class Score(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] | UnsetType = UNSET
 
 
-def read_table(path: str | Path, required: Sequence[str]) -> list[dict[str, str]]:
+def read_table(path: str | Path, required: Sequence[str], instead: Sequence[str] | None = None) -> list[dict[str, str]]:
     """Rows of a CSV file (a ``.gz`` is unpacked) as dicts of text.
 
-    Raises :class:`TraceError` naming the file and the first missing column.
+    A header with all columns of ``instead`` will do as well. Raises :class:`TraceError` naming the file and the first
+    missing column.
     """
     plain_file(Path(path), TraceError)
     try:
@@ -100,7 +101,8 @@ def read_table(path: str | Path, required: Sequence[str]) -> list[dict[str, str]
         with io.StringIO(text.decode("utf-8-sig"), newline="") as file:
             reader = csv.DictReader(file, strict=True)
             columns = list(reader.fieldnames or [])
-            for name in required:
+            other_kind = instead is not None and all(name in columns for name in instead)
+            for name in () if other_kind else required:
                 if name not in columns:
                     raise TraceError(
                         f"{path}: no column {name!r} in the header; {nearest(name, columns or ['(empty)'])}"

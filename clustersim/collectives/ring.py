@@ -204,12 +204,10 @@ def _beyond_stays(hop: Floats, block: Floats, steps: int) -> float:
     return onward + back
 
 
+_SHARED = "streams of several channels share links, and the last ones to end wait for pieces of others"
 APART = (
-    Apart(
-        frozenset({"broadcast", "reduce"}),
-        0.07,
-        "streams of several channels share links, and the last ones to end wait for pieces of others",
-    ),
+    Apart(frozenset({"broadcast"}), 0.05, _SHARED),
+    Apart(frozenset({"reduce"}), 0.06, _SHARED),
 )
 
 RING = Algorithm("ring", KINDS, traffic, least_sent, schedule, fill=fill, waves=waves, apart=APART)

@@ -8,7 +8,14 @@ from clustersim.core.texts import shown
 from clustersim.model.catalog import catalog
 from clustersim.scenario import Scenario
 
-FILES = ("cluster.topology", "model.hf_config", "model.name", "parallel.schedule_csv", "parallel.routing.file")
+FILES = (
+    "cluster.topology",
+    "cluster.device",
+    "model.hf_config",
+    "model.name",
+    "parallel.schedule_csv",
+    "parallel.routing.file",
+)
 """Every field by which a scenario reads a file, as in :class:`clustersim.studies.sweep.row.Fingerprints`."""
 
 
@@ -36,4 +43,5 @@ def files_of(scenario: Scenario) -> dict[str, str | None]:
     model = scenario.file.model
     split = scenario.file.parallel
     names = (split.schedule_csv, split.routing.file) if split else (None, None)
-    return dict(zip(FILES, (cluster.topology, model.hf_config, model.name, *names), strict=True))
+    gpu = cluster.device if cluster.device and cluster.device.endswith(".toml") else None  # else a shipped one
+    return dict(zip(FILES, (cluster.topology, gpu, model.hf_config, model.name, *names), strict=True))
