@@ -122,7 +122,7 @@ def test_no_room_names_a_module_of_a_higher_room_by_a_string():
 
 
 ROOMS_OF = {
-    "check": {"app", "core", "cluster", "collectives"},
+    "check": {"app", "core", "cluster", "collectives", "model"},  # the kernels' law says what of a GPU is assumed
     "collective": {"app", "core", "cluster", "collectives", "engine"},
     "memory": set(ORDER) - {"files", "calibrate"},
 }
@@ -164,7 +164,7 @@ def test_the_layers_hold():
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_is_short_and_says_what_it_is(path):
     text = path.read_text()
-    assert len(text.splitlines()) <= 400
+    assert len(text.splitlines()) <= 500  # tests/house.py lists those over 400: a warning
     assert ast.get_docstring(ast.parse(text))
 
 
