@@ -36,6 +36,15 @@ def test_a_packed_table_holds_rows_of_the_one_it_was_made_from(path, shared):
     assert len(rows) == len(original) or path.name == "training_steps_hybrid.csv.gz"
 
 
+def test_rows_of_one_node_are_those_of_the_database_of_kernels_in_its_order(shared):
+    (path,) = (path for path in TABLES if path.name == OF_KERNELS)
+    packed = gzip.decompress(path.read_bytes()).decode().splitlines()
+    original = gzip.decompress((shared / "measurements" / "kernels" / "comm.csv.gz").read_bytes()).decode().splitlines()
+    chosen = set(packed)
+    assert len(chosen) == len(packed)
+    assert [line for line in original if line in chosen] == packed
+
+
 @pytest.mark.parametrize("damage", [lambda packed: packed[:-20], lambda packed: b"no gzip", lambda packed: b""])
 def test_a_damaged_table_is_one_line(tmp_path, damage):
     file = tmp_path / "t.csv.gz"
