@@ -218,7 +218,7 @@ APART = (
     Apart(
         frozenset({"all_reduce"}),
         0.31,
-        "what NCCL's channels carry of a tree over nodes is in flow's rate; chunk plays its links",
+        "under NCCL's cap of a channel chunk's fill is that of slower links than its lanes hold: 0.2 ms on two nodes",
     ),
     Apart(frozenset({"broadcast"}), 0.08, _SHARED),
     Apart(frozenset({"reduce"}), 0.01, _SHARED),
