@@ -215,13 +215,16 @@ class _ScenarioFold:
     @cached_property
     def _known(self) -> tuple[Known, ...] | None:
         """What every pipeline rank's passes take; None where they cannot be told from what runs beside them: parameters
-        that are shared out are on their way all the time (but in a pipeline), and two passes of one slot take turns."""
+        that are shared out are on their way all the time (but in a pipeline), two passes of one slot take turns, and
+        a host calls what the GPUs run (which a rough answer leaves out)."""
         scenario = self.found.scenario
         shared = (self.split.parallel.pp == 1 and scenario.strategy.name == "fsdp") or sharding_zero(
             scenario
         ) is not None
         paired = any(len(slot) > 1 for order in self.split.orders for slot in order)
-        if shared or paired or not (self.roughly or self._apart):
+        # A host that is ahead of its GPU, or behind it, is so across passes: a pass does not take what it takes alone.
+        called = not self.roughly and local_cost(scenario, self.gpu, self.cost).host is not None
+        if shared or paired or called or not (self.roughly or self._apart):
             return None
         known: dict[object, Known] = {}
         every = []
