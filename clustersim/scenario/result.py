@@ -96,8 +96,12 @@ class Result:
     @property
     def figures(self) -> dict[str, float]:
         """Every figure of :data:`clustersim.core.figures.FIGURES` that the run has, by key."""
-        values = {**self.summary, "peak_memory_bytes": self.memory.total}
-        return figures.known({**values, **figures.computed(values)})
+        return figures.known({**self._values, **figures.computed(self._values)})
+
+    @property
+    def _values(self) -> Plain:
+        """What figures are computed from."""
+        return {**self.summary, "peak_memory_bytes": self.memory.total}
 
     @cached_property
     def where(self) -> list[StageSeconds]:
@@ -197,7 +201,7 @@ class Result:
             "parameters": p.model.parameters,
             "strategy": self.scenario.strategy.name,
             **self.summary,
-            **figures.computed({**self.summary, "peak_memory_bytes": self.memory.total}),
+            **figures.computed(self._values),
             "trust": msgspec.to_builtins(trust(p)),
             "hottest_links": [
                 {"link": name, "utilisation": used, "bytes": nbytes}

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
+from clustersim.core import figures as figure_table
 from clustersim.core.errors import ClusterSimError
-from clustersim.core.figures import computed
 from clustersim.core.paths import data_path, plain
 from clustersim.core.texts import Table, decoded, plain_file
 from clustersim.scenario.parts import located
@@ -235,6 +235,11 @@ def figures(result: Result) -> Table:
     document["hottest_links"] = document["hottest_links"][:LINKS]
     tokens = document["tokens_per_s_per_gpu"]
     document["tokens_per_s"] = None if tokens is None else tokens * result.prepared.mesh.workers
-    if more := computed(document):
+    more = {
+        figure.key: document.pop(figure.key)
+        for figure in figure_table.FIGURES
+        if figure.value and figure.key in document
+    }
+    if more:
         document["more"] = more
     return document
