@@ -130,7 +130,7 @@ def fields():
     known |= {"strategy.zero_optimization.stage", "strategy.zero_optimization.*"}
     known |= {f"strategy.zero_optimization.offload_{what}.device" for what in ("param", "optimizer")}
     known |= {f"shape.{leaf}" for one in shapes._shipped().values() for leaf in one}
-    return known | {"cluster.nodes", "cluster.gpus_per_node", "cluster.world"}
+    return known | {"cluster.nodes", "cluster.gpus_per_node", "cluster.world", "graphs.impl"}
 
 
 @pytest.mark.parametrize("name", exchange.NAMES)
@@ -311,9 +311,26 @@ def test_what_contradicts_is_one_line_with_file_and_option(changed, words):
 
 
 def test_options_that_nobody_knows_are_counted_and_named_and_those_not_played_have_a_reason():
-    found = exchange.read([megatron(frobnicate=3, zap="", cuda_graph_impl="local", lr="1e-4")], MACHINE)
+    found = exchange.read([megatron(frobnicate=3, zap="", use_sharp="", lr="1e-4")], MACHINE)
     assert found.unknown == ("--frobnicate", "--zap")
-    assert (list(found.unplayed), found.ignored) == (["--cuda-graph-impl"], ("--lr",))
+    assert (list(found.unplayed), found.ignored) == (["--use-sharp"], ("--lr",))
+
+
+@pytest.mark.parametrize(
+    ("stated", "graphs"),
+    [
+        ({}, ()),
+        ({"cuda_graph_scope": "attn moe_router"}, ()),  # no implementation: none by Megatron-LM's default
+        ({"cuda_graph_impl": "none", "cuda_graph_scope": "attn"}, ()),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "attn moe_router"}, ("attn", "moe_router")),
+        ({"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}, ("full_iteration",)),
+        ({"cuda_graph_impl": "local"}, ("attn", "mlp", "moe")),
+        ({"enable_cuda_graph": ""}, ("attn", "mlp", "moe")),
+        ({"external_cuda_graph": "", "cuda_graph_scope": "attn"}, ("attn",)),
+    ],
+)
+def test_cuda_graphs_replay_what_the_scope_says_where_an_implementation_is_on(stated, graphs):
+    assert exchange.read([megatron(**stated)], MACHINE).scenario.file.run.cuda_graph == graphs
 
 
 def test_sizes_that_no_shipped_model_has_are_changes_to_the_nearest_of_its_kind():

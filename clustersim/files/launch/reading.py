@@ -88,6 +88,7 @@ def read(
     for name, value in table.fixed.items():
         fields.setdefault(name, value)
     notes += _recomputed(fields)
+    _graphs(fields)
     notes += _named(fields, table)
     notes += _model(fields, model, read[0].name, _trains(read, table, options) if model is None else "")
     notes += filled(fields)
@@ -182,6 +183,16 @@ def _recomputed(fields: ScenarioFields) -> list[str]:
     if layers is not None and not full and fields.get("parallel.framework", MEGATRON) == MEGATRON:
         del fields["parallel.recompute_num_layers"]
     return []
+
+
+def _graphs(fields: ScenarioFields) -> None:
+    """What CUDA graphs replay: by Megatron-LM's default nothing, whatever the scope is; whole layers, where no scope is
+    said."""
+    how = fields.pop("graphs.impl", None)
+    if how is None:
+        fields.pop("run.cuda_graph", None)
+    else:
+        fields.setdefault("run.cuda_graph", ["attn", "mlp", "moe"])
 
 
 def _named(fields: ScenarioFields, table: FrameworkTable) -> list[str]:

@@ -159,6 +159,9 @@ def _leaves(exported: Scenario) -> tuple[texts.Table, Mesh]:
     for name in batches.OF:
         leaf_values.pop(name, None)
     leaf_values |= batches.told(config.micro_batch_size, config.gradient_accumulation_steps, replicas, pipeline)
+    if graphs := exported.file.run.cuda_graph:
+        leaf_values["graphs.impl"] = "local" if "full_iteration" in graphs else "transformer_engine"
+        leaf_values["run.cuda_graph"] = list(graphs)
     if parallel is None:
         return leaf_values, mesh
     name = parallel.schedule_name(model.n_blocks or len(model.layers))
