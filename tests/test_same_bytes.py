@@ -63,14 +63,14 @@ PLAYED = """
 import contextlib, io, sys
 from pathlib import Path
 from clustersim.app.cli import main
-from clustersim.app.explore.runs import Ask, Player
+from clustersim.app.explore.runs import PlayRequest, RunPlayer
 
 for number, words in enumerate(sys.argv[1:]):
     told = io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
         main(words.split())
     Path(f"stdout {number}").write_text(told.getvalue())
-Path("explored.html").write_text(Player("mine.toml")(Ask(("run.steps=2",), ())).html)
+Path("explored.html").write_text(RunPlayer("mine.toml")(PlayRequest(("run.steps=2",), ())).html)
 """
 
 

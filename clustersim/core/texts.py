@@ -31,6 +31,10 @@ LARGEST_YAML = 2**20
 """Largest YAML text [bytes]: its parser takes a second for so much."""
 DEEPEST = 60
 """How deep tables and lists may lie inside each other."""
+_PARSED = 1000
+"""How deep they may lie in a text that is looked at further: no parser is asked for more by anybody's file."""
+_BRACKETS = re.compile(r'"(?:\\.|[^"\\])*"|[\[{\]}]')
+"""A text in quotes, or a bracket, of JSON."""
 SHOWN = 60
 """Characters of a value in a message."""
 
@@ -146,7 +150,7 @@ def json_table(text: str, where: str, error: Raised) -> Table:
     try:
         table = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as wrong:
-        raise error(f"{where}: is not JSON: {_beyond(wrong)}") from None
+        raise error(f"{where}: is not JSON: {_beyond(wrong, text)}") from None
     if twice:
         _twice(twice[0], where, error)
     if not isinstance(table, dict):
@@ -256,11 +260,23 @@ def _values(table: Any) -> Iterator[tuple[str, int, Any]]:
             waiting += [(f"{path}[{i}]", depth + 1, item) for i, item in enumerate(value)]
 
 
-def _beyond(wrong: Exception) -> str:
-    if isinstance(wrong, RecursionError):
+def _beyond(wrong: Exception, text: str = "") -> str:
+    """What is beyond a parser; of the JSON in ``text`` also what it would only meet with a lower limit of recursion,
+    which other packages raise."""
+    if isinstance(wrong, RecursionError) or _nesting(text) > _PARSED:
         return "tables and lists lie too deep inside each other"
     text = str(wrong)
     return "a whole number has thousands of digits" if "integer string conversion" in text else text[:200]
+
+
+def _nesting(text: str) -> int:
+    """How deep objects and lists of a JSON text, broken or not, lie inside each other."""
+    deepest = 0
+    depth = 0
+    for mark in _BRACKETS.findall(text):
+        depth += (mark in "[{") - (mark in "]}")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def at_path(value: Any, kind: Any, path: str) -> tuple[Any, Any]:
