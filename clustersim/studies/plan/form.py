@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 
+from clustersim import collectives
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.memory_use import CONTEXT_BYTES
 from clustersim.core.mesh import Ints, Mesh
 from clustersim.core.model import Model
 from clustersim.core.program import DTYPE_BYTES
-from clustersim.core.units import format_bytes
+from clustersim.core.units import format_bytes, parse_nccl_version
 from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
+from clustersim.scenario.parts import backend_of
 from clustersim.scenario.replicas import activations as activation_dtype
 from clustersim.scenario.replicas import check_replicas, replica_config, sharding_zero, state_bytes
 from clustersim.scenario.split_step import PARTIAL, local_cost, orders_of, parts_of, split_of
@@ -243,9 +246,8 @@ class FormFamily:
         parts = form_run.parts
         row = form_run.row
         micro = form_run.micro
-        topology, mesh = self.known.machines[place]
         if place not in self._traffic:
-            self._traffic[place] = TrafficBounds(topology, mesh, self._mesh(place).layout, self.known.way_out(place))
+            self._traffic[place] = self._bounds(place)
         traffic = self._traffic[place]
         near = place[0], micro, row.name, self._groups(place, parts, traffic), self.scenario.config.param_dtype
         key = self._stagewise, self._kept, *near
@@ -273,6 +275,18 @@ class FormFamily:
             return times_of(parts, ("F", "I", "W") if row.splits_backward else ("F", "B"), paired, least)
 
         return self.known.once("times", key, made), traffic
+
+    def _bounds(self, place: Place) -> TrafficBounds:
+        """Of exchanges on a place; where the plan says what NCCL chooses, by line rates alone."""
+        topology, mesh = self.known.machines[place]
+        run = self.scenario.file.run
+        planner = None
+        if not run.pins:
+            backend = backend_of(self.scenario, topology, mesh)
+            planner = functools.partial(collectives.plan, backend=backend)
+        manner = self.scenario.strategy.launch or run.launch, parse_nccl_version(run.nccl_version)
+        way_out = self.known.way_out(place)
+        return TrafficBounds(topology, mesh, self._mesh(place).layout, way_out, planner, manner)
 
     def _groups(self, place: Place, parts: Partition, traffic: TrafficBounds) -> tuple[bytes, ...]:
         """The groups that exchanges inside the model are over."""

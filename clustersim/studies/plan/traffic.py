@@ -5,16 +5,19 @@ Ranks of a stage do the same at the same time, so that a node's groups of one di
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from clustersim.collectives.base import Group, Request
+from clustersim.collectives.base import Group, Plan, Request
 from clustersim.collectives.bounds import lower_bound
 from clustersim.core.byte_matrix import ByteMatrix
 from clustersim.core.dims import Dims
 from clustersim.core.mesh import Ints, Mesh
 from clustersim.core.topology import Topology
+
+Planner = Callable[[Request, Group], Plan]
 
 PAIRWISE = {"ring": "sendrecv", "copies": "sendrecv"}
 """Exchanges that are no collective, and what each member does."""
@@ -28,12 +31,16 @@ class TrafficBounds:
     """Lower bounds of the exchanges of one mesh.
 
     topology, mesh : the machine and its ranks. dims : its dimensions. way_out : what leads out of a node [bytes/s].
+    planner : what the backend makes of a collective; of a group on one node no more than line rates are known without.
+    manner : how a job is started, and NCCL's version, as of :class:`clustersim.collectives.base.Group`.
     """
 
     topology: Topology
     mesh: Mesh
     dims: Dims
     way_out: float
+    planner: Planner | None = None
+    manner: tuple[str, tuple[int, int]] = ("process_per_gpu", (2, 28))
     _groups: dict[tuple[str, ...], tuple[Group, int, float]] = field(default_factory=dict)
     _known: dict[tuple[object, ...], float] = field(default_factory=dict)
 
@@ -52,10 +59,19 @@ class TrafficBounds:
         group, on_node, sharing = self._groups[dims]
         # What leaves a node binds a large group that leaves it.
         small = on_node == group.size or group.size <= MOST_ALONE
-        alone = lower_bound(Request(kind, nbytes, matrix=matrix), group) if small else 0.0
+        request = Request(kind, nbytes, matrix=matrix)
+        alone = lower_bound(request, group) if small else 0.0
         if on_node == group.size:
-            return alone
+            return max(alone, self._planned(request, group))
         return max(alone, sharing * _crossing(kind, nbytes, group.size, on_node, matrix) / self.way_out)
+
+    def _planned(self, request: Request, group: Group) -> float:
+        """What the backend's collective takes when its links are free and the host has posted it in time; of pairs of
+        sends, which a schedule may cut smaller, nothing."""
+        if self.planner is None or request.kind == "sendrecv":
+            return 0.0
+        plan = self.planner(request, group)
+        return plan.time(self.topology.link_bandwidth) - plan.host
 
     def _group(self, dims: tuple[str, ...]) -> tuple[Group, int, float]:
         """The first group, its members on the first node, and how many such groups of the first stage are there."""
@@ -64,7 +80,7 @@ class TrafficBounds:
         on_node = int((ranks < per_node).sum())
         stride = self.dims.size_of(self.dims.dense_axes[: self.dims.dense_axes.index("pp")])
         beside = int((np.arange(per_node) // stride % self.dims.pp == 0).sum())
-        return Group(self.topology, self.mesh.gpus[ranks]), on_node, max(1.0, beside / on_node)
+        return Group(self.topology, self.mesh.gpus[ranks], *self.manner), on_node, max(1.0, beside / on_node)
 
 
 def first_group(dims: Dims, *names: str) -> Ints:
