@@ -36,8 +36,10 @@ assert rows[-1]["dropped"] == 0.0
 assert math.isclose(rows[-1]["step"], step_of(skewed), rel_tol=0.01)
 assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
 
-# Experts over machines: exchanges grow, gradients shrink, it fits; one copy a machine takes about half.
-assert [run.fits for run in spread.values()] == [False, False, True, True]
+# Experts over machines: exchanges grow, gradients and memory shrink; one copy a machine takes about half.
+held = [run.memory.total for run in spread.values()]
+assert held[0] > held[1] > held[2] == held[3]
+assert not spread["ep 8"].fits
 assert 5 < times_as_long < 8
 assert table[0]["gradients"] > 2 * table[1]["gradients"] > 4 * table[2]["gradients"]
 assert table[2]["step"] < table[0]["step"]
