@@ -200,7 +200,7 @@ def _pipeline(row: Row, stack: SplitStack, stages: int, chunks: int) -> Table:
     layers = whole(row, "layers")
     if found := re.fullmatch(r"(\d+) layers a stage", row.get("pp_layout", "")):
         return named if int(found.group(1)) * stages == layers else named | _uneven(layers, stages)
-    if stack.framework in {"megatron", "nanotron"} and layers % (stages * chunks):
+    if stack.framework == "megatron" and layers % (stages * chunks):
         return named | _uneven(layers, stages * chunks)
     return named
 

@@ -230,7 +230,7 @@ def _stages(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
         ranks = world // (parallel.tp * parallel.cp)
         fits = nearest_divisor(gcd(layers, ranks) if field == "pp" else layers // p, value)
         raise refuse(field, f"{field} = {value} makes {p * vpp} stages of {layers} layers; {fits}")
-    if parallel.partition_method != "parameters":
+    if parallel.partition_method not in {"parameters", "compute"}:
         blocks_of_stages(parallel, layers, p * vpp)
 
 

@@ -77,7 +77,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         others share the rest evenly.
     account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split : each counts as one layer.
     first_stage_less_layers, last_stage_less_layers : torchtitan's: the embedding and the head weigh so many layers.
-    partition_method : DeepSpeed's split by ``parameters`` or ``uniform``ly by layers.
+    partition_method : DeepSpeed's split by ``parameters`` or ``uniform``ly by layers, or nanotron's by ``compute``,
+        where the head weighs as many blocks as its product is as large.
     microbatch_group_size_per_vp_stage : micro-batches that pass a chunk before the next one's turn; ``pp`` when absent.
     overlap_p2p_communication : interleaved schedules send beside compute (on from Megatron's command line).
     overlap_p2p_communication_warmup_flush : in warm-up and cool-down too.
@@ -148,7 +149,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     account_for_loss_in_pipeline_split: bool = False
     first_stage_less_layers: Count | None = None
     last_stage_less_layers: Count | None = None
-    partition_method: Literal["uniform", "parameters"] | None = None
+    partition_method: Literal["uniform", "parameters", "compute"] | None = None
     microbatch_group_size_per_vp_stage: AtLeastOne | None = None
     overlap_p2p_communication: bool = True
     overlap_p2p_communication_warmup_flush: bool = False

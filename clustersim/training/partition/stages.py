@@ -8,7 +8,8 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 
 from clustersim.core.errors import ScenarioError
-from clustersim.core.model import Model
+from clustersim.core.model import Layer, Model
+from clustersim.model.seconds.kernels import weighted
 from clustersim.training.parallel import ParallelConfig, blocks_of_stages
 
 PLACEMENTS = ("loop", "v", "both")
@@ -49,6 +50,8 @@ def split(model: Model, parallel: ParallelConfig, stages: int) -> tuple[Range, .
         return _lettered(model, tuple(str(stage) for stage in parallel.stages), stages)
     if parallel.partition_method == "parameters" and not parallel.stages:
         return _balanced([float(layer.parameters) for layer in model.layers], stages)
+    if parallel.partition_method == "compute" and not parallel.stages:
+        return _filled(_by_compute([_products(model, layer) for layer in model.layers], stages))
     if "block" not in kinds:
         return _ranges(blocks_of_stages(parallel, len(kinds), stages))
     ahead = kinds.index("block")
@@ -96,3 +99,44 @@ def _balanced(weights: list[float], stages: int) -> tuple[Range, ...]:
     for cut in reversed(cuts):
         edges.append(cut[edges[-1]])
     return tuple(pairwise(edges[::-1]))
+
+
+def _products(model: Model, layer: Layer) -> float:
+    """What nanotron counts of a layer (``get_block_compute_costs`` of its models): the weights of its products, a
+    query, a key and a value as wide as all heads; nothing of an embedding or a norm."""
+    products = [kernel for kernel in layer.kernels if kernel.kind == "gemm" and weighted(kernel)]
+    weights = float(sum(kernel.n * kernel.k for kernel in products))
+    if layer.kind != "block" or not model.kv_heads:
+        return weights
+    return weights + 2.0 * (model.heads - model.kv_heads) * model.head_dim * model.hidden
+
+
+def _by_compute(costs: list[float], stages: int) -> list[int]:
+    """Layers of each stage as nanotron's ``build_model`` has them (models/base.py): a stage ends behind the layer with
+    which all so far cost *more* than its share.
+
+    >>> _by_compute([0.0, *[1.0] * 16, 4.0], 4)
+    [7, 5, 5, 1]
+    """
+    counts = [0] * stages
+    share = sum(costs) / stages
+    stage = 0
+    so_far = 0.0
+    for cost in costs:
+        counts[stage] += 1
+        so_far += cost
+        if stage < stages - 1 and so_far > share * (stage + 1):
+            stage += 1
+    return counts
+
+
+def _filled(counts: list[int]) -> tuple[Range, ...]:
+    """Ranges without an empty stage: nanotron leaves the last one the loss alone where the head outweighs a share. Its
+    head is here with the loss, and each stage without a layer gets the last one of those before it."""
+    filled = list(counts)
+    for stage in range(len(filled) - 1, 0, -1):
+        while not filled[stage]:
+            giver = max(i for i in range(stage) if filled[i])
+            filled[giver] -= 1
+            filled[stage] += 1
+    return _ranges(filled)
