@@ -11,7 +11,7 @@ from typing import Any
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import Table, json_table, short, shown, text_of, toml, yaml_table
-from clustersim.files.launch import interpolation, launchers, shell
+from clustersim.files.launch import interpolation, launchers, pods, shell
 from clustersim.files.launch.table import NAMES, load
 
 
@@ -27,6 +27,11 @@ class OptionValue:
 _CHANGE = re.compile(r"(?:\+\+|\+)?[A-Za-z_][\w.]*=")
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 """Endings of scripts, whatever their text looks like."""
+HOSTS = "hosts"
+"""The kind of a file that lists hosts with their slots: DeepSpeed's and Open MPI's."""
+MODEL = "model"
+"""The kind of a model's config.json, which lies beside launch files."""
+_HOST = re.compile(r"[\w.-]+\s+slots\s*=\s*(\d{1,4})(\s+\S+)*|[\w.-]+:(\d{1,4})")
 Key = tuple[str, str]
 """``args`` or ``config``, and the plain name."""
 
@@ -80,7 +85,8 @@ def documents(files: Sequence[str | Path | Document]) -> list[Document]:
             raise error
     found = [file for file in found if Path(file.name).name not in inside]
     names = {Path(file.name).name for file in found}
-    return found + [made for file in found for made in file.written if made.name not in names]
+    found += [made for file in found for made in file.written if made.name not in names]
+    return sorted(found, key=lambda file: file.kind == HOSTS and len(found) > 1)
 
 
 def document(text: str, name: str, others: Mapping[str, str] | None = None) -> Document:
@@ -93,8 +99,14 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
     kind = _kind(text, name)
     if kind == "shell":
         return _of_script(text, name, others or {})
+    if kind == HOSTS:
+        return _of_hosts(text, name)
+    if kind == "yaml" and pods.is_job(text):
+        return _of_pods(text, name, others or {})
     reader = {"json": json_table, "toml": toml, "yaml": yaml_table}[kind]
     table = reader(text, name, ScenarioError)
+    if kind == "json" and isinstance(table.get("architectures"), list) and "model_type" in table:
+        return Document(name, MODEL)
     parsed = Document(name, kind)
     for path, value in interpolation.resolved(table, name) if kind == "yaml" else _flat(table):
         parsed.options["config", path] = OptionValue(path, value, name)
@@ -103,6 +115,8 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
 
 def _kind(text: str, name: str) -> str:
     start = text.lstrip()
+    if _hosts(text):
+        return HOSTS
     if Path(name).suffix in SCRIPTS or re.search(r"^#SBATCH\s", text, re.MULTILINE):
         return "shell"
     if start.startswith("{"):
@@ -111,6 +125,38 @@ def _kind(text: str, name: str) -> str:
     if start.startswith("#!") or (arguments and not re.search(r"^[\w.]+:(\s|$)", text, re.MULTILINE)):
         return "shell"
     return "toml" if re.search(r"^\s*\[[\w.]+\]\s*(#.*)?$", text, re.MULTILINE) else "yaml"
+
+
+def _hosts(text: str) -> list[tuple[str, int]]:
+    """Hosts with their slots, where a text is such a list."""
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    matches = [_HOST.fullmatch(line) for line in lines if line]
+    return [(match[0].split()[0], int(match[1] or match[3])) for match in matches if match] if all(matches) else []
+
+
+def _of_hosts(text: str, name: str) -> Document:
+    """What a list of hosts says of the machine. Raises :class:`ScenarioError` where nodes differ."""
+    parsed = Document(name, HOSTS)
+    hosts = dict(_hosts(text))
+    slots = sorted(set(hosts.values()))
+    if len(slots) != 1:
+        raise ScenarioError(
+            f"{name}: its hosts have {', '.join(map(str, slots))} slots; say --nodes and --gpus-per-node"
+        )
+    parsed.machine["cluster.nodes"] = OptionValue("hosts", str(len(hosts)), name)
+    parsed.machine["cluster.gpus_per_node"] = OptionValue("slots", str(slots[0]), name)
+    return parsed
+
+
+def _of_pods(text: str, name: str, others: Mapping[str, str]) -> Document:
+    """The script that a job's pods run; how many they are counts where the script does not say it in numbers."""
+    job = pods.job(text, name)
+    parsed = _of_script(job.text, name, others)
+    for field_name, count in (("cluster.nodes", job.nodes), ("cluster.gpus_per_node", job.ranks)):
+        before = parsed.machine.get(field_name)
+        if count and (before is None or not str(before.value).isdecimal()):
+            parsed.machine[field_name] = OptionValue("replicas" if "nodes" in field_name else "GPUs", str(count), name)
+    return parsed
 
 
 def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -140,7 +186,7 @@ def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
         "launcher", " ".join([tool for tool, _ in launch.tools] or script.command[:2]), name
     )
     for file, lines in script.written.items():
-        if re.search(r"\.(json|ya?ml|toml)$", file):
+        if re.search(r"\.(json|ya?ml|toml)$", file) or _hosts(lines):
             inner = document(lines, file)
             parsed.written.append(inner)
     return parsed

@@ -44,6 +44,12 @@ def taken(words: Sequence[str], directives: Sequence[str], variables: dict[str, 
     if directives:
         launch.tools.insert(0, ("sbatch", directed_options(list(directives))))
     for tool, options in launch.tools:
+        if tool == "torchrun":  # torch/distributed/argparse_util.py: PET_* say what no option does
+            for name in ("nnodes", "nproc_per_node"):
+                said_by = variables.get(f"PET_{name.upper()}")
+                if isinstance(said_by, str) and said_by:
+                    options.setdefault(name, said_by)
+    for tool, options in launch.tools:
         says = {"sbatch": _slurm, "srun": _slurm, "mpirun": _mpi, "torchrun": _torch, "deepspeed": _deepspeed}
         found = dict(says.get(tool, _accelerate)(options))
         for name, said in found.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -16,6 +17,8 @@ from clustersim.files.launch.table import FrameworkTable, LaunchOption, holds, l
 
 SURE = 0.9
 """How alike an unknown option and a known one are that is taken for a slip of the pen."""
+_SPLITS = re.compile(r"(_degree|parallel_size|parallelism|autotp_size)$")
+"""Names of options that say how the work is split, which nobody may leave out."""
 _KINDS = {"zero_optimization.stage"}
 """Options that say what kind of strategy it is, and are one of its fields as well."""
 FIRST = ("strategy.kind", "strategy.version")
@@ -28,10 +31,20 @@ class ScenarioFields(texts.Table):
     def __init__(self) -> None:
         super().__init__()
         self.by: dict[str, OptionValue] = {}
+        self.settled: set[str] = set()
+
+    def launch(self, field: str, option: OptionValue) -> None:
+        """What a launcher says of the machine in numbers, which counts against a file's."""
+        if str(option.value).isdecimal():
+            self.say(field, option.value, option, over=True)
 
     def say(self, field: str, value: Any, option: OptionValue, *, over: bool = False) -> None:
         """Raises :class:`ScenarioError` where another option has said something else."""
         before = self.by.get(field)
+        if over:
+            self.settled.add(field)
+        elif field in self.settled:
+            return
         if before is not None and not over and self[field] != value:
             raise ScenarioError(
                 f"{before.where}: {before.name} {shown(before.value)} and {option.name} {shown(option.value)} "
@@ -80,17 +93,19 @@ def apply(
 ) -> set[Key]:
     """Put what the rows say into ``fields``; returns what was read."""
     used: set[Key] = set()
-    rows = [row for row in table.every() if not (model and row.field == "model.name")]
+    rows = list(table.every())
     known_keys = {(str(row.at), row.option) for row in rows}
     for later in (False, True):  # conditions ask for degrees, which have none themselves
         now = [row for row in rows if bool(row.when and row.field not in FIRST) == later]
         for row in now:
             for key, option, field in _matching(row, options, table, known_keys):
                 used.add(key)
-                if holds(row.when, fields):
+                given = model is not None and row.field == "model.name"  # which counts instead
+                if holds(row.when, fields) and not given:
                     _say(row, field, option, fields)
         for row in now:
-            if row.default is not None and row.field not in fields and holds(row.when, fields):
+            given = model is not None and row.field == "model.name"
+            if row.default is not None and row.field not in fields and holds(row.when, fields) and not given:
                 value = row.read(row.default)
                 if value is not None:
                     fields[row.field] = value
@@ -176,6 +191,15 @@ def others(
         elif near := get_close_matches(key[1], options, 1, SURE):
             likely = f"--{near[0].replace('_', '-')}" if option.name.startswith("--") else near[0]
             raise ScenarioError(f"{option.where}: no option {option.name}; did you mean {likely}?")
+        elif _SPLITS.search(key[1]) and _above_one(option.value):
+            raise ScenarioError(
+                f"{option.where}: {option.name} {shown(option.value)} would split the work, and is no option of "
+                f"{table.version}; say it in its words, or leave it out"
+            )
         else:
             unknown.append(option.name)
     return unplayed, tuple(ignored), tuple(unknown)
+
+
+def _above_one(value: Any) -> bool:
+    return str(value).isdecimal() and int(str(value)[:9]) > 1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
 from clustersim.core.tomls import nested
-from clustersim.files.launch import batches, shapes, trainer
-from clustersim.files.launch.files import Document, Key, OptionValue, documents, framework_of
+from clustersim.files.launch import batches, shapes, torchtitan, trainer
+from clustersim.files.launch.files import HOSTS, MODEL, Document, Key, OptionValue, documents, framework_of
 from clustersim.files.launch.options import ScenarioFields, apply, others, renamed, together
 from clustersim.files.launch.table import FrameworkTable, holds, load
 from clustersim.scenario import Scenario
@@ -78,10 +78,14 @@ def read(
     trainer.arranged(read, table)
     options = renamed(together(read), table)
     notes = [note for file in read for note in file.notes]
+    notes += torchtitan.arranged(options, table)
     fields = ScenarioFields()
-    for file in read:
+    for file in sorted(read, key=lambda file: file.kind != HOSTS):  # hosts are what a command may use a part of
         for name, value in file.machine.items():
-            fields.say(name, value.value, value, over=True)
+            fields.launch(name, value)
+    config = next((file.name for file in read if file.kind == MODEL), None)
+    if config is not None and model is None:
+        model = f"./{os.path.relpath(config, Path(path).parent)}"
     used = apply(table, options, fields, model)
     _complete(read, table, options, used, notes)
     left = others(table, options, used)
@@ -91,7 +95,7 @@ def read(
     _graphs(fields)
     notes += _named(fields, table)
     notes += _model(fields, model, read[0].name, _trains(read, table, options) if model is None else "")
-    notes += filled(fields)
+    notes += filled(fields, Path(path).parent)
     place, world = machine(fields, cluster, notes, read[0].name, Path(path).parent)
     tables = _tables(table, fields, place, world)
     tables["run"] = {**tables.get("run", {}), **(run or {})}
@@ -110,15 +114,13 @@ def _complete(
     notes: list[str],
 ) -> None:
     """Raise :class:`ScenarioError` for files of somebody else, and where one names another that was not given."""
-    if not used:
-        raise ScenarioError(f"{read[0].name}: holds no option of {table.title}; is it another framework's?")
     tables = [table, *(load(name) for name in table.also)]
     known = {name for file in tables for name in file.files}
     named = [
         option for (_, key), option in options.items() if key in known and str(option.value).endswith(CONFIGURATIONS)
     ]
-    given = [Path(file.name).name for file in read if file.kind != "shell"]
-    free = list(given)
+    given = [Path(file.name).name for file in read if file.kind not in {"shell", HOSTS, MODEL}]
+    free = [name for name in given if not any(Path(option.where).name == name for option in named)]
     missing = []
     for option in named:
         file = Path(str(option.value)).name
@@ -133,6 +135,8 @@ def _complete(
             raise ScenarioError(f"{option.where}: {option.name} names {option.value}; give that file too")
         free.remove(instead)
         notes.append(f"{instead} is taken for {option.value}, which {option.name} names")
+    if not used:
+        raise ScenarioError(f"{read[0].name}: holds no option of {table.title}; is it another framework's?")
 
 
 def _trains(read: Sequence[Document], table: FrameworkTable, said: Mapping[Key, OptionValue]) -> str:
@@ -159,6 +163,7 @@ def _model(fields: ScenarioFields, model: str | None, file: str, trained: str) -
         fields["model.hf_config" if model.endswith(".json") or "/" in model else "model.name"] = model
         return []
     if "model.name" in fields:
+        _known(fields)
         return []
     sizes = {name[6:]: value for name, value in fields.items() if name.startswith("shape.")}
     found = shapes.model_for(file, sizes, causal=trained != "encoder")
@@ -171,6 +176,21 @@ def _model(fields: ScenarioFields, model: str | None, file: str, trained: str) -
     return [found.note]
 
 
+def _known(fields: ScenarioFields) -> None:
+    """Raise :class:`ScenarioError` for a model that is not shipped, naming the option that names it."""
+    name = fields["model.name"]
+    by = fields.by.get("model.name")
+    if by is None or not isinstance(name, str):
+        return
+    try:
+        models.shape(name, {})
+    except ClusterSimError:
+        raise ScenarioError(
+            f"{by.where}: {by.name} {shown(by.value)}: no shipped model is of this name (clustersim list models); give "
+            "its config.json among the files, or with --model"
+        ) from None
+
+
 def _recomputed(fields: ScenarioFields) -> list[str]:
     """How many layers are computed again, which Megatron-LM reads of full granularity alone: none of a stage where
     blocks have 0; returns a note."""
@@ -180,9 +200,17 @@ def _recomputed(fields: ScenarioFields) -> list[str]:
         for name in ("granularity", "method", "num_layers"):
             del fields[f"parallel.recompute_{name}"]
         return ["no layer is computed again: blocks of 0 layers are"]
+    if not full and "parallel.recompute_method" in fields and not _asked(fields, "recompute_method"):
+        del fields["parallel.recompute_method"]  # NeMo reads it of full granularity alone
     if layers is not None and not full and fields.get("parallel.framework", MEGATRON) == MEGATRON:
         del fields["parallel.recompute_num_layers"]
     return []
+
+
+def _asked(fields: ScenarioFields, name: str) -> bool:
+    """Whether an option of Megatron-LM's own name says a field, which then checks it."""
+    by = fields.by.get(f"parallel.{name}")
+    return by is not None and by.name.lstrip("-").replace("-", "_").rsplit(".", 1)[-1] == name
 
 
 def _graphs(fields: ScenarioFields) -> None:
@@ -215,20 +243,24 @@ def _unsaid(fields: ScenarioFields, made: Scenario) -> list[str]:
     return [f"no file says how long a sequence is: {tokens:,} tokens, the longest of the model"] if tokens else []
 
 
-def filled(fields: ScenarioFields) -> list[str]:
+def _width(fields: ScenarioFields, folder: Path) -> int | None:
+    """The model's, where it is a transformer."""
+    config = fields.get("model.hf_config")
+    name = folder / config if isinstance(config, str) else fields.get("model.name")
+    shape = models.shape(name, dict(fields.get("model.options", {}))) if isinstance(name, str | Path) else None
+    return None if shape is None else shape.d_model
+
+
+def filled(fields: ScenarioFields, folder: Path = Path()) -> list[str]:
     """What Hugging Face's integration puts for ``"auto"`` in DeepSpeed's file, from the model; returns a note.
 
     As ``HfTrainerDeepSpeedConfig.trainer_config_finalize`` (transformers) and ``Accelerator._prepare_deepspeed``.
+    folder : of the scenario, whose paths start there.
     """
     auto = [name for name in HF_AUTO if fields.get(f"strategy.zero_optimization.{name}") == "auto"]
     if not auto:
         return []
-    named = fields.get("model.name")
-    width = None
-    if isinstance(named, str):
-        with suppress(ClusterSimError):
-            shape = models.shape(named, dict(fields.get("model.options", {})))
-            width = None if shape is None else shape.d_model
+    width = _width(fields, folder)
     if width is None:
         return []  # which the strategy's own reader tells what it would be
     values = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clustersim.core.errors import ScenarioError
-from clustersim.files.launch.files import Document, Key, OptionValue
+from clustersim.files.launch.files import Document, Key, OptionValue, document
 from clustersim.files.launch.table import FrameworkTable
 
 ARGUMENTS = ("model_name_or_path", "per_device_train_batch_size", "base_model")
@@ -37,12 +37,24 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
         names = {name for _, name in one.options}
         if one.kind in {"yaml", "json"} and names & set(ARGUMENTS):
             one.options = {_place(key, known): said for key, said in one.options.items()}
+        _inline(one)
         if "base_model" in names:
             _of_axolotl(one)
         for key in (("args", "finetuning_type"), ("args", "adapter")):
             if key in one.options and str(one.options[key].value).lower() in {"full", ""}:
                 del one.options[key]
         _sharded(one)
+
+
+def _inline(one: Document) -> None:
+    """DeepSpeed's file as ``deepspeed`` of TrainingArguments holds it: a table, or its text."""
+    for key in [key for key in one.options if key[1].startswith("deepspeed.")]:
+        one.options["config", key[1].partition(".")[2]] = one.options.pop(key)
+    said = one.options.get(("args", "deepspeed"))
+    if said is not None and str(said.value).lstrip().startswith("{"):
+        del one.options["args", "deepspeed"]
+        inside = document(str(said.value), f"{one.name}: {said.name}")
+        one.options |= {key: OptionValue(option.name, option.value, one.name) for key, option in inside.options.items()}
 
 
 def _place(key: Key, known: set[str]) -> Key:

@@ -1,0 +1,139 @@
+"""A job of Kubernetes as YAML -> the script that its pods run, and how many of them there are.
+
+Kubeflow's PyTorchJob, MPIJob and TrainJob, JobSet, Volcano's Job, LeaderWorkerSet and the plain Job: one pod a node.
+Names: api/v1 of kubeflow/training-operator and kubeflow/mpi-operator, trainer/v1alpha1 of kubeflow/trainer.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import Table, yaml_table
+
+_REPLICAS = ("pytorchReplicaSpecs", "mpiReplicaSpecs", "replicaSpecs")
+_SHELLS = {"bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash"}
+_SETS = {"nodes": ("PET_NNODES", "WORLD_SIZE"), "ranks": ("PET_NPROC_PER_NODE",)}
+"""Variables that the operators set in each pod: of torchrun (PET_*), and how many pods there are."""
+
+
+@dataclass
+class PodJob:
+    """A job. text : what a pod runs, as a script. nodes, ranks : pods, and GPUs of each; 0 where nobody says."""
+
+    text: str
+    nodes: int = 0
+    ranks: int = 0
+
+
+@dataclass
+class _Pods:
+    """Pods that are alike: how many, and the container."""
+
+    count: int
+    container: Table = field(default_factory=dict)
+
+
+def is_job(text: str) -> bool:
+    """Whether a text is of Kubernetes."""
+    return all(re.search(rf"^{key}:\s", text, re.MULTILINE) for key in ("apiVersion", "kind"))
+
+
+def job(text: str, name: str) -> PodJob:
+    """The job of a file, which may hold other things beside it.
+
+    Raises :class:`ScenarioError` where no container of it has a command.
+    """
+    for part in re.split(r"^---.*$", text, flags=re.MULTILINE):
+        if not part.strip() or not is_job(part):
+            continue
+        table = yaml_table(part, name, ScenarioError)
+        pods = list(_pods(table.get("spec")))
+        if pods:
+            return _job(table, pods)
+    raise ScenarioError(f"{name}: is of Kubernetes, and no container of it has a command; give the script that it runs")
+
+
+def _job(table: Table, pods: list[_Pods]) -> PodJob:
+    spec = table["spec"]
+    mpi = "mpiReplicaSpecs" in spec
+    first = next((some.container for some in pods if _words(some.container)), {})
+    nodes = sum(some.count for some in pods[1 if mpi else 0 :])
+    ranks = (
+        _whole(spec.get("slotsPerWorker")) or _whole(spec.get("nprocPerNode")) or _whole(first.get("numProcPerNode"))
+    )
+    gpus = next((n for some in reversed(pods) if (n := _gpus(some.container))), 0)
+    ranks = ranks or gpus
+    own = {} if mpi else dict.fromkeys(_SETS["nodes"], nodes) | {name: ranks for name in _SETS["ranks"] if ranks}
+    listed = first.get("env")
+    settings = {str(entry.get("name")): entry["value"] for entry in _tables(listed) if "value" in entry}
+    lines = [
+        f"export {name}={shlex.quote(str(value))}" for name, value in {**own, **settings}.items() if name.isidentifier()
+    ]
+    return PodJob("\n".join([*lines, _command(_words(first))]) + "\n", nodes, ranks)
+
+
+def _pods(spec: Any) -> Iterator[_Pods]:
+    """Pods of a job that run something, the leader's first."""
+    if not isinstance(spec, dict):
+        return
+    trainer = spec.get("trainer")
+    if isinstance(trainer, dict) and _words(trainer):
+        yield _Pods(_whole(trainer.get("numNodes")) or 1, trainer)
+    specs = next((spec[key] for key in _REPLICAS if isinstance(spec.get(key), dict)), {})
+    leaders = sorted(specs, key=lambda role: role not in ("Master", "Launcher"))
+    several = [spec[key] for key in ("tasks", "replicatedJobs") if isinstance(spec.get(key), list)]
+    for part in [*(specs[role] for role in leaders), *(part for each in several for part in _tables(each))]:
+        if isinstance(part, dict):
+            yield from _of_template(part, part.get("template"))
+    group = spec.get("leaderWorkerTemplate")
+    if isinstance(group, dict):
+        yield from _of_template({"replicas": group.get("size")}, group.get("workerTemplate"))
+    elif not specs and not several and "template" in spec:
+        yield from _of_template({"replicas": spec.get("parallelism") or spec.get("replicas")}, spec["template"])
+
+
+def _of_template(part: Table, template: Any) -> Iterator[_Pods]:
+    inner = template.get("spec") if isinstance(template, dict) else None
+    if not isinstance(inner, dict):
+        return
+    count = _whole(part.get("replicas")) or 1
+    if isinstance(inner.get("template"), dict):  # a job of jobs
+        yield from _of_template({"replicas": (_whole(inner.get("parallelism")) or 1) * count}, inner["template"])
+        return
+    for container in list(_tables(inner.get("containers")))[:1]:
+        yield _Pods(count, container)
+
+
+def _words(container: Table) -> list[str]:
+    parts = [container.get(key) for key in ("command", "args")]
+    return [str(word) for part in parts if isinstance(part, list) for word in part]
+
+
+def _command(words: list[str]) -> str:
+    """As a line of a script; Kubernetes' ``$(NAME)`` is the shell's ``${NAME}``."""
+    words = [re.sub(r"\$\(([A-Za-z_]\w*)\)", r"${\1}", word) for word in words]
+    if len(words) >= 3 and words[0] in _SHELLS and re.fullmatch(r"-\w*c", words[-2]):
+        return words[-1]
+    open_words = re.compile(r"[\w./:=,@%+\-]*\$\{\w+\}[\w./:=,@%+\-]*")
+    return " ".join(word if open_words.fullmatch(word) else shlex.quote(word) for word in words)
+
+
+def _gpus(container: Table) -> int:
+    resources = container.get("resources", container.get("resourcesPerNode"))
+    limits = resources.get("limits", resources.get("requests")) if isinstance(resources, dict) else None
+    counts = [_whole(count) for name, count in limits.items() if str(name).endswith("/gpu")] if limits else []
+    return max(counts, default=0)
+
+
+def _tables(value: Any) -> Iterator[Table]:
+    yield from (entry for entry in value if isinstance(entry, dict)) if isinstance(value, list) else ()
+
+
+def _whole(value: Any) -> int:
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 8 else 0

@@ -1,0 +1,246 @@
+"""Launch files as people have them: what names another file, what holds one inside, hosts, pods, and names of 2024."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clustersim.core.errors import ScenarioError
+from clustersim.core.paths import data_path
+from clustersim.files import launch as exchange
+from clustersim.files.launch.files import HOSTS, MODEL, document
+
+pytest.importorskip("yaml", reason="needs pyyaml (the exchange extra)")
+
+MACHINE = {"topology": "hgx-h100", "nodes": 1}
+GPT = "pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 "
+GPT += "--max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --bf16"
+TRAINER = "train.py --model_name_or_path meta-llama/Meta-Llama-3-8B --per_device_train_batch_size 2 --block_size 2048"
+ZERO3 = {"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}, "train_batch_size": "auto"}
+
+
+def read(*texts, machine=MACHINE, **asked):
+    """An import of texts by name."""
+    return exchange.read([document(text, name) for name, text in texts], machine, **asked)
+
+
+def leaves(made):
+    return exchange.canonical(made.scenario)
+
+
+# ---- DeepSpeed's file: beside, inside, or missing --------------------------------------------------------------------
+
+ARGUMENTS = {"model_name_or_path": "meta-llama/Llama-2-7b-hf", "per_device_train_batch_size": 4, "block_size": 2048}
+
+
+@pytest.mark.parametrize("inside", [ZERO3, json.dumps(ZERO3)])
+def test_a_table_of_deepspeed_in_the_trainers_arguments_is_deepspeeds_file(inside):
+    whole = read(("args.json", json.dumps({**ARGUMENTS, "deepspeed": inside})))
+    beside = read(
+        ("args.json", json.dumps({**ARGUMENTS, "deepspeed": "ds.json"})),
+        ("ds.json", json.dumps(ZERO3)),
+    )
+    assert leaves(whole) == leaves(beside)
+    assert leaves(whole)["strategy.zero_optimization.stage"] == 3
+
+
+def test_a_file_that_names_another_does_not_stand_for_it():
+    with pytest.raises(ScenarioError, match=r"args.json: deepspeed names ds.json; give that file too"):
+        read(("args.json", json.dumps({**ARGUMENTS, "deepspeed": "ds.json"})))
+
+
+def test_options_of_accelerate_launch_count_against_its_file():
+    file = "num_machines: 1\nnum_processes: 8\ndistributed_type: MULTI_GPU\nmixed_precision: bf16\n"
+    words = f"accelerate launch --config_file acc.yaml --num_machines 2 --num_processes 16 {TRAINER}"
+    made = read(("run.sh", words), ("acc.yaml", file), machine={"topology": "hgx-h100"})
+    assert made.tables["cluster"] == {"topology": "hgx-h100", "nodes": 2, "gpus_per_node": 8}
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+
+def test_a_config_among_the_files_is_the_model_and_tells_what_auto_is(tmp_path):
+    config = data_path("data") / "models" / "qwen2-7b.json"
+    (tmp_path / "config.json").write_text(config.read_text("utf-8"))
+    launch = f"deepspeed --num_gpus 8 {TRAINER.replace('meta-llama/Meta-Llama-3-8B', './mine')} --deepspeed ds.json"
+    own = str(tmp_path / "config.json")
+    files = [("run.sh", launch), ("ds.json", json.dumps(ZERO3)), (own, config.read_text("utf-8"))]
+    assert document(files[2][1], own).kind == MODEL
+    made = read(*files, path=tmp_path / "s.toml")
+    assert made.tables["model"]["hf_config"] == "./config.json"
+    assert leaves(made)["strategy.zero_optimization.reduce_bucket_size"] == 3584**2
+    asked = read(*files[:2], path=tmp_path / "s.toml", model="./config.json")
+    assert leaves(asked) == leaves(made)
+
+
+def test_a_model_that_is_not_shipped_is_named_before_what_follows_from_it():
+    launch = f"deepspeed --num_gpus 8 {TRAINER.replace('meta-llama/Meta-Llama-3-8B', 'me/mine')} --deepspeed ds.json"
+    with pytest.raises(ScenarioError, match=r"run.sh .*--model_name_or_path 'me/mine': no shipped model .*config.json"):
+        read(("run.sh", launch), ("ds.json", json.dumps(ZERO3)))
+
+
+# ---- hosts and pods --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "hosts", ["a slots=8\nb slots=8  # the second\n", "a:8\nb:8\n", "a slots=8 max_slots=8\nb slots=8"]
+)
+def test_a_list_of_hosts_says_the_machine(hosts):
+    assert document(hosts, "hostfile").kind == HOSTS
+    launch = f"deepspeed --hostfile hostfile {GPT}"
+    bare = {"topology": "hgx-h100"}
+    beside = read(("run.sh", launch), ("hostfile", hosts), machine=bare)
+    assert beside.tables["cluster"] == {"nodes": 2, "gpus_per_node": 8, "topology": "hgx-h100"}
+    written = read(("run.sh", f"cat <<EOT > hostfile\n{hosts}\nEOT\n{launch}"), machine=bare)
+    assert leaves(written) == leaves(beside)
+    part = read(("run.sh", launch.replace("--hostfile", "--num_nodes 1 --hostfile")), ("hostfile", hosts), machine=bare)
+    assert part.tables["cluster"]["nodes"] == 1
+
+
+def test_hosts_with_different_slots_are_asked_for():
+    with pytest.raises(ScenarioError, match=r"4, 8 slots; say --nodes"):
+        document("a slots=8\nb slots=4\n", "hostfile")
+
+
+def _torch_job(command, **spec):
+    pod = {"spec": {"containers": [{"name": "c", **command, "resources": {"limits": {"nvidia.com/gpu": 8}}}]}}
+    roles = {"Worker": {"replicas": 3, "template": pod}, "Master": {"replicas": 1, "template": pod}}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "j"},
+        "spec": {"pytorchReplicaSpecs": roles, **spec},
+    }
+
+
+def _mpi_job():
+    launcher = {"command": ["mpirun", "-np", "32", "python"], "args": GPT.split()}
+    roles = {
+        "Launcher": {"replicas": 1, "template": {"spec": {"containers": [launcher]}}},
+        "Worker": {"replicas": 4, "template": {"spec": {"containers": [{"name": "w"}]}}},
+    }
+    spec = {"slotsPerWorker": 8, "mpiReplicaSpecs": roles}
+    return {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "spec": spec}
+
+
+def _train_job():
+    trainer = {"numNodes": 4, "numProcPerNode": 8, "command": ["torchrun"], "args": GPT.split()}
+    return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": {"trainer": trainer}}
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        _torch_job({"command": ["torchrun", "--nnodes=$(PET_NNODES)"], "args": ["--nproc_per_node=8", *GPT.split()]}),
+        _torch_job({"command": ["bash", "-c"], "args": [f"set -e\ntorchrun {GPT} 2>&1 | tee log"]}, nprocPerNode="8"),
+        _torch_job({"command": ["bash", "-c", f"torchrun --nnodes $WORLD_SIZE --nproc_per_node 8 {GPT}"]}),
+        _mpi_job(),
+        _train_job(),
+    ],
+)
+def test_a_job_of_pods_is_the_script_that_they_run(job):
+    import yaml
+
+    service = "apiVersion: v1\nkind: Service\nspec: {clusterIP: None}\n---\n"
+    made = read(("job.yaml", service + yaml.safe_dump(json.loads(json.dumps(job)))), machine={"topology": "hgx-h100"})
+    script = read(("run.sh", f"torchrun --nnodes 4 --nproc_per_node 8 {GPT}"), machine={"topology": "hgx-h100"})
+    assert leaves(made) == leaves(script)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: v1\nkind: Pod\nspec: 3\n",
+        "apiVersion: v1\nkind: Job\nspec: {template: {spec: {containers: [3]}}}\n",
+    ],
+)
+def test_pods_without_a_command_are_refused(text):
+    with pytest.raises(ScenarioError, match="no container of it has a command"):
+        document(text, "job.yaml")
+
+
+# ---- torchtitan of 2024 ----------------------------------------------------------------------------------------------
+
+TITAN = '[model]\nname = "llama3"\nflavor = "70B"\n'
+OLD = """[training]
+batch_size = 8
+data_parallel_degree = -1
+tensor_parallel_degree = 8
+compile = true
+[experimental]
+pipeline_parallel_degree = 2
+pipeline_parallel_schedule = "interleaved_1f1b"
+pipeline_parallel_microbatches = 4
+enable_async_tensor_parallel = true
+[float8]
+enable_float8_linear = true
+"""
+NEW = """[training]
+local_batch_size = 8
+[compile]
+enable = true
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 8
+enable_async_tensor_parallel = true
+pipeline_parallel_degree = 2
+pipeline_parallel_schedule = "Interleaved1F1B"
+pipeline_parallel_microbatch_size = 2
+"""
+
+
+def test_torchtitans_names_of_2024_mean_those_of_2025():
+    machine = {"topology": "hgx-h100", "nodes": 16}
+    old = read(("a.toml", TITAN + OLD), machine=machine)
+    new = read(("a.toml", TITAN.replace("flavor", 'converters = ["float8"]\nflavor') + NEW), machine=machine)
+    assert leaves(old) == leaves(new)
+    assert not old.unknown
+
+
+def test_without_a_count_torchtitan_of_2024_has_a_micro_batch_for_each_stage():
+    machine = {"topology": "hgx-h100", "nodes": 16}
+    text = TITAN + OLD.replace("pipeline_parallel_microbatches = 4\n", "")
+    made = read(("a.toml", text), machine=machine)
+    assert leaves(made)["batch.micro"] == 8 // 4
+    assert any("4 micro-batches, one for each stage" in note for note in made.notes)
+    with pytest.raises(ScenarioError, match="a batch of 6 samples is not made of 4 micro-batches"):
+        read(("a.toml", text.replace("batch_size = 8", "batch_size = 6")), machine=machine)
+
+
+def test_a_degree_that_nobody_knows_is_never_left_out():
+    with pytest.raises(ScenarioError, match=r"training.pencil_parallel_degree 4 would split the work"):
+        read(
+            ("a.toml", TITAN + "[training]\npencil_parallel_degree = 4\n"),
+            machine={"topology": "hgx-h100", "nodes": 16},
+        )
+
+
+# ---- NeMo and Megatron-Bridge ----------------------------------------------------------------------------------------
+
+NEMO = """trainer: {devices: 8, num_nodes: 2, precision: bf16}
+model:
+  mcore_gpt: true
+  micro_batch_size: 1
+  global_batch_size: 32
+  tensor_model_parallel_size: 2
+  encoder_seq_length: 2048
+  max_position_embeddings: 2048
+  num_layers: 24
+  hidden_size: 1024
+  num_attention_heads: 16
+"""
+
+
+def test_nemo_reads_the_method_of_full_recomputation_alone():
+    plain = read(("gpt.yaml", NEMO + "  activations_checkpoint_granularity: selective\n"))
+    method = "  activations_checkpoint_method: block\n  activations_checkpoint_num_layers: 0\n"
+    assert leaves(read(("gpt.yaml", NEMO + "  activations_checkpoint_granularity: selective\n" + method))) == leaves(
+        plain
+    )
+
+
+def test_the_precision_of_a_bridge_recipe_settles_that_of_its_optimizer():
+    recipe = NEMO.replace("trainer: {devices: 8, num_nodes: 2, precision: bf16}", "trainer: {devices: 8, num_nodes: 2}")
+    recipe += "optimizer: {optimizer: adam, bf16: true}\nmixed_precision: bf16_with_fp8_current_scaling_mixed\n"
+    assert leaves(read(("gpt.yaml", recipe)))["model.dtype"] == "fp8"
