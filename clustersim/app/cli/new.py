@@ -183,7 +183,12 @@ def _filled(draft: str, /, **values: object) -> str:
     help="Of leaf switches: bandwidth down to nodes over bandwidth up.",
 )
 @click.option(
-    "--from", "found", type=PATH, help="A file with what NCCL (NCCL_TOPO_DUMP_FILE) or nvidia-smi topo -m wrote."
+    "--from",
+    "given",
+    type=PATH,
+    multiple=True,
+    help="What NCCL (NCCL_TOPO_DUMP_FILE), nvidia-smi topo -m, rocm-smi --showtopo or lstopo --of xml wrote; again for "
+    "ibstat, ibv_devinfo -v or nvidia-smi nvlink -s beside it.",
 )
 def topology(
     file: Path,
@@ -192,16 +197,16 @@ def topology(
     mix: tuple[str, ...],
     nics: str | None,
     oversubscription: float | None,
-    found: Path | None,
+    given: tuple[Path, ...],
 ) -> None:
     """A machine, as a few changes to a shipped one or as NCCL found it, for clustersim check and cluster.topology."""
     from clustersim.cluster import files as fabrics
     from clustersim.cluster.files.nccl_xml import topology_text
 
-    if found is not None:
+    if given:
         if topology or mix or oversubscription:
             raise click.UsageError("--from tells the whole machine; only --gpu and --nics may be said beside it")
-        text = topology_text(found, gpu, nics_of(nics) if nics else None)
+        text = topology_text(given, gpu, nics_of(nics) if nics else None)
     elif mix:
         if gpu or topology or nics:
             raise click.UsageError("--mix says which machines: leave --gpu, --topology and --nics out")
@@ -209,7 +214,7 @@ def topology(
     else:
         text = _changed(file, machine_of(gpu, topology), nics, oversubscription)
     write_new(file, text, lambda path: fabrics.load(str(path)))
-    for line in fabrics.load(str(file)).assumed if found is not None else ():
+    for line in fabrics.load(str(file)).assumed if given else ():
         click.echo(f"assumed: {line}")
 
 

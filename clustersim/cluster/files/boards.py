@@ -29,9 +29,12 @@ NIC_PORTS = {
     "0xa2dc": ("BlueField-3", 400.0),
     "0xefa0": ("EFA", 100.0),
     "0xefa1": ("EFA", 100.0),
-    "0xefa2": ("EFA", 100.0),
 }
-"""Gb/s of the fastest port, by PCI device id: PCI ID repository (pci-ids.ucw.cz), the makers' data sheets."""
+"""Gb/s of the fastest port, by PCI device id: PCI ID repository (pci-ids.ucw.cz), the makers' data sheets.
+
+EFA: 0xefa0 is what lspci lists on p4d (aws/aws-ofi-nccl issue 64: 4 of 100 Gb/s), 0xefa1 what NCCL dumps of p5 have (32
+of 100 Gb/s: topology/p5.48xl-topo.xml there). Of 0xefa2 and later no public file says both id and rate: it is not here.
+"""
 
 
 @dataclass(frozen=True)

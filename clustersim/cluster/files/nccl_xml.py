@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from clustersim.cluster.files import boards, smi_topo
+from clustersim.cluster.files import beside, boards, lstopo, rocm_topo, smi_topo
+from clustersim.cluster.files.beside import Beside
 from clustersim.core import errors, texts
 from clustersim.core.device import device
 from clustersim.core.errors import TopologyError
@@ -69,37 +70,30 @@ _MAKERS = ("0x1002", "0x10de")
 """AMD and NVIDIA, whose accelerators without a display are of class 0x12."""
 
 
-def topology_text(path: Path, gpu: str | None = None, nics: tuple[int, float] | None = None) -> str:
+def topology_text(path: Path | Sequence[Path], gpu: str | None = None, nics: tuple[int, float] | None = None) -> str:
     """The topology file (TOML) of a machine; ``gpu`` names its device where the PCI id is not known.
 
-    nics : how many NICs of a node join it to others, and their rate [Gb/s], where the file does not say.
+    path : what NCCL, ``nvidia-smi topo -m``, ``rocm-smi --showtopo`` or ``lstopo --of xml`` wrote, and beside it what
+        ``ibstat``, ``ibv_devinfo -v`` and ``nvidia-smi nvlink -s`` print. nics : how many NICs of a node join it to
+        others, and their rate [Gb/s], where the files do not say.
 
-    What ``nvidia-smi topo -m`` prints is read as well, and files for ``NCCL_TOPO_FILE``, which hold the PCI tree alone:
-    NVLink and rates of NICs are then those of the shipped machine with these GPUs, and the file that is written says
-    so in ``assumed``. Raises :class:`TopologyError` for a text that is no dump, or one
-    without GPUs.
+    Files for ``NCCL_TOPO_FILE`` are read as well, which hold the PCI tree alone: NVLink and rates of NICs are then
+    those of the shipped machine with these GPUs, and the file that is written says so in ``assumed``. Raises
+    :class:`TopologyError` for a text that is no dump, or one without GPUs.
     """
-    text = texts.text_of(path, TopologyError)
-    document = smi_topo.system(text, path, gpu) if smi_topo.is_matrix(text) else _system(text, path)
-    return _XmlDump(document, path, gpu, nics).text()
-
-
-_OTHERS = {
-    r"hwloc\d?\.dtd|<topology version": "lstopo's",
-    r"ROCm System Management|Weight between two GPUs": "rocm-smi's",
-    r"^CA '": "ibstat's",
-    r"^\s*Link \d+: [\d.]+ GB/s": "nvidia-smi nvlink -s's",
-}
-"""What other tools print about a machine, by a line of it."""
+    machine, also = beside.parted([path] if isinstance(path, Path) else path)
+    text = texts.text_of(machine, TopologyError)
+    gpu = gpu or also.gpu
+    if smi_topo.is_matrix(text):
+        document = smi_topo.system(text, machine, gpu)
+    elif rocm_topo.is_report(text):
+        document = rocm_topo.system(text, machine, gpu, nics[0] if nics else 0)
+    else:
+        document = lstopo.system(text, machine) if lstopo.is_tree(text) else _system(text, machine)
+    return _XmlDump(document, machine, gpu, nics, also).text()
 
 
 def _system(text: str, path: Path) -> ET.Element:
-    tool = next((tool for line, tool in _OTHERS.items() if re.search(line, text, re.M)), None)
-    if tool is not None:
-        raise TopologyError(
-            f"{path}: is {tool}, which does not tell a whole machine here; give what NCCL_TOPO_DUMP_FILE or nvidia-smi "
-            "topo -m writes"
-        )
     if "<!" in re.sub(r"<!--.*?-->", "", text, flags=re.S):
         raise TopologyError(f"{path}: declares a type or entities, which NCCL's dumps do not")
     try:
@@ -114,8 +108,11 @@ def _system(text: str, path: Path) -> ET.Element:
 class _XmlDump:
     """Parts of one machine by name, and the links between them."""
 
-    def __init__(self, root: ET.Element, path: Path, gpu: str | None, nics: tuple[int, float] | None) -> None:
+    def __init__(
+        self, root: ET.Element, path: Path, gpu: str | None, nics: tuple[int, float] | None, also: Beside
+    ) -> None:
         self.path = path
+        self.also = also
         self.gpu_name = gpu
         self.source = f"{root.get('source', 'NCCL_TOPO_DUMP_FILE')}, {path.name}"
         self.source += f", rates {root.get('rates')}" if root.get("rates") else ""
@@ -125,7 +122,8 @@ class _XmlDump:
         self.gpus: dict[str, tuple[str, ET.Element]] = {}
         self.ids: set[str] = set()
         self.nic_ids: dict[str, str] = {}
-        self.assumed: list[str] = []
+        self.labels: dict[str, str] = {}  # of NICs, as the system calls them
+        self.assumed: list[str] = [root.get("near", "")] if root.get("near") else []
         self.sources: dict[str, str] = {}  # of a kind of link or of a NIC that the file does not tell
         self.gen = 0
         cpus = root.findall("cpu")
@@ -139,6 +137,8 @@ class _XmlDump:
         self.device = self._device()
         self._nvlinks()
         self._board()
+        self._inactive()
+        self._ports()
         self._nic_rates(nics)
 
     def _new(self, kind: str, word: str) -> str:
@@ -173,6 +173,7 @@ class _XmlDump:
     def _nic(self, nic: ET.Element, above: str, rate: float, device_id: str = "") -> None:
         ports = [self._number(net, "speed") for net in nic.findall("net")]
         name = self._new("nic", "nic")
+        self.labels[name] = next((net.get("name", "") for net in nic.findall("net")), "")
         self.rates[name] = max(sum(ports), 0) / 1000  # 0 where the file does not say
         self.nic_ids[name] = device_id
         self.links.append((name, above, "pcie", rate))
@@ -248,6 +249,47 @@ class _XmlDump:
         self.links += [(names[a], names[b], found.kind, rate) for a, b, rate in found.pairs]
         self.sources[found.kind] = f"assumed: {found.name}; the file has the PCI tree alone"
         self.assumed.append(f"{wire} between the GPUs is that of {found.name}: the file has the PCI tree alone")
+
+    def _inactive(self) -> None:
+        """NVLinks that nvidia-smi nvlink -s says do not work, which only the shipped board counts as working."""
+        counts = dict(zip([name for name, _ in self.gpus.values()], self.also.links, strict=False))
+        if len(self.also.links) != len(self.gpus) and self.also.links:
+            raise TopologyError(
+                f"{self.path}: has {len(self.gpus)} GPUs, and {self.also.names['nvidia-smi nvlink -s']} has "
+                f"{len(self.also.links)}; are they of one machine?"
+            )
+        for name, (working, links) in counts.items():
+            own = [i for i, (a, b, kind, _) in enumerate(self.links) if kind == "nvlink" and name in (a, b)]
+            if working == links or not own:
+                continue
+            self.assumed.append(f"{name}: {working} of {links} NVLinks work, as nvidia-smi nvlink -s says")
+            for i in own if "nvlink" in self.sources else ():
+                a, b, kind, rate = self.links[i]
+                self.links[i] = (a, b, kind, rate * working / links)
+        self.links = [link for link in self.links if link[3] > 0 or link[2] != "nvlink"]
+
+    def _ports(self) -> None:
+        """Rates of NICs that ibstat or ibv_devinfo says, by name, or where all are alike; those that are down are
+        left out."""
+        ports = self.also.ports
+        if not ports:
+            return
+        tool = " and ".join(name for name in self.also.names if name.startswith("ib"))
+        rates = set(ports.values())
+        for name in list(self.parts["nic"]):
+            label = self.labels[name]
+            rate = ports.get(label, next(iter(rates)) if len(rates) == 1 else None)
+            if rate is None:
+                raise TopologyError(
+                    f"{self.path}: which port of {tool} its NIC {texts.shown(label or name)} is, no name tells; "
+                    f"say --nics, such as --nics {len(self.parts['nic'])}x400Gb/s"
+                )
+            self.rates[name] = rate
+            self.sources[name] = tool
+            if not rate:
+                self.assumed.append(f"{label or name} is left out: {tool} says that it is down")
+                self.links = [link for link in self.links if link[0] != name]
+                self.parts["nic"].remove(name)
 
     def _nic_rates(self, nics: tuple[int, float] | None) -> None:
         """The rate of NICs that the file does not give: as asked for, or that of their kind or the machine, as said."""

@@ -16,8 +16,12 @@ from clustersim.core.device import Device, device
 from clustersim.core.errors import TopologyError
 from clustersim.core.texts import short
 
-_STYLE = re.compile(r"\x1b\[[0-9;]*m")
-_NEAR = {"PIX", "PXB"}
+_STYLE = re.compile(r"\x1b?\[\d{1,2}(?:;\d{1,2})*m")
+"""A terminal's marks; where a page was copied from, without their first character."""
+_HEAD = re.compile(r"^[ \t]*GPU0[ \t]+(?=[^\n]*(?:\bCPU[ \t]+Affinity|\n[ \t]*GPU0[ \t]+X\b))", re.MULTILINE)
+_LEGEND = re.compile(r"^[ \t]*(NIC\d+):[ \t]*([\w.-]+)[ \t]*$", re.MULTILINE)
+_NEAR = ({"PIX"}, {"PIX", "PXB"})
+"""Below one switch; below switches that one above them joins."""
 _WORDS = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC")
 _SPEEDS = ((90, "32.0"), (80, "16.0"), (0, "8.0"))
 """GT/s of a lane, by compute capability from there on."""
@@ -25,8 +29,8 @@ Matrix = Mapping[str, Mapping[str, str]]
 
 
 def is_matrix(text: str) -> bool:
-    """Whether a text begins with the matrix's head."""
-    return re.match(r"\s*GPU0[ \t][^\n]*\bCPU Affinity", _STYLE.sub("", text)) is not None
+    """Whether a text holds the matrix's head, whatever was printed before it."""
+    return _HEAD.search(_plain(text)) is not None
 
 
 def system(text: str, path: Path, gpu: str | None) -> ET.Element:
@@ -34,36 +38,58 @@ def system(text: str, path: Path, gpu: str | None) -> ET.Element:
     if gpu is None:
         raise TopologyError(f"{path}: nvidia-smi topo -m does not say which GPUs these are; say --gpu")
     matrix, numa = _matrix(text, path)
+    names = dict(_LEGEND.findall(_plain(text)))
     kind = device(gpu)
     root = ET.Element("system", source="nvidia-smi topo -m", rates="assumed")
     cpus: dict[str, ET.Element] = {}
-    switches: dict[str, ET.Element] = {}
+    under = [_together(matrix, near) for near in _NEAR]
+    switches: dict[tuple[int, str], ET.Element] = {}
     for name, row in matrix.items():
-        below = [peer for peer, word in row.items() if peer == name or word in _NEAR]
         home = numa.get(name) or next((numa[o] for o in matrix if o in numa and row[o] not in ("SYS", "SOC")), "0")
         above = cpus.setdefault(home, ET.Element("cpu", numaid=home))
-        if len(below) > 1:
-            switch = next((switches[peer] for peer in below if peer in switches), None)
-            if switch is None:
-                switch = ET.SubElement(above, "pci", {"class": "0x060400", **_link(kind)})
-            above = switches[name] = switch
-        _part(above, name, row, kind)
+        inner, outer = (joined[name] for joined in under)
+        for level, members in ((1, outer), (0, inner)):
+            if len(members) > 1 and (level or members != outer):
+                key = level, min(members)
+                if key not in switches:
+                    switches[key] = ET.SubElement(above, "pci", {"class": "0x060400", **_link(kind)})
+                above = switches[key]
+        _part(above, name, row, kind, names.get(name, name))
     root.extend(cpus.values())
     return root
 
 
+def _plain(text: str) -> str:
+    return _STYLE.sub("", text).replace("\r", "")
+
+
+def _together(matrix: Matrix, near: set[str]) -> dict[str, frozenset[str]]:
+    """Of each part, those that are so near to it, and near to those: two GPUs that NVLinks join share a switch where
+    they share a NIC."""
+    groups = {name: frozenset([name]) for name in matrix}
+    for name, row in matrix.items():
+        for peer, word in row.items():
+            if word in near and groups[peer] is not groups[name]:
+                both = groups[name] | groups[peer]
+                groups |= dict.fromkeys(both, both)
+    return groups
+
+
 def _matrix(text: str, path: Path) -> tuple[Matrix, dict[str, str]]:
-    """Words by row and column, and the NUMA node of each GPU."""
-    lines = [line.split() for line in _STYLE.sub("", text).splitlines()]
-    head = next(line for line in lines if line)
-    names = head[: head.index("CPU")] if "CPU" in head else head
+    """Words by row and column, and the NUMA node of each GPU, or its CPU's cores."""
+    plain = _plain(text)
+    head = _HEAD.search(plain)
+    lines = [line.split() for line in plain[head.start() if head else 0 :].splitlines()]
+    first = lines[0]
+    names = first[: first.index("CPU")] if "CPU" in first else first
     matrix: dict[str, dict[str, str]] = {}
     numa: dict[str, str] = {}
-    for line in lines:
-        if line and line[0] in names and line is not head:
+    for line in lines[1:]:
+        if line and line[0] in names and line[0] not in matrix:
             matrix[line[0]] = dict(zip(names, line[1:], strict=False))
-            if line[0].startswith("GPU") and line[len(names) + 2 : len(names) + 3]:
-                numa[line[0]] = line[len(names) + 2]
+            told = [word for word in line[len(names) + 1 : len(names) + 3] if word != "N/A"]
+            if line[0].startswith("GPU") and told:
+                numa[line[0]] = told[-1]  # of old drivers the CPU's cores alone
     for name in names:
         row = matrix.get(name, {})
         wrong = next((short(row.get(name, "")) for name in names if not _WORDS.fullmatch(row.get(name, ""))), None)
@@ -77,11 +103,11 @@ def _link(kind: Device) -> dict[str, str]:
     return {"link_speed": f"{speed} GT/s PCIe", "link_width": "16"}
 
 
-def _part(above: ET.Element, name: str, row: Mapping[str, str], kind: Device) -> None:
+def _part(above: ET.Element, name: str, row: Mapping[str, str], kind: Device, label: str) -> None:
     """A GPU with its NVLinks, through a switch where it has not so many as the matrix counts; or a NIC."""
     if not name.startswith("GPU"):
         nic = ET.SubElement(ET.SubElement(above, "pci", {"class": "0x020000", **_link(kind)}), "nic")
-        ET.SubElement(nic, "net", name=name)
+        ET.SubElement(nic, "net", name=label)
         return
     gpu = ET.SubElement(
         ET.SubElement(above, "pci", {"class": "0x030200", "busid": name, **_link(kind)}), "gpu", sm=str(kind.sm)

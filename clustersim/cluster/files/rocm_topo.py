@@ -1,0 +1,65 @@
+"""A machine as ``rocm-smi --showtopo`` tells it, as the tree that RCCL dumps of it, so that one reader makes the file.
+
+It says of two GPUs whether xGMI or PCIe joins them, and the NUMA node of each GPU; not which GPUs these are, which
+``--gpu`` does, how many xGMI links a pair has, nor what NICs there are (``--nics``): xGMI is then that of the shipped
+machine, as said.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from clustersim.core.errors import TopologyError
+
+_TYPES = re.compile(r"Link Type between two GPUs\s*=+\s*\n(.*?)(?=^=|\Z)", re.DOTALL | re.MULTILINE)
+_NUMA = re.compile(r"^GPU\[(\d+)\]\s*:\s*\(Topology\) Numa Node:\s*(\d+)", re.MULTILINE)
+_LINK = {"link_speed": "32.0 GT/s PCIe", "link_width": "16"}
+_WORDS = {"XGMI", "PCIE", "0", "N/A"}
+
+
+def is_report(text: str) -> bool:
+    """Whether a text is of this tool."""
+    return "Link Type between two GPUs" in text or "ROCm System Management Interface" in text
+
+
+def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
+    """The machine as RCCL would dump it, with so many NICs, each beside a GPU.
+
+    Raises :class:`TopologyError` for a table that is not whole.
+    """
+    if gpu is None:
+        raise TopologyError(f"{path}: rocm-smi --showtopo does not say which GPUs these are; say --gpu")
+    types = _types(text, path)
+    numa = dict(_NUMA.findall(text))
+    root = ET.Element("system", source="rocm-smi --showtopo", rates="assumed")
+    if nics:
+        root.set("near", f"which of the {nics} NICs is near which GPU: as if spread over the GPUs' PCIe switches")
+    joined = any(word == "XGMI" for row in types for word in row)
+    cpus: dict[str, ET.Element] = {}
+    for index in range(len(types)):
+        home = numa.get(str(index), "0")
+        above = ET.SubElement(
+            cpus.setdefault(home, ET.Element("cpu", numaid=home)), "pci", {"class": "0x060400", **_LINK}
+        )
+        part = ET.SubElement(above, "pci", {"class": "0x120000", "vendor": "0x1002", "busid": f"gpu{index}", **_LINK})
+        if not joined:
+            ET.SubElement(part, "gpu", dev=str(index))
+        for number in range(nics):
+            if number * len(types) // nics == index:
+                nic = ET.SubElement(ET.SubElement(above, "pci", {"class": "0x020000", **_LINK}), "nic")
+                ET.SubElement(nic, "net", name=f"nic{number}")
+    root.extend(cpus.values())
+    return root
+
+
+def _types(text: str, path: Path) -> list[list[str]]:
+    """What joins each GPU with each."""
+    table = _TYPES.search(text)
+    lines = [line.split() for line in table[1].splitlines() if line.strip()] if table else []
+    rows = [line[1:] for line in lines[1:]]
+    whole = rows and all(len(row) == len(rows) == len(lines[0]) and set(row) <= _WORDS for row in rows)
+    if not whole:
+        raise TopologyError(f"{path}: the table of link types between two GPUs is not whole; print it again")
+    return rows

@@ -1,0 +1,239 @@
+"""Machines as tools print them: matrices of other boards, lstopo, rocm-smi, and ibstat and nvlink -s beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clustersim.cluster import files as fabrics
+from clustersim.cluster.files.nccl_xml import topology_text
+from clustersim.core.errors import TopologyError
+
+PAIRED = """GPU0\tGPU1\tGPU2\tGPU3\tmlx5_0\tmlx5_1\tmlx5_2\tmlx5_3\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tNV12\tNV12\tNV12\tPXB\tPXB\tSYS\tSYS\t0-15\t1
+GPU1\tNV12\t X \tNV12\tNV12\tPXB\tPXB\tSYS\tSYS\t0-15\t1
+GPU2\tNV12\tNV12\t X \tNV12\tSYS\tSYS\tPXB\tPXB\t16-31\t0
+GPU3\tNV12\tNV12\tNV12\t X \tSYS\tSYS\tPXB\tPXB\t16-31\t0
+mlx5_0\tPXB\tPXB\tSYS\tSYS\t X \tPXB\tSYS\tSYS
+mlx5_1\tPXB\tPXB\tSYS\tSYS\tPXB\t X \tSYS\tSYS
+mlx5_2\tSYS\tSYS\tPXB\tPXB\tSYS\tSYS\t X \tPXB
+mlx5_3\tSYS\tSYS\tPXB\tPXB\tSYS\tSYS\tPXB\t X 
+"""
+"""GPUs that NVLink joins: that two share a switch, only their NICs tell."""
+
+
+def made(folder: Path, *texts: str, gpu: str | None = None, nics: tuple[int, float] | None = None):
+    """The machine of files, the first of which tells it."""
+    paths = []
+    for number, text in enumerate(texts):
+        paths.append(folder / f"given{number}.txt")
+        paths[-1].write_text(text)
+    out = folder / "made.toml"
+    out.write_text(topology_text(paths, gpu, nics))
+    return fabrics.load(str(out))
+
+
+def switch_of(machine, name: str) -> str:
+    """What a part hangs from by PCIe."""
+    part = machine.vertex_names.index(name)
+    links = [i for i in np.flatnonzero(machine.link_src == part) if machine.link_kinds[i] == "pcie"]
+    return machine.vertex_names[machine.link_dst[links[0]]]
+
+
+def gbps(machine) -> list[float]:
+    """Gb/s of each NIC's ports."""
+    names = sorted(name for name, kind in zip(machine.vertex_names, machine.vertex_kinds, strict=True) if kind == "nic")
+    net = np.array([kind == "net" for kind in machine.link_kinds])
+    rates = [machine.link_bandwidth[net & (machine.link_src == machine.vertex_names.index(name))] for name in names]
+    return [round(float(rate.sum()) * 8 / 1e9, 1) for rate in rates]
+
+
+# ---- the matrix ------------------------------------------------------------------------------------------------------
+
+
+def test_two_gpus_that_share_a_nic_share_its_switch(tmp_path: Path):
+    machine = made(tmp_path, PAIRED, gpu="A100-SXM4-80GB")
+    homes = {name: switch_of(machine, f"node0/{name}") for name in ("gpu0", "gpu1", "nic0", "nic1", "gpu2", "nic2")}
+    assert len({homes[name] for name in ("gpu0", "gpu1", "nic0", "nic1")}) == 1
+    assert homes["gpu2"] == homes["nic2"] != homes["gpu0"]
+
+
+def test_pix_inside_of_pxb_is_a_switch_below_a_switch(tmp_path: Path):
+    words = [line.split("\t") for line in PAIRED.splitlines()]
+    for gpu, nic in (("GPU0", "mlx5_0"), ("GPU1", "mlx5_1")):
+        for a, b in ((gpu, nic), (nic, gpu)):
+            row = next(line for line in words[1:] if line[0] == a)
+            row[1 + words[0].index(b)] = "PIX"
+    machine = made(tmp_path, "\n".join("\t".join(line) for line in words), gpu="A100-SXM4-80GB")
+    own = switch_of(machine, "node0/gpu0")
+    assert own == switch_of(machine, "node0/nic0") != switch_of(machine, "node0/gpu1")
+    outer = machine.vertex_names.index(own)
+    peers = {machine.vertex_names[i] for i in machine.link_dst[machine.link_src == outer].tolist()}
+    assert any(name.startswith("node0/pcie") for name in peers)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "$ nvidia-smi topo -m\n\t",
+        "+ nvidia-smi topo -m\n        ",
+        "\x1b[4m",
+        "[4m",
+        "\t",
+        "Tue Nov 4 10:00:00 2025\n\n   ",
+    ],
+)
+def test_what_a_terminal_or_a_page_puts_before_the_matrix_changes_nothing(tmp_path: Path, before: str):
+    plain = topology_text(_file(tmp_path, PAIRED), "A100-SXM4-80GB")
+    text = PAIRED.replace("NUMA Affinity\n", "NUMA Affinity\x1b[0m\n") if "\x1b" in before else PAIRED
+    assert topology_text(_file(tmp_path, before + text.replace("\n", "\r\n")), "A100-SXM4-80GB") == plain
+
+
+def test_without_numa_nodes_cores_tell_cpus_apart(tmp_path: Path):
+    rows = [line.rsplit("\t", 1)[0] if line.startswith("GPU") else line for line in PAIRED.splitlines()]
+    machine = made(tmp_path, "\n".join(rows), gpu="A100-SXM4-80GB")
+    assert sum(kind == "cpu" for kind in machine.vertex_kinds) == 2
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = folder / "given.txt"
+    path.write_bytes(text.encode())
+    return path
+
+
+# ---- beside it -------------------------------------------------------------------------------------------------------
+
+
+def ibstat(*rates: float) -> str:
+    """As infiniband-diags prints it; 0 is a port that is down."""
+    return "".join(
+        f"CA 'mlx5_{i}'\n\tCA type: MT4129\n\tNumber of ports: 1\n\tPort 1:\n"
+        f"\t\tState: {'Active' if rate else 'Down'}\n\t\tPhysical state: LinkUp\n"
+        f"\t\tRate: {rate or 40:g}\n\t\tLink layer: InfiniBand\n"
+        for i, rate in enumerate(rates)
+    )
+
+
+def devinfo(width: int, speed: int) -> str:
+    """As ibv_devinfo -v prints four NICs."""
+    return "".join(
+        f"hca_id:\tmlx5_{i}\n\ttransport:\t\t\tInfiniBand (0)\n\t\tport:\t1\n\t\t\tstate:\t\t\tPORT_ACTIVE (4)\n"
+        f"\t\t\tactive_width:\t\t4X ({width})\n\t\t\tactive_speed:\t\t100.0 Gbps ({speed})\n\n"
+        for i in range(4)
+    )
+
+
+def test_ibstat_beside_says_each_nics_rate_and_which_are_down(tmp_path: Path):
+    machine = made(tmp_path, PAIRED, ibstat(400, 200, 400, 0), gpu="A100-SXM4-80GB")
+    assert gbps(machine) == [400, 200, 400]
+    assert any("mlx5_3 is left out: ibstat says that it is down" in line for line in machine.assumed)
+    assert not any("Gb/s" in line for line in machine.assumed)
+
+
+@pytest.mark.parametrize(("width", "speed", "rate"), [(2, 128, 400), (2, 64, 200), (2, 32, 100), (1, 128, 100)])
+def test_ibv_devinfo_beside_says_lanes_times_their_rate(tmp_path: Path, width: int, speed: int, rate: float):
+    assert set(gbps(made(tmp_path, PAIRED, devinfo(width, speed), gpu="A100-SXM4-80GB"))) == {rate}
+
+
+def test_nics_by_number_are_named_by_the_legend(tmp_path: Path):
+    text = PAIRED
+    for i in range(4):
+        text = text.replace(f"mlx5_{i}", f"NIC{i}")
+    legend = "\nNIC Legend:\n\n" + "".join(f"  NIC{i}: mlx5_{3 - i}\n" for i in range(4))
+    assert gbps(made(tmp_path, text + legend, ibstat(100, 200, 300, 400), gpu="A100-SXM4-80GB")) == [400, 300, 200, 100]
+    with pytest.raises(TopologyError, match=r"which port of ibstat its NIC 'NIC0' is.*--nics 4x400Gb/s"):
+        made(tmp_path, text, ibstat(100, 200, 300, 400), gpu="A100-SXM4-80GB")
+
+
+def nvlinks(working: int, gpus: int = 4) -> str:
+    lines = []
+    for gpu in range(gpus):
+        lines.append(f"GPU {gpu}: NVIDIA A100-SXM4-80GB (UUID: GPU-{gpu})")
+        lines += [f"\t Link {i}: {'25 GB/s' if i < working or gpu else '<inactive>'}" for i in range(12)]
+    return "\n".join(lines)
+
+
+def test_nvlink_status_beside_names_the_gpu_and_what_does_not_work(tmp_path: Path):
+    named = made(tmp_path, PAIRED, nvlinks(12))
+    assert named.node_types[0].device == "A100-SXM4-80GB"
+    assert not any("NVLinks work" in line for line in named.assumed)
+    broken = made(tmp_path, PAIRED, nvlinks(9))
+    assert any("gpu0: 9 of 12 NVLinks work" in line for line in broken.assumed)
+    with pytest.raises(TopologyError, match=r"has 4 GPUs, and given1\.txt has 8"):
+        made(tmp_path, PAIRED, nvlinks(12, gpus=8))
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ((ibstat(400),), "is of ibstat, which does not tell how"),
+        ((devinfo(2, 128), nvlinks(12)), "is of ibv_devinfo and nvidia-smi nvlink -s, which does not"),
+        ((PAIRED, PAIRED), "tells a machine, and so does"),
+        ((PAIRED, ibstat(400).split("Rate")[0]), "no State or no Rate"),
+        ((PAIRED, devinfo(2, 99)), "active_speed 99 is not known"),
+        ((PAIRED, devinfo(2, 128).replace("active_speed", "x")), "print it with ibv_devinfo -v"),
+    ],
+)
+def test_files_that_tell_no_machine_or_two_are_refused(tmp_path: Path, texts: tuple[str, ...], words: str):
+    with pytest.raises(TopologyError, match=words):
+        made(tmp_path, *texts, gpu="A100-SXM4-80GB")
+
+
+# ---- rocm-smi and lstopo ---------------------------------------------------------------------------------------------
+
+
+def rocm(word: str, gpus: int = 8) -> str:
+    """As rocm-smi --showtopo prints it."""
+    names = [f"GPU{i}" for i in range(gpus)]
+    rows = [f"{name} " + " ".join("0" if i == j else word for j in range(gpus)) for i, name in enumerate(names)]
+    nodes = "".join(f"GPU[{i}]\t\t: (Topology) Numa Node: {2 * i // gpus}\n" for i in range(gpus))
+    head = "======= ROCm System Management Interface =======\n======= Link Type between two GPUs =======\n"
+    return (
+        head
+        + "\n".join(["   " + " ".join(names), *rows])
+        + f"\n\n======= Numa Nodes =======\n{nodes}====== End ======\n"
+    )
+
+
+def test_rocm_smi_says_what_joins_gpus_and_the_board_how_fast(tmp_path: Path):
+    machine = made(tmp_path, rocm("XGMI"), gpu="MI300X", nics=(8, 400))
+    xgmi = np.array([kind == "xgmi" for kind in machine.link_kinds])
+    assert machine.link_bandwidth[xgmi & (machine.link_src == machine.node_gpus(0)[0])].sum() == pytest.approx(7 * 64e9)
+    assert gbps(machine) == [400] * 8
+    assert any("near which GPU" in line for line in machine.assumed)
+    plain = made(tmp_path, rocm("PCIE"), gpu="MI300X")
+    assert "xgmi" not in plain.link_kinds
+    assert any("no xGMI joins the GPUs" in line for line in plain.assumed)
+    with pytest.raises(TopologyError, match="is not whole"):
+        made(tmp_path, rocm("XGMI").replace("XGMI", "?", 1), gpu="MI300X")
+
+
+SLOT = 'type="Bridge" bridge_type="1-1" pci_type="0604 [8086:352a]" pci_link_speed="63.015385"'
+NIC = '<object type="PCIDev" pci_busid="0:18:0" pci_type="0207 [15b3:1021]" pci_link_speed="63.015385">'
+NIC += '<object type="OSDev" name="mlx5_0" osdev_type="3"/></object>'
+GPU = '<object type="PCIDev" pci_busid="0:1b:0" pci_type="0302 [10de:2330]" pci_link_speed="63.015385"/>'
+LSTOPO = f"""<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE topology SYSTEM "hwloc2.dtd">
+<topology version="2.0"><object type="Machine"><object type="Package">
+<info name="CPUVendor" value="GenuineIntel"/><info name="CPUModelNumber" value="143"/>
+<object type="NUMANode" os_index="0"/>
+<object type="Bridge" bridge_type="0-1"><object {SLOT}><object {SLOT}>
+<object {SLOT}>{NIC}</object><object {SLOT}>{GPU}</object></object></object></object></object>
+<object type="Package"><object type="NUMANode" os_index="1"/><object type="Bridge" bridge_type="0-1">
+<object {SLOT}>{GPU.replace("1b", "9b")}</object>
+<object type="PCIDev" pci_type="0200 [8086:1533]"><object type="OSDev" name="eno1" osdev_type="2"/></object>
+</object></object></object></topology>"""
+
+
+def test_lstopo_tells_the_pci_tree_without_ports_that_are_no_switch(tmp_path: Path):
+    machine = made(tmp_path, LSTOPO)
+    assert machine.node_types[0].device == "H100-SXM5-80GB"
+    kinds = [kind for kind, node in zip(machine.vertex_kinds, machine.vertex_node, strict=True) if node == 0]
+    assert [kinds.count(kind) for kind in ("cpu", "pcie_switch", "gpu", "nic")] == [2, 1, 2, 1]
+    assert switch_of(machine, "node0/gpu0") == switch_of(machine, "node0/nic0") == "node0/pcie0"
+    assert switch_of(machine, "node0/gpu1") == "node0/cpu1"
+    pcie = np.array([kind == "pcie" for kind in machine.link_kinds])
+    assert machine.link_bandwidth[pcie] == pytest.approx(63.015e9, rel=1e-4)
+    assert any("NVLink between the GPUs is that of" in line for line in machine.assumed)
