@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from clustersim.core.errors import TraceError, nearest
 from clustersim.core.timeline import Timeline
@@ -140,7 +143,7 @@ def read(paths: str | Path | Sequence[str | Path], format: str | None = None) ->
     """
     files_given = files.files_of(paths)
     if format is not None:
-        return _read_as(_named(format, files_given[0]), files_given)
+        return _as_far(_read_as(_named(format, files_given[0]), files_given), files_given)
     alike = {path: candidates(path) for path in files_given}
     rows = [row for row in alike[files_given[0]] if all(row in format_rows for format_rows in alike.values())]
     refused: dict[str, TraceError] = {}
@@ -152,11 +155,21 @@ def read(paths: str | Path | Sequence[str | Path], format: str | None = None) ->
             refused[row.what] = error
             continue
         if not isinstance(answer, Samples) or answer.rows or len(rows) == 1:
-            return answer
+            return _as_far(answer, files_given)
         empty = empty or answer  # a table's header without rows may be a few words in a log of another kind
     if empty is not None:
         return empty
     raise _mixed(alike) or _refusal(files_given[0], refused)
+
+
+def _as_far(answer: Timeline | Samples | Told, paths: Sequence[Path]) -> Timeline | Samples | Told:
+    """What logs say, and that it ends where a file of them is cut off; a profile says so itself."""
+    if isinstance(answer, Timeline) or not any(map(files.is_cut, paths)):
+        return answer
+    skipped = {**answer.skipped, "the end of a log that is cut off": 1}
+    if isinstance(answer, Samples):
+        return dataclasses.replace(answer, skipped=skipped)
+    return msgspec.structs.replace(answer, skipped=skipped)
 
 
 def _named(name: str, path: Path) -> Format:

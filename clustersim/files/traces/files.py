@@ -69,21 +69,59 @@ def head(path: Path, size: int = HEAD) -> bytes:
     return bytes(head_bytes[:size])
 
 
+class CutOffError(TraceError):
+    """A compressed file that ends before its end."""
+
+
 def whole(path: Path) -> bytes | bytearray:
     """All of the file, decompressed. Raises :class:`TraceError` where it is cut off or larger than :data:`LARGEST`."""
+    out = bytearray()
+    for piece in _limited(path):
+        out += piece
+    return out
+
+
+def as_far(path: Path) -> tuple[bytes | bytearray, bool]:
+    """All of the file that is there, decompressed, and whether it is cut off. Raises :class:`TraceError` as
+    :func:`whole` does for anything else."""
+    out = bytearray()
+    try:
+        for piece in _limited(path):
+            out += piece
+    except CutOffError:
+        if not out:
+            raise
+        return out, True
+    return out, False
+
+
+def _limited(path: Path) -> Iterator[bytes]:
+    """Pieces of a file that is no larger than :data:`LARGEST`."""
     if path.stat().st_size > LARGEST:
         raise TraceError(_too_large(path, path.stat().st_size))
-    out = bytearray()
+    size = 0
     for piece in _pieces(path):
-        out += piece
-        if len(out) > LARGEST:
+        size += len(piece)
+        if size > LARGEST:
             raise TraceError(_too_large(path, None))
-    return out
+        yield piece
 
 
 def text(path: Path) -> str:
     """All of the file as text; bytes that are not UTF-8 (a terminal's) are replaced. Raises :class:`TraceError`."""
     return whole(path).decode("utf-8-sig", errors="replace")
+
+
+def log(path: Path) -> str:
+    """All of a log that is there, as text: one that is cut off has whole lines before. Raises :class:`TraceError`."""
+    return as_far(path)[0].decode("utf-8-sig", errors="replace")
+
+
+def is_cut(path: Path) -> bool:
+    """Whether a compressed file ends before its end."""
+    with open(path, "rb") as file:
+        packed = file.read(2) == _GZIP
+    return packed and as_far(path)[1]
 
 
 def _too_large(path: Path, size: int | None) -> str:
@@ -129,6 +167,6 @@ def _gunzip(path: Path, file: BinaryIO, step: int) -> Iterator[bytes]:
             if piece:
                 yield piece
         if not inflate.eof:
-            raise TraceError(f"{path}: the gzip file is cut off; copy it again, or let the profiler finish writing")
+            raise CutOffError(f"{path}: the gzip file is cut off; copy it again, or let the profiler finish writing")
     except zlib.error as error:
         raise TraceError(f"{path}: the gzip file is damaged: {error}") from None

@@ -28,7 +28,6 @@ from clustersim.files.traces.execution_trace import Operator
 from clustersim.files.traces.heads import Head, Likeness, growing, likeness
 from clustersim.files.traces.joining import join
 from clustersim.files.traces.kineto_json import (
-    FILE,
     KERNEL_ARGS,
     NOTE_ARGS,
     KernelArgs,
@@ -36,6 +35,7 @@ from clustersim.files.traces.kineto_json import (
     KinetoFile,
     KinetoInfo,
     NoteArgs,
+    decoded,
 )
 from clustersim.files.traces.profiled import AnnotatedSchedule, ProfiledWork, RankCollective, RankTrace
 from clustersim.files.traces.samples import dtype_of, kind_of
@@ -51,6 +51,8 @@ _RUNTIMES = (
     "privateuse1_runtime", "privateuse1_driver", "Runtime",
 )  # fmt: skip
 """Categories of calls that launch work on a device."""
+_LIST = re.compile(rb"\s*\[\s*\{(?=[^{}]{0,2000}\"ph\"\s*:)(?=[^{}]{0,2000}\"name\"\s*:)")
+"""A list of events alone, which Chrome's trace format allows."""
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _CPU_OP = "aten::"
 
@@ -62,7 +64,7 @@ def sniff(head: Head) -> Likeness:
 
 
 def _has_events(head: Head) -> bool:
-    return head.lists("traceEvents", "ph")
+    return head.lists("traceEvents", "ph") or _LIST.match(head.data) is not None
 
 
 def _is_recorded(path: Path) -> bool:
@@ -113,7 +115,9 @@ def _by_process(recorded: Mapping[Path, tuple[int, dict[int, Operator]]]) -> Rec
 def _read_one(path: Path, n: int, recorded: Recorded) -> list[RankTrace]:
     """The ranks of one file: one, except in a trace that this program wrote."""
     try:
-        traces = _ranks(path, FILE.decode(files.whole(path)), n, recorded)
+        data, cut = files.as_far(path)
+        file, mended = decoded(data)
+        traces = _ranks(path, file, n, recorded)
     except msgspec.ValidationError as error:
         raise TraceError(f"{path}: not a PyTorch profiler trace: {error}") from None
     # What events have for args is read with the events.
@@ -121,7 +125,18 @@ def _read_one(path: Path, n: int, recorded: Recorded) -> list[RankTrace]:
         raise TraceError(f"{path}: the JSON is damaged or cut off: {error}") from None
     if not any(trace.seen or trace.work for trace in traces):
         raise TraceError(f"{path}: a trace without PyTorch operators or GPU kernels: another tool's, or an empty step")
+    if cut or mended:
+        _cut_off(path, file, traces)
     return traces
+
+
+def _cut_off(path: Path, file: KinetoFile, traces: Sequence[RankTrace]) -> None:
+    """Say that what comes behind is missing. Raises :class:`TraceError` where that is every kernel of a GPU."""
+    launched = any(event.cat in _RUNTIMES for event in file.events)
+    for trace in traces:
+        if trace.on_cpu and (launched or file.devices):
+            raise TraceError(f"{path}: is cut off before the kernels of its GPU; copy it again, or record it anew")
+        trace.skipped["the end of a file that is cut off: figures are of the events before it"] += 1
 
 
 def _ranks(path: Path, file: KinetoFile, n: int, recorded: Recorded) -> list[RankTrace]:
@@ -181,9 +196,11 @@ class _KinetoReader:
         origin = math.floor(min((event.ts for event in events if event.ph == "X"), default=0.0))
         self.trace.base += origin * 1000
         for event in events:
-            if event.ph == "X":
+            if event.ph == "X" and event.dur >= 0:
                 event.ts -= origin
                 self._sort(event)
+            elif event.ph == "X":
+                self.trace.skipped["an event that ends before it begins"] += 1
         self.steps.sort()
         self.schedule = AnnotatedSchedule((e.name, e.ts, e.ts + e.dur) for e in events if e.cat == "user_annotation")
         for notes in self.notes.values():

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
+
+_BOUNDARY = re.compile(rb"\}\s*,\s*\{")
+TRIES = 64
+"""Places near the end of a file that is cut off which are tried for the end of its last whole event."""
 
 
 class KinetoEvent(msgspec.Struct, gc=False):
@@ -98,5 +103,55 @@ class NoteArgs(msgspec.Struct, rename={"dims": "Input Dims", "types": "Input typ
 
 
 FILE = msgspec.json.Decoder(KinetoFile)
+_LAX = msgspec.json.Decoder(KinetoFile, strict=False)
+_EVENTS = msgspec.json.Decoder(list[KinetoEvent], strict=False)
 KERNEL_ARGS = msgspec.json.Decoder(KernelArgs)
 NOTE_ARGS = msgspec.json.Decoder(NoteArgs)
+
+
+def decoded(data: bytes | bytearray) -> tuple[KinetoFile, bool]:
+    """A file, and whether it was cut off and is read up to its last whole event.
+
+    A list of events alone is a file as well, and numbers in quotes are numbers, as Chrome's trace format has it. Raises
+    msgspec's errors for anything else.
+    """
+    text = data[3:] if data[:3] == b"\xef\xbb\xbf" else data
+    try:
+        return _whole(text), False
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        if "truncated" not in str(error):
+            raise
+        events = _up_to_last(text)
+        if events is None:
+            raise
+        return events, True
+
+
+def _whole(text: bytes | bytearray) -> KinetoFile:
+    if _is_list(text):
+        return KinetoFile(_EVENTS.decode(text))
+    try:
+        return FILE.decode(text)
+    except msgspec.ValidationError:
+        return _LAX.decode(text)
+
+
+def _is_list(text: bytes | bytearray) -> bool:
+    return bytes(text[:64]).lstrip().startswith(b"[")
+
+
+def _up_to_last(text: bytes | bytearray) -> KinetoFile | None:
+    """What stands before the end of the last whole event; None where no such end is near the file's own."""
+    end = b"]" if _is_list(text) else b"]}"
+    starts = [match.start() for match in _BOUNDARY.finditer(text, max(0, len(text) - 2**20))]
+    ends = [start + 1 for start in reversed(starts)]
+    if text.endswith(b"}"):
+        ends.insert(0, len(text))
+    for at in ends[:TRIES]:
+        try:
+            return _whole(text[:at] + end)
+        except msgspec.DecodeError:
+            continue
+    return None

@@ -59,7 +59,7 @@ def read(paths: Sequence[Path]) -> NcclLog:
     pinned: dict[str, str] = {}
     via: Counter[str] = Counter()
     choices: Counter[tuple[str, int, str, str, int]] = Counter()
-    for line in (line for path in paths for line in prefixes.unpacked(files.text(path))):
+    for line in (line for path in paths for line in prefixes.unpacked(files.log(path))):
         evidence.add(line)
         if match := _VERSION.search(line):
             versions.add(match[1])

@@ -26,8 +26,14 @@ _RANK = re.compile(
 )
 _START = re.compile(r"#\s*nThreads?:?\s+(\d+)\s+nGpus:?\s+(\d+)")
 _NAMED = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
-_WANTED = r"\s*(?:#|\d+\s+\d+\s+[A-Za-z_]\w*\s+\S|[RN]CCL version|\S+:\d+:\d+ \[)"
-"""How lines of interest begin: a comment, a row, the library's own."""
+_WANTED = (
+    r"\s*(?:#|\d+\s+\d+\s+[A-Za-z_]\w*\s+\S|[RN]CCL version|\S+:\d+:\d+ \[|"
+    r"\d+\.\d+\s+\d+\.\d+\s+\d+\.\d+\s+(?:\d+|\de[+-]\d+|N/A)\s)"
+)
+"""How lines of interest begin: a comment, a row, the library's own, the rest of a row that its lines have cut."""
+_OWN = re.compile(r"(\S*?[\w.-]*):\d+:\d+ \[\d+\] [RN]?CCL (?:INFO|WARN)")
+"""Where a line of the library's own begins, with what a row before it has right in front."""
+_CELL = re.compile(r"-?\d[\d.]*(?:e[+-]?\d+)?|N/A|nan|inf")
 _VERSION = re.compile(r"[RN]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
 _ENV = re.compile(r"\b(NCCL_(?:ALGO|PROTO|NVLS_ENABLE|MAX_NCHANNELS|MIN_NCHANNELS|P2P_DISABLE|SHM_DISABLE)=[^\s\"']+)")
 _TABLE = re.compile(r"(?:size|bytes)\s+(?:count|N)\s+type\s.*\btime\s+algbw\s+busbw")
@@ -101,6 +107,7 @@ def read(path: Path) -> Samples:
     rows: list[_Row] = []
     notes: list[str] = []
     own = 0
+    begun: list[str] = []  # of a row that a line of NCCL's own has cut
     for number, raw in enumerate(prefixes.lines(path, _WANTED), start=1):
         line = raw.strip()
         own += " NCCL INFO " in line
@@ -112,6 +119,9 @@ def read(path: Path) -> Samples:
             columns = words
             tables = tables + 1
         elif columns and line[0].isdigit():
+            begun, words = _whole_row(begun, line, words, columns)
+            if begun:
+                continue
             cells = _by_name(words, columns)
             if cells is None:
                 sieve.skip("a row that is cut off, or has columns its header does not name")
@@ -134,10 +144,28 @@ def read(path: Path) -> Samples:
     return sieve.done(str(path), notes)
 
 
+def _whole_row(begun: list[str], line: str, words: list[str], columns: list[str]) -> tuple[list[str], list[str]]:
+    """(what of a row was printed so far, its words): nccl-tests prints a row in two goes, and with NCCL_DEBUG=INFO the
+    library's lines come between."""
+    named = [_NAMES.get(name, name) for name in columns]
+    before = named.index("time") if "time" in named else 0
+    own = _OWN.search(line)
+    if own is None:
+        rest = begun and len(words) == len(named) - before and all(map(_CELL.fullmatch, words))
+        if rest:
+            return [], [*begun, *words]
+        return (words, words) if before and len(words) == before and words[2].isidentifier() else ([], words)
+    head = line[: own.start()].split()
+    root = re.match(r"-?\d", own[1])
+    if len(head) == before - 1 and root is not None:  # printed without a space between
+        head.append(root[0])
+    return (head, words) if before and len(head) == before else ([], words)
+
+
 def _table(rows: list[_Row], run: _NcclTestsRun, sieve: SampleSieve, path: str, notes: list[str]) -> None:
     """Put the rows of one table into the sieve, and forget them. What the log does not say of the collective and the
     ranks follows from the table as a whole."""
-    unnamed = [row.cells for row in rows if row.kind is None]
+    unnamed = [row.cells for row in rows if row.kind is None and dtype_of(row.cells["type"][0]) is not None]
     ranks, nodes = run.members()
     guess = guessed(unnamed, ranks) if unnamed else None
     if guess is not None:

@@ -27,7 +27,8 @@ _PIECES = (
     rf"\[?{_CLOCK}\]?[ \t]",
     rf"[IWEF]\d{{4}} {_CLOCK}\s+\d+ [\w.-]+:\d+\][ \t]",
     r"(?:stdout|stderr) [FP][ \t]",
-    r"[-|][ \t]",
+    r"[-|>][ \t]",
+    r"\d{10}(?:\d{3}|\.\d{1,9})?[ \t]",
     r"(?:\[[^\]\s]{0,120}\])?<std(?:out|err|diag)>:?[ \t]?",
     r"\[[^\[\]]{1,120}\]:?[ \t]?",
     r"\([^()]{1,120}\)[ \t]?",
@@ -36,8 +37,8 @@ _PIECES = (
     r"[\w.@/-]{1,120}[ \t]{0,40}\|[ \t]?",
     r"[A-Za-z][\w.-]{0,120}(?:\[\d+\]:)?[ \t]",
 )
-"""Each is one prefix: dates of three kinds, glog's and CRI's marks, dashes, mpirun's tag, brackets, Ray's parentheses,
-a rank, a name."""
+"""Each is one prefix: dates of three kinds, glog's and CRI's marks, dashes and a quotation's, seconds since 1970,
+mpirun's tag, brackets, Ray's parentheses, a rank, a name."""
 
 
 @lru_cache(maxsize=8)
@@ -51,7 +52,7 @@ def lines(path: Path, wanted: str) -> Iterator[str]:
     Raises :class:`TraceError` where the file cannot be read.
     """
     before = _before(wanted)
-    for line in _joined(unpacked(files.text(path))):
+    for line in _joined(unpacked(files.log(path))):
         match = before.match(line)
         yield line[match.end() :] if match else line
 

@@ -54,7 +54,7 @@ def read(paths: Sequence[Path]) -> HangReport:
     calls: dict[_Place, Call] = {}
     completed: dict[_Place, int] = {}
     notes: dict[str, None] = {}
-    for line in (line for path in paths for line in files.text(path).splitlines()):
+    for line in (line for path in paths for line in files.log(path).splitlines()):
         if (match := _WORK.search(line)) and "imeout" in line:
             place = _Place(int(match["rank"]), _group(match))
             call = _call(match, line, place.group)
