@@ -100,6 +100,24 @@ OFI = "NET/OFI Unable to find a protocol that worked. Failed initialization"
             ["Failed to open libibverbs.so[.1]", "NET/IB : No device found."],
             {"hosts": 2, "between": "NET/Socket/0"},
         ),
+        (
+            "sockets",
+            "libfabric's provider is tcp",
+            ["NET/OFI Selected Provider is tcp (found 2 nics)"],
+            {"hosts": 2, "between": "NET/Libfabric/0"},
+        ),
+        (
+            "gdr_off",
+            "nv_peer_mem module not loaded: load nvidia-peermem",
+            ["NET/IB: No GDR support: nv_peer_mem module not loaded", IB],
+            {"hosts": 2, "between": "NET/IB/0"},
+        ),
+        (
+            "sockets",
+            "the environment forbids P2P or shared memory: NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1",
+            ["NCCL_P2P_DISABLE set by environment to 1.", "NCCL_SHM_DISABLE set by environment to 1."],
+            {"via": "NET/Socket/0"},
+        ),
         ("plugin_failed", "NET/OFI", [OFI], {"hosts": 2, "between": "NET/Socket/0"}),
         (
             "plugin_failed",

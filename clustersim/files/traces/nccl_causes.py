@@ -26,6 +26,12 @@ _CHANNEL = re.compile(
     r"Channel (\d+)(?:/\d+)? : (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(send|receive)\])? via (.+?)(?: comm 0x\w+.*)?$"
 )
 _NO_GDR = re.compile(r"GPU Direct RDMA Disabled for (.+)$")
+_NO_PEER = re.compile(
+    r"No GDR support: (.+)$|\b((?:nv_peer_mem|nvidia[-_]peermem)\b.*(?:not (?:loaded|found)|missing).*)$"
+)
+_PROVIDER = re.compile(r"NET/OFI (?:Selected [Pp]rovider is|Using) ([\w;-]+)")
+_TCP = ("tcp", "sockets", "udp")
+"""Providers of libfabric that use the kernel's network, as they begin."""
 _DISTANCE = re.compile(r"distance (\d+) >=? (\d+)")
 _HCAS = re.compile(r"\[\d+\]([\w.-]+:\d+)/(?:IB|RoCE|OPA)")
 _P2P_OFF = re.compile(r"P2P is disabled between (NVLINK )?connected GPUs (\d+) and (\d+)")
@@ -56,6 +62,8 @@ class Evidence:
     no_gdr: Counter[str] = field(default_factory=Counter)
     gdr_on: int = 0
     hcas: dict[str, None] = field(default_factory=dict)
+    no_peer: str = ""
+    provider: str = ""
     no_device: bool = False
     no_verbs: str = ""
     p2p_off: dict[str, bool] = field(default_factory=dict)
@@ -96,6 +104,10 @@ class Evidence:
     def _add_network(self, line: str) -> None:
         if match := _NO_GDR.search(line):
             self.no_gdr[short(match[1].strip())] += 1
+        if match := _NO_PEER.search(line):
+            self.no_peer = short(match[1] or match[2])
+        if match := _PROVIDER.search(line):
+            self.provider = match[1]
         self.gdr_on += "GPU Direct RDMA Enabled" in line
         if "NET/IB : Using" in line:
             self.hcas |= dict.fromkeys(_HCAS.findall(line))
@@ -179,7 +191,8 @@ def _no_p2p(evidence: Evidence, pairs: _Pairs, nodes: int) -> Iterator[Cause]:
     shared = _count(pairs.inside, *_SHARED)
     direct = _count(pairs.inside, "P2P")
     off = _is_on(evidence.env.get("NCCL_P2P_DISABLE")) or evidence.env.get("NCCL_P2P_LEVEL") in _NO_LEVEL
-    if not shared and not (off and not direct):
+    networked = _count(pairs.inside, "NET")  # which has a cause of its own
+    if not shared and not (off and not direct and not networked):
         return
     text = f"P2P is off: {shared} channels within a machine go through host memory (SHM), not from GPU to GPU"
     if direct:
@@ -230,7 +243,12 @@ def _names(vias: Mapping[str, int], begin: str) -> str:
 
 
 def _sockets(evidence: Evidence, pairs: _Pairs) -> Iterator[Cause]:
-    used = _count(pairs.between, "NET/Socket") + _count(pairs.inside, "NET/Socket")
+    if evidence.provider.startswith(_TCP):
+        carried = sum(count for via, count in (pairs.between + pairs.inside).items() if "ibfabric" in via)
+        why = _pinned(evidence, "FI_PROVIDER", "NCCL_NET") or "libfabric found no faster one; see fi_info -p efa"
+        yield Cause("sockets", f"TCP carries {carried} channels: libfabric's provider is {evidence.provider}", why)
+    between = _count(pairs.between, "NET/Socket")
+    used = between + _count(pairs.inside, "NET/Socket")
     chosen = list(evidence.networks)[-1:] == ["Socket"]
     if not used and not (chosen and not pairs.between and not pairs.inside):
         return
@@ -240,8 +258,11 @@ def _sockets(evidence: Evidence, pairs: _Pairs) -> Iterator[Cause]:
     asked = _is_on(evidence.env.get("NCCL_IB_DISABLE")) or evidence.env.get("NCCL_NET", "").lower() == "socket"
     if evidence.hcas:
         text += f", though InfiniBand or RoCE devices are there: {few(list(evidence.hcas), SHOWN)}"
+    local = _pinned(evidence, "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
     if asked:
         why = f"the environment says so: {named}; unset it"
+    elif used and not between and local:
+        why = f"they are within a machine, and the environment forbids P2P or shared memory: {local}"
     elif evidence.no_verbs:
         why = f"{evidence.no_verbs} could not be opened: install rdma-core in the container"
     elif evidence.no_device:
@@ -274,6 +295,8 @@ def _why_no_gdr(evidence: Evidence) -> str:
         evidence, "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_DISABLE", "NCCL_DMABUF_ENABLE", "NCCL_IB_CUDA_SUPPORT"
     )
     which = few(list(evidence.no_gdr), 2)
+    if evidence.no_peer:
+        return f"NCCL says {evidence.no_peer}: load nvidia-peermem, or use DMA-BUF (open kernel modules, Linux 5.12)"
     if named:
         return f"the environment says so: {named}" + (f"; NCCL says Disabled for {which}" if which else "")
     if match := next((found for text in evidence.no_gdr if (found := _DISTANCE.search(text))), None):

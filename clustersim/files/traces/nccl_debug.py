@@ -154,7 +154,12 @@ def _on_machine(told: NcclLog, topology: Topology, group: Group) -> Iterator[Cau
     channels = told.channels.get("coll", 0)
     if 0 < channels < usual:
         text = f"collectives have {channels} channels, and up to {usual} on {topology.name}"
-        why = "P2P is off" if "p2p_off" in kinds else "NCCL found fewer or slower paths than the machine has"
+        why = (
+            "the environment limits them"
+            if "few_channels" in kinds
+            else "NCCL found fewer or slower paths than the machine has"
+        )
+        why = "P2P is off" if "p2p_off" in kinds else why
         yield Cause("few_channels", text, why)
 
 
