@@ -290,3 +290,85 @@ def test_another_schema_is_refused_by_its_name(tmp_path: Path):
 )
 def test_what_is_no_chakra_trace_is_not_taken_for_one(data: bytes):
     assert not sniff(data)
+
+
+# ---- layouts of 2022 and 2023 ----------------------------------------------------------------------------------------
+
+
+def varint(number: int) -> bytes:
+    data = bytearray()
+    while number >= 0x80:
+        data.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*data, number])
+
+
+def wire(number: int, value: int | bytes) -> bytes:
+    """A field: a whole number, or bytes behind their length."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def packed(*parts: bytes) -> bytes:
+    return b"".join(varint(len(part)) + part for part in parts)
+
+
+def of_2022() -> bytes:
+    """A computation of 3 us and two collectives behind it, by mlcommons/chakra-old's et_def.proto."""
+    work = wire(1, 1) + wire(2, b"fwd") + wire(3, 4) + wire(7, 3000) + wire(12, 77)
+    reduce = wire(1, 2) + wire(2, b"sum") + wire(3, 7) + wire(4, 1) + wire(13, 1) + wire(14, 1) + wire(18, 4096)
+    gather = wire(1, 3) + wire(2, b"gather") + wire(3, 7) + wire(4, 2) + wire(13, 3) + wire(18, 1024)
+    return packed(work, reduce, gather)
+
+
+def of_2023() -> bytes:
+    """The same by the first et_def.proto of mlcommons/chakra, whose attributes have types."""
+
+    def told(name: str, value: int) -> bytes:
+        return wire(11, wire(1, name.encode()) + wire(2, 3) + wire(7, value))
+
+    work = wire(1, 1) + wire(2, b"fwd") + wire(3, 4) + told("runtime", 3) + told("num_ops", 77)
+    reduce = wire(1, 2) + wire(2, b"sum") + wire(3, 7) + wire(4, 1) + told("comm_type", 0) + told("comm_size", 4096)
+    gather = wire(1, 3) + wire(2, b"gather") + wire(3, 7) + wire(4, 2) + told("comm_type", 2) + told("comm_size", 1024)
+    return packed(wire(1, wire(1, b"schema") + wire(2, 4) + wire(8, b"1.0.1")), work, reduce, gather)
+
+
+@pytest.mark.parametrize(("data", "year"), [(of_2022(), "2022"), (of_2023(), "2023")])
+def test_earlier_layouts_are_the_same_program_and_say_what_was_taken_for_granted(
+    tmp_path: Path, data: bytes, year: str
+):
+    assert sniff(data[:4096])
+    path = tmp_path / "p.0.et"
+    path.write_bytes(data)
+    program = chakra_reading.read([path], world=4)
+    work, reduce, gather = program.roles[0].ops
+    assert isinstance(work, Compute)
+    assert (work.duration, work.flops) == (pytest.approx(3e-6), 77)
+    assert [(op.kind, op.nbytes, op.after) for op in (reduce, gather)] == [
+        ("all_reduce", 4096, (0,)),
+        ("all_gather", 4 * 1024, (1,)),
+    ]
+    assert any(f"a Chakra file of {year}" in note for note in program.notes)
+
+
+@pytest.mark.parametrize("data", [of_2022(), of_2023()])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_earlier_layouts_cut_off_or_of_unknown_collectives_are_one_clear_error(
+    tmp_path: Path, data: bytes, share: float
+):
+    path = tmp_path / "p.0.et"
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(TraceError):
+        chakra_reading.read([path], world=4)
+    at = data.rindex(wire(13, 3) if wire(13, 3) in data else wire(7, 2)) + 1
+    path.write_bytes(data[:at] + b"\x1f" + data[at + 1 :])
+    with pytest.raises(TraceError, match="node 3: an attribute cannot be read"):
+        chakra_reading.read([path], world=4)
+
+
+def test_a_run_time_that_is_an_attribute_is_the_nodes(tmp_path: Path):
+    node = messages()["Node"](id=1, name="fwd", type=4, attr=[attribute("runtime", "uint64", 250)])
+    path = tmp_path / "p.0.et"
+    path.write_bytes(framed(messages()["GlobalMetadata"](version=VERSION)) + framed(node))
+    assert chakra_reading.read([path]).roles[0].ops[0].duration == pytest.approx(250e-6)

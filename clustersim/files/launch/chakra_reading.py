@@ -41,7 +41,7 @@ from clustersim.core.program import (
 )
 from clustersim.core.texts import Table, decoded
 from clustersim.files.launch.chakra import MOST_NODES, OWN, ChakraFields, ChakraHeader
-from clustersim.files.launch.chakra_schema import COLLECTIVE_TYPES, NODE_TYPES, VERSION, attributes, unframed
+from clustersim.files.launch.chakra_schema import COLLECTIVE_TYPES, LAYOUT, NODE_TYPES, VERSION, attributes, unframed
 from clustersim.files.traces import files
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ def _rank(path: Path, budget: int, skipped: Counter[str]) -> _ChakraRank:
     own_attribute = about_file.get(OWN)
     numbered = re.search(r"\.(\d{1,9})\.et(?:\.gz)?$", path.name)
     about = (
-        ChakraHeader(0, int(numbered[1]) if numbered else 0)
+        ChakraHeader(0, int(numbered[1]) if numbered else 0, notes=_earlier(about_file))
         if own_attribute is None
         else _json(own_attribute, ChakraHeader, source)
     )
@@ -130,6 +130,12 @@ def _rank(path: Path, budget: int, skipped: Counter[str]) -> _ChakraRank:
         else:
             nodes_by_id[node.id] = node
     return _ChakraRank(about, tuple(_ordered(nodes_by_id, groups, source, skipped)), source)
+
+
+def _earlier(about: Table) -> tuple[str, ...]:
+    """A note on what was taken for granted of a file of an earlier layout."""
+    text = about.get(LAYOUT)
+    return (text,) if isinstance(text, str) else ()
 
 
 def _schema(about: Table) -> str:
@@ -215,9 +221,9 @@ def _foreign(
     kind = NODE_TYPES[node.type] if 0 <= node.type < len(NODE_TYPES) else str(node.type)
     try:
         size = float(node_attributes.get("comm_size") or 0)
-        took = node.duration_micros * 1e-6
-        if not 0 <= size < math.inf:
-            raise ValueError(f"comm_size {size}")
+        took = float(node.duration_micros or node_attributes.get("runtime") or 0) * 1e-6
+        if not 0 <= size < math.inf or not 0 <= took < math.inf:
+            raise ValueError(f"comm_size {size} or runtime {took * 1e6:g} us is below zero or without end")
         if kind == "COMM_COLL_NODE":
             group = str(node_attributes.get("pg_name") or "0")
             which = COLLECTIVE_TYPES[int(node_attributes.get("comm_type") or 0)].removesuffix("_block")

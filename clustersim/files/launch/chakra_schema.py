@@ -15,8 +15,11 @@ from typing import Any
 
 from clustersim.core.errors import TraceError
 from clustersim.core.texts import Table
+from clustersim.files.launch import chakra_earlier
 
 VERSION = "0.0.4"
+LAYOUT = "clustersim.layout"
+"""The attribute that says of a file of an earlier layout what was taken for granted."""
 
 _SCALARS = (
     "double",
@@ -174,6 +177,9 @@ _WIRES: dict[str, dict[int, tuple[int, ...]]] = {
 def sniff(head: bytes) -> bool:
     """Whether a file begins with GlobalMetadata, which may say a version or attributes or nothing, and with a node,
     each behind its length."""
+    parts = _first_two(head)
+    if parts and chakra_earlier.year(*parts):
+        return True
     at = 0
     for kind in ("GlobalMetadata", "Node"):
         size, begin = _varint(head, at)
@@ -185,6 +191,15 @@ def sniff(head: bytes) -> bool:
         if at >= len(head):
             return kind == "Node" or at == len(head) > 1  # a file may hold no node
     return True
+
+
+def _first_two(data: bytes | bytearray) -> tuple[bytes, bytes] | None:
+    """The first two messages of a file, as far as they go; None where there is none."""
+    size, begin = _varint(data, 0)
+    if size <= 0 or begin + size > len(data):
+        return None
+    second, inside = _varint(data, begin + size)
+    return bytes(data[begin : begin + size]), bytes(data[inside : inside + max(second, 0)])
 
 
 def _is_message(data: bytes, wires: dict[int, tuple[int, ...]], *, whole: bool) -> bool:
@@ -201,7 +216,7 @@ def _is_message(data: bytes, wires: dict[int, tuple[int, ...]], *, whole: bool) 
     return at == len(data) or not whole
 
 
-def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+def _varint(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
     """A number, and where it ends; -1 where it is cut off or too long."""
     value = shift = 0
     while at < len(data) and shift < 70:
@@ -223,8 +238,12 @@ def unframed(data: bytes | bytearray, source: str) -> Iterator[Any]:
     from google.protobuf.message import DecodeError
 
     kinds = messages()
+    parts = _first_two(data)
+    layout = chakra_earlier.year(*parts) if parts else 0
+    if layout == 2022:
+        yield kinds["GlobalMetadata"](attr=[attribute(LAYOUT, "string", chakra_earlier.ABOUT[layout])])
     offset = 0
-    first = True
+    first = layout != 2022
     view = memoryview(data)
     while offset < len(data):
         size = shift = 0
@@ -237,6 +256,14 @@ def unframed(data: bytes | bytearray, source: str) -> Iterator[Any]:
         if offset + size > len(data):
             raise TraceError(f"{source}: cut off: {size} bytes should follow byte {offset:,}, {len(data) - offset} do")
         one = bytes(view[offset : offset + size])
+        if layout:
+            if first:
+                yield kinds["GlobalMetadata"](attr=[attribute(LAYOUT, "string", chakra_earlier.ABOUT[layout])])
+            else:
+                yield chakra_earlier.node(one, layout, NODE_TYPES, COLLECTIVE_TYPES, kinds)
+            offset = offset + size
+            first = False
+            continue
         try:
             yield kinds[_metadata(one) if first else "Node"].FromString(one)
         except DecodeError as error:
