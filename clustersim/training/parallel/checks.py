@@ -184,11 +184,19 @@ def _experts(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
 
 
 def _expert_settings(parallel: ParallelConfig, shape: ModelShape, world: int) -> None:
+    """What Megatron-Core's ``TransformerConfig.__post_init__`` refuses of experts (NVIDIA/Megatron-LM at 002526d8).
+
+    Earlier cores dropped tokens with ``alltoall`` alone; now the router drops for every dispatcher, and what is padded
+    to the capacity does not go by DeepEP. ``delay_wgrad_compute`` needs
+    ``overlap_moe_expert_parallel_comm``, which does without it.
+    """
     if parallel.pad_to_capacity and parallel.capacity_factor is None:
         raise _wrong(parallel, "pad_to_capacity", "needs a capacity_factor, such as 1.0")
     if parallel.dispatcher == "allgather" and parallel.capacity_factor is not None:
         factor_text = f"capacity_factor = {parallel.capacity_factor:g} says; use 'alltoall'"
         raise _wrong(parallel, "dispatcher", f"sends every token everywhere, whatever {factor_text}")
+    if parallel.pad_to_capacity and parallel.dispatcher == "flex" and parallel.flex_backend == "deepep":
+        raise _wrong(parallel, "pad_to_capacity", "is not what DeepEP has; use dispatcher = 'alltoall' or hybridep")
     if parallel.shared_expert_overlap and parallel.dispatcher == "allgather":
         why = "needs dispatcher = 'alltoall' or 'flex', not 'allgather'"
         raise _wrong(parallel, "shared_expert_overlap", why)
@@ -196,6 +204,8 @@ def _expert_settings(parallel: ParallelConfig, shape: ModelShape, world: int) ->
         raise _wrong(parallel, "delay_wgrad_compute", "needs ep_overlap = true, which is false")
     if not parallel.ep_overlap:
         return
+    if parallel.dispatcher == "allgather" and parallel.framework == "megatron":
+        raise _wrong(parallel, "ep_overlap", "needs dispatcher = 'alltoall' or 'flex', not 'allgather'")
     if parallel.ep == 1:
         raise _wrong(parallel, "ep_overlap", "overlaps what only ep > 1 sends; ep is 1")
     if parallel.shared_expert_overlap:
