@@ -351,6 +351,11 @@ def test_experts_that_drop_tokens_are_padded_and_exchange_by_all_to_all() -> Non
     [
         ({"a2a_dispatcher": "pigeon"}, "a2a_dispatcher 'pigeon' is not known; known: allgather"),
         ({"ep_overlap": "some"}, "ep_overlap 'some' is neither 0 nor 1"),
+        ({"tp_overlap": "some"}, "tp_overlap 'some' is not known; known: 0, 1"),
+        ({"dp_overlap": "yes"}, "dp_overlap 'yes' is not known"),
+        ({"recompute": "half"}, "recompute 'half' is not known; known: none, full, selective"),
+        ({"grad_reduce_dtype": "fp9"}, "grad_reduce_dtype 'fp9' is not known"),
+        ({"precision_recipe": "fp7"}, "precision 'fp7' is not known"),
         ({"topk": ""}, "nor does the row say its topk"),
         ({"attention": "hybrid: 23 Mamba-2"}, "no shipped mixture of experts has this name; attention hybrid"),
     ],
@@ -358,6 +363,12 @@ def test_experts_that_drop_tokens_are_padded_and_exchange_by_all_to_all() -> Non
 def test_a_word_of_experts_that_is_not_known_is_refused(columns: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         scenario_table(mixed(**columns))
+
+
+@pytest.mark.parametrize("word", ["0", "1"])
+def test_overlap_of_data_parallel_ranks_is_played_as_the_row_says_whatever_its_stack_does(word: str) -> None:
+    ran = mixed(dp_overlap=word, zero_stage="1", framework="Megatron-Core (Megatron-LM functional tests)")
+    assert scenario_table(ran)["parallel"]["overlap_grad_reduce"] is (word == "1")
 
 
 def test_overlap_of_experts_is_played_with_what_the_stack_has_beside_it() -> None:

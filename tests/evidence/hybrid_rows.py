@@ -65,6 +65,7 @@ def scenario_table(row: Row) -> Table:
     Raises ValueError or a clustersim error that says what keeps it from being played.
     """
     row = completed(row)
+    _known_words(row)
     stack = stack_of(row)
     recipe = recipe_of(row)
     degrees = {name: whole(row, name, 1) for name in ("tp", "pp", "cp", "ep")}
@@ -99,6 +100,25 @@ def scenario_table(row: Row) -> Table:
         "strategy": {**strategy, "micro_batch_size": micro_batch, "param_dtype": param_dtype},
         "run": {"steps": STEPS, "jitter": 0.0, "optimizer": "adam", "optimizer_impl": "fused", **_graphs(row)},
     }
+
+
+WORDS = {
+    "tp_overlap": ("", "0", "1"),
+    "dp_overlap": ("", "0", "1"),
+    "seq_parallel": ("", "0", "1"),
+    "fsdp": ("", "0", "1"),
+    "recompute": ("", "none", "full", "selective"),
+    "grad_reduce_dtype": ("", "fp32", "fp16", "bf16"),
+}
+"""What columns of settings may hold; each word is played, and another is nothing that may be passed over."""
+
+
+def _known_words(row: Row) -> None:
+    """Raise ValueError for a word of a setting that nobody reads."""
+    for column, words in WORDS.items():
+        word = row.get(column, "").strip()
+        if word not in words:
+            raise ValueError(f"{column} {word!r} is not known; known: {', '.join(filter(None, words))}")
 
 
 def played_as(row: Row) -> tuple[str, ...]:
@@ -272,4 +292,6 @@ def _strategy(row: Row) -> tuple[Table, Table]:
         more["overlap_param_gather"] = False  # every rank updates all of its parameters
     if row["dp_overlap"] == "0":
         more |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    elif row["dp_overlap"] == "1":
+        more["overlap_grad_reduce"] = True  # whatever the stack has where nobody says
     return {"kind": "ddp"}, more
