@@ -475,7 +475,7 @@ source = "here"
     assert [t.name for t in topology.node_types] == ["hgx-a100", "hgx-a100", "hgx-h100"]
     assert routing.unreachable_pairs(topology)[0] == 0
     assert {routing.router(topology).nic_bandwidth(v) for v in topology.nics.tolist()} == {25e9, 50e9}
-    with pytest.raises(TopologyError, match="lists 3 nodes of its own; 4 were asked for"):
+    with pytest.raises(TopologyError, match="lists 3 nodes of its own; 4 asked for"):
         fabrics.load(write(tmp_path, text), 4)
 
 

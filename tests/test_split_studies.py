@@ -27,7 +27,7 @@ def test_strong_scaling_keeps_the_samples_of_a_step_and_weak_scaling_those_of_a_
 
 def test_micro_batches_that_do_not_divide_over_nodes_are_one_line():
     (point,) = curve(scenario.load(PIPELINE, SMALL), [16], "strong")
-    assert point.error == "microbatches = 8 of 1 nodes does not divide over 16 nodes"
+    assert point.error == "microbatches = 8 of 1 node does not divide over 16 nodes"
 
 
 def test_a_larger_batch_is_the_same_number_of_larger_micro_batches_however_they_are_said():

@@ -68,6 +68,15 @@ def nearest_divisor(size: int, value: int) -> str:
     return nearest_number(lambda n: size % n == 0, value, size)
 
 
+def several(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> several(1, "node"), several(1024, "node")
+    ('1 node', '1,024 nodes')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def few(items: Iterable[object], most: int) -> str:
     """The first of a list in words, and how many more there are.
 

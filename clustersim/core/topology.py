@@ -18,7 +18,7 @@ from clustersim.core.arrays import Floats as Floats
 from clustersim.core.arrays import Ints as Ints
 from clustersim.core.calibrated import Calibration, MeasuredNumber
 from clustersim.core.device import Device, device
-from clustersim.core.errors import TopologyError, nearest
+from clustersim.core.errors import TopologyError, nearest, several
 from clustersim.core.memo import Keeper
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Topology(Keeper):
         return self.link_bandwidth if self.hidden_factor is None else self.link_bandwidth / self.hidden_factor
 
     def __repr__(self) -> str:
-        return f"<Topology {self.name}: {self.n_nodes:,} nodes, {self.n_links:,} links>"
+        return f"<Topology {self.name}: {several(self.n_nodes, 'node')}, {several(self.n_links, 'link')}>"
 
     @property
     def n_nodes(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from clustersim.app.plots.campaign import goodput_over_gpus, ledger, loss_over_interval, month
 from clustersim.app.report.pages import Page, PageSection, PageTable, drawn, kept
+from clustersim.core.errors import several
 from clustersim.core.units import format_bytes, format_long
 from clustersim.studies.campaign import GOODPUTS, CampaignAnswer, Job, Percentiles
 from clustersim.studies.campaign.answer import CampaignCost
@@ -159,7 +160,7 @@ def _job(answer: CampaignAnswer) -> list[tuple[str, str]]:
     job = answer.job
     plan = answer.plan
     return [
-        ("size", f"{job.nodes:,} nodes, {job.gpus:,} GPUs"),
+        ("size", f"{several(job.nodes, 'node')}, {several(job.gpus, 'GPU')}"),
         ("replicas", _copies(job.replicas, job.copies)),
         ("step", f"{job.step_s:.4g} s, simulated; {plan.steps:,.0f} of them"),
         *_varying(job),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from clustersim.app import plots
 from clustersim.app.report.pages import Page, PageSection, PageTable, drawn, kept
+from clustersim.core.errors import several
 from clustersim.core.units import format_change, format_time
 from clustersim.studies.sensitivity import ScalingPoint, Study
 
@@ -77,7 +78,7 @@ def _stop(study: Study, kind: str) -> str:
     stop = study.stops[kind]
     if stop is None:
         return f"every doubling tried buys at least {study.gain:.0%}"
-    return f"doubling {stop[0]:,} nodes buys {stop[1]:.0%}, less than {study.gain:.0%}"
+    return f"doubling {several(stop[0], 'node')} buys {stop[1]:.0%}, less than {study.gain:.0%}"
 
 
 def _points(points: list[ScalingPoint]) -> PageTable:

@@ -18,7 +18,7 @@ from clustersim.core import gpu_file, limits
 from clustersim.core.arrays import Ints
 from clustersim.core.calibrated import Calibration
 from clustersim.core.device import Device
-from clustersim.core.errors import TopologyError, nearest
+from clustersim.core.errors import TopologyError, nearest, several
 from clustersim.core.memo import ByWeight
 from clustersim.core.mesh import Mesh
 from clustersim.core.paths import data_path, shipped
@@ -130,7 +130,7 @@ def mesh(topology: Topology, nodes: int | None = None, nproc_per_node: int | Non
     """
     count = topology.n_nodes if nodes is None else nodes
     if not 1 <= count <= topology.n_nodes:
-        raise TopologyError(f"{topology.name}: {count} nodes asked for; the cluster has {topology.n_nodes}")
+        raise TopologyError(f"{topology.name}: {several(count, 'node')} asked for; the cluster has {topology.n_nodes}")
     if not len(topology.gpus):
         return _on_cpus(topology, count, nproc_per_node)
     gpus_per_node = np.bincount(topology.vertex_node[topology.gpus], minlength=topology.n_nodes)[:count]
@@ -249,13 +249,15 @@ def _machines(chain: Chain, nodes: int | None) -> Sequence[NodeBuild]:
         )
         out += [node_build] * entry.count
     if nodes not in (None, len(out)):
-        raise TopologyError(f"{path}: lists {len(out)} nodes of its own; {nodes} were asked for")
+        raise TopologyError(f"{path}: lists {several(len(out), 'node')} of its own; {nodes} asked for")
     return out
 
 
 def _affordable(parts: int, nodes: int, origin: str) -> None:
     """Raise :class:`TopologyError` where the vertices and links of so many nodes take more memory than there is."""
-    limits.check(PART * parts, f"for a topology of {nodes:,} nodes ({origin})", "use fewer nodes", TopologyError)
+    limits.check(
+        PART * parts, f"for a topology of {several(nodes, 'node')} ({origin})", "use fewer nodes", TopologyError
+    )
 
 
 def _change(spec: schema.ChangeSpec, origin: str) -> Change:
@@ -288,7 +290,7 @@ def _listed(spec: schema.TopologyFile, origin: str, nodes: int | None) -> Topolo
     add_wires(wires, spec.links, kinds, f"{origin}: $.links")
     count = max(place.values(), default=-1) + 1
     if count < 1 or nodes not in (None, count):
-        raise TopologyError(f"{origin}: lists {count} nodes of its own; {nodes or 'at least 1'} were asked for")
+        raise TopologyError(f"{origin}: lists {several(count, 'node')} of its own; {nodes or 'at least 1'} asked for")
     draft = TopologyDraft(node_types=_listed_types(spec, kinds, place, count, origin))
     draft.add_vertices(list(kinds), list(kinds.values()), np.array(list(place.values()), dtype=np.int64))
     draft.add_links(*wire_columns(wires, kinds))

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS
-from clustersim.core.errors import TraceError
+from clustersim.core.errors import TraceError, several
 from clustersim.core.program import COLLECTIVES
 from clustersim.core.texts import short
 from clustersim.core.tomls import toml_value
@@ -108,7 +108,7 @@ def beside(log: NcclLog, topology: Topology) -> NcclLog:
     nodes = log.nodes or topology.n_nodes
     if not ranks or nodes != topology.n_nodes or ranks % nodes or ranks // nodes > len(topology.node_gpus(0)):
         raise TraceError(
-            f"{log.source}: {ranks} ranks on {nodes} nodes do not fit {topology.n_nodes} x {topology.name}"
+            f"{log.source}: {several(ranks, 'rank')} on {several(nodes, 'node')} do not fit {topology.n_nodes} x {topology.name}"
         )
     gpus = np.concatenate([topology.node_gpus(node)[: ranks // nodes] for node in range(nodes)])
     version = [int(part) for part in (log.versions or ["2.28"])[-1].split(".")[:2]]
@@ -207,7 +207,9 @@ def _name(word: str, names: Sequence[str]) -> str:
 
 def _lines(log: NcclLog) -> list[str]:
     version = f"NCCL {', '.join(log.versions)}: " if log.versions else ""
-    lines = [f"{version}{log.ranks or '?'} ranks on {log.nodes or '?'} nodes"]
+    ranks = several(log.ranks, "rank") if log.ranks else "? ranks"
+    nodes = several(log.nodes, "node") if log.nodes else "? nodes"
+    lines = [f"{version}{ranks} on {nodes}"]
     if log.channels:
         lines.append("channels: " + ", ".join(f"{n} {name}" for name, n in log.channels.items()))
     if log.transports:

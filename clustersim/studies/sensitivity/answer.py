@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from clustersim.core.errors import several
 from clustersim.core.outputs import Folder
 from clustersim.core.units import format_time
 from clustersim.scenario import Scenario
@@ -135,9 +136,9 @@ def _scaling(points: Sequence[ScalingPoint], stop: tuple[int, float] | None, gai
     first = ran[0]
     last = ran[-1]
     if stop is not None:
-        return f"with the same batch, doubling {stop[0]:,} nodes buys {stop[1]:.0%}, less than {gain:.0%}"
+        return f"with the same batch, doubling {several(stop[0], 'node')} buys {stop[1]:.0%}, less than {gain:.0%}"
     if last.efficiency > 0.995:
-        return f"with the same batch it scales from {first.nodes:,} to {last.nodes:,} nodes without loss"
+        return f"with the same batch it scales from {first.nodes:,} to {several(last.nodes, 'node')} without loss"
     why = f", lost to {last.cause}" if last.cause else ""
     return f"with the same batch {last.nodes:,} nodes are {last.efficiency:.0%} as efficient as {first.nodes:,}{why}"
 

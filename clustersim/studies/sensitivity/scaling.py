@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from clustersim.core.errors import ClusterSimError
+from clustersim.core.errors import ClusterSimError, several
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import machine
 from clustersim.scenario.result import Result
@@ -60,7 +60,7 @@ def curve(scenario: Scenario, nodes: Sequence[int], kind: Kind, tell: Told = lam
     """
     points: list[tuple[ScalingPoint, dict[str, float]]] = []
     for count in sorted(set(nodes)):
-        tell(f"{kind} scaling on {count:,} nodes")
+        tell(f"{kind} scaling on {several(count, 'node')}")
         try:
             result = scenario.changed({"cluster.nodes": count} | _shared_out(scenario, count, kind)).run()
         except ClusterSimError as error:
@@ -86,7 +86,7 @@ def _shared_out(scenario: Scenario, nodes: int, kind: Kind) -> dict[str, int]:
     mesh = machine(scenario)[1]
     node_samples = config.micro_batch_size * config.gradient_accumulation_steps * mesh.n_nodes
     if node_samples % nodes:
-        raise ClusterSimError(f"{node_samples:,} samples per GPU of a node do not divide over {nodes:,} nodes")
+        raise ClusterSimError(f"{node_samples:,} samples per GPU of a node do not divide over {several(nodes, 'node')}")
     samples = node_samples // nodes
     micro = max(size for size in range(1, min(samples, config.micro_batch_size) + 1) if samples % size == 0)
     return {"strategy.micro_batch_size": micro, "strategy.gradient_accumulation_steps": samples // micro}
@@ -103,7 +103,9 @@ def _batch_of(scenario: Scenario, parallel: ParallelConfig, nodes: int, kind: Ki
     count = (stated or 1) * (nodes if kind == "weak" else before)
     by = before if kind == "weak" else nodes
     if count % by:
-        raise ClusterSimError(f"{name} = {stated} of {before:,} nodes does not divide over {nodes:,} nodes")
+        raise ClusterSimError(
+            f"{name} = {stated} of {several(before, 'node')} does not divide over {several(nodes, 'node')}"
+        )
     return {f"parallel.{name}": count // by}
 
 
