@@ -108,7 +108,8 @@ def beside(log: NcclLog, topology: Topology) -> NcclLog:
     nodes = log.nodes or topology.n_nodes
     if not ranks or nodes != topology.n_nodes or ranks % nodes or ranks // nodes > len(topology.node_gpus(0)):
         raise TraceError(
-            f"{log.source}: {several(ranks, 'rank')} on {several(nodes, 'node')} do not fit {topology.n_nodes} x {topology.name}"
+            f"{log.source}: {several(ranks, 'rank')} on {several(nodes, 'node')} do not fit {topology.n_nodes} x "
+            f"{topology.name}"
         )
     gpus = np.concatenate([topology.node_gpus(node)[: ranks // nodes] for node in range(nodes)])
     version = [int(part) for part in (log.versions or ["2.28"])[-1].split(".")[:2]]
