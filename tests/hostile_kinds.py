@@ -37,6 +37,7 @@ from hostile_files import (
     table,
     with_table,
 )
+from hostile_found import found_kinds
 from hostile_launch import launch_files, machine_kinds, page_kinds
 from hostile_values import NASTY, damaged, documents, json_file, tables, toml_file
 from hypothesis import strategies as st
@@ -87,6 +88,7 @@ def kinds() -> dict[str, Kind]:
         **launch_files(),
         **page_kinds(),
         **machine_kinds(),
+        **found_kinds(),
     }
 
 

@@ -9,6 +9,7 @@ one GlobalMetadata, then one Node after another.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -233,6 +234,14 @@ def _metadata(data: bytes) -> str:
     return "EarlierMetadata" if re.match(rb"\x0a[\x01-\xff]{1,2}?\x0a", data) else "GlobalMetadata"
 
 
+def _earlier(data: bytes, layout: int, kinds: dict[str, Any], where: str) -> Any:
+    """A node of an earlier layout. Raises :class:`TraceError` for fields that are of another kind or out of range."""
+    try:
+        return chakra_earlier.node(data, layout, NODE_TYPES, COLLECTIVE_TYPES, kinds)
+    except (TypeError, ValueError, AttributeError, struct.error) as error:
+        raise TraceError(f"{where}: not a node of Chakra's layout of {layout}: {error}") from None
+
+
 def unframed(data: bytes | bytearray, source: str) -> Iterator[Any]:
     """GlobalMetadata, then the nodes. Raises :class:`TraceError` where the file is cut off or holds something else."""
     from google.protobuf.message import DecodeError
@@ -260,7 +269,7 @@ def unframed(data: bytes | bytearray, source: str) -> Iterator[Any]:
             if first:
                 yield kinds["GlobalMetadata"](attr=[attribute(LAYOUT, "string", chakra_earlier.ABOUT[layout])])
             else:
-                yield chakra_earlier.node(one, layout, NODE_TYPES, COLLECTIVE_TYPES, kinds)
+                yield _earlier(one, layout, kinds, f"{source}: byte {offset:,}")
             offset = offset + size
             first = False
             continue
