@@ -81,6 +81,31 @@ def test_torchtitans_steps_are_timed_by_their_lines(tmp_path: Path, speed: str):
     assert read.rates["MFU (%)"] == pytest.approx(45.3)
 
 
+@pytest.mark.parametrize("prefix", ["", "[default0]:", "2024-07-18 15:41:05,123 [INFO|DP=0|PP=0|TP=0|node1]: "])
+def test_nanotrons_numbers_have_letters(tmp_path: Path, prefix: str):
+    lines = [
+        f"{prefix}iteration: {i} / 100 | consumed_tokens: 1.05M | elapsed_time_per_iteration_ms: {ms} | "
+        "tokens_per_sec: 852K | tokens_per_sec_per_gpu: 13.3K | lm_loss: 11.3 | model_tflops_per_gpu: 192\n"
+        for i, ms in enumerate(("9.8K", "1.23K", "998", "1.1e+03"), start=1)
+    ]
+    log = told(tmp_path / "n.log", "".join(lines))
+    assert (log.framework, log.steps, log.step_time_s) == ("nanotron", 4, pytest.approx(1.1))
+    assert log.rates == {"tokens/s per GPU": pytest.approx(13300), "TFLOP/s per GPU": pytest.approx(192)}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Epoch 0: :   0%|   | {i}/10000 [01:02<17:10:12, v_num=0, global_step={i}.000, train_step_timing in s={s}]\r",
+        "Training epoch 0, iteration {i}/99 | lr: 1.7e-06 | global_step: {i} | train_step_timing in s: {s} | loss: 2\n",
+    ],
+)
+def test_nemos_progress_lines(tmp_path: Path, line: str):
+    text = "".join(line.format(i=i, s=s) for i, s in enumerate((60.0, 5.91, 5.9, 5.92), start=9))
+    log = told(tmp_path / "n.log", text)
+    assert (log.framework, log.steps, log.step_time_s) == ("NeMo", 4, pytest.approx(5.91))
+
+
 def test_deepspeeds_wall_clock(tmp_path: Path):
     head = "[2024-07-18 15:41:05,123] [INFO] [logging.py:96:log_dist] [Rank 0] "
     text = ""
@@ -129,5 +154,5 @@ def test_the_command_prints_the_step_time_first(tmp_path: Path):
 def test_a_log_without_a_step_is_one_error(tmp_path: Path):
     path = tmp_path / "log"
     path.write_text("(min, max) time across ranks (ms):\nnothing\n")
-    with pytest.raises(TraceError, match="no step time of Megatron-LM, torchtitan or DeepSpeed"):
+    with pytest.raises(TraceError, match="no step time of Megatron-LM, torchtitan, nanotron, NeMo or DeepSpeed"):
         traces.read(path)

@@ -38,7 +38,10 @@ ranks_option: Decorator = click.option(
 )
 
 format_option: Decorator = click.option(
-    "--format", "fmt", metavar="FORMAT", help="The format of trace files.  [found by their content]"
+    "--format",
+    "fmt",
+    metavar="FORMAT",
+    help="The format of trace files, a name of `clustersim list formats`.  [found by their content]",
 )
 
 page_option: Decorator = click.option("--report", "page", type=PATH, help="Write the answer as one HTML page, too.")

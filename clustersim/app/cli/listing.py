@@ -81,6 +81,12 @@ def _algorithms() -> list[Row]:
     ]
 
 
+def _formats() -> list[Row]:
+    from clustersim.files.read_table import kinds
+
+    return [{"command": kind.command, "name": kind.name, "reads": kind.about} for kind in kinds()]
+
+
 LISTS: Mapping[str, Callable[[], list[Row]]] = {
     "topologies": _topologies,
     "models": _models,
@@ -90,6 +96,7 @@ LISTS: Mapping[str, Callable[[], list[Row]]] = {
     "schedules": _schedules,
     "algorithms": _algorithms,
     "failures": _failures,
+    "formats": _formats,
 }
 """What can be listed."""
 

@@ -56,6 +56,14 @@ _DEVICES = {
     "0x74a1": "MI300X",
 }
 """PCI device ids of the PCI ID repository (pci-ids.ucw.cz)."""
+TOOLS = {
+    "NCCL_TOPO_DUMP_FILE, NCCL_TOPO_FILE": "of NCCL and RCCL; with the PCI tree alone NVLink is the board's",
+    "nvidia-smi topo -m": "with or without NUMA nodes and NICs; --gpu or nvlink -s says which GPUs",
+    "lstopo --of xml": "hwloc 1.11 to 2.x",
+    "rocm-smi --showtopo": "its table of link types, with --gpu and --nics",
+    "ibstat, ibv_devinfo -v, nvidia-smi nvlink -s": "beside one of the others: rates of NICs, and what is down",
+}
+"""What tells a machine, and of which releases it is read."""
 _NVLINK = {60: 20.0, 70: 25.0, 75: 25.0, 80: 25.0, 86: 14.0, 90: 25.0, 100: 50.0}
 """GB/s of one NVLink and direction, by compute capability: NVIDIA's data sheets, as the shipped machines have them."""
 _XGMI = 64.0

@@ -15,6 +15,8 @@ from typing import Any
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import Table, yaml_table
 
+KINDS = ("PyTorchJob", "MPIJob", "TrainJob", "JobSet", "Job")
+"""What is read, by Kubernetes' word for it."""
 _REPLICAS = ("pytorchReplicaSpecs", "mpiReplicaSpecs", "replicaSpecs")
 _SHELLS = {"bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash"}
 _SETS = {"nodes": ("PET_NNODES", "WORLD_SIZE"), "ranks": ("PET_NPROC_PER_NODE",)}

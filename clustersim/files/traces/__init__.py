@@ -45,7 +45,7 @@ class Format:
 
     Parameters
     ----------
-    name : str. what : in words, for messages.
+    name : str, as ``--format`` takes it. what : in words, for messages. of : whose, and of which releases.
     suffixes : ends of names it is written to. write : ``(timeline, path, ranks) -> ranks written``; None: not written.
     takes_memory : ``write`` also takes ``memory``, bytes held while an op of that name runs, for a counter.
     sniff : how much a file's head looks like this format.
@@ -54,6 +54,7 @@ class Format:
 
     name: str
     what: str
+    of: str = ""
     suffixes: tuple[str, ...] = ()
     write: Callable[..., tuple[int, ...]] | None = None
     takes_memory: bool = False
@@ -66,25 +67,112 @@ def _each(read_one: Callable[[Path], Samples]) -> Callable[[Sequence[Path]], Sam
 
 
 _ROWS = (
-    Format("hta", "Chrome JSON for HolisticTraceAnalysis", (".hta.json", ".hta.json.gz"), perfetto.write_hta_trace),
-    Format("chrome", "Chrome JSON", (".json", ".json.gz"), perfetto.write_chrome_trace, takes_memory=True),
-    Format("pftrace", "Perfetto protobuf", (".pftrace", ".perfetto-trace"), pftrace.write_pftrace, takes_memory=True),
-    Format("csv", "CSV of spans", (".csv", ".csv.gz"), spans_csv.write_csv),
-    Format("run", "saved run", sniff=saved.sniff, read=saved.read),
-    Format("capture", "clustersim capture", sniff=captured.sniff, read=captured.read),
-    Format("nsys", "Nsight Systems sqlite export", sniff=nsys.sniff, read=nsys.read),
-    Format("tensorboard", "TensorBoard event file", sniff=tensorboard.sniff, read=tensorboard.read),
-    Format("nccl_tests_json", "nccl-tests -J", sniff=nccl_tests_log.sniff_json, read=_each(nccl_tests_log.read_json)),
-    Format("flight_recorder", "Flight Recorder dump", sniff=flight_recorder.sniff, read=flight_recorder.read),
-    Format("json_lines", "inspector or rccl-tests JSON lines", sniff=json_lines.sniff, read=json_lines.read),
-    Format("kineto", "PyTorch profiler trace", sniff=kineto.sniff, read=kineto.read),
-    Format("pipeline", "folder of ops.csv and steps.csv", sniff=pipeline_csv.sniff, read=pipeline_csv.read),
-    Format("table", "CSV table of collectives", sniff=tables.sniff, read=_each(tables.read)),
-    Format("nccl_tests", "nccl-tests log", sniff=nccl_tests_log.sniff, read=_each(nccl_tests_log.read)),
-    Format("deepspeed", "DeepSpeed comms log", sniff=deepspeed.sniff, read=_each(deepspeed.read)),
-    Format("watchdog", "log of PyTorch's NCCL watchdog", sniff=watchdog.sniff, read=watchdog.read),
-    Format("nccl_debug", "NCCL_DEBUG=INFO log", sniff=nccl_debug.sniff, read=nccl_debug.read),
-    Format("step_timers", "log of a training framework's steps", sniff=step_timers.sniff, read=step_timers.read),
+    Format(
+        "hta",
+        "Chrome JSON for HolisticTraceAnalysis",
+        suffixes=(".hta.json", ".hta.json.gz"),
+        write=perfetto.write_hta_trace,
+    ),
+    Format(
+        "chrome", "Chrome JSON", suffixes=(".json", ".json.gz"), write=perfetto.write_chrome_trace, takes_memory=True
+    ),
+    Format(
+        "pftrace",
+        "Perfetto protobuf",
+        suffixes=(".pftrace", ".perfetto-trace"),
+        write=pftrace.write_pftrace,
+        takes_memory=True,
+    ),
+    Format("csv", "CSV of spans", suffixes=(".csv", ".csv.gz"), write=spans_csv.write_csv),
+    Format("run", "saved run", "`--out` of this program", sniff=saved.sniff, read=saved.read),
+    Format("capture", "clustersim capture", "`clustersim capture`", sniff=captured.sniff, read=captured.read),
+    Format(
+        "nsys",
+        "Nsight Systems sqlite export",
+        "`nsys export --type sqlite`",
+        sniff=nsys.sniff,
+        read=nsys.read,
+    ),
+    Format(
+        "tensorboard",
+        "TensorBoard event file",
+        "TensorBoard's event files, of any framework that writes step times",
+        sniff=tensorboard.sniff,
+        read=tensorboard.read,
+    ),
+    Format(
+        "nccl_tests_json",
+        "nccl-tests -J",
+        "nccl-tests 2.17, `-J`",
+        sniff=nccl_tests_log.sniff_json,
+        read=_each(nccl_tests_log.read_json),
+    ),
+    Format(
+        "flight_recorder",
+        "Flight Recorder dump",
+        "PyTorch 2.4 to 2.13, pickle or JSON, a file a rank",
+        sniff=flight_recorder.sniff,
+        read=flight_recorder.read,
+    ),
+    Format(
+        "json_lines",
+        "inspector or rccl-tests JSON lines",
+        "NCCL's inspector plugin; rccl-tests' JSON",
+        sniff=json_lines.sniff,
+        read=json_lines.read,
+    ),
+    Format(
+        "kineto",
+        "PyTorch profiler trace",
+        "PyTorch 1.8 to 2.13 on CUDA, ROCm, XPU and CPUs, with execution traces beside; gzip, cut off, lists of events",
+        sniff=kineto.sniff,
+        read=kineto.read,
+    ),
+    Format(
+        "pipeline",
+        "folder of ops.csv and steps.csv",
+        "a folder of ops.csv and steps.csv",
+        sniff=pipeline_csv.sniff,
+        read=pipeline_csv.read,
+    ),
+    Format(
+        "table",
+        "CSV table of collectives",
+        "a CSV with collective, bytes, ranks and time",
+        sniff=tables.sniff,
+        read=_each(tables.read),
+    ),
+    Format(
+        "nccl_tests",
+        "nccl-tests log",
+        "nccl-tests of 2015 to 2.17 and rccl-tests, behind the prefixes of any launcher, among NCCL's own lines",
+        sniff=nccl_tests_log.sniff,
+        read=_each(nccl_tests_log.read),
+    ),
+    Format(
+        "deepspeed",
+        "DeepSpeed comms log",
+        "DeepSpeed's comms logger",
+        sniff=deepspeed.sniff,
+        read=_each(deepspeed.read),
+    ),
+    Format(
+        "watchdog",
+        "log of PyTorch's NCCL watchdog",
+        "PyTorch's NCCL watchdog, 1.13 to 2.13",
+        sniff=watchdog.sniff,
+        read=watchdog.read,
+    ),
+    Format(
+        "nccl_debug", "NCCL_DEBUG=INFO log", "NCCL 2.8 to 2.29 and RCCL", sniff=nccl_debug.sniff, read=nccl_debug.read
+    ),
+    Format(
+        "step_timers",
+        "log of a training framework's steps",
+        "Megatron-LM with its timers, torchtitan, nanotron, NeMo 1 and 2, DeepSpeed's wall clock and flops profiler",
+        sniff=step_timers.sniff,
+        read=step_timers.read,
+    ),
 )
 
 FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}

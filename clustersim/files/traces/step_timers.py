@@ -1,9 +1,11 @@
-"""Step times that training frameworks log: Megatron-LM's iterations and timers, torchtitan's steps, DeepSpeed's wall
-clock and flops profiler.
+"""Step times that training frameworks log: Megatron-LM's iterations and timers, torchtitan's steps, nanotron's
+iterations, NeMo's timing, DeepSpeed's wall clock and flops profiler.
 
 Megatron-LM (``megatron/training/training.py``, ``timers.py``) logs a mean over its log interval and timers as the least
 and the most over ranks, or one of them; torchtitan (``components/metrics.py``) logs tokens a second, and its lines'
-times tell a step's; DeepSpeed (``utils/timer.py``, ``profiling/flops_profiler``) logs milliseconds of each part.
+times tell a step's; nanotron (``logging/base.py``) logs numbers of three digits with a letter behind; NeMo 1 and 2 log
+a step's seconds in Lightning's progress line; DeepSpeed (``utils/timer.py``, ``profiling/flops_profiler``) logs
+milliseconds of each part.
 """
 
 from __future__ import annotations
@@ -32,11 +34,16 @@ _TIMER = re.compile(rf"^\s*([A-Za-z][\w/ -]*?)\s*\.{{2,}}\s*:\s*(?:\(({_NUMBER})
 _OF_RANK = re.compile(rf"^\s+rank\s+\d+\s*:\s*({_NUMBER})\s*$")
 _WALL_CLOCK = re.compile(r"\btime \(ms\)\s*\|(.*)")
 _TITAN = re.compile(rf"\bstep:\s*(\d{{1,12}})\s+.*?\b(?:tps|wps):\s*({_NUMBER})")
+_NANOTRON = re.compile(r"\biteration:\s*(\d{1,12})\s*/\s*\d+\s*\|(.*\belapsed_time_per_iteration_ms:.*)")
+_SCALED = re.compile(rf"([a-z_]+):\s*({_NUMBER})([KMBT]?)(?=\s|\||$)")
+_NEMO = re.compile(rf"\btrain_step_timing in s\s*[=:]\s*({_NUMBER})")
+_GLOBAL_STEP = re.compile(rf"\bglobal_step\s*[=:]\s*({_NUMBER})")
 _RATE = re.compile(rf"\b(tflops|mfu|CurrSamplesPerSec|RunningAvgSamplesPerSec)\s*[:=]\s*({_NUMBER})")
 _CLOCK = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
 _LATENCY = re.compile(rf"^\s*(fwd|bwd|fwd\+bwd|step|iter) latency:\s*({_NUMBER})\s*(us|ms|s)\b")
 _PROFILED = re.compile(rf"^\s*(samples/second|[A-Za-z+ ]*FLOPS per GPU[^:]*):\s*({_NUMBER})\s*([KMGTP]?FLOPS)?", re.I)
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_LETTERS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _SCALES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _WANTED = (
     r"\s{2,}[A-Za-z](?:[\w/-]| (?! ))*\.{2,}\s*:"
@@ -64,7 +71,7 @@ def sniff(head: Head) -> Likeness:
     """Whether a log has lines of one of these frameworks; NCCL's own lines in it are asked first."""
     shaped = any(
         pattern.search(head.text)
-        for pattern in (_ELAPSED, _TIMERS, _TITAN, re.compile(r"\btime \(ms\) \| \w+[\w-]*: \d"))
+        for pattern in (_ELAPSED, _TIMERS, _TITAN, _NANOTRON, _NEMO, re.compile(r"\btime \(ms\) \| \w+[\w-]*: \d"))
     )
     return Likeness.AMONG if shaped or "DeepSpeed Flops Profiler" in head.text else likeness(named=False, shaped=False)
 
@@ -77,13 +84,19 @@ def read(paths: Sequence[Path]) -> TrainingLog:
             _take(line, collected)
     steps = _steps(collected)
     if not steps and not collected.parts and not collected.rates:
-        raise TraceError(f"{paths[0]}: no step time of Megatron-LM, torchtitan or DeepSpeed in this log")
+        raise TraceError(f"{paths[0]}: no step time of Megatron-LM, torchtitan, nanotron, NeMo or DeepSpeed in it")
     return _told(", ".join(map(str, paths)), collected, steps)
 
 
 def _take(line: str, collected: Collected) -> None:
-    if match := _ITERATION.search(line):
+    if match := _NEMO.search(line):
+        collected.framework = "NeMo"
+        step = _GLOBAL_STEP.search(line)
+        collected.steps.append((int(_number(step[1])) if step else len(collected.steps), _number(match[1])))
+    elif match := _ITERATION.search(line):
         _iteration(int(match[1]), match[2], collected)
+    elif match := _NANOTRON.search(line):
+        _of_nanotron(int(match[1]), match[2], collected)
     elif match := _WALL_CLOCK.search(line):
         _wall_clock(match[1], collected)
     elif match := _TIMERS.search(line):
@@ -119,6 +132,17 @@ def _iteration(number: int, rest: str, collected: Collected) -> None:
         match = _FIELD.match(part)
         if match and re.search(r"throughput|TFLOP|samples per second|tokens per gpu", match[1]):
             collected.rates[match[1].strip()].append(_number(match[2]))
+
+
+def _of_nanotron(number: int, rest: str, collected: Collected) -> None:
+    """A line of nanotron, whose numbers may have a letter behind."""
+    collected.framework = "nanotron"
+    values = {name: _number(word) * _LETTERS[letter] for name, word, letter in _SCALED.findall(rest)}
+    if "elapsed_time_per_iteration_ms" in values:
+        collected.steps.append((number, values["elapsed_time_per_iteration_ms"] * 1e-3))
+    for name, means in (("tokens_per_sec_per_gpu", "tokens/s per GPU"), ("model_tflops_per_gpu", "TFLOP/s per GPU")):
+        if name in values:
+            collected.rates[means].append(values[name])
 
 
 def _wall_clock(rest: str, collected: Collected) -> None:
