@@ -244,3 +244,49 @@ def test_the_precision_of_a_bridge_recipe_settles_that_of_its_optimizer():
     recipe = NEMO.replace("trainer: {devices: 8, num_nodes: 2, precision: bf16}", "trainer: {devices: 8, num_nodes: 2}")
     recipe += "optimizer: {optimizer: adam, bf16: true}\nmixed_precision: bf16_with_fp8_current_scaling_mixed\n"
     assert leaves(read(("gpt.yaml", recipe)))["model.dtype"] == "fp8"
+
+
+# ---- words of graphs, recipes and dispatchers ------------------------------------------------------------------------
+
+LAUNCH = f"torchrun --nnodes 1 --nproc_per_node 8 {GPT} "
+
+
+@pytest.mark.parametrize(
+    ("words", "scopes"),
+    [
+        ("--cuda-graph-impl local", ["attn", "mlp", "moe"]),
+        ("--cuda-graph-impl local --cuda-graph-scope full", ["attn", "mlp", "moe"]),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn", ["attn"]),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn mlp", ["attn", "mlp"]),
+        ("--cuda-graph-impl full_iteration", ["full_iteration"]),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", ["full_iteration"]),
+        ("--cuda-graph-impl none --cuda-graph-scope attn", None),
+        ("--cuda-graph-scope attn", None),
+        ("--enable-cuda-graph", ["attn", "mlp", "moe"]),
+    ],
+)
+def test_megatrons_cuda_graphs_of_every_release_replay_what_they_say(words, scopes):
+    graphs = read(("run.sh", LAUNCH + words)).tables["run"].get("cuda_graph")
+    assert (None if graphs is None else list(graphs)) == scopes
+
+
+@pytest.mark.parametrize("word", ["ncclep", "deepepv2", "pigeon"])
+def test_a_dispatcher_that_is_not_played_is_refused_by_its_word(word):
+    experts = f"{LAUNCH} --num-experts 8 --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend {word}"
+    with pytest.raises(ScenarioError, match=rf"moe-flex-dispatcher-backend: '{word}' is not a choice"):
+        read(("run.sh", experts))
+
+
+@pytest.mark.parametrize(
+    ("converters", "dtype"),
+    [
+        ('["float8"]', "fp8"),
+        ('["quantize.linear.float8", "quantize.grouped_mm.float8"]', "fp8"),
+        ('["quantize.linear.mx"]', "fp8"),
+        ('["mx"]', "fp8"),
+        ("[]", "bf16"),
+    ],
+)
+def test_torchtitans_converters_are_read(converters, dtype):
+    text = TITAN + f"converters = {converters}\n[training]\nlocal_batch_size = 1\n"
+    assert leaves(read(("a.toml", text), machine={"topology": "hgx-h100", "nodes": 16}))["model.dtype"] == dtype

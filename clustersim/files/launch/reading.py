@@ -92,7 +92,7 @@ def read(
     for name, value in table.fixed.items():
         fields.setdefault(name, value)
     notes += _recomputed(fields)
-    _graphs(fields)
+    notes += _graphs(fields)
     notes += _named(fields, table)
     notes += _model(fields, model, read[0].name, _trains(read, table, options) if model is None else "")
     notes += filled(fields, Path(path).parent)
@@ -213,14 +213,20 @@ def _asked(fields: ScenarioFields, name: str) -> bool:
     return by is not None and by.name.lstrip("-").replace("-", "_").rsplit(".", 1)[-1] == name
 
 
-def _graphs(fields: ScenarioFields) -> None:
+def _graphs(fields: ScenarioFields) -> list[str]:
     """What CUDA graphs replay: by Megatron-LM's default nothing, whatever the scope is; whole layers, where no scope is
-    said."""
+    said, or ``full`` is (``TransformerConfig.__post_init__``, NVIDIA/Megatron-LM at 002526d8); returns a note."""
     how = fields.pop("graphs.impl", None)
+    scopes = fields.pop("run.cuda_graph", None) or []
     if how is None:
-        fields.pop("run.cuda_graph", None)
-    else:
-        fields.setdefault("run.cuda_graph", ["attn", "mlp", "moe"])
+        return []
+    words = (
+        ["full_iteration"] if how == "full_iteration" else [word for word in scopes if word not in ("full", "mamba")]
+    )
+    fields["run.cuda_graph"] = words or ["attn", "mlp", "moe"]
+    if how != "full_iteration" and "mamba" in scopes:
+        return ["of CUDA graphs, Mamba layers are called by the host"]
+    return []
 
 
 def _named(fields: ScenarioFields, table: FrameworkTable) -> list[str]:
