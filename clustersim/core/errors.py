@@ -94,6 +94,7 @@ EXTRAS = {
     "exchange": "4 MB",
     "explore": "5 MB",
     "notebooks": "JupyterLab and pandas, some 100 MB",
+    "torch": "PyTorch: 0.8 GB after pip install torch --index-url https://download.pytorch.org/whl/cpu, else 6 GB",
     "capture": "PyTorch: 0.8 GB after pip install torch --index-url https://download.pytorch.org/whl/cpu, else 6 GB",
 }
 """Extras of the package, and what each brings."""

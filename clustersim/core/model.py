@@ -168,6 +168,7 @@ class Model(Keeper):
     n_blocks, hidden, heads, vocab : transformer shape for the usual formulas, 0 otherwise. kv_heads, head_dim : of its
         attention.
     notes : assumptions made while building.
+    splits : of tp, cp, ep and pp, those by which it can be split; None where kernels and tensors say it themselves.
     """
 
     name: str
@@ -182,6 +183,7 @@ class Model(Keeper):
     notes: tuple[str, ...] = field(default=())
     kv_heads: int = 0
     head_dim: int = 0
+    splits: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         return f"<Model {self.name}: {self.parameters:,} parameters in {self.depth}>"

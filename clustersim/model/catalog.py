@@ -20,6 +20,7 @@ from clustersim.model.hf import from_hf, shape_from_hf, with_experts
 from clustersim.model.names import described, plain, same_family
 from clustersim.model.recurrent import gnmt, tacotron2
 from clustersim.model.seq2seq import SEQ2SEQ, seq2seq
+from clustersim.model.traced import read_traced
 from clustersim.model.transformer import build, execution
 from clustersim.model.transformer_xl import TRANSFORMER_XL, transformer_xl
 from clustersim.model.vision import VITS, vit_shape
@@ -58,7 +59,7 @@ def catalog() -> tuple[str, ...]:
 
 
 def model(name_or_path: str | Path, **overrides: Any) -> Model:
-    """A model by name or by the path of a Hugging Face config.json (or its folder).
+    """A model by name, or by the path of a Hugging Face config.json (or its folder) or of a model file.
 
     Parameters
     ----------
@@ -73,6 +74,8 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
     (124439808, 25557032)
     """
     path = Path(name_or_path)
+    if is_model_file(path):
+        return _traced(path, overrides)
     if _is_config(path):
         return from_hf(path, **overrides)
     name = _known(str(name_or_path))
@@ -85,6 +88,8 @@ def model(name_or_path: str | Path, **overrides: Any) -> Model:
 def file(name_or_path: str | Path) -> Path | None:
     """The config.json that :func:`model` reads; None for a model that is described in Python. Raises as it does."""
     path = Path(name_or_path)
+    if is_model_file(path):
+        return path
     if _is_config(path):
         return path / "config.json" if is_folder(path) else path
     name = _known(str(name_or_path))
@@ -97,6 +102,8 @@ def shape(name_or_path: str | Path, options: Table) -> TransformerShape | None:
     ``options`` : as of :func:`model`.
     """
     path = file(name_or_path)
+    if path is not None and is_model_file(path):
+        return None
     if path is not None:
         known = {field.name for field in dataclasses.fields(TransformerShape)}
         said = {name: value for name, value in options.items() if name in known}
@@ -119,6 +126,19 @@ def _known(word: str) -> str:
     if not name:
         raise ModelError(f"unknown model {word!r}; {same_family(word, catalog())}")
     return name
+
+
+def is_model_file(path: Path) -> bool:
+    """Whether it is named as ``clustersim trace-model`` names its files."""
+    return path.name.endswith(".model.json")
+
+
+def _traced(path: Path, overrides: Table) -> Model:
+    """A traced model, in 16 bits."""
+    if overrides:
+        name, value = next(iter(overrides.items()))
+        raise ModelError(f"{path}: {name} = {value!r}: a traced model is what was traced; trace it again to change it")
+    return read_traced(path)
 
 
 def _is_config(path: Path) -> bool:

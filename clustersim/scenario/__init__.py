@@ -68,7 +68,7 @@ class Scenario:
     def __repr__(self) -> str:
         cluster = self.file.cluster
         model = self.file.model
-        what = f"{self.file.strategy['kind']} of {model.name or model.hf_config} on {cluster.topology}"
+        what = f"{self.file.strategy['kind']} of {model.name or model.hf_config or model.file} on {cluster.topology}"
         return f"<Scenario {self.title}: {what}>"
 
     def _repr_html_(self) -> str:

@@ -31,9 +31,10 @@ from clustersim.engine.flows.loads import VaryingLinks
 from clustersim.model.base import TransformerShape
 from clustersim.model.seconds import Execution, step_cost
 from clustersim.model.seconds.host import host_bandwidth, pace_of
+from clustersim.model.traced import read_traced
 from clustersim.scenario import Scenario
 from clustersim.scenario.splitting import split
-from clustersim.training.memory import Training, memory
+from clustersim.training.memory import Training, memory, types_of
 from clustersim.training.parallel import ModelShape
 
 
@@ -110,6 +111,8 @@ def located(scenario: Scenario, field: str, name: str) -> str:
 def model_of(scenario: Scenario) -> Model:
     """What is trained."""
     spec = scenario.file.model
+    if spec.file is not None:
+        return _traced(scenario, spec.file)
     choices: Table = dict(spec.options)
     if spec.attention is not None:
         choices["attention"] = "eager" if spec.attention == "eager" else "flash"
@@ -119,6 +122,20 @@ def model_of(scenario: Scenario) -> Model:
             return models.from_hf(Path(located(scenario, "model.hf_config", spec.hf_config)), **choices)
     with scenario.at("$.model.name"):
         return models.model(str(spec.name), **choices)
+
+
+def _traced(scenario: Scenario, name: str) -> Model:
+    """The model of a file, in the types that the scenario trains in."""
+    spec = scenario.file.model
+    with scenario.at("$.model.file"):
+        path = Path(located(scenario, "model.file", name))
+        model = read_traced(path, types_of(spec.dtype, scenario.config.param_dtype))
+    if spec.seq_len not in {None, model.seq_len}:
+        with scenario.at("$.model.seq_len"):
+            raise ScenarioError(
+                f"seq_len = {spec.seq_len}: {name} was traced with {model.seq_len}; leave it out, or trace it again"
+            )
+    return model
 
 
 def shape_of(scenario: Scenario) -> ModelShape:
@@ -145,6 +162,8 @@ def shape_of(scenario: Scenario) -> ModelShape:
 def transformer_of(scenario: Scenario) -> TransformerShape | None:
     """The shape that the model was built from; None for one that comes from no config.json."""
     spec = scenario.file.model
+    if spec.file is not None:
+        return None
     name = located(scenario, "model.hf_config", spec.hf_config) if spec.hf_config else str(spec.name)
     return models.shape(Path(name) if spec.hf_config else name, dict(spec.options))
 

@@ -24,6 +24,8 @@ Changes: TypeAlias = Mapping[str, object]
 
 EXCLUSIVE = (
     ("model.hf_config", "model.name"),
+    ("model.file", "model.name"),
+    ("model.file", "model.hf_config"),
     ("run.variation", "run.jitter"),
     ("parallel.microbatches", "parallel.global_batch_size"),
 )

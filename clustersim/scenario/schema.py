@@ -98,11 +98,13 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """``[model]``: what is trained. One of ``hf_config`` and ``name``.
+    """``[model]``: what is trained. One of ``hf_config``, ``file`` and ``name``.
 
     Parameters
     ----------
     hf_config : path of an unchanged Hugging Face ``config.json`` (or its folder), relative to the scenario.
+    file : path of a model file that ``clustersim trace-model`` wrote. It says itself how long a sample is and which
+        kernels run; ``dtype``, ``activation_checkpointing`` and the kernel of fused attention are said here.
     name : a model clustersim knows.
     seq_len : tokens per sample; the config's own maximum when absent.
     dtype : of the GEMMs; fp16 and bf16 mean autocast over fp32 parameters, as ``torch.autocast``.
@@ -117,6 +119,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """
 
     hf_config: str | None = None
+    file: str | None = None
     name: str | None = None
     seq_len: Positive | None = None
     dtype: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "fp32"
@@ -127,10 +130,24 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     options: Table = {}
 
     def __post_init__(self) -> None:
-        if (self.hf_config is None) == (self.name is None):
-            raise ValueError("write one of hf_config and name")
+        if [self.hf_config, self.file, self.name].count(None) != 2:
+            raise ValueError("write one of hf_config, file and name")
+        if self.file is not None:
+            self._check_traced()
         if self.float8_recipe != "tensorwise" and self.dtype != "fp8":
             raise ValueError(f'float8_recipe = "{self.float8_recipe}" needs dtype = "fp8"')
+
+    def _check_traced(self) -> None:
+        """Raise ValueError for what a traced model has already."""
+        if self.implementation is not None:
+            raise ValueError(
+                f'implementation = "{self.implementation}": a traced model runs the kernels of its file, op by op; '
+                "leave it out"
+            )
+        if self.attention == "eager":
+            raise ValueError('attention = "eager": a traced model runs the attention that was traced; leave it out')
+        if self.options:
+            raise ValueError(f"options = {self.options}: a traced model is what was traced; trace it again to change it")
 
 
 GraphScope = Literal["full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess"]

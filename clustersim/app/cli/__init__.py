@@ -29,6 +29,7 @@ COMMANDS = {
     "new": "new",
     "import": "exchange:import_",
     "export-config": "exchange:export_config",
+    "trace-model": "trace_model",
     "describe": "describe",
     "schema": "listing:schema_",
     "compare-strategies": "compare:compare_strategies",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 file_argument = click.argument("file", type=PATH)
 gpu_option = click.option("--gpu", help="A GPU, such as H100: takes the shipped machine that has it.")
 topology_option = click.option("--topology", help="A machine, a shipped topology or a file, instead of --gpu.")
-model_option = click.option("--model", "model_name", default="llama3-8b", help="A shipped model, or a config.json.")
+model_option = click.option("--model", "model_name", default="llama3-8b", help="A shipped model, a config.json or a .model.json.")
 
 
 @click.group(short_help="Write a commented scenario, topology, plan or sweep to start from.")
@@ -454,9 +454,11 @@ def has_fp8(topology: str) -> bool:
 
 def model_line(name: str, file: Path) -> str:
     """The line of ``[model]`` that names it; a path is written relative to the file."""
-    from clustersim.model.catalog import model
+    from clustersim.model.catalog import is_model_file, model
 
     path = Path(name)
+    if is_model_file(path):
+        return f'file = "{os.path.relpath(path, file.parent)}"'
     if path.suffix != ".json" and not path.is_dir():
         return f'name = "{model(name).name}"'
     return f'hf_config = "{os.path.relpath(path, file.parent)}"'
@@ -469,9 +471,9 @@ def as_written(machine: str, file: Path) -> str:
 
 def has_tokens(name: str) -> bool:
     """Whether a model reads text."""
-    from clustersim.model.catalog import file
+    from clustersim.model.catalog import file, is_model_file
 
-    return file(name) is not None
+    return not is_model_file(Path(name)) and file(name) is not None
 
 
 def fits(text: str, file: Path) -> bool:

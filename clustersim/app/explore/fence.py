@@ -12,6 +12,7 @@ FILES = (
     "cluster.topology",
     "cluster.device",
     "model.hf_config",
+    "model.file",
     "model.name",
     "parallel.schedule_csv",
     "parallel.routing.file",
@@ -44,4 +45,4 @@ def files_of(scenario: Scenario) -> dict[str, str | None]:
     split = scenario.file.parallel
     names = (split.schedule_csv, split.routing.file) if split else (None, None)
     gpu = cluster.device if cluster.device and cluster.device.endswith(".toml") else None  # else a shipped one
-    return dict(zip(FILES, (cluster.topology, gpu, model.hf_config, model.name, *names), strict=True))
+    return dict(zip(FILES, (cluster.topology, gpu, model.hf_config, model.file, model.name, *names), strict=True))

@@ -30,12 +30,12 @@ def memory_time(setting: Setting, kernel: Kernel, batch: float, *, backward: boo
 
     Under autocast norms, softmax, losses and the residual stream move fp32 elements.
     """
-    wide = setting.autocast and setting.half and _promoted(kernel.name)
+    wide = setting.autocast and setting.half and moves_fp32(kernel.name)
     element_bytes = 4 if wide else setting.element_bytes
     nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * element_bytes
     return nbytes / traffic_rate(setting, element_bytes, streaming=kernel.name in _STREAMING)
 
 
-def _promoted(name: str) -> bool:
-    """Whether autocast moves fp32 through an op; cuDNN's batch norm takes 16 bits, its statistics apart."""
+def moves_fp32(name: str) -> bool:
+    """Whether autocast moves fp32 through an op of this name; cuDNN's batch norm takes 16 bits, its statistics apart."""
     return "batch_norm" not in name and any(word in AUTOCAST_FP32 for word in name.replace("_", " ").split())

@@ -147,9 +147,13 @@ class Fingerprints:
         split = scenario.file.parallel
         digests = self._of("topology", scenario, "cluster.topology", file.cluster.topology)
         config = file.model.hf_config
+        traced = file.model.file
         if (gpu := file.cluster.device) and gpu.endswith(".toml"):
             digests |= self._of("device", scenario, "cluster.device", gpu)
-        digests |= self._of("model", scenario, "model.hf_config" if config else "", config or str(file.model.name))
+        if traced is not None:
+            digests |= self._of("traced", scenario, "model.file", traced)
+        else:
+            digests |= self._of("model", scenario, "model.hf_config" if config else "", config or str(file.model.name))
         if split is not None:
             digests |= self._of("schedule", scenario, "parallel.schedule_csv", split.schedule_csv)
             digests |= self._of("routing", scenario, "parallel.routing.file", split.routing.file)

@@ -95,6 +95,10 @@ def _check(model: Model, parallel: ParallelConfig, ranges: tuple[Range, ...]) ->
     if empty:
         field = "layout" if parallel.stages else "pp"
         raise ScenarioError(f"stage {empty[0]} of {len(ranges)} has no layer; give it one (at $.parallel.{field})")
+    for field in ("tp", "cp", "ep", "pp"):
+        degree = getattr(parallel, field)
+        if model.splits is not None and degree > 1 and field not in model.splits:
+            raise ScenarioError(f"{field} = {degree}: {_unsplit(model, field)}; use 1 (at $.parallel.{field})")
     cuts = {kernel.cut for layer in model.layers for kernel in layer.kernels}
     if parallel.tp > 1 and not cuts & {"column", "row", "heads", "vocab"}:
         raise ScenarioError(
@@ -115,6 +119,13 @@ def _check(model: Model, parallel: ParallelConfig, ranges: tuple[Range, ...]) ->
             f"cp = {parallel.cp}: how blocks of {model.name} that do not attend hand their states from one "
             "context-parallel rank to the next is not described; use 1 (at $.parallel.cp)"
         )
+
+
+def _unsplit(model: Model, field: str) -> str:
+    """Why a traced model is not split."""
+    if field == "pp":
+        return f"a layer of {model.name} takes more than the one before it gives, so no pipeline can be cut there"
+    return f"{model.name} was traced, and a trace does not say how its tensors and kernels are divided"
 
 
 class _CheckpointUnit(msgspec.Struct, frozen=True):

@@ -1,0 +1,126 @@
+"""How PyTorch on a GPU differs from the CPU whose tensors a trace fakes: fused attention, and what autocast widens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
+from torch.utils._pytree import tree_map
+
+from clustersim.model.tracing.recorder import Recorder
+
+WIDENED = frozenset(
+    "pow __pow__ rpow softmax log_softmax layer_norm group_norm norm cosine_similarity nll_loss cross_entropy kl_div "
+    "l1_loss smooth_l1_loss huber_loss mse_loss binary_cross_entropy_with_logits dist cdist logsumexp exp expm1 log "
+    "log10 log1p log2 reciprocal rsqrt acos asin cosh sinh tan prod softplus cumsum cumprod sum multi_margin_loss "
+    "triplet_margin_loss cosine_embedding_loss poisson_nll_loss renorm".split()
+)
+"""What CUDA's autocast runs in fp32 (docs.pytorch.org, "Autocast Op Reference"); a CPU's leaves most of it in 16 bits."""
+
+
+class GpuFunctions(TorchFunctionMode):
+    """Attention as one fused kernel; and under autocast, fp32 where CUDA has it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run a function of torch's."""
+        named = dict(kwargs or {})
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return self._attention(func, args, named)
+        if func is torch.nn.functional.dropout:
+            return _dropout(*args, **named)
+        if torch.is_autocast_enabled("cpu") and getattr(func, "__name__", "") in WIDENED:
+            args, named = tree_map(_widened, (args, named))
+        return func(*args, **named)
+
+    def _attention(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        queries, keys, values, mask, _, causal = _attention_operands(*args, **kwargs)
+        if mask is not None and mask.requires_grad:
+            return func(*args, **kwargs)  # no fused kernel has a gradient for what is added to the scores
+        if torch.is_autocast_enabled("cpu"):
+            half = torch.get_autocast_dtype("cpu")
+            queries, keys, values = (tensor.to(half) for tensor in (queries, keys, values))
+        return FusedAttention.apply(self.recorder, queries, keys, values, causal)
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """A dropout that keeps a mask of one byte an element, and not of the tensor's type."""
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
+
+
+def _widened(leaf: Any) -> Any:
+    narrow = isinstance(leaf, torch.Tensor) and leaf.dtype in {torch.bfloat16, torch.float16}
+    return leaf.float() if narrow else leaf
+
+
+def _attention_operands(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **_: Any,
+) -> tuple[Any, Any, Any, Any, float, bool]:
+    """The arguments of ``scaled_dot_product_attention`` by place, whichever way they were given."""
+    return query, key, value, attn_mask, dropout_p, is_causal
+
+
+class FusedAttention(torch.autograd.Function):
+    """A flash kernel: what it keeps is its operands, its output and a sum in fp32 for each row of scores."""
+
+    @staticmethod
+    def forward(ctx: Any, recorder: Recorder, queries: Any, keys: Any, values: Any, causal: bool) -> Any:
+        """The output, with the heads of a token side by side, as CUDA's kernels lay it."""
+        shape = (*queries.shape[:-3], queries.shape[-2], queries.shape[-3], values.shape[-1])
+        if queries.dim() < 4:
+            out = queries.new_empty((*queries.shape[:-1], values.shape[-1]))
+        else:
+            out = queries.new_empty(shape).transpose(-2, -3)
+        sums = queries.new_empty(queries.shape[:-1], dtype=torch.float32)
+        recorder.attention(queries, keys, values, [out, sums], causal)
+        event = recorder.trace.events[-1]
+        ctx.recorder = recorder
+        ctx.cost = (event.flops, event.nbytes)
+        ctx.save_for_backward(queries, keys, values, out, sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        """Gradients of queries, keys and values."""
+        gradients = [torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3]]
+        ctx.recorder.attention_backward(gradients, *ctx.cost)
+        return (None, *gradients, None)
+
+
+@contextmanager
+def without_checkpoints() -> Iterator[list[str]]:
+    """Run what ``torch.utils.checkpoint`` wraps as if it were not wrapped; the list is not empty once something was."""
+    seen: list[str] = []
+
+    def generator(fn: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        seen.append(getattr(fn, "__qualname__", "a function"))
+        yield
+
+    def applied(fn: Any, preserve: bool, *args: Any) -> Any:
+        seen.append(getattr(fn, "__qualname__", "a function"))
+        return fn(*args)
+
+    module: Any = checkpoint
+    before = module._checkpoint_without_reentrant_generator
+    module._checkpoint_without_reentrant_generator = generator
+    module.CheckpointFunction.apply = staticmethod(applied)
+    try:
+        yield seen
+    finally:
+        module._checkpoint_without_reentrant_generator = before
+        del module.CheckpointFunction.apply

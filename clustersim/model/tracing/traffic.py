@@ -1,0 +1,133 @@
+"""What one aten operator costs: bytes that it reads and writes, GPU kernels that it launches, and its FLOPs.
+
+Bytes are of the tensors that it takes and gives, each element once; :data:`READ_AGAIN` has operators that go over their
+input more than once. FLOPs are those of torch's own ``flop_counter``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+
+FREE = frozenset(
+    "empty empty_strided new_empty new_empty_strided empty_like detach lift lift_fresh alias _unsafe_view view reshape "
+    "_reshape_alias is_pinned resize_ set_ _local_scalar_dense sym_size sym_stride sym_numel device layout".split()
+)
+"""Operators that move nothing, beside all that only make a view."""
+WRITES_ONLY = frozenset("zero_ fill_ zeros ones full arange zeros_like ones_like full_like new_zeros new_ones".split())
+OVERWRITES = frozenset({"copy_", "index_copy_", "normal_", "uniform_", "bernoulli_"})
+"""Operators whose first operand is written, and not read."""
+LOOKS_UP = frozenset({"embedding", "index", "gather", "index_select", "_unsafe_index"})
+"""Operators that read of their first operand as much as they give."""
+READ_AGAIN: Mapping[str, float] = {
+    "native_layer_norm_backward": 2.0,
+    "_fused_rms_norm_backward": 2.0,
+    "native_group_norm": 1.0,
+    "native_group_norm_backward": 2.0,
+    "native_batch_norm": 1.0,
+    "_native_batch_norm_legit": 1.0,
+    "cudnn_batch_norm": 1.0,
+    "slice_backward": 1.0,
+    "select_backward": 1.0,
+    "native_batch_norm_backward": 2.0,
+    "cudnn_batch_norm_backward": 2.0,
+}
+"""How many more times than once its largest operand is read: statistics before what they scale."""
+LAUNCHES: Mapping[str, int] = {
+    "native_layer_norm_backward": 2,
+    "_fused_rms_norm_backward": 2,
+    "native_group_norm": 2,
+    "native_group_norm_backward": 3,
+    "embedding_dense_backward": 5,
+    "nll_loss_forward": 1,
+    "cat": 1,
+    "native_batch_norm": 2,
+    "index_put_": 2,
+    "_index_put_impl_": 2,
+    "topk": 2,
+    "sort": 3,
+    "slice_backward": 2,
+    "select_backward": 2,
+}
+"""GPU kernels of an operator that launches more than one; of a sort of words and of a sum by them in the gradient of an
+embedding."""
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"})
+CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_convolution"})
+
+
+def short_name(func: Any) -> str:
+    """``aten.add.Tensor`` -> ``add``; of another library, with its name: ``flash_attn_fwd``."""
+    space, _, name = func._schema.name.partition("::")
+    return name if space == "aten" else f"{space}_{name}"
+
+
+def is_free(func: Any) -> bool:
+    """Whether an operator launches nothing: it makes a view, or memory."""
+    name = short_name(func)
+    if name in FREE or func.namespace == "prim":
+        return True
+    returns = func._schema.returns
+    aliased = [r.alias_info is not None and not r.alias_info.is_write for r in returns]
+    return bool(aliased) and all(aliased)
+
+
+def tensors(tree: Any) -> list[Any]:
+    """Tensors inside arguments or results."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def distinct(tensor: Any) -> int:
+    """Elements of a tensor that lie apart in memory: an expanded dimension is one."""
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= int(size) if stride else min(1, int(size))
+    return count
+
+
+def nbytes(tensor: Any) -> float:
+    """Bytes of a tensor, as :func:`distinct` counts them."""
+    return float(distinct(tensor) * tensor.element_size())
+
+
+def traffic(func: Any, operands: Sequence[Any], results: Sequence[Any]) -> float:
+    """Bytes that an operator moves."""
+    if is_free(func):
+        return 0.0
+    name = short_name(func)
+    written = sum(map(nbytes, results))
+    if name in WRITES_ONLY:
+        return written
+    if name in LOOKS_UP:
+        return 2.0 * written + sum(map(nbytes, operands[1:]))
+    if name in OVERWRITES:
+        operands = operands[1:]
+    once = {(tensor.untyped_storage()._cdata, tensor.storage_offset()): nbytes(tensor) for tensor in operands}
+    largest = max(once.values(), default=0.0)
+    return written + sum(once.values()) + READ_AGAIN.get(name, 0.0) * largest
+
+
+def launches(func: Any, results: Sequence[Any]) -> int:
+    """GPU kernels that an operator launches."""
+    if is_free(func):
+        return 0
+    name = short_name(func)
+    if name == "convolution_backward":
+        return sum(1 for tensor in results if tensor.dim() > 1)
+    return LAUNCHES.get(name, 1)
+
+
+def flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> float:
+    """FLOPs as ``torch.utils.flop_counter`` counts them; of an operator that it does not know, none."""
+    count = flop_registry.get(func._overloadpacket)
+    return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
+
+
+def is_batch_norm(names: Iterable[str]) -> bool:
+    """Whether one of the operators is a norm over the batch."""
+    return any("batch_norm" in name for name in names)
