@@ -134,7 +134,7 @@ def is_model_file(path: Path) -> bool:
 
 
 def _traced(path: Path, overrides: Table) -> Model:
-    """A traced model, in 16 bits."""
+    """A traced model, in the first types that it was traced in."""
     if overrides:
         name, value = next(iter(overrides.items()))
         raise ModelError(f"{path}: {name} = {value!r}: a traced model is what was traced; trace it again to change it")

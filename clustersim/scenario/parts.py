@@ -129,7 +129,8 @@ def _traced(scenario: Scenario, name: str) -> Model:
     spec = scenario.file.model
     with scenario.at("$.model.file"):
         path = Path(located(scenario, "model.file", name))
-        model = read_traced(path, types_of(spec.dtype, scenario.config.param_dtype))
+        config = scenario.config
+        model = read_traced(path, types_of(spec.dtype, config.param_dtype), config.micro_batch_size)
     if spec.seq_len not in {None, model.seq_len}:
         with scenario.at("$.model.seq_len"):
             raise ScenarioError(

@@ -35,7 +35,8 @@ def ran(prepared: Prepared) -> Iterator[tuple[str, str]]:
     file = prepared.scenario.file
     between = f"{p.mesh.nproc_per_node} {p.devices}"
     yield "machine", f"{p.topology.name}: {p.mesh.n_nodes:,} node(s) x {between} = {p.gpus:,} GPUs"
-    tokens = f", {file.model.seq_len:,} tokens a sample" if file.model.seq_len else ""
+    length = file.model.seq_len or (p.model.seq_len if file.model.file is not None else 0)
+    tokens = f", {length:,} tokens a sample" if length else ""
     size = f"{p.model.parameters:,} parameters in {p.model.depth}"
     yield "model", f"{p.model.name}: {size}, {file.model.dtype}{tokens}"
     yield "strategy", f"{_strategy(p)}; {_batch(p)}"

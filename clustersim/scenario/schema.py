@@ -147,7 +147,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if self.attention == "eager":
             raise ValueError('attention = "eager": a traced model runs the attention that was traced; leave it out')
         if self.options:
-            raise ValueError(f"options = {self.options}: a traced model is what was traced; trace it again to change it")
+            raise ValueError(
+                f"options = {self.options}: a traced model is what was traced; trace it again to change it"
+            )
 
 
 GraphScope = Literal["full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess"]

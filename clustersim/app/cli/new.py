@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 file_argument = click.argument("file", type=PATH)
 gpu_option = click.option("--gpu", help="A GPU, such as H100: takes the shipped machine that has it.")
 topology_option = click.option("--topology", help="A machine, a shipped topology or a file, instead of --gpu.")
-model_option = click.option("--model", "model_name", default="llama3-8b", help="A shipped model, a config.json or a .model.json.")
+model_option = click.option(
+    "--model", "model_name", default="llama3-8b", help="A shipped model, a config.json or a .model.json."
+)
 
 
 @click.group(short_help="Write a commented scenario, topology, plan or sweep to start from.")

@@ -32,7 +32,7 @@ TYPES = ("bf16", "autocast", "fp32")
 )
 @click.option("--config", type=PATH, help="The config.json of a class of transformers.")
 @click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="What the module is built with, as TOML.")
-@click.option("--types", multiple=True, type=click.Choice(TYPES), help="What it runs in.  [all of them]")
+@click.option("--types", multiple=True, type=click.Choice(TYPES), help="What it runs in.  [all in which it runs]")
 @click.option("--loss", type=click.Choice(("none", "cross_entropy")), help="Behind a module that returns no loss.")
 @click.option("--name", default="", help="What to call the model.")
 @click.option("--out", type=PATH, metavar="FILE", help="Where it is written.  [NAME.model.json]")
@@ -86,7 +86,7 @@ def _traced(
     target = Target(module, attribute, config, arguments, trust)
     specs = tuple(map(read_input, inputs))
     with working(f"tracing {words}"):
-        return traced(target, specs, tuple(kind for kind in ALL if not types or kind in types), name=name, loss=loss)
+        return traced(target, specs, tuple(kind for kind in ALL if kind in types), name=name, loss=loss)
 
 
 def _arguments(texts: tuple[str, ...]) -> dict[str, Any]:
@@ -120,14 +120,15 @@ def _write(file: Path, made: ModelFile) -> None:
 def _say(file: Path, made: ModelFile) -> None:
     from clustersim.model.traced import TYPES, read_traced
 
-    lines = []
+    lines: list[str] = []
     for place, types in enumerate(TYPES):
         if types not in made.works[0]:
             continue
         model = read_traced(file, place)
         if not lines:
             kinds = [layer.kind for layer in model.layers]
-            lines.append(f"{model.name}: {model.parameters:,} parameters in {len(kinds)} layers, {kinds.count('block')} of them blocks")
+            size = f"{model.parameters:,} parameters in {len(kinds)} layers"
+            lines.append(f"{model.name}: {size}, {kinds.count('block')} of them blocks")
         kept = sum(kernel.kept_bytes(place) for layer in model.layers for kernel in layer.kernels)
         lines.append(
             f"{types}: {model.flops_per_sample():.4g} FLOPs a sample, {format_bytes(kept)} kept for backward, "

@@ -111,8 +111,8 @@ def written(exported: Scenario, to: str, stem: str = "launch") -> LaunchFiles:
     table = load(to)
     if exported.file.model.file is not None:
         raise ScenarioError(
-            f"{exported.path}: {exported.file.model.file} was traced from a module of its own, for which {table.title} has "
-            "no option; launch the script that trains it (at $.model.file)"
+            f"{exported.path}: {exported.file.model.file} was traced from a module of its own, for which {table.title} "
+            "has no option; launch the script that trains it (at $.model.file)"
         )
     _launches(exported, table)
     leaves, mesh = _leaves(exported)

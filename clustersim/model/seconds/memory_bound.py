@@ -37,5 +37,5 @@ def memory_time(setting: Setting, kernel: Kernel, batch: float, *, backward: boo
 
 
 def moves_fp32(name: str) -> bool:
-    """Whether autocast moves fp32 through an op of this name; cuDNN's batch norm takes 16 bits, its statistics apart."""
+    """Whether autocast moves fp32 through an op of this name; cuDNN's batch norm takes 16 bits, statistics apart."""
     return "batch_norm" not in name and any(word in AUTOCAST_FP32 for word in name.replace("_", " ").split())

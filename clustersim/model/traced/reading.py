@@ -1,4 +1,4 @@
-"""A model file to a Model, strictly: an unknown field, a number that cannot be and a reference to nothing are errors."""
+"""A model file to a Model, strictly: an unknown field, an impossible number, a reference to nothing are errors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from clustersim.model.traced.folding import tensors_of, unfolded
 from clustersim.model.traced.schema import FORMAT, TYPES, VERSION, KernelRow, LayerRow, LayerWork, ModelFile
 
 
-def read_traced(path: Path, types: int = HALF) -> Model:
+def read_traced(path: Path, types: int | None = None, samples: int = 0) -> Model:
     """The Model of a file that ``clustersim trace-model`` wrote, as it runs in types of
-    :data:`~clustersim.core.model.ByteSizes`. Raises :class:`ModelError` naming file, field and value."""
+    :data:`~clustersim.core.model.ByteSizes`; in the first that were traced where nobody says which.
+
+    ``samples`` : of a micro-batch, 0 where nobody knows; the model notes where it was traced with another number.
+    Raises :class:`ModelError` naming file, field and value.
+    """
     text = text_of(path, ModelError)
-    return _model(text, str(path), types)
+    return _model(text, str(path), types, samples)
 
 
 def read_model_file(path: Path) -> ModelFile:
@@ -31,10 +35,11 @@ def read_model_file(path: Path) -> ModelFile:
 
 
 @lru_cache(maxsize=8)
-def _model(text: str, source: str, types: int) -> Model:
+def _model(text: str, source: str, types: int | None, samples: int = 0) -> Model:
     file = _file(text, source)
-    wanted = TYPES[types]
     have = [name for name in TYPES if all(name in work for work in file.works)]
+    types = TYPES.index(have[0]) if types is None and have else types or HALF
+    wanted = TYPES[types]
     if wanted not in have:
         raise ModelError(
             f"{source}: was traced in {' and '.join(have) or 'no types'}, not in {wanted}, which this dtype asks for; "
@@ -52,10 +57,22 @@ def _model(text: str, source: str, types: int) -> Model:
         hidden=file.hidden,
         heads=file.heads,
         vocab=file.vocab,
-        notes=(f"traced from {file.source} with {', '.join(file.inputs)} by torch {file.torch}", *file.notes),
+        notes=(*_origin(file, samples), *file.notes),
         kv_heads=file.kv_heads,
         head_dim=file.head_dim,
         splits=("pp",) if file.chained else (),
+    )
+
+
+def _origin(file: ModelFile, samples: int) -> tuple[str, ...]:
+    """Where a model is from, and what a micro-batch of another size than the traced one means."""
+    origin = f"traced from {file.source} with {', '.join(file.inputs)} by torch {file.torch}"
+    if samples in {0, file.batch}:
+        return (origin,)
+    return (
+        origin,
+        f"a micro-batch has {samples} samples, and {file.batch} were traced: what does not grow with them (gradients "
+        "of an embedding, masks) is taken to grow; trace that many for exact bytes",
     )
 
 
@@ -87,7 +104,7 @@ def _explained(message: str, table: dict[str, Any]) -> str:
     value, kind = at_path(table, ModelFile, path)
     if problem.startswith("Object contains unknown field"):
         name = problem.split("`")[1]
-        return f"unknown field {name!r}; {nearest(name, fields_of(kind) or ['nothing'])} (at $.{path}.{name})"
+        return f"unknown field {name!r}; {nearest(name, fields_of(kind) or ['nothing'])} (at ${path}.{name})"
     place = f"(at ${path})"
     return f"{problem[:1].lower()}{problem[1:]} {place}" if value is None else f"{shown(value)}: {problem} {place}"
 
@@ -110,11 +127,12 @@ def _check(file: ModelFile, source: str) -> None:
     repeated = next((name for name, count in times.items() if count > 1), None)
     if repeated is not None:
         raise ModelError(f"{source}: the tensor {shown(repeated)} is there twice; say it once (at $.layers)")
-    for row in rows:
-        if row.numel % row.width:
-            raise ModelError(f"{source}: {row.name}: {row.numel} elements are no rows of {row.width} (at $.layers)")
-        if row.tied_to and row.tied_to not in times:
-            raise ModelError(f"{source}: {row.name} is tied to {shown(row.tied_to)}, which is no tensor (at $.layers)")
+    for tensor in rows:
+        name = shown(tensor.name)
+        if tensor.numel % tensor.width:
+            raise ModelError(f"{source}: {name}: {tensor.numel} elements are no rows of {tensor.width} (at $.layers)")
+        if tensor.tied_to and tensor.tied_to not in times:
+            raise ModelError(f"{source}: {name} is tied to {shown(tensor.tied_to)}, which is no tensor (at $.layers)")
 
 
 def _work(work: LayerWork, types: int) -> tuple[tuple[Kernel, ...], float]:

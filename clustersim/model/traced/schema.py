@@ -1,7 +1,7 @@
 """What a model file holds: layers, their tensors, and what each does forward and backward, by the types it runs in.
 
-The file is JSON. It is data: reading it runs nothing, and needs no torch. Sizes are per sample, in bytes and elements as
-they were traced; layers that are equal but for a number in their names are written once.
+The file is JSON. It is data: reading it runs nothing, and needs no torch. Sizes are per sample, in bytes and elements
+as they were traced; layers that are equal but for a number in their names are written once.
 """
 
 from __future__ import annotations

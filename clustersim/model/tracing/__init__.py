@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from clustersim.core.errors import ClusterSimError, ModelError
-from clustersim.model.traced import ModelFile
+from clustersim.model.traced import TYPES, ModelFile
 from clustersim.model.traced.schema import TypesName
 from clustersim.model.tracing.blame import blamed
 from clustersim.model.tracing.describing import TracedSource, TypedLayers, model_file, typed_layers
@@ -32,7 +32,8 @@ def trace_model(
     Parameters
     ----------
     inputs : of the module's forward, in order; samples are their first dimension. types : of
-        :data:`clustersim.model.traced.TYPES`. name : of the model; what was traced has one otherwise.
+        :data:`clustersim.model.traced.TYPES`; empty for all in which the module runs.
+    name : of the model; what was traced has one otherwise.
     loss : ``"none"`` or ``"cross_entropy"`` behind a module that returns no loss; the library's usual by default.
 
     Raises :class:`ModelError`: of the module's own errors with the line of its code.
@@ -49,12 +50,21 @@ def trace_model(
     module.train()
     given = tuple(_named(spec, made) for spec in inputs)
     typed: dict[TypesName, TypedLayers] = {}
-    doing = f"run on {', '.join(map(str, given))}"
-    for setting in types:
-        with _blaming(target, f"{doing} in {setting}"), contextlib.redirect_stdout(sys.stderr):
-            step = _step(made, given, setting, loss or made.loss)
+    failed: dict[str, ModelError] = {}
+    for setting in types or TYPES:
+        try:
+            with _blaming(target, f"run on {', '.join(map(str, given))} in {setting}"):
+                step = _step(made, given, setting, loss or made.loss)
+        except ModelError as error:
+            if types:
+                raise
+            failed[setting] = error
+            continue
         typed[setting] = typed_layers(module, step, batch, setting)
-    return model_file(module, TracedSource(name or made.name, target.words, given), typed, step.trace)
+    if not typed:
+        raise next(iter(failed.values()))
+    left_out = tuple(f"not traced in {setting}: {error}" for setting, error in failed.items())
+    return model_file(module, TracedSource(name or made.name, target.words, given, left_out), typed, step.trace)
 
 
 def _step(made: Built, inputs: tuple[InputSpec, ...], types: TypesName, loss: str) -> TracedStep:
@@ -63,7 +73,7 @@ def _step(made: Built, inputs: tuple[InputSpec, ...], types: TypesName, loss: st
         for name, value in made.more.items()
         if not str(value).startswith("like ") or any(spec.name == str(value)[5:] for spec in inputs)
     }
-    with one_sequence_a_sample():
+    with one_sequence_a_sample(), contextlib.redirect_stdout(sys.stderr):
         return traced_step(made.module, inputs, types, loss, more)
 
 

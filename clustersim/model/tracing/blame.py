@@ -28,7 +28,7 @@ def blamed(error: BaseException, target: Target, doing: str) -> ModelError:
 def _line_of(error: BaseException, target: Target) -> str:
     """The innermost line of the code that is traced; torch's and this package's are not it."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}: "
+        return f"{_shortened(error.filename, target)}:{error.lineno}: "
     own = target.file.resolve().parent if target.file else None
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     outside = [frame for frame in frames if not _is_below(frame.filename, TORCH, PACKAGE)]

@@ -9,7 +9,7 @@ import torch
 
 from clustersim.core.errors import ModelError, few
 from clustersim.core.model import Layer, Model, Tensor
-from clustersim.model.traced import FORMAT, VERSION, LayerRow, LayerWork, ModelFile, TensorRow, folded
+from clustersim.model.traced import LayerRow, LayerWork, ModelFile, TensorRow, folded
 from clustersim.model.traced.schema import TypesName
 from clustersim.model.tracing.events import AttentionShape, StepTrace
 from clustersim.model.tracing.inputs import InputSpec, batch_of
@@ -32,11 +32,12 @@ class TypedLayers(msgspec.Struct, frozen=True):
 
 
 class TracedSource(msgspec.Struct, frozen=True):
-    """What was traced: its ``name``, the words of the command, and its ``inputs``."""
+    """What was traced: its ``name``, the words of the command, its ``inputs``, and what is ``left_out``."""
 
     name: str
     words: str
     inputs: tuple[InputSpec, ...]
+    left_out: tuple[str, ...] = ()
 
 
 def typed_layers(module: torch.nn.Module, step: TracedStep, batch: int, types: TypesName) -> TypedLayers:
@@ -52,13 +53,19 @@ def typed_layers(module: torch.nn.Module, step: TracedStep, batch: int, types: T
     )
     work = works_of(trace, spans, batch, _gradients(rows), types)
     chained = all(len(numbers) <= 1 for numbers in work.crossing)
-    notes = [f"{len(unused)} parameters get no gradient, of which no use was seen: {few(unused, _TOLD)}"] if unused else []
+    notes = (
+        [f"{len(unused)} parameters get no gradient, of which no use was seen: {few(unused, _TOLD)}"] if unused else []
+    )
     if step.loss:
         notes.append(step.loss)
     if step.checkpointed:
         notes.append(
             f"its own activation checkpointing ({few(step.checkpointed, _TOLD)}) was left out: "
             "activation_checkpointing of the scenario says what is computed again"
+        )
+    if step.uncounted:
+        notes.append(
+            f"{few(step.uncounted, _TOLD)}: of their FLOPs nothing is known; they take the time of their bytes"
         )
     recurrent = [name for name, child in module.named_modules() if isinstance(child, torch.nn.RNNBase)]
     if recurrent:
@@ -78,7 +85,7 @@ def model_file(
                 "itself with --types"
             )
     places: dict[bytes, int] = {}
-    works = []
+    works: list[dict[TypesName, LayerWork]] = []
     rows = []
     for i, row in enumerate(first.rows):
         work = {types: layers.works[i] for types, layers in typed.items()}
@@ -93,32 +100,37 @@ def model_file(
     batch = batch_of(source.inputs)
     head = attentions[0] if attentions else AttentionShape(0, 0, 0, 0, False)
     return ModelFile(
-        format=FORMAT,
-        version=VERSION,
+        format="clustersim-model",
+        version=1,
         name=source.name,
         source=source.words,
         torch=str(torch.__version__),
         inputs=tuple(map(str, source.inputs)),
         batch=batch,
         sample={"tokens": "sequence", "images": "image"}.get(tokens.kind, "clip"),  # type: ignore[arg-type]
-        seq_len=_seq_len(tokens, head),
+        seq_len=_seq_len(tokens, head, works),
         hidden=_hidden(module) if tokens.kind == "tokens" else 0,
         heads=round(head.heads / batch),
         kv_heads=round(head.kv_heads / batch),
         head_dim=head.head_dim,
         vocab=_vocabulary(module) if tokens.kind == "tokens" else 0,
         chained=all(layers.chained for layers in typed.values()),
-        notes=tuple(notes),
+        notes=(*notes, *source.left_out),
         layers=folded(rows),
         works=tuple(works),
     )
 
 
-def _seq_len(first: InputSpec, head: AttentionShape) -> int:
-    """Tokens of a sample; of images what attention sees, and none of a convolutional network's."""
-    if first.kind == "images":
-        return head.seq
-    return first.shape[1] if len(first.shape) > 1 else 0
+def _seq_len(first: InputSpec, head: AttentionShape, works: Sequence[Mapping[TypesName, LayerWork]]) -> int:
+    """Tokens of a sample; of images what attention sees, else rows of the first product behind the first layer; and
+    none of a network whose work is in convolutions."""
+    if first.kind != "images":
+        return first.shape[1] if len(first.shape) > 1 else 0
+    kernels = [kernel for work in works for kernel in next(iter(work.values())).kernels]
+    convolved = sum(kernel.flops for kernel in kernels if kernel.kind == "conv")
+    if 2.0 * convolved > sum(kernel.flops for kernel in kernels):
+        return 0
+    return head.seq or next((kernel.m for kernel in kernels if kernel.kind == "gemm" and not kernel.batch), 0)
 
 
 def _tables(module: torch.nn.Module) -> list[torch.nn.Embedding]:

@@ -14,12 +14,53 @@ from torch.utils._pytree import tree_map
 from clustersim.model.tracing.recorder import Recorder
 
 WIDENED = frozenset(
-    "pow __pow__ rpow softmax log_softmax layer_norm group_norm norm cosine_similarity nll_loss cross_entropy kl_div "
-    "l1_loss smooth_l1_loss huber_loss mse_loss binary_cross_entropy_with_logits dist cdist logsumexp exp expm1 log "
-    "log10 log1p log2 reciprocal rsqrt acos asin cosh sinh tan prod softplus cumsum cumprod sum multi_margin_loss "
-    "triplet_margin_loss cosine_embedding_loss poisson_nll_loss renorm".split()
+    (
+        "pow",
+        "__pow__",
+        "rpow",
+        "softmax",
+        "log_softmax",
+        "layer_norm",
+        "group_norm",
+        "norm",
+        "cosine_similarity",
+        "nll_loss",
+        "cross_entropy",
+        "kl_div",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "mse_loss",
+        "binary_cross_entropy_with_logits",
+        "dist",
+        "cdist",
+        "logsumexp",
+        "exp",
+        "expm1",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "reciprocal",
+        "rsqrt",
+        "acos",
+        "asin",
+        "cosh",
+        "sinh",
+        "tan",
+        "prod",
+        "softplus",
+        "cumsum",
+        "cumprod",
+        "sum",
+        "multi_margin_loss",
+        "triplet_margin_loss",
+        "cosine_embedding_loss",
+        "poisson_nll_loss",
+        "renorm",
+    )
 )
-"""What CUDA's autocast runs in fp32 (docs.pytorch.org, "Autocast Op Reference"); a CPU's leaves most of it in 16 bits."""
+"""What CUDA's autocast runs in fp32 (docs.pytorch.org, "Autocast Op Reference"); a CPU's leaves most in 16 bits."""
 
 
 class GpuFunctions(TorchFunctionMode):

@@ -51,7 +51,7 @@ def read_input(text: str) -> InputSpec:
     shape = tuple(map(int, sizes))
     if math.prod(shape) > MOST_ELEMENTS:
         raise ModelError(f"--input {shown(text)}: {math.prod(shape):,} elements are more than any batch has")
-    return InputSpec(kind, shape, match["name"] or "")
+    return InputSpec(kind, shape, match["name"] or "")  # type: ignore[arg-type]
 
 
 def batch_of(inputs: tuple[InputSpec, ...]) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from clustersim.model.traced.schema import KernelRow, LayerWork, TypesName
-from clustersim.model.tracing.events import AttentionShape, ConvolutionShape, OpEvent, Product, StepTrace
+from clustersim.model.tracing.events import AttentionShape, ConvolutionShape, Memory, OpEvent, Product, StepTrace
 from clustersim.model.tracing.layering import LayerSpan
 from clustersim.model.tracing.traffic import CONVOLUTIONS, PRODUCTS
 
@@ -129,12 +129,19 @@ def _add_kept(trace: StepTrace, groups: Groups, home: Home) -> None:
     """What is there when backward begins belongs to the operator that first kept it, else to that which made it."""
     for memory in trace.memories:
         lives = memory.born is not None and memory.born < trace.turn
-        if memory.kind != "activation" or not lives or (memory.died is not None and memory.died <= trace.turn):
+        if not (memory.kind == "activation" and lives) and not _is_kept_input(memory):
+            continue
+        if memory.died is not None and memory.died <= trace.turn:
             continue
         owner = trace.owners.get(memory.keeper, memory.born)
         group = home.get(-1 if owner is None else owner)
         if group is not None:
             group.kept += memory.nbytes
+
+
+def _is_kept_input(memory: Memory) -> bool:
+    """Whether it came in and is kept for backward: pixels, which weights' gradients need."""
+    return memory.kind == "input" and memory.keeper >= 0
 
 
 def _crossing(trace: StepTrace, spans: Sequence[LayerSpan]) -> list[dict[int, float]]:
@@ -189,9 +196,10 @@ def _alive(trace: StepTrace) -> list[float]:
     """Bytes of activations and gradients at every event."""
     change = defaultdict[int, float](float)
     for memory in trace.memories:
-        if memory.kind not in {"activation", "gradient"} or memory.born is None:
+        kept_input = _is_kept_input(memory)
+        if not kept_input and (memory.kind not in {"activation", "gradient"} or memory.born is None):
             continue
-        change[memory.born] += memory.nbytes
+        change[memory.born or 0] += memory.nbytes
         if memory.died is not None:
             change[memory.died] -= memory.nbytes
     total = 0.0
@@ -224,8 +232,8 @@ def _rows(group: _Group, batch: int) -> list[KernelRow]:
     name = _name(group)
     keeps = {"kept": _rounded(group.kept / batch), "working": _rounded((group.busiest or 0.0) / batch)}
     if shape is None:
-        row = KernelRow(name=name, kind="memory", launches=_launches(group.ahead), **_moved(group.ahead, rest, batch))
-        row = msgspec.structs.replace(row, backward_launches=_launches(rest), **keeps)
+        row = KernelRow(name=name, kind="memory", launches=_launches(group.ahead), backward_launches=_launches(rest))
+        row = msgspec.structs.replace(row, **_moved(group.ahead, rest, batch), **keeps)
         return [row] if row.launches or row.backward_launches or row.kept else []
     row = msgspec.structs.replace(
         _shaped(name, shape, batch),
@@ -285,9 +293,7 @@ def _convolved(row: KernelRow, shape: ConvolutionShape, event: OpEvent, batch: i
     out = shape.m * shape.n * shape.groups
     element = 4.0 if event.nbytes >= 4.0 * shape.moved else 2.0
     moved = element * shape.moved / batch if out else 0.0
-    return msgspec.structs.replace(
-        row, nbytes=_rounded(moved), backward_nbytes=_rounded(row.backward_launches * moved)
-    )
+    return msgspec.structs.replace(row, nbytes=_rounded(moved), backward_nbytes=_rounded(row.backward_launches * moved))
 
 
 def _name(group: _Group) -> str:
@@ -302,7 +308,9 @@ def _name(group: _Group) -> str:
         return own or {"bmm": "product", "mm": "product", "addmm": "product"}.get(event.name, event.name)
     if event.sums and not event.leaf:
         return "residual_sum"
-    names = list(dict.fromkeys(item.name.strip("_") for item in group.ahead if item.launches)) or [event.name.strip("_")]
+    names = list(dict.fromkeys(item.name.strip("_") for item in group.ahead if item.launches)) or [
+        event.name.strip("_")
+    ]
     if any("norm" in name for name in names):
         return next(name for name in names if "norm" in name)
     if own and not own.isdigit():

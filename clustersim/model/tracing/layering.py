@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 import torch
@@ -37,9 +38,7 @@ def layers_of(module: torch.nn.Module, trace: StepTrace) -> list[LayerSpan]:
     if starts[0] > 0:
         spans.append(LayerSpan("embedding", _first_kind(trace.events[: starts[0]]), 0, starts[0]))
     stops = [*starts[1:], _end_of(blocks[-1][0], trace)]
-    spans += [
-        LayerSpan(path, "block", first, stop, path) for (path, first), stop in zip(blocks, stops, strict=True)
-    ]
+    spans += [LayerSpan(path, "block", first, stop, path) for (path, first), stop in zip(blocks, stops, strict=True)]
     if stops[-1] < trace.turn:
         spans.append(LayerSpan("head", "head", stops[-1], trace.turn))
     return spans
@@ -60,7 +59,7 @@ def _end_of(path: str, trace: StepTrace) -> int:
 
 def _blocks(module: torch.nn.Module, trace: StepTrace) -> Iterator[tuple[str, int]]:
     """Paths of blocks, and the event that each begins with."""
-    first = {}
+    first: dict[str, int] = {}
     for call in trace.calls:
         first.setdefault(call.path, call.first)
     for path, container in module.named_modules():
@@ -112,16 +111,16 @@ def _inside_block(path: str, module: torch.nn.Module, trace: StepTrace, first: d
         children = _ran(outer, container, first)
         alike = len(children) > 1 and len({type(child) for _, child in children}) == 1
         composed = alike and all(list(child.children()) for _, child in children)
-        if composed and not _opened(outer, container, trace, first):
-            if _chained([name for name, _ in children], trace, first):
-                return True
+        unopened = composed and not _opened(outer, container, trace, first)
+        if unopened and _chained([name for name, _ in children], trace, first):
+            return True
     return False
 
 
 def _chained(paths: Sequence[str], trace: StepTrace, first: dict[str, int]) -> bool:
     """Whether each reads what the one before it made, or what was made of that by one operator between them."""
     stop = {call.path: call.stop for call in reversed(trace.calls)}
-    for before, behind in zip(paths, paths[1:], strict=False):
+    for before, behind in pairwise(paths):
         made: set[int] = set()
         for event in trace.events[first[before] : stop[before]]:
             made.update(event.writes)

@@ -1,4 +1,4 @@
-"""What ``trace-model`` is told to trace: somebody's own function, or a class or name of a library; built without memory.
+"""What ``trace-model`` is told to trace: somebody's own function, or a library's class; built without memory.
 
 A file that is named runs, as ``python FILE`` would run it. Nothing is downloaded, and code that a config names
 (``auto_map``) runs only where it is trusted.
@@ -33,8 +33,8 @@ class Built(msgspec.Struct, frozen=True):
     Parameters
     ----------
     name : what to call the model. loss : the usual one of such a module. more : further arguments of its forward, as
-    :func:`clustersim.model.tracing.step.traced_step` has them. tokens, images : what inputs are called that have no name;
-    empty where they go by place.
+    :func:`clustersim.model.tracing.step.traced_step` has them. tokens, images : what inputs are called that have no
+    name; empty where they go by place.
     """
 
     module: Any
@@ -80,8 +80,8 @@ def target_of(words: str) -> tuple[str, str]:
 
 
 def built(target: Target) -> Built:
-    """The module, built on the meta device. Raises :class:`ModelError` for what is not there, and for what is no module;
-    whatever the module's own code raises goes through."""
+    """The module, built on the meta device. Raises :class:`ModelError` for what is not there, and for what is no
+    module; whatever the module's own code raises goes through."""
     for name in OFFLINE:
         os.environ.setdefault(name, "1")
     if target.module != "transformers" and target.config is not None:

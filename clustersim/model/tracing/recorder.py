@@ -29,7 +29,24 @@ from clustersim.model.tracing.events import (
     StepTrace,
 )
 
-SPREADS = frozenset("mul div add sub neg masked_fill where _softmax native_dropout _to_copy clone bernoulli_".split())
+_SEQUENCE: Any = vars(torch.autograd)["_get_sequence_nr"]
+"""The number that the next node of autograd will have."""
+SPREADS = frozenset(
+    (
+        "mul",
+        "div",
+        "add",
+        "sub",
+        "neg",
+        "masked_fill",
+        "where",
+        "_softmax",
+        "native_dropout",
+        "_to_copy",
+        "clone",
+        "bernoulli_",
+    )
+)
 """Operators behind which scores of attention are still scores."""
 
 
@@ -41,12 +58,13 @@ class Recorder(TorchDispatchMode):
         self.trace = StepTrace()
         self.backward = False
         self.paused = False
+        self.uncounted: set[str] = set()
         self.paths = {id(child): path for path, child in module.named_modules()}
         self.leaves = {path for path, child in module.named_modules() if not any(child.children())}
         self.inside: list[str] = [""]
         self.open: list[ModuleCall] = []
         self.numbers: dict[int, int] = {}
-        self.last_node = torch.autograd._get_sequence_nr() - 1
+        self.last_node = _SEQUENCE() - 1
         for name, parameter in module.named_parameters():
             number = self.number(parameter, "weight")
             self.trace.memories[number].weights |= {name}
@@ -93,7 +111,7 @@ class Recorder(TorchDispatchMode):
         if not self.backward:
             memory = self.trace.memories[self.number(tensor)]
             if memory.keeper < 0:
-                memory.keeper = torch.autograd._get_sequence_nr() - 1
+                memory.keeper = _SEQUENCE() - 1
         self.paused = True
         apart = tensor.detach()
         self.paused = False
@@ -133,6 +151,8 @@ class Recorder(TorchDispatchMode):
         event.nbytes = traffic.traffic(func, operands, results)
         event.launches = traffic.launches(func, results)
         event.flops = traffic.flops(func, args, kwargs, out)
+        if traffic.is_uncounted(func):
+            self.uncounted.add(name)
         event.sums = name == "add" and len(operands) == 2 and operands[0].shape == operands[1].shape
         if not self.backward:
             event.shape = self._shape(name, args, results)
@@ -172,7 +192,7 @@ class Recorder(TorchDispatchMode):
         running = torch._C._current_autograd_node()
         if self.backward and running is not None:
             return int(running._sequence_nr())
-        last = torch.autograd._get_sequence_nr() - 1
+        last = _SEQUENCE() - 1
         for node in range(self.last_node + 1, last + 1):
             self.trace.owners[node] = index
         self.last_node = max(self.last_node, last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -23,11 +24,17 @@ Loss = Callable[[Any, Mapping[str, Any]], Any]
 
 
 class TracedStep(msgspec.Struct, frozen=True):
-    """A step as it was recorded. ``checkpointed`` : functions that the module checkpoints. ``loss`` : how its backward
-    begins, in words; empty where the module returns a loss."""
+    """A step as it was recorded.
+
+    Parameters
+    ----------
+    checkpointed : functions that the module checkpoints. uncounted : operators of whose FLOPs nothing is known.
+    loss : how its backward begins, in words; empty where the module returns a loss.
+    """
 
     trace: StepTrace
     checkpointed: tuple[str, ...]
+    uncounted: tuple[str, ...]
     loss: str
 
 
@@ -47,18 +54,20 @@ def traced_step(
         the text ``"like NAME"`` is an input of whole numbers of that input's shape, ``"classes"`` one for each sample.
     """
     half = torch.bfloat16
+    # What its rules refuse comes back as an exception, and need not be logged as well.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     gc.collect()
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
         _fake(module, half if types == "bf16" else torch.float32)
         recorder = Recorder(module)
         positional, named = _arguments(inputs, more, half if types == "bf16" else torch.float32)
-        with GpuFunctions(recorder), without_checkpoints() as seen, recorder.watching() as trace:
+        with _cells(), GpuFunctions(recorder), without_checkpoints() as seen, recorder.watching() as trace:
             with torch.autocast("cpu", dtype=half, enabled=types == "autocast"):
-                begin, gradient, described = _begun(module(*positional, **named), loss)
+                begin, described = _begun(module(*positional, **named), loss)
             recorder.turns()
-            torch.autograd.backward([begin], [gradient])
-            del begin, gradient
-    return TracedStep(trace, tuple(dict.fromkeys(seen)), described)
+            begin.backward(torch.ones_like(begin))
+            del begin
+    return TracedStep(trace, tuple(dict.fromkeys(seen)), tuple(sorted(recorder.uncounted)), described)
 
 
 def _fake(module: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -108,8 +117,8 @@ def _input(spec: InputSpec, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(spec.shape, dtype=torch.bool if spec.kind == "bools" else dtype)
 
 
-def _begun(out: Any, loss: str) -> tuple[torch.Tensor, torch.Tensor, str]:
-    """Where backward begins, the gradient there, and how that came about."""
+def _begun(out: Any, loss: str) -> tuple[torch.Tensor, str]:
+    """Where backward begins, and how that came about."""
     own = getattr(out, "loss", None)
     if isinstance(out, Mapping) and own is None:
         own = out.get("loss")
@@ -126,7 +135,7 @@ def _begun(out: Any, loss: str) -> tuple[torch.Tensor, torch.Tensor, str]:
         described = "its output goes into a cross entropy over the last dimension"
     elif first.numel() > 1:
         described = "it returns no loss, so its backward begins with a gradient of its output's size"
-    return first, torch.ones_like(first), described
+    return first, described
 
 
 def _floating(out: Any) -> Iterator[torch.Tensor]:
@@ -137,6 +146,17 @@ def _floating(out: Any) -> Iterator[torch.Tensor]:
     inner = out.values() if isinstance(out, Mapping) else out if isinstance(out, list | tuple) else ()
     for item in inner:
         yield from _floating(item)
+
+
+@contextmanager
+def _cells() -> Iterator[None]:
+    """Recurrent layers cell by cell, and not as one operator of a CPU's library that no formula counts."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 @contextmanager

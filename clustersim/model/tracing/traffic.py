@@ -6,7 +6,7 @@ input more than once. FLOPs are those of torch's own ``flop_counter``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +16,47 @@ from torch.utils.flop_counter import flop_registry
 aten = torch.ops.aten
 
 FREE = frozenset(
-    "empty empty_strided new_empty new_empty_strided empty_like detach lift lift_fresh alias _unsafe_view view reshape "
-    "_reshape_alias is_pinned resize_ set_ _local_scalar_dense sym_size sym_stride sym_numel device layout".split()
+    (
+        "empty",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "empty_like",
+        "detach",
+        "lift",
+        "lift_fresh",
+        "alias",
+        "_unsafe_view",
+        "view",
+        "reshape",
+        "_reshape_alias",
+        "is_pinned",
+        "resize_",
+        "set_",
+        "_local_scalar_dense",
+        "sym_size",
+        "sym_stride",
+        "sym_numel",
+        "device",
+        "layout",
+    )
 )
 """Operators that move nothing, beside all that only make a view."""
-WRITES_ONLY = frozenset("zero_ fill_ zeros ones full arange zeros_like ones_like full_like new_zeros new_ones".split())
+WRITES_ONLY = frozenset(
+    (
+        "zero_",
+        "fill_",
+        "zeros",
+        "ones",
+        "full",
+        "arange",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "new_zeros",
+        "new_ones",
+    )
+)
 OVERWRITES = frozenset({"copy_", "index_copy_", "normal_", "uniform_", "bernoulli_"})
 """Operators whose first operand is written, and not read."""
 LOOKS_UP = frozenset({"embedding", "index", "gather", "index_select", "_unsafe_index"})
@@ -57,6 +93,8 @@ LAUNCHES: Mapping[str, int] = {
 }
 """GPU kernels of an operator that launches more than one; of a sort of words and of a sum by them in the gradient of an
 embedding."""
+UNCOUNTED = ("linalg_", "_linalg_", "_fft_", "mkldnn_", "_cudnn_rnn", "miopen_rnn", "_cdist_", "_thnn_fused_")
+"""Beginnings of operators that are more than a pass over their tensors."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"})
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_convolution"})
 
@@ -123,11 +161,17 @@ def launches(func: Any, results: Sequence[Any]) -> int:
 
 
 def flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> float:
-    """FLOPs as ``torch.utils.flop_counter`` counts them; of an operator that it does not know, none."""
+    """FLOPs as ``torch.utils.flop_counter`` counts them; of an operator that it does not know, none, but those of
+    grouped products, which are one product of all rows together."""
+    if short_name(func) == "_grouped_mm":
+        left, right = args[:2]
+        return 2.0 * int(left.numel()) * int(right.shape[-1])
     count = flop_registry.get(func._overloadpacket)
     return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
 
 
-def is_batch_norm(names: Iterable[str]) -> bool:
-    """Whether one of the operators is a norm over the batch."""
-    return any("batch_norm" in name for name in names)
+def is_uncounted(func: Any) -> bool:
+    """Whether an operator may do arithmetic that no formula counts: one of another library, or of dense algebra."""
+    if func._overloadpacket in flop_registry or func.namespace in {"prim", "profiler"}:
+        return False
+    return func.namespace != "aten" or short_name(func).startswith(UNCOUNTED)
