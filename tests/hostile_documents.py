@@ -109,6 +109,54 @@ LOG = (
     "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n"
     "8 2 float sum -1 20.51 0.00 0.00 0 20.02 0.00 0.00 0\n1024 256 float sum -1 21.51 0.05 0.08 0 21.02 0.05 0.09 0\n"
 )
+MODEL_FILE: dict[str, Any] = {
+    "format": "clustersim-model",
+    "version": 1,
+    "name": "mine",
+    "source": "my.py:build",
+    "torch": "2.13.0",
+    "inputs": ["tokens[2, 16]"],
+    "batch": 2,
+    "sample": "sequence",
+    "seq_len": 16,
+    "hidden": 8,
+    "heads": 2,
+    "kv_heads": 2,
+    "head_dim": 4,
+    "vocab": 32,
+    "chained": True,
+    "notes": ["made"],
+    "layers": [
+        {
+            "name": "words",
+            "kind": "embedding",
+            "work": 0,
+            "tensors": [{"name": "words.weight", "numel": 256, "width": 8}],
+        },
+        {
+            "name": "blocks.{}",
+            "kind": "block",
+            "work": 1,
+            "count": 2,
+            "tensors": [{"name": "blocks.{}.weight", "numel": 64, "width": 8}],
+        },
+    ],
+    "works": [
+        {"fp32": {"kernels": [{"name": "embedding", "kind": "memory", "nbytes": 1024.0, "backward_launches": 5}]}},
+        {
+            "fp32": {
+                "boundary": 512.0,
+                "kernels": [
+                    {"name": "up", "kind": "gemm", "m": 16, "n": 8, "k": 8, "flops": 2048.0, "backward_flops": 4096.0},
+                    {"name": "attention", "kind": "attention", "heads": 2, "head_dim": 4, "seq": 16, "flops": 2048.0},
+                    {"name": "conv", "kind": "conv", "m": 16, "n": 8, "k": 8, "nbytes": 1024.0, "flops": 2048.0},
+                    {"name": "gelu", "kind": "memory", "nbytes": 1024.0, "kept": 512.0, "working": 512.0},
+                ],
+            }
+        },
+    ],
+}
+TRACED = {**SCENARIO, "model": {"file": "mine.model.json"}, "cluster": {"topology": "dgx-1v", "gpus_per_node": 2}}
 MOE_CONFIG: dict[str, Any] = CONFIG | {
     "model_type": "mixtral",
     "architectures": ["MixtralForCausalLM"],

@@ -12,6 +12,7 @@ from hostile_documents import (
     COMMS,
     CONFIG,
     LOG,
+    MODEL_FILE,
     MOE_CONFIG,
     NCCL_TABLE,
     PLAN,
@@ -22,6 +23,7 @@ from hostile_documents import (
     SWEEP,
     TOPOLOGY,
     TRACE,
+    TRACED,
 )
 from hostile_files import (
     DATA,
@@ -102,7 +104,7 @@ def _scenarios() -> dict[str, Kind]:
     strategies = st.sampled_from(sorted(STRATEGIES)).flatmap(
         lambda kind: tables(STRATEGIES[kind].config, sizes).map(lambda table: {"kind": kind} | table)
     )
-    chosen = {"hf_config": st.just("config.json"), "name": st.none(), "nodes": st.integers(1, 4)}
+    chosen = {"hf_config": st.just("config.json"), "file": st.none(), "name": st.none(), "nodes": st.integers(1, 4)}
     campaign = SCENARIO | {"campaign": CAMPAIGN}
     played = "campaign {} --replicas 3 --jobs 1 --json"
     return {
@@ -196,6 +198,12 @@ def _studies() -> dict[str, Kind]:
         "sweep": Kind("sweep.toml", table(SWEEP), ("sweep {} --out out --jobs 1",), share=SLOW),
         "plan": Kind("plan.toml", table(PLAN), ("plan {} --out out --jobs 1",), share=SLOW),
         "split plan": Kind("plan.toml", table(tried), ("plan {} --out out --jobs 1",), share=SLOW),
+        "model file": Kind(
+            "mine.model.json",
+            damaged(documents(MODEL_FILE).map(json_file)),
+            ("run traced.toml --json", "memory traced.toml", "run traced.toml --set parallel.pp=2 --json"),
+            lambda: {"traced.toml": toml_file(TRACED)},
+        ),
         "config": Kind(
             "config.json", damaged(documents(CONFIG).map(json_file)), ("run gpt.toml --json", "memory gpt.toml")
         ),

@@ -61,7 +61,7 @@ def test_every_key_of_a_table_that_a_step_depends_on_is_a_field_but_those_that_n
     leaves = {path for path in told if not any(other.startswith((f"{path}.", f"{path}[")) for other in told)}
     missing = {path for path in leaves if path.partition(".")[0] in TABLES and "[" not in path} - set(form.known)
     silent = {path for path in missing if any(word in told[path].meaning for word in IDLE)}
-    assert missing - silent == {"model.hf_config", "parallel.schedule_csv", "parallel.routing.file"}
+    assert missing - silent == {"model.hf_config", "model.file", "parallel.schedule_csv", "parallel.routing.file"}
 
 
 def test_the_files_own_keys_come_first_in_its_own_order(form):
@@ -126,6 +126,7 @@ def test_a_saved_scenario_is_the_changed_one(name, tmp_path):
         {"cluster.device": "{device}"},
         {"cluster.device": "../{device_name}"},
         {"model.hf_config": "{file}"},
+        {"model.file": "{file}"},
         {"model.name": "{file}"},
         {"model.name": "."},
         {"parallel.schedule_csv": "{file}"},

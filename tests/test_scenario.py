@@ -35,7 +35,11 @@ WRONG = {
     "text for a number": ("nodes = 1", 'nodes = "one"', ["'one'", "a whole number", "$.cluster.nodes"]),
     "number too small": ("nodes = 1", "nodes = 0", ["0 does not fit", ">= 1", "$.cluster.nodes"]),
     "wrong choice": ('"fp32"', '"fp23"', ["'fp23'", "did you mean 'fp32'?", "$.model.dtype"]),
-    "two models": ('name = "resnet50"', 'name = "resnet50"\nhf_config = "x"', ["one of hf_config and name", "$.model"]),
+    "two models": (
+        'name = "resnet50"',
+        'name = "resnet50"\nhf_config = "x"',
+        ["one of hf_config, file and name", "$.model"],
+    ),
     "unknown strategy": ('"ddp"', '"dpd"', ["'dpd'", "did you mean 'ddp'?", "$.strategy.kind"]),
     "strategy knob": (
         "micro_batch_size = 64",
