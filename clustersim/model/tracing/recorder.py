@@ -192,7 +192,7 @@ class Recorder(TorchDispatchMode):
         running = torch._C._current_autograd_node()
         if self.backward and running is not None:
             return int(running._sequence_nr())
-        last = _SEQUENCE() - 1
+        last = int(_SEQUENCE()) - 1
         for node in range(self.last_node + 1, last + 1):
             self.trace.owners[node] = index
         self.last_node = max(self.last_node, last)
