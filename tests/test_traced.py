@@ -126,6 +126,11 @@ REFUSED = {
     "fused": ({"model.implementation": "fused"}, ["op by op", "$.model"]),
     "eager": ({"model.attention": "eager"}, ["attention that was traced", "$.model"]),
     "options": ({"model.options": {"layers": 2}}, ["trace it again", "$.model"]),
+    "modules": (
+        {"parallel.pp": 2, "parallel.microbatches": 4, "parallel.recompute_granularity": "selective"},
+        ["was traced", "recompute", "$.parallel.recompute_granularity"],
+    ),
+    "graphs": ({"run.cuda_graph": ["attn"], "parallel.pp": 2}, ["attn", "was traced", "$.run.cuda_graph"]),
     "missing": ({"model.file": "none.model.json"}, ["none.model.json", "$.model.file"]),
 }
 

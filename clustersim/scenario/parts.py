@@ -131,6 +131,12 @@ def _traced(scenario: Scenario, name: str) -> Model:
         path = Path(located(scenario, "model.file", name))
         config = scenario.config
         model = read_traced(path, types_of(spec.dtype, config.param_dtype), config.micro_batch_size)
+    scopes = [scope for scope in scenario.file.run.cuda_graph if scope != "full_iteration"]
+    if scopes:
+        with scenario.at("$.run.cuda_graph"):
+            raise ScenarioError(
+                f"cuda_graph = {scopes}: {name} was traced, and its modules are not Megatron's; full_iteration is known"
+            )
     if spec.seq_len not in {None, model.seq_len}:
         with scenario.at("$.model.seq_len"):
             raise ScenarioError(

@@ -67,6 +67,7 @@ def _model(text: str, source: str, types: int | None, samples: int = 0) -> Model
 def _origin(file: ModelFile, samples: int) -> tuple[str, ...]:
     """Where a model is from, and what a micro-batch of another size than the traced one means."""
     origin = f"traced from {file.source} with {', '.join(file.inputs)} by torch {file.torch}"
+    origin += "; a step's range is that of models that are described, none was published of a traced one"
     if samples in {0, file.batch}:
         return (origin,)
     return (

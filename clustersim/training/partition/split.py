@@ -57,6 +57,11 @@ def partition(
     placed_stages = placed(parallel.pp, chunks, placement)
     ranges = split(model, parallel, parallel.pp if placement == "both" else parallel.pp * chunks)
     _check(model, parallel, ranges)
+    if model.splits is not None and recompute.granularity == "selective":
+        raise ScenarioError(
+            f"recompute of {', '.join(recompute.modules)}: {model.name} was traced, and its modules have other names; "
+            'use recompute_granularity = "full", or activation_checkpointing (at $.parallel.recompute_granularity)'
+        )
     reach = reach_of(parallel, nproc_per_node, nproc_per_domain)
     builder = _LayerBuilder(model, parallel, recompute, reach, histograms)
     # Stages of one rank share tied tensors: the V placement has embedding and head on the first rank.
