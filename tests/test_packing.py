@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clustersim
+from clustersim.core.blocks import Block, columns
 from clustersim.core.timeline import alike
-from clustersim.files.traces.packing import packed, unpacked
+from clustersim.files.traces.packing import packed, packed_blocks, unpacked, unpacked_blocks
 from clustersim.files.traces.saved import load_run, save_run
 
 times = st.floats(0, 1e6, allow_nan=False)
@@ -42,3 +43,47 @@ def test_a_thousand_jittering_gpus_take_less_than_five_megabytes(tmp_path):
     assert len(alike(result.timeline)[0]) == 1024
     save_run(result.timeline, tmp_path / "run.npz", result.prepared.topology)
     assert (tmp_path / "run.npz").stat().st_size < 5e6
+
+
+def jittering_blocks(ops: int, ranks: int) -> tuple[Block, ...]:
+    """Ops of which each begins, on some ranks, where the one before ended, and on others where an older one did."""
+    draw = np.random.default_rng(ops)
+    ends = [draw.random(ranks)]
+    blocks = []
+    for op in range(ops):
+        older = ends[int(draw.integers(len(ends)))]
+        start = np.where(draw.random(ranks) < 0.5, ends[-1], older)
+        ends.append(draw.random(ranks))
+        built = columns([ends[-2], start, ends[-1]], [None] * 3)
+        blocks.append(Block(op, np.arange(ranks), (built[0], built[1], built[2])))
+    return tuple(blocks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_blocks_come_back_bit_for_bit(ranks):
+    blocks = jittering_blocks(40, ranks)
+    back = unpacked_blocks(packed_blocks(blocks))
+    assert [block.op for block in back] == [block.op for block in blocks]
+    for was, now in zip(blocks, back, strict=True):
+        for before, after in zip(was.times, now.times, strict=True):
+            assert np.broadcast_to(before, ranks).tobytes() == np.broadcast_to(after, ranks).tobytes()
+
+
+def test_a_time_that_an_earlier_column_has_is_kept_once():
+    blocks = jittering_blocks(40, 8)
+    kept = packed_blocks(blocks)["block_times_top"].shape[1]
+    distinct = len({value for block in blocks for column in block.times for value in column.tolist()})
+    assert kept <= 1.01 * distinct
+
+
+def test_columns_are_looked_up_by_sorts_of_places_not_of_columns(monkeypatch):
+    """Twice as many ops take as many sorts: one for each rank's place, and none for each column."""
+    counts = []
+    sort = np.argsort
+    for ops in (200, 400):
+        blocks = jittering_blocks(ops, 8)
+        calls = []
+        monkeypatch.setattr(np, "argsort", lambda *args, calls=calls, **how: calls.append(1) or sort(*args, **how))
+        packed_blocks(blocks)
+        counts.append(len(calls))
+    assert counts == [8, 8]

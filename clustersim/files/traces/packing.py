@@ -27,6 +27,8 @@ NO_ROW = np.iinfo(np.int32).min
 """The time equals no row's end and is kept itself."""
 MISSES = 3
 """Elements of a column that are found nowhere, after which the rest of it is taken for new as well."""
+AT_ONCE = 2**20
+"""Elements of columns that are looked up together."""
 NOISE = "_noise"
 """Ends the names of arrays that nothing squeezes."""
 
@@ -86,15 +88,17 @@ def packed_blocks(blocks: tuple[Block, ...]) -> dict[str, Array]:
     which = [[column_numbers.setdefault(id(c), (len(column_numbers), c))[0] for c in block.columns] for block in blocks]
     whose = [ranks.setdefault(id(block.ranks), (len(ranks), block.ranks))[0] for block in blocks]
     columns = [column.all for _, column in column_numbers.values()]
-    mixes = _mixes(columns)
-    own = [column[mix < 0] for column, mix in zip(columns, mixes, strict=True)]
-    rows = _shuffled(np.concatenate([*own, np.zeros(0)]))
+    ptr = np.cumsum([0, *map(len, columns)], dtype=np.int64)
+    times = np.concatenate([*columns, np.zeros(0)])
+    mixes = _mixes(times, ptr)
+    rows = _shuffled(times[mixes < 0])
     return {
         "block_op": np.array([block.op for block in blocks], dtype=np.int32),
         "block_whose": np.array(whose, dtype=np.int32),
         "block_which": np.array(which, dtype=np.int32).reshape(-1, 3),
         **ragged("block_ranks", tuple(block_ranks for _, block_ranks in ranks.values())),
-        **ragged("block_mix", tuple(mixes)),
+        "block_mix_ptr": ptr,
+        "block_mix_items": mixes if columns else np.zeros(0, dtype=np.int64),  # as :func:`ragged` has nothing
         f"block_times{NOISE}": rows[:6].copy(),  # little-endian: the last two bytes are sign, exponent and the first
         "block_times_top": rows[6:].copy(),  # bits of the fraction
     }
@@ -122,42 +126,72 @@ def unpacked_blocks(arrays: Mapping[str, Array]) -> tuple[Block, ...]:
     )
 
 
-def _mixes(columns: list[Array]) -> list[Array]:
-    """Per column, which earlier one each of its elements is found in (same place, same bits); -1 for none."""
-    tables: dict[int, list[int]] = {}
-    for k, column in enumerate(columns):
-        tables.setdefault(len(column), []).append(k)
-    references = [np.full(len(column), -1, dtype=np.int32) for column in columns]
-    single = np.array(tables.pop(1, []), dtype=np.int32)  # one time for all ranks may be any rank's
-    values, first = np.unique(np.array([columns[k][0] for k in single]).view(np.int64), return_index=True)
-    for table in tables.values():
-        stacked = np.stack([columns[k] for k in table]).view(np.int64)
-        numbers = np.array(table, dtype=np.int32)
-        places = np.ascontiguousarray(stacked.T)  # all columns' times at one place lie beside each other
-        for row, k in enumerate(table):
+def _mixes(times: Array, ptr: Array) -> Array:
+    """Which earlier column each element is found in (same place, same bits), -1 for none; of columns that lie one after
+    another: ``times``, each from ``ptr`` on."""
+    mixes = np.full(len(times), -1, dtype=np.int32)
+    bits = times.view(np.int64)
+    lengths = np.diff(ptr)
+    single = np.flatnonzero(lengths == 1)  # one time for all ranks may be any rank's
+    values, first = np.unique(bits[ptr[single]], return_index=True)
+    of_all = single[first].astype(np.int32)
+    for length in np.unique(lengths[lengths != 1]).tolist():
+        numbers = np.flatnonzero(lengths == length).astype(np.int32)
+        step = max(1, AT_ONCE // max(length, 1))
+        table = np.empty((len(numbers), length), dtype=np.int64)
+        mix = np.full(table.shape, -1, dtype=np.int32)
+        for begin in range(0, len(numbers), step):
+            chunk = slice(begin, begin + step)
+            table[chunk] = bits[ptr[numbers[chunk], None] + np.arange(length)]
             if len(values):
-                position = np.minimum(np.searchsorted(values, stacked[row]), len(values) - 1)
-                names = single[first[position]]
-                references[k] = np.where((values[position] == stacked[row]) & (names < k), names, np.int32(-1))
-            _mix(stacked[: row + 1], places[:, :row], numbers, references[k])
-    return references
+                place = np.minimum(np.searchsorted(values, table[chunk]), len(values) - 1)
+                known = (values[place] == table[chunk]) & (of_all[place] < numbers[chunk, None])
+                mix[chunk] = np.where(known, of_all[place], np.int32(-1))
+        _mix(table, numbers, mix)
+        for begin in range(0, len(numbers), step):
+            chunk = slice(begin, begin + step)
+            mixes[ptr[numbers[chunk], None] + np.arange(length)] = mix[chunk]
+    return mixes
 
 
-def _mix(rows: Array, earlier: Array, names: Array, mix: Array) -> None:
-    """Fill in what is left of the mix of the last of ``rows``; ``names`` are theirs, ``earlier`` those before it by
-    place."""
-    left = np.flatnonzero(mix < 0)
-    misses = 0
-    bits = rows[-1]
-    while len(left) and misses < MISSES:
-        hits = np.flatnonzero(earlier[left[0]] == bits[left[0]])
-        if len(hits):
-            row = int(hits[-1])
-            mix[left[rows[row, left] == bits[left]]] = names[row]
-            left = left[mix[left] < 0]
-        else:
-            left = left[1:]
-            misses = misses + 1
+def _mix(table: Array, names: Array, mix: Array) -> None:
+    """Fill in what is left of the ``mix`` of each row of a table; ``names`` are the rows'."""
+    before = _LastEqual(table)
+    fresh = (mix < 0).all(axis=1)
+    for place in range(min(table.shape[1], MISSES)):
+        fresh &= before.at(place) < 0
+    for row in np.flatnonzero(~fresh).tolist():
+        misses = 0
+        bits = table[row]
+        left = np.flatnonzero(mix[row] < 0)
+        while len(left) and misses < MISSES:
+            earlier = before.at(left.item(0)).item(row)
+            if earlier >= 0:
+                equal = table[earlier, left] == bits[left]
+                mix[row, left[equal]] = names[earlier]
+                left = left[~equal]
+            else:
+                left = left[1:]
+                misses = misses + 1
+
+
+class _LastEqual:
+    """Of each row of a table the last one before it that has the same at a place: one sort for each place that is asked
+    for, so that a table of many rows is not looked through for each of them."""
+
+    def __init__(self, table: Array) -> None:
+        self._table = table
+        self._known: dict[int, Array] = {}
+
+    def at(self, place: int) -> Array:
+        """(rows,) the number of a row; -1 for none."""
+        if place not in self._known:
+            column = self._table[:, place]
+            order = np.argsort(column, kind="stable")
+            same = np.flatnonzero(column[order[1:]] == column[order[:-1]])
+            last = self._known[place] = np.full(len(column), -1, dtype=np.int32)
+            last[order[same + 1]] = order[same]
+        return self._known[place]
 
 
 def ragged(name: str, arrays: tuple[Array, ...]) -> dict[str, Array]:
