@@ -13,7 +13,7 @@ from player import link_use, play, toy_cost, toy_model
 
 from clustersim.core.errors import TraceError
 from clustersim.core.mesh import Mesh
-from clustersim.files.traces import FORMATS, base, write
+from clustersim.files.traces import FORMATS, base, perfetto, write
 from clustersim.files.traces.perfetto import write_chrome_trace
 from clustersim.training.strategies.ddp import DDPConfig, build
 
@@ -188,3 +188,32 @@ def test_a_pftrace_holds_the_same_slices_as_the_json(timeline, tmp_path):
     tracks = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
     assert all(t.parent_uuid in tracks for t in tracks.values() if t.parent_uuid)
     assert tracks[1].thread.thread_name == "gpu0 compute (rank 0)"
+
+
+def test_words_of_an_op_are_encoded_once_however_many_ranks_are_written(timeline, tmp_path, monkeypatch):
+    calls = []
+    plain = base.args_of
+    monkeypatch.setattr(base, "args_of", lambda op, *rest: calls.append(op) or plain(op, *rest))
+    for ranks in ([0], range(16)):
+        calls.clear()
+        write_chrome_trace(timeline, tmp_path / "t.json", ranks)
+        assert len(calls) == len(np.unique(timeline.spans(ranks)["op"]))
+
+
+def test_a_trace_is_written_piece_by_piece(timeline, tmp_path, monkeypatch):
+    """A piece holds so many spans, so that a long trace is never in memory as a whole; the bytes are the same."""
+    write_chrome_trace(timeline, tmp_path / "whole.json.gz")
+    monkeypatch.setattr(perfetto, "AT_ONCE", 100)
+    sizes = []
+    plain = base.write_pieces
+
+    def counted(path, pieces):
+        kept = list(pieces)
+        sizes.extend(map(len, kept))
+        plain(path, kept)
+
+    monkeypatch.setattr(base, "write_pieces", counted)
+    write_chrome_trace(timeline, tmp_path / "parts.json.gz")
+    assert (tmp_path / "parts.json.gz").read_bytes() == (tmp_path / "whole.json.gz").read_bytes()
+    assert len(sizes) > len(timeline.spans()["rank"]) / 100
+    assert max(sizes) < sum(sizes) / 5

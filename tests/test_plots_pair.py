@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+
 import numpy as np
 import pytest
 import toy
+from click.testing import CliRunner
 
 import clustersim
 from clustersim import engine
 from clustersim.app import plots
 from clustersim.app.cli.common import rank_words
+from clustersim.app.cli.run import run as run_command
+from clustersim.app.plots import tracks
 from clustersim.core.program import Compute
 
 
@@ -58,6 +64,41 @@ def test_of_few_ranks_all_are_worth_a_trace_and_of_many_some_whole_nodes():
     assert len(chosen) <= 4 * 8
     whole = np.bincount(timeline.rank_node[chosen], minlength=16)
     assert set(whole.tolist()) <= {0, 8}
+
+
+@pytest.mark.parametrize(("slices", "expected"), [(10**6, "nodes"), (2000, "representatives"), (1, "representatives")])
+def test_of_a_long_run_fewer_ranks_are_worth_a_trace(monkeypatch, slices, expected):
+    timeline = clustersim.load("ddp_resnet50_1x8_v100", {"run.steps": 2, "cluster.nodes": 16}).run().timeline
+    monkeypatch.setattr(tracks, "MAX_SLICES", slices)
+    remarkable = list(plots.representatives(timeline))
+    nodes = np.isin(timeline.rank_node, timeline.rank_node[remarkable])
+    sets = {"nodes": np.flatnonzero(nodes).tolist(), "representatives": remarkable}
+    assert list(plots.worth_a_trace(timeline)) == sets[expected]
+
+
+def test_a_run_writes_the_ranks_that_it_is_told_to(tmp_path):
+    for name, words, ranks in (("few", "0,3-4", [0, 3, 4]), ("whole", "all", list(range(8)))):
+        folder = tmp_path / name
+        outcome = CliRunner().invoke(run_command, ["why_slow_gpu", "--out", str(folder), "--trace-ranks", words])
+        assert outcome.exit_code == 0, outcome.output
+        with gzip.open(folder / "trace.json.gz") as file:
+            assert json.load(file)["clustersim"]["ranks"] == ranks
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--trace-ranks", "all"], "--out"),
+        (["--out", "run", "--trace-ranks", "7-1"], "--trace-ranks"),
+        (["--out", "run", "--trace-ranks", "0-99"], "ranks 0..7"),
+    ],
+)
+def test_ranks_that_cannot_be_traced_are_one_clear_error(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    outcome = CliRunner().invoke(run_command, ["why_slow_gpu", *options])
+    assert outcome.exit_code
+    assert message in outcome.output + str(outcome.exception)
+    assert not (tmp_path / "run" / "trace.json.gz").exists()
 
 
 @pytest.mark.parametrize(

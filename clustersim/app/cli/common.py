@@ -162,15 +162,15 @@ def working(title: str) -> Iterator[ProgressLine]:
         thread.join()
 
 
-def rank_list(texts: tuple[str, ...]) -> list[int] | None:
-    """``("0-7,12",)`` as ranks; None for nothing. Raises :class:`ClusterSimError`."""
+def rank_list(texts: tuple[str, ...], option: str = "--ranks") -> list[int] | None:
+    """``("0-7,12",)`` as ranks, where ``option`` said it; None for nothing. Raises :class:`ClusterSimError`."""
     ranks: list[int] = []
     for part in (part.strip() for text in texts for part in text.split(",")):
         low, dash, high = part.partition("-")
         digits = len(part) <= 40 and low.isdecimal() and (not dash or high.isdecimal())
         if not digits or (dash and int(high) < int(low)):
-            raise ClusterSimError(f"cannot read {shown(part)} as ranks; write them like '0-7,12' (at --ranks)")
-        counted(int(high or low) - int(low), MOST_RANKS, f"--ranks {short(part)}: ranks", ClusterSimError)
+            raise ClusterSimError(f"cannot read {shown(part)} as ranks; write them like '0-7,12' (at {option})")
+        counted(int(high or low) - int(low), MOST_RANKS, f"{option} {short(part)}: ranks", ClusterSimError)
         ranks += range(int(low), int(high or low) + 1)
     return ranks or None
 

@@ -14,6 +14,7 @@ from clustersim.app.cli.common import (
     json_option,
     number_table,
     print_json,
+    rank_list,
     rank_words,
     set_option,
     stdout,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 FILES = ("run.npz", "result.json", "trace.json.gz", "gantt.png", "waterfall.png")
 """What a run leaves in its folder."""
+ALL = "all"
+"""What --trace-ranks calls every rank."""
 LEAST = 5e-4
 """Shares of a step below this are no column of where it goes."""
 
@@ -42,13 +45,28 @@ LEAST = 5e-4
 @click.option("--gpu", help="Another GPU in the same sockets: a shipped one, or a file (clustersim new device).")
 @click.option("--out", type=PATH, help="Folder for run.npz, result.json, trace and picture.")
 @click.option("--report", "page", type=PATH, help="Write an HTML page, one file, that says why.")
+@click.option(
+    "--trace-ranks",
+    "wanted",
+    metavar="all|0-7,12",
+    help="Ranks in the trace of --out.  [as many as a viewer opens at ease]",
+)
 @json_option
 def run(
-    scenario: str, changes: tuple[str, ...], gpu: str | None, out: Path | None, page: Path | None, as_json: bool
+    scenario: str,
+    changes: tuple[str, ...],
+    gpu: str | None,
+    out: Path | None,
+    page: Path | None,
+    wanted: str | None,
+    as_json: bool,
 ) -> None:
     """Simulate a scenario: SCENARIO is a .toml file or the name of a shipped one."""
     from clustersim import scenario as scenarios
 
+    if wanted is not None and out is None:
+        raise click.UsageError("--trace-ranks says what the trace of --out holds: name a folder with --out")
+    ranks = rank_list((wanted,), "--trace-ranks") if wanted not in {None, ALL} else None
     overrides = scenarios.parse_overrides(changes) | ({} if gpu is None else {"cluster.device": gpu})
     loaded = scenarios.load(scenario, overrides)
     folder = None if out is None else _folder(loaded, out)
@@ -58,7 +76,8 @@ def run(
     traced: tuple[int, ...] = ()
     if folder is not None:
         with working(f"writing {out}"):
-            traced = _write(result, json_text(document), folder)
+            chosen = range(result.timeline.world_size) if wanted == ALL else ranks
+            traced = _write(result, json_text(document), folder, chosen)
     if page is not None:
         with working(f"writing {page}"):
             result.report(page)
@@ -78,12 +97,12 @@ def _folder(scenario: Scenario, out: Path) -> Folder:
     return folder
 
 
-def _write(result: Result, document: bytes, folder: Folder) -> tuple[int, ...]:
-    """Returns the ranks whose spans are in the trace."""
+def _write(result: Result, document: bytes, folder: Folder, ranks: Sequence[int] | None) -> tuple[int, ...]:
+    """Returns the ranks whose spans are in the trace: these, or for None those worth a look."""
     from clustersim.app import plots
     from clustersim.files.traces import perfetto
 
-    chosen = plots.worth_a_trace(result.timeline)
+    chosen = plots.worth_a_trace(result.timeline) if ranks is None else ranks
     with folder.files() as path_of:
         result.save(path_of("run.npz"))
         path_of("result.json").write_bytes(document)

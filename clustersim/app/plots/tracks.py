@@ -17,6 +17,7 @@ from clustersim.core.timeline import OpInfo, Timeline, alike
 from clustersim.explain.columns import did
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.pace import kernel_seconds
+from clustersim.files.traces.base import MAX_SLICES, slices_of_rank
 
 Spans = dict[str, npt.NDArray[Any]]
 """As :meth:`clustersim.core.timeline.Timeline.spans` gives them."""
@@ -60,13 +61,16 @@ def last_step(timeline: Timeline) -> tuple[float, float]:
 
 
 def worth_a_trace(timeline: Timeline) -> tuple[int, ...]:
-    """Ranks to look at one by one: all of a few; of many the nodes that the :func:`representatives` are on."""
-    if timeline.world_size <= FEW:
+    """Ranks to look at one by one, as many as a viewer opens at ease: all of a few; else the nodes that the
+    :func:`representatives` are on; else those alone."""
+    most = max(1, MAX_SLICES // slices_of_rank(timeline))
+    if timeline.world_size <= min(FEW, most):
         return tuple(range(timeline.world_size))
     chosen = np.array(list(representatives(timeline)), dtype=np.int64)
     if timeline.rank_node is None:
         return tuple(chosen.tolist())
-    return tuple(np.flatnonzero(np.isin(timeline.rank_node, timeline.rank_node[chosen])).tolist())
+    on_nodes = np.flatnonzero(np.isin(timeline.rank_node, timeline.rank_node[chosen]))
+    return tuple((on_nodes if len(on_nodes) <= most else chosen).tolist())
 
 
 def _roles(timeline: Timeline) -> npt.NDArray[np.str_]:

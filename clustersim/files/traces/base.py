@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import re
+import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,9 +45,19 @@ def replace_file(path: Path, data: bytes) -> None:
 
     Raises :class:`TraceError` where the file cannot be written.
     """
+    write_pieces(path, (data,))
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
+    """The same of a file that comes piece by piece, so that it is never in memory as a whole."""
     try:
-        with fresh(path) as temporary:
-            temporary.write_bytes(gzip.compress(data, compresslevel=6, mtime=0) if path.suffix == ".gz" else data)
+        with fresh(path) as temporary, temporary.open("wb") as file:
+            # As gzip.compress writes it where no time is told.
+            squeeze = zlib.compressobj(level=6, wbits=31) if path.suffix == ".gz" else None
+            for piece in pieces:
+                file.write(squeeze.compress(piece) if squeeze else piece)
+            if squeeze:
+                file.write(squeeze.flush())
     except OSError as error:
         raise TraceError(f"{named(path)}: cannot write the trace: {error.strerror}") from None
 
@@ -59,12 +70,16 @@ def ranks_to_write(timeline: Timeline, ranks: Sequence[int] | None) -> tuple[int
         if not chosen or not 0 <= chosen[0] <= chosen[-1] < world:
             raise TraceError(f"cannot write ranks {list(ranks)}: the timeline has ranks 0..{world - 1}")
         return chosen
-    slices_per_rank = 2 * max(1, int(timeline.per_op()["ranks"].sum()) // world)  # each may have a wait
-    fit = max(1, MAX_SLICES // slices_per_rank)
+    fit = max(1, MAX_SLICES // slices_of_rank(timeline))
     if fit >= world:
         return tuple(range(world))
     node = nodes(timeline)
     return tuple(range(int(np.argmax(node == node[fit])) or fit))
+
+
+def slices_of_rank(timeline: Timeline) -> int:
+    """How many slices a rank may have, in the mean: each of its spans may have a wait."""
+    return 2 * max(1, int(timeline.per_op()["ranks"].sum()) // timeline.world_size)
 
 
 def nodes(timeline: Timeline) -> Ints:
@@ -97,24 +112,38 @@ def threads(timeline: Timeline, ranks: Sequence[int]) -> dict[tuple[int, str], t
 
 
 def nanoseconds(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[int, int, int, int, int]]:
-    """rank, op, ready, start, end of each span in whole nanoseconds.
+    """rank, op, ready, start, end of each span in whole nanoseconds; see :func:`rounded`."""
+    return zip(*(column.tolist() for column in rounded(timeline, ranks)), strict=True)
+
+
+def rounded(timeline: Timeline, ranks: Sequence[int]) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """(spans,) each: rank, op, ready, start, end in whole nanoseconds.
 
     Rounding is monotonic, so spans that touch still touch and none overlap.
     """
     spans = timeline.spans(ranks)
-    columns = [np.rint(spans[name] * 1e9).astype(np.int64).tolist() for name in ("ready", "start", "end")]
-    return zip(spans["rank"].tolist(), spans["op"].tolist(), *columns, strict=True)
+    ready, start, end = (np.rint(spans[name] * 1e9).astype(np.int64) for name in ("ready", "start", "end"))
+    return spans["rank"], spans["op"], ready, start, end
 
 
 def said_of(timeline: Timeline) -> list[Plain]:
     """What the viewer shows of each op: Kineto's words for collectives, and the simulator's own facts."""
-    number = {name: i for i, name in enumerate(streams(timeline))}
-    return [
-        ({} if op.bound == "host" else {"stream": number[op.stream]})  # to Kineto's readers a GPU's kernel has one
+    number = stream_numbers(timeline)
+    return [args_of(op, number[op.stream], timeline.world_size) for op in timeline.ops]
+
+
+def stream_numbers(timeline: Timeline) -> dict[str, int]:
+    """The place of each of the :func:`streams`."""
+    return {name: i for i, name in enumerate(streams(timeline))}
+
+
+def args_of(op: OpInfo, stream: int, world_size: int) -> Plain:
+    """What the viewer shows of one op on the stream of this number."""
+    return (
+        ({} if op.bound == "host" else {"stream": stream})  # to Kineto's readers a GPU's kernel has one
         | {"step": op.step, "phase": op.phase, "bound": op.bound}
-        | (_kernel_args(op) if op.kind == "compute" else _collective_args(op, timeline.world_size))
-        for op in timeline.ops
-    ]
+        | (_kernel_args(op) if op.kind == "compute" else _collective_args(op, world_size))
+    )
 
 
 def _kernel_args(op: OpInfo) -> Plain:
@@ -177,30 +206,57 @@ def _met(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[Place, Plac
     spans = timeline.spans(list(ranks))
     places = zip(spans["rank"].tolist(), spans["op"].tolist(), strict=True)
     arrived = dict(zip(places, spans["ready"].tolist(), strict=True))
+    groups_of = _Chosen(lambda groups: _written_groups(groups, ranks))
     for i, op in enumerate(timeline.ops):
         groups = op.detail.get("groups")
         if op.kind in {"compute", "send", "recv"} or groups is None:  # without groups nobody knows who met whom
             continue
-        for members in np.atleast_2d(np.asarray(groups)).tolist():
+        for members in groups_of(groups):
             arrived_ranks = [rank for rank in members if (rank, i) in arrived]
             last = max(arrived_ranks, key=lambda rank: arrived[rank, i], default=-1)
             yield from (((last, i), (rank, i)) for rank in arrived_ranks if rank != last)
 
 
 def _sent(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[Place, Place]]:
-    written = set(ranks)
-    received = {(i, *pair) for i, op in enumerate(timeline.ops) if op.kind == "recv" for pair in _pairs(op)}
+    pairs_of = _Chosen(lambda groups: _written_pairs(groups, ranks))
+    recvs = [(i, op.detail.get("groups")) for i, op in enumerate(timeline.ops) if op.kind == "recv"]
+    received = {(i, *pair) for i, groups in recvs for pair in pairs_of(groups)}
     for i, op in enumerate(timeline.ops):
-        for source, target in _pairs(op) if op.kind == "send" else ():
+        for source, target in pairs_of(op.detail.get("groups")) if op.kind == "send" else ():
             met = next((j for j in op.detail.get("meets", ()) if (j, source, target) in received), -1)
-            if met >= 0 and source in written and target in written:
+            if met >= 0:
                 yield (source, i), (target, met)
 
 
-def _pairs(op: OpInfo) -> list[tuple[int, int]]:
-    """(sender, receiver) of each transfer of an op."""
-    groups = op.detail.get("groups")
-    return [] if groups is None else [(int(a), int(b)) for a, b in np.asarray(groups).reshape(-1, 2)]
+class _Chosen:
+    """What is chosen of the groups of ops, which share them: each array is looked at once."""
+
+    def __init__(self, choose: Callable[[Any], list[Any]]) -> None:
+        self._choose = choose
+        self._known: dict[int, tuple[Any, list[Any]]] = {}
+
+    def __call__(self, groups: Any) -> list[Any]:
+        """What is chosen of these groups; nothing of None."""
+        if groups is None:
+            return []
+        if id(groups) not in self._known:
+            self._known[id(groups)] = groups, self._choose(groups)  # kept, so that no other takes its place
+        return self._known[id(groups)][1]
+
+
+def _written_groups(groups: Any, ranks: Sequence[int]) -> list[list[int]]:
+    """Of each group with at least two members that are written: those, in order."""
+    table = np.atleast_2d(np.asarray(groups))
+    inside = np.isin(table, ranks)
+    wanted = inside.sum(axis=1) > 1
+    return [members[mask].tolist() for members, mask in zip(table[wanted], inside[wanted], strict=True)]
+
+
+def _written_pairs(groups: Any, ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """(sender, receiver) of each transfer between two ranks that are written."""
+    pairs = np.asarray(groups).reshape(-1, 2)
+    source, target = pairs[np.isin(pairs, ranks).all(axis=1)].T.tolist()
+    return list(zip(source, target, strict=True))
 
 
 def memory_levels(

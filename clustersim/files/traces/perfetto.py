@@ -14,12 +14,16 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from clustersim.core.arrays import Ints
 from clustersim.core.errors import TraceError
 from clustersim.core.timeline import Timeline
 from clustersim.files.traces import base
 
 Event: TypeAlias = dict[str, Any]
 """Of the Chrome trace format: its phase ``ph``, its track, its time [us] and whatever its phase wants beside."""
+AT_ONCE = 2**14
+"""Spans that are turned into text together."""
+_DURATION, _ARGS_OF, _LAST = b',"dur":', b',"args":{"rank":', b',"correlation":-1}}'
 _ARROW = {"send": "message", "recv": "message"}
 """What arrows are called; both ends alike."""
 
@@ -42,20 +46,38 @@ def write_chrome_trace(
     if not path.name.endswith((".json", ".json.gz")):
         raise TraceError(f"{path}: a Chrome trace is named .json or .json.gz, not {path.suffix or 'nothing'!r}")
     chosen = base.ranks_to_write(timeline, ranks)
-    document = {
+    head = {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
         "distributedInfo": {"backend": "nccl", "rank": chosen[0], "world_size": timeline.world_size},
         "clustersim": {"source": timeline.source, "ranks": list(chosen)},
-        "traceEvents": [
-            *_metadata(timeline, chosen),
-            *_steps(timeline, chosen),
-            *_slices(timeline, chosen),
-            *_counters(timeline, chosen[0], memory),
-        ],
+        "traceEvents": [],
     }
-    base.replace_file(path, msgspec.json.encode(document))
+    base.write_pieces(path, _document(msgspec.json.encode(head), _pieces(timeline, chosen, memory)))
     return chosen
+
+
+def _document(head: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """JSON whose last entry is a list, with ``pieces`` of entries in it."""
+    yield head.removesuffix(b"]}")
+    comma = b""
+    for piece in pieces:
+        if piece:
+            yield comma + piece
+            comma = b","
+    yield b"]}"
+
+
+def _pieces(timeline: Timeline, ranks: Sequence[int], memory: Mapping[str, float] | None) -> Iterator[bytes]:
+    """All events as JSON, some thousands at once."""
+    yield _listed([*_metadata(timeline, ranks), *_steps(timeline, ranks)])
+    yield from _slices(timeline, ranks)
+    yield _listed(list(_counters(timeline, ranks[0], memory)))
+
+
+def _listed(values: list[Any]) -> bytes:
+    """The entries of a list as JSON, without its brackets."""
+    return msgspec.json.encode(values)[1:-1]
 
 
 def write_hta_trace(timeline: Timeline, path: str | Path, ranks: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -91,32 +113,82 @@ def _track(track: str, pid: int, tid: int, name: str) -> Iterator[Event]:
     yield {"ph": "M", "name": f"{track}_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid or pid}}
 
 
-def _slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
+def _slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[bytes]:
     """Complete events (``X``) by rank, then by time; a wait comes right before what it waited for."""
-    threads = base.threads(timeline, ranks)
-    args_of = base.said_of(timeline)
-    leaving, reaching = base.flows(timeline, ranks)
-    for rank, i, ready, start, end in base.nanoseconds(timeline, ranks):
-        op = timeline.ops[i]
-        pid, tid, _ = threads[rank, op.stream]
-        track_fields = {"ph": "X", "pid": pid, "tid": tid}
-        if start > ready and op.kind != "compute":
-            yield (
-                track_fields
-                | _span(f"wait {op.name}", "wait", ready, start)
-                | {"args": {"rank": rank, "step": op.step}}
-            )
+    columns = base.rounded(timeline, ranks)
+    texts = _SliceTexts(timeline, ranks)
+    for first in range(0, len(columns[0]), AT_ONCE):
+        yield b",".join(texts.of(*(column[first : first + AT_ONCE] for column in columns)))
+
+
+class _SliceTexts:
+    """Slices as JSON: the words of an op and of a track are encoded once, and numbers by columns."""
+
+    def __init__(self, timeline: Timeline, ranks: Sequence[int]) -> None:
+        self._timeline = timeline
+        self._numbers = base.stream_numbers(timeline)
+        self._tracks = {
+            key: msgspec.json.encode({"ph": "X", "pid": pid, "tid": tid})[:-1]
+            for key, (pid, tid, _) in base.threads(timeline, ranks).items()
+        }
+        self._threads = base.threads(timeline, ranks)
+        self._leaving, self._reaching = base.flows(timeline, ranks)
+        self._joined = self._leaving.keys() | self._reaching.keys()
+        self._ops: dict[int, tuple[str, bool, bytes, bytes, bytes, bytes]] = {}
+
+    def of(self, rank: Ints, op: Ints, ready: Ints, start: Ints, end: Ints) -> list[bytes]:
+        """Events of some spans [ns]."""
+        events = []
+        times = (_decimals(column) for column in (ready, start - ready, start, end - start))
+        rows = zip(rank.tolist(), op.tolist(), (start > ready).tolist(), *times, strict=True)
+        for k, (of_rank, i, late, since, waited, began, took) in enumerate(rows):
+            stream, waits, wait_words, wait_args, words, args = self._ops.get(i) or self._op(i)
+            track = self._tracks[of_rank, stream]
+            number = b"%d" % of_rank
+            if late and waits:
+                events.append(b"".join((track, wait_words, since, _DURATION, waited, _ARGS_OF, number, wait_args)))
+            events.append(b"".join((track, words, began, _DURATION, took, args, number, _LAST)))
+            if waits and (of_rank, i) in self._joined:
+                events += self._arrows((of_rank, i), start.item(k), end.item(k))
+        return events
+
+    def _op(self, i: int) -> tuple[str, bool, bytes, bytes, bytes, bytes]:
+        """The stream of an op, whether its waits are slices, and the texts of a wait and of its own slice: up to the
+        time, and around the rank."""
+        op = self._timeline.ops[i]
+        said = base.args_of(op, self._numbers[op.stream], self._timeline.world_size)
+        plain = {name: value for name, value in said.items() if name not in {"rank", "correlation"}}
         category = "user_annotation" if op.bound == "host" else "kernel"
-        yield (
-            track_fields
-            | _span(op.name, category, start, end)
-            | {"args": args_of[i] | {"rank": rank, "correlation": -1}}
+        texts = self._ops[i] = (
+            op.stream,
+            op.kind != "compute",
+            _words(f"wait {op.name}", "wait"),
+            b',"step":%d}}' % op.step,
+            _words(op.name, category),
+            b',"args":' + msgspec.json.encode(plain)[:-1] + b',"rank":',
         )
-        arrow = track_fields | {"name": _ARROW.get(op.kind, "last to arrive"), "cat": "message"}
-        for number in leaving.get((rank, i), ()):
-            yield arrow | {"ph": "s", "id": number, "ts": start / 1e3}
-        for number in reaching.get((rank, i), ()):  # inside the receive: an end on its edge may bind to its neighbour
-            yield arrow | {"ph": "f", "bp": "e", "id": number, "ts": max(start, end - 1) / 1e3}
+        return texts
+
+    def _arrows(self, place: base.Place, start: int, end: int) -> Iterator[bytes]:
+        """Arrows that leave a span, and that reach it."""
+        op = self._timeline.ops[place[1]]
+        pid, tid, _ = self._threads[place[0], op.stream]
+        words = {"pid": pid, "tid": tid, "name": _ARROW.get(op.kind, "last to arrive"), "cat": "message"}
+        for number in self._leaving.get(place, ()):
+            yield msgspec.json.encode({"ph": "s"} | words | {"id": number, "ts": start / 1e3})
+        for number in self._reaching.get(place, ()):
+            inside = max(start, end - 1)  # inside the receive: an end on its edge may bind to its neighbour
+            yield msgspec.json.encode({"ph": "f"} | words | {"bp": "e", "id": number, "ts": inside / 1e3})
+
+
+def _words(name: str, category: str) -> bytes:
+    """Of a slice, all from its track to its time."""
+    return b"," + msgspec.json.encode({"name": name, "cat": category})[1:-1] + b',"ts":'
+
+
+def _decimals(nanoseconds: Ints) -> list[bytes]:
+    """Microseconds as JSON has them."""
+    return msgspec.json.encode((nanoseconds / 1e3).tolist())[1:-1].split(b",") if len(nanoseconds) else []
 
 
 def _span(name: str, category: str, start: int, end: int) -> Event:
