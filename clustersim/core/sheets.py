@@ -138,8 +138,8 @@ class SheetPart(msgspec.Struct, frozen=True, eq=False, gc=False):
 def _sheet(part: SheetPart) -> Sheet:
     parts = [] if part.rows is None else [part.rows]
     for places, blocks in part.held:
-        times = (stacked(columns, places) for columns in zip(*(block.columns for block in blocks), strict=True))
-        parts.append(Sheet(part.ranks, np.array([block.op for block in blocks], dtype=np.int64), *times))
+        op = np.array([block.op for block in blocks], dtype=np.int64)
+        parts.append(Sheet(part.ranks, op, *_times(blocks, places)))
     n = len(part.ranks)
     if len(parts) == 1 and len(parts[0].start) == n:
         return parts[0]
@@ -181,6 +181,17 @@ class ColumnGlance:
         return counted
 
 
+def _times(blocks: Sequence[Block], places: Ints) -> tuple[Floats, Floats, Floats]:
+    """(k, m) float [s] each: ready, start and end of ``m`` blocks at ``k`` places. An op begins when another ends: each
+    column is looked at once, however many ops have it."""
+    columns = {id(column): column for block in blocks for column in block.columns}
+    number = dict(zip(columns, range(len(columns)), strict=True))
+    which = np.array([[number[id(column)] for column in block.columns] for block in blocks], dtype=np.int64)
+    table = stacked(list(columns.values()), places)
+    ready, start, end = (np.take(table, chosen, axis=1) for chosen in which.T)
+    return ready, start, end
+
+
 def stacked(columns: Sequence[Column], places: Ints) -> Floats:
     """(k, m) float [s]: what ``m`` columns of blocks are at ``k`` places."""
     n = len(places)
@@ -191,11 +202,13 @@ def stacked(columns: Sequence[Column], places: Ints) -> Floats:
     table = np.empty((len(columns), n))
     for (wide, _), which in kinds.items():
         meeting_of = columns[which[0]].of
+        chosen = [columns[i] for i in which]
         if wide and meeting_of is None:
-            table[which] = np.concatenate([columns[i].at(own) for i in which]).reshape(-1, n)
+            values = [c.at(own) if c.since or len(c.values) == 1 else c.values[own] for c in chosen]
+            table[which] = np.concatenate(values).reshape(-1, n)
         else:  # a value for all ranks, or one for each meeting
-            values = np.concatenate([columns[i].values for i in which]).reshape(len(which), -1)
-            table[which] = values if meeting_of is None else values[:, meeting_of[own]]
+            shared = np.concatenate([c.values for c in chosen]).reshape(len(which), -1)
+            table[which] = shared if meeting_of is None else shared[:, meeting_of[own]]
     return np.ascontiguousarray(table.T)
 
 

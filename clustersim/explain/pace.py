@@ -41,9 +41,14 @@ def kernel_seconds(timeline: Timeline, begin: float = 0.0, end: float = np.inf) 
         if value:
             seconds[ranks] += value
     for block in timeline.blocks:
-        if compute[block.op]:
-            inside = (block.start >= low) & (block.start < high)
-            seconds[block.ranks] += np.where(inside, block.end - block.start, 0.0)
+        began = block.columns[1]
+        if not compute[block.op] or began.high < low or began.low >= high:
+            continue
+        start = began.all
+        spent = block.end - start
+        if began.low < low or began.high >= high:
+            spent = np.where((start >= low) & (start < high), spent, 0.0)
+        seconds[block.ranks] += spent
     return seconds
 
 
@@ -154,7 +159,11 @@ def _awaited(timeline: Timeline) -> Ints:
     columns = columns_of(timeline)
     times = np.zeros(timeline.world_size, dtype=np.int64)
     for i, op in enumerate(timeline.ops):
-        if op.kind != "compute" and len(ready := columns.of(i).ready):
-            times[columns.of(i).ranks[int(np.argmax(ready))]] += int(np.ptp(ready) > 0)
+        if op.kind == "compute":
+            continue
+        spans = columns.of(i)
+        if len(ready := spans.ready):
+            last = ready.argmax()
+            times[spans.ranks[last]] += int(ready[last] > ready[ready.argmin()])
     order = np.argsort(-times, kind="stable")
     return order[times[order] > 0]

@@ -97,9 +97,9 @@ def waterfall(timeline: Timeline, facts: RunFacts = UNKNOWN, cut: Pieces | None 
     counted = 1.0
     executed = float(rows[0][1][KEYS.index("useful")])
     if facts.peak_flops and facts.mfu and facts.hfu and executed > 0:
-        op_flops = (
-            np.array([op.flops if op.step in steady else 0.0 for op in timeline.ops]) * timeline.per_op()["ranks"]
-        )
+        chosen = set(steady.tolist())
+        flops = [op.flops if op.step in chosen else 0.0 for op in timeline.ops]
+        op_flops = np.array(flops) * timeline.per_op()["ranks"]
         counted = (
             facts.mfu / facts.hfu * float(op_flops.sum() / (len(train) * len(steady))) / facts.peak_flops / executed
         )

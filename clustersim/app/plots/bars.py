@@ -10,7 +10,7 @@ import numpy as np
 from clustersim.app.plots.drawing import Axes, Figure, inches_wide, legend_below
 from clustersim.app.plots.intervals import joined, packed
 from clustersim.app.plots.style import AreaStyle, palette
-from clustersim.app.plots.tracks import Spans, phase_of, row_intervals, stream_rows, who
+from clustersim.app.plots.tracks import Spans, on_stream, phase_of, phases_of, row_intervals, stream_rows, who
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ProgramError
 from clustersim.core.timeline import Timeline
@@ -109,13 +109,16 @@ class BarCanvas:
                 self._boxes(np.array([begin]), np.array([end]), low, share * _BAR, kind, 0.0)
         return rest
 
-    def text(self, y: float, start: float, end: float, labels: Sequence[str], colour: str) -> None:
-        """The longest of ``labels`` that fits in a bar, in its middle."""
-        characters = (end - start) / self.length * inches_wide(self.axes) * 1.05 * 72 / 4.8
-        fitting = [word for word in labels if len(word) + 1 <= characters]
-        if fitting and self.begin <= start and end <= self.end:
+    def letters(self, seconds: Floats) -> Floats:
+        """How many letters there is room for in bars that are so long [s]."""
+        room: Floats = seconds / self.length * inches_wide(self.axes) * 1.05 * 72 / 4.8
+        return room
+
+    def text(self, y: float, start: float, end: float, word: str, colour: str) -> None:
+        """A word in the middle of a bar, where that is inside the window."""
+        if word and self.begin <= start and end <= self.end:
             middle = ((start + end) / 2 - self.origin) * self.scale
-            self.axes.text(middle, y, fitting[0], ha="center", va="center_baseline", fontsize=7.5, color=colour)
+            self.axes.text(middle, y, word, ha="center", va="center_baseline", fontsize=7.5, color=colour)
 
 
 def spans_inside(timeline: Timeline, ranks: list[int], begin: float, end: float) -> Spans:
@@ -145,16 +148,22 @@ def draw_row(canvas: BarCanvas, timeline: Timeline, spans: Spans, row: BarRow) -
     intervals = row_intervals(timeline, spans, row.rank, row.stream)
     for kind, (starts, ends) in canvas.shares(row.y, intervals).items():
         canvas.bars(row.y, starts, ends, kind)
-    on_rank = spans["rank"] == row.rank
     # A name is written where its op stands for its phase, not on one of a hundred that were drawn as one.
     wide = 0.03 * canvas.length
     apart = {kind for kind, (a, b) in intervals.items() if len(a) and np.median(b - a) > wide} | {"communication"}
-    columns = (spans[name][on_rank].tolist() for name in ("op", "start", "end"))
-    for i, start, end in zip(*columns, strict=True):
+    named_ops = on_stream(timeline, row.stream) & np.isin(phases_of(timeline), list(apart))
+    room = canvas.letters(spans["end"] - spans["start"])
+    named = (spans["rank"] == row.rank) & named_ops[spans["op"]] & (room >= 1)
+    columns = (spans[name][named].tolist() for name in ("op", "start", "end"))
+    for i, start, end, letters in zip(*columns, room[named].tolist(), strict=True):
         op = timeline.ops[i]
-        if op.stream == row.stream and phase_of(op) in apart:
-            dark = phase_of(op) in {"forward", "backward", "other"}
-            canvas.text(row.y, start, end, _words(op.name), "white" if dark else "black")
+        dark = phase_of(op) in {"forward", "backward", "other"}
+        canvas.text(row.y, start, end, _fitting(_words(op.name), letters), "white" if dark else "black")
+
+
+def _fitting(words: Sequence[str], letters: float) -> str:
+    """The longest of some words, longest first, for which there is room; "" for none."""
+    return next((word for word in words if len(word) + 1 <= letters), "")
 
 
 def _words(name: str) -> tuple[str, ...]:

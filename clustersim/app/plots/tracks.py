@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from clustersim.app.plots.intervals import minus
 from clustersim.app.plots.style import palette
-from clustersim.core.arrays import Floats
+from clustersim.core.arrays import Bools, Floats
+from clustersim.core.memo import kept_with_first
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import OpInfo, Timeline, alike
 from clustersim.explain.columns import did
@@ -125,20 +126,30 @@ def who(rank: int, remarks: dict[int, str]) -> str:
 
 def row_intervals(timeline: Timeline, spans: Spans, rank: int, stream: str) -> dict[str, tuple[Floats, Floats]]:
     """What one stream of a rank does: (starts, ends) [s] by phase, with ``stall`` for its waits."""
-    ops = timeline.ops
-    streams = np.array([op.stream == stream for op in ops], dtype=bool)
     on_rank = spans["rank"] == rank
-    chosen = on_rank & streams[spans["op"]]
+    chosen = on_rank & on_stream(timeline, stream)[spans["op"]]
     start, end, ready, op = (spans[name][chosen] for name in ("start", "end", "ready", "op"))
-    phases = np.array([phase_of(ops[i]) for i in op.tolist()])
+    phases = phases_of(timeline)[op]
     intervals = {p: (start[phases == p], end[phases == p]) for p in dict.fromkeys(phases.tolist())}
     talks = phases == "communication"
     waits = ready[talks], start[talks]
     if stream == COMPUTE_STREAM:
-        talking = np.array([o.kind != "compute" for o in ops], dtype=bool)[spans["op"]] & on_rank
+        talking = np.array([op.kind != "compute" for op in timeline.ops], dtype=bool)[spans["op"]] & on_rank
         exposed = minus((spans["ready"][talking], spans["end"][talking]), (start, end))
         waits = np.concatenate([waits[0], exposed[0]]), np.concatenate([waits[1], exposed[1]])
     return intervals | {"stall": waits}
+
+
+@kept_with_first(maxsize=None)
+def on_stream(timeline: Timeline, stream: str) -> Bools:
+    """(n_ops,) bool: whether an op is on a stream."""
+    return np.array([op.stream == stream for op in timeline.ops], dtype=np.bool_)
+
+
+@kept_with_first(maxsize=None)
+def phases_of(timeline: Timeline) -> npt.NDArray[np.str_]:
+    """(n_ops,) str: :func:`phase_of` each op."""
+    return np.array([phase_of(op) for op in timeline.ops], dtype=np.str_)
 
 
 def phase_of(op: OpInfo) -> str:
