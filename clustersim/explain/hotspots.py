@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.core.arrays import Columns, Floats, Ints
+from clustersim.core.memo import kept_with_first
 from clustersim.core.timeline import LinkUse, Timeline
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.transfers import sort_of
@@ -71,17 +72,14 @@ def hotspots(timeline: Timeline, top: int = 10) -> Columns:
     window = steady.begin, steady.end
     link_parts = parts(use)
     bandwidth = use.link_bandwidth
-    times = np.linspace(*window, BINS + 1)
-    history = [
-        _history(use, loads, weights, times)
-        for loads, weights in zip(link_parts.loads, link_parts.weights, strict=True)
-    ]
+    moved = _Moved(use, window)
+    history = _histories(timeline, window)
     carried, peak = (np.array([h[k] for h in history] + [0.0])[link_parts.of] for k in (0, 1))
     utilisation = carried / (bandwidth * max(window[1] - window[0], 1e-30))
     order = np.argsort(-utilisation, kind="stable")[: int((utilisation > 0).sum())]
     order = order[np.sort(np.unique(link_parts.of[order], return_index=True)[1])][:top]
     part_of = link_parts.of[order].tolist()
-    users = [_users_of(timeline, use, link_parts, part, window) for part in part_of]
+    users = [_users_of(timeline, moved, link_parts.loads[part], link_parts.weights[part]) for part in part_of]
     heat = np.array([history[part][2] for part in part_of]).reshape(-1, BINS)
     return {
         "name": np.array([use.link_names[i] for i in order.tolist()]),
@@ -96,17 +94,48 @@ def hotspots(timeline: Timeline, top: int = 10) -> Columns:
     }
 
 
-def _history(use: LinkUse, loads: Ints, weights: Floats, times: Floats) -> tuple[float, float, Floats]:
+class _Moved:
+    """What transfers moved between two times [s], by segment: of few loads, the others are not looked at."""
+
+    def __init__(self, use: LinkUse, window: tuple[float, float]) -> None:
+        self.use = use
+        self.start = np.clip(use.segment_start, *window)
+        self.end = np.clip(use.segment_end, *window)
+        self.load = use.transfer_load[use.segment_transfer]
+        self.op = use.transfer_op[use.segment_transfer]
+        self._order = np.argsort(self.load, kind="stable")
+        self._ptr = np.searchsorted(self.load[self._order], np.arange(len(use.loads) + 1)).tolist()
+
+    def of(self, loads: Ints, weights: Floats) -> tuple[Ints, Floats]:
+        """Segments of some loads, in order, and the weight of each."""
+        weight = np.zeros(len(self.use.loads))
+        weight[loads] = weights
+        chosen = np.flatnonzero(weight > 0).tolist()
+        stretches = [self._order[self._ptr[load] : self._ptr[load + 1]] for load in chosen]
+        segments = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *stretches]))
+        return segments, weight[self.load[segments]]
+
+
+@kept_with_first(maxsize=1)
+def _histories(timeline: Timeline, window: tuple[float, float]) -> list[tuple[float, float, Floats]]:
+    """:func:`_history` of each part."""
+    use = timeline.links
+    if use is None:
+        return []
+    link_parts = parts(use)
+    moved = _Moved(use, window)
+    times = np.linspace(*window, BINS + 1)
+    return [_history(moved, *part, times) for part in zip(link_parts.loads, link_parts.weights, strict=True)]
+
+
+def _history(moved: _Moved, loads: Ints, weights: Floats, times: Floats) -> tuple[float, float, Floats]:
     """Of one part in a window: bytes, highest rate [bytes/s], and mean rate in each bin [bytes/s]."""
-    weight = np.zeros(len(use.loads))
-    weight[loads] = weights
-    share = weight[use.transfer_load][use.segment_transfer]
-    start = np.clip(use.segment_start, times[0], times[-1])
-    end = np.clip(use.segment_end, times[0], times[-1])
-    used = (share > 0) & (end > start)
-    rate = use.segment_rate[used] * share[used]
-    start = start[used]
-    end = end[used]
+    segments, share = moved.of(loads, weights)
+    used = moved.end[segments] > moved.start[segments]
+    segments = segments[used]
+    rate = moved.use.segment_rate[segments] * share[used]
+    start = moved.start[segments]
+    end = moved.end[segments]
     if not len(rate):
         return 0.0, 0.0, np.zeros(len(times) - 1)
     moments = np.unique(np.concatenate([times, start, end]))
@@ -114,25 +143,30 @@ def _history(use: LinkUse, loads: Ints, weights: Floats, times: Floats) -> tuple
     np.add.at(change, np.searchsorted(moments, start), rate)
     np.add.at(change, np.searchsorted(moments, end), -rate)
     level = np.maximum(np.cumsum(change)[:-1], 0.0)
-    moved = np.concatenate([[0.0], np.cumsum(level * np.diff(moments))])
-    per_bin = np.diff(moved[np.searchsorted(moments, times)]) / np.maximum(np.diff(times), 1e-30)
-    return float(moved[-1]), float(level.max()), per_bin
+    carried = np.concatenate([[0.0], np.cumsum(level * np.diff(moments))])
+    per_bin = np.diff(carried[np.searchsorted(moments, times)]) / np.maximum(np.diff(times), 1e-30)
+    return float(carried[-1]), float(level.max()), per_bin
 
 
-def _users_of(
-    timeline: Timeline, use: LinkUse, link_parts: LinkParts, part: int, window: tuple[float, float]
-) -> tuple[list[str], list[float]]:
+@kept_with_first(maxsize=None)
+def _sorts(timeline: Timeline) -> tuple[list[str], Ints]:
+    """Names of the sorts of op (without numbers), and (n_ops,) which each is."""
+    numbers: dict[str, int] = {}
+    of_op = [numbers.setdefault(sort_of(op.name), len(numbers)) for op in timeline.ops]
+    return list(numbers), np.array(of_op, dtype=np.int64)
+
+
+def _users_of(timeline: Timeline, moved: _Moved, loads: Ints, weights: Floats) -> tuple[list[str], list[float]]:
     """The sorts of op (names without numbers) that put most bytes on the links of a part, with their shares."""
-    weight = np.zeros(len(use.loads))
-    weight[link_parts.loads[part]] = link_parts.weights[part]
-    length = np.clip(use.segment_end, *window) - np.clip(use.segment_start, *window)
-    nbytes = use.segment_rate * length * weight[use.transfer_load][use.segment_transfer]
-    per_op = np.bincount(use.transfer_op[use.segment_transfer], weights=nbytes, minlength=len(timeline.ops))
-    per_sort: dict[str, float] = {}
-    for op in np.flatnonzero(per_op > 0).tolist():
-        name = sort_of(timeline.ops[op].name)
-        per_sort[name] = per_sort.get(name, 0.0) + float(per_op[op])
-    total = sum(per_sort.values())
-    best = sorted(per_sort.items(), key=lambda item: (-item[1], item[0]))[:USERS]
+    names, sorts = _sorts(timeline)
+    segments, weight = moved.of(loads, weights)
+    nbytes = moved.use.segment_rate[segments] * (moved.end[segments] - moved.start[segments]) * weight
+    per_op = np.bincount(moved.op[segments], weights=nbytes, minlength=len(timeline.ops))
+    ops = np.flatnonzero(per_op > 0)
+    per_sort = np.bincount(sorts[ops], weights=per_op[ops], minlength=len(names))
+    used, first = np.unique(sorts[ops], return_index=True)
+    in_order = used[np.argsort(first)].tolist()  # of their first ops: sums in another order would be other bits
+    total = sum(per_sort[in_order].tolist())
+    best = sorted(((names[k], per_sort.item(k)) for k in in_order), key=lambda item: (-item[1], item[0]))[:USERS]
     best += [("", 0.0)] * (USERS - len(best))
     return [name for name, _ in best], [value / total if total else 0.0 for _, value in best]

@@ -142,14 +142,8 @@ class TimePartition:
     """What a timeline's ops mean for the partition, worked out once for many windows and ranks."""
 
     def __init__(self, timeline: Timeline) -> None:
-        ops = timeline.ops
         self.timeline = timeline
-        names = {name: i for i, name in enumerate(dict.fromkeys(op.stream for op in ops))}
-        self._n_streams, self._stream = len(names), np.array([names[op.stream] for op in ops], dtype=np.int16)
-        self._running, self._waiting = _rules(ops)
-        self._kernel = np.array([kernel_state(o) for o in ops] + [PieceState.BUBBLE], dtype=np.int64)
-        peer = [PieceState.BUBBLE if by_structure(timeline, o) else PieceState.STALL for o in ops]
-        self._peer = np.array([*peer, PieceState.BUBBLE], dtype=np.int64)
+        self._n_streams, self._stream, self._running, self._waiting, self._kernel, self._peer = _of_ops(timeline)
         idle = PieceState.BUBBLE if staged(timeline) else PieceState.STALL
         self._nothing = idle if timeline.source == "simulated" else PieceState.HOST
 
@@ -236,6 +230,18 @@ class TimePartition:
             [self._kernel[op], PieceState.EXPOSED, self._peer[op], PieceState.HOST, PieceState.STALL],
             self._nothing,
         )
+
+
+@kept_with_first(maxsize=None)
+def _of_ops(timeline: Timeline) -> tuple[int, Ints, Ints, Ints, Ints, Ints]:
+    """How many streams there are; and per op its stream, the rules of an instant it runs in and of one it waits in, and
+    the states of its kernel and of its wait for a peer; those two have a last one for no op."""
+    ops = timeline.ops
+    names = {name: i for i, name in enumerate(dict.fromkeys(op.stream for op in ops))}
+    stream = np.array([names[op.stream] for op in ops], dtype=np.int16)
+    kernel = np.array([kernel_state(op) for op in ops] + [PieceState.BUBBLE], dtype=np.int64)
+    peer = [PieceState.BUBBLE if by_structure(timeline, op) else PieceState.STALL for op in ops]
+    return len(names), stream, *_rules(ops), kernel, np.array([*peer, PieceState.BUBBLE], dtype=np.int64)
 
 
 def _rules(ops: tuple[OpInfo, ...]) -> tuple[Ints, Ints]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -99,6 +100,7 @@ def narrowest(use: LinkUse, load: int) -> tuple[int, float, int, float]:
     return int(links[first]), float(allowed[first]), -1, np.inf
 
 
+@lru_cache(maxsize=2**16)
 def sort_of(name: str) -> str:
     """A link's name without its numbers: ``"node#/nic# -> leaf#"``."""
     return re.sub(r"\d+", "#", name)

@@ -1,0 +1,83 @@
+"""How much is looked at to explain a run, in counts; and that the short way gives the long way's bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import clustersim
+from clustersim.core import sheets
+from clustersim.core.blocks import Column
+from clustersim.explain import columns, hotspots
+from clustersim.explain.columns import OpColumns
+from clustersim.explain.critical_path import critical_path
+
+
+@pytest.fixture(scope="module", params=["1f1b_gpt2_xl_1x8_a100", "ddp_resnet50_1x8_v100", "why_parameter_server"])
+def timeline(request):
+    return clustersim.load(request.param, {"run.steps": 2, "run.jitter": 0.02}).run().timeline
+
+
+def test_spans_in_a_table_of_a_rank_are_those_found_op_by_op(timeline):
+    spans = OpColumns(timeline)
+    draw = np.random.default_rng(0)
+    met = 0
+    for rank in range(timeline.world_size):
+        for begin in (draw.random(20) * timeline.makespan).tolist():
+            window = begin, begin + draw.random() * timeline.makespan / 20
+            among = spans._among_ops(rank, *window)
+            assert spans._in_table(rank, *window) == among
+            met += len(among)
+    assert met > 1000
+
+
+def test_a_critical_path_is_the_same_without_tables(timeline, monkeypatch):
+    path = critical_path(timeline)
+    monkeypatch.setattr(columns, "OFTEN", 10**9)
+    fresh = clustersim.load("why_slow_gpu", {"run.steps": 2}).run().timeline
+    slow = critical_path(fresh)
+    monkeypatch.setattr(columns, "OFTEN", 0)
+    columns.columns_of(fresh)._asked.clear()
+    assert critical_path(fresh) == slow
+    assert len(path.pieces) > 10
+
+
+def test_a_rank_that_is_walked_along_is_laid_out_once(monkeypatch):
+    timeline = clustersim.load("1f1b_gpt2_xl_1x8_a100", {"run.steps": 2}).run().timeline
+    laid = []
+    plain = columns._rank_table
+    monkeypatch.setattr(columns, "_rank_table", lambda run, rank: laid.append(rank) or plain(run, rank))
+    looked = []
+    op_by_op = OpColumns._among_ops
+    monkeypatch.setattr(OpColumns, "_among_ops", lambda self, *window: looked.append(0) or op_by_op(self, *window))
+    critical_path(timeline)
+    assert laid
+    assert len(laid) == len(set(laid))
+    assert len(looked) <= columns.OFTEN * timeline.world_size
+
+
+def test_a_column_that_ops_share_is_looked_at_once(monkeypatch):
+    timeline = clustersim.load("ddp_gpt2_xl_2x8_a100", {"run.steps": 2}).run().timeline
+    shared = {id(column) for block in timeline.blocks for column in block.columns}
+    assert len(shared) < 2 * len(timeline.blocks)
+    asked = []
+    plain = sheets.stacked
+    monkeypatch.setattr(sheets, "stacked", lambda held, places: asked.extend(held) or plain(held, places))
+    spans = timeline.spans([3])
+    assert len(spans["op"]) >= len(timeline.blocks)
+    assert all(isinstance(column, Column) for column in asked)
+    assert {id(column) for column in asked} == shared
+    assert len(asked) == len(shared)
+
+
+def test_histories_of_links_are_worked_out_once_for_a_report(monkeypatch):
+    timeline = clustersim.load("ddp_resnet50_1x8_v100", {"run.steps": 2}).run().timeline
+    worked = []
+    plain = hotspots._history
+    monkeypatch.setattr(hotspots, "_history", lambda *part: worked.append(part) or plain(*part))
+    few = hotspots.hotspots(timeline)
+    n = len(worked)
+    many = hotspots.hotspots(timeline, top=200)
+    assert n > 0
+    assert len(worked) == n
+    assert few["heat"].tobytes() == many["heat"][: len(few["heat"])].tobytes()
