@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from clustersim.collectives import mpi
 from clustersim.collectives.base import Request
 from clustersim.collectives.build import least_sent
 from clustersim.collectives.registry import ALGORITHMS, algorithm
 
 
+@lru_cache(maxsize=2**12)
 def per_member(
     kind: str, n: int, played: str | None = "ring", n_islands: int = 1, nbytes: float = 1.0
 ) -> tuple[float, float]:

@@ -52,6 +52,7 @@ class Shelf:
         for block in blocks:
             self._of.setdefault(id(block.ranks), []).append(block)
         self._kind = self._kinds()
+        self._shared: dict[int, tuple[list[Column], Ints, Ints]] = {}  # by the blocks of the same ranks
 
     def _kinds(self) -> Marks:
         """(world_size,) a number for each rank, equal for those that did the same ops as often."""
@@ -118,7 +119,33 @@ class Shelf:
 
     def sheets(self, ranks: Ints, at_once: int = AT_ONCE) -> Iterator[Sheet]:
         """Every span of these ranks (ascending), about ``at_once`` of them in a sheet."""
-        return map(_sheet, self.parts(ranks, at_once))
+        return map(self._sheet, self.parts(ranks, at_once))
+
+    def _sheet(self, part: SheetPart) -> Sheet:
+        parts = [] if part.rows is None else [part.rows]
+        parts += [Sheet(part.ranks, *self._spans(blocks, places)) for places, blocks in part.held]
+        n = len(part.ranks)
+        if len(parts) == 1 and len(parts[0].start) == n:
+            return parts[0]
+        none = np.zeros((n, 0))
+        op = np.concatenate([np.zeros(0, dtype=np.int64), *(part.op for part in parts)])
+        order = np.argsort(op, kind="stable")
+        tables = (
+            [np.broadcast_to(getattr(part, name), (n, len(part.op))) for part in parts]
+            for name in ("ready", "start", "end")
+        )
+        times = (np.concatenate([none, *columns], axis=1)[:, order] for columns in tables)
+        return Sheet(part.ranks, op[order], *times)
+
+    def _spans(self, blocks: list[Block], places: Ints) -> tuple[Ints, Floats, Floats, Floats]:
+        """(m,) int the op of each of ``m`` blocks; (k, m) float [s] ready, start and end at ``k`` places. An op begins
+        when another ends: each column is looked at once, however many ops have it."""
+        if id(blocks) not in self._shared:
+            self._shared[id(blocks)] = _shared_columns(blocks)
+        columns, op, which = self._shared[id(blocks)]
+        table = stacked(columns, places)
+        ready, start, end = (np.take(table, chosen, axis=1) for chosen in which)
+        return op, ready, start, end
 
 
 class SheetPart(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -133,25 +160,6 @@ class SheetPart(msgspec.Struct, frozen=True, eq=False, gc=False):
     ranks: Ints
     rows: Sheet | None
     held: list[tuple[Ints, list[Block]]]
-
-
-def _sheet(part: SheetPart) -> Sheet:
-    parts = [] if part.rows is None else [part.rows]
-    for places, blocks in part.held:
-        op = np.array([block.op for block in blocks], dtype=np.int64)
-        parts.append(Sheet(part.ranks, op, *_times(blocks, places)))
-    n = len(part.ranks)
-    if len(parts) == 1 and len(parts[0].start) == n:
-        return parts[0]
-    none = np.zeros((n, 0))
-    op = np.concatenate([np.zeros(0, dtype=np.int64), *(part.op for part in parts)])
-    order = np.argsort(op, kind="stable")
-    tables = (
-        [np.broadcast_to(getattr(part, name), (n, len(part.op))) for part in parts]
-        for name in ("ready", "start", "end")
-    )
-    times = (np.concatenate([none, *columns], axis=1)[:, order] for columns in tables)
-    return Sheet(part.ranks, op[order], *times)
 
 
 def stretch(places: Ints) -> Ints | slice:
@@ -181,15 +189,18 @@ class ColumnGlance:
         return counted
 
 
-def _times(blocks: Sequence[Block], places: Ints) -> tuple[Floats, Floats, Floats]:
-    """(k, m) float [s] each: ready, start and end of ``m`` blocks at ``k`` places. An op begins when another ends: each
-    column is looked at once, however many ops have it."""
-    columns = {id(column): column for block in blocks for column in block.columns}
-    number = dict(zip(columns, range(len(columns)), strict=True))
-    which = np.array([[number[id(column)] for column in block.columns] for block in blocks], dtype=np.int64)
-    table = stacked(list(columns.values()), places)
-    ready, start, end = (np.take(table, chosen, axis=1) for chosen in which.T)
-    return ready, start, end
+def _shared_columns(blocks: Sequence[Block]) -> tuple[list[Column], Ints, Ints]:
+    """The distinct columns of blocks; the op of each block; and (3, m) int, which columns are its ready, start, end."""
+    numbers: dict[int, int] = {}
+    columns: list[Column] = []
+    which = []
+    for column in (column for block in blocks for column in block.columns):
+        number = numbers.setdefault(id(column), len(columns))
+        if number == len(columns):
+            columns.append(column)
+        which.append(number)
+    op = np.array([block.op for block in blocks], dtype=np.int64)
+    return columns, op, np.array(which, dtype=np.int64).reshape(-1, 3).T.copy()
 
 
 def stacked(columns: Sequence[Column], places: Ints) -> Floats:

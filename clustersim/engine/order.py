@@ -45,6 +45,8 @@ class OpTask(msgspec.Struct, eq=False, gc=False):
     long a rank's compute stream has stood still in all until its start [s], while a bill may ask for it: None for as
     long as before the kernel before it.
 
+    Of looking ahead: ``at_least`` is :attr:`least`, once anybody has asked; the same in every play.
+
     Of a play: ``ready``, ``start``, ``end`` as columns; ``unmet``, needs still open, one number or (n,); ``left``,
     ranks that have not ended it; ``spent``, seconds, while some ranks still need them; ``look``, how long a piece may
     wait for others, ``waiting`` pieces that do, and when they are ``due`` [s]; ``gate``, the meetings through which all
@@ -80,6 +82,7 @@ class OpTask(msgspec.Struct, eq=False, gc=False):
     idle: Column | None = None
     spent: Column | None = None
     waiting: list[Ints | slice | int] | None = None
+    at_least: float = -1.0
 
     def reset(self) -> None:
         """Nothing has been played."""
@@ -112,6 +115,11 @@ class OpTask(msgspec.Struct, eq=False, gc=False):
     @property
     def least(self) -> float:
         """No rank ends it sooner after it is ready [s]."""
+        if self.at_least < 0.0:
+            self.at_least = self._least()
+        return self.at_least
+
+    def _least(self) -> float:
         if isinstance(self.op, Compute):
             spent = self.op.duration
             pace = self.role.pace

@@ -19,6 +19,9 @@ from clustersim.explain.pace import slow_ranks
 from clustersim.explain.pieces import PieceRule, Pieces, PieceState, by_structure, is_server, staged, workers
 from clustersim.explain.transfers import TransferFacts, sort_of
 
+_WAITS = frozenset((int(PieceRule.PEER), int(PieceRule.QUEUED)))
+_EXPOSED = int(PieceState.EXPOSED)
+"""Plain numbers: to look a name up in an enumeration takes as long as ten additions, and there are a million pieces."""
 MAX_CHASES = 2000
 """Waits that are followed, the costliest first; what is left is charged as they were."""
 
@@ -36,11 +39,16 @@ class Blame:
 
 
 class LostSeconds(NamedTuple):
-    """Seconds that each rank of a class lost, from its first piece of the partition to its last."""
+    """Seconds that each rank of a class (``owner``) lost in one op by one rule, from its first piece of the partition
+    to its last; ``state`` is the first one's."""
 
     seconds: float
     piece: int
     last: int
+    owner: int
+    op: int
+    rule: int
+    state: int
 
 
 @dataclass
@@ -90,6 +98,8 @@ class ChargeBook:
         works = np.zeros(timeline.world_size)
         works[workers(timeline)] = 1
         self.weight = np.bincount(cut.class_of, weights=works, minlength=len(cut.ranks))
+        self._weights = self.weight.tolist()
+        self._counted: set[tuple[tuple[str, str], int]] = set()  # causes, and classes whose ranks they have
         self._servers = set(np.flatnonzero(works == 0).tolist())
         self._last_rank = _last_rank(timeline)
         self.could_hide = [reduces(op) and op.stream != COMPUTE_STREAM for op in timeline.ops]
@@ -110,24 +120,29 @@ class ChargeBook:
         ptr = np.searchsorted(inverse[order], np.arange(len(groups)))
         first = who[order[ptr]]
         last = who[order[np.append(ptr[1:], len(order)) - 1]]
+        facts = (cut.owner[first], cut.op[first], cut.why[first], cut.state[first])
+        columns = (seconds, first, last, *facts)
         waits: list[LostSeconds] = []
-        for lost in map(LostSeconds, seconds.tolist(), first.tolist(), last.tolist()):
-            if cut.why[lost.piece] in (PieceRule.PEER, PieceRule.QUEUED):
+        plain: dict[tuple[int, int, int], Blame] = {}
+        for lost in map(LostSeconds, *(column.tolist() for column in columns)):
+            if lost.rule in _WAITS:
                 waits.append(lost)
-            else:
-                self.add(self._plain(lost.piece), lost)
+                continue
+            key = lost.rule, lost.op, lost.state
+            blame = plain.get(key)
+            if blame is None:
+                blame = plain[key] = self._plain(*key)
+            self.add(blame, lost)
         self._waits(waits)
 
-    def _plain(self, piece: int) -> Blame:
-        """Of a piece in which its rank waits for nobody."""
-        why = int(self.cut.why[piece])
-        op = int(self.cut.op[piece])
+    def _plain(self, why: int, op: int, state: int) -> Blame:
+        """Of a piece in which its rank waits for nobody: by its rule, op and state."""
         if why == PieceRule.TRANSFER:
             return self.of_transfer(op)
         if why == PieceRule.NOTHING:
             return replace(self._of_nothing(), holder=self._last_rank)
         info = self.timeline.ops[op]
-        if why != PieceRule.HOST_WORK and self.cut.state[piece] == PieceState.LAUNCH:
+        if why != PieceRule.HOST_WORK and state == PieceState.LAUNCH:
             return Blame("launch", "kernels")
         if why == PieceRule.HOST_WORK and info.name.startswith(HOST_CALL):
             return Blame("calls", "layers")
@@ -168,20 +183,20 @@ class ChargeBook:
         """Waits for peers: those of one meeting have one cause, so the longest of them is followed."""
         chase = Chase(self.timeline, self.cut)
         cut = self.cut
+        ranks = cut.ranks.tolist()
+        weight = self._weights
         meetings: defaultdict[tuple[int, int], list[LostSeconds]] = defaultdict(list)
         for lost in waits:
-            op = int(cut.op[lost.piece])
-            group = int(chase.group_of(op)[cut.ranks[cut.owner[lost.piece]]])
-            meetings[op, group].append(lost)
-        ranked = sorted(meetings.values(), key=lambda m: -sum(w.seconds * self.weight[cut.owner[w.piece]] for w in m))
+            group = chase.group_of(lost.op).item(ranks[lost.owner])
+            meetings[lost.op, group].append(lost)
+        ranked = sorted(meetings.values(), key=lambda m: -sum(w.seconds * weight[w.owner] for w in m))
         for n, members in enumerate(ranked):
-            _, piece, last = max(members, key=lambda w: w.seconds)
-            op = int(cut.op[piece])
-            rank = int(cut.ranks[cut.owner[piece]])
+            longest = max(members, key=lambda w: w.seconds)
             held = None
-            if n < MAX_CHASES and cut.why[piece] == PieceRule.PEER:
-                held = chase.follow(op, rank, float(cut.start[piece]), float(cut.stop[last]))
-            blame = self._of_wait(op, held)
+            if n < MAX_CHASES and longest.rule == PieceRule.PEER:
+                window = float(cut.start[longest.piece]), float(cut.stop[longest.last])
+                held = chase.follow(longest.op, ranks[longest.owner], *window)
+            blame = self._of_wait(longest.op, held)
             if held is not None:
                 blame = replace(blame, holder=held.rank, holder_op=held.op)
             for lost in members:
@@ -207,21 +222,27 @@ class ChargeBook:
 
     def add(self, blame: Blame, lost: LostSeconds) -> None:
         """Charge what each rank of the piece's class lost."""
-        cut, (seconds, piece, last), key = self.cut, lost, (blame.cause, blame.subject)
-        charge = self.charges.setdefault(key, Charge(*key))
-        owner = int(cut.owner[piece])
-        op = int(cut.op[piece])
-        total = seconds * float(self.weight[owner])
+        key = blame.cause, blame.subject
+        charge = self.charges.get(key)
+        if charge is None:
+            charge = self.charges[key] = Charge(*key)
+        seconds = lost.seconds
+        owner = lost.owner
+        op = lost.op
+        total = seconds * self._weights[owner]
         charge.seconds += total
         charge.count += 1
-        charge.ranks.update(self._class_ranks[owner])
-        if cut.state[piece] == PieceState.EXPOSED and self.could_hide[op]:
+        if (key, owner) not in self._counted:
+            self._counted.add((key, owner))
+            charge.ranks.update(self._class_ranks[owner])
+        if lost.state == _EXPOSED and self.could_hide[op]:
             step = self.exposed[self.timeline.ops[op].step]
             step[key] = step.get(key, 0.0) + total
         if (op >= 0) > (charge.op >= 0) or (seconds > charge.worst and (op >= 0 or charge.op < 0)):
+            cut = self.cut
             charge.worst, charge.op, charge.rank = seconds, op, int(cut.ranks[owner])
             charge.holder_rank, charge.holder_op, charge.link = blame.holder, blame.holder_op, blame.link
-            charge.begin, charge.end = float(cut.start[piece]), float(cut.stop[last])
+            charge.begin, charge.end = float(cut.start[lost.piece]), float(cut.stop[lost.last])
 
     def move_late_starts(self, late: dict[int, LateStart]) -> None:
         """Charge to each step's late start what it exposes, out of what its transfers were charged with."""
