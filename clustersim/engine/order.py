@@ -194,32 +194,38 @@ def _soften(kernels: list[OpTask], watched: dict[str, list[OpTask]]) -> None:
         kernel.soft = tuple(soft)
 
 
-def look_ahead(lists: list[list[OpTask]], clocked: set[int]) -> None:
-    """Set every task's ``look``: no transfer on the clock begins, and nothing watched is reached, sooner after it is
-    ready. ``clocked`` : the first meetings of the sites on the clock."""
-    for task in (task for role_tasks in lists for task in role_tasks):
-        task.look = np.inf
-    ahead = _NoticeDistances(lists)
-    for task in (task for role_tasks in lists for task in role_tasks):
-        if task.watched or isinstance(task.op, Serve):
-            ahead.reach(task, 0.0)
-        for site, _ in task.meets:
-            if task.watched or site.first in clocked:  # who comes late makes it end late for those who watch
-                ahead.reach_all(site, 0.0)
-    ahead.settle()
-    for role_tasks in lists:
-        for task in reversed(role_tasks):
-            task.gate = _gate(task)
-
-
-class _NoticeDistances:
-    """Shortest ways from what is noticed back to all tasks (Dijkstra's)."""
+class LookAhead:
+    """Sets every task's ``look``: no transfer on the clock begins, and nothing watched is reached, sooner after it is
+    ready. These are shortest ways from what is noticed back to all tasks (Dijkstra's), and of more that is noticed they
+    only become shorter: so what another play has on the clock besides is all that is looked at again.
+    """
 
     def __init__(self, lists: list[list[OpTask]]) -> None:
         self._lists = lists
         self._at_once: list[OpTask] = []  # a server's ops are noticed at once, and they are a hundred thousand
         self._heap: list[tuple[float, OpKey, OpTask]] = []
         self._known: dict[int, float] = {}
+        self._clocked: set[int] = set()
+        self.settled = 0  # how many tasks were looked at
+        for task in (task for role_tasks in lists for task in role_tasks):
+            task.look = np.inf
+
+    def clock(self, clocked: set[int]) -> None:
+        """``clocked`` : the first meetings of the sites on the clock; those of before are among them."""
+        fresh = clocked - self._clocked
+        first_time = not self._clocked
+        self._clocked |= fresh
+        for task in (task for role_tasks in self._lists for task in role_tasks):
+            if first_time and (task.watched or isinstance(task.op, Serve)):
+                self.reach(task, 0.0)
+            for site, _ in task.meets:
+                # Who comes late makes it end late for those who watch.
+                if site.first in fresh or (first_time and task.watched):
+                    self.reach_all(site, 0.0)
+        self.settle()
+        for role_tasks in self._lists:
+            for task in reversed(role_tasks):
+                task.gate = _gate(task)
 
     def reach(self, task: OpTask, look: float) -> None:
         """Something is noticed so long after a task is ready [s]."""
@@ -240,6 +246,7 @@ class _NoticeDistances:
     def settle(self) -> None:
         """Go back from all that was reached."""
         while self._at_once or self._heap:
+            self.settled += 1
             look, task = (0.0, self._at_once.pop()) if self._at_once else heappop(self._heap)[::2]
             for task_before in task.before if look == task.look else ():
                 if task_before.look > look or task_before.meets:

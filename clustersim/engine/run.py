@@ -25,7 +25,7 @@ from clustersim.engine.flows.loads import Loads, Slots, VaryingLinks
 from clustersim.engine.flows.network import FlowNetwork
 from clustersim.engine.guess import SharingGuess, firsts
 from clustersim.engine.meetings import sites as meet
-from clustersim.engine.order import OpTask, look_ahead, tasks
+from clustersim.engine.order import LookAhead, OpTask, tasks
 from clustersim.engine.planning import Communicators, PlanBook, Planner
 from clustersim.engine.play import Play
 from clustersim.engine.players import FlowPlayer, Player, Replay, nobody
@@ -122,6 +122,7 @@ class _EngineRun:
         billed = program.overlap_slowdown > 0 and any(isinstance(op, Collective) for r in program.roles for op in r.ops)
         self.bills = Bills(program.overlap_slowdown, self.lists) if billed else None
         link(self.lists)
+        self.ahead: LookAhead | None = None
         self.guess = SharingGuess(program, self.sites, self.loads) if self.fidelity == "flow" else None
         self.clocked = self.guess.clocked if self.guess else firsts(self.sites)
         if varying:
@@ -160,7 +161,8 @@ class _EngineRun:
         if self.bills:
             self.bills.reset(standing, player.not_before)
         if self.clocked:
-            look_ahead(lists, self.clocked)
+            self.ahead = self.ahead or LookAhead(lists)
+            self.ahead.clock(self.clocked)
         self._finished.reset()
         play = Play(lists, standing, clock, player.play, self.bills, self._finished)
         player.on_end = play.met
