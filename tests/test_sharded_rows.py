@@ -178,7 +178,7 @@ def test_deepspeeds_steps_on_one_machine_are_met_within_twenty_percent_in_the_me
             HYBRID,
             18,
             0.06,
-            marks=pytest.mark.xfail(strict=True, reason="nanotron's rows are read since; their memory is 10 to 25 % low"),
+            marks=pytest.mark.xfail(strict=True, reason="nanotron's rows are read since, 10 to 25 % too low"),
         ),
     ],
 )
