@@ -168,6 +168,7 @@ def test_parameters_and_flops_of_a_module_are_its_own(tmp_path, layers):
         assert BATCH * flops(traced) == counted(lambda: module(words).backward())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_parameters_and_flops_of_hugging_faces_models_are_their_own(hugging_face, tmp_path, kind):
     import torch
@@ -181,6 +182,7 @@ def test_parameters_and_flops_of_hugging_faces_models_are_their_own(hugging_face
     assert BATCH * flops(traced) == counted(lambda: step().loss.backward())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "near"), [("llama", 0.015), ("gpt2", 0.01)])
 def test_a_family_written_by_hand_is_its_trace(hugging_face, tmp_path, kind, near):
     """FLOPs and parameters to the last one, and a step in fp32; of its norms the table of Llama counts casts that fp32
