@@ -486,3 +486,11 @@ def test_an_input_that_cannot_be_is_said(text, part):
     with pytest.raises(ModelError, match=r"--input") as error:
         read_input(text)
     assert part in str(error.value)
+
+
+def test_a_torch_that_lacks_what_a_trace_reads_is_said(modules, monkeypatch):
+    import torch
+
+    monkeypatch.delattr(torch.autograd, "_get_sequence_nr")
+    with pytest.raises(ClusterSimError, match=r"torch .*: has no torch\.autograd\._get_sequence_nr.*2\.13"):
+        cli.main(args=["trace-model", f"{modules}:Base", "--input", "floats[4, 8]"], standalone_mode=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from clustersim.model.traced import ModelFile
 
 TYPES = ("bf16", "autocast", "fp32")
+READ_OF_TORCH = {
+    "torch._C": "_current_autograd_node",
+    "torch.autograd": "_get_sequence_nr",
+    "torch._subclasses.fake_tensor": "DynamicOutputShapeException",
+    "torch.utils.checkpoint": "_checkpoint_without_reentrant_generator",
+    "torch.utils.flop_counter": "flop_registry",
+}
+"""What is not of PyTorch's public face, by module."""
 
 
 @click.command(short_help="Trace a PyTorch module of your own to a model file, which runs without torch.")
@@ -72,10 +81,7 @@ def _traced(
     how: tuple[tuple[str, ...], str, str, bool],
 ) -> ModelFile:
     """The file that a command asks for."""
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise ClusterSimError(needs("trace-model", "torch")) from None
+    _check_torch()
     from clustersim.model.traced import TYPES as ALL
     from clustersim.model.tracing import trace_model as traced
     from clustersim.model.tracing.inputs import read_input
@@ -87,6 +93,23 @@ def _traced(
     specs = tuple(map(read_input, inputs))
     with working(f"tracing {words}"):
         return traced(target, specs, tuple(kind for kind in ALL if kind in types), name=name, loss=loss)
+
+
+def _check_torch() -> None:
+    """Raise :class:`ClusterSimError` where PyTorch is not there, or has not what a trace reads of it."""
+    try:
+        import torch
+    except ImportError:
+        raise ClusterSimError(needs("trace-model", "torch")) from None
+    for module, name in READ_OF_TORCH.items():
+        try:
+            is_there = hasattr(import_module(module), name)
+        except ImportError:
+            is_there = False
+        if not is_there:
+            raise ClusterSimError(
+                f"torch {torch.__version__}: has no {module}.{name}, which a trace reads; tried is torch 2.13"
+            )
 
 
 def _arguments(texts: tuple[str, ...]) -> dict[str, Any]:
