@@ -189,8 +189,7 @@ def _filled(draft: str, /, **values: object) -> str:
     "given",
     type=PATH,
     multiple=True,
-    help="What NCCL (NCCL_TOPO_DUMP_FILE), nvidia-smi topo -m, rocm-smi --showtopo or lstopo --of xml wrote; again for "
-    "ibstat, ibv_devinfo -v or nvidia-smi nvlink -s beside it.",
+    help="What NCCL, nvidia-smi topo -m, rocm-smi or lstopo wrote, and ibstat or nvlink -s (clustersim list formats).",
 )
 def topology(
     file: Path,

@@ -39,7 +39,7 @@ def system(text: str, path: Path) -> ET.Element:
     root = ET.Element("system", source="lstopo")
     cpus: dict[str, ET.Element] = {}
     for home, model, bridge in _bridges(tree, "0", {}):
-        cpu = cpus.setdefault(home, ET.Element("cpu", numaid=home, **model))
+        cpu = cpus.setdefault(home, ET.Element("cpu", {"numaid": home, **model}))
         for part in bridge:
             _copied(part, cpu)
     root.extend(cpus.values())

@@ -14,8 +14,16 @@ from typing import Any
 
 Field = tuple[int, int, Any]
 """Number, wire type, value: a whole number, or bytes."""
-_KINDS_2022 = ("INVALID_NODE", "MEM_LOAD_NODE", "COMP_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE")
-_KINDS_2022 += ("COMM_RECV_NODE", "COMM_COLL_NODE")
+_KINDS_2022 = (
+    "INVALID_NODE",
+    "MEM_LOAD_NODE",
+    "COMP_NODE",
+    "MEM_STORE_NODE",
+    "COMP_NODE",
+    "COMM_SEND_NODE",
+    "COMM_RECV_NODE",
+    "COMM_COLL_NODE",
+)
 """Types of nodes; a load with its computation is a computation."""
 _SIZES_2022 = {6: "tensor_size", 12: "num_ops", 16: "comm_src", 17: "comm_dst", 18: "comm_size", 19: "comm_tag"}
 _COLLECTIVES = {

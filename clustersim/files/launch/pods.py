@@ -86,7 +86,7 @@ def _pods(spec: Any) -> Iterator[_Pods]:
     trainer = spec.get("trainer")
     if isinstance(trainer, dict) and _words(trainer):
         yield _Pods(_whole(trainer.get("numNodes")) or 1, trainer)
-    specs = next((spec[key] for key in _REPLICAS if isinstance(spec.get(key), dict)), {})
+    specs: Table = next((spec[key] for key in _REPLICAS if isinstance(spec.get(key), dict)), {})
     leaders = sorted(specs, key=lambda role: role not in ("Master", "Launcher"))
     several = [spec[key] for key in ("tasks", "replicatedJobs") if isinstance(spec.get(key), list)]
     for part in [*(specs[role] for role in leaders), *(part for each in several for part in _tables(each))]:

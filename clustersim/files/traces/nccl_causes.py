@@ -244,9 +244,9 @@ def _names(vias: Mapping[str, int], begin: str) -> str:
 
 def _sockets(evidence: Evidence, pairs: _Pairs) -> Iterator[Cause]:
     if evidence.provider.startswith(_TCP):
-        carried = sum(count for via, count in (pairs.between + pairs.inside).items() if "ibfabric" in via)
+        fabric = sum(count for via, count in (pairs.between + pairs.inside).items() if "ibfabric" in via)
         why = _pinned(evidence, "FI_PROVIDER", "NCCL_NET") or "libfabric found no faster one; see fi_info -p efa"
-        yield Cause("sockets", f"TCP carries {carried} channels: libfabric's provider is {evidence.provider}", why)
+        yield Cause("sockets", f"TCP carries {fabric} channels: libfabric's provider is {evidence.provider}", why)
     between = _count(pairs.between, "NET/Socket")
     used = between + _count(pairs.inside, "NET/Socket")
     chosen = list(evidence.networks)[-1:] == ["Socket"]
