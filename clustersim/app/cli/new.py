@@ -31,7 +31,6 @@ from clustersim.core.outputs import fresh, writing
 from clustersim.core.paths import data_path, shipped
 from clustersim.core.texts import short
 from clustersim.core.tomls import toml_value
-from clustersim.core.units import parse_bandwidth
 
 if TYPE_CHECKING:
     from clustersim.training.parallel import ModelShape
@@ -202,12 +201,13 @@ def topology(
 ) -> None:
     """A machine, as a few changes to a shipped one or as NCCL found it, for clustersim check and cluster.topology."""
     from clustersim.cluster import files as fabrics
+    from clustersim.cluster.files.boards import nics_asked
     from clustersim.cluster.files.nccl_xml import topology_text
 
     if given:
         if topology or mix or oversubscription:
             raise click.UsageError("--from tells the whole machine; only --gpu and --nics may be said beside it")
-        text = topology_text(given, gpu, nics_of(nics) if nics else None)
+        text = topology_text(given, gpu, nics_asked(nics) if nics else None)
     elif mix:
         if gpu or topology or nics:
             raise click.UsageError("--mix says which machines: leave --gpu, --topology and --nics out")
@@ -217,15 +217,6 @@ def topology(
     write_new(file, text, lambda path: fabrics.load(str(path)))
     for line in fabrics.load(str(file)).assumed if given else ():
         click.echo(f"assumed: {line}")
-
-
-def nics_of(text: str) -> tuple[int, float]:
-    """``8x400Gb/s``: how many NICs, and the rate of each [Gb/s]. Raises :class:`ClusterSimError`."""
-    found = re.fullmatch(r"(\d+)\s*x\s*(.+)", text.strip())
-    if found is None or int(found[1]) < 1:
-        raise ClusterSimError(f"--nics {text!r}: write a number and a rate, such as 8x400Gb/s")
-    rate = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", found[2].strip())
-    return int(found[1]), parse_bandwidth(rate) * 8 / 1e9
 
 
 def _changed(file: Path, base: str, nics: str | None, oversubscription: float | None) -> str:

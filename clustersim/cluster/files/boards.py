@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from clustersim.cluster.files.load import load
+from clustersim.core.errors import ClusterSimError
 from clustersim.core.paths import shipped
 from clustersim.core.topology import GPU, NIC, NVSWITCH, Topology
+from clustersim.core.units import parse_bandwidth
 
 WIRES = ("nvlink", "xgmi")
 """Links between the GPUs of a board."""
@@ -113,3 +116,12 @@ def _joined(machine: Topology, gpus: int) -> Board | None:
     if len(first) == gpus or (whole and gpus < len(first)):
         return Board(machine.name, kind, 0.0, tuple(pair for pair in pairs if pair[1] < gpus))
     return None
+
+
+def nics_asked(text: str) -> tuple[int, float]:
+    """``8x400Gb/s``: how many NICs, and the rate of each [Gb/s]. Raises :class:`ClusterSimError`."""
+    match = re.fullmatch(r"(\d+)\s*x\s*(.+)", text.strip())
+    if match is None or int(match[1]) < 1:
+        raise ClusterSimError(f"--nics {text!r}: write a number and a rate, such as 8x400Gb/s")
+    rate = re.sub(r"(?<=\d)(?=[A-Za-z])", " ", match[2].strip())
+    return int(match[1]), parse_bandwidth(rate) * 8 / 1e9
