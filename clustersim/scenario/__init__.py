@@ -19,6 +19,7 @@ from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
 from clustersim.core.tomls import plainly
 from clustersim.core.units import parse_nccl_version, quantity
+from clustersim.scenario.incident_table import together
 from clustersim.scenario.reading import (
     Changes,
     Table,
@@ -117,6 +118,8 @@ class Scenario:
             del table["measured"]
         if not self.file.run.cuda_graph:
             del table["run"]["cuda_graph"]
+        if not self.file.incident:
+            del table["incident"]
         if self.file.run.variation is None:
             del table["run"]["variation"]  # and one that varies as it always did is the run it was
         return table | {"strategy": strategy}
@@ -179,6 +182,8 @@ def from_table(table: Table, path: str | Path = "scenario.toml", changes: Change
     read = convert(whole, ScenarioFile, str(path), changed=changes, dec_hook=quantity)
     with place(str(path), "$.run.nccl_version", changes):
         parse_nccl_version(read.run.nccl_version)
+    with place(str(path), "$.incident", changes):
+        together(read.incident)
     kind = read.strategy.get("kind")
     if not isinstance(kind, str) or kind not in STRATEGIES:
         what = "missing field 'kind'" if kind is None else f"unknown strategy {shown(kind)}"

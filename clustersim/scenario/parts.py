@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +26,6 @@ from clustersim.core.texts import Table, shown, there
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import CPU, Topology
 from clustersim.core.units import parse_nccl_version
-from clustersim.engine.flows.loads import VaryingLinks
 from clustersim.model.base import TransformerShape
 from clustersim.model.seconds import Execution, step_cost
 from clustersim.model.seconds.host import host_bandwidth, pace_of
@@ -68,18 +66,6 @@ def gpu_of(scenario: Scenario) -> str | Device | None:
         return gpu_file.load(located(scenario, "cluster.device", name))
     device(name)
     return name
-
-
-def varying_of(scenario: Scenario, topology: Topology) -> tuple[VaryingLinks, ...]:
-    """Links that change while the run goes on."""
-    found = []
-    for i, one in enumerate(scenario.file.cluster.changes):
-        if one.timed and one.factor is not None:
-            with scenario.at(f"$.cluster.changes[{i}]"):
-                links = fabrics.links_of(topology, one.match)
-            end = math.inf if one.until is None else float(one.until)
-            found.append(VaryingLinks(tuple(links), one.factor, float(one.since or 0.0), end, float(one.every or 0.0)))
-    return tuple(found)
 
 
 def placed(scenario: Scenario) -> tuple[Topology, Mesh]:

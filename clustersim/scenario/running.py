@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,14 +10,18 @@ from clustersim.core import limits
 from clustersim.core.device import AS_IS, Device, Speed, device
 from clustersim.core.errors import ScenarioError
 from clustersim.core.memory_use import MemoryUse
+from clustersim.core.mesh import Mesh
 from clustersim.core.model import StepCost
 from clustersim.core.program import Program
-from clustersim.core.topology import GPU
+from clustersim.core.timeline import Timeline
+from clustersim.core.topology import GPU, Topology
 from clustersim.core.units import format_bytes, format_time
 from clustersim.scenario import Scenario
 from clustersim.scenario.altered import draw, joined, mean_peak, pinned, slowed, varied
 from clustersim.scenario.held import ScenarioParts, held
-from clustersim.scenario.parts import DeviceKind, backend_of, kinds_of, play, varying_of
+from clustersim.scenario.incident_table import KINDS
+from clustersim.scenario.incidents import varying_of, with_incidents
+from clustersim.scenario.parts import DeviceKind, backend_of, kinds_of, play
 from clustersim.scenario.ran import ran
 from clustersim.scenario.result import Result
 
@@ -44,8 +49,12 @@ class Prepared(ScenarioParts):
         return self.use
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> Result:
-        """Simulate; ``progress`` is called with (ops finished, ops in all)."""
+        """Simulate; ``progress`` is called with (ops finished, ops in all).
+
+        Raises :class:`ScenarioError` for a run that an incident hangs: it has no step time.
+        """
         fidelity = self.scenario.file.run.fidelity
+        _goes_on(self.scenario)
         # What can still be wrong is a rank that cannot reach another, so the machine is named.
         with self.scenario.at("$.cluster"):
             varying = varying_of(self.scenario, self.topology)
@@ -99,6 +108,14 @@ class Prepared(ScenarioParts):
             yield f"          {format_bytes(use.total)} of {room}, most at {use.peak}"
 
 
+def _goes_on(scenario: Scenario) -> None:
+    """Raise :class:`ScenarioError` where an incident hangs the run."""
+    for i, incident in enumerate(scenario.file.incident):
+        if incident.hangs:
+            with scenario.at(f"$.incident[{i}]"):
+                raise ScenarioError(f"{incident} hangs this run, which has no step time; take it away for figures")
+
+
 def _affordable(scenario: Scenario, layers: int) -> None:
     """Raise :class:`ScenarioError` where the ops of all passes, at the very least, take more memory than there is."""
     from clustersim.engine import need
@@ -130,7 +147,16 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
         program = pinned(program, file.run.pins)
     if file.run.variation is not None:
         program = varied(program, draw(scenario, topology, mesh), mesh)
-    model_notes = (*_hosts(found, cost), *model.notes, *_mixture(kinds), *_periods(scenario), *_changed(scenario))
+    if file.incident:
+        program = _struck(scenario, program, topology, mesh)
+    model_notes = (
+        *_hosts(found, cost),
+        *model.notes,
+        *_mixture(kinds),
+        *_periods(scenario),
+        *_changed(scenario),
+        *_told(scenario),
+    )
     said = dict.fromkeys((*model_notes, *program.notes))
     return Prepared(**vars(found), device=gpu, cost=cost, program=program, notes=tuple(said), peak_flops=peak)
 
@@ -153,6 +179,17 @@ def _program(found: ScenarioParts, kind: DeviceKind) -> Program:
         program = build(found.model, cost, found.mesh, scenario.config, steps, file.run.seed)
         program.check()
     return program
+
+
+def _struck(scenario: Scenario, program: Program, topology: Topology, mesh: Mesh) -> Program:
+    """What should happen, with what incidents make of the ranks' ops."""
+    varying = varying_of(scenario, topology)
+
+    def played(changed: Program) -> Timeline:
+        return play(scenario, changed, topology, mesh, fidelity=scenario.file.run.fidelity, varying=varying)
+
+    with scenario.at("$.incident"):
+        return with_incidents(scenario, program, topology, mesh, played)
 
 
 def _hosts(found: ScenarioParts, cost: StepCost) -> Iterator[str]:
@@ -194,6 +231,13 @@ def _changed(scenario: Scenario) -> Iterator[str]:
             yield f"{where} says its rate, and NCCL plans around it; factor is for what it does not see"
         elif one.factor is not None and one.factor < 1:
             yield f"{where} delivers {one.factor:g} of what NCCL reads and plans with; bandwidth is for what it sees"
+
+
+def _told(scenario: Scenario) -> Iterator[str]:
+    """What goes wrong, where and when."""
+    for i, incident in enumerate(scenario.file.incident):
+        until = "" if incident.until == math.inf else f" until {format_time(incident.until)}"
+        yield f"incident[{i}]: {incident} from {format_time(incident.since)}{until}: {KINDS[incident.kind].words}"
 
 
 def _mixture(kinds: Sequence[DeviceKind]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from clustersim.core.texts import Table
 from clustersim.core.units import Bandwidth, Bytes, Seconds
 from clustersim.core.variation import Variation
 from clustersim.scenario.campaign_schema import CampaignTable
+from clustersim.scenario.incident_table import Incident
 from clustersim.training.parallel import ParallelConfig
 
 Positive = Annotated[int, Meta(ge=1, le=10_000_000)]
@@ -270,6 +271,7 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     parallel : how the model is split over ranks; without it every rank holds the whole.
     campaign : the whole training that steps like this one are of, for ``clustersim campaign``.
     measured : what was timed on the real machine.
+    incident : what goes wrong in this run, where and when.
     """
 
     cluster: Cluster
@@ -279,3 +281,4 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     parallel: ParallelConfig | None = None
     campaign: CampaignTable | None = None
     measured: Measured | None = None
+    incident: tuple[Incident, ...] = ()

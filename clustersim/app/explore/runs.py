@@ -132,7 +132,7 @@ def _play(edited: Scenario) -> ExploredRun:
 def _asked_to_vary(prepared: Prepared) -> bool:
     """Whether the file says that ranks differ; else it is their GPU's usual jitter."""
     file = prepared.scenario.file
-    return bool(file.run.jitter or file.cluster.slow or file.run.variation)
+    return bool(file.run.jitter or file.cluster.slow or file.run.variation or file.incident)
 
 
 def _folded(prepared: Prepared) -> ExploredRun:

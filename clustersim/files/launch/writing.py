@@ -31,6 +31,7 @@ from clustersim.training.schedules import schedule
 OURS = (
     "cluster.",
     "campaign",
+    "incident",
     "run.steps",
     "run.seed",
     "run.jitter",

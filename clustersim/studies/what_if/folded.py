@@ -83,8 +83,8 @@ def folded(
     ``sketched`` goes before ``roughly``. ``factors`` : rates of the machine turned, as
     :func:`clustersim.studies.what_if.rerun.rerun_with` does.
 
-    A scenario whose ranks differ (jitter, variation, slow GPUs), or whose model is not split, is played whole. Raises
-    as ``run``.
+    A scenario whose ranks differ (jitter, variation, slow GPUs, incidents), or whose model is not split, is played
+    whole. Raises as ``run``.
     """
     factors = factors or {}
     speed = speed_of(factors)
@@ -98,6 +98,7 @@ def folded(
         or cluster.slow
         or any(one.timed for one in cluster.changes)
         or scenario.file.run.variation is not None
+        or scenario.file.incident
     )
     if split is None or differ or not split.schedule.synchronous:
         return FoldedStep(rerun_with(scenario, factors))

@@ -1,0 +1,182 @@
+"""What ``[[incident]]`` does to a run that goes on: ops of a rank take longer for a time, links have less left.
+
+Links change as those of ``[[cluster.changes]]`` do, while collectives are planned as if they did not. A rank's ops are
+longer where they start within the incident's time; which ones those are, a play of the run up to each such moment says.
+What comes before a moment cannot depend on what comes after it, so the last play agrees with all before it: the answer
+is exact, to the op that is under way at the moment, which stays as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from clustersim.cluster import files as fabrics
+from clustersim.core.arrays import Bools, Ints
+from clustersim.core.errors import ScenarioError
+from clustersim.core.mesh import Mesh
+from clustersim.core.program import Compute, Op, Program, Role
+from clustersim.core.timeline import Timeline
+from clustersim.core.topology import Topology
+from clustersim.core.units import format_time
+from clustersim.engine.flows.loads import VaryingLinks
+from clustersim.scenario import Scenario
+from clustersim.scenario.altered import GPU_BOUNDS
+from clustersim.scenario.incident_table import Incident
+
+DOWN = 0.001
+"""Share of its rate that a link has while it is down, as in ``[[cluster.changes]]``: the engine has no link without."""
+
+Play = Callable[[Program], Timeline]
+
+
+def links_struck(incident: Incident, topology: Topology) -> tuple[int, ...]:
+    """The links of an incident. Raises :class:`TopologyError` where it names none."""
+    return tuple(fabrics.links_of(topology, str(incident.link)))
+
+
+def varying_of(scenario: Scenario, topology: Topology) -> tuple[VaryingLinks, ...]:
+    """Links that change while the run goes on, by ``[[cluster.changes]]`` and by ``[[incident]]``."""
+    varying = []
+    for i, one in enumerate(scenario.file.cluster.changes):
+        if one.timed and one.factor is not None:
+            with scenario.at(f"$.cluster.changes[{i}]"):
+                links = fabrics.links_of(topology, one.match)
+            end = math.inf if one.until is None else float(one.until)
+            varying.append(
+                VaryingLinks(tuple(links), one.factor, float(one.since or 0.0), end, float(one.every or 0.0))
+            )
+    return (*varying, *varying_links(scenario, topology))
+
+
+def varying_links(scenario: Scenario, topology: Topology) -> Iterator[VaryingLinks]:
+    """Links that incidents change while the run goes on. Raises :class:`ScenarioError` for one that does not exist."""
+    for i, incident in enumerate(scenario.file.incident):
+        if incident.link is None:
+            continue
+        with scenario.at(f"$.incident[{i}].link"):
+            links = links_struck(incident, topology)
+        if incident.hangs:
+            continue
+        left = DOWN if incident.left is None else incident.left
+        if incident.every is not None and incident.lasts is not None:
+            yield VaryingLinks(links, left, incident.since, incident.since + incident.lasts, float(incident.every))
+        else:
+            yield VaryingLinks(links, left, incident.since, incident.until)
+
+
+def with_incidents(scenario: Scenario, program: Program, topology: Topology, mesh: Mesh, play: Play) -> Program:
+    """The Program with what incidents make of its ranks' ops.
+
+    ``play`` : simulates a Program of this scenario, with the links that incidents change.
+
+    Raises :class:`ScenarioError` for a rank or node that does not exist, or a time outside the run.
+    """
+    incidents = scenario.file.incident
+    ranks = [_ranks(i, incident, topology, mesh) for i, incident in enumerate(incidents)]
+    strikes = [_Strike(incident, who, program) for incident, who in zip(incidents, ranks, strict=True)]
+    for i, strike in enumerate(strikes):
+        if strike.incident.kind == "slow_data" and not any(part.any() for part in strike.touched):
+            wrong = f"no rank of {scenario.strategy.name} loads a batch of its own in this Program"
+            raise ScenarioError(f"{wrong} (at $.incident[{i}].kind)")
+    for moment in _moments(incidents):
+        timeline = play(_longer(program, strikes))
+        _within(incidents, moment, timeline.makespan)
+        for strike in strikes:
+            strike.turn(moment, program, timeline)
+    return _longer(program, strikes)
+
+
+def _ranks(i: int, incident: Incident, topology: Topology, mesh: Mesh) -> Ints:
+    """The ranks that an incident strikes; none of a link."""
+    workers = mesh.workers
+    if incident.rank is not None:
+        if incident.rank >= workers:
+            wrong = f"no rank {incident.rank}: the run has ranks 0..{workers - 1}"
+            raise ScenarioError(f"{wrong} (at $.incident[{i}].rank)")
+        return np.array([incident.rank])
+    if incident.node is not None:
+        if incident.node >= mesh.n_nodes:
+            wrong = f"no node {incident.node}: the run has nodes 0..{mesh.n_nodes - 1}"
+            raise ScenarioError(f"{wrong} (at $.incident[{i}].node)")
+        nodes = topology.vertex_node[mesh.gpus[:workers]]
+        return np.flatnonzero(nodes == np.unique(nodes)[incident.node]).astype(np.int64)
+    return np.zeros(0, dtype=np.int64)
+
+
+def _moments(incidents: Sequence[Incident]) -> list[float]:
+    """When incidents begin and end, ascending, without what begins with the run or never ends."""
+    ends = (moment for incident in incidents for moment in (incident.since, incident.until))
+    return sorted({moment for moment in ends if 0 < moment < math.inf})
+
+
+def _within(incidents: Sequence[Incident], moment: float, makespan: float) -> None:
+    """Raise :class:`ScenarioError` where an incident begins at a moment that the run does not reach."""
+    for i, incident in enumerate(incidents):
+        if incident.since == moment and moment >= makespan:
+            wrong = f"{format_time(moment)} is outside the run, which is over after {format_time(makespan)}"
+            raise ScenarioError(f"{wrong}; run.steps makes it longer (at $.incident[{i}].at)")
+
+
+class _Strike:
+    """An incident, and which ops of which rank it has its hand on: per role (ops, ranks) bool."""
+
+    def __init__(self, incident: Incident, ranks: Ints, program: Program) -> None:
+        self.incident = incident
+        begun = incident.since == 0 and not incident.hangs
+        self.touched = [self._may(role, ranks) for role in program.roles]
+        self.active = [part & begun for part in self.touched]
+
+    def _may(self, role: Role, ranks: Ints) -> Bools:
+        """Ops that the incident makes longer, whenever they start."""
+        kind = self.incident.kind
+        ops = np.array([_is_struck(op, kind) for op in role.ops], dtype=np.bool_)
+        touched: Bools = ops[:, None] & np.isin(role.ranks, ranks)[None, :]
+        return touched
+
+    def turn(self, moment: float, program: Program, timeline: Timeline) -> None:
+        """At a moment, begin or end with the ops that have not started by then."""
+        if self.incident.hangs or moment not in (self.incident.since, self.incident.until):
+            return
+        offset = 0
+        for role, touched, active in zip(program.roles, self.touched, self.active, strict=True):
+            columns = np.flatnonzero(touched.any(axis=0)).tolist()
+            for column in columns:
+                spans = timeline.spans([int(role.ranks[column])])
+                later = spans["op"][spans["start"] >= moment] - offset
+                later = later[(later >= 0) & (later < len(role.ops))]
+                active[later, column] = touched[later, column] & (moment == self.incident.since)
+            offset += len(role.ops)
+
+
+def _is_struck(op: Op, kind: str) -> bool:
+    if not isinstance(op, Compute):
+        return False
+    if kind == "slow_gpu":
+        return op.bound in GPU_BOUNDS
+    if kind == "slow_host":
+        return op.paced
+    return kind == "slow_data" and op.phase == "input"
+
+
+def _longer(program: Program, strikes: Sequence[_Strike]) -> Program:
+    """The Program with the ops longer that strikes have their hands on."""
+    roles = list(program.roles)
+    for n, role in enumerate(roles):
+        ops = list(role.ops)
+        for strike in strikes:
+            active = strike.active[n]
+            for i in np.flatnonzero(active.any(axis=1)).tolist():
+                ops[i] = _struck(ops[i], strike.incident, active[i])
+        roles[n] = replace(role, ops=tuple(ops))
+    return replace(program, roles=tuple(roles)) if any(part.any() for s in strikes for part in s.active) else program
+
+
+def _struck(op: Op, incident: Incident, ranks: Bools) -> Op:
+    duration = np.broadcast_to(np.asarray(getattr(op, "duration", 0.0), dtype=np.float64), ranks.shape)
+    longer = duration * (incident.slowdown or 1.0) + float(incident.pause or 0.0)
+    return msgspec.structs.replace(op, duration=np.where(ranks, longer, duration))
