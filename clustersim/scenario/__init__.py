@@ -35,6 +35,7 @@ from clustersim.scenario.schema import ScenarioFile
 
 if TYPE_CHECKING:
     from clustersim.core.program import Program
+    from clustersim.engine.hang import Hang
     from clustersim.scenario.result import Result
     from clustersim.scenario.running import Prepared
     from clustersim.scenario.timed import StepFit
@@ -119,7 +120,8 @@ class Scenario:
         if not self.file.run.cuda_graph:
             del table["run"]["cuda_graph"]
         if not self.file.incident:
-            del table["incident"]
+            del table["incident"]  # and one in which nothing goes wrong
+            del table["watchdog"]  # which nobody sees there
         if self.file.run.variation is None:
             del table["run"]["variation"]  # and one that varies as it always did is the run it was
         return table | {"strategy": strategy}
@@ -143,6 +145,11 @@ class Scenario:
     def program(self) -> Program:
         """What should happen."""
         return self.prepare().program
+
+    def hang(self) -> Hang | None:
+        """Who waits for whom, and when a watchdog says so, where an ``[[incident]]`` hangs the run; None where it goes
+        on. A hang is an answer, not an error."""
+        return self.prepare().hang()
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> Result:
         """Simulate it; ``progress`` is called with (ops finished, ops in all).

@@ -75,11 +75,16 @@ def parse_overrides(texts: Iterable[str]) -> Table:
 
     >>> parse_overrides(["model.seq_len=", "campaign="])
     {'model.seq_len': None, 'campaign': None}
+
+    A list of tables is set as a whole:
+
+    >>> parse_overrides(["incident=[{kind = 'dead_rank', rank = 3, at = '2 s'}]"])
+    {'incident': [{'kind': 'dead_rank', 'rank': 3, 'at': '2 s'}]}
     """
     overrides: Table = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        least = "+" if value.strip() else "*"  # a whole table is taken away, and never a value
+        least = "+" if value.strip() and value.strip()[0] != "[" else "*"  # a whole table is taken away, or a list
         if not equals or not re.fullmatch(rf"[\w-]+(\.[\w-]+){least}", key.strip()):
             raise ScenarioError(f"--set {short(text)}: write it as table.key=value, like cluster.nodes=4")
         overrides[key.strip()] = _value(text, value.strip()) if value.strip() else None

@@ -16,6 +16,7 @@ from clustersim.core.program import Program
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import GPU, Topology
 from clustersim.core.units import format_bytes, format_time
+from clustersim.engine.hang import Hang
 from clustersim.scenario import Scenario
 from clustersim.scenario.altered import draw, joined, mean_peak, pinned, slowed, varied
 from clustersim.scenario.held import ScenarioParts, held
@@ -53,13 +54,25 @@ class Prepared(ScenarioParts):
 
         Raises :class:`ScenarioError` for a run that an incident hangs: it has no step time.
         """
-        fidelity = self.scenario.file.run.fidelity
         _goes_on(self.scenario)
+        return Result(self, self.play(progress))
+
+    def play(self, progress: Callable[[int, int], None] | None = None) -> Timeline:
+        """The Timeline of the run, without an incident that hangs it."""
+        fidelity = self.scenario.file.run.fidelity
         # What can still be wrong is a rank that cannot reach another, so the machine is named.
         with self.scenario.at("$.cluster"):
             varying = varying_of(self.scenario, self.topology)
             machine = self.program, self.topology, self.mesh
-            return Result(self, play(self.scenario, *machine, fidelity=fidelity, progress=progress, varying=varying))
+            return play(self.scenario, *machine, fidelity=fidelity, progress=progress, varying=varying)
+
+    def hang(self, timeline: Timeline | None = None) -> Hang | None:
+        """The hang that an incident makes of this run; None where it goes on. ``timeline`` : of :meth:`play`."""
+        from clustersim.scenario.hanging import hang_of
+
+        if not any(incident.hangs for incident in self.scenario.file.incident):
+            return None
+        return hang_of(self, self.play() if timeline is None else timeline)
 
     def __repr__(self) -> str:
         return f"<Prepared {self.scenario.title}: {self.gpus:,} GPUs of {self.topology.name}>"
@@ -113,7 +126,9 @@ def _goes_on(scenario: Scenario) -> None:
     for i, incident in enumerate(scenario.file.incident):
         if incident.hangs:
             with scenario.at(f"$.incident[{i}]"):
-                raise ScenarioError(f"{incident} hangs this run, which has no step time; take it away for figures")
+                raise ScenarioError(
+                    f"{incident} hangs this run, which has no step time; `clustersim run` says who waits for whom"
+                )
 
 
 def _affordable(scenario: Scenario, layers: int) -> None:

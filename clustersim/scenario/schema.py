@@ -11,6 +11,7 @@ from msgspec import Meta
 from clustersim.core.texts import Table
 from clustersim.core.units import Bandwidth, Bytes, Seconds
 from clustersim.core.variation import Variation
+from clustersim.engine.hang import Watchdogs
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.scenario.incident_table import Incident
 from clustersim.training.parallel import ParallelConfig
@@ -271,7 +272,7 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     parallel : how the model is split over ranks; without it every rank holds the whole.
     campaign : the whole training that steps like this one are of, for ``clustersim campaign``.
     measured : what was timed on the real machine.
-    incident : what goes wrong in this run, where and when.
+    incident : what goes wrong in this run, where and when. watchdog : what ends it where it hangs.
     """
 
     cluster: Cluster
@@ -282,3 +283,4 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     campaign: CampaignTable | None = None
     measured: Measured | None = None
     incident: tuple[Incident, ...] = ()
+    watchdog: Watchdogs = Watchdogs()

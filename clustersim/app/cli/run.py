@@ -20,6 +20,7 @@ from clustersim.app.cli.common import (
     stdout,
     working,
 )
+from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import Folder, json_text
 from clustersim.core.units import format_bytes, format_time
 
@@ -69,6 +70,9 @@ def run(
     ranks = rank_list((wanted,), "--trace-ranks") if wanted not in {None, ALL} else None
     overrides = scenarios.parse_overrides(changes) | ({} if gpu is None else {"cluster.device": gpu})
     loaded = scenarios.load(scenario, overrides)
+    if any(incident.hangs for incident in loaded.file.incident):
+        _say_hang(loaded, as_json, out, page)
+        return
     folder = None if out is None else _folder(loaded, out)
     with working(f"simulating {loaded.name}") as progress:
         result = loaded.run(progress)
@@ -85,6 +89,22 @@ def run(
         print_json(document)
     else:
         _print(result, out, page, traced)
+
+
+def _say_hang(scenario: Scenario, as_json: bool, out: Path | None, page: Path | None) -> None:
+    """Who waits for whom. Raises :class:`ClusterSimError` where files of a whole run are asked for."""
+    import msgspec
+
+    if out is not None or page is not None:
+        raise ClusterSimError("an incident hangs this run, which has no step to write; leave --out and --report away")
+    with working(f"simulating {scenario.name}"):
+        hang = scenario.hang()
+    if hang is None:
+        return
+    if as_json:
+        print_json({"hang": msgspec.to_builtins(hang) | {"detected": hang.detected, "lost": hang.lost}})
+    else:
+        stdout().say(*hang.lines())
 
 
 def _folder(scenario: Scenario, out: Path) -> Folder:
