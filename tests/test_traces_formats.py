@@ -103,6 +103,19 @@ def lines(name: str) -> list[Table]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+FAILED = """train.py FAILED
+Failures:
+  <NO_OTHER_FAILURES>
+Root Cause (first observed failure):
+[0]:
+  host      : node1
+  rank      : 5 (local_rank: 1)
+  exitcode  : -9 (pid: 4005)
+"""
+PORTS = """node_infiniband_state_id{device="mlx5_0",port="1"} 4
+node_infiniband_rate_bytes_per_second{device="mlx5_0",port="1"} 5e+10
+"""
+
 GROUPS = [{"pg_name": str(i), "pg_desc": "mesh", "ranks": list(range(500))} for i in range(60)]
 
 OBJECTS: dict[str, tuple[str, Table]] = {
@@ -129,6 +142,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "NCCL_DEBUG": ("nccl_debug", LOG),
     "Megatron-LM": ("step_timers", megatron(RANGES)),
     "watchdog": ("watchdog", timeout(0, 4)),
+    "torchrun": ("watchdog", FAILED),
+    "counters of NICs": ("link_counters", PORTS),
     "DeepSpeed": ("deepspeed", LINE.format(op="all_reduce", ms="1", size="1.0 MB", alg="1", bus="1")),
 }
 COLUMNS: dict[str, tuple[str, str]] = {

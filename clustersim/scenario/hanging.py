@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from clustersim.core.errors import ScenarioError
+from clustersim.core.program import DTYPE_BYTES
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 from clustersim.engine.hang import Hang, RankCall, WatchdogAlarm, Watchdogs
@@ -121,14 +122,16 @@ def _otherwise(kind: str, calls: tuple[RankCall, ...], wrong: int) -> Iterator[R
     at = next(i for i, call in enumerate(calls) if call.op == wrong)
     for i, call in enumerate(calls):
         if kind == "other_order" and i in (at, at + 1) and at + 1 < len(calls):
-            other = calls[2 * at + 1 - i]
-            yield replace(call, kind=other.kind, nbytes=other.nbytes, dtype=other.dtype, name=other.name)
+            next_to = calls[2 * at + 1 - i]
+            yield replace(call, kind=next_to.kind, nbytes=next_to.nbytes, dtype=next_to.dtype, name=next_to.name)
         elif i != at:
             yield call
         elif kind == "other_size":
             yield replace(call, nbytes=call.nbytes * OTHER_SIZE)
         elif kind == "other_type":
-            yield replace(call, dtype=OTHER_TYPES.get(call.dtype, "fp32"))
+            other = OTHER_TYPES.get(call.dtype, "fp32")
+            share = DTYPE_BYTES[other] / DTYPE_BYTES.get(call.dtype, 4)
+            yield replace(call, dtype=other, nbytes=call.nbytes * share)
         else:
             yield replace(call, kind=OTHER_KINDS.get(call.kind, "all_reduce"))
 

@@ -35,8 +35,8 @@ _COLLECTIVE_NAMES = {
 }
 """As c10d records them; other kinds have the same name there."""
 
-_DTYPE_NAMES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16", "fp64": "Double", "int32": "Int", "int64": "Long"}
-_DTYPE_NAMES |= {"uint8": "Byte", "fp8": "Float8_e4m3fn", "tf32": "Float"}
+DTYPE_NAMES = {"fp32": "Float", "fp16": "Half", "bf16": "BFloat16", "fp64": "Double", "int32": "Int", "int64": "Long"}
+DTYPE_NAMES |= {"uint8": "Byte", "fp8": "Float8_e4m3fn", "tf32": "Float"}
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -161,7 +161,7 @@ def _collective_args(op: OpInfo, world: int) -> Plain:
         "In msg nelems": piece if op.kind == "all_gather" else elements,
         "Out msg nelems": piece if op.kind == "reduce_scatter" else elements,
         "Group size": size,
-        "dtype": _DTYPE_NAMES.get(dtype, dtype),
+        "dtype": DTYPE_NAMES.get(dtype, dtype),
         "Process Group Name": str(detail.pop("communicator", "world")),
         "bytes": op.nbytes,
     }

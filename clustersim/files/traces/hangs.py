@@ -136,6 +136,7 @@ def _fault(
         at_code = f" at {where}" if where else ""
         advice = f"look at {rank_list(odd)}{at_code}: every rank must call the same collective, of one size and type"
         text = f"{text}ranks differ: {_differences(here)}{tail}"
+        bare = replace(bare, differs_in=_differs_in(seq, at, odd))
         return replace(bare, text=text, cause="differs", look_at=odd, where=where or first.where, advice=advice)
     if unseen:
         return replace(
@@ -267,6 +268,23 @@ def _odd_ranks(here: Mapping[int, Call]) -> list[int]:
     if times == second:
         return sorted(here)
     return [rank for rank in sorted(here) if _signature(here[rank]) != usual]
+
+
+def _differs_in(seq: int, at: Mapping[int, Mapping[int, Call]], odd: list[int]) -> str:
+    """``order`` where odd ranks called next what others called here, and here what others call next; else what the
+    calls themselves differ in: ``kind``, ``size`` or ``type``."""
+    here = {rank: call for rank, call in at[seq].items() if call.name}
+    usual = next((rank for rank in sorted(here) if rank not in odd), min(here))
+    other = next(rank for rank in odd if _signature(here[rank]) != _signature(here[usual]))
+    later = at.get(seq + 1, {})
+    if other in later and usual in later:
+        swapped = _signature(here[other]) == _signature(later[usual])
+        if swapped and _signature(later[other]) == _signature(here[usual]):
+            return "order"
+    ours, theirs = _signature(here[usual]), _signature(here[other])
+    if ours[0] != theirs[0]:
+        return "kind"
+    return "type" if ours[1] != theirs[1] else "size"
 
 
 def _differences(here: Mapping[int, Call]) -> str:

@@ -46,6 +46,10 @@ _ABSENT = re.compile(r"Could not find|No plugin found|not found|cannot open shar
 _NEEDED = re.compile(r"([^\s=:]+\.so[\w.]*): cannot open shared object")
 _NET = re.compile(r"Using network (.+?)\s*$|Initialized NET plugin (\S+)|Assigned NET plugin (\S+) to comm")
 _VERBS = re.compile(r"(?:Could not open|Failed to open|[Uu]nable to open) (libibverbs\S*)")
+_PORT_DOWN = re.compile(r"NET/IB : ([\w.-]{1,80}):\d+ Got async event ?: port error")
+_GIVEN_UP = re.compile(
+    r"NET/IB ?: Got completion from peer .*?status=(?:IBV_WC_RETRY_EXC_ERR\(12\)|12\b).*?(?: hca (\S+))?$"
+)
 _FAR = ("SYS", "NODE")
 """Types of a path that leaves the CPU that the GPU hangs on."""
 
@@ -72,6 +76,8 @@ class Evidence:
     plugins: dict[str, None] = field(default_factory=dict)
     networks: dict[str, None] = field(default_factory=dict)
     no_nvls: bool = False
+    ports_down: dict[str, None] = field(default_factory=dict)
+    given_up: dict[str, None] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
 
     def add(self, line: str) -> None:
@@ -111,6 +117,11 @@ class Evidence:
         self.gdr_on += "GPU Direct RDMA Enabled" in line
         if "NET/IB : Using" in line:
             self.hcas |= dict.fromkeys(_HCAS.findall(line))
+        host = _HOST.search(line)
+        if match := _PORT_DOWN.search(line):
+            self.ports_down[f"{host[1] if host else '?'}/{match[1]}"] = None
+        if match := _GIVEN_UP.search(line):
+            self.given_up[f"{host[1] if host else '?'}/{match[1] or '?'}"] = None
         self.no_device = self.no_device or "NET/IB : No device found" in line
         if match := _VERBS.search(line):
             self.no_verbs = short(match[1])
@@ -142,6 +153,7 @@ def causes(evidence: Evidence, nodes: int, channels: Mapping[str, int]) -> list[
     """What is slower than it need be, the most costly first; ``nodes`` 0: not known."""
     pairs = _sorted(evidence, nodes)
     return [
+        *_lost_ports(evidence),
         *_sockets(evidence, pairs),
         *_no_p2p(evidence, pairs, nodes),
         *_network_inside(evidence, pairs),
@@ -151,6 +163,17 @@ def causes(evidence: Evidence, nodes: int, channels: Mapping[str, int]) -> list[
         *_few_channels(evidence, channels),
         *_no_nvls(evidence),
     ]
+
+
+def _lost_ports(evidence: Evidence) -> Iterator[Cause]:
+    """Ports that went down; and where none says so, NICs whose messages nobody acknowledged."""
+    for place in evidence.ports_down:
+        why = "the NIC reports a port error: its cable, its switch port, or the NIC (ibstat, dmesg)"
+        yield Cause("port_down", f"port {place} went down", why, place)
+    if evidence.given_up and not evidence.ports_down:
+        names = few(list(evidence.given_up), SHOWN)
+        why = "no acknowledgement came (status 12): a port at the other end is down, or a switch between drops"
+        yield Cause("peer_lost", f"NICs {names} gave up sending", why)
 
 
 def _sorted(evidence: Evidence, nodes: int) -> _Pairs:

@@ -79,7 +79,7 @@ def read(paths: Sequence[Path]) -> NcclLog:
             n_channels = int(match[6]) - int(match[5]) + 1 if match[5] else 0
             kind = kind_of(match[1] or "") or (match[1] or "a collective")
             choices[kind, int(match[2]), _name(match[3], ALGORITHMS), _name(match[4], PROTOCOLS), n_channels] += 1
-    if not (ranks or channels or via or choices):
+    if not (ranks or channels or via or choices or evidence.ports_down or evidence.given_up):
         raise TraceError(
             f"{paths[0]}: no communicator in this log; NCCL_DEBUG=INFO writes one (NCCL_DEBUG_SUBSYS=INIT)"
         )
@@ -87,7 +87,9 @@ def read(paths: Sequence[Path]) -> NcclLog:
     nodes = max(nodes, evidence.machines)  # NCCL takes machines that NVLink joins for one node
     source = ", ".join(map(str, paths))
     reasons = causes(evidence, nodes, channels)
-    log = NcclLog(source, [], sorted(versions), ranks, nodes, channels, pinned, via, rows, causes=reasons)
+    log = NcclLog(
+        source, [], sorted(versions), ranks, nodes, channels, pinned, via, rows, causes=reasons, hosts=evidence.hosts
+    )
     return msgspec.structs.replace(log, lines=[*_lines(log), *conclusion(reasons)])
 
 

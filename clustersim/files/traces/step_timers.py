@@ -217,13 +217,19 @@ def _told(source: str, collected: Collected, steps: list[tuple[int, float]]) -> 
     steady = [seconds for _, seconds in steps[1:]] or [seconds for _, seconds in steps]
     step = median(steady) if steady else None
     parts = [
-        LoggedPart(name, median(low for low, _ in values), median(high for _, high in values), len(values))
+        LoggedPart(
+            name,
+            median(low for low, _ in values),
+            median(high for _, high in values),
+            len(values),
+            max(values, key=lambda pair: pair[1] - pair[0]),
+        )
         for name, values in collected.parts.items()
     ]
     rates = {name: median(values) for name, values in collected.rates.items()}
     name = collected.framework or "a training framework"
     lines = list(_lines(name, steps, step, parts, rates))
-    return TrainingLog(source, lines, name, len(steps), step, parts, rates)
+    return TrainingLog(source, lines, name, len(steps), step, parts, rates, times=steps)
 
 
 def _lines(

@@ -37,12 +37,15 @@ class ChoiceComparison(LoggedChoice, frozen=True):
 class Cause(msgspec.Struct, frozen=True):
     """What an NCCL log shows to be slower than it need be, in ``text``, and ``why``.
 
-    kind : sockets, p2p_off, net_inside, gdr_off, far_nic, plugin_failed, few_channels or nvls_off.
+    kind : sockets, p2p_off, net_inside, gdr_off, far_nic, plugin_failed, few_channels, nvls_off, port_down
+        or peer_lost.
+    place : of a port that is down, ``"node0/mlx5_0"``.
     """
 
     kind: str
     text: str
     why: str
+    place: str = ""
 
 
 class NcclLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
@@ -51,7 +54,7 @@ class NcclLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
     source : where it is from. lines : for people, the answer first. ranks, nodes : 0 where it does not say.
     channels : by sort. set : what the environment pins. transports : how many channels go by each.
     causes : what is slower than it need be; none where nothing is.
-    skipped : what was left out, reason -> how many.
+    hosts : rank -> machine, as far as lines say. skipped : what was left out, reason -> how many.
     """
 
     source: str
@@ -65,6 +68,7 @@ class NcclLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
     choices: list[LoggedChoice]
     skipped: Mapping[str, int] = {}
     causes: list[Cause] = []
+    hosts: Mapping[int, str] = {}
 
 
 class CollectiveFault(msgspec.Struct, frozen=True):
@@ -73,7 +77,7 @@ class CollectiveFault(msgspec.Struct, frozen=True):
     missing : who never called it. waiting : who did, and has not ended it. no_dump : of whom nothing is known.
     cause : never_called, differs, not_started, none_started, not_ended, no_dump, stuck_together, or of a message
         no_peer. look_at : the ranks to look at; empty for all. where : the line of code that called it.
-    advice : what to look at there.
+    advice : what to look at there. differs_in : of calls that differ, ``kind``, ``size``, ``type`` or ``order``.
     """
 
     group: str
@@ -87,26 +91,44 @@ class CollectiveFault(msgspec.Struct, frozen=True):
     look_at: list[int] = []
     where: str = ""
     advice: str = ""
+    differs_in: str = ""
+
+
+class ProcessExit(msgspec.Struct, frozen=True):
+    """A process whose end torchrun tells: its rank, its machine, and its exit code, below 0 a signal's number; whether
+    it was the ``first`` of its machine."""
+
+    rank: int
+    host: str
+    code: int
+    first: bool
 
 
 class HangReport(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
-    """Why the ``ranks`` whose dumps are here wait; ``lines`` : for people, the answer first. ``skipped`` : what was
-    left out, reason -> how many."""
+    """Why the ``ranks`` whose dumps are here wait; ``lines`` : for people, the answer first.
+
+    told_to_dump : ranks whose log says that another one timed out first. exits : of processes, as torchrun tells them.
+    skipped : what was left out, reason -> how many.
+    """
 
     source: str
     lines: list[str]
     ranks: list[int]
     faults: list[CollectiveFault]
     skipped: Mapping[str, int] = {}
+    told_to_dump: list[int] = []
+    exits: list[ProcessExit] = []
 
 
 class LoggedPart(msgspec.Struct, frozen=True):
-    """A part of a step as a framework logs it: medians of the least and the most over ranks [s], and how often."""
+    """A part of a step as a framework logs it: medians of the least and the most over ranks [s], and how often; and
+    ``widest`` the two [s] where they are farthest apart."""
 
     name: str
     least_s: float
     most_s: float
     count: int
+    widest: tuple[float, float] = (0.0, 0.0)
 
 
 class TrainingLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
@@ -115,6 +137,7 @@ class TrainingLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
     source : where it is from. lines : for people, the answer first. steps : how many times of steps are logged.
     step_time_s : float [s], their median without the first; None where the log has none.
     parts : of a step. rates : medians of what is logged of its speed, by name and unit.
+    times : step number and seconds of each.
     """
 
     source: str
@@ -125,7 +148,37 @@ class TrainingLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
     parts: list[LoggedPart]
     rates: Mapping[str, float]
     skipped: Mapping[str, int] = {}
+    times: list[tuple[int, float]] = []
 
 
-Told: TypeAlias = NcclLog | HangReport | TrainingLog
+class NicPort(msgspec.Struct, frozen=True):
+    """A port of a NIC: its machine, ``device`` (mlx5_0) and number; ``state`` 4 is active; ``rate`` [bytes/s] as it has
+    trained; how often its link went down (``downs``); bytes ``sent`` and ``received``."""
+
+    host: str
+    device: str
+    port: int
+    state: int
+    rate: float
+    downs: int
+    sent: float
+    received: float
+
+    @property
+    def name(self) -> str:
+        """``"node0/mlx5_0"``."""
+        return f"{self.host}/{self.device}"
+
+
+class LinkCounters(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
+    """What ports of NICs count; ``lines`` : for people, what is odd first. ``skipped`` : what was left out, reason ->
+    how many."""
+
+    source: str
+    lines: list[str]
+    ports: list[NicPort]
+    skipped: Mapping[str, int] = {}
+
+
+Told: TypeAlias = NcclLog | HangReport | TrainingLog | LinkCounters
 """What a log tells."""

@@ -2,7 +2,8 @@
 
 Lines of ProcessGroupNCCL of 2.1 to 2.13: the work that timed out (``WorkNCCL(SeqNum=4, OpType=ALLREDUCE, ...)``), what
 the rank had last enqueued and completed, and from which rank a signal to dump came. Who is behind follows as it does
-from Flight Recorder's dumps, though of fewer facts.
+from Flight Recorder's dumps, though of fewer facts. The block in which torchrun says which process ended first is read
+from the same log.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from clustersim.files.traces import files
 from clustersim.files.traces.hangs import explained
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.recorded_calls import Call, Dump
-from clustersim.files.traces.told import HangReport
+from clustersim.files.traces.told import HangReport, ProcessExit
 
 _WORK = re.compile(
     r"(?:PG (?:ID )?(?P<pg>\d+)[^\]]*?(?:\((?P<about>[^)]*)\))? )?Rank (?P<rank>\d{1,9})\][^\n]*?"
@@ -35,7 +36,14 @@ _SIGNAL = re.compile(r"Rank (\d{1,9})\][^\n]*?(?:dump signal|signal)[^\n]*? from
 _STUCK = re.compile(r"Rank (\d{1,9})\][^\n]*?(?:watchdog|monitor)[^\n]*?(?:got stuck|stuck) for (\d+) seconds", re.I)
 _KNOWN = re.compile(
     r"Watchdog caught collective operation timeout|last enqueued (?:NCCL )?work: -?\d|OpType=\w+, .*Timeout\(ms\)="
+    r"|Root Cause \(first observed failure\):"
 )
+_EXIT = re.compile(
+    r"^ *host {6}: (?P<host>\S{1,200})\n *rank {6}: (?P<rank>\d{1,9}) \(local_rank: \d+\)\n"
+    r" *exitcode {2}: (?P<code>-?\d{1,9})\b",
+    re.M,
+)
+_FIRST = "Root Cause (first observed failure):"
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,10 @@ def read(paths: Sequence[Path]) -> HangReport:
     calls: dict[_Place, Call] = {}
     completed: dict[_Place, int] = {}
     notes: dict[str, None] = {}
-    for line in (line for path in paths for line in files.log(path).splitlines()):
+    told_to_dump: set[int] = set()
+    texts = [files.log(path) for path in paths]
+    exits = [ended for text in texts for ended in _exits(text)]
+    for line in (line for text in texts for line in text.splitlines()):
         if (match := _WORK.search(line)) and "imeout" in line:
             place = _Place(int(match["rank"]), _group(match))
             call = _call(match, line, place.group)
@@ -68,14 +79,29 @@ def read(paths: Sequence[Path]) -> HangReport:
             done = int(match["completed"]) >= enqueued
             calls.setdefault(place, Call(place.group, enqueued, "", "", "", done, ""))
         if match := _SIGNAL.search(line):
+            told_to_dump.add(int(match[1]))
             notes[f"rank {match[2]} timed out first: it told rank {match[1]} to dump"] = None
         if match := _STUCK.search(line):
             notes[f"rank {match[1]}: its watchdog itself was stuck for {match[2]} s: a call of CUDA or NCCL"] = None
-    if not calls:
+    if not (calls or exits or told_to_dump):
         raise TraceError(f"{paths[0]}: no line of PyTorch's watchdog (a collective's timeout, last enqueued work)")
+    for ended in exits:
+        first = ", the first of its machine" if ended.first else ""
+        notes[f"rank {ended.rank} on {ended.host} ended with exit code {ended.code}{first}"] = None
     dumps = {rank: Dump(tuple(_recorded(rank, calls, completed))) for rank in sorted({p.rank for p in calls})}
     hang = explained(", ".join(map(str, paths)), dumps, Counter())
-    return HangReport(hang.source, [*hang.lines, *notes], hang.ranks, hang.faults)
+    lines = [*(hang.lines if calls else []), *notes]
+    return HangReport(
+        hang.source, lines, hang.ranks, hang.faults, told_to_dump=sorted(told_to_dump - set(dumps)), exits=exits
+    )
+
+
+def _exits(text: str) -> Iterator[ProcessExit]:
+    """Processes whose end torchrun tells at the end of a job (torch/distributed/elastic/multiprocessing/errors)."""
+    _, rooted, first = text.partition(_FIRST)
+    for part, is_first in ((text.partition(_FIRST)[0], False), (first, True)) if rooted else ():
+        for match in _EXIT.finditer(part):
+            yield ProcessExit(int(match["rank"]), match["host"], int(match["code"]), is_first)
 
 
 def _group(match: re.Match[str]) -> str:
