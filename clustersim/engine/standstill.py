@@ -68,6 +68,7 @@ class HealthyRun:
             offset += len(role.ops)
         self.offset = {rank: ops.start for rank, ops in self.lists.items()}
         self.before = self._stream_order(program)
+        self._rows: dict[int, tuple[object, dict[int, tuple[int, ...]]]] = {}
         self.times = self._times()
         self.meeting, self.members = self._meetings()
 
@@ -113,7 +114,7 @@ class HealthyRun:
                 groups = infos[op].detail.get("groups")
                 if infos[op].kind == "compute" or groups is None or (rank, op) not in self.times:
                     continue
-                row = _row_of(groups, rank)
+                row = self.group_of(groups, rank)
                 key = min(op, *infos[op].detail.get("meets", (op,))), row
                 at = number.setdefault(key, len(members))
                 if at == len(members):
@@ -121,6 +122,15 @@ class HealthyRun:
                 members[at].append((rank, op))
                 meeting[rank, op] = at
         return meeting, members
+
+    def group_of(self, groups: object, rank: int) -> tuple[int, ...]:
+        """The group of a rank, in order; ops share their tables of groups, so each is looked at once."""
+        kept = self._rows.get(id(groups))
+        if kept is None:
+            table = np.atleast_2d(np.asarray(groups)).tolist()
+            rows = {int(member): tuple(int(other) for other in row) for row in table for member in row}
+            kept = self._rows[id(groups)] = (groups, rows)  # held, so that no other takes its id
+        return kept[1][rank]
 
     def blocked(self, fault: Stuck) -> set[Place]:
         """Everything that never ends: what is stuck, what is never called, and what needs any of it."""
@@ -150,7 +160,7 @@ class HealthyRun:
             if op >= last or self.ops[op].step > step or (rank, op) not in self.meeting:
                 continue
             info = self.timeline.ops[op]
-            group = _row_of(info.detail["groups"], rank)
+            group = self.group_of(info.detail["groups"], rank)
             communicator = _communicator(self.ops[op])
             count[communicator, group] += 1
             yield self._call(rank, op, count[communicator, group], group, communicator, blocked)
@@ -242,13 +252,6 @@ class HealthyRun:
             if any(op in ops for _, op in members) and (touched or one_node) and self._late(*place, at):
                 places.add(place)
         return frozenset(places)
-
-
-def _row_of(groups: object, rank: int) -> tuple[int, ...]:
-    """The group of a rank, in order."""
-    table = np.atleast_2d(np.asarray(groups))
-    row = table[np.flatnonzero((table == rank).any(axis=1))[0]]
-    return tuple(int(member) for member in row)
 
 
 def _communicator(op: Op) -> str:

@@ -109,8 +109,8 @@ def _ranks(i: int, incident: Incident, topology: Topology, mesh: Mesh) -> Ints:
 
 
 def _moments(incidents: Sequence[Incident]) -> list[float]:
-    """When incidents begin and end, ascending, without what begins with the run or never ends."""
-    ends = (moment for incident in incidents for moment in (incident.since, incident.until))
+    """When incidents begin and end, ascending, without what begins with the run, never ends, or hangs it."""
+    ends = (moment for one in incidents if not one.hangs for moment in (one.since, one.until))
     return sorted({moment for moment in ends if 0 < moment < math.inf})
 
 

@@ -42,6 +42,8 @@ COMMANDS = {
     "check": "check",
     "collective": "collective",
     "trace": "trace",
+    "diagnose": "diagnose",
+    "incident": "incident",
     "replay": "replay",
     "capture": "capture",
     "calibrate": "calibrate",

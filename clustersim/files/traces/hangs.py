@@ -84,7 +84,10 @@ def _group_faults(dumps: Mapping[int, Dump]) -> Iterator[CollectiveFault]:
             by_group[call.group][call.seq][rank] = call
     for group, at in by_group.items():
         everybody = _everybody(group, at, dumps)
-        fault = next((f for seq in sorted(at) if (f := _fault(group, seq, at, everybody, dumps))), None)
+        last = dict.fromkeys(dumps, 0)
+        for seq in sorted(at):
+            last |= dict.fromkeys(at[seq], seq)
+        fault = next((f for seq in sorted(at) if (f := _fault(group, seq, at, everybody, last, dumps))), None)
         if fault is not None:
             yield fault
 
@@ -102,12 +105,16 @@ def _everybody(group: str, at: Mapping[int, Mapping[int, Call]], dumps: Mapping[
 
 
 def _fault(
-    group: str, seq: int, at: Mapping[int, Mapping[int, Call]], everybody: set[int], dumps: Mapping[int, Dump]
+    group: str,
+    seq: int,
+    at: Mapping[int, Mapping[int, Call]],
+    everybody: set[int],
+    last: Mapping[int, int],
+    dumps: Mapping[int, Dump],
 ) -> CollectiveFault | None:
-    """What is wrong with one collective; None where it ended everywhere."""
+    """What is wrong with one collective; None where it ended everywhere. ``last`` : each rank's last one there."""
     here = at[seq]
     # A ring forgets its oldest calls: a rank is only missing from what is newer than its last one.
-    last = {rank: max((s for s, calls in at.items() if rank in calls), default=0) for rank in dumps}
     gone = [
         rank
         for rank in sorted(everybody & set(dumps))

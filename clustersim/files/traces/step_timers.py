@@ -222,7 +222,7 @@ def _told(source: str, collected: Collected, steps: list[tuple[int, float]]) -> 
             median(low for low, _ in values),
             median(high for _, high in values),
             len(values),
-            max(values, key=lambda pair: pair[1] - pair[0]),
+            values,
         )
         for name, values in collected.parts.items()
     ]

@@ -122,13 +122,13 @@ class HangReport(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
 
 class LoggedPart(msgspec.Struct, frozen=True):
     """A part of a step as a framework logs it: medians of the least and the most over ranks [s], and how often; and
-    ``widest`` the two [s] where they are farthest apart."""
+    both [s] of every step in their ``course``."""
 
     name: str
     least_s: float
     most_s: float
     count: int
-    widest: tuple[float, float] = (0.0, 0.0)
+    course: list[tuple[float, float]] = []
 
 
 class TrainingLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):

@@ -1,0 +1,226 @@
+"""All files that a job left -> one ranked answer: who is to blame, how sure that is, and what to look at next."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from clustersim.core.errors import TraceError
+from clustersim.core.texts import Plain
+from clustersim.core.timeline import Timeline
+from clustersim.files import traces
+from clustersim.files.traces import Samples, files
+from clustersim.files.traces.told import HangReport, LinkCounters, NcclLog, TrainingLog
+from clustersim.scenario.incident_table import KINDS
+from clustersim.studies.diagnosis import hang_findings, log_findings, profile_findings
+from clustersim.studies.diagnosis.suspects import NOTHING, Finding, Site, Suspect, ranked
+
+CONFIDENT = 0.8
+"""Share of all likelihood from which an answer is called confident."""
+LISTED = 5
+"""Suspects in an answer."""
+Read: TypeAlias = Timeline | Samples | NcclLog | HangReport | TrainingLog | LinkCounters
+
+NEXT = {
+    "slow_gpu": "nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE there; swap the GPU, or leave its machine out",
+    "slow_host": "the host there: CPU governor, other processes, PCIe width (nvidia-smi -q), its own nccl-tests",
+    "slow_data": "the data loader there: its workers, its disk or mount, py-spy dump of the process",
+    "slow_link": "ibstat and the cable there (lanes, speed, error counters); the port of its switch",
+    "flapping_link": "the cable and transceiver there (dmesg, link_downed), and the retry budget NCCL_IB_TIMEOUT",
+    "dead_link": "ibstat and dmesg there, the switch's port; restart without that machine",
+    "dead_rank": "the last lines of its own log, dmesg (out of memory, Xid), and the exit code",
+    "stopped_rank": "the state of its process (ps, /proc/PID/stack): stopped, or waiting for a disk",
+    "stuck_kernel": "Xid errors in dmesg, nvidia-smi there, cuda-gdb or a core dump of its GPU",
+    "missing_call": "py-spy dump of it: an exception, a branch or a loader that only it has",
+    "other_kind": "the line of code that calls it there: a branch that only this rank takes",
+    "other_size": "the shapes there: uneven batches, a last batch, padding",
+    "other_type": "dtypes there: autocast, a parameter that was not cast",
+    "other_order": "the order in which its modules and hooks run: a branch, or threads that share a process group",
+    NOTHING: "nothing here; a fault may be in what no file was given of",
+}
+"""What to look at next."""
+
+SOURCES = {
+    "dumps": "Flight Recorder dumps of every rank (TORCH_FR_BUFFER_SIZE=2000)",
+    "watchdog": "the job's log with the lines of PyTorch's watchdog",
+    "launcher": "torchrun's log of every machine",
+    "profiles": "Kineto profiles of every rank over the same steps",
+    "steps": "the framework's log of steps, with timers of all ranks",
+    "nccl": "NCCL_DEBUG=INFO logs of every machine",
+    "counters": "counters of the NICs of every machine (node_exporter's infiniband collector)",
+}
+"""Every kind of evidence, in words."""
+_HANGING = frozenset(name for name, kind in KINDS.items() if kind.hangs)
+_SLOW = frozenset(KINDS) - _HANGING
+TELLS = {
+    "dumps": _HANGING,
+    "watchdog": _HANGING - {"other_type"},
+    "launcher": frozenset({"dead_rank"}),
+    "profiles": _SLOW,
+    "steps": _SLOW,
+    "nccl": frozenset({"dead_link"}),
+    "counters": frozenset({"dead_link", "slow_link", "flapping_link"}),
+}
+"""Kinds of evidence -> causes that it tells from others."""
+
+
+class RankedSuspect(msgspec.Struct, frozen=True):
+    """A suspect, its share of all likelihood, and what to look at next."""
+
+    kind: str
+    place: str
+    rank: int | None
+    host: str | None
+    port: str | None
+    confidence: float
+    look_at: str
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """One ranked answer.
+
+    suspects : the likeliest first. findings : what each file said, in words. sources : kinds of evidence that were
+    given. decides : what would tell the first two apart. ranks : of the job; 0 where no file says.
+    """
+
+    suspects: list[RankedSuspect]
+    findings: list[str]
+    sources: list[str]
+    decides: str
+    ranks: int
+
+    @property
+    def confident(self) -> bool:
+        """Whether the first suspect is far before all others."""
+        return self.suspects[0].confidence >= CONFIDENT
+
+    def to_dict(self) -> Plain:
+        """Plain values, with the verdict first."""
+        return {"verdict": self.verdict, "confident": self.confident, **msgspec.to_builtins(self)}
+
+    @property
+    def verdict(self) -> str:
+        """The answer in one sentence."""
+        first = self.suspects[0]
+        what = "nothing is wrong" if first.kind == NOTHING else f"{first.kind} of {first.place}"
+        return (
+            f"{what} ({first.confidence:.0%} sure)" if self.confident else f"not sure: {what} ({first.confidence:.0%})"
+        )
+
+    def lines(self) -> Iterator[str]:
+        """In words, the answer first."""
+        yield f"diagnosis: {self.verdict}"
+        yield f"look at: {self.suspects[0].look_at}"
+        for suspect in self.suspects[1:]:
+            yield f"else {suspect.confidence:6.1%}  {suspect.kind} of {suspect.place}"
+        if self.decides:
+            yield f"to decide: {self.decides}"
+        yield from (f"- {text}" for text in self.findings)
+
+
+def diagnose(paths: Iterable[str | Path]) -> Diagnosis:
+    """Who is to blame, by all files given: dumps, profiles and logs of one job, in any mixture, and folders of them.
+
+    Raises :class:`TraceError` for a file that is none of them.
+    """
+    read = list(_read(files.files_of(list(paths))))
+    site = _site(read)
+    suspects = site.suspects()
+    findings = [told for kind, answer in read for told in _findings(kind, answer, suspects, site)]
+    if not findings:
+        sources = "; ".join(SOURCES.values())
+        raise TraceError(f"none of these files says anything of a fault; what does: {sources}")
+    order = ranked(suspects, findings)
+    given = [name for name in SOURCES if any(told.source == name for told in findings)]
+    return Diagnosis(
+        suspects=[_told(suspect, share) for suspect, share in order[:LISTED]],
+        findings=[told.text for told in findings],
+        sources=given,
+        decides=_decides(order[0], order[1], given),
+        ranks=site.ranks,
+    )
+
+
+def _told(suspect: Suspect, share: float) -> RankedSuspect:
+    where = (suspect.place, suspect.rank, suspect.host, suspect.port)
+    return RankedSuspect(suspect.kind, *where, round(share, 4), NEXT[suspect.kind])
+
+
+def _read(paths: Sequence[Path]) -> Iterator[tuple[str, Read]]:
+    """What files say, those of one format together, as their readers join them; logs of steps one by one."""
+    by_format: defaultdict[str, list[Path]] = defaultdict(list)
+    for path in paths:
+        by_format[traces.sniff(path).name].append(path)
+    for name, same in by_format.items():
+        for group in [[path] for path in same] if name == "step_timers" else [same]:
+            yield name, traces.read(group, format=name)
+
+
+def _site(read: Sequence[tuple[str, Read]]) -> Site:
+    """How many ranks there are and where, from all that files say."""
+    ranks = 0
+    hosts: dict[int, str] = {}
+    ports: dict[str, None] = {}
+    for _, answer in read:
+        if isinstance(answer, NcclLog):
+            ranks = max(ranks, answer.ranks)
+            hosts |= answer.hosts
+            ports |= dict.fromkeys(cause.place for cause in answer.causes if cause.place)
+        elif isinstance(answer, HangReport):
+            named = [rank for f in answer.faults for rank in (*f.missing, *f.waiting, *f.no_dump, *f.look_at)]
+            exits = {ended.rank: ended.host for ended in answer.exits}
+            ranks = max([ranks, *(1 + rank for rank in (*named, *answer.ranks, *answer.told_to_dump, *exits))])
+            hosts = exits | hosts
+        elif isinstance(answer, Timeline):
+            ranks = max(ranks, answer.world_size)
+        elif isinstance(answer, LinkCounters):
+            ports |= dict.fromkeys(port.name for port in answer.ports)
+    if not hosts:
+        hosts = _machines(read)
+    return Site(ranks, dict(sorted(hosts.items())), tuple(ports))
+
+
+def _machines(read: Sequence[tuple[str, Read]]) -> dict[int, str]:
+    """Machines by number, of the ranks that profiles are of, where no file names them."""
+    for _, answer in read:
+        if isinstance(answer, Timeline) and answer.rank_node is not None:
+            measured = sorted({int(rank) for rank in answer.spans()["rank"]})
+            return {rank: f"node{int(answer.rank_node[rank])}" for rank in measured}
+    return {}
+
+
+def _findings(kind: str, answer: Read, suspects: Sequence[Suspect], site: Site) -> Iterator[Finding]:
+    if isinstance(answer, HangReport):
+        of_hang = hang_findings.of_dumps if kind == "flight_recorder" else hang_findings.of_watchdog
+        yield from of_hang(answer, suspects, site)
+    elif isinstance(answer, Timeline):
+        yield from profile_findings.of_profiles(answer, suspects, site)
+    elif isinstance(answer, TrainingLog):
+        yield from log_findings.of_steps(answer, suspects)
+    elif isinstance(answer, NcclLog):
+        yield from log_findings.of_nccl(answer, suspects)
+    elif isinstance(answer, LinkCounters):
+        yield from log_findings.of_counters(answer, suspects)
+
+
+def _decides(first: tuple[Suspect, float], second: tuple[Suspect, float], given: Sequence[str]) -> str:
+    """What evidence would tell two suspects apart; nothing where the first is far before the second."""
+    (one, share), (other, _) = first, second
+    if share >= CONFIDENT:
+        return ""
+    pair = f"{one} or {other}"
+    telling = [
+        words
+        for name, words in SOURCES.items()
+        if name not in given and (one.kind in TELLS[name]) != (other.kind in TELLS[name])
+    ]
+    both = [words for name, words in SOURCES.items() if name not in given and {one.kind, other.kind} <= TELLS[name]]
+    if telling or both:
+        return f"{pair}: {'; '.join((telling + both)[:2])}"
+    if one.kind == other.kind:
+        return f"{pair}: dumps, profiles or py-spy of {one.place} and {other.place}"
+    return f"{pair}: {NEXT[one.kind]}"

@@ -1,0 +1,164 @@
+"""What dumps of Flight Recorder, watchdogs and launchers say of a run that hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from clustersim.core.errors import few
+from clustersim.files.traces.told import CollectiveFault, HangReport
+from clustersim.scenario.incident_table import KINDS
+from clustersim.studies.diagnosis.suspects import (
+    ALMOST_NEVER,
+    NOTHING,
+    PARTLY,
+    SELDOM,
+    SURE,
+    UNLIKELY,
+    Finding,
+    Site,
+    Suspect,
+    finding,
+)
+
+SIGABRT = -6
+"""How a process ends whose own watchdog ends it."""
+OTHERWISE = {"kind": "other_kind", "size": "other_size", "type": "other_type", "order": "other_order"}
+SHOWN = 6
+
+
+def hangs(suspect: Suspect) -> bool:
+    """Whether its kind stops a run."""
+    return suspect.kind != NOTHING and KINDS[suspect.kind].hangs
+
+
+def of_dumps(report: HangReport, suspects: Sequence[Suspect], site: Site) -> Iterator[Finding]:
+    """What dumps say: the first fault is the cause, what follows from it is not asked."""
+    if not report.faults:
+        text = "all that was called has ended: nothing hangs"
+        yield finding("dumps", text, suspects, lambda s: UNLIKELY if hangs(s) else SURE)
+        return
+    fault = report.faults[0]
+    unseen = frozenset(fault.no_dump) or frozenset(range(site.ranks)) - frozenset(report.ranks)
+    text = fault.text if len(fault.text) < 200 else fault.text[:197] + "..."
+
+    def likely(suspect: Suspect) -> float:
+        if not hangs(suspect):
+            return ALMOST_NEVER
+        return _of_fault(fault, suspect, unseen, site)
+
+    yield finding("dumps", text, suspects, likely)
+
+
+def _of_fault(fault: CollectiveFault, suspect: Suspect, unseen: frozenset[int], site: Site) -> float:
+    """How likely dumps show this fault, were a suspect to blame."""
+    if fault.cause in ("never_called", "no_peer"):
+        return _named(suspect, fault, "missing_call")
+    if fault.cause == "differs":
+        return _named(suspect, fault, OTHERWISE[fault.differs_in or "size"])
+    if fault.cause == "not_started":
+        return _named(suspect, fault, "stuck_kernel")
+    if fault.cause == "not_ended":
+        return _named(suspect, fault, "stuck_kernel") if suspect.kind != "dead_link" else PARTLY
+    if fault.cause == "no_dump":
+        return _of_unseen(suspect, unseen, site)
+    if unseen:
+        return _of_unseen(suspect, unseen, site)
+    if suspect.kind == "dead_link":
+        return SURE
+    return UNLIKELY if suspect.kind in ("stuck_kernel", "stopped_rank") else ALMOST_NEVER
+
+
+def _named(suspect: Suspect, fault: CollectiveFault, kind: str) -> float:
+    if suspect.kind != kind or (suspect.rank not in fault.look_at and suspect.rank is not None):
+        return ALMOST_NEVER
+    return SURE / max(1, len(fault.look_at))
+
+
+def _of_unseen(suspect: Suspect, unseen: frozenset[int], site: Site) -> float:
+    """Where all ranks whose dumps are here wait, and of others there is none: they cannot write one any more, or nobody
+    collected it."""
+    collected_badly = SELDOM if len(unseen) > 1 else UNLIKELY
+    if suspect.kind == "dead_link":
+        return collected_badly
+    if suspect.rank not in unseen and suspect.rank is not None:
+        return ALMOST_NEVER
+    if suspect.kind == "stopped_rank":
+        return SURE if len(unseen) == 1 else collected_badly
+    if suspect.kind == "dead_rank":
+        together = site.of_host(site.hosts.get(-1 if suspect.rank is None else suspect.rank))
+        if together:
+            return SURE if unseen == together else collected_badly if unseen >= together else ALMOST_NEVER
+        return PARTLY
+    return collected_badly
+
+
+def of_watchdog(report: HangReport, suspects: Sequence[Suspect], site: Site) -> Iterator[Finding]:
+    """What watchdogs say: who timed out, who was told to dump by others, who says nothing."""
+    yield from _of_exits(report, suspects, site)
+    if not report.ranks and not report.told_to_dump:
+        return
+    alive = frozenset(report.told_to_dump)
+    silent = frozenset(range(site.ranks)) - frozenset(report.ranks) - alive
+    differs = next((fault for fault in report.faults if fault.cause == "differs"), None)
+    text = f"watchdog: rank(s) {few(report.ranks, SHOWN)} waited in vain"
+    if alive:
+        text += f"; rank(s) {few(sorted(alive), SHOWN)} did not, and wrote that others had"
+    if silent:
+        text += f"; rank(s) {few(sorted(silent), SHOWN)} wrote nothing"
+    if differs:
+        text += f"; rank(s) {few(differs.look_at, SHOWN)} called another {differs.differs_in or 'size'}"
+
+    def likely(suspect: Suspect) -> float:
+        if not hangs(suspect):
+            return ALMOST_NEVER
+        if differs:
+            return _differing(suspect, differs)
+        if silent:
+            return _of_silent(suspect, silent, site)
+        if alive:
+            return SURE / len(alive) if suspect.kind == "missing_call" and suspect.rank in alive else ALMOST_NEVER
+        # All waited: their GPUs or the network; a type is not in these lines, and a size of both orders is.
+        return SURE if suspect.kind in ("stuck_kernel", "dead_link", "other_type") else UNLIKELY
+
+    yield finding("watchdog", text, suspects, likely)
+
+
+def _differing(suspect: Suspect, fault: CollectiveFault) -> float:
+    """These lines have kind and elements of the first call that did not end: two that changed places look like one of
+    another size or kind."""
+    kinds = {OTHERWISE[fault.differs_in or "size"], "other_order"}
+    if suspect.kind not in kinds or (suspect.rank is not None and suspect.rank not in fault.look_at):
+        return ALMOST_NEVER
+    return SURE / max(1, len(fault.look_at))
+
+
+def _of_silent(suspect: Suspect, silent: frozenset[int], site: Site) -> float:
+    """Ranks that write nothing: stopped, or ended with the others of their machine."""
+    if suspect.rank not in silent:
+        return ALMOST_NEVER
+    if suspect.kind == "dead_rank":
+        return SURE if silent == site.of_host(site.hosts.get(suspect.rank)) else PARTLY
+    if suspect.kind == "stopped_rank":
+        return SURE if len(silent) == 1 else UNLIKELY
+    return UNLIKELY
+
+
+def _of_exits(report: HangReport, suspects: Sequence[Suspect], site: Site) -> Iterator[Finding]:
+    """A process that ended by itself ended first; one that its watchdog ended (SIGABRT) says only that the job hung."""
+    if not report.exits:
+        return
+    own = [ended for ended in report.exits if ended.code not in (0, SIGABRT)]
+    if own:
+        ranks = [ended.rank for ended in own if ended.first] or [ended.rank for ended in own]
+        text = f"launcher: rank(s) {few(ranks, SHOWN)} ended with exit code {own[0].code}, before any watchdog"
+
+        def likely(suspect: Suspect) -> float:
+            blamed = suspect.kind == "dead_rank" and suspect.rank in ranks
+            return SURE / len(ranks) if blamed else ALMOST_NEVER
+
+        yield finding("launcher", text, suspects, likely)
+        return
+    text = "launcher: no process ended by itself; watchdogs ended them"
+    yield finding(
+        "launcher", text, suspects, lambda s: (SURE if s.kind != "dead_rank" else UNLIKELY) if hangs(s) else UNLIKELY
+    )

@@ -1,0 +1,129 @@
+"""How often our own diagnosis is right, on planted incidents: with all files, with one kind of them missing, with half
+of the ranks' dumps and profiles.
+
+An incident is drawn and played, its files are written to a folder of their own, and ``diagnose`` has their paths alone:
+neither the scenario nor the answer.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from clustersim.studies.diagnosis import diagnose
+from clustersim.studies.exam import ExamAnswer, graded, planted, write_traces
+from clustersim.studies.exam.sealing import answer_of
+from clustersim.studies.exam.writing import TracesByKind
+
+PER_RANK = ("dumps", "profiles")
+"""Kinds of evidence of which there is a file for each rank."""
+
+
+class DiagnosedIncident(msgspec.Struct, frozen=True):
+    """One incident as it was diagnosed: with which files, whether cause and place were right, and how sure it was."""
+
+    seed: int
+    files: str
+    right: ExamAnswer
+    given: ExamAnswer
+    confidence: float
+    confident: bool
+
+    @property
+    def is_right(self) -> bool:
+        """Cause and place."""
+        grade = graded(self.given, self.right)
+        return grade.cause and grade.place
+
+    @property
+    def is_wrong(self) -> bool:
+        """Another cause, or a place that is another."""
+        grade = graded(self.given, self.right)
+        return not grade.cause or (not grade.place and any(part is not None for part in self.given.place))
+
+    @property
+    def cause_right(self) -> bool:
+        """The cause alone."""
+        return graded(self.given, self.right).cause
+
+
+class IncidentShare(msgspec.Struct, frozen=True):
+    """Shares of 1, of ``count`` incidents: ``right`` in cause and place, in the ``cause`` alone, ``confident``, and
+    ``confident_wrong``: sure of another cause or another place. An answer without a place is not right, and not
+    wrong."""
+
+    files: str
+    count: int
+    right: float
+    cause: float
+    confident: float
+    confident_wrong: float
+
+
+def complete(kept: TracesByKind, rng: np.random.Generator) -> tuple[str, list[Path]]:
+    """Every file."""
+    return "all files", [path for paths in kept.values() for path in paths]
+
+
+def one_kind_missing(kept: TracesByKind, rng: np.random.Generator) -> tuple[str, list[Path]]:
+    """All but one kind of evidence, drawn from those that are there."""
+    kinds = list(kept)
+    missing = kinds[int(rng.integers(len(kinds)))]
+    return "one kind missing", [path for kind, paths in kept.items() if kind != missing for path in paths]
+
+
+def half_the_ranks(kept: TracesByKind, rng: np.random.Generator) -> tuple[str, list[Path]]:
+    """Of dumps and profiles those of half of the ranks, drawn; all others."""
+    left: list[Path] = []
+    for kind, paths in kept.items():
+        order = rng.permutation(len(paths)).tolist()
+        left += [paths[i] for i in sorted(order[: max(1, len(paths) // 2)])] if kind in PER_RANK else paths
+    return "half the ranks", left
+
+
+CASES: tuple[Callable[[TracesByKind, np.random.Generator], tuple[str, list[Path]]], ...] = (
+    complete,
+    one_kind_missing,
+    half_the_ranks,
+)
+
+
+def diagnosed(seed: int, difficulty: str) -> Iterator[DiagnosedIncident]:
+    """One incident, diagnosed with all files and with some of them."""
+    exam = planted(seed, difficulty)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = write_traces(exam, Path(folder))
+        rng = np.random.default_rng([seed, 11])
+        for case in CASES:
+            files, paths = case(kept, rng)
+            answer = diagnose(paths)
+            first = answer.suspects[0]
+            given = ExamAnswer(first.kind, first.rank, first.host, first.port)
+            yield DiagnosedIncident(seed, files, answer_of(exam), given, first.confidence, answer.confident)
+
+
+def shares(rows: list[DiagnosedIncident]) -> list[IncidentShare]:
+    """Shares for each set of files."""
+    answers = []
+    for files in dict.fromkeys(row.files for row in rows):
+        own = [row for row in rows if row.files == files]
+        wrong = sum(row.confident and row.is_wrong for row in own)
+        counts = (
+            sum(row.is_right for row in own),
+            sum(row.cause_right for row in own),
+            sum(row.confident for row in own),
+            wrong,
+        )
+        answers.append(IncidentShare(files, len(own), *(count / len(own) for count in counts)))
+    return answers
+
+
+def mistaken(rows: list[DiagnosedIncident]) -> list[tuple[str, str, str, int]]:
+    """(files, right kind, given kind, how often) of what was wrong, the most frequent first."""
+    wrong = Counter((row.files, row.right.kind, row.given.kind) for row in rows if not row.is_right)
+    return [(*key, count) for key, count in wrong.most_common()]
