@@ -103,15 +103,17 @@ def _port(exam: PlantedIncident, name: str, until: float, downs: int) -> NicPort
     struck = exam.incident.get("link") == name
     kind = exam.incident["kind"] if struck else ""
     rate, sent, received = _moved(exam, name, until)
-    incident = exam.prepared.scenario.file.incident[0]
-    if kind == "flapping_link" and incident.every is not None:
-        downs += 1 + int((until - incident.since) / incident.every)
+    left = 1.0
+    for incident in exam.prepared.scenario.file.incident if struck else ():
+        left *= float(incident.left or 1.0) if kind == "slow_link" else 1.0
+        if incident.every is not None:
+            downs += 1 + int((until - incident.since) / incident.every)
     return NicPort(
         host=host,
         device=f"mlx5_{nic}",
         port=1,
         state=link_counters.DOWN if kind == "dead_link" else link_counters.ACTIVE,
-        rate=rate * float(incident.left or 1.0) if kind == "slow_link" else rate,
+        rate=rate * left,
         downs=downs + (kind == "dead_link"),
         sent=sent,
         received=received,

@@ -1,0 +1,160 @@
+"""One answer over all files: it names cause and place, says how sure it is, and what evidence would decide."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from conftest import ROOT
+
+from clustersim import scenario as scenarios
+from clustersim.app.cli import cli
+from clustersim.core.errors import TraceError
+from clustersim.scenario.incident_table import KINDS
+from clustersim.studies.diagnosis import Site, Suspect, diagnose
+from clustersim.studies.diagnosis.answer import CONFIDENT, NEXT, SOURCES, TELLS
+from clustersim.studies.diagnosis.suspects import ANOTHER, NOTHING, by_kind, finding, ranked
+from clustersim.studies.exam import PlantedIncident, write_traces
+from clustersim.studies.exam.sealing import answer_of
+from clustersim.studies.exam.writing import TracesByKind
+
+BASE = "ddp_gpt2_medium_2x4_v100"
+PLACES: dict[str, dict[str, Any]] = {"rank": {"rank": 6}, "node": {"node": 1}, "link": {"link": "node1/nic2"}}
+MEASURES = {"slowdown": 1.5, "pause": "50 ms", "left": 0.2, "lasts": "15 ms", "every": "120 ms"}
+
+
+def plant(kind: str, seed: int = 0) -> PlantedIncident:
+    row = KINDS[kind]
+    incident = {"kind": kind, "at": "0.6 s", **PLACES[row.where], **{name: MEASURES[name] for name in row.measures}}
+    prepared = scenarios.load(BASE, {"run.steps": 7, "run.seed": seed, "incident": [incident]}).prepare()
+    timeline = prepared.play()
+    return PlantedIncident(seed, "easy", incident, prepared, timeline, prepared.hang(timeline))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory):
+    """The files of an incident of each kind, written once."""
+    kept: dict[str, tuple[PlantedIncident, TracesByKind]] = {}
+
+    def files(kind: str) -> tuple[PlantedIncident, TracesByKind]:
+        if kind not in kept:
+            exam = plant(kind)
+            kept[kind] = exam, write_traces(exam, tmp_path_factory.mktemp(kind))
+        return kept[kind]
+
+    return files
+
+
+def without(kept: TracesByKind, *kinds: str) -> list[Path]:
+    return [path for kind, paths in kept.items() if kind not in kinds for path in paths]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_all_files_cause_and_place_are_right_and_sure(written, kind):
+    exam, kept = written(kind)
+    answer = diagnose(without(kept))
+    right = answer_of(exam)
+    first = answer.suspects[0]
+    assert (first.kind, first.rank, first.host, first.port) == (right.kind, right.rank, right.host, right.port)
+    assert answer.confident
+    assert first.look_at == NEXT[kind]
+    assert answer.ranks == 8
+
+
+def test_confidences_are_shares_of_one(written):
+    _, kept = written("stuck_kernel")
+    shares = [suspect.confidence for suspect in diagnose(without(kept)).suspects]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) <= 1 - ANOTHER + 1e-3
+
+
+def test_without_dumps_a_stuck_kernel_cannot_be_placed_and_dumps_would_decide(written):
+    _, kept = written("stuck_kernel")
+    answer = diagnose(without(kept, "dumps"))
+    assert not answer.confident
+    assert "Flight Recorder dumps" in answer.decides
+    assert "not sure" in answer.verdict
+
+
+def test_without_counters_a_slow_link_has_no_place(written):
+    _, kept = written("slow_link")
+    answer = diagnose(without(kept, "counters"))
+    assert (answer.suspects[0].kind, answer.suspects[0].port) == ("slow_link", None)
+
+
+def test_a_dead_rank_needs_its_launcher_and_a_stopped_one_a_dump_that_is_missing(written):
+    _, dead = written("dead_rank")
+    first = diagnose(without(dead, "launcher")).suspects[0]
+    assert first.kind in ("dead_rank", "stopped_rank")
+    assert first.rank in (4, 5, 6, 7)
+    assert first.confidence < CONFIDENT
+
+
+@pytest.mark.parametrize("kind", ["missing_call", "other_size", "slow_gpu"])
+def test_files_may_come_in_any_order_and_as_a_folder(written, kind):
+    _, kept = written(kind)
+    paths = without(kept)
+    answer = diagnose(paths)
+    assert diagnose([paths[0].parent]).suspects == answer.suspects
+    assert diagnose(reversed(paths)).suspects[0] == answer.suspects[0]
+
+
+def test_a_run_in_which_nothing_goes_wrong_has_nothing_as_its_first_suspect(tmp_path):
+    prepared = scenarios.load(BASE, {"run.steps": 7}).prepare()
+    well = PlantedIncident(0, "easy", {"kind": "slow_link"}, prepared, prepared.play(), None)
+    kept = write_traces(well, tmp_path)
+    assert diagnose(without(kept, "counters")).suspects[0].kind == NOTHING
+
+
+def test_files_that_say_nothing_of_a_fault_are_an_error(tmp_path):
+    path = tmp_path / "all_reduce.csv"
+    path.write_text("collective,size_bytes,time_us,ranks\nall_reduce,1024,10,4\n")
+    with pytest.raises(TraceError, match="none of these files says anything of a fault; what does: Flight Recorder"):
+        diagnose([path])
+    with pytest.raises(TraceError, match="no such file"):
+        diagnose([tmp_path / "none"])
+
+
+def test_two_findings_are_multiplied_and_one_in_a_hundred_is_left():
+    suspects = [Suspect(NOTHING), Suspect("slow_gpu", rank=0), Suspect("slow_gpu", rank=1)]
+    first = finding("steps", "", suspects, by_kind({"slow_gpu": 0.8}, 0.2))
+    second = finding("profiles", "", suspects, lambda s: 0.5 if s.rank == 1 else 0.25)
+    shares = dict(ranked(suspects, [first, second]))
+    whole = 0.2 * 0.25 + 0.5 * 0.8 * (0.25 + 0.5)  # kinds begin alike, and places of a kind
+    assert shares[suspects[2]] == pytest.approx(0.99 * 0.5 * 0.8 * 0.5 / whole)
+    assert sum(shares.values()) == pytest.approx(0.99)
+
+
+def test_every_cause_has_something_to_look_at_and_some_evidence_that_tells_it():
+    assert set(NEXT) == {*KINDS, NOTHING}
+    assert set(TELLS) == set(SOURCES)
+    assert set().union(*TELLS.values()) == set(KINDS)
+
+
+def test_suspects_are_every_kind_at_every_place():
+    site = Site(2, {0: "a", 1: "b"}, ("a/mlx5_0",))
+    of_kind = {kind: [s for s in site.suspects() if s.kind == kind] for kind in KINDS}
+    assert {kind: len(found) for kind, found in of_kind.items()} == {
+        kind: 1 if row.where == "link" else 2 for kind, row in KINDS.items()
+    }
+
+
+def test_the_diagnosis_knows_neither_scenarios_nor_answers():
+    """Of the scenario's room it takes the table of kinds alone, and of exams nothing."""
+    for path in (ROOT / "clustersim" / "studies" / "diagnosis").glob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        assert {name for name in names if "scenario" in name} <= {"clustersim.scenario.incident_table"}
+        assert not [name for name in names if "exam" in name or "engine" in name]
+
+
+def test_the_command_says_it_in_lines_and_in_json(written):
+    _, kept = written("missing_call")
+    folder = str(kept["watchdog"][0].parent)
+    said = CliRunner().invoke(cli, ["diagnose", folder], catch_exceptions=False)
+    assert said.output.startswith("diagnosis: missing_call of rank 6 (99% sure)\nlook at: py-spy dump of it")
+    assert '"confident": true' in CliRunner().invoke(cli, ["diagnose", folder, "--json"]).output
