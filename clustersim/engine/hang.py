@@ -51,7 +51,7 @@ class Watchdogs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     @property
     def ib_gives_up(self) -> float:
         """Seconds after which a NIC reports that its peer is gone."""
-        return 4.096e-6 * 2**self.ib_timeout * self.ib_retries
+        return 4.096e-6 * float(2**self.ib_timeout) * self.ib_retries
 
 
 class RankCall(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from clustersim.files.traces import sniff
 from clustersim.studies.diagnosis import diagnose
 from clustersim.studies.exam import ExamAnswer, graded, planted, write_traces
 from clustersim.studies.exam.sealing import answer_of
@@ -99,9 +100,10 @@ def diagnosed(seed: int, difficulty: str) -> Iterator[DiagnosedIncident]:
     with tempfile.TemporaryDirectory() as folder:
         kept = write_traces(exam, Path(folder))
         rng = np.random.default_rng([seed, 11])
+        formats = {path: sniff(path).name for paths in kept.values() for path in paths}
         for case in CASES:
             files, paths = case(kept, rng)
-            answer = diagnose(paths)
+            answer = diagnose(paths, formats)
             first = answer.suspects[0]
             given = ExamAnswer(first.kind, first.rank, first.host, first.port)
             yield DiagnosedIncident(seed, files, answer_of(exam), given, first.confidence, answer.confident)

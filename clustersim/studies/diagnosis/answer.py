@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -122,12 +122,14 @@ class Diagnosis(msgspec.Struct, frozen=True):
         yield from (f"- {text}" for text in self.findings)
 
 
-def diagnose(paths: Iterable[str | Path]) -> Diagnosis:
+def diagnose(paths: Iterable[str | Path], formats: Mapping[Path, str] | None = None) -> Diagnosis:
     """Who is to blame, by all files given: dumps, profiles and logs of one job, in any mixture, and folders of them.
+
+    formats : of files whose format somebody has found out already, its name.
 
     Raises :class:`TraceError` for a file that is none of them.
     """
-    read = list(_read(files.files_of(list(paths))))
+    read = list(_read(files.files_of(list(paths)), formats or {}))
     site = _site(read)
     suspects = site.suspects()
     findings = [told for kind, answer in read for told in _findings(kind, answer, suspects, site)]
@@ -150,11 +152,11 @@ def _told(suspect: Suspect, share: float) -> RankedSuspect:
     return RankedSuspect(suspect.kind, *where, round(share, 4), NEXT[suspect.kind])
 
 
-def _read(paths: Sequence[Path]) -> Iterator[tuple[str, Read]]:
+def _read(paths: Sequence[Path], formats: Mapping[Path, str]) -> Iterator[tuple[str, Read]]:
     """What files say, those of one format together, as their readers join them; logs of steps one by one."""
     by_format: defaultdict[str, list[Path]] = defaultdict(list)
     for path in paths:
-        by_format[traces.sniff(path).name].append(path)
+        by_format[formats.get(path) or traces.sniff(path).name].append(path)
     for name, same in by_format.items():
         for group in [[path] for path in same] if name == "step_timers" else [same]:
             yield name, traces.read(group, format=name)
