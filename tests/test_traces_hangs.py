@@ -360,3 +360,18 @@ def test_a_pickle_that_is_no_dump_is_one_error(tmp_path: Path):
     (tmp_path / "trace_0").write_bytes(pickle.dumps({"segments": []}))
     with pytest.raises(TraceError, match="Flight Recorder"):
         traces.read(tmp_path)
+
+
+def test_an_end_that_is_told_late_does_not_hide_a_call_that_differs(tmp_path: Path):
+    """Gloo's threads: rank 0 ended a later call, and not yet, by its dump, the one before."""
+    before = [entry(1), entry(2, "started"), entry(3)]
+    ranks = {rank: [entry(1), entry(2), entry(3), entry(4, "started")] for rank in range(1, 4)}
+    ranks[0] = [*before, entry(4, "started", "nccl:broadcast")]
+    (fault,) = hang(tmp_path, ranks).faults
+    assert (fault.cause, fault.look_at, fault.differs_in) == ("differs", [0], "kind")
+
+
+def test_what_never_ends_is_told_even_where_a_later_call_did(tmp_path: Path):
+    ranks = {rank: [entry(1), entry(2, "started" if rank == 1 else "completed"), entry(3)] for rank in range(4)}
+    (fault,) = hang(tmp_path, ranks).faults
+    assert (fault.cause, fault.look_at) == ("not_ended", [1])

@@ -7,7 +7,7 @@ import click
 from tests.evidence.bench_command import bench
 from tests.evidence.claims_command import claims
 from tests.evidence.evidence_command import campaign_cases, evidence
-from tests.evidence.incidents_command import incidents
+from tests.evidence.incidents_command import gloo_faults, incidents
 from tests.evidence.steps_command import memory, steps
 
 
@@ -16,7 +16,7 @@ def cli() -> None:
     """Predictions beside published figures; what the simulator itself costs."""
 
 
-for command in (evidence, steps, memory, campaign_cases, claims, incidents, bench):
+for command in (evidence, steps, memory, campaign_cases, claims, incidents, gloo_faults, bench):
     cli.add_command(command)
 
 if __name__ == "__main__":

@@ -42,3 +42,24 @@ def incidents(seeds: int, first: int, difficulty: str, mistakes: bool, markdown:
     if mistakes:
         for files, right, given, count in exams.mistaken(rows):
             click.echo(f"{count:4d}  {files}: {right} taken for {given}")
+
+
+@click.command()
+@click.option("--times", type=click.IntRange(min=1), default=1, help="Jobs of each kind, each on another rank.")
+@json_option
+def gloo_faults(times: int, as_json: bool) -> None:
+    """Real jobs of this machine's torch over Gloo with a planted fault: how often our diagnosis is right."""
+    from tests.evidence import gloo_faults as real
+
+    rows = []
+    with working(f"running {times * len(real.KINDS)} job(s)") as progress:
+        for done, row in enumerate(real.real_faults(times=times), start=1):
+            progress(done, times * len(real.KINDS))
+            rows.append(row)
+    if as_json:
+        print_json(msgspec.to_builtins(rows))
+        return
+    for row in rows:
+        word = "right" if row.is_right else f"wrong, it says {row.given.kind} of {row.given.place}"
+        click.echo(f"{row.right.kind} of rank {row.right.rank}: {word} ({row.confidence:.0%} sure, {row.files} files)")
+    click.echo(f"{sum(row.is_right for row in rows)} of {len(rows)} right")

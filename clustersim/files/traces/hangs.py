@@ -87,9 +87,19 @@ def _group_faults(dumps: Mapping[int, Dump]) -> Iterator[CollectiveFault]:
         last = dict.fromkeys(dumps, 0)
         for seq in sorted(at):
             last |= dict.fromkeys(at[seq], seq)
-        fault = next((f for seq in sorted(at) if (f := _fault(group, seq, at, everybody, last, dumps))), None)
-        if fault is not None:
-            yield fault
+        faults = [f for seq in sorted(at) if (f := _fault(group, seq, at, everybody, last, dumps))]
+        # Gloo's threads tell an end late: what a rank ended later is the cause only where nothing else is.
+        sound = (fault for fault in faults if not _told_late(fault, at))
+        if faults:
+            yield next(sound, faults[0])
+
+
+def _told_late(fault: CollectiveFault, at: Mapping[int, Mapping[int, Call]]) -> bool:
+    """Whether all who seem not to have ended it have ended a later call of the same group."""
+    if fault.cause != "not_ended":
+        return False
+    later = [calls for seq, calls in at.items() if seq > fault.seq]
+    return all(any(rank in calls and calls[rank].done for calls in later) for rank in fault.look_at)
 
 
 def _everybody(group: str, at: Mapping[int, Mapping[int, Call]], dumps: Mapping[int, Dump]) -> set[int]:

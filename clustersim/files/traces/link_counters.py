@@ -60,9 +60,18 @@ def read(paths: Sequence[Path]) -> LinkCounters:
         for (device, port), said in sorted(values.items()):
             if not {"state", "rate"} <= said.keys():
                 raise TraceError(f"{path}: {device}:{port} has no state_id or no rate_bytes_per_second")
-            state = {"state": int(said["state"]), "downs": int(said.get("downs", 0))}
-            moved = {name: said.get(name, 0.0) for name in ("rate", "sent", "received")}
-            ports.append(NicPort(host=host, device=device, port=port, **state, **moved))
+            ports.append(
+                NicPort(
+                    host=host,
+                    device=device,
+                    port=port,
+                    state=int(said["state"]),
+                    rate=said["rate"],
+                    downs=int(said.get("downs", 0)),
+                    sent=said.get("sent", 0.0),
+                    received=said.get("received", 0.0),
+                )
+            )
     source = ", ".join(map(str, paths))
     return LinkCounters(source, list(_lines(ports)), ports)
 

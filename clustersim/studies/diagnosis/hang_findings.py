@@ -22,6 +22,8 @@ from clustersim.studies.diagnosis.suspects import (
 
 SIGABRT = -6
 """How a process ends whose own watchdog ends it."""
+SIGTERM = -15
+"""How torchrun ends the others."""
 OTHERWISE = {"kind": "other_kind", "size": "other_size", "type": "other_type", "order": "other_order"}
 SHOWN = 6
 
@@ -144,17 +146,20 @@ def _of_silent(suspect: Suspect, silent: frozenset[int], site: Site) -> float:
 
 
 def _of_exits(report: HangReport, suspects: Sequence[Suspect], site: Site) -> Iterator[Finding]:
-    """A process that ended by itself ended first; one that its watchdog ended (SIGABRT) says only that the job hung."""
+    """Of each machine the process that ended first: by a signal it ended by itself; by its watchdog (SIGABRT) the job
+    hung; by an exception it may have waited for another until a timeout raised it. torchrun ends those that follow."""
     if not report.exits:
         return
-    own = [ended for ended in report.exits if ended.code not in (0, SIGABRT)]
+    own = [ended for ended in report.exits if ended.first and ended.code not in (0, SIGABRT, SIGTERM)]
     if own:
-        ranks = [ended.rank for ended in own if ended.first] or [ended.rank for ended in own]
-        text = f"launcher: rank(s) {few(ranks, SHOWN)} ended with exit code {own[0].code}, before any watchdog"
+        ranks = [ended.rank for ended in own]
+        killed = any(ended.code < 0 for ended in own)
+        text = f"launcher: rank(s) {few(ranks, SHOWN)} ended with exit code {own[0].code}, first of all"
 
         def likely(suspect: Suspect) -> float:
-            blamed = suspect.kind == "dead_rank" and suspect.rank in ranks
-            return SURE / len(ranks) if blamed else ALMOST_NEVER
+            if suspect.kind == "dead_rank" and suspect.rank in ranks:
+                return SURE / len(ranks)
+            return ALMOST_NEVER if killed or not hangs(suspect) or suspect.kind == "dead_rank" else PARTLY
 
         yield finding("launcher", text, suspects, likely)
         return
