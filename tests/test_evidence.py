@@ -86,3 +86,34 @@ def test_goodput_is_the_last_row_where_its_table_is_there_in_points(folder, tmp_
     assert {name: said[name] for name in said if name != "what"} == json.loads(alone.stdout)["overall"]
     row = CliRunner().invoke(cli, ["validate", "all", str(tmp_path), "--markdown"]).stdout.splitlines()[-1]
     assert f"{said['median_points']:.1f} points (worst {said['worst_points']:.1f})" in row
+
+
+def test_a_planted_incident_is_diagnosed_with_all_files_and_with_some():
+    """Seed 6 is a process that stands still: its missing dump says so, whatever else is missing."""
+    from tests.evidence.incidents import CASES, diagnosed, mistaken, shares
+
+    rows = list(diagnosed(6, "easy"))
+    assert [row.files for row in rows] == ["all files", "one kind missing", "half the ranks"]
+    assert len(rows) == len(CASES)
+    assert rows[0].is_right
+    assert rows[0].confident
+    table = shares(rows)
+    assert [row.count for row in table] == [1, 1, 1]
+    assert table[0].right == table[0].cause == 1.0
+    assert table[0].confident_wrong == 0.0
+    assert len(mistaken(rows)) == sum(not row.is_right for row in rows)
+
+
+def test_an_answer_without_a_place_is_neither_right_nor_wrong():
+    from clustersim.studies.exam import ExamAnswer
+    from tests.evidence.incidents import DiagnosedIncident
+
+    right = ExamAnswer("slow_link", port="node0/mlx5_0")
+
+    def row(given: ExamAnswer) -> DiagnosedIncident:
+        return DiagnosedIncident(0, "all files", right, given, 0.9, True)
+
+    assert (row(right).is_right, row(right).is_wrong) == (True, False)
+    assert (row(ExamAnswer("slow_link")).is_right, row(ExamAnswer("slow_link")).is_wrong) == (False, False)
+    assert row(ExamAnswer("slow_link", port="node1/mlx5_0")).is_wrong
+    assert row(ExamAnswer("slow_gpu")).is_wrong

@@ -2,8 +2,8 @@
 
 Each job is four processes under torchrun that add up tensors again and again. One of them does what it should not; the
 others wait until a timeout of their own, and then every process that can writes what its Flight Recorder holds. Calls
-that differ end processes of Gloo at once, so there the recorder is written before anybody waits. Gloo has no kernels:
-kinds of GPUs and links are not among these.
+that differ end processes of Gloo at once, so there the odd one calls first, and the recorder is written before anybody
+waits. Gloo has no kernels: kinds of GPUs and links are not among these.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ def add(tensor):
     return dist.all_reduce(tensor, async_op=True)
 
 for step in range(at + 3):
+    if step == at and rank != odd and kind.startswith("other_"):
+        while not os.path.exists(os.path.join(folder, f"trace_rank_{odd}.json")):
+            time.sleep(0.02)
     if step == at and rank == odd and kind == "missing_call":
         time.sleep(100 * timeout)
     if step == at and rank == odd and kind == "stopped_rank":

@@ -32,6 +32,7 @@ OURS = (
     "cluster.",
     "campaign",
     "incident",
+    "watchdog",
     "run.steps",
     "run.seed",
     "run.jitter",

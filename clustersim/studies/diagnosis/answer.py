@@ -79,6 +79,11 @@ class RankedSuspect(msgspec.Struct, frozen=True):
     confidence: float
     look_at: str
 
+    @property
+    def words(self) -> str:
+        """The cause and the place."""
+        return "nothing is wrong" if self.kind == NOTHING else f"{self.kind} of {self.place}"
+
 
 class Diagnosis(msgspec.Struct, frozen=True):
     """One ranked answer.
@@ -106,17 +111,15 @@ class Diagnosis(msgspec.Struct, frozen=True):
     def verdict(self) -> str:
         """The answer in one sentence."""
         first = self.suspects[0]
-        what = "nothing is wrong" if first.kind == NOTHING else f"{first.kind} of {first.place}"
-        return (
-            f"{what} ({first.confidence:.0%} sure)" if self.confident else f"not sure: {what} ({first.confidence:.0%})"
-        )
+        share = f"{first.confidence:.0%}"
+        return f"{first.words} ({share} sure)" if self.confident else f"not sure: {first.words} ({share})"
 
     def lines(self) -> Iterator[str]:
         """In words, the answer first."""
         yield f"diagnosis: {self.verdict}"
         yield f"look at: {self.suspects[0].look_at}"
         for suspect in self.suspects[1:]:
-            yield f"else {suspect.confidence:6.1%}  {suspect.kind} of {suspect.place}"
+            yield f"else {suspect.confidence:6.1%}  {suspect.words}"
         if self.decides:
             yield f"to decide: {self.decides}"
         yield from (f"- {text}" for text in self.findings)

@@ -66,7 +66,7 @@ def _of_fault(fault: CollectiveFault, suspect: Suspect, unseen: frozenset[int], 
     if unseen:
         return _of_unseen(suspect, unseen, site)
     if suspect.kind == "dead_link":
-        return SURE
+        return SELDOM  # a GPU inside NCCL's own kernel, or ranks that no dump names, look the same
     return UNLIKELY if suspect.kind in ("stuck_kernel", "stopped_rank") else ALMOST_NEVER
 
 
