@@ -163,7 +163,16 @@ def _of_exits(report: HangReport, suspects: Sequence[Suspect], site: Site) -> It
 
         yield finding("launcher", text, suspects, likely)
         return
-    text = "launcher: no process ended by itself; watchdogs ended them"
-    yield finding(
-        "launcher", text, suspects, lambda s: (SURE if s.kind != "dead_rank" else UNLIKELY) if hangs(s) else UNLIKELY
-    )
+    reporting = {ended.host for ended in report.exits}
+    acted = {ended.rank for ended in report.exits if ended.first and ended.code == SIGABRT}
+    text = f"launcher of {few(sorted(reporting), SHOWN)}: no process ended by itself; watchdogs ended them"
+
+    def otherwise(suspect: Suspect) -> float:
+        if suspect.kind == "stopped_rank" and suspect.rank in acted:
+            return ALMOST_NEVER  # a process that stands still does not end itself
+        if suspect.kind != "dead_rank":
+            return SURE if hangs(suspect) else UNLIKELY
+        host = site.hosts.get(-1 if suspect.rank is None else suspect.rank)
+        return UNLIKELY if host in reporting or host is None else PARTLY
+
+    yield finding("launcher", text, suspects, otherwise)
