@@ -35,7 +35,7 @@ NEXT = {
     "dead_rank": "the last lines of its own log, dmesg (out of memory, Xid), and the exit code",
     "stopped_rank": "the state of its process (ps, /proc/PID/stack): stopped, or waiting for a disk",
     "stuck_kernel": "Xid errors in dmesg, nvidia-smi there, cuda-gdb or a core dump of its GPU",
-    "missing_call": "py-spy dump of it: an exception, a branch or a loader that only it has",
+    "missing_call": "py-spy dump of it: an exception, a branch or loader that only it has, a GPU that it waits for",
     "other_kind": "the line of code that calls it there: a branch that only this rank takes",
     "other_size": "the shapes there: uneven batches, a last batch, padding",
     "other_type": "dtypes there: autocast, a parameter that was not cast",

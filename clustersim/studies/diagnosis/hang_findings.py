@@ -54,7 +54,9 @@ def of_dumps(report: HangReport, suspects: Sequence[Suspect], site: Site) -> Ite
 def _of_fault(fault: CollectiveFault, suspect: Suspect, unseen: frozenset[int], site: Site) -> float:
     """How likely dumps show this fault, were a suspect to blame."""
     if fault.cause in ("never_called", "no_peer"):
-        return _named(suspect, fault, "missing_call")
+        # A process that waits for its GPU at the end of a step calls nothing either.
+        waits = PARTLY * _named(suspect, fault, "stuck_kernel")
+        return max(waits, _named(suspect, fault, "missing_call"))
     if fault.cause == "differs":
         return _named(suspect, fault, OTHERWISE[fault.differs_in or "size"])
     if fault.cause == "not_started":
@@ -118,7 +120,8 @@ def of_watchdog(report: HangReport, suspects: Sequence[Suspect], site: Site) -> 
         if silent:
             return _of_silent(suspect, silent, site)
         if alive:
-            return SURE / len(alive) if suspect.kind == "missing_call" and suspect.rank in alive else ALMOST_NEVER
+            share = {"missing_call": SURE, "stuck_kernel": PARTLY}.get(suspect.kind, ALMOST_NEVER)
+            return share / len(alive) if suspect.rank in alive else ALMOST_NEVER
         # All waited: their GPUs or the network; a type is not in these lines, and a size of both orders is.
         return SURE if suspect.kind in ("stuck_kernel", "dead_link", "other_type") else UNLIKELY
 
