@@ -60,6 +60,7 @@ def gloo_faults(times: int, as_json: bool) -> None:
         print_json(msgspec.to_builtins(rows))
         return
     for row in rows:
-        word = "right" if row.is_right else f"wrong, it says {row.given.kind} of {row.given.place}"
+        place = next((str(part) for part in row.given.place if part is not None), "an unknown place")
+        word = "right" if row.is_right else f"wrong, it says {row.given.kind} of {place}"
         click.echo(f"{row.right.kind} of rank {row.right.rank}: {word} ({row.confidence:.0%} sure, {row.files} files)")
     click.echo(f"{sum(row.is_right for row in rows)} of {len(rows)} right")
