@@ -120,18 +120,17 @@ class ChargeBook:
         ptr = np.searchsorted(inverse[order], np.arange(len(groups)))
         first = who[order[ptr]]
         last = who[order[np.append(ptr[1:], len(order)) - 1]]
-        facts = (cut.owner[first], cut.op[first], cut.why[first], cut.state[first])
-        columns = (seconds, first, last, *facts)
+        columns = (seconds, first, last, *(of[first] for of in (cut.owner, cut.op, cut.why, cut.state)))
         waits: list[LostSeconds] = []
         plain: dict[tuple[int, int, int], Blame] = {}
         for lost in map(LostSeconds, *(column.tolist() for column in columns)):
             if lost.rule in _WAITS:
                 waits.append(lost)
                 continue
-            key = lost.rule, lost.op, lost.state
-            blame = plain.get(key)
+            facts = lost.rule, lost.op, lost.state
+            blame = plain.get(facts)
             if blame is None:
-                blame = plain[key] = self._plain(*key)
+                blame = plain[facts] = self._plain(*facts)
             self.add(blame, lost)
         self._waits(waits)
 

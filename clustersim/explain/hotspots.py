@@ -163,10 +163,10 @@ def _users_of(timeline: Timeline, moved: _Moved, loads: Ints, weights: Floats) -
     nbytes = moved.use.segment_rate[segments] * (moved.end[segments] - moved.start[segments]) * weight
     per_op = np.bincount(moved.op[segments], weights=nbytes, minlength=len(timeline.ops))
     ops = np.flatnonzero(per_op > 0)
-    per_sort = np.bincount(sorts[ops], weights=per_op[ops], minlength=len(names))
+    per_sort: list[float] = np.bincount(sorts[ops], weights=per_op[ops], minlength=len(names)).tolist()
     used, first = np.unique(sorts[ops], return_index=True)
     in_order = used[np.argsort(first)].tolist()  # of their first ops: sums in another order would be other bits
-    total = sum(per_sort[in_order].tolist())
-    best = sorted(((names[k], per_sort.item(k)) for k in in_order), key=lambda item: (-item[1], item[0]))[:USERS]
+    total = sum(per_sort[k] for k in in_order)
+    best = sorted(((names[k], per_sort[k]) for k in in_order), key=lambda item: (-item[1], item[0]))[:USERS]
     best += [("", 0.0)] * (USERS - len(best))
     return [name for name, _ in best], [value / total if total else 0.0 for _, value in best]

@@ -20,6 +20,7 @@ from enum import IntEnum
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
 from clustersim.core.memo import kept_with_first
@@ -233,7 +234,7 @@ class TimePartition:
 
 
 @kept_with_first(maxsize=None)
-def _of_ops(timeline: Timeline) -> tuple[int, Ints, Ints, Ints, Ints, Ints]:
+def _of_ops(timeline: Timeline) -> tuple[int, npt.NDArray[np.int16], Ints, Ints, Ints, Ints]:
     """How many streams there are; and per op its stream, the rules of an instant it runs in and of one it waits in, and
     the states of its kernel and of its wait for a peer; those two have a last one for no op."""
     ops = timeline.ops
