@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import kernel_forms as forms
 import numpy as np
 import numpy.typing as npt
-from kernel_rows import Kernels
+from kernel_kind import Kind
+from kernel_rows import GPUS, Kernels
 from scipy.optimize import least_squares
 
 from clustersim.core.paths import data_path
@@ -35,7 +36,7 @@ class Fitted:
     levels: Mapping[str, float]
 
 
-def fit(kind: forms.Kind, rows: Kernels, start: Fitted, generations: Sequence[str], tries: int = 20) -> Fitted:
+def fit(kind: Kind, rows: Kernels, start: Fitted, generations: Sequence[str], tries: int = 20) -> Fitted:
     """Constants with the least robust error of the logarithm; levels are held near 0 by a prior."""
     free = list(kind.free)
     low = np.array([kind.free[name][0] for name in free] + [-1.0] * len(generations))
@@ -48,7 +49,8 @@ def fit(kind: forms.Kind, rows: Kernels, start: Fitted, generations: Sequence[st
 
     def unpacked(point: Floats) -> Fitted:
         constants = dict(start.constants) | dict(zip(free, point[: len(free)].tolist(), strict=True))
-        return Fitted(constants, dict(zip(generations, point[len(free) :].tolist(), strict=True)))
+        levels = dict(zip(generations, point[len(free) :].tolist(), strict=True))
+        return Fitted(constants, levels if generations else start.levels)
 
     def residuals(point: Floats) -> Floats:
         found = unpacked(point)
@@ -73,6 +75,11 @@ PRIOR = 2.0
 """Weight of a generation's level: its prior has a width of 0.5 row's error."""
 
 
+def generations_of(kind: Kind, rows: Kernels) -> list[str]:
+    """Whose levels are fitted: those of the rows' GPUs, of a kind that has levels of its own."""
+    return sorted(set(rows.generation.tolist())) if kind.level else []
+
+
 def weights_of(rows: Kernels) -> Floats:
     """Every GPU counts the same."""
     systems = rows.words("system")
@@ -81,18 +88,23 @@ def weights_of(rows: Kernels) -> Floats:
     return np.sqrt(np.array([mean / counts[name] for name in systems.tolist()]))
 
 
-def left_out(kind: forms.Kind, rows: Kernels, start: Fitted) -> Floats:
-    """Predicted seconds of each row by constants fitted without its GPU."""
+def left_out(kind: Kind, rows: Kernels, found: Fitted, without: Mapping[str, dict[str, Fitted]]) -> Floats:
+    """Predicted seconds of each row by constants fitted without its GPU, those of its base included; ``without`` has
+    the latter by GPU and kind, and is given this kind's."""
     systems = rows.words("system")
     predicted = np.zeros(len(rows.rows))
     if len(set(systems.tolist())) < 2:
         return np.full(len(rows.rows), np.nan)
-    for name in sorted(set(systems.tolist())):
-        others = rows.take(systems != name)
+    for name in GPUS:
         own = rows.take(systems == name)
-        generations = sorted(set(others.generation.tolist()))
-        found = fit(kind, others, start, generations, 8)
-        predicted[systems == name] = kind.seconds(own)(found.constants, found.levels)
+        others = rows.take(systems != name)
+        base = without[name][kind.base] if kind.base else Fitted({}, {})
+        own_constants = {free: found.constants[free] for free in kind.free}
+        start = Fitted({**found.constants, **base.constants, **own_constants}, base.levels)
+        fitted = fit(kind, others, start, generations_of(kind, others), 8)
+        without[name][kind.name] = fitted
+        if own.rows:
+            predicted[systems == name] = kind.seconds(own)(fitted.constants, fitted.levels)
     return predicted
 
 
@@ -114,17 +126,20 @@ def errors(rows: Kernels, predicted: Floats, classes: Mapping[str, npt.NDArray[n
     return lines
 
 
-def study(kind: forms.Kind, known: Mapping[str, Fitted], *, leave_out: bool) -> Fitted:
-    """Fit one kind, print its errors, and return its constants."""
+def study(
+    kind: Kind, known: Mapping[str, Fitted], without: Mapping[str, dict[str, Fitted]], *, leave_out: bool
+) -> Fitted:
+    """Fit one kind, print its errors, and return its constants; ``without`` as :func:`left_out` has it."""
     rows = kind.read()
-    start = Fitted({**kind.start, **(known[kind.base].constants if kind.base else {}), **kind.own}, {})
-    found = fit(kind, rows, start, sorted(set(rows.generation.tolist())))
+    base = known[kind.base] if kind.base else Fitted({}, {})
+    start = Fitted({**kind.start, **base.constants, **kind.own}, base.levels)
+    found = fit(kind, rows, start, generations_of(kind, rows))
     predicted = kind.seconds(rows)(found.constants, found.levels)
     print(f"{kind.name}: {len(rows.rows)} rows")
     classes = kind.classes(rows)
     print("  in sample", *errors(rows, predicted, classes), sep="\n")
     if leave_out:
-        print("  one GPU left out", *errors(rows, left_out(kind, rows, found), classes), sep="\n", flush=True)
+        print("  one GPU left out", *errors(rows, left_out(kind, rows, found, without), classes), sep="\n", flush=True)
     return found
 
 
@@ -142,13 +157,20 @@ def written(found: Mapping[str, Fitted]) -> str:
     return "\n".join([*lines, *levels, ""])
 
 
-def shipped(kind: forms.Kind) -> Fitted:
+def shipped(kind: Kind) -> Fitted:
     """What the data file says of a kind."""
     raw = data_table("kernel_law")
     constants = raw
     for name in kind.section.split("."):
         constants = constants[name]
     return Fitted(constants, raw["levels"].get(kind.level, {}))
+
+
+def with_base(kind: Kind, known: Mapping[str, Fitted]) -> Fitted:
+    """What the data file says of a kind, and of its base where it says nothing."""
+    own = shipped(kind)
+    base = known[kind.base].constants if kind.base else {}
+    return Fitted({**base, **kind.start, **own.constants}, own.levels)
 
 
 HEADER = """# Constants of the kernel laws, written by `python tests/kernel_fit.py --write`.
@@ -163,14 +185,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", help="kinds to print; all without")
     parser.add_argument("--write", action="store_true", help="write their constants to data/kernel_law.toml")
-    parser.add_argument("--quick", action="store_true", help="in sample only")
+    parser.add_argument("--quick", action="store_true", help="in sample only, on bases as they are shipped")
     chosen = parser.parse_args()
     found: dict[str, Fitted] = {}
+    without: dict[str, dict[str, Fitted]] = {name: {} for name in GPUS}
     needed = [kind for kind in forms.KINDS if not chosen.kinds or kind.name in chosen.kinds]
     bases = {kind.base for kind in needed}
+    bases |= {kind.base for kind in forms.KINDS if kind.name in bases}
     for kind in forms.KINDS:
-        if kind in needed or kind.name in bases:
-            found[kind.name] = study(kind, found, leave_out=not chosen.quick and kind in needed)
+        if kind in needed or (kind.name in bases and not chosen.quick):
+            found[kind.name] = study(kind, found, without, leave_out=not chosen.quick)
+        elif kind.name in bases:
+            found[kind.name] = with_base(kind, found)
     if chosen.write:
         text = written(found)
         (data_path("data") / "kernel_law.toml").write_text(text, encoding="utf-8")

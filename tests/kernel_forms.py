@@ -2,150 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
+from kernel_kind import Classes, Floats, Guess, Kind
+from kernel_products import PRODUCT_FIELDS, all_kind, product_kind
 from kernel_rows import Kernels, Row, read
 
 from clustersim.model.seconds.kernel_law.attention import AttentionLaw, Heads, attention_seconds
 from clustersim.model.seconds.kernel_law.casts import StreamLaw, stream_seconds
 from clustersim.model.seconds.kernel_law.experts import ExpertLaw, Experts, expert_seconds
-from clustersim.model.seconds.kernel_law.products import ProductLaw, Shapes, product_seconds
+from clustersim.model.seconds.kernel_law.products import ProductLaw
 from clustersim.model.seconds.kernel_law.scans import Scan, ScanLaw, scan_seconds
 from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
-
-Floats = npt.NDArray[np.float64]
-Guess = Callable[[Mapping[str, float], Mapping[str, float]], Floats]
-Classes = Mapping[str, npt.NDArray[np.bool_]]
-PRODUCT_FIELDS = tuple(ProductLaw.__dataclass_fields__)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of kernel.
-
-    Parameters
-    ----------
-    name : of the kind. section : of the data file. read : its rows. seconds : rows -> (constants, levels) -> seconds.
-    classes : rows -> label -> which. start : constants to begin from. free : name -> (least, most) of those to fit.
-    base : another kind whose constants it begins from. own : of those, the ones it has otherwise. shipped : constants
-    that the data file has. level : the key of its levels there; "" without any.
-    """
-
-    name: str
-    section: str
-    read: Callable[[], Kernels]
-    seconds: Callable[[Kernels], Guess]
-    classes: Callable[[Kernels], Classes]
-    start: Mapping[str, float]
-    free: Mapping[str, tuple[float, float]]
-    shipped: frozenset[str]
-    base: str = ""
-    own: Mapping[str, float] = field(default_factory=dict)
-    level: str = ""
-
-
-# ------------------------------------------------------------------------------------------------------------- products
-BF16_START = {
-    "start": 4000.0,
-    "round": 1150.0,
-    "norm": 1.8,
-    "load_norm": 6.0,
-    "level": -0.21,
-    "feed": 0.36,
-    "growth": 0.18,
-    "whole": 0.16,
-    "reduce": 0.31,
-    "stream": 1.0,
-    "writing": 1.37,
-    "settle": 7e-5,
-    "fall": 0.012,
-    "steep": 1.87,
-}
-BF16_FREE = {
-    "start": (500, 20000),
-    "round": (0, 5000),
-    "norm": (1, 6),
-    "level": (-0.6, 0.3),
-    "feed": (0.05, 1.0),
-    "growth": (-0.5, 1.5),
-    "whole": (0, 1),
-    "reduce": (0.05, 3),
-    "stream": (0.5, 1.05),
-    "writing": (1, 3),
-    "settle": (1e-5, 1e-2),
-    "fall": (0, 0.1),
-    "steep": (0, 3),
-}
-OTHER_FREE = {
-    "level": (-0.9, 0.3),
-    "feed": (0.05, 1.5),
-    "round": (0, 5000),
-    "fall": (0, 0.1),
-}
-FRAMEWORKS = ("sglang", "trtllm", "vllm")
-
-
-def product_rows(arithmetic: str, most: int) -> Kernels:
-    """Products of 128 and more in each size, half of them above 30 GFLOP. vLLM's bf16 operands are uninitialised."""
-
-    def wanted(row: Row) -> bool:
-        small = min(int(row[name]) for name in "mnk") < 128
-        return row["dtype"] == arithmetic and not small and (arithmetic, row["framework"]) != ("bf16", "vllm")
-
-    def group(row: Row) -> tuple[str, str, bool]:
-        return row["system"], row["framework"], 2.0 * int(row["m"]) * int(row["n"]) * int(row["k"]) > 3e10
-
-    return read("gemm", wanted, group, most)
-
-
-def products(arithmetic: str, rows: Kernels) -> Guess:
-    """Seconds of products, with the cast of their activations in 8 bits and fewer."""
-    ones = np.ones(len(rows.rows))
-    shapes = Shapes(rows["m"], rows["n"], rows["k"], ones, OPERAND_BYTES[arithmetic])
-    which = {name: rows.words("framework") == name for name in FRAMEWORKS}
-
-    def guess(constants: Mapping[str, float], levels: Mapping[str, float]) -> Floats:
-        law = ProductLaw(*(constants[name] for name in PRODUCT_FIELDS))
-        sheet = rows.sheet(arithmetic, levels)
-        seconds = product_seconds(law, sheet, shapes)
-        if arithmetic == "bf16":
-            return seconds
-        kernels = sum(constants[f"kernels_{name}"] * inside for name, inside in which.items())
-        nbytes = sum(constants[f"bytes_{name}"] * inside for name, inside in which.items())
-        cast = nbytes * shapes.m * shapes.k / (law.stream * sheet.bandwidth)
-        return seconds + kernels * law.start / sheet.clock + cast
-
-    return guess
-
-
-def by_flops(rows: Kernels) -> Classes:
-    """Sizes of products."""
-    flops = 2.0 * rows["m"] * rows["n"] * rows["k"]
-    return {"all": flops > 0, "above 30 GFLOP": flops > 3e10, "below 1 GFLOP": flops < 1e9}
-
-
-def product_kind(arithmetic: str, most: int) -> Kind:
-    """Products in one arithmetic; of the others than bf16, the shape of the law is bf16's."""
-    casts = {f"kernels_{name}": 1.0 for name in FRAMEWORKS} | {f"bytes_{name}": 3.0 for name in FRAMEWORKS}
-    bounds = {name: ((0.0, 8.0) if name.startswith("kernels") else (0.0, 30.0)) for name in casts}
-    plain = arithmetic == "bf16"
-    return Kind(
-        name=arithmetic,
-        section=f"products.{arithmetic}",
-        read=partial(product_rows, arithmetic, most),
-        seconds=partial(products, arithmetic),
-        classes=by_flops,
-        start=BF16_START if plain else casts,
-        free=BF16_FREE if plain else OTHER_FREE | bounds,
-        shipped=frozenset(PRODUCT_FIELDS if plain else OTHER_FREE),
-        base="" if plain else "bf16",
-        level=arithmetic,
-    )
-
 
 # ------------------------------------------------------------------------------------------------------------ attention
 ATTENTION_START = {
@@ -160,6 +30,7 @@ ATTENTION_START = {
     "stream": 0.7,
     "cache": 2.0,
     "extra": 4.0,
+    "slower": 1.1,
 }
 ATTENTION_FREE = {
     "start": (1000, 60000),
@@ -173,6 +44,7 @@ ATTENTION_FREE = {
     "stream": (0.3, 1.1),
     "cache": (1, 10),
     "extra": (0, 60),
+    "slower": (0.7, 1.5),
 }
 
 
@@ -202,14 +74,17 @@ def heads_of(rows: Kernels) -> Heads:
 
 
 def attention(arithmetic: str, rows: Kernels) -> Guess:
-    """Seconds of fused attention; TensorRT-LLM's rotates queries and keys as well."""
+    """Seconds of fused attention; TensorRT-LLM's rotates queries and keys as well, and its kernels are its own, neither
+    FlashAttention's nor cuDNN's."""
     heads = heads_of(rows)
-    rotated = (rows.words("framework") == "trtllm") & heads.causal
+    own = rows.words("framework") == "trtllm"
+    rotated = own & heads.causal
     moved = rotated * heads.heads * heads.width
 
     def guess(constants: Mapping[str, float], levels: Mapping[str, float]) -> Floats:
         law = AttentionLaw(*(constants[name] for name in AttentionLaw.__dataclass_fields__))
-        return attention_seconds(law, rows.sheet(arithmetic, levels), heads, constants["extra"] * moved)
+        seconds = attention_seconds(law, rows.sheet(arithmetic, levels), heads, constants["extra"] * moved)
+        return seconds * np.where(own, constants["slower"], 1.0)
 
     return guess
 
@@ -247,7 +122,8 @@ def mla_rows() -> Kernels:
     """The kernel of DeepSeek-V3's attention: queries and keys of 192, values of 128."""
 
     def wanted(row: Row) -> bool:
-        absorbed = row["kernel"] == "vllm_flash_attn_mla"  # multiplies latent vectors: three times the work
+        # These multiply latent vectors of 576 and 512: 3.4 times the work.
+        absorbed = row["kernel"] in {"vllm_flash_attn_mla", "flash_attention"}
         return row["what"] == "kernel" and int(row["seq"]) >= 128 and "triton" not in row["kernel"] and not absorbed
 
     return read("mla", wanted, lambda row: (row["system"], row["framework"]), 100)
@@ -273,19 +149,32 @@ def mla_classes(rows: Kernels) -> Classes:
 
 
 # -------------------------------------------------------------------------------------------------------------- experts
+def library(kernel: str) -> str:
+    """Whose kernel it is: the law's are CUTLASS's and DeepGEMM's, which are tuned to the shape; Triton's and those that
+    TensorRT-LLM has generated ahead have constants of their own."""
+    if "triton" in kernel or "vllm_fused_moe" in kernel:
+        return "triton"
+    return "tuned" if kernel.startswith("moe_torch_flow") or kernel == "deepgemm" else "generated"
+
+
 def expert_rows(arithmetic: str, most: int) -> Kernels:
-    """Balanced experts; Triton's with expert parallelism compute remote choices on expert 0."""
+    """Balanced experts. Triton's with expert parallelism compute remote choices on expert 0; FlashInfer's CUTLASS ran
+    untuned, and is up to four times slower than the same kernels under TensorRT-LLM."""
 
     def wanted(row: Row) -> bool:
         balanced = row["table"] == "moe" and row["distribution"] == "balanced" and row["dtype"] == arithmetic
         enough = float(row["tokens"]) * float(row["topk"]) / float(row["ep"]) >= 128
-        return balanced and enough and not ("triton" in row["kernel"] and row["ep"] != "1")
+        remote = "triton" in row["kernel"] and row["ep"] != "1"
+        return balanced and enough and not (remote or "flashinfer_cutlass" in row["kernel"])
 
-    return read("moe", wanted, lambda row: (row["system"], row["framework"]), most)
+    return read("moe", wanted, lambda row: (row["system"], library(row["kernel"])), most)
+
+
+LIBRARIES = ("tuned", "triton", "generated")
 
 
 def experts(arithmetic: str, rows: Kernels) -> Guess:
-    """Seconds of the experts of one layer."""
+    """Seconds of the experts of one layer, by the library whose kernels they are."""
     layer = Experts(
         routed=rows["tokens"] * rows["topk"] / rows["ep"],
         experts=rows["experts"] / rows["ep"],
@@ -294,32 +183,44 @@ def experts(arithmetic: str, rows: Kernels) -> Guess:
         gated=rows["gated"],
         operand=OPERAND_BYTES[arithmetic],
     )
+    inside = {name: np.array([library(row["kernel"]) == name for row in rows.rows]) for name in LIBRARIES}
 
     def guess(constants: Mapping[str, float], levels: Mapping[str, float]) -> Floats:
         products_ = ProductLaw(*(constants[name] for name in PRODUCT_FIELDS))
-        law = ExpertLaw(constants["starts"], constants["share"], constants["passes"])
+        own = {name: sum(constants[f"{name}{_ending(k)}"] * v for k, v in inside.items()) for name in EXPERT_START}
+        law = ExpertLaw(**(own | {"passes": constants["passes"]}))
         return expert_seconds(law, products_, rows.sheet(arithmetic, levels), layer)
 
     return guess
 
 
+def _ending(name: str) -> str:
+    return "" if name == "tuned" else f"_{name}"
+
+
+EXPERT_START = {"starts": (10.0, (1, 40)), "share": (0.8, (0.2, 1.05))}
+"""What is of a library -> where to begin, and the bounds."""
+
+
 def expert_classes(rows: Kernels) -> Classes:
     """Sizes of expert layers."""
     flops = 2.0 * rows["tokens"] * rows["topk"] / rows["ep"] * rows["hidden"] * rows["inter"] / rows["tp"] * 3
-    return {"all": flops > 0, "above 30 GFLOP": flops > 3e10}
+    tuned = np.array([library(row["kernel"]) == "tuned" for row in rows.rows])
+    return {"all": flops > 0, "above 30 GFLOP": flops > 3e10, "  tuned to the shape": tuned & (flops > 3e10)}
 
 
 def expert_kind(arithmetic: str, most: int) -> Kind:
     """Experts in one arithmetic, on the products of that arithmetic."""
+    own = {f"{name}{_ending(k)}": of_it for k in LIBRARIES for name, of_it in EXPERT_START.items()}
     return Kind(
         name=f"experts in {arithmetic}",
         section=f"experts.{arithmetic}",
         read=partial(expert_rows, arithmetic, most),
         seconds=partial(experts, arithmetic),
         classes=expert_classes,
-        start={"starts": 6.0, "share": 0.8, "passes": 6.0},
-        free={"starts": (1, 40), "share": (0.2, 1.2), "passes": (0, 40)},
-        shipped=frozenset({"starts", "share", "passes"}),
+        start={name: first for name, (first, _) in own.items()} | {"passes": 4.0},
+        free={name: bounds for name, (_, bounds) in own.items()} | {"passes": (0, 40)},
+        shipped=frozenset(ExpertLaw.__dataclass_fields__),
         base=arithmetic,
     )
 
@@ -421,6 +322,7 @@ def cast_classes(rows: Kernels) -> Classes:
 
 
 KINDS: tuple[Kind, ...] = (
+    all_kind(50),
     product_kind("bf16", 120),
     product_kind("fp8", 80),
     product_kind("fp8_block", 100),

@@ -94,6 +94,24 @@ def test_experts_that_hold_few_tokens_take_the_time_of_their_weights():
     assert layer(65536) > layer(1024)
 
 
+def test_rounds_of_tiles_are_felt_where_each_tile_is_a_block_of_its_own():
+    """One tile of 128 x 128 more than an A100 has SMs costs a round, on Hopper a part of one."""
+
+    def step(name: str) -> float:
+        sms = device(name).sms
+        return product(name, 128 * (sms + 1), 128, 4096) / product(name, 128 * sms, 128, 4096)
+
+    assert step("A100-SXM4-80GB") > step("H100-SXM5-80GB") > 1
+
+
+def test_tensor_cores_that_do_more_in_a_clock_keep_less_of_their_peak():
+    """In each arithmetic alike: what an SM is brought in a clock has not grown as its tensor cores have."""
+    gpu = device("B200-SXM-180GB")
+    peaks = {"bf16": gpu.peak["bf16"], "fp8": gpu.peak["fp8"], "nvfp4": gpu.peak["fp4"]}
+    kept = [2 * 8192.0**3 / product(gpu.name, 8192, 8192, 8192, kind) / peak for kind, peak in peaks.items()]
+    assert kept == sorted(kept, reverse=True)
+
+
 def test_a_cast_runs_near_the_memory_bandwidth():
     gpu = device("H100-SXM5-80GB")
     nbytes = 3.0 * 8192 * 8192

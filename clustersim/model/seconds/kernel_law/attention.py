@@ -3,13 +3,14 @@
 ::
 
     t       = start / f + compute * waves / x + memory
-    compute = (products^p + exps^p)^(1/p) (1 + ramp / s)
+    compute = (products^p + exps^p)^(1/p) (1 + ramp tile / 128 / s)
     products = FLOPs / (P eta d / (d + narrow)),   exps = weight * scores / (16 SMs f)
-    waves   = whole ceil(x) + (1 - whole) max(1, x),  x = batch heads ceil(s / 128) / SMs
+    waves   = whole ceil(x) + (1 - whole) max(1, x),  x = batch heads ceil(s / tile) / SMs
 
 A score costs one exponential, of which an SM does 16 a clock on every generation, beside 4 d FLOPs, of which each
-generation does twice as many as the last: from Blackwell on (and in 8 bits on Hopper) both take the same time. ``ramp``
-is of causal masks (tiles on the diagonal are half empty) or of none. ``memory`` is q, k, v and the output once.
+generation does twice as many as the last: from Blackwell on (and in 8 bits on Hopper) both take the same time. A tile
+is of 128 queries, from Blackwell on of 256. ``ramp`` is of causal masks (tiles on the diagonal are half empty) or of
+none. ``memory`` is q, k, v and the output once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from clustersim.model.seconds.kernel_law.sheet import Sheet
 EXPS_A_CLOCK = 16.0
 """Exponentials a clock of one SM: the throughput table of the CUDA programming guide, compute capability 7 to 12."""
 TILE = 128.0
-"""Queries that one thread block works on."""
+"""Queries that one thread block works on, up to :data:`FULL`."""
+FULL = 4096.0
+"""FLOP a clock and SM in 16 bits (Hopper's) up to which a tile is so large: FlashAttention 2 and 3 have 128 queries in
+one, FlashAttention 4 and cuDNN on Blackwell two tiles of 128 at once."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,9 @@ def attention_parts(
     eta = np.exp(law.level + sheet.level) * mean / (mean + law.narrow)
     products = heads.flops / (sheet.peak * eta)
     exps = law.weight * heads.scores / (EXPS_A_CLOCK * sheet.sms * sheet.clock)
-    ramp = 1.0 + np.where(heads.causal, law.ramp_causal, law.ramp_full) / heads.seq
-    tiles = heads.batch * heads.heads * np.ceil(heads.seq / TILE) / sheet.sms
+    tile = TILE * np.where(sheet.half_peak / (sheet.sms * sheet.clock) > FULL, 2.0, 1.0)
+    ramp = 1.0 + np.where(heads.causal, law.ramp_causal, law.ramp_full) * (tile / TILE) / heads.seq
+    tiles = heads.batch * heads.heads * np.ceil(heads.seq / tile) / sheet.sms
     waves = law.whole * np.ceil(tiles) + (1.0 - law.whole) * np.maximum(1.0, tiles)
     compute: Floats = norm(law.norm, products, exps) * ramp * waves / tiles
     kept = heads.kv_heads * np.where(heads.causal, law.cache, 1.0)

@@ -37,10 +37,13 @@ class KernelLaws:
 
     def level(self, arithmetic: str, arch: str) -> float:
         """Of a generation in an arithmetic; of one that nobody measured, its nearest kin's (:data:`KIN`), or 0."""
-        known = self.levels.get(arithmetic, {})
+        known = self.levels.get(MEASURED_AS.get(arithmetic, arithmetic), {})
         return known.get(arch, known.get(KIN.get(arch, ""), 0.0))
 
 
+MEASURED_AS: Mapping[str, str] = {"fp16": "bf16", "mxfp8": "fp8"}
+"""Arithmetic without measurements -> the one that the same units do at the same rate: tensor cores multiply by the
+scales of MXFP8's blocks as they go."""
 KIN: Mapping[str, str] = {"sm103": "sm100", "sm121": "sm120", "sm86": "sm80", "sm89": "sm120"}
 """Generations without measurements -> the one whose tensor cores are most like theirs."""
 
@@ -49,10 +52,10 @@ KIN: Mapping[str, str] = {"sm103": "sm100", "sm121": "sm120", "sm86": "sm80", "s
 def kernel_laws() -> KernelLaws:
     """The shipped laws."""
     raw = data_table("kernel_law")
-    base = ProductLaw(**raw["products"]["bf16"])
-    own = {name: replace(base, **raw["products"].get(name, {})) for name in raw["levels"] if name != "attention"}
+    base = ProductLaw(**raw["products"]["all"])
+    own = {name: replace(base, **constants) for name, constants in raw["products"].items() if name != "all"}
     return KernelLaws(
-        products=MappingProxyType({"bf16": base, "fp16": base} | own),
+        products=MappingProxyType(own | {"fp16": own["bf16"], "mxfp8": own["fp8"]}),
         attention=MappingProxyType({name: AttentionLaw(**table) for name, table in raw["attention"].items()}),
         experts=MappingProxyType({name: ExpertLaw(**table) for name, table in raw["experts"].items()}),
         scans=MappingProxyType({name: ScanLaw(**table) for name, table in raw["scans"].items()}),

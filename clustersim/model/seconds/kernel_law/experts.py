@@ -6,7 +6,7 @@
 
 ``products`` are those of :mod:`~clustersim.model.seconds.kernel_law.products` with an expert a member of the group,
 their arithmetic at ``share`` of a plain product's rate: groups have their own schedule, and rows that are not next to
-each other. Experts hold equally many tokens.
+each other. Kernels that are tuned to the shape keep nearly all of it, others half. Experts hold equally many tokens.
 """
 
 from __future__ import annotations

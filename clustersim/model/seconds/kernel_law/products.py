@@ -5,16 +5,20 @@
     t       = start / f + (compute^p + memory^p)^(1/p)
     compute = min over tiles (tm, tn) and split-k s of
               waves (2 tm tn (k / s) load / (F eta) + round) / f / power   + [s > 1] 8 s m n / (reduce BW)
+    eta     = exp(level) (1 + F / 8192)^-thin
     load    = (1 + (feed (F / 4096)^growth 128 (1/tm + 1/tn))^q)^(1/q)
     waves   = whole ceil(x) + (1 - whole) max(1, x),  x = tiles s / SMs
     power   = (1 + FLOPs / (P settle))^-(fall (P / TDP)^steep)
     memory  = (reads + writing writes) / (stream BW)
 
-F: FLOP a clock and SM in the dtype; eta: of them, what the pipeline keeps; f: clock; P: peak; BW: bandwidth of the
+F: FLOP a clock and SM in the dtype; eta: of them, what the pipeline keeps, the less the more they are, in all dtypes
+alike (1,024 on an RTX in 16 bits, 32,768 on Blackwell in 4); f: clock; P: peak; BW: bandwidth of the
 memory. Operands stream from the L2 while the tensor cores work on the last ones (``load``: the q-norm of both). Partial
 sums of split products are written and read in fp32. A burst of large products meets the power limit, the sooner the
-more FLOP/s a watt the sheet promises. Constants are one set for all GPUs, and one level a generation and dtype;
-``tests/kernel_fit.py`` fits them.
+more FLOP/s a watt the sheet promises. Constants are one set for all GPUs, and one level a generation and dtype.
+Kernels of Hopper and of Blackwell's data-centre parts are persistent: their rounds overlap, and what is left of the
+last is shared out (``whole``, ``round``). Before and beside them each tile is a thread block of its own
+(``block_whole``, ``block_round``). ``tests/kernel_fit.py`` fits them.
 """
 
 from __future__ import annotations
@@ -54,6 +58,9 @@ SPLITS = np.array([1, 2, 3, 4, 6, 8, 12, 16], dtype=float)
 LEAST_K = 128.0
 """The least part of k that a split leaves."""
 
+KNEE = 8192.0
+"""FLOP a clock and SM (Blackwell's in 16 bits) from which tensor cores outrun what an SM can bring them."""
+
 _TILE_M = np.repeat(TILES[:, 0], len(SPLITS))
 _TILE_N = np.repeat(TILES[:, 1], len(SPLITS))
 _SPLIT = np.tile(SPLITS, len(TILES))
@@ -66,8 +73,9 @@ class ProductLaw:
 
     Parameters
     ----------
-    start, round : [clocks], of a kernel and of each round of tiles. norm, load_norm : p and q. level : log of eta.
+    start, round : [clocks], of a kernel and of each round of tiles. norm, load_norm : p and q. level, thin : of eta.
     feed, growth : of ``load``. whole, reduce, stream, writing : as above. settle : [s]; fall, steep : of ``power``.
+    block_whole, block_round : as whole and round, where each tile is a thread block.
     """
 
     start: float
@@ -75,9 +83,12 @@ class ProductLaw:
     norm: float
     load_norm: float
     level: float
+    thin: float
     feed: float
     growth: float
     whole: float
+    block_whole: float
+    block_round: float
     reduce: float
     stream: float
     writing: float
@@ -134,7 +145,7 @@ class TileCosts:
     per_round: Floats
     per_sum: Floats
     sms: Floats
-    whole: float
+    whole: Floats
 
 
 def tile_costs(law: ProductLaw, sheet: Sheet) -> TileCosts:
@@ -142,10 +153,13 @@ def tile_costs(law: ProductLaw, sheet: Sheet) -> TileCosts:
     flop, clock, bandwidth = (_column(value) for value in (sheet.flop_a_clock, sheet.clock, sheet.bandwidth))
     feed = law.feed * (flop / 4096.0) ** law.growth * _EDGES
     load = norm(law.load_norm, np.ones_like(feed), feed)
-    eta = np.exp(law.level + _column(sheet.level))
+    eta = np.exp(law.level + _column(sheet.level)) * (1.0 + flop / KNEE) ** -law.thin
     per_k = 2.0 * _TILE_M * _TILE_N * load / (_SPLIT * flop * eta * clock)
     sums = np.where(_SPLIT > 1, 8.0 * _SPLIT, 0.0) / (law.reduce * bandwidth)
-    return TileCosts(per_k, law.round / clock, sums, _column(sheet.sms), law.whole)
+    persistent = _column(sheet.persistent)
+    whole = persistent * law.whole + (1.0 - persistent) * law.block_whole
+    per_round = (persistent * law.round + (1.0 - persistent) * law.block_round) / clock
+    return TileCosts(per_k, per_round, sums, _column(sheet.sms), whole)
 
 
 def arithmetic(costs: TileCosts, shapes: Shapes) -> Floats:

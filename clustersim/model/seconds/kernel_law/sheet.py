@@ -36,7 +36,8 @@ class Sheet:
     sms : streaming multiprocessors, or compute units. clock : [1/s], at which the peaks hold.
     peak : dense rate of the arithmetic in question [FLOP/s]. half_peak : the same in 16 bits [FLOP/s].
     bandwidth : of the memory, nominal [bytes/s]. tdp : [W]. level : what the generation adds to the logarithm of a
-        law's rate; 0 where nobody measured it.
+        law's rate; 0 where nobody measured it. persistent : 1 where kernels of products keep their SM from tile to
+        tile, 0 where each tile is a thread block of its own (:data:`PERSISTENT`).
     """
 
     sms: Floats
@@ -46,6 +47,7 @@ class Sheet:
     bandwidth: Floats
     tdp: Floats
     level: Floats
+    persistent: Floats
 
     @property
     def flop_a_clock(self) -> Floats:
@@ -70,9 +72,13 @@ def sheet_of(device: Device, arithmetic: str, level: float = 0.0) -> Sheet:
         device.memory_bandwidth,
         device.tdp,
         level,
+        1.0 if device.arch in PERSISTENT else 0.0,
     )
     return Sheet(*(np.asarray(float(number)) for number in numbers))
 
 
+PERSISTENT = frozenset({"sm90", "sm100", "sm103"})
+"""Generations whose products are fed by the tensor memory accelerator into wgmma or tcgen05 instructions: their kernels
+work on one tile while they write the last one, and share out what is left of a round."""
 USUAL_CLOCK = 1.7e9
 """[1/s] of a GPU that says neither its clock nor what an SM does in one: most run at 1.4 to 2.1 GHz."""

@@ -1,0 +1,162 @@
+"""Measured matrix products: their rows in each arithmetic, and what of the law is fitted to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+from kernel_kind import Classes, Floats, Guess, Kind
+from kernel_rows import Kernels, Row, read
+
+from clustersim.model.seconds.kernel_law.products import ProductLaw, Shapes, product_seconds
+from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
+
+PRODUCT_FIELDS = tuple(ProductLaw.__dataclass_fields__)
+
+BF16_START = {
+    "start": 4000.0,
+    "round": 1150.0,
+    "norm": 1.8,
+    "load_norm": 6.0,
+    "level": -0.18,
+    "thin": 0.25,
+    "feed": 0.36,
+    "growth": 0.18,
+    "whole": 0.16,
+    "block_whole": 0.6,
+    "block_round": 1500.0,
+    "reduce": 0.31,
+    "stream": 1.0,
+    "writing": 1.37,
+    "settle": 7e-5,
+    "fall": 0.012,
+    "steep": 1.87,
+}
+BF16_FREE = {
+    "start": (500, 20000),
+    "round": (0, 1500),
+    "norm": (1, 6),
+    "level": (-0.6, 0.3),
+    "thin": (0.0, 1.0),
+    "feed": (0.05, 1.0),
+    "growth": (-0.5, 1.5),
+    "whole": (0, 1),
+    "block_whole": (0, 1),
+    "block_round": (0, 8000),
+    "reduce": (0.05, 3),
+    "stream": (0.5, 1.05),
+    "writing": (1, 3),
+    "settle": (1e-5, 1e-2),
+    "fall": (0, 0.1),
+    "steep": (0, 3),
+}
+OTHER_FREE = {
+    "feed": (0.05, 1.5),
+    "fall": (0, 0.1),
+}
+FRAMEWORKS = ("sglang", "trtllm", "vllm")
+
+
+def product_rows(arithmetic: str, most: int) -> Kernels:
+    """Products of 128 and more in each size, half of them above 30 GFLOP. vLLM's bf16 operands are uninitialised."""
+
+    def wanted(row: Row) -> bool:
+        small = min(int(row[name]) for name in "mnk") < 128
+        return row["dtype"] == arithmetic and not small and (arithmetic, row["framework"]) != ("bf16", "vllm")
+
+    def group(row: Row) -> tuple[str, str, bool]:
+        return row["system"], row["framework"], 2.0 * int(row["m"]) * int(row["n"]) * int(row["k"]) > 3e10
+
+    return read("gemm", wanted, group, most)
+
+
+def products(arithmetic: str, rows: Kernels) -> Guess:
+    """Seconds of products, with the cast of their activations in 8 bits and fewer."""
+    ones = np.ones(len(rows.rows))
+    shapes = Shapes(rows["m"], rows["n"], rows["k"], ones, OPERAND_BYTES[arithmetic])
+    which = {name: rows.words("framework") == name for name in FRAMEWORKS}
+
+    def guess(constants: Mapping[str, float], levels: Mapping[str, float]) -> Floats:
+        law = ProductLaw(*(constants[name] for name in PRODUCT_FIELDS))
+        sheet = rows.sheet(arithmetic, levels)
+        seconds = product_seconds(law, sheet, shapes)
+        if arithmetic == "bf16":
+            return seconds
+        kernels = sum(constants[f"kernels_{name}"] * inside for name, inside in which.items())
+        nbytes = sum(constants[f"bytes_{name}"] * inside for name, inside in which.items())
+        cast = nbytes * shapes.m * shapes.k / (law.stream * sheet.bandwidth)
+        return seconds + kernels * law.start / sheet.clock + cast
+
+    return guess
+
+
+def by_flops(rows: Kernels) -> Classes:
+    """Sizes of products."""
+    flops = 2.0 * rows["m"] * rows["n"] * rows["k"]
+    return {"all": flops > 0, "above 30 GFLOP": flops > 3e10, "below 1 GFLOP": flops < 1e9}
+
+
+CASTS = {f"kernels_{name}": (1.0, (0.0, 8.0)) for name in FRAMEWORKS} | {
+    f"bytes_{name}": (3.0, (0.0, 30.0)) for name in FRAMEWORKS
+}
+"""What frameworks add to products in 8 and fewer bits -> where to begin, and the bounds."""
+
+
+def product_kind(arithmetic: str, most: int) -> Kind:
+    """Products in one arithmetic; the shape of the law is that of all. Blocks of 128 are scaled by the kernels
+    themselves, not by the tensor cores: their level is their own."""
+    plain = arithmetic == "bf16"
+    own = OTHER_FREE | ({"level": BF16_FREE["level"]} if arithmetic == "fp8_block" else {})
+    return Kind(
+        name=arithmetic,
+        section=f"products.{arithmetic}",
+        read=partial(product_rows, arithmetic, most),
+        seconds=partial(products, arithmetic),
+        classes=by_flops,
+        start={} if plain else {name: first for name, (first, _) in CASTS.items()},
+        free=own | ({} if plain else {name: bounds for name, (_, bounds) in CASTS.items()}),
+        shipped=frozenset(own),
+        base="all products",
+        level=arithmetic,
+    )
+
+
+TOGETHER = ("bf16", "fp8", "nvfp4")
+"""Arithmetics whose tensor cores do the scaling, if any."""
+
+
+def all_rows(most: int) -> Kernels:
+    """Products in all of :data:`TOGETHER`."""
+    return Kernels([row for arithmetic in TOGETHER for row in product_rows(arithmetic, most).rows])
+
+
+def all_products(rows: Kernels) -> Guess:
+    """Seconds of products in any arithmetic by one set of constants: how much an SM does a clock tells them apart."""
+    inside = {arithmetic: rows.words("dtype") == arithmetic for arithmetic in TOGETHER}
+    guesses = {kind: products(kind, rows.take(which)) for kind, which in inside.items() if which.any()}
+
+    def guess(constants: Mapping[str, float], levels: Mapping[str, float]) -> Floats:
+        seconds = np.zeros(len(rows.rows))
+        for arithmetic, of_these in guesses.items():
+            casts = {name: constants.get(f"{arithmetic}_{name}", 0.0) for name in CASTS}
+            seconds[inside[arithmetic]] = of_these({**constants, **casts}, levels)
+        return seconds
+
+    return guess
+
+
+def all_kind(most: int) -> Kind:
+    """The shape of the law, from products in all arithmetics together."""
+    casts = {f"{arithmetic}_{name}": of_it for arithmetic in TOGETHER[1:] for name, of_it in CASTS.items()}
+    return Kind(
+        name="all products",
+        section="products.all",
+        read=partial(all_rows, most),
+        seconds=all_products,
+        classes=by_flops,
+        start=BF16_START | {name: first for name, (first, _) in casts.items()},
+        free=BF16_FREE | {name: bounds for name, (_, bounds) in casts.items()},
+        shipped=frozenset(PRODUCT_FIELDS),
+        level="products",
+    )
