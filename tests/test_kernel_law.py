@@ -80,6 +80,14 @@ def test_exponentials_limit_attention_more_where_products_are_faster():
     assert 1.0 < times[0] / times[1] < 0.95 * flops
 
 
+def test_blackwell_ultra_is_faster_at_attention_by_its_exponentials_alone():
+    """B300's sheet says of 16-bit products and bandwidth what B200's does."""
+    law = LAWS.attention["bf16"]
+    names = ("B200-SXM-180GB", "B300-SXM-288GB")
+    times = [float(attention_seconds(law, sheet_of(device(name), "bf16"), heads(8192))) for name in names]
+    assert 0.7 < times[1] / times[0] < 0.95
+
+
 def test_experts_that_hold_few_tokens_take_the_time_of_their_weights():
     gpu = device("H100-SXM5-80GB")
     sheet = sheet_of(gpu, "bf16")

@@ -4,13 +4,13 @@
 
     t       = start / f + compute * waves / x + memory
     compute = (products^p + exps^p)^(1/p) (1 + ramp tile / 128 / s)
-    products = FLOPs / (P eta d / (d + narrow)),   exps = weight * scores / (16 SMs f)
+    products = FLOPs / (P eta d / (d + narrow)),   exps = weight * scores / (E SMs f)
     waves   = whole ceil(x) + (1 - whole) max(1, x),  x = batch heads ceil(s / tile) / SMs
 
-A score costs one exponential, of which an SM does 16 a clock on every generation, beside 4 d FLOPs, of which each
-generation does twice as many as the last: from Blackwell on (and in 8 bits on Hopper) both take the same time. A tile
-is of 128 queries, from Blackwell on of 256. ``ramp`` is of causal masks (tiles on the diagonal are half empty) or of
-none. ``memory`` is q, k, v and the output once.
+A score costs one exponential, of which an SM does E = 16 a clock on every generation but Blackwell Ultra's 32, beside 4
+d FLOPs, of which each generation does twice as many as the last: on Blackwell (and in 8 bits on Hopper) both take the
+same time. A tile is of 128 queries, from Blackwell on of 256. ``ramp`` is of causal masks (tiles on the diagonal are
+half empty) or of none. ``memory`` is q, k, v and the output once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from clustersim.core.arrays import Floats
 from clustersim.model.seconds.kernel_law.products import norm
 from clustersim.model.seconds.kernel_law.sheet import Sheet
 
-EXPS_A_CLOCK = 16.0
-"""Exponentials a clock of one SM: the throughput table of the CUDA programming guide, compute capability 7 to 12."""
 TILE = 128.0
 """Queries that one thread block works on, up to :data:`FULL`."""
 FULL = 4096.0
@@ -99,7 +97,7 @@ def attention_parts(
     mean = (heads.width + heads.value_width) / 2
     eta = np.exp(law.level + sheet.level) * mean / (mean + law.narrow)
     products = heads.flops / (sheet.peak * eta)
-    exps = law.weight * heads.scores / (EXPS_A_CLOCK * sheet.sms * sheet.clock)
+    exps = law.weight * heads.scores / (sheet.exps * sheet.sms * sheet.clock)
     tile = TILE * np.where(sheet.half_peak / (sheet.sms * sheet.clock) > FULL, 2.0, 1.0)
     ramp = 1.0 + np.where(heads.causal, law.ramp_causal, law.ramp_full) * (tile / TILE) / heads.seq
     tiles = heads.batch * heads.heads * np.ceil(heads.seq / tile) / sheet.sms

@@ -37,7 +37,8 @@ class Sheet:
     peak : dense rate of the arithmetic in question [FLOP/s]. half_peak : the same in 16 bits [FLOP/s].
     bandwidth : of the memory, nominal [bytes/s]. tdp : [W]. level : what the generation adds to the logarithm of a
         law's rate; 0 where nobody measured it. persistent : 1 where kernels of products keep their SM from tile to
-        tile, 0 where each tile is a thread block of its own (:data:`PERSISTENT`).
+        tile, 0 where each tile is a thread block of its own (:data:`PERSISTENT`). exps : exponentials a clock of one
+        SM.
     """
 
     sms: Floats
@@ -48,6 +49,7 @@ class Sheet:
     tdp: Floats
     level: Floats
     persistent: Floats
+    exps: Floats
 
     @property
     def flop_a_clock(self) -> Floats:
@@ -73,6 +75,7 @@ def sheet_of(device: Device, arithmetic: str, level: float = 0.0) -> Sheet:
         device.tdp,
         level,
         1.0 if device.arch in PERSISTENT else 0.0,
+        EXPS_A_CLOCK.get(device.arch, USUAL_EXPS),
     )
     return Sheet(*(np.asarray(float(number)) for number in numbers))
 
@@ -80,5 +83,10 @@ def sheet_of(device: Device, arithmetic: str, level: float = 0.0) -> Sheet:
 PERSISTENT = frozenset({"sm90", "sm100", "sm103"})
 """Generations whose products are fed by the tensor memory accelerator into wgmma or tcgen05 instructions: their kernels
 work on one tile while they write the last one, and share out what is left of a round."""
+USUAL_EXPS = 16.0
+"""Exponentials a clock of one SM: the throughput table of the CUDA programming guide, compute capability 7 to 12."""
+EXPS_A_CLOCK: Mapping[str, float] = {"sm103": 32.0}
+"""Architecture -> the same where it is another: Blackwell Ultra has twice as many ("Making Softmax More Efficient with
+NVIDIA Blackwell Ultra", developer.nvidia.com)."""
 USUAL_CLOCK = 1.7e9
 """[1/s] of a GPU that says neither its clock nor what an SM does in one: most run at 1.4 to 2.1 GHz."""
