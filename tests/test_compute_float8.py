@@ -73,6 +73,42 @@ def test_single_linears_take_what_torchao_measured(k: int, n: int, published: fl
     assert step(linear("up", 16384, k, n), "rowwise") * 1e3 == pytest.approx(published, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "name", "operand"),
+    [
+        ("blockwise", "H100-SXM5-80GB", 1 + 4 / 128),
+        ("mxfp8", "B200-SXM-180GB", 1 + 1 / 32),
+        ("nvfp4", "B200-SXM-180GB", 0.5 + 1 / 16),
+    ],
+)
+def test_operands_in_blocks_are_read_once_and_written_in_both_layouts(recipe: str, name: str, operand: float) -> None:
+    """NVFP4's scale of the tensor needs its largest value first: one more read of two bytes."""
+    blocks = where(recipe, name=name)
+    layer = linear("up", 1000, 512, 2048)
+    each = 2 + 2 * operand + 2 * (recipe == "nvfp4")
+    rate = blocks.device.stream_rate()
+    forward, inputs, weights = (cast_seconds(blocks, layer, 1, part) * rate for part in ("F", "I", "W"))
+    assert (forward, inputs, weights) == (pytest.approx(each * 1000 * 512), pytest.approx(each * 1000 * 2048), 0)
+
+
+def test_products_of_fewer_bits_are_faster_and_no_faster_than_their_peak() -> None:
+    layer = linear("up", 8192, 8192, 8192)
+    b200 = device("B200-SXM-180GB")
+    kinds = [("tensorwise", "bf16"), ("mxfp8", "fp8"), ("nvfp4", "fp8")]
+    forward = [time_in(where(recipe, dtype, b200.name), layer, 1, "F")[0] for recipe, dtype in kinds]
+    assert forward == sorted(forward, reverse=True)
+    assert all(
+        seconds > 2 * 8192.0**3 / b200.peak[units]
+        for seconds, units in zip(forward, ("bf16", "fp8", "fp4"), strict=True)
+    )
+
+
+@pytest.mark.parametrize(("recipe", "name"), [("mxfp8", "H100-SXM5-80GB"), ("nvfp4", "H200-SXM5-141GB")])
+def test_a_recipe_that_the_tensor_cores_do_not_have_is_refused(recipe: str, name: str) -> None:
+    with pytest.raises(ScenarioError, match=f"{recipe}.*{name}.*blockwise"):
+        where(recipe, name=name)
+
+
 def test_an_unknown_recipe_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ScenarioError, match="rowwise"):
         where("rowise")

@@ -225,22 +225,11 @@ REACHED = {
     "dlperf-0010": 0.05,
 }
 """What is reached on rows that take seconds, as bounds."""
-LOST = {
-    "bigsci-0001": pytest.mark.xfail(
-        strict=True,
-        reason="11.2 % too fast since products are priced by the law: rows of 14,400 over 8 GPUs fill no whole 128 "
-        "bytes, and the law is fitted on rows that do (of 13,824, the same publisher's, 1 to 2 % off)",
-    ),
-}
-"""What was reached and is not any more, with what is known of the cause."""
 
 
 @shared
 @pytest.mark.shared
-@pytest.mark.parametrize(
-    ("case", "bound"),
-    [pytest.param(case, bound, marks=LOST[case]) if case in LOST else (case, bound) for case, bound in REACHED.items()],
-)
+@pytest.mark.parametrize(("case", "bound"), REACHED.items())
 def test_a_sample_of_the_shared_table_stays_within_what_is_reached(case: str, bound: float) -> None:
     ran = next(one for one in rows(TABLE) if one["case_id"] == case)
     table = scenario_table(ran)
@@ -385,12 +374,12 @@ def test_a_mixture_that_is_not_shipped_has_the_rows_sizes_and_says_so() -> None:
     assert "Unheard-3B is played as mixtral-8x22b's blocks in the row's sizes" in played_as(ran)
 
 
-@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "fp8-blockwise"])
-def test_recipes_with_scales_of_blocks_are_played_as_fp8_and_say_so(recipe: str) -> None:
-    ran = mixed(precision_recipe=recipe, gpu="H100-80GB-SXM", topology="hgx-h100")
-    assert scenario_table(ran)["model"]["dtype"] == "fp8"
-    assert recipe in " ".join(played_as(ran))
-    assert not any("fp8" in words for words in played_as({**ran, "precision_recipe": "fp8-delayed"}))
+@pytest.mark.parametrize(("recipe", "word"), [("mxfp8", "mxfp8"), ("nvfp4", "nvfp4"), ("fp8-blockwise", "blockwise")])
+def test_recipes_with_scales_of_blocks_are_played_as_they_are(recipe: str, word: str) -> None:
+    ran = mixed(precision_recipe=recipe, gpu="B200-SXM-180GB", topology="hgx-b200")
+    played = scenario_table(ran)["model"]
+    assert (played["dtype"], played["float8_recipe"]) == ("fp8", word)
+    assert "float8_recipe" not in scenario_table(mixed(precision_recipe="fp8-delayed"))["model"]
 
 
 def test_scopes_of_graphs_are_read_and_what_is_not_played_is_said() -> None:

@@ -116,7 +116,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     activation_checkpointing : ``none``; ``full``: only block inputs are kept and backward recomputes the rest;
         ``selective``: all but attention and every second matrix product is recomputed.
     float8_recipe : of ``dtype = "fp8"``, one scale a tensor (torchao's ``tensorwise``, Transformer Engine's delayed and
-        current scaling) or a row (torchao's ``rowwise``; ``rowwise_with_gw_hp`` leaves weight gradients in bf16).
+        current scaling), a row (torchao's ``rowwise``; ``rowwise_with_gw_hp`` leaves weight gradients in bf16) or a
+        block (Transformer Engine's ``blockwise`` and ``mxfp8``, and ``nvfp4``, whose products are in 4 bits).
     options : anything else about the model's shape, such as ``layers = 2`` or BERT's ``head = "mlm"``.
     """
 
@@ -128,7 +129,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     attention: Literal["eager", "flash", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn"] | None = None
     implementation: Literal["eager", "flash", "megatron", "fused"] | None = None
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
-    float8_recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] = "tensorwise"
+    float8_recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "nvfp4"] = "tensorwise"
     options: Table = {}
 
     def __post_init__(self) -> None:

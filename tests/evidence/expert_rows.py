@@ -28,8 +28,8 @@ DISPATCHERS: Mapping[str, Table] = MappingProxyType(
 BACKENDS = ("hybridep", "deepep")
 """Of ``flex``, as a row's remarks name them."""
 
-EIGHT_BITS = re.compile(r"nvfp4|mxfp8|blockwise")
-"""Recipes with a scale for each block of a tensor."""
+BLOCK_RECIPES = re.compile(r"nvfp4|mxfp8|blockwise")
+"""Recipes with a scale for each block of a tensor, as ``float8_recipe`` of ``[model]`` has them."""
 
 
 GRAPH_KINDS = frozenset({"transformer_engine", "local"})
@@ -95,14 +95,10 @@ def capacity(row: Row) -> Table:
 def nearest_played(row: Row) -> tuple[str, ...]:
     """What is played in place of what the row says, a sentence each; empty where all is played as it is.
 
-    >>> nearest_played({"precision_recipe": "mxfp8"})
-    ('mxfp8 is played as fp8 with one scale a tensor',)
+    >>> nearest_played({"cuda_graph": "mamba"})
+    ("CUDA graphs of 'mamba' are not played",)
     """
-    said = []
-    recipe = (row.get("precision_recipe") or row.get("precision") or "").lower()
-    if EIGHT_BITS.search(recipe):
-        said.append(f"{recipe} is played as fp8 with one scale a tensor")
-    said += [f"CUDA graphs of {word!r} are not played" for word in graph_words(row) if word in UNPLAYED_SCOPES]
+    said = [f"CUDA graphs of {word!r} are not played" for word in graph_words(row) if word in UNPLAYED_SCOPES]
     if "uccl" in row.get("notes", "").lower():
         said.append("DeepEP over UCCL, whose proxies on the CPU post every message, is played as DeepEP")
     return tuple(said)

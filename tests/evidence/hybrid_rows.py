@@ -14,7 +14,7 @@ from clustersim.core.device import device, device_from_text
 from clustersim.core.texts import Table
 from clustersim.scenario.parts import model_of
 from tests.evidence.expert_rows import (
-    EIGHT_BITS,
+    BLOCK_RECIPES,
     GRAPH_KINDS,
     GRAPH_SCOPES,
     UNPLAYED_SCOPES,
@@ -89,6 +89,8 @@ def scenario_table(row: Row) -> Table:
     model = model_table(row, stack, dtype, device(cluster["device"])) | checkpointing
     if "rowwise" in row["precision_recipe"]:
         model["float8_recipe"] = "rowwise"
+    elif blocks := BLOCK_RECIPES.search(_recipe(row)):
+        model["float8_recipe"] = blocks.group()
     if recipe.mtp and not re.search(r"mtp: no\b", row.get("other", "").lower()):
         model["options"]["mtp"] = recipe.mtp
     elif "m" in str(parallel.get("layout", "")):
@@ -178,13 +180,17 @@ def _cluster(row: Row) -> Table:
 
 def _dtypes(row: Row) -> tuple[str, str]:
     """Of the matrix products, and of the parameters: all of these stacks train converted 16-bit models."""
-    recipe = row.get("precision_recipe") or row["precision"].lower()
-    products = next((word for word in ("fp8", "bf16", "fp16") if word in recipe.lower()), None)
-    if EIGHT_BITS.search(recipe.lower()):
-        products = "fp8"  # the nearest that is played, which nearest_played says
+    recipe = _recipe(row)
+    products = next((word for word in ("fp8", "bf16", "fp16") if word in recipe), None)
+    if BLOCK_RECIPES.search(recipe):
+        products = "fp8"  # the recipe says which of 8 and 4 bits
     if products is None:
         raise ValueError(f"precision {recipe!r} is not known")
     return products, "fp16" if products == "fp16" else "bf16"
+
+
+def _recipe(row: Row) -> str:
+    return (row.get("precision_recipe") or row["precision"]).lower()
 
 
 def _batch(row: Row) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from clustersim.core.device import Device
@@ -12,8 +13,13 @@ HALF = frozenset({"fp16", "bf16", "fp8"})
 MODES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 ATTENTION_KERNELS = ("eager", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn")
 IMPLEMENTATIONS = ("eager", "compiled")
-FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-"""torchao's names. Transformer Engine's delayed and current scaling are ``tensorwise``."""
+FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "nvfp4")
+"""torchao's names, and Transformer Engine's of recipes with scales of blocks. Its delayed and current scaling are
+``tensorwise``."""
+BLOCKS: Mapping[str, str] = {"blockwise": "fp8_block", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+"""Recipes whose scales are of blocks -> arithmetic of the kernel law."""
+SINCE: Mapping[str, int] = {"blockwise": 89, "mxfp8": 100, "nvfp4": 100}
+"""Of those, the least compute capability: tensor cores that multiply by the scales of blocks begin with Blackwell."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,11 @@ class ComputeConstants:
         tables): 0.15 to 0.4, one number for all.
     sustained : of the best measured matmul rate, what a training step keeps on tensor cores (power, clocks), from 123
         llm-foundry steps of A100 and H100, where products follow the kernel law. sustained_volta : where they do not.
+    grouped : of a plain product's rate since Ampere, what a grouped kernel of experts keeps in a step; in isolation
+        tuned kernels keep nearly all, others half (:mod:`clustersim.model.seconds.kernel_law.experts`). Fitted on 28
+        configurations of mixtures (Megatron-Bridge, dgxc, SimuMax, MoE zoo, AWS): any one publisher left out, the
+        others ask for 0.70 to 0.75, and the medians of the left-out are 14.3, 14.0, 2.5, 7.5 and 24 %, where 1 gives
+        19, 17, 6, 6 and 25 %.
     misaligned : of the tensor-core rate, what is left where 16-bit rows have an odd length (an unpadded vocabulary):
         they can only be loaded two bytes at a time. Transformer-XL's 267,735 words on V100 and A100; it makes a
         compiled GPT-2 22 % slower with 50,257 words than with 50,304, where nanoGPT reports a quarter.
@@ -64,6 +75,7 @@ class ComputeConstants:
     sum_exposed: float = 0.3
     sustained: float = 0.91
     sustained_volta: float = 0.95
+    grouped: float = 0.7
     misaligned: float = 0.45
     fp8_linear: float = 0.906
     memory_half: float = 0.58
@@ -102,7 +114,7 @@ class Setting:
     images : the model is a convolutional network.
     summed_bytes : of an element of the gradient that a weight gradient's product is added to (Megatron's
         ``gradient_accumulation_fusion``); 0 where the product is written.
-    float8_recipe : one of :data:`FLOAT8_RECIPES`: whether 8-bit linears have one scale a tensor or one a row.
+    float8_recipe : one of :data:`FLOAT8_RECIPES`: whether 8-bit linears have one scale a tensor, a row or a block.
     hosted : the host launches kernels one by one; else a CUDA graph does.
     constants : the fitted numbers.
     """
@@ -126,7 +138,16 @@ class Setting:
     @property
     def rowwise(self) -> bool:
         """Whether products run in 8 bits with one scale a row."""
-        return self.dtype == "fp8" == self.device.runs_as("fp8") and self.float8_recipe != "tensorwise"
+        return self._in_8_bits and self.float8_recipe.startswith("rowwise")
+
+    @property
+    def blocks(self) -> str:
+        """The kernel law's arithmetic where products run on operands with scales of blocks; else ``""``."""
+        return BLOCKS.get(self.float8_recipe, "") if self._in_8_bits else ""
+
+    @property
+    def _in_8_bits(self) -> bool:
+        return self.dtype == "fp8" == self.device.runs_as("fp8")
 
     @property
     def element_bytes(self) -> int:
@@ -140,7 +161,7 @@ class Setting:
     @property
     def peak(self) -> float:
         """The device's dense peak [FLOP/s] in the dtype GEMMs run in: what an MFU is of."""
-        return self.device.peak[self.device.runs_as(self.dtype)]
+        return self.device.peak["fp4" if self.blocks == "nvfp4" else self.device.runs_as(self.dtype)]
 
     def matmul_rate(self) -> float:
         """Matmul rate [FLOP/s] that large GEMMs keep inside a training step."""
@@ -149,7 +170,8 @@ class Setting:
         if runs_as == "fp32":
             return rate
         # What casts cost is in this share, or counted apart (:mod:`clustersim.model.seconds.float8`).
-        casts = self.constants.fp8_linear if runs_as == "fp8" and not self.rowwise else 1.0
+        together = runs_as == "fp8" and not (self.rowwise or self.blocks)
+        casts = self.constants.fp8_linear if together else 1.0
         return rate * casts * (self.constants.sustained if self.by_law else self.constants.sustained_volta)
 
     @property
@@ -216,6 +238,7 @@ def setting(device: Device, how: Execution, constants: ComputeConstants = CONSTA
     kernel = how.attention_kernel or next(name for name in order if name in have)
     if kernel not in ATTENTION_KERNELS:
         raise ScenarioError(f"unknown attention kernel {kernel!r}; {nearest(kernel, ATTENTION_KERNELS)}")
+    _refuse_blocks(device, how)
     if kernel not in have:
         raise ScenarioError(f"attention kernel {kernel!r} does not run on {device.name}; it has {', '.join(have)}")
     return Setting(
@@ -228,3 +251,16 @@ def setting(device: Device, how: Execution, constants: ComputeConstants = CONSTA
         hosted=not how.graphed,
         constants=constants,
     )
+
+
+def _refuse_blocks(device: Device, how: Execution) -> None:
+    """Raise for a recipe with scales of blocks that the device's units for 8 bits do not have."""
+    since = SINCE.get(how.float8_recipe, 0)
+    if not since or how.dtype != "fp8" or "fp8" not in device.peak:
+        return
+    if device.sm < since or (how.float8_recipe == "nvfp4" and "fp4" not in device.peak):
+        has = ["tensorwise", "rowwise", *(["blockwise"] if device.sm >= SINCE["blockwise"] else [])]
+        raise ScenarioError(
+            f"float8_recipe {how.float8_recipe!r} does not run on {device.name}, whose tensor cores do not scale such "
+            f"blocks (at $.model.float8_recipe); it has {', '.join(has)}"
+        )

@@ -7,16 +7,24 @@ and output gradient are cast twice; and backward's products, which accumulate ex
 a further kernel scales (pytorch/ao #1325, #2184). Bytes an element: 2 read for the maximum, 2 read and 1 written for
 the cast, 4 for the rescaling. Of torchao's four linears on H100 (pytorch/ao #2185) these explain forward and backward
 to 2 to 17 %.
+
+With scales of blocks (``blockwise``, ``mxfp8``, ``nvfp4``; Transformer Engine's recipes of these names) one kernel
+casts an operand once, into both layouts that products run over, at the rate of a copy: inputs forward, gradients of
+outputs backward. NVFP4's looks for the tensor's largest value before. Weights are cast by a step's first micro-batch
+alone, and left out.
 """
 
 from __future__ import annotations
 
 from clustersim.core.model import Kernel
 from clustersim.model.seconds.base import Setting
+from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
 from clustersim.model.seconds.memory_bound import traffic_rate
 
 CAST = 5.0
 RESCALE = 4.0
+HALF_READ = 2.0
+"""Bytes of an element in 16 bits."""
 ROWWISE_FORWARD = 0.9
 """Of a tensorwise product's rate, what the rowwise kernel of forward keeps: most shapes 0.9 to 1, a few half
 (pytorch/pytorch #147971)."""
@@ -38,9 +46,11 @@ def cast_seconds(setting: Setting, kernel: Kernel, batch: float, part: str) -> f
 
     Linears that share an input (it is kept for one of them only) share its casts, as compiled code does.
     """
-    if not setting.rowwise or kernel.kind != "gemm" or kernel.batch:
+    if not (setting.rowwise or setting.blocks) or kernel.kind != "gemm" or kernel.batch:
         return 0.0
     rows = kernel.m * kernel.repeat * batch
+    if setting.blocks:
+        return _blocks_cast(setting, kernel, rows, part)
     given = rows * kernel.k
     weights = float(kernel.n * kernel.k * kernel.repeat)
     outputs = rows * kernel.n
@@ -51,3 +61,11 @@ def cast_seconds(setting: Setting, kernel: Kernel, batch: float, part: str) -> f
     forward = CAST * (read + weights)
     nbytes = {"F": forward, "R": forward, "I": inputs, "W": gradients, "B": inputs + gradients}[part]
     return nbytes / traffic_rate(setting, setting.element_bytes)
+
+
+def _blocks_cast(setting: Setting, kernel: Kernel, rows: float, part: str) -> float:
+    each = HALF_READ + 2.0 * OPERAND_BYTES[setting.blocks] + HALF_READ * (setting.blocks == "nvfp4")
+    forward = each * rows * kernel.k if kernel.saved else 0.0
+    backward = each * rows * kernel.n
+    nbytes = {"F": forward, "R": forward, "I": backward, "W": 0.0, "B": backward}[part]
+    return nbytes / setting.device.stream_rate()

@@ -100,23 +100,25 @@ def _linear(setting: Setting, kernel: Kernel, batch: float, part: str) -> tuple[
     Repeated products run one after the other, or, where one launch does them all, share the SMs tile by tile: a grouped
     kernel, as CUTLASS and torch's ``_grouped_mm`` have it.
     """
+    share = _aligned(setting, kernel)
     rows, count = (kernel.m, kernel.batch * batch) if kernel.batch else (kernel.m * batch, 1.0)
     if kernel.repeat > 1:
         if kernel.launches > 1:
             product = _linear(setting, replace(kernel, repeat=1), batch, part)
             return kernel.repeat * product[0], kernel.repeat * product[1]
         count *= kernel.repeat
+        share *= setting.constants.grouped if setting.by_law else 1.0
     m = float(rows)
     n = float(kernel.n)
     k = float(kernel.k)
-    share = _aligned(setting, kernel)
+    product = gemm.unaligned_parts if _unaligned(setting, kernel) else gemm.linear_parts
     if part in {"F", "R"}:
-        compute, memory = gemm.linear_parts(setting, m, n, k, count)
+        compute, memory = product(setting, m, n, k, count)
         return compute / (share * forward_share(setting)), memory
     # Gradient of the second operand (weights), then of the first (inputs), which the first layer does not need.
-    both = [gemm.linear_parts(gradient_setting(setting), k, n, m, count)] if part != "I" or not weighted(kernel) else []
+    both = [product(gradient_setting(setting), k, n, m, count)] if part != "I" or not weighted(kernel) else []
     if part != "W" and kernel.backward_flops >= 1.5 * kernel.flops:
-        both.append(gemm.linear_parts(setting, m, k, n, count))
+        both.append(product(setting, m, k, n, count))
     seconds = [max(compute / share, memory) for compute, memory in both]
     if setting.summed_bytes and weighted(kernel) and part != "I":
         seconds[0] = _summed(setting, seconds[0], count * k * n)
@@ -131,19 +133,17 @@ def _summed(setting: Setting, product: float, weights: float) -> float:
 
 def _aligned(setting: Setting, kernel: Kernel) -> float:
     """The share of the tensor cores' rate that the length of rows leaves: operands and their gradients are laid out
-    with n or k innermost, and rows are loaded 16 bytes at a time where they begin at multiples of them.
+    with n or k innermost, and rows are loaded 16 bytes at a time where they begin at multiples of them."""
+    odd = setting.half and (kernel.n % 2 or kernel.k % 2)
+    return setting.constants.misaligned if odd else 1.0
 
-    Batched products of activations whose matrices do not begin so (heads of 150 or 450 elements) get no tensor-core
-    kernel ("Tensor Core Usage" in the cuBLAS documentation: alignment to 16 bytes), but one of the fp32 units. BLOOM's
-    precursors with and without such heads agree: 0.085 of the tensor cores' rate fits both best, this is 0.07.
-    """
-    if not setting.half:
-        return 1.0
-    if kernel.n % 2 or kernel.k % 2:
-        return setting.constants.misaligned
-    if kernel.batch and (kernel.n % 8 or kernel.k % 8):
-        return min(1.0, setting.device.matmul_rate("fp32") / setting.matmul_rate())
-    return 1.0
+
+def _unaligned(setting: Setting, kernel: Kernel) -> bool:
+    """Whether no tensor core can load a batched product of activations: matrices that do not begin at multiples of 16
+    bytes (heads of 150 or 450 elements) get a kernel of the fp32 units ("Tensor Core Usage" in the cuBLAS
+    documentation)."""
+    even = not (kernel.n % 2 or kernel.k % 2)
+    return setting.half and bool(kernel.batch) and even and bool(kernel.n % 8 or kernel.k % 8)
 
 
 def _unfused(setting: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
