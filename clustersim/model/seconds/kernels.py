@@ -111,14 +111,14 @@ def _linear(setting: Setting, kernel: Kernel, batch: float, part: str) -> tuple[
     m = float(rows)
     n = float(kernel.n)
     k = float(kernel.k)
-    product = gemm.unaligned_parts if _unaligned(setting, kernel) else gemm.linear_parts
+    parts_of = gemm.unaligned_parts if _unaligned(setting, kernel) else gemm.linear_parts
     if part in {"F", "R"}:
-        compute, memory = product(setting, m, n, k, count)
+        compute, memory = parts_of(setting, m, n, k, count)
         return compute / (share * forward_share(setting)), memory
     # Gradient of the second operand (weights), then of the first (inputs), which the first layer does not need.
-    both = [product(gradient_setting(setting), k, n, m, count)] if part != "I" or not weighted(kernel) else []
+    both = [parts_of(gradient_setting(setting), k, n, m, count)] if part != "I" or not weighted(kernel) else []
     if part != "W" and kernel.backward_flops >= 1.5 * kernel.flops:
-        both.append(product(setting, m, k, n, count))
+        both.append(parts_of(setting, m, k, n, count))
     seconds = [max(compute / share, memory) for compute, memory in both]
     if setting.summed_bytes and weighted(kernel) and part != "I":
         seconds[0] = _summed(setting, seconds[0], count * k * n)
