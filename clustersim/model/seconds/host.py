@@ -10,8 +10,8 @@ host is
 
 with a call for each kernel of the op list and :data:`POST` of one for each exchange, forward and backward. Kernels wait
 until the host has come to them. The level ``call`` belongs to a stack (``data/host.toml``) and to a generation of CPUs
-(:data:`PACE`); CUDA graphs replay a pass without either. ``tests/host_fit.py`` prints the level that published steps ask
-for, and how far each publisher's steps are off with the level of the others.
+(:data:`PACE`); CUDA graphs replay a pass without either. ``tests/host_fit.py`` prints the level that published steps
+ask for, and how far each publisher's steps are off with the level of the others.
 """
 
 from __future__ import annotations
