@@ -15,7 +15,10 @@ from clustersim.files.traces import FORMATS
 
 @dataclass(frozen=True)
 class ReadKind:
-    """Files that a command reads. name : as ``--format`` or ``--from`` takes it. about : whose, and which releases."""
+    """Files that a command reads.
+
+    name : as ``--format`` takes it, or of the tool that prints them. about : whose, and which releases.
+    """
 
     command: str
     name: str
@@ -34,6 +37,7 @@ def kinds() -> Iterator[ReadKind]:
     for name in NAMES:
         table = load(name)
         yield ReadKind("import", name, f"{table.title}: {table.version}")
-    yield ReadKind("import", "", f"beside any of them: {', '.join(pods.KINDS)} of Kubernetes, hostfiles, config.json")
+    jobs = f"beside any of them: {', '.join(pods.KINDS)} of Kubernetes, hostfiles, config.json"
+    yield ReadKind("import", "jobs", jobs)
     for tool, about in TOOLS.items():
-        yield ReadKind("new topology --from", "", f"{tool}: {about}")
+        yield ReadKind("new topology --from", tool, about)
