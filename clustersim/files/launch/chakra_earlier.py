@@ -12,6 +12,8 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from clustersim.files.varints import varint
+
 Field = tuple[int, int, Any]
 """Number, wire type, value: a whole number, or bytes."""
 _KINDS_2022 = (
@@ -113,29 +115,18 @@ def fields(data: bytes) -> Iterator[Field]:
     """A message's fields in their order, as far as they are whole."""
     at = 0
     while at < len(data):
-        tag, at = _varint(data, at)
+        tag, at = varint(data, at)
         wire = tag & 7
         if tag < 8 or wire not in (0, 1, 2, 5):
             return
         if wire == 0:
-            value, at = _varint(data, at)
+            value, at = varint(data, at)
             if value < 0:
                 return
             yield tag >> 3, wire, value
             continue
-        size, at = _varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
+        size, at = varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
         if size < 0 or at + size > len(data):
             return
         yield tag >> 3, wire, data[at : at + size]
         at += size
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data) and shift < 70:
-        value |= (data[at] & 0x7F) << shift
-        shift = shift + 7
-        at = at + 1
-        if data[at - 1] < 0x80:
-            return value, at
-    return -1, at

@@ -17,6 +17,7 @@ from typing import Any
 from clustersim.core.errors import TraceError
 from clustersim.core.texts import Table
 from clustersim.files.launch import chakra_earlier
+from clustersim.files.varints import varint
 
 VERSION = "0.0.4"
 LAYOUT = "clustersim.layout"
@@ -183,7 +184,7 @@ def sniff(head: bytes) -> bool:
         return True
     at = 0
     for kind in ("GlobalMetadata", "Node"):
-        size, begin = _varint(head, at)
+        size, begin = varint(head, at)
         if size < 0 or (kind == "Node" and not size):
             return False
         at = begin + size
@@ -196,10 +197,10 @@ def sniff(head: bytes) -> bool:
 
 def _first_two(data: bytes | bytearray) -> tuple[bytes, bytes] | None:
     """The first two messages of a file, as far as they go; None where there is none."""
-    size, begin = _varint(data, 0)
+    size, begin = varint(data, 0)
     if size <= 0 or begin + size > len(data):
         return None
-    second, inside = _varint(data, begin + size)
+    second, inside = varint(data, begin + size)
     return bytes(data[begin : begin + size]), bytes(data[inside : inside + max(second, 0)])
 
 
@@ -207,26 +208,14 @@ def _is_message(data: bytes, wires: dict[int, tuple[int, ...]], *, whole: bool) 
     """Whether bytes are fields of these numbers and kinds and nothing else."""
     at = 0
     while at < len(data):
-        tag, at = _varint(data, at)
+        tag, at = varint(data, at)
         if tag < 0 or (tag & 7) not in wires.get(tag >> 3, ()):
             return tag < 0 and not whole
-        size, at = _varint(data, at)
+        size, at = varint(data, at)
         if size < 0:
             return not whole
         at += size if tag & 7 == 2 else 0
     return at == len(data) or not whole
-
-
-def _varint(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
-    """A number, and where it ends; -1 where it is cut off or too long."""
-    value = shift = 0
-    while at < len(data) and shift < 70:
-        value |= (data[at] & 0x7F) << shift
-        shift = shift + 7
-        at = at + 1
-        if data[at - 1] < 0x80:
-            return value, at
-    return -1, at
 
 
 def _metadata(data: bytes) -> str:

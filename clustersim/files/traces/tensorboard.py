@@ -23,6 +23,7 @@ from clustersim.core.units import format_time
 from clustersim.files.traces import files
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.told import LoggedPart, TrainingLog
+from clustersim.files.varints import varint
 
 Fields: TypeAlias = Iterator[tuple[int, bytes | int]]
 Scalar: TypeAlias = tuple[int, float, float]
@@ -123,14 +124,14 @@ def _fields(data: bytes) -> Fields:
     """Numbers and values of a protobuf message. Raises :class:`ValueError` where it is none."""
     at = 0
     while at < len(data):
-        tag, at = _varint(data, at)
+        tag, at = _number(data, at)
         wire = tag & 7
         if wire == 0:
-            value, at = _varint(data, at)
+            value, at = _number(data, at)
             yield tag >> 3, value
             continue
         if wire == 2:
-            size, at = _varint(data, at)
+            size, at = _number(data, at)
         elif wire in (1, 5):
             size = 8 if wire == 1 else 4
         else:
@@ -141,12 +142,8 @@ def _fields(data: bytes) -> Fields:
         at += size
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data) and shift < 70:
-        value |= (data[at] & 0x7F) << shift
-        shift += 7
-        at += 1
-        if data[at - 1] < 0x80:
-            return value, at
-    raise ValueError("number")
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    value, at = varint(data, at)
+    if value < 0:
+        raise ValueError("number")
+    return value, at

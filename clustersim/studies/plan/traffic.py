@@ -5,19 +5,17 @@ Ranks of a stage do the same at the same time, so that a node's groups of one di
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from clustersim.collectives.base import Group, Plan, Request
+from clustersim.collectives.base import Group, Request
 from clustersim.collectives.bounds import lower_bound
 from clustersim.core.byte_matrix import ByteMatrix
 from clustersim.core.dims import Dims
 from clustersim.core.mesh import Ints, Mesh
 from clustersim.core.topology import Topology
-
-Planner = Callable[[Request, Group], Plan]
+from clustersim.engine.planning import Planner
 
 PAIRWISE = {"ring": "sendrecv", "copies": "sendrecv"}
 """Exchanges that are no collective, and what each member does."""
