@@ -103,8 +103,11 @@ def weight_gradients(gpu: str) -> Iterator[tuple[Kernel, int, float]]:
         yield kernel, wide, flops / (float(row["value"]) * 1e12)
 
 
-def test_products_that_add_to_kept_gradients_are_met_on_a_gpu_whose_others_are() -> None:
-    # Grouped kernels by themselves; what they keep in a step of a mixture is the constant's own evidence.
+def added_and_written() -> tuple[dict[bool, list[float]], list[float]]:
+    """Relative errors of A100's weight gradients, by whether they are grouped; and as if all were written, not added.
+
+    Grouped kernels by themselves; what they keep in a step of a mixture is the constant's own evidence.
+    """
     alone = replace(CONSTANTS, grouped=1.0)
     where = setting(device("A100-PCIe-80GB"), Execution("bf16", "bf16"), alone)
     errors: dict[bool, list[float]] = {True: [], False: []}
@@ -113,10 +116,19 @@ def test_products_that_add_to_kept_gradients_are_met_on_a_gpu_whose_others_are()
         added = time_in(replace(where, summed_bytes=size), kernel, 1, "W")[0]
         errors[kernel.repeat > 1].append(added / seconds - 1)
         plain.append(time_in(where, kernel, 1, "W")[0] / seconds - 1)
-    dense = report("weight gradients, dense", errors[False])
-    assert dense < 0.06
+    return errors, plain
+
+
+def test_products_that_add_to_kept_gradients_are_met_on_a_gpu_whose_others_are() -> None:
+    errors, _ = added_and_written()
+    assert report("weight gradients, dense", errors[False]) < 0.06
     assert report("weight gradients, grouped", errors[True]) < 0.05
-    assert report("the same as if they were written", plain) > 1.4 * dense
+
+
+@pytest.mark.xfail(strict=True, reason="1.49 times since the law's products of one shape for all arithmetics")
+def test_products_that_add_are_told_from_written_ones_by_half_as_much_error_again() -> None:
+    errors, plain = added_and_written()
+    assert report("the same as if they were written", plain) > 1.5 * report("weight gradients, dense", errors[False])
 
 
 def test_the_reader_finds_every_product_of_the_table() -> None:
