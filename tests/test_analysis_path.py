@@ -16,8 +16,9 @@ from clustersim.core.program import Compute, Recv, Send
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.critical_path import PATH_KINDS, critical_path
 from clustersim.explain.graph import graph
+from clustersim.explain.knobs import KNOBS
 from clustersim.explain.replay import replayed
-from clustersim.explain.whatif import KNOBS, whatif
+from clustersim.explain.whatif import whatif
 
 
 def run(program, planner=toy.up_links, **options):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import toy
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from toy import all_reduce
@@ -16,13 +18,13 @@ from clustersim import engine
 from clustersim.core.program import Compute, Serve
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.breakdown import breakdown, steady_pieces
+from clustersim.explain.cause_table import CAUSE_NAMED
 from clustersim.explain.chase import RankMeetings
 from clustersim.explain.late_start import late_starts
 from clustersim.explain.pace import pace_ratios, skews, slow_ranks
 from clustersim.explain.pieces import STATES
 from clustersim.explain.stalls import causes, stalls
 from clustersim.explain.transfers import sort_of, transfer_facts
-from clustersim.explain.verdict import HEADLINES
 
 
 def run(program, planner=toy.up_links, topology=None, **options):
@@ -139,7 +141,7 @@ def test_what_is_charged_is_what_is_not_useful(drawn):
     useless = [i for i, s in enumerate(STATES) if s not in ("compute-bound", "memory-bound", "optimizer")]
     lost = table.seconds[:, useless].sum() * table.steps
     assert sum(c.seconds for c in found.charges) == pytest.approx(lost, abs=1e-9)
-    assert {c.cause for c in found.charges} <= set(HEADLINES)
+    assert {c.cause for c in found.charges} <= set(CAUSE_NAMED)
     assert all(c.seconds >= -1e-9 for c in found.charges)
 
 
@@ -214,3 +216,14 @@ def test_micro_batches_that_only_add_up_do_not_make_communication_late():
         return late_starts(run, steady_pieces(run))[2].idle
 
     assert idle(4) < 1.5 * idle(1)
+
+
+def test_every_cause_that_is_charged_has_its_words():
+    charging = [(ROOT / "clustersim" / "explain" / f"{name}.py").read_text() for name in ("charges", "transfers")]
+    lines = [
+        line for text in charging for line in text.splitlines() if re.search(r"(Blame|Charge)\(\W*\"|limit = ", line)
+    ]
+    charged = {re.findall(r'"([a-z ]+)"', line)[0] for line in lines}
+    charged |= {word for line in lines for word in re.findall(r'else "([a-z ]+)"', line)}
+    assert {"host copies", "host", "late launch", "late start", "shared link", "kernels", "unknown"} <= charged
+    assert charged <= set(CAUSE_NAMED)

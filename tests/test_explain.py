@@ -13,12 +13,13 @@ from clustersim.core.units import format_time
 from clustersim.explain.bounds import warnings
 from clustersim.explain.breakdown import breakdown
 from clustersim.explain.explain import explain
+from clustersim.explain.knobs import KNOB_TABLE, KNOBS
 from clustersim.explain.pace import skews
 from clustersim.explain.stalls import causes, stalls
 from clustersim.explain.verdict import came_to
-from clustersim.explain.whatif import KNOBS, whatif
+from clustersim.explain.whatif import whatif
 from clustersim.studies.what_if.otherwise import each_change
-from clustersim.studies.what_if.rerun import rerun_saving, step_time
+from clustersim.studies.what_if.rerun import RERUNS, rerun_saving, step_time
 
 PLANTED = {
     "why_slow_gpu": ("slow rank", "rank 3"),
@@ -292,3 +293,11 @@ def test_settings_that_need_each_other_are_left_out_together(changes, tmp_path):
     assert any(line.startswith(f"without {first}=2 and parallel.") for line in did)
     assert len(did) + len(idle) == len(changes)
     assert not any("cannot" in line for line in idle)
+
+
+def test_every_knob_has_a_bound_and_a_run_that_shows_what_it_really_saves():
+    assert set(KNOBS) <= set(RERUNS)
+    assert len(set(KNOBS)) == len(KNOB_TABLE)
+    for knob in KNOB_TABLE:
+        assert knob.turned.format(factor=2.0) != knob.turned or "{" not in knob.turned
+        assert bool(knob.widens) == bool(knob.link_kinds)

@@ -14,12 +14,13 @@ from clustersim.core.units import format_time
 from clustersim.explain.bounds import warnings
 from clustersim.explain.breakdown import Breakdown, breakdown
 from clustersim.explain.critical_path import CriticalPath, critical_path
+from clustersim.explain.knobs import KNOBS
 from clustersim.explain.pieces import KERNELS, Pieces, workers
 from clustersim.explain.stalls import causes, stalls
 from clustersim.explain.step_words import shares as step_shares
 from clustersim.explain.verdict import verdict
 from clustersim.explain.waterfall import Waterfall, waterfall
-from clustersim.explain.whatif import KNOBS, unused, whatif
+from clustersim.explain.whatif import unused, whatif
 from clustersim.explain.where import StageSeconds
 
 WORTH_A_WORD = 0.005

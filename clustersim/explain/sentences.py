@@ -1,8 +1,8 @@
-"""Causes in plain words, with numbers."""
+"""What a cause looked like in this run, in plain words with numbers: one function for each cause whose sentence depends
+on what is known. :mod:`clustersim.explain.cause_table` says which cause has which."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,98 +20,51 @@ if TYPE_CHECKING:
 UNLIKE = 0.1
 """Paces further apart than this are no accident of single steps."""
 
-_PLAIN = {
-    "slow rank": "Rank {holder} is slow: its kernels take {pace:.2f} times the median of its peers, and {ranks} ranks "
-    "wait for it, longest rank {rank} at {op}, {worst} while rank {holder} was still in {held}.",
-    "host copies": "Copies between host and GPU hold the GPU: rank {rank} waits {worst} for {moved}.",
-    "host": "The GPU waits for the host: {op}, {worst} on rank {rank}.",
-    "calls": "Host-bound: the host takes longer to call a layer's modules, their gradients and its collectives than "
-    "GPUs to compute them, {op} {worst} on rank {rank}; a larger micro-batch, CUDA graphs, compiled layers, fewer "
-    "stages or a faster CPU would help, a faster GPU would not. What it takes is usual of the framework; [measured] "
-    "layer_time says what it is on your machine.",
-    "idle device": "Launch-bound: GPUs have nothing queued, since the host launches kernels more slowly than they run; "
-    "on rank {rank} for {worst} in all.",
-    "launch": "Launch-bound: {share:.1%} of the time goes to ops whose kernels are shorter than the host takes to "
-    "launch them, such as {op}; a larger batch, fused kernels or CUDA graphs would help, a faster GPU would not.",
-}
-"""Causes whose sentence is the same whatever else is known, with the names of :func:`_plain`."""
-_PLAIN_ON_CPU = {
-    "slow rank": "Rank {holder} is slow: its operators take {pace:.2f} times the median of its peers, and {ranks} "
-    "ranks wait for it, longest rank {rank} at {op}, {worst} while rank {holder} was still in {held}.",
-    "host copies": "Copies hold the rank: rank {rank} waits {worst} for {moved}.",
-    "host": "The rank waits for the host: {op}, {worst} on rank {rank}.",
-    "idle device": "Between operators nothing is recorded: Python, the data loader or what the profiler does not see; "
-    "on rank {rank} for {worst} in all.",
-    "launch": "{share:.1%} of the time goes to operators so short that calling them takes as long, such as {op}; a "
-    "larger batch would help.",
-}
-"""The same where no GPU is."""
+
+def op_quoted(causes: Causes, op: int) -> str:
+    """An op's name in quotes."""
+    return f"'{causes.timeline.ops[op].name}'" if op >= 0 else "nothing"
 
 
-def sentence(found: Causes, charge: Charge) -> str:
-    """One cause as a sentence: what, where, by how much, and what it costs."""
-    said = _plain(found, charge) if charge.cause in _PLAIN else _WORDS.get(charge.cause, _unknown)(found, charge)
-    step = format_time(found.length / found.steps)
-    share = found.share(charge)
-    unit = "rank" if found.on_cpu else "GPU"
-    over = f"1 {unit}" if found.workers == 1 else f"{found.workers:,} {unit}s"
-    return f"{said} Cost: {format_time(found.cost(charge))} of every {step} step ({share:.1%}), mean over {over}."
-
-
-def _plain(found: Causes, charge: Charge) -> str:
-    words = _PLAIN | _PLAIN_ON_CPU if found.on_cpu else _PLAIN
-    return words[charge.cause].format(
-        rank=charge.rank,
-        ranks=len(charge.ranks),
-        holder=charge.holder_rank,
-        pace=found.pace[charge.holder_rank],
-        worst=format_time(charge.worst),
-        op=_op(found, charge.op),
-        held=_op(found, charge.holder_op),
-        moved=_op(found, charge.holder_op if charge.holder_op >= 0 else charge.op),
-        share=found.share(charge),
-    )
-
-
-def _op(found: Causes, op: int) -> str:
-    return f"'{found.timeline.ops[op].name}'" if op >= 0 else "nothing"
-
-
-def _link(found: Causes, link: int) -> str:
-    use = found.timeline.links
+def _link(causes: Causes, link: int) -> str:
+    use = causes.timeline.links
     return use.link_names[link] if use is not None and link >= 0 else "a link"
 
 
-def _exposed(found: Causes, charge: Charge) -> str:
-    return f"rank {charge.rank} waits {format_time(charge.worst)} for {_op(found, charge.op)} alone"
+def _exposed(causes: Causes, charge: Charge) -> str:
+    return f"rank {charge.rank} waits {format_time(charge.worst)} for {op_quoted(causes, charge.op)} alone"
 
 
-def _moving(found: Causes, charge: Charge) -> tuple[int, TransferFacts]:
+def _moving(causes: Causes, charge: Charge) -> tuple[int, TransferFacts]:
     """The op whose transfer is charged, and what holds it: of the holder, where that is one."""
-    op = charge.holder_op if charge.holder_op in found.facts else charge.op
-    return op, found.facts[op]
+    op = charge.holder_op if charge.holder_op in causes.facts else charge.op
+    return op, causes.facts[op]
 
 
-def _narrow(found: Causes, charge: Charge) -> str:
-    use = found.timeline.links
-    if use is None or charge.link < 0 or found.facts.keys().isdisjoint({charge.op, charge.holder_op}):
-        return _unknown(found, charge)
-    _, fact = _moving(found, charge)
+def narrow_link(causes: Causes, charge: Charge) -> str:
+    """A link that holds transfers, and what the next narrowest would let through."""
+    use = causes.timeline.links
+    if use is None or charge.link < 0 or causes.facts.keys().isdisjoint({charge.op, charge.holder_op}):
+        return unknown_limit(causes, charge)
+    _, fact = _moving(causes, charge)
     bandwidth = float(use.link_bandwidth[charge.link])
-    text = f"The link {_link(found, charge.link)} ({format_bandwidth(bandwidth)}) holds the transfers: "
+    text = f"The link {_link(causes, charge.link)} ({format_bandwidth(bandwidth)}) holds the transfers: "
     text += f"it lets {format_bandwidth(fact.alone)} of payload through"
     other, allowed = fact.runner_up
     if other >= 0 and np.isfinite(allowed):
-        text += f", where the next narrowest, {_link(found, other)}, would let {allowed / fact.alone:.1f} times as much"
-    return f"{text}; {_exposed(found, charge)}."
+        text += (
+            f", where the next narrowest, {_link(causes, other)}, would let {allowed / fact.alone:.1f} times as much"
+        )
+    return f"{text}; {_exposed(causes, charge)}."
 
 
-def _shared(found: Causes, charge: Charge) -> str:
-    op, fact = _moving(found, charge)
-    others = sharers(found, op, charge.link)
+def shared_link(causes: Causes, charge: Charge) -> str:
+    """A link that others use at the same time, or that is slower for a while."""
+    op, fact = _moving(causes, charge)
+    others = sharers(causes, op, charge.link)
     said = "is shared with " + ", ".join(f"'{name}'" for name in others[:3])
     free = "alone"
-    if not others and len(found.timeline.ops[op].detail.get("groups", ())) > 1:
+    if not others and len(causes.timeline.ops[op].detail.get("groups", ())) > 1:
         said = "is shared with other groups of the same op"
     elif not others:  # nobody else is there: the link itself changed (cluster.changes)
         said = "is slower for a while"
@@ -119,14 +72,14 @@ def _shared(found: Causes, charge: Charge) -> str:
     got = format_bandwidth(fact.rate)
     alone = format_bandwidth(min(fact.alone, fact.ceiling))
     return (
-        f"The link {_link(found, charge.link)} {said}: {_op(found, op)} gets {got} of payload where {free} it would "
-        f"get {alone}; {_exposed(found, charge)}."
+        f"The link {_link(causes, charge.link)} {said}: {op_quoted(causes, op)} gets {got} of payload "
+        f"where {free} it would get {alone}; {_exposed(causes, charge)}."
     )
 
 
-def sharers(found: Causes, op: int, link: int) -> list[str]:
+def sharers(causes: Causes, op: int, link: int) -> list[str]:
     """Names of other ops that used a link while an op's transfers ran, the longest beside it first."""
-    use = found.timeline.links
+    use = causes.timeline.links
     if use is None or link < 0:
         return []
     crossing = np.array([bool((links == link).any()) for links, _ in use.loads], dtype=bool)
@@ -138,47 +91,49 @@ def sharers(found: Causes, op: int, link: int) -> list[str]:
     end = float(use.segment_end[mine].max())
     beside = np.minimum(use.segment_end, end) - np.maximum(use.segment_start, begin)
     others = ~mine & crossing[use.transfer_load[use.segment_transfer]] & (beside > 0)
-    seconds = np.bincount(of[others], weights=beside[others], minlength=len(found.timeline.ops))
+    seconds = np.bincount(of[others], weights=beside[others], minlength=len(causes.timeline.ops))
     order = np.argsort(-seconds, kind="stable")
-    return [found.timeline.ops[i].name for i in order.tolist() if seconds[i] > 0]
+    return [causes.timeline.ops[i].name for i in order.tolist() if seconds[i] > 0]
 
 
-def _kernels(found: Causes, charge: Charge) -> str:
-    _, fact = _moving(found, charge)
+def limited_by_kernels(causes: Causes, charge: Charge) -> str:
+    """Communication kernels that sustain less than the links, or the work of one host."""
+    _, fact = _moving(causes, charge)
     ceiling = format_bandwidth(fact.ceiling)
     alone = format_bandwidth(fact.alone)
     if not np.isfinite(fact.alone):  # processes of one host
         return (
-            f"The host's own work limits {_op(found, charge.op)}: its processes pass {ceiling} of payload on, and no "
-            f"link is between them; {_exposed(found, charge)}."
+            f"The host's own work limits {op_quoted(causes, charge.op)}: its processes pass {ceiling} of payload on, "
+            f"and no link is between them; {_exposed(causes, charge)}."
         )
     return (
-        f"Communication kernels, not links, limit {_op(found, charge.op)}: they sustain {ceiling} of payload where the "
-        f"links would let {alone} through; {_exposed(found, charge)}."
+        f"Communication kernels, not links, limit {op_quoted(causes, charge.op)}: they sustain {ceiling} of payload "
+        f"where the links would let {alone} through; {_exposed(causes, charge)}."
     )
 
 
-def _latency(found: Causes, charge: Charge) -> str:
-    ops = found.timeline.ops
-    op = charge.op if charge.op in found.facts else charge.holder_op
-    fact = found.facts[op]
+def latency_bound(causes: Causes, charge: Charge) -> str:
+    """Messages too small for bandwidth to matter."""
+    ops = causes.timeline.ops
+    op = charge.op if charge.op in causes.facts else charge.holder_op
+    fact = causes.facts[op]
     info = ops[op]
     what = "Messages" if info.kind in {"send", "recv"} else "Collectives"
-    text = f"{what} like {_op(found, op)} are latency-bound: {format_bytes(info.nbytes)} take "
+    text = f"{what} like {op_quoted(causes, op)} are latency-bound: {format_bytes(info.nbytes)} take "
     text += f"{format_time(fact.seconds)}, of which {format_time(fact.latency)} is latency"
     if np.isfinite(fact.alone) and fact.latency > 0:
         text += f"; bandwidth matters above {format_bytes(fact.latency * min(fact.alone, fact.ceiling))}"
-    alike = sum(ops[i].step == info.step and other.limit == "latency" for i, other in found.facts.items())
+    alike = sum(ops[i].step == info.step and other.limit == "latency" for i, other in causes.facts.items())
     text += f". A step has {alike} of them" + (", one behind the other on the communicator" if alike > 1 else "")
-    queued = queue_seconds(found, op)
+    queued = queue_seconds(causes, op)
     if queued > 0:
         text += f" (this one queued for {format_time(queued)})"
-    return text + f"; {_exposed(found, charge)}."
+    return text + f"; {_exposed(causes, charge)}."
 
 
-def queue_seconds(found: Causes, op: int) -> float:
+def queue_seconds(causes: Causes, op: int) -> float:
     """Seconds an op was kept from starting by the op before it on its stream, on the first rank that runs it."""
-    timeline = found.timeline
+    timeline = causes.timeline
     mine = columns_of(timeline).of(op)
     if not len(mine.ranks):
         return 0.0
@@ -188,22 +143,24 @@ def queue_seconds(found: Causes, op: int) -> float:
     return max(0.0, float(mine.ready[0]) - max(needs)) if needs else 0.0
 
 
-def _late_start(found: Causes, charge: Charge) -> str:
-    info = found.timeline.ops[charge.op]
-    fact = found.late[info.step]
+def late_start(causes: Causes, charge: Charge) -> str:
+    """Gradients that wait although the network is idle."""
+    info = causes.timeline.ops[charge.op]
+    fact = causes.late[info.step]
     part = fact.idle / fact.backward if fact.backward > 0 else 0.0
     return (
-        f"Communication starts late: {_op(found, charge.op)} ({format_bytes(info.nbytes)}) is the first to send "
+        f"Communication starts late: {op_quoted(causes, charge.op)} ({format_bytes(info.nbytes)}) is the first to send "
         f"gradients, {format_time(fact.idle)} ({part:.0%} of backward) after the first of them were made, while the "
         f"network was idle; {format_time(charge.worst)} of what is exposed after backward could have been hidden there."
     )
 
 
-def _jitter(found: Causes, charge: Charge) -> str:
-    spread = float(np.ptp(found.pace))
-    longest = f"longest rank {charge.rank} at {_op(found, charge.op)}, {format_time(charge.worst)}"
+def jitter(causes: Causes, charge: Charge) -> str:
+    """Ranks with paces of their own, or that differ from step to step."""
+    spread = float(np.ptp(causes.pace))
+    longest = f"longest rank {charge.rank} at {op_quoted(causes, charge.op)}, {format_time(charge.worst)}"
     if spread > UNLIKE:
-        kinds = "machines with other work" if found.on_cpu else "GPUs of several kinds"
+        kinds = "machines with other work" if causes.on_cpu else "GPUs of several kinds"
         return (
             f"Ranks have paces of their own (means within {spread:.1%}), as {kinds}: the faster ones wait for the "
             f"slower, {longest}."
@@ -215,39 +172,42 @@ def _jitter(found: Causes, charge: Charge) -> str:
     )
 
 
-def _server(found: Causes, charge: Charge) -> str:
-    fact = found.facts.get(charge.op)
-    meets = found.timeline.ops[charge.op].detail.get("meets", ())
+def parameter_server(causes: Causes, charge: Charge) -> str:
+    """A server that holds its workers."""
+    fact = causes.facts.get(charge.op)
+    meets = causes.timeline.ops[charge.op].detail.get("meets", ())
     text = f"The parameter server holds {len(charge.ranks)} ranks: rank {charge.rank} spends "
-    text += f"{format_time(charge.worst)} in {_op(found, charge.op)}"
+    text += f"{format_time(charge.worst)} in {op_quoted(causes, charge.op)}"
     if charge.holder_op >= 0:
-        text += f" while the server is busy with {_op(found, charge.holder_op)}"
+        text += f" while the server is busy with {op_quoted(causes, charge.holder_op)}"
     elif meets:
-        text += f" with the server's {_op(found, int(meets[0]))}"
+        text += f" with the server's {op_quoted(causes, int(meets[0]))}"
     if fact is not None and fact.link >= 0:
-        text += f", {format_bandwidth(fact.rate)} over {_link(found, fact.link)}"
+        text += f", {format_bandwidth(fact.rate)} over {_link(causes, fact.link)}"
         if fact.limit == "shared link":
             text += f", shared by all of them (alone: {format_bandwidth(min(fact.alone, fact.ceiling))})"
     return text + "."
 
 
-def _schedule(found: Causes, charge: Charge) -> str:
-    if said := bubble_sentence(found.timeline, found.where) if found.where else "":
+def schedule_bubble(causes: Causes, charge: Charge) -> str:
+    """What a schedule's own structure leaves empty."""
+    if said := bubble_sentence(causes.timeline, causes.where) if causes.where else "":
         return said
-    where = f"before {_op(found, charge.op)}" if charge.op >= 0 else "at the end of its list"
+    where = f"before {op_quoted(causes, charge.op)}" if charge.op >= 0 else "at the end of its list"
     return (
         f"Bubble: by the schedule itself {len(charge.ranks)} ranks have nothing to do for a while, longest rank "
         f"{charge.rank}, {format_time(charge.worst)} {where}."
     )
 
 
-def _late_launch(found: Causes, charge: Charge) -> str:
-    spread = skews(found.timeline)
+def late_launch(causes: Causes, charge: Charge) -> str:
+    """Ranks whose hosts launch late, seen by others that wait."""
+    spread = skews(causes.timeline)
     spread = spread[np.isfinite(spread)]
-    idle = "which ran nothing" if found.on_cpu else "whose GPU was idle"
+    idle = "which ran nothing" if causes.on_cpu else "whose GPU was idle"
     text = (
         f"Ranks reach collectives at different times because their hosts launch late: rank {charge.rank} waits "
-        f"{format_time(charge.worst)} at {_op(found, charge.op)} for rank {charge.holder_rank}, {idle}"
+        f"{format_time(charge.worst)} at {op_quoted(causes, charge.op)} for rank {charge.holder_rank}, {idle}"
     )
     if not len(spread):
         return text + "."
@@ -256,18 +216,6 @@ def _late_launch(found: Causes, charge: Charge) -> str:
     return f"{text}; from first to last arrival it is {low} to {high}."
 
 
-def _unknown(found: Causes, charge: Charge) -> str:
-    return f"Communication is exposed: {_exposed(found, charge)}; what limits it is not known."
-
-
-_WORDS: dict[str, Callable[[Causes, Charge], str]] = {
-    "link": _narrow,
-    "shared link": _shared,
-    "kernels": _kernels,
-    "latency": _latency,
-    "late start": _late_start,
-    "jitter": _jitter,
-    "parameter server": _server,
-    "schedule": _schedule,
-    "late launch": _late_launch,
-}
+def unknown_limit(causes: Causes, charge: Charge) -> str:
+    """A transfer that nothing known limits."""
+    return f"Communication is exposed: {_exposed(causes, charge)}; what limits it is not known."

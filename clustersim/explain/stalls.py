@@ -110,7 +110,7 @@ def stalls(causes: Causes, top: int | None = 10) -> Columns:
     of the costliest piece ``op``, ``op_name``, ``rank``, ``worst_s`` [s], ``worst_begin``, ``worst_end`` [s],
     ``holder_rank``, ``holder_op`` (-1: none), ``link`` (id, -1: none), ``link_name``; and ``text``, the sentence.
     """
-    from clustersim.explain.sentences import sentence
+    from clustersim.explain.cause_table import sentence
 
     timeline = causes.timeline
     chosen = costliest(causes, top)

@@ -19,7 +19,6 @@ How short an op could become, with a factor f:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -28,22 +27,17 @@ import numpy as np
 from clustersim.core.arrays import Bools, Columns, Floats, Ints
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 from clustersim.explain.graph import GraphNode, RunGraph, graph, queues
+from clustersim.explain.knobs import KNOB_NAMED, KNOBS, WIDER
 from clustersim.explain.late_start import reduces
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.replay import replayed
 
-KNOBS = ("compute speed", "host speed", "NVLink", "NIC", "fabric", "latency", "bucket size", "batch")
-"""What can be asked."""
-
-_INSIDE = frozenset({"nvlink", "xgmi", "c2c"})
-_UNHIDES = frozenset({"compute speed", "host speed", "bucket size"})
 _REDUCES = frozenset({"all_reduce", "reduce_scatter"})
 _PAIRS = frozenset({"send", "recv"})
 _SAID = ("latency", "nbytes", "ceiling", "lower_bound")
 """What a plan says of a transfer."""
 NOTHING = 0.005
 """Shares of a step below this are called nothing."""
-_IN_NODE = re.compile(r"^node\d+/")
 
 
 def whatif(
@@ -99,13 +93,7 @@ def unused(timeline: Timeline) -> set[str]:
 def _text(knob: str, factor: float, saving: float) -> str:
     whose = "the time per sample" if knob == "batch" else "the step"
     saved = "nothing" if saving < NOTHING else f"at most {saving:.1%} of {whose}"
-    turned = f"{knob} {'/' if knob == 'latency' else 'x'}{factor:g}"
-    change = {
-        "bucket size": "another bucket size",
-        "NVLink": f"NVLink bandwidth x{factor:g}",
-        "NIC": f"NIC bandwidth x{factor:g}",
-        "fabric": f"bandwidth between switches x{factor:g}",
-    }.get(knob, turned)
+    change = KNOB_NAMED[knob].turned.format(factor=factor)
     return f"{change} would save {saved}"
 
 
@@ -134,15 +122,14 @@ class _KnobReplay:
         self.peak = peak
         self._limits: dict[object, tuple[Floats, Floats]] = {}
         self.transfers = {node.ops[0]: self._shortest(node) for node in run.nodes if len(node.seconds)}
-        helped = {"compute speed": {"compute", "memory"}, "host speed": {"launch", "host"}}
         self._faster = {  # (k, 1) how many times as fast an op could be
-            bound: np.array([[factor if bound in helped.get(knob, ()) else 1.0] for knob in knobs])
+            bound: np.array([[factor if bound in KNOB_NAMED[knob].helps else 1.0] for knob in knobs])
             for bound in {op.bound for op in run.timeline.ops}
         }
         self._served = _served(run) if "bucket size" in knobs else set[int]()
         # With other kernels or buckets, or with a transfer that ends sooner, a kernel that paid for hidden
         # communication may run beside none: what one kernel lost can shrink by more than any transfer does.
-        unhides = np.array([[knob in _UNHIDES] for knob in knobs])
+        unhides = np.array([[KNOB_NAMED[knob].unhides] for knob in knobs])
         for node in run.nodes if run.lost else ():
             if len(node.seconds):
                 unhides |= (self.transfers[node.ops[0]] < node.seconds).any(axis=1, keepdims=True)
@@ -194,7 +181,7 @@ class _KnobReplay:
             latency /= factor
         elif knob in WIDER and np.isfinite(wide):
             wide = wide * factor
-            ceiling = ceiling * (factor if knob == "NVLink" else 1.0)
+            ceiling = ceiling * (factor if KNOB_NAMED[knob].raises_ceiling else 1.0)
         rate = min(wide, narrow, ceiling)
         if np.isfinite(rate):
             latency *= before / rate
@@ -218,20 +205,6 @@ def _serving(run: RunGraph, steps: Ints) -> float:
         if ops[i].step in steps:
             busy[ops[i].role] = busy.get(ops[i].role, 0.0) + float(spans["seconds"][i] / max(spans["ranks"][i], 1))
     return max(busy.values(), default=0.0) / len(steps)
-
-
-def _at_node(name: str) -> bool:
-    """Whether a link ends at a machine."""
-    src, _, dst = name.partition(" -> ")
-    return bool(_IN_NODE.match(src) or _IN_NODE.match(dst))
-
-
-WIDER: dict[str, Callable[[str, str], bool]] = {
-    "NVLink": lambda kind, name: kind in _INSIDE,
-    "NIC": lambda kind, name: kind == "net" and _at_node(name),
-    "fabric": lambda kind, name: kind == "net" and not _at_node(name),
-}
-"""Which links a knob widens, by kind and name."""
 
 
 class _TransferRates:
@@ -269,8 +242,7 @@ def _wider(use: LinkUse, knob: str) -> Bools:
     """(links,) bool: those a knob widens, of the links that anything crosses."""
     mask = np.zeros(len(use.link_bandwidth), dtype=np.bool_)
     crossed = np.unique(np.concatenate([links for links, _ in use.loads]))
-    kinds = _INSIDE if knob == "NVLink" else {"net"}  # names are made when asked for: of few links
-    links = [i for i in crossed.tolist() if use.link_kinds[i] in kinds]
+    links = [i for i in crossed.tolist() if use.link_kinds[i] in KNOB_NAMED[knob].link_kinds]
     mask[links] = [WIDER[knob](use.link_kinds[i], use.link_names[i]) for i in links]
     return mask
 

@@ -16,10 +16,10 @@ from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.program import Compute, Op, Role
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import Topology
+from clustersim.explain.knobs import KNOB_NAMED, WIDER
 from clustersim.explain.metrics import steady_window
-from clustersim.explain.whatif import WIDER
 from clustersim.scenario import Scenario
-from clustersim.scenario.altered import GPU_BOUNDS, altered
+from clustersim.scenario.altered import altered
 from clustersim.scenario.parts import play
 from clustersim.scenario.reading import Changes, Table
 from clustersim.scenario.running import Prepared, prepare
@@ -33,7 +33,7 @@ BUCKETS = (1, 5, 25, 100, 1000)
 
 
 def rerun_saving(prepared: Prepared, knob: str, factor: float, now: float) -> float | None:
-    """What share of a step of ``now`` seconds a knob of :data:`clustersim.explain.whatif.KNOBS` really saves.
+    """What share of a step of ``now`` seconds a knob of :data:`clustersim.explain.knobs.KNOBS` really saves.
 
     Returns None for a knob this scenario does not have. Of ``bucket size`` the best of some is taken; ``batch`` is per
     sample. Negative where the step gets longer. Raises :class:`ScenarioError` for an unknown knob.
@@ -45,13 +45,13 @@ def rerun_saving(prepared: Prepared, knob: str, factor: float, now: float) -> fl
 def rerun_step(prepared: Prepared, knob: str, factor: float) -> float | None:
     """Seconds of a step with a knob turned; ``factor`` below 1 makes it worse.
 
-    Beside the knobs of :data:`clustersim.explain.whatif.KNOBS`: ``GPU compute`` and ``HBM``, the GPU's own rates, each
+    Beside the knobs of :data:`clustersim.explain.knobs.KNOBS`: ``GPU compute`` and ``HBM``, the GPU's own rates, each
     kernel priced anew, and ``kernels``, both; ``network``, NICs and switches together; ``inside``, all other links.
     Returns None for a knob this scenario does not have. Raises :class:`ScenarioError` for an unknown one.
     """
-    if knob not in _RERUNS:
-        raise ScenarioError(f"no knob {knob!r}; {nearest(knob, _RERUNS)}")
-    return _RERUNS[knob](prepared, knob, factor)
+    if knob not in RERUNS:
+        raise ScenarioError(f"no knob {knob!r}; {nearest(knob, RERUNS)}")
+    return RERUNS[knob](prepared, knob, factor)
 
 
 def step_time(timeline: Timeline) -> float:
@@ -60,7 +60,7 @@ def step_time(timeline: Timeline) -> float:
 
 
 def _faster(prepared: Prepared, knob: str, factor: float) -> float:
-    bounds = GPU_BOUNDS if knob == "compute speed" else {"launch", "host"}
+    bounds = KNOB_NAMED[knob].helps
 
     def one(op: Op, role: Role) -> Op:
         if not isinstance(op, Compute) or op.bound not in bounds:
@@ -147,7 +147,7 @@ def _changed(prepared: Prepared, change: Changes) -> float:
     return step_time(prepared.scenario.changed(change).run().timeline)
 
 
-_RERUNS: dict[str, Callable[[Prepared, str, float], float | None]] = {
+RERUNS: dict[str, Callable[[Prepared, str, float], float | None]] = {
     "compute speed": _faster,
     "host speed": _faster,
     **dict.fromkeys(("GPU compute", "HBM", "kernels"), _another_gpu),
@@ -156,3 +156,4 @@ _RERUNS: dict[str, Callable[[Prepared, str, float], float | None]] = {
     "bucket size": _other_buckets,
     "batch": _larger_batch,
 }
+"""The run that shows what a knob really does, by its name."""

@@ -1,0 +1,77 @@
+"""The knobs that a what-if turns, one row each: what it is called, and what becomes faster with it.
+
+:mod:`clustersim.explain.whatif` bounds what a knob saves from these rows alone; ``studies/what_if/rerun.py`` names the
+run that shows what it really saves. A knob is added in these two places (``tests/test_whatif.py`` holds them to each
+other).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_INSIDE = frozenset({"nvlink", "xgmi", "c2c"})
+_IN_NODE = re.compile(r"^node\d+/")
+
+
+def _at_node(name: str) -> bool:
+    """Whether a link ends at a machine."""
+    src, _, dst = name.partition(" -> ")
+    return bool(_IN_NODE.match(src) or _IN_NODE.match(dst))
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A knob of a what-if.
+
+    Parameters
+    ----------
+    name : what it is asked for by. turned : it and its factor in words, with ``{factor}``.
+    helps : what ops are bound by that take 1/factor with it. widens : which links it makes wider, by kind and name;
+        None for none. link_kinds : kinds of links that ``widens`` can be true of: names are made when asked for.
+    raises_ceiling : a wider link also raises what communication kernels sustain.
+    unhides : what is hidden beside compute may be beside none.
+    """
+
+    name: str
+    turned: str
+    helps: frozenset[str] = frozenset()
+    widens: Callable[[str, str], bool] | None = None
+    link_kinds: frozenset[str] = frozenset()
+    raises_ceiling: bool = False
+    unhides: bool = False
+
+
+KNOB_TABLE = (
+    Knob("compute speed", "compute speed x{factor:g}", helps=frozenset({"compute", "memory"}), unhides=True),
+    Knob("host speed", "host speed x{factor:g}", helps=frozenset({"launch", "host"}), unhides=True),
+    Knob(
+        "NVLink",
+        "NVLink bandwidth x{factor:g}",
+        widens=lambda kind, name: kind in _INSIDE,
+        link_kinds=_INSIDE,
+        raises_ceiling=True,
+    ),
+    Knob(
+        "NIC",
+        "NIC bandwidth x{factor:g}",
+        widens=lambda kind, name: kind == "net" and _at_node(name),
+        link_kinds=frozenset({"net"}),
+    ),
+    Knob(
+        "fabric",
+        "bandwidth between switches x{factor:g}",
+        widens=lambda kind, name: kind == "net" and not _at_node(name),
+        link_kinds=frozenset({"net"}),
+    ),
+    Knob("latency", "latency /{factor:g}"),
+    Knob("bucket size", "another bucket size", unhides=True),
+    Knob("batch", "batch x{factor:g}"),
+)
+"""What can be asked, in the order in which equal savings are told."""
+
+KNOBS = tuple(knob.name for knob in KNOB_TABLE)
+KNOB_NAMED = {knob.name: knob for knob in KNOB_TABLE}
+WIDER = {knob.name: knob.widens for knob in KNOB_TABLE if knob.widens}
+"""Which links a knob widens, by kind and name."""
