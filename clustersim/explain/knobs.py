@@ -22,7 +22,7 @@ def _at_node(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Knob:
+class WhatIfKnob:
     """A knob of a what-if.
 
     Parameters
@@ -44,30 +44,30 @@ class Knob:
 
 
 KNOB_TABLE = (
-    Knob("compute speed", "compute speed x{factor:g}", helps=frozenset({"compute", "memory"}), unhides=True),
-    Knob("host speed", "host speed x{factor:g}", helps=frozenset({"launch", "host"}), unhides=True),
-    Knob(
+    WhatIfKnob("compute speed", "compute speed x{factor:g}", helps=frozenset({"compute", "memory"}), unhides=True),
+    WhatIfKnob("host speed", "host speed x{factor:g}", helps=frozenset({"launch", "host"}), unhides=True),
+    WhatIfKnob(
         "NVLink",
         "NVLink bandwidth x{factor:g}",
         widens=lambda kind, name: kind in _INSIDE,
         link_kinds=_INSIDE,
         raises_ceiling=True,
     ),
-    Knob(
+    WhatIfKnob(
         "NIC",
         "NIC bandwidth x{factor:g}",
         widens=lambda kind, name: kind == "net" and _at_node(name),
         link_kinds=frozenset({"net"}),
     ),
-    Knob(
+    WhatIfKnob(
         "fabric",
         "bandwidth between switches x{factor:g}",
         widens=lambda kind, name: kind == "net" and not _at_node(name),
         link_kinds=frozenset({"net"}),
     ),
-    Knob("latency", "latency /{factor:g}"),
-    Knob("bucket size", "another bucket size", unhides=True),
-    Knob("batch", "batch x{factor:g}"),
+    WhatIfKnob("latency", "latency /{factor:g}"),
+    WhatIfKnob("bucket size", "another bucket size", unhides=True),
+    WhatIfKnob("batch", "batch x{factor:g}"),
 )
 """What can be asked, in the order in which equal savings are told."""
 
