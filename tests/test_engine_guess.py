@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import scenario
-from clustersim.core.program import Compute
+from clustersim.core.program import Compute, Recv, Send
 from clustersim.engine import guess, simulate
 
 N = 4
@@ -125,3 +125,24 @@ def test_strategies_take_the_same_times_on_the_clock(name, changes):
     separately = all_on_the_clock(play)
     assert together.stats["events"] < separately.stats["events"]
     must_agree(together, separately)
+
+
+def test_a_send_beside_a_reduction_is_known_before_anything_is_played(monkeypatch):
+    checks = []
+    check = guess.SharingGuess.wrong
+
+    def counted(self, begin, end):
+        checks.append(check(self, begin, end))
+        return checks[-1]
+
+    monkeypatch.setattr(guess.SharingGuess, "wrong", counted)
+    topology = toy.star(3)
+    reduction = toy.all_reduce("r", 5.0, [[0, 2]], stream="dp", after=(2,))
+    sends = Send("out", 5.0, np.array([1]), stream="pp", after=(0,))
+    stage = [Compute("first", 1.0), sends, Compute("second", 0.125, after=(0,)), reduction]
+    next_stage = [Recv("in", 5.0, np.array([0]), stream="pp")]
+    replica = [toy.all_reduce("r", 5.0, [[0, 2]], stream="dp")]
+    program = toy.program(stage, next_stage, replica, ranks=[[0], [1], [2]])
+    timeline = simulate(program, topology, toy.mesh(topology), planner=toy.up_links)
+    assert timeline.makespan == pytest.approx(1.0 + 2 * 0.5)  # one link carries both
+    assert checks == [set()]

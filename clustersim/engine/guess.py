@@ -15,7 +15,8 @@ looked at where it moves bytes while another lane does that uses one of its slot
 collectives, none.
 
 Some are clocked from the start: meetings of one op that share, and collectives of two streams of which neither waits
-for the other. Sends are not: a pipeline's list leaves many unordered that never meet in time.
+for the other. A pipeline's list leaves many sends unordered that never meet in time: they are only where kernels between
+them are shorter than their transfers.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from typing import TypeAlias
 import numpy as np
 
 from clustersim.core.arrays import Floats, Ints
-from clustersim.core.program import Collective, Program, Recv
-from clustersim.engine.columns import highest
+from clustersim.core.program import Collective, Compute, Op, Program, Recv
+from clustersim.engine.columns import highest, lowest
 from clustersim.engine.flows.loads import ROOM, Loads, Slots, crowded
 from clustersim.engine.planning import GroupPlans
 from clustersim.engine.sites import Site
@@ -103,6 +104,7 @@ class SharingGuess:
         self._slots = {plans: frozenset(slot.tolist()) for plans, (_, slot, _) in self._open.items()}
         for role in range(len(self._program.roles)):
             self.clocked.update(self._unordered(role))
+            self.clocked.update(self._beside_sends(role))
 
     def _unordered(self, r: int) -> set[int]:
         """Collectives of a role on different streams, neither of which waits for the other, that share a slot: on some
@@ -134,6 +136,29 @@ class SharingGuess:
                         unordered.update((site_of[i].first, site_of[k].first))
             seen.setdefault(op.stream, []).append(i)
         return unordered
+
+    def _beside_sends(self, r: int) -> set[int]:
+        """Sends of a role, and transfers of its other streams that share a slot with one while its list is no further
+        than both take alone: time is that of the list's kernels, one after another, and no rank waits."""
+        site_of = {side.key[1]: site for site in self._sites for side in site.sides if side.key[0] == r}
+        beside: set[int] = set()
+        now = 0.0
+        under_way: list[tuple[float, Op, Site]] = []
+        for i, op in enumerate(self._program.roles[r].ops):
+            if isinstance(op, Compute):
+                now += lowest(op.duration)
+            if i not in site_of:
+                continue
+            site = site_of[i]
+            under_way = [other for other in under_way if other[0] > now]
+            for _, earlier, its_site in under_way:
+                if earlier.stream == op.stream or (isinstance(earlier, Collective) and isinstance(op, Collective)):
+                    continue
+                if not self._slots[id(site.plans)].isdisjoint(self._slots[id(its_site.plans)]):
+                    beside.update((site.first, its_site.first))
+            latency, moving = site.plans.columns
+            under_way.append((now + highest(latency) + highest(moving), op, site))
+        return beside
 
     def _neighbours(self, lane: Ints, slot: Ints) -> dict[int, list[int]]:
         """Of each lane those that use a slot of it: its own, too, where two of its groups do, for they need not follow
