@@ -63,8 +63,9 @@ SLOW = frozenset(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--fuzz-budget N``: cases of each kind of file that tests/test_fuzz.py plays."""
+    """``--fuzz-budget N``: cases of each kind of file that tests/test_fuzz.py plays; ``--every-peak`` of tracing."""
     parser.addoption("--fuzz-budget", type=int, default=6, help="cases of each kind of file in tests/test_fuzz.py")
+    parser.addoption("--every-peak", action="store_true", help="trace every case in tests/test_tracing.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

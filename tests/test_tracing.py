@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import test_bytes_torch as bytes_torch
+import torch_peaks
 
 from clustersim.app.cli import cli
 from clustersim.core.device import device
@@ -55,14 +55,23 @@ CONFIGS = {
     },
 }
 BATCH, TOKENS = 4, 64
-PEAKS = [
-    (family, attention, types, checkpointing)
-    for family in ("llama", "grouped", "gpt2", "opt")
-    for attention in ("eager", "sdpa")
-    for types in ("bf16", "autocast", "fp32")
-    for checkpointing in ("none", "full")
-    if (family, types) != ("gpt2", "autocast")
+EVERY_PEAK = [
+    case for case in torch_peaks.CASES if case[0] not in ("qwen3", "bert") and case[:2] != ("gpt2", "autocast")
 ]
+PEAKS = [case for case in torch_peaks.AGAIN if case in EVERY_PEAK] + [
+    ("llama", "fp32", "eager", "full"),
+    ("grouped", "bf16", "sdpa", "none"),
+    ("opt", "fp32", "eager", "full"),
+    ("gpt2", "bf16", "sdpa", "none"),
+]
+"""What is traced unless ``--every-peak`` is given: each takes seconds."""
+
+
+def pytest_generate_tests(metafunc):
+    """The peaks that are looked at."""
+    if "peak_case" in metafunc.fixturenames:
+        cases = EVERY_PEAK if metafunc.config.getoption("--every-peak") else PEAKS
+        metafunc.parametrize("peak_case", cases, ids="-".join)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -131,7 +140,7 @@ def small_gpt(**sizes):
 
 @pytest.fixture
 def hugging_face():
-    return bytes_torch.hugging_face()
+    return torch_peaks.hugging_face()
 
 
 @functools.cache
@@ -207,23 +216,22 @@ def test_a_family_written_by_hand_is_its_trace(hugging_face, tmp_path, kind, nea
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", PEAKS, ids="-".join)
-def test_a_peak_is_torchs_own_within_three_percent(hugging_face, tmp_path, case):
-    family, attention, types, checkpointing = case
-    config_class, model_class, fields = bytes_torch.FAMILIES[family]
+def test_a_peak_is_torchs_own_within_three_percent(hugging_face, tmp_path, peak_case):
+    family, types, attention, checkpointing = peak_case
+    config_class, model_class, fields = torch_peaks.FAMILIES[family]
     file = tmp_path / "config.json"
     config = getattr(hugging_face, config_class)(**fields)
     file.write_text(json.dumps({"model_type": config.model_type, "attn_implementation": attention} | fields))
-    inputs = [f"tokens[{bytes_torch.BATCH}, {bytes_torch.TOKENS}]"]
+    inputs = [f"tokens[{torch_peaks.BATCH}, {torch_peaks.TOKENS}]"]
     traced = trace(f"transformers:{model_class}", inputs, types=(types,), config=file)
     run = Training(
-        micro_batch_size=bytes_torch.BATCH,
+        micro_batch_size=torch_peaks.BATCH,
         dtype="fp32" if types == "fp32" else "bf16",
         param_dtype="bf16" if types == "bf16" else "fp32",
         activation_checkpointing=checkpointing,
     )
     place = {"bf16": HALF, "autocast": AUTOCAST, "fp32": FULL}[types]
-    peak = bytes_torch.tracked(family, types, attention, checkpointing)
+    peak = torch_peaks.kept()[peak_case]
     assert memory(read(traced, tmp_path, place), run).allocated == pytest.approx(peak, rel=0.03)
 
 
