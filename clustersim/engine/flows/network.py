@@ -136,11 +136,6 @@ class FlowNetwork:
         self._share(touched, changed, now)
         self._sleep()
 
-    def _tight(self, share: SlotShare) -> list[int]:
-        """Slots of it that are asked for more than they have."""
-        demands = self._asked
-        return [slot for slot in share.slot_list if demands[slot] > FULL]
-
     def _watch(self, fresh: set[int], changed: dict[ClassFlows, None], now: float) -> None:
         """Watch these slots; flows that are there change to another class."""
         self._watched |= fresh
@@ -158,7 +153,10 @@ class FlowNetwork:
 
     def _class_of(self, share: SlotShare, now: float) -> ClassFlows:
         """The class of a way's flows, by the slots of it that are watched."""
-        watched_slots = tuple([(slot, weight) for slot, weight, _ in share.entries if slot in self._watched])
+        watched = self._watched
+        watched_slots = (
+            tuple([(slot, weight) for slot, weight, _ in share.entries if slot in watched]) if watched else ()
+        )
         key = share.ceiling, share if share.many else watched_slots
         flow_class = share.one = self._classes.get(key)
         if flow_class is None:
@@ -264,11 +262,15 @@ class FlowNetwork:
         if share.many:
             demands = self._all_asked[share.slots] + share.asks
             self._all_asked[share.slots] = demands
-            tight: list[int] = share.slots[demands > FULL].tolist()
-            return tight
+            tight_slots: list[int] = share.slots[demands > FULL].tolist()
+            return tight_slots
+        asked = self._asked
+        tight = []
         for slot, _, asks in share.entries:
-            self._asked[slot] += asks
-        return self._tight(share)
+            asked[slot] = demand = asked[slot] + asks
+            if demand > FULL:
+                tight.append(slot)
+        return tight
 
     def _leave(self, share: SlotShare) -> list[int]:
         """A flow leaves its slots: those that were tight. Where nobody is left, they are not watched any more."""
@@ -279,10 +281,14 @@ class FlowNetwork:
                 self._watched.difference_update(share.slots[left < NOBODY].tolist())
             tight_slots: list[int] = share.slots[demands > FULL].tolist()
             return tight_slots
-        tight = self._tight(share)
+        asked = self._asked
+        tight = []
         for slot, _, asks in share.entries:
-            self._asked[slot] = rest = self._asked[slot] - asks
+            demand = asked[slot]
+            if demand > FULL:
+                tight.append(slot)
+            asked[slot] = rest = demand - asks
             if rest < NOBODY:
-                self._asked[slot] = 0.0
+                asked[slot] = 0.0
                 self._watched.discard(slot)
         return tight
