@@ -15,8 +15,8 @@ looked at where it moves bytes while another lane does that uses one of its slot
 collectives, none.
 
 Some are clocked from the start: meetings of one op that share, and collectives of two streams of which neither waits
-for the other. A pipeline's list leaves many sends unordered that never meet in time: they are clocked only where kernels
-between them are shorter than their transfers.
+for the other. A pipeline's list leaves many sends unordered that never meet in time: they are clocked only where the
+kernels between are shorter than the transfers.
 """
 
 from __future__ import annotations
