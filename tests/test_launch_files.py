@@ -8,7 +8,7 @@ import pytest
 
 from clustersim.core.errors import ScenarioError
 from clustersim.files import launch as exchange
-from clustersim.files.launch.files import document, framework_of
+from clustersim.files.launch.files import document
 from clustersim.files.launch.table import load
 
 pytest.importorskip("yaml", reason="needs pyyaml (the exchange extra)")
@@ -288,18 +288,6 @@ def test_a_length_that_nobody_says_is_said():
     assert any("how long a sequence is: 8,192 tokens" in note for note in found.notes)
 
 
-@pytest.mark.parametrize(
-    ("text", "whose"),
-    [
-        ("model:\n  _component_: torchtune.models.llama3.llama3_8b\nbatch_size: 2\n", "torchtune"),
-        ("trainer:\n  strategy: fsdp\n  devices: 8\nmodel:\n  class_path: a.B\n", "Lightning"),
-    ],
-)
-def test_files_of_frameworks_that_are_not_read_are_refused_by_name(text, whose):
-    with pytest.raises(ScenarioError, match=f"is of {whose}"):
-        framework_of([document(text, "a.yaml")])
-
-
 # ---- an option means what its framework means ------------------------------------------------------------------------
 
 TITAN = """
@@ -396,13 +384,54 @@ DEFAULTS = {
         "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False,
         "max_grad_norm": 1.0,
-        "optim": "adamw_torch",
+        "optim": "adamw_torch_fused",
         "fsdp_config.fsdp_version": 1,
         "fsdp_config.fsdp_sharding_strategy": "FULL_SHARD",
         "deepspeed_config.zero_stage": 2,
     },
     # deepspeed/runtime/config.py and zero/config.py, deepspeedai/DeepSpeed at edaa7221
     "deepspeed": {"zero_optimization.stage": 0, "gradient_clipping": 0.0},
+    # recipes/full_finetune_distributed.py of torchtune 0.6.1 (cfg.get)
+    "torchtune": {
+        "fsdp_cpu_offload": False,
+        "fsdp_reshard_after_forward": True,
+        "tensor_parallel_dim": 1,
+        "compile": False,
+    },
+    # megatron/neox_arguments/neox_args.py of EleutherAI/gpt-neox 2.0
+    "neox": {
+        "pipe_parallel_size": 0,
+        "model_parallel_size": 1,
+        "checkpoint_activations": False,
+        "norm": "layernorm",
+        "pos_emb": "learned",
+        "no_weight_tying": False,
+        "gpt_j_residual": False,
+        "make_vocab_size_divisible_by": 128,
+    },
+    # src/nanotron/config/config.py of nanotron 0.4; a type of parameters that is not said is bfloat16
+    "nanotron": {"model.make_vocab_size_divisible_by": 1, "model.dtype": "bfloat16"},
+    # llmfoundry/command_utils/train.py of llm-foundry 0.22
+    "foundry": {"fsdp_config.mixed_precision": "DEFAULT", "fsdp_config.activation_checkpointing": False},
+    # olmo/config.py of ai2-olmo 0.6
+    "olmo": {
+        "distributed_strategy": "fsdp",
+        "fsdp.sharding_strategy": "FULL_SHARD",
+        "fsdp.precision": "pure",
+        "model.max_sequence_length": 1024,
+        "model.rope": False,
+        "model.weight_tying": True,
+        "model.include_bias": True,
+        "model.layer_norm_type": "default",
+        "model.attention_dropout": 0.1,
+        "model.residual_dropout": 0.1,
+        "model.activation_type": "swiglu",
+        "model.flash_attention": False,
+        "global_train_batch_size": 512,
+        "device_train_microbatch_size": 16,
+    },
+    # src/lightning/pytorch/trainer/trainer.py of lightning 2.6
+    "lightning": {"trainer.num_nodes": 1, "trainer.precision": "32-true", "trainer.accumulate_grad_batches": 1},
 }
 """Defaults of the frameworks themselves, with where they stand."""
 

@@ -18,7 +18,20 @@ if TYPE_CHECKING:
     from clustersim.files.launch import LaunchFiles, LaunchImport
     from clustersim.scenario import Scenario
 
-FRAMEWORKS = ("megatron", "torchtitan", "deepspeed", "accelerate", "nemo")
+FRAMEWORKS = (
+    "megatron",
+    "torchtitan",
+    "deepspeed",
+    "accelerate",
+    "nemo",
+    "torchtune",
+    "neox",
+    "nanotron",
+    "foundry",
+    "olmo",
+    "lightning",
+)
+WRITTEN = FRAMEWORKS[:4]
 
 
 @click.command("import", short_help="Make a scenario of a framework's launch files.")
@@ -43,7 +56,8 @@ def import_(
     as_json: bool,
 ) -> None:
     """Make a scenario of FILES: a Megatron-LM script or YAML, a torchtitan TOML, a DeepSpeed JSON with the script that
-    is launched with it, an accelerate YAML with the Trainer's arguments, or a NeMo or Megatron-Bridge recipe.
+    is launched with it, an accelerate YAML with the Trainer's arguments (TRL, axolotl, LLaMA-Factory), or the YAML of
+    NeMo, Megatron-Bridge, torchtune, GPT-NeoX, nanotron, llm-foundry, OLMo or LightningCLI.
 
     Options that change time or memory become fields, or are named with what is played instead; what contradicts is an
     error. Nothing in a script is run.
@@ -96,7 +110,7 @@ def _told(imported: LaunchImport) -> list[str]:
 
 @click.command("export-config", short_help="Write a scenario as a framework's launch files.")
 @click.argument("scenario")
-@click.option("--to", "to", required=True, type=click.Choice(FRAMEWORKS[:-1]), help="The framework that reads them.")
+@click.option("--to", "to", required=True, type=click.Choice(WRITTEN), help="The framework that reads them.")
 @click.option("-o", "--out", "out", type=PATH, help="The file to write.  [printed]")
 @click.option(
     "--option",

@@ -70,14 +70,14 @@ def _launch(front: list[ChosenRow], out: Path) -> str:
     """The command that writes the fastest option's launch files, for the framework that has most words for it; nothing
     where none can launch it."""
     from clustersim import scenario
-    from clustersim.app.cli.exchange import FRAMEWORKS
+    from clustersim.app.cli.exchange import WRITTEN
     from clustersim.files import launch as exchange
 
     if not front:
         return ""
     front_scenario = scenario.from_table(front[0].scenario, front[0].path)
     exports = []
-    for to in FRAMEWORKS[:-1]:
+    for to in WRITTEN:
         with contextlib.suppress(ClusterSimError):
             written = exchange.written(front_scenario, to)
             exports.append((len(written.wordless), to, Path(next(iter(written.texts))).suffix))

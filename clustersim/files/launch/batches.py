@@ -21,7 +21,8 @@ def said(fields: ScenarioFields, world: int, split: bool) -> dict[str, int]:
 
     fields : with ``batch.micro`` (samples of one pass of a replica), ``batch.local`` (of a replica's call: all
         micro-batches of a pipeline together), ``batch.count`` (passes of a step) and ``batch.global`` (samples of a
-        step), as far as they are said, and who said them. world : ranks. split : whether there is ``[parallel]``.
+        step), as far as they are said, and who said them; where ``batch.capped`` holds, a pass has no more than a
+        replica's part of the step. world : ranks. split : whether there is ``[parallel]``.
 
     Raises :class:`ScenarioError` where they contradict each other.
     """
@@ -33,6 +34,8 @@ def said(fields: ScenarioFields, world: int, split: bool) -> dict[str, int]:
     local = fields.get("batch.local")
     count = fields.get("batch.count")
     micro = fields.get("batch.micro", local if degrees[2] == 1 else None)
+    if micro is not None and global_batch and fields.get("batch.capped"):
+        micro = min(micro, max(1, global_batch // replicas))
     if micro is None:
         micro = (
             global_batch // (replicas * (count or 1))

@@ -32,6 +32,8 @@ HOSTS = "hosts"
 MODEL = "model"
 """The kind of a model's config.json, which lies beside launch files."""
 _HOST = re.compile(r"[\w.-]+\s+slots\s*=\s*(\d{1,4})(\s+\S+)*|[\w.-]+:(\d{1,4})")
+RECIPES = ("torchtune", "lightning", "neox", "nanotron", "olmo", "foundry")
+"""Frameworks whose one file holds a whole run, those with the most telling keys first."""
 Key = tuple[str, str]
 """``args`` or ``config``, and the plain name."""
 
@@ -119,7 +121,7 @@ def _kind(text: str, name: str) -> str:
         return HOSTS
     if Path(name).suffix in SCRIPTS or re.search(r"^#SBATCH\s", text, re.MULTILINE):
         return "shell"
-    if start.startswith("{"):
+    if start.startswith("{") and Path(name).suffix not in {".yml", ".yaml"}:  # of which JSON is a part
         return "json"
     arguments = re.search(r"^[^#\n]*(?<![\w-])--[a-z][\w-]*", text, re.MULTILINE)
     if start.startswith("#!") or (arguments and not re.search(r"^[\w.]+:(\s|$)", text, re.MULTILINE)):
@@ -284,22 +286,17 @@ def framework_of(read: Sequence[Document], framework: str | None = None) -> str:
 
 def _whose(file: Document) -> str | None:
     names = [name for _, name in file.options]
-    strategy = file.options.get(("config", "trainer.strategy"))
-    plain = strategy is not None and re.match(r"(auto|ddp|fsdp|deepspeed|single_device)", str(strategy.value))
-    if plain or any(name.startswith(("model.class_path", "trainer.strategy.class_path")) for name in names):
-        raise ScenarioError(
-            f"{file.name}: is of Lightning, whose files do not say what its model and strategy come to; write the "
-            "scenario itself: clustersim new scenario"
-        )
-    if file.options.keys() & {("config", "model._component_"), ("config", "checkpointer._component_")}:
-        raise ScenarioError(
-            f"{file.name}: is of torchtune, whose recipes are not read; clustersim new scenario writes one"
-        )
+    if file.kind in {"yaml", "json"}:
+        own = _of_recipe(file, names)
+        if own is not None:
+            return own
     launcher = str(file.options[key].value) if (key := ("args", "launcher")) in file.options else ""
     if file.program.startswith("torchtitan"):
         return "torchtitan"
-    if launcher.startswith("accelerate"):
+    if launcher.startswith(("accelerate", "trl", "llamafactory-cli", "axolotl")):
         return "accelerate"
+    if launcher == "torchrun" and file.program.startswith("tune "):
+        return "torchtune"
     for name in ("accelerate", "nemo", "deepspeed", "torchtitan", "megatron"):
         globs = load(name).marks
         if (file.kind == "toml") == (name == "torchtitan") and any(
@@ -311,3 +308,18 @@ def _whose(file: Document) -> str | None:
         ):
             return name
     return "deepspeed" if launcher.startswith("deepspeed") else None
+
+
+def _of_recipe(file: Document, names: Sequence[str]) -> str | None:
+    """Of a configuration that holds a whole run. Raises :class:`ScenarioError` for a framework that is not read."""
+    if {"train.lr_warmup_steps", "train.micro_batch_size"} <= set(names):
+        raise ScenarioError(f"{file.name}: is of LitGPT, whose files are not read; clustersim new scenario writes one")
+    strategy = file.options.get(("config", "trainer.strategy"))
+    plain = strategy is not None and re.match(r"(auto|ddp|fsdp|deepspeed|single_device)", str(strategy.value))
+    if plain:
+        return "lightning"
+    for name in RECIPES:
+        globs = load(name).marks
+        if any(fnmatchcase(option.replace("-", "_"), glob) for option in names for glob in globs):
+            return name
+    return None

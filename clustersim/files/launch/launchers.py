@@ -13,8 +13,9 @@ TORCH = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}
 ACCELERATE = {"accelerate", "accelerate.commands.launch"}
 MPI = {"mpirun", "mpiexec"}
-COMMANDS = {"tune", "axolotl", "llamafactory-cli"}
+COMMANDS = {"tune", "axolotl", "llamafactory-cli", "trl"}
 """Commands that name what they train by a word, not by a script."""
+_COUNTS = ("num_processes", "num_machines", "mixed_precision")
 _UNKNOWN = re.compile(r"\$\{[^}]*\}")
 _SHORT = {"n": "np", "c": "np", "N": "npernode", "H": "host", "np": "np", "ppn": "npernode", "npernode": "npernode"}
 
@@ -112,7 +113,11 @@ def _bare(words: list[str]) -> int:
 
 
 def _of_command(name: str, words: list[str], i: int, launch: Launch) -> int:
-    """``tune run --nproc_per_node 8 RECIPE --config NAME``; ``axolotl train FILE``; ``llamafactory-cli train FILE``."""
+    """``tune run --nproc_per_node 8 RECIPE --config NAME``; ``axolotl train FILE``; ``llamafactory-cli train FILE``;
+    ``trl sft``, whose options are accelerate's too."""
+    if name == "trl":
+        options = _options("accelerate", words[i:])
+        launch.tools.append(("accelerate", {key: options[key] for key in _COUNTS if key in options}))
     if name != "tune":
         return i + 1
     options: list[str] = []

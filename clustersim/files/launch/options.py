@@ -17,7 +17,7 @@ from clustersim.files.launch.table import FrameworkTable, LaunchOption, holds, l
 
 SURE = 0.9
 """How alike an unknown option and a known one are that is taken for a slip of the pen."""
-_SPLITS = re.compile(r"(_degree|parallel_size|parallelism|autotp_size)$")
+_SPLITS = re.compile(r"(_degree|parallel_size|parallelism|autotp_size|shard_size|replicate_size|zero_stage)$")
 """Names of options that say how the work is split, which nobody may leave out."""
 _KINDS = {"zero_optimization.stage"}
 """Options that say what kind of strategy it is, and are one of its fields as well."""
@@ -86,6 +86,29 @@ def renamed(said: Mapping[Key, OptionValue], table: FrameworkTable) -> dict[Key,
             )
         found[key] = option
     return found
+
+
+def refuse(
+    table: FrameworkTable, options: Mapping[Key, OptionValue], programs: Sequence[tuple[str, str]], model: str | None
+) -> None:
+    """Raise :class:`ScenarioError` for what no scenario plays, and for a model that only a config.json tells.
+
+    programs : (training script, where) of each command.
+    """
+    stated = [(option.where, option.name, key[1], option.value) for key, option in options.items()]
+    stated += [(where, "the command", "program", name) for name, where in programs]
+    for where, written, name, value in stated:
+        words = f"{name}={value}"
+        shown_value = "" if written == "the command" and not value else f" {shown(value)}"
+        for glob, why in table.refused.items():
+            if fnmatchcase(words, glob):
+                raise ScenarioError(f"{where}: {written}{shown_value} {why}")
+        for glob, why in table.unsized.items():
+            if model is None and fnmatchcase(words, glob):
+                raise ScenarioError(
+                    f"{where}: {written}{shown_value}: the model {why}, which sizes do not tell; describe it in a "
+                    "config.json: --model PATH"
+                )
 
 
 def apply(
@@ -174,8 +197,10 @@ def others(
     unknown = []
     options = [row.option for row in table.every()]
     tables = [table, *(load(name) for name in table.also)]
-    reasons = [table.unplayed.items() for table in tables]
+    reasons_stated = [table.unplayed for table in tables]
+    reasons = [stated.items() for stated in reasons_stated]
     idle = [glob for table in tables for glob in table.ignored]
+    idle += [glob.partition("=")[0] for glob in (*table.refused, *table.unsized)]  # with a value that is none of theirs
     for key, option in stated_options.items():
         names = {key[1], key[1].rsplit(".", 1)[-1]} if table.leaf else {key[1]}
         if key in used or (table.leaf and key[0] == "config" and option.value in (False, "false", [])):
@@ -184,7 +209,9 @@ def others(
             w for reason in reasons for name in sorted(names) for glob, w in reason if fnmatchcase(name, glob)
         )
         why = next(reasons_met, None)
-        if any(fnmatchcase(name, glob) for name in names for glob in idle):
+        plain = any(name in reason for reason in reasons_stated for name in names)  # one that is off changes nothing
+        off = plain and option.value in (False, "false", "False")
+        if off or any(fnmatchcase(name, glob) for name in names for glob in idle):
             ignored.append(option.name)
         elif why is not None:
             unplayed[option.name] = why

@@ -18,9 +18,9 @@ from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
 from clustersim.core.tomls import nested
-from clustersim.files.launch import batches, shapes, torchtitan, trainer
+from clustersim.files.launch import batches, recipes, shapes, torchtitan, trainer
 from clustersim.files.launch.files import HOSTS, MODEL, Document, Key, OptionValue, documents, framework_of
-from clustersim.files.launch.options import ScenarioFields, apply, others, renamed, together
+from clustersim.files.launch.options import ScenarioFields, apply, others, refuse, renamed, together
 from clustersim.files.launch.table import FrameworkTable, holds, load
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import model_of, placed
@@ -76,8 +76,10 @@ def read(
     read = documents(files)
     table = load(framework_of(read, framework))
     trainer.arranged(read, table)
+    recipes.arranged(read, table)
     options = renamed(together(read), table)
-    notes = [note for file in read for note in file.notes]
+    refuse(table, options, [(file.program, file.name) for file in read if file.program], model)
+    notes = [*table.notes, *(note for file in read for note in file.notes)]
     notes += torchtitan.arranged(options, table)
     fields = ScenarioFields()
     for file in sorted(read, key=lambda file: file.kind != HOSTS):  # hosts are what a command may use a part of
@@ -91,6 +93,7 @@ def read(
     left = others(table, options, used)
     for name, value in table.fixed.items():
         fields.setdefault(name, value)
+    notes += _masters(fields)
     notes += _recomputed(fields)
     notes += _graphs(fields)
     notes += _named(fields, table)
@@ -119,6 +122,7 @@ def _complete(
     named = [
         option for (_, key), option in options.items() if key in known and str(option.value).endswith(CONFIGURATIONS)
     ]
+    _told_by_name(read, options)
     given = [Path(file.name).name for file in read if file.kind not in {"shell", HOSTS, MODEL}]
     free = [name for name in given if not any(Path(option.where).name == name for option in named)]
     missing = []
@@ -137,6 +141,25 @@ def _complete(
         notes.append(f"{instead} is taken for {option.value}, which {option.name} names")
     if not used:
         raise ScenarioError(f"{read[0].name}: holds no option of {table.title}; is it another framework's?")
+
+
+def _told_by_name(read: Sequence[Document], options: Mapping[Key, OptionValue]) -> None:
+    """Raise :class:`ScenarioError` for a configuration that a command names by a word, or that its script makes."""
+    if any(file.kind in {"yaml", "json"} for file in read):
+        return
+    for name in ("accelerate_config", "config", "config_file", "deepspeed", "deepspeed_config"):
+        option = options.get(("args", name))
+        if option is None or str(option.value).endswith(CONFIGURATIONS):
+            continue
+        if isinstance(option.value, str) and not option.value.startswith("$") and option.value not in {"true", "1"}:
+            raise ScenarioError(f"{option.where}: {option.name} names {option.value}; give that file too")
+        if name == "deepspeed" and ("config", "zero_optimization.stage") not in options:
+            stage = any(key[1].endswith(("zero_stage", "deepspeed_config")) for key in options)
+            if not stage:
+                raise ScenarioError(
+                    f"{option.where}: {option.name} names no file: the script makes DeepSpeed's configuration itself; "
+                    "give it as a .json file too"
+                )
 
 
 def _trains(read: Sequence[Document], table: FrameworkTable, said: Mapping[Key, OptionValue]) -> str:
@@ -191,6 +214,21 @@ def _known(fields: ScenarioFields) -> None:
         ) from None
 
 
+def _masters(fields: ScenarioFields) -> list[str]:
+    """DeepSpeed's ZeRO stage 0 of 16-bit parameters, which DDP would update in place: masters in fp32, and one bucket
+    of 16-bit gradients behind backward (deepspeed/runtime/engine.py ``_configure_fp16_optimizer``), as Megatron-Core's
+    distributed data parallelism is with gradients of the parameters' type; returns a note."""
+    by = fields.by.get("strategy.kind")
+    sixteen = fields.get("strategy.param_dtype") in {"bf16", "fp16"} or fields.get("model.dtype") in {"bf16", "fp16"}
+    whole = not any(holds(name, fields) for name in ("tp", "pp", "cp", "ep"))
+    if by is None or not by.name.endswith("stage") or fields["strategy.kind"] != "ddp" or not (sixteen and whole):
+        return []
+    fields.setdefault("strategy.param_dtype", fields.get("model.dtype"))
+    fields["parallel.framework"] = fields["strategy.framework"] = MEGATRON
+    fields["parallel.grad_reduce_in_fp32"] = False
+    return ["ZeRO stage 0: masters in fp32, gradients in 16 bits behind backward, played as Megatron-Core's"]
+
+
 def _recomputed(fields: ScenarioFields) -> list[str]:
     """How many layers are computed again, which Megatron-LM reads of full granularity alone: none of a stage where
     blocks have 0; returns a note."""
@@ -242,11 +280,14 @@ def _named(fields: ScenarioFields, table: FrameworkTable) -> list[str]:
 
 
 def _unsaid(fields: ScenarioFields, made: Scenario) -> list[str]:
-    """A note on the length of a sequence where nobody says it."""
-    if "model.seq_len" in fields:
-        return []
+    """Notes on the length of a sequence and the samples of a pass where nobody says them."""
+    notes = []
+    if not any(f"batch.{name}" in fields for name in ("micro", "local", "global")):
+        notes.append("no file says how many samples a rank takes at once: 1")
     tokens = model_of(made).seq_len
-    return [f"no file says how long a sequence is: {tokens:,} tokens, the longest of the model"] if tokens else []
+    if tokens and "model.seq_len" not in fields:
+        notes.append(f"no file says how long a sequence is: {tokens:,} tokens, the longest of the model")
+    return notes
 
 
 def _width(fields: ScenarioFields, folder: Path) -> int | None:
@@ -288,7 +329,8 @@ def _tables(table: FrameworkTable, fields: ScenarioFields, place: Tables, world:
     degrees = ("tp", "pp", "cp", "ep")
     parted = any(holds(name, fields) for name in degrees)
     settings = {name: fields.get(f"parallel.{name}") for name in PLAYED}
-    split = table.parallel == "always" or parted or any(settings.values())
+    masters = fields.get("parallel.grad_reduce_in_fp32") is False  # which nothing else says of a whole model
+    split = table.parallel == "always" or parted or masters or any(settings.values())
     scenario_fields |= batches.said(fields, world, split)
     if (scenario_fields.get("parallel.framework"), scenario_fields.get("strategy.kind")) == (MEGATRON, "ddp") and not (
         parted or cause(settings, {})
@@ -332,7 +374,11 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
     built = fitting.load(
         topology, cluster_table["nodes"], cluster_table.get("device"), cluster_table.get("fabric", {}), ()
     )
-    return cluster_table, fabrics.mesh(built, nproc_per_node=cluster_table.get("gpus_per_node")).world_size
+    ranks = fabrics.mesh(built, nproc_per_node=cluster_table.get("gpus_per_node")).world_size
+    if world and ranks != world:
+        by = fields.by["cluster.world"]
+        notes.append(f"{ranks} ranks as asked for; {by.where}: {by.name} says {world}")
+    return cluster_table, ranks
 
 
 def _count(value: Any) -> int:

@@ -16,7 +16,7 @@ Leaves: TypeAlias = dict[str, int | float | str | bool | None]
 """Sizes and kinds of a model, by the names that the tables of options have for them."""
 SIZES = ("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff", "vocab", "n_positions")
 """Of a shipped model, what ``model.options`` may change. The rest is what kind of model it is."""
-KINDS = ("gated", "norm", "positions", "tied", "mlp_bias", "qkv_bias", "qk_norm", "mla")
+KINDS = ("gated", "norm", "norm_places", "positions", "tied", "mlp_bias", "qkv_bias", "qk_norm", "mla")
 WEAK = ("attn_dropout", "hidden_dropout")
 """Kernels that a model has or has not, whatever it is."""
 
@@ -72,7 +72,9 @@ def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
     wanted = _completed(stated)
     best: tuple[int, str] | None = None
     for name, has in _shipped(causal).items():
-        if any(wanted.get(leaf, has.get(leaf)) != has.get(leaf) for leaf in (*KINDS, *_of(wanted), *_of(has))):
+        leaves_asked = (*KINDS, *_of(wanted), *_of(has))
+        unlike = any(wanted.get(leaf, has.get(leaf)) != has.get(leaf) for leaf in leaves_asked)
+        if unlike or any((leaf in wanted) != (leaf in has) for leaf in ("experts.count", "latent.kv_rank")):
             continue
         away = sum(wanted.get(size, has.get(size)) != has.get(size) for size in SIZES)
         best = (away, name) if best is None or (away, name) < best else best
@@ -98,19 +100,22 @@ def _of(leaf_values: Leaves) -> list[str]:
 
 def _completed(stated: Table) -> Leaves:
     """What follows from what is said, as Megatron-LM has it (training/arguments.py ``validate_args``)."""
-    leaf_values = {leaf: value for leaf, value in stated.items() if value is not None}
+    leaf_values = {"norm_places": "before"} | {leaf: value for leaf, value in stated.items() if value is not None}
     width = leaf_values["d_model"]
     heads = leaf_values["heads"]
     if leaf_values.get("positions") != "learned":
         leaf_values.pop("n_positions", None)
     if not leaf_values.get("experts.count"):
         leaf_values = {leaf: value for leaf, value in leaf_values.items() if not leaf.startswith("experts.")}
+    if leaf_values.get("mlp_bias") is not None:
+        leaf_values.setdefault("qkv_bias", leaf_values["mlp_bias"])
     if leaf_values.get("d_ff") is None:
         # Of a gated MLP 2/3 of it, so that there are as many weights.
         leaf_values["d_ff"] = int(4 * width * 2 / 3) // 64 * 64 if leaf_values.get("gated") else 4 * width
     if not leaf_values.get("mla"):
         leaf_values.setdefault("kv_heads", heads)
         leaf_values.setdefault("head_dim", width // heads if heads else 0)
+        leaf_values.setdefault("qk_norm", False)
     else:  # whose keys have no heads of their own, and whose qk-layernorm is that of its projections
         leaf_values = {
             leaf: value for leaf, value in leaf_values.items() if leaf not in {"kv_heads", "head_dim", "qk_norm"}

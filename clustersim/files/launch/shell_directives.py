@@ -18,6 +18,7 @@ LAUNCHERS = {
     "tune",
     "axolotl",
     "llamafactory-cli",
+    "trl",
     "colossalai",
 }
 """What starts ranks."""

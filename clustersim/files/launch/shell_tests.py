@@ -68,6 +68,9 @@ def compared(words: list[str], variables: Variables, *, patterns: bool) -> bool 
         return None
     left = value(words[0], variables)
     right = value(words[2], variables)
+    if "" in (left, right) and words[1] in {"==", "=", "!="}:  # as -z is: "$1" == ""
+        left = UNKNOWN.sub("", left)
+        right = UNKNOWN.sub("", right)
     if UNKNOWN.search(left + right):
         return None
     if words[1].startswith("-"):

@@ -71,7 +71,8 @@ class LaunchOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.open:
             return typed
         choices = ", ".join(str(pair[0]) for pair in self.map)
-        raise ScenarioError(f"{shown(value)} is not a choice; known: {choices}")
+        other = "; of another model give the config.json: --model PATH" if self.field == "model.name" else ""
+        raise ScenarioError(f"{shown(value)} is not a choice; known: {choices}{other}")
 
     def written(self, value: Any) -> Any:
         """The option's value for a field's; None where it has no word for it, or nothing to say."""
@@ -106,6 +107,9 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     programs : what a training script, or what a file says that it is (globs), trains: ``decoder``, ``encoder``, or a
         sentence on why no sizes tell it. says : keys of a file that name it.
     files : options that name a further file, which must be given too. aliases : other names of options.
+    refused : what no scenario plays, ``option=value`` (globs; ``program`` is the training script), and what it does.
+    unsized : options of a model that its sizes do not tell (globs), and what it has: a config.json must.
+    notes : what is assumed of every run of the framework, said each time.
     """
 
     name: str
@@ -128,6 +132,9 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     says: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     aliases: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    unsized: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
 
     def trains(self, program: str) -> str | None:
         """What a program trains, by this table or those it takes rows from; None for one that no table has."""
@@ -153,11 +160,23 @@ class FrameworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _HAS = {"experts": "shape.experts.count", "latent": "shape.mla", "grouped": "shape.grouped"}
 
-NAMES = ("megatron", "torchtitan", "deepspeed", "accelerate", "nemo")
+NAMES = (
+    "megatron",
+    "torchtitan",
+    "deepspeed",
+    "accelerate",
+    "nemo",
+    "torchtune",
+    "neox",
+    "nanotron",
+    "foundry",
+    "olmo",
+    "lightning",
+)
 """A new framework is a file ``data/exchange/NAME.toml`` and its name here."""
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def load(name: str) -> FrameworkTable:
     """The table of a framework. Raises :class:`ScenarioError` for a name that has none."""
     if name not in NAMES:

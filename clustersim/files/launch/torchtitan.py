@@ -22,6 +22,26 @@ def arranged(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str
     """
     if table.name != "torchtitan":
         return []
+    return _checkpointing(options) + _batches_of_2024(options, table)
+
+
+def _checkpointing(options: dict[Key, OptionValue]) -> list[str]:
+    """A note where activations are selected by nobody's word (``selective_ac_option`` of torchtitan 0.2 is "2")."""
+    mode = options.get(("config", "activation_checkpoint.mode"))
+    if ("config", "activation_checkpoint.selective_ac_option") in options or str(mode and mode.value) in {
+        "none",
+        "full",
+        "memory_budget",
+    }:
+        return []
+    return [
+        'no file says activation_checkpoint.selective_ac_option: "op" is played; by the default of torchtitan 0.2, "2", '
+        "every second block would be computed again as a whole"
+    ]
+
+
+def _batches_of_2024(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str]:
+    """Micro-batches of a pipeline, said as how many there are."""
     _schedule(options, table)
     counts = [options.pop(key) for key in [("config", name) for name in _COUNTS] if key in options]
     degree = options.get(("config", f"{_PARALLEL}degree"))

@@ -23,6 +23,14 @@ SHARDING = {
     "hybrid_shard_zero2": "HYBRID_SHARD_ZERO2",
 }
 _CONFIG = "fsdp_config"
+_DEGREES = {
+    "tensor_parallel_size": "tp",
+    "context_parallel_size": "cp",
+    "sequence_parallel_degree": "cp",
+    "dp_shard_size": "dp_shard",
+    "dp_replicate_size": "dp_replicate",
+}
+"""axolotl's names of accelerate's parallelism_config."""
 
 
 def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
@@ -38,12 +46,63 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
         if one.kind in {"yaml", "json"} and names & set(ARGUMENTS):
             one.options = {_place(key, known): said for key, said in one.options.items()}
         _inline(one)
+        _of_deepspeed_chat(one)
+        if one.program == "trl sft":
+            _of_trl(one)
         if "base_model" in names:
             _of_axolotl(one)
         for key in (("args", "finetuning_type"), ("args", "adapter")):
             if key in one.options and str(one.options[key].value).lower() in {"full", ""}:
                 del one.options[key]
         _sharded(one)
+
+
+CHAT = {
+    "gradient_clipping": 1.0,
+    "zero_optimization.overlap_comm": True,
+    "zero_optimization.stage3_param_persistence_threshold": 10_000,
+    "zero_optimization.stage3_max_live_parameters": 30_000_000,
+    "zero_optimization.stage3_prefetch_bucket_size": 30_000_000,
+}
+"""What DeepSpeed-Chat's main.py puts into DeepSpeed's configuration (dschat/utils/ds_utils.py ``get_train_ds_config``,
+microsoft/DeepSpeedExamples at 7cc6cc31)."""
+
+
+def _of_deepspeed_chat(one: Document) -> None:
+    """``--zero_stage`` of a script that makes DeepSpeed's configuration itself, as DeepSpeed-Chat's does; its 16 bits
+    are fp16 where ``--dtype`` does not say."""
+    stage = one.options.pop(("args", "zero_stage"), None)
+    if stage is None:
+        return
+    for name, value in CHAT.items():
+        one.options["config", name] = OptionValue(stage.name, value, stage.where)
+    one.options["config", "distributed_type"] = OptionValue(stage.name, "DEEPSPEED", stage.where)
+    one.options["config", "deepspeed_config.zero_stage"] = stage
+    device = "cpu" if one.options.pop(("args", "offload"), None) else "none"
+    for name in ("param", "optimizer"):
+        key = "config", f"deepspeed_config.offload_{name}_device"
+        one.options[key] = OptionValue("--offload", device, stage.where)
+    said = one.options.pop(("args", "dtype"), OptionValue("--dtype", "fp16", stage.where))
+    one.options["args", str(said.value)] = OptionValue(said.name, True, said.where)
+    one.options.pop(("args", "deepspeed"), None)
+    one.notes.append(
+        f"{one.name}: {stage.name} is of a script that makes DeepSpeed's configuration itself: {said.value}, and the "
+        "rest as DeepSpeed-Chat's main.py has it"
+    )
+
+
+def _of_trl(one: Document) -> None:
+    """What TRL's command has by default otherwise than the Trainer (trl/trainer/sft_config.py and base_config.py of TRL
+    1.16)."""
+    given = {name for _, name in one.options}
+    length = not given & {"max_length", "max_seq_length"}
+    usual = {"gradient_checkpointing": True, "bf16": "fp16" not in given} | ({"max_length": 1024} if length else {})
+    added = {name: value for name, value in usual.items() if name not in given}
+    for name, value in added.items():
+        one.options["args", name] = OptionValue(name, value, one.name)
+    if added:
+        words = ", ".join(f"{name} {str(value).lower()}" for name, value in added.items())
+        one.notes.append(f"{one.name}: as TRL 1.16 has it by default: {words}")
 
 
 def _inline(one: Document) -> None:
@@ -86,10 +145,9 @@ def _of_axolotl(one: Document) -> None:
     if version is not None:
         one.options["config", f"{_CONFIG}.fsdp_version"] = version
     one.options.setdefault(("args", "micro_batch_size"), OptionValue("micro_batch_size", 1, one.name))
-    for name in ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree"):
+    for name, degree in _DEGREES.items():
         said = one.options.pop(("args", name), None)
         if said is not None:
-            degree = "tp" if name.startswith("tensor") else "cp"
             key = "config", f"parallelism_config.parallelism_config_{degree}_size"
             one.options[key] = OptionValue(said.name, said.value, said.where)
 

@@ -1,0 +1,114 @@
+"""Configurations that hold a whole run: what they say otherwise than by a value of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from clustersim.core.errors import ScenarioError
+from clustersim.files.launch.files import Document, OptionValue
+from clustersim.files.launch.table import FrameworkTable
+
+DEGREES = ("dp", "tp", "pp", "context_parallel_size", "expert_parallel_size")
+"""Of nanotron, which make up its world (nanotron/parallel/context.py)."""
+
+
+def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
+    """Bring documents to the names and meanings of their framework's table. Changes the documents.
+
+    Raises :class:`ScenarioError` for a value that is of another form.
+    """
+    arrange = _ARRANGED.get(table.name)
+    if arrange is None:
+        return
+    for document in read:
+        if document.kind in {"yaml", "json"}:
+            arrange(document)
+
+
+def _whole(document: Document, name: str, default: int) -> int:
+    said = document.options.get(("config", name))
+    if said is None:
+        return default
+    text = str(said.value)
+    if not text.isdecimal() or not 0 < int(text[:9]) == int(text):
+        raise ScenarioError(f"{said.where}: {said.name} {said.value!r} does not fit: expected a whole number")
+    return int(text)
+
+
+def _neox(document: Document) -> None:
+    """Names with ``-``; attention as runs of layers; ``fp16`` with ``type`` bfloat16, as releases before
+    ``precision`` had it."""
+    plain = {(at, name.replace("-", "_")): said for (at, name), said in document.options.items()}
+    attention = plain.get(("config", "attention_config"))
+    if attention is not None:
+        words = set(_attention(attention.value))
+        if not words <= {"flash", "global"} or len(words) > 1:
+            raise ScenarioError(f"{attention.where}: {attention.name}: attention is read where all layers have one")
+        plain["config", "attention_config"] = OptionValue(attention.name, words.pop(), attention.where)
+    half = plain.pop(("config", "fp16.type"), None)
+    if half is not None and str(half.value) == "bfloat16":
+        enabled = plain.pop(("config", "fp16.enabled"), half)
+        plain["config", "bf16.enabled"] = OptionValue(enabled.name, True, enabled.where)
+    document.options = plain
+
+
+def _attention(runs: Any) -> list[str]:
+    """Kinds of ``[[["flash"], 12], [["global", "local"], "all"]]``."""
+    items = runs if isinstance(runs, list) else [runs]
+    return [str(word) for run in items for word in (run[0] if isinstance(run, list) and run else [run])]
+
+
+def _nanotron(document: Document) -> None:
+    """How many ranks there are: the degrees make the world."""
+    if ("config", "parallelism.dp") in document.options:
+        ranks = math.prod(_whole(document, f"parallelism.{name}", 1) for name in DEGREES)
+        document.machine["cluster.world"] = OptionValue("parallelism", str(ranks), document.name)
+
+
+def _olmo(document: Document) -> None:
+    """The width of an MLP: of a gated one the two halves are counted together (olmo/model.py ``OLMoBlock``)."""
+    width = _whole(document, "model.d_model", 768)
+    hidden = _whole(document, "model.mlp_hidden_size", _whole(document, "model.mlp_ratio", 4) * width)
+    activation = document.options.get(("config", "model.activation_type"))
+    gated = activation is None or str(activation.value) == "swiglu"
+    said = next((document.options[key] for key in _MLP if key in document.options), None)
+    where = document.name if said is None else said.where
+    name = "model.mlp_ratio" if said is None else said.name
+    document.options["config", "model.mlp_hidden_size"] = OptionValue(name, hidden // 2 if gated else hidden, where)
+
+
+_MLP = (("config", "model.mlp_hidden_size"), ("config", "model.mlp_ratio"))
+
+
+def _foundry(document: Document) -> None:
+    """A model of llm-foundry's own class, and a micro-batch that Composer finds."""
+    own = document.options.get(("config", "model.name"))
+    if own is not None and str(own.value) in {"mpt_causal_lm", "mosaic_gpt"}:
+        for name, value in (("gated", False), ("norm", "layernorm"), ("positions", "learned"), ("tied", True)):
+            document.options["config", f"mpt.{name}"] = OptionValue(own.name, value, own.where)
+    micro = document.options.get(("config", "device_train_microbatch_size"))
+    if micro is not None and str(micro.value) == "auto":
+        document.notes.append(
+            f"{micro.where}: {micro.name} auto is the largest that fits; here all samples of a rank go at once"
+        )
+
+
+def _lightning(document: Document) -> None:
+    """GPUs by their numbers."""
+    devices = document.options.get(("config", "trainer.devices"))
+    if devices is None:
+        return
+    count = len(devices.value) if isinstance(devices.value, list) else devices.value
+    found = OptionValue(devices.name, -1 if count == "auto" else count, devices.where)
+    document.options["config", "trainer.devices"] = found
+
+
+_ARRANGED: dict[str, Callable[[Document], None]] = {
+    "neox": _neox,
+    "nanotron": _nanotron,
+    "olmo": _olmo,
+    "foundry": _foundry,
+    "lightning": _lightning,
+}
