@@ -210,7 +210,8 @@ def sums(machine, kind: str) -> float:
     ],
 )
 def test_what_the_pci_tree_leaves_out_is_the_boards_and_said(tmp_path: Path, gpu: str, nvlink: float, net: float):
-    said, report, machine = made_of(tree(), tmp_path, "--gpu", gpu)
+    lanes = 'link_speed="32 GT/s" link_width="16"' if gpu.startswith("H") else 'link_speed="16 GT/s" link_width="16"'
+    said, report, machine = made_of(tree(link=lanes), tmp_path, "--gpu", gpu)
     assert (sums(machine, "nvlink"), sums(machine, "net")) == (pytest.approx(nvlink), pytest.approx(net))
     for words in ("NVLink between the GPUs is that of", "where the file does not say"):
         assert words in said
@@ -228,6 +229,15 @@ def test_a_nics_own_id_says_its_rate_before_the_machine_does(tmp_path: Path):
     said, _, machine = made_of(text, tmp_path)
     assert sums(machine, "net") == pytest.approx(8 * 25)
     assert "the fastest port of a ConnectX-6" in said
+
+
+@pytest.mark.parametrize(("speed", "width", "port"), [("8 GT/s", 16, 100), ("8 GT/s", 8, 50), ("16 GT/s", 16, 200)])
+def test_a_nic_is_taken_to_be_no_faster_than_its_slot_carries(tmp_path: Path, speed: str, width: int, port: int):
+    text = tree(nic=' vendor="0x15b3" device="0x1021"', link=f'link_speed="{speed}" link_width="{width}"')
+    said, _, machine = made_of(text, tmp_path, "--gpu", "H100-SXM5-80GB")
+    assert sums(machine, "net") == pytest.approx(8 * port / 8)
+    assert f"{port} Gb/s, which is what a slot of" in said
+    assert "carries of the fastest port of a ConnectX-7" in said
 
 
 def test_nics_beside_from_say_the_rate_and_nothing_is_assumed_of_them(tmp_path: Path):
@@ -265,6 +275,16 @@ def test_collective_repeats_what_is_assumed(tmp_path: Path):
     asked = ["collective", "all_reduce", "--topology", str(tmp_path / "mine.toml"), "--size", "1M"]
     assert "# assumed: NVLink between the GPUs" in CliRunner().invoke(cli, asked).output
     assert '"assumed: NVLink' in CliRunner().invoke(cli, [*asked, "--json"]).output
+
+
+def test_collective_tells_what_an_assumed_rate_decides(tmp_path: Path):
+    made_of(matrix(2, 1, "NV12"), tmp_path, "--gpu", "H100-PCIe-80GB")
+    asked = ["collective", "all_reduce", "--topology", str(tmp_path / "mine.toml"), "--nodes", "2", "--size", "64M"]
+    lines = CliRunner().invoke(cli, asked).output.splitlines()
+    told = next(line for line in lines if "by the rate of the NICs" in line)
+    assert all(f"{rate} Gb/s" in told for rate in (100, 200, 400))
+    shown = next(line.split() for line in lines if not line.startswith("#"))
+    assert f"400 Gb/s {float(shown[7]):.4g} GB/s by {shown[10]}" in told  # which is what was assumed
 
 
 def test_a_matrix_says_no_rate_of_nics(tmp_path: Path):

@@ -154,5 +154,43 @@ def test_the_command_prints_the_step_time_first(tmp_path: Path):
 def test_a_log_without_a_step_is_one_error(tmp_path: Path):
     path = tmp_path / "log"
     path.write_text("(min, max) time across ranks (ms):\nnothing\n")
-    with pytest.raises(TraceError, match="no step time of Megatron-LM, torchtitan, nanotron, NeMo or DeepSpeed"):
+    with pytest.raises(
+        TraceError, match="no step time of Megatron-LM, torchtitan, nanotron, NeMo, DeepSpeed or the Trainer"
+    ):
+        traces.read(path)
+
+
+def bar(done: int, total: int, rate: str, title: str = "") -> str:
+    return f"\r{title}{100 * done // total:3d}%|{'#' * 4}      | {done}/{total} [00:{done:02d}<16:30, {rate}]"
+
+
+END = "\n{'train_runtime': '1000.0', 'train_tokens_per_second': '6.6', 'train_steps_per_second': '0.4'}\n"
+
+
+def test_the_trainers_progress_bar_has_its_steps(tmp_path: Path):
+    text = "  Total optimization steps = 500\n" + bar(3, 4, " 9.00s/it", "Loading checkpoint shards: ")
+    text += "".join(bar(n, 500, f" {2 + 1 / n:.2f}s/it") + "\n{'loss': 1.2, 'epoch': 0.1}\n" for n in range(1, 40))
+    text += "".join(bar(n, 60, "10.00it/s") for n in range(1, 50))  # of evaluation
+    read = told(tmp_path / "log", text + END)
+    assert (read.framework, read.steps) == ("Hugging Face Trainer", 39)
+    assert read.step_time_s == pytest.approx(2.05, abs=0.01)
+    assert read.rates["steps/s, mean of the run"] == 0.4
+    assert any("22% more a step" in line for line in read.lines)
+
+
+def test_the_trainers_last_line_is_the_mean_of_its_run(tmp_path: Path):
+    read = told(tmp_path / "log", "{'loss': '1.2', 'epoch': '0.1'}" + END)
+    assert read.step_time_s == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("title", ["Epoch 0: ", "1|20|Loss: 0.88: "])
+def test_progress_bars_of_lightning_and_torchtune(tmp_path: Path, title: str):
+    read = told(tmp_path / "log", "".join(bar(n, 200, " 2.00it/s", title) for n in range(1, 30)))
+    assert (read.steps, read.step_time_s) == (29, pytest.approx(0.5))
+
+
+def test_lines_of_losses_alone_have_no_time(tmp_path: Path):
+    path = tmp_path / "log"
+    path.write_text("{'loss': 1.2, 'grad_norm': 0.3, 'epoch': 0.1}\n" * 3)
+    with pytest.raises(TraceError, match="lines of losses have no time"):
         traces.read(path)

@@ -151,6 +151,7 @@ def collective(kind: str, topology: str, nodes: int, gpus_per_node: int | None, 
         raise ClusterSimError(f"--why is about what NCCL chooses; the backend here is {settings.backend!r}")
     with working(f"{name} over {mesh.world_size} ranks of {machine.name}"):
         rows = [_row(name, float(size), machine, mesh, settings) for size in nbytes]
+        rows[-1].notes.extend(_at_other_rates(name, rows[-1], machine, mesh, settings))
     if as_json:
         plain = msgspec.to_builtins(rows)
         print_json({"topology": machine.name, "nodes": nodes, "ranks": mesh.world_size, "rows": plain})
@@ -218,6 +219,29 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: Col
         fidelity=settings.fidelity,
         alternatives=why(request, group) if settings.why else msgspec.UNSET,
     )
+
+
+RATES = (100, 200, 400)
+"""Gb/s of NICs for which a collective is told where the file does not say theirs."""
+
+
+def _at_other_rates(
+    kind: str, row: CollectiveRow, topology: Topology, mesh: Mesh, settings: CollectiveOptions
+) -> Iterator[str]:
+    """What it would be with NICs of another rate, where theirs is assumed and machines are joined."""
+    from clustersim.cluster import files as fabrics
+
+    if topology.n_nodes < 2 or not any("--nics" in text for text in topology.assumed):
+        return
+    told = []
+    for rate in RATES:
+        try:
+            other = fabrics.change(topology, fabrics.Change("*/nic*", bandwidth=rate * 1e9 / 8))
+        except ClusterSimError:
+            return
+        found = _row(kind, float(row.size_bytes), other, mesh, settings)
+        told.append(f"{rate} Gb/s {found.busbw_GBps:.4g} GB/s by {found.algorithm}")
+    yield f"bus bandwidth by the rate of the NICs: {', '.join(told)}"
 
 
 def _chunked(request: Request, group: Group, mesh: Mesh, settings: CollectiveOptions) -> float:

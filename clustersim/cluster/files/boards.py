@@ -40,6 +40,10 @@ of 100 Gb/s: topology/p5.48xl-topo.xml there). Of 0xefa2 and later no public fil
 """
 
 
+PORTS = (25.0, 40.0, 50.0, 100.0, 200.0, 400.0, 800.0)
+"""Gb/s of ports there are."""
+
+
 @dataclass(frozen=True)
 class Board:
     """What joins the GPUs of a node.
@@ -80,6 +84,12 @@ def nic_rate(device: str, gpus: int, ids: set[str]) -> tuple[float, str] | None:
         if len(rates) == 1:
             return float(rates[0]) * 8 / 1e9, f"as in {machine.name}"
     return None
+
+
+def carried(rate: float, slot: float) -> float:
+    """Gb/s of a port that a slot of so many GB/s does not slow down, where ``rate`` would be more."""
+    held = [port for port in PORTS if port <= slot * 8]
+    return min(rate, max(held, default=rate))
 
 
 @lru_cache(maxsize=64)

@@ -123,6 +123,7 @@ class _XmlDump:
         self.also = also
         self.gpu_name = gpu
         self.source = f"{root.get('source', 'NCCL_TOPO_DUMP_FILE')}, {path.name}"
+        self.guessed = bool(root.get("rates"))  # PCIe's too
         self.source += f", rates {root.get('rates')}" if root.get("rates") else ""
         self.parts: dict[str, list[str]] = {"cpu": [], "pcie_switch": [], "gpu": [], "nvswitch": [], "nic": []}
         self.rates: dict[str, float] = {}
@@ -316,12 +317,15 @@ class _XmlDump:
                     f"{self.path}: does not say the rate of {len(alike)} NICs; say --nics, "
                     f"such as --nics {len(self.parts['nic'])}x400Gb/s"
                 )
+            slot = min((rate for a, _, kind, rate in self.links if a in alike and kind == "pcie"), default=0.0)
+            rate = boards.carried(found[0], slot) if slot and not self.guessed else found[0]
+            why = found[1] if rate == found[0] else f"which is what a slot of {slot:.4g} GB/s carries of {found[1]}"
             for name in alike:
-                self.rates[name] = found[0]
-                self.sources[name] = f"assumed: {found[1]}"
+                self.rates[name] = rate
+                self.sources[name] = f"assumed: {why}"
             self.assumed.append(
-                f"{errors.few(alike, 3)}: {found[0]:g} Gb/s, {found[1]}, where the file does not say; "
-                f"--nics {len(self.parts['nic'])}x{found[0]:g}Gb/s says it"
+                f"{errors.few(alike, 3)}: {rate:g} Gb/s, {why}, where the file does not say; "
+                f"--nics {len(self.parts['nic'])}x{rate:g}Gb/s says it"
             )
 
     def _only(self, count: int) -> None:

@@ -35,8 +35,8 @@ def _checkpointing(options: dict[Key, OptionValue]) -> list[str]:
     }:
         return []
     return [
-        'no file says activation_checkpoint.selective_ac_option: "op" is played; by the default of torchtitan 0.2, "2", '
-        "every second block would be computed again as a whole"
+        'no file says activation_checkpoint.selective_ac_option: "op" is played; torchtitan 0.2 has "2" by default, of '
+        "which every second block would be computed again as a whole"
     ]
 
 

@@ -282,17 +282,18 @@ def _sockets(evidence: Evidence, pairs: _Pairs) -> Iterator[Cause]:
     if evidence.hcas:
         text += f", though InfiniBand or RoCE devices are there: {few(list(evidence.hcas), SHOWN)}"
     local = _pinned(evidence, "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
+    broken = [line for line in evidence.plugins if not _ABSENT.search(line) or _is_broken(line)]
     if asked:
         why = f"the environment says so: {named}; unset it"
     elif used and not between and local:
         why = f"they are within a machine, and the environment forbids P2P or shared memory: {local}"
     elif evidence.no_verbs:
         why = f"{evidence.no_verbs} could not be opened: install rdma-core in the container"
+    elif broken:
+        why = f"a plugin failed: {broken[-1]}"
     elif evidence.no_device:
         why = "NCCL found no InfiniBand device: /dev/infiniband in the container, ibstat, ulimit -l"
         why += f"; {named}" if named else ""
-    elif evidence.plugins:
-        why = f"a plugin failed: {next(iter(evidence.plugins))}"
     else:
         why = f"{named or 'the log does not say'}; look for NET/IB and NET/Plugin with NCCL_DEBUG_SUBSYS=INIT,NET"
     yield Cause("sockets", text, why)

@@ -1,5 +1,5 @@
 """Step times that training frameworks log: Megatron-LM's iterations and timers, torchtitan's steps, nanotron's
-iterations, NeMo's timing, DeepSpeed's wall clock and flops profiler.
+iterations, NeMo's timing, DeepSpeed's wall clock and flops profiler; and loops that only draw a progress bar.
 
 Megatron-LM (``megatron/training/training.py``, ``timers.py``) logs a mean over its log interval and timers as the least
 and the most over ranks, or one of them; torchtitan (``components/metrics.py``) logs tokens a second, and its lines'
@@ -21,7 +21,7 @@ from statistics import median
 from clustersim.core.errors import TraceError
 from clustersim.core.texts import short
 from clustersim.core.units import format_time
-from clustersim.files.traces import prefixes
+from clustersim.files.traces import prefixes, progress_bars
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.told import LoggedPart, TrainingLog
 
@@ -50,6 +50,8 @@ _WANTED = (
     r"|\s*(?:rank\s+\d+\s*:|(?:fwd|bwd|fwd\+bwd|step|iter) latency:|samples/second:)"
 )
 """How lines begin that must be read from their first letter: Megatron-LM's timers, the flops profiler's figures."""
+SLOWER = 0.05
+"""By how much the mean of a run may be longer than its steps without a word."""
 MOST = 1e7
 """Seconds that no step takes."""
 
@@ -65,6 +67,7 @@ class Collected:
     rates: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     block: float = 0.0
     timer: str = ""
+    bars: progress_bars.BarSteps = field(default_factory=progress_bars.BarSteps)
 
 
 def sniff(head: Head) -> Likeness:
@@ -72,7 +75,7 @@ def sniff(head: Head) -> Likeness:
     shaped = any(
         pattern.search(head.text)
         for pattern in (_ELAPSED, _TIMERS, _TITAN, _NANOTRON, _NEMO, re.compile(r"\btime \(ms\) \| \w+[\w-]*: \d"))
-    )
+    ) or any(pattern.search(line) for line in head.text.splitlines() for pattern in progress_bars.HEADS)
     return Likeness.AMONG if shaped or "DeepSpeed Flops Profiler" in head.text else likeness(named=False, shaped=False)
 
 
@@ -82,9 +85,14 @@ def read(paths: Sequence[Path]) -> TrainingLog:
     for path in paths:
         for line in prefixes.lines(path, _WANTED):
             _take(line, collected)
+            collected.bars.take(line)
     steps = _steps(collected)
     if not steps and not collected.parts and not collected.rates:
-        raise TraceError(f"{paths[0]}: no step time of Megatron-LM, torchtitan, nanotron, NeMo or DeepSpeed in it")
+        losses = "; lines of losses have no time: the progress bar or the last line, train_runtime, has"
+        raise TraceError(
+            f"{paths[0]}: no step time of Megatron-LM, torchtitan, nanotron, NeMo, DeepSpeed or the Trainer in it"
+            f"{losses if collected.bars.of_trainer else ''}"
+        )
     return _told(", ".join(map(str, paths)), collected, steps)
 
 
@@ -209,6 +217,11 @@ def _steps(collected: Collected) -> list[tuple[int, float]]:
     if collected.steps:
         return [(step, seconds) for step, seconds in collected.steps if 0 < seconds < MOST]
     pairs = zip(collected.marks, collected.marks[1:], strict=False)
+    if not collected.marks and not collected.framework:
+        collected.framework = collected.bars.framework
+        for name, value in collected.bars.rates().items():
+            collected.rates[name].append(value)
+        return [(step, seconds) for step, seconds in collected.bars.steps() if 0 < seconds < MOST]
     apart = [(new, (late - early) / (new - old)) for (old, early), (new, late) in pairs if new > old]
     return [(step, seconds) for step, seconds in apart if 0 < seconds < MOST]
 
@@ -229,6 +242,8 @@ def _told(source: str, collected: Collected, steps: list[tuple[int, float]]) -> 
     rates = {name: median(values) for name, values in collected.rates.items()}
     name = collected.framework or "a training framework"
     lines = list(_lines(name, steps, step, parts, rates))
+    if (apart := collected.bars.apart) is not None and name == collected.bars.framework and apart > SLOWER:
+        lines.append(f"the whole run took {apart:.0%} more a step: first steps, checkpoints and evaluation are in it")
     return TrainingLog(source, lines, name, len(steps), step, parts, rates, times=steps)
 
 
