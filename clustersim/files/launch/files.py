@@ -98,6 +98,11 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
     """
     if "\0" in text or not text.strip():
         raise ScenarioError(f"{name}: holds a NUL character; is it a text?" if text.strip() else f"{name}: is empty")
+    if Path(name).suffix == ".py":
+        raise ScenarioError(
+            f"{name}: is a program, and none is run; give the configuration that it makes: a TOML of torchtitan, "
+            "ConfigContainer.to_yaml of Megatron-Bridge, or the arguments of a script"
+        )
     kind = _kind(text, name)
     if kind == "shell":
         return _of_script(text, name, others or {})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clustersim.core.errors import ScenarioError
+from clustersim.core.paths import shipped
 from clustersim.files.launch.files import Document, Key, OptionValue, document
 from clustersim.files.launch.table import FrameworkTable
 
@@ -188,5 +189,6 @@ def shipped_name(name: str, table: FrameworkTable) -> str | None:
     last = Path(name.rstrip("/")).name.lower()
     pairs = [pair for row in table.every() if row.field == "model.name" for pair in row.map or ()]
     known = {str(pair[0]).rsplit("/", 1)[-1].lower(): str(pair[1]) for pair in pairs if len(pair) > 1}
+    known |= {name: name for name in shipped("data/models", ".json")}
     known |= {re.sub(FINETUNED, "", key): value for key, value in known.items()}
     return known.get(last) or known.get(re.sub(FINETUNED, "", last))
