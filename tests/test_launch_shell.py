@@ -52,6 +52,9 @@ def words(text):
         "X=model.sh.32\n" + COMMAND.replace("32", "${X##*.}"),
         'bash -c "' + COMMAND + ' 2>&1 | tee log"',
         "L=32\nsh -lc '" + COMMAND.replace("32", "$L") + "'",
+        f"while true; do\n  {COMMAND} && break\n  sleep 60\ndone",
+        f"for try in $(seq 3); do {COMMAND} && break; done",
+        f"cat > job.sh <<'EOT'\n#!/bin/bash\n{COMMAND}\nEOT\nbash job.sh",
     ],
 )
 def test_what_follows_a_command_is_no_part_of_its_last_option(text):
@@ -188,3 +191,19 @@ def test_changes_on_the_command_line_count_against_the_file():
     read = document("python pretrain.py --config-name gpt trainer.devices=4 ++model.micro_batch_size=2", "x.sh")
     assert read.overrides["config", "trainer.devices"].value == "4"
     assert read.overrides["config", "model.micro_batch_size"].value == "2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"cat > job.sbatch <<'EOT'\n#SBATCH --gres=gpu:8\n{COMMAND}\nEOT\nsbatch job.sbatch",
+        f'sbatch --nodes=2 --wrap="{COMMAND}"',
+        f'sbatch --nodes=2 --wrap "{COMMAND}"',
+        COMMAND.replace("--nnodes 2", "--nnodes=2:2"),
+    ],
+)
+def test_what_a_batch_job_runs_is_followed_and_equal_bounds_are_a_number(text):
+    made = document(text, "x.sh")
+    assert made.program == "pretrain_gpt.py"
+    assert made.machine["cluster.nodes"].value == "2"
+    assert made.options["args", "num_layers"].value == "32"

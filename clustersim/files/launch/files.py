@@ -25,8 +25,6 @@ class OptionValue:
 
 
 _CHANGE = re.compile(r"(?:\+\+|\+)?[A-Za-z_][\w.]*=")
-SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
-"""Endings of scripts, whatever their text looks like."""
 HOSTS = "hosts"
 """The kind of a file that lists hosts with their slots: DeepSpeed's and Open MPI's."""
 MODEL = "model"
@@ -124,7 +122,7 @@ def _kind(text: str, name: str) -> str:
     start = text.lstrip()
     if _hosts(text):
         return HOSTS
-    if Path(name).suffix in SCRIPTS or re.search(r"^#SBATCH\s", text, re.MULTILINE):
+    if Path(name).suffix in shell.SCRIPTS or re.search(r"^#SBATCH\s", text, re.MULTILINE):
         return "shell"
     if start.startswith("{") and Path(name).suffix not in {".yml", ".yaml"}:  # of which JSON is a part
         return "json"

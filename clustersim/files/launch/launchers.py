@@ -203,6 +203,9 @@ def _mpi(options: dict[str, Any]) -> Said:
 
 
 def _torch(options: dict[str, Any]) -> Said:
+    least, _, most = str(options.get("nnodes", "")).partition(":")
+    if least and least == most:  # elastic in name only
+        options["nnodes"] = least
     yield from _named(options, {"nnodes": "nodes", "nproc_per_node": "gpus_per_node"})
     if "nproc_per_node" in options and "nnodes" not in options and "..." not in options:
         yield "nodes", ("nnodes, which torchrun has as", "1")

@@ -47,6 +47,8 @@ _QUIET = {
     "huggingface-cli",
     "apt-get",
 }
+SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
+"""Endings of scripts, whatever their text looks like."""
 _SHELLS = {"bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash"}
 _SLURM = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
@@ -282,10 +284,16 @@ class _Reader(BlockWalk):
                 self._script(words[flags], command.line, words[flags + 1 :])
             self.before = around
             return
+        wrapped = next((i for i, word in enumerate(words) if word.startswith("--wrap")), None)
+        if words[0] == "sbatch" and wrapped is not None:
+            inside = words[wrapped].partition("=")[2] or " ".join(words[wrapped + 1 : wrapped + 2])
+            self.made.directives += words[1:wrapped]
+            self._within(inside, command.line, [])
+            return
         if words and words[0] in {"ssh", "pdsh"} and " " in words[-1]:
             self._within(words[-1], command.line, [])
             return
-        scripts = [word for word in words if word.endswith(".sh") and not word.startswith("-")]
+        scripts = [word for word in words if word.endswith(SCRIPTS) and not word.startswith("-")]
         if scripts and (words[0] in {"srun", "sbatch", "mpirun", "mpiexec"} or words[0] == scripts[0]):
             at = words.index(scripts[0])
             around = self.before
@@ -319,8 +327,13 @@ class _Reader(BlockWalk):
     def _script(self, path: str, line: int, arguments: list[str]) -> None:
         """Another script that is run."""
         name = path.rsplit("/", 1)[-1]
+        own = self.made.written.get(name)  # from lines of its own, before
+        if own is not None and name not in self.others:
+            self.directed(own)
+            self._within(own, line, [name, *arguments])
+            return
         if name not in self.others:
-            if name.endswith((".sh", ".sbatch", ".slurm", ".bash")):
+            if name.endswith(SCRIPTS):
                 self.missing.append(short(path))
                 self.note(line, f"runs {short(path)}, which was not given")
             return

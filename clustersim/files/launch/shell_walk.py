@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -176,7 +177,7 @@ class BlockWalk(ABC):
     def _loop(self, loop: grammar.Loop) -> None:
         words = None if loop.words is None else [one for word in loop.words for one in fields(word, self.variables)]
         if words is None or any(UNKNOWN.search(word) for word in words):
-            self.note(loop.line, "begins a loop, which is not followed")
+            self._once(loop)
             return
         before = len(self.candidates)
         for word in words:
@@ -185,6 +186,18 @@ class BlockWalk(ABC):
         if len(self.candidates) > before + 1:
             self.note(loop.line, f"begins a loop over {short(' '.join(words))}; its first pass is read")
             del self.candidates[before + len(self.candidates[before:]) // max(len(words), 1) or before + 1 :]
+
+    def _once(self, loop: grammar.Loop) -> None:
+        """A loop of which nobody says how often: commands of one pass are met, what it sets is not known."""
+        held = dict(self.variables)
+        before = len(self.candidates)
+        if loop.name:
+            self.variables.pop(loop.name, None)
+        with suppress(Ended):
+            self.block(loop.body)
+        self.variables = held
+        read = len(self.candidates) > before
+        self.note(loop.line, "begins a loop; one pass is read" if read else "begins a loop, which is not followed")
 
     def _group(self, group: grammar.Group) -> None:
         held = dict(self.variables) if group.own else self.variables
