@@ -6,7 +6,9 @@ cannot resolve, where most of those are paths that change nothing.
 
 from __future__ import annotations
 
+import ast
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -56,10 +58,43 @@ RESOLVERS: dict[str, Callable[[Sequence[Any]], Any]] = {
     "divide_floor": lambda values: values[0] // values[1],
     "divide_ceil": lambda values: -(-values[0] // values[1]),
     "ceil_div": lambda values: -(-values[0] // values[1]),
+    "div_up": lambda values: -(-values[0] // values[1]),
     "max": max,
     "min": min,
 }
 """What NeMo's launcher, Megatron-Bridge and others register, of numbers alone."""
+
+
+SUMS = ("eval", "math", "calc")
+"""Resolvers of whole expressions, of which sums of numbers are worked out."""
+_OPERATORS: dict[type, Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def _summed(text: str) -> Any:
+    """A sum of numbers; None for anything else."""
+    try:
+        return _of(ast.parse(text.strip(), mode="eval").body) if len(text) < 200 else None
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, OverflowError, MemoryError):
+        return None
+
+
+def _of(tree: ast.AST) -> float:
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float) and not isinstance(tree.value, bool):
+        return tree.value
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        return -_of(tree.operand)
+    if isinstance(tree, ast.BinOp) and type(tree.op) in _OPERATORS:
+        return _OPERATORS[type(tree.op)](_of(tree.left), _of(tree.right))
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "int" and len(tree.args) == 1:
+        return int(_of(tree.args[0]))
+    raise ValueError
 
 
 def resolved(table: Table, name: str) -> Iterator[tuple[str, Any]]:
@@ -180,6 +215,8 @@ def _worked_out(resolver: str, arguments: list[str], at: Path, table: Table, nam
             return found if found is not None else values[1] if len(values) > 1 else None
         number = _number(first)
         return number if number is not None else first if not str(first).startswith("$") else None
+    if resolver in SUMS and len(values) == 1:
+        return _number(_summed(str(values[0]).strip("'\"")))
     numbers = [_number(value) for value in values]
     work = RESOLVERS.get(resolver)
     if work is None or None in numbers:

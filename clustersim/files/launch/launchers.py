@@ -116,8 +116,8 @@ def _of_command(name: str, words: list[str], i: int, launch: Launch) -> int:
     """``tune run --nproc_per_node 8 RECIPE --config NAME``; ``axolotl train FILE``; ``llamafactory-cli train FILE``;
     ``trl sft``, whose options are accelerate's too."""
     if name == "trl":
-        options = _options("accelerate", words[i:])
-        launch.tools.append(("accelerate", {key: options[key] for key in _COUNTS if key in options}))
+        said = _options("accelerate", words[i:])
+        launch.tools.append(("accelerate", {key: said[key] for key in _COUNTS if key in said}))
     if name != "tune":
         return i + 1
     options: list[str] = []
