@@ -282,3 +282,54 @@ def test_a_check_that_ends_a_script_does_not_hide_its_command():
     words = 'if [ -z "$DATA" ]; then\n  echo "set DATA" >&2\n  exit 1\nfi\n'
     made = read(("run.sh", f"{words}accelerate launch --num_processes 8 sft.py {COMMAND} --block_size 512"))
     assert exchange.canonical(made.scenario)["model.seq_len"] == 512
+
+
+TITAN = """
+from torchtitan.trainer import Trainer
+def llama3_8b() -> Trainer.Config:
+    model_spec = model_registry("8B")
+    return Trainer.Config(
+        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()), model_spec=model_spec,
+        optimizer=default_adamw(lr=3e-4), training=TrainingConfig(local_batch_size=1, seq_len=8192, steps=1000),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2), activation_checkpoint=FullAC.Config(),
+    )
+def llama3_8b_mine() -> Trainer.Config:
+    config = llama3_8b()
+    config.training.seq_len = 4096
+    config.compile = CompileConfig(enable=True, components=["model"], enable_async_tensor_parallel=True)
+    config.model_spec = model_registry("8B", converters=[Float8LinearConverter.Config(enable=True)])
+    config.activation_checkpoint = None
+    return config
+def other() -> Trainer.Config:
+    return other()
+"""
+"""As torchtitan 0.3 writes its configurations."""
+
+
+def titan(config: str, options: str = "") -> exchange.LaunchImport:
+    command = f"torchrun --nproc_per_node 8 --nnodes 1 -m torchtitan.train --module llama3 --config {config} {options}"
+    return read(("run.sh", command), ("config_registry.py", TITAN))
+
+
+def test_torchtitans_python_is_read_as_a_tree():
+    had = exchange.canonical(titan("llama3_8b", "--training.local_batch_size 4").scenario)
+    assert (had["model.seq_len"], had["batch.micro"], had["parallel.tp"]) == (8192, 4, 2)
+    assert had["model.activation_checkpointing"] == "full"
+    mine = exchange.canonical(titan("llama3_8b_mine").scenario)
+    assert (mine["model.seq_len"], mine["model.implementation"], mine["model.dtype"]) == (4096, "fused", "fp8")
+    assert (mine["parallel.tp_overlap"], mine["model.activation_checkpointing"]) == ("async_tp", "none")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"), [("nope", "has no configuration 'nope'"), ("other", "made of each other in a circle")]
+)
+def test_a_configuration_of_python_that_is_none_is_refused(config, words):
+    with pytest.raises(ScenarioError, match=words):
+        titan(config)
+
+
+def test_of_many_configurations_of_python_one_must_be_named():
+    with pytest.raises(ScenarioError, match=r"holds the configurations llama3_8b, .*give the script that has --config"):
+        read(("config_registry.py", TITAN))
+    with pytest.raises(ScenarioError, match="is a program, and none is run"):
+        read(("train.py", "import torch"))

@@ -25,6 +25,8 @@ class OptionValue:
 
 
 _CHANGE = re.compile(r"(?:\+\+|\+)?[A-Za-z_][\w.]*=")
+PYTHON = "python"
+"""The kind of torchtitan's registry of configurations, of which one is chosen later."""
 HOSTS = "hosts"
 """The kind of a file that lists hosts with their slots: DeepSpeed's and Open MPI's."""
 MODEL = "model"
@@ -44,6 +46,7 @@ class Document:
     machine : what its launcher says of ``[cluster]``. notes : what was left out. program : of a script, what it trains
     with. overrides : what its command says of a configuration that it names, which counts against the file.
     written : configurations that a script writes itself. given : names of scripts beside it that it read or ran.
+    text : of a program, whose options are not read yet.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Document:
     overrides: dict[Key, OptionValue] = field(default_factory=dict)
     written: list[Document] = field(default_factory=list)
     given: set[str] = field(default_factory=set)
+    text: str = ""
 
 
 def documents(files: Sequence[str | Path | Document]) -> list[Document]:
@@ -96,9 +100,11 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
     """
     if "\0" in text or not text.strip():
         raise ScenarioError(f"{name}: holds a NUL character; is it a text?" if text.strip() else f"{name}: is empty")
+    if Path(name).suffix == ".py" and "Trainer.Config(" in text:
+        return Document(name, PYTHON, text=text)
     if Path(name).suffix == ".py":
         raise ScenarioError(
-            f"{name}: is a program, and none is run; give the configuration that it makes: a TOML of torchtitan, "
+            f"{name}: is a program, and none is run; give the configuration that it makes, such as by "
             "ConfigContainer.to_yaml of Megatron-Bridge, or the arguments of a script"
         )
     kind = _kind(text, name)
@@ -294,7 +300,7 @@ def _whose(file: Document) -> str | None:
         if own is not None:
             return own
     launcher = str(file.options[key].value) if (key := ("args", "launcher")) in file.options else ""
-    if file.program.startswith("torchtitan"):
+    if file.program.startswith("torchtitan") or file.kind == PYTHON:
         return "torchtitan"
     if launcher.startswith(("accelerate", "trl", "llamafactory-cli", "axolotl")):
         return "accelerate"

@@ -18,8 +18,8 @@ from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
 from clustersim.core.tomls import nested
-from clustersim.files.launch import batches, recipes, shapes, torchtitan, trainer
-from clustersim.files.launch.files import HOSTS, MODEL, Document, Key, OptionValue, documents, framework_of
+from clustersim.files.launch import batches, recipes, shapes, titan_python, torchtitan, trainer
+from clustersim.files.launch.files import HOSTS, MODEL, PYTHON, Document, Key, OptionValue, documents, framework_of
 from clustersim.files.launch.options import ScenarioFields, apply, others, refuse, renamed, together
 from clustersim.files.launch.table import FrameworkTable, holds, load
 from clustersim.scenario import Scenario
@@ -77,6 +77,7 @@ def read(
     table = load(framework_of(read, framework))
     trainer.arranged(read, table)
     recipes.arranged(read, table)
+    titan_python.arranged(read, table)
     options = renamed(together(read), table)
     refuse(table, options, [(file.program, file.name) for file in read if file.program], model)
     notes = [*table.notes, *(note for file in read for note in file.notes)]
@@ -145,7 +146,7 @@ def _complete(
 
 def _told_by_name(read: Sequence[Document], options: Mapping[Key, OptionValue]) -> None:
     """Raise :class:`ScenarioError` for a configuration that a command names by a word, or that its script makes."""
-    if any(file.kind in {"yaml", "json"} for file in read):
+    if any(file.kind in {"yaml", "json", PYTHON} for file in read):
         return
     for name in ("accelerate_config", "config", "config_file", "deepspeed", "deepspeed_config"):
         option = options.get(("args", name))

@@ -1,0 +1,162 @@
+"""torchtitan's configurations since 0.3, functions of Python (``config_registry.py``): read as a tree, and never run.
+
+A function returns ``Trainer.Config(...)`` of constants, or takes another's and sets fields of it; a command names it by
+``--module`` and ``--config`` (torchtitan/config/manager.py). What is no constant is left out where nobody asks for it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clustersim.core.errors import ScenarioError, few, nearest
+from clustersim.files.launch.files import PYTHON, Document, OptionValue
+from clustersim.files.launch.table import FrameworkTable
+
+DEPTH = 20
+"""Configurations that are made of others."""
+MODES = {"SelectiveAC": "selective", "FullAC": "full", "None": "none"}
+CONVERTERS = {"Float8LinearConverter": "quantize.linear.float8", "MXFP8LinearConverter": "quantize.linear.mx"}
+SHOWN = 6
+
+
+@dataclass
+class Made:
+    """A call by its name, with what is given by name and by place; or a name that holds nothing known."""
+
+    name: str
+    given: dict[str, Any] = field(default_factory=dict)
+    places: list[Any] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """The class, of ``FullAC.Config()``."""
+        return self.name.removesuffix(".Config").rsplit(".", 1)[-1]
+
+
+def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
+    """Give each document of Python the options of the configuration that a command, or the file itself, names.
+
+    Raises :class:`ScenarioError` where that is none of it, and where nobody says which of many.
+    """
+    for document in read:
+        if document.kind == PYTHON:
+            functions = _functions(document)
+            wanted = next((_named(one, "config") for one in read if _named(one, "config")), "")
+            name = wanted if wanted or len(functions) != 1 else next(iter(functions))
+            if name not in functions:
+                if name:
+                    raise ScenarioError(f"{document.name}: has no configuration {name!r}; {nearest(name, functions)}")
+                raise ScenarioError(
+                    f"{document.name}: holds the configurations {few(list(functions), SHOWN)}; give the script that "
+                    "has --config NAME too"
+                )
+            config = _config(name, functions, document.name, 0)
+            module = next((_named(one, "module") for one in read if _named(one, "module")), "")
+            for option, value in _options(config, module or _module(document.name, name, table)):
+                document.options["config", option] = OptionValue(option, value, f"{document.name} ({name})")
+    for document in read:
+        for option in ("config", "module") if any(one.kind == PYTHON for one in read) else ():
+            document.options.pop(("args", option), None)
+
+
+def _named(document: Document, option: str) -> str:
+    said = document.options.get(("args", option))
+    return str(said.value) if said is not None and document.kind != PYTHON else ""
+
+
+def _functions(document: Document) -> dict[str, ast.FunctionDef]:
+    try:
+        tree = ast.parse(document.text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ScenarioError(f"{document.name}: is not a program of Python that can be read") from None
+    made = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")}
+    return {name: one for name, one in made.items() if one.returns and "Config" in ast.unparse(one.returns)}
+
+
+def _config(name: str, functions: dict[str, ast.FunctionDef], where: str, depth: int) -> Made:
+    """What a function returns."""
+    if depth > DEPTH:
+        raise ScenarioError(f"{where}: its configurations are made of each other in a circle")
+    known: dict[str, Any] = {}
+
+    def value(node: ast.AST | None) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.List | ast.Tuple):
+            return [value(one) for one in node.elts]
+        if isinstance(node, ast.Name):
+            return known.get(node.id, Made(node.id))
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in functions and not node.args and not node.keywords:
+                return _config(called, functions, where, depth + 1)
+            given = {one.arg: value(one.value) for one in node.keywords if one.arg}
+            return Made(called, given, [value(one) for one in node.args])
+        return Made(ast.unparse(node) if node is not None else "None")
+
+    for statement in functions[name].body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            known[statement.targets[0].id] = value(statement.value)
+        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute):
+            _set(ast.unparse(statement.targets[0]).split("."), value(statement.value), known)
+        elif isinstance(statement, ast.Return):
+            made = value(statement.value)
+            if isinstance(made, Made):
+                return made
+    raise ScenarioError(f"{where}: {name} returns no configuration that can be read")
+
+
+def _set(path: list[str], value: Any, known: dict[str, Any]) -> None:
+    """``config.training.seq_len = 4096``."""
+    here = known.get(path[0])
+    for part in path[1:-1]:
+        here = here.given.setdefault(part, Made("")) if isinstance(here, Made) else None
+    if isinstance(here, Made):
+        here.given[path[-1]] = value
+
+
+def _module(file: str, function: str, table: FrameworkTable) -> str:
+    """The model's name: of the folder, or as the function's begins."""
+    names = {str(pair[0]).split()[0] for row in table.rows if row.field == "model.name" for pair in row.map or ()}
+    folder = Path(file).resolve().parent.name
+    return folder if folder in names else next((name for name in names if function.startswith(name)), folder)
+
+
+def _options(config: Made, module: str) -> Iterator[tuple[str, Any]]:
+    """Fields as the sections of a file have them."""
+    for section, made in config.given.items():
+        if section == "model_spec":
+            yield from _model(made, module)
+        elif section == "activation_checkpoint":
+            kind = made.kind if isinstance(made, Made) else str(made)
+            yield "activation_checkpoint.mode", MODES.get(kind, kind)
+            yield "activation_checkpoint.selective_ac_option", "op"
+        elif section == "optimizer":
+            kind = made.kind if isinstance(made, Made) else str(made)
+            yield "optimizer.name", "AdamW" if kind == "default_adamw" else kind
+        elif section == "loss" and isinstance(made, Made):
+            yield "loss.chunked", made.kind == "ChunkedLossWrapper"
+        elif isinstance(made, Made):
+            for name, value in made.given.items():
+                if isinstance(value, str | int | float | bool) or (isinstance(value, list) and not _calls(value)):
+                    yield f"{section}.{name}", value
+        elif isinstance(made, str | int | float | bool):
+            yield section, made
+
+
+def _calls(values: list[Any]) -> bool:
+    return any(isinstance(value, Made) for value in values)
+
+
+def _model(made: Any, module: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(made, Made) or not made.places:
+        return
+    yield "model.name", module
+    yield "model.flavor", made.places[0]
+    converters = made.given.get("converters") or []
+    if converters:
+        yield "model.converters", [CONVERTERS.get(one.kind, one.kind) for one in converters if isinstance(one, Made)]
