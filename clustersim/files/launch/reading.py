@@ -19,7 +19,8 @@ from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
 from clustersim.core.tomls import nested
 from clustersim.files.launch import batches, recipes, shapes, titan_python, torchtitan, trainer
-from clustersim.files.launch.files import HOSTS, MODEL, PYTHON, Document, Key, OptionValue, documents, framework_of
+from clustersim.files.launch.asked_files import complete, trains
+from clustersim.files.launch.files import HOSTS, MODEL, Document, documents, framework_of
 from clustersim.files.launch.options import ScenarioFields, apply, others, refuse, renamed, together
 from clustersim.files.launch.table import FrameworkTable, holds, load
 from clustersim.scenario import Scenario
@@ -27,8 +28,6 @@ from clustersim.scenario.parts import model_of, placed
 from clustersim.scenario.reading import Table as Tables
 from clustersim.scenario.splitting import MEGATRON, PLAYED, cause, with_micro_batches
 from clustersim.training.strategies.zero_config import HF_AUTO
-
-CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml")
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def read(
     if config is not None and model is None:
         model = f"./{os.path.relpath(config, Path(path).parent)}"
     used = apply(table, options, fields, model)
-    _complete(read, table, options, used, notes)
+    complete(read, table, options, used, notes)
     left = others(table, options, used)
     for name, value in table.fixed.items():
         fields.setdefault(name, value)
@@ -98,7 +97,7 @@ def read(
     notes += _recomputed(fields)
     notes += _graphs(fields)
     notes += _named(fields, table)
-    notes += _model(fields, model, read[0].name, _trains(read, table, options) if model is None else "")
+    notes += _model(fields, model, read[0].name, trains(read, table, options) if model is None else "")
     notes += filled(fields, Path(path).parent)
     place, world = machine(fields, cluster, notes, read[0].name, Path(path).parent)
     tables = _tables(table, fields, place, world)
@@ -108,77 +107,6 @@ def read(
     notes += _unsaid(fields, result)
     mapped = tuple(dict.fromkeys(options[key].name for key in options if key in used))
     return LaunchImport(result, said_tables, table, tuple(notes), mapped, *left)
-
-
-def _complete(
-    read: Sequence[Document],
-    table: FrameworkTable,
-    options: Mapping[Key, OptionValue],
-    used: set[Key],
-    notes: list[str],
-) -> None:
-    """Raise :class:`ScenarioError` for files of somebody else, and where one names another that was not given."""
-    tables = [table, *(load(name) for name in table.also)]
-    known = {name for file in tables for name in file.files}
-    named = [
-        option for (_, key), option in options.items() if key in known and str(option.value).endswith(CONFIGURATIONS)
-    ]
-    _told_by_name(read, options)
-    given = [Path(file.name).name for file in read if file.kind not in {"shell", HOSTS, MODEL}]
-    free = [name for name in given if not any(Path(option.where).name == name for option in named)]
-    missing = []
-    for option in named:
-        file = Path(str(option.value)).name
-        if file in free:
-            free.remove(file)
-        elif file not in given:
-            missing.append(option)
-    for option in missing:
-        ending = Path(str(option.value)).suffix.replace("yml", "yaml")
-        instead = next((file for file in free if Path(file).suffix.replace("yml", "yaml") == ending), None)
-        if instead is None:
-            raise ScenarioError(f"{option.where}: {option.name} names {option.value}; give that file too")
-        free.remove(instead)
-        notes.append(f"{instead} is taken for {option.value}, which {option.name} names")
-    if not used:
-        raise ScenarioError(f"{read[0].name}: holds no option of {table.title}; is it another framework's?")
-
-
-def _told_by_name(read: Sequence[Document], options: Mapping[Key, OptionValue]) -> None:
-    """Raise :class:`ScenarioError` for a configuration that a command names by a word, or that its script makes."""
-    if any(file.kind in {"yaml", "json", PYTHON} for file in read):
-        return
-    for name in ("accelerate_config", "config", "config_file", "deepspeed", "deepspeed_config"):
-        option = options.get(("args", name))
-        if option is None or str(option.value).endswith(CONFIGURATIONS):
-            continue
-        if isinstance(option.value, str) and not option.value.startswith("$") and option.value not in {"true", "1"}:
-            raise ScenarioError(f"{option.where}: {option.name} names {option.value}; give that file too")
-        if name == "deepspeed" and ("config", "zero_optimization.stage") not in options:
-            stage = any(key[1].endswith(("zero_stage", "deepspeed_config")) for key in options)
-            if not stage:
-                raise ScenarioError(
-                    f"{option.where}: {option.name} names no file: the script makes DeepSpeed's configuration itself; "
-                    "give it as a .json file too"
-                )
-
-
-def _trains(read: Sequence[Document], table: FrameworkTable, said: Mapping[Key, OptionValue]) -> str:
-    """``decoder`` or ``encoder``, as the training script or the file's own name says.
-
-    Raises :class:`ScenarioError` for one whose model no sizes tell.
-    """
-    programs = [(one.program.removesuffix(".py"), one.name) for one in read if one.program]
-    programs += [(str(option.value), option.where) for (_, key), option in said.items() if key in table.says]
-    for program, where in programs:
-        trained = table.trains(program) or table.trains(program.rsplit(".", 1)[-1])
-        if trained in {"decoder", "encoder"}:
-            return trained
-        if trained is not None:
-            raise ScenarioError(
-                f"{where}: {program} trains {trained}; describe its model in a config.json: --model PATH"
-            )
-    return ""
 
 
 def _model(fields: ScenarioFields, model: str | None, file: str, trained: str) -> list[str]:

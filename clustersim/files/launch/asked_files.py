@@ -1,0 +1,83 @@
+"""Files that a launch names, which must be given too, and what its program trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from clustersim.core.errors import ScenarioError
+from clustersim.files.launch.files import HOSTS, MODEL, PYTHON, Document, Key, OptionValue
+from clustersim.files.launch.table import FrameworkTable, load
+
+CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml")
+
+
+def complete(
+    read: Sequence[Document],
+    table: FrameworkTable,
+    options: Mapping[Key, OptionValue],
+    used: set[Key],
+    notes: list[str],
+) -> None:
+    """Raise :class:`ScenarioError` for files of somebody else, and where one names another that was not given."""
+    tables = [table, *(load(name) for name in table.also)]
+    known = {name for file in tables for name in file.files}
+    named = [
+        option for (_, key), option in options.items() if key in known and str(option.value).endswith(CONFIGURATIONS)
+    ]
+    _told_by_name(read, options)
+    given = [Path(file.name).name for file in read if file.kind not in {"shell", HOSTS, MODEL}]
+    free = [name for name in given if not any(Path(option.where).name == name for option in named)]
+    missing = []
+    for option in named:
+        file = Path(str(option.value)).name
+        if file in free:
+            free.remove(file)
+        elif file not in given:
+            missing.append(option)
+    for option in missing:
+        ending = Path(str(option.value)).suffix.replace("yml", "yaml")
+        instead = next((file for file in free if Path(file).suffix.replace("yml", "yaml") == ending), None)
+        if instead is None:
+            raise ScenarioError(f"{option.where}: {option.name} names {option.value}; give that file too")
+        free.remove(instead)
+        notes.append(f"{instead} is taken for {option.value}, which {option.name} names")
+    if not used:
+        raise ScenarioError(f"{read[0].name}: holds no option of {table.title}; is it another framework's?")
+
+
+def _told_by_name(read: Sequence[Document], options: Mapping[Key, OptionValue]) -> None:
+    """Raise :class:`ScenarioError` for a configuration that a command names by a word, or that its script makes."""
+    if any(file.kind in {"yaml", "json", PYTHON} for file in read):
+        return
+    for name in ("accelerate_config", "config", "config_file", "deepspeed", "deepspeed_config"):
+        option = options.get(("args", name))
+        if option is None or str(option.value).endswith(CONFIGURATIONS):
+            continue
+        if isinstance(option.value, str) and not option.value.startswith("$") and option.value not in {"true", "1"}:
+            raise ScenarioError(f"{option.where}: {option.name} names {option.value}; give that file too")
+        if name == "deepspeed" and ("config", "zero_optimization.stage") not in options:
+            stage = any(key[1].endswith(("zero_stage", "deepspeed_config")) for key in options)
+            if not stage:
+                raise ScenarioError(
+                    f"{option.where}: {option.name} names no file: the script makes DeepSpeed's configuration itself; "
+                    "give it as a .json file too"
+                )
+
+
+def trains(read: Sequence[Document], table: FrameworkTable, said: Mapping[Key, OptionValue]) -> str:
+    """``decoder`` or ``encoder``, as the training script or the file's own name says.
+
+    Raises :class:`ScenarioError` for one whose model no sizes tell.
+    """
+    programs = [(one.program.removesuffix(".py"), one.name) for one in read if one.program]
+    programs += [(str(option.value), option.where) for (_, key), option in said.items() if key in table.says]
+    for program, where in programs:
+        trained = table.trains(program) or table.trains(program.rsplit(".", 1)[-1])
+        if trained in {"decoder", "encoder"}:
+            return trained
+        if trained is not None:
+            raise ScenarioError(
+                f"{where}: {program} trains {trained}; describe its model in a config.json: --model PATH"
+            )
+    return ""
