@@ -333,3 +333,10 @@ def test_of_many_configurations_of_python_one_must_be_named():
         read(("config_registry.py", TITAN))
     with pytest.raises(ScenarioError, match="is a program, and none is run"):
         read(("train.py", "import torch"))
+
+
+def test_arithmetic_that_is_left_to_a_trainer_is_said_to_be_fp32():
+    text = '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}}'
+    assert any("bf16.enabled auto is what --bf16" in note for note in read(("ds.json", text), model="gpt2").notes)
+    trainer = f"{TRAINER}deepspeed: ds.json\n".replace("size: 2", "size: 1")
+    assert not any("bf16.enabled" in note for note in read(("a.yml", trainer), ("ds.json", text)).notes)

@@ -211,7 +211,7 @@ def others(
         why = next(reasons_met, None)
         plain = any(name in reason for reason in reasons_stated for name in names)  # one that is off changes nothing
         off = plain and option.value in (False, "false", "False")
-        if off or any(fnmatchcase(name, glob) for name in names for glob in idle):
+        if off or (not plain and any(fnmatchcase(name, glob) for name in names for glob in idle)):
             ignored.append(option.name)
         elif why is not None:
             unplayed[option.name] = why

@@ -20,7 +20,7 @@ from clustersim.core.texts import shown
 from clustersim.core.tomls import nested
 from clustersim.files.launch import batches, recipes, shapes, titan_python, torchtitan, trainer
 from clustersim.files.launch.asked_files import complete, trains
-from clustersim.files.launch.files import HOSTS, MODEL, Document, documents, framework_of
+from clustersim.files.launch.files import HOSTS, MODEL, Document, Key, OptionValue, documents, framework_of
 from clustersim.files.launch.options import ScenarioFields, apply, others, refuse, renamed, together
 from clustersim.files.launch.table import FrameworkTable, holds, load
 from clustersim.scenario import Scenario
@@ -28,6 +28,9 @@ from clustersim.scenario.parts import model_of, placed
 from clustersim.scenario.reading import Table as Tables
 from clustersim.scenario.splitting import MEGATRON, PLAYED, cause, with_micro_batches
 from clustersim.training.strategies.zero_config import HF_AUTO
+
+SIXTEEN = ("bf16.enabled", "fp16.enabled")
+"""Of DeepSpeed's file."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ def read(
     result = checked(tables, Path(path), fields)
     said_tables, result = shorter(tables, result, Path(path))
     notes += _unsaid(fields, result)
+    notes += _undecided(fields, options)
     mapped = tuple(dict.fromkeys(options[key].name for key in options if key in used))
     return LaunchImport(result, said_tables, table, tuple(notes), mapped, *left)
 
@@ -217,6 +221,15 @@ def _unsaid(fields: ScenarioFields, made: Scenario) -> list[str]:
     if tokens and "model.seq_len" not in fields:
         notes.append(f"no file says how long a sequence is: {tokens:,} tokens, the longest of the model")
     return notes
+
+
+def _undecided(fields: ScenarioFields, options: Mapping[Key, OptionValue]) -> list[str]:
+    """A note where DeepSpeed's file leaves its arithmetic to a Trainer whose arguments are not there."""
+    auto = [option for key, option in options.items() if key[1] in SIXTEEN and option.value == "auto"]
+    if not auto or "model.dtype" in fields:
+        return []
+    names = " and ".join(option.name for option in auto)
+    return [f"{auto[0].where}: {names} auto is what --bf16 or --fp16 of the Trainer says, and no file has it: fp32"]
 
 
 def _width(fields: ScenarioFields, folder: Path) -> int | None:
