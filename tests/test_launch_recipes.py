@@ -340,3 +340,37 @@ def test_arithmetic_that_is_left_to_a_trainer_is_said_to_be_fp32():
     assert any("bf16.enabled auto is what --bf16" in note for note in read(("ds.json", text), model="gpt2").notes)
     trainer = f"{TRAINER}deepspeed: ds.json\n".replace("size: 2", "size: 1")
     assert not any("bf16.enabled" in note for note in read(("a.yml", trainer), ("ds.json", text)).notes)
+
+
+LLAMA = "torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Meta-Llama-3-8B --block_size 2048"
+POST = '--fsdp full_shard --fsdp_config \'{"backward_prefetch": "backward_post"}\''
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        ("--per_gpu_train_batch_size 2", "batch.micro", 2),
+        ("--torch_dtype bfloat16", "strategy.param_dtype", "bf16"),
+        ("--bf16 --tp_size 4", "parallel.tp", 4),
+        (POST, "strategy.backward_prefetch", "BACKWARD_POST"),
+        ("--attn_implementation xformers", "model.attention", "efficient"),
+    ],
+)
+def test_what_the_trainers_arguments_mean(words, field, value):
+    made = read(("run.sh", f"{LLAMA} {words}"))
+    assert exchange.canonical(made.scenario).get(field, made.tables["strategy"].get(field.split(".")[1])) == value
+    assert not made.unknown
+
+
+@pytest.mark.parametrize(
+    "words", ["--adafactor", "--sharded_ddp zero_dp_3", "--no_cuda", "--config_overrides n_layer=4"]
+)
+def test_what_the_trainers_arguments_do_that_is_not_played(words):
+    with pytest.raises(ScenarioError, match=words.split()[0]):
+        read(("run.sh", f"{LLAMA} {words}"))
+
+
+def test_a_head_of_few_labels_is_told():
+    command = "run_glue.py --model_name_or_path bert-base-uncased --max_seq_length 128"
+    made = read(("run.sh", f"torchrun --nproc_per_node 8 {command}"))
+    assert any("head of few labels" in note for note in made.notes)

@@ -289,6 +289,8 @@ def _accelerate_options(options: dict[str, Any]) -> dict[str, Any]:
             found[f"fsdp_config.{name}"] = said
         elif name.startswith("parallelism_config_"):
             found[f"parallelism_config.{name}"] = said
+        elif name in {"cpu", "use_cpu"}:
+            found["use_cpu"] = said
         elif name == "gradient_accumulation_steps":
             found["deepspeed_config.gradient_accumulation_steps"] = said
         elif name in _ACCELERATE:

@@ -99,7 +99,7 @@ def refuse(
     stated += [(where, "the command", "program", name) for name, where in programs]
     for where, written, name, value in stated:
         words = f"{name}={value}"
-        shown_value = "" if written == "the command" and not value else f" {shown(value)}"
+        shown_value = "" if value in ([], True) else f" {shown(value)}"
         for glob, why in table.refused.items():
             if fnmatchcase(words, glob):
                 raise ScenarioError(f"{where}: {written}{shown_value} {why}")

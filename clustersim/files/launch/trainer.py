@@ -25,13 +25,16 @@ SHARDING = {
 }
 _CONFIG = "fsdp_config"
 _DEGREES = {
+    "tp_size": "tp",
     "tensor_parallel_size": "tp",
     "context_parallel_size": "cp",
     "sequence_parallel_degree": "cp",
     "dp_shard_size": "dp_shard",
     "dp_replicate_size": "dp_replicate",
 }
-"""axolotl's names of accelerate's parallelism_config."""
+"""axolotl's names of accelerate's parallelism_config, and one of TrainingArguments."""
+HEADS = re.compile(r"run_(glue|classification|swag|qa|squad|ner|xnli|seq_cls)\w*(\.py)?")
+"""Scripts of transformers' examples whose model has a head of few labels."""
 
 
 def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
@@ -50,6 +53,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
         _of_deepspeed_chat(one)
         if one.program == "trl sft":
             _of_trl(one)
+        _renamed(one)
         if "base_model" in names:
             _of_axolotl(one)
         for key in (("args", "finetuning_type"), ("args", "adapter")):
@@ -106,10 +110,29 @@ def _of_trl(one: Document) -> None:
         one.notes.append(f"{one.name}: as TRL 1.16 has it by default: {words}")
 
 
+def _renamed(one: Document) -> None:
+    """Names that the Trainer's scripts have for what accelerate, or another of them, says."""
+    for name, degree in _DEGREES.items():
+        said = one.options.pop(("args", name), None)
+        if said is not None:
+            key = "config", f"parallelism_config.parallelism_config_{degree}_size"
+            one.options[key] = OptionValue(said.name, said.value, said.where)
+    name = one.options.pop(("args", "config_name"), None)
+    if name is not None:
+        one.options.setdefault(("args", "model_name_or_path"), name)
+    if HEADS.fullmatch(one.program):
+        one.notes.append(f"{one.name}: {one.program} has a head of few labels; that over the vocabulary is played")
+
+
 def _inline(one: Document) -> None:
     """DeepSpeed's file as ``deepspeed`` of TrainingArguments holds it: a table, or its text."""
     for key in [key for key in one.options if key[1].startswith("deepspeed.")]:
         one.options["config", key[1].partition(".")[2]] = one.options.pop(key)
+    shards = one.options.get(("args", _CONFIG))
+    if shards is not None and str(shards.value).lstrip().startswith("{"):
+        del one.options["args", _CONFIG]
+        inside = document(str(shards.value), f"{one.name}: {shards.name}").options.items()
+        one.options |= {("config", f"{_CONFIG}.{key[1]}"): option for key, option in inside}
     said = one.options.get(("args", "deepspeed"))
     if said is not None and str(said.value).lstrip().startswith("{"):
         del one.options["args", "deepspeed"]
@@ -146,11 +169,6 @@ def _of_axolotl(one: Document) -> None:
     if version is not None:
         one.options["config", f"{_CONFIG}.fsdp_version"] = version
     one.options.setdefault(("args", "micro_batch_size"), OptionValue("micro_batch_size", 1, one.name))
-    for name, degree in _DEGREES.items():
-        said = one.options.pop(("args", name), None)
-        if said is not None:
-            key = "config", f"parallelism_config.parallelism_config_{degree}_size"
-            one.options[key] = OptionValue(said.name, said.value, said.where)
 
 
 def _sharded(one: Document) -> None:
@@ -159,7 +177,10 @@ def _sharded(one: Document) -> None:
     for key in list(one.options):
         if key[1].startswith(f"{_CONFIG}.") and not key[1].startswith(f"{_CONFIG}.fsdp_"):
             last = key[1].rsplit(".", 1)[-1]
-            one.options["config", f"{_CONFIG}.fsdp_{last}"] = one.options.pop(key)
+            found = one.options.pop(key)
+            if last.startswith("backward_prefetch"):  # of which the Trainer takes any case
+                found = OptionValue(found.name, str(found.value).upper(), found.where)
+            one.options["config", f"{_CONFIG}.fsdp_{last}"] = found
     said = one.options.get(("args", "fsdp"))
     if said is None:
         return
