@@ -14,6 +14,7 @@ from clustersim.files.traces import Samples, prefixes
 
 STAMP = "2024-07-18T15:41:05.123456789Z"
 PREFIXES = [
+    "[2025-01-02 03:04:05.678901]     node0:   ",
     "[1,0]<stdout>:",
     "[1,0]<stdout>: ",
     "[prterun-host-4711@1,0]<stdout>: ",

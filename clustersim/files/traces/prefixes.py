@@ -32,13 +32,14 @@ _PIECES = (
     r"(?:\[[^\]\s]{0,120}\])?<std(?:out|err|diag)>:?[ \t]?",
     r"\[[^\[\]]{1,120}\]:?[ \t]?",
     r"\([^()]{1,120}\)[ \t]?",
+    r"[ \t]{2,8}(?=\S)",
     r"[ \t]{0,8}\d{1,7}[:>][ \t]?",
     r"[\w.@/-]{1,120}:[ \t]?",
     r"[\w.@/-]{1,120}[ \t]{0,40}\|[ \t]?",
     r"[A-Za-z][\w.-]{0,120}(?:\[\d+\]:)?[ \t]",
 )
 """Each is one prefix: dates of three kinds, glog's and CRI's marks, dashes and a quotation's, seconds since 1970,
-mpirun's tag, brackets, Ray's parentheses, a rank, a name."""
+mpirun's tag, brackets, Ray's parentheses, blanks between two, a rank, a name."""
 
 
 @lru_cache(maxsize=8)
