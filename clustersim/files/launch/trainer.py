@@ -117,9 +117,9 @@ def _renamed(one: Document) -> None:
         if said is not None:
             key = "config", f"parallelism_config.parallelism_config_{degree}_size"
             one.options[key] = OptionValue(said.name, said.value, said.where)
-    name = one.options.pop(("args", "config_name"), None)
-    if name is not None:
-        one.options.setdefault(("args", "model_name_or_path"), name)
+    config = one.options.pop(("args", "config_name"), None)
+    if config is not None:
+        one.options.setdefault(("args", "model_name_or_path"), config)
     if HEADS.fullmatch(one.program):
         one.notes.append(f"{one.name}: {one.program} has a head of few labels; that over the vocabulary is played")
 
@@ -131,8 +131,8 @@ def _inline(one: Document) -> None:
     shards = one.options.get(("args", _CONFIG))
     if shards is not None and str(shards.value).lstrip().startswith("{"):
         del one.options["args", _CONFIG]
-        inside = document(str(shards.value), f"{one.name}: {shards.name}").options.items()
-        one.options |= {("config", f"{_CONFIG}.{key[1]}"): option for key, option in inside}
+        held = document(str(shards.value), f"{one.name}: {shards.name}").options.items()
+        one.options |= {("config", f"{_CONFIG}.{key[1]}"): option for key, option in held}
     said = one.options.get(("args", "deepspeed"))
     if said is not None and str(said.value).lstrip().startswith("{"):
         del one.options["args", "deepspeed"]
