@@ -222,6 +222,14 @@ def test_degrees_of_axolotl_are_accelerates():
 CHAT = 'STAGE=$1\nif [ "$STAGE" == "" ]; then\n  STAGE=3\nfi\n'
 
 
+def test_what_a_framework_has_where_its_file_says_nothing_is_no_contradiction():
+    text = LIGHTNING.replace("num_nodes: 2, ", "")
+    made = read(("a.yml", text), machine={"topology": "hgx-h100", "nodes": 2}, model="llama3-8b")
+    assert made.tables["cluster"]["nodes"] == 2
+    assert not any("as asked for" in note for note in made.notes)
+    assert read(("a.yml", NEOX.replace('[[["flash"], 44]]', "[]"))).tables["model"]["attention"] == "eager"
+
+
 def test_a_script_that_makes_deepspeeds_configuration_itself():
     made = read(("run.sh", f"{CHAT}deepspeed main.py {COMMAND} --max_seq_len 512 --zero_stage $STAGE --deepspeed"))
     had = exchange.canonical(made.scenario)

@@ -297,10 +297,9 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
     cluster_table: Tables = {name: value for name, value in counts.items() if value}
     cluster_table |= {name: value for name, value in cluster.items() if value is not None}
     for name, value in counts.items():
-        if value and cluster_table[name] != value:
-            notes.append(
-                f"{name} = {cluster_table[name]} as asked for; {fields.by[f'cluster.{name}'].where} says {value}"
-            )
+        by = fields.by.get(f"cluster.{name}")
+        if value and cluster_table[name] != value and by is not None:
+            notes.append(f"{name} = {cluster_table[name]} as asked for; {by.where} says {value}")
     topology = str(cluster_table["topology"])
     if topology.endswith(".toml") or "/" in topology:
         topology = str(folder / topology)

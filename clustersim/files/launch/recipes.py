@@ -46,7 +46,9 @@ def _neox(document: Document) -> None:
         words = set(_attention(attention.value))
         if not words <= {"flash", "global"} or len(words) > 1:
             raise ScenarioError(f"{attention.where}: {attention.name}: attention is read where all layers have one")
-        plain["config", "attention_config"] = OptionValue(attention.name, words.pop(), attention.where)
+        plain["config", "attention_config"] = OptionValue(
+            attention.name, words.pop() if words else "global", attention.where
+        )
     half = plain.pop(("config", "fp16.type"), None)
     if half is not None and str(half.value) == "bfloat16":
         enabled = plain.pop(("config", "fp16.enabled"), half)
