@@ -28,11 +28,12 @@ def arranged(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str
 def _checkpointing(options: dict[Key, OptionValue]) -> list[str]:
     """A note where activations are selected by nobody's word (``selective_ac_option`` of torchtitan 0.2 is "2")."""
     mode = options.get(("config", "activation_checkpoint.mode"))
-    if ("config", "activation_checkpoint.selective_ac_option") in options or str(mode and mode.value) in {
-        "none",
-        "full",
-        "memory_budget",
-    }:
+    key: Key = ("config", "activation_checkpoint.selective_ac_option")
+    if key in options:
+        if str(options[key].value) == "op":  # which is what is played
+            del options[key]
+        return []
+    if mode is not None and str(mode.value) in {"none", "full", "memory_budget"}:
         return []
     return [
         'no file says activation_checkpoint.selective_ac_option: "op" is played; torchtitan 0.2 has "2" by default, of '
