@@ -284,7 +284,8 @@ def test_collective_tells_what_an_assumed_rate_decides(tmp_path: Path):
     told = next(line for line in lines if "by the rate of the NICs" in line)
     assert all(f"{rate} Gb/s" in told for rate in (100, 200, 400))
     shown = next(line.split() for line in lines if not line.startswith("#"))
-    assert f"400 Gb/s {float(shown[7]):.4g} GB/s by {shown[10]}" in told  # which is what was assumed
+    assert f"100 Gb/s {float(shown[7]):.4g} GB/s by {shown[10]}" in told  # which is what was assumed
+    assert any("100 Gb/s, the usual port of a server" in line for line in lines)
 
 
 def test_a_matrix_says_no_rate_of_nics(tmp_path: Path):

@@ -8,7 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from clustersim.cluster.files.load import load
+from clustersim.cluster.files.load import files, load
+from clustersim.cluster.files.reading import read
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.paths import shipped
 from clustersim.core.topology import GPU, NIC, NVSWITCH, Topology
@@ -40,6 +41,8 @@ of 100 Gb/s: topology/p5.48xl-topo.xml there). Of 0xefa2 and later no public fil
 """
 
 
+USUAL = 100.0
+"""Gb/s of a port where nobody says more: of ConnectX-5 and -6 Dx, which most servers with cards have."""
 PORTS = (25.0, 40.0, 50.0, 100.0, 200.0, 400.0, 800.0)
 """Gb/s of ports there are."""
 
@@ -77,13 +80,20 @@ def nic_rate(device: str, gpus: int, ids: set[str]) -> tuple[float, str] | None:
         known = NIC_PORTS.get(next(iter(ids)).lower())
         if known is not None:
             return known[1], f"the fastest port of a {known[0]}"
-    for machine in sorted(_machines(device), key=lambda one: one.node_types[0].n_gpus != gpus):
+    machines = sorted(_machines(device), key=lambda one: one.node_types[0].n_gpus != gpus)
+    for machine in filter(_tells_nics, machines):
         is_nic = np.array([kind == NIC for kind in machine.vertex_kinds])
         ports = np.array([kind == "net" for kind in machine.link_kinds]) & is_nic[machine.link_src]
         rates = np.unique(machine.link_bandwidth[ports])
         if len(rates) == 1:
             return float(rates[0]) * 8 / 1e9, f"as in {machine.name}"
-    return None
+    return (USUAL, "the usual port of a server whose maker names none") if machines else None
+
+
+def _tells_nics(machine: Topology) -> bool:
+    """Whether a shipped machine has its maker's NICs, and none that are assumed there too."""
+    nodes = [spec.node for spec in map(read, files(machine.name)) if spec.node is not None]
+    return not any(part.kind == "nic" and part.source.startswith("assumed") for node in nodes for part in node.vertices)
 
 
 def carried(rate: float, slot: float) -> float:
