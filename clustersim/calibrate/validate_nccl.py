@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -49,7 +50,12 @@ DTYPES = {"double": "fp64", "float": "fp32", "half": "fp16", "bfloat16": "bf16",
 
 def validate_nccl(*paths: str | Path) -> Score:
     """Predict the out-of-place time of every row of tables."""
-    return score(with_ranges(evaluate(measured_rows(paths), _predict), _range), DIMENSIONS)
+    return validate_rows(measured_rows(paths))
+
+
+def validate_rows(rows: Sequence[Table]) -> Score:
+    """:func:`validate_nccl` of rows that are read already (:func:`clustersim.calibrate.nccl_tables.measured_rows`)."""
+    return score(with_ranges(evaluate(rows, _predict), _range), DIMENSIONS)
 
 
 def _range(row: Table) -> PredictionRange:

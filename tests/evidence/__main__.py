@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
+from clustersim.app.cli import main
 from tests.evidence.bench_command import bench
 from tests.evidence.claims_command import claims
 from tests.evidence.evidence_command import campaign_cases, evidence
 from tests.evidence.incidents_command import gloo_faults, incidents
+from tests.evidence.predictions_command import moved, predict, score
 from tests.evidence.steps_command import memory, steps
 
 
@@ -16,8 +18,8 @@ def cli() -> None:
     """Predictions beside published figures; what the simulator itself costs."""
 
 
-for command in (evidence, steps, memory, campaign_cases, claims, incidents, gloo_faults, bench):
+for command in (evidence, steps, memory, campaign_cases, claims, incidents, gloo_faults, bench, score, predict, moved):
     cli.add_command(command)
 
 if __name__ == "__main__":
-    cli()
+    main(command=cli, name="python -m tests.evidence")

@@ -17,6 +17,7 @@ from clustersim.calibrate.validate_nccl import validate_nccl
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.ranges import size_class
+from clustersim.core.texts import Table
 from tests.evidence.step_rows import publisher
 from tests.evidence.validate_steps import figure, hardware, kind_of, validate_memory, validate_steps
 
@@ -69,16 +70,19 @@ def evidence(folder: str | Path, tell: Told = lambda done, total: None) -> list[
             more = table_of(Path(folder), ONE_NODE)
             lines += _collectives([path, more] if more else [path])
             continue
-        lines += _lines(validate_steps(path).rows, PARTS[name])
+        part_of = PARTS[name]
+        lines += _lines(validate_steps(path).rows, lambda row, part_of=part_of: part_of(row.cells))
         memory += validate_memory(path).rows
     return lines + _lines(memory, lambda row: f"memory, {figure(row.cells)}")
 
 
-PARTS: dict[str, Callable[[PredictedRow], str]] = {
-    STEPS: lambda row: f"steps, {kind_of(row.cells['strategy'])}",
-    SPLIT: lambda row: f"split models, {hardware(row.cells)}",
+PARTS: dict[str, Callable[[Table], str]] = {
+    COLLECTIVES: lambda cells: f"collectives, {size_class(float(cells['size_bytes']))}",
+    ONE_NODE: lambda cells: f"collectives, {size_class(float(cells['size_bytes']))}",
+    STEPS: lambda cells: f"steps, {kind_of(cells['strategy'])}",
+    SPLIT: lambda cells: f"split models, {hardware(cells)}",
 }
-"""What the rows of a table of training steps are told apart by."""
+"""What the rows of a table are told apart by."""
 
 
 def table_of(folder: Path, name: str) -> Path | None:
@@ -90,13 +94,10 @@ def _collectives(tables: list[Path]) -> list[EvidenceLine]:
     out = cross_validations(tables, ("publisher", "three-numbers"))
     scores = validate_nccl(*tables), out["publisher"], out["three-numbers"]
     shipped, left_out, three = (
-        grouped(predicted(score_part.rows), lambda row: size_class(float(row.cells["size_bytes"])))
-        for score_part in scores
+        grouped(predicted(score_part.rows), lambda row: PARTS[COLLECTIVES](row.cells)) for score_part in scores
     )
-    parts = [name for name in map(size_class, SIZES) if name in shipped]
-    return [
-        _line(f"collectives, {part}", shipped[part], operator, left_out.get(part), three.get(part)) for part in parts
-    ]
+    parts = [name for size in SIZES if (name := PARTS[COLLECTIVES]({"size_bytes": size})) in shipped]
+    return [_line(part, shipped[part], operator, left_out.get(part), three.get(part)) for part in parts]
 
 
 def operator(row: PredictedRow) -> str:

@@ -75,7 +75,7 @@ def orders(rows: Iterable[Row]) -> list[RowOrder]:
     Rows of one configuration are one, at their medians: what a later release gained is no choice of degrees.
     """
     orders_found = []
-    sets = grouped(predicted(rows), lambda row: (publisher(row.cells), *(row.cells.get(name, "") for name in SAME)))
+    sets = grouped(predicted(rows), lambda row: (publisher(row.cells), *_cells(row, SAME)))
     for key, set_rows in sets.items():
         took, foretold = _of_configurations(set_rows)
         if len(np.unique(took)) > 1:
@@ -86,9 +86,32 @@ def orders(rows: Iterable[Row]) -> list[RowOrder]:
     return orders_found
 
 
-def _of_configurations(rows: Sequence[PredictedRow]) -> Floats:
+SAME_COLLECTIVE = ("collective", "dtype", "size_bytes", "ranks")
+"""What collectives have in common of which it is asked where they are fastest."""
+SYSTEM = ("topology", "nodes", "nccl_version", "env")
+"""What may differ between them: the machine, and NCCL's version and settings."""
+
+
+def system_orders(rows: Iterable[Row]) -> list[RowOrder]:
+    """Every set of one collective of one size on as many ranks, measured on several machines or with several settings;
+    its source is ``"collectives"``."""
+    orders_found = []
+    for key, set_rows in grouped(predicted(rows), lambda row: _cells(row, SAME_COLLECTIVE)).items():
+        took, foretold = _of_configurations(set_rows, SYSTEM)
+        if len(np.unique(took)) > 1:
+            lost = float(took[int(np.argmin(foretold))]) / float(took.min()) - 1
+            rank = spearman(took, foretold)
+            orders_found.append(RowOrder("collectives", " ".join(key), len(took), lost == 0, lost, rank))
+    return orders_found
+
+
+def _cells(row: PredictedRow, columns: Iterable[str]) -> tuple[str, ...]:
+    return tuple(row.cells.get(column, "") for column in columns)
+
+
+def _of_configurations(rows: Sequence[PredictedRow], configured: Sequence[str] = CONFIGURED) -> Floats:
     """(2, n) medians over the rows of each configuration, of what was measured and of what was predicted."""
-    configurations = grouped(rows, lambda row: tuple(row.cells.get(column, "") for column in CONFIGURED))
+    configurations = grouped(rows, lambda row: _cells(row, configured))
     return np.array(
         [
             np.median([(row.measured, row.predicted) for row in configuration], axis=0)

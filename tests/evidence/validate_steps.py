@@ -41,16 +41,21 @@ from tests.evidence.hybrid_rows import is_hybrid, measured, played_as, scenario_
 from tests.evidence.sharded_rows import is_sharded, read_sharded
 from tests.evidence.software import Row, framework
 from tests.evidence.step_play import costs_of, peak_memory, scaled, step_time, step_time_as_priced
-from tests.evidence.step_rows import COLUMNS, publisher, read
+from tests.evidence.step_rows import COLUMNS, StepRun, publisher, read
 
 
 def validate_steps(path: str | Path, anchor: str | None = None) -> Score:
     """Predict the step time of every row; ``anchor="single"`` takes the measured one-GPU time as given where the table
     has it."""
     table = read_table(path, COLUMNS)
+    if anchor is not None and table and all(map(is_hybrid, table)):
+        raise ClusterSimError(f"{path}: hybrid-parallel rows have no one-GPU row to anchor on; leave out --anchor")
+    return validate_rows(table, anchor)
+
+
+def validate_rows(table: list[dict[str, str]], anchor: str | None = None) -> Score:
+    """:func:`validate_steps` of rows that are read already."""
     if table and all(map(is_hybrid, table)):
-        if anchor is not None:
-            raise ClusterSimError(f"{path}: hybrid-parallel rows have no one-GPU row to anchor on; leave out --anchor")
         # The largest take seconds each.
         workers = min(os.cpu_count() or 1, 1 + len(table) // ROWS_A_WORKER)
         rows = with_ranges(evaluate(table, _predict_hybrid, workers), _range)
@@ -142,9 +147,18 @@ def identity(row: Row) -> tuple[object, ...]:
     return tuple(row.get(column, "") for column in (*columns, "act_ckpt", "offload", "other"))
 
 
+def measured_seconds(row: Row) -> float:
+    """Seconds of a row's step, whoever predicts it. Raises ValueError or a clustersim error where it says none."""
+    return measured(row, scenario_table(row)) if is_hybrid(row) else _run(row).measured
+
+
+def _run(row: Row) -> StepRun:
+    return read_sharded(row) if is_sharded(row) else read(row)
+
+
 def _predict(row: Row, anchors: Mapping[tuple[str, ...], float] | None) -> tuple[float, float]:
     if anchors is None:
-        run = read_sharded(row) if is_sharded(row) else read(row)
+        run = _run(row)
         return run.measured, step_time_as_priced(replace(run, measured=0.0))
     if is_sharded(row):
         raise ValueError("FSDP and ZeRO rows have no one-GPU row to anchor on")

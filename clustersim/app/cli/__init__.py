@@ -79,11 +79,11 @@ def _say_warning(message: Warning | str, *_where: object, **_line: object) -> No
     click.echo(f"warning: {message}", err=True)
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with its exit code."""
+def main(args: Sequence[str] | None = None, command: click.Command = cli, name: str = "clustersim") -> None:
+    """Run a command line and leave with its exit code; what a person wrote wrongly is one line."""
     warnings.showwarning = _say_warning
     try:
-        code = cli.main(args=args, prog_name="clustersim", standalone_mode=False)
+        code = command.main(args=args, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else "", err=True)

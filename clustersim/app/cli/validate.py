@@ -50,6 +50,7 @@ def looked_at(command: Callable[..., None]) -> Callable[..., None]:
         "all": "evidence/evidence_command:evidence",
         "campaign": "evidence/evidence_command:campaign_cases",
         "memory": "evidence/steps_command:memory",
+        "score": "evidence/predictions_command:score",
         "steps": "evidence/steps_command:steps",
     },
     short_help="Predict a table of measurements, and print the errors.",
