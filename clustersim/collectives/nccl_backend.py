@@ -228,13 +228,18 @@ def _law(chosen: NcclChoice, hops: float, costs: CommunicationCosts) -> Callable
     base = terms.kernel_start(request.kind, group, costs)
     floor = terms.host_floor(request.kind, group, costs, chosen.blocks)
     hops *= terms.busy_steps(request.kind, chosen.algorithm, chosen.protocol, request.nbytes, group, costs)
-    if transport(placement(group).net).eager < math.inf:
-        base += terms.rendezvous(
-            chosen.algorithm, chosen.protocol, request.nbytes / chosen.blocks, chosen.loads, group, costs
-        )
+    messages = 0.0
+    where = placement(group)
+    if transport(where.net).eager < math.inf and where.islands > 1:
+        part = request.nbytes / chosen.blocks
+        base += terms.rendezvous(chosen.algorithm, chosen.protocol, part, group, costs)
+        if request.kind in terms.RINGS:
+            way = chosen.algorithm, chosen.protocol
+            messages = terms.message_time(*way, part, chosen.blocks, chosen.loads, group, costs)
 
     def seconds(wire: float) -> float:
-        return terms.floored(base + hops + wire + terms.fill(hops, wire, costs), floor, costs)
+        device = max(base + hops + wire + terms.fill(hops, wire, costs), messages)
+        return terms.floored(device, floor, costs)
 
     return seconds
 

@@ -121,20 +121,46 @@ def busy_steps(
     return 1.0 - costs.empty_steps * max(0.0, 1.0 - nbytes / (LEAST_PIECE * group.size))
 
 
-def rendezvous(
-    algorithm: str, protocol: str, nbytes: float, loads: PathLoads, group: Group, costs: CommunicationCosts
-) -> float:
-    """Seconds that messages above the transport's eager limit wait for their receivers, one hop after the other.
+def rendezvous(algorithm: str, protocol: str, nbytes: float, group: Group, costs: CommunicationCosts) -> float:
+    """Seconds that a tree's messages above the transport's eager limit wait for their receivers, hop after hop.
 
-    ``nbytes`` : of the payload, a block's share. A ring sends a rank's part of it, and LL a flag with every word.
+    ``nbytes`` : of the payload, a block's share. LL sends a flag with every word.
     """
     group_placement = placement(group)
-    ring = algorithm == "ring"
-    message = nbytes * (2.0 if protocol == "LL" else 1.0) / (group.size if ring else 1)
-    if group_placement.islands == 1 or protocol == "Simple" or message < transport(group_placement.net).eager:
+    message = nbytes * (2.0 if protocol == "LL" else 1.0)
+    if algorithm != "tree" or protocol == "Simple" or message < transport(group_placement.net).eager:
         return 0.0
-    hops = loads.net_steps if ring else 2.0 * costs.tree_levels * math.log2(group_placement.islands)
-    return hops * costs.rendezvous[group_placement.net]
+    return 2.0 * costs.tree_levels * math.log2(group_placement.islands) * costs.rendezvous[group_placement.net]
+
+
+LATE = 0.02
+"""Chance that a node of a ring is late even for a tiny message. Rings of 8 nodes keep up (Polaris: 60 us for 31), those
+of 128 and 256 never do (3.9 ms for 511 messages, 8.0 ms for 1,023): the slowest edge paces all."""
+
+SLOT = 2.0**16
+"""Bytes of a message of LL at most (nccl src/include/device.h: 512 threads, 8 lines of 16 bytes each); the fuller, the
+likelier it is that its receiver is late. Simple's are always larger than is checked in time."""
+
+
+def message_time(
+    algorithm: str, protocol: str, nbytes: float, blocks: int, loads: PathLoads, group: Group, costs: CommunicationCosts
+) -> float:
+    """Seconds that a ring's messages are handled one after the other, over a transport that waits for receivers.
+
+    Every step of every block is a message; Simple's wait twice, for their receiver and the flush. One that takes its
+    NIC longer than that finds its receiver ready. ``nbytes`` : of the payload, a block's share.
+    """
+    where = placement(group)
+    simple = protocol == "Simple"
+    each = costs.rendezvous[where.net] * (2.0 if simple else 1.0)
+    if algorithm != "ring" or each == 0.0:
+        return 0.0
+    message = nbytes * (2.0 if protocol == "LL" else 1.0) / group.size
+    slowest = 1e9 * min(nic.bandwidth for view in where.system.views for nic in view.nics)
+    if message >= each * slowest:
+        return 0.0
+    late = 1.0 if simple else min(max(message / SLOT, LATE), 1.0)
+    return (1.0 - (1.0 - late) ** where.islands) * loads.steps * blocks * each
 
 
 def inner_hop(loads: PathLoads, protocol: str, group: Group, costs: CommunicationCosts) -> float:
@@ -167,7 +193,7 @@ def _tree_ceiling(protocol: str, group: Group) -> float:
     return 0.5e9 * cap * search(where.system)["tree"].n_channels
 
 
-_RINGS = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
+RINGS = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
 
 
 def start_and_end(kind: str, algorithm: str, loads: PathLoads, group: Group, costs: CommunicationCosts) -> float:
@@ -178,7 +204,7 @@ def start_and_end(kind: str, algorithm: str, loads: PathLoads, group: Group, cos
     """
     if placement(group).islands > 1 or group.size < 2:
         return 1.0
-    if algorithm == "ring" and kind in _RINGS:
+    if algorithm == "ring" and kind in RINGS:
         return 1.0 + costs.ring_ends / max(loads.steps, 1)
     return 1.0 + costs.own_copy / (group.size - 1) if kind == "all_to_all" else 1.0
 

@@ -96,7 +96,7 @@ class CommunicationCosts:
     )
     # Share of a NIC's line rate that its transport reaches.
     net_share: Mapping[str, float] = _table(**{name: row.share for name, row in TRANSPORTS.items()})
-    # Of a hop, where a message of LL or LL128 is above the transport's eager limit.
+    # Of a message above the transport's eager limit, which waits for its receiver.
     rendezvous: Mapping[str, float] = _table(**{name: row.rendezvous for name, row in TRANSPORTS.items()})
     # Of a step's bytes: inside a node a ring's blocks send first and receive last, with nothing in the other direction,
     # so R ranks take R - 1 steps and this. Two ranks feel it most: 1.38 of the time of their one step.

@@ -25,8 +25,8 @@ class Transport(msgspec.Struct, frozen=True):
     source : where its numbers are from.
     hop : float [s], what it adds to a hop of InfiniBand verbs (twice for the Simple protocol, which waits for a flush).
     share : float, of a NIC's line rate that collectives reach.
-    eager, rendezvous : float [bytes], [s]. Messages of the LL and LL128 protocols above the first cost each hop the
-        second: sender and receiver agree before they move.
+    eager, rendezvous : float [bytes], [s]. A message above the first waits for its receiver, which takes the second:
+        once a hop in a tree, and in a ring one message after the other.
     nic_rate : float [bytes/s], that one NIC's streams reach however fast the NIC is.
     direct : NICs read and write GPU memory without the CPU (GPUDirect).
     bundled : the plug-in makes one device of the NICs on a PCIe switch.
@@ -71,11 +71,12 @@ TRANSPORTS: Mapping[str, Transport] = {
     ),
     "slingshot": Transport(
         "Slingshot by libfabric (CXI)",
-        "Alps and Polaris; fi_cxi(7): FI_CXI_RDZV_THRESHOLD is 16,384 bytes",
+        "Alps and Polaris, whose trees slow down at messages of 8 KiB (of 16 by fi_cxi(7), FI_CXI_RDZV_THRESHOLD), and "
+        "whose rings take 3 to 8 us a message of LL and 5 to 15 of Simple",
         hop=1.16 * US,
         share=0.9,
-        eager=2.0**14,
-        rendezvous=44.2 * US,
+        eager=2.0**13,
+        rendezvous=5.43 * US,
     ),
     "efa": Transport(
         "EFA with RDMA writes (P5 and later)",
