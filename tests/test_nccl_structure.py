@@ -1,0 +1,112 @@
+"""What NCCL's times were wrong in by structure, each held to the published figure that showed it.
+
+Where only the error of an earlier law is known, the figure is that law's time divided by it, and the test says so. More
+of them are in ``test_nccl_backend`` (small messages by ranks, all_to_all that grows) and ``test_sharp`` (ragged racks).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clustersim import collectives, fabrics
+from clustersim.calibrate.score import PredictedRow, predicted
+from clustersim.calibrate.validate_nccl import measured, validate_nccl
+from clustersim.collectives.base import Group, Request
+
+TABLES = Path(__file__).parent / "data" / "measurements"
+SHARP = 'name = "sharp"\nextends = "hgx-b200"\n[fabric]\nkind = "rail_optimised"\nsharp = true\nsource = "a test"\n'
+
+
+def group(name: str, nodes: int = 1, **options: object) -> Group:
+    topology = fabrics.load(name, nodes=nodes)
+    return Group(topology, fabrics.mesh(topology).gpus, **options)  # type: ignore[arg-type]
+
+
+def seconds(kind: str, nbytes: float, on: Group, **pins: str) -> float:
+    return collectives.plan(Request(kind, nbytes, **pins), on).time(on.topology.link_bandwidth)
+
+
+@cache
+def one_node() -> list[PredictedRow]:
+    """NCCL of 2.27 on 2, 4 and 8 GPUs of four machines (``nccl-tests -t``)."""
+    return predicted(validate_nccl(TABLES / "nccl_one_node.csv.gz").rows)
+
+
+def errors(rows: list[PredictedRow]) -> np.ndarray:
+    return np.abs([row.rel_error for row in rows])
+
+
+def test_small_messages_of_threads_are_no_slower_than_of_processes():
+    """A mode of their own was 59 % off in the median on these logs, and one process a GPU 21 %."""
+    small = [row for row in one_node() if float(row.cells["size_bytes"]) <= 2**16]
+    assert np.median(errors(small)) < 0.21
+
+
+@pytest.mark.parametrize(("ranks", "middle", "most"), [("2", 0.13, 0.36), ("4", 0.10, 0.28), ("8", 0.11, 0.26)])
+def test_two_and_four_gpus_of_a_node_are_predicted_as_eight_are(ranks, middle, most):
+    """They were 24 % off in the median, and 77 % in the worst tenth."""
+    off = errors([row for row in one_node() if row.cells["ranks"] == ranks])
+    assert len(off) >= 100
+    assert np.median(off) < middle
+    assert np.percentile(off, 90) < most
+
+
+@pytest.mark.parametrize(("ranks", "published"), [(2, 966e-6), (4, 1213e-6)])
+def test_twice_the_all_to_all_takes_nearly_twice_as_long_on_few_ranks(ranks, published):
+    """256 and 512 MiB both took 860 us in an earlier law; the published time is of 512 MiB on H100s."""
+    on = fabrics.load("hgx-h100", nodes=1)
+    few = Group(on, fabrics.mesh(on, nproc_per_node=ranks).gpus, "threads", (2, 27))
+    half, whole = (seconds("all_to_all", nbytes, few) for nbytes in (2.0**28, 2.0**29))
+    assert whole > 1.8 * half
+    assert whole == pytest.approx(published, rel=0.2)
+
+
+def sendrecv(nodes: int) -> float:
+    """Seconds of 16 GiB from each rank to the next, as a row of a table has it."""
+    ranks = str(8 * nodes)
+    cells = {"case_id": "a", "topology": "hgx-h100", "nodes": str(nodes), "ranks": ranks, "collective": "sendrecv"}
+    _, request, on = measured({**cells, "size_bytes": str(2**34), "time_us": "1"})
+    return collectives.plan(request, on, backend="nccl").time(on.topology.link_bandwidth)
+
+
+@pytest.mark.parametrize(("nodes", "published"), [(1, 46.78e-3), (2, 403e-3), (8, 403e-3)])
+def test_a_tables_sendrecv_goes_round_all_ranks_and_so_over_the_network(nodes, published):
+    assert sendrecv(nodes) == pytest.approx(published, rel=0.05)
+
+
+@pytest.mark.xfail(strict=True, reason="beyond 8 nodes published rates fall by half, and no law here says why")
+def test_a_sendrecv_over_many_nodes_is_slower():
+    assert sendrecv(16) == pytest.approx(2 * 403e-3, rel=0.2)
+
+
+@pytest.mark.parametrize("nodes", [4, 8, 16])
+def test_switches_that_reduce_are_as_much_faster_as_published(tmp_path, nodes):
+    """Without them published times were 43 to 54 % below what was predicted, of large messages on 4 and more nodes."""
+    path = tmp_path / "sharp.toml"
+    path.write_text(SHARP)
+    of_network = seconds("all_reduce", 2.0**30, group(str(path), nodes))
+    assert 1 / 1.54 - 0.05 < of_network / seconds("all_reduce", 2.0**30, group("hgx-b200", nodes)) < 1 / 1.43 + 0.05
+
+
+@pytest.mark.parametrize(("nodes", "earlier"), [(2, 3.658e-3), (4, 6.059e-3), (8, 6.211e-3)])
+def test_a_tree_over_b200_nodes_has_the_channels_that_nccl_measured(nodes, earlier):
+    """An earlier law said these times of 1 GiB, 44 to 48 % too short."""
+    took = seconds("all_reduce", 2.0**30, group("hgx-b200", nodes), algorithm="tree")
+    assert earlier / (1 - 0.44) * 0.95 < took < earlier / (1 - 0.48) * 1.05
+
+
+def test_a_reduce_over_pcie_starts_as_soon_as_elsewhere():
+    """Eight RTX 4090 of one process: 15 us from 64 B to 4 KiB."""
+    on = group("pcie-rtx4090", launch="threads")
+    assert seconds("reduce", 512.0, on) == pytest.approx(15e-6, rel=0.1)
+
+
+@pytest.mark.xfail(strict=True, reason="14 us that the same publisher's RTX 4090 and V100 do not have")
+def test_a_reduce_over_the_pcie_of_eight_a100_starts_late():
+    """28 us from 512 B to 2 KiB, where the same harness took 12 to 15 us on V100 and RTX 4090."""
+    on = group("pcie-a100", launch="threads")
+    assert seconds("reduce", 512.0, on) == pytest.approx(28e-6, rel=0.2)
