@@ -29,3 +29,9 @@ assert next(one.refused for one in tiny.constants if one.knob.name == "share.nvl
 assert min(one_gpu, key=one_gpu.get) == "resnext50_32x4d"
 assert one_gpu["resnext50_32x4d"] < -0.07
 assert all(abs(value) < 0.07 for name, value in one_gpu.items() if name != "resnext50_32x4d")
+
+assert sorted(hasty.apart) == [0, 3]
+assert "contradicts" in hasty.apart[0]
+assert "faster than the wires allow" in hasty.apart[3]
+rest = with_numbers("rest", {size: COPIED[size] for size in ("4 KiB", "1 MiB")})
+assert hasty.found.constants == rest.found.constants
