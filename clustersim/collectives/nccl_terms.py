@@ -121,25 +121,28 @@ def busy_steps(
     return 1.0 - costs.empty_steps * max(0.0, 1.0 - nbytes / (LEAST_PIECE * group.size))
 
 
+SLOT = 2.0**16
+"""Bytes of a message of LL at most (nccl src/include/device.h: 512 threads, 8 lines of 16 bytes each)."""
+
+
 def rendezvous(algorithm: str, protocol: str, nbytes: float, group: Group, costs: CommunicationCosts) -> float:
     """Seconds that a tree's messages above the transport's eager limit wait for their receivers, hop after hop.
 
-    ``nbytes`` : of the payload, a block's share. LL sends a flag with every word.
+    ``nbytes`` : of the payload, a block's share. LL sends a flag with every word, and the host looks at each: 5, 8 and
+    17 us a hop for 8, 16 and 32 KiB on two nodes of Polaris. Longer ones follow each other.
     """
-    group_placement = placement(group)
+    where = placement(group)
+    limit = transport(where.net).eager
     message = nbytes * (2.0 if protocol == "LL" else 1.0)
-    if algorithm != "tree" or protocol == "Simple" or message < transport(group_placement.net).eager:
+    if algorithm != "tree" or protocol == "Simple" or message < limit:
         return 0.0
-    return 2.0 * costs.tree_levels * math.log2(group_placement.islands) * costs.rendezvous[group_placement.net]
+    hops = 2.0 * costs.tree_levels * math.log2(where.islands)
+    return hops * costs.rendezvous[where.net] * min(message, 0.5 * SLOT) / limit
 
 
 LATE = 0.02
 """Chance that a node of a ring is late even for a tiny message. Rings of 8 nodes keep up (Polaris: 60 us for 31), those
 of 128 and 256 never do (3.9 ms for 511 messages, 8.0 ms for 1,023): the slowest edge paces all."""
-
-SLOT = 2.0**16
-"""Bytes of a message of LL at most (nccl src/include/device.h: 512 threads, 8 lines of 16 bytes each); the fuller, the
-likelier it is that its receiver is late. Simple's are always larger than is checked in time."""
 
 
 def message_time(
@@ -159,6 +162,7 @@ def message_time(
     slowest = 1e9 * min(nic.bandwidth for view in where.system.views for nic in view.nics)
     if message >= each * slowest:
         return 0.0
+    # The fuller its slot, the likelier it is that a receiver is late; Simple's messages are always larger.
     late = 1.0 if simple else min(max(message / SLOT, LATE), 1.0)
     return (1.0 - (1.0 - late) ** where.islands) * loads.steps * blocks * each
 

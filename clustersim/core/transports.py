@@ -26,7 +26,7 @@ class Transport(msgspec.Struct, frozen=True):
     hop : float [s], what it adds to a hop of InfiniBand verbs (twice for the Simple protocol, which waits for a flush).
     share : float, of a NIC's line rate that collectives reach.
     eager, rendezvous : float [bytes], [s]. A message above the first waits for its receiver, which takes the second:
-        once a hop in a tree, and in a ring one message after the other.
+        at every hop of a tree, longer for a longer one, and in a ring one message after the other.
     nic_rate : float [bytes/s], that one NIC's streams reach however fast the NIC is.
     direct : NICs read and write GPU memory without the CPU (GPUDirect).
     bundled : the plug-in makes one device of the NICs on a PCIe switch.
