@@ -383,7 +383,7 @@ def test_hybrideps_near_hop_reaches_the_nvlink_domain_and_deepeps_the_node(per_d
 
 @pytest.mark.parametrize(("name", "per_domain"), [("gb200-nvl72", 72), ("hgx-h100", 0)])
 def test_a_mesh_knows_the_nvlink_domain_of_its_ranks(name: str, per_domain: int) -> None:
-    assert fabrics.mesh(fabrics.load(name, nodes=20)).nproc_per_domain == per_domain
+    assert fabrics.mesh(fabrics.load(name, nodes=36)).nproc_per_domain == per_domain
 
 
 # ---- routing --------------------------------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ def test_gpus_that_share_nics_start_at_different_ones() -> None:
 
 
 def test_trays_of_one_rack_meet_in_nvswitches_and_racks_in_the_network() -> None:
-    topology = fabrics.load("gb200-nvl72", nodes=20)
+    topology = fabrics.load("gb200-nvl72", nodes=36)
     routes = routing.router(topology)
     assert routes.path_class(topology.gpus[0], topology.gpus[71]) == "NVL"
     assert len(routes.route(topology.gpus[0], topology.gpus[71])) == 2

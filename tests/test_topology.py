@@ -46,3 +46,15 @@ def test_names_are_unique_and_links_join_two_known_vertices() -> None:
 def test_route_latency_is_the_sum_over_hops() -> None:
     topology = fabrics.load("hgx-h100", nodes=2)
     assert route_latency(topology, (0, 1)) == pytest.approx(topology.link_latency[0] + topology.link_latency[1])
+
+
+@pytest.mark.parametrize("nodes", [1, 18, 20, 36, 127, 128, 130])
+def test_a_job_of_several_racks_has_as_many_trays_in_each(nodes: int) -> None:
+    """127, 128 and 130 trays are 508, 512 and 520 GPUs: racks that are filled in order leave one with 1, 2 and 4."""
+    topology = fabrics.load("gb200-nvl72", nodes=nodes)
+    switches = np.array([name.endswith("/nvswitch0") for name in topology.vertex_names])
+    gpus = np.bincount(topology.link_dst[switches[topology.link_dst]])
+    racks = gpus[gpus > 0] // 4
+    assert racks.sum() == nodes
+    assert len(racks) == -(-nodes // 18)
+    assert racks.max() - racks.min() <= 1

@@ -63,7 +63,7 @@ def test_lists_and_lists_by_collective_are_read_as_nccl_reads_them():
 
 
 def test_a_rack_scale_nvlink_domain_may_be_cut_unevenly():
-    machine = fabrics.load("gb200-nvl72", nodes=27)  # a rack and a half
+    machine = fabrics.load("gb200-nvl72", nodes=27)  # 14 trays in one rack, 13 in the next
     group = Group(machine, fabrics.mesh(machine).gpus)
     chosen = choice(Request("all_reduce", 2.0**28), group)
     assert chosen.algorithm == "nvls_tree"

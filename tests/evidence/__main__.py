@@ -8,6 +8,7 @@ from clustersim.app.cli import main
 from tests.evidence.bench_command import bench
 from tests.evidence.claims_command import claims
 from tests.evidence.evidence_command import campaign_cases, evidence
+from tests.evidence.expert_command import experts
 from tests.evidence.incidents_command import gloo_faults, incidents
 from tests.evidence.predictions_command import moved, predict, score
 from tests.evidence.steps_command import memory, steps
@@ -18,7 +19,8 @@ def cli() -> None:
     """Predictions beside published figures; what the simulator itself costs."""
 
 
-for command in (evidence, steps, memory, campaign_cases, claims, incidents, gloo_faults, bench, score, predict, moved):
+COMMANDS = (evidence, experts, steps, memory, campaign_cases, claims, incidents, gloo_faults, bench, score, predict, moved)
+for command in COMMANDS:
     cli.add_command(command)
 
 if __name__ == "__main__":

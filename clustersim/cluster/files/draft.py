@@ -131,14 +131,16 @@ def _lay_run(draft: TopologyDraft, node: NodeBuild, count: int) -> ClusterPorts:
 
 
 def _lay_domains(draft: TopologyDraft, node: NodeBuild, domain: Domain, base: Ints) -> None:
-    """The shared parts of each ``domain.nodes`` consecutive nodes of a run."""
+    """The shared parts of the nodes of a run, domain by domain."""
     size = len(node.kinds)
     src, dst, bandwidth, latency, kinds = wire_columns(domain.wires, [*node.kinds, *domain.kinds])
     done = sum(name.startswith("domain") for name in draft.names) // max(len(domain.kinds), 1)
-    for number, start in enumerate(range(0, len(base), domain.nodes), start=done):
+    sizes = domain.sizes(len(base))
+    ends = np.cumsum(sizes)
+    for number, (size_here, end) in enumerate(zip(sizes, ends, strict=True), start=done):
         names = [f"domain{number}/{name}" for name in domain.kinds]
         shared = draft.add_vertices(names, list(domain.kinds.values()), np.full(len(names), -1, dtype=np.int64))
-        for node_base in base[start : start + domain.nodes]:
+        for node_base in base[end - size_here : end]:
             a = np.where(src < size, node_base + src, shared[0] + src - size)
             b = np.where(dst < size, node_base + dst, shared[0] + dst - size)
             draft.add_links(a, b, bandwidth, latency, kinds)

@@ -28,11 +28,23 @@ class Wire(msgspec.Struct, frozen=True):
 
 
 class Domain(msgspec.Struct, frozen=True, eq=False):
-    """Vertices that ``nodes`` consecutive nodes share, and their links (the same from every node)."""
+    """Vertices that at most ``nodes`` consecutive nodes share, and their links (the same from every node)."""
 
     nodes: int
     kinds: Mapping[str, str]
     wires: Mapping[Ends, Wire]
+    evenly: bool = False
+
+    def sizes(self, count: int) -> list[int]:
+        """How many of ``count`` nodes are in each domain.
+
+        >>> Domain(18, {}, {}).sizes(20), Domain(18, {}, {}, evenly=True).sizes(20)
+        ([18, 2], [10, 10])
+        """
+        domains = -(-count // self.nodes)
+        if self.evenly:
+            return [(count + i) // domains for i in range(domains)][::-1]
+        return [min(self.nodes, count - i * self.nodes) for i in range(domains)]
 
 
 class NodeBuild(msgspec.Struct, frozen=True, eq=False):
@@ -140,7 +152,7 @@ def _domain(spec: DomainSpec | None, kinds: Mapping[str, str], origin: str) -> D
     shared = {vertex: entry.kind for entry in spec.vertices for vertex in expand(entry.names)}
     wires: dict[Ends, Wire] = {}
     add_wires(wires, spec.links, {**kinds, **shared}, f"{origin}: $.domain.links")
-    return Domain(spec.nodes, shared, wires)
+    return Domain(spec.nodes, shared, wires, spec.filled == "evenly")
 
 
 def add_wires(

@@ -103,12 +103,15 @@ class DomainSpec(_StrictTopology, frozen=True):
 
     Parameters
     ----------
-    nodes : how many share them. vertices, links : the parts.
+    nodes : how many share them, at most. vertices, links : the parts.
+    filled : which nodes of a cluster share them. ``in_order``: each domain is full before the next one begins;
+    ``evenly``: no more domains than that takes, each with as many nodes as the others, or one less.
     """
 
     nodes: int
     vertices: list[VerticesSpec]
     links: list[LinksSpec]
+    filled: Literal["in_order", "evenly"] = "in_order"
 
 
 Routing: TypeAlias = Literal["destination", "hash", "adaptive"]

@@ -254,29 +254,23 @@ class TwoHops(msgspec.Struct, frozen=True):
         return (permute,), (unpermute,)
 
     def _hops(self, out: NodeListing, exchange_name: str, part: str, *, home: bool = False) -> None:
-        s = self.spread
-        if s.ep == 1:
-            return
-        width = s.tokens * s.mixture.hidden
-        before = out.waiting
-        posted: list[int] = []
-        for hop, (copies, matrix) in copies_of(s).items():
-            directed = byte_matrix(matrix.array.T.tolist()) if matrix is not None and home else matrix
-            posted.append(
-                out.beside(
-                    Exchange(
-                        f"{exchange_name} {hop}",
-                        "all_to_all",
-                        EP,
-                        width * copies,
-                        part,
-                        needs=before,
-                        communicator=f"ep {hop}",
-                        matrix=directed,
-                    )
-                )
-            )
-        out.waiting = tuple(posted)
+        if self.spread.ep > 1:
+            before = out.waiting
+            both = hops(self.spread, exchange_name, part, home=home)
+            out.waiting = tuple(out.beside(msgspec.structs.replace(exchange, needs=before)) for exchange in both)
+
+
+def hops(s: ExpertSpread, exchange_name: str, part: str, *, home: bool = False) -> tuple[Exchange, ...]:
+    """The exchanges of one dispatch, or of one combine (``home``), by two hops: they run beside each other."""
+    width = s.tokens * s.mixture.hidden
+    exchanges = []
+    for hop, (copies, matrix) in copies_of(s).items():
+        directed = byte_matrix(matrix.array.T.tolist()) if matrix is not None and home else matrix
+        name = f"{exchange_name} {hop}"
+        exchanges.append(
+            Exchange(name, "all_to_all", EP, width * copies, part, communicator=f"ep {hop}", matrix=directed)
+        )
+    return tuple(exchanges)
 
 
 def copies_of(s: ExpertSpread) -> dict[str, tuple[float, ByteMatrix | None]]:

@@ -1,0 +1,39 @@
+"""``python -m tests.evidence experts``: how good predictions of mixtures of experts are, beside what is aimed for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from clustersim.app.cli.common import PATH, json_option, markdown_table, number_table, print_json, stdout, working
+from clustersim.app.cli.validate import markdown_option
+
+HEAD = ("what", "reached", "target", "met")
+
+
+@click.command()
+@click.option("--shared", type=PATH, help="The folder of shared measurements, where it is not beside the project.")
+@click.option("--steps/--no-steps", default=True, help="Play the measured steps too, which takes minutes.")
+@markdown_option
+@json_option
+def experts(shared: Path | None, steps: bool, as_json: bool, markdown: bool) -> None:
+    """Mixtures of experts: measured steps, a publisher left out, exchanges, order of choices, cliffs, DeepSeek-V3."""
+    from tests.evidence import expert_score
+
+    lines = []
+    with working("predicting mixtures of experts") as progress:
+        for i, line in enumerate(expert_score.score_lines(shared or expert_score.SHARED, steps)):
+            lines.append(line)
+            progress(i, None)
+    cells = [
+        (line.subject, line.reached, line.target, ("yes" if line.met else "no") if line.target else "")
+        for line in lines
+    ]
+    if as_json:
+        print_json({"lines": [asdict(line) for line in lines]})
+    elif markdown:
+        click.echo("\n".join(markdown_table(HEAD, cells, words=4)))
+    else:
+        stdout().print(number_table("mixtures of experts", HEAD, cells, words=4))
