@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from clustersim.core.texts import Table
-from tests.evidence.software import Row, SplitStack
+from tests.evidence.software import PublishedRecipe, Row, SplitStack
 
 DISPATCHERS: Mapping[str, Table] = MappingProxyType(
     {
@@ -72,12 +72,13 @@ def dispatching(row: Row, recipe: Table) -> Table:
     return way
 
 
-def overlapping(row: Row, stack: SplitStack) -> Table:
+def overlapping(row: Row, stack: SplitStack, recipe: PublishedRecipe) -> Table:
     """Fields of ``[parallel]`` that say what runs beside dispatch and combine. Raises ValueError for another word."""
     word = row["ep_overlap"].strip()
     if word not in {"", "0", "1"}:
         raise ValueError(f"ep_overlap {word!r} is neither 0 nor 1")
-    return {"ep_overlap": True, **stack.ep_overlap} if word == "1" else {}
+    overlaps = word == "1" or (not word and recipe.ep_overlap)
+    return {"ep_overlap": True, **stack.ep_overlap} if overlaps else {}
 
 
 def capacity(row: Row) -> Table:

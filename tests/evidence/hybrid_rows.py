@@ -25,7 +25,7 @@ from tests.evidence.expert_rows import (
     overlapping,
 )
 from tests.evidence.hybrid_models import completed, model_table, stands_in
-from tests.evidence.software import Row, SplitStack, recipe_of, stack_of
+from tests.evidence.software import PublishedRecipe, Row, SplitStack, recipe_of, stack_of
 from tests.evidence.step_rows import whole
 
 COLUMNS = ("tp", "pp", "cp", "ep", "dp", "vpp", "schedule", "config_group", "step_time_s")
@@ -82,7 +82,9 @@ def scenario_table(row: Row) -> Table:
         **_exchanges(row, stack, degrees),
     }
     if row["experts"]:
-        parallel = _with_experts(row, stack, parallel)
+        parallel = _with_experts(row, stack, recipe, parallel)
+    if row["recompute"] == "none":
+        parallel = {name: value for name, value in parallel.items() if not name.startswith("recompute_")}
     strategy, more = _strategy(row)
     checkpointing, recomputed = _recompute(row)
     cluster = _cluster(row)
@@ -100,7 +102,7 @@ def scenario_table(row: Row) -> Table:
         "model": model,
         "parallel": parallel | more | recomputed,
         "strategy": {**strategy, "micro_batch_size": micro_batch, "param_dtype": param_dtype},
-        "run": {"steps": STEPS, "jitter": 0.0, "optimizer": "adam", "optimizer_impl": "fused", **_graphs(row)},
+        "run": {"steps": STEPS, "jitter": 0.0, "optimizer": "adam", "optimizer_impl": "fused", **_graphs(row, recipe)},
     }
 
 
@@ -147,11 +149,14 @@ def measured(row: Row, table: Table) -> float:
     return float(samples * flops / (number(row, "value") * 1e12 * gpus))
 
 
-def _graphs(row: Row) -> Table:
+def _graphs(row: Row, recipe: PublishedRecipe) -> Table:
     """``cuda_graph`` of ``[run]``: the scopes a row names; an implementation without a scope captures whole layers.
 
-    Raises ValueError for a word that is unknown.
+    A row that says nothing of overlap or graphs says nothing of its settings, and has its recipe's. Raises ValueError
+    for a word that is unknown.
     """
+    if not row.get("cuda_graph", "").strip() and not row["ep_overlap"].strip():
+        return {"cuda_graph": list(recipe.graphs)} if recipe.graphs else {}
     words = graph_words(row)
     unknown = [word for word in words if word not in {*GRAPH_KINDS, *GRAPH_SCOPES, *UNPLAYED_SCOPES}]
     if unknown:
@@ -259,10 +264,10 @@ def _exchanges(row: Row, stack: SplitStack, degrees: dict[str, int]) -> Table:
     return found
 
 
-def _with_experts(row: Row, stack: SplitStack, parallel: Table) -> Table:
+def _with_experts(row: Row, stack: SplitStack, recipe: PublishedRecipe, parallel: Table) -> Table:
     """``[parallel]`` with what the row says of its experts; without a dispatcher where nothing is sent."""
     others = {name: value for name, value in parallel.items() if name not in {"dispatcher", "flex_backend"}}
-    return {**others, **dispatching(row, parallel), **overlapping(row, stack), **capacity(row)}
+    return {**others, **dispatching(row, parallel), **overlapping(row, stack, recipe), **capacity(row)}
 
 
 def _recompute(row: Row) -> tuple[Table, Table]:

@@ -100,7 +100,7 @@ class SplitStack(msgspec.Struct, frozen=True):
 
     Parameters
     ----------
-    name : for people. words : pattern of the row's ``framework``, ``date`` and ``other``, in lower case.
+    name : for people. words : pattern of the row's ``framework``, ``version``, ``date`` and ``other``, in lower case.
     framework : whose defaults ``[parallel]`` takes (:func:`clustersim.training.parallel.preset`).
     attention, implementation : of ``[model]``. source : where the defaults can be read.
     parallel : more of ``[parallel]``. tensor : still more, of dense models with tp > 1. ep_overlap : still more, where
@@ -135,14 +135,16 @@ class PublishedRecipe(msgspec.Struct, frozen=True):
 
     Parameters
     ----------
-    words : pattern of a row's ``model framework version gpu``, in lower case. source : where it can be read.
-    parallel : of ``[parallel]``. layouts : its ``layout`` by the number of chunks of the whole pipeline, for a model of
+    words : pattern of a row's ``model framework version gpu precision_recipe``, in lower case. source : where it can be
+        read. parallel : of ``[parallel]``. graphs : ``cuda_graph`` of ``[run]``. ep_overlap : as the column. layouts : its ``layout`` by the number of chunks of the whole pipeline, for a model of
         ``layers``. mtp : blocks that predict further tokens.
     """
 
     words: str
     source: str
     parallel: Table = {}
+    graphs: tuple[str, ...] = ()
+    ep_overlap: bool = False
     layouts: dict[int, str] = {}
     layers: int = 0
     mtp: int = 0
@@ -189,7 +191,7 @@ def sharded(text: str) -> ShardedTraining:
 
 def stack_of(row: Row) -> SplitStack:
     """The stack a row names. Raises ValueError for one that is not known."""
-    named = _lower(row, "framework", "date", "other")
+    named = _lower(row, "framework", "version", "date", "other")
     found = next((one for one in software().stack if re.search(one.words, named)), None)
     if found is None:
         known = ", ".join(one.name for one in software().stack)
@@ -199,5 +201,5 @@ def stack_of(row: Row) -> SplitStack:
 
 def recipe_of(row: Row) -> PublishedRecipe:
     """The recipe a row names; one that sets nothing where it names none that is known."""
-    named = _lower(row, "model", "framework", "version", "gpu")
+    named = _lower(row, "model", "framework", "version", "gpu", "precision_recipe")
     return next((one for one in software().recipe if re.search(one.words, named)), PublishedRecipe("", ""))

@@ -81,10 +81,13 @@ POST = 0.25
 """What posting an exchange takes, in calls of a module: a function of torch.distributed inside a module that was called
 already. Megatron-LM's functional tests of dense models on H100 with no tensor parallelism, with it, and with sequence
 parallelism are 3, 5 and 6 % too fast by it; as whole calls 21 % too fast, 14 and 20 % too slow."""
-BOOKKEEPING = 12
-"""Calls of a mixture of experts beside those of its op list, in a pass forward or backward: Qwen3-30B-A3B on p5 takes
-17.4 ms a layer at the smallest batch whatever the dispatcher and the experts on a rank, Megatron-LM's tests of mixtures
-some 7 ms more than those of dense layers."""
+BOOKKEEPING = 8
+"""Calls of a mixture of experts beside those of its op list, in a pass forward or backward: scores, masks, counts, sorts
+and the balance loss. Qwen3-30B-A3B on p5 asks for 12 (17.4 ms a layer at the smallest batch, whatever the dispatcher),
+Megatron-LM's functional tests for 5: between the two, each is 10 to 20 % off."""
+FUSED_BOOKKEEPING = 3
+"""The same where the router's kernels are fused (Megatron's ``moe_router_fusion``). NVIDIA's performance tables ask for
+4, Megatron-MoE-ModelZoo's for 2."""
 
 
 class HostLaw(msgspec.Struct, frozen=True):
@@ -94,6 +97,7 @@ class HostLaw(msgspec.Struct, frozen=True):
     source : where the level is from. known : somebody has measured this stack.
     graphs : what CUDA graphs replay, as ``cuda_graph_scope`` of Megatron names it.
     layer_time : float [s], measured, of a layer's forward and backward: its calls and launches are scaled to it.
+    bookkeeping : calls of a router's choice beside its own.
     """
 
     call: float
@@ -103,6 +107,7 @@ class HostLaw(msgspec.Struct, frozen=True):
     graphs: tuple[str, ...] = ()
     layer_time: float | None = None
     known: bool = True
+    bookkeeping: int = BOOKKEEPING
 
     def work(self, name: str, kernels: Iterable[Kernel], part: str, called: set[tuple[str, ...]]) -> float:
         """Seconds [s] to call the kernels of a work of this name (:func:`clustersim.model.seconds.price.price` has the
@@ -120,7 +125,7 @@ class HostLaw(msgspec.Struct, frozen=True):
             if launched and (part != "W" or kernel.kind != "gemm") and (name, kernel.name, part) not in called:
                 called.add((name, kernel.name, part))
                 # A router's choice brings masks, counts, sorts and the balance loss, which are called one by one.
-                seconds += self.call * (1 + BOOKKEEPING * (kernel.name == "top_k"))
+                seconds += self.call * (1 + self.bookkeeping * (kernel.name == "top_k"))
         return seconds
 
     def exchange(self, name: str, kind: str) -> float:

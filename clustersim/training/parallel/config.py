@@ -97,6 +97,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     capacity_factor : an expert takes at most ``tokens * top_k / experts`` times this, and at least ``min_capacity``;
         absent is dropless. pad_to_capacity : experts' inputs are padded to it. drop_tokens : what is beyond is
         dropped; false grows the capacity to the largest load (DeepSpeed's).
+    router_fusion : scores, choice and balance loss are fused kernels (Megatron's ``moe_router_fusion``), not called one
+        by one.
     routing : see :class:`Routing`.
     shared_expert_overlap : shared experts run on a side stream beside dispatch and combine.
     ep_overlap : experts' communication of one micro-batch beside the compute of another (Megatron's
@@ -168,6 +170,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     min_capacity: Count = 0
     pad_to_capacity: bool = False
     drop_tokens: bool = True
+    router_fusion: bool = False
     routing: Routing = Routing()
     shared_expert_overlap: bool = False
     ep_overlap: bool = False
