@@ -17,6 +17,7 @@ import numpy as np
 from clustersim.collectives.waves import Waves
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.core.byte_matrix import ByteMatrix
+from clustersim.core.program import ExchangeKernel
 from clustersim.core.topology import NodeType, Topology
 
 
@@ -31,6 +32,7 @@ class Request:
     dtype, redop : element type and reduction. root : position in the group.
     algorithm, protocol : pins, as NCCL_ALGO and NCCL_PROTO; None lets the backend choose.
     matrix : of an all_to_all whose pairs differ (PyTorch's uneven splits), bytes between members per byte of S.
+    kernel : of an all_to_all that a library other than NCCL makes.
     """
 
     kind: str
@@ -41,6 +43,7 @@ class Request:
     algorithm: str | None = None
     protocol: str | None = None
     matrix: ByteMatrix | None = None
+    kernel: ExchangeKernel | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ import numpy as np
 
 from clustersim.cluster.routes import router
 from clustersim.collectives.base import Group, Request, bus_factor
+from clustersim.collectives.expert_kernels import kernel_time
 from clustersim.collectives.nccl.constants import constants
 from clustersim.collectives.nccl.ratings import generation_row
 from clustersim.collectives.nccl.search import search
@@ -228,6 +229,8 @@ def direct_shares(kind: str, group: Group, costs: CommunicationCosts) -> Floats:
 def p2p_law(request: Request, group: Group, costs: CommunicationCosts) -> Callable[[float], float]:
     """Of grouped sends and receives: all_to_all, scatter, gather, send, sendrecv, barrier."""
     device, floor = p2p_device(request, group, costs), host_floor(request.kind, group, costs)
+    if request.kernel is not None:
+        return device
     if group.launch != "single_process":
         floor = costs.host_p2p + costs.host_p2p_peer[_work(group)] * _peers(request, group)
     return lambda wire: floored(device(wire), floor, costs)
@@ -246,6 +249,9 @@ def p2p_device(request: Request, group: Group, costs: CommunicationCosts) -> Cal
     Over a network a batch of peers begins when the one before it is through: a hop more for each.
     """
     group_placement = placement(group)
+    if request.kernel is not None:
+        islands = group_placement.islands
+        return kernel_time(request.kernel, request.nbytes, request.dtype, islands, group_placement.net)
     loads = loads_of(request, group, "direct", 1)
     per_peer = request.nbytes / (1 if request.kind in _TO_ONE else group.size)
     if request.matrix is not None:

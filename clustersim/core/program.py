@@ -91,6 +91,23 @@ class Serve(Compute, frozen=True, eq=False, gc=False):
     """
 
 
+class ExchangeKernel(msgspec.Struct, frozen=True, gc=False):
+    """A library's own kernel that makes an all_to_all of tokens, in place of NCCL's sends and receives.
+
+    Parameters
+    ----------
+    library : ``"deepep"`` or ``"uccl"``. phase : ``"dispatch"`` or ``"combine"``. row : elements of a token.
+    copies : of a token, to ranks or nodes. sms : that the kernel runs on. far : between nodes, and not inside them.
+    """
+
+    library: str
+    phase: str
+    row: float
+    copies: float
+    sms: int
+    far: bool = False
+
+
 class Collective(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A collective of one or more congruent groups, each starting when its last member arrives.
 
@@ -103,6 +120,7 @@ class Collective(msgspec.Struct, frozen=True, eq=False, gc=False):
     communicator : str; ops of one communicator must be issued in the same order by all members, as NCCL requires.
     algorithm, protocol : pin the choice, as NCCL_ALGO and NCCL_PROTO do; None lets the backend choose.
     matrix : of an all_to_all whose pairs differ, what positions of the group have for each other, per byte of S.
+    kernel : of an all_to_all that a library makes by itself.
     """
 
     name: str
@@ -121,6 +139,7 @@ class Collective(msgspec.Struct, frozen=True, eq=False, gc=False):
     step: int = 0
     label: Label | None = None
     matrix: ByteMatrix | None = None
+    kernel: ExchangeKernel | None = None
 
 
 class _Message(msgspec.Struct, frozen=True, eq=False, gc=False):

@@ -164,7 +164,8 @@ def _terms_of(op: Meet, book: PlanBook) -> tuple[Any, ...]:
     """What an op asks for: its communicator, where its ranks stand for others, and the fields of a :class:`Request`."""
     if isinstance(op, Collective):
         name = op.communicator if book.groups.whole else ""
-        return name, op.kind, op.nbytes, op.dtype, op.redop, op.root, op.algorithm, op.protocol, op.matrix
+        asked_for = op.kind, op.nbytes, op.dtype, op.redop, op.root, op.algorithm, op.protocol, op.matrix, op.kernel
+        return name, *asked_for
     return "", "send", op.nbytes
 
 

@@ -19,7 +19,7 @@ from clustersim.core.model import Model, StepCost
 from clustersim.core.program import Program
 from clustersim.core.texts import Table
 from clustersim.model.seconds import setting
-from clustersim.model.seconds.host import BOOKKEEPING, FUSED_BOOKKEEPING, HostLaw, host_level
+from clustersim.model.seconds.host import HostLaw, bookkeeping, host_level
 from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import execution_of, layer_time_of, located
@@ -293,7 +293,9 @@ def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
         launch=gpu.launch.value * pace,  # which has the factor in it
         graphs=graphs,
         layer_time=None if seconds is None else seconds * factor,
-        bookkeeping=FUSED_BOOKKEEPING if parallel.router_fusion else BOOKKEEPING,
+        bookkeeping=bookkeeping(
+            fused=parallel.router_fusion, balance_loss=parallel.load_balancing.endswith("aux_loss")
+        ),
     )
 
 

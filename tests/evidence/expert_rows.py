@@ -65,7 +65,7 @@ def dispatching(row: Row, recipe: Table) -> Table:
         way |= DISPATCHERS[word]
     if word == "flex":
         remarks = row.get("notes", "").lower()
-        named = next((name for name in BACKENDS if name in remarks), None)
+        named = "uccl" if "over uccl" in remarks else next((name for name in BACKENDS if name in remarks), None)
         way |= {"flex_backend": named} if named else {}
     if way.get("dispatcher") != "flex":
         way.pop("flex_backend", None)
@@ -100,6 +100,4 @@ def nearest_played(row: Row) -> tuple[str, ...]:
     ("CUDA graphs of 'mamba' are not played",)
     """
     said = [f"CUDA graphs of {word!r} are not played" for word in graph_words(row) if word in UNPLAYED_SCOPES]
-    if "uccl" in row.get("notes", "").lower():
-        said.append("DeepEP over UCCL, whose proxies on the CPU post every message, is played as DeepEP")
     return tuple(said)

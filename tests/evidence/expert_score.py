@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 
 from clustersim import collectives, scenario
@@ -216,7 +217,8 @@ def kernel_line(path: Path) -> ScoreLine:
 
 
 def _trained(row: Table) -> bool:
-    return row["what"] in TRAINED and row["kind"] in TIMED
+    """A kernel of a step, on a machine that is known: of two Hopper systems hold the same rows over nodes."""
+    return row["what"] in TRAINED and row["kind"] in TIMED and row["device_sure"] == "1"
 
 
 def _kernel_errors(rows: Iterable[Table]) -> dict[str, list[float]]:
@@ -238,12 +240,16 @@ def kernel_seconds(row: Table) -> float:
     tokens_routed = routed(ExpertRouter(routing, mixture.experts, mixture.per_token, ranks, float(tokens)))
     reach = ranks // nodes if row["what"] == "deepep_normal" else ranks
     backend = "deepep" if row["what"] == "deepep_normal" else "hybridep"
-    spread = ExpertSpread(mixture, ranks, 1, float(tokens), tokens_routed, reach, "flex", backend)
+    sms = int(row["sms"])
+    spread = ExpertSpread(mixture, ranks, 1, float(tokens), tokens_routed, reach, "flex", backend, True, sms)
     group = _group(TOPOLOGIES[row["system"]], nodes, ranks)
     width = BYTES["bf16"] if row["kind"] in FULL_WIDTH else BYTES[row["dtype"]]
     planned = []
     for exchange in hops(spread, row["kind"], "F", home=row["kind"] == "combine"):
-        request = Request("all_to_all", exchange.elements * width, dtype="bf16", matrix=exchange.matrix)
+        kernel = exchange.kernel
+        if kernel is not None:  # scales and 8-bit elements make a row that many 16-bit ones
+            kernel = msgspec.structs.replace(kernel, row=kernel.row * width / 2.0)
+        request = Request("all_to_all", exchange.elements * width, dtype="bf16", matrix=exchange.matrix, kernel=kernel)
         planned.append(collectives.plan(request, group).time(group.topology.link_bandwidth))
     return max(planned)
 

@@ -267,6 +267,8 @@ def _exchanges(row: Row, stack: SplitStack, degrees: dict[str, int]) -> Table:
 def _with_experts(row: Row, stack: SplitStack, recipe: PublishedRecipe, parallel: Table) -> Table:
     """``[parallel]`` with what the row says of its experts; without a dispatcher where nothing is sent."""
     others = {name: value for name, value in parallel.items() if name not in {"dispatcher", "flex_backend"}}
+    if "functional tests" in row["framework"] and row["topk"] == "1":
+        others["load_balancing"] = "sinkhorn"  # tests/functional_tests/test_cases/moe/*/model_config.yaml
     return {**others, **dispatching(row, parallel), **overlapping(row, stack, recipe), **capacity(row)}
 
 

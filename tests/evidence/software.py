@@ -136,7 +136,8 @@ class PublishedRecipe(msgspec.Struct, frozen=True):
     Parameters
     ----------
     words : pattern of a row's ``model framework version gpu precision_recipe``, in lower case. source : where it can be
-        read. parallel : of ``[parallel]``. graphs : ``cuda_graph`` of ``[run]``. ep_overlap : as the column. layouts : its ``layout`` by the number of chunks of the whole pipeline, for a model of
+        read. parallel : of ``[parallel]``. graphs : ``cuda_graph`` of ``[run]``. ep_overlap : as the column.
+    layouts : its ``layout`` by the number of chunks of the whole pipeline, for a model of
         ``layers``. mtp : blocks that predict further tokens.
     """
 

@@ -81,13 +81,22 @@ POST = 0.25
 """What posting an exchange takes, in calls of a module: a function of torch.distributed inside a module that was called
 already. Megatron-LM's functional tests of dense models on H100 with no tensor parallelism, with it, and with sequence
 parallelism are 3, 5 and 6 % too fast by it; as whole calls 21 % too fast, 14 and 20 % too slow."""
-BOOKKEEPING = 8
-"""Calls of a mixture of experts beside those of its op list, in a pass forward or backward: scores, masks, counts, sorts
-and the balance loss. Qwen3-30B-A3B on p5 asks for 12 (17.4 ms a layer at the smallest batch, whatever the dispatcher),
-Megatron-LM's functional tests for 5: between the two, each is 10 to 20 % off."""
+BOOKKEEPING = 11
+"""Calls of a mixture of experts beside those of its op list, in a pass forward or backward: scores, masks, counts,
+sorts and the balance loss. Qwen3-30B-A3B on p5 asks for 12 (17.4 ms a layer at the smallest batch, whatever the
+dispatcher), Megatron-LM's functional tests with a balance loss for 9."""
+BALANCED_BOOKKEEPING = 4
+"""The same of routers without a balance loss: Megatron-LM's functional tests with Sinkhorn's of one expert."""
 FUSED_BOOKKEEPING = 3
 """The same where the router's kernels are fused (Megatron's ``moe_router_fusion``). NVIDIA's performance tables ask for
 4, Megatron-MoE-ModelZoo's for 2."""
+
+
+def bookkeeping(*, fused: bool, balance_loss: bool) -> int:
+    """Calls of a router beside those of its op list."""
+    if fused:
+        return FUSED_BOOKKEEPING
+    return BOOKKEEPING if balance_loss else BALANCED_BOOKKEEPING
 
 
 class HostLaw(msgspec.Struct, frozen=True):

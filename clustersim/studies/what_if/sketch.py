@@ -83,7 +83,8 @@ class Sketch:
 
     def _key(self, i: int, op: Transfer) -> Key:
         if isinstance(op, Collective):
-            return op.communicator, op.kind, op.nbytes, op.dtype, op.protocol, id(op.matrix), op.groups.shape[1]
+            asked_for = op.kind, op.nbytes, op.dtype, op.protocol, id(op.matrix), op.kernel
+            return op.communicator, *asked_for, op.groups.shape[1]
         if (own := (i, id(op.peer), op.nbytes)) not in self._keys:
             peer_role = self.role_of.get(int(op.peer[0]), i)
             near = self.mesh.gpus[[self.program.roles[k].ranks[0] for k in (i, peer_role)]] // self.mesh.nproc_per_node

@@ -387,6 +387,7 @@ class StageLay(msgspec.Struct, frozen=True):
                 step=step,
                 label=label,
                 matrix=exchange.matrix,
+                kernel=exchange.kernel,
             )
         )
 

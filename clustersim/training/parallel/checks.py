@@ -195,7 +195,7 @@ def _expert_settings(parallel: ParallelConfig, shape: ModelShape, world: int) ->
     if parallel.dispatcher == "allgather" and parallel.capacity_factor is not None:
         factor_text = f"capacity_factor = {parallel.capacity_factor:g} says; use 'alltoall'"
         raise _wrong(parallel, "dispatcher", f"sends every token everywhere, whatever {factor_text}")
-    if parallel.pad_to_capacity and parallel.dispatcher == "flex" and parallel.flex_backend == "deepep":
+    if parallel.pad_to_capacity and parallel.dispatcher == "flex" and parallel.flex_backend != "hybridep":
         raise _wrong(parallel, "pad_to_capacity", "is not what DeepEP has; use dispatcher = 'alltoall' or hybridep")
     if parallel.shared_expert_overlap and parallel.dispatcher == "allgather":
         why = "needs dispatcher = 'alltoall' or 'flex', not 'allgather'"

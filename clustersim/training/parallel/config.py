@@ -93,10 +93,12 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     cp_load_balancer : ``headtail``: rank r has chunks r and 2 cp - 1 - r of the sequence; ``none``: consecutive ones.
     sp_overlap_comm : DeepSpeed's Ulysses overlaps backward's all-to-alls of queries and keys with the products behind
         values and keys, where each has a product of its own.
-    dispatcher : how tokens reach their experts: ``allgather``, ``alltoall``, or ``flex`` by ``flex_backend``.
+    dispatcher : how tokens reach their experts: ``allgather``, ``alltoall``, or ``flex`` by ``flex_backend``, where
+        ``uccl`` is UCCL-EP in DeepEP's place. deepep_num_sms : that the kernels of these two run on.
     capacity_factor : an expert takes at most ``tokens * top_k / experts`` times this, and at least ``min_capacity``;
         absent is dropless. pad_to_capacity : experts' inputs are padded to it. drop_tokens : what is beyond is
         dropped; false grows the capacity to the largest load (DeepSpeed's).
+    load_balancing : of the router, Megatron's ``moe_router_load_balancing_type``; what it calls takes the host time.
     router_fusion : scores, choice and balance loss are fused kernels (Megatron's ``moe_router_fusion``), not called one
         by one.
     routing : see :class:`Routing`.
@@ -165,11 +167,13 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     cp_load_balancer: Literal["headtail", "none"] = "headtail"
     sp_overlap_comm: bool = False
     dispatcher: Literal["allgather", "alltoall", "flex"] = "allgather"
-    flex_backend: Literal["deepep", "hybridep"] = "deepep"
+    flex_backend: Literal["deepep", "hybridep", "uccl"] = "deepep"
+    deepep_num_sms: AtLeastOne = 20
     capacity_factor: Share | None = None
     min_capacity: Count = 0
     pad_to_capacity: bool = False
     drop_tokens: bool = True
+    load_balancing: Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"] = "aux_loss"
     router_fusion: bool = False
     routing: Routing = Routing()
     shared_expert_overlap: bool = False

@@ -18,6 +18,7 @@ import msgspec
 
 from clustersim.core.byte_matrix import ByteMatrix
 from clustersim.core.model import Kernel, Model, Tensor
+from clustersim.core.program import ExchangeKernel
 
 PARTS = ("F", "I", "W", "R")
 """Forward; gradient of the inputs, and all of backward that is no product with weights; gradient of the weights; a
@@ -60,6 +61,7 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
     per_sample : False where the size does not grow with the micro-batch (counts of tokens).
     communicator : name of the communicator, and so of the stream; empty for its dimensions' names joined.
     matrix : of an all_to_all whose pairs differ, what positions of the group have for each other, over ``elements``.
+    kernel : of an all_to_all that a library makes by itself.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
     per_sample: bool = True
     communicator: str = ""
     matrix: ByteMatrix | None = None
+    kernel: ExchangeKernel | None = None
 
 
 Item: TypeAlias = Work | Exchange

@@ -15,6 +15,7 @@ import numpy as np
 
 from clustersim.core.byte_matrix import ByteMatrix, byte_matrix
 from clustersim.core.model import Kernel
+from clustersim.core.program import ExchangeKernel
 from clustersim.training.partition.base import Exchange
 from clustersim.training.partition.nodes import TRAFFIC, Kernels, NodeListing, scaled
 from clustersim.training.partition.routing import RoutedTokens, distinct
@@ -50,6 +51,7 @@ class ExpertSpread(msgspec.Struct, frozen=True):
     routed : what positions send and receive. per_node : positions of a node.
     kind, backend : ``dispatcher`` and ``flex_backend``.
     counted : sizes are not known before the router spoke (dropless), so that the host has to read them.
+    sms : that DeepEP's kernels run on.
     """
 
     mixture: Mixture
@@ -61,6 +63,7 @@ class ExpertSpread(msgspec.Struct, frozen=True):
     kind: str = "alltoall"
     backend: str = "deepep"
     counted: bool = True
+    sms: int = 20
 
     @property
     def received(self) -> float:
@@ -234,7 +237,7 @@ class TwoHops(msgspec.Struct, frozen=True):
     def there(self, out: NodeListing, part: str) -> None:
         """Dispatch; DeepEP's host spins until counts are there, HybridEP's does not."""
         self._hops(out, "dispatch", part)
-        if self.spread.counted and self.spread.backend == "deepep":
+        if self.spread.counted and self.spread.backend != "hybridep":
             read_counts(out, part)
 
     def home(self, out: NodeListing, part: str) -> None:
@@ -264,11 +267,23 @@ def hops(s: ExpertSpread, exchange_name: str, part: str, *, home: bool = False) 
     """The exchanges of one dispatch, or of one combine (``home``), by two hops: they run beside each other."""
     width = s.tokens * s.mixture.hidden
     exchanges = []
+    phase = "combine" if home else "dispatch"
     for hop, (copies, matrix) in copies_of(s).items():
         directed = byte_matrix(matrix.array.T.tolist()) if matrix is not None and home else matrix
-        name = f"{exchange_name} {hop}"
+        kernel = None
+        if s.backend != "hybridep":
+            kernel = ExchangeKernel(s.backend, phase, s.mixture.hidden, copies, s.sms, far=hop == "rdma")
         exchanges.append(
-            Exchange(name, "all_to_all", EP, width * copies, part, communicator=f"ep {hop}", matrix=directed)
+            Exchange(
+                f"{exchange_name} {hop}",
+                "all_to_all",
+                EP,
+                width * copies,
+                part,
+                communicator=f"ep {hop}",
+                matrix=directed,
+                kernel=kernel,
+            )
         )
     return tuple(exchanges)
 

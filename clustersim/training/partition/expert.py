@@ -117,6 +117,7 @@ def spread_of(
         parallel.dispatcher,
         parallel.flex_backend,
         not parallel.pad_to_capacity,
+        parallel.deepep_num_sms,
     )
 
 

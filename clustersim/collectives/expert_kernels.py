@@ -1,0 +1,73 @@
+"""What the kernels of DeepEP and its kin take for a dispatch or a combine, in place of NCCL's sends and receives.
+
+A few SMs copy each token once for every rank, or node, that wants it (deepseek-ai/DeepEP csrc/kernels/intranode.cu,
+internode.cu):
+
+    ``start + max(wire, tokens (token + copies (copy + row / rate)) / sms)``
+
+with the SMs that the kernels are given, or, between nodes, a message for each token and node. GPUs post those by
+themselves (IBGDA) on InfiniBand and RoCE; where they cannot, a thread of the host does, one message after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from clustersim.core.program import DTYPE_BYTES, ExchangeKernel
+
+
+class KernelConstants(msgspec.Struct, frozen=True):
+    """Of one kind of kernel.
+
+    Parameters
+    ----------
+    start : [s] on one node. far_start, per_node : [s] between nodes, and for each node. token, copy : [s] of one SM for
+        a token, and for each of its copies. rate : [bytes/s] that one SM copies.
+    """
+
+    start: float
+    far_start: float
+    per_node: float
+    token: float
+    copy: float
+    rate: float
+
+
+CONSTANTS: Mapping[str, KernelConstants] = MappingProxyType(
+    {
+        "dispatch": KernelConstants(31.6e-6, 45e-6, 9e-6, 451e-9, 85e-9, 28.1e9),
+        "combine": KernelConstants(42.1e-6, 70e-6, 9e-6, 890e-9, 0.0, 25.8e9),
+    }
+)
+"""Least squares of the logarithms over DeepEP's normal kernels on H100, B200 and GB200 (github.com/ai-dynamo/
+aiconfigurator, 4 to 24 SMs, 1 to 131,072 tokens): each GPU is 8 to 21 % off when the others are fitted, 10.6 % in the
+median."""
+LINKS = 1.15
+"""Their bytes' time on NVLink, over that of NCCL's sends: 153 to 158 GB/s of an H800's 200 (DeepEP's README)."""
+POSTED: Mapping[tuple[str, str], float] = MappingProxyType({("deepep", "efa"): 0.9e-6, ("uccl", "efa"): 1.9e-6})
+"""Seconds of a rank for a message that a thread of the host posts, by library and transport: NVSHMEM's and UCCL's
+proxies over EFA (awslabs/awsome-distributed-ai, Qwen3-30B-A3B on p5: from 512 to 2,048 tokens a rank and from two nodes
+to four they take 0.9 and 1.8 to 2.4 us)."""
+
+
+def kernel_time(kernel: ExchangeKernel, nbytes: float, dtype: str, islands: int, net: str) -> Callable[[float], float]:
+    """Seconds of a dispatch or combine whose bytes take ``wire`` seconds on the links.
+
+    Parameters
+    ----------
+    nbytes : [bytes] that a rank sends, its own copies included. dtype : of the elements. islands : NVLink domains that
+    the group spans. net : transport between them.
+    """
+    constants = CONSTANTS[kernel.phase]
+    row = kernel.row * DTYPE_BYTES[dtype]
+    copies = nbytes / row
+    if kernel.far:
+        start = constants.far_start + constants.per_node * islands
+        least = copies * POSTED.get((kernel.library, net), 0.0)
+        return lambda wire: start + max(wire, least)
+    tokens = copies / kernel.copies
+    least = (tokens * constants.token + copies * (constants.copy + row / constants.rate)) / kernel.sms
+    return lambda wire: constants.start + max(LINKS * wire, least)
