@@ -15,6 +15,7 @@ from clustersim.explain.bounds import warnings
 from clustersim.explain.breakdown import Breakdown, breakdown
 from clustersim.explain.critical_path import CriticalPath, critical_path
 from clustersim.explain.knobs import KNOBS
+from clustersim.explain.mixture import MixtureSeconds, mixture
 from clustersim.explain.pieces import KERNELS, Pieces, workers
 from clustersim.explain.stalls import causes, stalls
 from clustersim.explain.step_words import shares as step_shares
@@ -37,7 +38,7 @@ KNOWN = 0.98
 class Explanation:
     """A ``verdict`` in one sentence, ``shares`` of the time, the ``causes`` that cost most, the critical ``path``,
     ``bounds`` of what knobs would save, ``warnings``, whose times it is about (``ranks``); the tables they were read
-    off; and the ``waterfall`` from peak to MFU."""
+    off; the ``waterfall`` from peak to MFU; and of a mixture of experts, what these cost (``mixture``)."""
 
     verdict: str
     shares: str
@@ -51,6 +52,7 @@ class Explanation:
     whatif: Columns
     critical_path: CriticalPath
     waterfall: list[Waterfall]
+    mixture: MixtureSeconds | None = None
 
     def __repr__(self) -> str:
         return f"<Explanation: {self.verdict}>"
@@ -58,7 +60,9 @@ class Explanation:
     def to_dict(self) -> Plain:
         """Plain values."""
         names = ("verdict", "shares", "causes", "path", "bounds", "warnings", "ranks", "stalls", "whatif")
-        return {name: getattr(self, name) for name in names} | {"waterfall": [row.to_dict() for row in self.waterfall]}
+        tables = {"waterfall": [row.to_dict() for row in self.waterfall]}
+        experts = {} if self.mixture is None else {"mixture": self.mixture.to_dict()}
+        return {name: getattr(self, name) for name in names} | tables | experts
 
 
 def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bounded: bool = True) -> Explanation:
@@ -69,6 +73,7 @@ def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bou
     table = stalls(all_causes, top)
     path = critical_path(timeline)
     bounds = _bounds(timeline, facts.peak_flops, bounded)
+    falls = waterfall(timeline, facts, all_causes.cut)
     trivial = (bounds["knob"] == "batch") & (bounds["saving"] > 1 - 1 / FACTOR - 1e-9)
     return Explanation(
         verdict=verdict(facts, all_causes),
@@ -82,7 +87,8 @@ def explain(timeline: Timeline, facts: RunFacts = UNKNOWN, *, top: int = 10, bou
         stalls=table,
         whatif=bounds,
         critical_path=path,
-        waterfall=waterfall(timeline, facts, all_causes.cut),
+        waterfall=falls,
+        mixture=mixture(timeline, facts, all_causes.cut, falls[0]),
     )
 
 

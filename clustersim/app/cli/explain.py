@@ -111,6 +111,8 @@ def _print(title: str, explanation: Explanation, whatif: list[str], idle: list[s
     """Sentences on stdout, one a line however long: they are for reading and for searching."""
     click.echo(f"{title}: {explanation.verdict}")
     click.echo(f"where the time goes: {explanation.shares}")
+    if explanation.mixture is not None:
+        click.echo(f"what experts cost: {explanation.mixture}")
     for line in _falls(explanation.waterfall):
         click.echo(line)
     click.echo(f"ranks: {explanation.ranks}")
