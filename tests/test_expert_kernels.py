@@ -1,0 +1,88 @@
+"""DeepEP's kernels in place of NCCL's sends: their SMs, what posts their messages, and what scores them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clustersim import collectives
+from clustersim.calibrate.score import scored
+from clustersim.cluster import files as fabrics
+from clustersim.collectives.base import Group, Request
+from clustersim.collectives.expert_kernels import CONSTANTS, POSTED, kernel_time
+from clustersim.core.program import ExchangeKernel
+from clustersim.model.seconds.host import bookkeeping
+from tests.evidence import expert_score
+
+ROW = 7168.0
+COPIES = 5.3
+
+
+def near(tokens: float, sms: int, wire: float = 0.0, phase: str = "dispatch") -> float:
+    kernel = ExchangeKernel("deepep", phase, ROW, COPIES, sms)
+    return kernel_time(kernel, tokens * COPIES * ROW * 2, "bf16", 1, "ib")(wire)
+
+
+def test_twice_the_sms_take_half_the_time_until_links_are_the_limit() -> None:
+    start = CONSTANTS["dispatch"].start
+    assert near(8192, 24) - start == pytest.approx((near(8192, 12) - start) / 2)
+    assert near(8192, 24, wire=1.0) == near(8192, 12, wire=1.0)
+
+
+@pytest.mark.parametrize("phase", CONSTANTS)
+def test_few_tokens_cost_the_start_and_more_cost_more(phase: str) -> None:
+    times = [near(tokens, 20, phase=phase) for tokens in (1, 128, 1024, 8192)]
+    assert times == sorted(times)
+    assert times[0] == pytest.approx(CONSTANTS[phase].start, rel=0.02)
+
+
+def test_a_thread_of_the_host_posts_a_message_for_each_token_and_node_on_efa() -> None:
+    messages = 2048.0
+    seconds = {}
+    for library, net in (("deepep", "ib"), ("deepep", "efa"), ("uccl", "efa")):
+        kernel = ExchangeKernel(library, "dispatch", ROW, 1.0, 20, far=True)
+        seconds[library, net] = kernel_time(kernel, messages * ROW * 2, "bf16", 2, net)(0.0)
+    start = seconds["deepep", "ib"]
+    for asked in POSTED:
+        assert seconds[asked] - start == pytest.approx(messages * POSTED[asked])
+
+
+def test_a_librarys_kernel_has_none_of_nccls_host_time() -> None:
+    machine = fabrics.load("hgx-h100", nodes=1)
+    group = Group(machine, machine.gpus)
+    kernel = ExchangeKernel("deepep", "dispatch", ROW, COPIES, 20)
+    plan = collectives.plan(Request("all_to_all", 2.0**20, dtype="bf16", kernel=kernel), group)
+    assert plan.host == pytest.approx(0.0)
+    assert plan.time(machine.link_bandwidth) > CONSTANTS["dispatch"].start
+
+
+def test_a_fused_router_is_called_less_than_one_without_a_balance_loss_and_that_less_than_one_with() -> None:
+    fused = bookkeeping(fused=True, balance_loss=True)
+    sinkhorn = bookkeeping(fused=False, balance_loss=False)
+    assert fused < sinkhorn < bookkeeping(fused=False, balance_loss=True)
+
+
+@pytest.mark.parametrize(("what", "kind"), [("deepep_normal", "combine"), ("trtllm_alltoall", "dispatch")])
+def test_a_timed_kernel_is_predicted_by_what_plays_a_step(what: str, kind: str) -> None:
+    sizes = {"hidden": "7168", "experts": "256", "topk": "8", "sms": "20", "dtype": "bf16"}
+    system = {"system": "gb200", "nodes": "1", "ranks": "4", "what": what, "kind": kind}
+    times = [expert_score.kernel_seconds({**system, **sizes, "tokens": str(n)}) for n in (1, 4096, 16384)]
+    assert times[0] < times[1] < times[2]
+
+
+def test_pairs_differ_in_one_choice_alone() -> None:
+    cells = {"case_id": "lab-1", "config_group": "g", "model": "m", "a2a_dispatcher": "alltoall", "ep": "8"}
+    same = {"ep_overlap": "0", "micro_batch_per_gpu": "1"}
+    changed = ({}, {"a2a_dispatcher": "deepep"}, {"a2a_dispatcher": "deepep", "ep": "16"}, {"micro_batch_per_gpu": "2"})
+    rows = [scored({**cells, **same, **change}, 1.0 + i, 1.0 + i) for i, change in enumerate(changed)]
+    pairs = [{first.measured, second.measured} for first, second in expert_score.published_pairs(rows)]
+    assert pairs == [{1.0, 2.0}, {2.0, 3.0}]
+    assert expert_score.pair_line(rows).value == 1.0
+
+
+def test_absent_tables_are_said_to_be_absent(tmp_path: Path) -> None:
+    line = expert_score.kernel_line(tmp_path / "comm_moe.csv.gz")
+    assert (line.reached, line.met) == (expert_score.ABSENT, False)
+    assert np.isnan(line.value)
