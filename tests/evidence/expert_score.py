@@ -43,7 +43,7 @@ DEEPSEEK = "pp16_ep64_deepseek_v3_256x8_h800.toml"
 DEEPSEEK_STEP = 19.926
 """Seconds of a step of 15,360 sequences on 2,048 H800 (DeepSeek-AI, Insights into DeepSeek-V3, arXiv 2505.09343)."""
 DEEPSEEK_MICROBATCHES = 120
-HOSTS = np.array([0.0, 0.5, 1.0, 1.5, 2.0])
+HOSTS = np.array([0.0, 0.5, 1.0, 2.0])
 """Levels of the host's calls, over the shipped ones, at which rows are played; steps between are interpolated."""
 FINE_HOSTS = np.linspace(HOSTS[0], HOSTS[-1], 81)
 ABSENT = "../shared/measurements is not here"
@@ -134,7 +134,7 @@ def step_lines(rows: list[Row]) -> Iterator[ScoreLine]:
 def left_out_line(rows: list[Row]) -> ScoreLine:
     """What is fitted on these rows is what calls take the host: each publisher with the level the others ask for."""
     first = [group[0] for group in grouped(predicted(rows), lambda row: row.cells["config_group"]).values()]
-    played = [(publisher(row.cells), row.measured, _at_levels(row.cells)) for row in first]
+    played = [(publisher(row.cells), row.measured, _at_levels(row)) for row in first]
     wrong = [(name, np.log(np.interp(FINE_HOSTS, HOSTS, steps) / seconds)) for name, seconds, steps in played]
     names = sorted({name for name, _ in wrong})
     off: list[float] = []
@@ -151,9 +151,9 @@ def left_out_line(rows: list[Row]) -> ScoreLine:
     return ScoreLine("the same, one publisher left out", reached, "15 %", float(middle), bool(middle <= 0.15))
 
 
-def _at_levels(row: Table) -> Floats:
-    text = json.dumps(scenario_table(row), sort_keys=True)
-    return np.array([_step(text, level) for level in HOSTS])
+def _at_levels(row: PredictedRow) -> Floats:
+    text = json.dumps(scenario_table(row.cells), sort_keys=True)
+    return np.array([row.predicted if level == 1.0 else _step(text, level) for level in HOSTS])
 
 
 CHOICES = ("a2a_dispatcher", "ep", "ep_overlap")
