@@ -43,8 +43,10 @@ DEEPSEEK = "pp16_ep64_deepseek_v3_256x8_h800.toml"
 DEEPSEEK_STEP = 19.926
 """Seconds of a step of 15,360 sequences on 2,048 H800 (DeepSeek-AI, Insights into DeepSeek-V3, arXiv 2505.09343)."""
 DEEPSEEK_MICROBATCHES = 120
-HOSTS = np.array([0.0, 0.5, 1.0, 2.0])
+HOSTS = np.array([0.25, 0.5, 1.0, 2.0])
 """Levels of the host's calls, over the shipped ones, at which rows are played; steps between are interpolated."""
+MOST_GPUS = 64
+"""Of runs that the host's level is asked of: larger ones take long to play, and say no more of a host."""
 FINE_HOSTS = np.linspace(HOSTS[0], HOSTS[-1], 81)
 ABSENT = "../shared/measurements is not here"
 
@@ -133,7 +135,8 @@ def step_lines(rows: list[Row]) -> Iterator[ScoreLine]:
 
 def left_out_line(rows: list[Row]) -> ScoreLine:
     """What is fitted on these rows is what calls take the host: each publisher with the level the others ask for."""
-    first = [group[0] for group in grouped(predicted(rows), lambda row: row.cells["config_group"]).values()]
+    small = [row for row in predicted(rows) if int(row.cells["gpus"]) <= MOST_GPUS]
+    first = [group[0] for group in grouped(small, lambda row: row.cells["config_group"]).values()]
     played = [(publisher(row.cells), row.measured, _at_levels(row)) for row in first]
     wrong = [(name, np.log(np.interp(FINE_HOSTS, HOSTS, steps) / seconds)) for name, seconds, steps in played]
     names = sorted({name for name, _ in wrong})
@@ -147,7 +150,9 @@ def left_out_line(rows: list[Row]) -> ScoreLine:
         level = int(np.argmin(np.mean(others, axis=0)))
         off += [abs(float(np.expm1(error[level]))) for owner, error in wrong if owner == name]
     middle, high = np.percentile(off, (50, 90))
-    reached = f"median {middle:.1%}, p90 {high:.1%} of {len(off)} groups; left out is the level of the host's calls"
+    reached = (
+        f"median {middle:.1%}, p90 {high:.1%} of {len(off)} groups on up to {MOST_GPUS} GPUs, with the others' host"
+    )
     return ScoreLine("the same, one publisher left out", reached, "15 %", float(middle), bool(middle <= 0.15))
 
 
