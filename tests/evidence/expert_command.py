@@ -16,15 +16,16 @@ HEAD = ("what", "reached", "target", "met")
 @click.command()
 @click.option("--shared", type=PATH, help="The folder of shared measurements, where it is not beside the project.")
 @click.option("--steps/--no-steps", default=True, help="Play the measured steps too, which takes minutes.")
+@click.option("--deepseek/--no-deepseek", default=False, help="Play DeepSeek-V3's step on 2,048 GPUs, too.")
 @markdown_option
 @json_option
-def experts(shared: Path | None, steps: bool, as_json: bool, markdown: bool) -> None:
+def experts(shared: Path | None, steps: bool, deepseek: bool, as_json: bool, markdown: bool) -> None:
     """Mixtures of experts: measured steps, a publisher left out, exchanges, order of choices, cliffs, DeepSeek-V3."""
     from tests.evidence import expert_score
 
     lines = []
     with working("predicting mixtures of experts") as progress:
-        for i, line in enumerate(expert_score.score_lines(shared or expert_score.SHARED, steps)):
+        for i, line in enumerate(expert_score.score_lines(shared or expert_score.SHARED, steps, deepseek)):
             lines.append(line)
             progress(i, None)
     cells = [
