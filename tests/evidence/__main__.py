@@ -19,7 +19,20 @@ def cli() -> None:
     """Predictions beside published figures; what the simulator itself costs."""
 
 
-COMMANDS = (evidence, experts, steps, memory, campaign_cases, claims, incidents, gloo_faults, bench, score, predict, moved)
+COMMANDS = (
+    evidence,
+    experts,
+    steps,
+    memory,
+    campaign_cases,
+    claims,
+    incidents,
+    gloo_faults,
+    bench,
+    score,
+    predict,
+    moved,
+)
 for command in COMMANDS:
     cli.add_command(command)
 
