@@ -56,14 +56,15 @@ def always(nbytes: float, n_layers: int) -> Floats:
     return np.full(2 * n_layers + 1, float(nbytes))
 
 
-def everything(elements: Floats, size: int, *, masters: bool = False) -> Holding:
+def everything(elements: Floats, size: int, *, masters: bool = False, frozen: float = 0.0) -> Holding:
     """Of a rank with the whole model: (layers,) ``elements`` of ``size`` bytes each, whose gradients backward piles up,
-    since zero_grad frees them. ``masters`` : 16-bit ones have fp32 copies."""
+    since zero_grad frees them. ``masters`` : 16-bit ones have fp32 copies. ``frozen`` : bytes of what is not
+    trained."""
     n = float(elements.sum())
     nothing = always(0.0, len(elements))
     copied = masters and size < 4
     return Holding(
-        size * n,
+        size * n + frozen,
         n,
         4.0 * n if copied else 0.0,
         4 if copied else size,

@@ -46,6 +46,8 @@ class Tensor:
     tied_to : name of the tensor it shares storage with, counted once (``lm_head.weight`` tied to the embedding).
     cut : how tensor parallelism divides it, one of :data:`CUTS`.
     width : int, elements of one row of its first dimension, which FSDP2 shards by; 1 for a vector.
+    frozen : it is not trained: no gradient and no state of an optimizer.
+    element : bytes of an element that is frozen, a part of one where it is quantised; of what is trained, the run's.
     """
 
     name: str
@@ -53,6 +55,13 @@ class Tensor:
     tied_to: str = ""
     cut: str = "whole"
     width: int = 1
+    frozen: bool = False
+    element: float = 0.0
+
+    @property
+    def quantised(self) -> bool:
+        """Whether it is kept in fewer bits than any product reads, and is written out before each."""
+        return self.frozen and self.element < 1.0
 
     @property
     def rows(self) -> int:
@@ -110,6 +119,7 @@ class Kernel:
     saved: float = 0.0
     kept: ByteSizes | None = None
     working: ByteSizes = (0.0, 0.0, 0.0)
+    halves: str = "IW"
 
     def kept_bytes(self, types: int) -> float:
         """Bytes per sample kept for backward in types of :data:`ByteSizes`."""
@@ -123,7 +133,7 @@ class Kernel:
         of scores in backward; everything else counts what it executes.
         """
         if self.kind == "attention":
-            return 3.0 * self.flops * (2.0 if self.causal else 1.0)
+            return (3.0 if self.halves else 1.0) * self.flops * (2.0 if self.causal else 1.0)
         return self.flops + self.backward_flops
 
 
@@ -153,6 +163,26 @@ class Layer:
     def parameters(self) -> int:
         """Elements of this layer's own parameters, tied tensors excluded."""
         return sum(t.numel for t in self.tensors if not t.tied_to)
+
+    @cached_property
+    def trained(self) -> int:
+        """Of these, elements that are trained."""
+        return sum(t.numel for t in self.tensors if not t.tied_to and not t.frozen)
+
+    @cached_property
+    def frozen_bytes(self) -> float:
+        """Bytes of its own tensors that are not."""
+        return sum(t.numel * t.element for t in self.tensors if t.frozen and not t.tied_to)
+
+    @cached_property
+    def unpacked(self) -> int:
+        """Elements of its quantised tensors, which each pass writes out for its products."""
+        return sum(t.numel for t in self.tensors if t.quantised)
+
+    @cached_property
+    def has_backward(self) -> bool:
+        """Whether backward reaches it: it does not go before the first tensor that is trained."""
+        return not self.kernels or any(kernel.halves for kernel in self.kernels)
 
 
 @dataclass(frozen=True)
@@ -199,12 +229,28 @@ class Model(Keeper):
         return sum(layer.parameters for layer in self.layers)
 
     @cached_property
+    def trained(self) -> int:
+        """Of these, elements that are trained: the others have no gradients and no states of an optimizer."""
+        return sum(layer.trained for layer in self.layers)
+
+    @cached_property
+    def frozen_bytes(self) -> float:
+        """Bytes of all tensors that are not."""
+        return sum(layer.frozen_bytes for layer in self.layers)
+
+    @property
+    def partly_frozen(self) -> bool:
+        """Whether something is not trained."""
+        return self.trained < self.parameters
+
+    @cached_property
     def gradients(self) -> Floats:
         """(layers,) float, elements of gradients by the layer whose backward makes them first: of a tied tensor the
         last one that has it."""
-        made = np.array([float(layer.parameters) for layer in self.layers])
-        home = {tensor.name: i for i, layer in enumerate(self.layers) for tensor in layer.tensors if not tensor.tied_to}
-        last = {tensor.tied_to: i for i, layer in enumerate(self.layers) for tensor in layer.tensors if tensor.tied_to}
+        made = np.array([float(layer.trained) for layer in self.layers])
+        tensors = [(i, tensor) for i, layer in enumerate(self.layers) for tensor in layer.tensors if not tensor.frozen]
+        home = {tensor.name: i for i, tensor in tensors if not tensor.tied_to}
+        last = {tensor.tied_to: i for i, tensor in tensors if tensor.tied_to}
         numel = {tensor.name: tensor.numel for layer in self.layers for tensor in layer.tensors if tensor.name in last}
         for name, i in last.items():
             if i > home.get(name, i):

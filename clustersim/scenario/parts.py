@@ -21,11 +21,12 @@ from clustersim.core.memo import kept_with_first
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model, StepCost
-from clustersim.core.program import Program
+from clustersim.core.program import DTYPE_BYTES, Program
 from clustersim.core.texts import Table, shown, there
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import CPU, Topology
 from clustersim.core.units import parse_nccl_version
+from clustersim.model.adapters import Trained, with_trained
 from clustersim.model.base import TransformerShape
 from clustersim.model.seconds import Execution, step_cost
 from clustersim.model.seconds.host import host_bandwidth, pace_of
@@ -34,6 +35,7 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.splitting import split
 from clustersim.training.memory import Training, memory, types_of
 from clustersim.training.parallel import ModelShape
+from clustersim.training.strategies.zero_config import ZeroConfig
 
 
 def machine(scenario: Scenario) -> tuple[Topology, Mesh]:
@@ -95,7 +97,59 @@ def located(scenario: Scenario, field: str, name: str) -> str:
 
 
 def model_of(scenario: Scenario) -> Model:
-    """What is trained."""
+    """What is trained, with what of it is frozen and adapters beside that."""
+    model = _built(scenario)
+    spec = scenario.file.model
+    if not spec.frozen and spec.adapter is None:
+        return model
+    with scenario.at("$.model.adapter" if spec.adapter else "$.model.frozen"):
+        _refuse_partly(scenario)
+        return _with_trained(model, trained_of(scenario))
+
+
+@kept_with_first(maxsize=8)
+def _with_trained(model: Model, trained: Trained) -> Model:
+    """:func:`with_trained`; a sweep asks for it again and again."""
+    return with_trained(model, trained)
+
+
+def trained_of(scenario: Scenario) -> Trained:
+    """What of the model is trained."""
+    spec = scenario.file.model
+    config = scenario.config
+    if spec.adapter is None:
+        # A shard is kept in another type than it is gathered in; of ZeRO only the optimizer's copies are.
+        dtype = config.state_dtype if scenario.strategy.name == "fsdp" else config.param_dtype
+        return Trained(spec.frozen, None, float(DTYPE_BYTES[dtype]))
+    dtype = compute_dtype(scenario)
+    wide = dtype != "fp32" == config.param_dtype
+    return Trained((), spec.adapter, float(DTYPE_BYTES[dtype]), wide)
+
+
+def compute_dtype(scenario: Scenario) -> str:
+    """What the weights of products are in: the frozen ones' type beside adapters, else that of all parameters."""
+    spec = scenario.file.model
+    if spec.adapter is None:
+        return scenario.config.param_dtype
+    return spec.adapter.base_dtype or (spec.dtype if spec.dtype in {"bf16", "fp16"} else "fp32")
+
+
+def _refuse_partly(scenario: Scenario) -> None:
+    """Raise :class:`ScenarioError` for a strategy that does not play frozen parts."""
+    from clustersim.training.strategies import STRATEGIES
+
+    known = ", ".join(repr(name) for name, row in STRATEGIES.items() if row.partly)
+    if not scenario.strategy.partly:
+        raise ScenarioError(f"strategy {scenario.strategy.name!r} does not play frozen parts; use one of {known}")
+    adapter = scenario.file.model.adapter
+    config = scenario.config
+    packed = adapter is not None and adapter.load_in_4bit
+    if packed and isinstance(config, ZeroConfig) and config.zero_optimization.stage == 3:
+        raise ScenarioError("load_in_4bit under ZeRO-3, which gathers weights by the element, is not played; use fsdp")
+
+
+def _built(scenario: Scenario) -> Model:
+    """The model as its file has it."""
     spec = scenario.file.model
     if spec.file is not None:
         return _traced(scenario, spec.file)
@@ -211,7 +265,7 @@ def execution_of(scenario: Scenario) -> Execution:
     config = scenario.config
     return Execution(
         dtype=spec.dtype,
-        param_dtype=config.param_dtype,
+        param_dtype=compute_dtype(scenario),
         attention_kernel=None if spec.attention == "flash" else spec.attention,
         activation_checkpointing=spec.activation_checkpointing,
         optimizer=_optimizer(scenario),
@@ -314,7 +368,8 @@ def memory_of(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, 
     training = Training(
         micro_batch_size=config.micro_batch_size,
         dtype=spec.dtype,
-        param_dtype=config.param_dtype,
+        param_dtype=compute_dtype(scenario),
+        trained_dtype=config.param_dtype,
         holding=None if whole else scenario.strategy.holding(model, mesh, config),
         # 16-bit parameters whose optimizer keeps fp32 have masters, shared or not.
         master_weights=config.state_dtype == "fp32",

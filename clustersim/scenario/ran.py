@@ -38,6 +38,8 @@ def ran(prepared: Prepared) -> Iterator[tuple[str, str]]:
     length = file.model.seq_len or (p.model.seq_len if file.model.file is not None else 0)
     tokens = f", {length:,} tokens a sample" if length else ""
     size = f"{p.model.parameters:,} parameters in {p.model.depth}"
+    if p.model.partly_frozen:
+        size = f"{size}, {p.model.trained:,} trained ({p.model.trained / p.model.parameters:.2%})"
     yield "model", f"{p.model.name}: {size}, {file.model.dtype}{tokens}"
     yield "strategy", f"{_strategy(p)}; {_batch(p)}"
     if p.scenario.changes:

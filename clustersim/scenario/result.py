@@ -199,6 +199,7 @@ class Result:
             "device": p.devices,
             "model": p.model.name,
             "parameters": p.model.parameters,
+            "trained_parameters": p.model.trained,
             "strategy": self.scenario.strategy.name,
             **self.summary,
             **figures.computed(self._values),

@@ -12,6 +12,7 @@ from clustersim.core.texts import Table
 from clustersim.core.units import Bandwidth, Bytes, Seconds
 from clustersim.core.variation import Variation
 from clustersim.engine.hang import Watchdogs
+from clustersim.model.adapters import Adapter
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.scenario.incident_table import Incident
 from clustersim.training.parallel import ParallelConfig
@@ -118,6 +119,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     float8_recipe : of ``dtype = "fp8"``, one scale a tensor (torchao's ``tensorwise``, Transformer Engine's delayed and
         current scaling), a row (torchao's ``rowwise``; ``rowwise_with_gw_hp`` leaves weight gradients in bf16) or a
         block (Transformer Engine's ``blockwise`` and ``mxfp8``, and ``nvfp4``, whose products are in 4 bits).
+    frozen : parameters that are not trained: patterns of their names or of their modules'
+        (``["model.embed_tokens", "model.layers.[0-7].*"]``).
+    adapter : low-rank adapters that are trained in place of the model's own parameters.
     options : anything else about the model's shape, such as ``layers = 2`` or BERT's ``head = "mlm"``.
     """
 
@@ -130,9 +134,15 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     implementation: Literal["eager", "flash", "megatron", "fused"] | None = None
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     float8_recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "nvfp4"] = "tensorwise"
+    frozen: tuple[str, ...] = ()
+    adapter: Adapter | None = None
     options: Table = {}
 
     def __post_init__(self) -> None:
+        if self.frozen and self.adapter is not None:
+            raise ValueError("frozen is for a model without [model.adapter], which freezes all but modules_to_save")
+        if self.adapter is not None and self.dtype == "fp8":
+            raise ValueError('dtype = "fp8" beside [model.adapter] is not played; use "bf16"')
         if [self.hf_config, self.file, self.name].count(None) != 2:
             raise ValueError("write one of hf_config, file and name")
         if self.file is not None:
@@ -149,6 +159,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             )
         if self.attention == "eager":
             raise ValueError('attention = "eager": a traced model runs the attention that was traced; leave it out')
+        if self.frozen or self.adapter is not None:
+            raise ValueError("frozen and adapter are not played with a traced model, whose backward is as it was traced")
         if self.options:
             raise ValueError(
                 f"options = {self.options}: a traced model is what was traced; trace it again to change it"

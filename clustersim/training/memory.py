@@ -29,7 +29,8 @@ class Training:
     Parameters
     ----------
     micro_batch_size : samples in flight. dtype : of the GEMMs. param_dtype : of parameters and gradients; fp32 with a
-        16-bit ``dtype`` is autocast, which keeps norm inputs in fp32 and a 16-bit copy of every weight.
+        16-bit ``dtype`` is autocast, which keeps norm inputs in fp32 and a 16-bit copy of every weight. trained_dtype :
+        of what is trained, where what is frozen has another type.
     activation_checkpointing : ``none``, ``full`` (block inputs only) or ``selective`` (torchtitan's per-op policy).
     optimizer : a key of :data:`STATES`. master_weights : it keeps fp32 copies and states of 16-bit parameters.
     compiled : ``torch.compile`` has fused the loss.
@@ -47,6 +48,7 @@ class Training:
     master_weights: bool = False
     compiled: bool = False
     holding: Holding | None = None
+    trained_dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.optimizer not in STATES:
@@ -69,8 +71,9 @@ def memory(model: Model, run: Training) -> MemoryUse:
     8160.0
     """
     types = types_of(run.dtype, run.param_dtype)
-    holding = run.holding or everything(model.gradients, DTYPE_BYTES[run.param_dtype], masters=run.master_weights)
-    held = _activations(model, run, types, DTYPE_BYTES[run.param_dtype] if holding.fresh else 0)
+    size = DTYPE_BYTES[run.trained_dtype or run.param_dtype]
+    holding = run.holding or everything(model.gradients, size, masters=run.master_weights, frozen=model.frozen_bytes)
+    held = _activations(model, run, types, size if holding.fresh else 0)
     n = len(model.layers)
     # A checkpointed block's copies go with its activations.
     policy = run.activation_checkpointing
@@ -79,6 +82,7 @@ def memory(model: Model, run: Training) -> MemoryUse:
         [2.0 * _cast(layer) * (types == AUTOCAST and k) for layer, k in zip(model.layers, kept_whole, strict=True)]
     )
     moments = np.arange(2 * n + 1)
+    unpacked = np.array([2.0 * max((t.numel for t in x.tensors if t.quantised), default=0) for x in model.layers])
     # foreach Adam holds one list of denominators of the parameters' size.
     foreach = run.optimizer_impl == "foreach" and STATES[run.optimizer] == 2
     course = MemoryCourse(
@@ -86,7 +90,7 @@ def memory(model: Model, run: Training) -> MemoryUse:
         {
             "parameters": always(holding.parameters, n),
             "gathered": holding.gathered,
-            "weight_copies": _kept(copies),
+            "weight_copies": _kept(copies) + np.concatenate([unpacked, unpacked[::-1], [0.0]]),
             "master_weights": always(holding.masters, n),
             "gradients": holding.gradients - held.missing * (holding.fresh == "gradients"),
             "optimizer_states": always(float(holding.state_bytes) * STATES[run.optimizer] * holding.updated, n),
@@ -186,6 +190,8 @@ def layer_bytes(layer: Layer, run: Training, types: int, gradient: int) -> Layer
     """What a layer keeps of a micro-batch, and what its backward holds at the fullest, going through its kernels from
     the last to the first: what is still kept, what the current one works with, and the gradient of the layer's output.
     ``gradient`` : bytes of an element of the parameters' gradients."""
+    if not layer.has_backward:
+        return LayerBytes(0.0, 0.0)
     if not any(kernel.saved for kernel in layer.kernels):
         return _told_bytes(layer, run, types)
     batch = run.micro_batch_size
@@ -234,8 +240,9 @@ def _told_bytes(layer: Layer, run: Training, types: int) -> LayerBytes:
 
 
 def weights(kernel: Kernel) -> int:
-    """Elements of the weights of a product."""
-    return kernel.n * kernel.k * kernel.repeat if kernel.kind == "gemm" and not kernel.batch else 0
+    """Elements of the weights of a product that are trained."""
+    plain = kernel.kind == "gemm" and not kernel.batch and "W" in kernel.halves
+    return kernel.n * kernel.k * kernel.repeat if plain else 0
 
 
 def _kept_outputs(layer: Layer) -> float:

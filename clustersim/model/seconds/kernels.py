@@ -63,9 +63,9 @@ def flops(kernel: Kernel, part: str) -> float:
 
 def parts(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[float, float]:
     """Seconds of arithmetic and of memory traffic of a kernel, without the kernel floor."""
-    if kernel.kind == "host" or (part == "W" and not weighted(kernel)):
-        return 0.0, 0.0
     backward = part not in {"F", "R"}
+    if kernel.kind == "host" or (part == "W" and not weighted(kernel)) or (backward and not kernel.halves):
+        return 0.0, 0.0
     if kernel.kind == "memory":
         return 0.0, memory_time(where, kernel, batch, backward=backward)
     if kernel.kind == "attention":
@@ -116,8 +116,9 @@ def _linear(setting: Setting, kernel: Kernel, batch: float, part: str) -> tuple[
         compute, memory = parts_of(setting, m, n, k, count)
         return compute / (share * forward_share(setting)), memory
     # Gradient of the second operand (weights), then of the first (inputs), which the first layer does not need.
-    both = [parts_of(gradient_setting(setting), k, n, m, count)] if part != "I" or not weighted(kernel) else []
-    if part != "W" and kernel.backward_flops >= 1.5 * kernel.flops:
+    of_weights = "W" in kernel.halves and (part != "I" or not weighted(kernel))
+    both = [parts_of(gradient_setting(setting), k, n, m, count)] if of_weights else []
+    if kernel.halves == "I" or (part != "W" and kernel.backward_flops >= 1.5 * kernel.flops):
         both.append(parts_of(setting, m, k, n, count))
     seconds = [max(compute / share, memory) for compute, memory in both]
     if setting.summed_bytes and weighted(kernel) and part != "I":

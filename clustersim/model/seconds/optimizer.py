@@ -36,8 +36,8 @@ def check(optimizer: str | None, implementation: str) -> None:
 
 
 def fused_traffic(model: Model, optimizer: str | None, *, element_bytes: int = 4) -> float:
-    """Bytes a fused step reads and writes for all parameters of a model; 0 for None."""
-    return float(PASSES[optimizer][0] * element_bytes * model.parameters) if optimizer else 0.0
+    """Bytes a fused step reads and writes for all parameters that are trained; 0 for None."""
+    return float(PASSES[optimizer][0] * element_bytes * model.trained) if optimizer else 0.0
 
 
 def optimizer_time(
@@ -64,8 +64,8 @@ def optimizer_time(
 
 
 def tensors_of(model: Model) -> int:
-    """Parameter tensors of a model, tied ones once."""
-    return sum(not tensor.tied_to for layer in model.layers for tensor in layer.tensors)
+    """Parameter tensors of a model that are trained, tied ones once."""
+    return sum(not tensor.tied_to and not tensor.frozen for layer in model.layers for tensor in layer.tensors)
 
 
 def passes_of(optimizer: str, implementation: str) -> int:

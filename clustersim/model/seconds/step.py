@@ -13,7 +13,7 @@ from clustersim.core.program import DTYPE_BYTES
 from clustersim.model.seconds.base import CONSTANTS, ComputeConstants, Execution, Setting, setting
 from clustersim.model.seconds.kernels import launches
 from clustersim.model.seconds.optimizer import fused_traffic, optimizer_floor, optimizer_time, tensors_of
-from clustersim.model.seconds.price import Pass, cast_time, price
+from clustersim.model.seconds.price import Pass, cast_time, price, unpack_time
 
 USUAL = Execution()
 CHECKPOINTING = ("none", "full", "selective")
@@ -45,7 +45,7 @@ def _cost(where: Setting, model: Model, batch: int, how: Execution) -> StepCost:
     volta = 0 < where.device.sm < 80
     forward, backward = _passes(where, model, batch, how.activation_checkpointing, how.layer_time)
     state_bytes = DTYPE_BYTES[how.state_dtype or how.param_dtype]
-    sizes = (model.parameters, tensors_of(model))
+    sizes = (model.trained, tensors_of(model))
     return StepCost(
         forward=np.array([cost.seconds for cost in forward]),
         backward=np.array([cost.seconds for cost in backward]),
@@ -87,7 +87,7 @@ def _passes(
     costs = []
     for layer in model.layers:
         recompute = checkpointing if layer.kind == "block" else "none"
-        key = (layer.kind, layer.kernels, layer.parameters, recompute)
+        key = (layer.kind, layer.kernels, layer.parameters, layer.trained, layer.unpacked, recompute)
         if key not in known:
             known[key] = _layer(where, layer, batch, recompute, seconds)
         costs.append(known[key])
@@ -107,10 +107,15 @@ def _layer(where: Setting, layer: Layer, batch: int, recompute: str, seconds: fl
     if dense and seconds is not None:
         where = _launched(where, layer, seconds)
     cast = cast_time(where, layer.parameters) if layer.kind != "embedding" else 0.0
+    uncast = cast_time(where, layer.trained) if layer.kind != "embedding" else 0.0
+    unpacked = unpack_time(where, layer) if layer.unpacked else 0.0
     again = {"none": (), "full": kernels, "selective": _selective(kernels)}[recompute]
-    ahead = price(where, ((kernels, "F"),), batch, dense=dense, more=cast)
-    back = price(where, ((kernels, "B"), (again, "R")), batch, dense=dense, more=cast)
-    return ahead, back
+    ahead = price(where, ((kernels, "F"),), batch, dense=dense, more=cast + unpacked)
+    if not layer.has_backward:
+        return ahead, price(where, (), batch, dense=dense)
+    # Backward writes quantised weights out again for the gradients of inputs, and once more where forward is repeated.
+    more = uncast + unpacked * (2.0 if again else 1.0)
+    return ahead, price(where, ((kernels, "B"), (again, "R")), batch, dense=dense, more=more)
 
 
 def _selective(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:

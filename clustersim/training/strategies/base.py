@@ -54,10 +54,11 @@ class StrategyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 def whole(model: Model, config: StrategyConfig) -> Holding:
     """What a rank keeps that has all of the model, and of its gradients, which later micro-batches add to."""
-    found = everything(model.gradients, DTYPE_BYTES[config.param_dtype])
+    size = DTYPE_BYTES[config.param_dtype]
+    found = everything(model.gradients, size, frozen=model.frozen_bytes)
     if config.gradient_accumulation_steps == 1:
         return found
-    return msgspec.structs.replace(found, gradients=always(found.parameters, len(model.layers)), fresh="")
+    return msgspec.structs.replace(found, gradients=always(float(size * model.trained), len(model.layers)), fresh="")
 
 
 Build = Callable[[Model, StepCost, Mesh, Any, int, int], Program]
@@ -78,6 +79,7 @@ class Strategy(msgspec.Struct, frozen=True):
     report : ``(program, timeline, topology, mesh, config) -> Figures``, which only this strategy has.
     holding : ``(model, mesh, config) -> Holding``, what one rank keeps in memory; everything where nothing is said.
     together : ``(config) -> bool``, whether its ranks wait for each other every step; else each has a pace of its own.
+    partly : it plays models of which a part is frozen.
     period : after how many steps what its ranks do repeats, a number or ``(config) -> int``; more than 1 where they
         exchange only in some steps (local SGD, DiLoCo). Figures of a step are means over whole periods.
     """
@@ -91,6 +93,7 @@ class Strategy(msgspec.Struct, frozen=True):
     report: Callable[[Program, Timeline, Topology, Mesh, Any], StrategyFigures] | None = None
     holding: Callable[[Model, Mesh, Any], Holding] = lambda model, mesh, config: whole(model, config)
     together: Callable[[Any], bool] = lambda config: True
+    partly: bool = False
     period: int | Callable[[Any], int] = 1
 
     def period_of(self, config: StrategyConfig) -> int:

@@ -21,7 +21,7 @@ class DDPBucket(msgspec.Struct, frozen=True):
 
 @kept_with_first(maxsize=1)
 def ready_order(model: Model) -> tuple[tuple[Tensor, ...], ...]:
-    """Tensors whose gradient becomes final in each layer's backward, in that order; indexed by layer.
+    """Trained tensors whose gradient becomes final in each layer's backward, in that order; indexed by layer.
 
     Within a layer that is the reverse of registration. A tensor used by several layers (tied embeddings) is final only
     in the earliest of them, since backward reaches that one last.
@@ -34,7 +34,7 @@ def ready_order(model: Model) -> tuple[tuple[Tensor, ...], ...]:
     final: list[list[Tensor]] = [[] for _ in model.layers]
     for layer in reversed(model.layers):
         for tensor in reversed(layer.tensors):
-            if not tensor.tied_to:
+            if not tensor.tied_to and not tensor.frozen:
                 final[home[tensor.name]].append(tensor)
     return tuple(tuple(tensors) for tensors in final)
 

@@ -104,7 +104,7 @@ def _buckets(
     if rebuilds and rebuilt:
         final = ready_order(model)
         return tuple(assign((t for i in reversed(range(len(final))) for t in final[i]), element, *limits))
-    registered = [t for layer in model.layers for t in layer.tensors if not t.tied_to]
+    registered = [t for layer in model.layers for t in layer.tensors if not t.tied_to and not t.frozen]
     # The small first bucket is filled from the front of the model, then the list is turned round: it is launched last.
     limits = (2**63, 2**63) if rebuilds else limits
     return tuple(reversed(assign(registered, element, *limits)))
@@ -257,11 +257,11 @@ def _sizes(layout: Sequence[DDPBucket]) -> str:
 def holding(model: Model, mesh: Mesh, config: DDPConfig) -> Holding:
     """Everything, and buckets as large as the gradients, which zero_grad does not free; views of them are both."""
     base_holding = base.whole(model, config)
-    buckets = always(base_holding.parameters, len(model.layers))
+    buckets = always(float(DTYPE_BYTES[config.param_dtype] * model.trained), len(model.layers))
     if config.gradient_as_bucket_view:
         return msgspec.structs.replace(base_holding, gradients=buckets, fresh="")
     return msgspec.structs.replace(base_holding, buffers=buckets)
 
 
 build = walked(DDP)
-STRATEGY = base.Strategy("ddp", DDPConfig, build, holding=holding)
+STRATEGY = base.Strategy("ddp", DDPConfig, build, holding=holding, partly=True)

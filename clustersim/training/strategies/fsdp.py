@@ -29,7 +29,7 @@ from clustersim.core.model import Model, StepCost
 from clustersim.core.units import format_bytes
 from clustersim.training.schedules import Action
 from clustersim.training.strategies import base, fsdp_memory, sharded
-from clustersim.training.strategies.fsdp_config import FSDPConfig, FSDPPlan, element_bytes, gathered_bytes, plan
+from clustersim.training.strategies.fsdp_config import FSDPConfig, FSDPPlan, element_bytes, plan, unit_bytes
 from clustersim.training.strategies.primitives import collective
 from clustersim.training.strategies.walk import WHOLE, LayerPart, Place, walked
 
@@ -87,6 +87,11 @@ class Shards:
         if forward and place == (0, 0):
             self.freed.clear()  # events of the last backward are long past, so they do not count
         enters, leaves = (first, end) if forward else (end, first)
+        if not forward and {enters, leaves} & self.plan.ahead:
+            # No hook of a backward that does not come; what was gathered ahead is given back at its end.
+            self.gathered.pop(self.plan.segments[leaves if enters is None else enters][0], None)
+            yield WHOLE
+            return
         if enters is not None and action.kind != "W":
             self.ops.waits = (*self.ops.waits, *self._enter(enters, forward=forward))
         yield WHOLE
@@ -129,7 +134,7 @@ class Shards:
 
     @property
     def numel(self) -> float:
-        """Elements of this rank's shard."""
+        """Elements of this rank's shard that are trained."""
         return sum(unit.padded(self.plan.degree) for unit in self.plan.units) / self.plan.degree
 
     # --- parameters --------------------------------------------------------------------------------------------------
@@ -184,8 +189,7 @@ class Shards:
             self.freed.append(self.kernel)
 
     def _param_bytes(self, unit: int) -> float:
-        made = self.plan.units[unit]
-        return float(made.padded(self.plan.degree) * gathered_bytes(self.config, block=made.is_block))
+        return unit_bytes(self.config, self.plan.units[unit], self.plan.degree)
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
@@ -193,6 +197,8 @@ class Shards:
         """The post-backward hook: accumulate, or copy, cast, divide and reduce."""
         name = self.plan.units[unit].name
         numel = self.plan.units[unit].padded(self.plan.degree)
+        if not numel:
+            return
         param_bytes, wire, _ = element_bytes(self.config)
         piled = self.config.no_sync and not first
         if not sync:
@@ -282,8 +288,9 @@ class FSDP(Shards):
         """Units, groups and element types in words."""
         config = self.config
         plan = self.plan
-        largest = max(plan.units, key=lambda unit: unit.numel)
-        size = format_bytes(float(largest.numel * element_bytes(config)[0]))
+        sizes = [unit.numel * element_bytes(config)[0] + unit.frozen_bytes(1, element_bytes(config)[0]) for unit in plan.units]
+        largest = plan.units[sizes.index(max(sizes))]
+        size = format_bytes(float(max(sizes)))
         name = config.sharding_strategy or f"reshard_after_forward={config.reshard_after_forward}"
         shape = f"{plan.shard.size} ranks = {plan.degree} shards x {plan.replicate.shape[1]} replicas"
         return (
@@ -294,4 +301,4 @@ class FSDP(Shards):
 
 
 build = walked(FSDP)
-STRATEGY = base.Strategy("fsdp", FSDPConfig, build, holding=fsdp_memory.holding)
+STRATEGY = base.Strategy("fsdp", FSDPConfig, build, holding=fsdp_memory.holding, partly=True)

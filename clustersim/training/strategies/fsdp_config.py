@@ -135,7 +135,7 @@ class FSDPPlan:
     units, segments : of :mod:`clustersim.training.strategies.sharded`. shard : (groups, members), who shares
     parameters. backward : groups of backward's all_gather, smaller after ``reshard_after_forward = n``. replicate :
     (groups, members), who holds the same shard; one member each where nothing is replicated. roots : units that stay
-    gathered behind their forward, since backward begins with them.
+    gathered behind their forward, since backward begins with them. ahead : segments that backward does not reach.
     """
 
     units: tuple[sharded.ShardUnit, ...]
@@ -144,6 +144,7 @@ class FSDPPlan:
     backward: Ints
     replicate: Ints
     roots: frozenset[int] = frozenset({0})
+    ahead: frozenset[int] = frozenset()
 
     @property
     def degree(self) -> int:
@@ -152,8 +153,8 @@ class FSDPPlan:
 
     @cached_property
     def first_of(self) -> dict[int, int]:
-        """The first segment of each unit, which backward reaches last."""
-        return {unit: s for s, (unit, _) in reversed([*enumerate(self.segments)])}
+        """The first segment of each unit that backward reaches, and it reaches that last."""
+        return {unit: s for s, (unit, _) in reversed([*enumerate(self.segments)]) if s not in self.ahead}
 
     @cached_property
     def last_of(self) -> dict[int, int]:
@@ -162,7 +163,13 @@ class FSDPPlan:
 
 
 def plan(model: Model, mesh: Mesh, config: FSDPConfig) -> FSDPPlan:
-    """Units and groups. Raises :class:`ProgramError` where degrees do not fit the world."""
+    """Units and groups. Raises :class:`ProgramError` where degrees do not fit the world, and for frozen parts of flat
+    parameters."""
+    if config.version == 1 and model.partly_frozen:
+        raise ProgramError(
+            "version = 1 gathers and reduces flat parameters, in which frozen ones are not told from others; use "
+            "version = 2 (at $.strategy.version)"
+        )
     wrapped = sharded.units(
         model.layers,
         config.blocks_per_unit,
@@ -181,7 +188,9 @@ def plan(model: Model, mesh: Mesh, config: FSDPConfig) -> FSDPPlan:
             )
         backward = sharded.shard_groups(mesh, again, "$.strategy.reshard_after_forward")
     spans = sharded.segments(len(model.layers), wrapped)
-    return FSDPPlan(wrapped, spans, shard, backward, np.ascontiguousarray(shard.T), last_unit(config, spans))
+    reached = [any(model.layers[i].has_backward for i in layers) for _, layers in spans]
+    ahead = frozenset(s for s, is_reached in enumerate(reached) if not is_reached)
+    return FSDPPlan(wrapped, spans, shard, backward, np.ascontiguousarray(shard.T), last_unit(config, spans), ahead)
 
 
 def last_unit(config: FSDPConfig, spans: sharded.Segments) -> frozenset[int]:
@@ -221,6 +230,13 @@ def gathered_bytes(config: FSDPConfig, *, block: bool) -> int:
     """Bytes of an element of a unit's parameters as they are gathered and computed with; embedding and head stay in 16
     bits where blocks have 8."""
     return 1 if config.float8_all_gather and block else DTYPE_BYTES[config.param_dtype]
+
+
+def unit_bytes(config: FSDPConfig, unit: sharded.ShardUnit, degree: int) -> float:
+    """Bytes of a unit as it is gathered: what is trained as it is computed with, what is frozen as it is kept, if that
+    is less."""
+    trained = unit.padded(degree) * gathered_bytes(config, block=unit.is_block)
+    return float(trained + unit.frozen_bytes(degree, DTYPE_BYTES[config.param_dtype]))
 
 
 def accumulated_bytes(config: FSDPConfig) -> int:

@@ -10,6 +10,8 @@ Units in flight follow from who waits for whom in :mod:`clustersim.training.stra
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from clustersim.core.arrays import Floats
@@ -21,8 +23,8 @@ from clustersim.training.strategies.fsdp_config import (
     FSDPPlan,
     accumulated_bytes,
     element_bytes,
-    gathered_bytes,
     plan,
+    unit_bytes,
 )
 from clustersim.training.strategies.sharded import Segments
 
@@ -34,6 +36,7 @@ def holding(model: Model, mesh: Mesh, config: FSDPConfig) -> Holding:
     degree = laid.degree
     state_bytes = element_bytes(config)[2]
     shard = sum(unit.padded(degree) for unit in laid.units) / degree
+    frozen = sum(unit.frozen_bytes(degree, math.inf) for unit in laid.units) / degree
     gradients = always(0.0, n)
     if not config.cpu_offload:
         gradients = _reduced(laid, n, state_bytes / degree)
@@ -42,7 +45,7 @@ def holding(model: Model, mesh: Mesh, config: FSDPConfig) -> Holding:
     if config.no_sync and config.gradient_accumulation_steps > 1:
         gradients = gradients + always(accumulated_bytes(config) * sum(unit.numel for unit in laid.units), n)
     return Holding(
-        parameters=0.0 if config.cpu_offload else state_bytes * shard,
+        parameters=0.0 if config.cpu_offload else state_bytes * shard + frozen,
         updated=0.0 if config.cpu_offload else shard,
         masters=0.0,
         state_bytes=state_bytes,
@@ -67,7 +70,7 @@ def _gathered(laid: FSDPPlan, config: FSDPConfig, n: int) -> Floats:
     gathered = np.zeros(2 * n + 1)
     if laid.degree == 1 and config.param_dtype == config.orig_dtype and not config.cpu_offload:
         return gathered  # nothing is borrowed, and nothing cast
-    sizes = [float(gathered_bytes(config, block=unit.is_block) * unit.padded(laid.degree)) for unit in laid.units]
+    sizes = [unit_bytes(config, unit, laid.degree) for unit in laid.units]
     order = laid.segments
     for s, (unit, layers) in enumerate(order):
         live = _live_forward(s, order, config)

@@ -28,9 +28,12 @@ three; half-precision weights go out as they are made."""
 class ShardUnit(msgspec.Struct, frozen=True):
     """Parameters that are gathered, freed and reduced together.
 
-    name : of its first layer, or ``"root"``. layers : indices into the model's layers. numel : elements of its own.
-    shapes : (rows, elements of a row) of each parameter, where every one is sharded by its rows (version 2); empty
+    name : of its first layer, or ``"root"``. layers : indices into the model's layers. numel : elements of its own that
+    are trained.
+    shapes : (rows, elements of a row) of each of these, where every one is sharded by its rows (version 2); empty
         where all are one flat parameter. is_block : it is no end of the model.
+    frozen : (rows, elements of a row, bytes of an element) of its parameters that are not trained, which are gathered
+        and not reduced.
     """
 
     name: str
@@ -38,13 +41,19 @@ class ShardUnit(msgspec.Struct, frozen=True):
     numel: int
     shapes: tuple[tuple[int, int], ...] = ()
     is_block: bool = True
+    frozen: tuple[tuple[int, int, float], ...] = ()
 
     def padded(self, members: int) -> int:
-        """Elements that the group gathers and reduces: the flat parameter padded to a multiple of its size, or each
-        parameter's rows (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``padded_sharded_param_size``)."""
+        """Trained elements that the group gathers and reduces: the flat parameter padded to a multiple of its size, or
+        each parameter's rows (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``padded_sharded_param_size``)."""
         if self.shapes:
             return sum(-(-rows // members) * members * width for rows, width in self.shapes)
         return -(-self.numel // members) * members
+
+    def frozen_bytes(self, members: int, most: float) -> float:
+        """Bytes of the parameters that are not trained, padded alike: as they are kept, and at ``most`` so many an
+        element, where mixed precision casts them ahead of a gather."""
+        return sum(-(-rows // members) * members * width * min(size, most) for rows, width, size in self.frozen)
 
 
 Segments = tuple[tuple[int, tuple[int, ...]], ...]
@@ -99,7 +108,7 @@ def units(
     if open_unit:
         wrapped.append(open_unit)
     named = [_unit(layers[unit_layers[0]].name, layers, unit_layers, each=each) for unit_layers in wrapped]
-    return (_unit("root", layers, root, each=each), *(unit for unit in named if unit.numel))
+    return (_unit("root", layers, root, each=each), *(unit for unit in named if unit.numel or unit.frozen))
 
 
 def _with_ends(
@@ -112,19 +121,22 @@ def _with_ends(
     rest = [i for i in root.layers if i not in {*first, *last}]
     ends = [_unit(layers[some[0]].name, layers, some, each=each) for some in (first, last) if some]
     in_order = sorted((*ends, *blocks), key=lambda unit: unit.layers)
-    return (_unit("root", layers, rest, each=each), *(unit for unit in in_order if unit.numel))
+    return (_unit("root", layers, rest, each=each), *(unit for unit in in_order if unit.numel or unit.frozen))
 
 
 def _unit(name: str, layers: Sequence[_ShardedLayer], some: list[int], *, each: bool) -> ShardUnit:
     """Some of the layers as a unit."""
     made = shapes([layers[i] for i in some]) if each else ()
     ends = name == "root" or any(layers[i].kind in {"embedding", "head", "loss"} for i in some)
-    return ShardUnit(name, tuple(some), _numel(layers, some), made, not ends)
+    own = [t for i in some for t in layers[i].tensors if not t.tied_to]
+    frozen = tuple((t.rows, t.width, t.element) for t in own if t.frozen)
+    numel = sum(t.numel for t in own if not t.frozen)
+    return ShardUnit(name, tuple(some), numel, made, not ends, frozen)
 
 
 def shapes(layers: Sequence[_ShardedLayer]) -> tuple[tuple[int, int], ...]:
-    """(rows, elements of a row) of each parameter, tied ones once."""
-    return tuple((t.rows, t.width) for layer in layers for t in layer.tensors if not t.tied_to)
+    """(rows, elements of a row) of each parameter that is trained, tied ones once."""
+    return tuple((t.rows, t.width) for layer in layers for t in layer.tensors if not t.tied_to and not t.frozen)
 
 
 def _numel(layers: Sequence[_ShardedLayer], unit_layers: list[int]) -> int:

@@ -27,4 +27,4 @@ class SingleHooks(WholeModelHooks[SingleConfig]):
 
 
 build = walked(SingleHooks)
-STRATEGY = base.Strategy("single", SingleConfig, build, world_size=1)
+STRATEGY = base.Strategy("single", SingleConfig, build, world_size=1, partly=True)

@@ -221,7 +221,7 @@ class WholeModelHooks(Generic[C]):
         """One kernel; behind a backward, from the second micro-batch on, gradients pile up."""
         yield WHOLE
         if action.kind == "B" and action.microbatch and not place[1]:
-            traffic = 3.0 * self.model.parameters * DTYPE_BYTES[self.config.param_dtype]  # two reads and a write
+            traffic = 3.0 * self.model.trained * DTYPE_BYTES[self.config.param_dtype]  # two reads and a write
             self.ops.compute("accumulate gradients", base.gradient_pass(traffic, self.cost), "gradient")
 
     def finish(self) -> None:

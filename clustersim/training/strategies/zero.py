@@ -76,7 +76,7 @@ class Zero12(Zero):
 
     def _accumulate(self) -> None:
         """Gradients of this micro-batch are added to those already there."""
-        traffic = 3.0 * sharded.nbytes(self.model.parameters, self.config.param_dtype)
+        traffic = 3.0 * sharded.nbytes(self.model.trained, self.config.param_dtype)
         self.ops.compute("accumulate gradients", base.gradient_pass(traffic, self.cost), "gradient", nbytes=traffic)
 
     def send(self, k: int, numel: int, nbytes: float, after: int) -> int:
@@ -86,7 +86,7 @@ class Zero12(Zero):
         if block.use_multi_rank_bucket_allreduce or not block.reduce_scatter:
             return collective(self.ops, "all_reduce", f"bucket {k}", nbytes, self.group, (after,), dtype=dtype)
         # Parts are contiguous, and buckets fill from the end: the last rank's part comes first.
-        part = -(-self.model.parameters // self.ranks)
+        part = -(-self.model.trained // self.ranks)
         done = after
         position = sum(self.sent)
         end = position + numel
@@ -101,8 +101,8 @@ class Zero12(Zero):
         return done
 
     def publish(self, updated: int) -> tuple[int, ...]:
-        """All parameters, in calls of a bucket each."""
-        self.sent, size = [], float(self.model.parameters)
+        """All trained parameters, in calls of a bucket each."""
+        self.sent, size = [], float(self.model.trained)
         calls = max(1, int(size // max(1, elements(self.config.zero_optimization.allgather_bucket_size))))
         nbytes = sharded.nbytes(size / calls, self.config.param_dtype)
         done = updated
@@ -113,7 +113,7 @@ class Zero12(Zero):
     def notes(self) -> tuple[str, ...]:
         """Buckets in words."""
         block = self.config.zero_optimization
-        parameters = self.model.parameters
+        parameters = self.model.trained
         size = elements(block.reduce_bucket_size)
         how = "beside backward" if block.overlaps else "on the compute stream"
         nbytes = format_bytes(float(min(size, parameters) * DTYPE_BYTES[self.config.param_dtype]))
@@ -139,11 +139,11 @@ def holding(model: Model, mesh: Mesh, config: ZeroConfig) -> Holding:
     ranks = mesh.world_size
     n = len(model.layers)
     size = DTYPE_BYTES[config.param_dtype]
-    numel = float(model.parameters)
+    numel = float(model.trained)
     updated = 0.0 if config.offloads_optimizer else numel / ranks
-    kept_numel = numel if block.stage < 3 else 0.0 if config.offloads_parameters else numel / ranks
+    kept_share = 1.0 if block.stage < 3 else 0.0 if config.offloads_parameters else 1.0 / ranks
     return Holding(
-        parameters=size * kept_numel,
+        parameters=(size * numel + model.frozen_bytes) * kept_share,
         updated=updated,
         masters=4.0 * updated if size < 4 else 0.0,
         state_bytes=4,
@@ -158,7 +158,7 @@ def _gradients(model: Model, ranks: int, config: ZeroConfig) -> Floats:
     optimizer takes them away."""
     size = DTYPE_BYTES[config.param_dtype]
     n = len(model.layers)
-    by_layer = np.array([float(size) * layer.parameters for layer in model.layers])
+    by_layer = np.array([float(size) * layer.trained for layer in model.layers])
     if config.zero_optimization.stage == 1:
         if config.gradient_accumulation_steps > 1:
             return always(by_layer.sum(), n)
@@ -192,7 +192,7 @@ def _buffers(model: Model, updated: float, config: ZeroConfig) -> Floats:
     block = config.zero_optimization
     n = len(model.layers)
     size = DTYPE_BYTES[config.param_dtype]
-    bucket = float(size * min(elements(block.reduce_bucket_size), model.parameters))
+    bucket = float(size * min(elements(block.reduce_bucket_size), model.trained))
     buffers = np.zeros(2 * n + 1)
     if block.stage == 3:
         buffers[:] = bucket
@@ -204,4 +204,4 @@ def _buffers(model: Model, updated: float, config: ZeroConfig) -> Floats:
 
 
 build = walked(hooks)
-STRATEGY = base.Strategy("zero", ZeroConfig, build, holding=holding)
+STRATEGY = base.Strategy("zero", ZeroConfig, build, holding=holding, partly=True)

@@ -45,7 +45,7 @@ INT8 = 1.0
 class Module(msgspec.Struct, frozen=True):
     """A sub-module with parameters to gather.
 
-    name : str. layer : index of the model's layer. numel : elements gathered. gradients : tensors, all of them.
+    name : str. layer : index of the model's layer. numel : elements gathered. gradients : its tensors that have one.
     share : of the layer's time spent in it; a GEMM's work grows with its weight.
     """
 
@@ -78,13 +78,14 @@ def modules(model: Model, block: ZeroOptimization) -> tuple[Module, ...]:
         sizes = [sum(t.numel for t in tensors if t.numel >= threshold) for tensors in groups.values()]
         total = sum(sizes)
         if not total:
-            own = tuple(t for t in layer.tensors if not t.tied_to)
+            own = tuple(t for t in layer.tensors if not t.tied_to and not t.frozen)
             all_modules.append(Module(layer.name, i, 0, own, 1.0))
             continue
         small = tuple(t for tensors, n in zip(groups.values(), sizes, strict=True) if not n for t in tensors)
         for (name, tensors), n in zip(groups.items(), sizes, strict=True):
             if n:
-                all_modules.append(Module(name, i, n, (*tensors, *small), n / total))
+                trained = tuple(t for t in (*tensors, *small) if not t.frozen)
+                all_modules.append(Module(name, i, n, trained, n / total))
                 small = ()
     return tuple(all_modules)
 

@@ -75,7 +75,7 @@ class Zero(WholeModelHooks[ZeroConfig]):
 
     def finish(self) -> None:
         """Overflow and norm, Adam on this rank's part, and parameters to everybody."""
-        numel = self.model.parameters / self.ranks
+        numel = self.model.trained / self.ranks
         after = self._finite_norm(numel, self.joined(tuple(self.home[-1:] or self.reduced[-1:])))
         updated = self._update(numel, after)
         self.reduced = []

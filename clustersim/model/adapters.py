@@ -1,0 +1,296 @@
+"""What of a model is trained: parts that are frozen, and low-rank adapters beside frozen products.
+
+A frozen tensor has no gradient, no state of an optimizer and no product for its gradient, and what only that product
+would read is not kept. Gradients of inputs flow back to the first tensor that is trained, and no further. An adapter
+(LoRA, arXiv:2106.09685) adds to a product ``x W`` the product ``(x A) B`` of a low rank; under QLoRA (arXiv:2305.14314)
+``W`` is kept in 4 bits and written out in 16 ahead of each product that reads it.
+
+Modules are named as PEFT names them; what autograd keeps is checked with torch's MemTracker
+(tests/test_adapters_torch.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from clustersim.core.errors import ModelError, few, nearest
+from clustersim.core.model import Kernel, Layer, Model, Tensor
+from clustersim.model.backward import LayerLinks, ProductLink, linked, rewritten
+
+ALL_LINEAR = "all-linear"
+"""PEFT's word for every linear but the head."""
+BLOCK = 64
+"""Weights that share one scale in 4 bits (bitsandbytes, functional.py, ``quantize_4bit``)."""
+SCALES = 256
+"""Scales that share one scale, where they are quantised too."""
+
+
+class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[model.adapter]``: low-rank adapters beside frozen weights, which alone are trained.
+
+    Parameters
+    ----------
+    rank : of the adapters' products (PEFT's ``r``).
+    target_modules : linears that have one, by the last parts of their names (``["q_proj", "v_proj"]``), or
+        ``["all-linear"]`` for all but the head.
+    dropout : a share of the adapters' inputs is dropped, so that each keeps an input of its own.
+    modules_to_save : modules that are trained as a whole beside the adapters.
+    load_in_4bit : the frozen linears but the head are kept in 4 bits with a scale for 64 (bitsandbytes' NF4 and FP4).
+    bnb_4bit_use_double_quant : those scales are kept in 8 bits: 4.127 bits a weight for 4.5.
+    base_dtype : of what is frozen and not in 4 bits; ``dtype`` of the model where it has 16 bits, else fp32.
+    """
+
+    rank: Annotated[int, Meta(ge=1, le=65_536)]
+    target_modules: Annotated[tuple[str, ...], Meta(min_length=1)]
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    modules_to_save: tuple[str, ...] = ()
+    load_in_4bit: bool = False
+    bnb_4bit_use_double_quant: bool = False
+    base_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.base_dtype not in {None, "fp32", "bf16", "fp16"}:
+            raise ValueError(f"base_dtype {self.base_dtype!r} must be 'bf16', 'fp16' or 'fp32'")
+        if self.bnb_4bit_use_double_quant and not self.load_in_4bit:
+            raise ValueError("bnb_4bit_use_double_quant needs load_in_4bit = true")
+
+    @property
+    def packed_bytes(self) -> float:
+        """Bytes of a weight in 4 bits with its part of the scales.
+
+        >>> round(8 * Adapter(rank=8, target_modules=("q_proj",), load_in_4bit=True).packed_bytes, 3)
+        4.5
+        """
+        scale = (8.0 + 32.0 / SCALES) / BLOCK if self.bnb_4bit_use_double_quant else 32.0 / BLOCK
+        return (4.0 + scale) / 8.0
+
+
+class Trained(msgspec.Struct, frozen=True):
+    """What of a model is trained.
+
+    Parameters
+    ----------
+    frozen : patterns of parameters' or modules' names that are not. adapter : beside what is not, None for none.
+    element : bytes of a frozen element. wide : adapters are kept in fp32 beside 16-bit weights, as PEFT has them.
+    """
+
+    frozen: tuple[str, ...] = ()
+    adapter: Adapter | None = None
+    element: float = 4.0
+    wide: bool = False
+
+
+def with_trained(model: Model, trained: Trained) -> Model:
+    """The model with what is frozen marked, its backward cut to what that leaves, and adapters added.
+
+    Raises :class:`ModelError` for a pattern or a target that names nothing, and for what is not played: adapters of
+    experts and of anything but a linear, and frozen convolutions behind something that is trained.
+    """
+    _refuse_tied(model, trained)
+    links = [linked(layer) for layer in model.layers]
+    frozen = _frozen_names(model, trained)
+    targets = _targets(model, links, trained.adapter) if trained.adapter else frozenset()
+    if clash := sorted(targets - frozen):
+        raise ModelError(f"{model.name}: {clash[0]} is in modules_to_save and has an adapter; take it out of one")
+    layers = []
+    reached = False
+    known: dict[object, Layer] = {}
+    for layer, links_of in zip(model.layers, links, strict=True):
+        marked = _marked(layer, links_of, frozen, trained)
+        work = _Rewriting(links_of, trained.adapter, targets, trained.wide)
+        made = work.layer(layer, marked, known, reached=reached)
+        layers.append(made)
+        reached = reached or bool(made.trained)
+    changed = replace(model, layers=tuple(layers))
+    if not changed.trained:
+        raise ModelError(f"{model.name}: nothing is trained; {few(sorted(trained.frozen), 3)} freeze every parameter")
+    return replace(changed, notes=(*model.notes, *_notes(changed, trained)))
+
+
+def _notes(model: Model, trained: Trained) -> tuple[str, ...]:
+    """What is to be known of figures of it."""
+    share = model.trained / model.parameters
+    text = f"{model.trained:,} of {model.parameters:,} parameters are trained ({share:.2%})"
+    return (
+        f"{text}: FLOPs and MFU leave out the weight gradients of the others, which nobody computes; the range is that "
+        "of steps that train everything, no published step of this kind was compared",
+    )
+
+
+class _Rewriting(msgspec.Struct, frozen=True):
+    """How layers change: their links, the adapter, the names of the weights that have one, and whether it is fp32."""
+
+    links: LayerLinks
+    adapter: Adapter | None
+    targets: Collection[str]
+    wide: bool
+
+    def layer(self, layer: Layer, tensors: tuple[Tensor, ...], known: dict[object, Layer], *, reached: bool) -> Layer:
+        """A layer with its ``tensors`` marked; ``reached`` : something before it is trained."""
+        adapted = {link.tensor for link in self.links.products if link.tensor in self.targets}
+        here = tuple(link.tensor in adapted for link in self.links.products)
+        state = tuple((t.frozen, t.element) for t in tensors)
+        key = (layer.kernels, state, here, reached)
+        if key not in known:
+            kernels = rewritten(layer, self.links, tensors, reached=reached, adapted=adapted, add=self._beside)
+            known[key] = replace(layer, kernels=kernels, activation_bytes=sum(kernel.saved for kernel in kernels))
+        same = known[key]
+        with_adapters = self._with_tensors(tensors, adapted)
+        return replace(same, name=layer.name, tensors=with_adapters)
+
+    def _beside(self, link: ProductLink, product: Kernel, *, first: bool) -> tuple[Kernel, ...]:
+        """The adapter's kernels behind a product; ``first`` : of those that read the same input."""
+        return () if self.adapter is None else _adapter_kernels(link, product, self.adapter, first, self.wide)
+
+    def _with_tensors(self, tensors: tuple[Tensor, ...], adapted: Collection[str]) -> tuple[Tensor, ...]:
+        """The tensors, each that has an adapter followed by its two."""
+        listed: list[Tensor] = []
+        for tensor in tensors:
+            listed.append(tensor)
+            if self.adapter is not None and tensor.name in adapted:
+                link = next(link for link in self.links.products if link.tensor == tensor.name)
+                rank = self.adapter.rank
+                module = tensor.name.removesuffix(".weight")
+                listed.append(Tensor(f"{module}.lora_A.weight", rank * link.n_in, width=link.n_in))
+                listed.append(Tensor(f"{module}.lora_B.weight", rank * link.n_out, width=rank))
+        return tuple(listed)
+
+
+def _adapter_kernels(
+    link: ProductLink, product: Kernel, adapter: Adapter, first: bool, wide: bool
+) -> tuple[Kernel, ...]:
+    """Dropout and casts of the input, two products of the rank, the scaling and the sum (peft/tuners/lora/layer.py,
+    ``forward``; bnb.py casts nothing under autocast).
+
+    One input is kept for all adapters that read it, unless each drops or casts its own.
+    """
+    rows = product.flops / (2.0 * product.n * product.k)
+    name = product.name
+    casts = wide and not adapter.load_in_4bit
+    kept_input = rows * link.n_in if first or casts or adapter.dropout else 0.0
+    listed: list[Kernel] = []
+    if casts:
+        listed.append(_passes(f"{name}_lora_cast", rows * link.n_in, 6.0, 6.0, (2, 2)))
+    if adapter.dropout:
+        mask = rows * link.n_in
+        dropped = _passes(f"{name}_lora_dropout", mask, 2.25, 2.25, (1, 1))
+        listed.append(replace(dropped, saved=mask / 2.0, kept=(mask, mask, mask)))
+    listed += [
+        _product(f"{name}_lora_A", product, rows, (link.n_in, adapter.rank), kept_input),
+        _product(f"{name}_lora_B", product, rows, (adapter.rank, link.n_out), rows * adapter.rank),
+        _passes(f"{name}_lora_scale", rows * link.n_out, 2.0, 2.0, (1, 1)),
+        _passes(f"{name}_lora_sum", rows * link.n_out, 3.0, 3.0 * link.n_in / link.n_out, (1, 1)),
+    ]
+    return tuple(listed)
+
+
+def _product(name: str, of: Kernel, rows: float, sizes: tuple[int, int], kept: float) -> Kernel:
+    """A product of ``rows`` a sample with weights of ``sizes`` (in, out) that keeps so many elements."""
+    n_in, n_out = sizes
+    flops = 2.0 * rows * n_in * n_out
+    moved = rows * (n_in + n_out)
+    return Kernel(
+        name,
+        "gemm",
+        m=of.m,
+        n=n_out,
+        k=n_in,
+        flops=flops,
+        backward_flops=2.0 * flops,
+        nbytes=moved,
+        backward_nbytes=2.0 * moved,
+        saved=kept,
+        kept=(2.0 * kept, 2.0 * kept, 4.0 * kept),
+        working=(2.0 * moved, 2.0 * moved, 4.0 * moved),
+    )
+
+
+def _passes(name: str, elements: float, ahead: float, back: float, launches: tuple[int, int]) -> Kernel:
+    """A bandwidth-bound op of so many passes over ``elements`` a sample that keeps nothing."""
+    return Kernel(
+        name,
+        "memory",
+        nbytes=ahead * elements,
+        backward_nbytes=back * elements,
+        launches=launches[0],
+        backward_launches=launches[1],
+        kept=(0.0, 0.0, 0.0),
+    )
+
+
+def _refuse_tied(model: Model, trained: Trained) -> None:
+    """Raise for a head that is trained apart from the embedding whose weights it has."""
+    saved = trained.adapter.modules_to_save if trained.adapter else ()
+    for tensor in (tensor for layer in model.layers for tensor in layer.tensors if tensor.tied_to):
+        for names in (saved, trained.frozen):
+            if _matches(tensor.name, names, ends=names is saved) != _matches(tensor.tied_to, names, ends=names is saved):
+                raise ModelError(
+                    f"{model.name}: {tensor.name} has the weights of {tensor.tied_to}; name both or neither of them"
+                )
+
+
+def _matches(name: str, patterns: Sequence[str], *, ends: bool = False) -> bool:
+    """Whether a parameter's name is one of the patterns, or in a module of such a name; ``ends`` : of a module whose
+    name ends so, as PEFT reads its lists."""
+    module = name.rpartition(".")[0]
+    if ends:
+        return any(f".{module}.".find(f".{pattern}.") >= 0 for pattern in patterns)
+    return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for pattern in patterns)
+
+
+def _frozen_names(model: Model, trained: Trained) -> frozenset[str]:
+    """Names of tensors that are not trained. Raises for a pattern that names none."""
+    names = [tensor.name for layer in model.layers for tensor in layer.tensors]
+    adapter = trained.adapter
+    patterns = adapter.modules_to_save if adapter else trained.frozen
+    for pattern in patterns:
+        if not any(_matches(name, (pattern,), ends=adapter is not None) for name in names):
+            modules = sorted({name.rpartition(".")[0] for name in names})
+            field = "modules_to_save" if adapter else "frozen"
+            raise ModelError(f"{model.name}: no parameter is in {pattern!r} of {field}; {nearest(pattern, modules)}")
+    if adapter is not None:
+        return frozenset(name for name in names if not _matches(name, patterns, ends=True))
+    return frozenset(name for name in names if _matches(name, patterns))
+
+
+def _targets(model: Model, links: Sequence[LayerLinks], adapter: Adapter) -> frozenset[str]:
+    """Names of the weights that have an adapter. Raises for a target that is no linear of the model."""
+    linears = {link.tensor: link for layer in links for link in layer.products}
+    modules = {name.removesuffix(".weight"): name for name in linears}
+    heads = {tensor.name for layer in model.layers for tensor in layer.tensors if layer.kind == "head"}
+    ends = sorted({module.rpartition(".")[2] for module in modules})
+    targets: set[str] = set()
+    for target in adapter.target_modules:
+        if target == ALL_LINEAR:
+            named = {name for name in linears if name not in heads}
+        else:
+            named = {name for module, name in modules.items() if module == target or module.endswith(f".{target}")}
+        if not named:
+            experts = any(f".{target}." in f".{tensor.name}." for layer in model.layers for tensor in layer.tensors)
+            why = "is no plain linear: adapters of experts and embeddings are not played" if experts else "names none"
+            raise ModelError(f"{model.name}: target_modules: {target!r} {why}; {nearest(target, ends)} or {ALL_LINEAR}")
+        targets |= named
+    return frozenset(targets)
+
+
+def _marked(layer: Layer, links: LayerLinks, frozen: Collection[str], trained: Trained) -> tuple[Tensor, ...]:
+    """A layer's tensors, those that are not trained marked, with the bytes that they are kept in."""
+    adapter = trained.adapter
+    packed = adapter is not None and adapter.load_in_4bit and layer.kind not in {"head", "embedding"}
+    if packed and any(tensor.cut.startswith("expert") for tensor in layer.tensors):
+        raise ModelError(f"{layer.name}: load_in_4bit of experts is not played; leave it out")
+    linears = {link.tensor for link in links.products}
+
+    def marked(tensor: Tensor) -> Tensor:
+        if tensor.name not in frozen and tensor.tied_to not in frozen:
+            return tensor
+        small = adapter.packed_bytes if adapter is not None and packed and tensor.name in linears else 0.0
+        return replace(tensor, frozen=True, element=small or trained.element)
+
+    return tuple(map(marked, layer.tensors))

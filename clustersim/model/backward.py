@@ -1,0 +1,293 @@
+"""Which products of a layer multiply by which tensors, and what is left of its backward where some are frozen.
+
+A product's weights are told by their sizes and their place: a layer lists its kernels and its tensors in the same order
+as far as sizes are alike. Where nothing in front of a layer is trained, backward ends at the first kernel that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from clustersim.core.errors import ModelError
+from clustersim.core.model import Kernel, Layer, Tensor
+
+Kernels = tuple[Kernel, ...]
+Beside = Callable[..., Kernels]
+"""``(link, product, first=) -> kernels`` that an adapter adds behind a product."""
+NOTHING = (0.0, 0.0, 0.0)
+
+
+class ProductLink(msgspec.Struct, frozen=True):
+    """A weight and the products that multiply by it: ``n_in`` to ``n_out`` elements a token.
+
+    kernels : indices in the layer; two where the products of one tensor are described apart (gate and up in one).
+    """
+
+    tensor: str
+    kernels: tuple[int, ...]
+    n_in: int
+    n_out: int
+
+
+class LayerLinks(msgspec.Struct, frozen=True):
+    """Of one layer: plain products with their weights, and indices of products whose weights cannot be told apart:
+    those of ``experts``, and ``others``."""
+
+    products: tuple[ProductLink, ...]
+    experts: tuple[int, ...]
+    others: tuple[int, ...]
+
+    def of(self, kernel: int) -> ProductLink | None:
+        """The weight of a kernel, where one is known."""
+        return next((link for link in self.products if kernel in link.kernels), None)
+
+
+def linked(layer: Layer) -> LayerLinks:
+    """Which weight each product of a layer multiplies by."""
+    weights = [tensor for tensor in layer.tensors if tensor.rows > 1 and tensor.width > 1]
+    links: list[ProductLink] = []
+    experts: list[int] = []
+    others: list[int] = []
+    pending: dict[tuple[int, int], int] = {}
+    for i, kernel in enumerate(layer.kernels):
+        if kernel.kind in {"conv", "recurrent"}:
+            others.append(i)
+        if kernel.kind != "gemm" or kernel.batch:
+            continue
+        if kernel.cut.startswith("expert"):
+            experts.append(i)
+            continue
+        size = kernel.n, kernel.k
+        if size in pending:
+            links[pending[size]] = msgspec.structs.replace(links[pending.pop(size)], kernels=(i - 1, i))
+            continue
+        tensor = _weight_of(kernel, weights)
+        if tensor is None:
+            others.append(i)
+            continue
+        weights.remove(tensor)
+        wide = tensor.numel // kernel.k
+        if wide != kernel.n:
+            pending[size] = len(links)
+        links.append(ProductLink(tensor.name, (i,), kernel.k, wide))
+    return LayerLinks(tuple(links), tuple(experts), tuple(others))
+
+
+def _weight_of(kernel: Kernel, weights: Sequence[Tensor]) -> Tensor | None:
+    """The first weight of a product's sizes, of those that are cut as it is if there is one; else one that is twice as
+    wide, which two products share."""
+    for times in (1, 2):
+        shapes = {(times * kernel.n, kernel.k), (kernel.k, times * kernel.n)}
+        alike = [tensor for tensor in weights if (tensor.rows, tensor.width) in shapes]
+        cut = [tensor for tensor in alike if tensor.cut == kernel.cut]
+        if alike:
+            return (cut or alike)[0]
+    return None
+
+
+def rewritten(
+    layer: Layer, links: LayerLinks, tensors: Sequence[Tensor], *, reached: bool, adapted: Collection[str], add: Beside
+) -> Kernels:
+    """The layer's kernels with the backward that its frozen ``tensors`` leave, and what ``add`` puts behind products
+    whose weights are ``adapted``; ``reached`` : something before the layer is trained, so that gradients pass it.
+
+    Raises :class:`ModelError` for products of which only a part is frozen and nobody can tell which.
+    """
+    work = _Rewriter(layer, links, {t.name for t in tensors if t.frozen}, frozenset(adapted), add)
+    work.check(tensors, reached=reached)
+    if not work.frozen:
+        return layer.kernels
+    if not reached and not adapted and all(tensor.frozen for tensor in tensors):
+        return tuple(_without_backward(kernel) for kernel in layer.kernels)
+    return tuple(work.kernels(tensors, reached=reached))
+
+
+class _Rewriter(msgspec.Struct, frozen=True):
+    """What :func:`rewritten` is about."""
+
+    layer: Layer
+    links: LayerLinks
+    frozen: Collection[str]
+    adapted: frozenset[str]
+    add: Beside
+
+    def check(self, tensors: Sequence[Tensor], *, reached: bool) -> None:
+        """Raise for what cannot be said of this layer."""
+        untold = {"experts": self.links.experts, "others": self.links.others}
+        of_products = {link.tensor for link in self.links.products}
+        rest = [t for t in tensors if t.name not in of_products and t.width > 1]
+        groups = {
+            "experts": [t for t in rest if t.cut.startswith("expert")],
+            "others": [t for t in rest if not t.cut.startswith("expert")],
+        }
+        for kind, kernels in untold.items():
+            some = {tensor.frozen for tensor in groups[kind]}
+            if kernels and len(some) > 1:
+                names = ", ".join(tensor.name for tensor in groups[kind] if tensor.frozen)
+                raise ModelError(f"{self.layer.name}: {names} cannot be frozen alone; freeze the whole layer or none")
+        convolved = any(self.layer.kernels[i].kind in {"conv", "recurrent"} for i in self.links.others)
+        if convolved and self.frozen and (reached or self.adapted or len(self.frozen) < len(tensors)):
+            raise ModelError(
+                f"{self.layer.name}: a frozen convolution or recurrence behind or beside something trained is not "
+                "played; freeze whole layers from the first on"
+            )
+
+    def kernels(self, tensors: Sequence[Tensor], *, reached: bool) -> Iterator[Kernel]:
+        """One after the other."""
+        experts_frozen = any(t.frozen for t in tensors if t.cut.startswith("expert"))
+        others_frozen = all(t.frozen for t in tensors if t.width > 1)
+        norms_frozen = all(t.frozen for t in tensors if t.width == 1)
+        begins = 0 if reached else self._first_trained(tensors)
+        # What reads the same input as the first trained product needs no gradient of it.
+        group_end = begins if reached else self._group_end(begins)
+        kernels = self._kept_elsewhere()
+        sharing = self._sharing()
+        given: set[int] = set()
+        for i, kernel in enumerate(kernels):
+            link = self.links.of(i)
+            before = not reached and i < begins
+            beside = not reached and begins <= i <= group_end
+            if link is not None or i in self.links.experts or i in self.links.others:
+                all_frozen = (
+                    link.tensor in self.frozen
+                    if link is not None
+                    else experts_frozen if i in self.links.experts else others_frozen
+                )
+                if not all_frozen:
+                    yield _weights_only(kernel) if beside else kernel
+                elif before or beside:
+                    yield _without_backward(kernel)
+                else:
+                    yield _inputs_only(kernel)
+                if link is not None and link.tensor in self.adapted and i == link.kernels[-1]:
+                    first = sharing[i] not in given
+                    given.add(sharing[i])
+                    added = self.add(link, kernel, first=first)
+                    yield from (_weights_only(k) if beside and k.name.endswith("lora_A") else k for k in added)
+            elif before or (kernel.name == "bias_gradients" and norms_frozen):
+                yield _without_backward(kernel)
+            elif norms_frozen and "norm" in kernel.name:
+                yield _norm_of_frozen(kernel)
+            elif kernel.name == "gather" and norms_frozen and others_frozen:
+                yield _without_backward(kernel)
+            else:
+                yield kernel
+
+    def _first_trained(self, tensors: Sequence[Tensor]) -> int:
+        """The first kernel that trains something: of the layer's vectors, its norms; 0 where that is not told."""
+        if any(not t.frozen for t in tensors if t.width == 1):
+            return 0
+        trained = {t.name for t in tensors if not t.frozen} | self.adapted
+        places = [link.kernels[0] for link in self.links.products if link.tensor in trained]
+        known = {link.tensor for link in self.links.products}
+        return min(places) if places and all(t.frozen or t.name in known for t in tensors) else 0
+
+    def _group_end(self, begins: int) -> int:
+        """The last product that reads what the product at ``begins`` reads."""
+        sharing = self._sharing()
+        return max((i for i in sharing if sharing[i] == sharing.get(begins)), default=begins)
+
+    def _sharing(self) -> dict[int, int]:
+        """Product -> the first of those that read the same input, which keeps it."""
+        keepers: dict[int, int] = {}
+        shared: dict[int, int] = {}
+        for i, kernel in enumerate(self.layer.kernels):
+            if self.links.of(i) is None:
+                continue
+            if kernel.saved:
+                keepers[kernel.k] = i
+            shared[i] = keepers.setdefault(kernel.k, i)
+        return shared
+
+    def _kept_elsewhere(self) -> list[Kernel]:
+        """The kernels; what a frozen product keeps no longer, the next trained one that reads it keeps, and an
+        attention or a ReLU before it that needs its own output."""
+        kernels = list(self.layer.kernels)
+        sharing = self._sharing()
+        for link in self.links.products:
+            i = link.kernels[0]
+            if link.tensor not in self.frozen or not kernels[i].saved:
+                continue
+            readers = [j for j in sharing if sharing[j] == i and self.links.of(j).tensor not in self.frozen]
+            if readers:
+                keeper = kernels[readers[0]]
+                kernels[readers[0]] = replace(keeper, saved=kernels[i].saved, kept=kernels[i].kept)
+                continue
+            maker = next((j for j in reversed(range(i)) if _gives_away(kernels[j])), None)
+            between = range(i if maker is None else maker + 1, i)
+            if maker is not None and not any(kernels[j].kind == "gemm" for j in between):
+                kernels[maker] = _keeping_more(kernels[maker], kernels[i])
+        return kernels
+
+
+def _gives_away(kernel: Kernel) -> bool:
+    """Whether backward needs a kernel's output, which the product behind it usually keeps: fused attention, ReLU."""
+    return kernel.kind == "attention" or (kernel.name.endswith("activation") and not kernel.saved)
+
+
+def _keeping_more(kernel: Kernel, product: Kernel) -> Kernel:
+    """A kernel that keeps what a product keeps, too."""
+    if kernel.kept is None or product.kept is None:
+        return replace(kernel, saved=kernel.saved + product.saved)
+    return replace(
+        kernel,
+        saved=kernel.saved + product.saved,
+        kept=tuple(own + other for own, other in zip(kernel.kept, product.kept, strict=True)),
+    )
+
+
+def _without_backward(kernel: Kernel) -> Kernel:
+    """A kernel of forward alone."""
+    return replace(
+        kernel,
+        backward_flops=0.0,
+        backward_nbytes=0.0,
+        backward_launches=0,
+        halves="",
+        saved=0.0,
+        kept=NOTHING,
+        working=NOTHING,
+    )
+
+
+def _inputs_only(kernel: Kernel) -> Kernel:
+    """A product whose weights are frozen: one product in backward, and nothing to keep for the other."""
+    return replace(
+        kernel,
+        backward_flops=kernel.backward_flops / 2.0,
+        backward_nbytes=kernel.backward_nbytes / 2.0,
+        backward_launches=kernel.backward_launches // 2,
+        halves="I",
+        saved=0.0,
+        kept=NOTHING,
+    )
+
+
+def _weights_only(kernel: Kernel) -> Kernel:
+    """A product whose inputs need no gradient."""
+    return replace(
+        kernel,
+        backward_flops=kernel.backward_flops / 2.0,
+        backward_nbytes=kernel.backward_nbytes / 2.0,
+        backward_launches=kernel.backward_launches // 2,
+        halves="W",
+    )
+
+
+def _norm_of_frozen(kernel: Kernel) -> Kernel:
+    """A norm whose weight is frozen. Written out, an RMSNorm keeps no scaled input for the weight's gradient and has
+    none of its product and sum; of one kernel backward reads its input once less, and sums nothing."""
+    if kernel.backward_launches > 2:
+        elements = kernel.nbytes / 18.0
+        kept = NOTHING if kernel.kept is None else (4.0 * kernel.kept[0] / 6.0,) * 3
+        return replace(
+            kernel,
+            backward_nbytes=kernel.backward_nbytes - 4.0 * elements,
+            backward_launches=kernel.backward_launches - 2,
+            saved=2.0 * kernel.saved / 3.0,
+            kept=None if kernel.kept is None else kept,
+        )
+    return replace(kernel, backward_nbytes=0.6 * kernel.backward_nbytes, backward_launches=1)
