@@ -12,6 +12,7 @@ from player import toy_cost
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import Collective
 from clustersim.model import from_hf
+from clustersim.model.adapters import Trained, with_trained
 from clustersim.training.strategies.fsdp import build
 from clustersim.training.strategies.fsdp_config import FSDPConfig
 
@@ -28,8 +29,11 @@ LLAMA = {
 
 
 @functools.cache
-def sent_by_torch(ranks: int, param_dtype: str, reduce_dtype: str) -> tuple[list[int], list[int]]:
-    """Bytes of the all_gathers and of the reduce_scatters of one forward and backward, in their order."""
+def sent_by_torch(
+    ranks: int, param_dtype: str, reduce_dtype: str, frozen: tuple[str, ...] = ()
+) -> tuple[list[int], list[int]]:
+    """Bytes of the all_gathers and of the reduce_scatters of one forward and backward, in their order, where parameters
+    whose names begin as ``frozen`` says are not trained."""
     torch = pytest.importorskip("torch", reason="needs torch")
     store = pytest.importorskip("torch.testing._internal.distributed.fake_pg", reason="needs torch's fake group")
     fully = pytest.importorskip("torch.distributed.fsdp", reason="needs FSDP2")
@@ -44,6 +48,8 @@ def sent_by_torch(ranks: int, param_dtype: str, reduce_dtype: str) -> tuple[list
         mesh = dist.init_device_mesh("cpu", (ranks,))
         policy = fully.MixedPrecisionPolicy(param_dtype=types[param_dtype], reduce_dtype=types[reduce_dtype])
         model = _Llama(torch)
+        for name, parameter in model.whole.named_parameters():
+            parameter.requires_grad_(not name.startswith(frozen))
         for block in model.blocks:
             fully.fully_shard(block, mesh=mesh, mp_policy=policy)
         fully.fully_shard(model.whole, mesh=mesh, mp_policy=policy)
@@ -139,6 +145,34 @@ def test_every_parameter_is_padded_as_fully_shard_pads_it(ranks: int, dtypes: tu
     gathered, scattered = sent_by_torch(ranks, *dtypes)
     model = from_hf(LLAMA | {"tie_word_embeddings": False})
     config = FSDPConfig(param_dtype=dtypes[0], reduce_dtype=dtypes[1])
+    program = build(model, toy_cost(model), Mesh(np.arange(ranks), ranks), config, 1, 0)
+    ops = [op for role in program.roles for op in role.ops if isinstance(op, Collective)]
+    assert [op.nbytes for op in ops if op.kind == "all_gather"] == gathered
+    assert [op.nbytes for op in ops if op.kind == "reduce_scatter"] == scattered
+
+
+FROZEN = {
+    "embedding and first block": (("model.embed_tokens", "model.layers.0"), ("words", "block0")),
+    "all but two products": (
+        ("*norm*", "*.[kvo]_proj", "*.mlp", "model.embed_tokens", "lm_head", "model.layers.0.self_attn.q_proj"),
+        (
+            "words",
+            "norm",
+            "head",
+            "block0",
+            *(f"block1.{name}" for name in ("k", "v", "o", "norm", "gate", "up", "down")),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+@pytest.mark.parametrize("which", FROZEN)
+def test_what_is_frozen_is_gathered_and_not_reduced(ranks: int, which: str) -> None:
+    patterns, theirs = FROZEN[which]
+    gathered, scattered = sent_by_torch(ranks, "bf16", "fp32", theirs)
+    model = with_trained(from_hf(LLAMA | {"tie_word_embeddings": False}), Trained(patterns))
+    config = FSDPConfig(param_dtype="bf16", reduce_dtype="fp32")
     program = build(model, toy_cost(model), Mesh(np.arange(ranks), ranks), config, 1, 0)
     ops = [op for role in program.roles for op in role.ops if isinstance(op, Collective)]
     assert [op.nbytes for op in ops if op.kind == "all_gather"] == gathered

@@ -191,7 +191,8 @@ def _adapter_kernels(
 
 
 def _product(name: str, of: Kernel, rows: float, sizes: tuple[int, int], kept: float) -> Kernel:
-    """A product of ``rows`` a sample with weights of ``sizes`` (in, out) that keeps so many elements."""
+    """A product of ``rows`` a sample with weights of ``sizes`` (in, out) that keeps so many elements; under autocast it
+    keeps a cast of its own."""
     n_in, n_out = sizes
     flops = 2.0 * rows * n_in * n_out
     moved = rows * (n_in + n_out)
@@ -206,7 +207,7 @@ def _product(name: str, of: Kernel, rows: float, sizes: tuple[int, int], kept: f
         nbytes=moved,
         backward_nbytes=2.0 * moved,
         saved=kept,
-        kept=(2.0 * kept, 2.0 * kept, 4.0 * kept),
+        kept=(2.0 * kept, 2.0 * rows * n_in, 4.0 * kept),
         working=(2.0 * moved, 2.0 * moved, 4.0 * moved),
     )
 
@@ -229,7 +230,9 @@ def _refuse_tied(model: Model, trained: Trained) -> None:
     saved = trained.adapter.modules_to_save if trained.adapter else ()
     for tensor in (tensor for layer in model.layers for tensor in layer.tensors if tensor.tied_to):
         for names in (saved, trained.frozen):
-            if _matches(tensor.name, names, ends=names is saved) != _matches(tensor.tied_to, names, ends=names is saved):
+            if _matches(tensor.name, names, ends=names is saved) != _matches(
+                tensor.tied_to, names, ends=names is saved
+            ):
                 raise ModelError(
                     f"{model.name}: {tensor.name} has the weights of {tensor.tied_to}; name both or neither of them"
                 )
@@ -273,8 +276,12 @@ def _targets(model: Model, links: Sequence[LayerLinks], adapter: Adapter) -> fro
             named = {name for module, name in modules.items() if module == target or module.endswith(f".{target}")}
         if not named:
             experts = any(f".{target}." in f".{tensor.name}." for layer in model.layers for tensor in layer.tensors)
-            why = "is no plain linear: adapters of experts and embeddings are not played" if experts else "names none"
-            raise ModelError(f"{model.name}: target_modules: {target!r} {why}; {nearest(target, ends)} or {ALL_LINEAR}")
+            why = (
+                "is no plain linear; adapters of experts and embeddings are not played"
+                if experts
+                else "names no linear"
+            )
+            raise ModelError(f"{model.name}: target_modules: {target!r} {why}; {nearest(target, ends)}")
         targets |= named
     return frozenset(targets)
 

@@ -105,6 +105,14 @@ def rewritten(
     return tuple(work.kernels(tensors, reached=reached))
 
 
+class _RestFrozen(msgspec.Struct, frozen=True):
+    """Whether tensors are frozen that no one product has: of experts, of ``others``, and vectors (norms, biases)."""
+
+    experts: bool
+    others: bool
+    vectors: bool
+
+
 class _Rewriter(msgspec.Struct, frozen=True):
     """What :func:`rewritten` is about."""
 
@@ -136,45 +144,35 @@ class _Rewriter(msgspec.Struct, frozen=True):
             )
 
     def kernels(self, tensors: Sequence[Tensor], *, reached: bool) -> Iterator[Kernel]:
-        """One after the other."""
-        experts_frozen = any(t.frozen for t in tensors if t.cut.startswith("expert"))
-        others_frozen = all(t.frozen for t in tensors if t.width > 1)
-        norms_frozen = all(t.frozen for t in tensors if t.width == 1)
+        """One after the other. What reads the same input as the first trained product needs no gradient of it."""
+        rest = _RestFrozen(
+            experts=any(t.frozen for t in tensors if t.cut.startswith("expert")),
+            others=all(t.frozen for t in tensors if t.width > 1),
+            vectors=all(t.frozen for t in tensors if t.width == 1),
+        )
         begins = 0 if reached else self._first_trained(tensors)
-        # What reads the same input as the first trained product needs no gradient of it.
-        group_end = begins if reached else self._group_end(begins)
-        kernels = self._kept_elsewhere()
+        beside = range(0) if reached else range(begins, self._group_end(begins) + 1)
         sharing = self._sharing()
         given: set[int] = set()
-        for i, kernel in enumerate(kernels):
+        for i, kernel in enumerate(self._kept_elsewhere()):
+            yield self._with_own_backward(i, kernel, rest, ahead=i < begins, beside=i in beside)
             link = self.links.of(i)
-            before = not reached and i < begins
-            beside = not reached and begins <= i <= group_end
-            if link is not None or i in self.links.experts or i in self.links.others:
-                all_frozen = (
-                    link.tensor in self.frozen
-                    if link is not None
-                    else experts_frozen if i in self.links.experts else others_frozen
-                )
-                if not all_frozen:
-                    yield _weights_only(kernel) if beside else kernel
-                elif before or beside:
-                    yield _without_backward(kernel)
-                else:
-                    yield _inputs_only(kernel)
-                if link is not None and link.tensor in self.adapted and i == link.kernels[-1]:
-                    first = sharing[i] not in given
-                    given.add(sharing[i])
-                    added = self.add(link, kernel, first=first)
-                    yield from (_weights_only(k) if beside and k.name.endswith("lora_A") else k for k in added)
-            elif before or (kernel.name == "bias_gradients" and norms_frozen):
-                yield _without_backward(kernel)
-            elif norms_frozen and "norm" in kernel.name:
-                yield _norm_of_frozen(kernel)
-            elif kernel.name == "gather" and norms_frozen and others_frozen:
-                yield _without_backward(kernel)
-            else:
-                yield kernel
+            if link is None or link.tensor not in self.adapted or i != link.kernels[-1]:
+                continue
+            added = self.add(link, kernel, first=sharing[i] not in given)
+            given.add(sharing[i])
+            yield from (_weights_only(k) if i in beside and k.name.endswith("lora_A") else k for k in added)
+
+    def _with_own_backward(self, i: int, kernel: Kernel, rest: _RestFrozen, *, ahead: bool, beside: bool) -> Kernel:
+        """A kernel with what is left of its backward; ``ahead`` : of the first that is trained, ``beside`` : it reads
+        what that one reads."""
+        link = self.links.of(i)
+        if link is None and i not in {*self.links.experts, *self.links.others}:
+            return _no_product(kernel, rest, ahead=ahead)
+        is_frozen = link.tensor in self.frozen if link else rest.experts if i in self.links.experts else rest.others
+        if not is_frozen:
+            return _weights_only(kernel) if beside else kernel
+        return _without_backward(kernel) if ahead or beside else _inputs_only(kernel)
 
     def _first_trained(self, tensors: Sequence[Tensor]) -> int:
         """The first kernel that trains something: of the layer's vectors, its norms; 0 where that is not told."""
@@ -211,7 +209,8 @@ class _Rewriter(msgspec.Struct, frozen=True):
             i = link.kernels[0]
             if link.tensor not in self.frozen or not kernels[i].saved:
                 continue
-            readers = [j for j in sharing if sharing[j] == i and self.links.of(j).tensor not in self.frozen]
+            trained = [link.kernels[0] for link in self.links.products if link.tensor not in self.frozen]
+            readers = [j for j in trained if sharing[j] == i]
             if readers:
                 keeper = kernels[readers[0]]
                 kernels[readers[0]] = replace(keeper, saved=kernels[i].saved, kept=kernels[i].kept)
@@ -223,6 +222,14 @@ class _Rewriter(msgspec.Struct, frozen=True):
         return kernels
 
 
+def _no_product(kernel: Kernel, rest: _RestFrozen, *, ahead: bool) -> Kernel:
+    """What is left of the backward of a kernel that multiplies by no matrix."""
+    looked_up = kernel.name == "gather" and rest.vectors and rest.others
+    if ahead or looked_up or (kernel.name == "bias_gradients" and rest.vectors):
+        return _without_backward(kernel)
+    return _norm_of_frozen(kernel) if rest.vectors and "norm" in kernel.name else kernel
+
+
 def _gives_away(kernel: Kernel) -> bool:
     """Whether backward needs a kernel's output, which the product behind it usually keeps: fused attention, ReLU."""
     return kernel.kind == "attention" or (kernel.name.endswith("activation") and not kernel.saved)
@@ -232,11 +239,8 @@ def _keeping_more(kernel: Kernel, product: Kernel) -> Kernel:
     """A kernel that keeps what a product keeps, too."""
     if kernel.kept is None or product.kept is None:
         return replace(kernel, saved=kernel.saved + product.saved)
-    return replace(
-        kernel,
-        saved=kernel.saved + product.saved,
-        kept=tuple(own + other for own, other in zip(kernel.kept, product.kept, strict=True)),
-    )
+    half, autocast, full = (own + other for own, other in zip(kernel.kept, product.kept, strict=True))
+    return replace(kernel, saved=kernel.saved + product.saved, kept=(half, autocast, full))
 
 
 def _without_backward(kernel: Kernel) -> Kernel:
@@ -282,12 +286,12 @@ def _norm_of_frozen(kernel: Kernel) -> Kernel:
     none of its product and sum; of one kernel backward reads its input once less, and sums nothing."""
     if kernel.backward_launches > 2:
         elements = kernel.nbytes / 18.0
-        kept = NOTHING if kernel.kept is None else (4.0 * kernel.kept[0] / 6.0,) * 3
+        copied = 0.0 if kernel.kept is None else 4.0 * kernel.kept[0] / 6.0
         return replace(
             kernel,
             backward_nbytes=kernel.backward_nbytes - 4.0 * elements,
             backward_launches=kernel.backward_launches - 2,
             saved=2.0 * kernel.saved / 3.0,
-            kept=None if kernel.kept is None else kept,
+            kept=None if kernel.kept is None else (copied, copied, copied),
         )
     return replace(kernel, backward_nbytes=0.6 * kernel.backward_nbytes, backward_launches=1)

@@ -117,9 +117,9 @@ class Scenario:
         del table["campaign"]  # no step depends on it
         if self.file.measured is None:
             del table["measured"]
-        for field in ("frozen", "adapter"):
-            if not table["model"][field]:
-                del table["model"][field]
+        for name in ("frozen", "adapter"):
+            if not table["model"][name]:
+                del table["model"][name]
         if not self.file.run.cuda_graph:
             del table["run"]["cuda_graph"]
         if not self.file.incident:

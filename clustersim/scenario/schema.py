@@ -160,7 +160,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if self.attention == "eager":
             raise ValueError('attention = "eager": a traced model runs the attention that was traced; leave it out')
         if self.frozen or self.adapter is not None:
-            raise ValueError("frozen and adapter are not played with a traced model, whose backward is as it was traced")
+            raise ValueError(
+                "frozen and adapter are not played with a traced model, whose backward is as it was traced"
+            )
         if self.options:
             raise ValueError(
                 f"options = {self.options}: a traced model is what was traced; trace it again to change it"

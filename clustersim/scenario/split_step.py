@@ -138,6 +138,11 @@ def parts_of(
 
     ``repeated`` : what backward recomputes, as the scenario says when None.
     """
+    if model.partly_frozen:
+        raise ScenarioError(
+            "frozen parts and adapters are played where each rank computes the whole model (strategies single, ddp, "
+            "fsdp and zero), not where [parallel] splits it or has Megatron's data parallelism; leave one of them out"
+        )
     check_replicas(scenario, parallel)
     row = _schedule(scenario, parallel, model)
     parts = partition(

@@ -87,9 +87,10 @@ class Shards:
         if forward and place == (0, 0):
             self.freed.clear()  # events of the last backward are long past, so they do not count
         enters, leaves = (first, end) if forward else (end, first)
-        if not forward and {enters, leaves} & self.plan.ahead:
+        if not forward and enters in self.plan.ahead:
             # No hook of a backward that does not come; what was gathered ahead is given back at its end.
-            self.gathered.pop(self.plan.segments[leaves if enters is None else enters][0], None)
+            self.gathered.pop(self.plan.segments[enters][0], None)
+        if not forward and {enters, leaves} & self.plan.ahead:
             yield WHOLE
             return
         if enters is not None and action.kind != "W":
@@ -288,7 +289,8 @@ class FSDP(Shards):
         """Units, groups and element types in words."""
         config = self.config
         plan = self.plan
-        sizes = [unit.numel * element_bytes(config)[0] + unit.frozen_bytes(1, element_bytes(config)[0]) for unit in plan.units]
+        element = element_bytes(config)[0]
+        sizes = [unit.numel * element + unit.frozen_bytes(1, element) for unit in plan.units]
         largest = plan.units[sizes.index(max(sizes))]
         size = format_bytes(float(max(sizes)))
         name = config.sharding_strategy or f"reshard_after_forward={config.reshard_after_forward}"
