@@ -252,8 +252,86 @@ def test_axolotls_names_mean_the_same():
     assert (leaves(sharded)["strategy.kind"], leaves(sharded)["strategy.cpu_offload"]) == ("fsdp", True)
 
 
-@pytest.mark.parametrize("name", ["lora_r: 8\nadapter: lora", "use_peft: true", "finetuning_type: lora"])
-def test_adapters_are_said_not_to_be_played(name):
+TRL = "--use_peft --lora_r 32 --lora_alpha 16 --lora_target_modules q_proj k_proj --load_in_4bit --use_bnb_nested_quant"
+AXOLOTL = """
+adapter: qlora
+load_in_4bit: true
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_linear: true
+lora_modules_to_save:
+  - lm_head
+"""
+LORA = "finetuning_type: lora\nlora_rank: 32\nlora_target: all\nquantization_bit: 4\nquantization_method: bnb\n"
+PEFT = {"peft_type": "LORA", "r": 32, "target_modules": ["q_proj", "v_proj"], "bias": "none", "lora_alpha": 16}
+
+
+@pytest.mark.parametrize(
+    ("files", "adapter"),
+    [
+        (
+            [script(f"{TRAINER} {TRL}")],
+            {
+                "target_modules": ["q_proj", "k_proj"],
+                "dropout": 0.05,
+                "load_in_4bit": True,
+                "bnb_4bit_use_double_quant": True,
+            },
+        ),
+        (
+            [("ax.yml", FACTORY.replace("model_name_or_path", "base_model").replace("finetuning_type: full", AXOLOTL))],
+            {
+                "target_modules": ["all-linear"],
+                "dropout": 0.05,
+                "modules_to_save": ["lm_head"],
+                "load_in_4bit": True,
+                "bnb_4bit_use_double_quant": True,
+            },
+        ),
+        (
+            [("sft.yaml", FACTORY.replace("finetuning_type: full", LORA))],
+            {"target_modules": ["all-linear"], "load_in_4bit": True, "bnb_4bit_use_double_quant": True},
+        ),
+        (
+            [script(TRAINER), ("adapter_config.json", json.dumps(PEFT))],
+            {"target_modules": ["q_proj", "v_proj"]},
+        ),
+    ],
+    ids=["trl", "axolotl", "llama-factory", "peft"],
+)
+def test_adapters_are_read_in_every_librarys_words(files, adapter):
+    found = read(*files)
+    assert found.tables["model"]["adapter"] == {"rank": 32, **adapter}
+    assert not set(found.unplayed) & {"lora_r", "lora_alpha", "adapter", "use_peft", "load_in_4bit", "quantization_bit"}
+
+
+def test_targets_that_nobody_says_are_pefts_and_said():
+    found = read(script(f"{TRAINER} --use_peft"))
+    assert found.tables["model"]["adapter"] == {"rank": 16, "target_modules": ["q_proj", "v_proj"], "dropout": 0.05}
+    assert any("no lora_target_modules; q_proj and v_proj have one" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--use_peft --lora_target_modules qproj", "did you mean 'q_proj'?"),
+        ("--use_peft --lora_target_modules 'layers.[0-9]+.q'", "is a pattern; list the modules"),
+        ("--load_in_4bit", "without an adapter: weights in 4 bits are not trained"),
+        ("--use_peft --lora_r many", "expected a whole number"),
+        ("--adapter lora --lora_target_linear true", "without lora_r: say of what rank they are"),
+        ("--adapter lora --lora_r 8", "without lora_target_modules or lora_target_linear"),
+        ("--finetuning_type lora --quantization_bit 8", "4 bits are played, no others"),
+    ],
+)
+def test_an_adapter_that_nobody_can_play_is_refused(words, message):
+    with pytest.raises(ScenarioError) as error:
+        read(script(f"{TRAINER} {words}"))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["adapter: llama-adapter", "use_peft: false", "finetuning_type: freeze"])
+def test_what_is_no_lora_is_said_not_to_be_played(name):
     text = FACTORY.replace("finetuning_type: full", "") + name
     assert "all parameters are trained" in read(("sft.yaml", text)).unplayed.values()
 

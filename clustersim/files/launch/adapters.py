@@ -1,0 +1,276 @@
+"""Adapters as people's files ask for them: TRL's arguments, axolotl's, LLaMA-Factory's and PEFT's own file.
+
+Names and defaults: huggingface/trl ``trl/trainer/model_config.py`` and PEFT's ``LoraConfig``; axolotl
+``src/axolotl/utils/schemas/peft.py``; LLaMA-Factory ``src/llamafactory/hparams/finetuning_args.py`` and
+``model_args.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import shown
+from clustersim.files.launch.files import Key, OptionValue
+from clustersim.files.launch.options import ScenarioFields
+from clustersim.model.adapters import ALL_LINEAR
+
+Options = Mapping[Key, OptionValue]
+USUAL_TARGETS = ("q_proj", "v_proj")
+"""Of PEFT where nobody says them, for Llama and its kin (peft/utils/constants.py)."""
+WORD = re.compile(r"[A-Za-z_][\w.-]*")
+TYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
+
+
+class AdapterWords(msgspec.Struct, frozen=True):
+    """How one library asks for adapters.
+
+    Parameters
+    ----------
+    option, values : the option that turns them on, and its values that mean LoRA. rank, targets, dropout, saved,
+    packed, double : names of the options that say each. usual : what is taken where the first three, and the last, are
+    not said; None must be said.
+    """
+
+    option: str
+    values: tuple[str, ...]
+    rank: str
+    targets: str
+    saved: str
+    packed: tuple[str, ...]
+    double: str
+    usual: tuple[int | None, tuple[str, ...] | None, float, bool]
+
+
+LIBRARIES = (
+    AdapterWords(
+        "use_peft",
+        ("true", "1", "yes"),
+        "lora_r",
+        "lora_target_modules",
+        "lora_modules_to_save",
+        ("load_in_4bit",),
+        "use_bnb_nested_quant",
+        (16, USUAL_TARGETS, 0.05, False),
+    ),
+    AdapterWords(
+        "adapter",
+        ("lora", "qlora"),
+        "lora_r",
+        "lora_target_modules",
+        "lora_modules_to_save",
+        ("load_in_4bit",),
+        "bnb_config_kwargs.bnb_4bit_use_double_quant",
+        (None, None, 0.0, True),
+    ),
+    AdapterWords(
+        "finetuning_type",
+        ("lora",),
+        "lora_rank",
+        "lora_target",
+        "additional_target",
+        ("quantization_bit",),
+        "double_quantization",
+        (8, (ALL_LINEAR,), 0.0, True),
+    ),
+    AdapterWords(
+        "peft_type",
+        ("lora",),
+        "r",
+        "target_modules",
+        "modules_to_save",
+        ("load_in_4bit",),
+        "bnb_4bit_use_double_quant",
+        (8, USUAL_TARGETS, 0.0, False),
+    ),
+)
+IDLE = frozenset(
+    (
+        "lora_alpha",
+        "lora_task_type",
+        "use_rslora",
+        "bnb_4bit_quant_type",
+        "bnb_4bit_compute_dtype",
+        "bnb_4bit_quant_storage",
+        "quantization_type",
+        "task_type",
+        "inference_mode",
+        "bias",
+        "fan_in_fan_out",
+        "lora_fan_in_fan_out",
+        "init_lora_weights",
+        "base_model_name_or_path",
+        "torch_dtype",
+        "dtype",
+    )
+)
+"""What says nothing more of a step, or is read with the adapters."""
+
+
+def taken(options: Options, fields: ScenarioFields, used: set[Key]) -> list[str]:
+    """Put what options say of adapters into ``model.adapter``, and what was read into ``used``; returns notes.
+
+    Raises :class:`ScenarioError` for a target that is a pattern, weights in 4 bits without an adapter, a rank or
+    targets that nobody says, and biases that are trained.
+    """
+    read = {name: (key, option) for key, option in options.items() for name in [key[1]]}
+    words = next((row for row in LIBRARIES if _is_on(row, read)), None)
+    if words is None:
+        _refuse_packed(read)
+        return []
+    asked = _Asked(words, read, fields, used)
+    used.update(key for name, (key, _) in read.items() if name in IDLE)
+    notes = asked.targets()
+    asked.rank()
+    asked.rest()
+    if "bias" in read and str(read["bias"][1].value).lower() != "none":
+        option = read["bias"][1]
+        raise ScenarioError(f"{option.where}: bias {shown(option.value)}: biases that are trained are not played")
+    return notes
+
+
+def _is_on(row: AdapterWords, read: Mapping[str, tuple[Key, OptionValue]]) -> bool:
+    if row.option not in read:
+        return False
+    value = read[row.option][1].value
+    alone = value == []  # a flag of a script without a value
+    return str(value).lower() in row.values or (alone and "true" in row.values)
+
+
+def _refuse_packed(read: Mapping[str, tuple[Key, OptionValue]]) -> None:
+    """Raise for weights in 4 bits that nothing is trained beside."""
+    for name, values in (("load_in_4bit", {"true", "1", "yes", "[]"}), ("quantization_bit", {"4"})):
+        if name in read and str(read[name][1].value).lower() in values:
+            option = read[name][1]
+            raise ScenarioError(
+                f"{option.where}: {option.name} without an adapter: weights in 4 bits are not trained; say use_peft, "
+                "adapter or finetuning_type too"
+            )
+
+
+class _Asked(msgspec.Struct):
+    """What one library's options ask for."""
+
+    words: AdapterWords
+    read: Mapping[str, tuple[Key, OptionValue]]
+    fields: ScenarioFields
+    used: set[Key]
+
+    def _say(self, field: str, name: str, value: Any) -> None:
+        key, option = self.read[name]
+        self.used.add(key)
+        self.fields.say(f"model.adapter.{field}", value, option)
+
+    def targets(self) -> list[str]:
+        """Which linears; returns a note where the library's own are taken."""
+        words: list[str] = []
+        name = self.words.targets
+        self.used.add(self.read[self.words.option][0])
+        if name in self.read:
+            words += _modules(self.read[name][1])
+        if "lora_target_linear" in self.read and _flag(self.read["lora_target_linear"][1]):
+            name, words = (name if words else "lora_target_linear"), [ALL_LINEAR, *words]
+        if "lora_target_linear" in self.read:
+            self.used.add(self.read["lora_target_linear"][0])
+        if words:
+            plain = [ALL_LINEAR if word in {"all", "all-linear", "all_linear"} else word for word in words]
+            self._say("target_modules", name, list(dict.fromkeys(plain)))
+            return []
+        usual = self.words.usual[1]
+        if usual is None:
+            raise self._missing("lora_target_modules or lora_target_linear", "which linears have an adapter")
+        self.fields["model.adapter.target_modules"] = list(usual)
+        return [f"adapters: no {self.words.targets}; {' and '.join(usual)} have one, as the library takes them"]
+
+    def rank(self) -> None:
+        """Of their products."""
+        usual = self.words.usual[0]
+        if self.words.rank in self.read:
+            self._say("rank", self.words.rank, _number(self.read[self.words.rank][1], whole=True))
+        elif usual is None:
+            raise self._missing(self.words.rank, "of what rank they are")
+        else:
+            self.fields["model.adapter.rank"] = usual
+
+    def rest(self) -> None:
+        """Dropout, modules that are trained whole, and the frozen weights' types."""
+        if "lora_dropout" in self.read:
+            self._say("dropout", "lora_dropout", float(_number(self.read["lora_dropout"][1])))
+        elif self.words.usual[2]:
+            self.fields["model.adapter.dropout"] = self.words.usual[2]
+        saved = self.words.saved
+        if saved in self.read and (modules := _modules(self.read[saved][1])):
+            self._say("modules_to_save", saved, modules)
+        elif saved in self.read:
+            self.used.add(self.read[saved][0])
+        for name in ("torch_dtype", "dtype"):
+            if name in self.read and (dtype := TYPES.get(str(self.read[name][1].value).rpartition(".")[2])):
+                self._say("base_dtype", name, dtype)
+        self._packed()
+
+    def _packed(self) -> None:
+        double = self.words.double
+        for name in self.words.packed:
+            if name not in self.read:
+                continue
+            option = self.read[name][1]
+            four = str(option.value) == "4" if name == "quantization_bit" else _flag(option)
+            if name == "quantization_bit" and str(option.value) not in {"4", "None", "none"}:
+                raise ScenarioError(
+                    f"{option.where}: {option.name} {shown(option.value)}: 4 bits are played, no others"
+                )
+            self.used.add(self.read[name][0])
+            if four:
+                self._say("load_in_4bit", name, True)
+                said = double in self.read
+                both = _flag(self.read[double][1]) if said else self.words.usual[3]
+                self.fields["model.adapter.bnb_4bit_use_double_quant"] = both
+                self.used.update({self.read[double][0]} if said else ())
+        method = self.read.get("quantization_method")
+        if method is not None:
+            self.used.add(method[0])
+            if str(method[1].value).lower() not in {"bnb", "bitsandbytes"}:
+                where = method[1]
+                raise ScenarioError(
+                    f"{where.where}: {where.name} {shown(where.value)}: bitsandbytes' 4 bits are played"
+                )
+
+    def _missing(self, names: str, what: str) -> ScenarioError:
+        option = self.read[self.words.option][1]
+        return ScenarioError(f"{option.where}: {option.name} {shown(option.value)} without {names}: say {what}")
+
+
+def _modules(option: OptionValue) -> list[str]:
+    """Names of modules. Raises for what is a pattern of them."""
+    value = option.value
+    if value in (None, "", "null", "None"):
+        return []
+    words = [str(word) for word in value] if isinstance(value, list | tuple) else re.split(r"[,\s]+", str(value))
+    words = [word.strip().strip("\"'[]") for word in words]
+    for word in filter(None, words):
+        if not WORD.fullmatch(word):
+            raise ScenarioError(f"{option.where}: {option.name} {shown(word)} is a pattern; list the modules it names")
+    return [word for word in words if word]
+
+
+def _flag(option: OptionValue) -> bool:
+    value = str(option.value).lower()
+    if option.value == [] or value in {"true", "1", "yes"}:
+        return True
+    if value in {"false", "0", "no", "none", "null"}:
+        return False
+    raise ScenarioError(f"{option.where}: {option.name} {shown(option.value)} does not fit: expected true or false")
+
+
+def _number(option: OptionValue, *, whole: bool = False) -> Any:
+    try:
+        return int(str(option.value)) if whole else float(str(option.value))
+    except ValueError:
+        kind = "a whole number" if whole else "a number"
+        raise ScenarioError(
+            f"{option.where}: {option.name} {shown(option.value)} does not fit: expected {kind}"
+        ) from None
