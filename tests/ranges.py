@@ -16,10 +16,13 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
+import numpy as np
+
 from clustersim.calibrate.cross_validate import cross_validations
 from clustersim.calibrate.score import PredictedRow, predicted
 from clustersim.cluster import files as fabrics
 from clustersim.core.ranges import scale_class, size_class
+from tests.evidence.adapter_rows import adapter_rows
 from tests.evidence.evidence import SHARES, Groups, coverage, distances, operator, quantile, widening
 from tests.evidence.validate_steps import publisher, strategy_kind, validate_memory, validate_steps
 
@@ -128,6 +131,13 @@ def steps(rows: Sequence[PredictedRow]) -> dict[str, Held]:
     return found
 
 
+def adapters(everything: Held) -> dict[str, Held]:
+    """The range of steps that train adapters, which one publisher measured: no better known than all steps are."""
+    rows = [(row.seconds, float(row.scenario().run().summary["step_time_s"])) for row in adapter_rows()]
+    own = held({"QwenLM": np.array([abs(seconds / predicted - 1.0) for seconds, predicted in rows])})
+    return {"steps.similar.adapters": wider(own, everything)}
+
+
 def memory(rows: Sequence[PredictedRow]) -> dict[str, Held]:
     """One range, and of each publisher."""
     groups = distances(rows, publisher_of)
@@ -177,6 +187,7 @@ def main(only: str = "") -> None:
     if not rest:
         stepped = [row for name in STEPS for row in predicted(validate_steps(TABLES / name).rows)]
         ranges |= steps(stepped)
+        ranges |= adapters(ranges["steps.similar.all"])
         ranges |= memory([row for name in STEPS for row in predicted(validate_memory(TABLES / name).rows)])
     text = "\n".join(written(ranges, known)) + "\n"
     DATA.write_text(f"{text}\n{rest}" if rest else text)

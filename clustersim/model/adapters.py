@@ -40,7 +40,7 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     target_modules : linears that have one, by the last parts of their names (``["q_proj", "v_proj"]``), or
         ``["all-linear"]`` for all but the head.
     dropout : a share of the adapters' inputs is dropped, so that each keeps an input of its own.
-    modules_to_save : modules that are trained as a whole beside the adapters.
+    modules_to_save : modules that are trained as a whole beside the adapters; what they were is kept, too.
     load_in_4bit : the frozen linears but the head are kept in 4 bits with a scale for 64 (bitsandbytes' NF4 and FP4).
     bnb_4bit_use_double_quant : those scales are kept in 8 bits: 4.127 bits a weight for 4.5.
     base_dtype : of what is frozen and not in 4 bits; ``dtype`` of the model where it has 16 bits, else fp32.
@@ -103,33 +103,34 @@ def with_trained(model: Model, trained: Trained) -> Model:
     known: dict[object, Layer] = {}
     for layer, links_of in zip(model.layers, links, strict=True):
         marked = _marked(layer, links_of, frozen, trained)
-        work = _Rewriting(links_of, trained.adapter, targets, trained.wide)
+        work = _Rewriting(links_of, trained.adapter, targets, trained.wide, trained.element)
         made = work.layer(layer, marked, known, reached=reached)
         layers.append(made)
         reached = reached or bool(made.trained)
     changed = replace(model, layers=tuple(layers))
     if not changed.trained:
         raise ModelError(f"{model.name}: nothing is trained; {few(sorted(trained.frozen), 3)} freeze every parameter")
-    return replace(changed, notes=(*model.notes, *_notes(changed, trained)))
+    return replace(changed, notes=(*model.notes, *_notes(changed)))
 
 
-def _notes(model: Model, trained: Trained) -> tuple[str, ...]:
+def _notes(model: Model) -> tuple[str, ...]:
     """What is to be known of figures of it."""
     share = model.trained / model.parameters
-    text = f"{model.trained:,} of {model.parameters:,} parameters are trained ({share:.2%})"
     return (
-        f"{text}: FLOPs and MFU leave out the weight gradients of the others, which nobody computes; the range is that "
-        "of steps that train everything, no published step of this kind was compared",
+        f"{model.trained:,} of {model.parameters:,} parameters are trained ({share:.2%}): FLOPs and MFU leave out the "
+        "weight gradients of the others, which nobody computes",
     )
 
 
 class _Rewriting(msgspec.Struct, frozen=True):
-    """How layers change: their links, the adapter, the names of the weights that have one, and whether it is fp32."""
+    """How layers change: their links, the adapter, the names of the weights that have one, whether it is fp32, and
+    bytes of a frozen element."""
 
     links: LayerLinks
     adapter: Adapter | None
     targets: Collection[str]
     wide: bool
+    element: float
 
     def layer(self, layer: Layer, tensors: tuple[Tensor, ...], known: dict[object, Layer], *, reached: bool) -> Layer:
         """A layer with its ``tensors`` marked; ``reached`` : something before it is trained."""
@@ -149,10 +150,15 @@ class _Rewriting(msgspec.Struct, frozen=True):
         return () if self.adapter is None else _adapter_kernels(link, product, self.adapter, first, self.wide)
 
     def _with_tensors(self, tensors: tuple[Tensor, ...], adapted: Collection[str]) -> tuple[Tensor, ...]:
-        """The tensors, each that has an adapter followed by its two."""
+        """The tensors, each that has an adapter followed by its two, and each that is saved followed by what it was,
+        which PEFT keeps (peft/utils/other.py, ``ModulesToSaveWrapper``)."""
         listed: list[Tensor] = []
         for tensor in tensors:
             listed.append(tensor)
+            if self.adapter is not None and not tensor.frozen and not tensor.tied_to:
+                module, _, own = tensor.name.rpartition(".")
+                original = f"{module}.original_module.{own}"
+                listed.append(replace(tensor, name=original, frozen=True, element=self.element))
             if self.adapter is not None and tensor.name in adapted:
                 link = next(link for link in self.links.products if link.tensor == tensor.name)
                 rank = self.adapter.rank

@@ -102,7 +102,7 @@ def trust(prepared: Prepared) -> Trust:
     if prepared.split is not None:
         stages = prepared.split.partition.stages
         kind = "experts" if any(stage.expert_parameters for stage in stages) else "split"
-    found = ranges.of_step(kind)
+    found = ranges.of_step("adapters" if prepared.model.partly_frozen else kind)
     dtype = prepared.scenario.file.model.dtype
     assumed = half_width(prepared.device, dtype) if prepared.device.assumed else 0.0
     half = math.hypot(found.p50, HALF_OF_NINE * assumed)
