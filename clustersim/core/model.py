@@ -266,6 +266,15 @@ class Model(Keeper):
         return sum(k.model_flops for layer in self.layers for k in layer.kernels)
 
 
+@dataclass(frozen=True)
+class MatrixUpdates:
+    """Muon's iterations on matrices of one size: how many there are, their elements each, and seconds [s] of one."""
+
+    count: int
+    elements: int
+    seconds: float
+
+
 @dataclass(frozen=True, eq=False)
 class StepCost:
     """What one rank's step costs on one device, layer by layer: the hand-over from compute to strategies.
@@ -286,6 +295,7 @@ class StepCost:
     forward_launch, backward_launch : (n_layers,) float [s], host time to launch a layer's kernels; None for no cost.
     forward_mix, backward_mix : what each layer's seconds are spent on; empty where nobody knows.
     optimizer_traffic : float [bytes] a fused optimizer step reads and writes for all parameters, wherever it runs.
+    matrices : what an optimizer does with whole matrices, once for each; in ``optimizer``, too.
     host_bandwidth : float [bytes/s] that one CPU socket's memory sustains, for work on parameters kept there.
     host_pace : float, how long the CPU takes for calls, in units of Sapphire Rapids'.
     """
@@ -309,5 +319,6 @@ class StepCost:
     forward_mix: tuple[Mix, ...] = ()
     backward_mix: tuple[Mix, ...] = ()
     optimizer_traffic: float = 0.0
+    matrices: tuple[MatrixUpdates, ...] = ()
     host_bandwidth: float = 100e9
     host_pace: float = 1.0

@@ -21,6 +21,7 @@ from clustersim.core.memo import kept_with_first
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model, StepCost
+from clustersim.core.optimizers import OPTIMIZERS
 from clustersim.core.program import DTYPE_BYTES, Program
 from clustersim.core.texts import Table, shown, there
 from clustersim.core.timeline import Timeline
@@ -32,7 +33,7 @@ from clustersim.model.seconds import Execution, step_cost
 from clustersim.model.seconds.host import host_bandwidth, pace_of
 from clustersim.model.traced import read_traced
 from clustersim.scenario import Scenario
-from clustersim.scenario.splitting import split
+from clustersim.scenario.splitting import split, splits
 from clustersim.training.memory import Training, memory, types_of
 from clustersim.training.parallel import ModelShape
 from clustersim.training.strategies.zero_config import ZeroConfig
@@ -355,7 +356,20 @@ def _step_cost(model: Model, card: _Card, micro_batch_size: int, how: Execution)
 
 
 def _optimizer(scenario: Scenario) -> str | None:
+    """Its name. Raises :class:`ScenarioError` for one that is not played with the strategy."""
     name = scenario.file.run.optimizer
+    row = OPTIMIZERS.get(name)
+    if row is not None and row.kinds:
+        kind = scenario.strategy.name
+        away = getattr(scenario.config, "cpu_offload", False) or getattr(scenario.config, "offloads_optimizer", False)
+        if kind not in row.kinds or splits(scenario) or away:
+            where = (
+                "on the host" if away else "where [parallel] splits the model" if splits(scenario) else f"with {kind!r}"
+            )
+            raise ScenarioError(
+                f"optimizer {name!r} is not played {where}; it is with strategies "
+                f"{', '.join(row.kinds)}, or use 'adamw' (at $.run.optimizer)"
+            )
     return None if name == "none" else name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,12 @@ from clustersim.core.holding import Holding, always, everything
 from clustersim.core.holding import moments as moments_of
 from clustersim.core.memory_use import MemoryCourse, MemoryUse
 from clustersim.core.model import AUTOCAST, FULL, HALF, Kernel, Layer, Model
+from clustersim.core.optimizers import OPTIMIZERS, state_bytes, workspace_bytes
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.model.kernels import EAGER_LOSS, FUSED_LOSS
 
-STATES = {None: 0, "sgd": 0, "sgd_momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
-"""Tensors of the parameters' size that an optimizer keeps."""
+STATES: Mapping[str | None, int] = {None: 0, **{name: row.states for name, row in OPTIMIZERS.items()}}
+"""Tensors of the parameters' size and type that an optimizer keeps."""
 CHECKPOINTING = ("none", "full", "selective")
 
 
@@ -83,8 +85,7 @@ def memory(model: Model, run: Training) -> MemoryUse:
     )
     moments = np.arange(2 * n + 1)
     unpacked = np.array([2.0 * max((t.numel for t in x.tensors if t.quantised), default=0) for x in model.layers])
-    # foreach Adam holds one list of denominators of the parameters' size.
-    foreach = run.optimizer_impl == "foreach" and STATES[run.optimizer] == 2
+    states, workspace = _optimizer_bytes(model, run, holding)
     course = MemoryCourse(
         moments_of([layer.name for layer in model.layers]),
         {
@@ -93,15 +94,29 @@ def memory(model: Model, run: Training) -> MemoryUse:
             "weight_copies": _kept(copies) + np.concatenate([unpacked, unpacked[::-1], [0.0]]),
             "master_weights": always(holding.masters, n),
             "gradients": holding.gradients - held.missing * (holding.fresh == "gradients"),
-            "optimizer_states": always(float(holding.state_bytes) * STATES[run.optimizer] * holding.updated, n),
+            "optimizer_states": always(states, n),
             "buckets": holding.buffers - held.missing * (holding.fresh == "buffers"),
             "activations": held.layers,
             "logits": held.logits,
-            "optimizer_workspace": np.where(moments == 2 * n, holding.state_bytes * holding.updated * foreach, 0.0),
+            "optimizer_workspace": np.where(moments == 2 * n, workspace, 0.0),
         },
     )
     largest: Any = {name: float(column.max()) for name, column in course.parts.items()}
     return MemoryUse(**largest, course=course)
+
+
+def _optimizer_bytes(model: Model, run: Training, holding: Holding) -> tuple[float, float]:
+    """Bytes of states on this rank, and of what its step holds besides: foreach Adam one list of denominators of the
+    parameters' size. Paged states are in nobody's allocator."""
+    row = OPTIMIZERS[run.optimizer] if run.optimizer is not None else None
+    if row is None:
+        return 0.0, 0.0
+    share = holding.updated / max(1, model.trained)
+    element = float(holding.state_bytes)
+    states = 0.0 if row.paged else state_bytes(model, row.name, element) * share
+    if run.optimizer_impl == "foreach" and row.two_states:
+        return states, element * holding.updated
+    return states, workspace_bytes(model, row.name, element)
 
 
 def _kept(by_layer: Floats) -> Floats:

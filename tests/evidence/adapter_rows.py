@@ -1,7 +1,7 @@
 """Published steps of low-rank adapters, and what is predicted of them.
 
-The table is Qwen's own (QwenLM/Qwen README at 03cd81f5, "Profiling of Memory and Speed"): one A100 80 GB, PyTorch 2.0, 8
-micro-batches of one sample, layers computed again, rank 64 beside every linear of the blocks with a dropout of 0.05
+The table is Qwen's own (QwenLM/Qwen README at 03cd81f5, "Profiling of Memory and Speed"): one A100 80 GB, PyTorch 2.0,
+8 micro-batches of one sample, layers computed again, rank 64 beside every linear of the blocks with a dropout of 0.05
 (finetune.py); ``LoRA (emb)`` trains embedding and head too. Rows in 4 bits are left out: their kernels are GPTQ's.
 """
 

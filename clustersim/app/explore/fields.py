@@ -12,10 +12,10 @@ from typing import Any
 from clustersim.app.explore.fence import FILES
 from clustersim.core.device import devices
 from clustersim.core.errors import ScenarioError
+from clustersim.core.optimizers import OPTIMIZERS
 from clustersim.core.paths import shipped
 from clustersim.core.tomls import flat, toml_value
 from clustersim.model.catalog import catalog
-from clustersim.model.seconds.optimizer import STATES
 from clustersim.scenario import Scenario
 from clustersim.scenario.reading import parse_overrides
 from clustersim.training.schedules import SCHEDULES
@@ -235,6 +235,6 @@ CHOICES: Mapping[str, Callable[[], Iterable[str]]] = {
     "cluster.device": devices,
     "model.name": catalog,
     "parallel.schedule": SCHEDULES.keys,
-    "run.optimizer": lambda: (*STATES, "none"),
+    "run.optimizer": lambda: (*OPTIMIZERS, "none"),
 }
 """Fields that name what there is, of which the schema says only that they are text."""

@@ -6,19 +6,13 @@ import math
 
 from clustersim.core.device import Device
 from clustersim.core.errors import ScenarioError, nearest
-from clustersim.core.model import Model
+from clustersim.core.model import MatrixUpdates, Model
+from clustersim.core.optimizers import OPTIMIZERS, matrices
+from clustersim.model.seconds import gemm
 from clustersim.model.seconds.base import Setting
 
-# Tensors read or written per parameter by one fused kernel, then by the chain of foreach kernels. Adam fused reads and
-# writes parameter, first and second moment, and reads the gradient (7); its foreach chain is lerp, mul, addcmul, sqrt,
-# two divisions, add and addcdiv (18), and weight decay on top (torch/optim/{sgd,adam,adamw}.py).
-PASSES = {"sgd": (3, 3), "sgd_momentum": (5, 11), "adam": (7, 18), "adamw": (7, 20), "lamb": (12, 26)}
-"""Optimizers by name: (fused, foreach) passes over the parameters."""
-STATES = {"sgd": 0, "sgd_momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
-"""Tensors of the parameters' size an optimizer keeps."""
 IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
 
-_OPS = {"sgd": 1, "sgd_momentum": 4, "adam": 9, "adamw": 10, "lamb": 14}
 # A multi-tensor kernel takes some 50 tensors, or 320 blocks of 64 Ki elements.
 _TENSORS_PER_LAUNCH = 50.0
 _ELEMENTS_PER_LAUNCH = 320 * 65536.0
@@ -26,8 +20,8 @@ _ELEMENTS_PER_LAUNCH = 320 * 65536.0
 
 def check(optimizer: str | None, implementation: str) -> None:
     """Raise :class:`ScenarioError` for an unknown optimizer or implementation."""
-    if optimizer is not None and optimizer not in PASSES:
-        raise ScenarioError(f"unknown optimizer {optimizer!r} (at $.run.optimizer); {nearest(optimizer, PASSES)}")
+    if optimizer is not None and optimizer not in OPTIMIZERS:
+        raise ScenarioError(f"unknown optimizer {optimizer!r} (at $.run.optimizer); {nearest(optimizer, OPTIMIZERS)}")
     if implementation not in IMPLEMENTATIONS:
         raise ScenarioError(
             f"unknown optimizer_impl {implementation!r} (at $.run.optimizer_impl); "
@@ -37,7 +31,7 @@ def check(optimizer: str | None, implementation: str) -> None:
 
 def fused_traffic(model: Model, optimizer: str | None, *, element_bytes: int = 4) -> float:
     """Bytes a fused step reads and writes for all parameters that are trained; 0 for None."""
-    return float(PASSES[optimizer][0] * element_bytes * model.trained) if optimizer else 0.0
+    return OPTIMIZERS[optimizer].element_traffic("fused", element_bytes) * model.trained if optimizer else 0.0
 
 
 def optimizer_time(
@@ -53,12 +47,14 @@ def optimizer_time(
     Parameters
     ----------
     parameters, tensors : elements, and in how many tensors. implementation : one of :data:`IMPLEMENTATIONS`.
-    optimizer : a key of :data:`PASSES`, or None for no step. element_bytes : of parameters, gradients and states.
+    optimizer : a name of :data:`~clustersim.core.optimizers.OPTIMIZERS`, or None for no step. element_bytes : of
+        parameters, gradients and plain states. Muon's iterations are :func:`orthogonalised`.
     """
     check(optimizer, implementation)
     if optimizer is None:
         return 0.0
-    seconds = passes_of(optimizer, implementation) * element_bytes * parameters / setting.device.stream_rate()
+    traffic = OPTIMIZERS[optimizer].element_traffic(implementation, element_bytes) * parameters
+    seconds = traffic / setting.device.stream_rate()
     floor = optimizer_floor(setting, parameters, tensors, optimizer, implementation)
     return max(seconds, floor) if implementation == "for-loop" else seconds + floor
 
@@ -69,8 +65,25 @@ def tensors_of(model: Model) -> int:
 
 
 def passes_of(optimizer: str, implementation: str) -> int:
-    """Tensors of the parameters' size that a step reads or writes."""
-    return PASSES[optimizer][0 if implementation == "fused" else 1]
+    """Tensors of the parameters' size that a step of a plain one reads or writes."""
+    return OPTIMIZERS[optimizer].passes[0 if implementation == "fused" else 1]
+
+
+def orthogonalised(where: Setting, model: Model, optimizer: str | None) -> tuple[MatrixUpdates, ...]:
+    """What Muon's iterations take for each size of the model's matrices; nothing for others.
+
+    With r the shorter side and c the longer, an iteration is X X^T (2 r^2 c), its square (2 r^3) and their product with
+    X (2 r^2 c), in bf16 (torch/optim/_muon.py, ``_zeropower_via_newtonschulz``).
+    """
+    steps = OPTIMIZERS[optimizer].orthogonal if optimizer else 0
+    bf16 = where.with_dtype("bf16")
+    updates = []
+    for (rows, columns), count in sorted(matrices(model).items() if steps else ()):
+        r, c = sorted((float(rows), float(columns)))
+        products = (gemm.linear_parts(bf16, *shape) for shape in ((r, r, c), (r, r, r), (r, c, r)))
+        seconds = sum(max(parts) + where.device.kernel_floor.value for parts in products)
+        updates.append(MatrixUpdates(count, rows * columns, steps * seconds))
+    return tuple(updates)
 
 
 def optimizer_floor(
@@ -86,7 +99,8 @@ def optimizer_floor(
 
 def launches_of(device: Device, optimizer: str, implementation: str, tensors: int, parameters: float) -> int:
     """Calls of a step over this many tensors; on a CPU a multi-tensor call takes one tensor after the other."""
-    ops = 1 if implementation == "fused" else _OPS[optimizer]
-    if implementation == "for-loop" or device.arch == "cpu":
+    row = OPTIMIZERS[optimizer]
+    ops = 1 if implementation == "fused" and not row.each_tensor else row.ops
+    if implementation == "for-loop" or row.each_tensor or device.arch == "cpu":
         return tensors * ops
     return ops * math.ceil(max(tensors / _TENSORS_PER_LAUNCH, parameters / _ELEMENTS_PER_LAUNCH))

@@ -9,10 +9,19 @@ import numpy as np
 from clustersim.core.device import Device
 from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.model import Kernel, Layer, Model, StepCost
+from clustersim.core.optimizers import OPTIMIZERS, state_bytes
 from clustersim.core.program import DTYPE_BYTES
+from clustersim.core.units import format_bytes
 from clustersim.model.seconds.base import CONSTANTS, ComputeConstants, Execution, Setting, setting
 from clustersim.model.seconds.kernels import launches
-from clustersim.model.seconds.optimizer import fused_traffic, optimizer_floor, optimizer_time, tensors_of
+from clustersim.model.seconds.optimizer import (
+    check,
+    fused_traffic,
+    optimizer_floor,
+    optimizer_time,
+    orthogonalised,
+    tensors_of,
+)
 from clustersim.model.seconds.price import Pass, cast_time, price, unpack_time
 
 USUAL = Execution()
@@ -44,8 +53,11 @@ def _cost(where: Setting, model: Model, batch: int, how: Execution) -> StepCost:
     constants = where.constants
     volta = 0 < where.device.sm < 80
     forward, backward = _passes(where, model, batch, how.activation_checkpointing, how.layer_time)
-    state_bytes = DTYPE_BYTES[how.state_dtype or how.param_dtype]
+    element = DTYPE_BYTES[how.state_dtype or how.param_dtype]
     sizes = (model.trained, tensors_of(model))
+    check(how.optimizer, how.optimizer_impl)
+    updates = orthogonalised(where, model, how.optimizer)
+    whole = sum(update.count * update.seconds for update in updates)
     return StepCost(
         forward=np.array([cost.seconds for cost in forward]),
         backward=np.array([cost.seconds for cost in backward]),
@@ -53,19 +65,20 @@ def _cost(where: Setting, model: Model, batch: int, how: Execution) -> StepCost:
         backward_bound=tuple(cost.bound for cost in backward),
         forward_flops=np.array([cost.flops for cost in forward]),
         backward_flops=np.array([cost.flops for cost in backward]),
-        optimizer=optimizer_time(where, *sizes, how.optimizer, how.optimizer_impl, state_bytes),
+        optimizer=optimizer_time(where, *sizes, how.optimizer, how.optimizer_impl, element) + whole,
         optimizer_floor=optimizer_floor(where, *sizes, how.optimizer, how.optimizer_impl),
         grad_copy_bandwidth=where.device.stream_rate(),
         per_tensor=constants.per_tensor,
         step_overhead=constants.step_overhead,
         overlap_slowdown=constants.overlap_slowdown_volta if volta else constants.overlap_slowdown,
         jitter=constants.jitter_volta if volta else constants.jitter,
-        notes=_notes(where),
+        notes=(*_notes(where), *_paged(model, how.optimizer, element)),
         forward_launch=np.array([cost.launch for cost in forward]),
         backward_launch=np.array([cost.launch for cost in backward]),
         forward_mix=tuple(cost.mix for cost in forward),
         backward_mix=tuple(cost.mix for cost in backward),
-        optimizer_traffic=fused_traffic(model, how.optimizer, element_bytes=state_bytes),
+        optimizer_traffic=fused_traffic(model, how.optimizer, element_bytes=element),
+        matrices=updates,
     )
 
 
@@ -74,6 +87,17 @@ def _notes(where: Setting) -> tuple[str, ...]:
     runs_as = where.device.runs_as(where.dtype)
     swapped = f"{device.name} has no {where.dtype} units: GEMMs run as {runs_as}"
     return (*device.notes, *((swapped,) if runs_as != where.dtype else ()))
+
+
+def _paged(model: Model, optimizer: str | None, element: int) -> tuple[str, ...]:
+    """A note on states that are in no allocator."""
+    if optimizer is None or not OPTIMIZERS[optimizer].paged:
+        return ()
+    size = format_bytes(state_bytes(model, optimizer, element))
+    return (
+        f"{optimizer}: {size} of states are in unified memory, not in the peak; where the GPU is full they move over "
+        "PCIe, whose time is not played",
+    )
 
 
 def _passes(

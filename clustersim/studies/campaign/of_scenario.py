@@ -9,6 +9,8 @@ from clustersim.core.economics import GpuRates, rates, watts_per_gpu
 from clustersim.core.errors import ScenarioError
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.mesh import Mesh
+from clustersim.core.model import Model
+from clustersim.core.optimizers import state_bytes
 from clustersim.core.texts import Table
 from clustersim.core.variation import Variation
 from clustersim.scenario import Scenario
@@ -18,7 +20,6 @@ from clustersim.scenario.running import Prepared
 from clustersim.studies.campaign.job import Job
 from clustersim.studies.what_if.rerun import step_time
 from clustersim.studies.what_if.spread import SLOWEST, StepSpread, spread
-from clustersim.training.memory import STATES
 
 MACHINES = 40
 STEPS = 20
@@ -69,8 +70,8 @@ def job_of(scenario: Scenario) -> tuple[Job, HourBill]:
         step_s=step,
         replicas=prepared.mesh.size("dp"),
         copies=copies(scenario, prepared.mesh),
-        parameters=float(prepared.model.parameters),
-        bytes_per_parameter=kept_per_parameter(scenario, prepared.memory),
+        parameters=float(prepared.model.trained),
+        bytes_per_parameter=kept_per_parameter(scenario, prepared.memory, prepared.model),
         tokens_per_step=None if tokens is None else round(tokens * prepared.mesh.workers * step),
         mfu=figures["mfu"],
         lacking=max(0.0, -result.verdict.spare),
@@ -107,8 +108,8 @@ def job_at(scenario: Scenario, step_s: float, tokens_per_step: float | None) -> 
         step_s=step_s,
         replicas=parts.mesh.size("dp"),
         copies=copies(parts.scenario, parts.mesh),
-        parameters=float(parts.model.parameters),
-        bytes_per_parameter=kept_per_parameter(scenario, parts.use),
+        parameters=float(parts.model.trained),
+        bytes_per_parameter=kept_per_parameter(scenario, parts.use, parts.model),
         tokens_per_step=tokens_per_step,
     )
 
@@ -123,12 +124,12 @@ def copies(scenario: Scenario, mesh: Mesh) -> int:
     return getattr(scenario.config, "data_parallel_replicate_degree", None) or mesh.size("dp_replicate")
 
 
-def kept_per_parameter(scenario: Scenario, memory: MemoryUse) -> float:
-    """Bytes of a checkpoint for each parameter: weights in the module's type, fp32 copies of 16-bit ones, and what the
-    optimizer keeps in fp32. bf16 weights with Adam: 2 + 4 + 8 = 14; fp32 weights: 4 + 8 = 12."""
+def kept_per_parameter(scenario: Scenario, memory: MemoryUse, model: Model) -> float:
+    """Bytes of a checkpoint for each parameter that is trained: weights in the module's type, fp32 copies of 16-bit
+    ones, and what the optimizer keeps in fp32. bf16 weights with Adam: 2 + 4 + 8 = 14; fp32 weights: 4 + 8 = 12."""
     weights = 6.0 if memory.master_weights > 0 else 4.0
     optimizer = scenario.file.run.optimizer
-    return weights + 4.0 * STATES[None if optimizer == "none" else optimizer]
+    return weights + state_bytes(model, None if optimizer == "none" else optimizer, 4.0) / max(1, model.trained)
 
 
 def _slower(scenario: Scenario, prepared: Prepared, slowdown: Degraded, step: float) -> float:

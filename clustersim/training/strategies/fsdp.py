@@ -282,6 +282,7 @@ class FSDP(Shards):
         if self.host is not None:
             self.reduced = [self.host.adam(self.ops, self.numel, after)]
             return
+        after = sharded.whole_matrices(self.ops, self.cost, self.plan.shard, after)
         seconds = sharded.optimizer(self.cost, 1.0 / self.plan.degree)
         self.ops.compute("optimizer", seconds, "optimizer", after=after)
 

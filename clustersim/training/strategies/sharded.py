@@ -227,8 +227,31 @@ def all_reduce_flag(
 
 
 def optimizer(cost: StepCost, share: float) -> float:
-    """Seconds of the optimizer step on a share of the parameters: bytes shrink, launches stay."""
-    return max(cost.optimizer * share, min(cost.optimizer, cost.optimizer_floor))
+    """Seconds of the optimizer step on a share of the parameters: bytes shrink, launches stay. What it does with whole
+    matrices is apart."""
+    plain = cost.optimizer - sum(update.count * update.seconds for update in cost.matrices)
+    return max(plain * share, min(plain, cost.optimizer_floor))
+
+
+def whole_matrices(ops: base.OpList, cost: StepCost, group: Ints, after: tuple[int, ...]) -> tuple[int, ...]:
+    """Muon on shards: matrices of one size are dealt out to the ranks in rounds, whose momenta in bf16 go to their rank
+    by an all_to_all, and what it makes of them comes back by another (microsoft/dion muon.py, also in torchtitan's
+    experiments)."""
+    ranks = group.shape[1]
+    rounds = [(-(-update.count // ranks), update) for update in cost.matrices]
+    if not rounds:
+        return after
+    nbytes = 2.0 * sum(n * update.elements for n, update in rounds)
+    seconds = sum(n * update.seconds for n, update in rounds)
+
+    def exchanged(name: str, after: tuple[int, ...]) -> tuple[int, ...]:
+        if ranks == 1:
+            return after
+        return (ops.add(Collective(name, "all_to_all", nbytes, group, after=after, dtype="bf16", step=ops.step)),)
+
+    after = exchanged("all_to_all momenta", after)
+    made = ops.compute("orthogonalise", seconds, "optimizer", "compute", after=after)
+    return exchanged("all_to_all updates", (made,))
 
 
 def nbytes(numel: float, dtype: str) -> float:
