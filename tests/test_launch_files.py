@@ -337,6 +337,26 @@ def test_what_is_no_lora_is_said_not_to_be_played(name):
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--optim adamw_bnb_8bit", {"run.optimizer": "adamw_8bit"}),
+        ("--optim paged_adamw_32bit", {"run.optimizer": "paged_adamw"}),
+        ("--optim adafactor", {"run.optimizer": "adafactor"}),
+        ("--optim adamw_torch_fused", {"run.optimizer": "adamw", "run.optimizer_impl": "fused"}),
+        ("--use_liger_kernel", {"model.implementation": "liger", "model.loss": "liger"}),
+    ],
+)
+def test_optimizers_and_fused_kernels_are_read(words, said):
+    had = leaves(read(script(f"{TRAINER} {words}")))
+    assert {name: had.get(name) for name in said} == said
+
+
+def test_packing_says_what_it_leaves_open():
+    found = read(script(f"{TRAINER} --packing true"))
+    assert "[model.packing] says how long documents are" in found.unplayed["--packing"]
+
+
+@pytest.mark.parametrize(
     ("file", "argument", "kept"),
     [("true", "", "full"), ("false", "--gradient_checkpointing True", "full"), ("false", "", None)],
 )

@@ -120,6 +120,7 @@ class Kernel:
     kept: ByteSizes | None = None
     working: ByteSizes = (0.0, 0.0, 0.0)
     halves: str = "IW"
+    document: float = 0.0
 
     def kept_bytes(self, types: int) -> float:
         """Bytes per sample kept for backward in types of :data:`ByteSizes`."""
@@ -134,7 +135,7 @@ class Kernel:
         """
         if self.kind == "attention":
             return (3.0 if self.halves else 1.0) * self.flops * (2.0 if self.causal else 1.0)
-        return self.flops + self.backward_flops
+        return self.flops + self.backward_flops - (self.flops if "R" in self.halves else 0.0)
 
 
 @dataclass(frozen=True)

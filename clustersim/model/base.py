@@ -22,7 +22,7 @@ NORMS = ("layernorm", "rmsnorm")
 POSITIONS = ("learned", "rotary", "alibi", "none")
 ATTENTION = ("flash", "eager")
 EXPERTS_IMPLEMENTATIONS = ("eager", "grouped_mm")
-IMPLEMENTATIONS = ("eager", "flash", "megatron", "fused")
+IMPLEMENTATIONS = ("eager", "flash", "liger", "megatron", "fused")
 NORM_PLACES = ("before", "after", "both", "parallel", "parallel_two", "one")
 """Where a block's norms stand: in front of attention and of the MLP; behind them, inside the residual (OLMo 2); both
 (Gemma 2); one for attention and MLP side by side (Command R), or one for each (GPT-NeoX); or one in front of the only
@@ -74,8 +74,9 @@ class TransformerShape:
     head_bias : the output projection has a bias. pooling : a tower ends in attention of one learned query.
     tower : what reads images in front of the decoder; images : of a sample.
     attention : ``"flash"`` (one fused kernel) or ``"eager"`` (scores in memory).
-    implementation : ``"eager"`` (Hugging Face, op by op), ``"flash"`` (op by op with fused attention and GELU) or
-        ``"fused"`` (torch.compile or fused kernels: bias, activation, dropout, residual and norm merge).
+    implementation : ``"eager"`` (Hugging Face, op by op), ``"flash"`` (op by op with fused attention and GELU),
+        ``"liger"`` (so, with Liger's kernels of norms, rotation and gated activations) or ``"fused"`` (torch.compile or
+        fused kernels: bias, activation, dropout, residual and norm merge).
         ``"megatron"`` is Megatron-LM before Transformer Engine: bias with GELU, bias with dropout and sum, and
         scale, mask and softmax in a kernel each; apart are norms, the dropout of scores, and a loss in fp32 op by op.
     fused_loss : softmax and cross-entropy are one kernel whatever the implementation (``cross_entropy_loss_fusion``).
@@ -148,6 +149,16 @@ class TransformerShape:
     def fuses(self) -> bool:
         """Whether elementwise chains run as one kernel."""
         return self.implementation in {"fused", "megatron"}
+
+    @property
+    def fuses_norms(self) -> bool:
+        """Whether an RMSNorm is one kernel."""
+        return self.implementation in {"fused", "liger"}
+
+    @property
+    def fuses_pairs(self) -> bool:
+        """Whether rotation, and a gate with what it scales, are one kernel each."""
+        return self.fuses or self.implementation == "liger"
 
     @property
     def width(self) -> int:

@@ -45,6 +45,8 @@ ACTIVATION = {
 }
 """Between an MLP's products: the last one keeps the output. ReLU needs nothing but that; ``gelu_new`` is a formula of
 eight ops, of which four keep something."""
+LIGER_GATE = _Rule((4.0, 4.0, 8.0), (4.0, 4.0, 8.0))
+"""Gate and what it scales, whose gradients take their place (liger_kernel/ops/swiglu.py)."""
 WIDE_SOFTMAX = _Rule((4.0, 4.0, 4.0), (8.0, 8.0, 8.0))
 """Softmax in fp32, cast back for the product behind it (Llama and its kin, OPT, ViT)."""
 SOFTMAX = _Rule((2.0, 4.0, 4.0), (4.0, 8.0, 8.0))
@@ -93,11 +95,14 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
         return kernel.saved / 2.0, LOSS if wide else NARROW_LOSS
     if kernel.kind == "gemm" and not kernel.batch:
         return _product(kernel)
+    if s.implementation == "liger" and (name in NORMS or name.startswith("norm")) and s.norm == "rmsnorm":
+        return kernel.nbytes / K.NORM[s.norm, True].forward, LAYER_NORM
     if name in NORMS or name.startswith("norm"):
         usual = LAYER_NORM if s.norm == "layernorm" else RMS_NORM
         narrow = s.norm == "rmsnorm" and (name == "qk_norm" or "latent" in name)
         return _elements(kernel, s), NARROW_RMS_NORM if narrow else usual
     known = ACTIVATION.get(_activation(s, name)) if name in ACTIVATIONS else None
+    known = LIGER_GATE if known is not None and s.gated and s.implementation == "liger" else known
     if known is not None and _of_mlp(s, kernel):
         return kernel.nbytes / _passes(s, name), known
     if name == "softmax":

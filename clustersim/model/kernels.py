@@ -56,6 +56,7 @@ FUSED_GATE = Passes(3, 5, 1, 1, saved=3)
 # and backward two: 19 and 7 passes if each went to memory. Its last stages on V100 (LiBai's tables) take half of that.
 CROSS_ENTROPY = {"eager": Passes(4, 7, 4, 6), "flash": Passes(3, 5, 3, 4), "fused": Passes(1, 1, 1, 0)}
 CROSS_ENTROPY["megatron"] = Passes(10, 4, 6, 3)
+CROSS_ENTROPY["liger"] = CROSS_ENTROPY["flash"]
 # Rotation of queries and keys: two products, the rotated half, a sum; 20 bytes a bf16 element.
 ROTARY = {False: Passes(10, 20, 5, 10), True: Passes(2, 2, 1, 1)}
 # Passes over the attention scores, op by op, as each family's Hugging Face code has them. A select (GPT-2's causal
@@ -154,14 +155,14 @@ def batched(name: str, batch: int, m: int, n: int, k: int) -> Kernel:
 
 def norm(s: TransformerShape, name: str, elements: float | None = None, saved: float | None = None) -> Kernel:
     """LayerNorm or RMSNorm over the sequence (or over ``elements`` values), which keeps what its passes say."""
-    passes = NORM[s.norm, s.implementation == "fused"]
+    passes = NORM[s.norm, s.fuses_norms]
     over = float(s.seq_len * s.d_model) if elements is None else elements
     return memory(name, over, passes, saved=passes.saved if saved is None else saved)
 
 
 def activation_passes(s: TransformerShape) -> Passes:
     """What the MLP's nonlinearity costs; ``gelu_new`` is one op outside Hugging Face's eager code."""
-    if s.fuses and s.gated:
+    if s.fuses_pairs and s.gated:
         return FUSED_GATE
     if s.activation == "gelu_new" and s.implementation != "eager":
         return ACTIVATION["gelu"]
@@ -292,7 +293,7 @@ def attention(s: TransformerShape) -> Kernels:
     if s.qk_norm:
         kernels.append(replace(norm(s, "qk_norm", tokens * (s.width + s.kv_width)), cut="heads"))
     if s.positions == "rotary" and not s.latent:
-        passes = ROTARY[s.fuses]
+        passes = ROTARY[s.fuses_pairs]
         kernels.append(memory("rotary", tokens * (s.width + s.kv_width), passes, cut="heads"))
     if s.kv_heads < s.heads and not s.fuses:
         # Keys and values are copied out to every query head; backward sums the copies.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ from clustersim.core.topology import CPU, Topology
 from clustersim.core.units import parse_nccl_version
 from clustersim.model.adapters import Trained, with_trained
 from clustersim.model.base import TransformerShape
+from clustersim.model.losses import with_loss
+from clustersim.model.packing import with_packing
 from clustersim.model.seconds import Execution, step_cost
 from clustersim.model.seconds.host import host_bandwidth, pace_of
 from clustersim.model.traced import read_traced
@@ -98,20 +101,36 @@ def located(scenario: Scenario, field: str, name: str) -> str:
 
 
 def model_of(scenario: Scenario) -> Model:
-    """What is trained, with what of it is frozen and adapters beside that."""
+    """What is trained, as packed, with what of it is frozen and adapters beside that."""
     model = _built(scenario)
     spec = scenario.file.model
-    if not spec.frozen and spec.adapter is None:
-        return model
-    with scenario.at("$.model.adapter" if spec.adapter else "$.model.frozen"):
-        _refuse_partly(scenario)
-        return _with_trained(model, trained_of(scenario))
+    if spec.packing is not None:
+        with scenario.at("$.model.packing"):
+            _refuse_split(scenario, "packing", "cp")
+            model = _changed(model, with_packing, spec.packing)
+    if spec.frozen or spec.adapter is not None:
+        with scenario.at("$.model.adapter" if spec.adapter else "$.model.frozen"):
+            _refuse_partly(scenario)
+            model = _changed(model, with_trained, trained_of(scenario))
+    if spec.loss is not None:
+        with scenario.at("$.model.loss"):
+            _refuse_split(scenario, f"loss = {spec.loss!r}")
+            model = _changed(model, with_loss, spec.loss, scenario.config.micro_batch_size)
+    return model
 
 
-@kept_with_first(maxsize=8)
-def _with_trained(model: Model, trained: Trained) -> Model:
-    """:func:`with_trained`; a sweep asks for it again and again."""
-    return with_trained(model, trained)
+@kept_with_first(maxsize=16)
+def _changed(model: Model, change: Callable[..., Model], *how: object) -> Model:
+    """A changed model; a sweep asks for it again and again."""
+    return change(model, *how)
+
+
+def _refuse_split(scenario: Scenario, what: str, degree: str = "") -> None:
+    """Raise :class:`ScenarioError` for what is not played in a split model, or at a ``degree`` above 1."""
+    parallel = scenario.file.parallel
+    if parallel is not None and (getattr(parallel, degree) > 1 if degree else splits(scenario)):
+        where = f"with {degree} = {getattr(parallel, degree)}" if degree else "where [parallel] splits the model"
+        raise ScenarioError(f"{what} is not played {where}; leave one of them out")
 
 
 def trained_of(scenario: Scenario) -> Trained:

@@ -13,6 +13,7 @@ from clustersim.core.units import Bandwidth, Bytes, Seconds
 from clustersim.core.variation import Variation
 from clustersim.engine.hang import Watchdogs
 from clustersim.model.adapters import Adapter
+from clustersim.model.packing import Packing
 from clustersim.scenario.campaign_schema import CampaignTable
 from clustersim.scenario.incident_table import Incident
 from clustersim.training.parallel import ParallelConfig
@@ -113,7 +114,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     dtype : of the GEMMs; fp16 and bf16 mean autocast over fp32 parameters, as ``torch.autocast``.
     attention : ``eager`` (scores written to memory), ``flash`` (fused, by the kernel PyTorch would pick), or a kernel
         of this name: ``efficient``, ``fa1``, ``triton``, ``fa2``, ``fa3``, ``cudnn``.
-    implementation : ``eager`` (op by op), ``flash`` (with fused attention and GELU) or ``fused`` (torch.compile).
+    implementation : ``eager`` (op by op), ``flash`` (with fused attention and GELU), ``liger`` (with Liger's norms,
+        rotation and gated activations) or ``fused`` (torch.compile).
     activation_checkpointing : ``none``; ``full``: only block inputs are kept and backward recomputes the rest;
         ``selective``: all but attention and every second matrix product is recomputed.
     float8_recipe : of ``dtype = "fp8"``, one scale a tensor (torchao's ``tensorwise``, Transformer Engine's delayed and
@@ -121,6 +123,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         block (Transformer Engine's ``blockwise`` and ``mxfp8``, and ``nvfp4``, whose products are in 4 bits).
     frozen : parameters that are not trained: patterns of their names or of their modules'
         (``["model.embed_tokens", "model.layers.[0-7].*"]``).
+    loss : ``liger`` (logits and their gradients chunk by chunk of the tokens) or ``cut`` (Cut Cross-Entropy: logits in
+        registers, twice), where the head never has all logits; else they are written, as ``implementation`` says.
+    packing : of which documents a sample is packed.
     adapter : low-rank adapters that are trained in place of the model's own parameters.
     options : anything else about the model's shape, such as ``layers = 2`` or BERT's ``head = "mlm"``.
     """
@@ -131,11 +136,13 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     seq_len: Positive | None = None
     dtype: Literal["fp32", "tf32", "fp16", "bf16", "fp8"] = "fp32"
     attention: Literal["eager", "flash", "efficient", "fa1", "triton", "fa2", "fa3", "cudnn"] | None = None
-    implementation: Literal["eager", "flash", "megatron", "fused"] | None = None
+    implementation: Literal["eager", "flash", "liger", "megatron", "fused"] | None = None
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     float8_recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "nvfp4"] = "tensorwise"
     frozen: tuple[str, ...] = ()
     adapter: Adapter | None = None
+    loss: Literal["liger", "cut"] | None = None
+    packing: Packing | None = None
     options: Table = {}
 
     def __post_init__(self) -> None:

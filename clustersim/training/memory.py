@@ -255,7 +255,9 @@ def _told_bytes(layer: Layer, run: Training, types: int) -> LayerBytes:
 
 
 def weights(kernel: Kernel) -> int:
-    """Elements of the weights of a product that are trained."""
+    """Elements of the weights of a product whose gradients backward makes."""
+    if kernel.cut == "vocab" and kernel.repeat > 1:
+        return 0  # made with the logits
     plain = kernel.kind == "gemm" and not kernel.batch and "W" in kernel.halves
     return kernel.n * kernel.k * kernel.repeat if plain else 0
 

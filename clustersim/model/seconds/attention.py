@@ -9,7 +9,7 @@ from clustersim.core.model import Kernel
 from clustersim.model.seconds.base import Setting
 
 
-def flash_rate(setting: Setting, head_dim: int, seq: int, *, causal: bool, backward: bool) -> float:
+def flash_rate(setting: Setting, head_dim: int, seq: float, *, causal: bool, backward: bool) -> float:
     """FLOP/s of a flash-attention pass at sequence length ``seq``, counting half of the square for a causal mask.
 
     ``E = Emax s / (s + s0)`` is the combined rate of the published charts; forward runs at 1.2 E and backward, with 2.5
@@ -45,5 +45,6 @@ def attention_parts(setting: Setting, kernel: Kernel, batch: float, *, backward:
     """Seconds of arithmetic and of memory traffic of a fused attention kernel, without the kernel floor."""
     flops = (kernel.backward_flops if backward else kernel.flops) * batch
     nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * setting.element_bytes
-    rate = flash_rate(setting, kernel.head_dim, kernel.seq, causal=kernel.causal, backward=backward)
+    length = kernel.document or kernel.seq
+    rate = flash_rate(setting, kernel.head_dim, length, causal=kernel.causal, backward=backward)
     return flops / rate, nbytes / setting.device.stream_rate()

@@ -104,6 +104,8 @@ def _linear(setting: Setting, kernel: Kernel, batch: float, part: str) -> tuple[
     rows, count = (kernel.m, kernel.batch * batch) if kernel.batch else (kernel.m * batch, 1.0)
     if kernel.repeat > 1:
         if kernel.launches > 1:
+            if kernel.cut == "vocab" and part != "F":  # each chunk of tokens adds to one gradient
+                setting = replace(setting, summed_bytes=setting.element_bytes)
             product = _linear(setting, replace(kernel, repeat=1), batch, part)
             return kernel.repeat * product[0], kernel.repeat * product[1]
         count *= kernel.repeat
@@ -118,10 +120,12 @@ def _linear(setting: Setting, kernel: Kernel, batch: float, part: str) -> tuple[
     # Gradient of the second operand (weights), then of the first (inputs), which the first layer does not need.
     of_weights = "W" in kernel.halves and (part != "I" or not weighted(kernel))
     both = [parts_of(gradient_setting(setting), k, n, m, count)] if of_weights else []
-    if kernel.halves == "I" or (part != "W" and kernel.backward_flops >= 1.5 * kernel.flops):
+    if kernel.halves.endswith("I") or (part != "W" and kernel.backward_flops >= 1.5 * kernel.flops):
         both.append(parts_of(setting, m, k, n, count))
+    if "R" in kernel.halves and part != "W":
+        both.append(parts_of(setting, m, n, k, count))
     seconds = [max(compute / share, memory) for compute, memory in both]
-    if setting.summed_bytes and weighted(kernel) and part != "I":
+    if setting.summed_bytes and of_weights and weighted(kernel) and part != "I":
         seconds[0] = _summed(setting, seconds[0], count * k * n)
     return sum(seconds), max(memory for _, memory in both)
 
