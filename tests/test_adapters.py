@@ -167,10 +167,15 @@ def test_a_run_says_what_is_trained(tmp_path: Path) -> None:
         ({"model.adapter.base_dtype": "fp4"}, "'fp4' must be 'bf16', 'fp16' or 'fp32'"),
         ({"model.frozen": ["model.norm"]}, "frozen is for a model without [model.adapter]"),
         ({"model.dtype": "fp8"}, 'dtype = "fp8" beside [model.adapter] is not played'),
-        ({"strategy": {"kind": "zero", "param_dtype": "bf16", "zero_optimization": {"stage": 3}},
-          "model.adapter.load_in_4bit": True}, "use fsdp"),
+        (
+            {
+                "strategy": {"kind": "zero", "param_dtype": "bf16", "zero_optimization": {"stage": 3}},
+                "model.adapter.load_in_4bit": True,
+            },
+            "use fsdp",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_played_is_refused(changes: dict[str, Any], message: str) -> None:
     from clustersim.core.errors import ClusterSimError
 

@@ -185,10 +185,14 @@ def test_adapters_are_counted_and_kept_as_torch_has_them(case: tuple[str, str, t
         compared(family, types, trained, adapted(built(family, types, checkpointing), targets, dtype), checkpointing)
 
 
-@pytest.mark.parametrize("patterns", [
-    ("model.embed_tokens", "model.layers.0"),
-    ("model.layers.0.mlp", "*.q_proj.weight"),
-], ids="-".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        ("model.embed_tokens", "model.layers.0"),
+        ("model.layers.0.mlp", "*.q_proj.weight"),
+    ],
+    ids="-".join,
+)
 def test_frozen_parts_are_counted_and_kept_as_torch_has_them(patterns: tuple[str, ...]) -> None:
     hugging_face()
     from torch._subclasses.fake_tensor import FakeTensorMode
