@@ -11,6 +11,7 @@ Modules are named as PEFT names them; what autograd keeps is checked with torch'
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -260,7 +261,8 @@ def _frozen_names(model: Model, trained: Trained) -> frozenset[str]:
     patterns = adapter.modules_to_save if adapter else trained.frozen
     for pattern in patterns:
         if not any(_matches(name, (pattern,), ends=adapter is not None) for name in names):
-            modules = sorted({name.rpartition(".")[0] for name in names})
+            # Blocks are alike: one stands for all.
+            modules = {re.sub(r"\.\d+(?=\.|$)", ".0", name.rpartition(".")[0]) for name in names} - {""}
             field = "modules_to_save" if adapter else "frozen"
             raise ModelError(f"{model.name}: no parameter is in {pattern!r} of {field}; {nearest(pattern, modules)}")
     if adapter is not None:
