@@ -351,6 +351,10 @@ def test_optimizers_and_fused_kernels_are_read(words, said):
     assert {name: had.get(name) for name in said} == said
 
 
+def test_offloaded_activations_are_read():
+    assert read(script(f"{TRAINER} --activation_offloading")).tables["model"]["activation_offloading"] == "20 GB/s"
+
+
 def test_packing_says_what_it_leaves_open():
     found = read(script(f"{TRAINER} --packing true"))
     assert "[model.packing] says how long documents are" in found.unplayed["--packing"]

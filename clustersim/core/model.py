@@ -297,6 +297,8 @@ class StepCost:
     forward_mix, backward_mix : what each layer's seconds are spent on; empty where nobody knows.
     optimizer_traffic : float [bytes] a fused optimizer step reads and writes for all parameters, wherever it runs.
     matrices : what an optimizer does with whole matrices, once for each; in ``optimizer``, too.
+    offloaded : (n_layers,) float [bytes] that a micro-batch keeps on the host between passes; None for nothing.
+    offload_rate : float [bytes/s] of their copies, in each direction.
     host_bandwidth : float [bytes/s] that one CPU socket's memory sustains, for work on parameters kept there.
     host_pace : float, how long the CPU takes for calls, in units of Sapphire Rapids'.
     """
@@ -321,5 +323,7 @@ class StepCost:
     backward_mix: tuple[Mix, ...] = ()
     optimizer_traffic: float = 0.0
     matrices: tuple[MatrixUpdates, ...] = ()
+    offloaded: Floats | None = None
+    offload_rate: float = 0.0
     host_bandwidth: float = 100e9
     host_pace: float = 1.0

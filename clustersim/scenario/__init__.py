@@ -117,7 +117,7 @@ class Scenario:
         del table["campaign"]  # no step depends on it
         if self.file.measured is None:
             del table["measured"]
-        for name in ("frozen", "adapter", "loss", "packing"):
+        for name in ("frozen", "adapter", "loss", "packing", "activation_offloading"):
             if not table["model"][name]:
                 del table["model"][name]
         if not self.file.run.cuda_graph:

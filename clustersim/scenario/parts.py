@@ -37,7 +37,7 @@ from clustersim.model.seconds.host import host_bandwidth, pace_of
 from clustersim.model.traced import read_traced
 from clustersim.scenario import Scenario
 from clustersim.scenario.splitting import split, splits
-from clustersim.training.memory import Training, memory, types_of
+from clustersim.training.memory import Training, kept_by_layer, memory, types_of
 from clustersim.training.parallel import ModelShape
 from clustersim.training.strategies.zero_config import ZeroConfig
 
@@ -274,8 +274,21 @@ def _priced(scenario: Scenario, topology: Topology, model: Model, card: _Card) -
         # Gloo's threads run on the cores of their own rank's compute; a server is a process like any other.
         taken = 1.0 / max(1.0, card.cores)
         cost = replace(cost, overlap_slowdown=taken, host_bandwidth=card.device.stream_rate())
+    cost = _offloading(scenario, model, cost)
     jitter = run.jitter if run.variation is None else 0.0
     return cost if jitter is None else replace(cost, jitter=jitter)
+
+
+def _offloading(scenario: Scenario, model: Model, cost: StepCost) -> StepCost:
+    """The costs with what activations take on their way to the host and back."""
+    rate = scenario.file.model.activation_offloading
+    if rate is None:
+        return cost
+    with scenario.at("$.model.activation_offloading"):
+        if not scenario.strategy.partly:
+            raise ScenarioError(f"activation_offloading is not played with strategy {scenario.strategy.name!r}")
+        _refuse_split(scenario, "activation_offloading")
+        return replace(cost, offloaded=kept_by_layer(model, _training(scenario)), offload_rate=float(rate))
 
 
 def execution_of(scenario: Scenario) -> Execution:
@@ -395,22 +408,29 @@ def _optimizer(scenario: Scenario) -> str | None:
 def memory_of(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, *, whole: bool = False) -> MemoryUse:
     """Bytes on each GPU, or of each process on CPU cores, which has no driver's context; ``whole``: what they would be
     if nothing were shared."""
+    training = replace(
+        _training(scenario), holding=None if whole else scenario.strategy.holding(model, mesh, scenario.config)
+    )
+    use = memory(model, training)
+    use = replace(use, communicates=mesh.workers > 1)
+    return replace(use, context=0.0, communicates=False) if cores_of(topology, mesh) else use
+
+
+def _training(scenario: Scenario) -> Training:
+    """What of a scenario decides the memory of its steps, beside what its strategy holds."""
     spec = scenario.file.model
     run = scenario.file.run
     config = scenario.config
-    training = Training(
+    return Training(
         micro_batch_size=config.micro_batch_size,
         dtype=spec.dtype,
         param_dtype=compute_dtype(scenario),
         trained_dtype=config.param_dtype,
-        holding=None if whole else scenario.strategy.holding(model, mesh, config),
         # 16-bit parameters whose optimizer keeps fp32 have masters, shared or not.
         master_weights=config.state_dtype == "fp32",
         activation_checkpointing=spec.activation_checkpointing,
         optimizer=_optimizer(scenario),
         optimizer_impl=run.optimizer_impl,
         compiled=spec.implementation == "fused",
+        offloaded=spec.activation_offloading is not None,
     )
-    use = memory(model, training)
-    use = replace(use, communicates=mesh.workers > 1)
-    return replace(use, context=0.0, communicates=False) if cores_of(topology, mesh) else use

@@ -125,6 +125,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         (``["model.embed_tokens", "model.layers.[0-7].*"]``).
     loss : ``liger`` (logits and their gradients chunk by chunk of the tokens) or ``cut`` (Cut Cross-Entropy: logits in
         registers, twice), where the head never has all logits; else they are written, as ``implementation`` says.
+    activation_offloading : what layers keep for backward goes to the host beside the passes, at this rate of a GPU in
+        each direction, such as ``"20 GB/s"`` (torchtune's and TRL's ``activation_offloading``).
     packing : of which documents a sample is packed.
     adapter : low-rank adapters that are trained in place of the model's own parameters.
     options : anything else about the model's shape, such as ``layers = 2`` or BERT's ``head = "mlm"``.
@@ -142,6 +144,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     frozen: tuple[str, ...] = ()
     adapter: Adapter | None = None
     loss: Literal["liger", "cut"] | None = None
+    activation_offloading: Bandwidth | None = None
     packing: Packing | None = None
     options: Table = {}
 

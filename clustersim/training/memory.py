@@ -35,7 +35,7 @@ class Training:
         of what is trained, where what is frozen has another type.
     activation_checkpointing : ``none``, ``full`` (block inputs only) or ``selective`` (torchtitan's per-op policy).
     optimizer : a key of :data:`STATES`. master_weights : it keeps fp32 copies and states of 16-bit parameters.
-    compiled : ``torch.compile`` has fused the loss.
+    compiled : ``torch.compile`` has fused the loss. offloaded : what layers keep is on the host between their passes.
     holding : what a strategy keeps on one rank; everything whole, and ``master_weights``, where it is None.
 
     Raises :class:`ScenarioError` for an unknown optimizer or policy.
@@ -51,6 +51,7 @@ class Training:
     compiled: bool = False
     holding: Holding | None = None
     trained_dtype: str | None = None
+    offloaded: bool = False
 
     def __post_init__(self) -> None:
         if self.optimizer not in STATES:
@@ -125,6 +126,19 @@ def _kept(by_layer: Floats) -> Floats:
     return np.concatenate([ahead, ahead[::-1], [0.0]])
 
 
+def _windowed(by_layer: Floats) -> Floats:
+    """What is there where the host keeps the rest: of a layer and of the one before it, which is on its way."""
+    there = by_layer + np.concatenate([[0.0], by_layer[:-1]])
+    return np.concatenate([there, there[::-1], [0.0]])
+
+
+def kept_by_layer(model: Model, run: Training) -> Floats:
+    """(layers,) float [bytes] that a micro-batch keeps from each layer's forward to its backward, logits apart."""
+    types = types_of(run.dtype, run.param_dtype)
+    saved, outputs = _saved(model, run, types, _each(model, run, types, 0))
+    return saved + outputs
+
+
 def types_of(dtype: str, param_dtype: str) -> int:
     """Which of :data:`~clustersim.core.model.ByteSizes` a run's tensors have."""
     if dtype not in {"fp16", "bf16", "fp8"}:
@@ -174,22 +188,10 @@ def _activations(model: Model, run: Training, types: int, gradient: int) -> Acti
     ``gradient`` : bytes of an element of gradients, 0 where all are there all the time.
     """
     policy = run.activation_checkpointing
-    element = (2.0 if types == HALF else 4.0) * run.micro_batch_size
-    product = (4.0 if types == FULL else 2.0) * run.micro_batch_size
     n = len(model.layers)
-    known: dict[int, LayerBytes] = {}
-    for layer in model.layers:
-        if id(layer) not in known:
-            known[id(layer)] = layer_bytes(layer, run, types, gradient)
-    each = [known[id(layer)] for layer in model.layers]
-    saved = np.array([one.kept for one in each])
-    if policy != "none":
-        blocks = [i for i, layer in enumerate(model.layers) if layer.kind == "block"]
-        saved[blocks] = [model.layers[i].boundary_bytes * element for i in blocks]
-    outputs = np.zeros(n)
-    if policy == "selective":
-        outputs[blocks] = [product * _kept_outputs(model.layers[i]) for i in blocks]
-    layers = _kept(saved + outputs)
+    each = _each(model, run, types, gradient)
+    saved, outputs = _saved(model, run, types, each)
+    layers = _windowed(saved + outputs) if run.offloaded else _kept(saved + outputs)
     logits = _kept(np.array([one.logits for one in each]))
     missing = np.zeros(2 * n + 1)
     for i, (layer, one) in enumerate(zip(model.layers, each, strict=True)):
@@ -199,6 +201,29 @@ def _activations(model: Model, run: Training, types: int, gradient: int) -> Acti
         logits[at] += one.most_logits - one.logits
         missing[at] = min(one.missing, gradient * model.gradients[i])
     return Activations(layers, logits, missing)
+
+
+def _each(model: Model, run: Training, types: int, gradient: int) -> list[LayerBytes]:
+    """Of each layer, without checkpointing."""
+    known: dict[int, LayerBytes] = {}
+    for layer in model.layers:
+        if id(layer) not in known:
+            known[id(layer)] = layer_bytes(layer, run, types, gradient)
+    return [known[id(layer)] for layer in model.layers]
+
+
+def _saved(model: Model, run: Training, types: int, each: list[LayerBytes]) -> tuple[Floats, Floats]:
+    """(layers,) float [bytes] that are kept of each layer, a checkpointed block's input; and outputs kept beside it."""
+    policy = run.activation_checkpointing
+    element = (2.0 if types == HALF else 4.0) * run.micro_batch_size
+    product = (4.0 if types == FULL else 2.0) * run.micro_batch_size
+    saved = np.array([one.kept for one in each])
+    outputs = np.zeros(len(saved))
+    for i, layer in enumerate(model.layers):
+        if policy != "none" and layer.kind == "block" and layer.has_backward:
+            saved[i] = layer.boundary_bytes * element
+            outputs[i] = product * _kept_outputs(layer) if policy == "selective" else 0.0
+    return saved, outputs
 
 
 def layer_bytes(layer: Layer, run: Training, types: int, gradient: int) -> LayerBytes:

@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from clustersim.core.arrays import Floats
 from clustersim.core.mesh import Mesh
 from clustersim.core.mix import Mix
 from clustersim.core.model import Model, StepCost
@@ -184,8 +185,12 @@ def whole(ops: base.OpList, model: Model, cost: StepCost) -> Lay:
         "B": ("bwd", "backward", cost.backward, cost.backward_flops, cost.backward_bound, cost.backward_mix),
     }
 
+    copies = None if cost.offloaded is None else ActivationCopies(ops, model, cost.offloaded, cost.offload_rate)
+
     def lay(place: Place, action: Action, part: LayerPart) -> Iterable[None]:
         i, waits, ops.waits = place[1], ops.waits, ()
+        if copies is not None:
+            waits = (*waits, *copies.ahead(i, forward=action.kind == "F"))
         verb, phase, all_seconds, all_flops, bounds, mixes = passes[action.kind]
         seconds = float(all_seconds[i]) * part.share
         flops = float(all_flops[i]) * part.share
@@ -193,9 +198,56 @@ def whole(ops: base.OpList, model: Model, cost: StepCost) -> Lay:
         mix = mixes[i].times(part.share) if mixes else Mix(memory=seconds) if bound == "memory" else None
         name = f"{verb} {part.name or model.layers[i].name}"
         ops.kernel = ops.add(Compute(name, seconds, COMPUTE_STREAM, waits, phase, bound, flops, step=ops.step, mix=mix))
+        if copies is not None:
+            copies.behind(i, ops.kernel, forward=action.kind == "F")
         return ()
 
     return lay
+
+
+@dataclass
+class ActivationCopies:
+    """What layers keep for backward goes to the host beside the next layer's forward, and comes back beside the
+    backward of the one behind it (torchtune/training/_activation_offloading.py, ``OffloadActivations`` with streams):
+    the layer after the next waits until there is room again, and two are there at once.
+
+    ``kept`` : (layers,) float [bytes]. ``rate`` : [bytes/s]. ``away``, ``kernels`` : of a layer, its copy to the host
+    and the last kernel of its backward.
+    """
+
+    ops: base.OpList
+    model: Model
+    kept: Floats
+    rate: float
+    away: dict[int, int] = field(default_factory=dict)
+    home: dict[int, int] = field(default_factory=dict)
+    kernels: dict[int, int] = field(default_factory=dict)
+
+    def ahead(self, i: int, *, forward: bool) -> tuple[int, ...]:
+        """What a layer's pass waits for: of forward the copy of the last but one, of backward its own coming back."""
+        if forward:
+            self.home.clear()
+            self.kernels.clear()
+            return (self.away[i - 2],) if i - 2 in self.away else ()
+        for j in (i, i - 1):
+            if j in self.away and j not in self.home:
+                after = (self.away[j], *((self.kernels[j + 2],) if j + 2 in self.kernels else ()))
+                self.home[j] = self._copy(f"h2d {self.model.layers[j].name}", j, "h2d", after)
+        return (self.home[i],) if i in self.home else ()
+
+    def behind(self, i: int, kernel: int, *, forward: bool) -> None:
+        """A layer's pass, or a part of it, is laid."""
+        if not forward:
+            self.kernels[i] = kernel
+        elif self.kept[i]:
+            self.away[i] = self._copy(f"d2h {self.model.layers[i].name}", i, "d2h", (kernel,))
+
+    def _copy(self, name: str, i: int, stream: str, after: tuple[int, ...]) -> int:
+        nbytes = float(self.kept[i])
+        seconds = nbytes / self.rate
+        mix = Mix(memory=seconds)
+        step = self.ops.step
+        return self.ops.add(Compute(name, seconds, stream, after, "memcpy", "memory", 0.0, nbytes, step, mix=mix))
 
 
 C = TypeVar("C", bound=base.StrategyConfig)
