@@ -585,3 +585,66 @@ def test_a_script_that_is_written_has_the_longest_sequence_and_the_base_of_rotat
     assert "--max-position-embeddings 8192" in text
     assert "--rotary-base 500000" in text
     assert not exchange.written(scenario.load("tp8_pp4_llama3_70b_32x8_h100"), "megatron").wordless
+
+
+# ---- torchtune -------------------------------------------------------------------------------------------------------
+
+TUNE = """
+model:
+  _component_: torchtune.models.llama3.lora_llama3_70b
+  lora_attn_modules: ['q_proj', 'k_proj', 'output_proj']
+  apply_lora_to_mlp: True
+  lora_rank: 16
+  lora_alpha: 32
+  lora_dropout: 0.0
+tokenizer:
+  max_seq_len: 2048
+batch_size: 2
+optimizer:
+  _component_: torch.optim.AdamW
+  fused: True
+loss:
+  _component_: torchtune.modules.loss.CEWithChunkedOutputLoss
+dtype: bf16
+enable_activation_checkpointing: True
+"""
+
+
+def test_a_recipe_of_torchtune_is_read_with_its_adapters():
+    command = ("run.sh", "tune run --nproc_per_node 8 lora_finetune_distributed --config 70B_lora.yaml batch_size=4")
+    found = read(command, ("70B_lora.yaml", TUNE))
+    assert found.tables["model"]["name"] == "llama3-70b"
+    assert found.tables["model"]["adapter"] == {
+        "rank": 16,
+        "target_modules": ["q_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    }
+    had = leaves(found)
+    assert (had["strategy.kind"], had["strategy.orig_dtype"], had["run.optimizer_impl"]) == ("fsdp", "bf16", "fused")
+    assert had["batch.micro"] == 4
+    assert found.unplayed["loss._component_"] == "logits are written as a whole"
+    assert not found.unknown
+
+
+def test_a_recipe_of_one_device_has_one():
+    command = ("run.sh", "tune run lora_finetune_single_device --config q.yaml")
+    found = read(
+        command,
+        ("q.yaml", TUNE.replace(".lora_llama3_70b", ".qlora_llama3_8b")),
+        machine={"topology": "hgx-h100", "nodes": 1},
+    )
+    assert found.tables["cluster"]["gpus_per_node"] == 1
+    assert found.tables["model"]["adapter"]["load_in_4bit"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("output_proj", "o_proj", "'o_proj' is none of q_proj"),
+        ("lora_llama3_70b", "lora_llama9_1b", "'llama9_1b' is not a choice; known: llama3_8b"),
+        ("lora_rank: 16", "lora_rank: x", "expected a whole number"),
+    ],
+)
+def test_what_torchtune_does_not_know_is_refused(old, new, message):
+    with pytest.raises(ScenarioError) as error:
+        read(("70B_lora.yaml", TUNE.replace(old, new)))
+    assert message in str(error.value)

@@ -172,7 +172,7 @@ class _Asked(msgspec.Struct):
         self.used.add(self.read[self.words.option][0])
         if name in self.read:
             words += _modules(self.read[name][1])
-        if "lora_target_linear" in self.read and _flag(self.read["lora_target_linear"][1]):
+        if "lora_target_linear" in self.read and flag(self.read["lora_target_linear"][1]):
             name, words = (name if words else "lora_target_linear"), [ALL_LINEAR, *words]
         if "lora_target_linear" in self.read:
             self.used.add(self.read["lora_target_linear"][0])
@@ -190,7 +190,7 @@ class _Asked(msgspec.Struct):
         """Of their products."""
         usual = self.words.usual[0]
         if self.words.rank in self.read:
-            self._say("rank", self.words.rank, _number(self.read[self.words.rank][1], whole=True))
+            self._say("rank", self.words.rank, number(self.read[self.words.rank][1], whole=True))
         elif usual is None:
             raise self._missing(self.words.rank, "of what rank they are")
         else:
@@ -199,7 +199,7 @@ class _Asked(msgspec.Struct):
     def rest(self) -> None:
         """Dropout, modules that are trained whole, and the frozen weights' types."""
         if "lora_dropout" in self.read:
-            self._say("dropout", "lora_dropout", float(_number(self.read["lora_dropout"][1])))
+            self._say("dropout", "lora_dropout", float(number(self.read["lora_dropout"][1])))
         elif self.words.usual[2]:
             self.fields["model.adapter.dropout"] = self.words.usual[2]
         saved = self.words.saved
@@ -218,7 +218,7 @@ class _Asked(msgspec.Struct):
             if name not in self.read:
                 continue
             option = self.read[name][1]
-            four = str(option.value) == "4" if name == "quantization_bit" else _flag(option)
+            four = str(option.value) == "4" if name == "quantization_bit" else flag(option)
             if name == "quantization_bit" and str(option.value) not in {"4", "None", "none"}:
                 raise ScenarioError(
                     f"{option.where}: {option.name} {shown(option.value)}: 4 bits are played, no others"
@@ -227,7 +227,7 @@ class _Asked(msgspec.Struct):
             if four:
                 self._say("load_in_4bit", name, True)
                 said = double in self.read
-                both = _flag(self.read[double][1]) if said else self.words.usual[3]
+                both = flag(self.read[double][1]) if said else self.words.usual[3]
                 self.fields["model.adapter.bnb_4bit_use_double_quant"] = both
                 self.used.update({self.read[double][0]} if said else ())
         method = self.read.get("quantization_method")
@@ -257,7 +257,8 @@ def _modules(option: OptionValue) -> list[str]:
     return [word for word in words if word]
 
 
-def _flag(option: OptionValue) -> bool:
+def flag(option: OptionValue) -> bool:
+    """Whether an option is true. Raises :class:`ScenarioError` for what is neither."""
     value = str(option.value).lower()
     if option.value == [] or value in {"true", "1", "yes"}:
         return True
@@ -266,7 +267,8 @@ def _flag(option: OptionValue) -> bool:
     raise ScenarioError(f"{option.where}: {option.name} {shown(option.value)} does not fit: expected true or false")
 
 
-def _number(option: OptionValue, *, whole: bool = False) -> Any:
+def number(option: OptionValue, *, whole: bool = False) -> Any:
+    """An option's number. Raises :class:`ScenarioError` for none."""
     try:
         return int(str(option.value)) if whole else float(str(option.value))
     except ValueError:

@@ -84,6 +84,7 @@ def read(
     refuse(table, options, [(file.program, file.name) for file in read if file.program], model)
     notes = [*table.notes, *(note for file in read for note in file.notes)]
     notes += torchtitan.arranged(options, table)
+    notes += torchtune.arranged(read, options, table)
     fields = ScenarioFields()
     for file in sorted(read, key=lambda file: file.kind != HOSTS):  # hosts are what a command may use a part of
         for name, value in file.machine.items():

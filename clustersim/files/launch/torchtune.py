@@ -1,0 +1,79 @@
+"""torchtune's recipes: a builder names the model and its adapters at once, and a recipe of one device is no FSDP.
+
+Names: pytorch/torchtune ``recipes/configs`` and ``torchtune/models/*/_model_builders.py`` (0.6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import shown
+from clustersim.files.launch.adapters import flag, number
+from clustersim.files.launch.files import Document, Key, OptionValue
+from clustersim.files.launch.options import ScenarioFields
+from clustersim.files.launch.table import FrameworkTable
+
+BUILDER: Key = ("config", "model._component_")
+KIND: Key = ("config", "model.adapter")
+ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
+MLP = ("gate_proj", "up_proj", "down_proj")
+KINDS = ("qlora_", "lora_")
+
+
+def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: FrameworkTable) -> list[str]:
+    """Take a builder apart into the model and its kind of adapters; returns notes. Changes ``options``."""
+    if table.name != "torchtune":
+        return []
+    builder = options.get(BUILDER)
+    if builder is not None:
+        name = str(builder.value).rpartition(".")[2]
+        kind = next((kind for kind in KINDS if name.startswith(kind)), "")
+        options[BUILDER] = OptionValue(builder.name, name.removeprefix(kind), builder.where)
+        if kind:
+            options[KIND] = OptionValue(builder.name, kind.rstrip("_"), builder.where)
+    programs = [file.program for file in read if file.program]
+    if any("single_device" in program for program in programs):
+        options["args", "nproc_per_node"] = OptionValue("single_device", 1, read[0].name)
+        return []
+    if programs:
+        return []
+    return ["no command says which recipe it is: parameters are sharded over all GPUs, as the distributed ones do it"]
+
+
+def taken(options: dict[Key, OptionValue], fields: ScenarioFields, used: set[Key]) -> None:
+    """Put a builder's adapters into ``model.adapter``, and what was read into ``used``. Raises :class:`ScenarioError`
+    for a builder of adapters that says no module, or one that torchtune does not know."""
+    kind = options.get(KIND)
+    if kind is None:
+        return
+    used.add(KIND)
+    own = {name: ("config", f"model.{name}") for name in ("lora_attn_modules", "apply_lora_to_mlp")}
+    own |= {name: ("config", f"model.{name}") for name in ("apply_lora_to_output", "lora_rank", "lora_dropout")}
+    said = {name: options[key] for name, key in own.items() if key in options}
+    used.update(own[name] for name in said)
+    targets = _attention(said.get("lora_attn_modules"))
+    if "apply_lora_to_mlp" in said and flag(said["apply_lora_to_mlp"]):
+        targets += MLP
+    if "apply_lora_to_output" in said and flag(said["apply_lora_to_output"]):
+        targets.append("lm_head")
+    if not targets:
+        raise ScenarioError(f"{kind.where}: {kind.name} has adapters, and no lora_attn_modules say where")
+    fields.say("model.adapter.target_modules", targets, said.get("lora_attn_modules", kind))
+    rank = number(said["lora_rank"], whole=True) if "lora_rank" in said else 8
+    fields.say("model.adapter.rank", rank, said.get("lora_rank", kind))
+    if "lora_dropout" in said and number(said["lora_dropout"]):
+        fields.say("model.adapter.dropout", float(number(said["lora_dropout"])), said["lora_dropout"])
+    if kind.value == "qlora":
+        fields.say("model.adapter.load_in_4bit", True, kind)
+        fields.say("model.adapter.bnb_4bit_use_double_quant", True, kind)  # torchao's NF4Tensor scales its scales
+
+
+def _attention(option: OptionValue | None) -> list[str]:
+    if option is None:
+        return []
+    words = option.value if isinstance(option.value, list | tuple) else [option.value]
+    unknown = [word for word in words if word not in ATTENTION]
+    if unknown:
+        raise ScenarioError(f"{option.where}: {option.name} {shown(unknown[0])} is none of {', '.join(ATTENTION)}")
+    return [ATTENTION[str(word)] for word in words]
