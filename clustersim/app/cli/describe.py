@@ -85,6 +85,7 @@ def _program(prepared: Prepared, rank: int) -> dict[str, object]:
         "scenario": prepared.scenario.name,
         "model": prepared.model.name,
         "parameters": prepared.model.parameters,
+        "trained_parameters": prepared.model.trained,
         "device_bytes": prepared.device.memory_bytes,
         "memory_bytes": prepared.memory.total,
         "stages": [

@@ -53,6 +53,8 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     console.say(f"the allocator reserves about {reserved}")
     console.say(f"nvidia-smi shows about {shown}")
     console.print(f"largest micro-batch that fits: {row.largest_micro_batch or 'none'}")
+    if row.trained_parameters < row.parameters:
+        console.say(f"{row.trained_parameters:,} of {row.parameters:,} parameters are trained")
 
 
 def _about(middle: float, between: tuple[float, float]) -> str:

@@ -42,6 +42,7 @@ class MemoryRow(msgspec.Struct, frozen=True):
     saving : one GPU's model states over these.
     largest_micro_batch : that fits, 0 if not even one sample does.
     stage : which holds most, None of a model that is not split. stages : each of them.
+    parameters, trained_parameters : of the model, and of these, those that have gradients and states.
     """
 
     strategy: str
@@ -65,6 +66,8 @@ class MemoryRow(msgspec.Struct, frozen=True):
     largest_micro_batch: int
     stage: int | None
     stages: list[FullestGpu]
+    parameters: int
+    trained_parameters: int
     reason: str = ""
 
 
@@ -126,6 +129,8 @@ def _row(parts: ScenarioParts, kind: str, variant: str) -> MemoryRow:
         largest_micro_batch=largest_micro_batch(parts),
         stage=None if split is None else split.worst,
         stages=[] if split is None else [_fullest(stage_use, card) for stage_use in split.memory],
+        parameters=parts.model.parameters,
+        trained_parameters=parts.model.trained,
         **msgspec.structs.asdict(_fullest(use, card)),
     )
 
