@@ -18,7 +18,7 @@ from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
 from clustersim.core.tomls import nested
-from clustersim.files.launch import batches, recipes, shapes, titan_python, torchtitan, trainer
+from clustersim.files.launch import adapters, batches, recipes, shapes, titan_python, torchtitan, torchtune, trainer
 from clustersim.files.launch.asked_files import complete, trains
 from clustersim.files.launch.files import HOSTS, MODEL, Document, Key, OptionValue, documents, framework_of
 from clustersim.files.launch.options import ScenarioFields, apply, others, refuse, renamed, together
@@ -84,7 +84,7 @@ def read(
     refuse(table, options, [(file.program, file.name) for file in read if file.program], model)
     notes = [*table.notes, *(note for file in read for note in file.notes)]
     notes += torchtitan.arranged(options, table)
-    notes += torchtune.arranged(read, options, table)
+    torchtune.arranged(read, options, table)
     fields = ScenarioFields()
     for file in sorted(read, key=lambda file: file.kind != HOSTS):  # hosts are what a command may use a part of
         for name, value in file.machine.items():
@@ -93,6 +93,7 @@ def read(
     if config is not None and model is None:
         model = f"./{os.path.relpath(config, Path(path).parent)}"
     used = apply(table, options, fields, model)
+    notes += _adapters(table, options, fields, used)
     complete(read, table, options, used, notes)
     left = others(table, options, used)
     for name, value in table.fixed.items():
@@ -112,6 +113,16 @@ def read(
     notes += _undecided(fields, options)
     mapped = tuple(dict.fromkeys(options[key].name for key in options if key in used))
     return LaunchImport(result, said_tables, table, tuple(notes), mapped, *left)
+
+
+def _adapters(
+    table: FrameworkTable, options: dict[Key, OptionValue], fields: ScenarioFields, used: set[Key]
+) -> list[str]:
+    """Put the adapters that options ask for into the fields, and what was read into ``used``; returns notes."""
+    if table.name == "accelerate":
+        return adapters.taken(options, fields, used)
+    torchtune.taken(options, fields, used)
+    return []
 
 
 def _model(fields: ScenarioFields, model: str | None, file: str, trained: str) -> list[str]:

@@ -21,24 +21,20 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 KINDS = ("qlora_", "lora_")
 
 
-def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: FrameworkTable) -> list[str]:
-    """Take a builder apart into the model and its kind of adapters; returns notes. Changes ``options``."""
+def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: FrameworkTable) -> None:
+    """Take a builder apart into the model and its kind of adapters; a recipe of one device has one. Changes
+    ``options``."""
     if table.name != "torchtune":
-        return []
+        return
     builder = options.get(BUILDER)
     if builder is not None:
-        name = str(builder.value).rpartition(".")[2]
+        module, dot, name = str(builder.value).rpartition(".")
         kind = next((kind for kind in KINDS if name.startswith(kind)), "")
-        options[BUILDER] = OptionValue(builder.name, name.removeprefix(kind), builder.where)
+        options[BUILDER] = OptionValue(builder.name, f"{module}{dot}{name.removeprefix(kind)}", builder.where)
         if kind:
             options[KIND] = OptionValue(builder.name, kind.rstrip("_"), builder.where)
-    programs = [file.program for file in read if file.program]
-    if any("single_device" in program for program in programs):
+    if any("single_device" in file.program for file in read):
         options["args", "nproc_per_node"] = OptionValue("single_device", 1, read[0].name)
-        return []
-    if programs:
-        return []
-    return ["no command says which recipe it is: parameters are sharded over all GPUs, as the distributed ones do it"]
 
 
 def taken(options: dict[Key, OptionValue], fields: ScenarioFields, used: set[Key]) -> None:
