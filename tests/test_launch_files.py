@@ -342,6 +342,7 @@ def test_what_is_no_lora_is_said_not_to_be_played(name):
         ("--optim adamw_bnb_8bit", {"run.optimizer": "adamw_8bit"}),
         ("--optim paged_adamw_32bit", {"run.optimizer": "paged_adamw"}),
         ("--optim adafactor", {"run.optimizer": "adafactor"}),
+        ("--adafactor True", {"run.optimizer": "adafactor"}),
         ("--optim adamw_torch_fused", {"run.optimizer": "adamw", "run.optimizer_impl": "fused"}),
         ("--use_liger_kernel", {"model.implementation": "liger", "model.loss": "liger"}),
     ],
