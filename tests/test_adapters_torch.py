@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_bytes_torch import BATCH, FAMILIES, TOKENS, hugging_face
+from torch_peaks import BATCH, FAMILIES, TOKENS, hugging_face
 
 from clustersim.core.model import Model
 from clustersim.model import from_hf
