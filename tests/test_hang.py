@@ -71,9 +71,13 @@ def _stuck_for_long(program, rank: int, kernel: int):
     return replace(program, roles=tuple(roles))
 
 
-@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.hangs and kind.where == "rank"])
+PIPELINE = {"cluster.nodes": 2, "parallel.pp": 4, "parallel.microbatches": 4}
+OF_GROUPS = [name for name, kind in KINDS.items() if kind.hangs and kind.where == "rank" and name != "stuck_message"]
+
+
+@pytest.mark.parametrize("kind", OF_GROUPS)
 def test_every_kind_names_its_rank_and_the_others_wait(kind):
-    answer = hang(kind)
+    answer = hang(kind, at="0.3 s" if kind == "uneven_batches" else "0.42 s")
     assert (answer.kind, answer.ranks, answer.steps) == (kind, (5,), 2)
     waiting = {wait.rank for wait in answer.waits}
     assert waiting >= set(range(8)) - {5} - set(answer.silent)
@@ -81,7 +85,7 @@ def test_every_kind_names_its_rank_and_the_others_wait(kind):
         assert {rank for wait in answer.waits if wait.rank != 5 for rank in wait.waits_for} == {5}
     assert answer.lost is not None
     assert answer.lost > 0
-    assert answer.lines()[0] == f"the run hangs at 420 ms: {kind} of rank 5"
+    assert answer.lines()[0] == f"the run hangs at {'300' if kind == 'uneven_batches' else '420'} ms: {kind} of rank 5"
 
 
 def test_a_stuck_kernel_leaves_its_rank_calling_and_not_starting():
@@ -107,6 +111,32 @@ def test_one_call_of_one_rank_differs_in_one_thing(kind, field):
     apart = [(ours, theirs) for ours, theirs in pairs if getattr(ours, field) != getattr(theirs, field)]
     assert len(apart) == 1
     assert apart[0][0].state == "started"
+
+
+def test_a_rank_with_a_batch_less_waits_in_a_barrier_where_others_begin_a_step():
+    answer = hang("uneven_batches", at="0.2 s")
+    barrier = answer.calls[5][-1]
+    first = answer.waits[0].call
+    assert (barrier.kind, barrier.seq, barrier.state) == ("barrier", first.seq, "started")
+    before = [call for call in answer.calls[0] if call.step < first.step]
+    assert first.seq == len(before) + 1
+
+
+def test_a_rank_that_calls_another_group_waits_for_the_others_of_its_machine():
+    answer = hang("other_group")
+    own = answer.waits[-1]
+    assert (own.rank, own.call.group, own.waits_for) == (5, (4, 5, 6, 7), (4, 6, 7))
+    assert all(5 in wait.waits_for for wait in answer.waits[:-1])
+    with pytest.raises(ScenarioError, match="are no other group than that of"):
+        hang("other_group", "ddp_resnet50_1x8_v100", at="0.01 s")
+
+
+def test_a_message_that_never_ends_is_waited_in_at_both_ends():
+    answer = hang("stuck_message", "1f1b_gpt2_xl_1x8_a100", at="0.3 s", **PIPELINE)
+    both = [wait for wait in answer.waits if not wait.waits_for and wait.call.started is not None]
+    assert {wait.call.kind for wait in both} == {"send", "recv"}
+    assert {wait.rank for wait in both} == {5, both[0].call.peer if both[0].rank == 5 else both[0].rank}
+    assert set(answer.calls) == set(range(16))
 
 
 def test_two_calls_change_places():
@@ -152,6 +182,8 @@ def test_a_run_that_hangs_has_no_step_time_and_says_who_tells_more():
         ("dead_rank", {"at": "9 s"}, "9 s is outside the run, which is over after"),
         ("dead_link", {"link": "node0/nic0", "rank": None, "at": "0.502 s"}, "no transfer crosses node0/nic0 after"),
         ("missing_call", {"at": "0.502 s"}, "calls no collective with others after"),
+        ("stuck_message", {}, "rank 5 sends no message after 420 ms"),
+        ("uneven_batches", {"at": "0.48 s"}, "calls no collective with others after"),
     ],
 )
 def test_what_cannot_hang_is_one_error(kind, more, wrong):

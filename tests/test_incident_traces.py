@@ -13,8 +13,17 @@ from clustersim.core.errors import TraceError
 from clustersim.core.timeline import Timeline, step_ends
 from clustersim.engine.hang import Hang
 from clustersim.files import traces
-from clustersim.files.traces import job_logs, link_counters, profile_writing, recorder_writing
-from clustersim.files.traces.told import HangReport, LinkCounters, NcclLog, NicPort, TrainingLog
+from clustersim.files.traces import (
+    Samples,
+    collective_writing,
+    ib_ports,
+    job_logs,
+    link_counters,
+    profile_writing,
+    recorder_writing,
+)
+from clustersim.files.traces.job_logs import JobNics
+from clustersim.files.traces.told import Cabling, GpuCounters, HangReport, LinkCounters, NcclLog, NicPort, TrainingLog
 from clustersim.scenario.incident_table import KINDS
 
 BASE = "ddp_gpt2_medium_2x4_v100"
@@ -30,12 +39,18 @@ CAUSES = {
     "other_size": ("differs", [5], "size"),
     "other_type": ("differs", [5], "type"),
     "other_order": ("differs", [5], "order"),
+    "other_group": ("never_called", [5], ""),
+    "uneven_batches": ("differs", [5], "kind"),
+    "stuck_message": ("stuck_together", [5, 9], ""),
 }
+PIPELINE = {"cluster.nodes": 2, "parallel.pp": 4, "parallel.microbatches": 4}
 
 
 def hang(kind: str) -> Hang:
     where: dict[str, Any] = {"link": "node0/nic0"} if KINDS[kind].where == "link" else {"rank": 5}
-    answer = scenarios.load(BASE, {"run.steps": 3, "incident": [{"kind": kind, "at": "0.42 s", **where}]}).hang()
+    at = {"uneven_batches": "0.2 s", "stuck_message": "0.3 s"}.get(kind, "0.42 s")
+    name, more = ("1f1b_gpt2_xl_1x8_a100", PIPELINE) if kind == "stuck_message" else (BASE, {})
+    answer = scenarios.load(name, {"run.steps": 3, **more, "incident": [{"kind": kind, "at": at, **where}]}).hang()
     assert answer is not None
     return answer
 
@@ -56,8 +71,10 @@ def test_every_kind_that_hangs_is_in_this_contract():
 
 
 @pytest.mark.parametrize("kind", CAUSES)
-def test_dumps_say_what_happened(tmp_path, kind):
-    told = traces.read(recorder_writing.write_dumps(hang(kind), tmp_path, range(8), ORIGIN))
+@pytest.mark.parametrize("pickled", [False, True], ids=["json", "pickle"])
+def test_dumps_say_what_happened(tmp_path, kind, pickled):
+    answer = hang(kind)
+    told = traces.read(recorder_writing.write_dumps(answer, tmp_path, range(answer.world_size), ORIGIN, pickled))
     assert isinstance(told, HangReport)
     fault = told.faults[0]
     assert (fault.cause, fault.look_at, fault.differs_in) == CAUSES[kind]
@@ -124,15 +141,26 @@ def test_launchers_say_whose_process_ended_first(tmp_path, kind):
 
 def test_a_nccl_log_says_who_is_where_and_which_port_went_down(tmp_path):
     devices = {"node0": ["mlx5_0", "mlx5_1"], "node1": ["mlx5_0", "mlx5_1"]}
-    told = read_lines(tmp_path / "nccl.log", job_logs.nccl_lines(HOSTS, devices, "node1/mlx5_1"))
+    told = read_lines(tmp_path / "nccl.log", job_logs.nccl_lines(HOSTS, JobNics(devices, "node1/mlx5_1")))
     assert isinstance(told, NcclLog)
     assert (told.ranks, told.nodes, told.hosts[5]) == (8, 2, "node1")
     assert [(cause.kind, cause.place) for cause in told.causes] == [("port_down", "node1/mlx5_1")]
-    assert read_lines(tmp_path / "well.log", job_logs.nccl_lines(HOSTS, devices)).causes == []
+    assert told.nics == devices
+    assert read_lines(tmp_path / "well.log", job_logs.nccl_lines(HOSTS, JobNics(devices))).causes == []
+
+
+@pytest.mark.parametrize(
+    ("nics", "kind", "place"),
+    [({"far": ("node1/mlx5_1",)}, "far_nic", "node1/mlx5_1"), ({"without_gdr": ("node1",)}, "gdr_off", "node1")],
+)
+def test_a_nccl_log_says_which_nic_or_machine_has_no_gpudirect(tmp_path, nics, kind, place):
+    devices = {host: ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"] for host in ("node0", "node1")}
+    told = read_lines(tmp_path / "nccl.log", job_logs.nccl_lines(HOSTS, JobNics(devices, **nics)))
+    assert [(cause.kind, cause.place) for cause in told.causes] == [(kind, place)]
 
 
 def test_a_nic_that_gave_up_is_no_port_that_went_down(tmp_path):
-    lines = job_logs.nccl_lines(HOSTS, {"node0": [], "node1": []}, "node1/mlx5_1")
+    lines = job_logs.nccl_lines(HOSTS, JobNics({"node0": [], "node1": []}, "node1/mlx5_1"))
     lost = [line for line in lines if "port error" not in line]
     assert [cause.kind for cause in read_lines(tmp_path / "nccl.log", lost).causes] == ["peer_lost"]
 
@@ -161,6 +189,65 @@ def test_step_logs_have_the_played_steps_and_who_waits_for_a_batch(tmp_path, lat
     assert max(most - least for least, most in batches.course) == pytest.approx(0.05, rel=0.1)
     titan = read_lines(tmp_path / "titan.log", job_logs.torchtitan_steps(late_batches, 5, ORIGIN))
     assert [seconds for _, seconds in titan.times] == pytest.approx(took[1:].tolist(), abs=2e-3)
+
+
+def test_step_logs_say_when_checkpoints_were_saved(tmp_path):
+    saving = {"kind": "blocking_checkpoint", "pause": "50 ms", "interval": 2}
+    run = scenarios.load(BASE, {"run.steps": 5, "incident": [saving]}).run().timeline
+    took = np.diff(step_ends(run).max(axis=1), prepend=0.0)
+    for lines, within in ((job_logs.megatron_steps, 1e-4), (job_logs.torchtitan_steps, 6e-3)):
+        told = read_lines(tmp_path / "steps.log", lines(run, 5, ORIGIN, saves=True))
+        saves = next(part for part in told.parts if part.name == "save-checkpoint")
+        assert [most for _, most in saves.course] == pytest.approx([0.05] * 3, abs=within)
+    megatron = read_lines(tmp_path / "steps.log", job_logs.megatron_steps(run, 5, ORIGIN, saves=True))
+    paused = np.array([0.05, 0.0, 0.05, 0.0, 0.05])  # Megatron-LM stops its timer of iterations while it saves
+    assert [seconds for _, seconds in megatron.times] == pytest.approx((took - paused).tolist(), abs=1e-4)
+
+
+def test_the_inspector_says_which_rank_came_last_and_how_long_the_transfer_took(tmp_path, late_batches):
+    paths = collective_writing.write_inspected(late_batches, tmp_path, range(8), HOSTS, 0.01, ORIGIN)
+    told = traces.read(paths)
+    assert isinstance(told, Samples)
+    assert not told.skipped
+    late = [row for row in told.rows if row.skew > 0.02]
+    assert late
+    assert {row.last for row in late} == {3}
+    played = {op.nbytes for op in late_batches.ops if op.kind == "all_reduce"}
+    assert {row.nbytes for row in told.rows} <= played
+
+
+def test_a_table_of_nccl_tests_has_its_rows(tmp_path):
+    rows = [(2**20, 1e-4), (2**29, 0.05)]
+    told = read_lines(tmp_path / "now.log", collective_writing.nccl_tests_lines("all_reduce", HOSTS, "A100", rows))
+    assert [(row.nbytes, row.seconds, row.ranks, row.nodes) for row in told.rows] == [
+        (float(size), pytest.approx(seconds, rel=1e-3), 8, 2) for size, seconds in rows
+    ]
+
+
+def test_cables_say_which_nic_is_on_another_switch_than_the_others_of_its_number(tmp_path):
+    right = {f"node{n}/mlx5_{i}": f"leaf{i}" for n in range(3) for i in range(2)}
+    told = traces.read(ib_ports.write_cabling(right, tmp_path / "cables"))
+    assert isinstance(told, Cabling)
+    assert (told.switches, told.odd) == (right, [])
+    wrong = right | {"node1/mlx5_0": "leaf1", "node1/mlx5_1": "leaf0"}
+    assert traces.read(ib_ports.write_cabling(wrong, tmp_path / "cables")).odd == ["node1/mlx5_0", "node1/mlx5_1"]
+    two = {name: switch for name, switch in wrong.items() if name[4] in "01"}
+    assert traces.read(ib_ports.write_cabling(two, tmp_path / "cables")).odd == []  # of two that differ none is most
+
+
+def test_counters_of_gpus_name_the_slow_the_hot_and_the_mended(tmp_path):
+    gpus = [GpuCounters("node0", i, 1410.0, 60.0) for i in range(3)]
+    gpus += [GpuCounters("node1", 0, 1100.0, 88.0), GpuCounters("node1", 1, 1410.0, 61.0, 1, 63)]
+    told = traces.read(link_counters.write_gpus(gpus, tmp_path))
+    assert isinstance(told, LinkCounters)
+    assert told.gpus == gpus
+    assert told.lines == [
+        "node1/gpu0 runs at 1100 MHz and 88 deg C",
+        "node1/gpu1 has remapped 1 row(s) of its memory; its last Xid is 63",
+    ]
+    assert traces.read(link_counters.write_gpus(gpus[:3], tmp_path)[:1]).lines == [
+        "all 3 GPUs run alike, and none has mended its memory"
+    ]
 
 
 PORT = NicPort("node0", "mlx5_0", 1, link_counters.ACTIVE, 50e9, 0, 1e9, 1e9)

@@ -11,6 +11,7 @@ from clustersim import scenario as scenarios
 from clustersim.core.errors import ScenarioError
 from clustersim.core.timeline import step_ends
 from clustersim.scenario.incident_table import KINDS
+from clustersim.scenario.misplaced import leaf_of
 
 BASE = "ddp_gpt2_medium_2x4_v100"
 SMALL = {"run.steps": 5, "run.jitter": 0.0}
@@ -51,6 +52,9 @@ def test_a_slow_link_is_a_change_that_nccl_does_not_see():
         {"kind": "slow_data", "rank": 6, "pause": "40 ms"},
         {"kind": "slow_link", "link": "node0/nic0", "left": 0.2},
         {"kind": "flapping_link", "link": "node0/nic0", "lasts": "30 ms", "every": "150 ms"},
+        {"kind": "congestion", "link": "leaf0 -> node1/nic*", "left": 0.2},
+        {"kind": "hot_gpu", "rank": 3, "slowdown": 1.6, "lasts": "0.2 s"},
+        {"kind": "ecc_stall", "rank": 5, "pause": "40 ms"},
     ],
     ids=lambda incident: incident["kind"],
 )
@@ -80,6 +84,24 @@ def test_a_batch_that_comes_late_makes_every_later_step_so_much_longer(healthy):
 @pytest.mark.parametrize(
     ("incidents", "wrong"),
     [
+        ([{"kind": "ecc_stall", "rank": 9, "pause": "1 ms"}], "no rank 9: the run has ranks 0..7"),
+        ([{"kind": "garbage_collection", "rank": 1, "pause": "1 ms"}], "says how much: interval"),
+        ([{"kind": "hot_gpu", "rank": 1, "slowdown": 2, "lasts": "1 s", "at": "9 min"}], "540 s is outside the run"),
+        (
+            [{"kind": "blocking_checkpoint", "pause": "1 ms", "interval": 2, "rank": 1}],
+            "has no rank; it has interval, pause",
+        ),
+        ([{"kind": "lost_nic", "link": "node0/nic9"}], "no vertex matches 'node0/nic9'"),
+        ([{"kind": "lost_nic", "link": "node0/gpu0"}], "'node0/gpu0' is no NIC; write one such as"),
+        ([{"kind": "gdr_off", "node": 2}], "no node 2: the run has nodes 0..1 (at $.incident[0].node)"),
+        ([{"kind": "gdr_off", "node": 1, "at": "1 s"}], "is there from the start of the run; leave out at"),
+        ([{"kind": "other_rack", "node": 1}], "no switch is above leaf0: all machines of this network are in one rack"),
+        ([{"kind": "wrong_rail", "link": "node0/nic0", "other": "node0/nic1"}], "are both on leaf0"),
+        ([{"kind": "wrong_rail", "link": "node0/nic0", "other": "node1/nic1"}], "are not two NICs of one machine"),
+        (
+            [{"kind": "lost_nic", "link": "node0/nic0"}, {"kind": "slow_link", "link": "node0/nic0", "left": 0.5}],
+            "change one link",
+        ),
         ([{"kind": "slow_gpu", "rank": 8, "slowdown": 2}], "no rank 8: the run has ranks 0..7 (at $.incident[0].rank)"),
         ([{"kind": "slow_host", "node": 2, "slowdown": 2}], "no node 2: the run has nodes 0..1"),
         ([{"kind": "slow_link", "link": "node9/nic0", "left": 0.5}], "no vertex matches 'node9/nic0'"),
@@ -124,6 +146,79 @@ def test_two_incidents_of_one_rank_may_follow_each_other(healthy):
     assert step_ends(both.timeline).max() > step_ends(healthy.timeline).max()
 
 
+def lost(*incidents: dict[str, Any], healthy: Any) -> np.ndarray:
+    """By how much longer each step takes than without the incidents [s]."""
+    ends, before = (step_ends(r.timeline).max(axis=1) for r in (run(*incidents), healthy))
+    return np.diff(ends - before, prepend=0.0)
+
+
+def test_a_stall_costs_its_pause_once(healthy):
+    costs = lost({"kind": "ecc_stall", "rank": 5, "pause": "40 ms", "at": "0.45 s"}, healthy=healthy)
+    assert costs.sum() == pytest.approx(0.04, rel=1e-6)
+    assert (np.abs(costs) > 1e-9).sum() == 1
+
+
+@pytest.mark.parametrize(
+    "incident", [{"kind": "garbage_collection", "rank": 2}, {"kind": "blocking_checkpoint"}], ids=lambda i: i["kind"]
+)
+@pytest.mark.parametrize("at", [{}, {"at": "0.2 s"}], ids=["from the start", "later"])
+def test_a_host_that_stands_still_costs_its_pause_every_so_many_steps(healthy, incident, at):
+    costs = lost({**incident, "pause": "30 ms", "interval": 2, **at}, healthy=healthy)
+    first = 2 if at else 0  # 0.2 s is in the second step
+    assert np.round(costs, 6).tolist() == [0.03 if i >= first and (i - first) % 2 == 0 else 0 for i in range(5)]
+
+
+def test_a_gpu_that_gets_hot_is_slower_step_by_step_and_stays_so(healthy):
+    costs = lost({"kind": "hot_gpu", "rank": 3, "slowdown": 1.5, "lasts": "0.5 s", "at": "0.15 s"}, healthy=healthy)
+    assert np.all(np.diff(costs) >= -1e-9)
+    constant = lost({"kind": "slow_gpu", "rank": 3, "slowdown": 1.5}, healthy=healthy)
+    assert costs[-1] == pytest.approx(constant[-1], rel=1e-6)
+    assert costs[1] < 0.5 * costs[-1]
+
+
+RAILS = "fsdp_mpt_7b_16x8_a100"
+
+
+@pytest.mark.parametrize(
+    "incident",
+    [
+        {"kind": "lost_nic", "link": "node1/nic2"},
+        {"kind": "far_nic", "link": "node1/nic2"},
+        {"kind": "gdr_off", "node": 1},
+        {"kind": "wrong_rail", "link": "node1/nic2", "other": "node1/nic5"},
+        {"kind": "other_rack", "node": 1},
+    ],
+    ids=lambda incident: incident["kind"],
+)
+def test_what_is_set_up_wrongly_costs_something_in_every_step(incident):
+    """On a network whose spine carries a sixteenth of what its leaves do."""
+    small = {
+        "cluster.nodes": 2,
+        "model.options": {"layers": 2},
+        "cluster.fabric.oversubscription": 16,
+        "run.jitter": 0.0,
+    }
+    well, ill = (
+        step_ends(scenarios.load(RAILS, small | more).run().timeline).max(axis=1)
+        for more in ({}, {"incident": [incident]})
+    )
+    costs = np.diff(ill - well, prepend=0.0)
+    assert np.all(costs > 1e-4)
+
+
+def test_cables_in_each_others_switches_and_a_rack_with_switches_of_its_own():
+    def leaves(*incident: dict[str, Any]) -> list[str]:
+        small = {"cluster.nodes": 2, "model.options": {"layers": 2}, "incident": list(incident)}
+        topology = scenarios.load(RAILS, small).prepare().topology
+        names = topology.vertex_names
+        return [names[leaf_of(topology, names.index(f"node1/nic{i}"))] for i in range(3)]
+
+    assert leaves() == ["leaf0", "leaf1", "leaf2"]
+    swapped = leaves({"kind": "wrong_rail", "link": "node1/nic0", "other": "node1/nic2"})
+    assert swapped == ["leaf2", "leaf1", "leaf0"]
+    assert leaves({"kind": "other_rack", "node": 1}) == ["rack1/leaf0", "rack1/leaf1", "rack1/leaf2"]
+
+
 def test_every_kind_says_where_and_what_it_is():
-    assert {kind.where for kind in KINDS.values()} == {"rank", "node", "link"}
+    assert {kind.where for kind in KINDS.values()} == {"rank", "node", "link", ""}
     assert all(kind.words for kind in KINDS.values())

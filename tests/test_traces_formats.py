@@ -115,6 +115,12 @@ Root Cause (first observed failure):
 PORTS = """node_infiniband_state_id{device="mlx5_0",port="1"} 4
 node_infiniband_rate_bytes_per_second{device="mlx5_0",port="1"} 5e+10
 """
+GPUS = """DCGM_FI_DEV_SM_CLOCK{gpu="0",UUID="GPU-1",Hostname="node0"} 1410
+DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1",Hostname="node0"} 61
+"""
+CABLES = """CA     1  1 0xb859f00000000001 4x HDR - SW     9  1 0xb859f00000000009 ( 'node0 mlx5_0' - 'leaf0' )
+CA     2  1 0xb859f00000000002 4x HDR - SW     9  2 0xb859f00000000009 ( 'node1 mlx5_0' - 'leaf0' )
+"""
 
 GROUPS = [{"pg_name": str(i), "pg_desc": "mesh", "ranks": list(range(500))} for i in range(60)]
 
@@ -144,6 +150,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "watchdog": ("watchdog", timeout(0, 4)),
     "torchrun": ("watchdog", FAILED),
     "counters of NICs": ("link_counters", PORTS),
+    "counters of GPUs": ("link_counters", GPUS),
+    "cables": ("ib_ports", CABLES),
     "DeepSpeed": ("deepspeed", LINE.format(op="all_reduce", ms="1", size="1.0 MB", alg="1", bus="1")),
 }
 COLUMNS: dict[str, tuple[str, str]] = {

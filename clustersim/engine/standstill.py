@@ -210,10 +210,20 @@ class HealthyRun:
         ends = [times.end for (_, op), times in self.times.items() if self.ops[op].step < first_stuck]
         return first_stuck, max(ends, default=0.0)
 
-    def first_call(self, rank: int, at: float) -> int | None:
-        """The first communication that a rank calls at this moment or later; None for none."""
-        of_rank = (op for op in self.lists[rank] if (rank, op) in self.meeting)
-        return next((op for op in of_rank if self.times[rank, op].called >= at), None)
+    def first_call(
+        self, rank: int, at: float, kinds: tuple[type[Op], ...] = (Collective, Send, Recv), opens_step: bool = False
+    ) -> int | None:
+        """The first communication of some kinds that a rank calls at this moment or later, where it ``opens_step`` the
+        first one of its step; None for none."""
+        step = -1
+        for op in self.lists[rank]:
+            if (rank, op) not in self.meeting or not isinstance(self.ops[op], kinds):
+                continue
+            opens = self.ops[op].step != step
+            step = self.ops[op].step
+            if self.times[rank, op].called >= at and (opens or not opens_step):
+                return op
+        return None
 
     def first_kernel(self, rank: int, at: float) -> int | None:
         """The kernel that a rank's GPU runs at a moment, or the next one; None for none."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from clustersim.core.errors import ScenarioError
-from clustersim.core.program import DTYPE_BYTES
+from clustersim.core.program import DTYPE_BYTES, Collective, Send
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
-from clustersim.engine.hang import Hang, RankCall, WatchdogAlarm, Watchdogs
+from clustersim.engine.hang import Hang, RankCall, RankWait, WatchdogAlarm, Watchdogs
 from clustersim.engine.standstill import HealthyRun, Place, Stuck
 from clustersim.scenario.incident_table import Incident
 from clustersim.scenario.incidents import links_struck
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 OTHER_KINDS = {"all_reduce": "broadcast", "all_gather": "all_reduce", "reduce_scatter": "all_reduce"}
 """What a rank calls by mistake instead of a collective; of any other kind, an all_reduce."""
 OTHER_TYPES = {"fp32": "bf16", "bf16": "fp32", "fp16": "fp32"}
+INSTEAD = ("other_group", "uneven_batches")
+"""Kinds of which a rank calls something else instead of what it is to call, and waits in it."""
+BARRIER_BYTES = 4.0
+"""Of the tensor that a barrier of NCCL adds up."""
 OTHER_SIZE = 0.5
 """Share of the tensor that a rank with another size has."""
 SILENT = ("dead_rank", "stopped_rank")
@@ -52,7 +56,12 @@ def hang_of(prepared: Prepared, timeline: Timeline) -> Hang:
     if wrong is not None and incident.rank is not None:
         calls[incident.rank] = tuple(_otherwise(incident.kind, calls[incident.rank], wrong))
     silent = _silent(incident, prepared)
-    waiting = (healthy.wait(rank, calls[rank], blocked, fault) for rank in calls if rank not in silent)
+    waiting = [healthy.wait(rank, calls[rank], blocked, fault) for rank in calls if rank not in silent]
+    if incident.kind in INSTEAD and incident.rank is not None:
+        instead = _instead(incident, healthy, fault, prepared)
+        calls[incident.rank] = (*calls[incident.rank], instead)
+        absent = tuple(rank for rank in instead.group if rank != incident.rank)
+        waiting.append(RankWait(incident.rank, instead, absent))
     steps, ended = healthy.steps(blocked)
     watchdogs = prepared.scenario.file.watchdog
     timeout = watchdogs.timeout(prepared.backend)
@@ -89,10 +98,15 @@ def _stuck(incident: Incident, healthy: HealthyRun, prepared: Prepared) -> tuple
         if kernel is None:
             raise ScenarioError(f"rank {rank} runs no kernel after {format_time(at)}, so nothing hangs")
         return Stuck(stuck=frozenset({(rank, kernel)})), None
-    call = healthy.first_call(rank, at)
+    if incident.kind == "stuck_message":
+        sent = healthy.first_call(rank, at, (Send,))
+        if sent is None:
+            raise ScenarioError(f"rank {rank} sends no message after {format_time(at)}, so nothing hangs")
+        return Stuck(stuck=frozenset(healthy.members[healthy.meeting[rank, sent]])), None
+    call = healthy.first_call(rank, at, (Collective,), opens_step=incident.kind == "uneven_batches")
     if call is None or len(healthy.members[healthy.meeting[rank, call]]) < 2:
         raise ScenarioError(f"rank {rank} calls no collective with others after {format_time(at)}, so nothing hangs")
-    if incident.kind == "missing_call":
+    if incident.kind == "missing_call" or incident.kind in INSTEAD:
         return Stuck(never_call={rank: call}), None
     if incident.kind in SILENT:
         gone = frozenset({rank})
@@ -100,6 +114,23 @@ def _stuck(incident: Incident, healthy: HealthyRun, prepared: Prepared) -> tuple
     if incident.kind == "other_order":
         call = _first_unlike(healthy, rank, call)
     return Stuck(stuck=frozenset({(rank, call)})), call
+
+
+def _instead(incident: Incident, healthy: HealthyRun, fault: Stuck, prepared: Prepared) -> RankCall:
+    """What a rank calls instead of the first op that it never calls, and waits in.
+
+    Raises :class:`ScenarioError` where the ranks of its machine are the group that it is to call it with.
+    """
+    ((rank, op),) = fault.never_call.items()
+    call = next(call for call in healthy.calls(rank, {(rank, op)}, Stuck()) if call.op == op)
+    call = replace(call, started=call.created, ended=None)
+    if incident.kind == "uneven_batches":
+        return replace(call, kind="barrier", nbytes=BARRIER_BYTES, dtype="fp32", name="barrier")
+    nodes = prepared.topology.vertex_node[prepared.mesh.gpus]
+    near = tuple(other for other in call.group if nodes[other] == nodes[rank])
+    if len(near) in (1, len(call.group)):
+        raise ScenarioError(f"the ranks of the machine of rank {rank} are no other group than that of {call.name}")
+    return replace(call, group=near, communicator="node", seq=1)
 
 
 def _first_unlike(healthy: HealthyRun, rank: int, call: int) -> int:

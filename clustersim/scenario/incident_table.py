@@ -1,8 +1,9 @@
 """``[[incident]]`` of a scenario: something that goes wrong at one place of a run, and from when to when.
 
-Kinds are a table: where one strikes, what says how much, and whether the run can go on. Those that slow a run down are
+Kinds are a table: where one strikes, what says how much, and what it does to the run. Those that slow a run down are
 played by what the engine has for slow GPUs, slow hosts and links that change (:mod:`clustersim.scenario.incidents`);
-those that stop it end in a :class:`clustersim.engine.hang.Hang`.
+those that stop it end in a :class:`clustersim.engine.hang.Hang`; those that a job begins with change the machine before
+anything is planned (:mod:`clustersim.scenario.misplaced`).
 """
 
 from __future__ import annotations
@@ -18,52 +19,109 @@ from clustersim.core.units import Seconds
 
 KindName = Literal[
     "slow_gpu",
+    "hot_gpu",
+    "ecc_stall",
     "slow_host",
     "slow_data",
+    "garbage_collection",
+    "blocking_checkpoint",
     "slow_link",
     "flapping_link",
+    "congestion",
+    "lost_nic",
+    "wrong_rail",
+    "far_nic",
+    "gdr_off",
+    "other_rack",
     "dead_link",
     "dead_rank",
     "stopped_rank",
     "stuck_kernel",
+    "stuck_message",
     "missing_call",
     "other_kind",
     "other_size",
     "other_type",
     "other_order",
+    "other_group",
+    "uneven_batches",
 ]
 
 
 class IncidentKind(NamedTuple):
-    """One kind: the field that says ``where`` it strikes, those that say how much, whether the run ``hangs`` there, and
-    what it is in ``words``."""
+    """One kind: the field that says ``where`` it strikes (empty: the whole job), those that say how much, what it
+    ``does`` to the run, and what it is in ``words``.
+
+    does : ``slows`` it from a moment on, ``hangs`` it at a moment, or is there from the ``start``, before anything is
+        planned. widely : it has no place that files could name: the whole job, or a network that all share.
+    """
 
     where: str
     measures: tuple[str, ...]
-    hangs: bool
+    does: Literal["slows", "hangs", "start"]
     words: str
+    widely: bool = False
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the run cannot go on."""
+        return self.does == "hangs"
 
 
+_RANK, _NODE, _LINK = "rank", "node", "link"
 KINDS: dict[str, IncidentKind] = {
-    "slow_gpu": IncidentKind("rank", ("slowdown",), False, "a GPU runs its kernels slower (clock, heat, power cap)"),
-    "slow_host": IncidentKind("node", ("slowdown",), False, "all ranks of a machine compute slower"),
-    "slow_data": IncidentKind("rank", ("pause",), False, "a rank waits longer for each batch"),
-    "slow_link": IncidentKind("link", ("left",), False, "a link has less bandwidth: a bad cable, or a neighbour's job"),
-    "flapping_link": IncidentKind("link", ("lasts", "every"), False, "a link is down for a moment, again and again"),
-    "dead_link": IncidentKind("link", (), True, "a link or a NIC is down for good, and what crosses it never ends"),
-    "dead_rank": IncidentKind("rank", (), True, "a process ends: an exception, out of memory, a signal"),
-    "stopped_rank": IncidentKind("rank", (), True, "a process stands still, its watchdog too (SIGSTOP, a stuck host)"),
-    "stuck_kernel": IncidentKind("rank", (), True, "a GPU never ends a kernel; its process goes on"),
-    "missing_call": IncidentKind("rank", (), True, "a rank never calls a collective that others call"),
-    "other_kind": IncidentKind("rank", (), True, "a rank calls a collective of another kind than the others"),
-    "other_size": IncidentKind("rank", (), True, "a rank calls a collective with a tensor of another size"),
-    "other_type": IncidentKind("rank", (), True, "a rank calls a collective with a tensor of another type"),
-    "other_order": IncidentKind("rank", (), True, "a rank calls two collectives in the other order"),
+    "slow_gpu": IncidentKind(_RANK, ("slowdown",), "slows", "a GPU runs its kernels slower (clock, power cap)"),
+    "hot_gpu": IncidentKind(
+        _RANK, ("slowdown", "lasts"), "slows", "a GPU gets hotter and slower, little by little, and stays so"
+    ),
+    "ecc_stall": IncidentKind(
+        _RANK, ("pause",), "slows", "a GPU stands still inside one kernel: an error of its memory that it mends"
+    ),
+    "slow_host": IncidentKind(_NODE, ("slowdown",), "slows", "all ranks of a machine compute slower"),
+    "slow_data": IncidentKind(_RANK, ("pause",), "slows", "a rank waits longer for each batch"),
+    "garbage_collection": IncidentKind(
+        _RANK, ("pause", "interval"), "slows", "a rank's host stands still for a moment, every so many steps"
+    ),
+    "blocking_checkpoint": IncidentKind(
+        "", ("pause", "interval"), "slows", "all ranks save a checkpoint and stand still, every so many steps", True
+    ),
+    "slow_link": IncidentKind(_LINK, ("left",), "slows", "a link has less bandwidth: a bad cable, fewer lanes"),
+    "flapping_link": IncidentKind(_LINK, ("lasts", "every"), "slows", "a link is down for a moment, again and again"),
+    "congestion": IncidentKind(
+        _LINK, ("left",), "slows", "a neighbour's job takes bandwidth of links between switches", True
+    ),
+    "lost_nic": IncidentKind(_LINK, (), "start", "a NIC is not there, and NCCL plans without it"),
+    "wrong_rail": IncidentKind(_LINK, ("other",), "start", "the cables of two NICs of a machine are in wrong switches"),
+    "far_nic": IncidentKind(_LINK, (), "start", "a NIC hangs from the other socket than its GPUs (NUMA)"),
+    "gdr_off": IncidentKind(_NODE, (), "start", "a machine's NICs do not reach GPU memory (no nvidia-peermem)"),
+    "other_rack": IncidentKind(_NODE, (), "start", "a machine stands in another rack, behind the spine"),
+    "dead_link": IncidentKind(_LINK, (), "hangs", "a link or a NIC is down for good, and what crosses it never ends"),
+    "dead_rank": IncidentKind(_RANK, (), "hangs", "a process ends: an exception, out of memory, a signal"),
+    "stopped_rank": IncidentKind(
+        _RANK, (), "hangs", "a process stands still, its watchdog too (SIGSTOP, a stuck host)"
+    ),
+    "stuck_kernel": IncidentKind(_RANK, (), "hangs", "a GPU never ends a kernel; its process goes on"),
+    "stuck_message": IncidentKind(_RANK, (), "hangs", "a message that a rank sends never ends at either end"),
+    "missing_call": IncidentKind(_RANK, (), "hangs", "a rank never calls a collective that others call"),
+    "other_kind": IncidentKind(_RANK, (), "hangs", "a rank calls a collective of another kind than the others"),
+    "other_size": IncidentKind(_RANK, (), "hangs", "a rank calls a collective with a tensor of another size"),
+    "other_type": IncidentKind(_RANK, (), "hangs", "a rank calls a collective with a tensor of another type"),
+    "other_order": IncidentKind(_RANK, (), "hangs", "a rank calls two collectives in the other order"),
+    "other_group": IncidentKind(_RANK, (), "hangs", "a rank calls a collective with the ranks of its machine alone"),
+    "uneven_batches": IncidentKind(
+        _RANK, (), "hangs", "a rank has a batch less than the others, and meets them in a barrier too early"
+    ),
 }
 """Every kind of incident."""
 
 PLACES = ("rank", "node", "link")
-MEASURES = ("slowdown", "pause", "left", "lasts", "every")
+MEASURES = ("slowdown", "pause", "left", "lasts", "every", "interval", "other")
+
+
+_OPTIONAL = {"flapping_link": ("left",)} | dict.fromkeys(
+    ("slow_gpu", "slow_host", "slow_data", "slow_link", "congestion"), ("lasts",)
+)
+"""Fields that a kind may have and need not: how long it lasts."""
 
 
 class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -71,15 +129,17 @@ class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     Parameters
     ----------
-    kind : what goes wrong: the run slows down (``slow_gpu``, ``slow_host``, ``slow_data``, ``slow_link``,
-        ``flapping_link``), or hangs (all others).
-    rank : of a GPU or a process. node : of ``slow_host``, counted from 0. link : a vertex (``"node0/nic0"``: all its
-        links) or links, as ``match`` of ``cluster.changes`` names them.
+    kind : what goes wrong: the run slows down (``slow_gpu`` to ``congestion``), was set up wrongly (``lost_nic`` to
+        ``other_rack``), or hangs (all others).
+    rank : of a GPU or a process. node : a machine, counted from 0. link : a vertex (``"node0/nic0"``: all its links) or
+        links, as ``match`` of ``cluster.changes`` names them. other : of ``wrong_rail``, the NIC it is swapped with.
     at : since when, of the run; from its beginning when absent. A kind that hangs needs it: what the rank does then is
         what goes wrong.
-    lasts : how long; to the end of the run when absent. Of ``flapping_link`` how long it is down each time.
-    slowdown : how many times as long kernels take. pause : how much longer each batch takes to load. left : share of
-        the bandwidth that is left, of ``flapping_link`` while it is down. every : after how long a flap comes back.
+    lasts : how long; to the end of the run when absent. Of ``flapping_link`` how long it is down each time, of
+        ``hot_gpu`` how long it gets hotter.
+    slowdown : how many times as long kernels take. pause : how much longer each batch takes to load, or how long a
+        rank stands still. interval : steps from one pause to the next. left : share of the bandwidth that is left, of
+        ``flapping_link`` while it is down. every : after how long a flap comes back.
     """
 
     kind: KindName
@@ -92,21 +152,24 @@ class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     pause: Seconds | None = None
     left: Annotated[float, Meta(ge=1e-6, lt=1)] | None = None
     every: Seconds | None = None
+    interval: Annotated[int, Meta(ge=1)] | None = None
+    other: str | None = None
 
     def __post_init__(self) -> None:
         row = KINDS[self.kind]
-        if getattr(self, row.where) is None:
+        if row.where and getattr(self, row.where) is None:
             raise ValueError(f'an incident of kind "{self.kind}" says where: {row.where} = ...')
-        optional = {"left"} if self.kind == "flapping_link" else set() if row.hangs else {"lasts"}
-        allowed = {row.where, *row.measures, *optional}
+        allowed = {row.where, *row.measures, *_OPTIONAL.get(self.kind, ())} - {""}
         for name in (*PLACES, *MEASURES):
             if getattr(self, name) is not None and name not in allowed:
                 raise ValueError(
-                    f'an incident of kind "{self.kind}" has no {name}; it has {", ".join(sorted(allowed))}'
+                    f'an incident of kind "{self.kind}" has no {name}; it has {", ".join(sorted(allowed)) or "at"}'
                 )
         for name in row.measures:
             if getattr(self, name) is None:
                 raise ValueError(f'an incident of kind "{self.kind}" says how much: {name} = ...')
+        if row.does == "start" and self.at is not None:
+            raise ValueError(f'an incident of kind "{self.kind}" is there from the start of the run; leave out at')
         if row.hangs and self.at is None:
             raise ValueError(f'an incident of kind "{self.kind}" says when: at = "1.5 s"')
         if self.lasts is not None and self.lasts <= 0:
@@ -123,7 +186,7 @@ class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def place(self) -> str:
         """Where it strikes, in words: ``"rank 3"``."""
         where = KINDS[self.kind].where
-        return f"{where} {getattr(self, where)}"
+        return f"{where} {getattr(self, where)}" if where else "the whole job"
 
     @property
     def since(self) -> float:
@@ -132,8 +195,9 @@ class Incident(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def until(self) -> float:
-        """When it ends [s]; infinite where it stays. A flapping link flaps to the end."""
-        return float("inf") if self.lasts is None or self.every is not None else self.since + float(self.lasts)
+        """When it ends [s]; infinite where it stays. A link flaps, and a GPU that got hot is hot, to the end."""
+        stays = self.lasts is None or self.every is not None or self.kind == "hot_gpu"
+        return float("inf") if stays else self.since + float(self.lasts or 0.0)
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.place}"
@@ -149,7 +213,7 @@ def together(incidents: Sequence[Incident]) -> None:
                 wrong = f"{earlier} and {later}: one begins when the other has hung the run already: begin it earlier"
             elif (later.kind, later.place) == (earlier.kind, earlier.place) and _overlap(earlier, later):
                 wrong = f"{earlier} is there twice at the same time; keep one, or let it end before the other begins"
-            elif {later.kind, earlier.kind} == {"slow_link", "flapping_link"} and later.link == earlier.link:
+            elif later.kind != earlier.kind and later.link == earlier.link and _go_on_with(earlier, later):
                 wrong = f"{earlier} and {later} change one link; keep one"
             else:
                 continue
@@ -158,7 +222,12 @@ def together(incidents: Sequence[Incident]) -> None:
 
 def _hidden(first: Incident, second: Incident) -> bool:
     hanging, slow = (first, second) if first.hangs else (second, first)
-    return slow.since >= hanging.since
+    return slow.since >= hanging.since and KINDS[slow.kind].does != "start"
+
+
+def _go_on_with(*incidents: Incident) -> bool:
+    """Whether all are of links, and none hangs the run."""
+    return all(one.link is not None and not one.hangs for one in incidents)
 
 
 def _overlap(first: Incident, second: Incident) -> bool:

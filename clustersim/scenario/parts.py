@@ -32,6 +32,8 @@ from clustersim.model.seconds import Execution, step_cost
 from clustersim.model.seconds.host import host_bandwidth, pace_of
 from clustersim.model.traced import read_traced
 from clustersim.scenario import Scenario
+from clustersim.scenario.incident_table import KINDS
+from clustersim.scenario.misplaced import misplaced
 from clustersim.scenario.splitting import split, splits
 from clustersim.scenario.trained import as_trained, compute_dtype, refuse_split
 from clustersim.training.memory import Training, kept_by_layer, memory, types_of
@@ -55,6 +57,9 @@ def machine(scenario: Scenario) -> tuple[Topology, Mesh]:
         with scenario.at(f"$.cluster.changes[{i}]"):
             rate = None if one.bandwidth is None else float(one.bandwidth)
             topology = fabrics.change(topology, fabrics.Change(one.match, one.factor, rate, one.remove))
+    for i, incident in enumerate(scenario.file.incident):
+        with scenario.at(f"$.incident[{i}].{KINDS[incident.kind].where or 'kind'}"):
+            topology = misplaced(topology, incident)
     with scenario.at("$.cluster.gpus_per_node"):
         return topology, fabrics.mesh(topology, nproc_per_node=cluster.gpus_per_node)
 

@@ -11,18 +11,34 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from clustersim.files.traces import sniff
-from clustersim.studies.diagnosis import diagnose
+from clustersim.studies.diagnosis.answer import judged, read_files
 from clustersim.studies.exam import ExamAnswer, graded, planted, write_traces
+from clustersim.studies.exam.evidence import TracesByKind
 from clustersim.studies.exam.sealing import answer_of
-from clustersim.studies.exam.writing import TracesByKind
 
-PER_RANK = ("dumps", "profiles")
+PER_RANK = ("dumps", "profiles", "inspector")
 """Kinds of evidence of which there is a file for each rank."""
+
+
+FORMAT_OF = {
+    "dumps": "flight_recorder",
+    "watchdog": "watchdog",
+    "launcher": "watchdog",
+    "profiles": "kineto",
+    "inspector": "json_lines",
+    "steps": "step_timers",
+    "nccl": "nccl_debug",
+    "counters": "link_counters",
+    "gpus": "link_counters",
+    "cabling": "ib_ports",
+    "tests": "nccl_tests",
+}
+"""Kinds of evidence -> the format that their files are known for by content, which ``tests/test_exam.py`` checks."""
 
 
 class DiagnosedIncident(msgspec.Struct, frozen=True):
@@ -100,10 +116,11 @@ def diagnosed(seed: int, difficulty: str) -> Iterator[DiagnosedIncident]:
     with tempfile.TemporaryDirectory() as folder:
         kept = write_traces(exam, Path(folder))
         rng = np.random.default_rng([seed, 11])
-        formats = {path: sniff(path).name for paths in kept.values() for path in paths}
+        formats = {path: FORMAT_OF[kind] for kind, paths in kept.items() for path in paths}
+        known: dict[tuple[Path, ...], Any] = {}
         for case in CASES:
             files, paths = case(kept, rng)
-            answer = diagnose(paths, formats)
+            answer = judged(read_files(paths, formats, known))
             first = answer.suspects[0]
             given = ExamAnswer(first.kind, first.rank, first.host, first.port)
             yield DiagnosedIncident(seed, files, answer_of(exam), given, first.confidence, answer.confident)

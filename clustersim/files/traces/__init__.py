@@ -16,6 +16,7 @@ from clustersim.files.traces import (
     deepspeed,
     files,
     flight_recorder,
+    ib_ports,
     json_lines,
     kineto,
     link_counters,
@@ -159,10 +160,17 @@ _ROWS = (
     ),
     Format(
         "link_counters",
-        "page of NICs' counters",
-        "Prometheus' node_exporter, its infiniband collector, a page a machine",
+        "page of counters of NICs or GPUs",
+        "Prometheus' node_exporter (its infiniband collector) and NVIDIA's dcgm-exporter, a page a machine",
         sniff=link_counters.sniff,
         read=link_counters.read,
+    ),
+    Format(
+        "ib_ports",
+        "list of cables of an InfiniBand network",
+        "infiniband-diags' `ibnetdiscover -p`",
+        sniff=ib_ports.sniff,
+        read=ib_ports.read,
     ),
     Format(
         "watchdog",

@@ -35,7 +35,11 @@ def _global_rank(message: Message, dumps: Mapping[int, Dump]) -> int:
 def _message_fault(rank: int, peer: int, message: Message, dumps: Mapping[int, Dump]) -> CollectiveFault:
     call = message.call
     text = f"group {call.group!r}, {described(call)}: rank {rank} waits for rank {peer}"
-    bare = CollectiveFault(call.group, call.seq, call.name, [], [rank], [], text, where=call.where, look_at=[peer])
+    sender = rank if message.way == "send" else peer
+    called = f"a message that rank {sender} sends"
+    bare = CollectiveFault(
+        call.group, call.seq, call.name, [], [rank], [], text, where=call.where, look_at=[peer], called=called
+    )
     if peer not in dumps:
         advice = f"look at rank {peer}, of which there is no dump"
         return replace(bare, no_dump=[peer], text=f"{text}; no dump of rank {peer}", cause="no_dump", advice=advice)
@@ -57,6 +61,15 @@ def _message_fault(rank: int, peer: int, message: Message, dumps: Mapping[int, D
         text = f"{text}; the ends differ: rank {peer}: {described(other.call)}"
         advice = f"look at {rank_list(both)}: both ends must be of one size and type"
         return replace(bare, text=text, cause="differs", look_at=both, advice=advice)
+    behind = [each for each, end in ((rank, message), (peer, other)) if end.call.started is False]
+    if len(behind) == 1:
+        return replace(
+            bare,
+            text=f"{text}; rank {behind[0]} enqueued its end and did not start it",
+            cause="not_started",
+            look_at=behind,
+            advice=f"look at rank {behind[0]}: the GPU is busy with, or waits for, what its streams hold before",
+        )
     return replace(
         bare,
         text=f"{text}; both ends were called and did not end",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf
 
 from msgspec.structs import replace
 
@@ -57,10 +58,17 @@ def _waits(dumps: Mapping[int, Dump]) -> dict[int, Call]:
 _ORDER = ("no_dump", "never_called", "no_peer", "differs", "not_started", "none_started", "not_ended", "stuck_together")
 
 
-def _rootedness(fault: CollectiveFault, waits: Mapping[int, Call]) -> tuple[bool, int]:
-    """Causes before consequences: a rank that is missing here because it waits elsewhere is no cause."""
-    elsewhere = [rank in waits and waits[rank].group != fault.group for rank in fault.look_at]
-    return bool(elsewhere) and all(elsewhere), _ORDER.index(fault.cause)
+def _rootedness(fault: CollectiveFault, waits: Mapping[int, Call]) -> tuple[bool, int, float]:
+    """Causes before consequences: a rank that is missing here because it waits elsewhere is no cause, unless those wait
+    for it here; of several, what ranks have waited in for longest."""
+    ranks = fault.waiting if fault.cause == "none_started" else fault.look_at
+    elsewhere = [rank in waits and waits[rank].group != fault.group for rank in ranks]
+    since = (waits[rank].created for rank in fault.waiting if rank in waits and waits[rank].group == fault.group)
+    return (
+        bool(elsewhere) and all(elsewhere) and not fault.elsewhere,
+        _ORDER.index(fault.cause),
+        min(since, default=inf),
+    )
 
 
 def _circle(faults: Iterable[CollectiveFault], waits: Mapping[int, Call]) -> Iterator[str]:
@@ -146,6 +154,7 @@ def _fault(
             text=f"{text}{rank_list(gone)} never called it; {rank_list(callers)} {wait_word(callers)}{tail}",
             cause="never_called",
             look_at=gone,
+            elsewhere=all(_alone_elsewhere(rank, group, dumps) for rank in gone),
             advice=_advice_on_missing(gone, group, first, dumps),
         )
     if odd:
@@ -153,9 +162,9 @@ def _fault(
         at_code = f" at {where}" if where else ""
         advice = f"look at {rank_list(odd)}{at_code}: every rank must call the same collective, of one size and type"
         text = f"{text}ranks differ: {_differences(here)}{tail}"
-        bare = replace(bare, differs_in=_differs_in(seq, at, odd))
+        bare = replace(bare, differs_in=_differs_in(seq, at, odd), called=described(here[odd[0]]))
         return replace(bare, text=text, cause="differs", look_at=odd, where=where or first.where, advice=advice)
-    if unseen:
+    if unseen and not _some_started(here, waiting):
         return replace(
             bare,
             text=f"{text}{rank_list(callers)} called it and {wait_word(callers)}{tail}",
@@ -165,6 +174,23 @@ def _fault(
             f"that is down, or a process that hangs elsewhere{_lateness(here)}",
         )
     return _by_progress(bare, here, waiting, dumps)
+
+
+def _alone_elsewhere(rank: int, group: str, dumps: Mapping[int, Dump]) -> bool:
+    """Whether a rank waits in a call of another group, whose other ranks wait for it in this one."""
+    last = dumps[rank].calls[-1] if dumps[rank].calls else None
+    if last is None or last.done or last.group == group:
+        return False
+    waits = _waits(dumps)
+    members = dumps[rank].members.get(last.group.partition(" ")[0]) or frozenset(dumps)
+    others = (members & set(dumps)) - {rank}
+    return bool(others) and all(other in waits and waits[other].group == group for other in others)
+
+
+def _some_started(here: Mapping[int, Call], waiting: Iterable[int]) -> bool:
+    """Whether of those that called it some have started it, and others have not."""
+    started = {here[rank].started for rank in waiting}
+    return {True, False} <= started
 
 
 def _by_progress(

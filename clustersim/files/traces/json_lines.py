@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -21,6 +22,8 @@ from clustersim.files.traces import prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.samples import Sample, Samples, SampleSieve, dtype_of, joined, kind_of
 
+Inspected: TypeAlias = defaultdict[tuple[str, int, str], list[tuple[Sample, float]]]
+"""Communicator, number and kind -> what each rank wrote of it, and its bus bandwidth."""
 _WANTED = r"\{\""
 LONGEST = 16 * 1024
 """Bytes of a first line that is looked at behind a prefix."""
@@ -40,7 +43,7 @@ def sniff(head: Head) -> Likeness:
 def read(paths: Sequence[Path]) -> Samples:
     """The collectives of these files. Raises :class:`TraceError` where none has a line that can be read."""
     sieves: list[Samples] = []
-    seen: defaultdict[tuple[str, int, str], list[tuple[Sample, float]]] = defaultdict(list)
+    seen: Inspected = defaultdict(list)
     monitor = SampleSieve()
     for path in paths:
         sieve = SampleSieve()
@@ -51,17 +54,16 @@ def read(paths: Sequence[Path]) -> Samples:
     for rows in seen.values():
         row, busbw = min(rows, key=lambda pair: pair[0].seconds)
         times = [sample.seconds for sample, _ in rows]
-        skew = max(times) - min(times) if len(rows) > 1 else math.nan
-        monitor.add(replace(row, skew=skew), busbw)
+        several = len(rows) > 1
+        skew = max(times) - min(times) if several else math.nan
+        monitor.add(replace(row, skew=skew, last=row.last if several else -1), busbw)
     samples = joined([*sieves, monitor.done(str(paths[0]))] if seen else sieves)
     if not samples.rows and not samples.skipped:
         raise TraceError(f"{paths[0]}: no line with a collective")
     return samples
 
 
-def _line(
-    line: str, source: str, path: str, sieve: SampleSieve, seen: dict[tuple[str, int, str], list[tuple[Sample, float]]]
-) -> None:
+def _line(line: str, source: str, path: str, sieve: SampleSieve, seen: Inspected) -> None:
     try:
         record: Table = msgspec.json.decode(line, type=Table)
         if "coll_perf" in record:
@@ -99,6 +101,7 @@ def _inspected(record: Table, source: str, path: str) -> tuple[Sample, float]:
         float(perf["coll_exec_time_us"]) * 1e-6,
         ranks,
         nodes=int(head.get("nnodes") or 0),
+        last=int(head.get("rank", -1)),
         source=source,
         case=f"{path} {kind}",
         platform=f"inspector {version}".strip(),

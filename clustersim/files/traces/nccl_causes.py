@@ -33,6 +33,7 @@ _PROVIDER = re.compile(r"NET/OFI (?:Selected [Pp]rovider is|Using) ([\w;-]+)")
 _TCP = ("tcp", "sockets", "udp")
 """Providers of libfabric that use the kernel's network, as they begin."""
 _DISTANCE = re.compile(r"distance (\d+) >=? (\d+)")
+_HCA_NUMBER = re.compile(r"HCA (\d{1,4})\b")
 _HCAS = re.compile(r"\[\d+\]([\w.-]+:\d+)/(?:IB|RoCE|OPA)")
 _P2P_OFF = re.compile(r"P2P is disabled between (NVLINK )?connected GPUs (\d+) and (\d+)")
 _PATH = re.compile(r"(GPU/\S+) :")
@@ -64,6 +65,9 @@ class Evidence:
     hosts: dict[int, str] = field(default_factory=dict)
     by_pair: dict[tuple[int, int], Counter[str]] = field(default_factory=dict)
     no_gdr: Counter[str] = field(default_factory=Counter)
+    nics: dict[str, list[str]] = field(default_factory=dict)
+    far_nics: dict[str, None] = field(default_factory=dict)
+    no_gdr_hosts: dict[str, None] = field(default_factory=dict)
     gdr_on: int = 0
     hcas: dict[str, None] = field(default_factory=dict)
     no_peer: str = ""
@@ -108,8 +112,11 @@ class Evidence:
             self.by_pair.setdefault(pair, Counter())[match[5].strip()] += 1
 
     def _add_network(self, line: str) -> None:
+        host = _HOST.search(line)
+        name = host[1] if host else "?"
         if match := _NO_GDR.search(line):
             self.no_gdr[short(match[1].strip())] += 1
+            self._add_distance(name, match[1])
         if match := _NO_PEER.search(line):
             self.no_peer = short(match[1] or match[2])
         if match := _PROVIDER.search(line):
@@ -117,11 +124,11 @@ class Evidence:
         self.gdr_on += "GPU Direct RDMA Enabled" in line
         if "NET/IB : Using" in line:
             self.hcas |= dict.fromkeys(_HCAS.findall(line))
-        host = _HOST.search(line)
+            self.nics[name] = [hca.partition(":")[0] for hca in _HCAS.findall(line)]
         if match := _PORT_DOWN.search(line):
-            self.ports_down[f"{host[1] if host else '?'}/{match[1]}"] = None
+            self.ports_down[f"{name}/{match[1]}"] = None
         if match := _GIVEN_UP.search(line):
-            self.given_up[f"{host[1] if host else '?'}/{match[1] or '?'}"] = None
+            self.given_up[f"{name}/{match[1] or '?'}"] = None
         self.no_device = self.no_device or "NET/IB : No device found" in line
         if match := _VERBS.search(line):
             self.no_verbs = short(match[1])
@@ -129,6 +136,16 @@ class Evidence:
             self.plugins[short(line.partition(" NCCL ")[2].partition(" ")[2].strip())] = None
         if match := _NET.search(line):
             self.networks[next(name for name in match.groups() if name)] = None
+
+    def _add_distance(self, host: str, which: str) -> None:
+        """Which NIC is too far from a GPU; where a line names no distance, no NIC of the machine has GPUDirect."""
+        number = _HCA_NUMBER.search(which)
+        if _DISTANCE.search(which):
+            own = self.nics.get(host, [])
+            at = int(number[1]) if number else -1
+            self.far_nics[f"{host}/{own[at] if 0 <= at < len(own) else at}"] = None
+        else:
+            self.no_gdr_hosts[host] = None
 
     @property
     def machines(self) -> int:
@@ -158,6 +175,7 @@ def causes(evidence: Evidence, nodes: int, channels: Mapping[str, int]) -> list[
         *_no_p2p(evidence, pairs, nodes),
         *_network_inside(evidence, pairs),
         *_no_gdr(evidence, pairs),
+        *_gdr_off_somewhere(evidence),
         *_far_nics(evidence, nodes),
         *_plugins(evidence),
         *_few_channels(evidence, channels),
@@ -312,6 +330,18 @@ def _no_gdr(evidence: Evidence, pairs: _Pairs) -> Iterator[Cause]:
         else "GPUDirect RDMA is off"
     )
     yield Cause("gdr_off", text, _why_no_gdr(evidence))
+
+
+def _gdr_off_somewhere(evidence: Evidence) -> Iterator[Cause]:
+    """Machines and NICs without GPUDirect where others have it."""
+    if not evidence.gdr_on:
+        return
+    for host in evidence.no_gdr_hosts:
+        why = "nvidia-peermem is not loaded there (lsmod), or its driver is another one"
+        yield Cause("gdr_off", f"GPUDirect RDMA is off on {host}, and on for others", why, host)
+    for nic in evidence.far_nics:
+        why = "it hangs from another socket than the GPU that sends by it (nvidia-smi topo -m); move it, or its GPU"
+        yield Cause("far_nic", f"GPUDirect RDMA is off for {nic}, which is too far from its GPU", why, nic)
 
 
 def _why_no_gdr(evidence: Evidence) -> str:

@@ -1,4 +1,5 @@
-"""A hang -> Flight Recorder dumps: the JSON that ``torch.distributed`` 2.13 writes, a file per rank.
+"""A hang -> Flight Recorder dumps as ``torch.distributed`` 2.13 writes them, a file per rank: a pickle of plain values,
+which its watchdog writes, or the same as JSON.
 
 Fields and their order as ``torch._C._distributed_c10d._dump_fr_trace_json`` gives them (schema 2.10), states as of
 ProcessGroupNCCL: "scheduled" until the GPU begins, "started", "completed".
@@ -6,8 +7,10 @@ ProcessGroupNCCL: "scheduled" until the GPU begins, "started", "completed".
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -17,22 +20,31 @@ from clustersim.engine.hang import Hang, RankCall
 from clustersim.files.traces import base
 
 VERSION = "2.10"
-_NAMES = {"all_gather": "_all_gather_base", "reduce_scatter": "_reduce_scatter_base", "all_to_all": "all_to_all"}
+_NAMES = {"all_gather": "_all_gather_base", "reduce_scatter": "_reduce_scatter_base", "barrier": "all_reduce_barrier"}
 """What ProcessGroupNCCL calls a kind in ``profiling_name``, where it differs."""
 
 
-def group_names(hang: Hang) -> dict[tuple[str, tuple[int, ...]], tuple[str, str]]:
-    """Of each communicator and group its number and description: the group of all ranks is the default one, ``"0"``."""
+GroupNames: TypeAlias = dict[tuple[str, tuple[int, ...]], tuple[str, str]]
+
+
+def group_key(call: RankCall) -> tuple[str, tuple[int, ...]]:
+    """The process group of a call: both ends of a message are of one, whichever streams they are on."""
+    return ("pp", tuple(sorted(call.group))) if call.peer >= 0 else (call.communicator, call.group)
+
+
+def group_names(hang: Hang) -> GroupNames:
+    """Of each process group its number and description: the group of all ranks is the default one, ``"0"``."""
     everyone = tuple(range(hang.world_size))
     names = {("", everyone): ("0", "default_pg")}
     number = 0
     for calls in hang.calls.values():
         for call in calls:
-            if sorted(call.group) == list(everyone):
-                names[call.communicator, call.group] = ("0", "default_pg")
-            elif (call.communicator, call.group) not in names:
+            key = group_key(call)
+            if call.peer < 0 and sorted(call.group) == list(everyone):
+                names[key] = ("0", "default_pg")
+            elif key not in names:
                 number += 1
-                names[call.communicator, call.group] = (str(number), call.communicator)
+                names[key] = (str(number), key[0])
     return names
 
 
@@ -57,8 +69,9 @@ def dump_of(hang: Hang, rank: int, origin: float) -> Plain:
     }
 
 
-def write_dumps(hang: Hang, folder: Path, ranks: Iterable[int], origin: float) -> list[Path]:
-    """Write ``nccl_trace_rank_N.json`` of each of these ranks that can write one; returns the files.
+def write_dumps(hang: Hang, folder: Path, ranks: Iterable[int], origin: float, pickled: bool = False) -> list[Path]:
+    """Write ``nccl_trace_rank_N.json`` of each of these ranks that can write one, or without an ending a pickle (of
+    protocol 2, as PyTorch's own pickler writes); returns the files.
 
     Raises :class:`TraceError` where one cannot be written.
     """
@@ -66,8 +79,9 @@ def write_dumps(hang: Hang, folder: Path, ranks: Iterable[int], origin: float) -
     for rank in ranks:
         if rank in hang.silent:
             continue
-        path = folder / f"nccl_trace_rank_{rank}.json"
-        base.replace_file(path, msgspec.json.encode(dump_of(hang, rank, origin)))
+        path = folder / f"nccl_trace_rank_{rank}{'' if pickled else '.json'}"
+        dump = dump_of(hang, rank, origin)
+        base.replace_file(path, pickle.dumps(dump, protocol=2) if pickled else msgspec.json.encode(dump))
         paths.append(path)
     return paths
 
@@ -86,16 +100,16 @@ def profiling_name(call: RankCall, own: int) -> str:
     """``"nccl:all_reduce"``, or of a message ``"nccl:send 0->1"``; ``own`` : the rank's place in the group."""
     if call.peer < 0:
         return f"nccl:{_NAMES.get(call.kind, call.kind)}"
-    other = call.group.index(call.peer)
+    other = sorted(call.group).index(call.peer)
     return f"nccl:send {own}->{other}" if call.kind == "send" else f"nccl:recv {own}<-{other}"
 
 
-def _default_seqs(calls: Iterable[RankCall], names: dict[tuple[str, tuple[int, ...]], tuple[str, str]]) -> list[int]:
+def _default_seqs(calls: Iterable[RankCall], names: GroupNames) -> list[int]:
     """The number of each call in its process group: communicators of all ranks are one group there."""
     count: dict[str, int] = {}
     seqs = []
     for call in calls:
-        number, _ = names[call.communicator, call.group]
+        number, _ = names[group_key(call)]
         count[number] = count.get(number, 0) + 1
         seqs.append(count[number])
     return seqs
@@ -105,14 +119,14 @@ def _entry(
     hang: Hang,
     call: RankCall,
     record: int,
-    names: dict[tuple[str, tuple[int, ...]], tuple[str, str]],
+    names: GroupNames,
     seq: int,
     origin: float,
 ) -> Plain:
-    number, about = names[call.communicator, call.group]
+    number, about = names[group_key(call)]
     inputs, outputs = elements_of(call)
     message = call.peer >= 0
-    own = next((i for i, rank in enumerate(call.group) if rank != call.peer), 0)
+    own = next((i for i, rank in enumerate(sorted(call.group)) if rank != call.peer), 0)
     dtype = base.DTYPE_NAMES.get(call.dtype, call.dtype)
     done = call.ended is not None
     return {

@@ -93,7 +93,8 @@ class Sample:
     ranks, nodes : of the group; 0 where the source does not say.
     launch : as :class:`clustersim.collectives.base.Group`; empty where not said.
     version : of NCCL, ``"2.28.3"``; empty where not said. env : settings that matter, ``"NCCL_ALGO=RING"``.
-    skew : float [s], how much later the last rank came than the first, nan where not measured.
+    skew : float [s], how much later the last rank came than the first, nan where not measured; ``last`` : that rank,
+        -1 where not known.
     fastest : float [s], of the repeats, nan where not measured: what a machine with other work on it could do.
     at_once : how many groups ran this collective at the same time.
     count : how many repeats ``seconds`` is the mean of; 0 where not said.
@@ -111,6 +112,7 @@ class Sample:
     nodes: int = 0
     seconds_in_place: float = float("nan")
     skew: float = float("nan")
+    last: int = -1
     launch: str = ""
     version: str = ""
     env: str = ""

@@ -34,6 +34,7 @@ _TIMER = re.compile(rf"^\s*([A-Za-z][\w/ -]*?)\s*\.{{2,}}\s*:\s*(?:\(({_NUMBER})
 _OF_RANK = re.compile(rf"^\s+rank\s+\d+\s*:\s*({_NUMBER})\s*$")
 _WALL_CLOCK = re.compile(r"\btime \(ms\)\s*\|(.*)")
 _TITAN = re.compile(rf"\bstep:\s*(\d{{1,12}})\s+.*?\b(?:tps|wps):\s*({_NUMBER})")
+_TITAN_SAVED = re.compile(rf"\bFinished saving the checkpoint(?: \([^)]*\))? ?in ({_NUMBER}) seconds")
 _NANOTRON = re.compile(r"\biteration:\s*(\d{1,12})\s*/\s*\d+\s*\|(.*\belapsed_time_per_iteration_ms:.*)")
 _SCALED = re.compile(rf"([a-z_]+):\s*({_NUMBER})([KMBT]?)(?=\s|\||$)")
 _NEMO = re.compile(rf"\btrain_step_timing in s\s*[=:]\s*({_NUMBER})")
@@ -115,6 +116,8 @@ def _take(line: str, collected: Collected) -> None:
         _rates(line, collected)
         if (clock := _clock(line)) is not None:
             collected.marks.append((int(match[1]), clock))
+    elif match := _TITAN_SAVED.search(line):
+        collected.parts["save-checkpoint"].append((_number(match[1]), _number(match[1])))
     elif "SamplesPerSec" in line:
         collected.framework = collected.framework or "DeepSpeed"
         _rates(line, collected)

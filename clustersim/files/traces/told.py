@@ -39,7 +39,7 @@ class Cause(msgspec.Struct, frozen=True):
 
     kind : sockets, p2p_off, net_inside, gdr_off, far_nic, plugin_failed, few_channels, nvls_off, port_down
         or peer_lost.
-    place : of a port that is down, ``"node0/mlx5_0"``.
+    place : of a port that is down or a NIC that is far, ``"node0/mlx5_0"``; of machines without GPUDirect, their names.
     """
 
     kind: str
@@ -54,7 +54,8 @@ class NcclLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
     source : where it is from. lines : for people, the answer first. ranks, nodes : 0 where it does not say.
     channels : by sort. set : what the environment pins. transports : how many channels go by each.
     causes : what is slower than it need be; none where nothing is.
-    hosts : rank -> machine, as far as lines say. skipped : what was left out, reason -> how many.
+    hosts : rank -> machine, as far as lines say. nics : machine -> the NICs that NCCL uses there.
+    skipped : what was left out, reason -> how many.
     """
 
     source: str
@@ -69,6 +70,7 @@ class NcclLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
     skipped: Mapping[str, int] = {}
     causes: list[Cause] = []
     hosts: Mapping[int, str] = {}
+    nics: Mapping[str, list[str]] = {}
 
 
 class CollectiveFault(msgspec.Struct, frozen=True):
@@ -78,6 +80,8 @@ class CollectiveFault(msgspec.Struct, frozen=True):
     cause : never_called, differs, not_started, none_started, not_ended, no_dump, stuck_together, or of a message
         no_peer. look_at : the ranks to look at; empty for all. where : the line of code that called it.
     advice : what to look at there. differs_in : of calls that differ, ``kind``, ``size``, ``type`` or ``order``.
+    called : by the ranks to look at, where their calls differ. elsewhere : of ranks that are missing, whether they wait
+        in another group whose other ranks never came.
     """
 
     group: str
@@ -92,6 +96,8 @@ class CollectiveFault(msgspec.Struct, frozen=True):
     where: str = ""
     advice: str = ""
     differs_in: str = ""
+    called: str = ""
+    elsewhere: bool = False
 
 
 class ProcessExit(msgspec.Struct, frozen=True):
@@ -153,7 +159,8 @@ class TrainingLog(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
 
 class NicPort(msgspec.Struct, frozen=True):
     """A port of a NIC: its machine, ``device`` (mlx5_0) and number; ``state`` 4 is active; ``rate`` [bytes/s] as it has
-    trained; how often its link went down (``downs``); bytes ``sent`` and ``received``."""
+    trained; how often its link went down (``downs``); bytes ``sent`` and ``received``; for how many ticks it ``waited``
+    with something to send."""
 
     host: str
     device: str
@@ -163,6 +170,7 @@ class NicPort(msgspec.Struct, frozen=True):
     downs: int
     sent: float
     received: float
+    waited: float = 0.0
 
     @property
     def name(self) -> str:
@@ -170,15 +178,44 @@ class NicPort(msgspec.Struct, frozen=True):
         return f"{self.host}/{self.device}"
 
 
+class GpuCounters(msgspec.Struct, frozen=True):
+    """A GPU of a machine: its number there, ``clock`` of its SMs [MHz], ``temperature`` [deg C], rows of memory that it
+    ``remapped`` after an error, and the last ``xid`` its driver logged; 0 for none."""
+
+    host: str
+    gpu: int
+    clock: float
+    temperature: float
+    remapped: int = 0
+    xid: int = 0
+
+    @property
+    def name(self) -> str:
+        """``"node0/gpu3"``."""
+        return f"{self.host}/gpu{self.gpu}"
+
+
 class LinkCounters(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
-    """What ports of NICs count; ``lines`` : for people, what is odd first. ``skipped`` : what was left out, reason ->
-    how many."""
+    """What ports of NICs count, and what GPUs tell; ``lines`` : for people, what is odd first. ``skipped`` : what was
+    left out, reason -> how many."""
 
     source: str
     lines: list[str]
     ports: list[NicPort]
     skipped: Mapping[str, int] = {}
+    gpus: list[GpuCounters] = []
 
 
-Told: TypeAlias = NcclLog | HangReport | TrainingLog | LinkCounters
+class Cabling(msgspec.Struct, frozen=True, tag_field="what", tag="told"):
+    """Which switch each NIC's cable is in: ``"node0/mlx5_0"`` -> the switch; ``lines`` : for people, what is odd first;
+    ``odd`` : NICs in another switch than those of the same number at other machines."""
+
+    source: str
+    lines: list[str]
+    switches: Mapping[str, str]
+    odd: list[str]
+    skipped: Mapping[str, int] = {}
+
+
+Told: TypeAlias = NcclLog | HangReport | TrainingLog | LinkCounters | Cabling
 """What a log tells."""

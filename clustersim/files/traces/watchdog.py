@@ -43,6 +43,8 @@ _EXIT = re.compile(
     r" *exitcode {2}: (?P<code>-?\d{1,9})\b",
     re.M,
 )
+MESSAGES = ("send", "recv", "coalesced")
+"""Calls of which these lines do not say to whom: they are compared with no other rank's."""
 _FIRST = "Root Cause (first observed failure):"
 
 
@@ -130,7 +132,7 @@ def _call(match: re.Match[str], line: str, group: str) -> Call:
 def _recorded(rank: int, calls: dict[_Place, Call], completed: dict[_Place, int]) -> Iterator[Call]:
     """What a rank called, by the group; what it had completed before is told by number alone."""
     for place, call in calls.items():
-        if place.rank != rank:
+        if place.rank != rank or call.kind in MESSAGES:
             continue
         ended = completed.get(place, 0)
         if 0 < ended < call.seq:

@@ -14,32 +14,59 @@ from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
 from clustersim.files import traces
 from clustersim.files.traces import Samples, files
-from clustersim.files.traces.told import HangReport, LinkCounters, NcclLog, TrainingLog
-from clustersim.scenario.incident_table import KINDS
-from clustersim.studies.diagnosis import hang_findings, log_findings, profile_findings
-from clustersim.studies.diagnosis.suspects import NOTHING, Finding, Site, Suspect, ranked
+from clustersim.files.traces.told import Cabling, HangReport, LinkCounters, NcclLog, TrainingLog
+from clustersim.studies.diagnosis import benchmark_findings, hang_findings, log_findings, profile_findings
+from clustersim.studies.diagnosis.suspects import (
+    HANGING,
+    LINKS_SLOW,
+    NOTHING,
+    RANK_SLOW,
+    SLOWING,
+    STARTING,
+    Finding,
+    Site,
+    Suspect,
+    ranked,
+)
 
 CONFIDENT = 0.8
 """Share of all likelihood from which an answer is called confident."""
 LISTED = 5
 """Suspects in an answer."""
-Read: TypeAlias = Timeline | Samples | NcclLog | HangReport | TrainingLog | LinkCounters
+Read: TypeAlias = Timeline | Samples | NcclLog | HangReport | TrainingLog | LinkCounters | Cabling
+ReadFile: TypeAlias = tuple[str, Read]
+"""A format's name, and what its reader says of files of it."""
+ALONE = ("step_timers", "nccl_tests", "nccl_tests_json")
+"""Formats whose files are read one by one."""
 
 NEXT = {
-    "slow_gpu": "nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE there; swap the GPU, or leave its machine out",
+    "slow_gpu": "nvidia-smi -q -d CLOCK,PERFORMANCE,POWER there; swap the GPU, or leave its machine out",
+    "hot_gpu": "nvidia-smi -q -d TEMPERATURE,PERFORMANCE there: fans, dust, the inlet; leave its machine out",
+    "ecc_stall": "nvidia-smi -q -d ECC,ROW_REMAPPER and Xid 63, 64, 94 in dmesg there; reset the GPU, or swap it",
     "slow_host": "the host there: CPU governor, other processes, PCIe width (nvidia-smi -q), its own nccl-tests",
     "slow_data": "the data loader there: its workers, its disk or mount, py-spy dump of the process",
+    "garbage_collection": "py-spy record of the process there; gc.disable(), and gc.collect() at one step for all",
+    "blocking_checkpoint": "how long a save takes and how often: an asynchronous save, a faster file system",
     "slow_link": "ibstat and the cable there (lanes, speed, error counters); the port of its switch",
     "flapping_link": "the cable and transceiver there (dmesg, link_downed), and the retry budget NCCL_IB_TIMEOUT",
+    "congestion": "counters of the switches (PortXmitWait of their up-links), and which jobs share them",
+    "lost_nic": "ibstat and lspci there; NCCL_IB_HCA of the job",
+    "wrong_rail": "the cables there, against the plan of the network; swap the two",
+    "far_nic": "nvidia-smi topo -m there, CPU affinity and which slot the NIC is in",
+    "gdr_off": "lsmod | grep nvidia_peermem there, the driver's version, NCCL_NET_GDR_LEVEL",
+    "other_rack": "the job's list of machines against the plan of the network; ask the scheduler for one block",
     "dead_link": "ibstat and dmesg there, the switch's port; restart without that machine",
     "dead_rank": "the last lines of its own log, dmesg (out of memory, Xid), and the exit code",
     "stopped_rank": "the state of its process (ps, /proc/PID/stack): stopped, or waiting for a disk",
     "stuck_kernel": "Xid errors in dmesg, nvidia-smi there, cuda-gdb or a core dump of its GPU",
+    "stuck_message": "the GPUs and NICs at both ends (Xid, ibstat); whether both send first",
     "missing_call": "py-spy dump of it: an exception, a branch or loader that only it has, a GPU that it waits for",
     "other_kind": "the line of code that calls it there: a branch that only this rank takes",
     "other_size": "the shapes there: uneven batches, a last batch, padding",
     "other_type": "dtypes there: autocast, a parameter that was not cast",
     "other_order": "the order in which its modules and hooks run: a branch, or threads that share a process group",
+    "other_group": "which process group the call there is given: the mesh's dimension, a default that is meant for all",
+    "uneven_batches": "how many batches each rank has: the sampler, drop_last, DDP's join()",
     NOTHING: "nothing here; a fault may be in what no file was given of",
 }
 """What to look at next."""
@@ -49,21 +76,27 @@ SOURCES = {
     "watchdog": "the job's log with the lines of PyTorch's watchdog",
     "launcher": "torchrun's log of every machine",
     "profiles": "Kineto profiles of every rank over the same steps",
+    "inspector": "the log of NCCL's inspector plugin, of every rank",
     "steps": "the framework's log of steps, with timers of all ranks",
     "nccl": "NCCL_DEBUG=INFO logs of every machine",
     "counters": "counters of the NICs of every machine (node_exporter's infiniband collector)",
+    "gpus": "counters of the GPUs of every machine (dcgm-exporter)",
+    "cabling": "the list of cables of the network (ibnetdiscover -p)",
+    "tests": "nccl-tests of these machines, from now and from when all was well (with `before` in the file's name)",
 }
 """Every kind of evidence, in words."""
-_HANGING = frozenset(name for name, kind in KINDS.items() if kind.hangs)
-_SLOW = frozenset(KINDS) - _HANGING
-TELLS = {
-    "dumps": _HANGING,
-    "watchdog": _HANGING - {"other_type"},
+TELLS: Mapping[str, frozenset[str]] = {
+    "dumps": HANGING,
+    "watchdog": HANGING - {"other_type"},
     "launcher": frozenset({"dead_rank"}),
-    "profiles": _SLOW,
-    "steps": _SLOW,
-    "nccl": frozenset({"dead_link"}),
-    "counters": frozenset({"dead_link", "slow_link", "flapping_link"}),
+    "profiles": SLOWING,
+    "inspector": SLOWING,
+    "steps": SLOWING,
+    "nccl": frozenset({"dead_link", "lost_nic", "far_nic", "gdr_off"}),
+    "counters": frozenset({"dead_link", *LINKS_SLOW}),
+    "gpus": RANK_SLOW,
+    "cabling": frozenset({"wrong_rail", "other_rack"}),
+    "tests": STARTING | LINKS_SLOW,
 }
 """Kinds of evidence -> causes that it tells from others."""
 
@@ -132,10 +165,16 @@ def diagnose(paths: Iterable[str | Path], formats: Mapping[Path, str] | None = N
 
     Raises :class:`TraceError` for a file that is none of them.
     """
-    read = list(_read(files.files_of(list(paths)), formats or {}))
+    return judged(read_files(files.files_of(list(paths)), formats or {}))
+
+
+def judged(read: Sequence[ReadFile]) -> Diagnosis:
+    """Who is to blame, by what files say. Raises :class:`TraceError` where none of them says anything of a fault."""
     site = _site(read)
     suspects = site.suspects()
     findings = [told for kind, answer in read for told in _findings(kind, answer, suspects, site)]
+    tables = [answer for _, answer in read if isinstance(answer, Samples)]
+    findings += benchmark_findings.of_tests(tables, suspects)
     if not findings:
         sources = "; ".join(SOURCES.values())
         raise TraceError(f"none of these files says anything of a fault; what does: {sources}")
@@ -155,26 +194,40 @@ def _told(suspect: Suspect, share: float) -> RankedSuspect:
     return RankedSuspect(suspect.kind, *where, round(share, 4), NEXT[suspect.kind])
 
 
-def _read(paths: Sequence[Path], formats: Mapping[Path, str]) -> Iterator[tuple[str, Read]]:
-    """What files say, those of one format together, as their readers join them; logs of steps one by one."""
+def read_files(
+    paths: Sequence[Path],
+    formats: Mapping[Path, str],
+    known: dict[tuple[Path, ...], Read] | None = None,
+) -> list[ReadFile]:
+    """What files say, those of one format together, as their readers join them; of :data:`ALONE` one by one.
+
+    known : what sets of files say that were read before; gets what is read now.
+    """
     by_format: defaultdict[str, list[Path]] = defaultdict(list)
     for path in paths:
         by_format[formats.get(path) or traces.sniff(path).name].append(path)
+    answers = {} if known is None else known
+    read: list[ReadFile] = []
     for name, same in by_format.items():
-        for group in [[path] for path in same] if name == "step_timers" else [same]:
-            yield name, traces.read(group, format=name)
+        for group in [(path,) for path in same] if name in ALONE else [tuple(same)]:
+            if group not in answers:
+                answers[group] = traces.read(group, format=name)
+            read.append((name, answers[group]))
+    return read
 
 
-def _site(read: Sequence[tuple[str, Read]]) -> Site:
+def _site(read: Sequence[ReadFile]) -> Site:
     """How many ranks there are and where, from all that files say."""
     ranks = 0
     hosts: dict[int, str] = {}
     ports: dict[str, None] = {}
+    machines: dict[str, None] = {}
     for _, answer in read:
         if isinstance(answer, NcclLog):
             ranks = max(ranks, answer.ranks)
             hosts |= answer.hosts
-            ports |= dict.fromkeys(cause.place for cause in answer.causes if cause.place)
+            ports |= dict.fromkeys(cause.place for cause in answer.causes if "/" in cause.place)
+            ports |= {f"{host}/{device}": None for host, devices in answer.nics.items() for device in devices}
         elif isinstance(answer, HangReport):
             named = [rank for f in answer.faults for rank in (*f.missing, *f.waiting, *f.no_dump, *f.look_at)]
             exits = {ended.rank: ended.host for ended in answer.exits}
@@ -184,9 +237,21 @@ def _site(read: Sequence[tuple[str, Read]]) -> Site:
             ranks = max(ranks, answer.world_size)
         elif isinstance(answer, LinkCounters):
             ports |= dict.fromkeys(port.name for port in answer.ports)
+            machines |= dict.fromkeys(gpu.host for gpu in answer.gpus)
+        elif isinstance(answer, Cabling):
+            ports |= dict.fromkeys(answer.switches)
+    ports = _every_port(ports)
     if not hosts:
         hosts = _machines(read)
-    return Site(ranks, dict(sorted(hosts.items())), tuple(ports))
+    machines |= dict.fromkeys(port.partition("/")[0] for port in ports)
+    return Site(ranks, dict(sorted(hosts.items())), tuple(ports), tuple(machines))
+
+
+def _every_port(ports: Mapping[str, None]) -> dict[str, None]:
+    """With the ports that a machine lacks and others have: one may be lost."""
+    hosts = dict.fromkeys(port.partition("/")[0] for port in ports)
+    devices = dict.fromkeys(port.partition("/")[2] for port in ports)
+    return {f"{host}/{device}": None for host in hosts for device in devices} if ports else {}
 
 
 def _machines(read: Sequence[tuple[str, Read]]) -> dict[int, str]:
@@ -199,6 +264,7 @@ def _machines(read: Sequence[tuple[str, Read]]) -> dict[int, str]:
 
 
 def _findings(kind: str, answer: Read, suspects: Sequence[Suspect], site: Site) -> Iterator[Finding]:
+    """What files of a kind say; tables of benchmarks say something together."""
     if isinstance(answer, HangReport):
         of_hang = hang_findings.of_dumps if kind == "flight_recorder" else hang_findings.of_watchdog
         yield from of_hang(answer, suspects, site)
@@ -210,6 +276,11 @@ def _findings(kind: str, answer: Read, suspects: Sequence[Suspect], site: Site) 
         yield from log_findings.of_nccl(answer, suspects)
     elif isinstance(answer, LinkCounters):
         yield from log_findings.of_counters(answer, suspects)
+        yield from log_findings.of_gpus(answer, suspects, site)
+    elif isinstance(answer, Cabling):
+        yield from log_findings.of_cabling(answer, suspects)
+    elif kind == "json_lines":
+        yield from benchmark_findings.of_inspector(answer, suspects, site)
 
 
 def _decides(first: tuple[Suspect, float], second: tuple[Suspect, float], given: Sequence[str]) -> str:

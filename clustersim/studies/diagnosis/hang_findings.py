@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from clustersim.core.errors import few
 from clustersim.files.traces.told import CollectiveFault, HangReport
-from clustersim.scenario.incident_table import KINDS
 from clustersim.studies.diagnosis.suspects import (
     ALMOST_NEVER,
-    NOTHING,
     PARTLY,
     SELDOM,
     SURE,
@@ -18,6 +17,7 @@ from clustersim.studies.diagnosis.suspects import (
     Site,
     Suspect,
     finding,
+    hangs,
 )
 
 SIGABRT = -6
@@ -25,12 +25,9 @@ SIGABRT = -6
 SIGTERM = -15
 """How torchrun ends the others."""
 OTHERWISE = {"kind": "other_kind", "size": "other_size", "type": "other_type", "order": "other_order"}
+BARRIER = re.compile(r"barrier|of \[\[1\]\]|elements: 1 in")
+"""A call of one element: a barrier of NCCL's."""
 SHOWN = 6
-
-
-def hangs(suspect: Suspect) -> bool:
-    """Whether its kind stops a run."""
-    return suspect.kind != NOTHING and KINDS[suspect.kind].hangs
 
 
 def of_dumps(report: HangReport, suspects: Sequence[Suspect], site: Site) -> Iterator[Finding]:
@@ -39,7 +36,9 @@ def of_dumps(report: HangReport, suspects: Sequence[Suspect], site: Site) -> Ite
         text = "all that was called has ended: nothing hangs"
         yield finding("dumps", text, suspects, lambda s: UNLIKELY if hangs(s) else SURE)
         return
-    fault = report.faults[0]
+    # Who waits alone in another group is waited for, and waits: both are told, and it is the cause.
+    alone = (fault for fault in report.faults if fault.elsewhere and len(fault.look_at) == 1)
+    fault = next(alone, report.faults[0])
     unseen = frozenset(fault.no_dump) or frozenset(range(site.ranks)) - frozenset(report.ranks)
     text = fault.text if len(fault.text) < 200 else fault.text[:197] + "..."
 
@@ -53,23 +52,43 @@ def of_dumps(report: HangReport, suspects: Sequence[Suspect], site: Site) -> Ite
 
 def _of_fault(fault: CollectiveFault, suspect: Suspect, unseen: frozenset[int], site: Site) -> float:
     """How likely dumps show this fault, were a suspect to blame."""
+    if fault.elsewhere and len(fault.look_at) == 1:
+        return max(_named(suspect, fault, "other_group"), SELDOM * _named(suspect, fault, "missing_call"))
     if fault.cause in ("never_called", "no_peer"):
         # A process that waits for its GPU at the end of a step calls nothing either.
-        waits = PARTLY * _named(suspect, fault, "stuck_kernel")
+        waits = SELDOM * _named(suspect, fault, "stuck_kernel")
         return max(waits, _named(suspect, fault, "missing_call"))
     if fault.cause == "differs":
-        return _named(suspect, fault, OTHERWISE[fault.differs_in or "size"])
+        barrier = fault.differs_in in ("kind", "size") and BARRIER.search(fault.called)
+        return _named(suspect, fault, "uneven_batches" if barrier else OTHERWISE[fault.differs_in or "size"])
+    if fault.called and fault.cause == "stuck_together":
+        return _of_message(suspect, fault)
     if fault.cause == "not_started":
         return _named(suspect, fault, "stuck_kernel")
     if fault.cause == "not_ended":
         return _named(suspect, fault, "stuck_kernel") if suspect.kind != "dead_link" else PARTLY
+    if fault.cause == "no_dump" and fault.called and suspect.kind == "stuck_message":
+        return PARTLY if _sends(suspect, fault) else ALMOST_NEVER
     if fault.cause == "no_dump":
         return _of_unseen(suspect, unseen, site)
     if unseen:
         return _of_unseen(suspect, unseen, site)
-    if suspect.kind == "dead_link":
+    if suspect.kind in ("dead_link", "stuck_message"):
         return SELDOM  # a GPU inside NCCL's own kernel, or ranks that no dump names, look the same
     return UNLIKELY if suspect.kind in ("stuck_kernel", "stopped_rank") else ALMOST_NEVER
+
+
+def _of_message(suspect: Suspect, fault: CollectiveFault) -> float:
+    """Both ends of a message were called and none ended: named is who sends."""
+    if suspect.kind == "stuck_message":
+        return SURE if _sends(suspect, fault) else ALMOST_NEVER
+    if suspect.kind == "stuck_kernel" and suspect.rank in fault.look_at:
+        return UNLIKELY
+    return SELDOM if suspect.kind == "dead_link" else ALMOST_NEVER
+
+
+def _sends(suspect: Suspect, fault: CollectiveFault) -> bool:
+    return fault.called == f"a message that rank {suspect.rank} sends"
 
 
 def _named(suspect: Suspect, fault: CollectiveFault, kind: str) -> float:
@@ -104,6 +123,7 @@ def of_watchdog(report: HangReport, suspects: Sequence[Suspect], site: Site) -> 
     alive = frozenset(report.told_to_dump)
     silent = frozenset(range(site.ranks)) - frozenset(report.ranks) - alive
     differs = next((fault for fault in report.faults if fault.cause == "differs"), None)
+    alone = next((fault for fault in report.faults if fault.elsewhere and len(fault.look_at) == 1), None)
     text = f"watchdog: rank(s) {few(report.ranks, SHOWN)} waited in vain"
     if alive:
         text += f"; rank(s) {few(sorted(alive), SHOWN)} did not, and wrote that others had"
@@ -117,13 +137,17 @@ def of_watchdog(report: HangReport, suspects: Sequence[Suspect], site: Site) -> 
             return ALMOST_NEVER
         if differs:
             return _differing(suspect, differs)
+        if alone:
+            return _named(suspect, alone, "other_group")
         if silent:
             return _of_silent(suspect, silent, site)
         if alive:
-            share = {"missing_call": SURE, "stuck_kernel": PARTLY}.get(suspect.kind, ALMOST_NEVER)
+            # A host that waits for its GPU calls nothing either: which of the two it is, is in no line of these.
+            share = SURE if suspect.kind in ("missing_call", "stuck_kernel") else ALMOST_NEVER
             return share / len(alive) if suspect.rank in alive else ALMOST_NEVER
         # All waited: their GPUs or the network; a type is not in these lines, and a size of both orders is.
-        return SURE if suspect.kind in ("stuck_kernel", "dead_link", "other_type") else UNLIKELY
+        waiting = ("stuck_kernel", "dead_link", "other_type", "stuck_message")
+        return SURE if suspect.kind in waiting else UNLIKELY
 
     yield finding("watchdog", text, suspects, likely)
 
@@ -132,6 +156,8 @@ def _differing(suspect: Suspect, fault: CollectiveFault) -> float:
     """These lines have kind and elements of the first call that did not end: two that changed places look like one of
     another size or kind."""
     kinds = {OTHERWISE[fault.differs_in or "size"], "other_order"}
+    if BARRIER.search(fault.called):
+        kinds = {"uneven_batches"}
     if suspect.kind not in kinds or (suspect.rank is not None and suspect.rank not in fault.look_at):
         return ALMOST_NEVER
     return SURE / max(1, len(fault.look_at))

@@ -18,17 +18,23 @@ from clustersim.core.errors import few
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
-from clustersim.scenario.incident_table import KINDS
+from clustersim.studies.diagnosis import courses
+from clustersim.studies.diagnosis.courses import AGAIN, ONCE, course_of
 from clustersim.studies.diagnosis.suspects import (
     ALMOST_NEVER,
+    LATE,
     NOTHING,
     PARTLY,
+    RANK_SLOW,
     SELDOM,
+    SLOWING,
+    STARTING,
     SURE,
     UNLIKELY,
     Finding,
     Site,
     Suspect,
+    by_kind,
     finding,
 )
 
@@ -43,7 +49,6 @@ LEAST_TRANSFER = 0.06
 ALL_ALIKE = 0.5
 """A link that is slow makes at least this share of the transfers slower of those that a step makes; one that flaps, a
 few of them, by much."""
-SLOW = tuple(name for name, kind in KINDS.items() if not kind.hangs)
 SHOWN = 6
 
 
@@ -70,18 +75,52 @@ def of_profiles(run: Timeline, suspects: Sequence[Suspect], site: Site) -> Itera
         return
     slow = _slow_ranks(steps, site)
     late = _late_ranks(steps)
-    if late:
-        worst = max(late.values())
-        text = f"profiles: the GPU of rank(s) {few(late, SHOWN)} stands still {format_time(worst)} before a step"
-        yield finding("profiles", text, suspects, lambda s: _blamed(s, "slow_data", frozenset(late)))
+    stalls = _common_stalls(steps)
+    if late and not (slow and _behind(slow, steps) > max(float(by.max()) for by in late.values())):
+        yield _of_late(late, steps, suspects)
+    elif stalls is not None:
+        course = course_of(stalls.tolist(), _late_limit(steps))
+        text = f"profiles: all GPUs stand still {format_time(float(stalls.max()))} before a step, {course}"
+        yield finding("profiles", text, suspects, by_kind({"blocking_checkpoint": SURE}, UNLIKELY))
     elif slow:
         yield _of_slow(slow, steps, suspects, site)
     else:
         yield _of_transfers(steps, suspects, site)
 
 
-def _blamed(suspect: Suspect, kind: str, ranks: frozenset[int]) -> float:
-    return SURE / len(ranks) if suspect.kind == kind and suspect.rank in ranks else ALMOST_NEVER
+def _of_late(late: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[Suspect]) -> Finding:
+    """The GPUs of some ranks stand still before steps, of others not: a batch, where it is so in every step."""
+    worst = max(float(by.max()) for by in late.values())
+    courses_of = {rank: course_of(by.tolist(), _late_limit(steps)) for rank, by in late.items()}
+    first = next(iter(courses_of.values()))
+    text = f"profiles: the GPU of rank(s) {few(late, SHOWN)} stands still {format_time(worst)} before a step, {first}"
+    again = {"garbage_collection": SURE, "slow_data": UNLIKELY}
+    stays = {"slow_data": SURE, "garbage_collection": UNLIKELY}
+
+    def likely(suspect: Suspect) -> float:
+        if suspect.rank not in late:
+            return ALMOST_NEVER
+        weights = again if courses_of[suspect.rank] in (ONCE, AGAIN) else stays
+        return weights.get(suspect.kind, ALMOST_NEVER) / len(late)
+
+    return finding("profiles", text, suspects, likely)
+
+
+def _behind(slow: dict[int, Floats], steps: ProfiledSteps) -> float:
+    """Seconds a step that kernels take longer on the slowest rank, at most."""
+    return max(float(by.max()) for by in slow.values()) * float(np.median(steps.busy.min(axis=1)))
+
+
+def _late_limit(steps: ProfiledSteps) -> float:
+    """Seconds that a GPU stands still before a step from which it is told."""
+    return LEAST_LATE * float(np.median(steps.busy))
+
+
+def _common_stalls(steps: ProfiledSteps) -> Floats | None:
+    """By how much longer all GPUs stand still before each step than before the quickest [s]; None for not at all."""
+    together: Floats = steps.idle.min(axis=1)
+    excess = together - np.median(np.sort(together)[: max(1, len(together) // 2)])
+    return excess if excess.max() > 2 * _late_limit(steps) else None
 
 
 def _steps(run: Timeline) -> ProfiledSteps:
@@ -124,8 +163,8 @@ def _bounds(run: Timeline, spans: dict[str, Any], index: dict[int, int], transfe
             transfers[index[op.step]].append(((op.kind, op.nbytes), float(shortest[number])))
 
 
-def _slow_ranks(steps: ProfiledSteps, site: Site) -> dict[int, float]:
-    """Ranks whose kernels take longer than those of the quickest machine -> by which share, in their slowest steps."""
+def _slow_ranks(steps: ProfiledSteps, site: Site) -> dict[int, Floats]:
+    """Ranks whose kernels take longer than those of the quickest machine -> by which share, in every step."""
     machine = np.array([_machine_of(site, int(rank)) for rank in steps.ranks])
     medians = [np.median(steps.busy[:, machine == name], axis=1) for name in np.unique(machine)]
     usual = np.min(medians, axis=0)
@@ -133,7 +172,8 @@ def _slow_ranks(steps: ProfiledSteps, site: Site) -> dict[int, float]:
     noise = 1.4826 * float(np.median(np.abs(ratio - np.median(ratio))))
     top = np.sort(ratio, axis=0)[-2:].mean(axis=0)
     limit = max(np.log1p(LEAST_SLOWER), NOISES * noise)
-    return {int(rank): float(np.expm1(by)) for rank, by in zip(steps.ranks, top, strict=True) if by > limit}
+    struck = np.flatnonzero((top > limit) | (ratio.max(axis=0) > 2 * limit))
+    return {int(steps.ranks[i]): np.expm1(ratio[:, i]) for i in struck}
 
 
 def _machine_of(site: Site, rank: int) -> str:
@@ -141,26 +181,28 @@ def _machine_of(site: Site, rank: int) -> str:
     return site.hosts.get(rank, "")
 
 
-def _late_ranks(steps: ProfiledSteps) -> dict[int, float]:
-    """Ranks whose GPU stands still before a step, and others' do not -> seconds, at most."""
+def _late_ranks(steps: ProfiledSteps) -> dict[int, Floats]:
+    """Ranks whose GPU stands still before a step, and others' do not -> seconds, in every step."""
     if len(steps.ranks) < 2:
         return {}
     excess = steps.idle - np.median(steps.idle, axis=1)[:, None]
-    limit = LEAST_LATE * float(np.median(steps.busy))
-    worst = excess.max(axis=0)
-    return {int(rank): float(by) for rank, by in zip(steps.ranks, worst, strict=True) if by > limit}
+    struck = np.flatnonzero(excess.max(axis=0) > _late_limit(steps))
+    return {int(steps.ranks[i]): excess[:, i] for i in struck}
 
 
-def _of_slow(slow: dict[int, float], steps: ProfiledSteps, suspects: Sequence[Suspect], site: Site) -> Finding:
+def _of_slow(slow: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[Suspect], site: Site) -> Finding:
     """Some ranks' kernels take longer: one GPU's, or all of one machine."""
     measured = frozenset(int(rank) for rank in steps.ranks)
     struck = frozenset(slow)
-    by = max(slow.values())
-    text = f"profiles: kernels of rank(s) {few(sorted(slow), SHOWN)} take up to {by:.0%} longer than others'"
+    worst = max(slow, key=lambda rank: float(slow[rank].max()))
+    by = float(slow[worst].max())
+    course = course_of(slow[worst].tolist(), max(LEAST_SLOWER, 0.25 * by))
+    text = f"profiles: kernels of rank(s) {few(sorted(slow), SHOWN)} take up to {by:.0%} longer than others', {course}"
 
     def likely(suspect: Suspect) -> float:
-        if suspect.kind == "slow_gpu":
-            return SURE / len(struck) ** 2 if suspect.rank in struck else ALMOST_NEVER
+        if suspect.kind in RANK_SLOW:
+            weight = courses.likely(course, suspect.kind)
+            return weight / len(struck) ** 2 if suspect.rank in struck else ALMOST_NEVER
         if suspect.kind == "slow_host":
             here = site.of_host(suspect.host)
             seen = here & measured
@@ -179,22 +221,23 @@ def _of_transfers(steps: ProfiledSteps, suspects: Sequence[Suspect], site: Site)
     hidden = frozenset(range(site.ranks)) - measured
     if ratio < 1 + LEAST_TRANSFER:
         text = "profiles: no rank's kernels, batches or transfers take longer than others'"
-        rest = {NOTHING: SURE} | dict.fromkeys(
-            ("slow_gpu", "slow_host", "slow_data", "slow_link", "flapping_link"), SELDOM
-        )
-        return finding("profiles", text, suspects, lambda s: rest.get(s.kind, PARTLY))
+        rest = dict.fromkeys((NOTHING, *STARTING), SURE) | dict.fromkeys(SLOWING, SELDOM)
+        rest["blocking_checkpoint"] = UNLIKELY
+        return finding("profiles", text, suspects, lambda s: rest.get(s.kind, UNLIKELY))
     shape = "all alike" if alike else "a few by much"
     waiting = "" if steps.whole else ", or ranks without a profile are late"
     text = f"profiles: transfers take up to {ratio - 1:.0%} longer than in the quickest steps, {shape}{waiting}"
 
+    certain = SURE if steps.whole or not hidden else PARTLY
+
     def likely(suspect: Suspect) -> float:
-        if suspect.kind == "slow_link":
-            return SURE if alike else SELDOM
+        if suspect.kind in ("slow_link", "congestion"):
+            return certain if alike else SELDOM
         if suspect.kind == "flapping_link":
-            return SELDOM if alike else SURE
+            return SELDOM if alike else certain
         if steps.whole or not hidden:
             return SELDOM if suspect.kind == NOTHING else UNLIKELY
-        if suspect.kind in ("slow_gpu", "slow_data"):
+        if suspect.kind in RANK_SLOW | LATE:
             return PARTLY if suspect.rank in hidden else ALMOST_NEVER
         if suspect.kind == "slow_host":
             return PARTLY if site.of_host(suspect.host) <= hidden else ALMOST_NEVER

@@ -29,6 +29,18 @@ LEAST = 1e-12
 """No finding rules a suspect out: a file may be of another job."""
 
 
+HANGING = frozenset(name for name, kind in KINDS.items() if kind.does == "hangs")
+SLOWING = frozenset(name for name, kind in KINDS.items() if kind.does == "slows")
+STARTING = frozenset(name for name, kind in KINDS.items() if kind.does == "start")
+"""Kinds that hang a run, slow it from a moment on, or are there from its start."""
+RANK_SLOW = frozenset({"slow_gpu", "hot_gpu", "ecc_stall"})
+"""Kinds whose kernels take longer on one rank."""
+LATE = frozenset({"slow_data", "garbage_collection"})
+"""Kinds in which a rank's GPU stands still before a step."""
+LINKS_SLOW = frozenset({"slow_link", "flapping_link", "congestion"})
+"""Kinds in which transfers take longer from a moment on."""
+
+
 class Suspect(msgspec.Struct, frozen=True):
     """A cause at a place: one of the kinds of ``[[incident]]``, and the ``rank``, ``host`` (a machine's name) or
     ``port`` (``"node0/mlx5_0"``) where it strikes; None where that is not known."""
@@ -47,6 +59,8 @@ class Suspect(msgspec.Struct, frozen=True):
             return f"machine {self.host}"
         if self.port is not None:
             return f"port {self.port}"
+        if self.kind in KINDS and KINDS[self.kind].widely:
+            return "the whole job" if not KINDS[self.kind].where else "links between switches"
         return "a place that no file names"
 
     def __str__(self) -> str:
@@ -55,11 +69,13 @@ class Suspect(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Site:
-    """What all files together say of the job: how many ranks (0: none says), rank -> machine, ports of NICs."""
+    """What all files together say of the job: how many ranks (0: none says), rank -> machine, ports of NICs, and
+    machines whose ranks no file tells."""
 
     ranks: int = 0
     hosts: Mapping[int, str] = field(default_factory=dict)
     ports: tuple[str, ...] = ()
+    machines: tuple[str, ...] = ()
 
     def of_host(self, host: str | None) -> frozenset[int]:
         """The ranks of a machine."""
@@ -67,10 +83,12 @@ class Site:
 
     def suspects(self) -> list[Suspect]:
         """Every cause at every place."""
-        hosts = list(dict.fromkeys(self.hosts.values()))
+        hosts = list(dict.fromkeys((*self.hosts.values(), *self.machines)))
         everyone = [Suspect(NOTHING)]
         for name, kind in KINDS.items():
-            if kind.where == "rank":
+            if kind.widely:
+                everyone.append(Suspect(name))
+            elif kind.where == "rank":
                 everyone += [Suspect(name, rank=rank) for rank in range(self.ranks)] or [Suspect(name)]
             elif kind.where == "node":
                 everyone += [Suspect(name, host=host) for host in hosts] or [Suspect(name)]
@@ -80,8 +98,8 @@ class Site:
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What files say: in words, whose ``source`` it is (``dumps``, ``watchdog``, ``launcher``, ``profiles``, ``steps``,
-    ``nccl`` or ``counters``), and how likely it is for each suspect."""
+    """What files say: in words, whose ``source`` it is (a name of :data:`clustersim.studies.diagnosis.answer.SOURCES`),
+    and how likely it is for each suspect."""
 
     source: str
     text: str
@@ -96,6 +114,11 @@ def finding(source: str, text: str, suspects: Iterable[Suspect], likely: Callabl
 def by_kind(kinds: Mapping[str, float], rest: float) -> Callable[[Suspect], float]:
     """A rule that looks at the cause alone."""
     return lambda suspect: kinds.get(suspect.kind, rest)
+
+
+def hangs(suspect: Suspect) -> bool:
+    """Whether its kind stops a run."""
+    return suspect.kind in HANGING
 
 
 def ranked(suspects: Sequence[Suspect], findings: Sequence[Finding]) -> list[tuple[Suspect, float]]:

@@ -7,9 +7,10 @@ digest.
 from __future__ import annotations
 
 from clustersim.studies.exam.drawing import DIFFICULTIES, PlantedIncident, planted
+from clustersim.studies.exam.evidence import write_traces
 from clustersim.studies.exam.grading import ExamGrade, graded
 from clustersim.studies.exam.sealing import ExamAnswer, opened, sealed
-from clustersim.studies.exam.writing import write_exam, write_traces
+from clustersim.studies.exam.writing import write_exam
 
 __all__ = [
     "DIFFICULTIES",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -11,18 +12,44 @@ from clustersim import scenario as scenarios
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.texts import Table
 from clustersim.core.timeline import Timeline, step_ends
-from clustersim.core.topology import NIC
+from clustersim.core.topology import NIC, Topology
 from clustersim.engine.hang import Hang
 from clustersim.scenario.incident_table import KINDS
 from clustersim.scenario.running import Prepared
 
-JOBS: tuple[tuple[str, Table], ...] = (
-    ("ddp_gpt2_medium_2x4_v100", {}),
-    ("ddp_gpt2_medium_2x4_v100", {"cluster.nodes": 4}),
-    ("ddp_gpt2_medium_2x4_v100", {"strategy.kind": "fsdp", "cluster.nodes": 3}),
-    ("fsdp_mpt_7b_16x8_a100", {"cluster.nodes": 2}),
-)
-"""Jobs that are quick to play, and what is changed of each."""
+JOBS: Mapping[str, tuple[str, Table]] = {
+    "small": ("ddp_gpt2_medium_2x4_v100", {}),
+    "wide": ("ddp_gpt2_medium_2x4_v100", {"cluster.nodes": 3}),
+    "sharded": ("ddp_gpt2_medium_2x4_v100", {"strategy.kind": "fsdp", "cluster.nodes": 3}),
+    "large": ("fsdp_mpt_7b_16x8_a100", {"cluster.nodes": 2, "cluster.gpus_per_node": 4}),
+    "rails": (
+        "fsdp_mpt_7b_16x8_a100",
+        {"cluster.nodes": 3, "cluster.gpus_per_node": 4, "cluster.fabric.oversubscription": 16},
+    ),
+    "racks": (
+        "fsdp_mpt_7b_16x8_a100",
+        {"cluster.nodes": 2, "cluster.gpus_per_node": 4, "cluster.fabric.nodes_per_unit": 1},
+    ),
+    "pipeline": ("1f1b_gpt2_xl_1x8_a100", {"cluster.nodes": 2, "parallel.pp": 4, "parallel.microbatches": 4}),
+}
+"""Jobs, and what is changed of each."""
+LAYERS = {"ddp_gpt2_medium_2x4_v100": 6, "fsdp_mpt_7b_16x8_a100": 3, "1f1b_gpt2_xl_1x8_a100": 8}
+"""Models have few layers, so that jobs are quick to play and their files small."""
+USUAL = ("small", "wide", "sharded", "large")
+"""Where any fault may strike."""
+OTHER_JOBS: Mapping[str, tuple[str, ...]] = {
+    "wrong_rail": ("rails",),
+    "other_rack": ("rails",),
+    "congestion": ("racks",),
+    "stuck_message": ("pipeline",),
+    **dict.fromkeys(("lost_nic", "far_nic", "gdr_off"), (*USUAL, "rails", "racks")),
+    **dict.fromkeys(("dead_rank", "stopped_rank", "stuck_kernel"), (*USUAL, "pipeline")),
+}
+"""Jobs of kinds that need others: rails, a spine between machines, messages between stages."""
+SPINE = "leaf* -> spine*"
+"""The links that a neighbour congests."""
+DRAWS = 16
+"""Seeds of a job's own noise; healthy runs are played once for each."""
 STEPS = 8
 TRIES = 50
 """How often a draw that cannot be played (a link that nothing crosses) is drawn anew."""
@@ -30,9 +57,8 @@ TRIES = 50
 
 @dataclass(frozen=True)
 class Magnitudes:
-    """Ranges that are drawn from: how many times as long kernels take; the pause of a batch, and the time that a
-    flapping link is down, as shares of a step; what is left of a link. ``seen`` : share of ranks of which files are
-    there."""
+    """Ranges that are drawn from: how many times as long kernels take; a pause, and the time that a flapping link is
+    down, as shares of a step; what is left of a link. ``seen`` : share of ranks of which files are there."""
 
     slowdown: tuple[float, float]
     pause: tuple[float, float]
@@ -71,11 +97,24 @@ class PlantedIncident:
         return [f"node{int(node)}" for node in nodes]
 
     @property
+    def healthy(self) -> Topology:
+        """The machine before anything went wrong."""
+        return self.prepared.scenario.changed({"incident": []}).prepare().topology
+
+    @property
     def port(self) -> str:
         """The NIC that is struck, as its driver names it, ``"node0/mlx5_0"``; empty for none."""
-        name = str(self.incident.get("link", ""))
-        host, _, nic = name.partition("/nic")
-        return f"{host}/mlx5_{nic}" if name else ""
+        return port_name(str(self.incident.get("link", "")))
+
+
+def port_name(vertex: str) -> str:
+    """A NIC as its driver names it; empty for what is none.
+
+    >>> port_name("node0/nic2"), port_name("leaf* -> spine*")
+    ('node0/mlx5_2', '')
+    """
+    host, slash, nic = vertex.partition("/nic")
+    return f"{host}/mlx5_{nic}" if slash and nic.isdigit() else ""
 
 
 def planted(seed: int, difficulty: str = "easy") -> PlantedIncident:
@@ -84,21 +123,31 @@ def planted(seed: int, difficulty: str = "easy") -> PlantedIncident:
     if difficulty not in DIFFICULTIES:
         raise ClusterSimError(f"no difficulty {difficulty!r}; known: {', '.join(DIFFICULTIES)}")
     rng = np.random.default_rng([seed, list(DIFFICULTIES).index(difficulty)])
-    name, changes = JOBS[int(rng.integers(len(JOBS)))]
     kind = list(KINDS)[int(rng.integers(len(KINDS)))]
-    base: Table = {**changes, "run.steps": STEPS, "run.seed": int(rng.integers(2**31))}
-    healthy = scenarios.load(name, base).prepare()
-    timeline = healthy.play()
+    jobs = OTHER_JOBS.get(kind, USUAL)
+    job = jobs[int(rng.integers(len(jobs)))]
+    healthy, timeline = well(job, int(rng.integers(DRAWS)))
     for _ in range(TRIES):
         incident = _drawn(kind, healthy, timeline, DIFFICULTIES[difficulty], rng)
-        prepared = scenarios.load(name, {**base, "incident": [incident]}).prepare()
+        scenario = healthy.scenario.changed({"incident": [incident]})
         try:
+            # What hangs a run leaves its Program as it is, and a hang is derived from the run without it.
+            prepared = replace(healthy, scenario=scenario) if KINDS[kind].hangs else scenario.prepare()
             played = timeline if KINDS[kind].hangs else prepared.play()
             hang = prepared.hang(played)
         except ScenarioError:
             continue  # nothing crosses this link any more, or all collectives that follow are alike
         return PlantedIncident(seed, difficulty, incident, prepared, played, hang)
-    raise ClusterSimError(f"seed {seed}: no {kind} can be played in {name} after {TRIES} draws")
+    raise ClusterSimError(f"seed {seed}: no {kind} can be played in {healthy.scenario.title} after {TRIES} draws")
+
+
+@lru_cache(maxsize=len(JOBS) * DRAWS)
+def well(job: str, draw: int) -> tuple[Prepared, Timeline]:
+    """A job of :data:`JOBS` in which nothing goes wrong, and its run."""
+    name, changes = JOBS[job]
+    size: Table = {"model.options": {"layers": LAYERS[name]}, "run.steps": STEPS, "run.seed": draw}
+    healthy = scenarios.load(name, {**changes, **size}).prepare()
+    return healthy, healthy.play()
 
 
 def _drawn(kind: str, run: Prepared, timeline: Timeline, sizes: Magnitudes, rng: np.random.Generator) -> Table:
@@ -106,27 +155,38 @@ def _drawn(kind: str, run: Prepared, timeline: Timeline, sizes: Magnitudes, rng:
     ends = step_ends(timeline).max(axis=1)
     step = float(ends[-1] - ends[-2])
     row = KINDS[kind]
-    incident: Table = {"kind": kind, row.where: _place(row.where, run, rng)}
-    since = rng.uniform(ends[2], ends[-4] if not row.hangs else ends[-2])
-    incident["at"] = f"{since * 1e3:.3f} ms"
+    incident: Table = {"kind": kind}
+    if row.where:
+        incident[row.where] = SPINE if kind == "congestion" else _place(row.where, run, timeline, rng)
+    if row.does != "start":
+        since = rng.uniform(ends[2], ends[-2] if row.hangs else ends[-4])
+        incident["at"] = f"{since * 1e3:.3f} ms"
+    flap = kind == "flapping_link"
     drawers: dict[str, Callable[[], object]] = {
         "slowdown": lambda: round(float(rng.uniform(*sizes.slowdown)), 3),
         "pause": lambda: f"{step * rng.uniform(*sizes.pause) * 1e3:.3f} ms",
         "left": lambda: round(float(rng.uniform(*sizes.left)), 3),
-        "lasts": lambda: f"{step * rng.uniform(*sizes.flap) * 1e3:.3f} ms",
+        "lasts": lambda: f"{step * rng.uniform(*(sizes.flap if flap else (1.5, 3.0))) * 1e3:.3f} ms",
         "every": lambda: f"{step * rng.uniform(0.4, 1.2) * 1e3:.3f} ms",
+        "interval": lambda: int(rng.integers(2, 4)),
+        "other": lambda: _place("link", run, timeline, rng, str(incident["link"]).partition("/")[0]),
     }
     return incident | {name: drawers[name]() for name in row.measures}
 
 
-def _place(where: str, run: Prepared, rng: np.random.Generator) -> int | str:
+def _place(where: str, run: Prepared, timeline: Timeline, rng: np.random.Generator, node: str = "") -> int | str:
+    """A rank, a node, or a NIC that the job uses; ``node`` : of this machine."""
     if where == "rank":
         return int(rng.integers(run.mesh.workers))
     if where == "node":
         return int(rng.integers(run.mesh.n_nodes))
-    names = [
-        name
-        for name, kind in zip(run.topology.vertex_names, run.topology.vertex_kinds, strict=True)
-        if kind == NIC and name.partition("/")[0] in {f"node{n}" for n in range(run.mesh.n_nodes)}
-    ]
+    names = [name for name in used_nics(run.topology, timeline) if name.startswith(f"{node}/" if node else "")]
     return names[int(rng.integers(len(names)))]
+
+
+def used_nics(topology: Topology, timeline: Timeline) -> list[str]:
+    """NICs that a run's transfers cross."""
+    crossed: set[int] = set()
+    for links, _ in () if timeline.links is None else timeline.links.loads:
+        crossed |= set(topology.link_src[links].tolist()) | set(topology.link_dst[links].tolist())
+    return [topology.vertex_names[v] for v in sorted(crossed) if topology.vertex_kinds[v] == NIC]

@@ -58,4 +58,5 @@ def given_answer(path: Path) -> ExamAnswer:
 
 def graded(given: ExamAnswer, right: ExamAnswer) -> ExamGrade:
     """One answer beside the right one."""
-    return ExamGrade(given.kind == right.kind, given.place == right.place, given, right)
+    is_other = right.other is not None and given.place == (None, None, right.other)
+    return ExamGrade(given.kind == right.kind, given.place == right.place or is_other, given, right)

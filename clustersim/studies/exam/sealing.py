@@ -21,12 +21,16 @@ LARGEST = 2**16
 
 
 class ExamAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What went wrong and where: a kind of ``[[incident]]``, and a ``rank``, a ``host`` or a ``port``."""
+    """What went wrong and where: a kind of ``[[incident]]``, and a ``rank``, a ``host`` or a ``port``.
+
+    other : of two NICs whose cables are swapped, the other one, which is as right.
+    """
 
     kind: str
     rank: int | None = None
     host: str | None = None
     port: str | None = None
+    other: str | None = None
 
     @property
     def place(self) -> tuple[int | None, str | None, str | None]:
@@ -45,12 +49,15 @@ class _Seal(msgspec.Struct, frozen=True):
 def answer_of(exam: PlantedIncident) -> ExamAnswer:
     """The right answer, in the words of the files."""
     incident = exam.incident
+    from clustersim.studies.exam.drawing import port_name
+
     node = incident.get("node")
     return ExamAnswer(
         kind=str(incident["kind"]),
         rank=incident.get("rank"),
         host=None if node is None else f"node{node}",
         port=exam.port or None,
+        other=port_name(str(incident["other"])) if "other" in incident else None,
     )
 
 
