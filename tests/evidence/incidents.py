@@ -7,6 +7,7 @@ neither the scenario nor the answer.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,9 +17,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from clustersim import scenario as scenarios
 from clustersim.studies.diagnosis.answer import judged, read_files
-from clustersim.studies.exam import ExamAnswer, graded, planted, write_traces
-from clustersim.studies.exam.evidence import TracesByKind
+from clustersim.studies.exam import ExamAnswer, PlantedIncident, graded, planted, write_traces
+from clustersim.studies.exam.evidence import ORIGIN, TracesByKind
 from clustersim.studies.exam.sealing import answer_of
 
 PER_RANK = ("dumps", "profiles", "inspector")
@@ -42,7 +44,11 @@ FORMAT_OF = {
 
 
 class DiagnosedIncident(msgspec.Struct, frozen=True):
-    """One incident as it was diagnosed: with which files, whether cause and place were right, and how sure it was."""
+    """One incident as it was diagnosed: with which files, whether cause and place were right, and how sure it was.
+
+    detected : how far the first line of the watchdog's log is from when the watchdog was played to speak [s]; None
+        where no log has one.
+    """
 
     seed: int
     files: str
@@ -50,6 +56,7 @@ class DiagnosedIncident(msgspec.Struct, frozen=True):
     given: ExamAnswer
     confidence: float
     confident: bool
+    detected: float | None = None
 
     @property
     def is_right(self) -> bool:
@@ -123,7 +130,24 @@ def diagnosed(seed: int, difficulty: str) -> Iterator[DiagnosedIncident]:
             answer = judged(read_files(paths, formats, known))
             first = answer.suspects[0]
             given = ExamAnswer(first.kind, first.rank, first.host, first.port)
-            yield DiagnosedIncident(seed, files, answer_of(exam), given, first.confidence, answer.confident)
+            detected = _detected(exam, kept.get("watchdog", []))
+            right = answer_of(exam)
+            yield DiagnosedIncident(seed, files, right, given, first.confidence, answer.confident, detected)
+
+
+_CLOCK = re.compile(r"\[E\d{4} (\d\d):(\d\d):(\d\d\.\d+)")
+
+
+def _detected(exam: PlantedIncident, paths: list[Path]) -> float | None:
+    """The watchdog's log beside the played alarms: when each says that a collective timed out."""
+    alarms = [] if exam.hang is None else exam.hang.alarms
+    played = [alarm.at for alarm in alarms if alarm.watchdog == "c10d watchdog" and alarm.at is not None]
+    lines = [line for path in paths for line in path.read_text().splitlines() if "operation timeout" in line]
+    clocks = [_CLOCK.search(line) for line in lines]
+    if not played or not lines or not all(clocks):
+        return None
+    spoken = min(3600 * int(c[1]) + 60 * int(c[2]) + float(c[3]) for c in clocks if c is not None)
+    return abs((spoken - (ORIGIN + min(played))) % 86400.0 + 43200.0) % 86400.0 - 43200.0
 
 
 def shares(rows: list[DiagnosedIncident]) -> list[IncidentShare]:
@@ -146,3 +170,27 @@ def mistaken(rows: list[DiagnosedIncident]) -> list[tuple[str, str, str, int]]:
     """(files, right kind, given kind, how often) of what was wrong, the most frequent first."""
     wrong = Counter((row.files, row.right.kind, row.given.kind) for row in rows if not row.is_right)
     return [(*key, count) for key, count in wrong.most_common()]
+
+
+def kind_shares(rows: list[DiagnosedIncident]) -> list[tuple[str, int, list[float]]]:
+    """(kind, incidents, share right with each set of files) of each kind that was planted."""
+    sets = list(dict.fromkeys(row.files for row in rows))
+    answers = []
+    for kind in sorted({row.right.kind for row in rows}):
+        own = [row for row in rows if row.right.kind == kind]
+        count = len(own) // len(sets)
+        answers.append((kind, count, [sum(row.is_right for row in own if row.files == f) / count for f in sets]))
+    return answers
+
+
+def unlike_without_incidents() -> tuple[int, int]:
+    """(shipped scenarios whose inputs an empty list of incidents changes, scenarios)."""
+    names = scenarios.names()
+    unlike = 0
+    for name in names:
+        scenario = scenarios.load(name)
+        unlike += (
+            msgspec.json.encode(scenario.inputs()) != msgspec.json.encode(scenario.changed({"incident": []}).inputs())
+            or "incident" in scenario.inputs()
+        )
+    return unlike, len(names)

@@ -44,6 +44,8 @@ NOISES = 4.0
 """The same in standard deviations of what ranks and steps differ by anyway."""
 LEAST_LATE = 0.01
 """Share of a step's kernels by which a rank begins it later than others before it is told."""
+NEAR = 0.25
+"""Share of the worst that others must have to be told beside it: on a busy machine all are late by a little."""
 LEAST_TRANSFER = 0.06
 """Share by which the transfers of a step take longer."""
 ALL_ALIKE = 0.5
@@ -76,10 +78,11 @@ def of_profiles(run: Timeline, suspects: Sequence[Suspect], site: Site) -> Itera
     slow = _slow_ranks(steps, site)
     late = _late_ranks(steps)
     stalls = _common_stalls(steps)
-    if late and not (slow and _behind(slow, steps) > max(float(by.max()) for by in late.values())):
+    worst = max((float(by.max()) for by in late.values()), default=0.0)
+    if late and worst > (_behind(slow, steps) if slow else 0.0) and (stalls is None or worst > stalls.max()):
         yield _of_late(late, steps, suspects)
     elif stalls is not None:
-        course = course_of(stalls.tolist(), _late_limit(steps))
+        course = course_of(stalls.tolist(), max(_late_limit(steps), NEAR * float(stalls.max())))
         text = f"profiles: all GPUs stand still {format_time(float(stalls.max()))} before a step, {course}"
         yield finding("profiles", text, suspects, by_kind({"blocking_checkpoint": SURE}, UNLIKELY))
     elif slow:
@@ -91,7 +94,8 @@ def of_profiles(run: Timeline, suspects: Sequence[Suspect], site: Site) -> Itera
 def _of_late(late: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[Suspect]) -> Finding:
     """The GPUs of some ranks stand still before steps, of others not: a batch, where it is so in every step."""
     worst = max(float(by.max()) for by in late.values())
-    courses_of = {rank: course_of(by.tolist(), _late_limit(steps)) for rank, by in late.items()}
+    limit = max(_late_limit(steps), NEAR * worst)
+    courses_of = {rank: course_of(by.tolist(), limit) for rank, by in late.items()}
     first = next(iter(courses_of.values()))
     text = f"profiles: the GPU of rank(s) {few(late, SHOWN)} stands still {format_time(worst)} before a step, {first}"
     again = {"garbage_collection": SURE, "slow_data": UNLIKELY}
@@ -136,7 +140,7 @@ def _steps(run: Timeline) -> ProfiledSteps:
         for j in range(len(ranks)):
             own = work & (place == j)
             here = own & (step == number)
-            before = own & (step < number)
+            before = (place == j) & (step < number)  # where nothing follows the last collective, waiting is no idling
             busy[i, j] = (spans["end"] - spans["start"])[here].sum()
             begun = spans["ready"][(place == j) & (step == number)]  # a gather of parameters may come first
             if begun.size and before.any():
@@ -186,7 +190,9 @@ def _late_ranks(steps: ProfiledSteps) -> dict[int, Floats]:
     if len(steps.ranks) < 2:
         return {}
     excess = steps.idle - np.median(steps.idle, axis=1)[:, None]
-    struck = np.flatnonzero(excess.max(axis=0) > _late_limit(steps))
+    struck = np.flatnonzero(excess.max(axis=0) > max(_late_limit(steps), NEAR * float(excess.max())))
+    if 2 * len(struck) > len(steps.ranks):
+        return {}  # most are late now and then, and so none more than the others
     return {int(steps.ranks[i]): excess[:, i] for i in struck}
 
 
