@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
+from conftest import ROOT
 
 from clustersim.app.cli import cli, main
 from clustersim.core.errors import ClusterSimError
@@ -141,3 +143,11 @@ def test_bad_words_leave_with_2_and_one_line(words, tmp_path, monkeypatch, capsy
     assert left.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_the_ten_incidents_for_a_class_are_ten_kinds_that_can_be_played():
+    text = (ROOT / "notebooks" / "README.md").read_text()
+    named = re.findall(r"^\| `--seed (\d+)(?: --difficulty (\w+))?` \|", text, re.M)
+    assert len(named) == 10
+    drawn = [exams.planted(int(seed), difficulty or "easy").incident["kind"] for seed, difficulty in named]
+    assert len(set(drawn)) == 10

@@ -289,12 +289,9 @@ def _decides(first: tuple[Suspect, float], second: tuple[Suspect, float], given:
     if share >= CONFIDENT:
         return ""
     pair = f"{one} or {other}"
-    telling = [
-        words
-        for name, words in SOURCES.items()
-        if name not in given and (one.kind in TELLS[name]) != (other.kind in TELLS[name])
-    ]
-    both = [words for name, words in SOURCES.items() if name not in given and {one.kind, other.kind} <= TELLS[name]]
+    absent = sorted((name for name in SOURCES if name not in given), key=lambda name: len(TELLS[name]))
+    telling = [SOURCES[name] for name in absent if (one.kind in TELLS[name]) != (other.kind in TELLS[name])]
+    both = [SOURCES[name] for name in absent if {one.kind, other.kind} <= TELLS[name]]
     if telling or both:
         return f"{pair}: {'; '.join((telling + both)[:2])}"
     if one.kind == other.kind:
