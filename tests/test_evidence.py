@@ -89,10 +89,10 @@ def test_goodput_is_the_last_row_where_its_table_is_there_in_points(folder, tmp_
 
 
 def test_a_planted_incident_is_diagnosed_with_all_files_and_with_some():
-    """Seed 6 is a process that stands still: its missing dump says so, whatever else is missing."""
+    """Seed 28 is a process that stands still: its missing dump says so, whatever else is missing."""
     from tests.evidence.incidents import CASES, diagnosed, mistaken, shares
 
-    rows = list(diagnosed(6, "easy"))
+    rows = list(diagnosed(28, "easy"))
     assert [row.files for row in rows] == ["all files", "one kind missing", "half the ranks"]
     assert len(rows) == len(CASES)
     assert rows[0].is_right
@@ -117,3 +117,33 @@ def test_an_answer_without_a_place_is_neither_right_nor_wrong():
     assert (row(ExamAnswer("slow_link")).is_right, row(ExamAnswer("slow_link")).is_wrong) == (False, False)
     assert row(ExamAnswer("slow_link", port="node1/mlx5_0")).is_wrong
     assert row(ExamAnswer("slow_gpu")).is_wrong
+
+
+@pytest.mark.parametrize("fault", ["other_group_pair"])
+def test_a_real_job_over_gloo_is_diagnosed_right_from_the_dumps_of_its_recorder(fault, monkeypatch):
+    """One of the 21 of `python -m tests.evidence gloo-faults`: starting four processes takes most of its time."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    from tests.evidence import gloo_faults
+
+    monkeypatch.setattr(gloo_faults, "TIMEOUT", 2.0)
+    job = gloo_faults.real_fault(fault, 2)
+    assert job.is_right
+    assert job.files >= 4
+
+
+def test_every_real_fault_is_a_kind_of_incident_and_there_are_twenty():
+    from clustersim.scenario.incident_table import KINDS
+    from tests.evidence.gloo_jobs import REAL_FAULTS
+
+    assert len(REAL_FAULTS) >= 20
+    assert {row.kind for row in REAL_FAULTS.values()} <= set(KINDS)
+    assert all(f'"{name}"' in row.program for name, row in REAL_FAULTS.items())
+
+
+def test_logs_of_watchdogs_speak_when_they_were_played_to_and_nothing_changes_without_an_incident():
+    from tests.evidence.incidents import diagnosed, unlike_without_incidents
+
+    (first, *_) = diagnosed(10, "easy")
+    assert first.detected is not None
+    assert abs(first.detected) < 1e-6
+    assert unlike_without_incidents()[0] == 0

@@ -59,7 +59,7 @@ def calls(step):
         "uneven_batches_barrier": lambda: dist.barrier(async_op=True),
     }
     if fault in first:
-        return [first[fault], *(usual[1:] if fault.startswith("other") else [])]
+        return [first[fault], *(usual[1:] if fault.startswith(("other_k", "other_s", "other_t")) else [])]
     return usual[::-1] if fault == "other_order_swapped" else usual
 
 def strike():
