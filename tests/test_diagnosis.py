@@ -19,6 +19,7 @@ from clustersim.files import traces
 from clustersim.scenario.incident_table import KINDS
 from clustersim.studies.diagnosis import Site, Suspect, diagnose
 from clustersim.studies.diagnosis.answer import ALONE, CONFIDENT, NEXT, SOURCES, TELLS
+from clustersim.studies.diagnosis.courses import AGAIN, GROWS, ONCE, STAYS, course_of
 from clustersim.studies.diagnosis.suspects import ANOTHER, NOTHING, by_kind, finding, ranked
 from clustersim.studies.exam import PlantedIncident, write_traces
 from clustersim.studies.exam.drawing import JOBS, SPINE
@@ -178,6 +179,20 @@ def test_two_findings_are_multiplied_and_one_in_a_hundred_is_left():
     whole = 0.2 * 0.25 + 0.5 * 0.8 * (0.25 + 0.5)  # kinds begin alike, and places of a kind
     assert shares[suspects[2]] == pytest.approx(0.99 * 0.5 * 0.8 * 0.5 / whole)
     assert sum(shares.values()) == pytest.approx(0.99)
+
+
+@pytest.mark.parametrize(
+    ("excess", "course"),
+    [
+        ([0, 0, 0.1, 0.3, 0.3, 0.3], STAYS),  # a fault that begins within a step
+        ([0, 0, 0.05, 0.1, 0.2, 0.3], GROWS),
+        ([0, 0, 0.3, 0, 0.3, 0], AGAIN),
+        ([0, 0, 0.3, 0, 0, 0], ONCE),
+        ([0, 0, 0, 0, 0, 0.3], STAYS),  # nobody knows how it would have gone on
+    ],
+)
+def test_the_course_of_a_fault_is_which_steps_are_slow(excess, course):
+    assert course_of(excess, 0.03) == course
 
 
 def test_every_cause_has_something_to_look_at_and_some_evidence_that_tells_it():

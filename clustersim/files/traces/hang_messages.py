@@ -63,13 +63,9 @@ def _message_fault(rank: int, peer: int, message: Message, dumps: Mapping[int, D
         return replace(bare, text=text, cause="differs", look_at=both, advice=advice)
     behind = [each for each, end in ((rank, message), (peer, other)) if end.call.started is False]
     if len(behind) == 1:
-        return replace(
-            bare,
-            text=f"{text}; rank {behind[0]} enqueued its end and did not start it",
-            cause="not_started",
-            look_at=behind,
-            advice=f"look at rank {behind[0]}: the GPU is busy with, or waits for, what its streams hold before",
-        )
+        advice = f"look at {rank_list(behind)}: the GPU is busy with, or waits for, what its streams hold before"
+        text = f"{text}; {rank_list(behind)} enqueued its end and did not start it"
+        return replace(bare, text=text, cause="not_started", look_at=behind, advice=advice)
     return replace(
         bare,
         text=f"{text}; both ends were called and did not end",

@@ -21,6 +21,7 @@ from clustersim.files.traces.told import CollectiveFault, HangReport
 
 LISTED = 64
 """Ranks whose last call is listed."""
+_UNSEEN = "an exception, out of memory, a machine that is down, or a process that hangs elsewhere"
 LATE = 5.0
 """Seconds by which one rank calls later than another before it is told; clocks of machines agree better than that."""
 
@@ -159,20 +160,15 @@ def _fault(
         )
     if odd:
         where = ", ".join(dict.fromkeys(here[rank].where for rank in odd if here[rank].where))
-        at_code = f" at {where}" if where else ""
-        advice = f"look at {rank_list(odd)}{at_code}: every rank must call the same collective, of one size and type"
+        who = f"{rank_list(odd)} at {where}" if where else rank_list(odd)
+        advice = f"look at {who}: every rank must call the same collective, of one size and type"
         text = f"{text}ranks differ: {_differences(here)}{tail}"
         bare = replace(bare, differs_in=_differs_in(seq, at, odd), called=described(here[odd[0]]))
         return replace(bare, text=text, cause="differs", look_at=odd, where=where or first.where, advice=advice)
     if unseen and not _some_started(here, waiting):
-        return replace(
-            bare,
-            text=f"{text}{rank_list(callers)} called it and {wait_word(callers)}{tail}",
-            cause="no_dump",
-            look_at=unseen,
-            advice=f"look at {rank_list(unseen)}, of which there is no dump: an exception, out of memory, a machine "
-            f"that is down, or a process that hangs elsewhere{_lateness(here)}",
-        )
+        text = f"{text}{rank_list(callers)} called it and {wait_word(callers)}{tail}"
+        advice = f"look at {rank_list(unseen)}, of which there is no dump: {_UNSEEN}{_lateness(here)}"
+        return replace(bare, text=text, cause="no_dump", look_at=unseen, advice=advice)
     return _by_progress(bare, here, waiting, dumps)
 
 

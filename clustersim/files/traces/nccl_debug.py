@@ -90,8 +90,7 @@ def read(paths: Sequence[Path]) -> NcclLog:
     log = NcclLog(
         source, [], sorted(versions), ranks, nodes, channels, pinned, via, rows, causes=reasons, hosts=evidence.hosts
     )
-    log = msgspec.structs.replace(log, nics=evidence.nics)
-    return msgspec.structs.replace(log, lines=[*_lines(log), *conclusion(reasons)])
+    return msgspec.structs.replace(log, nics=evidence.nics, lines=[*_lines(log), *conclusion(reasons)])
 
 
 def nodes_needed(told: NcclLog, topology: Topology) -> int:
