@@ -223,5 +223,5 @@ def test_the_command_says_it_in_lines_and_in_json(written):
     _, kept = written("missing_call")
     folder = str(kept["watchdog"][0].parent)
     said = CliRunner().invoke(cli, ["diagnose", folder], catch_exceptions=False)
-    assert said.output.startswith("diagnosis: missing_call of rank 6 (90% sure)\nlook at: py-spy dump of it")
+    assert said.output.startswith("diagnosis: missing_call of rank 6 (94% sure)\nlook at: py-spy dump of it")
     assert '"confident": true' in CliRunner().invoke(cli, ["diagnose", folder, "--json"]).output

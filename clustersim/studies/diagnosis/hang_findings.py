@@ -24,6 +24,8 @@ SIGABRT = -6
 """How a process ends whose own watchdog ends it."""
 SIGTERM = -15
 """How torchrun ends the others."""
+HALF = 0.5
+"""How likely a rank whose GPU is stuck has nothing pending, as one that calls nothing has."""
 OTHERWISE = {"kind": "other_kind", "size": "other_size", "type": "other_type", "order": "other_order"}
 BARRIER = re.compile(r"barrier|of \[\[1\]\]|elements: 1 in")
 """A call of one element: a barrier of NCCL's."""
@@ -142,8 +144,8 @@ def of_watchdog(report: HangReport, suspects: Sequence[Suspect], site: Site) -> 
         if silent:
             return _of_silent(suspect, silent, site)
         if alive:
-            # A host that waits for its GPU calls nothing either: which of the two it is, is in no line of these.
-            share = SURE if suspect.kind in ("missing_call", "stuck_kernel") else ALMOST_NEVER
+            # A host that waits for its GPU calls nothing either, from the end of a step on.
+            share = {"missing_call": SURE, "stuck_kernel": HALF}.get(suspect.kind, ALMOST_NEVER)
             return share / len(alive) if suspect.rank in alive else ALMOST_NEVER
         # All waited: their GPUs or the network; a type is not in these lines, and a size of both orders is.
         waiting = ("stuck_kernel", "dead_link", "other_type", "stuck_message")
@@ -183,12 +185,15 @@ def _of_exits(report: HangReport, suspects: Sequence[Suspect], site: Site) -> It
     if own:
         ranks = [ended.rank for ended in own]
         killed = any(ended.code < 0 for ended in own)
+        # Where nothing timed out, an exception that follows from another's fault is by chance this rank's.
+        timed_out = bool(report.ranks or report.told_to_dump)
+        otherwise = PARTLY if timed_out else UNLIKELY / max(1, site.ranks)
         text = f"launcher: rank(s) {few(ranks, SHOWN)} ended with exit code {own[0].code}, first of all"
 
         def likely(suspect: Suspect) -> float:
             if suspect.kind == "dead_rank" and suspect.rank in ranks:
                 return SURE / len(ranks)
-            return ALMOST_NEVER if killed or not hangs(suspect) or suspect.kind == "dead_rank" else PARTLY
+            return ALMOST_NEVER if killed or not hangs(suspect) or suspect.kind == "dead_rank" else otherwise
 
         yield finding("launcher", text, suspects, likely)
         return
@@ -196,7 +201,7 @@ def _of_exits(report: HangReport, suspects: Sequence[Suspect], site: Site) -> It
     acted = {ended.rank for ended in report.exits if ended.first and ended.code == SIGABRT}
     text = f"launcher of {few(sorted(reporting), SHOWN)}: no process ended by itself; watchdogs ended them"
 
-    def otherwise(suspect: Suspect) -> float:
+    def by_itself(suspect: Suspect) -> float:
         if suspect.kind == "stopped_rank" and suspect.rank in acted:
             return ALMOST_NEVER  # a process that stands still does not end itself
         if suspect.kind != "dead_rank":
@@ -204,4 +209,4 @@ def _of_exits(report: HangReport, suspects: Sequence[Suspect], site: Site) -> It
         host = site.hosts.get(-1 if suspect.rank is None else suspect.rank)
         return UNLIKELY if host in reporting or host is None else PARTLY
 
-    yield finding("launcher", text, suspects, otherwise)
+    yield finding("launcher", text, suspects, by_itself)

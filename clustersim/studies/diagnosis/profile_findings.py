@@ -78,8 +78,9 @@ def of_profiles(run: Timeline, suspects: Sequence[Suspect], site: Site) -> Itera
     slow = _slow_ranks(steps, site)
     late = _late_ranks(steps)
     stalls = _common_stalls(steps)
-    worst = max((float(by.max()) for by in late.values()), default=0.0)
-    if late and worst > (_behind(slow, steps) if slow else 0.0) and (stalls is None or worst > stalls.max()):
+    lateness = max((float(np.clip(by, 0.0, None).sum()) for by in late.values()), default=0.0)
+    stalled = 0.0 if stalls is None else float(np.clip(stalls, 0.0, None).sum())
+    if late and lateness > max(_behind(slow, steps), stalled):
         yield _of_late(late, steps, suspects)
     elif stalls is not None:
         course = course_of(stalls.tolist(), max(_late_limit(steps), NEAR * float(stalls.max())))
@@ -111,8 +112,9 @@ def _of_late(late: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[S
 
 
 def _behind(slow: dict[int, Floats], steps: ProfiledSteps) -> float:
-    """Seconds a step that kernels take longer on the slowest rank, at most."""
-    return max(float(by.max()) for by in slow.values()) * float(np.median(steps.busy.min(axis=1)))
+    """Seconds by which kernels take longer on the slowest rank, all steps together."""
+    most = max((float(np.clip(by, 0.0, None).sum()) for by in slow.values()), default=0.0)
+    return most * float(np.median(steps.busy.min(axis=1)))
 
 
 def _late_limit(steps: ProfiledSteps) -> float:
