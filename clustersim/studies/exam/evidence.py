@@ -15,6 +15,7 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.timeline import LinkUse, step_ends
 from clustersim.core.topology import NIC, Topology
 from clustersim.core.units import parse_nccl_version
+from clustersim.engine.hang import Hang
 from clustersim.files.traces import (
     base,
     collective_writing,
@@ -61,7 +62,7 @@ def write_traces(exam: PlantedIncident, folder: Path) -> TracesByKind:
     hosts = exam.hosts
     seen = _seen(exam, rng)
     skew = {host: float(rng.uniform(-SKEW, SKEW)) for host in dict.fromkeys(hosts)}
-    kept = _of_hang(exam, folder, seen, rng) if exam.hang else _of_run(exam, folder, seen, skew)
+    kept = _of_hang(exam, exam.hang, folder, seen, rng) if exam.hang else _of_run(exam, folder, seen, skew)
     kept["steps"] = _write(folder / "steps.log", _step_lines(exam, rng))
     ports = _ports(exam, rng)
     kept["nccl"] = _write(folder / "nccl.log", job_logs.nccl_lines(hosts, _nics(exam, ports)))
@@ -73,12 +74,13 @@ def write_traces(exam: PlantedIncident, folder: Path) -> TracesByKind:
     return {kind: paths for kind, paths in kept.items() if paths}
 
 
-def _of_hang(exam: PlantedIncident, folder: Path, seen: list[int], rng: np.random.Generator) -> TracesByKind:
-    assert exam.hang is not None
+def _of_hang(
+    exam: PlantedIncident, hang: Hang, folder: Path, seen: list[int], rng: np.random.Generator
+) -> TracesByKind:
     pickled = bool(rng.integers(2))
-    dumps = recorder_writing.write_dumps(exam.hang, folder, seen, ORIGIN, pickled)
-    watchdog = _write(folder / "watchdog.log", job_logs.watchdog_lines(exam.hang, ORIGIN))
-    launchers = job_logs.launcher_lines(exam.hang, exam.hosts, ORIGIN)
+    dumps = recorder_writing.write_dumps(hang, folder, seen, ORIGIN, pickled)
+    watchdog = _write(folder / "watchdog.log", job_logs.watchdog_lines(hang, ORIGIN))
+    launchers = job_logs.launcher_lines(hang, exam.hosts, ORIGIN)
     logs = [path for host, lines in launchers.items() for path in _write(folder / f"torchrun_{host}.log", lines)]
     return {"dumps": dumps, "watchdog": watchdog, "launcher": logs}
 
