@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 _BAR = re.compile(
-    r"^(.*?)\s*\d{1,3}%\|[^|]*\|\s*(\d{1,12})/(\d{1,12}) \[[\d:]{4,}<[\d:?]+,\s+(\d{1,9}(?:\.\d{1,9})?)(s/it|it/s)"
+    r"\d{1,3}%\|[^|]*\|\s*(\d{1,12})/(\d{1,12}) \[[\d:]{4,}<[\d:?]+,\s+(\d{1,9}(?:\.\d{1,9})?)(s/it|it/s)"
 )
 _OTHERS = re.compile(
     r"Map|Filter|Load|Generat|Running|Tokeniz|Eval|Validat|Sanity|Predict|Download|Fetch|Sav|Cast|Pack|Truncat|Add|"
@@ -47,10 +47,10 @@ class BarSteps:
     def take(self, line: str) -> None:
         """What one line says."""
         match = _BAR.search(line) if "%|" in line else None
-        if match and not _OTHERS.search(match[1]):
-            rate = float(match[4])
+        if match and not _OTHERS.search(line[: match.start()]):
+            rate = float(match[3])
             if rate > 0:
-                self.bars[int(match[3])][int(match[2])] = rate if match[5] == "s/it" else 1 / rate
+                self.bars[int(match[2])][int(match[1])] = rate if match[4] == "s/it" else 1 / rate
         if found := _TOTAL.search(line):
             self.total = int(found[1].replace(",", ""))
         for name, value in _SPEED.findall(line):
