@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.core.errors import ClusterSimError
+from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.limits import MOST_RANKS, counted
 from clustersim.core.outputs import json_text
-from clustersim.core.texts import short, shown
+from clustersim.core.texts import is_folder, short, shown
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from clustersim.app.cli.fitting import Terminal
+    from clustersim.scenario import Scenario
+    from clustersim.scenario.reading import Changes
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -32,6 +35,12 @@ set_option: Decorator = click.option(
     multiple=True,
     metavar="KEY.PATH=VALUE",
     help="Change one value of the scenario, written as in its file; KEY= takes it away. May be repeated.",
+)
+option_option: Decorator = click.option(
+    "--option",
+    "place",
+    type=click.IntRange(min=1),
+    help="Of a plan's folder: which option of its front, fastest first.  [1]",
 )
 ranks_option: Decorator = click.option(
     "--ranks", "--rank", "ranks", multiple=True, metavar="0-7,12", help="Only these ranks; may be repeated."
@@ -53,6 +62,8 @@ WIDTH = 100
 """Columns of what is no terminal and does not say."""
 QUIET_SECONDS = 2.0
 """How long a command may work without saying so."""
+TOLD_SECONDS = 10.0
+"""How long work that is told in a file or a pipe goes on between two lines."""
 
 
 def print_json(value: Any) -> None:
@@ -125,7 +136,7 @@ class ProgressLine:
 
     def show(self) -> None:
         """Wait :data:`QUIET_SECONDS`, then say on a terminal what is going on, how far it is and how long it may take;
-        nothing elsewhere, where nobody looks at it."""
+        elsewhere, where nothing can be drawn over, a line every :data:`TOLD_SECONDS`."""
         if self.over.wait(QUIET_SECONDS):
             return
         from rich import progress
@@ -133,6 +144,7 @@ class ProgressLine:
 
         console = Console(stderr=True)
         if not console.is_terminal:
+            self._tell()
             return
         columns = (
             progress.TextColumn("{task.description}"),
@@ -148,6 +160,15 @@ class ProgressLine:
             while not self.over.wait(0.1):
                 bar.update(task, description=self.what, completed=self.done, total=self.total or None)
 
+    def _tell(self) -> None:
+        """A line every :data:`TOLD_SECONDS` until the work is over: what it does, how far it is, since when."""
+        began = time.monotonic() - QUIET_SECONDS
+        pause = TOLD_SECONDS - QUIET_SECONDS
+        while not self.over.wait(pause):
+            done_text = f"{self.done / self.total:.0%}, " if self.total else ""
+            click.echo(f"{self.what}: {done_text}{time.monotonic() - began:.0f} s so far", err=True)
+            pause = TOLD_SECONDS
+
 
 @contextmanager
 def working(title: str) -> Iterator[ProgressLine]:
@@ -160,6 +181,23 @@ def working(title: str) -> Iterator[ProgressLine]:
     finally:
         progress.over.set()
         thread.join()
+
+
+def named_scenario(name: str, overrides: Changes | None = None, place: int | None = None) -> tuple[Scenario, str]:
+    """A scenario by file or name, or an option of the front of a plan's folder, from 1; and its title.
+
+    Raises :class:`ScenarioError` where there is none, or where an option is asked of what is no plan's folder.
+    """
+    if is_folder(name):
+        from clustersim.studies import plan as planner
+
+        return planner.option_of(Path(name), place or 1, overrides)
+    if place is not None:
+        raise ScenarioError(f"--option {place}: {name} is no folder that clustersim plan --out wrote")
+    from clustersim import scenario as scenarios
+
+    loaded = scenarios.load(name, overrides)
+    return loaded, loaded.title
 
 
 def rank_list(texts: tuple[str, ...], option: str = "--ranks") -> list[int] | None:

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import PATH, json_option, print_json, set_option
+from clustersim.app.cli.common import PATH, json_option, named_scenario, option_option, print_json, set_option
 from clustersim.app.cli.new import write_new
-from clustersim.core.errors import ClusterSimError, ScenarioError
+from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import together, writing
-from clustersim.core.texts import is_folder
 
 if TYPE_CHECKING:
     from clustersim.files.launch import LaunchFiles, LaunchImport
-    from clustersim.scenario import Scenario
 
 FRAMEWORKS = (
     "megatron",
@@ -113,16 +111,11 @@ def _told(imported: LaunchImport) -> list[str]:
 @click.argument("scenario")
 @click.option("--to", "to", required=True, type=click.Choice(WRITTEN), help="The framework that reads them.")
 @click.option("-o", "--out", "out", type=PATH, help="The file to write.  [printed]")
-@click.option(
-    "--option",
-    "option",
-    type=click.IntRange(min=1),
-    help="Of a plan's folder: which option of its front, fastest first.  [1]",
-)
+@option_option
 @set_option
 @json_option
 def export_config(
-    scenario: str, to: str, out: Path | None, option: int | None, changes: tuple[str, ...], as_json: bool
+    scenario: str, to: str, out: Path | None, place: int | None, changes: tuple[str, ...], as_json: bool
 ) -> None:
     """Write SCENARIO (a file, a shipped name, or the folder of a plan) as the launch files of a framework.
 
@@ -131,7 +124,7 @@ def export_config(
     from clustersim.files import launch as exchange
     from clustersim.scenario import parse_overrides
 
-    edited = _scenario(scenario, option).changed(parse_overrides(changes))
+    edited = named_scenario(scenario, place=place)[0].changed(parse_overrides(changes))
     exported = exchange.written(edited, to, out.stem if out else "launch")
     wrote = _write(exported, out) if out else []
     if as_json:
@@ -152,18 +145,6 @@ def export_config(
         click.echo(line)
     for line in exported.wordless:
         click.echo(f"{exported.framework.title} has no word for {line}", err=out is None)
-
-
-def _scenario(name: str, option: int | None) -> Scenario:
-    """A scenario, or an option of a plan's front."""
-    from clustersim import scenario
-    from clustersim.studies import plan as planner
-
-    if is_folder(name):
-        return planner.option_of(Path(name), option or 1)[0]
-    if option is not None:
-        raise ScenarioError(f"--option {option}: {name} is no folder that clustersim plan --out wrote")
-    return scenario.load(name)
 
 
 def _write(exported: LaunchFiles, out: Path) -> list[str]:

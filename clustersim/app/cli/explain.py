@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import format_option, json_option, print_json, set_option, working
+from clustersim.app.cli.common import (
+    format_option,
+    json_option,
+    named_scenario,
+    option_option,
+    print_json,
+    set_option,
+    working,
+)
 from clustersim.core.errors import TraceError
+from clustersim.core.texts import is_folder
 
 if TYPE_CHECKING:
     from clustersim.core.saved_run import SavedRun
@@ -37,20 +46,23 @@ class LoadedRun:
 @click.command(short_help="Say why a run took as long as it did.")
 @click.argument("run")
 @set_option
+@option_option
 @click.option("--top", type=click.IntRange(min=1), default=10, help="How many causes to print.")
 @click.option("--rerun", is_flag=True, help="Simulate again with each thing changed, however long that takes.")
 @format_option
 @json_option
-def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, fmt: str | None, as_json: bool) -> None:
+def explain(
+    run: str, changes: tuple[str, ...], place: int | None, top: int, rerun: bool, fmt: str | None, as_json: bool
+) -> None:
     """Say why a run took as long as it did.
 
-    RUN is a folder that `clustersim run --out` wrote, a scenario (a .toml file or the name of a shipped one), which is
-    simulated first, or a profiler's trace (a file, or a folder with one per rank).
+    RUN is a folder that `clustersim run --out` wrote, a scenario (a .toml file, the name of a shipped one, or a plan's
+    folder), which is simulated first, or a profiler's trace (a file, or a folder with one per rank).
     """
     from clustersim.explain.explain import explain as explained
     from clustersim.studies.what_if.otherwise import each_change, otherwise
 
-    loaded = load(run, changes, fmt=fmt)
+    loaded = load(run, changes, fmt=fmt, place=place)
     if rerun and loaded.prepared is None:
         raise click.UsageError("--rerun needs a scenario: this run is over")
     with working(f"explaining {loaded.title}") as progress:
@@ -69,19 +81,23 @@ def explain(run: str, changes: tuple[str, ...], top: int, rerun: bool, fmt: str 
         _print(loaded.title, explanation, did + reruns.text, idle)
 
 
-def load(run: str, changes: tuple[str, ...] = (), *more: str, fmt: str | None = None) -> LoadedRun:
+def load(
+    run: str, changes: tuple[str, ...] = (), *more: str, fmt: str | None = None, place: int | None = None
+) -> LoadedRun:
     """A run by name; simulates a scenario. ``more`` : the other files of a trace. ``fmt`` : a trace's format.
+    ``place`` : of a plan's folder, which option of its front.
 
     Raises :class:`ClusterSimError` for one that cannot be found or read.
     """
-    from clustersim import scenario as scenarios
+    from clustersim.scenario import parse_overrides
 
     path = Path(run)
-    if more or path.is_dir() or (path.is_file() and path.suffix != ".toml"):
+    of_plan = place is not None or (is_folder(run) and (path / "plan.json").is_file())
+    if not of_plan and (more or path.is_dir() or (path.is_file() and path.suffix != ".toml")):
         if changes:
             raise TraceError(f"{run}: --set changes a scenario, and this is a run that is over")
         return _over(path, *map(Path, more), fmt=fmt)
-    loaded = scenarios.load(run, scenarios.parse_overrides(changes))
+    loaded, _ = named_scenario(run, parse_overrides(changes), place)
     with working(f"simulating {loaded.name}") as progress:
         result = loaded.run(progress)
     return LoadedRun(result.saved, result.scenario.title, result.prepared)

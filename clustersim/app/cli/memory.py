@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from clustersim.app.cli.common import json_option, label_of, number_table, print_json, set_option, stdout, working
+from clustersim.app.cli.common import (
+    json_option,
+    label_of,
+    named_scenario,
+    number_table,
+    option_option,
+    print_json,
+    set_option,
+    stdout,
+    working,
+)
 from clustersim.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -20,17 +30,20 @@ if TYPE_CHECKING:
 @click.argument("scenario")
 @click.option("--all", "every", is_flag=True, help="Compare every strategy, or every way to split the model.")
 @set_option
+@option_option
 @json_option
-def memory(scenario: str, every: bool, changes: tuple[str, ...], as_json: bool) -> None:
-    """Print the bytes of one GPU by part for SCENARIO, a .toml file or the name of a shipped one.
+def memory(scenario: str, every: bool, changes: tuple[str, ...], place: int | None, as_json: bool) -> None:
+    """Print the bytes of one GPU by part for SCENARIO, a .toml file, the name of a shipped one, or the folder of a
+    plan.
 
     Bytes are what the framework's allocator holds; the driver's context is a part of its own.
     """
-    from clustersim import scenario as scenarios
+    from clustersim.scenario import parse_overrides
     from clustersim.studies.what_if.memory_table import MemoryRow, table
 
     with working(f"adding up the memory of {scenario}"):
-        rows = table(scenario, scenarios.parse_overrides(changes), every=every)
+        chosen, _ = named_scenario(scenario, parse_overrides(changes), place)
+        rows = table(chosen, every=every)
     if as_json:
         print_json({"scenario": scenario, "rows": msgspec.to_builtins(rows)})
     elif isinstance(own := rows[0], MemoryRow) and not every:

@@ -6,21 +6,28 @@ from pathlib import Path
 
 import click
 
-from clustersim.app.cli.common import PATH, format_option, set_option, stdout, working
+from clustersim.app.cli.common import PATH, format_option, option_option, set_option, stdout, working
 from clustersim.app.cli.explain import load
 
 
 @click.command(short_help="Write a run, a trace, a sweep or a plan as one HTML page.")
 @click.argument("run", nargs=-1, required=True)
 @set_option
+@option_option
 @click.option("-o", "--output", type=PATH, help="The page to write.  [RUN/report.html]")
 @click.option("--title", help="A title instead of the run's own.")
 @format_option
 def report(
-    run: tuple[str, ...], changes: tuple[str, ...], output: Path | None, title: str | None, fmt: str | None
+    run: tuple[str, ...],
+    changes: tuple[str, ...],
+    place: int | None,
+    output: Path | None,
+    title: str | None,
+    fmt: str | None,
 ) -> None:
     """Write a report: RUN is the folder that `clustersim run --out RUN` wrote, or `sweep`, `plan` or `sensitivity`; a
-    scenario, which is simulated first; or profiler traces (one per rank, or a folder of them).
+    scenario, or with --option an option of a plan, which is simulated first; or profiler traces (one per rank, or a
+    folder of them).
 
     One self-contained page. Of a run: the verdict, where the time went, who did what when, stalls, hotspots, the
     critical path, memory, inputs and assumptions; of a scenario also what it would be with one thing changed. Of the
@@ -34,11 +41,11 @@ def report(
     # In the folder of a run; beside a file; of a shipped scenario in the working folder.
     beside = first / "report.html" if first.is_dir() else first.with_name(f"{first.name.partition('.')[0]}.html")
     page = output or beside
-    if len(run) == 1 and holds_study(first):
+    if len(run) == 1 and place is None and holds_study(first):
         with working(f"writing {page}"):
             write_study(first, page, title)
     else:
-        loaded = load(run[0], changes, *run[1:], fmt=fmt)
+        loaded = load(run[0], changes, *run[1:], fmt=fmt, place=place)
         with working(f"writing {page}"):
             write_report(loaded.run, page, title, loaded.prepared)
     stdout().say(f"wrote {page}")

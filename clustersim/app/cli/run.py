@@ -12,7 +12,9 @@ import click
 from clustersim.app.cli.common import (
     PATH,
     json_option,
+    named_scenario,
     number_table,
+    option_option,
     print_json,
     rank_list,
     rank_words,
@@ -43,6 +45,7 @@ LEAST = 5e-4
 @click.command(short_help="Simulate a scenario.")
 @click.argument("scenario")
 @set_option
+@option_option
 @click.option("--gpu", help="Another GPU in the same sockets: a shipped one, or a file (clustersim new device).")
 @click.option("--out", type=PATH, help="Folder for run.npz, result.json, trace and picture.")
 @click.option("--report", "page", type=PATH, help="Write an HTML page, one file, that says why.")
@@ -56,20 +59,21 @@ LEAST = 5e-4
 def run(
     scenario: str,
     changes: tuple[str, ...],
+    place: int | None,
     gpu: str | None,
     out: Path | None,
     page: Path | None,
     wanted: str | None,
     as_json: bool,
 ) -> None:
-    """Simulate a scenario: SCENARIO is a .toml file or the name of a shipped one."""
+    """Simulate a scenario: SCENARIO is a .toml file, the name of a shipped one, or the folder of a plan."""
     from clustersim import scenario as scenarios
 
     if wanted is not None and out is None:
         raise click.UsageError("--trace-ranks says what the trace of --out holds: name a folder with --out")
     ranks = rank_list((wanted,), "--trace-ranks") if wanted not in {None, ALL} else None
     overrides = scenarios.parse_overrides(changes) | ({} if gpu is None else {"cluster.device": gpu})
-    loaded = scenarios.load(scenario, overrides)
+    loaded, _ = named_scenario(scenario, overrides, place)
     if any(incident.hangs for incident in loaded.file.incident):
         _say_hang(loaded, as_json, out, page)
         return

@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import PATH, json_option, page_option, rich_table, set_option, stdout, working
+from clustersim.app.cli.common import (
+    PATH,
+    json_option,
+    named_scenario,
+    option_option,
+    page_option,
+    rich_table,
+    set_option,
+    stdout,
+    working,
+)
 from clustersim.app.cli.study import needs_out, say_study, written_study
 from clustersim.core.errors import ClusterSimError
 
 if TYPE_CHECKING:
-    from clustersim.scenario import Scenario
     from clustersim.studies.sensitivity import Study
 
 
@@ -20,13 +29,7 @@ if TYPE_CHECKING:
 @click.argument("scenario")
 @set_option
 @click.option("--out", type=PATH, help="Folder for sensitivity.json and pictures.")
-@click.option(
-    "--option",
-    "place",
-    type=click.IntRange(min=1),
-    default=1,
-    help="Of a plan's folder: which option of its front, fastest first.",
-)
+@option_option
 @click.option("--nodes", metavar="8,16,32", help="Numbers of nodes.  [an eighth to twice the scenario's]")
 @click.option(
     "--swing", type=click.FloatRange(0.01, 0.9), default=0.2, help="By how much each number is better and worse."
@@ -46,7 +49,7 @@ def sensitivity(
     scenario: str,
     changes: tuple[str, ...],
     out: Path | None,
-    place: int,
+    place: int | None,
     nodes: str | None,
     swing: float,
     growth: float,
@@ -61,10 +64,11 @@ def sensitivity(
     network slower and faster (how slow may it be?), and other numbers of nodes with the same batch (strong scaling) or
     the same work per GPU (weak scaling: how efficient is it, what is lost to what, when does doubling stop paying?).
     """
+    from clustersim.scenario import parse_overrides
     from clustersim.studies.sensitivity import FILE, StudyRequest, folder_for, study
 
     needs_out(page, out)
-    chosen, title = _scenario(scenario, changes, place)
+    chosen, title = named_scenario(scenario, parse_overrides(changes), place)
     request = StudyRequest(_nodes(nodes), swing, growth, gain)
     folder = None if out is None else folder_for(chosen, out, request)
     with working(f"studying {title}") as progress:
@@ -75,18 +79,6 @@ def sensitivity(
 
         wrote = written_study(folder, FILE, result, pictures(result))
     say_study(result, out, page, as_json, lambda pages: _print(result, wrote + pages))
-
-
-def _scenario(name: str, changes: tuple[str, ...], place: int) -> tuple[Scenario, str]:
-    """A scenario by name or file, or the option of a plan's folder that is ``place``-th on its front; and its title."""
-    from clustersim import scenario as scenarios
-    from clustersim.studies import plan as planner
-
-    overrides = scenarios.parse_overrides(changes)
-    if (Path(name) / planner.FILE).is_file():
-        return planner.option_of(Path(name), place, overrides)
-    loaded = scenarios.load(name, overrides)
-    return loaded, loaded.title
 
 
 def _nodes(text: str | None) -> list[int] | None:

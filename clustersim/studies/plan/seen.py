@@ -113,7 +113,9 @@ class KnownCandidates:
         return [number for _, number in sorted(ranked)]
 
     def waiting(self, best: Sequence[int], *, rough: bool) -> list[int]:
-        """Numbers of the options to simulate, roughly or whole; the best of every machine and number of nodes first."""
+        """Numbers of the options to simulate, roughly or whole; the best of every machine and number of nodes first, and
+        at first those of each strategy with its numbers: what computes in 8 bits is the best by its bounds, and would
+        use up all runs."""
         open_ = [number for number in best if not self.options[number].state or self.options[number].state == "rough"]
         if rough:
             open_ = [number for number in open_ if self.options[number].candidate.form.split]
@@ -122,12 +124,16 @@ class KnownCandidates:
         else:
             return open_
         place = Counter[Place]()
+        sorts = Counter[tuple[Place, str]]()
         turn = []
         first = {option.candidate.number for option in rule(self.options).values()} if rough else set()
         later = self._twins(open_)
         for number in sorted(open_, key=lambda number: (number not in first, number in later)):
-            place_of = self.sieve.place(self.options[number].candidate)
-            turn.append((place[place_of], number))
+            candidate = self.options[number].candidate
+            place_of = self.sieve.place(candidate)
+            sorts[place_of, candidate.form.sort] += 1
+            early = sorts[place_of, candidate.form.sort] <= FINALISTS and rough
+            turn.append((sorts[place_of, candidate.form.sort] - FINALISTS if early else 1 + place[place_of], number))
             place[place_of] += 1
         return [number for _, number in sorted(turn, key=lambda pair: pair[0])]
 

@@ -161,8 +161,12 @@ def what_limits(option: PlanOption) -> str:
 
 def alternatives(searched: SearchResult) -> list[PlanOption]:
     """The best option of each strategy that is not on the front, cheapest first; simulated ones before others. Beside a
-    split model: of each other degree, on the same machine as the fastest."""
-    front_families = {option.candidate.form.family for option in searched.front}
+    split model: of each other degree, on the same machine as the fastest, and of each strategy with its numbers on the
+    others."""
+    front_families: set[object] = {option.candidate.form.family for option in searched.front}
+    for option in searched.front:
+        candidate = option.candidate
+        front_families.add(("sort", candidate.machine.label, candidate.nodes, candidate.form.sort))
     best: dict[object, PlanOption] = {}
     for option in searched.options:
         if option.on_front or option.tempting:
@@ -181,7 +185,7 @@ def _sorts(option: PlanOption, searched: SearchResult) -> list[object]:
     chosen = searched.front[0].candidate
     candidate = option.candidate
     if (candidate.machine, candidate.nodes) != (chosen.machine, chosen.nodes):
-        return []
+        return [("sort", candidate.machine.label, candidate.nodes, candidate.form.sort)] if option.rate else []
     own = {**candidate.form.degrees, "sort": candidate.form.sort}
     chosen_values = {**chosen.form.degrees, "sort": chosen.form.sort}
     return [(name, value) for name, value in own.items() if value != chosen_values[name]]

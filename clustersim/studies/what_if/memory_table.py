@@ -9,7 +9,7 @@ import msgspec
 from clustersim.core.device import Device
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.memory_use import MemoryUse
-from clustersim.scenario import load
+from clustersim.scenario import Scenario, load
 from clustersim.scenario.held import ScenarioParts, held
 from clustersim.scenario.reading import Changes
 from clustersim.studies.what_if.comparison import OWN, bytes_a_parameter, forms, scenario_of, told
@@ -90,13 +90,14 @@ class RefusedStrategy(msgspec.Struct, frozen=True):
     largest_micro_batch: None = None
 
 
-def table(path: str, changes: Changes | None = None, *, every: bool = False) -> list[MemoryRow | RefusedStrategy]:
+def table(own: Scenario | str, changes: Changes | None = None, *, every: bool = False) -> list[MemoryRow | RefusedStrategy]:
     """The scenario as it is written, and with ``every`` each other strategy, or way to split it.
 
-    ``path``, ``changes`` : as for :func:`clustersim.scenario.load`. Raises :class:`ScenarioError` for a scenario that
+    ``own`` : the scenario, or with ``changes`` what :func:`clustersim.scenario.load` takes. Raises :class:`ScenarioError` for a scenario that
     cannot be read, or held.
     """
-    own = load(path, changes)
+    if isinstance(own, str):
+        own = load(own, changes)
     rows: list[MemoryRow | RefusedStrategy] = [_row(held(own), own.strategy.name, OWN)]
     for form in forms(own) if every else ():
         if form.own:
