@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from clustersim.calibrate.cross_validate import cross_validations
@@ -174,6 +175,13 @@ def of_collectives() -> tuple[dict[str, Held], dict[str, Sequence[str]]]:
     return {**published, **similar, **new, **calibrated}, {"platforms": platforms, "transports": transports}
 
 
+def generations(rows: Sequence[PredictedRow]) -> str:
+    """The line of the file that says on which generations of GPUs steps are published."""
+    names = {row.cells["topology"] for row in rows} - {""}
+    archs = sorted({fabrics.load(name, nodes=1).node_types[0].gpu.arch for name in names})
+    return f"[steps]\ngenerations = {msgspec.json.encode(archs).decode().replace(',', ', ')}"
+
+
 def others_as_written() -> str:
     """The sections of the file that are not about collectives."""
     sections = DATA.read_text().split("\n\n")
@@ -184,10 +192,11 @@ def main(only: str = "") -> None:
     """Measure, write and print."""
     ranges, known = of_collectives()
     rest = others_as_written() if only == "collectives" else ""
-    if not rest:
+    if not only:
         stepped = [row for name in STEPS for row in predicted(validate_steps(TABLES / name).rows)]
         ranges |= steps(stepped)
         ranges |= adapters(ranges["steps.similar.all"])
+        rest = generations(stepped)
         ranges |= memory([row for name in STEPS for row in predicted(validate_memory(TABLES / name).rows)])
     text = "\n".join(written(ranges, known)) + "\n"
     DATA.write_text(f"{text}\n{rest}" if rest else text)

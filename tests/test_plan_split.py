@@ -20,7 +20,7 @@ from clustersim.studies.plan.form import RefusedOption
 from clustersim.studies.plan.knobs import combinations
 from clustersim.studies.plan.options import rule
 from clustersim.studies.plan.searching import SearchOptions, search
-from clustersim.studies.plan.seen import FINALISTS, ROUGH, machines_of
+from clustersim.studies.plan.seen import FINALISTS, ROUGH, KnownCandidates, machines_of
 from clustersim.studies.plan.sieve import OptionSieve, kept
 from clustersim.studies.plan.spec import from_table
 from clustersim.studies.plan.traffic import first_group
@@ -307,6 +307,17 @@ def test_of_a_large_space_what_was_not_simulated_is_told_with_what_it_could_have
     assert len(rows) <= 8 + FINALISTS
     assert f"{len(left):,} options were not simulated" in left_over(found)
     assert all(one.bound is not None for one in left)
+
+
+def test_each_strategy_with_each_arithmetic_has_its_turn_before_a_large_space_is_used_up():
+    wanted = {"recipe": {"dtype": ["bf16", "fp8"]}, "strategies": DENSE["try"]["strategies"], "parallel": {"tp": [1, 2]}}
+    machine = {"topology": "hgx-h100", "nodes": [1], "usd_per_gpu_hour": 2.0}
+    read = from_table(DENSE | {"machines": [machine], "try": {"micro_batch_size": [1, 2], **wanted}})
+    seen = KnownCandidates(read, "plan.toml", *machines_of(read, "plan.toml"))
+    turns = [seen.options[number].candidate.form.sort for number in seen.waiting(seen.open(), rough=True)]
+    sorts = {"ddp bf16", "ddp fp8", "fsdp bf16", "fsdp fp8"}
+    assert set(turns) == sorts
+    assert set(turns[: len(sorts)]) == sorts
 
 
 def test_alternatives_differ_from_the_fastest_in_a_degree(small):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import math
+import pathlib
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +20,8 @@ from clustersim.calibrate.score import SkippedRow, covered, predicted, scored, w
 from clustersim.calibrate.validate_nccl import validate_nccl
 from clustersim.cluster import files as fabrics
 from clustersim.core import ranges
+from clustersim.scenario import load
+from clustersim.scenario.ran import trust
 from clustersim.training.strategies import STRATEGIES
 from tests.evidence.evidence import coverage, distances, quantile, widening
 
@@ -107,3 +112,28 @@ def test_ranges_of_collectives_hold_of_machines_left_out():
         assert 0.45 <= one.held_p50 <= 0.55
         assert 0.85 <= one.held_p90 <= 0.95
     assert all(row.p50 < row.p90 for row in rows)
+
+
+def test_a_generation_on_which_no_published_step_ran_has_a_wider_range_and_says_so():
+    seen = ranges.of_step("split", arch="sm90")
+    unseen = ranges.of_step("split", arch="sm100")
+    assert seen == ranges.of_step("split")
+    assert unseen.p50 == pytest.approx(np.hypot(seen.p50, ranges.HALF_OF_NINE * ranges.UNSEEN))
+    assert unseen.p90 > seen.p90
+    assert (seen.known, unseen.known) == ("similar", "new")
+    told = {
+        name: trust(load("ddp_gpt2_xl_2x8_a100", {"cluster.topology": name}).prepare())
+        for name in ("hgx-b200", "hgx-h100")
+    }
+    assert "B200" in str(told["hgx-b200"])
+    assert told["hgx-b200"].p50 > told["hgx-h100"].p50
+    assert not told["hgx-h100"].unseen
+
+
+def test_generations_with_steps_are_those_of_the_tables():
+    tables = (pathlib.Path(__file__).parent / "data" / "measurements" / name for name in ("training_steps.csv.gz",))
+    rows = [row for table in tables for row in csv.DictReader(gzip.open(table, "rt"))]
+    names = {row["topology"] for row in rows} - {""}
+    archs = {fabrics.load(name, nodes=1).node_types[0].gpu.arch for name in names}
+    assert all(map(ranges.has_steps, archs))
+    assert not any(map(ranges.has_steps, {"sm100", "sm120"} - archs))

@@ -205,3 +205,20 @@ def test_a_plans_option_can_be_studied(tmp_path):
     assert answer["step_s"] == pytest.approx(rows[0]["result"]["step_time_s"])
     missing = run(cli, [*words, "--option", "9"])
     assert "there is no 9" in str(missing.exception)
+
+
+def test_a_plans_option_is_run_explained_and_added_up_as_its_scenario_is(tmp_path):
+    table = scenario.load("ddp_resnet50_1x8_v100").table
+    (tmp_path / "plan.json").write_text(json.dumps({"front": [{"scenario": table, "path": "p.toml", "option": "it"}]}))
+    run = CliRunner().invoke
+    for words in (["run"], ["memory"], ["explain"]):
+        of_plan = run(cli, [*words, str(tmp_path), "--option", "1", "--json"])
+        of_file = run(cli, [*words, "ddp_resnet50_1x8_v100", "--json"])
+        assert of_plan.exit_code == 0, of_plan.output
+        figures = [json.loads(done.stdout) for done in (of_plan, of_file)]
+        for answer in figures:
+            for name in ("scenario", "run"):
+                answer.pop(name, None)
+        assert figures[0] == figures[1]
+    refused = run(cli, ["run", "ddp_resnet50_1x8_v100", "--option", "1"])
+    assert "no folder that clustersim plan --out wrote" in str(refused.exception)

@@ -18,6 +18,7 @@ import msgspec
 
 from clustersim.core.device import Assumed, Device, build, device, device_from_text, devices, families
 from clustersim.core.errors import TopologyError
+from clustersim.core.ranges import UNSEEN
 from clustersim.core.texts import Table, fields_of, is_file, plain_file, shown, text_of, toml
 from clustersim.core.units import Bandwidth, Bytes, Flops, Hertz, quantity
 
@@ -156,7 +157,7 @@ def _generation(spec: DeviceSpec, base: Device | None, where: str, assumed: list
     arch = spec.generation or (base.arch if base else "")
     if not arch:
         arch = "other"
-        assumed.append(Assumed("generation", "none of ours: kernels as of an average GPU", "rate", 0.15))
+        assumed.append(Assumed("generation", "none of ours: kernels as of an average GPU", "rate", UNSEEN))
     if arch not in families():
         raise TopologyError(f"{where}.generation: {shown(arch)} is not known; one of {', '.join(sorted(families()))}")
     return arch

@@ -8,15 +8,22 @@ publisher the constants were not fitted to.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import msgspec
+from msgspec.structs import replace
 
 from clustersim.core.texts import Table, data_table
 from clustersim.core.topology import Topology
 
 VAGUE = 0.10
 """Error of a kind of strategy from which it is said that it cannot be ranked."""
+HALF_OF_NINE = 0.41
+"""The half-width that half of normal errors keep, of the one that nine in ten keep."""
+UNSEEN = 0.15
+"""Half-width (nine in ten) of what a generation of GPUs adds on which no published step ran: as far as kernels of a
+generation may be from those of an average GPU."""
 
 
 class PredictionRange(msgspec.Struct, frozen=True):
@@ -28,7 +35,8 @@ class PredictionRange(msgspec.Struct, frozen=True):
         ``p90``. rows : measurements. groups : publishers they are from.
     known : what is known of this prediction's subject: ``"calibrated"`` (numbers measured on this machine),
         ``"published"`` (this machine, or this publisher's software, has published rows), ``"similar"`` (others of its
-        kind have), ``"new"`` (nobody has published rows of its transport, so it is a draw from all transports).
+        kind have), ``"new"`` (nobody has published rows of its transport, so it is a draw from all transports; or no
+        steps on its generation of GPUs).
     """
 
     p50: float
@@ -62,16 +70,26 @@ def of_collective(topology: Topology, nbytes: float, nodes: int | None = None) -
     return _range(data[closeness][f"{size_class(nbytes)}, {scale}"], closeness)
 
 
-def of_step(kind: str, source: str = "") -> PredictionRange:
+def of_step(kind: str, source: str = "", arch: str = "") -> PredictionRange:
     """Of the time of a training step.
 
     ``kind`` : of a strategy; ``"split"`` where the model is split; of one with few published steps, the range of all.
-    ``source`` : whose software it is, where it is one of those whose steps are published.
+    ``source`` : whose software it is, where it is one of those whose steps are published. ``arch`` : of the GPU; the
+    range is wider by :data:`UNSEEN` where none of the steps ran on its generation.
     """
     steps = _data()["steps"]
     if f"{kind}/{source}" in steps["published"]:
         return _range(steps["published"][f"{kind}/{source}"], "published")
-    return _range(steps["similar"].get(kind, steps["similar"]["all"]), "similar")
+    similar = _range(steps["similar"].get(kind, steps["similar"]["all"]), "similar")
+    if has_steps(arch):
+        return similar
+    p50 = math.hypot(similar.p50, HALF_OF_NINE * UNSEEN)
+    return replace(similar, p50=p50, p90=math.hypot(similar.p90, UNSEEN), known="new")
+
+
+def has_steps(arch: str) -> bool:
+    """Whether steps are published that ran on GPUs of this generation, such as ``"sm90"``; of none named, yes."""
+    return not arch or arch in _data()["steps"]["generations"]
 
 
 def of_memory(source: str = "") -> PredictionRange:

@@ -70,7 +70,8 @@ LEAST_LEFT = 0.5
 class Trust(msgspec.Struct, frozen=True):
     """The range around a step time: ``p50`` and ``p90`` (relative), the ``rows`` and ``publishers`` they are from, and
     ``as_of``, the day of the validation; ``assumed`` : the half-width (nine in ten) of what the GPU's own file leaves
-    open, which is in both; ``narrowed`` : the share of the range that measured steps left."""
+    open, which is in both; ``narrowed`` : the share of the range that measured steps left; ``unseen`` : the GPU, where
+    none of the steps ran on its generation, which both are wider for."""
 
     p50: float
     p90: float
@@ -79,6 +80,7 @@ class Trust(msgspec.Struct, frozen=True):
     as_of: str
     assumed: float = 0.0
     narrowed: float = 1.0
+    unseen: str = ""
 
     def __str__(self) -> str:
         if self.narrowed < 1:
@@ -88,8 +90,10 @@ class Trust(msgspec.Struct, frozen=True):
             )
         several = self.publishers > 1
         publishers = f"{self.publishers} publishers, each weighing the same" if several else "one publisher"
+        more = f", wider by the {ranges.UNSEEN:.0%} of kernels that none of them ran: a {self.unseen}'s"
         return (
-            f"+-{self.p50:.0%}, as half of {self.rows:,} published steps of this kind were ({publishers}); "
+            f"+-{self.p50:.0%}, as half of {self.rows:,} published steps of this kind were ({publishers})"
+            f"{more if self.unseen else ''}; "
             f"one in ten was off by more than {self.p90:.0%}, where host, network or software were not as described: "
             "numbers of your own machine ([measured], clustersim calibrate) tell whether yours are"
             + (f"; with {self.assumed:.0%} for what is assumed of the GPU" if self.assumed else "")
@@ -102,18 +106,18 @@ def trust(prepared: Prepared) -> Trust:
     if prepared.split is not None:
         stages = prepared.split.partition.stages
         kind = "experts" if any(stage.expert_parameters for stage in stages) else "split"
-    found = ranges.of_step("adapters" if prepared.model.partly_frozen else kind)
+    gpu = prepared.device
+    told = any(item.field == "generation" for item in gpu.assumed)  # and is in what is assumed
+    arch = "" if told else gpu.arch
+    found = ranges.of_step("adapters" if prepared.model.partly_frozen else kind, arch=arch)
     dtype = prepared.scenario.file.model.dtype
-    assumed = half_width(prepared.device, dtype) if prepared.device.assumed else 0.0
-    half = math.hypot(found.p50, HALF_OF_NINE * assumed)
+    assumed = half_width(gpu, dtype) if gpu.assumed else 0.0
+    half = math.hypot(found.p50, ranges.HALF_OF_NINE * assumed)
     nearly_all = math.hypot(found.p90, assumed)
     fit = prepared.scenario.fit
     left = 1.0 if fit is None else max(fit.narrowed, LEAST_LEFT)
-    return Trust(left * half, left * nearly_all, found.rows, found.groups, ranges.as_of(), assumed, left)
-
-
-HALF_OF_NINE = 0.41
-"""The half-width that half of normal errors keep, of the one that nine in ten keep."""
+    unseen = "" if ranges.has_steps(arch) else f"{gpu.name} ({arch})"
+    return Trust(left * half, left * nearly_all, found.rows, found.groups, ranges.as_of(), assumed, left, unseen)
 
 
 def outcome_notes(result: Result) -> Iterator[str]:

@@ -48,6 +48,7 @@ class PlanOption(msgspec.Struct, frozen=True):
     tempting: bool = False
     bound: Bound | None = None
     by: int | None = None
+    arch: str = ""
 
     @property
     def priced(self) -> bool:
@@ -61,8 +62,9 @@ class PlanOption(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> float:
-        """Relative error of its kind of strategy: half of published steps lay within."""
-        return of_step(self.candidate.kind).p50
+        """Relative error of its kind of strategy: half of published steps lay within; more on GPUs of a generation on
+        which none ran."""
+        return of_step(self.candidate.kind, arch=self.arch).p50
 
     @property
     def robust(self) -> tuple[float, ...]:

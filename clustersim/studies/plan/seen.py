@@ -15,6 +15,7 @@ from clustersim.core.device import device
 from clustersim.core.economics import DAY, HOUR, GpuRates, RunningCosts, costs, rates, watts_per_gpu
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.mesh import Mesh
+from clustersim.core.ranges import has_steps
 from clustersim.core.texts import Table
 from clustersim.core.topology import Topology
 from clustersim.scenario.parts import machine, model_of, shape_of
@@ -62,7 +63,16 @@ class KnownCandidates:
         gpus = {place: mesh.world_size for place, (_, mesh) in machines.items()}
         tables = _tables(plan, path, machines)
         self.combined = combined(plan, gpus, tables)
-        self.options = [PlanOption(candidate) for candidate in candidates(plan, gpus, tables)]
+        archs = {place: _arch(topology) for place, (topology, _) in machines.items()}
+        places = {
+            (machine_spec.label, n): archs[m, n]
+            for m, machine_spec in enumerate(plan.machines)
+            for n in machine_spec.nodes
+        }
+        self.options = [
+            PlanOption(candidate, arch=places[candidate.machine.label, candidate.nodes])
+            for candidate in candidates(plan, gpus, tables)
+        ]
         if not self.options:
             raise ClusterSimError(
                 f"{path}: no combination of nodes, micro-batch and accumulation makes a batch of "
@@ -113,9 +123,9 @@ class KnownCandidates:
         return [number for _, number in sorted(ranked)]
 
     def waiting(self, best: Sequence[int], *, rough: bool) -> list[int]:
-        """Numbers of the options to simulate, roughly or whole; the best of every machine and number of nodes first, and
-        at first those of each strategy with its numbers: what computes in 8 bits is the best by its bounds, and would
-        use up all runs."""
+        """Numbers of the options to simulate, roughly or whole; the best of every machine and number of nodes first,
+        and at first those of each strategy with its numbers: what computes in 8 bits is the best by its bounds, and
+        would use up all runs."""
         open_ = [number for number in best if not self.options[number].state or self.options[number].state == "rough"]
         if rough:
             open_ = [number for number in open_ if self.options[number].candidate.form.split]
@@ -317,6 +327,12 @@ class KnownCandidates:
     def keeps(self, option: PlanOption) -> bool:
         """Whether a simulated option keeps the limits."""
         return not self._broken(option.rate, _per_day(option.costs))
+
+
+def _arch(topology: Topology) -> str:
+    """The generation of a machine's GPUs; of several, the one that no published step ran on."""
+    archs = sorted({kind.gpu.arch for kind in topology.node_types})
+    return next((arch for arch in archs if not has_steps(arch)), archs[0])
 
 
 def _per_day(spent: RunningCosts | None) -> float:

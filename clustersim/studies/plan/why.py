@@ -61,7 +61,7 @@ def why_lost(option: PlanOption, searched: SearchResult) -> str:
         limits = what_limits(option) if searched.split else ""
         reason = searched.reason(option) or option.state
         if option.state == "rough" and searched.front:
-            reason = f"{1 - option.rate / searched.front[0].rate:.0%} slower than the fastest, roughly"
+            reason = _slower(option, searched)
         return f"{reason}; at the least {limits}" if limits else reason
     by = beats(option, searched)
     more = option.objectives[1] / by.objectives[1] - 1 if option.priced and by.priced else 0.0
@@ -69,6 +69,17 @@ def why_lost(option: PlanOption, searched: SearchResult) -> str:
     dearer = f"{more:.0%} dearer per {'token' if searched.tokens else 'sample'}" if more >= 0.005 else ""
     how = " and ".join(part for part in (slower, dearer) if part) or "no better in anything"
     return f"{where_it_goes(option)}; {how} than {searched.title(by)}"
+
+
+def _slower(option: PlanOption, searched: SearchResult) -> str:
+    """Of one that was run roughly, how much slower it is than the fastest, on its own machine and nodes where the front
+    has one."""
+    candidate = option.candidate
+    place = candidate.machine, candidate.nodes
+    there = [rival for rival in searched.front if (rival.candidate.machine, rival.candidate.nodes) == place]
+    fastest = (there or searched.front)[0]
+    where_text = " there" if there and fastest is not searched.front[0] else ""
+    return f"{1 - option.rate / fastest.rate:.0%} slower than the fastest{where_text}, roughly"
 
 
 def beats(option: PlanOption, searched: SearchResult) -> PlanOption:

@@ -90,11 +90,13 @@ class RefusedStrategy(msgspec.Struct, frozen=True):
     largest_micro_batch: None = None
 
 
-def table(own: Scenario | str, changes: Changes | None = None, *, every: bool = False) -> list[MemoryRow | RefusedStrategy]:
+def table(
+    own: Scenario | str, changes: Changes | None = None, *, every: bool = False
+) -> list[MemoryRow | RefusedStrategy]:
     """The scenario as it is written, and with ``every`` each other strategy, or way to split it.
 
-    ``own`` : the scenario, or with ``changes`` what :func:`clustersim.scenario.load` takes. Raises :class:`ScenarioError` for a scenario that
-    cannot be read, or held.
+    ``own`` : the scenario, or with ``changes`` what :func:`clustersim.scenario.load` takes. Raises
+    :class:`ScenarioError` for a scenario that cannot be read, or held.
     """
     if isinstance(own, str):
         own = load(own, changes)
