@@ -7,9 +7,11 @@ import gzip
 import json
 
 import msgspec
+import numpy as np
 import pytest
 
 import clustersim
+from clustersim.core.timeline import SPAN_LABELS
 from clustersim.files import traces
 from clustersim.files.traces import base
 from clustersim.files.traces.perfetto import write_chrome_trace
@@ -134,3 +136,19 @@ def test_no_name_is_a_formula_to_a_spreadsheet(timeline, tmp_path):
     traces.write(replace(timeline, ops=ops), tmp_path / "s.csv", [0])
     with (tmp_path / "s.csv").open(newline="") as file:
         assert all(row["name"].startswith("'=") for row in csv.DictReader(file))
+
+
+def test_spans_with_labels_say_what_each_was_and_are_the_same_spans():
+    timeline = clustersim.load("1f1b_gpt2_xl_1x8_a100", {"run.steps": 1, "model.options.layers": 8}).run().timeline
+    plain = timeline.spans([3])
+    labelled = timeline.spans([3], labels=True)
+    assert list(labelled) == [*plain, *SPAN_LABELS]
+    assert all(np.array_equal(labelled[name], plain[name]) for name in plain)
+    for op, name, phase, stage, microbatch in zip(
+        *(labelled[key].tolist() for key in ("op", "name", "phase", "stage", "microbatch")), strict=True
+    ):
+        info = timeline.ops[op]
+        assert (name, phase, stage) == (info.name, info.phase, info.stage)
+        assert microbatch == (info.label.microbatch if info.label else -1)
+    assert set(labelled["action"].tolist()) >= {"F", "B"}
+    assert set(labelled["stage"].tolist()) == {3}

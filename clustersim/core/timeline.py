@@ -261,16 +261,28 @@ class Timeline(Keeper):
             column.flags.writeable = False  # everybody who asks gets the same
         return op_columns
 
-    def spans(self, ranks: Sequence[int] | None = None) -> dict[str, npt.NDArray[Any]]:
+    def spans(self, ranks: Sequence[int] | None = None, *, labels: bool = False) -> dict[str, npt.NDArray[Any]]:
         """Spans as columns ``rank, op, ready, start, end``, sorted by rank, then start, then op.
 
-        ``ranks`` None means all of them. The dict goes straight into ``pandas.DataFrame``.
+        ``ranks`` None means all of them. ``labels`` : with what each span was, :data:`SPAN_LABELS`, as columns of
+        texts and numbers; -1 and empty where there is none. The dict goes straight into ``pandas.DataFrame``.
         """
         wanted = np.arange(self.world_size) if ranks is None else np.unique(np.asarray(ranks, dtype=np.int64))
         parts = [_by_start(sheet) for sheet in self.sheets(wanted)]
         columns = [np.concatenate(column) for column in zip(no_rows(), *parts, strict=True)]
         order = np.argsort(columns[0], kind="stable")  # sheets hold whole ranks
-        return {name: column[order] for name, column in zip(_SPAN, columns, strict=True)}
+        spans = {name: column[order] for name, column in zip(_SPAN, columns, strict=True)}
+        return spans | self._labels(spans["op"]) if labels else spans
+
+    def _labels(self, op: Ints) -> dict[str, npt.NDArray[Any]]:
+        """What these ops were, a column for each of :data:`SPAN_LABELS`."""
+        rows = [_label_cells(info) for info in self.ops]
+        of_op = zip(*rows, strict=True) if rows else ((),) * len(SPAN_LABELS)
+        columns = {}
+        for name, cells in zip(SPAN_LABELS, of_op, strict=True):
+            kind = object if any(isinstance(cell, str) for cell in cells) else None
+            columns[name] = np.array(cells, dtype=kind)[op]
+        return columns
 
     def sheets(self, ranks: Ints, at_once: int = AT_ONCE) -> Iterator[Sheet]:
         """Every span of these ranks (ascending) as tables of about ``at_once`` spans."""
@@ -289,6 +301,18 @@ class Timeline(Keeper):
 
 _ROWS = ("rank_sets", "row_op", "row_set", "row_ready", "row_start", "row_end")
 _SPAN = ("rank", "op", "ready", "start", "end")
+SPAN_LABELS = (
+    *("name", "kind", "phase", "stream", "step", "stage"),
+    *("unit", "action", "microbatch", "chunk", "dim", "nbytes", "flops"),
+)
+"""What a span can be told with: fields of :class:`OpInfo` and of its :class:`~clustersim.core.label.Label`."""
+
+
+def _label_cells(info: OpInfo) -> tuple[str | float, ...]:
+    """The cells of :data:`SPAN_LABELS` of an op."""
+    label = info.label or Label()
+    belongs = label.unit, label.action, label.microbatch, label.chunk, label.dim
+    return info.name, info.kind, info.phase, info.stream, info.step, info.stage, *belongs, info.nbytes, info.flops
 
 
 def _by_start(sheet: Sheet) -> Columns:

@@ -174,13 +174,13 @@ class Result:
         views.view("report")(self.saved, Path(path), prepared=self.prepared)
 
     def to_pandas(self, ranks: Sequence[int] | None = None) -> Any:
-        """Spans as a ``pandas.DataFrame``; all ranks' where ``ranks`` is None. Raises :class:`ClusterSimError` without
-        pandas."""
+        """Spans with their labels (name, phase, stream, stage, micro-batch ...) as a ``pandas.DataFrame``; all ranks'
+        where ``ranks`` is None. Raises :class:`ClusterSimError` without pandas."""
         try:
             pandas = import_module("pandas")
         except ImportError:
             raise ClusterSimError(needs("to_pandas", "notebooks")) from None
-        return pandas.DataFrame(self.timeline.spans(ranks))
+        return pandas.DataFrame(self.timeline.spans(ranks, labels=True))
 
     @cached_property
     def saved(self) -> SavedRun:
