@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from pipeline_runs import record, simulated
@@ -180,10 +181,12 @@ def test_on_a_topology_messages_cost_a_latency_and_work_stays():
     assert free.steps.medians()[1] < placed.steps.medians()[1] < 1.01 * free.steps.medians()[1]
 
 
-def test_the_copies_of_a_pipeline_take_as_long_as_it_does():
+def test_the_copies_of_a_pipeline_take_as_long_as_it_does_but_for_the_wait_for_the_slowest():
     one, two = (replay(traces.read(TINY), scale=Scale(times=n)) for n in (1, 2))
     assert two.program.world_size == 8
-    assert two.steps.simulated == pytest.approx(one.steps.simulated)
+    assert min(np.array(two.steps.simulated) / one.steps.simulated) >= 1 - 1e-9
+    assert two.steps.simulated == pytest.approx(one.steps.simulated, rel=0.01)  # its two replicas differ by 0.9 %
+    assert any("2 replicas differ by 0.9%" in note for note in two.notes)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -127,6 +127,27 @@ def test_a_run_predicted_from_a_smaller_one_or_other_buckets_is_the_run_itself(c
     assert again.totals["exposed_communication_s"][1] == pytest.approx(exposed, abs=0.02 * step)
 
 
+def test_copies_differ_as_measured_ranks_do_so_that_more_of_them_wait_longer():
+    vary = {"run__steps": 4, "run__seed": 1, "run__variation": {"step_cv": 0.05, "draws": "independent"}}
+    run, result = measured("ddp_resnet50_1x8_v100", **vary)
+    aim, larger = measured("ddp_resnet50_1x8_v100", cluster__nodes=8, **vary)
+    once = replay(run, result.prepared.topology, result.prepared.mesh)
+    again = replay(run, larger.prepared.topology, larger.prepared.mesh, scale=Scale(times=8))
+    waits = [answer.totals["peer_wait_s"][1] for answer in (once, again)]
+    assert waits[1] > 1.2 * waits[0]
+    assert waits[1] == pytest.approx(replay(aim).totals["peer_wait_s"][0], rel=0.3)
+    assert again.totals["step_s"][1] == pytest.approx(exposed_and_step(aim)[1], rel=0.05)
+    assert again.totals["compute_s"][1] == pytest.approx(once.totals["compute_s"][1])  # of the ranks that were measured
+    assert any("8 replicas differ by" in note for note in again.notes)
+
+
+def test_what_copies_of_a_lone_replica_would_differ_by_is_said_to_be_unknown():
+    run, result = measured("single_gpt2_1x1_a100", run__steps=2)
+    again = replay(run, *machine("hgx-a100", 1, 2), scale=Scale(times=2))
+    assert any(note.startswith("not known: how much replicas differ") for note in again.notes)
+    assert result.prepared.gpus == 1
+
+
 def test_kernels_scale_by_class_and_the_host_stays():
     kinds = {"sgemm_128": ("other", "compute"), "elementwise": ("other", "compute"), "host": ("other", "host")}
     ops = tuple(OpInfo(name, "compute", "compute", *words) for name, words in kinds.items())

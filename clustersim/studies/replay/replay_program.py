@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 
-from clustersim.core.arrays import Ints
+from clustersim.core.arrays import Floats, Ints
 from clustersim.core.label import Label
 from clustersim.core.program import (
     COLLECTIVES,
@@ -28,6 +29,7 @@ from clustersim.explain import pipeline
 from clustersim.files.traces.pipeline_csv import STEPS_APART
 from clustersim.studies.replay.replay_peers import MeasuredSpan, Peers, peers_of
 from clustersim.studies.replay.replay_scale import Scale, groups_of
+from clustersim.studies.replay.replay_spread import CopySpread, own_seconds, spread_of
 
 JUST = 1e-6
 """Seconds by which clocks of one device may disagree on what ended before what began."""
@@ -93,6 +95,7 @@ class ReplayWriter:
         self.kept: Counter[str] = Counter()
         self.met: dict[int, Ints] = {}  # ops that are met for and then take their measured time: who meets
         self.groups = {i: self._groups(i) for i, info in enumerate(measured.ops) if info.kind != "compute"}
+        self.spread = CopySpread()
         self.origins: list[int] = []  # of each op of the program, role by role: the measured op, -1 for what is added
 
     def program(self) -> Program:
@@ -100,14 +103,43 @@ class ReplayWriter:
         who: dict[int, list[int]] = {rank: [] for rank in self.ranks}
         for rank in range(self.measured.world_size):
             who[rank if rank in who else self.ranks[rank % len(self.ranks)]].append(rank)
+        lists = {rank: tuple(self._ops(rank)) for rank in who}
+        stages = {
+            rank: max((self.measured.ops[span.op].stage for span in spans), default=-1)
+            for rank, spans in self.spans.items()
+        }
+        if self.times > 1:
+            own = {rank: own_seconds(ops, self._kept(ops)) for rank, ops in lists.items()}
+            self.spread = spread_of(self.measured, self.data_parallel, own, stages)
         roles = []
         for rank, alike in who.items():
-            ranks = np.array(
-                [r + copy * self.measured.world_size for copy in range(self.times) for r in alike], dtype=np.int64
-            )
-            stage = max((self.measured.ops[span.op].stage for span in self.spans[rank]), default=-1)
-            roles.append(Role(f"rank {rank}", np.sort(ranks), tuple(self._ops(rank)), stage=stage))
+            copied = range(self.times)
+            ranks = np.sort(np.array([r + i * self.measured.world_size for i in copied for r in alike], dtype=np.int64))
+            ops = self._varied(rank, ranks, lists[rank])
+            roles.append(Role(f"rank {rank}", ranks, ops, stage=stages[rank]))
         return Program(self.measured.world_size * self.times, tuple(roles), notes=tuple(self.notes()))
+
+    def _kept(self, ops: Sequence[Op]) -> frozenset[int]:
+        """Ops that are communication as long as measured: they do not vary with the rank."""
+        bound = "communication"
+        return frozenset(i for i, op in enumerate(ops) if isinstance(op, Compute) and op.bound == bound)
+
+    def _varied(self, rank: int, ranks: Ints, ops: tuple[Op, ...]) -> tuple[Op, ...]:
+        """The ops of a measured rank, whose copies beyond the measured world take what is drawn for them."""
+        copies = ranks >= self.measured.world_size
+        if not self.spread.sigma:
+            return ops
+        factors: dict[int, Floats] = {}
+        for step in {op.step for op in ops}:
+            factors[step] = np.ones(len(ranks))
+            factors[step][copies] = self.spread.factors(rank, step, int(copies.sum()))
+        kept = self._kept(ops)
+        return tuple(
+            msgspec.structs.replace(op, duration=op.duration * factors[op.step])
+            if isinstance(op, Compute) and i not in kept
+            else op
+            for i, op in enumerate(ops)
+        )
 
     def _groups(self, i: int) -> Ints | None:
         """Who meets, in the larger world; None for what cannot be simulated."""
@@ -290,6 +322,8 @@ class ReplayWriter:
         """What was assumed."""
         reasons = (reason.format(count) for reason, count in sorted(self.kept.items()))
         sentences = [*self.scale.said(self.measured, self.data_parallel), *reasons]
+        if self.times > 1:
+            sentences.append(self.spread.note())
         if self.peers:
             sentences.append(
                 "messages between stages have no bytes: an action waits for its micro-batch's one before it"
