@@ -10,8 +10,11 @@ import pytest
 from clustersim import scenario as scenarios
 from clustersim.core.errors import ScenarioError
 from clustersim.core.timeline import step_ends
+from clustersim.explain.explain import explain
 from clustersim.scenario.incident_table import KINDS
 from clustersim.scenario.misplaced import leaf_of
+from clustersim.studies.what_if.otherwise import each_change
+from clustersim.studies.what_if.rerun import rerun_step, step_time
 
 BASE = "ddp_gpt2_medium_2x4_v100"
 SMALL = {"run.steps": 5, "run.jitter": 0.0}
@@ -222,3 +225,18 @@ def test_cables_in_each_others_switches_and_a_rack_with_switches_of_its_own():
 def test_every_kind_says_where_and_what_it_is():
     assert {kind.where for kind in KINDS.values()} == {"rank", "node", "link", ""}
     assert all(kind.words for kind in KINDS.values())
+
+
+def test_a_slow_link_is_named_its_incident_matters_and_no_what_if_forgets_it():
+    incident = [{"kind": "slow_link", "link": "node0/nic1", "left": 0.1}]
+    scenario = scenarios.load("ddp_gpt2_xl_2x8_a100", {"run.steps": 3, "incident": incident})
+    prepared = scenario.prepare()
+    timeline = prepared.play()
+    (worst, *_) = explain(timeline).causes
+    assert "node0/nic1" in worst
+    assert "is slower for a while" in worst
+    did, idle = each_change(scenario, timeline)
+    assert not [line for line in idle if line.startswith("incident")]
+    assert [line for line in did if line.startswith("without incident")]
+    slow = step_time(timeline)
+    assert rerun_step(prepared, "latency", 1.0) == pytest.approx(slow, rel=1e-6)

@@ -79,6 +79,7 @@ class LinkUse:
     loads : per distinct load a pair (links (k,) int, weights (k,) float [bytes on the link per payload byte]).
     link_names, link_bandwidth : per link; bandwidth in bytes/s.
     link_kinds : per link one of :data:`clustersim.core.topology.LINK_KINDS`; empty where unknown.
+    changing : links whose rate changed during the run; ``link_bandwidth`` is what they had at their own rate.
     """
 
     segment_transfer: Ints
@@ -91,6 +92,7 @@ class LinkUse:
     link_names: Sequence[str]
     link_bandwidth: Floats
     link_kinds: Sequence[str] = ()
+    changing: Sequence[int] = ()
 
     def bytes_per_link(self) -> Floats:
         """(L,) float [bytes]: everything that crossed each link."""

@@ -182,6 +182,7 @@ def link_use(loads: Loads, segments: tuple[Ints, Floats, Floats, Floats], op: In
         link_names=_LinkNames(topology),
         link_bandwidth=topology.link_bandwidth,
         link_kinds=topology.link_kinds,
+        changing=tuple(loads.changing.tolist()),
     )
 
 

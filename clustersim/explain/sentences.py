@@ -11,6 +11,7 @@ from clustersim.core.units import format_bandwidth, format_bytes, format_time
 from clustersim.explain.columns import columns_of
 from clustersim.explain.pace import skews
 from clustersim.explain.step_words import bubble_sentence
+from clustersim.explain.transfers import sort_of
 
 if TYPE_CHECKING:
     from clustersim.explain.charges import Charge
@@ -61,20 +62,44 @@ def narrow_link(causes: Causes, charge: Charge) -> str:
 def shared_link(causes: Causes, charge: Charge) -> str:
     """A link that others use at the same time, or that is slower for a while."""
     op, fact = _moving(causes, charge)
-    others = sharers(causes, op, charge.link)
-    said = "is shared with " + ", ".join(f"'{name}'" for name in others[:3])
+    link = charge.link
+    others = sharers(causes, op, link)
+    changed = causes.timeline.links is not None and link in causes.timeline.links.changing
+    if not others and not changed:  # others are on another link of its way
+        link, others = _shared_elsewhere(causes, op, link)
+    said = f"The link {_link(causes, link)} is shared with " + ", ".join(f"'{name}'" for name in others[:3])
     free = "alone"
-    if not others and len(causes.timeline.ops[op].detail.get("groups", ())) > 1:
-        said = "is shared with other groups of the same op"
-    elif not others:  # nobody else is there: the link itself changed (cluster.changes)
-        said = "is slower for a while"
+    if changed:
+        beside = f" and shared with '{others[0]}'" if others else ""
+        said = f"The link {_link(causes, link)} is slower for a while{beside}"
         free = "at the link's own rate"
+    elif not others and len(causes.timeline.ops[op].detail.get("groups", ())) > 1:
+        said = f"The link {_link(causes, link)} is shared with other groups of the same op"
+    elif not others:
+        said = "Something on its way is slower than it was planned for"
     got = format_bandwidth(fact.rate)
     alone = format_bandwidth(min(fact.alone, fact.ceiling))
     return (
-        f"The link {_link(causes, charge.link)} {said}: {op_quoted(causes, op)} gets {got} of payload "
-        f"where {free} it would get {alone}; {_exposed(causes, charge)}."
+        f"{said}: {op_quoted(causes, op)} gets {got} of payload where {free} it would get {alone}; "
+        f"{_exposed(causes, charge)}."
     )
+
+
+def _shared_elsewhere(causes: Causes, op: int, link: int) -> tuple[int, list[str]]:
+    """Another link of an op's transfers that others use at the same time, the one with the least bandwidth first, and
+    their names; ``link`` and nobody where there is none."""
+    use = causes.timeline.links
+    if use is None:
+        return link, []
+    own_loads = np.unique(use.transfer_load[use.transfer_op == op])
+    crossed = np.unique(np.concatenate([use.loads[i][0] for i in own_loads.tolist()] or [np.zeros(0, dtype=np.int64)]))
+    seen: set[str] = set()
+    for other in crossed[np.argsort(use.link_bandwidth[crossed], kind="stable")].tolist():
+        sort = sort_of(use.link_names[other])
+        if sort not in seen and (others := sharers(causes, op, other)):
+            return other, others
+        seen.add(sort)
+    return link, []
 
 
 def sharers(causes: Causes, op: int, link: int) -> list[str]:

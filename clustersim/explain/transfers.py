@@ -27,7 +27,9 @@ class TransferFacts:
     seconds : float [s], of one transfer, mean. latency : float [s], the part before bytes flow.
     rate : float [bytes/s] of payload while bytes flow; alone : what the links allow with nobody else on them.
     ceiling : float [bytes/s], what the kernels sustain; inf for no limit.
-    link : the link that allows least (-1: unknown). runner_up : the next narrowest of another sort, and what it allows.
+    link : the link that allows least (-1: unknown); of a transfer that is slower than its links allow at their own
+        rate, the one of them whose rate changed, if any did. runner_up : the next narrowest of another sort, and what
+        it allows.
     limit : ``"latency"``, ``"link"``, ``"shared link"``, ``"kernels"`` or ``"unknown"``.
     """
 
@@ -106,6 +108,15 @@ def sort_of(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
+def _changed(use: LinkUse, load: int, narrow: int) -> int:
+    """Of the links of a load whose rate changed during the run the one that allows least; ``narrow`` where none did."""
+    links, weights = use.loads[load]
+    there = np.isin(links, use.changing)
+    if not there.any():
+        return narrow
+    return int(links[there][np.argmin(use.link_bandwidth[links[there]] / weights[there])])
+
+
 def _facts(op: OpInfo, seconds: float, use: LinkUse | None, flows: _OpFlows | None, owner: int) -> TransferFacts:
     latency = float(op.detail.get("latency", np.nan))
     ceiling = float(op.detail.get("ceiling", np.inf))
@@ -118,6 +129,7 @@ def _facts(op: OpInfo, seconds: float, use: LinkUse | None, flows: _OpFlows | No
         limit = "latency"
     elif rate < CONTENDED * min(alone, ceiling):
         limit = "shared link"
+        link = _changed(use, int(flows.load[owner]), link)
     else:
         limit = "link" if alone <= ceiling else "kernels"
     return TransferFacts(seconds, latency, rate, alone, ceiling, link, (runner_up, allowed), limit)

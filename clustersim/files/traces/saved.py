@@ -70,6 +70,7 @@ class _SavedLinks(msgspec.Struct):
 
     names: list[str] | None
     kinds: list[str] | None
+    changing: tuple[int, ...] = ()
 
 
 class _SavedMachine(msgspec.Struct):
@@ -202,8 +203,8 @@ def _link_words(use: LinkUse, topology: Topology | None, arrays: dict[str, Array
     arrays["use_bandwidth"] = use.link_bandwidth
     # The machine's own links need no names of their own.
     if topology is not None and topology.n_links == len(use.link_bandwidth):
-        return _SavedLinks(None, None)
-    return _SavedLinks(list(use.link_names), list(use.link_kinds))
+        return _SavedLinks(None, None, tuple(use.changing))
+    return _SavedLinks(list(use.link_names), list(use.link_kinds), tuple(use.changing))
 
 
 def _topology_words(topology: Topology, arrays: dict[str, Array]) -> _SavedMachine:
@@ -259,4 +260,11 @@ def _links(saved_links: _SavedLinks, arrays: dict[str, Array], topology: Topolog
         kinds = list(topology.link_kinds)
     loads = tuple(zip(parts("load_links", arrays), parts("load_weights", arrays), strict=True))
     columns = {name: arrays[name] for name in _USE}
-    return LinkUse(**columns, loads=loads, link_names=names, link_bandwidth=arrays["use_bandwidth"], link_kinds=kinds)
+    return LinkUse(
+        **columns,
+        loads=loads,
+        link_names=names,
+        link_bandwidth=arrays["use_bandwidth"],
+        link_kinds=kinds,
+        changing=saved_links.changing,
+    )

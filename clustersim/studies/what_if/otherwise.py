@@ -178,7 +178,8 @@ def _without(scenario: Scenario, key: str, took: float) -> tuple[list[str], Scen
 def _says(scenario: Scenario) -> tuple[object, ...]:
     """Everything a run depends on, defaults filled in."""
     file = scenario.file
-    return file.cluster, file.model, file.run, file.parallel, file.strategy["kind"], scenario.config
+    happens = file.measured, file.incident, file.watchdog
+    return file.cluster, file.model, file.run, file.parallel, file.strategy["kind"], scenario.config, happens
 
 
 def _why(key: str, timeline: Timeline, exposed: float) -> str:

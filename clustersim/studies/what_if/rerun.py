@@ -20,6 +20,7 @@ from clustersim.explain.knobs import KNOB_NAMED, WIDER
 from clustersim.explain.metrics import steady_window
 from clustersim.scenario import Scenario
 from clustersim.scenario.altered import altered
+from clustersim.scenario.incidents import varying_of
 from clustersim.scenario.parts import play
 from clustersim.scenario.reading import Changes, Table
 from clustersim.scenario.running import Prepared, prepare
@@ -117,7 +118,12 @@ def _nearer(prepared: Prepared, knob: str, factor: float) -> float:
 
     machine = prepared.program, prepared.topology, prepared.mesh
     timeline = play(
-        prepared.scenario, *machine, backend="nccl", planner=planner, fidelity=prepared.scenario.file.run.fidelity
+        prepared.scenario,
+        *machine,
+        backend="nccl",
+        planner=planner,
+        fidelity=prepared.scenario.file.run.fidelity,
+        varying=varying_of(prepared.scenario, prepared.topology),
     )
     return step_time(timeline)
 
