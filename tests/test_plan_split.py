@@ -310,7 +310,8 @@ def test_of_a_large_space_what_was_not_simulated_is_told_with_what_it_could_have
 
 
 def test_each_strategy_with_each_arithmetic_has_its_turn_before_a_large_space_is_used_up():
-    wanted = {"recipe": {"dtype": ["bf16", "fp8"]}, "strategies": DENSE["try"]["strategies"], "parallel": {"tp": [1, 2]}}
+    strategies = DENSE["try"]["strategies"]
+    wanted = {"recipe": {"dtype": ["bf16", "fp8"]}, "strategies": strategies, "parallel": {"tp": [1, 2]}}
     machine = {"topology": "hgx-h100", "nodes": [1], "usd_per_gpu_hour": 2.0}
     read = from_table(DENSE | {"machines": [machine], "try": {"micro_batch_size": [1, 2], **wanted}})
     seen = KnownCandidates(read, "plan.toml", *machines_of(read, "plan.toml"))

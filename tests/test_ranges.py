@@ -131,9 +131,9 @@ def test_a_generation_on_which_no_published_step_ran_has_a_wider_range_and_says_
 
 
 def test_generations_with_steps_are_those_of_the_tables():
-    tables = (pathlib.Path(__file__).parent / "data" / "measurements" / name for name in ("training_steps.csv.gz",))
-    rows = [row for table in tables for row in csv.DictReader(gzip.open(table, "rt"))]
-    names = {row["topology"] for row in rows} - {""}
+    table = pathlib.Path(__file__).parent / "data" / "measurements" / "training_steps.csv.gz"
+    with gzip.open(table, "rt") as file:
+        names = {row["topology"] for row in csv.DictReader(file)} - {""}
     archs = {fabrics.load(name, nodes=1).node_types[0].gpu.arch for name in names}
     assert all(map(ranges.has_steps, archs))
     assert not any(map(ranges.has_steps, {"sm100", "sm120"} - archs))

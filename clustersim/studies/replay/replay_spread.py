@@ -65,7 +65,7 @@ def spread_of(measured: Timeline, groups: ReplayGroups, seconds: StepSeconds, st
     squares = 0.0
     freedom = 0
     replicas = 1
-    usual = {}
+    usual: dict[tuple[int, int], float] = {}
     for alike in _peers(measured, groups, stages):
         replicas = max(replicas, len(alike))
         for step in sorted({step for rank in alike for step in seconds[rank]}):
