@@ -331,7 +331,7 @@ def judged(monkeypatch, *options):
         "fsdp": PredictionRange(0.03, 0.1, 100, 4, "similar"),
         "zero": PredictionRange(0.36, 0.6, 8, 1, "similar"),
     }
-    monkeypatch.setattr("clustersim.studies.plan.options.of_step", errors.__getitem__)
+    monkeypatch.setattr("clustersim.studies.plan.options.of_step", lambda kind, arch="": errors[kind])
     return SearchResult(options, (planner.rates("A100-SXM4-80GB", 1.0),) * 2, True).judged()
 
 

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clustersim.core.errors import ClusterSimError, ScenarioError
+from clustersim.core.errors import ClusterSimError
 from clustersim.core.limits import MOST_RANKS, counted
 from clustersim.core.outputs import json_text
-from clustersim.core.texts import is_folder, short, shown
+from clustersim.core.texts import short, shown
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from clustersim.app.cli.fitting import Terminal
-    from clustersim.scenario import Scenario
-    from clustersim.scenario.reading import Changes
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -181,23 +179,6 @@ def working(title: str) -> Iterator[ProgressLine]:
     finally:
         progress.over.set()
         thread.join()
-
-
-def named_scenario(name: str, overrides: Changes | None = None, place: int | None = None) -> tuple[Scenario, str]:
-    """A scenario by file or name, or an option of the front of a plan's folder, from 1; and its title.
-
-    Raises :class:`ScenarioError` where there is none, or where an option is asked of what is no plan's folder.
-    """
-    if is_folder(name):
-        from clustersim.studies import plan as planner
-
-        return planner.option_of(Path(name), place or 1, overrides)
-    if place is not None:
-        raise ScenarioError(f"--option {place}: {name} is no folder that clustersim plan --out wrote")
-    from clustersim import scenario as scenarios
-
-    loaded = scenarios.load(name, overrides)
-    return loaded, loaded.title
 
 
 def rank_list(texts: tuple[str, ...], option: str = "--ranks") -> list[int] | None:

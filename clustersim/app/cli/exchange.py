@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clustersim.app.cli.common import PATH, json_option, named_scenario, option_option, print_json, set_option
+from clustersim.app.cli.common import PATH, json_option, option_option, print_json, set_option
 from clustersim.app.cli.new import write_new
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import together, writing
@@ -121,6 +121,7 @@ def export_config(
 
     What the framework has no word for is named, with what it would be instead: the files are read back to find it.
     """
+    from clustersim.app.cli.named import named_scenario
     from clustersim.files import launch as exchange
     from clustersim.scenario import parse_overrides
 

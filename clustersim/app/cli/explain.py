@@ -12,7 +12,6 @@ import click
 from clustersim.app.cli.common import (
     format_option,
     json_option,
-    named_scenario,
     option_option,
     print_json,
     set_option,
@@ -89,6 +88,7 @@ def load(
 
     Raises :class:`ClusterSimError` for one that cannot be found or read.
     """
+    from clustersim.app.cli.named import named_scenario
     from clustersim.scenario import parse_overrides
 
     path = Path(run)

@@ -10,7 +10,6 @@ import msgspec
 from clustersim.app.cli.common import (
     json_option,
     label_of,
-    named_scenario,
     number_table,
     option_option,
     print_json,
@@ -38,6 +37,7 @@ def memory(scenario: str, every: bool, changes: tuple[str, ...], place: int | No
 
     Bytes are what the framework's allocator holds; the driver's context is a part of its own.
     """
+    from clustersim.app.cli.named import named_scenario
     from clustersim.scenario import parse_overrides
     from clustersim.studies.what_if.memory_table import MemoryRow, table
 

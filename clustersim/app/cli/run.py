@@ -12,7 +12,6 @@ import click
 from clustersim.app.cli.common import (
     PATH,
     json_option,
-    named_scenario,
     number_table,
     option_option,
     print_json,
@@ -68,6 +67,7 @@ def run(
 ) -> None:
     """Simulate a scenario: SCENARIO is a .toml file, the name of a shipped one, or the folder of a plan."""
     from clustersim import scenario as scenarios
+    from clustersim.app.cli.named import named_scenario
 
     if wanted is not None and out is None:
         raise click.UsageError("--trace-ranks says what the trace of --out holds: name a folder with --out")

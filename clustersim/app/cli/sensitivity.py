@@ -10,7 +10,6 @@ import click
 from clustersim.app.cli.common import (
     PATH,
     json_option,
-    named_scenario,
     option_option,
     page_option,
     rich_table,
@@ -64,6 +63,7 @@ def sensitivity(
     network slower and faster (how slow may it be?), and other numbers of nodes with the same batch (strong scaling) or
     the same work per GPU (weak scaling: how efficient is it, what is lost to what, when does doubling stop paying?).
     """
+    from clustersim.app.cli.named import named_scenario
     from clustersim.scenario import parse_overrides
     from clustersim.studies.sensitivity import FILE, StudyRequest, folder_for, study
 
