@@ -19,6 +19,7 @@ from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.core.arrays import Bools, Floats, Ints
 from clustersim.engine import chunk
+from clustersim.engine.flows import bundles
 from clustersim.engine.flows.clock import Clock
 from clustersim.engine.flows.loads import Loads, Slots
 from clustersim.engine.flows.network import FlowNetwork
@@ -81,6 +82,8 @@ class FlowPlayer:
     def _begin(self, site: Site, meetings: Ints) -> None:
         plans = site.plans
         first = site.first
+        if len(meetings) >= bundles.BUNDLED_FROM and self._begin_together(site, meetings):
+            return
         # mostly it is one
         load = plans.load.item
         nbytes = plans.nbytes.item
@@ -90,6 +93,16 @@ class FlowPlayer:
             self.network.begin(flows)
         if len(flows) < len(meetings):
             self.on_end(first + meetings[plans.nbytes[meetings] <= 0], self.clock.now)
+
+    def _begin_together(self, site: Site, meetings: Ints) -> bool:
+        """Start flows that are equal but for their loads as one bundle; whether they are."""
+        nbytes = site.plans.nbytes[meetings]
+        alone = site.plans.alone[meetings]
+        together: bool = nbytes.item(0) > 0 and (nbytes == nbytes[0]).all() and (alone == alone[0]).all()
+        if together:
+            loads = site.plans.load[meetings]
+            self.network.begin_together(site.first + meetings, loads, nbytes.item(0), alone.item(0))
+        return bool(together)
 
     def not_before(self, site: Site, meeting: int) -> float:
         """When it would end if it had its links to itself from now on."""

@@ -27,9 +27,10 @@ class SlotShare:
     ceiling : [bytes/s], no more than the slots let through. many : whether it crosses so many slots that they are only
     kept as columns: ``slots``, ``weights`` [s/byte], and ``asks``, the part of each that a flow takes at its ceiling.
     entries : else, (slot, weight, part) of each. n : flows on their way; one : their class, where any are.
+    bundled : the transfers that a bundle stands for (:mod:`clustersim.engine.flows.bundles`).
     """
 
-    __slots__ = ("asks", "ceiling", "entries", "many", "n", "one", "slot_list", "slots", "weights")
+    __slots__ = ("asks", "bundled", "ceiling", "entries", "many", "n", "one", "slot_list", "slots", "weights")
 
     def __init__(self, slots: Ints, weights: Floats, ceiling: float, most: int) -> None:
         self.slots = slots
@@ -41,6 +42,7 @@ class SlotShare:
         self.entries: list[tuple[int, float, float]] = list(zip(*columns, strict=True))
         self.n = 0
         self.one: ClassFlows | None = None
+        self.bundled: Ints | None = None
 
 
 class ClassFlows:
@@ -119,23 +121,37 @@ class ClassFlows:
         """A way's flows go elsewhere, before they end: which, and what they have left to move [bytes]."""
         self.advance(now)
         gone = sorted(flow for flow in self.flows if flow[3] is share)
-        self.flows = [flow for flow in self.flows if flow[3] is not share]
-        heapify(self.flows)
+        self.remove(share)
         for _, transfer, begin, _ in gone:
             if self.course is not None:
                 spells.add(transfer, self.course, begin, now)
-        share.n -= len(gone)
         return [(transfer, max(end - self.moved, 0.0)) for end, transfer, _, _ in gone]
 
+    def remove(self, share: SlotShare) -> None:
+        """A way's flows are not here any more."""
+        stay = [flow for flow in self.flows if flow[3] is not share]
+        share.n -= len(self.flows) - len(stay)
+        self.flows = stay
+        heapify(stay)
+
+    def put(self, transfer: int, end: float, begin: float, share: SlotShare) -> None:
+        """A flow that has been here since ``begin`` [s], and ends when ``end`` [bytes] are moved."""
+        heappush(self.flows, (end, transfer, begin, share))
+        share.n += 1
+        share.one = self
+
     def over(self, now: float, spells: CourseSpells) -> list[tuple[int, SlotShare]]:
-        """Transfers that end now, and their ways."""
+        """Transfers that end now, and their ways; a bundle's are told by its first."""
         self.advance(now)
         most = self.moved + self.rate * now * INSTANT
         done: list[tuple[int, SlotShare]] = []
         while self.flows and (not done or self.flows[0][0] <= most):
             _, transfer, begin, share = heappop(self.flows)
             if self.course is not None:
-                spells.add(transfer, self.course, begin, now)
+                if share.bundled is None:
+                    spells.add(transfer, self.course, begin, now)
+                else:
+                    spells.add_all(share.bundled, self.course, begin, now)
             share.n -= 1
             if not share.n:
                 share.one = None
@@ -218,6 +234,20 @@ class CourseSpells:
         course.transfers.append(transfer)
         course.begins.append(begin)
         course.ends.append(end)
+
+    def add_all(self, transfers: Ints, course: RateCourse, begin: float, end: float) -> None:
+        """Transfers ran together with a course's rates from ``begin`` to ``end`` [s]."""
+        if end <= begin:
+            return
+        n = len(transfers)
+        if len(course.times) == 1:
+            self.whole.append((transfers, np.full(n, begin), np.full(n, end), np.full(n, course.rates[0])))
+            return
+        if not course.transfers:
+            self._varied.append(course)
+        course.transfers += transfers.tolist()
+        course.begins += [begin] * n
+        course.ends += [end] * n
 
     def columns(self) -> tuple[Ints, Floats, Floats, Floats]:
         """Stretches of constant rate: transfer, start [s], end [s], rate [bytes/s], sorted by transfer, then start."""

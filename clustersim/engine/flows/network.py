@@ -24,6 +24,7 @@ import numpy as np
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ProgramError
 from clustersim.core.units import format_time
+from clustersim.engine.flows.bundles import NOBODY, BundleWay, FlowBundle
 from clustersim.engine.flows.classes import FULL, ClassFlows, CourseSpells, SlotShare
 from clustersim.engine.flows.clock import Clock
 from clustersim.engine.flows.fairshare import level
@@ -31,10 +32,6 @@ from clustersim.engine.flows.loads import INSTANT, MOST_EDGES, Loads, Slots, tak
 
 MANY = 16
 """Slots of a load from which all of them are watched."""
-
-
-NOBODY = 1e-9
-"""A slot of which less is asked has nobody: rounding. (Of one that varies, infinitely much is asked: it is tight.)"""
 
 
 class FlowNetwork:
@@ -63,6 +60,9 @@ class FlowNetwork:
         self._numbers = count()
         self._on: dict[int, dict[ClassFlows, None]] = {}  # active classes by watched slot
         self._new: list[tuple[int, int, float, float]] = []
+        self._new_bundles: list[FlowBundle] = []
+        self._bundles: dict[FlowBundle, None] = {}
+        self._bundle_ways: dict[tuple[bytes, float], BundleWay] = {}
         self._shrunk: dict[ClassFlows, None] = {}
         self._touched: set[int] = set()  # slots that were tight when somebody left
         self._ends: list[tuple[float, int, int, ClassFlows]] = []
@@ -88,10 +88,40 @@ class FlowNetwork:
         self.n_flows += len(flows)
         self._ask_solve()
 
+    def begin_together(self, transfers: Ints, loads: Ints, nbytes: float, ceiling: float) -> None:
+        """Start flows of one payload [bytes] > 0 and one ceiling [bytes/s], now: of each its transfer, ascending, and
+        load."""
+        key = loads.tobytes(), ceiling
+        way = self._bundle_ways.get(key)
+        if way is None:
+            way = self._bundle_ways[key] = BundleWay([self._way(load, ceiling) for load in loads.tolist()])
+        if way.ceiling:
+            self._new_bundles.append(FlowBundle(transfers, way, nbytes))
+            self.n_flows += len(transfers)
+            self._ask_solve()
+        else:
+            self.begin(
+                [
+                    (transfer, load, nbytes, ceiling)
+                    for transfer, load in zip(transfers.tolist(), loads.tolist(), strict=True)
+                ]
+            )
+
+    def _way(self, load: int, ceiling: float) -> SlotShare:
+        """What a flow of this load and ceiling takes."""
+        share = self._ways.get((load, ceiling))
+        if share is None:
+            slots = self._slots if self._slots and self._opened else self._open()
+            entries = slice(slots.ptr[load], slots.ptr[load + 1])
+            share = self._ways[load, ceiling] = SlotShare(slots.slot[entries], slots.weight[entries], ceiling, MANY)
+        return share
+
     def not_before(self, transfer: int, load: int, ceiling: float) -> float:
         """A transfer under way of this load and ceiling does not end before [s]: with its links to itself from now
         on."""
-        share = self._ways.get((load, ceiling))
+        bundle = next((bundle for bundle in self._bundles if bundle.has(transfer)), None)
+        transfer = bundle.transfers.item(0) if bundle else transfer
+        share = bundle or self._ways.get((load, ceiling))
         if share is None or share.one is None:
             return 0.0
         flow_class = share.one
@@ -111,7 +141,8 @@ class FlowNetwork:
     def _solve(self) -> None:
         """Bring rates up to date with every change of this instant, then ask to be woken at the next end."""
         now = self.clock.now
-        slots = self._slots if self._slots and self._opened else self._open()
+        if not self._opened:
+            self._open()
         changed = self._shrunk
         self._shrunk = {}
         touched, self._touched = self._touched, set()
@@ -121,24 +152,59 @@ class FlowNetwork:
         self._new = []
         ways = []
         for _, load, _, ceiling in new:
-            share = self._ways.get((load, ceiling))
-            if share is None:
-                entries = slice(slots.ptr[load], slots.ptr[load + 1])
-                share = self._ways[load, ceiling] = SlotShare(slots.slot[entries], slots.weight[entries], ceiling, MANY)
+            share = self._ways.get((load, ceiling)) or self._way(load, ceiling)
             ways.append(share)
             touched.update(self._come(share))
+        bundles = self._new_bundles
+        self._new_bundles = []
+        for bundle in bundles:
+            touched.update(bundle.way.come(self._all_asked))
         if not touched <= self._watched:
             self._watch(touched - self._watched, changed, now)
         for (transfer, _, nbytes, _), share in zip(new, ways, strict=True):
             flow_class = share.one or self._class_of(share, now)
             flow_class.join(transfer, nbytes, now, share)
             changed[flow_class] = None
+        for bundle in bundles:
+            self._join(bundle, changed, now)
         self._share(touched, changed, now)
         self._sleep()
+
+    def _join(self, bundle: FlowBundle, changed: dict[ClassFlows, None], now: float) -> None:
+        """A bundle begins: as one flow, or where a slot of it is watched, as flows of their own."""
+        transfers: list[tuple[int, SlotShare]]
+        if bundle.way.slot_set.isdisjoint(self._watched):
+            self._bundles[bundle] = None
+            transfers = [(bundle.transfers.item(0), bundle)]
+        else:
+            transfers = list(zip(bundle.transfers.tolist(), bundle.way.members, strict=True))
+        for transfer, share in transfers:
+            flow_class = share.one or self._class_of(share, now)
+            flow_class.join(transfer, bundle.nbytes, now, share)
+            changed[flow_class] = None
+
+    def _take_apart(self, bundle: FlowBundle, fresh: set[int], changed: dict[ClassFlows, None], now: float) -> None:
+        """Slots of a bundle are watched from now on: its flows go on alone, who crosses them in other classes."""
+        del self._bundles[bundle]
+        flow_class = cast(ClassFlows, bundle.one)
+        for transfer, share, end, begin in bundle.taken_apart(flow_class, now):
+            if not share.many and fresh.isdisjoint(share.slot_list):
+                flow_class.put(transfer, end, begin, share)
+                continue
+            if flow_class.course is not None:
+                self.segments.add(transfer, flow_class.course, begin, now)
+            new_class = self._class_of(share, now)
+            new_class.join(transfer, max(end - flow_class.moved, 0.0), now, share)
+            changed[new_class] = None
+        changed[flow_class] = None
+        if not flow_class.flows:
+            self._close(flow_class)
 
     def _watch(self, fresh: set[int], changed: dict[ClassFlows, None], now: float) -> None:
         """Watch these slots; flows that are there change to another class."""
         self._watched |= fresh
+        for bundle in [bundle for bundle in self._bundles if not bundle.way.slot_set.isdisjoint(fresh)]:
+            self._take_apart(bundle, fresh, changed, now)
         for flow_class in [flow_class for flow_class in self._active if not flow_class.many]:
             for share in dict.fromkeys(share for *_, share in flow_class.flows):
                 if not fresh.isdisjoint(share.slot_list):
@@ -180,7 +246,7 @@ class FlowNetwork:
 
     def _vary(self, now: float) -> bool:
         """What is left of links that vary; whether that is another than before."""
-        if (self._active or self._new) and self._edge <= now:
+        if (self._active or self._new or self._new_bundles) and self._edge <= now:
             self._edges += 1
             if self._edges > MOST_EDGES:
                 raise ProgramError(f"links changed {MOST_EDGES:,} times by {format_time(now)}; use a longer every")
@@ -243,19 +309,28 @@ class FlowNetwork:
             return
         self._due = -1.0
         done: list[int] = []
+        done_bundles: list[Ints] = []
         while ends and (ends[0][0] <= now * (1 + INSTANT) or ends[0][3].version != ends[0][1]):
             _, version, _, flow_class = heappop(ends)
             if version != flow_class.version:
                 continue
             for transfer, share in flow_class.over(now, self.segments):
-                done.append(transfer)
-                self._touched.update(self._leave(share))
+                if isinstance(share, FlowBundle):
+                    done_bundles.append(share.transfers)
+                    share.way.leave(self._all_asked)
+                    del self._bundles[share]
+                else:
+                    done.append(transfer)
+                    self._touched.update(self._leave(share))
             self._shrunk[flow_class] = None
             if not flow_class.flows:
                 self._close(flow_class)
         if self._active:
             self._ask_solve()
-        self.on_end(np.array(sorted(done), dtype=np.int64), now)
+        transfers = np.array(done, dtype=np.int64)
+        transfers = np.concatenate([transfers, *done_bundles]) if done_bundles else transfers
+        transfers.sort()
+        self.on_end(transfers, now)
 
     def _come(self, share: SlotShare) -> list[int]:
         """A flow comes to its slots: those that are tight now."""
