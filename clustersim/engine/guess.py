@@ -115,20 +115,29 @@ class SharingGuess:
         role = self._program.roles[r]
         unordered: set[int] = set()
         share: dict[tuple[int, int], bool] = {}
-        before: list[dict[str, int]] = []  # of each op, the last of each stream that is over when it begins
-        last: dict[str, int] = {}
+        number: dict[str, int] = {}  # of each stream
+        for op in role.ops:
+            number.setdefault(op.stream, len(number))
+        nothing = [-1] * len(number)
+        before: list[list[int]] = []  # of each op, the last of each stream that is over when it begins
+        last = [-1] * len(number)
         seen: dict[str, list[int]] = {}
         for i, op in enumerate(role.ops):
-            reached: dict[str, int] = {}
-            for need in {*op.after, last.get(op.stream, -1)} - {-1}:
-                for stream, k in (*before[need].items(), (role.ops[need].stream, need)):
-                    reached[stream] = max(reached.get(stream, -1), k)
+            own = number[op.stream]
+            needs = op.after if last[own] < 0 else (last[own], *op.after)
+            reached = before[needs[0]].copy() if needs else nothing.copy()
+            for need in needs[1:]:
+                reached = [k if k > other else other for k, other in zip(reached, before[need], strict=True)]
+            for need in needs:
+                stream_number = number[role.ops[need].stream]
+                if reached[stream_number] < need:
+                    reached[stream_number] = need
             before.append(reached)
-            last[op.stream] = i
+            last[own] = i
             if i not in site_of or not isinstance(op, Collective):
                 continue
             for stream, earlier in seen.items():
-                for k in earlier[bisect_right(earlier, reached.get(stream, -1)) :] if stream != op.stream else ():
+                for k in earlier[bisect_right(earlier, reached[number[stream]]) :] if stream != op.stream else ():
                     pair = id(site_of[i].plans), id(site_of[k].plans)
                     if pair not in share:
                         share[pair] = not self._slots[pair[0]].isdisjoint(self._slots[pair[1]])
