@@ -115,17 +115,14 @@ class SharingGuess:
         role = self._program.roles[r]
         unordered: set[int] = set()
         share: dict[tuple[int, int], bool] = {}
-        number: dict[str, int] = {}  # of each stream
-        for op in role.ops:
-            number.setdefault(op.stream, len(number))
-        nothing = [-1] * len(number)
+        number = {stream: n for n, stream in enumerate(dict.fromkeys(op.stream for op in role.ops))}
         before: list[list[int]] = []  # of each op, the last of each stream that is over when it begins
         last = [-1] * len(number)
         seen: dict[str, list[int]] = {}
         for i, op in enumerate(role.ops):
             own = number[op.stream]
             needs = op.after if last[own] < 0 else (last[own], *op.after)
-            reached = before[needs[0]].copy() if needs else nothing.copy()
+            reached = before[needs[0]].copy() if needs else [-1] * len(number)
             for need in needs[1:]:
                 reached = [k if k > other else other for k, other in zip(reached, before[need], strict=True)]
             for need in needs:
