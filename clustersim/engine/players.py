@@ -98,11 +98,10 @@ class FlowPlayer:
         """Start flows that are equal but for their loads as one bundle; whether they are."""
         nbytes = site.plans.nbytes[meetings]
         alone = site.plans.alone[meetings]
-        together: bool = nbytes.item(0) > 0 and (nbytes == nbytes[0]).all() and (alone == alone[0]).all()
-        if together:
-            loads = site.plans.load[meetings]
-            self.network.begin_together(site.first + meetings, loads, nbytes.item(0), alone.item(0))
-        return bool(together)
+        if nbytes.item(0) <= 0 or (nbytes != nbytes[0]).any() or (alone != alone[0]).any():
+            return False
+        loads = site.plans.load[meetings]
+        return self.network.begin_together(site.first + meetings, loads, nbytes.item(0), alone.item(0))
 
     def not_before(self, site: Site, meeting: int) -> float:
         """When it would end if it had its links to itself from now on."""

@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from clustersim.core.arrays import Floats, Ints
-from clustersim.engine.flows.classes import FULL, ClassFlows, SlotShare
+from clustersim.core.arrays import Ints
+from clustersim.engine.flows.classes import SlotShare
 
 BUNDLED_FROM = 8
 """Flows from which a bundle is sooner done than each by itself. (Infinitely many: no flow is bundled.)"""
-
-NOBODY = 1e-9
-"""A slot of which less is asked has nobody: rounding. (Of one that varies, infinitely much is asked: it is tight.)"""
-
 
 _NO_SLOTS = np.zeros(0, dtype=np.int64)
 _NO_WEIGHTS = np.zeros(0)
@@ -38,20 +34,8 @@ class BundleWay:
         crossed = np.concatenate([share.slots for share in members])
         self.slots: Ints = np.unique(crossed)
         asks = np.concatenate([share.asks for share in members])
-        self.asks = np.bincount(np.searchsorted(self.slots, crossed), asks, len(self.slots))
+        self.asks = np.bincount(np.searchsorted(self.slots, crossed), asks, len(self.slots)).astype(np.float64)
         self.slot_set: set[int] = set(self.slots.tolist())
-
-    def come(self, asked: Floats) -> list[int]:
-        """All come to their slots: those that are tight now. ``asked`` : of every slot of the network."""
-        demands = asked[self.slots] + self.asks
-        asked[self.slots] = demands
-        tight_slots: list[int] = self.slots[demands > FULL].tolist()
-        return tight_slots
-
-    def leave(self, asked: Floats) -> None:
-        """All leave their slots, none of which was tight."""
-        rest = asked[self.slots] - self.asks
-        asked[self.slots] = np.where(rest < NOBODY, 0.0, rest)
 
 
 class FlowBundle(SlotShare):
@@ -64,7 +48,7 @@ class FlowBundle(SlotShare):
 
     def __init__(self, transfers: Ints, way: BundleWay, nbytes: float) -> None:
         super().__init__(_NO_SLOTS, _NO_WEIGHTS, way.ceiling, 1)
-        self.bundled = self.transfers = transfers
+        self.transfers = transfers
         self.way = way
         self.nbytes = nbytes
 
@@ -72,14 +56,3 @@ class FlowBundle(SlotShare):
         """Whether a transfer is one of them."""
         place = int(np.searchsorted(self.transfers, transfer))
         return place < len(self.transfers) and self.transfers.item(place) == transfer
-
-    def taken_apart(self, flow_class: ClassFlows, now: float) -> list[tuple[int, SlotShare, float, float]]:
-        """It is no flow of its class any more: of each of its own the transfer, the way, the end and the begin, as the
-        class has them."""
-        flow_class.advance(now)
-        ((end, _, begin, _),) = [flow for flow in flow_class.flows if flow[3] is self]
-        flow_class.remove(self)
-        return [
-            (transfer, share, end, begin)
-            for transfer, share in zip(self.transfers.tolist(), self.way.members, strict=True)
-        ]

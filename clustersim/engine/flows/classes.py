@@ -27,10 +27,9 @@ class SlotShare:
     ceiling : [bytes/s], no more than the slots let through. many : whether it crosses so many slots that they are only
     kept as columns: ``slots``, ``weights`` [s/byte], and ``asks``, the part of each that a flow takes at its ceiling.
     entries : else, (slot, weight, part) of each. n : flows on their way; one : their class, where any are.
-    bundled : the transfers that a bundle stands for (:mod:`clustersim.engine.flows.bundles`).
     """
 
-    __slots__ = ("asks", "bundled", "ceiling", "entries", "many", "n", "one", "slot_list", "slots", "weights")
+    __slots__ = ("asks", "ceiling", "entries", "many", "n", "one", "slot_list", "slots", "weights")
 
     def __init__(self, slots: Ints, weights: Floats, ceiling: float, most: int) -> None:
         self.slots = slots
@@ -42,7 +41,6 @@ class SlotShare:
         self.entries: list[tuple[int, float, float]] = list(zip(*columns, strict=True))
         self.n = 0
         self.one: ClassFlows | None = None
-        self.bundled: Ints | None = None
 
 
 class ClassFlows:
@@ -140,22 +138,17 @@ class ClassFlows:
         share.n += 1
         share.one = self
 
-    def over(self, now: float, spells: CourseSpells) -> list[tuple[int, SlotShare]]:
-        """Transfers that end now, and their ways; a bundle's are told by its first."""
+    def over(self, now: float) -> list[tuple[int, float, SlotShare]]:
+        """Transfers that end now, since when they were here [s], and their ways."""
         self.advance(now)
         most = self.moved + self.rate * now * INSTANT
-        done: list[tuple[int, SlotShare]] = []
+        done: list[tuple[int, float, SlotShare]] = []
         while self.flows and (not done or self.flows[0][0] <= most):
             _, transfer, begin, share = heappop(self.flows)
-            if self.course is not None:
-                if share.bundled is None:
-                    spells.add(transfer, self.course, begin, now)
-                else:
-                    spells.add_all(share.bundled, self.course, begin, now)
             share.n -= 1
             if not share.n:
                 share.one = None
-            done.append((transfer, share))
+            done.append((transfer, begin, share))
         return done
 
     def set(self, rate: float, now: float) -> bool:

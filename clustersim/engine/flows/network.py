@@ -24,14 +24,17 @@ import numpy as np
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ProgramError
 from clustersim.core.units import format_time
-from clustersim.engine.flows.bundles import NOBODY, BundleWay, FlowBundle
-from clustersim.engine.flows.classes import FULL, ClassFlows, CourseSpells, SlotShare
+from clustersim.engine.flows.bundles import BundleWay, FlowBundle
+from clustersim.engine.flows.classes import FULL, ClassFlows, CourseSpells, RateCourse, SlotShare
 from clustersim.engine.flows.clock import Clock
 from clustersim.engine.flows.fairshare import level
 from clustersim.engine.flows.loads import INSTANT, MOST_EDGES, Loads, Slots, taken
 
 MANY = 16
 """Slots of a load from which all of them are watched."""
+
+NOBODY = 1e-9
+"""A slot of which less is asked has nobody: rounding. (Of one that varies, infinitely much is asked: it is tight.)"""
 
 
 class FlowNetwork:
@@ -69,7 +72,9 @@ class FlowNetwork:
         self._due = self._edge = -1.0  # no instant
 
     def _open(self) -> Slots:
-        """Open the books, once all loads are known."""
+        """Open the books, once all loads are known, where they are not open yet."""
+        if self._slots and self._opened:
+            return self._slots
         slots = self._slots = self._slots or self.loads.slots()
         n = len(self.loads.pairs)
         self._slot_of = {link: slots.slot.item(slots.ptr[n + i]) for i, link in enumerate(self.loads.changing.tolist())}
@@ -88,30 +93,25 @@ class FlowNetwork:
         self.n_flows += len(flows)
         self._ask_solve()
 
-    def begin_together(self, transfers: Ints, loads: Ints, nbytes: float, ceiling: float) -> None:
-        """Start flows of one payload [bytes] > 0 and one ceiling [bytes/s], now: of each its transfer, ascending, and
-        load."""
+    def begin_together(self, transfers: Ints, loads: Ints, nbytes: float, ceiling: float) -> bool:
+        """Start flows of one payload [bytes] > 0 and one ceiling [bytes/s] as a bundle, now: of each its transfer,
+        ascending, and load. Whether they are one: not where slots let some through more slowly than others."""
         key = loads.tobytes(), ceiling
         way = self._bundle_ways.get(key)
         if way is None:
             way = self._bundle_ways[key] = BundleWay([self._way(load, ceiling) for load in loads.tolist()])
-        if way.ceiling:
-            self._new_bundles.append(FlowBundle(transfers, way, nbytes))
-            self.n_flows += len(transfers)
-            self._ask_solve()
-        else:
-            self.begin(
-                [
-                    (transfer, load, nbytes, ceiling)
-                    for transfer, load in zip(transfers.tolist(), loads.tolist(), strict=True)
-                ]
-            )
+        if not way.ceiling:
+            return False
+        self._new_bundles.append(FlowBundle(transfers, way, nbytes))
+        self.n_flows += len(transfers)
+        self._ask_solve()
+        return True
 
     def _way(self, load: int, ceiling: float) -> SlotShare:
         """What a flow of this load and ceiling takes."""
         share = self._ways.get((load, ceiling))
         if share is None:
-            slots = self._slots if self._slots and self._opened else self._open()
+            slots = self._open()
             entries = slice(slots.ptr[load], slots.ptr[load + 1])
             share = self._ways[load, ceiling] = SlotShare(slots.slot[entries], slots.weight[entries], ceiling, MANY)
         return share
@@ -141,8 +141,7 @@ class FlowNetwork:
     def _solve(self) -> None:
         """Bring rates up to date with every change of this instant, then ask to be woken at the next end."""
         now = self.clock.now
-        if not self._opened:
-            self._open()
+        self._open()
         changed = self._shrunk
         self._shrunk = {}
         touched, self._touched = self._touched, set()
@@ -152,13 +151,13 @@ class FlowNetwork:
         self._new = []
         ways = []
         for _, load, _, ceiling in new:
-            share = self._ways.get((load, ceiling)) or self._way(load, ceiling)
+            share = self._way(load, ceiling)
             ways.append(share)
             touched.update(self._come(share))
         bundles = self._new_bundles
         self._new_bundles = []
         for bundle in bundles:
-            touched.update(bundle.way.come(self._all_asked))
+            touched.update(self._ask(bundle.way.slots, bundle.way.asks))
         if not touched <= self._watched:
             self._watch(touched - self._watched, changed, now)
         for (transfer, _, nbytes, _), share in zip(new, ways, strict=True):
@@ -187,7 +186,10 @@ class FlowNetwork:
         """Slots of a bundle are watched from now on: its flows go on alone, who crosses them in other classes."""
         del self._bundles[bundle]
         flow_class = cast(ClassFlows, bundle.one)
-        for transfer, share, end, begin in bundle.taken_apart(flow_class, now):
+        flow_class.advance(now)
+        ((end, _, begin, _),) = [flow for flow in flow_class.flows if flow[3] is bundle]
+        flow_class.remove(bundle)
+        for transfer, share in zip(bundle.transfers.tolist(), bundle.way.members, strict=True):
             if not share.many and fresh.isdisjoint(share.slot_list):
                 flow_class.put(transfer, end, begin, share)
                 continue
@@ -314,13 +316,16 @@ class FlowNetwork:
             _, version, _, flow_class = heappop(ends)
             if version != flow_class.version:
                 continue
-            for transfer, share in flow_class.over(now, self.segments):
+            course = cast(RateCourse, flow_class.course)
+            for transfer, begin, share in flow_class.over(now):
                 if isinstance(share, FlowBundle):
                     done_bundles.append(share.transfers)
-                    share.way.leave(self._all_asked)
+                    self.segments.add_all(share.transfers, course, begin, now)
+                    self._release(share.way.slots, share.way.asks)
                     del self._bundles[share]
                 else:
                     done.append(transfer)
+                    self.segments.add(transfer, course, begin, now)
                     self._touched.update(self._leave(share))
             self._shrunk[flow_class] = None
             if not flow_class.flows:
@@ -335,10 +340,7 @@ class FlowNetwork:
     def _come(self, share: SlotShare) -> list[int]:
         """A flow comes to its slots: those that are tight now."""
         if share.many:
-            demands = self._all_asked[share.slots] + share.asks
-            self._all_asked[share.slots] = demands
-            tight_slots: list[int] = share.slots[demands > FULL].tolist()
-            return tight_slots
+            return self._ask(share.slots, share.asks)
         asked = self._asked
         tight = []
         for slot, _, asks in share.entries:
@@ -350,12 +352,7 @@ class FlowNetwork:
     def _leave(self, share: SlotShare) -> list[int]:
         """A flow leaves its slots: those that were tight. Where nobody is left, they are not watched any more."""
         if share.many:
-            demands = self._all_asked[share.slots]
-            self._all_asked[share.slots] = left = demands - share.asks
-            if self._watched:
-                self._watched.difference_update(share.slots[left < NOBODY].tolist())
-            tight_slots: list[int] = share.slots[demands > FULL].tolist()
-            return tight_slots
+            return self._release(share.slots, share.asks)
         asked = self._asked
         tight = []
         for slot, _, asks in share.entries:
@@ -367,3 +364,19 @@ class FlowNetwork:
                 asked[slot] = 0.0
                 self._watched.discard(slot)
         return tight
+
+    def _ask(self, slots: Ints, asks: Floats) -> list[int]:
+        """So much more is asked of these slots: those that are tight now."""
+        demands = self._all_asked[slots] + asks
+        self._all_asked[slots] = demands
+        tight_slots: list[int] = slots[demands > FULL].tolist()
+        return tight_slots
+
+    def _release(self, slots: Ints, asks: Floats) -> list[int]:
+        """So much less is asked: those that were tight. Where nobody is left, slots are not watched any more."""
+        demands = self._all_asked[slots]
+        self._all_asked[slots] = left = demands - asks
+        if self._watched:
+            self._watched.difference_update(slots[left < NOBODY].tolist())
+        tight_slots: list[int] = slots[demands > FULL].tolist()
+        return tight_slots
