@@ -298,7 +298,7 @@ def test_a_wait_for_a_rank_that_nobody_chose_is_followed_all_the_same():
     fast = [rank for rank in range(1024) if rank % 16 == 0]  # nobody who stands for others is the one all wait for
     chosen = RankClasses(np.array(fast), np.arange(1024) // 16, True)
     for cut in (pieces(run), pieces(run, chosen=chosen)):
-        held = Chase(run, cut).follow(1, 0, 0.9, 1.5)
+        held = Chase(run, cut, np.zeros(1024, dtype=bool)).follow(1, 0, 0.9, 1.5)
         assert (held.rank, held.op, held.why) == (700, 0, PieceRule.KERNEL)
 
 

@@ -126,7 +126,7 @@ def test_an_explanation_holds_verdict_causes_path_bounds_and_warnings():
     run = result("why_slow_gpu")
     found = explain(run.timeline, RunFacts.of(run.to_dict()), top=3)
     came_to = "resnet50 on 8 V100-SXM2-16GB (ddp): 242.5 ms a step, 2,111.1 samples per second at 40.8% of peak"
-    assert found.verdict == f"{came_to}; 17.5% of the step is lost because rank 3 is slow, and everybody waits for it."
+    assert found.verdict == f"{came_to}; 17.6% of the step is lost because rank 3 is slow, and everybody waits for it."
     assert 1 < len(found.causes) <= 3
     assert "1.25 times the median" in found.causes[0]
     assert found.path[0].startswith("compute-bound")
@@ -239,7 +239,7 @@ def test_the_command_explains_a_scenario_and_a_saved_run_alike(clustersim, tmp_p
     assert all(knob in " ".join(lines) for knob in ("compute speed x2", "latency /2") for lines in (bounds, again))
     assert all("at most" in line or "nothing" in line for line in bounds)
     assert all(line.endswith("(run again)") for line in again)
-    assert "17.5% of the step is lost because rank 3 is slow" in saved.stdout.splitlines()[0]
+    assert "17.6% of the step is lost because rank 3 is slow" in saved.stdout.splitlines()[0]
     assert "\n 1. Rank 3 is slow" in saved.stdout
 
 

@@ -14,13 +14,14 @@ from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.chase import Chase, ChaseEnd
 from clustersim.explain.columns import columns_of
 from clustersim.explain.dimensions import dimension
+from clustersim.explain.late_peers import LatePeers, SecondsOf, slow_by_themselves
 from clustersim.explain.late_start import LateStart, reduces
-from clustersim.explain.pace import slow_ranks
 from clustersim.explain.pieces import PieceRule, Pieces, PieceState, by_structure, is_server, staged, workers
 from clustersim.explain.transfers import TransferFacts, sort_of
 
 _WAITS = frozenset((int(PieceRule.PEER), int(PieceRule.QUEUED)))
 _EXPOSED = int(PieceState.EXPOSED)
+_STALL = int(PieceState.STALL)
 """Plain numbers: to look a name up in an enumeration takes as long as ten additions, and there are a million pieces."""
 MAX_CHASES = 2000
 """Waits that are followed, the costliest first; what is left is charged as they were."""
@@ -91,7 +92,7 @@ class ChargeBook:
         self.timeline = timeline
         self.cut = cut
         self.facts = facts
-        self.slow = slow_ranks(timeline, pace)
+        self.slow = slow_by_themselves(timeline, pace)
         self.charges: dict[tuple[str, str], Charge] = {}
         self._of_transfer: dict[int, Blame] = {}
         self.exposed: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
@@ -123,16 +124,47 @@ class ChargeBook:
         columns = (seconds, first, last, *(of[first] for of in (cut.owner, cut.op, cut.why, cut.state)))
         waits: list[LostSeconds] = []
         plain: dict[tuple[int, int, int], Blame] = {}
-        for lost in map(LostSeconds, *(column.tolist() for column in columns)):
+        all_lost = list(map(LostSeconds, *(column.tolist() for column in columns)))
+        chase = Chase(self.timeline, cut, self.slow)
+        moved = self._behind_slow(all_lost, chase)
+        for lost in all_lost:
             if lost.rule in _WAITS:
                 waits.append(lost)
                 continue
+            if lost.rule == PieceRule.TRANSFER and (lost.op, lost.owner) in moved:
+                part, blame = moved[lost.op, lost.owner]
+                self.add(blame, lost._replace(seconds=part, state=_STALL))
+                if part >= lost.seconds:
+                    continue
+                lost = lost._replace(seconds=lost.seconds - part)
             facts = lost.rule, lost.op, lost.state
-            blame = plain.get(facts)
-            if blame is None:
-                blame = plain[facts] = self._plain(*facts)
-            self.add(blame, lost)
-        self._waits(waits)
+            plain_blame = plain.get(facts)
+            if plain_blame is None:
+                plain_blame = plain[facts] = self._plain(*facts)
+            self.add(plain_blame, lost)
+        self._waits(waits, chase)
+
+    def _behind_slow(self, all_lost: list[LostSeconds], chase: Chase) -> dict[tuple[int, int], tuple[float, Blame]]:
+        """By op and rank class: seconds of exposed transfers that began late because of a slow rank, and its blame."""
+        if not self.slow.any():
+            return {}
+        waited: SecondsOf = {}
+        exposed: SecondsOf = {}
+        for lost in all_lost:
+            if lost.rule in (PieceRule.PEER, PieceRule.TRANSFER):
+                (waited if lost.rule == PieceRule.PEER else exposed)[lost.op, lost.owner] = lost.seconds
+        blames: dict[int, Blame] = {}
+
+        def holder(op: int, rank: int, begin: float, end: float) -> int:
+            held = chase.follow(op, rank, begin, end)
+            blame = self._of_wait(op, held)
+            if blame.cause != "slow rank":
+                return -1
+            blames.setdefault(held.rank, replace(blame, holder=held.rank, holder_op=held.op))
+            return held.rank
+
+        peers = LatePeers(self.timeline, self.cut, waited, exposed, self.weight.astype(np.float64), holder)
+        return {key: (seconds, blames[rank]) for key, (seconds, rank) in peers.moved().items()}
 
     def _plain(self, why: int, op: int, state: int) -> Blame:
         """Of a piece in which its rank waits for nobody: by its rule, op and state."""
@@ -178,9 +210,8 @@ class ChargeBook:
         info = self.timeline.ops[op]
         return is_server(info) or any(is_server(self.timeline.ops[o]) for o in info.detail.get("meets", ()))
 
-    def _waits(self, waits: list[LostSeconds]) -> None:
+    def _waits(self, waits: list[LostSeconds], chase: Chase) -> None:
         """Waits for peers: those of one meeting have one cause, so the longest of them is followed."""
-        chase = Chase(self.timeline, self.cut)
         cut = self.cut
         ranks = cut.ranks.tolist()
         weight = self._weights

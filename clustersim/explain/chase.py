@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from clustersim.core.arrays import Bools, Ints
 from clustersim.core.timeline import Timeline
 from clustersim.explain.columns import columns_of
+from clustersim.explain.pace import roles
 from clustersim.explain.pieces import PieceRule, Pieces, TimePartition
 
 MAX_HOPS = 12
 """A wait for a rank that waits for a rank ...: further than this nobody follows."""
+MOST_WAITS = 512
+"""Waits of a late rank that are looked at, the longest first, to see whom it waited for."""
+MOST_LOOKED_UP = 20_000
+"""And of all late ranks together: a second or two. Later ones are charged as if nothing had held them."""
+LONG = 0.02
+"""Share of the window: to look further than this at a rank that nobody chose, all of the window is cut up for it."""
+MOST_OTHERS = 128
+"""Such ranks whose windows are kept."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +100,12 @@ class RankMeetings:
 class Chase(RankMeetings):
     """Follows waits through one timeline, with what every rank was doing."""
 
-    def __init__(self, timeline: Timeline, cut: Pieces) -> None:
+    def __init__(self, timeline: Timeline, cut: Pieces, slow: Bools) -> None:
+        """``slow`` : (world_size,) which ranks are; whoever is not is followed back to what held it earlier."""
         super().__init__(timeline)
+        self.slow = slow
+        self._others: dict[int, Pieces] = {}
+        self._known_awaited: dict[tuple[int, int, float], int] = {}
         self.cut, self._partition = cut, TimePartition(timeline)
         self._pieces = np.searchsorted(cut.owner, np.arange(len(cut.ranks) + 1))
 
@@ -115,13 +129,25 @@ class Chase(RankMeetings):
         """Pieces that hold a rank's time between two moments [s], and which of them do."""
         owner = int(self.cut.class_of[rank])
         cut = self.cut
-        if cut.sampled and cut.ranks[owner] != rank:  # its representative is only like it: look at the rank itself
-            cut = self._partition.of_rank(self.columns, rank, begin, end)
-            return cut, slice(0, len(cut.owner))
         low = int(self._pieces[owner])
         high = int(self._pieces[owner + 1])
+        if cut.sampled and cut.ranks[owner] != rank:  # its representative is only like it: look at the rank itself
+            if end - begin < LONG * (cut.end - cut.begin) and rank not in self._others:
+                cut = self._partition.of_rank(self.columns, rank, begin, end)
+                return cut, slice(0, len(cut.owner))
+            cut = self._whole(rank)
+            low = 0
+            high = len(cut.owner)
         first = low + int(np.searchsorted(cut.stop[low:high], begin, side="right"))
         return cut, slice(first, low + int(np.searchsorted(cut.start[low:high], end, side="left")))
+
+    def _whole(self, rank: int) -> Pieces:
+        """The partition of the whole window for a rank that nobody chose, kept while few are."""
+        if rank not in self._others:
+            if len(self._others) >= MOST_OTHERS:
+                del self._others[next(iter(self._others))]
+            self._others[rank] = self._partition.of_rank(self.columns, rank, self.cut.begin, self.cut.end)
+        return self._others[rank]
 
     def follow(self, op: int, rank: int, begin: float, end: float) -> ChaseEnd:
         """What held up the meeting at which ``rank`` waits from ``begin`` to ``end`` [s]."""
@@ -132,8 +158,64 @@ class Chase(RankMeetings):
             if late < 0 or late == rank:
                 return ChaseEnd(rank, op, PieceRule.PEER, first)
             why, doing = self.activity(late, begin, end)
+            if why != PieceRule.PEER and (held := self._held_before(op, rank, late, begin, end)):
+                op, begin, end = held
+                rank = late
+                continue
             if why != PieceRule.PEER or doing in {op, late_op, -1}:
                 return ChaseEnd(late, doing, why, first)
             op = doing
             rank = late
         return ChaseEnd(rank, op, PieceRule.PEER, first)
+
+    def _held_before(self, op: int, rank: int, late: int, begin: float, end: float) -> tuple[int, float, float] | None:
+        """(op, begin, end [s]) of the longest wait of a late rank for whom it waited for most since the step of ``op``
+        began, if it is late because of it: it has computed no longer than a ``rank`` of its role, which waits for it.
+        None where no rank is slow, or this one."""
+        if not self.slow.any() or self.slow[late] or len(self._known_awaited) > MOST_LOOKED_UP:
+            return None
+        since = max(self.cut.begin, self._step_begins[self.timeline.ops[op].step])
+        role = roles(self.timeline)
+        if since >= begin or (
+            role[late] == role[rank]
+            and self._seconds(late, since, end) - self._seconds(rank, since, end) > 0.5 * (end - begin)
+        ):
+            return None
+        cut, part = self._doing(late, since, begin)
+        seconds = np.where(cut.why[part] == PieceRule.PEER, cut.seconds[part], 0.0)
+        longest: dict[int, int] = {}
+        waited: dict[int, float] = {}
+        for piece in np.argsort(-seconds, kind="stable")[:MOST_WAITS].tolist():
+            if seconds[piece] <= 0:
+                break
+            piece_at = part.start + piece
+            awaited = self._awaited(late, int(cut.op[piece_at]), float(cut.start[piece_at] + cut.stop[piece_at]) / 2)
+            longest.setdefault(awaited, piece_at)
+            waited[awaited] = waited.get(awaited, 0.0) + float(seconds[piece])
+        holder = max(waited, key=lambda r: waited[r], default=-1)
+        if holder < 0 or waited[holder] < 0.5 * (end - begin):
+            return None
+        piece_at = longest[holder]
+        return int(cut.op[piece_at]), float(cut.start[piece_at]), float(cut.stop[piece_at])
+
+    def _awaited(self, rank: int, op: int, moment: float) -> int:
+        """The last arriver at an op at which a rank waits at a moment [s]; asked for again and again."""
+        key = rank, op, moment
+        if key not in self._known_awaited:
+            self._known_awaited[key] = self.last_arriver(op, rank, moment)[0]
+        return self._known_awaited[key]
+
+    def _seconds(self, rank: int, begin: float, end: float) -> float:
+        """Seconds in which a rank runs kernels between two moments [s]."""
+        cut, part = self._doing(rank, begin, end)
+        spent = np.minimum(cut.stop[part], end) - np.maximum(cut.start[part], begin)
+        return float(spent[cut.why[part] == PieceRule.KERNEL].sum())
+
+    @cached_property
+    def _step_begins(self) -> dict[int, float]:
+        """When each step's first op was ready [s]."""
+        ready = self.timeline.per_op()["ready"]
+        begins: dict[int, float] = {}
+        for i, op in enumerate(self.timeline.ops):
+            begins[op.step] = min(begins.get(op.step, np.inf), float(ready[i]))
+        return begins

@@ -139,6 +139,6 @@ def _path(path: CriticalPath, step: float) -> list[str]:
     if total <= 0:
         return []
     parts = [f"{kind} {seconds / total:.1%}" for kind, seconds in path.by_kind.items()]
-    lines = [f"{', '.join(parts[:6])} ({reach(path, step)})"]
+    lines = [f"{', '.join(parts[:6])} (shares of the path, {reach(path, step)})"]
     links = [f"{name} {format_time(seconds)}" for name, seconds in path.by_link.items() if seconds > 1e-4 * total]
     return lines + ([f"links on it: {', '.join(links[:3])}"] if links else [])

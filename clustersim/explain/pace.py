@@ -77,9 +77,10 @@ def skews(timeline: Timeline) -> Floats:
     return spread
 
 
-def pace_ratios(timeline: Timeline) -> Floats:
-    """(world_size,) float: each rank's kernel time in the whole run over the median of its role; 1 without any."""
-    seconds = kernel_seconds(timeline)
+def pace_ratios(timeline: Timeline, begin: float = 0.0, end: float = np.inf) -> Floats:
+    """(world_size,) float: each rank's kernel time in a window, or the whole run, over the median of its role; 1
+    without any."""
+    seconds = kernel_seconds(timeline, begin, end)
     role = roles(timeline)
     ratio = np.ones(timeline.world_size)
     for r in np.unique(role).tolist():

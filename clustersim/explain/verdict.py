@@ -42,7 +42,11 @@ def came_to(facts: RunFacts, step: float) -> str:
 
 def _lost(causes: Causes, told: Sequence[StepLoss]) -> str:
     worst = costliest(causes, 1)
-    if told and told[0].share >= SMALL:
+    slow = next((charge for charge in costliest(causes) if charge.cause == "slow rank"), None)
+    if slow is not None and told and causes.share(slow) > max(SMALL, told[0].share):  # in many of its losses at once
+        share = causes.share(slow)
+        why = headline(causes, slow.cause, slow.subject)
+    elif told and told[0].share >= SMALL:
         share = told[0].share
         why = told[0].why
     elif not worst:

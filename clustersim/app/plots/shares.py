@@ -102,7 +102,7 @@ def rank_groups(seconds: Floats) -> dict[str, Ints]:
 def _extremes(seconds: Floats) -> dict[str, Ints]:
     """Where every rank differs: the one that computes longest, the middle, and shortest."""
     order = np.argsort(seconds[:, : len(KERNELS)].sum(axis=1), kind="stable")
-    picked = {"slowest": order[-1], "median": order[len(order) // 2], "fastest": order[0]}
+    picked = {"computes longest": order[-1], "median": order[len(order) // 2], "computes shortest": order[0]}
     return {f"rank {int(r)} ({name})": np.array([r]) for name, r in picked.items()}
 
 

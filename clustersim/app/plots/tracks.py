@@ -17,7 +17,7 @@ from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import OpInfo, Timeline, alike
 from clustersim.explain.columns import did
 from clustersim.explain.metrics import steady_window
-from clustersim.explain.pace import kernel_seconds
+from clustersim.explain.pace import pace_ratios
 from clustersim.files.traces.base import MAX_SLICES, slices_of_rank
 
 Spans = dict[str, npt.NDArray[Any]]
@@ -31,20 +31,20 @@ MAX_STREAMS = 6
 
 
 def representatives(timeline: Timeline, n: int = MAX_RANKS) -> dict[int, str]:
-    """Up to ``n`` ranks worth looking at, ascending, each with what it is: the first and last rank, and where ranks
-    differ the one that computes longest in the steady state (its peers wait for it) and the one that computes
-    shortest."""
+    """Up to ``n`` ranks worth looking at, ascending, each with what it is: the first and last rank, and where paces
+    differ in the steady state the slowest against its role's median (its peers wait for it, and the verdict names it)
+    and the fastest of its role."""
     if timeline.world_size <= 2:
         return dict.fromkeys(range(timeline.world_size), "")
     chosen: dict[int, str] = {}
     classes, _ = alike(timeline)
     roles = _roles(timeline)
-    peers = classes[roles[classes] == roles[0]]
-    if len(peers) > 1:
-        steady = steady_window(timeline)
-        busy = kernel_seconds(timeline, steady.begin, steady.end)[peers]
-        if np.ptp(busy) > 1e-9 * busy.max():
-            chosen = {int(peers[busy.argmax()]): "slowest", int(peers[busy.argmin()]): "fastest"}
+    steady = steady_window(timeline)
+    pace = pace_ratios(timeline, steady.begin, steady.end)[classes]
+    slowest = int(classes[pace.argmax()])
+    peers = roles[classes] == roles[slowest]
+    if np.ptp(pace[peers]) > 1e-9:
+        chosen = {slowest: "slowest", int(classes[peers][pace[peers].argmin()]): "fastest"}
     other_roles = {int(rank): str(roles[rank]) for rank in classes.tolist() if roles[rank] != roles[0]}
     for rank in (*list(other_roles)[:1], 0, timeline.world_size - 1, *classes.tolist()):
         if len(chosen) < n:
