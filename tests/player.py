@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clustersim.core.model import Kernel, Layer, Model, StepCost, Tensor
 from clustersim.core.program import Collective, Compute, Program
 from clustersim.core.program import seconds as spent
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
+from clustersim.testing import toy_cost as toy_cost
+from clustersim.testing import toy_model as toy_model
 
 
 def play(program: Program, seconds: Callable[[Collective], float]) -> Timeline:
@@ -53,27 +54,6 @@ def play(program: Program, seconds: Callable[[Collective], float]) -> Timeline:
             rows += [(i, 1 + r, ready[r], start[r], end[r]) for r in range(n)]
     op, who, ready_, start_, end_ = (np.array(column) for column in zip(*rows, strict=True))
     return Timeline(n, tuple(infos), tuple(sets), op, who, ready_, start_, end_, rank_node=np.arange(n) // 8)
-
-
-def toy_model(layers: list[list[int]], seq_len: int = 0, buffers: int = 0, tied: bool = False) -> Model:
-    """A model whose layer ``i`` has tensors of the given sizes; ``tied`` lets the last layer reuse the first tensor."""
-    made = []
-    for i, sizes in enumerate(layers):
-        tensors = [Tensor(f"l{i}.t{j}", numel) for j, numel in enumerate(sizes)]
-        if tied and i == len(layers) - 1:
-            tensors.append(Tensor("head", layers[0][0], tied_to="l0.t0"))
-        kernel = Kernel("k", "gemm", flops=1e9, backward_flops=2e9)
-        made.append(Layer(f"l{i}", "block", tuple(tensors), (kernel,), buffers=buffers))
-    return Model("toy", "toy", tuple(made), seq_len=seq_len)
-
-
-def toy_cost(model: Model, forward: float = 1e-3, backward: float = 2e-3, **more: float) -> StepCost:
-    """The same time for every layer."""
-    n = len(model.layers)
-    values = {"optimizer": 5e-4, "grad_copy_bandwidth": 1e12, "per_tensor": 1e-5} | more
-    bound = ("compute",) * n
-    flops = np.full(n, 8e9)
-    return StepCost(np.full(n, forward), np.full(n, backward), bound, bound, flops, 2 * flops, **values)
 
 
 def link_use(segments):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from functools import cache, reduce
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,11 +11,12 @@ from hypothesis import strategies as st
 
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import plan
-from clustersim.collectives.base import Group, Request, TransferSchedule
+from clustersim.collectives.base import Group, Request
 from clustersim.collectives.channels import channels
 from clustersim.collectives.registry import ALGORITHMS
 from clustersim.collectives.volume import per_member
 from clustersim.core.errors import ProgramError, TopologyError
+from clustersim.testing import check_data, check_edges, check_sends
 
 OPERATIONS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 PAIRS = [(name, kind) for name, row in ALGORITHMS.items() for kind in sorted(row.kinds)]
@@ -62,87 +62,15 @@ def request_for(name: str, kind: str, members: Group) -> Request:
 # ---- executing a schedule -------------------------------------------------------------------------------------------
 
 
-def played(schedule: TransferSchedule, n: int, operation, own) -> list[list[object]]:
-    """What each member ends with of each piece: ``own(member, piece)`` is what it begins with (None: nothing)."""
-
-    def combined(start, transfers):
-        value = start
-        added = []
-        for t in transfers:
-            if schedule.reduce[t]:
-                added.append(carried[t])
-            else:
-                value = carried[t]
-                added = []
-        return reduce(operation, added, value) if value is not None else reduce(operation, added) if added else None
-
-    carried: list[object] = []
-    arrived = defaultdict(list)
-    for t in range(len(schedule.src)):
-        src = int(schedule.src[t])
-        piece = int(schedule.chunk[t])
-        needs = schedule.after[schedule.after_ptr[t] : schedule.after_ptr[t + 1]].tolist()
-        assert all(need < t for need in needs), "a transfer waits for a later one"
-        brought = [need for need in needs if schedule.dst[need] == src and schedule.chunk[need] == piece]
-        carried.append(combined(own(src, piece), brought))
-        arrived[int(schedule.dst[t]), piece].append(t)
-    return [[combined(own(m, p), arrived[m, p]) for p in range(schedule.n_chunks)] for m in range(n)]
-
-
-def expected_and_found(kind: str, schedule: TransferSchedule, n: int, root: int, operation):
-    """Yields (expected, found) for everything the kind promises."""
-    rng = np.random.default_rng(7)
-    data = rng.uniform(0.5, 1.5, size=(n, schedule.n_chunks))
-    gathered = kind == "all_reduce" and schedule.chunk_fraction.sum() > n - 0.5
-
-    def own(member, piece):
-        if kind in {"all_gather", "gather", "sendrecv"} or gathered:
-            return data[member, piece] if piece % n == member else None
-        if kind == "all_to_all":
-            return data[member, piece] if piece // n == member else None
-        if kind in {"broadcast", "scatter"}:
-            return data[member, piece] if member == root else None
-        if kind == "send":
-            return data[0, piece] if member == 0 else None
-        return data[member, piece]
-
-    end = played(schedule, n, operation, own)
-    total = operation.reduce(data, axis=0)
-    for member in range(n):
-        for piece in range(schedule.n_chunks):
-            mine = piece % n == member
-            found = end[member][piece]
-            if gathered or kind == "all_gather" or (kind == "gather" and member == root):
-                yield data[piece % n, piece], found
-            elif kind == "all_reduce" or (kind == "reduce_scatter" and mine) or (kind == "reduce" and member == root):
-                yield total[piece], found
-            elif kind == "broadcast" or (kind == "scatter" and mine):
-                yield data[root, piece], found
-            elif kind == "all_to_all" and mine:
-                yield data[piece // n, piece], found
-            elif (kind == "sendrecv" and (piece + 1) % n == member) or (kind == "send" and member == 1):
-                yield data[0 if kind == "send" else piece, piece], found
-
-
 @pytest.mark.parametrize(("name", "kind", "n", "nodes"), [case for case in SCHEDULED if case[1] != "barrier"])
 def test_executing_the_schedule_gives_every_member_the_right_data(name, kind, n, nodes):
-    members = group(n, nodes)
-    request = request_for(name, kind, members)
-    schedule = ALGORITHMS[name].schedule(request, members, laid(name, members))
-    checks = list(expected_and_found(kind, schedule, n, request.root, np.add))
-    assert checks
-    for expected, found in checks:
-        assert found == pytest.approx(expected, rel=1e-12)
+    check_data(ALGORITHMS[name], kind, group(n, nodes))
 
 
 @pytest.mark.parametrize("redop", ["prod", "min", "max"])
 @pytest.mark.parametrize("name", ["ring", "tree", "halving_doubling", "direct", "hierarchical", "sequential"])
 def test_an_all_reduce_serves_every_reduction(name, redop):
-    members = group(6, 2)
-    request = Request("all_reduce", 2.0**20, redop=redop)
-    schedule = ALGORITHMS[name].schedule(request, members, laid(name, members))
-    for expected, found in expected_and_found("all_reduce", schedule, 6, 0, OPERATIONS[redop]):
-        assert found == pytest.approx(expected, rel=1e-12)
+    check_data(ALGORITHMS[name], "all_reduce", group(6, 2), OPERATIONS[redop])
 
 
 def test_a_barrier_lets_nobody_go_before_everybody_came():
@@ -162,21 +90,9 @@ def test_a_barrier_lets_nobody_go_before_everybody_came():
 # ---- bytes ----------------------------------------------------------------------------------------------------------
 
 
-def per_edge(src, dst, fraction) -> dict[tuple[int, int], float]:
-    found = defaultdict(float)
-    for s, d, f in zip(src.tolist(), dst.tolist(), fraction.tolist(), strict=True):
-        found[s, d] += f
-    return {edge: total for edge, total in found.items() if total > 0}
-
-
 @pytest.mark.parametrize(("name", "kind", "n", "nodes"), SCHEDULED)
 def test_the_schedule_moves_the_bytes_of_the_traffic_on_every_edge(name, kind, n, nodes):
-    members = group(n, nodes)
-    request = request_for(name, kind, members)
-    traffic = ALGORITHMS[name].traffic(request, members, laid(name, members))
-    schedule = ALGORITHMS[name].schedule(request, members, laid(name, members))
-    moved = per_edge(schedule.src, schedule.dst, schedule.chunk_fraction[schedule.chunk])
-    assert moved == pytest.approx(per_edge(traffic.src, traffic.dst, traffic.fraction))
+    check_edges(ALGORITHMS[name], kind, group(n, nodes))
 
 
 VOLUME = {
@@ -313,12 +229,6 @@ def test_a_request_that_cannot_be_planned_says_why(change, message):
         plan(Request(**options), group(8, 1), backend, n_channels)
 
 
-def _sent_and_received(name, kind, members):
-    """Mean over members of what the algorithm's edges carry out of and into them."""
-    traffic = ALGORITHMS[name].traffic(Request(kind, 1.0), members, laid(name, members))
-    return tuple(float(traffic.fraction[end >= 0].sum()) / members.size for end in (traffic.src, traffic.dst))
-
-
 @pytest.mark.parametrize(("n", "nodes"), [(2, 1), (8, 1), (11, 2), (16, 2), (24, 3)])
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_volume_per_member_is_what_the_algorithms_edges_carry(name, n, nodes):
@@ -326,11 +236,11 @@ def test_volume_per_member_is_what_the_algorithms_edges_carry(name, n, nodes):
     played = 0
     for kind in sorted(ALGORITHMS[name].kinds - {"send"}):  # a send has its own op on each side
         try:
-            carried = _sent_and_received(name, kind, members)
+            check_sends(ALGORITHMS[name], kind, members)
         except ProgramError:  # nvls beyond a node, nvls_tree inside one
             continue
         played += 1
-        assert per_member(kind, n, name, n_islands=members.n_nodes) == pytest.approx(carried), kind
+        assert per_member(kind, n, name, n_islands=members.n_nodes) == ALGORITHMS[name].sends(kind, n, members.n_nodes)
     assert played or not fits(name, n, nodes) or name in {"nvls", "nvls_tree"} | SHARP
 
 

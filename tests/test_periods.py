@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
+import runpy
+
 import numpy as np
 import pytest
+from conftest import ROOT
 
 from clustersim import scenario
 from clustersim.core.errors import ProgramError, ScenarioError
-from clustersim.core.program import COMPUTE_STREAM, DTYPE_BYTES, Compute, seconds
+from clustersim.core.program import COMPUTE_STREAM, Compute, seconds
 from clustersim.explain.metrics import WARMUP, steady_window, whole_periods
 from clustersim.studies.what_if.comparison import compare
 from clustersim.studies.what_if.spread import spread
 from clustersim.training.strategies import STRATEGIES
-from clustersim.training.strategies.base import Strategy, StrategyConfig
-from clustersim.training.strategies.primitives import collective, wait
-from clustersim.training.strategies.walk import WholeModelHooks, walked
+from clustersim.training.strategies.base import Strategy
+from clustersim.training.strategies.walk import walked
 
 NAME = "ddp_resnet50_1x8_v100"
 EVERY = 4
 CHANGES = {"run.jitter": 0.0, "run.backend": "ideal"}
 
 
-class LocalConfig(StrategyConfig, frozen=True, tag_field="kind", tag="local_sgd"):
-    """every : steps of its own that a rank takes between two averages of the parameters."""
-
-    every: int = EVERY
-
-
-class LocalSGD(WholeModelHooks[LocalConfig]):
-    """Every rank trains by itself; behind each ``every``-th update parameters are averaged, beside nothing."""
-
-    def finish(self) -> None:
-        super().finish()
-        if (self.ops.step + 1) % self.config.every == 0:
-            nbytes = float(self.model.parameters * DTYPE_BYTES[self.config.param_dtype])
-            mean = collective(self.ops, "all_reduce", "parameters", nbytes, self.mesh.world_group(), self.ops.here)
-            wait(self.ops, "average", (mean,))
+OWN = runpy.run_path(str(ROOT / "tests" / "data" / "own_parts" / "acme_parts.py"))
+LocalConfig, LocalSGD = OWN["LocalConfig"], OWN["LocalSGD"]
 
 
 @pytest.fixture
-def local_sgd(monkeypatch):
+def local_sgd():
     """The strategy, in the table."""
-    row = Strategy("local_sgd", LocalConfig, walked(LocalSGD), period=lambda config: config.every)
-    monkeypatch.setitem(STRATEGIES, row.name, row)
-    return row
+    row = OWN["LOCAL_SGD"]
+    STRATEGIES.register(row)
+    yield row
+    STRATEGIES.withdraw(row.name)
 
 
 def result(steps, every=EVERY, **more):

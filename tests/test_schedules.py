@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import operator
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby
 
 import pytest
 from conftest import ROOT
@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clustersim.core.errors import ScenarioError
+from clustersim.testing import check_bubble, check_order, check_play, check_schedule, most_held, takes_size
 from clustersim.training.schedules import SCHEDULES, Orders, PassCosts, Schedule, rank_and_chunk, schedule, stage_of
-from clustersim.training.schedules.base import PLACEMENTS, UNIT, Action, stage_count
+from clustersim.training.schedules.base import PLACEMENTS, Action, stage_count
 from clustersim.training.schedules.notation import parse, text
 from clustersim.training.schedules.play import times
 from clustersim.training.schedules.playable import check
@@ -23,16 +24,6 @@ EXAMPLES = ROOT / "tests" / "data" / "pipeline_examples.csv"
 with EXAMPLES.open() as _file:
     CASES = {case: list(rows) for case, rows in groupby(csv.DictReader(_file), key=lambda row: row["case"])}
 ROWS = [pytest.param(row, id=f"{row['case']}-rank{row['rank']}") for rows in CASES.values() for row in rows]
-
-
-def held(order, until="W"):
-    """The most forward passes of one chunk whose activations a rank holds at once.
-
-    ``until``: "W" frees them after the weight gradient, which needs the chunk's inputs (flash attention leaves little
-    else); "I" already after the input gradient. The whole backward frees them in both cases.
-    """
-    steps = [(one.kind == "F") - (one.kind in ("B", until)) for slot in order for one in slot]
-    return max(accumulate(steps, initial=0))
 
 
 def longest_rank_span(played):
@@ -72,8 +63,8 @@ def test_an_order_is_the_one_of_the_real_generator(row):
 @pytest.mark.parametrize("row", ROWS)
 def test_a_rank_holds_as_much_as_in_the_real_order(row):
     order = orders_of(row)[int(row["rank"])]
-    assert held(order) == int(row["peak_chunks_held_until_W"])
-    assert held(order, until="I") == int(row["peak_chunks_held_until_dgrad"])
+    assert most_held(order) == int(row["peak_chunks_held_until_W"])
+    assert most_held(order, until="I") == int(row["peak_chunks_held_until_dgrad"])
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -104,12 +95,7 @@ def sizes(row: Schedule) -> st.SearchStrategy[tuple[int, int, int]]:
         st.integers(1, 30),
     )
 
-    def takes(size: tuple[int, int, int]) -> bool:
-        p, _, m = size
-        fits = row.microbatches is None or row.microbatches(p, m, row.with_defaults({}))
-        return fits and not (row.even_stages and p % 2)
-
-    return every.filter(takes)
+    return every.filter(lambda size: takes_size(row, size[0], size[2]))
 
 
 NAMES = pytest.mark.parametrize("name", SCHEDULES)
@@ -118,13 +104,9 @@ NAMES = pytest.mark.parametrize("name", SCHEDULES)
 @NAMES
 @settings(max_examples=40)
 @given(data=st.data())
-def test_every_order_can_be_played(name, data):
+def test_every_order_can_be_played_and_a_rank_holds_as_much_as_the_formula_says(name, data):
     row = SCHEDULES[name]
-    p, v, m = data.draw(sizes(row))
-    orders = row.order(p, v, m)
-    assert len(orders) == p
-    check(orders, row.placement, m, v)
-    assert any(action.kind == "I" for order in orders for slot in order for action in slot) == row.splits_backward
+    check_order(row, *data.draw(sizes(row)))
 
 
 def costs() -> st.SearchStrategy[PassCosts]:
@@ -133,34 +115,12 @@ def costs() -> st.SearchStrategy[PassCosts]:
     return st.tuples(quarters, quarters, quarters).map(lambda parts: PassCosts(*parts))
 
 
-def ordered(row: Schedule, p: int, v: int, m: int, cost: PassCosts = UNIT) -> Orders:
-    """The orders, found with these durations by a schedule that looks at durations."""
-    searches = any(option.name == "costs" for option in row.options)
-    return row.order(p, v, m, **({"costs": cost} if searches else {}))
-
-
-@NAMES
-@settings(max_examples=40)
-@given(data=st.data())
-def test_a_rank_holds_as_much_as_the_formula_says(name, data):
-    row = SCHEDULES[name]
-    p, v, m = data.draw(sizes(row))
-    stated = [row.peak(rank, p, v, m, **row.with_defaults({})) for rank in range(p)]
-    for order, number in zip(row.order(p, v, m), stated, strict=True):
-        assert number is None or held(order) == number
-
-
 @NAMES
 @settings(max_examples=40)
 @given(data=st.data())
 def test_the_simulated_bubble_is_the_formulas_where_one_is_stated(name, data):
     row = SCHEDULES[name]
-    p, v, m = data.draw(sizes(row))
-    cost = data.draw(costs())
-    stated = row.bubble(p, v, m, cost) if row.bubble else None
-    if stated is not None:
-        played = times(ordered(row, p, v, m, cost), row.placement, cost, pair=operator.add)
-        assert all(played.makespan - busy == pytest.approx(stated, abs=1e-9) for busy in played.busy)
+    check_bubble(row, *data.draw(sizes(row)), data.draw(costs()))
 
 
 @NAMES
@@ -197,25 +157,12 @@ def test_a_play_breaks_no_dependency_and_no_rank_does_two_things_at_once(name, d
     row = SCHEDULES[name]
     p, v, m = data.draw(sizes(row))
     stages = stage_count(row.placement, p, v)
-    each = [data.draw(costs()) for _ in range(stages)]
-    played = times(row.order(p, v, m), row.placement, each)
-    span: dict[tuple[str, int, int, int], tuple[float, float]] = {}
-    for rank, (actions, spans) in enumerate(zip(played.actions, played.spans, strict=True)):
-        assert all(before[1] <= after[0] for before, after in pairwise(spans))
-        for action, (start, end) in zip(actions, spans, strict=True):
-            stage = stage_of(row.placement, rank, action.chunk, p)
-            direction = action.chunk if row.placement == "both" else 0
-            kind = "B" if action.kind == "I" else action.kind
-            span[kind, stage, direction, action.microbatch] = start, end
-            assert end - start == pytest.approx(each[stage].of(action.kind))
-    for (kind, stage, direction, k), (start, _) in span.items():
-        before = {
-            "F": ("F", stage - 1, direction, k) if stage else None,
-            "B": ("B", stage + 1, direction, k) if stage + 1 < stages else ("F", stage, direction, k),
-            "W": ("B", stage, direction, k),
-        }[kind]
-        assert before is None or start >= span[before][1]
-    assert played.makespan >= max(played.busy)
+    check_play(row, p, v, m, [data.draw(costs()) for _ in range(stages)])
+
+
+@NAMES
+def test_a_schedule_keeps_the_public_contract(name):
+    check_schedule(SCHEDULES[name], [(2, SCHEDULES[name].chunks or 2, 4), (4, SCHEDULES[name].chunks or 2, 8)])
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.sampled_from(PLACEMENTS))
@@ -263,14 +210,14 @@ def test_what_is_searched_with_any_durations_can_be_played(name, p, m, cost, tra
     row = schedule(name)
     orders = row.order(p, row.chunks, m, costs=cost, transfer=transfer)
     check(orders, row.placement, m)
-    assert max(map(held, orders)) <= (p if name == "zb_h1" else 2 * p)
+    assert max(map(most_held, orders)) <= (p if name == "zb_h1" else 2 * p)
 
 
 @given(st.integers(1, 6), st.integers(6, 20), st.integers(1, 14))
 def test_zero_bubble_holds_no_more_than_it_is_allowed(p, m, limit):
     orders = schedule("zb_2p").order(p, 1, m, max_in_flight=limit)
     check(orders, "loop", m)
-    assert max(map(held, orders)) <= limit
+    assert max(map(most_held, orders)) <= limit
 
 
 def test_v_half_moves_nothing_when_its_last_forward_comes_before_its_first_gradient():
@@ -309,7 +256,7 @@ def test_pipedreams_staleness_is_what_a_stage_misses_while_a_microbatch_is_on_it
     orders = row.order(p, 1, 1, steps=4 * p)
     for rank, order in enumerate(orders):
         assert missed_updates(order, rank, 1, delayed=False) == {row.staleness(rank, p)}
-        assert held(order) == row.versions(rank, p)
+        assert most_held(order) == row.versions(rank, p)
 
 
 @given(st.integers(1, 8), st.integers(0, 3))
@@ -325,11 +272,6 @@ def test_pipedream_pays_one_fill_and_drain_for_all_steps():
     assert one.makespan - one.busy[0] == many.makespan - many.busy[0] == 9
     assert not schedule("pipedream").synchronous
     assert not schedule("pipedream").accumulates
-
-
-def test_synchronous_schedules_keep_one_version_and_are_never_late():
-    for row in SCHEDULES.values():
-        assert not row.synchronous or (row.versions(0, 4), row.staleness(0, 4)) == (1, 0)
 
 
 # ---- names and bad input ----

@@ -26,6 +26,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.timeline import Timeline
 from clustersim.files import traces
 from clustersim.files.traces import FORMATS
+from clustersim.testing import check_reader
 
 DATA = Path(__file__).parent / "data"
 Table = dict[str, Any]
@@ -251,6 +252,23 @@ def test_every_format_that_is_read_is_in_this_contract(tmp_path: Path):
         "run",
         "tensorboard",
     }  # whose own tests know them
+
+
+def examples():
+    """The smallest shipped file of each format, and a text of each other."""
+    by_size = sorted(shipped(), key=lambda pair: -pair[1].stat().st_size)
+    files = {name: path for name, path in by_size if path.is_file()}
+    whole = {"pipeline": DATA / "traces" / "pipeline_2x2", "capture": DATA / "gloo" / "2_ranks"}
+    return dict(TEXTS.values()) | files | whole
+
+
+@pytest.mark.parametrize("name", examples())
+def test_a_reader_keeps_the_public_contract(tmp_path: Path, name: str):
+    example = examples()[name]
+    if isinstance(example, str):
+        (tmp_path / "t.log").write_text(example)
+        example = tmp_path / "t.log"
+    check_reader(FORMATS[name], example)
 
 
 # ---- handing on ------------------------------------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -21,6 +20,7 @@ from clustersim.collectives.sharp import COLLNET_CHAIN, COLLNET_DIRECT
 from clustersim.collectives.tree import TREE
 from clustersim.collectives.trees import TREES
 from clustersim.core.errors import ProgramError, nearest
+from clustersim.core.row_table import RowTable
 
 _ROWS = (
     RING,
@@ -68,7 +68,7 @@ def _checked(row: Algorithm) -> Algorithm:
     return replace(row, traffic=checked(row.traffic), sends=sends, schedule=schedule, waves=waves)
 
 
-ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({row.name: _checked(row) for row in _ROWS})
+ALGORITHMS = RowTable("clustersim.algorithms", "algorithm", Algorithm, _ROWS, checked=_checked)
 
 
 def algorithm(name: str) -> Algorithm:

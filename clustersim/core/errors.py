@@ -34,6 +34,10 @@ class ProgramError(ClusterSimError):
     """A Program that cannot run: a bad group, a missing peer, ranks that wait for each other forever."""
 
 
+class PluginError(ClusterSimError):
+    """A row of another package that cannot be used, a broken import, or a name that is taken."""
+
+
 class TraceError(ClusterSimError):
     """A log, table or trace that cannot be read."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from clustersim.core.model import Model
+from clustersim.core.row_table import RowTable
 
 ALL = ("single", "ddp", "fsdp", "zero")
 """Strategies whose ranks update whole tensors or plain shards of them."""
@@ -78,7 +77,7 @@ ROWS = (
         name="muon", passes=(13, 13), ops=7, states=1, each_tensor=True, orthogonal=5, kinds=("single", "ddp", "fsdp")
     ),
 )
-OPTIMIZERS: Mapping[str, OptimizerRow] = {row.name: row for row in ROWS}
+OPTIMIZERS = RowTable("clustersim.optimizers", "optimizer", OptimizerRow, ROWS)
 """Every optimizer by name."""
 
 

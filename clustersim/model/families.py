@@ -9,16 +9,20 @@ it, :mod:`clustersim.model.naming` sizes its tensors.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from clustersim.core.errors import nearest
 from clustersim.core.paths import data_path
+from clustersim.core.row_table import RowTable
 from clustersim.core.texts import Table
 
 _MERGED = ("reads", "sets")
 _OWN = ("types", "like")
+Answer = TypeVar("Answer")
 
 
 class Kinds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,13 +108,80 @@ class Fields(msgspec.Struct, frozen=True):
     also: dict[str, str] = {}
 
 
+class FamilyTable(msgspec.Struct, frozen=True):
+    """A family as it is written, before it has what the row has that it is like.
+
+    Parameters
+    ----------
+    name : of the row. table : its keys, as in a file of ``data/families``.
+    """
+
+    name: str
+    table: Table
+
+
 @lru_cache(maxsize=1)
-def families() -> dict[str, Family]:
-    """Every row by its name."""
+def _shipped() -> dict[str, Table]:
     tables: dict[str, Table] = {}
     for path in sorted((data_path("data") / "families").glob("*.toml")):
         tables |= tomllib.loads(path.read_text(encoding="utf-8"))
-    return {name: msgspec.convert(_whole(name, tables), Family) for name in tables}
+    return tables
+
+
+def _rows() -> Iterator[FamilyTable]:
+    yield from (FamilyTable(name, table) for name, table in _shipped().items())
+
+
+def _whole_family(row: FamilyTable) -> Family:
+    return msgspec.convert(_whole(row.name, {**_shipped(), row.name: row.table}), Family)
+
+
+def _checked(row: FamilyTable) -> FamilyTable:
+    """The row, if it is one: of shipped ones its own tests say so."""
+    if row.name not in _shipped():
+        parent = row.table.get("like")
+        if parent is not None and parent not in _shipped():
+            raise ValueError(f"like = {parent!r} is no shipped family; {nearest(str(parent), _shipped())}")
+        _whole_family(row)
+    return row
+
+
+def _types(row: FamilyTable) -> tuple[str, ...]:
+    """Each ``model_type`` of a row, and its name."""
+    return tuple(dict.fromkeys((row.name, *row.table.get("types", ()))))
+
+
+FAMILIES = RowTable("clustersim.families", "model family", FamilyTable, _rows(), names=_types, checked=_checked)
+"""Every family as it is written, by name."""
+
+
+class ShippedFirst(Mapping[str, Answer]):
+    """What follows from the rows of a table, by a name: packages are asked for names that are not shipped."""
+
+    def __init__(self, shipped: Mapping[str, Answer], every: Callable[[], Mapping[str, Answer]]) -> None:
+        self._near = shipped
+        self._every = every
+
+    def __getitem__(self, name: str) -> Answer:
+        return self._near[name] if name in self._near else self._every()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._every())
+
+    def __len__(self) -> int:
+        return len(self._every())
+
+
+@lru_cache(maxsize=1)
+def families() -> Mapping[str, Family]:
+    """Every row by its name."""
+    shipped = {name: msgspec.convert(_whole(name, _shipped()), Family) for name in _shipped()}
+
+    @lru_cache(maxsize=1)
+    def every(_edition: int) -> Mapping[str, Family]:
+        return {name: shipped.get(name) or _whole_family(row) for name, row in FAMILIES.items()}
+
+    return ShippedFirst(shipped, lambda: every(FAMILIES.edition))
 
 
 def _whole(name: str, tables: dict[str, Table]) -> Table:
@@ -126,9 +197,17 @@ def _whole(name: str, tables: dict[str, Table]) -> Table:
 
 
 @lru_cache(maxsize=1)
-def by_type() -> dict[str, str]:
+def by_type() -> Mapping[str, str]:
     """The row of each ``model_type``."""
-    return {kind: name for name, family in families().items() for kind in family.types}
+
+    def typed(names: Iterable[str]) -> Mapping[str, str]:
+        return {kind: name for name in names for kind in families()[name].types}
+
+    @lru_cache(maxsize=1)
+    def every(_edition: int) -> Mapping[str, str]:
+        return typed(FAMILIES)
+
+    return ShippedFirst(typed(_shipped()), lambda: every(FAMILIES.edition))
 
 
 @lru_cache(maxsize=1)

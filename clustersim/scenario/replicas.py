@@ -9,6 +9,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import StepCost
+from clustersim.core.optimizers import OPTIMIZERS
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.scenario import Scenario
 from clustersim.training.builder import MakeReplicas
@@ -17,7 +18,6 @@ from clustersim.training.builder.shards import ShardHooks
 from clustersim.training.builder.stage_memory import MicroBatchStash, StateBytes, stages
 from clustersim.training.builder.unshard import MOST_ACTIVE
 from clustersim.training.builder.zero import zero_hooks, zero_states
-from clustersim.training.memory import STATES
 from clustersim.training.parallel import ParallelConfig
 from clustersim.training.partition.base import Stage
 from clustersim.training.schedules import Schedule
@@ -160,7 +160,7 @@ def state_bytes(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, stage:
     config = scenario.config
     optimizer = None if scenario.file.run.optimizer == "none" else scenario.file.run.optimizer
     size = float(DTYPE_BYTES[config.param_dtype])
-    states = 4.0 * STATES[optimizer]
+    states = 4.0 * OPTIMIZERS[optimizer].states if optimizer else 0.0
     masters = 4.0 if size < 4 else 0.0
     if isinstance(config, FSDPConfig):
         return _fsdp_states(config, mesh, stage, states)

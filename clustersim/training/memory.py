@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,6 @@ from clustersim.core.optimizers import OPTIMIZERS, state_bytes, workspace_bytes
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.model.kernels import EAGER_LOSS, FUSED_LOSS
 
-STATES: Mapping[str | None, int] = {None: 0, **{name: row.states for name, row in OPTIMIZERS.items()}}
-"""Tensors of the parameters' size and type that an optimizer keeps."""
 CHECKPOINTING = ("none", "full", "selective")
 
 
@@ -34,7 +31,8 @@ class Training:
         16-bit ``dtype`` is autocast, which keeps norm inputs in fp32 and a 16-bit copy of every weight. trained_dtype :
         of what is trained, where what is frozen has another type.
     activation_checkpointing : ``none``, ``full`` (block inputs only) or ``selective`` (torchtitan's per-op policy).
-    optimizer : a key of :data:`STATES`. master_weights : it keeps fp32 copies and states of 16-bit parameters.
+    optimizer : a row of :data:`~clustersim.core.optimizers.OPTIMIZERS`, or None. master_weights : it keeps fp32 copies
+        and states of 16-bit parameters.
     compiled : ``torch.compile`` has fused the loss. offloaded : what layers keep is on the host between their passes.
     holding : what a strategy keeps on one rank; everything whole, and ``master_weights``, where it is None.
 
@@ -54,8 +52,8 @@ class Training:
     offloaded: bool = False
 
     def __post_init__(self) -> None:
-        if self.optimizer not in STATES:
-            suggestion = nearest(str(self.optimizer), [name for name in STATES if name])
+        if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
+            suggestion = nearest(str(self.optimizer), OPTIMIZERS)
             raise ScenarioError(f"unknown optimizer {self.optimizer!r} (at $.run.optimizer); {suggestion}")
         if self.activation_checkpointing not in CHECKPOINTING:
             suggestion = nearest(self.activation_checkpointing, CHECKPOINTING)

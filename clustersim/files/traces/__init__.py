@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from clustersim.core.errors import TraceError, nearest
+from clustersim.core.row_table import RowTable
 from clustersim.core.timeline import Timeline
 from clustersim.files.traces import (
     captured,
@@ -192,7 +193,7 @@ _ROWS = (
     ),
 )
 
-FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
+FORMATS = RowTable("clustersim.formats", "trace format", Format, _ROWS)
 """Every format by name; of two that a file looks like as much, the first is asked first."""
 
 

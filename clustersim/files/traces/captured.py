@@ -66,6 +66,8 @@ def lines(path: Path) -> tuple[list[Row], int]:
             broken += 1  # the run ended inside this line
             if not number:
                 raise
+    if not rows:
+        raise TraceError(f"{path}: an empty file; a capture's part begins with a line of JSON")
     if rows[0].get("clustersim_capture") != VERSION:
         raise TraceError(f"{path}: a capture of layout {rows[0].get('clustersim_capture')!r}; this reads {VERSION}")
     return rows, broken

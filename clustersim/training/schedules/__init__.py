@@ -14,10 +14,9 @@ plays it with free transfers. Gradient accumulation is the schedule of one stage
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from clustersim.core.errors import ScenarioError, nearest
+from clustersim.core.row_table import RowTable
 from clustersim.training.schedules.base import (
     Action,
     Order,
@@ -67,14 +66,18 @@ _ROWS = (
     PIPEDREAM_2BW,
 )
 
-SCHEDULES: Mapping[str, Schedule] = MappingProxyType({row.name: row for row in _ROWS})
-
 
 def _bare(name: str) -> str:
     """A name without what systems write differently: case, hyphens, underscores."""
     return re.sub(r"[-_\s]", "", name).lower()
 
 
+def _bare_names(row: Schedule) -> dict[str, None]:
+    """Each name that a schedule is found by, once."""
+    return dict.fromkeys(_bare(name) for name in (*row.aliases, row.name))
+
+
+SCHEDULES = RowTable("clustersim.schedules", "schedule", Schedule, _ROWS, names=_bare_names)
 _BY_BARE_NAME = {_bare(name): row for row in _ROWS for name in (*row.aliases, row.name)}
 
 
@@ -84,13 +87,16 @@ def schedule(name: str) -> Schedule:
     >>> schedule("ZB-H1").name, schedule("Interleaved1F1B").name, schedule("ZBVZeroBubble").name
     ('zb_h1', 'interleaved_1f1b', 'zbv_torch')
     """
-    try:
-        return _BY_BARE_NAME[_bare(name)]
-    except KeyError:
-        schedule_names = [*SCHEDULES, *(alias for row in _ROWS for alias in row.aliases)]
-        raise ScenarioError(
-            f"no pipeline schedule {name!r}; {nearest(name, schedule_names)} (at $.parallel.schedule)"
-        ) from None
+    bare = _bare(name)
+    if bare in _BY_BARE_NAME:
+        return _BY_BARE_NAME[bare]
+    if name in SCHEDULES:  # one of another package, by its own name: no other is imported
+        return SCHEDULES[name]
+    for row in SCHEDULES.values():
+        if bare in _bare_names(row):
+            return row
+    schedule_names = [word for row in SCHEDULES.values() for word in (row.name, *row.aliases)]
+    raise ScenarioError(f"no pipeline schedule {name!r}; {nearest(name, schedule_names)} (at $.parallel.schedule)")
 
 
 __all__ = [

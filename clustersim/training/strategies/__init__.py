@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from clustersim.core.row_table import RowTable
 from clustersim.training.strategies import data_parallel, ddp, fsdp, parameter_server, single, steps_of_sgd, zero
 from clustersim.training.strategies.base import Strategy, StrategyConfig
 
 _MODULES = single, steps_of_sgd, parameter_server, data_parallel, ddp, fsdp, zero
-STRATEGIES: dict[str, Strategy] = {module.STRATEGY.name: module.STRATEGY for module in _MODULES}
+_ROWS = [module.STRATEGY for module in _MODULES]
+STRATEGIES: RowTable[Strategy] = RowTable("clustersim.strategies", "strategy", Strategy, _ROWS)
 """Every strategy by the ``kind`` a scenario's ``[strategy]`` names it with."""
 
 __all__ = ["STRATEGIES", "Strategy", "StrategyConfig"]

@@ -1,0 +1,215 @@
+"""Parts of one's own from another package: found, checked by the public contracts, refused with one clear error."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import msgspec
+import pytest
+from conftest import ROOT
+
+from clustersim.collectives.registry import ALGORITHMS
+from clustersim.core.errors import PluginError
+from clustersim.core.optimizers import OPTIMIZERS, OptimizerRow
+from clustersim.core.row_table import PluginWarning, RowTable
+from clustersim.files.traces import FORMATS
+from clustersim.model.families import FAMILIES, FamilyTable, by_type, families
+from clustersim.testing import check_algorithm, check_reader, check_schedule, check_strategy
+from clustersim.training.schedules import SCHEDULES, schedule
+from clustersim.training.strategies import STRATEGIES
+
+OWN = ROOT / "tests" / "data" / "own_parts"
+SHIPPED = OptimizerRow(name="sgd", passes=(3, 3), ops=1)
+
+
+@pytest.fixture
+def acme(monkeypatch):
+    """The package, which can be imported; tables are read before it is on the path, so that they do not know it."""
+    for rows in (STRATEGIES, ALGORITHMS, SCHEDULES, OPTIMIZERS, FORMATS, FAMILIES):
+        assert len(rows)
+    monkeypatch.setattr(sys, "path", [str(OWN), *sys.path])
+    module = importlib.import_module("acme_parts")
+    yield module
+    del sys.modules["acme_parts"]
+
+
+def installed(monkeypatch, folder, package, module, entries):
+    """A small distribution on the path, and a table that reads its entry points."""
+    info = folder / f"{package}-2.5.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 2.5\n")
+    (info / "entry_points.txt").write_text("[clustersim.optimizers]\n" + entries)
+    (folder / f"{package}.py").write_text(module)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    importlib.invalidate_caches()
+
+
+def table():
+    return RowTable("clustersim.optimizers", "optimizer", OptimizerRow, [SHIPPED])
+
+
+ROW = "from clustersim.core.optimizers import OptimizerRow\nown = OptimizerRow(name={!r}, passes=(5, 5), ops=1)\n"
+
+
+# ---- a whole package -------------------------------------------------------------------------------------------------
+
+COMMANDS = {
+    "a strategy": f"run {OWN / 'local_sgd.toml'} --json",
+    "a schedule": "run gpipe_gpt2_xl_1x8_a100 --set parallel.schedule=AcmeLIFO --json",
+    "an optimizer": "memory single_gpt2_1x1_a100 --set run.optimizer=lion --json",
+    "an algorithm": "collective all_reduce --topology hgx-h100 --algorithm acme_star --json",
+    "a log": f"trace {OWN / 'timings.log'} --json",
+    "all of them": "list formats --json",
+}
+"""What a person types, with the package installed."""
+
+
+def asked(*commands, path=OWN):
+    """(exit code, output) of each command, in one process that has ``path`` beside its own."""
+    code = (
+        "import json, sys\nfrom click.testing import CliRunner\nfrom clustersim.app.cli import cli\n"
+        "from clustersim.core.errors import ClusterSimError\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    ran = CliRunner().invoke(cli, words)\n"
+        "    code = 2 if isinstance(ran.exception, ClusterSimError) else ran.exit_code\n"
+        "    print(json.dumps([code, str(ran.exception) if ran.exception else ran.stdout]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps([line.split() for line in commands])],
+        env=os.environ | {"PYTHONPATH": str(path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_parts_of_an_installed_package_are_used_by_name_in_every_command():
+    answers = dict(zip(COMMANDS, asked(*COMMANDS.values()), strict=True))
+    assert {name: code for name, (code, _) in answers.items()} == dict.fromkeys(COMMANDS, 0), answers
+    assert "local_sgd" in answers["a strategy"][1]
+    assert "acme_star" in answers["an algorithm"][1]
+    assert {row["name"] for row in json.loads(answers["all of them"][1])} >= {"acme_log", "kineto"}
+
+
+def test_every_part_of_the_package_keeps_its_public_contract(acme):
+    check_strategy(acme.LOCAL_SGD)
+    check_schedule(acme.FILL_DRAIN)
+    check_algorithm(acme.STAR)
+    check_reader(acme.LOG, OWN / "timings.log")
+    assert "acme_log" not in FORMATS
+
+
+# ---- what the contracts refuse ---------------------------------------------------------------------------------------
+
+
+def test_a_contract_says_what_does_not_hold(acme):
+    lost = msgspec.structs.replace(acme.STAR, sends=lambda kind, n, islands: (1.0, 1.0))
+    with pytest.raises(AssertionError, match=r"acme_star: all_reduce of 3: sends says \(1.0, 1.0\), the traffic has"):
+        check_algorithm(lost)
+    with pytest.raises(AssertionError, match=r"acme_fill_drain: pp 1, vpp 1, 1 micro-batches: rank 0 holds 1, peak"):
+        check_schedule(replace(acme.FILL_DRAIN, peak=lambda rank, p, chunks, m: m + 1))
+    with pytest.raises(AssertionError, match=r"acme_fill_drain: .*bubble says"):
+        check_schedule(replace(acme.FILL_DRAIN, bubble=lambda p, chunks, m, cost: 7.5))
+    free = msgspec.structs.replace(acme.LOCAL_SGD, config=STRATEGIES["ddp"].config)
+    with pytest.raises(msgspec.ValidationError, match="local_sgd"):  # the tag of its knobs must be its name
+        check_strategy(free)
+    lazy = msgspec.structs.replace(
+        acme.LOCAL_SGD,
+        build=lambda model, cost, mesh, config, steps, seed: acme.LOCAL_SGD.build(
+            model, cost, mesh, msgspec.structs.replace(config, gradient_accumulation_steps=1), steps, seed
+        ),
+    )
+    with pytest.raises(AssertionError, match=r"local_sgd: a rank computes 2.16e\+11 FLOPs, the model has 6.48e\+11"):
+        check_strategy(lazy)
+    log = OWN / "timings.log"
+    with pytest.raises(AssertionError, match=r"acme_log: empty timings.log: a TraceError is wanted, not IndexError"):
+        check_reader(replace(acme.LOG, read=lambda paths: acme.LOG.read([*paths][paths[0].read_bytes()[0] * 0 :])), log)
+
+
+# ---- a name that is taken, a package that is broken ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "row", "message"),
+    [
+        (STRATEGIES, STRATEGIES["ddp"], "strategy 'ddp' is taken: clustersim ships it; choose another name"),
+        (ALGORITHMS, ALGORITHMS["ring"], "algorithm 'ring' is taken: clustersim ships it"),
+        (SCHEDULES, replace(SCHEDULES["gpipe"], name="x", aliases=("1F1B",)), "schedule '1f1b' is taken"),
+        (OPTIMIZERS, SHIPPED, "optimizer 'sgd' is taken"),
+        (FORMATS, FORMATS["kineto"], "trace format 'kineto' is taken"),
+        (FAMILIES, FamilyTable("x", {"like": "llama", "types": ["llama"]}), "model family 'llama' is taken"),
+        (FAMILIES, FamilyTable("x", {"like": "lama"}), "model family 'x' cannot be used: like = 'lama' is no shipped"),
+        (OPTIMIZERS, "lion", "a row of clustersim.optimizers must be of type OptimizerRow, not str"),
+    ],
+)
+def test_a_row_that_is_taken_or_none_is_refused_and_the_table_stays(rows, row, message):
+    before = list(rows)
+    with pytest.raises(PluginError, match=message):
+        rows.register(row)
+    assert list(rows) == before
+
+
+def test_a_registered_row_is_there_until_it_is_withdrawn(acme):
+    FAMILIES.register(acme.FAMILY)
+    FAMILIES.register(acme.FAMILY)
+    assert families()[by_type()["acme_llama"]].note == "Acme's blocks are Llama's"
+    assert families()["acme_llama"].block == families()["llama"].block
+    FAMILIES.withdraw("acme_llama")
+    assert "acme_llama" not in by_type()
+    SCHEDULES.register(acme.FILL_DRAIN)
+    assert schedule("Acme-LIFO") is schedule("acme_fill_drain") is acme.FILL_DRAIN
+    SCHEDULES.withdraw("acme_fill_drain")
+
+
+BROKEN = {
+    "an import that fails": ("import nothing_of_this_name\n", "x = beta:own\n", "cannot be imported: ModuleNotFound"),
+    "no such attribute": ("", "x = beta:own\n", "cannot be imported: AttributeError"),
+    "another thing": ("own = 3\n", "x = beta:own\n", "must be of type OptimizerRow, not int"),
+    "another name": (ROW.format("y"), "x = beta:own\n", "calls itself 'y'; the entry point must have the same name"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_package_is_named_where_it_is_asked_for_and_left_out_elsewhere(monkeypatch, tmp_path, what):
+    module, entries, message = BROKEN[what]
+    installed(monkeypatch, tmp_path, "beta", module, entries)
+    monkeypatch.delitem(sys.modules, "beta", raising=False)
+    rows = table()
+    assert rows["sgd"] is SHIPPED
+    for _ in range(2):
+        with pytest.raises(PluginError, match=f"optimizer 'x' of package beta 2.5 .*{message}"):
+            _ = rows["x"]
+    again = table()
+    with pytest.warns(PluginWarning, match=r"optimizer 'x' of package beta 2.5 .*; it is left out"):
+        assert list(again) == ["sgd"]
+    assert list(again) == ["sgd"]
+    assert "never" not in again
+    monkeypatch.delitem(sys.modules, "beta", raising=False)
+
+
+def test_a_package_does_not_replace_what_is_shipped_nor_another_packages_row(monkeypatch, tmp_path):
+    installed(monkeypatch, tmp_path / "one", "gamma", ROW.format("sgd"), "sgd = gamma:own\nx = gamma:own\n")
+    installed(monkeypatch, tmp_path / "two", "delta", ROW.format("x"), "x = delta:own\n")
+    rows = table()
+    assert rows["sgd"] is SHIPPED
+    with pytest.raises(PluginError, match=r"'x' is of package delta 2.5 and of package gamma 2.5; keep one of them"):
+        _ = rows["x"]
+    with pytest.warns(PluginWarning, match=r"package gamma 2.5 .*'sgd' is taken: clustersim ships it"):
+        assert list(rows) == ["sgd"]
+
+
+def test_a_name_of_an_installed_package_is_taken_too_and_only_what_is_asked_for_is_imported(monkeypatch, tmp_path):
+    installed(monkeypatch, tmp_path, "epsilon", ROW.format("x"), "x = epsilon:own\ny = nowhere:own\n")
+    rows = table()
+    with pytest.raises(PluginError, match=r"'x' is taken: package epsilon 2.5 adds it"):
+        rows.register(OptimizerRow(name="x", passes=(1, 1), ops=1))
+    assert "epsilon" not in sys.modules
+    assert rows["x"].passes == (5, 5)
+    del sys.modules["epsilon"]
