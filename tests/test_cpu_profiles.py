@@ -69,3 +69,42 @@ def test_profiles_of_gpus_keep_their_words(tmp_path: Path):
     path = save(tmp_path / "rank0.json", events, world=1)
     assert WITHOUT_GPU not in traces.read(path).stats
     assert "GPU" in CliRunner().invoke(cli, ["explain", str(path)]).output
+
+
+def crossed(path: Path, rank: int) -> Path:
+    """Steps of a rank whose two threads of Gloo begin two broadcasts in an order of the rank's own, and one of whose
+    ranks is late: what one thread begins first, another rank's begins second."""
+    about = {"ph": "X", "pid": 1, "tid": 1}
+    events: list[dict[str, Any]] = []
+    for step in range(4):
+        begin = 1e6 + step * 1e5 - 2e4 * rank
+        events.append(about | {"cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": begin, "dur": 1e5})
+        events += [about | {"cat": "cpu_op", "name": "aten::mm", "ts": begin + 2e4 * k, "dur": 1e4} for k in range(5)]
+        for thread, elements in enumerate((64, 256)):
+            at = begin + 1.5e4 + 10 * (thread if rank else 1 - thread)
+            note = {"cat": "user_annotation", "name": "gloo:broadcast", "ts": at, "dur": 4e4, "tid": 2 + thread}
+            events.append(about | note | {"args": {"Input Dims": [[elements]], "Input type": ["float"]}})
+    info = {"backend": "gloo", "rank": rank, "world_size": 2}
+    text = {"schemaVersion": 1, "distributedInfo": info, "host_name": "box", "traceEvents": events}
+    path.write_text(json.dumps(text))
+    return path
+
+
+def test_collectives_that_threads_begin_in_orders_of_their_own_are_replayed(tmp_path: Path):
+    for rank in range(2):
+        crossed(tmp_path / f"rank{rank}.json", rank)
+    said = CliRunner().invoke(cli, ["replay", str(tmp_path)])
+    assert said.exit_code == 0, said.output
+    assert "first span to last" in said.output
+
+
+def test_every_command_says_the_same_step_of_ranks_that_begin_it_apart(tmp_path: Path):
+    for rank in range(2):
+        crossed(tmp_path / f"rank{rank}.json", rank)
+    told = CliRunner().invoke(cli, ["trace", str(tmp_path)]).output
+    explained = CliRunner().invoke(cli, ["explain", str(tmp_path)]).output
+    replayed = CliRunner().invoke(cli, ["replay", str(tmp_path)]).output
+    (step,) = re.findall(r"step time +(\S+ ms), mean of 4", told)
+    assert f"{step} a step" in explained
+    (window,) = re.findall(r"first span to last (\S+ ms)", told)
+    assert re.search(rf"first span to last *│ *{re.escape(window)} ", replayed)

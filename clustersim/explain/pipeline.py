@@ -20,6 +20,7 @@ is left between the first and the last action of the replica: actions that took 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -121,8 +122,19 @@ def windows(timeline: Timeline) -> dict[int, tuple[float, float]]:
 
 def steady(timeline: Timeline) -> list[int]:
     """Steps without the warm-up (:func:`clustersim.explain.metrics.warm_up`)."""
-    all_windows = windows(timeline)
-    return list(all_windows)[warm_up([end - begin for begin, end in all_windows.values()]) :]
+    took = periods(timeline)
+    return list(took)[warm_up(list(took.values())) :]
+
+
+def periods(timeline: Timeline) -> dict[int, float]:
+    """What each step takes [s], as everywhere: from the end of the one before to its own, on the slowest rank. Ranks
+    that begin a step while others end the last are in two of :func:`windows`, which add up to more than the run."""
+    took = {}
+    before = -math.inf
+    for step, (begin, end) in windows(timeline).items():
+        took[step] = end - max(before, begin)
+        before = end
+    return took
 
 
 def actions(timeline: Timeline, ranks: Sequence[int] | None = None) -> dict[int, list[TimedAction]]:

@@ -41,7 +41,7 @@ class Pipeline(msgspec.Struct, frozen=True):
 
 
 class TraceSteps(msgspec.Struct, frozen=True):
-    """The backend that a trace names, its median step [s] without the warm-up, None where it has no steps; and its
+    """The backend that a trace names, its mean step [s] without the warm-up, None where it has no steps; and its
     stages, where it has some."""
 
     backend: str | None
@@ -109,19 +109,13 @@ def _choices(read: Timeline | Samples | Told) -> NcclLog:
 
 
 def _steps(run: Timeline) -> TraceSteps:
-    from statistics import median
-
-    from clustersim.explain.pipeline import steady, windows
+    from clustersim.explain.metrics import steady_window
+    from clustersim.explain.pipeline import steady
     from clustersim.files import traces
 
-    step_windows = windows(run)
     steady_steps = steady(run)
-    numbered = any(step for step in step_windows)
-    step = (
-        median(end - begin for begin, end in (step_windows[s] for s in steady_steps))
-        if numbered and steady_steps
-        else None
-    )
+    numbered = any(op.step for op in run.ops)
+    step = steady_window(run).step_time if numbered and steady_steps else None
     return TraceSteps(traces.backend_of(run), step, steady_steps if numbered else [], _pipeline(run))
 
 
@@ -167,7 +161,7 @@ def _timeline(digest: RunDigest, trace_steps: TraceSteps, top: int) -> Iterator[
     window_text = format_time(digest.window_s)
     yield f"{digest.ranks_measured} of {digest.world_size} ranks{backend}, first span to last {window_text}{steps}"
     if trace_steps.step_time_s is not None:
-        yield f"  {'step time':24s} {format_time(trace_steps.step_time_s)}, median of {len(trace_steps.steady_steps)}"
+        yield f"  {'step time':24s} {format_time(trace_steps.step_time_s)}, mean of {len(trace_steps.steady_steps)}"
     yield f"  {'compute stream busy':24s} {_range(digest.compute_share)}"
     yield f"  {'transferring':24s} {_range(digest.transfer_share)}"
     yield f"  {'of that, exposed':24s} {_range(digest.exposed_transfer_share)}"
@@ -187,7 +181,7 @@ def _collectives(rows: list[RepeatedCollective], top: int) -> Iterator[str]:
         )
     for row in rows[:top]:
         mark = "<=" if row.waiting_included else ""
-        busbw = f"{row.busbw / 1e9:.2f}" if row.busbw and not mark else "-"
+        busbw = _gigabytes(row.busbw) if row.busbw and not mark else "-"
         skew, worst = ("-" if value is None else format_time(value) for value in (row.skew_s, row.skew_max_s))
         yield (
             f"{row.kind:16s} {format_bytes(row.nbytes) if row.nbytes else '-':>10s} {row.dtype:>6s} "
@@ -205,12 +199,17 @@ def _samples(digest: SampleDigest) -> Iterator[str]:
     )
     for row in digest.tables:
         sizes = f"{format_bytes(row.smallest_bytes)} - {format_bytes(row.largest_bytes)}"
-        busbw = f"{row.busbw_max / 1e9:.2f}" if row.busbw_max is not None else "-"
+        busbw = _gigabytes(row.busbw_max) if row.busbw_max is not None else "-"
         yield (
             f"{row.kind:16s} {row.ranks or '?':>5} {row.nodes or '?':>5} {row.rows:>5d} {sizes:>22s} "
             f"{format_time(row.fastest_s):>10s} {busbw:>10s}  {row.launch or '-'}, {row.version or '-'}"
         )
     yield from _tail(digest.skipped, digest.notes)
+
+
+def _gigabytes(rate: float) -> str:
+    """GB/s of a rate [bytes/s]; two digits of what is small, as of a barrier's or a CPU's."""
+    return f"{rate / 1e9:.2f}" if rate >= 1e8 or not rate else f"{rate / 1e9:.2g}"
 
 
 def _tail(skipped: Mapping[str, int], hints: Sequence[str] = ()) -> Iterator[str]:

@@ -118,7 +118,7 @@ def of_run(run: Timeline) -> RunDigest:
         world_size=run.world_size,
         ranks_measured=len(measured),
         steps=sorted({op.step for op in run.ops}),
-        window_s=max(windows),
+        window_s=float(spans["end"].max() - spans["ready"].min()),
         compute_share=compute,
         transfer_share=comm,
         exposed_transfer_share=exposed,

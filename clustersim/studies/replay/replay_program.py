@@ -27,7 +27,7 @@ from clustersim.core.program import (
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain import pipeline
 from clustersim.files.traces.pipeline_csv import STEPS_APART
-from clustersim.studies.replay.replay_peers import MeasuredSpan, Peers, peers_of
+from clustersim.studies.replay.replay_peers import MeasuredSpan, Peers, peers_of, side_by_side
 from clustersim.studies.replay.replay_scale import Scale, groups_of
 from clustersim.studies.replay.replay_spread import CopySpread, own_seconds, spread_of
 
@@ -80,6 +80,7 @@ class ReplayWriter:
             info = measured.ops[op]
             begin = start if info.kind == "compute" else ready
             self.spans[rank].append(MeasuredSpan(op, _stream(info), begin, end))
+        side_by_side(measured, self.spans, JUST)
         self.origin = min(span.begin for spans in self.spans.values() for span in spans)
         self.shortest: dict[int, float] = {}
         for span in (span for spans in self.spans.values() for span in spans):

@@ -247,12 +247,15 @@ def _free(request: Request, group: Group) -> Plan:
 
 
 def _steps(measured: Timeline, simulated: Timeline) -> StepTimes:
-    """Steps of both runs without the measured one's warm-up."""
-    seen = pipeline.windows(measured)
-    played = pipeline.windows(simulated)
+    """Steps of both runs without the measured one's warm-up; a pipeline's with what its stages idle in them."""
+    if pipeline.has_pipeline(measured):
+        seen, played = (
+            {s: end - begin for s, (begin, end) in pipeline.windows(run).items()} for run in (measured, simulated)
+        )
+    else:
+        seen, played = pipeline.periods(measured), pipeline.periods(simulated)
     steady_steps = pipeline.steady(measured)
-    times = ([end - begin for begin, end in (step_windows[s] for s in steady_steps)] for step_windows in (seen, played))
-    first, second = map(tuple, times)
+    first, second = (tuple(took[s] for s in steady_steps) for took in (seen, played))
     return StepTimes(tuple(steady_steps), first, second, tuple(s for s in seen if s not in steady_steps))
 
 
