@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import ROOT
@@ -17,10 +18,11 @@ from clustersim.core.errors import TraceError
 from clustersim.core.timeline import Timeline
 from clustersim.files import traces
 from clustersim.scenario.incident_table import KINDS
-from clustersim.studies.diagnosis import Site, Suspect, diagnose
+from clustersim.studies.diagnosis import Site, Suspect, diagnose, profile_findings
 from clustersim.studies.diagnosis.answer import ALONE, CONFIDENT, NEXT, SOURCES, TELLS
 from clustersim.studies.diagnosis.courses import AGAIN, GROWS, ONCE, STAYS, course_of
-from clustersim.studies.diagnosis.suspects import ANOTHER, NOTHING, by_kind, finding, ranked
+from clustersim.studies.diagnosis.profile_findings import ProfiledSteps
+from clustersim.studies.diagnosis.suspects import ANOTHER, LINKS_SLOW, NOTHING, by_kind, finding, ranked
 from clustersim.studies.exam import PlantedIncident, write_traces
 from clustersim.studies.exam.drawing import JOBS, SPINE
 from clustersim.studies.exam.evidence import TracesByKind
@@ -225,3 +227,30 @@ def test_the_command_says_it_in_lines_and_in_json(written):
     said = CliRunner().invoke(cli, ["diagnose", folder], catch_exceptions=False)
     assert said.output.startswith("diagnosis: missing_call of rank 6 (94% sure)\nlook at: py-spy dump of it")
     assert '"confident": true' in CliRunner().invoke(cli, ["diagnose", folder, "--json"]).output
+
+
+def steps_of(busy, idle, transfers):
+    """Profiles of ranks of a CPU."""
+    busy, idle = np.array(busy), np.array(idle)
+    seconds = [[(("all_reduce", 1e6), took)] for took in transfers]
+    return ProfiledSteps(np.arange(busy.shape[1]), busy, idle, seconds, whole=True, on_cpu=True)
+
+
+def test_what_is_less_than_steps_differ_by_anyway_is_no_fault_of_a_rank():
+    """Of a machine that others use, too: a rank that once stood still 3 ms where its steps differ by tens of them."""
+    busy = [[0.170, 0.248, 0.135], [0.216, 0.225, 0.171], [0.212, 0.332, 0.190]]
+    idle = [[0.0006, 0.0007, 0.0007], [0.0034, 0.0005, 0.0007], [0.0007, 0.0007, 0.0010]]
+    assert profile_findings._late_ranks(steps_of(busy, idle, [1e-3] * 3)) == {}
+    steady = np.tile([0.2, 0.2, 0.2], (3, 1))
+    assert list(profile_findings._late_ranks(steps_of(steady, idle, [1e-3] * 3))) == [0]
+
+
+def test_transfers_inside_one_machine_blame_no_nic_and_a_cpu_no_gpu():
+    steady = np.tile([0.2, 0.2], (3, 1))
+    for hosts, blamed in (({0: "a", 1: "a"}, False), ({0: "a", 1: "b"}, True)):
+        site = Site(ranks=2, hosts=hosts)
+        steps = steps_of(steady, 0 * steady, [1e-3, 1e-3, 3e-3])
+        told = profile_findings._of_transfers(steps, site.suspects(), site)
+        most = max(told.likelihood, key=told.likelihood.__getitem__)
+        assert (most.kind in LINKS_SLOW) is blamed
+        assert "GPU" not in told.text

@@ -16,13 +16,14 @@ import numpy as np
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import few
 from clustersim.core.program import COMPUTE_STREAM
-from clustersim.core.timeline import Timeline
+from clustersim.core.timeline import WITHOUT_GPU, Timeline
 from clustersim.core.units import format_time
 from clustersim.studies.diagnosis import courses
 from clustersim.studies.diagnosis.courses import AGAIN, ONCE, course_of
 from clustersim.studies.diagnosis.suspects import (
     ALMOST_NEVER,
     LATE,
+    LINKS_SLOW,
     NOTHING,
     PARTLY,
     RANK_SLOW,
@@ -61,13 +62,14 @@ StepTransfers: TypeAlias = list[list[tuple[tuple[object, ...], float]]]
 class ProfiledSteps:
     """Of the measured ``ranks``, (steps, ranks): seconds that kernels keep a GPU ``busy``, and that it stands ``idle``
     before it begins a step. transfers : per step, what each collective is and its seconds; ``whole`` : those
-    of all its ranks, else with waiting for ranks that were not measured in it."""
+    of all its ranks, else with waiting for ranks that were not measured in it. on_cpu : there is no GPU."""
 
     ranks: Ints
     busy: Floats
     idle: Floats
     transfers: StepTransfers
     whole: bool
+    on_cpu: bool = False
 
 
 def of_profiles(run: Timeline, suspects: Sequence[Suspect], site: Site) -> Iterator[Finding]:
@@ -84,7 +86,8 @@ def of_profiles(run: Timeline, suspects: Sequence[Suspect], site: Site) -> Itera
         yield _of_late(late, steps, suspects)
     elif stalls is not None:
         course = course_of(stalls.tolist(), max(_late_limit(steps), NEAR * float(stalls.max())))
-        text = f"profiles: all GPUs stand still {format_time(float(stalls.max()))} before a step, {course}"
+        who = "ranks" if steps.on_cpu else "GPUs"
+        text = f"profiles: all {who} stand still {format_time(float(stalls.max()))} before a step, {course}"
         yield finding("profiles", text, suspects, by_kind({"blocking_checkpoint": SURE}, UNLIKELY))
     elif slow:
         yield _of_slow(slow, steps, suspects, site)
@@ -98,7 +101,8 @@ def _of_late(late: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[S
     limit = max(_late_limit(steps), NEAR * worst)
     courses_of = {rank: course_of(by.tolist(), limit) for rank, by in late.items()}
     first = next(iter(courses_of.values()))
-    text = f"profiles: the GPU of rank(s) {few(late, SHOWN)} stands still {format_time(worst)} before a step, {first}"
+    where = f"rank(s) {few(late, SHOWN)}" if steps.on_cpu else f"the GPU of rank(s) {few(late, SHOWN)}"
+    text = f"profiles: {where} stands still {format_time(worst)} before a step, {first}"
     again = {"garbage_collection": SURE, "slow_data": UNLIKELY}
     stays = {"slow_data": SURE, "garbage_collection": UNLIKELY}
 
@@ -118,8 +122,10 @@ def _behind(slow: dict[int, Floats], steps: ProfiledSteps) -> float:
 
 
 def _late_limit(steps: ProfiledSteps) -> float:
-    """Seconds that a GPU stands still before a step from which it is told."""
-    return LEAST_LATE * float(np.median(steps.busy))
+    """Seconds that a GPU stands still before a step from which it is told: what is less than a rank's kernels differ
+    by from step to step anyway makes no job slow."""
+    noise = float(np.median(np.log(np.maximum(steps.busy, 1e-9)).std(axis=0, ddof=1)))
+    return max(LEAST_LATE, noise) * float(np.median(steps.busy))
 
 
 def _common_stalls(steps: ProfiledSteps) -> Floats | None:
@@ -156,7 +162,7 @@ def _steps(run: Timeline) -> ProfiledSteps:
     whole = bool(collectives) and all("transfer_s" in op.detail for op in collectives)
     if not whole:
         _bounds(run, spans, index, transfers)
-    return ProfiledSteps(ranks, busy, idle, transfers, whole)
+    return ProfiledSteps(ranks, busy, idle, transfers, whole, bool(run.stats.get(WITHOUT_GPU)))
 
 
 def _bounds(run: Timeline, spans: dict[str, Any], index: dict[int, int], transfers: StepTransfers) -> None:
@@ -237,8 +243,12 @@ def _of_transfers(steps: ProfiledSteps, suspects: Sequence[Suspect], site: Site)
     text = f"profiles: transfers take up to {ratio - 1:.0%} longer than in the quickest steps, {shape}{waiting}"
 
     certain = SURE if steps.whole or not hidden else PARTLY
+    inside = len(set(site.hosts.values())) == 1 and len(site.hosts) >= site.ranks
+    text += ", in one machine, whose ranks meet over no NIC" if inside else ""
 
     def likely(suspect: Suspect) -> float:
+        if inside and suspect.kind in LINKS_SLOW:
+            return UNLIKELY
         if suspect.kind in ("slow_link", "congestion"):
             return certain if alike else SELDOM
         if suspect.kind == "flapping_link":
