@@ -77,12 +77,12 @@ def crossed(path: Path, rank: int) -> Path:
     about = {"ph": "X", "pid": 1, "tid": 1}
     events: list[dict[str, Any]] = []
     for step in range(4):
-        begin = 1e6 + step * 1e5 - 2e4 * rank
+        begin = 1e6 + step * 1e5 - 3e4 * rank
         events.append(about | {"cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": begin, "dur": 1e5})
         events += [about | {"cat": "cpu_op", "name": "aten::mm", "ts": begin + 2e4 * k, "dur": 1e4} for k in range(5)]
         for thread, elements in enumerate((64, 256)):
             at = begin + 1.5e4 + 10 * (thread if rank else 1 - thread)
-            note = {"cat": "user_annotation", "name": "gloo:broadcast", "ts": at, "dur": 4e4, "tid": 2 + thread}
+            note = {"cat": "user_annotation", "name": "gloo:broadcast", "ts": at, "dur": 2e4 + 3e4 * rank, "tid": 2 + thread}
             events.append(about | note | {"args": {"Input Dims": [[elements]], "Input type": ["float"]}})
     info = {"backend": "gloo", "rank": rank, "world_size": 2}
     text = {"schemaVersion": 1, "distributedInfo": info, "host_name": "box", "traceEvents": events}
@@ -106,5 +106,6 @@ def test_every_command_says_the_same_step_of_ranks_that_begin_it_apart(tmp_path:
     replayed = CliRunner().invoke(cli, ["replay", str(tmp_path)]).output
     (step,) = re.findall(r"step time +(\S+ ms), mean of 4", told)
     assert f"{step} a step" in explained
+    assert "rank 0 is the last to 8 of 8 that waited" in told
     (window,) = re.findall(r"first span to last (\S+ ms)", told)
     assert re.search(rf"first span to last *│ *{re.escape(window)} ", replayed)

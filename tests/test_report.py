@@ -169,3 +169,10 @@ def test_it_opens_without_a_word_on_the_console_and_bars_tell_what_they_are(whic
 @needs_browser
 def test_a_phone_scrolls_figures_and_never_the_page(page, tmp_path):
     assert width_on_a_phone(page, tmp_path) <= 390
+
+
+def test_a_legend_has_the_colours_that_are_drawn_and_no_others(page):
+    entries = re.findall(r'<li><span class="chip (\w+)"', page)
+    drawn = set(re.findall(r'<rect class="(\w+)(?: e)?" ', page))
+    assert set(entries) == drawn
+    assert len(entries) == len(set(entries)) < 10

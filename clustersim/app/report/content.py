@@ -44,6 +44,7 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
     rerun = prepared is not None and short(timeline)
     explanation = explain(timeline, facts, bounded=rerun)
     table = explanation.breakdown
+    gantts = _gantts(run)
     title = title or facts.title or f"a run of {timeline.world_size} ranks ({timeline.source})"
     given = flat(facts.inputs).items()
     inputs = {name: str(value) for name, value in given if value not in (None, "", [], (), {})}
@@ -58,8 +59,8 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
         waterfall=_waterfall(explanation.waterfall),
         drawn=_drawn(timeline),
         split=_split(run),
-        gantts=_gantts(run),
-        legend=legend(),
+        gantts=gantts,
+        legend=legend([chart.svg for chart in gantts]),
         stalls=_stalls(explanation.stalls),
         hotspots=_hotspots(run, (table.begin, table.end)),
         **_path(timeline, explanation.critical_path),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 
 import msgspec
@@ -93,9 +93,15 @@ def gantt_svg(timeline: Timeline, begin: float, end: float, label: str, *, origi
     )
 
 
-def legend() -> list[tuple[str, str, str]]:
-    """(name, class, colour) of everything a chart may show."""
-    return [(label, kind, palette[kind]) for kind, label in LABELS.items() if kind != "memcpy"]
+def legend(charts: Sequence[str]) -> list[tuple[str, str, str]]:
+    """(name, class, colour) of everything that these charts show; what looks alike is one entry."""
+    rows: dict[str, tuple[str, str, str]] = {}
+    for kind, label in LABELS.items():
+        if any(f'class="{kind}' in chart for chart in charts):
+            look = "stall" if kind == "stall" else palette[kind]
+            before = f"{rows[look][0]}, " if look in rows else ""
+            rows[look] = (before + label, kind, palette[kind])
+    return list(rows.values())
 
 
 def _rows(chart: _GanttChart, ranks: dict[int, str]) -> Iterator[_HoverRow]:

@@ -12,6 +12,7 @@ import numpy as np
 from clustersim.collectives.base import bus_factor
 from clustersim.core.program import COMM_STREAM, COMPUTE_STREAM
 from clustersim.core.timeline import Timeline
+from clustersim.files.traces.joining import SAME_CLOCK
 from clustersim.files.traces.samples import Sample, Samples
 
 LAUNCH_BOUND = 0.25
@@ -181,6 +182,21 @@ def _hints(run: Timeline, compute: list[float], waits: list[float], measured: in
             "late; faster links would not help these"
         )
     if waits and np.mean(waits) > 0.1:
-        yield f"ranks wait for peers {100 * float(np.mean(waits)):.0f} % of the window: uneven work, not slow links"
+        share = f"{100 * float(np.mean(waits)):.0f} % of the window, beside kernels or not"
+        yield f"collectives wait for peers {share}: uneven work, not slow links{_last(run)}"
     if compute and np.mean(compute) < 0.2:
         yield f"the compute stream is busy {100 * min(compute):.0f} to {100 * max(compute):.0f} % of the window only"
+
+
+def _last(run: Timeline) -> str:
+    """Whom most collectives wait for, where one rank is the last to most of them; else nothing."""
+    spans = run.spans()
+    met = np.array([op.detail.get("skew_s", 0.0) > SAME_CLOCK for op in run.ops])[spans["op"]]
+    order = np.lexsort((spans["ready"], spans["op"]))
+    order = order[met[order]]
+    ops = spans["op"][order]
+    last = spans["rank"][order][np.append(ops[1:] != ops[:-1], True)] if len(order) else order
+    ranks, times = np.unique(last, return_counts=True)
+    if not len(ranks) or 2 * times.max() <= len(last):
+        return ""
+    return f"; rank {ranks[times.argmax()]} is the last to {times.max()} of {len(last)} that waited"
