@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from clustersim.app.cli import main
+from clustersim.calibrate.fit.of_logs import nccl_times
+from clustersim.calibrate.fit.solve import fit, worse_classes
 from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import choice, seconds
 from clustersim.core.costs import overlaid
+from clustersim.files import traces
 
 PLANTED = {"host_floor.intel": 48e-6, "share.nvlink/Simple": 0.72}
 
@@ -173,3 +177,42 @@ def test_ranks_that_shared_a_card_say_nothing_of_a_machine(tmp_path, capsys):
     folder = capture(tmp_path, {}, share_gpu=True)
     assert run("calibrate", folder, "--topology", "dgx-a100", "-o", tmp_path / "x.toml") == 2
     assert "no collective and no compute row to fit" in capsys.readouterr().err
+
+
+def bent(folder: Path, slower: float) -> Path:
+    """A log whose sizes above 32 MiB are as shipped, and whose others no constant explains: slower, by turns."""
+    path = log(folder, {}, range(10, 33))
+    lines = path.read_text().splitlines()
+    for i, line in enumerate(lines):
+        cells = line.split()
+        if cells[0].isdigit() and int(cells[0]) <= 2**25:
+            cells[5] = cells[9] = f"{float(cells[5]) * (1 + slower * (i % 3)):.2f}"
+            cells[6] = cells[10] = f"{int(cells[0]) / float(cells[5]) / 1e3:.3f}"
+            cells[7] = cells[11] = f"{float(cells[6]) * 7 / 8:.3f}"
+            lines[i] = " ".join(cells)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_no_size_class_is_predicted_worse_than_before(tmp_path):
+    worse = {}
+    for slower in (0.3, 0.6):
+        times, _ = nccl_times(traces.read(bent(tmp_path, slower)), "dgx-a100")
+        worse[slower] = worse_classes(fit(times), times.classes)
+        guarded = fit(times, times.classes)
+        assert worse_classes(guarded, times.classes) == []
+        assert np.median(np.abs(guarded.after / guarded.measured - 1)) <= np.median(
+            np.abs(guarded.before / guarded.measured - 1)
+        )
+    assert any(worse.values())
+
+
+def test_the_command_says_where_constants_went_a_part_of_the_way(tmp_path, capsys):
+    out = tmp_path / "mine.toml"
+    data = bent(tmp_path, 0.6)
+    assert run("calibrate", data, "--topology", "dgx-a100", "-o", out) == 0
+    printed = capsys.readouterr().out
+    rows = re.findall(r"rows, (?:median .error. )?([\d.]+)% before and ([\d.]+)% after", printed)
+    assert len(rows) == 4  # all, and three classes
+    assert all(float(after) <= float(before) for before, after in rows)
+    assert "% of the way: where all rows together would have them, a size class would be predicted worse" in printed

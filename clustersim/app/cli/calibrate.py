@@ -121,7 +121,8 @@ class ConstantEstimate(msgspec.Struct, frozen=True):
 
 class CalibrationReport(msgspec.Struct, frozen=True):
     """What a calibration says: ``errors`` by part, of NCCL also ``by_size``; ``held_out``, the median error of rows
-    predicted from the other half of the sizes of ``held_out_of``; rows ``skipped``, by reason."""
+    predicted from the other half of the sizes of ``held_out_of``; rows ``skipped``, by reason; the ``share`` of the way
+    that constants were moved, where a size class would else be predicted worse."""
 
     constants: list[ConstantEstimate]
     errors: dict[str, FitErrors]
@@ -130,6 +131,7 @@ class CalibrationReport(msgspec.Struct, frozen=True):
     held_out: float | None
     noise: float
     skipped: Mapping[str, int]
+    share: float = 1.0
 
 
 def _said(calibrated: Calibrated) -> CalibrationReport:
@@ -147,6 +149,7 @@ def _said(calibrated: Calibrated) -> CalibrationReport:
         held_out=float(np.median(calibrated.held_out)) if len(calibrated.held_out) else None,
         noise=calibrated.noise,
         skipped=calibrated.skipped,
+        share=min(fit.share for fit in calibrated.fits),
     )
 
 
@@ -205,6 +208,9 @@ def _lines(report: CalibrationReport) -> Iterator[str]:
         yield f"{part}: {error.rows} rows, median |error| {error.before:.1%} before and {error.after:.1%} after"
     for name, error in report.by_size.items():
         yield f"  {name}: {error.rows} rows, {error.before:.1%} before and {error.after:.1%} after"
+    if report.share < 1:
+        how = f"moved {report.share:.0%} of the way" if report.share else "left as they are"
+        yield f"constants are {how}: where all rows together would have them, a size class would be predicted worse"
     if report.held_out is not None:
         beside = f"; repeats of a row differ by {report.noise:.1%}" if report.noise == report.noise else ""
         held_out = f"median |error| {report.held_out:.1%}{beside}"

@@ -70,7 +70,8 @@ def held_out(times: Times, tables: Sequence[str]) -> Floats:
             fitted, rest = (
                 replace(times, rows=tuple(times.rows[i] for i in indices)) for indices in (training_rows, unknown)
             )
-            errors.append(np.abs(rest.predict(fit(fitted).values) / rest.measured - 1.0))
+            classes = fitted.classes if isinstance(fitted, NcclTimes) else ()
+            errors.append(np.abs(rest.predict(fit(fitted, classes).values) / rest.measured - 1.0))
     return np.concatenate(errors) if errors else np.empty(0)
 
 

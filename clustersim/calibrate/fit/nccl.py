@@ -20,6 +20,7 @@ from clustersim.collectives.nccl_backend import NcclChoice, seconds_of
 from clustersim.collectives.paths import placement
 from clustersim.core.arrays import Floats, Ints
 from clustersim.core.costs import CommunicationCosts, flat, overlaid
+from clustersim.core.ranges import size_class
 
 SPREADS: Mapping[str, float] = {
     # The host and its CPU are the operator's; nothing about them is known before a small message is timed.
@@ -74,6 +75,11 @@ class NcclTimes:
     def series(self) -> Sequence[str]:
         """(n,) case, algorithm and protocol."""
         return [f"{row.case} {row.choice.algorithm} {row.choice.protocol}" for row in self.rows]
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """(n,) how large each is, in the classes that errors are told by."""
+        return [size_class(row.nbytes) for row in self.rows]
 
     @cached_property
     def knobs(self) -> tuple[Knob, ...]:

@@ -51,7 +51,7 @@ def calibrate_logs(
     if len(times.rows) < FEWEST:
         why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
         raise TraceError(f"{samples.source}: {len(times.rows)} row(s) to fit, at least {FEWEST} are needed; {why}")
-    fitted = fit(times)
+    fitted = fit(times, times.classes)
     provenance = Provenance(
         date=date,
         data=tuple(str(path) for path in paths),
