@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from clustersim.app.cli import main
+from clustersim.app.cli.calibrate import CalibrationReport, _lines
 from clustersim.calibrate.fit.of_logs import nccl_times
 from clustersim.calibrate.fit.solve import fit, worse_classes
 from clustersim.cluster import files as fabrics
@@ -207,12 +207,9 @@ def test_no_size_class_is_predicted_worse_than_before(tmp_path):
     assert any(worse.values())
 
 
-def test_the_command_says_where_constants_went_a_part_of_the_way(tmp_path, capsys):
-    out = tmp_path / "mine.toml"
-    data = bent(tmp_path, 0.6)
-    assert run("calibrate", data, "--topology", "dgx-a100", "-o", out) == 0
-    printed = capsys.readouterr().out
-    rows = re.findall(r"rows, (?:median .error. )?([\d.]+)% before and ([\d.]+)% after", printed)
-    assert len(rows) == 4  # all, and three classes
-    assert all(float(after) <= float(before) for before, after in rows)
-    assert "% of the way: where all rows together would have them, a size class would be predicted worse" in printed
+@pytest.mark.parametrize(("share", "words"), [(0.3, "moved 30% of the way"), (0.0, "left as they are"), (1.0, "")])
+def test_where_constants_went_a_part_of_the_way_it_is_said(share, words):
+    report = CalibrationReport([], {}, {}, "nccl", 0.05, float("nan"), {}, share)
+    lines = [line for line in _lines(report) if "a size class would be predicted worse" in line]
+    assert bool(lines) is (share < 1)
+    assert all(words in line for line in lines)
