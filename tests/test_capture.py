@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from conftest import CAPTURE_SECONDS, Captured
 
-from clustersim.calibrate.capture import collectives, steps, world
+from clustersim.calibrate.capture import collectives, slurm, steps, world
 from clustersim.calibrate.capture.parts import Budget, CaptureFile, write_whole
 from clustersim.calibrate.capture.world import repeats_for
 from clustersim.core.errors import ClusterSimError, TraceError
@@ -394,3 +394,59 @@ def test_a_collective_that_a_backend_does_not_have_is_skipped_with_its_words(oth
         "ProcessGroupGloo does not support alltoall on CUDA"
     )
     assert collectives._first(alone(others=others), (lambda: None, lambda: None)) == others
+
+
+# ---- srun and machines without a GPU ---------------------------------------------------------------------------------
+
+
+def step_of(task: int, tasks: int = 2) -> dict[str, str]:
+    """What srun puts into a task's environment, on one machine."""
+    return {
+        "SLURM_STEP_NUM_TASKS": str(tasks),
+        "SLURM_STEP_TASKS_PER_NODE": str(tasks),
+        "SLURM_PROCID": str(task),
+        "SLURM_LOCALID": str(task),
+        "SLURM_STEP_NODELIST": "here",
+        "SLURM_JOB_ID": str(os.getpid() % 1000),
+    }
+
+
+def test_tasks_of_srun_are_ranks_and_a_batch_script_is_none():
+    two = slurm.as_torchrun({**step_of(5, 16), "SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_STEP_NODELIST": "gpu[07,9]"})
+    assert (two["RANK"], two["WORLD_SIZE"], two["LOCAL_WORLD_SIZE"], two["MASTER_ADDR"]) == ("5", "16", "8", "gpu07")
+    assert slurm.as_torchrun(step_of(0, 1)) == {}
+    assert slurm.as_torchrun({"SLURM_NTASKS": "16", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}) == {}
+    assert slurm.as_torchrun({**step_of(0), "RANK": "3", "WORLD_SIZE": "4"}) == {}
+    with pytest.raises(ClusterSimError, match="as many on each"):
+        slurm.as_torchrun({**step_of(0, 3), "SLURM_STEP_TASKS_PER_NODE": "2,1"})
+
+
+@torch
+def test_two_tasks_of_srun_write_one_capture_of_two_ranks(tmp_path):
+    words = ("--out", str(tmp_path / "o"), "--device", "cpu", "--budget", "1s", "--largest", "64", "--quiet")
+    command = [sys.executable, "-m", MODULE, *words, "--parts", "collectives"]
+    tasks = [subprocess.Popen(command, env=os.environ | step_of(task), stderr=subprocess.PIPE) for task in (0, 1)]
+    ends = [(task.communicate(timeout=60)[1], task.returncode) for task in tasks]
+    assert [code for _, code in ends] == [0, 0], ends
+    assert json.loads((tmp_path / "o" / "provenance.json").read_text())["ranks"] == 2
+
+
+@torch
+def test_a_machine_without_a_gpu_is_one_line_and_no_folder(tmp_path):
+    command = [sys.executable, "-m", "clustersim", "capture", "--out", str(tmp_path / "o")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["error: this PyTorch sees no GPU; use --device cpu --backend gloo"]
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_task_that_slurm_gives_one_gpu_uses_it(monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ) | step_of(1) | {"SLURM_GPUS_PER_TASK": "1"})
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+    fake = FakeTorch(1)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    joined = world.join_world("nccl", "cuda", False, patience=600.0)
+    assert (joined.rank, joined.size, joined.device.index) == (1, 2, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -33,11 +34,13 @@ def capture(out: Path, nproc_per_node: int, share_gpu: bool, **options: str | No
     """Measure collectives, compute and training steps on this machine with PyTorch; with --backend mpi only
     collectives, with mpi4py. `clustersim calibrate` fits a topology to the folder that this writes.
 
-    On several nodes, start the module itself on each by torchrun, or once by mpirun:
+    On several nodes, start this by srun, a task for each rank, or the module itself on each by torchrun, or once by
+    mpirun:
 
     torchrun --nnodes N --nproc-per-node 8 ... -m clustersim.calibrate.capture --out DIR
     """
     from clustersim.calibrate.capture.parts import free
+    from clustersim.calibrate.capture.slurm import tasks_of
 
     mpi = options["backend"] == "mpi"
     if find_spec("mpi4py" if mpi else "torch") is None:
@@ -47,15 +50,34 @@ def capture(out: Path, nproc_per_node: int, share_gpu: bool, **options: str | No
     if options["largest"]:
         parse_message_size(options["largest"])
     free(out)
+    tasks = tasks_of(os.environ)
+    if tasks > 1 and nproc_per_node > 1:
+        raise ClusterSimError(
+            f"srun started {tasks} tasks, each of them a rank; leave out --nproc-per-node {nproc_per_node}"
+        )
+    if not mpi:
+        _check(options["backend"], options["device"] or "cuda", nproc_per_node, share_gpu)
     flags = [word for name, value in options.items() if value for word in (f"--{name}", value)]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc_per_node)]
-    if mpi:  # settings go by the environment, OMPI_MCA_btl=tcp,self
+    if tasks > 1:  # each task is a rank
+        launcher = [sys.executable]
+    elif mpi:  # settings go by the environment, OMPI_MCA_btl=tcp,self
         launcher = ["mpirun", "--oversubscribe", "-n", str(nproc_per_node), sys.executable]
     command = [*launcher, "-m", "clustersim.calibrate.capture", "--out", str(out), *flags]
     code = _launched([*command, *(["--share-gpu"] if share_gpu else [])], out)
     if code:
-        raise ClusterSimError(f"the capture ended with {code}; what was measured before is in {out}")
+        left = f"what was measured before is in {out}" if out.exists() else "nothing was measured"
+        raise ClusterSimError(f"the capture ended with {code}; {left}")
     click.echo(str(out))
+
+
+def _check(backend: str | None, device: str, ranks: int, share_gpu: bool) -> None:
+    """Say here, in one line, what torchrun would end with in sixty. Raises :class:`ClusterSimError`."""
+    import torch
+
+    from clustersim.calibrate.capture.world import cards_for
+
+    cards_for(torch, backend or ("nccl" if device == "cuda" else "gloo"), device, ranks, share_gpu)
 
 
 def _launched(command: list[str], out: Path) -> int:

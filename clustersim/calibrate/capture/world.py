@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from clustersim.calibrate.capture.slurm import as_torchrun, own_card
 from clustersim.core.errors import ClusterSimError, needs
 
 SHARED_CARD = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
@@ -175,7 +176,7 @@ def loops_for(once: float, between: float, seconds: float) -> tuple[int, int]:
 def join_world(
     backend: str, device: str, share_gpu: bool, patience: float, timeout: float = 120.0, quiet: bool = False
 ) -> World:
-    """Join the others, as ``torchrun``'s environment says; alone where there is none.
+    """Join the others, as the environment of ``torchrun``, or of a plain ``srun``, says; alone where there is none.
 
     ``patience`` [s] is how long a rank may wait for one that measures alone, on top of ``timeout``, the longest that a
     collective may take.
@@ -188,11 +189,13 @@ def join_world(
         raise ClusterSimError(needs("capture", "capture")) from None
     # The profiler reports its own start and stop otherwise.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    own = own_card(os.environ)
+    os.environ |= as_torchrun(os.environ)
     rank = int(os.environ.get("RANK", "0"))
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    on = _device(torch, backend, device, local, local_size, share_gpu)
+    on = _device(torch, backend, device, local, 1 if own else local_size, share_gpu)
     world = World(torch, rank, size, local, local_size, backend, on, quiet=quiet)
     if size > 1:
         if share_gpu:
@@ -204,15 +207,23 @@ def join_world(
 
 
 def _device(torch: Any, backend: str, device: str, local: int, local_size: int, share: bool) -> Any:
+    cards = cards_for(torch, backend, device, local_size, share)
+    if device == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
+        return torch.device("cpu")
+    torch.cuda.set_device(local % cards)
+    return torch.device("cuda", local % cards)
+
+
+def cards_for(torch: Any, backend: str, device: str, local_size: int, share: bool) -> int:
+    """How many GPUs so many ranks of a machine have; 0 on CPUs. Raises :class:`ClusterSimError` where that cannot be."""
     if device == "cpu":
         if backend == "nccl":
             raise ClusterSimError("nccl needs --device cuda; on CPUs use --backend gloo")
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
-        return torch.device("cpu")
+        return 0
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not cards:
         raise ClusterSimError("this PyTorch sees no GPU; use --device cpu --backend gloo")
     if local_size > cards and not share:
         raise ClusterSimError(f"{local_size} ranks on {cards} GPU(s); start fewer, or let them share with --share-gpu")
-    torch.cuda.set_device(local % cards)
-    return torch.device("cuda", local % cards)
+    return int(cards)
