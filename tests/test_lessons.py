@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from itertools import pairwise
 
 import pytest
 import readme
@@ -181,3 +182,13 @@ def test_it_runs_from_top_to_bottom_with_words_beside_every_picture(path):
     images = [tag for data in shown for tag in re.findall("<img [^>]*>", data.get("text/html", ""))]
     assert len(images) >= 3
     assert all(re.match(r'<img alt="[^"]{30,}" ', tag) for tag in images)
+
+
+@each
+def test_no_line_of_a_sentence_begins_as_an_item_of_a_list(path):
+    """Where a line is broken before a minus or a number, Markdown makes a bullet of half a sentence."""
+    for text in cells(path, "markdown"):
+        lines = text.splitlines()
+        for before, line in pairwise(lines):
+            if re.match(r"(?:[-+*]|\d+[.)]) ", line) and before.strip() and not re.match(r"\s|[-+*|#<]|\d+[.)]", before):
+                assert before.rstrip().endswith((":", "**")), line
