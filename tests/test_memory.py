@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from clustersim.core.device import device, devices
 from clustersim.core.errors import ScenarioError
 from clustersim.core.holding import Holding, always
-from clustersim.core.memory_use import CONTEXT_BYTES
+from clustersim.core.memory_use import CONTEXT_BYTES, likelihood
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Layer, Model, Tensor
 from clustersim.core.optimizers import OPTIMIZERS
@@ -167,9 +168,15 @@ def test_one_verdict_comes_from_one_range() -> None:
     for verdict in found:
         least, most = verdict.use.shown_range
         assert least <= verdict.use.shown <= most
-        assert str(verdict).startswith(f"{verdict.state} on V100-SXM2-16GB")
+        assert re.match(rf"{verdict.state}( \(likelihood \d+%\))? on V100-SXM2-16GB", str(verdict))
+        assert ("likelihood" in str(verdict)) == (verdict.possible and most > card.memory_bytes)
         assert (verdict.use.shown <= card.memory_bytes) == verdict.ok == (verdict.state == "fits")
         assert (verdict.use.total > card.memory_bytes) == (not verdict.possible) == (verdict.state == "does not fit")
+
+
+def test_how_likely_it_is_to_run_out_goes_from_never_to_surely_through_half_at_the_middle() -> None:
+    shares = [likelihood((60.0, 90.0), 70.0, room) for room in (95, 90, 80, 70, 65, 60, 50)]
+    assert shares == [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
 
 
 def test_a_rank_alone_has_no_communicator() -> None:

@@ -363,6 +363,10 @@ def test_the_verdict_says_where_memory_may_run_out(monkeypatch):
         tight = msgspec.structs.replace(one, result=result)
         sentence = "needs 72 GiB, and with the allocator's and NCCL's own about 83 GiB of 80 GiB: it may run out"
         assert (sentence in verdict(plan(), judged(monkeypatch, tight))) == said
+    memory = FullestMemory(80 * 2**30, 76 * 2**30, (70 * 2**30, 92 * 2**30))
+    result = msgspec.structs.replace(one.result, peak_memory_bytes=68 * 2**30, memory=memory)
+    tight = msgspec.structs.replace(one, result=result)
+    assert "of 80 GiB: it fits (likelihood 62%)" in verdict(plan(), judged(monkeypatch, tight))
 
 
 row = st.tuples(st.sampled_from(["fsdp", "zero"]), st.integers(50, 150), st.sampled_from([8, 16]))

@@ -28,8 +28,8 @@ GPUs a node) have, twice, since no other source says it."""
 FITS = "fits"
 MAY_RUN_OUT = "may run out"
 DOES_NOT_FIT = "does not fit"
-"""What is said of a step and a device, everywhere: even the most that is expected has room up to the middle of the
-range; the least has, and the middle has not; not even the least has."""
+"""What is said of a step and a device, everywhere: the middle of the range of :attr:`MemoryUse.shown` has room; the
+middle has not, and what is needed has; not even that has. How likely it is to run out is :func:`likelihood`."""
 PRESSURE = 0.7
 """Share of a card's memory above which measured steps are 10-20 % slower (allocator retries)."""
 
@@ -166,6 +166,29 @@ def verdict_of(needed: float, shown: float, room: float) -> str:
     return MAY_RUN_OUT if shown > room else FITS
 
 
+def likelihood(between: tuple[float, float], middle: float, room: float) -> float:
+    """How likely a step takes more than there is room for: half of what is taken lies on either side of the ``middle``,
+    evenly from the least to the most [bytes]."""
+    least, most = between
+    if room >= middle:
+        return 0.5 * max(0.0, most - room) / (most - middle) if most > middle else 0.0
+    return 1.0 - 0.5 * max(0.0, room - least) / (middle - least) if middle > least else 1.0
+
+
+def worded(state: str, between: tuple[float, float], middle: float, room: float) -> str:
+    """One of the three states with how likely that is, where it is not certain.
+
+    >>> worded(FITS, (60.0, 90.0), 70.0, 80.0), worded(FITS, (40.0, 60.0), 50.0, 80.0)
+    ('fits (likelihood 75%)', 'fits')
+    >>> worded(MAY_RUN_OUT, (60.0, 90.0), 80.0, 70.0)
+    'may run out (likelihood 75%)'
+    """
+    share = likelihood(between, middle, room)
+    if state == DOES_NOT_FIT or (state == FITS and not share):
+        return state
+    return f"{state} (likelihood {share if state == MAY_RUN_OUT else 1 - share:.0%})"
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Whether a step fits on a device.
@@ -192,6 +215,11 @@ class Verdict:
         return verdict_of(self.use.total, self.use.shown, self.room)
 
     @property
+    def in_words(self) -> str:
+        """The state, and how likely that is."""
+        return worded(self.state, self.use.shown_range, self.use.shown, self.room)
+
+    @property
     def ok(self) -> bool:
         """Whether it fits, with what allocator and libraries mostly take besides."""
         return self.state == FITS
@@ -200,6 +228,11 @@ class Verdict:
     def possible(self) -> bool:
         """Whether it may fit."""
         return self.state != DOES_NOT_FIT
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether it may fit, and the most that is expected does not."""
+        return self.possible and self.use.shown_range[1] > self.room
 
     @property
     def pressed(self) -> bool:
@@ -220,9 +253,9 @@ class Verdict:
         if self.state == MAY_RUN_OUT:
             most = f"with what allocator and libraries take besides about {format_bytes(self.use.shown)}"
             return (
-                f"may run out on {self.device}{place_text}: needs {format_bytes(self.use.total)} of "
+                f"{self.in_words} on {self.device}{place_text}: needs {format_bytes(self.use.total)} of "
                 f"{format_bytes(self.room)}, {most}; held by {holders_text}"
             )
         tight = "; above 70 % full, real steps are slower" if self.pressed else ""
         spare = f"{format_bytes(self.spare)} to spare ({self.share:.0%} used{tight})"
-        return f"fits on {self.device}{place_text} with {spare}; {holders_text}"
+        return f"{self.in_words} on {self.device}{place_text} with {spare}; {holders_text}"

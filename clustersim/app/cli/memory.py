@@ -17,6 +17,7 @@ from clustersim.app.cli.common import (
     stdout,
     working,
 )
+from clustersim.core.memory_use import worded
 from clustersim.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     else:
         console.print(_by_part(scenario, row))
     stage_text = f"stage {row.stage}, which holds most, " if len(row.stages) > 1 else ""
-    console.say(f"{stage_text}{row.verdict} on {row.device} ({format_bytes(row.device_bytes)})")
+    said = worded(row.verdict, row.shown_range_bytes, row.shown_bytes, row.device_bytes)
+    console.say(f"{stage_text}{said} on {row.device} ({format_bytes(row.device_bytes)})")
     reserved = _about(row.reserved_bytes, row.reserved_range_bytes)
     shown = _about(row.shown_bytes, row.shown_range_bytes)
     console.say(f"the allocator reserves about {reserved}")

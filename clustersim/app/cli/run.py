@@ -153,7 +153,7 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     console.print(table)
     if not result.verdict.possible:
         console.say(f"{result.verdict}; timed as if the memory were there", style="bold red")
-    elif not result.fits:
+    elif result.verdict.uncertain:
         console.say(f"{result.verdict}", style="yellow")
     console.say(f"trust: {trust(result.prepared)}")
     _print_where(console, result.where)

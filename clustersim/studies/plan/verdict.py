@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from clustersim.core.errors import few
-from clustersim.core.memory_use import MAY_RUN_OUT, verdict_of
+from clustersim.core.memory_use import MAY_RUN_OUT, verdict_of, worded
 from clustersim.core.ranges import VAGUE, alike, of_step, off_by
 from clustersim.core.units import format_bytes
 from clustersim.studies.plan.options import PlanOption, SearchResult
@@ -39,14 +39,17 @@ def _tight(option: PlanOption) -> str:
     if option.result is None:
         return ""
     memory = option.result.memory
-    if verdict_of(option.result.peak_memory_bytes, memory.shown_bytes, memory.device_bytes) != MAY_RUN_OUT:
+    between = memory.shown_range_bytes
+    state = verdict_of(option.result.peak_memory_bytes, memory.shown_bytes, memory.device_bytes)
+    if state != MAY_RUN_OUT and between[1] <= memory.device_bytes:
         return ""
     needed = format_bytes(option.result.peak_memory_bytes)
     shown = option.result.memory.shown_bytes
     room = option.result.memory.device_bytes
+    words = worded(state, between, shown, room) if between[1] else state
     return (
         f" Its fullest GPU needs {needed}, and with the allocator's and NCCL's "
-        f"own about {format_bytes(shown)} of {format_bytes(room)}: it may run out; more memory_margin is safer."
+        f"own about {format_bytes(shown)} of {format_bytes(room)}: it {words}; more memory_margin is safer."
     )
 
 

@@ -44,10 +44,11 @@ class HotLink(msgspec.Struct, frozen=True):
 
 
 class FullestMemory(msgspec.Struct, frozen=True):
-    """Of the fullest GPU: its memory, and what nvidia-smi would show of it [bytes]."""
+    """Of the fullest GPU: its memory, and what nvidia-smi would show of it, the middle, the least and the most [bytes]."""
 
     device_bytes: float = 0.0
     shown_bytes: float = 0.0
+    shown_range_bytes: tuple[float, float] = (0.0, 0.0)
 
 
 class SweepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
