@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from clustersim.calibrate.score import read_table
 from clustersim.core.errors import TraceError
@@ -59,3 +61,16 @@ def test_a_table_that_unpacks_to_more_than_any_table_is_refused(tmp_path, monkey
     file.write_bytes(gzip.compress(b"case_id\n" + b"x\n" * 1000))
     with pytest.raises(TraceError, match="holds more than"):
         read_table(file, ["case_id"])
+
+
+def test_the_readme_says_of_which_generations_there_are_published_steps():
+    """Where rows of Blackwell's steps are shipped, the sentence at the README's head has to change."""
+    said = " ".join((ROOT / "README.md").read_text().split("\n\n")[2].split())
+    assert "collectives from Pascal to Blackwell, steps from Kepler to Hopper" in said
+    gpus = {
+        name: {row["gpu"] for row in csv.DictReader(gzip.open(ROOT / "tests" / "data" / "measurements" / name, "rt"))}
+        for name in ("nccl_tests.csv.gz", "training_steps.csv.gz", "training_steps_hybrid.csv.gz")
+    }
+    blackwell = {name: {gpu for gpu in found if re.match(r"G?B[23]00", gpu)} for name, found in gpus.items()}
+    assert blackwell.pop("nccl_tests.csv.gz")
+    assert not any(blackwell.values())
