@@ -412,7 +412,9 @@ def step_of(task: int, tasks: int = 2) -> dict[str, str]:
 
 
 def test_tasks_of_srun_are_ranks_and_a_batch_script_is_none():
-    two = slurm.as_torchrun({**step_of(5, 16), "SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_STEP_NODELIST": "gpu[07,9]"})
+    two = slurm.as_torchrun(
+        {**step_of(5, 16), "SLURM_STEP_TASKS_PER_NODE": "8(x2)", "SLURM_STEP_NODELIST": "gpu[07,9]"}
+    )
     assert (two["RANK"], two["WORLD_SIZE"], two["LOCAL_WORLD_SIZE"], two["MASTER_ADDR"]) == ("5", "16", "8", "gpu07")
     assert slurm.as_torchrun(step_of(0, 1)) == {}
     assert slurm.as_torchrun({"SLURM_NTASKS": "16", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}) == {}

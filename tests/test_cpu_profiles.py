@@ -82,7 +82,13 @@ def crossed(path: Path, rank: int) -> Path:
         events += [about | {"cat": "cpu_op", "name": "aten::mm", "ts": begin + 2e4 * k, "dur": 1e4} for k in range(5)]
         for thread, elements in enumerate((64, 256)):
             at = begin + 1.5e4 + 10 * (thread if rank else 1 - thread)
-            note = {"cat": "user_annotation", "name": "gloo:broadcast", "ts": at, "dur": 2e4 + 3e4 * rank, "tid": 2 + thread}
+            note = {
+                "cat": "user_annotation",
+                "name": "gloo:broadcast",
+                "ts": at,
+                "dur": 2e4 + 3e4 * rank,
+                "tid": 2 + thread,
+            }
             events.append(about | note | {"args": {"Input Dims": [[elements]], "Input type": ["float"]}})
     info = {"backend": "gloo", "rank": rank, "world_size": 2}
     text = {"schemaVersion": 1, "distributedInfo": info, "host_name": "box", "traceEvents": events}

@@ -190,5 +190,9 @@ def test_no_line_of_a_sentence_begins_as_an_item_of_a_list(path):
     for text in cells(path, "markdown"):
         lines = text.splitlines()
         for before, line in pairwise(lines):
-            if re.match(r"(?:[-+*]|\d+[.)]) ", line) and before.strip() and not re.match(r"\s|[-+*|#<]|\d+[.)]", before):
+            if (
+                re.match(r"(?:[-+*]|\d+[.)]) ", line)
+                and before.strip()
+                and not re.match(r"\s|[-+*|#<]|\d+[.)]", before)
+            ):
                 assert before.rstrip().endswith((":", "**")), line

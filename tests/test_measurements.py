@@ -68,7 +68,7 @@ def test_the_readme_says_of_which_generations_there_are_published_steps():
     said = " ".join((ROOT / "README.md").read_text().split("\n\n")[2].split())
     assert "collectives from Pascal to Blackwell, steps from Kepler to Hopper" in said
     gpus = {
-        name: {row["gpu"] for row in csv.DictReader(gzip.open(ROOT / "tests" / "data" / "measurements" / name, "rt"))}
+        name: {row["gpu"] for row in read_table(ROOT / "tests" / "data" / "measurements" / name, ["gpu"])}
         for name in ("nccl_tests.csv.gz", "training_steps.csv.gz", "training_steps_hybrid.csv.gz")
     }
     blackwell = {name: {gpu for gpu in found if re.match(r"G?B[23]00", gpu)} for name, found in gpus.items()}

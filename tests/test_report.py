@@ -13,6 +13,7 @@ from browser import HOSTILE, Page, needs_browser, opened, width_on_a_phone
 from player import play, toy_cost, toy_model
 
 import clustersim
+from clustersim.app.plots.drawing import is_narrow, narrow, new_figure
 from clustersim.app.report import write_report
 from clustersim.app.report.content import page as html
 from clustersim.core.errors import TraceError
@@ -176,3 +177,14 @@ def test_a_legend_has_the_colours_that_are_drawn_and_no_others(page):
     drawn = set(re.findall(r'<rect class="(\w+)(?: e)?" ', page))
     assert set(entries) == drawn
     assert len(entries) == len(set(entries)) < 10
+
+
+def test_a_phone_sees_the_whole_of_where_the_time_went(page):
+    """Bars whose right half is off the screen hide the waits, which are what they are drawn for."""
+    assert page.count('<div class="desk">') == page.count('<div class="phone">') == 2
+    small = page.partition("@media screen and (max-width: 600px)")[2]
+    assert ".desk { display: none; } .phone { display: block; } .scroll .phone svg { min-width: 0; }" in small
+    with narrow():
+        figure = new_figure(2.0)
+    assert is_narrow(figure)
+    assert not is_narrow(new_figure(2.0))

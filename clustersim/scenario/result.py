@@ -226,7 +226,6 @@ class Result:
             "missing_bytes": max(0.0, -self.verdict.spare),
             "shown_bytes": self.memory.shown,
             "shown_range_bytes": list(self.memory.shown_range),
-            "shown_range_bytes": list(self.memory.shown_range),
             "verdict": self.verdict.state,
             "by": self.memory.at_peak(),
             "peak": self.memory.peak,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -23,12 +25,32 @@ WIDTH = 10.0
 """Inches of a figure: 90 dots an inch fill a README's column, and 9 points are read at ease there."""
 
 
-def new_figure(height: float, width: float = WIDTH) -> Figure:
+PHONE = 4.8
+"""Inches of a figure for a window of 390 pixels, at the same size of letters."""
+_usual: ContextVar[float] = ContextVar("width", default=WIDTH)
+
+
+@contextmanager
+def narrow() -> Iterator[None]:
+    """Figures made inside are as wide as a phone, for pages that show one of two pictures."""
+    before = _usual.set(PHONE)
+    try:
+        yield
+    finally:
+        _usual.reset(before)
+
+
+def is_narrow(figure: Figure) -> bool:
+    """Whether a figure is as wide as a phone."""
+    return bool(figure.get_size_inches()[0] <= PHONE)
+
+
+def new_figure(height: float, width: float | None = None) -> Figure:
     """An empty figure that needs no display, laid out by its contents. Sizes in inches.
 
     A notebook shows it, with its words beside it, where it is a cell's last value.
     """
-    return _shown_by_notebooks()(figsize=(width, height), layout="constrained")
+    return _shown_by_notebooks()(figsize=(_usual.get() if width is None else width, height), layout="constrained")
 
 
 @cache
@@ -97,7 +119,7 @@ def colour_bar(figure: Figure, axes: Axes, colours: Any, words: str, size: float
     bar.set_label(words, fontsize=8.5, color=INK)
 
 
-def drawn_on(ax: Axes | None, height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
+def drawn_on(ax: Axes | None, height: float, width: float | None = None) -> tuple[Figure, Axes]:
     """Where a picture of one axes is drawn: on the caller's, or on those of a new figure of so many inches."""
     if ax is not None:
         return ax.get_figure(root=True), ax  # type: ignore[return-value]
@@ -133,6 +155,8 @@ def legend_below(
     handles = axes.get_legend_handles_labels()[0] if handles is None else handles
     options = {"handles": handles, "frameon": False, "fontsize": 8.5} | options
     if ax is None:
+        if is_narrow(figure):
+            options["ncols"] = min(len(handles), 2)
         figure.legend(**options | {"loc": f"outside {side}"})
         return
     options["ncols"] = min(len(handles), MOST_COLUMNS)

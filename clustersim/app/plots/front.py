@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clustersim.app.plots.drawing import Axes, Figure, drawn_on, legend_below, plain_axes, titled
+from clustersim.app.plots.drawing import Axes, Figure, drawn_on, is_narrow, legend_below, plain_axes, titled
 from clustersim.app.plots.style import FAINT, INK, MARKERS, QUIET, palette, series
 from clustersim.core.errors import ClusterSimError, ProgramError
 
@@ -63,7 +64,8 @@ def front(dots: Sequence[FrontDot], *, x: str, y: str, title: str | None = None,
     axes.grid(color=FAINT, lw=0.7)
     axes.set_axisbelow(True)
     axes.set_xlabel(x, fontsize=10)
-    axes.set_title(y, loc="left", fontsize=10, color=INK)
+    lines = wrap(y, 60) if is_narrow(figure) else [y]
+    axes.set_title("\n".join(lines), loc="left", fontsize=10, color=INK)
     axes.set_xlim(0.0, 1.08 * max(dot.rate * (1 + dot.error * (dot.best or dot.tempting)) for dot in dots))
     axes.set_ylim(*_heights(dots))
     for side in (axes.xaxis, axes.yaxis):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clustersim.app.plots.drawing import Axes, Figure, drawn_on, plain_axes, titled
+from clustersim.app.plots.drawing import Axes, Figure, drawn_on, is_narrow, plain_axes, titled
 from clustersim.app.plots.style import INK, QUIET, AreaStyle, kernels, palette, time_unit
 from clustersim.core.errors import ProgramError
 from clustersim.core.units import format_time
@@ -72,7 +72,8 @@ def _bar(axes: Axes, y: float, low: float, high: float, look: AreaStyle, label: 
         linewidth=0.0,
     )
     inside = high - low > 60
-    x, side = (low + 1.0, "left") if inside else (high + 0.8, "left") if high < 72 else (low - 0.8, "right")
+    room = 100 - (50 if is_narrow(axes.get_figure(root=True)) else 28)  # type: ignore[arg-type]
+    x, side = (low + 1.0, "left") if inside else (high + 0.8, "left") if high < room else (low - 0.8, "right")
     dark = inside and look.face == kernels["compute"]
     axes.text(x, y, label, ha=side, va="center_baseline", fontsize=8.5, color="white" if dark else INK)
 
@@ -83,4 +84,5 @@ def _framed(axes: Axes, labels: list[str], step: float) -> None:
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_xlim(0, 100)
     scale, unit = time_unit(step)
-    axes.set_xlabel(f"% of the time of all GPUs; 100 % are a step of {step * scale:,.4g} {unit}", fontsize=9)
+    between = "\n" if is_narrow(axes.get_figure(root=True)) else " "  # type: ignore[arg-type]
+    axes.set_xlabel(f"% of the time of all GPUs;{between}100 % are a step of {step * scale:,.4g} {unit}", fontsize=9)

@@ -11,7 +11,7 @@ from clustersim.app import plots
 from clustersim.app.plots.shares import STATE_STYLE
 from clustersim.app.plots.style import palette
 from clustersim.app.report.hover import gantt_svg, legend
-from clustersim.app.report.pages import PageChart, PagePart, markup, rendered, trusted
+from clustersim.app.report.pages import PageChart, PagePart, both, markup, rendered, trusted
 from clustersim.core.arrays import Columns
 from clustersim.core.facts import RunFacts
 from clustersim.core.figures import shown_in
@@ -100,7 +100,7 @@ def _breakdown(table: Breakdown) -> PagePart:
             rows.append((STATE_STYLE[state].colour, state, f"{mean:.1%}", format_time(float(seconds.mean())), spread))
     hidden = float(np.mean(table.hidden_communication_s))
     share = f"{hidden / (table.step_time_s or 1.0):.1%}"
-    return PagePart(rows, [markup(plots.breakdown(table), "shares")], [format_time(hidden), share])
+    return PagePart(rows, both(lambda: plots.breakdown(table), "shares"), [format_time(hidden), share])
 
 
 def _waterfall(rows: Sequence[Waterfall]) -> PagePart | None:
@@ -109,7 +109,7 @@ def _waterfall(rows: Sequence[Waterfall]) -> PagePart | None:
     if not heads:
         return None
     named = [f"stage {head}" if head.isdigit() else head for head in heads]
-    return PagePart(lines if len(heads) > 1 else [], [markup(plots.waterfall(rows), "waterfall")], named)
+    return PagePart(lines if len(heads) > 1 else [], both(lambda: plots.waterfall(rows), "waterfall"), named)
 
 
 SPLIT = {

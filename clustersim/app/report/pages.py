@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from clustersim.app import plots
-from clustersim.app.plots.drawing import alt_text
+from clustersim.app.plots.drawing import alt_text, narrow
 from clustersim.core.paths import data_path
 
 if TYPE_CHECKING:
@@ -136,6 +136,18 @@ def speed_and_cost(
     without = f"; {', '.join(missing)}: no price" if missing else "; no price is known" if not priced else ""
     cost_label = f"{cost} per 1e9 {unit}; numbers are GPUs, bars the error{without}"
     return plots.front(dots, x=f"{unit}/s", y=cost_label) if dots else None
+
+
+def both(draw: Callable[[], Figure | None], name: str) -> list[Markup]:
+    """A picture for a desk, and the same for a phone, of which a page shows the one that its window has room for;
+    nothing for nothing."""
+    wide = draw()
+    if wide is None:
+        return []
+    with narrow():
+        slim = draw()
+    pictures = {"desk": markup(wide, name), "phone": markup(slim, f"{name}-phone") if slim else ""}
+    return [trusted("".join(f'<div class="{where}">{svg}</div>' for where, svg in pictures.items()))]
 
 
 def drawn(figure: Figure | None, name: str) -> list[Markup]:

@@ -13,6 +13,7 @@ from clustersim.app.report.pages import (
     Page,
     PageSection,
     PageTable,
+    both,
     drawn,
     front_grid,
     kept,
@@ -48,7 +49,7 @@ def plan_page(answer: PlanAnswer) -> Page:
             [f"No option beats one of these in {unit}/s, cost, GPUs and energy at once, errors counted."]
             if front.rows
             else [],
-            drawn(front_figure(answer), "front"),
+            both(lambda: front_figure(answer), "front"),
             [(row.option, row.why) for row in answer.front],
             front,
         ),

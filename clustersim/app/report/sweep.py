@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 
 from clustersim.app import plots
-from clustersim.app.report.pages import MOST_ROWS, Page, PageSection, PageTable, drawn, front_grid, kept, speed_and_cost
+from clustersim.app.report.pages import (
+    MOST_ROWS,
+    Page,
+    PageSection,
+    PageTable,
+    both,
+    drawn,
+    front_grid,
+    kept,
+    speed_and_cost,
+)
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.figures import shown_in
 from clustersim.studies import sweep as sweeps
@@ -64,7 +74,7 @@ def _sweep_front(decision: Decision, unit: str) -> list[Any]:
     if len({row.rate for row in decision.front}) < 2:
         return []
     best = {row.option for row in decision.front if row.best}
-    return drawn(speed_and_cost(decision.front, best, (), unit), "front")
+    return both(lambda: speed_and_cost(decision.front, best, (), unit), "front")
 
 
 SHARES = {"share_exposed_communication": "exposed", "share_idle": "idle"}

@@ -216,7 +216,7 @@ def _device(torch: Any, backend: str, device: str, local: int, local_size: int, 
 
 
 def cards_for(torch: Any, backend: str, device: str, local_size: int, share: bool) -> int:
-    """How many GPUs so many ranks of a machine have; 0 on CPUs. Raises :class:`ClusterSimError` where that cannot be."""
+    """How many GPUs so many ranks of a machine have; 0 on CPUs. Raises :class:`ClusterSimError` where it cannot be."""
     if device == "cpu":
         if backend == "nccl":
             raise ClusterSimError("nccl needs --device cuda; on CPUs use --backend gloo")

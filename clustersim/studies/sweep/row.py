@@ -44,7 +44,7 @@ class HotLink(msgspec.Struct, frozen=True):
 
 
 class FullestMemory(msgspec.Struct, frozen=True):
-    """Of the fullest GPU: its memory, and what nvidia-smi would show of it, the middle, the least and the most [bytes]."""
+    """Of the fullest GPU: its memory, and what nvidia-smi would show of it, with the least and the most [bytes]."""
 
     device_bytes: float = 0.0
     shown_bytes: float = 0.0
