@@ -166,6 +166,7 @@ def _answer(now: ExploredRun, before: ExploredRun | None) -> str:
     timelines = {name: explored.timeline for name, explored in both.items() if explored.timeline is not None}
     rooms = {explored.prepared.device.memory_bytes for explored in both.values()}
     memory = {name: explored.values["memory"]["by"] for name, explored in both.items()}
+    gantts = list(_gantts(timelines))
     return rendered(
         "explore_answer.html.j2",
         now=now,
@@ -173,8 +174,8 @@ def _answer(now: ExploredRun, before: ExploredRun | None) -> str:
         figures=list(_figures(now, before)),
         states=markup(plots.breakdowns(timelines), "states") if timelines else None,
         falls=list(_falls(both)),
-        gantts=list(_gantts(timelines)),
-        legend=legend(),
+        gantts=gantts,
+        legend=legend([chart.svg for chart in gantts]),
         memory=markup(plots.footprints(memory, rooms.pop() if len(rooms) == 1 else None), "memory"),
         message="" if now.values["fits"] else now.values["memory"]["message"],
         ran=list(ran(now.prepared)),
