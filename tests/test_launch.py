@@ -129,7 +129,7 @@ def fields():
     known |= {f"strategy.{one.name}" for row in STRATEGIES.values() for one in of(row.config)} | {"strategy.kind"}
     known |= {"strategy.zero_optimization.stage", "strategy.zero_optimization.*"}
     known |= {f"strategy.zero_optimization.offload_{what}.device" for what in ("param", "optimizer")}
-    known |= {f"shape.{leaf}" for one in shapes._shipped().values() for leaf in one}
+    known |= {f"shape.{leaf}" for one in shapes._shipped().values() for leaf in (*one, "out_bias")}
     return known | {"cluster.nodes", "cluster.gpus_per_node", "cluster.world", "graphs.impl"}
 
 
@@ -298,7 +298,7 @@ def megatron(**changed):
         ({"seq_length": "$SEQ"}, "--seq-length: '.{.?SEQ.*is set nowhere in the script"),
         ({"num_layres": 4}, "no option --num-layres; did you mean --num-layers"),
         ({"num_layers": None}, "x.sh: does not say what model it is.*--model"),
-        ({"num_experts": 5}, "no shipped model is of this kind"),
+        ({"num_experts": 5, "disable_bias_linear": None}, "no shipped model is of this kind"),
         ({"moe_token_dispatcher_type": "pigeon", "num_experts": 8}, "'pigeon' is not a choice; known: allgather"),
         ({"micro_batch_size": 0}, "--micro-batch-size"),
         ({"pipeline_model_parallel_size": 4, "num_layers_per_virtual_pipeline_stage": 3}, "layers_per_virtual_stage"),

@@ -316,7 +316,9 @@ def test_targets_that_nobody_says_are_pefts_and_said():
     ("words", "message"),
     [
         ("--use_peft --lora_target_modules qproj", "did you mean 'q_proj'?"),
-        ("--use_peft --lora_target_modules 'layers.[0-9]+.q'", "is a pattern; list the modules"),
+        ("--use_peft --lora_target_modules 'layers.[0-9]+.q'", "'layers.[0-9]+.q' names no linear"),
+        ("--use_peft --lora_target_modules '(layers.+)+q'", "no regular expression of names, or one of repeats"),
+        ("--use_peft --lora_target_modules 'layers.[0-9+'", "no regular expression of names"),
         ("--load_in_4bit", "without an adapter: weights in 4 bits are not trained"),
         ("--use_peft --lora_r many", "expected a whole number"),
         ("--adapter lora --lora_target_linear true", "without lora_r: say of what rank they are"),
@@ -526,8 +528,15 @@ DEFAULTS = {
         "tensor_parallel_dim": 1,
         "compile": False,
     },
-    # megatron/neox_arguments/neox_args.py of EleutherAI/gpt-neox 2.0
+    # configs/neox_arguments.md of EleutherAI/gpt-neox 2.0, made of megatron/neox_arguments
     "neox": {
+        "gradient_clipping": 1.0,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "pipe_partition_method": "type:transformer|mlp",
+        "sequence_parallel": False,
+        "use_bias_in_mlp": True,
+        "use_bias_in_attn_linear": True,
         "pipe_parallel_size": 0,
         "model_parallel_size": 1,
         "checkpoint_activations": False,
@@ -554,6 +563,7 @@ DEFAULTS = {
         "model.attention_dropout": 0.1,
         "model.residual_dropout": 0.1,
         "model.activation_type": "swiglu",
+        "optimizer.name": "lionw",
         "model.flash_attention": False,
         "global_train_batch_size": 512,
         "device_train_microbatch_size": 16,

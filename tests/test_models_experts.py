@@ -170,7 +170,7 @@ def test_a_name_of_such_a_mixture_is_never_taken_for_a_dense_model(name: str) ->
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("gemma2-9b", "a Gemma 2,"),
+        ("gemma2-9x", "a Gemma 2,"),
         ("mamba-130m", "a state space model"),
         ("lstm", "a recurrent network"),
         ("whisper-large", "an encoder-decoder"),

@@ -56,6 +56,7 @@ class OptimizerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 # Adam fused reads and writes parameter, first and second moment, and reads the gradient (7); its foreach chain is lerp,
 # mul, addcmul, sqrt, two divisions, add and addcdiv (18), and weight decay on top (torch/optim/{sgd,adam,adamw}.py).
+# Lion's is a decay, a mix, a sign, a sum and the momentum's own mix, tensor by tensor (llm-foundry optim/lion.py).
 # bitsandbytes' kernel reads gradient and parameter and writes the parameter, beside its states. Adafactor squares the
 # gradient, takes two means of it, and scales it by their product and its own mean square (torch/optim/_adafactor.py).
 # Muon updates the momentum, mixes it with the gradient, casts it, and adds what the iterations make of it
@@ -66,6 +67,7 @@ ROWS = (
     OptimizerRow(name="sgd_momentum", passes=(5, 11), ops=4, states=1),
     OptimizerRow(name="adam", passes=(7, 18), ops=9, states=2),
     OptimizerRow(name="adamw", passes=(7, 20), ops=10, states=2),
+    OptimizerRow(name="lion", passes=(13, 13), ops=5, states=1, each_tensor=True),
     OptimizerRow(name="lamb", passes=(12, 26), ops=14, states=2),
     OptimizerRow(name="adamw_8bit", passes=(3, 3), ops=1, kept=_EIGHT_BITS, each_tensor=True, kinds=ALL),
     OptimizerRow(name="paged_adamw", passes=(3, 3), ops=1, kept=FULL_STATES, each_tensor=True, paged=True, kinds=ALL),

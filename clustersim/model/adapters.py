@@ -32,14 +32,41 @@ SCALES = 256
 """Scales that share one scale, where they are quantised too."""
 
 
+LONGEST_PATTERN = 500
+"""Characters of a pattern of names."""
+
+
+def is_pattern(target: str) -> bool:
+    """Whether a target is a regular expression, and no name.
+
+    >>> is_pattern("self_attn.q_proj"), is_pattern(r".*\\.(q|v)_proj")
+    (False, True)
+    """
+    return re.fullmatch(r"[\w.-]+", target) is None
+
+
+def compiled(target: str) -> re.Pattern[str]:
+    """A target's pattern. Raises :class:`ModelError` for none, and for one that may take for ever to match: a repeated
+    group with something repeated in it."""
+    try:
+        pattern = re.compile(target) if len(target) <= LONGEST_PATTERN else None
+    except (re.error, OverflowError, RecursionError):
+        pattern = None
+    if pattern is None or re.search(r"[*+}][^()]*\)+[*+{]", target):
+        raise ModelError(
+            f"target_modules: {target[:60]!r} is no regular expression of names, or one of repeats in repeats"
+        )
+    return pattern
+
+
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """``[model.adapter]``: low-rank adapters beside frozen weights, which alone are trained.
 
     Parameters
     ----------
     rank : of the adapters' products (PEFT's ``r``).
-    target_modules : linears that have one, by the last parts of their names (``["q_proj", "v_proj"]``), or
-        ``["all-linear"]`` for all but the head.
+    target_modules : linears that have one, by the last parts of their names (``["q_proj", "v_proj"]``), by a pattern
+        of their whole names (a regular expression, as PEFT takes one), or ``["all-linear"]`` for all but the head.
     dropout : a share of the adapters' inputs is dropped, so that each keeps an input of its own.
     modules_to_save : modules that are trained as a whole beside the adapters; what they were is kept, too.
     load_in_4bit : the frozen linears but the head are kept in 4 bits with a scale for 64 (bitsandbytes' NF4 and FP4).
@@ -280,6 +307,9 @@ def _targets(model: Model, links: Sequence[LayerLinks], adapter: Adapter) -> fro
     for target in adapter.target_modules:
         if target == ALL_LINEAR:
             named = {name for name in linears if name not in heads}
+        elif is_pattern(target):
+            pattern = compiled(target)
+            named = {name for module, name in modules.items() if pattern.fullmatch(module)}
         else:
             named = {name for module, name in modules.items() if module == target or module.endswith(f".{target}")}
         if not named:

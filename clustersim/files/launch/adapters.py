@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from clustersim.core.errors import ScenarioError
+from clustersim.core.errors import ModelError, ScenarioError
 from clustersim.core.texts import shown
 from clustersim.files.launch.files import Key, OptionValue
 from clustersim.files.launch.options import ScenarioFields
-from clustersim.model.adapters import ALL_LINEAR
+from clustersim.model.adapters import ALL_LINEAR, compiled, is_pattern
 
 Options = Mapping[Key, OptionValue]
 USUAL_TARGETS = ("q_proj", "v_proj")
@@ -245,16 +245,28 @@ class _Asked(msgspec.Struct):
 
 
 def _modules(option: OptionValue) -> list[str]:
-    """Names of modules. Raises for what is a pattern of them."""
+    """Names of modules, or one pattern of whole names, as PEFT reads a text that is no list. Raises for what is
+    neither."""
     value = option.value
     if value in (None, "", "null", "None"):
         return []
+    if isinstance(value, str) and is_pattern(value) and not re.fullmatch(r"[\[\]\w.,'\"\s-]+", value):
+        refuse_pattern(value, option)
+        return [value]
     words = [str(word) for word in value] if isinstance(value, list | tuple) else re.split(r"[,\s]+", str(value))
     words = [word.strip().strip("\"'[]") for word in words]
     for word in filter(None, words):
         if not WORD.fullmatch(word):
             raise ScenarioError(f"{option.where}: {option.name} {shown(word)} is a pattern; list the modules it names")
     return [word for word in words if word]
+
+
+def refuse_pattern(text: str, option: OptionValue) -> None:
+    """Raises :class:`ScenarioError` for a pattern that none is."""
+    try:
+        compiled(text)
+    except ModelError as wrong:
+        raise ScenarioError(f"{option.where}: {option.name}: {wrong}") from None
 
 
 def flag(option: OptionValue) -> bool:

@@ -54,6 +54,37 @@ def _neox(document: Document) -> None:
         enabled = plain.pop(("config", "fp16.enabled"), half)
         plain["config", "bf16.enabled"] = OptionValue(enabled.name, True, enabled.where)
     document.options = plain
+    _widened(document)
+
+
+def _widened(document: Document) -> None:
+    """The width of an MLP, by a factor, or rounded (megatron/model/transformer.py ``ParallelMLP``)."""
+    said = next((document.options[key] for key in _NEOX_WIDTHS if key in document.options), None)
+    if said is None:
+        return
+    factor = _number(document, "expansion_factor", 4.0)
+    width = _whole(document, "intermediate_size", max(1, int(factor * _whole(document, "hidden_size", 1))))
+    multiple = _whole(document, "mlp_multiple_of", 1)
+    width = -(-width // multiple) * multiple
+    document.options["config", "intermediate_size"] = OptionValue(said.name, width, said.where)
+    for key in _NEOX_WIDTHS:
+        document.options.pop(key, None)
+
+
+_NEOX_WIDTHS = (("config", "expansion_factor"), ("config", "mlp_multiple_of"))
+
+
+def _number(document: Document, name: str, default: float) -> float:
+    said = document.options.get(("config", name))
+    if said is None:
+        return default
+    try:
+        value = float(str(said.value))
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1000:
+        raise ScenarioError(f"{said.where}: {said.name} {said.value!r} does not fit: expected a number above 0")
+    return value
 
 
 def _attention(runs: Any) -> list[str]:
@@ -90,6 +121,11 @@ def _foundry(document: Document) -> None:
     if own is not None and str(own.value) in {"mpt_causal_lm", "mosaic_gpt"}:
         for name, value in (("gated", False), ("norm", "layernorm"), ("positions", "learned"), ("tied", True)):
             document.options["config", f"mpt.{name}"] = OptionValue(own.name, value, own.where)
+    ratio = document.options.get(("config", "model.expansion_ratio"))
+    if ratio is not None:
+        width = int(_number(document, "model.expansion_ratio", 4.0) * _whole(document, "model.d_model", 2048))
+        document.options["config", "model.ffn_width"] = OptionValue(ratio.name, width, ratio.where)
+        del document.options["config", "model.expansion_ratio"]
     micro = document.options.get(("config", "device_train_microbatch_size"))
     if micro is not None and str(micro.value) == "auto":
         document.notes.append(

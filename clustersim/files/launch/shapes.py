@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from clustersim import model as models
-from clustersim.core.errors import ScenarioError
+from clustersim.core.errors import ModelError, ScenarioError
 from clustersim.core.paths import shipped
 from clustersim.core.texts import Table
 from clustersim.model.base import TransformerShape
 
-Leaves: TypeAlias = dict[str, int | float | str | bool | None]
+Leaves: TypeAlias = dict[str, Any]
 """Sizes and kinds of a model, by the names that the tables of options have for them."""
 SIZES = ("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff", "vocab", "n_positions")
 """Of a shipped model, what ``model.options`` may change. The rest is what kind of model it is."""
 KINDS = ("gated", "norm", "norm_places", "positions", "tied", "mlp_bias", "qkv_bias", "qk_norm", "mla")
+EXPERTS = ("count", "per_token", "width", "shared")
+BASES = ("llama2-7b", "gpt2", "bloom-176b", "mixtral-8x7b")
+"""Shipped models of plain blocks, from which another kind is described by ``model.options``."""
 WEAK = ("attn_dropout", "hidden_dropout")
 """Kernels that a model has or has not, whatever it is."""
 
@@ -37,6 +40,8 @@ def leaves(shape: TransformerShape) -> Leaves:
     if shape.positions != "learned":
         del leaf_values["n_positions"]  # angles are computed for any length
     leaf_values |= {"mla": shape.latent is not None, "grouped": shape.kv_heads != shape.heads}
+    leaf_values |= {"window": shape.window} if shape.window else {}
+    leaf_values |= {"embedding_norm": True} if shape.embedding_norm else {}
     if shape.latent is not None:
         leaf_values |= {"latent.q_rank": shape.latent.q_rank, "latent.kv_rank": shape.latent.kv_rank}
     if shape.experts is not None:
@@ -69,29 +74,101 @@ def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
             f"{file}: does not say what model it is (layers, width and heads, or a name); "
             "give --model, such as --model llama3-8b, or a config.json"
         )
-    wanted = _completed(stated)
+    wanted = _completed(stated) | ({"embedding_norm": bool(stated.get("embedding_norm"))} if causal else {})
     best: tuple[int, str] | None = None
     for name, has in _shipped(causal).items():
         leaves_asked = (*KINDS, *_of(wanted), *_of(has))
         unlike = any(wanted.get(leaf, has.get(leaf)) != has.get(leaf) for leaf in leaves_asked)
+        unlike |= causal and wanted["embedding_norm"] != has.get("embedding_norm", False)
         if unlike or any((leaf in wanted) != (leaf in has) for leaf in ("experts.count", "latent.kv_rank")):
             continue
         away = sum(wanted.get(size, has.get(size)) != has.get(size) for size in SIZES)
         best = (away, name) if best is None or (away, name) < best else best
     if best is None:
-        kind = ", ".join(f"{leaf} {wanted[leaf]}" for leaf in (*KINDS, *_of(wanted)) if leaf in wanted) or "dense"
-        raise ScenarioError(
-            f"{file}: no shipped model is of this kind ({kind}); describe it in a config.json: --model PATH"
-        )
+        return _altered(file, wanted, causal)
     has = _shipped(causal)[best[1]]
     options = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK) if leaf in wanted and wanted[leaf] != has.get(leaf)}
-    changed = {leaf: value for leaf, value in options.items() if leaf in SIZES}
+    if has.get("window") != wanted.get("window"):
+        options["window"] = wanted.get("window") or 0  # which nobody has who does not say so
+    changed = {leaf: value for leaf, value in options.items() if leaf in (*SIZES, "window")}
     sentence = f"the model has the sizes of {best[1]}"
     if changed:
         sentence = f"the model is of {best[1]}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
-    if "vocab" not in stated:
-        sentence += f"; its vocabulary, which the files do not say, has {has['vocab']:,} tokens"
-    return ShippedModel(best[1], options, sentence)
+    return ShippedModel(best[1], options, sentence + _vocabulary(wanted, has["vocab"]))
+
+
+def _vocabulary(wanted: Leaves, usual: int) -> str:
+    return "" if "vocab" in wanted else f"; its vocabulary, which the files do not say, has {usual:,} tokens"
+
+
+def _altered(file: str, wanted: Leaves, causal: bool) -> ShippedModel:
+    """A shipped model whose kind is changed too, where that has as many parameters as the sizes come to.
+
+    Raises :class:`ScenarioError` naming ``file`` where none has.
+    """
+    for name in BASES if causal and not wanted.get("mla") else ():
+        shape = models.shape(name, {})
+        if shape is None or (shape.experts is not None) != bool(wanted.get("experts.count")):
+            continue
+        changes = {field: value for field, value in _fields(wanted).items() if getattr(shape, field) != value}
+        if shape.experts is not None:
+            sizes = {leaf: wanted[f"experts.{leaf}"] for leaf in EXPERTS if f"experts.{leaf}" in wanted}
+            changes["experts"] = {leaf: size for leaf, size in sizes.items() if getattr(shape.experts, leaf) != size}
+        changes = {field: value for field, value in changes.items() if value != {}}
+        try:
+            made = models.model(
+                name, **changes, seq_len=min(shape.seq_len, changes.get("n_positions") or shape.seq_len)
+            )
+        except ModelError as wrong:
+            raise ScenarioError(f"{file}: {wrong}") from None
+        if made.parameters == counted({"vocab": shape.vocab} | wanted):
+            words = ", ".join(f"{field} = {value}" for field, value in changes.items())
+            sentence = f"no shipped model is of this kind; it is {name} with {words}"
+            return ShippedModel(name, changes, sentence + _vocabulary(wanted, shape.vocab))
+    kind = ", ".join(f"{leaf} {wanted[leaf]}" for leaf in (*KINDS, *_of(wanted)) if leaf in wanted) or "dense"
+    raise ScenarioError(
+        f"{file}: no shipped model is of this kind ({kind}); describe it in a config.json: --model PATH"
+    )
+
+
+def _fields(wanted: Leaves) -> Leaves:
+    """What is said, as :class:`~clustersim.model.base.TransformerShape` has it."""
+    fields = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK, *KINDS, "window", "embedding_norm") if leaf in wanted}
+    fields.pop("mla", None)
+    if "gated" in fields:
+        fields["activation"] = "swiglu" if fields.pop("gated") else "gelu"
+    if "norm" in fields:
+        fields["norm_bias"] = fields["norm"] == "layernorm"
+    if "mlp_bias" in fields:
+        fields["out_bias"] = wanted.get("out_bias", fields["mlp_bias"])
+    return fields
+
+
+def counted(wanted: Leaves) -> int:
+    """Parameters of a decoder of these sizes and kinds.
+
+    >>> sizes = {"layers": 12, "d_model": 768, "heads": 12, "kv_heads": 12, "head_dim": 64, "d_ff": 3072}
+    >>> kinds = {"vocab": 50257, "positions": "learned", "n_positions": 1024, "tied": True, "norm": "layernorm", "mlp_bias": True}
+    >>> counted(sizes | kinds | {"qkv_bias": True})
+    124439808
+    """
+    width, head = wanted["d_model"], wanted["head_dim"]
+    queries, keys = wanted["heads"] * head, wanted["kv_heads"] * head
+    bias = bool(wanted.get("mlp_bias"))
+    products = 3 if wanted.get("gated") else 2
+    norm = width * (2 if wanted.get("norm") == "layernorm" else 1)
+    attention = width * (2 * queries + 2 * keys) + bool(wanted.get("qkv_bias")) * (queries + 2 * keys)
+    attention += bool(wanted.get("out_bias", bias)) * width + bool(wanted.get("qk_norm")) * 2 * head
+    count = wanted.get("experts.count", 0)
+    inner = wanted.get("experts.width", 0) if count else wanted["d_ff"]
+    mlp = products * width * inner + bias * ((products - 1) * inner + width)
+    if count:
+        mlp = count * (mlp + width) + products * width * wanted.get("experts.shared", 0)
+    outside = wanted["vocab"] * width * (1 if wanted.get("tied") else 2) + norm * (
+        2 if wanted.get("embedding_norm") else 1
+    )
+    outside += wanted["n_positions"] * width if wanted.get("positions") == "learned" else 0
+    return int(wanted["layers"] * (attention + mlp + 2 * norm) + outside)
 
 
 def _of(leaf_values: Leaves) -> list[str]:

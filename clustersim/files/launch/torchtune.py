@@ -19,6 +19,9 @@ KIND: Key = ("config", "model.adapter")
 ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 MLP = ("gate_proj", "up_proj", "down_proj")
 KINDS = ("qlora_", "lora_")
+SPLIT = ("phi3", "phi4")
+"""Models whose projections are one for queries, keys and values in transformers, and three here
+(torchtune/models/phi3/_component_builders.py)."""
 
 
 def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: FrameworkTable) -> None:
@@ -38,8 +41,12 @@ def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: F
 
 
 def taken(options: dict[Key, OptionValue], fields: ScenarioFields, used: set[Key]) -> None:
-    """Put a builder's adapters into ``model.adapter``, and what was read into ``used``. Raises :class:`ScenarioError`
-    for a builder of adapters that says no module, or one that torchtune does not know."""
+    """Put a builder's modules into ``model.options``, its adapters into ``model.adapter``, and what was read into
+    ``used``. Raises :class:`ScenarioError` for a builder of adapters that says no module, or one that torchtune does
+    not know."""
+    builder = options.get(BUILDER)
+    if builder is not None and any(f".{name}." in str(builder.value) for name in SPLIT):
+        fields.say("model.options.family", "llama", builder)
     kind = options.get(KIND)
     if kind is None:
         return

@@ -14,7 +14,7 @@ from clustersim.files.launch.table import FrameworkTable
 
 ARGUMENTS = ("model_name_or_path", "per_device_train_batch_size", "base_model")
 """Keys of files that hold the arguments of a training script: of Trainer's, TRL's, LLaMA-Factory's and axolotl's."""
-FINETUNED = re.compile(r"(-instruct|-chat|-it|-base|-hf|-bnb-4bit|-\d{4})+$")
+FINETUNED = re.compile(r"(-instruct|-chat|-it|-base|-hf|-bnb-4bit|-deduped|-\d{4})+$")
 """Endings of names whose models have the sizes of the name without them."""
 SHARDING = {
     "full_shard": "FULL_SHARD",
