@@ -237,3 +237,58 @@ def test_lstopo_tells_the_pci_tree_without_ports_that_are_no_switch(tmp_path: Pa
     pcie = np.array([kind == "pcie" for kind in machine.link_kinds])
     assert machine.link_bandwidth[pcie] == pytest.approx(63.015e9, rel=1e-4)
     assert any("NVLink between the GPUs is that of" in line for line in machine.assumed)
+
+
+# ---- what the matrix and the GPU that is named say of each other -----------------------------------------------------
+
+
+def matrix(gpus: int, word) -> str:
+    """As nvidia-smi topo -m prints it of GPUs alone; ``word`` of two numbers."""
+    names = [f"GPU{i}" for i in range(gpus)]
+    rows = [
+        "\t".join([name, *("X" if i == j else word(i, j) for j in range(gpus)), "0-31", "0"])
+        for i, name in enumerate(names)
+    ]
+    return "\n".join(["\t" + "\t".join([*names, "CPU Affinity", "NUMA Affinity"]), *rows]) + "\n"
+
+
+def paired(i: int, j: int) -> str:
+    return "NV12" if i // 2 == j // 2 else "NODE"
+
+
+def test_gpus_with_more_nvlinks_than_the_named_one_has_are_other_gpus(tmp_path: Path):
+    with pytest.raises(TopologyError, match="GPU0 has 12 NVLinks to other GPUs, and a RTX-A6000 has 4; is it this GPU"):
+        made(tmp_path, matrix(8, paired), gpu="A6000")
+    bridged = made(tmp_path, matrix(8, paired), gpu="H100-NVL")
+    assert "nvswitch" not in bridged.vertex_kinds
+    assert sum(kind == "nvlink" for kind in bridged.link_kinds) == 8
+
+
+def test_a_tray_of_a_rack_says_where_nvlink_ends(tmp_path: Path):
+    tray = made(tmp_path, matrix(4, lambda i, j: "NV18"), gpu="GB200")
+    assert any("in an NVL72 rack it joins the trays too" in line for line in tray.assumed)
+    assert not made(tmp_path, matrix(8, lambda i, j: "NV18"), gpu="H100-SXM5-80GB").assumed
+
+
+def amd(gpus: int) -> str:
+    """As amd-smi topology prints it."""
+    names = [f"0000:{i:02x}:00.0" for i in range(gpus)]
+    tables = []
+    for title, word in (("ACCESS", "ENABLED"), ("LINK TYPE", "XGMI"), ("HOPS", "1")):
+        rows = [f"{name} " + " ".join("SELF" if i == j else word for j in range(gpus)) for i, name in enumerate(names)]
+        tables.append(f"{title} TABLE:\n" + "\n".join(["   " + " ".join(names), *rows]) + "\n")
+    return "\n".join(tables)
+
+
+def test_amd_smi_says_what_joins_gpus(tmp_path: Path):
+    machine = made(tmp_path, amd(8), gpu="MI300X")
+    assert sum(kind == "xgmi" for kind in machine.link_kinds) == 8 * 7
+    assert any("one NUMA node" in line for line in machine.assumed)
+    with pytest.raises(TopologyError, match="is not whole"):
+        made(tmp_path, amd(8).replace("XGMI", "?", 1), gpu="MI300X")
+
+
+def test_a_map_of_the_network_is_no_machine(tmp_path: Path):
+    text = '#\n# Topology file: generated on Tue Jan  2 2024\n#\nswitchguid=0xb8ce(b8ce)\nSwitch\t41 "S-b8ce"\n'
+    with pytest.raises(TopologyError, match=r"is of ibnetdiscover.*\[fabric\]"):
+        made(tmp_path, text)

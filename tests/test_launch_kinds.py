@@ -161,3 +161,87 @@ def test_alibi_of_a_recipe_is_played():
         read(f"model: {text}\n{more}".replace("{d_model", "{name: mpt_causal_lm, d_model"), "f.yaml").scenario
     )
     assert not any("wpe" in tensor.name for layer in plain.layers for tensor in layer.tensors)
+
+
+# ---- what says the same as the scenario has anyway is said ----------------------------------------------------------
+
+TRAINER = "--model_name_or_path meta-llama/Llama-3.2-1B --per_device_train_batch_size 2 --block_size 512"
+USUAL = "BACKWARD_PRE"
+"""Of PyTorch's FSDP1."""
+FSDP1 = """
+distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 8
+fsdp_config: {fsdp_version: 1, fsdp_sharding_strategy: FULL_SHARD, fsdp_backward_prefetch: WORD}
+"""
+
+
+def both(first, name, second, other):
+    return exchange.read([document(first, name), document(second, other)], MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("word", "means"), [("BACKWARD_PRE", "BACKWARD_PRE"), ("NO_PREFETCH", "None"), ("BACKWARD_POST", "BACKWARD_POST")]
+)
+@pytest.mark.parametrize("name", ["fsdp_backward_prefetch", "fsdp_backward_prefetch_policy"])
+def test_prefetch_of_fsdp1_is_what_accelerates_file_says(name, word, means):
+    config = FSDP1.replace("WORD", word).replace("fsdp_backward_prefetch", name)
+    made = both(f"accelerate launch --config_file c.yaml sft.py {TRAINER}", "run.sh", config, "c.yaml")
+    assert (exchange.canonical(made.scenario)["strategy.backward_prefetch"] or USUAL) == means
+
+
+def test_a_file_of_the_trainers_fsdp_config_is_read():
+    config = '{"backward_prefetch": "backward_pre", "activation_checkpointing": true, "min_num_params": 2000}'
+    words = f"torchrun --nproc_per_node 8 run_clm.py --fsdp 'full_shard auto_wrap' --fsdp_config fsdp.json {TRAINER}"
+    had = exchange.canonical(both(words, "run.sh", config, "fsdp.json").scenario)
+    assert (had["strategy.backward_prefetch"] or USUAL) == "BACKWARD_PRE"
+    assert had["model.activation_checkpointing"] == "full"
+    assert had["strategy.min_num_params"] == 2000
+
+
+@pytest.mark.parametrize("word", ["fp32", "bf16"])
+def test_a_recipe_in_fp32_is_played_in_fp32(word):
+    tune = f"""
+model: {{_component_: torchtune.models.llama3_2.llama3_2_1b}}
+tokenizer: {{max_seq_len: 512}}
+batch_size: 2
+dtype: {word}
+"""
+    had = exchange.canonical(read(tune, "t.yaml").scenario)
+    assert {had["model.dtype"], had["strategy.param_dtype"]} <= ({"bf16"} if word == "bf16" else {"fp32", None})
+    assert had["strategy.reduce_dtype"] == word
+
+
+# ---- who starts the ranks -------------------------------------------------------------------------------------------
+
+BERT = "pretrain_bert.py --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 512"
+WORDS = f"{BERT} --max-position-embeddings 512 --micro-batch-size 2 --global-batch-size 64 --bf16"
+SKY = """
+resources: {accelerators: H100:8}
+num_nodes: 4
+run: |
+  torchrun --nnodes=$SKYPILOT_NUM_NODES --nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NODE WORDS
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (f"conda run -n env --no-capture-output torchrun --nnodes 4 --nproc-per-node 8 {WORDS}", "run.sh"),
+        (f"srun -N 4 --label torchrun --nnodes 4 --nproc-per-node 8 {WORDS}", "run.sh"),
+        (f"flux run -N4 -n32 -g1 python {WORDS}", "run.sh"),
+        (f"aprun -n 32 -N 8 python {WORDS}", "run.sh"),
+        (SKY.replace("WORDS", WORDS), "sky.yaml"),
+        (SKY.replace("WORDS", WORDS).replace("H100:8}", "{H100: 8}}"), "sky.yaml"),
+    ],
+)
+def test_ranks_are_those_that_a_launcher_starts(text, name):
+    made = exchange.read([document(text, name)], {"topology": "hgx-h100"})
+    assert (made.tables["cluster"]["nodes"], made.tables["cluster"].get("gpus_per_node", 8)) == (4, 8)
+
+
+def test_llama_factorys_variables_start_torchrun():
+    words = "FORCE_TORCHRUN=1 NNODES=2 NODE_RANK=0 NPROC_PER_NODE=4 llamafactory-cli train c.yaml"
+    config = "model_name_or_path: meta-llama/Llama-3.2-1B\nstage: sft\nfinetuning_type: full\ncutoff_len: 512\n"
+    made = exchange.read([document(words, "run.sh"), document(config, "c.yaml")], {"topology": "hgx-h100"})
+    assert (made.tables["cluster"]["nodes"], made.tables["cluster"]["gpus_per_node"]) == (2, 4)

@@ -101,7 +101,16 @@ def topology_text(path: Path | Sequence[Path], gpu: str | None = None, nics: tup
     return _XmlDump(document, machine, gpu, nics, also).text()
 
 
+_FABRIC = re.compile(r"^# Topology file: generated on|^switchguid=0x", re.MULTILINE)
+"""Of ibnetdiscover."""
+
+
 def _system(text: str, path: Path) -> ET.Element:
+    if _FABRIC.search(text):
+        raise TopologyError(
+            f"{path}: is of ibnetdiscover, which tells the network between machines and nothing inside of one; give "
+            "nvidia-smi topo -m or NCCL_TOPO_DUMP_FILE of a node, and say the network in [fabric] of what is written"
+        )
     if "<!" in re.sub(r"<!--.*?-->", "", text, flags=re.S):
         raise TopologyError(f"{path}: declares a type or entities, which NCCL's dumps do not")
     try:

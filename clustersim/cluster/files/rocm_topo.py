@@ -1,8 +1,9 @@
-"""A machine as ``rocm-smi --showtopo`` tells it, as the tree that RCCL dumps of it, so that one reader makes the file.
+"""A machine as ``rocm-smi --showtopo`` or ``amd-smi topology`` tells it, as the tree that RCCL dumps of it, so that one
+reader makes the file.
 
-It says of two GPUs whether xGMI or PCIe joins them, and the NUMA node of each GPU; not which GPUs these are, which
-``--gpu`` does, how many xGMI links a pair has, nor what NICs there are (``--nics``): xGMI is then that of the shipped
-machine, as said.
+They say of two GPUs whether xGMI or PCIe joins them, and the first the NUMA node of each GPU; not which GPUs these are,
+which ``--gpu`` does, how many xGMI links a pair has, nor what NICs there are (``--nics``): xGMI is then that of the
+shipped machine, as said.
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ from pathlib import Path
 from clustersim.core.errors import TopologyError
 
 _TYPES = re.compile(r"Link Type between two GPUs\s*=+\s*\n(.*?)(?=^=|\Z)", re.DOTALL | re.MULTILINE)
+_TABLE = re.compile(r"^LINK TYPE TABLE:\s*\n(.*?)(?=^[A-Z][A-Z ]+TABLE:|^\s*$|\Z)", re.DOTALL | re.MULTILINE)
+"""Of amd-smi, whose rows and columns are PCI addresses, and which tells no NUMA nodes."""
 _NUMA = re.compile(r"^GPU\[(\d+)\]\s*:\s*\(Topology\) Numa Node:\s*(\d+)", re.MULTILINE)
 _LINK = {"link_speed": "32.0 GT/s PCIe", "link_width": "16"}
-_WORDS = {"XGMI", "PCIE", "0", "N/A"}
+_WORDS = {"XGMI", "PCIE", "0", "N/A", "SELF"}
 
 
 def is_report(text: str) -> bool:
     """Whether a text is of this tool."""
-    return "Link Type between two GPUs" in text or "ROCm System Management Interface" in text
+    return (
+        "Link Type between two GPUs" in text
+        or "ROCm System Management Interface" in text
+        or _TABLE.search(text) is not None
+    )
 
 
 def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
@@ -33,9 +40,12 @@ def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
         raise TopologyError(f"{path}: rocm-smi --showtopo does not say which GPUs these are; say --gpu")
     types = _types(text, path)
     numa = dict(_NUMA.findall(text))
-    root = ET.Element("system", source="rocm-smi --showtopo", rates="assumed")
-    if nics:
-        root.set("near", f"which of the {nics} NICs is near which GPU: as if spread over the GPUs' PCIe switches")
+    tool = "amd-smi topology" if _TABLE.search(text) else "rocm-smi --showtopo"
+    root = ET.Element("system", source=tool, rates="assumed")
+    near = [f"which of the {nics} NICs is near which GPU: as if spread over the GPUs' PCIe switches"] if nics else []
+    near += [] if numa else ["all GPUs are on one NUMA node, of which the file does not tell"]
+    if near:
+        root.set("near", "; ".join(near))
     joined = any(word == "XGMI" for row in types for word in row)
     cpus: dict[str, ET.Element] = {}
     for index in range(len(types)):
@@ -56,7 +66,7 @@ def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
 
 def _types(text: str, path: Path) -> list[list[str]]:
     """What joins each GPU with each."""
-    table = _TYPES.search(text)
+    table = _TYPES.search(text) or _TABLE.search(text)
     lines = [line.split() for line in table[1].splitlines() if line.strip()] if table else []
     rows = [line[1:] for line in lines[1:]]
     whole = rows and all(len(row) == len(rows) == len(lines[0]) and set(row) <= _WORDS for row in rows)

@@ -25,6 +25,8 @@ _NEAR = ({"PIX"}, {"PIX", "PXB"})
 _WORDS = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC")
 _SPEEDS = ((90, "32.0"), (80, "16.0"), (0, "8.0"))
 """GT/s of a lane, by compute capability from there on."""
+RACKS = ("GB200", "GB300")
+"""GPUs whose trays share NVSwitches in a rack."""
 Matrix = Mapping[str, Mapping[str, str]]
 
 
@@ -40,7 +42,10 @@ def system(text: str, path: Path, gpu: str | None) -> ET.Element:
     matrix, numa = _matrix(text, path)
     names = dict(_LEGEND.findall(_plain(text)))
     kind = device(gpu)
+    _counted(matrix, kind, path)
     root = ET.Element("system", source="nvidia-smi topo -m", rates="assumed")
+    if kind.name.startswith(RACKS):
+        root.set("near", "NVLink ends at this tray, as the matrix has it; in an NVL72 rack it joins the trays too")
     cpus: dict[str, ET.Element] = {}
     under = [_together(matrix, near) for near in _NEAR]
     switches: dict[tuple[int, str], ET.Element] = {}
@@ -96,6 +101,19 @@ def _matrix(text: str, path: Path) -> tuple[Matrix, dict[str, str]]:
         if wrong is not None:
             raise TopologyError(f"{path}: the matrix's row {short(name)} is not whole: {wrong!r} is no word of it")
     return matrix, numa
+
+
+def _counted(matrix: Matrix, kind: Device, path: Path) -> None:
+    """Raise :class:`TopologyError` for GPUs with fewer NVLinks than the matrix counts: other ones were named."""
+    for name, row in matrix.items():
+        counts = [int(word[2:]) for word in row.values() if word.startswith("NV")]
+        switched = len(counts) == sum(peer.startswith("GPU") for peer in row) - 1  # a switch has every pair
+        needs = max(counts, default=0) if switched else sum(counts)
+        if needs > kind.nvlink_links:
+            raise TopologyError(
+                f"{path}: {short(name)} has {needs} NVLinks to other GPUs, and a {kind.name} has "
+                f"{kind.nvlink_links or 'none'}; is it this GPU?"
+            )
 
 
 def _link(kind: Device) -> dict[str, str]:

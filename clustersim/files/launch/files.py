@@ -112,7 +112,7 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
         return _of_script(text, name, others or {})
     if kind == HOSTS:
         return _of_hosts(text, name)
-    if kind == "yaml" and pods.is_job(text):
+    if kind == "yaml" and (pods.is_job(text) or pods.is_task(text)):
         return _of_pods(text, name, others or {})
     reader = {"json": json_table, "toml": toml, "yaml": yaml_table}[kind]
     table = reader(text, name, ScenarioError)
@@ -161,7 +161,7 @@ def _of_hosts(text: str, name: str) -> Document:
 
 def _of_pods(text: str, name: str, others: Mapping[str, str]) -> Document:
     """The script that a job's pods run; how many they are counts where the script does not say it in numbers."""
-    job = pods.job(text, name)
+    job = pods.job(text, name) if pods.is_job(text) else pods.task(text, name)
     parsed = _of_script(job.text, name, others)
     for field_name, count in (("cluster.nodes", job.nodes), ("cluster.gpus_per_node", job.ranks)):
         before = parsed.machine.get(field_name)

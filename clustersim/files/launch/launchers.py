@@ -12,10 +12,12 @@ from clustersim.files.launch.shell_directives import LAUNCHERS, directed_options
 TORCH = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}
 ACCELERATE = {"accelerate", "accelerate.commands.launch"}
-MPI = {"mpirun", "mpiexec"}
+MPI = {"mpirun", "mpiexec", "aprun"}
 COMMANDS = {"tune", "axolotl", "llamafactory-cli", "trl"}
 """Commands that name what they train by a word, not by a script."""
 _COUNTS = ("num_processes", "num_machines", "mixed_precision")
+_NAMING = {"--launcher", "--framework", "--backend", "--strategy", "--distributed", "--plugin", "--engine"}
+"""Options that may have a launcher's name for their value."""
 _UNKNOWN = re.compile(r"\$\{[^}]*\}")
 _SHORT = {"n": "np", "c": "np", "N": "npernode", "H": "host", "np": "np", "ppn": "npernode", "npernode": "npernode"}
 
@@ -59,6 +61,11 @@ def taken(words: Sequence[str], directives: Sequence[str], variables: dict[str, 
                 launch.notes.append(f"{said[0]} {said[1]} counts, not {before[0]} {before[1]} around it")
             if before is None or said[1].isdecimal():
                 launch.machine[name] = said
+    if launch.program.startswith("llamafactory-cli"):  # src/llamafactory/cli.py, which starts torchrun itself
+        for name, variable in (("nodes", "NNODES"), ("gpus_per_node", "NPROC_PER_NODE")):
+            said_by = variables.get(variable)
+            if isinstance(said_by, str) and said_by.isdecimal():
+                launch.machine.setdefault(name, (variable, said_by))
     _whole(launch, variables)
     return launch
 
@@ -132,7 +139,7 @@ def _of_command(name: str, words: list[str], i: int, launch: Launch) -> int:
 
 def _is_value(words: list[str], i: int) -> bool:
     """Whether a word is the value of an option: ``--launcher deepspeed``."""
-    return i > 0 and words[i - 1].startswith("--") and "=" not in words[i - 1] and words[i - 1] not in {"--module"}
+    return i > 0 and words[i - 1] in _NAMING
 
 
 def _tool(name: str) -> str:
@@ -142,6 +149,8 @@ def _tool(name: str) -> str:
         return "deepspeed"
     if name in ACCELERATE:
         return "accelerate"
+    if name == "flux":  # of which run has srun's -N and -n
+        return "srun"
     return "mpirun" if name in MPI else name
 
 

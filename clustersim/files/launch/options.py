@@ -120,13 +120,16 @@ def apply(
     known_keys = {(str(row.at), row.option) for row in rows}
     for later in (False, True):  # conditions ask for degrees, which have none themselves
         now = [row for row in rows if bool(row.when and row.field not in FIRST) == later]
+        unsaid: list[LaunchOption] = []
         for row in now:
+            said = False
             for key, option, field in _matching(row, options, table, known_keys):
                 used.add(key)
                 given = model is not None and row.field == "model.name"  # which counts instead
                 if holds(row.when, fields) and not given:
-                    _say(row, field, option, fields)
-        for row in now:
+                    said |= _say(row, field, option, fields)
+            unsaid += [] if said else [row]  # one that says what the scenario has anyway is said, too
+        for row in unsaid:
             given = model is not None and row.field == "model.name"
             if row.default is not None and row.field not in fields and holds(row.when, fields) and not given:
                 value = row.read(row.default)
@@ -135,14 +138,15 @@ def apply(
     return used
 
 
-def _say(row: LaunchOption, field: str, option: OptionValue, fields: ScenarioFields) -> None:
+def _say(row: LaunchOption, field: str, option: OptionValue, fields: ScenarioFields) -> bool:
+    """Put an option's value into ``fields``; whether it has one."""
     if option.value == "auto" and field.startswith(("batch.", "strategy.", "model.", "run.")) and row.type != "text":
         if field.startswith("strategy.zero_optimization."):
             fields.say(field, option.value, option)  # which the strategy's own reader tells what it would be
-        return  # filled in by the Trainer, whose arguments say it
+        return False  # filled in by the Trainer, whose arguments say it
     if option.value == MISSING:
         if field.startswith("cluster."):
-            return
+            return False
         raise ScenarioError(f"{option.where}: {option.name} is {MISSING}, which somebody must fill in; write its value")
     try:
         value = row.read(option.value)
@@ -150,6 +154,7 @@ def _say(row: LaunchOption, field: str, option: OptionValue, fields: ScenarioFie
         raise ScenarioError(f"{option.where}: {option.name}: {wrong}") from None
     if value is not None:
         fields.say(field, value, option, over=row.over)
+    return True
 
 
 def _matching(

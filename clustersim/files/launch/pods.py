@@ -45,6 +45,29 @@ def is_job(text: str) -> bool:
     return all(re.search(rf"^{key}:\s", text, re.MULTILINE) for key in ("apiVersion", "kind"))
 
 
+def is_task(text: str) -> bool:
+    """Whether a text is a task of SkyPilot."""
+    return all(re.search(rf"^{key}", text, re.MULTILINE) for key in (r"run:\s*[|>]", r"(resources|num_nodes):"))
+
+
+def task(text: str, name: str) -> PodJob:
+    """A task of SkyPilot (sky/task.py, sky/skylet/constants.py): what each node runs, and its GPUs."""
+    table = yaml_table(text, name, ScenarioError)
+    resources = table.get("resources")
+    held = resources.get("accelerators") if isinstance(resources, dict) else None
+    kinds = held if isinstance(held, dict) else {}
+    kind = re.fullmatch(r"[\w.-]+:(\d{1,4})", held) if isinstance(held, str) else None
+    gpus = int(kind[1]) if kind else _whole(next(iter(kinds.values()))) if len(kinds) == 1 else 0
+    nodes = _whole(table.get("num_nodes")) or 1
+    own = {"SKYPILOT_NUM_NODES": nodes} | ({"SKYPILOT_NUM_GPUS_PER_NODE": gpus} if gpus else {})
+    envs = table.get("envs")
+    settings = {str(key): value for key, value in envs.items() if value is not None} if isinstance(envs, dict) else {}
+    lines = [
+        f"export {key}={shlex.quote(str(value))}" for key, value in {**own, **settings}.items() if key.isidentifier()
+    ]
+    return PodJob("\n".join([*lines, str(table.get("run"))]) + "\n", nodes, gpus)
+
+
 def job(text: str, name: str) -> PodJob:
     """The job of a file, which may hold other things beside it.
 

@@ -148,8 +148,8 @@ def counted(wanted: Leaves) -> int:
     """Parameters of a decoder of these sizes and kinds.
 
     >>> sizes = {"layers": 12, "d_model": 768, "heads": 12, "kv_heads": 12, "head_dim": 64, "d_ff": 3072}
-    >>> kinds = {"vocab": 50257, "positions": "learned", "n_positions": 1024, "tied": True, "norm": "layernorm", "mlp_bias": True}
-    >>> counted(sizes | kinds | {"qkv_bias": True})
+    >>> kinds = {"positions": "learned", "n_positions": 1024, "tied": True, "norm": "layernorm", "mlp_bias": True}
+    >>> counted(sizes | kinds | {"qkv_bias": True, "vocab": 50257})
     124439808
     """
     width, head = wanted["d_model"], wanted["head_dim"]

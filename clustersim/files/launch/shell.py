@@ -208,7 +208,7 @@ class _Reader(BlockWalk):
             for word in words[1:]:
                 arithmetic(word, self.variables)
             return None
-        if name in _QUIET:
+        if name in _QUIET and words[:2] != ["conda", "run"]:
             return None
         self._launched(command, words)
         return None

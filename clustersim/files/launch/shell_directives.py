@@ -11,6 +11,8 @@ LAUNCHERS = {
     "srun",
     "mpirun",
     "mpiexec",
+    "aprun",
+    "flux",
     "torch.distributed.run",
     "torch.distributed.launch",
     "accelerate.commands.launch",

@@ -45,6 +45,11 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     if table.name != "accelerate":
         return
     known = {row.option for row in table.every() if row.at == "args"}
+    named = [file.options[key] for file in read if (key := ("args", _CONFIG)) in file.options]
+    shards = {Path(str(said.value)).name for said in named if str(said.value).endswith(".json")}
+    for one in read:
+        if one.kind == "json" and Path(one.name).name in shards:
+            one.options = {("config", f"{_CONFIG}.{name}"): said for (_, name), said in one.options.items()}
     for one in read:
         names = {name for _, name in one.options}
         if one.kind in {"yaml", "json"} and names & set(ARGUMENTS):
