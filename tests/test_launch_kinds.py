@@ -245,3 +245,55 @@ def test_llama_factorys_variables_start_torchrun():
     config = "model_name_or_path: meta-llama/Llama-3.2-1B\nstage: sft\nfinetuning_type: full\ncutoff_len: 512\n"
     made = exchange.read([document(words, "run.sh"), document(config, "c.yaml")], {"topology": "hgx-h100"})
     assert (made.tables["cluster"]["nodes"], made.tables["cluster"]["gpus_per_node"]) == (2, 4)
+
+
+# ---- what was left out of a step without a word ---------------------------------------------------------------------
+
+
+def test_shards_without_a_strategy_are_fsdp2s():
+    words = "accelerate launch --num_processes 8 nd_parallel.py --dp-replicate-size 2 --dp-shard-size 2 --tp-size 2"
+    had = exchange.canonical(read(words, model="llama3-8b").scenario)
+    assert (had["strategy.kind"], had["strategy.version"], had["parallel.tp"]) == ("fsdp", 2, 2)
+    assert (had["strategy.data_parallel_shard_degree"], had["strategy.data_parallel_replicate_degree"]) == (2, 2)
+
+
+def test_shards_that_a_strategy_has_not_are_an_error():
+    config = "distributed_type: MULTI_GPU\nparallelism_config: {parallelism_config_dp_shard_size: 4}\n"
+    with pytest.raises(ScenarioError, match=r"dp_shard_size '?4'? shards or copies .* FSDP of version 2"):
+        both(f"accelerate launch --num_processes 8 sft.py {TRAINER}", "run.sh", config, "c.yaml")
+
+
+def test_one_process_is_one_gpu():
+    config = "distributed_type: 'NO'\nmixed_precision: bf16\n"
+    made = both(f"accelerate launch --config_file c.yaml sft.py {TRAINER}", "run.sh", config, "c.yaml")
+    assert made.tables["cluster"]["gpus_per_node"] == 1
+    assert made.scenario.run().step_time > 0  # which one strategy of one GPU refuses of more
+
+
+def test_megatron_deepspeed_has_scores_in_memory_unless_flash_attention_is_asked_for():
+    config = '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}'
+    words = f"deepspeed --num_nodes 1 --num_gpus 8 pretrain_gpt.py --deepspeed_config ds.json {SMALL}"
+    plain = both(words, "run.sh", config, "ds.json")
+    flash = both(f"{words} --use-flash-attn-v2", "run.sh", config, "ds.json")
+    assert [exchange.canonical(made.scenario)["model.attention"] for made in (plain, flash)] == ["eager", "fa2"]
+    assert any("scores of attention are in memory" in note for note in plain.notes)
+
+
+def test_axolotls_liger_and_cut_losses_are_played():
+    text = "base_model: meta-llama/Llama-3.2-1B\nmicro_batch_size: 1\nsequence_len: 512\nbf16: true\nplugins: [a.P]\n"
+    liger = read(f"{text}liger_rope: true\nliger_fused_linear_cross_entropy: true\n", "a.yaml")
+    cut = read(text.replace("a.P", "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"), "a.yaml")
+    had = exchange.canonical(liger.scenario)
+    assert (had["model.implementation"], had["model.loss"]) == ("liger", "liger")
+    assert exchange.canonical(cut.scenario)["model.loss"] == "cut"
+
+
+def test_a_recipe_of_one_device_is_on_one():
+    text = """
+model: {_component_: torchtune.models.llama3_2.llama3_2_1b}
+tokenizer: {max_seq_len: 512}
+batch_size: 2
+"""
+    made = [read(text, f"1B_full{more}.yaml") for more in ("", "_single_device")]
+    assert [one.tables["cluster"].get("gpus_per_node") for one in made] == [None, 1]
+    assert any("one GPU, as its name says" in note for note in made[1].notes)

@@ -156,13 +156,20 @@ def _no_mixture(c: Config, values: Values) -> None:
         c.read.update({"moe_intermediate_size", "n_shared_experts", "first_k_dense_replace", "num_experts_per_tok"})
 
 
+TOPK_METHODS = ("noaux_tc", "group_limited_greedy", "greedy")
+"""Of DeepSeek's modeling_deepseek.py."""
+
+
 def _deepseek(c: Config, values: Values) -> None:
     """Scores are corrected where ``topk_method`` is noaux_tc, which V3 is without saying so."""
     if c.data.get("moe_layer_freq", 1) != 1:
         raise ModelError(f"{c.where}: 'moe_layer_freq' = {c.data['moe_layer_freq']!r} is not described; only 1 is")
     c.read.add("moe_layer_freq")
     usual = "greedy" if c.kind == "deepseek_v2" else "noaux_tc"
-    values["experts.correction"] = c.text("topk_method", usual) == "noaux_tc"
+    method = c.text("topk_method", usual)
+    if method not in TOPK_METHODS:
+        raise ModelError(f"{c.where}: 'topk_method' = {method!r} must be one of {', '.join(TOPK_METHODS)}")
+    values["experts.correction"] = method == "noaux_tc"
 
 
 def _gpt_oss(c: Config, values: Values) -> None:

@@ -21,6 +21,8 @@ _SPLITS = re.compile(r"(_degree|parallel_size|parallelism|autotp_size|shard_size
 """Names of options that say how the work is split, which nobody may leave out."""
 _KINDS = {"zero_optimization.stage"}
 """Options that say what kind of strategy it is, and are one of its fields as well."""
+SHARDED = ("strategy.data_parallel_shard_degree", "strategy.data_parallel_replicate_degree")
+"""Fields that another strategy has not: an option of them is never left out."""
 FIRST = ("strategy.kind", "strategy.version")
 """Fields that other rows' conditions ask for."""
 
@@ -128,6 +130,11 @@ def apply(
                 given = model is not None and row.field == "model.name"  # which counts instead
                 if holds(row.when, fields) and not given:
                     said |= _say(row, field, option, fields)
+                elif row.field in SHARDED and _above_one(option.value):
+                    raise ScenarioError(
+                        f"{option.where}: {option.name} {shown(option.value)} shards or copies what nothing here "
+                        "shards; say FSDP of version 2 (distributed_type: FSDP, fsdp_version: 2), or leave it out"
+                    )
             unsaid += [] if said else [row]  # one that says what the scenario has anyway is said, too
         for row in unsaid:
             given = model is not None and row.field == "model.name"

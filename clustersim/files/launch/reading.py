@@ -84,7 +84,7 @@ def read(
     refuse(table, options, [(file.program, file.name) for file in read if file.program], model)
     notes = [*table.notes, *(note for file in read for note in file.notes)]
     notes += torchtitan.arranged(options, table)
-    torchtune.arranged(read, options, table)
+    notes += torchtune.arranged(read, options, table)
     fields = ScenarioFields()
     for file in sorted(read, key=lambda file: file.kind != HOSTS):  # hosts are what a command may use a part of
         for name, value in file.machine.items():
@@ -101,9 +101,13 @@ def read(
     notes += _masters(fields)
     notes += _recomputed(fields)
     notes += _graphs(fields)
+    notes += _scores(table, fields)
     notes += _named(fields, table)
     notes += _model(fields, model, read[0].name, trains(read, table, options) if model is None else "")
     notes += filled(fields, Path(path).parent)
+    if fields.get("strategy.kind") == "single":
+        for name in ("nodes", "gpus_per_node"):
+            fields.setdefault(f"cluster.{name}", 1)
     place, world = machine(fields, cluster, notes, read[0].name, Path(path).parent)
     tables = _tables(table, fields, place, world)
     tables["run"] = {**tables.get("run", {}), **(run or {})}
@@ -194,6 +198,18 @@ def _asked(fields: ScenarioFields, name: str) -> bool:
     """Whether an option of Megatron-LM's own name says a field, which then checks it."""
     by = fields.by.get(f"parallel.{name}")
     return by is not None and by.name.lstrip("-").replace("-", "_").rsplit(".", 1)[-1] == name
+
+
+def _scores(table: FrameworkTable, fields: ScenarioFields) -> list[str]:
+    """Kernels of Megatron-DeepSpeed, whose scores of attention are in memory where no option asks for flash attention
+    (megatron/model/transformer.py ``CoreAttention``); returns a note."""
+    if table.name != "deepspeed" or "shape.layers" not in fields:
+        return []
+    fields.setdefault("model.implementation", "megatron")
+    if "model.attention" in fields:
+        return []
+    fields["model.attention"] = "eager"
+    return ["no --use-flash-attn-v2: scores of attention are in memory, as Megatron-DeepSpeed has them"]
 
 
 def _graphs(fields: ScenarioFields) -> list[str]:

@@ -59,7 +59,11 @@ def leaves(shape: TransformerShape) -> Leaves:
 def _shipped(causal: bool = True) -> dict[str, Leaves]:
     names = (name for name in shipped("data/models", ".json"))
     shapes = ((name, models.shape(name, {})) for name in names)
-    return {name: leaves(shape) for name, shape in shapes if shape is not None and shape.causal == causal}
+    return {
+        name: leaves(shape)
+        for name, shape in shapes
+        if shape is not None and shape.causal == causal and shape.activation != "geglu"  # Gemma's, which none means
+    }
 
 
 def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
@@ -83,18 +87,19 @@ def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
         if unlike or any((leaf in wanted) != (leaf in has) for leaf in ("experts.count", "latent.kv_rank")):
             continue
         away = sum(wanted.get(size, has.get(size)) != has.get(size) for size in SIZES)
-        best = (away, name) if best is None or (away, name) < best else best
+        best = min(best or (away, name), (away, name))
     if best is None:
         return _altered(file, wanted, causal)
-    has = _shipped(causal)[best[1]]
+    name = best[1]
+    has = _shipped(causal)[name]
     options = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK) if leaf in wanted and wanted[leaf] != has.get(leaf)}
     if has.get("window") != wanted.get("window"):
         options["window"] = wanted.get("window") or 0  # which nobody has who does not say so
     changed = {leaf: value for leaf, value in options.items() if leaf in (*SIZES, "window")}
-    sentence = f"the model has the sizes of {best[1]}"
+    sentence = f"the model has the sizes of {name}"
     if changed:
-        sentence = f"the model is of {best[1]}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
-    return ShippedModel(best[1], options, sentence + _vocabulary(wanted, has["vocab"]))
+        sentence = f"the model is of {name}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
+    return ShippedModel(name, options, sentence + _vocabulary(wanted, has["vocab"]))
 
 
 def _vocabulary(wanted: Leaves, usual: int) -> str:

@@ -6,6 +6,7 @@ Names: pytorch/torchtune ``recipes/configs`` and ``torchtune/models/*/_model_bui
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import shown
@@ -24,11 +25,11 @@ SPLIT = ("phi3", "phi4")
 (torchtune/models/phi3/_component_builders.py)."""
 
 
-def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: FrameworkTable) -> None:
+def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: FrameworkTable) -> list[str]:
     """Take a builder apart into the model and its kind of adapters; a recipe of one device has one. Changes
-    ``options``."""
+    ``options``; returns notes."""
     if table.name != "torchtune":
-        return
+        return []
     builder = options.get(BUILDER)
     if builder is not None:
         module, dot, name = str(builder.value).rpartition(".")
@@ -36,8 +37,11 @@ def arranged(read: Sequence[Document], options: dict[Key, OptionValue], table: F
         options[BUILDER] = OptionValue(builder.name, f"{module}{dot}{name.removeprefix(kind)}", builder.where)
         if kind:
             options[KIND] = OptionValue(builder.name, kind.rstrip("_"), builder.where)
-    if any("single_device" in file.program for file in read):
+    alone = not any(file.program for file in read)
+    named = [file.name for file in read if alone and "single_device" in Path(file.name).name]
+    if named or any("single_device" in file.program for file in read):
         options["args", "nproc_per_node"] = OptionValue("single_device", 1, read[0].name)
+    return [f"{name}: one GPU, as its name says" for name in named]
 
 
 def taken(options: dict[Key, OptionValue], fields: ScenarioFields, used: set[Key]) -> None:

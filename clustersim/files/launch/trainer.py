@@ -65,6 +65,19 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
             if key in one.options and str(one.options[key].value).lower() in {"full", ""}:
                 del one.options[key]
         _sharded(one)
+    _meshed(read)
+
+
+def _meshed(read: Sequence[Document]) -> None:
+    """Shards of ``ParallelismConfig`` where no file names a strategy: FSDP2's (accelerate's
+    examples/torch_native_parallelism/nd_parallel.py)."""
+    shards = [one for one in read for at, name in one.options if name.endswith("_config_dp_shard_size")]
+    kinds = {("config", "distributed_type"), ("config", f"{_CONFIG}.fsdp_version")}
+    if not shards or any(kinds & {*one.options, *one.overrides} for one in read):
+        return
+    for name, value in (("distributed_type", "FSDP"), (f"{_CONFIG}.fsdp_version", 2)):
+        shards[0].options["config", name] = OptionValue("--dp-shard-size", value, shards[0].name)
+    shards[0].notes.append(f"{shards[0].name}: no file names a strategy, and dp_shard_size shards: FSDP of version 2")
 
 
 CHAT = {
@@ -152,6 +165,13 @@ def _place(key: Key, known: set[str]) -> Key:
     return key if own else ("args", name)
 
 
+_PLUGINS = {
+    "liger_kernels": ("liger_rms_norm", "liger_rope", "liger_glu_activation", "liger_swiglu", "liger_layer_norm"),
+    "liger_loss": ("liger_fused_linear_cross_entropy",),
+}
+"""Of axolotl's Liger plugin (src/axolotl/integrations/liger/args.py)."""
+
+
 def _of_axolotl(one: Document) -> None:
     """What axolotl says otherwise than the Trainer (its src/axolotl/utils/schemas/config.py)."""
     for name in ("bf16", "bfloat16"):
@@ -167,6 +187,15 @@ def _of_axolotl(one: Document) -> None:
         said = one.options.pop(("args", name), None)
         if said is not None and said.value is True:
             one.options["args", "attn_implementation"] = OptionValue(said.name, means, said.where)
+    for name, words in _PLUGINS.items():
+        said = next((one.options[key] for word in words if (key := ("args", word)) in one.options), None)
+        if said is not None and said.value is True:
+            one.options["args", name] = OptionValue(said.name, True, said.where)
+        for word in words:
+            one.options.pop(("args", word), None)
+    plugins = one.options.get(("args", "plugins"))
+    if plugins is not None and "CutCrossEntropy" in str(plugins.value):
+        one.options["args", "cut_cross_entropy"] = OptionValue(plugins.name, True, plugins.where)
     sharded = any(key[1].startswith((f"{_CONFIG}.", "fsdp_version")) for key in one.options)
     if sharded and ("args", "fsdp") not in one.options:
         one.options["config", "distributed_type"] = OptionValue(_CONFIG, "FSDP", one.name)
