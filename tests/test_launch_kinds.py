@@ -267,7 +267,7 @@ def test_one_process_is_one_gpu():
     config = "distributed_type: 'NO'\nmixed_precision: bf16\n"
     made = both(f"accelerate launch --config_file c.yaml sft.py {TRAINER}", "run.sh", config, "c.yaml")
     assert made.tables["cluster"]["gpus_per_node"] == 1
-    assert made.scenario.run().step_time > 0  # which one strategy of one GPU refuses of more
+    assert made.scenario.run().summary["step_time_s"] > 0  # which a strategy of one GPU refuses of more
 
 
 def test_megatron_deepspeed_has_scores_in_memory_unless_flash_attention_is_asked_for():
@@ -297,3 +297,15 @@ batch_size: 2
     made = [read(text, f"1B_full{more}.yaml") for more in ("", "_single_device")]
     assert [one.tables["cluster"].get("gpus_per_node") for one in made] == [None, 1]
     assert any("one GPU, as its name says" in note for note in made[1].notes)
+
+
+@pytest.mark.parametrize("name", ["sp_size", "model.cp_size", "ulysses_size", "ring_attn_size"])
+def test_degrees_under_names_that_nobody_has_are_not_left_out(name):
+    with pytest.raises(ScenarioError, match="would split the work"):
+        read(f"base_model: meta-llama/Llama-3.2-1B\nsequence_len: 512\n{name}: 4\n", "a.yaml")
+
+
+def test_settings_of_hydra_ask_for_the_file_that_they_change():
+    words = "--config-name=llama model.tensor_model_parallel_size=4 model.num_layers=32 trainer.devices=8"
+    with pytest.raises(ScenarioError, match="names llama; give that file too"):
+        read(f"torchrun --nproc_per_node 8 megatron_gpt_pretraining.py {words}")

@@ -50,7 +50,7 @@ def _told_by_name(read: Sequence[Document], options: Mapping[Key, OptionValue]) 
     """Raise :class:`ScenarioError` for a configuration that a command names by a word, or that its script makes."""
     if any(file.kind in {"yaml", "json", PYTHON} for file in read):
         return
-    for name in ("accelerate_config", "config", "config_file", "deepspeed", "deepspeed_config"):
+    for name in ("config_name", "accelerate_config", "config", "config_file", "deepspeed", "deepspeed_config"):
         option = options.get(("args", name))
         if option is None or str(option.value).endswith(CONFIGURATIONS):
             continue

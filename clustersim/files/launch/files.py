@@ -294,7 +294,7 @@ def framework_of(read: Sequence[Document], framework: str | None = None) -> str:
 
 
 def _whose(file: Document) -> str | None:
-    names = [name for _, name in file.options]
+    names = [name for _, name in (*file.options, *file.overrides)]
     if file.kind in {"yaml", "json"}:
         own = _of_recipe(file, names)
         if own is not None:

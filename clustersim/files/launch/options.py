@@ -17,7 +17,10 @@ from clustersim.files.launch.table import FrameworkTable, LaunchOption, holds, l
 
 SURE = 0.9
 """How alike an unknown option and a known one are that is taken for a slip of the pen."""
-_SPLITS = re.compile(r"(_degree|parallel_size|parallelism|autotp_size|shard_size|replicate_size|zero_stage)$")
+_SPLITS = re.compile(
+    r"(_degree|parallel_size|parallelism|autotp_size|shard_size|replicate_size|zero_stage|ulysses_size|ring_attn_size"
+    r"|(?:^|[_.])(?:tp|pp|cp|sp|ep)_size)$"
+)
 """Names of options that say how the work is split, which nobody may leave out."""
 _KINDS = {"zero_optimization.stage"}
 """Options that say what kind of strategy it is, and are one of its fields as well."""
