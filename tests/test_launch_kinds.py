@@ -275,7 +275,7 @@ def test_megatron_deepspeed_has_scores_in_memory_unless_flash_attention_is_asked
     words = f"deepspeed --num_nodes 1 --num_gpus 8 pretrain_gpt.py --deepspeed_config ds.json {SMALL}"
     plain = both(words, "run.sh", config, "ds.json")
     flash = both(f"{words} --use-flash-attn-v2", "run.sh", config, "ds.json")
-    assert [exchange.canonical(made.scenario)["model.attention"] for made in (plain, flash)] == ["eager", "fa2"]
+    assert [exchange.canonical(made.scenario)["model.attention"] for made in (plain, flash)] == ["eager", None]
     assert any("scores of attention are in memory" in note for note in plain.notes)
 
 
@@ -309,3 +309,22 @@ def test_settings_of_hydra_ask_for_the_file_that_they_change():
     words = "--config-name=llama model.tensor_model_parallel_size=4 model.num_layers=32 trainer.devices=8"
     with pytest.raises(ScenarioError, match="names llama; give that file too"):
         read(f"torchrun --nproc_per_node 8 megatron_gpt_pretraining.py {words}")
+
+
+@pytest.mark.parametrize(
+    ("more", "dense"), [("", 0), ("--moe-layer-freq 2", 2), ("--moe-layer-freq '([0]*1+[1]*3)'", 1)]
+)
+def test_layers_with_experts_are_those_that_the_script_says(more, dense):
+    words = "--swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope --vocab-size 1024"
+    words += " --untie-embeddings-and-output-weights --num-experts 8 --moe-router-topk 2 --ffn-hidden-size 256"
+    made = model_of(megatron(f"{words} {more}").scenario)
+    routers = [
+        tensor.name for layer in made.layers for tensor in layer.tensors if "block_sparse_moe.gate" in tensor.name
+    ]
+    assert len(routers) == 4 - dense
+
+
+def test_another_pattern_of_experts_is_refused():
+    words = "--swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope --num-experts 8"
+    with pytest.raises(ScenarioError, match=r"--moe-layer-freq .*another pattern is not played"):
+        megatron(f"{words} --untie-embeddings-and-output-weights --moe-layer-freq '[0,1,1,0]'")

@@ -137,8 +137,11 @@ def _model(fields: ScenarioFields, model: str | None, file: str, trained: str) -
     if "model.name" in fields:
         _known(fields)
         return []
+    layers = fields.pop("shape.experts.layers", None)
     sizes = {name[6:]: value for name, value in fields.items() if name.startswith("shape.")}
     found = shapes.model_for(file, sizes, causal=trained != "encoder")
+    if layers is not None:
+        found = shapes.with_expert_layers(found, str(layers), fields.by.get("shape.experts.layers"), file)
     by = fields.by.get("shape.layers")
     if by is not None:
         fields.by["model.name"] = by
@@ -203,13 +206,17 @@ def _asked(fields: ScenarioFields, name: str) -> bool:
 def _scores(table: FrameworkTable, fields: ScenarioFields) -> list[str]:
     """Kernels of Megatron-DeepSpeed, whose scores of attention are in memory where no option asks for flash attention
     (megatron/model/transformer.py ``CoreAttention``); returns a note."""
-    if table.name != "deepspeed" or "shape.layers" not in fields:
+    if table.name != "deepspeed":
+        return []
+    said = "model.attention" in fields.by
+    if "shape.layers" not in fields:  # another script than Megatron-DeepSpeed's
+        if not said:
+            fields.pop("model.attention", None)
+        return []
+    if fields.get("model.attention") != "eager":
         return []
     fields.setdefault("model.implementation", "megatron")
-    if "model.attention" in fields:
-        return []
-    fields["model.attention"] = "eager"
-    return ["no --use-flash-attn-v2: scores of attention are in memory, as Megatron-DeepSpeed has them"]
+    return [] if said else ["no --use-flash-attn-v2: scores of attention are in memory, as Megatron-DeepSpeed has them"]
 
 
 def _graphs(fields: ScenarioFields) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -9,7 +10,8 @@ from typing import Any, TypeAlias
 from clustersim import model as models
 from clustersim.core.errors import ModelError, ScenarioError
 from clustersim.core.paths import shipped
-from clustersim.core.texts import Table
+from clustersim.core.texts import Table, shown
+from clustersim.files.launch.files import OptionValue
 from clustersim.model.base import TransformerShape
 
 Leaves: TypeAlias = dict[str, Any]
@@ -52,6 +54,8 @@ def leaves(shape: TransformerShape) -> Leaves:
             "experts.width": experts.width,
         }
         leaf_values |= {"experts.shared": experts.shared} if experts.shared else {}
+        first = experts.dense_first
+        leaf_values["experts.layers"] = f"([0]*{first}+[1]*{shape.layers - first})" if first else str(experts.every)
     return leaf_values
 
 
@@ -100,6 +104,32 @@ def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
     if changed:
         sentence = f"the model is of {name}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
     return ShippedModel(name, options, sentence + _vocabulary(wanted, has["vocab"]))
+
+
+PATTERN = re.compile(r"\(?\[0\]\*(\d{1,4})\+\[1\]\*(\d{1,4})\)?")
+"""Of leading dense layers, as Megatron-LM's scripts write them."""
+
+
+def with_expert_layers(found: ShippedModel, layers: str, by: OptionValue | None, file: str) -> ShippedModel:
+    """The model with experts in the layers that Megatron-LM's ``moe_layer_freq`` says: each so many-th, or all behind
+    some that are dense. Raises :class:`ScenarioError` for another pattern."""
+    shape = models.shape(found.name, found.options)
+    if shape is None or shape.experts is None:
+        return found
+    plain = re.sub(r"[\s'\"]", "", layers)
+    pattern = PATTERN.fullmatch(plain)
+    every = int(plain) if re.fullmatch(r"[1-9]\d{0,3}", plain) else 1
+    dense = int(pattern[1]) if pattern else 0
+    if not pattern and not plain.isdecimal():
+        where = f"{by.where}: {by.name} {shown(by.value)}" if by else f"{file}: {shown(layers)}"
+        raise ScenarioError(f"{where}: say a number, or ([0]*3+[1]*58); another pattern is not played")
+    sizes = {"dense_first": dense, "every": every}
+    changes = {name: size for name, size in sizes.items() if getattr(shape.experts, name) != size}
+    if not changes:
+        return found
+    options = found.options | {"experts": dict(found.options.get("experts", {})) | changes}
+    words = ", ".join(f"{name} = {size}" for name, size in changes.items())
+    return ShippedModel(found.name, options, f"{found.note}; experts with {words}")
 
 
 def _vocabulary(wanted: Leaves, usual: int) -> str:
