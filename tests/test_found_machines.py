@@ -259,9 +259,10 @@ def paired(i: int, j: int) -> str:
 def test_gpus_with_more_nvlinks_than_the_named_one_has_are_other_gpus(tmp_path: Path):
     with pytest.raises(TopologyError, match="GPU0 has 12 NVLinks to other GPUs, and a RTX-A6000 has 4; is it this GPU"):
         made(tmp_path, matrix(8, paired), gpu="A6000")
-    bridged = made(tmp_path, matrix(8, paired), gpu="H100-NVL")
-    assert "nvswitch" not in bridged.vertex_kinds
-    assert sum(kind == "nvlink" for kind in bridged.link_kinds) == 8
+    for gpu in ("H100-NVL", "H100-PCIe-80GB"):  # the second where a bridge joins two cards
+        bridged = made(tmp_path, matrix(8, paired), gpu=gpu)
+        assert "nvswitch" not in bridged.vertex_kinds
+        assert sum(kind == "nvlink" for kind in bridged.link_kinds) == 8
 
 
 def test_a_tray_of_a_rack_says_where_nvlink_ends(tmp_path: Path):
