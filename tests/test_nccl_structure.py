@@ -16,6 +16,7 @@ from clustersim import collectives, fabrics
 from clustersim.calibrate.score import PredictedRow, predicted
 from clustersim.calibrate.validate_nccl import measured, validate_nccl
 from clustersim.collectives.base import Group, Request
+from clustersim.collectives.nccl_backend import choice
 
 TABLES = Path(__file__).parent / "data" / "measurements"
 SHARP = 'name = "sharp"\nextends = "hgx-b200"\n[fabric]\nkind = "rail_optimised"\nsharp = true\nsource = "a test"\n'
@@ -55,6 +56,55 @@ def test_two_and_four_gpus_of_a_node_are_predicted_as_eight_are(ranks, middle, m
     assert np.percentile(off, 90) < most
 
 
+def of_node(topology: str, ranks: int, version: tuple[int, int] = (2, 29)) -> Group:
+    """Some GPUs of a node, a thread each."""
+    on = fabrics.load(topology, nodes=1)
+    return Group(on, fabrics.mesh(on, nproc_per_node=ranks).gpus, "threads", version)
+
+
+@pytest.mark.parametrize(
+    ("topology", "ranks", "published"),
+    [("hgx-h100", 8, 7.8e-6), ("hgx-b200", 2, 8.9e-6), ("hgx-b200", 8, 10.1e-6), ("hgx-a100", 4, 12.4e-6)],
+)
+def test_a_small_all_to_all_within_a_node_waits_for_little_but_its_launch(topology, ranks, published):
+    """512 B; an earlier law said 12.4 us on any eight GPUs."""
+    assert seconds("all_to_all", 512.0, of_node(topology, ranks)) == pytest.approx(published, rel=0.25)
+
+
+def test_small_all_to_alls_within_a_node_are_right_by_a_sixth():
+    """They were 19 % off in the median up to 64 KiB, on H100s 50."""
+    small = [row for row in one_node() if row.cells["collective"] == "all_to_all"]
+    assert np.median(errors([row for row in small if float(row.cells["size_bytes"]) <= 2**16])) < 0.16
+
+
+@pytest.mark.parametrize(("version", "protocol"), [((2, 28), "LL128"), ((2, 29), "Simple"), ((2, 30), "LL128")])
+def test_one_release_takes_no_ll128_inside_a_node_of_blackwell(version, protocol):
+    """8 MiB on four B200 take 48, 49 and 85 us by 2.27.5, 2.28.9 and 2.29.2."""
+    request = Request("all_reduce", 2.0**23, dtype="fp16")
+    assert choice(request, of_node("hgx-b200", 4, version)).protocol == protocol
+
+
+@pytest.mark.parametrize(
+    ("topology", "nodes", "one_block", "sixteen"),
+    [("hgx-h100", 2, 25.7e-6, 34e-6), ("hgx-h100", 4, 36e-6, 49e-6), ("hgx-b200", 2, 36e-6, 45e-6)],
+)
+def test_a_trees_small_payload_waits_for_the_slowest_of_its_blocks(topology, nodes, one_block, sixteen):
+    """128 B and 32 KiB; an earlier law said 4 % more of the larger one."""
+    on = group(topology, nodes)
+    few, many = (seconds("all_reduce", nbytes, on) for nbytes in (128.0, 2.0**15))
+    assert few == pytest.approx(one_block, rel=0.15)
+    assert many == pytest.approx(sixteen, rel=0.15)
+    assert many / few == pytest.approx(sixteen / one_block, rel=0.12)
+
+
+@pytest.mark.parametrize(("ranks", "published"), [(1, 1329e-6), (2, 752e-6), (4, 495e-6)])
+def test_a_ring_over_many_nodes_hides_its_hops_behind_its_bytes(ranks, published):
+    """64 MiB gathered on ten nodes of H100 with one, two and four GPUs each; an earlier law was 13 to 19 % too slow."""
+    on = fabrics.load("hgx-h100", nodes=10)
+    few = Group(on, fabrics.mesh(on, nproc_per_node=ranks).gpus, nccl_version=(2, 29))
+    assert seconds("all_gather", 2.0**26, few) == pytest.approx(published, rel=0.11)
+
+
 @pytest.mark.parametrize(("ranks", "published"), [(2, 966e-6), (4, 1213e-6)])
 def test_twice_the_all_to_all_takes_nearly_twice_as_long_on_few_ranks(ranks, published):
     """256 and 512 MiB both took 860 us in an earlier law; the published time is of 512 MiB on H100s."""
@@ -83,13 +133,14 @@ def test_a_sendrecv_over_many_nodes_is_slower():
     assert sendrecv(16) == pytest.approx(2 * 403e-3, rel=0.2)
 
 
-@pytest.mark.parametrize("nodes", [4, 8, 16])
-def test_switches_that_reduce_are_as_much_faster_as_published(tmp_path, nodes):
-    """Without them published times were 43 to 54 % below what was predicted, of large messages on 4 and more nodes."""
+@pytest.mark.parametrize(("nodes", "earlier"), [(4, 6.049e-3), (8, 6.187e-3), (16, 6.349e-3)])
+def test_switches_that_reduce_are_as_much_faster_as_published(tmp_path, nodes, earlier):
+    """An earlier law without them said these times of 1 GiB, 43 to 54 % too long."""
     path = tmp_path / "sharp.toml"
     path.write_text(SHARP)
     of_network = seconds("all_reduce", 2.0**30, group(str(path), nodes))
-    assert 1 / 1.54 - 0.05 < of_network / seconds("all_reduce", 2.0**30, group("hgx-b200", nodes)) < 1 / 1.43 + 0.05
+    assert 1 / 1.54 - 0.05 < of_network / earlier < 1 / 1.43 + 0.05
+    assert of_network < seconds("all_reduce", 2.0**30, group("hgx-b200", nodes))
 
 
 @pytest.mark.parametrize(("nodes", "earlier"), [(2, 3.658e-3), (4, 6.059e-3), (8, 6.211e-3)])

@@ -228,6 +228,8 @@ def _law(chosen: NcclChoice, hops: float, costs: CommunicationCosts) -> Callable
     base = terms.kernel_start(request.kind, group, costs)
     floor = terms.host_floor(request.kind, group, costs, chosen.blocks)
     hops *= terms.busy_steps(request.kind, chosen.algorithm, chosen.protocol, request.nbytes, group, costs)
+    overlaps = terms.overlaps(chosen.algorithm, chosen.protocol, chosen.loads, group)
+    hops *= terms.slowest(chosen.protocol, chosen.blocks, costs)
     messages = 0.0
     where = placement(group)
     if transport(where.net).eager < math.inf and where.islands > 1:
@@ -238,7 +240,7 @@ def _law(chosen: NcclChoice, hops: float, costs: CommunicationCosts) -> Callable
             messages = terms.message_time(*way, part, chosen.blocks, chosen.loads, group, costs)
 
     def seconds(wire: float) -> float:
-        device = max(base + hops + wire + terms.fill(hops, wire, costs), messages)
+        device = max(base + hops + wire + terms.fill(overlaps, hops, wire, costs), messages)
         return terms.floored(device, floor, costs)
 
     return seconds

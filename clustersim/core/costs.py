@@ -10,14 +10,17 @@ choose, not to predict. Here algorithm and protocol are chosen as NCCL chooses t
     T = (H^6 + D^6)^(1/6),   D = base + L + B + F,   F = (L^p + min(B, c L)^p)^(1/p) - L - min(B, c L)
 
 with H the host floor (how fast processes can launch), L the hops in sequence, B the bytes over the achieved rate of the
-narrowest link, and F the filling of the pipeline, which stops growing once B is c times L.
+narrowest link, and F the filling of the pipeline, which stops growing once B is c times L. Where bytes move while hops
+are waited for (LL over NVLink, rings whose NICs read GPU memory), p is above 1 and F below 0. LL's hops grow with the
+blocks of a kernel, of which the slowest counts.
 
 Constants belong to a link kind, a protocol, a GPU generation, a transport, a CPU or a launch mode; none to one machine.
 They start from documented values (:mod:`clustersim.collectives.fitted.priors`) and are moved a little by public tables
 (P100 to GB200), in which every operator's machine may differ from its kind as a whole and counts by the root of its
-series (:mod:`clustersim.calibrate.fit.learn`). With a whole publisher left out they predict what he measured to 15, 14
-and 5 % in the median over publishers up to 64 KiB, to 32 MiB and above (``clustersim validate nccl TABLES
---cross-validate publisher``). Inside a node a ring takes ``ring_ends`` of a step beyond its steps.
+series (:mod:`clustersim.calibrate.fit.learn`). With a whole publisher left out they predict what he measured to 14, 12
+and 4.3 % in the median over cases up to 64 KiB, to 32 MiB and above (``clustersim validate nccl TABLES
+--cross-validate publisher``). Inside a node a ring takes ``ring_ends`` of a step beyond its steps, and with the Simple
+protocol the latency of ``simple_ends``.
 
 Sends and receives (all_to_all, scatter, gather) have D = ((base + one hop)^p + B^p)^(1/p), B no less than their
 channels allow, with a hop more over a network for every further eight peers, and a host floor that grows with the
@@ -54,9 +57,9 @@ class CommunicationCosts:
 
     # Hops (Hopper): one step of a ring or one level of a tree, synchronisation included.
     hop: Mapping[str, float] = _table(**{
-        "nvlink/LL": 0.953 * US, "nvlink/LL128": 1.8 * US, "nvlink/Simple": 3.17 * US,
-        "pcie/LL": 3.51 * US, "pcie/LL128": 2.5 * US, "pcie/Simple": 4.89 * US,
-        "net/LL": 3.88 * US, "net/LL128": 5.48 * US, "net/Simple": 14.3 * US,
+        "nvlink/LL": 1.01 * US, "nvlink/LL128": 1.6 * US, "nvlink/Simple": 2.48 * US,
+        "pcie/LL": 3.78 * US, "pcie/LL128": 2.5 * US, "pcie/Simple": 4.71 * US,
+        "net/LL": 3.05 * US, "net/LL128": 6.46 * US, "net/Simple": 18.0 * US,
     })  # fmt: skip
     # NVLink hops by GPU generation and protocol, relative to Hopper.
     hop_generation: Mapping[str, float] = _table(
@@ -64,10 +67,10 @@ class CommunicationCosts:
             f"{age}/{protocol}": factor
             for age, factors in {
                 "pascal": (1.3, 1.5, 1.8),
-                "volta": (1.54, 1.42, 1.59),
-                "ampere": (1.28, 1.51, 1.9),
+                "volta": (1.57, 1.46, 1.54),
+                "ampere": (1.13, 1.53, 1.95),
                 "hopper": (1.0, 1.0, 1.0),
-                "blackwell": (1.21, 1.35, 1.41),
+                "blackwell": (1.23, 1.27, 1.39),
                 "amd": (1.5, 1.5, 1.8),
             }.items()
             for protocol, factor in zip(("LL", "LL128", "Simple"), factors, strict=True)
@@ -75,24 +78,24 @@ class CommunicationCosts:
     )
     # How soon a kernel's first block starts after the one before it, by generation, relative to Hopper.
     base_generation: Mapping[str, float] = _table(
-        pascal=1.0, volta=1.05, ampere=1.25, hopper=1.0, blackwell=1.29, amd=1.0
+        pascal=1.0, volta=1.07, ampere=1.31, hopper=1.0, blackwell=1.33, amd=1.0
     )
     # Added to every hop over a transport (twice for Simple, which also waits for the flush).
     net_extra: Mapping[str, float] = _table(**{name: row.hop for name, row in TRANSPORTS.items()})
     # Of the LL hops of a ring, what steps save whose piece of a tiny payload is empty.
-    empty_steps: float = 0.252
-    simple_ring_net: float = 0.503  # of the Simple hops of a ring over several nodes: its steps are pipelined
+    empty_steps: float = 0.255
+    simple_ring_net: float = 0.702  # of the Simple hops of a ring over several nodes: its steps are pipelined
     # Of the hops of broadcast and reduce, whose repetitions overlap in a benchmark.
-    rooted_overlap: Mapping[str, float] = _table(LL=0.354, LL128=0.525, Simple=0.566)
+    rooted_overlap: Mapping[str, float] = _table(LL=0.334, LL128=0.542, Simple=0.568)
     # Share of the line rate a protocol's payload reaches.
     share: Mapping[str, float] = _table(**{
-        "nvlink/LL": 0.353, "nvlink/LL128": 0.731, "nvlink/Simple": 0.822,
+        "nvlink/LL": 0.346, "nvlink/LL128": 0.729, "nvlink/Simple": 0.83,
         "pcie/LL": 0.35, "pcie/LL128": 0.7, "pcie/Simple": 0.76,
-        "shm/LL": 0.343, "shm/LL128": 0.5, "shm/Simple": 0.509,
-        "net/LL": 0.275, "net/LL128": 0.944, "net/Simple": 1.0,
+        "shm/LL": 0.347, "shm/LL128": 0.5, "shm/Simple": 0.506,
+        "net/LL": 0.305, "net/LL128": 0.929, "net/Simple": 1.0,
     })  # fmt: skip
     share_generation: Mapping[str, float] = _table(
-        pascal=1, volta=1, ampere=0.995, hopper=1.01, blackwell=0.997, amd=0.85
+        pascal=1, volta=1, ampere=0.992, hopper=1.01, blackwell=0.998, amd=0.85
     )
     # Share of a NIC's line rate that its transport reaches.
     net_share: Mapping[str, float] = _table(**{name: row.share for name, row in TRANSPORTS.items()})
@@ -100,53 +103,57 @@ class CommunicationCosts:
     rendezvous: Mapping[str, float] = _table(**{name: row.rendezvous for name, row in TRANSPORTS.items()})
     # Of a step's bytes: inside a node a ring's blocks send first and receive last, with nothing in the other direction,
     # so R ranks take R - 1 steps and this. Two ranks feel it most: 1.38 of the time of their one step.
-    ring_ends: float = 0.414
-    own_copy: float = 0.383  # of a peer's bytes: an all_to_all copies its own part, which crosses no link
-    tree_share: float = 0.811
+    ring_ends: float = 0.394
+    # Steps more that Simple waits for there: its first fills a slot with nothing to receive, its last empties one.
+    simple_ends: float = 2.0
+    own_copy: float = 0.382  # of a peer's bytes: an all_to_all copies its own part, which crosses no link
+    tree_share: float = 0.807
     # Of NVLink's line rate through a switch that reduces; Blackwell's against Hopper's as NCCL rates them (.74 to .85).
-    nvls_share: Mapping[str, float] = _table(hopper=0.687, blackwell=0.648)
-    nvls_tree_share: float = 0.92
+    nvls_share: Mapping[str, float] = _table(hopper=0.683, blackwell=0.645)
+    nvls_tree_share: float = 0.921
     # Of a NIC's line rate that streams reach which the network's switches add up: published all_reduces with SHARP are
     # 1.2 to 1.5 of NVLSTree's rate, not the twice that the bytes would give.
     sharp_share: float = 0.7
-    tree_levels: float = 1.21  # network hops per log2(nodes), each way
-    nvls_latency: float = 25.5 * US
-    nvls_tree_hop: float = 20.1 * US
+    tree_levels: float = 1.23  # network hops per log2(nodes), each way
+    nvls_latency: float = 24.9 * US
+    nvls_tree_hop: float = 20.6 * US
     # Point to point (all_to_all, send): channels open as the message grows.
-    p2p_share: float = 0.778
-    p2p_net_share: float = 0.915
-    send_share: float = 0.801
+    p2p_share: float = 0.777
+    p2p_net_share: float = 0.926
+    send_share: float = 0.8
     p2p_norm: float = 0.65
     p2p_channel_rate: Mapping[str, float] = _table(
-        pascal=10e9, volta=10e9, ampere=15.1e9, hopper=85.2e9, blackwell=120e9, amd=14e9
+        pascal=10e9, volta=10e9, ampere=17.0e9, hopper=86.3e9, blackwell=120e9, amd=14e9
     )
     p2p_channel_bytes: Mapping[str, float] = _table(
         pascal=2.2 * 2**20,
         volta=2.2 * 2**20,
-        ampere=2.19 * 2**20,
-        hopper=65.7 * 2**20,
+        ampere=2.36 * 2**20,
+        hopper=66 * 2**20,
         blackwell=66 * 2**20,
         amd=2.2 * 2**20,
     )
     p2p_max_channels: float = 16.0
     # Host.
-    base: float = 4.78 * US
-    rooted_base: float = 4.09 * US
+    base: float = 5.41 * US
+    rooted_base: float = 4.92 * US
     # One process per GPU, by CPU: how soon a launch on every rank comes back.
-    host_floor: Mapping[str, float] = _table(intel=8.94 * US, amd=9.14 * US, power=10 * US, arm=7.92 * US)
+    host_floor: Mapping[str, float] = _table(intel=5.79 * US, amd=8.93 * US, power=8 * US, arm=6.1 * US)
     # One process drives all GPUs of a node: once for the group, and for each GPU's launch.
-    host_single: float = 9.89 * US
-    host_floor_per_gpu: float = 3.17 * US
+    host_single: float = 9.81 * US
+    host_floor_per_gpu: float = 3.15 * US
     # For each block of a GPU's kernel: NCCL before 2.22 writes its work of 512 bytes into a queue in host memory, since
     # then a batch of 16 bytes among the kernel's arguments (src/enqueue.cc, ncclDevWorkStorageTypeArgs).
-    host_block: Mapping[str, float] = _table(queue=0.211 * US, arguments=0.051 * US)
-    host_p2p_factor: float = 2.44  # of that, for all_to_all: many more launches and proxies
-    # One process per GPU, sends and receives: a group's launch, and posting each peer's pair, which costs little since
-    # a batch of them travels among the kernel's arguments (keys as of host_block).
-    host_p2p: float = 10.2 * US
-    host_p2p_peer: Mapping[str, float] = _table(queue=2.4 * US, arguments=0.305 * US)
-    fill_norm: float = 0.742
-    fill_span: float = 30.4  # bytes over hops beyond which the pipeline is full
+    host_block: Mapping[str, float] = _table(queue=0.216 * US, arguments=0.0524 * US)
+    host_p2p_factor: float = 2.53  # of that, for all_to_all: many more launches and proxies
+    # One process per GPU, sends and receives, beyond a launch: grouping them, and posting each peer's pair, which costs
+    # little since a batch of them travels among the kernel's arguments (keys as of host_block).
+    host_p2p: float = 1.57 * US
+    host_p2p_peer: Mapping[str, float] = _table(queue=2.34 * US, arguments=0.305 * US)
+    fill_norm: float = 0.743
+    overlap_norm: float = 1.2  # where bytes move while hops are waited for
+    block_spread: float = 0.161  # by how much the hops of a kernel's blocks differ (LL)
+    fill_span: float = 30.7  # bytes over hops beyond which the pipeline is full
     floor_norm: float = 6.0
     scale_net: float = 0.0065  # network bytes grow by this per doubling of nodes beyond two
 

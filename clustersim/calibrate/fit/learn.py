@@ -22,7 +22,7 @@ from clustersim.collectives.nccl_backend import seconds_of
 from clustersim.core.arrays import Bools, Floats
 from clustersim.core.costs import COSTS, CommunicationCosts, flat, overlaid
 
-SURE = 0.3
+SURE = 0.4
 """A documented value is this much surer for a kind than for one machine of it."""
 
 WIDE = 1.5

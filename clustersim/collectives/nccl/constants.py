@@ -40,6 +40,7 @@ class TunerConstants:
     lone_uses_tree : one GPU a node takes the tree's network latency.
     net_latency_adds : the NIC's latency comes on top of NCCL's (twice for Simple), else instead.
     ampere_cap : on the bus bandwidth of sm80, inf without.
+    blackwell_ll128 : Blackwell's rings inside one NVLink domain may take LL128.
     lacking : algorithms that it does not have.
     """
 
@@ -66,6 +67,7 @@ class TunerConstants:
     lone_uses_tree: bool = True
     net_latency_adds: bool = True
     ampere_cap: float = float("inf")
+    blackwell_ll128: bool = True
     lacking: frozenset[str] = frozenset()
 
 

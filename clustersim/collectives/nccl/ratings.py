@@ -151,6 +151,8 @@ class _RatingModel:
             return f"LL128 needs NVLink inside the node, not {PATH_CLASSES[graph.type_intra]}"
         if system.sm < 70:
             return "LL128 needs Volta or newer"
+        if system.sm >= 100 and self.nodes == 1 and not self.table.blackwell_ll128:
+            return f"NCCL {'.'.join(map(str, self.table.since))} takes no LL128 inside a Blackwell NVLink domain"
         if system.sm_max > system.sm and system.sm < 90:
             return "LL128 needs GPUs of one generation"
         return ""
