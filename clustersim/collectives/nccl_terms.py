@@ -116,7 +116,7 @@ def hop_time(
         return through_switches + 2.0 * levels * (costs.nvls_tree_hop + costs.net_extra[group_placement.net])
     if algorithm == "pat":
         return levels * outer + costs.hop["net/LL"] * math.sqrt(group.size)
-    steps = loads.steps - loads.net_steps
+    steps = float(loads.steps - loads.net_steps)
     if protocol == "Simple" and group_placement.islands == 1 and kind in RINGS:
         steps += costs.simple_ends
     hops = steps * inner + loads.net_steps * outer

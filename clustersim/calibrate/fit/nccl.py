@@ -24,7 +24,7 @@ from clustersim.core.ranges import size_class
 
 SPREADS: Mapping[str, float] = {
     # The host and its CPU are the operator's; nothing about them is known before a small message is timed.
-    "host_floor": 0.7,
+    "host_floor": 0.9,
     "host_single": 0.7,
     "host_floor_per_gpu": 0.7,
     # With a whole log in hand, a rate that is surely below its kind's may be found as such.
