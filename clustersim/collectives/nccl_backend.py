@@ -228,7 +228,7 @@ def _law(chosen: NcclChoice, hops: float, costs: CommunicationCosts) -> Callable
     base = terms.kernel_start(request.kind, group, costs)
     floor = terms.host_floor(request.kind, group, costs, chosen.blocks)
     hops *= terms.busy_steps(request.kind, chosen.algorithm, chosen.protocol, request.nbytes, group, costs)
-    overlaps = terms.overlaps(chosen.algorithm, chosen.protocol, chosen.loads, group)
+    overlaps = terms.overlaps(request.kind, chosen.algorithm, chosen.protocol, chosen.loads, group)
     hops *= terms.slowest(chosen.protocol, chosen.blocks, costs)
     messages = 0.0
     where = placement(group)

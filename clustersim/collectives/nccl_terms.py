@@ -43,18 +43,19 @@ def fill(overlapping: bool, hops: float, wire: float, costs: CommunicationCosts)
     return max(norm(hops, wire, costs.fill_norm) - hops - wire, 0.0)
 
 
-def overlaps(algorithm: str, protocol: str, loads: PathLoads, group: Group) -> bool:
+def overlaps(kind: str, algorithm: str, protocol: str, loads: PathLoads, group: Group) -> bool:
     """Whether bytes move while hops are waited for, so that there is nothing to fill.
 
     Over NVLink a hop of LL has carried a line of every thread with its flag: 512 B and 512 KiB on eight H100s take an
     all_gather 10.3 and 13.6 us. On a ring over nodes one channel's bytes are under way while another's are awaited, if
-    the NIC reads GPU memory itself and asks for no receiver first.
+    the NIC reads GPU memory itself and asks for no receiver first; a broadcast or a reduce is a pipeline from end
+    to end, and fills.
     """
     where = placement(group)
     if where.islands == 1:
         return protocol == "LL" and not over_pcie(loads)
     net = transport(where.net)
-    return algorithm == "ring" and protocol != "LL" and net.direct and net.eager == math.inf
+    return algorithm == "ring" and kind in RINGS and protocol != "LL" and net.direct and net.eager == math.inf
 
 
 def floored(device_time: float, floor: float, costs: CommunicationCosts) -> float:
