@@ -9,6 +9,7 @@ from tests.evidence.bench_command import bench
 from tests.evidence.claims_command import claims
 from tests.evidence.evidence_command import campaign_cases, evidence
 from tests.evidence.expert_command import experts
+from tests.evidence.gpus_command import gpus
 from tests.evidence.incidents_command import gloo_faults, incidents
 from tests.evidence.predictions_command import moved, predict, score
 from tests.evidence.steps_command import memory, steps
@@ -22,6 +23,7 @@ def cli() -> None:
 COMMANDS = (
     evidence,
     experts,
+    gpus,
     steps,
     memory,
     campaign_cases,

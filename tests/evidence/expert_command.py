@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from clustersim.app.cli.common import PATH, json_option, markdown_table, number_table, print_json, stdout, working
 from clustersim.app.cli.validate import markdown_option
+
+if TYPE_CHECKING:
+    from tests.evidence.expert_score import ScoreLine
 
 HEAD = ("what", "reached", "target", "met")
 
@@ -28,6 +32,11 @@ def experts(shared: Path | None, steps: bool, deepseek: bool, as_json: bool, mar
         for i, line in enumerate(expert_score.score_lines(shared or expert_score.SHARED, steps, deepseek)):
             lines.append(line)
             progress(i, None)
+    print_lines("mixtures of experts", lines, as_json=as_json, markdown=markdown)
+
+
+def print_lines(title: str, lines: list[ScoreLine], *, as_json: bool, markdown: bool) -> None:
+    """Print lines of a score as a table, as Markdown or as JSON."""
     cells = [
         (line.subject, line.reached, line.target, ("yes" if line.met else "no") if line.target else "")
         for line in lines
@@ -37,4 +46,4 @@ def experts(shared: Path | None, steps: bool, deepseek: bool, as_json: bool, mar
     elif markdown:
         click.echo("\n".join(markdown_table(HEAD, cells, words=4)))
     else:
-        stdout().print(number_table("mixtures of experts", HEAD, cells, words=4))
+        stdout().print(number_table(title, HEAD, cells, words=4))
