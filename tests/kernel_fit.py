@@ -25,6 +25,8 @@ from scipy.optimize import least_squares
 
 from clustersim.core.paths import data_path
 from clustersim.core.texts import data_table
+from clustersim.model.seconds.kernel_law.constants import without_sources
+from tests.evidence.forgotten import chip_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -148,7 +150,7 @@ def class_errors(rows: Kernels, predicted: Floats, classes: Mapping[str, npt.NDA
 OWN_ROWS = 10
 """Rows of a GPU that somebody measured himself."""
 LEVEL = 0.1
-"""A prior in a round number, not fitted: leaving a GPU out adds 4 to 14 %, in squares, to the kinds' errors in sample."""
+"""A prior in a round number, not fitted: a GPU left out adds 4 to 14 %, in squares, to the kinds' errors in sample."""
 
 
 def with_own_rows(rows: Kernels, predicted: Floats, classes: Mapping[str, npt.NDArray[np.bool_]]) -> Errors:
@@ -234,16 +236,58 @@ def written(found: Mapping[str, Fitted]) -> str:
     for kind in forms.KINDS:
         answer = found.get(kind.name) or shipped(kind)
         names = [name for name in answer.constants if name in kind.shipped]
-        lines += [f"[{kind.section}]", *(f"{name} = {answer.constants[name]:.5g}" for name in names), ""]
+        values = (f"{name} = {answer.constants[name]:.5g}" for name in names)
+        lines += [f"[{kind.section}]", *values, f'source = "{source_of(kind, answer)}"', ""]
         if kind.level:
             inside = ", ".join(f"{name} = {value:.4f}" for name, value in sorted(answer.levels.items()))
             levels.append(f"{kind.level} = {{ {inside} }}")
-    return "\n".join([*lines, *levels, ""])
+    return "\n".join([*lines, *levels, LEVEL_SOURCE, ""])
+
+
+LEVEL_SOURCE = f'source = "fit: beside the constants of the same kinds, each with a prior of weight {PRIOR:g} around 0"'
+TABLES = {"attention.mla": "mla", "attention": "attention", "experts": "moe", "products": "gemm", "stream": "quantize"}
+"""Section of the data file, or the beginning of one, -> the table whose rows it is fitted on."""
+AT_BOUND = 1e-3
+"""Of a constant's range, how near its end is at it."""
+
+
+def source_of(kind: Kind, answer: Fitted) -> str:
+    """Where constants are from: the table that they are fitted on, which are not, and which are held by a bound."""
+    table = next((name for part, name in TABLES.items() if kind.section.startswith(part)), "linear_attention")
+    shown = {name: value for name, value in answer.constants.items() if name in kind.shipped}
+    held = [name for name, value in shown.items() if name in kind.free and _at_bound(value, kind.free[name])]
+    taken = [name for name in shown if name not in kind.free]
+    words = [f"fit: {table}.csv.gz"]
+    words += [f"held at their bound: {', '.join(held)}"] if held else []
+    words += [f"prior, in round numbers and not fitted: {', '.join(taken)}"] if taken else []
+    return "; ".join(words)
+
+
+def _at_bound(value: float, bounds: tuple[float, float]) -> bool:
+    return min(abs(value - end) for end in bounds) < AT_BOUND * (bounds[1] - bounds[0])
+
+
+def written_without(without: Mapping[str, Mapping[str, Fitted]]) -> str:
+    """Constants of products fitted without one GPU after the other: the text of ``tests/evidence/data``'s file."""
+    lines = [WITHOUT_HEADER]
+    for system, fits in without.items():
+        chip = chip_of(GPUS[system])
+        levels = [f"[{chip}.levels]"]
+        for kind in forms.KINDS:
+            if kind.name not in fits or not kind.section.startswith("products."):
+                continue
+            answer = fits[kind.name]
+            names = [name for name in answer.constants if name in kind.shipped]
+            lines += [f"[{chip}.{kind.section}]", *(f"{name} = {answer.constants[name]:.5g}" for name in names), ""]
+            inside = ", ".join(f"{name} = {value:.4f}" for name, value in sorted(answer.levels.items()))
+            levels.append(f"{kind.level} = {{ {inside} }}")
+        lines += [*levels, ""]
+    return "\n".join(lines)
 
 
 def shipped(kind: Kind) -> Fitted:
     """What the data file says of a kind."""
-    raw = data_table("kernel_law")
+    raw = without_sources(data_table("kernel_law"))
     constants = raw
     for name in kind.section.split("."):
         constants = constants[name]
@@ -260,7 +304,13 @@ def with_base(kind: Kind, known: Mapping[str, Fitted]) -> Fitted:
 HEADER = """# Constants of the kernel laws, written by `python tests/kernel_fit.py --write`.
 # Fitted on measured kernels of A100, H100, B200, GB200 and RTX PRO 6000, as re-tabulated from the performance database
 # of github.com/ai-dynamo/aiconfigurator @ 095f58a51c4ca8e61b66ec108d86f223f8d559ce (Apache-2.0, NVIDIA).
+# source: the table that a part is fitted on, and which of its constants are not.
 # [levels]: what a generation adds to the logarithm of a rate.
+"""
+WITHOUT_HEADER = """\
+# Constants of products that no kernel of one GPU had a part in, by the GPU that was left out, written by
+# `python tests/kernel_fit.py "all products" bf16 fp8 fp8_block nvfp4 --without FILE`
+# from the kernels that clustersim/data/kernel_law.toml is fitted on.
 """
 
 
@@ -269,6 +319,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", help="kinds to print; all without")
     parser.add_argument("--write", action="store_true", help="write their constants to data/kernel_law.toml")
+    parser.add_argument("--without", type=Path, help="write what products are without each GPU to this file")
     parser.add_argument("--quick", action="store_true", help="in sample only, on bases as they are shipped")
     chosen = parser.parse_args()
     found: dict[str, Fitted] = {}
@@ -284,6 +335,8 @@ def main() -> None:
     if chosen.write:
         text = written(found)
         (data_path("data") / "kernel_law.toml").write_text(text, encoding="utf-8")
+    if chosen.without:
+        chosen.without.write_text(written_without(without), encoding="utf-8")
 
 
 if __name__ == "__main__":

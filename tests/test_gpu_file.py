@@ -80,13 +80,21 @@ def test_a_measured_share_leaves_nothing_to_assume_of_it(tmp_path):
     assert "matmul.bf16" not in {entry.field for entry in ours.assumed}
 
 
+def test_a_gpu_of_an_old_generation_has_no_units_that_came_later(tmp_path):
+    ours = gpu_file.load(written(tmp_path, BARE + 'generation = "sm70"\npeak = { fp16 = "120 TFLOP/s" }\n'))
+    assert set(ours.peak) == {"fp32", "fp16"}
+    assert ours.runs_as("bf16") == ours.runs_as("tf32") == "fp32"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (BARE, r"\$\.device\.peak is missing"),
-        (BARE + 'peak = { bf16 = "2 TFLOP/s" }\n', r"peak\.fp32: 0\.125 TFLOP/s is less than the memory's own bound"),
+        (BARE + 'peak = { bf16 = "2 TFLOP/s" }\n', r"peak\.bf16: 2 TFLOP/s is less than the memory's own bound"),
         (BARE.replace("96 GiB", "80 MB") + 'peak = { bf16 = "800 TFLOP/s" }\n', r"memory: 80,000,000 bytes"),
         (BARE + 'generation = "sm80"\npeak = { bf16 = "800 TFLOP/s", fp8 = "1600 TFLOP/s" }\n', "sm80 has no fp8"),
+        (BARE + 'generation = "gfx90a"\npeak = { bf16 = "400 TFLOP/s", fp8 = "800 TFLOP/s" }\n', "came with gfx942"),
+        (BARE + 'generation = "sm70"\npeak = { bf16 = "120 TFLOP/s" }\n', "sm70 has no bf16 units"),
         (BARE + 'peak = { bf16 = "800 TFLOP/s", fp8 = "400 TFLOP/s" }\n', "fewer bits are never slower"),
         (BARE + 'peak = { bf61 = "800 TFLOP/s" }\n', "'bf61' is no dtype of a peak"),
         (BARE + 'generation = "sm91"\npeak = { bf16 = "800 TFLOP/s" }\n', "'sm91' is not known; one of"),

@@ -110,7 +110,7 @@ def device_of(spec: DeviceSpec, where: str) -> Device:
     table, assumed = _completed(spec, base, where)
     found = build(spec.name, table)
     whole = replace(found, assumed=tuple(assumed), notes=_notes(spec, found, assumed))
-    _check(whole, where)
+    _check(whole, spec, where)
     return whole
 
 
@@ -133,7 +133,7 @@ def _completed(spec: DeviceSpec, base: Device | None, where: str) -> tuple[Table
             raise TopologyError(
                 f"{where}.{field} is missing: the data sheet has it; or extend a device that is like it"
             )
-    peak = _peaks(spec, base, where, assumed)
+    peak = _peaks(spec, base, where, arch, assumed)
     half = peak.get("bf16") or peak.get("fp16") or peak["fp32"]
     say = _Fields(spec, base, assumed)
     sms, clock = say.sms_and_clock(half, arch)
@@ -163,14 +163,14 @@ def _generation(spec: DeviceSpec, base: Device | None, where: str, assumed: list
     return arch
 
 
-def _peaks(spec: DeviceSpec, base: Device | None, where: str, assumed: list[Assumed]) -> dict[str, float]:
+def _peaks(spec: DeviceSpec, base: Device | None, where: str, arch: str, assumed: list[Assumed]) -> dict[str, float]:
     for dtype in (*spec.peak, *spec.matmul):
         if dtype not in _DTYPES:
             raise TopologyError(f"{where}: {shown(dtype)} is no dtype of a peak; one of {', '.join(_DTYPES)}")
     peak = dict(base.peak) if base else {}
     peak |= {dtype: float(rate) for dtype, rate in spec.peak.items()}
     for dtype, other in (("fp16", "bf16"), ("bf16", "fp16")):
-        if other in spec.peak and dtype not in spec.peak:
+        if other in spec.peak and dtype not in spec.peak and not _before(arch, dtype):
             peak[dtype] = peak[other]
     half = peak.get("bf16") or peak.get("fp16")
     if "fp32" not in peak:
@@ -180,7 +180,7 @@ def _peaks(spec: DeviceSpec, base: Device | None, where: str, assumed: list[Assu
         assumed.append(Assumed("peak.fp32", f"a {FP32_SHARE:.0f}th of 16 bits", "fp32", 0.5))
     if half:
         for dtype, rate in (("bf16", half), ("fp16", half), ("tf32", half / 2)):
-            if dtype not in peak:
+            if dtype not in peak and not _before(arch, dtype):
                 peak[dtype] = max(rate, peak["fp32"]) if dtype == "tf32" else rate
                 assumed.append(Assumed(f"peak.{dtype}", "by its rate in 16 bits", dtype, 0.1))
     return {dtype: peak[dtype] for dtype in _DTYPES if dtype in peak}
@@ -192,6 +192,7 @@ FP32_SHARE = 16.0
 USUAL_DENSITY = 1.4e12
 """[FLOP/s a W] in 16 bits, where nobody says the power limit: A100 0.8e12, H100 1.4e12, B200 2.2e12."""
 USUAL_CLOCK = 1.7e9
+"""[1/s] where a table says neither its clock nor its SMs: a prior, most GPUs run at 1.4 to 2.1 GHz."""
 
 
 class _Fields:
@@ -272,8 +273,8 @@ def _notes(spec: DeviceSpec, found: Device, assumed: list[Assumed]) -> tuple[str
     )
 
 
-def _check(gpu: Device, where: str) -> None:
-    """Refuse what no GPU is. Raises :class:`TopologyError` with the bound."""
+def _check(gpu: Device, spec: DeviceSpec, where: str) -> None:
+    """Refuse what no GPU is. Raises :class:`TopologyError` with the bound; what is written goes before what follows."""
     least = 2**30
     most = 2**42
     if not least <= gpu.memory_bytes <= most:
@@ -284,7 +285,7 @@ def _check(gpu: Device, where: str) -> None:
         raise TopologyError(
             f"{where}.bandwidth: {gpu.memory_bandwidth / 1e9:,.4g} GB/s; a GPU's memory has 10 to 100,000"
         )
-    for dtype, rate in gpu.peak.items():
+    for dtype, rate in sorted(gpu.peak.items(), key=lambda pair: pair[0] not in spec.peak):
         # A product of large matrices does some 100 FLOP a byte; below one FLOP a byte no kernel is arithmetic.
         if rate < gpu.memory_bandwidth:
             bound = gpu.memory_bandwidth / 1e12
@@ -294,9 +295,9 @@ def _check(gpu: Device, where: str) -> None:
             )
         if rate > 1e18:
             raise TopologyError(f"{where}.peak.{dtype}: {rate / 1e12:,.4g} TFLOP/s; a GPU has less than 1,000,000")
-    for dtype, since in SINCE.items():
-        if dtype in gpu.peak and 0 < gpu.sm < since:
-            raise TopologyError(f"{where}.peak.{dtype}: sm{gpu.sm} has no {dtype} units; they came with sm{since}")
+    for dtype in gpu.peak:
+        if since := _before(gpu.arch, dtype):
+            raise TopologyError(f"{where}.peak.{dtype}: {gpu.arch} has no {dtype} units; they came with {since}")
     order = [name for name in ("fp32", "tf32", "bf16", "fp8", "fp4") if name in gpu.peak]
     for wide, narrow in pairwise(order):
         if gpu.peak[narrow] < gpu.peak[wide] * (1 - 1e-9):
@@ -312,5 +313,22 @@ def _check(gpu: Device, where: str) -> None:
         raise TopologyError(f"{where}.l2: {gpu.l2 / 2**20:,.4g} MiB; between 0.25 MiB and a quarter of the memory")
 
 
-SINCE: Mapping[str, int] = MappingProxyType({"tf32": 80, "fp8": 89, "fp4": 100})
-"""Dtype -> the first compute capability (times ten) with units for it."""
+SINCE: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "sm": {"tf32": "sm80", "bf16": "sm80", "fp8": "sm89", "fp4": "sm100"},
+        "gfx": {"fp8": "gfx942", "fp4": "gfx950"},
+    }
+)
+"""Maker -> dtype -> the first architecture with units for it: the CUDA programming guide's table of compute
+capabilities, and AMD's instruction sets of CDNA 2 to 4."""
+
+
+def _before(arch: str, dtype: str) -> str:
+    """The first architecture with units for a dtype where this one is older; "" where it has them, or is unknown."""
+    maker = "gfx" if arch.startswith("gfx") else "sm"
+    since = SINCE[maker].get(dtype, "")
+    if not since or not arch.startswith(maker):
+        return ""
+    base = 16 if maker == "gfx" else 10
+    own, first = (int(name.removeprefix(maker), base) for name in (arch, since))
+    return since if own < first else ""

@@ -1,23 +1,28 @@
 """How far off predictions are, of everything there is a table of: in sample, of a machine left out, and of one of which
-three numbers are known, side by side; and how often the stated ranges hold of somebody they were not made from."""
+three numbers are known, side by side; of steps, of a GPU that nobody measured, and with one own step known; and how
+often the stated ranges hold of somebody they were not made from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 
 from clustersim.calibrate.cross_validate import Told, cross_validations
-from clustersim.calibrate.score import PredictedRow, Row, grouped, predicted, statistics
+from clustersim.calibrate.score import PredictedRow, Row, grouped, predicted, read_table, statistics
 from clustersim.calibrate.validate_nccl import publisher as nccl_publisher
 from clustersim.calibrate.validate_nccl import validate_nccl
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.ranges import size_class
 from clustersim.core.texts import Table
+from tests.evidence.forgotten import left_out_rows
+from tests.evidence.known_steps import gpus_of, known_rows
+from tests.evidence.step_rows import COLUMNS as STEP_COLUMNS
 from tests.evidence.step_rows import publisher
 from tests.evidence.validate_steps import figure, hardware, kind_of, validate_memory, validate_steps
 
@@ -32,6 +37,8 @@ SIZES = (2.0**16, 2.0**25, 2.0**26)
 """Bytes, one of each class of sizes."""
 FEWEST = 3
 """Cases that a part needs for a line of its own."""
+MOST_GPUS = 64
+"""Of runs that are played again with something forgotten or known: larger ones take long."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,9 @@ class EvidenceLine:
     what : for people. rows, cases : predicted. in_sample : with the constants as shipped. left_out : of a publisher
         that constants were not fitted to. three_numbers : of which three numbers are known besides. held : share of
         measurements within the ranges of 50 and 90 % that are made of the others; NaN where there are no others.
+    gpu_left_out : of steps, with what was measured on their GPU forgotten (:mod:`tests.evidence.forgotten`).
+    one_step : of steps beyond the smallest scale of their model, with that one known
+        (:mod:`tests.evidence.known_steps`). Both of runs on up to :data:`MOST_GPUS`.
     """
 
     what: str
@@ -52,10 +62,14 @@ class EvidenceLine:
     left_out: Error | None
     three_numbers: Error | None
     held: tuple[float, ...]
+    gpu_left_out: Error | None = None
+    one_step: Error | None = None
 
 
-def evidence(folder: str | Path, tell: Told = lambda done, total: None) -> list[EvidenceLine]:
+def evidence(folder: str | Path, tell: Told = lambda done, total: None, *, again: bool = True) -> list[EvidenceLine]:
     """Lines for all tables of a folder, named as the shipped ones are; ``tell`` how many of how many are done.
+
+    ``again`` : steps are played again with their GPU forgotten, and with one own step known, which takes minutes.
 
     Raises :class:`ClusterSimError` where there is none.
     """
@@ -70,8 +84,9 @@ def evidence(folder: str | Path, tell: Told = lambda done, total: None) -> list[
             more = table_of(Path(folder), ONE_NODE)
             lines += _collectives([path, more] if more else [path])
             continue
-        part_of = PARTS[name]
-        lines += _lines(validate_steps(path).rows, lambda row, part_of=part_of: part_of(row.cells))
+        part = partial(_part, PARTS[name])
+        step_lines = _lines(validate_steps(path).rows, part)
+        lines += _played_again(path, step_lines, part) if again else step_lines
         memory += validate_memory(path).rows
     return lines + _lines(memory, lambda row: f"memory, {figure(row.cells)}")
 
@@ -83,6 +98,10 @@ PARTS: dict[str, Callable[[Table], str]] = {
     SPLIT: lambda cells: f"split models, {hardware(cells)}",
 }
 """What the rows of a table are told apart by."""
+
+
+def _part(part_of: Callable[[Table], str], row: PredictedRow) -> str:
+    return part_of(row.cells)
 
 
 def table_of(folder: Path, name: str) -> Path | None:
@@ -109,6 +128,22 @@ def _lines(rows: Iterable[Row], part: Callable[[PredictedRow], str]) -> list[Evi
     """A line for each part that has a few cases."""
     lines = [_line(name, part_rows) for name, part_rows in sorted(grouped(predicted(rows), part).items())]
     return [line for line in lines if line.cases >= FEWEST]
+
+
+def _played_again(path: Path, lines: list[EvidenceLine], part: Callable[[PredictedRow], str]) -> list[EvidenceLine]:
+    """Lines of a table of steps, with what their GPU's figures and one own step are worth."""
+    small = [row for row in read_table(path, STEP_COLUMNS) if gpus_of(row) <= MOST_GPUS]
+    forgotten = grouped(left_out_rows(small), part)
+    known = grouped(predicted(known_rows(small)), part)
+    return [
+        replace(line, gpu_left_out=_few(forgotten.get(line.what)), one_step=_few(known.get(line.what)))
+        for line in lines
+    ]
+
+
+def _few(rows: list[PredictedRow] | None) -> Error | None:
+    """How far rows are off; None of fewer than :data:`FEWEST` cases."""
+    return _error(rows) if rows and statistics(rows).n_cases >= FEWEST else None
 
 
 def _line(

@@ -23,6 +23,8 @@ HEAD = (
     "as shipped",
     "publisher left out",
     "three numbers known",
+    "GPU left out",
+    "one own step known",
     "in the 50 % range",
     "in the 90 % range",
 )
@@ -32,10 +34,12 @@ GOODPUT = "goodput of whole trainings"
 
 @click.command("all")
 @click.argument("folder", type=PATH)
+@click.option("--quick", is_flag=True, help="Leave out what plays steps again: the GPU left out, one own step known.")
 @markdown_option
 @json_option
-def evidence(folder: Path, as_json: bool, markdown: bool) -> None:
-    """Every table of FOLDER: errors as shipped, of publishers left out, with three numbers known, and ranges.
+def evidence(folder: Path, quick: bool, as_json: bool, markdown: bool) -> None:
+    """Every table of FOLDER: errors as shipped, of publishers and GPUs left out, with three numbers or one own step
+    known, and ranges.
 
     Tables are named nccl_tests, training_steps, training_steps_hybrid and run_reliability (.csv or .csv.gz). Errors
     are the median and the 90th percentile over cases, of goodput in points the median and the worst; ranges are made
@@ -45,7 +49,7 @@ def evidence(folder: Path, as_json: bool, markdown: bool) -> None:
     from tests.evidence import evidence as kind
 
     with working(f"predicting {folder}") as progress:
-        lines = kind.evidence(folder, progress)
+        lines = kind.evidence(folder, progress, again=not quick)
         table = kind.table_of(folder, "run_reliability")
         points = cases.in_points(cases.validate(table)) if table else None
     rows = [_cells(line) for line in lines]
@@ -53,7 +57,7 @@ def evidence(folder: Path, as_json: bool, markdown: bool) -> None:
     if points:
         count = f"{points['n_cases']:.0f}"
         off = f"{points['median_points']:.1f} points (worst {points['worst_points']:.1f})"
-        rows.append([GOODPUT, count, count, off, *["-"] * 4])
+        rows.append([GOODPUT, count, count, off, *["-"] * (len(HEAD) - 4)])
         records.append({"what": GOODPUT, **points})
     if as_json:
         print_json(records)
@@ -64,7 +68,7 @@ def evidence(folder: Path, as_json: bool, markdown: bool) -> None:
 
 
 def _cells(line: EvidenceLine) -> list[str]:
-    errors = (line.in_sample, line.left_out, line.three_numbers)
+    errors = (line.in_sample, line.left_out, line.three_numbers, line.gpu_left_out, line.one_step)
     share_cells = ("-" if math.isnan(share) else f"{share:.0%}" for share in line.held)
     return [line.what, str(line.rows), str(line.cases), *map(_error, errors), *share_cells]
 

@@ -79,6 +79,12 @@ ROWS_A_WORKER = 16
 """Hybrid-parallel rows worth a further process."""
 
 
+def predict_step(row: Row) -> tuple[float, float]:
+    """Seconds of a row's step as measured and as predicted. Raises ValueError or a clustersim error for one that cannot
+    be played."""
+    return _predict_hybrid(row) if is_hybrid(row) else _predict(row, None)
+
+
 def _predict_hybrid(row: Row) -> tuple[float, float]:
     table = scenario_table(row)
     return measured(row, table), _folded_step(json.dumps(table, sort_keys=True))

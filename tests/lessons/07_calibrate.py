@@ -16,6 +16,11 @@ assert abs(np.median(errors[0.25]) - np.median(errors[1.0])) < 0.015
 assert errors[0.0625][3] < 0.7 * errors[1.0][3]
 assert exposed < 0.05
 
+assert abs(mended) < 0.03 < 0.08 < abs(usual)
+assert 1.05 < fitted_step.kernels < 1.2
+assert abs(fitted_step.host - 1.0) < 0.02
+assert rows[1]["half are within"] < 0.7 * rows[0]["half are within"]
+
 # What the answers rest on.
 small = SIZES <= 2**15
 tiny = calibrate_logs([log("small.csv", zip(SIZES[small], np.array(US)[small], strict=True))], "dgx-1v").fits[0]

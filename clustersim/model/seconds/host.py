@@ -46,6 +46,7 @@ CHANNELS = {
 sheets. Grace's LPDDR5X is written as channels that give its 512 GB/s."""
 
 USUAL = (6, 2933e6)
+"""The same of a server whose CPU nobody names: Cascade Lake's, a prior."""
 
 
 def host_bandwidth(node: NodeType) -> float:
@@ -70,6 +71,7 @@ PACE = {
 identified on Megatron-LM's functional tests of A100, H100 and GB200 (equal models, 7.5, 5.0 and 6.6 ms a layer); the
 others lie between by their single-thread ratings, and are estimates."""
 USUAL_PACE = 1.3
+"""The same of a server whose CPU nobody names: a prior, Ice Lake's and Milan's, midway of the list."""
 
 
 def pace_of(node: NodeType) -> float:

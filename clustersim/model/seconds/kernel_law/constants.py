@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from clustersim.core.texts import data_table
+from clustersim.core.texts import Table, data_table
 from clustersim.model.seconds.kernel_law.attention import AttentionLaw
 from clustersim.model.seconds.kernel_law.casts import StreamLaw
 from clustersim.model.seconds.kernel_law.experts import ExpertLaw
@@ -51,7 +51,7 @@ KIN: Mapping[str, str] = {"sm103": "sm100", "sm121": "sm120", "sm86": "sm80", "s
 @lru_cache(maxsize=1)
 def kernel_laws() -> KernelLaws:
     """The shipped laws."""
-    raw = data_table("kernel_law")
+    raw = without_sources(data_table("kernel_law"))
     base = ProductLaw(**raw["products"]["all"])
     own = {name: replace(base, **constants) for name, constants in raw["products"].items() if name != "all"}
     return KernelLaws(
@@ -62,3 +62,12 @@ def kernel_laws() -> KernelLaws:
         stream=StreamLaw(**raw["stream"]),
         levels=MappingProxyType(raw["levels"]),
     )
+
+
+def without_sources(table: Table) -> Table:
+    """The numbers of a table of constants, without what each part says of where they are from."""
+    return {
+        name: without_sources(part) if isinstance(part, dict) else part
+        for name, part in table.items()
+        if name != "source"
+    }

@@ -1,0 +1,142 @@
+"""A GPU left out: steps predicted as if nobody had ever measured the GPU that they ran on.
+
+What was measured on a GPU, or estimated from that, is forgotten: shares of its peaks, its bandwidth and its attention
+kernels. In their place stands what other GPUs of its generation were measured at, or, where there are none, the
+median of the other generations (``[family.other]``), as ``clustersim new device`` would have it; figures that are
+estimates relative to its generation keep their ratio. The kernel law is the one that ``tests/kernel_fit.py
+--without`` fitted without the GPU. Each GPU's rows are played in a process of their own, which forgets and then begins.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from unittest.mock import patch
+
+from clustersim.calibrate.score import PredictedRow, evaluate, grouped, predicted
+from clustersim.core import device
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.texts import Table, data_table
+from clustersim.model.seconds.kernel_law import constants
+from clustersim.scenario.reading import read_toml
+from tests.evidence.hybrid_rows import is_hybrid, scenario_table
+from tests.evidence.sharded_rows import is_sharded, read_sharded
+from tests.evidence.software import Row
+from tests.evidence.step_rows import read
+from tests.evidence.validate_steps import predict_step
+
+LAWS = Path(__file__).parent / "data" / "kernel_law_without.toml"
+"""Constants of products by the GPU that they were fitted without."""
+CHIP = re.compile(r"(?:RTX-PRO|RTX|TITAN)-[^-]+|[^-]+")
+"""A device's name without its board and memory."""
+
+
+def left_out_rows(rows: Iterable[Row]) -> list[PredictedRow]:
+    """The rows that can be predicted, each with its GPU forgotten."""
+    by_chip = grouped(rows, chip_of_row)
+    by_chip.pop("", None)
+    played: list[PredictedRow] = []
+    for chip, own in by_chip.items():
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=forget, initargs=(chip,)) as process:
+            played += process.submit(_played, own).result()
+    return played
+
+
+def _played(rows: list[Row]) -> list[PredictedRow]:
+    return predicted(evaluate(rows, predict_step))
+
+
+def chip_of_row(row: Row) -> str:
+    """The chip that a row ran on; "" of a row that cannot be played."""
+    try:
+        if is_hybrid(row):
+            return chip_of(scenario_table(row)["cluster"]["device"])
+        return chip_of((read_sharded(row) if is_sharded(row) else read(row)).device.name)
+    except (ValueError, ClusterSimError):
+        return ""
+
+
+def chip_of(name: str) -> str:
+    """A device's chip.
+
+    >>> chip_of("A100-SXM4-80GB"), chip_of("TITAN-RTX"), chip_of("RTX-PRO-6000-Server"), chip_of("MI300X")
+    ('A100', 'TITAN-RTX', 'RTX-PRO', 'MI300X')
+    """
+    words = CHIP.match(name)
+    return words.group() if words else name
+
+
+def forget(chip: str) -> None:
+    """Make this process forget what was measured on a chip, before it has asked for any device."""
+    table = forgotten(data_table("devices"), chip)
+    law = without(chip)
+    patch.object(device, "_raw", lambda: table).start()
+    patch.object(constants, "data_table", lambda name: law).start()
+    for cached in (device.devices, device._names, constants.kernel_laws):
+        cached.cache_clear()
+
+
+def without(chip: str) -> Table:
+    """The kernel law that was fitted without a chip; the shipped one where it was never fitted on it."""
+    law = data_table("kernel_law")
+    own = read_toml(LAWS).get(chip, {})
+    return {
+        **law,
+        **({"products": own["products"]} if own else {}),
+        "levels": {**law["levels"], **own.get("levels", {})},
+    }
+
+
+def forgotten(table: Table, chip: str) -> Table:
+    """A table of devices as it would be without what was measured on a chip."""
+    table = copy.deepcopy(table)
+    entries = {name: device._inherit(name, table["device"]) for name in table["device"]}
+    own = [name for name in entries if chip_of(name) == chip]
+    usual = table["family"]["other"]
+    for arch in {entries[name]["family"] for name in own}:
+        family = table["family"][arch]
+        kin = [table["device"][name] for name in entries if entries[name]["family"] == arch and name not in own]
+        shares = {
+            dtype: _of_kin([entry.get("matmul", {}).get(dtype) for entry in kin], usual["matmul"].get(dtype, 0.7))
+            for dtype in family["matmul"]
+        }
+        for name in own:
+            _forget_shares(table["device"][name], family["matmul"], shares)
+        attention = _attention(family["attention"], usual["attention"])
+        stream = _of_kin([entry.get("stream") for entry in kin], usual["stream"])
+        family |= {"matmul": shares, "stream": stream, "attention": attention}
+    return table
+
+
+def _of_kin(figures: Iterable[tuple[float, str] | None], usual: float) -> float:
+    """The mean of what was measured on others of a generation; the usual figure where nothing was."""
+    known = [figure[0] for figure in figures if figure and not figure[1].startswith("estimated")]
+    return fmean(known) if known else usual
+
+
+def _forget_shares(entry: Table, before: Mapping[str, float], now: Mapping[str, float]) -> None:
+    """Leave of a device's own figures the estimates, which keep their ratio to the generation's."""
+    entry.pop("stream", None)
+    for dtype, (value, source) in list(entry.get("matmul", {}).items()):
+        entry["matmul"][dtype] = [min(1.0, value / before[dtype] * now[dtype]), source]
+        if not source.startswith("estimated"):
+            del entry["matmul"][dtype]
+
+
+def _attention(own: Table, usual: Table) -> Table:
+    """Rates of attention kernels as elsewhere; one that no other generation has keeps its ratio to FlashAttention-2."""
+    kept: Table = {}
+    for kernel, rates in own.items():
+        if kernel in usual:
+            kept[kernel] = usual[kernel]
+        elif "fa2" in own:
+            level = usual["fa2"]["128"][0] / own["fa2"]["128"][0]
+            kept[kernel] = {dim: [rate * level, causal, full] for dim, (rate, causal, full) in rates.items()}
+        else:
+            kept[kernel] = rates
+    return kept

@@ -1,0 +1,77 @@
+"""A GPU left out: what was measured on it is forgotten, and steps are predicted without."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import ROOT
+
+from clustersim.calibrate.score import evaluate, predicted, read_table
+from clustersim.core.texts import data_table
+from clustersim.model.seconds.kernel_law import constants
+from tests.evidence.evidence import evidence
+from tests.evidence.forgotten import LAWS, chip_of_row, forgotten, left_out_rows, without
+from tests.evidence.step_rows import COLUMNS
+from tests.evidence.validate_steps import predict_step
+
+TABLE = ROOT / "tests" / "data" / "measurements" / "training_steps.csv.gz"
+
+
+def share(chip: str, name: str, dtype: str) -> float:
+    """A share of the peak of a device, with a chip forgotten."""
+    table = forgotten(data_table("devices"), chip)
+    entry = table["device"][name]
+    return (entry.get("matmul", {}).get(dtype) or [table["family"][entry["family"]]["matmul"][dtype]])[0]
+
+
+def test_a_gpu_alone_in_its_generation_gets_what_others_reach():
+    usual = data_table("devices")["family"]["other"]
+    table = forgotten(data_table("devices"), "A100")
+    assert table["family"]["sm80"]["attention"]["fa2"] == usual["attention"]["fa2"]
+    assert share("A100", "A100-SXM4-40GB", "bf16") == usual["matmul"]["bf16"]
+    assert "stream" not in table["device"]["A100-SXM4-80GB"]
+    assert table["family"]["sm90"] == data_table("devices")["family"]["sm90"]
+
+
+def test_a_gpu_with_kin_gets_theirs_and_estimates_keep_their_ratio():
+    shipped = data_table("devices")
+    kin = shipped["device"]["GH200-96GB"]["matmul"]["bf16"][0]
+    assert share("H100", "H100-SXM5-80GB", "bf16") == pytest.approx(kin)
+    estimate = shipped["device"]["H100-SXM5-96GB-500W"]["matmul"]["bf16"][0]
+    ratio = share("H100", "H100-PCIe-80GB", "bf16") / shipped["device"]["H100-PCIe-80GB"]["matmul"]["bf16"][0]
+    assert ratio == pytest.approx(kin / shipped["family"]["sm90"]["matmul"]["bf16"])
+    assert shipped["device"]["H100-SXM5-96GB-500W"]["matmul"]["bf16"][0] == estimate, "the shipped table is as it was"
+
+
+def test_the_law_without_a_gpu_has_every_constant_and_no_level_of_a_generation_that_was_only_that_gpu():
+    shipped = data_table("kernel_law")
+    law = without("A100")
+    assert law["products"].keys() == shipped["products"].keys()
+    assert law["products"]["all"].keys() == shipped["products"]["all"].keys() - {"source"}
+    assert law["products"]["all"] != constants.without_sources(shipped)["products"]["all"]
+    assert "sm80" not in law["levels"]["bf16"]
+    assert without("V100")["products"] == shipped["products"]
+    assert LAWS.exists()
+
+
+def test_steps_of_a_forgotten_gpu_are_predicted_otherwise_and_those_of_no_known_gpu_are_not():
+    rows = [row for row in read_table(TABLE, COLUMNS) if row["strategy"].startswith("single")]
+    rows = [row for row in rows if chip_of_row(row) == "A100"][:3]
+    known = predicted(evaluate(rows, predict_step))
+    left_out = left_out_rows([*rows, {**rows[0], "gpu": "a GPU of nobody"}])
+    assert [row.measured for row in left_out] == [row.measured for row in known]
+    assert all(out.predicted > 1.02 * own.predicted for out, own in zip(left_out, known, strict=True))
+
+
+def test_lines_of_steps_have_both_columns_where_they_were_played_again(monkeypatch, tmp_path):
+    from tests.evidence import evidence as module
+
+    every = [row for row in read_table(TABLE, COLUMNS) if row["strategy"].startswith("single")]
+    monkeypatch.setattr(module, "known_rows", lambda rows: evaluate(rows, lambda row: (1.0, 1.02)))
+    monkeypatch.setattr(module, "left_out_rows", lambda rows: predicted(evaluate(rows, lambda row: (1.0, 1.25))))
+    text = [",".join(every[0]), *(",".join(f'"{cell}"' for cell in row.values()) for row in every[:4])]
+    (tmp_path / "training_steps.csv").write_text("\n".join(text) + "\n")
+    (line,) = [line for line in evidence(tmp_path) if line.what == "steps, single"]
+    assert line.gpu_left_out == pytest.approx((0.25, 0.25))
+    assert line.one_step == pytest.approx((0.02, 0.02))
+    (quick,) = [line for line in evidence(tmp_path, again=False) if line.what == "steps, single"]
+    assert quick.gpu_left_out is None
