@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -19,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import kernel_forms as forms
 import numpy as np
 import numpy.typing as npt
+from kernel_errors import Fitted, Judged, class_errors, lines, with_own_rows
 from kernel_kind import Kind
 from kernel_rows import GPUS, Kernels
 from scipy.optimize import least_squares
@@ -29,14 +28,6 @@ from clustersim.model.seconds.kernel_law.constants import without_sources
 from tests.evidence.forgotten import chip_of
 
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """Constants by name, levels by generation, what frameworks add by name."""
-
-    constants: Mapping[str, float]
-    levels: Mapping[str, float]
 
 
 def fit(kind: Kind, rows: Kernels, start: Fitted, generations: Sequence[str], tries: int = 20) -> Fitted:
@@ -103,6 +94,7 @@ def left_out(kind: Kind, rows: Kernels, found: Fitted, without: Mapping[str, dic
         others = rows.take(systems != name)
         base = without[name][kind.base] if kind.base else Fitted({}, {})
         own_constants = {free: found.constants[free] for free in kind.free}
+        own_constants |= {free: kind.start[free] for free in unmoved(kind, others, found) if free in kind.start}
         start = Fitted({**found.constants, **base.constants, **own_constants}, base.levels)
         fitted = fit(kind, others, start, generations_of(kind, others), 8)
         without[name][kind.name] = fitted
@@ -111,78 +103,14 @@ def left_out(kind: Kind, rows: Kernels, found: Fitted, without: Mapping[str, dic
     return predicted
 
 
-@dataclass(frozen=True)
-class ClassError:
-    """How far one class of kernels is off: the mean over GPUs of the median and of the 90th percentile of the error
-    without its sign, and of each GPU the median without and with it."""
-
-    median: float
-    high: float
-    systems: Mapping[str, tuple[float, float]]
-
-
-Errors = Mapping[str, ClassError]
-FEWEST = 10
-"""Rows of a GPU that a class needs to say anything of it."""
-
-
-def class_errors(rows: Kernels, predicted: Floats, classes: Mapping[str, npt.NDArray[np.bool_]]) -> Errors:
-    """Of each class that has enough rows of some GPU, how far it is off."""
-    wrong = predicted / rows.seconds - 1.0
-    systems = rows.words("system")
-    judged = {}
-    for label, inside in classes.items():
-        each = {}
-        for name in sorted(set(systems[inside].tolist())):
-            own = wrong[inside & (systems == name)]
-            if len(own) >= FEWEST and np.isfinite(own).all():
-                each[name] = (
-                    float(np.median(np.abs(own))),
-                    float(np.quantile(np.abs(own), 0.9)),
-                    float(np.median(own)),
-                )
-        if each:
-            median, high = (float(np.mean([value[i] for value in each.values()])) for i in (0, 1))
-            judged[label] = ClassError(median, high, {name: (own[0], own[2]) for name, own in each.items()})
-    return judged
-
-
-OWN_ROWS = 10
-"""Rows of a GPU that somebody measured himself."""
-LEVEL = 0.1
-"""A prior in a round number, not fitted: a GPU left out adds 4 to 14 %, in squares, to the kinds' errors in sample."""
-
-
-def with_own_rows(rows: Kernels, predicted: Floats, classes: Mapping[str, npt.NDArray[np.bool_]]) -> Errors:
-    """:func:`class_errors` where ten rows of each class and GPU are known: the factor that they make most likely, of a
-    level that is 1 within :data:`LEVEL`, moves the others."""
-    systems = rows.words("system")
-    draws = np.array([zlib.crc32(",".join(row.values()).encode()[::-1]) for row in rows.rows])
-    judged: dict[str, ClassError] = {}
-    for label, inside in classes.items():
-        moved = predicted.copy()
-        rest = inside.copy()
-        for name in set(systems[inside].tolist()):
-            at = np.flatnonzero(inside & (systems == name))
-            own = at[np.argsort(draws[at])][:OWN_ROWS]
-            off = np.log(rows.seconds[own] / predicted[own])
-            spread = 1.25 * np.std(off) / np.sqrt(len(own))  # of a median
-            moved[at] *= np.exp(np.median(off) * LEVEL**2 / (LEVEL**2 + spread**2))
-            rest[own] = False
-        judged |= class_errors(rows, moved, {label: rest})
-    return judged
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A kind's constants, how many rows they are of, and its errors in sample, with a GPU left out (empty where nobody
-    asked), and with ten rows of that GPU known."""
-
-    fitted: Fitted
-    rows: int
-    in_sample: Errors
-    left_out: Errors
-    own_rows: Errors
+def unmoved(kind: Kind, rows: Kernels, found: Fitted) -> list[str]:
+    """Constants that no row depends on: fitted without a GPU that alone has their kernels, they know nothing of it."""
+    guess = kind.seconds(rows)
+    usual = guess(found.constants, found.levels)
+    middle = {name: 0.5 * (low + high) for name, (low, high) in kind.free.items()}
+    ends = {name: kind.free[name][found.constants[name] < value] for name, value in middle.items()}
+    moved = {name: guess({**found.constants, name: end}, found.levels) for name, end in ends.items()}
+    return [name for name, seconds in moved.items() if np.array_equal(seconds, usual)]
 
 
 def judge(kind: Kind, known: Mapping[str, Fitted], without: dict[str, dict[str, Fitted]], *, leave_out: bool) -> Judged:
@@ -203,15 +131,6 @@ def judge(kind: Kind, known: Mapping[str, Fitted], without: dict[str, dict[str, 
         class_errors(rows, predicted, classes),
         with_own_rows(rows, predicted, classes),
     )
-
-
-def lines(errors: Errors) -> list[str]:
-    """A line a class, then each GPU's."""
-    shown = []
-    for label, off in errors.items():
-        each = ", ".join(f"{name} {own[0]:.1%} ({own[1]:+.1%})" for name, own in off.systems.items())
-        shown.append(f"    {label:22s} {off.median:6.1%} ({off.high:6.1%})   {each}")
-    return shown
 
 
 def study(kind: Kind, known: Mapping[str, Fitted], without: dict[str, dict[str, Fitted]], *, leave_out: bool) -> Fitted:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 from kernel_kind import Classes, Floats, Guess, Kind
 from kernel_rows import Kernels, Row, read
 
 from clustersim.model.seconds.kernel_law.products import ProductLaw, Shapes, product_seconds
-from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
+from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES, PERSISTENT
 
 PRODUCT_FIELDS = tuple(ProductLaw.__dataclass_fields__)
 
@@ -75,7 +76,7 @@ def products(arithmetic: str, rows: Kernels) -> Guess:
     """Seconds of products, with the cast of their activations in 8 bits and fewer."""
     ones = np.ones(len(rows.rows))
     shapes = Shapes(rows["m"], rows["n"], rows["k"], ones, OPERAND_BYTES[arithmetic])
-    which = {name: rows.words("framework") == name for name in FRAMEWORKS}
+    which = {name: casts_of(arithmetic, rows) == name for name in (*FRAMEWORKS, *BLOCK_CASTS)}
 
     def guess(constants: Mapping[str, float], levels: Mapping[str, float]) -> Floats:
         law = ProductLaw(*(constants[name] for name in PRODUCT_FIELDS))
@@ -83,12 +84,28 @@ def products(arithmetic: str, rows: Kernels) -> Guess:
         seconds = product_seconds(law, sheet, shapes)
         if arithmetic == "bf16":
             return seconds
-        kernels = sum(constants[f"kernels_{name}"] * inside for name, inside in which.items())
-        nbytes = sum(constants[f"bytes_{name}"] * inside for name, inside in which.items())
+        kernels = sum(constants[f"kernels_{name}"] * inside for name, inside in which.items() if inside.any())
+        nbytes = sum(constants[f"bytes_{name}"] * inside for name, inside in which.items() if inside.any())
         cast = nbytes * shapes.m * shapes.k / (law.stream * sheet.bandwidth)
         return seconds + kernels * law.start / sheet.clock + cast
 
     return guess
+
+
+def casts_of(arithmetic: str, rows: Kernels) -> npt.NDArray[np.str_]:
+    """Whose cast each row has: its framework's. Of blocks, DeepGEMM's for Blackwell packs scales as powers of two in
+    kernels of its own (:data:`PACKED`), for Hopper they stay in fp32, and CUTLASS's for GPUs without the tensor memory
+    accelerator have neither."""
+    framework = rows.words("framework")
+    if arithmetic != "fp8_block":
+        return framework
+    packed = np.isin(rows.generation, PACKED)
+    fed = np.isin(rows.generation, list(PERSISTENT))
+    return np.char.add(framework, np.where(packed, "", np.where(fed, "_fp32", "_block")))
+
+
+PACKED = ("sm100", "sm103")
+BLOCK_CASTS = tuple(f"{name}{ending}" for name in FRAMEWORKS for ending in ("_fp32", "_block"))
 
 
 def by_flops(rows: Kernels) -> Classes:
@@ -97,25 +114,32 @@ def by_flops(rows: Kernels) -> Classes:
     return {"all": flops > 0, "above 30 GFLOP": flops > 3e10, "below 1 GFLOP": flops < 1e9}
 
 
-CASTS = {f"kernels_{name}": (1.0, (0.0, 8.0)) for name in FRAMEWORKS} | {
-    f"bytes_{name}": (3.0, (0.0, 30.0)) for name in FRAMEWORKS
-}
-"""What frameworks add to products in 8 and fewer bits -> where to begin, and the bounds."""
+def _casts(names: Iterable[str]) -> dict[str, tuple[float, tuple[float, float]]]:
+    return {f"kernels_{name}": (1.0, (0.0, 8.0)) for name in names} | {
+        f"bytes_{name}": (3.0, (0.0, 30.0)) for name in names
+    }
+
+
+CASTS = _casts(FRAMEWORKS)
+"""What frameworks add to products in 8 and fewer bits -> where to begin (one kernel that reads 16 bits and writes 8),
+and the bounds."""
 
 
 def product_kind(arithmetic: str, most: int) -> Kind:
     """Products in one arithmetic; the shape of the law is that of all. Blocks of 128 are scaled by the kernels
     themselves, not by the tensor cores: their level is their own."""
     plain = arithmetic == "bf16"
-    own = OTHER_FREE | ({"level": BF16_FREE["level"]} if arithmetic == "fp8_block" else {})
+    blocks = arithmetic == "fp8_block"
+    own = OTHER_FREE | ({"level": BF16_FREE["level"]} if blocks else {})
+    casts = {} if plain else _casts((*FRAMEWORKS, *(BLOCK_CASTS if blocks else ())))
     return Kind(
         name=arithmetic,
         section=f"products.{arithmetic}",
         read=partial(product_rows, arithmetic, most),
         seconds=partial(products, arithmetic),
         classes=by_flops,
-        start={} if plain else {name: first for name, (first, _) in CASTS.items()},
-        free=own | ({} if plain else {name: bounds for name, (_, bounds) in CASTS.items()}),
+        start={name: first for name, (first, _) in casts.items()},
+        free=own | {name: bounds for name, (_, bounds) in casts.items()},
         shipped=frozenset(own),
         base="all products",
         level=arithmetic,

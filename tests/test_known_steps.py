@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import ROOT
+from kernel_errors import ClassError, Fitted, Judged
 
-from clustersim.calibrate.score import predicted, read_table
-from tests.evidence.gpu_score import order_line, step_line
+from clustersim.calibrate.score import predicted, read_table, scored
+from tests.evidence.gpu_score import KernelTarget, kernel_line, order_line, published_line, step_line
 from tests.evidence.known_steps import device_factor, group_of, known_of, known_rows
 from tests.evidence.step_play import costs_of, scaled, step_time
 from tests.evidence.step_rows import COLUMNS, publisher, read
@@ -52,3 +53,26 @@ def test_lines_say_what_was_played_and_whether_the_target_is_met(table):
     assert f"of {len(rows)}" in line.reached
     assert not step_line("x", rows, 0.0).met
     assert order_line([]).met is False
+
+
+def errors(median: float, high: float) -> dict[str, ClassError]:
+    return {"big": ClassError(median, high, {})}
+
+
+@pytest.mark.parametrize(
+    ("left_out", "own", "met"),
+    [((0.06, 0.15), 0.05, True), ((0.08, 0.15), 0.05, False), ((0.06, 0.17), 0.05, False), ((0.06, 0.15), 0.07, False)],
+)
+def test_a_kernel_s_target_is_of_the_median_the_tail_and_ten_own_rows(left_out, own, met):
+    judged = Judged(Fitted({}, {}), 100, errors(0.04, 0.1), errors(*left_out), errors(own, 0.1))
+    target = KernelTarget("big", 0.07, 0.16, 0.06)
+    line = kernel_line("products", judged, target)
+    assert line.met is target.met(judged) is met
+    assert line.target == "7% (16%) left out, 6% with ten"
+    assert "GPU left out" in line.reached
+
+
+def test_a_published_part_may_be_as_far_off_as_it_was_and_a_little_more():
+    rows = [scored({"case_id": str(i)}, 1.0, 1.0 + error) for i, error in enumerate((0.02, 0.049, 0.2))]
+    assert published_line("x", rows, 0.047, 0.003).met
+    assert not published_line("x", rows, 0.045, 0.003).met

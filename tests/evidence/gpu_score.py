@@ -25,7 +25,7 @@ from tests.evidence.step_rows import COLUMNS, publisher
 from tests.evidence.validate_steps import validate_steps
 
 if TYPE_CHECKING:
-    from tests.kernel_fit import Errors, Judged
+    from tests.kernel_errors import Errors, Judged
 
 
 @dataclass(frozen=True)
