@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 from conftest import ROOT
 
@@ -23,13 +25,34 @@ def share(chip: str, name: str, dtype: str) -> float:
     return (entry.get("matmul", {}).get(dtype) or [table["family"][entry["family"]]["matmul"][dtype]])[0]
 
 
-def test_a_gpu_alone_in_its_generation_gets_what_others_reach():
-    usual = data_table("devices")["family"]["other"]
-    table = forgotten(data_table("devices"), "A100")
-    assert table["family"]["sm80"]["attention"]["fa2"] == usual["attention"]["fa2"]
-    assert share("A100", "A100-SXM4-40GB", "bf16") == usual["matmul"]["bf16"]
+def test_a_gpu_alone_in_its_generation_gets_the_median_of_what_was_measured_on_others():
+    shipped = data_table("devices")
+    table = forgotten(shipped, "A100")
+    others = [
+        entry["matmul"]["bf16"]
+        for name, entry in shipped["device"].items()
+        if not name.startswith("A100") and "bf16" in entry.get("matmul", {})
+    ]
+    known = [value for value, source in others if not source.startswith("estimated")]
+    assert share("A100", "A100-SXM4-40GB", "bf16") == pytest.approx(median(known))
     assert "stream" not in table["device"]["A100-SXM4-80GB"]
-    assert table["family"]["sm90"] == data_table("devices")["family"]["sm90"]
+    assert table["family"]["sm90"] == shipped["family"]["sm90"]
+
+
+def test_a_gpu_of_no_known_generation_is_the_median_of_what_was_measured():
+    table = data_table("devices")
+    for dtype, share in table["family"]["other"]["matmul"].items():
+        figures = [entry.get("matmul", {}).get(dtype) for entry in table["device"].values()]
+        known = [value for value, source in filter(None, figures) if not source.startswith("estimated")]
+        assert not known or share == pytest.approx(median(known), abs=0.01), dtype
+
+
+def test_attention_does_the_same_work_a_clock_on_ampere_as_on_hopper():
+    usual = data_table("devices")["family"]["other"]["attention"]["fa2"]["128"][0]
+    assert forgotten(data_table("devices"), "H100")["family"]["sm90"]["attention"]["fa2"]["128"][0] == usual
+    assert forgotten(data_table("devices"), "A100")["family"]["sm80"]["attention"]["fa2"]["128"][0] == 2 * usual
+    measured = data_table("devices")["family"]["sm80"]["attention"]["fa2"]["128"][0]
+    assert 2 * usual == pytest.approx(measured, rel=0.1)
 
 
 def test_a_gpu_with_kin_gets_theirs_and_estimates_keep_their_ratio():
@@ -59,7 +82,9 @@ def test_steps_of_a_forgotten_gpu_are_predicted_otherwise_and_those_of_no_known_
     known = predicted(evaluate(rows, predict_step))
     left_out = left_out_rows([*rows, {**rows[0], "gpu": "a GPU of nobody"}])
     assert [row.measured for row in left_out] == [row.measured for row in known]
-    assert all(out.predicted > 1.02 * own.predicted for out, own in zip(left_out, known, strict=True))
+    moved = [abs(out.predicted / own.predicted - 1.0) for out, own in zip(left_out, known, strict=True)]
+    assert min(moved) > 0.001, "this process forgets nothing, another did"
+    assert max(moved) > 0.004
 
 
 def test_lines_of_steps_have_both_columns_where_they_were_played_again(monkeypatch, tmp_path):

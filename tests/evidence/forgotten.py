@@ -1,9 +1,9 @@
 """A GPU left out: steps predicted as if nobody had ever measured the GPU that they ran on.
 
 What was measured on a GPU, or estimated from that, is forgotten: shares of its peaks, its bandwidth and its attention
-kernels. In their place stands what other GPUs of its generation were measured at, or, where there are none, the
-median of the other generations (``[family.other]``), as ``clustersim new device`` would have it; figures that are
-estimates relative to its generation keep their ratio. The kernel law is the one that ``tests/kernel_fit.py
+kernels. In their place stands what other GPUs of its generation were measured at, or, where there are none, the median
+of all that were measured, as ``[family.other]`` has it for ``clustersim new device``; figures that are estimates
+relative to its generation keep their ratio. The kernel law is the one that ``tests/kernel_fit.py
 --without`` fitted without the GPU. Each GPU's rows are played in a process of their own, which forgets and then begins.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from unittest.mock import patch
 
 from clustersim.calibrate.score import PredictedRow, evaluate, grouped, predicted
@@ -97,26 +97,34 @@ def forgotten(table: Table, chip: str) -> Table:
     table = copy.deepcopy(table)
     entries = {name: device._inherit(name, table["device"]) for name in table["device"]}
     own = [name for name in entries if chip_of(name) == chip]
-    usual = table["family"]["other"]
+    usual = table["family"][device.UNKNOWN]
+    others = [table["device"][name] for name in entries if name not in own]
     for arch in {entries[name]["family"] for name in own}:
         family = table["family"][arch]
         kin = [table["device"][name] for name in entries if entries[name]["family"] == arch and name not in own]
         shares = {
-            dtype: _of_kin([entry.get("matmul", {}).get(dtype) for entry in kin], usual["matmul"].get(dtype, 0.7))
+            dtype: _likely(_measured(kin, dtype), _measured(others, dtype), usual["matmul"].get(dtype, 0.7))
             for dtype in family["matmul"]
         }
         for name in own:
             _forget_shares(table["device"][name], family["matmul"], shares)
-        attention = _attention(family["attention"], usual["attention"])
-        stream = _of_kin([entry.get("stream") for entry in kin], usual["stream"])
-        family |= {"matmul": shares, "stream": stream, "attention": attention}
+        clocked = device.ISSUED[1] if arch.startswith("gfx") else family.get("flop_a_clock", device.ISSUED[0])
+        fused = device.fused_shares(usual["attention"], clocked)
+        family["attention"] = _attention(family["attention"], fused)
+        family["stream"] = _likely(_measured(kin, "stream"), _measured(others, "stream"), usual["stream"])
+        family["matmul"] = shares
     return table
 
 
-def _of_kin(figures: Iterable[tuple[float, str] | None], usual: float) -> float:
-    """The mean of what was measured on others of a generation; the usual figure where nothing was."""
-    known = [figure[0] for figure in figures if figure and not figure[1].startswith("estimated")]
-    return fmean(known) if known else usual
+def _measured(entries: Iterable[Table], figure: str) -> list[float]:
+    """A share as it was measured on each of some devices: of a dtype's peak, or of the bandwidth."""
+    figures = (entry.get("matmul", {}).get(figure) or entry.get(figure) for entry in entries)
+    return [value for value, source in filter(None, figures) if not source.startswith("estimated")]
+
+
+def _likely(kin: list[float], others: list[float], usual: float) -> float:
+    """The mean of a generation; where nothing of it was measured, the median of all that was."""
+    return fmean(kin) if kin else median(others) if others else usual
 
 
 def _forget_shares(entry: Table, before: Mapping[str, float], now: Mapping[str, float]) -> None:
