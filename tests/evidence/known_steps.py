@@ -42,8 +42,9 @@ FACTORS = (0.2, 5.0)
 def known_rows(table: Iterable[Row], most_gpus: int | None = None) -> list[ScoredRow]:
     """Rows beyond the smallest scale of their group, predicted with that known; ``most_gpus`` leaves larger ones out.
 
-    Rows that cannot be played, or whose known row cannot, say why.
+    Rows that cannot be played, or whose known row cannot, say why; those whose source doubts its figure are left out.
     """
+    table = [row for row in table if not row.get("suspect", "").strip()]
     anchors = known_of(table)
     beyond = [
         row
