@@ -22,7 +22,8 @@ from clustersim.calibrate.capture.parts import write_whole
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 
-collect_ignore_glob = ["lessons/*", "evidence/*"]  # claims of the notebooks: they run behind a notebook's last cell
+# Claims of the notebooks run behind a notebook's last cell; a package among the data must not be importable everywhere.
+collect_ignore_glob = ["lessons/*", "evidence/*", "data/*"]
 
 # A loaded machine must not turn a slow example into a failure, nor two runs into different examples.
 settings.register_profile("repo", deadline=None, derandomize=True)

@@ -16,7 +16,7 @@ STEADY = {"run.jitter": 0.0}
 
 @pytest.mark.parametrize(
     ("scenario", "taken_apart"),
-    [("hsdp_llama3_70b_32x8_h100", 200), ("ep8_mixtral_8x7b_8x8_h100", 10)],
+    [("hsdp_llama3_70b_32x8_h100", 200), ("ep8_mixtral_8x7b_8x8_h100", 1)],
 )
 def test_a_run_is_the_same_with_bundles_and_without(monkeypatch, scenario, taken_apart):
     counts = Counter()

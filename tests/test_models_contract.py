@@ -12,13 +12,14 @@ from clustersim.core.model import Model
 from clustersim.core.paths import data_path, shipped
 
 CONFIGS = shipped("data/models", ".json")
-# Their blocks differ: the first are dense, or every second has a window.
+# Their blocks differ: the first are dense, every second has a window, or some have no attention.
 _MIXED = {
     "deepseek-v2",
     "deepseek-v2-lite",
     "deepseek-v3",
     "gpt-oss-20b",
     "gpt-oss-120b",
+    "lfm2-350m",
     "nemotron-3-nano-30b-a3b",
 }
 """Models whose blocks are not all alike."""

@@ -61,7 +61,7 @@ ROW = "from clustersim.core.optimizers import OptimizerRow\nown = OptimizerRow(n
 COMMANDS = {
     "a strategy": f"run {OWN / 'local_sgd.toml'} --json",
     "a schedule": "run gpipe_gpt2_xl_1x8_a100 --set parallel.schedule=AcmeLIFO --json",
-    "an optimizer": "memory single_gpt2_1x1_a100 --set run.optimizer=lion --json",
+    "an optimizer": "memory single_gpt2_1x1_a100 --set run.optimizer=signum --json",
     "an algorithm": "collective all_reduce --topology hgx-h100 --algorithm acme_star --json",
     "a log": f"trace {OWN / 'timings.log'} --json",
     "all of them": "list formats --json",
@@ -146,7 +146,7 @@ def test_a_contract_says_what_does_not_hold(acme):
         (FORMATS, FORMATS["kineto"], "trace format 'kineto' is taken"),
         (FAMILIES, FamilyTable("x", {"like": "llama", "types": ["llama"]}), "model family 'llama' is taken"),
         (FAMILIES, FamilyTable("x", {"like": "lama"}), "model family 'x' cannot be used: like = 'lama' is no shipped"),
-        (OPTIMIZERS, "lion", "a row of clustersim.optimizers must be of type OptimizerRow, not str"),
+        (OPTIMIZERS, "signum", "a row of clustersim.optimizers must be of type OptimizerRow, not str"),
     ],
 )
 def test_a_row_that_is_taken_or_none_is_refused_and_the_table_stays(rows, row, message):

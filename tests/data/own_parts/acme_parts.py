@@ -63,8 +63,8 @@ def star(kind, n, root=0):
 
 STAR = rounds_algorithm("acme_star", frozenset({"all_reduce"}), star)
 
-# A step reads parameter, gradient and momentum, and writes parameter and momentum (Chen et al., arXiv 2302.06675).
-LION = OptimizerRow(name="lion", passes=(5, 14), ops=6, states=1)
+# A step reads parameter, gradient and momentum, and writes parameter and momentum (Bernstein et al., arXiv 1802.04434).
+SIGNUM = OptimizerRow(name="signum", passes=(5, 12), ops=5, states=1)
 
 FAMILY = FamilyTable("acme_llama", {"like": "llama", "note": "Acme's blocks are Llama's"})
 
