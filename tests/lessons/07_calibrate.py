@@ -8,7 +8,9 @@ assert {"share.nvlink/Simple", "hop.nvlink/LL"} <= {one.knob.name for one in tol
 assert all(one.low <= one.value <= one.high for one in told)
 
 assert inside < 0.03 < 0.08 < outside
-assert worst == int(np.argmax(np.abs(from_large / measured - 1) * (SIZES >= 2**22)))
+for seconds in (fit.after, from_large):  # a size of its own peak, or the next
+    assert abs(worst - int(np.argmax(np.abs(seconds / measured - 1) * (SIZES >= 2**22)))) <= 1
+assert at_least[worst] > 0.05
 
 assert max(abs(row["error"]) for row in predicted[:3]) < 0.05 < abs(predicted[3]["error"])
 
