@@ -6,6 +6,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from test_fitting import fits
 
 from clustersim.app.cli import cli
 from tests.evidence.claims import Claim, claims
@@ -32,6 +33,8 @@ def test_the_command_prints_them_and_fails_when_one_does_not_hold(rows, monkeypa
     printed = CliRunner().invoke(cli, ["claims", "--json"])
     assert printed.exit_code == 0
     assert len(json.loads(printed.stdout)["claims"]) == len(rows)
+    for width in (80, 100, 160):
+        assert fits(CliRunner().invoke(cli, ["claims"], env={"COLUMNS": str(width)}).stdout, width)
     wrong = [Claim("sky is green", "", "", 1.0, 2.0, "x")]
     monkeypatch.setattr("tests.evidence.claims.claims", lambda progress=None: wrong)
     printed = CliRunner().invoke(cli, ["claims"])

@@ -26,7 +26,7 @@ assert 1.5 < slower < 3
 fits = {row["attempt"]: row["fits"] == "yes" for row in table}
 assert fits == dict(zip(attempts, (False, True, True, True, False), strict=True))
 steps = [step for step, _ in attempts.values()]
-assert steps[3] < steps[0] < steps[1] < steps[2]
+assert steps[3] < steps[0] < min(steps[1], steps[2])
 assert steps[4] < steps[3]
 
 # By plan: more stages and four chunks.
