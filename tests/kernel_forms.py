@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
+from kernel_experts import expert_kind
 from kernel_kind import Classes, Floats, Guess, Kind
-from kernel_products import PRODUCT_FIELDS, all_kind, product_kind
+from kernel_products import all_kind, product_kind
 from kernel_rows import Kernels, Row, read
 
 from clustersim.model.seconds.kernel_law.attention import AttentionLaw, Heads, attention_seconds
 from clustersim.model.seconds.kernel_law.casts import StreamLaw, stream_seconds
-from clustersim.model.seconds.kernel_law.experts import ExpertLaw, Experts, expert_seconds
-from clustersim.model.seconds.kernel_law.products import ProductLaw
 from clustersim.model.seconds.kernel_law.scans import Scan, ScanLaw, scan_seconds
-from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
 
 # ------------------------------------------------------------------------------------------------------------ attention
 ATTENTION_START = {
@@ -148,83 +146,6 @@ def mla_classes(rows: Kernels) -> Classes:
     return {"above 10 GFLOP": flops > 1e10, "below 10 GFLOP": flops <= 1e10}
 
 
-# -------------------------------------------------------------------------------------------------------------- experts
-def library(kernel: str) -> str:
-    """Whose kernel it is: the law's are CUTLASS's and DeepGEMM's, which are tuned to the shape; Triton's and those that
-    TensorRT-LLM has generated ahead have constants of their own."""
-    if "triton" in kernel or "vllm_fused_moe" in kernel:
-        return "triton"
-    return "tuned" if kernel.startswith("moe_torch_flow") or kernel == "deepgemm" else "generated"
-
-
-def expert_rows(arithmetic: str, most: int) -> Kernels:
-    """Balanced experts. Triton's with expert parallelism compute remote choices on expert 0; FlashInfer's CUTLASS ran
-    untuned, and is up to four times slower than the same kernels under TensorRT-LLM."""
-
-    def wanted(row: Row) -> bool:
-        balanced = row["table"] == "moe" and row["distribution"] == "balanced" and row["dtype"] == arithmetic
-        enough = float(row["tokens"]) * float(row["topk"]) / float(row["ep"]) >= 128
-        remote = "triton" in row["kernel"] and row["ep"] != "1"
-        return balanced and enough and not (remote or "flashinfer_cutlass" in row["kernel"])
-
-    return read("moe", wanted, lambda row: (row["system"], library(row["kernel"])), most)
-
-
-LIBRARIES = ("tuned", "triton", "generated")
-
-
-def experts(arithmetic: str, rows: Kernels) -> Guess:
-    """Seconds of the experts of one layer, by the library whose kernels they are."""
-    layer = Experts(
-        routed=rows["tokens"] * rows["topk"] / rows["ep"],
-        experts=rows["experts"] / rows["ep"],
-        hidden=rows["hidden"],
-        inner=rows["inter"] / rows["tp"],
-        gated=rows["gated"],
-        operand=OPERAND_BYTES[arithmetic],
-    )
-    inside = {name: np.array([library(row["kernel"]) == name for row in rows.rows]) for name in LIBRARIES}
-
-    def guess(constants: Mapping[str, float], levels: Mapping[str, float]) -> Floats:
-        products_ = ProductLaw(*(constants[name] for name in PRODUCT_FIELDS))
-        own = {name: sum(constants[f"{name}{_ending(k)}"] * v for k, v in inside.items()) for name in EXPERT_START}
-        law = ExpertLaw(**(own | {"passes": constants["passes"]}))
-        return expert_seconds(law, products_, rows.sheet(arithmetic, levels), layer)
-
-    return guess
-
-
-def _ending(name: str) -> str:
-    return "" if name == "tuned" else f"_{name}"
-
-
-EXPERT_START = {"starts": (10.0, (1, 40)), "share": (0.8, (0.2, 1.05))}
-"""What is of a library -> where to begin, and the bounds."""
-
-
-def expert_classes(rows: Kernels) -> Classes:
-    """Sizes of expert layers."""
-    flops = 2.0 * rows["tokens"] * rows["topk"] / rows["ep"] * rows["hidden"] * rows["inter"] / rows["tp"] * 3
-    tuned = np.array([library(row["kernel"]) == "tuned" for row in rows.rows])
-    return {"all": flops > 0, "above 30 GFLOP": flops > 3e10, "  tuned to the shape": tuned & (flops > 3e10)}
-
-
-def expert_kind(arithmetic: str, most: int) -> Kind:
-    """Experts in one arithmetic, on the products of that arithmetic."""
-    own = {f"{name}{_ending(k)}": of_it for k in LIBRARIES for name, of_it in EXPERT_START.items()}
-    return Kind(
-        name=f"experts in {arithmetic}",
-        section=f"experts.{arithmetic}",
-        read=partial(expert_rows, arithmetic, most),
-        seconds=partial(experts, arithmetic),
-        classes=expert_classes,
-        start={name: first for name, (first, _) in own.items()} | {"passes": 4.0},
-        free={name: bounds for name, (_, bounds) in own.items()} | {"passes": (0, 40)},
-        shipped=frozenset(ExpertLaw.__dataclass_fields__),
-        base=arithmetic,
-    )
-
-
 # ---------------------------------------------------------------------------------------------------- linear attention
 SCANS = {
     "gdn": ("gdn", ("chunk_gated_delta_rule", "chunk_gated_delta_rule_triton")),
@@ -341,10 +262,7 @@ KINDS: tuple[Kind, ...] = (
         base="attention",
         level="mla",
     ),
-    expert_kind("bf16", 80),
-    expert_kind("fp8", 80),
-    expert_kind("fp8_block", 80),
-    expert_kind("nvfp4", 80),
+    expert_kind(50),
     scan_kind("gdn"),
     scan_kind("gdn_fused"),
     scan_kind("kda"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -73,7 +73,9 @@ def product_rows(arithmetic: str, most: int) -> Kernels:
 
 
 def products(arithmetic: str, rows: Kernels) -> Guess:
-    """Seconds of products, with the cast of their activations in 8 bits and fewer."""
+    """Seconds of products, with the cast of their activations in 8 bits and fewer: 16 bits are read and the operand
+    written, and each element takes so many clocks of an SM. Casts that ran at a share of the bandwidth would be longer
+    where memory is slow, and are not."""
     ones = np.ones(len(rows.rows))
     shapes = Shapes(rows["m"], rows["n"], rows["k"], ones, OPERAND_BYTES[arithmetic])
     which = {name: casts_of(arithmetic, rows) == name for name in (*FRAMEWORKS, *BLOCK_CASTS)}
@@ -85,8 +87,9 @@ def products(arithmetic: str, rows: Kernels) -> Guess:
         if arithmetic == "bf16":
             return seconds
         kernels = sum(constants[f"kernels_{name}"] * inside for name, inside in which.items() if inside.any())
-        nbytes = sum(constants[f"bytes_{name}"] * inside for name, inside in which.items() if inside.any())
-        cast = nbytes * shapes.m * shapes.k / (law.stream * sheet.bandwidth)
+        crawl = sum(constants[f"crawl_{name}"] * inside for name, inside in which.items() if inside.any())
+        memory = (2.0 + shapes.operand) / (law.stream * sheet.bandwidth)
+        cast = shapes.m * shapes.k * (memory + crawl / (sheet.sms * sheet.clock))
         return seconds + kernels * law.start / sheet.clock + cast
 
     return guess
@@ -116,13 +119,13 @@ def by_flops(rows: Kernels) -> Classes:
 
 def _casts(names: Iterable[str]) -> dict[str, tuple[float, tuple[float, float]]]:
     return {f"kernels_{name}": (1.0, (0.0, 8.0)) for name in names} | {
-        f"bytes_{name}": (3.0, (0.0, 30.0)) for name in names
+        f"crawl_{name}": (0.2, (0.0, 3.0)) for name in names
     }
 
 
 CASTS = _casts(FRAMEWORKS)
-"""What frameworks add to products in 8 and fewer bits -> where to begin (one kernel that reads 16 bits and writes 8),
-and the bounds."""
+"""What frameworks add to products in 8 and fewer bits, kernels and clocks an element -> where to begin, and the
+bounds."""
 
 
 def product_kind(arithmetic: str, most: int) -> Kind:
@@ -155,16 +158,19 @@ def all_rows(most: int) -> Kernels:
     return Kernels([row for arithmetic in TOGETHER for row in product_rows(arithmetic, most).rows])
 
 
-def all_products(rows: Kernels) -> Guess:
-    """Seconds of products in any arithmetic by one set of constants: how much an SM does a clock tells them apart."""
-    inside = {arithmetic: rows.words("dtype") == arithmetic for arithmetic in TOGETHER}
-    guesses = {kind: products(kind, rows.take(which)) for kind, which in inside.items() if which.any()}
+def by_arithmetic(
+    arithmetics: Sequence[str], of_one: Callable[[str, Kernels], Guess], own: Iterable[str], rows: Kernels
+) -> Guess:
+    """Seconds of kernels in several arithmetics by one set of constants, but for ``own``, whose names have the
+    arithmetic before them."""
+    inside = {arithmetic: rows.words("dtype") == arithmetic for arithmetic in arithmetics}
+    guesses = {kind: of_one(kind, rows.take(which)) for kind, which in inside.items() if which.any()}
 
     def guess(constants: Mapping[str, float], levels: Mapping[str, float]) -> Floats:
         seconds = np.zeros(len(rows.rows))
         for arithmetic, of_these in guesses.items():
-            casts = {name: constants.get(f"{arithmetic}_{name}", 0.0) for name in CASTS}
-            seconds[inside[arithmetic]] = of_these({**constants, **casts}, levels)
+            its_own = {name: constants.get(f"{arithmetic}_{name}", 0.0) for name in own}
+            seconds[inside[arithmetic]] = of_these({**constants, **its_own}, levels)
         return seconds
 
     return guess
@@ -177,7 +183,8 @@ def all_kind(most: int) -> Kind:
         name="all products",
         section="products.all",
         read=partial(all_rows, most),
-        seconds=all_products,
+        # How much an SM does a clock tells arithmetics apart.
+        seconds=partial(by_arithmetic, TOGETHER, products, tuple(CASTS)),
         classes=by_flops,
         start=BF16_START | {name: first for name, (first, _) in casts.items()},
         free=BF16_FREE | {name: bounds for name, (_, bounds) in casts.items()},

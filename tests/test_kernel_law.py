@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -88,18 +90,29 @@ def test_blackwell_ultra_is_faster_at_attention_by_its_exponentials_alone():
     assert 0.7 < times[1] / times[0] < 0.95
 
 
+def expert_layer(routed: float, inner: float = 1536, *, faster: float = 1.0) -> float:
+    """Seconds of 128 experts on an H100 whose memory is so many times faster."""
+    sheet = sheet_of(device("H100-SXM5-80GB"), "bf16")
+    sheet = replace(sheet, bandwidth=faster * sheet.bandwidth)
+    sizes = (np.asarray(float(v)) for v in (routed, 128, 4096, inner, 1))
+    return float(expert_seconds(LAWS.experts["bf16"], LAWS.products["all"], sheet, Experts(*sizes, operand=2.0)))
+
+
 def test_experts_that_hold_few_tokens_take_the_time_of_their_weights():
-    gpu = device("H100-SXM5-80GB")
-    sheet = sheet_of(gpu, "bf16")
-    law = LAWS.experts["bf16"]
+    weights = 128 * 3 * 4096 * 1536 * 2.0 / device("H100-SXM5-80GB").memory_bandwidth
+    assert weights < expert_layer(1024) < 3 * weights
+    assert expert_layer(65536) > expert_layer(1024)
 
-    def layer(routed: float) -> float:
-        sizes = (np.asarray(float(v)) for v in (routed, 128, 4096, 1536, 1))
-        return float(expert_seconds(law, LAWS.products["bf16"], sheet, Experts(*sizes, operand=2.0)))
 
-    weights = 128 * 3 * 4096 * 1536 * 2.0 / gpu.memory_bandwidth
-    assert weights < layer(1024) < 3 * weights
-    assert layer(65536) > layer(1024)
+def test_narrow_experts_gain_less_than_wide_memory_would_give_them():
+    """What gathers and sums rows is limited by the SMs beside the memory, where weights are limited by it alone."""
+    moving = expert_layer(262144, inner=64) / expert_layer(262144, inner=64, faster=2.0)
+    weights = expert_layer(128, inner=8192) / expert_layer(128, inner=8192, faster=2.0)
+    assert 1.0 < moving < 1.5 < weights < 2.0
+
+
+def test_experts_on_blocks_keep_less_of_the_rate_than_on_tensors():
+    assert LAWS.experts["fp8_block"].share < LAWS.experts["fp8"].share
 
 
 def test_rounds_of_tiles_are_felt_where_each_tile_is_a_block_of_its_own():

@@ -59,7 +59,7 @@ KERNELS: Mapping[str, tuple[KernelTarget, ...]] = {
     "nvfp4": (KernelTarget(BIG, 0.08, 0.22, 0.08), KernelTarget(SMALL, 0.20)),
     "attention": (KernelTarget("above 10 GFLOP", 0.11, 0.30, 0.09),),
     "mla": (KernelTarget("above 10 GFLOP", 0.15),),
-    **{f"experts in {name}": (KernelTarget(BIG, 0.15),) for name in ("bf16", "fp8", "fp8_block", "nvfp4")},
+    "experts": tuple(KernelTarget(f"in {name}, {BIG}", 0.15) for name in ("bf16", "fp8", "fp8_block", "nvfp4")),
     **{f"scan {name}": (KernelTarget("all", 0.15),) for name in ("gdn", "gdn_fused", "kda", "kda_fused")},
 }
 """Kind -> classes that are aimed for."""

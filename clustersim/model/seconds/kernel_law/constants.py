@@ -23,9 +23,10 @@ class KernelLaws:
 
     Parameters
     ----------
-    products : of bf16; ``own`` replaces some of its constants in another arithmetic. levels : arithmetic (of a product,
-        or ``"attention"``) -> generation -> what it adds to the logarithm of the rate.
-    attention, experts : arithmetic -> law. scans : kernel family -> law. stream : of kernels that only move data.
+    products : arithmetic -> law, ``"all"`` that of all together. levels : arithmetic (of a product, or ``"attention"``)
+        -> generation -> what it adds to the logarithm of the rate.
+    attention : arithmetic -> law. experts : the same, on products of ``"all"``. scans : kernel family -> law. stream :
+        of kernels that only move data.
     """
 
     products: Mapping[str, ProductLaw]
@@ -53,11 +54,15 @@ def kernel_laws() -> KernelLaws:
     """The shipped laws."""
     raw = without_sources(data_table("kernel_law"))
     base = ProductLaw(**raw["products"]["all"])
-    own = {name: replace(base, **constants) for name, constants in raw["products"].items() if name != "all"}
+    own = {name: replace(base, **constants) for name, constants in raw["products"].items()}
+    block_share = raw["experts"].pop("block_share")
+    experts = ExpertLaw(**raw["experts"])
     return KernelLaws(
         products=MappingProxyType(own | {"fp16": own["bf16"], "mxfp8": own["fp8"]}),
         attention=MappingProxyType({name: AttentionLaw(**table) for name, table in raw["attention"].items()}),
-        experts=MappingProxyType({name: ExpertLaw(**table) for name, table in raw["experts"].items()}),
+        experts=MappingProxyType(
+            dict.fromkeys(("bf16", "fp8", "nvfp4"), experts) | {"fp8_block": replace(experts, share=block_share)}
+        ),
         scans=MappingProxyType({name: ScanLaw(**table) for name, table in raw["scans"].items()}),
         stream=StreamLaw(**raw["stream"]),
         levels=MappingProxyType(raw["levels"]),

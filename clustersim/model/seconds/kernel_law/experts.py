@@ -2,11 +2,15 @@
 
 ::
 
-    t = starts start / f + products + passes routed hidden 2 bytes / (stream BW)
+    t      = starts start / f + products + moved (1 / (stream BW) + crawl / (SMs f))
+    moved  = 2 bytes routed (passes hidden + inners inner (1 + gated))
+    share' = share (1 + F / 8192)^(products' thin - thin)
 
 ``products`` are those of :mod:`~clustersim.model.seconds.kernel_law.products` with an expert a member of the group,
-their arithmetic at ``share`` of a plain product's rate: groups have their own schedule, and rows that are not next to
-each other. Kernels that are tuned to the shape keep nearly all of it, others half. Experts hold equally many tokens.
+their arithmetic at ``share'`` of a plain product's rate: groups have their own schedule, and rows that are not next to
+each other. Kernels that are tuned to the shape keep nearly all of it, others half. What permutes, activates and sums
+rows moves them through the SMs, a byte in ``crawl`` clocks: the faster a GPU's memory, the less of it these kernels
+use. Experts hold equally many tokens.
 """
 
 from __future__ import annotations
@@ -16,18 +20,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.core.arrays import Floats
-from clustersim.model.seconds.kernel_law.products import ProductLaw, Shapes, norm, product_parts
+from clustersim.model.seconds.kernel_law.products import KNEE, ProductLaw, Shapes, norm, product_parts
 from clustersim.model.seconds.kernel_law.sheet import Sheet
 
 
 @dataclass(frozen=True)
 class ExpertLaw:
-    """``starts`` : of kernels. ``share`` : of a plain product's rate. ``passes`` : over the routed tokens, of
-    permuting, activating and summing."""
+    """The constants of the formula above.
+
+    Parameters
+    ----------
+    starts : of kernels. share : of a plain product's rate, where an SM does few FLOPs a clock. thin : how much less of
+        it the more an SM does, in place of a plain product's. passes : over the routed tokens, to write them expert by
+        expert and to read them for their sum. inners : over what the first product writes, to read it and to write the
+        half that the second takes. crawl : [clocks] of an SM for each byte of those.
+    """
 
     starts: float
     share: float
+    thin: float
     passes: float
+    inners: float
+    crawl: float
 
 
 @dataclass(frozen=True)
@@ -50,15 +64,18 @@ class Experts:
 
 
 def expert_seconds(law: ExpertLaw, products: ProductLaw, sheet: Sheet, layer: Experts) -> Floats:
-    """Seconds of the experts of one layer, forward, in a burst."""
+    """Seconds of the experts of one layer, forward, in a burst; ``products`` : the law of all arithmetics together."""
     active = np.minimum(layer.experts, layer.routed)
     rows = layer.routed / active
-    up = Shapes(rows, layer.inner * (1 + layer.gated), layer.hidden, active, layer.operand)
+    up_width = layer.inner * (1 + layer.gated)
+    up = Shapes(rows, up_width, layer.hidden, active, layer.operand)
     down = Shapes(rows, layer.hidden, layer.inner, active, layer.operand)
+    share = law.share * (1.0 + sheet.flop_a_clock / KNEE) ** (products.thin - law.thin)
     grouped = np.zeros_like(rows)
     for shapes in (up, down):
         compute, memory = product_parts(products, sheet, shapes)
-        grouped = grouped + norm(products.norm, compute / law.share, memory)
-    nbytes = 2.0 * law.passes * layer.routed * layer.hidden
-    total: Floats = law.starts * products.start / sheet.clock + grouped + nbytes / (products.stream * sheet.bandwidth)
+        grouped = grouped + norm(products.norm, compute / share, memory)
+    nbytes = 2.0 * layer.routed * (law.passes * layer.hidden + law.inners * up_width)
+    byte_seconds = 1.0 / (products.stream * sheet.bandwidth) + law.crawl / (sheet.sms * sheet.clock)
+    total: Floats = law.starts * products.start / sheet.clock + grouped + nbytes * byte_seconds
     return total
