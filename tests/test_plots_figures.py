@@ -395,12 +395,13 @@ def test_no_class_of_kernels_has_the_colour_of_a_phase():
 
 
 def test_every_dimension_has_a_colour_that_no_phase_kernel_or_holder_of_memory_has():
-    from clustersim.app.plots.style import HOLDERS, dimensions, kernels, palette, series
+    from clustersim.app.plots.style import dimensions, kernels, palette, series
+    from clustersim.core.memory_parts import part_colours
     from clustersim.explain.dimensions import DIMENSIONS
 
     assert tuple(dimensions) == DIMENSIONS
     assert len(set(dimensions.values())) == len(DIMENSIONS)
-    assert not set(dimensions.values()) & {*palette.values(), *kernels.values(), *HOLDERS.values(), *series}
+    assert not set(dimensions.values()) & {*palette.values(), *kernels.values(), *part_colours().values(), *series}
 
 
 def test_the_peak_of_memory_over_a_step_is_the_one_figure_that_a_run_prints(run):

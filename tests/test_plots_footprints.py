@@ -38,12 +38,14 @@ def test_nothing_held_is_nothing_to_draw(runs):
 
 
 def test_what_holds_memory_has_colours_of_its_own():
-    from clustersim.app.plots.style import HOLDERS, kernels, palette, part_styles, series
+    from clustersim.app.plots.style import kernels, palette, part_styles, series
+    from clustersim.core.memory_parts import MEMORY_PARTS, part_colours
 
     taken = {*palette.values(), *kernels.values(), *series}
-    assert len(set(HOLDERS.values())) == len(HOLDERS)
-    assert not taken & set(HOLDERS.values())
+    colours = part_colours()
+    assert len(set(colours.values())) == len(colours) == len(MEMORY_PARTS)
+    assert not taken & set(colours.values())
     mixed = part_styles(["parameters", "anything", "activations"])
-    assert (mixed["parameters"].face, mixed["activations"].face) == (HOLDERS["parameters"], HOLDERS["activations"])
+    assert (mixed["parameters"].face, mixed["activations"].face) == (colours["parameters"], colours["activations"])
     assert mixed["anything"].hatch  # a plain one would be a phase's
     assert not part_styles(["this", "that"])["this"].hatch

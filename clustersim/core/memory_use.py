@@ -6,12 +6,15 @@ Said is what the framework has *allocated* at its peak, and the driver's context
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clustersim.core import memory_parts
 from clustersim.core.arrays import Floats
 from clustersim.core.device import Device
+from clustersim.core.memory_parts import part_label
 from clustersim.core.units import format_bytes
 
 CONTEXT_BYTES = 0.8 * 2**30
@@ -40,11 +43,17 @@ class MemoryCourse:
 
     Parameters
     ----------
-    moments : ``("fwd embedding", ..., "bwd embedding", "optimizer")``. parts : name -> (moments,) float [bytes].
+    moments : ``("fwd embedding", ..., "bwd embedding", "optimizer")``. parts : key of each part that the framework
+        allocates -> (moments,) float [bytes].
     """
 
     moments: tuple[str, ...]
     parts: dict[str, Floats]
+
+    @classmethod
+    def of(cls, moments: tuple[str, ...], columns: memory_parts.PartColumns) -> MemoryCourse:
+        """With the parts that follow from these columns (:func:`clustersim.core.memory_parts.all_parts`)."""
+        return cls(moments, memory_parts.all_parts(columns))
 
     @property
     def total(self) -> Floats:
@@ -60,37 +69,34 @@ class MemoryCourse:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of one GPU; each part at its own largest.
+    """Bytes of one GPU over a step.
+
+    The largest of each part is an attribute of its key, such as ``use.activations``.
 
     Parameters
     ----------
-    parameters : weights as the module holds them, whole or a shard. gathered : parameters borrowed while computing.
-    weight_copies : autocast's 16-bit copies, kept until backward; older versions that an asynchronous pipeline stashes.
-    master_weights : fp32 copies of an optimizer for 16-bit parameters. gradients, optimizer_states : as named.
-    buckets : DDP's and ZeRO's buffers, and FSDP's gradients on their way to a reduction.
-    activations : kept from forward to backward, and one block's recomputation. logits : of the head, its loss and their
-        gradients. optimizer_workspace : temporaries of a foreach step, when activations are gone.
+    course : what the framework allocates, part by part.
     context : of the driver, outside the allocator. communicates : it talks to other ranks, whose libraries take memory.
-    course : all of it over a step.
     flat : of the workspace, what needs a block of its own: no room among the smaller ones that passes have given back.
     where : whose memory it is, where ranks differ: ``"stage 0"``.
     """
 
-    parameters: float
-    gathered: float
-    weight_copies: float
-    master_weights: float
-    gradients: float
-    optimizer_states: float
-    buckets: float
-    activations: float
-    logits: float
-    optimizer_workspace: float
     course: MemoryCourse
     context: float = CONTEXT_BYTES
     communicates: bool = True
     flat: float = 0.0
     where: str = ""
+
+    if not TYPE_CHECKING:  # there a name that is misspelt is to be found
+
+        def __getattr__(self, name: str) -> float:
+            if name.startswith("_") or name == "course" or name not in self.course.parts:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return self.largest(name)
+
+    def largest(self, part: str) -> float:
+        """Bytes of a part that the framework allocates, when it has most."""
+        return float(self.course.parts[part].max())
 
     @property
     def allocated(self) -> float:
@@ -105,7 +111,7 @@ class MemoryUse:
     @property
     def model_states(self) -> float:
         """Parameters, gradients and optimizer states [bytes], as the ZeRO paper counts them (arXiv:1910.02054)."""
-        return self.parameters + self.master_weights + self.gradients + self.optimizer_states
+        return sum(self.largest(part) for part in memory_parts.keys_of("states"))
 
     @property
     def total(self) -> float:
@@ -140,9 +146,8 @@ class MemoryUse:
         return least + next(outside), most + next(outside)
 
     def parts(self) -> dict[str, float]:
-        """Bytes by part, the largest first."""
-        names = (field.name for field in fields(self) if field.name not in {"course", "flat", "where", "communicates"})
-        values = {name: float(getattr(self, name)) for name in names}
+        """Bytes by part, each at its own largest, the largest first."""
+        values = {name: self.largest(name) for name in self.course.parts} | {"context": self.context}
         return dict(sorted(values.items(), key=lambda item: -item[1]))
 
     def at_peak(self) -> dict[str, float]:
@@ -242,7 +247,7 @@ class Verdict:
     def __str__(self) -> str:
         """One sentence: the state, by how much, and the three largest holders."""
         holders_text = ", ".join(
-            f"{name.replace('_', ' ')} {format_bytes(n)}" for name, n in list(self.use.at_peak().items())[:3]
+            f"{part_label(name)} {format_bytes(n)}" for name, n in list(self.use.at_peak().items())[:3]
         )
         place_text = f" ({self.use.where})" if self.use.where else ""
         if self.state == DOES_NOT_FIT:

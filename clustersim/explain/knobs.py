@@ -1,7 +1,7 @@
 """The knobs that a what-if turns, one row each: what it is called, and what becomes faster with it.
 
 :mod:`clustersim.explain.whatif` bounds what a knob saves from these rows alone; ``studies/what_if/rerun.py`` names the
-run that shows what it really saves. A knob is added in these two places (``tests/test_whatif.py`` holds them to each
+run that shows what it really saves. A knob is added in these two places (``tests/test_explain.py`` holds them to each
 other).
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -85,7 +84,7 @@ def memory(model: Model, run: Training) -> MemoryUse:
     moments = np.arange(2 * n + 1)
     unpacked = np.array([2.0 * max((t.numel for t in x.tensors if t.quantised), default=0) for x in model.layers])
     states, workspace = _optimizer_bytes(model, run, holding)
-    course = MemoryCourse(
+    course = MemoryCourse.of(
         moments_of([layer.name for layer in model.layers]),
         {
             "parameters": always(holding.parameters, n),
@@ -100,8 +99,7 @@ def memory(model: Model, run: Training) -> MemoryUse:
             "optimizer_workspace": np.where(moments == 2 * n, workspace, 0.0),
         },
     )
-    largest: Any = {name: float(column.max()) for name, column in course.parts.items()}
-    return MemoryUse(**largest, course=course)
+    return MemoryUse(course)
 
 
 def _optimizer_bytes(model: Model, run: Training, holding: Holding) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from clustersim.app.cli.common import (
     stdout,
     working,
 )
+from clustersim.core.memory_parts import part_label, stage_columns, variant_columns
 from clustersim.core.memory_use import worded
 from clustersim.core.units import format_bytes
 
@@ -80,7 +81,7 @@ def _about(middle: float, between: tuple[float, float]) -> str:
 def _by_part(scenario: str, row: MemoryRow) -> Table:
     """Each part of one GPU, at its own largest and at the one moment when all of them are most."""
     rows = (
-        (name.replace("_", " "), format_bytes(nbytes), format_bytes(row.at_peak[name]))
+        (part_label(name), format_bytes(nbytes), format_bytes(row.at_peak[name]))
         for name, nbytes in row.largest.items()
         if nbytes
     )
@@ -92,18 +93,6 @@ def _by_part(scenario: str, row: MemoryRow) -> Table:
 
 FITTING = {"fits": "yes", "may run out": "maybe", "does not fit": "no"}
 """Verdicts as cells of a table."""
-COLUMNS = {
-    "params": ("parameters",),
-    "gathered": ("gathered",),
-    "stashed": ("weight_copies",),
-    "grads": ("gradients",),
-    "optim": ("master_weights", "optimizer_states", "optimizer_workspace"),
-    "buckets": ("buckets",),
-    "activ": ("activations",),
-    "logits": ("logits",),
-    "driver": ("context",),
-}
-"""Columns of a table of stages, and the parts they add up."""
 
 
 def _by_stage(scenario: str, row: MemoryRow) -> Table:
@@ -113,7 +102,8 @@ def _by_stage(scenario: str, row: MemoryRow) -> Table:
 
     stages = row.stages
     columns = {
-        name: [sum(stage.at_peak[part] for part in parts) for stage in stages] for name, parts in COLUMNS.items()
+        name: [sum(stage.at_peak[part] for part in parts) for stage in stages]
+        for name, parts in stage_columns().items()
     }
     columns = {name: column for name, column in columns.items() if any(column)}
     title = f"memory of one GPU by stage, each at its own peak [GiB]: {escape(scenario)}"
@@ -126,10 +116,6 @@ def _by_stage(scenario: str, row: MemoryRow) -> Table:
         style = "bold" if i == row.stage else None
         table.add_row(str(i), *cells, f"{stage.total_bytes / 2**30:.2f}", stage.peak, fits, style=style)
     return table
-
-
-PARTS = {"gather": "gathered", "bucket": "buckets", "activ": "activations", "logits": "logits"}
-"""Columns of the table of strategies beside model states, and the parts they are; each at its own largest."""
 
 
 def _cells(row: MemoryRow | RefusedStrategy, parts: list[str]) -> list[str]:
@@ -153,7 +139,7 @@ def _print_all(scenario: str, rows: list[MemoryRow | RefusedStrategy]) -> None:
     memory_rows = [row for row in rows if isinstance(row, MemoryRow)]
     split = bool(memory_rows[0].stages)
     whose = "the fullest GPU" if split else "one GPU"
-    parts = {name: part for name, part in PARTS.items() if any(row.largest[part] for row in memory_rows)}
+    parts = {name: part for name, part in variant_columns().items() if any(row.largest[part] for row in memory_rows)}
     heads = ("split" if split else "strategy", "B/param", "states", "saving", *parts, "peak", "fits", "most\nsamples")
     labels = [label_of(row.strategy, row.variant, split=split) for row in rows]
     cells = ([label, *_cells(row, list(parts.values()))] for label, row in zip(labels, rows, strict=True))

@@ -10,6 +10,7 @@ from clustersim.app.plots.drawing import Axes, Figure, drawn_on, legend_below, p
 from clustersim.app.plots.style import INK, byte_unit, palette, part_styles
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ProgramError
+from clustersim.core.memory_parts import part_label
 from clustersim.core.units import format_bytes
 
 
@@ -21,7 +22,7 @@ def footprint(
     parts : bytes by what holds them, as :meth:`clustersim.training.memory.MemoryUse.parts` gives them. capacity :
     [bytes].
     """
-    sizes = {name.replace("_", " "): float(n) for name, n in parts.items() if n > 0}
+    sizes = {part_label(name): float(n) for name, n in parts.items() if n > 0}
     if not sizes:
         raise ProgramError("nothing to draw: nothing holds memory")
     total = sum(sizes.values())
@@ -76,7 +77,7 @@ def footprints(
     styles = part_styles(parts)
     for part in parts:
         width = np.array([run.get(part, 0.0) for run in runs.values()]) / scale
-        look = styles[name := part.replace("_", " ")]
+        look = styles[name := part_label(part)]
         axes.barh(y, width, left=left, height=0.7, fc=look.face, hatch=look.hatch, ec="white", lw=0.8, label=name)
         left += width
     for height, end, total in zip(y, left, totals.values(), strict=True):
@@ -101,7 +102,7 @@ def footprints(
 def _alt(runs: Mapping[str, Mapping[str, float]], totals: Mapping[str, float], capacity: float | None) -> str:
     captions = [
         f"{name}: {format_bytes(totals[name])}, "
-        + ", ".join(f"{part.replace('_', ' ')} {format_bytes(n)}" for part, n in run.items() if n > 0)
+        + ", ".join(f"{part_label(part)} {format_bytes(n)}" for part, n in run.items() if n > 0)
         for name, run in runs.items()
     ]
     limit = f" The GPU has {format_bytes(capacity)}." if capacity else ""
@@ -121,9 +122,7 @@ def memory_over_time(
     moments : (m,) names, such as ``fwd layers.0``. parts : (m,) bytes by what holds them. capacity : [bytes].
     """
     columns = {
-        name.replace("_", " "): np.asarray(n, dtype=np.float64)
-        for name, n in parts.items()
-        if np.any(np.asarray(n) > 0)
+        part_label(name): np.asarray(n, dtype=np.float64) for name, n in parts.items() if np.any(np.asarray(n) > 0)
     }
     if not columns or not len(moments):
         raise ProgramError("nothing to draw: nothing holds memory")

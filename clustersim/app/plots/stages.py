@@ -22,6 +22,7 @@ from clustersim.app.plots.style import (
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ProgramError
 from clustersim.core.facts import MemoryMoments
+from clustersim.core.memory_parts import part_label
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_bytes, format_time
 from clustersim.explain import pipeline
@@ -128,7 +129,7 @@ def stage_memory(
     if not courses:
         raise ProgramError("nothing to draw: no stage's memory is known")
     columns = [course.columns().items() for course in courses]
-    parts_of = [{name.replace("_", " "): column for name, column in column if column.any()} for column in columns]
+    parts_of = [{part_label(name): column for name, column in column if column.any()} for column in columns]
     totals = [np.sum(list(parts.values()), axis=0) for parts in parts_of]
     shown = _shown([float(total.max()) for total in totals])
     top = max(float(total.max()) for total in totals)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy.typing as npt
 
+from clustersim.core.memory_parts import part_colours, part_label
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
@@ -37,22 +39,6 @@ MARKERS = "osD^vPX*"
 """Of curves and clouds, beside the colours of :data:`series`."""
 HATCHES = ("", "....")
 """More parts than colours: they begin again, dotted."""
-HOLDERS: dict[str, str] = {
-    "parameters": "#4E2A1E",
-    "gradients": "#A65E3A",
-    "optimizer states": "#D3A98C",
-    "master weights": "#7C4733",
-    "weight copies": "#BF8563",
-    "optimizer workspace": "#EBD9CB",
-    "activations": "#2B3F4E",
-    "logits": "#54748A",
-    "gathered": "#86A4B7",
-    "buckets": "#B5C8D4",
-    "context": "#DCE5EA",
-}
-"""What holds memory: each has its colour in every picture, and none is a phase's. Brown is what a training keeps
-from step to step, slate what comes and goes."""
-
 dimensions: dict[str, str] = {
     "TP": "#CC6677",
     "CP": "#DDCC77",
@@ -127,16 +113,17 @@ def curve_styles(names: Iterable[str]) -> dict[str, CurveStyle]:
 
 
 def part_styles(names: Iterable[str]) -> dict[str, AreaStyle]:
-    """Colour and hatch of each part of a whole: :data:`HOLDERS` their own, others the next ones.
+    """Colour and hatch of each part of a whole: parts of memory their own, others the next ones.
 
     >>> part_styles(["activations", "anything"])["activations"] == part_styles(["activations"])["activations"]
     True
     """
-    wanted = dict.fromkeys(name.replace("_", " ") for name in names)
-    styles = {name: AreaStyle(HOLDERS[name]) for name in wanted if name in HOLDERS}
+    wanted = dict.fromkeys(part_label(name) for name in names)
+    colours = part_colours()
+    styles = {name: AreaStyle(colours[name]) for name in wanted if name in colours}
     # Beside what holds memory, parts without a colour of their own are dotted: a plain one would be a phase's.
     first = len(series) if styles else 0
-    for place, name in enumerate((name for name in wanted if name not in HOLDERS), first):
+    for place, name in enumerate((name for name in wanted if name not in colours), first):
         styles[name] = AreaStyle(series[place % len(series)], HATCHES[place // len(series) % len(HATCHES)])
     return styles
 

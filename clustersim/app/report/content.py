@@ -15,6 +15,7 @@ from clustersim.app.report.pages import PageChart, PagePart, both, markup, rende
 from clustersim.core.arrays import Columns
 from clustersim.core.facts import RunFacts
 from clustersim.core.figures import shown_in
+from clustersim.core.memory_parts import part_label
 from clustersim.core.saved_run import SavedRun
 from clustersim.core.texts import headline
 from clustersim.core.timeline import Timeline
@@ -203,7 +204,7 @@ def _memory(run: SavedRun) -> PagePart | None:
         return None
     parts = {name: nbytes for name, nbytes in memory.by.items() if nbytes}
     figure = plots.picture("memory", run, plots.View(title=""))
-    rows = [(name.replace("_", " "), format_bytes(n)) for name, n in parts.items()]
+    rows = [(part_label(name), format_bytes(n)) for name, n in parts.items()]
     rows.append(("total", format_bytes(sum(parts.values()))))
     return PagePart(rows, [markup(figure, "memory")], [memory.message] if memory.message else [])
 

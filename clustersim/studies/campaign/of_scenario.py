@@ -127,7 +127,7 @@ def copies(scenario: Scenario, mesh: Mesh) -> int:
 def kept_per_parameter(scenario: Scenario, memory: MemoryUse, model: Model) -> float:
     """Bytes of a checkpoint for each parameter that is trained: weights in the module's type, fp32 copies of 16-bit
     ones, and what the optimizer keeps in fp32. bf16 weights with Adam: 2 + 4 + 8 = 14; fp32 weights: 4 + 8 = 12."""
-    weights = 6.0 if memory.master_weights > 0 else 4.0
+    weights = 6.0 if memory.largest("master_weights") > 0 else 4.0
     optimizer = scenario.file.run.optimizer
     return weights + state_bytes(model, None if optimizer == "none" else optimizer, 4.0) / max(1, model.trained)
 

@@ -10,6 +10,7 @@ import numpy as np
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.bounds import lower_bound
 from clustersim.core.economics import GpuRates
+from clustersim.core.memory_parts import part_label
 from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Serve, seconds
 from clustersim.core.units import format_bytes
 from clustersim.scenario import Scenario
@@ -47,7 +48,7 @@ def too_much(scenario: Scenario, margin: float) -> str:
     if missing <= 0:
         return ""
     most = list(verdict.use.at_peak().items())[:2]
-    parts = ", ".join(f"{name.replace('_', ' ')} {format_bytes(nbytes)}" for name, nbytes in most)
+    parts = ", ".join(f"{part_label(name)} {format_bytes(nbytes)}" for name, nbytes in most)
     return f"needs {format_bytes(verdict.use.total)} of {format_bytes(total)}, {margin:.0%} kept free ({parts})"
 
 

@@ -82,7 +82,8 @@ def _stage(stage: Stage, order: Order, states: StateBytes, batch: MicroBatchStas
     def always(per_chunk: tuple[float, float]) -> Floats:
         return np.full(n, per_chunk[0] * count[0] + per_chunk[1] * count[1])
 
-    parts = {
+    workspace = always(states.workspace)
+    columns = {
         "parameters": always(states.parameters),
         "gathered": always(states.gathered),
         "weight_copies": (versions - 1) * always(states.parameters),
@@ -92,11 +93,9 @@ def _stage(stage: Stage, order: Order, states: StateBytes, batch: MicroBatchStas
         "buckets": np.where(updating, 0.0, states.buckets),
         "activations": np.array(activations),
         "logits": np.array(logits),
-        "optimizer_workspace": np.where(updating, always(states.workspace), 0.0),
+        "optimizer_workspace": np.where(updating, workspace, 0.0),
     }
-    course = MemoryCourse(names, parts)
-    largest = {name: float(column.max()) for name, column in parts.items()}
-    return MemoryUse(**largest, course=course, flat=largest["optimizer_workspace"])  # type: ignore[arg-type]
+    return MemoryUse(MemoryCourse.of(names, columns), flat=float(workspace[-1]))
 
 
 def _moments(stage: Stage, order: Order, batch: MicroBatchStash) -> Iterator[tuple[str, float, float]]:

@@ -1,0 +1,128 @@
+"""The table of memory parts: what is added to it is shown everywhere, and what a step holds is in it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from conftest import ROOT
+from matplotlib.colors import to_hex
+
+from clustersim import load
+from clustersim.app import plots
+from clustersim.app.cli import cli
+from clustersim.core import memory_parts
+from clustersim.core.memory_parts import MEMORY_PARTS, MemoryPart
+from clustersim.core.memory_use import MemoryCourse
+from clustersim.scenario.held import held
+
+SMALL = "ddp_resnet50_1x8_v100"
+SPLIT = "gpipe_gpt2_xl_1x8_a100"
+PRODUCTS = MemoryPart(
+    key="product_workspace",
+    label="workspace of products",
+    colour="#123456",
+    head="products",
+    variant_head="products",
+    value=lambda columns: 100 * columns["parameters"],
+)
+
+
+@pytest.fixture
+def with_workspace(monkeypatch):
+    """The table with one part more, before the last that the framework allocates."""
+    monkeypatch.setattr(memory_parts, "MEMORY_PARTS", (*MEMORY_PARTS[:-2], PRODUCTS, *MEMORY_PARTS[-2:]))
+
+
+@pytest.fixture
+def expected(with_workspace):
+    """Bytes of the new part of the small run."""
+    use = held(load(SMALL)).use
+    assert use.product_workspace == 100 * use.parameters > 0
+    return use.product_workspace
+
+
+def printed(*words):
+    """What a command prints."""
+    done = CliRunner().invoke(cli, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_new_part_counts_in_the_peak():
+    without = held(load(SMALL)).use
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_parts, "MEMORY_PARTS", (*MEMORY_PARTS, PRODUCTS))
+        use = held(load(SMALL)).use
+    assert use.allocated == pytest.approx(without.allocated + 100 * without.parameters)
+    assert use.model_states == without.model_states
+
+
+def test_a_new_part_is_in_the_tables_of_memory_and_in_its_json(expected):
+    assert "workspace of products" in printed("memory", SMALL)
+    assert json.loads(printed("memory", SMALL, "--json"))["rows"][0]["largest"]["product_workspace"] == expected
+    heads = next(line for line in printed("memory", SMALL, "--all").splitlines() if "activ" in line)
+    assert "products" in heads
+
+
+def test_a_new_part_of_a_split_model_is_a_column_of_its_stages(with_workspace):
+    heads = next(line for line in printed("memory", SPLIT).splitlines() if "stage" in line and "params" in line)
+    assert "products" in heads
+    for use in held(load(SPLIT)).split.memory:
+        assert use.product_workspace == 100 * use.parameters
+
+
+def test_a_new_part_is_in_a_run_its_json_and_its_page(expected, tmp_path):
+    result = load(SMALL).run()
+    assert result.to_dict()["memory"]["by"]["product_workspace"] == expected
+    assert "workspace of products" in str(result.verdict)
+    assert result.facts().memory_course.columns()["product_workspace"].max() == expected
+    result.report(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "workspace of products" in page
+    assert PRODUCTS.colour in page
+
+
+def test_a_new_part_has_its_colour_in_every_picture_of_memory(expected):
+    use = held(load(SMALL)).use
+    for figure in (
+        plots.footprint(use.at_peak()),
+        plots.footprints({"one": use.at_peak()}),
+        plots.memory_over_time(use.course.moments, use.course.parts),
+    ):
+        entries = zip(*figure.axes[0].get_legend_handles_labels(), strict=True)
+        (drawn,) = (handle for handle, label in entries if label.startswith("workspace of products"))
+        area = drawn[0] if isinstance(drawn, tuple) else drawn
+        assert to_hex(np.ravel(area.get_facecolor())[:3]) == PRODUCTS.colour
+
+
+def test_a_new_part_is_in_explore(expected):
+    from clustersim.app.explore.runs import PlayRequest, RunPlayer
+
+    assert "workspace of products" in RunPlayer(ROOT / "scenarios" / f"{SMALL}.toml")(PlayRequest()).html
+
+
+def test_what_a_step_holds_is_a_row():
+    moments = ("fwd a", "bwd a", "optimizer")
+    keys = [part.key for part in MEMORY_PARTS if part.of != "driver" and part.value is None]
+    columns = {key: np.ones(3) for key in keys}
+    assert list(MemoryCourse.of(moments, columns).parts) == keys
+    with pytest.raises(KeyError, match="unheard_of"):
+        MemoryCourse.of(moments, columns | {"unheard_of": np.ones(3)})
+    del columns["logits"]
+    with pytest.raises(KeyError, match="logits"):
+        MemoryCourse.of(moments, columns)
+
+
+def test_a_part_that_there_is_not_is_no_attribute():
+    with pytest.raises(AttributeError, match="activation"):
+        held(load(SMALL)).use.activation  # noqa: B018
+
+
+def test_no_two_parts_share_a_name_and_each_is_in_one_column():
+    assert len({part.key for part in MEMORY_PARTS}) == len({part.label for part in MEMORY_PARTS}) == len(MEMORY_PARTS)
+    columns = memory_parts.stage_columns()
+    assert sorted(key for keys in columns.values() for key in keys) == sorted(part.key for part in MEMORY_PARTS)
+    assert {part.of for part in MEMORY_PARTS} == {"states", "step", "driver"}
