@@ -13,6 +13,7 @@ from matplotlib.colors import to_hex
 from clustersim import load
 from clustersim.app import plots
 from clustersim.app.cli import cli
+from clustersim.app.report import content
 from clustersim.core import memory_parts
 from clustersim.core.memory_parts import MEMORY_PARTS, MemoryPart
 from clustersim.core.memory_use import MemoryCourse
@@ -74,15 +75,14 @@ def test_a_new_part_of_a_split_model_is_a_column_of_its_stages(with_workspace):
         assert use.product_workspace == 100 * use.parameters
 
 
-def test_a_new_part_is_in_a_run_its_json_and_its_page(expected, tmp_path):
+def test_a_new_part_is_in_a_run_its_json_and_its_page(expected):
     result = load(SMALL).run()
     assert result.to_dict()["memory"]["by"]["product_workspace"] == expected
     assert "workspace of products" in str(result.verdict)
     assert result.facts().memory_course.columns()["product_workspace"].max() == expected
-    result.report(tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert "workspace of products" in page
-    assert PRODUCTS.colour in page
+    part = content._memory(result.saved)
+    assert "workspace of products" in dict(part.rows)
+    assert any(PRODUCTS.colour in str(picture) for picture in part.svgs)
 
 
 def test_a_new_part_has_its_colour_in_every_picture_of_memory(expected):
@@ -106,9 +106,9 @@ def test_a_new_part_is_in_explore(expected):
 
 def test_what_a_step_holds_is_a_row():
     moments = ("fwd a", "bwd a", "optimizer")
-    keys = [part.key for part in MEMORY_PARTS if part.of != "driver" and part.value is None]
-    columns = {key: np.ones(3) for key in keys}
-    assert list(MemoryCourse.of(moments, columns).parts) == keys
+    rows = [part for part in MEMORY_PARTS if part.of != "driver"]
+    columns = {part.key: np.ones(3) for part in rows if part.value is None}
+    assert list(MemoryCourse.of(moments, columns).parts) == [part.key for part in rows]
     with pytest.raises(KeyError, match="unheard_of"):
         MemoryCourse.of(moments, columns | {"unheard_of": np.ones(3)})
     del columns["logits"]
