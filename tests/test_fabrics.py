@@ -511,6 +511,15 @@ source = "here"
 # ---- what looks wrong ------------------------------------------------------------------------------------------------
 
 
+def test_a_gpu_that_nobody_describes_looks_wrong(tmp_path):
+    text = 'name = "m"\nextends = "pcie-h100"\n[node]\ndevice = "H100-NLV"\n[node.sources]\ndevice = "here"\n'
+    (warning,) = fabrics.check(fabrics.load(write(tmp_path, text))).warnings
+    assert "unknown device 'H100-NLV'" in warning
+    assert "a model's step cannot" in warning
+    known = text.replace("H100-NLV", "H100-NVL")
+    assert fabrics.check(fabrics.load(write(tmp_path, known))).warnings == ()
+
+
 def test_bits_written_as_bytes_are_noticed(tmp_path: Path) -> None:
     text = OWN.replace("400 Gb/s", "400 GB/s")
     (warning,) = fabrics.check(fabrics.load(write(tmp_path, text), 2)).warnings

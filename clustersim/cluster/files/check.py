@@ -10,7 +10,8 @@ import numpy as np
 
 from clustersim.cluster import routes as routing
 from clustersim.core.arrays import Bools
-from clustersim.core.errors import few
+from clustersim.core.device import device
+from clustersim.core.errors import TopologyError, few
 from clustersim.core.topology import CPU, GPU, NIC, PCIE_SWITCH, Floats, Ints, Topology
 from clustersim.core.units import format_bandwidth
 
@@ -232,4 +233,23 @@ def _assumed(topology: Topology) -> Iterator[str]:
     yield from (f"assumed: {text}" for text in topology.assumed)
 
 
-_LOOKS = (_slips, _gpus_without_nic, _asymmetric, _isolated, _slots, _odd_nics, _slow_switches, _assumed)
+def _unknown_devices(topology: Topology) -> Iterator[str]:
+    """GPUs that neither the table of devices nor a file describes."""
+    for name in sorted({kind.device for kind in topology.node_types if kind.device and kind.own_gpu is None}):
+        try:
+            device(name)
+        except TopologyError as error:
+            yield f"{error} Collectives can be played on it, a model's step cannot"
+
+
+_LOOKS = (
+    _unknown_devices,
+    _slips,
+    _gpus_without_nic,
+    _asymmetric,
+    _isolated,
+    _slots,
+    _odd_nics,
+    _slow_switches,
+    _assumed,
+)
