@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import accumulate, pairwise
@@ -26,7 +26,7 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.errors import ProgramError, ScenarioError, TraceError
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Kernel, Layer, Model, StepCost, Tensor
-from clustersim.core.program import Compute
+from clustersim.core.program import Compute, Program
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import Topology
 from clustersim.engine import simulate
@@ -79,7 +79,8 @@ def toy_cost(model: Model, forward: float = 1e-3, backward: float = 2e-3, **more
 
 
 def check_strategy(row: Strategy) -> None:
-    """Its knobs can be read, every layer is computed once a micro-batch, and its program can be played.
+    """Its knobs can be read, every layer is computed once a micro-batch, its program can be played, and its steps
+    repeat after its period.
 
     Parameters
     ----------
@@ -91,6 +92,7 @@ def check_strategy(row: Strategy) -> None:
     for accumulation in (1, 3):
         for jitter in (0.0, 0.05):
             check_steps(row, accumulation, jitter)
+    check_period(row)
     for wrong in ({"micro_batchsize": 2}, {"micro_batch_size": 0}):
         _refuses(row, msgspec.ValidationError, lambda table=wrong: msgspec.convert(table, row.config), f"{wrong}")  # type: ignore[misc]
     model = toy_model([[5], [6]])
@@ -122,7 +124,28 @@ def check_steps(row: Strategy, accumulation: int, jitter: float) -> None:
     phases = {op.phase for role in program.roles for op in role.ops}
     _require("optimizer" in phases, row, "no op has the phase 'optimizer'")
     _require("fwd l0" in program.describe(0), row, "the forward of layer l0 must be called 'fwd l0'")
-    _require(row.period_of(config) >= 1, row, "its period must be at least 1")
+
+
+def check_period(row: Strategy) -> None:
+    """The steps behind the first repeat after the row's ``period``, and no sooner: figures are means over periods."""
+    config = row.config()
+    period = row.period_of(config)
+    _, ranks = _placed(row, config)
+    model = toy_model([[2**18, 9], [30 * 2**18], [5]])
+    program = row.build(model, toy_cost(model), ranks, config, 1 + max(3 * period, 8), 5)
+    steps = [_step_signature(program, step) for step in range(1, 1 + max(3 * period, 8))]
+    found = next(p for p in range(1, len(steps) + 1) if all(a == b for a, b in zip(steps, steps[p:], strict=False)))
+    _require(found == period, row, f"its steps repeat after {found}, its period is {period}")
+
+
+def _step_signature(program: Program, step: int) -> Counter[tuple[object, ...]]:
+    """What is done in a step: how often each op of each role."""
+    return Counter(
+        (role.name, type(op).__name__, op.stream, op.phase, getattr(op, "kind", ""), op.nbytes)
+        for role in program.roles
+        for op in role.ops
+        if op.step == step
+    )
 
 
 def _placed(row: Strategy, config: StrategyConfig) -> tuple[Topology, Mesh]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 
+import msgspec
 import numpy as np
 import pytest
 from conftest import ROOT
@@ -14,6 +15,7 @@ from clustersim.core.program import COMPUTE_STREAM, Compute, seconds
 from clustersim.explain.metrics import WARMUP, steady_window, whole_periods
 from clustersim.studies.what_if.comparison import compare
 from clustersim.studies.what_if.spread import spread
+from clustersim.testing import check_period
 from clustersim.training.strategies import STRATEGIES
 from clustersim.training.strategies.base import Strategy
 from clustersim.training.strategies.walk import walked
@@ -111,10 +113,14 @@ def test_a_period_is_a_number_or_follows_from_the_knobs():
         Strategy("never", LocalConfig, walked(LocalSGD), period=0).period_of(LocalConfig())
 
 
-@pytest.mark.parametrize("kind", STRATEGIES)
-def test_shipped_strategies_repeat_every_step_and_play_as_many_as_asked_for(kind):
-    row = STRATEGIES[kind]
-    assert row.period_of(row.config()) == 1
+@pytest.mark.parametrize(("period", "refused"), [(1, True), (3, True), (EVERY, False), (2 * EVERY, True)])
+def test_a_period_that_is_not_the_program_s_breaks_the_contract(period, refused):
+    row = msgspec.structs.replace(OWN["LOCAL_SGD"], period=period)
+    if not refused:
+        check_period(row)
+        return
+    with pytest.raises(AssertionError, match=f"repeat after {EVERY}, its period is {period}"):
+        check_period(row)
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 4, 9])
