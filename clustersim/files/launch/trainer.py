@@ -61,6 +61,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
         _renamed(one)
         if "base_model" in names:
             _of_axolotl(one)
+        _of_llama_factory(one)
         for key in (("args", "finetuning_type"), ("args", "adapter")):
             if key in one.options and str(one.options[key].value).lower() in {"full", ""}:
                 del one.options[key]
@@ -193,6 +194,10 @@ def _of_axolotl(one: Document) -> None:
             one.options["args", name] = OptionValue(said.name, True, said.where)
         for word in words:
             one.options.pop(("args", word), None)
+    half = one.options.pop(("args", "float16"), None)
+    if half is not None and half.value is True:
+        one.options["args", "fp16"] = half
+    _loaded(one)
     plugins = one.options.get(("args", "plugins"))
     if plugins is not None and "CutCrossEntropy" in str(plugins.value):
         one.options["args", "cut_cross_entropy"] = OptionValue(plugins.name, True, plugins.where)
@@ -203,6 +208,61 @@ def _of_axolotl(one: Document) -> None:
     if version is not None:
         one.options["config", f"{_CONFIG}.fsdp_version"] = version
     one.options.setdefault(("args", "micro_batch_size"), OptionValue("micro_batch_size", 1, one.name))
+
+
+def _loaded(one: Document) -> None:
+    """What axolotl loads weights in, which a whole model is then trained in (``normalize_config`` of its
+    src/axolotl/utils/config/__init__.py, ``_set_quantization_config`` of loaders/model.py, axolotl 0.19)."""
+    if str(getattr(one.options.get(("args", "adapter")), "value", "") or "None") != "None":
+        return
+    for name, means in (("bf16", "bfloat16"), ("fp16", "float16")):
+        said = one.options.get(("args", name))
+        if said is not None and said.value is True and ("args", "torch_dtype") not in one.options:
+            one.options["args", "torch_dtype"] = OptionValue(said.name, means, said.where)
+            one.notes.append(f"{one.name}: axolotl loads weights in {means} and, without shards, trains them in it")
+            return
+
+
+_OWN = ("finetuning_type", "lora_target", "disable_gradient_checkpointing")
+"""Arguments of LLaMA-Factory alone."""
+_UNTRAINED = ("export_dir", "infer_backend", "do_predict", "predict_with_generate")
+"""Of LLaMA-Factory's files that export a model or generate text."""
+
+
+def _of_llama_factory(one: Document) -> None:
+    """What LLaMA-Factory does otherwise than the Trainer: layers are computed again unless it is told not to, and
+    sequences have 2,048 tokens (``prepare_model_for_training`` of its model/model_utils/checkpointing.py and
+    hparams/data_args.py, LLaMA-Factory 0.9.5).
+
+    Raises :class:`ScenarioError` for a file that trains nothing.
+    """
+
+    def value(name: str) -> Any:
+        said = one.options.get(("args", name))
+        return None if said is None else True if said.value == [] else said.value
+
+    def on(name: str) -> bool:
+        return str(value(name)).lower() in {"true", "1", "yes"}
+
+    other = next((name for name in _UNTRAINED if value(name) not in (None, False)), None)
+    if other and not on("do_train"):
+        raise ScenarioError(f"{one.name}: {other} without do_train: true trains nothing; give the file that trains")
+    own = [name for name in _OWN if value(name) is not None]
+    templated = value("template") is not None and value("stage") is not None
+    if not own and not templated:
+        return
+    option = own[0] if own else "template"
+    again = on("gradient_checkpointing") or not on("disable_gradient_checkpointing")
+    added: dict[str, Any] = {"gradient_checkpointing": again}
+    if not {name for _, name in one.options} & {"cutoff_len", "max_seq_length", "max_length", "model_max_length"}:
+        added["cutoff_len"] = 2048
+    usual = [name for name, held in added.items() if value(name) != held and not on("disable_gradient_checkpointing")]
+    for name, held in added.items():
+        one.options["args", name] = OptionValue(name if value(name) is not None else option, held, one.name)
+    one.options.pop(("args", "disable_gradient_checkpointing"), None)
+    if usual:
+        words = ", ".join(f"{name} {str(added[name]).lower()}" for name in usual)
+        one.notes.append(f"{one.name}: as LLaMA-Factory 0.9 has it by default: {words}")
 
 
 def _sharded(one: Document) -> None:
