@@ -68,6 +68,14 @@ def test_direct_nvlinks_are_bundles_between_gpus(tmp_path: Path):
     assert made.node_types[0].cpu_vendor == "amd"
 
 
+def test_a_rate_of_pcie_that_the_file_does_not_say_is_said_to_be_assumed(tmp_path: Path):
+    dump = tmp_path / "dump.xml"
+    dump.write_text(dgx_h100())
+    assert "of generation 3" not in topology_text(dump)
+    dump.write_text(dgx_h100().replace(SPEED, 'link_speed="" link_width="0"'))
+    assert "PCIe is of generation 3 with 16 lanes where the file does not say" in topology_text(dump)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ MODEL = "model"
 _HOST = re.compile(r"[\w.-]+\s+slots\s*=\s*(\d{1,4})(\s+\S+)*|[\w.-]+:(\d{1,4})")
 RECIPES = ("torchtune", "lightning", "neox", "nanotron", "olmo", "foundry")
 """Frameworks whose one file holds a whole run, those with the most telling keys first."""
+NOT_READ = "whose files are not read; clustersim new scenario writes one"
+UNREAD = {
+    "swift": ("ms-swift", ("sft", "pt", "rlhf", "export", "infer")),
+    "megatron": ("ms-swift", ("sft", "pt", "rlhf", "export")),
+    "colossalai": ("Colossal-AI", ("run",)),
+    "litgpt": ("LitGPT", ("pretrain", "finetune", "finetune_full", "finetune_lora", "finetune_qlora")),
+}
+"""Commands of frameworks that are not read, whose options have others' names and other defaults, and their words."""
 Key = tuple[str, str]
 """``args`` or ``config``, and the plain name."""
 
@@ -182,7 +191,11 @@ def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _of_script(text: str, name: str, others: Mapping[str, str]) -> Document:
+    """A script's command. Raises :class:`ScenarioError` for one of a framework that is not read."""
     script = shell.script(text, name, others)
+    for first, second in pairwise(word.rsplit("/", 1)[-1] for word in script.command):
+        if second in UNREAD.get(first, ("", ()))[1]:
+            raise ScenarioError(f"{name}: is of {UNREAD[first][0]}, {NOT_READ}")
     launch = launchers.taken(script.command, script.directives, script.variables)
     parsed = Document(name, "shell", notes=script.notes, program=launch.program, given=script.read)
     parsed.notes += [f"{name}: {note}" for note in launch.notes]
@@ -322,7 +335,7 @@ def _whose(file: Document) -> str | None:
 def _of_recipe(file: Document, names: Sequence[str]) -> str | None:
     """Of a configuration that holds a whole run. Raises :class:`ScenarioError` for a framework that is not read."""
     if {"train.lr_warmup_steps", "train.micro_batch_size"} <= set(names):
-        raise ScenarioError(f"{file.name}: is of LitGPT, whose files are not read; clustersim new scenario writes one")
+        raise ScenarioError(f"{file.name}: is of LitGPT, {NOT_READ}")
     strategy = file.options.get(("config", "trainer.strategy"))
     plain = strategy is not None and re.match(r"(auto|ddp|fsdp|deepspeed|single_device)", str(strategy.value))
     if plain:

@@ -22,6 +22,12 @@ _SPLITS = re.compile(
     r"|(?:^|[_.])(?:tp|pp|cp|sp|ep)_size)$"
 )
 """Names of options that say how the work is split, which nobody may leave out."""
+_AMOUNTS = re.compile(
+    r"(?!.*(?:eval|val|valid|validation|test|dev|prompt|generation|decoder|encoder|retriever|dataset|tokenizer)_)(?:\w+_)?"
+    r"(?:seq(?:uence)?_?len(?:gth)?|(?:context|ctx)_len(?:gth)?|block_size|batch_?size|bsz"
+    r"|(?:grad(?:ient)?_)?acc(?:um(?:ulat(?:e|ion))?)?_(?:steps|every|iters))"
+)
+"""Names of options that say how long a sequence is or how many samples are taken, which nobody may leave out."""
 _KINDS = {"zero_optimization.stage"}
 """Options that say what kind of strategy it is, and are one of its fields as well."""
 SHARDED = ("strategy.data_parallel_shard_degree", "strategy.data_parallel_replicate_degree")
@@ -226,6 +232,11 @@ def others(
         why = next(reasons_met, None)
         plain = any(name in reason for reason in reasons_stated for name in names)  # one that is off changes nothing
         off = plain and option.value in (False, "false", "False")
+        if key[0] == "args" and why is None and str(option.value).isdecimal() and _AMOUNTS.fullmatch(key[1]):
+            raise ScenarioError(
+                f"{option.where}: {option.name} {option.value} would say how long a sequence is or how many samples "
+                f"are taken, and is no option of {table.version}; say it in its words, or leave it out"
+            )
         if off or (not plain and any(fnmatchcase(name, glob) for name in names for glob in idle)):
             ignored.append(option.name)
         elif why is not None:

@@ -133,6 +133,7 @@ class _Reader(BlockWalk):
             first += 1
         held = dict(self.variables)
         expanded = [one for word in words[first:] for one in fields(word, held)]
+        self.variables.update({name: held[name] for name in held.keys() - self.variables.keys()})  # ${NAME:=value}
         for word in words[:first]:
             self._assign(word)
         if first < len(words):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clustersim.core.errors import ScenarioError, few, nearest
+from clustersim.core.texts import short
 from clustersim.files.launch.files import PYTHON, Document, OptionValue
 from clustersim.files.launch.table import FrameworkTable
 
@@ -54,10 +55,11 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
                     f"{document.name}: holds the configurations {few(list(functions), SHOWN)}; give the script that "
                     "has --config NAME too"
                 )
-            config = _config(name, functions, document.name, 0)
+            config = _config(name, functions, document, 0)
             module = next((_named(one, "module") for one in read if _named(one, "module")), "")
             for option, value in _options(config, module or _module(document.name, name, table)):
                 document.options["config", option] = OptionValue(option, value, f"{document.name} ({name})")
+            _graphed(document, name)
     for document in read:
         for option in ("config", "module") if any(one.kind == PYTHON for one in read) else ():
             document.options.pop(("args", option), None)
@@ -77,8 +79,19 @@ def _functions(document: Document) -> dict[str, ast.FunctionDef]:
     return {name: one for name, one in made.items() if one.returns and "Config" in ast.unparse(one.returns)}
 
 
-def _config(name: str, functions: dict[str, ast.FunctionDef], where: str, depth: int) -> Made:
-    """What a function returns."""
+def _graphed(document: Document, name: str) -> None:
+    """Forward and backward in one CUDA graph, as torchtitan 0.3 has them unless told otherwise (its trainer.py)."""
+    key = "config", "training.disable_cuda_graphs"
+    if key not in document.options:
+        document.options[key] = OptionValue(key[1], False, f"{document.name} ({name})")
+        document.notes.append(
+            f"{document.name}: forward and backward are one CUDA graph, as torchtitan 0.3 has them by default"
+        )
+
+
+def _config(name: str, functions: dict[str, ast.FunctionDef], document: Document, depth: int) -> Made:
+    """What a function returns; statements that are not read get a note of ``document``."""
+    where = document.name
     if depth > DEPTH:
         raise ScenarioError(f"{where}: its configurations are made of each other in a circle")
     known: dict[str, Any] = {}
@@ -93,7 +106,7 @@ def _config(name: str, functions: dict[str, ast.FunctionDef], where: str, depth:
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             if called in functions and not node.args and not node.keywords:
-                return _config(called, functions, where, depth + 1)
+                return _config(called, functions, document, depth + 1)
             given = {one.arg: value(one.value) for one in node.keywords if one.arg}
             return Made(called, given, [value(one) for one in node.args])
         return Made(ast.unparse(node) if node is not None else "None")
@@ -107,7 +120,17 @@ def _config(name: str, functions: dict[str, ast.FunctionDef], where: str, depth:
             made = value(statement.value)
             if isinstance(made, Made):
                 return made
+        elif _changes(statement):
+            line = ast.unparse(statement).partition("\n")[0]
+            document.notes.append(f"{where} ({name}): {short(line)} is not read; what it changes is left out")
     raise ScenarioError(f"{where}: {name} returns no configuration that can be read")
+
+
+def _changes(statement: ast.stmt) -> bool:
+    """Whether a statement that is not read may change a configuration: no import, no check and no docstring."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return False
+    return not isinstance(statement, ast.Import | ast.ImportFrom | ast.Assert | ast.Pass | ast.FunctionDef)
 
 
 def _set(path: list[str], value: Any, known: dict[str, Any]) -> None:
@@ -157,6 +180,9 @@ def _model(made: Any, module: str) -> Iterator[tuple[str, Any]]:
         return
     yield "model.name", module
     yield "model.flavor", made.places[0]
+    for name, said in made.given.items():
+        if isinstance(said, str | int | float | bool):
+            yield f"model_spec.{name}", said
     converters = made.given.get("converters") or []
     if converters:
         yield "model.converters", [CONVERTERS.get(one.kind, one.kind) for one in converters if isinstance(one, Made)]

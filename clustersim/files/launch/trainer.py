@@ -67,6 +67,22 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
                 del one.options[key]
         _sharded(one)
     _meshed(read)
+    _unsaid_strategy(read)
+
+
+def _unsaid_strategy(read: Sequence[Document]) -> None:
+    """Raise :class:`ScenarioError` for a script whose name tells a strategy that no file says, and so is no DDP."""
+    keys = {key for one in read for key in (*one.options, *one.overrides)}
+    told = {"distributed_type", "zero_optimization.stage", "deepspeed", "deepspeed_config", "deepspeed_config_file"}
+    if any(name in told or name.startswith(("fsdp", "deepspeed")) for _, name in keys):
+        return
+    for one in read:
+        word = re.search(r"fsdp|deepspeed|zero\d|megatron", one.program.lower())
+        if word:
+            raise ScenarioError(
+                f"{one.name}: {one.program} tells of {word[0]}, and no file says how it shards; give accelerate's file "
+                "or DeepSpeed's, or say --fsdp or --deepspeed"
+            )
 
 
 def _meshed(read: Sequence[Document]) -> None:
@@ -208,6 +224,12 @@ def _of_axolotl(one: Document) -> None:
     if version is not None:
         one.options["config", f"{_CONFIG}.fsdp_version"] = version
     one.options.setdefault(("args", "micro_batch_size"), OptionValue("micro_batch_size", 1, one.name))
+    whole = one.options.pop(("args", "batch_size"), None)
+    micro = str(one.options["args", "micro_batch_size"].value)
+    if whole is not None and micro.isdecimal() and str(whole.value).isdecimal():
+        passes = max(1, int(whole.value) // max(1, int(micro)))  # ``normalize_config`` of its utils/config
+        key = "args", "gradient_accumulation_steps"
+        one.options.setdefault(key, OptionValue(whole.name, passes, whole.where))
 
 
 def _loaded(one: Document) -> None:
