@@ -15,7 +15,7 @@ import numpy as np
 
 from clustersim.cluster import routes as routing
 from clustersim.collectives.base import Channel, Group
-from clustersim.collectives.islands import IslandShape, owned_nics, shapes
+from clustersim.collectives.islands import IslandShape, owned_nics, ports, shapes
 from clustersim.collectives.local_paths import ANY, CYCLE, local_paths, mesh_degree
 from clustersim.core.arrays import Ints
 from clustersim.core.errors import ProgramError, nearest
@@ -104,7 +104,7 @@ def _slots(group: Group, shape: IslandShape) -> list[IslandSlot]:
     """The distinct sets of NICs that members own, in member order."""
     topology = group.topology
     router = routing.router(topology)
-    owned = owned_nics(topology, shape.gpus)
+    owned = ports(group, shape)
     near = [{int(nic) for nic in router.nearest_nics(int(gpu))} for gpu in shape.gpus]
     slots: list[IslandSlot] = []
     for nics in dict.fromkeys(owned):
@@ -120,11 +120,13 @@ def _as_searched(
     group: Group, found: tuple[IslandShape, ...], slots: list[list[IslandSlot]], n_channels: int
 ) -> list[list[IslandSlot]]:
     """Slots in the order in which channels take them, where NICs say that they differ: each channel the one with most
-    rate left for it, so that a slow NIC has fewer channels than the others, or none.
+    rate left for it, so that a slow NIC has fewer channels than the others, or none; of equals the one with fewest.
 
     That is what NCCL's search comes to: its channels have one speed, and a NIC takes as many as its rate has room for.
-    Rates are those that NCCL reads, and the least of all islands, for a ring edge stays on its rail.
+    Rates are those that NCCL reads, and the least of all islands, for a ring edge stays on its rail: a rail that some
+    island has no NIC on has no channel.
     """
+    slots = _on_common_rails(slots)
     counts = {len(own) for own in slots}
     if len(counts) > 1 or not min(counts, default=0):
         return slots
@@ -135,10 +137,19 @@ def _as_searched(
     taken = np.zeros(len(least), dtype=np.int64)
     turns = []
     for _ in range(n_channels):
-        slot = int(np.argmax(least / (taken + 1)))
+        slot = int(np.lexsort((taken, -least / (taken + 1)))[0])
         turns.append((int(taken[slot]), slot))
         taken[slot] += 1
     return [[_turned(own[slot], turn) for turn, slot in sorted(turns)] for own in slots]
+
+
+def _on_common_rails(slots: list[list[IslandSlot]]) -> list[list[IslandSlot]]:
+    """Of islands with different numbers of slots, those whose rails every island has; all of them where none is."""
+    if len({len(own) for own in slots}) < 2:
+        return slots
+    common = set.intersection(*({slot.rails for slot in own} for own in slots))
+    kept = [[slot for slot in own if slot.rails in common] for own in slots]
+    return kept if common and len({len(own) for own in kept}) == 1 else slots
 
 
 def _turned(slot: IslandSlot, turn: int) -> IslandSlot:

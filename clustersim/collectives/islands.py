@@ -103,3 +103,42 @@ def owned_nics(topology: Topology, gpus: Ints) -> list[tuple[int, ...]]:
             owned[gpu] = dealt or near[j % len(near) :][:1] if near else ()
     # A CPU owns none of them, and uses what is near.
     return [owned[v] if v in owned else tuple(int(nic) for nic in near_of(v)) for v in gpus.tolist()]
+
+
+def ports(group: Group, shape: IslandShape) -> list[tuple[int, ...]]:
+    """The NICs (vertex ids) by which each member leaves its island: its own, or none where its own is gone and all that
+    are near are nearer to other members."""
+    owned = owned_nics(group.topology, shape.gpus)
+    sets = {frozenset(nics) for nics in owned}
+    covered = {nics for nics in sets if nics and nics <= frozenset().union(*(other for other in sets if other < nics))}
+    return [() if frozenset(nics) in covered else nics for nics in owned]
+
+
+@kept_with_topology(maxsize=64)
+def heads(group: Group) -> Ints:
+    """(N, p) int: the heads of each island, by its first members; as many of each as the smallest island holds.
+
+    Over several islands those alone whose NICs go along: NCCL's search looks for channels of one speed, and keeps the
+    largest product of channels and speed (nccl src/graph/search.cc), so that a NIC which says that it is slow, or is
+    gone on some island, has no head on any.
+    """
+    island = member_islands(group)
+    counts = np.bincount(island)
+    order = np.argsort(island, kind="stable")
+    first = np.cumsum(counts) - counts
+    table: Ints = order[first[:, None] + np.arange(int(counts.min()))]
+    return table[:, _going_along(group, table.shape[1])] if len(counts) > 1 else table
+
+
+def _going_along(group: Group, p: int) -> Ints:
+    """Of the first ``p`` members of an island, those whose NICs are fast enough on every island."""
+    router = routing.router(group.topology)
+    rates = [
+        [sum(router.reported_bandwidth(nic) for nic in nics) for nics in ports(group, shape)[:p]]
+        for shape in shapes(group)
+    ]
+    least = np.array(rates).min(axis=0)
+    falling = np.sort(least)[::-1]
+    speed = falling[int(np.argmax(falling * np.arange(1, p + 1)))]
+    chosen: Ints = np.flatnonzero(least >= speed)
+    return chosen

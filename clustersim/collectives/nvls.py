@@ -16,7 +16,7 @@ import numpy as np
 
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, Traffic
 from clustersim.collectives.build import Part, everyone, traffic_of
-from clustersim.collectives.islands import member_islands, n_islands
+from clustersim.collectives.islands import heads, n_islands
 from clustersim.collectives.sharp import between_islands, between_share, needs_sharp
 from clustersim.collectives.tree import double_tree, levels
 from clustersim.core.arrays import Ints
@@ -58,16 +58,6 @@ def tree_traffic(request: Request, group: Group, channels: tuple[Channel, ...]) 
         parts += [(below, above, 0.5 / p, -1), (above, below, 0.5 / p, -1)]
         deepest = max(deepest, int(levels(parent).max()))
     return traffic_of(parts, 2 + 2 * deepest, 2 * deepest)
-
-
-def heads(group: Group) -> Ints:
-    """(N, p) int: the heads of each island, by its first members; as many of each as the smallest island holds."""
-    island = member_islands(group)
-    counts = np.bincount(island)
-    order = np.argsort(island, kind="stable")
-    first = np.cumsum(counts) - counts
-    table: Ints = order[first[:, None] + np.arange(int(counts.min()))]
-    return table
 
 
 def _inside(kind: str, group: Group, table: Ints) -> list[Part]:
