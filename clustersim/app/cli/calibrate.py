@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -99,6 +99,10 @@ def _draw(calibrated: Calibrated, folder: Path) -> None:
             click.echo(write_picture(figure, folder / f"{fit.part}.png"), err=True)
 
 
+NOT_WRITTEN = "a topology file has no field for it: without it, constants are fitted to the file's machine"
+"""Of a setting of NCCL's."""
+
+
 class FitErrors(msgspec.Struct, frozen=True):
     """Median |relative error| of some rows, before and after a fit."""
 
@@ -122,7 +126,9 @@ class ConstantEstimate(msgspec.Struct, frozen=True):
 class CalibrationReport(msgspec.Struct, frozen=True):
     """What a calibration says: ``errors`` by part, of NCCL also ``by_size``; ``held_out``, the median error of rows
     predicted from the other half of the sizes of ``held_out_of``; rows ``skipped``, by reason; the ``share`` of the way
-    that constants were moved, where a size class would else be predicted worse."""
+    that constants were moved, where a size class would else be predicted worse. explained : how the machine differs
+    from its file, with the median error of rows above 64 KiB as it is ``described`` and so; ``written`` to the
+    topology file; ``alike``, what explains the rows as well."""
 
     constants: list[ConstantEstimate]
     errors: dict[str, FitErrors]
@@ -132,6 +138,11 @@ class CalibrationReport(msgspec.Struct, frozen=True):
     noise: float
     skipped: Mapping[str, int]
     share: float = 1.0
+    explained: str = ""
+    described: float = 0.0
+    error: float = 0.0
+    written: bool = True
+    alike: tuple[str, ...] = ()
 
 
 def _said(calibrated: Calibrated) -> CalibrationReport:
@@ -150,7 +161,22 @@ def _said(calibrated: Calibrated) -> CalibrationReport:
         noise=calibrated.noise,
         skipped=calibrated.skipped,
         share=min(fit.share for fit in calibrated.fits),
+        **_explanation(calibrated),
     )
+
+
+def _explanation(calibrated: Calibrated) -> dict[str, Any]:
+    """Fields of the report."""
+    reason = calibrated.explained
+    if reason is None:
+        return {}
+    return {
+        "explained": reason.structure.words,
+        "described": reason.described,
+        "error": reason.error,
+        "written": reason.structure.writable,
+        "alike": reason.alike,
+    }
 
 
 def _by_size(calibrated: Calibrated) -> dict[str, FitErrors]:
@@ -204,6 +230,14 @@ def _cells(constant: ConstantEstimate) -> Iterator[str]:
 
 
 def _lines(report: CalibrationReport) -> Iterator[str]:
+    if report.explained:
+        yield (
+            f"not as its file says: explained by {report.explained}, error {report.error:.1%} above 64 KiB where "
+            f"{report.described:.1%} is without it; "
+            + ("it is written, and constants are fitted beside it" if report.written else NOT_WRITTEN)
+        )
+        if report.alike:
+            yield f"these rows do not tell that from: {'; '.join(report.alike)}"
     for part, error in report.errors.items():
         yield f"{part}: {error.rows} rows, median |error| {error.before:.1%} before and {error.after:.1%} after"
     for name, error in report.by_size.items():

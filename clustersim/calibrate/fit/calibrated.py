@@ -13,6 +13,7 @@ import numpy as np
 from clustersim.calibrate.fit.host import HostTimes
 from clustersim.calibrate.fit.nccl import NcclTimes
 from clustersim.calibrate.fit.solve import FitResult, fit
+from clustersim.calibrate.fit.structures import Explained
 from clustersim.cluster import files as fabrics
 from clustersim.core.arrays import Floats
 from clustersim.core.calibrated import Calibration
@@ -30,7 +31,8 @@ class Calibrated:
     fits : by part. cores : of a node, where ranks ran on them, else 0. calibration : the fitted constants.
     held_out : (n,) |relative error| of a part's rows, each predicted from the other half of the sizes. noise : see
         :func:`clustersim.calibrate.captured.noise`.
-    sizes : (n,) bytes of NCCL's rows; empty without. skipped : rows left out, by reason.
+    sizes : (n,) bytes of NCCL's rows; empty without. skipped : rows left out, by reason. explained : how the machine
+        differs from its file, if it does.
     """
 
     fits: tuple[FitResult, ...]
@@ -40,6 +42,7 @@ class Calibrated:
     noise: float
     sizes: Floats = field(default_factory=lambda: np.empty(0))
     skipped: Mapping[str, int] = field(default_factory=dict)
+    explained: Explained | None = None
 
 
 def topology_text(calibrated: Calibrated, name: str, extends: str) -> str:
@@ -53,6 +56,8 @@ def topology_text(calibrated: Calibrated, name: str, extends: str) -> str:
     ]
     if calibrated.cores:
         lines += ["[node]", f"cores = {calibrated.cores}", ""]
+    if calibrated.explained is not None:
+        lines += calibrated.explained.structure.lines()
     return "\n".join(lines) + "\n" + fabrics.calibration_text(calibrated.calibration)
 
 

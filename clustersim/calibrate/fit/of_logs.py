@@ -13,6 +13,7 @@ import numpy as np
 from clustersim.calibrate.fit.calibrated import Calibrated, held_out
 from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
 from clustersim.calibrate.fit.solve import UNUSED, fit
+from clustersim.calibrate.fit.structures import Structure, explained
 from clustersim.calibrate.validate_nccl import nccl_version, pin, usual_version
 from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
@@ -51,6 +52,9 @@ def calibrate_logs(
     if len(times.rows) < FEWEST:
         why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
         raise TraceError(f"{samples.source}: {len(times.rows)} row(s) to fit, at least {FEWEST} are needed; {why}")
+    reason = explained(times, lambda structure: nccl_times(samples, topology, nodes, structure)[0])
+    if reason is not None and reason.structure.writable:
+        times, _ = nccl_times(samples, topology, nodes, reason.structure)
     fitted = fit(times, times.classes)
     provenance = Provenance(
         date=date,
@@ -67,14 +71,20 @@ def calibrate_logs(
         noise=float("nan"),
         sizes=np.array([row.nbytes for row in times.rows]),
         skipped=skipped,
+        explained=reason,
     )
 
 
-def nccl_times(samples: Samples, topology: str, nodes: int | None = None) -> tuple[NcclTimes, dict[str, int]]:
-    """The rows of a machine that NCCL's time model can predict, and how many others were left out, by reason."""
+def nccl_times(
+    samples: Samples, topology: str, nodes: int | None = None, structure: Structure | None = None
+) -> tuple[NcclTimes, dict[str, int]]:
+    """The rows of a machine that NCCL's time model can predict, and how many others were left out, by reason.
+
+    ``structure`` : how the machine differs from its file; None: it does not.
+    """
     skipped = Counter(samples.skipped)
     rows = []
-    groups = _LogGroups(topology)
+    groups = _LogGroups(topology, structure)
     for sample in samples.rows:
         try:
             rows.append(_measured(sample, groups, nodes))
@@ -93,8 +103,10 @@ def _samples(path: str | Path, format: str | None) -> Samples:
 class _LogGroups:
     """Communicators on the machine, one object each; a topology is laid out once for each number of nodes."""
 
-    def __init__(self, topology: str) -> None:
+    def __init__(self, topology: str, structure: Structure | None) -> None:
         self.topology = topology
+        self.structure = structure
+        self.algorithms = structure.algorithms if structure is not None and structure.algorithms else None
         self.machine = fabrics.load(topology)
         self.gpus_per_node = len(self.machine.node_gpus(0))
         self.of = cache(self._of)
@@ -105,6 +117,7 @@ class _LogGroups:
             raise TraceError(f"{ranks} ranks on {nodes} node(s) of {self.gpus_per_node} GPUs")
         # As shipped: constants fitted before have no say in a new fit.
         machine = fabrics.uncalibrated(fabrics.load(self.topology, nodes=nodes))
+        machine = machine if self.structure is None else self.structure.of(machine)
         return Group(machine, fabrics.mesh(machine, nodes, ranks // nodes).gpus, launch, version)
 
 
@@ -125,7 +138,7 @@ def _measured(sample: Sample, groups: _LogGroups, nodes: int | None) -> Measured
         sample.kind,
         sample.nbytes,
         dtype=sample.dtype,
-        algorithm=pin(sample.env, "NCCL_ALGO"),
+        algorithm=pin(sample.env, "NCCL_ALGO") or groups.algorithms,
         protocol=pin(sample.env, "NCCL_PROTO"),
     )
     chosen = choice(request, group)

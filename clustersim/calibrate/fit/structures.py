@@ -1,0 +1,220 @@
+"""What a log may tell of how its machine is built: not constants that are a little off, but a part that is not there.
+
+A file that describes another machine cannot be mended by its constants: they bend until the log's own rows are met, and
+what is predicted of other collectives and sizes is wrong. So before they are fitted, whole structures are played with
+the constants as they are shipped; one that explains the log is written to the topology file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from clustersim.calibrate.fit.nccl import NcclTimes
+from clustersim.cluster import files as fabrics
+from clustersim.cluster.files import Change
+from clustersim.cluster.routes import router
+from clustersim.core.arrays import Floats
+from clustersim.core.tomls import toml_value
+from clustersim.core.topology import NIC, Topology
+from clustersim.core.units import format_bandwidth
+
+NOTABLE = 0.1
+"""Median error of a size class from which something is the matter: of sizes above 32 MiB on machines that nobody tuned
+for, half of the published tables are within 5 % (clustersim validate all)."""
+GAIN = 0.5
+"""A structure explains a log if it leaves no more than this of the error."""
+AS_WELL = 1.25
+"""Errors within this factor of the least, or within 1 %, are not told apart."""
+FIRST = "node0/"
+INNER = "node1/"
+"""What names of parts begin with: of the first node, and of one that has three neighbours in NCCL's trees."""
+ROUNDS = 8
+"""In which a NIC's rate is found: NVLS tree between two nodes is not held up in proportion."""
+LARGE = ">32 MiB"
+SMALL = "<=64 KiB"
+"""The class that says nothing of structure: its times are the host's."""
+
+
+class Structure(msgspec.Struct, frozen=True):
+    """A machine that differs from its file.
+
+    Parameters
+    ----------
+    words : what is the matter. node : traits of ``[node]``. changes : as in ``[[changes]]``; of all nodes or one.
+    algorithms : as in NCCL_ALGO, which no topology file says.
+    """
+
+    words: str
+    node: dict[str, bool | str] = {}
+    changes: tuple[Change, ...] = ()
+    algorithms: str = ""
+
+    @property
+    def writable(self) -> bool:
+        """Whether a topology file can say it."""
+        return not self.algorithms
+
+    def of(self, topology: Topology) -> Topology:
+        """The machine as it would be."""
+        altered = replace(topology, node_types=tuple(replace(kind, **self.node) for kind in topology.node_types))
+        return fabrics.change(altered, *self.changes)
+
+    def lines(self) -> Iterator[str]:
+        """Of a topology file that extends the machine's."""
+        if self.node:
+            yield "[node]"
+            yield from (f"{name} = {toml_value(value)}" for name, value in self.node.items())
+            yield ""
+        for change in self.changes:
+            yield "[[changes]]"
+            yield f'match = "{change.match}"'
+            if change.remove:
+                yield "remove = true"
+            elif change.bandwidth is not None:
+                yield f'bandwidth = "{change.bandwidth / 1e9:.5g} GB/s"'
+            else:
+                yield f"factor = {change.factor:.4g}"
+            yield f'source = "clustersim calibrate: {self.words}"'
+            yield ""
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """A structure that explains a log.
+
+    Parameters
+    ----------
+    structure : it. described, error : median |error| of rows above 64 KiB, mean of their classes: as the file
+        describes the machine, and with the structure; no constant is fitted in either.
+    alike : what explains it as well.
+    """
+
+    structure: Structure
+    described: float
+    error: float
+    alike: tuple[str, ...]
+
+
+def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) -> Explained | None:
+    """The structure that explains a log, None where its machine is as described, or none does.
+
+    Parameters
+    ----------
+    described : the log's rows on the machine as its file has it. played : the same rows on one with a structure.
+
+    A structure is taken if it leaves half of the error or less, and no class of sizes is predicted worse.
+    """
+    before = errors_by_class(described, described.predict({}))
+    large = {name: error for name, error in before.items() if name != SMALL}
+    bandwidth = before.get(LARGE, 0.0)
+    if not large or max(large.values()) < NOTABLE:
+        return None
+    machine = max((row.choice.group.topology for row in described.rows), key=lambda topology: topology.n_nodes)
+    fitting: list[tuple[float, Structure]] = []
+    for structure in (*_candidates(machine), *_slowest(described, machine, played)):
+        if structure.changes and bandwidth < NOTABLE:
+            continue  # what NICs carry is told by large messages
+        error = _tried(structure, described, before, played)
+        if error is not None and error <= GAIN * _mean(before):
+            fitting.append((error, structure))
+    if not fitting:
+        return None
+    least = min(error for error, _ in fitting)
+    alike = [pair for pair in fitting if pair[0] <= max(AS_WELL * least, least + 0.01)]
+    error, structure = alike[0]
+    return Explained(structure, _mean(before), error, tuple(other.words for _, other in alike[1:]))
+
+
+def errors_by_class(times: NcclTimes, predicted: Floats) -> dict[str, float]:
+    """Median |relative error| of each class of sizes."""
+    classes = np.array(times.classes)
+    errors = np.abs(predicted / times.measured - 1.0)
+    return {name: float(np.median(errors[classes == name])) for name in sorted(set(classes.tolist()))}
+
+
+def _tried(
+    structure: Structure, described: NcclTimes, before: dict[str, float], played: Callable[[Structure], NcclTimes]
+) -> float | None:
+    """The error with a structure; None where rows cannot be played, or a class becomes worse."""
+    times = played(structure)
+    if len(times.rows) != len(described.rows):
+        return None
+    after = errors_by_class(times, times.predict({}))
+    worse = any(after[name] > max(before[name], 0.01) for name in after if name != SMALL)
+    return None if worse else _mean(after)
+
+
+def _mean(errors: dict[str, float]) -> float:
+    return float(np.mean([error for name, error in errors.items() if name != SMALL]))
+
+
+def _candidates(machine: Topology) -> Iterator[Structure]:
+    """The simplest first."""
+    kind = machine.node_types[0]
+    if kind.nvls:
+        yield Structure("NVLS off (NCCL_NVLS_ENABLE=0, or no Fabric Manager)", {"nvls": False})
+    yield Structure("rings alone (NCCL_ALGO=Ring)", algorithms="Ring")
+    names = [name.removeprefix(FIRST) for name in _nics(machine)]
+    if machine.n_nodes == 1 or not names:
+        return
+    if kind.net == "ib":
+        yield Structure("no GPUDirect (nvidia-peermem is not loaded)", {"net": "ib_host"})
+    yield from _fewer(names)
+    rate = _rate(machine)
+    for factor, words in ((0.5, "half"), (0.25, "a quarter of"), (2.0, "twice")):
+        words = f"every NIC at {words} its rate, {format_bandwidth(factor * rate)}"
+        yield Structure(words, changes=(Change("node*/nic*", bandwidth=factor * rate),))
+
+
+def _fewer(names: list[str]) -> Iterator[Structure]:
+    """Every second NIC, every fourth, ... and all but one."""
+    count = len(names)
+    counts = [count >> k for k in range(1, count.bit_length()) if count % (1 << k) == 0]
+    for kept in dict.fromkeys([*counts, count - 1]):
+        if kept < 1:
+            continue
+        stay = {names[int(i)] for i in np.arange(kept) * count // kept}
+        gone = tuple(Change(f"node*/{name}", remove=True) for name in names if name not in stay)
+        yield Structure(f"{kept} of {count} NICs a node", changes=gone)
+
+
+def _slowest(described: NcclTimes, machine: Topology, played: Callable[[Structure], NcclTimes]) -> Iterator[Structure]:
+    """A NIC that hides that it is slow, by as much as the log says: it holds up every ring that crosses it."""
+    names = _nics(machine)
+    if machine.n_nodes == 1 or not names:
+        return
+    large = [i for i, name in enumerate(described.classes) if name == LARGE]
+    if not large:
+        return
+    factor = 1.0
+    times = described
+    for _ in range(ROUNDS):
+        if len(times.rows) != len(described.rows):
+            return
+        ratio = float(np.median((times.predict({}) / times.measured)[large]))
+        factor *= ratio
+        if not 0.02 < factor < 0.95:
+            return
+        structure = Structure(
+            f"the slowest NIC carries {factor:.2f} of its rate",
+            changes=(Change(names[0].replace(FIRST, INNER), factor=factor),),
+        )
+        times = played(structure)
+        if abs(ratio - 1.0) < 0.01:
+            break
+    yield structure
+
+
+def _nics(machine: Topology) -> list[str]:
+    """Of the first node."""
+    named = zip(machine.vertex_names, machine.vertex_kinds, strict=True)
+    return [name for name, kind in named if kind == NIC and name.startswith(FIRST)]
+
+
+def _rate(machine: Topology) -> float:
+    """Of the fastest NIC [bytes/s]."""
+    rates = router(machine).reported_bandwidth
+    return max(rates(machine.vertex_names.index(name)) for name in _nics(machine))

@@ -1,0 +1,86 @@
+"""What a log tells of how its machine is built: a planted structure is named, and one that is not there is not."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from clustersim.app.cli.calibrate import CalibrationReport, _lines
+from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
+from clustersim.calibrate.fit.structures import Structure, explained
+from clustersim.cluster import files as fabrics
+from clustersim.cluster.files import Change
+from clustersim.collectives.base import Group, Request
+from clustersim.collectives.costs import costs_of
+from clustersim.collectives.nccl_backend import choice, seconds
+
+SIZES = [2.0**power for power in (12, 20, 22, 24, 27, 29, 31)]
+AS_DESCRIBED = Structure("as described")
+
+
+@cache
+def choices(structure_words: str, kind: str):
+    structure = PLAYED[structure_words]
+    topology = structure.of(fabrics.load("hgx-h100", nodes=2))
+    group = Group(topology, fabrics.mesh(topology).gpus)
+    pin = structure.algorithms or None
+    return [choice(Request(kind, size, algorithm=pin), group) for size in SIZES]
+
+
+PLAYED: dict[str, Structure] = {}
+
+
+def played(structure: Structure, measured: list[float], kind: str) -> NcclTimes:
+    PLAYED[structure.words] = structure
+    rows = zip(measured, choices(structure.words, kind), strict=True)
+    return NcclTimes(tuple(MeasuredCollective(time, chosen, "one") for time, chosen in rows))
+
+
+def told(planted: Structure, kind: str = "all_reduce"):
+    PLAYED[planted.words] = planted
+    measured = [seconds(chosen, costs_of(chosen.group)) for chosen in choices(planted.words, kind)]
+    return explained(played(AS_DESCRIBED, measured, kind), lambda structure: played(structure, measured, kind))
+
+
+@pytest.mark.parametrize(
+    ("planted", "words"),
+    [
+        (Structure("1", {"nvls": False}), "NVLS off"),
+        (Structure("2", changes=tuple(Change(f"node*/nic{i}", remove=True) for i in (1, 3, 5, 7))), "4 of 8 NICs"),
+        (Structure("3", changes=(Change("node*/nic*", bandwidth=12.5e9),)), "a quarter of its rate"),
+        (Structure("4", changes=(Change("node1/nic2", factor=0.3),)), "slowest NIC carries 0.30"),
+        (Structure("5", {"net": "ib_host"}), "no GPUDirect"),
+        (Structure("6", algorithms="Ring"), "rings alone"),
+    ],
+)
+def test_a_planted_structure_is_named(planted, words):
+    reason = told(planted, "all_gather" if planted.node.get("net") else "all_reduce")
+    assert any(words in name for name in (reason.structure.words, *reason.alike))
+    assert reason.error < 0.02 < reason.described
+
+
+def test_a_machine_that_is_as_described_is_left_alone():
+    assert told(AS_DESCRIBED) is None
+    assert told(Structure("7", changes=(Change("node1/nic2", factor=0.97),))) is None
+
+
+def test_what_is_written_is_what_was_played(tmp_path):
+    structure = Structure(
+        "both", {"nvls": False}, (Change("node1/nic2", factor=0.3), Change("node*/nic1", remove=True))
+    )
+    file = tmp_path / "mine.toml"
+    file.write_text("\n".join(['name = "mine"', 'extends = "hgx-h100"', "", *structure.lines()]))
+    written, altered = fabrics.load(str(file), nodes=2), structure.of(fabrics.load("hgx-h100", nodes=2))
+    assert not written.node_types[0].nvls
+    assert written.link_bandwidth.tolist() == altered.link_bandwidth.tolist()
+    assert written.vertex_names == altered.vertex_names
+    assert written.hidden_factor.tolist() == altered.hidden_factor.tolist()
+
+
+def test_it_is_told_in_a_line_with_what_it_is_not_told_from():
+    report = CalibrationReport(
+        [], {}, {}, "nccl", None, 0.0, {}, 1.0, "4 of 8 NICs", 0.3, 0.01, True, ("half the rate",)
+    )
+    assert "explained by 4 of 8 NICs, error 1.0% above 64 KiB where 30.0% is without" in next(_lines(report))
+    assert "half the rate" in list(_lines(report))[1]
