@@ -114,7 +114,9 @@ def test_a_new_plan_tries_what_an_expert_would(clustersim, tmp_path):
 def test_a_recipe_that_fits_nowhere_is_written_and_said(clustersim, tmp_path):
     done = clustersim("new", "scenario", tmp_path / "s.toml", "--model", "llama3-405b", "--recipe", "torchtitan")
     assert done.returncode == 0
-    assert "does not fit" in done.stderr
+    assert "does not fit on H100" in done.stderr
+    done = clustersim("new", "scenario", tmp_path / "t.toml", "--model", "gpt2", "--gpu", "A100")
+    assert "fits" in done.stdout
 
 
 def test_a_long_context_is_not_what_training_begins_with(clustersim, tmp_path):

@@ -367,6 +367,11 @@ def test_the_verdict_says_where_memory_may_run_out(monkeypatch):
     result = msgspec.structs.replace(one.result, peak_memory_bytes=68 * 2**30, memory=memory)
     tight = msgspec.structs.replace(one, result=result)
     assert "of 80 GiB: it fits (likelihood 62%)" in verdict(plan(), judged(monkeypatch, tight))
+    roomy = option(1, "fsdp", 90.0)
+    memory = FullestMemory(80 * 2**30, 50 * 2**30, (45 * 2**30, 60 * 2**30))
+    result = msgspec.structs.replace(roomy.result, peak_memory_bytes=45 * 2**30, memory=memory)
+    roomy = msgspec.structs.replace(roomy, result=result)
+    assert "leave room, the fastest is" in verdict(plan(), judged(monkeypatch, tight, roomy))
 
 
 row = st.tuples(st.sampled_from(["fsdp", "zero"]), st.integers(50, 150), st.sampled_from([8, 16]))

@@ -33,6 +33,7 @@ from clustersim.core.texts import short
 from clustersim.core.tomls import toml_value
 
 if TYPE_CHECKING:
+    from clustersim.core.memory_use import Verdict
     from clustersim.training.parallel import ModelShape
 
 file_argument = click.argument("file", type=PATH)
@@ -85,10 +86,11 @@ def scenario(
     machine = machine_of(gpu, topology)
     draft = ScenarioDraft(file, machine, nodes, model_name, tokens)
     recipes = [recipe or OF_STRATEGY[strategy or ""]] if recipe or strategy else ["pytorch", "torchtitan"]
-    text, does_fit = draft.text(recipes)
+    text = draft.text(recipes)
     write_new(file, text, scenarios.load)
-    if not does_fit:
-        click.echo(f"{file}: does not fit into memory as it is; clustersim memory {file} says by how much", err=True)
+    verdict = verdict_of_text(text, file)
+    if verdict is not None:
+        click.echo(str(verdict), err=not verdict.ok)
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,8 @@ class ScenarioDraft:
     model: str
     tokens: float | None
 
-    def text(self, recipes: Sequence[str]) -> tuple[str, bool]:
-        """The first setting of these recipes that fits, and whether one does; where none does, the last one.
+    def text(self, recipes: Sequence[str]) -> str:
+        """The first setting of these recipes that fits; where none does, the last one.
 
         Plain data parallelism keeps no recomputation in reserve where another recipe follows.
         """
@@ -114,9 +116,10 @@ class ScenarioDraft:
                 if recipe != recipes[-1] and each["kept"] != "none":
                     break
                 text = self._filled(recipe, recipe_text(recipe, place, each))
-                if fits(text, self.file):
-                    return text, True
-        return text, False
+                verdict = verdict_of_text(text, self.file)
+                if verdict is not None and verdict.ok:
+                    return text
+        return text
 
     def _place(self) -> RecipePlace:
         shape = shape_of_model(self.model, self.file) if has_tokens(self.model) else None
@@ -468,8 +471,8 @@ def has_tokens(name: str) -> bool:
     return not is_model_file(Path(name)) and file(name) is not None
 
 
-def fits(text: str, file: Path) -> bool:
-    """Whether a GPU has the memory that a scenario of this text, in this file, needs; not where its degrees do not
+def verdict_of_text(text: str, file: Path) -> Verdict | None:
+    """Whether a GPU has the memory that a scenario of this text, in this file, needs; None where its degrees do not
     divide the machine."""
     from clustersim.scenario import from_table
     from clustersim.scenario.held import held
@@ -478,8 +481,8 @@ def fits(text: str, file: Path) -> bool:
     try:
         parts = held(scenario)
     except ScenarioError:
-        return False
-    return parts.use.fits(parts.card).ok
+        return None
+    return parts.use.fits(parts.card)
 
 
 def write_new(file: Path, text: str, load: Callable[[Path], object], *, said: bool = True) -> None:

@@ -17,6 +17,7 @@ from clustersim.studies.sweep.left import ScenarioTask
 from clustersim.studies.sweep.row import (
     Failure,
     Fingerprints,
+    FullestMemory,
     SweepFigures,
     SweepRow,
     failure,
@@ -59,13 +60,19 @@ def _rough(loaded: scenario.Scenario, fidelity: str, inputs: Table) -> SweepFigu
         raise  # of this machine, not of the scenario
     except Exception as error:
         return failure(error, loaded.path.parent)
+    verdict = step.memory
+    if verdict is None:
+        memory = FullestMemory()
+    else:
+        memory = FullestMemory(verdict.room, verdict.use.shown, verdict.use.shown_range)
     return SweepFigures(
         step_time_s=step.step_time_s,
         gpus=step.ranks[1],
         fits=True,
         compute_s=0.0,
         exposed_communication_s=0.0,
-        peak_memory_bytes=0.0,
+        peak_memory_bytes=0.0 if verdict is None else verdict.use.total,
+        memory=memory,
         samples_per_s=0.0,
         phase_shares={},
         hottest_links=[],

@@ -6,12 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from clustersim.core.errors import few
-from clustersim.core.memory_use import MAY_RUN_OUT, verdict_of, worded
+from clustersim.core.memory_use import likelihood, verdict_of, worded
 from clustersim.core.ranges import VAGUE, alike, of_step, off_by
 from clustersim.core.units import format_bytes
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.spec import PlanFile
 
+UNLIKELY = 0.25
+"""Likelihood of running out from which an option that leaves room is named beside it."""
 MOST_NAMED = 3
 """Alternatives that are named; of more, their number is told."""
 
@@ -31,26 +33,37 @@ def verdict(plan: PlanFile, searched: SearchResult) -> str:
     shared = ", ".join(knob for knob in fastest.candidate.knobs if knob in searched.common)
     common = f" Where nothing else is said: {shared}." if shared else ""
     left_out = f" Not tried, and usual: {'; '.join(searched.untried)}." if searched.untried else ""
-    return sentence + _tempting(plan, searched) + _tight(fastest) + common + left_out
+    return sentence + _tempting(plan, searched) + _tight(plan, searched) + common + left_out
 
 
-def _tight(option: PlanOption) -> str:
-    """That it fits by what it needs, and not with what allocator and libraries mostly take besides."""
-    if option.result is None:
+def _tight(plan: PlanFile, searched: SearchResult) -> str:
+    """That it fits by what it needs, and not surely with what allocator and libraries take besides; and what does."""
+    fastest = searched.front[0]
+    if fastest.result is None or not _runs_out(fastest):
         return ""
-    memory = option.result.memory
-    between = memory.shown_range_bytes
-    state = verdict_of(option.result.peak_memory_bytes, memory.shown_bytes, memory.device_bytes)
-    if state != MAY_RUN_OUT and between[1] <= memory.device_bytes:
-        return ""
-    needed = format_bytes(option.result.peak_memory_bytes)
-    shown = option.result.memory.shown_bytes
-    room = option.result.memory.device_bytes
-    words = worded(state, between, shown, room) if between[1] else state
-    return (
-        f" Its fullest GPU needs {needed}, and with the allocator's and NCCL's "
-        f"own about {format_bytes(shown)} of {format_bytes(room)}: it {words}; more memory_margin is safer."
+    memory = fastest.result.memory
+    needed = fastest.result.peak_memory_bytes
+    shown = memory.shown_bytes
+    words = worded(verdict_of(needed, shown, memory.device_bytes), memory.shown_range_bytes, shown, memory.device_bytes)
+    sentence = (
+        f" Its fullest GPU needs {format_bytes(needed)}, and with the allocator's and NCCL's own about "
+        f"{format_bytes(shown)} of {format_bytes(memory.device_bytes)}: it {words}; more memory_margin is safer"
     )
+    roomy = [option for option in searched.options if option.counts and _runs_out(option) < UNLIKELY]
+    if _runs_out(fastest) < UNLIKELY or not roomy:
+        return f"{sentence}."
+    option = max(roomy, key=lambda option: option.rate)
+    unit = "token" if searched.tokens else "sample"
+    place = _place(option, plan, searched, fastest)
+    return f"{sentence}. Of those that were run and leave room, the fastest is {place}{_spend(option, unit)}."
+
+
+def _runs_out(option: PlanOption) -> float:
+    """How likely an option takes more memory than there is; 0 for what was not run whole or folded."""
+    if option.result is None or not option.result.memory.device_bytes:
+        return 0.0
+    memory = option.result.memory
+    return likelihood(memory.shown_range_bytes, memory.shown_bytes, memory.device_bytes)
 
 
 def _cheapest(plan: PlanFile, searched: SearchResult, unit: str) -> str:

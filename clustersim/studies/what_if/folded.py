@@ -32,6 +32,7 @@ import numpy as np
 
 from clustersim.core.arrays import Ints
 from clustersim.core.device import Device
+from clustersim.core.memory_use import Verdict
 from clustersim.core.model import StepCost
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import GPU, NIC, NVSWITCH
@@ -66,7 +67,7 @@ class FoldedStep:
     """A step time, and what was played for it.
 
     step_time_s : float [s]. ranks : played, of how many. micro_batches : played, of how many.
-    passes : whether passes were ops. exact : whether it is the whole run's to rounding.
+    passes : whether passes were ops. exact : whether it is the whole run's to rounding. memory : of the fullest rank.
     """
 
     step_time_s: float
@@ -74,6 +75,7 @@ class FoldedStep:
     micro_batches: tuple[tuple[int, ...], int] = ((1,), 1)
     passes: bool = False
     exact: bool = True
+    memory: Verdict | None = None
 
 
 def folded(
@@ -101,7 +103,7 @@ def folded(
         or scenario.file.incident
     )
     if split is None or differ or not split.schedule.synchronous:
-        return FoldedStep(rerun_with(scenario, factors))
+        return FoldedStep(rerun_with(scenario, factors), memory=found.use.fits(found.card))
     return _ScenarioFold(found, split, gpu, cost, roughly or sketched, sketched).result()
 
 
@@ -134,7 +136,9 @@ class _ScenarioFold:
         if count > long:
             step += (count - long) * (step - times[short]) / (long - short)
         sizes = len(self._played), self.found.mesh.workers
-        return FoldedStep(step, sizes, (tuple(sorted(times)), count), self._known is not None, not self.roughly)
+        memory = self.found.use.fits(self.found.card)
+        counts = tuple(sorted(times)), count
+        return FoldedStep(step, sizes, counts, self._known is not None, not self.roughly, memory)
 
     def _ends(self, count: int) -> tuple[int, int]:
         """Two numbers of micro-batches between which, and past which, each round adds the same."""
