@@ -7,7 +7,8 @@ import json
 import pytest
 
 from clustersim import scenario
-from clustersim.studies.what_if.memory_table import MemoryRow, table
+from clustersim.scenario.held import held
+from clustersim.studies.what_if.memory_table import MemoryRow, host_bytes, table
 from clustersim.training.strategies import STRATEGIES
 
 NAME = "zero3_llama3_8b_2x8_a100"
@@ -83,3 +84,17 @@ def test_rows_that_are_compared_have_one_precision(tmp_path, kind, dtype):
     alike = [row for row in rows if row.strategy != "zero" or own >= 16]
     assert {round(row.bytes_per_parameter) for row in alike} == {round(own)}
     assert {round(row.bytes_per_parameter) for row in rows if row.strategy == "zero"} == {16}
+
+
+def test_what_leaves_the_gpus_is_in_the_hosts_memory_as_deepspeeds_estimator_counts_it():
+    """16 bytes a parameter with the optimizer, 18 with the parameters, over the ranks of a node."""
+    own = scenario.load("zero3_llama3_8b_2x8_a100", {"cluster.nodes": 1})
+    away = {"device": "cpu"}
+    for offloaded, each in (
+        ({"offload_optimizer": away}, 16),
+        ({"offload_optimizer": away, "offload_param": away}, 18),
+    ):
+        table = {"kind": "zero", "param_dtype": "bf16", "zero_optimization": {"stage": 3, **offloaded}}
+        parts = held(scenario.load(own.path, {"cluster.nodes": 1, "strategy": table}))
+        assert host_bytes(parts) == pytest.approx(each * parts.model.parameters, rel=0.001)
+    assert host_bytes(held(own)) == 0.0

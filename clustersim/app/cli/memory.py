@@ -68,6 +68,8 @@ def _print_one(scenario: str, row: MemoryRow) -> None:
     shown = _about(row.shown_bytes, row.shown_range_bytes)
     console.say(f"the allocator reserves about {reserved}")
     console.say(f"nvidia-smi shows about {shown}")
+    if row.host_bytes:
+        console.say(f"the host of a node keeps {format_bytes(row.host_bytes)} of states for its ranks")
     console.print(f"largest micro-batch that fits: {row.largest_micro_batch or 'none'}")
     if row.trained_parameters < row.parameters:
         console.say(f"{row.trained_parameters:,} of {row.parameters:,} parameters are trained")
@@ -118,11 +120,11 @@ def _by_stage(scenario: str, row: MemoryRow) -> Table:
     return table
 
 
-def _cells(row: MemoryRow | RefusedStrategy, parts: list[str]) -> list[str]:
+def _cells(row: MemoryRow | RefusedStrategy, parts: list[str], *, on_the_host: bool) -> list[str]:
     from clustersim.studies.what_if.memory_table import RefusedStrategy
 
     if isinstance(row, RefusedStrategy):
-        return [*[""] * (4 + len(parts)), "-", ""]
+        return [*[""] * (4 + len(parts) + on_the_host), "-", ""]
     states, *part_cells, total = (
         f"{nbytes / 2**30:.2f}"
         for nbytes in (row.model_states_bytes, *(row.largest[part] for part in parts), row.total_bytes)
@@ -130,7 +132,8 @@ def _cells(row: MemoryRow | RefusedStrategy, parts: list[str]) -> list[str]:
     saving = f"{row.saving:.1f}x" if row.saving else ""
     fits = FITTING[row.verdict]
     each = f"{row.bytes_per_parameter:.0f}"
-    return [each, states, saving, *part_cells, total, fits, str(row.largest_micro_batch or "none")]
+    host = [f"{row.host_bytes / 2**30:.0f}" if row.host_bytes else ""] if on_the_host else []
+    return [each, states, saving, *part_cells, total, *host, fits, str(row.largest_micro_batch or "none")]
 
 
 def _print_all(scenario: str, rows: list[MemoryRow | RefusedStrategy]) -> None:
@@ -140,14 +143,20 @@ def _print_all(scenario: str, rows: list[MemoryRow | RefusedStrategy]) -> None:
     split = bool(memory_rows[0].stages)
     whose = "the fullest GPU" if split else "one GPU"
     parts = {name: part for name, part in variant_columns().items() if any(row.largest[part] for row in memory_rows)}
-    heads = ("split" if split else "strategy", "B/param", "states", "saving", *parts, "peak", "fits", "most\nsamples")
+    heads = ("split" if split else "strategy", "B/param", "states", "saving", *parts, "peak")
+    on_the_host = any(row.host_bytes for row in memory_rows)
+    heads = (*heads, *(("host",) if on_the_host else ()), "fits", "most\nsamples")
     labels = [label_of(row.strategy, row.variant, split=split) for row in rows]
-    cells = ([label, *_cells(row, list(parts.values()))] for label, row in zip(labels, rows, strict=True))
+    cells = (
+        [label, *_cells(row, list(parts.values()), on_the_host=on_the_host)]
+        for label, row in zip(labels, rows, strict=True)
+    )
     console = stdout()
     console.print(number_table(f"memory of {whose} [GiB]: {scenario}", heads, cells))
     console.print(
         "- B/param: bytes a parameter of these states, unsplit: rows compare where it is the same\n"
         "- states: parameters, gradients and optimizer states; gather: parameters gathered; bucket: of gradients on "
         "their way; most samples: the largest micro-batch that fits"
+        + ("; host: of states in the memory of a node, without buffers" if on_the_host else "")
     )
     console.say(*(f"- {label}: {row.reason}" for label, row in zip(labels, rows, strict=True) if row.reason))

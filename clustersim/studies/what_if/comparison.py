@@ -37,6 +37,18 @@ VARIANTS: Mapping[str, Mapping[str, Changes]] = {
     "zero": {f"stage {stage}": {"zero_optimization": {"stage": stage}} for stage in (1, 2, 3)},
 }
 """Kinds of which more than one form is worth a row; every other kind has one, with its defaults."""
+_AWAY = {"device": "cpu"}
+ON_THE_HOST: Mapping[str, Mapping[str, Changes]] = {
+    "fsdp": {"all on the host": {"cpu_offload": True}},
+    "zero": {
+        "stage 2, optimizer on the host": {"zero_optimization": {"stage": 2, "offload_optimizer": _AWAY}},
+        "stage 3, optimizer on the host": {"zero_optimization": {"stage": 3, "offload_optimizer": _AWAY}},
+        "stage 3, all on the host": {
+            "zero_optimization": {"stage": 3, "offload_optimizer": _AWAY, "offload_param": _AWAY}
+        },
+    },
+}
+"""Forms that keep states in the host's memory, for who asks what would fit."""
 
 SCHEDULES: tuple[tuple[str, int | None], ...] = (
     ("gpipe", None),
@@ -125,8 +137,8 @@ def compare(
     return rows
 
 
-def forms(own: Scenario) -> list[ComparisonCase]:
-    """What every row changes, the scenario's own first among its kind."""
+def forms(own: Scenario, *, on_the_host: bool = False) -> list[ComparisonCase]:
+    """What every row changes, the scenario's own first among its kind; with forms ``on_the_host`` or without."""
     written = own.file.strategy
     parallel = own.file.parallel
     if parallel is not None and parallel.splits:
@@ -138,7 +150,8 @@ def forms(own: Scenario) -> list[ComparisonCase]:
     for kind in STRATEGIES:
         if kind == written["kind"]:
             all_forms.append(ComparisonCase(kind, OWN, {}))
-        for variant, knobs in VARIANTS.get(kind, {"": {}}).items():
+        variants = dict(VARIANTS.get(kind, {"": {}})) | dict(ON_THE_HOST.get(kind, {}) if on_the_host else {})
+        for variant, knobs in variants.items():
             table: Table = {**common, "kind": kind, **knobs} | _precision(kind, common, states)
             if table.get("servers") == 0:
                 table["servers"] = _gpus(own)

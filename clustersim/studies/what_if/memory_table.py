@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_left
 
 import msgspec
+import numpy as np
+from msgspec.structs import replace
 
 from clustersim.core.device import Device
 from clustersim.core.errors import ClusterSimError
@@ -13,7 +16,10 @@ from clustersim.scenario import Scenario, load
 from clustersim.scenario.held import ScenarioParts, held
 from clustersim.scenario.reading import Changes
 from clustersim.studies.what_if.comparison import OWN, bytes_a_parameter, forms, scenario_of, told
+from clustersim.training.strategies.zero_config import ZeroConfig
 
+OF_OPTIMIZER = ("master_weights", "optimizer_states")
+FP32 = 4.0
 MOST = 1 << 20
 """Micro-batches beyond this are not looked for."""
 
@@ -42,6 +48,7 @@ class MemoryRow(msgspec.Struct, frozen=True):
     saving : one GPU's model states over these.
     largest_micro_batch : that fits, 0 if not even one sample does.
     stage : which holds most, None of a model that is not split. stages : each of them.
+    host_bytes : of states that a node keeps in the host's memory for its ranks.
     parameters, trained_parameters : of the model, and of these, those that have gradients and states.
     """
 
@@ -68,6 +75,7 @@ class MemoryRow(msgspec.Struct, frozen=True):
     stages: list[FullestGpu]
     parameters: int
     trained_parameters: int
+    host_bytes: float = 0.0
     reason: str = ""
 
 
@@ -101,7 +109,7 @@ def table(
     if isinstance(own, str):
         own = load(own, changes)
     rows: list[MemoryRow | RefusedStrategy] = [_row(held(own), own.strategy.name, OWN)]
-    for form in forms(own) if every else ():
+    for form in forms(own, on_the_host=True) if every else ():
         if form.own:
             continue
         try:
@@ -134,8 +142,38 @@ def _row(parts: ScenarioParts, kind: str, variant: str) -> MemoryRow:
         stages=[] if split is None else [_fullest(stage_use, card) for stage_use in split.memory],
         parameters=parts.model.parameters,
         trained_parameters=parts.model.trained,
+        host_bytes=host_bytes(parts),
         **msgspec.structs.asdict(_fullest(use, card)),
     )
+
+
+def host_bytes(parts: ScenarioParts) -> float:
+    """States that a node keeps in the host's memory for all its ranks [bytes]; 0 where nothing is offloaded.
+
+    What leaves the GPUs, and of DeepSpeed fp32 gradients beside it: 16 bytes a parameter with Adam, 18 with the
+    parameters, as its estimators count (deepspeed/runtime/zero/stage3.py, ``estimate_zero3_model_states_mem_needs``;
+    they ask 1.5 times that, for buffers).
+    """
+    config = parts.scenario.config
+    if isinstance(config, ZeroConfig):
+        if not config.offloads_optimizer and not config.offloads_parameters:
+            return 0.0
+        block = replace(config.zero_optimization, offload_param=None, offload_optimizer=None)
+        staying = replace(config, zero_optimization=block)
+    elif getattr(config, "cpu_offload", False):
+        staying = replace(config, cpu_offload=False)
+    else:
+        return 0.0
+    before = held(dataclasses.replace(parts.scenario, config=staying)).use
+    after = parts.use
+    moved = sum(getattr(before, part) - getattr(after, part) for part in ("parameters", *OF_OPTIMIZER))
+    workers = parts.mesh.workers
+    if isinstance(config, ZeroConfig):
+        gradients = FP32 * parts.model.trained / workers
+    else:
+        gradients = before.gradients - after.gradients
+    ranks = int(np.bincount(parts.topology.vertex_node[parts.mesh.gpus[:workers]]).max())
+    return ranks * (moved + gradients)
 
 
 def _fullest(use: MemoryUse, card: Device) -> FullestGpu:
