@@ -16,6 +16,7 @@ from clustersim.core.units import format_time
 from clustersim.explain.metrics import steady_window
 from clustersim.model.seconds.conv import is_winograd
 from clustersim.model.seconds.unstated import half_width
+from clustersim.scenario.beside_published import beside_published
 
 if TYPE_CHECKING:
     from clustersim.scenario.result import Result
@@ -126,6 +127,8 @@ def outcome_notes(result: Result) -> Iterator[str]:
     config = result.scenario.config
     strategy = result.scenario.strategy.name
     together = result.scenario.strategy.together(config)
+    if file.published is not None:
+        yield from beside_published(result, trust(result.prepared))
     if not together:
         yield from _unsettled(result)
     yield from _timed_changes(result)

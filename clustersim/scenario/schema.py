@@ -289,6 +289,29 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError("layer_time must be longer than 0 s and at most a minute")
 
 
+class PublishedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[published]``: what a source has of a run like this one; a run of the file as it is written says how far it is.
+
+    Parameters
+    ----------
+    source : who says it, and where. step_time, mfu, tokens_per_s_per_gpu : what it says, one or more of them; mfu is a
+        share of 1.
+    differs : what of that run this file has otherwise.
+    """
+
+    source: str
+    step_time: Seconds | None = None
+    mfu: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    tokens_per_s_per_gpu: Annotated[float, Meta(gt=0)] | None = None
+    differs: str = ""
+
+    def __post_init__(self) -> None:
+        if self.step_time is None and self.mfu is None and self.tokens_per_s_per_gpu is None:
+            raise ValueError("write what the source says: step_time, mfu or tokens_per_s_per_gpu")
+        if self.step_time is not None and not 0 < float(self.step_time) < math.inf:
+            raise ValueError("step_time must be longer than 0 s")
+
+
 class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A whole file.
 
@@ -297,7 +320,7 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     strategy : read a second time by the strategy's own Struct, which ``kind`` names.
     parallel : how the model is split over ranks; without it every rank holds the whole.
     campaign : the whole training that steps like this one are of, for ``clustersim campaign``.
-    measured : what was timed on the real machine.
+    measured : what was timed on the real machine. published : what a source has of such a run.
     incident : what goes wrong in this run, where and when. watchdog : what ends it where it hangs.
     """
 
@@ -308,5 +331,6 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     parallel: ParallelConfig | None = None
     campaign: CampaignTable | None = None
     measured: Measured | None = None
+    published: PublishedStep | None = None
     incident: tuple[Incident, ...] = ()
     watchdog: Watchdogs = Watchdogs()

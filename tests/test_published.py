@@ -1,0 +1,55 @@
+"""A scenario that cites a figure of its source has it as a field, and a run says how far it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from clustersim import scenario
+from clustersim.core.errors import ScenarioError
+from clustersim.scenario.ran import trust
+
+FOLDER = Path(__file__).parents[1] / "scenarios"
+SHIPPED = [path for path in FOLDER.glob("*.toml") if not path.name.startswith(("plan_", "sweep_"))]
+A_FIGURE = re.compile(r"[\d.,]+ ?(% MFU|GPU hours|s a step|tokens a second)|MFU of \d|has [\d.]+ %")
+A_SOURCE = re.compile(r"arXiv|README|the paper|the report", re.IGNORECASE)
+
+
+def published():
+    files = {path.stem: path for path in SHIPPED}
+    return {name: scenario.load(path) for name, path in files.items() if "[published]" in path.read_text()}
+
+
+def test_a_figure_in_a_comment_beside_a_source_is_a_field():
+    """A number in a comment is checked by nobody: of a published run it is in [published], with its source."""
+    for path in SHIPPED:
+        comments = " ".join(line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#"))
+        if A_FIGURE.search(comments) and A_SOURCE.search(comments):
+            assert "[published]" in path.read_text(), path.name
+
+
+def test_what_is_published_has_its_source_and_what_differs():
+    cases = published()
+    assert len(cases) >= 4
+    for name, case in cases.items():
+        row = case.file.published
+        assert re.search(r"arXiv \d{4}\.\d{5}|README", row.source), name
+        assert row.differs, name
+
+
+def test_a_run_says_how_far_its_source_is_and_a_changed_one_does_not():
+    name = "lora_qwen_7b_1x1_a100"
+    result = scenario.load(name).run()
+    (line,) = [note for note in result.notes if note.startswith("published")]
+    real, simulated = float(result.scenario.file.published.step_time), result.summary["step_time_s"]
+    assert f"{abs(real / simulated - 1):.0%} {'longer' if real > simulated else 'shorter'}" in line
+    assert abs(real / simulated - 1) <= trust(result.prepared).p90
+    changed = scenario.load(name, {"strategy.gradient_accumulation_steps": 1}).run()
+    assert not any(note.startswith("published") for note in changed.notes)
+
+
+def test_a_field_without_a_figure_is_refused():
+    with pytest.raises(ScenarioError, match="write what the source says"):
+        scenario.load("lora_qwen_7b_1x1_a100", {"published": {"source": "nobody"}})
