@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from clustersim.app.cli import main
 from clustersim.app.cli.calibrate import CalibrationReport, _lines
 from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
 from clustersim.calibrate.fit.structures import Structure, explained
@@ -84,3 +85,21 @@ def test_it_is_told_in_a_line_with_what_it_is_not_told_from():
     )
     assert "explained by 4 of 8 NICs, error 1.0% above 64 KiB where 30.0% is without" in next(_lines(report))
     assert "half the rate" in list(_lines(report))[1]
+
+
+def test_a_log_stands_beside_what_its_machine_should_do(tmp_path, capsys):
+    """What should I get, and what is wrong? In one command."""
+    rows = ["case_id,topology,nodes,ranks,collective,dtype,size_bytes,time_us"]
+    PLAYED["8"] = Structure("8", changes=(Change("node1/nic2", factor=0.3),))
+    for chosen in choices("8", "all_reduce"):
+        request = chosen.request
+        micros = seconds(chosen, costs_of(chosen.group)) * 1e6
+        rows.append(f"one,hgx-h100,2,16,all_reduce,float,{int(request.nbytes)},{micros:.3f}")
+    table = tmp_path / "all_reduce.csv"
+    table.write_text("\n".join(rows) + "\n")
+    with pytest.raises(SystemExit) as done:
+        main(["trace", str(table), "--topology", "hgx-h100"])
+    printed = capsys.readouterr().out
+    assert not done.value.code
+    assert sum(line.startswith("all_reduce") for line in printed.splitlines()) == len(SIZES)
+    assert "slowest NIC carries 0.30" in printed

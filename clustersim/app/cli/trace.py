@@ -54,7 +54,10 @@ class TraceSteps(msgspec.Struct, frozen=True):
 @click.argument("files", nargs=-1, required=True, type=PATH)
 @format_option
 @click.option("--top", type=click.IntRange(min=1), default=20, help="How many collectives to print.")
-@click.option("--topology", help="Of an NCCL log: compare its choices with those predicted on this machine.")
+@click.option(
+    "--topology",
+    help="Of nccl-tests: expected beside measured on this machine, and why; of an NCCL log: its choices beside them.",
+)
 @click.option("--pins", is_flag=True, help="Of an NCCL log: print its choices as lines for a scenario.")
 @json_option
 def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | None, pins: bool, as_json: bool) -> None:
@@ -64,6 +67,7 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | No
     rccl-tests, NCCL_DEBUG=INFO logs, step times that Megatron-LM, torchtitan, DeepSpeed and TensorBoard log, and of a
     run that hangs Flight Recorder dumps or the log of PyTorch's watchdog (who is missing at which collective)."""
     from clustersim.app.cli.replay import is_chakra
+    from clustersim.calibrate import beside_machine
     from clustersim.collectives import fitted as fitting
     from clustersim.core.timeline import Timeline
     from clustersim.files import traces
@@ -73,11 +77,17 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | No
         raise ClusterSimError(f"{files[0]}: a Chakra trace is a program, which `clustersim replay` plays")
     with working(f"reading {len(files)} file(s)"):
         read = traces.read(files, format=fmt)
-        if topology:
+        beside = (
+            beside_machine.beside_machine(read, topology) if topology and isinstance(read, traces.Samples) else None
+        )
+        if topology and beside is None:
             log = _choices(read)
             nodes = log.nodes or nccl_debug.nodes_needed(log, fitting.load(topology, nodes=1))
             read = nccl_debug.beside(log, fitting.load(topology, nodes=nodes))
-        if isinstance(read, Timeline):
+        if beside is not None:
+            document = msgspec.to_builtins(beside)
+            lines = beside_machine.lines(beside)
+        elif isinstance(read, Timeline):
             run = digest.of_run(read)
             steps = _steps(read)
             document = msgspec.to_builtins(run) | msgspec.to_builtins(steps)
@@ -103,7 +113,8 @@ def _choices(read: Timeline | Samples | Told) -> NcclLog:
 
     if not isinstance(read, NcclLog):
         raise ClusterSimError(
-            f"{read.source}: --topology and --pins are for an NCCL_DEBUG=INFO log; `clustersim replay` plays a run"
+            f"{read.source}: --topology is for logs of nccl-tests and NCCL_DEBUG=INFO, --pins for the latter; "
+            "`clustersim replay` plays a run"
         )
     return read
 

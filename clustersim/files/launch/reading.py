@@ -254,7 +254,7 @@ def _unsaid(fields: ScenarioFields, made: Scenario) -> list[str]:
         notes.append("no file says how many samples a rank takes at once: 1")
     tokens = model_of(made).seq_len
     if tokens and "model.seq_len" not in fields:
-        notes.append(f"no file says how long a sequence is: {tokens:,} tokens, the longest of the model")
+        notes.append(f"no file says how long a sequence is: {tokens:,} tokens are taken (model.seq_len)")
     return notes
 
 

@@ -264,7 +264,8 @@ def _wordless(
         yield f"model = {model}: its files name none; say it to the training script"
     for field in sorted(leaves.keys() | again.keys()):
         if leaves.get(field) != again.get(field):
-            yield f"{field} = {_shown(leaves.get(field))}: it would be {_shown(again.get(field))}"
+            instead = "its default" if again.get(field) is None else _shown(again.get(field))
+            yield f"{field} = {_shown(leaves.get(field))}: it would be {instead}"
 
 
 def _back(exported: Scenario, table: FrameworkTable, texts: Mapping[str, str]) -> tuple[Scenario, str | None]:

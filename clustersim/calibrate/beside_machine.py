@@ -1,0 +1,90 @@
+"""A benchmark's log beside what its machine should do: each size, and how the machine differs from its file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from clustersim.calibrate.fit.of_logs import nccl_times
+from clustersim.calibrate.fit.structures import errors_by_class, explained
+from clustersim.core.errors import TraceError
+from clustersim.core.units import format_bytes, format_time
+from clustersim.files.traces.samples import Samples
+
+
+class ExpectedRow(msgspec.Struct, frozen=True):
+    """A timed collective: its size, both times [s], and what NCCL is expected to run."""
+
+    kind: str
+    ranks: int
+    bytes: float
+    measured_s: float
+    expected_s: float
+    algorithm: str
+    protocol: str
+
+
+class BesideMachine(msgspec.Struct, frozen=True):
+    """A log beside a machine.
+
+    Parameters
+    ----------
+    topology : the machine. rows : in the log's order. errors : median |relative error| by class of sizes.
+    explained : what the machine is, if not as its file says; with it and without, ``error`` and ``described`` are the
+        median error above 64 KiB. alike : what explains the log as well. skipped : rows left out, by reason.
+    """
+
+    topology: str
+    rows: list[ExpectedRow]
+    errors: dict[str, float]
+    explained: str = ""
+    described: float = 0.0
+    error: float = 0.0
+    alike: tuple[str, ...] = ()
+    skipped: dict[str, int] = {}
+
+
+def beside_machine(samples: Samples, topology: str) -> BesideMachine:
+    """The rows of a log beside what NCCL would take on a machine, with constants as they are shipped.
+
+    Raises :class:`TraceError` where no row can be played there, with the reasons.
+    """
+    times, skipped = nccl_times(samples, topology)
+    if not times.rows:
+        why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
+        raise TraceError(f"{samples.source}: no row that can be played on {topology}; {why}")
+    expected = times.predict({})
+    rows = []
+    for row, seconds in zip(times.rows, expected.tolist(), strict=True):
+        pick = row.choice
+        request = pick.request
+        size = pick.group.size
+        rows.append(ExpectedRow(request.kind, size, row.nbytes, row.seconds, seconds, pick.algorithm, pick.protocol))
+    reason = explained(times, lambda structure: nccl_times(samples, topology, None, structure)[0])
+    errors = errors_by_class(times, expected)
+    if reason is None:
+        return BesideMachine(topology, rows, errors, skipped=skipped)
+    words = reason.structure.words
+    return BesideMachine(topology, rows, errors, words, reason.described, reason.error, reason.alike, skipped)
+
+
+def lines(beside: BesideMachine) -> Iterator[str]:
+    """For people."""
+    yield f"expected on {beside.topology}, with constants as shipped, beside measured"
+    yield f"{'collective':16s} {'ranks':>5s} {'size':>10s} {'measured':>10s} {'expected':>10s} {'ratio':>6s}  NCCL runs"
+    for row in beside.rows:
+        times = f"{format_time(row.measured_s):>10s} {format_time(row.expected_s):>10s}"
+        ratio = f"{row.measured_s / row.expected_s:>6.2f}"
+        runs = f"{row.algorithm} {row.protocol}"
+        yield f"{row.kind:16s} {row.ranks:>5d} {format_bytes(row.bytes):>10s} {times} {ratio}  {runs}"
+    errors = "; ".join(f"{name} {error:.1%}" for name, error in beside.errors.items())
+    yield f"median |error|: {errors}"
+    if beside.explained:
+        yield (
+            f"not as its file says: explained by {beside.explained}, error {beside.error:.1%} above 64 KiB where "
+            f"{beside.described:.1%} is without it"
+        )
+    if beside.alike:
+        yield f"these rows do not tell that from: {'; '.join(beside.alike)}"
+    yield from (f"skipped {count}: {why}" for why, count in beside.skipped.items())
