@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -49,7 +50,7 @@ class Structure(msgspec.Struct, frozen=True):
     """
 
     words: str
-    node: dict[str, bool | str] = {}
+    node: dict[str, Any] = {}
     changes: tuple[Change, ...] = ()
     algorithms: str = ""
 

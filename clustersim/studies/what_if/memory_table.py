@@ -16,6 +16,7 @@ from clustersim.scenario import Scenario, load
 from clustersim.scenario.held import ScenarioParts, held
 from clustersim.scenario.reading import Changes
 from clustersim.studies.what_if.comparison import OWN, bytes_a_parameter, forms, scenario_of, told
+from clustersim.training.strategies.base import StrategyConfig
 from clustersim.training.strategies.zero_config import ZeroConfig
 
 OF_OPTIMIZER = ("master_weights", "optimizer_states")
@@ -159,7 +160,7 @@ def host_bytes(parts: ScenarioParts) -> float:
         if not config.offloads_optimizer and not config.offloads_parameters:
             return 0.0
         block = replace(config.zero_optimization, offload_param=None, offload_optimizer=None)
-        staying = replace(config, zero_optimization=block)
+        staying: StrategyConfig = replace(config, zero_optimization=block)
     elif getattr(config, "cpu_offload", False):
         staying = replace(config, cpu_offload=False)
     else:
@@ -173,7 +174,7 @@ def host_bytes(parts: ScenarioParts) -> float:
     else:
         gradients = before.gradients - after.gradients
     ranks = int(np.bincount(parts.topology.vertex_node[parts.mesh.gpus[:workers]]).max())
-    return ranks * (moved + gradients)
+    return float(ranks * (moved + gradients))
 
 
 def _fullest(use: MemoryUse, card: Device) -> FullestGpu:
