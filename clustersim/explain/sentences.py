@@ -187,8 +187,8 @@ def jitter(causes: Causes, charge: Charge) -> str:
     if spread > UNLIKE:
         kinds = "machines with other work" if causes.on_cpu else "GPUs of several kinds"
         return (
-            f"Ranks have paces of their own (means within {spread:.1%}), as {kinds}: the faster ones wait for the "
-            f"slower, {longest}."
+            f"Ranks have paces of their own (means within {spread:.1%}), as {kinds} or ranks with more work have: "
+            f"the faster ones wait for the slower, {longest}."
         )
     whom = f" for rank {charge.holder_rank}" if charge.holder_rank >= 0 else ""
     return (
