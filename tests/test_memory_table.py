@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from clustersim import scenario
+from clustersim.app.cli.memory import _cells
 from clustersim.scenario.held import held
 from clustersim.studies.what_if.memory_table import MemoryRow, host_bytes, table
 from clustersim.training.strategies import STRATEGIES
@@ -98,3 +100,11 @@ def test_what_leaves_the_gpus_is_in_the_hosts_memory_as_deepspeeds_estimator_cou
         parts = held(scenario.load(own.path, {"cluster.nodes": 1, "strategy": table}))
         assert host_bytes(parts) == pytest.approx(each * parts.model.parameters, rel=0.001)
     assert host_bytes(held(own)) == 0.0
+
+
+@pytest.mark.parametrize(("device_bytes", "words"), [(70.0, "25%"), (85.0, "75%"), (90.0, "yes"), (50.0, "no")])
+def test_a_table_says_how_likely_a_row_fits(rows, device_bytes, words):
+    state = "does not fit" if device_bytes < 60 else "may run out" if device_bytes < 80 else "fits"
+    bounds = {"shown_range_bytes": (60.0, 90.0), "shown_bytes": 80.0, "device_bytes": device_bytes}
+    row = msgspec.structs.replace(rows[0], verdict=state, **bounds)
+    assert _cells(row, [], on_the_host=False)[-2] == words

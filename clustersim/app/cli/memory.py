@@ -18,7 +18,7 @@ from clustersim.app.cli.common import (
     working,
 )
 from clustersim.core.memory_parts import part_label, stage_columns, variant_columns
-from clustersim.core.memory_use import worded
+from clustersim.core.memory_use import DOES_NOT_FIT, likelihood, worded
 from clustersim.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -130,7 +130,9 @@ def _cells(row: MemoryRow | RefusedStrategy, parts: list[str], *, on_the_host: b
         for nbytes in (row.model_states_bytes, *(row.largest[part] for part in parts), row.total_bytes)
     )
     saving = f"{row.saving:.1f}x" if row.saving else ""
-    fits = FITTING[row.verdict]
+    out = likelihood(row.shown_range_bytes, row.shown_bytes, row.device_bytes)
+    certain = row.verdict == DOES_NOT_FIT or not out
+    fits = FITTING[row.verdict] if certain else f"{1 - out:.0%}"
     each = f"{row.bytes_per_parameter:.0f}"
     host = [f"{row.host_bytes / 2**30:.0f}" if row.host_bytes else ""] if on_the_host else []
     return [each, states, saving, *part_cells, total, *host, fits, str(row.largest_micro_batch or "none")]
@@ -156,7 +158,7 @@ def _print_all(scenario: str, rows: list[MemoryRow | RefusedStrategy]) -> None:
     console.print(
         "- B/param: bytes a parameter of these states, unsplit: rows compare where it is the same\n"
         "- states: parameters, gradients and optimizer states; gather: parameters gathered; bucket: of gradients on "
-        "their way; most samples: the largest micro-batch that fits"
+        "their way; fits: how likely, where that is not certain; most samples: the largest micro-batch that fits"
         + ("; host: of states in the memory of a node, without buffers" if on_the_host else "")
     )
     console.say(*(f"- {label}: {row.reason}" for label, row in zip(labels, rows, strict=True) if row.reason))
