@@ -35,7 +35,7 @@ from clustersim.studies.plan.limits import step_bound, too_much
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.spec import from_table
 from clustersim.studies.plan.untried import untried
-from clustersim.studies.plan.verdict import verdict
+from clustersim.studies.plan.verdict import fit_of, verdict
 from clustersim.studies.plan.why import alternatives, where_it_goes, why_lost, why_on_front, why_tempting
 from clustersim.studies.sweep.row import FullestMemory, HotLink, SweepFigures
 
@@ -367,6 +367,7 @@ def test_the_verdict_says_where_memory_may_run_out(monkeypatch):
     result = msgspec.structs.replace(one.result, peak_memory_bytes=68 * 2**30, memory=memory)
     tight = msgspec.structs.replace(one, result=result)
     assert "of 80 GiB: it fits (likelihood 62%)" in verdict(plan(), judged(monkeypatch, tight))
+    assert (fit_of(tight), fit_of(one)) == ("fits (likelihood 62%)", "")
     roomy = option(1, "fsdp", 90.0)
     memory = FullestMemory(80 * 2**30, 50 * 2**30, (45 * 2**30, 60 * 2**30))
     result = msgspec.structs.replace(roomy.result, peak_memory_bytes=45 * 2**30, memory=memory)

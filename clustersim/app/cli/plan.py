@@ -101,7 +101,8 @@ def _print(title: str, result: PlanAnswer, options: int, wrote: list[str]) -> No
         console.print(number_table("the best of each machine and size", columns, of_places))
         for place in result.places:
             best = f"{place.best.option}: " if place.best else ""
-            console.say(f"- {place.gpus:,} GPUs of {place.machine}: {best}{place.why}")
+            fit = f"; {place.best.fit}" if place.best and place.best.fit else ""
+            console.say(f"- {place.gpus:,} GPUs of {place.machine}: {best}{place.why}{fit}")
     if others := [row for row in result.alternatives if row.rate]:
         console.print(
             number_table(
@@ -117,7 +118,8 @@ def _print(title: str, result: PlanAnswer, options: int, wrote: list[str]) -> No
     for row in result.front:
         if row.limited_by and row.stage_bytes:
             stage_text = " ".join(f"{b / 2**30:.0f}" for b in row.stage_bytes)
-            console.say(f"- {row.option}: {row.limited_by}; GiB by stage {stage_text}")
+            fit = f"; {row.fit}" if row.fit else ""
+            console.say(f"- {row.option}: {row.limited_by}; GiB by stage {stage_text}{fit}")
     for heading, rows in (("why these", result.front), ("tempting", result.tempting), ("why not", result.alternatives)):
         if rows:
             console.say(heading, style="bold")

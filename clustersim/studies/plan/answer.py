@@ -20,7 +20,7 @@ from clustersim.studies.plan.places import best_of_places
 from clustersim.studies.plan.robust import robustness
 from clustersim.studies.plan.rows import ChosenRow, Degrees, FateRow, PlaceRow, PlanAnswer, ReasonedRow
 from clustersim.studies.plan.spec import EXACT, PlanFile
-from clustersim.studies.plan.verdict import left_over, too_close, verdict
+from clustersim.studies.plan.verdict import fit_of, left_over, too_close, verdict
 from clustersim.studies.plan.why import alternatives, rule_told, what_limits, why_lost, why_on_front, why_tempting
 
 Pair = tuple[int, int]
@@ -123,6 +123,7 @@ def _row(option: PlanOption, searched: SearchResult) -> Table:
         "days": option.days,
         "usd": option.usd,
         "dtype": dtype,
+        "fit": fit_of(option),
         "mfu": _mfu(option, searched, dtype),
     }
 

@@ -44,7 +44,7 @@ def _tight(plan: PlanFile, searched: SearchResult) -> str:
     memory = fastest.result.memory
     needed = fastest.result.peak_memory_bytes
     shown = memory.shown_bytes
-    words = worded(verdict_of(needed, shown, memory.device_bytes), memory.shown_range_bytes, shown, memory.device_bytes)
+    words = fit_of(fastest)
     sentence = (
         f" Its fullest GPU needs {format_bytes(needed)}, and with the allocator's and NCCL's own about "
         f"{format_bytes(shown)} of {format_bytes(memory.device_bytes)}: it {words}; more memory_margin is safer"
@@ -56,6 +56,15 @@ def _tight(plan: PlanFile, searched: SearchResult) -> str:
     unit = "token" if searched.tokens else "sample"
     place = _place(option, plan, searched, fastest)
     return f"{sentence}. Of those that were run and leave room, the fastest is {place}{_spend(option, unit)}."
+
+
+def fit_of(option: PlanOption) -> str:
+    """Whether its fullest GPU has room, and how likely; empty for what was not run whole or folded."""
+    if option.result is None or not option.result.memory.device_bytes:
+        return ""
+    memory = option.result.memory
+    state = verdict_of(option.result.peak_memory_bytes, memory.shown_bytes, memory.device_bytes)
+    return worded(state, memory.shown_range_bytes, memory.shown_bytes, memory.device_bytes)
 
 
 def _runs_out(option: PlanOption) -> float:
