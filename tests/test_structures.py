@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -103,3 +104,11 @@ def test_a_log_stands_beside_what_its_machine_should_do(tmp_path, capsys):
     assert not done.value.code
     assert sum(line.startswith("all_reduce") for line in printed.splitlines()) == len(SIZES)
     assert "slowest NIC carries 0.30" in printed
+
+
+def test_a_capture_is_not_taken_for_a_log_of_nccl(capsys):
+    capture = Path(__file__).parent / "data" / "gloo" / "2_ranks"
+    with pytest.raises(SystemExit) as done:
+        main(["trace", str(capture), "--topology", "hgx-h100"])
+    assert done.value.code == 2
+    assert "clustersim validate capture" in capsys.readouterr().err

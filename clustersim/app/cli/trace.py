@@ -77,9 +77,10 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | No
         raise ClusterSimError(f"{files[0]}: a Chakra trace is a program, which `clustersim replay` plays")
     with working(f"reading {len(files)} file(s)"):
         read = traces.read(files, format=fmt)
-        beside = (
-            beside_machine.beside_machine(read, topology) if topology and isinstance(read, traces.Samples) else None
-        )
+        beside = None
+        if topology and isinstance(read, traces.Samples):
+            _no_capture(files, fmt)
+            beside = beside_machine.beside_machine(read, topology)
         if topology and beside is None:
             log = _choices(read)
             nodes = log.nodes or nccl_debug.nodes_needed(log, fitting.load(topology, nodes=1))
@@ -105,6 +106,19 @@ def trace(files: tuple[Path, ...], fmt: str | None, top: int, topology: str | No
         print_json(document)
     else:
         click.echo("\n".join(lines))
+
+
+def _no_capture(paths: Sequence[Path], fmt: str | None) -> None:
+    """Raises :class:`ClusterSimError` for captures, which may be of another library than NCCL."""
+    from clustersim.files.traces import FORMATS, files, sniff
+
+    for path in paths:
+        if fmt == "capture" or (
+            fmt is None and any(sniff(file) is FORMATS["capture"] for file in files.files_of(path))
+        ):
+            raise ClusterSimError(
+                f"{path}: a capture, which `clustersim validate capture {path} --topology ...` compares with a machine"
+            )
 
 
 def _choices(read: Timeline | Samples | Told) -> NcclLog:
