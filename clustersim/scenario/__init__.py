@@ -114,7 +114,7 @@ class Scenario:
         table: Table = msgspec.to_builtins(self.file, enc_hook=str)
         if self.file.parallel is None:
             del table["parallel"]  # a run without it is the run it was before there was such a table
-        del table["campaign"]  # no step depends on it
+        del table["campaign"], table["published"]  # no step depends on them
         if self.file.measured is None:
             del table["measured"]
         for name in ("frozen", "adapter", "loss", "packing", "activation_offloading"):

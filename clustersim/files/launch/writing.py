@@ -31,6 +31,7 @@ from clustersim.training.schedules import schedule
 OURS = (
     "cluster.",
     "campaign",
+    "published",
     "incident",
     "watchdog",
     "run.steps",
