@@ -167,12 +167,12 @@ def host_bytes(parts: ScenarioParts) -> float:
         return 0.0
     before = held(dataclasses.replace(parts.scenario, config=staying)).use
     after = parts.use
-    moved = sum(getattr(before, part) - getattr(after, part) for part in ("parameters", *OF_OPTIMIZER))
+    moved = sum(before.largest(part) - after.largest(part) for part in ("parameters", *OF_OPTIMIZER))
     workers = parts.mesh.workers
     if isinstance(config, ZeroConfig):
         gradients = FP32 * parts.model.trained / workers
     else:
-        gradients = before.gradients - after.gradients
+        gradients = before.largest("gradients") - after.largest("gradients")
     ranks = int(np.bincount(parts.topology.vertex_node[parts.mesh.gpus[:workers]]).max())
     return float(ranks * (moved + gradients))
 
