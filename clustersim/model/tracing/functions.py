@@ -1,4 +1,5 @@
-"""How PyTorch on a GPU differs from the CPU whose tensors a trace fakes: fused attention, and what autocast widens."""
+"""How PyTorch on a GPU differs from the CPU whose tensors a trace fakes: fused attention and root-mean-square norms,
+and what autocast widens."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ WIDENED = frozenset(
         "softmax",
         "log_softmax",
         "layer_norm",
+        "rms_norm",
         "group_norm",
         "norm",
         "cosine_similarity",
@@ -58,13 +60,26 @@ WIDENED = frozenset(
         "cosine_embedding_loss",
         "poisson_nll_loss",
         "renorm",
+        "erfinv",
+        "interpolate",
+        "hinge_embedding_loss",
+        "margin_ranking_loss",
+        "multilabel_margin_loss",
+        "soft_margin_loss",
+        "pdist",
+        "linalg_norm",
+        "linalg_vector_norm",
+        "linalg_matrix_norm",
     )
 )
 """What CUDA's autocast runs in fp32 (docs.pytorch.org, "Autocast Op Reference"); a CPU's leaves most in 16 bits."""
 
 
+RMS_NORMS = frozenset({torch.nn.functional.rms_norm, torch.rms_norm})
+
+
 class GpuFunctions(TorchFunctionMode):
-    """Attention as one fused kernel; and under autocast, fp32 where CUDA has it."""
+    """Attention as one fused kernel, ``rms_norm`` as another; and under autocast, fp32 where CUDA has it."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -81,7 +96,16 @@ class GpuFunctions(TorchFunctionMode):
             return _dropout(*args, **named)
         if torch.is_autocast_enabled("cpu") and getattr(func, "__name__", "") in WIDENED:
             args, named = tree_map(_widened, (args, named))
+        if func in RMS_NORMS:
+            return self._norm(func, args, named)
         return func(*args, **named)
+
+    def _norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A CPU runs its operators one by one, and so does CUDA where input and weight differ in type."""
+        inputs, shape, weight = _norm_operands(*args, **kwargs)
+        if weight is not None and weight.dtype != inputs.dtype:
+            return func(*args, **kwargs)
+        return FusedNorm.apply(self.recorder, inputs, weight, len(shape))
 
     def _attention(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         queries, keys, values, mask, _, causal = _attention_operands(*args, **kwargs)
@@ -114,6 +138,37 @@ def _attention_operands(
 ) -> tuple[Any, Any, Any, Any, float, bool]:
     """The arguments of ``scaled_dot_product_attention`` by place, whichever way they were given."""
     return query, key, value, attn_mask, dropout_p, is_causal
+
+
+def _norm_operands(
+    input: Any, normalized_shape: tuple[int, ...], weight: Any = None, eps: float | None = None
+) -> tuple[Any, tuple[int, ...], Any]:
+    """The arguments of ``rms_norm`` by place, whichever way they were given."""
+    return input, normalized_shape, weight
+
+
+class FusedNorm(torch.autograd.Function):
+    """``aten._fused_rms_norm`` as CUDA has it: it keeps its input, its weight and a factor of each row in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, recorder: Recorder, inputs: Any, weight: Any, axes: int) -> Any:
+        """The norm over the last ``axes`` dimensions."""
+        out = torch.empty_like(inputs)
+        factors = inputs.new_empty((*inputs.shape[:-axes], *(1,) * axes), dtype=torch.float32)
+        recorder.fused(torch.ops.aten._fused_rms_norm.default, (inputs, weight), (out, factors))
+        ctx.recorder = recorder
+        ctx.save_for_backward(inputs, factors, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """Gradients of input and weight."""
+        operands = ctx.saved_tensors
+        inputs, _, weight = operands
+        gradients = (torch.empty_like(inputs), None if weight is None else torch.empty_like(weight))
+        backward = torch.ops.aten._fused_rms_norm_backward.default
+        ctx.recorder.record(backward, (gradient, *operands), {}, gradients)
+        return None, *gradients, None
 
 
 class FusedAttention(torch.autograd.Function):

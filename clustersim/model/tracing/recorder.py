@@ -140,10 +140,11 @@ class Recorder(TorchDispatchMode):
         named = kwargs or {}
         out = func(*args, **named)
         if func.namespace != "prim" and not self.paused:
-            self._record(func, args, named, out)
+            self.record(func, args, named, out)
         return out
 
-    def _record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        """An operator has run, or is taken to have."""
         operands = traffic.tensors((args, kwargs))
         results = traffic.tensors(out)
         name = traffic.short_name(func)
@@ -232,6 +233,11 @@ class Recorder(TorchDispatchMode):
             return Product(groups, -(-int(left.shape[0]) // groups), int(right.shape[-1]), int(right.shape[-2]), weight)
         batch = int(left.shape[0]) if left.dim() == 3 else 1
         return Product(batch, int(left.shape[-2]), int(right.shape[-1]), int(left.shape[-1]), weight)
+
+    def fused(self, func: Any, operands: tuple[Any, ...], results: tuple[Any, ...]) -> None:
+        """An operator that only a GPU has has run, and autograd's node of it is the newest."""
+        self.record(func, operands, {}, results)
+        self.trace.owners[self.trace.events[-1].node] = len(self.trace.events) - 1  # and not the making of its output
 
     def attention(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, results: list[Any], causal: bool

@@ -162,10 +162,15 @@ def launches(func: Any, results: Sequence[Any]) -> int:
 
 def flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> float:
     """FLOPs as ``torch.utils.flop_counter`` counts them; of an operator that it does not know, none, but those of
-    grouped products, which are one product of all rows together."""
+    grouped products, which are one product of all rows together. The gradient of a grouped convolution's weight has
+    those of the convolution: the counter takes it for one without groups."""
     if short_name(func) == "_grouped_mm":
         left, right = args[:2]
         return 2.0 * int(left.numel()) * int(right.shape[-1])
+    if short_name(func) == "convolution_backward":
+        gradient, taken, weight = args[:3]
+        large = taken if args[7] else gradient
+        return 2.0 * large.numel() / int(large.shape[1]) * weight.numel() * sum(args[10][:2])
     count = flop_registry.get(func._overloadpacket)
     return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
 
