@@ -48,6 +48,9 @@ PARTS = {
     "qwen2_5_vl_vision",
     "qwen3_vl_vision",
     "qwen3_vl_moe_vision",
+    "qwen3_5_vision",
+    "qwen3_5_moe_vision",
+    "kimi_k25_vision",
 }
 """Towers that are compared with a decoder behind them."""
 PARTS |= {"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}
@@ -60,6 +63,9 @@ SEEING = {
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "kimi_k25": "deepseek_v3",
     "mistral3": "mistral",
     "llava": "llama",
 }
@@ -287,7 +293,8 @@ def counted_flops(config: dict[str, Any], tokens: int) -> int:
 
 OTHERWISE = {
     "jamba", "bamba", "falcon_h1", "granitemoehybrid", "minimax", "kimi_linear", "lfm2", "lfm2_moe", "mamba",
-    "falcon_mamba", "mamba2", "nemotron_h", "qwen3_next", "qwen3_5_text", "llama4_text", "deepseek_v32", *IMAGES,
+    "falcon_mamba", "mamba2", "nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "llama4_text", "deepseek_v32",
+    "glm_moe_dsa", *IMAGES,
 }  # fmt: skip
 """Types that transformers computes in another way than their fused kernels: scans step by step, every expert for every
 token, sparse attention as a mask; and vit, which reads no tokens."""
@@ -312,11 +319,16 @@ def random_tower(kind: str, rng: random.Random) -> dict[str, Any]:
         return {"depth": 3, "embed_dim": width, "num_heads": heads, "hidden_size": 64, "mlp_ratio": 3, "patch_size": 14}
     if kind.startswith("qwen"):
         sizes = {"depth": 3, "hidden_size": width, "num_heads": heads, "intermediate_size": 48, "out_hidden_size": 64}
-        if kind.startswith("qwen3_vl"):
-            return sizes | {"patch_size": 16, "num_position_embeddings": 144, "deepstack_visual_indexes": [0, 2]}
+        if kind.startswith("qwen3"):
+            stacked = {"deepstack_visual_indexes": [0, 2]} if kind.startswith("qwen3_vl") else {}
+            return sizes | {"patch_size": 16, "num_position_embeddings": 144} | stacked
         return sizes | {"patch_size": 14, "fullatt_block_indexes": [1], "window_size": 112}
     sizes = {"hidden_size": width, "num_attention_heads": heads, "num_hidden_layers": 2, "num_channels": 3}
-    sizes |= {"intermediate_size": 4 * width, "image_size": rng.choice([56, 112]), "patch_size": 14}
+    sizes |= {"intermediate_size": 4 * width, "patch_size": 14}
+    if kind == "kimi_k25":
+        del sizes["num_channels"]
+        return sizes | {"pos_emb_height": 8, "pos_emb_width": rng.choice([4, 8])}
+    sizes["image_size"] = rng.choice([56, 112])
     if kind == "llama4":
         sizes |= {"projector_input_dim": 32, "projector_output_dim": 24, "vision_output_dim": 24}
     return sizes
@@ -328,7 +340,10 @@ def seeing_config(kind: str, rng: random.Random) -> dict[str, Any]:
     top = {"tie_word_embeddings": rng.random() < 0.5} if rng.random() < 0.5 and kind != "llama4" else {}
     if kind != "llama4":
         text.pop("tie_word_embeddings", None)
-    return {"model_type": kind, "text_config": text, "vision_config": random_tower(kind, rng), **top}
+    tower = random_tower(kind, rng)
+    if kind == "kimi_k25":
+        top["projection_hidden_size"] = tower["hidden_size"]  # the class multiplies no other
+    return {"model_type": kind, "text_config": text, "vision_config": tower, **top}
 
 
 @pytest.mark.parametrize("kind", SEEING)
@@ -337,7 +352,34 @@ def test_a_tower_stands_in_front_of_a_decoder_as_transformers_has_it(kind: str) 
     for _ in range(4):
         config = seeing_config(kind, rng)
         theirs, ours = as_transformers(config), as_rows(from_hf(config))
-        assert (joined(ours) == dict(theirs)) if kind == "qwen3_vl_moe" else (ours == theirs), config
+        apart = kind in {"qwen3_vl_moe", "kimi_k25"}
+        assert (joined(ours) == dict(theirs)) if apart else (ours == theirs), config
+
+
+def test_indexers_that_blocks_share_are_refused() -> None:
+    config = random_config("glm_moe_dsa", random.Random(1))
+    words = ["full"] * config["num_hidden_layers"]
+    assert as_rows(from_hf(config | {"indexer_types": words})) == as_rows(from_hf(config))
+    for change in ({"indexer_types": [*words[1:], "shared"]}, {"index_topk_freq": 2}, {"index_topk_pattern": "FS"}):
+        with pytest.raises(ModelError, match="share the keys"):
+            from_hf(config | change)
+
+
+@pytest.mark.parametrize("sides", [[2, 1], [0, 0], [2], ["2", "2"], [True, True]])
+def test_patches_are_merged_by_one_number(sides: list[Any]) -> None:
+    config = seeing_config("kimi_k25", random.Random(1))
+    config["vision_config"]["merge_kernel_size"] = sides
+    with pytest.raises(ModelError, match="'merge_kernel_size'"):
+        from_hf(config)
+
+
+def test_a_published_config_that_says_vt_is_the_same_tower() -> None:
+    config = seeing_config("kimi_k25", random.Random(1))
+    tower = config["vision_config"]
+    own = {"hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size"}
+    prefixes = {"pos_emb_height": "init_", "pos_emb_width": "init_", **dict.fromkeys(own, "vt_")}
+    published = {prefixes.get(name, "") + name: value for name, value in tower.items()}
+    assert as_rows(from_hf(config | {"vision_config": published})) == as_rows(from_hf(config))
 
 
 def test_the_flat_config_of_before_transformers_5_is_the_same_decoder() -> None:

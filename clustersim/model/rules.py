@@ -92,6 +92,15 @@ def _any_image(c: Config, values: Values) -> None:
     values["n_positions"] = 0
 
 
+def _position_grid(c: Config, values: Values) -> None:
+    """MoonViT's learned positions are a grid, from which those of any image are drawn."""
+    sides = [
+        c.number(name if c.has(name) or not c.has(f"init_{name}") else f"init_{name}", 64, "positions of a side")
+        for name in ("pos_emb_height", "pos_emb_width")
+    ]
+    values["n_positions"] = sides[0] * sides[1]
+
+
 def _patch_windows(c: Config, values: Values) -> None:
     """Qwen2.5's tower attends inside windows of so many pixels, but for some blocks."""
     full = c.listed("fullatt_block_indexes", "numbers of blocks that attend to everything")
@@ -251,6 +260,17 @@ def _sparse_attention(c: Config, values: Values) -> None:
     values |= {"window": values["indexer.top"], "mixers": ("sliding",)}
 
 
+def _whole_indexers(c: Config, values: Values) -> None:
+    """GLM-5's later kin choose keys in some blocks for those behind them, which have no indexer; GLM-5 does not."""
+    words = set(c.listed("indexer_types", "full or shared for each block"))
+    rarely = c.has("index_topk_freq") and c.number("index_topk_freq", 1, "blocks from one indexer to the next") > 1
+    if words - {"full"} or rarely or c.has("index_topk_pattern"):
+        raise ModelError(
+            f"{c.where}: blocks that share the keys which another block's indexer chose are not described; only "
+            "'indexer_types' of 'full' are"
+        )
+
+
 def _neox(c: Config, values: Values) -> None:
     """GPT-NeoX's halves stand side by side unless the config says no."""
     values["norm_places"] = "parallel_two" if c.flag("use_parallel_residual", True) else "before"
@@ -285,6 +305,7 @@ RULES: dict[str, Rule] = {
     "pooled": _pooled,
     "mlp_ratio": _mlp_ratio,
     "any_image": _any_image,
+    "position_grid": _position_grid,
     "patch_windows": _patch_windows,
     "window_flag": _window_flag,
     "decoder_step": _decoder_step,
@@ -300,6 +321,7 @@ RULES: dict[str, Rule] = {
     "ernie_moe": _ernie_moe,
     "lite_words": _lite_words,
     "sparse_attention": _sparse_attention,
+    "whole_indexers": _whole_indexers,
     "mamba": hybrid_rules.mamba,
     "mamba2": hybrid_rules.mamba2,
     "nemotron_h": hybrid_rules.nemotron_h,

@@ -145,7 +145,7 @@ def _merged(c: Config, vision: Config, rule: str, seen: TransformerShape) -> int
     if kind == "field":
         return c.number(key, 0, "tokens of an image")
     if kind in {"square", "own"}:
-        side = (vision if kind == "square" else c).number(key, 2, "patches of a side that become one token")
+        side = _side(vision if kind == "square" else c, key)
         return max(1, grid // side**2)
     if kind == "ratio":
         ratio = vision.value(key)
@@ -153,6 +153,17 @@ def _merged(c: Config, vision: Config, rule: str, seen: TransformerShape) -> int
             raise ModelError(f"{vision.where}: '{key}' = {ratio!r} must be a number above zero, at most 1")
         return max(1, round(grid * ratio**2))
     return grid
+
+
+def _side(c: Config, key: str) -> int:
+    """Patches of a side that become one token: a number, or that number for both sides."""
+    value = c.value(key)
+    if not isinstance(value, list):
+        return c.number(key, 2, "patches of a side that become one token")
+    sides = [side for side in value if isinstance(side, int) and not isinstance(side, bool) and side > 0]
+    if len(value) != 2 or len(sides) != 2 or sides[0] != sides[1]:
+        raise ModelError(f"{c.where}: '{key}' = {value!r} must be one whole number above zero, twice")
+    return sides[0]
 
 
 def _bridges(
