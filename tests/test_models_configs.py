@@ -60,6 +60,28 @@ def test_the_experts_of_qwen3_are_counted_under_either_name() -> None:
     assert from_hf(later).layers == from_hf(QWEN3_MOE).layers
 
 
+def test_two_numbers_under_two_names_of_one_field_are_no_choice_of_ours() -> None:
+    twice = QWEN3_MOE | {"num_local_experts": 16}
+    assert from_hf(twice).layers == from_hf(QWEN3_MOE).layers
+    with pytest.raises(ModelError, match=r"'num_experts' = 16, 'num_local_experts' = 32: these are two names"):
+        from_hf(twice | {"num_local_experts": 32})
+
+
+def test_a_class_of_experts_alone_is_not_dense_for_a_null() -> None:
+    config = without(QWEN3_MOE, "intermediate_size") | {
+        "model_type": "qwen3_5_moe_text",
+        "shared_expert_intermediate_size": 256,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "tie_word_embeddings": False,
+    }
+    assert from_hf(config).parameters > 0
+    with pytest.raises(ModelError, match=r"'num_experts' = null, but qwen3_5_moe_text has no other MLP"):
+        from_hf(config | {"num_experts": None})
+
+
 def test_a_mixture_without_its_count_of_experts_is_no_dense_model() -> None:
     with pytest.raises(ModelError, match=r"missing 'n_routed_experts', the number of experts.*256"):
         from_hf(without(DEEPSEEK_V3, "n_routed_experts"))

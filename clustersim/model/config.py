@@ -51,10 +51,17 @@ class Config(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys((key, real, *(name for name, to in self.fields.also.items() if to == real))))
 
     def spelled(self, key: str) -> str:
-        """The name under which a field is there, be it null; empty where it is missing."""
+        """The name under which a field is there, be it null; empty where it is missing.
+
+        Raises :class:`ModelError` for two numbers under two of its names: transformers takes the one that stands last.
+        """
         names = self.spellings(key)
         self.read.update(names)
         there = [name for name in names if name in self.data]
+        numbers = {name: self.data[name] for name in there if isinstance(self.data[name], int | float)}
+        if len(set(numbers.values())) > 1:
+            pairs = ", ".join(f"'{name}' = {number}" for name, number in numbers.items())
+            raise ModelError(f"{self.where}: {pairs}: these are two names of one field; leave one of them out")
         return next((name for name in there if self.data[name] is not None), there[0] if there else "")
 
     def value(self, key: str) -> Any:

@@ -111,6 +111,7 @@ def shape_of(c: Config, row: str, family: Family) -> TransformerShape:
     for rule in family.rules:
         RULES[rule](c, values)
     _complete(c, values)
+    _refuse_no_mlp(c, family, values)
     if family.kinds:
         values |= blocks_of(c, family.kinds, values)
     _refuse_missing(c, family, values)
@@ -205,6 +206,16 @@ def _complete(c: Config, values: Values) -> None:
     if not values.get("experts.count"):
         for name in [name for name in values if name.startswith("experts.")]:
             del values[name]
+
+
+def _refuse_no_mlp(c: Config, family: Family, values: Values) -> None:
+    """Raises :class:`ModelError` where a class whose MLPs are all experts is said to have none."""
+    key = family.reads.get("experts.count")
+    has_mlp = any(line.split()[0] in {"dense", "up", "gate_up"} for line in family.block)
+    if key and not has_mlp and "experts.count" not in family.optional and not values.get("experts.count"):
+        raise ModelError(
+            f"{c.where}: '{_first(c, key)}' = null, but {c.kind} has no other MLP; write the number of experts"
+        )
 
 
 def _refuse_missing(c: Config, family: Family, values: Values) -> None:
