@@ -14,6 +14,7 @@ from clustersim.core.errors import ProgramError
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Tensor
 from clustersim.core.program import Collective, Compute, seconds
+from clustersim.model import from_hf
 from clustersim.testing import check_strategy
 from clustersim.training.strategies import STRATEGIES
 from clustersim.training.strategies.buckets import ready_order
@@ -98,6 +99,24 @@ def test_a_tied_tensor_is_ready_only_in_the_earliest_layer_that_uses_it():
         ["l1.t0"],
         ["l2.t0"],
     ]
+
+
+def test_opts_projection_out_is_ready_first_and_alone_in_its_bucket():
+    """Sizes are those that torch 2.13's own DDP rebuilds (``rebuilt_bucket_sizes``) for transformers' class."""
+    config = {
+        "model_type": "opt",
+        "vocab_size": 500,
+        "hidden_size": 1024,
+        "num_hidden_layers": 2,
+        "ffn_dim": 4096,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 2048,
+        "word_embed_proj_dim": 512,
+        "do_layer_norm_before": False,
+    }
+    layout = buckets(from_hf(config, seq_len=8), DDPConfig(), 2)
+    assert [b.nbytes for b in layout] == [2097152, 33583104, 33591296, 29396992, 15716352]
+    assert layout[0].names == ("model.decoder.project_out.weight",)
 
 
 # --- DDP's schedule ----------------------------------------------------------------------------------------------
