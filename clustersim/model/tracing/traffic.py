@@ -170,7 +170,8 @@ def flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -
     if short_name(func) == "convolution_backward":
         gradient, taken, weight = args[:3]
         large = taken if args[7] else gradient
-        return 2.0 * large.numel() / int(large.shape[1]) * weight.numel() * sum(args[10][:2])
+        products = int(large.numel()) // int(large.shape[1]) * int(weight.numel())
+        return 2.0 * products * sum(map(int, args[10][:2]))
     count = flop_registry.get(func._overloadpacket)
     return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
 
