@@ -324,11 +324,18 @@ def test_latent_attention_gathers_its_latent_vectors_not_the_hidden_states() -> 
 # ---- two hops -------------------------------------------------------------------------------------------------------
 
 
-def two_hops(per_node: int, backend: str = "deepep", per_domain: int = 0, **routing: object) -> LocalLayer:
+def two_hops(
+    per_node: int, backend: str = "deepep", per_domain: int = 0, float8: bool = False, **routing: object
+) -> LocalLayer:
     made = shaped("qwen3-30b-a3b", seq_len=1024, layers=1)
     parallel = ParallelConfig(
-        ep=16, etp=1, dispatcher="flex", flex_backend=backend, routing=Routing(**({"kind": "balanced"} | routing))
-    )  # type: ignore[arg-type]
+        ep=16,
+        etp=1,
+        dispatcher="flex",
+        flex_backend=backend,
+        float8_dispatch=float8,
+        routing=Routing(**({"kind": "balanced"} | routing)),  # type: ignore[arg-type]
+    )
     made_of = partition(made, parallel, nproc_per_node=per_node, nproc_per_domain=per_domain)
     return made_of.stages[0].layers[1]
 
@@ -358,6 +365,22 @@ def test_the_way_home_is_the_way_there_backwards() -> None:
     assert there.matrix
     assert home.matrix
     assert np.array_equal(there.matrix.array.T, home.matrix.array)
+
+
+def test_a_dispatch_in_8_bits_carries_scales_and_what_comes_back_is_in_16() -> None:
+    wide = two_hops(8)
+    narrow = two_hops(8, float8=True)
+    for name in ("dispatch", "combine gradient"):
+        for hop in ("rdma", "nvlink"):
+            before = exchanges(wide, f"{name} {hop}")[0]
+            after = exchanges(narrow, f"{name} {hop}")[0]
+            assert (before.dtype, after.dtype) == (None, "fp8")
+            assert after.elements == pytest.approx(before.elements * (1 + 4 / 128))
+            assert before.kernel is not None
+            assert after.kernel is not None
+            assert after.kernel.row == pytest.approx(before.kernel.row * (1 + 4 / 128))
+    for name in ("combine rdma", "dispatch gradient rdma"):
+        assert exchanges(wide, name)[0] == exchanges(narrow, name)[0]
 
 
 def test_only_deepeps_host_waits_for_counts() -> None:

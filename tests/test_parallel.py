@@ -307,6 +307,12 @@ WRONG = {
         8,
         "is not what DeepEP has",
     ),
+    "8 bits by all-to-all": (
+        {"ep": 2, "dispatcher": "alltoall", "float8_dispatch": True},
+        MIXTRAL,
+        8,
+        "is what the kernels of 'flex' have; dispatcher is 'alltoall'",
+    ),
     "pairs of nothing": ({"ep_overlap": True, "dispatcher": "alltoall"}, MIXTRAL, 8, "ep is 1"),
     "recomputation's method": ({"recompute_method": "block"}, LLAMA, 8, "belongs to recompute_granularity = 'full'"),
     "recomputation": ({"recompute_granularity": "full"}, LLAMA, 8, "needs recompute_method and recompute_num_layers"),

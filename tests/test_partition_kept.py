@@ -20,6 +20,7 @@ from clustersim.model import catalog, model, transformer
 from clustersim.training import memory as of_memory
 from clustersim.training.parallel import ParallelConfig, Recompute
 from clustersim.training.partition import partition
+from clustersim.training.partition.base import Work
 
 
 def memory(model, **training):
@@ -157,3 +158,20 @@ def test_up_projections_computed_again_leave_attention_without_its_queries_keys_
     dropped = 4096 * 128 * (192 + 192 + 128)
     assert layer.repeated == pytest.approx(dropped)
     assert plain.kept - layer.kept == pytest.approx(dropped, rel=0.05)
+
+
+def test_activations_in_8_bits_are_those_of_products_and_gates() -> None:
+    """Of a block with experts: their inputs, but not attention's output, and nothing that experts put out."""
+    made = model("deepseek-v2-lite", seq_len=1024, layers=3, implementation="fused")
+    plain, narrow = (
+        partition(made, ParallelConfig(ep=8, etp=1, dispatcher="alltoall", float8_activations=short)).stages[0].layers[3]
+        for short in (False, True)
+    )
+    was = {k.name: k.saved for w in plain.forward if isinstance(w, Work) for k in w.kernels}
+    now = {k.name: k.saved for w in narrow.forward if isinstance(w, Work) for k in w.kernels}
+    eighth = (1 + 4 / 128) / 2
+    for name in ("expert_gate", "expert_down", "expert_activation", "shared_activation", "shared_down"):
+        assert 0 < now[name] == pytest.approx(was[name] * eighth)
+    assert [now[name] for name in ("out", "norm_1", "norm_2")] == [was[name] for name in ("out", "norm_1", "norm_2")]
+    assert was["combine"] > now["combine"] == 0
+    assert narrow.stashed == pytest.approx(plain.stashed * eighth)

@@ -165,7 +165,9 @@ def _graphs(row: Row, recipe: PublishedRecipe) -> Table:
         raise ValueError(f"cuda_graph {unknown[0]!r} is not known; known: {', '.join((*GRAPH_KINDS, *GRAPH_SCOPES))}")
     scopes = [word for word in words if word in GRAPH_SCOPES]
     if words and not set(words) - GRAPH_KINDS:
-        scopes = ["attn", "mlp", "moe"]
+        # Experts that drop no token are never captured: "moe cuda graph is only supported with drop-padding MoE".
+        captured = ["moe"] if not row["experts"] or capacity(row) else ["moe_router", "moe_preprocess"]
+        scopes = ["attn", "mlp", *captured]
     return {"cuda_graph": scopes} if scopes else {}
 
 

@@ -79,6 +79,7 @@ EFFECT = {
         "dispatcher",
         "flex_backend",
         "deepep_num_sms",
+        "float8_dispatch",
         "load_balancing",
         "router_fusion",
         "capacity_factor",

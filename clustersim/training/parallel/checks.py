@@ -190,6 +190,9 @@ def _expert_settings(parallel: ParallelConfig, shape: ModelShape, world: int) ->
     to the capacity does not go by DeepEP. ``delay_wgrad_compute`` needs
     ``overlap_moe_expert_parallel_comm``, which does without it.
     """
+    if parallel.float8_dispatch and parallel.dispatcher != "flex":
+        what = f"is what the kernels of 'flex' have; dispatcher is {parallel.dispatcher!r}"
+        raise _wrong(parallel, "float8_dispatch", what)
     if parallel.pad_to_capacity and parallel.capacity_factor is None:
         raise _wrong(parallel, "pad_to_capacity", "needs a capacity_factor, such as 1.0")
     if parallel.dispatcher == "allgather" and parallel.capacity_factor is not None:

@@ -95,6 +95,12 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         values and keys, where each has a product of its own.
     dispatcher : how tokens reach their experts: ``allgather``, ``alltoall``, or ``flex`` by ``flex_backend``, where
         ``uccl`` is UCCL-EP in DeepEP's place. deepep_num_sms : that the kernels of these two run on.
+    float8_dispatch : of ``flex``, tokens and the gradients of experts' outputs travel to their experts in 8 bits, with
+        a scale for every 128; what comes back stays in 16 bits (arXiv 2412.19437 s3.3.3).
+    float8_activations : linears of blocks and their activations keep their inputs for backward in 8 bits, with a scale
+        for every 128, and so do weight gradients that wait; attention's output, norms, router and head stay in 16,
+        and what experts put out is weighted before, and not kept (arXiv 2412.19437 s3.3; Transformer Engine's linears
+        with Megatron's ``activation_func_fp8_input_store``).
     capacity_factor : an expert takes at most ``tokens * top_k / experts`` times this, and at least ``min_capacity``;
         absent is dropless. pad_to_capacity : experts' inputs are padded to it. drop_tokens : what is beyond is
         dropped; false grows the capacity to the largest load (DeepSpeed's).
@@ -169,6 +175,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     dispatcher: Literal["allgather", "alltoall", "flex"] = "allgather"
     flex_backend: Literal["deepep", "hybridep", "uccl"] = "deepep"
     deepep_num_sms: AtLeastOne = 20
+    float8_dispatch: bool = False
+    float8_activations: bool = False
     capacity_factor: Share | None = None
     min_capacity: Count = 0
     pad_to_capacity: bool = False

@@ -23,6 +23,8 @@ from clustersim.training.partition.routing import RoutedTokens, distinct
 EP = ("ep",)
 ETP = ("etp",)
 BOTH = ("etp", "ep")
+FLOAT8_ROW = 1.0 + 4.0 / 128.0
+"""Bytes of an element in 8 bits, with the fp32 scale that 128 of them share (DeepEP's ``dispatch`` of two tensors)."""
 HOST_WAITS = 3
 """Host operations the device stands still for when the host reads counts: the copy, the wake-up, the next launch."""
 
@@ -51,7 +53,7 @@ class ExpertSpread(msgspec.Struct, frozen=True):
     routed : what positions send and receive. per_node : positions of a node.
     kind, backend : ``dispatcher`` and ``flex_backend``.
     counted : sizes are not known before the router spoke (dropless), so that the host has to read them.
-    sms : that DeepEP's kernels run on.
+    sms : that DeepEP's kernels run on. float8 : what travels to the experts is in 8 bits.
     """
 
     mixture: Mixture
@@ -64,6 +66,7 @@ class ExpertSpread(msgspec.Struct, frozen=True):
     backend: str = "deepep"
     counted: bool = True
     sms: int = 20
+    float8: bool = False
 
     @property
     def received(self) -> float:
@@ -254,7 +257,10 @@ class TwoHops(msgspec.Struct, frozen=True):
 
     def sorting(self, permute: Kernel, unpermute: Kernel) -> tuple[Kernels, Kernels]:
         """Rows of a rank's tokens are copied for each of its experts, and summed into them."""
-        return (permute,), (unpermute,)
+        if not self.spread.float8:
+            return (permute,), (unpermute,)
+        share = FLOAT8_ROW / 2.0
+        return (scaled(permute, share, ("nbytes",)),), (scaled(unpermute, share, ("backward_nbytes",)),)
 
     def _hops(self, out: NodeListing, exchange_name: str, part: str, *, home: bool = False) -> None:
         if self.spread.ep > 1:
@@ -265,21 +271,22 @@ class TwoHops(msgspec.Struct, frozen=True):
 
 def hops(s: ExpertSpread, exchange_name: str, part: str, *, home: bool = False) -> tuple[Exchange, ...]:
     """The exchanges of one dispatch, or of one combine (``home``), by two hops: they run beside each other."""
-    width = s.tokens * s.mixture.hidden
-    exchanges = []
     phase = "combine" if home else "dispatch"
+    row = s.mixture.hidden * (FLOAT8_ROW if s.float8 and not home else 1.0)
+    exchanges = []
     for hop, (copies, matrix) in copies_of(s).items():
         directed = byte_matrix(matrix.array.T.tolist()) if matrix is not None and home else matrix
         kernel = None
         if s.backend != "hybridep":
-            kernel = ExchangeKernel(s.backend, phase, s.mixture.hidden, copies, s.sms, far=hop == "rdma")
+            kernel = ExchangeKernel(s.backend, phase, row, copies, s.sms, far=hop == "rdma")
         exchanges.append(
             Exchange(
                 f"{exchange_name} {hop}",
                 "all_to_all",
                 EP,
-                width * copies,
+                s.tokens * row * copies,
                 part,
+                dtype="fp8" if s.float8 and not home else None,
                 communicator=f"ep {hop}",
                 matrix=directed,
                 kernel=kernel,

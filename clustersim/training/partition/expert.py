@@ -118,6 +118,7 @@ def spread_of(
         parallel.flex_backend,
         not parallel.pad_to_capacity,
         parallel.deepep_num_sms,
+        parallel.float8_dispatch,
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 from clustersim.core.model import Kernel, Layer
 from clustersim.training.parallel import ParallelConfig
 from clustersim.training.partition.context import attention_node, coming_home_beside
-from clustersim.training.partition.dispatch import ExpertSpread, is_expert
+from clustersim.training.partition.dispatch import FLOAT8_ROW, ExpertSpread, is_expert
 from clustersim.training.partition.expert import expert_nodes, mixture_of, spread_of
 from clustersim.training.partition.nodes import (
     CrossEntropy,
@@ -21,6 +21,7 @@ from clustersim.training.partition.nodes import (
     LocalKernels,
     Nodes,
     has_weights,
+    scaled,
 )
 from clustersim.training.partition.recompute import checkpointed, module_of, rebuilding, without_inputs
 from clustersim.training.partition.share import LayerShares, local_kernel, rows
@@ -60,6 +61,8 @@ class Cutter(msgspec.Struct, frozen=True):
         Raises as :func:`~clustersim.training.partition.share.local_kernel` and
         :func:`~clustersim.training.partition.context.attention_node` do.
         """
+        if self.parallel.float8_activations and layer.kind == "block":
+            layer = replace(layer, kernels=tuple(map(_kept_in_8_bits, layer.kernels)))
         if self.share.whole and self.parallel.ep == 1 and not modules:
             return (LocalKernels(layer.kind, layer.kernels),)
         nodes_out: list[LayerNode] = []
@@ -143,6 +146,18 @@ class Cutter(msgspec.Struct, frozen=True):
             return ()
         elements = sum(rows(kernel) * kernel.n for kernel in group) / share.cp
         return (LayoutChange(f"{name} heads", ("all_gather", "reduce_scatter"), ("tp",), elements),)
+
+
+def _kept_in_8_bits(kernel: Kernel) -> Kernel:
+    """A product's or an activation's input, kept in 8 bits with its scales; attention needs its own output, which is the
+    output projection's input, in 16. Nobody keeps what experts put out: rows are weighted where they are activated
+    (Megatron-LM core/transformer/moe/experts.py, ``weighted_bias_swiglu``)."""
+    if kernel.name == "combine":
+        return replace(kernel, saved=0.0)
+    product = has_weights(kernel) and kernel.name not in {"router", "out"}
+    if not product and not kernel.name.endswith("activation"):
+        return kernel
+    return scaled(kernel, FLOAT8_ROW / 2.0, ("saved",))
 
 
 def _only_backward(kernel: Kernel) -> bool:

@@ -10,6 +10,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel, Layer, Model, Tensor
 from clustersim.training.parallel import ParallelConfig, Recompute
 from clustersim.training.partition.base import Chunk, Item, LocalLayer, Partition, Stage, StashedElements, Work
+from clustersim.training.partition.dispatch import FLOAT8_ROW
 from clustersim.training.partition.expert import expert_tensors, reach_of
 from clustersim.training.partition.layers import Cutter
 from clustersim.training.partition.nodes import LayoutChange, Nodes, backward_items, forward_items
@@ -267,6 +268,8 @@ class _LayerBuilder:
         layer = self.model.layers[index]
         nodes = self._nodes(index)
         keeps = held(nodes, one_fp32_copy=self.share.one_fp32_copy)
+        if self.parallel.float8_activations and layer.kind == "block":
+            keeps = replace(keeps, stashed=keeps.stashed * FLOAT8_ROW / 2.0)
         again: tuple[tuple[Item, ...], tuple[int, ...]] = ((), ())
         if unit.layers:
             keeps = self._checkpoint(unit)
