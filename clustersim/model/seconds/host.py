@@ -153,7 +153,7 @@ def _captured(name: str, kernel: str, graphs: tuple[str, ...]) -> bool:
         return "mlp" in graphs
     if kernel in {"router", "top_k"}:
         return "moe_router" in graphs or "moe" in graphs
-    if name in {"read counts", "permute"}:
+    if name in {"read counts", "permute", "preprocess"}:
         return "moe_preprocess" in graphs or "moe" in graphs
     return "moe" in graphs
 

@@ -25,6 +25,8 @@ ETP = ("etp",)
 BOTH = ("etp", "ep")
 FLOAT8_ROW = 1.0 + 4.0 / 128.0
 """Bytes of an element in 8 bits, with the fp32 scale that 128 of them share (DeepEP's ``dispatch`` of two tensors)."""
+INDEX = 4.0
+"""Of a 64-bit index, elements of 16 bits."""
 HOST_WAITS = 3
 """Host operations the device stands still for when the host reads counts: the copy, the wake-up, the next launch."""
 
@@ -235,7 +237,15 @@ class TwoHops(msgspec.Struct, frozen=True):
     by_sender: bool = False
 
     def prepare(self, out: NodeListing, part: str) -> None:
-        """Nothing: the kernel itself exchanges counts."""
+        """Counts are the kernel's own; DeepEP takes indices in place of the router's map, and where they go.
+
+        Megatron-LM core/transformer/moe/{token_dispatcher,fused_a2a}.py: ``_DeepepManager``, ``get_dispatch_layout``.
+        """
+        s = self.spread
+        if s.ep > 1 and s.backend != "hybridep":
+            chosen = INDEX * s.tokens * s.mixture.per_token
+            indices = Kernel("token_indices", "memory", nbytes=2.0 * s.tokens * s.mixture.experts + chosen, launches=1)
+            out.work("preprocess", (indices, Kernel("dispatch_layout", "memory", nbytes=chosen, launches=1)), part)
 
     def there(self, out: NodeListing, part: str) -> None:
         """Dispatch; DeepEP's host spins until counts are there, HybridEP's does not."""
@@ -256,11 +266,20 @@ class TwoHops(msgspec.Struct, frozen=True):
         self._hops(out, "dispatch gradient", "I", home=True)
 
     def sorting(self, permute: Kernel, unpermute: Kernel) -> tuple[Kernels, Kernels]:
-        """Rows of a rank's tokens are copied for each of its experts, and summed into them."""
-        if not self.spread.float8:
+        """Rows of a rank's tokens are copied for each of its experts, and summed into them; of DeepEP's indices a map
+        is made first."""
+        s = self.spread
+        if s.float8:
+            share = FLOAT8_ROW / 2.0
+            permute = scaled(permute, share, ("nbytes",))
+            unpermute = scaled(unpermute, share, ("backward_nbytes",))
+        if s.ep == 1 or s.backend == "hybridep":
             return (permute,), (unpermute,)
-        share = FLOAT8_ROW / 2.0
-        return (scaled(permute, share, ("nbytes",)),), (scaled(unpermute, share, ("backward_nbytes",)),)
+        mapped = s.received * (s.mixture.experts // s.ep)
+        token_map = Kernel(
+            "token_map", "memory", nbytes=mapped, backward_nbytes=mapped, launches=1, backward_launches=1, cut="expert"
+        )
+        return (token_map, permute), (unpermute,)
 
     def _hops(self, out: NodeListing, exchange_name: str, part: str, *, home: bool = False) -> None:
         if self.spread.ep > 1:
