@@ -6,14 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from clustersim import collectives
 from clustersim.calibrate.score import scored
 from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.expert_kernels import CONSTANTS, POSTED, kernel_time
+from clustersim.core.model import Kernel
 from clustersim.core.program import ExchangeKernel
-from clustersim.model.seconds.host import bookkeeping
+from clustersim.model.seconds.host import POST, bookkeeping, host_level
 from tests.evidence import expert_score
 
 ROW = 7168.0
@@ -62,6 +64,18 @@ def test_a_fused_router_is_called_less_than_one_without_a_balance_loss_and_that_
     fused = bookkeeping(fused=True, balance_loss=True)
     sinkhorn = bookkeeping(fused=False, balance_loss=False)
     assert fused < sinkhorn < bookkeeping(fused=False, balance_loss=True)
+
+
+def test_indices_of_a_dispatch_are_functions_where_the_router_is_fused_and_in_the_graph_of_its_preprocessing() -> None:
+    plain = host_level("megatron", "fused")
+    fused = replace(plain, bookkeeping=bookkeeping(fused=True, balance_loss=True))
+    indices = (Kernel("token_indices", "memory", nbytes=1.0, launches=1),)
+    called = [law.work("attention+preprocess", indices, "F", set()) for law in (plain, fused)]
+    assert called == pytest.approx([plain.call, POST * plain.call])
+    captured = replace(plain, graphs=("moe_preprocess",))
+    assert captured.work("attention+preprocess", indices, "F", set()) == 0
+    # What is mapped after the exchange is called all the same.
+    assert captured.work("experts", (Kernel("token_map", "memory", nbytes=1.0, launches=1),), "F", set()) == plain.call
 
 
 @pytest.mark.parametrize(("what", "kind"), [("deepep_normal", "combine"), ("trtllm_alltoall", "dispatch")])

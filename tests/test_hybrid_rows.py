@@ -389,7 +389,11 @@ def test_scopes_of_graphs_are_read_and_what_is_not_played_is_said() -> None:
     ran = mixed(cuda_graph="transformer_engine attn mamba moe_router")
     assert scenario_table(ran)["run"]["cuda_graph"] == ["attn", "moe_router"]
     assert "CUDA graphs of 'mamba' are not played" in played_as(ran)
-    assert scenario_table(mixed(cuda_graph="local"))["run"]["cuda_graph"] == ["attn", "mlp", "moe"]
+    # Experts that drop no token are not captured, whatever the scope.
+    dropless = ["attn", "mlp", "moe_router", "moe_preprocess"]
+    assert scenario_table(mixed(cuda_graph="local"))["run"]["cuda_graph"] == dropless
+    dropping = mixed(cuda_graph="local", a2a_dispatcher="alltoall", notes="token drop")
+    assert scenario_table(dropping)["run"]["cuda_graph"] == ["attn", "mlp", "moe"]
     assert "cuda_graph" not in scenario_table(mixed(cuda_graph="0"))["run"]
     with pytest.raises(ValueError, match="cuda_graph 'moe_rooter' is not known"):
         scenario_table(mixed(cuda_graph="moe_rooter"))

@@ -92,6 +92,10 @@ BALANCED_BOOKKEEPING = 4
 FUSED_BOOKKEEPING = 3
 """The same where the router's kernels are fused (Megatron's ``moe_router_fusion``). NVIDIA's performance tables ask for
 4, Megatron-MoE-ModelZoo's for 2."""
+INDEXING = frozenset({"token_indices", "dispatch_layout", "token_map"})
+"""What DeepEP's dispatcher makes of a router's choice. Fused, each is a function of a module that was called already;
+op by op it is four or more, which are as much as a module (Megatron-LM core/transformer/moe/token_dispatcher.py,
+``setup_metadata`` and ``_indices_to_multihot``)."""
 
 
 def bookkeeping(*, fused: bool, balance_loss: bool) -> int:
@@ -136,7 +140,8 @@ class HostLaw(msgspec.Struct, frozen=True):
             if launched and (part != "W" or kernel.kind != "gemm") and (name, kernel.name, part) not in called:
                 called.add((name, kernel.name, part))
                 # A router's choice brings masks, counts, sorts and the balance loss, which are called one by one.
-                seconds += self.call * (1 + self.bookkeeping * (kernel.name == "top_k"))
+                fused = kernel.name in INDEXING and self.bookkeeping == FUSED_BOOKKEEPING
+                seconds += self.call * (POST if fused else 1 + self.bookkeeping * (kernel.name == "top_k"))
         return seconds
 
     def exchange(self, name: str, kind: str) -> float:
@@ -147,13 +152,15 @@ class HostLaw(msgspec.Struct, frozen=True):
 
 def _captured(name: str, kernel: str, graphs: tuple[str, ...]) -> bool:
     """Whether a kernel of a work, or an exchange, is in a graph."""
+    if kernel in {"token_indices", "dispatch_layout"}:
+        return "moe_preprocess" in graphs or "moe" in graphs
     if name.startswith("attention"):
         return "attn" in graphs
     if name.startswith("mlp"):
         return "mlp" in graphs
     if kernel in {"router", "top_k"}:
         return "moe_router" in graphs or "moe" in graphs
-    if name in {"read counts", "permute", "preprocess"}:
+    if name in {"read counts", "permute"}:
         return "moe_preprocess" in graphs or "moe" in graphs
     return "moe" in graphs
 
