@@ -164,7 +164,9 @@ def test_activations_in_8_bits_are_those_of_products_and_gates() -> None:
     """Of a block with experts: their inputs, but not attention's output, and nothing that experts put out."""
     made = model("deepseek-v2-lite", seq_len=1024, layers=3, implementation="fused")
     plain, narrow = (
-        partition(made, ParallelConfig(ep=8, etp=1, dispatcher="alltoall", float8_activations=short)).stages[0].layers[3]
+        partition(made, ParallelConfig(ep=8, etp=1, dispatcher="alltoall", float8_activations=short))
+        .stages[0]
+        .layers[3]
         for short in (False, True)
     )
     was = {k.name: k.saved for w in plain.forward if isinstance(w, Work) for k in w.kernels}

@@ -149,9 +149,11 @@ class Cutter(msgspec.Struct, frozen=True):
 
 
 def _kept_in_8_bits(kernel: Kernel) -> Kernel:
-    """A product's or an activation's input, kept in 8 bits with its scales; attention needs its own output, which is the
-    output projection's input, in 16. Nobody keeps what experts put out: rows are weighted where they are activated
-    (Megatron-LM core/transformer/moe/experts.py, ``weighted_bias_swiglu``)."""
+    """A product's or an activation's input, kept in 8 bits with its scales.
+
+    Attention needs its own output, which is the output projection's input, in 16. Nobody keeps what experts put out:
+    rows are weighted where they are activated (Megatron-LM core/transformer/moe/experts.py, ``weighted_bias_swiglu``).
+    """
     if kernel.name == "combine":
         return replace(kernel, saved=0.0)
     product = has_weights(kernel) and kernel.name not in {"router", "out"}
