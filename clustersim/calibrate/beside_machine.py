@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from clustersim.calibrate.fit.of_logs import nccl_times
-from clustersim.calibrate.fit.structures import errors_by_class, explained
+from clustersim.calibrate.fit.of_logs import nccl_times, skipped_words
+from clustersim.calibrate.fit.structures import alike_words, errors_by_class, explained, reason_words
 from clustersim.core.errors import TraceError
 from clustersim.core.units import format_bytes, format_time
 from clustersim.files.traces.samples import Samples
@@ -52,8 +52,7 @@ def beside_machine(samples: Samples, topology: str) -> BesideMachine:
     """
     times, skipped = nccl_times(samples, topology)
     if not times.rows:
-        why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
-        raise TraceError(f"{samples.source}: no row that can be played on {topology}; {why}")
+        raise TraceError(f"{samples.source}: no row that can be played on {topology}; {skipped_words(skipped)}")
     expected = times.predict({})
     rows = []
     for row, seconds in zip(times.rows, expected.tolist(), strict=True):
@@ -81,10 +80,6 @@ def lines(beside: BesideMachine) -> Iterator[str]:
     errors = "; ".join(f"{name} {error:.1%}" for name, error in beside.errors.items())
     yield f"median |error|: {errors}"
     if beside.explained:
-        yield (
-            f"not as its file says: explained by {beside.explained}, error {beside.error:.1%} above 64 KiB where "
-            f"{beside.described:.1%} is without it"
-        )
-    if beside.alike:
-        yield f"these rows do not tell that from: {'; '.join(beside.alike)}"
+        yield reason_words(beside.explained, beside.described, beside.error)
+    yield from alike_words(beside.alike)
     yield from (f"skipped {count}: {why}" for why, count in beside.skipped.items())

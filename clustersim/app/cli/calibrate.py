@@ -230,14 +230,12 @@ def _cells(constant: ConstantEstimate) -> Iterator[str]:
 
 
 def _lines(report: CalibrationReport) -> Iterator[str]:
+    from clustersim.calibrate.fit.structures import alike_words, reason_words
+
     if report.explained:
-        yield (
-            f"not as its file says: explained by {report.explained}, error {report.error:.1%} above 64 KiB where "
-            f"{report.described:.1%} is without it; "
-            + ("it is written, and constants are fitted beside it" if report.written else NOT_WRITTEN)
-        )
-        if report.alike:
-            yield f"these rows do not tell that from: {'; '.join(report.alike)}"
+        then = "it is written, and constants are fitted beside it" if report.written else NOT_WRITTEN
+        yield f"{reason_words(report.explained, report.described, report.error)}; {then}"
+        yield from alike_words(report.alike)
     for part, error in report.errors.items():
         yield f"{part}: {error.rows} rows, median |error| {error.before:.1%} before and {error.after:.1%} after"
     for name, error in report.by_size.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -50,8 +50,9 @@ def calibrate_logs(
     samples = joined([_samples(path, format) for path in paths])
     times, skipped = nccl_times(samples, topology, nodes)
     if len(times.rows) < FEWEST:
-        why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
-        raise TraceError(f"{samples.source}: {len(times.rows)} row(s) to fit, at least {FEWEST} are needed; {why}")
+        raise TraceError(
+            f"{samples.source}: {len(times.rows)} row(s) to fit, at least {FEWEST} are needed; {skipped_words(skipped)}"
+        )
     reason = explained(times, lambda structure: nccl_times(samples, topology, nodes, structure)[0])
     if reason is not None and reason.structure.writable:
         times, _ = nccl_times(samples, topology, nodes, reason.structure)
@@ -73,6 +74,11 @@ def calibrate_logs(
         skipped=skipped,
         explained=reason,
     )
+
+
+def skipped_words(skipped: Mapping[str, int]) -> str:
+    """Rows that were left out, by reason."""
+    return "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.items())
 
 
 def nccl_times(

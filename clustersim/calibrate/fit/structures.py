@@ -7,7 +7,8 @@ the constants as they are shipped; one that explains the log is written to the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from clustersim.cluster import files as fabrics
 from clustersim.cluster.files import Change
 from clustersim.cluster.routes import router
 from clustersim.core.arrays import Floats
+from clustersim.core.ranges import size_class
 from clustersim.core.tomls import toml_value
 from clustersim.core.topology import NIC, Topology
 from clustersim.core.units import format_bandwidth
@@ -35,8 +37,8 @@ INNER = "node1/"
 """What names of parts begin with: of the first node, and of one that has three neighbours in NCCL's trees."""
 ROUNDS = 8
 """In which a NIC's rate is found: NVLS tree between two nodes is not held up in proportion."""
-LARGE = ">32 MiB"
-SMALL = "<=64 KiB"
+LARGE = size_class(math.inf)
+SMALL = size_class(0.0)
 """The class that says nothing of structure: its times are the host's."""
 
 
@@ -127,6 +129,20 @@ def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) ->
     alike = [pair for pair in fitting if pair[0] <= max(AS_WELL * least, least + 0.01)]
     error, structure = alike[0]
     return Explained(structure, _mean(before), error, tuple(other.words for _, other in alike[1:]))
+
+
+def reason_words(words: str, described: float, error: float) -> str:
+    """That a structure of these ``words`` explains a log, with the errors of :class:`Explained`."""
+    return (
+        f"not as its file says: explained by {words}, error {error:.1%} above 64 KiB where "
+        f"{described:.1%} is without it"
+    )
+
+
+def alike_words(alike: Sequence[str]) -> Iterator[str]:
+    """What explains a log as well; nothing for nothing."""
+    if alike:
+        yield f"these rows do not tell that from: {'; '.join(alike)}"
 
 
 def errors_by_class(times: NcclTimes, predicted: Floats) -> dict[str, float]:
