@@ -77,15 +77,27 @@ def load(path: str | Path) -> Device:
     return _loaded(file, text_of(file, TopologyError))
 
 
+def base_of(path: str | Path) -> str | None:
+    """The shipped GPU that the one of a file extends; None for one that stands alone. Raises as :func:`load` does."""
+    file = Path(path)
+    load(file)
+    extends = _spec(file, text_of(file, TopologyError)).extends
+    return None if extends is None else _base(extends, f"{file}: $.device").name
+
+
 @lru_cache(maxsize=64)
 def _loaded(file: Path, text: str) -> Device:
     """A device of a file's text, the same one each time it is asked for."""
+    return device_of(_spec(file, text), f"{file}: $.device")
+
+
+def _spec(file: Path, text: str) -> DeviceSpec:
+    """``[device]`` of a file's text, as it is written."""
     data = toml(text, str(file), TopologyError)
     try:
-        spec = msgspec.convert(data, DeviceFile, dec_hook=quantity)
+        return msgspec.convert(data, DeviceFile, dec_hook=quantity).device
     except msgspec.ValidationError as error:
         raise TopologyError(f"{file}: {error}{_keys(str(error))}") from None
-    return device_of(spec.device, f"{file}: $.device")
 
 
 def is_gpu(name: str) -> bool:

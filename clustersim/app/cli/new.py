@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from clustersim.app.cli.common import PATH
+from clustersim.app.cli.machines import MachineChoice, as_written, machine_of
 from clustersim.app.cli.recipes import (
     MOST_MICRO_BATCH,
     OF_STRATEGY,
@@ -28,7 +29,7 @@ from clustersim.app.cli.recipes import (
 )
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.outputs import fresh, writing
-from clustersim.core.paths import data_path, shipped
+from clustersim.core.paths import data_path
 from clustersim.core.texts import short
 from clustersim.core.tomls import toml_value
 
@@ -37,11 +38,16 @@ if TYPE_CHECKING:
     from clustersim.training.parallel import ModelShape
 
 file_argument = click.argument("file", type=PATH)
-gpu_option = click.option("--gpu", help="A GPU, such as H100: takes the shipped machine that has it.")
-topology_option = click.option("--topology", help="A machine, a shipped topology or a file, instead of --gpu.")
+GPU_HELP = "A GPU, such as H100, or a file of one: takes the shipped machine that has it, or has what it extends."
+gpu_option = click.option("--gpu", help=GPU_HELP)
+topology_option = click.option(
+    "--topology", help="A machine, a shipped topology or a file; a --gpu beside it stands in its sockets."
+)
 model_option = click.option(
     "--model", "model_name", default="llama3-8b", help="A shipped model, a config.json or a .model.json."
 )
+NO_DEVICE = '# device = "..."             # another GPU in the same sockets; `clustersim list devices`\n'
+"""The line of ``[cluster]`` where the machine keeps its own GPUs."""
 
 
 @click.group(short_help="Write a commented scenario, topology, plan or sweep to start from.")
@@ -98,7 +104,7 @@ class ScenarioDraft:
     """A scenario that is to be written: where, on what, and of which model."""
 
     file: Path
-    machine: str
+    machine: MachineChoice
     nodes: int
     model: str
     tokens: float | None
@@ -130,8 +136,9 @@ class ScenarioDraft:
             "scenario",
             file=short(self.file.name),
             title=RECIPES[recipe],
-            machine=self.machine,
-            topology=as_written(self.machine, self.file),
+            machine=self.machine.label,
+            topology=as_written(self.machine.topology, self.file),
+            device=self.machine.device_line(self.file) or NO_DEVICE,
             nodes=self.nodes,
             model=self.model,
             model_line=model_line(self.model, self.file),
@@ -222,18 +229,20 @@ def topology(
         click.echo(f"assumed: {line}")
 
 
-def _changed(file: Path, base: str, nics: str | None, oversubscription: float | None) -> str:
-    """A shipped machine with other NICs, or another network."""
+def _changed(file: Path, machine: MachineChoice, nics: str | None, oversubscription: float | None) -> str:
+    """A machine with another GPU, other NICs, or another network."""
+    base = machine.topology
     parts = [
-        f"# A machine of your own, as changes to {base}: `clustersim check {short(file.name)} --nodes 4`.",
+        f"# A machine of your own, as changes to {machine.label}: `clustersim check {short(file.name)} --nodes 4`.",
         "# Keys: `clustersim describe --keys topology`; every number has a source.\n",
         f"name = {toml_value(file.stem)}",
         f'title = "{base}, changed"',
         f'extends = "{as_written(base, file)}"',
-        *(_nics(nics, base) if nics else []),
     ]
+    node_lines = [*machine.node_lines(), *(_nics(nics, base) if nics else [])]
+    parts += ["", "[node]", *node_lines] if node_lines else []
     parts += _fabric(oversubscription) if oversubscription else []
-    return "\n".join(parts) + "\n"
+    return "\n".join([*parts, *machine.device_table()]) + "\n"
 
 
 def _mixed(file: Path, mix: tuple[str, ...], oversubscription: float | None) -> str:
@@ -247,7 +256,12 @@ def _mixed(file: Path, mix: tuple[str, ...], oversubscription: float | None) -> 
         machine, colon, count = text.rpartition(":")
         if not colon or not count.isdecimal() or not int(count):
             raise ClusterSimError(f"--mix {text!r}: write a machine and how many nodes of it, such as hgx-a100:2")
-        parts += ["", "[[nodes]]", f'type = "{as_written(machine_of(None, machine), file)}"', f"count = {int(count)}"]
+        parts += [
+            "",
+            "[[nodes]]",
+            f'type = "{as_written(machine_of(None, machine).topology, file)}"',
+            f"count = {int(count)}",
+        ]
     return "\n".join([*parts, *_fabric(oversubscription or 1.0)]) + "\n"
 
 
@@ -271,8 +285,8 @@ def _nics(text: str, base: str) -> list[str]:
     kept_nics = [i * has // count for i in range(count)]
     gone = [i for i in range(has) if i not in kept_nics]
     removed = [f'remove = ["{_numbered(gone)}"]'] if gone else []
-    vertices = ["", "[[node.vertices]]", f'names = "{_numbered(kept_nics)}"', 'kind = "nic"']
-    return ["", "[node]", *removed, *vertices, f'bandwidth = "{rate}"', 'source = "..."']
+    vertices = ["[[node.vertices]]", f'names = "{_numbered(kept_nics)}"', 'kind = "nic"']
+    return [*removed, *vertices, f'bandwidth = "{rate}"', 'source = "..."']
 
 
 def _numbered(which: list[int]) -> str:
@@ -285,9 +299,7 @@ def _numbered(which: list[int]) -> str:
 
 @new.command()
 @file_argument
-@click.option(
-    "--gpu", "gpus", multiple=True, help="A GPU, such as H100: takes the shipped machine that has it. May be repeated."
-)
+@click.option("--gpu", "gpus", multiple=True, help=f"{GPU_HELP} May be repeated.")
 @click.option(
     "--topology", "topologies", multiple=True, help="A machine, a shipped topology or a file. May be repeated."
 )
@@ -311,8 +323,8 @@ def plan(
     machines = list(dict.fromkeys(machines)) or [machine_of(None, None)]
     tables = "\n".join(
         f'''[[machines]]                 # one table for each kind of machine
-topology = "{as_written(machine, file)}"
-nodes = {list(nodes)}
+topology = "{as_written(machine.topology, file)}"
+{machine.device_line(file)}nodes = {list(nodes)}
 # usd_per_gpu_hour = 2.5     # yours, instead of a list price
 '''
         for machine in machines
@@ -323,7 +335,7 @@ nodes = {list(nodes)}
         model=model_name,
         model_line=model_line(model_name, file),
         length=length_line(model_name, file),
-        machines=" or ".join(machines),
+        machines=" or ".join(machine.label for machine in machines),
         tables=tables,
         tokens="# tokens = 1e12 " if tokens is None else f"tokens = {tokens:g}   ",
         **PlanDraft(file, model_name, machines, nodes).values(),
@@ -337,16 +349,16 @@ class PlanDraft:
 
     file: Path
     model: str
-    machines: Sequence[str]
+    machines: Sequence[MachineChoice]
     nodes: Sequence[int]
 
     def values(self) -> dict[str, str]:
         """What depends on model and machines: numbers, kernels, the batch, and degrees."""
         shape = shape_of_model(self.model, self.file) if has_tokens(self.model) else None
-        dtype = "bf16" if all(dtype_of(machine) == "bf16" for machine in self.machines) else "fp16"
+        dtype = "bf16" if all(machine.dtype == "bf16" for machine in self.machines) else "fp16"
         places = [place_of(machine, max(self.nodes), shape) for machine in self.machines]
         least, most = batch_of(shape, max(place.nodes * place.per_node for place in places))
-        eight = shape is not None and any(has_fp8(machine) for machine in self.machines)
+        eight = shape is not None and any(machine.has_fp8 for machine in self.machines)
         micro = [size for size in places[0].micro_batches[::-1] if size <= MOST_MICRO_BATCH]
         return {
             "dtype": dtype,
@@ -360,12 +372,12 @@ class PlanDraft:
         }
 
 
-def place_of(machine: str, nodes: int, shape: ModelShape | None) -> RecipePlace:
+def place_of(machine: MachineChoice, nodes: int, shape: ModelShape | None) -> RecipePlace:
     """A machine of so many nodes, for a model of this shape."""
     from clustersim.cluster import files as fabrics
 
-    per_node = max(1, sum(kind == "gpu" for kind in fabrics.load(machine).vertex_kinds))
-    return RecipePlace(shape, dtype_of(machine), nodes, per_node)
+    per_node = max(1, sum(kind == "gpu" for kind in fabrics.load(machine.topology).vertex_kinds))
+    return RecipePlace(shape, machine.dtype, nodes, per_node)
 
 
 @new.command()
@@ -405,48 +417,6 @@ def sweep(file: Path, base: str) -> None:
     write_new(file, _filled("sweep", file=short(file.name), base=base), load)
 
 
-def machine_of(gpu: str | None, topology: str | None) -> str:
-    """The topology asked for; of a GPU, the plainest shipped machine that carries it."""
-    from clustersim.cluster import files as fabrics
-    from clustersim.core.device import device_from_text
-
-    if topology is not None:
-        fabrics.load(topology)
-        return topology
-    named = gpu or "H100"
-    shipped_names = shipped("topologies")
-    if (
-        plain := f"hgx-{named.lower()}"
-    ) in shipped_names:  # A100 alone is the 80 GB one there, and the 40 GB one elsewhere
-        return plain
-    wanted = device_from_text(named).name
-    carry = [name for name in shipped_names if devices(name) == {wanted}]
-    if not carry:
-        raise ClusterSimError(f"--gpu {gpu}: no shipped machine carries {wanted}; clustersim list topologies")
-    return min(carry, key=lambda name: (not name.startswith(("dgx", "hgx", "pcie")), len(name)))
-
-
-def devices(topology: str) -> set[str]:
-    """GPUs of a machine."""
-    from clustersim.cluster import files as fabrics
-
-    return {kind.device for kind in fabrics.load(topology).node_types}
-
-
-def dtype_of(topology: str) -> str:
-    """bf16, or fp16 on GPUs without it."""
-    from clustersim.core.device import device
-
-    return "bf16" if all("bf16" in device(name).peak for name in devices(topology)) else "fp16"
-
-
-def has_fp8(topology: str) -> bool:
-    """Whether GPUs of a machine have units for 8-bit products."""
-    from clustersim.core.device import device
-
-    return all("fp8" in device(name).peak for name in devices(topology))
-
-
 def model_line(name: str, file: Path) -> str:
     """The line of ``[model]`` that names it; a path is written relative to the file."""
     from clustersim.model.catalog import is_model_file, model
@@ -457,11 +427,6 @@ def model_line(name: str, file: Path) -> str:
     if path.suffix != ".json" and not path.is_dir():
         return f'name = "{model(name).name}"'
     return f'hf_config = "{os.path.relpath(path, file.parent)}"'
-
-
-def as_written(machine: str, file: Path) -> str:
-    """A machine's name, or its path from the folder of the file that names it."""
-    return os.path.relpath(machine, file.parent) if machine.endswith(".toml") else machine
 
 
 def has_tokens(name: str) -> bool:

@@ -1,0 +1,125 @@
+"""The machine of a file that ``clustersim new`` writes, from ``--gpu`` and ``--topology``."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clustersim.core.errors import ClusterSimError
+from clustersim.core.paths import shipped
+
+if TYPE_CHECKING:
+    from clustersim.core.device import Device
+
+
+@dataclass(frozen=True)
+class MachineChoice:
+    """A machine that was asked for.
+
+    topology : a shipped one's name, or a file. gpu : what stands in its sockets, a shipped GPU's name or a file of one;
+    empty for the machine's own.
+    """
+
+    topology: str
+    gpu: str = ""
+
+    @property
+    def label(self) -> str:
+        """In sentences."""
+        return f"{self.topology} with {self.gpu}" if self.gpu else self.topology
+
+    @property
+    def gpus(self) -> list[Device]:
+        """The kinds of GPU that it has."""
+        from clustersim.cluster import files as fabrics
+        from clustersim.core import gpu_file
+        from clustersim.core.device import device
+
+        if is_gpu_file(self.gpu):
+            return [gpu_file.load(self.gpu)]
+        return [device(self.gpu)] if self.gpu else [kind.gpu for kind in fabrics.load(self.topology).node_types]
+
+    @property
+    def dtype(self) -> str:
+        """bf16, or fp16 on GPUs without it."""
+        return "bf16" if all("bf16" in gpu.peak for gpu in self.gpus) else "fp16"
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether its GPUs have units for 8-bit products."""
+        return all("fp8" in gpu.peak for gpu in self.gpus)
+
+    def device_line(self, file: Path) -> str:
+        """``device = "..."`` of a table in this file; empty where the machine keeps its own."""
+        return f'device = "{as_written(self.gpu, file)}"\n' if self.gpu else ""
+
+    def node_lines(self) -> list[str]:
+        """Of ``[node]`` of a topology whose sockets have another shipped GPU."""
+        return [f'device = "{self.gpu}"'] if self.gpu and not is_gpu_file(self.gpu) else []
+
+    def device_table(self) -> list[str]:
+        """``[device]`` of a topology that carries the GPU of a file, as that file has it; none for others."""
+        if not is_gpu_file(self.gpu):
+            return []
+        text = Path(self.gpu).read_text("utf-8")
+        head = re.search(r"^\[device\]", text, re.MULTILINE)
+        return ["", text[head.start() if head else 0 :].rstrip()]
+
+
+def machine_of(gpu: str | None, topology: str | None) -> MachineChoice:
+    """The machine asked for.
+
+    Of a GPU alone, the plainest shipped machine that carries it, or that carries what the GPU of a file extends; beside
+    a topology the GPU stands in its sockets. Raises :class:`ClusterSimError` where nothing shipped carries it.
+    """
+    from clustersim.cluster import files as fabrics
+    from clustersim.core import gpu_file
+    from clustersim.core.device import device_from_text
+
+    if topology is not None:
+        fabrics.load(topology)
+        if gpu is None:
+            return MachineChoice(topology)
+        if all(name.lower().startswith(gpu.lower()) for name in devices(topology)):
+            return MachineChoice(topology)  # A100 is the A100 that it has, of 40 GB or of 80
+        return MachineChoice(topology, gpu if is_gpu_file(gpu) else device_from_text(gpu).name)
+    if gpu is None or not is_gpu_file(gpu):
+        return MachineChoice(_carrier(gpu or "H100"))
+    base = gpu_file.base_of(gpu)
+    if base is None:
+        raise ClusterSimError(f"--gpu {gpu}: it extends no shipped GPU, so no machine is known for it: give --topology")
+    return MachineChoice(_carrier(base), gpu)
+
+
+def _carrier(gpu: str) -> str:
+    """The plainest shipped machine that carries a GPU."""
+    from clustersim.core.device import device_from_text
+
+    shipped_names = shipped("topologies")
+    if (plain := f"hgx-{gpu.lower()}") in shipped_names:
+        return plain  # A100 alone is the 80 GB one there, and the 40 GB one elsewhere
+    wanted = device_from_text(gpu).name
+    carry = [name for name in shipped_names if devices(name) == {wanted}]
+    if not carry:
+        raise ClusterSimError(f"--gpu {gpu}: no shipped machine carries {wanted}; clustersim list topologies")
+    return min(carry, key=lambda name: (not name.startswith(("dgx", "hgx", "pcie")), len(name), name[:3] != "hgx"))
+
+
+def is_gpu_file(gpu: str) -> bool:
+    """Whether a GPU is described by a file of its own."""
+    return gpu.endswith(".toml")
+
+
+def devices(topology: str) -> set[str]:
+    """GPUs of a machine, by name."""
+    from clustersim.cluster import files as fabrics
+
+    return {kind.device for kind in fabrics.load(topology).node_types}
+
+
+def as_written(machine: str, file: Path) -> str:
+    """A machine's or a GPU's name, or its path from the folder of the file that names it."""
+    return os.path.relpath(machine, file.parent) if machine.endswith(".toml") else machine
