@@ -20,7 +20,7 @@ from clustersim.app.report.plan import front_figure, plan_page
 from clustersim.core.device import device
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.paths import data_path, shipped
-from clustersim.core.ranges import PredictionRange, of_step
+from clustersim.core.ranges import of_step
 from clustersim.studies import plan as planner
 from clustersim.studies.plan.candidates import (
     DEGREES,
@@ -317,7 +317,7 @@ def option(number, kind, rate, gpus=8, usd=1.0):
         hottest_links=[HotLink("node3/nic0 -> leaf0", 0.9)],
     )
     objectives = (-rate, usd * gpus / rate, float(gpus), gpus / rate)
-    return PlanOption(candidate, "simulated", result=result, rate=rate, objectives=objectives)
+    return PlanOption(candidate, "simulated", result=result, rate=rate, objectives=objectives, kind=kind)
 
 
 def test_where_a_step_goes_is_said_with_the_busiest_sort_of_link():
@@ -325,54 +325,51 @@ def test_where_a_step_goes_is_said_with_the_busiest_sort_of_link():
     assert where_it_goes(option(0, "fsdp", 100.0)) == said
 
 
-def judged(monkeypatch, *options):
+def judged(*options):
     """What a search makes of options, with errors of 3 % for fsdp and 36 % for zero."""
-    errors = {
-        "fsdp": PredictionRange(0.03, 0.1, 100, 4, "similar"),
-        "zero": PredictionRange(0.36, 0.6, 8, 1, "similar"),
-    }
-    monkeypatch.setattr("clustersim.studies.plan.options.of_step", lambda kind, arch="": errors[kind])
+    errors = {"fsdp": 0.03, "zero": 0.36}
+    options = tuple(msgspec.structs.replace(one, error=errors[one.kind]) for one in options)
     return SearchResult(options, (planner.rates("A100-SXM4-80GB", 1.0),) * 2, True).judged()
 
 
-def test_a_small_advantage_that_is_not_certain_is_tempting_and_a_large_one_is_taken(monkeypatch):
-    found = judged(monkeypatch, option(0, "fsdp", 100.0), option(1, "zero", 104.0))
-    assert [one.candidate.kind for one in found.front] == ["fsdp"]
-    assert [one.candidate.kind for one in found.tempting] == ["zero"]
+def test_a_small_advantage_that_is_not_certain_is_tempting_and_a_large_one_is_taken():
+    found = judged(option(0, "fsdp", 100.0), option(1, "zero", 104.0))
+    assert [one.kind for one in found.front] == ["fsdp"]
+    assert [one.kind for one in found.tempting] == ["zero"]
     said = why_tempting(found.tempting[0], found)
     assert "4.0% faster" in said
     assert "+-36%" in said
     assert "less than 640 ms" in said  # 64 samples at 100 a second
-    found = judged(monkeypatch, option(0, "fsdp", 100.0), option(1, "zero", 150.0))
-    assert [one.candidate.kind for one in found.front] == ["zero"]
+    found = judged(option(0, "fsdp", 100.0), option(1, "zero", 150.0))
+    assert [one.kind for one in found.front] == ["zero"]
     assert not found.tempting
 
 
-def test_the_verdict_takes_what_is_certain_and_names_what_is_tempting(monkeypatch):
-    found = judged(monkeypatch, option(0, "fsdp", 100.0), option(1, "zero", 104.0))
+def test_the_verdict_takes_what_is_certain_and_names_what_is_tempting():
+    found = judged(option(0, "fsdp", 100.0), option(1, "zero", 104.0))
     said = verdict(plan(), found)
     assert said.startswith("Take 8 GPUs (hgx-a100) with fsdp")
     assert "zero looks 4.0% faster, but is predicted to +-36% only: measure it" in said
 
 
-def test_the_verdict_says_where_memory_may_run_out(monkeypatch):
+def test_the_verdict_says_where_memory_may_run_out():
     one = option(0, "fsdp", 100.0)
     for shown, said in ((79, False), (83, True)):
         memory = FullestMemory(80 * 2**30, shown * 2**30)
         result = msgspec.structs.replace(one.result, peak_memory_bytes=72 * 2**30, memory=memory)
         tight = msgspec.structs.replace(one, result=result)
         sentence = "needs 72 GiB, and with the allocator's and NCCL's own about 83 GiB of 80 GiB: it may run out"
-        assert (sentence in verdict(plan(), judged(monkeypatch, tight))) == said
+        assert (sentence in verdict(plan(), judged(tight))) == said
     memory = FullestMemory(80 * 2**30, 76 * 2**30, (70 * 2**30, 92 * 2**30))
     result = msgspec.structs.replace(one.result, peak_memory_bytes=68 * 2**30, memory=memory)
     tight = msgspec.structs.replace(one, result=result)
-    assert "of 80 GiB: it fits (likelihood 62%)" in verdict(plan(), judged(monkeypatch, tight))
+    assert "of 80 GiB: it fits (likelihood 62%)" in verdict(plan(), judged(tight))
     assert (fit_of(tight), fit_of(one)) == ("fits (likelihood 62%)", "")
     roomy = option(1, "fsdp", 90.0)
     memory = FullestMemory(80 * 2**30, 50 * 2**30, (45 * 2**30, 60 * 2**30))
     result = msgspec.structs.replace(roomy.result, peak_memory_bytes=45 * 2**30, memory=memory)
     roomy = msgspec.structs.replace(roomy, result=result)
-    assert "leave room, the fastest is" in verdict(plan(), judged(monkeypatch, tight, roomy))
+    assert "leave room, the fastest is" in verdict(plan(), judged(tight, roomy))
 
 
 row = st.tuples(st.sampled_from(["fsdp", "zero"]), st.integers(50, 150), st.sampled_from([8, 16]))
@@ -381,17 +378,16 @@ row = st.tuples(st.sampled_from(["fsdp", "zero"]), st.integers(50, 150), st.samp
 @settings(deadline=None, max_examples=50)
 @given(st.lists(row, min_size=1))
 def test_every_option_is_on_the_front_or_tempting_or_beaten_by_one_that_is_certain(rows):
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        found = judged(monkeypatch, *(option(i, kind, float(rate), gpus) for i, (kind, rate, gpus) in enumerate(rows)))
-        assert found.front
-        for one in found.options:
-            assert one.on_front or any(
-                all(x <= y for x, y in zip(best.robust, one.robust, strict=True)) for best in found.front
-            )
-            assert not (one.on_front and one.tempting)
-        assert not any("-" in why_on_front(one, found).replace("+-", "") for one in found.front)
-        looks = max(one.rate for one in found.options) / found.front[0].rate - 1
-        assert (f"looks {looks:.1%} faster" in verdict(plan(), found)) == (looks > 0)
+    found = judged(*(option(i, kind, float(rate), gpus) for i, (kind, rate, gpus) in enumerate(rows)))
+    assert found.front
+    for one in found.options:
+        assert one.on_front or any(
+            all(x <= y for x, y in zip(best.robust, one.robust, strict=True)) for best in found.front
+        )
+        assert not (one.on_front and one.tempting)
+    assert not any("-" in why_on_front(one, found).replace("+-", "") for one in found.front)
+    looks = max(one.rate for one in found.options) / found.front[0].rate - 1
+    assert (f"looks {looks:.1%} faster" in verdict(plan(), found)) == (looks > 0)
 
 
 def test_validations_error_is_carried_into_every_figure(small):

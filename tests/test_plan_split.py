@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import numpy as np
 import pytest
+from hostile_documents import MOE_CONFIG
 
 from clustersim.app import plots
 from clustersim.app.report.plan import plan_page
@@ -14,6 +16,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.mesh import Mesh
 from clustersim.scenario.held import held
 from clustersim.scenario.parts import shape_of
+from clustersim.scenario.ran import trust
 from clustersim.studies import plan as planner
 from clustersim.studies.plan.candidates import candidates, scenario_of
 from clustersim.studies.plan.form import RefusedOption
@@ -441,3 +444,31 @@ def test_tensor_parallelism_leaves_a_node_only_where_the_plan_allows_it():
     _, some = sieved(table | {"limits": {"tp_across_nodes": True}}, 10)
     assert not none
     assert some
+
+
+MIXTURE = {
+    "model": {"hf_config": "moe.json", "seq_len": 64, "implementation": "fused", "attention": "flash"},
+    "machines": [{"topology": "hgx-b200", "nodes": [1]}, {"topology": "hgx-h100", "nodes": [1]}],
+    "batch": {"samples": 16},
+    "try": {
+        "micro_batch_size": [1],
+        "activation_checkpointing": ["none"],
+        "strategies": [{"kind": "ddp"}],
+        "recipe": {"dtype": ["bf16"]},
+        "parallel": {"ep": [1, 4]},
+    },
+}
+
+
+def test_an_option_is_known_as_well_as_its_own_run_says(tmp_path):
+    """A plan's +- and a run's trust are one figure: of experts, and of a generation that no published step ran on."""
+    (tmp_path / "moe.json").write_text(json.dumps(MOE_CONFIG))
+    read = from_table(MIXTURE)
+    file = tmp_path / "plan.toml"
+    found = search(read, file, tmp_path / "out", SearchOptions(jobs=1, exhaustive=True))
+    ran = [option for option in found.options if option.state == "simulated"]
+    assert {option.kind for option in ran} == {"experts"}
+    assert len({option.error for option in ran}) == 2
+    for option in ran:
+        prepared = scenario_of(read, file, option.candidate).prepare()
+        assert option.error == pytest.approx(trust(prepared).p50)

@@ -126,7 +126,7 @@ def alike(a_kind: str, a: float, b_kind: str, b: float) -> bool:
 def off_by(kind: str) -> str:
     """How coarsely steps of a kind of strategy are predicted, in words."""
     step_range = of_step(kind)
-    return f"half of {step_range.rows} published {kind} steps were off by more than {step_range.p50:.0%}"
+    return f"half of {step_range.rows} published steps ({kind}) were off by more than {step_range.p50:.0%}"
 
 
 def within() -> str:

@@ -19,6 +19,8 @@ from clustersim.model.seconds.unstated import half_width
 from clustersim.scenario.beside_published import beside_published
 
 if TYPE_CHECKING:
+    from clustersim.core.device import Device
+    from clustersim.core.model import Model
     from clustersim.scenario.result import Result
     from clustersim.scenario.running import Prepared
     from clustersim.scenario.schema import Change
@@ -103,20 +105,31 @@ class Trust(msgspec.Struct, frozen=True):
 
 def trust(prepared: Prepared) -> Trust:
     """How far steps of this kind were from their predictions."""
-    kind = prepared.scenario.strategy.name
-    if prepared.split is not None:
-        stages = prepared.split.partition.stages
-        kind = "experts" if any(stage.expert_parameters for stage in stages) else "split"
-    gpu = prepared.device
+    fit = prepared.scenario.fit
+    kind = step_kind(prepared.scenario.strategy.name, prepared.model, split=prepared.split is not None)
+    left = 1.0 if fit is None else max(fit.narrowed, LEAST_LEFT)
+    return trust_in(kind, prepared.device, prepared.scenario.file.model.dtype, left)
+
+
+def step_kind(strategy: str, model: Model, *, split: bool) -> str:
+    """Which published steps a step is like: those of its ``strategy``, unless adapters, experts or a ``split`` tell
+    more."""
+    if model.partly_frozen:
+        return "adapters"
+    if any(tensor.cut.startswith("expert") for layer in model.layers for tensor in layer.tensors):
+        return "experts"
+    return "split" if split else strategy
+
+
+def trust_in(kind: str, gpu: Device, dtype: str, left: float = 1.0) -> Trust:
+    """How far published steps of a :func:`step_kind` were from their predictions, on this GPU; ``left`` : the share of
+    the range that measured steps left."""
     told = any(item.field == "generation" for item in gpu.assumed)  # and is in what is assumed
     arch = "" if told else gpu.arch
-    found = ranges.of_step("adapters" if prepared.model.partly_frozen else kind, arch=arch)
-    dtype = prepared.scenario.file.model.dtype
+    found = ranges.of_step(kind, arch=arch)
     assumed = half_width(gpu, dtype) if gpu.assumed else 0.0
     half = math.hypot(found.p50, ranges.HALF_OF_NINE * assumed)
     nearly_all = math.hypot(found.p90, assumed)
-    fit = prepared.scenario.fit
-    left = 1.0 if fit is None else max(fit.narrowed, LEAST_LEFT)
     unseen = "" if ranges.has_steps(arch) else f"{gpu.name} ({arch})"
     return Trust(left * half, left * nearly_all, found.rows, found.groups, ranges.as_of(), assumed, left, unseen)
 

@@ -111,7 +111,7 @@ def _row(option: PlanOption, searched: SearchResult) -> Table:
         "nodes": candidate.nodes,
         "gpus": candidate.gpus,
         "batch": candidate.batch,
-        "kind": candidate.kind,
+        "kind": option.kind,
         "degrees": candidate.form.degrees,
         "limited_by": what_limits(option),
         "stage_bytes": list(option.bound.held) if option.bound else [],

@@ -117,11 +117,6 @@ class PlanCandidate(msgspec.Struct, frozen=True, gc=False):
             filter(None, (self.form.family, *(knob for knob in self.knobs if knob not in common), passes_text))
         )
 
-    @property
-    def kind(self) -> str:
-        """What its error is known by: ``"split"``, or the ``kind`` of its strategy."""
-        return "split" if self.form.split else str(self.form.strategy["kind"])
-
 
 def base(plan: PlanFile) -> Table:
     """The tables that all candidates change: the first machine and strategy stand in."""

@@ -10,7 +10,6 @@ from functools import cached_property
 import msgspec
 
 from clustersim.core.economics import GpuRates, RunningCosts
-from clustersim.core.ranges import of_step
 from clustersim.core.topology import Topology
 from clustersim.studies.plan.candidates import PlanCandidate
 from clustersim.studies.plan.limits import Bound
@@ -33,6 +32,8 @@ class PlanOption(msgspec.Struct, frozen=True):
     on_front : no other option beats it in everything, each taken at the worse end of its error.
     tempting : not on the front, but no other option would beat it in everything if predictions held.
     bound : what it can at best be, None where that was not looked at. by : whose name ``reason`` ends with: a number.
+    kind : which published steps it is like (:func:`clustersim.scenario.ran.step_kind`). error : relative, half of those
+        lay within; more on a GPU of a generation on which none ran, or of which figures are assumed.
     """
 
     candidate: PlanCandidate
@@ -48,7 +49,8 @@ class PlanOption(msgspec.Struct, frozen=True):
     tempting: bool = False
     bound: Bound | None = None
     by: int | None = None
-    arch: str = ""
+    kind: str = ""
+    error: float = 0.0
 
     @property
     def priced(self) -> bool:
@@ -59,12 +61,6 @@ class PlanOption(msgspec.Struct, frozen=True):
     def step_s(self) -> float:
         """Of one that was simulated [s], not a number for another."""
         return math.nan if self.result is None else self.result.step_time_s
-
-    @property
-    def error(self) -> float:
-        """Relative error of its kind of strategy: half of published steps lay within; more on GPUs of a generation on
-        which none ran."""
-        return of_step(self.candidate.kind, arch=self.arch).p50
 
     @property
     def robust(self) -> tuple[float, ...]:

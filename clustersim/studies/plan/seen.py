@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -15,10 +16,11 @@ from clustersim.core.device import device
 from clustersim.core.economics import DAY, HOUR, GpuRates, RunningCosts, costs, rates, watts_per_gpu
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.mesh import Mesh
-from clustersim.core.ranges import has_steps
+from clustersim.core.model import Model
 from clustersim.core.texts import Table
 from clustersim.core.topology import Topology
 from clustersim.scenario.parts import machine, model_of, shape_of
+from clustersim.scenario.ran import step_kind, trust_in
 from clustersim.studies.plan.candidates import PlanCandidate, base, candidates, combined, scenario_of
 from clustersim.studies.plan.form import RefusedOption
 from clustersim.studies.plan.knobs import combinations
@@ -63,16 +65,7 @@ class KnownCandidates:
         gpus = {place: mesh.world_size for place, (_, mesh) in machines.items()}
         tables = _tables(plan, path, machines)
         self.combined = combined(plan, gpus, tables)
-        archs = {place: _arch(topology) for place, (topology, _) in machines.items()}
-        places = {
-            (machine_spec.label, n): archs[m, n]
-            for m, machine_spec in enumerate(plan.machines)
-            for n in machine_spec.nodes
-        }
-        self.options = [
-            PlanOption(candidate, arch=places[candidate.machine.label, candidate.nodes])
-            for candidate in candidates(plan, gpus, tables)
-        ]
+        self.options = [PlanOption(candidate) for candidate in candidates(plan, gpus, tables)]
         if not self.options:
             raise ClusterSimError(
                 f"{path}: no combination of nodes, micro-batch and accumulation makes a batch of "
@@ -104,7 +97,9 @@ class KnownCandidates:
         looked = self.sieve.look(options) if folder is None else kept(self.sieve, options, folder)
         self.seq_len = 0  # of a model without tokens, and of one that cannot be read
         with suppress(ClusterSimError):
-            self.seq_len = model_of(scenario_of(self.plan, self.path, options[0])).seq_len
+            model = model_of(scenario_of(self.plan, self.path, options[0]))
+            self.seq_len = model.seq_len
+            self._know_errors(model)
         self.tokens = bool(self.seq_len)
         ranked: list[tuple[float, int]] = []
         for number, outcome in looked:
@@ -293,6 +288,26 @@ class KnownCandidates:
             usd=usd,
         )
 
+    def _know_errors(self, model: Model) -> None:
+        """How far steps like each option's were from their predictions; of several kinds of GPU, the most."""
+
+        @cache
+        def error(kind: str, place: Place, dtype: str) -> float:
+            topology, _ = self.sieve.machines[place]
+            return max(trust_in(kind, node.gpu, dtype).p50 for node in topology.node_types)
+
+        for number, option in enumerate(self.options):
+            form = option.candidate.form
+            kind = step_kind(str(form.strategy["kind"]), model, split=form.split)
+            dtype = str(form.recipe.get("dtype") or self.dtype)
+            error_there = error(kind, self.sieve.place(option.candidate), dtype)
+            self.options[number] = replace(option, kind=kind, error=error_there)
+
+    @property
+    def dtype(self) -> str:
+        """Of options whose recipe says none."""
+        return str(self.plan.model.get("dtype", "fp32"))
+
     def _note(self, option: PlanOption, state: str, reason: str, by: int | None = None) -> None:
         number = option.candidate.number
         self.options[number] = replace(option, state=state, reason=reason, by=by)
@@ -311,7 +326,7 @@ class KnownCandidates:
             gpus=gpus,
             untried=left_out,
             flops=flops,
-            dtype=str(self.plan.model.get("dtype", "fp32")),
+            dtype=self.dtype,
         ).judged()
 
     def _of_model(self) -> tuple[float, tuple[str, ...]]:
@@ -327,12 +342,6 @@ class KnownCandidates:
     def keeps(self, option: PlanOption) -> bool:
         """Whether a simulated option keeps the limits."""
         return not self._broken(option.rate, _per_day(option.costs))
-
-
-def _arch(topology: Topology) -> str:
-    """The generation of a machine's GPUs; of several, the one that no published step ran on."""
-    archs = sorted({kind.gpu.arch for kind in topology.node_types})
-    return next((arch for arch in archs if not has_steps(arch)), archs[0])
 
 
 def _per_day(spent: RunningCosts | None) -> float:

@@ -146,12 +146,12 @@ def too_close(searched: SearchResult) -> Iterator[str]:
     places: defaultdict[tuple[int, str], list[PlanOption]] = defaultdict(list)
     for (gpus, machine, _), option in best.items():
         places[gpus, machine].append(option)
-    vague = {kind for option in best.values() if of_step(kind := option.candidate.kind).p50 > VAGUE}
+    vague = {kind for option in best.values() if of_step(kind := option.kind).p50 > VAGUE}
     for (gpus, _), at_place in sorted(places.items()):
         first = max(at_place, key=lambda option: option.rate)
-        kind = first.candidate.kind
-        rest = [option for option in at_place if option is not first and option.candidate.kind not in vague]
-        near = [option for option in rest if alike(option.candidate.kind, option.rate, kind, first.rate)]
+        kind = first.kind
+        rest = [option for option in at_place if option is not first and option.kind not in vague]
+        near = [option for option in rest if alike(option.kind, option.rate, kind, first.rate)]
         if near and kind not in vague:
             most = max(first.rate / option.rate - 1 for option in near)
             yield (
@@ -159,7 +159,7 @@ def too_close(searched: SearchResult) -> Iterator[str]:
                 f"{first.candidate.form.family}, less than predictions are off: choose by something else, or measure"
             )
     for kind in sorted(vague):
-        yield f"{off_by(kind)}: a {kind} option that looks a little better or worse than another may not be"
+        yield f"{off_by(kind)}: an option of theirs that looks a little better or worse than another may not be"
 
 
 def left_over(searched: SearchResult) -> str:

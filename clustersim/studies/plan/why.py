@@ -102,8 +102,8 @@ def why_tempting(option: PlanOption, searched: SearchResult) -> str:
     word, gain = max(gains.items(), key=lambda pair: pair[1])
     limit = option.step_s * option.rate / by.rate
     return (
-        f"{gain:.1%} {word} than {searched.title(by)} if its prediction held, but {option.candidate.kind} steps are "
-        f"known to +-{option.error:.0%} and {by.candidate.kind} steps to +-{by.error:.0%}: measure one; it is the "
+        f"{gain:.1%} {word} than {searched.title(by)} if its prediction held, but {option.kind} steps are "
+        f"known to +-{option.error:.0%} and {by.kind} steps to +-{by.error:.0%}: measure one; it is the "
         f"better one if its step takes less than {format_time(limit)}"
     )
 
