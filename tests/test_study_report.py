@@ -14,6 +14,7 @@ from clustersim.app import plots
 from clustersim.app.cli import cli
 from clustersim.app.report.study import holds_study, study_html
 from clustersim.core.errors import ClusterSimError, ScenarioError
+from clustersim.core.ranges import of_step
 from clustersim.studies import plan as planner
 from clustersim.studies import sweep as sweeps
 from clustersim.studies.plan import of_sweep
@@ -81,6 +82,8 @@ def of(rates, question=None, kind="ddp"):
         "samples_per_s": rates.ravel(),
         "tokens_per_s": np.full(n, np.nan),
         "strategy": np.full(n, kind),
+        "steps_like": np.full(n, kind),
+        "off_by": np.full(n, of_step(kind).p50),
         "device": np.full(n, "H100-SXM5-80GB"),
         "model": np.full(n, "m"),
         "gpus": np.full(n, 8),

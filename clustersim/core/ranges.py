@@ -116,10 +116,9 @@ def _data() -> Table:
     return data_table("ranges")
 
 
-def alike(a_kind: str, a: float, b_kind: str, b: float) -> bool:
-    """Whether two predicted rates differ by less than steps of either kind of strategy are off, so that nobody knows
-    which is the better."""
-    error = max(of_step(a_kind).p50, of_step(b_kind).p50)
+def alike(a: float, b: float, error: float) -> bool:
+    """Whether two predicted rates differ by less than the ``error`` of the less certain one (relative), so that nobody
+    knows which is the better."""
     return abs(a - b) <= error * min(a, b)
 
 

@@ -74,7 +74,8 @@ class Trust(msgspec.Struct, frozen=True):
     """The range around a step time: ``p50`` and ``p90`` (relative), the ``rows`` and ``publishers`` they are from, and
     ``as_of``, the day of the validation; ``assumed`` : the half-width (nine in ten) of what the GPU's own file leaves
     open, which is in both; ``narrowed`` : the share of the range that measured steps left; ``unseen`` : the GPU, where
-    none of the steps ran on its generation, which both are wider for."""
+    none of the steps ran on its generation, which both are wider for; ``kind`` : which published steps it is like
+    (:func:`step_kind`)."""
 
     p50: float
     p90: float
@@ -84,6 +85,7 @@ class Trust(msgspec.Struct, frozen=True):
     assumed: float = 0.0
     narrowed: float = 1.0
     unseen: str = ""
+    kind: str = ""
 
     def __str__(self) -> str:
         if self.narrowed < 1:
@@ -131,7 +133,7 @@ def trust_in(kind: str, gpu: Device, dtype: str, left: float = 1.0) -> Trust:
     half = math.hypot(found.p50, ranges.HALF_OF_NINE * assumed)
     nearly_all = math.hypot(found.p90, assumed)
     unseen = "" if ranges.has_steps(arch) else f"{gpu.name} ({arch})"
-    return Trust(left * half, left * nearly_all, found.rows, found.groups, ranges.as_of(), assumed, left, unseen)
+    return Trust(left * half, left * nearly_all, found.rows, found.groups, ranges.as_of(), assumed, left, unseen, kind)
 
 
 def outcome_notes(result: Result) -> Iterator[str]:

@@ -119,7 +119,7 @@ def _worth(swept: SweptRows, value: Any, against: Any, choice: str) -> Told:
     if not losses:
         raise ClusterSimError(f"no case has a result for both {value!r} and {against!r} of {swept.axis}")
     worst = max(losses, key=lambda label: losses[label])
-    error = max(of_step(kind).p50 for kind in set(swept.table["strategy"].tolist()))
+    error = max(map(swept.error, range(len(swept.rate))))
     cheap = [label for label in losses if losses[label] <= error]
     most = max(losses[worst], 0.0)
     least = max(min(losses.values()), 0.0)
@@ -201,7 +201,7 @@ def _front(swept: SweptRows) -> Iterator[ScoredScenario]:
         kwh = spent[i].kwh_per_sample
         yield ScoredScenario(
             option=swept.said(i, swept.axes),
-            family=swept.kind(i) if swept.axis is None else str(table[swept.axis][i]),
+            family=str(table[swept.axis or "strategy"][i]),
             machine=str(table["topology"][i]),
             gpus=int(table["gpus"][i]),
             rate=float(swept.rate[i]),
@@ -218,7 +218,7 @@ def _warnings(swept: SweptRows) -> Iterator[str]:
     full = int((~swept.table["fits"]).sum())
     if full:
         yield f"{full:,} scenarios do not fit in memory; they are timed as if they did"
-    for kind in sorted(set(swept.table["strategy"].tolist())):
+    for kind in swept.kinds:
         if of_step(kind).p50 > VAGUE:
             yield off_by(kind)
 

@@ -13,7 +13,7 @@ import numpy as np
 from clustersim.core.arrays import Columns, Floats
 from clustersim.core.economics import RunningCosts, costs, rates_by_name, watts_per_gpu
 from clustersim.core.errors import ClusterSimError
-from clustersim.core.ranges import alike, of_step
+from clustersim.core.ranges import alike
 from clustersim.studies import sweep as sweeps
 from clustersim.studies.sweep.spec import Question
 
@@ -71,13 +71,14 @@ class SweptRows:
         shown = ((name, self.table[name][i].item()) for name in names or ())
         return ", ".join(str(v) if name == self.axis and isinstance(v, str) else worded(name, v) for name, v in shown)
 
-    def kind(self, i: int) -> str:
-        """Of a row's strategy."""
-        return str(self.table["strategy"][i])
-
     def error(self, i: int) -> float:
-        """How far steps of a row's strategy are off: half of the published ones lay within."""
-        return of_step(self.kind(i)).p50
+        """How far steps like a row's are off: half of the published ones lay within."""
+        return float(self.table["off_by"][i])
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """Which published steps rows are like."""
+        return sorted(set(self.table["steps_like"].tolist()))
 
     def costs(self, i: int) -> RunningCosts:
         """What a row costs."""
@@ -87,7 +88,7 @@ class SweptRows:
 
     def alike(self, i: int, j: int) -> bool:
         """Whether two rows differ by less than their predictions are off."""
-        return alike(self.kind(i), float(self.rate[i]), self.kind(j), float(self.rate[j]))
+        return alike(float(self.rate[i]), float(self.rate[j]), max(self.error(i), self.error(j)))
 
 
 def worded(name: str, value: Any) -> str:

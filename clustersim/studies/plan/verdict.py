@@ -151,7 +151,7 @@ def too_close(searched: SearchResult) -> Iterator[str]:
         first = max(at_place, key=lambda option: option.rate)
         kind = first.kind
         rest = [option for option in at_place if option is not first and option.kind not in vague]
-        near = [option for option in rest if alike(option.kind, option.rate, kind, first.rate)]
+        near = [option for option in rest if alike(option.rate, first.rate, max(option.error, first.error))]
         if near and kind not in vague:
             most = max(first.rate / option.rate - 1 for option in near)
             yield (

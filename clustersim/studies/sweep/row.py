@@ -51,6 +51,14 @@ class FullestMemory(msgspec.Struct, frozen=True):
     shown_range_bytes: tuple[float, float] = (0.0, 0.0)
 
 
+class StepTrust(msgspec.Struct, frozen=True):
+    """Which published steps a step is like, and within what share of its prediction half of them lay
+    (:func:`clustersim.scenario.ran.trust`)."""
+
+    kind: str = ""
+    p50: NotNegative = 0.0
+
+
 class SweepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is read of a row's result: the figures of ``clustersim run --json`` by their names there, the busiest of
     ``hottest_links`` first. ``tokens_per_s`` is of the whole machine; ``more`` has figures that follow from the others
@@ -80,6 +88,7 @@ class SweepFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     idle_s: float | None = None
     bytes_sent_per_gpu: float | None = None
     memory: FullestMemory = FullestMemory()
+    trust: StepTrust = StepTrust()
     more: dict[str, float] = {}
 
 

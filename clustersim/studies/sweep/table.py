@@ -69,7 +69,8 @@ def read(folder: str | Path) -> Columns:
     ``model``, ``topology``, ``device``, ``busiest_link``); figures as of ``clustersim run --json``, not-a-number where
     there is none: ``gpus``, ``step_time_s``, ``samples_per_s``, ``tokens_per_s``, ``mfu``, ``compute_s``,
     ``exposed_communication_s``, ``bytes_sent_per_gpu``, ``peak_memory_bytes`` and others; ``share_forward`` and so on
-    (of the step); ``busiest_link_utilisation``; ``fits`` (bool, False beside an error).
+    (of the step); ``busiest_link_utilisation``; ``steps_like``, which published steps it is like, and ``off_by``,
+    within what share of the prediction half of them lay; ``fits`` (bool, False beside an error).
     """
     axes = about(folder).axes
     flat = [{name: shown.get(name) for name in axes} | _flat(row, axes) for shown, row in rows(folder)]
@@ -89,6 +90,7 @@ def _flat(row: SweepRow, taken: Sequence[str]) -> dict[str, Scalar]:
     busiest = result.hottest_links[0] if result and result.hottest_links else None
     flat |= {"busiest_link": busiest.link if busiest else ""}
     flat |= {"busiest_link_utilisation": _number(busiest.utilisation if busiest else None)}
+    flat |= {"steps_like": result.trust.kind if result else "", "off_by": _number(result.trust.p50 if result else None)}
     flat |= {"fits": result is not None and result.fits}
     return {name: value for name, value in flat.items() if name not in taken}
 
