@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 from clustersim.calibrate.cross_validate import cross_validations
 from clustersim.calibrate.score import PredictedRow, predicted
 from clustersim.cluster import files as fabrics
-from clustersim.core.ranges import scale_class, size_class
+from clustersim.core.ranges import MANY, size_class, traits
 from tests.evidence.adapter_rows import adapter_rows
 from tests.evidence.evidence import SHARES, Groups, coverage, distances, operator, quantile, widening
 from tests.evidence.validate_steps import publisher, strategy_kind, validate_memory, validate_steps
@@ -36,9 +36,11 @@ FEWEST = 8
 """Measurements that a publisher must have for a range of its own."""
 SIZES = (2.0**16, 2.0**25, 2.0**26)
 """One of each class."""
-SCALES = ("one node", "few nodes", "many nodes")
 FEW_OPERATORS = 4
-"""Operators below which a scale's own rows do not make its range."""
+"""Operators that a transport must have to be told apart from the others."""
+DOUBT = 1.0
+"""Operators that a trait's factor has against it."""
+ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -76,41 +78,81 @@ def publisher_of(row: PredictedRow) -> str:
     return publisher(row.cells)
 
 
-Ranges = dict[tuple[str, str], Held]
-"""By size class and scale."""
+@dataclass(frozen=True)
+class CollectiveRanges:
+    """Ranges of collectives by size class, and by how much a trait (:func:`clustersim.core.ranges.traits`) widens each
+    of :data:`SHARES`."""
+
+    sizes: dict[str, Held]
+    times: tuple[dict[str, float], ...]
 
 
-def collectives(rows: Sequence[PredictedRow]) -> Ranges:
-    """Ranges by size class and scale, every operator's machine weighing the same; more nodes are never surer.
+def collectives(rows: Sequence[PredictedRow], well_known: Collection[str]) -> CollectiveRanges:
+    """Ranges by size class and trait, every operator's machine weighing the same.
 
-    A scale that few operators measured has the range of its sizes on all scales, with their tail where that is longer.
+    A width is that of its size times what its traits widen it by. What few operators show says little, so a trait's
+    factor is drawn to 1 by :data:`DOUBT` operators that would show nothing. ``well_known`` : transports apart.
     """
-    found: Ranges = {}
+    of_rows = [traits_of(row, well_known) for row in rows]
+    times = tuple(_widened(rows, of_rows, share) for share in SHARES)
+    sizes = {}
     for size in map(size_class, SIZES):
-        mine = [row for row in rows if size_class(float(row.cells["size_bytes"])) == size]
-        every, before = held(distances(mine, operator)), None
-        for scale in SCALES:
-            groups = distances([row for row in mine if scale_class(int(row.cells["nodes"])) == scale], operator)
-            one = held(groups) if len(groups) >= FEW_OPERATORS else with_tail(every, groups)
-            before = found[size, scale] = wider(one, before)
-    return found
+        own = [i for i, row in enumerate(rows) if size_class(float(row.cells["size_bytes"])) == size]
+        scaled = [_scaled(rows, own, [_product(of_rows[i], by) for i in own]) for by in times]
+        widths = (_width(groups, share) for groups, share in zip(scaled, SHARES, strict=True))
+        shares = (coverage(groups)[i] for i, groups in enumerate(scaled))
+        sizes[size] = Held(*widths, len(own), len(scaled[0]), *shares)
+    return CollectiveRanges(sizes, times)
 
 
-def with_tail(every: Held, groups: Groups) -> Held:
-    """The range of all, whose tail is that of the few there are where theirs is longer."""
-    tail = quantile(groups.values(), SHARES[1]) if groups else 0.0
-    return replace(every, p90=max(every.p90, tail))
+def widths_of(made: CollectiveRanges, size: str, names: Sequence[str]) -> list[float]:
+    """Half-widths of a size class and of traits, of each of :data:`SHARES`."""
+    held = made.sizes[size]
+    return [width * _product(names, by) for width, by in zip((held.p50, held.p90), made.times, strict=True)]
 
 
-def wider(one: Held, other: Held | None) -> Held:
+def traits_of(row: PredictedRow, well_known: Collection[str]) -> tuple[str, ...]:
+    """Of a row of a table."""
+    net = fabrics.load(row.cells["topology"], nodes=1).node_types[0].net
+    return traits(row.cells["collective"], int(row.cells["nodes"]), net, well_known)
+
+
+def _scaled(rows: Sequence[PredictedRow], chosen: Sequence[int], by: Sequence[float]) -> dict[str, np.ndarray]:
+    """Distances of the chosen rows by operator, each divided."""
+    groups: dict[str, list[float]] = {}
+    for i, width in zip(chosen, by, strict=True):
+        groups.setdefault(operator(rows[i]), []).append(abs(1.0 / (1.0 + rows[i].rel_error) - 1.0) / width)
+    return {name: np.array(values) for name, values in groups.items()}
+
+
+def _product(names: Sequence[str], by: Mapping[str, float]) -> float:
+    return float(np.prod([by.get(name, 1.0) for name in names]))
+
+
+def _widened(rows: Sequence[PredictedRow], of_rows: Sequence[tuple[str, ...]], share: float) -> dict[str, float]:
+    """By how much each trait widens the range of a share, all others known: one after another, in rounds."""
+    by: dict[str, float] = {}
+    sizes = [size_class(float(row.cells["size_bytes"])) for row in rows]
+    names = sorted({name for names in of_rows for name in names})
+    for _ in range(ROUNDS):
+        own = {size: [i for i, other in enumerate(sizes) if other == size] for size in set(sizes)}
+        width = {
+            size: quantile(_scaled(rows, chosen, [_product(of_rows[i], by) for i in chosen]).values(), share)
+            for size, chosen in own.items()
+        }
+        for name in names:
+            chosen = [i for i, traits_here in enumerate(of_rows) if name in traits_here]
+            others = [width[sizes[i]] * _product([t for t in of_rows[i] if t != name], by) for i in chosen]
+            groups = _scaled(rows, chosen, others)
+            sure = len(groups) / (len(groups) + DOUBT)
+            by[name] = float(quantile(groups.values(), share) ** sure)
+        by[MANY] = max(by.get(MANY, 1.0), 1.0)
+    return by
+
+
+def wider(one: Held, other: Held) -> Held:
     """A range at least as wide as another."""
-    return one if other is None else replace(one, p50=max(one.p50, other.p50), p90=max(one.p90, other.p90))
-
-
-def named(known: str, one: Ranges, surer: Ranges | None = None) -> tuple[Ranges, dict[str, Held]]:
-    """Ranges of what is less known than what others are of, and with their names in the file."""
-    found = {key: wider(held, surer[key]) if surer else held for key, held in one.items()}
-    return found, {f'collectives.{known}."{size}, {scale}"': held for (size, scale), held in found.items()}
+    return replace(one, p50=max(one.p50, other.p50), p90=max(one.p90, other.p90))
 
 
 def steps(rows: Sequence[PredictedRow]) -> dict[str, Held]:
@@ -158,21 +200,44 @@ def written(ranges: Mapping[str, Held], known: Mapping[str, Sequence[str]]) -> I
         yield from (f"rows = {one.rows}", f"groups = {one.groups}")
 
 
-def of_collectives() -> tuple[dict[str, Held], dict[str, Sequence[str]]]:
-    """Ranges of collectives, and which platforms and transports have rows."""
+def of_collectives() -> tuple[dict[str, CollectiveRanges], dict[str, Sequence[str]]]:
+    """Ranges of collectives by what is known, and which platforms and transports have rows."""
     nccl = [TABLES / name for name in COLLECTIVES]
     held_out = cross_validations(nccl, ("publisher", "transport", "three-numbers"))
     publishers = predicted(held_out["publisher"].rows)
     measured_by = Counter(name for _, name in {(operator(row), row.cells["topology"]) for row in publishers})
     known = [row for row in publishers if measured_by[row.cells["topology"]] > 1]
     far = [row for row in predicted(held_out["transport"].rows) if int(row.cells["nodes"]) > 1]
-    surest, published = named("published", collectives(known))
-    others, similar = named("similar", collectives(publishers), surest)
-    _, new = named("new", collectives(far), others)
-    _, calibrated = named("calibrated", collectives(predicted(held_out["three-numbers"].rows)))
-    platforms = sorted({row.cells["topology"] for row in publishers})
-    transports = sorted({fabrics.load(name, nodes=1).node_types[0].net for name in platforms})
-    return {**published, **similar, **new, **calibrated}, {"platforms": platforms, "transports": transports}
+    well_known = _well_known(publishers)
+    found = {
+        "published": collectives(known, well_known),
+        "similar": collectives(publishers, well_known),
+        "new": collectives(far, ()),
+        "calibrated": collectives(predicted(held_out["three-numbers"].rows), well_known),
+    }
+    transports = sorted({fabrics.load(name, nodes=1).node_types[0].net for name in measured_by})
+    platforms = sorted(name for name, operators in measured_by.items() if operators > 1)
+    return found, {"platforms": platforms, "transports": transports, "well_known": well_known}
+
+
+def _well_known(rows: Sequence[PredictedRow]) -> list[str]:
+    """Transports between nodes that several operators measured."""
+    over = [row for row in rows if int(row.cells["nodes"]) > 1]
+    pairs = {(fabrics.load(row.cells["topology"], nodes=1).node_types[0].net, operator(row)) for row in over}
+    counts = Counter(net for net, _ in pairs)
+    return sorted(net for net, count in counts.items() if count >= FEW_OPERATORS)
+
+
+def lines_of(found: Mapping[str, CollectiveRanges]) -> tuple[dict[str, Held], list[str]]:
+    """Ranges by their names in the file, and its lines of what widens them."""
+    ranges = {f'collectives.{known}."{size}"': one for known, of in found.items() for size, one in of.sizes.items()}
+    lines: list[str] = []
+    for known, of in found.items():
+        lines += ["", f"[collectives.{known}.times]"]
+        for share, by in zip(("p50", "p90"), of.times, strict=True):
+            pairs = ", ".join(f'"{name}" = {times:.3g}' for name, times in by.items())
+            lines.append(f"{share} = {{{pairs}}}")
+    return ranges, lines
 
 
 def generations(rows: Sequence[PredictedRow]) -> str:
@@ -190,7 +255,8 @@ def others_as_written() -> str:
 
 def main(only: str = "") -> None:
     """Measure, write and print."""
-    ranges, known = of_collectives()
+    found, known = of_collectives()
+    ranges, times = lines_of(found)
     rest = others_as_written() if only == "collectives" else ""
     if not only:
         stepped = [row for name in STEPS for row in predicted(validate_steps(TABLES / name).rows)]
@@ -198,7 +264,7 @@ def main(only: str = "") -> None:
         ranges |= adapters(ranges["steps.similar.all"])
         rest = generations(stepped)
         ranges |= memory([row for name in STEPS for row in predicted(validate_memory(TABLES / name).rows)])
-    text = "\n".join(written(ranges, known)) + "\n"
+    text = "\n".join([*written(ranges, known), *times]) + "\n"
     DATA.write_text(f"{text}\n{rest}" if rest else text)
     print(f"{'range':40s} {'p50':>7s} {'p90':>7s} {'rows':>6s} {'groups':>6s}  held of one left out")
     for name, one in ranges.items():

@@ -60,7 +60,7 @@ def validate_rows(rows: Sequence[Table]) -> Score:
 
 def _range(row: Table) -> PredictionRange:
     group = measured(row)[2]
-    return of_collective(group.topology, float(row["size_bytes"]), group.n_nodes)
+    return of_collective(group.topology, float(row["size_bytes"]), group.n_nodes, row["collective"])
 
 
 DIMENSIONS: dict[str, Dimension] = {

@@ -9,6 +9,7 @@ publisher the constants were not fitted to.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from functools import lru_cache
 
 import msgspec
@@ -34,9 +35,9 @@ class PredictionRange(msgspec.Struct, frozen=True):
     p50, p90 : relative half-widths: half of the measurements lay within ``prediction * (1 +- p50)``, nine in ten within
         ``p90``. rows : measurements. groups : publishers they are from.
     known : what is known of this prediction's subject: ``"calibrated"`` (numbers measured on this machine),
-        ``"published"`` (this machine, or this publisher's software, has published rows), ``"similar"`` (others of its
-        kind have), ``"new"`` (nobody has published rows of its transport, so it is a draw from all transports; or no
-        steps on its generation of GPUs).
+        ``"published"`` (several publishers have rows of this machine, or this one's software has), ``"similar"``
+        (others of its kind have), ``"new"`` (nobody has published rows of its transport, so it is a draw from all
+        transports; or no steps on its generation of GPUs).
     """
 
     p50: float
@@ -51,23 +52,75 @@ def size_class(nbytes: float) -> str:
     return "<=64 KiB" if nbytes <= 2**16 else "64 KiB - 32 MiB" if nbytes <= 2**25 else ">32 MiB"
 
 
-def scale_class(nodes: int) -> str:
-    """The three scales that published tables tell apart: no network, a few nodes, and beyond most tables."""
-    return "one node" if nodes <= 1 else "few nodes" if nodes <= 8 else "many nodes"
+MANY = "many nodes"
+FEW_NODES = 8
+"""Beyond which are fewer tables than up to there."""
+_FAMILIES = {"rings": ("all_reduce", "all_gather", "reduce_scatter"), "rooted": ("broadcast", "reduce")}
+_ONE_FLOW = frozenset({"send", "sendrecv"})
+SHARED_UPLINK = 2.0
+"""Times as long as predicted that kinds with one flow a NIC may take over many nodes: of two flows that a switch's hash
+sends over one uplink each has half of it, as published rates of sendrecv beyond 8 nodes do; no law here says when."""
+CLOSENESS = ("published", "similar", "new")
+"""Of a machine without numbers of its own: the surest first."""
 
 
-def of_collective(topology: Topology, nbytes: float, nodes: int | None = None) -> PredictionRange:
-    """Of the time of a collective of ``nbytes`` on a machine, over ``nodes`` of it (None: all)."""
+def traits(kind: str, nodes: int, net: str, well_known: Collection[str]) -> tuple[str, ...]:
+    """What makes a collective surer or less sure than others of its size: the family of its kind (``rings``,
+    ``rooted``, ``direct``), whether it stays inside a node, and else whether its transport is one of the well known,
+    which many operators measured, and whether its nodes are many."""
+    place = "one node" if nodes <= 1 else net if net in well_known else "other transport"
+    many = (MANY,) if nodes > FEW_NODES else ()
+    family = next((name for name, kinds in _FAMILIES.items() if kind in kinds), "direct")
+    return (place, *many, family)
+
+
+def of_collective(
+    topology: Topology, nbytes: float, nodes: int | None = None, kind: str = "all_reduce"
+) -> PredictionRange:
+    """Of the time of a collective of ``nbytes`` on a machine, over ``nodes`` of it (None: all).
+
+    Never narrower than that of a machine that is better known.
+    """
     data = _data()["collectives"]
-    scale = scale_class(topology.n_nodes if nodes is None else nodes)
+    count = topology.n_nodes if nodes is None else nodes
+    net = topology.node_types[0].net
     if topology.calibration is not None or topology.measured:
-        closeness = "calibrated"
+        names: tuple[str, ...] = ("calibrated",)
     elif topology.name in data["platforms"]:
-        closeness = "published"
+        names = CLOSENESS[:1]
     else:
-        usual = scale == "one node" or topology.node_types[0].net in data["transports"]
-        closeness = "similar" if usual else "new"
-    return _range(data[closeness][f"{size_class(nbytes)}, {scale}"], closeness)
+        names = CLOSENESS[: 2 if count <= 1 or net in data["transports"] else 3]
+    of_kind = traits(kind, count, net, data["well_known"])
+    found = [_widened(data[name], size_class(nbytes), of_kind, name) for name in names]
+    p50, p90 = max(one.p50 for one in found), max(one.p90 for one in found)
+    if one_flow_each(kind, count):
+        p90 = SHARED_UPLINK * (1.0 + p90) - 1.0
+    return replace(found[-1], p50=p50, p90=p90)
+
+
+def one_flow_each(kind: str, nodes: int) -> bool:
+    """Whether NICs have one flow each over more switches than a leaf, so that two may meet on an uplink."""
+    return kind in _ONE_FLOW and nodes > FEW_NODES
+
+
+def collective_words(around: PredictionRange, nbytes: float, kind: str, nodes: int) -> str:
+    """What the range of a collective says to a reader."""
+    of_whom = {"calibrated": "with numbers of the machine", "published": "of this machine", "similar": "of its kind"}
+    whose = of_whom.get(around.known, "of any transport, since none of this one is published")
+    tail = (
+        "; two flows on one uplink take twice as long, and no law here says when" if one_flow_each(kind, nodes) else ""
+    )
+    return (
+        f"trust, {size_class(nbytes)}: half of published times {whose} within {around.p50:.0%}, nine in ten within "
+        f"{around.p90:.0%}{tail}"
+    )
+
+
+def _widened(entry: Table, size: str, of_kind: tuple[str, ...], closeness: str) -> PredictionRange:
+    """The range of a size class, times what traits widen it by."""
+    usual = _range(entry[size], closeness)
+    p50, p90 = (math.prod(entry["times"][share].get(trait, 1.0) for trait in of_kind) for share in ("p50", "p90"))
+    return replace(usual, p50=usual.p50 * p50, p90=usual.p90 * p90)
 
 
 def of_step(kind: str, source: str = "", arch: str = "") -> PredictionRange:

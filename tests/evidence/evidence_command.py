@@ -20,11 +20,11 @@ HEAD = (
     "what",
     "rows",
     "cases",
-    "as shipped",
     "publisher left out",
     "three numbers known",
     "GPU left out",
     "one own step known",
+    "as shipped",
     "in the 50 % range",
     "in the 90 % range",
 )
@@ -38,8 +38,8 @@ GOODPUT = "goodput of whole trainings"
 @markdown_option
 @json_option
 def evidence(folder: Path, quick: bool, as_json: bool, markdown: bool) -> None:
-    """Every table of FOLDER: errors as shipped, of publishers and GPUs left out, with three numbers or one own step
-    known, and ranges.
+    """Every table of FOLDER: errors of publishers and GPUs left out, with three numbers or one own step known, as
+    shipped, and ranges.
 
     Tables are named nccl_tests, training_steps, training_steps_hybrid and run_reliability (.csv or .csv.gz). Errors
     are the median and the 90th percentile over cases, of goodput in points the median and the worst; ranges are made
@@ -57,7 +57,8 @@ def evidence(folder: Path, quick: bool, as_json: bool, markdown: bool) -> None:
     if points:
         count = f"{points['n_cases']:.0f}"
         off = f"{points['median_points']:.1f} points (worst {points['worst_points']:.1f})"
-        rows.append([GOODPUT, count, count, off, *["-"] * (len(HEAD) - 4)])
+        cells = {"what": GOODPUT, "rows": count, "cases": count, "as shipped": off}
+        rows.append([cells.get(name, "-") for name in HEAD])
         records.append({"what": GOODPUT, **points})
     if as_json:
         print_json(records)
@@ -68,7 +69,7 @@ def evidence(folder: Path, quick: bool, as_json: bool, markdown: bool) -> None:
 
 
 def _cells(line: EvidenceLine) -> list[str]:
-    errors = (line.in_sample, line.left_out, line.three_numbers, line.gpu_left_out, line.one_step)
+    errors = (line.left_out, line.three_numbers, line.gpu_left_out, line.one_step, line.in_sample)
     share_cells = ("-" if math.isnan(share) else f"{share:.0%}" for share in line.held)
     return [line.what, str(line.rows), str(line.cases), *map(_error, errors), *share_cells]
 

@@ -185,6 +185,7 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: Col
     from clustersim.collectives.base import Group, Request
     from clustersim.collectives.nccl_why import why
     from clustersim.core.program import DTYPE_BYTES
+    from clustersim.core.ranges import collective_words, of_collective
 
     request = Request(
         kind,
@@ -201,6 +202,10 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: Col
     if settings.fidelity == "chunk":
         seconds = _chunked(request, group, mesh, settings)
     rate = nbytes / seconds if seconds else 0.0
+    notes = [f"assumed: {text}" for text in topology.assumed]
+    if settings.backend == "nccl" and nbytes:
+        around = of_collective(topology, nbytes, group.n_nodes, kind)
+        notes.append(collective_words(around, nbytes, kind, group.n_nodes))
     return CollectiveRow(
         collective=kind,
         size_bytes=int(nbytes),
@@ -215,7 +220,7 @@ def _row(kind: str, nbytes: float, topology: Topology, mesh: Mesh, settings: Col
         algorithm=plan.algorithm,
         protocol=plan.protocol,
         channels=plan.n_channels,
-        notes=[f"assumed: {text}" for text in topology.assumed],
+        notes=notes,
         fidelity=settings.fidelity,
         alternatives=why(request, group) if settings.why else msgspec.UNSET,
     )

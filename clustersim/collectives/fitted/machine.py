@@ -19,7 +19,7 @@ from clustersim.collectives.nccl_backend import NcclChoice, seconds_of
 from clustersim.core.calibrated import Constant
 from clustersim.core.costs import CommunicationCosts, flat, overlaid
 
-LAW_ERRORS = ((2.0**12, 0.1), (2.0**16, 0.2), (2.0**25, 0.4), (np.inf, 0.04))
+LAW_ERRORS = ((2.0**12, 0.1), (2.0**16, 0.2), (2.0**25, 0.25), (np.inf, 0.03))
 """Up to so many bytes, what the law is unsure of with its machine known, in ln: where protocols change, it is the
 choice that is wrong, and one size there says little of others."""
 
