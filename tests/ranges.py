@@ -9,6 +9,7 @@ others. Prints each range beside the share of measurements that it holds of a pu
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -94,11 +95,13 @@ def collectives(rows: Sequence[PredictedRow], well_known: Collection[str]) -> Co
     factor is drawn to 1 by :data:`DOUBT` operators that would show nothing. ``well_known`` : transports apart.
     """
     of_rows = [traits_of(row, well_known) for row in rows]
-    times = tuple(_widened(rows, of_rows, share) for share in SHARES)
+    far = [(operator(row), abs(1.0 / (1.0 + row.rel_error) - 1.0)) for row in rows]
+    sizes_of = [size_class(float(row.cells["size_bytes"])) for row in rows]
+    times = tuple(_widened(far, sizes_of, of_rows, share) for share in SHARES)
     sizes = {}
     for size in map(size_class, SIZES):
-        own = [i for i, row in enumerate(rows) if size_class(float(row.cells["size_bytes"])) == size]
-        scaled = [_scaled(rows, own, [_product(of_rows[i], by) for i in own]) for by in times]
+        own = [i for i, other in enumerate(sizes_of) if other == size]
+        scaled = [_scaled(far, own, [_product(of_rows[i], by) for i in own]) for by in times]
         widths = (_width(groups, share) for groups, share in zip(scaled, SHARES, strict=True))
         shares = (coverage(groups)[i] for i, groups in enumerate(scaled))
         sizes[size] = Held(*widths, len(own), len(scaled[0]), *shares)
@@ -117,33 +120,35 @@ def traits_of(row: PredictedRow, well_known: Collection[str]) -> tuple[str, ...]
     return traits(row.cells["collective"], int(row.cells["nodes"]), net, well_known)
 
 
-def _scaled(rows: Sequence[PredictedRow], chosen: Sequence[int], by: Sequence[float]) -> dict[str, np.ndarray]:
-    """Distances of the chosen rows by operator, each divided."""
+def _scaled(far: Sequence[tuple[str, float]], chosen: Sequence[int], by: Sequence[float]) -> dict[str, np.ndarray]:
+    """Distances of the chosen rows by operator, each divided; ``far`` : operator and distance of every row."""
     groups: dict[str, list[float]] = {}
     for i, width in zip(chosen, by, strict=True):
-        groups.setdefault(operator(rows[i]), []).append(abs(1.0 / (1.0 + rows[i].rel_error) - 1.0) / width)
+        name, distance = far[i]
+        groups.setdefault(name, []).append(distance / width)
     return {name: np.array(values) for name, values in groups.items()}
 
 
 def _product(names: Sequence[str], by: Mapping[str, float]) -> float:
-    return float(np.prod([by.get(name, 1.0) for name in names]))
+    return math.prod(by.get(name, 1.0) for name in names)
 
 
-def _widened(rows: Sequence[PredictedRow], of_rows: Sequence[tuple[str, ...]], share: float) -> dict[str, float]:
+def _widened(
+    far: Sequence[tuple[str, float]], sizes: Sequence[str], of_rows: Sequence[tuple[str, ...]], share: float
+) -> dict[str, float]:
     """By how much each trait widens the range of a share, all others known: one after another, in rounds."""
     by: dict[str, float] = {}
-    sizes = [size_class(float(row.cells["size_bytes"])) for row in rows]
     names = sorted({name for names in of_rows for name in names})
+    of_size = {size: [i for i, other in enumerate(sizes) if other == size] for size in set(sizes)}
+    of_name = {name: [i for i, traits_here in enumerate(of_rows) if name in traits_here] for name in names}
     for _ in range(ROUNDS):
-        own = {size: [i for i, other in enumerate(sizes) if other == size] for size in set(sizes)}
         width = {
-            size: quantile(_scaled(rows, chosen, [_product(of_rows[i], by) for i in chosen]).values(), share)
-            for size, chosen in own.items()
+            size: quantile(_scaled(far, chosen, [_product(of_rows[i], by) for i in chosen]).values(), share)
+            for size, chosen in of_size.items()
         }
-        for name in names:
-            chosen = [i for i, traits_here in enumerate(of_rows) if name in traits_here]
+        for name, chosen in of_name.items():
             others = [width[sizes[i]] * _product([t for t in of_rows[i] if t != name], by) for i in chosen]
-            groups = _scaled(rows, chosen, others)
+            groups = _scaled(far, chosen, others)
             sure = len(groups) / (len(groups) + DOUBT)
             by[name] = float(quantile(groups.values(), share) ** sure)
         by[MANY] = max(by.get(MANY, 1.0), 1.0)
