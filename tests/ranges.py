@@ -214,7 +214,7 @@ def of_collectives() -> tuple[dict[str, CollectiveRanges], dict[str, Sequence[st
     known = [row for row in publishers if measured_by[row.cells["topology"]] > 1]
     far = [row for row in predicted(held_out["transport"].rows) if int(row.cells["nodes"]) > 1]
     well_known = _well_known(publishers)
-    found = {
+    by_known = {
         "published": collectives(known, well_known),
         "similar": collectives(publishers, well_known),
         "new": collectives(far, ()),
@@ -222,7 +222,7 @@ def of_collectives() -> tuple[dict[str, CollectiveRanges], dict[str, Sequence[st
     }
     transports = sorted({fabrics.load(name, nodes=1).node_types[0].net for name in measured_by})
     platforms = sorted(name for name, operators in measured_by.items() if operators > 1)
-    return found, {"platforms": platforms, "transports": transports, "well_known": well_known}
+    return by_known, {"platforms": platforms, "transports": transports, "well_known": well_known}
 
 
 def _well_known(rows: Sequence[PredictedRow]) -> list[str]:

@@ -91,11 +91,12 @@ def of_collective(
     else:
         names = CLOSENESS[: 2 if count <= 1 or net in data["transports"] else 3]
     of_kind = traits(kind, count, net, data["well_known"])
-    found = [_widened(data[name], size_class(nbytes), of_kind, name) for name in names]
-    p50, p90 = max(one.p50 for one in found), max(one.p90 for one in found)
+    ranges = [_widened(data[name], size_class(nbytes), of_kind, name) for name in names]
+    p50 = max(around.p50 for around in ranges)
+    p90 = max(around.p90 for around in ranges)
     if one_flow_each(kind, count):
         p90 = SHARED_UPLINK * (1.0 + p90) - 1.0
-    return replace(found[-1], p50=p50, p90=p90)
+    return replace(ranges[-1], p50=p50, p90=p90)
 
 
 def one_flow_each(kind: str, nodes: int) -> bool:
