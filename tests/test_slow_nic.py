@@ -99,3 +99,51 @@ def test_a_run_says_which_was_meant():
     for more, words in (({"bandwidth": "200 Gb/s"}, "plans around"), ({"factor": 0.5}, "of what NCCL reads")):
         made = scenario.load(base, {"cluster.nodes": 2, "cluster.changes": [change | more], "run.steps": 1})
         assert any(words in note for note in made.prepare().notes)
+
+
+def ways(topology, name):
+    """Seconds of an all_reduce at three sizes, by (size, algorithm, protocol)."""
+    group = Group(topology, fabrics.mesh(topology).gpus)
+    taken = {}
+    for size in (2.0**20, 2.0**26, 2.0**32):
+        for algorithm, protocol in WAYS[name]:
+            made = collectives.plan(Request("all_reduce", size, algorithm=algorithm, protocol=protocol), group)
+            taken[size, algorithm, protocol] = made.time(topology.link_bandwidth)
+    return taken
+
+
+PCIE_WAYS = [(algorithm, protocol) for algorithm in ("ring", "tree") for protocol in ("LL", "Simple")]
+NVLINK_WAYS = [*PCIE_WAYS, ("ring", "LL128"), ("tree", "LL128")]
+WAYS = {
+    "hgx-a100": NVLINK_WAYS,
+    "hgx-a100-800g": NVLINK_WAYS,
+    "polaris-a100": PCIE_WAYS,
+    "pcie-a100": PCIE_WAYS,
+    "hgx-h100": [*NVLINK_WAYS, ("nvls_tree", "Simple")],
+}
+LEFT = {"pcie-a100": 0.02}
+"""By how much faster, all the same: three heads in turn send by LL what one GPU's slot was full with."""
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("name", WAYS)
+def test_a_slower_nic_on_any_nodes_never_makes_an_all_reduce_faster(name, nodes):
+    """A NIC at half rate had NCCL lay 15 narrow channels for 8, each with a whole channel's cap: 205.7 of 175.6 GB/s.
+
+    Each algorithm and protocol by itself: the tuner does not know our law, and may turn to what it should have taken.
+    """
+    healthy = fabrics.load(name, nodes=nodes)
+    least = ways(healthy, name)
+    rate, odd = (RATE, 0.75 * RATE) if name == "hgx-h100" else (RATE / 2, RATE / 4)
+    floor = 1 - LEFT.get(name, 1e-9)
+    everywhere = ("node*/nic0", "node1/nic1", "node0/nic*", "node*/nic*")
+    for where in everywhere if name != "pcie-a100" else everywhere[:1]:  # NCCL's search of it takes a second a rate
+        for change in ({"bandwidth": odd}, {"bandwidth": rate / 4}, {"factor": 0.5}):
+            slow = ways(fabrics.change(healthy, Change(where, **change)), name)
+            assert [way for way in least if slow[way] < least[way] * floor] == [], (where, change)
+
+
+def test_a_half_rate_nic_on_all_nodes_is_slower_than_the_healthy_machine_by_nccls_own_choice():
+    """What was filed: 199.9 GB/s for 190.8, with one NIC of eight at half of its rate on both nodes."""
+    slow = Change("node*/nic0", bandwidth=RATE / 4)
+    assert seconds(machine="hgx-a100", algorithm=None) < seconds(slow, machine="hgx-a100", algorithm=None)

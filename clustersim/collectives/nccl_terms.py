@@ -16,6 +16,7 @@ from clustersim.collectives.expert_kernels import kernel_time
 from clustersim.collectives.nccl.constants import constants
 from clustersim.collectives.nccl.ratings import generation_row
 from clustersim.collectives.nccl.search import search
+from clustersim.collectives.nccl.view import with_full_nics
 from clustersim.collectives.paths import EDGE_CLASSES, PathLoads, loads_of, placement
 from clustersim.core.arrays import Floats
 from clustersim.core.costs import CommunicationCosts
@@ -196,8 +197,9 @@ def message_time(
     if algorithm != "ring" or each == 0.0:
         return 0.0
     message = nbytes * (2.0 if protocol == "LL" else 1.0) / group.size
-    slowest = 1e9 * min(nic.bandwidth for view in where.system.views for nic in view.nics)
-    if message >= each * slowest:
+    # A slower NIC beside others has fewer channels or none: it keeps none of their receivers ready.
+    fastest = 1e9 * max(nic.bandwidth for view in where.system.views for nic in view.nics)
+    if message >= each * fastest:
         return 0.0
     # The fuller its slot, the likelier it is that a receiver is late; Simple's messages are always larger.
     late = 1.0 if simple else min(max(message / SLOT, LATE), 1.0)
@@ -230,13 +232,17 @@ def kernel_ceiling(kind: str, group: Group, algorithm: str, protocol: str, costs
 
 def _tree_ceiling(protocol: str, group: Group) -> float:
     """Payload bytes/s of a tree's channels over nodes (nccl src/graph/tuning.cc, bandwidths per channel by generation
-    and nodes, which are measured; half of them, since each byte goes up and down)."""
+    and nodes, which are measured; half of them, since each byte goes up and down).
+
+    A slow NIC makes the search lay narrower channels and more of them. Blocks that wait for a NIC lift no cap: they
+    count for as many as there would be if every NIC filled its slot."""
     where, caps = placement(group), constants(group.nccl_version)
     age, nodes = generation_row(where.system.sm), min(where.islands, 3) - 1
     cap = caps.tree[age][nodes]
     if protocol == "LL128":
         cap = min(cap, caps.tree_ll128[age][nodes])
-    return 0.5e9 * cap * search(where.system)["tree"].n_channels
+    laid = min(search(system)["tree"].n_channels for system in (where.system, with_full_nics(where.system)))
+    return 0.5e9 * cap * laid
 
 
 RINGS = frozenset({"all_reduce", "all_gather", "reduce_scatter"})

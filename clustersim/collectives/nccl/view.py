@@ -6,7 +6,7 @@ the line rate, and gives each socket interconnect one number (nccl src/graph/top
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -128,6 +128,17 @@ class System:
     def ranks_per_node(self) -> float:
         """Members per node, on average where nodes differ."""
         return self.n_ranks / self.n_nodes
+
+
+def with_full_nics(system: System) -> System:
+    """The same communicator, whose NICs all say that they fill their slots, or have the rate of the fastest if more."""
+    fastest = max((nic.bandwidth for view in system.views for nic in view.nics), default=0.0)
+    views: dict[NodeView, None] = {}
+    for view in system.views:
+        rates = (max(fastest, nic.slot.bandwidth) for nic in view.nics)
+        nics = (msgspec.structs.replace(nic, bandwidth=rate) for nic, rate in zip(view.nics, rates, strict=True))
+        views[replace(view, nics=tuple(nics))] = None
+    return replace(system, views=tuple(views))
 
 
 @dataclass(frozen=True)
