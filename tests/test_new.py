@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from clustersim import scenario
+from clustersim.app.cli import room
 from clustersim.cluster import files as fabrics
 from clustersim.model.catalog import file as model_file
 from clustersim.scenario.held import held
@@ -115,8 +117,38 @@ def test_a_recipe_that_fits_nowhere_is_written_and_said(clustersim, tmp_path):
     done = clustersim("new", "scenario", tmp_path / "s.toml", "--model", "llama3-405b", "--recipe", "torchtitan")
     assert done.returncode == 0
     assert "does not fit on H100" in done.stderr
+    assert "the likeliest to fit; none runs out less often than 25%" in done.stderr
     done = clustersim("new", "scenario", tmp_path / "t.toml", "--model", "gpt2", "--gpu", "A100")
     assert "fits" in done.stdout
+    assert "setting 1, the first that runs out of memory less often than 25%" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("likely", "taken"),
+    [
+        ([0.54, 0.3, 0.2, 0.0], 2),
+        ([None, 0.2], 1),
+        ([0.0, 0.0], 0),
+        ([0.9, 0.54, 0.6], 1),  # 54 % was taken as fitting
+        ([1.0, 1.0, 1.0], 2),  # of those that fit nowhere the one that keeps least
+        ([1.0, None], 0),
+        ([None, None], 1),
+    ],
+)
+def test_what_is_written_has_room_likely_enough_or_the_likeliest(monkeypatch, likely, taken):
+    def verdict(text, _):
+        found = likely[int(text)]
+        return None if found is None else SimpleNamespace(runs_out=found)
+
+    monkeypatch.setattr(room, "_verdict_of_text", verdict)
+    assert room.with_room(map(str, range(len(likely))), None).text == str(taken)
+
+
+def test_a_verdict_says_how_likely_it_runs_out():
+    use = held(scenario.load("zero1_llama3_8b_2x8_a100"))
+    verdict = use.use.fits(use.card)
+    assert 0 <= verdict.runs_out <= 1
+    assert verdict.ok == (verdict.runs_out <= 0.5)
 
 
 def test_a_long_context_is_not_what_training_begins_with(clustersim, tmp_path):

@@ -30,6 +30,9 @@ the most: the buffers of one communicator, assumed, and what bigscience's rows (
 GPUs a node) have, twice, since no other source says it."""
 FITS = "fits"
 MAY_RUN_OUT = "may run out"
+UNLIKELY = 0.25
+"""Likelihood of running out below which a step is taken to have room: what is chosen for somebody lies below it where
+anything does, and is named beside a faster one that does not."""
 DOES_NOT_FIT = "does not fit"
 """What is said of a step and a device, everywhere: the middle of the range of :attr:`MemoryUse.shown` has room; the
 middle has not, and what is needed has; not even that has. How likely it is to run out is :func:`likelihood`."""
@@ -233,6 +236,11 @@ class Verdict:
     def possible(self) -> bool:
         """Whether it may fit."""
         return self.state != DOES_NOT_FIT
+
+    @property
+    def runs_out(self) -> float:
+        """How likely a step takes more memory than there is."""
+        return likelihood(self.use.shown_range, self.use.shown, self.room)
 
     @property
     def uncertain(self) -> bool:

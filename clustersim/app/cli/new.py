@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -27,14 +27,14 @@ from clustersim.app.cli.recipes import (
     recipe_text,
     settings,
 )
-from clustersim.core.errors import ClusterSimError, ScenarioError
+from clustersim.app.cli.room import with_room
+from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import fresh, writing
 from clustersim.core.paths import data_path
 from clustersim.core.texts import short
 from clustersim.core.tomls import toml_value
 
 if TYPE_CHECKING:
-    from clustersim.core.memory_use import Verdict
     from clustersim.training.parallel import ModelShape
 
 file_argument = click.argument("file", type=PATH)
@@ -92,11 +92,10 @@ def scenario(
     machine = machine_of(gpu, topology)
     draft = ScenarioDraft(file, machine, nodes, model_name, tokens)
     recipes = [recipe or OF_STRATEGY[strategy or ""]] if recipe or strategy else ["pytorch", "torchtitan"]
-    text = draft.text(recipes)
-    write_new(file, text, scenarios.load)
-    verdict = verdict_of_text(text, file)
-    if verdict is not None:
-        click.echo(str(verdict), err=not verdict.ok)
+    chosen = with_room(draft.texts(recipes), file)
+    write_new(file, chosen.text, scenarios.load)
+    if chosen.verdict is not None:
+        click.echo(f"{chosen.verdict}\n{chosen.why}", err=not chosen.verdict.ok)
 
 
 @dataclass(frozen=True)
@@ -109,23 +108,17 @@ class ScenarioDraft:
     model: str
     tokens: float | None
 
-    def text(self, recipes: Sequence[str]) -> str:
-        """The first setting of these recipes that fits; where none does, the last one.
+    def texts(self, recipes: Sequence[str]) -> Iterator[str]:
+        """The settings of these recipes, in turn, the fastest first.
 
         Plain data parallelism keeps no recomputation in reserve where another recipe follows.
         """
         place = self._place()
-        text = ""
         for recipe in recipes:
-            chosen = settings(recipe, place)
-            for each in chosen:
+            for each in settings(recipe, place):
                 if recipe != recipes[-1] and each["kept"] != "none":
                     break
-                text = self._filled(recipe, recipe_text(recipe, place, each))
-                verdict = verdict_of_text(text, self.file)
-                if verdict is not None and verdict.ok:
-                    return text
-        return text
+                yield self._filled(recipe, recipe_text(recipe, place, each))
 
     def _place(self) -> RecipePlace:
         shape = shape_of_model(self.model, self.file) if has_tokens(self.model) else None
@@ -434,20 +427,6 @@ def has_tokens(name: str) -> bool:
     from clustersim.model.catalog import file, is_model_file
 
     return not is_model_file(Path(name)) and file(name) is not None
-
-
-def verdict_of_text(text: str, file: Path) -> Verdict | None:
-    """Whether a GPU has the memory that a scenario of this text, in this file, needs; None where its degrees do not
-    divide the machine."""
-    from clustersim.scenario import from_table
-    from clustersim.scenario.held import held
-
-    scenario = from_table(tomllib.loads(text), file)
-    try:
-        parts = held(scenario)
-    except ScenarioError:
-        return None
-    return parts.use.fits(parts.card)
 
 
 def write_new(file: Path, text: str, load: Callable[[Path], object], *, said: bool = True) -> None:

@@ -6,14 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from clustersim.core.errors import few
-from clustersim.core.memory_use import likelihood, verdict_of, worded
+from clustersim.core.memory_use import UNLIKELY, likelihood, verdict_of, worded
 from clustersim.core.ranges import VAGUE, alike, of_step, off_by
 from clustersim.core.units import format_bytes
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.spec import PlanFile
 
-UNLIKELY = 0.25
-"""Likelihood of running out from which an option that leaves room is named beside it."""
 MOST_NAMED = 3
 """Alternatives that are named; of more, their number is told."""
 

@@ -1,0 +1,56 @@
+"""Which of several settings a new scenario gets: the first whose memory is likely enough."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from clustersim.core.errors import ScenarioError
+from clustersim.core.memory_use import UNLIKELY
+
+if TYPE_CHECKING:
+    from clustersim.core.memory_use import Verdict
+
+
+class RoomChoice(NamedTuple):
+    """A scenario's text, whether it fits (None where its degrees do not divide the machine), and why it was taken."""
+
+    text: str
+    verdict: Verdict | None
+    why: str = ""
+
+
+def with_room(texts: Iterable[str], file: Path) -> RoomChoice:
+    """The first of ``texts`` (the fastest first) that runs out less likely than :data:`UNLIKELY`.
+
+    Where none does, the one that runs out least likely, of equals the last, which keeps least; ``file`` : what paths in
+    them are relative to.
+    """
+    best = RoomChoice("", None)
+    for tried, text in enumerate(texts, 1):
+        verdict = _verdict_of_text(text, file)
+        if verdict is None:
+            best = best if best.verdict else RoomChoice(text, None)
+        elif verdict.runs_out < UNLIKELY:
+            which = f"of its recipe, the fastest first, setting {tried}, the first that runs out of memory less often"
+            return RoomChoice(text, verdict, f"written: {which} than {UNLIKELY:.0%}")
+        elif best.verdict is None or verdict.runs_out <= best.verdict.runs_out:
+            best = RoomChoice(text, verdict)
+    why = f"written: of its recipe's settings the likeliest to fit; none runs out less often than {UNLIKELY:.0%}"
+    return best._replace(why=why)
+
+
+def _verdict_of_text(text: str, file: Path) -> Verdict | None:
+    """Whether a GPU has the memory that a scenario of this text, in this file, needs; None where its degrees do not
+    divide the machine."""
+    from clustersim.scenario import from_table
+    from clustersim.scenario.held import held
+
+    scenario = from_table(tomllib.loads(text), file)
+    try:
+        parts = held(scenario)
+    except ScenarioError:
+        return None
+    return parts.use.fits(parts.card)
