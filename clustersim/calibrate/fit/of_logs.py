@@ -55,7 +55,7 @@ def calibrate_logs(
         )
     reason = explained(times, lambda structure: nccl_times(samples, topology, nodes, structure)[0])
     if reason is not None and reason.structure.writable:
-        times, _ = nccl_times(samples, topology, nodes, reason.structure)
+        times = reason.times
     fitted = fit(times, times.classes)
     provenance = Provenance(
         date=date,

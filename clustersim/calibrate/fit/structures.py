@@ -92,13 +92,14 @@ class Explained(msgspec.Struct, frozen=True):
     ----------
     structure : it. described, error : median |error| of rows above 64 KiB, mean of their classes: as the file
         describes the machine, and with the structure; no constant is fitted in either.
-    alike : what explains it as well.
+    alike : what explains it as well. times : the log's rows, played with the structure.
     """
 
     structure: Structure
     described: float
     error: float
     alike: tuple[str, ...]
+    times: NcclTimes
 
 
 def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) -> Explained | None:
@@ -116,19 +117,20 @@ def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) ->
     if not large or max(large.values()) < NOTABLE:
         return None
     machine = max((row.choice.group.topology for row in described.rows), key=lambda topology: topology.n_nodes)
-    fitting: list[tuple[float, Structure]] = []
+    fitting: list[tuple[float, Structure, NcclTimes]] = []
     for structure in (*_candidates(machine), *_slowest(described, machine, played)):
         if structure.changes and bandwidth < NOTABLE:
             continue  # what NICs carry is told by large messages
-        error = _tried(structure, described, before, played)
+        times = played(structure)
+        error = _left(times, described, before)
         if error is not None and error <= GAIN * _mean(before):
-            fitting.append((error, structure))
+            fitting.append((error, structure, times))
     if not fitting:
         return None
-    least = min(error for error, _ in fitting)
-    alike = [pair for pair in fitting if pair[0] <= max(AS_WELL * least, least + 0.01)]
-    error, structure = alike[0]
-    return Explained(structure, _mean(before), error, tuple(other.words for _, other in alike[1:]))
+    least = min(error for error, *_ in fitting)
+    alike = [one for one in fitting if one[0] <= max(AS_WELL * least, least + 0.01)]
+    error, structure, times = alike[0]
+    return Explained(structure, _mean(before), error, tuple(other.words for _, other, _ in alike[1:]), times)
 
 
 def reason_words(words: str, described: float, error: float) -> str:
@@ -152,11 +154,8 @@ def errors_by_class(times: NcclTimes, predicted: Floats) -> dict[str, float]:
     return {name: float(np.median(errors[classes == name])) for name in sorted(set(classes.tolist()))}
 
 
-def _tried(
-    structure: Structure, described: NcclTimes, before: dict[str, float], played: Callable[[Structure], NcclTimes]
-) -> float | None:
-    """The error with a structure; None where rows cannot be played, or a class becomes worse."""
-    times = played(structure)
+def _left(times: NcclTimes, described: NcclTimes, before: dict[str, float]) -> float | None:
+    """The error of rows played with a structure; None where some cannot be, or a class becomes worse."""
     if len(times.rows) != len(described.rows):
         return None
     after = errors_by_class(times, times.predict({}))
