@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 
 import numpy as np
 
@@ -61,6 +62,13 @@ class Board:
     pairs: tuple[tuple[int, int, float], ...] = ()
 
 
+UNSHIPPED = {"MI300A": (4, "xgmi", 128.0)}
+"""GPUs of a node that all have one another, and GB/s of a pair, of boards that no shipped machine has.
+
+MI300A: two x16 Infinity Fabric links of 64 GB/s a direction join each two of four (AMD CDNA 3 white paper).
+"""
+
+
 def board(device: str, gpus: int) -> Board | None:
     """What joins so many GPUs; None where no shipped machine tells.
 
@@ -71,7 +79,11 @@ def board(device: str, gpus: int) -> Board | None:
         found = _joined(machine, gpus)
         if found is not None:
             return found
-    return None
+    count, kind, rate = UNSHIPPED.get(device, (0, "", 0.0))
+    if not 1 < gpus <= count:
+        return None
+    pairs = tuple((*pair, rate) for pair in combinations(range(gpus), 2))
+    return Board(f"{count} {device} joined all to all", kind, 0.0, pairs)
 
 
 def nic_rate(device: str, gpus: int, ids: set[str]) -> tuple[float, str] | None:

@@ -136,6 +136,7 @@ class _XmlDump:
         self.gpu_name = gpu
         self.source = f"{root.get('source', 'NCCL_TOPO_DUMP_FILE')}, {path.name}"
         self.guessed = bool(root.get("rates"))  # PCIe's too
+        self.left = f"the file {root.get('left', 'has the PCI tree alone')}"
         self.source += f", rates {root.get('rates')}" if root.get("rates") else ""
         self.parts: dict[str, list[str]] = {"cpu": [], "pcie_switch": [], "gpu": [], "nvswitch": [], "nic": []}
         self.rates: dict[str, float] = {}
@@ -262,7 +263,7 @@ class _XmlDump:
                 self.assumed.append(f"no {wire} bridge joins the GPUs: the file has the PCI tree alone")
                 return
             raise TopologyError(
-                f"{self.path}: holds the PCI tree alone, and no shipped machine says how {len(self.gpus)} {kind.name} "
+                f"{self.path}: {self.left}, and no shipped machine says how {len(self.gpus)} {kind.name} "
                 f"are joined by {wire}; give what NCCL_TOPO_DUMP_FILE writes on the machine"
             )
         names = [name for name, _ in self.gpus.values()]
@@ -270,8 +271,8 @@ class _XmlDump:
             switch = self._new("nvswitch", "nvswitch")
             self.links += [(name, switch, found.kind, found.switched) for name in names]
         self.links += [(names[a], names[b], found.kind, rate) for a, b, rate in found.pairs]
-        self.sources[found.kind] = f"assumed: {found.name}; the file has the PCI tree alone"
-        self.assumed.append(f"{wire} between the GPUs is that of {found.name}: the file has the PCI tree alone")
+        self.sources[found.kind] = f"assumed: {found.name}; {self.left}"
+        self.assumed.append(f"{wire} between the GPUs is that of {found.name}: {self.left}")
 
     def _inactive(self) -> None:
         """NVLinks that nvidia-smi nvlink -s says do not work, which only the shipped board counts as working."""

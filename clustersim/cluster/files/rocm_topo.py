@@ -47,6 +47,7 @@ def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
     if near:
         root.set("near", "; ".join(near))
     joined = any(word == "XGMI" for row in types for word in row)
+    root.set("left", "does not say how many xGMI links a pair has")
     cpus: dict[str, ET.Element] = {}
     for index in range(len(types)):
         home = numa.get(str(index), "0")

@@ -22,6 +22,8 @@ from clustersim.model.adapters import ALL_LINEAR, compiled, is_pattern
 Options = Mapping[Key, OptionValue]
 USUAL_TARGETS = ("q_proj", "v_proj")
 """Of PEFT where nobody says them, for Llama and its kin (peft/utils/constants.py)."""
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj", "up_proj", "gate_proj")
+"""Of PEFT's example where nobody says them."""
 WORD = re.compile(r"[A-Za-z_][\w.-]*")
 TYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
 
@@ -47,6 +49,16 @@ class AdapterWords(msgspec.Struct, frozen=True):
 
 
 LIBRARIES = (
+    AdapterWords(  # of PEFT's own example (huggingface/peft examples/sft/train.py)
+        "use_peft_lora",
+        ("true", "1", "yes"),
+        "lora_r",
+        "lora_target_modules",
+        "lora_modules_to_save",
+        ("use_4bit_quantization",),
+        "use_nested_quant",
+        (64, LINEARS, 0.1, False),
+    ),
     AdapterWords(
         "use_peft",
         ("true", "1", "yes"),
@@ -96,6 +108,7 @@ IDLE = frozenset(
         "bnb_4bit_quant_type",
         "bnb_4bit_compute_dtype",
         "bnb_4bit_quant_storage",
+        "bnb_4bit_quant_storage_dtype",
         "quantization_type",
         "task_type",
         "inference_mode",
@@ -142,13 +155,21 @@ def _is_on(row: AdapterWords, read: Mapping[str, tuple[Key, OptionValue]]) -> bo
 
 
 def _refuse_packed(read: Mapping[str, tuple[Key, OptionValue]]) -> None:
-    """Raise for weights in 4 bits that nothing is trained beside."""
-    for name, values in (("load_in_4bit", {"true", "1", "yes", "[]"}), ("quantization_bit", {"4"})):
+    """Raise for weights in 4 bits that nothing is trained beside, and for a command with a rank of no adapters."""
+    asked = {"true", "1", "yes", "[]"}
+    for name, values in (("load_in_4bit", asked), ("use_4bit_quantization", asked), ("quantization_bit", {"4"})):
         if name in read and str(read[name][1].value).lower() in values:
             option = read[name][1]
             raise ScenarioError(
                 f"{option.where}: {option.name} without an adapter: weights in 4 bits are not trained; say use_peft, "
                 "adapter or finetuning_type too"
+            )
+    for name in ("lora_r", "lora_rank"):
+        option = read[name][1] if name in read else None
+        if option is not None and option.name.startswith("--"):
+            raise ScenarioError(
+                f"{option.where}: {option.name} {shown(option.value)}, and no word that is known asks for adapters; "
+                "say use_peft true, or leave it out where all parameters are trained"
             )
 
 

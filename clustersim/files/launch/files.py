@@ -35,6 +35,8 @@ MODEL = "model"
 _HOST = re.compile(r"[\w.-]+\s+slots\s*=\s*(\d{1,4})(\s+\S+)*|[\w.-]+:(\d{1,4})")
 RECIPES = ("torchtune", "lightning", "neox", "nanotron", "olmo", "foundry")
 """Frameworks whose one file holds a whole run, those with the most telling keys first."""
+UNSET = "nothing in the script says what these are"
+WRITTEN = "ConfigContainer.to_yaml of Megatron-Bridge, --to-yaml of NeMo-Run, --print_config of LightningCLI"
 NOT_READ = "whose files are not read; clustersim new scenario writes one"
 UNREAD = {
     "swift": ("ms-swift", ("sft", "pt", "rlhf", "export", "infer")),
@@ -113,8 +115,8 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
         return Document(name, PYTHON, text=text)
     if Path(name).suffix == ".py":
         raise ScenarioError(
-            f"{name}: is a program, and none is run; give the configuration that it makes, such as by "
-            "ConfigContainer.to_yaml of Megatron-Bridge, or the arguments of a script"
+            f"{name}: is a program, and none is run; give the configuration that it makes ({WRITTEN}), or the "
+            "arguments of a script"
         )
     kind = _kind(text, name)
     if kind == "shell":
@@ -240,7 +242,7 @@ def _arguments(arguments: list[str], text: str, made: Document) -> None:
             made.options["args", "config"] = OptionValue("config", word, name)
     unset = list(dict.fromkeys(word for word in left if word.startswith("$")))
     if unset:
-        made.notes.append(f"{name}: nothing in the script says what these are: {', '.join(unset)}")
+        made.notes.append(f"{name}: {UNSET}: {', '.join(unset)}")
 
 
 def _plain(text: str) -> Any:
@@ -303,6 +305,8 @@ def framework_of(read: Sequence[Document], framework: str | None = None) -> str:
         return owners.pop()
     files = ", ".join(short(file.name) for file in read)
     problem = "are of " + " and ".join(sorted(owners)) if owners else "hold no option that tells whose they are"
+    unset = [note.partition(": ")[2] for file in read for note in file.notes if UNSET in note]
+    problem = "; ".join([problem, *unset])
     raise ScenarioError(f"{files}: {problem}; say --from {'|'.join(NAMES)}")
 
 

@@ -20,7 +20,7 @@ from clustersim.core.texts import shown
 from clustersim.core.tomls import nested
 from clustersim.files.launch import adapters, batches, recipes, shapes, titan_python, torchtitan, torchtune, trainer
 from clustersim.files.launch.asked_files import complete, trains
-from clustersim.files.launch.files import HOSTS, MODEL, Document, Key, OptionValue, documents, framework_of
+from clustersim.files.launch.files import HOSTS, MODEL, UNSET, Document, Key, OptionValue, documents, framework_of
 from clustersim.files.launch.options import ScenarioFields, apply, others, refuse, renamed, together
 from clustersim.files.launch.table import FrameworkTable, holds, load
 from clustersim.scenario import Scenario
@@ -103,6 +103,9 @@ def read(
     notes += _graphs(fields)
     notes += _scores(table, fields)
     notes += _named(fields, table)
+    unset = next((note for file in read for note in file.notes if UNSET in note), "")
+    if unset and model is None and not {"shape.layers", "model.name"} & fields.keys():
+        raise ScenarioError(f"{unset}; write their words, or give --model: a name, or a config.json")
     notes += _model(fields, model, read[0].name, trains(read, table, options) if model is None else "")
     notes += filled(fields, Path(path).parent)
     if fields.get("strategy.kind") == "single":

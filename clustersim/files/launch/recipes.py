@@ -143,7 +143,17 @@ def _lightning(document: Document) -> None:
     document.options["config", "trainer.devices"] = found
 
 
+def _nemo(document: Document) -> None:
+    """The class of a model's sizes, by its own name, where the file has none of them."""
+    key = "config", "model.config._target_"
+    sized = any(name.rsplit(".", 1)[-1] == "num_layers" for _, name in document.options)
+    said = document.options.pop(key, None)
+    if said is not None and not sized:
+        document.options[key] = OptionValue(said.name, str(said.value).rpartition(".")[2], said.where)
+
+
 _ARRANGED: dict[str, Callable[[Document], None]] = {
+    "nemo": _nemo,
     "neox": _neox,
     "nanotron": _nanotron,
     "olmo": _olmo,

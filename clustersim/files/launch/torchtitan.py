@@ -1,4 +1,5 @@
-"""torchtitan's files of 2024, before ``[parallelism]``: what they say otherwise than by another name."""
+"""torchtitan's files: options that count only beside others, and what those of 2024 (before ``[parallelism]``) say
+otherwise than by another name."""
 
 from __future__ import annotations
 
@@ -22,7 +23,56 @@ def arranged(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str
     """
     if table.name != "torchtitan":
         return []
-    return _checkpointing(options) + _batches_of_2024(options, table)
+    _async_tensor_parallel(options)
+    return _float8(options) + _checkpointing(options) + _batches_of_2024(options, table)
+
+
+def _is_on(options: dict[Key, OptionValue], name: str) -> bool:
+    held = options.get(("config", name))
+    return held is not None and (held.value == [] or str(held.value).lower() == "true")
+
+
+def _async_tensor_parallel(options: dict[Key, OptionValue]) -> None:
+    """Raise :class:`ScenarioError` where torchtitan does: products overlap with their exchanges in compiled models
+    alone (torchtitan/distributed/tensor_parallel.py ``maybe_enable_async_tp``)."""
+    name = "parallelism.enable_async_tensor_parallel"
+    tp = options.get(("config", "parallelism.tensor_parallel_degree"))
+    if not _is_on(options, name) or tp is None or str(tp.value) == "1":
+        return
+    components = options.get(("config", "compile.components"))
+    compiled = _is_on(options, "compile.enable") or _is_on(options, "training.compile")
+    if not compiled or (components is not None and "model" not in str(components.value)):
+        asked = options["config", name]
+        raise ScenarioError(
+            f"{asked.where}: {asked.name} needs compile.enable with the component model, as torchtitan does; say it, "
+            "or leave this out"
+        )
+
+
+def _float8(options: dict[Key, OptionValue]) -> list[str]:
+    """Weights are gathered in 8 bits where a converter makes linears of 8 bits, whatever else says so; returns a note.
+
+    Raises :class:`ScenarioError` beside a recipe, which has a way of its own (torchtitan's Float8LinearConverter).
+    """
+    converters = options.get(("config", "model.converters"))
+    converted = converters is not None and "float8" in str(converters.value)
+    converted = converted or _is_on(options, "float8.enable_float8_linear")
+    notes = []
+    for section in ("float8", "quantize.linear.float8"):
+        key = "config", f"{section}.enable_fsdp_float8_all_gather"
+        if not _is_on(options, key[1]):
+            continue
+        gathered = options[key]
+        recipe = options.get(("config", f"{section}.recipe_name"))
+        if not converted:
+            del options[key]
+            notes.append(f"{gathered.where}: {gathered.name} is without effect: no converter makes linears of 8 bits")
+        elif recipe is not None and recipe.value:
+            raise ScenarioError(
+                f"{gathered.where}: {gathered.name} beside {recipe.name} {recipe.value!r}, which torchtitan refuses; "
+                "leave one of them out"
+            )
+    return notes
 
 
 def _checkpointing(options: dict[Key, OptionValue]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.paths import shipped
+from clustersim.core.texts import shown
 from clustersim.files.launch.files import Document, Key, OptionValue, document
 from clustersim.files.launch.table import FrameworkTable
 
@@ -61,13 +62,34 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
         _renamed(one)
         if "base_model" in names:
             _of_axolotl(one)
+        _attention(one)
         _of_llama_factory(one)
         for key in (("args", "finetuning_type"), ("args", "adapter")):
             if key in one.options and str(one.options[key].value).lower() in {"full", ""}:
                 del one.options[key]
         _sharded(one)
+    _commanded(read)
     _meshed(read)
     _unsaid_strategy(read)
+
+
+def _commanded(read: Sequence[Document]) -> None:
+    """What a command says beside the file of arguments that its ``--config`` names counts against it (``TrlParser`` of
+    trl/scripts/utils.py, whose file sets defaults)."""
+    count = "config", "deepspeed_config.gradient_accumulation_steps"
+    counted = any(("args", "gradient_accumulation_steps") in one.options for one in read)
+    for one in read:
+        if counted and str(getattr(one.overrides.get(count), "value", "")).startswith("$"):
+            del one.overrides[count]  # what a command would print, which is not run: the Trainer's is it
+        named = one.options.get(("args", "config"))
+        name = Path(str(named.value)).name if named is not None and one.kind == "shell" else ""
+        for file in (other for other in read if Path(other.name).name == name):
+            for key in [key for key in one.options if key in file.options]:
+                own, before = one.options.pop(key), file.options[key]
+                one.overrides[key] = own
+                if own.value != before.value:
+                    less = f"{shown(before.value)} of {file.name}"
+                    one.notes.append(f"{own.where}: {own.name} {shown(own.value)} counts, and not {less}")
 
 
 def _unsaid_strategy(read: Sequence[Document]) -> None:
@@ -155,6 +177,12 @@ def _renamed(one: Document) -> None:
     config = one.options.pop(("args", "config_name"), None)
     if config is not None:
         one.options.setdefault(("args", "model_name_or_path"), config)
+    packed = one.options.pop(("args", "max_packed_sequence_len"), None)
+    if packed is not None:  # of axolotl before 0.3: samples are joined to sequences of this length
+        for name in ("sequence_len", "max_seq_length"):
+            one.options.pop(("args", name), None)
+        one.options["args", "max_seq_length"] = packed
+        one.options["args", "packing"] = OptionValue(packed.name, True, packed.where)
     if HEADS.fullmatch(one.program):
         one.notes.append(f"{one.name}: {one.program} has a head of few labels; that over the vocabulary is played")
 
@@ -182,6 +210,29 @@ def _place(key: Key, known: set[str]) -> Key:
     return key if own else ("args", name)
 
 
+_ATTENTION = {
+    "flash_attention": "flash_attention_2",
+    "use_flash_attn": "flash_attention_2",
+    "sdp_attention": "sdpa",
+    "eager_attention": "eager",
+    "flex_attention": "flex_attention",
+}
+"""Switches of axolotl's files and of PEFT's example, by what they mean to ``attn_implementation``."""
+
+
+def _attention(one: Document) -> None:
+    """The kernel of attention by one name; FlexAttention's has the traffic of FlashAttention's."""
+    name = "args", "attn_implementation"
+    for word, means in _ATTENTION.items():
+        said = one.options.pop(("args", word), None)
+        if said is not None and (said.value == [] or str(said.value).lower() == "true"):
+            one.options[name] = OptionValue(said.name, means, said.where)
+    said = one.options.get(name)
+    if said is not None and said.value == "flex_attention":
+        one.options[name] = OptionValue(said.name, "flash_attention_2", said.where)
+        one.notes.append(f"{said.where}: FlexAttention is played with FlashAttention-2's times and memory")
+
+
 _PLUGINS = {
     "liger_kernels": ("liger_rms_norm", "liger_rope", "liger_glu_activation", "liger_swiglu", "liger_layer_norm"),
     "liger_loss": ("liger_fused_linear_cross_entropy",),
@@ -196,14 +247,6 @@ def _of_axolotl(one: Document) -> None:
         if said is not None:  # "auto" is true where the GPU has it
             flag = True if str(said.value).lower() in {"auto", "full"} else said.value
             one.options["args", "bf16"] = OptionValue(said.name, flag, said.where)
-    for name, means in (
-        ("flash_attention", "flash_attention_2"),
-        ("sdp_attention", "sdpa"),
-        ("eager_attention", "eager"),
-    ):
-        said = one.options.pop(("args", name), None)
-        if said is not None and said.value is True:
-            one.options["args", "attn_implementation"] = OptionValue(said.name, means, said.where)
     for name, words in _PLUGINS.items():
         said = next((one.options[key] for word in words if (key := ("args", word)) in one.options), None)
         if said is not None and said.value is True:

@@ -1,0 +1,1 @@
+accelerate launch --num_processes 8 sft.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 1 --bf16 --max_length 8192 --attn_implementation flex_attention --gradient_checkpointing

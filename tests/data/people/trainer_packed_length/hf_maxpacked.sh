@@ -1,0 +1,1 @@
+torchrun --nproc_per_node=8 finetune.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --gradient_accumulation_steps 4 --bf16 --max_packed_sequence_len 8192 --gradient_checkpointing True
