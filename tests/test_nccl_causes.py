@@ -259,3 +259,32 @@ def test_a_log_that_names_no_node_fills_those_of_the_machine(tmp_path: Path):
 def test_rccls_version_is_told(tmp_path: Path):
     text = log([]).replace("NCCL version 2.21.5+cuda12.4", "RCCL version 2.22.3+hip6.4")
     assert told(tmp_path / "a", text).versions == ["2.22.3"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("Call to ibv_modify_qp failed with error Connection timed out errno 110", "NCCL_IB_GID_INDEX"),
+        ("Error: failed to extend /dev/shm/nccl-ABC to 9637892 bytes", "--shm-size"),
+        ("socketStartConnect: Connect to 10.0.0.2<33507> failed : Connection refused", "NCCL_SOCKET_IFNAME"),
+        ("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000", "CUDA_VISIBLE_DEVICES"),
+        ("something of a later release", "something of a later release"),
+    ],
+)
+def test_what_nccl_warns_of_is_told_once_with_what_to_look_at(tmp_path: Path, line: str, words: str):
+    text = log([]) + f"host0:100:200 [0] misc/x.cc:1 NCCL WARN {line}\n" * 2
+    (cause,) = [cause for cause in told(tmp_path / "log", text).causes if cause.kind == "warned"]
+    assert words in f"{cause.text} {cause.why}"
+
+
+@pytest.mark.parametrize(("value", "slow"), [("LL", True), ("^Simple,LL128", True), ("LL128", False), ("^LL", False)])
+def test_a_protocol_of_small_messages_alone_is_told(tmp_path: Path, value: str, slow: bool):
+    read = told(tmp_path / "log", log([f"NCCL_PROTO set by environment to {value}"]))
+    assert ("pinned_protocol" in {cause.kind for cause in read.causes}) == slow
+
+
+def test_fewer_nics_than_a_named_machine_has_are_told(tmp_path: Path):
+    path = tmp_path / "log"
+    path.write_text(log(["NCCL_IB_HCA set to mlx5_0", IB], hosts=2, between=GOOD))
+    words = "host0 uses 2 of the 8 NICs that a node of hgx-h100 has: mlx5_0, mlx5_1. Why: NCCL_IB_HCA=mlx5_0"
+    assert words in CliRunner().invoke(cli, ["trace", str(path), "--topology", "hgx-h100"]).output

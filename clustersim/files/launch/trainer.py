@@ -84,6 +84,8 @@ def _commanded(read: Sequence[Document]) -> None:
         named = one.options.get(("args", "config"))
         name = Path(str(named.value)).name if named is not None and one.kind == "shell" else ""
         for file in (other for other in read if Path(other.name).name == name):
+            for key in [key for key in one.overrides if ("args", key[1]) in file.options]:  # LLaMA-Factory's key=value
+                one.options["args", key[1]] = one.overrides.pop(key)
             for key in [key for key in one.options if key in file.options]:
                 own, before = one.options.pop(key), file.options[key]
                 one.overrides[key] = own
@@ -253,6 +255,10 @@ def _of_axolotl(one: Document) -> None:
             one.options["args", name] = OptionValue(said.name, True, said.where)
         for word in words:
             one.options.pop(("args", word), None)
+    again = one.options.get(("args", "gradient_checkpointing"))
+    if again is not None and again.value == "offload":  # what is kept for backward waits in the host's memory
+        for name in ("gradient_checkpointing", "activation_offloading"):
+            one.options["args", name] = OptionValue(again.name, True, again.where)
     half = one.options.pop(("args", "float16"), None)
     if half is not None and half.value is True:
         one.options["args", "fp16"] = half

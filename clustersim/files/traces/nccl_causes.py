@@ -15,6 +15,7 @@ from pathlib import Path
 
 from clustersim.core.errors import few
 from clustersim.core.texts import short
+from clustersim.files.traces.nccl_warnings import warned, warning
 from clustersim.files.traces.told import Cause
 
 SHOWN = 6
@@ -83,6 +84,7 @@ class Evidence:
     ports_down: dict[str, None] = field(default_factory=dict)
     given_up: dict[str, None] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    warnings: dict[str, None] = field(default_factory=dict)
 
     def add(self, line: str) -> None:
         """Take what one line says."""
@@ -96,6 +98,9 @@ class Evidence:
             host = _HOST.search(line)
             self.nic_paths[f"{host[1] if host else ''} {match[1]}".strip()] = set(kinds)
         self.no_nvls = self.no_nvls or "NVLS multicast support is not available" in line
+        told = any(words.search(line) for words in (_P2P_OFF, _PLUGIN, _VERBS, _NO_GDR, _PORT_DOWN, _GIVEN_UP))
+        if not told and (text := warning(line)):
+            self.warnings[text] = None
 
     def _add_places(self, line: str) -> None:
         host = _HOST.search(line)
@@ -180,6 +185,8 @@ def causes(evidence: Evidence, nodes: int, channels: Mapping[str, int]) -> list[
         *_plugins(evidence),
         *_few_channels(evidence, channels),
         *_no_nvls(evidence),
+        *_pinned_protocol(evidence),
+        *warned(evidence.warnings),
     ]
 
 
@@ -418,6 +425,16 @@ def _few_channels(evidence: Evidence, channels: Mapping[str, int]) -> Iterator[C
         yield Cause(
             "few_channels", f"collectives have {channels['coll']} channels", f"the environment limits them: {limits}"
         )
+
+
+def _pinned_protocol(evidence: Evidence) -> Iterator[Cause]:
+    """Protocols of small messages for all of them: each 8 bytes of LL carry 4 of data."""
+    value = evidence.env.get("NCCL_PROTO", "")
+    names = set(re.split(r"[,;:]", value.lower().lstrip("^")))
+    allowed = {"ll", "ll128", "simple"} - names if value.startswith("^") else names
+    if allowed == {"ll"}:
+        text = "large messages are sent by LL, at half the rate of the links or less"
+        yield Cause("pinned_protocol", text, f"the environment says so: NCCL_PROTO={value}; unset it")
 
 
 NOTHING = "conclusion: nothing here says that a transport is slower than it need be"

@@ -16,15 +16,15 @@ import msgspec
 import numpy as np
 
 from clustersim.collectives.nccl.constants import ALGORITHMS, PROTOCOLS
-from clustersim.core.errors import TraceError, several
+from clustersim.core.errors import TraceError, few, several
 from clustersim.core.program import COLLECTIVES
 from clustersim.core.texts import short
 from clustersim.core.tomls import toml_value
-from clustersim.core.topology import Topology
+from clustersim.core.topology import NIC, Topology
 from clustersim.core.units import format_bytes
 from clustersim.files.traces import files, prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
-from clustersim.files.traces.nccl_causes import NOTHING, Evidence, causes, conclusion
+from clustersim.files.traces.nccl_causes import NOTHING, SHOWN, Evidence, causes, conclusion
 from clustersim.files.traces.samples import kind_of
 from clustersim.files.traces.told import Cause, ChoiceComparison, LoggedChoice, NcclLog, SimulatedChoice
 
@@ -153,6 +153,15 @@ def _on_machine(told: NcclLog, topology: Topology, group: Group) -> Iterator[Cau
         link = "NVLink" if "nvlink" in joined_by else "xGMI"
         text = f"host memory is used where {topology.name} has {link} between its GPUs"
         yield Cause("slower_than_machine", text, "P2P is off, as said above")
+    there = sum(
+        kind == NIC for kind, node in zip(topology.vertex_kinds, topology.vertex_node, strict=True) if node == 0
+    )
+    for host, used in told.nics.items() if told.nodes > 1 else ():
+        if 0 < len(used) < there:
+            why = f"NCCL_IB_HCA={told.set['NCCL_IB_HCA']}" if "NCCL_IB_HCA" in told.set else "NCCL found no more"
+            text = f"{host} uses {len(used)} of the {there} NICs that a node of {topology.name} has"
+            yield Cause("few_nics", f"{text}: {few(used, SHOWN)}", why)
+            break
     usual = collectives.plan(collectives.Request("all_reduce", LARGE), group).n_channels
     channels = told.channels.get("coll", 0)
     if 0 < channels < usual:

@@ -1,0 +1,1 @@
+mpirun -np 16 -H a:8,b:8 --allow-run-as-root -x NCCL_DEBUG=INFO -x PATH python pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 4 --global-batch-size 512 --fp16 --tensor-model-parallel-size 2
