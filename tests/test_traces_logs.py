@@ -88,6 +88,12 @@ def test_lines_that_containerd_cut_are_joined(tmp_path: Path):
     assert facts(read(tmp_path / "a", "\n".join(cut))) == facts(read(tmp_path / "b", NEW))
 
 
+@pytest.mark.parametrize("key", ["log", "message", "msg", "textPayload"])
+def test_lines_that_a_collector_wraps_in_json_are_unwrapped(tmp_path: Path, key: str):
+    wrapped = [json.dumps({"timestamp": STAMP, key: line, "pod": "x"}) for line in NEW.splitlines()]
+    assert facts(read(tmp_path / "a", "\n".join(wrapped))) == facts(read(tmp_path / "b", NEW))
+
+
 def test_dockers_json_file_is_unwrapped(tmp_path: Path):
     wrapped = [json.dumps({"log": line, "stream": "stdout", "time": STAMP}) for line in NEW.splitlines(keepends=True)]
     assert facts(read(tmp_path / "a", "\n".join(wrapped))) == facts(read(tmp_path / "b", NEW))

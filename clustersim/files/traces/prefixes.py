@@ -66,18 +66,26 @@ def stripped(line: str, wanted: str) -> str:
 
 
 def unpacked(text: str) -> Iterator[str]:
-    """Lines of a text, without a terminal's colours; those that Docker's json-file wraps as they were."""
+    """Lines of a text, without a terminal's colours; those that Docker or a collector wraps in JSON as they were."""
     for line in text.splitlines():
         plain = _ANSI.sub("", line) if "\x1b" in line else line
-        yield _logged(plain) if plain.startswith('{"log":') else plain
+        yield _logged(plain) if plain.startswith('{"') and _WRAPPED.search(plain) else plain
+
+
+_WRAPPED = re.compile(r'"(log|message|msg|textPayload)"\s*:\s*"')
+"""Fields that hold a line, of Docker, Fluent Bit, Vector, journald's and Google's JSON."""
 
 
 def _logged(line: str) -> str:
+    """A line that a collector of logs has wrapped in JSON, as it was; another line as it is."""
     try:
         said = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return line
-    return str(said.get("log", "")).rstrip("\n") if isinstance(said, dict) and "stream" in said else line
+    about = {"stream", "time", "timestamp", "ts", "@timestamp", "kubernetes", "pod"}
+    if not isinstance(said, dict) or not about & said.keys():
+        return line
+    return next(str(said[key]).rstrip("\n") for key in ("log", "message", "msg", "textPayload") if key in said)
 
 
 def _joined(each: Iterator[str]) -> Iterator[str]:
