@@ -30,7 +30,7 @@ def test_what_is_multiplied_stays_and_logits_go(loss: str) -> None:
     before = memory(LLAMA, RUN)
     after = memory(made, RUN)
     assert before.logits == 12 * 2 * 4096 * 128_256
-    assert after.logits == 0
+    assert after.logits == before.logits * {"chunked": 1 / 8}.get(loss, 0)
     assert after.allocated < before.allocated
 
 
@@ -40,6 +40,14 @@ def test_ligers_chunks_are_as_many_as_the_vocabulary_is_wider() -> None:
     assert logits.working[0] == 2 * 4096 / 32 * 128_256
     odd = kernel(with_loss(LLAMA, "liger", 3), -1, "logits")
     assert odd.repeat == 24  # 12,288 tokens in chunks of 512
+
+
+def test_chunks_hold_an_eighth_of_the_logits_and_take_the_same_products() -> None:
+    made = with_loss(LLAMA, "chunked", 2)
+    logits, plain = kernel(made, -1, "logits"), kernel(LLAMA, -1, "logits")
+    assert (logits.repeat, logits.m * 8, logits.launches) == (8, plain.m, 8 * plain.launches)
+    assert (logits.flops, logits.backward_flops) == (plain.flops, plain.backward_flops)
+    assert logits.saved == 4096 * 4096  # the gradient of the input, a token and its width
 
 
 def test_cut_cross_entropy_computes_the_logits_twice() -> None:

@@ -1,9 +1,11 @@
-"""A head that never has all logits at once: Liger's fused linear cross-entropy, and Cut Cross-Entropy.
+"""A head that never has all logits at once: Liger's fused linear cross-entropy, Cut Cross-Entropy, and plain chunks.
 
 Liger (arXiv:2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py) takes the tokens in chunks, so many that a
 chunk's logits are about as large as the input of the head, and makes the gradients with the logits: forward has all
 three products, backward none. Cut Cross-Entropy (arXiv:2411.09009) keeps a number a token and computes the logits once
 more in backward, in the kernel that makes their gradient; the blocks that it may skip there are not skipped here.
+Plain chunks are torchtitan's ``ChunkedLossWrapper`` (torchtitan/components/loss.py): the head, the loss and their
+backward of an eighth of the tokens after another, with the model's own kernels.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from clustersim.core.errors import ModelError
-from clustersim.core.model import Kernel, Layer, Model
+from clustersim.core.model import ByteSizes, Kernel, Layer, Model
 
 NOTHING = (0.0, 0.0, 0.0)
 
@@ -97,5 +99,46 @@ def _cut(logits: Kernel, loss: Kernel, batch: int) -> dict[str, Kernel]:
     }
 
 
-LOSSES: Mapping[str, Callable[[Kernel, Kernel, int], dict[str, Kernel]]] = {"liger": _liger, "cut": _cut}
+CHUNKS = 8
+"""Of torchtitan, and of those who took it over."""
+
+
+def _chunked(logits: Kernel, loss: Kernel, batch: int) -> dict[str, Kernel]:
+    """An eighth of the tokens at a time. What is kept is the gradient of the input; the weights'
+    is there from forward on."""
+    rows = logits.flops / (2.0 * logits.n * logits.k)
+    count = max(1, min(CHUNKS, round(rows * batch)))
+    kept = rows * logits.k
+
+    def at_once(kernel: Kernel) -> ByteSizes:
+        first, second, third = ((kernel.kept_bytes(types) + kernel.working[types]) / count for types in range(3))
+        return first, second, third
+
+    return {
+        "logits": replace(
+            logits,
+            m=max(1, round(logits.m / count)),
+            repeat=count,
+            launches=count * logits.launches,
+            backward_launches=count * logits.backward_launches,
+            saved=kept,
+            kept=(2.0 * kept, 2.0 * kept, 4.0 * kept),
+            working=at_once(logits),
+        ),
+        "cross_entropy": replace(
+            loss,
+            launches=count * loss.launches,
+            backward_launches=count * loss.backward_launches,
+            saved=0.0,
+            kept=NOTHING,
+            working=at_once(loss),
+        ),
+    }
+
+
+LOSSES: Mapping[str, Callable[[Kernel, Kernel, int], dict[str, Kernel]]] = {
+    "liger": _liger,
+    "cut": _cut,
+    "chunked": _chunked,
+}
 """Ways to have no logits, by name."""

@@ -123,8 +123,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         block (Transformer Engine's ``blockwise`` and ``mxfp8``, and ``nvfp4``, whose products are in 4 bits).
     frozen : parameters that are not trained: patterns of their names or of their modules'
         (``["model.embed_tokens", "model.layers.[0-7].*"]``).
-    loss : ``liger`` (logits and their gradients chunk by chunk of the tokens) or ``cut`` (Cut Cross-Entropy: logits in
-        registers, twice), where the head never has all logits; else they are written, as ``implementation`` says.
+    loss : ``liger`` (logits and their gradients chunk by chunk of the tokens), ``chunked`` (torchtitan's: an eighth of
+        the tokens after another, forward and backward) or ``cut`` (Cut Cross-Entropy: logits in registers, twice),
+        where the head never has all logits; else they are written, as ``implementation`` says.
     activation_offloading : what layers keep for backward goes to the host beside the passes, at this rate of a GPU in
         each direction, such as ``"20 GB/s"`` (torchtune's and TRL's ``activation_offloading``).
     packing : of which documents a sample is packed.
@@ -143,7 +144,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     float8_recipe: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "nvfp4"] = "tensorwise"
     frozen: tuple[str, ...] = ()
     adapter: Adapter | None = None
-    loss: Literal["liger", "cut"] | None = None
+    loss: Literal["liger", "chunked", "cut"] | None = None
     activation_offloading: Bandwidth | None = None
     packing: Packing | None = None
     options: Table = {}

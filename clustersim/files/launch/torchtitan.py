@@ -24,6 +24,7 @@ def arranged(options: dict[Key, OptionValue], table: FrameworkTable) -> list[str
     if table.name != "torchtitan":
         return []
     _async_tensor_parallel(options)
+    _chunked_loss(options)
     return _float8(options) + _checkpointing(options) + _batches_of_2024(options, table)
 
 
@@ -47,6 +48,15 @@ def _async_tensor_parallel(options: dict[Key, OptionValue]) -> None:
             f"{asked.where}: {asked.name} needs compile.enable with the component model, as torchtitan does; say it, "
             "or leave this out"
         )
+
+
+def _chunked_loss(options: dict[Key, OptionValue]) -> None:
+    """A loss in chunks, where nothing splits the model, is the scenario's."""
+    key: Key = ("config", "loss.chunked")
+    degrees = ("tensor_parallel_degree", f"{_PARALLEL}degree", "context_parallel_degree", "expert_parallel_degree")
+    said = [options.get(("config", f"parallelism.{name.removeprefix('parallelism.')}")) for name in degrees]
+    if key in options and all(degree is None or str(degree.value) == "1" for degree in said):
+        options["config", "loss.chunks"] = options.pop(key)
 
 
 def _float8(options: dict[Key, OptionValue]) -> list[str]:
