@@ -63,7 +63,7 @@ def judged(name: str) -> Reading:
 
 def _launch(paths: list[Path], stated: dict[str, Any]) -> dict[str, Any]:
     """Fields as the scenario has them, and as its defaults fill them in."""
-    scenario = exchange.read(paths, stated["machine"]).scenario
+    scenario = exchange.read(paths, stated["machine"], model=stated.get("model")).scenario
     fields = {**exchange.canonical(scenario), **flat(scenario.inputs())}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import Table, json_table, short, shown, text_of, toml, yaml_table
-from clustersim.files.launch import interpolation, launchers, pods, shell
+from clustersim.files.launch import interpolation, launchers, lightning_python, pods, shell
 from clustersim.files.launch.table import NAMES, load
 
 
@@ -113,6 +114,8 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
         raise ScenarioError(f"{name}: holds a NUL character; is it a text?" if text.strip() else f"{name}: is empty")
     if Path(name).suffix == ".py" and "Trainer.Config(" in text:
         return Document(name, PYTHON, text=text)
+    if Path(name).suffix == ".py" and (script := _of_lightning(text, name)) is not None:
+        return script
     if Path(name).suffix == ".py":
         raise ScenarioError(
             f"{name}: is a program, and none is run; give the configuration that it makes ({WRITTEN}), or the "
@@ -132,6 +135,24 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
     parsed = Document(name, kind)
     for path, value in interpolation.resolved(table, name) if kind == "yaml" else _flat(table):
         parsed.options["config", path] = OptionValue(path, value, name)
+    return parsed
+
+
+def _of_lightning(text: str, name: str) -> Document | None:
+    """A script that makes a Lightning Trainer, as its YAML; None for another program."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if not lightning_python.is_script(tree):
+        return None
+    parsed = Document(name, "yaml")
+    for path, value in lightning_python.options(tree, name):
+        parsed.options["config", path] = OptionValue(path, value, name)
+    if ("config", "trainer.strategy.class_path") in parsed.options:
+        del parsed.options["config", "trainer.strategy"]
+    if ("config", "optimizer.class_path") not in parsed.options:
+        parsed.notes.append(f"{name}: no optimizer is read of it: AdamW")
     return parsed
 
 

@@ -134,7 +134,12 @@ def _foundry(document: Document) -> None:
 
 
 def _lightning(document: Document) -> None:
-    """GPUs by their numbers."""
+    """GPUs by their numbers; layers that are computed again, by whatever says which."""
+    prefix = "trainer.strategy.init_args.activation_checkpointing"
+    for key in [key for key in document.options if key[1].startswith(prefix)]:
+        said = document.options.pop(key)
+        if said.value not in (None, [], False):
+            document.options["config", f"{prefix}_policy"] = OptionValue(said.name, True, said.where)
     devices = document.options.get(("config", "trainer.devices"))
     if devices is None:
         return
