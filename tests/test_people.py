@@ -9,12 +9,12 @@ pytest.importorskip("yaml", reason="needs pyyaml (the exchange extra)")
 
 
 @pytest.mark.parametrize("name", people.NAMES)
-def test_what_people_have_is_read_right_or_asked_for(name):
+def test_what_people_have_is_read_right_or_asked_for(name: str) -> None:
     reading = people.judged(name)
     assert reading.verdict != "wrong", reading.why
 
 
-def test_the_share_counts_what_is_wrong(monkeypatch, capsys):
+def test_the_share_counts_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     name = "trl_zero3"
     stated = people.case(name)
     monkeypatch.setattr(people, "NAMES", [name])

@@ -165,10 +165,10 @@ def _refuse_packed(read: Mapping[str, tuple[Key, OptionValue]]) -> None:
                 "adapter or finetuning_type too"
             )
     for name in ("lora_r", "lora_rank"):
-        option = read[name][1] if name in read else None
-        if option is not None and option.name.startswith("--"):
+        rank = read[name][1] if name in read else None
+        if rank is not None and rank.name.startswith("--"):
             raise ScenarioError(
-                f"{option.where}: {option.name} {shown(option.value)}, and no word that is known asks for adapters; "
+                f"{rank.where}: {rank.name} {shown(rank.value)}, and no word that is known asks for adapters; "
                 "say use_peft true, or leave it out where all parameters are trained"
             )
 

@@ -140,15 +140,15 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
 
 def _of_lightning(text: str, name: str) -> Document | None:
     """A script that makes a Lightning Trainer, as its YAML; None for another program."""
+    parsed = Document(name, "yaml")
     try:
         tree = ast.parse(text)
+        if not lightning_python.is_script(tree):
+            return None
+        for path, value in lightning_python.options(tree, name):
+            parsed.options["config", path] = OptionValue(path, value, name)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    if not lightning_python.is_script(tree):
-        return None
-    parsed = Document(name, "yaml")
-    for path, value in lightning_python.options(tree, name):
-        parsed.options["config", path] = OptionValue(path, value, name)
     if ("config", "trainer.strategy.class_path") in parsed.options:
         del parsed.options["config", "trainer.strategy"]
     if ("config", "optimizer.class_path") not in parsed.options:
@@ -361,6 +361,8 @@ def _of_recipe(file: Document, names: Sequence[str]) -> str | None:
     """Of a configuration that holds a whole run. Raises :class:`ScenarioError` for a framework that is not read."""
     if {"train.lr_warmup_steps", "train.micro_batch_size"} <= set(names):
         raise ScenarioError(f"{file.name}: is of LitGPT, {NOT_READ}")
+    if {"dist_config.name", "kernel_config.name"} & set(names):
+        raise ScenarioError(f"{file.name}: is of version 1 of LLaMA-Factory, {NOT_READ}; that of 0.9 is read")
     strategy = file.options.get(("config", "trainer.strategy"))
     plain = strategy is not None and re.match(r"(auto|ddp|fsdp|deepspeed|single_device)", str(strategy.value))
     if plain:

@@ -62,10 +62,10 @@ def _trainer(tree: ast.Module) -> ast.Call | None:
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            modules |= {(one.asname or one.name) for one in node.names if one.name.split(".")[0] in PACKAGES}
+            modules |= {(alias.asname or alias.name) for alias in node.names if alias.name.split(".")[0] in PACKAGES}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
-            names |= {one.asname or one.name for one in node.names if one.name == "Trainer"}
-            modules |= {one.asname or one.name for one in node.names if one.name == "pytorch"}
+            names |= {alias.asname or alias.name for alias in node.names if alias.name == "Trainer"}
+            modules |= {alias.asname or alias.name for alias in node.names if alias.name == "pytorch"}
     calls = [
         call for call in _calls(tree, "Trainer") if ast.unparse(call.func) in names | {f"{m}.Trainer" for m in modules}
     ]

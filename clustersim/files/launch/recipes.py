@@ -137,9 +137,9 @@ def _lightning(document: Document) -> None:
     """GPUs by their numbers; layers that are computed again, by whatever says which."""
     prefix = "trainer.strategy.init_args.activation_checkpointing"
     for key in [key for key in document.options if key[1].startswith(prefix)]:
-        said = document.options.pop(key)
-        if said.value not in (None, [], False):
-            document.options["config", f"{prefix}_policy"] = OptionValue(said.name, True, said.where)
+        policy = document.options.pop(key)
+        if policy.value not in (None, [], False):
+            document.options["config", f"{prefix}_policy"] = OptionValue(policy.name, True, policy.where)
     devices = document.options.get(("config", "trainer.devices"))
     if devices is None:
         return
@@ -152,9 +152,9 @@ def _nemo(document: Document) -> None:
     """The class of a model's sizes, by its own name, where the file has none of them."""
     key = "config", "model.config._target_"
     sized = any(name.rsplit(".", 1)[-1] == "num_layers" for _, name in document.options)
-    said = document.options.pop(key, None)
-    if said is not None and not sized:
-        document.options[key] = OptionValue(said.name, str(said.value).rpartition(".")[2], said.where)
+    target = document.options.pop(key, None)
+    if target is not None and not sized:
+        document.options[key] = OptionValue(target.name, str(target.value).rpartition(".")[2], target.where)
 
 
 _ARRANGED: dict[str, Callable[[Document], None]] = {

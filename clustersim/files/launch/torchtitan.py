@@ -54,8 +54,8 @@ def _chunked_loss(options: dict[Key, OptionValue]) -> None:
     """A loss in chunks, where nothing splits the model, is the scenario's."""
     key: Key = ("config", "loss.chunked")
     degrees = ("tensor_parallel_degree", f"{_PARALLEL}degree", "context_parallel_degree", "expert_parallel_degree")
-    said = [options.get(("config", f"parallelism.{name.removeprefix('parallelism.')}")) for name in degrees]
-    if key in options and all(degree is None or str(degree.value) == "1" for degree in said):
+    stated = [options.get(("config", f"parallelism.{name.removeprefix('parallelism.')}")) for name in degrees]
+    if key in options and all(degree is None or str(degree.value) == "1" for degree in stated):
         options["config", "loss.chunks"] = options.pop(key)
 
 

@@ -77,21 +77,23 @@ def _commanded(read: Sequence[Document]) -> None:
     """What a command says beside the file of arguments that its ``--config`` names counts against it (``TrlParser`` of
     trl/scripts/utils.py, whose file sets defaults)."""
     count = "config", "deepspeed_config.gradient_accumulation_steps"
-    counted = any(("args", "gradient_accumulation_steps") in one.options for one in read)
-    for one in read:
-        if counted and str(getattr(one.overrides.get(count), "value", "")).startswith("$"):
-            del one.overrides[count]  # what a command would print, which is not run: the Trainer's is it
-        named = one.options.get(("args", "config"))
-        name = Path(str(named.value)).name if named is not None and one.kind == "shell" else ""
+    counted = any(("args", "gradient_accumulation_steps") in command.options for command in read)
+    for command in read:
+        if counted and str(getattr(command.overrides.get(count), "value", "")).startswith("$"):
+            del command.overrides[count]  # what a command would print, which is not run: the Trainer's is it
+        named = command.options.get(("args", "config"))
+        name = Path(str(named.value)).name if named is not None and command.kind == "shell" else ""
         for file in (other for other in read if Path(other.name).name == name):
-            for key in [key for key in one.overrides if ("args", key[1]) in file.options]:  # LLaMA-Factory's key=value
-                one.options["args", key[1]] = one.overrides.pop(key)
-            for key in [key for key in one.options if key in file.options]:
-                own, before = one.options.pop(key), file.options[key]
-                one.overrides[key] = own
+            for key in [
+                key for key in command.overrides if ("args", key[1]) in file.options
+            ]:  # LLaMA-Factory's key=value
+                command.options["args", key[1]] = command.overrides.pop(key)
+            for key in [key for key in command.options if key in file.options]:
+                own, before = command.options.pop(key), file.options[key]
+                command.overrides[key] = own
                 if own.value != before.value:
                     less = f"{shown(before.value)} of {file.name}"
-                    one.notes.append(f"{own.where}: {own.name} {shown(own.value)} counts, and not {less}")
+                    command.notes.append(f"{own.where}: {own.name} {shown(own.value)} counts, and not {less}")
 
 
 def _unsaid_strategy(read: Sequence[Document]) -> None:
@@ -222,17 +224,17 @@ _ATTENTION = {
 """Switches of axolotl's files and of PEFT's example, by what they mean to ``attn_implementation``."""
 
 
-def _attention(one: Document) -> None:
-    """The kernel of attention by one name; FlexAttention's has the traffic of FlashAttention's."""
+def _attention(document: Document) -> None:
+    """The kernel of attention by document name; FlexAttention's has the traffic of FlashAttention's."""
     name = "args", "attn_implementation"
     for word, means in _ATTENTION.items():
-        said = one.options.pop(("args", word), None)
-        if said is not None and (said.value == [] or str(said.value).lower() == "true"):
-            one.options[name] = OptionValue(said.name, means, said.where)
-    said = one.options.get(name)
-    if said is not None and said.value == "flex_attention":
-        one.options[name] = OptionValue(said.name, "flash_attention_2", said.where)
-        one.notes.append(f"{said.where}: FlexAttention is played with FlashAttention-2's times and memory")
+        switch = document.options.pop(("args", word), None)
+        if switch is not None and (switch.value == [] or str(switch.value).lower() == "true"):
+            document.options[name] = OptionValue(switch.name, means, switch.where)
+    switch = document.options.get(name)
+    if switch is not None and switch.value == "flex_attention":
+        document.options[name] = OptionValue(switch.name, "flash_attention_2", switch.where)
+        document.notes.append(f"{switch.where}: FlexAttention is played with FlashAttention-2's times and memory")
 
 
 _PLUGINS = {

@@ -49,19 +49,19 @@ _KNOWN = (
 
 def warning(line: str) -> str:
     """What a line warns of; empty for another line."""
-    found = _LINE.search(line)
-    return short(found[1].strip()) if found else ""
+    match = _LINE.search(line)
+    return short(match[1].strip()) if match else ""
 
 
 def warned(warnings: Iterable[str]) -> Iterator[Cause]:
     """A cause of each kind of warning, and of the first of those that are of none."""
-    told: set[str] = set()
+    explained: set[str] = set()
     unknown = 0
     for text in warnings:
         known = next((row for row in _KNOWN if re.search(row[0], text)), None)
         if known is None and unknown < SHOWN:
             unknown += 1
             yield Cause("warned", f"NCCL warned: {text}", "the line is NCCL's own; what comes before it says more")
-        elif known is not None and known[1] not in told:
-            told.add(known[1])
+        elif known is not None and known[1] not in explained:
+            explained.add(known[1])
             yield Cause("warned", f"{known[1]}: {text}", known[2])
