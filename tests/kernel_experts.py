@@ -7,10 +7,10 @@ from functools import partial
 
 import numpy as np
 from kernel_kind import Classes, Floats, Guess, Kind
-from kernel_products import PRODUCT_FIELDS, by_arithmetic
+from kernel_products import PRODUCT_FIELDS, BestTilings, by_arithmetic
 from kernel_rows import Kernels, Row, read
 
-from clustersim.model.seconds.kernel_law.experts import ExpertLaw, Experts, expert_seconds
+from clustersim.model.seconds.kernel_law.experts import ExpertLaw, Experts, expert_seconds, grouped_products
 from clustersim.model.seconds.kernel_law.products import ProductLaw
 from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
 
@@ -57,6 +57,8 @@ def experts(arithmetic: str, rows: Kernels) -> Guess:
         gated=rows["gated"],
         operand=OPERAND_BYTES[arithmetic],
     )
+    up, down = grouped_products(layer)
+    best_up, best_down = BestTilings(), BestTilings()
     inside = {name: np.array([library(row["kernel"]) == name for row in rows.rows]) for name in LIBRARIES}
 
     def guess(constants: Mapping[str, float], levels: Mapping[str, float]) -> Floats:
@@ -64,7 +66,9 @@ def experts(arithmetic: str, rows: Kernels) -> Guess:
         own = {name: sum(constants[_of(name, k)] * v for k, v in inside.items()) for name in OF_A_LIBRARY}
         share = sum(constants[_share(arithmetic, k)] * v for k, v in inside.items())
         law = ExpertLaw(**own, share=share, crawl=constants["crawl"])
-        return expert_seconds(law, products, rows.sheet(arithmetic, levels), layer)
+        sheet = rows.sheet(arithmetic, levels)
+        tilings = best_up(products, sheet, up), best_down(products, sheet, down)
+        return expert_seconds(law, products, sheet, layer, tilings)
 
     return guess
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from kernel_errors import Fitted, Judged, class_errors, lines, with_own_rows
 from kernel_kind import Kind
+from kernel_products import held
 from kernel_rows import GPUS, Kernels
 from scipy.optimize import least_squares
 
@@ -30,13 +31,16 @@ from tests.evidence.forgotten import chip_of
 Floats = npt.NDArray[np.float64]
 
 
-def fit(kind: Kind, rows: Kernels, start: Fitted, generations: Sequence[str], tries: int = 20) -> Fitted:
-    """Constants with the least robust error of the logarithm; levels are held near 0 by a prior."""
+def fit(kind: Kind, rows: Kernels, start: Fitted, generations: Sequence[str]) -> Fitted:
+    """Constants with the least robust error of the logarithm; levels are held near 0 by a prior.
+
+    Slopes are taken with each product at its best tiles: where a constant changes by little, so do they alone.
+    """
     free = list(kind.free)
     low = np.array([kind.free[name][0] for name in free] + [-1.0] * len(generations))
     high = np.array([kind.free[name][1] for name in free] + [1.0] * len(generations))
     first = np.array([start.constants[name] for name in free] + [start.levels.get(g, 0.0) for g in generations])
-    first = np.clip(first, low + 1e-9 * (high - low), high - 1e-9 * (high - low))
+    first = np.clip(first, low + 1e-3 * (high - low), high - 1e-3 * (high - low))
     measured = np.log(rows.seconds)
     weights = weights_of(rows)
     guess = kind.seconds(rows)
@@ -47,24 +51,34 @@ def fit(kind: Kind, rows: Kernels, start: Fitted, generations: Sequence[str], tr
         return Fitted(constants, levels if generations else start.levels)
 
     def residuals(point: Floats) -> Floats:
-        found = unpacked(point)
-        errors = (np.log(guess(found.constants, found.levels)) - measured) * weights
+        answer = unpacked(point)
+        errors = (np.log(guess(answer.constants, answer.levels)) - measured) * weights
         return np.concatenate([errors, PRIOR * point[len(free) :]])
+
+    def slopes(point: Floats) -> Floats:
+        here = residuals(point)
+        steps = np.where(point < (low + high) / 2, 1e-4, -1e-4) * (high - low)
+        with held():
+            columns = [(residuals(point + step) - here) / step.sum() for step in np.diag(steps)]
+        return np.stack(columns, axis=1)
 
     scale = np.concatenate([(high - low)[: len(free)] * 0.1, np.full(len(generations), 0.1)])
     answer = least_squares(
         residuals,
         first,
+        jac=slopes,
         bounds=(low, high),
         loss="soft_l1",
         f_scale=0.06,
         x_scale=scale,
-        max_nfev=tries,
-        diff_step=1e-3,
+        ftol=1e-5,
+        max_nfev=TRIES,
     )
     return unpacked(answer.x)
 
 
+TRIES = 200
+"""Steps of a fit at most; all but a few end before, where the error no longer falls."""
 PRIOR = 2.0
 """Weight of a generation's level: its prior has a width of 0.5 row's error."""
 
@@ -82,9 +96,9 @@ def weights_of(rows: Kernels) -> Floats:
     return np.sqrt(np.array([mean / counts[name] for name in systems.tolist()]))
 
 
-def left_out(kind: Kind, rows: Kernels, found: Fitted, without: Mapping[str, dict[str, Fitted]]) -> Floats:
-    """Predicted seconds of each row by constants fitted without its GPU, those of its base included; ``without`` has
-    the latter by GPU and kind, and is given this kind's."""
+def left_out(kind: Kind, rows: Kernels, without: Mapping[str, dict[str, Fitted]]) -> Floats:
+    """Predicted seconds of each row by constants fitted without its GPU, those of its base included, from where every
+    fit begins; ``without`` has the latter by GPU and kind, and is given this kind's."""
     systems = rows.words("system")
     predicted = np.zeros(len(rows.rows))
     if len(set(systems.tolist())) < 2:
@@ -92,38 +106,29 @@ def left_out(kind: Kind, rows: Kernels, found: Fitted, without: Mapping[str, dic
     for name in GPUS:
         own = rows.take(systems == name)
         others = rows.take(systems != name)
-        base = without[name][kind.base] if kind.base else Fitted({}, {})
-        own_constants = {free: found.constants[free] for free in kind.free}
-        own_constants |= {free: kind.start[free] for free in unmoved(kind, others, found) if free in kind.start}
-        start = Fitted({**found.constants, **base.constants, **own_constants}, base.levels)
-        fitted = fit(kind, others, start, generations_of(kind, others), 8)
+        fitted = fit(kind, others, start_of(kind, without[name]), generations_of(kind, others))
         without[name][kind.name] = fitted
         if own.rows:
             predicted[systems == name] = kind.seconds(own)(fitted.constants, fitted.levels)
     return predicted
 
 
-def unmoved(kind: Kind, rows: Kernels, found: Fitted) -> list[str]:
-    """Constants that no row depends on: fitted without a GPU that alone has their kernels, they know nothing of it."""
-    guess = kind.seconds(rows)
-    usual = guess(found.constants, found.levels)
-    middle = {name: 0.5 * (low + high) for name, (low, high) in kind.free.items()}
-    ends = {name: kind.free[name][found.constants[name] < value] for name, value in middle.items()}
-    moved = {name: guess({**found.constants, name: end}, found.levels) for name, end in ends.items()}
-    return [name for name, seconds in moved.items() if np.array_equal(seconds, usual)]
+def start_of(kind: Kind, known: Mapping[str, Fitted]) -> Fitted:
+    """Where a fit begins: in round numbers, and where its base ended. Of what its rows do not tell it knows nothing
+    else."""
+    base = known[kind.base] if kind.base else Fitted({}, {})
+    return Fitted({**kind.start, **base.constants, **kind.own}, base.levels)
 
 
 def judge(kind: Kind, known: Mapping[str, Fitted], without: dict[str, dict[str, Fitted]], *, leave_out: bool) -> Judged:
     """Fit one kind, and say how far it is off; ``without`` as :func:`left_out` has it."""
     rows = kind.read()
-    base = known[kind.base] if kind.base else Fitted({}, {})
-    start = Fitted({**kind.start, **base.constants, **kind.own}, base.levels)
-    fitted = fit(kind, rows, start, generations_of(kind, rows))
+    fitted = fit(kind, rows, start_of(kind, known), generations_of(kind, rows))
     classes = kind.classes(rows)
     in_sample = class_errors(rows, kind.seconds(rows)(fitted.constants, fitted.levels), classes)
     if not leave_out:
         return Judged(fitted, len(rows.rows), in_sample, {}, {})
-    predicted = left_out(kind, rows, fitted, without)
+    predicted = left_out(kind, rows, without)
     return Judged(
         fitted,
         len(rows.rows),

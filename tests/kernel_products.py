@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -10,8 +11,16 @@ import numpy.typing as npt
 from kernel_kind import Classes, Floats, Guess, Kind
 from kernel_rows import Kernels, Row, read
 
-from clustersim.model.seconds.kernel_law.products import ProductLaw, Shapes, product_seconds
-from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES, PERSISTENT
+from clustersim.model.seconds.kernel_law.products import (
+    EVERY,
+    ProductLaw,
+    Shapes,
+    Tilings,
+    by_tiling,
+    product_seconds,
+    tile_costs,
+)
+from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES, PERSISTENT, Sheet
 
 PRODUCT_FIELDS = tuple(ProductLaw.__dataclass_fields__)
 
@@ -79,11 +88,12 @@ def products(arithmetic: str, rows: Kernels) -> Guess:
     ones = np.ones(len(rows.rows))
     shapes = Shapes(rows["m"], rows["n"], rows["k"], ones, OPERAND_BYTES[arithmetic])
     which = {name: casts_of(arithmetic, rows) == name for name in (*FRAMEWORKS, *BLOCK_CASTS)}
+    best = BestTilings()
 
     def guess(constants: Mapping[str, float], levels: Mapping[str, float]) -> Floats:
         law = ProductLaw(*(constants[name] for name in PRODUCT_FIELDS))
         sheet = rows.sheet(arithmetic, levels)
-        seconds = product_seconds(law, sheet, shapes)
+        seconds = product_seconds(law, sheet, shapes, best(law, sheet, shapes))
         if arithmetic == "bf16":
             return seconds
         kernels = sum(constants[f"kernels_{name}"] * inside for name, inside in which.items() if inside.any())
@@ -93,6 +103,32 @@ def products(arithmetic: str, rows: Kernels) -> Guess:
         return seconds + kernels * law.start / sheet.clock + cast
 
     return guess
+
+
+class BestTilings:
+    """The tiles of each product of a list. They are searched anew each time, but while :func:`held`: where constants
+    change by little so do the best tiles' seconds, and others are no better."""
+
+    kept = False
+
+    def __init__(self) -> None:
+        self.last: Tilings | None = None
+
+    def __call__(self, law: ProductLaw, sheet: Sheet, shapes: Shapes) -> Tilings:
+        if self.last is None or not BestTilings.kept:
+            at = by_tiling(tile_costs(law, sheet), shapes).argmin(axis=-1)[..., None]
+            self.last = Tilings(EVERY.rows[at], EVERY.columns[at], EVERY.split[at])
+        return self.last
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Leave products the tiles that they had last."""
+    BestTilings.kept = True
+    try:
+        yield
+    finally:
+        BestTilings.kept = False
 
 
 def casts_of(arithmetic: str, rows: Kernels) -> npt.NDArray[np.str_]:

@@ -7,6 +7,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -58,14 +59,16 @@ class Kernels:
 
     def sheet(self, arithmetic: str, levels: Mapping[str, float]) -> Sheet:
         """The sheets of all rows; a generation without a level has 0."""
-        known = {
-            s: sheet_of(device(g), arithmetic, levels.get(device(g).arch, 0.0))
-            for s, g in GPUS.items()
-            if s in set(self.words("system").tolist())
-        }
-        names = tuple(Sheet.__dataclass_fields__)
-        columns = [[float(getattr(known[row["system"]], name)) for row in self.rows] for name in names]
-        return Sheet(*(np.array(column) for column in columns))
+        names, places = self._systems
+        gpus = [device(GPUS[name]) for name in names]
+        sheets = [sheet_of(gpu, arithmetic, levels.get(gpu.arch, 0.0)) for gpu in gpus]
+        fields = Sheet.__dataclass_fields__
+        return Sheet(*(np.array([float(getattr(sheet, name)) for sheet in sheets])[places] for name in fields))
+
+    @cached_property
+    def _systems(self) -> tuple[list[str], npt.NDArray[np.intp]]:
+        names, places = np.unique(self.words("system"), return_inverse=True)
+        return names.tolist(), places
 
 
 def read(table: str, wanted: Callable[[Row], bool], group: Callable[[Row], object], most: int) -> Kernels:

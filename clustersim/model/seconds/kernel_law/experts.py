@@ -15,12 +15,13 @@ use. Experts hold equally many tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from clustersim.core.arrays import Floats
-from clustersim.model.seconds.kernel_law.products import KNEE, ProductLaw, Shapes, norm, product_parts
+from clustersim.model.seconds.kernel_law.products import EVERY, KNEE, ProductLaw, Shapes, Tilings, norm, product_parts
 from clustersim.model.seconds.kernel_law.sheet import Sheet
 
 
@@ -63,19 +64,26 @@ class Experts:
     operand: float
 
 
-def expert_seconds(law: ExpertLaw, products: ProductLaw, sheet: Sheet, layer: Experts) -> Floats:
-    """Seconds of the experts of one layer, forward, in a burst; ``products`` : the law of all arithmetics together."""
-    active = np.minimum(layer.experts, layer.routed)
-    rows = layer.routed / active
-    up_width = layer.inner * (1 + layer.gated)
-    up = Shapes(rows, up_width, layer.hidden, active, layer.operand)
-    down = Shapes(rows, layer.hidden, layer.inner, active, layer.operand)
+def expert_seconds(
+    law: ExpertLaw, products: ProductLaw, sheet: Sheet, layer: Experts, tilings: Sequence[Tilings] = (EVERY, EVERY)
+) -> Floats:
+    """Seconds of the experts of one layer, forward, in a burst; ``products`` : the law of all arithmetics together;
+    ``tilings`` : of which each of both products has the best."""
     share = law.share * (1.0 + sheet.flop_a_clock / KNEE) ** (products.thin - law.thin)
-    grouped = np.zeros_like(rows)
-    for shapes in (up, down):
-        compute, memory = product_parts(products, sheet, shapes)
+    grouped = np.zeros_like(layer.routed)
+    for shapes, tiles in zip(grouped_products(layer), tilings, strict=True):
+        compute, memory = product_parts(products, sheet, shapes, tiles)
         grouped = grouped + norm(products.norm, compute / share, memory)
-    nbytes = 2.0 * layer.routed * (law.passes * layer.hidden + law.inners * up_width)
+    moved = law.passes * layer.hidden + law.inners * layer.inner * (1 + layer.gated)
+    nbytes = 2.0 * layer.routed * moved
     byte_seconds = 1.0 / (products.stream * sheet.bandwidth) + law.crawl / (sheet.sms * sheet.clock)
     total: Floats = law.starts * products.start / sheet.clock + grouped + nbytes * byte_seconds
     return total
+
+
+def grouped_products(layer: Experts) -> tuple[Shapes, Shapes]:
+    """What the experts multiply: up, an expert's one or two matrices at once, and down."""
+    active = np.minimum(layer.experts, layer.routed)
+    rows = layer.routed / active
+    up = Shapes(rows, layer.inner * (1 + layer.gated), layer.hidden, active, layer.operand)
+    return up, Shapes(rows, layer.hidden, layer.inner, active, layer.operand)

@@ -61,10 +61,17 @@ LEAST_K = 128.0
 KNEE = 8192.0
 """FLOP a clock and SM (Blackwell's in 16 bits) from which tensor cores outrun what an SM can bring them."""
 
-_TILE_M = np.repeat(TILES[:, 0], len(SPLITS))
-_TILE_N = np.repeat(TILES[:, 1], len(SPLITS))
-_SPLIT = np.tile(SPLITS, len(TILES))
-_EDGES = 128.0 * (1.0 / _TILE_M + 1.0 / _TILE_N)
+
+@dataclass(frozen=True)
+class Tilings:
+    """Tiles of ``rows`` x ``columns`` and into how many parts they have k ``split``; the last axis has one each."""
+
+    rows: Floats
+    columns: Floats
+    split: Floats
+
+
+EVERY = Tilings(np.repeat(TILES[:, 0], len(SPLITS)), np.repeat(TILES[:, 1], len(SPLITS)), np.tile(SPLITS, len(TILES)))
 
 
 @dataclass(frozen=True)
@@ -117,18 +124,19 @@ class Shapes:
         return 2.0 * self.count * self.m * self.n * self.k
 
 
-def product_seconds(law: ProductLaw, sheet: Sheet, shapes: Shapes) -> Floats:
-    """Seconds of isolated products in a burst, one number a row."""
-    parts = product_parts(law, sheet, shapes)
+def product_seconds(law: ProductLaw, sheet: Sheet, shapes: Shapes, tilings: Tilings = EVERY) -> Floats:
+    """Seconds of isolated products in a burst, one number a row, by the best of ``tilings``."""
+    parts = product_parts(law, sheet, shapes, tilings)
     return law.start / sheet.clock + norm(law.norm, *parts)
 
 
-def product_parts(law: ProductLaw, sheet: Sheet, shapes: Shapes) -> tuple[Floats, Floats]:
+def product_parts(law: ProductLaw, sheet: Sheet, shapes: Shapes, tilings: Tilings = EVERY) -> tuple[Floats, Floats]:
     """Seconds of the arithmetic and of the memory traffic of products, without the start of the kernel."""
     reads = shapes.operand * (shapes.m * shapes.k + shapes.k * shapes.n)
     writes = shapes.written * law.writing * shapes.m * shapes.n
     memory = shapes.count * (reads + writes) / (law.stream * sheet.bandwidth)
-    return arithmetic(tile_costs(law, sheet), shapes) / power(law, sheet, shapes.flops), memory
+    compute = arithmetic(tile_costs(law, sheet, tilings), shapes)
+    return compute / power(law, sheet, shapes.flops), memory
 
 
 @dataclass(frozen=True)
@@ -138,7 +146,8 @@ class TileCosts:
     Parameters
     ----------
     per_k : seconds of a round of tiles for each step along k. per_round : seconds besides. per_sum : seconds for each
-        element of a result, of partial sums. sms, whole : how many tiles a round has, and how whole it is.
+        element of a result, of partial sums. sms, whole : how many tiles a round has, and how whole it is. tilings :
+        whose costs these are.
     """
 
     per_k: Floats
@@ -146,31 +155,39 @@ class TileCosts:
     per_sum: Floats
     sms: Floats
     whole: Floats
+    tilings: Tilings
 
 
-def tile_costs(law: ProductLaw, sheet: Sheet) -> TileCosts:
+def tile_costs(law: ProductLaw, sheet: Sheet, tilings: Tilings = EVERY) -> TileCosts:
     """Costs of every tile and split at full clocks."""
     flop, clock, bandwidth = (_column(value) for value in (sheet.flop_a_clock, sheet.clock, sheet.bandwidth))
-    feed = law.feed * (flop / 4096.0) ** law.growth * _EDGES
+    edges = 128.0 * (1.0 / tilings.rows + 1.0 / tilings.columns)
+    feed = law.feed * (flop / 4096.0) ** law.growth * edges
     load = norm(law.load_norm, np.ones_like(feed), feed)
     eta = np.exp(law.level + _column(sheet.level)) * (1.0 + flop / KNEE) ** -law.thin
-    per_k = 2.0 * _TILE_M * _TILE_N * load / (_SPLIT * flop * eta * clock)
-    sums = np.where(_SPLIT > 1, 8.0 * _SPLIT, 0.0) / (law.reduce * bandwidth)
+    per_k = 2.0 * tilings.rows * tilings.columns * load / (tilings.split * flop * eta * clock)
+    sums = np.where(tilings.split > 1, 8.0 * tilings.split, 0.0) / (law.reduce * bandwidth)
     persistent = _column(sheet.persistent)
     whole = persistent * law.whole + (1.0 - persistent) * law.block_whole
     per_round = (persistent * law.round + (1.0 - persistent) * law.block_round) / clock
-    return TileCosts(per_k, per_round, sums, _column(sheet.sms), whole)
+    return TileCosts(per_k, per_round, sums, _column(sheet.sms), whole, tilings)
 
 
 def arithmetic(costs: TileCosts, shapes: Shapes) -> Floats:
     """Seconds of the arithmetic of products by the best tile and split."""
+    best: Floats = by_tiling(costs, shapes).min(axis=-1)
+    return best
+
+
+def by_tiling(costs: TileCosts, shapes: Shapes) -> Floats:
+    """Seconds of the arithmetic by each tile and split, infinite where k is too short for it."""
     m, n, k, count = (_column(value) for value in (shapes.m, shapes.n, shapes.k, shapes.count))
-    tiles = count * np.ceil(m / _TILE_M) * np.ceil(n / _TILE_N) * _SPLIT / costs.sms
+    rows, columns, split = costs.tilings.rows, costs.tilings.columns, costs.tilings.split
+    tiles = count * np.ceil(m / rows) * np.ceil(n / columns) * split / costs.sms
     waves = costs.whole * np.ceil(tiles) + (1.0 - costs.whole) * np.maximum(1.0, tiles)
     seconds = waves * (costs.per_k * k + costs.per_round) + costs.per_sum * (count * m * n)
-    allowed = (_SPLIT == 1) | (k >= LEAST_K * _SPLIT)
-    best: Floats = np.where(allowed, seconds, np.inf).min(axis=-1)
-    return best
+    allowed: Floats = np.where((split == 1) | (k >= LEAST_K * split), seconds, np.inf)
+    return allowed
 
 
 def power(law: ProductLaw, sheet: Sheet, flops: Floats) -> Floats:
