@@ -65,7 +65,7 @@ def experts(arithmetic: str, rows: Kernels) -> Guess:
         products = ProductLaw(*(constants[name] for name in PRODUCT_FIELDS))
         own = {name: sum(constants[_of(name, k)] * v for k, v in inside.items()) for name in OF_A_LIBRARY}
         share = sum(constants[_share(arithmetic, k)] * v for k, v in inside.items())
-        law = ExpertLaw(**own, share=share, crawl=constants["crawl"])
+        law = ExpertLaw(**own, share=share, crawl=constants["crawl"], overlap=constants["overlap"])
         sheet = rows.sheet(arithmetic, levels)
         tilings = best_up(products, sheet, up), best_down(products, sheet, down)
         return expert_seconds(law, products, sheet, layer, tilings)
@@ -109,6 +109,7 @@ FREE = {
     **{_of("thin", name): (0.4, (0.0, 2.0)) for name in LIBRARIES},
     **{_share(arithmetic, name): (0.7, (0.1, 2.5)) for name in LIBRARIES for arithmetic in ARITHMETICS},
     "crawl": (0.1, (0, 1)),
+    "overlap": (1.5, (1, 4)),
 }
 """Constant -> where to begin, and the bounds."""
 

@@ -24,28 +24,27 @@ from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES, PERSISTENT,
 
 PRODUCT_FIELDS = tuple(ProductLaw.__dataclass_fields__)
 
-BF16_START = {
+PRODUCT_START = {
     "start": 4000.0,
-    "round": 1150.0,
-    "norm": 1.8,
+    "store": 500.0,
+    "norm": 2.0,
     "load_norm": 6.0,
-    "level": -0.18,
-    "thin": 0.25,
-    "feed": 0.36,
-    "growth": 0.18,
-    "whole": 0.16,
-    "block_whole": 0.6,
-    "block_round": 1500.0,
-    "reduce": 0.31,
+    "level": -0.1,
+    "thin": 0.3,
+    "feed": 0.3,
+    "growth": 0.3,
+    "whole": 0.2,
+    "block_whole": 0.5,
+    "block_round": 2000.0,
+    "reduce": 0.3,
     "stream": 1.0,
-    "writing": 1.37,
-    "settle": 7e-5,
-    "fall": 0.012,
-    "steep": 1.87,
+    "settle": 1e-3,
+    "fall": 0.02,
+    "steep": 1.0,
 }
-BF16_FREE = {
+PRODUCT_FREE = {
     "start": (500, 20000),
-    "round": (0, 1500),
+    "store": (0, 4000),
     "norm": (1, 6),
     "level": (-0.6, 0.3),
     "thin": (0.0, 1.0),
@@ -56,7 +55,6 @@ BF16_FREE = {
     "block_round": (0, 8000),
     "reduce": (0.05, 3),
     "stream": (0.5, 1.05),
-    "writing": (1, 3),
     "settle": (1e-5, 1e-2),
     "fall": (0, 0.1),
     "steep": (0, 3),
@@ -86,7 +84,8 @@ def products(arithmetic: str, rows: Kernels) -> Guess:
     written, and each element takes so many clocks of an SM. Casts that ran at a share of the bandwidth would be longer
     where memory is slow, and are not."""
     ones = np.ones(len(rows.rows))
-    shapes = Shapes(rows["m"], rows["n"], rows["k"], ones, OPERAND_BYTES[arithmetic])
+    lines = line_by_line(arithmetic, rows)
+    shapes = Shapes(rows["m"], rows["n"], rows["k"], ones, OPERAND_BYTES[arithmetic], lines=lines)
     which = {name: casts_of(arithmetic, rows) == name for name in (*FRAMEWORKS, *BLOCK_CASTS)}
     best = BestTilings()
 
@@ -131,6 +130,14 @@ def held() -> Iterator[None]:
         BestTilings.kept = False
 
 
+def line_by_line(arithmetic: str, rows: Kernels) -> Floats:
+    """1 of CUTLASS's kernels, and of those that are made of its parts: all in 4 bits, in 8 those of SGLang and vLLM.
+    Products in 16 bits are cuBLAS's everywhere, in 8 TensorRT-LLM's are, and those of blocks are DeepGEMM's."""
+    if arithmetic == "fp8":
+        return 1.0 * (rows.words("framework") != "trtllm")
+    return np.full(len(rows.rows), 1.0 if arithmetic == "nvfp4" else 0.0)
+
+
 def casts_of(arithmetic: str, rows: Kernels) -> npt.NDArray[np.str_]:
     """Whose cast each row has: its framework's. Of blocks, DeepGEMM's for Blackwell packs scales as powers of two in
     kernels of its own (:data:`PACKED`), for Hopper they stay in fp32, and CUTLASS's for GPUs without the tensor memory
@@ -154,7 +161,9 @@ def by_flops(rows: Kernels) -> Classes:
 
 
 def _casts(names: Iterable[str]) -> dict[str, tuple[float, tuple[float, float]]]:
-    return {f"kernels_{name}": (1.0, (0.0, 8.0)) for name in names} | {
+    """Where to begin: one kernel, two where scales are packed or padded as well."""
+    kernels = {name: 1.0 if name in FRAMEWORKS or name.endswith("_fp32") else 2.0 for name in names}
+    return {f"kernels_{name}": (count, (0.0, 8.0)) for name, count in kernels.items()} | {
         f"crawl_{name}": (0.2, (0.0, 3.0)) for name in names
     }
 
@@ -169,7 +178,7 @@ def product_kind(arithmetic: str, most: int) -> Kind:
     themselves, not by the tensor cores: their level is their own."""
     plain = arithmetic == "bf16"
     blocks = arithmetic == "fp8_block"
-    own = OTHER_FREE | ({"level": BF16_FREE["level"]} if blocks else {})
+    own = OTHER_FREE | ({"level": PRODUCT_FREE["level"]} if blocks else {})
     casts = {} if plain else _casts((*FRAMEWORKS, *(BLOCK_CASTS if blocks else ())))
     return Kind(
         name=arithmetic,
@@ -222,8 +231,8 @@ def all_kind(most: int) -> Kind:
         # How much an SM does a clock tells arithmetics apart.
         seconds=partial(by_arithmetic, TOGETHER, products, tuple(CASTS)),
         classes=by_flops,
-        start=BF16_START | {name: first for name, (first, _) in casts.items()},
-        free=BF16_FREE | {name: bounds for name, (_, bounds) in casts.items()},
+        start=PRODUCT_START | {name: first for name, (first, _) in casts.items()},
+        free=PRODUCT_FREE | {name: bounds for name, (_, bounds) in casts.items()},
         shipped=frozenset(PRODUCT_FIELDS),
         level="products",
     )

@@ -14,8 +14,8 @@ from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
 from clustersim.model.seconds.kernel_law.attention import Heads, attention_seconds
 from clustersim.model.seconds.kernel_law.casts import stream_seconds
 from clustersim.model.seconds.kernel_law.experts import Experts, expert_seconds
-from clustersim.model.seconds.kernel_law.products import Shapes, product_seconds
-from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
+from clustersim.model.seconds.kernel_law.products import Shapes, product_seconds, rereads
+from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES, UNITS
 
 LAWS = kernel_laws()
 NEWER = [name for name, gpu in devices().items() if gpu.sm >= 80]
@@ -143,6 +143,54 @@ def test_a_cast_runs_near_the_memory_bandwidth():
 def test_a_generation_that_nobody_measured_takes_its_kins_level():
     assert LAWS.level("bf16", "sm103") == LAWS.level("bf16", "sm100")
     assert LAWS.level("bf16", "gfx950") == 0.0
+
+
+def test_tiles_that_go_line_by_line_read_again_what_the_cache_does_not_keep():
+    """Twice the L2 keeps more, and a product whose shorter operand fits half of it is read once."""
+    sheet = sheet_of(device("H100-SXM5-80GB"), "fp8")
+    wide, narrow = (Shapes(*(np.asarray(float(v)) for v in (m, 51200, 12288, 1)), 1.0) for m in (32768, 1024))
+    assert float(rereads(sheet, narrow)) == 0
+    assert float(rereads(sheet, wide)) > float(rereads(replace(sheet, l2=8 * sheet.l2), wide)) > 0
+    law = LAWS.products["fp8"]
+    lines, squares = (float(product_seconds(law, sheet, replace(wide, lines=lines))) for lines in (1.0, 0.0))
+    assert 1.1 < lines / squares < 3
+
+
+MODERN = [name for name, gpu in devices().items() if gpu.sm >= 70 or gpu.arch.startswith("gfx")]
+ARITHMETICS = ("bf16", "fp16", "fp8", "fp8_block", "mxfp8", "nvfp4")
+
+
+@pytest.mark.parametrize("name", MODERN)
+def test_every_shipped_gpu_has_sane_products_and_attention(name):
+    """Of GPUs that nobody measured too: large kernels run at a third of the peak and more, small ones take a launch,
+    more work never takes less, and one tile more no cliff."""
+    gpu = device(name)
+    powers = 2.0 ** np.arange(5, 17)
+    rows = np.arange(64, 16385, 64.0)
+    for arithmetic in (kind for kind in ARITHMETICS if UNITS.get(kind, kind) in gpu.peak):
+        sheet, law = sheet_of(gpu, arithmetic, LAWS.level(arithmetic, gpu.arch)), LAWS.products[arithmetic]
+        cubes = Shapes(powers, powers, powers, np.ones(12), OPERAND_BYTES[arithmetic])
+        seconds = product_seconds(law, sheet, cubes)
+        assert (np.diff(seconds) > 0).all()
+        assert 1e-6 < seconds[0] < 1e-5
+        share = cubes.flops / seconds / sheet.peak
+        assert (share < 1).all()
+        assert (share[7:] > 0.3).all(), (arithmetic, share)
+        growth = product_seconds(
+            law, sheet, Shapes(rows, 0 * rows + 4096, 0 * rows + 4096, 0 * rows + 1, cubes.operand)
+        )
+        assert (np.diff(growth) >= 0).all()
+        assert (growth[1:] < 2 * growth[:-1]).all()
+    if "bf16" in gpu.peak:
+        sheet = sheet_of(gpu, "bf16", LAWS.level("attention", gpu.arch))
+        length = 2.0 ** np.arange(7, 18)
+        ones = np.ones(11)
+        one = Heads(ones, length, 32 * ones, 8 * ones, 128 * ones, 128 * ones, ones > 0)
+        seconds = attention_seconds(LAWS.attention["bf16"], sheet, one)
+        share = one.flops / seconds / sheet.peak
+        assert (np.diff(seconds) > 0).all()
+        assert 0.3 < share[-1] < 1
+        assert (np.diff(share) > 0).all()
 
 
 @pytest.mark.shared

@@ -48,8 +48,8 @@ def test_figures_of_devices_and_of_architectures_have_sources():
 def test_what_is_not_fitted_is_named_as_a_prior():
     """A constant that no row moves is no fit: the source of its part says so."""
     for name, part in data_table("kernel_law")["scans"].items():
-        assert "prior, in round numbers and not fitted: stream" in part["source"], name
-    assert "held at their bound: round" in data_table("kernel_law")["products"]["all"]["source"]
+        assert "prior, in round numbers and not fitted: passes, states, norm, stream" in part["source"], name
+    assert "held at their bound: reduce" in data_table("kernel_law")["products"]["all"]["source"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)

@@ -66,7 +66,7 @@ def _by_law(where: Setting, rate: float, m: float, n: float, k: float, batch: fl
     law, _, large = _tiles_of(where.device, runs_as)
     compute = _arithmetic(where.device, arithmetic_of, m, n, k, batch) * large / rate
     operand = OPERAND_BYTES[where.blocks or where.dtype]
-    nbytes = batch * (operand * (m * k + k * n) + 2.0 * law.writing * m * n)
+    nbytes = batch * (operand * (m * k + k * n) + 2.0 * m * n)
     memory = nbytes / where.device.stream_rate()
     both = (compute**law.norm + memory**law.norm) ** (1.0 / law.norm)
     return (both, memory) if compute >= memory else (compute, both)

@@ -7,10 +7,10 @@
     share' = share (1 + F / 8192)^(products' thin - thin)
 
 ``products`` are those of :mod:`~clustersim.model.seconds.kernel_law.products` with an expert a member of the group,
-their arithmetic at ``share'`` of a plain product's rate: groups have their own schedule, and rows that are not next to
-each other. Kernels that are tuned to the shape keep nearly all of it, others half. What permutes, activates and sums
-rows moves them through the SMs, a byte in ``crawl`` clocks: the faster a GPU's memory, the less of it these kernels
-use. Experts hold equally many tokens.
+their arithmetic at ``share'`` of a plain product's rate, their traffic beside it to the ``overlap``-norm: groups have
+their own schedule, and rows that are not next to each other. Kernels that are tuned to the shape keep nearly
+all of it, others half. What permutes, activates and sums rows moves them through the SMs, a byte in ``crawl`` clocks:
+the faster a GPU's memory, the less of it these kernels use. Experts hold equally many tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class ExpertLaw:
     starts : of kernels. share : of a plain product's rate, where an SM does few FLOPs a clock. thin : how much less of
         it the more an SM does, in place of a plain product's. passes : over the routed tokens, to write them expert by
         expert and to read them for their sum. inners : over what the first product writes, to read it and to write the
-        half that the second takes. crawl : [clocks] of an SM for each byte of those.
+        half that the second takes. crawl : [clocks] of an SM for each byte of those. overlap : p
+        of a product's arithmetic and traffic.
     """
 
     starts: float
@@ -43,6 +44,7 @@ class ExpertLaw:
     passes: float
     inners: float
     crawl: float
+    overlap: float
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def expert_seconds(
     grouped = np.zeros_like(layer.routed)
     for shapes, tiles in zip(grouped_products(layer), tilings, strict=True):
         compute, memory = product_parts(products, sheet, shapes, tiles)
-        grouped = grouped + norm(products.norm, compute / share, memory)
+        grouped = grouped + norm(law.overlap, compute / share, memory)
     moved = law.passes * layer.hidden + law.inners * layer.inner * (1 + layer.gated)
     nbytes = 2.0 * layer.routed * moved
     byte_seconds = 1.0 / (products.stream * sheet.bandwidth) + law.crawl / (sheet.sms * sheet.clock)

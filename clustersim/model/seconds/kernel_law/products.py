@@ -4,21 +4,25 @@
 
     t       = start / f + (compute^p + memory^p)^(1/p)
     compute = min over tiles (tm, tn) and split-k s of
-              waves (2 tm tn (k / s) load / (F eta) + round) / f / power   + [s > 1] 8 s m n / (reduce BW)
+              waves (2 tm tn (k / s) load / (F eta) + edge) / f / power   + [s > 1] 8 s m n / (reduce BW)
     eta     = exp(level) (1 + F / 8192)^-thin
     load    = (1 + (feed (F / 4096)^growth 128 (1/tm + 1/tn))^q)^(1/q)
+    edge    = store tm tn / 128^2 + [block] block_round
     waves   = whole ceil(x) + (1 - whole) max(1, x),  x = tiles s / SMs
     power   = (1 + FLOPs / (P settle))^-(fall (P / TDP)^steep)
-    memory  = (reads + writing writes) / (stream BW)
+    memory  = (reads + again + writes) / (stream BW)
 
 F: FLOP a clock and SM in the dtype; eta: of them, what the pipeline keeps, the less the more they are, in all dtypes
 alike (1,024 on an RTX in 16 bits, 32,768 on Blackwell in 4); f: clock; P: peak; BW: bandwidth of the
 memory. Operands stream from the L2 while the tensor cores work on the last ones (``load``: the q-norm of both). Partial
 sums of split products are written and read in fp32. A burst of large products meets the power limit, the sooner the
 more FLOP/s a watt the sheet promises. Constants are one set for all GPUs, and one level a generation and dtype.
+A tile that is done is written through the SM before the next has its place (``store``).
 Kernels of Hopper and of Blackwell's data-centre parts are persistent: their rounds overlap, and what is left of the
-last is shared out (``whole``, ``round``). Before and beside them each tile is a thread block of its own
-(``block_whole``, ``block_round``). ``tests/kernel_fit.py`` fits them.
+last is shared out (``whole``). Before and beside them each tile is a thread block of its own (``block_whole``,
+``block_round``). Kernels that go through tiles line by line, as CUTLASS's do unless told otherwise, read the operand
+along the line again for each round (``again``, :func:`rereads`); cuBLAS and DeepGEMM go through squares, and do not.
+``tests/kernel_fit.py`` fits the constants.
 """
 
 from __future__ import annotations
@@ -72,6 +76,7 @@ class Tilings:
 
 
 EVERY = Tilings(np.repeat(TILES[:, 0], len(SPLITS)), np.repeat(TILES[:, 1], len(SPLITS)), np.tile(SPLITS, len(TILES)))
+"""All of :data:`TILES`, each with all of :data:`SPLITS`."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +85,13 @@ class ProductLaw:
 
     Parameters
     ----------
-    start, round : [clocks], of a kernel and of each round of tiles. norm, load_norm : p and q. level, thin : of eta.
-    feed, growth : of ``load``. whole, reduce, stream, writing : as above. settle : [s]; fall, steep : of ``power``.
-    block_whole, block_round : as whole and round, where each tile is a thread block.
+    start : [clocks], of a kernel. store : [clocks], to write a tile of 128 x 128. norm, load_norm : p and q. level,
+    thin : of eta. feed, growth : of ``load``. whole, reduce, stream : as above. settle : [s]; fall, steep : of
+    ``power``. block_whole : as whole, and block_round : [clocks] of each round, where each tile is a thread block.
     """
 
     start: float
-    round: float
+    store: float
     norm: float
     load_norm: float
     level: float
@@ -98,7 +103,6 @@ class ProductLaw:
     block_round: float
     reduce: float
     stream: float
-    writing: float
     settle: float
     fall: float
     steep: float
@@ -108,7 +112,8 @@ class ProductLaw:
 class Shapes:
     """Products (m x k)(k x n), ``count`` of each in one launch; columns of one length, or numbers.
 
-    ``operand`` : bytes of an element that is read. ``written`` : of one that is written.
+    ``operand`` : bytes of an element that is read. ``written`` : of one that is written. ``lines`` : 1 where the kernel
+    goes through its tiles line by line, 0 where by squares.
     """
 
     m: Floats
@@ -117,6 +122,7 @@ class Shapes:
     count: Floats
     operand: float
     written: float = 2.0
+    lines: Floats | float = 0.0
 
     @property
     def flops(self) -> Floats:
@@ -132,11 +138,31 @@ def product_seconds(law: ProductLaw, sheet: Sheet, shapes: Shapes, tilings: Tili
 
 def product_parts(law: ProductLaw, sheet: Sheet, shapes: Shapes, tilings: Tilings = EVERY) -> tuple[Floats, Floats]:
     """Seconds of the arithmetic and of the memory traffic of products, without the start of the kernel."""
-    reads = shapes.operand * (shapes.m * shapes.k + shapes.k * shapes.n)
-    writes = shapes.written * law.writing * shapes.m * shapes.n
+    reads = shapes.operand * (shapes.m * shapes.k + shapes.k * shapes.n) + shapes.lines * rereads(sheet, shapes)
+    writes = shapes.written * shapes.m * shapes.n
     memory = shapes.count * (reads + writes) / (law.stream * sheet.bandwidth)
     compute = arithmetic(tile_costs(law, sheet, tilings), shapes)
     return compute / power(law, sheet, shapes.flops), memory
+
+
+def rereads(sheet: Sheet, shapes: Shapes) -> Floats:
+    """Bytes of operands that a product reads again where tiles of 128 x 128 follow each other along its shorter side.
+
+    A round spans that side, or as much of it as there are SMs, and reads all of its rows but those that the L2 kept.
+    """
+    short = np.ceil(np.minimum(shapes.m, shapes.n) / TILE)
+    rounds = np.ceil(shapes.m / TILE) * np.ceil(shapes.n / TILE) / sheet.sms
+    spanned = np.minimum(short, sheet.sms) + np.maximum(1.0, sheet.sms / short)
+    row = shapes.k * shapes.operand
+    kept = np.minimum(1.0, KEPT * sheet.l2 / (row * np.minimum(shapes.m, shapes.n)))
+    again: Floats = np.maximum(0.0, rounds * spanned * TILE - shapes.m - shapes.n) * row * (1.0 - kept)
+    return again
+
+
+TILE = 128.0
+"""Rows and columns of the tile that costs of writing and of reading again are told by."""
+KEPT = 0.5
+"""Share of the L2 that holds one operand: the other passes through it too. A round number; 0.4 to 0.8 where fitted."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +195,8 @@ def tile_costs(law: ProductLaw, sheet: Sheet, tilings: Tilings = EVERY) -> TileC
     sums = np.where(tilings.split > 1, 8.0 * tilings.split, 0.0) / (law.reduce * bandwidth)
     persistent = _column(sheet.persistent)
     whole = persistent * law.whole + (1.0 - persistent) * law.block_whole
-    per_round = (persistent * law.round + (1.0 - persistent) * law.block_round) / clock
+    stored = law.store * tilings.rows * tilings.columns / TILE**2
+    per_round = (stored + (1.0 - persistent) * law.block_round) / clock
     return TileCosts(per_k, per_round, sums, _column(sheet.sms), whole, tilings)
 
 
