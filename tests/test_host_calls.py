@@ -16,7 +16,7 @@ from clustersim.core.device import device, paced
 from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel
 from clustersim.core.texts import Table
-from clustersim.model.seconds.host import PACE, HostLaw, host_level
+from clustersim.model.seconds.host import BY_EXPERT, PACE, HostLaw, host_level
 from clustersim.scenario.timed import informed
 from tests.evidence.software import stack_of
 from tests.evidence.step_rows import whole
@@ -60,10 +60,53 @@ class TestHostLaw:
     def test_a_graph_takes_its_modules_away_and_no_others(self) -> None:
         law = HostLaw(100e-6, 10e-6, graphs=("attn", "moe_router"))
         one = Kernel("norm_1", "memory")
-        assert law.work("attention", (one,), "F", set()) == law.exchange("attention input", "all_gather") == 0.0
-        assert law.work("mlp", (one,), "F", set()) > 0
-        assert law.work("moe", (Kernel("top_k", "memory"),), "F", set()) == 0.0
-        assert law.work("moe", (Kernel("dispatch", "memory"),), "F", set()) > 0
+        assert law.work("attention", (one, one), "F", set()) == pytest.approx(law.call)  # the graph's own
+        assert law.exchange("attention input", "all_gather") == 0.0
+        assert law.work("mlp", (one,), "F", set()) > law.call
+        assert law.work("moe", (Kernel("top_k", "memory"),), "F", set()) == pytest.approx(law.call)
+        assert law.work("moe", (Kernel("dispatch", "memory"),), "F", set()) > law.call
+
+    @pytest.mark.parametrize("name", ["attention+moe+router", "router+moe+attention", "block"])
+    @pytest.mark.parametrize(
+        ("graphs", "replayed"),
+        [
+            (("attn",), {"norm_1", "q"}),
+            (("moe_router",), {"norm_2", "router", "top_k"}),
+            (("mlp",), set()),
+            (("moe",), {"norm_2", "router", "top_k", "expert_up"}),
+        ],
+    )
+    def test_a_graph_has_a_joined_works_kernels_by_what_they_are(
+        self, name: str, graphs: tuple[str, ...], replayed: set[str]
+    ) -> None:
+        law = HostLaw(0.0, 10e-6, graphs=graphs)
+        kernels = {kernel: Kernel(kernel, "memory") for kernel in ("norm_1", "q", "norm_2", "router", "top_k")}
+        kernels["expert_up"] = expert = Kernel("expert_up", "gemm", cut="expert_column")
+        without = law.work(name, (expert,), "F", set())
+        free = {kernel for kernel, made in kernels.items() if law.work(name, (expert, made), "F", set()) == without}
+        free -= {"expert_up"} if without else set()
+        assert free == replayed
+
+    def test_mamba_is_in_a_graph_of_its_own_and_embeddings_and_heads_in_none(self) -> None:
+        law = HostLaw(0.0, 10e-6, graphs=("mamba", "mlp", "moe"))
+        assert law.work("mamba", (Kernel("norm_1", "memory"), Kernel("mamba_in", "gemm")), "F", set()) == 0.0
+        assert law.work("embedding", (Kernel("gather", "memory"),), "F", set()) > 0.0
+        assert law.work("head", (Kernel("logits", "gemm"),), "F", set()) > 0.0
+
+    def test_a_grouped_product_is_launched_expert_by_expert_and_cast_as_often(self) -> None:
+        up = Kernel("expert_up", "gemm", m=8, n=8, k=8, launches=1, cut="expert_column", repeat=16, saved=8.0)
+        spent = {
+            (each, part): HostLaw(0.0, 1.0, by_expert=each).work("experts", (up,), part, set())
+            for each in (0, *BY_EXPERT.values())
+            for part in "FIW"
+        }
+        assert [spent[0, part] for part in "FIW"] == [1.0, 1.0, 1.0]
+        assert [spent[BY_EXPERT[False], part] for part in "FIW"] == [16.0, 16.0, 16.0]
+        assert [spent[BY_EXPERT[True], part] for part in "FIW"] == [32.0, 32.0, 16.0]
+        looped = replace(up, launches=16)
+        assert HostLaw(0.0, 1.0, by_expert=1).work("experts", (looped,), "F", set()) == 16.0
+        assert host_level("megatron", "fused").by_expert == 1
+        assert host_level("torchtitan", "fused").by_expert == 0
 
     def test_an_unmeasured_stack_says_so(self) -> None:
         assert not host_level("torchtitan", "flash").known

@@ -324,8 +324,8 @@ def test_options_that_nobody_knows_are_counted_and_named_and_those_not_played_ha
         ({"cuda_graph_impl": "none", "cuda_graph_scope": "attn"}, ()),
         ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "attn moe_router"}, ("attn", "moe_router")),
         ({"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}, ("full_iteration",)),
-        ({"cuda_graph_impl": "local"}, ("attn", "mlp", "moe")),
-        ({"enable_cuda_graph": ""}, ("attn", "mlp", "moe")),
+        ({"cuda_graph_impl": "local"}, ("attn", "mamba", "mlp", "moe")),
+        ({"enable_cuda_graph": ""}, ("attn", "mamba", "mlp", "moe")),
         ({"external_cuda_graph": "", "cuda_graph_scope": "attn"}, ("attn",)),
     ],
 )

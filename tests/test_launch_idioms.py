@@ -254,15 +254,15 @@ LAUNCH = f"torchrun --nnodes 1 --nproc_per_node 8 {GPT} "
 @pytest.mark.parametrize(
     ("words", "scopes"),
     [
-        ("--cuda-graph-impl local", ["attn", "mlp", "moe"]),
-        ("--cuda-graph-impl local --cuda-graph-scope full", ["attn", "mlp", "moe"]),
+        ("--cuda-graph-impl local", ["attn", "mamba", "mlp", "moe"]),
+        ("--cuda-graph-impl local --cuda-graph-scope full", ["attn", "mamba", "mlp", "moe"]),
         ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn", ["attn"]),
         ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn mlp", ["attn", "mlp"]),
         ("--cuda-graph-impl full_iteration", ["full_iteration"]),
         ("--cuda-graph-impl local --cuda-graph-scope full_iteration", ["full_iteration"]),
         ("--cuda-graph-impl none --cuda-graph-scope attn", None),
         ("--cuda-graph-scope attn", None),
-        ("--enable-cuda-graph", ["attn", "mlp", "moe"]),
+        ("--enable-cuda-graph", ["attn", "mamba", "mlp", "moe"]),
     ],
 )
 def test_megatrons_cuda_graphs_of_every_release_replay_what_they_say(words, scopes):

@@ -180,7 +180,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             )
 
 
-GraphScope = Literal["full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess"]
+GraphScope = Literal["full_iteration", "attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess"]
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -19,7 +19,7 @@ from clustersim.core.model import Model, StepCost
 from clustersim.core.program import Program
 from clustersim.core.texts import Table
 from clustersim.model.seconds import setting
-from clustersim.model.seconds.host import HostLaw, bookkeeping, host_level
+from clustersim.model.seconds.host import BY_EXPERT, HostLaw, bookkeeping, host_level
 from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import execution_of, layer_time_of, located
@@ -292,12 +292,14 @@ def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
     if not level.call and seconds is None:
         return None
     factor = 1.0 if scenario.fit is None else scenario.fit.host
+    cast = scenario.file.model.dtype == "fp8"
     return msgspec.structs.replace(
         level,
         call=level.call * pace * factor,
         launch=gpu.launch.value * pace,  # which has the factor in it
         graphs=graphs,
         layer_time=None if seconds is None else seconds * factor,
+        by_expert=BY_EXPERT[cast] if level.by_expert else 0,
         bookkeeping=bookkeeping(
             fused=parallel.router_fusion, balance_loss=parallel.load_balancing.endswith("aux_loss")
         ),

@@ -1,7 +1,6 @@
 """What a row of measured steps says of experts, in the words of a scenario: dispatcher, overlap, recipe and graphs.
 
-Every word is a field of ``[parallel]`` or ``[model]``, is played as the nearest thing there is (:func:`nearest_played`
-says so), or is refused with the reason.
+Every word is a field of ``[parallel]``, ``[model]`` or ``[run]``, or is refused with the reason.
 """
 
 from __future__ import annotations
@@ -35,11 +34,8 @@ BLOCK_RECIPES = re.compile(r"nvfp4|mxfp8|blockwise")
 GRAPH_KINDS = frozenset({"transformer_engine", "local"})
 """Megatron's ``cuda_graph_impl``."""
 
-GRAPH_SCOPES = ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess")
+GRAPH_SCOPES = ("full_iteration", "attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess")
 """Megatron's ``cuda_graph_scope`` as ``[run] cuda_graph`` has them."""
-
-UNPLAYED_SCOPES = ("mamba",)
-"""Scopes of Megatron's whose modules' host time is not told apart here."""
 
 
 def graph_words(row: Row) -> list[str]:
@@ -91,13 +87,3 @@ def capacity(row: Row) -> Table:
         return {}
     factor = re.search(r"capacity factor ([\d.]+\d)", words)
     return {"capacity_factor": float(factor.group(1)) if factor else 1.0, "pad_to_capacity": True}
-
-
-def nearest_played(row: Row) -> tuple[str, ...]:
-    """What is played in place of what the row says, a sentence each; empty where all is played as it is.
-
-    >>> nearest_played({"cuda_graph": "mamba"})
-    ("CUDA graphs of 'mamba' are not played",)
-    """
-    said = [f"CUDA graphs of {word!r} are not played" for word in graph_words(row) if word in UNPLAYED_SCOPES]
-    return tuple(said)

@@ -17,11 +17,9 @@ from tests.evidence.expert_rows import (
     BLOCK_RECIPES,
     GRAPH_KINDS,
     GRAPH_SCOPES,
-    UNPLAYED_SCOPES,
     capacity,
     dispatching,
     graph_words,
-    nearest_played,
     overlapping,
 )
 from tests.evidence.hybrid_models import completed, model_table, stands_in
@@ -85,7 +83,7 @@ def scenario_table(row: Row) -> Table:
         parallel = _with_experts(row, stack, recipe, parallel)
     if row["recompute"] == "none":
         parallel = {name: value for name, value in parallel.items() if not name.startswith("recompute_")}
-    strategy, more = _strategy(row)
+    strategy, more = _strategy(row, stack)
     checkpointing, recomputed = _recompute(row)
     cluster = _cluster(row)
     model = model_table(row, stack, dtype, device(cluster["device"])) | checkpointing
@@ -129,7 +127,7 @@ def _known_words(row: Row) -> None:
 
 def played_as(row: Row) -> tuple[str, ...]:
     """What is played in place of what the row says, a sentence each."""
-    return (*stands_in(row), *nearest_played(row))
+    return stands_in(row)
 
 
 def measured(row: Row, table: Table) -> float:
@@ -160,7 +158,7 @@ def _graphs(row: Row, recipe: PublishedRecipe) -> Table:
     if not row.get("cuda_graph", "").strip() and not row["ep_overlap"].strip():
         return {"cuda_graph": list(recipe.graphs)} if recipe.graphs else {}
     words = graph_words(row)
-    unknown = [word for word in words if word not in {*GRAPH_KINDS, *GRAPH_SCOPES, *UNPLAYED_SCOPES}]
+    unknown = [word for word in words if word not in {*GRAPH_KINDS, *GRAPH_SCOPES}]
     if unknown:
         raise ValueError(f"cuda_graph {unknown[0]!r} is not known; known: {', '.join((*GRAPH_KINDS, *GRAPH_SCOPES))}")
     scopes = [word for word in words if word in GRAPH_SCOPES]
@@ -262,7 +260,7 @@ def _exchanges(row: Row, stack: SplitStack, degrees: dict[str, int]) -> Table:
     if "tensorwise" in row["precision_recipe"] and found.get("sequence_parallel"):
         found["float8_tp"] = stack.framework == "torchtitan"
     if degrees["ep"] > 1:
-        found["etp"] = whole(row, "etp", 1)
+        found["etp"] = whole(row, "etp", degrees["tp"] if stack.cuts_experts else 1)
         balanced = "forced balanced" in row.get("other", "")
         found["routing"] = {"kind": "balanced" if balanced else "uniform"}
     return found
@@ -292,7 +290,7 @@ def _recompute(row: Row) -> tuple[Table, Table]:
     return {}, {}
 
 
-def _strategy(row: Row) -> tuple[Table, Table]:
+def _strategy(row: Row, stack: SplitStack) -> tuple[Table, Table]:
     """``[strategy]``, and what belongs to it in ``[parallel]``."""
     reduced = row["grad_reduce_dtype"]
     if row["fsdp"] == "1":
@@ -311,4 +309,4 @@ def _strategy(row: Row) -> tuple[Table, Table]:
         more |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
     elif row["dp_overlap"] == "1":
         more["overlap_grad_reduce"] = True  # whatever the stack has where nobody says
-    return {"kind": "ddp"}, more
+    return {"kind": "ddp", **({"framework": "megatron"} if stack.framework == "megatron" else {})}, more

@@ -109,6 +109,7 @@ class SplitStack(msgspec.Struct, frozen=True):
     fused_scores_and_loss : the dropout of attention scores is in their softmax's kernel, and the loss is one kernel.
     vocab : of the tokenizer, where a row's is assumed; 0 leaves the row's. tied : GPT's head is its embedding.
     pads_vocab : the vocabulary is padded to a multiple of this times tp (``--make-vocab-size-divisible-by``).
+    cuts_experts : where a row does not say ``etp``, experts are cut as all else is, and not whole.
     """
 
     name: str
@@ -122,6 +123,7 @@ class SplitStack(msgspec.Struct, frozen=True):
     vocab: int = 0
     tied: bool = True
     pads_vocab: int = 128
+    cuts_experts: bool = False
     parallel: Table = {}
     tensor: Table = {}
     ep_overlap: Table = {}

@@ -229,12 +229,8 @@ def _graphs(fields: ScenarioFields) -> list[str]:
     scopes = fields.pop("run.cuda_graph", None) or []
     if how is None:
         return []
-    words = (
-        ["full_iteration"] if how == "full_iteration" else [word for word in scopes if word not in ("full", "mamba")]
-    )
-    fields["run.cuda_graph"] = words or ["attn", "mlp", "moe"]
-    if how != "full_iteration" and "mamba" in scopes:
-        return ["of CUDA graphs, Mamba layers are called by the host"]
+    words = ["full_iteration"] if how == "full_iteration" else [word for word in scopes if word != "full"]
+    fields["run.cuda_graph"] = words or ["attn", "mamba", "mlp", "moe"]
     return []
 
 

@@ -10,12 +10,13 @@ host is
 
 with a call for each kernel of the op list and :data:`POST` of one for each exchange, forward and backward. Kernels wait
 until the host has come to them. The level ``call`` belongs to a stack (``data/host.toml``) and to a generation of CPUs
-(:data:`PACE`); CUDA graphs replay a pass without either. ``tests/host_fit.py`` prints the level that published steps
-ask for, and how far each publisher's steps are off with the level of the others.
+(:data:`PACE`); CUDA graphs replay what they have by one call. ``tests/host_fit.py`` prints the level that published
+steps ask for, and how far each publisher's steps are off with the level of the others.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -98,6 +99,23 @@ op by op it is four or more, which are as much as a module (Megatron-LM core/tra
 ``setup_metadata`` and ``_indices_to_multihot``)."""
 
 
+OUTSIDE = frozenset({"embedding", "head", "mtp"})
+"""Sections that no scope of Megatron's has."""
+FEED_FORWARD = frozenset({"norm_2", "gate", "up", "activation", "down", "mlp_residual"})
+"""Kernels of a block's second half, and beginnings of those of its mixture of experts."""
+EXPERT_KERNELS = ("router", "top_k", "expert_", "shared_", "dispatch", "combine", "token_", "read_counts")
+ROUTED = frozenset(
+    {"moe", "router", "tokens", "read", "preprocess", "permute", "dispatch", "experts", "combine", "unpermute"}
+)
+"""Sections of a layer that has a mixture of experts."""
+
+
+BY_EXPERT = {True: 2, False: 1}
+"""Launches of Transformer Engine's grouped product for each expert, with casts to 8 bits and without: cuBLAS's products
+on four streams (common/gemm/cublaslt_gemm.cu, ``multi_stream_cublas_gemm``), and casts one by one (pytorch/csrc/
+extensions/cast.cpp, ``multi_tensor_quantize_impl``, which has a fused kernel for delayed scaling alone)."""
+
+
 def bookkeeping(*, fused: bool, balance_loss: bool) -> int:
     """Calls of a router beside those of its op list."""
     if fused:
@@ -113,6 +131,7 @@ class HostLaw(msgspec.Struct, frozen=True):
     graphs : what CUDA graphs replay, as ``cuda_graph_scope`` of Megatron names it.
     layer_time : float [s], measured, of a layer's forward and backward: its calls and launches are scaled to it.
     bookkeeping : calls of a router's choice beside its own.
+    by_expert : launches for each expert of a grouped product, one of them the product's own; 0 where all are in one.
     """
 
     call: float
@@ -123,19 +142,28 @@ class HostLaw(msgspec.Struct, frozen=True):
     layer_time: float | None = None
     known: bool = True
     bookkeeping: int = BOOKKEEPING
+    by_expert: int = 0
 
     def work(self, name: str, kernels: Iterable[Kernel], part: str, called: set[tuple[str, ...]]) -> float:
         """Seconds [s] to call the kernels of a work of this name (:func:`clustersim.model.seconds.price.price` has the
         parts). ``called`` : modules of the pass so far; pieces of one that overlaps its exchange are no further calls.
         """
         seconds = 0.0
+        kernels = tuple(kernels)
+        sections = f"{name}+moe" if any(kernel.cut.startswith("expert") for kernel in kernels) else name
         for kernel in kernels:
-            if self.graphs and _captured(name, kernel.name, self.graphs):
+            if self.graphs and _captured(sections, kernel.name, self.graphs):
+                replayed = part != "W" and ("graph", part) not in called
+                called.add(("graph", part))
+                seconds += replayed * self.call
                 continue
             if self.joined and weighted(kernel) and not kernel.saved:
                 continue  # the input is kept for the first of those that read it
             launched = launches(kernel, part)
-            seconds += launched * self.launch
+            # Gradients of weights are of tensors that were cast for those of inputs.
+            each = min(self.by_expert, 1) if part == "W" else self.by_expert
+            grouped = each and weighted(kernel) and kernel.launches == 1 and kernel.cut.startswith("expert")
+            seconds += launched * self.launch * (each * kernel.repeat if grouped else 1)
             # Autograd makes both gradients of a product in one call.
             if launched and (part != "W" or kernel.kind != "gemm") and (name, kernel.name, part) not in called:
                 called.add((name, kernel.name, part))
@@ -151,18 +179,27 @@ class HostLaw(msgspec.Struct, frozen=True):
 
 
 def _captured(name: str, kernel: str, graphs: tuple[str, ...]) -> bool:
-    """Whether a kernel of a work, or an exchange, is in a graph."""
-    if kernel in {"token_indices", "dispatch_layout"}:
-        return "moe_preprocess" in graphs or "moe" in graphs
-    if name.startswith("attention"):
+    """Whether a graph has a kernel of a work, or an exchange (no kernel). A work's name joins those of its sections.
+
+    Megatron-LM core/transformer/transformer_layer.py, ``_get_submodules_under_cudagraphs``, and moe/moe_layer.py:
+    ``moe_router`` has the norm, the router and shared experts, ``moe_preprocess`` what is ahead of the exchange;
+    DeepEP's layout is asked for in the exchange itself. What comes behind it is in ``moe`` alone.
+    """
+    sections = frozenset(re.split(r"[+ ]", name))
+    if sections & OUTSIDE:
+        return False
+    if "mamba" in sections:
+        return "mamba" in graphs
+    if sections & {"attention", "block"} and not (kernel in FEED_FORWARD or kernel.startswith(EXPERT_KERNELS)):
         return "attn" in graphs
-    if name.startswith("mlp"):
+    if not sections & ROUTED:
         return "mlp" in graphs
-    if kernel in {"router", "top_k"}:
-        return "moe_router" in graphs or "moe" in graphs
-    if name in {"read counts", "permute"}:
-        return "moe_preprocess" in graphs or "moe" in graphs
-    return "moe" in graphs
+    if "moe" in graphs:
+        return True
+    ahead = {"token_indices", "read_counts"} | ({"dispatch"} if "permute" in sections else set())
+    if kernel in ahead or name == "tokens per expert":
+        return "moe_preprocess" in graphs
+    return "moe_router" in graphs and (kernel in {"norm_2", "router", "top_k"} or kernel.startswith("shared_"))
 
 
 def host_level(framework: str, implementation: str | None) -> HostLaw:
@@ -173,7 +210,10 @@ def host_level(framework: str, implementation: str | None) -> HostLaw:
     name = next(name for name in names if name in table)
     level = table[name]
     joined = bool(level.get("joined"))
-    return HostLaw(parse_time(level["call"]), 0.0, joined, str(level["source"]), known=name != "unknown")
+    by_expert = BY_EXPERT[False] if level.get("each_expert") else 0
+    return HostLaw(
+        parse_time(level["call"]), 0.0, joined, str(level["source"]), known=name != "unknown", by_expert=by_expert
+    )
 
 
 @lru_cache(maxsize=1)

@@ -171,7 +171,7 @@ def _is_attention(kernel: Kernel) -> bool:
 
 
 def sections(layer: Layer) -> list[tuple[str, Kernels]]:
-    """Kernels up to and with each one cut by rows, with a name: attention, mlp, moe, embedding, head.
+    """Kernels up to and with each one cut by rows, with a name: attention, mamba, mlp, moe, embedding, head.
 
     What follows the last one belongs to it. Kernels of backward alone are in none.
     """
@@ -188,6 +188,8 @@ def _name(kernels: Kernels, kind: str) -> str:
     names = {kernel.name for kernel in kernels}
     if any(_is_attention(kernel) for kernel in kernels):
         return "attention"
+    if "mamba_in" in names:
+        return "mamba"
     if any(kernel.cut.startswith("expert") for kernel in kernels):
         return "moe"
     if "gather" in names:
