@@ -26,10 +26,11 @@ class SlotShare:
 
     ceiling : [bytes/s], no more than the slots let through. many : whether it crosses so many slots that they are only
     kept as columns: ``slots``, ``weights`` [s/byte], and ``asks``, the part of each that a flow takes at its ceiling.
-    entries : else, (slot, weight, part) of each. n : flows on their way; one : their class, where any are.
+    entries : else, (slot, weight, part) of each. n : flows on their way; one : their class, where any are. number : of
+    the ways, in the order in which they were first gone.
     """
 
-    __slots__ = ("asks", "ceiling", "entries", "many", "n", "one", "slot_list", "slots", "weights")
+    __slots__ = ("asks", "ceiling", "entries", "many", "n", "number", "one", "slot_list", "slots", "weights")
 
     def __init__(self, slots: Ints, weights: Floats, ceiling: float, most: int) -> None:
         self.slots = slots
@@ -40,6 +41,7 @@ class SlotShare:
         columns = [] if self.many else [self.slot_list, weights.tolist(), self.asks.tolist()]
         self.entries: list[tuple[int, float, float]] = list(zip(*columns, strict=True))
         self.n = 0
+        self.number = 0
         self.one: ClassFlows | None = None
 
 

@@ -62,6 +62,7 @@ class FlowNetwork:
         self._active: dict[ClassFlows, None] = {}
         self._numbers = count()
         self._on: dict[int, dict[ClassFlows, None]] = {}  # active classes by watched slot
+        self._crossing: dict[int, list[SlotShare]] = {}  # ways of few slots by slot
         self._new: list[tuple[int, int, float, float]] = []
         self._new_bundles: list[FlowBundle] = []
         self._bundles: dict[FlowBundle, None] = {}
@@ -114,6 +115,9 @@ class FlowNetwork:
             slots = self._open()
             entries = slice(slots.ptr[load], slots.ptr[load + 1])
             share = self._ways[load, ceiling] = SlotShare(slots.slot[entries], slots.weight[entries], ceiling, MANY)
+            share.number = len(self._ways)
+            for slot, *_ in share.entries:
+                self._crossing.setdefault(slot, []).append(share)
         return share
 
     def not_before(self, transfer: int, load: int, ceiling: float) -> float:
@@ -207,17 +211,17 @@ class FlowNetwork:
         self._watched |= fresh
         for bundle in [bundle for bundle in self._bundles if not bundle.way.slot_set.isdisjoint(fresh)]:
             self._take_apart(bundle, fresh, changed, now)
-        for flow_class in [flow_class for flow_class in self._active if not flow_class.many]:
-            for share in dict.fromkeys(share for *_, share in flow_class.flows):
-                if not fresh.isdisjoint(share.slot_list):
-                    left = flow_class.leave(share, now, self.segments)
-                    changed[flow_class] = None
-                    if not flow_class.flows:
-                        self._close(flow_class)
-                    new_class = self._class_of(share, now)
-                    for transfer, nbytes in left:
-                        new_class.join(transfer, nbytes, now, share)
-                    changed[new_class] = None
+        under_way = {share: None for slot in fresh for share in self._crossing.get(slot, ()) if share.n}
+        for share in sorted(under_way, key=lambda share: share.number):
+            flow_class = cast(ClassFlows, share.one)
+            left = flow_class.leave(share, now, self.segments)
+            changed[flow_class] = None
+            if not flow_class.flows:
+                self._close(flow_class)
+            new_class = self._class_of(share, now)
+            for transfer, nbytes in left:
+                new_class.join(transfer, nbytes, now, share)
+            changed[new_class] = None
 
     def _class_of(self, share: SlotShare, now: float) -> ClassFlows:
         """The class of a way's flows, by the slots of it that are watched."""
