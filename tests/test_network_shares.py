@@ -10,6 +10,7 @@ from toy import star
 
 from clustersim.engine.flows import classes
 from clustersim.engine.flows import network as flows_network
+from clustersim.engine.flows.classes import ClassFlows
 from clustersim.engine.flows.clock import Clock
 from clustersim.engine.flows.fairshare import max_min
 from clustersim.engine.flows.loads import Loads
@@ -135,3 +136,28 @@ def test_equal_flows_of_one_bottleneck_share_it_all_the_time():
     flows = [(0.01 * i, np.array([i, 2 * n + 1]), np.ones(2), 5.0 + 0.1 * i, np.inf) for i in range(n)]
     ended, _ = run(topology, flows)
     assert ended.max() == pytest.approx(sum(flow[3] for flow in flows) / 10.0)
+
+
+def test_who_crosses_a_slot_is_looked_up_and_not_looked_for_among_all(monkeypatch):
+    moved = []
+    looks = []
+    leave, watch = ClassFlows.leave, FlowNetwork._watch
+
+    def counted(self, fresh, changed, now):
+        flows = [flow for flow_class in self._active if not flow_class.many for flow in flow_class.flows]
+        crossing = {share for *_, share in flows if not fresh.isdisjoint(share.slot_list)}
+        looks.append((sum(len(self._crossing.get(slot, ())) for slot in fresh), len(flows)))
+        moved.clear()
+        watch(self, fresh, changed, now)
+        assert set(moved) == crossing
+        assert len(moved) == len(crossing)
+
+    monkeypatch.setattr(
+        ClassFlows, "leave", lambda self, share, *rest: moved.append(share) or leave(self, share, *rest)
+    )
+    monkeypatch.setattr(FlowNetwork, "_watch", counted)
+    topology = star(150)
+    run(topology, drawn(0, 300, 150, ties=False))
+    looked, under_way = np.sum(looks, axis=0)
+    assert len(looks) > 100
+    assert 20 * looked < under_way

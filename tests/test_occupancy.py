@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from clustersim.core import sheets
 from clustersim.core.blocks import columns
 from clustersim.core.sheets import ColumnGlance
 from clustersim.explain import occupancy
@@ -46,3 +47,19 @@ def test_the_length_is_that_of_the_points_inside_some_span():
     end = np.tile([[2.0], [3.0], [6.0]], SWEPT)
     assert lengths(begin, end, (-1.0, 9.0)) == pytest.approx(np.full(SWEPT, 4.0))
     assert lengths(begin, end, (2.5, 5.5)) == pytest.approx(np.full(SWEPT, 1.0))
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_table_of_all_ranks_gives_the_bits_that_tables_of_a_few_give(shuffled, monkeypatch):
+    begin, end = spans(np.random.default_rng(2), 48, 40, shuffled)
+    made = columns([*begin, *end], [None] * 80)
+    held = [(ColumnGlance(np.arange(48)), list(zip(made[:40], made[40:], strict=True)))]
+    window = None, held, 0.1, 0.9
+    asked = []
+    plain = sheets.stacked
+    monkeypatch.setattr(sheets, "stacked", lambda chosen, places: asked.extend(chosen) or plain(chosen, places))
+    whole = [occupancy._tabled(slice(0, 48), *window) for _ in range(3)]
+    assert len(asked) == len({id(column) for column in asked}) == 80  # once, however often they are asked for
+    few = [occupancy._tabled(slice(first, first + 16), *window) for first in (0, 16, 32)]
+    assert len(asked) == 80
+    assert all(lengths_of.tobytes() == np.concatenate(few).tobytes() for lengths_of in whole)

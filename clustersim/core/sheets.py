@@ -7,6 +7,7 @@ ranks that did the same ops, a few megabytes at a time.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -177,6 +178,8 @@ class ColumnGlance:
         self.places = places
         self._own = stretch(places)
         self._known: dict[int, Floats] = {}
+        self._row_of: dict[int, int] = {}  # in the table, by column
+        self._table = np.empty((0, len(places)))
 
     def __call__(self, column: Column) -> Floats:
         """(k,), or where all agree (1,) [s]."""
@@ -187,6 +190,16 @@ class ColumnGlance:
                 counted = self(column.since) + counted
             self._known[id(column)] = counted
         return counted
+
+    def stacked(self, columns: list[Column]) -> Floats:
+        """(k, m) float [s]: what ``m`` columns are at the places. Who asks again for some of them, among others, has
+        them from the same table."""
+        row_of = self._row_of
+        fresh = {id(column): column for column in columns if id(column) not in row_of}
+        if fresh:
+            row_of.update(zip(fresh, range(len(row_of), len(row_of) + len(fresh)), strict=True))
+            self._table = np.concatenate([self._table, stacked(list(fresh.values()), self.places).T])
+        return np.ascontiguousarray(self._table[[row_of[id(column)] for column in columns]].T)
 
 
 def _shared_columns(blocks: Sequence[Block]) -> tuple[list[Column], Ints, Ints]:
@@ -207,15 +220,17 @@ def stacked(columns: Sequence[Column], places: Ints) -> Floats:
     """(k, m) float [s]: what ``m`` columns of blocks are at ``k`` places."""
     n = len(places)
     own = stretch(places)
-    kinds: dict[tuple[bool, int], list[int]] = {}
+    kinds: defaultdict[tuple[bool, int], list[int]] = defaultdict(list)
     for i, column in enumerate(columns):
-        kinds.setdefault((column.wide, id(column.of)), []).append(i)
+        kinds[column.low < column.high, id(column.of)].append(i)
     table = np.empty((len(columns), n))
     for (wide, _), which in kinds.items():
         meeting_of = columns[which[0]].of
         chosen = [columns[i] for i in which]
         if wide and meeting_of is None:
-            values = [c.at(own) if c.since or len(c.values) == 1 else c.values[own] for c in chosen]
+            values = [c.at(own) if c.since else c.values for c in chosen]
+            if not (isinstance(own, slice) and all(len(column) == n for column in values)):
+                values = [column if c.since else column[own] for c, column in zip(chosen, values, strict=True)]
             table[which] = np.concatenate(values).reshape(-1, n)
         else:  # a value for all ranks, or one for each meeting
             shared = np.concatenate([c.values for c in chosen]).reshape(len(which), -1)

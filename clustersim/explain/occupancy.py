@@ -124,7 +124,9 @@ def _tabled(
         tables.append(tuple(np.broadcast_to(c if len(c) == 1 else c[part], (n, c.shape[1])) for c in rows))
     for glance, spans in sheet_spans:
         if spans:
-            tables.append(tuple(stacked([span[i] for span in spans], glance.places[part]) for i in (0, 1)))
+            columns = [[span[i] for span in spans] for i in (0, 1)]
+            whole = n == len(glance.places)
+            tables.append(tuple(glance.stacked(c) if whole else stacked(c, glance.places[part]) for c in columns))
     if not tables:
         return np.zeros(n)
     left, right = (np.concatenate(c, axis=1) if len(c) > 1 else c[0] for c in zip(*tables, strict=True))
