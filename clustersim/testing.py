@@ -316,7 +316,10 @@ def _executed(schedule: TransferSchedule, n: int, operation: np.ufunc, own: Own)
         if any(need >= t for need in needs):
             raise AssertionError(f"transfer {t} waits for a later one")
         brought = [need for need in needs if schedule.dst[need] == src and schedule.chunk[need] == piece]
-        carried.append(combined(own(src, piece), brought))
+        hands_on = bool(schedule.passes.any() and schedule.passes[t])
+        if hands_on:
+            brought = brought[-1:]  # others that it waits for were brought before, and are no part of it
+        carried.append(combined(None if hands_on else own(src, piece), brought))
         arrived[int(schedule.dst[t]), piece].append(t)
     return [[combined(own(m, p), arrived[m, p]) for p in range(schedule.n_chunks)] for m in range(n)]
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import clustersim
 from clustersim.app.cli import cli
 from clustersim.cluster import files as fabrics
+from clustersim.cluster.routes import router
 from clustersim.core.byte_matrix import byte_matrix
 from clustersim.core.errors import ClusterSimError, TraceError
 from clustersim.core.program import Collective, Compute, Program, Recv, Role, Send, Serve
@@ -197,19 +198,37 @@ def test_astra_sims_network_has_the_bandwidth_of_a_gpu(name, nodes, shapes, rate
     assert json.loads(files["comm_group.json"]) == {"3": [0, 1]}
 
 
-def test_simgrids_platform_is_the_same_graph(tmp_path: Path):
-    topology = fabrics.load("hgx-h100", nodes=2)
+def test_simgrids_platform_has_the_routes_that_transfers_take_here(tmp_path: Path):
+    """By itself SimGrid goes from GPU 0 to GPU 1 over PCIe, and over one NVSwitch of six."""
+    topology = fabrics.load("dgx-a100", nodes=2)
     zone = ET.fromstring(simgrid(topology)).find("zone")
-    assert [one.get("id") for one in zone if one.tag in ("host", "router")] == list(topology.vertex_names)
-    links = {one.get("id"): one for one in zone.iter("link")}
-    routes = list(zone.iter("route"))
-    assert len(links) == len(routes) == topology.n_links
-    for i, route in enumerate(routes):
-        assert route.get("src") == topology.vertex_names[topology.link_src[i]]
-        assert route.get("dst") == topology.vertex_names[topology.link_dst[i]]
-        link = links[route.find("link_ctn").get("id")]
-        assert float(link.get("bandwidth").removesuffix("Bps")) == topology.link_bandwidth[i]
-        assert float(link.get("latency").removesuffix("s")) == topology.link_latency[i]
+    assert zone.get("routing") == "Full"
+    hosts = [v for v, kind in enumerate(topology.vertex_kinds) if kind in ("gpu", "cpu")]
+    assert [element.get("id") for element in zone.iter("host")] == [topology.vertex_names[v] for v in hosts]
+    told = {(route.get("src"), route.get("dst")): [part.get("id") for part in route] for route in zone.iter("route")}
+    assert len(told) == len(hosts) * (len(hosts) - 1)
+    rates = {link.get("id"): float(link.get("bandwidth").removesuffix("Bps")) for link in zone.iter("link")}
+    hops = {link.get("id"): float(link.get("latency").removesuffix("s")) for link in zone.iter("link")}
+    ways = router(topology)
+    own = topology.link_bandwidth
+    every_gpu = dict.fromkeys(rates, 0.0)
+    inside = []
+    for (src, dst), crossed in told.items():
+        a, b = topology.vertex(src), topology.vertex(dst)
+        route = list(ways.route(a, b))
+        assert sum(hops[link] for link in crossed) == pytest.approx(topology.link_latency[route].sum())
+        if topology.vertex_node[a] != topology.vertex_node[b]:  # one of the near NICs, as one flow has it
+            assert min(rates[link] for link in crossed) == own[route].min()
+            continue
+        links, shares = ways.loads(a, b, 1.0)
+        assert min(rates[link] for link in crossed) == pytest.approx((own[links] / shares).min())
+        if src.startswith("node0/gpu") and dst.startswith("node0/gpu"):
+            inside.append((a, b))
+            every_gpu |= {link: every_gpu[link] + 1.0 for link in crossed}
+    links, loads = ways.loads(*np.array(inside).T, 1.0)
+    slowest = max(every_gpu[link] / rates[link] for link in rates)
+    assert slowest == pytest.approx((loads / own[links]).max())  # all pairs of a node at once share what they share
+    assert sum(rates.values()) == pytest.approx(own.sum())  # each link is in one bundle
     out = tmp_path / "platform.xml"
     done = CliRunner().invoke(cli, ["export", "ddp_resnet50_1x8_v100", str(out)])
     assert done.exit_code == 0, done.output

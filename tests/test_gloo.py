@@ -9,7 +9,7 @@ import pytest
 
 from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
-from clustersim.collectives.gloo import chain_and_total, plan
+from clustersim.collectives.gloo import chain_and_total, plan, reduced_bytes
 from clustersim.core.costs import GLOO_COSTS as COSTS
 from clustersim.core.topology import CPU
 from clustersim.scenario import from_table
@@ -20,6 +20,12 @@ def on_one_cpu(n: int) -> Group:
     machine = fabrics.load("dgx-1v", nodes=1)
     cpu = machine.vertex_kinds.index(CPU)
     return Group(machine, np.full(n, cpu, dtype=np.int64))
+
+
+def one_a_node(n: int) -> Group:
+    machine = fabrics.load("dgx-1v", nodes=n)
+    cpus = [v for v, kind in enumerate(machine.vertex_kinds) if kind == CPU]
+    return Group(machine, np.array(cpus[:: len(cpus) // n], dtype=np.int64))
 
 
 def seconds(kind: str, size: float, group: Group) -> float:
@@ -33,6 +39,26 @@ def test_two_ranks_of_one_cpu_take_a_call_a_message_and_the_copies_of_the_busies
     size = 2.0**20
     expected = COSTS.call[kind] + COSTS.message + copies * size / COSTS.stream
     assert seconds(kind, size, group) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "passed", "blocks"),
+    [
+        (2, 9_600_000, [7_502_848, 8_388_608], [5_242_880, 4_357_120]),
+        (3, 9_600_000, [7_502_848, 7_502_848, 9_600_000], [4_194_304, 4_194_304, 1_211_392]),
+        (4, 67_108_864, [65_011_712] * 4, [16_777_216] * 4),
+        (5, 20_000_000, [17_902_848] * 4 + [18_874_368], [4_194_304] * 4 + [3_222_784]),
+    ],
+)
+def test_a_reduction_to_one_rank_sends_what_gloo_sends(n, size, passed, blocks):
+    """Bytes that the kernel counted on the connections of torch 2.13's Gloo (``TCP_INFO``), without 48 a message."""
+    told = reduced_bytes(n, float(size))
+    assert [part.tolist() for part in told] == [passed, blocks]
+    even = size * (n - 1) / n
+    assert max(passed) >= even
+    on_links = plan(Request("reduce", float(size)), one_a_node(n))
+    carried = on_links.weights.max() * size
+    assert carried == pytest.approx(sum(blocks[1:]) + passed[1])  # into the root, from the rank above and from all
 
 
 def test_what_the_cache_does_not_hold_comes_from_memory():

@@ -30,6 +30,7 @@ from clustersim.core.costs import MPI_COSTS as COSTS
 from clustersim.core.errors import ProgramError
 from clustersim.core.topology import CPU
 from clustersim.scenario import from_table
+from clustersim.testing import check_data
 
 KINDS = sorted(COSTS.call)
 MEASURED = Path(__file__).parent / "data" / "mpi"
@@ -165,6 +166,22 @@ def test_recursive_doubling_takes_log2_n_rounds_of_whole_messages_which_it_adds(
     each = COSTS.message["vader/eager"] + 2 * size / COSTS.stream["vader/eager"] + size / COSTS.reduce
     expected = COSTS.call["all_reduce"] + rounds * each + size / COSTS.reduce  # and one copy to begin with
     assert seconds("all_reduce", size, group, algorithm="recursive_doubling") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("n", "sent"), [(4, 240.0), (5, 540.0)])
+def test_small_blocks_are_scattered_by_recursive_doubling_as_open_mpi_counts_them(n, sent):
+    """540 bytes of 5 ranks are what Open MPI's own monitoring of messages counts: 192 and 144 in two rounds of four,
+    12 and 48 to and from the fifth, and its 48 handed on to the three that have no partner."""
+    (part,) = parts_of(Request("reduce_scatter", 12.0 * n, algorithm="recursive_doubling"), n)
+    assert chosen("reduce_scatter", 5, 60.0) == part.name == "recursive_doubling"
+    each, _ = ALGORITHMS[part.name].sends("reduce_scatter", n, 1)
+    assert each * n * 12 * n == pytest.approx(sent)
+
+
+@pytest.mark.parametrize("n", [6, 7, 11, 13])
+def test_who_has_no_partner_is_handed_what_his_neighbours_received(n):
+    machine = fabrics.load("hgx-h100", nodes=2)
+    check_data(ALGORITHMS["recursive_doubling"], "reduce_scatter", Group(machine, machine.gpus[:n]))
 
 
 def test_ranks_that_share_a_core_take_turns():

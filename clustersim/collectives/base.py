@@ -196,6 +196,7 @@ class TransferSchedule:
         not count). Empty: no such order.
     relay : as in :class:`Traffic`.
     round : (T,) int, of algorithms in rounds; empty where lanes work all the time.
+    passes : (T,) bool, the sender hands on what was brought, without its own piece; empty where nothing is.
 
     For all_gather, reduce_scatter, scatter and gather, piece ``k`` belongs to member ``k % n``; for all_to_all piece
     ``src * n + dst`` is what ``src`` holds for ``dst``. Where the fractions of an all_reduce sum to n, piece ``k`` is
@@ -214,6 +215,7 @@ class TransferSchedule:
     lane: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     relay: bool = False
     round: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    passes: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
 
 
 class EdgeCosts(msgspec.Struct, frozen=True, eq=False):

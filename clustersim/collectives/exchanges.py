@@ -25,18 +25,17 @@ def recursive_doubling(kind: str, n: int, root: int = 0) -> RoundSteps:
     """In round k everybody trades with the member 2^k away what it has so far; log2 n rounds.
 
     all_reduce and barrier trade the whole, all_gather the blocks gathered, reduce_scatter what it still owes others.
-    Open MPI gathers by Bruck's algorithm beyond a power of two; scattering there is taken as recursive halving.
+    Open MPI gathers by Bruck's algorithm beyond a power of two.
     """
-    if kind in {"all_gather", "reduce_scatter"} and n & (n - 1):
-        return bruck(kind, n) if kind == "all_gather" else recursive_halving(kind, n)
+    if kind == "all_gather" and n & (n - 1):
+        return bruck(kind, n)
     v = np.arange(n, dtype=np.int64)
     if kind == "all_gather":
         return RoundSteps(
             tuple(trade(v, v ^ b, v // b, v // b, reduce=False) for b in powers_below(n)), np.full(n, 1 / n)
         )
     if kind == "reduce_scatter":
-        owed = [partial(lambda b, e: [m for m in range(n) if m // b != e // b], b) for b in powers_below(n)]
-        rounds = [Round(v, v ^ b, (n - b) / n, owed[k], reduce=True) for k, b in enumerate(powers_below(n))]
+        rounds = [step_round for b in powers_below(n) for step_round in _owed_rounds(n, b)]
         return RoundSteps(tuple(rounds), np.full(n, 1 / n))
     members, r = _members(n, odd=True)
     share = float(kind == "all_reduce")
@@ -48,6 +47,31 @@ def recursive_doubling(kind: str, n: int, root: int = 0) -> RoundSteps:
     ]
     unfold = [Round(first + 1, first, share, lambda _: [0])] if r else []
     return RoundSteps((*fold, *traded, *unfold), np.full(1, share))
+
+
+def _owed_rounds(n: int, b: int) -> list[Round]:
+    """Members trade with those ``b`` away: all blocks but those of their own ``b`` neighbours.
+
+    Whose partner would be beyond n is handed what his neighbours received, down a halving tree, and adds it
+    (ompi_coll_base_reduce_scatter_block_intra_recursivedoubling).
+    """
+    v = np.arange(n, dtype=np.int64)
+
+    def moving(src: Ints, dst: Ints, owner: Ints, *, passes: bool = False) -> Round:
+        blocks = [np.flatnonzero(v // b != sender // b).tolist() for sender in owner.tolist()]
+        shares = np.array([len(some) / n for some in blocks])
+        return Round(src, dst, shares, lambda edge: blocks[edge], reduce=True, passes=passes)
+
+    src = v[v ^ b < n]
+    rounds = [moving(src, src ^ b, src)]
+    with_all = n - n // (2 * b) * 2 * b - b  # of the last 2b members, those of the first half whose partner is there
+    for half in powers_below(b)[::-1] if 0 < with_all < b else ():
+        tree = v // (2 * half) * 2 * half
+        left = v[(v >= n // (2 * b) * 2 * b) & (v < n - with_all) & (v & half == 0)]
+        src = left[(left < tree[left] + with_all) & (left + half >= tree[left] + with_all)]
+        if len(src):
+            rounds.append(moving(src, src + half, src ^ b, passes=True))
+    return rounds
 
 
 def rabenseifner(kind: str, n: int, root: int = 0) -> RoundSteps:

@@ -23,6 +23,7 @@ from clustersim.collectives.host_law import HostRound, HostWork
 from clustersim.collectives.host_path import HostRequest, host_plan, most_per_core, on_hosts, on_links
 from clustersim.collectives.ring import RING
 from clustersim.collectives.trees import BINOMIAL
+from clustersim.core.arrays import Floats
 from clustersim.core.errors import ProgramError
 
 SEGMENT = 2.0**20
@@ -112,12 +113,29 @@ def _rank_ring(n: int) -> tuple[Channel, ...]:
 
 def _reduce(request: Request, hosts: Group) -> Traffic:
     """A reduce-scatter round the ring, then every block to the root."""
-    ring = RING.traffic(dataclasses.replace(request, kind="reduce_scatter"), hosts, _rank_ring(hosts.size))
+    n = hosts.size
+    ring = RING.traffic(dataclasses.replace(request, kind="reduce_scatter"), hosts, _rank_ring(n))
+    passed, blocks = reduced_bytes(n, request.nbytes)
+    whole = max(request.nbytes, 1.0)
     rest = np.delete(everyone(hosts), request.root)
     root = np.full(len(rest), request.root, dtype=np.int64)
-    round_it: Part = (ring.src, ring.dst, ring.fraction, ring.rail)
-    to_root: Part = (rest, root, 1.0 / hosts.size, 0)
+    round_it: Part = (ring.src, ring.dst, passed[ring.src] / whole, ring.rail)
+    to_root: Part = (rest, root, blocks[rest] / whole, 0)
     return traffic_of([round_it, to_root], ring.steps + 1, ring.net_steps + 1, rounds=[0, 1])
+
+
+def reduced_bytes(n: int, nbytes: float) -> tuple[Floats, Floats]:
+    """((n,), (n,)) bytes that each rank sends to the rank below, and then to the root: its block.
+
+    Every segment goes round but the last two of the rank's own block, however many a block has; blocks are whole
+    segments, and the last ones what is left (sizes are those of real TCP connections).
+
+    >>> [part.tolist() for part in reduced_bytes(4, 9.6e6)]
+    [[7502848.0, 7502848.0, 7502848.0, 9600000.0], [3145728.0, 3145728.0, 3145728.0, 162816.0]]
+    """
+    segment, segments = _segments(n, nbytes)
+    sizes = np.clip(nbytes - segment * np.arange(segments), 0.0, segment).reshape(n, -1)
+    return nbytes - sizes[:, -2:].sum(axis=1), sizes.sum(axis=1)
 
 
 # ---- what it asks of the hosts --------------------------------------------------------------------------------------
@@ -132,11 +150,20 @@ def ring_messages(n: int, nbytes: float) -> int:
     >>> ring_messages(2, 2.0**20), ring_messages(4, 2.0**26), ring_messages(2, 8.0)
     (2, 48, 1)
     """
+    segment, segments = _segments(n, nbytes)
+    return _filled(segments - segments // n, segments, math.ceil(nbytes / segment))
+
+
+def _filled(messages: int, segments: int, full: int) -> int:
+    """Of so many messages, those that are not empty."""
+    return max(1, round(messages * min(1.0, full / segments)))
+
+
+def _segments(n: int, nbytes: float) -> tuple[float, int]:
+    """Bytes of a segment, and how many there are, empty ones too."""
     segment = min(math.ceil(nbytes / (2 * n)), SEGMENT)
     segment = ELEMENT * math.ceil(segment / ELEMENT) or ELEMENT
-    full = math.ceil(nbytes / segment)
-    segments = n * math.ceil(max(full, 2 * n) / n)
-    return max(1, round((segments - segments // n) * min(1.0, full / segments)))
+    return segment, n * math.ceil(max(math.ceil(nbytes / segment), 2 * n) / n)
 
 
 def chain_and_total(kind: str, n: int, nbytes: float) -> tuple[int, int]:
@@ -146,8 +173,9 @@ def chain_and_total(kind: str, n: int, nbytes: float) -> tuple[int, int]:
         half = ring_messages(n, nbytes)
         return 2 * half, 2 * half * n
     if kind == "reduce":
-        half = ring_messages(n, nbytes)
-        return half + 1, half * n + n - 1
+        segment, segments = _segments(n, nbytes)
+        passed = _filled(segments - 2, segments, math.ceil(nbytes / segment))
+        return passed + 1, passed * n + n - 1
     if kind == "all_gather":  # half blocks
         return 2 * (n - 1), 2 * (n - 1) * n
     if kind == "broadcast":

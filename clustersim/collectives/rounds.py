@@ -24,7 +24,8 @@ class Round:
     Parameters
     ----------
     src, dst : (E,) int, positions in the group. share : of S on every edge, a number or (E,) float.
-    pieces : which pieces an edge moves, by the edge's place in the round. reduce : the receiver adds them.
+    pieces : which pieces an edge moves, by the edge's place in the round. reduce : the receiver adds them. passes : the
+    sender hands on what it was brought last, not the sum it has.
     """
 
     src: Ints
@@ -32,6 +33,7 @@ class Round:
     share: Floats | float
     pieces: Callable[[int], Sequence[int]]
     reduce: bool = False
+    passes: bool = False
 
 
 class RoundSteps(msgspec.Struct, frozen=True, eq=False):
@@ -112,7 +114,8 @@ def all_sends(steps: RoundSteps) -> TransferSchedule:
             ready = [*through.get(src, ()), *through.get(dst, ())] if steps.blocking else []
             transfers: list[int] = []
             for piece in round_now.pieces(edge):
-                after = sorted({*brought.get((src, piece), ()), *ready})
+                arrived = brought.get((src, piece), ())
+                after = sorted({*(arrived[-1:] if round_now.passes else arrived), *ready})
                 transfer = writer.send(src, dst, piece, after=tuple(after), reduce=round_now.reduce)
                 transfers.append(transfer)
                 sent.append((dst, piece, transfer))
@@ -125,4 +128,6 @@ def all_sends(steps: RoundSteps) -> TransferSchedule:
             if not round_now.reduce:
                 arrivals.clear()
             arrivals.append(transfer)
-    return replace(writer.done(steps.pieces), round=np.array(rounds, dtype=np.int64))
+    passes = np.array([step_round.passes for step_round in steps.rounds], dtype=np.bool_)
+    in_round = np.array(rounds, dtype=np.int64)
+    return replace(writer.done(steps.pieces), round=in_round, passes=passes[in_round])

@@ -113,17 +113,50 @@ class Router:
 
     @kept_with_first(maxsize=None)
     def _find(self, src: int, dst: int, flow: int, rail: int) -> tuple[int, ...]:
+        before, middle, after = self._stretches(src, dst, flow, rail)
+        ahead = [link for a, b in before for link in self._leg(a, b, flow)]
+        behind = [link for a, b in after for link in self._leg(a, b, flow)]
+        return (*ahead, *middle, *behind)
+
+    def hops(self, src: int, dst: int) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """The links of :meth:`route` hop by hop, each with the share of the transfer that it carries.
+
+        A hop has several links where hardware interleaves over parallel ones, as over NVSwitches. Raises
+        :class:`TopologyError` where there is no way.
+        """
+        before, middle, after = self._stretches(src, dst, 0, -1)
+        ahead = [hop for a, b in before for hop in self._spread_leg(a, b)]
+        behind = [hop for a, b in after for hop in self._spread_leg(a, b)]
+        return (*ahead, *(((link, 1.0),) for link in middle), *behind)
+
+    def _spread_leg(self, a: int, b: int) -> list[tuple[tuple[int, float], ...]]:
+        """Hops inside an island: as many as each of its parallel paths, which are equally long, has."""
+        paths = self._template(a).paths(int(self.islands.local[a]), int(self.islands.local[b]))
+        if not paths:
+            raise self._unreachable(a, b)
+        base = int(self.islands.link_start[self.islands.of[a]])
+        hops = []
+        for place in range(len(paths[0][1])):
+            shares: dict[int, float] = {}
+            for share, path in paths:
+                link = int(self.islands.links[base + path[place]])
+                shares[link] = shares.get(link, 0.0) + share
+            hops.append(tuple(sorted(shares.items())))
+        return hops
+
+    def _stretches(
+        self, src: int, dst: int, flow: int, rail: int
+    ) -> tuple[tuple[Leg, ...], tuple[int, ...], tuple[Leg, ...]]:
+        """Legs before the network, links of the network, legs behind it."""
         if src == dst:
-            return ()
+            return (), (), ()
         if 0 <= self.islands.of[src] == self.islands.of[dst]:
-            return tuple(self._leg(src, dst, flow))
+            return ((src, dst),), (), ()
         leave, enter = self._choose(src, dst, rail, flow)
         middle = self.network.path(leave[0], enter[0], flow)
         if middle is None:
             raise self._unreachable(src, dst)
-        before = [link for a, b in leave[1] for link in self._leg(a, b, flow)]
-        after = [link for a, b in reversed(enter[1]) for link in self._leg(b, a, flow)]
-        return (*before, *middle, *after)
+        return leave[1], tuple(middle), tuple((b, a) for a, b in reversed(enter[1]))
 
     def _choose(self, src: int, dst: int, rail: int, flow: int) -> tuple[tuple[int, tuple[Leg, ...]], ...]:
         """The port of each end that a flow takes: near NICs in turn; GPUs that share them start apart."""

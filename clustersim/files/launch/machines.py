@@ -7,14 +7,18 @@ from xml.sax.saxutils import quoteattr
 
 import numpy as np
 
+from clustersim.cluster.routes import router
 from clustersim.core.errors import TopologyError
 from clustersim.core.limits import counted
 from clustersim.core.mesh import Mesh
 from clustersim.core.outputs import json_text
 from clustersim.core.topology import CPU, GPU, NIC, Topology
 
-MOST_LINKS = 200_000
-"""Of a SimGrid platform; its own way of finding routes takes the cube of the vertices."""
+MOST_ROUTES = 200_000
+"""Of a SimGrid platform, which has one of every pair of hosts."""
+
+Hops = tuple[tuple[tuple[int, float], ...], ...]
+"""Of a route: the links of each hop, with the share that each carries."""
 
 
 ASTRA = ("network.yml", "system.json", "comm_group.json")
@@ -93,28 +97,62 @@ def astra_command(name: str, groups: bool) -> str:
 
 
 def simgrid(topology: Topology) -> str:
-    """SimGrid's platform XML (version 4.1): hosts for GPUs and CPUs, routers for switches and NICs, links each way.
+    """SimGrid's platform XML (version 4.1): a host for each GPU and CPU, and the routes that transfers take here.
 
-    Routes are given from neighbour to neighbour, and SimGrid finds the rest (``routing="Floyd"``). A GPU's speed is its
-    fp32 peak. Raises :class:`TopologyError` for a cluster too large for it.
+    Every pair of hosts that reach each other has its own route (``routing="Full"``): by itself SimGrid would take the
+    fewest links, so PCIe where NVSwitches are. Links over which a hop is spread (:meth:`Router.hops`) are one link of
+    all their bandwidth, which all routes over some of them share. A GPU's speed is its fp32 peak. Raises
+    :class:`TopologyError` for a cluster too large for it.
     """
-    counted(topology.n_links, MOST_LINKS, f"{topology.name}: links of a SimGrid platform", TopologyError)
-    names = [quoteattr(name) for name in topology.vertex_names]
+    kinds = topology.vertex_kinds
+    hosts = [v for v, kind in enumerate(kinds) if kind in (GPU, CPU)]
+    counted(len(hosts) ** 2, MOST_ROUTES, f"{topology.name}: routes of a SimGrid platform", TopologyError)
+    routes = _routes_between(topology, hosts)
+    bundles = _bundles(routes, topology.n_links)
     lines = [
         '<?xml version="1.0"?>',
         '<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">',
         '<platform version="4.1">',
-        f'  <zone id={quoteattr(topology.name)} routing="Floyd">',
+        f'  <zone id={quoteattr(topology.name)} routing="Full">',
     ]
-    for name, kind, node in zip(names, topology.vertex_kinds, topology.vertex_node.tolist(), strict=True):
-        speed = topology.node_types[node].gpu.peak["fp32"] if kind == GPU else 1e9
-        tag = f'host id={name} speed="{speed!r}f"' if kind in (GPU, CPU) else f"router id={name}"
-        lines.append(f"    <{tag}/>")
-    ends = list(zip(topology.link_src.tolist(), topology.link_dst.tolist(), strict=True))
-    for i, (rate, hop) in enumerate(zip(topology.link_bandwidth.tolist(), topology.link_latency.tolist(), strict=True)):
-        name = quoteattr(f"{i}: {topology.link_name(i)}")
-        lines.append(f'    <link id={name} bandwidth="{rate!r}Bps" latency="{hop!r}s"/>')
-    for i, (a, b) in enumerate(ends):
-        name = quoteattr(f"{i}: {topology.link_name(i)}")
-        lines.append(f'    <route src={names[a]} dst={names[b]} symmetrical="NO"><link_ctn id={name}/></route>')
+    names = {v: quoteattr(topology.vertex_names[v]) for v in hosts}
+    for v, name in names.items():
+        speed = topology.node_types[topology.vertex_node[v]].gpu.peak["fp32"] if kinds[v] == GPU else 1e9
+        lines.append(f'    <host id={name} speed="{speed!r}f"/>')
+    ids = {}
+    for first, members in _members(bundles).items():
+        more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+        ids[first] = quoteattr(f"{first}: {topology.link_name(first)}{more}")
+        rate = float(topology.link_bandwidth[members].sum())
+        hop = float(topology.link_latency[members].max())
+        lines.append(f'    <link id={ids[first]} bandwidth="{rate!r}Bps" latency="{hop!r}s"/>')
+    for (a, b), hops in routes.items():
+        crossed = "".join(f"<link_ctn id={ids[bundles[shares[0][0]]]}/>" for shares in hops)
+        lines.append(f'    <route src={names[a]} dst={names[b]} symmetrical="NO">{crossed}</route>')
     return "\n".join([*lines, "  </zone>", "</platform>", ""])
+
+
+def _routes_between(topology: Topology, hosts: Sequence[int]) -> dict[tuple[int, int], Hops]:
+    """Of each pair that has one."""
+    ways = router(topology)
+    pairs = ((a, b) for a in hosts for b in hosts if a != b)
+    return {(a, b): ways.hops(a, b) for a, b in pairs if ways.reaches(a, b)}
+
+
+def _bundles(routes: Mapping[tuple[int, int], Hops], n_links: int) -> list[int]:
+    """The first link of the bundle that each link is in: links are together where a hop is spread over them."""
+    first = list(range(n_links))
+    for hop in {tuple(link for link, _ in shares) for hops in routes.values() for shares in hops}:
+        together = {first[link] for link in hop}
+        if len(together) > 1:
+            least = min(together)
+            first = [least if root in together else root for root in first]
+    return first
+
+
+def _members(bundles: Sequence[int]) -> dict[int, list[int]]:
+    """Links by the first of their bundle."""
+    members: dict[int, list[int]] = {}
+    for link, first in enumerate(bundles):
+        members.setdefault(first, []).append(link)
+    return members
