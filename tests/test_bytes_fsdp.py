@@ -30,10 +30,10 @@ LLAMA = {
 
 @functools.cache
 def sent_by_torch(
-    ranks: int, param_dtype: str, reduce_dtype: str, frozen: tuple[str, ...] = ()
+    ranks: int, param_dtype: str, reduce_dtype: str, frozen: tuple[str, ...] = (), *, ends_apart: bool = False
 ) -> tuple[list[int], list[int]]:
     """Bytes of the all_gathers and of the reduce_scatters of one forward and backward, in their order, where parameters
-    whose names begin as ``frozen`` says are not trained."""
+    whose names begin as ``frozen`` says are not trained. ``ends_apart``: wrapped as torchtitan wraps a Llama."""
     torch = pytest.importorskip("torch", reason="needs torch")
     store = pytest.importorskip("torch.testing._internal.distributed.fake_pg", reason="needs torch's fake group")
     fully = pytest.importorskip("torch.distributed.fsdp", reason="needs FSDP2")
@@ -50,8 +50,13 @@ def sent_by_torch(
         model = _Llama(torch)
         for name, parameter in model.whole.named_parameters():
             parameter.requires_grad_(not name.startswith(frozen))
+        if ends_apart:
+            fully.fully_shard(model.whole.words, mesh=mesh, mp_policy=policy)
         for block in model.blocks:
             fully.fully_shard(block, mesh=mesh, mp_policy=policy)
+        if ends_apart:
+            last = [model.whole.norm, model.whole.head]
+            fully.fully_shard(last, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         fully.fully_shard(model.whole, mesh=mesh, mp_policy=policy)
         with _Recorded(torch, gathered, scattered).mode():
             model.whole(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
@@ -145,6 +150,18 @@ def test_every_parameter_is_padded_as_fully_shard_pads_it(ranks: int, dtypes: tu
     gathered, scattered = sent_by_torch(ranks, *dtypes)
     model = from_hf(LLAMA | {"tie_word_embeddings": False})
     config = FSDPConfig(param_dtype=dtypes[0], reduce_dtype=dtypes[1])
+    program = build(model, toy_cost(model), Mesh(np.arange(ranks), ranks), config, 1, 0)
+    ops = [op for role in program.roles for op in role.ops if isinstance(op, Collective)]
+    assert [op.nbytes for op in ops if op.kind == "all_gather"] == gathered
+    assert [op.nbytes for op in ops if op.kind == "reduce_scatter"] == scattered
+
+
+@pytest.mark.parametrize("ranks", [3, 8])
+def test_torchtitans_ends_are_units_of_their_own(ranks: int) -> None:
+    gathered, scattered = sent_by_torch(ranks, "bf16", "fp32", ends_apart=True)
+    assert (gathered, scattered) != sent_by_torch(ranks, "bf16", "fp32")
+    model = from_hf(LLAMA | {"tie_word_embeddings": False})
+    config = FSDPConfig(param_dtype="bf16", reduce_dtype="fp32", ends_apart=True)
     program = build(model, toy_cost(model), Mesh(np.arange(ranks), ranks), config, 1, 0)
     ops = [op for role in program.roles for op in role.ops if isinstance(op, Collective)]
     assert [op.nbytes for op in ops if op.kind == "all_gather"] == gathered

@@ -19,6 +19,7 @@ from clustersim.core.model import Layer, Model, Tensor
 from clustersim.core.optimizers import OPTIMIZERS
 from clustersim.core.paths import data_path
 from clustersim.model import from_hf, transformer
+from clustersim.model.kernels import saved_by_operator
 from clustersim.training import memory as of_memory
 from clustersim.training.memory import CHECKPOINTING
 from clustersim.training.strategies import STRATEGIES
@@ -270,3 +271,33 @@ def test_a_holding_replaces_what_a_rank_would_keep_whole() -> None:
     use = memory(TEN_BLOCKS, micro_batch_size=1, dtype="fp32", holding=shard, optimizer_impl="fused")
     assert use.model_states == 100 + 7 + 2 * 4 * 25
     assert (use.gathered, use.buckets) == (5, 3)
+
+
+def test_selective_checkpointing_keeps_every_second_product_and_none_of_the_experts() -> None:
+    """torchtitan 0.3's policy, by hand: of q, k, v, out the first and third, attention's output; a router is computed
+    again and not counted, grouped products of experts are not in the list, of a shared expert the gate and the down."""
+    seq_len = 64
+    config = {
+        "model_type": "qwen2_moe",
+        "vocab_size": 1000,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "decoder_sparse_step": 1,
+    }
+    model = from_hf(config, seq_len=seq_len, experts_implementation="grouped_mm")
+    block = next(layer for layer in model.layers if layer.kind == "block")
+    kept = {block.kernels[i].name for i in saved_by_operator(block.kernels)}
+    assert kept == {"q", "v", "attention", "shared_gate", "shared_down"}
+    run = {"micro_batch_size": 3, "param_dtype": "bf16", "optimizer": None}
+    training = of_memory.Training(activation_checkpointing="selective", **run)
+    whole = of_memory.kept_by_layer(model, training)
+    inputs = of_memory.kept_by_layer(model, of_memory.Training(activation_checkpointing="full", **run))
+    elements = 256 + 64 + 256 + 384 + 256  # q, v, attention, gate, down
+    assert max(whole - inputs) == 2 * 3 * seq_len * elements

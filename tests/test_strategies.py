@@ -119,6 +119,37 @@ def test_opts_projection_out_is_ready_first_and_alone_in_its_bucket():
     assert layout[0].names == ("model.decoder.project_out.weight",)
 
 
+MIXTRAL = {
+    "model_type": "mixtral",
+    "vocab_size": 1000,
+    "hidden_size": 512,
+    "intermediate_size": 1792,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("cap", "sizes"),
+    [
+        (None, [2048000, 29362176, 58720256, 32002048, 58720256, 4689920]),
+        (10, [31410176, 58720256, 32002048, 58720256, 4689920]),
+    ],
+)
+def test_experts_of_transformers_5_fill_buckets_with_two_tensors_a_block(cap, sizes):
+    """Sizes are those that torch 2.13's own DDP rebuilds for transformers 5's class, in which a norm's gradient is ready
+    behind its MLP's: two norms of 2 KiB are a bucket later there."""
+    model = from_hf(MIXTRAL, seq_len=8, experts_joined=True)
+    layout = buckets(model, DDPConfig(bucket_cap_mb=cap), 2)
+    assert [b.nbytes for b in layout] == pytest.approx(sizes, abs=4096)
+    apart = from_hf(MIXTRAL, seq_len=8)
+    assert apart.parameters == model.parameters
+    assert len(buckets(apart, DDPConfig(bucket_cap_mb=cap), 2)) == (8 if cap is None else 17)
+
+
 # --- DDP's schedule ----------------------------------------------------------------------------------------------
 
 

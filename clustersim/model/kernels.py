@@ -106,6 +106,18 @@ def kept(kernels: Sequence[Kernel]) -> float:
     return float(sum(kernel.saved for kernel in kernels))
 
 
+def saved_by_operator(kernels: Sequence[Kernel]) -> frozenset[int]:
+    """Places of the kernels whose output torchtitan's selective checkpointing by operator keeps.
+
+    Fused attention, and every second product. A router is computed again and not counted among them; grouped products
+    of experts are not in the list (torchtitan 0.3 distributed/activation_checkpoint.py, ``_op_sac_save_list`` and
+    ``per_op_sac_force_recompute_mm_shapes_by_fqns``).
+    """
+    products = [i for i, kernel in enumerate(kernels) if kernel.kind == "gemm" and kernel.repeat == 1]
+    counted = [i for i in products if kernels[i].name != "router"]
+    return frozenset(counted[::2]) | {i for i, kernel in enumerate(kernels) if kernel.kind == "attention"}
+
+
 def linear(name: str, tokens: int, n_in: int, n_out: int, flop_tokens: float | None = None) -> Kernel:
     """A dense layer on ``tokens`` rows per sample; backward is one GEMM each for input and weight gradients.
 

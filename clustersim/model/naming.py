@@ -333,6 +333,8 @@ def _of_experts(s: TransformerShape, e: Experts | None) -> dict[str, Part]:
         return parts
 
     def each(names: dict[str, str]) -> Part:
+        if s.experts_joined:
+            return lambda name: _joined(name, s, e)
         every = range(e.count)
         return lambda name: tuple(t for i in every for t in _mlp(f"{name}.{i}", s, e.width, names, "expert_"))
 

@@ -15,7 +15,7 @@ from clustersim.core.memory_use import MemoryCourse, MemoryUse
 from clustersim.core.model import AUTOCAST, FULL, HALF, Kernel, Layer, Model
 from clustersim.core.optimizers import OPTIMIZERS, state_bytes, workspace_bytes
 from clustersim.core.program import DTYPE_BYTES
-from clustersim.model.kernels import EAGER_LOSS, FUSED_LOSS
+from clustersim.model.kernels import EAGER_LOSS, FUSED_LOSS, saved_by_operator
 
 CHECKPOINTING = ("none", "full", "selective")
 
@@ -284,9 +284,8 @@ def weights(kernel: Kernel) -> int:
 
 
 def _kept_outputs(layer: Layer) -> float:
-    """Elements per sample that torchtitan's per-op policy keeps: fused attention's, and every second product's. Grouped
-    products of experts are not in its list (torchtitan 0.3 distributed/activation_checkpoint.py)."""
-    products = [kernel for kernel in layer.kernels if kernel.kind == "gemm" and kernel.repeat == 1]
-    attention = [kernel for kernel in layer.kernels if kernel.kind == "attention"]
-    outputs = float(sum(k.m * k.n * max(1, k.batch) for k in products[::2]))
+    """Elements per sample that torchtitan's per-op policy keeps."""
+    kept = [layer.kernels[i] for i in sorted(saved_by_operator(layer.kernels))]
+    attention = [kernel for kernel in kept if kernel.kind == "attention"]
+    outputs = float(sum(k.m * k.n * max(1, k.batch) for k in kept if k.kind == "gemm"))
     return outputs + float(sum(k.heads * k.head_dim * k.seq for k in attention))

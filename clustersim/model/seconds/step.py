@@ -12,6 +12,7 @@ from clustersim.core.model import Kernel, Layer, Model, StepCost
 from clustersim.core.optimizers import OPTIMIZERS, state_bytes
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.core.units import format_bytes
+from clustersim.model.kernels import saved_by_operator
 from clustersim.model.seconds.base import CONSTANTS, ComputeConstants, Execution, Setting, setting
 from clustersim.model.seconds.kernels import launches
 from clustersim.model.seconds.optimizer import (
@@ -143,8 +144,6 @@ def _layer(where: Setting, layer: Layer, batch: int, recompute: str, seconds: fl
 
 
 def _selective(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    """What torchtitan's per-op policy repeats: everything but fused attention and every second matrix product; grouped
-    products of experts are not in its list."""
-    products = [i for i, kernel in enumerate(kernels) if kernel.kind == "gemm" and kernel.repeat == 1]
-    kept = set(products[::2]) | {i for i, kernel in enumerate(kernels) if kernel.kind == "attention"}
+    """What torchtitan's per-op policy repeats."""
+    kept = saved_by_operator(kernels)
     return tuple(kernel for i, kernel in enumerate(kernels) if i not in kept)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from clustersim.core.model import Kernel, Layer
+from clustersim.model.kernels import saved_by_operator
 from clustersim.training.partition.base import Item, StashedElements, Work
 from clustersim.training.partition.dispatch import is_expert
 from clustersim.training.partition.nodes import (
@@ -155,9 +156,8 @@ def rebuilding(node: LayerNode, norm: Kernel) -> Nodes:
 
 
 def every_second(kernels: Kernels) -> frozenset[str]:
-    """Names of kernels whose output torchtitan's policy keeps: fused attention and every second product."""
-    products = [kernel.name for kernel in kernels if kernel.kind == "gemm" and kernel.repeat == 1]
-    return frozenset(products[::2]) | {kernel.name for kernel in kernels if kernel.kind == "attention"}
+    """Names of kernels whose output torchtitan's policy keeps."""
+    return frozenset(kernels[i].name for i in saved_by_operator(kernels))
 
 
 def repeated_operators(nodes: Nodes, names: frozenset[str]) -> tuple[tuple[Item, ...], tuple[int, ...]]:
