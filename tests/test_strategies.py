@@ -140,8 +140,8 @@ MIXTRAL = {
     ],
 )
 def test_experts_of_transformers_5_fill_buckets_with_two_tensors_a_block(cap, sizes):
-    """Sizes are those that torch 2.13's own DDP rebuilds for transformers 5's class, in which a norm's gradient is ready
-    behind its MLP's: two norms of 2 KiB are a bucket later there."""
+    """Sizes are those that torch 2.13's own DDP rebuilds for transformers 5's class. There a norm's gradient is ready
+    behind its MLP's: two norms of 2 KiB are a bucket later."""
     model = from_hf(MIXTRAL, seq_len=8, experts_joined=True)
     layout = buckets(model, DDPConfig(bucket_cap_mb=cap), 2)
     assert [b.nbytes for b in layout] == pytest.approx(sizes, abs=4096)
