@@ -3,26 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from torch_peaks import AGAIN, BATCH, CASES, FAMILIES, TOKENS, Case, kept, tracked
-
-from clustersim.model import from_hf
-from clustersim.training.memory import Training, memory
-
-
-def predicted(family: str, types: str, attention: str, checkpointing: str) -> float:
-    """What is said of it here."""
-    config_class, _, fields = FAMILIES[family]
-    config = {"model_type": config_class.removesuffix("Config").lower(), **fields}
-    kernels = "eager" if attention == "eager" else "flash"
-    head = {"head": "mlm"} if family == "bert" else {}
-    model = from_hf(config, seq_len=TOKENS, attention=kernels, implementation="eager", **head)
-    run = Training(
-        micro_batch_size=BATCH,
-        dtype="fp32" if types == "fp32" else "bf16",
-        param_dtype="bf16" if types == "bf16" else "fp32",
-        activation_checkpointing=checkpointing,
-    )
-    return memory(model, run).allocated
+from torch_peaks import AGAIN, CASES, Case, kept, predicted, tracked
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)

@@ -410,6 +410,8 @@ CHANGED = [
     "qwen3_next",
     "mamba2",
     "jamba",
+    "dots1",
+    "lfm2_moe",
 ]
 """Types whose fields are taken away and renamed, one by one."""
 

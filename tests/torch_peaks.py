@@ -20,6 +20,9 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from clustersim.model import from_hf
+from clustersim.training.memory import Training, memory
+
 Case: TypeAlias = tuple[str, str, str, str]
 """Family, types, attention and checkpointing."""
 
@@ -90,6 +93,22 @@ def hugging_face() -> Any:
     found = pytest.importorskip("transformers", reason="needs transformers")
     found.logging.set_verbosity_error()
     return found
+
+
+def predicted(family: str, types: str, attention: str, checkpointing: str) -> float:
+    """What is said of it here."""
+    config_class, _, fields = FAMILIES[family]
+    config = {"model_type": config_class.removesuffix("Config").lower(), **fields}
+    kernels = "eager" if attention == "eager" else "flash"
+    head = {"head": "mlm"} if family == "bert" else {}
+    model = from_hf(config, seq_len=TOKENS, attention=kernels, implementation="eager", **head)
+    run = Training(
+        micro_batch_size=BATCH,
+        dtype="fp32" if types == "fp32" else "bf16",
+        param_dtype="bf16" if types == "bf16" else "fp32",
+        activation_checkpointing=checkpointing,
+    )
+    return memory(model, run).allocated
 
 
 def tracked(family: str, types: str, attention: str, checkpointing: str) -> int:

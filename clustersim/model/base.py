@@ -82,7 +82,7 @@ class TransformerShape:
     fused_loss : softmax and cross-entropy are one kernel whatever the implementation (``cross_entropy_loss_fusion``).
     experts_implementation : ``"eager"`` (a loop over experts) or ``"grouped_mm"`` (one launch for all), as Hugging
         Face's option of that name.
-    experts_joined : all experts' gates and ups are one tensor and their downs one, as transformers 5 makes them in every
+    experts_joined : all experts' gates and ups are one tensor, and their downs, as transformers 5 makes them in every
         family; else Mixtral's, Qwen's and DeepSeek's experts have their own, as in transformers 4 and in checkpoints.
     """
 

@@ -137,6 +137,12 @@ def granite_hybrid(c: Config, values: Values) -> None:
         values["d_ff"] = values.get("experts.shared") or c.number("shared_intermediate_size", 1024, "the MLP's width")
 
 
+def lfm2_moe(c: Config, values: Values) -> None:
+    """Its class has no order of blocks of its own."""
+    if not c.has("layer_types"):
+        raise ModelError(f"{c.where}: missing 'layer_types', full_attention or conv for each block")
+
+
 def lfm2(c: Config, values: Values) -> None:
     """LFM2's MLP is two thirds of what the config says, rounded up; blocks attend by number or by words."""
     if c.flag("block_auto_adjust_ff_dim", True):

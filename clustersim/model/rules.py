@@ -330,6 +330,7 @@ RULES: dict[str, Rule] = {
     "falcon_h1": hybrid_rules.falcon_h1,
     "granite_hybrid": hybrid_rules.granite_hybrid,
     "lfm2": hybrid_rules.lfm2,
+    "lfm2_moe": hybrid_rules.lfm2_moe,
     "kimi_linear": hybrid_rules.kimi_linear,
     "neox": _neox,
     "one_key": _one_key,

@@ -6,6 +6,7 @@ import click
 
 from clustersim.app.cli import main
 from tests.evidence.bench_command import bench
+from tests.evidence.bytes_command import torch_bytes
 from tests.evidence.claims_command import claims
 from tests.evidence.evidence_command import campaign_cases, evidence
 from tests.evidence.expert_command import experts
@@ -26,6 +27,7 @@ COMMANDS = (
     gpus,
     steps,
     memory,
+    torch_bytes,
     campaign_cases,
     claims,
     incidents,
