@@ -49,8 +49,8 @@ for row in pipeline.stage_times(mended):
     assert row.imbalance < 0.02 * row.window
     assert 0.5 * row.idle < bubble < row.window / 9
 
-# The second: the smallest alone is nearly as good as three, the largest alone changes next to nothing.
+# The second: either small one alone is about as good as three, the largest alone changes next to nothing.
 alone = {size: all_reduces((size,)) for size in known}
-assert error(alone[8.0], others) < 1.1 * error(as_mine, others)
+assert max(error(alone[size], others) for size in (8.0, 2.0**20)) < 1.15 * error(as_mine, others)
 assert error(alone[2.0**30], others) > 0.9 * error(as_kind, others)
 assert error(alone[2.0**30], small) > 0.9 * error(as_kind, small)
