@@ -228,3 +228,10 @@ def test_a_changed_text_is_seen(places, place):
     other = shown[place].replace(step, "987.6 ms").replace(step.replace(" ", "\u00a0"), "987.6 ms")
     wrong = list(differing(place, readings(other), true))
     assert any(line.startswith(f"{place}: step_time_s is 987.6 ms") for line in wrong)
+
+
+def test_the_host_s_share_is_one_in_explain_and_on_the_page(places):
+    shown, _ = places
+    told = re.search(r"where the time goes:.*?\bhost ([\d.]+)%", shown["explain"])[1]
+    assert told == re.search(r"(?m)^ +host +-([\d.]+)", shown["explain"])[1]
+    assert told == re.search(r"host \| ([\d.]+)% \|", flat(shown["page of run"]))[1]

@@ -120,7 +120,8 @@ def _shares(timeline: Timeline, table: Breakdown, rows: list[StageSeconds]) -> s
     parts = [f"{name} {share:.1%}" for name, share in states.items() if share >= WORTH_A_WORD]
     sentence = f"{', '.join(parts)}, of a {format_time(table.step_time_s)} step"
     if rows:
-        sentence = step_shares(rows[0], {name: share for name, share in states.items() if name in KERNELS})
+        kernels = {name: share for name, share in states.items() if name in KERNELS}
+        sentence = step_shares(rows[0], kernels, states["host"])
     hidden = float(table.hidden_communication_s[workers(timeline)].mean())
     tail = f"; {format_time(hidden)} of communication a step is hidden behind compute" if hidden > 0 else ""
     return f"{sentence}{tail}"

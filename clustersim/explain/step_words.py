@@ -51,16 +51,20 @@ def bubble_sentence(timeline: Timeline, rows: Sequence[StageSeconds]) -> str:
     return f"Bubble, of a step: {'; '.join(texts)}." if texts else ""
 
 
-def shares(row: StageSeconds, compute: dict[str, float]) -> str:
-    """The step in its groups, each with its parts. ``compute``: shares of what the compute is bound by."""
+def shares(row: StageSeconds, compute: dict[str, float], host: float) -> str:
+    """The step in its groups, each with its parts. ``compute``: shares of what the compute is bound by.
+
+    ``host``: share of the state, in which loading input is, as everywhere beside the other states.
+    """
     texts = [f"{name} {share:.1%}" for name, share in compute.items() if share >= LITTLE]
-    groups = sorted(list(row.groups.items())[1:], key=lambda pair: -pair[1])
+    groups = sorted((row.groups | {"other": host * row.step}).items(), key=lambda pair: -pair[1])
     for key, seconds in groups:
-        if seconds < LITTLE * row.step:
+        if key == "compute" or seconds < LITTLE * row.step:
             continue
         parts = getattr(row, key) if key != "other" else {}
         inside = ", ".join(f"{n} {s / row.step:.1%}" for n, s in parts.items() if s >= LITTLE * row.step)
-        texts.append(f"{WORDS[key]} {seconds / row.step:.1%}" + (f" ({inside})" if inside else ""))
+        name = "host" if key == "other" else WORDS[key]
+        texts.append(f"{name} {seconds / row.step:.1%}" + (f" ({inside})" if inside else ""))
     return f"{', '.join(texts)}, of a {format_time(row.step)} step"
 
 
