@@ -8,6 +8,7 @@ from clustersim import scenario as scenarios
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import is_folder
 from clustersim.scenario import Scenario
+from clustersim.scenario.plan_option import option_of
 from clustersim.scenario.reading import Changes
 
 
@@ -17,9 +18,7 @@ def named_scenario(name: str, overrides: Changes | None = None, place: int | Non
     Raises :class:`ScenarioError` where there is none, or where an option is asked of what is no plan's folder.
     """
     if is_folder(name):
-        from clustersim.studies import plan as planner  # only a plan's folder needs it
-
-        return planner.option_of(Path(name), place or 1, overrides)
+        return option_of(Path(name), place or 1, overrides)
     if place is not None:
         raise ScenarioError(f"--option {place}: {name} is no folder that clustersim plan --out wrote")
     loaded = scenarios.load(name, overrides)

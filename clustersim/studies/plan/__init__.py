@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from clustersim.core.economics import GpuRates, Power, costs, rates, watts_per_gpu
+from clustersim.scenario.plan_option import FILE, option_of
 from clustersim.studies.plan.answer import told
 from clustersim.studies.plan.campaigns import with_campaign
 from clustersim.studies.plan.options import PlanOption, SearchResult, title
 from clustersim.studies.plan.pareto import dominates, front
-from clustersim.studies.plan.rows import FILE, PlanAnswer, option_of
+from clustersim.studies.plan.rows import PlanAnswer
 from clustersim.studies.plan.searching import SearchOptions, folder_for, search
 from clustersim.studies.plan.spec import PlanFile, from_table, load
 from clustersim.studies.sweep.crews import Executor

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from clustersim import scenario
-from clustersim.core.errors import ScenarioError
-from clustersim.core.texts import Table, decoded, text_of
-from clustersim.scenario import Scenario
-from clustersim.scenario.reading import Changes
+from clustersim.core.texts import Table
 from clustersim.studies.campaign.ledger import Percentiles
-
-FILE = "plan.json"
 
 
 class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,28 +190,3 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     launch: str | UnsetType = UNSET
     places: list[PlaceRow] = []
     untried: list[str] = []
-
-
-class _PlanScenario(msgspec.Struct, frozen=True):
-    scenario: Table
-    path: str
-    option: str = ""
-
-
-class _FrontRows(msgspec.Struct, frozen=True):
-    front: list[_PlanScenario]
-
-
-def option_of(folder: Path, place: int, changes: Changes | None = None) -> tuple[Scenario, str]:
-    """The option of a plan's folder that is ``place``-th on its front, from 1, and its name.
-
-    Raises :class:`ScenarioError` where there is none.
-    """
-    file = folder / FILE
-    front = decoded(text_of(file, ScenarioError), _FrontRows, f"{file}: is damaged", ScenarioError).front
-    if not front:
-        raise ScenarioError(f"{file}: has no front; did any option fit?")
-    if place > len(front):
-        raise ScenarioError(f"{file}: the front has {len(front)} options, so there is no {place} (at --option)")
-    row = front[place - 1]
-    return scenario.from_table(row.scenario, row.path, changes), row.option

@@ -25,10 +25,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clustersim.core.outputs import Folder
+from clustersim.scenario.plan_option import FILE
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.robust import at_corners
 from clustersim.studies.plan.rounds import Runner
-from clustersim.studies.plan.rows import FILE
 from clustersim.studies.plan.seen import KnownCandidates, machines_of
 from clustersim.studies.plan.sieve import SIEVED
 from clustersim.studies.plan.spec import PlanFile

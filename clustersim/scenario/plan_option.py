@@ -1,0 +1,43 @@
+"""The scenarios of a plan's answer: each option of its front keeps the tables that it was simulated with.
+
+Any command that takes a scenario takes one of these. To read one back needs nothing of the search that found it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import Table, decoded, text_of
+from clustersim.scenario import Scenario, from_table
+from clustersim.scenario.reading import Changes
+
+FILE = "plan.json"
+"""The answer, in the folder of a plan."""
+
+
+class _PlanScenario(msgspec.Struct, frozen=True):
+    scenario: Table
+    path: str
+    option: str = ""
+
+
+class _FrontRows(msgspec.Struct, frozen=True):
+    front: list[_PlanScenario]
+
+
+def option_of(folder: Path, place: int, changes: Changes | None = None) -> tuple[Scenario, str]:
+    """The option of a plan's folder that is ``place``-th on its front, from 1, and its name.
+
+    Raises :class:`ScenarioError` where there is none.
+    """
+    file = folder / FILE
+    front = decoded(text_of(file, ScenarioError), _FrontRows, f"{file}: is damaged", ScenarioError).front
+    if not front:
+        raise ScenarioError(f"{file}: has no front; did any option fit?")
+    if place > len(front):
+        raise ScenarioError(f"{file}: the front has {len(front)} options, so there is no {place} (at --option)")
+    row = front[place - 1]
+    return from_table(row.scenario, row.path, changes), row.option
