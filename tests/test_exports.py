@@ -12,9 +12,8 @@ import pytest
 
 import clustersim
 from clustersim.core.timeline import SPAN_LABELS
-from clustersim.files import traces
-from clustersim.files.traces import base
-from clustersim.files.traces.perfetto import write_chrome_trace
+from clustersim.files import slices, traces
+from clustersim.files.chrome_trace import write_chrome_trace
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,7 @@ def timeline(result):
 
 
 def test_every_receive_has_one_arrow_from_the_send_it_met(timeline):
-    arrows = list(base._sent(timeline, range(timeline.world_size)))
+    arrows = list(slices._sent(timeline, range(timeline.world_size)))
     assert len(arrows) > 100
     spans = timeline.spans()
     times = dict(
@@ -45,7 +44,7 @@ def test_every_receive_has_one_arrow_from_the_send_it_met(timeline):
 
 def test_every_member_of_a_collective_has_an_arrow_from_the_last_to_arrive():
     timeline = clustersim.load("ddp_resnet50_1x8_v100", {"run.steps": 1}).run().timeline
-    leaving, reaching = base.flows(timeline, range(8))
+    leaving, reaching = slices.flows(timeline, range(8))
     spans = timeline.spans()
     ready = dict(
         zip(zip(spans["rank"].tolist(), spans["op"].tolist(), strict=True), spans["ready"].tolist(), strict=True)
@@ -59,7 +58,7 @@ def test_every_member_of_a_collective_has_an_arrow_from_the_last_to_arrive():
 
 
 def test_arrows_need_both_ends_in_the_file(timeline):
-    leaving, reaching = base.flows(timeline, [0])
+    leaving, reaching = slices.flows(timeline, [0])
     assert leaving == reaching == {}
 
 
@@ -97,7 +96,7 @@ def test_perfetto_s_own_format_has_the_same_arrows_and_counters(timeline, tmp_pa
     traces.write(timeline, tmp_path / "t.pftrace", memory={name: 2.0**31})
     trace = Trace()
     trace.ParseFromString((tmp_path / "t.pftrace").read_bytes())
-    leaving, _ = base.flows(timeline, range(timeline.world_size))
+    leaving, _ = slices.flows(timeline, range(timeline.world_size))
     out = [i for p in trace.packet for i in p.track_event.flow_ids]
     into = [i for p in trace.packet for i in p.track_event.terminating_flow_ids]
     assert sorted(out) == sorted(into) == sorted(i for numbers in leaving.values() for i in numbers)

@@ -13,8 +13,9 @@ from player import link_use, play, toy_cost, toy_model
 
 from clustersim.core.errors import TraceError
 from clustersim.core.mesh import Mesh
-from clustersim.files.traces import FORMATS, base, perfetto, write
-from clustersim.files.traces.perfetto import write_chrome_trace
+from clustersim.files import chrome_trace, slices
+from clustersim.files.chrome_trace import write_chrome_trace
+from clustersim.files.traces import FORMATS, write
 from clustersim.training.strategies.ddp import DDPConfig, build
 
 
@@ -109,9 +110,9 @@ def test_counters_integrate_to_the_bytes_of_the_link(timeline, tmp_path):
 def test_one_link_of_each_sort_gets_a_counter_before_a_second_of_the_same():
     use = link_use([(0, 0.0, 4.0, 5.0), (1, 3.0, 5.0, 4.0)])
     named = replace(use, link_names=["n0/gpu0 -> sw", "n0/gpu1 -> sw", "sw -> nic"])
-    assert base.busiest_links(named) == [0, 1]
+    assert slices.busiest_links(named) == [0, 1]
     other = replace(use, link_names=["n0/gpu0 -> sw", "nic -> sw", "sw -> nic"], link_bandwidth=np.ones(3))
-    assert base.busiest_links(other, 1) == [1]
+    assert slices.busiest_links(other, 1) == [1]
 
 
 def test_the_same_run_gives_the_same_bytes(timeline, tmp_path):
@@ -124,11 +125,11 @@ def test_the_same_run_gives_the_same_bytes(timeline, tmp_path):
 
 def test_a_file_of_all_ranks_is_cut_to_whole_nodes_that_a_viewer_can_open(timeline, monkeypatch):
     per_rank = 2 * (len(timeline.spans()["rank"]) // 16)
-    assert base.ranks_to_write(timeline, None) == tuple(range(16))
-    monkeypatch.setattr(base, "MAX_SLICES", 10 * per_rank)
-    assert base.ranks_to_write(timeline, None) == tuple(range(8))
-    monkeypatch.setattr(base, "MAX_SLICES", 3 * per_rank)
-    assert base.ranks_to_write(timeline, None) == (0, 1, 2)
+    assert slices.ranks_to_write(timeline, None) == tuple(range(16))
+    monkeypatch.setattr(slices, "MAX_SLICES", 10 * per_rank)
+    assert slices.ranks_to_write(timeline, None) == tuple(range(8))
+    monkeypatch.setattr(slices, "MAX_SLICES", 3 * per_rank)
+    assert slices.ranks_to_write(timeline, None) == (0, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +193,8 @@ def test_a_pftrace_holds_the_same_slices_as_the_json(timeline, tmp_path):
 
 def test_words_of_an_op_are_encoded_once_however_many_ranks_are_written(timeline, tmp_path, monkeypatch):
     calls = []
-    plain = base.args_of
-    monkeypatch.setattr(base, "args_of", lambda op, *rest: calls.append(op) or plain(op, *rest))
+    plain = slices.args_of
+    monkeypatch.setattr(slices, "args_of", lambda op, *rest: calls.append(op) or plain(op, *rest))
     for ranks in ([0], range(16)):
         calls.clear()
         write_chrome_trace(timeline, tmp_path / "t.json", ranks)
@@ -203,16 +204,16 @@ def test_words_of_an_op_are_encoded_once_however_many_ranks_are_written(timeline
 def test_a_trace_is_written_piece_by_piece(timeline, tmp_path, monkeypatch):
     """A piece holds so many spans, so that a long trace is never in memory as a whole; the bytes are the same."""
     write_chrome_trace(timeline, tmp_path / "whole.json.gz")
-    monkeypatch.setattr(perfetto, "AT_ONCE", 100)
+    monkeypatch.setattr(chrome_trace, "AT_ONCE", 100)
     sizes = []
-    plain = base.write_pieces
+    plain = slices.write_pieces
 
     def counted(path, pieces):
         kept = list(pieces)
         sizes.extend(map(len, kept))
         plain(path, kept)
 
-    monkeypatch.setattr(base, "write_pieces", counted)
+    monkeypatch.setattr(slices, "write_pieces", counted)
     write_chrome_trace(timeline, tmp_path / "parts.json.gz")
     assert (tmp_path / "parts.json.gz").read_bytes() == (tmp_path / "whole.json.gz").read_bytes()
     assert len(sizes) > len(timeline.spans()["rank"]) / 100

@@ -124,13 +124,15 @@ def _folder(scenario: Scenario, out: Path) -> Folder:
 def _write(result: Result, document: bytes, folder: Folder, ranks: Sequence[int] | None) -> tuple[int, ...]:
     """Returns the ranks whose spans are in the trace: these, or for None those worth a look."""
     from clustersim.app import plots
-    from clustersim.files.traces import perfetto
+    from clustersim.files import chrome_trace
 
     chosen = plots.worth_a_trace(result.timeline) if ranks is None else ranks
     with folder.files() as path_of:
         result.save(path_of("run.npz"))
         path_of("result.json").write_bytes(document)
-        written = perfetto.write_chrome_trace(result.timeline, path_of("trace.json.gz"), chosen, result.saved.memory)
+        written = chrome_trace.write_chrome_trace(
+            result.timeline, path_of("trace.json.gz"), chosen, result.saved.memory
+        )
         plots.save(plots.gantt(result.timeline, title=result.scenario.title), path_of("gantt.png"))
         plots.save(plots.picture("waterfall", result.saved), path_of("waterfall.png"))
     return written

@@ -18,7 +18,7 @@ from clustersim.core.timeline import OpInfo, Timeline, alike
 from clustersim.explain.columns import did
 from clustersim.explain.metrics import steady_window
 from clustersim.explain.pace import pace_ratios
-from clustersim.files.traces.base import MAX_SLICES, slices_of_rank
+from clustersim.files.slices import MAX_SLICES, slices_of_rank
 
 Spans = dict[str, npt.NDArray[Any]]
 """As :meth:`clustersim.core.timeline.Timeline.spans` gives them."""

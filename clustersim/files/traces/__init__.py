@@ -12,6 +12,7 @@ import msgspec
 from clustersim.core.errors import TraceError, nearest
 from clustersim.core.row_table import RowTable
 from clustersim.core.timeline import Timeline
+from clustersim.files import chrome_trace
 from clustersim.files.traces import (
     captured,
     deepspeed,
@@ -24,7 +25,6 @@ from clustersim.files.traces import (
     nccl_debug,
     nccl_tests_log,
     nsys,
-    perfetto,
     pftrace,
     pipeline_csv,
     saved,
@@ -74,10 +74,14 @@ _ROWS = (
         "hta",
         "Chrome JSON for HolisticTraceAnalysis",
         suffixes=(".hta.json", ".hta.json.gz"),
-        write=perfetto.write_hta_trace,
+        write=chrome_trace.write_hta_trace,
     ),
     Format(
-        "chrome", "Chrome JSON", suffixes=(".json", ".json.gz"), write=perfetto.write_chrome_trace, takes_memory=True
+        "chrome",
+        "Chrome JSON",
+        suffixes=(".json", ".json.gz"),
+        write=chrome_trace.write_chrome_trace,
+        takes_memory=True,
     ),
     Format(
         "pftrace",

@@ -16,7 +16,7 @@ import numpy as np
 
 from clustersim.collectives.base import bus_factor
 from clustersim.core.timeline import Timeline
-from clustersim.files.traces import base
+from clustersim.files import slices
 
 _COLLS = {
     "all_reduce": "AllReduce",
@@ -45,7 +45,7 @@ def write_inspected(
     for rank in ranks:
         lines = [msgspec.json.encode(record) for record in _records(timeline, rank, hosts, interval, origin)]
         path = folder / f"inspector_rank_{rank}.log"
-        base.replace_file(path, b"\n".join([*lines, b""]))
+        slices.replace_file(path, b"\n".join([*lines, b""]))
         paths.append(path)
     return [path for path in paths if path.stat().st_size]
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from clustersim.core.errors import TraceError
-from clustersim.files.traces import base, files
+from clustersim.files import slices
+from clustersim.files.traces import files
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.told import Cabling
 
@@ -64,7 +65,7 @@ def write_cabling(nics: Mapping[str, str], path: Path, speed: str = "HDR") -> li
 
     Raises :class:`TraceError` where it cannot be written.
     """
-    base.replace_file(path, ("\n".join(_cables(nics, speed)) + "\n").encode())
+    slices.replace_file(path, ("\n".join(_cables(nics, speed)) + "\n").encode())
     return [path]
 
 

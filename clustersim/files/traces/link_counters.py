@@ -16,7 +16,8 @@ from statistics import median
 
 from clustersim.core.errors import TraceError
 from clustersim.core.units import format_bandwidth
-from clustersim.files.traces import base, files
+from clustersim.files import slices
+from clustersim.files.traces import files
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.told import GpuCounters, LinkCounters, NicPort
 
@@ -169,7 +170,7 @@ def write_gpus(gpus: Sequence[GpuCounters], folder: Path) -> list[Path]:
                     labels = f'gpu="{gpu.gpu}",device="nvidia{gpu.gpu}",Hostname="{host}"'
                     lines.append(f"{GPU_PREFIX}{metric}{{{labels}}} {getattr(gpu, name):.9g}")
         path = folder / f"{host}_gpus.prom"
-        base.replace_file(path, ("\n".join(lines) + "\n").encode())
+        slices.replace_file(path, ("\n".join(lines) + "\n").encode())
         paths.append(path)
     return paths
 
@@ -185,7 +186,7 @@ def write_counters(ports: Sequence[NicPort], folder: Path) -> list[Path]:
     paths = []
     for host, of_host in by_host.items():
         path = folder / f"{host}.prom"
-        base.replace_file(path, _page(host, of_host).encode())
+        slices.replace_file(path, _page(host, of_host).encode())
         paths.append(path)
     return paths
 

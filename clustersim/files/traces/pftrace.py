@@ -1,6 +1,6 @@
 """Timeline -> Perfetto's own protobuf format (TrackEvent), with the optional ``perfetto`` package.
 
-The same tracks and slices as :mod:`clustersim.files.traces.perfetto`; Perfetto recommends this format over JSON, and
+The same tracks and slices as :mod:`clustersim.files.chrome_trace`; Perfetto recommends this format over JSON, and
 large files open faster.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from clustersim.core.errors import TraceError, needs
 from clustersim.core.timeline import Timeline
-from clustersim.files.traces import base
+from clustersim.files import slices
 
 
 def write_pftrace(
@@ -21,7 +21,7 @@ def write_pftrace(
     ranks: Sequence[int] | None = None,
     memory: Mapping[str, float] | None = None,
 ) -> tuple[int, ...]:
-    """Write a ``.pftrace``; parameters and result as of :func:`clustersim.files.traces.perfetto.write_chrome_trace`.
+    """Write a ``.pftrace``; parameters and result as of :func:`clustersim.files.chrome_trace.write_chrome_trace`.
 
     Raises :class:`TraceError` where the package is missing, or for a rank that does not exist.
     """
@@ -29,29 +29,29 @@ def write_pftrace(
         from perfetto.trace_builder.proto_builder import TraceProtoBuilder
     except ImportError:
         raise TraceError(f"{needs(f'{path}: a .pftrace', 'perfetto')}; .json.gz needs none") from None
-    chosen = base.ranks_to_write(timeline, ranks)
+    chosen = slices.ranks_to_write(timeline, ranks)
     tracks = _Tracks(TraceProtoBuilder())
-    threads = base.threads(timeline, chosen)
+    threads = slices.threads(timeline, chosen)
     for pid, tid, name in threads.values():
         tracks.thread(pid, tid, name)
-    step_pid, step_tid = base.step_track(timeline, chosen)
-    tracks.thread(step_pid, step_tid, base.STEPS)
-    for name, begin, end in base.step_slices(timeline, chosen):
+    step_pid, step_tid = slices.step_track(timeline, chosen)
+    tracks.thread(step_pid, step_tid, slices.STEPS)
+    for name, begin, end in slices.step_slices(timeline, chosen):
         tracks.slice(step_tid, name, "user_annotation", (begin, end), {})
-    args_of = base.said_of(timeline)
-    leaving, reaching = base.flows(timeline, chosen)
-    for rank, i, ready, start, end in base.nanoseconds(timeline, chosen):
+    args_of = slices.said_of(timeline)
+    leaving, reaching = slices.flows(timeline, chosen)
+    for rank, i, ready, start, end in slices.nanoseconds(timeline, chosen):
         op = timeline.ops[i]
         _, tid, _ = threads[rank, op.stream]
         if start > ready and op.kind != "compute":
             tracks.slice(tid, f"wait {op.name}", "wait", (ready, start), {"rank": rank, "step": op.step})
         arrows = leaving.get((rank, i), []), reaching.get((rank, i), [])
         tracks.slice(tid, op.name, op.phase, (start, end), args_of[i] | {"rank": rank}, arrows)
-    for name, ns, rate in base.link_rates(timeline.links):
+    for name, ns, rate in slices.link_rates(timeline.links):
         tracks.counter(name, ns, rate, "GB/s")
-    for name, ns, held_bytes in base.memory_levels(timeline, chosen[0], memory):
+    for name, ns, held_bytes in slices.memory_levels(timeline, chosen[0], memory):
         tracks.counter(name, ns, held_bytes, "GiB")
-    base.replace_file(Path(path), tracks.builder.serialize())
+    slices.replace_file(Path(path), tracks.builder.serialize())
     return chosen
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from clustersim.core.texts import Plain
 from clustersim.core.timeline import OpInfo, Timeline
-from clustersim.files.traces import base
+from clustersim.files import slices
 
 _KERNELS = {"all_reduce": "AllReduce_Sum", "all_gather": "AllGather", "reduce_scatter": "ReduceScatter_Sum"}
 _MOTIONS = {"ring": "RING", "tree": "TREE", "nvls": "NVLS"}
@@ -40,7 +40,7 @@ def write_profiles(
 
     Raises :class:`TraceError` where one cannot be written.
     """
-    about = base.said_of(timeline)
+    about = slices.said_of(timeline)
     sequence = _sequences(timeline)
     paths = []
     for rank in ranks:
@@ -55,21 +55,21 @@ def write_profiles(
             "traceEvents": [*_steps(timeline, rank), *_kernels(timeline, rank, about, sequence)],
         }
         path = folder / f"profile_rank_{rank}.json"
-        base.replace_file(path, msgspec.json.encode(document))
+        slices.replace_file(path, msgspec.json.encode(document))
         paths.append(path)
     return paths
 
 
 def _steps(timeline: Timeline, rank: int) -> Iterator[dict[str, Any]]:
-    for name, begin, end in base.step_slices(timeline, [rank]):
+    for name, begin, end in slices.step_slices(timeline, [rank]):
         yield _event(name, "user_annotation", 1, begin, end, {})
 
 
 def _kernels(
     timeline: Timeline, rank: int, about: Sequence[Plain], sequence: Mapping[tuple[int, int], tuple[int, str]]
 ) -> Iterator[dict[str, Any]]:
-    number = {name: i for i, name in enumerate(base.streams(timeline))}
-    for _, op, ready, start, end in base.nanoseconds(timeline, [rank]):
+    number = {name: i for i, name in enumerate(slices.streams(timeline))}
+    for _, op, ready, start, end in slices.nanoseconds(timeline, [rank]):
         info = timeline.ops[op]
         if info.bound == "host":
             continue  # what the host waits for is no kernel: its GPU stands still meanwhile

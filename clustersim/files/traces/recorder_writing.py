@@ -17,7 +17,7 @@ import msgspec
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.core.texts import Plain
 from clustersim.engine.hang import Hang, RankCall
-from clustersim.files.traces import base
+from clustersim.files import slices
 
 VERSION = "2.10"
 _NAMES = {"all_gather": "_all_gather_base", "reduce_scatter": "_reduce_scatter_base", "barrier": "all_reduce_barrier"}
@@ -81,7 +81,7 @@ def write_dumps(hang: Hang, folder: Path, ranks: Iterable[int], origin: float, p
             continue
         path = folder / f"nccl_trace_rank_{rank}{'' if pickled else '.json'}"
         dump = dump_of(hang, rank, origin)
-        base.replace_file(path, pickle.dumps(dump, protocol=2) if pickled else msgspec.json.encode(dump))
+        slices.replace_file(path, pickle.dumps(dump, protocol=2) if pickled else msgspec.json.encode(dump))
         paths.append(path)
     return paths
 
@@ -127,7 +127,7 @@ def _entry(
     inputs, outputs = elements_of(call)
     message = call.peer >= 0
     own = next((i for i, rank in enumerate(sorted(call.group)) if rank != call.peer), 0)
-    dtype = base.DTYPE_NAMES.get(call.dtype, call.dtype)
+    dtype = slices.DTYPE_NAMES.get(call.dtype, call.dtype)
     done = call.ended is not None
     return {
         "collective_seq_id": 0 if message else seq,

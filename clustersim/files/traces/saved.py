@@ -26,7 +26,7 @@ from clustersim.core.texts import is_folder, plain_file, there
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline
 from clustersim.core.topology import NodeType, Topology
 from clustersim.core.units import format_bytes
-from clustersim.files.traces.base import replace_file
+from clustersim.files.slices import replace_file
 from clustersim.files.traces.files import LARGEST
 from clustersim.files.traces.heads import Head, Likeness, likeness
 from clustersim.files.traces.packing import (

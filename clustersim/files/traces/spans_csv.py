@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from clustersim.core.timeline import Timeline
-from clustersim.files.traces import base
+from clustersim.files import slices
 
 COLUMNS = (
     "rank",
@@ -41,9 +41,9 @@ def write_csv(timeline: Timeline, path: str | Path, ranks: Sequence[int] | None 
     Times keep their full precision. Raises :class:`TraceError` for a rank that does not exist.
     """
     path = Path(path)
-    chosen = base.ranks_to_write(timeline, ranks)
+    chosen = slices.ranks_to_write(timeline, ranks)
     spans = timeline.spans(chosen)
-    node = base.nodes(timeline)
+    node = slices.nodes(timeline)
     op_cells = [
         (
             *(op.stream, _cell(op.name), op.kind, op.phase, op.bound, op.step, op.nbytes, op.flops),
@@ -58,7 +58,7 @@ def write_csv(timeline: Timeline, path: str | Path, ranks: Sequence[int] | None 
     for rank, i, ready, start, end in zip(*columns, strict=True):
         cells = op_cells[i]
         writer.writerow((rank, int(node[rank]), *cells[:6], ready, start, end, *cells[6:]))
-    base.replace_file(path, out.getvalue().encode())
+    slices.replace_file(path, out.getvalue().encode())
     return chosen
 
 

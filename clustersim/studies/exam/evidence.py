@@ -16,8 +16,8 @@ from clustersim.core.timeline import LinkUse, step_ends
 from clustersim.core.topology import NIC, Topology
 from clustersim.core.units import parse_nccl_version
 from clustersim.engine.hang import Hang
+from clustersim.files import slices
 from clustersim.files.traces import (
-    base,
     collective_writing,
     ib_ports,
     job_logs,
@@ -111,7 +111,7 @@ def _write(path: Path, lines: Iterable[str]) -> list[Path]:
     text = "\n".join(lines)
     if not text:
         return []
-    base.replace_file(path, (text + "\n").encode())
+    slices.replace_file(path, (text + "\n").encode())
     return [path]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import writing
-from clustersim.files.traces import base
+from clustersim.files import slices
 from clustersim.studies.exam.drawing import PlantedIncident
 from clustersim.studies.exam.evidence import TracesByKind, write_traces
 from clustersim.studies.exam.sealing import answer_of, sealed
@@ -26,8 +26,8 @@ def write_exam(exam: PlantedIncident, folder: Path) -> TracesByKind:
     with writing(folder):
         (folder / FILES).mkdir(parents=True)
         kept = write_traces(exam, folder / FILES)
-        base.replace_file(folder / QUESTION, _question(exam).encode())
-        base.replace_file(folder / ANSWER, sealed(answer_of(exam), exam.seed))
+        slices.replace_file(folder / QUESTION, _question(exam).encode())
+        slices.replace_file(folder / ANSWER, sealed(answer_of(exam), exam.seed))
     return kept
 
 

@@ -17,7 +17,7 @@ import msgspec
 from clustersim.core.arrays import Ints
 from clustersim.core.errors import TraceError
 from clustersim.core.timeline import Timeline
-from clustersim.files.traces import base
+from clustersim.files import slices
 
 Event: TypeAlias = dict[str, Any]
 """Of the Chrome trace format: its phase ``ph``, its track, its time [us] and whatever its phase wants beside."""
@@ -45,7 +45,7 @@ def write_chrome_trace(
     path = Path(path)
     if not path.name.endswith((".json", ".json.gz")):
         raise TraceError(f"{path}: a Chrome trace is named .json or .json.gz, not {path.suffix or 'nothing'!r}")
-    chosen = base.ranks_to_write(timeline, ranks)
+    chosen = slices.ranks_to_write(timeline, ranks)
     head = {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
@@ -53,7 +53,7 @@ def write_chrome_trace(
         "clustersim": {"source": timeline.source, "ranks": list(chosen)},
         "traceEvents": [],
     }
-    base.write_pieces(path, _document(msgspec.json.encode(head), _pieces(timeline, chosen, memory)))
+    slices.write_pieces(path, _document(msgspec.json.encode(head), _pieces(timeline, chosen, memory)))
     return chosen
 
 
@@ -93,7 +93,7 @@ def write_hta_trace(timeline: Timeline, path: str | Path, ranks: Sequence[int] |
 
 def _metadata(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
     """Names and order of the tracks."""
-    threads = list(base.threads(timeline, ranks).values())
+    threads = list(slices.threads(timeline, ranks).values())
     for pid in sorted({pid for pid, _, _ in threads}):
         yield from _track("process", pid, 0, f"node{pid - 1}")
     for pid, tid, name in threads:
@@ -101,9 +101,9 @@ def _metadata(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
 
 
 def _steps(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
-    pid, tid = base.step_track(timeline, ranks)
-    yield from _track("thread", pid, tid, base.STEPS)
-    for name, begin, end in base.step_slices(timeline, ranks):
+    pid, tid = slices.step_track(timeline, ranks)
+    yield from _track("thread", pid, tid, slices.STEPS)
+    for name, begin, end in slices.step_slices(timeline, ranks):
         yield {"ph": "X", "pid": pid, "tid": tid, **_span(name, "user_annotation", begin, end)}
 
 
@@ -115,7 +115,7 @@ def _track(track: str, pid: int, tid: int, name: str) -> Iterator[Event]:
 
 def _slices(timeline: Timeline, ranks: Sequence[int]) -> Iterator[bytes]:
     """Complete events (``X``) by rank, then by time; a wait comes right before what it waited for."""
-    columns = base.rounded(timeline, ranks)
+    columns = slices.rounded(timeline, ranks)
     texts = _SliceTexts(timeline, ranks)
     for first in range(0, len(columns[0]), AT_ONCE):
         yield b",".join(texts.of(*(column[first : first + AT_ONCE] for column in columns)))
@@ -126,13 +126,13 @@ class _SliceTexts:
 
     def __init__(self, timeline: Timeline, ranks: Sequence[int]) -> None:
         self._timeline = timeline
-        self._numbers = base.stream_numbers(timeline)
+        self._numbers = slices.stream_numbers(timeline)
         self._tracks = {
             key: msgspec.json.encode({"ph": "X", "pid": pid, "tid": tid})[:-1]
-            for key, (pid, tid, _) in base.threads(timeline, ranks).items()
+            for key, (pid, tid, _) in slices.threads(timeline, ranks).items()
         }
-        self._threads = base.threads(timeline, ranks)
-        self._leaving, self._reaching = base.flows(timeline, ranks)
+        self._threads = slices.threads(timeline, ranks)
+        self._leaving, self._reaching = slices.flows(timeline, ranks)
         self._joined = self._leaving.keys() | self._reaching.keys()
         self._ops: dict[int, tuple[str, bool, bytes, bytes, bytes, bytes]] = {}
 
@@ -156,7 +156,7 @@ class _SliceTexts:
         """The stream of an op, whether its waits are slices, and the texts of a wait and of its own slice: up to the
         time, and around the rank."""
         op = self._timeline.ops[i]
-        said = base.args_of(op, self._numbers[op.stream], self._timeline.world_size)
+        said = slices.args_of(op, self._numbers[op.stream], self._timeline.world_size)
         plain = {name: value for name, value in said.items() if name not in {"rank", "correlation"}}
         category = "user_annotation" if op.bound == "host" else "kernel"
         texts = self._ops[i] = (
@@ -169,7 +169,7 @@ class _SliceTexts:
         )
         return texts
 
-    def _arrows(self, place: base.Place, start: int, end: int) -> Iterator[bytes]:
+    def _arrows(self, place: slices.Place, start: int, end: int) -> Iterator[bytes]:
         """Arrows that leave a span, and that reach it."""
         op = self._timeline.ops[place[1]]
         pid, tid, _ = self._threads[place[0], op.stream]
@@ -197,11 +197,11 @@ def _span(name: str, category: str, start: int, end: int) -> Event:
 
 def _counters(timeline: Timeline, rank: int, memory: Mapping[str, float] | None) -> Iterator[Event]:
     """Counter events (``C``): GB/s on the busiest links, in a process after the nodes, and one GPU's memory."""
-    pid = int(base.nodes(timeline).max()) + 2
-    for i, (name, ns, rate) in enumerate(base.link_rates(timeline.links)):
+    pid = int(slices.nodes(timeline).max()) + 2
+    for i, (name, ns, rate) in enumerate(slices.link_rates(timeline.links)):
         if not i:
             yield from _track("process", pid, 0, "busiest links")
         yield {"ph": "C", "pid": pid, "name": name, "ts": ns / 1e3, "args": {"GB/s": rate}}
-    node = int(base.nodes(timeline)[rank]) + 1
-    for name, ns, held_bytes in base.memory_levels(timeline, rank, memory):
+    node = int(slices.nodes(timeline)[rank]) + 1
+    for name, ns, held_bytes in slices.memory_levels(timeline, rank, memory):
         yield {"ph": "C", "pid": node, "name": name, "ts": ns / 1e3, "args": {"GiB": held_bytes}}
