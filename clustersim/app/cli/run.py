@@ -113,7 +113,7 @@ def _say_hang(scenario: Scenario, as_json: bool, out: Path | None, page: Path | 
 
 def _folder(scenario: Scenario, out: Path) -> Folder:
     """Where the run goes: checked before it begins. Raises :class:`ClusterSimError`."""
-    from clustersim.studies.sweep import Fingerprints
+    from clustersim.scenario.identity import Fingerprints
 
     fingerprint = Fingerprints()(scenario)
     folder = Folder(out, "run", scenario.title, FILES, (fingerprint.inputs, fingerprint.files))

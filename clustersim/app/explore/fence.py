@@ -17,7 +17,7 @@ FILES = (
     "parallel.schedule_csv",
     "parallel.routing.file",
 )
-"""Every field by which a scenario reads a file, as in :class:`clustersim.studies.sweep.row.Fingerprints`."""
+"""Every field by which a scenario reads a file, as in :class:`clustersim.scenario.identity.Fingerprints`."""
 
 
 def check(edited: Scenario, opened: Scenario) -> None:

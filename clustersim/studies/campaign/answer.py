@@ -15,6 +15,7 @@ from clustersim.core.texts import Table
 from clustersim.core.units import DAY, HOUR, format_bytes, format_long
 from clustersim.scenario import Scenario
 from clustersim.scenario.campaign_schema import CampaignTable
+from clustersim.scenario.identity import Fingerprints
 from clustersim.studies.campaign import ledger, whatif
 from clustersim.studies.campaign.batches import CampaignOptions, Told, played
 from clustersim.studies.campaign.causes import sets
@@ -22,7 +23,6 @@ from clustersim.studies.campaign.job import LONGEST, Campaign, Job, campaign
 from clustersim.studies.campaign.ledger import Percentiles, ReplicaRuns, percentiles
 from clustersim.studies.campaign.of_scenario import HourBill, job_of, table_of
 from clustersim.studies.campaign.replica import replica
-from clustersim.studies.sweep.row import Fingerprints
 
 FILE = "campaign.json"
 FILES = (FILE, "month.png", "ledger.png", "interval.png", "nodes.png")

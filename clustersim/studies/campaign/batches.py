@@ -14,12 +14,13 @@ import numpy as np
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import Folder
 from clustersim.core.texts import decoded
+from clustersim.scenario.identity import Identity, identity
 from clustersim.studies.campaign.job import Campaign
 from clustersim.studies.campaign.ledger import PARTS, ReplicaRuns, joined
 from clustersim.studies.campaign.many import play
 from clustersim.studies.sweep.crews import Executor, crew
 from clustersim.studies.sweep.driving import Driver
-from clustersim.studies.sweep.row import Identity, identity, line
+from clustersim.studies.sweep.row import line
 from clustersim.studies.sweep.store import Store
 
 Told = Callable[[int, int], None]

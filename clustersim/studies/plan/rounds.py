@@ -9,23 +9,13 @@ from typing import Any
 
 from clustersim import scenario
 from clustersim.core.texts import Table
+from clustersim.scenario.identity import Fingerprints, identity, version
 from clustersim.scenario.parts import model_of
 from clustersim.studies.plan.candidates import PlanCandidate, base, scenario_of
 from clustersim.studies.plan.spec import PlanFile
 from clustersim.studies.sweep.driving import Driver
 from clustersim.studies.sweep.left import ScenarioTask
-from clustersim.studies.sweep.row import (
-    Failure,
-    Fingerprints,
-    FullestMemory,
-    SweepFigures,
-    SweepRow,
-    failure,
-    identity,
-    line,
-    row_of,
-    version,
-)
+from clustersim.studies.sweep.row import Failure, FullestMemory, SweepFigures, SweepRow, failure, line, row_of
 from clustersim.studies.sweep.running import compute, timed
 from clustersim.studies.sweep.store import Store
 from clustersim.studies.what_if.folded import folded

@@ -18,12 +18,12 @@ import numpy as np
 from clustersim.core.device import device
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import output_folder, together
+from clustersim.scenario.identity import Fingerprints, identity
 from clustersim.scenario.parts import model_of, shape_of
 from clustersim.studies.plan.candidates import PlanCandidate, scenario_of
 from clustersim.studies.plan.form import OF_REPLICAS, FormFamily, RefusedOption
 from clustersim.studies.plan.known import KnownMachines
 from clustersim.studies.plan.limits import Bound, step_bound, too_much
-from clustersim.studies.sweep.row import Fingerprints, identity
 
 SIEVED = "sieve.msgpack"
 """What the sieve says, beside the rows of what was simulated."""

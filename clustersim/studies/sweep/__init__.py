@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
+from clustersim.scenario.identity import Fingerprints, Identity
 from clustersim.studies.sweep.crews import Dask, Processes
-from clustersim.studies.sweep.row import Fingerprints, Identity, line_of
+from clustersim.studies.sweep.row import line_of
 from clustersim.studies.sweep.running import SweepOutcome, SweepProgress, sweep
 from clustersim.studies.sweep.spec import Sweep, SweepCase, from_table, load
 from clustersim.studies.sweep.store import Store

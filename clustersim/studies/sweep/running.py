@@ -15,12 +15,13 @@ from clustersim import scenario
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import Folder
 from clustersim.core.tomls import plainly
+from clustersim.scenario.identity import version
 from clustersim.scenario.reading import Table
 from clustersim.studies.sweep import spec
 from clustersim.studies.sweep.crews import Executor, crew
 from clustersim.studies.sweep.driving import Driver
 from clustersim.studies.sweep.left import ABOUT, CASES, PendingScenarios, ScenarioTask
-from clustersim.studies.sweep.row import line, line_of, version
+from clustersim.studies.sweep.row import line, line_of
 from clustersim.studies.sweep.spec import Sweep
 from clustersim.studies.sweep.store import Store
 
