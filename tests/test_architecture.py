@@ -136,6 +136,12 @@ def test_a_command_reaches_only_the_rooms_that_it_needs(command):
     assert not [name for name in reached if name.startswith(("clustersim.app.plots", "clustersim.app.report"))]
 
 
+def test_a_run_reaches_no_reader_of_traces_and_no_search():
+    reached = house.reached(house.sources(), "clustersim.app.cli.run")
+    needless = ("files.traces", "studies.plan", "studies.sweep", "studies.campaign")
+    assert not [name for name in reached if name.startswith(tuple(f"clustersim.{room}" for room in needless))]
+
+
 @pytest.mark.parametrize("old", sorted(OLD_PATHS))
 def test_an_old_import_path_answers_with_the_new_module_and_one_warning(old, monkeypatch):
     monkeypatch.delitem(sys.modules, f"clustersim.{old}", raising=False)
