@@ -13,6 +13,7 @@ from clustersim.app.cli import cli
 from clustersim.studies.campaign import play, pools
 from clustersim.studies.campaign.job import Job, campaign
 from tests.evidence import cases
+from tests.evidence.standby import Standby
 
 TARGET = 0.02
 MISSED = {"BLOOM 176B, 384 A100, 108 days": 0.04}
@@ -76,8 +77,8 @@ def test_in_memory_recovery_raises_geminis_goodput_by_about_as_much_as_was_publi
 
 
 def test_standby_nodes_gain_what_they_take_when_they_are_always_enough_and_nothing_when_never():
-    always = pools.Standby(100, 0.001, 100, 5.0, 500.0).gain(500.0)
-    never = pools.Standby(100, 0.001, 0, 5.0, 500.0).gain(500.0)
+    always = Standby(100, 0.001, 100, 5.0, 500.0).gain(500.0)
+    never = Standby(100, 0.001, 0, 5.0, 500.0).gain(500.0)
     assert always == pytest.approx(100.0)
     assert never == pytest.approx(1.0)
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.studies.campaign import maxima, pools, renewal
+from tests.evidence.standby import spares_refilled_daily
 
 HOUR = 1 / 24
 DAY = 1.0
@@ -104,7 +105,7 @@ def binomial(row: Row) -> float:
     last = row["id"].split("-")[-1]
     if last in ("plo", "phi"):
         return laws.daily_probabilities(SPARES)[last == "phi"]
-    return pools.spares_refilled_daily(int(last), 0.0012)
+    return spares_refilled_daily(int(last), 0.0012)
 
 
 def queue(row: Row) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from clustersim.core.errors import ModelError
-from clustersim.model.sized import named_shape, of_size
 from clustersim.model.transformer import build
 from tests.evidence.generic import from_row
+from tests.evidence.sized import named_shape, of_size
 
 
 @pytest.mark.parametrize(

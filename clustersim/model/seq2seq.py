@@ -54,13 +54,6 @@ SEQ2SEQ = {
 }
 
 
-def paired(spelling: str) -> str:
-    """The encoder-decoder that people mean, by letters and digits: ``t511b``, ``transformer``; empty for none."""
-    if spelling in {"transformer", "transformerbig"}:
-        return "transformer-big"
-    return next((name for name in SEQ2SEQ if spelling.startswith(name.replace("-", ""))), "")
-
-
 def seq2seq(name: str, seq_len: int | None = None, *, implementation: str = "eager") -> Model:
     """An encoder-decoder by a name of :data:`SEQ2SEQ`; a sample is a source and a target.
 

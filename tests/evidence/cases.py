@@ -20,13 +20,14 @@ from clustersim.studies.campaign import pools
 from clustersim.studies.campaign.job import Job, campaign
 from clustersim.studies.campaign.ledger import percentiles
 from clustersim.studies.campaign.many import play
+from tests.evidence.standby import Standby, spares_refilled_daily
 
 FILE = "campaign_cases.toml"
 LAWS: dict[str, Callable[..., float]] = {
     "mtbf": pools.mtbf,
     "spares_for": pools.spares_for,
-    "spares_refilled_daily": pools.spares_refilled_daily,
-    "standby_gain": lambda instead, **days: pools.Standby(**days).gain(instead),
+    "spares_refilled_daily": spares_refilled_daily,
+    "standby_gain": lambda instead, **days: Standby(**days).gain(instead),
 }
 REPLICAS = 400
 COLUMNS = ("row_id", "value", "unit", "status")

@@ -17,12 +17,12 @@ from clustersim.core.paths import shipped
 from clustersim.model.base import TransformerShape
 from clustersim.model.catalog import NETWORKS
 from clustersim.model.convnets import CONVNETS, convnet
-from clustersim.model.electra import electra
 from clustersim.model.names import names, what
-from clustersim.model.seq2seq import SEQ2SEQ, paired, seq2seq
-from clustersim.model.sized import BY_COUNT, named_shape, of_size, size_in
+from clustersim.model.seq2seq import SEQ2SEQ, seq2seq
 from clustersim.model.transformer import build, execution
 from clustersim.model.transformer_xl import TRANSFORMER_XL, transformer_xl
+from tests.evidence.electra import electra
+from tests.evidence.sized import BY_COUNT, named_shape, of_size, size_in
 
 Row = Mapping[str, str]
 
@@ -69,7 +69,7 @@ def from_row(row: Row, *, implementation: str | None = None, gathers_masked: boo
         return convnet(convnet_name, int(side.group(1)) if side else None, implementation=implementation or "eager")
     if network_name := next((network for network in NETWORKS if plain.startswith(network)), ""):
         return NETWORKS[network_name]()
-    if pair := paired(_letters(name)):
+    if pair := _paired(_letters(name)):
         tokens = _whole(row, "seq_len")
         if not tokens and SEQ2SEQ[pair].style != "plain":
             raise ModelError(f"model {name!r}: the row gives no seq_len, and it runs at any")
@@ -82,6 +82,13 @@ def from_row(row: Row, *, implementation: str | None = None, gathers_masked: boo
     if unknown := what(plain, "rows", "experts"):
         raise ModelError(f"model {name!r}: {unknown} is not described")
     return _transformer(name, plain, row, implementation, gathers_masked)
+
+
+def _paired(spelling: str) -> str:
+    """The encoder-decoder that people mean, by letters and digits: ``t511b``, ``transformer``; empty for none."""
+    if spelling in {"transformer", "transformerbig"}:
+        return "transformer-big"
+    return next((name for name in SEQ2SEQ if spelling.startswith(name.replace("-", ""))), "")
 
 
 def _transformer(name: str, plain: str, row: Row, implementation: str | None, gathers_masked: bool) -> Model:

@@ -7,9 +7,9 @@ import re
 from clustersim.core.device import Device
 from clustersim.core.paths import shipped
 from clustersim.core.texts import Table
-from clustersim.model.sized import HEAD, named_shape, of_size
 from clustersim.training.parallel import padded_vocab
 from tests.evidence.generic import read_columns
+from tests.evidence.sized import HEAD, named_shape, of_size
 from tests.evidence.software import Row, SplitStack
 from tests.evidence.step_rows import whole
 

@@ -34,11 +34,11 @@ from clustersim.core.device import device_from_text
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.ranges import PredictionRange, of_memory, of_step
-from clustersim.model.sized import BY_COUNT
 from clustersim.scenario.held import held
 from clustersim.studies.what_if.folded import folded
 from tests.evidence.hybrid_rows import is_hybrid, measured, played_as, scenario_table
 from tests.evidence.sharded_rows import is_sharded, read_sharded
+from tests.evidence.sized import BY_COUNT
 from tests.evidence.software import Row, framework
 from tests.evidence.step_play import costs_of, peak_memory, scaled, step_time, step_time_as_priced
 from tests.evidence.step_rows import COLUMNS, StepRun, publisher, read

@@ -27,7 +27,6 @@ _WORK = re.compile(
 )
 _NUMEL = re.compile(r"Numel(In|Out)=(\d{1,18})")
 _TIMEOUT = re.compile(r"Timeout\(ms\)=(\d{1,15})")
-_RAN = re.compile(r"ran for (\d{1,15}) milliseconds")
 _PROGRESS = re.compile(
     r"(?:PG (?:ID )?(?P<pg>\d+)[^\]]*?(?:\((?P<about>[^)]*)\))? )?Rank (?P<rank>\d{1,9})\][^\n]*?"
     r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,18}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,18})"

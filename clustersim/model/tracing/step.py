@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,9 +18,6 @@ from clustersim.model.tracing.events import StepTrace
 from clustersim.model.tracing.functions import GpuFunctions, without_checkpoints
 from clustersim.model.tracing.inputs import InputSpec
 from clustersim.model.tracing.recorder import Recorder
-
-Loss = Callable[[Any, Mapping[str, Any]], Any]
-"""(the module's output, inputs by name) -> what backward begins at."""
 
 
 class TracedStep(msgspec.Struct, frozen=True):
