@@ -293,7 +293,6 @@ def families() -> Table:
     return table
 
 
-@lru_cache(maxsize=1)
 def _raw() -> Table:
     return data_table("devices")
 

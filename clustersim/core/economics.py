@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import msgspec
 
 from clustersim.core.device import Device, device, devices
 from clustersim.core.errors import TopologyError
-from clustersim.core.texts import Table, data_table
+from clustersim.core.texts import data_table
 from clustersim.core.units import DAY as DAY
 from clustersim.core.units import HOUR as HOUR
 
@@ -49,11 +48,6 @@ class GpuRates:
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
-@lru_cache(maxsize=1)
-def _data() -> Table:
-    return data_table("economics")
-
-
 def rates(
     name: str,
     usd_per_gpu_hour: float | None = None,
@@ -67,7 +61,7 @@ def rates(
     :class:`clustersim.core.errors.TopologyError` for an unknown device.
     """
     known = own_gpus or {}
-    data = _data()
+    data = data_table("economics")
     gpus = [known.get(part) or device(part) for part in name.split(" and ")]
     gpu = max(gpus, key=lambda one: one.tdp)
     price = data["price"].get(gpu.name) if len(gpus) == 1 else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from functools import lru_cache
 
 import msgspec
 from msgspec.structs import replace
@@ -81,7 +80,7 @@ def of_collective(
 
     Never narrower than that of a machine that is better known.
     """
-    data = _data()["collectives"]
+    data = data_table("ranges")["collectives"]
     count = topology.n_nodes if nodes is None else nodes
     net = topology.node_types[0].net
     if topology.calibration is not None or topology.measured:
@@ -131,7 +130,7 @@ def of_step(kind: str, source: str = "", arch: str = "") -> PredictionRange:
     ``source`` : whose software it is, where it is one of those whose steps are published. ``arch`` : of the GPU; the
     range is wider by :data:`UNSEEN` where none of the steps ran on its generation.
     """
-    steps = _data()["steps"]
+    steps = data_table("ranges")["steps"]
     if f"{kind}/{source}" in steps["published"]:
         return _range(steps["published"][f"{kind}/{source}"], "published")
     similar = _range(steps["similar"].get(kind, steps["similar"]["all"]), "similar")
@@ -143,12 +142,12 @@ def of_step(kind: str, source: str = "", arch: str = "") -> PredictionRange:
 
 def has_steps(arch: str) -> bool:
     """Whether steps are published that ran on GPUs of this generation, such as ``"sm90"``; of none named, yes."""
-    return not arch or arch in _data()["steps"]["generations"]
+    return not arch or arch in data_table("ranges")["steps"]["generations"]
 
 
 def of_memory(source: str = "") -> PredictionRange:
     """Of the memory that a framework has allocated at its peak."""
-    memory = _data()["memory"]
+    memory = data_table("ranges")["memory"]
     if source in memory["published"]:
         return _range(memory["published"][source], "published")
     return _range(memory["similar"]["all"], "similar")
@@ -156,18 +155,13 @@ def of_memory(source: str = "") -> PredictionRange:
 
 def as_of() -> str:
     """The day of the validation."""
-    return str(_data()["date"])
+    return str(data_table("ranges")["date"])
 
 
 def _range(entry: Table, closeness: str) -> PredictionRange:
     return PredictionRange(
         float(entry["p50"]), float(entry["p90"]), int(entry["rows"]), int(entry["groups"]), closeness
     )
-
-
-@lru_cache(maxsize=1)
-def _data() -> Table:
-    return data_table("ranges")
 
 
 def alike(a: float, b: float, error: float) -> bool:

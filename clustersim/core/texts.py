@@ -16,6 +16,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -45,8 +46,9 @@ Plain: TypeAlias = dict[str, Any]
 """An answer in plain values, as ``--json`` prints it: by key text, numbers, lists and further answers."""
 
 
+@cache
 def data_table(name: str) -> Table:
-    """The facts in ``data/NAME.toml``."""
+    """The facts in ``data/NAME.toml``: one table for all who ask, to read and not to change."""
     return tomllib.loads((data_path("data") / f"{name}.toml").read_text(encoding="utf-8"))
 
 

@@ -104,7 +104,8 @@ def _steps(timeline: Timeline, ranks: Sequence[int]) -> Iterator[Event]:
     pid, tid = slices.step_track(timeline, ranks)
     yield from _track("thread", pid, tid, slices.STEPS)
     for name, begin, end in slices.step_slices(timeline, ranks):
-        yield {"ph": "X", "pid": pid, "tid": tid, **_span(name, "user_annotation", begin, end)}
+        times = {"ts": begin / 1e3, "dur": (end - begin) / 1e3}
+        yield {"ph": "X", "pid": pid, "tid": tid, "name": name, "cat": "user_annotation", **times}
 
 
 def _track(track: str, pid: int, tid: int, name: str) -> Iterator[Event]:
@@ -189,10 +190,6 @@ def _words(name: str, category: str) -> bytes:
 def _decimals(nanoseconds: Ints) -> list[bytes]:
     """Microseconds as JSON has them."""
     return msgspec.json.encode((nanoseconds / 1e3).tolist())[1:-1].split(b",") if len(nanoseconds) else []
-
-
-def _span(name: str, category: str, start: int, end: int) -> Event:
-    return {"name": name, "cat": category, "ts": start / 1e3, "dur": (end - start) / 1e3}
 
 
 def _counters(timeline: Timeline, rank: int, memory: Mapping[str, float] | None) -> Iterator[Event]:

@@ -100,7 +100,7 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
     if name in NORMS or name.startswith("norm"):
         usual = LAYER_NORM if s.norm == "layernorm" else RMS_NORM
         narrow = s.norm == "rmsnorm" and (name == "qk_norm" or "latent" in name)
-        return _elements(kernel, s), NARROW_RMS_NORM if narrow else usual
+        return kernel.nbytes / K.NORM[s.norm, False].forward, NARROW_RMS_NORM if narrow else usual
     known = ACTIVATION.get(_activation(s, name)) if name in ACTIVATIONS else None
     known = LIGER_GATE if known is not None and s.gated and s.implementation == "liger" else known
     if known is not None and _of_mlp(s, kernel):
@@ -134,11 +134,6 @@ def _context(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
         return float(s.heads) * s.seq_len**2, _Rule((3.0, 3.0, 5.0), (4.0, 4.0, 8.0))
     cast = (0.0, 2.0, 0.0) if _is_narrow(s) else (2.0, 2.0, 0.0)
     return float(s.heads) * s.seq_len**2, _Rule(cast, ONE)
-
-
-def _elements(kernel: Kernel, s: TransformerShape) -> float:
-    """Elements that a norm goes over."""
-    return kernel.nbytes / K.NORM[s.norm, False].forward
 
 
 def _activation(s: TransformerShape, name: str) -> str:

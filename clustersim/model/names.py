@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from functools import lru_cache
 from itertools import takewhile
 
 from clustersim.core.errors import nearest
@@ -14,7 +13,6 @@ FAMILY = 0.75
 """How alike the first words of two names must be for one to be a slip of the pen."""
 
 
-@lru_cache(maxsize=1)
 def names() -> dict[str, dict[str, str]]:
     """The tables of the file."""
     return data_table("names")

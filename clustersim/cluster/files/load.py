@@ -79,16 +79,11 @@ def _built(path: Path, nodes: int | None, device: str | Device | None, fabric: T
     assumed = next((spec.assumed for spec, _ in chain if spec.assumed is not None), [])
     topology = replace(topology, calibration=_calibration(chain), measured=numbers, assumed=tuple(assumed))
     if device is not None:
-        gpu = {"device": device, "own_gpu": None} if isinstance(device, str) else _own(device)
-        types = {id(t): replace(t, **gpu) for t in topology.node_types}
+        name, own_gpu = (device, None) if isinstance(device, str) else (device.name, device)
+        types = {id(t): replace(t, device=name, own_gpu=own_gpu) for t in topology.node_types}
         topology = replace(topology, node_types=tuple(types[id(t)] for t in topology.node_types))
     changes = [change for spec, _ in reversed(chain) for change in spec.changes]
     return change(topology, *(_change(spec, f"{path}: $.changes[{i}]") for i, spec in enumerate(changes)))
-
-
-def _own(gpu: Device) -> Table:
-    """Traits of a node whose GPU a file describes."""
-    return {"device": gpu.name, "own_gpu": gpu}
 
 
 def files(name_or_path: str) -> tuple[Path, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -79,7 +80,7 @@ class _TunerFile(msgspec.Struct):
 @lru_cache(maxsize=1)
 def _file() -> _TunerFile:
     """The shipped file, with what each version shares with the newer one before it written out."""
-    data = data_table("nccl")
+    data = copy.deepcopy(data_table("nccl"))
     newer: Table = {}
     for version in data["versions"]:
         for name, value in newer.items():

@@ -57,8 +57,8 @@ def task(text: str, name: str) -> PodJob:
     held = resources.get("accelerators") if isinstance(resources, dict) else None
     kinds = held if isinstance(held, dict) else {}
     kind = re.fullmatch(r"[\w.-]+:(\d{1,4})", held) if isinstance(held, str) else None
-    gpus = int(kind[1]) if kind else _whole(next(iter(kinds.values()))) if len(kinds) == 1 else 0
-    nodes = _whole(table.get("num_nodes")) or 1
+    gpus = int(kind[1]) if kind else count_in(next(iter(kinds.values()))) if len(kinds) == 1 else 0
+    nodes = count_in(table.get("num_nodes")) or 1
     own = {"SKYPILOT_NUM_NODES": nodes} | ({"SKYPILOT_NUM_GPUS_PER_NODE": gpus} if gpus else {})
     envs = table.get("envs")
     settings = {str(key): value for key, value in envs.items() if value is not None} if isinstance(envs, dict) else {}
@@ -89,7 +89,9 @@ def _job(table: Table, pods: list[_Pods]) -> PodJob:
     first = next((some.container for some in pods if _words(some.container)), {})
     nodes = sum(some.count for some in pods[1 if mpi else 0 :])
     ranks = (
-        _whole(spec.get("slotsPerWorker")) or _whole(spec.get("nprocPerNode")) or _whole(first.get("numProcPerNode"))
+        count_in(spec.get("slotsPerWorker"))
+        or count_in(spec.get("nprocPerNode"))
+        or count_in(first.get("numProcPerNode"))
     )
     gpus = next((n for some in reversed(pods) if (n := _gpus(some.container))), 0)
     ranks = ranks or gpus
@@ -108,7 +110,7 @@ def _pods(spec: Any) -> Iterator[_Pods]:
         return
     trainer = spec.get("trainer")
     if isinstance(trainer, dict) and _words(trainer):
-        yield _Pods(_whole(trainer.get("numNodes")) or 1, trainer)
+        yield _Pods(count_in(trainer.get("numNodes")) or 1, trainer)
     specs: Table = next((spec[key] for key in _REPLICAS if isinstance(spec.get(key), dict)), {})
     leaders = sorted(specs, key=lambda role: role not in ("Master", "Launcher"))
     several = [spec[key] for key in ("tasks", "replicatedJobs") if isinstance(spec.get(key), list)]
@@ -126,9 +128,9 @@ def _of_template(part: Table, template: Any) -> Iterator[_Pods]:
     inner = template.get("spec") if isinstance(template, dict) else None
     if not isinstance(inner, dict):
         return
-    count = _whole(part.get("replicas")) or 1
+    count = count_in(part.get("replicas")) or 1
     if isinstance(inner.get("template"), dict):  # a job of jobs
-        yield from _of_template({"replicas": (_whole(inner.get("parallelism")) or 1) * count}, inner["template"])
+        yield from _of_template({"replicas": (count_in(inner.get("parallelism")) or 1) * count}, inner["template"])
         return
     for container in list(_tables(inner.get("containers")))[:1]:
         yield _Pods(count, container)
@@ -151,7 +153,7 @@ def _command(words: list[str]) -> str:
 def _gpus(container: Table) -> int:
     resources = container.get("resources", container.get("resourcesPerNode"))
     limits = resources.get("limits", resources.get("requests")) if isinstance(resources, dict) else None
-    counts = [_whole(count) for name, count in limits.items() if str(name).endswith("/gpu")] if limits else []
+    counts = [count_in(count) for name, count in limits.items() if str(name).endswith("/gpu")] if limits else []
     return max(counts, default=0)
 
 
@@ -159,6 +161,7 @@ def _tables(value: Any) -> Iterator[Table]:
     yield from (entry for entry in value if isinstance(entry, dict)) if isinstance(value, list) else ()
 
 
-def _whole(value: Any) -> int:
+def count_in(value: Any) -> int:
+    """What a launcher says, where it is a number; 0 else (an elastic ``1:4``, a variable of the scheduler)."""
     text = str(value)
     return int(text) if text.isdecimal() and len(text) < 8 else 0

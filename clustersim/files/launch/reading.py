@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clustersim import model as models
 from clustersim import scenario
@@ -22,6 +21,7 @@ from clustersim.files.launch import adapters, batches, recipes, shapes, titan_py
 from clustersim.files.launch.asked_files import complete, trains
 from clustersim.files.launch.files import HOSTS, MODEL, UNSET, Document, Key, OptionValue, documents, framework_of
 from clustersim.files.launch.options import ScenarioFields, apply, others, refuse, renamed, together
+from clustersim.files.launch.pods import count_in
 from clustersim.files.launch.table import FrameworkTable, holds, load
 from clustersim.scenario import Scenario
 from clustersim.scenario.parts import model_of, placed
@@ -327,7 +327,7 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
             f"{file}: does not say on what machine it runs; give --topology, such as --topology dgx-h100 "
             "(clustersim list topologies)"
         )
-    counts = {name: _count(fields.get(f"cluster.{name}")) for name in ("nodes", "gpus_per_node")}
+    counts = {name: count_in(fields.get(f"cluster.{name}")) for name in ("nodes", "gpus_per_node")}
     cluster_table: Tables = {name: value for name, value in counts.items() if value}
     cluster_table |= {name: value for name, value in cluster.items() if value is not None}
     for name, value in counts.items():
@@ -337,7 +337,7 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
     topology = str(cluster_table["topology"])
     if topology.endswith(".toml") or "/" in topology:
         topology = str(folder / topology)
-    world = _count(fields.get("cluster.world"))
+    world = count_in(fields.get("cluster.world"))
     if world and counts["nodes"] and world % counts["nodes"] == 0 and not cluster.get("nodes"):
         cluster_table.setdefault("gpus_per_node", world // counts["nodes"])
     if "nodes" not in cluster_table and world:
@@ -354,12 +354,6 @@ def machine(fields: ScenarioFields, cluster: Tables, notes: list[str], file: str
         by = fields.by["cluster.world"]
         notes.append(f"{ranks} ranks as asked for; {by.where}: {by.name} says {world}")
     return cluster_table, ranks
-
-
-def _count(value: Any) -> int:
-    """What a launcher says, where it is a number; 0 else (an elastic ``1:4``, a variable of the scheduler)."""
-    text = str(value)
-    return int(text) if text.isdecimal() and len(text) < 8 else 0
 
 
 def checked(tables: Tables, path: Path, fields: ScenarioFields) -> Scenario:

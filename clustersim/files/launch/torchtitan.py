@@ -10,6 +10,7 @@ from clustersim.files.launch.table import FrameworkTable
 BATCH = 8
 """``training.batch_size`` of a file that does not say it."""
 _PARALLEL = "parallelism.pipeline_parallel_"
+_BATCHES: tuple[Key, ...] = (("config", "training.batch_size"), ("config", "training.local_batch_size"))
 _COUNTS = ("experimental.pipeline_parallel_microbatches", "training.pipeline_parallel_microbatches")
 
 
@@ -113,7 +114,7 @@ def _batches_of_2024(options: dict[Key, OptionValue], table: FrameworkTable) -> 
         return []
     count = counts[0] if counts else None
     passes = _whole(count) if count is not None else stages * (2 if _looped(options) else 1)
-    batch = next((options[key] for key in _batches() if key in options), None)
+    batch = next((options[key] for key in _BATCHES if key in options), None)
     samples = BATCH if batch is None else _whole(batch)
     if samples % passes:
         where = next(option.where for option in (count, degree, batch) if option is not None)
@@ -123,10 +124,6 @@ def _batches_of_2024(options: dict[Key, OptionValue], table: FrameworkTable) -> 
         return []
     options[micro] = OptionValue("micro-batches", samples // passes, "")
     return [f"the batch is cut into {passes} micro-batches, one for each stage, as nobody says how many"]
-
-
-def _batches() -> tuple[Key, ...]:
-    return ("config", "training.batch_size"), ("config", "training.local_batch_size")
 
 
 def _whole(option: OptionValue) -> int:

@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
 
 import msgspec
 
 from clustersim.core.model import Kernel
-from clustersim.core.texts import Table, data_table
+from clustersim.core.texts import data_table
 from clustersim.core.topology import NodeType
 from clustersim.core.units import parse_time
 from clustersim.model.seconds.kernels import launches, weighted
@@ -205,7 +204,7 @@ def _captured(name: str, kernel: str, graphs: tuple[str, ...]) -> bool:
 def host_level(framework: str, implementation: str | None) -> HostLaw:
     """The law of a stack on Sapphire Rapids, its launches at the device's usual cost left out: of a framework's
     implementation, of the framework, or the prior of those that nobody has measured."""
-    table = _levels()
+    table = data_table("host")
     names = (f"{framework}/{implementation}", framework, "unknown")
     name = next(name for name in names if name in table)
     level = table[name]
@@ -214,8 +213,3 @@ def host_level(framework: str, implementation: str | None) -> HostLaw:
     return HostLaw(
         parse_time(level["call"]), 0.0, joined, str(level["source"]), known=name != "unknown", by_expert=by_expert
     )
-
-
-@lru_cache(maxsize=1)
-def _levels() -> Table:
-    return data_table("host")

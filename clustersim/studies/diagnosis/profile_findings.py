@@ -177,7 +177,8 @@ def _bounds(run: Timeline, spans: dict[str, Any], index: dict[int, int], transfe
 
 def _slow_ranks(steps: ProfiledSteps, site: Site) -> dict[int, Floats]:
     """Ranks whose kernels take longer than those of the quickest machine -> by which share, in every step."""
-    machine = np.array([_machine_of(site, int(rank)) for rank in steps.ranks])
+    # Ranks that no file places are of one machine.
+    machine = np.array([site.hosts.get(int(rank), "") for rank in steps.ranks])
     medians = [np.median(steps.busy[:, machine == name], axis=1) for name in np.unique(machine)]
     usual = np.min(medians, axis=0)
     ratio = np.log(steps.busy / usual[:, None])
@@ -186,11 +187,6 @@ def _slow_ranks(steps: ProfiledSteps, site: Site) -> dict[int, Floats]:
     limit = max(np.log1p(LEAST_SLOWER), NOISES * noise)
     struck = np.flatnonzero((top > limit) | (ratio.max(axis=0) > 2 * limit))
     return {int(steps.ranks[i]): np.expm1(ratio[:, i]) for i in struck}
-
-
-def _machine_of(site: Site, rank: int) -> str:
-    """The machine of a rank; one for all that no file places."""
-    return site.hosts.get(rank, "")
 
 
 def _late_ranks(steps: ProfiledSteps) -> dict[int, Floats]:

@@ -227,17 +227,13 @@ def _gpus(exam: PlantedIncident, rng: np.random.Generator) -> list[GpuCounters]:
             GpuCounters(
                 host=host,
                 gpu=local[host],
-                clock=round(_boost(exam) / float(slower or 1.0)),
+                clock=round(CLOCKS.get(exam.prepared.device.name, BOOST) / float(slower or 1.0)),
                 temperature=round(float(rng.uniform(*(HOT if hot else COOL))) + 8.0 * (rank == warm)),
                 remapped=int(stalled) + int(rank == mended),
                 xid=ROW_REMAPPED if stalled else 0,
             )
         )
     return gpus
-
-
-def _boost(exam: PlantedIncident) -> float:
-    return CLOCKS.get(exam.prepared.device.name, BOOST)
 
 
 # ---- benchmarks ------------------------------------------------------------------------------------------------------
