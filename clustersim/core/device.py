@@ -237,11 +237,11 @@ def device(name: str) -> Device:
     >>> device("H100-SXM5-80GB").sm, device("NVIDIA H100 80GB HBM3").name
     (90, 'H100-SXM5-80GB')
     """
-    found = _names().get(str(name).strip().lower())
-    if found is None:
-        known = [text for one in devices().values() for text in (one.name, *one.aliases)]
-        raise TopologyError(f"unknown device {name!r}; {nearest(name, known)}")
-    return found
+    named = _names().get(str(name).strip().lower())
+    if named is None:
+        every_name = [text for gpu in devices().values() for text in (gpu.name, *gpu.aliases)]
+        raise TopologyError(f"unknown device {name!r}; {nearest(name, every_name)}")
+    return named
 
 
 @lru_cache(maxsize=1)

@@ -204,3 +204,12 @@ class Dims(msgspec.Struct, frozen=True, dict=True):
 
     def _stride(self, axes: Sequence[str]) -> int:
         return self.size_of(axes[: axes.index("pp")])
+
+
+def powers_of_two(most: int) -> list[int]:
+    """Degrees that machines are usually divided by.
+
+    >>> powers_of_two(12)
+    [1, 2, 4, 8]
+    """
+    return [1 << i for i in range(most.bit_length()) if 1 << i <= most]

@@ -101,10 +101,10 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
         usual = LAYER_NORM if s.norm == "layernorm" else RMS_NORM
         narrow = s.norm == "rmsnorm" and (name == "qk_norm" or "latent" in name)
         return kernel.nbytes / K.NORM[s.norm, False].forward, NARROW_RMS_NORM if narrow else usual
-    known = ACTIVATION.get(_activation(s, name)) if name in ACTIVATIONS else None
-    known = LIGER_GATE if known is not None and s.gated and s.implementation == "liger" else known
-    if known is not None and _of_mlp(s, kernel):
-        return kernel.nbytes / _passes(s, name), known
+    rule = ACTIVATION.get(_activation(s, name)) if name in ACTIVATIONS else None
+    rule = LIGER_GATE if rule is not None and s.gated and s.implementation == "liger" else rule
+    if rule is not None and _of_mlp(s, kernel):
+        return kernel.nbytes / _passes(s, name), rule
     if name == "softmax":
         return float(s.heads) * s.seq_len**2, SOFTMAX if _is_narrow(s) else WIDE_SOFTMAX
     if name == "context":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from string import Template
 from typing import TYPE_CHECKING
 
+from clustersim.core.dims import powers_of_two
 from clustersim.core.paths import data_path
 from clustersim.core.texts import Table
 
@@ -62,8 +63,8 @@ class RecipePlace:
         """(tp, pp) that divide model and machine, the least split first; of equal ones tensor parallelism."""
         if self.shape is None:
             return [(1, 1)]
-        tensor = [n for n in _powers(self.per_node) if self.shape.heads % n == 0 and self.shape.kv_heads % n == 0]
-        stages = [n for n in _powers(min(self.nodes, MOST_STAGES)) if self.shape.layers % n == 0]
+        tensor = [n for n in powers_of_two(self.per_node) if self.shape.heads % n == 0 and self.shape.kv_heads % n == 0]
+        stages = [n for n in powers_of_two(min(self.nodes, MOST_STAGES)) if self.shape.layers % n == 0]
         return sorted(itertools.product(tensor, stages), key=lambda pair: (pair[0] * pair[1], -pair[0]))
 
 
@@ -147,20 +148,12 @@ def _expert_degrees(places: Sequence[RecipePlace]) -> list[int]:
     """Experts over ranks of a node, and over two and more nodes, as far as they divide."""
     shape = places[0].shape
     most = max(place.nodes * place.per_node for place in places)
-    return [n for n in _powers(min(most, MOST_EXPERT_RANKS)) if shape is not None and shape.experts % n == 0]
+    return [n for n in powers_of_two(min(most, MOST_EXPERT_RANKS)) if shape is not None and shape.experts % n == 0]
 
 
 def _experts(place: RecipePlace) -> str:
     if place.shape is None or not place.shape.experts:
         return ""
     world = place.nodes * place.per_node
-    degree = max(n for n in _powers(min(place.per_node, world)) if place.shape.experts % n == 0)
+    degree = max(n for n in powers_of_two(min(place.per_node, world)) if place.shape.experts % n == 0)
     return f"ep = {degree}                       # experts of a layer shared out inside a node, tokens sent to them\n"
-
-
-def _powers(most: int) -> list[int]:
-    """
-    >>> _powers(12)
-    [1, 2, 4, 8]
-    """
-    return [1 << i for i in range(most.bit_length()) if 1 << i <= most]

@@ -7,6 +7,6 @@ and what the rows say of each constant comes out: its value, a 95 % interval, or
 from __future__ import annotations
 
 from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
-from clustersim.calibrate.fit.solve import FitResult, FittedConstant, Knob, TimeModel, fit
+from clustersim.calibrate.fit.solve import FitResult, Knob, fit
 
-__all__ = ["FitResult", "FittedConstant", "Knob", "MeasuredCollective", "NcclTimes", "TimeModel", "fit"]
+__all__ = ["FitResult", "Knob", "MeasuredCollective", "NcclTimes", "fit"]

@@ -12,12 +12,10 @@ from clustersim.cluster.files.check import TopologyReport, check
 from clustersim.cluster.files.fitted import calibration_text
 from clustersim.cluster.files.load import files, load, mesh, node, uncalibrated
 from clustersim.cluster.files.networks import dragonfly, fat_tree, one_switch, rail_optimised
-from clustersim.cluster.files.node import NodeBuild
 from clustersim.cluster.files.reading import numbers_of
 
 __all__ = [
     "Change",
-    "NodeBuild",
     "TopologyReport",
     "calibration_text",
     "change",

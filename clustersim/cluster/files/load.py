@@ -147,8 +147,8 @@ def _per_domain(topology: Topology, gpus: Ints) -> int:
     shared = [vertex for vertex in outside.tolist() if topology.vertex_kinds[vertex] == NVSWITCH]
     if not shared:
         return 0
-    mine = topology.link_dst[topology.link_src == gpus[0]]
-    switches = mine[np.isin(mine, shared)]
+    neighbours = topology.link_dst[topology.link_src == gpus[0]]
+    switches = neighbours[np.isin(neighbours, shared)]
     if not len(switches):
         return 0
     return int(np.isin(gpus, topology.link_src[topology.link_dst == switches[0]]).sum())

@@ -54,9 +54,9 @@ def task(text: str, name: str) -> PodJob:
     """A task of SkyPilot (sky/task.py, sky/skylet/constants.py): what each node runs, and its GPUs."""
     table = yaml_table(text, name, ScenarioError)
     resources = table.get("resources")
-    held = resources.get("accelerators") if isinstance(resources, dict) else None
-    kinds = held if isinstance(held, dict) else {}
-    kind = re.fullmatch(r"[\w.-]+:(\d{1,4})", held) if isinstance(held, str) else None
+    accelerators = resources.get("accelerators") if isinstance(resources, dict) else None
+    kinds = accelerators if isinstance(accelerators, dict) else {}
+    kind = re.fullmatch(r"[\w.-]+:(\d{1,4})", accelerators) if isinstance(accelerators, str) else None
     gpus = int(kind[1]) if kind else count_in(next(iter(kinds.values()))) if len(kinds) == 1 else 0
     nodes = count_in(table.get("num_nodes")) or 1
     own = {"SKYPILOT_NUM_NODES": nodes} | ({"SKYPILOT_NUM_GPUS_PER_NODE": gpus} if gpus else {})
@@ -86,14 +86,14 @@ def job(text: str, name: str) -> PodJob:
 def _job(table: Table, pods: list[_Pods]) -> PodJob:
     spec = table["spec"]
     mpi = "mpiReplicaSpecs" in spec
-    first = next((some.container for some in pods if _words(some.container)), {})
-    nodes = sum(some.count for some in pods[1 if mpi else 0 :])
+    first = next((pod.container for pod in pods if _words(pod.container)), {})
+    nodes = sum(pod.count for pod in pods[1 if mpi else 0 :])
     ranks = (
         count_in(spec.get("slotsPerWorker"))
         or count_in(spec.get("nprocPerNode"))
         or count_in(first.get("numProcPerNode"))
     )
-    gpus = next((n for some in reversed(pods) if (n := _gpus(some.container))), 0)
+    gpus = next((n for pod in reversed(pods) if (n := _gpus(pod.container))), 0)
     ranks = ranks or gpus
     own = {} if mpi else dict.fromkeys(_SETS["nodes"], nodes) | {name: ranks for name in _SETS["ranks"] if ranks}
     listed = first.get("env")
@@ -114,7 +114,7 @@ def _pods(spec: Any) -> Iterator[_Pods]:
     specs: Table = next((spec[key] for key in _REPLICAS if isinstance(spec.get(key), dict)), {})
     leaders = sorted(specs, key=lambda role: role not in ("Master", "Launcher"))
     several = [spec[key] for key in ("tasks", "replicatedJobs") if isinstance(spec.get(key), list)]
-    for part in [*(specs[role] for role in leaders), *(part for each in several for part in _tables(each))]:
+    for part in [*(specs[role] for role in leaders), *(part for children in several for part in _tables(children))]:
         if isinstance(part, dict):
             yield from _of_template(part, part.get("template"))
     group = spec.get("leaderWorkerTemplate")

@@ -142,16 +142,16 @@ def _model(fields: ScenarioFields, model: str | None, file: str, trained: str) -
         return []
     layers = fields.pop("shape.experts.layers", None)
     sizes = {name[6:]: value for name, value in fields.items() if name.startswith("shape.")}
-    found = shapes.model_for(file, sizes, causal=trained != "encoder")
+    sized_model = shapes.model_for(file, sizes, causal=trained != "encoder")
     if layers is not None:
-        found = shapes.with_expert_layers(found, str(layers), fields.by.get("shape.experts.layers"), file)
+        sized_model = shapes.with_expert_layers(sized_model, str(layers), fields.by.get("shape.experts.layers"), file)
     by = fields.by.get("shape.layers")
     if by is not None:
         fields.by["model.name"] = by
-    fields["model.name"] = found.name
-    if found.options:
-        fields["model.options"] = found.options
-    return [found.note]
+    fields["model.name"] = sized_model.name
+    if sized_model.options:
+        fields["model.options"] = sized_model.options
+    return [sized_model.note]
 
 
 def _known(fields: ScenarioFields) -> None:
@@ -175,8 +175,8 @@ def _masters(fields: ScenarioFields) -> list[str]:
     distributed data parallelism is with gradients of the parameters' type; returns a note."""
     by = fields.by.get("strategy.kind")
     sixteen = fields.get("strategy.param_dtype") in {"bf16", "fp16"} or fields.get("model.dtype") in {"bf16", "fp16"}
-    whole = not any(holds(name, fields) for name in ("tp", "pp", "cp", "ep"))
-    if by is None or not by.name.endswith("stage") or fields["strategy.kind"] != "ddp" or not (sixteen and whole):
+    is_unsplit = not any(holds(name, fields) for name in ("tp", "pp", "cp", "ep"))
+    if by is None or not by.name.endswith("stage") or fields["strategy.kind"] != "ddp" or not (sixteen and is_unsplit):
         return []
     fields.setdefault("strategy.param_dtype", fields.get("model.dtype"))
     fields["parallel.framework"] = fields["strategy.framework"] = MEGATRON
@@ -211,15 +211,17 @@ def _scores(table: FrameworkTable, fields: ScenarioFields) -> list[str]:
     (megatron/model/transformer.py ``CoreAttention``); returns a note."""
     if table.name != "deepspeed":
         return []
-    said = "model.attention" in fields.by
+    is_set = "model.attention" in fields.by
     if "shape.layers" not in fields:  # another script than Megatron-DeepSpeed's
-        if not said:
+        if not is_set:
             fields.pop("model.attention", None)
         return []
     if fields.get("model.attention") != "eager":
         return []
     fields.setdefault("model.implementation", "megatron")
-    return [] if said else ["no --use-flash-attn-v2: scores of attention are in memory, as Megatron-DeepSpeed has them"]
+    return (
+        [] if is_set else ["no --use-flash-attn-v2: scores of attention are in memory, as Megatron-DeepSpeed has them"]
+    )
 
 
 def _graphs(fields: ScenarioFields) -> list[str]:
@@ -239,11 +241,11 @@ def _named(fields: ScenarioFields, table: FrameworkTable) -> list[str]:
     name = fields.get("model.name")
     if not isinstance(name, str) or name in shipped("data/models", ".json"):
         return []
-    found = trainer.shipped_name(name, table)
-    if found is None or found == name:
+    shipped_name = trainer.shipped_name(name, table)
+    if shipped_name is None or shipped_name == name:
         return []
-    fields["model.name"] = found
-    return [f"{name} has the sizes of {found}"]
+    fields["model.name"] = shipped_name
+    return [f"{name} has the sizes of {shipped_name}"]
 
 
 def _unsaid(fields: ScenarioFields, made: Scenario) -> list[str]:

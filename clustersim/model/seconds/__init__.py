@@ -5,7 +5,7 @@ host's time to launch them. Rates are a device's published measurements (best ma
 few global constants of :class:`~clustersim.model.seconds.base.ComputeConstants`; nothing is fitted per GPU, model or
 case."""
 
-from clustersim.model.seconds.base import CONSTANTS, ComputeConstants, Execution, Setting, setting
+from clustersim.model.seconds.base import CONSTANTS, ComputeConstants, Execution, setting
 from clustersim.model.seconds.gemm import gemm_time
 from clustersim.model.seconds.optimizer import optimizer_time
 from clustersim.model.seconds.step import step_cost
@@ -14,7 +14,6 @@ __all__ = [
     "CONSTANTS",
     "ComputeConstants",
     "Execution",
-    "Setting",
     "gemm_time",
     "optimizer_time",
     "setting",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from clustersim.model.traced.folding import folded
 from clustersim.model.traced.reading import read_model_file, read_traced
-from clustersim.model.traced.schema import FORMAT, TYPES, VERSION, KernelRow, LayerRow, LayerWork, ModelFile, TensorRow
+from clustersim.model.traced.schema import FORMAT, TYPES, LayerRow, LayerWork, ModelFile, TensorRow
 
 __all__ = [
     "FORMAT",
     "TYPES",
-    "VERSION",
-    "KernelRow",
     "LayerRow",
     "LayerWork",
     "ModelFile",

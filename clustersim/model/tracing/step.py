@@ -94,10 +94,10 @@ def _arguments(
     inputs: tuple[InputSpec, ...], more: Mapping[str, Any], dtype: torch.dtype
 ) -> tuple[list[torch.Tensor], dict[str, Any]]:
     """The inputs by place and by name."""
-    made = {spec.name or str(place): (spec, _input(spec, dtype)) for place, spec in enumerate(inputs)}
-    positional = [tensor for spec, tensor in made.values() if not spec.name]
-    named: dict[str, Any] = {spec.name: tensor for spec, tensor in made.values() if spec.name}
-    first = next(iter(made.values()))[1]
+    by_name = {spec.name or str(place): (spec, _input(spec, dtype)) for place, spec in enumerate(inputs)}
+    positional = [tensor for spec, tensor in by_name.values() if not spec.name]
+    named: dict[str, Any] = {spec.name: tensor for spec, tensor in by_name.values() if spec.name}
+    first = next(iter(by_name.values()))[1]
     for name, value in more.items():
         if isinstance(value, str) and value.startswith("like "):
             named[name] = named[value.removeprefix("like ")]

@@ -101,8 +101,8 @@ def _of_late(late: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[S
     limit = max(_late_limit(steps), NEAR * worst)
     courses_of = {rank: course_of(by.tolist(), limit) for rank, by in late.items()}
     first = next(iter(courses_of.values()))
-    where = f"rank(s) {few(late, SHOWN)}" if steps.on_cpu else f"the GPU of rank(s) {few(late, SHOWN)}"
-    text = f"profiles: {where} stands still {format_time(worst)} before a step, {first}"
+    culprit = f"rank(s) {few(late, SHOWN)}" if steps.on_cpu else f"the GPU of rank(s) {few(late, SHOWN)}"
+    text = f"profiles: {culprit} stands still {format_time(worst)} before a step, {first}"
     again = {"garbage_collection": SURE, "slow_data": UNLIKELY}
     stays = {"slow_data": SURE, "garbage_collection": UNLIKELY}
 
@@ -147,9 +147,9 @@ def _steps(run: Timeline) -> ProfiledSteps:
     for i, number in enumerate(numbers.tolist()):
         for j in range(len(ranks)):
             own = work & (place == j)
-            here = own & (step == number)
+            in_step = own & (step == number)
             before = (place == j) & (step < number)  # where nothing follows the last collective, waiting is no idling
-            busy[i, j] = (spans["end"] - spans["start"])[here].sum()
+            busy[i, j] = (spans["end"] - spans["start"])[in_step].sum()
             begun = spans["ready"][(place == j) & (step == number)]  # a gather of parameters may come first
             if begun.size and before.any():
                 idle[i, j] = begun.min() - spans["end"][before].max()
@@ -159,10 +159,10 @@ def _steps(run: Timeline) -> ProfiledSteps:
     for op in collectives:
         if op.step in index and "transfer_s" in op.detail:
             transfers[index[op.step]].append(((op.kind, op.nbytes), float(op.detail["transfer_s"])))
-    whole = bool(collectives) and all("transfer_s" in op.detail for op in collectives)
-    if not whole:
+    all_timed = bool(collectives) and all("transfer_s" in op.detail for op in collectives)
+    if not all_timed:
         _bounds(run, spans, index, transfers)
-    return ProfiledSteps(ranks, busy, idle, transfers, whole, bool(run.stats.get(WITHOUT_GPU)))
+    return ProfiledSteps(ranks, busy, idle, transfers, all_timed, bool(run.stats.get(WITHOUT_GPU)))
 
 
 def _bounds(run: Timeline, spans: dict[str, Any], index: dict[int, int], transfers: StepTransfers) -> None:
@@ -214,11 +214,11 @@ def _of_slow(slow: dict[int, Floats], steps: ProfiledSteps, suspects: Sequence[S
             weight = courses.likely(course, suspect.kind)
             return weight / len(struck) ** 2 if suspect.rank in struck else ALMOST_NEVER
         if suspect.kind == "slow_host":
-            here = site.of_host(suspect.host)
-            seen = here & measured
+            of_host = site.of_host(suspect.host)
+            seen = of_host & measured
             if struck != seen:
                 return UNLIKELY if seen and seen <= struck else ALMOST_NEVER
-            return SURE if len(seen) > 1 else PARTLY if here - seen else ALMOST_NEVER
+            return SURE if len(seen) > 1 else PARTLY if of_host - seen else ALMOST_NEVER
         return ALMOST_NEVER if suspect.kind == NOTHING or suspect.port is None else UNLIKELY
 
     return finding("profiles", text, suspects, likely)

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from clustersim.core.dims import powers_of_two
 from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.limits import MOST_VALUES, counted
 from clustersim.core.texts import Table, shown
@@ -123,12 +124,12 @@ def _searched(name: str, shape: ModelShape, per_node: int, tried: Table, file: s
     """What the model and the machine allow."""
     ends = sum(tried.get(f"account_for_{end}_in_pipeline_split") is True for end in ("embedding", "loss"))
     degrees: dict[str, Sequence[Any]] = {
-        "tp": _powers(per_node),
-        "cp": _powers(MOST_CP),
+        "tp": powers_of_two(per_node),
+        "cp": powers_of_two(MOST_CP),
         "pp": _divisors(shape.layers + ends, MOST_STAGES),
         "vpp": _divisors(shape.layers + ends, MOST_CHUNKS),
         "ep": _divisors(shape.experts, shape.experts) or [1],
-        "etp": _powers(per_node),
+        "etp": powers_of_two(per_node),
         "order": ["megatron", "llama3"],
         "schedule": [None, "zb_h1"],
     }
@@ -147,10 +148,6 @@ def _types(name: str) -> list[Any]:
     """A knob's type, and what it is made of; nothing for what is no field of :class:`ParallelConfig`."""
     kinds = (field.type for field in msgspec.structs.fields(ParallelConfig) if field.name == name)
     return [member for kind in kinds for member in (kind, *typing.get_args(kind))]
-
-
-def _powers(most: int) -> list[int]:
-    return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
 
 
 def _divisors(number: int, most: int) -> list[int]:

@@ -7,9 +7,8 @@
 
 from __future__ import annotations
 
-from clustersim.scenario.identity import Fingerprints, Identity
+from clustersim.scenario.identity import Fingerprints
 from clustersim.studies.sweep.crews import Dask, Processes
-from clustersim.studies.sweep.row import line_of
 from clustersim.studies.sweep.running import SweepOutcome, SweepProgress, sweep
 from clustersim.studies.sweep.spec import Sweep, SweepCase, from_table, load
 from clustersim.studies.sweep.store import Store
@@ -18,7 +17,6 @@ from clustersim.studies.sweep.table import about, is_sweep, read, rows, write
 __all__ = [
     "Dask",
     "Fingerprints",
-    "Identity",
     "Processes",
     "Store",
     "Sweep",
@@ -28,7 +26,6 @@ __all__ = [
     "about",
     "from_table",
     "is_sweep",
-    "line_of",
     "load",
     "read",
     "rows",

@@ -36,7 +36,7 @@ from clustersim.training.schedules.interleaved import INTERLEAVED
 from clustersim.training.schedules.interleaved_zero_bubble import INTERLEAVED_ZERO_BUBBLE
 from clustersim.training.schedules.looped_bfs import LOOPED_BFS
 from clustersim.training.schedules.naive import NAIVE
-from clustersim.training.schedules.notation import parse, text
+from clustersim.training.schedules.notation import text
 from clustersim.training.schedules.one_f_one_b import ONE_F_ONE_B
 from clustersim.training.schedules.pipedream import PIPEDREAM, PIPEDREAM_2BW
 from clustersim.training.schedules.play import ScheduleTimes, times
@@ -112,7 +112,6 @@ __all__ = [
     "beside",
     "check",
     "from_csv",
-    "parse",
     "rank_and_chunk",
     "schedule",
     "stage_of",

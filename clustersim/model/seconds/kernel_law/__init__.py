@@ -7,7 +7,7 @@ Constants are fitted by ``tests/kernel_fit.py`` on 355,000 measured kernels of A
 and judged with each GPU left out.
 """
 
-from clustersim.model.seconds.kernel_law.constants import KernelLaws, kernel_laws
-from clustersim.model.seconds.kernel_law.sheet import Sheet, sheet_of
+from clustersim.model.seconds.kernel_law.constants import kernel_laws
+from clustersim.model.seconds.kernel_law.sheet import sheet_of
 
-__all__ = ["KernelLaws", "Sheet", "kernel_laws", "sheet_of"]
+__all__ = ["kernel_laws", "sheet_of"]
