@@ -100,6 +100,11 @@ def _spec(file: Path, text: str) -> DeviceSpec:
         raise TopologyError(f"{file}: {error}{_keys(str(error))}") from None
 
 
+def is_own(gpu: str) -> bool:
+    """Whether a GPU is given as a file of its own, and not by a shipped one's name."""
+    return gpu.endswith(".toml")
+
+
 def is_gpu(name: str) -> bool:
     """Whether a file describes a GPU and nothing else."""
     file = Path(name)

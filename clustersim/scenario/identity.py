@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from clustersim.core import gpu_file
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.texts import Table, plain_file
 from clustersim.scenario import Scenario
@@ -64,7 +65,7 @@ class Fingerprints:
         digests = self._of("topology", scenario, "cluster.topology", file.cluster.topology)
         config = file.model.hf_config
         traced = file.model.file
-        if (gpu := file.cluster.device) and gpu.endswith(".toml"):
+        if (gpu := file.cluster.device) and gpu_file.is_own(gpu):
             digests |= self._of("device", scenario, "cluster.device", gpu)
         if traced is not None:
             digests |= self._of("traced", scenario, "model.file", traced)

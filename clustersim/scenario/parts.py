@@ -69,7 +69,7 @@ def gpu_of(scenario: Scenario) -> str | Device | None:
     name = scenario.file.cluster.device
     if name is None:
         return None
-    if name.endswith(".toml"):
+    if gpu_file.is_own(name):
         return gpu_file.load(located(scenario, "cluster.device", name))
     device(name)
     return name

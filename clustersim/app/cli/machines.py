@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clustersim.core import gpu_file
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.paths import shipped
 
@@ -35,10 +36,9 @@ class MachineChoice:
     def gpus(self) -> list[Device]:
         """The kinds of GPU that it has."""
         from clustersim.cluster import files as fabrics
-        from clustersim.core import gpu_file
         from clustersim.core.device import device
 
-        if is_gpu_file(self.gpu):
+        if gpu_file.is_own(self.gpu):
             return [gpu_file.load(self.gpu)]
         return [device(self.gpu)] if self.gpu else [kind.gpu for kind in fabrics.load(self.topology).node_types]
 
@@ -58,11 +58,11 @@ class MachineChoice:
 
     def node_lines(self) -> list[str]:
         """Of ``[node]`` of a topology whose sockets have another shipped GPU."""
-        return [f'device = "{self.gpu}"'] if self.gpu and not is_gpu_file(self.gpu) else []
+        return [f'device = "{self.gpu}"'] if self.gpu and not gpu_file.is_own(self.gpu) else []
 
     def device_table(self) -> list[str]:
         """``[device]`` of a topology that carries the GPU of a file, as that file has it; none for others."""
-        if not is_gpu_file(self.gpu):
+        if not gpu_file.is_own(self.gpu):
             return []
         text = Path(self.gpu).read_text("utf-8")
         head = re.search(r"^\[device\]", text, re.MULTILINE)
@@ -76,7 +76,6 @@ def machine_of(gpu: str | None, topology: str | None) -> MachineChoice:
     a topology the GPU stands in its sockets. Raises :class:`ClusterSimError` where nothing shipped carries it.
     """
     from clustersim.cluster import files as fabrics
-    from clustersim.core import gpu_file
     from clustersim.core.device import device_from_text
 
     if topology is not None:
@@ -85,8 +84,8 @@ def machine_of(gpu: str | None, topology: str | None) -> MachineChoice:
             return MachineChoice(topology)
         if all(name.lower().startswith(gpu.lower()) for name in devices(topology)):
             return MachineChoice(topology)  # A100 is the A100 that it has, of 40 GB or of 80
-        return MachineChoice(topology, gpu if is_gpu_file(gpu) else device_from_text(gpu).name)
-    if gpu is None or not is_gpu_file(gpu):
+        return MachineChoice(topology, gpu if gpu_file.is_own(gpu) else device_from_text(gpu).name)
+    if gpu is None or not gpu_file.is_own(gpu):
         return MachineChoice(_carrier(gpu or "H100"))
     base = gpu_file.base_of(gpu)
     if base is None:
@@ -106,11 +105,6 @@ def _carrier(gpu: str) -> str:
     if not carry:
         raise ClusterSimError(f"--gpu {gpu}: no shipped machine carries {wanted}; clustersim list topologies")
     return min(carry, key=lambda name: (not name.startswith(("dgx", "hgx", "pcie")), len(name), name[:3] != "hgx"))
-
-
-def is_gpu_file(gpu: str) -> bool:
-    """Whether a GPU is described by a file of its own."""
-    return gpu.endswith(".toml")
 
 
 def devices(topology: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clustersim.core import gpu_file
 from clustersim.core.errors import ScenarioError
 from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
@@ -44,5 +45,5 @@ def files_of(scenario: Scenario) -> dict[str, str | None]:
     model = scenario.file.model
     split = scenario.file.parallel
     names = (split.schedule_csv, split.routing.file) if split else (None, None)
-    gpu = cluster.device if cluster.device and cluster.device.endswith(".toml") else None  # else a shipped one
+    gpu = cluster.device if cluster.device and gpu_file.is_own(cluster.device) else None  # else a shipped one
     return dict(zip(FILES, (cluster.topology, gpu, model.hf_config, model.file, model.name, *names), strict=True))

@@ -64,6 +64,10 @@ LEAST_K = 128.0
 
 KNEE = 8192.0
 """FLOP a clock and SM (Blackwell's in 16 bits) from which tensor cores outrun what an SM can bring them."""
+TILE = 128.0
+"""Rows and columns of the tile that costs of feeding, of writing and of reading again are told by."""
+KEPT = 0.5
+"""Share of the L2 that holds one operand: the other passes through it too. A round number; 0.4 to 0.8 where fitted."""
 
 
 @dataclass(frozen=True)
@@ -159,12 +163,6 @@ def rereads(sheet: Sheet, shapes: Shapes) -> Floats:
     return again
 
 
-TILE = 128.0
-"""Rows and columns of the tile that costs of writing and of reading again are told by."""
-KEPT = 0.5
-"""Share of the L2 that holds one operand: the other passes through it too. A round number; 0.4 to 0.8 where fitted."""
-
-
 @dataclass(frozen=True)
 class TileCosts:
     """What tiles and splits cost on a GPU; the last axis is tiles x splits.
@@ -187,7 +185,7 @@ class TileCosts:
 def tile_costs(law: ProductLaw, sheet: Sheet, tilings: Tilings = EVERY) -> TileCosts:
     """Costs of every tile and split at full clocks."""
     flop, clock, bandwidth = (_column(value) for value in (sheet.flop_a_clock, sheet.clock, sheet.bandwidth))
-    edges = 128.0 * (1.0 / tilings.rows + 1.0 / tilings.columns)
+    edges = TILE * (1.0 / tilings.rows + 1.0 / tilings.columns)
     feed = law.feed * (flop / 4096.0) ** law.growth * edges
     load = norm(law.load_norm, np.ones_like(feed), feed)
     eta = np.exp(law.level + _column(sheet.level)) * (1.0 + flop / KNEE) ** -law.thin
@@ -213,8 +211,8 @@ def by_tiling(costs: TileCosts, shapes: Shapes) -> Floats:
     tiles = count * np.ceil(m / rows) * np.ceil(n / columns) * split / costs.sms
     waves = costs.whole * np.ceil(tiles) + (1.0 - costs.whole) * np.maximum(1.0, tiles)
     seconds = waves * (costs.per_k * k + costs.per_round) + costs.per_sum * (count * m * n)
-    allowed: Floats = np.where((split == 1) | (k >= LEAST_K * split), seconds, np.inf)
-    return allowed
+    possible: Floats = np.where((split == 1) | (k >= LEAST_K * split), seconds, np.inf)
+    return possible
 
 
 def power(law: ProductLaw, sheet: Sheet, flops: Floats) -> Floats:
