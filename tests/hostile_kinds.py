@@ -96,8 +96,8 @@ def kinds() -> dict[str, Kind]:
 
 def _scenarios() -> dict[str, Kind]:
     from clustersim.core.variation import Variation
-    from clustersim.scenario.campaign_schema import CampaignTable
-    from clustersim.scenario.schema import Cluster, Model, Run
+    from clustersim.scenario.file.campaign_schema import CampaignTable
+    from clustersim.scenario.file.schema import Cluster, Model, Run
     from clustersim.training.strategies import STRATEGIES
 
     sizes = {"micro_batch_size": st.sampled_from([1, 2, 8])}

@@ -261,7 +261,7 @@ TIMES = ("0 s", "1e-30 s", "1 ns", "1 us", "1 ms", "20 ms", "1 s", "2 s", "1e9 s
 
 def machine_kinds() -> dict[str, Kind]:
     """Kinds of machines."""
-    from clustersim.scenario.schema import Change
+    from clustersim.scenario.file.schema import Change
 
     names = st.sampled_from(
         ["node0/gpu0", "node*/gpu*", "node0/gpu0 -> node0/gpu1", "node0/* <-> *", "*", "node9/nic0"]

@@ -29,7 +29,7 @@ from clustersim.core.errors import ClusterSimError
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import Collective, Compute, Recv, Send
 from clustersim.scenario.result import Result
-from clustersim.scenario.running import Prepared
+from clustersim.scenario.run.running import Prepared
 
 SAME = 1e-9
 """Relative: rounding."""

@@ -20,7 +20,7 @@ from clustersim.core.ranges import of_step
 from clustersim.model import model
 from clustersim.model.adapters import Adapter, Trained, with_trained
 from clustersim.scenario import from_table
-from clustersim.scenario.ran import trust
+from clustersim.scenario.result.trust import trust
 from clustersim.training.strategies.ddp import DDPConfig, buckets
 from clustersim.training.strategies.zero import build
 from clustersim.training.strategies.zero_config import ZeroConfig

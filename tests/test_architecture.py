@@ -51,7 +51,7 @@ def test_importing_the_package_loads_not_even_numpy():
 
 def test_a_run_in_which_nothing_is_split_or_shared_loads_no_clock_no_builder_and_no_other_command():
     loaded = modules_of("run", "ddp_resnet50_1x8_v100", "--json")
-    assert {"clustersim.app.cli.run", "clustersim.engine.flows.clock", "clustersim.scenario.running"} <= loaded
+    assert {"clustersim.app.cli.run", "clustersim.engine.flows.clock", "clustersim.scenario.run.running"} <= loaded
     assert not loaded & {
         *HEAVY,
         "clustersim.training.builder",

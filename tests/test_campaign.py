@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
 from clustersim.core.units import quantity
-from clustersim.scenario.campaign_schema import CampaignTable
+from clustersim.scenario.file.campaign_schema import CampaignTable
 from clustersim.studies.campaign import causes, pools, renewal, whatif
 from clustersim.studies.campaign.axis import SaveKind, axis
 from clustersim.studies.campaign.batches import BATCH, CampaignOptions, played

@@ -17,7 +17,7 @@ from clustersim.app.cli import cli
 from clustersim.core.errors import TraceError
 from clustersim.core.timeline import Timeline
 from clustersim.files import traces
-from clustersim.scenario.incident_table import KINDS
+from clustersim.scenario.file.incident_table import KINDS
 from clustersim.studies.diagnosis import Site, Suspect, diagnose, profile_findings
 from clustersim.studies.diagnosis.answer import ALONE, CONFIDENT, NEXT, SOURCES, TELLS
 from clustersim.studies.diagnosis.courses import AGAIN, GROWS, ONCE, STAYS, course_of
@@ -217,7 +217,7 @@ def test_the_diagnosis_knows_neither_scenarios_nor_answers():
         nodes = list(ast.walk(ast.parse(path.read_text())))
         names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
         names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-        assert {name for name in names if "scenario" in name} <= {"clustersim.scenario.incident_table"}
+        assert {name for name in names if "scenario" in name} <= {"clustersim.scenario.file.incident_table"}
         assert not [name for name in names if "exam" in name or "engine" in name]
 
 

@@ -132,7 +132,7 @@ def test_a_real_job_over_gloo_is_diagnosed_right_from_the_dumps_of_its_recorder(
 
 
 def test_every_real_fault_is_a_kind_of_incident_and_there_are_twenty():
-    from clustersim.scenario.incident_table import KINDS
+    from clustersim.scenario.file.incident_table import KINDS
     from tests.evidence.gloo_jobs import REAL_FAULTS
 
     assert len(REAL_FAULTS) >= 20

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from clustersim.app.cli import cli, main
 from clustersim.core.errors import ClusterSimError
-from clustersim.scenario.incident_table import KINDS
+from clustersim.scenario.file.incident_table import KINDS
 from clustersim.studies import exam as exams
 from clustersim.studies.diagnosis import diagnose
 from clustersim.studies.exam import ExamAnswer

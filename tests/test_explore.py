@@ -21,7 +21,7 @@ from clustersim.app.explore.worker import RunWorker
 from clustersim.app.plots.style import palette
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.tomls import toml_value
-from clustersim.scenario.reading import override
+from clustersim.scenario.file.reading import override
 
 SMALL = "ddp_resnet50_1x8_v100"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -15,7 +15,7 @@ from clustersim.app.cli import cli
 from clustersim.core.errors import ProgramError, ScenarioError
 from clustersim.engine.hang import Hang
 from clustersim.engine.standstill import HealthyRun, Stuck
-from clustersim.scenario.incident_table import KINDS
+from clustersim.scenario.file.incident_table import KINDS
 
 DDP = "ddp_gpt2_medium_2x4_v100"
 SMALL = {"run.steps": 3, "run.jitter": 0.0}

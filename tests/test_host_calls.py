@@ -17,7 +17,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel
 from clustersim.core.texts import Table
 from clustersim.model.seconds.host import BY_EXPERT, PACE, HostLaw, host_level
-from clustersim.scenario.timed import informed
+from clustersim.scenario.run.timed import informed
 from tests.evidence.software import stack_of
 from tests.evidence.step_rows import whole
 from tests.evidence.validate_steps import _predict_hybrid

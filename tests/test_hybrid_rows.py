@@ -12,7 +12,7 @@ import pytest
 from clustersim import scenario
 from clustersim.calibrate.score import predicted, scored, statistics
 from clustersim.core.errors import ClusterSimError
-from clustersim.scenario.parts import model_of, placed
+from clustersim.scenario.run.parts import model_of, placed
 from clustersim.studies.what_if.folded import folded
 from clustersim.training.parallel.layout import stages_of
 from clustersim.training.schedules import schedule

@@ -24,7 +24,7 @@ from clustersim.files.traces import (
 )
 from clustersim.files.traces.job_logs import JobNics
 from clustersim.files.traces.told import Cabling, GpuCounters, HangReport, LinkCounters, NcclLog, NicPort, TrainingLog
-from clustersim.scenario.incident_table import KINDS
+from clustersim.scenario.file.incident_table import KINDS
 
 BASE = "ddp_gpt2_medium_2x4_v100"
 ORIGIN = 1.8e9

@@ -11,8 +11,8 @@ from clustersim import scenario as scenarios
 from clustersim.core.errors import ScenarioError
 from clustersim.core.timeline import step_ends
 from clustersim.explain.explain import explain
-from clustersim.scenario.incident_table import KINDS
-from clustersim.scenario.misplaced import leaf_of
+from clustersim.scenario.file.incident_table import KINDS
+from clustersim.scenario.run.misplaced import leaf_of
 from clustersim.studies.what_if.otherwise import each_change
 from clustersim.studies.what_if.rerun import rerun_step, step_time
 

@@ -118,7 +118,7 @@ def fields():
     """Every field that a row may be about."""
     from msgspec.structs import fields as of
 
-    from clustersim.scenario.schema import Model, Run
+    from clustersim.scenario.file.schema import Model, Run
 
     known = (
         {f"parallel.{name}" for name in FIELDS}

@@ -7,7 +7,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.files import launch as exchange
 from clustersim.files.launch import shapes
 from clustersim.files.launch.files import document
-from clustersim.scenario.parts import model_of
+from clustersim.scenario.run.parts import model_of
 
 MACHINE = {"topology": "hgx-h100", "nodes": 1}
 SMALL = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 256 --max-position-embeddings 512"

@@ -154,7 +154,7 @@ def test_check_says_how_far_the_machine_is_from_its_kind(tmp_path, capsys):
 
 def test_a_scenario_may_bring_the_numbers(tmp_path):
     from clustersim import scenario
-    from clustersim.scenario.parts import machine as machine_of
+    from clustersim.scenario.run.parts import machine as machine_of
 
     text = '[cluster]\ntopology = "hgx-a100-800g"\nnodes = 2\n{}\n[model]\nname = "gpt2"\n[strategy]\nkind = "ddp"\n'
     times = []

@@ -17,7 +17,7 @@ from clustersim.app.report import content
 from clustersim.core import memory_parts
 from clustersim.core.memory_parts import MEMORY_PARTS, MemoryPart
 from clustersim.core.memory_use import MemoryCourse
-from clustersim.scenario.held import held
+from clustersim.scenario.run.held import held
 
 SMALL = "ddp_resnet50_1x8_v100"
 SPLIT = "gpipe_gpt2_xl_1x8_a100"

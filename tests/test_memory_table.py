@@ -9,7 +9,7 @@ import pytest
 
 from clustersim import scenario
 from clustersim.app.cli.memory import _cells
-from clustersim.scenario.held import held
+from clustersim.scenario.run.held import held
 from clustersim.studies.what_if.memory_table import MemoryRow, host_bytes, table
 from clustersim.training.strategies import STRATEGIES
 

@@ -11,7 +11,7 @@ from clustersim import scenario
 from clustersim.app.cli import room
 from clustersim.cluster import files as fabrics
 from clustersim.model.catalog import file as model_file
-from clustersim.scenario.held import held
+from clustersim.scenario.run.held import held
 from clustersim.studies.plan.spec import load
 
 COMMANDS = {

@@ -14,9 +14,9 @@ from clustersim.app.report.plan import plan_page
 from clustersim.core.dims import Dims
 from clustersim.core.errors import ScenarioError
 from clustersim.core.mesh import Mesh
-from clustersim.scenario.held import held
-from clustersim.scenario.parts import shape_of
-from clustersim.scenario.ran import trust
+from clustersim.scenario.result.trust import trust
+from clustersim.scenario.run.held import held
+from clustersim.scenario.run.parts import shape_of
 from clustersim.studies import plan as planner
 from clustersim.studies.plan.candidates import candidates, scenario_of
 from clustersim.studies.plan.form import RefusedOption

@@ -28,8 +28,8 @@ from clustersim.core.saved_run import SavedRun
 from clustersim.core.units import format_bytes
 from clustersim.explain.breakdown import Breakdown
 from clustersim.explain.where import where
-from clustersim.scenario.mesh_table import drawable
-from clustersim.scenario.parts import placed
+from clustersim.scenario.run.mesh_table import drawable
+from clustersim.scenario.run.parts import placed
 
 STATES = (
     "compute-bound",

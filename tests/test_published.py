@@ -9,7 +9,7 @@ import pytest
 
 from clustersim import scenario
 from clustersim.core.errors import ScenarioError
-from clustersim.scenario.ran import trust
+from clustersim.scenario.result.trust import trust
 from clustersim.studies.what_if.folded import folded
 
 FOLDER = Path(__file__).parents[1] / "scenarios"

@@ -21,7 +21,7 @@ from clustersim.calibrate.validate_nccl import validate_nccl
 from clustersim.cluster import files as fabrics
 from clustersim.core import ranges
 from clustersim.scenario import load
-from clustersim.scenario.ran import trust
+from clustersim.scenario.result.trust import trust
 from clustersim.training.strategies import STRATEGIES
 from tests.evidence.evidence import coverage, distances, quantile, widening
 

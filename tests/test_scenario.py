@@ -6,7 +6,7 @@ import pytest
 
 from clustersim import scenario
 from clustersim.core.errors import ClusterSimError, ScenarioError
-from clustersim.scenario.reading import override, parse_overrides
+from clustersim.scenario.file.reading import override, parse_overrides
 
 GOOD = """
 [cluster]

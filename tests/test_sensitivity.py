@@ -16,7 +16,7 @@ from clustersim.app.cli import cli
 from clustersim.app.report.study import study_html
 from clustersim.core.device import Speed, device, faster
 from clustersim.core.errors import ProgramError
-from clustersim.scenario.running import prepare
+from clustersim.scenario.run.running import prepare
 from clustersim.studies import sensitivity
 from clustersim.studies.sensitivity import ScalingPoint, break_even, curve, last_worthwhile, tornado
 from clustersim.studies.sensitivity.turned import CLOSE, KNOBS

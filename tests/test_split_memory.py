@@ -8,7 +8,7 @@ import pytest
 
 from clustersim import scenario
 from clustersim.core.memory_use import CONTEXT_BYTES, FRAGMENTATION
-from clustersim.scenario.held import held
+from clustersim.scenario.run.held import held
 from clustersim.studies.what_if.memory_table import table
 
 PIPELINE = "1f1b_gpt2_xl_1x8_a100"

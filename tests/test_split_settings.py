@@ -11,7 +11,7 @@ from clustersim import scenario
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.program import Collective, Compute
 from clustersim.model import model
-from clustersim.scenario.split_step import beyond
+from clustersim.scenario.run.split_step import beyond
 from clustersim.training.parallel import ParallelConfig
 from clustersim.training.partition import Exchange, Work, partition
 from clustersim.training.schedules import schedule

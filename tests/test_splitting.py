@@ -11,9 +11,9 @@ from clustersim.app.cli.describe import ranks_words
 from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.mesh import Mesh
 from clustersim.core.program import Collective, Compute, Send
-from clustersim.scenario.mesh_table import rank_view, rows
-from clustersim.scenario.parts import placed
-from clustersim.scenario.splitting import splits
+from clustersim.scenario.file.splitting import splits
+from clustersim.scenario.run.mesh_table import rank_view, rows
+from clustersim.scenario.run.parts import placed
 from clustersim.studies.sweep.fields import check_fields
 
 SPLIT = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import clustersim
 from clustersim import scenario
-from clustersim.scenario.parts import model_of
+from clustersim.scenario.run.parts import model_of
 from clustersim.training.partition.stages import split
 
 TABLE = {

@@ -18,8 +18,8 @@ from clustersim.core.errors import ClusterSimError, ScenarioError, TopologyError
 from clustersim.core.paths import data_path
 from clustersim.core.texts import json_table, toml
 from clustersim.files.traces.saved import load_run
-from clustersim.scenario import reading
-from clustersim.scenario.campaign_units import Rate
+from clustersim.scenario.file import reading
+from clustersim.scenario.file.campaign_units import Rate
 from clustersim.studies import plan as planner
 from clustersim.studies import sweep as sweeps
 

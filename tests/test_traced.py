@@ -174,7 +174,7 @@ def test_other_frameworks_have_no_word_for_it(path):
 
 
 def test_a_sweep_knows_a_changed_file(path):
-    from clustersim.scenario.identity import Fingerprints
+    from clustersim.scenario.run.identity import Fingerprints
 
     before = Fingerprints()(clustersim.load(path)).key
     file = path.parent / FILE.name

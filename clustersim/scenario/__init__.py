@@ -19,8 +19,8 @@ from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
 from clustersim.core.tomls import plainly
 from clustersim.core.units import parse_nccl_version, quantity
-from clustersim.scenario.incident_table import together
-from clustersim.scenario.reading import (
+from clustersim.scenario.file.incident_table import together
+from clustersim.scenario.file.reading import (
     Changes,
     Table,
     convert,
@@ -31,14 +31,14 @@ from clustersim.scenario.reading import (
     place,
     read_toml,
 )
-from clustersim.scenario.schema import ScenarioFile
+from clustersim.scenario.file.schema import ScenarioFile
 
 if TYPE_CHECKING:
     from clustersim.core.program import Program
     from clustersim.engine.hang import Hang
     from clustersim.scenario.result import Result
-    from clustersim.scenario.running import Prepared
-    from clustersim.scenario.timed import StepFit
+    from clustersim.scenario.run.running import Prepared
+    from clustersim.scenario.run.timed import StepFit
     from clustersim.training.strategies import Strategy, StrategyConfig
 
 __all__ = ["Scenario", "find", "from_table", "load", "names", "parse_overrides"]
@@ -56,7 +56,7 @@ class Scenario:
     name : the file's name without suffix. path : the file; relative paths inside it start there.
     file : the tables. config : ``[strategy]``, by the strategy's own Struct.
     changes : what ``--set`` changed. table : what the file says, without the changes.
-    fit : what ``[measured]`` says of kernels and calls, once it has been asked (:mod:`clustersim.scenario.timed`).
+    fit : what ``[measured]`` says of kernels and calls, once it has been asked (:mod:`clustersim.scenario.run.timed`).
     """
 
     name: str
@@ -141,7 +141,7 @@ class Scenario:
 
     def prepare(self) -> Prepared:
         """Machine, model, costs and Program: everything before the run. Raises a ClusterSimError naming the field."""
-        from clustersim.scenario.running import prepare
+        from clustersim.scenario.run.running import prepare
 
         return prepare(self)
 
@@ -180,7 +180,7 @@ def load(path: str | Path, changes: Changes | None = None) -> Scenario:
 
 def from_table(table: Table, path: str | Path = "scenario.toml", changes: Changes | None = None) -> Scenario:
     """A scenario from the tables themselves; ``path`` is what errors name and where relative paths start."""
-    from clustersim.scenario.splitting import filled, misplaced, own_names
+    from clustersim.scenario.file.splitting import filled, misplaced, own_names
     from clustersim.training.strategies import STRATEGIES
 
     path = Path(path)

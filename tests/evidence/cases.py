@@ -14,8 +14,8 @@ import numpy as np
 from clustersim.calibrate.score import number, read_table
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.units import Seconds, quantity
-from clustersim.scenario.campaign_schema import CampaignTable
-from clustersim.scenario.reading import convert, read_toml
+from clustersim.scenario.file.campaign_schema import CampaignTable
+from clustersim.scenario.file.reading import convert, read_toml
 from clustersim.studies.campaign import pools
 from clustersim.studies.campaign.job import Job, campaign
 from clustersim.studies.campaign.ledger import percentiles

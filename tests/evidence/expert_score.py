@@ -28,7 +28,7 @@ from clustersim.core.errors import ClusterSimError
 from clustersim.core.texts import Table, data_table
 from clustersim.core.units import parse_time
 from clustersim.model.seconds import host
-from clustersim.scenario.reading import read_toml
+from clustersim.scenario.file.reading import read_toml
 from clustersim.studies.what_if.folded import folded
 from clustersim.training.parallel import Routing
 from clustersim.training.partition.dispatch import ExpertSpread, Mixture, hops

@@ -23,7 +23,7 @@ from clustersim.core import device
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.texts import Table, data_table
 from clustersim.model.seconds.kernel_law import constants
-from clustersim.scenario.reading import read_toml
+from clustersim.scenario.file.reading import read_toml
 from tests.evidence.hybrid_rows import is_hybrid, scenario_table
 from tests.evidence.sharded_rows import is_sharded, read_sharded
 from tests.evidence.software import Row

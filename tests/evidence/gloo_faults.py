@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from clustersim.core.errors import ClusterSimError, TraceError
-from clustersim.scenario.incident_table import KINDS
+from clustersim.scenario.file.incident_table import KINDS
 from clustersim.studies.diagnosis import diagnose
 from clustersim.studies.exam import ExamAnswer, graded
 from tests.evidence.gloo_jobs import REAL_FAULTS

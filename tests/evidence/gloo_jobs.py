@@ -205,7 +205,7 @@ _SLOWS = (
 
 
 def _row(fault: str, program: str) -> RealFaultKind:
-    from clustersim.scenario.incident_table import KINDS
+    from clustersim.scenario.file.incident_table import KINDS
 
     return RealFaultKind(fault, next(kind for kind in KINDS if fault.startswith(kind)), program)
 

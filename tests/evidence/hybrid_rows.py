@@ -12,7 +12,7 @@ from clustersim import scenario
 from clustersim.calibrate.score import number
 from clustersim.core.device import device, device_from_text
 from clustersim.core.texts import Table
-from clustersim.scenario.parts import model_of
+from clustersim.scenario.run.parts import model_of
 from tests.evidence.expert_rows import (
     BLOCK_RECIPES,
     GRAPH_KINDS,

@@ -3,7 +3,7 @@
 What a user asks who has run 8 GPUs and wonders about 512. Rows of one source, software, model, precision and GPU are a
 group; the one on the fewest GPUs, and of those the one with the most work per GPU, is known. Of a model that is split
 it is a ``[[measured.steps]]`` of its scenario, and both factors that follow hold for the others
-(:mod:`clustersim.scenario.timed`); else all of a device's work takes as many times as long as makes that row right.
+(:mod:`clustersim.scenario.run.timed`); else all of a device's work takes as many times as long as makes that row right.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from clustersim.calibrate.score import evaluate
 from clustersim.core.arrays import Floats
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.texts import Table
-from clustersim.scenario import timed
-from clustersim.scenario.timed import StepFit, informed
+from clustersim.scenario.run import timed
+from clustersim.scenario.run.timed import StepFit, informed
 from clustersim.studies.what_if.folded import folded
 from tests.evidence.hybrid_rows import is_hybrid, measured, scenario_table
 from tests.evidence.sharded_rows import is_sharded, read_sharded
@@ -111,7 +111,7 @@ def step_fit(table: str, seconds: float) -> StepFit:
 
 
 def _folded_seconds(runs: list[scenario.Scenario], at: Floats) -> Floats:
-    """What :mod:`clustersim.scenario.timed` asks of every run, folded as the rows are."""
+    """What :mod:`clustersim.scenario.run.timed` asks of every run, folded as the rows are."""
     kernels, host = np.exp(at).tolist()
     fit = StepFit(kernels, host, 1.0, ())
     return np.log([folded(replace(run, fit=fit), roughly=True).step_time_s for run in runs])

@@ -34,7 +34,7 @@ from clustersim.core.device import device_from_text
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.ranges import PredictionRange, of_memory, of_step
-from clustersim.scenario.held import held
+from clustersim.scenario.run.held import held
 from clustersim.studies.what_if.folded import folded
 from tests.evidence.hybrid_rows import is_hybrid, measured, played_as, scenario_table
 from tests.evidence.sharded_rows import is_sharded, read_sharded

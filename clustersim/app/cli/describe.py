@@ -15,7 +15,7 @@ from clustersim.app.cli.listing import keys_option
 if TYPE_CHECKING:
     from clustersim.core.mesh import Mesh
     from clustersim.core.topology import Topology
-    from clustersim.scenario.running import Prepared
+    from clustersim.scenario.run.running import Prepared
 
 
 @click.command(short_help="Print a scenario's mesh and Program before it runs.")
@@ -35,7 +35,7 @@ def describe(scenario: str, changes: tuple[str, ...], rank: int, only_mesh: bool
     """Print a scenario before it runs: the groups of its mesh and the links they use, torchrun's variables of one rank,
     and that rank's streams, buckets, sizes and what waits for what."""
     from clustersim import scenario as scenarios
-    from clustersim.scenario.parts import placed
+    from clustersim.scenario.run.parts import placed
 
     loaded = scenarios.load(scenario, scenarios.parse_overrides(changes))
     with working(f"building {loaded.name}"):
@@ -55,7 +55,7 @@ def describe(scenario: str, changes: tuple[str, ...], rank: int, only_mesh: bool
 
 def _facts(topology: Topology, mesh: Mesh, rank: int, prepared: Prepared | None) -> dict[str, object]:
     """The same in plain values: what ``--json`` prints."""
-    from clustersim.scenario.mesh_table import rank_view, rows
+    from clustersim.scenario.run.mesh_table import rank_view, rows
 
     layout = mesh.layout
     facts: dict[str, object] = {
@@ -114,7 +114,7 @@ def _program(prepared: Prepared, rank: int) -> dict[str, object]:
 
 
 def _mesh(topology: Topology, mesh: Mesh) -> Iterator[str]:
-    from clustersim.scenario.mesh_table import rows
+    from clustersim.scenario.run.mesh_table import rows
 
     d = mesh.layout
     degrees = [f"{name} {d.sizes[name]}" for name in ("tp", "cp", "dp", "pp")]
@@ -138,7 +138,7 @@ def _line(name: str, degree: str, groups: str, first: str, inside: str, links: s
 
 
 def _rank(topology: Topology, mesh: Mesh, rank: int) -> Iterator[str]:
-    from clustersim.scenario.mesh_table import rank_view
+    from clustersim.scenario.run.mesh_table import rank_view
 
     view = rank_view(topology, mesh, rank)
     yield f"rank {rank} drives {view.vertex}"

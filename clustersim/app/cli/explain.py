@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clustersim.core.timeline import Timeline
     from clustersim.explain.explain import Explanation
     from clustersim.explain.waterfall import Waterfall
-    from clustersim.scenario.running import Prepared
+    from clustersim.scenario.run.running import Prepared
 
 
 @dataclass(frozen=True, eq=False)

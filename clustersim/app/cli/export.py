@@ -11,7 +11,7 @@ from clustersim.app.cli.common import PATH, rank_list, rank_words, ranks_option,
 from clustersim.core.outputs import Folder, fresh, writing
 
 if TYPE_CHECKING:
-    from clustersim.scenario.running import Prepared
+    from clustersim.scenario.run.running import Prepared
 
 
 @click.command(short_help="Write a run for Perfetto or as CSV, a program as Chakra traces, a machine for SimGrid.")

@@ -77,7 +77,7 @@ def _unit_schema(kind: type) -> Table:
 
 
 KINDS = {
-    "scenario": ("clustersim.scenario.schema", "ScenarioFile"),
+    "scenario": ("clustersim.scenario.file.schema", "ScenarioFile"),
     "topology": ("clustersim.cluster.files.schema", "TopologyFile"),
     "device": ("clustersim.core.gpu_file", "DeviceFile"),
     "plan": ("clustersim.studies.plan.spec", "PlanFile"),

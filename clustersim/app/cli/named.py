@@ -8,8 +8,8 @@ from clustersim import scenario as scenarios
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import is_folder
 from clustersim.scenario import Scenario
-from clustersim.scenario.plan_option import option_of
-from clustersim.scenario.reading import Changes
+from clustersim.scenario.file.plan_option import option_of
+from clustersim.scenario.file.reading import Changes
 
 
 def named_scenario(name: str, overrides: Changes | None = None, place: int | None = None) -> tuple[Scenario, str]:

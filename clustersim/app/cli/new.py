@@ -144,7 +144,7 @@ class ScenarioDraft:
 def shape_of_model(name: str, file: Path) -> ModelShape:
     """A model's sizes, with samples of the length that :func:`length_line` writes."""
     from clustersim.scenario import from_table
-    from clustersim.scenario.parts import shape_of
+    from clustersim.scenario.run.parts import shape_of
 
     table = tomllib.loads(f"{model_line(name, file)}\n{length_line(name, file)}")
     whole = {"cluster": {"topology": "hgx-h100"}, "model": table, "strategy": {"kind": "ddp"}}
@@ -154,7 +154,7 @@ def shape_of_model(name: str, file: Path) -> ModelShape:
 def length_line(name: str, file: Path) -> str:
     """The line of ``[model]`` with tokens of a sample; nothing for what reads none, or whose length is its own."""
     from clustersim.scenario import from_table
-    from clustersim.scenario.parts import model_of
+    from clustersim.scenario.run.parts import model_of
 
     if not has_tokens(name):
         return ""

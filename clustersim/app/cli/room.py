@@ -46,7 +46,7 @@ def _verdict_of_text(text: str, file: Path) -> Verdict | None:
     """Whether a GPU has the memory that a scenario of this text, in this file, needs; None where its degrees do not
     divide the machine."""
     from clustersim.scenario import from_table
-    from clustersim.scenario.held import held
+    from clustersim.scenario.run.held import held
 
     scenario = from_table(tomllib.loads(text), file)
     try:

@@ -113,7 +113,7 @@ def _say_hang(scenario: Scenario, as_json: bool, out: Path | None, page: Path | 
 
 def _folder(scenario: Scenario, out: Path) -> Folder:
     """Where the run goes: checked before it begins. Raises :class:`ClusterSimError`."""
-    from clustersim.scenario.identity import Fingerprints
+    from clustersim.scenario.run.identity import Fingerprints
 
     fingerprint = Fingerprints()(scenario)
     folder = Folder(out, "run", scenario.title, FILES, (fingerprint.inputs, fingerprint.files))
@@ -143,7 +143,8 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     from rich.table import Table
 
     from clustersim.core.figures import in_words
-    from clustersim.scenario.ran import ran, trust
+    from clustersim.scenario.result.trust import trust
+    from clustersim.scenario.run.head import head_lines
 
     table = Table(title=escape(result.scenario.title), show_header=False, title_justify="left", min_width=60)
     table.add_column(style="bold")
@@ -151,7 +152,7 @@ def _print(result: Result, out: Path | None, page: Path | None, traced: tuple[in
     for row in in_words(result.figures, "run"):
         table.add_row(*row)
     console = stdout()
-    console.say(*(f"{label:9s} {text}" for label, text in (*ran(result.prepared), ("verdict", result.in_words))))
+    console.say(*(f"{label:9s} {text}" for label, text in (*head_lines(result.prepared), ("verdict", result.in_words))))
     console.print(table)
     if not result.verdict.possible:
         console.say(f"{result.verdict}; timed as if the memory were there", style="bold red")

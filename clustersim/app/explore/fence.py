@@ -18,7 +18,7 @@ FILES = (
     "parallel.schedule_csv",
     "parallel.routing.file",
 )
-"""Every field by which a scenario reads a file, as in :class:`clustersim.scenario.identity.Fingerprints`."""
+"""Every field by which a scenario reads a file, as in :class:`clustersim.scenario.run.identity.Fingerprints`."""
 
 
 def check(edited: Scenario, opened: Scenario) -> None:

@@ -17,7 +17,7 @@ from clustersim.core.paths import shipped
 from clustersim.core.tomls import flat, toml_value
 from clustersim.model.catalog import catalog
 from clustersim.scenario import Scenario
-from clustersim.scenario.reading import parse_overrides
+from clustersim.scenario.file.reading import parse_overrides
 from clustersim.training.schedules import SCHEDULES
 
 Node = Mapping[str, Any]

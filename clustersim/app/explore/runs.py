@@ -23,8 +23,9 @@ from clustersim.core.units import format_change, format_time
 from clustersim.explain.stalls import causes
 from clustersim.explain.verdict import verdict
 from clustersim.scenario import Scenario
-from clustersim.scenario.ran import ran, trust
-from clustersim.scenario.running import Prepared
+from clustersim.scenario.result.trust import trust
+from clustersim.scenario.run.head import head_lines
+from clustersim.scenario.run.running import Prepared
 from clustersim.studies.what_if.folded import folded as folded_step
 
 MANY = 30_000
@@ -178,7 +179,7 @@ def _answer(now: ExploredRun, before: ExploredRun | None) -> str:
         legend=legend([chart.svg for chart in gantts]),
         memory=markup(plots.footprints(memory, rooms.pop() if len(rooms) == 1 else None), "memory"),
         message="" if now.values["fits"] else now.values["memory"]["message"],
-        ran=list(ran(now.prepared)),
+        ran=list(head_lines(now.prepared)),
         trust=str(trust(now.prepared)),
     )
 

@@ -25,7 +25,7 @@ from clustersim.app.report.pages import rendered
 from clustersim.core.errors import ClusterSimError, needs
 from clustersim.core.tomls import toml_text, toml_value
 from clustersim.scenario import Scenario
-from clustersim.scenario.reading import override
+from clustersim.scenario.file.reading import override
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from clustersim.core.saved_run import SavedRun
 
 if TYPE_CHECKING:
-    from clustersim.scenario.running import Prepared
+    from clustersim.scenario.run.running import Prepared
 
 PAGE = b'<meta name="generator" content="clustersim">'
 """Near the beginning of every page, by which one is known again."""

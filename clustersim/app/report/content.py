@@ -32,7 +32,7 @@ from clustersim.studies.what_if.otherwise import otherwise
 from clustersim.studies.what_if.turned import short
 
 if TYPE_CHECKING:
-    from clustersim.scenario.running import Prepared
+    from clustersim.scenario.run.running import Prepared
 
 PATH_ROWS = 12
 """Longest pieces of the critical path that are listed."""

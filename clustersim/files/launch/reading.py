@@ -24,9 +24,9 @@ from clustersim.files.launch.options import ScenarioFields, apply, others, refus
 from clustersim.files.launch.pods import count_in
 from clustersim.files.launch.table import FrameworkTable, holds, load
 from clustersim.scenario import Scenario
-from clustersim.scenario.parts import model_of, placed
-from clustersim.scenario.reading import Table as Tables
-from clustersim.scenario.splitting import MEGATRON, PLAYED, cause, with_micro_batches
+from clustersim.scenario.file.reading import Table as Tables
+from clustersim.scenario.file.splitting import MEGATRON, PLAYED, cause, with_micro_batches
+from clustersim.scenario.run.parts import model_of, placed
 from clustersim.training.strategies.zero_config import HF_AUTO
 
 SIXTEEN = ("bf16.enabled", "fp16.enabled")

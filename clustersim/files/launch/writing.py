@@ -24,8 +24,8 @@ from clustersim.files.launch.files import document
 from clustersim.files.launch.reading import read
 from clustersim.files.launch.table import NAMES, FrameworkTable, LaunchOption, holds, load
 from clustersim.scenario import Scenario
-from clustersim.scenario.parts import located, model_of, placed, transformer_of
-from clustersim.scenario.splitting import ddp_of, splits, with_micro_batches
+from clustersim.scenario.file.splitting import ddp_of, splits, with_micro_batches
+from clustersim.scenario.run.parts import located, model_of, placed, transformer_of
 from clustersim.training.schedules import schedule
 
 OURS = (

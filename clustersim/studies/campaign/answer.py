@@ -14,8 +14,8 @@ from clustersim.core.outputs import Folder
 from clustersim.core.texts import Table
 from clustersim.core.units import DAY, HOUR, format_bytes, format_long
 from clustersim.scenario import Scenario
-from clustersim.scenario.campaign_schema import CampaignTable
-from clustersim.scenario.identity import Fingerprints
+from clustersim.scenario.file.campaign_schema import CampaignTable
+from clustersim.scenario.run.identity import Fingerprints
 from clustersim.studies.campaign import ledger, whatif
 from clustersim.studies.campaign.batches import CampaignOptions, Told, played
 from clustersim.studies.campaign.causes import sets

@@ -14,7 +14,7 @@ import numpy as np
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import Folder
 from clustersim.core.texts import decoded
-from clustersim.scenario.identity import Identity, identity
+from clustersim.scenario.run.identity import Identity, identity
 from clustersim.studies.campaign.job import Campaign
 from clustersim.studies.campaign.ledger import PARTS, ReplicaRuns, joined
 from clustersim.studies.campaign.many import play

@@ -22,9 +22,9 @@ from clustersim.core.arrays import Floats
 from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.paths import data_path
 from clustersim.core.units import quantity
-from clustersim.scenario.campaign_schema import CampaignTable, FailureCause
-from clustersim.scenario.campaign_units import Duration, Rate
-from clustersim.scenario.reading import convert, read_toml
+from clustersim.scenario.file.campaign_schema import CampaignTable, FailureCause
+from clustersim.scenario.file.campaign_units import Duration, Rate
+from clustersim.scenario.file.reading import convert, read_toml
 
 FILE = "campaign_failures.toml"
 POINTS = 1000

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from clustersim.core.errors import ScenarioError
-from clustersim.scenario.campaign_schema import CampaignTable, Checkpoint
-from clustersim.scenario.campaign_units import Duration
+from clustersim.scenario.file.campaign_schema import CampaignTable, Checkpoint
+from clustersim.scenario.file.campaign_units import Duration
 from clustersim.studies.campaign.axis import SaveKind, WorkAxis, axis
 from clustersim.studies.campaign.causes import Cause, causes_of, check, life_of, units_of
 from clustersim.studies.campaign.renewal import best_interval, expected_time

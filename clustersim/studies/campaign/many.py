@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clustersim.core.arrays import Bools, Floats
-from clustersim.scenario.campaign_units import Duration
+from clustersim.scenario.file.campaign_units import Duration
 from clustersim.studies.campaign import ledger
 from clustersim.studies.campaign.job import LONGEST, NOTHING, Campaign
 from clustersim.studies.campaign.ledger import ReplicaRuns

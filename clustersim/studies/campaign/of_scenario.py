@@ -14,9 +14,9 @@ from clustersim.core.optimizers import state_bytes
 from clustersim.core.texts import Table
 from clustersim.core.variation import Variation
 from clustersim.scenario import Scenario
-from clustersim.scenario.campaign_schema import CampaignTable, Degraded
-from clustersim.scenario.held import held
-from clustersim.scenario.running import Prepared
+from clustersim.scenario.file.campaign_schema import CampaignTable, Degraded
+from clustersim.scenario.run.held import held
+from clustersim.scenario.run.running import Prepared
 from clustersim.studies.campaign.job import Job
 from clustersim.studies.what_if.rerun import step_time
 from clustersim.studies.what_if.spread import SLOWEST, StepSpread, spread

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from clustersim.scenario.campaign_units import Duration
+from clustersim.scenario.file.campaign_units import Duration
 from clustersim.studies.campaign.causes import Cause
 from clustersim.studies.campaign.job import LONGEST, Campaign, PlannedStop, Slowdown
 from clustersim.studies.campaign.ledger import PARTS, ReplicaRuns

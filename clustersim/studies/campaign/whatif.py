@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from clustersim.core.units import DAY
-from clustersim.scenario.campaign_units import Duration
+from clustersim.scenario.file.campaign_units import Duration
 from clustersim.studies.campaign.axis import SaveKind, axis
 from clustersim.studies.campaign.job import Campaign, SaveTier
 from clustersim.studies.campaign.ledger import ReplicaRuns

@@ -1,6 +1,6 @@
 """Which rank, machine or port makes a job slow or hang, and by what: one ranked answer over all files that a job left.
 
->>> from clustersim.scenario.incident_table import KINDS
+>>> from clustersim.scenario.file.incident_table import KINDS
 >>> sorted(kind for kind in KINDS if kind.startswith("slow"))
 ['slow_data', 'slow_gpu', 'slow_host', 'slow_link']
 """

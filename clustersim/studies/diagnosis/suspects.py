@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from clustersim.scenario.incident_table import KINDS
+from clustersim.scenario.file.incident_table import KINDS
 
 NOTHING = "nothing"
 """The suspect that nothing is wrong."""

@@ -14,8 +14,8 @@ from clustersim.core.texts import Table
 from clustersim.core.timeline import Timeline, step_ends
 from clustersim.core.topology import NIC, Topology
 from clustersim.engine.hang import Hang
-from clustersim.scenario.incident_table import KINDS
-from clustersim.scenario.running import Prepared
+from clustersim.scenario.file.incident_table import KINDS
+from clustersim.scenario.run.running import Prepared
 
 JOBS: Mapping[str, tuple[str, Table]] = {
     "small": ("ddp_gpt2_medium_2x4_v100", {}),

@@ -26,9 +26,9 @@ from clustersim.files.traces import (
     recorder_writing,
 )
 from clustersim.files.traces.told import GpuCounters, NicPort
-from clustersim.scenario.incident_table import Incident
-from clustersim.scenario.incidents import DOWN
-from clustersim.scenario.misplaced import leaf_of
+from clustersim.scenario.file.incident_table import Incident
+from clustersim.scenario.run.incidents import DOWN
+from clustersim.scenario.run.misplaced import leaf_of
 from clustersim.studies.exam.drawing import DIFFICULTIES, PlantedIncident, port_name
 
 ORIGIN = 1_793_000_000.0

@@ -8,7 +8,7 @@ import msgspec
 
 from clustersim.core.errors import ClusterSimError, nearest
 from clustersim.core.texts import Plain, decoded, shown
-from clustersim.scenario.incident_table import KINDS
+from clustersim.scenario.file.incident_table import KINDS
 from clustersim.studies.exam.sealing import ExamAnswer
 
 MOST = 2

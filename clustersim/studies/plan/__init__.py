@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clustersim.core.economics import GpuRates, Power, costs, rates, watts_per_gpu
-from clustersim.scenario.plan_option import FILE, option_of
+from clustersim.scenario.file.plan_option import FILE, option_of
 from clustersim.studies.plan.answer import told
 from clustersim.studies.plan.campaigns import with_campaign
 from clustersim.studies.plan.options import PlanOption, SearchResult, title

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from clustersim.core import ranges
 from clustersim.core.device import device
-from clustersim.scenario.reading import Table, override
+from clustersim.scenario.file.reading import Table, override
 from clustersim.studies.plan.campaigns import goodput
 from clustersim.studies.plan.candidates import base
 from clustersim.studies.plan.options import PlanOption, SearchResult, title

@@ -15,8 +15,8 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.limits import MOST_CASES, counted
 from clustersim.core.tomls import flat
 from clustersim.scenario import Scenario
-from clustersim.scenario.reading import Table
-from clustersim.scenario.splitting import cause
+from clustersim.scenario.file.reading import Table
+from clustersim.scenario.file.splitting import cause
 from clustersim.studies.plan.knobs import meant
 from clustersim.studies.plan.spec import Machine, PlanFile
 

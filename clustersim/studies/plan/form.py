@@ -19,11 +19,11 @@ from clustersim.core.program import DTYPE_BYTES
 from clustersim.core.units import format_bytes, parse_nccl_version
 from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
-from clustersim.scenario.parts import backend_of
-from clustersim.scenario.replicas import activations as activation_dtype
-from clustersim.scenario.replicas import check_replicas, replica_config, sharding_zero, state_bytes
-from clustersim.scenario.split_step import PARTIAL, local_cost, orders_of, parts_of, split_of
-from clustersim.scenario.splitting import split
+from clustersim.scenario.file.splitting import split
+from clustersim.scenario.run.parts import backend_of
+from clustersim.scenario.run.replicas import activations as activation_dtype
+from clustersim.scenario.run.replicas import check_replicas, replica_config, sharding_zero, state_bytes
+from clustersim.scenario.run.split_step import PARTIAL, local_cost, orders_of, parts_of, split_of
 from clustersim.studies.plan.candidates import PlanCandidate
 from clustersim.studies.plan.known import KnownMachines, Place
 from clustersim.studies.plan.limits import SLACK, Bound

@@ -17,7 +17,7 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model
 from clustersim.core.topology import Topology
 from clustersim.scenario import Scenario
-from clustersim.scenario.parts import cost_of
+from clustersim.scenario.run.parts import cost_of
 from clustersim.studies.plan.candidates import PlanCandidate
 from clustersim.studies.plan.spec import PlanFile
 from clustersim.training.partition.base import Partition

@@ -14,8 +14,8 @@ from clustersim.core.memory_parts import part_label
 from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Serve, seconds
 from clustersim.core.units import format_bytes
 from clustersim.scenario import Scenario
-from clustersim.scenario.held import held
-from clustersim.scenario.running import Prepared
+from clustersim.scenario.run.held import held
+from clustersim.scenario.run.running import Prepared
 
 SLACK = 0.97
 """A step is measured where its slowest rank ends; another rank may be ahead by its skew, so that a little less than all

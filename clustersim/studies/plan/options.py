@@ -32,8 +32,8 @@ class PlanOption(msgspec.Struct, frozen=True):
     on_front : no other option beats it in everything, each taken at the worse end of its error.
     tempting : not on the front, but no other option would beat it in everything if predictions held.
     bound : what it can at best be, None where that was not looked at. by : whose name ``reason`` ends with: a number.
-    kind : which published steps it is like (:func:`clustersim.scenario.ran.step_kind`). error : relative, half of those
-        lay within; more on a GPU of a generation on which none ran, or of which figures are assumed.
+    kind : which published steps it is like (:func:`clustersim.scenario.result.trust.step_kind`). error : relative, half
+        of those lay within; more on a GPU of a generation on which none ran, or of which figures are assumed.
     """
 
     candidate: PlanCandidate

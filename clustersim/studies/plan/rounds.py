@@ -9,8 +9,8 @@ from typing import Any
 
 from clustersim import scenario
 from clustersim.core.texts import Table
-from clustersim.scenario.identity import Fingerprints, identity, version
-from clustersim.scenario.parts import model_of
+from clustersim.scenario.run.identity import Fingerprints, identity, version
+from clustersim.scenario.run.parts import model_of
 from clustersim.studies.plan.candidates import PlanCandidate, base, scenario_of
 from clustersim.studies.plan.spec import PlanFile
 from clustersim.studies.sweep.driving import Driver

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clustersim.core.outputs import Folder
-from clustersim.scenario.plan_option import FILE
+from clustersim.scenario.file.plan_option import FILE
 from clustersim.studies.plan.options import PlanOption, SearchResult
 from clustersim.studies.plan.robust import at_corners
 from clustersim.studies.plan.rounds import Runner

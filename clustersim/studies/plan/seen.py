@@ -19,8 +19,8 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model
 from clustersim.core.texts import Table
 from clustersim.core.topology import Topology
-from clustersim.scenario.parts import machine, model_of, shape_of
-from clustersim.scenario.ran import step_kind, trust_in
+from clustersim.scenario.result.trust import step_kind, trust_in
+from clustersim.scenario.run.parts import machine, model_of, shape_of
 from clustersim.studies.plan.candidates import PlanCandidate, base, candidates, combined, scenario_of
 from clustersim.studies.plan.form import RefusedOption
 from clustersim.studies.plan.knobs import combinations

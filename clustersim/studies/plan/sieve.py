@@ -18,8 +18,8 @@ import numpy as np
 from clustersim.core.device import device
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import output_folder, together
-from clustersim.scenario.identity import Fingerprints, identity
-from clustersim.scenario.parts import model_of, shape_of
+from clustersim.scenario.run.identity import Fingerprints, identity
+from clustersim.scenario.run.parts import model_of, shape_of
 from clustersim.studies.plan.candidates import PlanCandidate, scenario_of
 from clustersim.studies.plan.form import OF_REPLICAS, FormFamily, RefusedOption
 from clustersim.studies.plan.known import KnownMachines

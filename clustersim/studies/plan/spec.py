@@ -52,9 +52,9 @@ import msgspec
 from msgspec import Meta
 
 from clustersim.core.units import Seconds, quantity
-from clustersim.scenario.campaign_schema import CampaignTable
-from clustersim.scenario.reading import Table, convert, place, read_toml, shipped_or_file
-from clustersim.scenario.schema import Positive
+from clustersim.scenario.file.campaign_schema import CampaignTable
+from clustersim.scenario.file.reading import Table, convert, place, read_toml, shipped_or_file
+from clustersim.scenario.file.schema import Positive
 from clustersim.studies.campaign.causes import failures_of
 
 RECIPE = ("dtype", "implementation", "attention", "float8_recipe")

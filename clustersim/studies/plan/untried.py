@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from clustersim.core.device import Device
-from clustersim.scenario.parts import model_of, transformer_of
+from clustersim.scenario.run.parts import model_of, transformer_of
 from clustersim.studies.plan.candidates import PlanCandidate, scenario_of
 from clustersim.studies.plan.spec import PlanFile
 

@@ -43,7 +43,7 @@ from clustersim.core.topology import GPU, NodeType, Topology
 from clustersim.engine import simulate
 from clustersim.explain import pipeline
 from clustersim.explain.occupancy import occupancy
-from clustersim.scenario.altered import PASSES
+from clustersim.scenario.run.altered import PASSES
 from clustersim.studies.replay.replay_program import ReplayWriter
 from clustersim.studies.replay.replay_scale import AS_MEASURED, Scale, bucket_note, rebucketed
 

@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 from clustersim.core.errors import ClusterSimError, several
 from clustersim.scenario import Scenario
-from clustersim.scenario.parts import machine
 from clustersim.scenario.result import Result
+from clustersim.scenario.run.parts import machine
 from clustersim.studies.sensitivity.turned import Told
 from clustersim.training.parallel import ParallelConfig
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.scenario.running import Prepared
+from clustersim.scenario.run.running import Prepared
 from clustersim.studies.what_if.rerun import links_of, rerun_step
 
 KNOBS = {

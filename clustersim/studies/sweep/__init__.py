@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from clustersim.scenario.identity import Fingerprints
+from clustersim.scenario.run.identity import Fingerprints
 from clustersim.studies.sweep.crews import Dask, Processes
 from clustersim.studies.sweep.running import SweepOutcome, SweepProgress, sweep
 from clustersim.studies.sweep.spec import Sweep, SweepCase, from_table, load

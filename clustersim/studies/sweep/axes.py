@@ -19,7 +19,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.limits import MOST_VALUES, counted
 from clustersim.core.texts import Table
 from clustersim.core.tomls import flat
-from clustersim.scenario.reading import Changes
+from clustersim.scenario.file.reading import Changes
 
 Number: TypeAlias = int | float
 Scalar: TypeAlias = str | int | float | bool

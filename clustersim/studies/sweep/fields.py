@@ -8,8 +8,8 @@ import msgspec
 
 from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.texts import Table
-from clustersim.scenario.reading import Changes
-from clustersim.scenario.schema import ScenarioFile
+from clustersim.scenario.file.reading import Changes
+from clustersim.scenario.file.schema import ScenarioFile
 from clustersim.training.parallel import FIELDS, field_for
 from clustersim.training.strategies import STRATEGIES
 

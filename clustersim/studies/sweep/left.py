@@ -11,8 +11,8 @@ import msgspec
 from clustersim.core.errors import ScenarioError
 from clustersim.core.outputs import json_text, output_folder, together
 from clustersim.core.paths import plain
-from clustersim.scenario.identity import Fingerprints, Identity, identity, version
-from clustersim.scenario.reading import Changes, override
+from clustersim.scenario.file.reading import Changes, override
+from clustersim.scenario.run.identity import Fingerprints, Identity, identity, version
 from clustersim.studies.sweep.row import Failure, failure
 from clustersim.studies.sweep.spec import Question, Sweep
 

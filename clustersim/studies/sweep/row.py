@@ -1,6 +1,6 @@
 """A row: one scenario's inputs, the version that simulated it, and what came out. Two runs of it give the same bytes.
 
-Its ``key`` says which scenario it is of (:mod:`clustersim.scenario.identity`): rows with one key are one scenario.
+Its ``key`` says which scenario it is of (:mod:`clustersim.scenario.run.identity`): rows with one key are one scenario.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from clustersim.core import figures as figure_table
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.paths import data_path, plain
 from clustersim.core.texts import Table, decoded
-from clustersim.scenario.identity import Identity, version
+from clustersim.scenario.run.identity import Identity, version
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -45,7 +45,7 @@ class FullestMemory(msgspec.Struct, frozen=True):
 
 class StepTrust(msgspec.Struct, frozen=True):
     """Which published steps a step is like, and within what share of its prediction half of them lay
-    (:func:`clustersim.scenario.ran.trust`)."""
+    (:func:`clustersim.scenario.result.trust.trust`)."""
 
     kind: str = ""
     p50: NotNegative = 0.0

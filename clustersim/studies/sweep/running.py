@@ -15,8 +15,8 @@ from clustersim import scenario
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.outputs import Folder
 from clustersim.core.tomls import plainly
-from clustersim.scenario.identity import version
-from clustersim.scenario.reading import Table
+from clustersim.scenario.file.reading import Table
+from clustersim.scenario.run.identity import version
 from clustersim.studies.sweep import spec
 from clustersim.studies.sweep.crews import Executor, crew
 from clustersim.studies.sweep.driving import Driver

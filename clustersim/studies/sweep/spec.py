@@ -42,7 +42,7 @@ from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.limits import MOST_CASES, counted
 from clustersim.core.tomls import flat
 from clustersim.scenario import Scenario
-from clustersim.scenario.reading import Changes, Table, convert, override, read_toml, shipped_or_file
+from clustersim.scenario.file.reading import Changes, Table, convert, override, read_toml, shipped_or_file
 from clustersim.studies.sweep.axes import AxisTable, Scalar, SweepAxis, axis
 from clustersim.studies.sweep.fields import check_fields
 

@@ -13,14 +13,14 @@ import msgspec
 
 from clustersim.core.errors import ClusterSimError
 from clustersim.scenario import Scenario, load
-from clustersim.scenario.held import ScenarioParts, held
-from clustersim.scenario.parts import machine
-from clustersim.scenario.reading import Changes, Table
+from clustersim.scenario.file.reading import Changes, Table
+from clustersim.scenario.run.held import ScenarioParts, held
+from clustersim.scenario.run.parts import machine
 from clustersim.training.parallel import ParallelConfig, preset
 from clustersim.training.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    from clustersim.scenario.split_step import Split
+    from clustersim.scenario.run.split_step import Split
 
 SHORT = ("bf16", "fp16")
 COMMON = ("micro_batch_size", "gradient_accumulation_steps", "param_dtype")

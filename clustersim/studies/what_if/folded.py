@@ -37,10 +37,10 @@ from clustersim.core.model import StepCost
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import GPU, NIC, NVSWITCH
 from clustersim.scenario import Scenario
-from clustersim.scenario.held import ScenarioParts, held
-from clustersim.scenario.parts import backend_of, cost_of, play
-from clustersim.scenario.replicas import sharding_zero
-from clustersim.scenario.split_step import Split, local_cost, orders_of, recipe_of
+from clustersim.scenario.run.held import ScenarioParts, held
+from clustersim.scenario.run.parts import backend_of, cost_of, play
+from clustersim.scenario.run.replicas import sharding_zero
+from clustersim.scenario.run.split_step import Split, local_cost, orders_of, recipe_of
 from clustersim.studies.what_if.rerun import Factors, rerun_with, speed_of, widened
 from clustersim.studies.what_if.rerun import step_time as measured_step
 from clustersim.studies.what_if.sketch import Key, Sketch

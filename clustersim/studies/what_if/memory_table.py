@@ -13,8 +13,8 @@ from clustersim.core.device import Device
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.memory_use import MemoryUse
 from clustersim.scenario import Scenario, load
-from clustersim.scenario.held import ScenarioParts, held
-from clustersim.scenario.reading import Changes
+from clustersim.scenario.file.reading import Changes
+from clustersim.scenario.run.held import ScenarioParts, held
 from clustersim.studies.what_if.comparison import OWN, bytes_a_parameter, forms, scenario_of, told
 from clustersim.training.strategies.base import StrategyConfig
 from clustersim.training.strategies.zero_config import ZeroConfig

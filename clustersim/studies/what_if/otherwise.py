@@ -15,7 +15,7 @@ from clustersim.core.units import format_time
 from clustersim.explain.breakdown import breakdown
 from clustersim.explain.explain import Explanation
 from clustersim.scenario import Scenario, load
-from clustersim.scenario.running import Prepared
+from clustersim.scenario.run.running import Prepared
 from clustersim.studies.what_if.rerun import rerun_saving, step_time
 from clustersim.studies.what_if.turned import ChoiceOutcome, short, turned
 

@@ -19,11 +19,11 @@ from clustersim.core.topology import Topology
 from clustersim.explain.knobs import KNOB_NAMED, WIDER
 from clustersim.explain.metrics import steady_window
 from clustersim.scenario import Scenario
-from clustersim.scenario.altered import altered
-from clustersim.scenario.incidents import varying_of
-from clustersim.scenario.parts import play
-from clustersim.scenario.reading import Changes, Table
-from clustersim.scenario.running import Prepared, prepare
+from clustersim.scenario.file.reading import Changes, Table
+from clustersim.scenario.run.altered import altered
+from clustersim.scenario.run.incidents import varying_of
+from clustersim.scenario.run.parts import play
+from clustersim.scenario.run.running import Prepared, prepare
 
 Factors = Mapping[str, float]
 """Knob -> what it is multiplied by."""

@@ -20,8 +20,8 @@ from clustersim.core.program import COMPUTE_STREAM, Compute, Program, seconds
 from clustersim.core.timeline import Timeline
 from clustersim.core.variation import DrawnVariation
 from clustersim.scenario import Scenario
-from clustersim.scenario.altered import draw, micro_batches, varied
-from clustersim.scenario.running import Prepared
+from clustersim.scenario.run.altered import draw, micro_batches, varied
+from clustersim.scenario.run.running import Prepared
 from clustersim.studies.what_if.rerun import step_time
 
 SLOWEST = 0.005

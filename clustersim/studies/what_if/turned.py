@@ -16,10 +16,10 @@ from clustersim.core.errors import ClusterSimError
 from clustersim.core.texts import Plain, Table
 from clustersim.core.timeline import Timeline
 from clustersim.explain.step_words import unit_costs
-from clustersim.scenario.reading import Changes
+from clustersim.scenario.file.reading import Changes
 from clustersim.scenario.result import Result
-from clustersim.scenario.running import Prepared
-from clustersim.scenario.split_step import Split
+from clustersim.scenario.run.running import Prepared
+from clustersim.scenario.run.split_step import Split
 from clustersim.studies.what_if.rerun import step_time
 from clustersim.training.parallel import ParallelConfig
 

@@ -14,8 +14,8 @@ from clustersim.core.variation import Variation
 from clustersim.engine.hang import Watchdogs
 from clustersim.model.adapters import Adapter
 from clustersim.model.packing import Packing
-from clustersim.scenario.campaign_schema import CampaignTable
-from clustersim.scenario.incident_table import Incident
+from clustersim.scenario.file.campaign_schema import CampaignTable
+from clustersim.scenario.file.incident_table import Incident
 from clustersim.training.parallel import ParallelConfig
 
 Positive = Annotated[int, Meta(ge=1, le=10_000_000)]

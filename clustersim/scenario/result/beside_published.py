@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from clustersim.core.figures import FIGURES, value_text
 
 if TYPE_CHECKING:
-    from clustersim.scenario.ran import Trust
     from clustersim.scenario.result import Result
+    from clustersim.scenario.result.trust import Trust
 
 FREE = frozenset({"run.steps", "run.seed"})
 """Fields that may be changed, and it is still the published run."""

@@ -16,7 +16,7 @@ from clustersim.cluster import files as fabrics
 from clustersim.core.arrays import Ints
 from clustersim.core.errors import ScenarioError
 from clustersim.core.topology import CPU, NIC, PCIE_SWITCH, SWITCH, Topology
-from clustersim.scenario.incident_table import Incident
+from clustersim.scenario.file.incident_table import Incident
 
 ELSEWHERE = "rack1/"
 """What names of switches of the other rack begin with."""

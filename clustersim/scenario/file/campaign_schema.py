@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from clustersim.core.texts import Table
 from clustersim.core.units import Bandwidth, Seconds
-from clustersim.scenario.campaign_units import Duration, Every, Rate
+from clustersim.scenario.file.campaign_units import Duration, Every, Rate
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0, le=10_000_000)]

@@ -18,13 +18,13 @@ from clustersim.core.topology import GPU, Topology
 from clustersim.core.units import format_bytes, format_time
 from clustersim.engine.hang import Hang
 from clustersim.scenario import Scenario
-from clustersim.scenario.altered import draw, joined, mean_peak, pinned, slowed, varied
-from clustersim.scenario.held import ScenarioParts, held
-from clustersim.scenario.incident_table import KINDS
-from clustersim.scenario.incidents import varying_of, with_incidents
-from clustersim.scenario.parts import DeviceKind, backend_of, kinds_of, play
-from clustersim.scenario.ran import ran
+from clustersim.scenario.file.incident_table import KINDS
 from clustersim.scenario.result import Result
+from clustersim.scenario.run.altered import draw, joined, mean_peak, pinned, slowed, varied
+from clustersim.scenario.run.head import head_lines
+from clustersim.scenario.run.held import ScenarioParts, held
+from clustersim.scenario.run.incidents import varying_of, with_incidents
+from clustersim.scenario.run.parts import DeviceKind, backend_of, kinds_of, play
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -68,7 +68,7 @@ class Prepared(ScenarioParts):
 
     def hang(self, timeline: Timeline | None = None) -> Hang | None:
         """The hang that an incident makes of this run; None where it goes on. ``timeline`` : of :meth:`play`."""
-        from clustersim.scenario.hanging import hang_of
+        from clustersim.scenario.run.hanging import hang_of
 
         if not any(incident.hangs for incident in self.scenario.file.incident):
             return None
@@ -97,7 +97,7 @@ class Prepared(ScenarioParts):
         """The Program of one rank as text, under the facts it follows from."""
         head = [
             f"scenario  {self.scenario.title}",
-            *(f"{what:9s} {words}" for what, words in ran(self)),
+            *(f"{what:9s} {words}" for what, words in head_lines(self)),
             *self._parts(),
             *(f"note      {note}" for note in self.notes),
             "",
@@ -182,7 +182,7 @@ def _program(found: ScenarioParts, kind: DeviceKind) -> Program:
     file = found.scenario.file
     cost = kind.cost
     if found.split is not None:
-        from clustersim.scenario.split_step import program_of  # a whole model needs no builder
+        from clustersim.scenario.run.split_step import program_of  # a whole model needs no builder
 
         with scenario.at("$.parallel"):
             program = program_of(found.split, kind.device, cost)
@@ -214,7 +214,7 @@ def _hosts(found: ScenarioParts, cost: StepCost) -> Iterator[str]:
         yield str(scenario.fit)
     if found.split is None or scenario.file.measured is not None:
         return
-    from clustersim.scenario.split_step import local_cost
+    from clustersim.scenario.run.split_step import local_cost
 
     law = local_cost(scenario, device(found.card.name), cost).host
     if law is not None and not law.known:

@@ -12,7 +12,7 @@ import msgspec
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import Table, decoded, text_of
 from clustersim.scenario import Scenario, from_table
-from clustersim.scenario.reading import Changes
+from clustersim.scenario.file.reading import Changes
 
 FILE = "plan.json"
 """The answer, in the folder of a plan."""

@@ -18,7 +18,7 @@ from clustersim.core import gpu_file
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.texts import Table, plain_file
 from clustersim.scenario import Scenario
-from clustersim.scenario.parts import located
+from clustersim.scenario.run.parts import located
 
 FORMAT = 1
 """Of a row of a study; a new one makes every key new."""

@@ -18,8 +18,8 @@ from clustersim.core.program import Collective, Compute, Op, Program, Role
 from clustersim.core.topology import Topology
 from clustersim.core.variation import DrawnVariation, RankPlaces, Variation, drawn
 from clustersim.scenario import Scenario
-from clustersim.scenario.parts import DeviceKind
-from clustersim.scenario.schema import Pin, Slow
+from clustersim.scenario.file.schema import Pin, Slow
+from clustersim.scenario.run.parts import DeviceKind
 
 GPU_BOUNDS = frozenset({"compute", "memory"})
 """What a slower GPU stretches; launches and input are the host's."""

@@ -12,7 +12,7 @@ import msgspec
 from clustersim.core.errors import ScenarioError
 from clustersim.core.mesh import Mesh
 from clustersim.scenario import Scenario
-from clustersim.scenario.reading import Changes, Table, override
+from clustersim.scenario.file.reading import Changes, Table, override
 from clustersim.training.parallel import ModelShape, ParallelConfig, check, field_for, preset, recompute, translate
 from clustersim.training.schedules import schedule
 from clustersim.training.strategies.walk import accumulation

@@ -22,7 +22,9 @@ from clustersim.core.texts import Plain
 from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 from clustersim.scenario import Scenario
-from clustersim.scenario.ran import outcome_notes, ran, trust
+from clustersim.scenario.result.notes import outcome_notes
+from clustersim.scenario.result.trust import trust
+from clustersim.scenario.run.head import head_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from clustersim.core.facts import RunFacts
     from clustersim.explain.explain import Explanation
     from clustersim.explain.where import StageSeconds
-    from clustersim.scenario.running import Prepared
+    from clustersim.scenario.run.running import Prepared
     from clustersim.training.strategies.base import StrategyFigures
 
 
@@ -140,7 +142,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what was run, and its figures."""
-        rows = [*ran(self.prepared), *figures.in_words(self.figures, "run")]
+        rows = [*head_lines(self.prepared), *figures.in_words(self.figures, "run")]
         return card(self.scenario.title, rows)
 
     @cached_property
@@ -237,7 +239,7 @@ class Result:
         """What a saved run carries beside its Timeline: figures, every input, memory over a step, and of a split model
         memory of every stage, and the mesh."""
         from clustersim.core.facts import MemoryMoments, RunFacts
-        from clustersim.scenario.mesh_table import drawable
+        from clustersim.scenario.run.mesh_table import drawable
 
         p = self.prepared
         course = self.memory.course

@@ -27,8 +27,8 @@ from clustersim.core.topology import Topology
 from clustersim.core.units import format_time
 from clustersim.engine.flows.loads import VaryingLinks
 from clustersim.scenario import Scenario
-from clustersim.scenario.altered import GPU_BOUNDS
-from clustersim.scenario.incident_table import KINDS, Incident
+from clustersim.scenario.file.incident_table import KINDS, Incident
+from clustersim.scenario.run.altered import GPU_BOUNDS
 
 DOWN = 0.001
 """Share of its rate that a link has while it is down, as in ``[[cluster.changes]]``: the engine has no link without."""

@@ -12,7 +12,7 @@ from clustersim.model.adapters import Trained, with_trained
 from clustersim.model.losses import with_loss
 from clustersim.model.packing import with_packing
 from clustersim.scenario import Scenario
-from clustersim.scenario.splitting import splits
+from clustersim.scenario.file.splitting import splits
 from clustersim.training.strategies.zero_config import ZeroConfig
 
 

@@ -22,8 +22,9 @@ from clustersim.model.seconds import setting
 from clustersim.model.seconds.host import BY_EXPERT, HostLaw, bookkeeping, host_level
 from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
-from clustersim.scenario.parts import execution_of, layer_time_of, located
-from clustersim.scenario.replicas import (
+from clustersim.scenario.file.splitting import MEGATRON, cause_of
+from clustersim.scenario.run.parts import execution_of, layer_time_of, located
+from clustersim.scenario.run.replicas import (
     activations,
     check_replicas,
     replica_config,
@@ -32,7 +33,6 @@ from clustersim.scenario.replicas import (
     stage_memory,
     summed_bytes,
 )
-from clustersim.scenario.splitting import MEGATRON, cause_of
 from clustersim.training.builder import StepRecipe, build
 from clustersim.training.parallel import ParallelConfig, Recompute, preset, recompute
 from clustersim.training.partition import partition

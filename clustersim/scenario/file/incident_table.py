@@ -1,9 +1,9 @@
 """``[[incident]]`` of a scenario: something that goes wrong at one place of a run, and from when to when.
 
 Kinds are a table: where one strikes, what says how much, and what it does to the run. Those that slow a run down are
-played by what the engine has for slow GPUs, slow hosts and links that change (:mod:`clustersim.scenario.incidents`);
-those that stop it end in a :class:`clustersim.engine.hang.Hang`; those that a job begins with change the machine before
-anything is planned (:mod:`clustersim.scenario.misplaced`).
+played by what the engine has for slow GPUs, slow hosts and links that change
+(:mod:`clustersim.scenario.run.incidents`); those that stop it end in a :class:`clustersim.engine.hang.Hang`; those that
+a job begins with change the machine before anything is planned (:mod:`clustersim.scenario.run.misplaced`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from clustersim.training.strategies.fsdp_config import FSDPConfig, accumulated_b
 from clustersim.training.strategies.zero_config import ZeroConfig
 
 if TYPE_CHECKING:
-    from clustersim.scenario.split_step import Split
+    from clustersim.scenario.run.split_step import Split
 
 BUSIEST = "the rank whose experts get most tokens"
 

@@ -13,11 +13,11 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model
 from clustersim.core.topology import Topology
 from clustersim.scenario import Scenario
-from clustersim.scenario.parts import cost_of, memory_of, model_of, placed
-from clustersim.scenario.splitting import splits, with_micro_batches
+from clustersim.scenario.file.splitting import splits, with_micro_batches
+from clustersim.scenario.run.parts import cost_of, memory_of, model_of, placed
 
 if TYPE_CHECKING:
-    from clustersim.scenario.split_step import Split
+    from clustersim.scenario.run.split_step import Split
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ def held(scenario: Scenario, speed: Speed = AS_IS) -> ScenarioParts:
 
     Raises a :class:`ClusterSimError` naming the field.
     """
-    from clustersim.scenario.timed import informed  # which plays what was measured
+    from clustersim.scenario.run.timed import informed  # which plays what was measured
 
     scenario = informed(scenario)
     topology, mesh = placed(scenario)
@@ -81,7 +81,7 @@ def held(scenario: Scenario, speed: Speed = AS_IS) -> ScenarioParts:
     model = model_of(scenario)
     parallel = scenario.file.parallel
     if parallel is not None and splits(scenario):
-        from clustersim.scenario.split_step import split_of
+        from clustersim.scenario.run.split_step import split_of
 
         gpu, _ = cost_of(scenario, topology, mesh, model, speed)
         with scenario.at("$.parallel"):

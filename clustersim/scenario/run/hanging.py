@@ -14,11 +14,11 @@ from clustersim.core.timeline import Timeline
 from clustersim.core.units import format_time
 from clustersim.engine.hang import Hang, RankCall, RankWait, WatchdogAlarm, Watchdogs
 from clustersim.engine.standstill import HealthyRun, Place, Stuck
-from clustersim.scenario.incident_table import Incident
-from clustersim.scenario.incidents import links_struck
+from clustersim.scenario.file.incident_table import Incident
+from clustersim.scenario.run.incidents import links_struck
 
 if TYPE_CHECKING:
-    from clustersim.scenario.running import Prepared
+    from clustersim.scenario.run.running import Prepared
 
 OTHER_KINDS = {"all_reduce": "broadcast", "all_gather": "all_reduce", "reduce_scatter": "all_reduce"}
 """What a rank calls by mistake instead of a collective; of any other kind, an all_reduce."""

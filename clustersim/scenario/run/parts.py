@@ -32,10 +32,10 @@ from clustersim.model.seconds import Execution, step_cost
 from clustersim.model.seconds.host import host_bandwidth, pace_of
 from clustersim.model.traced import read_traced
 from clustersim.scenario import Scenario
-from clustersim.scenario.incident_table import KINDS
-from clustersim.scenario.misplaced import misplaced
-from clustersim.scenario.splitting import split, splits
-from clustersim.scenario.trained import as_trained, compute_dtype, refuse_split
+from clustersim.scenario.file.incident_table import KINDS
+from clustersim.scenario.file.splitting import split, splits
+from clustersim.scenario.run.misplaced import misplaced
+from clustersim.scenario.run.trained import as_trained, compute_dtype, refuse_split
 from clustersim.training.memory import Training, kept_by_layer, memory, types_of
 from clustersim.training.parallel import ModelShape
 

@@ -1,0 +1,100 @@
+"""What is to be said of a run's figures, once it is known how the run went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clustersim.core.timeline import step_ends
+from clustersim.core.units import format_time
+from clustersim.explain.metrics import steady_window
+from clustersim.model.seconds.conv import is_winograd
+from clustersim.scenario.result.beside_published import beside_published
+from clustersim.scenario.result.trust import trust
+
+if TYPE_CHECKING:
+    from clustersim.scenario.file.schema import Change
+    from clustersim.scenario.result import Result
+
+SETTLED = 0.03
+"""How much the pace of the later half of the steps may differ from the earlier half's in a steady state."""
+LEAST = 8
+"""Steps from which a pace is told at all where every worker has its own."""
+
+
+def outcome_notes(result: Result) -> Iterator[str]:
+    """What a result must say of its figures."""
+    file = result.scenario.file
+    config = result.scenario.config
+    strategy = result.scenario.strategy.name
+    together = result.scenario.strategy.together(config)
+    if file.published is not None:
+        yield from beside_published(result, trust(result.prepared))
+    if not together:
+        yield from _unsettled(result)
+    yield from _timed_changes(result)
+    if strategy == "parameter_server" and together:
+        yield (
+            "parameter_server: workers that end together send together, and those that end apart fill the servers' "
+            "pauses: a faster link or GPU can make a step some percent longer"
+        )
+    kernels = [kernel for layer in result.prepared.model.layers for kernel in layer.kernels if kernel.kind == "conv"]
+    if any(is_winograd(result.prepared.device, file.model.dtype, kernel) for kernel in kernels):
+        yield (
+            "MFU and HFU count direct convolutions; cuDNN runs those of 3x3 and stride 1 in fp32 as Winograd, which "
+            "executes up to four times fewer products, so that both may be above 100 %"
+        )
+
+
+def _timed_changes(result: Result) -> Iterator[str]:
+    """For how much of the steps that figures are of a link was changed that is so for a time only."""
+    window = steady_window(result.timeline)
+    length = window.end - window.begin
+    n = len(window.steps)
+    for one in result.scenario.file.cluster.changes:
+        seen = _overlap(one, window.begin, window.end) if one.timed else length
+        if not seen:
+            yield (
+                f"{one.match} changes outside of the steps that figures are of, which are from "
+                f"{format_time(window.begin)} to {format_time(window.end)} of the run; run.steps makes it longer"
+            )
+        elif seen < length:
+            took = np.diff([window.begin, *step_ends(result.timeline)[window.steps].max(axis=1)])
+            yield (
+                f"{one.match} is changed for {format_time(seen)} of the {format_time(length)} that figures are of, {n} "
+                f"step(s) of {format_time(took.min())} to {format_time(took.max())}; run.steps makes them more"
+            )
+
+
+def _overlap(change: Change, begin: float, end: float) -> float:
+    """Seconds between two moments in which a link is changed."""
+    since = change.since or 0.0
+    lasts = np.inf if change.until is None else change.until - (change.since or 0.0)
+
+    def until(moment: float) -> float:
+        periods, rest = divmod(max(moment - since, 0.0), change.every or np.inf)
+        return periods * min(lasts, change.every or 0.0) + min(rest, lasts)
+
+    return float(until(end) - until(begin))
+
+
+def _unsettled(result: Result) -> Iterator[str]:
+    """Asynchronous workers drift apart and their requests spread in time, so that the first steps are not the last."""
+    steps = result.summary["steady_steps"]
+    more = f"run.steps = {4 * result.scenario.steps} would tell more"
+    if len(steps) < LEAST:
+        yield f"asynchronous: {len(steps)} steps are too few to tell whether the pace is steady; {more}"
+        return
+    ended = step_ends(result.timeline)[[steps[0] - 1, *steps], : result.prepared.mesh.workers]
+    half = len(steps) // 2
+    early = float(np.mean(half / (ended[half] - ended[0])))
+    late = float(np.mean((len(steps) - half) / (ended[-1] - ended[half])))
+    change = late / early - 1
+    if abs(change) > SETTLED:
+        word = "faster" if change > 0 else "slower"
+        yield (
+            f"asynchronous: no steady state is reached, the last {len(steps) - half} steps are {abs(change):.1%} "
+            f"{word} than the {half} before, and more steps give other figures; {more}"
+        )

@@ -1,0 +1,85 @@
+"""How far a predicted step is to be trusted: how far published steps of its kind were from their predictions."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from clustersim.core import ranges
+from clustersim.model.seconds.unstated import half_width
+
+if TYPE_CHECKING:
+    from clustersim.core.device import Device
+    from clustersim.core.model import Model
+    from clustersim.scenario.run.running import Prepared
+
+LEAST_LEFT = 0.5
+"""Share of a range that measured steps leave at least: what other settings add (network, bubbles) was not in them."""
+
+
+class Trust(msgspec.Struct, frozen=True):
+    """The range around a step time: ``p50`` and ``p90`` (relative), the ``rows`` and ``publishers`` they are from, and
+    ``as_of``, the day of the validation; ``assumed`` : the half-width (nine in ten) of what the GPU's own file leaves
+    open, which is in both; ``narrowed`` : the share of the range that measured steps left; ``unseen`` : the GPU, where
+    none of the steps ran on its generation, which both are wider for; ``kind`` : which published steps it is like
+    (:func:`step_kind`)."""
+
+    p50: float
+    p90: float
+    rows: int
+    publishers: int
+    as_of: str
+    assumed: float = 0.0
+    narrowed: float = 1.0
+    unseen: str = ""
+    kind: str = ""
+
+    def __str__(self) -> str:
+        if self.narrowed < 1:
+            return (
+                f"half within {self.p50:.0%}, nine in ten within {self.p90:.0%}: the range of {self.rows:,} published "
+                f"steps of this kind, of which measured ones leave {self.narrowed:.0%}"
+            )
+        several = self.publishers > 1
+        publishers = f"{self.publishers} publishers, each weighing the same" if several else "one publisher"
+        more = f", wider by the {ranges.UNSEEN:.0%} of kernels that none of them ran: a {self.unseen}'s"
+        return (
+            f"+-{self.p50:.0%}, as half of {self.rows:,} published steps of this kind were ({publishers})"
+            f"{more if self.unseen else ''}; "
+            f"one in ten was off by more than {self.p90:.0%}, where host, network or software were not as described: "
+            "numbers of your own machine ([measured], clustersim calibrate) tell whether yours are"
+            + (f"; with {self.assumed:.0%} for what is assumed of the GPU" if self.assumed else "")
+        )
+
+
+def trust(prepared: Prepared) -> Trust:
+    """How far steps of this kind were from their predictions."""
+    fit = prepared.scenario.fit
+    kind = step_kind(prepared.scenario.strategy.name, prepared.model, split=prepared.split is not None)
+    left = 1.0 if fit is None else max(fit.narrowed, LEAST_LEFT)
+    return trust_in(kind, prepared.device, prepared.scenario.file.model.dtype, left)
+
+
+def step_kind(strategy: str, model: Model, *, split: bool) -> str:
+    """Which published steps a step is like: those of its ``strategy``, unless adapters, experts or a ``split`` tell
+    more."""
+    if model.partly_frozen:
+        return "adapters"
+    if any(tensor.cut.startswith("expert") for layer in model.layers for tensor in layer.tensors):
+        return "experts"
+    return "split" if split else strategy
+
+
+def trust_in(kind: str, gpu: Device, dtype: str, left: float = 1.0) -> Trust:
+    """How far published steps of a :func:`step_kind` were from their predictions, on this GPU; ``left`` : the share of
+    the range that measured steps left."""
+    told = any(item.field == "generation" for item in gpu.assumed)  # and is in what is assumed
+    arch = "" if told else gpu.arch
+    found = ranges.of_step(kind, arch=arch)
+    assumed = half_width(gpu, dtype) if gpu.assumed else 0.0
+    half = math.hypot(found.p50, ranges.HALF_OF_NINE * assumed)
+    nearly_all = math.hypot(found.p90, assumed)
+    unseen = "" if ranges.has_steps(arch) else f"{gpu.name} ({arch})"
+    return Trust(left * half, left * nearly_all, found.rows, found.groups, ranges.as_of(), assumed, left, unseen, kind)
