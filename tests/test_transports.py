@@ -51,6 +51,15 @@ def test_streams_of_a_known_rate_fill_a_slow_nic_and_not_a_fast_one():
     assert costs_of(fast).net_share["tcp"] == pytest.approx(5.0e9 / 12.5e9)
 
 
+def test_a_slow_network_slows_no_link_inside_a_node():
+    # 4 GB over the 32 GPUs of 4 nodes took 1.53 s, 5.1 GB/s: topologies/jeanzay-a100.toml. Without GPUDirect each byte
+    # crosses the switch's up-link twice, which is no slower for what the NICs are.
+    machine = fabrics.load("jeanzay-a100", nodes=4)
+    everyone = Group(machine, fabrics.mesh(machine).gpus)
+    chosen = choice(Request("all_reduce", 4e9), everyone)
+    assert seconds(chosen, costs_of(everyone)) == pytest.approx(1.53, rel=0.05)
+
+
 def test_lists_and_lists_by_collective_are_read_as_nccl_reads_them():
     assert pinned_algorithms("Ring,Tree") == ("tree", "ring")
     assert "tree" not in (pinned_algorithms("^Tree") or ())

@@ -83,7 +83,7 @@ class NcclChoice(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def paces(self) -> Floats:
-        """(k, 4) seconds per byte of S at line rate by edge class, of every link that differs."""
+        """(k, 5) seconds per byte of S at line rate by edge class, of every link that differs."""
         bandwidth = self.group.topology.link_bandwidth[self.loads.links]
         paces: Floats = np.unique((self.loads.by_class / bandwidth).T, axis=0)
         return paces
@@ -178,7 +178,7 @@ def _pace_and_hops(chosen: NcclChoice, costs: CommunicationCosts) -> tuple[float
 
 
 def _limits(group: Group, picked: NcclPick, loads: PathLoads, costs: CommunicationCosts) -> tuple[Floats, float, float]:
-    """(4,) share of the line rate by edge class, payload bytes/s of the kernels, and seconds of the hops."""
+    """(5,) share of the line rate by edge class, payload bytes/s of the kernels, and seconds of the hops."""
     kind = picked.kind
     algorithm = picked.algorithm
     protocol = picked.protocol

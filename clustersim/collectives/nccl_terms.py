@@ -267,10 +267,11 @@ _TO_ONE = frozenset({"send", "sendrecv"})
 
 
 def direct_shares(kind: str, group: Group, costs: CommunicationCosts) -> Floats:
-    """(4,) of the line rate that sends and receives reach on each edge class."""
+    """(5,) of the line rate that sends and receives reach on each of :data:`EDGE_CLASSES`."""
     share = costs.send_share if kind in _TO_ONE else costs.p2p_share
-    net = costs.p2p_net_share * costs.net_share[placement(group).net]
-    return np.array([share, costs.share["pcie/Simple"], costs.share["shm/Simple"], net])
+    net = placement(group).net
+    reached = (costs.p2p_net_share * costs.net_share[net], costs.p2p_net_share * transport(net).share)
+    return np.array([share, costs.share["pcie/Simple"], costs.share["shm/Simple"], *reached])
 
 
 def p2p_law(request: Request, group: Group, costs: CommunicationCosts) -> Callable[[float], float]:

@@ -23,8 +23,11 @@ from clustersim.core.arrays import Floats, Ints
 from clustersim.core.byte_matrix import ByteMatrix
 from clustersim.core.costs import CommunicationCosts, generation
 from clustersim.core.memo import kept_with_topology
+from clustersim.core.transports import transport
 
-EDGE_CLASSES = ("nvlink", "pcie", "shm", "net")
+EDGE_CLASSES = ("nvlink", "pcie", "shm", "net", "to_nic")
+"""What a byte crosses on a link: NVLink, PCIe between GPUs, host memory between GPUs, the network from NIC to NIC, and
+the links inside a node between a GPU and its NIC, which reach what the transport usually does however slow the NIC."""
 _CLASS_OF_PATH = {"NVL": "nvlink", "NVB": "nvlink", "C2C": "nvlink", "LOC": "nvlink", "PIX": "pcie", "PXB": "pcie"}
 
 
@@ -35,7 +38,7 @@ SHARP = frozenset({"nvls", "collnet_direct", "collnet_chain"})
 class PathLoads(msgspec.Struct, frozen=True, eq=False):
     """Link loads per edge class of one algorithm on one group, per byte of S.
 
-    ``links`` (k,), ``by_class`` (4, k) bytes on each link per payload byte; steps as in Traffic. ``channels`` : the
+    ``links`` (k,), ``by_class`` (5, k) bytes on each link per payload byte; steps as in Traffic. ``channels`` : the
     paths through the group they were worked out from.
     """
 
@@ -113,6 +116,11 @@ def _route(traffic: Traffic, group: Group, laid: tuple[Channel, ...]) -> PathLoa
     by_class = np.zeros((len(EDGE_CLASSES), len(links)))
     for row, (edges, amount) in zip(by_class, parts, strict=True):
         row[np.searchsorted(links, edges)] = amount
+    kinds = group.topology.link_kinds
+    inside = np.array([kinds[link] != "net" for link in links], dtype=np.bool_)
+    net = EDGE_CLASSES.index("net")
+    by_class[EDGE_CLASSES.index("to_nic"), inside] = by_class[net, inside]
+    by_class[net, inside] = 0.0
     return PathLoads(links, by_class, traffic.steps, traffic.net_steps, laid)
 
 
@@ -141,7 +149,7 @@ def _edge_classes(traffic: Traffic, group: Group) -> Ints:
 
 
 def shares_of(algorithm: str, protocol: str, group: Group, costs: CommunicationCosts) -> Floats:
-    """(4,) of the line rate that each of :data:`EDGE_CLASSES` reaches."""
+    """(5,) of the line rate that each of :data:`EDGE_CLASSES` reaches."""
     group_placement = placement(group)
     age = costs.share_generation[group_placement.age]
     inside = {c: costs.share[f"{c}/{protocol}"] * age for c in ("nvlink", "pcie", "shm")}
@@ -152,7 +160,9 @@ def shares_of(algorithm: str, protocol: str, group: Group, costs: CommunicationC
             costs.nvls_tree_share if algorithm == "nvls_tree" else 1.0
         )
     growth = 1.0 + costs.scale_net * max(0.0, math.log2(group_placement.islands) - 1.0)
-    net = costs.share[f"net/{protocol}"] * costs.net_share[group_placement.net] / growth
+    carried = costs.share[f"net/{protocol}"] / growth
     if algorithm in SHARP and group_placement.islands > 1:
-        net *= costs.sharp_share
-    return np.array([*(inside[c] for c in ("nvlink", "pcie", "shm")), net])
+        carried *= costs.sharp_share
+    net = group_placement.net
+    reached = (carried * costs.net_share[net], carried * transport(net).share)
+    return np.array([*(inside[c] for c in ("nvlink", "pcie", "shm")), *reached])
