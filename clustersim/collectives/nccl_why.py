@@ -45,16 +45,16 @@ def why(request: Request, group: Group) -> tuple[Alternative, ...]:
         asked_for = "chosen: asked for, and none of NCCL's own"
         return (Alternative(str(request.algorithm), "Simple", None, _ours(request, group), asked_for),)
     chosen = choice(request, group)
-    where = placement(group)
-    system, asked = where.system, NcclRequest(request.dtype, request.redop, group.nccl_version)
+    system = placement(group).system
+    wanted = NcclRequest(request.dtype, request.redop, group.nccl_version)
     # As choice() asks: a protocol list, its vendor's too, that names LL128 takes it even where NCCL holds it unsafe.
     protocols = protocols_asked(request, group)
-    asked = replace(asked, force_ll128="LL128" in (pinned_protocols(protocols, request.kind) or ()))
-    every = candidates(request.kind, request.nbytes, system, asked)
-    times = {(one.algorithm, one.protocol): one.time_s for one in every}
+    wanted = replace(wanted, force_ll128="LL128" in (pinned_protocols(protocols, request.kind) or ()))
+    every = candidates(request.kind, request.nbytes, system, wanted)
+    times = {(tried.algorithm, tried.protocol): tried.time_s for tried in every}
     best = times[chosen.algorithm, chosen.protocol]
     found = []
-    for rating in rated(request.kind, system, asked):
+    for rating in rated(request.kind, system, wanted):
         pair = rating.algorithm, rating.protocol
         tuner = times.get(pair)
         if pair == (chosen.algorithm, chosen.protocol):

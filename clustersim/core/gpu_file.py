@@ -119,38 +119,38 @@ def _keys(error: str) -> str:
     return f"; [device] has {', '.join(fields_of(DeviceSpec))}"
 
 
-def device_of(spec: DeviceSpec, where: str) -> Device:
-    """The GPU of a table. Raises :class:`TopologyError`; ``where`` : file and field, for its message."""
-    if spec.name.lower() in {text.lower() for known in devices().values() for text in (known.name, *known.aliases)}:
-        raise TopologyError(f"{where}.name: {spec.name!r} is a shipped device; give yours a name of its own")
-    base = None if spec.extends is None else _base(spec.extends, where)
-    table, assumed = _completed(spec, base, where)
-    found = build(spec.name, table)
-    whole = replace(found, assumed=tuple(assumed), notes=_notes(spec, found, assumed))
-    _check(whole, spec, where)
-    return whole
+def device_of(spec: DeviceSpec, place: str) -> Device:
+    """The GPU of a table. Raises :class:`TopologyError`; ``place`` : file and field, for its message."""
+    if spec.name.lower() in {text.lower() for gpu in devices().values() for text in (gpu.name, *gpu.aliases)}:
+        raise TopologyError(f"{place}.name: {spec.name!r} is a shipped device; give yours a name of its own")
+    base = None if spec.extends is None else _base(spec.extends, place)
+    table, assumed = _completed(spec, base, place)
+    gpu = build(spec.name, table)
+    marked = replace(gpu, assumed=tuple(assumed), notes=_notes(spec, gpu, assumed))
+    _check(marked, spec, place)
+    return marked
 
 
-def _base(name: str, where: str) -> Device:
+def _base(name: str, place: str) -> Device:
     try:
         return device(name)
     except TopologyError:
         try:
             return device_from_text(name)
         except TopologyError as error:
-            raise TopologyError(f"{where}.extends: {error}") from None
+            raise TopologyError(f"{place}.extends: {error}") from None
 
 
-def _completed(spec: DeviceSpec, base: Device | None, where: str) -> tuple[Table, list[Assumed]]:
+def _completed(spec: DeviceSpec, base: Device | None, place: str) -> tuple[Table, list[Assumed]]:
     """An entry as ``data/devices.toml`` has it, and what of it is assumed."""
     assumed: list[Assumed] = []
-    arch = _generation(spec, base, where, assumed)
+    arch = _generation(spec, base, place, assumed)
     for field in ("memory", "bandwidth", "peak"):
         if base is None and not getattr(spec, field):
             raise TopologyError(
-                f"{where}.{field} is missing: the data sheet has it; or extend a device that is like it"
+                f"{place}.{field} is missing: the data sheet has it; or extend a device that is like it"
             )
-    peak = _peaks(spec, base, where, arch, assumed)
+    peak = _peaks(spec, base, place, arch, assumed)
     half = peak.get("bf16") or peak.get("fp16") or peak["fp32"]
     say = _Fields(spec, base, assumed)
     sms, clock = say.sms_and_clock(half, arch)
@@ -170,29 +170,29 @@ def _completed(spec: DeviceSpec, base: Device | None, where: str) -> tuple[Table
     return table | _shares(spec, base, peak, arch, table["tdp_w"], assumed), assumed
 
 
-def _generation(spec: DeviceSpec, base: Device | None, where: str, assumed: list[Assumed]) -> str:
+def _generation(spec: DeviceSpec, base: Device | None, place: str, assumed: list[Assumed]) -> str:
     arch = spec.generation or (base.arch if base else "")
     if not arch:
         arch = "other"
         assumed.append(Assumed("generation", "none of ours: kernels as of an average GPU", "rate", UNSEEN))
     if arch not in families():
-        raise TopologyError(f"{where}.generation: {shown(arch)} is not known; one of {', '.join(sorted(families()))}")
+        raise TopologyError(f"{place}.generation: {shown(arch)} is not known; one of {', '.join(sorted(families()))}")
     return arch
 
 
-def _peaks(spec: DeviceSpec, base: Device | None, where: str, arch: str, assumed: list[Assumed]) -> dict[str, float]:
+def _peaks(spec: DeviceSpec, base: Device | None, place: str, arch: str, assumed: list[Assumed]) -> dict[str, float]:
     for dtype in (*spec.peak, *spec.matmul):
         if dtype not in _DTYPES:
-            raise TopologyError(f"{where}: {shown(dtype)} is no dtype of a peak; one of {', '.join(_DTYPES)}")
+            raise TopologyError(f"{place}: {shown(dtype)} is no dtype of a peak; one of {', '.join(_DTYPES)}")
     peak = dict(base.peak) if base else {}
     peak |= {dtype: float(rate) for dtype, rate in spec.peak.items()}
-    for dtype, other in (("fp16", "bf16"), ("bf16", "fp16")):
-        if other in spec.peak and dtype not in spec.peak and not _before(arch, dtype):
-            peak[dtype] = peak[other]
+    for dtype, twin in (("fp16", "bf16"), ("bf16", "fp16")):
+        if twin in spec.peak and dtype not in spec.peak and not _before(arch, dtype):
+            peak[dtype] = peak[twin]
     half = peak.get("bf16") or peak.get("fp16")
     if "fp32" not in peak:
         if not half:
-            raise TopologyError(f"{where}.peak: needs fp32, bf16 or fp16")
+            raise TopologyError(f"{place}.peak: needs fp32, bf16 or fp16")
         peak["fp32"] = half / FP32_SHARE
         assumed.append(Assumed("peak.fp32", f"a {FP32_SHARE:.0f}th of 16 bits", "fp32", 0.5))
     if half:
@@ -229,17 +229,17 @@ class _Fields:
 
     def sms_and_clock(self, half: float, arch: str) -> tuple[int, float]:
         """Both, or either from the peak and what an SM of its generation does in a clock."""
-        each = families()[arch].get("flop_a_clock", 4096.0)
+        flop_a_clock = families()[arch].get("flop_a_clock", 4096.0)
         # A base's clock is of its own peaks: with a peak or SMs of its own, the table has its own clock.
         keeps = not self.spec.peak and self.spec.sms is None
         clock = float(self.spec.clock or (self.base.clock if self.base and keeps else 0.0))
         sms = int(self.number("sms", "sms"))
         if not sms:
-            sms = max(1, round(half / (each * (clock or USUAL_CLOCK))))
-            how = f"{sms}, from the peak and {each:,.0f} FLOP a clock"
+            sms = max(1, round(half / (flop_a_clock * (clock or USUAL_CLOCK))))
+            how = f"{sms}, from the peak and {flop_a_clock:,.0f} FLOP a clock"
             self.assumed.append(Assumed("sms", how, "sms", 0.25))
         if not clock:
-            clock = half / (sms * each)
+            clock = half / (sms * flop_a_clock)
             self.assumed.append(Assumed("clock", f"{clock / 1e6:,.0f} MHz, from the peak and the SMs", "clock", 0.1))
         return sms, clock
 
@@ -281,53 +281,51 @@ LEVEL_SPREAD = 0.15
 lie 13 % from each other; the two of sm86, a workstation's and a gamer's, are 0.61 and 0.97."""
 
 
-def _notes(spec: DeviceSpec, found: Device, assumed: list[Assumed]) -> tuple[str, ...]:
+def _notes(spec: DeviceSpec, gpu: Device, assumed: list[Assumed]) -> tuple[str, ...]:
     if not assumed:
-        return found.notes
-    words = ", ".join(entry.field for entry in assumed)
-    return (
-        f"{found.name}: {words} assumed, not read off a data sheet (clustersim check says how far that may be off)",
-    )
+        return gpu.notes
+    fields = ", ".join(entry.field for entry in assumed)
+    return (f"{gpu.name}: {fields} assumed, not read off a data sheet (clustersim check says how far that may be off)",)
 
 
-def _check(gpu: Device, spec: DeviceSpec, where: str) -> None:
+def _check(gpu: Device, spec: DeviceSpec, place: str) -> None:
     """Refuse what no GPU is. Raises :class:`TopologyError` with the bound; what is written goes before what follows."""
     least = 2**30
     most = 2**42
     if not least <= gpu.memory_bytes <= most:
         raise TopologyError(
-            f"{where}.memory: {gpu.memory_bytes:,.0f} bytes; a GPU has 1 GiB to 4 TiB, such as '80 GiB'"
+            f"{place}.memory: {gpu.memory_bytes:,.0f} bytes; a GPU has 1 GiB to 4 TiB, such as '80 GiB'"
         )
     if not 1e10 <= gpu.memory_bandwidth <= 1e14:
         raise TopologyError(
-            f"{where}.bandwidth: {gpu.memory_bandwidth / 1e9:,.4g} GB/s; a GPU's memory has 10 to 100,000"
+            f"{place}.bandwidth: {gpu.memory_bandwidth / 1e9:,.4g} GB/s; a GPU's memory has 10 to 100,000"
         )
     for dtype, rate in sorted(gpu.peak.items(), key=lambda pair: pair[0] not in spec.peak):
         # A product of large matrices does some 100 FLOP a byte; below one FLOP a byte no kernel is arithmetic.
         if rate < gpu.memory_bandwidth:
             bound = gpu.memory_bandwidth / 1e12
             raise TopologyError(
-                f"{where}.peak.{dtype}: {rate / 1e12:,.4g} TFLOP/s is less than the memory's own bound of one FLOP a "
+                f"{place}.peak.{dtype}: {rate / 1e12:,.4g} TFLOP/s is less than the memory's own bound of one FLOP a "
                 f"byte: {bound:,.4g} TFLOP/s"
             )
         if rate > 1e18:
-            raise TopologyError(f"{where}.peak.{dtype}: {rate / 1e12:,.4g} TFLOP/s; a GPU has less than 1,000,000")
+            raise TopologyError(f"{place}.peak.{dtype}: {rate / 1e12:,.4g} TFLOP/s; a GPU has less than 1,000,000")
     for dtype in gpu.peak:
         if since := _before(gpu.arch, dtype):
-            raise TopologyError(f"{where}.peak.{dtype}: {gpu.arch} has no {dtype} units; they came with {since}")
+            raise TopologyError(f"{place}.peak.{dtype}: {gpu.arch} has no {dtype} units; they came with {since}")
     order = [name for name in ("fp32", "tf32", "bf16", "fp8", "fp4") if name in gpu.peak]
     for wide, narrow in pairwise(order):
         if gpu.peak[narrow] < gpu.peak[wide] * (1 - 1e-9):
             raise TopologyError(
-                f"{where}.peak.{narrow}: {gpu.peak[narrow] / 1e12:,.4g} TFLOP/s is less than {wide}'s "
+                f"{place}.peak.{narrow}: {gpu.peak[narrow] / 1e12:,.4g} TFLOP/s is less than {wide}'s "
                 f"{gpu.peak[wide] / 1e12:,.4g}; fewer bits are never slower"
             )
     if gpu.clock and not 2e8 <= gpu.clock <= 5e9:
         raise TopologyError(
-            f"{where}: peak, sms and clock do not agree: a clock of {gpu.clock / 1e6:,.0f} MHz; GPUs have 200 to 5,000"
+            f"{place}: peak, sms and clock do not agree: a clock of {gpu.clock / 1e6:,.0f} MHz; GPUs have 200 to 5,000"
         )
     if gpu.l2 and not 2**18 <= gpu.l2 <= gpu.memory_bytes / 4:
-        raise TopologyError(f"{where}.l2: {gpu.l2 / 2**20:,.4g} MiB; between 0.25 MiB and a quarter of the memory")
+        raise TopologyError(f"{place}.l2: {gpu.l2 / 2**20:,.4g} MiB; between 0.25 MiB and a quarter of the memory")
 
 
 SINCE: Mapping[str, Mapping[str, str]] = MappingProxyType(

@@ -310,8 +310,8 @@ def _check_groups(op: Collective, i: int, role: Role, world_size: int) -> None:
         raise _wrong(role, i, "groups must be (groups x members), with no rank twice")
 
 
-def _wrong(role: Role, i: int, what: str) -> ProgramError:
-    return ProgramError(f"role {role.name!r}, op {i} {role.ops[i].name!r}: {what}")
+def _wrong(role: Role, i: int, problem: str) -> ProgramError:
+    return ProgramError(f"role {role.name!r}, op {i} {role.ops[i].name!r}: {problem}")
 
 
 def _describe_op(i: int, op: Op, role: Role, position: int) -> str:

@@ -151,8 +151,8 @@ def parse_frequency(text: str) -> float:
     >>> parse_frequency("1980 MHz")
     1980000000.0
     """
-    found = _parse(text, _HERTZ, "a clock rate", "'1980 MHz'")
-    value = float(found.group(1).replace("_", "")) * _PREFIX[found.group(2) or ""]
+    hertz = _parse(text, _HERTZ, "a clock rate", "'1980 MHz'")
+    value = float(hertz.group(1).replace("_", "")) * _PREFIX[hertz.group(2) or ""]
     return _positive(value, text, "a clock rate")
 
 

@@ -145,14 +145,14 @@ class Hang(msgspec.Struct, frozen=True):
 
     def lines(self) -> list[str]:
         """In words, the answer first."""
-        told = [f"the run hangs at {format_time(self.at)}: {self.kind} of {self.place}"]
-        whole = f"{self.steps} whole step(s) ended by {format_time(self.ended)}"
+        lines = [f"the run hangs at {format_time(self.at)}: {self.kind} of {self.place}"]
+        steps_ended = f"{self.steps} whole step(s) ended by {format_time(self.ended)}"
         if self.lost is None:
-            told.append(f"{whole}; no watchdog would ever speak")
+            lines.append(f"{steps_ended}; no watchdog would ever speak")
         else:
             gpus = f"{format_long(self.lost)} on each of {self.world_size:,} ranks are lost"
-            told.append(f"{whole}; the first alarm is at {format_time(self.detected or 0.0)}: {gpus}")
-        return [*told, *_told_waits(self.waits), *_told_alarms(self.alarms)]
+            lines.append(f"{steps_ended}; the first alarm is at {format_time(self.detected or 0.0)}: {gpus}")
+        return [*lines, *_told_waits(self.waits), *_told_alarms(self.alarms)]
 
 
 def _told_waits(waits: Sequence[RankWait]) -> list[str]:
@@ -160,14 +160,14 @@ def _told_waits(waits: Sequence[RankWait]) -> list[str]:
     together: dict[tuple[int, tuple[int, ...], str], list[RankWait]] = {}
     for wait in waits:
         together.setdefault((wait.call.op, wait.waits_for, wait.call.state), []).append(wait)
-    told = []
+    lines = []
     for same in together.values():
         ranks = few([wait.rank for wait in same], SHOWN)
         whom = f"for rank(s) {few(same[0].waits_for, SHOWN)}" if same[0].waits_for else "though all have started it"
         if same[0].call.started is None:
             whom = "which they have called, and their streams have not come to"
-        told.append(f"rank(s) {ranks} wait in {same[0].call} {whom}")
-    return told
+        lines.append(f"rank(s) {ranks} wait in {same[0].call} {whom}")
+    return lines
 
 
 def _told_alarms(alarms: Sequence[WatchdogAlarm]) -> list[str]:
@@ -175,8 +175,8 @@ def _told_alarms(alarms: Sequence[WatchdogAlarm]) -> list[str]:
     alike: dict[tuple[str, float | None, str], list[str]] = {}
     for alarm in alarms:
         alike.setdefault((alarm.watchdog, alarm.at, alarm.why), []).append(alarm.who)
-    told = []
+    lines = []
     for (watchdog, at, why), who in alike.items():
         when = "never" if at is None else f"at {format_time(at)}"
-        told.append(f"{watchdog} of {few(who, SHOWN)}: {when}, {why}")
-    return told
+        lines.append(f"{watchdog} of {few(who, SHOWN)}: {when}, {why}")
+    return lines

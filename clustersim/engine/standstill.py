@@ -116,21 +116,21 @@ class HealthyRun:
                     continue
                 row = self.group_of(groups, rank)
                 key = min(op, *infos[op].detail.get("meets", (op,))), row
-                at = number.setdefault(key, len(members))
-                if at == len(members):
+                index = number.setdefault(key, len(members))
+                if index == len(members):
                     members.append([])
-                members[at].append((rank, op))
-                meeting[rank, op] = at
+                members[index].append((rank, op))
+                meeting[rank, op] = index
         return meeting, members
 
     def group_of(self, groups: object, rank: int) -> tuple[int, ...]:
         """The group of a rank, in order; ops share their tables of groups, so each is looked at once."""
-        kept = self._rows.get(id(groups))
-        if kept is None:
+        entry = self._rows.get(id(groups))
+        if entry is None:
             table = np.atleast_2d(np.asarray(groups)).tolist()
-            rows = {int(member): tuple(int(other) for other in row) for row in table for member in row}
-            kept = self._rows[id(groups)] = (groups, rows)  # held, so that no other takes its id
-        return kept[1][rank]
+            rows = {int(member): tuple(int(mate) for mate in row) for row in table for member in row}
+            entry = self._rows[id(groups)] = (groups, rows)  # held, so that no other takes its id
+        return entry[1][rank]
 
     def blocked(self, fault: Stuck) -> set[Place]:
         """Everything that never ends: what is stuck, what is never called, and what needs any of it."""
@@ -186,7 +186,7 @@ class HealthyRun:
             ended=None if stands else times.end,
             name=own.name,
             step=own.step,
-            peer=next((other for other in group if other != rank), -1) if is_message else -1,
+            peer=next((mate for mate in group if mate != rank), -1) if is_message else -1,
         )
 
     def wait(self, rank: int, calls: tuple[RankCall, ...], blocked: set[Place], fault: Stuck) -> RankWait | None:
@@ -195,8 +195,8 @@ class HealthyRun:
         call = next((c for c in pending if c.started is not None), pending[0] if pending else None)
         if call is None:
             return None
-        others = [place for place in self.members[self.meeting[rank, call.op]] if place[0] != rank]
-        late = [other for other, op in others if self._is_absent(other, op, blocked, fault)]
+        places = [place for place in self.members[self.meeting[rank, call.op]] if place[0] != rank]
+        late = [peer for peer, op in places if self._is_absent(peer, op, blocked, fault)]
         return RankWait(rank, call, tuple(sorted(late)))
 
     def _is_absent(self, rank: int, op: int, blocked: set[Place], fault: Stuck) -> bool:
@@ -211,7 +211,7 @@ class HealthyRun:
         return first_stuck, max(ends, default=0.0)
 
     def first_call(
-        self, rank: int, at: float, kinds: tuple[type[Op], ...] = (Collective, Send, Recv), opens_step: bool = False
+        self, rank: int, moment: float, kinds: tuple[type[Op], ...] = (Collective, Send, Recv), opens_step: bool = False
     ) -> int | None:
         """The first communication of some kinds that a rank calls at this moment or later, where it ``opens_step`` the
         first one of its step; None for none."""
@@ -221,27 +221,29 @@ class HealthyRun:
                 continue
             opens = self.ops[op].step != step
             step = self.ops[op].step
-            if self.times[rank, op].called >= at and (opens or not opens_step):
+            if self.times[rank, op].called >= moment and (opens or not opens_step):
                 return op
         return None
 
-    def first_kernel(self, rank: int, at: float) -> int | None:
+    def first_kernel(self, rank: int, moment: float) -> int | None:
         """The kernel that a rank's GPU runs at a moment, or the next one; None for none."""
         kernels = [
             (self.times[rank, op].start, op)
             for op in self.lists[rank]
             if isinstance(self.ops[op], Compute) and self.timeline.ops[op].bound != "host" and (rank, op) in self.times
         ]
-        return next((op for _, op in sorted(kernels) if self.times[rank, op].end > at), None)
+        return next((op for _, op in sorted(kernels) if self.times[rank, op].end > moment), None)
 
-    def under_way(self, rank: int, at: float) -> frozenset[Place]:
+    def under_way(self, rank: int, moment: float) -> frozenset[Place]:
         """Everything of a rank that has not ended by a moment."""
-        return frozenset((rank, op) for op in self.lists[rank] if (rank, op) in self.times and self._late(rank, op, at))
+        return frozenset(
+            (rank, op) for op in self.lists[rank] if (rank, op) in self.times and self._late(rank, op, moment)
+        )
 
-    def _late(self, rank: int, op: int, at: float) -> bool:
-        return self.times[rank, op].end > at
+    def _late(self, rank: int, op: int, moment: float) -> bool:
+        return self.times[rank, op].end > moment
 
-    def crossing(self, links: tuple[int, ...], at: float, topology: Topology, node_of: Ints) -> frozenset[Place]:
+    def crossing(self, links: tuple[int, ...], moment: float, topology: Topology, node_of: Ints) -> frozenset[Place]:
         """Communications that cross one of these links and have not ended by a moment. Of an op of several groups,
         those with a rank on a machine that the link touches and one elsewhere."""
         use = self.timeline.links
@@ -259,7 +261,7 @@ class HealthyRun:
             homes = {int(node_of[rank]) for rank, _ in members}
             touched = len(homes) > 1 and (not nodes or bool(homes & nodes))
             one_node = len(homes) == 1 and homes <= nodes
-            if any(op in ops for _, op in members) and (touched or one_node) and self._late(*place, at):
+            if any(op in ops for _, op in members) and (touched or one_node) and self._late(*place, moment):
                 places.add(place)
         return frozenset(places)
 

@@ -74,11 +74,11 @@ def board(device: str, gpus: int) -> Board | None:
 
     The machine with as many GPUs, or one with NVSwitches, or one whose GPUs are all joined alike.
     """
-    known = [one for one in _machines(device) if any(kind in WIRES for kind in one.link_kinds)]
-    for machine in sorted(known, key=lambda one: one.node_types[0].n_gpus != gpus):
-        found = _joined(machine, gpus)
-        if found is not None:
-            return found
+    candidates = [machine for machine in _machines(device) if any(kind in WIRES for kind in machine.link_kinds)]
+    for machine in sorted(candidates, key=lambda candidate: candidate.node_types[0].n_gpus != gpus):
+        joined = _joined(machine, gpus)
+        if joined is not None:
+            return joined
     count, kind, rate = UNSHIPPED.get(device, (0, "", 0.0))
     if not 1 < gpus <= count:
         return None
@@ -89,10 +89,10 @@ def board(device: str, gpus: int) -> Board | None:
 def nic_rate(device: str, gpus: int, ids: set[str]) -> tuple[float, str] | None:
     """Gb/s that a NIC of such a machine has, and what says so: its PCI device id, or the machine; None else."""
     if len(ids) == 1:
-        known = NIC_PORTS.get(next(iter(ids)).lower())
-        if known is not None:
-            return known[1], f"the fastest port of a {known[0]}"
-    machines = sorted(_machines(device), key=lambda one: one.node_types[0].n_gpus != gpus)
+        port = NIC_PORTS.get(next(iter(ids)).lower())
+        if port is not None:
+            return port[1], f"the fastest port of a {port[0]}"
+    machines = sorted(_machines(device), key=lambda candidate: candidate.node_types[0].n_gpus != gpus)
     for machine in filter(_tells_nics, machines):
         is_nic = np.array([kind == NIC for kind in machine.vertex_kinds])
         ports = np.array([kind == "net" for kind in machine.link_kinds]) & is_nic[machine.link_src]
@@ -110,8 +110,8 @@ def _tells_nics(machine: Topology) -> bool:
 
 def carried(rate: float, slot: float) -> float:
     """Gb/s of a port that a slot of so many GB/s does not slow down, where ``rate`` would be more."""
-    held = [port for port in PORTS if port <= slot * 8]
-    return min(rate, max(held, default=rate))
+    ports = [port for port in PORTS if port <= slot * 8]
+    return min(rate, max(ports, default=rate))
 
 
 @lru_cache(maxsize=64)
@@ -119,7 +119,7 @@ def _machines(device: str) -> tuple[Topology, ...]:
     """Shipped machines with this GPU, the plainest first."""
     names = sorted(shipped("topologies"), key=lambda name: (not name.startswith(FIRST), len(name), name))
     loaded = (load(name, nodes=2) for name in names)
-    return tuple(one for one in loaded if {kind.device for kind in one.node_types} == {device})
+    return tuple(machine for machine in loaded if {kind.device for kind in machine.node_types} == {device})
 
 
 def _joined(machine: Topology, gpus: int) -> Board | None:

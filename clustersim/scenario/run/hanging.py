@@ -43,7 +43,7 @@ def hang_of(prepared: Prepared, timeline: Timeline) -> Hang:
     Raises :class:`ScenarioError` for a time at which nothing is left that could hang, naming the field, and
     :class:`ProgramError` for ranks whose ops have no order of their own.
     """
-    i, incident = next((i, one) for i, one in enumerate(prepared.scenario.file.incident) if one.hangs)
+    i, incident = next((i, struck) for i, struck in enumerate(prepared.scenario.file.incident) if struck.hangs)
     with prepared.scenario.at(f"$.incident[{i}].kind"):
         healthy = HealthyRun(prepared.program, timeline)
     with prepared.scenario.at(f"$.incident[{i}].at"):
@@ -72,7 +72,7 @@ def hang_of(prepared: Prepared, timeline: Timeline) -> Hang:
         at=incident.since,
         ranks=() if incident.rank is None else (incident.rank,),
         silent=tuple(sorted(silent)),
-        calls={rank: () if rank in silent else made for rank, made in calls.items()},
+        calls={rank: () if rank in silent else issued for rank, issued in calls.items()},
         waits=tuple(wait for wait in waiting if wait is not None),
         alarms=alarms,
         timeout=timeout,
@@ -127,7 +127,7 @@ def _instead(incident: Incident, healthy: HealthyRun, fault: Stuck, prepared: Pr
     if incident.kind == "uneven_batches":
         return replace(call, kind="barrier", nbytes=BARRIER_BYTES, dtype="fp32", name="barrier")
     nodes = prepared.topology.vertex_node[prepared.mesh.gpus]
-    near = tuple(other for other in call.group if nodes[other] == nodes[rank])
+    near = tuple(mate for mate in call.group if nodes[mate] == nodes[rank])
     if len(near) in (1, len(call.group)):
         raise ScenarioError(f"the ranks of the machine of rank {rank} are no other group than that of {call.name}")
     return replace(call, group=near, communicator="node", seq=1)
@@ -160,9 +160,9 @@ def _otherwise(kind: str, calls: tuple[RankCall, ...], wrong: int) -> Iterator[R
         elif kind == "other_size":
             yield replace(call, nbytes=call.nbytes * OTHER_SIZE)
         elif kind == "other_type":
-            other = OTHER_TYPES.get(call.dtype, "fp32")
-            share = DTYPE_BYTES[other] / DTYPE_BYTES.get(call.dtype, 4)
-            yield replace(call, dtype=other, nbytes=call.nbytes * share)
+            wrong_type = OTHER_TYPES.get(call.dtype, "fp32")
+            share = DTYPE_BYTES[wrong_type] / DTYPE_BYTES.get(call.dtype, 4)
+            yield replace(call, dtype=wrong_type, nbytes=call.nbytes * share)
         else:
             yield replace(call, kind=OTHER_KINDS.get(call.kind, "all_reduce"))
 
@@ -187,8 +187,8 @@ def _alarms(
 ) -> Iterator[WatchdogAlarm]:
     """When each watchdog speaks: c10d's of every rank, NCCL's heartbeat monitor, every machine's launcher."""
     fired: dict[int, float] = {}
-    for rank, made in sorted(calls.items()):
-        pending = [call for call in made if call.ended is None]
+    for rank, issued in sorted(calls.items()):
+        pending = [call for call in issued if call.ended is None]
         if rank in silent or not pending:
             why = "its process writes nothing any more" if rank in silent else "all that it called has ended"
             yield WatchdogAlarm("c10d watchdog", f"rank {rank}", None, why)

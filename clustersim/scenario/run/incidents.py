@@ -49,13 +49,13 @@ def links_struck(incident: Incident, topology: Topology) -> tuple[int, ...]:
 def varying_of(scenario: Scenario, topology: Topology) -> tuple[VaryingLinks, ...]:
     """Links that change while the run goes on, by ``[[cluster.changes]]`` and by ``[[incident]]``."""
     varying = []
-    for i, one in enumerate(scenario.file.cluster.changes):
-        if one.timed and one.factor is not None:
+    for i, change in enumerate(scenario.file.cluster.changes):
+        if change.timed and change.factor is not None:
             with scenario.at(f"$.cluster.changes[{i}]"):
-                links = fabrics.links_of(topology, one.match)
-            end = math.inf if one.until is None else float(one.until)
+                links = fabrics.links_of(topology, change.match)
+            end = math.inf if change.until is None else float(change.until)
             varying.append(
-                VaryingLinks(tuple(links), one.factor, float(one.since or 0.0), end, float(one.every or 0.0))
+                VaryingLinks(tuple(links), change.factor, float(change.since or 0.0), end, float(change.every or 0.0))
             )
     return (*varying, *varying_links(scenario, topology))
 

@@ -116,8 +116,10 @@ class Prepared(ScenarioParts):
             yield f"memory    {format_bytes(self.memory.total)} of {room}"
             return
         for i, (stage, use) in enumerate(zip(self.split.partition.stages, self.split.memory, strict=True)):
-            held = ", ".join(f"{layers[0].name} to {layers[-1].name}" for layers in (c.layers for c in stage.chunks))
-            yield f"stage {i:3d} {stage.parameters + stage.expert_parameters:,} parameters a rank: {held}"
+            layers_held = ", ".join(
+                f"{layers[0].name} to {layers[-1].name}" for layers in (c.layers for c in stage.chunks)
+            )
+            yield f"stage {i:3d} {stage.parameters + stage.expert_parameters:,} parameters a rank: {layers_held}"
             yield f"          {format_bytes(use.total)} of {room}, most at {use.peak}"
 
 
@@ -136,25 +138,25 @@ def _affordable(scenario: Scenario, layers: int) -> None:
     from clustersim.engine import need
 
     passes = scenario.steps * scenario.config.gradient_accumulation_steps
-    what = f"for {passes:,} passes, forward and backward (run.steps x strategy.gradient_accumulation_steps)"
-    limits.check(need.OP * 2 * passes * layers, what, "use fewer", ScenarioError)
+    use = f"for {passes:,} passes, forward and backward (run.steps x strategy.gradient_accumulation_steps)"
+    limits.check(need.OP * 2 * passes * layers, use, "use fewer", ScenarioError)
 
 
 def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     """See :meth:`clustersim.scenario.Scenario.prepare`; ``speed``: on GPUs that are so much faster."""
-    found = held(scenario, speed)
-    scenario = found.scenario
-    topology = found.topology
-    mesh = found.mesh
-    model = found.model
-    split = found.split
+    parts = held(scenario, speed)
+    scenario = parts.scenario
+    topology = parts.topology
+    mesh = parts.mesh
+    model = parts.model
+    split = parts.split
     kinds = kinds_of(scenario, topology, mesh, model, speed)
     gpu = kinds[0].device
     cost = kinds[0].cost
     file = scenario.file
     peak = mean_peak(kinds, file.model.dtype)
     _affordable(scenario, len(model.layers) if split is None else 1)
-    programs = [_program(found, kind) for kind in kinds]
+    programs = [_program(parts, kind) for kind in kinds]
     program = programs[0] if len(kinds) == 1 else joined(programs, kinds, peak)
     with scenario.at("$.cluster.slow"):
         program = slowed(program, file.cluster.slow, mesh.workers)
@@ -165,33 +167,33 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
     if file.incident:
         program = _struck(scenario, program, topology, mesh)
     model_notes = (
-        *_hosts(found, cost),
+        *_hosts(parts, cost),
         *model.notes,
         *_mixture(kinds),
         *_periods(scenario),
         *_changed(scenario),
         *_told(scenario),
     )
-    said = dict.fromkeys((*model_notes, *program.notes))
-    return Prepared(**vars(found), device=gpu, cost=cost, program=program, notes=tuple(said), peak_flops=peak)
+    notes = dict.fromkeys((*model_notes, *program.notes))
+    return Prepared(**vars(parts), device=gpu, cost=cost, program=program, notes=tuple(notes), peak_flops=peak)
 
 
-def _program(found: ScenarioParts, kind: DeviceKind) -> Program:
+def _program(parts: ScenarioParts, kind: DeviceKind) -> Program:
     """What should happen, if every rank had this kind of GPU."""
-    scenario = found.scenario
-    file = found.scenario.file
+    scenario = parts.scenario
+    file = parts.scenario.file
     cost = kind.cost
-    if found.split is not None:
+    if parts.split is not None:
         from clustersim.scenario.run.split_step import program_of  # a whole model needs no builder
 
         with scenario.at("$.parallel"):
-            program = program_of(found.split, kind.device, cost)
+            program = program_of(parts.split, kind.device, cost)
             program.check()
         return program
     with scenario.at("$.strategy"):
         build = scenario.strategy.build
         steps = scenario.steps
-        program = build(found.model, cost, found.mesh, scenario.config, steps, file.run.seed)
+        program = build(parts.model, cost, parts.mesh, scenario.config, steps, file.run.seed)
         program.check()
     return program
 
@@ -207,45 +209,45 @@ def _struck(scenario: Scenario, program: Program, topology: Topology, mesh: Mesh
         return with_incidents(scenario, program, topology, mesh, played)
 
 
-def _hosts(found: ScenarioParts, cost: StepCost) -> Iterator[str]:
+def _hosts(parts: ScenarioParts, cost: StepCost) -> Iterator[str]:
     """What is known of kernels and host: measured, or that nobody has measured this stack."""
-    scenario = found.scenario
+    scenario = parts.scenario
     if scenario.fit is not None and scenario.fit.steps:
         yield str(scenario.fit)
-    if found.split is None or scenario.file.measured is not None:
+    if parts.split is None or scenario.file.measured is not None:
         return
     from clustersim.scenario.run.split_step import local_cost
 
-    law = local_cost(scenario, device(found.card.name), cost).host
+    law = local_cost(scenario, device(parts.card.name), cost).host
     if law is not None and not law.known:
         yield (
-            f"host: nobody here has measured how long {found.split.parallel.framework} takes to call a layer; "
+            f"host: nobody here has measured how long {parts.split.parallel.framework} takes to call a layer; "
             f"{format_time(law.call)} a call is a guess, two or three times off either way ([measured] layer_time)"
         )
 
 
 def _periods(scenario: Scenario) -> Iterator[str]:
     """That more steps are played than asked for."""
-    asked = scenario.file.run.steps
+    wanted = scenario.file.run.steps
     played = scenario.steps
-    if played > asked:
+    if played > wanted:
         period = scenario.strategy.period_of(scenario.config)
         yield (
-            f"{scenario.strategy.name} repeats every {period} steps: {played} steps are played, not {asked} "
+            f"{scenario.strategy.name} repeats every {period} steps: {played} steps are played, not {wanted} "
             "(run.steps), so that figures of a step are means over whole periods"
         )
 
 
 def _changed(scenario: Scenario) -> Iterator[str]:
     """Of each change of a rate, whether NCCL sees it: what it plans for follows from that."""
-    for i, one in enumerate(scenario.file.cluster.changes):
-        if one.timed or one.remove:
+    for i, change in enumerate(scenario.file.cluster.changes):
+        if change.timed or change.remove:
             continue
-        where = f"cluster.changes[{i}]: {one.match}"
-        if one.bandwidth is not None:
-            yield f"{where} says its rate, and NCCL plans around it; factor is for what it does not see"
-        elif one.factor is not None and one.factor < 1:
-            yield f"{where} delivers {one.factor:g} of what NCCL reads and plans with; bandwidth is for what it sees"
+        place = f"cluster.changes[{i}]: {change.match}"
+        if change.bandwidth is not None:
+            yield f"{place} says its rate, and NCCL plans around it; factor is for what it does not see"
+        elif change.factor is not None and change.factor < 1:
+            yield f"{place} delivers {change.factor:g} of what NCCL reads and plans with; bandwidth is for what it sees"
 
 
 def _told(scenario: Scenario) -> Iterator[str]:
@@ -258,8 +260,8 @@ def _told(scenario: Scenario) -> Iterator[str]:
 def _mixture(kinds: Sequence[DeviceKind]) -> Iterator[str]:
     """What is to be known of several kinds of GPU in one run."""
     if len(kinds) > 1:
-        told = ", ".join(f"{len(kind.ranks)} x {kind.device.name}" for kind in kinds)
+        names = ", ".join(f"{len(kind.ranks)} x {kind.device.name}" for kind in kinds)
         yield (
-            f"mixed GPUs ({told}): each rank computes at its own pace, and synchronous steps wait for "
+            f"mixed GPUs ({names}): each rank computes at its own pace, and synchronous steps wait for "
             f"{kinds[0].device.name}; MFU is of the mean peak; jitter and memory are those of {kinds[0].device.name}"
         )

@@ -110,31 +110,31 @@ def _fit(key: str, path: str, told: _Told) -> StepFit:
 
 
 def _most_likely(runs: list[Scenario], times: Floats) -> StepFit:
-    at = np.zeros(2)
+    logs = np.zeros(2)
     aim = np.log(times)
-    usual = here = _seconds(runs, at)
+    usual = predicted = _seconds(runs, logs)
     slopes = np.zeros((len(runs), 2))
     for _ in range(ROUNDS):
         for j in range(2):
-            moved = at + DIFFERENCE * np.eye(2)[j]
-            slopes[:, j] = (_seconds(runs, moved) - here) / DIFFERENCE
+            moved = logs + DIFFERENCE * np.eye(2)[j]
+            slopes[:, j] = (_seconds(runs, moved) - predicted) / DIFFERENCE
         curve = slopes.T @ slopes / NOISE**2 + np.diag(PRIOR**-2)
-        pull = slopes.T @ (aim - here) / NOISE**2 - at / PRIOR**2
-        at = at + np.clip(np.linalg.solve(curve, pull), -FARTHEST, FARTHEST)
-        here = _seconds(runs, at)
+        pull = slopes.T @ (aim - predicted) / NOISE**2 - logs / PRIOR**2
+        logs = logs + np.clip(np.linalg.solve(curve, pull), -FARTHEST, FARTHEST)
+        predicted = _seconds(runs, logs)
     before = np.sqrt(np.mean(np.sum((slopes * PRIOR) ** 2, axis=1)))
     left = np.sqrt(np.mean(np.sum((slopes @ np.linalg.inv(curve)) * slopes, axis=1)) + NOISE**2)
     steps = tuple(
         TimedStep(run.title, time, float(np.exp(first)), float(np.exp(last)))
-        for run, time, first, last in zip(runs, times.tolist(), usual, here, strict=True)
+        for run, time, first, last in zip(runs, times.tolist(), usual, predicted, strict=True)
     )
-    kernels, host = np.exp(at).tolist()
+    kernels, host = np.exp(logs).tolist()
     return StepFit(kernels, host, float(min(1.0, left / before)) if before else 1.0, steps)
 
 
-def _seconds(runs: list[Scenario], at: Floats) -> Floats:
-    """Logarithms of the predicted seconds of every run with factors ``exp(at)``."""
-    kernels, host = np.exp(at).tolist()
+def _seconds(runs: list[Scenario], factors: Floats) -> Floats:
+    """Logarithms of the predicted seconds of every run with factors ``exp(factors)``."""
+    kernels, host = np.exp(factors).tolist()
     fit = StepFit(kernels, host, 1.0, ())
     return np.log([replace(run, fit=fit).run().summary["step_time_s"] for run in runs])
 
