@@ -194,7 +194,7 @@ def message_time(
     where = placement(group)
     simple = protocol == "Simple"
     each = costs.rendezvous[where.net] * (2.0 if simple else 1.0)
-    if algorithm != "ring" or each == 0.0:
+    if algorithm != "ring" or not transport(where.net).in_turn:
         return 0.0
     message = nbytes * (2.0 if protocol == "LL" else 1.0) / group.size
     # A slower NIC beside others has fewer channels or none: it keeps none of their receivers ready.

@@ -113,7 +113,9 @@ def _fsdp(row: Row, text: str, knobs: Table) -> Table:
     knobs["kind"], strategy = "fsdp", row["strategy"].lower()
     if "reduce_dtype=fp32" in text or "fp32 reduce-scatter" in text:
         knobs["reduce_dtype"] = "fp32"
-    if "backward_pre" in text:
+    if "cudamalloc retries" in text:
+        knobs["alloc_retries"] = True
+    if re.search("backward[_ ]pre", text):
         knobs["backward_prefetch"] = "BACKWARD_PRE"
     if "reshard_after_forward" in strategy:
         knobs["reshard_after_forward"] = "false" not in strategy
@@ -121,7 +123,7 @@ def _fsdp(row: Row, text: str, knobs: Table) -> Table:
         knobs["sharding_strategy"] = "SHARD_GRAD_OP"
     if strategy.startswith("hsdp"):
         knobs["sharding_strategy"] = "HYBRID_SHARD"
-    if "fp16 incl. sgd" in row["precision"]:
+    if "fp16 incl. sgd" in row["precision"].lower():
         knobs["orig_dtype"] = "fp16"
     knobs["cpu_offload"] = row.get("offload", "").startswith("cpu") or "cpu offload" in strategy
     return knobs

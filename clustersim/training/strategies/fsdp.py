@@ -12,7 +12,11 @@ What is imitated (torch/distributed/fsdp/_runtime_utils.py, _limiter_utils.py, _
 * The host runs ahead of the device. What holds it back is the limiter of version 1: freeing a unit puts an event into a
   queue, and an all_gather that finds two of them waits for the older (``limit_all_gathers``). In version 2 an
   all_gather waits for the copy-out of the one before the last, since two output buffers exist. Where a forward is
-  limited by launches, the host is not ahead, and the next all_gather is issued when the layer is through.
+  limited by launches, the host is not ahead, and the next all_gather is issued when the layer is through. Nor is it
+  on a card that is full (``alloc_retries``): memory for an all_gather is freed first, for which the host waits until
+  the device has done all it was given.
+* Units that are wrapped inside of what is checkpointed (``checkpoint_outside``) are gathered a third time: what is
+  recomputed runs their forward hooks, which gather and free them, before backward's.
 * Version 1 gathers into the flat parameter itself; version 2 copies each parameter out of the gathered buffer, and
   starts a reduce_scatter only when the one before has given back its input.
 * Hybrid sharding all-reduces each reduced shard over the replicas, on a communicator and a stream of its own.
@@ -93,14 +97,32 @@ class Shards:
         if not forward and {enters, leaves} & self.plan.ahead:
             yield WHOLE
             return
+        again = self._again(place) if not forward and action.kind != "W" and enters is not None else 0.0
+        if again and enters is not None:
+            yield from self._recompute(self.plan.segments[enters][0], again)
         if enters is not None and action.kind != "W":
             self.ops.waits = (*self.ops.waits, *self._enter(enters, forward=forward))
-        yield WHOLE
+        yield LayerPart(1.0 - again)
         self.kernel = self.ops.kernel
         if leaves is not None and forward:
             self._leave_forward(leaves)
         elif leaves is not None and action.kind != "I":
             self._leave_backward(leaves, sync=last or not self.config.no_sync)
+
+    def _again(self, place: Place) -> float:
+        """Share of a layer's backward that is its forward again, if that gathers its unit for itself: FLOPs beyond two
+        of each of forward's."""
+        if not self.config.checkpoint_outside or self.plan.segments[self._first[place]][0] in self.plan.roots:
+            return 0.0
+        backward = float(self.cost.backward_flops[place[1]])
+        return max(1.0 - 2.0 * float(self.cost.forward_flops[place[1]]) / backward, 0.0) if backward else 0.0
+
+    def _recompute(self, unit: int, share: float) -> Iterator[LayerPart]:
+        """A checkpointed block runs forward again, inside of which its unit is gathered and freed."""
+        self.ops.waits = (*self.ops.waits, *self._unshard(unit, self.plan.backward, forward=True))
+        yield LayerPart(share, f"{self.plan.units[unit].name} again")
+        self.kernel = self.ops.kernel
+        self._free(unit)
 
     def _enter(self, s: int, *, forward: bool) -> tuple[int, ...]:
         """Before a segment's pass: gather its unit, and the next one ahead of time; what its first kernel waits for."""
@@ -179,8 +201,9 @@ class Shards:
         waits = {*after, *self.issue, *self.buffer_free}
         if self.config.version == 1 and self.config.limit_all_gathers and len(self.freed) >= MAX_INFLIGHT_ALL_GATHERS:
             waits.add(self.freed.pop(0))
-        if self.kernel >= 0 and getattr(self.ops.ops[self.kernel], "bound", "") == "launch":
-            waits.add(self.kernel)
+        if self.kernel >= 0:
+            behind = self.config.alloc_retries or getattr(self.ops.ops[self.kernel], "bound", "") == "launch"
+            waits |= {self.kernel} if behind else set()
         return tuple(sorted(waits))
 
     def _free(self, unit: int) -> None:

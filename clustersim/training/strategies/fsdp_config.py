@@ -38,6 +38,10 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
         unit's gradients are computed, or when it is needed (None). Version 2 always does the first.
     forward_prefetch : version 1: issue the next all_gather before the current forward, one unit further ahead.
     limit_all_gathers : version 1: at most two all-gathered units wait for compute.
+    alloc_retries : version 1: the card is full (``num_alloc_retries`` of torch.cuda.memory_stats grows). Memory for an
+        all_gather must be freed first, and the host waits until the device has done all that was issued.
+    checkpoint_outside : version 1: units are wrapped inside of what is checkpointed, so that recomputation gathers and
+        frees them once more, ahead of backward's own all_gather. With FSDP around the checkpoint it does not.
     no_sync : gradients of all but the last micro-batch stay unsharded and are not reduced
         (``set_requires_gradient_sync(False)`` in version 2).
     ends_apart : version 2: the embedding, and final norm with head, are units of their own, as torchtitan wraps them
@@ -64,6 +68,8 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
     backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "None"] | None = None
     forward_prefetch: bool = False
     limit_all_gathers: bool = True
+    alloc_retries: bool = False
+    checkpoint_outside: bool = False
     no_sync: bool = False
     ends_apart: bool = False
     clip_grad_norm: bool = False
@@ -82,6 +88,10 @@ class FSDPConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="fsdp")
             raise ValueError("reshard_after_forward belongs to version = 2; write sharding_strategy")
         elif self.ends_apart:
             raise ValueError("ends_apart belongs to version = 2, as torchtitan has it")
+        if self.checkpoint_outside and (self.blocks_per_unit > 1 or self.min_num_params):
+            raise ValueError(
+                "checkpoint_outside has units inside of a block; leave out blocks_per_unit and min_num_params"
+            )
         if self.replicated and self.sharding_strategy not in (None, *HYBRID):
             raise ValueError("data_parallel_replicate_degree needs sharding_strategy = 'HYBRID_SHARD'")
 
@@ -123,6 +133,8 @@ _ONLY_V1 = {
     "backward_prefetch": "version 2 always prefetches as BACKWARD_PRE does",
     "forward_prefetch": "version 2 prefetches implicitly",
     "limit_all_gathers": "version 2 always bounds its all-gathers",
+    "alloc_retries": "version 2 gives memory back without events of other streams",
+    "checkpoint_outside": "version 2 is played around checkpointed blocks, as torchtitan has it",
 }
 
 
