@@ -1,4 +1,4 @@
-"""Collectives over EFA on 16 to 256 GPUs, as publishers timed them whose tables no fit reads (data/nccl/efa_groups.csv)."""
+"""Collectives over EFA on 16 to 256 GPUs, as publishers timed them whom no fit reads (data/nccl/efa_groups.csv)."""
 
 from __future__ import annotations
 

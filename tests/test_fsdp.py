@@ -29,6 +29,7 @@ EVERY = [
     {"version": 1, "backward_prefetch": "BACKWARD_POST"},
     {"version": 1, "backward_prefetch": "None", "limit_all_gathers": False},
     {"version": 1, "forward_prefetch": True},
+    {"version": 1, "alloc_retries": True, "checkpoint_outside": True},
     {},
     {"reshard_after_forward": False},
     {"reshard_after_forward": True},
@@ -168,6 +169,23 @@ def test_version_one_lets_two_gathered_units_wait_for_compute():
         assert gathered[0] == pytest.approx(freed[1])
     unlimited, _ = run(1e-6, version=1, limit_all_gathers=False)
     assert unlimited[1, "all_gather l6"][0][1] < unlimited[1, "fwd l1"][0][1]
+
+
+def test_on_a_full_card_no_gather_goes_out_beside_the_kernel_before_it():
+    spans, _ = run(1e-3, version=1, limit_all_gathers=False, alloc_retries=True)
+    for i in range(2, 7):
+        assert spans[1, f"all_gather l{i}"][0][0] >= spans[1, f"fwd l{i - 1}"][0][1] - 1e-12
+
+
+def test_units_inside_of_what_is_checkpointed_are_gathered_a_third_time():
+    made = model()
+    for forwards, gathers in ((2.0, 2), (3.0, 3)):  # forwards a backward is worth: with the third, one is repeated
+        cost = toy_cost(made, optimizer=0.0)
+        cost = replace(cost, forward_flops=np.ones(8), backward_flops=np.full(8, forwards))
+        spans, step = run(1e-6, cost, version=1, checkpoint_outside=True)
+        assert len(spans[1, "all_gather l3"]) == gathers
+        assert ("bwd l3 again" in {name for _, name in spans}) == (gathers == 3)
+        assert step == pytest.approx(run(1e-6, cost, version=1)[1], rel=1e-2)  # as long, where links are fast
 
 
 def test_version_two_gathers_into_two_buffers_in_turn():
@@ -331,6 +349,8 @@ def test_unsharded_gradients_are_added_up_in_the_type_of_their_reduction():
         ({"backward_prefetch": "BACKWARD_POST"}, "backward_prefetch belongs to version = 1"),
         ({"sharding_strategy": "FULL_SHARD"}, "version 2 writes reshard_after_forward"),
         ({"version": 1, "reshard_after_forward": True}, "write sharding_strategy"),
+        ({"alloc_retries": True}, "alloc_retries belongs to version = 1"),
+        ({"version": 1, "checkpoint_outside": True, "blocks_per_unit": 2}, "leave out blocks_per_unit"),
         ({"version": 1, "sharding_strategy": "FULL_SHARD", "data_parallel_replicate_degree": 2}, "HYBRID_SHARD"),
         ({"sharding_strategy": "FULL"}, "Invalid enum value"),
         ({"dram_bandwidth": "5 Gigs"}, "dram_bandwidth: cannot read '5 Gigs' as a bandwidth"),
