@@ -26,7 +26,8 @@ from clustersim.cluster import files as fabrics
 from clustersim.core.ranges import MANY, size_class, traits
 from tests.evidence.adapter_rows import adapter_rows
 from tests.evidence.evidence import SHARES, Groups, coverage, distances, operator, quantile, widening
-from tests.evidence.validate_steps import publisher, strategy_kind, validate_memory, validate_steps
+from tests.evidence.step_rows import origin, publisher
+from tests.evidence.validate_steps import strategy_kind, validate_memory, validate_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = ROOT / "tests" / "data" / "measurements"
@@ -74,9 +75,9 @@ def of_each(groups: Groups, fewest: int) -> dict[str, Held]:
     return {name: held({name: values}) for name, values in groups.items() if len(values) >= fewest}
 
 
-def publisher_of(row: PredictedRow) -> str:
-    """Whose table a row is from."""
-    return publisher(row.cells)
+def origin_of(row: PredictedRow) -> str:
+    """Who measured a row."""
+    return origin(row.cells)
 
 
 @dataclass(frozen=True)
@@ -165,10 +166,10 @@ def steps(rows: Sequence[PredictedRow]) -> dict[str, Held]:
     alone measured is no better known than all are, and steps over a network that nobody states count for none."""
     rows = [row for row in rows if "network not stated" not in row.cells["notes"]]
     kinds = sorted({strategy_kind(row.cells) for row in rows})
-    everything = held(distances(rows, publisher_of))
+    everything = held(distances(rows, origin_of))
     found = {"steps.similar.all": everything}
     for kind in kinds:
-        groups = distances([row for row in rows if strategy_kind(row.cells) == kind], publisher_of)
+        groups = distances([row for row in rows if strategy_kind(row.cells) == kind], origin_of)
         if sum(map(len, groups.values())) >= FEWEST:
             one = held(groups)
             if len(groups) == 1:
@@ -188,7 +189,7 @@ def adapters(everything: Held) -> dict[str, Held]:
 
 def memory(rows: Sequence[PredictedRow]) -> dict[str, Held]:
     """One range, and of each publisher."""
-    groups = distances(rows, publisher_of)
+    groups = distances(rows, lambda row: publisher(row.cells))
     own = {f"memory.published.{name}": one for name, one in of_each(groups, FEWEST).items()}
     return {"memory.similar.all": held(groups)} | own
 

@@ -56,6 +56,17 @@ def publisher(row: Row) -> str:
     return row["case_id"].split("-")[0]
 
 
+COLLECTED = {"lightning": "lightning", "fsdp on aws": "pytorch_aws", "maximizing-training": "pytorch_ibm"}
+"""Whose rows ``fsdpmisc`` holds, by what their ``source`` says in lower case; the rest are of few rows each."""
+
+
+def origin(row: Row) -> str:
+    """Who measured a row: its publisher, or of a table that was put together from several, the one it is from."""
+    name = publisher(row)
+    said = row["source"].lower() if name == "fsdpmisc" else ""
+    return next((whose for word, whose in COLLECTED.items() if word in said), name)
+
+
 def topology_of(row: Row) -> str:
     """The row's machine; 16 V100s in one node are a DGX-2's, whatever the row says."""
     name = row.get("topology", "")

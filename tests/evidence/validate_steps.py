@@ -41,7 +41,7 @@ from tests.evidence.sharded_rows import is_sharded, read_sharded
 from tests.evidence.sized import BY_COUNT
 from tests.evidence.software import Row, framework
 from tests.evidence.step_play import costs_of, peak_memory, scaled, step_time, step_time_as_priced
-from tests.evidence.step_rows import COLUMNS, StepRun, publisher, read
+from tests.evidence.step_rows import COLUMNS, StepRun, origin, publisher, read
 
 
 def validate_steps(path: str | Path, anchor: str | None = None) -> Score:
@@ -72,7 +72,7 @@ def _stand_ins(rows: Iterable[ScoredRow]) -> tuple[str, ...]:
 
 
 def _range(row: Row) -> PredictionRange:
-    return of_step(strategy_kind(row), publisher(row))
+    return of_step(strategy_kind(row), origin(row))
 
 
 ROWS_A_WORKER = 16
