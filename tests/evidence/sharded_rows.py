@@ -15,6 +15,8 @@ Far off, for reasons the rows show but no constant here could carry:
   25 % too short.
 * Lightning's minGPT, 35-70 % too fast below 16 sequences: a step takes 0.75 s at any batch, 1.02 s with recomputation,
   so the host paces it (FSDP of PyTorch 1.11, some 6 ms a block and forward). One source cannot say which part.
+* A GPT of 1T on 128 and 512 P4d GPUs, a quarter too fast: its card is full, its units are inside of checkpoints,
+  and what it copies to the host for its checkpoints is not played.
 * MI300X, 20-30 % too fast: the best matmul rate is measured, attention and fp8 are estimates.
 * llm-foundry's 13B on eight 40 GB cards and 70B on 64, 10-26 % too fast: gathered units churn in what little memory the
   model states leave. Peak bytes alone do not tell it: small models fill the same cards with activations and are met.
