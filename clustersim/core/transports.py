@@ -14,6 +14,8 @@ from collections.abc import Mapping
 import msgspec
 
 US = 1e-6
+FAST_NIC = 24e9
+"""bytes/s: NICs of 200 Gb/s and above are of a later generation than those of 100, and a transport may be faster on them."""
 
 
 class Transport(msgspec.Struct, frozen=True):
@@ -23,7 +25,8 @@ class Transport(msgspec.Struct, frozen=True):
     ----------
     title : for people.
     source : where its numbers are from.
-    hop : float [s], what it adds to a hop of InfiniBand verbs (twice for the Simple protocol, which waits for a flush).
+    hop : float [s], what it adds to a hop of InfiniBand verbs (twice for the Simple protocol, which waits for a flush);
+        ``hop_fast`` the same of NICs of 200 Gb/s and above, where they are another generation.
     share : float, of a NIC's line rate that collectives reach.
     eager, rendezvous : float [bytes], [s]. A message above the first waits for its receiver, which takes the second
         at every hop of a tree, longer for a longer one. A ring's bytes do not move while its hops are waited for.
@@ -41,6 +44,7 @@ class Transport(msgspec.Struct, frozen=True):
     share: float = 0.96
     eager: float = math.inf
     rendezvous: float = 0.0
+    hop_fast: float = 0.0
     in_turn: bool = False
     nic_rate: float = math.inf
     direct: bool = True
@@ -85,8 +89,10 @@ TRANSPORTS: Mapping[str, Transport] = {
         "EFA with RDMA writes (P5 and later)",
         f"{_OFI}: protocol RDMA, 75 us told to the tuner, 35 us from P5en on; above 8 KiB (eager_max_size) a write "
         "waits for its receiver's word. Two publishers' tables of P5, one of 16 to 256 GPUs "
-        "(crazyguitar/aws-gpu-communication-benchmark data/nccl_all_reduce.csv)",
+        "(crazyguitar/aws-gpu-communication-benchmark data/nccl_all_reduce.csv). EFAv3 and later, from P5en on: 35 % "
+        "less latency than P5, as AWS announced P5en",
         hop=18.5 * US,
+        hop_fast=0.65 * 18.5 * US,
         share=0.9,
         eager=2.0**13,
         rendezvous=3.0 * US,

@@ -11,7 +11,7 @@ from clustersim.core.arrays import Ints
 from clustersim.core.errors import TopologyError
 from clustersim.core.memo import kept_with_first
 from clustersim.core.topology import CPU, NVSWITCH, PCIE_SWITCH, Topology
-from clustersim.core.transports import transport
+from clustersim.core.transports import FAST_NIC, transport
 
 PCIE_SHARE = 12 / 15.75
 """NCCL takes a gen3 x16 slot for 12 GB/s, and the others in proportion (nccl src/graph/topo.cc)."""
@@ -79,7 +79,7 @@ def _net_latency(routes: Router, group: Group) -> float:
         net_transport = transport(group.topology.node_types[node].net)
         if net_transport.reported:
             fastest = max((routes.reported_bandwidth(nic) for nic in routes.nics_of_node(node)), default=0.0)
-            latency = max(latency, net_transport.reported_fast if fastest >= 24e9 else net_transport.reported)
+            latency = max(latency, net_transport.reported_fast if fastest >= FAST_NIC else net_transport.reported)
     return latency
 
 
