@@ -23,17 +23,32 @@ def looks(lists):
     return [(task.look, id(task.gate)) for role_tasks in lists for task in role_tasks]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_more_on_the_clock_is_as_if_it_had_been_there_from_the_beginning(monkeypatch, case):
+def played(monkeypatch, case):
+    """The lists and sites of a run that has been played."""
     name, changes = CASES[case]
     kept = []
     plain = run._EngineRun._play
     monkeypatch.setattr(run._EngineRun, "_play", lambda self: kept.append(self) or plain(self))
     monkeypatch.setattr(run, "_let_go", lambda lists: None)  # tasks know whom they wait for, still
     scenario.load(name, {"run.steps": 1} | changes).run()
-    engine_run = kept[-1]
-    lists = engine_run.lists
-    sites = sorted(site.first for site in engine_run.sites)
+    return kept[-1].lists, sorted(site.first for site in kept[-1].sites)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_walk_back_finds_what_shortest_ways_find(monkeypatch, case):
+    lists, sites = played(monkeypatch, case)
+    ahead = LookAhead(lists)
+    ahead.clock(set(sites[::5]))
+    assert ahead.settled == sum(map(len, lists))  # every task once
+    expected = looks(lists)
+    monkeypatch.setattr(LookAhead, "_look_once", lambda self: 0)
+    LookAhead(lists).clock(set(sites[::5]))
+    assert looks(lists) == expected
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_more_on_the_clock_is_as_if_it_had_been_there_from_the_beginning(monkeypatch, case):
+    lists, sites = played(monkeypatch, case)
     few = set(sites[::7])
     more = set(sites[::3]) | few
     whole = LookAhead(lists)

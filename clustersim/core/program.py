@@ -189,6 +189,20 @@ class Role:
     stage: int = -1
     serves: bool = False
 
+    @cached_property
+    def least_pace(self) -> list[float]:
+        """Of each step the least pace of any rank; empty for a steady machine."""
+        return [] if self.pace is None else self.pace.min(axis=1).tolist()
+
+
+def least_seconds(role: Role, op: Compute) -> float:
+    """The least of :func:`seconds` over ranks [s]."""
+    if role.pace is None or not op.paced:
+        return float(np.min(op.duration))
+    if isinstance(op.duration, float):
+        return op.duration * role.least_pace[op.step]
+    return float(np.min(seconds(role, op)))
+
 
 def seconds(role: Role, op: Compute) -> float | Floats:
     """What a Compute op takes on the role's ranks [s], one number or one per rank: its duration at their pace."""

@@ -22,7 +22,17 @@ import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Ints
-from clustersim.core.program import COMPUTE_STREAM, Collective, Compute, Op, Program, Role, Serve, seconds
+from clustersim.core.program import (
+    COMPUTE_STREAM,
+    Collective,
+    Compute,
+    Op,
+    Program,
+    Role,
+    Serve,
+    least_seconds,
+    seconds,
+)
 from clustersim.engine.columns import Column, lowest
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.sites import Site, SiteSide
@@ -45,7 +55,8 @@ class OpTask(msgspec.Struct, eq=False, gc=False):
     long a rank's compute stream has stood still in all until its start [s], while a bill may ask for it: None for as
     long as before the kernel before it.
 
-    Of looking ahead: ``at_least`` is :attr:`least`, once anybody has asked; the same in every play.
+    Of looking ahead: ``at_least`` is :attr:`least`, once anybody has asked, the same in every play; ``open``, how many
+    must be looked at before it.
 
     Of a play: ``ready``, ``start``, ``end`` as columns; ``unmet``, needs still open, one number or (n,); ``left``,
     ranks that have not ended it; ``spent``, seconds, while some ranks still need them; ``look``, how long a piece may
@@ -83,6 +94,7 @@ class OpTask(msgspec.Struct, eq=False, gc=False):
     spent: Column | None = None
     waiting: list[Ints | slice | int] | None = None
     at_least: float = -1.0
+    open: int = 0
 
     def reset(self) -> None:
         """Nothing has been played."""
@@ -121,11 +133,7 @@ class OpTask(msgspec.Struct, eq=False, gc=False):
 
     def _least(self) -> float:
         if isinstance(self.op, Compute):
-            spent = self.op.duration
-            pace = self.role.pace
-            if isinstance(spent, float) and pace is not None and self.op.paced:
-                return spent * lowest(pace[self.op.step])
-            return float(lowest(seconds(self.role, self.op)))
+            return least_seconds(self.role, self.op)
         return min((lowest(site.plans.least) for site, _ in self.meets), default=0.0) if self.lone else 0.0
 
 
@@ -166,11 +174,15 @@ def watch(role_tasks: list[OpTask]) -> dict[str, list[OpTask]]:
         own = max(above[i], task.place)
         for following in task.next:
             k = following.key[1]
-            above[k] = max(above[k], own)
+            if above[k] < own:
+                above[k] = own
     for i in range(len(role_tasks) - 1, -1, -1):
+        least = below[i]
         for following in role_tasks[i].next:
-            k = following.key[1]
-            below[i] = min(below[i], below[k] if following.place < 0 else following.place)
+            place = below[following.key[1]] if following.place < 0 else following.place
+            if place < least:
+                least = place
+        below[i] = least
     watched: dict[str, list[OpTask]] = {}
     for i, task in enumerate(role_tasks):
         if isinstance(task.op, Collective) and below[i] > above[i] + 1:
@@ -196,8 +208,9 @@ def _soften(kernels: list[OpTask], watched: dict[str, list[OpTask]]) -> None:
 
 class LookAhead:
     """Sets every task's ``look``: no transfer on the clock begins, and nothing watched is reached, sooner after it is
-    ready. These are shortest ways from what is noticed back to all tasks (Dijkstra's), and of more that is noticed they
-    only become shorter: so what another play has on the clock besides is all that is looked at again.
+    ready. These are shortest ways from what is noticed back to all tasks. Nobody waits in a circle, so at first one
+    walk from the last tasks back finds them. Of more that is noticed they only become shorter: what another play has on
+    the clock besides is all that is looked at again (Dijkstra's way, as where there is a circle).
     """
 
     def __init__(self, lists: list[list[OpTask]]) -> None:
@@ -222,10 +235,64 @@ class LookAhead:
                 # Who comes late makes it end late for those who watch.
                 if site.first in fresh or (first_time and task.watched):
                     self.reach_all(site, 0.0)
-        self.settle()
+        if not (first_time and self._walk_back()):
+            self.settle()
         for role_tasks in self._lists:
             for task in reversed(role_tasks):
                 task.gate = _gate(task)
+
+    def _walk_back(self) -> bool:
+        """Look at every task once, after all that waits for it and all whom these meet; whether that can be had."""
+        noticed = [*self._at_once]
+        known = self._known.copy()
+        if self._look_once() == sum(map(len, self._lists)):
+            self._at_once.clear()
+            return True
+        self._known = known
+        for task in (task for role_tasks in self._lists for task in role_tasks):
+            task.look = np.inf
+        for task in noticed:
+            task.look = 0.0
+        return False
+
+    def _look_once(self) -> int:
+        """The walk; returns how many tasks it came to."""
+        ready: list[OpTask] = []
+        looked = 0
+        for task in (task for role_tasks in self._lists for task in role_tasks):
+            task.open = len(task.next)
+            if not task.open:
+                ready.append(task)
+        to_come: dict[int, int] = {}  # sides of a site that nobody has looked at, by its first meeting
+        while ready:
+            task = ready.pop()
+            looked += 1
+            look = min([following.look for following in task.next], default=np.inf) + task.least
+            if look < task.look:
+                task.look = look
+            for site, _ in task.meets:
+                if len(site.sides) > 1:
+                    task.open += 1
+                    to_come[site.first] = to_come.get(site.first, len(site.sides)) - 1
+                    self._known[site.first] = min(self._known.get(site.first, np.inf), look)
+            if not task.open:
+                ready += _free(task)
+                continue
+            for site, _ in task.meets:
+                if to_come.get(site.first) == 0:
+                    ready += self._met(site)
+        self.settled += looked
+        return looked
+
+    def _met(self, site: Site) -> list[OpTask]:
+        """All who meet have been looked at; returns what can be, now."""
+        free = []
+        for side in site.sides:
+            task = self._lists[side.key[0]][side.key[1]]
+            task.look = min(task.look, self._known[site.first])
+            task.open -= 1
+            free += [] if task.open else _free(task)
+        return free
 
     def reach(self, task: OpTask, look: float) -> None:
         """Something is noticed so long after a task is ready [s]."""
@@ -256,10 +323,22 @@ class LookAhead:
                         self.reach_all(site, sooner)
 
 
+def _free(task: OpTask) -> list[OpTask]:
+    """What a task waits for, as far as it was the last to be looked at before it."""
+    free = []
+    for task_before in task.before:
+        task_before.open -= 1
+        if not task_before.open:
+            free.append(task_before)
+    return free
+
+
 def _gate(task: OpTask) -> SiteSide | None:
     """See :class:`OpTask`; those of all that comes next are known."""
     if not isinstance(task.op, Compute):
         return task.meets[0][1] if task.lone else None
+    if len(task.next) == 1 and not isinstance(task.op, Serve):
+        return task.next[0].gate
     gates = [following.gate for following in task.next if following.gate or following.look < np.inf]
     alike = gates and all(gate and gate.meeting_of is gates[0].meeting_of for gate in gates)  # type: ignore[union-attr]
     return gates[0] if alike and not isinstance(task.op, Serve) else None
