@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import clustersim
-from clustersim.core import sheets
 from clustersim.core.blocks import Column
+from clustersim.core.sheets import BlockColumns
 from clustersim.explain import columns, hotspots
 from clustersim.explain.columns import OpColumns
 from clustersim.explain.critical_path import critical_path
@@ -61,8 +61,13 @@ def test_a_column_that_ops_share_is_looked_at_once(monkeypatch):
     shared = {id(column) for block in timeline.blocks for column in block.columns}
     assert len(shared) < 2 * len(timeline.blocks)
     asked = []
-    plain = sheets.stacked
-    monkeypatch.setattr(sheets, "stacked", lambda held, places: asked.extend(held) or plain(held, places))
+    plain = BlockColumns.stacked
+
+    def noted(self, numbers, places):
+        asked.extend(self.columns[number] for number in numbers)
+        return plain(self, numbers, places)
+
+    monkeypatch.setattr(BlockColumns, "stacked", noted)
     spans = timeline.spans([3])
     assert len(spans["op"]) >= len(timeline.blocks)
     assert all(isinstance(column, Column) for column in asked)

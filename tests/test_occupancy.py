@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clustersim.core import sheets
-from clustersim.core.blocks import columns
-from clustersim.core.sheets import ColumnGlance
+from clustersim.core.blocks import Block, columns
+from clustersim.core.sheets import BlockColumns, ColumnGlance
 from clustersim.explain import occupancy
 from clustersim.explain.occupancy import SWEPT, _union, covered
 
@@ -19,9 +18,18 @@ def spans(rng, ranks, count, shuffled):
     return begin, begin + rng.random(begin.shape) * 2.0 / count
 
 
+def held_spans(begin, end):
+    """Each span as that of an op."""
+    count, ranks = begin.shape
+    made = columns([*begin, *end], [None] * (2 * count))
+    of_ops = zip(made[:count], made[count:], strict=True)
+    blocks = [Block(op, np.arange(ranks), (left, left, right)) for op, (left, right) in enumerate(of_ops)]
+    all_columns = BlockColumns(blocks)
+    return [(ColumnGlance(np.arange(ranks), all_columns), tuple(all_columns.which[1:]))]
+
+
 def lengths(begin, end, window):
-    made = columns([*begin, *end], [None] * (2 * len(begin)))
-    held = [(ColumnGlance(np.arange(begin.shape[1])), list(zip(made[: len(begin)], made[len(begin) :], strict=True)))]
+    held = held_spans(begin, end)
     return _union(begin.shape[1], None, held, *window)
 
 
@@ -36,7 +44,7 @@ def test_many_ranks_are_covered_as_long_as_a_few_of_them_are(shuffled, window):
 
 
 def test_spans_nearly_in_order_need_no_table(monkeypatch):
-    monkeypatch.setattr(occupancy, "stacked", None)
+    monkeypatch.setattr(BlockColumns, "stacked", None)
     begin, end = spans(np.random.default_rng(1), SWEPT, 40, False)
     assert (begin[1:] < begin[:-1]).any()
     assert lengths(begin, end, (0.0, 3.0)) == pytest.approx(covered(begin.T, end.T), rel=1e-12)
@@ -52,14 +60,13 @@ def test_the_length_is_that_of_the_points_inside_some_span():
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_table_of_all_ranks_gives_the_bits_that_tables_of_a_few_give(shuffled, monkeypatch):
     begin, end = spans(np.random.default_rng(2), 48, 40, shuffled)
-    made = columns([*begin, *end], [None] * 80)
-    held = [(ColumnGlance(np.arange(48)), list(zip(made[:40], made[40:], strict=True)))]
-    window = None, held, 0.1, 0.9
+    window = None, held_spans(begin, end), 0.1, 0.9
     asked = []
-    plain = sheets.stacked
-    monkeypatch.setattr(sheets, "stacked", lambda chosen, places: asked.extend(chosen) or plain(chosen, places))
+    plain = BlockColumns.stacked
+    monkeypatch.setattr(
+        BlockColumns, "stacked", lambda self, numbers, places: asked.extend(numbers) or plain(self, numbers, places)
+    )
     whole = [occupancy._tabled(slice(0, 48), *window) for _ in range(3)]
-    assert len(asked) == len({id(column) for column in asked}) == 80  # once, however often they are asked for
+    assert len(asked) == len(set(asked)) == 80  # once, however often they are asked for
     few = [occupancy._tabled(slice(first, first + 16), *window) for first in (0, 16, 32)]
-    assert len(asked) == 80
     assert all(lengths_of.tobytes() == np.concatenate(few).tobytes() for lengths_of in whole)

@@ -7,7 +7,6 @@ ranks that did the same ops, a few megabytes at a time.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -53,7 +52,7 @@ class Shelf:
         for block in blocks:
             self._of.setdefault(id(block.ranks), []).append(block)
         self._kind = self._kinds()
-        self._shared: dict[int, tuple[list[Column], Ints, Ints]] = {}  # by the blocks of the same ranks
+        self._columns: dict[int, BlockColumns] = {}  # by the blocks of the same ranks
 
     def _kinds(self) -> Marks:
         """(world_size,) a number for each rank, equal for those that did the same ops as often."""
@@ -141,12 +140,71 @@ class Shelf:
     def _spans(self, blocks: list[Block], places: Ints) -> tuple[Ints, Floats, Floats, Floats]:
         """(m,) int the op of each of ``m`` blocks; (k, m) float [s] ready, start and end at ``k`` places. An op begins
         when another ends: each column is looked at once, however many ops have it."""
-        if id(blocks) not in self._shared:
-            self._shared[id(blocks)] = _shared_columns(blocks)
-        columns, op, which = self._shared[id(blocks)]
-        table = stacked(columns, places)
-        ready, start, end = (np.take(table, chosen, axis=1) for chosen in which)
-        return op, ready, start, end
+        columns = self.columns_of(blocks)
+        table = columns.stacked(np.arange(len(columns.columns)), places)
+        ready, start, end = (np.take(table, chosen, axis=1) for chosen in columns.which)
+        return columns.op, ready, start, end
+
+    def columns_of(self, blocks: list[Block]) -> BlockColumns:
+        """The columns of the blocks of the same ranks, as :attr:`SheetPart.held` has them."""
+        if id(blocks) not in self._columns:
+            self._columns[id(blocks)] = BlockColumns(blocks)
+        return self._columns[id(blocks)]
+
+
+class BlockColumns:
+    """The distinct columns of blocks of the same ranks, by number.
+
+    ``columns`` : (c,). ``op`` : (m,) int, of each block. ``which`` : (3, m) int, the numbers of its ready, start and
+    end. ``low``, ``high`` : (c,) float [s], of each column over ranks.
+    """
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        numbers: dict[int, int] = {}
+        columns: list[Column] = []
+        which = []
+        for block in blocks:
+            for column in block.columns:
+                number = numbers.setdefault(id(column), len(columns))
+                if number == len(columns):
+                    columns.append(column)
+                which.append(number)
+        self.columns = columns
+        self.op = np.array([block.op for block in blocks], dtype=np.int64)
+        self.which = np.array(which, dtype=np.int64).reshape(-1, 3).T.copy()
+        self.low = np.array([column.low for column in columns], dtype=np.float64)
+        self.high = np.array([column.high for column in columns], dtype=np.float64)
+        kinds: dict[tuple[bool, int, bool], int] = {}
+        self._kind = np.array(
+            [
+                kinds.setdefault((column.low < column.high, id(column.of), column.since is not None), len(kinds))
+                for column in columns
+            ],
+            dtype=np.int64,
+        )
+        self._values = [column.values for column in columns]
+
+    def stacked(self, numbers: Ints, places: Ints) -> Floats:
+        """(k, m) float [s]: what ``m`` columns are at ``k`` places."""
+        n = len(places)
+        own = stretch(places)
+        table = np.empty((len(numbers), n))
+        kind = self._kind[numbers]
+        for which in (np.flatnonzero(kind == own_kind) for own_kind in np.unique(kind).tolist()):
+            chosen = numbers[which].tolist()
+            first = self.columns[chosen[0]]
+            if first.since is not None:
+                table[which] = np.stack([np.broadcast_to(self.columns[i].at(own), n) for i in chosen])
+                continue
+            values = [self._values[i] for i in chosen]
+            if first.wide and first.of is None:
+                if not (isinstance(own, slice) and own.start == 0 and len(values[0]) == n):
+                    values = [column[own] for column in values]
+                table[which] = np.concatenate(values).reshape(-1, n)
+            else:  # a value for all ranks, or one for each meeting
+                shared = np.concatenate(values).reshape(len(chosen), -1)
+                table[which] = shared if first.of is None else shared[:, first.of[own]]
+        return np.ascontiguousarray(table.T)
 
 
 class SheetPart(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -172,13 +230,17 @@ def stretch(places: Ints) -> Ints | slice:
 
 
 class ColumnGlance:
-    """What is at some places of columns: each column, and what it is counted from, is looked up once."""
+    """What is at some places of columns: each column, and what it is counted from, is looked up once.
 
-    def __init__(self, places: Ints) -> None:
+    ``places`` : (k,) int. ``columns`` : those of the blocks that it looks at.
+    """
+
+    def __init__(self, places: Ints, columns: BlockColumns) -> None:
         self.places = places
+        self.columns = columns
         self._own = stretch(places)
         self._known: dict[int, Floats] = {}
-        self._row_of: dict[int, int] = {}  # in the table, by column
+        self._row_of = np.full(len(columns.columns), -1, dtype=np.int64)  # in the table, by column
         self._table = np.empty((0, len(places)))
 
     def __call__(self, column: Column) -> Floats:
@@ -191,51 +253,18 @@ class ColumnGlance:
             self._known[id(column)] = counted
         return counted
 
-    def stacked(self, columns: list[Column]) -> Floats:
+    def stacked(self, numbers: Ints) -> Floats:
         """(k, m) float [s]: what ``m`` columns are at the places. Who asks again for some of them, among others, has
         them from the same table."""
-        row_of = self._row_of
-        fresh = {id(column): column for column in columns if id(column) not in row_of}
-        if fresh:
-            row_of.update(zip(fresh, range(len(row_of), len(row_of) + len(fresh)), strict=True))
-            self._table = np.concatenate([self._table, stacked(list(fresh.values()), self.places).T])
-        return np.ascontiguousarray(self._table[[row_of[id(column)] for column in columns]].T)
+        self.look(numbers)
+        return np.ascontiguousarray(self._table[self._row_of[numbers]].T)
 
-
-def _shared_columns(blocks: Sequence[Block]) -> tuple[list[Column], Ints, Ints]:
-    """The distinct columns of blocks; the op of each block; and (3, m) int, which columns are its ready, start, end."""
-    numbers: dict[int, int] = {}
-    columns: list[Column] = []
-    which = []
-    for column in (column for block in blocks for column in block.columns):
-        number = numbers.setdefault(id(column), len(columns))
-        if number == len(columns):
-            columns.append(column)
-        which.append(number)
-    op = np.array([block.op for block in blocks], dtype=np.int64)
-    return columns, op, np.array(which, dtype=np.int64).reshape(-1, 3).T.copy()
-
-
-def stacked(columns: Sequence[Column], places: Ints) -> Floats:
-    """(k, m) float [s]: what ``m`` columns of blocks are at ``k`` places."""
-    n = len(places)
-    own = stretch(places)
-    kinds: defaultdict[tuple[bool, int], list[int]] = defaultdict(list)
-    for i, column in enumerate(columns):
-        kinds[column.low < column.high, id(column.of)].append(i)
-    table = np.empty((len(columns), n))
-    for (wide, _), which in kinds.items():
-        meeting_of = columns[which[0]].of
-        chosen = [columns[i] for i in which]
-        if wide and meeting_of is None:
-            values = [c.at(own) if c.since else c.values for c in chosen]
-            if not (isinstance(own, slice) and all(len(column) == n for column in values)):
-                values = [column if c.since else column[own] for c, column in zip(chosen, values, strict=True)]
-            table[which] = np.concatenate(values).reshape(-1, n)
-        else:  # a value for all ranks, or one for each meeting
-            shared = np.concatenate([c.values for c in chosen]).reshape(len(which), -1)
-            table[which] = shared if meeting_of is None else shared[:, meeting_of[own]]
-    return np.ascontiguousarray(table.T)
+    def look(self, numbers: Ints) -> None:
+        """These columns will be asked for."""
+        fresh = np.unique(numbers[self._row_of[numbers] < 0])
+        if len(fresh):
+            self._row_of[fresh] = len(self._table) + np.arange(len(fresh))
+            self._table = np.concatenate([self._table, self.columns.stacked(fresh, self.places).T])
 
 
 def _places(among: Ints, ranks: Ints) -> Ints:

@@ -16,17 +16,17 @@ from typing import TypeAlias
 import numpy as np
 
 from clustersim.core.arrays import Bools, Floats, Ints
-from clustersim.core.blocks import Block, Column
+from clustersim.core.blocks import Column
 from clustersim.core.program import COMPUTE_STREAM
-from clustersim.core.sheets import ColumnGlance, Sheet, stacked
+from clustersim.core.sheets import BlockColumns, ColumnGlance, Sheet
 from clustersim.core.timeline import OpInfo, Timeline
 
 STATES = ("compute_s", "communication_s", "peer_wait_s", "exposed_communication_s", "exposed_transfer_s", "host_s")
 """What is told of a rank: some kernel runs; some transfer does; none does, but a collective waits for a peer; no kernel
 runs while a collective does either; while one is moving; and while the host works and nothing else is open."""
 
-Span: TypeAlias = tuple[Column, Column]
-"""When the same ops begin and end on some ranks."""
+Spans: TypeAlias = tuple[Ints, Ints]
+"""When the same ops begin and end on some ranks: numbers of columns."""
 
 AT_ONCE = 2**24
 """Intervals that are looked at together."""
@@ -67,19 +67,23 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
     if not op_sets["both"].all():
         op_sets["all"] = np.ones(len(run.ops), dtype=bool)
     unions = [(u, whose, since) for u, (whose, since) in enumerate(UNIONS) if whose in op_sets]
-    chosen = {whose: mask.tolist() for whose, mask in op_sets.items()}
-    waits: dict[str, list[bool] | None] = {"start": None, "ready": talking.tolist()}
+    nobody = np.zeros(len(run.ops), dtype=bool)
+    waits = {"start": nobody, "ready": talking}
     length = np.zeros((len(UNIONS), len(ranks)))
-    chains: dict[tuple[int, int], list[Span]] = {}
+    chains: dict[int, list[Spans]] = {}
     for part in run.shelf.parts(ranks, AT_ONCE, SWEPT):
         first = np.searchsorted(ranks, part.ranks)
-        glances = [ColumnGlance(places) for places, _ in part.held]
-        for u, whose, since in unions:
-            for _, blocks in part.held:
-                if (id(blocks), u) not in chains:
-                    chains[id(blocks), u] = _chains(blocks, chosen[whose], waits[since], begin, end)
+        for _, blocks in part.held:
+            if id(blocks) not in chains:
+                columns = run.shelf.columns_of(blocks)
+                chains[id(blocks)] = [
+                    _chains(columns, op_sets[whose], waits[since], begin, end) for _, whose, since in unions
+                ]
+        glances = [ColumnGlance(places, run.shelf.columns_of(blocks)) for places, blocks in part.held]
+        held = [chains[id(blocks)] for _, blocks in part.held]
+        for k, (u, whose, since) in enumerate(unions):
             rows = None if part.rows is None else _rows(part.rows, op_sets[whose], talking, since)
-            spans = [(glance, chains[id(blocks), u]) for glance, (_, blocks) in zip(glances, part.held, strict=True)]
+            spans = [(glance, spans_of[k]) for glance, spans_of in zip(glances, held, strict=True)]
             length[u, first] = _union(len(first), rows, spans, begin, end)
     compute, transfer, active, beside, around, everything = length
     return {
@@ -95,7 +99,7 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
 def _union(
     n: int,
     rows: tuple[Floats, Floats] | None,
-    sheet_spans: list[tuple[ColumnGlance, list[Span]]],
+    sheet_spans: list[tuple[ColumnGlance, Spans]],
     begin: float,
     end: float,
 ) -> Floats:
@@ -113,7 +117,7 @@ def _union(
 def _tabled(
     part: slice,
     rows: tuple[Floats, Floats] | None,
-    sheet_spans: list[tuple[ColumnGlance, list[Span]]],
+    sheet_spans: list[tuple[ColumnGlance, Spans]],
     begin: float,
     end: float,
 ) -> Floats:
@@ -123,10 +127,10 @@ def _tabled(
     if rows is not None:
         tables.append(tuple(np.broadcast_to(c if len(c) == 1 else c[part], (n, c.shape[1])) for c in rows))
     for glance, spans in sheet_spans:
-        if spans:
-            columns = [[span[i] for span in spans] for i in (0, 1)]
+        if len(spans[0]):
             whole = n == len(glance.places)
-            tables.append(tuple(glance.stacked(c) if whole else stacked(c, glance.places[part]) for c in columns))
+            places = glance.places[part]
+            tables.append(tuple(glance.stacked(c) if whole else glance.columns.stacked(c, places) for c in spans))
     if not tables:
         return np.zeros(n)
     left, right = (np.concatenate(c, axis=1) if len(c) > 1 else c[0] for c in zip(*tables, strict=True))
@@ -136,7 +140,7 @@ def _tabled(
 def _swept(
     n: int,
     rows: tuple[Floats, Floats] | None,
-    sheet_spans: list[tuple[ColumnGlance, list[Span]]],
+    sheet_spans: list[tuple[ColumnGlance, Spans]],
     begin: float,
     end: float,
 ) -> Floats | None:
@@ -147,7 +151,9 @@ def _swept(
         columns = (_inside(c, begin, end).T for c in rows)
         swept_spans = [(float(a.mean()), a, b) for a, b in zip(*columns, strict=True)]
     for glance, spans in sheet_spans:
-        swept_spans += [(a.mean, _within(a, glance, begin, end), _within(b, glance, begin, end)) for a, b in spans]
+        own = glance.columns.columns
+        for i, k in zip(*(column.tolist() for column in spans), strict=True):
+            swept_spans.append((own[i].mean, *(_within(own[c], glance, begin, end) for c in (i, k))))
     swept_spans.sort(key=lambda span: span[0])
     inside = [(a, b) for _, a, b in swept_spans]
     if not inside or not _put_in_order(inside):
@@ -180,28 +186,34 @@ def _put_in_order(spans: list[tuple[Floats, Floats]]) -> bool:
     return True
 
 
-def _chains(
-    blocks: list[Block], chosen: list[bool], waiting: list[bool] | None, since: float, until: float
-) -> list[Span]:
-    """Begins and ends of some blocks that were anywhere between two times [s], those that follow each other without a
-    gap as one; the ops ``waiting`` begin when they are ready."""
-    spans: list[Span] = []
-    last: dict[int, int] = {}
-    for block in blocks:
-        op = block.op
-        if chosen[op]:
-            begin = block.columns[0 if waiting and waiting[op] else 1]
-            end = block.columns[2]
-            if end.high <= since or begin.low >= until:
-                continue
-            chain = last.pop(id(begin), -1)
-            if chain < 0:
-                chain = len(spans)
-                spans.append((begin, end))
-            else:
-                spans[chain] = spans[chain][0], end
-            last[id(end)] = chain
-    return spans
+def _chains(columns: BlockColumns, chosen: Bools, waiting: Bools, since: float, until: float) -> Spans:
+    """Begins and ends of the blocks of the ``chosen`` ops that were anywhere between two times [s], those that follow
+    each other without a gap as one; the ops ``waiting`` begin when they are ready."""
+    op = columns.op
+    ready, start, end = columns.which
+    begin = np.where(waiting[op], ready, start)
+    inside = chosen[op] & (columns.high[end] > since) & (columns.low[begin] < until)
+    begin = begin[inside]
+    end = end[inside]
+    # The k-th that ends with a column goes on as the k-th that begins with it, where that is a later op.
+    by_begin = np.argsort(begin, kind="stable")
+    by_end = np.argsort(end, kind="stable")
+    begins = begin[by_begin]
+    ends = end[by_end]
+    place = np.searchsorted(ends, begins) + np.arange(len(begins)) - np.searchsorted(begins, begins)
+    goes_on = place < np.searchsorted(ends, begins, side="right")
+    later = by_begin[goes_on]
+    earlier = by_end[place[goes_on]]
+    in_order = earlier < later
+    first = np.arange(len(begin))
+    first[later[in_order]] = earlier[in_order]
+    last = np.ones(len(begin), dtype=bool)
+    last[earlier[in_order]] = False
+    while not np.array_equal(first, further := first[first]):
+        first = further
+    ending = np.flatnonzero(last)
+    ending = ending[np.argsort(first[ending], kind="stable")]
+    return begin[first[ending]], end[ending]
 
 
 def _rows(rows: Sheet, chosen: Bools, talking: Bools, since: str) -> tuple[Floats, Floats]:
