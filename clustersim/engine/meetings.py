@@ -175,7 +175,7 @@ _ONLY = np.zeros(1, dtype=np.int64)
 
 def _numbered(drafts: list[_SiteDraft], book: PlanBook) -> tuple[Site, ...]:
     """Sites in order of their first op, so that ids of meetings follow (role, op, group)."""
-    members: dict[tuple[int, int], tuple[bool, Ints, Ints, int, bool, dict[int, Ints | slice | int]]] = {}
+    members: dict[tuple[int, int], tuple[Any, ...]] = {}
     sites = []
     first = 0
     same = _EqualArrays()
@@ -191,8 +191,7 @@ def _numbered(drafts: list[_SiteDraft], book: PlanBook) -> tuple[Site, ...]:
             shape = id(column), len(who)
             if shape not in members:
                 members[shape] = _members(column, len(who))
-            everyone, order, ptr, members_each, straight, pieces = members[shape]
-            sides.append(SiteSide(key, column, everyone, order, ptr, False, members_each, straight, pieces))
+            sides.append(SiteSide(key, column, *members[shape]))
         sites.append(Site(first, tuple(sides), who, plans, draft.apart))
         first += len(who)
     return tuple(sites)
@@ -229,10 +228,15 @@ class _EqualArrays:
         return self._held[id(array)][1]
 
 
-def _members(column: Ints, n: int) -> tuple[bool, Ints, Ints, int, bool, dict[int, Ints | slice | int]]:
-    """Of a side's column of ``n`` meetings: whether everybody comes; who comes to each, how many, in what order."""
+def _members(column: Ints, n: int) -> tuple[Any, ...]:
+    """Of a side's column of ``n`` meetings: what :class:`SiteSide` has besides, in its order."""
     order = np.argsort(column, kind="stable")
     ptr = np.searchsorted(column[order], np.arange(n + 1))
     count = np.diff(ptr)
     per_meeting = int(count[0]) if n and (count == count[0]).all() else 0
-    return bool(column.min() >= 0), order, ptr, per_meeting, bool(np.array_equal(order, np.arange(len(order)))), {}
+    everyone = bool(column.min() >= 0)
+    straight = bool(np.array_equal(order, np.arange(len(order))))
+    pieces: dict[int, Ints | slice | int] = {}
+    gathers = everyone and per_meeting > 1
+    leaders = order[ptr[:-1]] if gathers else order[:0]
+    return everyone, order, ptr, False, per_meeting, straight, pieces, gathers, leaders

@@ -158,7 +158,7 @@ def _meetings(task: OpTask, column: Column) -> Meetings | None:
         return None
     side = task.meets[0][1]
     apart = isinstance(column, np.ndarray) and len(column) < task.n  # a number for each meeting already
-    return slice(None) if apart else side.order[side.ptr[:-1]], side.meeting_of
+    return slice(None) if apart else side.leaders, side.meeting_of
 
 
 def _taking_part(task: OpTask) -> Ints | None:
@@ -212,10 +212,20 @@ def infos(
     groups: dict[OpKey, list[Ints]] = {}
     partners: dict[OpKey, set[int]] = {}
     islands_of: dict[int, int] = {}
+    alike: dict[tuple[int, int], dict[str, Any]] = {}  # of ops that meet nowhere else, by plans and groups
     for site in sites:
+        shape = id(site.plans), id(site.ranks)
+        alone = len(site.sides) == 1 and site.sides[0].everyone
+        if alone and shape in alike:
+            details[site.sides[0].key] = alike[shape]
+            continue
         if site.plans.each[0].algorithm == "nvls_tree" and id(site.ranks) not in islands_of:  # ops share their groups
             islands_of[id(site.ranks)] = n_islands(Group(topology, mesh.gpus[site.ranks[0]]))
         detail = _detail(site, islands_of.get(id(site.ranks), 1))
+        if alone:
+            detail |= {"n_groups": len(site.ranks), "groups": site.ranks}
+            details[site.sides[0].key] = alike[shape] = detail
+            continue
         for side in site.sides:
             if side.lone:  # a server's op meets one client's
                 more_detail = {"groups": site.ranks[side.meeting_of], "meets": (rows.row_of(site.sides[0].key),)}
@@ -232,9 +242,10 @@ def infos(
         detail["groups"] = group[0] if len(group) == 1 else np.concatenate(group)
         if len(partners.get(key, ())) > 1:
             detail["meets"] = tuple(sorted(partners[key] - {rows.row_of(key)}))
+    firsts = [rows.row_of((r, 0)) for r in range(len(program.roles))]
     return tuple(
-        _info(op, role, rows.row_of((r, 0)), details.get((r, i), {}))
-        for r, role in enumerate(program.roles)
+        _info(op, role, first, details.get((r, i), {}))
+        for r, (role, first) in enumerate(zip(program.roles, firsts, strict=True))
         for i, op in enumerate(role.ops)
     )
 

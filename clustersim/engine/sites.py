@@ -12,6 +12,8 @@ from clustersim.engine.columns import Column
 from clustersim.engine.pairs import OpKey
 from clustersim.engine.planning import GroupPlans
 
+_NOBODY = np.zeros(0, dtype=np.int64)
+
 
 class SiteSide(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One op's part in a site.
@@ -22,6 +24,8 @@ class SiteSide(msgspec.Struct, frozen=True, eq=False, gc=False):
     everyone : every rank of the role comes. lone : the role has one rank, and the op one meeting.
     order, ptr : positions of the ranks by meeting; those of meeting ``m`` from ``ptr[m]``.
     each : ranks at each meeting, where it is the same number at all, else 0. straight : ``order`` is 0, 1, 2...
+    pieces : of meetings that were asked for. gathers : whether all ranks of a role come, as many to each meeting, and
+        more than one; ``leaders`` are then the positions of the first rank at each.
     """
 
     key: OpKey
@@ -33,6 +37,8 @@ class SiteSide(msgspec.Struct, frozen=True, eq=False, gc=False):
     each: int = 1
     straight: bool = True
     pieces: dict[int, Ints | slice | int] = {}
+    gathers: bool = False
+    leaders: Ints = _NOBODY
 
     def piece(self, meeting: int) -> Ints | slice | int:
         """Positions of the ranks that come to one meeting: one number, an even stretch, or all of them."""
@@ -52,11 +58,6 @@ class SiteSide(msgspec.Struct, frozen=True, eq=False, gc=False):
         else:
             members = np.concatenate([self.order[self.ptr[m] : self.ptr[m + 1]] for m in meetings.tolist()])
         return members if self.straight else np.sort(members)
-
-    @property
-    def gathers(self) -> bool:
-        """Whether all ranks of a role come, as many to each meeting, and more than one."""
-        return self.everyone and not self.lone and self.each > 1
 
 
 class Site(msgspec.Struct, eq=False, gc=False):

@@ -16,7 +16,7 @@ from clustersim.core.program import PHASES
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline, alike, step_ends
 from clustersim.explain.occupancy import is_kernel, occupancy, seconds_of_ops
 from clustersim.explain.pieces import staged
-from clustersim.explain.volume import bytes_of_rank
+from clustersim.explain.volume import MemberBytes
 
 
 def summary(
@@ -65,6 +65,7 @@ def summary(
     world, n = timeline.world_size if workers is None else workers, len(window.steps)
     per_rank, phases = _of_ranks(timeline, window, world)
     a_step = window.step_time if together else float(1.0 / own_paces(timeline, window.steps)[:world].mean())
+    nbytes_of = MemberBytes(world)
     executed = _per_gpu(timeline, window, world, lambda op: op.flops) / (n * a_step)
     peak_flops, peak_text = peak or (None, "")
     return {
@@ -75,7 +76,7 @@ def summary(
         "peak_flops": peak_flops,
         "peak": peak_text,
         **_means(per_rank, phases, window.step_time),
-        "bytes_sent_per_gpu": _per_gpu(timeline, window, world, lambda op: bytes_of_rank(op, world)[0]) / n,
+        "bytes_sent_per_gpu": _per_gpu(timeline, window, world, lambda op: nbytes_of(op)[0]) / n,
         "hottest_links": hottest_links(timeline.links, window.begin, window.end, 10),
         "per_rank": per_rank,
     }

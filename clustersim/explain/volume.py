@@ -38,15 +38,18 @@ def volume(timeline: Timeline, steps: Sequence[int], sort: Callable[[OpInfo], st
     wanted = set(steps)
     chosen = [i for i, op in enumerate(timeline.ops) if op.kind != "compute" and op.step in wanted]
     sort = sort or _word
-    names = list(dict.fromkeys(sort(timeline.ops[i]) for i in chosen))
-    rows = {name: k for k, name in enumerate(names)}
+    rows: dict[str, int] = {}
+    of_chosen = [rows.setdefault(sort(timeline.ops[i]), len(rows)) for i in chosen]
+    names = list(rows)
     count, sent, received, ranks = (np.zeros(len(names)) for _ in range(4))
     row_of = np.full(len(timeline.ops), -1, dtype=np.int64)
-    for i in chosen:
+    nbytes_of = MemberBytes(timeline.world_size)
+    ranks_of = ops["ranks"].tolist()
+    for i, row in zip(chosen, of_chosen, strict=True):
         op = timeline.ops[i]
-        did = float(ops["ranks"][i])
-        row = row_of[i] = rows[sort(op)]
-        out, into = bytes_of_rank(op, timeline.world_size)
+        did = float(ranks_of[i])
+        row_of[i] = row
+        out, into = nbytes_of(op)
         count[row] += did if op.kind == "send" else op.kind != "recv"
         sent[row] += did * out
         received[row] += did * into
@@ -96,6 +99,22 @@ def bytes_of_rank(op: OpInfo, world_size: int) -> tuple[float, float]:
     played = None if algorithm is None else str(algorithm)
     out, into = per_member(op.kind, n, played, int(op.detail.get("n_islands", 1)), op.nbytes)
     return op.nbytes * out, op.nbytes * into
+
+
+class MemberBytes:
+    """:func:`bytes_of_rank` of many ops: those that share their kind, bytes and detail are worked out once."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._known: dict[tuple[str, float, int], tuple[float, float]] = {}
+
+    def __call__(self, op: OpInfo) -> tuple[float, float]:
+        """(sent, received) [bytes]; the op is held by whoever asks."""
+        key = op.kind, op.nbytes, id(op.detail)
+        nbytes = self._known.get(key)
+        if nbytes is None:
+            nbytes = self._known[key] = bytes_of_rank(op, self._world_size)
+        return nbytes
 
 
 def _by_link_kind(use: LinkUse, row_of: Ints, n_rows: int) -> dict[str, Floats]:
