@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clustersim import scenario
 from clustersim.core.program import Compute, Recv, Send
-from clustersim.engine import guess, simulate
+from clustersim.engine import guess, run, simulate
 
 N = 4
 STREAMS = ("compute", "comm", "reduce")
@@ -146,3 +146,36 @@ def test_a_send_beside_a_reduction_is_known_before_anything_is_played(monkeypatc
     timeline = simulate(program, topology, toy.mesh(topology), planner=toy.up_links)
     assert timeline.makespan == pytest.approx(1.0 + 2 * 0.5)  # one link carries both
     assert checks == [set()]
+
+
+def test_a_guess_that_the_first_step_proves_wrong_is_put_right_for_each_step_at_once(monkeypatch):
+    steps = 3
+    stage = []
+    for step in range(steps):
+        first = len(stage)
+        stage += [
+            Compute("first", 1.0, step=step),
+            Send("out", 5.0, np.array([1]), stream="pp", after=(first,), step=step),
+            Compute("second", 1.0, stream="side", step=step),  # beside the first, which no list tells
+            toy.all_reduce("r", 5.0, [[0, 2]], stream="dp", after=(first + 2,), step=step),
+        ]
+    next_stage = [Recv("in", 5.0, np.array([0]), stream="pp", step=step) for step in range(steps)]
+    replica = [toy.all_reduce("r", 5.0, [[0, 2]], stream="dp", step=step) for step in range(steps)]
+    program = toy.program(stage, next_stage, replica, ranks=[[0], [1], [2]])
+    topology = toy.star(3)
+
+    def play():
+        return simulate(program, topology, toy.mesh(topology), planner=toy.up_links)
+
+    checks = []
+    check = guess.SharingGuess.wrong
+    monkeypatch.setattr(
+        guess.SharingGuess, "wrong", lambda self, *times: checks.append(check(self, *times)) or checks[-1]
+    )
+    timeline = play()
+    assert timeline.makespan == pytest.approx(1.0 + steps * 2 * 0.5)  # one link carries both, in each step
+    assert [len(wrong) for wrong in checks] == [2, 0]  # of the first step alone, and then of none
+    monkeypatch.setattr(run._EngineRun, "_look_at_first_step", lambda self: None)
+    whole = play()
+    assert [len(wrong) for wrong in checks[2:]] == [2 * steps, 0]
+    assert timeline.spans()["end"].tobytes() == whole.spans()["end"].tobytes()

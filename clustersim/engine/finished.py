@@ -7,6 +7,7 @@ is over becomes the rows and blocks of the Timeline, which take far less (:mod:`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from clustersim.core.program import Program
@@ -27,6 +28,8 @@ class FinishedOps:
     ----------
     program, lists : what is played, and its tasks by role. bills : None for none.
     progress : called with (ops finished, ops in all): over all plays, of no op twice.
+
+    ``after_first_step`` : called, if anything, once all ops of the first of several steps are over.
     """
 
     def __init__(
@@ -41,11 +44,16 @@ class FinishedOps:
         self._bills = bills
         self._progress = progress
         self._total, self._told = sum(map(len, lists)), 0
+        steps = Counter(op.step for role in program.roles for op in role.ops)
+        self._first_step = min(steps, default=0)
+        self._in_first_step = steps[self._first_step] if len(steps) > 1 else 0
+        self.after_first_step: Callable[[], None] | None = None
         self.reset()
 
     def reset(self) -> None:
         """Nothing has been played."""
         self._n = 0
+        self._to_come = self._in_first_step
         self._cells = KEPT - LONG
         self._rows, self._kept = RunRows(self._program), [0] * len(self._lists)
 
@@ -59,6 +67,10 @@ class FinishedOps:
         if self._progress and self._n > self._told:
             self._told = self._n
             self._progress(self._n, self._total)
+        if self._to_come and task.op.step == self._first_step:
+            self._to_come -= 1
+            if not self._to_come and self.after_first_step:
+                self.after_first_step()
 
     def _keep(self) -> None:
         """Keep the first ops of each role, as far as they are over and no bill asks for them."""

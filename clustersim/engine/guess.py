@@ -22,6 +22,7 @@ kernels between are shorter than the transfers.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable
 from typing import TypeAlias
 
@@ -193,6 +194,18 @@ class SharingGuess:
         entries = sum(len(self._open[id(site.plans)][1]) for site in together)
         parts = 1 + entries // AT_ONCE
         return set().union(*(self._crowded(begin, end, together, part, parts) for part in range(parts))) - self.clocked
+
+    def in_each_step(self, some: set[int]) -> set[int]:
+        """Sites, by first meeting, and those that could share as theirs could and are at their place in other steps."""
+        place_of: dict[int, tuple[int, str, int]] = {}
+        passed: Counter[tuple[int, str, int]] = Counter()
+        for site in self._sites:
+            r, i = site.sides[0].key
+            op = self._program.roles[r].ops[i]
+            place_of[site.first] = r, op.stream, passed[r, op.stream, op.step]
+            passed[r, op.stream, op.step] += 1
+        places = {place_of[first] for first in some}
+        return {first for first, place in place_of.items() if place in places}
 
     def _together(self, begin: Floats, end: Floats) -> list[Site]:
         """Sites that are played while another lane's are with which they have a slot in common, and one is free."""

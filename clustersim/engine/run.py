@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
-from typing import TypedDict, Unpack
+from typing import TypedDict, Unpack, cast
 
 import numpy as np
 
@@ -40,6 +40,14 @@ FIDELITIES: dict[str, Callable[[Clock, Loads, PlanBook, tuple[Site, ...], Slots 
 
 PATIENCE = 4
 """Plays after which everything that could share is put on the clock."""
+
+
+class _WrongGuess(Exception):
+    """After a step it is known that these sites share (by their first meeting): the rest need not be played."""
+
+    def __init__(self, wrong: set[int]) -> None:
+        super().__init__("played again")
+        self.wrong = wrong
 
 
 class PlayOptions(TypedDict, total=False):
@@ -133,10 +141,16 @@ class _EngineRun:
 
     def timeline(self) -> Timeline:
         """Play, check, and where the guess was wrong play again, with more on the clock."""
+        self._finished.after_first_step = self._look_at_first_step if self.guess else None
         for plays in count(1):
-            clock, player = self._play()
-            begin = self.start + _all(self.sites, "latency") if self.guess else self.start
-            wrong = self.guess.wrong(begin, self.end) if self.guess else set()
+            try:
+                clock, player = self._play()
+            except _WrongGuess as stop:
+                wrong = stop.wrong
+            else:
+                begin = self.start + _all(self.sites, "latency") if self.guess else self.start
+                wrong = self.guess.wrong(begin, self.end) if self.guess else set()
+            self._finished.after_first_step = None
             if not self.guess or not wrong:
                 break
             self.clocked |= wrong if plays < PATIENCE else self.guess.open
@@ -150,6 +164,15 @@ class _EngineRun:
         del begin, self.start, self.end
         played = self._played(player, clock)
         return chunk.complete(played, player.columns) if isinstance(player, Replay) else played
+
+    def _look_at_first_step(self) -> None:
+        """What of the first step shares will share in each step: where that was not guessed, the play is over.
+        Raises :class:`_WrongGuess`."""
+        guess = cast(SharingGuess, self.guess)
+        end = np.where(self.end < np.inf, self.end, 0.0)  # what is not over has not moved anything
+        wrong = guess.wrong(self.start + _all(self.sites, "latency"), end)
+        if wrong:
+            raise _WrongGuess(guess.in_each_step(wrong))
 
     def _play(self) -> tuple[Clock, Player]:
         """One play; raises :class:`ProgramError` where ranks wait for each other forever."""
@@ -166,7 +189,12 @@ class _EngineRun:
         self._finished.reset()
         play = Play(lists, standing, clock, player.play, self.bills, self._finished)
         player.on_end = play.met
-        play.run()
+        self.start[:] = self.end[:] = 0.0
+        try:
+            play.run()
+        except _WrongGuess:
+            play.standing = {}
+            raise
         if any(task.left for role_tasks in lists for task in role_tasks):
             stuck = deadlock(self.program, standing, lists)
             _let_go(lists)
