@@ -32,6 +32,10 @@ from clustersim.training.strategies.zero_config import HF_AUTO
 SIXTEEN = ("bf16.enabled", "fp16.enabled")
 """Of DeepSpeed's file."""
 
+RECOMPUTED = "parallel.recompute_granularity"
+EARLIER = ("checkpoint_activations", "activations_checkpoint_method")
+"""Options of Megatron-LM before 3.0 for whole layers, a layer at a time unless told otherwise."""
+
 
 @dataclass(frozen=True)
 class LaunchImport:
@@ -187,8 +191,11 @@ def _masters(fields: ScenarioFields) -> list[str]:
 def _recomputed(fields: ScenarioFields) -> list[str]:
     """How many layers are computed again, which Megatron-LM reads of full granularity alone: none of a stage where
     blocks have 0; returns a note."""
+    by = fields.by.get(RECOMPUTED)
+    if by is not None and by.name.lstrip("-").replace("-", "_") in EARLIER and fields[RECOMPUTED] == "full":
+        fields.setdefault("parallel.recompute_num_layers", 1)
     layers = fields.get("parallel.recompute_num_layers")
-    full = fields.get("parallel.recompute_granularity") == "full"
+    full = fields.get(RECOMPUTED) == "full"
     if full and layers == 0 and fields.get("parallel.recompute_method") == "block":
         for name in ("granularity", "method", "num_layers"):
             del fields[f"parallel.recompute_{name}"]

@@ -19,12 +19,34 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
 
     Raises :class:`ScenarioError` for a value that is of another form.
     """
+    for script in read if table.name in {"megatron", "deepspeed"} else ():
+        _first_names(script)
     arrange = _ARRANGED.get(table.name)
     if arrange is None:
         return
     for document in read:
         if document.kind in {"yaml", "json"}:
             arrange(document)
+
+
+_FIRST_NAMES = {
+    "model_parallel_size": ("args", "tensor_model_parallel_size"),
+    "pipe_parallel_size": ("args", "pipeline_model_parallel_size"),
+    "batch_size": ("args", "micro_batch_size"),
+    "gas": ("config", "gradient_accumulation_steps"),
+}
+"""What Megatron-LM before 2.0 and its fork for DeepSpeed called them (megatron/arguments.py of 1.1.5, of
+microsoft/DeepSpeedExamples): ``batch_size`` is a replica's, of one pass."""
+
+
+def _first_names(script: Document) -> None:
+    """Names of Megatron-LM's first releases, where ``--model-parallel-size`` tells that it is one of them."""
+    if script.kind != "shell" or not {("args", "model_parallel_size"), ("args", "num_layers")} <= set(script.options):
+        return
+    for name, key in _FIRST_NAMES.items():
+        said = script.options.pop(("args", name), None)
+        if said is not None:
+            script.options[key] = said
 
 
 def _whole(document: Document, name: str, default: int) -> int:

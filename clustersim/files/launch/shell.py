@@ -7,7 +7,7 @@ and no ``case``, which launch scripts are made of; tree-sitter-bash makes a tree
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import short
@@ -76,12 +76,14 @@ def script(text: str, where: str, others: Mapping[str, str] | None = None) -> Sc
 class _Reader(BlockWalk):
     """Commands of a script: what sets variables is done, what launches is kept."""
 
-    def directed(self, text: str) -> None:
-        """``#SBATCH`` lines, and what Slurm makes of them."""
+    def directed(self, text: str, submitted: Sequence[str] = ()) -> None:
+        """``#SBATCH`` lines, and what Slurm makes of them; ``submitted``, words of ``sbatch`` itself, count against
+        them."""
         for line in text.splitlines():
             if line.startswith("#SBATCH"):
                 words = fields_of_line(re.sub(r"\s#.*", "", line[7:]))
                 self.made.directives += words
+        self.made.directives += submitted
         for name, said in directed_options(self.made.directives).items():
             for variable in _SLURM.get(name, ()):
                 self.variables[variable] = said
@@ -264,8 +266,7 @@ class _Reader(BlockWalk):
         if name in {"cat", "tee"} and targets:
             self.made.written[targets[0].rsplit("/", 1)[-1]] = texts[0]
         elif name in {"sbatch", *_SHELLS}:
-            self.made.directives += words[1:] if name == "sbatch" else []
-            self.directed(texts[0])
+            self.directed(texts[0], words[1:] if name == "sbatch" else ())
             self.text(texts[0], f"{self.where} (line {command.line})")
         elif name == "read" and words[-1:] and re.fullmatch(r"[A-Za-z_]\w*", words[-1]):
             self.variables[words[-1]] = texts[0].strip("\n")
@@ -288,7 +289,7 @@ class _Reader(BlockWalk):
         wrapped = next((i for i, word in enumerate(words) if word.startswith("--wrap")), None)
         if words[0] == "sbatch" and wrapped is not None:
             inside = words[wrapped].partition("=")[2] or " ".join(words[wrapped + 1 : wrapped + 2])
-            self.made.directives += words[1:wrapped]
+            self.directed("", words[1:wrapped])
             self._within(inside, command.line, [])
             return
         if words and words[0] in {"ssh", "pdsh"} and " " in words[-1]:
@@ -299,7 +300,7 @@ class _Reader(BlockWalk):
             at = words.index(scripts[0])
             around = self.before
             self.before = [*around, *words[:at]]
-            self._script(scripts[0], command.line, words[at + 1 :])
+            self._script(scripts[0], command.line, words[at + 1 :], words[1:at] if words[0] == "sbatch" else ())
             self.before = around
             return
         own = _parts(words)
@@ -325,12 +326,12 @@ class _Reader(BlockWalk):
         self.text(text, f"{self.where} (line {line})")
         self.variables = held
 
-    def _script(self, path: str, line: int, arguments: list[str]) -> None:
-        """Another script that is run."""
+    def _script(self, path: str, line: int, arguments: list[str], submitted: Sequence[str] = ()) -> None:
+        """Another script that is run; ``submitted`` are the words of ``sbatch`` before its name."""
         name = path.rsplit("/", 1)[-1]
         own = self.made.written.get(name)  # from lines of its own, before
         if own is not None and name not in self.others:
-            self.directed(own)
+            self.directed(own, submitted)
             self._within(own, line, [name, *arguments])
             return
         if name not in self.others:
@@ -341,7 +342,7 @@ class _Reader(BlockWalk):
         held = dict(self.variables)
         self.made.read.add(name)
         self._positions(arguments)
-        self.directed(self.others[name])
+        self.directed(self.others[name], submitted)
         self.text(self.others[name], name)
         self.variables = held
 

@@ -17,6 +17,8 @@ from clustersim.files.launch.table import FrameworkTable
 
 BUILDER: Key = ("config", "model._component_")
 KIND: Key = ("config", "model.adapter")
+BASE: Key = ("config", "model.quantize_base")
+"""Whether what is not trained is kept in 4 bits, whatever the builder is called."""
 ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 MLP = ("gate_proj", "up_proj", "down_proj")
 KINDS = ("qlora_", "lora_")
@@ -71,7 +73,10 @@ def taken(options: dict[Key, OptionValue], fields: ScenarioFields, used: set[Key
     fields.say("model.adapter.rank", rank, said.get("lora_rank", kind))
     if "lora_dropout" in said and number(said["lora_dropout"]):
         fields.say("model.adapter.dropout", float(number(said["lora_dropout"])), said["lora_dropout"])
-    if kind.value == "qlora":
+    base = options.get(BASE)
+    if base is not None:
+        used.add(BASE)
+    if kind.value == "qlora" or (base is not None and flag(base)):
         fields.say("model.adapter.load_in_4bit", True, kind)
         fields.say("model.adapter.bnb_4bit_use_double_quant", True, kind)  # torchao's NF4Tensor scales its scales
 

@@ -244,6 +244,10 @@ _PLUGINS = {
 """Of axolotl's Liger plugin (src/axolotl/integrations/liger/args.py)."""
 
 
+_KERNELS = {"flash": "flash_attention_2", "flex": "flex_attention"}
+"""Of axolotl's ``attention``, where they are not called as transformers calls them."""
+
+
 def _of_axolotl(one: Document) -> None:
     """What axolotl says otherwise than the Trainer (its src/axolotl/utils/schemas/config.py)."""
     for name in ("bf16", "bfloat16"):
@@ -261,6 +265,13 @@ def _of_axolotl(one: Document) -> None:
     if again is not None and again.value == "offload":  # what is kept for backward waits in the host's memory
         for name in ("gradient_checkpointing", "activation_offloading"):
             one.options["args", name] = OptionValue(again.name, True, again.where)
+    offloaded = one.options.get(("args", "activation_offloading"))
+    if offloaded is not None and offloaded.value == "legacy":  # to the host as well, without a stream of its own
+        one.options["args", "activation_offloading"] = OptionValue(offloaded.name, True, offloaded.where)
+    kernel = one.options.pop(("args", "attention"), None)
+    if kernel is not None:
+        means = _KERNELS.get(str(kernel.value), kernel.value)
+        one.options.setdefault(("args", "attn_implementation"), OptionValue(kernel.name, means, kernel.where))
     half = one.options.pop(("args", "float16"), None)
     if half is not None and half.value is True:
         one.options["args", "fp16"] = half
