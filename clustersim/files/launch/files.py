@@ -13,7 +13,7 @@ from typing import Any
 
 from clustersim.core.errors import ScenarioError
 from clustersim.core.texts import Table, json_table, short, shown, text_of, toml, yaml_table
-from clustersim.files.launch import interpolation, launchers, lightning_python, pods, shell
+from clustersim.files.launch import interpolation, launchers, lightning_python, nemo_python, pods, shell
 from clustersim.files.launch.table import NAMES, load
 
 
@@ -116,6 +116,8 @@ def document(text: str, name: str, others: Mapping[str, str] | None = None) -> D
         return Document(name, PYTHON, text=text)
     if Path(name).suffix == ".py" and (script := _of_lightning(text, name)) is not None:
         return script
+    if Path(name).suffix == ".py" and (recipe := _of_nemo(text, name)) is not None:
+        return recipe
     if Path(name).suffix == ".py":
         raise ScenarioError(
             f"{name}: is a program, and none is run; give the configuration that it makes ({WRITTEN}), or the "
@@ -153,6 +155,21 @@ def _of_lightning(text: str, name: str) -> Document | None:
         del parsed.options["config", "trainer.strategy"]
     if ("config", "optimizer.class_path") not in parsed.options:
         parsed.notes.append(f"{name}: no optimizer is read of it: AdamW")
+    return parsed
+
+
+def _of_nemo(text: str, name: str) -> Document | None:
+    """A program that takes a recipe of NeMo 2, as its YAML; None for another program."""
+    try:
+        tree = ast.parse(text)
+        if not nemo_python.is_program(tree):
+            return None
+        options, notes = nemo_python.options(tree, name)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    parsed = Document(name, "yaml", notes=notes)
+    for path, value in options.items():
+        parsed.options["config", path] = OptionValue(path, value, name)
     return parsed
 
 

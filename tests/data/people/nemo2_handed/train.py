@@ -1,0 +1,8 @@
+import nemo_run as run
+from nemo.collections import llm
+
+from mine import faster
+
+recipe = llm.mixtral_8x7b.pretrain_recipe(num_nodes=8)
+recipe = faster(recipe)
+run.run(recipe)

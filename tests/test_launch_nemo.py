@@ -1,0 +1,97 @@
+"""Programs that take a recipe of NeMo 2: what the tree tells counts, and what only running tells is asked for."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from clustersim.core.errors import ScenarioError
+from clustersim.files import launch as exchange
+from clustersim.files.launch import nemo_python
+from clustersim.files.launch.files import document
+from clustersim.files.launch.python_values import UNREAD, ProgramValues
+from clustersim.files.launch.table import load
+
+HEAD = "import nemo_run as run\nfrom nemo.collections import llm\n"
+TAKEN = f"{HEAD}recipe = llm.llama3_70b.pretrain_recipe(num_nodes=8)\n"
+
+
+def read(text: str) -> dict[str, object]:
+    return dict(nemo_python.options(ast.parse(text), "a.py")[0])
+
+
+@pytest.mark.parametrize("name", sorted(nemo_python.recipes())[::3])
+def test_recipes_of_the_table_are_scenarios(name: str) -> None:
+    recipe = nemo_python.recipes()[name]
+    nodes = max(recipe.nodes, recipe.tp * recipe.pp * recipe.cp // 4)
+    made = exchange.read(
+        [document(f"{HEAD}run.run(llm.{name}.pretrain_recipe(num_nodes={nodes}))\n", "a.py")], {"topology": "hgx-h100"}
+    )
+    had = exchange.canonical(made.scenario)
+    assert (had["parallel.tp"], had["parallel.pp"], had["parallel.cp"]) == (recipe.tp, recipe.pp, recipe.cp)
+    assert (had["batch.global"], had["model.seq_len"]) == (recipe.batch, recipe.seq)
+    assert made.framework.name == "nemo"
+
+
+def test_every_model_of_the_recipes_is_one_that_the_table_names() -> None:
+    row = next(row for row in load("nemo").rows if row.option == "model.config._target_")
+    known = {str(pair[0]) for pair in row.map or ()}
+    assert {recipe.model for recipe in nemo_python.recipes().values()} <= known
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("if TP:\n    recipe.trainer.strategy.tensor_model_parallel_size = 8\n", "only running tells whether"),
+        ("part = recipe.trainer.strategy\n", "a second name for recipe.trainer.strategy"),
+        ("changed(recipe.trainer)\n", "hands the recipe to changed"),
+        ("setattr(recipe, 'model', None)\n", "hands the recipe to setattr"),
+        ("recipe.trainer.num_nodes *= 2\n", "which is not followed"),
+        ("recipe.trainer.strategy.update(a=1)\n", "may change the recipe"),
+        ("recipe.data.global_batch_size = f()\n", "only running tells: write its value"),
+        ("recipe.data.micro_batch_size: int = 2\n", "which is not followed"),
+        ("other = llm.llama3_8b.pretrain_recipe(num_nodes=8)\n", "takes several recipes"),
+        ("def g():\n    recipe.trainer.devices = 4\n", "which is not followed"),
+    ],
+)
+def test_what_may_change_a_recipe_unseen_is_refused(more: str, words: str) -> None:
+    assert read(TAKEN)["trainer.num_nodes"] == 8
+    with pytest.raises(ScenarioError, match=words):
+        read(TAKEN + more)
+
+
+def test_a_recipe_in_fast_mode_or_unknown_is_asked_for() -> None:
+    with pytest.raises(ScenarioError, match="is given performance_mode"):
+        read(TAKEN.replace("=8", "=8, performance_mode=True"))
+    with pytest.raises(ScenarioError, match=r"the recipe llama9_70b is in no table here; .*--to-yaml of NeMo-Run"):
+        read(TAKEN.replace("llama3_70b", "llama9_70b"))
+
+
+def test_what_changes_no_step_may_be_anything() -> None:
+    more = "recipe.trainer.max_steps = f()\nrecipe.log.ckpt.save_top_k = x\nrecipe.resume.path = y\nrun.run(recipe)\n"
+    assert read(TAKEN + more) == read(TAKEN)
+
+
+def test_a_class_takes_the_place_of_what_was_there() -> None:
+    more = "recipe.trainer.strategy = run.Config(llm.MegatronStrategy, tensor_model_parallel_size=2)\n"
+    had = read(TAKEN + more)
+    assert had["trainer.strategy.tensor_model_parallel_size"] == 2
+    assert "trainer.strategy.virtual_pipeline_model_parallel_size" not in had
+
+
+def test_values_are_those_of_every_call_of_a_function() -> None:
+    tree = ast.parse("def f(n=2):\n    return n\nf()\n")
+    values = ProgramValues(tree)
+    node = values.functions["f"].node.body[0].value
+    assert values.of(node, values.functions["f"]) == 2
+    tree = ast.parse("def f(n=2):\n    return n\nf(3)\nf(4)\n")
+    values = ProgramValues(tree)
+    assert values.of(values.functions["f"].node.body[0].value, values.functions["f"]) is UNREAD
+
+
+@pytest.mark.parametrize("text", ["a = b\nb = a", "a = a + 1", "a = 2 // 0", "def f():\n    return f()\na = f()"])
+def test_names_that_lead_nowhere_end(text: str) -> None:
+    tree = ast.parse(f"{text}\nc = a\n")
+    values = ProgramValues(tree)
+    assert values.of(tree.body[-1].value, values.module) is UNREAD
