@@ -87,6 +87,7 @@ class NemoRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sp: bool = False
     counted: bool = False
     again: bool = False
+    late: bool = False
     open: bool = False
 
     def options(self) -> dict[str, Any]:
@@ -101,8 +102,8 @@ class NemoRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "sequence_parallel": self.sp,
             "account_for_embedding_in_pipeline_split": self.counted,
             "account_for_loss_in_pipeline_split": self.counted,
-            "ddp.overlap_grad_reduce": True,
-            "ddp.overlap_param_gather": True,
+            "ddp.overlap_grad_reduce": not self.late,
+            "ddp.overlap_param_gather": not self.late,
         }
         made: dict[str, Any] = {f"trainer.strategy.{name}": value for name, value in strategy.items()}
         made |= {"model.config._target_": f"llm.{self.model}", "mixed_precision": "bf16_mixed"}

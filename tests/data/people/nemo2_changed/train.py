@@ -10,7 +10,9 @@ NODES = 36
 
 
 def tokens(paths, length: int = 4096):
-    held = nemo_run.Config(PreTrainingDataModule, paths=paths, seq_length=length, micro_batch_size=1, global_batch_size=1)
+    held = nemo_run.Config(
+        PreTrainingDataModule, paths=paths, seq_length=length, micro_batch_size=1, global_batch_size=1
+    )
     held.global_batch_size = NODES * 8
     return held
 
