@@ -201,6 +201,21 @@ def test_a_log_of_a_run_at_its_best_blames_nothing(tmp_path: Path, lines, option
     assert read.lines[-1] == "conclusion: nothing here says that a transport is slower than it need be"
 
 
+def test_a_log_without_a_line_of_its_transports_approves_none(tmp_path: Path):
+    end = "host0:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 16 cudaDev 0 busId 100000 - Destroy COMPLETE\n"
+    read = told(tmp_path / "nccl.log", end)
+    assert (read.ranks, read.causes) == (16, [])
+    assert read.lines[-1].startswith("conclusion: none; no line here tells what transports are used")
+
+
+def test_a_log_that_ends_before_its_communicator_says_what_it_warns_of(tmp_path: Path):
+    lines = "host0:1:2 [0] NCCL INFO NCCL version 2.26.2+cuda12.6\n"
+    warning = "[2025-06-12 16:57:52] host0:1:3 [0] misc/nvmlwrap.cc:74 NCCL WARN Failed to open libnvidia-ml.so.1\n"
+    read = told(tmp_path / "nccl.log", lines + warning)
+    assert (read.ranks, [cause.kind for cause in read.causes]) == (0, ["warned"])
+    assert "the driver's library of management could not be used" in read.lines[-1]
+
+
 def test_of_a_named_machine_nvlink_and_channels_are_expected(tmp_path: Path):
     path = tmp_path / "nccl.log"
     text = log(["NCCL_P2P_DISABLE set by environment to 1."], via="SHM/direct/direct")

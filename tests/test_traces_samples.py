@@ -94,6 +94,14 @@ def test_an_old_log_names_no_collective_and_is_known_by_its_bus_factor(tmp_path)
     assert row.kind == "reduce_scatter"
 
 
+def test_the_last_line_names_the_collective_of_the_table_above(tmp_path):
+    first = NEW.replace("# Collective test starting: all_gather_perf\n", "")
+    gathered = f"{first}# Collective test concluded: all_gather_perf\n"
+    scattered = f"{first}# Collective test concluded: reduce_scatter_perf\n"
+    rows = read(tmp_path / "log", gathered + scattered).rows
+    assert [row.kind for row in rows] == ["all_gather", "all_gather", "reduce_scatter", "reduce_scatter"]
+
+
 @pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "0: ", "[node-0]: "])
 def test_what_launchers_put_before_lines_is_taken_off(tmp_path, prefix):
     lines = "\n".join(prefix + line for line in NEW.splitlines())

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clustersim.cluster.files import smi_topo
 from clustersim.core import texts
 from clustersim.core.device import device_from_text
 from clustersim.core.errors import TopologyError
@@ -45,7 +46,12 @@ def parted(paths: Sequence[Path]) -> tuple[Path, Beside]:
     Raises :class:`TopologyError` where none or several of them tell a machine.
     """
     beside = Beside()
-    machines = [path for path in paths if not _read(texts.text_of(path, TopologyError), path, beside)]
+    machines: list[Path] = []
+    for path in paths:
+        text = texts.text_of(path, TopologyError)
+        told = _read(text, path, beside)
+        if not told or smi_topo.is_matrix(text):  # one report may hold both
+            machines.append(path)
     if len(machines) == 1:
         return machines[0], beside
     if machines:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from clustersim.core.device import Device, device
@@ -83,8 +84,22 @@ def _together(matrix: Matrix, near: set[str]) -> dict[str, frozenset[str]]:
 def _matrix(text: str, path: Path) -> tuple[Matrix, dict[str, str]]:
     """Words by row and column, and the NUMA node of each GPU, or its CPU's cores."""
     plain = _plain(text)
-    head = _HEAD.search(plain)
-    lines = [line.split() for line in plain[head.start() if head else 0 :].splitlines()]
+    starts = [head.start() for head in _HEAD.finditer(plain)] or [0]
+    machines = [_rows(plain[start:end]) for start, end in pairwise([*starts, len(plain)])]
+    if any(rows != machines[0] for rows in machines[1:]):
+        raise TopologyError(f"{path}: holds the matrices of {len(machines)} machines that differ; give one of them")
+    names, matrix, numa = machines[0]
+    for name in names:
+        row = matrix.get(name, {})
+        wrong = next((short(row.get(name, "")) for name in names if not _WORDS.fullmatch(row.get(name, ""))), None)
+        if wrong is not None:
+            raise TopologyError(f"{path}: the matrix's row {short(name)} is not whole: {wrong!r} is no word of it")
+    return matrix, numa
+
+
+def _rows(text: str) -> tuple[list[str], dict[str, dict[str, str]], dict[str, str]]:
+    """Names of a matrix's columns, its words by row and column, and the NUMA node of each GPU."""
+    lines = [line.split() for line in text.splitlines()]
     first = lines[0]
     names = first[: first.index("CPU")] if "CPU" in first else first
     matrix: dict[str, dict[str, str]] = {}
@@ -95,12 +110,7 @@ def _matrix(text: str, path: Path) -> tuple[Matrix, dict[str, str]]:
             told = [word for word in line[len(names) + 1 : len(names) + 3] if word != "N/A"]
             if line[0].startswith("GPU") and told:
                 numa[line[0]] = told[-1]  # of old drivers the CPU's cores alone
-    for name in names:
-        row = matrix.get(name, {})
-        wrong = next((short(row.get(name, "")) for name in names if not _WORDS.fullmatch(row.get(name, ""))), None)
-        if wrong is not None:
-            raise TopologyError(f"{path}: the matrix's row {short(name)} is not whole: {wrong!r} is no word of it")
-    return matrix, numa
+    return names, matrix, numa
 
 
 def _counted(matrix: Matrix, kind: Device, path: Path) -> None:

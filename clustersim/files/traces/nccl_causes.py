@@ -438,6 +438,8 @@ def _pinned_protocol(evidence: Evidence) -> Iterator[Cause]:
 
 
 NOTHING = "conclusion: nothing here says that a transport is slower than it need be"
+UNTOLD = "conclusion: none; no line here tells what transports are used (NCCL_DEBUG_SUBSYS=INIT,GRAPH,NET writes them)"
+"""Where a log holds no line of the search for paths, such as one that begins after it."""
 
 
 def conclusion(found: Iterable[Cause]) -> list[str]:

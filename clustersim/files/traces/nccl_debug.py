@@ -24,7 +24,7 @@ from clustersim.core.topology import NIC, Topology
 from clustersim.core.units import format_bytes
 from clustersim.files.traces import files, prefixes
 from clustersim.files.traces.heads import Head, Likeness, likeness
-from clustersim.files.traces.nccl_causes import NOTHING, SHOWN, Evidence, causes, conclusion
+from clustersim.files.traces.nccl_causes import NOTHING, SHOWN, UNTOLD, Evidence, causes, conclusion
 from clustersim.files.traces.samples import kind_of
 from clustersim.files.traces.told import Cause, ChoiceComparison, LoggedChoice, NcclLog, SimulatedChoice
 
@@ -79,7 +79,7 @@ def read(paths: Sequence[Path]) -> NcclLog:
             n_channels = int(match[6]) - int(match[5]) + 1 if match[5] else 0
             kind = kind_of(match[1] or "") or (match[1] or "a collective")
             choices[kind, int(match[2]), _name(match[3], ALGORITHMS), _name(match[4], PROTOCOLS), n_channels] += 1
-    if not (ranks or channels or via or choices or evidence.ports_down or evidence.given_up):
+    if not (ranks or channels or via or choices or evidence.ports_down or evidence.given_up or evidence.warnings):
         raise TraceError(
             f"{paths[0]}: no communicator in this log; NCCL_DEBUG=INFO writes one (NCCL_DEBUG_SUBSYS=INIT)"
         )
@@ -90,7 +90,8 @@ def read(paths: Sequence[Path]) -> NcclLog:
     log = NcclLog(
         source, [], sorted(versions), ranks, nodes, channels, pinned, via, rows, causes=reasons, hosts=evidence.hosts
     )
-    return msgspec.structs.replace(log, nics=evidence.nics, lines=[*_lines(log), *conclusion(reasons)])
+    told = conclusion(reasons) if reasons or via or channels else [UNTOLD]
+    return msgspec.structs.replace(log, nics=evidence.nics, lines=[*_lines(log), *told])
 
 
 def nodes_needed(told: NcclLog, topology: Topology) -> int:
@@ -135,7 +136,7 @@ def beside(log: NcclLog, topology: Topology) -> NcclLog:
         lines.append(f"{alike} of {len(rows)} choices are NCCL's, on {topology.name}")
     reasons = list(_on_machine(log, topology, group))
     if reasons:
-        lines = [line for line in lines if line != NOTHING] + conclusion(reasons)
+        lines = [line for line in lines if line not in {NOTHING, UNTOLD}] + conclusion(reasons)
     return msgspec.structs.replace(log, lines=lines, choices=rows, causes=[*log.causes, *reasons])
 
 

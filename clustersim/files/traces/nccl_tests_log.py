@@ -9,7 +9,7 @@ tensor, also of all_gather and reduce_scatter.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,7 @@ _RANK = re.compile(
     r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)"
 )
 _START = re.compile(r"#\s*nThreads?:?\s+(\d+)\s+nGpus:?\s+(\d+)")
+_CONCLUDED = re.compile(r"Collective test concluded:\s*([a-z_]+)_perf")
 _NAMED = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
 _WANTED = (
     r"\s*(?:#|\d+\s+\d+\s+[A-Za-z_]\w*\s+\S|[RN]CCL version|\S+:\d+:\d+ \[|"
@@ -130,6 +131,8 @@ def read(path: Path) -> Samples:
         elif match := _START.match(line):  # the lines that name its program and library come before this one
             _table(rows, run, sieve, str(path), notes)
             run = _NcclTestsRun(run.kind, int(match[1]), int(match[2]), run.version, run.env)
+        elif match := _CONCLUDED.search(line):  # of the table above, where nothing before it named it
+            rows = [replace(row, kind=row.kind or kind_of(match[1])) for row in rows]
         else:
             _learn(run, line, sieve)
     _table(rows, run, sieve, str(path), notes)
@@ -188,7 +191,7 @@ def _learn(run: _NcclTestsRun, line: str, sieve: SampleSieve) -> None:
         run.hosts[rank] = f"{host}\t{device}"
         run.groups[rank] = group or "0"
         return
-    if (match := _NAMED.search(line)) and "concluded" not in line:
+    if match := _NAMED.search(line):
         run.kind = kind_of(match.group(1)) or run.kind
     if match := _VERSION.search(line):
         run.version = match.group(1) or version_text(int(match.group(2)))

@@ -16,6 +16,11 @@ SHOWN = 3
 _LINE = re.compile(r"NCCL WARN (.+)$")
 _KNOWN = (
     (r"/dev/shm|shared memory segment", "shared memory could not be made", "it is too small: --shm-size or --ipc=host"),
+    (
+        r"libnvidia-ml|nvml\w*\(\) failed",
+        "the driver's library of management could not be used",
+        "the container lacks it: --gpus, NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+    ),
     (r"Duplicate GPU detected", "two ranks use one GPU", "see LOCAL_RANK, CUDA_VISIBLE_DEVICES and ranks a node"),
     (
         r"ibv_(?:modify_qp|create_qp)\w* failed",
