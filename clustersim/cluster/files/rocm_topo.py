@@ -17,7 +17,7 @@ from clustersim.core.errors import TopologyError
 _TYPES = re.compile(r"Link Type between two GPUs\s*=+\s*\n(.*?)(?=^=|\Z)", re.DOTALL | re.MULTILINE)
 _TABLE = re.compile(r"^LINK TYPE TABLE:\s*\n(.*?)(?=^[A-Z][A-Z ]+TABLE:|^\s*$|\Z)", re.DOTALL | re.MULTILINE)
 """Of amd-smi, whose rows and columns are PCI addresses, and which tells no NUMA nodes."""
-_NUMA = re.compile(r"^GPU\[(\d+)\]\s*:\s*\(Topology\) Numa Node:\s*(\d+)", re.MULTILINE)
+_NUMA = re.compile(r"^GPU ?\[?(\d+)\]?\s*:\s*\(Topology\) Numa Node:\s*(\d+)", re.MULTILINE)
 _LINK = {"link_speed": "32.0 GT/s PCIe", "link_width": "16"}
 _WORDS = {"XGMI", "PCIE", "0", "N/A", "SELF"}
 
@@ -68,7 +68,7 @@ def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
 def _types(text: str, path: Path) -> list[list[str]]:
     """What joins each GPU with each."""
     table = _TYPES.search(text) or _TABLE.search(text)
-    lines = [line.split() for line in table[1].splitlines() if line.strip()] if table else []
+    lines = [line.split() for line in table[1].splitlines() if line.strip(" *")] if table else []
     rows = [line[1:] for line in lines[1:]]
     whole = rows and all(len(row) == len(rows) == len(lines[0]) and set(row) <= _WORDS for row in rows)
     if not whole:
