@@ -137,6 +137,7 @@ class _XmlDump:
         self.source = f"{root.get('source', 'NCCL_TOPO_DUMP_FILE')}, {path.name}"
         self.guessed = bool(root.get("rates"))  # PCIe's too
         self.left = f"the file {root.get('left', 'has the PCI tree alone')}"
+        self.joins = root.get("joins", "").split()
         self.source += f", rates {root.get('rates')}" if root.get("rates") else ""
         self.parts: dict[str, list[str]] = {"cpu": [], "pcie_switch": [], "gpu": [], "nvswitch": [], "nic": []}
         self.rates: dict[str, float] = {}
@@ -265,6 +266,12 @@ class _XmlDump:
             raise TopologyError(
                 f"{self.path}: {self.left}, and no shipped machine says how {len(self.gpus)} {kind.name} "
                 f"are joined by {wire}; give what NCCL_TOPO_DUMP_FILE writes on the machine"
+            )
+        missing = [f"{a}-{b}" for a, b, _ in found.pairs if self.joins and f"{a}-{b}" not in self.joins]
+        if missing:
+            raise TopologyError(
+                f"{self.path}: {wire} joins {len(found.pairs)} pairs of GPUs of {found.name}, and here not {missing[0]} "
+                f"and others, {len(missing)} in all; give what NCCL_TOPO_DUMP_FILE writes on the machine"
             )
         names = [name for name, _ in self.gpus.values()]
         if found.switched:

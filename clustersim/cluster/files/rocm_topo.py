@@ -46,7 +46,9 @@ def system(text: str, path: Path, gpu: str | None, nics: int) -> ET.Element:
     near += [] if numa else ["all GPUs are on one NUMA node, of which the file does not tell"]
     if near:
         root.set("near", "; ".join(near))
-    joined = any(word == "XGMI" for row in types for word in row)
+    pairs = [f"{a}-{b}" for a, row in enumerate(types) for b, word in enumerate(row) if word == "XGMI" and a < b]
+    joined = bool(pairs)
+    root.set("joins", " ".join(pairs))
     root.set("left", "does not say how many xGMI links a pair has")
     cpus: dict[str, ET.Element] = {}
     for index in range(len(types)):
