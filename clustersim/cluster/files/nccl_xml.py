@@ -270,8 +270,8 @@ class _XmlDump:
         missing = [f"{a}-{b}" for a, b, _ in found.pairs if self.joins and f"{a}-{b}" not in self.joins]
         if missing:
             raise TopologyError(
-                f"{self.path}: {wire} joins {len(found.pairs)} pairs of GPUs of {found.name}, and here not {missing[0]} "
-                f"and others, {len(missing)} in all; give what NCCL_TOPO_DUMP_FILE writes on the machine"
+                f"{self.path}: {wire} joins {len(found.pairs)} pairs of GPUs of {found.name}, and here not "
+                f"{missing[0]} and others, {len(missing)} in all; give what NCCL_TOPO_DUMP_FILE writes on the machine"
             )
         names = [name for name, _ in self.gpus.values()]
         if found.switched:

@@ -19,6 +19,9 @@ _COUNTS = ("num_processes", "num_machines", "mixed_precision")
 _NAMING = {"--launcher", "--framework", "--backend", "--strategy", "--distributed", "--plugin", "--engine"}
 """Options that may have a launcher's name for their value."""
 _UNKNOWN = re.compile(r"\$\{[^}]*\}")
+_VALUED = ("master_addr", "master_port", "node_rank", "rdzv_id", "rdzv_endpoint", "rdzv_backend", "machine_rank")
+_VALUED += ("main_process_ip", "main_process_port", *(name.replace("_", "-") for name in _VALUED))
+"""Options that always have a value, and say nothing of how many ranks there are."""
 _SHORT = {"n": "np", "c": "np", "N": "npernode", "H": "host", "np": "np", "ppn": "npernode", "npernode": "npernode"}
 
 
@@ -181,7 +184,10 @@ def _options(tool: str, words: list[str]) -> dict[str, Any]:
 
 
 def _open(words: list[str]) -> dict[str, Any]:
-    return {"...": True} if any(_UNKNOWN.fullmatch(word) for word in words) else {}
+    """Whether a word that nothing sets may be more options: one that is not the value of an option which has one."""
+    befores = ["", *words]
+    alone = (word for before, word in zip(befores, words, strict=False) if before.lstrip("-") not in _VALUED)
+    return {"...": True} if any(_UNKNOWN.fullmatch(word) for word in alone) else {}
 
 
 Said = Iterator[tuple[str, tuple[str, str]]]
