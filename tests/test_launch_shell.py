@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clustersim.core.errors import ScenarioError
-from clustersim.files.launch import shell
+from clustersim.files.launch import launchers, shell
 from clustersim.files.launch.files import document, documents
 
 COMMAND = "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --use-flag"
@@ -207,3 +207,37 @@ def test_what_a_batch_job_runs_is_followed_and_equal_bounds_are_a_number(text):
     assert made.program == "pretrain_gpt.py"
     assert made.machine["cluster.nodes"].value == "2"
     assert made.options["args", "num_layers"].value == "32"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sbatch --nodes=4 job.sbatch",
+        "sbatch -N 4 job.sbatch",
+        f"sbatch --nodes 4 <<EOT\n#SBATCH --nodes=2\n{COMMAND}\nEOT",
+    ],
+)
+def test_what_sbatch_is_given_counts_against_the_lines_of_the_script(text):
+    read = shell.script(text, "x.sh", {"job.sbatch": f"#SBATCH --nodes=2\n{COMMAND}\n"})
+    launch = launchers.taken(read.command, read.directives, read.variables)
+    assert launch.tools[0][1]["nodes"] == "4"
+
+
+def test_a_file_is_made_of_a_template_by_words_alone():
+    line = 'sed "s/SIZE/64/g" t.json | sed "s/STAGE/1/" > made.json\n'
+    text = '{"a": SIZE, "b": SIZE, "c": STAGE}\n{"c": STAGE}'
+    read = shell.script(line + COMMAND, "x.sh", {"t.json": text})
+    assert read.written == {"made.json": '{"a": 64, "b": 64, "c": 1}\n{"c": 1}'}
+    assert read.read == {"t.json"}
+    for other in (line.replace("SIZE", "[S]IZE"), line.replace("t.json", "-n t.json")):
+        assert shell.script(other + COMMAND, "x.sh", {"t.json": text}).written == {}
+    (note,) = shell.script(line + COMMAND, "x.sh").notes
+    assert "makes a file of t.json, which was not given" in note
+
+
+def test_a_text_that_only_grows_is_an_error():
+    line = f"sed s/A/{'A' * 1000}/g t.json" + " | sed s/A/AA/g" * 20
+    with pytest.raises(ScenarioError, match="makes a text of more than 1,000,000 characters"):
+        shell.script(f"{line} > made.json\n{COMMAND}", "x.sh", {"t.json": "A"})
+    with pytest.raises(ScenarioError, match="makes a text of more than"):
+        shell.script(f"sed s/A/{'AA' * 900}/g t.json | sed s/A/{'AA' * 900}/g\n{COMMAND}", "x.sh", {"t.json": "A A"})

@@ -88,13 +88,14 @@ def documents(files: Sequence[str | Path | Document]) -> list[Document]:
             found.append(file)
             continue
         name = str(file)
-        others = {key: text for key, text in scripts.items() if key != Path(name).name}
+        others = {Path(key).name: text for key, text in texts.items() if key != name}
         try:
             found.append(document(texts[name], name, others))
         except ScenarioError as wrong:
-            if Path(name).name not in scripts or len(texts) == 1:
+            own = Path(name).name
+            if len(texts) == 1 or not (own in scripts or any(own in text for text in scripts.values())):
                 raise
-            failed[Path(name).name] = wrong  # one that only sets variables, where another reads it
+            failed[own] = wrong  # one that only sets variables, or that another makes a file of, where that reads it
     inside = {name for file in found for name in file.given}
     for name, error in failed.items():
         if name not in inside:

@@ -50,6 +50,10 @@ _QUIET = {
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 """Endings of scripts, whatever their text looks like."""
 _SHELLS = {"bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash"}
+LONGEST = 1_000_000
+"""Characters of a file that a script makes of another."""
+_EDIT = re.compile(r"s([/|,#])(\w+)\1(.*)\1(g?)", re.DOTALL)
+"""An edit of sed that exchanges a word for a text."""
 _SLURM = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
     "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
@@ -211,6 +215,9 @@ class _Reader(BlockWalk):
             for word in words[1:]:
                 arithmetic(word, self.variables)
             return None
+        if name == "sed":
+            self._edited(command, words[1:])
+            return None
         if name in _QUIET and words[:2] != ["conda", "run"]:
             return None
         self._launched(command, words)
@@ -270,6 +277,29 @@ class _Reader(BlockWalk):
             self.text(texts[0], f"{self.where} (line {command.line})")
         elif name == "read" and words[-1:] and re.fullmatch(r"[A-Za-z_]\w*", words[-1]):
             self.variables[words[-1]] = texts[0].strip("\n")
+
+    def _edited(self, command: grammar.Command, words: list[str]) -> None:
+        """``sed s/A/B/ TEMPLATE | sed ... > FILE``: a file made of one that was given, where words are exchanged."""
+        edits = [match for match in map(_EDIT.fullmatch, words) if match]
+        names = [word.rsplit("/", 1)[-1] for word in words if not (_EDIT.fullmatch(word) or word.startswith("-"))]
+        text = self.others.get(names[0]) if names else self.piped
+        targets = [value(target, self.variables) for mark, target, *_ in command.files if mark == ">"]
+        self.piped = None
+        if text is None or len(names) > 1 or len(edits) + len(names) < len(words):
+            for name in names if edits else []:
+                self.note(command.line, f"makes a file of {short(name)}, which was not given")
+            return
+        self.made.read.update(names)
+        for _, old, new, every in (match.groups() for match in edits):
+            text = "\n".join(line.replace(old, new, -1 if every else 1) for line in text.split("\n"))
+            if len(text) > LONGEST:
+                raise ScenarioError(
+                    f"{self.where}: line {command.line} makes a text of more than {LONGEST:,} characters"
+                )
+        if targets:
+            self.made.written[targets[0].rsplit("/", 1)[-1]] = text
+        else:
+            self.piped = text
 
     def _launched(self, command: grammar.Command, words: list[str]) -> None:
         """A command that may launch training, or a shell with the line or the script that it is given."""

@@ -74,6 +74,7 @@ class BlockWalk(ABC):
         self.missing: list[str] = []
         self.steps = 0
         self.depth = 0
+        self.piped: str | None = None  # a text on its way from one command to the next
         self.before: list[str] = []  # words of launchers around the script that is read: srun ... bash -c
 
     def note(self, line: int, text: str) -> None:
