@@ -10,6 +10,10 @@ from clustersim.files.launch.files import HOSTS, MODEL, PYTHON, Document, Key, O
 from clustersim.files.launch.table import FrameworkTable, load
 
 CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml")
+ALWAYS = ("deepspeed_config_file", "deepspeed_config", "config_file")
+"""Ends of options that name a file, whatever it is called."""
+FLAG = "deepspeed"
+"""An option that may stand alone, so that what nothing sets behind it may be more options."""
 
 
 def complete(
@@ -22,9 +26,7 @@ def complete(
     """Raise :class:`ScenarioError` for files of somebody else, and where one names another that was not given."""
     tables = [table, *(load(name) for name in table.also)]
     known = {name for file in tables for name in file.files}
-    named = [
-        option for (_, key), option in options.items() if key in known and str(option.value).endswith(CONFIGURATIONS)
-    ]
+    named = [option for (_, key), option in options.items() if key in known and _is_file(key, option.value)]
     _told_by_name(read, options)
     given = [Path(file.name).name for file in read if file.kind not in {"shell", HOSTS, MODEL}]
     free = [name for name in given if not any(Path(option.where).name == name for option in named)]
@@ -37,13 +39,23 @@ def complete(
             missing.append(option)
     for option in missing:
         ending = Path(str(option.value)).suffix.replace("yml", "yaml")
-        instead = next((file for file in free if Path(file).suffix.replace("yml", "yaml") == ending), None)
+        unset = str(option.value).startswith("$") and ending not in CONFIGURATIONS
+        alike = (file for file in free if unset or Path(file).suffix.replace("yml", "yaml") == ending)
+        instead = next(alike, None)
         if instead is None:
             raise ScenarioError(f"{option.where}: {option.name} names {option.value}; give that file too")
         free.remove(instead)
         notes.append(f"{instead} is taken for {option.value}, which {option.name} names")
     if not used:
         raise ScenarioError(f"{read[0].name}: holds no option of {table.title}; is it another framework's?")
+
+
+def _is_file(key: str, value: object) -> bool:
+    """Whether an option that may name a file does, by the file's ending, or by what the option is."""
+    if str(value).endswith(CONFIGURATIONS) or (key != FLAG and str(value).startswith("$")):
+        return True
+    flag = str(value).lower() in {"", "true", "false", "1", "0", "none"}
+    return key.endswith(ALWAYS) and isinstance(value, str) and not flag and not value.lstrip().startswith("{")
 
 
 def _told_by_name(read: Sequence[Document], options: Mapping[Key, OptionValue]) -> None:
