@@ -21,6 +21,8 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
     """
     for script in read if table.name in {"megatron", "deepspeed"} else ():
         _first_names(script)
+    for command in read if table.name == "olmo" else ():
+        _overriding(command)
     arrange = _ARRANGED.get(table.name)
     if arrange is None:
         return
@@ -47,6 +49,13 @@ def _first_names(script: Document) -> None:
         said = script.options.pop(("args", name), None)
         if said is not None:
             script.options[key] = said
+
+
+def _overriding(command: Document) -> None:
+    """``--name=value`` beside OLMo's file, which counts against it (its scripts/train.py)."""
+    for at, name in list(command.options) if command.kind == "shell" else ():
+        if at == "args" and name not in {"config", "launcher"}:
+            command.overrides["config", name] = command.options.pop((at, name))
 
 
 def _whole(document: Document, name: str, default: int) -> int:
