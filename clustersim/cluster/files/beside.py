@@ -49,8 +49,8 @@ def parted(paths: Sequence[Path]) -> tuple[Path, Beside]:
     machines: list[Path] = []
     for path in paths:
         text = texts.text_of(path, TopologyError)
-        told = _read(text, path, beside)
-        if not told or smi_topo.is_matrix(text):  # one report may hold both
+        is_beside = _read(text, path, beside)
+        if not is_beside or smi_topo.is_matrix(text):  # one report may hold both
             machines.append(path)
     if len(machines) == 1:
         return machines[0], beside

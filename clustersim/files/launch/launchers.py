@@ -19,8 +19,8 @@ _COUNTS = ("num_processes", "num_machines", "mixed_precision")
 _NAMING = {"--launcher", "--framework", "--backend", "--strategy", "--distributed", "--plugin", "--engine"}
 """Options that may have a launcher's name for their value."""
 _UNKNOWN = re.compile(r"\$\{[^}]*\}")
-_VALUED = ("master_addr", "master_port", "node_rank", "rdzv_id", "rdzv_endpoint", "rdzv_backend", "machine_rank")
-_VALUED += ("main_process_ip", "main_process_port", *(name.replace("_", "-") for name in _VALUED))
+_ADDRESS = ("master_addr", "master_port", "node_rank", "rdzv_id", "rdzv_endpoint", "rdzv_backend", "machine_rank")
+_VALUED = (*_ADDRESS, *(name.replace("_", "-") for name in _ADDRESS), "main_process_ip", "main_process_port")
 """Options that always have a value, and say nothing of how many ranks there are."""
 _SHORT = {"n": "np", "c": "np", "N": "npernode", "H": "host", "np": "np", "ppn": "npernode", "npernode": "npernode"}
 

@@ -105,15 +105,19 @@ class NemoRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "ddp.overlap_grad_reduce": not self.late,
             "ddp.overlap_param_gather": not self.late,
         }
-        made: dict[str, Any] = {f"trainer.strategy.{name}": value for name, value in strategy.items()}
-        made |= {"model.config._target_": f"llm.{self.model}", "mixed_precision": "bf16_mixed"}
-        made |= {"trainer.num_nodes": self.nodes, "trainer.devices": 8, "trainer.plugins.grad_reduce_in_fp32": True}
-        made |= {"data.seq_length": self.seq, "data.global_batch_size": self.batch, "data.micro_batch_size": self.micro}
-        made["optim.config.use_distributed_optimizer"] = True
+        listed: dict[str, Any] = {f"trainer.strategy.{name}": value for name, value in strategy.items()}
+        listed |= {"model.config._target_": f"llm.{self.model}", "mixed_precision": "bf16_mixed"}
+        listed |= {"trainer.num_nodes": self.nodes, "trainer.devices": 8, "trainer.plugins.grad_reduce_in_fp32": True}
+        listed |= {
+            "data.seq_length": self.seq,
+            "data.global_batch_size": self.batch,
+            "data.micro_batch_size": self.micro,
+        }
+        listed["optim.config.use_distributed_optimizer"] = True
         if self.again:
             again = {"granularity": "full", "method": "uniform", "num_layers": 1}
-            made |= {f"model.config.recompute_{name}": value for name, value in again.items()}
-        return {name: value for name, value in made.items() if value is not None}
+            listed |= {f"model.config.recompute_{name}": value for name, value in again.items()}
+        return {name: value for name, value in listed.items() if value is not None}
 
 
 @lru_cache(maxsize=1)
@@ -138,12 +142,12 @@ def options(tree: ast.Module, name: str) -> tuple[dict[str, Any], list[str]]:
         lines = ", ".join(str(call.lineno) for call, _ in calls)
         raise ScenarioError(f"{name}: takes several recipes (lines {lines}), and only running tells which; {ASKED}")
     call, module = calls[0]
-    known = recipes()
-    if module not in known:
+    rows = recipes()
+    if module not in rows:
         raise ScenarioError(
-            f"{name} (line {call.lineno}): the recipe {module} is in no table here; {nearest(module, known)}; {ASKED}"
+            f"{name} (line {call.lineno}): the recipe {module} is in no table here; {nearest(module, rows)}; {ASKED}"
         )
-    reading = _Reading(ProgramValues(tree), name, known[module])
+    reading = _Reading(ProgramValues(tree), name, rows[module])
     reading.taken(call)
     note = f"{name}: {module}.pretrain_recipe as nemo_toolkit 2.4.0 has it, with what the program sets of it"
     return reading.options, [note, *reading.notes]
@@ -254,10 +258,10 @@ class _Reading:
         self._callbacks(self.values.of(call.args[0], scope))
 
     def _callbacks(self, value: Any) -> None:
-        for one in value if isinstance(value, list) else [value]:
-            kind = one.kind if isinstance(one, CalledClass) else ""
+        for item in value if isinstance(value, list) else [value]:
+            kind = item.kind if isinstance(item, CalledClass) else ""
             if kind == "MegatronCommOverlapCallback":
-                for name, setting in one.given.items():
+                for name, setting in item.given.items():
                     place = "trainer.strategy.ddp" if name in _DDP else "trainer.callbacks"
                     if isinstance(setting, bool | int):
                         self.options[f"{place}.{name}"] = setting
@@ -273,9 +277,11 @@ class _Reading:
         for node in ast.walk(statement):
             if isinstance(node, ast.Call) and last_name(node.func) not in UNCHANGING:
                 given = [*node.args, *(word.value for word in node.keywords)]
-                handed = [ast.unparse(one).partition(".") for one in given if isinstance(one, ast.Name | ast.Attribute)]
-                whole = (root in names and path not in self.options and not _left(path) for root, _, path in handed)
-                if any(whole):
+                handed = [
+                    ast.unparse(item).partition(".") for item in given if isinstance(item, ast.Name | ast.Attribute)
+                ]
+                changing = (root in names and path not in self.options and not _left(path) for root, _, path in handed)
+                if any(changing):
                     self._refuse(node, f"hands the recipe to {last_name(node.func)}, which may change it")
 
     def _set(self, path: str, value: Any, node: ast.AST) -> None:
@@ -287,8 +293,8 @@ class _Reading:
             return
         if value is UNREAD:
             self._refuse(node, f"{path} is {short(ast.unparse(node))}, which only running tells: write its value")
-        whole = isinstance(value, CalledClass) or value is None
-        for name in [name for name in self.options if name == path or (whole and name.startswith(f"{path}."))]:
+        changing = isinstance(value, CalledClass) or value is None
+        for name in [name for name in self.options if name == path or (changing and name.startswith(f"{path}."))]:
             del self.options[name]
         if isinstance(value, CalledClass):
             self._class(path, value, node)

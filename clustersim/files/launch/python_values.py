@@ -74,7 +74,7 @@ class ProgramValues:
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
         self.module = ProgramScope(tree)
-        self.functions = {one.name: ProgramScope(one) for one in tree.body if isinstance(one, ast.FunctionDef)}
+        self.functions = {item.name: ProgramScope(item) for item in tree.body if isinstance(item, ast.FunctionDef)}
         self.imported = {
             (alias.asname or alias.name).split(".")[0]
             for node in ast.walk(tree)
@@ -84,7 +84,7 @@ class ProgramValues:
 
     def scope_of(self, node: ast.AST) -> ProgramScope:
         """The function that holds a node, or the module."""
-        inside = (scope for scope in self.functions.values() if any(one is node for one in ast.walk(scope.node)))
+        inside = (scope for scope in self.functions.values() if any(item is node for item in ast.walk(scope.node)))
         return next(inside, self.module)
 
     def of(self, node: ast.expr, scope: ProgramScope, depth: int = 0) -> Any:
@@ -94,7 +94,7 @@ class ProgramValues:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.List | ast.Tuple):
-            return [self.of(one, scope, depth + 1) for one in node.elts]
+            return [self.of(item, scope, depth + 1) for item in node.elts]
         if isinstance(node, ast.Name):
             return self._named(node.id, scope, depth + 1)
         if isinstance(node, ast.Attribute):
@@ -119,9 +119,9 @@ class ProgramValues:
                 if isinstance(target, ast.Name)
             }
             met.append((scope, names))
-            returned = [one.value for one in scope.body() if isinstance(one, ast.Return)]
+            returned = [item.value for item in scope.body() if isinstance(item, ast.Return)]
             if isinstance(scope.node, ast.FunctionDef) and any(
-                one is now or (isinstance(one, ast.Name) and one.id in names) for one in returned
+                item is now or (isinstance(item, ast.Name) and item.id in names) for item in returned
             ):
                 waiting += self._calls_of(scope.node.name)
         return met
@@ -166,13 +166,13 @@ class ProgramValues:
             words = {word.arg: word.value for word in call.keywords}
             at = names.index(name)
             given = words.get(name) or (call.args[at] if at < len(call.args) else None)
-            if None in words or any(isinstance(one, ast.Starred) for one in call.args):
+            if None in words or any(isinstance(item, ast.Starred) for item in call.args):
                 return UNREAD
             outer = self.scope_of(call)
             values.append(_default(function, name) if given is None else self.of(given, outer, depth + 1))
         if not values:
             return _default(function, name)
-        return values[0] if all(type(one) is type(values[0]) and one == values[0] for one in values) else UNREAD
+        return values[0] if all(type(item) is type(values[0]) and item == values[0] for item in values) else UNREAD
 
     def _sum(self, node: ast.BinOp, scope: ProgramScope, depth: int) -> Any:
         first = self.of(node.left, scope, depth)
@@ -188,11 +188,11 @@ class ProgramValues:
         name = last_name(node.func)
         if isinstance(node.func, ast.Name) and name in self.functions:
             inner = self.functions[name]
-            returned = [one.value for one in inner.body() if isinstance(one, ast.Return)]
+            returned = [item.value for item in inner.body() if isinstance(item, ast.Return)]
             only = returned[0] if len(returned) == 1 else None
             return UNREAD if only is None else self.of(only, inner, depth)
         given = {str(word.arg): self.of(word.value, scope, depth) for word in node.keywords}
-        places = [self.of(one, scope, depth) for one in node.args]
+        places = [self.of(item, scope, depth) for item in node.args]
         if name in {"Config", "Partial"} and places and isinstance(places[0], CalledClass):
             return CalledClass(places[0].kind, given, places[1:])
         root = ast.unparse(node.func).split(".")[0].split("(")[0]
@@ -200,16 +200,16 @@ class ProgramValues:
 
 
 def _parameters(function: ast.FunctionDef) -> list[str]:
-    return [one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+    return [item.arg for item in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
 
 
 def _default(function: ast.FunctionDef, name: str) -> Any:
     """A parameter's default, where it is written out."""
     places = [*function.args.posonlyargs, *function.args.args]
-    defaults = dict(zip([one.arg for one in places][::-1], function.args.defaults[::-1], strict=False))
+    defaults = dict(zip([item.arg for item in places][::-1], function.args.defaults[::-1], strict=False))
     defaults |= {
-        one.arg: value
-        for one, value in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+        item.arg: value
+        for item, value in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
         if value is not None
     }
     node = defaults.get(name)

@@ -46,9 +46,9 @@ def _first_names(script: Document) -> None:
     if script.kind != "shell" or not {("args", "model_parallel_size"), ("args", "num_layers")} <= set(script.options):
         return
     for name, key in _FIRST_NAMES.items():
-        said = script.options.pop(("args", name), None)
-        if said is not None:
-            script.options[key] = said
+        stated = script.options.pop(("args", name), None)
+        if stated is not None:
+            script.options[key] = stated
 
 
 def _overriding(command: Document) -> None:

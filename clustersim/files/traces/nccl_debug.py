@@ -90,8 +90,8 @@ def read(paths: Sequence[Path]) -> NcclLog:
     log = NcclLog(
         source, [], sorted(versions), ranks, nodes, channels, pinned, via, rows, causes=reasons, hosts=evidence.hosts
     )
-    told = conclusion(reasons) if reasons or via or channels else [UNTOLD]
-    return msgspec.structs.replace(log, nics=evidence.nics, lines=[*_lines(log), *told])
+    ending = conclusion(reasons) if reasons or via or channels else [UNTOLD]
+    return msgspec.structs.replace(log, nics=evidence.nics, lines=[*_lines(log), *ending])
 
 
 def nodes_needed(told: NcclLog, topology: Topology) -> int:
