@@ -135,10 +135,9 @@ class ProgramValues:
 
     def _named(self, name: str, scope: ProgramScope, depth: int) -> Any:
         values = scope.assigned(name)
-        parameter = isinstance(scope.node, ast.FunctionDef) and name in _parameters(scope.node)
-        if parameter and not values:
-            return self._parameter(name, scope, depth)
-        if len(values) == 1 and not parameter:
+        if isinstance(scope.node, ast.FunctionDef) and name in _parameters(scope.node):
+            return UNREAD if values else self._parameter(name, scope.node, depth)
+        if len(values) == 1:
             return self._changed(self.of(values[0], scope, depth), name, scope, depth)
         if not values and scope is not self.module:
             return self._named(name, self.module, depth)
@@ -156,10 +155,8 @@ class ProgramValues:
                     return UNREAD
         return value
 
-    def _parameter(self, name: str, scope: ProgramScope, depth: int) -> Any:
+    def _parameter(self, name: str, function: ast.FunctionDef, depth: int) -> Any:
         """What every call of a function gives, or its default where none does."""
-        function = scope.node
-        assert isinstance(function, ast.FunctionDef)
         names = _parameters(function)
         values: list[Any] = []
         for call in self._calls_of(function.name):
