@@ -54,6 +54,8 @@ def told(planted: Structure, kind: str = "all_reduce"):
         (Structure("4", changes=(Change("node1/nic2", factor=0.3),)), "slowest NIC carries 0.30"),
         (Structure("5", {"net": "ib_host"}), "no GPUDirect"),
         (Structure("6", algorithms="Ring"), "rings alone"),
+        (Structure("9", {"nvls": False}, (Change("node1/nic2", factor=0.3),)), "and the slowest NIC carries 0.30"),
+        (Structure("10", changes=(Change("node1/nic2", factor=0.3),), algorithms="Ring"), "and the slowest NIC"),
     ],
 )
 def test_a_planted_structure_is_named(planted, words):

@@ -7,6 +7,7 @@ import click
 from clustersim.app.cli import main
 from tests.evidence.bench_command import bench
 from tests.evidence.bytes_command import torch_bytes
+from tests.evidence.calibrations_command import calibrations
 from tests.evidence.claims_command import claims
 from tests.evidence.evidence_command import campaign_cases, evidence
 from tests.evidence.expert_command import experts
@@ -29,6 +30,7 @@ COMMANDS = (
     memory,
     torch_bytes,
     campaign_cases,
+    calibrations,
     claims,
     incidents,
     gloo_faults,

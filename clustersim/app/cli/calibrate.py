@@ -174,7 +174,7 @@ def _explanation(calibrated: Calibrated) -> dict[str, Any]:
         "explained": reason.structure.words,
         "described": reason.described,
         "error": reason.error,
-        "written": reason.structure.writable,
+        "written": reason.written,
         "alike": reason.alike,
     }
 

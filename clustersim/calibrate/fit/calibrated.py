@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
-from typing import TypeVar
 
 import numpy as np
 
 from clustersim.calibrate.fit.host import HostTimes
-from clustersim.calibrate.fit.nccl import NcclTimes
 from clustersim.calibrate.fit.solve import FitResult, fit
 from clustersim.calibrate.fit.structures import Explained
 from clustersim.cluster import files as fabrics
@@ -56,15 +53,12 @@ def topology_text(calibrated: Calibrated, name: str, extends: str) -> str:
     ]
     if calibrated.cores:
         lines += ["[node]", f"cores = {calibrated.cores}", ""]
-    if calibrated.explained is not None:
+    if calibrated.explained is not None and calibrated.explained.written:
         lines += calibrated.explained.structure.lines()
     return "\n".join(lines) + "\n" + fabrics.calibration_text(calibrated.calibration)
 
 
-Times = TypeVar("Times", HostTimes, NcclTimes)
-
-
-def held_out(times: Times, tables: Sequence[str]) -> Floats:
+def held_out(times: HostTimes, tables: Sequence[str]) -> Floats:
     """(n,) |relative error| of every row, predicted with constants fitted to the other half of its table's sizes.
 
     ``tables`` : (n,) which table each row is of.
@@ -75,16 +69,16 @@ def held_out(times: Times, tables: Sequence[str]) -> Floats:
             fitted, rest = (
                 replace(times, rows=tuple(times.rows[i] for i in indices)) for indices in (training_rows, unknown)
             )
-            classes = fitted.classes if isinstance(fitted, NcclTimes) else ()
-            errors.append(np.abs(rest.predict(fit(fitted, classes).values) / rest.measured - 1.0))
+            errors.append(np.abs(rest.predict(fit(fitted).values) / rest.measured - 1.0))
     return np.concatenate(errors) if errors else np.empty(0)
 
 
 def halves(tables: Sequence[str], sizes: Sequence[float]) -> tuple[list[int], list[int]]:
-    """Every second size of each table, and the others."""
-    place: Counter[str] = Counter()
+    """Rows of every second size of each table, and the others."""
+    sizes_of: dict[str, list[float]] = {}
+    for table, size in sorted(set(zip(tables, sizes, strict=True))):
+        sizes_of.setdefault(table, []).append(size)
     parts: tuple[list[int], list[int]] = ([], [])
     for i in sorted(range(len(tables)), key=lambda i: (tables[i], sizes[i])):
-        parts[place[tables[i]] % 2].append(i)
-        place[tables[i]] += 1
+        parts[sizes_of[tables[i]].index(sizes[i]) % 2].append(i)
     return parts

@@ -11,9 +11,8 @@ import numpy as np
 from clustersim.calibrate.captured import Capture, noise, read_capture
 from clustersim.calibrate.fit.calibrated import Calibrated, held_out
 from clustersim.calibrate.fit.device import DeviceTimes, device_times
-from clustersim.calibrate.fit.host import LIBRARIES, HostTimes, host_times
-from clustersim.calibrate.fit.nccl import NcclTimes
-from clustersim.calibrate.fit.of_logs import nccl_times
+from clustersim.calibrate.fit.host import LIBRARIES, host_times
+from clustersim.calibrate.fit.of_logs import LogPlays, fit_log
 from clustersim.calibrate.fit.solve import fit
 from clustersim.cluster import files as fabrics
 from clustersim.core.calibrated import Calibration, Provenance
@@ -38,9 +37,12 @@ def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "
     samples = [sample for c in captures if not c.on_gpu for sample in c.samples]
     hosts = [host_times(samples, machine, part) for part in LIBRARIES]
     of_device = _device_times(captures, machine)
-    of_nccl, skipped = _nccl_times(captures, topology)
-    models: list[HostTimes | NcclTimes | DeviceTimes] = [*hosts, of_nccl, *of_device]
-    fits = tuple(fit(model) for model in models if model.rows)
+    log_plays = LogPlays(_nccl_samples(captures), topology)
+    described, skipped = log_plays.described()
+    of_nccl = fit_log(log_plays) if described.rows else None
+    fits = [fit(host) for host in hosts if host.rows]
+    fits += [of_nccl.fitted] if of_nccl is not None else []
+    fits += [fit(device) for device in of_device if device.rows]
     if not fits:
         raise TraceError(f"{captures[0].path}: no collective and no compute row to fit")
     provenance = Provenance(
@@ -55,20 +57,21 @@ def calibrate_captures(paths: Sequence[str | Path], topology: str, date: str = "
     rest = held_out(library, library.series)
     ranks_cores = 0 if len(machine.gpus) else cores  # what a machine's ranks run on; a process beside GPUs is no rank
     return Calibrated(
-        fits,
+        tuple(fits),
         ranks_cores,
         Calibration(**parts, provenance=provenance),
         rest,
         noise(samples),
-        np.array([row.nbytes for row in of_nccl.rows]),
+        np.array([row.nbytes for row in described.rows]),
         skipped,
+        of_nccl.explained if of_nccl is not None else None,
     )
 
 
-def _nccl_times(captures: Sequence[Capture], topology: str) -> tuple[NcclTimes, dict[str, int]]:
-    """Collectives over NCCL by ranks with a card each, and how many were left out, by reason."""
+def _nccl_samples(captures: Sequence[Capture]) -> Samples:
+    """Collectives over NCCL by ranks with a card each."""
     rows = [s for c in captures if c.on_gpu and c.backend == "nccl" and not c.shares_gpu for s in c.samples]
-    return nccl_times(Samples(tuple(rows), "captures"), topology)
+    return Samples(tuple(rows), "captures")
 
 
 def _cores(captures: Sequence[Capture]) -> int:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace as altered
 
-from clustersim.calibrate.fit.calibrated import Calibrated, held_out
+from clustersim.calibrate.fit.calibrated import Calibrated, halves
 from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
-from clustersim.calibrate.fit.solve import UNUSED, fit
-from clustersim.calibrate.fit.structures import Structure, explained
+from clustersim.calibrate.fit.solve import UNUSED, FitResult, fit, worse_classes
+from clustersim.calibrate.fit.structures import Explained, Structure, explained
 from clustersim.calibrate.validate_nccl import nccl_version, pin, usual_version
 from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.fitted.trusted import beyond_reason
 from clustersim.collectives.nccl_backend import choice
+from clustersim.core.arrays import Floats
 from clustersim.core.calibrated import Calibration, Provenance
 from clustersim.core.errors import ClusterSimError, TraceError
 from clustersim.files import traces
@@ -48,15 +52,16 @@ def calibrate_logs(
     with the reasons.
     """
     samples = joined([_samples(path, format) for path in paths])
-    times, skipped = nccl_times(samples, topology, nodes)
-    if len(times.rows) < FEWEST:
+    log_plays = LogPlays(samples, topology, nodes)
+    described, skipped = log_plays.described()
+    if len(described.rows) < FEWEST:
+        reasons = skipped_words(skipped)
         raise TraceError(
-            f"{samples.source}: {len(times.rows)} row(s) to fit, at least {FEWEST} are needed; {skipped_words(skipped)}"
+            f"{samples.source}: {len(described.rows)} row(s) to fit, at least {FEWEST} are needed; {reasons}"
         )
-    reason = explained(times, lambda structure: nccl_times(samples, topology, nodes, structure)[0])
-    if reason is not None and reason.structure.writable:
-        times = reason.times
-    fitted = fit(times, times.classes)
+    log_fit = fit_log(log_plays)
+    times = log_fit.times
+    fitted = log_fit.fitted
     provenance = Provenance(
         date=date,
         data=tuple(str(path) for path in paths),
@@ -68,12 +73,117 @@ def calibrate_logs(
         fits=(fitted,),
         cores=0,
         calibration=Calibration(nccl=fitted.told, provenance=provenance),
-        held_out=held_out(times, [row.case for row in times.rows]),
+        held_out=held_out_rows(log_plays).after,
         noise=float("nan"),
         sizes=np.array([row.nbytes for row in times.rows]),
         skipped=skipped,
-        explained=reason,
+        explained=log_fit.explained,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class LogPlays:
+    """A log's rows, to be played on its machine.
+
+    Parameters
+    ----------
+    samples : the rows. topology, nodes : as of :func:`calibrate_logs`.
+    """
+
+    samples: Samples
+    topology: str
+    nodes: int | None = None
+
+    def described(self) -> tuple[NcclTimes, dict[str, int]]:
+        """On the machine as its file has it, and how many rows are left out, by reason."""
+        return nccl_times(self.samples, self.topology, self.nodes)
+
+    def played(self, structure: Structure | None) -> NcclTimes:
+        """On one that differs from its file."""
+        return nccl_times(self.samples, self.topology, self.nodes, structure)[0]
+
+    def halves(self) -> tuple[LogPlays, LogPlays]:
+        """Every second size of each case, and the others."""
+        rows = self.samples.rows
+        parts = halves([row.case for row in rows], [row.nbytes for row in rows])
+        first, second = (replace(self.samples, rows=tuple(rows[i] for i in part)) for part in parts)
+        return replace(self, samples=first), replace(self, samples=second)
+
+
+@dataclass(frozen=True, eq=False)
+class LogFit:
+    """What a log says of its machine.
+
+    Parameters
+    ----------
+    times : its rows on the machine that is written. explained : how that differs from the file, if it does.
+    fitted : the constants beside; ``before`` are the rows' times on the machine as its file has it.
+    """
+
+    times: NcclTimes
+    explained: Explained | None
+    fitted: FitResult
+
+    @property
+    def structure(self) -> Structure | None:
+        """What the topology file says of it, beside constants."""
+        return self.explained.structure if self.explained is not None and self.explained.written else None
+
+
+def fit_log(log_plays: LogPlays) -> LogFit:
+    """The structure and the constants that a log tells: no class of sizes is predicted worse with them than without.
+
+    A structure with which that cannot be is told and not written.
+    """
+    described, _ = log_plays.described()
+    reason = explained(described, log_plays.played)
+    classes = described.classes
+    if reason is not None and reason.written:
+        fitted = fit(reason.times, classes, described.predict({}))
+        if not worse_classes(fitted, classes):
+            return LogFit(reason.times, reason, fitted)
+        reason = altered(reason, written=False)
+    return LogFit(described, reason, fit(described, classes))
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutRows:
+    """(n,) rows predicted by what the other half of their case's sizes tells.
+
+    Parameters
+    ----------
+    before, after : |relative error| with the machine as its file has it, and as it is calibrated.
+    classes : of each size.
+    """
+
+    before: Floats
+    after: Floats
+    classes: Sequence[str]
+
+
+def held_out_rows(log_plays: LogPlays) -> HeldOutRows:
+    """Every row of a log that can be played; none where its cases have one size each.
+
+    A structure that one half tells and the other refutes is left out, and constants stand alone.
+    """
+    before = [np.empty(0)]
+    after = [np.empty(0)]
+    classes: list[str] = []
+    for fitting, rest in permutations(log_plays.halves()):
+        half, _ = fitting.described()
+        described, _ = rest.described()
+        if not described.rows or not half.rows:
+            continue
+        log_fit = fit_log(fitting)
+        times = rest.played(log_fit.structure)
+        values = log_fit.fitted.values
+        if len(times.rows) != len(described.rows):
+            times = described
+            values = fit(half, half.classes).values
+        before.append(np.abs(described.predict({}) / described.measured - 1.0))
+        after.append(np.abs(times.predict(values) / described.measured - 1.0))
+        classes += described.classes
+    return HeldOutRows(np.concatenate(before), np.concatenate(after), classes)
 
 
 def skipped_words(skipped: Mapping[str, int]) -> str:

@@ -154,14 +154,16 @@ class FitResult:
         return {c.knob.name: c.refused for c in self.constants if c.refused}
 
 
-def fit(model: TimeModel, classes: Sequence[str] = ()) -> FitResult:
+def fit(model: TimeModel, classes: Sequence[str] = (), before: Floats | None = None) -> FitResult:
     """Fit those constants of a model that its rows can tell; the one told worst is given up first.
 
     classes : (n,) of each row, such as how large it is: in none of them are the rows predicted worse after than before.
     Where constants that are best for all rows would do that, the rows of that class count more; where that does not
     help, all constants are moved a part of the way (:attr:`FitResult.share`), or none is.
+    before : (n,) seconds that were predicted before; None: those of the constants' defaults. Defaults can be worse than
+    other times, and then so may the result be (:func:`worse_classes`).
     """
-    problem = _FitProblem(model)
+    problem = _FitProblem(model, before)
     candidates = [_fit(problem)]
     for _ in range(ROUNDS):
         worse = worse_classes(candidates[-1], classes)
@@ -170,8 +172,14 @@ def fit(model: TimeModel, classes: Sequence[str] = ()) -> FitResult:
         problem.count(np.where([row_class in worse for row_class in classes], MORE, 1.0))
         candidates.append(_fit(problem))
     parts = (_part_of(model, result, share) for result in candidates for share in SHARES)
-    safe = (result for result in parts if not worse_classes(result, classes))
-    return min(safe, key=lambda r: (r.share == 0, float(np.abs(np.log(r.after / r.measured)).mean())))
+    return min(
+        parts,
+        key=lambda r: (
+            bool(worse_classes(r, classes)),
+            r.share == 0,
+            float(np.abs(np.log(r.after / r.measured)).mean()),
+        ),
+    )
 
 
 def worse_classes(result: FitResult, classes: Sequence[str]) -> list[str]:
@@ -280,12 +288,13 @@ def weights(series: Sequence[str]) -> Floats:
 class _FitProblem:
     """A model's rows, what each counts, and which of them feel which constant."""
 
-    def __init__(self, model: TimeModel) -> None:
+    def __init__(self, model: TimeModel, before: Floats | None = None) -> None:
         self.model = model
         self.log_measured = np.log(model.measured)
         self.weight = weights(model.series)
         self.scale: Floats = NOISE / np.sqrt(self.weight)
-        self.before = model.predict({})
+        self.defaults = model.predict({})
+        self.before = self.defaults if before is None else before
         self.feels = {k.name: self._feels(k) for k in model.knobs}
 
     def count(self, more: Floats) -> None:
@@ -296,7 +305,7 @@ class _FitProblem:
     def _feels(self, knob: Knob) -> Ints:
         """Rows whose time a constant changes, somewhere within its bounds."""
         moved = [self.model.predict({knob.name: knob.at(z)}) for z in (-FARTHEST, FARTHEST)]
-        return np.flatnonzero((moved[0] != self.before) | (moved[1] != self.before))
+        return np.flatnonzero((moved[0] != self.defaults) | (moved[1] != self.defaults))
 
     def unfelt(self, knob: Knob) -> str:
         """Why a constant cannot be fitted even with all others known; empty where it can."""
@@ -304,7 +313,7 @@ class _FitProblem:
         if not len(rows):
             return UNUSED
         # A bandwidth that is not the narrowest at its default may be at its true value: look both ways.
-        moved = [np.log(self.model.predict({knob.name: knob.at(z)}, rows) / self.before[rows]) for z in (-2.0, 2.0)]
+        moved = [np.log(self.model.predict({knob.name: knob.at(z)}, rows) / self.defaults[rows]) for z in (-2.0, 2.0)]
         slope = np.maximum(*np.abs(moved)) / 2.0
         left = (1.0 + float(((slope / self.scale[rows]) ** 2).sum())) ** -0.5
         return "the rows hardly depend on it" if left > UNFELT else ""

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace as altered
 
 from clustersim.calibrate.fit.nccl import NcclTimes
 from clustersim.cluster import files as fabrics
@@ -29,7 +30,8 @@ NOTABLE = 0.1
 """Median error of a size class from which something is the matter: of sizes above 32 MiB on machines that nobody tuned
 for, half of the published tables are within 5 % (clustersim validate all)."""
 GAIN = 0.5
-"""A structure explains a log if it leaves no more than this of the error."""
+"""A structure explains a log if it leaves no more than this of the error; two together, if of what the better of them
+leaves alone."""
 AS_WELL = 1.25
 """Errors within this factor of the least, or within 1 %, are not told apart."""
 FIRST = "node0/"
@@ -56,15 +58,10 @@ class Structure(msgspec.Struct, frozen=True):
     changes: tuple[Change, ...] = ()
     algorithms: str = ""
 
-    @property
-    def writable(self) -> bool:
-        """Whether a topology file can say it."""
-        return not self.algorithms
-
     def of(self, topology: Topology) -> Topology:
         """The machine as it would be."""
-        altered = replace(topology, node_types=tuple(replace(kind, **self.node) for kind in topology.node_types))
-        return fabrics.change(altered, *self.changes)
+        kinds = tuple(replace(kind, **self.node) for kind in topology.node_types)
+        return fabrics.change(replace(topology, node_types=kinds), *self.changes)
 
     def lines(self) -> Iterator[str]:
         """Of a topology file that extends the machine's."""
@@ -85,6 +82,9 @@ class Structure(msgspec.Struct, frozen=True):
             yield ""
 
 
+AS_DESCRIBED = Structure("")
+
+
 class Explained(msgspec.Struct, frozen=True):
     """A structure that explains a log.
 
@@ -93,6 +93,7 @@ class Explained(msgspec.Struct, frozen=True):
     structure : it. described, error : median |error| of rows above 64 KiB, mean of their classes: as the file
         describes the machine, and with the structure; no constant is fitted in either.
     alike : what explains it as well. times : the log's rows, played with the structure.
+    written : whether a topology file can say it.
     """
 
     structure: Structure
@@ -100,6 +101,7 @@ class Explained(msgspec.Struct, frozen=True):
     error: float
     alike: tuple[str, ...]
     times: NcclTimes
+    written: bool = True
 
 
 def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) -> Explained | None:
@@ -109,7 +111,8 @@ def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) ->
     ----------
     described : the log's rows on the machine as its file has it. played : the same rows on one with a structure.
 
-    A structure is taken if it leaves half of the error or less, and no class of sizes is predicted worse.
+    A structure is taken if it leaves half of the error or less, and no class of sizes is predicted worse. Where the
+    best leaves a notable error, what is no matter of NICs is played again with a slow one beside.
     """
     before = errors_by_class(described, described.predict({}))
     large = {name: error for name, error in before.items() if name != SMALL}
@@ -117,20 +120,56 @@ def explained(described: NcclTimes, played: Callable[[Structure], NcclTimes]) ->
     if not large or max(large.values()) < NOTABLE:
         return None
     machine = max((row.choice.group.topology for row in described.rows), key=lambda topology: topology.n_nodes)
-    fitting: list[tuple[float, Structure, NcclTimes]] = []
-    for structure in (*_candidates(machine), *_slowest(described, machine, played)):
+    singles: list[PlayedStructure] = []
+    slowest = () if bandwidth < NOTABLE else _slowest(AS_DESCRIBED, described, machine, played)
+    for structure in (*_candidates(machine), *slowest):
         if structure.changes and bandwidth < NOTABLE:
             continue  # what NICs carry is told by large messages
         times = played(structure)
-        error = _left(times, described, before)
-        if error is not None and error <= GAIN * _mean(before):
-            fitting.append((error, structure, times))
+        if len(times.rows) == len(described.rows):
+            singles.append(PlayedStructure(structure, times, before))
+    fitting = [single for single in singles if single.explains(_mean(before))]
+    left = min((single.error for single in fitting), default=_mean(before))
+    if bandwidth >= NOTABLE and left >= NOTABLE * GAIN:
+        fitting += [pair for pair in _pairs(singles, machine, played) if pair.explains(left)]
     if not fitting:
         return None
-    least = min(error for error, *_ in fitting)
-    alike = [one for one in fitting if one[0] <= max(AS_WELL * least, least + 0.01)]
-    error, structure, times = alike[0]
-    return Explained(structure, _mean(before), error, tuple(other.words for _, other, _ in alike[1:]), times)
+    least = min(fit.error for fit in fitting)
+    best, *alike = [fit for fit in fitting if fit.error <= max(AS_WELL * least, least + 0.01)]
+    words = tuple(other.structure.words for other in alike)
+    return Explained(best.structure, _mean(before), best.error, words, best.times, not best.structure.algorithms)
+
+
+class PlayedStructure:
+    """A structure with a log's rows played on it.
+
+    ``error`` : median |error| of rows above 64 KiB, mean of their classes. ``worse`` : whether a class is predicted
+    worse than ``before``, errors by class as the file describes the machine.
+    """
+
+    def __init__(self, structure: Structure, times: NcclTimes, before: dict[str, float]) -> None:
+        self.structure = structure
+        self.times = times
+        self.before = before
+        after = errors_by_class(times, times.predict({}))
+        self.error = _mean(after)
+        self.worse = any(after[name] > max(before[name], 0.01) for name in after if name != SMALL)
+
+    def explains(self, left: float) -> bool:
+        """Whether half of an error or less is left, and no class is worse."""
+        return not self.worse and self.error <= GAIN * left
+
+
+def _pairs(
+    singles: Sequence[PlayedStructure], machine: Topology, played: Callable[[Structure], NcclTimes]
+) -> Iterator[PlayedStructure]:
+    """Structures that do not say which NICs there are and what they carry, each with the slowest NIC's rate beside:
+    that rate is found, not searched for, so each costs a few plays."""
+    for trait in (single for single in singles if not single.structure.changes):
+        for structure in _slowest(trait.structure, trait.times, machine, played):
+            times = played(structure)
+            if len(times.rows) == len(trait.times.rows):
+                yield PlayedStructure(structure, times, trait.before)
 
 
 def reason_words(words: str, described: float, error: float) -> str:
@@ -152,15 +191,6 @@ def errors_by_class(times: NcclTimes, predicted: Floats) -> dict[str, float]:
     classes = np.array(times.classes)
     errors = np.abs(predicted / times.measured - 1.0)
     return {name: float(np.median(errors[classes == name])) for name in sorted(set(classes.tolist()))}
-
-
-def _left(times: NcclTimes, described: NcclTimes, before: dict[str, float]) -> float | None:
-    """The error of rows played with a structure; None where some cannot be, or a class becomes worse."""
-    if len(times.rows) != len(described.rows):
-        return None
-    after = errors_by_class(times, times.predict({}))
-    worse = any(after[name] > max(before[name], 0.01) for name in after if name != SMALL)
-    return None if worse else _mean(after)
 
 
 def _mean(errors: dict[str, float]) -> float:
@@ -197,13 +227,16 @@ def _fewer(names: list[str]) -> Iterator[Structure]:
         yield Structure(f"{kept} of {count} NICs a node", changes=gone)
 
 
-def _slowest(described: NcclTimes, machine: Topology, played: Callable[[Structure], NcclTimes]) -> Iterator[Structure]:
-    """A NIC that hides that it is slow, by as much as the log says: it holds up every ring that crosses it."""
+def _slowest(
+    beside: Structure, described: NcclTimes, machine: Topology, played: Callable[[Structure], NcclTimes]
+) -> Iterator[Structure]:
+    """A NIC that hides that it is slow, by as much as the log says: it holds up every ring that crosses it.
+
+    ``beside`` : what else the machine is, and ``described`` the rows as they are played so.
+    """
     names = _nics(machine)
-    if machine.n_nodes == 1 or not names:
-        return
     large = [i for i, name in enumerate(described.classes) if name == LARGE]
-    if not large:
+    if machine.n_nodes == 1 or not names or not large:
         return
     factor = 1.0
     times = described
@@ -214,9 +247,11 @@ def _slowest(described: NcclTimes, machine: Topology, played: Callable[[Structur
         factor *= ratio
         if not 0.02 < factor < 0.95:
             return
-        structure = Structure(
-            f"the slowest NIC carries {factor:.2f} of its rate",
-            changes=(Change(names[0].replace(FIRST, INNER), factor=factor),),
+        words = f"the slowest NIC carries {factor:.2f} of its rate"
+        structure = altered(
+            beside,
+            words=f"{beside.words} and {words}" if beside.words else words,
+            changes=(*beside.changes, Change(names[0].replace(FIRST, INNER), factor=factor)),
         )
         times = played(structure)
         if abs(ratio - 1.0) < 0.01:
