@@ -21,7 +21,7 @@ from clustersim.explain.chase import Chase
 from clustersim.explain.compare import compare
 from clustersim.explain.critical_path import critical_path
 from clustersim.explain.graph import graph
-from clustersim.explain.occupancy import is_kernel, occupancy, seconds_of_ops
+from clustersim.explain.occupancy import holds_kernels, is_kernel, occupancy, seconds_of_ops
 from clustersim.explain.pace import LEAST, RankClasses, classes, kernel_seconds, pace_ratios, skews
 from clustersim.explain.pieces import PieceRule, pieces
 from clustersim.explain.replay import replayed
@@ -115,6 +115,7 @@ def test_time_in_states_and_ops_in_a_window_is_what_spans_cut_off_there_add_up_t
     found = occupancy(run, np.arange(N), begin, end)
     computes = is_kernel(run)[spans["op"]]
     talks = np.array([op.kind != "compute" for op in run.ops])[spans["op"]]
+    loading = holds_kernels(run)[spans["op"]]
     for rank in range(N):
         mine = spans["rank"] == rank
         edges = np.unique(np.concatenate([ready[mine], start[mine], stop[mine]]))
@@ -125,6 +126,7 @@ def test_time_in_states_and_ops_in_a_window_is_what_spans_cut_off_there_add_up_t
         )
         host = opened(start[mine], stop[mine], middles) & ~active & ~compute
         states = (compute, transfer, active & ~transfer, active & ~compute, transfer & ~compute, host)
+        states += (opened(start[mine & loading], stop[mine & loading], middles),)
         for name, state in zip(found, states, strict=True):
             assert found[name][rank] == pytest.approx(np.diff(edges)[state].sum(), rel=1e-9, abs=1e-9)
 

@@ -29,6 +29,19 @@ global_batch_size = 16
 [strategy]
 {STRATEGY}micro_batch_size = 2
 {RUN}"""
+EAGER = CASE.replace('implementation = "fused"', 'implementation = "eager"').replace("jitter = 0.0\n", "")
+"""A pipeline that hosts hold up, whose ranks differ."""
+SLOW_NIC = f"""[cluster]
+topology = "nic.toml"
+nodes = 2
+[model]
+{MODEL}[strategy]
+kind = "fsdp"
+version = 2
+param_dtype = "bf16"
+micro_batch_size = 2
+{RUN}"""
+NIC = 'name = "nic"\nextends = "hgx-a100"\n[[changes]]\nmatch = "node1/nic0"\nfactor = 0.3\nsource = "planted"\n'
 PLAN = f"""title = "small"
 [model]
 {MODEL}[[machines]]
@@ -235,3 +248,53 @@ def test_the_host_s_share_is_one_in_explain_and_on_the_page(places):
     told = re.search(r"where the time goes:.*?\bhost ([\d.]+)%", shown["explain"])[1]
     assert told == re.search(r"(?m)^ +host +-([\d.]+)", shown["explain"])[1]
     assert told == re.search(r"host \| ([\d.]+)% \|", flat(shown["page of run"]))[1]
+
+
+@pytest.fixture(scope="module", params=[EAGER, SLOW_NIC], ids=["pipeline", "slow NIC"])
+def other(request, tmp_path_factory):
+    """What the places of one run say of another case, its figures and its stage table."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("other"))
+        Path("nic.toml").write_text(NIC)
+        Path("case.toml").write_text(request.param)
+        shown = {
+            "run": call("run", "case.toml", "--out", "run"),
+            "explain": call("explain", "run"),
+        }
+        call("report", "run", "-o", "run.html")
+        result = json.loads(Path("run/result.json").read_text())
+        tokens = result["tokens_per_s_per_gpu"] * result["gpus"]
+        true = result | {"trust": result["trust"]["p50"], "tokens_per_s": tokens}
+        return shown | {"page of run": Path("run.html").read_text()}, true
+
+
+def test_places_say_the_figures_of_other_cases(other):
+    shown, true = other
+    assert [line for place, text in shown.items() for line in differing(place, readings(text), true)] == []
+
+
+def states(text):
+    """Share [%] of the step by state, as the page's table has it."""
+    return {cells[0]: float(cells[1][:-1]) for cells in rows_of(text) if len(cells) == 4 and cells[1].endswith("%")}
+
+
+def test_what_computes_is_one_in_the_table_the_page_and_the_stages(other):
+    """Loading a batch held the compute stream and was computing in the run's figure, the host's on the page."""
+    shown, true = other
+    shares = states(shown["page of run"])
+    compute = 100 * true["compute_s"] / true["step_time_s"]
+    kernels = ("compute-bound", "memory-bound", "launch-bound", "recomputation", "optimizer")
+    assert sum(shares.get(name, 0.0) for name in kernels) == pytest.approx(compute, abs=0.3)
+    assert shares["host"] == pytest.approx(100 * true["idle_s"] / true["step_time_s"], abs=0.1)
+    assert sum(true["phase_shares"].values()) == pytest.approx(1.0)
+    for row in true.get("where", []):
+        if row["stage"] < 0:
+            assert row["compute_s"] == pytest.approx(true["compute_s"])
+            assert row["other_s"] == pytest.approx(true["idle_s"])
+
+
+def test_a_pass_that_is_launch_bound_is_not_called_the_time_of_launches(other):
+    """Launches are a state of kernels, of which a pass that is bound by them is another number: with another name."""
+    shown, _ = other
+    causes = re.findall(r"(?m)^ *\d+\. (Launch-bound[^:]*):", shown["explain"])
+    assert set(causes) <= {"Launch-bound passes"}

@@ -100,8 +100,9 @@ KINDS = (
     ("compute", "other", "compute"),
     ("compute", "other", "hook"),
     ("compute", "memcpy", "copies"),
+    ("compute", "input", "compute"),
 )
-"""A transfer, a kernel, a kernel of another stream, and what the host does."""
+"""A transfer, a kernel, a kernel of another stream, what the host does, and what it does where kernels would run."""
 
 
 @given(spans=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 2), INTERVAL), min_size=1, max_size=12))
@@ -112,15 +113,16 @@ def test_occupancy_equals_counting_every_instant(spans):
         rows.append((*how, 0, [rank], ready, ready + wait, ready + wait + length))
     got = occupancy(timeline_of(3, rows), np.arange(3))
     for rank in range(3):
-        compute, transfer, active, host = (np.zeros(60, bool) for _ in range(4))
+        compute, transfer, active, host, loads = (np.zeros(60, bool) for _ in range(5))
         for kind, phase, *_, (mine,), ready, start, end in rows:
             if mine == rank and kind == "compute":
                 (host if phase == "memcpy" else compute)[start:end] = True
+                loads[start:end] |= phase == "input"
             elif mine == rank:
                 transfer[start:end] = True
                 active[ready:end] = True
         counted = [compute, transfer, active & ~transfer, active & ~compute, transfer & ~compute]
-        counted.append(host & ~active & ~compute)
+        counted += [host & ~active & ~compute, loads]
         assert [column[rank] for column in got.values()] == [state.sum() for state in counted]
 
 

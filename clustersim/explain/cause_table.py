@@ -103,11 +103,10 @@ CAUSES = (
     CauseWords(
         "launch",
         "it is launch-bound: the host launches kernels more slowly than they run",
-        "Launch-bound: {share:.1%} of the time goes to ops whose kernels are shorter than the host takes to launch "
-        "them, such as {op}; a larger batch, fused kernels or CUDA graphs would help, a faster GPU would not.",
+        "Launch-bound passes: all kernels of {op} and others are together shorter than the host takes to launch "
+        "them; a larger batch, fused kernels or CUDA graphs would help, a faster GPU would not.",
         "operators are so short that calling them takes as long",
-        "{share:.1%} of the time goes to operators so short that calling them takes as long, such as {op}; a larger "
-        "batch would help.",
+        "Short operators: calling {op} and others takes as long as they do; a larger batch would help.",
     ),
     CauseWords("unknown", "communication is exposed", sentences.unknown_limit),
 )

@@ -109,8 +109,7 @@ class ChargeBook:
     def charge_all(self) -> None:
         """Every piece, gathered by op and rank class first."""
         cut = self.cut
-        host_kernel = cut.computes & ((cut.state == PieceState.HOST) | (cut.state == PieceState.LAUNCH))
-        idle = (host_kernel | ~cut.computes) & (self.weight[cut.owner] > 0)
+        idle = ((cut.state == PieceState.LAUNCH) | ~cut.computes) & (self.weight[cut.owner] > 0)
         who = np.flatnonzero(idle)
         if not len(who):
             return

@@ -14,7 +14,7 @@ from clustersim.core.errors import ProgramError
 from clustersim.core.model import Model
 from clustersim.core.program import PHASES
 from clustersim.core.timeline import LinkUse, OpInfo, Timeline, alike, step_ends
-from clustersim.explain.occupancy import is_kernel, occupancy, seconds_of_ops
+from clustersim.explain.occupancy import holds_kernels, is_kernel, occupancy, seconds_of_ops
 from clustersim.explain.pieces import staged
 from clustersim.explain.volume import MemberBytes
 
@@ -47,12 +47,12 @@ def summary(
     * ``samples_per_s`` (all ranks), ``tokens_per_s_per_gpu`` (None without tokens), ``model_flops_per_s_per_gpu``.
     * ``mfu``: model FLOPs (:meth:`Model.flops_per_sample`, no recomputation) over peak; ``hfu``: executed FLOPs over
       peak, recomputation included (PaLM, arXiv:2204.02311, appendix B).
-    * ``compute_s``: the compute stream is busy. ``communication_s``: some transfer is running.
+    * ``compute_s``: kernels keep the compute stream busy. ``communication_s``: some transfer is running.
       ``peer_wait_s``: no transfer runs, but a collective waits for a peer, beside a kernel or not.
       ``exposed_communication_s``: no kernel runs, and some transfer is moving (``exposed_transfer_s``) or others are
       waited for (``waiting_for_peer_s``): as in :mod:`clustersim.explain.breakdown`. ``idle_s``: what is left, the
-      host and its copies.
-    * ``phase_shares``: fractions of the step, of the compute stream by phase, plus ``exposed_communication`` and
+      host, its copies and its loading of batches.
+    * ``phase_shares``: fractions of the step, of kernels by phase, plus ``exposed_communication`` and
       ``idle``.
     * ``bytes_sent_per_gpu``: payload each GPU sends per step, as the algorithms played need it; by op and by kind of
       link: :func:`clustersim.explain.volume.volume`.
@@ -206,14 +206,17 @@ def _of_ranks(timeline: Timeline, window: SteadyWindow, world: int) -> tuple[Col
     seconds = seconds_of_ops(timeline, world, window.begin, window.end)
     steps = len(window.steps)
     host = busy.pop("host_s")
+    loads = busy.pop("loads_s")
     moving = busy["exposed_transfer_s"]
     if timeline.source == "simulated" and not staged(timeline):  # what nobody does anything in, others are waited for
         busy["exposed_communication_s"] = np.maximum(steps * window.step_time - busy["compute_s"] - host, moving)
     busy["waiting_for_peer_s"] = busy["exposed_communication_s"] - moving
+    busy["compute_s"] = busy["compute_s"] - loads
     per_rank = {name: (column / steps)[class_of] for name, column in busy.items()}
+    kernels = is_kernel(timeline) & ~holds_kernels(timeline)
     number = {phase: i for i, phase in enumerate(PHASES)}
     phase = np.array([number.get(op.phase, number["other"]) for op in timeline.ops], dtype=np.int64)
-    total = np.bincount(phase, weights=seconds * is_kernel(timeline), minlength=len(PHASES)) / (world * steps)
+    total = np.bincount(phase, weights=seconds * kernels, minlength=len(PHASES)) / (world * steps)
     phases = {name: float(total[i]) for name, i in number.items() if total[i] > 0}
     return {"rank": np.arange(world), **per_rank}, phases
 

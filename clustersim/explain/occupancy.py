@@ -21,9 +21,18 @@ from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.sheets import BlockColumns, ColumnGlance, Sheet
 from clustersim.core.timeline import OpInfo, Timeline
 
-STATES = ("compute_s", "communication_s", "peer_wait_s", "exposed_communication_s", "exposed_transfer_s", "host_s")
-"""What is told of a rank: some kernel runs; some transfer does; none does, but a collective waits for a peer; no kernel
-runs while a collective does either; while one is moving; and while the host works and nothing else is open."""
+STATES = (
+    "compute_s",
+    "communication_s",
+    "peer_wait_s",
+    "exposed_communication_s",
+    "exposed_transfer_s",
+    "host_s",
+    "loads_s",
+)
+"""What is told of a rank: some kernel runs, or the host's work holds its stream; some transfer does; none does, but a
+collective waits for a peer; no kernel runs while a collective does either; while one is moving; while the host works
+and nothing else is open; and what of the first is the host's."""
 
 Spans: TypeAlias = tuple[Ints, Ints]
 """When the same ops begin and end on some ranks: numbers of columns."""
@@ -42,6 +51,7 @@ UNIONS = (
     ("both", "start"),
     ("both", "ready"),
     ("all", "ready"),
+    ("loads", "start"),
 )
 """Whose spans, and where those that communicate begin: their length is all that is asked for."""
 
@@ -49,6 +59,18 @@ UNIONS = (
 def on_host(op: OpInfo) -> bool:
     """Whether an op that computes is the host's own work, or a copy from or to it."""
     return op.bound == "host" or op.phase in {"memcpy", "input"}
+
+
+def stays_on_device(op: OpInfo) -> bool:
+    """Whether an op is a copy that never leaves the device."""
+    return op.phase == "memcpy" and ("DtoD" in op.name or op.name.startswith("Memset"))
+
+
+def holds_kernels(run: Timeline) -> Bools:
+    """(n_ops,) whether an op is the host's and holds the compute stream, as loading a batch does."""
+    host = [on_host(op) and not stays_on_device(op) for op in run.ops]
+    holding: Bools = is_kernel(run) & np.array(host, dtype=bool)
+    return holding
 
 
 def is_kernel(run: Timeline) -> Bools:
@@ -66,6 +88,9 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
     op_sets = {"compute": computing, "talk": talking, "both": computing | talking}
     if not op_sets["both"].all():
         op_sets["all"] = np.ones(len(run.ops), dtype=bool)
+    loading = holds_kernels(run)
+    if loading.any():
+        op_sets["loads"] = loading
     unions = [(u, whose, since) for u, (whose, since) in enumerate(UNIONS) if whose in op_sets]
     nobody = np.zeros(len(run.ops), dtype=bool)
     waits = {"start": nobody, "ready": talking}
@@ -85,7 +110,7 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
             rows = None if part.rows is None else _rows(part.rows, op_sets[whose], talking, since)
             spans = [(glance, spans_of[k]) for glance, spans_of in zip(glances, held, strict=True)]
             length[u, first] = _union(len(first), rows, spans, begin, end)
-    compute, transfer, active, beside, around, everything = length
+    compute, transfer, active, beside, around, everything, loads = length
     return {
         "compute_s": compute,
         "communication_s": transfer,
@@ -93,6 +118,7 @@ def occupancy(run: Timeline, ranks: Ints, begin: float = -np.inf, end: float = n
         "exposed_communication_s": np.maximum(around - compute, 0.0),
         "exposed_transfer_s": np.maximum(beside - compute, 0.0),
         "host_s": np.maximum(everything - around, 0.0),
+        "loads_s": loads,
     }
 
 

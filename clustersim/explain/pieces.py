@@ -27,7 +27,7 @@ from clustersim.core.memo import kept_with_first
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import OpInfo, Timeline
 from clustersim.explain.columns import OpColumns, cuts, did, seen, stretches
-from clustersim.explain.occupancy import on_host
+from clustersim.explain.occupancy import on_host, stays_on_device
 from clustersim.explain.pace import RankClasses, classes
 
 STATES = (
@@ -96,8 +96,8 @@ class Pieces:
 
     @property
     def computes(self) -> Bools:
-        """(n,) bool, whether it is a kernel's."""
-        computing: Bools = self.why <= PieceRule.SIDE_KERNEL
+        """(n,) bool, whether it is a kernel's; the host's work that holds the compute stream is none."""
+        computing: Bools = (self.why <= PieceRule.SIDE_KERNEL) & (self.state != PieceState.HOST)
         return computing
 
     @property
@@ -262,7 +262,7 @@ def _rules(ops: tuple[OpInfo, ...]) -> tuple[Ints, Ints]:
 
 def kernel_state(op: OpInfo) -> int:
     """State of a rank that runs a compute op."""
-    if op.phase == "memcpy" and ("DtoD" in op.name or op.name.startswith("Memset")):  # never leaves the device
+    if stays_on_device(op):
         return PieceState.MEMORY
     if on_host(op):
         return PieceState.HOST

@@ -139,7 +139,8 @@ COLUMNS = {figure.key: figure.column for figure in FIGURES}
 def _table(table: Columns, axes: list[str], title: str) -> Any:
     tokens = not (table["tokens_per_s"] != table["tokens_per_s"]).all()
     rate = "tokens_per_s" if tokens else "samples_per_s"
-    heads = ("GPUs", COLUMNS["step_time_s"], COLUMNS[rate], COLUMNS["mfu"], "exposed", "peak memory", "fits")
+    figures = ("step_time_s", rate, "mfu", "exposed_communication_s")
+    heads = ("GPUs", *(COLUMNS[key] for key in figures), "peak memory", "fits")
     rows = []
     for i in range(min(SHOWN, len(table["key"]))):
         row = {name: column[i] for name, column in table.items()}

@@ -91,10 +91,11 @@ def _drawn(
     _finish(axes, grid, scale, unit, {s: len(r) for s, r in enumerate(pipeline.stages(timeline))})
     handles = _legend(grid, rest, rows=ax is None)
     legend_below(figure, ax, axes, handles, ncols=len(handles) // 2, handlelength=1.4, columnspacing=1.1)
-    idle = ", ".join(f"stage {s} {share:.0%}" for (s, _), share in zip(grid.rows, _idle(grid), strict=True))
+    rests = zip(grid.rows, _without_pass(grid), strict=True)
+    idle = ", ".join(f"stage {s} {share:.0%}" for (s, _), share in rests)
     caption = (
         f"Pipeline of {len(grid.rows)} stages and {len(grid.microbatches)} micro-batches over "
-        f"{format_time(grid.end - grid.begin)}: a box for each forward and backward. Idle: {idle}."
+        f"{format_time(grid.end - grid.begin)}: a box for each forward and backward. Without a pass: {idle}."
     )
     return titled(figure, title, caption, ax)
 
@@ -250,7 +251,8 @@ def _draw_arrows(axes: Axes, grid: ScheduleGrid, scale: float) -> None:
 
 
 def _finish(axes: Axes, grid: ScheduleGrid, scale: float, unit: str, sizes: dict[int, int]) -> None:
-    """Limits, rules between rows, names on the left and idle shares on the right."""
+    """Limits, rules between rows, names on the left; on the right the share in which a row has no pass: the host may
+    hold a GPU inside of one, so a run's idle time is another figure."""
     n = len(grid.rows)
     length = grid.end - grid.begin
     axes.set_xlim(0, length * scale)
@@ -262,14 +264,14 @@ def _finish(axes: Axes, grid: ScheduleGrid, scale: float, unit: str, sizes: dict
     names = [f"stage {stage}" + ("" if plain else f" (rank {rank})") for stage, rank in grid.rows]
     axes.set_yticks(range(n), names, fontsize=9)
     axes.set_xlabel(f"time [{unit}]" + (f" from {format_time(grid.begin)} on" if grid.begin else ""), fontsize=9)
-    for y, idle in enumerate(_idle(grid)):
-        idle_text = f"{idle:>4.0%} idle".replace(" ", FIGURE_SPACE, 4 - len(f"{idle:.0%}"))
+    for y, share in enumerate(_without_pass(grid)):
+        share_text = f"{share:>4.0%} no pass".replace(" ", FIGURE_SPACE, 4 - len(f"{share:.0%}"))
         axes.text(
-            1.008, y, idle_text, transform=axes.get_yaxis_transform(), fontsize=8.5, color=QUIET, va="center_baseline"
+            1.008, y, share_text, transform=axes.get_yaxis_transform(), fontsize=8.5, color=QUIET, va="center_baseline"
         )
 
 
-def _idle(grid: ScheduleGrid) -> list[float]:
+def _without_pass(grid: ScheduleGrid) -> list[float]:
     """Share of what is drawn in which each row does no action."""
     busy = {rank: 0.0 for _, rank in grid.rows}
     reached = dict.fromkeys(busy, grid.begin)

@@ -20,7 +20,7 @@ from clustersim.app.report.pages import (
     speed_and_cost,
 )
 from clustersim.core.errors import ClusterSimError
-from clustersim.core.figures import shown_in
+from clustersim.core.figures import FIGURES, shown_in
 from clustersim.studies import sweep as sweeps
 from clustersim.studies.plan.of_sweep import Decision, answer
 from clustersim.studies.plan.swept import SweptRows, load, worded
@@ -77,7 +77,9 @@ def _sweep_front(decision: Decision, unit: str) -> list[Any]:
     return both(lambda: speed_and_cost(decision.front, best, (), unit), "front")
 
 
-SHARES = {"share_exposed_communication": "exposed", "share_idle": "idle"}
+SHARES = {
+    f"share_{f.key.removesuffix('_s')}": f.column for f in FIGURES if f.key in {"exposed_communication_s", "idle_s"}
+}
 LINKS = {"busiest_link": "busiest link", "busiest_link_utilisation": "its use"}
 """Columns of a sweep's table that are no figure of a run, and their heads."""
 
