@@ -123,6 +123,16 @@ def test_a_recipe_that_fits_nowhere_is_written_and_said(clustersim, tmp_path):
     assert "setting 1, the first that runs out of memory less often than 25%" in done.stdout
 
 
+@pytest.mark.parametrize(("recipe", "words"), [("megatron", "in_pipeline_split"), ("deepspeed", "offload_optimizer")])
+def test_a_recipe_goes_on_to_what_fits(clustersim, tmp_path, recipe, words):
+    """126 layers divide over 16 stages with embedding and loss; what ZeRO keeps on the host is not on the GPU."""
+    file = tmp_path / "s.toml"
+    done = clustersim("new", "scenario", file, "--model", "llama3-405b", "--nodes", "16", "--recipe", recipe)
+    assert done.stdout.startswith(f"wrote {file}\nfits")
+    assert words in file.read_text()
+    assert scenario.load(file).file.model.activation_checkpointing == "full"
+
+
 @pytest.mark.parametrize(
     ("likely", "taken"),
     [

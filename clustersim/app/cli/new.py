@@ -20,6 +20,7 @@ from clustersim.app.cli.recipes import (
     MOST_MICRO_BATCH,
     OF_STRATEGY,
     RECIPES,
+    USUAL,
     RecipePlace,
     batch_of,
     degrees_tried,
@@ -65,7 +66,7 @@ def new() -> None:
 @click.option(
     "--recipe",
     type=click.Choice(list(RECIPES)),
-    help="Whose way of training.  [pytorch (DDP) where the model fits, else torchtitan]",
+    help="Whose way of training.  [the first of pytorch (DDP), torchtitan and deepspeed that fits]",
 )
 @click.option(
     "--tokens", type=click.FloatRange(min=1), help="Tokens to train on: adds the [campaign] table of a whole training."
@@ -91,7 +92,7 @@ def scenario(
         )
     machine = machine_of(gpu, topology)
     draft = ScenarioDraft(file, machine, nodes, model_name, tokens)
-    recipes = [recipe or OF_STRATEGY[strategy or ""]] if recipe or strategy else ["pytorch", "torchtitan"]
+    recipes = [recipe or OF_STRATEGY[strategy or ""]] if recipe or strategy else list(USUAL)
     chosen = with_room(draft.texts(recipes), file)
     write_new(file, chosen.text, scenarios.load)
     if chosen.verdict is not None:
@@ -116,7 +117,7 @@ class ScenarioDraft:
         place = self._place()
         for recipe in recipes:
             for each in settings(recipe, place):
-                if recipe != recipes[-1] and each["kept"] != "none":
+                if recipe == USUAL[0] != recipes[-1] and each["kept"] != "none":
                     break
                 yield self._filled(recipe, recipe_text(recipe, place, each))
 

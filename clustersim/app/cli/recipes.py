@@ -26,6 +26,8 @@ RECIPES = {
     "deepspeed": "DeepSpeed: ZeRO with 16-bit parameters, as its tutorials have it.",
 }
 """Name -> what the head of a file says of it."""
+USUAL = ("pytorch", "torchtitan", "deepspeed")
+"""Where nobody asks for one: in turn, the first that fits."""
 OF_STRATEGY = {"ddp": "pytorch", "fsdp": "torchtitan", "zero": "deepspeed"}
 """Strategy -> the recipe that has it."""
 TOKENS = 8192
@@ -36,6 +38,13 @@ MOST_MICRO_BATCH = 16
 MOST_EXPERT_RANKS = 64
 MOST_STAGES = 16
 """Pipeline stages that are looked at."""
+ENDS = 2
+"""Layers that embedding and loss count as."""
+OFFLOADED = 'offload_optimizer = { device = "cpu" }   # states and Adam on the host: nothing else of the recipe fits'
+COUNTED = """account_for_embedding_in_pipeline_split = true   # counts as a layer, so that stages are of equal size
+account_for_loss_in_pipeline_split = true        # and so does this
+"""
+"""Of layers that divide over stages so alone, as Llama 3 405B's 126 do."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,21 @@ class RecipePlace:
         most = 32 if self.shape is None else max(1, TOKENS // max(1, self.shape.seq_len))
         sizes = [1 << i for i in range(most.bit_length())]
         return sizes[::-1]
+
+    def counts_ends(self, stages: int) -> bool:
+        """Whether layers divide over stages only where embedding and loss count as one each."""
+        layers = 0 if self.shape is None else self.shape.layers
+        return layers % stages != 0 and (layers + ENDS) % stages == 0
+
+    @property
+    def splits(self) -> list[tuple[int, int]]:
+        """:attr:`degrees`, and those where embedding and loss count as layers, as Megatron-Core has it."""
+        if self.shape is None:
+            return self.degrees
+        tensor = sorted({tp for tp, _ in self.degrees})
+        counted = [n for n in powers_of_two(min(self.nodes, MOST_STAGES)) if self.counts_ends(n)]
+        pairs = [*self.degrees, *itertools.product(tensor, counted)]
+        return sorted(pairs, key=lambda pair: (pair[0] * pair[1], -pair[0]))
 
     @property
     def degrees(self) -> list[tuple[int, int]]:
@@ -81,8 +105,10 @@ def settings(recipe: str, place: RecipePlace) -> Iterator[Table]:
     elif recipe == "deepspeed":
         for kept, stage, micro in itertools.product(("none", "full"), (1, 2, 3), micros):
             yield {"stage": stage, "kept": kept, "micro": micro}
+        for stage in (1, 2, 3):
+            yield {"stage": stage, "kept": "full", "micro": micros[-1], "offload": OFFLOADED}
     else:
-        for kept, (tp, pp) in itertools.product(("none", "full"), place.degrees):
+        for kept, (tp, pp) in itertools.product(("none", "full"), place.splits):
             for micro in micros if pp == 1 else micros[-1:]:
                 yield {"tp": tp, "pp": pp, "kept": kept, "micro": micro}
 
@@ -99,6 +125,8 @@ def recipe_text(recipe: str, place: RecipePlace, chosen: Table) -> str:
         "experts": _experts(place),
         "sequence": str(chosen.get("tp", 1) > 1).lower(),
         "passes": 4 * chosen.get("pp", 1),
+        "counted": COUNTED if place.counts_ends(chosen.get("pp", 1)) else "",
+        "offload": "",
     }
     return Template(text).substitute(values | chosen)
 
