@@ -75,6 +75,18 @@ def test_users_of_a_link_and_links_nobody_uses():
     assert of[2] == -1
 
 
+def test_links_of_other_rates_are_not_alike():
+    result = package.load(
+        "why_tiny_buckets",
+        {"cluster.nodes": 2, "cluster.changes": [{"match": "node1/nic2", "factor": 0.4}], "run.steps": 2},
+    ).run()
+    table = hotspots(result.timeline, top=200)
+    slow = table["name"].tolist().index("node1/nic2 -> leaf0") if "node1/nic2 -> leaf0" in table["name"] else 0
+    assert "nic2" in table["name"][slow]
+    assert table["alike"][slow] == 2  # one way and the other
+    assert not any("links like it" in text and "nic2" in text for text in warnings(result.timeline))
+
+
 @pytest.mark.parametrize("name", ["why_oversubscribed_spine", "ddp_llama3_8b_128x8_h100"])
 def test_on_shipped_scenarios_it_agrees_with_the_summary(name):
     result = package.load(name).run()

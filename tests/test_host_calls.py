@@ -16,6 +16,7 @@ from clustersim.core.device import device, paced
 from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel
 from clustersim.core.texts import Table
+from clustersim.explain.stalls import causes, costliest
 from clustersim.model.seconds.host import BY_EXPERT, PACE, HostLaw, host_level
 from clustersim.scenario.run.timed import informed
 from tests.evidence.software import stack_of
@@ -141,6 +142,14 @@ class TestSteps:
         found = scenario.from_table(SMALL, "small.toml").run()
         assert "host-bound" in found.in_words
         assert "CUDA graphs" in found.in_words
+
+    def test_a_bubble_that_costs_less_than_the_host_is_not_the_verdict(self) -> None:
+        piped = SMALL | {"parallel": {"framework": "megatron", "pp": 2, "microbatches": 2 * PASSES}}
+        found = scenario.from_table(piped, "small.toml").run()
+        charged = causes(found.timeline)
+        worst = costliest(charged, 1)[0]
+        assert worst.cause == "calls"
+        assert f"{charged.share(worst):.1%} of the step is lost because it is host-bound" in found.in_words
 
 
 class TestMeasured:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from types import SimpleNamespace
 
 import pytest
@@ -111,6 +112,18 @@ def test_a_new_plan_tries_what_an_expert_would(clustersim, tmp_path):
     assert {table["kind"]: table["param_dtype"] for table in plan.tried.strategies} == {"ddp": "bf16", "fsdp": "bf16"}
     tokens = [samples * plan.model["seq_len"] for samples in plan.batch.samples]
     assert 1e6 < tokens[0] < tokens[1] < 8e6
+
+
+def test_a_plans_fsdp_is_the_recipe_that_a_new_scenario_has(clustersim, tmp_path):
+    clustersim("new", "plan", tmp_path / "p.toml", "--gpu", "H100", "--nodes", "16", "--model", "llama3-70b")
+    tried = {table["kind"]: table for table in load(tmp_path / "p.toml")[0].tried.strategies}
+    machine = ("--gpu", "H100", "--nodes", "16", "--model", "llama3-70b")
+    clustersim("new", "scenario", tmp_path / "s.toml", *machine, "--recipe", "torchtitan")
+    recipe = tomllib.loads((tmp_path / "s.toml").read_text("utf-8"))
+    for knob in ("param_dtype", "reduce_dtype", "clip_grad_norm"):
+        assert tried["fsdp"][knob] == recipe["strategy"][knob]
+    assert tried["fsdp"]["parallel"] == {"framework": recipe["parallel"]["framework"]}
+    assert "framework" not in tried["ddp"]["parallel"]
 
 
 def test_a_recipe_that_fits_nowhere_is_written_and_said(clustersim, tmp_path):

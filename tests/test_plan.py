@@ -507,6 +507,35 @@ def test_a_recipe_says_how_a_model_is_computed_and_not_which(tmp_path):
         from_table(SMALL | {"try": tried})
 
 
+def test_a_strategy_has_fields_of_parallel_for_itself_alone():
+    strategies = [
+        {"kind": "ddp", "parallel": {"use_distributed_optimizer": True}},
+        {"kind": "fsdp", "parallel": {"framework": "torchtitan"}},
+    ]
+    read = from_table(SMALL | {"try": SMALL["try"] | {"strategies": strategies}})
+    options = list(candidates(read, {(0, read.machines[0].nodes[0]): 16}, [{"tp": 2}]))
+    tables = {option.form.strategy["kind"]: option.form.parallel for option in options}
+    assert tables["ddp"] == {"tp": 2, "use_distributed_optimizer": True}
+    assert tables["fsdp"] == {"tp": 2, "framework": "torchtitan"}
+    assert not any("parallel" in option.changes["strategy"] for option in options)
+
+
+@pytest.mark.parametrize(
+    ("own", "right"),
+    [
+        (3, "a table of fields"),
+        ({"tp": 2}, r"\[try\.parallel\]"),
+        ({"frame": "x"}, "framework"),
+        ({"framework": "torchtitam"}, "torchtitan"),
+    ],
+)
+def test_a_strategy_says_what_its_own_parallel_may_hold(own, right):
+    read = from_table(SMALL | {"try": SMALL["try"] | {"strategies": [{"kind": "fsdp", "parallel": own}]}})
+    with pytest.raises(ScenarioError, match=right):
+        for option in candidates(read, {(0, read.machines[0].nodes[0]): 16}, [{}]):
+            scenario_of(read, "plan.toml", option)
+
+
 @pytest.mark.parametrize(
     ("model", "tried", "left_out"),
     [

@@ -62,7 +62,7 @@ def hotspots(timeline: Timeline, top: int = 10) -> Columns:
 
     Returns columns for the ``top`` links: ``name``, ``bandwidth`` [bytes/s], ``utilisation`` (mean over the window),
     ``peak`` (at the highest instant), ``users`` (n, 3) names of the sorts of op that used it most and ``user_share``
-    (n, 3), of its bytes; ``alike``, how many links have the same history; ``heat`` (n, BINS), mean utilisation in each
+    (n, 3), of its bytes; ``alike``, how many links have the same history and line rate; ``heat`` (n, BINS), mean utilisation in each
     bin; and for all links of the machine ``all_utilisation`` (links,). Nothing where a timeline has no links.
     """
     use = timeline.links
@@ -88,10 +88,17 @@ def hotspots(timeline: Timeline, top: int = 10) -> Columns:
         "peak": peak[order] / bandwidth[order],
         "users": np.array([names for names, _ in users]).reshape(-1, USERS),
         "user_share": np.array([shares for _, shares in users]).reshape(-1, USERS),
-        "alike": np.bincount(link_parts.of + 1, minlength=len(history) + 1)[link_parts.of[order] + 1],
+        "alike": _alike(link_parts.of, bandwidth)[order],
         "heat": heat / bandwidth[order][:, None],
         "all_utilisation": utilisation,
     }
+
+
+def _alike(part_of: Ints, bandwidth: Floats) -> Ints:
+    """(links,) how many have a link's history and line rate: of other rates they are less full, or more."""
+    _, kind, count = np.unique(np.stack([part_of, bandwidth]), axis=1, return_inverse=True, return_counts=True)
+    alike: Ints = count[kind]
+    return alike
 
 
 class _Moved:

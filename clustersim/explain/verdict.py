@@ -22,6 +22,9 @@ DOING = {
 """What most of a step goes to in which GPUs seldom wait."""
 SMALL = 0.03
 """A run whose costliest cause costs less than this share of the step seldom waits."""
+BESIDE_LOSSES = frozenset({"slow rank", "calls", "host", "host copies", "idle device", "launch"})
+"""Causes that no :func:`clustersim.explain.step_words.losses` tells: a slow rank is in many of its losses at once, and
+what the host takes is neither bubble, transfer nor waiting."""
 
 
 def verdict(facts: RunFacts, causes: Causes) -> str:
@@ -42,10 +45,10 @@ def came_to(facts: RunFacts, step: float) -> str:
 
 def _lost(causes: Causes, told: Sequence[StepLoss]) -> str:
     worst = costliest(causes, 1)
-    slow = next((charge for charge in costliest(causes) if charge.cause == "slow rank"), None)
-    if slow is not None and told and causes.share(slow) > max(SMALL, told[0].share):  # in many of its losses at once
-        share = causes.share(slow)
-        why = headline(causes, slow.cause, slow.subject)
+    other = next((charge for charge in costliest(causes) if charge.cause in BESIDE_LOSSES), None)
+    if other is not None and told and causes.share(other) > max(SMALL, told[0].share):
+        share = causes.share(other)
+        why = headline(causes, other.cause, other.subject)
     elif told and told[0].share >= SMALL:
         share = told[0].share
         why = told[0].why

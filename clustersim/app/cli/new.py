@@ -24,6 +24,7 @@ from clustersim.app.cli.recipes import (
     RecipePlace,
     batch_of,
     degrees_tried,
+    own_tables,
     kernels,
     recipe_text,
     settings,
@@ -353,6 +354,7 @@ class PlanDraft:
         places = [place_of(machine, max(self.nodes), shape) for machine in self.machines]
         least, most = batch_of(shape, max(place.nodes * place.per_node for place in places))
         eight = shape is not None and any(machine.has_fp8 for machine in self.machines)
+        tried = degrees_tried(places)
         micro = [size for size in places[0].micro_batches[::-1] if size <= MOST_MICRO_BATCH]
         return {
             "dtype": dtype,
@@ -362,7 +364,8 @@ class PlanDraft:
             "most": str(most),
             "batch": "" if shape is None else f"; about {most * shape.seq_len / 1e6:,.1f} million tokens",
             "micro": str(sorted({*micro[-3:]} if shape is None else {*micro[-2:], 1, 2})),
-            "parallel": degrees_tried(places),
+            "parallel": tried,
+            **own_tables(tried),
         }
 
 

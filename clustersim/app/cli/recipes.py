@@ -149,8 +149,25 @@ def batch_of(shape: ModelShape | None, gpus: int) -> tuple[int, int]:
     return max(1, most // 2), most
 
 
+OF_STRATEGY = {
+    "of_ddp": (
+        "use_distributed_optimizer = true",
+        "overlap_grad_reduce = true",
+        "overlap_param_gather = true",
+    ),
+    "of_fsdp": ('framework = "torchtitan"     # whose defaults hold where nothing is said',),
+}
+"""What of ``[parallel]`` each strategy of a plan has for itself: the usual settings of the framework that runs it."""
+
+
+def own_tables(tried: str) -> dict[str, str]:
+    """The ``[try.strategies.parallel]`` tables, where ``tried``, of :func:`degrees_tried`, splits the model at all."""
+    head = "\n[try.strategies.parallel]    # with this strategy alone\n"
+    return {name: head + "\n".join(lines) + "\n" if tried else "" for name, lines in OF_STRATEGY.items()}
+
+
 def degrees_tried(places: Sequence[RecipePlace]) -> str:
-    """The ``[try.parallel]`` table: what model and machines allow, with Megatron-Core's usual settings."""
+    """The ``[try.parallel]`` table: what model and machines allow."""
     shape = places[0].shape
     degrees = [pair for place in places for pair in place.degrees]
     tensor = sorted({tp for tp, _ in degrees})
@@ -165,9 +182,6 @@ def degrees_tried(places: Sequence[RecipePlace]) -> str:
         *([f"vpp = {chunks}                 # chunks of a stage, interleaved: less bubble"] if len(chunks) > 1 else []),
         *([f"ep = {_expert_degrees(places)}"] if shape.experts else []),
         "sequence_parallel = true     # of what has tp",
-        "use_distributed_optimizer = true",
-        "overlap_grad_reduce = true",
-        "overlap_param_gather = true",
     ]
     return "\n".join(lines) + "\n"
 

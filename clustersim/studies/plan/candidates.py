@@ -17,16 +17,12 @@ from clustersim.core.tomls import flat
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.reading import Table
 from clustersim.scenario.file.splitting import cause
-from clustersim.studies.plan.knobs import meant
+from clustersim.studies.plan.knobs import DEGREES, OWN_PARALLEL, meant, own_parallel
 from clustersim.studies.plan.spec import Machine, PlanFile
 
 RUN: Table = {"steps": 3, "jitter": 0.0, "optimizer": "adamw", "optimizer_impl": "fused"}
 """What a plan's runs are unless it says otherwise: enough steps for a steady one, and GPUs that do not differ, since
 options differ by less than a draw."""
-
-
-DEGREES = ("tp", "pp", "cp", "ep")
-"""Of ``[parallel]``, those that name an option."""
 
 
 class StrategyForm(msgspec.Struct, frozen=True, gc=False):
@@ -183,12 +179,14 @@ def _forms(plan: PlanFile, tables: Sequence[Table]) -> Iterator[StrategyForm]:
     number = itertools.count()
     tells = len(plan.tried.micro_batch_size) > 1, len(plan.tried.activation_checkpointing) > 1
     recipes = list(expanded(plan.tried.recipe))
-    for recipe, strategy in itertools.product(recipes, strategies):
-        strategy_text = _words(strategy, strategies)
+    for recipe, strategy_table in itertools.product(recipes, strategies):
+        own = own_parallel(strategy_table)
+        strategy = {name: value for name, value in strategy_table.items() if name != OWN_PARALLEL}
+        strategy_text = _words(strategy_table, strategies)
         computed = [
             str(value) for name, value in recipe.items() if any(knob_table[name] != value for knob_table in recipes)
         ]
-        for table in tables:
+        for table in ({**shared, **own} for shared in tables):
             degrees = {name: int(table.get(name) or 1) for name in DEGREES}
             knobs = [
                 f"{name} {_value(table[name])}"

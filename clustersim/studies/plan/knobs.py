@@ -24,6 +24,10 @@ from clustersim.training.parallel import ModelShape, ParallelConfig
 from clustersim.training.parallel.config import AtLeastOne
 
 SEARCH = "search"
+OWN_PARALLEL = "parallel"
+"""In a table of ``[[try.strategies]]``: of ``[parallel]``, what that strategy alone has, such as its framework."""
+DEGREES = ("tp", "pp", "cp", "ep")
+"""Of ``[parallel]``, those that name an option."""
 MOST_STAGES = 64
 MOST_CHUNKS = 16
 MOST_CP = 16
@@ -74,6 +78,28 @@ def combinations(tried: Table, shape: ModelShape, per_node: int, file: str) -> l
         table = {name: value for name, value in combination.items() if value is not None and meant(name, combination)}
         tables.setdefault(repr(table), table)
     return list(tables.values())
+
+
+def own_parallel(strategy: Table) -> Table:
+    """What a strategy that is tried has of ``[parallel]`` for itself alone.
+
+    Raises :class:`ScenarioError` for what is no table, an unknown field, and a degree, which every strategy is tried
+    with.
+    """
+    own = strategy.get(OWN_PARALLEL, {})
+    field = f"$.try.strategies.{OWN_PARALLEL}"
+    if not isinstance(own, dict):
+        raise ScenarioError(f"parallel = {shown(own)}: expected a table of fields of [parallel] (at {field})")
+    for name, value in own.items():
+        if name in DEGREES:
+            raise ScenarioError(
+                f"{name} = {shown(value)}: degrees are tried with every strategy; write {name} in [try.parallel] "
+                f"(at {field}.{name})"
+            )
+        if name not in ParallelConfig.__struct_fields__:
+            suggestion = nearest(name, ParallelConfig.__struct_fields__)
+            raise ScenarioError(f"unknown field {name!r} = {shown(value)}; {suggestion} (at {field}.{name})")
+    return own
 
 
 def _check(name: str, choices: Sequence[Any], file: str) -> None:

@@ -30,6 +30,7 @@ In TOML::
     [[try.strategies]]             # any knob may be a list of values to try
     kind = "fsdp"
     data_parallel_replicate_degree = [1, 4]
+    parallel = {framework = "torchtitan"}   # of [parallel], with this strategy alone
 
     [try.parallel]                 # as a scenario's [parallel]; see clustersim.studies.plan.knobs for a knob's values
     tp = "search"
@@ -149,7 +150,7 @@ class Try(_StrictPlan, frozen=True):
 
     Parameters
     ----------
-    strategies : as a scenario's ``[strategy]``, with lists. micro_batch_size : sizes to try.
+    strategies : as a scenario's ``[strategy]``, with lists, and its own ``parallel``. micro_batch_size : sizes to try.
     activation_checkpointing : settings to try. parallel : a scenario's ``[parallel]``, each knob a value, a list, a
         range or ``"search"`` (:mod:`clustersim.studies.plan.knobs`); without it the model is whole on every rank.
     recipe : fields of ``[model]`` of :data:`RECIPE`, each a value or a list; ``fp8`` is tried where the GPU has it.
