@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import toy
@@ -93,6 +94,15 @@ def test_a_transfer_is_exposed_only_where_no_kernel_runs_beside_it():
     table = breakdown(timeline)
     assert shares(timeline) == pytest.approx({"compute-bound": 2 / 3, "exposed transfer": 1 / 3})
     assert table.hidden_communication_s == pytest.approx([1.0, 1.0])
+
+
+def test_a_share_of_several_ranks_is_of_the_time_that_all_of_them_took():
+    table = breakdown(run(toy.program([Compute("a", 1.0), all_reduce("r", 10.0, [0, 1], after=(0,))])))
+    seconds = np.zeros_like(table.seconds)  # as of a trace in which a rank was seen for longer than another
+    seconds[:, :2] = [[3.0, 1.0], [1.0, 1.0]]
+    table = msgspec.structs.replace(table, seconds=seconds)
+    assert table.mean[:2] == pytest.approx([4 / 6, 2 / 6])
+    assert table.over(np.array([0]))[:2] == pytest.approx([3 / 4, 1 / 4])
 
 
 def test_a_wait_for_a_slower_rank_of_the_same_list_is_a_stall():

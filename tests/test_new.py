@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from clustersim import scenario
 from clustersim.app.cli import room
+from clustersim.app.cli.new import shape_of_model
+from clustersim.app.cli.recipes import RecipePlace
 from clustersim.cluster import files as fabrics
 from clustersim.model.catalog import file as model_file
 from clustersim.scenario.run.held import held
@@ -126,6 +129,13 @@ def test_a_plans_fsdp_is_the_recipe_that_a_new_scenario_has(clustersim, tmp_path
     assert "framework" not in tried["ddp"]["parallel"]
 
 
+def test_a_mixture_begins_with_more_tokens_than_a_dense_model():
+    dense = shape_of_model("llama3-8b", Path("s.toml"))
+    mixture = shape_of_model("mixtral-8x7b", Path("s.toml"))
+    sizes = [RecipePlace(shape, "bf16", 8, 8).micro_batches for shape in (dense, mixture)]
+    assert [size[0] * shape.seq_len for size, shape in zip(sizes, (dense, mixture), strict=True)] == [8192, 32768]
+
+
 def test_a_recipe_that_fits_nowhere_is_written_and_said(clustersim, tmp_path):
     done = clustersim("new", "scenario", tmp_path / "s.toml", "--model", "llama3-405b", "--recipe", "torchtitan")
     assert done.returncode == 0
@@ -133,7 +143,11 @@ def test_a_recipe_that_fits_nowhere_is_written_and_said(clustersim, tmp_path):
     assert "the likeliest to fit; none runs out less often than 25%" in done.stderr
     done = clustersim("new", "scenario", tmp_path / "t.toml", "--model", "gpt2", "--gpu", "A100")
     assert "fits" in done.stdout
-    assert "setting 1, the first that runs out of memory less often than 25%" in done.stdout
+    assert "the first of its recipe's settings, the fastest first, that runs out of memory less often" in done.stdout
+    assert "before it would" not in done.stdout
+    done = clustersim("new", "scenario", tmp_path / "u.toml", "--model", "llama3-8b", "--gpu", "A100", "--nodes", "1")
+    kept = tomllib.loads((tmp_path / "u.toml").read_text("utf-8"))["model"]["activation_checkpointing"]
+    assert ("before it would more often" in done.stdout) == (kept != "none")
 
 
 @pytest.mark.parametrize(("recipe", "words"), [("megatron", "in_pipeline_split"), ("deepspeed", "offload_optimizer")])

@@ -27,15 +27,13 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
     """Where the time went.
 
     states : (k,) str. rank : (w,) int. seconds : (w, k) float [s per step]. shares : (w, k) float, 1 in every row's
-    sum. mean : (k,) float, shares averaged over ranks. hidden_communication_s : (w,) float [s per step], a transfer
-    runs beside a kernel. begin, end : the window [s]. steps : how many it holds.
+    sum. hidden_communication_s : (w,) float [s per step], a transfer runs beside a kernel. begin, end : the window [s]. steps : how many it holds.
     """
 
     states: list[str]
     rank: Ints
     seconds: Floats
     shares: Floats
-    mean: Floats
     hidden_communication_s: Floats
     begin: float
     end: float
@@ -45,6 +43,19 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
     def step_time_s(self) -> float:
         """Seconds of a step."""
         return max(self.end - self.begin, 0.0) / self.steps
+
+    def over(self, ranks: Ints) -> Floats:
+        """(k,) float: shares of the time of these ranks together. Of a measured run one is known for longer than others,
+        and a share of a step is one of what all of them took."""
+        seconds = self.seconds[ranks].sum(axis=0)
+        total = float(seconds.sum())
+        together: Floats = seconds / total if total > 0 else seconds
+        return together
+
+    @property
+    def mean(self) -> Floats:
+        """(k,) float: shares of all ranks' time."""
+        return self.over(self.rank)
 
     @property
     def exposed_fraction(self) -> Floats:
@@ -67,7 +78,6 @@ def breakdown(timeline: Timeline, cut: Pieces | None = None) -> Breakdown:
         rank=np.arange(timeline.world_size),
         seconds=(of_class / n_steps)[cut.class_of],
         shares=shares,
-        mean=shares.mean(axis=0),
         hidden_communication_s=(hidden / n_steps)[cut.class_of],
         begin=cut.begin,
         end=cut.end,

@@ -114,7 +114,7 @@ def _ranks(cut: Pieces) -> str:
 
 
 def _shares(timeline: Timeline, table: Breakdown, rows: list[StageSeconds]) -> str:
-    mean = table.shares[workers(timeline)].mean(axis=0)
+    mean = table.over(workers(timeline))
     order = np.argsort(-mean, kind="stable")
     states = {table.states[i]: float(mean[i]) for i in order.tolist()}
     parts = [f"{name} {share:.1%}" for name, share in states.items() if share >= WORTH_A_WORD]

@@ -62,8 +62,9 @@ def hotspots(timeline: Timeline, top: int = 10) -> Columns:
 
     Returns columns for the ``top`` links: ``name``, ``bandwidth`` [bytes/s], ``utilisation`` (mean over the window),
     ``peak`` (at the highest instant), ``users`` (n, 3) names of the sorts of op that used it most and ``user_share``
-    (n, 3), of its bytes; ``alike``, how many links have the same history and line rate; ``heat`` (n, BINS), mean utilisation in each
-    bin; and for all links of the machine ``all_utilisation`` (links,). Nothing where a timeline has no links.
+    (n, 3), of its bytes; ``alike``, how many links have the same history and line rate; ``heat`` (n, BINS), mean
+    utilisation in each bin; and for all links of the machine ``all_utilisation`` (links,). Nothing where a timeline
+    has no links.
     """
     use = timeline.links
     if use is None or not len(use.segment_start):

@@ -66,7 +66,7 @@ def _lost(causes: Causes, told: Sequence[StepLoss]) -> str:
 def _mostly(causes: Causes) -> str:
     """What most of the step goes to where GPUs seldom wait: far from the peak they may be even so."""
     table = breakdown(causes.timeline, causes.cut)
-    mean = table.shares[workers(causes.timeline)].mean(axis=0)
+    mean = table.over(workers(causes.timeline))
     longest = int(mean[: len(KERNELS)].argmax())
     return f"{mean[longest]:.1%} of the step goes to {DOING[KERNELS[longest]]}"
 

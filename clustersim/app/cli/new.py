@@ -24,8 +24,8 @@ from clustersim.app.cli.recipes import (
     RecipePlace,
     batch_of,
     degrees_tried,
-    own_tables,
     kernels,
+    own_tables,
     recipe_text,
     settings,
 )

@@ -32,6 +32,8 @@ OF_STRATEGY = {"ddp": "pytorch", "fsdp": "torchtitan", "zero": "deepspeed"}
 """Strategy -> the recipe that has it."""
 TOKENS = 8192
 """Tokens of a micro-batch that keep a GPU busy: sizes beyond are not begun with."""
+MIXTURE_TOKENS = 4 * TOKENS
+"""The same of a mixture, which computes with a few of the experts whose parameters it gathers and reduces."""
 BATCH_TOKENS = 1 << 22
 """Tokens of a step of large models: about 4 million, as Llama 3's and others' reports have it."""
 MOST_MICRO_BATCH = 16
@@ -63,7 +65,8 @@ class RecipePlace:
     @property
     def micro_batches(self) -> list[int]:
         """Samples of a micro-batch, the largest first: what makes :data:`TOKENS` tokens, and less."""
-        most = 32 if self.shape is None else max(1, TOKENS // max(1, self.shape.seq_len))
+        tokens = MIXTURE_TOKENS if self.shape is not None and self.shape.experts else TOKENS
+        most = 32 if self.shape is None else max(1, tokens // max(1, self.shape.seq_len))
         sizes = [1 << i for i in range(most.bit_length())]
         return sizes[::-1]
 
@@ -149,7 +152,7 @@ def batch_of(shape: ModelShape | None, gpus: int) -> tuple[int, int]:
     return max(1, most // 2), most
 
 
-OF_STRATEGY = {
+OWN_TABLES = {
     "of_ddp": (
         "use_distributed_optimizer = true",
         "overlap_grad_reduce = true",
@@ -163,7 +166,7 @@ OF_STRATEGY = {
 def own_tables(tried: str) -> dict[str, str]:
     """The ``[try.strategies.parallel]`` tables, where ``tried``, of :func:`degrees_tried`, splits the model at all."""
     head = "\n[try.strategies.parallel]    # with this strategy alone\n"
-    return {name: head + "\n".join(lines) + "\n" if tried else "" for name, lines in OF_STRATEGY.items()}
+    return {name: head + "\n".join(lines) + "\n" if tried else "" for name, lines in OWN_TABLES.items()}
 
 
 def degrees_tried(places: Sequence[RecipePlace]) -> str:

@@ -34,8 +34,9 @@ def with_room(texts: Iterable[str], file: Path) -> RoomChoice:
         if verdict is None:
             best = best if best.verdict else RoomChoice(text, None)
         elif verdict.runs_out < UNLIKELY:
-            which = f"of its recipe, the fastest first, setting {tried}, the first that runs out of memory less often"
-            return RoomChoice(text, verdict, f"written: {which} than {UNLIKELY:.0%}")
+            which = "the first of its recipe's settings, the fastest first, that runs out of memory less often than"
+            before = f"; {tried - 1} before it would more often" if tried > 1 else ""
+            return RoomChoice(text, verdict, f"written: {which} {UNLIKELY:.0%}{before}")
         elif best.verdict is None or verdict.runs_out <= best.verdict.runs_out:
             best = RoomChoice(text, verdict)
     why = f"written: of its recipe's settings the likeliest to fit; none runs out less often than {UNLIKELY:.0%}"
