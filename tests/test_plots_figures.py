@@ -48,7 +48,7 @@ def table(seconds):
     seconds = np.asarray(seconds, dtype=float)
     nothing = np.zeros(len(seconds))
     shares = seconds / np.maximum(seconds.sum(axis=1, keepdims=True), 1e-30)
-    of_states = (np.arange(len(seconds)), seconds, shares, shares.sum(axis=0))
+    of_states = (np.arange(len(seconds)), seconds, shares)
     return Breakdown(list(STATES), *of_states, nothing, begin=0.0, end=1.0, steps=1)
 
 

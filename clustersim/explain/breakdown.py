@@ -27,7 +27,8 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
     """Where the time went.
 
     states : (k,) str. rank : (w,) int. seconds : (w, k) float [s per step]. shares : (w, k) float, 1 in every row's
-    sum. hidden_communication_s : (w,) float [s per step], a transfer runs beside a kernel. begin, end : the window [s]. steps : how many it holds.
+    sum. hidden_communication_s : (w,) float [s per step], a transfer runs beside a kernel. begin, end : the window [s].
+    steps : how many it holds.
     """
 
     states: list[str]
@@ -45,8 +46,8 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
         return max(self.end - self.begin, 0.0) / self.steps
 
     def over(self, ranks: Ints) -> Floats:
-        """(k,) float: shares of the time of these ranks together. Of a measured run one is known for longer than others,
-        and a share of a step is one of what all of them took."""
+        """(k,) float: shares of the time of these ranks together, of whom a measured run knows some for longer than
+        others."""
         seconds = self.seconds[ranks].sum(axis=0)
         total = float(seconds.sum())
         together: Floats = seconds / total if total > 0 else seconds
