@@ -9,6 +9,7 @@ import pytest
 
 from clustersim.app.cli import main
 from clustersim.app.cli.calibrate import CalibrationReport, _lines
+from clustersim.calibrate.beside_machine import beside_machine, lines
 from clustersim.calibrate.fit.nccl import MeasuredCollective, NcclTimes
 from clustersim.calibrate.fit.structures import Structure, explained
 from clustersim.cluster import files as fabrics
@@ -16,6 +17,7 @@ from clustersim.cluster.files import Change
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import choice, seconds
+from clustersim.files import traces
 
 SIZES = [2.0**power for power in (12, 20, 22, 24, 27, 29, 31)]
 AS_DESCRIBED = Structure("as described")
@@ -106,6 +108,23 @@ def test_a_log_stands_beside_what_its_machine_should_do(tmp_path, capsys):
     assert not done.value.code
     assert sum(line.startswith("all_reduce") for line in printed.splitlines()) == len(SIZES)
     assert "slowest NIC carries 0.30" in printed
+
+
+def test_a_log_stands_beside_a_calibrated_machine_as_it_is_calibrated(tmp_path):
+    """What was fitted to a log predicts it where the log is put beside it, and says so."""
+    rows = ["case_id,nodes,ranks,collective,dtype,size_bytes,time_us"]
+    rows += [f"one,2,16,all_gather,float,{1 << i},{80 + (1 << i) / 2e5:.3f}" for i in range(10, 16)]
+    table = tmp_path / "all_gather.csv"
+    table.write_text("\n".join(rows) + "\n")
+    machine = 'name = "mine"\nextends = "hgx-h100"\n'
+    constants = '[calibration]\ndate = "2026-11-01"\n[calibration.nccl]\n"hop.nvlink/LL" = {value = "5 us"}\n'
+    shipped, calibrated = tmp_path / "shipped.toml", tmp_path / "calibrated.toml"
+    shipped.write_text(machine)
+    calibrated.write_text(machine + constants)
+    before, after = (beside_machine(traces.read([table]), str(file)) for file in (shipped, calibrated))
+    assert (before.constants, after.constants) == ("as shipped", "as fitted 2026-11-01")
+    assert all(row.expected_s > 1.5 * plain.expected_s for row, plain in zip(after.rows, before.rows, strict=True))
+    assert "constants as fitted 2026-11-01, beside" in next(lines(after))
 
 
 def test_a_capture_is_not_taken_for_a_log_of_nccl(capsys):

@@ -8,6 +8,7 @@ import msgspec
 
 from clustersim.calibrate.fit.of_logs import nccl_times, skipped_words
 from clustersim.calibrate.fit.structures import alike_words, errors_by_class, explained, reason_words
+from clustersim.collectives import fitted as fitting
 from clustersim.core.errors import TraceError
 from clustersim.core.units import format_bytes, format_time
 from clustersim.files.traces.samples import Samples
@@ -30,7 +31,8 @@ class BesideMachine(msgspec.Struct, frozen=True):
 
     Parameters
     ----------
-    topology : the machine. rows : in the log's order. errors : median |relative error| by class of sizes.
+    topology : the machine. rows : in the log's order. errors : median |relative error| by class of sizes. constants :
+        whether those of the time model are as shipped, or fitted to the machine, and when.
     explained : what the machine is, if not as its file says; with it and without, ``error`` and ``described`` are the
         median error above 64 KiB. alike : what explains the log as well. skipped : rows left out, by reason.
     """
@@ -38,6 +40,7 @@ class BesideMachine(msgspec.Struct, frozen=True):
     topology: str
     rows: list[ExpectedRow]
     errors: dict[str, float]
+    constants: str
     explained: str = ""
     described: float = 0.0
     error: float = 0.0
@@ -46,11 +49,12 @@ class BesideMachine(msgspec.Struct, frozen=True):
 
 
 def beside_machine(samples: Samples, topology: str) -> BesideMachine:
-    """The rows of a log beside what NCCL would take on a machine, with constants as they are shipped.
+    """The rows of a log beside what NCCL would take on a machine, with constants fitted to it where its file has them.
 
     Raises :class:`TraceError` where no row can be played there, with the reasons.
     """
-    times, skipped = nccl_times(samples, topology)
+    fitted = fitting.load(topology).calibration
+    times, skipped = nccl_times(samples, topology, as_shipped=False)
     if not times.rows:
         raise TraceError(f"{samples.source}: no row that can be played on {topology}; {skipped_words(skipped)}")
     expected = times.predict({})
@@ -60,17 +64,23 @@ def beside_machine(samples: Samples, topology: str) -> BesideMachine:
         request = pick.request
         size = pick.group.size
         rows.append(ExpectedRow(request.kind, size, row.nbytes, row.seconds, seconds, pick.algorithm, pick.protocol))
-    reason = explained(times, lambda structure: nccl_times(samples, topology, None, structure)[0])
-    errors = errors_by_class(times, expected)
+    reason = explained(times, lambda structure: nccl_times(samples, topology, None, structure, as_shipped=False)[0])
+    constants = "as shipped" if fitted is None else f"as fitted {fitted.provenance.date}".rstrip()
+    beside = BesideMachine(topology, rows, errors_by_class(times, expected), constants, skipped=skipped)
     if reason is None:
-        return BesideMachine(topology, rows, errors, skipped=skipped)
-    words = reason.structure.words
-    return BesideMachine(topology, rows, errors, words, reason.described, reason.error, reason.alike, skipped)
+        return beside
+    return msgspec.structs.replace(
+        beside,
+        explained=reason.structure.words,
+        described=reason.described,
+        error=reason.error,
+        alike=reason.alike,
+    )
 
 
 def lines(beside: BesideMachine) -> Iterator[str]:
     """For people."""
-    yield f"expected on {beside.topology}, with constants as shipped, beside measured"
+    yield f"expected on {beside.topology}, with constants {beside.constants}, beside measured"
     yield f"{'collective':16s} {'ranks':>5s} {'size':>10s} {'measured':>10s} {'expected':>10s} {'ratio':>6s}  NCCL runs"
     for row in beside.rows:
         times = f"{format_time(row.measured_s):>10s} {format_time(row.expected_s):>10s}"

@@ -19,6 +19,7 @@ from clustersim.calibrate.fit.solve import UNUSED, FitResult, fit, worse_classes
 from clustersim.calibrate.fit.structures import Explained, Structure, explained
 from clustersim.calibrate.validate_nccl import nccl_version, pin, usual_version
 from clustersim.cluster import files as fabrics
+from clustersim.collectives import fitted as fitting
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.fitted.trusted import beyond_reason
 from clustersim.collectives.nccl_backend import choice
@@ -192,15 +193,21 @@ def skipped_words(skipped: Mapping[str, int]) -> str:
 
 
 def nccl_times(
-    samples: Samples, topology: str, nodes: int | None = None, structure: Structure | None = None
+    samples: Samples,
+    topology: str,
+    nodes: int | None = None,
+    structure: Structure | None = None,
+    *,
+    as_shipped: bool = True,
 ) -> tuple[NcclTimes, dict[str, int]]:
     """The rows of a machine that NCCL's time model can predict, and how many others were left out, by reason.
 
-    ``structure`` : how the machine differs from its file; None: it does not.
+    ``structure`` : how the machine differs from its file; None: it does not. ``as_shipped`` : without constants that
+    were fitted before, which have no say in a new fit.
     """
     skipped = Counter(samples.skipped)
     rows = []
-    groups = _LogGroups(topology, structure)
+    groups = _LogGroups(topology, structure, as_shipped=as_shipped)
     for sample in samples.rows:
         try:
             rows.append(_measured(sample, groups, nodes))
@@ -219,8 +226,9 @@ def _samples(path: str | Path, format: str | None) -> Samples:
 class _LogGroups:
     """Communicators on the machine, one object each; a topology is laid out once for each number of nodes."""
 
-    def __init__(self, topology: str, structure: Structure | None) -> None:
+    def __init__(self, topology: str, structure: Structure | None, *, as_shipped: bool) -> None:
         self.topology = topology
+        self.as_shipped = as_shipped
         self.structure = structure
         self.algorithms = structure.algorithms if structure is not None and structure.algorithms else None
         self.machine = fabrics.load(topology)
@@ -231,8 +239,10 @@ class _LogGroups:
         """Raises :class:`TraceError` for ranks that do not fit."""
         if ranks % nodes or ranks // nodes > self.gpus_per_node:
             raise TraceError(f"{ranks} ranks on {nodes} node(s) of {self.gpus_per_node} GPUs")
-        # As shipped: constants fitted before have no say in a new fit.
-        machine = fabrics.uncalibrated(fabrics.load(self.topology, nodes=nodes))
+        if self.as_shipped:
+            machine = fabrics.uncalibrated(fabrics.load(self.topology, nodes=nodes))
+        else:
+            machine = fitting.load(self.topology, nodes=nodes)
         machine = machine if self.structure is None else self.structure.of(machine)
         return Group(machine, fabrics.mesh(machine, nodes, ranks // nodes).gpus, launch, version)
 
