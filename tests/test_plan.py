@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from clustersim.core.errors import ClusterSimError, ScenarioError
 from clustersim.core.paths import data_path, shipped
 from clustersim.core.ranges import of_step
 from clustersim.studies import plan as planner
+from clustersim.studies.plan.answer import assumptions
 from clustersim.studies.plan.candidates import (
     DEGREES,
     PlanCandidate,
@@ -505,6 +507,17 @@ def test_a_recipe_says_how_a_model_is_computed_and_not_which(tmp_path):
     tried = SMALL["try"] | {"recipe": {"seq_len": [1024, 2048]}}
     with pytest.raises(ScenarioError, match=r"recipe\.seq_len"):
         from_table(SMALL | {"try": tried})
+
+
+@pytest.mark.parametrize(("dtypes", "told"), [(("bf16", "fp8"), True), (("fp8", "fp8"), False)])
+def test_what_mfu_is_a_share_of_is_said_where_options_differ_in_it(dtypes, told):
+    options = [
+        SimpleNamespace(counts=True, candidate=SimpleNamespace(form=SimpleNamespace(recipe={"dtype": dtype})))
+        for dtype in dtypes
+    ]
+    searched = SimpleNamespace(rates=(), split=False, dtype="bf16", options=options)
+    sentences = list(assumptions(SimpleNamespace(machines=(), campaign=None), searched))
+    assert any("peak of what an option computes in (bf16, fp8)" in sentence for sentence in sentences) == told
 
 
 def test_a_strategy_has_fields_of_parallel_for_itself_alone():

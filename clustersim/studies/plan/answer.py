@@ -192,5 +192,12 @@ def assumptions(plan: PlanFile, searched: SearchResult) -> Iterator[str]:
             "is beaten is not run again; those whose whole run is too long are run folded, one replica for all; of "
             "options closer than their error the one with the best worst case is named"
         )
+    recipes = (option.candidate.form.recipe for option in searched.options if option.counts)
+    dtypes = sorted({str(recipe.get("dtype", searched.dtype)) for recipe in recipes})
+    if len(dtypes) > 1:
+        yield (
+            f"MFU is over the dense peak of what an option computes in ({', '.join(dtypes)}): it compares options of "
+            "one such type, tokens/s compares all"
+        )
     uncounted = "the input pipeline, failures and checkpoints are" if plan.campaign is None else "the input pipeline is"
     yield f"{ranges.within()}; {uncounted} not counted"
