@@ -98,7 +98,7 @@ def hotspots(timeline: Timeline, top: int = 10) -> Columns:
 def _alike(part_of: Ints, bandwidth: Floats) -> Ints:
     """(links,) how many have a link's history and line rate: of other rates they are less full, or more."""
     _, kind, count = np.unique(np.stack([part_of, bandwidth]), axis=1, return_inverse=True, return_counts=True)
-    alike: Ints = count[kind]
+    alike: Ints = count[kind.reshape(-1)]
     return alike
 
 
