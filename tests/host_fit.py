@@ -99,7 +99,7 @@ def play(row: dict[str, str], table: dict[str, object]) -> Played | None:
         seconds = measured(row, table)
         for level in GRID:
             at_level = {**levels, stack: {**levels[stack], "call": f"{level * 1e6} us"}}
-            with patch.object(host, "_levels", lambda at_level=at_level: at_level):
+            with patch.object(host, "data_table", lambda _name, at_level=at_level: at_level):
                 steps.append(folded(scenario.from_table(table, "row.toml"), roughly=True).step_time_s)
     except (ValueError, ClusterSimError) as error:
         print(f"left out {row['case_id']}: {error}")

@@ -110,7 +110,7 @@ def _step(table: str, level: float) -> float:
     scaled = {
         stack: {**entry, "call": f"{parse_time(entry['call']) * level * 1e6} us"} for stack, entry in levels.items()
     }
-    with patch.object(host, "_levels", lambda: scaled):
+    with patch.object(host, "data_table", lambda _name: scaled):
         return folded(scenario.from_table(json.loads(table), "row.toml"), roughly=True).step_time_s
 
 
