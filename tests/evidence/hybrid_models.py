@@ -118,7 +118,8 @@ def _sized_experts(row: Row) -> tuple[str, Table]:
         del sizes["head_dim"], sizes["kv_heads"]
         return "deepseek-v3", sizes | {"experts": experts | {"groups": 0, "group_limit": 0}}
     if row["gated"] == "0":
-        sizes["activation"] = "gelu"
+        # Megatron's GPT where no option says otherwise: GELU, and learned positions of the sequence's length.
+        sizes |= {"activation": "gelu", "positions": "learned", "n_positions": whole(row, "seq_len")}
     return "mixtral-8x22b", sizes | {"experts": experts}
 
 

@@ -82,6 +82,7 @@ EFFECT = {
         "float8_dispatch",
         "load_balancing",
         "router_fusion",
+        "permute_fusion",
         "capacity_factor",
         "min_capacity",
         "pad_to_capacity",

@@ -92,6 +92,11 @@ BALANCED_BOOKKEEPING = 4
 FUSED_BOOKKEEPING = 3
 """The same where the router's kernels are fused (Megatron's ``moe_router_fusion``). NVIDIA's performance tables ask for
 4, Megatron-MoE-ModelZoo's for 2."""
+SCORING = frozenset({"head_copies", "scale", "mask", "clamp", "softmax", "dropout", "context"})
+"""Kernels of unfused attention behind its scores: functions of a module that was called already (Transformer Engine
+pytorch/attention/dot_product_attention/backends.py, ``UnfusedDotProductAttention``; Megatron-LM
+core/transformer/dot_product_attention.py). Megatron-LM's functional tests take as long with it as with fused attention,
+on three CPUs."""
 INDEXING = frozenset({"token_indices", "dispatch_layout", "token_map"})
 """What DeepEP's dispatcher makes of a router's choice. Fused, each is a function of a module that was called already;
 op by op it is four or more, which are as much as a module (Megatron-LM core/transformer/moe/token_dispatcher.py,
@@ -167,8 +172,9 @@ class HostLaw(msgspec.Struct, frozen=True):
             if launched and (part != "W" or kernel.kind != "gemm") and (name, kernel.name, part) not in called:
                 called.add((name, kernel.name, part))
                 # A router's choice brings masks, counts, sorts and the balance loss, which are called one by one.
-                fused = kernel.name in INDEXING and self.bookkeeping == FUSED_BOOKKEEPING
-                seconds += self.call * (POST if fused else 1 + self.bookkeeping * (kernel.name == "top_k"))
+                indexes = kernel.name in INDEXING and self.bookkeeping == FUSED_BOOKKEEPING
+                inside = indexes or kernel.name in SCORING
+                seconds += self.call * (POST if inside else 1 + self.bookkeeping * (kernel.name == "top_k"))
         return seconds
 
     def exchange(self, name: str, kind: str) -> float:

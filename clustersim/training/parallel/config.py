@@ -107,6 +107,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     load_balancing : of the router, Megatron's ``moe_router_load_balancing_type``; what it calls takes the host time.
     router_fusion : scores, choice and balance loss are fused kernels (Megatron's ``moe_router_fusion``), not called one
         by one.
+    permute_fusion : tokens are brought into the order of experts, and summed, by one pass (Megatron's
+        ``moe_permute_fusion``).
     routing : see :class:`Routing`.
     shared_expert_overlap : shared experts run on a side stream beside dispatch and combine.
     ep_overlap : experts' communication of one micro-batch beside the compute of another (Megatron's
@@ -183,6 +185,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     drop_tokens: bool = True
     load_balancing: Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"] = "aux_loss"
     router_fusion: bool = False
+    permute_fusion: bool = False
     routing: Routing = Routing()
     shared_expert_overlap: bool = False
     ep_overlap: bool = False

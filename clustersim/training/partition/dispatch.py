@@ -56,6 +56,7 @@ class ExpertSpread(msgspec.Struct, frozen=True):
     kind, backend : ``dispatcher`` and ``flex_backend``.
     counted : sizes are not known before the router spoke (dropless), so that the host has to read them.
     sms : that DeepEP's kernels run on. float8 : what travels to the experts is in 8 bits.
+    fused : tokens are permuted by one pass, and summed by one.
     """
 
     mixture: Mixture
@@ -69,6 +70,14 @@ class ExpertSpread(msgspec.Struct, frozen=True):
     counted: bool = True
     sms: int = 20
     float8: bool = False
+    fused: bool = False
+
+    @property
+    def permuted(self) -> float:
+        """Rows of a sample that a fused permutation reads and writes: each token once where it is (of ``flex`` each
+        copy that came), and once for each of its experts (Transformer Engine common/triton/permutation.py)."""
+        copies = copies_of(self)["nvlink"][0] if self.kind == "flex" and self.ep > 1 else 1.0
+        return self.routed.rows + self.tokens * copies
 
     @property
     def received(self) -> float:

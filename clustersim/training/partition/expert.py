@@ -119,6 +119,7 @@ def spread_of(
         not parallel.pad_to_capacity,
         parallel.deepep_num_sms,
         parallel.float8_dispatch,
+        parallel.permute_fusion,
     )
 
 
@@ -160,7 +161,9 @@ def _local(kernel: Kernel, spread: ExpertSpread, share: LayerShares) -> Kernel:
     etp = spread.etp
     everywhere = m.tokens * m.per_token  # rows of the model per sample
     if kernel.name in {"dispatch", "combine"}:  # where tokens are, not where experts are
-        return scaled(kernel, spread.routed.rows / everywhere, (*TRAFFIC, "saved"), launches=1, backward_launches=1)
+        kernel = scaled(kernel, spread.routed.rows / everywhere, (*TRAFFIC, "saved"), launches=1, backward_launches=1)
+        moved = spread.permuted * m.hidden
+        return replace(kernel, nbytes=moved, backward_nbytes=moved) if spread.fused else kernel
     local_tokens = spread.received / everywhere
     if kernel.kind != "gemm":
         loops = kernel.launches // m.experts or 1, kernel.backward_launches // m.experts or 1
