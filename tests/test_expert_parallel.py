@@ -325,7 +325,12 @@ def test_latent_attention_gathers_its_latent_vectors_not_the_hidden_states() -> 
 
 
 def two_hops(
-    per_node: int, backend: str = "deepep", per_domain: int = 0, float8: bool = False, **routing: object
+    per_node: int,
+    backend: str = "deepep",
+    per_domain: int = 0,
+    float8: bool = False,
+    fused: bool = False,
+    **routing: object,
 ) -> LocalLayer:
     made = shaped("qwen3-30b-a3b", seq_len=1024, layers=1)
     parallel = ParallelConfig(
@@ -334,6 +339,7 @@ def two_hops(
         dispatcher="flex",
         flex_backend=backend,
         float8_dispatch=float8,
+        permute_fusion=fused,
         routing=Routing(**({"kind": "balanced"} | routing)),  # type: ignore[arg-type]
     )
     made_of = partition(made, parallel, nproc_per_node=per_node, nproc_per_domain=per_domain)
@@ -383,9 +389,23 @@ def test_a_dispatch_in_8_bits_carries_scales_and_what_comes_back_is_in_16() -> N
         assert exchanges(wide, name)[0] == exchanges(narrow, name)[0]
 
 
-def test_only_deepeps_host_waits_for_counts() -> None:
-    waits = [any("read counts" in n for n in names(two_hops(8, b).forward)) for b in ("deepep", "hybridep")]
-    assert waits == [True, False]
+@pytest.mark.parametrize("backend", ["deepep", "hybridep"])
+def test_the_host_waits_for_counts_ahead_of_a_dispatch(backend: str) -> None:
+    forward = names(two_hops(8, backend).forward)
+    waits = [i for i, name in enumerate(forward) if "read counts" in name]
+    assert len(waits) == 1
+    assert waits[0] < forward.index("dispatch rdma")
+
+
+def test_a_fused_permutation_reads_each_copy_once_and_writes_a_row_for_each_expert() -> None:
+    moved = [
+        {k.name: (k.nbytes, k.backward_nbytes) for x in layer.forward if isinstance(x, Work) for k in x.kernels}
+        for layer in (two_hops(8), two_hops(8, fused=True))
+    ]
+    rows = 1024 * (8 + distinct(16, 128, 8)) * 2048
+    for name in ("dispatch", "combine"):
+        assert moved[1][name] == pytest.approx((rows, rows))
+        assert sum(moved[1][name]) < sum(moved[0][name])
 
 
 def test_one_node_needs_one_hop() -> None:

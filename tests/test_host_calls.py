@@ -17,7 +17,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel
 from clustersim.core.texts import Table
 from clustersim.explain.stalls import causes, costliest
-from clustersim.model.seconds.host import BY_EXPERT, PACE, HostLaw, host_level
+from clustersim.model.seconds.host import BY_EXPERT, PACE, POST, HostLaw, host_level
 from clustersim.scenario.run.timed import informed
 from tests.evidence.software import stack_of
 from tests.evidence.step_rows import whole
@@ -57,6 +57,12 @@ class TestHostLaw:
         k = replace(q, name="k", saved=0.0)
         assert law.work("attention", (q, k), "F", set()) == pytest.approx(110e-6)
         assert HostLaw(100e-6, 10e-6).work("attention", (q, k), "F", set()) == pytest.approx(220e-6)
+
+    def test_unfused_attention_is_one_module_whatever_it_launches(self) -> None:
+        law = HostLaw(call=100e-6, launch=0.0)
+        fused = law.work("attention", (Kernel("attention", "attention"),), "F", set())
+        unfused = [Kernel(name, "memory") for name in ("head_copies", "scores", "softmax", "context")]
+        assert law.work("attention", unfused, "F", set()) == pytest.approx(fused + 3 * POST * law.call)
 
     def test_a_graph_takes_its_modules_away_and_no_others(self) -> None:
         law = HostLaw(100e-6, 10e-6, graphs=("attn", "moe_router"))
@@ -106,7 +112,7 @@ class TestHostLaw:
         assert [spent[BY_EXPERT[True], part] for part in "FIW"] == [32.0, 32.0, 16.0]
         looped = replace(up, launches=16)
         assert HostLaw(0.0, 1.0, by_expert=1).work("experts", (looped,), "F", set()) == 16.0
-        assert host_level("megatron", "fused").by_expert == 1
+        assert [host_level("megatron", "fused", cast=cast).by_expert for cast in (False, True)] == [1, 2]
         assert host_level("torchtitan", "fused").by_expert == 0
 
     def test_an_unmeasured_stack_says_so(self) -> None:

@@ -173,7 +173,7 @@ class HostLaw(msgspec.Struct, frozen=True):
                 called.add((name, kernel.name, part))
                 # A router's choice brings masks, counts, sorts and the balance loss, which are called one by one.
                 indexes = kernel.name in INDEXING and self.bookkeeping == FUSED_BOOKKEEPING
-                inside = indexes or kernel.name in SCORING
+                inside = indexes or kernel.name in SCORING or kernel.name == "await_counts"
                 seconds += self.call * (POST if inside else 1 + self.bookkeeping * (kernel.name == "top_k"))
         return seconds
 
@@ -207,15 +207,15 @@ def _captured(name: str, kernel: str, graphs: tuple[str, ...]) -> bool:
     return "moe_router" in graphs and (kernel in {"norm_2", "router", "top_k"} or kernel.startswith("shared_"))
 
 
-def host_level(framework: str, implementation: str | None) -> HostLaw:
+def host_level(framework: str, implementation: str | None, *, cast: bool = False) -> HostLaw:
     """The law of a stack on Sapphire Rapids, its launches at the device's usual cost left out: of a framework's
-    implementation, of the framework, or the prior of those that nobody has measured."""
+    implementation, of the framework, or the prior of those that nobody has measured. ``cast`` : to 8 bits or fewer."""
     table = data_table("host")
     names = (f"{framework}/{implementation}", framework, "unknown")
     name = next(name for name in names if name in table)
     level = table[name]
     joined = bool(level.get("joined"))
-    by_expert = BY_EXPERT[False] if level.get("each_expert") else 0
+    by_expert = BY_EXPERT[cast] if level.get("each_expert") else 0
     return HostLaw(
         parse_time(level["call"]), 0.0, joined, str(level["source"]), known=name != "unknown", by_expert=by_expert
     )

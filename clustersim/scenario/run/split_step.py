@@ -19,7 +19,7 @@ from clustersim.core.model import Model, StepCost
 from clustersim.core.program import Program
 from clustersim.core.texts import Table
 from clustersim.model.seconds import setting
-from clustersim.model.seconds.host import BY_EXPERT, HostLaw, bookkeeping, host_level
+from clustersim.model.seconds.host import HostLaw, bookkeeping, host_level
 from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.splitting import MEGATRON, cause_of
@@ -287,19 +287,18 @@ def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
     graphs = scenario.file.run.cuda_graph
     if parallel is None or "full_iteration" in graphs or gpu.arch == "cpu":
         return None
-    level = host_level(parallel.framework, scenario.file.model.implementation)
+    model = scenario.file.model
+    level = host_level(parallel.framework, model.implementation, cast=model.dtype == "fp8")
     seconds = layer_time_of(scenario)
     if not level.call and seconds is None:
         return None
     factor = 1.0 if scenario.fit is None else scenario.fit.host
-    cast = scenario.file.model.dtype == "fp8"
     return msgspec.structs.replace(
         level,
         call=level.call * pace * factor,
         launch=gpu.launch.value * pace,  # which has the factor in it
         graphs=graphs,
         layer_time=None if seconds is None else seconds * factor,
-        by_expert=BY_EXPERT[cast] if level.by_expert else 0,
         bookkeeping=bookkeeping(
             fused=parallel.router_fusion, balance_loss=parallel.load_balancing.endswith("aux_loss")
         ),

@@ -69,7 +69,7 @@ class StageOps:
     _calls: dict[tuple[int, str], tuple[LocalLayer, tuple[float, ...]]] = field(
         default_factory=dict, init=False, repr=False
     )
-    _binds: dict[int, tuple[Chunk, bool]] = field(default_factory=dict, init=False, repr=False)
+    _binds: dict[tuple[int, str], tuple[Chunk, bool]] = field(default_factory=dict, init=False, repr=False)
 
     def groups(self, dims: tuple[str, ...]) -> Ints:
         """(groups, members): the stage's groups over these dimensions, the same array at every call."""
@@ -148,15 +148,21 @@ class StageOps:
                 spent[-1] += law.exchange(item.name, item.kind)
         return tuple(spent)
 
-    def host_binds(self, chunk: Chunk) -> bool:
-        """Whether the host takes longer to call forward and backward of a chunk than the GPU to compute them."""
-        if id(chunk) not in self._binds:
-            calls = sum(sum(self.host_seconds(layer, kind)) for layer in chunk.layers for kind in "FB")
-            self._binds[id(chunk)] = chunk, bool(calls) and calls > sum(map(self._kernels, chunk.layers))
-        return self._binds[id(chunk)][1]
+    def host_binds(self, chunk: Chunk, kind: str) -> bool:
+        """Whether the host takes longer to call forward and backward of a chunk than the GPU to compute them.
 
-    def _kernels(self, layer: LocalLayer) -> float:
-        pieces = (piece for kind in "FB" for piece in self.runs(layer, kind)[0])
+        Where the host waits for the device in forward it cannot save up time in backward, and each is asked for itself.
+        """
+        waits = any(len(self.host_seconds(layer, "F")) > 1 for layer in chunk.layers)
+        kinds = "FB" if not waits else "F" if kind == "F" else "B"
+        if (id(chunk), kinds) not in self._binds:
+            calls = sum(sum(self.host_seconds(layer, each)) for layer in chunk.layers for each in kinds)
+            kernels = sum(self._kernels(layer, kinds) for layer in chunk.layers)
+            self._binds[id(chunk), kinds] = chunk, bool(calls) and calls > kernels
+        return self._binds[id(chunk), kinds][1]
+
+    def _kernels(self, layer: LocalLayer, kinds: str) -> float:
+        pieces = (piece for kind in kinds for piece in self.runs(layer, kind)[0])
         return sum(self.price(layer, piece).seconds for piece in pieces if isinstance(piece, WorkRun))
 
     def price(self, layer: LocalLayer, run: WorkRun) -> Pass:
@@ -208,8 +214,10 @@ def _joined(items: Sequence[Item], parts: str, here: StageOps) -> Iterator[WorkR
 
 
 def _apart(one: Work, other: Work) -> bool:
-    """Whether two works are ops of their own: repeated forwards, and experts, whose load differs between ranks."""
-    return (one.part == "R") != (other.part == "R") or (one.name == EXPERTS) != (other.name == EXPERTS)
+    """Whether two works are ops of their own: repeated forwards, experts, whose load differs between ranks, and what
+    the host waits for."""
+    alone = any((one.name == name) != (other.name == name) for name in (EXPERTS, WAITS))
+    return alone or (one.part == "R") != (other.part == "R")
 
 
 def _run(held: Sequence[tuple[int, Work]], real: Sequence[bool]) -> WorkRun:
@@ -301,7 +309,7 @@ class StageLay(msgspec.Struct, frozen=True):
         here = self.here
         ops = self.here.ops
         chunk = self.stage.of(action.microbatch, place[0])
-        if here.cost.host is None or not here.host_binds(chunk):
+        if here.cost.host is None or not here.host_binds(chunk, action.kind):
             return HostCalls(here, None, ())
         pieces, _ = here.runs(layer, action.kind)
         works = [(n, piece) for n, piece in enumerate(pieces) if isinstance(piece, WorkRun)]

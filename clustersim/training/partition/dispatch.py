@@ -116,9 +116,9 @@ def is_expert(kernel: Kernel) -> bool:
     return kernel.cut.startswith("expert") or kernel.name in {"router", "top_k"} or kernel.name.startswith("shared_")
 
 
-def read_counts(out: NodeListing, part: str) -> None:
+def read_counts(out: NodeListing, part: str, name: str = "read_counts") -> None:
     """The host copies counts from the device and waits, before it launches what depends on them."""
-    out.work("read counts", (Kernel("read_counts", "host", launches=HOST_WAITS, backward_launches=0),), part)
+    out.work("read counts", (Kernel(name, "host", launches=HOST_WAITS, backward_launches=0),), part)
 
 
 class AllToAll(msgspec.Struct, frozen=True):
@@ -257,10 +257,11 @@ class TwoHops(msgspec.Struct, frozen=True):
             out.work("preprocess", (indices, Kernel("dispatch_layout", "memory", nbytes=chosen, launches=1)), part)
 
     def there(self, out: NodeListing, part: str) -> None:
-        """Dispatch; DeepEP's host spins until counts are there, HybridEP's does not."""
+        """Dispatch, ahead of which the host spins until counts are there; of HybridEP too unless it is told how many
+        rows will come (Megatron-LM core/transformer/moe/fused_a2a.py, ``non_blocking``)."""
+        if self.spread.counted:
+            read_counts(out, part, "await_counts")
         self._hops(out, "dispatch", part)
-        if self.spread.counted and self.spread.backend != "hybridep":
-            read_counts(out, part)
 
     def home(self, out: NodeListing, part: str) -> None:
         """Combine: sums inside a node, then one row per node."""
