@@ -142,3 +142,11 @@ def test_first_ranks_of_a_kernel_may_set_off_what_its_last_ranks_pay_for():
     result = equality.compare(equality.numbered(21, 422))
     assert result.spans
     assert not result.wrong
+
+
+@pytest.mark.parametrize(("seed", "number"), [(0, 1641), (1, 990), (2, 115)])
+def test_a_play_that_ends_amid_a_chain_of_kernels_leaves_nothing_of_it(seed, number):
+    # The guess of who shares links is wrong, which is seen after the first step, while ranks are on their way through.
+    result = equality.compare(equality.numbered(seed, number))
+    assert result.spans
+    assert not result.wrong

@@ -30,6 +30,10 @@ class Chain:
         self._ends: Floats | None = None
         self._spent: Floats | None = None
 
+    def reset(self) -> None:
+        """Nothing has been played."""
+        self._ends = self._spent = None
+
     def run(self, who: Piece, end: Column) -> Column:
         """These ranks have run the first one: when they have run all."""
         if who is not None:

@@ -103,6 +103,8 @@ class OpTask(msgspec.Struct, eq=False, gc=False):
         self.left = self.n
         self.low = self.high = self.due = np.inf
         self.idle = self.spent = self.waiting = None
+        if self.chain is not None:
+            self.chain.reset()
 
     def split(self) -> Ints:
         """From now on, what each rank still waits for is counted by itself."""
