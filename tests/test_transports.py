@@ -53,7 +53,7 @@ def test_streams_of_a_known_rate_fill_a_slow_nic_and_not_a_fast_one():
 
 def test_a_slow_network_slows_no_link_inside_a_node():
     # 4 GB over the 32 GPUs of 4 nodes took 1.53 s, 5.1 GB/s: topologies/jeanzay-a100.toml. Without GPUDirect each byte
-    # crosses the switch's up-link twice, which is no slower for what the NICs are.
+    # crosses the switch's up-link twice, which is no slower for what the NIC is.
     machine = fabrics.load("jeanzay-a100", nodes=4)
     everyone = Group(machine, fabrics.mesh(machine).gpus)
     chosen = choice(Request("all_reduce", 4e9), everyone)
