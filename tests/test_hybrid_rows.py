@@ -375,7 +375,7 @@ def test_a_mixture_that_is_not_shipped_has_the_rows_sizes_and_says_so() -> None:
     shape = scenario.from_table(scenario_table(ran)).prepare().model
     router = next(k for layer in shape.layers for k in layer.kernels if k.name == "router")
     assert router.n == 8
-    assert "Unheard-3B is played as mixtral-8x22b's blocks in the row's sizes" in played_as(ran)
+    assert "Unheard-3B is played as qwen2-57b-a14b's blocks in the row's sizes" in played_as(ran)
 
 
 @pytest.mark.parametrize(("recipe", "word"), [("mxfp8", "mxfp8"), ("nvfp4", "nvfp4"), ("fp8-blockwise", "blockwise")])

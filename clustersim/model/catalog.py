@@ -16,8 +16,9 @@ from clustersim.model.audio import jasper, waveglow
 from clustersim.model.base import TransformerShape
 from clustersim.model.convnets import CONVNETS, convnet
 from clustersim.model.fastpitch import fastpitch
-from clustersim.model.hf import from_hf, shape_from_hf, with_experts
+from clustersim.model.hf import from_hf, shape_from_hf
 from clustersim.model.names import described, plain, same_family
+from clustersim.model.options import with_options
 from clustersim.model.recurrent import gnmt, tacotron2
 from clustersim.model.seq2seq import SEQ2SEQ, seq2seq
 from clustersim.model.traced import read_traced
@@ -108,7 +109,7 @@ def shape(name_or_path: str | Path, options: Table) -> TransformerShape | None:
         known = {field.name for field in dataclasses.fields(TransformerShape)}
         said = {name: value for name, value in options.items() if name in known}
         base = shape_from_hf(path)[0]
-        return dataclasses.replace(base, **with_experts(base, said))
+        return with_options(base, said)
     name = _known(str(name_or_path))
     return vit_shape(name, **{key: options[key] for key in _SEEN if key in options}) if name in VITS else None
 

@@ -6,13 +6,10 @@ configuration class, and a note of the model says so.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from clustersim.core.errors import ModelError, few, nearest
 from clustersim.core.model import Model
@@ -22,6 +19,7 @@ from clustersim.model.base import TransformerShape
 from clustersim.model.config import Config
 from clustersim.model.families import by_type, families, fields_of
 from clustersim.model.names import described, same_family
+from clustersim.model.options import with_options
 from clustersim.model.shapes import LONGEST, shape_of
 from clustersim.model.towers import counted_images, image_note, resized, sized, with_tower
 from clustersim.model.transformer import build, execution
@@ -51,7 +49,8 @@ def from_hf(
         BertModel) or ``layers=2``; ``experts`` is a table of the sizes that change, ``{"count": 8, "per_token": 2}``.
 
     Raises :class:`ModelError` naming the file, the key and what it is for when one is missing or no number; an unknown
-    ``model_type`` gives the nearest known one.
+    ``model_type`` gives the nearest known one. So does an override that the family does not have
+    (:func:`~clustersim.model.options.with_options`).
     """
     shape, notes = shape_from_hf(config, seq_len=seq_len, name=name)
     if "image_size" in overrides and shape.tower:
@@ -60,39 +59,10 @@ def from_hf(
         shape = replace(shape, images=counted_images(shape.name, overrides.pop("images")))
     attention, implementation = execution(attention, implementation)
     changes = {"attention": attention, "implementation": implementation} | overrides
-    fields = {f.name for f in dataclasses.fields(TransformerShape)}
-    for key in changes:
-        if key not in fields:
-            raise ModelError(f"{shape.name}: unknown model option {key!r}; {nearest(key, fields)}")
-    changes = with_experts(shape, changes)
+    changed = with_options(shape, changes)
     if shape.tower:
         notes = tuple(image_note(shape) if " pixels a sample" in note else note for note in notes)
-    return build(replace(shape, **changes), notes)
-
-
-def with_experts(shape: TransformerShape, changes: Table) -> Table:
-    """Changes to a shape whose ``experts`` is a table as :class:`~clustersim.model.base.TransformerShape` has them.
-
-    Raises :class:`ModelError` for a dense shape, and for a size that is unknown or no whole number above zero.
-    """
-    said = changes.get("experts")
-    if not isinstance(said, dict):
-        return changes
-    if shape.experts is None:
-        raise ModelError(f"{shape.name}: 'experts' are sizes of a mixture of experts; the model has none")
-    for key in said:
-        if key not in shape.experts.__struct_fields__:
-            hint = nearest(key, shape.experts.__struct_fields__)
-            raise ModelError(f"{shape.name}: unknown size 'experts.{key}'; {hint}")
-    sizes = msgspec.structs.asdict(shape.experts) | said
-    try:
-        experts = msgspec.convert(sizes, type(shape.experts))
-    except msgspec.ValidationError as error:
-        raise ModelError(f"{shape.name}: experts: {error}") from None
-    least = min(experts.count, experts.per_token, experts.width, experts.every)
-    if least < 1 or min(experts.shared, experts.dense_first) < 0:
-        raise ModelError(f"{shape.name}: experts = {said}: sizes must be above zero")
-    return changes | {"experts": experts}
+    return build(changed, notes)
 
 
 def shape_from_hf(

@@ -100,7 +100,8 @@ def _letters(name: str) -> str:
 
 
 def _sized_experts(row: Row) -> tuple[str, Table]:
-    """Mixtral's blocks, DeepSeek-V3's where attention is latent, in the row's sizes. Raises ValueError for others."""
+    """Mixtral's blocks in the row's sizes, Qwen2's where experts are shared or not gated, DeepSeek-V3's where attention
+    is latent. Raises ValueError for others."""
     attention = row["attention"].lower()
     if re.search(r"hybrid|mamba|linear|delta", attention):
         raise ValueError(f"model {row['model']!r}: no shipped mixture of experts has this name; attention {attention}")
@@ -117,10 +118,14 @@ def _sized_experts(row: Row) -> tuple[str, Table]:
     if "mla" in attention:
         del sizes["head_dim"], sizes["kv_heads"]
         return "deepseek-v3", sizes | {"experts": experts | {"groups": 0, "group_limit": 0}}
+    if not experts["dense_first"]:
+        del sizes["d_ff"]
     if row["gated"] == "0":
         # Megatron's GPT where no option says otherwise: GELU, and learned positions of the sequence's length.
         sizes |= {"activation": "gelu", "positions": "learned", "n_positions": whole(row, "seq_len")}
-    return "mixtral-8x22b", sizes | {"experts": experts}
+    if not shared and row["gated"] != "0":
+        return "mixtral-8x22b", sizes | {"experts": experts}
+    return "qwen2-57b-a14b", sizes | {"qkv_bias": False, "experts": experts | {"shared_gate": False}}
 
 
 def _count(row: Row, column: str) -> int:

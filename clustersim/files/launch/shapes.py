@@ -13,6 +13,7 @@ from clustersim.core.paths import shipped
 from clustersim.core.texts import Table, shown
 from clustersim.files.launch.files import OptionValue
 from clustersim.model.base import TransformerShape
+from clustersim.model.options import RefusedOption
 
 Leaves: TypeAlias = dict[str, Any]
 """Sizes and kinds of a model, by the names that the tables of options have for them."""
@@ -28,11 +29,15 @@ WEAK = ("attn_dropout", "hidden_dropout")
 
 @dataclass(frozen=True)
 class ShippedModel:
-    """A shipped model, what to change of it, and a sentence that says so."""
+    """A shipped model, what to change of it, and a sentence that says so.
+
+    dense_ff : width of dense MLPs that files say of a model whose blocks have experts all; 0 where they say none.
+    """
 
     name: str
     options: Leaves
     note: str
+    dense_ff: int = 0
 
 
 def leaves(shape: TransformerShape) -> Leaves:
@@ -99,11 +104,17 @@ def model_for(file: str, stated: Table, *, causal: bool = True) -> ShippedModel:
     options = {leaf: wanted[leaf] for leaf in (*SIZES, *WEAK) if leaf in wanted and wanted[leaf] != has.get(leaf)}
     if has.get("window") != wanted.get("window"):
         options["window"] = wanted.get("window") or 0  # which nobody has who does not say so
+    dense_ff = options.pop("d_ff", 0) if _has_no_dense(has) else 0
     changed = {leaf: value for leaf, value in options.items() if leaf in (*SIZES, "window")}
     sentence = f"the model has the sizes of {name}"
     if changed:
         sentence = f"the model is of {name}'s kind, with " + ", ".join(f"{k} = {v}" for k, v in changed.items())
-    return ShippedModel(name, options, sentence + _vocabulary(wanted, has["vocab"]))
+    return ShippedModel(name, options, sentence + _vocabulary(wanted, has["vocab"]), dense_ff)
+
+
+def _has_no_dense(has: Leaves) -> bool:
+    """Whether every block has experts, so that nothing is as wide as a dense MLP."""
+    return has.get("experts.layers") == "1"
 
 
 PATTERN = re.compile(r"\(?\[0\]\*(\d{1,4})\+\[1\]\*(\d{1,4})\)?")
@@ -128,6 +139,8 @@ def with_expert_layers(found: ShippedModel, layers: str, by: OptionValue | None,
     if not changes:
         return found
     options = found.options | {"experts": dict(found.options.get("experts", {})) | changes}
+    if found.dense_ff and (dense or every > 1):
+        options["d_ff"] = found.dense_ff
     words = ", ".join(f"{name} = {size}" for name, size in changes.items())
     return ShippedModel(found.name, options, f"{found.note}; experts with {words}")
 
@@ -150,16 +163,19 @@ def _altered(file: str, wanted: Leaves, causal: bool) -> ShippedModel:
             sizes = {leaf: wanted[f"experts.{leaf}"] for leaf in EXPERTS if f"experts.{leaf}" in wanted}
             changes["experts"] = {leaf: size for leaf, size in sizes.items() if getattr(shape.experts, leaf) != size}
         changes = {field: value for field, value in changes.items() if value != {}}
+        dense_ff = changes.pop("d_ff", 0) if _has_no_dense(leaves(shape)) else 0
         try:
             made = models.model(
                 name, **changes, seq_len=min(shape.seq_len, changes.get("n_positions") or shape.seq_len)
             )
+        except RefusedOption:
+            continue
         except ModelError as wrong:
             raise ScenarioError(f"{file}: {wrong}") from None
         if made.parameters == counted({"vocab": shape.vocab} | wanted):
             words = ", ".join(f"{field} = {value}" for field, value in changes.items())
             sentence = f"no shipped model is of this kind; it is {name} with {words}"
-            return ShippedModel(name, changes, sentence + _vocabulary(wanted, shape.vocab))
+            return ShippedModel(name, changes, sentence + _vocabulary(wanted, shape.vocab), dense_ff)
     kind = ", ".join(f"{leaf} {wanted[leaf]}" for leaf in (*KINDS, *_of(wanted)) if leaf in wanted) or "dense"
     raise ScenarioError(
         f"{file}: no shipped model is of this kind ({kind}); describe it in a config.json: --model PATH"
