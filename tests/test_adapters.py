@@ -125,7 +125,8 @@ def test_four_bits_take_less_memory_and_more_time() -> None:
     packed = changed(model__adapter__load_in_4bit=True).prepare()
     assert packed.memory.parameters < 0.4 * plain.memory.parameters
     assert packed.cost.forward.sum() > 1.02 * plain.cost.forward.sum()
-    assert plain.cost.backward.sum() < 1.4 * plain.cost.forward.sum()
+    # No gradients of weights; norms written out take 84 bytes an element backward for 36 forward.
+    assert plain.cost.backward.sum() < 1.45 * plain.cost.forward.sum()
 
 
 def test_memory_and_time_are_those_of_published_runs() -> None:

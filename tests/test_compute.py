@@ -15,10 +15,12 @@ from clustersim.core.errors import ModelError, ScenarioError
 from clustersim.core.model import Kernel, Layer, Model, Tensor
 from clustersim.core.program import BOUNDS
 from clustersim.model import convnet, transformer
+from clustersim.model import kernels as K
 from clustersim.model.seconds import CONSTANTS, Execution, gemm_time, optimizer_time, setting, step_cost
 from clustersim.model.seconds.attention import flash_rate
 from clustersim.model.seconds.base import MODES
 from clustersim.model.seconds.conv import window_overlap
+from clustersim.model.seconds.memory_bound import memory_time, traffic_rate
 
 DEVICES = list(devices())
 A100 = device("A100-SXM4-80GB")
@@ -68,6 +70,20 @@ def test_a_streaming_kernel_takes_bytes_over_the_measured_bandwidth() -> None:
     expected = 2 * 4e9 / (2039 * 2**0 * 1e9 * 0.834 * CONSTANTS.memory_fp32)
     assert seconds == pytest.approx(expected + A100.kernel_floor.value)
     assert bound == "memory"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "param_dtype", "place"), [("bf16", "bf16", 0), ("bf16", "fp32", 1), ("fp32", "fp32", 2)]
+)
+def test_a_kernel_that_tells_its_types_moves_the_bytes_of_those_it_runs_in(dtype, param_dtype, place) -> None:
+    norm = K.NORM["rmsnorm", False]
+    kernel = dataclasses.replace(K.memory("written_out", 1e6, norm), launches=0)
+    assert [norm.forward * (norm.element or ())[i] for i in range(3)] == [36.0, 28.0, 28.0]
+    assert [norm.backward * (norm.backward_element or ())[i] for i in range(3)] == pytest.approx([92.0, 92.0, 92.0])
+    where = setting(A100, Execution(dtype=dtype, param_dtype=param_dtype))
+    rate = traffic_rate(where, where.element_bytes)
+    nbytes = [36e6, 28e6, 28e6][place]
+    assert memory_time(where, kernel, 1, backward=False) == pytest.approx(nbytes / rate)
 
 
 def test_flash_attention_reaches_half_its_rate_at_the_half_speed_length() -> None:

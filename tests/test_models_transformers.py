@@ -96,12 +96,13 @@ def test_a_sliding_window_attends_to_its_band_only() -> None:
     assert flops == 4 * 4096 * (4096 * 8192 - 4096**2 / 2)
 
 
-def test_flash_transformer_moves_36_bytes_forward_and_74_backward_in_bf16() -> None:
+def test_flash_transformer_moves_36_bytes_forward_and_86_backward_in_bf16() -> None:
+    """Of backward 12 join the gradients of queries, keys and values."""
     tokens = 2048
     width = 1024
     kernels = [k for k in block(transformer(1, width, 16, tokens, 100)).kernels if k.kind == "memory"]
     assert sum(2 * k.nbytes for k in kernels) == 36 * tokens * width
-    assert sum(2 * k.backward_nbytes for k in kernels) == 74 * tokens * width
+    assert sum(2 * k.backward_nbytes for k in kernels) == 86 * tokens * width
 
 
 def test_eager_attention_makes_about_eight_passes_over_the_scores() -> None:

@@ -3,7 +3,7 @@
 Of :class:`clustersim.model.seconds.ComputeConstants`, ``sustained`` and ``memory_half`` come from those rows, and so
 does the rate of the Triton attention kernel in ``data/devices.toml``. The others come from elsewhere: GEMM tables,
 NeuSight, ptddp. ``pytest -s`` prints what each part left out asks for. The first two trade against each other (0.95 and
-0.58, or 0.90 and 0.75, meet these rows alike), so neither can be read as a property of its kernels alone.
+0.58, or 0.90 and 0.75, met these rows alike), so neither can be read as a property of its kernels alone.
 
 Model sizes left out: 3.0 % median. GPU types left out: 4.9 % (A100 5.9 %, H100 3.5 %), which misses the target of 4 %;
 with a third of the rows it is 7 %, so 45 rows of four models on H100 hardly identify the three constants. What is worst

@@ -84,7 +84,8 @@ class Kernel:
         batch and ``batch`` does.
     flops : float, forward, per sample. backward_flops : per sample (2x for a GEMM, 2.5x for flash attention).
     nbytes : float, HBM bytes moved forward per sample per *element byte* (multiply by the element size), weights
-        excluded. backward_nbytes : the same for backward.
+        excluded. backward_nbytes : the same for backward. element, backward_element : bytes of such an element in each
+        type, where they are not the products': an fp32 tensor between 16-bit ones, a cast that autocast adds.
     groups : int, of a grouped convolution.
     heads, head_dim, seq : for attention. causal : half of the square is computed.
     launches, backward_launches : GPU kernels launched.
@@ -119,6 +120,8 @@ class Kernel:
     saved: float = 0.0
     kept: ByteSizes | None = None
     working: ByteSizes = (0.0, 0.0, 0.0)
+    element: ByteSizes | None = None
+    backward_element: ByteSizes | None = None
     halves: str = "IW"
     document: float = 0.0
 

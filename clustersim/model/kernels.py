@@ -1,18 +1,20 @@
 """The GPU kernels of a transformer's parts, with the bytes the framework's own op list moves.
 
-One *pass* reads or writes a tensor once: a LayerNorm forward is two passes over its input. Passes are per element byte,
-so a bf16 pass over ``T h`` values is ``2 T h`` bytes. Counts follow the ops of Hugging Face's modeling files and
-PyTorch's autograd formulas; ``eager`` launches each op, ``fused`` is what torch.compile or Triton kernels leave.
+Op by op, :func:`moved` says of every operator which tensors it reads and writes, each with its element's type. Where
+all are of the products' type, one *pass* reads or writes a tensor once: a LayerNorm forward is two passes over its
+input, in bf16 ``4 T h`` bytes over ``T h`` values. Counts follow the ops of Hugging Face's modeling files and PyTorch's
+autograd formulas; ``eager`` launches each op, ``fused`` is what torch.compile or Triton kernels leave.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import msgspec
 
-from clustersim.core.model import Kernel
+from clustersim.core.model import ByteSizes, Kernel
 from clustersim.model.base import TransformerShape
 from clustersim.model.families import families
 from clustersim.model.sizes import Indexer, Latent
@@ -21,20 +23,65 @@ Kernels = tuple[Kernel, ...]
 
 
 class Passes(msgspec.Struct, frozen=True):
-    """Passes over the op's elements and kernels launched, forward and backward; ``saved`` tensors kept between."""
+    """Passes over the op's elements in 16 bits and kernels launched, forward and backward; ``saved`` tensors kept
+    between. ``element``, ``backward_element`` : bytes of a pass by type, as a Kernel has them."""
 
     forward: float
     backward: float
     launches: int = 1
     backward_launches: int = 1
     saved: float = 1.0
+    element: ByteSizes | None = None
+    backward_element: ByteSizes | None = None
 
 
+TYPES: Mapping[str, ByteSizes] = {"h": (2.0, 2.0, 4.0), "s": (2.0, 4.0, 4.0), "w": (4.0, 4.0, 4.0)}
+"""Bytes of an element in 16 bits, under autocast and in fp32: of what products make (``h``), of the stream between
+blocks and what autocast promotes to it (``s``), of what is fp32 in all (``w``)."""
+HALVES, STREAM = TYPES["h"], TYPES["s"]
+
+
+def moved(operators: str) -> ByteSizes:
+    """Bytes an element of operators, by type: ``"hh:h"`` reads two tensors of type h and writes one, ``"h~w"`` casts
+    and is no operator where both types are one, ``"0.5*h:h"`` is over half of the elements.
+
+    >>> moved("s~w w:w w: w:w w~s s:s"), moved("hh:h 0.5*h:h")
+    ((36.0, 28.0, 28.0), (8.0, 8.0, 16.0))
+    """
+    total = [0.0, 0.0, 0.0]
+    for operator in operators.split():
+        share, _, tensors = operator.rpartition("*")
+        for i in range(3):
+            sizes = [TYPES[letter][i] for letter in tensors if letter in TYPES]
+            skipped = "~" in tensors and len(set(sizes)) == 1
+            total[i] += 0.0 if skipped else float(share or 1) * sum(sizes)
+    return total[0], total[1], total[2]
+
+
+def operators(forward: str, backward: str, launches: int, backward_launches: int, saved: float = 1.0) -> Passes:
+    """The passes of operators that are written as :func:`moved` reads them."""
+    (ahead, element), (back, backward_element) = map(_passes_of, (moved(forward), moved(backward)))
+    return Passes(ahead, back, launches, backward_launches, saved, element, backward_element)
+
+
+def _passes_of(nbytes: ByteSizes) -> tuple[float, ByteSizes | None]:
+    """Passes in 16 bits, and what each is on average in bytes by type."""
+    passes = nbytes[0] / 2.0
+    return passes, (2.0, nbytes[1] / passes, nbytes[2] / passes) if passes else None
+
+
+RMS_FORWARD = "s~w w:w w: w:w w~s s:s"
+RMS_BACKWARD = "s:s ss:s s: s~w w:w ww:w w: :w w:w w:w ww:w ww:w w~s"
+"""RMSNorm written out casts to fp32, squares, averages, scales, casts back and multiplies. Backward has the gradients
+of the weight's product with a sum; of the scaling, with a sum; of the mean, spread out; of the square (``pow`` to the
+first, doubled, multiplied); and the sum of the two: 36 and 92 bytes a bf16 element (traced)."""
+NARROW_FORWARD = "h~w w:w w: w:w w~h h:s"
+NARROW_BACKWARD = "s:s s~h sh:s s: h~w w:w ww:w w: :w w:w w:w ww:w ww:w w~h"
+"""The same of what a product has just made, under autocast 16 bits, too."""
 # Backward of a LayerNorm reads the output gradient and the input twice (input gradient, then weight gradients).
-# RMSNorm written out casts to fp32, squares, averages, scales, casts back and multiplies: 36 bytes a bf16 element.
 NORM = {
-    ("layernorm", False): Passes(2, 5, 1, 2),
-    ("rmsnorm", False): Passes(18, 36, 6, 12, saved=3),
+    ("layernorm", False): operators("s:s", "sss:s s", 1, 2),
+    ("rmsnorm", False): operators(RMS_FORWARD, RMS_BACKWARD, 6, 12, saved=3),
     ("layernorm", True): Passes(2, 3, 1, 2),
     ("rmsnorm", True): Passes(2, 3, 1, 2),
 }
@@ -42,31 +89,51 @@ NORM = {
 ACTIVATION = {
     "gelu": Passes(2, 3, saved=2),
     "relu": Passes(2, 3, saved=1),
-    "gelu_new": Passes(18, 28, 8, 11, saved=5),
+    "gelu_new": operators(
+        # Autocast takes the power in fp32, and so all behind it; the product that reads it casts back.
+        "h~s s:s s:s hs:s s:s s:s s:s h:h hs:s s~h",
+        "h~s ss:s s~h sh:s ss:s s:s s~h s:s s:s s:s ss:s s~h h:h hh:h hh:h",
+        8,
+        11,
+        saved=5,
+    ),
     "relu2": Passes(4, 6, 2, 3, saved=3),
     "silu": Passes(2, 3, saved=2),
     "quick_gelu": Passes(5, 8, 3, 4, saved=3),
     "xielu": Passes(12, 18, 8, 12, saved=4),
-    "swiglu": Passes(5, 10, 2, 3, saved=4),
-    "geglu": Passes(5, 10, 2, 3, saved=4),
+    "swiglu": Passes(5, 9, 2, 3, saved=4),
+    "geglu": Passes(5, 9, 2, 3, saved=4),
 }
 FUSED_GATE = Passes(3, 5, 1, 1, saved=3)
-# Passes over logits: with Hugging Face's shifted copies; log-softmax and its gradient; one Triton kernel.
-# Megatron's (core/tensor_parallel/cross_entropy.py) casts 16-bit logits to fp32 and makes five fp32 passes over them,
-# and backward two: 19 and 7 passes if each went to memory. Its last stages on V100 (LiBai's tables) take half of that.
-CROSS_ENTROPY = {"eager": Passes(4, 7, 4, 6), "flash": Passes(3, 5, 3, 4), "fused": Passes(1, 1, 1, 0)}
-CROSS_ENTROPY["megatron"] = Passes(10, 4, 6, 3)
-CROSS_ENTROPY["liger"] = CROSS_ENTROPY["flash"]
-# Rotation of queries and keys: two products, the rotated half, a sum; 20 bytes a bf16 element.
-ROTARY = {False: Passes(10, 20, 5, 10), True: Passes(2, 2, 1, 1)}
+# Over logits: the cast to fp32 and log-softmax; its gradient of a gradient that is spread out, and the cast back. What
+# a target reads and writes is nothing beside. Masked language models do not cast. One Triton kernel reads logits once,
+# and in backward once more to write their gradient; Liger's reads them twice and writes it in forward. Megatron's
+# (core/tensor_parallel/cross_entropy.py) casts 16-bit logits to fp32 and makes five fp32 passes over them, and backward
+# two: 19 and 7 passes if each went to memory. Its last stages on V100 (LiBai's tables) take half of that.
+CROSS_ENTROPY = {
+    "eager": operators("h~w w:w", ":w ww:w w~h", 4, 6),
+    "masked": operators("h~s s:s", ":s ss:s s~h", 4, 6),
+    "fused": operators("h:", "h:h", 1, 1),
+    "megatron": Passes(10, 4, 6, 3),
+    "liger": Passes(3, 0, 1, 0, element=HALVES),
+}
+CROSS_ENTROPY["flash"] = CROSS_ENTROPY["eager"]
+# Rotation of queries and keys: two products, the negated half, its join, a sum. Backward puts each half into zeros,
+# sums three gradients, and copies what is laid out by heads back to rows. Autocast multiplies by fp32 cosines.
+ROTARY = {
+    False: operators("h:s 0.5*h:h h:h h:s ss:s s~h", "h~s s:s s~h s:s s~h 0.5*h:h h:h h:h hh:h hh:h h:h", 5, 10),
+    True: Passes(2, 2, 1, 1),
+}
 # Passes over the attention scores, op by op, as each family's Hugging Face code has them. A select (GPT-2's causal
 # mask) has a gradient pass, an added mask has none, and torch.max's gradient (OPT's clamp) is five kernels. Llama's
-# softmax runs in fp32 and casts back.
+# softmax runs in fp32 and casts back; GPT-2's does so under autocast alone.
+WIDE_SOFTMAX = operators("s~w w:w w~h", "h~w ww:w w~s", 2, 3)
+NARROW_SOFTMAX = operators("h~s s:s s~h", "h~s ss:s s~h", 1, 1)
 SCORES = {
-    "gpt2": {"scale": Passes(2, 2), "mask": Passes(2, 2), "softmax": Passes(2, 3)},
-    "opt": {"mask": Passes(2, 0, 1, 0), "clamp": Passes(2, 10, 1, 5), "softmax": Passes(2, 3)},
-    "bert": {"scale": Passes(2, 2), "mask": Passes(2, 0, 1, 0), "softmax": Passes(2, 3)},
-    "llama": {"scale": Passes(2, 2), "mask": Passes(2, 0, 1, 0), "softmax": Passes(6, 9, 2, 3)},
+    "gpt2": {"scale": Passes(2, 2), "mask": Passes(2, 2), "softmax": NARROW_SOFTMAX},
+    "opt": {"mask": Passes(2, 0, 1, 0), "clamp": Passes(2, 10, 1, 5), "softmax": NARROW_SOFTMAX},
+    "bert": {"scale": Passes(2, 2), "mask": Passes(2, 0, 1, 0), "softmax": NARROW_SOFTMAX},
+    "llama": {"scale": Passes(2, 2), "mask": operators("h:s", "s~h", 1, 0), "softmax": WIDE_SOFTMAX},
 }
 # A dropout mask is one byte per element, a quarter of an fp32 pass, half of a 16-bit element kept for backward.
 DROPOUT = Passes(2.25, 2.25)
@@ -97,6 +164,8 @@ def memory(
         backward_launches=passes.backward_launches * times,
         cut=cut,
         saved=saved * elements,
+        element=passes.element,
+        backward_element=passes.backward_element,
     )
 
 
@@ -165,11 +234,32 @@ def batched(name: str, batch: int, m: int, n: int, k: int) -> Kernel:
     )
 
 
-def norm(s: TransformerShape, name: str, elements: float | None = None, saved: float | None = None) -> Kernel:
-    """LayerNorm or RMSNorm over the sequence (or over ``elements`` values), which keeps what its passes say."""
-    passes = NORM[s.norm, s.fuses_norms]
+def norm(
+    s: TransformerShape, name: str, elements: float | None = None, saved: float | None = None, *, readers: int = 0
+) -> Kernel:
+    """LayerNorm or RMSNorm over the sequence (or over ``elements`` values), which keeps what its passes say.
+
+    ``readers`` : products that read it, each of which autocast gives a copy of its own in 16 bits.
+    """
     over = float(s.seq_len * s.d_model) if elements is None else elements
-    return memory(name, over, passes, saved=passes.saved if saved is None else saved)
+    usual = NORM[s.norm, s.fuses_norms]
+    passes = usual
+    if not s.fuses:
+        passes = _read_norm(s.norm, s.fuses_norms, readers, name == "qk_norm" or "latent" in name)
+    return memory(name, over, passes, saved=usual.saved if saved is None else saved)
+
+
+@lru_cache(maxsize=64)
+def _read_norm(kind: str, fused: bool, readers: int, narrow: bool) -> Passes:
+    """A norm with the casts of those that read it."""
+    usual = NORM[kind, fused]
+    ahead, back = ("h:h", "hhh") if narrow else ("s:s", "sss")
+    if kind == "layernorm":
+        ahead, back = ("s:s", "sss:s s")
+    elif not fused:
+        ahead, back = (NARROW_FORWARD, NARROW_BACKWARD) if narrow else (RMS_FORWARD, RMS_BACKWARD)
+    casts = (" s~h" * readers, " h~s" * readers)
+    return operators(ahead + casts[0], back + casts[1], usual.launches, usual.backward_launches, usual.saved)
 
 
 def activation_passes(s: TransformerShape) -> Passes:
@@ -187,6 +277,10 @@ def mlp_activation(s: TransformerShape, name: str, elements: float) -> Kernel:
     return memory(name, elements, passes, cut="heads", saved=passes.saved - 1)
 
 
+RESIDUAL = operators("sh:s", "ss:s s~h", 1, 1)
+"""The sum of stream and half; in backward that of two gradients, and the half's own in the type of its product."""
+
+
 def residual(s: TransformerShape, name: str) -> Kernels:
     """The dropout (if any) and the residual sum after a block's half; fused, they ride on the next norm."""
     elements = float(s.seq_len * s.d_model)
@@ -197,7 +291,7 @@ def residual(s: TransformerShape, name: str) -> Kernels:
         passes = Passes(3 + mask, 5 + mask, 1, 2) if apart else Passes(2 + mask, 1 + mask, 0, 0)
         return (memory(name, elements, passes, saved=MASK * s.hidden_dropout),)
     drop = (memory(f"{name}_dropout", elements, DROPOUT, saved=MASK),) if s.hidden_dropout else ()
-    return (*drop, memory(name, elements, Passes(3, 3)))
+    return (*drop, memory(name, elements, RESIDUAL))
 
 
 def bias_gradients(s: TransformerShape, widths: list[int], row_widths: list[int]) -> Kernels:
@@ -231,7 +325,15 @@ def input_gradient_sums(s: TransformerShape, extra: int) -> Kernels:
         return ()
     nbytes = 3.0 * extra * s.seq_len * s.d_model
     return (
-        Kernel("gradient_sums", "memory", backward_nbytes=nbytes, launches=0, backward_launches=extra, cut="whole"),
+        Kernel(
+            "gradient_sums",
+            "memory",
+            backward_nbytes=nbytes,
+            launches=0,
+            backward_launches=extra,
+            cut="whole",
+            backward_element=STREAM,
+        ),
     )
 
 
@@ -307,8 +409,9 @@ def attention(s: TransformerShape) -> Kernels:
     if s.positions == "rotary" and not s.latent:
         passes = ROTARY[s.fuses_pairs]
         kernels.append(memory("rotary", tokens * (s.width + s.kv_width), passes, cut="heads"))
-    if s.kv_heads < s.heads and not s.fuses:
-        # Keys and values are copied out to every query head; backward sums the copies.
+    if s.kv_heads < s.heads and not s.fuses and s.attention == "eager":
+        # Keys and values are copied out to every query head, which fused attention takes as they are; backward sums
+        # the copies.
         kernels.append(memory("repeat_kv", tokens * (s.width + s.kv_width), Passes(2, 2, 2, 2), cut="heads"))
     return (*kernels, *(_flash(s) if s.attention == "flash" else _eager(s)))
 
@@ -360,7 +463,8 @@ def _eager(s: TransformerShape) -> Kernels:
 
 def cross_entropy(s: TransformerShape, positions: int) -> Kernel:
     """Softmax cross-entropy over ``positions`` rows of logits per sample."""
-    passes = CROSS_ENTROPY["fused" if s.fused_loss else s.implementation]
+    masked = s.head != "lm" and s.implementation in {"eager", "flash"}
+    passes = CROSS_ENTROPY["fused" if s.fused_loss else "masked" if masked else s.implementation]
     # Its n: bytes that an element of 16-bit logits holds at the most, op by op or in one kernel.
     most = FUSED_LOSS if s.fused_loss else EAGER_LOSS
     return replace(memory("cross_entropy", float(positions) * s.vocab, passes, cut="vocab", saved=2.0), n=most)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from clustersim.core.errors import ModelError
 from clustersim.core.model import ByteSizes, Kernel, Layer, Model
 
+HALVES: ByteSizes = (2.0, 2.0, 4.0)
 NOTHING = (0.0, 0.0, 0.0)
 
 
@@ -64,6 +65,7 @@ def _liger(logits: Kernel, loss: Kernel, batch: int) -> dict[str, Kernel]:
             loss,
             nbytes=3.0 * rows * logits.n,
             backward_nbytes=0.0,
+            element=HALVES,
             launches=count,
             backward_launches=0,
             saved=0.0,

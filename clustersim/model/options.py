@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
@@ -16,12 +15,12 @@ from clustersim.model.families import families
 from clustersim.model.sizes import Experts
 from clustersim.model.transformer import build
 
-_SETTLED = ("latent", "patches", "delta", "space", "indexer", "tower", "mixers", "mlps", "widths")
+_SETTLED: tuple[str, ...] = ("latent", "patches", "delta", "space", "indexer", "tower", "mixers", "mlps", "widths")
 _SETTLED += ("norm_places", "post_norm")
 """What the config or the family's row settles: parts whose sizes follow from each other, kinds of blocks."""
 _FIELDS = ("attention", "implementation", "seq_len", "name")
 """Fields of ``[model]`` itself, which every transformer has."""
-_NO_TENSOR = (
+_NO_TENSOR: tuple[str, ...] = (
     "experts_implementation",
     "fused_loss",
     "activation",
@@ -101,7 +100,7 @@ def _changes_something(
     """Whether an option does what it says, beside the config alone or beside the other options; a dropout of scores
     does where scores are in memory."""
     whole = dimension not in _NO_TENSOR or (dimension == "activation" and changed.gated != shape.gated)
-    eager = {"attention": "eager", "implementation": "eager"}
+    eager: Table = {"attention": "eager", "implementation": "eager"}
     base = replace(shape, **without)
     pairs = [(shape, replace(shape, **alone)), (base, changed), (replace(base, **eager), replace(changed, **eager))]
     return any(_differ(before, after, whole=whole) for before, after in pairs)
@@ -149,7 +148,7 @@ def _at(dimension: str) -> str:
     return f" (at $.model.options.{dimension})"
 
 
-def _with_experts(shape: TransformerShape, changes: Table) -> Mapping[str, Any]:
+def _with_experts(shape: TransformerShape, changes: Table) -> Table:
     """Changes to a shape whose ``experts`` is a table as :class:`~clustersim.model.base.TransformerShape` has them.
 
     Raises :class:`ModelError` for a dense shape, and for a size that is unknown or no whole number above zero.

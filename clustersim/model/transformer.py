@@ -21,6 +21,9 @@ from clustersim.model.mixers import LINEAR
 from clustersim.model.towers import renamed, tower_layers
 from clustersim.model.vision import class_kernels, patch_kernels
 
+GATHER = K.operators("s:s", "s:s s", 1, 5)
+"""Rows of the embedding; backward sorts the ids, then adds each row's gradient into the table."""
+
 
 class TransformerOptions(TypedDict, total=False):
     """What else may be said of a transformer.
@@ -181,7 +184,7 @@ def _mtp(s: TransformerShape) -> tuple[Layer, ...]:
     h = s.d_model
     block_shape = s.of_block(s.layers)
     kernels = (
-        K.memory("gather", float(t * s.embedding_width), K.Passes(2, 3, 1, 5)),
+        K.memory("gather", float(t * s.embedding_width), GATHER),
         K.norm(s, "embedding_norm"),
         K.norm(s, "hidden_norm"),
         K.linear("join", t, 2 * h, h),
@@ -207,13 +210,12 @@ def _embedding_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
         return patch_kernels(s, s.patches)
     width = s.embedding_width
     elements = float(s.seq_len * s.d_model)
-    # Backward sorts the ids, then adds each row's gradient into the table.
-    kernels = [K.memory("gather", float(s.seq_len * width), K.Passes(2, 3, 1, 5), cut="row")]
+    kernels = [K.memory("gather", float(s.seq_len * width), GATHER, cut="row")]
     if s.embed_dim:
         kernels.append(K.linear("project_in", s.seq_len, width, s.d_model))
     sums = (s.positions == "learned") + (s.token_types > 0)
     if sums:
-        kernels.append(K.memory("sum", elements, K.Passes(3, 1, 2, 2), times=sums))
+        kernels.append(K.memory("sum", elements, K.operators("ss:s", "s:", 2, 2), times=sums))
     if s.embedding_norm:
         kernels.append(K.norm(s, "norm", saved=1))
     if s.hidden_dropout:
@@ -231,6 +233,8 @@ def block_kernels(s: TransformerShape) -> tuple[Kernel, ...]:
 def _in_order(s: TransformerShape, mixer: K.Kernels, mlp: K.Kernels) -> K.Kernels:
     """A block's halves between their norms and residual sums."""
     places = "post" if s.post_norm else s.norm_places
+    # Behind a half, a norm is read by the next one's products.
+    reads = (_products_of(mixer), _products_of(mlp))
     if places.startswith("parallel"):
         norms = ("norm_1", "norm_2") if places == "parallel_two" else ("norm_1",)
         sums = (*K.residual(s, "attention_residual"), *K.residual(s, "mlp_residual"))
@@ -239,7 +243,8 @@ def _in_order(s: TransformerShape, mixer: K.Kernels, mlp: K.Kernels) -> K.Kernel
     for number, name, half in ((1, "attention", mixer), (2, "mlp", mlp)):
         if not half:
             continue
-        norm = K.norm(s, f"norm_{number}")
+        readers = reads[number % 2 if places == "post" else number - 1]
+        norm = K.norm(s, f"norm_{number}", readers=0 if places == "after" else readers)
         residual = K.residual(s, f"{name}_residual")
         if places == "post":
             listed += [*half, *residual, norm]
@@ -250,6 +255,12 @@ def _in_order(s: TransformerShape, mixer: K.Kernels, mlp: K.Kernels) -> K.Kernel
         else:
             listed += [norm, *half, *residual]
     return tuple(listed)
+
+
+def _products_of(half: K.Kernels) -> int:
+    """Products that read the input of a block's half: those ahead of the first that keeps another input."""
+    products = [kernel for kernel in half if kernel.kind == "gemm" and not kernel.batch and kernel.repeat == 1]
+    return sum(1 for i, kernel in enumerate(products) if not i or (not kernel.saved and kernel.k == products[0].k))
 
 
 def _mixer_kernels(s: TransformerShape) -> K.Kernels:
@@ -276,10 +287,14 @@ def _attention_kernels(s: TransformerShape) -> K.Kernels:
         projections = [q, K.sharing_input(k), K.sharing_input(v)]
     else:
         projections = [K.linear("qkv", t, h, queries + 2 * s.kv_width)]
+        if not s.fuses:
+            # The gradients of queries, keys and values are joined again.
+            joined = float(t) * (queries + 2 * s.kv_width)
+            projections.append(K.memory("qkv_split", joined, K.Passes(0, 2, 0, 1), cut="heads"))
     gate: K.Kernels = ()
     if s.attn_gate:
         elements = float(t) * s.width
-        gate = (K.memory("attention_gate", elements, K.Passes(4, 7, 2, 3), cut="heads", saved=2),)
+        gate = (K.memory("attention_gate", elements, K.Passes(5, 9, 2, 3), cut="heads", saved=2),)
     return (*projections, *K.attention(s), *gate, K.linear("out", t, s.heads * s.value_dim, h))
 
 
@@ -331,7 +346,7 @@ def _head_kernels(s: TransformerShape, positions: int) -> tuple[Kernel, ...]:
             K.norm(s, "transform_norm", elements),
         ]
     elif s.head in {"lm", "none"} and s.final_norm and not s.post_norm:
-        kernels.append(K.norm(s, "norm", saved=1))
+        kernels.append(K.norm(s, "norm", saved=1, readers=1))
     if s.head == "lm" and s.embed_dim:
         kernels.append(K.linear("project_out", s.seq_len, h, s.embed_dim))
     if s.head in {"lm", "mlm", "pretraining"}:

@@ -43,6 +43,10 @@ TRANSFORMER_XL = {
 }
 
 
+_LOSS = K.Passes(4, 7, 4, 6)
+"""Of a part of the adaptive softmax: log-softmax in the logits' type, of rows that are picked and put back."""
+
+
 def transformer_xl(name: str, seq_len: int | None = None, *, adaptive: bool = True) -> Model:
     """Transformer-XL by a name of :data:`TRANSFORMER_XL`; a sample is one segment of ``seq_len`` tokens that attends to
     a memory as long.
@@ -194,5 +198,5 @@ def _head(size: TransformerXLSize, tokens: int, cutoffs: tuple[int, ...]) -> tup
         if size.div_val > 1:
             kernels.append(K.linear(f"projection_{i}", max(1, round(rows)), size.d_model, width, rows))
         kernels.append(K.linear(f"logits_{i}", max(1, round(rows)), width, columns, rows))
-        kernels.append(K.memory(f"cross_entropy_{i}", rows * columns, K.CROSS_ENTROPY["eager"]))
+        kernels.append(K.memory(f"cross_entropy_{i}", rows * columns, _LOSS))
     return tuple(kernels)

@@ -102,7 +102,8 @@ def _transformer(name: str, plain: str, row: Row, implementation: str | None, ga
         # Training scripts size the table to the sequence; GPT-2's own never has fewer than 1,024 rows.
         rows = max(1024, seq_len) if shape.family == "gpt2" else seq_len
         shape = replace(shape, n_positions=rows)
-    shape = replace(shape, head_positions=positions)
+    # Composer's MPT has flash-attn's loss unless it is told otherwise (llm-foundry modeling_mpt.py, ``loss_fn``).
+    shape = replace(shape, head_positions=positions, fused_loss="llm-foundry" in _words(row))
     pairs = "electra" in plain and head == "pretraining"
     model = electra(shape) if pairs else build(_variant(shape, columns), notes)
     if columns.params and abs(model.parameters / columns.params - 1) > (0 if columns.exact else 0.05):

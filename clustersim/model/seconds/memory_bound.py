@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clustersim.core.model import Kernel
+from clustersim.core.model import AUTOCAST, FULL, HALF, Kernel
 from clustersim.model.seconds.base import Setting
 
 # torch.autocast runs these in fp32 (layer norms, softmax, losses), or they promote to it (the residual stream).
@@ -20,20 +20,33 @@ def traffic_rate(setting: Setting, element_bytes: int, *, streaming: bool = Fals
         share = constants.memory_images
     elif setting.compiled:
         share = constants.memory_compiled
+    elif streaming or element_bytes >= 4:
+        share = constants.memory_fp32
     else:
-        share = constants.memory_fp32 if streaming or element_bytes >= 4 else constants.memory_half
+        share = constants.memory_half if setting.device.sm >= 80 else constants.memory_half_volta
     return setting.device.stream_rate() * share
 
 
 def memory_time(setting: Setting, kernel: Kernel, batch: float, *, backward: bool) -> float:
     """Seconds of a bandwidth-bound kernel, without the kernel floor.
 
-    Under autocast norms, softmax, losses and the residual stream move fp32 elements.
+    Where the kernel does not tell its types, norms, softmax, losses and the residual stream move fp32 elements under
+    autocast.
     """
     wide = setting.autocast and setting.half and moves_fp32(kernel.name)
     element_bytes = 4 if wide else setting.element_bytes
-    nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * element_bytes
+    # Generated code casts in registers.
+    told = None if setting.compiled else kernel.backward_element if backward else kernel.element
+    moved = element_bytes if told is None else told[_types(setting)]
+    nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * moved
     return nbytes / traffic_rate(setting, element_bytes, streaming=kernel.name in _STREAMING)
+
+
+def _types(setting: Setting) -> int:
+    """The place of a setting's types in :data:`~clustersim.core.model.ByteSizes`."""
+    if not setting.half:
+        return FULL
+    return AUTOCAST if setting.autocast else HALF
 
 
 def moves_fp32(name: str) -> bool:

@@ -61,6 +61,8 @@ OVERWRITES = frozenset({"copy_", "index_copy_", "normal_", "uniform_", "bernoull
 """Operators whose first operand is written, and not read."""
 LOOKS_UP = frozenset({"embedding", "index", "gather", "index_select", "_unsafe_index"})
 """Operators that read of their first operand as much as they give."""
+PICKS = frozenset({"nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward"})
+"""Operators that need one element a row of their largest operand, and read no more of it."""
 READ_AGAIN: Mapping[str, float] = {
     "native_layer_norm_backward": 2.0,
     "_fused_rms_norm_backward": 2.0,
@@ -147,6 +149,8 @@ def traffic(func: Any, operands: Sequence[Any], results: Sequence[Any]) -> float
         operands = operands[1:]
     once = {(tensor.untyped_storage()._cdata, tensor.storage_offset()): nbytes(tensor) for tensor in operands}
     largest = max(once.values(), default=0.0)
+    if name in PICKS:
+        return written + sum(once.values()) - largest
     return written + sum(once.values()) + READ_AGAIN.get(name, 0.0) * largest
 
 
