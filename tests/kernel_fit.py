@@ -194,13 +194,13 @@ def _at_bound(value: float, bounds: tuple[float, float]) -> bool:
 
 
 def written_without(without: Mapping[str, Mapping[str, Fitted]]) -> str:
-    """Constants of products fitted without one GPU after the other: the text of ``tests/evidence/data``'s file."""
+    """Constants of :data:`SINGLE` without one GPU after the other: the text of ``tests/evidence/data``'s file."""
     lines = [WITHOUT_HEADER]
     for system, fits in without.items():
         chip = chip_of(GPUS[system])
         levels = [f"[{chip}.levels]"]
         for kind in forms.KINDS:
-            if kind.name not in fits or not kind.section.startswith("products."):
+            if kind.name not in fits or not kind.section.startswith(SINGLE):
                 continue
             answer = fits[kind.name]
             names = [name for name in answer.constants if name in kind.shipped]
@@ -233,9 +233,11 @@ HEADER = """# Constants of the kernel laws, written by `python tests/kernel_fit.
 # source: the table that a part is fitted on, and which of its constants are not.
 # [levels]: what a generation adds to the logarithm of a rate.
 """
+SINGLE = ("products.", "attention.bf16")
+"""Sections whose laws have constants for each GPU that is left out."""
 WITHOUT_HEADER = """\
-# Constants of products that no kernel of one GPU had a part in, by the GPU that was left out, written by
-# `python tests/kernel_fit.py "all products" bf16 fp8 fp8_block nvfp4 --without FILE`
+# Constants of products and attention that no kernel of one GPU had a part in, by the GPU that was left out, written by
+# `python tests/kernel_fit.py "all products" bf16 fp8 fp8_block nvfp4 attention --without FILE`
 # from the kernels that clustersim/data/kernel_law.toml is fitted on.
 """
 
@@ -245,7 +247,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", help="kinds to print; all without")
     parser.add_argument("--write", action="store_true", help="write their constants to data/kernel_law.toml")
-    parser.add_argument("--without", type=Path, help="write what products are without each GPU to this file")
+    parser.add_argument(
+        "--without", type=Path, help="write what products and attention are without each GPU to this file"
+    )
     parser.add_argument("--quick", action="store_true", help="in sample only, on bases as they are shipped")
     chosen = parser.parse_args()
     found: dict[str, Fitted] = {}

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from clustersim.calibrate.score import read_table
-from clustersim.core.device import Device
 from clustersim.model.seconds import CONSTANTS, step_cost
 from tests.evidence.sharded_rows import read_sharded
 from tests.evidence.step_play import step_time_as_priced
@@ -32,13 +31,8 @@ pytestmark = [
     pytest.mark.skipif(not TABLE.exists(), reason="../shared/measurements is not there"),
 ]
 Theta = tuple[float, float, float]
-SHIPPED: Theta = (CONSTANTS.sustained, CONSTANTS.memory_half, 1.0)
-"""Of the matmul rate, of STREAM, and of the Triton kernel's shipped rate."""
-
-
-def with_triton(device: Device, share: float) -> Device:
-    rates = {dim: replace(known, rate=known.rate * share) for dim, known in device.attention["triton"].items()}
-    return replace(device, attention={**device.attention, "triton": rates})
+SHIPPED: Theta = (CONSTANTS.sustained, CONSTANTS.memory_half, CONSTANTS.first_flash)
+"""Of the matmul rate, of STREAM, and of FlashAttention-2's rate as Triton's kernel has it."""
 
 
 def compute(run: StepRun, theta: Theta) -> float:
@@ -46,10 +40,10 @@ def compute(run: StepRun, theta: Theta) -> float:
     sustained, memory_half, triton = theta
     cost = step_cost(
         run.model,
-        with_triton(run.device, triton),
+        run.device,
         run.config.micro_batch_size,
         run.how,
-        constants=replace(CONSTANTS, sustained=sustained, memory_half=memory_half),
+        constants=replace(CONSTANTS, sustained=sustained, memory_half=memory_half, first_flash=triton),
     )
     return run.accumulation * float(cost.forward.sum() + cost.backward.sum())
 

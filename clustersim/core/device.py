@@ -79,7 +79,8 @@ class Device:
         without. tdp : float [W].
     matmul : dtype -> the best measured matmul rate (MAMF), a fraction of ``peak``. stream : STREAM-like bandwidth, a
         fraction of ``memory_bandwidth``.
-    attention : kernel -> head dimension -> :class:`FlashRate`. kernel_floor : Figure [s], the least time of one kernel
+    attention : fused kernel -> head dimension -> :class:`FlashRate`, where charts have it; empty of a kernel that
+        follows the kernel law. kernel_floor : Figure [s], the least time of one kernel
         in a busy stream. launch : Figure [s], host time to launch one kernel from an eager framework.
     source : str, of the peak rates. notes : which figures are estimates.
     """
@@ -311,9 +312,6 @@ def build(name: str, entry: Table) -> Device:
     notes = (f"{name}: {', '.join(guessed)} share estimated, not measured on this device",) if guessed else ()
     clock = _si(entry["clock"], parse_frequency) if "clock" in entry else 0.0
     each = family.get("flop_a_clock", 0.0)
-    fused = family["attention"]
-    if entry["family"] == UNKNOWN and clock:
-        fused = fused_shares(fused, half / (entry["sms"] * clock))
     return Device(
         name=name,
         aliases=tuple(entry.get("aliases", ())),
@@ -327,7 +325,7 @@ def build(name: str, entry: Table) -> Device:
         tdp=float(entry["tdp_w"]),
         matmul=MappingProxyType(matmul),
         stream=stream,
-        attention=MappingProxyType({k: _rates(table, half) for k, table in fused.items()}),
+        attention=MappingProxyType({k: _rates(table, half) for k, table in family["attention"].items()}),
         kernel_floor=Figure(parse_time(times["kernel_floor"]), times["kernel_floor_source"]),
         launch=Figure(parse_time(times["launch"]), times["launch_source"]),
         source=entry["source"],
@@ -340,21 +338,6 @@ def build(name: str, entry: Table) -> Device:
 
 UNKNOWN = "other"
 """The family of a GPU of a generation that nobody measured."""
-ISSUED = (2048.0, 4096.0)
-"""FLOP a clock and SM in 16 bits of Ampere, and of Hopper, at which ``[family.other]`` has its rates. FlashAttention 1
-and 2 and the memory-efficient kernel issue Ampere's instructions on both, so that an SM does in a clock what it did: of
-FlashAttention 2's charts 1,270 and 1,380 FLOP with heads of 128, 1,160 and 1,210 with heads of 64."""
-
-
-def fused_shares(table: Table, flop_a_clock: float) -> Table:
-    """Shares of the peak that attention kernels reach on an SM of so many FLOP a clock, from those at :data:`ISSUED`'s
-    second: the same work a clock, down to the first, below which tensor cores are slower than what is issued."""
-    slow, usual = ISSUED
-    gain = usual / min(max(flop_a_clock, slow), usual)
-    return {
-        kernel: {dim: [share * gain, causal, full] for dim, (share, causal, full) in rates.items()}
-        for kernel, rates in table.items()
-    }
 
 
 def _si(value: str | float, parse: Callable[[str], float]) -> float:

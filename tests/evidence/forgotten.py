@@ -1,10 +1,11 @@
 """A GPU left out: steps predicted as if nobody had ever measured the GPU that they ran on.
 
-What was measured on a GPU, or estimated from that, is forgotten: shares of its peaks, its bandwidth and its attention
-kernels. In their place stands what other GPUs of its generation were measured at, or, where there are none, the median
-of all that were measured, as ``[family.other]`` has it for ``clustersim new device``; figures that are estimates
-relative to its generation keep their ratio. The kernel law is the one that ``tests/kernel_fit.py
---without`` fitted without the GPU. Each GPU's rows are played in a process of their own, which forgets and then begins.
+What was measured on a GPU, or estimated from that, is forgotten: shares of its peaks, its bandwidth and charts of its
+attention kernels, which then follow the kernel law. In their place stands what other GPUs of its generation were
+measured at, or, where there are none, the median of all that were measured, as ``[family.other]`` has it for
+``clustersim new device``; figures that are estimates relative to its generation keep their ratio. The kernel law is the
+one that ``tests/kernel_fit.py --without`` fitted without the GPU. Each GPU's rows are played in a process of their own,
+which forgets and then begins.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tests.evidence.step_rows import read
 from tests.evidence.validate_steps import predict_step
 
 LAWS = Path(__file__).parent / "data" / "kernel_law_without.toml"
-"""Constants of products by the GPU that they were fitted without."""
+"""Constants of products and attention by the GPU that they were fitted without."""
 CHIP = re.compile(r"(?:RTX-PRO|RTX|TITAN)-[^-]+|[^-]+")
 """A device's name without its board and memory."""
 
@@ -87,7 +88,7 @@ def without(chip: str) -> Table:
     own = read_toml(LAWS).get(chip, {})
     return {
         **law,
-        **({"products": own["products"]} if own else {}),
+        **({kind: {**law[kind], **own[kind]} for kind in ("products", "attention")} if own else {}),
         "levels": {**law["levels"], **own.get("levels", {})},
     }
 
@@ -108,9 +109,7 @@ def forgotten(table: Table, chip: str) -> Table:
         }
         for name in own:
             _forget_shares(table["device"][name], family["matmul"], shares)
-        clocked = device.ISSUED[1] if arch.startswith("gfx") else family.get("flop_a_clock", device.ISSUED[0])
-        fused = device.fused_shares(usual["attention"], clocked)
-        family["attention"] = _attention(family["attention"], fused)
+        family["attention"] = {kernel: {} for kernel in family["attention"]}
         family["stream"] = _likely(_measured(kin, "stream"), _measured(others, "stream"), usual["stream"])
         family["matmul"] = shares
     return table
@@ -134,17 +133,3 @@ def _forget_shares(entry: Table, before: Mapping[str, float], now: Mapping[str, 
         entry["matmul"][dtype] = [min(1.0, value / before[dtype] * now[dtype]), source]
         if not source.startswith("estimated"):
             del entry["matmul"][dtype]
-
-
-def _attention(own: Table, usual: Table) -> Table:
-    """Rates of attention kernels as elsewhere; one that no other generation has keeps its ratio to FlashAttention-2."""
-    kept: Table = {}
-    for kernel, rates in own.items():
-        if kernel in usual:
-            kept[kernel] = usual[kernel]
-        elif "fa2" in own:
-            level = usual["fa2"]["128"][0] / own["fa2"]["128"][0]
-            kept[kernel] = {dim: [rate * level, causal, full] for dim, (rate, causal, full) in rates.items()}
-        else:
-            kept[kernel] = rates
-    return kept

@@ -1,32 +1,124 @@
-"""Fused attention: the rate of a flash kernel by head dimension and sequence length."""
+"""Fused attention in a step: by the kernel law, or, where that has nothing, by the charts of flash kernels.
+
+Since Ampere a pass takes what :mod:`clustersim.model.seconds.kernel_law.attention` says of an isolated one, at the
+level of the device's sustained products (:func:`~clustersim.model.seconds.gemm.sustained_level`); backward does 2.5
+times the work of forward. FlashAttention 1 and 2, Triton's and the memory-efficient kernel have each warp issue its own
+products, and gain nothing from later tensor cores. So told, forward and backward of FlashAttention-2 take 3.4 to 3.7
+times the law's forward in all 47 charted shapes of A100 and H100, of 512 to 16,384 tokens, with a causal mask and
+without, where its work is 3.5 times forward's; cuDNN's on B200 (SimuMax's tables), 3.6 to 4.2.
+
+A window, or a document of a packed sample, is to the kernel a shorter sequence. Values are as wide as keys: with heads
+of 192 and values of 128 the exponentials are a sixth too few.
+
+Before Ampere and on AMD's the rate is ``E = Emax s / (s + s0)`` as charted for forward and backward together, where
+forward runs at 1.2 E and backward, with 2.5 times the arithmetic, at 0.94 E.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import astuple
+from functools import lru_cache
 
-from clustersim.core.device import FlashRate
+import numpy as np
+
+from clustersim.core.device import Device, FlashRate
 from clustersim.core.model import Kernel
 from clustersim.model.seconds.base import Setting
+from clustersim.model.seconds.gemm import sustained_level
+from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
+from clustersim.model.seconds.kernel_law.attention import Heads
+from clustersim.model.seconds.kernel_law.attention import attention_parts as law_parts
+from clustersim.model.seconds.kernel_law.sheet import Sheet, legacy
+
+WARP_ISSUED = frozenset({"fa1", "triton", "fa2", "efficient"})
+"""Kernels whose warps issue their own products."""
+FIRST = frozenset({"fa1", "triton"})
+"""Of those, the first generation, whose rate with heads of 64 is that with heads of :data:`WIDE` (MPT-125M and -350M
+beside larger MPT)."""
+WIDE = 128.0
 
 
-def flash_rate(setting: Setting, head_dim: int, seq: float, *, causal: bool, backward: bool) -> float:
-    """FLOP/s of a flash-attention pass at sequence length ``seq``, counting half of the square for a causal mask.
+def attention_parts(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
+    """Seconds of arithmetic and of memory traffic of a fused attention kernel, without the kernel floor; by the law the
+    longer of the two has the other in it, which nothing hides."""
+    nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * where.element_bytes
+    memory = nbytes / where.device.stream_rate()
+    table = where.device.attention[where.attention_kernel]
+    if table:
+        length = kernel.document or kernel.seq
+        rate = _charted_rate(where, table, kernel.head_dim, length, causal=kernel.causal, backward=backward)
+        return (kernel.backward_flops if backward else kernel.flops) * batch / rate, memory
+    share = _share(where)
+    laws = kernel_laws()
+    compute = _by_law(where, kernel, batch, backward=backward) / share
+    # A burst of attention streams faster than casts do, for which STREAM stands in a step.
+    memory *= laws.stream.stream / laws.attention["bf16"].stream / share
+    return (compute + memory, memory) if compute >= memory else (compute, compute + memory)
 
-    ``E = Emax s / (s + s0)`` is the combined rate of the published charts; forward runs at 1.2 E and backward, with 2.5
-    times the arithmetic, at 0.94 E. Head sizes between the charted ones are interpolated.
+
+def heads_of(kernel: Kernel, batch: float, narrowest: float = 0.0) -> Heads:
+    """What the law knows a kernel by: as many sequences as its FLOPs say, each as long as a token can see.
+
+    Of each query at least ``2 heads width`` bytes move for ``4 keys heads width`` FLOPs: a kernel of fewer keys than
+    its sequence has is of a window. ``narrowest`` : elements of a head, below which its FLOPs take no longer.
     """
-    table = setting.device.attention[setting.attention_kernel]
-    charted = _interpolate(dict(table), head_dim)
-    s0 = charted.s0_causal if causal else charted.s0_full
-    rate = charted.rate * seq / (seq + s0)
-    if not setting.half:
+    pairs = 0.5 if kernel.causal else 1.0
+    length = kernel.document or float(kernel.seq)
+    if kernel.nbytes:
+        length = min(length, kernel.flops / kernel.nbytes / pairs)
+    width = max(float(kernel.head_dim), narrowest)
+    each = 4.0 * pairs * kernel.heads * length**2 * width
+    numbers = (kernel.flops * batch / each, length, kernel.heads, kernel.heads, width, width, kernel.causal)
+    return Heads(*(np.asarray(float(number)) for number in numbers))
+
+
+def _by_law(where: Setting, kernel: Kernel, batch: float, *, backward: bool) -> float:
+    if not kernel.flops:
+        return 0.0
+    device = where.device
+    sheet = _sheet(device, issued=where.attention_kernel in WARP_ISSUED)
+    heads = heads_of(kernel, batch, WIDE * (where.attention_kernel in FIRST))
+    compute = float(law_parts(kernel_laws().attention["bf16"], sheet, heads)[0])
+    half = where.with_dtype(half_of(device))
+    # In 32 bits the same arithmetic is done by other units.
+    slower = device.peak[device.runs_as(half.dtype)] / device.peak[device.runs_as(where.dtype)]
+    again = kernel.backward_flops / kernel.flops if backward else 1.0
+    return compute * sustained_level(half) * max(1.0, slower) * again
+
+
+def _share(where: Setting) -> float:
+    if where.attention_kernel in FIRST:
+        return where.constants.first_flash
+    return where.constants.efficient if where.attention_kernel == "efficient" else 1.0
+
+
+def half_of(device: Device) -> str:
+    """The 16-bit type that a device has."""
+    return "bf16" if "bf16" in device.peak else "fp16"
+
+
+@lru_cache(maxsize=128)
+def _sheet(device: Device, *, issued: bool) -> Sheet:
+    sheet = sheet_of(device, half_of(device), kernel_laws().level("attention", device.arch))
+    return legacy(sheet) if issued else sheet
+
+
+def _charted_rate(
+    where: Setting, table: Mapping[int, FlashRate], head_dim: int, seq: float, *, causal: bool, backward: bool
+) -> float:
+    """FLOP/s of a pass at sequence length ``seq``, counting half of the square for a causal mask; head sizes between
+    the charted ones are interpolated."""
+    charted = _interpolate(table, head_dim)
+    rate = charted.rate * seq / (seq + (charted.s0_causal if causal else charted.s0_full))
+    if not where.half:
         # The charts are of 16-bit kernels; the memory-efficient kernel does the same arithmetic at the fp32 rate.
-        device = setting.device
-        rate *= device.peak[device.runs_as(setting.dtype)] / device.peak.get("fp16", device.peak["fp32"])
-    return rate * (setting.constants.flash_backward if backward else setting.constants.flash_forward)
+        device = where.device
+        rate *= device.peak[device.runs_as(where.dtype)] / device.peak.get("fp16", device.peak["fp32"])
+    return rate * (where.constants.chart_backward if backward else where.constants.chart_forward)
 
 
-def _interpolate(table: dict[int, FlashRate], head_dim: int) -> FlashRate:
+def _interpolate(table: Mapping[int, FlashRate], head_dim: int) -> FlashRate:
     dims = sorted(table)
     if head_dim <= dims[0]:
         # Kernels pad a smaller head to the smallest they have.
@@ -39,12 +131,3 @@ def _interpolate(table: dict[int, FlashRate], head_dim: int) -> FlashRate:
     w = (head_dim - below) / (above - below)
     both = zip(astuple(table[below]), astuple(table[above]), strict=True)
     return FlashRate(*(low * (1 - w) + high * w for low, high in both))
-
-
-def attention_parts(setting: Setting, kernel: Kernel, batch: float, *, backward: bool) -> tuple[float, float]:
-    """Seconds of arithmetic and of memory traffic of a fused attention kernel, without the kernel floor."""
-    flops = (kernel.backward_flops if backward else kernel.flops) * batch
-    nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * setting.element_bytes
-    length = kernel.document or kernel.seq
-    rate = flash_rate(setting, kernel.head_dim, length, causal=kernel.causal, backward=backward)
-    return flops / rate, nbytes / setting.device.stream_rate()

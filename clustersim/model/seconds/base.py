@@ -21,6 +21,10 @@ BLOCKS: Mapping[str, str] = {"blockwise": "fp8_block", "mxfp8": "mxfp8", "nvfp4"
 SINCE: Mapping[str, int] = {"blockwise": 89, "mxfp8": 100, "nvfp4": 100}
 """Of those, the least compute capability: tensor cores that multiply by the scales of blocks begin with Blackwell."""
 
+BLACKWELL = 100
+"""Compute capability from which PyTorch's own choice is cuDNN's attention where there is one
+(``check_prefer_cudnn_attention`` of ATen's sdp_utils.cpp); releases of Hopper's time took FlashAttention-2."""
+
 
 @dataclass(frozen=True)
 class ComputeConstants:
@@ -38,11 +42,9 @@ class ComputeConstants:
         tables): 0.15 to 0.4, one number for all.
     sustained : of the best measured matmul rate, what a training step keeps on tensor cores (power, clocks), from 123
         llm-foundry steps of A100 and H100, where products follow the kernel law. sustained_volta : where they do not.
-    grouped : of a plain product's rate since Ampere, what a grouped kernel of experts keeps in a step; in isolation
-        tuned kernels keep nearly all, others half (:mod:`clustersim.model.seconds.kernel_law.experts`). Fitted on 28
-        configurations of mixtures (Megatron-Bridge, dgxc, SimuMax, MoE zoo, AWS): any one publisher left out, the
-        others ask for 0.70 to 0.75, and the medians of the left-out are 14.3, 14.0, 2.5, 7.5 and 24 %, where 1 gives
-        19, 17, 6, 6 and 25 %.
+    grouped : of the rate that the law of experts gives tuned kernels, what a grouped product keeps in a step, at the
+        level of the device's products (:func:`clustersim.model.seconds.gemm.grouped_parts`). Mixtures on A100 and H100
+        (SimuMax, Megatron-Bridge, dgxc, MoE zoo): medians of 4.9 and 15.3 %, 5.5 and 16.0 % with 0.63.
     misaligned : of the tensor-core rate, what is left where 16-bit rows have an odd length (an unpadded vocabulary):
         they can only be loaded two bytes at a time. Transformer-XL's 267,735 words on V100 and A100; it makes a
         compiled GPT-2 22 % slower with 50,257 words than with 50,304, where nanoGPT reports a quarter.
@@ -59,7 +61,10 @@ class ComputeConstants:
         cores are harder to feed: some 120 TFLOP/s in 16 bits, 90 before. From ResNet-50 in TF32 and AMP on three A100
         boards (Lambda): each of the six asks for 0.45 to 0.52, but AMP on 40 GB for 0.7. A lower share of bandwidth
         would explain the same rows, but transformers show none since Ampere.
-    flash_forward, flash_backward : forward and backward rate over the combined rate of the flash-attention charts.
+    first_flash, efficient : of FlashAttention-2's rate by the kernel law, what Triton's kernel and FlashAttention-1
+        keep (MPT training on A100 and H100 alike, llm-foundry; FlashAttention-1's charts: 0.42 to 0.61), and the
+        memory-efficient kernel. chart_forward, chart_backward : where the law has nothing,
+        forward and backward rate over the combined rate of the flash-attention charts.
     per_tensor : float [s], DDP's cost of one copy of one parameter's gradient, into its bucket or back (ptddp).
         step_overhead : float [s] per step.
     jitter_volta, jitter : relative standard deviation of a rank's step: before Ampere, from what 2 to 16 V100s add to
@@ -76,7 +81,7 @@ class ComputeConstants:
     sum_exposed: float = 0.3
     sustained: float = 0.91
     sustained_volta: float = 0.95
-    grouped: float = 0.7
+    grouped: float = 0.6
     misaligned: float = 0.45
     fp8_linear: float = 0.906
     memory_half: float = 0.65
@@ -90,8 +95,10 @@ class ComputeConstants:
     group_fp32: float = 8.0
     group_half: float = 73.0
     memory_images: float = 0.86
-    flash_forward: float = 1.2
-    flash_backward: float = 0.94
+    first_flash: float = 0.54
+    efficient: float = 0.72
+    chart_forward: float = 1.2
+    chart_backward: float = 0.94
     per_tensor: float = 10e-6
     step_overhead: float = 1e-3
     jitter_volta: float = 0.025
@@ -236,6 +243,8 @@ def setting(device: Device, how: Execution, constants: ComputeConstants = CONSTA
     half = how.dtype in HALF
     # Flash attention is written for 16-bit operands; fp32 falls to the memory-efficient kernel.
     order = ("fa2", "efficient", "eager") if half else ("efficient", "eager")
+    if half and device.sm >= BLACKWELL:
+        order = ("cudnn", *order)
     have = ("eager", *device.attention)
     kernel = how.attention_kernel or next(name for name in order if name in have)
     if kernel not in ATTENTION_KERNELS:

@@ -23,6 +23,8 @@ from clustersim.core.device import Device
 from clustersim.core.program import DTYPE_BYTES
 from clustersim.model.seconds.base import HALF, Setting
 from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
+from clustersim.model.seconds.kernel_law.constants import MEASURED_AS
+from clustersim.model.seconds.kernel_law.experts import grouped_share
 from clustersim.model.seconds.kernel_law.products import ProductLaw, Shapes, TileCosts, arithmetic, tile_costs
 from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
 
@@ -59,34 +61,63 @@ def gemm_parts(setting: Setting, rate: float, m: float, n: float, k: float, batc
     return _by_tiles(setting, rate, m, n, k, batch)
 
 
+def sustained_level(where: Setting) -> float:
+    """How much longer kernels take in a step than the kernel law says of a burst: what a large product does."""
+    return _tiles_of(where.device, where.device.runs_as(where.dtype))[2] / where.matmul_rate()
+
+
 def _by_law(where: Setting, rate: float, m: float, n: float, k: float, batch: float) -> tuple[float, float]:
     # Products with scales of blocks are to those of one scale a tensor as the law has it.
     runs_as = where.device.runs_as(where.dtype)
     arithmetic_of = where.blocks or runs_as
     law, _, large = _tiles_of(where.device, runs_as)
-    compute = _arithmetic(where.device, arithmetic_of, m, n, k, batch) * large / rate
-    operand = OPERAND_BYTES[where.blocks or where.dtype]
-    nbytes = batch * (operand * (m * k + k * n) + 2.0 * m * n)
-    memory = nbytes / where.device.stream_rate()
-    both = (compute**law.norm + memory**law.norm) ** (1.0 / law.norm)
+    compute = _arithmetic(where.device, arithmetic_of, (m, n, k, batch)) * large / rate
+    return _beside(compute, _memory(where, m, n, k, batch), law.norm)
+
+
+def _beside(compute: float, memory: float, p: float) -> tuple[float, float]:
+    """Both, of which the longer is lengthened by what the other does not hide."""
+    both = (compute**p + memory**p) ** (1.0 / p)
     return (both, memory) if compute >= memory else (compute, both)
 
 
-@lru_cache(maxsize=64)
-def _tiles_of(device: Device, dtype: str) -> tuple[ProductLaw, TileCosts, float]:
-    """Law and costs of tiles of a device, and the rate [FLOP/s] that they give a large product."""
+def _memory(where: Setting, m: float, n: float, k: float, batch: float) -> float:
+    operand = OPERAND_BYTES[where.blocks or where.dtype]
+    return batch * (operand * (m * k + k * n) + 2.0 * m * n) / where.device.stream_rate()
+
+
+def grouped_parts(where: Setting, m: float, n: float, k: float, count: float) -> tuple[float, float]:
+    """:func:`gemm_parts` of products that share one launch, at the rate of a training step: by the law of experts
+    (:mod:`clustersim.model.seconds.kernel_law.experts`), of which a step keeps its own share."""
+    if not where.by_law:
+        return linear_parts(where, m, n, k, count)
     laws = kernel_laws()
-    law = laws.products.get(dtype, laws.products["bf16"])
-    costs = tile_costs(law, sheet_of(device, dtype, laws.level(dtype, device.arch)))
+    arithmetic_of = where.blocks or where.device.runs_as(where.dtype)
+    law = laws.experts[MEASURED_AS.get(arithmetic_of, arithmetic_of)]
+    share = grouped_share(law, laws.products["all"], sheet_of(where.device, arithmetic_of))
+    burst = _arithmetic(where.device, arithmetic_of, (m, n, k, count), grouped=True) / float(share)
+    compute = burst * sustained_level(where) / where.constants.grouped
+    return _beside(compute, _memory(where, m, n, k, count), law.overlap)
+
+
+@lru_cache(maxsize=64)
+def _tiles_of(device: Device, dtype: str, *, grouped: bool = False) -> tuple[ProductLaw, TileCosts, float]:
+    """Law and costs of tiles of a device, and the rate [FLOP/s] that they give a large product; ``grouped`` : by the
+    law of all arithmetics together, which that of experts is on."""
+    laws = kernel_laws()
+    law = laws.products["all"] if grouped else laws.products.get(dtype, laws.products["bf16"])
+    costs = tile_costs(law, sheet_of(device, dtype, laws.level("products" if grouped else dtype, device.arch)))
     return law, costs, float(_LARGE.flops / arithmetic(costs, _LARGE))
 
 
 @lru_cache(maxsize=100_000)
-def _arithmetic(device: Device, dtype: str, m: float, n: float, k: float, batch: float) -> float:
-    """Seconds of the arithmetic of products at the law's own level."""
-    rows, columns, inner, count = (np.asarray(size, dtype=float) for size in (m, n, k, batch))
+def _arithmetic(
+    device: Device, dtype: str, sizes: tuple[float, float, float, float], *, grouped: bool = False
+) -> float:
+    """Seconds of the arithmetic of products (m, n, k, how many) at the law's own level."""
+    rows, columns, inner, count = (np.asarray(size, dtype=float) for size in sizes)
     shapes = Shapes(rows, columns, inner, count, operand=2.0)
-    return float(arithmetic(_tiles_of(device, dtype)[1], shapes))
+    return float(arithmetic(_tiles_of(device, dtype, grouped=grouped)[1], shapes))
 
 
 def _by_tiles(where: Setting, rate: float, m: float, n: float, k: float, batch: float) -> tuple[float, float]:

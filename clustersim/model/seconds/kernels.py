@@ -109,11 +109,11 @@ def _linear(setting: Setting, kernel: Kernel, batch: float, part: str) -> tuple[
             product = _linear(setting, replace(kernel, repeat=1), batch, part)
             return kernel.repeat * product[0], kernel.repeat * product[1]
         count *= kernel.repeat
-        share *= setting.constants.grouped if setting.by_law else 1.0
     m = float(rows)
     n = float(kernel.n)
     k = float(kernel.k)
-    parts_of = gemm.unaligned_parts if _unaligned(setting, kernel) else gemm.linear_parts
+    together = gemm.grouped_parts if kernel.repeat > 1 else gemm.linear_parts
+    parts_of = gemm.unaligned_parts if _unaligned(setting, kernel) else together
     if part in {"F", "R"}:
         compute, memory = parts_of(setting, m, n, k, count)
         return compute / (share * forward_share(setting)), memory

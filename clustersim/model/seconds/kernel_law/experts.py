@@ -71,7 +71,7 @@ def expert_seconds(
 ) -> Floats:
     """Seconds of the experts of one layer, forward, in a burst; ``products`` : the law of all arithmetics together;
     ``tilings`` : of which each of both products has the best."""
-    share = law.share * (1.0 + sheet.flop_a_clock / KNEE) ** (products.thin - law.thin)
+    share = grouped_share(law, products, sheet)
     grouped = np.zeros_like(layer.routed)
     for shapes, tiles in zip(grouped_products(layer), tilings, strict=True):
         compute, memory = product_parts(products, sheet, shapes, tiles)
@@ -81,6 +81,12 @@ def expert_seconds(
     byte_seconds = 1.0 / (products.stream * sheet.bandwidth) + law.crawl / (sheet.sms * sheet.clock)
     total: Floats = law.starts * products.start / sheet.clock + grouped + nbytes * byte_seconds
     return total
+
+
+def grouped_share(law: ExpertLaw, products: ProductLaw, sheet: Sheet) -> Floats:
+    """``share'`` of the formula above."""
+    share: Floats = law.share * (1.0 + sheet.flop_a_clock / KNEE) ** (products.thin - law.thin)
+    return share
 
 
 def grouped_products(layer: Experts) -> tuple[Shapes, Shapes]:

@@ -16,14 +16,10 @@ import numpy as np
 
 from clustersim.core.arrays import Floats
 from clustersim.model.seconds.kernel_law.products import norm
-from clustersim.model.seconds.kernel_law.sheet import Sheet
+from clustersim.model.seconds.kernel_law.sheet import LEGACY_RATE, Sheet
 
 CHUNK = 64.0
 """Tokens of a chunk, in flash-linear-attention."""
-
-LEGACY_RATE = 2048.0
-"""FLOP a clock and SM of a warp's own products in 16 bits (Ampere's instructions): kernels of small tiles run these on
-every generation, and gain nothing from later tensor cores."""
 
 
 @dataclass(frozen=True)

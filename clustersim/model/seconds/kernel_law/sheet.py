@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -82,6 +82,15 @@ def sheet_of(device: Device, arithmetic: str, level: float = 0.0) -> Sheet:
     return Sheet(*(np.asarray(float(number)) for number in numbers))
 
 
+def legacy(sheet: Sheet) -> Sheet:
+    """The sheet as kernels see it that have each warp issue its own products."""
+    most = LEGACY_RATE * sheet.sms * sheet.clock
+    return replace(sheet, peak=np.minimum(sheet.peak, most), half_peak=np.minimum(sheet.half_peak, most))
+
+
+LEGACY_RATE = 2048.0
+"""FLOP a clock and SM of a warp's own products in 16 bits (Ampere's instructions): kernels of small tiles, and
+FlashAttention 1 and 2, run these on every generation, and gain nothing from later tensor cores."""
 PERSISTENT = frozenset({"sm90", "sm100", "sm103"})
 """Generations whose products are fed by the tensor memory accelerator into wgmma or tcgen05 instructions: their kernels
 work on one tile while they write the last one, and share out what is left of a round."""

@@ -1,0 +1,167 @@
+"""A step's kernels and the kernel laws: one law says both what the evidence scores and what a step costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from clustersim.core.device import Device, Figure, device, devices, families
+from clustersim.core.gpu_file import load
+from clustersim.core.model import Kernel
+from clustersim.model.seconds.attention import attention_parts, half_of, heads_of
+from clustersim.model.seconds.base import CONSTANTS, Execution, setting
+from clustersim.model.seconds.gemm import grouped_parts, linear_parts, sustained_level
+from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
+from clustersim.model.seconds.kernel_law.attention import Heads, attention_seconds
+from clustersim.model.seconds.kernel_law.constants import KIN
+from clustersim.model.seconds.kernel_law.experts import Experts, expert_seconds
+from clustersim.model.seconds.kernel_law.sheet import legacy
+from clustersim.model.seconds.kernels import spent
+
+LAWS = kernel_laws()
+BY_LAW = [name for name, gpu in devices().items() if gpu.attention and not any(gpu.attention.values())]
+MEASURED = ["A100-SXM4-80GB", "H100-SXM5-80GB", "B200-SXM-180GB"]
+
+
+def flash(seq: float, *, causal: bool = True, heads: int = 32, width: int = 128) -> Kernel:
+    flops = 4.0 * heads * seq**2 * width * (0.5 if causal else 1.0)
+    nbytes = 4.0 * seq * heads * width
+    return Kernel(
+        "attention",
+        "attention",
+        flops=flops,
+        backward_flops=2.5 * flops,
+        nbytes=nbytes,
+        backward_nbytes=2 * nbytes,
+        heads=heads,
+        head_dim=width,
+        seq=int(seq),
+        causal=causal,
+    )
+
+
+def in_a_burst(gpu: Device, stream: float) -> Device:
+    """The GPU whose sustained rate of products is the law's, and which streams at a share of its bandwidth."""
+    level = sustained_level(setting(gpu, Execution("bf16", "bf16")))
+    figure = replace(gpu.matmul["bf16"], value=gpu.matmul["bf16"].value * level)
+    matmul = MappingProxyType({**gpu.matmul, "bf16": figure})
+    return replace(gpu, matmul=matmul, stream=Figure(stream, "a test"))
+
+
+@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize(("kernel", "issued"), [("fa2", True), ("cudnn", False)])
+def test_a_step_and_the_law_give_attention_the_same_seconds(name, kernel, issued):
+    gpu = in_a_burst(device(name), LAWS.stream.stream)
+    if kernel not in gpu.attention:
+        kernel, issued = "fa2", True
+    where = setting(gpu, Execution("bf16", "bf16", kernel))
+    sheet = sheet_of(gpu, "bf16", LAWS.level("attention", gpu.arch))
+    law = replace(LAWS.attention["bf16"], start=0.0, cache=1.0)
+    for causal in (True, False):
+        for width in (64, 128):
+            shape = (np.asarray(float(v)) for v in (4, 4096, 32, 32, width, width))
+            heads = Heads(*shape, causal=np.asarray(causal))
+            alone = float(attention_seconds(law, legacy(sheet) if issued else sheet, heads))
+            step = max(attention_parts(where, flash(4096, causal=causal, width=width), 4, backward=False))
+            assert step == pytest.approx(alone)
+
+
+def test_a_gpu_that_sustains_less_is_slower_at_attention_by_as_much():
+    gpu = device("H100-SXM5-80GB")
+    half = replace(gpu, matmul={**gpu.matmul, "bf16": replace(gpu.matmul["bf16"], value=gpu.matmul["bf16"].value / 2)})
+    kernel = flash(65536)
+    compute, memory = (
+        np.diff([max(attention_parts(setting(one, Execution("bf16", "bf16")), kernel, 1, backward=b)) for b in (0, 1)])
+        for one in (gpu, half)
+    )
+    assert memory == pytest.approx(2 * compute, rel=0.01)
+
+
+@pytest.mark.parametrize("name", BY_LAW)
+def test_every_gpu_of_the_law_prices_each_of_its_kernels_forward_and_backward(name):
+    gpu = device(name)
+    for kernel in gpu.attention:
+        where = setting(gpu, Execution(half_of(gpu), half_of(gpu), kernel))
+        ahead, back = (spent(where, flash(4096), 4, part)[0] for part in "FB")
+        assert 4 * flash(4096).flops / gpu.peak[half_of(gpu)] < ahead
+        assert 2.0 < back / ahead < 2.6
+
+
+def test_kernels_that_warps_issue_gain_nothing_from_later_tensor_cores():
+    gpu = device("H100-SXM5-80GB")
+    seconds = {
+        k: max(attention_parts(setting(gpu, Execution("bf16", "bf16", k)), flash(8192), 4, backward=False))
+        for k in gpu.attention
+    }
+    assert seconds["fa3"] == seconds["cudnn"] < 0.65 * seconds["fa2"]
+    assert seconds["triton"] == pytest.approx(seconds["fa2"] / CONSTANTS.first_flash)
+    assert seconds["efficient"] == pytest.approx(seconds["fa2"] / CONSTANTS.efficient)
+
+
+def test_a_window_or_a_document_is_a_shorter_sequence():
+    whole = flash(8192)
+    share = 1024 / 8192
+    window = replace(whole, flops=share * whole.flops)
+    document = replace(window, document=1024.0)
+    for kernel in (window, document):
+        heads = heads_of(kernel, 1)
+        assert float(heads.seq) == pytest.approx(1024)
+        assert float(heads.flops) == pytest.approx(kernel.flops)
+    where = setting(device("A100-SXM4-80GB"), Execution("bf16", "bf16"))
+    long, short = (attention_parts(where, kernel, 1, backward=False)[1] for kernel in (whole, window))
+    assert short > share * long
+
+
+def test_attention_of_no_flops_takes_its_traffic_alone():
+    where = setting(device("A100-SXM4-80GB"), Execution("bf16", "bf16"))
+    compute, memory = attention_parts(where, replace(flash(4096), flops=0.0, backward_flops=0.0), 1, backward=True)
+    assert memory > 0
+    assert compute == 0
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_step_and_the_law_give_grouped_products_the_same_seconds(name):
+    # A sustained rate was measured under the power limit, which a burst only begins to meet.
+    products = replace(LAWS.products["all"], fall=0.0)
+    gpu = in_a_burst(device(name), products.stream)
+    where = setting(gpu, Execution("bf16", "bf16"), replace(CONSTANTS, grouped=1.0))
+    layer = Experts(*(np.asarray(float(v)) for v in (65536, 16, 4096, 1536, 0)), operand=2.0)
+    law = replace(LAWS.experts["bf16"], starts=0.0, passes=0.0, inners=0.0)
+    alone = float(expert_seconds(law, products, sheet_of(gpu, "bf16", LAWS.level("products", gpu.arch)), layer))
+    both = (grouped_parts(where, 4096, 1536, 4096, 16), grouped_parts(where, 4096, 4096, 1536, 16))
+    assert sum(map(max, both)) == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("name", ["V100-SXM2-16GB", "MI300X-192GB"])
+def test_groups_before_ampere_and_on_amd_are_products_side_by_side(name):
+    where = setting(device(name), Execution("fp16", "fp16"))
+    assert grouped_parts(where, 512, 4096, 4096, 8) == linear_parts(where, 512, 4096, 4096, 8)
+
+
+def test_a_generation_without_measured_kernels_says_whose_level_it_has():
+    measured = set(LAWS.levels["attention"])
+    for arch in {device(name).arch for name in BY_LAW} - measured:
+        assert KIN[arch] in measured
+        assert f"level of {KIN[arch]}" in families()[arch]["source"]
+
+
+def test_a_gpu_of_no_known_generation_follows_the_law_and_says_that_this_is_assumed(tmp_path):
+    file = tmp_path / "gpu.toml"
+    file.write_text(
+        '[device]\nname = "Bare"\nmemory = "96 GiB"\nbandwidth = "3 TB/s"\npeak = { bf16 = "800 TFLOP/s" }\n'
+    )
+    gpu = load(file)
+    assert "generation" in {entry.field for entry in gpu.assumed}
+    assert any("generation" in note for note in gpu.notes)
+    seconds = spent(setting(gpu, Execution("bf16", "bf16")), flash(4096), 4, "F")[0]
+    assert 4 * flash(4096).flops / gpu.peak["bf16"] < seconds < 10 * 4 * flash(4096).flops / gpu.peak["bf16"]
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "blockwise", "mxfp8", "nvfp4"])
+def test_groups_of_every_recipe_have_a_law(recipe):
+    where = setting(device("B200-SXM-180GB"), Execution("fp8", "bf16", float8_recipe=recipe))
+    bf16 = max(grouped_parts(where.with_dtype("bf16"), 8192, 8192, 8192, 8))
+    assert 0 < max(grouped_parts(where, 8192, 8192, 8192, 8)) < bf16
