@@ -67,11 +67,10 @@ class Framework(msgspec.Struct, frozen=True):
     def constants(self) -> ComputeConstants:
         """The compute model's constants with elementwise traffic as this framework moves it."""
         wide = CONSTANTS.memory_fp32 / 2
-        half, volta = (CONSTANTS.memory_half, CONSTANTS.memory_half_volta) if self.half_elementwise else (wide, wide)
+        half = CONSTANTS.memory_half if self.half_elementwise else wide
         return replace(
             CONSTANTS,
             memory_half=half / self.passes,
-            memory_half_volta=volta / self.passes,
             memory_fp32=CONSTANTS.memory_fp32 / self.passes,
             memory_compiled=CONSTANTS.memory_compiled / self.passes,
         )

@@ -97,8 +97,7 @@ def _gemm(row: Table, device: Device) -> float:
 
 def _streaming(row: Table, device: Device) -> float:
     size = 4 if row["dtype"] == "fp32" else 2
-    half = CONSTANTS.memory_half if device.sm >= 80 else CONSTANTS.memory_half_volta
-    share = CONSTANTS.memory_fp32 if size == 4 else half
+    share = CONSTANTS.memory_fp32 if size == 4 else CONSTANTS.memory_half
     nbytes = STREAMING[row["op"]] * size * row["elements"]
     return _host(device, device.kernel_floor.value + nbytes / (device.stream_rate() * share))
 

@@ -23,7 +23,7 @@ def traffic_rate(setting: Setting, element_bytes: int, *, streaming: bool = Fals
     elif streaming or element_bytes >= 4:
         share = constants.memory_fp32
     else:
-        share = constants.memory_half if setting.device.sm >= 80 else constants.memory_half_volta
+        share = constants.memory_half
     return setting.device.stream_rate() * share
 
 
