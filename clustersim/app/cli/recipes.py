@@ -102,7 +102,7 @@ def settings(recipe: str, place: RecipePlace) -> Iterator[Table]:
         for kept, micro in itertools.product(("none", "full"), micros):
             yield {"kept": kept, "micro": micro}
     elif recipe == "torchtitan":
-        tensor = [1, *([place.per_node] if (place.per_node, 1) in place.degrees and place.per_node > 1 else [])]
+        tensor = sorted(tp for tp, pp in place.degrees if pp == 1)
         for tp, kept, micro in itertools.product(tensor, ("selective", "full"), micros):
             yield {"tp": tp, "kept": kept, "micro": micro}
     elif recipe == "deepspeed":
