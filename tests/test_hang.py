@@ -180,7 +180,7 @@ def test_a_run_that_hangs_has_no_step_time_and_says_who_tells_more():
     ("kind", "more", "wrong"),
     [
         ("dead_rank", {"at": "9 s"}, "9 s is outside the run, which is over after"),
-        ("dead_link", {"link": "node0/nic0", "rank": None, "at": "0.502 s"}, "no transfer crosses node0/nic0 after"),
+        ("dead_link", {"link": "node0/nic0", "rank": None, "at": "0.51 s"}, "no transfer crosses node0/nic0 after"),
         ("missing_call", {"at": "0.502 s"}, "calls no collective with others after"),
         ("stuck_message", {}, "rank 5 sends no message after 420 ms"),
         ("uneven_batches", {"at": "0.48 s"}, "calls no collective with others after"),

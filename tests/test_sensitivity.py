@@ -85,7 +85,7 @@ def test_the_tornado_is_ordered_and_its_shares_are_of_the_step(prepared, now):
     for one in found:
         assert one.better_s == pytest.approx(now * (1 - one.gain))
         assert one.worse_s == pytest.approx(now * (1 + one.loss))
-    assert {one.knob for one in found[:2]} == {"GPU compute", "NIC bandwidth"}
+    assert {one.knob for one in found[:2]} == {"GPU compute", "HBM bandwidth"}
     compute = next(one for one in found if one.knob == "GPU compute")
     assert compute.loss < 0.25 + 1e-9  # a fifth slower cannot take more than a quarter longer
 

@@ -105,7 +105,7 @@ def test_the_slow_nic_is_what_an_explanation_names():
 
 def test_a_transfer_that_met_a_slow_link_alone_shared_it_with_nobody():
     # Of flaps that backward hides nothing is to be said: these meet the last buckets of some steps.
-    flap = {"match": "node0/nic0", "factor": 0.001, "from": "0 s", "until": "0.1 s", "every": "0.7 s"}
+    flap = {"match": "node0/nic0", "factor": 0.001, "from": "0 s", "until": "0.1 s", "every": "0.76 s"}
     said = clustersim.load("ddp_gpt2_xl_2x8_a100", {"cluster.changes": [flap], "run.steps": 20}).run().explain()
     slow = [text for text in said.causes if "node0/nic0" in text]
     assert any("is slower for a while" in text for text in slow)
