@@ -69,6 +69,12 @@ def test_a_step_costs_its_kernels_and_its_share_of_an_exchange_however_many_step
     assert [each for each, _ in figures] == pytest.approx([figures[0][0]] * len(figures), rel=1e-9)
 
 
+def test_what_follows_the_update_is_not_told_to_start_late(local_sgd):
+    causes = result(2 * EVERY, **{"run.backend": "nccl"}).explain().causes
+    assert causes
+    assert not [text for text in causes if "backward" in text]
+
+
 def test_that_more_steps_are_played_than_asked_for_is_said(local_sgd):
     more = result(3)
     enough = result(WARMUP + 2 * EVERY)

@@ -54,6 +54,7 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
     backward, forward = (
         np.array([op.phase == p for op in ops], dtype=bool)[op_of] & inside for p in ("backward", "forward")
     )
+    updates = np.array([op.phase == "optimizer" for op in ops], dtype=bool)[op_of] & inside
     talks = np.array([op.kind != "compute" for op in ops], dtype=bool)[op_of] & inside
     carries = np.array([reduces(op) for op in ops], dtype=bool)[op_of] & talks
     starts = {}
@@ -66,6 +67,8 @@ def late_starts(timeline: Timeline, cut: Pieces) -> dict[int, LateStart]:
         if not len(sent):
             continue
         first = int(sent[np.argmin(spans["ready"][sent])])
+        if (updates & (step == s) & (spans["end"] <= spans["ready"][first])).any():
+            continue  # what is sent behind the update is no gradient, and could not have been sent beside backward
         ahead = np.flatnonzero(forward & (step == s) & (spans["start"] < spans["ready"][first]))
         if len(ahead):
             back = back[spans["start"][back] >= spans["start"][ahead[-1]]]
