@@ -43,7 +43,7 @@ class Trust(msgspec.Struct, frozen=True):
                 f"steps of this kind, of which measured ones leave {self.narrowed:.0%}"
             )
         several = self.publishers > 1
-        publishers = f"{self.publishers} publishers, each weighing the same" if several else "one publisher"
+        publishers = f"{self.publishers} publishers, weighing alike from 8 steps on" if several else "one publisher"
         more = f", wider by the {ranges.UNSEEN:.0%} of kernels that none of them ran: a {self.unseen}'s"
         return (
             f"+-{self.p50:.0%}, as half of {self.rows:,} published steps of this kind were ({publishers})"
