@@ -15,7 +15,7 @@ import msgspec
 
 US = 1e-6
 FAST_NIC = 24e9
-"""bytes/s: NICs of 200 Gb/s and above are of a later generation than those of 100; a transport may be faster on them."""
+"""bytes/s: NICs of 200 Gb/s and above are of a later generation than those of 100; some transports are faster there."""
 
 
 class Transport(msgspec.Struct, frozen=True):

@@ -170,12 +170,12 @@ def held_out_rows(log_plays: LogPlays) -> HeldOutRows:
     before = [np.empty(0)]
     after = [np.empty(0)]
     classes: list[str] = []
-    for fitting, rest in permutations(log_plays.halves()):
-        half, _ = fitting.described()
+    for fitted_half, rest in permutations(log_plays.halves()):
+        half, _ = fitted_half.described()
         described, _ = rest.described()
         if not described.rows or not half.rows:
             continue
-        log_fit = fit_log(fitting)
+        log_fit = fit_log(fitted_half)
         times = rest.played(log_fit.structure)
         values = log_fit.fitted.values
         if len(times.rows) != len(described.rows):

@@ -50,7 +50,8 @@ class ComputeConstants:
         compiled GPT-2 22 % slower with 50,257 words than with 50,304, where nanoGPT reports a quarter.
     fp8_linear : of the fp8 rate, what linear layers with their casts keep (7 llm-foundry rows, 1.6 times bf16).
     memory_half, memory_fp32, memory_compiled : share of STREAM that elementwise kernels reach: eager 16-bit (the same
-        123 steps, with bytes told by type and attention by its law; V100 steps have the same), eager fp32 and attention scores (NeuSight transformer steps, 3.5 % mean error), generated code.
+        123 steps, with bytes told by type and attention by its law; V100 steps have the same), eager fp32 and attention
+        scores (NeuSight transformer steps, 3.5 % mean error), generated code.
     memory_images : the same for convolutional networks, whose tensors are large and whose norms are cuDNN's.
     conv_fp32, winograd, conv_half : share of the matmul rate convolutions reach, and the gain of fast algorithms on
         3x3 and 5x5 windows in fp32. group_fp32, group_half : channels per group at which a grouped one reaches half of
