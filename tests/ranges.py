@@ -57,17 +57,17 @@ class Held:
     held_p90: float
 
 
-def held(groups: Groups) -> Held:
-    """The range of some groups of measurements."""
-    p50, p90 = (_width(groups, share) for share in SHARES)
-    return Held(p50, p90, sum(map(len, groups.values())), len(groups), *coverage(groups))
+def held(groups: Groups, full: int = 1) -> Held:
+    """The range of some groups of measurements; those of fewer than ``full`` weigh as much less."""
+    p50, p90 = (_width(groups, share, full) for share in SHARES)
+    return Held(p50, p90, sum(map(len, groups.values())), len(groups), *coverage(groups, full))
 
 
-def _width(groups: Groups, share: float) -> float:
+def _width(groups: Groups, share: float, full: int = 1) -> float:
     """The quantile of all, widened for whoever is left out, but not beyond what the worst of them needs."""
     most = max(quantile([mine], share) for mine in groups.values())
-    of_all = quantile(groups.values(), share)
-    return max(of_all, min(of_all * widening(groups, share), most))
+    of_all = quantile(groups.values(), share, full)
+    return max(of_all, min(of_all * widening(groups, share, full), most))
 
 
 def of_each(groups: Groups, fewest: int) -> dict[str, Held]:
@@ -162,16 +162,17 @@ def wider(one: Held, other: Held) -> Held:
 
 
 def steps(rows: Sequence[PredictedRow]) -> dict[str, Held]:
-    """Ranges by kind of strategy, every publisher weighing the same, and of each publisher. A kind that one publisher
-    alone measured is no better known than all are, and steps over a network that nobody states count for none."""
+    """Ranges by kind of strategy, every publisher of :data:`FEWEST` steps weighing the same, and of each publisher. A
+    kind that one publisher alone measured is no better known than all are, and steps over a network that nobody states
+    count for none."""
     rows = [row for row in rows if "network not stated" not in row.cells["notes"]]
     kinds = sorted({strategy_kind(row.cells) for row in rows})
-    everything = held(distances(rows, origin_of))
+    everything = held(distances(rows, origin_of), FEWEST)
     found = {"steps.similar.all": everything}
     for kind in kinds:
         groups = distances([row for row in rows if strategy_kind(row.cells) == kind], origin_of)
         if sum(map(len, groups.values())) >= FEWEST:
-            one = held(groups)
+            one = held(groups, FEWEST)
             if len(groups) == 1:
                 one = replace(one, p50=max(one.p50, everything.p50), p90=max(one.p90, everything.p90))
             found[f"steps.similar.{kind}"] = one
@@ -191,7 +192,7 @@ def memory(rows: Sequence[PredictedRow]) -> dict[str, Held]:
     """One range, and of each publisher."""
     groups = distances(rows, lambda row: publisher(row.cells))
     own = {f"memory.published.{name}": one for name, one in of_each(groups, FEWEST).items()}
-    return {"memory.similar.all": held(groups)} | own
+    return {"memory.similar.all": held(groups, FEWEST)} | own
 
 
 def written(ranges: Mapping[str, Held], known: Mapping[str, Sequence[str]]) -> Iterator[str]:

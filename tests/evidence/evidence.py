@@ -176,10 +176,6 @@ SLACK = 0.03
 TINY = 1e-9
 
 
-FEW = 8
-"""Measurements of a group from which it weighs as much as any other."""
-
-
 def distances(rows: Iterable[Row], group: Callable[[PredictedRow], str]) -> dict[str, Floats]:
     """Of each group, how far its measurements are from their predictions, relative to the prediction."""
     return {
@@ -188,35 +184,37 @@ def distances(rows: Iterable[Row], group: Callable[[PredictedRow], str]) -> dict
     }
 
 
-def quantile(groups: Iterable[Floats], share: float) -> float:
+def quantile(groups: Iterable[Floats], share: float, full: int = 1) -> float:
     """The distance below which a share of measurements lies, every group weighing the same, but for one of fewer than
-    :data:`FEW` measurements, which weighs as much less: three steps of a publisher say less than a hundred."""
+    ``full`` measurements, which weighs as much less: three steps of a publisher say less than a hundred."""
     groups = list(groups)
     distance = np.concatenate(groups)
-    weight = np.concatenate([np.full(len(group), 1.0 / max(len(group), FEW)) for group in groups])
+    weight = np.concatenate([np.full(len(group), 1.0 / max(len(group), full)) for group in groups])
     order = np.argsort(distance, kind="stable")
     below = (np.cumsum(weight[order]) - 0.5 * weight[order]) / weight.sum()
     return float(np.interp(share, below, distance[order]))
 
 
-def _apart(groups: Groups, share: float) -> list[Floats]:
+def _apart(groups: Groups, share: float, full: int = 1) -> list[Floats]:
     """Each group's distances, over the quantile of the others."""
     others = {name: [groups[group] for group in groups if group != name] for name in groups}
-    return [group_distances / max(quantile(others[name], share), TINY) for name, group_distances in groups.items()]
+    return [
+        group_distances / max(quantile(others[name], share, full), TINY) for name, group_distances in groups.items()
+    ]
 
 
-def widening(groups: Groups, share: float) -> float:
+def widening(groups: Groups, share: float, full: int = 1) -> float:
     """What the quantile of others must be multiplied with to hold its share of a group that was left out, but for
     :data:`SLACK`: two groups say little of a third. Never below 1, and 1 of a single group, which says nothing."""
-    return max(1.0, quantile(_apart(groups, share), share - SLACK)) if len(groups) > 1 else 1.0
+    return max(1.0, quantile(_apart(groups, share, full), share - SLACK, full)) if len(groups) > 1 else 1.0
 
 
-def coverage(groups: Groups) -> tuple[float, ...]:
+def coverage(groups: Groups, full: int = 1) -> tuple[float, ...]:
     """Of each of :data:`SHARES`, the mean share of a group's measurements that a range made of the others holds, as
     wide as :func:`widening` makes it; NaN where there are no others."""
     if len(groups) < 2:
         return tuple(float("nan") for _ in SHARES)
-    apart = [(_apart(groups, share), widening(groups, share)) for share in SHARES]
+    apart = [(_apart(groups, share, full), widening(groups, share, full)) for share in SHARES]
     return tuple(
         float(np.mean([np.mean(far <= wide + TINY) for far in distance_group])) for distance_group, wide in apart
     )
