@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from clustersim.core.errors import ModelError
 from clustersim.core.model import ByteSizes, Kernel, Layer, Model
+from clustersim.model.kernels import HALVES
 
-HALVES: ByteSizes = (2.0, 2.0, 4.0)
 NOTHING = (0.0, 0.0, 0.0)
 
 

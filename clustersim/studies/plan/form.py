@@ -23,7 +23,7 @@ from clustersim.scenario.file.splitting import split
 from clustersim.scenario.run.parts import backend_of
 from clustersim.scenario.run.replicas import activations as activation_dtype
 from clustersim.scenario.run.replicas import check_replicas, replica_config, sharding_zero, state_bytes
-from clustersim.scenario.run.split_step import PARTIAL, local_cost, orders_of, parts_of, split_of
+from clustersim.scenario.run.split_step import OF_REPLICAS, PARTIAL, local_cost, orders_of, parts_of, split_of
 from clustersim.studies.plan.candidates import PlanCandidate
 from clustersim.studies.plan.known import KnownMachines, Place
 from clustersim.studies.plan.limits import SLACK, Bound
@@ -37,16 +37,9 @@ from clustersim.training.schedules import Orders, Schedule
 from clustersim.training.strategies.fsdp_config import FSDPConfig
 
 UNIT = float(1 << 30)
-OF_REPLICAS = (
-    "use_distributed_optimizer",
-    "num_distributed_optimizer_instances",
-    "overlap_grad_reduce",
-    "overlap_param_gather",
-    "align_grad_reduce",
-    "ddp_bucket_size",
-    "ddp_num_buckets",
+BESIDE_STAGES = (
+    *OF_REPLICAS,
     "grad_reduce_in_fp32",
-    "optimizer_post_validation",
     "gradient_accumulation_fusion",
     "dp_replicate",
     "dp_shard",
@@ -117,7 +110,7 @@ class FormFamily:
         self.parallel = parallel if parallel is not None else ParallelConfig()
         check_replicas(self.scenario, self.parallel)
         self.element = DTYPE_BYTES[activation_dtype(self.scenario)]
-        self._stagewise = without(self.parallel, OF_REPLICAS)
+        self._stagewise = without(self.parallel, BESIDE_STAGES)
         self._states_of = str(self.scenario.file.strategy), without(self.parallel, ("order",))
         self._layerwise = without(self._stagewise, OF_PIPELINE)
         self._kept = self.scenario.file.model.activation_checkpointing

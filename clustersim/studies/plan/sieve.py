@@ -21,7 +21,7 @@ from clustersim.core.outputs import output_folder, together
 from clustersim.scenario.run.identity import Fingerprints, identity
 from clustersim.scenario.run.parts import model_of, shape_of
 from clustersim.studies.plan.candidates import PlanCandidate, scenario_of
-from clustersim.studies.plan.form import OF_REPLICAS, FormFamily, RefusedOption
+from clustersim.studies.plan.form import BESIDE_STAGES, FormFamily, RefusedOption
 from clustersim.studies.plan.known import KnownMachines
 from clustersim.studies.plan.limits import Bound, step_bound, too_much
 
@@ -134,5 +134,5 @@ class _SieveFile(msgspec.Struct, array_like=True):
 def _alike(options: Sequence[PlanCandidate]) -> str:
     """Forms with the same stages behind each other."""
     first = options[0]
-    table = {name: value for name, value in first.form.parallel.items() if name not in OF_REPLICAS}
+    table = {name: value for name, value in first.form.parallel.items() if name not in BESIDE_STAGES}
     return f"{first.kept} {sorted(table.items())}"
