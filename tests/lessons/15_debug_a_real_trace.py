@@ -38,10 +38,10 @@ assert 0.5 < float((calls["end"] - calls["start"]).sum()) / tiny[1].makespan < 0
 assert eights < 1.01 * ones
 assert many > 1.5 * ones
 
-# Three numbers halve the error, small messages most; large ones had little to gain.
+# Three numbers halve the error, small messages most; large ones had least to gain.
 assert error(as_mine, others) < 0.6 * error(as_kind, others)
 assert error(as_mine, small) < 0.5 * error(as_kind, small)
-assert error(as_mine, large) < error(as_kind, large) < 0.06
+assert error(as_mine, large) < error(as_kind, large) < 0.6 * error(as_kind, small)
 
 # The first exercise: what is left is the schedule's bubble.
 for row in pipeline.stage_times(mended):
@@ -49,8 +49,8 @@ for row in pipeline.stage_times(mended):
     assert row.imbalance < 0.02 * row.window
     assert 0.5 * row.idle < bubble < row.window / 9
 
-# The second: either small one alone is about as good as three, the largest alone changes next to nothing.
+# The second: the smallest alone is about as good as three, each of the others changes next to nothing.
 alone = {size: all_reduces((size,)) for size in known}
-assert max(error(alone[size], others) for size in (8.0, 2.0**20)) < 1.15 * error(as_mine, others)
-assert error(alone[2.0**30], others) > 0.9 * error(as_kind, others)
-assert error(alone[2.0**30], small) > 0.9 * error(as_kind, small)
+assert error(alone[2.0**2], others) < 1.15 * error(as_mine, others)
+assert min(error(alone[size], others) for size in (2.0**20, 2.0**30)) > 0.9 * error(as_kind, others)
+assert min(error(alone[size], small) for size in (2.0**20, 2.0**30)) > 0.9 * error(as_kind, small)
