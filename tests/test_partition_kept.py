@@ -126,7 +126,7 @@ def test_the_ends_of_the_pipeline_keep_what_the_formulas_say(sequence_parallel: 
 def test_context_parallelism_divides_what_is_kept(parallel: ParallelConfig, recompute: Recompute) -> None:
     whole = layers(partition(small(), replace_config(parallel, cp=1), recompute))
     for one, part in zip(whole, layers(partition(small(), parallel, recompute)), strict=True):
-        for name in ("kept", "kept_for_weights", "repeated", "fp32_kept", "stashed"):
+        for name in ("kept", "kept_for_weights", "repeated", "working", "fp32_kept", "stashed"):
             assert getattr(part, name) * parallel.cp == pytest.approx(getattr(one, name), rel=1e-12)
 
 
@@ -177,3 +177,15 @@ def test_activations_in_8_bits_are_those_of_products_and_gates() -> None:
     assert [now[name] for name in ("out", "norm_1", "norm_2")] == [was[name] for name in ("out", "norm_1", "norm_2")]
     assert was["combine"] > now["combine"] == 0
     assert narrow.stashed == pytest.approx(plain.stashed * eighth)
+
+
+def test_backward_holds_gradients_of_the_tensors_on_both_sides_of_a_kernel() -> None:
+    """At the gate of an MLP: its output's, those of the two products that it reads, and that of the residual stream,
+    while the last product's input is given back."""
+    tokens, h, ffn = 256, 512, 1024
+    most = tokens * (3 * ffn + h - ffn)
+    assert partition(small(), ParallelConfig()).stages[0].layers[1].working == most
+    halves = ParallelConfig(tp=2, sequence_parallel=True)
+    assert partition(small(), halves).stages[0].layers[1].working == most / 2
+    # Behind a checkpoint all of it is beside what is brought back.
+    assert partition(small(), ParallelConfig(), Recompute("full")).stages[0].layers[1].working == most

@@ -21,7 +21,7 @@ def test_stages_are_those_of_a_run_and_the_row_is_the_fullest_of_them():
     split = scenario.load(PIPELINE).prepare().split
     assert [stage.total_bytes for stage in row.stages] == [use.total for use in split.memory]
     assert row.total_bytes == max(use.total for use in split.memory) == split.memory[row.stage].total
-    assert row.peak == row.stages[row.stage].peak == "F 7.0"
+    assert row.peak == row.stages[row.stage].peak == "B 0.0"
 
 
 def test_parts_of_every_stage_add_up_to_its_total():
@@ -96,7 +96,7 @@ def test_json_has_the_stages(clustersim):
 def test_describe_says_what_each_stage_holds_and_not_what_the_whole_model_costs():
     text = scenario.load(PIPELINE).prepare().describe()
     assert "stage   7 264,859,200 parameters a rank: layers.42 to head" in text
-    assert "10.27 GiB of 80 GiB, most at F 7.0" in text
+    assert "10.32 GiB of 80 GiB, most at B 0.0" in text
     assert "cost      forward" not in text
 
 
@@ -148,3 +148,22 @@ def test_what_does_not_fit_names_the_stage_a_rank_of_it_and_its_largest_parts():
     assert not verdict.ok
     assert "does not fit on A100-SXM4-80GB (stage 0, rank 0): " in str(verdict)
     assert "held by activations " in str(verdict)
+
+
+@pytest.mark.parametrize(("changes", "of_unit", "of_root"), [(PIPED, 2, 0), ({"parallel.microbatches": 1}, 2 + 4, 2)])
+def test_fsdp_holds_the_gradient_of_a_unit_before_it_is_added_up_or_reduced(changes, of_unit, of_root):
+    """In the parameters' two bytes; where every pass reduces, four more of the unit before and two of the root."""
+    split = scenario.load(FSDP, changes).prepare().split
+    for stage, use in zip(split.partition.stages, split.memory, strict=True):
+        blocks = [layer.parameters for layer in stage.layers if layer.kind == "block"]
+        root = stage.parameters - sum(blocks)
+        assert use.buckets == pytest.approx(of_unit * max(blocks) + of_root * root)
+
+
+def test_backward_of_a_pipeline_holds_gradients_beside_what_forward_kept():
+    split = scenario.load(PIPELINE).prepare().split
+    for stage, use in zip(split.partition.stages, split.memory, strict=True):
+        activations = dict(zip(use.course.moments, use.course.parts["activations"], strict=True))
+        first = activations["B 0.0"] - max(size for moment, size in activations.items() if moment.startswith("F"))
+        samples = split.scenario.config.micro_batch_size
+        assert first == pytest.approx(2 * samples * stage.layers[-1].working)

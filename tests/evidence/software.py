@@ -85,6 +85,8 @@ class ShardedTraining(msgspec.Struct, frozen=True):
     knobs : of ``[strategy]``. attention : kernel, None for PyTorch's choice. optimizer_impl : of Adam.
     alternate : its plain "selective" checkpointing repeats every second block, not every second product.
     first : what was timed is a run's first step, in which DeepSpeed records the order of modules and prefetches none.
+    vocab : of the tokenizer, where a row's is not told; 0 for what the model's name says. memory : which figure its
+        rows state, ``allocated`` or ``reserved``.
     """
 
     name: str
@@ -94,6 +96,8 @@ class ShardedTraining(msgspec.Struct, frozen=True):
     optimizer_impl: str = "foreach"
     alternate: bool = False
     first: bool = False
+    vocab: int = 0
+    memory: str = "allocated"
 
 
 class SplitStack(msgspec.Struct, frozen=True):

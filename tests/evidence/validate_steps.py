@@ -37,9 +37,9 @@ from clustersim.core.ranges import PredictionRange, of_memory, of_step
 from clustersim.scenario.run.held import held
 from clustersim.studies.what_if.folded import folded
 from tests.evidence.hybrid_rows import is_hybrid, measured, played_as, scenario_table
-from tests.evidence.sharded_rows import is_sharded, read_sharded
+from tests.evidence.sharded_rows import is_sharded, read_sharded, words_of
 from tests.evidence.sized import BY_COUNT
-from tests.evidence.software import Row, framework
+from tests.evidence.software import Row, framework, sharded
 from tests.evidence.step_play import costs_of, peak_memory, scaled, step_time, step_time_as_priced
 from tests.evidence.step_rows import COLUMNS, StepRun, origin, publisher, read
 
@@ -232,23 +232,29 @@ def validate_memory(path: str | Path) -> Score:
 def figure(row: Row) -> str:
     """Which of the three a row states.
 
-    >>> figure({"notes": "memory: nvidia-smi GB"}), figure({"framework": "torchtitan"}), figure({})
+    >>> figure({"notes": "memory: nvidia-smi GB"}), figure({"framework": "torchtitan"}), figure({"strategy": "ddp"})
     ('nvidia-smi', 'reserved', 'allocated')
     """
     if "nvidia-smi" in row.get("notes", ""):
         return "nvidia-smi"
     named = f"{row.get('framework', '')} {row.get('other', '')}"
-    return "reserved" if "torchtitan" in named else "allocated"
+    if "torchtitan" in named:
+        return "reserved"
+    return sharded(words_of(row)).memory if is_sharded(row) else "allocated"
 
 
 def _predict_memory(row: Row) -> tuple[float, float]:
     # Gigabytes are GiB in the table's column but where the row says that they are as printed.
     stated = number(row, "peak_mem_GiB") * (1e9 if "GB as printed" in row.get("notes", "") else GIB)
     which = figure(row)
-    if which != "allocated" and stated > FULL * device_from_text(row["gpu"].split(" (")[0]).memory_bytes:
+    if which == "allocated":
+        return stated, _use(row).allocated
+    card = device_from_text(row["gpu"].split(" (")[0]).memory_bytes
+    if stated > FULL * card:
         raise ValueError(f"the row shows a full card: {stated / GIB:.1f} GiB {which}, not what the step needs")
     use = _use(row)
-    return stated, {"allocated": use.allocated, "reserved": use.reserved, "nvidia-smi": use.shown}[which]
+    # Nobody takes more than there is: an allocator that is refused gives back what it has cached.
+    return stated, min(use.reserved, card - use.context) if which == "reserved" else min(use.shown, card)
 
 
 def _use(row: Row) -> MemoryUse:

@@ -21,7 +21,7 @@ from clustersim.training.builder.zero import zero_hooks, zero_states
 from clustersim.training.parallel import ParallelConfig
 from clustersim.training.partition.base import Stage
 from clustersim.training.schedules import Schedule
-from clustersim.training.strategies.fsdp_config import FSDPConfig, accumulated_bytes, gathered_bytes
+from clustersim.training.strategies.fsdp_config import FSDPConfig, accumulated_bytes, element_bytes, gathered_bytes
 from clustersim.training.strategies.zero_config import ZeroConfig
 
 if TYPE_CHECKING:
@@ -207,12 +207,20 @@ def _fsdp_states(config: FSDPConfig, mesh: Mesh, stage: Stage, states: float) ->
         live = sum(sorted(map(sum, chunks))[-MOST_ACTIVE:])
     block = gathered_bytes(config, block=True)
     gathered = (gathered_bytes(config, block=False) * root + block * live) / total if total else 0.0
-    piled = (float(accumulated_bytes(config)),) * 2 if pipelined or config.no_sync else param_bytes
+    adds_up = pipelined or config.no_sync
+    # A unit's gradient is in the parameters' type before it is added up, or copied for its reduction, which runs beside
+    # the unit behind it.
+    half, wire, _ = element_bytes(config)
+    unit = max(
+        (layer.parameters + layer.expert_parameters for layer in stage.layers if layer.kind == "block"), default=0
+    )
+    buckets = float(half * unit if adds_up else (half + wire) * unit + half * root)
     return StateBytes(
         param_bytes,
-        piled,
+        (float(accumulated_bytes(config)),) * 2 if adds_up else param_bytes,
         (0.0, 0.0),
         (states * dense, states * expert),
         gathered=(gathered, block * routed / sum(experts) if any(experts) else 0.0),
+        buckets=buckets,
         reduced=param_bytes,
     )

@@ -38,12 +38,9 @@ def activations(parts: Partition, orders: Orders, element: int, *, keeps_sent: b
 
 def _bytes(stage: Stage, batch: MicroBatchStash) -> Floats:
     """(4 x chunks,) of a micro-batch: kept until the input gradient, until the weight gradient, stashed in between, and
-    what a repeated forward brings back."""
+    what backward has beside that at its fullest moment."""
     chunk_bytes = [MicroBatchBytes.of(chunk, batch) for chunk in stage.chunks]
-    rows = [
-        (micro_batch.kept + micro_batch.fp32, micro_batch.for_weights, micro_batch.stashed, micro_batch.repeated)
-        for micro_batch in chunk_bytes
-    ]
+    rows = [(one.kept + one.fp32, one.for_weights, one.stashed, one.repeated - one.returned) for one in chunk_bytes]
     return np.array(rows, dtype=np.float64).T.reshape(-1)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from clustersim.core.arrays import Floats
 from clustersim.core.memory_use import MemoryCourse, MemoryUse
-from clustersim.training.partition.base import Chunk, Partition, Stage
+from clustersim.training.partition.base import Chunk, LocalLayer, Partition, Stage
 from clustersim.training.schedules.base import Order, Orders
 
 
@@ -111,7 +111,8 @@ def _moments(stage: Stage, order: Order, batch: MicroBatchStash) -> Iterator[tup
                 heads = heads + micro_batch.fp32
                 yield name, held_bytes, heads
                 continue
-            yield name, held_bytes + (micro_batch.repeated if action.kind in "BI" else 0.0), heads
+            backward = action.kind in "BI"
+            yield name, held_bytes + micro_batch.repeated * backward, heads - micro_batch.returned * backward
             if action.kind in "BI":
                 held_bytes = held_bytes - micro_batch.kept
                 heads = heads - micro_batch.fp32
@@ -129,24 +130,41 @@ def _moments(stage: Stage, order: Order, batch: MicroBatchStash) -> Iterator[tup
 
 
 class MicroBatchBytes(msgspec.Struct, frozen=True):
-    """Bytes of one micro-batch on one chunk: what its forward leaves until I, until W, and in fp32; what a repeated
-    forward brings back; and the output gradients that I leaves for a later W."""
+    """Bytes of one micro-batch on one chunk: what its forward leaves until I, until W, and in fp32; what backward has
+    beside that at its fullest moment, and how much in fp32 it has ``returned`` by then; and the output gradients that I
+    leaves for a later W."""
 
     kept: float
     for_weights: float
     fp32: float
     repeated: float
     stashed: float
+    returned: float = 0.0
 
     @classmethod
     def of(cls, chunk: Chunk, batch: MicroBatchStash) -> MicroBatchBytes:
         """Of a micro-batch."""
         layers = chunk.layers
         size = batch.samples * batch.element
+        repeated, returned = _fullest(layers, batch)
         return cls(
             size * (sum(layer.kept for layer in layers) + chunk.message * batch.keeps_sent),
             size * sum(layer.kept_for_weights for layer in layers),
             batch.samples * 4.0 * sum(layer.fp32_kept for layer in layers),
-            size * max((layer.repeated for layer in layers), default=0.0),
+            repeated,
             size * sum(layer.stashed for layer in layers),
+            returned,
         )
+
+
+def _fullest(layers: Sequence[LocalLayer], batch: MicroBatchStash) -> tuple[float, float]:
+    """At the fullest moment of a chunk's backward, which goes from its last layer to its first: bytes beside what is
+    kept of the micro-batch, and bytes in fp32 that are no longer."""
+    size = batch.samples * batch.element
+    given_back = returned = 0.0
+    moments = [(0.0, 0.0)]
+    for layer in reversed(layers):
+        moments.append((size * (layer.repeated + layer.working) - given_back, returned))
+        given_back += size * layer.kept
+        returned += batch.samples * 4.0 * layer.fp32_kept
+    return max(moments, key=lambda moment: moment[0] - moment[1])

@@ -89,6 +89,7 @@ class StashedElements:
     kept : freed when the input gradient is done.
     kept_for_weights : of inputs that weight gradients need, freed when those are done.
     repeated : what a repeated forward brings back while this layer's backward runs.
+    working : of gradients at the fullest moment of this layer's backward, less what it has given back by then.
     fp32_kept : kept in fp32 whatever the activations' type (logits and softmax of the loss).
     stashed : of output gradients that weight gradients need: held from I to W where a schedule separates them (they are
         what makes a delayed W cost memory, arXiv:2401.10241 s4).
@@ -97,6 +98,7 @@ class StashedElements:
     kept: float = 0.0
     kept_for_weights: float = 0.0
     repeated: float = 0.0
+    working: float = 0.0
     fp32_kept: float = 0.0
     stashed: float = 0.0
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from clustersim.core.model import Kernel, Layer
+from clustersim.core.model import HALF, Kernel, Layer
 from clustersim.model.kernels import saved_by_operator
 from clustersim.training.partition.base import Item, StashedElements, Work
 from clustersim.training.partition.dispatch import is_expert
@@ -68,6 +68,24 @@ def held(nodes: Nodes, *, one_fp32_copy: bool) -> StashedElements:
         else:
             total += sum((_of_kernel(kernel, one_fp32_copy) for kernel in node.kernels), StashedElements())
     return total
+
+
+def most_gradients(kernels: Kernels, between: float) -> float:
+    """Elements per sample of gradients at the fullest moment of a layer's backward, beside what its forward has kept
+    and less what backward has given back of that.
+
+    Backward goes from the last kernel to the first. Its gradients have the shapes of what the kernel reads and writes,
+    which is what it moves in forward where it does not say more; the gradient of what layers hand on (``between``) is
+    beside them. The loss says what it holds in fp32.
+    """
+    most = given_back = 0.0
+    for kernel in reversed(kernels):
+        if kernel.cut == "vocab" and not has_weights(kernel):
+            continue
+        gradients = kernel.working[HALF] / 2.0 or kernel.nbytes
+        most = max(most, gradients + between - given_back)
+        given_back += kernel.saved
+    return most
 
 
 def _of_kernel(kernel: Kernel, one_fp32_copy: bool) -> StashedElements:

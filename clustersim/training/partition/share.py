@@ -87,6 +87,15 @@ def local_kernel(kernel: Kernel, share: LayerShares) -> Kernel:
     """
     if share.whole or kernel.cut.startswith("expert"):
         return kernel
+    local = _cut_kernel(kernel, share)
+    if not any(kernel.working) or not kernel.nbytes:
+        return local
+    part = local.nbytes / kernel.nbytes
+    half, autocast, full = (nbytes * part for nbytes in kernel.working)
+    return replace(local, working=(half, autocast, full))
+
+
+def _cut_kernel(kernel: Kernel, share: LayerShares) -> Kernel:
     t = share.tp
     c = share.cp
     if kernel.kind == "gemm" and not kernel.batch:

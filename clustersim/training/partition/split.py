@@ -13,8 +13,14 @@ from clustersim.training.partition.base import Chunk, Item, LocalLayer, Partitio
 from clustersim.training.partition.dispatch import FLOAT8_ROW
 from clustersim.training.partition.expert import expert_tensors, reach_of
 from clustersim.training.partition.layers import Cutter
-from clustersim.training.partition.nodes import LayoutChange, Nodes, backward_items, forward_items
-from clustersim.training.partition.recompute import every_second, held, kept_outputs, repeated_operators
+from clustersim.training.partition.nodes import LayoutChange, Nodes, NodeSequence, backward_items, forward_items
+from clustersim.training.partition.recompute import (
+    every_second,
+    held,
+    kept_outputs,
+    most_gradients,
+    repeated_operators,
+)
 from clustersim.training.partition.share import local_tensor, share_of
 from clustersim.training.partition.stages import Range, placed, split
 from clustersim.training.partition.tensor import ExchangeStyle
@@ -281,6 +287,8 @@ class _LayerBuilder:
         elif not any(kernel.saved for kernel in layer.kernels):
             # Models that are not described kernel by kernel; they are not cut either.
             keeps = replace(keeps, kept=layer.activation_bytes)
+        between = layer.boundary_bytes / self.share.tokens
+        keeps = replace(keeps, working=most_gradients(NodeSequence(nodes).kernels, between))
         ahead, behind = received
         if ahead:
             nodes = (LayoutChange("activation", ("all_gather", ""), ("tp",), ahead), *nodes)
