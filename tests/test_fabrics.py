@@ -556,3 +556,12 @@ def test_gpus_without_a_nic_odd_links_and_lonely_vertices_are_noticed() -> None:
 def test_shipped_files_are_valid_toml_named_after_themselves() -> None:
     for path in data_path("topologies").glob("*.toml"):
         assert tomllib.loads(path.read_text(encoding="utf-8"))["name"] == path.stem
+
+
+def test_what_a_part_delivers_is_not_taken_for_a_port_s_rate(tmp_path: Path) -> None:
+    change = '\n[[changes]]\nmatch = "node1/nic0"\nfactor = 0.5\nsource = "planted"\n'
+    text = 'name = "m"\nextends = "hgx-h100"\n' + change
+    report = fabrics.check(fabrics.load(write(tmp_path, text), 2))
+    (warning,) = report.warnings
+    assert "0.5 of the rate they say is delivered (factor)" in warning
+    assert report.ports == {50e9: 16}

@@ -16,6 +16,7 @@ from clustersim.collectives.base import Group
 from clustersim.collectives.nccl.derive import system_of
 from clustersim.collectives.nccl.graph import ChannelGraph
 from clustersim.collectives.nccl.search import _search_view, exec_channels, search
+from clustersim.collectives.nccl.uneven import uneven_nodes
 from clustersim.collectives.nccl.view import NodeView, PcieSlot, System
 from clustersim.collectives.nccl.walk import ChannelWalk
 from clustersim.collectives.nccl.wiring import wiring
@@ -207,3 +208,25 @@ def test_mixed_groups_list_each_build_and_share_of_gpus() -> None:
 def test_nodes_without_nics_cannot_form_a_group() -> None:
     with pytest.raises(TopologyError, match="NIC"):
         system_of(members("pcie-p100-2gpu", 2, 2))
+
+
+@pytest.mark.parametrize(("name", "rate"), [("hgx-a100", "100 Gb/s"), ("hgx-h100", "200 Gb/s")])
+def test_a_slower_nic_of_one_node_halves_rings_and_what_is_said_of_leaving_it_out_is_so(tmp_path, name, rate):
+    """Fields are compared one by one (nccl src/init.cc): the least count of one node, the least speed of another."""
+    file = tmp_path / "m.toml"
+    head = f'name = "m"\nextends = "{name}"\n[[changes]]\nsource = "planted"\nmatch = "node1/nic0"\n'
+
+    def rings(change: str) -> tuple[ChannelGraph, str]:
+        file.write_text(head + change)
+        topology = fabrics.load(str(file), nodes=2)
+        system = system_of(Group(topology, topology.gpus))
+        return search(system)["ring"], uneven_nodes(system)
+
+    slow, sentence = rings(f'bandwidth = "{rate}"\n')
+    without, _ = rings("remove = true\n")
+    alike, nothing = rings("factor = 0.5\n")
+    assert slow.n_channels * slow.bw_inter == 0.5 * alike.n_channels * alike.bw_inter
+    assert without.n_channels * without.bw_inter == 7 / 8 * alike.n_channels * alike.bw_inter
+    assert f"together {slow.n_channels} x {slow.bw_inter:g} GB/s" in sentence
+    assert sentence.endswith(f"{without.n_channels} x {without.bw_inter:g} GB/s")
+    assert nothing == ""

@@ -189,3 +189,17 @@ def test_backward_holds_gradients_of_the_tensors_on_both_sides_of_a_kernel() -> 
     assert partition(small(), halves).stages[0].layers[1].working == most / 2
     # Behind a checkpoint all of it is beside what is brought back.
     assert partition(small(), ParallelConfig(), Recompute("full")).stages[0].layers[1].working == most
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_megatrons_loss_is_one_fp32_copy_of_the_logits_whatever_divides_them(dtype: str) -> None:
+    # core/tensor_parallel/cross_entropy.py: exponentials, softmax and gradient in place of the logits in fp32.
+    whole = model("gpt2", implementation="megatron")
+    logits = 1024 * 50257
+    for parallel in (ParallelConfig(pp=2), ParallelConfig(tp=2, pp=2)):
+        head = partition(whole, parallel).stages[1].layers[-1]
+        assert head.fp32_kept * parallel.tp == pytest.approx(logits, rel=0.01)
+    alone = memory(whole, micro_batch_size=1, dtype=dtype, param_dtype="bf16")
+    assert alone.logits == 6 * logits  # and the gradient in 16 bits beside it
+    eager = memory(model("gpt2", implementation="eager"), micro_batch_size=1, dtype=dtype, param_dtype="bf16")
+    assert eager.logits == 12 * logits

@@ -96,7 +96,7 @@ def test_channels_take_nics_in_proportion_to_their_rates(count):
 def test_a_run_says_which_was_meant():
     change = {"match": "node0/nic0"}
     base = "fsdp_llama3_8b_64x8_h100"
-    for more, words in (({"bandwidth": "200 Gb/s"}, "plans around"), ({"factor": 0.5}, "of what NCCL reads")):
+    for more, words in (({"bandwidth": "200 Gb/s"}, "search counts with"), ({"factor": 0.5}, "of what NCCL reads")):
         made = scenario.load(base, {"cluster.nodes": 2, "cluster.changes": [change | more], "run.steps": 1})
         assert any(words in note for note in made.prepare().notes)
 

@@ -60,6 +60,8 @@ MASK = (1.0, 1.0, 1.0)
 """A dropout's mask, a byte an element."""
 LOSS = _Rule((4.0, 4.0, 4.0), (8.0, 8.0, 8.0))
 """Log-softmax of fp32 logits; in backward its gradient and that of the logits beside it: 12 bytes."""
+MEGATRON_LOSS = _Rule((4.0, 4.0, 4.0), (2.0, 2.0, 0.0))
+"""Megatron-LM's: fp32 exponentials in place of the logits, which become the gradient, cast to 16 bits in backward."""
 NARROW_LOSS = _Rule((2.0, 4.0, 4.0), (4.0, 8.0, 8.0))
 """The same of logits that nobody casts (masked language models)."""
 
@@ -72,7 +74,7 @@ def with_bytes(s: TransformerShape, kernels: Iterable[Kernel]) -> Kernels:
 
 
 def _fused(s: TransformerShape, kernel: Kernel) -> Kernel:
-    """A fused norm keeps its input, which is fp32 under autocast; Megatron-LM's loss is op by op."""
+    """A fused norm keeps its input, which is fp32 under autocast; Megatron-LM's loss has a rule of its own."""
     if s.implementation == "megatron" and kernel.name == "cross_entropy":
         return _ruled(s, kernel)
     if not kernel.name.endswith(("norm_1", "norm_2", "norm_3")) or not kernel.saved:
@@ -93,7 +95,8 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
     name = kernel.name
     if kernel.cut == "vocab" and kernel.kind == "memory":
         wide = s.head == "lm" or s.fused_loss
-        return kernel.saved / 2.0, LOSS if wide else NARROW_LOSS
+        plain = LOSS if wide else NARROW_LOSS
+        return kernel.saved / 2.0, MEGATRON_LOSS if s.implementation == "megatron" else plain
     if kernel.kind == "gemm" and not kernel.batch:
         return _product(kernel)
     if s.implementation == "liger" and (name in NORMS or name.startswith("norm")) and s.norm == "rmsnorm":

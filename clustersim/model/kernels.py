@@ -141,6 +141,9 @@ EAGER_LOSS = 12
 FUSED_LOSS = 4
 """Bytes of a 16-bit logit at the most: log-softmax and two gradients in fp32; in one kernel, the logit and its gradient
 (pytorch/torchtitan PR 1033; Dao-AILab/quack issue 48)."""
+MEGATRON_LOSS = 4
+"""Megatron-LM's, whether tensor parallelism divides the vocabulary or not: logits are cast to fp32, and exponentials,
+softmax and gradient take their place one after the other (core/tensor_parallel/cross_entropy.py)."""
 MASK = 0.5
 
 LINEAR_CUTS = dict.fromkeys(("q", "k", "v", "qkv", "gate", "up"), "column")
@@ -466,5 +469,6 @@ def cross_entropy(s: TransformerShape, positions: int) -> Kernel:
     masked = s.head != "lm" and s.implementation in {"eager", "flash"}
     passes = CROSS_ENTROPY["fused" if s.fused_loss else "masked" if masked else s.implementation]
     # Its n: bytes that an element of 16-bit logits holds at the most, op by op or in one kernel.
-    most = FUSED_LOSS if s.fused_loss else EAGER_LOSS
+    op_by_op = MEGATRON_LOSS if s.implementation == "megatron" else EAGER_LOSS
+    most = FUSED_LOSS if s.fused_loss else op_by_op
     return replace(memory("cross_entropy", float(positions) * s.vocab, passes, cut="vocab", saved=2.0), n=most)

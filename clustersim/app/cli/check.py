@@ -30,6 +30,8 @@ def check(file: str, nodes: int | None, as_json: bool) -> None:
 
     from clustersim.cluster import files as fabrics
     from clustersim.collectives import fitted as fitting
+    from clustersim.collectives.base import Group
+    from clustersim.collectives.nccl.uneven import of_group
     from clustersim.core import gpu_file
 
     if gpu_file.is_gpu(file):
@@ -41,6 +43,8 @@ def check(file: str, nodes: int | None, as_json: bool) -> None:
         report = fabrics.check(topology)
         own = {kind.device: kind.own_gpu for kind in topology.node_types if kind.own_gpu is not None}
         numbers = list(fitting.informed(topology.measured, file).words()) if topology.measured else []
+        uneven = [*of_group(Group(topology, topology.gpus))] if len(topology.gpus) and not report.n_unreachable else []
+        report = dataclasses.replace(report, warnings=(*report.warnings, *uneven))
     if as_json:
         print_json(dataclasses.asdict(report) | ({"gpus": [_doubts(gpu) for gpu in own.values()]} if own else {}))
     else:

@@ -58,6 +58,7 @@ def explain(
     RUN is a folder that `clustersim run --out` wrote, a scenario (a .toml file, the name of a shipped one, or a plan's
     folder), which is simulated first, or a profiler's trace (a file, or a folder with one per rank).
     """
+    from clustersim.collectives.nccl.uneven import UNEVEN
     from clustersim.explain.explain import explain as explained
     from clustersim.studies.what_if.otherwise import each_change, otherwise
 
@@ -77,7 +78,8 @@ def explain(
         more = {"rerun": reruns.again, "choices": choices, "changes": did, "idle_knobs": idle}
         print_json({"run": loaded.title, "figures": loaded.run.facts.figures, **explanation.to_dict(), **more})
     else:
-        _print(loaded.title, explanation, did + reruns.text, idle)
+        uneven = [note for note in loaded.run.facts.notes if note.startswith(UNEVEN)]
+        _print(loaded.title, explanation, did + reruns.text, idle + uneven)
 
 
 def load(

@@ -98,9 +98,9 @@ def _ports(topology: Topology) -> Bools:
 
 
 def _nic_rates(topology: Topology) -> dict[float, Ints]:
-    """NICs by the rate of their network link."""
+    """NICs by the rate that their network link says; what it delivers of that (``factor``) is no port's rate."""
     net = _ports(topology)
-    rates = topology.link_bandwidth[net]
+    rates = np.round(topology.reported_bandwidth[net])
     nics = topology.link_src[net]
     return {float(rate): nics[rates == rate] for rate in np.unique(rates)}
 
@@ -137,7 +137,7 @@ def _slot_rates(topology: Topology) -> Floats:
     """(V,) bytes/s a vertex's own node can hand it; infinite if nothing says."""
     inside = topology.vertex_node[topology.link_src] >= 0
     ends = topology.link_dst[inside]
-    rate = topology.link_bandwidth[inside]
+    rate = topology.reported_bandwidth[inside]
     rates = np.bincount(ends, weights=rate, minlength=len(topology.vertex_names))
     return np.where(rates > 0, rates, np.inf)
 
@@ -171,7 +171,8 @@ def _asymmetric(topology: Topology) -> Iterator[str]:
     place = np.clip(np.searchsorted(forth[order], back), 0, max(len(forth) - 1, 0))
     reverse = order[place] if len(forth) else order
     alone = forth[reverse] != back
-    uneven = ~alone & (np.abs(topology.link_bandwidth[reverse] / topology.link_bandwidth - 1) > 1e-9)
+    rate = topology.reported_bandwidth
+    uneven = ~alone & (np.abs(rate[reverse] / rate - 1) > 1e-9)
     for defect, rows in (("has no way back", np.flatnonzero(alone)), ("differs by direction", np.flatnonzero(uneven))):
         if len(rows):
             more = f" ({len(rows)} such links)" if len(rows) > 1 else ""
@@ -193,7 +194,7 @@ def _odd_nics(topology: Topology) -> Iterator[str]:
     """A few NICs of a node that are slower or faster than most of them."""
     net = _ports(topology)
     nics = topology.link_src[net]
-    rates = topology.link_bandwidth[net]
+    rates = np.round(topology.reported_bandwidth[net])
     for node in np.unique(topology.vertex_node[nics]).tolist():
         here = topology.vertex_node[nics] == node
         found, counts = np.unique(rates[here], return_counts=True)
@@ -206,6 +207,18 @@ def _odd_nics(topology: Topology) -> Iterator[str]:
                     f"{format_bandwidth(float(found[most]))} on one node; is it of another network?"
                 )
                 return  # nodes are mostly alike
+
+
+def _hidden(topology: Topology) -> Iterator[str]:
+    """Parts that a change makes slower than they say."""
+    if topology.hidden_factor is None:
+        return
+    slower = np.flatnonzero(topology.hidden_factor < 1)
+    for factor in np.unique(topology.hidden_factor[slower]).tolist():
+        links = slower[topology.hidden_factor[slower] == factor]
+        names = topology.link_name(int(links[0]))
+        more = f" and {len(links) - 1} more links" if len(links) > 1 else ""
+        yield f"{names}{more}: {factor:g} of the rate they say is delivered (factor), which NCCL does not see"
 
 
 def _slow_switches(topology: Topology) -> Iterator[str]:
@@ -250,6 +263,7 @@ _LOOKS = (
     _isolated,
     _slots,
     _odd_nics,
+    _hidden,
     _slow_switches,
     _assumed,
 )

@@ -29,7 +29,7 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ----------
     match : a vertex (``"node3/nic0"``: all its links) or links (``"node0/gpu0 -> node0/nvswitch*"``); globs.
     factor : its bandwidth is multiplied by it; below 1 NCCL does not see that, and plans with the full rate.
-    bandwidth : its new line rate, with a unit, which NCCL reads and plans around. remove : it is gone.
+    bandwidth : its new line rate, with a unit, which NCCL reads and searches with. remove : it is gone.
     from : since when, such as ``"2 s"`` of the run; from its beginning when absent. until : the end of it; the run's
         when absent. every : it comes back so long after it began, at least 1 us, again and again: a link that flaps.
         With one of these a factor of at most 1 is needed (0.001 for a link that is down), and collectives are planned

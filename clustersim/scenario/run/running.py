@@ -172,6 +172,7 @@ def prepare(scenario: Scenario, speed: Speed = AS_IS) -> Prepared:
         *_mixture(kinds),
         *_periods(scenario),
         *_changed(scenario),
+        *_uneven(scenario, topology, mesh),
         *_told(scenario),
     )
     notes = dict.fromkeys((*model_notes, *program.notes))
@@ -245,9 +246,18 @@ def _changed(scenario: Scenario) -> Iterator[str]:
             continue
         place = f"cluster.changes[{i}]: {change.match}"
         if change.bandwidth is not None:
-            yield f"{place} says its rate, and NCCL plans around it; factor is for what it does not see"
+            yield f"{place} says its rate, and NCCL's search counts with it; factor is for what it does not see"
         elif change.factor is not None and change.factor < 1:
             yield f"{place} delivers {change.factor:g} of what NCCL reads and plans with; bandwidth is for what it sees"
+
+
+def _uneven(scenario: Scenario, topology: Topology, mesh: Mesh) -> Iterator[str]:
+    """What NCCL makes of nodes that differ."""
+    from clustersim.collectives.base import Group
+    from clustersim.collectives.nccl.uneven import of_group
+
+    if backend_of(scenario, topology, mesh) == "nccl":
+        yield from of_group(Group(topology, mesh.gpus[: mesh.workers]))
 
 
 def _told(scenario: Scenario) -> Iterator[str]:
