@@ -35,6 +35,7 @@ from clustersim.studies.plan.candidates import (
 )
 from clustersim.studies.plan.limits import step_bound, too_much
 from clustersim.studies.plan.options import PlanOption, SearchResult
+from clustersim.studies.plan.searching import _OptionCount
 from clustersim.studies.plan.spec import from_table
 from clustersim.studies.plan.untried import untried
 from clustersim.studies.plan.verdict import fit_of, verdict
@@ -576,3 +577,14 @@ def test_the_best_is_the_fastest_only_where_the_usual_alternatives_were_tried(mo
     assert SearchResult((), (), True, untried=tuple(words)).fastest == (
         "the fastest of what was tried" if left_out else "the fastest"
     )
+
+
+def test_a_plan_counts_options_row_by_row_and_never_past_its_round():
+    """A round of whole runs takes minutes: what is told moves with each, and ends where the round does."""
+    told = []
+    count = _OptionCount(10, lambda done, total: told.append((done, total)))
+    count.next_round(6, 4)
+    for rows in (1, 2, 5):
+        count.rows(rows)
+    count.end_round()
+    assert told == [(2, 10), (3, 10), (5, 10), (6, 10), (6, 10)]

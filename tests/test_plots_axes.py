@@ -190,3 +190,11 @@ def test_a_picture_without_axes_is_a_figure_that_holds_its_axes_and_at_most_a_sc
 def test_a_picture_that_is_of_several_axes_here_says_so_where_it_is_given_one(name):
     with pytest.raises(ProgramError, match=r"several axes, and cannot be drawn on one \(ax\)"):
         ALSO_SEVERAL[name](Figure().subplots())
+
+
+def test_a_family_that_lies_above_the_chart_is_counted_and_not_in_its_legend():
+    far = [plots.FrontDot("C", "16 GPUs", 0.5, 90.0, False), plots.FrontDot("C", "8 GPUs", 0.4, 80.0, False)]
+    figure = plots.front([*dots(), *far], x="tokens/s", y="USD an hour", title="a")
+    legends = figure.legends or [figure.axes[0].get_legend()]
+    assert [text.get_text() for text in legends[0].get_texts()] == ["A", "B"]
+    assert "2 dearer, not drawn" in [text.get_text() for text in figure.axes[0].texts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -139,6 +140,17 @@ def test_copies_differ_as_measured_ranks_do_so_that_more_of_them_wait_longer():
     assert again.totals["step_s"][1] == pytest.approx(exposed_and_step(aim)[1], rel=0.05)
     assert again.totals["compute_s"][1] == pytest.approx(once.totals["compute_s"][1])  # of the ranks that were measured
     assert any("8 replicas differ by" in note for note in again.notes)
+
+
+def test_more_copies_end_no_step_earlier():
+    """The ranks that were measured stay as they are, and a copy is the same in every larger run: so more wait longer. A
+    step's own length may shrink, where the one before it ended later."""
+    vary = {"run__steps": 4, "run__seed": 1, "run__variation": {"step_cv": 0.05, "draws": "independent"}}
+    run, _ = measured("ddp_resnet50_1x8_v100", **vary)
+    ends = [np.cumsum(replay(run, scale=Scale(times=times)).steps.simulated) for times in (1, 2, 4)]
+    for fewer, more in pairwise(ends):
+        assert (more >= fewer * (1 - 1e-9)).all()
+    assert ends[-1][-1] > 1.01 * ends[0][-1]
 
 
 def test_what_copies_of_a_lone_replica_would_differ_by_is_said_to_be_unknown():

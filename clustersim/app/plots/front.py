@@ -56,6 +56,7 @@ def front(dots: Sequence[FrontDot], *, x: str, y: str, title: str | None = None,
     figure, axes = drawn_on(ax, 4.2)
     best = sorted((dot for dot in dots if dot.best), key=lambda dot: dot.rate)
     axes.plot([dot.rate for dot in best], [dot.cost for dot in best], color=QUIET, lw=1.2, zorder=1)
+    axes.set_ylim(*_heights(dots))
     for i, name in enumerate(names):
         family_dots = [dot for dot in dots if (dot.family if dot.family in named_families else OTHER) == name]
         _family(axes, family_dots, name, series[i % len(series)], MARKERS[i % len(MARKERS)])
@@ -67,7 +68,10 @@ def front(dots: Sequence[FrontDot], *, x: str, y: str, title: str | None = None,
     lines = wrap(y, 60) if is_narrow(figure) else [y]
     axes.set_title("\n".join(lines), loc="left", fontsize=10, color=INK)
     axes.set_xlim(0.0, 1.08 * max(dot.rate * (1 + dot.error * (dot.best or dot.tempting)) for dot in dots))
-    axes.set_ylim(*_heights(dots))
+    above = sum(dot.cost > axes.get_ylim()[1] for dot in dots)
+    if above:
+        words = f"{above} dearer, not drawn"
+        axes.text(0.99, 0.98, words, transform=axes.transAxes, ha="right", va="top", fontsize=8.5, color=QUIET)
     for side in (axes.xaxis, axes.yaxis):
         side.set_major_formatter(lambda v, _: f"{v:,.4g}" if abs(v) < 1e4 else f"{v:,.0f}")
     legend_below(figure, ax, axes, ncols=min(len(names), 3))
@@ -79,6 +83,8 @@ def front(dots: Sequence[FrontDot], *, x: str, y: str, title: str | None = None,
 
 def _family(axes: Axes, dots: Sequence[FrontDot], name: str, colour: str, marker: str) -> None:
     """Dots of one family: those that nobody beats, or that are tempting, are large; tempting ones hollow."""
+    top = axes.get_ylim()[1]
+    dots = [dot for dot in dots if dot.cost <= top]
     shown = any(dot.best or dot.tempting for dot in dots)
     for large in (False, True):
         sized = [dot for dot in dots if (dot.best or dot.tempting) == large]

@@ -83,16 +83,50 @@ def search(
     seen = KnownCandidates(plan, path, *machines_of(plan, path), told=told)
     with closing(crew(how.executor, how.jobs)) as team, store.writing(folder) as writer:
         best = seen.open(store.path)
-        runner = Runner(plan, path, store, writer.append, team)
+        count = _OptionCount(len(seen.options), progress)
+
+        def took(lines: Sequence[bytes]) -> None:
+            writer.append(lines)
+            count.rows(len(lines))
+
+        runner = Runner(plan, path, store, took, team)
         for rough in (False,) if how.exhaustive else (True, False):
             waiting = seen.waiting(best, rough=rough)
             while waiting:
                 turn, waiting = _next_round(waiting, seen, how.exhaustive, rough)
+                count.next_round(len(seen.options) - len(waiting), len(turn))
                 seen.take(runner.run([option.candidate for option in turn], rough=rough), rough=rough)
-                if progress:
-                    progress(len(seen.options) - len(waiting), len(seen.options))
+                count.end_round()
         searched = seen.done()
         return replace(searched, turned=at_corners(searched, seen, runner)) if how.robust else searched
+
+
+class _OptionCount:
+    """How many of a plan's options are done with, told row by row: a round of long runs may take minutes."""
+
+    def __init__(self, total: int, tell: Callable[[int, int], None] | None) -> None:
+        self.total = total
+        self.tell = tell
+        self.done = 0
+        self.after_round = 0
+
+    def next_round(self, after_round: int, running: int) -> None:
+        """``running`` options begin; when they end, ``after_round`` are done with."""
+        self.after_round = after_round
+        self._set(after_round - running)
+
+    def rows(self, count: int) -> None:
+        """So many of them have ended."""
+        self._set(min(self.done + count, self.after_round))
+
+    def end_round(self) -> None:
+        """All of them have, those among them whose rows were there."""
+        self._set(self.after_round)
+
+    def _set(self, done: int) -> None:
+        self.done = done
+        if self.tell is not None:
+            self.tell(done, self.total)
 
 
 def folder_for(plan: PlanFile, path: str | Path, out: str | Path) -> Folder:

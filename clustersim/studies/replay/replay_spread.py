@@ -53,7 +53,8 @@ class CopySpread:
             )
         return (
             f"from the trace: {self.replicas} replicas differ by {self.sigma:.1%} (standard deviation); from the "
-            "model: copies are drawn from that, so the slowest of more is slower"
+            "model: copies are drawn from that, so the slowest of more is slower; what it delays ends one step "
+            "later and may shorten the next, never the run"
         )
 
 
