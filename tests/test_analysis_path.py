@@ -96,6 +96,16 @@ def test_a_parameter_server_replays_exactly_too():
     assert own(graph(timeline)) == pytest.approx(timeline.per_op()["end"], rel=1e-12)
 
 
+def test_stages_that_send_to_each_other_replay_exactly_and_each_in_columns_of_its_own_ranks():
+    timeline = clustersim.load("1f1b_gpt2_xl_1x8_a100", {"run.steps": 2}).run().timeline
+    run_graph = graph(timeline)
+    of_role = {op.role: size for op, size in zip(timeline.ops, run_graph.size, strict=True)}
+    assert len(of_role) > 1
+    assert sum(of_role.values()) == timeline.world_size
+    assert all(len(column) == run_graph.size[i] for i, column in run_graph.seconds.items())
+    assert own(run_graph) == pytest.approx(timeline.per_op()["end"], rel=1e-12)
+
+
 def test_the_path_goes_through_the_last_arriver_and_splits_latency_from_bytes():
     def planner(request, group):
         return toy.plan(request, group.gpus, latency=0.5)

@@ -216,7 +216,7 @@ class Timeline(Keeper):
         }
         return [*((noun, f"{n:,}") for noun, n in counts.items()), ("from begin to end", format_time(self.makespan))]
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         """Seconds from 0 to the end of the last span."""
         blocks = max((block.columns[2].high for block in self.blocks), default=0.0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 
@@ -23,8 +22,6 @@ MOST_KEPT = 2048
 OFTEN = 16
 MOST_TABLES = 32
 """Times that a rank is asked for before its spans are laid out in a table of its own, and how many tables are kept."""
-SpanRow: TypeAlias = tuple[int, int, float, float, float]
-"""Of a span: its op, its place among the op's, and when it was ready, started and ended [s]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,11 +124,9 @@ class OpColumns:
     def of_rank(self, rank: int, begin: float, end: float) -> RankSpans:
         """Spans of a rank that end at or after ``begin`` and are ready at or before ``end`` [s], by op, then start."""
         asked = self._asked[rank] = self._asked.get(rank, 0) + 1
-        rows = self._in_table(rank, begin, end) if asked > OFTEN else self._among_ops(rank, begin, end)
-        table = np.array(rows, dtype=np.float64).reshape(-1, 5).T
-        return RankSpans(table[0].astype(np.int64), table[1].astype(np.int64), table[2], table[3], table[4])
+        return self._in_table(rank, begin, end) if asked > OFTEN else self._among_ops(rank, begin, end)
 
-    def _among_ops(self, rank: int, begin: float, end: float) -> list[SpanRow]:
+    def _among_ops(self, rank: int, begin: float, end: float) -> RankSpans:
         """Op by op, of those that may be open: nothing is made ready for it."""
         order, ends, since, ready = self._by_end
         near = order[int(np.searchsorted(ends, begin)) : int(np.searchsorted(since, end, side="right"))]
@@ -144,32 +139,32 @@ class OpColumns:
                 if spans.end[first] >= begin and spans.ready[first] <= end:
                     rows.append((op, first, spans.ready[first], spans.start[first], spans.end[first]))
                 first += 1
-        return rows
+        table = np.array(rows, dtype=np.float64).reshape(-1, 5).T
+        return RankSpans(table[0].astype(np.int64), table[1].astype(np.int64), table[2], table[3], table[4])
 
-    def _in_table(self, rank: int, begin: float, end: float) -> list[SpanRow]:
+    def _in_table(self, rank: int, begin: float, end: float) -> RankSpans:
         """In the table of a rank that is asked for time and again, as a walk along its ops does."""
         table = self._tables.pop(rank, None) or _rank_table(self.timeline, rank)
         self._tables[rank] = table  # the last asked for is the last to go
         if len(self._tables) > MOST_TABLES:
             del self._tables[next(iter(self._tables))]
         near = table.near(begin, end)
-        rows = []
-        for k in near.tolist():
-            op = table.op.item(k)
-            place = int(np.searchsorted(self.of(op).ranks, rank)) + table.turn.item(k)
-            rows.append((op, place, table.ready.item(k), table.start.item(k), table.end.item(k)))
-        return rows
+        for k in near[table.at[near] < 0].tolist():
+            table.at[k] = np.searchsorted(self.of(table.op.item(k)).ranks, rank) + table.turn[k]
+        return RankSpans(table.op[near], table.at[near], table.ready[near], table.start[near], table.end[near])
 
 
 @dataclass(frozen=True, eq=False)
 class RankTable:
     """All spans of one rank, (m,) each, by op, then start; ``turn`` counts those of one op from 0.
 
+    ``at`` : their places among the op's, -1 for what nobody has asked for yet.
     ``order`` : by end. ``ends`` : in that order. ``since`` : the first moment any of those from there on is ready.
     """
 
     op: Ints
     turn: Ints
+    at: Ints
     ready: Floats
     start: Floats
     end: Floats
@@ -191,7 +186,7 @@ def _rank_table(timeline: Timeline, rank: int) -> RankTable:
     turn = np.arange(len(op)) - np.searchsorted(op, op)
     order = np.argsort(end, kind="stable")
     since = np.minimum.accumulate(ready[order][::-1])[::-1]
-    return RankTable(op, turn, ready, start, end, order, end[order], since)
+    return RankTable(op, turn, np.full(len(op), -1), ready, start, end, order, end[order], since)
 
 
 class RankSubset:

@@ -6,6 +6,7 @@ Ops that meet are one node; what hidden communication cost a kernel is told apar
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +19,7 @@ from clustersim.core.errors import TraceError
 from clustersim.core.memo import kept_with_first
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import Timeline
-from clustersim.explain.columns import RankSubset
+from clustersim.explain.columns import RankSubset, did
 from clustersim.explain.pace import MOST_SPANS, classes
 
 
@@ -26,12 +27,14 @@ from clustersim.explain.pace import MOST_SPANS, classes
 class MeetingTable:
     """Who comes to which meeting from which op.
 
-    op, rank, meeting : (e,) int, ``op`` its position in the node; sorted by meeting. first : (m,) int, where each
-        meeting begins in them. n_ops : of the node.
+    op, rank, meeting : (e,) int, ``op`` its position in the node, ``rank`` its number among those of the op's role;
+        sorted by meeting. first : (m,) int, where each meeting begins in them. n_ops : of the node.
+    place : (e,) int, where each is in the columns of the node's ops, put one after another.
     """
 
     op: Ints
     rank: Ints
+    place: Ints
     meeting: Ints
     first: Ints
     n_ops: int
@@ -43,7 +46,7 @@ class MeetingTable:
 
 
 _NOTHING = np.zeros(0, dtype=np.int64)
-_NOBODY = MeetingTable(_NOTHING, _NOTHING, _NOTHING, _NOTHING, 0)
+_NOBODY = MeetingTable(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +72,9 @@ class RunGraph:
     ranks : (r,) int, who is in it: all, or of too many :func:`clustersim.explain.pace.classes`' choice. Those left
         out hold nobody up, so that the replay ends no later than one of all.
     needs : per op, indices of ops. nodes : see :class:`GraphNode`. settled : one pass over the nodes is enough.
-    seconds : per compute op (r,) float [s], without what hidden communication cost it; nan where it did not run.
+    size : per op, how many of the ranks are of its role: its columns are of those alone, for nobody else can wait for
+        it but in a meeting.
+    seconds : per compute op (size,) float [s], without what hidden communication cost it; nan where it did not run.
         lost : the same for that cost.
     """
 
@@ -78,19 +83,20 @@ class RunGraph:
     needs: list[tuple[int, ...]]
     nodes: list[GraphNode]
     settled: bool
+    size: list[int]
     seconds: dict[int, Floats]
     lost: dict[int, Floats]
 
     @cached_property
-    def did(self) -> Bools:
-        """(n_ops, r) bool: who does what."""
-        did = np.zeros((len(self.timeline.ops), len(self.ranks)), dtype=bool)
-        for i, column in self.seconds.items():
-            did[i] = ~np.isnan(column)
+    def did(self) -> dict[int, Bools]:
+        """Per op that not all ranks of its role do, (size,) bool: who does it."""
+        did = {i: ~np.isnan(column) for i, column in self.seconds.items()}
         for node in self.nodes:
             for op, positions in zip(node.ops, node.met.of_op, strict=False):
-                did[op, node.met.rank[positions]] = True
-        return did
+                did[op] = np.zeros(self.size[op], dtype=np.bool_)
+                did[op][node.met.rank[positions]] = True
+        nobody = {op: np.zeros(size, dtype=np.bool_) for op, size in enumerate(self.size) if op not in did}
+        return nobody | {op: mask for op, mask in did.items() if not len(mask) or not mask.all()}
 
 
 def graph(timeline: Timeline, ranks: Ints | None = None) -> RunGraph:
@@ -103,7 +109,7 @@ def graph(timeline: Timeline, ranks: Ints | None = None) -> RunGraph:
     if ranks is None:
         few = int(timeline.per_op()["ranks"].sum()) <= MOST_SPANS
         ranks = np.arange(timeline.world_size) if few else classes(timeline).ranks
-    subset = RankSubset(timeline, ranks)
+    subsets = _of_roles(timeline, ranks)
     needs = _needs(timeline)
     root_of = _joined(timeline)
     members: dict[int, list[int]] = {}
@@ -111,12 +117,23 @@ def graph(timeline: Timeline, ranks: Ints | None = None) -> RunGraph:
         members.setdefault(root_of[i], []).append(i)
     order, settled = _ordered(members, root_of, needs)
     known_tables: dict[object, MeetingTable] = {}
-    nodes = [_node(subset, tuple(members[key]), known_tables) for key in order]
-    seconds = {i: subset.column(i, "ready") for i, op in enumerate(timeline.ops) if op.kind == "compute"}
-    lost = lost_beside(subset, seconds)
+    nodes = [_node(subsets, tuple(members[key]), known_tables) for key in order]
+    seconds = {i: subsets[op.role].column(i, "ready") for i, op in enumerate(timeline.ops) if op.kind == "compute"}
+    lost: dict[int, Floats] = {}
+    for role, subset in subsets.items():
+        own_ops = [i for i, op in enumerate(timeline.ops) if op.role == role]
+        lost |= lost_beside(subset, {i: seconds[i] for i in own_ops if i in seconds}, own_ops)
     for i, cost in lost.items():
         seconds[i] = np.maximum(seconds[i] - cost, 0.0)
-    return RunGraph(timeline, subset.ranks, needs, nodes, settled, seconds, lost)
+    size = [len(subsets[op.role].ranks) for op in timeline.ops]
+    return RunGraph(timeline, ranks, needs, nodes, settled, size, seconds, lost)
+
+
+def _of_roles(timeline: Timeline, ranks: Ints) -> dict[str, RankSubset]:
+    """Of each role those of its ranks that are in the graph."""
+    names = list(dict.fromkeys(op.role for op in timeline.ops))
+    number = np.array([names.index(op.role) for op in timeline.ops], dtype=np.int64)
+    return {name: RankSubset(timeline, ranks[did(timeline, number == k)[ranks]]) for k, name in enumerate(names)}
 
 
 def _needs(timeline: Timeline) -> list[tuple[int, ...]]:
@@ -173,28 +190,30 @@ def _ordered(members: dict[int, list[int]], root_of: list[int], needs: list[tupl
     return order + left, not left and all(key not in needed for key, needed in before.items())
 
 
-def _node(subset: RankSubset, ops: tuple[int, ...], known_tables: dict[object, MeetingTable]) -> GraphNode:
+def _node(subsets: dict[str, RankSubset], ops: tuple[int, ...], known_tables: dict[object, MeetingTable]) -> GraphNode:
     """Ops that meet. Most ops of a step have the groups of others: ``known_tables`` are their meetings."""
-    infos = [subset.timeline.ops[op] for op in ops]
+    all_ops = next(iter(subsets.values())).timeline.ops
+    infos = [all_ops[op] for op in ops]
     if infos[0].kind == "compute":
         return GraphNode(ops, computes=True)
-    columns = [subset.column(op, "start") for op in ops]
+    columns = [subsets[info.role].column(op, "start") for op, info in zip(ops, infos, strict=True)]
     groups = [info.detail.get("groups") for info in infos]
     alike = (
-        (info.kind, id(group), np.isnan(c).tobytes()) for info, group, c in zip(infos, groups, columns, strict=True)
+        (info.kind, info.role, id(group), np.isnan(c).tobytes())
+        for info, group, c in zip(infos, groups, columns, strict=True)
     )
     key = ops if any(group is None for group in groups) else tuple(alike)
     if key not in known_tables:
-        known_tables[key] = _meetings(subset, ops, columns)
+        known_tables[key] = _meetings([subsets[info.role] for info in infos], ops, columns)
     table = known_tables[key]
-    return GraphNode(ops, table, np.stack(columns)[table.op[table.first], table.rank[table.first]])
+    return GraphNode(ops, table, np.concatenate(columns)[table.place[table.first]])
 
 
-def _meetings(subset: RankSubset, ops: tuple[int, ...], columns: list[Floats]) -> MeetingTable:
+def _meetings(subsets: list[RankSubset], ops: tuple[int, ...], columns: list[Floats]) -> MeetingTable:
     """Told apart by their groups; without groups, by when they started. ``columns`` : nan where an op did not run."""
     parts: list[tuple[Ints, Ints, Ints]] = []
     numbers: dict[bytes, int] = {}
-    for slot, (op, seconds) in enumerate(zip(ops, columns, strict=True)):
+    for slot, (op, seconds, subset) in enumerate(zip(ops, columns, subsets, strict=True)):
         info = subset.timeline.ops[op]
         groups = info.detail.get("groups")
         if groups is None:
@@ -214,20 +233,26 @@ def _meetings(subset: RankSubset, ops: tuple[int, ...], columns: list[Floats]) -
     slot_of, rank, meeting = (np.concatenate(c) for c in zip(*parts, strict=True))
     order = np.argsort(meeting, kind="stable")
     _, first, dense = np.unique(meeting[order], return_index=True, return_inverse=True)
-    return MeetingTable(slot_of[order], rank[order], dense, first, len(ops))
+    before = np.cumsum([0, *(len(column) for column in columns)])
+    place = before[slot_of[order]] + rank[order]
+    return MeetingTable(slot_of[order], rank[order], place, dense, first, len(ops))
 
 
-def lost_beside(subset: RankSubset, seconds: dict[int, Floats]) -> dict[int, Floats]:
+def lost_beside(
+    subset: RankSubset, seconds: dict[int, Floats], among: Iterable[int] | None = None
+) -> dict[int, Floats]:
     """Per compute op and rank, what hidden collectives cost it [s]: the engine's own rule, read off the Timeline.
 
-    A collective costs the rank's next compute op ``overlap_slowdown`` times the time both were busy.
+    A collective, of the ops ``among`` (None: of all), costs the rank's next compute op ``overlap_slowdown`` times the
+    time both were busy.
     """
     slowdown = subset.timeline.stats.get("overlap_slowdown", 0.0)
     ops = subset.timeline.ops
     if not slowdown:
         return {}
     main = [i for i in seconds if ops[i].stream == COMPUTE_STREAM]
-    talks = [i for i, op in enumerate(ops) if op.kind not in {"compute", "send", "recv"}]
+    candidates = range(len(ops)) if among is None else among
+    talks = [i for i in candidates if ops[i].kind not in {"compute", "send", "recv"}]
     began, over = _matrix(subset, main)
     started, ended = _matrix(subset, talks)
     lost = np.zeros_like(began)

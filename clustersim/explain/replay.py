@@ -26,9 +26,9 @@ MAX_PASSES = 1000
 def replayed(run: RunGraph, compute: Seconds, transfers: Seconds, needs: list[tuple[int, ...]]) -> Floats:
     """(..., n_ops) float [s]: when the last rank ends each op; -inf for ops nobody does.
 
-    compute : of a compute op (..., r) float [s], nan where it does not run. transfers : of a node, by its first op,
-        (..., m) float [s] of its meetings. Axes before the last are replays that are played together. needs : what
-        each op waits for.
+    compute : of a compute op (..., ranks of its role) float [s], nan where it does not run. transfers : of a node, by
+        its first op, (..., m) float [s] of its meetings. Axes before the last are replays that are played together.
+        needs : what each op waits for.
     """
     last: dict[int, Floats] = {}
     ends: dict[int, Floats] = {}
@@ -36,10 +36,11 @@ def replayed(run: RunGraph, compute: Seconds, transfers: Seconds, needs: list[tu
     for _ in range(1 if run.settled else MAX_PASSES):
         changed = False
         for number, node in enumerate(run.nodes):
-            for op, end in _played(node, ends, len(run.ranks), needs, compute, transfers):
+            for op, end in _played(node, ends, run.size, needs, compute, transfers):
                 changed = changed or op not in ends or not np.array_equal(ends[op], end)
                 ends[op] = end
-                last[op] = end.max(axis=-1, where=run.did[op], initial=-np.inf)
+                did = run.did.get(op)  # a mask takes five times as long: most ops need none
+                last[op] = end.max(axis=-1) if did is None else end.max(axis=-1, where=did, initial=-np.inf)
             for op in over.get(number, ()):
                 del ends[op]
         if not changed:
@@ -60,25 +61,36 @@ def _over(nodes: list[GraphNode], needs: list[tuple[int, ...]]) -> dict[int, lis
 
 
 def _played(
-    node: GraphNode, ends: dict[int, Floats], n: int, needs: list[tuple[int, ...]], compute: Seconds, transfers: Seconds
+    node: GraphNode,
+    ends: dict[int, Floats],
+    size: list[int],
+    needs: list[tuple[int, ...]],
+    compute: Seconds,
+    transfers: Seconds,
 ) -> Iterator[tuple[int, Floats]]:
-    """Each op of a node, and (..., n) when it ends on each rank."""
+    """Each op of a node, and (..., size) when it ends on each rank of its role."""
     ready = []
     for op in node.ops:
-        begin = np.zeros(n)
+        begin: Floats | None = None
         for need in needs[op]:
             if need in ends:
-                begin = np.maximum(begin, ends[need])
-        ready.append(begin)
+                begin = ends[need] if begin is None else np.maximum(begin, ends[need])
+        ready.append(np.zeros(size[op]) if begin is None else begin)
     if not len(node.seconds):
         for op, begin in zip(node.ops, ready, strict=True):
             yield op, begin + np.fmax(compute(op), 0.0) if node.computes else begin  # of nan, where it does not run, 0
         return
     met = node.met
-    come = np.stack(np.broadcast_arrays(*ready), axis=-2)
-    start = np.maximum.reduceat(come[..., met.op, met.rank], met.first, axis=-1)
+    come = ready[0] if len(ready) == 1 else _side_by_side(ready)
+    start = np.maximum.reduceat(come[..., met.place], met.first, axis=-1)
     end = start + transfers(node.ops[0])
-    for slot, (op, positions) in enumerate(zip(node.ops, met.of_op, strict=True)):
-        ready_times = np.broadcast_to(come[..., slot, :], (*end.shape[:-1], n)).copy()
+    for op, begin, positions in zip(node.ops, ready, met.of_op, strict=True):
+        ready_times = np.broadcast_to(begin, (*end.shape[:-1], size[op])).copy()
         ready_times[..., met.rank[positions]] = end[..., met.meeting[positions]]
         yield op, ready_times
+
+
+def _side_by_side(columns: list[Floats]) -> Floats:
+    """Columns of ops one after another; those that no replay has told apart yet are everybody's."""
+    replays = np.broadcast_shapes(*(column.shape[:-1] for column in columns))
+    return np.concatenate([np.broadcast_to(column, (*replays, column.shape[-1])) for column in columns], axis=-1)

@@ -11,7 +11,7 @@ import numpy as np
 from clustersim.app.plots.bars import LABELS
 from clustersim.app.plots.intervals import Intervals, packed
 from clustersim.app.plots.style import FAINT, INK, QUIET, palette, time_unit
-from clustersim.app.plots.tracks import Spans, phase_of, representatives, row_intervals, stream_rows, who
+from clustersim.app.plots.tracks import Spans, on_stream, phases_of, representatives, row_intervals, stream_rows, who
 from clustersim.core.arrays import Ints
 from clustersim.core.program import COMPUTE_STREAM
 from clustersim.core.timeline import OpInfo, Timeline
@@ -147,7 +147,7 @@ def _ops(chart: _GanttChart, row: _HoverRow, rest: dict[str, Intervals]) -> Iter
 def _of_phase(chart: _GanttChart, row: _HoverRow, phase: str) -> Ints:
     """Rows of the span table that a row draws in a phase's colour, by start."""
     spans = chart.spans
-    fits = np.array([op.stream == row.stream and phase_of(op) == phase for op in chart.timeline.ops], dtype=bool)
+    fits = on_stream(chart.timeline, row.stream) & (phases_of(chart.timeline) == phase)
     row_spans = np.flatnonzero((spans["rank"] == row.rank) & fits[spans["op"]])
     ordered: Ints = row_spans[np.argsort(spans["start"][row_spans], kind="stable")]
     return ordered
