@@ -130,7 +130,7 @@ def test_an_amount_in_other_words_is_never_left_out(words):
     assert script(f"{OWN} --block_size 512 --eval_batch_size 4 --max_val_seq_length 9").scenario
 
 
-@pytest.mark.parametrize("words", ["--use_lora", "--lora_enable True", "--vision_tower openai/clip"])
+@pytest.mark.parametrize("words", ["--use_lora", "--lora True", "--vision_tower openai/clip"])
 def test_adapters_and_towers_in_a_scripts_own_words_are_refused(words):
     with pytest.raises(ScenarioError, match=words.split()[0]):
         script(f"{OWN} --block_size 512 {words}")
@@ -146,8 +146,7 @@ def test_a_script_whose_name_tells_a_strategy_is_no_ddp():
 @pytest.mark.parametrize(
     ("words", "whose"),
     [
-        ("NPROC_PER_NODE=4 megatron sft --load m --tensor_model_parallel_size 4 --micro_batch_size 1", "ms-swift"),
-        ("swift sft --model Qwen/Qwen2.5-7B --per_device_train_batch_size 1", "ms-swift"),
+        ("NPROC_PER_NODE=4 megatron sft --load m --tensor_model_parallel_size 4", "Megatron-SWIFT"),
         ("colossalai run --nproc_per_node 4 clm.py --model_name_or_path gpt2", "Colossal-AI"),
         ("litgpt pretrain pythia-14m --train.global_batch_size 8", "LitGPT"),
     ],
@@ -155,6 +154,32 @@ def test_a_script_whose_name_tells_a_strategy_is_no_ddp():
 def test_a_command_of_a_framework_that_is_not_read_is_never_another_ones(words, whose):
     with pytest.raises(ScenarioError, match=f"is of {whose}, whose files are not read"):
         script(words)
+
+
+SWIFT = "swift sft --model Qwen/Qwen2.5-7B --max_length 2048 --dataset own/x"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("", "", "say NPROC_PER_NODE"),
+        ("CUDA_VISIBLE_DEVICES=0,1 ", "", "say NPROC_PER_NODE"),
+        ("NPROC_PER_NODE=8 ", "--train_type adalora", "'adalora' is not played; lora and full are"),
+        ("NPROC_PER_NODE=8 ", "--train_type full --deepspeed own.json", "give that file too"),
+        ("NPROC_PER_NODE=8 ", "--quant_bits 8", "4 bits are played, no others"),
+        ("NPROC_PER_NODE=8 ", "--train_type full --quant_bits 4", "without an adapter"),
+    ],
+)
+def test_what_ms_swift_does_otherwise_than_is_played_is_refused(before, after, words):
+    with pytest.raises(ScenarioError, match=words):
+        script(f"{before}{SWIFT} {after}")
+
+
+@pytest.mark.parametrize(("ranks", "micro", "passes"), [(8, 1, 2), (4, 2, 2), (8, 4, 1), (1, 1, 16)])
+def test_ms_swift_makes_sixteen_samples_a_step_where_no_count_of_passes_is_said(ranks, micro, passes):
+    made = script(f"NPROC_PER_NODE={ranks} {SWIFT} --per_device_train_batch_size {micro}")
+    assert made.tables["strategy"].get("gradient_accumulation_steps", 1) == passes
+    assert any(f"gradient_accumulation_steps {passes}" in note for note in made.notes)
 
 
 # ---- Megatron-LM's forks, and DeepSpeed's ----------------------------------------------------------------------------

@@ -90,6 +90,16 @@ LIBRARIES = (
         (8, (ALL_LINEAR,), 0.0, True),
     ),
     AdapterWords(
+        "swift_tuner",
+        ("lora",),
+        "lora_rank",
+        "target_modules",
+        "modules_to_save",
+        ("quant_bits",),
+        "bnb_4bit_use_double_quant",
+        (8, (ALL_LINEAR,), 0.05, True),
+    ),
+    AdapterWords(
         "peft_type",
         ("lora",),
         "r",
@@ -157,7 +167,12 @@ def _is_on(row: AdapterWords, read: Mapping[str, tuple[Key, OptionValue]]) -> bo
 def _refuse_packed(read: Mapping[str, tuple[Key, OptionValue]]) -> None:
     """Raise for weights in 4 bits that nothing is trained beside, and for a command with a rank of no adapters."""
     asked = {"true", "1", "yes", "[]"}
-    for name, values in (("load_in_4bit", asked), ("use_4bit_quantization", asked), ("quantization_bit", {"4"})):
+    for name, values in (
+        ("load_in_4bit", asked),
+        ("use_4bit_quantization", asked),
+        ("quantization_bit", {"4"}),
+        ("quant_bits", {"4"}),
+    ):
         if name in read and str(read[name][1].value).lower() in values:
             option = read[name][1]
             raise ScenarioError(
@@ -239,8 +254,9 @@ class _Asked(msgspec.Struct):
             if name not in self.read:
                 continue
             option = self.read[name][1]
-            four = str(option.value) == "4" if name == "quantization_bit" else flag(option)
-            if name == "quantization_bit" and str(option.value) not in {"4", "None", "none"}:
+            counted = name in {"quantization_bit", "quant_bits"}
+            four = str(option.value) == "4" if counted else flag(option)
+            if counted and str(option.value) not in {"4", "None", "none"}:
                 raise ScenarioError(
                     f"{option.where}: {option.name} {shown(option.value)}: 4 bits are played, no others"
                 )
@@ -251,7 +267,7 @@ class _Asked(msgspec.Struct):
                 both = flag(self.read[double][1]) if said else self.words.usual[3]
                 self.fields["model.adapter.bnb_4bit_use_double_quant"] = both
                 self.used.update({self.read[double][0]} if said else ())
-        method = self.read.get("quantization_method")
+        method = self.read.get("quantization_method") or self.read.get("quant_method")
         if method is not None:
             self.used.add(method[0])
             if str(method[1].value).lower() not in {"bnb", "bitsandbytes"}:

@@ -40,12 +40,13 @@ UNSET = "nothing in the script says what these are"
 WRITTEN = "ConfigContainer.to_yaml of Megatron-Bridge, --to-yaml of NeMo-Run, --print_config of LightningCLI"
 NOT_READ = "whose files are not read; clustersim new scenario writes one"
 UNREAD = {
-    "swift": ("ms-swift", ("sft", "pt", "rlhf", "export", "infer")),
-    "megatron": ("ms-swift", ("sft", "pt", "rlhf", "export")),
+    "megatron": ("Megatron-SWIFT", ("sft", "pt", "rlhf", "export")),
     "colossalai": ("Colossal-AI", ("run",)),
     "litgpt": ("LitGPT", ("pretrain", "finetune", "finetune_full", "finetune_lora", "finetune_qlora")),
 }
 """Commands of frameworks that are not read, whose options have others' names and other defaults, and their words."""
+SWIFT = ("sft.py", "pt.py", "swift.cli.sft", "swift.cli.pt")
+"""What ms-swift's commands run, under torchrun or accelerate."""
 Key = tuple[str, str]
 """``args`` or ``config``, and the plain name."""
 
@@ -358,7 +359,9 @@ def _whose(file: Document) -> str | None:
     launcher = str(file.options[key].value) if (key := ("args", "launcher")) in file.options else ""
     if file.program.startswith("torchtitan") or file.kind == PYTHON:
         return "torchtitan"
-    if launcher.startswith(("accelerate", "trl", "llamafactory-cli", "axolotl")):
+    if launcher.startswith(("accelerate", "trl", "llamafactory-cli", "axolotl", "swift")):
+        return "accelerate"
+    if file.program in SWIFT and ("args", "train_type") in file.options:
         return "accelerate"
     if launcher == "torchrun" and file.program.startswith("tune "):
         return "torchtune"

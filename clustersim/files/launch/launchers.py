@@ -13,8 +13,10 @@ TORCH = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}
 ACCELERATE = {"accelerate", "accelerate.commands.launch"}
 MPI = {"mpirun", "mpiexec", "aprun"}
-COMMANDS = {"tune", "axolotl", "llamafactory-cli", "trl"}
+COMMANDS = {"tune", "axolotl", "llamafactory-cli", "trl", "swift"}
 """Commands that name what they train by a word, not by a script."""
+MASON = "mason.py"
+"""Of open-instruct, which submits the command behind ``--``."""
 _COUNTS = ("num_processes", "num_machines", "mixed_precision")
 _NAMING = {"--launcher", "--framework", "--backend", "--strategy", "--distributed", "--plugin", "--engine"}
 """Options that may have a launcher's name for their value."""
@@ -49,6 +51,7 @@ def taken(words: Sequence[str], directives: Sequence[str], variables: dict[str, 
     launch.arguments = list(words[at:])
     if directives:
         launch.tools.insert(0, ("sbatch", directed_options(list(directives))))
+    _submitted(launch)
     for tool, options in launch.tools:
         if tool == "torchrun":  # torch/distributed/argparse_util.py: PET_* say what no option does
             for name in ("nnodes", "nproc_per_node"):
@@ -57,6 +60,7 @@ def taken(words: Sequence[str], directives: Sequence[str], variables: dict[str, 
                     options.setdefault(name, said_by)
     for tool, options in launch.tools:
         says = {"sbatch": _slurm, "srun": _slurm, "mpirun": _mpi, "torchrun": _torch, "deepspeed": _deepspeed}
+        says |= {MASON: _mason}
         found = dict(says.get(tool, _accelerate)(options))
         for name, said in found.items():
             before = launch.machine.get(name)
@@ -64,12 +68,14 @@ def taken(words: Sequence[str], directives: Sequence[str], variables: dict[str, 
                 launch.notes.append(f"{said[0]} {said[1]} counts, not {before[0]} {before[1]} around it")
             if before is None or said[1].isdecimal():
                 launch.machine[name] = said
-    if launch.program.startswith("llamafactory-cli"):  # src/llamafactory/cli.py, which starts torchrun itself
+    if launch.program.startswith(("llamafactory-cli", "swift ")):  # whose cli.py and cli/main.py start torchrun
         for name, variable in (("nodes", "NNODES"), ("gpus_per_node", "NPROC_PER_NODE")):
             said_by = variables.get(variable)
             if isinstance(said_by, str) and said_by.isdecimal():
                 launch.machine.setdefault(name, (variable, said_by))
     _whole(launch, variables)
+    if launch.program.startswith("swift ") and "NNODES" not in variables and "gpus_per_node" in launch.machine:
+        launch.machine.setdefault("nodes", ("NNODES, which ms-swift has as", "1"))
     return launch
 
 
@@ -105,6 +111,16 @@ def _launcher_words(words: list[str], launch: Launch) -> int:
             close()
             launch.program = words[i + 1]
             return i + 2
+        if name == MASON and "--" in words[i:]:
+            close()
+            tool, options = name, []
+            i += 1
+            continue
+        if word == "--" and tool == MASON:
+            close()
+            tool, options = "", []
+            i += 1
+            continue
         if word.endswith(".py"):
             close()
             launch.program = name
@@ -234,6 +250,20 @@ def _deepspeed(options: dict[str, Any]) -> Said:
         counts = {len(host.partition(":")[2].split(",")) for host in hosts if ":" in host}
         if len(counts) == 1:
             yield "gpus_per_node", ("--include", str(counts.pop()))
+
+
+def _mason(options: dict[str, Any]) -> Said:
+    yield "nodes", ("--num_nodes", str(options.get("num_nodes", 1)))
+    yield from _named(options, {"gpus": "slots"})
+
+
+def _submitted(launch: Launch) -> None:
+    """What open-instruct's mason.py (its ``make_internal_command``) makes of accelerate's ranks: those of each node."""
+    nodes = next((str(options.get("num_nodes", 1)) for tool, options in launch.tools if tool == MASON), "")
+    for tool, options in launch.tools:
+        ranks = str(options.get("num_processes", ""))
+        if tool == "accelerate" and nodes.isdecimal() and int(nodes) > 1 and ranks.isdecimal():
+            options |= {"num_processes": str(int(ranks) * int(nodes)), "num_machines": nodes}
 
 
 def _accelerate(options: dict[str, Any]) -> Said:

@@ -21,6 +21,7 @@ LAUNCHERS = {
     "axolotl",
     "llamafactory-cli",
     "trl",
+    "swift",
     "colossalai",
 }
 """What starts ranks."""

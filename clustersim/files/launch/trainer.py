@@ -10,6 +10,7 @@ from typing import Any
 from clustersim.core.errors import ScenarioError
 from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
+from clustersim.files.launch import swift
 from clustersim.files.launch.files import Document, Key, OptionValue, document
 from clustersim.files.launch.table import FrameworkTable
 
@@ -59,12 +60,13 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
         _of_deepspeed_chat(one)
         if one.program == "trl sft":
             _of_trl(one)
+        swift.arranged(one)
         _renamed(one)
         if "base_model" in names:
             _of_axolotl(one)
         _attention(one)
         _of_llama_factory(one)
-        for key in (("args", "finetuning_type"), ("args", "adapter")):
+        for key in (("args", "finetuning_type"), ("args", "adapter"), ("args", "swift_tuner")):
             if key in one.options and str(one.options[key].value).lower() in {"full", ""}:
                 del one.options[key]
         _sharded(one)

@@ -1,0 +1,170 @@
+"""Arguments of ms-swift's ``swift sft`` and ``swift pt`` in the words of Hugging Face's Trainer.
+
+Names and defaults: modelscope/ms-swift ``swift/arguments/sft_args.py`` (at 00e9ca86), ``swift/trainers/arguments.py``
+(at 0037257c) and the DeepSpeed and FSDP presets of ``swift/config`` (at c2bd8ac5, zero3 at 39e3366d).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from clustersim.core.errors import ScenarioError
+from clustersim.core.texts import shown
+from clustersim.files.launch.files import SWIFT, Document, OptionValue
+
+COMMANDS = ("swift sft", "swift pt")
+TUNERS = ("tuner_type", "train_type", "sft_type")
+"""The option that says what is trained, the newest name first."""
+NAMES = {"model": "model_name_or_path", "model_id_or_path": "model_name_or_path", "attn_impl": "attn_implementation"}
+KERNELS = {"flash_attn": "flash_attention_2", "flash_attention": "flash_attention_2"}
+TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
+"""The Trainer's arithmetic for what weights are loaded in: of fp32 it is fp16 (``_init_torch_dtype``)."""
+SAMPLES = 16
+"""A step's samples where ``gradient_accumulation_steps`` is not said."""
+AUTO = {"bf16.enabled": "auto", "fp16.enabled": "auto", "gradient_clipping": "auto", "train_batch_size": "auto"}
+ZERO2 = {
+    "zero_optimization.allgather_partitions": True,
+    "zero_optimization.allgather_bucket_size": 200_000_000,
+    "zero_optimization.reduce_scatter": True,
+    "zero_optimization.reduce_bucket_size": 200_000_000,
+}
+ZERO3 = {
+    "zero_optimization.sub_group_size": 1_000_000_000,
+    "zero_optimization.reduce_bucket_size": "auto",
+    "zero_optimization.stage3_prefetch_bucket_size": "auto",
+    "zero_optimization.stage3_param_persistence_threshold": "auto",
+    "zero_optimization.stage3_max_live_parameters": 1_000_000_000,
+    "zero_optimization.stage3_max_reuse_distance": 1_000_000_000,
+}
+PRESETS: dict[str, dict[str, Any]] = {"zero2": ZERO2, "zero2_offload": ZERO2, "zero3": ZERO3, "zero3_offload": ZERO3}
+FSDP = {
+    "distributed_type": "FSDP",
+    "fsdp_config.fsdp_version": 2,
+    "fsdp_config.fsdp_reshard_after_forward": True,
+    "fsdp_config.fsdp_activation_checkpointing": True,
+}
+"""Of its ``--fsdp fsdp2``."""
+
+
+def arranged(command: Document) -> None:
+    """Bring a command of ms-swift to the Trainer's names, with ms-swift's defaults.
+
+    Changes the document. Raises :class:`ScenarioError` for a tuner that is not played, layers that are placed over the
+    GPUs of one process, and a count of passes that hangs on a number of ranks that nobody says.
+    """
+    options = command.options
+    own = command.program in SWIFT and any(("args", name) in options for name in TUNERS)
+    if not (own or command.program in COMMANDS):
+        return
+    _refuse_placed(command)
+    options.pop(("args", "model_name"), None)  # what the model calls itself
+    for name, means in NAMES.items():
+        renamed = options.pop(("args", name), None)
+        if renamed is not None:
+            options["args", means] = renamed
+    kernel = options.get(("args", "attn_implementation"))
+    if kernel is not None and kernel.value in KERNELS:
+        options["args", "attn_implementation"] = OptionValue(kernel.name, KERNELS[str(kernel.value)], kernel.where)
+    added = _tuned(command)
+    added |= _typed(command)
+    for name, value in {"gradient_checkpointing": True, "per_device_train_batch_size": 1}.items():
+        if ("args", name) not in options:
+            added[name] = value
+    for name, value in added.items():
+        options["args", name] = OptionValue(name, value, command.name)
+    added |= _passes(command)
+    _sharded(command)
+    if added:
+        words = ", ".join(f"{name} {str(value).lower()}" for name, value in added.items())
+        command.notes.append(f"{command.name}: as ms-swift has it by default: {words}")
+
+
+def _tuned(command: Document) -> dict[str, Any]:
+    """What is trained, as LLaMA-Factory's words say it; returns what was not said."""
+    options = command.options
+    tuner = next((options.pop(key) for name in TUNERS if (key := ("args", name)) in options), None)
+    kind = "lora" if tuner is None else str(tuner.value)
+    if kind not in {"lora", "full"}:
+        where = command.name if tuner is None else f"{tuner.where}: {tuner.name}"
+        raise ScenarioError(f"{where}: {shown(kind)} is not played; lora and full are")
+    options["args", "swift_tuner"] = OptionValue("tuner_type" if tuner is None else tuner.name, kind, command.name)
+    return {"swift_tuner": kind} if tuner is None else {}
+
+
+def _typed(command: Document) -> dict[str, Any]:
+    """The Trainer's arithmetic by what weights are loaded in; returns what was not said."""
+    options = command.options
+    flags = [name for name in ("bf16", "fp16") if ("args", name) in options]
+    loaded = options.get(("args", "torch_dtype"))
+    if loaded is None and flags:
+        return {}
+    dtype = "bfloat16" if loaded is None else str(loaded.value)
+    if dtype not in TYPES:
+        return {}
+    for name in flags:
+        del options["args", name]
+    said = OptionValue("torch_dtype", True, command.name) if loaded is None else loaded
+    options["args", TYPES[dtype]] = OptionValue(said.name, True, said.where)
+    return {"torch_dtype": dtype} if loaded is None else {}
+
+
+def _passes(command: Document) -> dict[str, Any]:
+    """Passes of a step where nobody says them: as many as make 16 samples (``TrainArgumentsMixin``)."""
+    options = command.options
+    if ("args", "gradient_accumulation_steps") in options:
+        return {}
+    world = _ranks(command)
+    micro = str(options["args", "per_device_train_batch_size"].value)
+    if not world or not micro.isdecimal():
+        raise ScenarioError(
+            f"{command.name}: gradient_accumulation_steps is not said, and ms-swift makes {SAMPLES} samples a step of "
+            "as many passes as the ranks need; say it, or how many ranks there are"
+        )
+    passes = max(1, math.ceil(SAMPLES / max(1, int(micro)) / world))
+    name = "gradient_accumulation_steps"
+    options["args", name] = OptionValue(name, passes, command.name)
+    return {name: passes}
+
+
+def _ranks(command: Document) -> int:
+    """How many ranks the command has; 0 where it does not say."""
+    counts = {name: str(option.value) for name, option in command.machine.items()}
+    if counts.get("cluster.world", "").isdecimal():
+        return int(counts["cluster.world"])
+    nodes = counts.get("cluster.nodes", "1")
+    ranks = counts.get("cluster.gpus_per_node", "")
+    return int(nodes) * int(ranks) if nodes.isdecimal() and ranks.isdecimal() else 0
+
+
+def _refuse_placed(command: Document) -> None:
+    """Raise where one process has several GPUs, over which ``device_map`` places layers."""
+    ranks = command.machine.get("cluster.gpus_per_node")
+    said = None if ranks is None else (ranks.name, str(ranks.value))
+    if command.program in COMMANDS and (said is None or (said[0] == "CUDA_VISIBLE_DEVICES" and said[1] != "1")):
+        raise ScenarioError(
+            f"{command.name}: {command.program} without NPROC_PER_NODE is one process, which places layers over the "
+            "GPUs it sees (device_map), which is not played; say NPROC_PER_NODE, or one GPU in CUDA_VISIBLE_DEVICES"
+        )
+
+
+def _sharded(command: Document) -> None:
+    """``--deepspeed zero2`` and its kin, and ``--fsdp fsdp2``, which name presets of ms-swift's own."""
+    options = command.options
+    preset = options.get(("args", "deepspeed"))
+    name = "" if preset is None else str(preset.value).replace("default-", "").replace("-", "_")
+    if preset is not None and (name in PRESETS or name in {"zero0", "zero1"}):
+        del options["args", "deepspeed"]
+        held: dict[str, Any] = {**AUTO, "zero_optimization.stage": int(name[4]), **PRESETS.get(name, {})}
+        held |= {"zero_optimization.overlap_comm": False, "zero_optimization.contiguous_gradients": True}
+        if name.endswith("_offload"):
+            devices = ("optimizer", "param") if name.startswith("zero3") else ("optimizer",)
+            held |= {f"zero_optimization.offload_{part}.device": "cpu" for part in devices}
+        for key, value in held.items():
+            options["config", key] = OptionValue(preset.name, value, preset.where)
+    shards = options.get(("args", "fsdp"))
+    if shards is not None and shards.value == "fsdp2":
+        del options["args", "fsdp"]
+        options.pop(("args", "gradient_checkpointing"), None)
+        for key, value in FSDP.items():
+            options["config", key] = OptionValue(shards.name, value, shards.where)
