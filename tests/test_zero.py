@@ -231,6 +231,39 @@ def test_prefetching_fills_its_bucket_and_what_it_gathered_is_not_fetched_again(
     assert gathered == 16
 
 
+def test_checkpointed_layers_are_visited_once_more_and_what_is_kept_is_not_gathered_again():
+    made = modules(linears(layers=2), block())
+    plan = visits(made, block(), recorded=False, recomputed=[1])
+    assert [visit.module for visit in plan] == [0, 1, 2, 3, 2, 3, 3, 2, 1, 0]
+    assert all(visit.fetch for visit in plan)
+    near = visits(made, block(stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=1.5e6), recomputed=[1])
+    assert [visit.fetch for visit in near] == [True] * 4 + [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize(("version", "overlaps"), [("0.5.10", False), ("0.6.0", True), (None, True)])
+def test_before_its_release_0_6_nothing_is_computed_beside_a_gather(version, overlaps):
+    made = linears()
+    small = config(3, stage3_max_reuse_distance=0, stage3_prefetch_bucket_size=1e6)
+    knobs = msgspec.structs.replace(small, version=version)
+    timeline = play(program(knobs, made), lambda op: 1e-3)
+    spans = [
+        (timeline.ops[op], start, end)
+        for op, start, end in zip(timeline.row_op, timeline.row_start, timeline.row_end, strict=True)
+        if timeline.ops[op].step == 1
+    ]
+    kernels = [(start, end) for op, start, end in spans if op.kind == "compute"]
+    gathers = [(start, end) for op, start, end in spans if op.kind == "all_gather"]
+    beside = [(g, k) for g in gathers for k in kernels if g[0] < k[1] - 1e-9 and k[0] < g[1] - 1e-9]
+    assert bool(beside) == overlaps
+    held = [holding(made, mesh(), msgspec.structs.replace(knobs, version=v)).gathered.max() for v in (version, "0.5.0")]
+    assert (held[0] > held[1]) == overlaps
+
+
+def test_a_version_is_a_release():
+    with pytest.raises(msgspec.ValidationError, match=r"version"):
+        msgspec.convert({"kind": "zero", "version": "newest"}, ZeroConfig)
+
+
 def test_what_is_needed_soon_again_is_kept_and_live_parameters_bound_prefetching():
     found = modules(linears(), block())
     kept = visits(found, block(stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=1e9))

@@ -296,6 +296,7 @@ class StepCost:
     overlap_slowdown : float, extra fraction of an overlapped collective's duration that compute loses (SM and HBM
         contention); 0.3 means 10 ms of hidden communication cost 3 ms of compute.
     jitter : float, relative standard deviation of a rank's step.
+    recomputed : (n_layers,) bool, whether backward repeats a layer's whole forward; empty for none.
     forward_launch, backward_launch : (n_layers,) float [s], host time to launch a layer's kernels; None for no cost.
     forward_mix, backward_mix : what each layer's seconds are spent on; empty where nobody knows.
     optimizer_traffic : float [bytes] a fused optimizer step reads and writes for all parameters, wherever it runs.
@@ -320,6 +321,7 @@ class StepCost:
     overlap_slowdown: float = 0.0
     jitter: float = 0.0
     notes: tuple[str, ...] = field(default=())
+    recomputed: tuple[bool, ...] = ()
     forward_launch: Floats | None = None
     backward_launch: Floats | None = None
     forward_mix: tuple[Mix, ...] = ()

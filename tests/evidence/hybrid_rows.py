@@ -298,7 +298,7 @@ def _strategy(row: Row, stack: SplitStack) -> tuple[Table, Table]:
         return {"kind": "fsdp", "reduce_dtype": reduced or "fp32", **narrow}, {}
     stage = whole(row, "zero_stage", 0) if row["zero_stage"].strip() not in {"", "0"} else 0
     if stage > 1:
-        return {"kind": "zero", "zero_optimization": {"stage": stage}}, {}
+        return {"kind": "zero", "zero_optimization": {"stage": stage}, **stack.zero}, {}
     # Without a distributed optimizer every rank has all parameters, and there is nothing to gather.
     more: Table = {"use_distributed_optimizer": True} if stage else {"overlap_param_gather": False}
     if reduced:

@@ -82,7 +82,6 @@ def read_sharded(row: Row, *, timed: bool = True) -> StepRun:
         accumulation=whole(row, "grad_accum", 1),
         how=_execution(row, text, recipe, knobs, dtype),
         alternate=_checkpointing(row, recipe) == "alternate",
-        first=recipe.first,
     )
 
 

@@ -84,7 +84,6 @@ class ShardedTraining(msgspec.Struct, frozen=True):
     name : for people. words : pattern that names it in a row's ``source``, ``strategy`` and ``other``, in lower case.
     knobs : of ``[strategy]``. attention : kernel, None for PyTorch's choice. optimizer_impl : of Adam.
     alternate : its plain "selective" checkpointing repeats every second block, not every second product.
-    first : what was timed is a run's first step, in which DeepSpeed records the order of modules and prefetches none.
     vocab : of the tokenizer, where a row's is not told; 0 for what the model's name says. memory : which figure its
         rows state, ``allocated`` or ``reserved``.
     """
@@ -95,7 +94,6 @@ class ShardedTraining(msgspec.Struct, frozen=True):
     attention: str | None = None
     optimizer_impl: str = "foreach"
     alternate: bool = False
-    first: bool = False
     vocab: int = 0
     memory: str = "allocated"
 
@@ -108,6 +106,7 @@ class SplitStack(msgspec.Struct, frozen=True):
     name : for people. words : pattern of the row's ``framework``, ``version``, ``date`` and ``other``, in lower case.
     framework : whose defaults ``[parallel]`` takes (:func:`clustersim.training.parallel.preset`).
     attention, implementation : of ``[model]``. source : where the defaults can be read.
+    zero : of ``[strategy]``, where gradients or parameters are shared out (ZeRO-2 and 3).
     parallel : more of ``[parallel]``. tensor : still more, of dense models with tp > 1. ep_overlap : still more, where
         experts' communication is overlapped.
     dropout : whether GPT and BERT launch dropout kernels.
@@ -129,6 +128,7 @@ class SplitStack(msgspec.Struct, frozen=True):
     tied: bool = True
     pads_vocab: int = 128
     cuts_experts: bool = False
+    zero: Table = {}
     parallel: Table = {}
     tensor: Table = {}
     ep_overlap: Table = {}

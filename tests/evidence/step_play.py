@@ -111,7 +111,7 @@ def _played(run: StepRun, cost: StepCost, passes: int) -> float:
     config = _of_passes(run, passes)
     cost = replace(cost, host_bandwidth=host_bandwidth(topology.node_types[0]))
     period = strategy.period_of(config)
-    steps = 1 if run.first else metrics.whole_periods(FEWER if run.kind in SHARDED else STEPS, period)
+    steps = metrics.whole_periods(FEWER if run.kind in SHARDED else STEPS, period)
     if strategy.place:  # every layer and worker is a send: fewer of both
         mesh = strategy.place(topology, mesh, config)
         steps = metrics.whole_periods(FEWER, period)

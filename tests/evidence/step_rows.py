@@ -86,7 +86,6 @@ class StepRun:
     how : how a pass is computed; its optimizer is None where the measurement stops after backward.
     framework : the software, where the row names it.
     alternate : every second block is recomputed in full.
-    first : what was timed is a run's first step.
     """
 
     measured: float
@@ -101,7 +100,6 @@ class StepRun:
     how: Execution
     framework: Framework = PYTORCH
     alternate: bool = False
-    first: bool = False
 
 
 def read(row: Row) -> StepRun:

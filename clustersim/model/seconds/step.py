@@ -74,6 +74,7 @@ def _cost(where: Setting, model: Model, batch: int, how: Execution) -> StepCost:
         overlap_slowdown=constants.overlap_slowdown_volta if volta else constants.overlap_slowdown,
         jitter=constants.jitter_volta if volta else constants.jitter,
         notes=(*_notes(where), *_paged(model, how.optimizer, element)),
+        recomputed=tuple(how.activation_checkpointing == "full" and layer.kind == "block" for layer in model.layers),
         forward_launch=np.array([cost.launch for cost in forward]),
         backward_launch=np.array([cost.launch for cost in backward]),
         forward_mix=tuple(cost.mix for cost in forward),

@@ -179,7 +179,7 @@ def _gathered(model: Model, config: ZeroConfig) -> Floats:
     held_bytes = always(size * float(persistent(model, block)), n)
     hpz = size * model.parameters / block.zero_hpz_partition_size if block.zero_hpz_partition_size > 1 else 0.0
     live = np.zeros(2 * n + 1)
-    for k, visit in enumerate(visits(all_modules, block)):
+    for k, visit in enumerate(visits(all_modules, block, recorded=config.prefetches)):
         layer = all_modules[visit.module].layer
         moment = layer if k < len(all_modules) else 2 * n - 1 - layer
         live[moment] = max(live[moment], size * float(visit.live))

@@ -2,12 +2,17 @@
 
 What is imitated (deepspeed/runtime/zero/stage3.py, partitioned_param_coordinator.py):
 
-* Each sub-module (a linear layer, not a block) is gathered before it runs, in forward and again in backward. The first
-  pass records the order in which sub-modules are used. From then on those that follow in it are gathered ahead in one
-  call, until ``stage3_prefetch_bucket_size`` or ``stage3_max_live_parameters`` is reached. After use a sub-module's
-  parameters are released unless they are used again within ``stage3_max_reuse_distance`` parameters of the record.
-  Tensors below ``stage3_param_persistence_threshold`` are never released.
+* Each sub-module (a linear layer, not a block) is gathered before it runs, in forward, in a forward that checkpointing
+  repeats, and again in backward. The first pass records the order in which sub-modules are used. From then on those
+  that follow in it are gathered ahead in one call, until ``stage3_prefetch_bucket_size`` or
+  ``stage3_max_live_parameters`` is reached. After use a sub-module's parameters are released unless they are used again
+  within ``stage3_max_reuse_distance`` parameters of the record. Tensors below the persistence threshold never are.
 * The host lets three gathers be outstanding, which bounds how far it runs ahead.
+* Releases before 0.6 (``version``) wait for the device before each gather, for reductions too, and after it
+  (``torch.cuda.synchronize`` in _allgather_param and _synchronize_communication), so that nothing is computed beside
+  one. A hook sets the place in the record back after the whole model has counted as its first module, so that no
+  later pass is recognised: nothing is gathered ahead or kept (deepspeedai/DeepSpeed issue 1069, pull requests 1188 and
+  1453, which ends both).
 * Gradients are copied into a bucket; when the next one would overflow it, the bucket is reduce-scattered, in every
   micro-step, beside backward (``overlap_comm``, here the default). It is the same communicator as for the gathers, so a
   long reduce_scatter holds up the next all_gather.
@@ -20,7 +25,8 @@ What is imitated (deepspeed/runtime/zero/stage3.py, partitioned_param_coordinato
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import groupby
 
 import msgspec
 import numpy as np
@@ -105,9 +111,22 @@ def persistent(model: Model, block: ZeroOptimization) -> int:
     return sum(t.numel for layer in model.layers for t in layer.tensors if not t.tied_to and t.numel < threshold)
 
 
-def visits(all_modules: tuple[Module, ...], block: ZeroOptimization, *, recorded: bool = True) -> tuple[Visit, ...]:
-    """Forward and backward over the modules; ``recorded``: the order is known, so that there is prefetching."""
-    order = (*range(len(all_modules)), *reversed(range(len(all_modules))))
+def visits(
+    all_modules: tuple[Module, ...],
+    block: ZeroOptimization,
+    *,
+    recorded: bool = True,
+    recomputed: Collection[int] = (),
+) -> tuple[Visit, ...]:
+    """Forward and backward over the modules; ``recorded``: the order is known, so that there is prefetching.
+
+    Backward runs the forward of layers ``recomputed`` again, all modules of one before its backward.
+    """
+    backward: list[int] = []
+    for layer, group in groupby(reversed(range(len(all_modules))), lambda m: all_modules[m].layer):
+        modules_back = list(group)
+        backward += [*modules_back[::-1], *modules_back] if layer in recomputed else modules_back
+    order = (*range(len(all_modules)), *backward)
     walk = _PrefetchWalk([m.numel for m in all_modules], order, block, recorded)
     return tuple(walk.visit(k) for k in range(len(order)))
 
@@ -172,15 +191,19 @@ class _PrefetchWalk(msgspec.Struct):
 class Zero3(Zero):
     """The hooks of stage 3.
 
-    ``gathered`` : module -> ops its kernel waits for. ``kernels`` : the last ones, which bound how far the host is
-    ahead. ``after_step`` : what gathers wait for at a step's begin.
+    ``coming`` : visits of this pass that are still to come. ``gathered`` : module -> ops its kernel waits for.
+    ``kernels`` : the last ones, which bound how far the host is ahead. ``after_step`` : what gathers wait for at a
+    step's begin.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         block = self.config.zero_optimization
         self.modules = modules(self.model, block)
-        self.recording, self.recorded = visits(self.modules, block, recorded=False), visits(self.modules, block)
+        again = [i for i, repeats in enumerate(self.cost.recomputed) if repeats]
+        self.recording = visits(self.modules, block, recorded=False, recomputed=again)
+        self.recorded = visits(self.modules, block, recorded=self.config.prefetches, recomputed=again)
+        self.coming: Iterator[Visit] = iter(())
         self.of_layer = [
             [m for m, module in enumerate(self.modules) if module.layer == i] for i in range(len(self.model.layers))
         ]
@@ -199,22 +222,40 @@ class Zero3(Zero):
         """Sub-module after sub-module, as the coordinator lets them run; the first pass only records their order."""
         forward = action.kind == "F"
         i = place[1]
-        n = len(self.modules)
-        plan = self.recorded if self.ops.step or action.microbatch else self.recording
-        for m in self.of_layer[i] if forward else reversed(self.of_layer[i]):
-            self._fetch(plan[m if forward else 2 * n - 1 - m], m == n - 1, forward)
-            module = self.modules[m]
-            if self.config.zero_optimization.zero_quantized_weights and self.ops.waits and module.numel:
-                traffic = module.numel * (INT8 + 2.0)
-                name = f"dequantise {module.name}"
-                self.ops.compute(name, base.gradient_pass(traffic, self.cost), "gradient", after=self.ops.waits)
-            yield LayerPart(module.share, module.name)
-            self.kernels.append(self.ops.kernel)
-            for tensor in () if forward else reversed(module.gradients):
+        here = self.of_layer[i]
+        if forward and not i:
+            self.coming = iter(self.recorded if self.ops.step or action.microbatch else self.recording)
+        again = self._again(i) if not forward else 0.0
+        if not forward and self._repeats(i):
+            for m in here:
+                yield from self._visit(m, forward=False, share=again, suffix=" again")
+        for m in here if forward else reversed(here):
+            yield from self._visit(m, forward=forward, share=1.0 - again)
+            for tensor in () if forward else reversed(self.modules[m].gradients):
                 self.add(tensor)
         if not forward and not i:
             self.reduce()
             self.gathered.clear()
+
+    def _repeats(self, i: int) -> bool:
+        return bool(self.cost.recomputed) and self.cost.recomputed[i]
+
+    def _again(self, i: int) -> float:
+        """Share of a layer's backward that is its forward again: FLOPs beyond two of each of forward's."""
+        if not self._repeats(i) or not self.cost.backward_flops[i]:
+            return 0.0
+        return max(1.0 - 2.0 * float(self.cost.forward_flops[i] / self.cost.backward_flops[i]), 0.0)
+
+    def _visit(self, m: int, *, forward: bool, share: float, suffix: str = "") -> Iterator[LayerPart]:
+        """One use of a sub-module, which takes ``share`` of its part of the layer's pass."""
+        self._fetch(next(self.coming), forward and m == len(self.modules) - 1, forward)
+        module = self.modules[m]
+        if self.config.zero_optimization.zero_quantized_weights and self.ops.waits and module.numel:
+            traffic = module.numel * (INT8 + 2.0)
+            name = f"dequantise {module.name}"
+            self.ops.compute(name, base.gradient_pass(traffic, self.cost), "gradient", after=self.ops.waits)
+        yield LayerPart(module.share * share, module.name + suffix)
+        self.kernels.append(self.ops.kernel)
 
     def _fetch(self, visit: Visit, turns: bool, forward: bool) -> None:
         """Gather what is missing, and what comes next ahead of time. ``turns`` : forward ends here, so that what is
@@ -226,6 +267,12 @@ class Zero3(Zero):
         if visit.prefetch:
             self._gather(visit.prefetch, self.near if turns else groups)
 
+    def _awaited(self) -> tuple[int, ...]:
+        """What the host waits for before it issues a gather."""
+        if not self.config.prefetches:
+            return (*self.kernels[-1:], *self.reduced[-1:], *self.home[-1:])
+        return tuple(self.kernels[-OUTSTANDING : 1 - OUTSTANDING])
+
     # --- parameters --------------------------------------------------------------------------------------------------
 
     def _gather(self, which: tuple[int, ...], groups: Ints) -> None:
@@ -235,7 +282,7 @@ class Zero3(Zero):
         numel = sum(self.modules[m].numel for m in which)
         first = self.modules[which[0]].name
         name = first if len(which) == 1 else f"{first} and {len(which) - 1} more"
-        after = (*self.after_step, *self.kernels[-OUTSTANDING : 1 - OUTSTANDING])
+        after = (*self.after_step, *self._awaited())
         self.after_step = ()
         if self.config.offloads_parameters:
             share = sharded.nbytes(numel, dtype) / self.ranks

@@ -22,6 +22,8 @@ HF_AUTO = {
     "stage3_param_persistence_threshold": "10 x hidden_size",
 }
 """What Hugging Face's integration puts where a configuration says ``"auto"``."""
+PREFETCHES = (0, 6)
+"""The first release whose stage 3 prefetches as documented (deepspeedai/DeepSpeed pull request 1453)."""
 
 
 class Offload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -140,12 +142,15 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
     Parameters
     ----------
     zero_optimization : DeepSpeed's own block; stage 1 when absent. gradient_clipping : the largest norm; 0 for none.
+    version : DeepSpeed's release, such as "0.5.8"; the newest when absent. Before 0.6 stage 3 gathers nothing ahead and
+        nothing beside compute.
     param_dtype : of parameters and gradients; 16-bit ones have fp32 masters in the optimizer.
     pcie_bandwidth : of one GPU in one direction. dram_bandwidth : of a node; two sockets of the costs' host if absent.
     """
 
     zero_optimization: ZeroOptimization = ZeroOptimization(stage=1)
     gradient_clipping: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    version: Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+(\.\d+)?$")] | None = None
     pcie_bandwidth: str = "20 GB/s"
     dram_bandwidth: str | None = None
 
@@ -160,6 +165,11 @@ class ZeroConfig(base.StrategyConfig, frozen=True, tag_field="kind", tag="zero")
     def state_dtype(self) -> str:
         """What the optimizer's parameters and states are in."""
         return "fp32"
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether stage 3 gathers parameters ahead of their use, beside compute."""
+        return self.version is None or tuple(map(int, self.version.split(".")[:2])) >= PREFETCHES
 
     @property
     def offloads_optimizer(self) -> bool:
