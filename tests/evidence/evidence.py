@@ -205,8 +205,9 @@ def _apart(groups: Groups, share: float, full: int = 1) -> list[Floats]:
 
 def widening(groups: Groups, share: float, full: int = 1) -> float:
     """What the quantile of others must be multiplied with to hold its share of a group that was left out, but for
-    :data:`SLACK`: two groups say little of a third. Never below 1, and 1 of a single group, which says nothing."""
-    return max(1.0, quantile(_apart(groups, share, full), share - SLACK, full)) if len(groups) > 1 else 1.0
+    :data:`SLACK`: two groups say little of a third. Whoever is left out counts as one, be it of few measurements.
+    Never below 1, and 1 of a single group, which says nothing."""
+    return max(1.0, quantile(_apart(groups, share, full), share - SLACK)) if len(groups) > 1 else 1.0
 
 
 def coverage(groups: Groups, full: int = 1) -> tuple[float, ...]:
