@@ -183,7 +183,8 @@ def source_of(kind: Kind, answer: Fitted) -> str:
     shown = {name: value for name, value in answer.constants.items() if name in kind.shipped}
     held = [name for name, value in shown.items() if name in kind.free and _at_bound(value, kind.free[name])]
     taken = [name for name in shown if name not in kind.free]
-    words = [f"fit: {table}.csv.gz"]
+    family = kind.section.removeprefix("scans.")
+    words = [f"fit: {table}.csv.gz" + (", one GPU's rows" if family in forms.MEASURED_UNDER else "")]
     words += [f"held at their bound: {', '.join(held)}"] if held else []
     words += [f"prior, in round numbers and not fitted: {', '.join(taken)}"] if taken else []
     return "; ".join(words)
@@ -205,8 +206,9 @@ def written_without(without: Mapping[str, Mapping[str, Fitted]]) -> str:
             answer = fits[kind.name]
             names = [name for name in answer.constants if name in kind.shipped]
             lines += [f"[{chip}.{kind.section}]", *(f"{name} = {answer.constants[name]:.5g}" for name in names), ""]
-            inside = ", ".join(f"{name} = {value:.4f}" for name, value in sorted(answer.levels.items()))
-            levels.append(f"{kind.level} = {{ {inside} }}")
+            if kind.level:
+                inside = ", ".join(f"{name} = {value:.4f}" for name, value in sorted(answer.levels.items()))
+                levels.append(f"{kind.level} = {{ {inside} }}")
         lines += [*levels, ""]
     return "\n".join(lines)
 
@@ -233,12 +235,11 @@ HEADER = """# Constants of the kernel laws, written by `python tests/kernel_fit.
 # source: the table that a part is fitted on, and which of its constants are not.
 # [levels]: what a generation adds to the logarithm of a rate.
 """
-SINGLE = ("products.", "attention.bf16")
-"""Sections whose laws have constants for each GPU that is left out."""
+SINGLE = ("products.", "attention.bf16", "experts", "scans.")
+"""Sections of laws that a step uses, which have constants for each GPU that is left out."""
 WITHOUT_HEADER = """\
-# Constants of products and attention that no kernel of one GPU had a part in, by the GPU that was left out, written by
-# `python tests/kernel_fit.py "all products" bf16 fp8 fp8_block nvfp4 attention --without FILE`
-# from the kernels that clustersim/data/kernel_law.toml is fitted on.
+# Constants of what a step is made of that no kernel of one GPU had a part in, by the GPU that was left out, written by
+# `python tests/kernel_fit.py --without FILE` from the kernels that clustersim/data/kernel_law.toml is fitted on.
 """
 
 
@@ -247,9 +248,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", help="kinds to print; all without")
     parser.add_argument("--write", action="store_true", help="write their constants to data/kernel_law.toml")
-    parser.add_argument(
-        "--without", type=Path, help="write what products and attention are without each GPU to this file"
-    )
+    parser.add_argument("--without", type=Path, help="write what kernels of a step are without each GPU to this file")
     parser.add_argument("--quick", action="store_true", help="in sample only, on bases as they are shipped")
     chosen = parser.parse_args()
     found: dict[str, Fitted] = {}

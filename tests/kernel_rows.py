@@ -71,12 +71,14 @@ class Kernels:
         return names.tolist(), places
 
 
-def read(table: str, wanted: Callable[[Row], bool], group: Callable[[Row], object], most: int) -> Kernels:
+def read(
+    table: str, wanted: Callable[[Row], bool], group: Callable[[Row], object], most: int, regime: str = "burst"
+) -> Kernels:
     """At most ``most`` rows of each group, drawn by a hash of the row that no order of the file changes."""
     groups: dict[object, list[tuple[int, Row]]] = {}
     with gzip.open(FOLDER / f"{table}.csv.gz", "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if row["system"] in GPUS and row.get("regime", "burst") == "burst" and wanted(row):
+            if row["system"] in GPUS and row.get("regime", "burst") == regime and wanted(row):
                 draw = zlib.crc32(",".join(row.values()).encode())
                 groups.setdefault(group(row), []).append((draw, row))
     drawn = [sorted(rows, key=lambda pair: pair[0])[:most] for rows in groups.values()]

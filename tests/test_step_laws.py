@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from clustersim.core.device import Device, Figure, device, devices, families
+from clustersim.core.errors import ModelError
 from clustersim.core.gpu_file import load
 from clustersim.core.model import Kernel
 from clustersim.model.seconds.attention import attention_parts, half_of, heads_of
@@ -18,8 +19,10 @@ from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
 from clustersim.model.seconds.kernel_law.attention import Heads, attention_seconds
 from clustersim.model.seconds.kernel_law.constants import KIN
 from clustersim.model.seconds.kernel_law.experts import Experts, expert_seconds
+from clustersim.model.seconds.kernel_law.scans import Scan, scan_seconds
 from clustersim.model.seconds.kernel_law.sheet import legacy
 from clustersim.model.seconds.kernels import spent
+from clustersim.model.seconds.scan import FAMILIES, scan_of
 
 LAWS = kernel_laws()
 BY_LAW = [name for name, gpu in devices().items() if gpu.attention and not any(gpu.attention.values())]
@@ -165,3 +168,62 @@ def test_groups_of_every_recipe_have_a_law(recipe):
     where = setting(device("B200-SXM-180GB"), Execution("fp8", "bf16", float8_recipe=recipe))
     bf16 = max(grouped_parts(where.with_dtype("bf16"), 8192, 8192, 8192, 8))
     assert 0 < max(grouped_parts(where, 8192, 8192, 8192, 8)) < bf16
+
+
+SCANS = {
+    "gated_delta_rule": (32, 2, 128, 128, 64),
+    "kimi_delta_rule": (32, 1, 128, 128, 64),
+    "chunk_scan": (64, 8, 128, 64, 128),
+}
+"""Scan -> heads, heads for each of keys, widths of a key and of a value, tokens of a chunk."""
+
+
+def chunked(name: str, seq: int = 8192) -> Kernel:
+    heads, groups, key, value, chunk = SCANS[name]
+    moved = 2.0 * seq * heads * (key / groups + value)
+    sizes = {"m": chunk, "n": value, "k": key, "heads": heads, "groups": groups, "seq": seq}
+    return Kernel(name, "scan", flops=1e9, backward_flops=2.5e9, nbytes=moved, backward_nbytes=2 * moved, **sizes)
+
+
+@pytest.mark.parametrize("name", SCANS)
+@pytest.mark.parametrize("gpu_name", MEASURED)
+def test_a_step_and_the_law_give_a_scan_the_same_seconds(name, gpu_name):
+    law = replace(LAWS.scans[FAMILIES[name]], start=0.0)
+    gpu = in_a_burst(device(gpu_name), LAWS.stream.stream)
+    heads, groups, key, value, chunk = SCANS[name]
+    scored = heads // groups if name == "chunk_scan" else heads
+    scan = Scan(*(np.asarray(float(v)) for v in (4, 8192, heads // groups, key, heads, value, scored, chunk)))
+    alone = float(scan_seconds(law, sheet_of(gpu, "bf16"), scan))
+    where = setting(gpu, Execution("bf16", "bf16"))
+    assert spent(where, chunked(name), 4, "F")[0] == pytest.approx(alone)
+    assert spent(where, chunked(name), 4, "B")[0] == pytest.approx(2.5 * alone, rel=0.2)
+
+
+@pytest.mark.parametrize("name", [name for name, gpu in devices().items() if gpu.attention])
+def test_every_gpu_prices_scans_and_none_is_faster_than_its_peak_or_its_memory(name):
+    gpu = device(name)
+    for scan in SCANS:
+        heads, _, key, value, _ = SCANS[scan]
+        where = setting(gpu, Execution(half_of(gpu), half_of(gpu)))
+        fewer, seconds = (spent(where, chunked(scan), batch, "F")[0] for batch in (2, 4))
+        assert seconds > 4 * 4.0 * 8192 * heads * key * value / gpu.peak[half_of(gpu)]
+        assert seconds > 2.0 * 4 * chunked(scan).nbytes / gpu.memory_bandwidth
+        assert fewer < seconds <= 2.001 * fewer
+
+
+def test_a_scan_without_a_law_is_refused():
+    with pytest.raises(ModelError, match=r"scan 'lightning' follows no law.*chunk_scan"):
+        spent(
+            setting(device("H100-SXM5-80GB"), Execution("bf16", "bf16")),
+            replace(chunked("chunk_scan"), name="lightning"),
+            1,
+            "F",
+        )
+
+
+def test_a_tensor_parallel_rank_scans_its_share_of_the_heads():
+    whole = chunked("gated_delta_rule")
+    half = replace(whole, heads=whole.heads // 2, nbytes=whole.nbytes / 2, flops=whole.flops / 2)
+    scans = [scan_of(kernel, 4, shared=False) for kernel in (whole, half)]
+    assert [float(scan.batch) for scan in scans] == [4, 4]
+    assert [float(scan.key_heads) for scan in scans] == [16, 8]

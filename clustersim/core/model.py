@@ -77,17 +77,20 @@ class Kernel:
     ----------
     name : str, such as ``"qkv"``, ``"softmax"``.
     kind : ``"gemm"`` (tensor cores where the dtype has them), ``"conv"`` (an implicit GEMM), ``"attention"``
-        (fused flash attention), ``"memory"`` (bandwidth-bound), ``"recurrent"`` (a GEMM repeated step after step, whose
-        weights' gradient is one GEMM) or ``"host"`` (``launches`` things the host does while the device waits for it).
-    m, n, k : GEMM shape; ``m`` is *per sample* (rows grow with the batch). A conv gives its implicit GEMM.
+        (fused flash attention), ``"scan"`` (linear attention or a state space, chunk by chunk), ``"memory"``
+        (bandwidth-bound), ``"recurrent"`` (a GEMM repeated step after step, whose weights' gradient is one GEMM) or
+        ``"host"`` (``launches`` things the host does while the device waits for it).
+    m, n, k : GEMM shape; ``m`` is *per sample* (rows grow with the batch). A conv gives its implicit GEMM. Of a scan,
+        tokens of a chunk, and elements of a value's head and of a key's.
     batch : int, independent GEMMs *per sample* (heads, for eager attention scores); then ``m`` does not grow with the
         batch and ``batch`` does.
     flops : float, forward, per sample. backward_flops : per sample (2x for a GEMM, 2.5x for flash attention).
     nbytes : float, HBM bytes moved forward per sample per *element byte* (multiply by the element size), weights
         excluded. backward_nbytes : the same for backward. element, backward_element : bytes of such an element in each
         type, where they are not the products': an fp32 tensor between 16-bit ones, a cast that autocast adds.
-    groups : int, of a grouped convolution.
-    heads, head_dim, seq : for attention. causal : half of the square is computed.
+    groups : int, of a grouped convolution; of a scan, heads of values for each of keys.
+    heads, head_dim, seq : for attention; ``heads`` of values and ``seq`` for a scan. causal : half of the square is
+        computed.
     launches, backward_launches : GPU kernels launched.
     cut : how tensor parallelism divides it, one of :data:`CUTS`.
     repeat : that many equal kernels (the grouped products of a rank's experts); sizes and FLOPs are of all together,

@@ -47,9 +47,31 @@ def short_convolution(tokens: int, channels: int, width: int) -> Kernel:
     return replace(kernel, flops=flops, backward_flops=2 * flops)
 
 
-def _chunked(name: str, heads: int, chunks: int, sizes: tuple[int, int, int]) -> Kernel:
+Sizes = tuple[int, int, int]
+
+
+def _chunked(name: str, heads: int, chunks: int, sizes: Sizes) -> Kernel:
     """One dense product (m, n, k) per head and chunk."""
     return K.batched(name, heads * chunks, *sizes)
+
+
+def _flops(count: int, *products: Sizes) -> float:
+    """FLOPs of so many of each dense product (m, n, k)."""
+    return 2.0 * count * sum(m * n * k for m, n, k in products)
+
+
+def _scan(kernel: Kernel, flops: float, again: float) -> Kernel:
+    """A scan over all chunks: its name, sizes and launches are the kernel's. Backward has two products for each, and
+    does ``again`` what it does not keep [FLOPs]."""
+    moved = 2.0 * kernel.seq * kernel.heads * (kernel.k / kernel.groups + kernel.n)
+    return replace(
+        kernel,
+        flops=flops,
+        backward_flops=2 * flops + again,
+        nbytes=moved,
+        backward_nbytes=2 * moved,
+        cut="heads",
+    )
 
 
 def _output_norm(s: TransformerShape, elements: float) -> Kernel:
@@ -66,7 +88,7 @@ def delta_kernels(s: TransformerShape) -> K.Kernels:
         _columns("linear_in", t, h, 2 * d.key_width + 2 * d.value_width, first=True),
         _columns("linear_gates", t, h, 2 * d.value_heads),
         short_convolution(t, 2 * d.key_width + d.value_width, d.conv),
-        *delta_rule(s, d, float(t * d.value_heads)),
+        *delta_rule(s, d, "gated_delta_rule", float(t * d.value_heads)),
         _output_norm(s, float(t) * d.value_width),
         _rows("out", t, d.value_width, h),
     )
@@ -85,7 +107,7 @@ def kda_kernels(s: TransformerShape) -> K.Kernels:
         K.sharing_input(K.linear("forget_down", t, h, d.value_dim)),
         _columns("forget_up", t, d.value_dim, d.key_width, first=True),
         _columns("linear_gates", t, h, d.value_heads),
-        *delta_rule(s, d, float(t * d.key_width)),
+        *delta_rule(s, d, "kimi_delta_rule", float(t * d.key_width)),
         K.sharing_input(K.linear("output_down", t, h, d.value_dim)),
         _columns("output_up", t, d.value_dim, d.value_width, first=True),
         _output_norm(s, float(t) * d.value_width),
@@ -93,28 +115,41 @@ def kda_kernels(s: TransformerShape) -> K.Kernels:
     )
 
 
-def delta_rule(s: TransformerShape, d: Delta, gates: float) -> K.Kernels:
-    """The rule over all chunks; ``gates`` : elements of the forget gates of a sample."""
+def delta_rule(s: TransformerShape, d: Delta, name: str, gates: float) -> K.Kernels:
+    """The rule over all chunks; ``gates`` : elements of the forget gates of a sample.
+
+    flash-linear-attention's kernels: sums of gates, products of keys, their inverse, corrected keys and values, states,
+    and outputs; backward makes corrected keys and values and states again (``chunk_gated_delta_rule_bwd``).
+    """
     t = s.seq_len
     heads = d.value_heads
     c = min(d.chunk, s.seq_len)
-    chunks = ceil(t / c)
     keys = d.key_dim
     values = d.value_dim
     kept = float(t) * (2 * d.key_width + d.value_width + heads * c) + gates
+    count = heads * ceil(t / c)
+    again = _flops(count, (c, keys, c), (c, values, c), (c, values, keys), (keys, values, c))
+    # Beside products of keys, scores and outputs: the inverse of a unit triangular matrix, by doubling blocks, which is
+    # a third of a product of its size.
+    inverse = (c, c, max(1, c // 3))
+    inside = _flops(count, (c, c, keys), inverse, (c, c, keys), (c, values, c), (c, values, keys))
+    rule = Kernel(
+        name,
+        "scan",
+        m=c,
+        n=values,
+        k=keys,
+        heads=heads,
+        groups=max(1, heads // d.key_heads),
+        seq=t,
+        launches=6,
+        backward_launches=8,
+        saved=kept,
+    )
     return (
         replace(K.memory("key_norm", 2.0 * t * d.key_width, K.Passes(2, 3)), cut="heads"),
         replace(K.memory("forget_gate", gates, K.Passes(4, 6, 3, 5)), cut="heads"),
-        replace(_chunked("chunk_keys", heads, chunks, (c, c, keys)), saved=kept),
-        # The inverse of a unit triangular matrix, by doubling blocks: a third of a product of its size.
-        _chunked("chunk_inverse", heads, chunks, (c, c, max(1, c // 3))),
-        _chunked("chunk_corrected_keys", heads, chunks, (c, keys, c)),
-        _chunked("chunk_corrected_values", heads, chunks, (c, values, c)),
-        _chunked("state_read", heads, chunks, (c, values, keys)),
-        _chunked("state_written", heads, chunks, (keys, values, c)),
-        _chunked("chunk_scores", heads, chunks, (c, c, keys)),
-        _chunked("chunk_context", heads, chunks, (c, values, c)),
-        _chunked("state_context", heads, chunks, (c, values, keys)),
+        _scan(rule, inside + again, again),
     )
 
 
@@ -161,22 +196,34 @@ def mamba_kernels(s: TransformerShape) -> K.Kernels:
 
 
 def mamba2_kernels(s: TransformerShape) -> K.Kernels:
-    """Mamba-2, ``mamba_chunk_scan_combined`` of mamba_ssm: five kernels, of which four are products per chunk."""
+    """Mamba-2, ``mamba_chunk_scan_combined`` of mamba_ssm: five kernels, of which four are products per chunk; backward
+    makes scores and states again."""
     p = _sizes(s, s.space, "space")
     t = s.seq_len
     h = s.d_model
     c = min(p.chunk, t)
     chunks = ceil(t / c)
     dim = p.inner // p.heads
-    kept = float(t) * (p.conv_width + p.heads)
+    again = _flops(p.groups * chunks, (c, c, p.state)) + _flops(p.heads * chunks, (dim, p.state, c))
+    outputs = _flops(p.heads * chunks, (c, dim, c), (c, dim, p.state))
+    scan = Kernel(
+        "chunk_scan",
+        "scan",
+        m=c,
+        n=dim,
+        k=p.state,
+        heads=p.heads,
+        groups=max(1, p.heads // p.groups),
+        seq=t,
+        launches=4,
+        backward_launches=13,
+        saved=float(t) * (p.conv_width + p.heads),
+    )
     return (
         _columns("mamba_in", t, h, p.inner + p.conv_width + p.heads, first=True),
         short_convolution(t, p.conv_width, p.conv),
         replace(K.memory("steps", float(t) * p.heads, K.Passes(4, 6)), cut="heads"),
-        replace(_chunked("chunk_scores", p.groups, chunks, (c, c, p.state)), saved=kept),
-        _chunked("chunk_context", p.heads, chunks, (c, dim, c)),
-        _chunked("state_written", p.heads, chunks, (dim, p.state, c)),
-        _chunked("state_context", p.heads, chunks, (c, dim, p.state)),
+        _scan(scan, again + outputs, again),
         *_mamba_gate(s, p),
         _rows("out", t, p.inner, h),
     )

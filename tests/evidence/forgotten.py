@@ -32,7 +32,7 @@ from tests.evidence.step_rows import read
 from tests.evidence.validate_steps import predict_step
 
 LAWS = Path(__file__).parent / "data" / "kernel_law_without.toml"
-"""Constants of products and attention by the GPU that they were fitted without."""
+"""Constants of what a step is made of, by the GPU that they were fitted without."""
 CHIP = re.compile(r"(?:RTX-PRO|RTX|TITAN)-[^-]+|[^-]+")
 """A device's name without its board and memory."""
 
@@ -88,7 +88,7 @@ def without(chip: str) -> Table:
     own = read_toml(LAWS).get(chip, {})
     return {
         **law,
-        **({kind: {**law[kind], **own[kind]} for kind in ("products", "attention")} if own else {}),
+        **{kind: {**law[kind], **part} for kind, part in own.items() if kind != "levels"},
         "levels": {**law["levels"], **own.get("levels", {})},
     }
 

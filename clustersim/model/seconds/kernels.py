@@ -11,8 +11,9 @@ from clustersim.model.seconds.base import Setting
 from clustersim.model.seconds.conv import conv_parts
 from clustersim.model.seconds.float8 import forward_share, gradient_setting
 from clustersim.model.seconds.memory_bound import memory_time
+from clustersim.model.seconds.scan import scan_parts
 
-KINDS = ("gemm", "conv", "attention", "memory", "recurrent", "host")
+KINDS = ("gemm", "conv", "attention", "scan", "memory", "recurrent", "host")
 
 # Passes over the score matrix of unfused attention besides its GEMMs: scale, mask, softmax, dropout.
 _EAGER_PASSES = 9.0
@@ -72,6 +73,8 @@ def parts(where: Setting, kernel: Kernel, batch: float, part: str) -> tuple[floa
         if where.attention_kernel == "eager":
             return _unfused(where, kernel, batch, backward=backward)
         return attention.attention_parts(where, kernel, batch, backward=backward)
+    if kernel.kind == "scan":
+        return scan_parts(where, kernel, batch, backward=backward)
     if kernel.kind == "conv":
         return conv_parts(where, kernel, batch, backward=backward)
     if kernel.kind == "recurrent":

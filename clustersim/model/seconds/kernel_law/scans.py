@@ -1,11 +1,12 @@
-"""Chunked scans of linear attention (gated DeltaNet, Kimi delta attention).
+"""Chunked scans of linear attention (gated DeltaNet, Kimi delta attention) and of state spaces (Mamba-2).
 
 ::
 
-    t = starts start / f + (traffic^p + products^p)^(1/p) + chain s / 64 / f * max(1, batch heads / SMs)^0.5
+    t        = start / f + (traffic^p + products^p)^(1/p) + chain s / chunk / f * max(1, batch heads / SMs)^0.5
+    products = FLOPs / min(share L SMs f, P)
 
-Traffic is inputs, outputs and the states between chunks; products are of chunks of 64 tokens; the state passes from
-chunk to chunk, one after the other, whatever else is parallel.
+Traffic is inputs, outputs and the states between chunks; products are those of chunks, at a share of what warps issue
+(``L``) and never above the peak; the state passes from chunk to chunk, one after the other, whatever else is parallel.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ import numpy as np
 from clustersim.core.arrays import Floats
 from clustersim.model.seconds.kernel_law.products import norm
 from clustersim.model.seconds.kernel_law.sheet import LEGACY_RATE, Sheet
-
-CHUNK = 64.0
-"""Tokens of a chunk, in flash-linear-attention."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,14 @@ class ScanLaw:
 
 @dataclass(frozen=True)
 class Scan:
-    """Columns of one length, or numbers: sequences, tokens of each, heads and their widths."""
+    """Columns of one length, or numbers: sequences, tokens of each, heads and their widths.
+
+    Parameters
+    ----------
+    key_heads, key_width : of queries and keys; of a state space its groups, and its state. scored : heads that have
+        scores of their own: all of the values' where each weighs or corrects its keys, else those of the keys.
+    chunk : tokens that are one dense block.
+    """
 
     batch: Floats
     seq: Floats
@@ -52,19 +57,31 @@ class Scan:
     key_width: Floats
     value_heads: Floats
     value_width: Floats
+    scored: Floats
+    chunk: Floats
 
 
 def scan_seconds(law: ScanLaw, sheet: Sheet, scan: Scan) -> Floats:
     """Seconds of one scan, forward, in a burst."""
-    tokens = scan.batch * scan.seq
-    channels = 2 * scan.key_heads * scan.key_width + 2 * scan.value_heads * scan.value_width
-    state = scan.value_heads * scan.key_width * scan.value_width
-    nbytes = 2.0 * tokens * (law.passes * channels + law.states * state / CHUNK)
-    traffic = nbytes / (law.stream * sheet.bandwidth)
-    inside = CHUNK * (scan.key_width + scan.value_width)
-    flops = tokens * scan.value_heads * (2.0 * inside + 4.0 * scan.key_width * scan.value_width)
-    products = flops / (law.share * LEGACY_RATE * sheet.sms * sheet.clock)
-    crowd = np.sqrt(np.maximum(1.0, scan.batch * scan.value_heads / sheet.sms))
-    chain = law.chain * scan.seq / CHUNK / sheet.clock * crowd
+    products, chain = scan_arithmetic(law, sheet, scan)
+    traffic = scan_bytes(law, scan) / (law.stream * sheet.bandwidth)
     total: Floats = law.start / sheet.clock + norm(law.norm, traffic, products) + chain
     return total
+
+
+def scan_bytes(law: ScanLaw, scan: Scan) -> Floats:
+    """Bytes that a scan moves in 16 bits."""
+    channels = 2 * scan.key_heads * scan.key_width + 2 * scan.value_heads * scan.value_width
+    states = scan.value_heads * scan.key_width * scan.value_width / scan.chunk
+    nbytes: Floats = 2.0 * scan.batch * scan.seq * (law.passes * channels + law.states * states)
+    return nbytes
+
+
+def scan_arithmetic(law: ScanLaw, sheet: Sheet, scan: Scan) -> tuple[Floats, Floats]:
+    """Seconds of the products inside chunks, and of what chunks wait for one another."""
+    inside = scan.chunk * (scan.scored * scan.key_width + scan.value_heads * scan.value_width)
+    handed = scan.value_heads * scan.key_width * scan.value_width
+    flops = scan.batch * scan.seq * (2.0 * inside + 4.0 * handed)
+    products = flops / np.minimum(law.share * LEGACY_RATE * sheet.sms * sheet.clock, sheet.half_peak)
+    crowd = np.sqrt(np.maximum(1.0, scan.batch * scan.value_heads / sheet.sms))
+    return products, law.chain * scan.seq / scan.chunk / sheet.clock * crowd
