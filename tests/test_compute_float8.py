@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from kernel_times import time_in
 
-from clustersim.core.device import device
+from clustersim.core.device import Figure, device
 from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel
 from clustersim.model.kernels import linear, sharing_input
 from clustersim.model.seconds import Execution, setting
 from clustersim.model.seconds.float8 import CAST_ACROSS, CAST_ALONG, RESCALE, cast_seconds
-from clustersim.model.seconds.memory_bound import traffic_rate
+from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
+from clustersim.model.seconds.kernel_law.casts import stream_seconds
 
 H100 = device("H100-SXM5-80GB")
 
@@ -25,31 +29,38 @@ def step(layer: Kernel, recipe: str, dtype: str = "fp8") -> float:
     return sum(time_in(where(recipe, dtype), layer, 1, part)[0] for part in ("F", "I", "W"))
 
 
+START = kernel_laws().stream.start / H100.clock
+
+
 def test_each_operand_is_cast_along_both_dimensions_and_gradients_are_rescaled() -> None:
     rows = 1000
     k = 512
     n = 2048
     layer = linear("up", rows, k, n)
     rowwise = where("rowwise")
-    rate = traffic_rate(rowwise, 2)
-    forward, inputs, weights = (cast_seconds(rowwise, layer, 1, part) * rate for part in ("F", "I", "W"))
+    rate = H100.stream_rate()
+    seconds = {part: cast_seconds(rowwise, layer, 1, part) for part in "FIWB"}
+    forward, inputs, weights = (
+        (seconds[part] - casts * START) * rate for part, casts in (("F", 2), ("I", 3), ("W", 3))
+    )
     assert forward == pytest.approx(CAST_ALONG * (rows * k + n * k))
     assert inputs == pytest.approx(CAST_ALONG * rows * n + CAST_ACROSS * n * k + RESCALE * rows * k)
     assert weights == pytest.approx(CAST_ACROSS * (rows * k + rows * n) + RESCALE * n * k)
-    assert cast_seconds(rowwise, layer, 1, "B") * rate == pytest.approx(inputs + weights)
+    assert seconds["B"] == pytest.approx(seconds["I"] + seconds["W"])
 
 
 def test_linears_of_one_input_cast_it_once() -> None:
     layer = linear("k", 1000, 512, 2048)
     alone, shared = (cast_seconds(where("rowwise"), one, 1, "F") for one in (layer, sharing_input(layer)))
-    assert alone - shared == pytest.approx(CAST_ALONG * 1000 * 512 / traffic_rate(where("rowwise"), 2))
+    assert alone - shared == pytest.approx(START + CAST_ALONG * 1000 * 512 / H100.stream_rate())
 
 
 @pytest.mark.parametrize(
     ("recipe", "dtype", "name"),
     [
-        ("tensorwise", "fp8", ""),
+        ("tensorwise", "bf16", ""),
         ("rowwise", "bf16", ""),
+        ("tensorwise", "fp8", "A100-SXM4-80GB"),
         ("rowwise", "fp8", "A100-SXM4-80GB"),
     ],
 )
@@ -79,16 +90,31 @@ def test_single_linears_take_what_torchao_measured(k: int, n: int, published: fl
         ("blockwise", "H100-SXM5-80GB", 1 + 4 / 128),
         ("mxfp8", "B200-SXM-180GB", 1 + 1 / 32),
         ("nvfp4", "B200-SXM-180GB", 0.5 + 1 / 16),
+        ("tensorwise", "H100-SXM5-80GB", 1),
+        ("tensorwise", "MI300X-192GB", 1),
     ],
 )
-def test_operands_in_blocks_are_read_once_and_written_in_both_layouts(recipe: str, name: str, operand: float) -> None:
-    """NVFP4's scale of the tensor needs its largest value first: one more read of two bytes."""
+def test_operands_are_read_once_and_written_in_both_layouts(recipe: str, name: str, operand: float) -> None:
+    """A scale of the tensor (NVFP4 has one beside its blocks') needs its largest value first: a kernel more, which
+    reads two bytes."""
     blocks = where(recipe, name=name)
     layer = linear("up", 1000, 512, 2048)
-    each = 2 + 2 * operand + 2 * (recipe == "nvfp4")
-    rate = blocks.device.stream_rate()
-    forward, inputs, weights = (cast_seconds(blocks, layer, 1, part) * rate for part in ("F", "I", "W"))
-    assert (forward, inputs, weights) == (pytest.approx(each * 1000 * 512), pytest.approx(each * 1000 * 2048), 0)
+    largest = recipe in {"tensorwise", "nvfp4"}
+    each = 2 + 2 * operand + 2 * largest
+    gpu = blocks.device
+    start = (1 + largest) * kernel_laws().stream.start / gpu.clock
+    forward, inputs, weights = (cast_seconds(blocks, layer, 1, part) for part in ("F", "I", "W"))
+    assert (forward - start) * gpu.stream_rate() == pytest.approx(each * 1000 * 512)
+    assert (inputs - start) * gpu.stream_rate() == pytest.approx(each * 1000 * 2048)
+    assert weights == 0
+
+
+def test_a_step_and_the_law_give_a_cast_the_same_seconds() -> None:
+    """Of a GPU whose copies run at the law's share of its bandwidth."""
+    gpu = replace(H100, stream=Figure(kernel_laws().stream.stream, "a test"))
+    step = setting(gpu, Execution("fp8", "fp8"))
+    alone = stream_seconds(kernel_laws().stream, sheet_of(gpu, "bf16"), np.array([2.0, 4.0]) * 1000 * 512)
+    assert cast_seconds(step, linear("up", 1000, 512, 2048), 1, "F") == pytest.approx(float(alone.sum()))
 
 
 def test_products_of_fewer_bits_are_faster_and_no_faster_than_their_peak() -> None:

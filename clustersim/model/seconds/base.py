@@ -48,7 +48,6 @@ class ComputeConstants:
     misaligned : of the tensor-core rate, what is left where 16-bit rows have an odd length (an unpadded vocabulary):
         they can only be loaded two bytes at a time. Transformer-XL's 267,735 words on V100 and A100; it makes a
         compiled GPT-2 22 % slower with 50,257 words than with 50,304, where nanoGPT reports a quarter.
-    fp8_linear : of the fp8 rate, what linear layers with their casts keep (7 llm-foundry rows, 1.6 times bf16).
     memory_half, memory_fp32, memory_compiled : share of STREAM that elementwise kernels reach: eager 16-bit (the same
         123 steps, with bytes told by type and attention by its law; V100 steps have the same), eager fp32 and attention
         scores (NeuSight transformer steps, 3.5 % mean error), generated code.
@@ -83,7 +82,6 @@ class ComputeConstants:
     sustained_volta: float = 0.95
     grouped: float = 0.6
     misaligned: float = 0.45
-    fp8_linear: float = 0.906
     memory_half: float = 0.58
     memory_fp32: float = 0.75
     memory_compiled: float = 0.85
@@ -146,15 +144,16 @@ class Setting:
     @property
     def rowwise(self) -> bool:
         """Whether products run in 8 bits with one scale a row."""
-        return self._in_8_bits and self.float8_recipe.startswith("rowwise")
+        return self.in_8_bits and self.float8_recipe.startswith("rowwise")
 
     @property
     def blocks(self) -> str:
         """The kernel law's arithmetic where products run on operands with scales of blocks; else ``""``."""
-        return BLOCKS.get(self.float8_recipe, "") if self._in_8_bits else ""
+        return BLOCKS.get(self.float8_recipe, "") if self.in_8_bits else ""
 
     @property
-    def _in_8_bits(self) -> bool:
+    def in_8_bits(self) -> bool:
+        """Whether products run on operands that were cast to 8 bits or fewer."""
         return self.dtype == "fp8" == self.device.runs_as("fp8")
 
     @property
@@ -177,10 +176,7 @@ class Setting:
         rate = self.device.matmul_rate(self.dtype)
         if runs_as == "fp32":
             return rate
-        # What casts cost is in this share, or counted apart (:mod:`clustersim.model.seconds.float8`).
-        together = runs_as == "fp8" and not (self.rowwise or self.blocks)
-        casts = self.constants.fp8_linear if together else 1.0
-        return rate * casts * (self.constants.sustained if self.by_law else self.constants.sustained_volta)
+        return rate * (self.constants.sustained if self.by_law else self.constants.sustained_volta)
 
     @property
     def by_law(self) -> bool:

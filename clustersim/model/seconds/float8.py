@@ -1,27 +1,37 @@
 """What linear layers in 8 bits pay besides their products: casts that no neighbouring kernel takes in.
 
-With one scale a tensor (``tensorwise``; Transformer Engine's delayed and current scaling alike) what casts cost is in
-:attr:`~clustersim.model.seconds.base.ComputeConstants.fp8_linear`. With one scale a row (torchao's ``rowwise``) each
-operand is read for its rows' largest values and cast, once along each dimension that a product runs over, so that input
-and output gradient are cast twice; and backward's products, which accumulate exactly, are tensorwise ones whose result
-a further kernel scales (pytorch/ao #1325, #2184). Bytes an element: 2 read for the maximum, 2 read and 1 written for
-the cast, 4 for the rescaling. Rows that lie in one piece are read once: a block of threads that looked for a row's
-maximum finds the row in its cache, of a few KiB; of what it looked through across rows nothing is left. Of torchao's
-four linears on H100 (pytorch/ao #2185) these explain forward and backward
-to 4 to 10 %.
+A cast is a kernel that streams, by the kernel law (:mod:`clustersim.model.seconds.kernel_law.casts`) at the device's
+rate of a copy, whether code is generated or not.
 
-With scales of blocks (``blockwise``, ``mxfp8``, ``nvfp4``; Transformer Engine's recipes of these names) one kernel
-casts an operand once, into both layouts that products run over, at the rate of a copy: inputs forward, gradients of
-outputs backward. NVFP4's looks for the tensor's largest value before. Weights are cast by a step's first micro-batch
-alone, and left out.
+With one scale a tensor (``tensorwise``; Transformer Engine's delayed and current scaling alike), or of blocks
+(``blockwise``, ``mxfp8``, ``nvfp4``; Transformer Engine's recipes of these names), one kernel casts an operand once,
+into both layouts that products run over: inputs forward, gradients of outputs backward. Where there is a scale of the
+tensor, NVFP4's too, a kernel looks for its largest value before; delayed scaling, which need not, has steps 1 to 3 %
+faster than that. Weights are cast by a step's first micro-batch alone, and left out.
+
+With one scale a row (torchao's ``rowwise``) each operand is read for its rows' largest values and cast, once along each
+dimension that a product runs over, so that input and output gradient are cast twice; and backward's products, which
+accumulate exactly, are tensorwise ones whose result a further kernel scales (pytorch/ao #1325, #2184). Bytes an
+element: 2 read for the maximum, 2 read and 1 written for the cast, 4 for the rescaling. Rows that lie in one piece are
+read once: a block of threads that looked for a row's maximum finds the row in its cache, of a few KiB; of what it
+looked through across rows nothing is left. Of torchao's four linears on H100 (pytorch/ao #2185) these explain forward
+and backward to 2 to 10 %.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from clustersim.core.device import Device
 from clustersim.core.model import Kernel
+from clustersim.model.seconds.attention import half_of
 from clustersim.model.seconds.base import Setting
-from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES
-from clustersim.model.seconds.memory_bound import traffic_rate
+from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
+from clustersim.model.seconds.kernel_law.casts import stream_seconds
+from clustersim.model.seconds.kernel_law.sheet import OPERAND_BYTES, Sheet
 
 CAST_ALONG = 3.0
 CAST_ACROSS = 5.0
@@ -49,26 +59,47 @@ def cast_seconds(setting: Setting, kernel: Kernel, batch: float, part: str) -> f
 
     Linears that share an input (it is kept for one of them only) share its casts, as compiled code does.
     """
-    if not (setting.rowwise or setting.blocks) or kernel.kind != "gemm" or kernel.batch:
+    if not setting.in_8_bits or kernel.kind != "gemm" or kernel.batch:
         return 0.0
-    rows = kernel.m * kernel.repeat * batch
-    if setting.blocks:
-        return _blocks_cast(setting, kernel, rows, part)
+    moved = _by_row if setting.rowwise else _at_once
+    nbytes, casts = moved(setting, kernel, kernel.m * kernel.repeat * batch, part)
+    if not nbytes:
+        return 0.0
+    law = kernel_laws().stream
+    sheet = _copying(setting.device)
+    each = stream_seconds(law, sheet, np.asarray(nbytes / casts))
+    return casts * float(each)
+
+
+def _by_row(setting: Setting, kernel: Kernel, rows: float, part: str) -> tuple[float, int]:
+    """Bytes of casts with one scale a row, and how many kernels move them: one a tensor, and one to rescale."""
     given = rows * kernel.k
     weights = float(kernel.n * kernel.k * kernel.repeat)
     outputs = rows * kernel.n
     read = given if kernel.saved else 0.0
     in_bf16 = setting.float8_recipe == "rowwise_with_gw_hp"
+    forward = CAST_ALONG * (read + weights)
     inputs = CAST_ALONG * outputs + CAST_ACROSS * weights + RESCALE * given
     gradients = 0.0 if in_bf16 else CAST_ACROSS * (read + outputs) + RESCALE * weights
-    forward = CAST_ALONG * (read + weights)
-    nbytes = {"F": forward, "R": forward, "I": inputs, "W": gradients, "B": inputs + gradients}[part]
-    return nbytes / traffic_rate(setting, setting.element_bytes)
+    ahead = (forward, 1 + bool(read))
+    of_inputs = (inputs, 3)
+    of_weights = (gradients, 0 if in_bf16 else 2 + bool(read))
+    both = (inputs + gradients, of_inputs[1] + of_weights[1])
+    return {"F": ahead, "R": ahead, "I": of_inputs, "W": of_weights, "B": both}[part]
 
 
-def _blocks_cast(setting: Setting, kernel: Kernel, rows: float, part: str) -> float:
-    each = HALF_READ + 2.0 * OPERAND_BYTES[setting.blocks] + HALF_READ * (setting.blocks == "nvfp4")
-    forward = each * rows * kernel.k if kernel.saved else 0.0
-    backward = each * rows * kernel.n
-    nbytes = {"F": forward, "R": forward, "I": backward, "W": 0.0, "B": backward}[part]
-    return nbytes / setting.device.stream_rate()
+def _at_once(setting: Setting, kernel: Kernel, rows: float, part: str) -> tuple[float, int]:
+    """The same of casts into both layouts at once, and of the kernel that looks for the largest value before."""
+    arithmetic = setting.blocks or "fp8"
+    scaled = arithmetic in {"fp8", "nvfp4"}
+    each = HALF_READ + 2.0 * OPERAND_BYTES[arithmetic] + HALF_READ * scaled
+    if part == "W" or (part in {"F", "R"} and not kernel.saved):
+        return 0.0, 0
+    return each * rows * (kernel.k if part in {"F", "R"} else kernel.n), 1 + scaled
+
+
+@lru_cache(maxsize=64)
+def _copying(device: Device) -> Sheet:
+    """The device whose copies run at its own rate: STREAM stands for the law's share of the bandwidth."""
+    sheet = sheet_of(device, half_of(device))
+    return replace(sheet, bandwidth=np.asarray(device.stream_rate() / kernel_laws().stream.stream))
