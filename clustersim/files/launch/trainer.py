@@ -71,6 +71,7 @@ def arranged(read: Sequence[Document], table: FrameworkTable) -> None:
                 del one.options[key]
         _sharded(one)
     _commanded(read)
+    _clipped(read)
     _meshed(read)
     _unsaid_strategy(read)
 
@@ -96,6 +97,17 @@ def _commanded(read: Sequence[Document]) -> None:
                 if own.value != before.value:
                     less = f"{shown(before.value)} of {file.name}"
                     command.notes.append(f"{own.where}: {own.name} {shown(own.value)} counts, and not {less}")
+
+
+def _clipped(read: Sequence[Document]) -> None:
+    """``"auto"`` of DeepSpeed's gradient_clipping is the Trainer's max_grad_norm (``HfTrainerDeepSpeedConfig`` of
+    transformers/integrations/deepspeed.py), which is 1 as accelerate's own value is (``_prepare_deepspeed``)."""
+    norms = [said for one in read for (_, name), said in one.options.items() if name == "max_grad_norm"]
+    norm = norms[0].value if norms else 1.0
+    for one in read:
+        for key, said in one.options.items():
+            if key[1] in {"gradient_clipping", "deepspeed_config.gradient_clipping"} and said.value == "auto":
+                one.options[key] = OptionValue(said.name, norm, said.where)
 
 
 def _unsaid_strategy(read: Sequence[Document]) -> None:
