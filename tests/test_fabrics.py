@@ -541,7 +541,10 @@ def test_gpus_without_a_nic_odd_links_and_lonely_vertices_are_noticed() -> None:
     warnings = fabrics.check(lone).warnings
     assert any("no NIC that is connected" in w for w in warnings)
     assert fabrics.check(lone).n_unreachable == 2 * 8 * 8
-    odd = fabrics.change(topology, Change("node0/nic0 -> leaf0", factor=0.5))
+    hidden = fabrics.change(topology, Change("node0/nic0 -> leaf0", factor=0.5))
+    (warning,) = fabrics.check(hidden).warnings
+    assert warning == "node0/nic0 -> leaf0: 0.5 of the rate they say is delivered (factor), which NCCL does not see"
+    odd = fabrics.change(topology, Change("node0/nic0 -> leaf0", bandwidth=25e9))
     # A port at half its rate one way is an odd NIC among its node's, and an odd link: both may be what is wrong.
     assert sorted(fabrics.check(odd).warnings) == [
         "node0/nic0 -> leaf0 differs by direction (2 such links)",
