@@ -136,7 +136,7 @@ def undocumented(source: Source) -> Iterator[str]:
     return look(source.tree.body, f"{source.path}: ")
 
 
-def _for_types(tree: ast.Module) -> set[int]:
+def for_types(tree: ast.Module) -> set[int]:
     """Nodes that only a type checker reads."""
     blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
     return {id(inner) for block in blocks for statement in block.body for inner in ast.walk(statement)}
@@ -147,7 +147,7 @@ def imports(source: Source, modules: set[str], inside: bool = False) -> set[str]
 
     inside : those that its functions import as well, and modules named by a string; none that is for types only.
     """
-    skipped = _for_types(source.tree) if inside else set()
+    skipped = for_types(source.tree) if inside else set()
     nodes: Iterable[ast.AST] = ast.walk(source.tree) if inside else source.tree.body
     names: set[str] = set()
     for node in nodes:

@@ -81,6 +81,22 @@ def test_no_public_name_hides_a_submodule():
     assert not modules & set(clustersim._HOME)
 
 
+@pytest.mark.parametrize("package", ["clustersim.model", "clustersim.model.seconds"])
+def test_a_package_gives_every_name_that_it_looks_up_and_hides_no_module_by_one(package):
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+        assert not (Path(module.__file__).parent / f"{name}.py").exists()
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = module.nonsense
+
+
+def test_what_a_kernel_takes_loads_no_model():
+    code = "import sys, clustersim.model.seconds.unstated; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "clustersim.model.named_models" not in done.stdout.split()
+
+
 ORDER = (
     "core",
     "cluster",
@@ -140,6 +156,25 @@ def test_a_run_reaches_no_reader_of_traces_and_no_search():
     reached = house.reached(house.sources(), "clustersim.app.cli.run")
     needless = ("files.traces", "studies.plan", "studies.sweep", "studies.campaign")
     assert not [name for name in reached if name.startswith(tuple(f"clustersim.{room}" for room in needless))]
+
+
+def test_no_module_takes_a_name_from_a_package_that_looks_it_up():
+    # Reach is counted by imports: what is looked up when used would not be seen.
+    files = house.sources()
+    modules = {source.name for source in files}
+    looking = {source.name for source in files if source.path.name == "__init__.py" and "looked_up(" in source.text}
+    assert {"clustersim.model", "clustersim.model.seconds"} <= looking
+    hidden = []
+    for source in files:
+        skipped = house.for_types(source.tree)
+        for node in ast.walk(source.tree):
+            if id(node) in skipped or not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            module = getattr(node, "module", None)
+            full = {alias.name if module is None else f"{module}.{alias.name}" for alias in node.names}
+            hidden += [f"{source.path}: {name}" for name in full & looking]
+            hidden += [f"{source.path}: {name}" for name in full - modules if module in looking]
+    assert hidden == []
 
 
 @pytest.mark.parametrize("old", sorted(OLD_PATHS))

@@ -73,6 +73,22 @@ def test_a_streaming_kernel_takes_bytes_over_the_measured_bandwidth() -> None:
     assert bound == "memory"
 
 
+@pytest.mark.parametrize(("kind", "fused", "narrow"), K.NORM_OPERATORS)
+def test_a_norm_that_nobody_reads_in_16_bits_moves_what_its_row_says(kind, fused, narrow) -> None:
+    passes = K._read_norm(kind, fused, 0, narrow)
+    usual = K.NORM[kind, fused]
+    assert (passes.launches, passes.backward_launches, passes.saved) == (
+        usual.launches,
+        usual.backward_launches,
+        usual.saved,
+    )
+    forward, backward = K.NORM_OPERATORS[kind, fused, narrow]
+    assert passes.forward * passes.element[1] == pytest.approx(K.moved(forward)[1])
+    assert passes.backward * passes.backward_element[1] == pytest.approx(K.moved(backward)[1])
+    with_reader = K._read_norm(kind, fused, 1, narrow)
+    assert with_reader.forward * with_reader.element[1] == pytest.approx(K.moved(forward)[1] + 6.0)  # fp32 to 16 bits
+
+
 @pytest.mark.parametrize(
     ("dtype", "param_dtype", "place"), [("bf16", "bf16", 0), ("bf16", "fp32", 1), ("fp32", "fp32", 2)]
 )

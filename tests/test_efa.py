@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from clustersim.cluster import files as fabrics
+from clustersim.cluster.files import Change
 from clustersim.collectives.base import Group, Request
 from clustersim.collectives.costs import costs_of
 from clustersim.collectives.nccl_backend import choice, seconds
@@ -57,6 +58,15 @@ def test_all_to_alls_of_p5_grow_with_the_group_as_measured(nodes):
 def test_a_later_generation_of_efa_has_less_latency():
     p5, p6 = (group(name, 2) for name in ("aws-p5", "aws-p6-b200"))
     assert costs_of(p6).net_extra["efa"] == pytest.approx(0.65 * costs_of(p5).net_extra["efa"])
+
+
+def test_a_nic_that_delivers_less_than_its_driver_reports_is_of_its_own_generation():
+    slow = fabrics.change(fabrics.load("aws-p6-b200", nodes=2), Change("node*/nic*", factor=0.4))
+    members = Group(slow, fabrics.mesh(slow).gpus)
+    assert costs_of(members).net_extra["efa"] == costs_of(group("aws-p6-b200", 2)).net_extra["efa"]
+    told = fabrics.change(fabrics.load("aws-p6-b200", nodes=2), Change("node*/nic*", bandwidth=12.5e9))
+    members = Group(told, fabrics.mesh(told).gpus)
+    assert costs_of(members).net_extra["efa"] == costs_of(group("aws-p5", 2)).net_extra["efa"]
 
 
 def test_rings_of_p4d_take_what_two_publishers_measured():

@@ -27,8 +27,10 @@ PRODUCTS = MemoryPart(
     colour="#123456",
     head="products",
     variant_head="products",
-    value=lambda columns: 100 * columns["parameters"],
+    value=lambda columns, gpu: gpu.sms + 100 * columns["parameters"],
 )
+V100_SMS = 80
+A100_SMS = 108
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def with_workspace(monkeypatch):
 def expected(with_workspace):
     """Bytes of the new part of the small run."""
     use = held(load(SMALL)).use
-    assert use.product_workspace == 100 * use.parameters > 0
+    assert use.product_workspace == V100_SMS + 100 * use.parameters > 0
     return use.product_workspace
 
 
@@ -57,7 +59,7 @@ def test_a_new_part_counts_in_the_peak():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_parts, "MEMORY_PARTS", (*MEMORY_PARTS, PRODUCTS))
         use = held(load(SMALL)).use
-    assert use.allocated == pytest.approx(without.allocated + 100 * without.parameters)
+    assert use.allocated == pytest.approx(without.allocated + V100_SMS + 100 * without.parameters)
     assert use.model_states == without.model_states
 
 
@@ -72,7 +74,7 @@ def test_a_new_part_of_a_split_model_is_a_column_of_its_stages(with_workspace):
     heads = next(line for line in printed("memory", SPLIT).splitlines() if "stage" in line and "params" in line)
     assert "products" in heads
     for use in held(load(SPLIT)).split.memory:
-        assert use.product_workspace == 100 * use.parameters
+        assert use.product_workspace == A100_SMS + 100 * use.parameters
 
 
 def test_a_new_part_is_in_a_run_its_json_and_its_page(expected):
@@ -114,6 +116,12 @@ def test_what_a_step_holds_is_a_row():
     del columns["logits"]
     with pytest.raises(KeyError, match="logits"):
         MemoryCourse.of(moments, columns)
+
+
+def test_a_part_that_is_computed_needs_a_gpu(with_workspace):
+    columns = {part.key: np.ones(3) for part in MEMORY_PARTS if part.value is None and part.of != "driver"}
+    with pytest.raises(KeyError, match="needs the GPU whose memory it is: product_workspace"):
+        MemoryCourse.of(("fwd a", "bwd a", "optimizer"), columns)
 
 
 def test_a_part_that_there_is_not_is_no_attribute():

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from clustersim.core.errors import ModelError
-from clustersim.model import model
+from clustersim.model import model, options
 from clustersim.model.base import HEADS, NORM_PLACES, NORMS, POSITIONS, TransformerShape
-from clustersim.model.catalog import catalog, file
 from clustersim.model.hf import shape_from_hf
+from clustersim.model.named_models import catalog, file
 from clustersim.model.options import with_options
-from clustersim.model.transformer import build
+from clustersim.model.transformer_model import build
 
 WORDS = {"norm": NORMS, "positions": POSITIONS, "head": HEADS, "norm_places": NORM_PLACES}
 OTHER = {"activation": ("relu", "swiglu"), "qk_norm_of": ("width", "head"), "experts_implementation": ("grouped_mm",)}
@@ -91,6 +91,19 @@ def test_every_option_of_a_family_changes_something_or_is_refused(family: str) -
 def test_an_option_that_a_family_does_not_have_is_refused(name: str, options: dict[str, object], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         model(name, **options)
+
+
+def test_no_shape_is_built_twice_for_the_options_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[TransformerShape] = []
+    monkeypatch.setattr(options, "build", lambda shape: built.append(shape) or build(shape))
+    shape = shapes()["llama"]
+    with_options(shape, {"d_ff": 2048, "heads": 16, "vocab": 1024, "window": 32})
+    assert built
+    assert all(shape not in built[:i] for i, shape in enumerate(built))
+    count = len(built)
+    with pytest.raises(ModelError):
+        with_options(shape, {"sinks": True})
+    assert len(built) == count + 4  # with and without it, and both again with scores in memory
 
 
 def test_what_an_option_restates_and_what_works_with_another_is_accepted() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clustersim.core.errors import ModelError
-from clustersim.model.transformer import build
+from clustersim.model.transformer_model import build
 from tests.evidence.generic import from_row
 from tests.evidence.sized import named_shape, of_size
 

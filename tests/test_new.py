@@ -14,7 +14,7 @@ from clustersim.app.cli import room
 from clustersim.app.cli.new import shape_of_model
 from clustersim.app.cli.recipes import RecipePlace
 from clustersim.cluster import files as fabrics
-from clustersim.model.catalog import file as model_file
+from clustersim.model.named_models import file as model_file
 from clustersim.scenario.run.held import held
 from clustersim.studies.plan.spec import load
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from clustersim.core.arrays import Floats
+from clustersim.core.device import Device
 
 PartColumns = Mapping[str, Floats]
 """Bytes of a part at each moment of a step, by the part's key."""
@@ -28,8 +29,9 @@ class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):
     head : its column in the table of stages; the label where it is empty. within : the key of the part in whose column
         it is added up there instead.
     variant_head : its column in the table of strategies, which leaves it out where this is empty.
-    value : computed from the others at every moment (moments,) [bytes]; None for what the two that lay out a step say,
-        ``training/memory`` for a model that is whole and ``training/builder/stage_memory`` for one that is split.
+    value : computed at every moment (moments,) [bytes] from the others and the GPU whose memory it is; None for what the
+        two that lay out a step say, ``training/memory`` for a model that is whole and ``training/builder/stage_memory``
+        for one that is split.
     """
 
     key: str
@@ -39,7 +41,7 @@ class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):
     head: str = ""
     within: str = ""
     variant_head: str = ""
-    value: Callable[[PartColumns], Floats] | None = None
+    value: Callable[[PartColumns, Device], Floats] | None = None
 
 
 MEMORY_PARTS = (
@@ -58,16 +60,27 @@ MEMORY_PARTS = (
 """Every part, in the order in which a memory course has them."""
 
 
-def all_parts(columns: PartColumns) -> dict[str, Floats]:
+def all_parts(columns: PartColumns, gpu: Device | None = None) -> dict[str, Floats]:
     """Every part that the framework allocates, at each moment, from the ``columns`` of those that are not computed.
 
-    Raises ``KeyError`` where the columns lack such a part, or have one that is no row.
+    ``gpu`` : whose memory it is.
+
+    Raises ``KeyError`` where the columns lack such a part, or have one that is no row, and where a part is computed and
+    no GPU is given.
     """
     rows = [part for part in MEMORY_PARTS if part.of != "driver"]
     stated = {part.key for part in rows if part.value is None}
     if stated != columns.keys():
         raise KeyError(f"parts of memory that have a row and no column, or no row: {sorted(stated ^ columns.keys())}")
-    return {part.key: columns[part.key] if part.value is None else part.value(columns) for part in rows}
+    parts: dict[str, Floats] = {}
+    for part in rows:
+        if part.value is None:
+            parts[part.key] = columns[part.key]
+        elif gpu is None:
+            raise KeyError(f"a part of memory that is computed needs the GPU whose memory it is: {part.key}")
+        else:
+            parts[part.key] = part.value(columns, gpu)
+    return parts
 
 
 def keys_of(of: str) -> Iterator[str]:

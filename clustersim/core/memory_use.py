@@ -54,9 +54,9 @@ class MemoryCourse:
     parts: dict[str, Floats]
 
     @classmethod
-    def of(cls, moments: tuple[str, ...], columns: memory_parts.PartColumns) -> MemoryCourse:
+    def of(cls, moments: tuple[str, ...], columns: memory_parts.PartColumns, gpu: Device | None = None) -> MemoryCourse:
         """With the parts that follow from these columns (:func:`clustersim.core.memory_parts.all_parts`)."""
-        return cls(moments, memory_parts.all_parts(columns))
+        return cls(moments, memory_parts.all_parts(columns, gpu))
 
     @property
     def total(self) -> Floats:

@@ -1,11 +1,19 @@
-"""Models: from Hugging Face configs, by name, or from a table's columns, as layers with kernels and tensors."""
+"""Models: from Hugging Face configs, by name, or from a table's columns, as layers with kernels and tensors.
+
+Names are looked up when first used: what a kernel takes (:mod:`clustersim.model.seconds`) needs no model.
+"""
 
 from __future__ import annotations
 
-from clustersim.model.catalog import catalog, file, model, shape
-from clustersim.model.convnets import CONVNETS, convnet
-from clustersim.model.hf import from_hf
-from clustersim.model.transformer import transformer
+from typing import TYPE_CHECKING
+
+from clustersim.core.lookup import looked_up
+
+if TYPE_CHECKING:
+    from clustersim.model.convnets import CONVNETS, convnet
+    from clustersim.model.hf import from_hf
+    from clustersim.model.named_models import catalog, file, model, shape
+    from clustersim.model.transformer_model import transformer
 
 __all__ = [
     "CONVNETS",
@@ -21,10 +29,20 @@ __all__ = [
 _NOUNS = frozenset(("BYTES", "Kernel", "Layer", "Model", "Segment", "StepCost", "Tensor"))
 """Of :mod:`clustersim.core.model`, which was ``clustersim.model``; they answer here for one more release."""
 
+_look_up = looked_up(
+    __name__,
+    {
+        "convnets": "CONVNETS convnet",
+        "hf": "from_hf",
+        "named_models": "catalog file model shape",
+        "transformer_model": "transformer",
+    },
+)
+
 
 def __getattr__(name: str) -> object:
     if name not in _NOUNS:
-        raise AttributeError(f"module 'clustersim.model' has no attribute {name!r}")
+        return _look_up(name)
     import warnings
 
     from clustersim.core import model as nouns

@@ -22,7 +22,7 @@ from clustersim.model.names import described, same_family
 from clustersim.model.options import with_options
 from clustersim.model.shapes import LONGEST, shape_of
 from clustersim.model.towers import counted_images, image_note, resized, sized, with_tower
-from clustersim.model.transformer import build, execution
+from clustersim.model.transformer_model import build, execution
 
 _TOLD = 8
 """Fields that one note lists."""

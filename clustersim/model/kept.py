@@ -103,8 +103,8 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
         return kernel.nbytes / K.NORM[s.norm, True].forward, LAYER_NORM
     if name in NORMS or name.startswith("norm"):
         usual = LAYER_NORM if s.norm == "layernorm" else RMS_NORM
-        narrow = s.norm == "rmsnorm" and (name == "qk_norm" or "latent" in name)
-        return kernel.nbytes / K.NORM[s.norm, False].forward, NARROW_RMS_NORM if narrow else usual
+        rule = NARROW_RMS_NORM if K.is_narrow_norm(s, name) else usual
+        return kernel.nbytes / K.NORM[s.norm, False].forward, rule
     rule = ACTIVATION.get(_activation(s, name)) if name in ACTIVATIONS else None
     rule = LIGER_GATE if rule is not None and s.gated and s.implementation == "liger" else rule
     if rule is not None and _of_mlp(s, kernel):

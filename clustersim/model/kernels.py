@@ -79,9 +79,18 @@ NARROW_FORWARD = "h~w w:w w: w:w w~h h:s"
 NARROW_BACKWARD = "s:s s~h sh:s s: h~w w:w ww:w w: :w w:w w:w ww:w ww:w w~h"
 """The same of what a product has just made, under autocast 16 bits, too."""
 # Backward of a LayerNorm reads the output gradient and the input twice (input gradient, then weight gradients).
+NORM_OPERATORS = {
+    # Norm, in one kernel, of what a product has just made: forward and backward.
+    ("layernorm", False, False): ("s:s", "sss:s s"),
+    ("layernorm", True, False): ("s:s", "sss:s s"),
+    ("rmsnorm", False, False): (RMS_FORWARD, RMS_BACKWARD),
+    ("rmsnorm", False, True): (NARROW_FORWARD, NARROW_BACKWARD),
+    ("rmsnorm", True, False): ("s:s", "sss"),
+    ("rmsnorm", True, True): ("h:h", "hhh"),
+}
 NORM = {
-    ("layernorm", False): operators("s:s", "sss:s s", 1, 2),
-    ("rmsnorm", False): operators(RMS_FORWARD, RMS_BACKWARD, 6, 12, saved=3),
+    ("layernorm", False): operators(*NORM_OPERATORS["layernorm", False, False], 1, 2),
+    ("rmsnorm", False): operators(*NORM_OPERATORS["rmsnorm", False, False], 6, 12, saved=3),
     ("layernorm", True): Passes(2, 3, 1, 2),
     ("rmsnorm", True): Passes(2, 3, 1, 2),
 }
@@ -248,19 +257,20 @@ def norm(
     usual = NORM[s.norm, s.fuses_norms]
     passes = usual
     if not s.fuses:
-        passes = _read_norm(s.norm, s.fuses_norms, readers, name == "qk_norm" or "latent" in name)
+        passes = _read_norm(s.norm, s.fuses_norms, readers, is_narrow_norm(s, name))
     return memory(name, over, passes, saved=usual.saved if saved is None else saved)
+
+
+def is_narrow_norm(s: TransformerShape, name: str) -> bool:
+    """Whether a norm is of what a product has just made, and autocast has it in 16 bits: a LayerNorm it has in fp32."""
+    return s.norm == "rmsnorm" and (name == "qk_norm" or "latent" in name)
 
 
 @lru_cache(maxsize=64)
 def _read_norm(kind: str, fused: bool, readers: int, narrow: bool) -> Passes:
     """A norm with the casts of those that read it."""
     usual = NORM[kind, fused]
-    ahead, back = ("h:h", "hhh") if narrow else ("s:s", "sss")
-    if kind == "layernorm":
-        ahead, back = ("s:s", "sss:s s")
-    elif not fused:
-        ahead, back = (NARROW_FORWARD, NARROW_BACKWARD) if narrow else (RMS_FORWARD, RMS_BACKWARD)
+    ahead, back = NORM_OPERATORS[kind, fused, narrow]
     casts = (" s~h" * readers, " h~s" * readers)
     return operators(ahead + casts[0], back + casts[1], usual.launches, usual.backward_launches, usual.saved)
 

@@ -9,11 +9,12 @@ from dataclasses import replace
 import msgspec
 
 from clustersim.core.errors import ModelError, nearest
+from clustersim.core.model import Model
 from clustersim.core.texts import Table
 from clustersim.model.base import TransformerShape
 from clustersim.model.families import families
 from clustersim.model.sizes import Experts
-from clustersim.model.transformer import build
+from clustersim.model.transformer_model import build
 
 _SETTLED: tuple[str, ...] = ("latent", "patches", "delta", "space", "indexer", "tower", "mixers", "mlps", "widths")
 _SETTLED += ("norm_places", "post_norm")
@@ -57,10 +58,29 @@ def with_options(shape: TransformerShape, options: Table) -> TransformerShape:
             raise ModelError(f"{shape.name}: {key} = {value!r} is no option; change the config{_at(key)}")
     changes = _with_experts(shape, options)
     changed = replace(shape, **changes)
+    built = BuiltShapes()
     for dimension, alone, without in _asked(shape, changes):
-        if not _lists(shape, changed, dimension) or not _changes_something(shape, changed, dimension, alone, without):
+        if not _lists(shape, changed, dimension) or not any(
+            _differ(before, after, built, whole=whole)
+            for before, after, whole in _compared(shape, changed, dimension, alone, without)
+        ):
             raise RefusedOption(_refusal(shape, changed, dimension))
     return changed
+
+
+class BuiltShapes:
+    """Models of shapes, each of which is built once: the same ones are compared for every option."""
+
+    def __init__(self) -> None:
+        self._models: list[tuple[TransformerShape, Model]] = []
+
+    def model(self, shape: TransformerShape) -> Model:
+        """Raises :class:`ModelError` as building does."""
+        for known_shape, model in self._models:
+            if known_shape == shape:
+                return model
+        self._models.append((shape, build(shape)))
+        return self._models[-1][1]
 
 
 def _asked(shape: TransformerShape, changes: Table) -> Iterator[tuple[str, Table, Table]]:
@@ -94,26 +114,27 @@ def _lists(shape: TransformerShape, changed: TransformerShape, dimension: str) -
     return not part or any(row.split()[0] == part for row in rows)
 
 
-def _changes_something(
+def _compared(
     shape: TransformerShape, changed: TransformerShape, dimension: str, alone: Table, without: Table
-) -> bool:
-    """Whether an option does what it says, beside the config alone or beside the other options; a dropout of scores
-    does where scores are in memory."""
+) -> Iterator[tuple[TransformerShape, TransformerShape, bool]]:
+    """Pairs of shapes, one of which an option changes if it does what it says, and whether in their parameters: beside
+    the config alone, and beside the other options; a dropout of scores where scores are in memory."""
     whole = dimension not in _NO_TENSOR or (dimension == "activation" and changed.gated != shape.gated)
     eager: Table = {"attention": "eager", "implementation": "eager"}
     base = replace(shape, **without)
-    pairs = [(shape, replace(shape, **alone)), (base, changed), (replace(base, **eager), replace(changed, **eager))]
-    return any(_differ(before, after, whole=whole) for before, after in pairs)
+    yield shape, replace(shape, **alone), whole
+    yield base, changed, whole
+    yield replace(base, **eager), replace(changed, **eager), whole
 
 
-def _differ(before: TransformerShape, after: TransformerShape, *, whole: bool) -> bool:
+def _differ(before: TransformerShape, after: TransformerShape, built: BuiltShapes, *, whole: bool) -> bool:
     """Whether two shapes differ in their parameters (``whole``), or in anything. Those that cannot be built differ:
     what is wrong with them is said where the model is built."""
     if before.layers != after.layers:
         return True
     blocks = max(map(_period, (before, after)))
     try:
-        first, second = (build(replace(shape, layers=blocks)).layers for shape in (before, after))
+        first, second = (built.model(replace(shape, layers=blocks)).layers for shape in (before, after))
     except ModelError:
         return True
     return any(

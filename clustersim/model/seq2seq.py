@@ -14,7 +14,7 @@ from clustersim.core.model import Kernel, Layer, Model, Tensor
 from clustersim.model import kernels as K
 from clustersim.model.base import TransformerShape
 from clustersim.model.naming import Tensors, affine
-from clustersim.model.transformer import block_kernels
+from clustersim.model.transformer_model import block_kernels
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Floats
+from clustersim.core.device import Device
 from clustersim.core.errors import ScenarioError, nearest
 from clustersim.core.holding import Holding, always, everything
 from clustersim.core.holding import moments as moments_of
@@ -34,6 +35,7 @@ class Training:
         and states of 16-bit parameters.
     compiled : ``torch.compile`` has fused the loss. offloaded : what layers keep is on the host between their passes.
     holding : what a strategy keeps on one rank; everything whole, and ``master_weights``, where it is None.
+    gpu : whose memory it is, which parts that are computed depend on (:mod:`clustersim.core.memory_parts`).
 
     Raises :class:`ScenarioError` for an unknown optimizer or policy.
     """
@@ -49,6 +51,7 @@ class Training:
     holding: Holding | None = None
     trained_dtype: str | None = None
     offloaded: bool = False
+    gpu: Device | None = None
 
     def __post_init__(self) -> None:
         if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
@@ -98,6 +101,7 @@ def memory(model: Model, run: Training) -> MemoryUse:
             "logits": held.logits,
             "optimizer_workspace": np.where(moments == 2 * n, workspace, 0.0),
         },
+        run.gpu,
     )
     return MemoryUse(course)
 

@@ -13,7 +13,7 @@ from clustersim.core.model import Layer, Model, Tensor
 from clustersim.model import kernels as K
 from clustersim.model.base import TransformerShape
 from clustersim.model.naming import affine
-from clustersim.model.transformer import build
+from clustersim.model.transformer_model import build
 
 GENERATOR = 3
 """The discriminator's width over the generator's."""

@@ -15,11 +15,11 @@ from clustersim.core.errors import ModelError
 from clustersim.core.model import Model
 from clustersim.core.paths import shipped
 from clustersim.model.base import TransformerShape
-from clustersim.model.catalog import NETWORKS
 from clustersim.model.convnets import CONVNETS, convnet
+from clustersim.model.named_models import NETWORKS
 from clustersim.model.names import names, what
 from clustersim.model.seq2seq import SEQ2SEQ, seq2seq
-from clustersim.model.transformer import build, execution
+from clustersim.model.transformer_model import build, execution
 from clustersim.model.transformer_xl import TRANSFORMER_XL, transformer_xl
 from tests.evidence.electra import electra
 from tests.evidence.sized import BY_COUNT, named_shape, of_size, size_in

@@ -12,7 +12,7 @@ from clustersim.core.errors import ModelError
 from clustersim.core.paths import data_path
 from clustersim.model.base import TransformerShape
 from clustersim.model.hf import shape_from_hf
-from clustersim.model.transformer import build
+from clustersim.model.transformer_model import build
 
 GPT3_PARAMETERS = (125e6, 350e6, 760e6, 1.3e9, 2.7e9, 6.7e9, 13e9, 175e9, 530e9, 1008e9)
 GPT3_WIDTHS = (768, 1024, 1536, 2048, 2560, 4096, 5120, 12288, 20480, 25600)

@@ -25,7 +25,7 @@ def _topologies() -> list[Row]:
 
 
 def _models() -> list[Row]:
-    from clustersim.model.catalog import catalog, model
+    from clustersim.model.named_models import catalog, model
 
     return [{"name": name, "parameters": model(name).parameters} for name in catalog()]
 

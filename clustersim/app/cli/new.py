@@ -416,7 +416,7 @@ def sweep(file: Path, base: str) -> None:
 
 def model_line(name: str, file: Path) -> str:
     """The line of ``[model]`` that names it; a path is written relative to the file."""
-    from clustersim.model.catalog import is_model_file, model
+    from clustersim.model.named_models import is_model_file, model
 
     path = Path(name)
     if is_model_file(path):
@@ -428,7 +428,7 @@ def model_line(name: str, file: Path) -> str:
 
 def has_tokens(name: str) -> bool:
     """Whether a model reads text."""
-    from clustersim.model.catalog import file, is_model_file
+    from clustersim.model.named_models import file, is_model_file
 
     return not is_model_file(Path(name)) and file(name) is not None
 

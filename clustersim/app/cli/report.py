@@ -14,13 +14,15 @@ from clustersim.app.cli.explain import load
 @click.argument("run", nargs=-1, required=True)
 @set_option
 @option_option
-@click.option("-o", "--output", type=PATH, help="The page to write.  [RUN/report.html]")
+@click.option("-o", "--out", type=PATH, help="The page to write.  [RUN/report.html]")
+@click.option("--output", type=PATH, hidden=True)  # what --out was called
 @click.option("--title", help="A title instead of the run's own.")
 @format_option
 def report(
     run: tuple[str, ...],
     changes: tuple[str, ...],
     place: int | None,
+    out: Path | None,
     output: Path | None,
     title: str | None,
     fmt: str | None,
@@ -40,7 +42,7 @@ def report(
     first = Path(run[0])
     # In the folder of a run; beside a file; of a shipped scenario in the working folder.
     beside = first / "report.html" if first.is_dir() else first.with_name(f"{first.name.partition('.')[0]}.html")
-    page = output or beside
+    page = out or output or beside
     if len(run) == 1 and place is None and holds_study(first):
         with working(f"writing {page}"):
             write_study(first, page, title)

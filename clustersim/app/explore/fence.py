@@ -6,7 +6,7 @@ from clustersim.core import gpu_file
 from clustersim.core.errors import ScenarioError
 from clustersim.core.paths import shipped
 from clustersim.core.texts import shown
-from clustersim.model.catalog import catalog
+from clustersim.model.named_models import catalog
 from clustersim.scenario import Scenario
 
 FILES = (

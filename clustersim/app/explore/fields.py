@@ -15,7 +15,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.optimizers import OPTIMIZERS
 from clustersim.core.paths import shipped
 from clustersim.core.tomls import flat, toml_value
-from clustersim.model.catalog import catalog
+from clustersim.model.named_models import catalog
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.reading import parse_overrides
 from clustersim.training.schedules import SCHEDULES

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clustersim import model as models
 from clustersim import scenario
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
@@ -23,6 +22,7 @@ from clustersim.files.launch.files import HOSTS, MODEL, UNSET, Document, Key, Op
 from clustersim.files.launch.options import ScenarioFields, apply, others, refuse, renamed, together
 from clustersim.files.launch.pods import count_in
 from clustersim.files.launch.table import FrameworkTable, holds, load
+from clustersim.model import named_models as models
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.reading import Table as Tables
 from clustersim.scenario.file.splitting import MEGATRON, PLAYED, cause, with_micro_batches

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from clustersim import model as models
 from clustersim.core.errors import ModelError, ScenarioError
 from clustersim.core.paths import shipped
 from clustersim.core.texts import Table, shown
 from clustersim.files.launch.files import OptionValue
+from clustersim.model import named_models as models
 from clustersim.model.base import TransformerShape
 from clustersim.model.options import RefusedOption
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from clustersim import model as models
 from clustersim.core import texts
 from clustersim.core.dims import ORDERS
 from clustersim.core.errors import ClusterSimError, ScenarioError, needs
@@ -23,6 +22,7 @@ from clustersim.files.launch import batches, shapes
 from clustersim.files.launch.files import document
 from clustersim.files.launch.reading import read
 from clustersim.files.launch.table import NAMES, FrameworkTable, LaunchOption, holds, load
+from clustersim.model import named_models as models
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.splitting import ddp_of, splits, with_micro_batches
 from clustersim.scenario.run.parts import located, model_of, placed, transformer_of

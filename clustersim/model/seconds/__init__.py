@@ -5,10 +5,17 @@ host's time to launch them. Levels are a device's published measurements (best m
 constants of :class:`~clustersim.model.seconds.base.ComputeConstants`; how products, attention and experts fall short of
 them follows the kernel law (:mod:`~clustersim.model.seconds.kernel_law`). Nothing is fitted per GPU, model or case."""
 
-from clustersim.model.seconds.base import CONSTANTS, ComputeConstants, Execution, setting
-from clustersim.model.seconds.gemm import gemm_time
-from clustersim.model.seconds.optimizer import optimizer_time
-from clustersim.model.seconds.step import step_cost
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clustersim.core.lookup import looked_up
+
+if TYPE_CHECKING:
+    from clustersim.model.seconds.base import CONSTANTS, ComputeConstants, Execution, setting
+    from clustersim.model.seconds.gemm import gemm_time
+    from clustersim.model.seconds.optimizer import optimizer_time
+    from clustersim.model.seconds.step import step_cost
 
 __all__ = [
     "CONSTANTS",
@@ -19,3 +26,13 @@ __all__ = [
     "setting",
     "step_cost",
 ]
+
+__getattr__ = looked_up(
+    __name__,
+    {
+        "base": "CONSTANTS ComputeConstants Execution setting",
+        "gemm": "gemm_time",
+        "optimizer": "optimizer_time",
+        "step": "step_cost",
+    },
+)

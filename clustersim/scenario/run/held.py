@@ -14,7 +14,7 @@ from clustersim.core.model import Model
 from clustersim.core.topology import Topology
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.splitting import splits, with_micro_batches
-from clustersim.scenario.run.parts import cost_of, memory_of, model_of, placed
+from clustersim.scenario.run.parts import cost_of, memory_of, model_of, placed, smallest_card
 
 if TYPE_CHECKING:
     from clustersim.scenario.run.split_step import Split
@@ -48,12 +48,7 @@ class ScenarioParts:
     @property
     def card(self) -> Device:
         """The GPU of the ranks; the one with least memory where node types are mixed."""
-        workers = self.topology.vertex_node[self.mesh.gpus[: self.mesh.workers]]
-        cards: dict[str, Device] = {}
-        for node in workers.tolist():
-            kind = self.topology.node_types[node]
-            cards[kind.device] = kind.gpu
-        return min((cards[name] for name in sorted(cards)), key=lambda card: card.memory_bytes)
+        return smallest_card(self.topology, self.mesh)
 
     def whole(self) -> MemoryUse:
         """What one GPU would hold if nothing were shared and nothing split."""

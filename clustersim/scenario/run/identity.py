@@ -106,8 +106,8 @@ def identity(inputs: Table, files: Mapping[str, str]) -> Identity:
 
 
 def _paths(kind: str, given: str) -> tuple[Path, ...]:
-    from clustersim import model as models
     from clustersim.cluster import files as fabrics
+    from clustersim.model import named_models as models
 
     if kind == "topology":
         return fabrics.files(given)

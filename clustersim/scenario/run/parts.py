@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from clustersim import model as models
 from clustersim.cluster import files as fabrics
 from clustersim.collectives import fitted as fitting
 from clustersim.core import gpu_file
@@ -27,9 +26,12 @@ from clustersim.core.texts import Table, shown, there
 from clustersim.core.timeline import Timeline
 from clustersim.core.topology import CPU, Topology
 from clustersim.core.units import parse_nccl_version
+from clustersim.model import named_models as models
 from clustersim.model.base import TransformerShape
-from clustersim.model.seconds import Execution, step_cost
+from clustersim.model.hf import from_hf
+from clustersim.model.seconds.base import Execution
 from clustersim.model.seconds.host import host_bandwidth, pace_of
+from clustersim.model.seconds.step import step_cost
 from clustersim.model.traced import read_traced
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.incident_table import KINDS
@@ -117,7 +119,7 @@ def _built(scenario: Scenario) -> Model:
     choices |= {k: v for k in ("implementation", "seq_len") if (v := getattr(spec, k)) is not None}
     if spec.hf_config is not None:
         with scenario.at("$.model.hf_config"):
-            return models.from_hf(Path(located(scenario, "model.hf_config", spec.hf_config)), **choices)
+            return from_hf(Path(located(scenario, "model.hf_config", spec.hf_config)), **choices)
     with scenario.at("$.model.name"):
         return models.model(str(spec.name), **choices)
 
@@ -343,11 +345,22 @@ def _optimizer(scenario: Scenario) -> str | None:
     return None if name == "none" else name
 
 
+def smallest_card(topology: Topology, mesh: Mesh) -> Device:
+    """The GPU of the ranks; the one with least memory where node types are mixed."""
+    cards: dict[str, Device] = {}
+    for node in topology.vertex_node[mesh.gpus[: mesh.workers]].tolist():
+        kind = topology.node_types[node]
+        cards[kind.device] = kind.gpu
+    return min((cards[name] for name in sorted(cards)), key=lambda card: card.memory_bytes)
+
+
 def memory_of(scenario: Scenario, model: Model, topology: Topology, mesh: Mesh, *, whole: bool = False) -> MemoryUse:
     """Bytes on each GPU, or of each process on CPU cores, which has no driver's context; ``whole``: what they would be
     if nothing were shared."""
     training = replace(
-        _training(scenario), holding=None if whole else scenario.strategy.holding(model, mesh, scenario.config)
+        _training(scenario),
+        holding=None if whole else scenario.strategy.holding(model, mesh, scenario.config),
+        gpu=smallest_card(topology, mesh),
     )
     use = memory(model, training)
     use = replace(use, communicates=mesh.workers > 1)

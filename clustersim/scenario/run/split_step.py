@@ -18,7 +18,7 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model, StepCost
 from clustersim.core.program import Program
 from clustersim.core.texts import Table
-from clustersim.model.seconds import setting
+from clustersim.model.seconds.base import setting
 from clustersim.model.seconds.host import HostLaw, bookkeeping, host_level
 from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
@@ -61,7 +61,7 @@ class Split:
     """A split model, ready to be played.
 
     scenario, parallel, mesh : whose it is. partition : what each stage holds.
-    schedule, orders : what each pipeline rank runs in a step.
+    schedule, orders : what each pipeline rank runs in a step. gpu : of the ranks.
     """
 
     scenario: Scenario
@@ -70,6 +70,7 @@ class Split:
     partition: Partition
     schedule: Schedule
     orders: Orders
+    gpu: Device
 
     @cached_property
     def memory(self) -> tuple[MemoryUse, ...]:
@@ -90,7 +91,7 @@ class Split:
 def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Model, gpu: Device) -> Split:
     """Partition, schedule and memory. Raises :class:`ScenarioError` for what cannot be split so.
 
-    ``gpu`` : whose kernel times a schedule that is found by search reckons with.
+    ``gpu`` : of the ranks, whose kernel times a schedule that is found by search reckons with.
     """
     parts, row = parts_of(scenario, parallel, mesh, model)
     orders = orders_of(scenario, parallel, parts, row, gpu)
@@ -102,7 +103,7 @@ def split_of(scenario: Scenario, parallel: ParallelConfig, mesh: Mesh, model: Mo
             )
         again, _ = parts_of(scenario, parallel, mesh, model, Recompute("full"))
         parts = _partly_recomputed(parts, again, orders, count)
-    return Split(scenario, parallel, mesh, parts, row, orders)
+    return Split(scenario, parallel, mesh, parts, row, orders, gpu)
 
 
 def _partly_recomputed(some: Partition, every: Partition, orders: Orders, count: int) -> Partition:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from clustersim.core.arrays import Floats
+from clustersim.core.device import Device
 from clustersim.core.memory_use import MemoryCourse, MemoryUse
 from clustersim.training.partition.base import Chunk, LocalLayer, Partition, Stage
 from clustersim.training.schedules.base import Order, Orders
@@ -60,20 +61,27 @@ class MicroBatchStash(msgspec.Struct, frozen=True):
 
 
 def stages(
-    partition: Partition, orders: Orders, states: Sequence[StateBytes], batch: MicroBatchStash, versions: Sequence[int]
+    partition: Partition,
+    orders: Orders,
+    states: Sequence[StateBytes],
+    batch: MicroBatchStash,
+    versions: Sequence[int],
+    gpu: Device | None = None,
 ) -> tuple[MemoryUse, ...]:
     """What one rank of each stage holds over a step.
 
     ``states`` : of each stage. ``versions`` : of the weights that each rank keeps, more than one in an asynchronous
-    schedule.
+    schedule. ``gpu`` : whose memory it is, which parts that are computed depend on.
     """
     return tuple(
-        _stage(stage, order, bytes_, batch, copies)
+        _stage(stage, order, bytes_, batch, copies, gpu)
         for stage, order, bytes_, copies in zip(partition.stages, orders, states, versions, strict=True)
     )
 
 
-def _stage(stage: Stage, order: Order, states: StateBytes, batch: MicroBatchStash, versions: int) -> MemoryUse:
+def _stage(
+    stage: Stage, order: Order, states: StateBytes, batch: MicroBatchStash, versions: int, gpu: Device | None
+) -> MemoryUse:
     count = stage.parameters, stage.expert_parameters
     names, activations, logits = zip(*_moments(stage, order, batch), strict=True)
     n = len(names)
@@ -95,7 +103,7 @@ def _stage(stage: Stage, order: Order, states: StateBytes, batch: MicroBatchStas
         "logits": np.array(logits),
         "optimizer_workspace": np.where(updating, workspace, 0.0),
     }
-    return MemoryUse(MemoryCourse.of(names, columns), flat=float(workspace[-1]))
+    return MemoryUse(MemoryCourse.of(names, columns, gpu), flat=float(workspace[-1]))
 
 
 def _moments(stage: Stage, order: Order, batch: MicroBatchStash) -> Iterator[tuple[str, float, float]]:

@@ -22,7 +22,7 @@ from clustersim.model.options import with_options
 from clustersim.model.recurrent import gnmt, tacotron2
 from clustersim.model.seq2seq import SEQ2SEQ, seq2seq
 from clustersim.model.traced import read_traced
-from clustersim.model.transformer import build, execution
+from clustersim.model.transformer_model import build, execution
 from clustersim.model.transformer_xl import TRANSFORMER_XL, transformer_xl
 from clustersim.model.vision import VITS, vit_shape
 
