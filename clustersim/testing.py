@@ -7,13 +7,11 @@ raises :class:`AssertionError` with what does not hold. The tests of this packag
 from __future__ import annotations
 
 import operator
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import accumulate, pairwise
 from math import isclose
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,27 +21,21 @@ from clustersim.cluster import files as fabrics
 from clustersim.collectives.base import Algorithm, Channel, Group, Request, TransferSchedule
 from clustersim.collectives.channels import channels
 from clustersim.core.arrays import Floats, Ints
-from clustersim.core.errors import ProgramError, ScenarioError, TraceError
+from clustersim.core.errors import ProgramError, ScenarioError
 from clustersim.core.mesh import Mesh
 from clustersim.core.model import Kernel, Layer, Model, StepCost, Tensor
 from clustersim.core.program import Compute, Program
-from clustersim.core.timeline import Timeline
 from clustersim.core.topology import Topology
 from clustersim.engine import simulate
-from clustersim.files.traces import FORMATS, Format, Samples, Told, candidates
-from clustersim.files.traces.files import files_of
+from clustersim.files.traces.reader_contract import check_reader, require
 from clustersim.training.schedules import Order, PassCosts, Schedule, check, stage_of, times
 from clustersim.training.schedules.base import UNIT, stage_count
 from clustersim.training.strategies import Strategy, StrategyConfig
 
+__all__ = ["check_algorithm", "check_reader", "check_schedule", "check_strategy", "toy_cost", "toy_model"]
+
 CLOSE = 1e-6
 """Relative error up to which two ways to work out the same number agree."""
-
-
-def _require(holds: bool, row: Any, message: str) -> None:
-    """An assertion that ``python -O`` leaves in."""
-    if not holds:
-        raise AssertionError(f"{row.name}: {message}")
 
 
 def _refuses(row: Any, errors: type[Exception], function: Callable[[], object], what: str) -> None:
@@ -88,7 +80,7 @@ def check_strategy(row: Strategy) -> None:
 
     Raises :class:`AssertionError` where the contract is broken.
     """
-    _require(issubclass(row.config, StrategyConfig), row, "its config must be a StrategyConfig")
+    require(issubclass(row.config, StrategyConfig), row, "its config must be a StrategyConfig")
     for accumulation in (1, 3):
         for jitter in (0.0, 0.05):
             check_steps(row, accumulation, jitter)
@@ -111,19 +103,19 @@ def check_steps(row: Strategy, accumulation: int, jitter: float) -> None:
     topology, ranks = _placed(row, config)
     program = row.build(model, cost, ranks, config, 3, 5)
     program.check()
-    _require(program.overlap_slowdown == 0.3, row, "its program must have the cost's overlap_slowdown")
-    _require(bool(program.notes), row, "its program must say in notes what is played")
+    require(program.overlap_slowdown == 0.3, row, "its program must have the cost's overlap_slowdown")
+    require(bool(program.notes), row, "its program must say in notes what is played")
     ops = program.roles[0].ops
     flops = sum(op.flops for op in ops if isinstance(op, Compute))
     wanted = 3 * accumulation * float(cost.forward_flops.sum() + cost.backward_flops.sum())
-    _require(isclose(flops, wanted, rel_tol=CLOSE), row, f"a rank computes {flops:g} FLOPs, the model has {wanted:g}")
-    _require({op.step for op in ops} == {0, 1, 2}, row, "each op must have its step")
+    require(isclose(flops, wanted, rel_tol=CLOSE), row, f"a rank computes {flops:g} FLOPs, the model has {wanted:g}")
+    require({op.step for op in ops} == {0, 1, 2}, row, "each op must have its step")
     makespan = simulate(program, topology, ranks, backend="ideal").makespan
     kernels = 3 * accumulation * 9e-3 * (1 - 3 * jitter)
-    _require(makespan > kernels, row, f"three steps take {makespan:g} s, their kernels alone {kernels:g} s")
+    require(makespan > kernels, row, f"three steps take {makespan:g} s, their kernels alone {kernels:g} s")
     phases = {op.phase for role in program.roles for op in role.ops}
-    _require("optimizer" in phases, row, "no op has the phase 'optimizer'")
-    _require("fwd l0" in program.describe(0), row, "the forward of layer l0 must be called 'fwd l0'")
+    require("optimizer" in phases, row, "no op has the phase 'optimizer'")
+    require("fwd l0" in program.describe(0), row, "the forward of layer l0 must be called 'fwd l0'")
 
 
 def check_period(row: Strategy) -> None:
@@ -135,7 +127,7 @@ def check_period(row: Strategy) -> None:
     program = row.build(model, toy_cost(model), ranks, config, 1 + max(3 * period, 8), 5)
     steps = [_step_signature(program, step) for step in range(1, 1 + max(3 * period, 8))]
     found = next(p for p in range(1, len(steps) + 1) if all(a == b for a, b in zip(steps, steps[p:], strict=False)))
-    _require(found == period, row, f"its steps repeat after {found}, its period is {period}")
+    require(found == period, row, f"its steps repeat after {found}, its period is {period}")
 
 
 def _step_signature(program: Program, step: int) -> Counter[tuple[object, ...]]:
@@ -172,7 +164,7 @@ def check_algorithm(row: Algorithm, groups: Iterable[Group] | None = None) -> No
     tried = list(_groups() if groups is None else groups)
     for kind in sorted(row.kinds):
         taken = [members for members in tried if _takes(row, kind, members)]
-        _require(bool(taken), row, f"{kind}: it takes none of the groups")
+        require(bool(taken), row, f"{kind}: it takes none of the groups")
         for members in taken:
             if kind != "send":  # which has its own op on each side
                 check_sends(row, kind, members)
@@ -216,7 +208,7 @@ def check_sends(row: Algorithm, kind: str, members: Group) -> None:
     carried = [float(traffic.fraction[end >= 0].sum()) / members.size for end in (traffic.src, traffic.dst)]
     stated = row.sends(kind, members.size, members.topology.n_nodes)
     same = all(isclose(a, b, rel_tol=CLOSE, abs_tol=CLOSE) for a, b in zip(stated, carried, strict=True))
-    _require(same, row, f"{kind} of {members.size}: sends says {stated}, the traffic has {tuple(carried)}")
+    require(same, row, f"{kind} of {members.size}: sends says {stated}, the traffic has {tuple(carried)}")
 
 
 def check_edges(row: Algorithm, kind: str, members: Group) -> None:
@@ -228,7 +220,7 @@ def check_edges(row: Algorithm, kind: str, members: Group) -> None:
     for edge in sorted(moved.keys() | wanted.keys()):
         both = moved.get(edge, 0.0), wanted.get(edge, 0.0)
         words = f"{kind} of {members.size}: the schedule sends {both[0]:g} from {edge[0]} to {edge[1]}"
-        _require(isclose(*both, rel_tol=CLOSE), row, f"{words}, the traffic {both[1]:g}")
+        require(isclose(*both, rel_tol=CLOSE), row, f"{words}, the traffic {both[1]:g}")
 
 
 def _per_edge(src: Ints, dst: Ints, fraction: Floats) -> dict[tuple[int, int], float]:
@@ -246,8 +238,8 @@ def check_data(row: Algorithm, kind: str, members: Group, operation: np.ufunc = 
         checked += 1
         right = value is not None and isclose(value, wanted, rel_tol=1e-12)
         words = f"{kind} of {members.size}: member {member} ends with {value} of piece {piece}"
-        _require(right, row, f"{words}, not with {wanted}")
-    _require(checked > 0, row, f"{kind} of {members.size}: no member gets anything")
+        require(right, row, f"{words}, not with {wanted}")
+    require(checked > 0, row, f"{kind} of {members.size}: no member gets anything")
 
 
 Own = Callable[[int, int], "float | None"]
@@ -338,7 +330,7 @@ def check_schedule(row: Schedule, sizes: Iterable[tuple[int, int, int]] | None =
     Raises :class:`AssertionError` where the contract is broken.
     """
     tried = list(_sizes(row) if sizes is None else sizes)
-    _require(bool(tried), row, "it takes no size")
+    require(bool(tried), row, "it takes no size")
     for p, v, m in tried:
         check_order(row, p, v, m)
         stages = stage_count(row.placement, p, v)
@@ -346,7 +338,7 @@ def check_schedule(row: Schedule, sizes: Iterable[tuple[int, int, int]] | None =
         for cost in (UNIT, PassCosts(0.75, 1.25, 0.5)):
             check_bubble(row, p, v, m, cost)
     kept = row.versions(0, 4), row.staleness(0, 4)
-    _require(not row.synchronous or kept == (1, 0), row, "a synchronous schedule keeps one version, never stale")
+    require(not row.synchronous or kept == (1, 0), row, "a synchronous schedule keeps one version, never stale")
 
 
 def _sizes(row: Schedule) -> Iterator[tuple[int, int, int]]:
@@ -377,17 +369,17 @@ def check_order(row: Schedule, p: int, v: int, m: int) -> None:
     """The order can be played, splits backward as the row says, and each rank holds what it states."""
     orders = row.order(p, v, m)
     size = f"pp {p}, vpp {v}, {m} micro-batches"
-    _require(len(orders) == p, row, f"{size}: {len(orders)} orders")
+    require(len(orders) == p, row, f"{size}: {len(orders)} orders")
     try:
         check(orders, row.placement, m, v)
     except ScenarioError as wrong:
         raise AssertionError(f"{row.name}: {size}: {wrong}") from wrong
     splits = any(action.kind == "I" for order in orders for slot in order for action in slot)
-    _require(splits == row.splits_backward, row, f"{size}: splits_backward is {row.splits_backward}")
+    require(splits == row.splits_backward, row, f"{size}: splits_backward is {row.splits_backward}")
     for rank, order in enumerate(orders):
         stated = row.peak(rank, p, v, m, **row.with_defaults({})) if row.peak else None
         held = most_held(order)
-        _require(stated in (None, held), row, f"{size}: rank {rank} holds {held}, peak says {stated}")
+        require(stated in (None, held), row, f"{size}: rank {rank} holds {held}, peak says {stated}")
 
 
 def check_bubble(row: Schedule, p: int, v: int, m: int, cost: PassCosts) -> None:
@@ -401,7 +393,7 @@ def check_bubble(row: Schedule, p: int, v: int, m: int, cost: PassCosts) -> None
     for rank, busy in enumerate(played.busy):
         bubble = played.makespan - busy
         words = f"pp {p}, vpp {v}, {m} micro-batches of {tuple(cost)}: rank {rank} idles {bubble:g}"
-        _require(isclose(bubble, stated, abs_tol=1e-9), row, f"{words}, bubble says {stated:g}")
+        require(isclose(bubble, stated, abs_tol=1e-9), row, f"{words}, bubble says {stated:g}")
 
 
 def check_play(row: Schedule, p: int, v: int, m: int, costs: Sequence[PassCosts]) -> None:
@@ -410,74 +402,18 @@ def check_play(row: Schedule, p: int, v: int, m: int, costs: Sequence[PassCosts]
     played = times(row.order(p, v, m), row.placement, costs)
     span: dict[tuple[str, int, int, int], tuple[float, float]] = {}
     for rank, (actions, spans) in enumerate(zip(played.actions, played.spans, strict=True)):
-        _require(all(a[1] <= b[0] for a, b in pairwise(spans)), row, f"rank {rank} does two things at once")
+        require(all(a[1] <= b[0] for a, b in pairwise(spans)), row, f"rank {rank} does two things at once")
         for action, (start, end) in zip(actions, spans, strict=True):
             stage = stage_of(row.placement, rank, action.chunk, p)
             direction = action.chunk if row.placement == "both" else 0
             span["B" if action.kind == "I" else action.kind, stage, direction, action.microbatch] = start, end
             lasts = costs[stage].of(action.kind)
-            _require(isclose(end - start, lasts, rel_tol=CLOSE), row, f"rank {rank}: {action} takes {end - start:g}")
+            require(isclose(end - start, lasts, rel_tol=CLOSE), row, f"rank {rank}: {action} takes {end - start:g}")
     for (kind, stage, direction, k), (start, _) in span.items():
         before = {
             "F": ("F", stage - 1, direction, k) if stage else None,
             "B": ("B", stage + 1, direction, k) if stage + 1 < stages else ("F", stage, direction, k),
             "W": ("B", stage, direction, k),
         }[kind]
-        _require(before is None or start >= span[before][1], row, f"{kind}{k} of stage {stage} starts too early")
-    _require(played.makespan >= max(played.busy), row, "a rank is busy for longer than the play lasts")
-
-
-# ---- readers of traces and logs -------------------------------------------------------------------------------------
-
-
-def check_reader(row: Format, *examples: str | Path) -> None:
-    """Its files are known by their content and read; an empty, a foreign and a cut one give one clear error or less.
-
-    Parameters
-    ----------
-    row : a :class:`~clustersim.files.traces.Format` that is read. examples : a file each, or a
-        folder of the files of one run.
-
-    Raises :class:`AssertionError` where the contract is broken.
-    """
-    if row.sniff is None or row.read is None:
-        raise AssertionError(f"{row.name}: a format that is read needs sniff and read")
-    _require(bool(examples), row, "no example to read")
-    lent = row.name not in FORMATS
-    if lent:
-        FORMATS.register(row)
-    _require(FORMATS[row.name] is row, row, "another format has this name")
-    try:
-        for path in map(Path, examples):
-            _check_example(row, path)
-    finally:
-        if lent:
-            FORMATS.withdraw(row.name)
-
-
-def _check_example(row: Format, path: Path) -> None:
-    paths = files_of(path)
-    for part in paths:
-        likely = candidates(part)[0]
-        _require(likely is row, row, f"{part.name} looks more like {likely.name}")
-    answer = row.read(paths) if row.read else None
-    kinds = (Timeline, Samples, Told)
-    _require(isinstance(answer, kinds), row, f"{path.name} is read as a {type(answer).__name__}")
-    content = paths[0].read_bytes()
-    broken = {"empty": b"", "foreign": b"no log\n" * 20, "cut": content[: len(content) // 2]}
-    for how, data in broken.items():
-        _reads_or_refuses(row, paths[0].name, how, data)
-
-
-def _reads_or_refuses(row: Format, name: str, how: str, content: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / name
-        path.write_bytes(content)
-        try:
-            if row.read is not None:
-                row.read([path])
-        except TraceError:
-            return
-        except Exception as wrong:
-            words = f"{type(wrong).__name__}: {wrong}"
-            raise AssertionError(f"{row.name}: {how} {name}: a TraceError is wanted, not {words}") from wrong
+        require(before is None or start >= span[before][1], row, f"{kind}{k} of stage {stage} starts too early")
+    require(played.makespan >= max(played.busy), row, "a rank is busy for longer than the play lasts")

@@ -13,6 +13,7 @@ A part that begins with ``measured:`` instead holds times of one machine on one 
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -70,22 +71,44 @@ def measured(arguments: str) -> str:
     return f"{printed(arguments)}\nOne machine with {os.cpu_count()} cores, {date.today().isoformat()}.\n"
 
 
-def print_ahead(kinds: Iterable[re.Pattern[str]]) -> None:
+def print_ahead(kinds: Iterable[re.Pattern[str]], pages: Iterable[Path]) -> None:
     """Print all parts of these kinds, a few at a time: :func:`printed` remembers them."""
-    found = [part["arguments"] for page in PAGES for kind in kinds for part in kind.finditer(page.read_text())]
+    found = [part["arguments"] for page in pages for kind in kinds for part in kind.finditer(page.read_text())]
     with ThreadPoolExecutor(os.cpu_count()) as several:
         for _ in several.map(lambda arguments: printed(arguments, draw=True), dict.fromkeys(found)):
             pass
 
 
+def page_of(word: str) -> Path:
+    """A page by its path or its folder: ``README.md``, ``scenarios``, ``tests/README.md``."""
+    path = ROOT / word
+    page = path / "README.md" if path.is_dir() else path
+    if page not in PAGES:
+        names = ", ".join(str(known.relative_to(ROOT)) for known in PAGES)
+        raise argparse.ArgumentTypeError(f"no page {word!r}; pages are {names}")
+    return page
+
+
+def options(words: list[str] | None = None) -> argparse.Namespace:
+    """What is asked for: ``pages``, ``quick``, ``measured``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", type=page_of, metavar="PAGE", help="a page or its folder  [all]")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--quick", action="store_true", help="leave the parts that take long as they are")
+    which.add_argument("--measured", action="store_true", help="write the times of this machine, and nothing else")
+    return parser.parse_args(words)
+
+
 def main() -> None:
-    """Rewrite every generated part of every page, or the measured ones."""
-    kinds = (PART,) if sys.argv[1:] == ["--quick"] else (SLOW, PART)
-    if sys.argv[1:] != ["--measured"]:
-        print_ahead(kinds)
-    for page in PAGES:
+    """Rewrite every generated part of every page or of those asked for, or the measured ones."""
+    asked = options()
+    pages = asked.pages or PAGES
+    kinds = (PART,) if asked.quick else (SLOW, PART)
+    if not asked.measured:
+        print_ahead(kinds, pages)
+    for page in pages:
         text = page.read_text()
-        if sys.argv[1:] == ["--measured"]:
+        if asked.measured:
             text = MEASURED.sub(lambda found: found[1] + measured(found["arguments"]) + found[4], text)
         else:
             for kind in kinds:

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 from conftest import ROOT
 
@@ -17,7 +18,8 @@ from clustersim.collectives.registry import ALGORITHMS
 from clustersim.core.errors import PluginError
 from clustersim.core.optimizers import OPTIMIZERS, OptimizerRow
 from clustersim.core.row_table import PluginWarning, RowTable
-from clustersim.files.traces import FORMATS
+from clustersim.core.timeline import OpInfo, Timeline
+from clustersim.files.traces import FORMATS, Samples
 from clustersim.model.families import FAMILIES, FamilyTable, by_type, families
 from clustersim.testing import check_algorithm, check_reader, check_schedule, check_strategy
 from clustersim.training.schedules import SCHEDULES, schedule
@@ -131,6 +133,35 @@ def test_a_contract_says_what_does_not_hold(acme):
     log = OWN / "timings.log"
     with pytest.raises(AssertionError, match=r"acme_log: empty timings.log: a TraceError is wanted, not IndexError"):
         check_reader(replace(acme.LOG, read=lambda paths: acme.LOG.read([*paths][paths[0].read_bytes()[0] * 0 :])), log)
+
+
+def test_a_reader_may_not_name_ranks_sizes_or_times_that_cannot_be(acme):
+    log = OWN / "timings.log"
+
+    def reading(answer):
+        return replace(acme.LOG, read=lambda paths: (acme.LOG.read(paths), answer)[1])
+
+    (sample, *_) = acme.LOG.read([log]).rows
+    for change, words in (
+        ({"ranks": -1}, "a sample of -1 ranks"),
+        ({"last": sample.ranks}, f"rank {sample.ranks}, of a group of {sample.ranks}"),
+        ({"seconds": float("nan")}, "a sample of nan s"),
+        ({"nbytes": -1.0}, "a sample of -1.0 bytes"),
+    ):
+        with pytest.raises(AssertionError, match=words):
+            check_reader(reading(Samples((replace(sample, **change),), "log")), log)
+    op = OpInfo("op", "compute", "compute")
+    for rank, end, words in (
+        (-1, 1.0, r"rank \[-1\], of a world of 1"),
+        (1, 1.0, r"rank \[1\]"),
+        (0, -1.0, "ends before"),
+    ):
+        none = np.zeros(1, dtype=np.int64)
+        timeline = Timeline(
+            1, (op,), (np.array([rank]),), none, none, np.zeros(1), np.zeros(1), np.full(1, end), source="log"
+        )
+        with pytest.raises(AssertionError, match=words):
+            check_reader(reading(timeline), log)
 
 
 # ---- a name that is taken, a package that is broken ------------------------------------------------------------------

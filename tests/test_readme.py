@@ -30,6 +30,19 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert [to for to in targets if not to.startswith("https://") and not (page.parent / to).exists()] == []
 
 
+def test_one_page_can_be_written_by_its_folder_and_a_page_that_is_none_is_named(capsys) -> None:
+    assert readme.options(["--quick", "scenarios", "README.md"]).pages == [
+        readme.ROOT / "scenarios" / "README.md",
+        readme.README,
+    ]
+    assert readme.options([]).pages == []
+    with pytest.raises(SystemExit):
+        readme.options(["nonsense"])
+    assert "no page 'nonsense'; pages are README.md, scenarios/README.md" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        readme.options(["--help"])
+
+
 def test_the_readme_is_short() -> None:
     assert len(readme.README.read_text().splitlines()) <= 200
 

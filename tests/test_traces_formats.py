@@ -247,19 +247,26 @@ def test_every_format_that_is_read_is_in_this_contract(tmp_path: Path):
     base.close()
     assert traces.sniff(tmp_path / "x.sqlite").name == "nsys"
     tested = {name for table in (OBJECTS, FIRST_LINES, TEXTS, COLUMNS) for name, _ in table.values()}
-    assert {name for name, row in FORMATS.items() if row.read} == tested | {
-        "nsys",
-        "run",
-        "tensorboard",
-    }  # whose own tests know them
+    assert {name for name, row in FORMATS.items() if row.read} == tested | OWN_TESTS
+
+
+OWN_TESTS = {"nsys", "run", "tensorboard"}
+"""Formats whose files are bases, archives or folders of events: their own tests make them."""
 
 
 def examples():
-    """The smallest shipped file of each format, and a text of each other."""
+    """The smallest shipped file of each format, and a text of each other: a log, a table, a document."""
+    texts = dict(TEXTS.values()) | dict(COLUMNS.values())
+    texts |= {name: json.dumps(own) for name, own in OBJECTS.values()}
+    texts |= {name: "".join(json.dumps(row) + "\n" for row in rows) for name, rows in FIRST_LINES.values()}
     by_size = sorted(shipped(), key=lambda pair: -pair[1].stat().st_size)
     files = {name: path for name, path in by_size if path.is_file()}
     whole = {"pipeline": DATA / "traces" / "pipeline_2x2", "capture": DATA / "gloo" / "2_ranks"}
-    return dict(TEXTS.values()) | files | whole
+    return texts | files | whole
+
+
+def test_every_format_that_is_read_has_an_example_in_the_public_contract():
+    assert {name for name, row in FORMATS.items() if row.read} == set(examples()) | OWN_TESTS
 
 
 @pytest.mark.parametrize("name", examples())

@@ -29,9 +29,9 @@ class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):
     head : its column in the table of stages; the label where it is empty. within : the key of the part in whose column
         it is added up there instead.
     variant_head : its column in the table of strategies, which leaves it out where this is empty.
-    value : computed at every moment (moments,) [bytes] from the others and the GPU whose memory it is; None for what the
-        two that lay out a step say, ``training/memory`` for a model that is whole and ``training/builder/stage_memory``
-        for one that is split.
+    value : computed at every moment (moments,) [bytes] from the others and the GPU whose memory it is; None for what
+        the two that lay out a step say: ``training/memory`` for a model that is whole, and
+        ``training/builder/stage_memory`` for one that is split.
     """
 
     key: str

@@ -53,6 +53,10 @@ class Breakdown(msgspec.Struct, frozen=True, eq=False):
         together: Floats = seconds / total if total > 0 else seconds
         return together
 
+    def hidden_over(self, ranks: Ints) -> float:
+        """Seconds a step of a mean rank of these that a transfer runs beside a kernel."""
+        return float(self.hidden_communication_s[ranks].mean())
+
     @property
     def mean(self) -> Floats:
         """(k,) float: shares of all ranks' time."""

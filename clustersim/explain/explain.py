@@ -122,7 +122,7 @@ def _shares(timeline: Timeline, table: Breakdown, rows: list[StageSeconds]) -> s
     if rows:
         kernels = {name: share for name, share in states.items() if name in KERNELS}
         sentence = step_shares(rows[0], kernels, states["host"])
-    hidden = float(table.hidden_communication_s[workers(timeline)].mean())
+    hidden = table.hidden_over(workers(timeline))
     tail = f"; {format_time(hidden)} of communication a step is hidden behind compute" if hidden > 0 else ""
     return f"{sentence}{tail}"
 

@@ -2,7 +2,7 @@
 
 :mod:`clustersim.explain.whatif` bounds what a knob saves from these rows alone; ``studies/what_if/rerun.py`` names the
 run that shows what it really saves. A knob is added in these two places (``tests/test_explain.py`` holds them to each
-other).
+other), and in a third, a case of ``_KnobReplay`` in ``explain/whatif.py``, where a row cannot say what it makes faster.
 """
 
 from __future__ import annotations

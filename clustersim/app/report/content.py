@@ -12,7 +12,7 @@ from clustersim.app.plots.shares import STATE_STYLE
 from clustersim.app.plots.style import palette
 from clustersim.app.report.hover import gantt_svg, legend
 from clustersim.app.report.pages import PageChart, PagePart, both, markup, rendered, trusted
-from clustersim.core.arrays import Columns
+from clustersim.core.arrays import Columns, Ints
 from clustersim.core.facts import RunFacts
 from clustersim.core.figures import shown_in
 from clustersim.core.memory_parts import part_label
@@ -25,6 +25,7 @@ from clustersim.explain.breakdown import Breakdown
 from clustersim.explain.critical_path import CriticalPath
 from clustersim.explain.explain import KNOWN, explain, reach
 from clustersim.explain.hotspots import hotspots
+from clustersim.explain.pieces import workers
 from clustersim.explain.pipeline import has_pipeline
 from clustersim.explain.waterfall import Waterfall
 from clustersim.explain.waterfall import table as percent
@@ -56,7 +57,7 @@ def page(run: SavedRun, title: str | None = None, prepared: Prepared | None = No
         found=explanation,
         facts=facts,
         figures=list(_figures(facts, table)),
-        breakdown=_breakdown(table),
+        breakdown=_breakdown(table, workers(timeline)),
         waterfall=_waterfall(explanation.waterfall),
         drawn=_drawn(timeline),
         split=_split(run),
@@ -91,7 +92,7 @@ def _states(table: Breakdown) -> Iterator[tuple[str, str]]:
             yield state, f"{share:.1%}"
 
 
-def _breakdown(table: Breakdown) -> PagePart:
+def _breakdown(table: Breakdown, ranks: Ints) -> PagePart:
     rows = []
     for state, seconds, mean in zip(table.states, table.seconds.T, table.mean.tolist(), strict=True):
         if seconds.max(initial=0.0) > 0:
@@ -99,7 +100,7 @@ def _breakdown(table: Breakdown) -> PagePart:
             high = float(seconds.max())
             spread = format_time(low) if low == high else f"{format_time(low)} to {format_time(high)}"
             rows.append((STATE_STYLE[state].colour, state, f"{mean:.1%}", format_time(float(seconds.mean())), spread))
-    hidden = float(np.mean(table.hidden_communication_s))
+    hidden = table.hidden_over(ranks)
     share = f"{hidden / (table.step_time_s or 1.0):.1%}"
     return PagePart(rows, both(lambda: plots.breakdown(table), "shares"), [format_time(hidden), share])
 
