@@ -24,6 +24,7 @@ from clustersim.calibrate.cross_validate import cross_validations
 from clustersim.calibrate.score import PredictedRow, predicted
 from clustersim.cluster import files as fabrics
 from clustersim.core.ranges import MANY, size_class, traits
+from clustersim.scenario.result.trust import THIN_KINDS
 from tests.evidence.adapter_rows import adapter_rows
 from tests.evidence.evidence import SHARES, Groups, coverage, distances, operator, quantile, widening
 from tests.evidence.step_rows import origin, publisher
@@ -32,7 +33,7 @@ from tests.evidence.validate_steps import strategy_kind, validate_memory, valida
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = ROOT / "tests" / "data" / "measurements"
 COLLECTIVES = ("nccl_tests.csv.gz", "nccl_one_node.csv.gz")
-STEPS = ("training_steps.csv.gz", "training_steps_hybrid.csv.gz")
+STEPS = ("training_steps.csv.gz", "training_steps_hybrid.csv.gz", "thin_steps.csv.gz")
 DATA = ROOT / "clustersim" / "data" / "ranges.toml"
 FEWEST = 8
 """Measurements that a publisher must have for a range of its own."""
@@ -248,8 +249,10 @@ def lines_of(found: Mapping[str, CollectiveRanges]) -> tuple[dict[str, Held], li
 
 
 def generations(rows: Sequence[PredictedRow]) -> str:
-    """The line of the file that says on which generations of GPUs steps are published."""
-    names = {row.cells["topology"] for row in rows} - {""}
+    """The line of the file that says on which generations of GPUs steps are published; those that a host paces say
+    nothing of kernels."""
+    thin = set(THIN_KINDS.values())
+    names = {row.cells["topology"] for row in rows if strategy_kind(row.cells) not in thin} - {""}
     archs = sorted({fabrics.load(name, nodes=1).node_types[0].gpu.arch for name in names})
     return f"[steps]\ngenerations = {msgspec.json.encode(archs).decode().replace(',', ', ')}"
 

@@ -28,13 +28,25 @@ from pathlib import Path
 from msgspec import UNSET
 
 from clustersim import scenario
-from clustersim.calibrate.score import Dimension, Score, evaluate, number, predicted, read_table, score, with_ranges
+from clustersim.calibrate.score import (
+    Dimension,
+    Score,
+    Table,
+    evaluate,
+    number,
+    predicted,
+    read_table,
+    score,
+    with_ranges,
+)
 from clustersim.calibrate.score import Row as ScoredRow
-from clustersim.core.device import device_from_text
+from clustersim.core.device import device, device_from_text
 from clustersim.core.errors import ClusterSimError
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.ranges import PredictionRange, of_memory, of_step
+from clustersim.scenario.result.trust import kind_in
 from clustersim.scenario.run.held import held
+from clustersim.scenario.run.parts import model_of
 from clustersim.studies.what_if.folded import folded
 from tests.evidence.hybrid_rows import is_hybrid, measured, played_as, scenario_table
 from tests.evidence.sharded_rows import is_sharded, read_sharded, words_of
@@ -79,21 +91,31 @@ ROWS_A_WORKER = 16
 """Hybrid-parallel rows worth a further process."""
 
 
-def predict_step(row: Row) -> tuple[float, float]:
+def predict_step(row: Table) -> tuple[float, float]:
     """Seconds of a row's step as measured and as predicted. Raises ValueError or a clustersim error for one that cannot
     be played."""
     return _predict_hybrid(row) if is_hybrid(row) else _predict(row, None)
 
 
-def _predict_hybrid(row: Row) -> tuple[float, float]:
+STEP_KIND = "step_kind"
+"""What the cells of a hybrid-parallel row that was played have besides: which steps it is like."""
+
+
+def _predict_hybrid(row: Table) -> tuple[float, float]:
     table = scenario_table(row)
-    return measured(row, table), _folded_step(json.dumps(table, sort_keys=True))
+    seconds, kind = _folded_step(json.dumps(table, sort_keys=True))
+    row[STEP_KIND] = kind
+    return measured(row, table), seconds
 
 
 @lru_cache(maxsize=1024)
-def _folded_step(table: str) -> float:
-    """Rows that differ in what was measured only are played once."""
-    return folded(scenario.from_table(json.loads(table), "row.toml"), roughly=True).step_time_s
+def _folded_step(table: str) -> tuple[float, str]:
+    """A step [s], and which steps it is like; rows that differ in what was measured only are played once."""
+    asked = scenario.from_table(json.loads(table), "row.toml")
+    gpu = device(json.loads(table)["cluster"]["device"])
+    peak = gpu.peak[gpu.runs_as(asked.file.model.dtype)]
+    kind = kind_in(asked, model_of(asked), peak, split=True)
+    return folded(asked, roughly=True).step_time_s, kind
 
 
 DIMENSIONS: dict[str, Dimension] = {
@@ -111,7 +133,9 @@ DIMENSIONS: dict[str, Dimension] = {
 
 def strategy_kind(row: Row) -> str:
     """A row's strategy as the ``kind`` of a scenario's ``[strategy]``; ``"split"`` where the model is split, and
-    ``"experts"`` where it is a mixture of experts."""
+    ``"experts"`` where it is a mixture of experts; of one that was played, which steps it is like."""
+    if STEP_KIND in row:
+        return row[STEP_KIND]
     return "experts" if row.get("experts") else "split" if is_hybrid(row) else kind_of(row["strategy"])
 
 

@@ -83,6 +83,7 @@ EFFECT = {
         "load_balancing",
         "router_fusion",
         "permute_fusion",
+        "router_padding",
         "capacity_factor",
         "min_capacity",
         "pad_to_capacity",

@@ -122,6 +122,7 @@ class Setting:
         ``gradient_accumulation_fusion``); 0 where the product is written.
     float8_recipe : one of :data:`FLOAT8_RECIPES`: whether 8-bit linears have one scale a tensor, a row or a block.
     hosted : the host launches kernels one by one; else a CUDA graph does.
+    pads_experts : in 8 bits, rows of each expert are copied to where their number is a multiple of what products take.
     constants : the fitted numbers.
     """
 
@@ -134,6 +135,7 @@ class Setting:
     summed_bytes: int = 0
     float8_recipe: str = "tensorwise"
     hosted: bool = True
+    pads_experts: bool = False
     constants: ComputeConstants = CONSTANTS
 
     @property

@@ -71,6 +71,20 @@ def cast_seconds(setting: Setting, kernel: Kernel, batch: float, part: str) -> f
     return casts * float(each)
 
 
+def padding_seconds(setting: Setting, kernel: Kernel, batch: float, part: str) -> float:
+    """Seconds of the copies that bring rows of experts to multiples of 16 or 32, and back.
+
+    Transformer Engine pytorch/module/{fp8_padding,fp8_unpadding}.py, around the products of Megatron-LM's TEGroupedMLP
+    (core/transformer/moe/experts.py): inputs ahead of the first product and outputs behind the last are read and
+    written, and so are their gradients.
+    """
+    pads = setting.pads_experts and setting.in_8_bits and kernel.kind == "gemm" and kernel.cut.startswith("expert")
+    if not pads or part == "W":
+        return 0.0
+    width = kernel.n if kernel.cut == "expert_row" else kernel.k if kernel.saved else 0
+    return 2.0 * HALF_READ * kernel.m * kernel.repeat * batch * width / setting.device.stream_rate()
+
+
 def _by_row(setting: Setting, kernel: Kernel, rows: float, part: str) -> tuple[float, int]:
     """Bytes of casts with one scale a row, and how many kernels move them: one a tensor, and one to rescale."""
     given = rows * kernel.k

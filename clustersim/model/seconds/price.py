@@ -10,7 +10,7 @@ import msgspec
 from clustersim.core.mix import Mix, total
 from clustersim.core.model import Kernel, Layer
 from clustersim.model.seconds.base import Setting
-from clustersim.model.seconds.float8 import cast_seconds
+from clustersim.model.seconds.float8 import cast_seconds, padding_seconds
 from clustersim.model.seconds.kernels import flops, launches, spent
 
 
@@ -55,7 +55,7 @@ def price(
             work, floor, bound = spent(where if linear else outside, kernel, batch, part)
             done = flops(kernel, part) * batch
             mixes.append(_mixed(work, floor, done / where.peak, bound, part))
-            if casts := cast_seconds(where, kernel, batch, part) if linear else 0.0:
+            if casts := _around(where, kernel, batch, part) if linear else 0.0:
                 mixes.append(_mixed(casts, 0.0, 0.0, "memory", part))
                 shares["memory"] += casts
             busy += work + floor + casts
@@ -69,6 +69,11 @@ def price(
         return Pass(host, executed, "launch", host, total([*mixes, Mix(memory=more, launch=host - busy)]))
     bound = max(shares, key=lambda bound: shares[bound]) if shares else "compute"
     return Pass(busy, executed, bound, host, total([*mixes, Mix(memory=more)]))
+
+
+def _around(where: Setting, kernel: Kernel, batch: int, part: str) -> float:
+    """Seconds [s] of what a linear in 8 bits has around its product: casts, and copies that pad its rows."""
+    return cast_seconds(where, kernel, batch, part) + padding_seconds(where, kernel, batch, part)
 
 
 def _mixed(work: float, floor: float, peak: float, bound: str, part: str) -> Mix:

@@ -13,10 +13,19 @@ from clustersim.model.seconds.unstated import half_width
 if TYPE_CHECKING:
     from clustersim.core.device import Device
     from clustersim.core.model import Model
+    from clustersim.scenario import Scenario
     from clustersim.scenario.run.running import Prepared
 
 LEAST_LEFT = 0.5
 """Share of a range that measured steps leave at least: what other settings add (network, bubbles) was not in them."""
+
+THIN = 2e-3
+"""Seconds at a GPU's peak of a layer's forward and backward of one micro-batch, below which its host paces the step:
+stacks that nobody compiles take 4 to 18 ms to call a layer, however little there is to compute. How fast hosts are
+varies from cluster to cluster as kernels do not, so that such steps have ranges of their own."""
+FULL_GRAPH = "full_iteration"
+"""Of ``cuda_graph``: a graph of the whole step, which no host calls."""
+THIN_KINDS = {"split": "thin split", "experts": "thin experts"}
 
 
 class Trust(msgspec.Struct, frozen=True):
@@ -57,19 +66,41 @@ class Trust(msgspec.Struct, frozen=True):
 def trust(prepared: Prepared) -> Trust:
     """How far steps of this kind were from their predictions."""
     fit = prepared.scenario.fit
-    kind = step_kind(prepared.scenario.strategy.name, prepared.model, split=prepared.split is not None)
+    scenario = prepared.scenario
+    kind = kind_in(scenario, prepared.model, prepared.peak_flops, split=prepared.split is not None)
     left = 1.0 if fit is None else max(fit.narrowed, LEAST_LEFT)
-    return trust_in(kind, prepared.device, prepared.scenario.file.model.dtype, left)
+    return trust_in(kind, prepared.device, scenario.file.model.dtype, left)
 
 
-def step_kind(strategy: str, model: Model, *, split: bool) -> str:
+def kind_in(scenario: Scenario, model: Model, peak: float, *, split: bool) -> str:
+    """The :func:`step_kind` of a scenario's steps on GPUs of this dense ``peak`` [FLOP/s]."""
+    work = math.inf
+    parallel = scenario.file.parallel
+    if split and parallel is not None and FULL_GRAPH not in scenario.file.run.cuda_graph:
+        samples = scenario.config.micro_batch_size
+        work = samples * block_flops(model) / (parallel.tp * parallel.cp * peak)
+    return step_kind(scenario.strategy.name, model, split=split, work=work)
+
+
+def block_flops(model: Model) -> float:
+    """FLOPs of one sample in forward and backward of a block, the mean of all; infinite of a model without blocks."""
+    blocks = [layer for layer in model.layers if layer.kind == "block"]
+    flops = sum(kernel.model_flops for layer in blocks for kernel in layer.kernels)
+    return flops / len(blocks) if blocks else math.inf
+
+
+def step_kind(strategy: str, model: Model, *, split: bool, work: float = math.inf) -> str:
     """Which published steps a step is like: those of its ``strategy``, unless adapters, experts or a ``split`` tell
-    more."""
+    more.
+
+    work : seconds [s] at the GPU's peak of a block's pass, where a host calls the blocks of a split model; steps below
+    :data:`THIN` are told apart.
+    """
     if model.partly_frozen:
         return "adapters"
-    if any(tensor.cut.startswith("expert") for layer in model.layers for tensor in layer.tensors):
-        return "experts"
-    return "split" if split else strategy
+    experts = any(tensor.cut.startswith("expert") for layer in model.layers for tensor in layer.tensors)
+    kind = "experts" if experts else "split" if split else strategy
+    return THIN_KINDS.get(kind, kind) if work < THIN else kind
 
 
 def trust_in(kind: str, gpu: Device, dtype: str, left: float = 1.0) -> Trust:

@@ -276,9 +276,16 @@ def local_cost(scenario: Scenario, gpu: Device, cost: StepCost | None = None) ->
     with scenario.at("$.model.dtype"):
         where = setting(gpu, how)
     if (parallel := scenario.file.parallel) is not None:
-        where = replace(where, summed_bytes=summed_bytes(scenario, parallel))
+        where = replace(where, summed_bytes=summed_bytes(scenario, parallel), pads_experts=_pads(scenario, parallel))
     law = None if cost is None else host_law(scenario, gpu, cost.host_pace)
     return LocalCost(where, scenario.config.micro_batch_size, how.optimizer, how.optimizer_impl, 4, law)
+
+
+def _pads(scenario: Scenario, parallel: ParallelConfig) -> bool:
+    """Whether a kernel of their own pads experts' rows: Megatron-Core's TEGroupedMLP does where neither the router nor
+    a capacity has done so."""
+    fused = parallel.framework == "megatron" and scenario.file.model.implementation == "fused"
+    return fused and not (parallel.router_padding or parallel.pad_to_capacity)
 
 
 def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:

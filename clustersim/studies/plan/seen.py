@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 from msgspec.structs import replace
 
@@ -19,7 +20,7 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model
 from clustersim.core.texts import Table
 from clustersim.core.topology import Topology
-from clustersim.scenario.result.trust import step_kind, trust_in
+from clustersim.scenario.result.trust import FULL_GRAPH, block_flops, step_kind, trust_in
 from clustersim.scenario.run.parts import machine, model_of, shape_of
 from clustersim.studies.plan.candidates import PlanCandidate, base, candidates, combined, scenario_of
 from clustersim.studies.plan.form import RefusedOption
@@ -296,11 +297,20 @@ class KnownCandidates:
             topology, _ = self.sieve.machines[place]
             return max(trust_in(kind, node.gpu, dtype).p50 for node in topology.node_types)
 
+        @cache
+        def peak(place: Place, dtype: str) -> float:
+            topology, _ = self.sieve.machines[place]
+            return fmean(node.gpu.peak[node.gpu.runs_as(dtype)] for node in topology.node_types)
+
+        of_block = math.inf if FULL_GRAPH in self.plan.run.get("cuda_graph", ()) else block_flops(model)
         for number, option in enumerate(self.options):
             form = option.candidate.form
-            kind = step_kind(str(form.strategy["kind"]), model, split=form.split)
             dtype = str(form.recipe.get("dtype") or self.dtype)
-            error_there = error(kind, self.sieve.place(option.candidate), dtype)
+            place = self.sieve.place(option.candidate)
+            ranks = form.degrees["tp"] * form.degrees["cp"]
+            work = option.candidate.played[0] * of_block / (ranks * peak(place, dtype)) if form.split else math.inf
+            kind = step_kind(str(form.strategy["kind"]), model, split=form.split, work=work)
+            error_there = error(kind, place, dtype)
             self.options[number] = replace(option, kind=kind, error=error_there)
 
     @property

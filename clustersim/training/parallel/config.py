@@ -107,6 +107,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     load_balancing : of the router, Megatron's ``moe_router_load_balancing_type``; what it calls takes the host time.
     router_fusion : scores, choice and balance loss are fused kernels (Megatron's ``moe_router_fusion``), not called one
         by one.
+    router_padding : the router's map has each expert's tokens padded to what products in 8 bits take (Megatron's
+        ``moe_router_padding_for_quantization``); else a kernel copies their rows ahead of the products, and back.
     permute_fusion : tokens are brought into the order of experts, and summed, by one pass (Megatron's
         ``moe_permute_fusion``).
     routing : see :class:`Routing`.
@@ -186,6 +188,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     load_balancing: Literal["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"] = "aux_loss"
     router_fusion: bool = False
     permute_fusion: bool = False
+    router_padding: bool = False
     routing: Routing = Routing()
     shared_expert_overlap: bool = False
     ep_overlap: bool = False
