@@ -29,6 +29,7 @@ LINK_RATES = {  # bytes/s per direction of one NVLink (or xGMI) of a generation 
     "sm70": 25e9,
     "sm75": 25e9,
     "sm80": 25e9,
+    "sm86": 14.0625e9,
     "sm90": 25e9,
     "sm100": 50e9,
     "sm103": 50e9,

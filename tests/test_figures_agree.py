@@ -29,6 +29,8 @@ global_batch_size = 16
 [strategy]
 {STRATEGY}micro_batch_size = 2
 {RUN}"""
+FULLEST = "1"
+"""The stage of the case that holds most, in the table of stages."""
 EAGER = CASE.replace('implementation = "fused"', 'implementation = "eager"').replace("jitter = 0.0\n", "")
 """A pipeline that hosts hold up, whose ranks differ."""
 SLOW_NIC = f"""[cluster]
@@ -110,7 +112,11 @@ def in_columns(text):
     for cells in rows_of(text):
         if any(cell in NAMES or cell in GIBIBYTES for cell in cells[1:]):
             head = cells
-        elif cells and len(cells) == len(head) and (CASE_ROW.search(cells[0]) or (cells[0] == "0" and "total" in head)):
+        elif (
+            cells
+            and len(cells) == len(head)
+            and (CASE_ROW.search(cells[0]) or (cells[0] == FULLEST and "total" in head))
+        ):
             for name, cell in zip(head[1:], cells[1:], strict=True):
                 match = re.fullmatch(NUMBER, cell)
                 if match and name in NAMES | GIBIBYTES:

@@ -55,7 +55,7 @@ def test_layers_add_up_and_every_tensor_has_elements(model: Model) -> None:
 def test_kernels_are_priceable(model: Model) -> None:
     for layer in model.layers:
         for k in layer.kernels:
-            assert k.kind in {"gemm", "conv", "attention", "memory", "recurrent"}
+            assert k.kind in {"gemm", "conv", "attention", "scan", "memory", "recurrent"}
             assert min(k.flops, k.backward_flops, k.nbytes, k.backward_nbytes, k.launches, k.backward_launches) >= 0
             assert k.nbytes + k.backward_nbytes > 0
             if k.kind in {"gemm", "conv"}:

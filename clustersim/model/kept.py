@@ -105,10 +105,9 @@ def _rule_of(s: TransformerShape, kernel: Kernel) -> tuple[float, _Rule]:
         usual = LAYER_NORM if s.norm == "layernorm" else RMS_NORM
         rule = NARROW_RMS_NORM if K.is_narrow_norm(s, name) else usual
         return kernel.nbytes / K.NORM[s.norm, False].forward, rule
-    rule = ACTIVATION.get(_activation(s, name)) if name in ACTIVATIONS else None
-    rule = LIGER_GATE if rule is not None and s.gated and s.implementation == "liger" else rule
-    if rule is not None and _of_mlp(s, kernel):
-        return kernel.nbytes / _passes(s, name), rule
+    between = ACTIVATION.get(_activation(s, name)) if name in ACTIVATIONS else None
+    if between is not None and _of_mlp(s, kernel):
+        return kernel.nbytes / _passes(s, name), LIGER_GATE if s.gated and s.implementation == "liger" else between
     if name == "softmax":
         return float(s.heads) * s.seq_len**2, SOFTMAX if _is_narrow(s) else WIDE_SOFTMAX
     if name == "context":
