@@ -13,7 +13,7 @@ from clustersim.core.errors import ScenarioError
 from clustersim.core.model import Kernel
 from clustersim.model.kernels import linear, sharing_input
 from clustersim.model.seconds import Execution, setting
-from clustersim.model.seconds.float8 import CAST_ACROSS, CAST_ALONG, RESCALE, cast_seconds
+from clustersim.model.seconds.float8 import CAST_ACROSS, CAST_ALONG, RESCALE, cast_seconds, padding_seconds
 from clustersim.model.seconds.kernel_law import kernel_laws, sheet_of
 from clustersim.model.seconds.kernel_law.casts import stream_seconds
 
@@ -138,3 +138,19 @@ def test_a_recipe_that_the_tensor_cores_do_not_have_is_refused(recipe: str, name
 def test_an_unknown_recipe_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ScenarioError, match="rowwise"):
         where("rowise")
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "mxfp8"])
+def test_rows_of_experts_are_padded_by_a_copy_there_and_back(recipe: str) -> None:
+    gpu = device("B200")
+    pads = replace(setting(gpu, Execution("fp8", "fp8", float8_recipe=recipe)), pads_experts=True)
+    up, down = (
+        Kernel(f"expert_{name}", "gemm", m=1000, n=n, k=k, repeat=16, cut=cut, saved=1.0)
+        for name, n, k, cut in (("up", 768, 2048, "expert_column"), ("down", 2048, 768, "expert_row"))
+    )
+    copied = 16_000 * 2048 * 4 / gpu.stream_rate()
+    for kernel in (up, down):
+        assert [padding_seconds(pads, kernel, 1, part) for part in "FIW"] == pytest.approx([copied, copied, 0.0])
+    assert padding_seconds(pads, sharing_input(up), 1, "F") == 0.0
+    for other in (replace(pads, pads_experts=False), pads.with_dtype("bf16")):
+        assert padding_seconds(other, up, 1, "F") == 0.0

@@ -283,9 +283,11 @@ def local_cost(scenario: Scenario, gpu: Device, cost: StepCost | None = None) ->
 
 def _pads(scenario: Scenario, parallel: ParallelConfig) -> bool:
     """Whether a kernel of their own pads experts' rows: Megatron-Core's TEGroupedMLP does where neither the router nor
-    a capacity has done so."""
+    a capacity has done so. It goes by counts that the host has read, of which a graph of the whole step knows none.
+    """
     fused = parallel.framework == "megatron" and scenario.file.model.implementation == "fused"
-    return fused and not (parallel.router_padding or parallel.pad_to_capacity)
+    counted = "full_iteration" not in scenario.file.run.cuda_graph
+    return fused and counted and not (parallel.router_padding or parallel.pad_to_capacity)
 
 
 def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
