@@ -164,11 +164,12 @@ def wider(one: Held, other: Held) -> Held:
 
 def steps(rows: Sequence[PredictedRow]) -> dict[str, Held]:
     """Ranges by kind of strategy, every publisher of :data:`FEWEST` steps weighing the same, and of each publisher. A
-    kind that one publisher alone measured is no better known than all are, and steps over a network that nobody states
-    count for none."""
+    kind that one publisher alone measured is no better known than all are but those that a host paces, and steps over
+    a network that nobody states count for none."""
     rows = [row for row in rows if "network not stated" not in row.cells["notes"]]
     kinds = sorted({strategy_kind(row.cells) for row in rows})
-    everything = held(distances(rows, origin_of), FEWEST)
+    thin = set(THIN_KINDS.values())
+    everything = held(distances([row for row in rows if strategy_kind(row.cells) not in thin], origin_of), FEWEST)
     found = {"steps.similar.all": everything}
     for kind in kinds:
         groups = distances([row for row in rows if strategy_kind(row.cells) == kind], origin_of)
@@ -176,7 +177,7 @@ def steps(rows: Sequence[PredictedRow]) -> dict[str, Held]:
             one = held(groups, FEWEST)
             if len(groups) == 1:
                 one = replace(one, p50=max(one.p50, everything.p50), p90=max(one.p90, everything.p90))
-            found[f"steps.similar.{kind}"] = one
+            found[f'steps.similar."{kind}"'] = one
             own = of_each(groups, FEWEST)
             found |= {f'steps.published."{kind}/{name}"': one for name, one in own.items()}
     return found

@@ -6,6 +6,7 @@ import csv
 import gzip
 import math
 import pathlib
+import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,8 @@ from clustersim.calibrate.validate_nccl import validate_nccl
 from clustersim.cluster import files as fabrics
 from clustersim.core import ranges
 from clustersim.scenario import load
-from clustersim.scenario.result.trust import trust
+from clustersim.scenario.result.trust import THIN, THIN_KINDS, block_flops, kind_in, trust
+from clustersim.scenario.run.parts import model_of
 from clustersim.training.strategies import STRATEGIES
 from tests.evidence.evidence import coverage, distances, quantile, widening
 
@@ -83,7 +85,7 @@ def test_rows_carry_their_range_and_the_share_within_is_counted():
     assert last is why
 
 
-@pytest.mark.parametrize("kind", [*STRATEGIES, "split", "experts", "never heard of"])
+@pytest.mark.parametrize("kind", [*STRATEGIES, "split", "experts", *THIN_KINDS.values(), "never heard of"])
 def test_every_kind_of_strategy_has_a_range(kind):
     for one in (ranges.of_step(kind), ranges.of_step(kind, "mosaic"), ranges.of_memory()):
         assert 0 < one.p50 < one.p90
@@ -154,3 +156,32 @@ def test_generations_with_steps_are_those_of_the_tables():
     archs = {fabrics.load(name, nodes=1).node_types[0].gpu.arch for name in names}
     assert all(map(ranges.has_steps, archs))
     assert not any(map(ranges.has_steps, {"sm100", "sm120"} - archs))
+
+
+def test_steps_that_a_host_paces_have_a_range_of_their_own():
+    """A layer's work at the peak tells them, whatever publishes them; a graph of the whole step has no host."""
+    scenario = load("tp8_pp4_llama3_70b_32x8_h100")
+    model = model_of(scenario)
+    peak = scenario.config.micro_batch_size * block_flops(model) / (8 * THIN)  # of a GPU on which a layer just is thin
+    assert kind_in(scenario, model, 0.9 * peak, split=True) == "split"
+    assert kind_in(scenario, model, 1.1 * peak, split=True) == "thin split"
+    graphed = scenario.changed({"run.cuda_graph": ["full_iteration"]})
+    assert kind_in(graphed, model, 1.1 * peak, split=True) == "split"
+    assert kind_in(scenario, model, 1.1 * peak, split=False) == scenario.strategy.name
+    for kind, thin in THIN_KINDS.items():
+        usual, paced = ranges.of_step(kind), ranges.of_step(thin)
+        assert usual.p50 < paced.p50
+        assert usual.p90 < paced.p90
+
+
+def test_every_range_is_written_as_a_table_that_can_be_read():
+    kinds = [*THIN_KINDS, *THIN_KINDS.values()]
+    rows = [
+        scored({"case_id": f"{name}-{i}", "step_kind": kind, "notes": "", "source": ""}, 1.0, 1.0 + i / 10)
+        for kind in kinds
+        for name in ("a", "b")
+        for i in range(1, 10)
+    ]
+    found = tomllib.loads("\n".join(command.written(command.steps(rows), {})))["steps"]
+    assert {*kinds, "all"} == found["similar"].keys()
+    assert {f"{kind}/{name}" for kind in kinds for name in "ab"} == found["published"].keys()
