@@ -12,11 +12,12 @@ BASE = "fsdp_tp8_llama3_70b_32x8_h100"
 LAYERS = 4
 
 
-def prepared(stage, micro_batches=1, **block):
+def prepared(stage, micro_batches=1, checkpointing="full", **block):
     zero = {"stage": stage, "overlap_comm": True, **block}
     changes = {
         "cluster.nodes": 2,
         "model.options": {"layers": LAYERS},
+        "model.activation_checkpointing": checkpointing,
         "parallel": {"tp": 4, "sequence_parallel": True, "framework": "deepspeed"},
         "strategy": {
             "kind": "zero",
@@ -51,10 +52,16 @@ def test_stage_2_reduces_a_ranks_part_after_every_micro_batch_and_gathers_it_onc
     assert sent(made, "all_gather")[1] == pytest.approx(2.0 * local(made))
 
 
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_stage_3_gathers_a_ranks_part_twice_and_reduce_scatters_it_in_every_micro_batch(micro_batches):
-    made = prepared(3, micro_batches, stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=0)
-    assert sent(made, "all_gather") == (2 * micro_batches * (LAYERS + 2), 2 * micro_batches * 2.0 * local(made))
+def test_stage_3_gathers_a_ranks_part_twice_and_reduce_scatters_it_in_every_micro_batch(micro_batches, checkpointing):
+    """Blocks a third time, where their forward is repeated."""
+    made = prepared(3, micro_batches, checkpointing, stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=0)
+    blocks = sum(layer.parameters for layer in made.split.partition.stages[0].layers if layer.kind == "block")
+    repeated = checkpointing == "full"
+    gathers = 2 * (LAYERS + 2) + LAYERS * repeated
+    elements = 2 * local(made) + blocks * repeated
+    assert sent(made, "all_gather") == (micro_batches * gathers, micro_batches * 2.0 * elements)
     assert sent(made, "reduce_scatter")[1] == micro_batches * 2.0 * local(made)
 
 
@@ -92,7 +99,7 @@ def test_a_step_of_either_stage_can_be_played_and_both_send_three_times_a_ranks_
     """All_reduce and all_gather: 3 units of a rank's part. Two all_gathers and a reduce_scatter: 3, less what stays."""
     moved = {}
     for stage in (2, 3):
-        rows = prepared(stage, stage3_max_reuse_distance=0).run().volume_by_dimension
+        rows = prepared(stage, checkpointing="none", stage3_max_reuse_distance=0).run().volume_by_dimension
         moved[stage] = dict(zip(rows["dimension"], rows["sent_per_gpu"], strict=True))["DP"]
     part = 2.0 * local(prepared(2)) * 3 / 4
     assert moved[2] == pytest.approx(3 * part, rel=1e-3)

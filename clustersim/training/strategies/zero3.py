@@ -228,9 +228,12 @@ class Zero3(Zero):
         again = self._again(i) if not forward else 0.0
         if not forward and self._repeats(i):
             for m in here:
-                yield from self._visit(m, forward=False, share=again, suffix=" again")
+                if self.lays_whole:
+                    self._fetch(next(self.coming), False, False)
+                else:
+                    yield from self._visit(m, forward=False, share=again, suffix=" again")
         for m in here if forward else reversed(here):
-            yield from self._visit(m, forward=forward, share=1.0 - again)
+            yield from self._visit(m, forward=forward, share=1.0 if self.lays_whole else 1.0 - again)
             for tensor in () if forward else reversed(self.modules[m].gradients):
                 self.add(tensor)
         if not forward and not i:

@@ -21,8 +21,10 @@ class Zero(WholeModelHooks[ZeroConfig]):
     ``filled`` : elements in the bucket. ``reduced``, ``home`` : this step's reductions, and copies to the host.
 
     joined : ``(after) -> after``, what model-parallel ranks do with reduced gradients before their norm.
+    lays_whole : a layer's pass is one piece, with what its backward repeats.
     """
 
+    lays_whole: bool = False
     joined: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda after: after
 
     def __post_init__(self) -> None:
