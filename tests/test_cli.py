@@ -304,6 +304,20 @@ def test_every_option_says_in_a_sentence_what_it_is(name):
         assert not re.search(r"\bhangs? on\b", f"{words} {command.help}")
 
 
+def test_what_is_written_goes_to_out_in_every_command():
+    for name, command in every_command():
+        visible = [option for option in command.params if not getattr(option, "hidden", False)]
+        assert "--output" not in {word for option in visible for word in option.opts}, name
+
+
+@pytest.mark.parametrize("word", ["--out", "-o", "--output"])
+def test_a_report_is_written_where_out_or_its_old_name_says(clustersim, tmp_path, word):
+    page = tmp_path / "page.html"
+    done = clustersim("report", ROOT / "tests" / "data" / "traces" / "pipeline_2x2", word, page)
+    assert done.returncode == 0, done.stderr[-1800:]
+    assert "<html" in page.read_text()
+
+
 def test_list_names_every_algorithm_of_collectives(clustersim):
     rows = {row["name"]: row for row in answer(clustersim("list", "algorithms", "--json"))}
     assert set(rows) == set(ALGORITHMS)

@@ -15,7 +15,7 @@ from clustersim.app.cli.explain import load
 @set_option
 @option_option
 @click.option("-o", "--out", type=PATH, help="The page to write.  [RUN/report.html]")
-@click.option("--output", type=PATH, hidden=True)  # what --out was called
+@click.option("--output", type=PATH, hidden=True, help="What --out was called before.")
 @click.option("--title", help="A title instead of the run's own.")
 @format_option
 def report(
