@@ -189,7 +189,12 @@ def _zero_volumes() -> Iterator[Claim]:
     )
     for name, knobs, formula, factor, source in rows:
         result = _run(
-            ZERO, strategy__zero_optimization=knobs, model__name="gpt2", model__seq_len=1024, run__backend="ideal"
+            ZERO,
+            strategy__zero_optimization=knobs,
+            model__name="gpt2",
+            model__seq_len=1024,
+            model__activation_checkpointing="none",
+            run__backend="ideal",
         )
         n = result.prepared.mesh.world_size
         psi = result.prepared.model.parameters
