@@ -250,10 +250,10 @@ def lines_of(found: Mapping[str, CollectiveRanges]) -> tuple[dict[str, Held], li
 
 
 def generations(rows: Sequence[PredictedRow]) -> str:
-    """The line of the file that says on which generations of GPUs steps are published; those that a host paces say
-    nothing of kernels."""
-    thin = set(THIN_KINDS.values())
-    names = {row.cells["topology"] for row in rows if strategy_kind(row.cells) not in thin} - {""}
+    """The line of the file that says on which generations of GPUs steps are published; mixtures and steps that a host
+    paces say little of kernels, and do not count."""
+    others = {"experts", *THIN_KINDS.values()}
+    names = {row.cells["topology"] for row in rows if strategy_kind(row.cells) not in others} - {""}
     archs = sorted({fabrics.load(name, nodes=1).node_types[0].gpu.arch for name in names})
     return f"[steps]\ngenerations = {msgspec.json.encode(archs).decode().replace(',', ', ')}"
 

@@ -257,7 +257,8 @@ def _uneven(scenario: Scenario, topology: Topology, mesh: Mesh) -> Iterator[str]
     from clustersim.collectives.nccl.uneven import of_group
 
     if backend_of(scenario, topology, mesh) == "nccl":
-        yield from of_group(Group(topology, mesh.gpus[: mesh.workers]))
+        with scenario.at("$.cluster"):
+            yield from of_group(Group(topology, mesh.gpus[: mesh.workers]))
 
 
 def _told(scenario: Scenario) -> Iterator[str]:
