@@ -250,11 +250,14 @@ def lines_of(found: Mapping[str, CollectiveRanges]) -> tuple[dict[str, Held], li
 
 
 def generations(rows: Sequence[PredictedRow]) -> str:
-    """The line of the file that says on which generations of GPUs steps are published; mixtures and steps that a host
-    paces say little of kernels, and do not count."""
+    """The line of the file that says on which generations of GPUs steps are published: :data:`FEWEST` at the least.
+    Mixtures and steps that a host paces say little of kernels, and do not count."""
     others = {"experts", *THIN_KINDS.values()}
-    names = {row.cells["topology"] for row in rows if strategy_kind(row.cells) not in others} - {""}
-    archs = sorted({fabrics.load(name, nodes=1).node_types[0].gpu.arch for name in names})
+    counts: Counter[str] = Counter()
+    for row in rows:
+        if row.cells["topology"] and strategy_kind(row.cells) not in others:
+            counts[fabrics.load(row.cells["topology"], nodes=1).node_types[0].gpu.arch] += 1
+    archs = sorted(arch for arch, count in counts.items() if count >= FEWEST)
     return f"[steps]\ngenerations = {msgspec.json.encode(archs).decode().replace(',', ', ')}"
 
 
