@@ -335,3 +335,8 @@ class StepCost:
     offload_rate: float = 0.0
     host_bandwidth: float = 100e9
     host_pace: float = 1.0
+
+    def share_again(self, layer: int) -> float:
+        """Share of a layer's backward that is its forward again: FLOPs beyond two of each of forward's."""
+        backward = float(self.backward_flops[layer])
+        return max(1.0 - 2.0 * float(self.forward_flops[layer]) / backward, 0.0) if backward else 0.0

@@ -9,7 +9,7 @@ from clustersim.collectives.base import Group
 from clustersim.collectives.nccl.view import Nic, NodeView, PcieSlot, System, nvlink_line_rate
 from clustersim.core.arrays import Ints
 from clustersim.core.errors import TopologyError
-from clustersim.core.memo import kept_with_first
+from clustersim.core.memo import kept_with_first, kept_with_topology
 from clustersim.core.topology import CPU, NVSWITCH, PCIE_SWITCH, Topology
 from clustersim.core.transports import FAST_NIC, transport
 
@@ -28,6 +28,7 @@ COHERENT_SINCE = (2, 27)
 """NCCL versions that count a NIC behind a coherent CPU link as near (path class P2C)."""
 
 
+@kept_with_topology(maxsize=1024)
 def system_of(group: Group) -> System:
     """What NCCL would read of a group: its nodes' GPUs, links and NICs, and what the transport says of itself.
 

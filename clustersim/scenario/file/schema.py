@@ -180,6 +180,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             )
 
 
+WHOLE_STEP = "full_iteration"
+"""Of ``cuda_graph``: a graph of the whole step, which no host calls."""
 GraphScope = Literal["full_iteration", "attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess"]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from clustersim.core import ranges
 from clustersim.model.seconds.unstated import half_width
+from clustersim.scenario.file.schema import WHOLE_STEP
 
 if TYPE_CHECKING:
     from clustersim.core.device import Device
@@ -23,8 +25,6 @@ THIN = 2e-3
 """Seconds at a GPU's peak of a layer's forward and backward of one micro-batch, below which its host paces the step:
 stacks that nobody compiles take 4 to 18 ms to call a layer, however little there is to compute. How fast hosts are
 varies from cluster to cluster as kernels do not, so that such steps have ranges of their own."""
-FULL_GRAPH = "full_iteration"
-"""Of ``cuda_graph``: a graph of the whole step, which no host calls."""
 THIN_KINDS = {"split": "thin split", "experts": "thin experts"}
 
 
@@ -76,9 +76,10 @@ def kind_in(scenario: Scenario, model: Model, peak: float, *, split: bool) -> st
     """The :func:`step_kind` of a scenario's steps on GPUs of this dense ``peak`` [FLOP/s]."""
     work = math.inf
     parallel = scenario.file.parallel
-    if split and parallel is not None and FULL_GRAPH not in scenario.file.run.cuda_graph:
-        samples = scenario.config.micro_batch_size
-        work = samples * block_flops(model) / (parallel.tp * parallel.cp * peak)
+    if split and parallel is not None:
+        graphs = scenario.file.run.cuda_graph
+        flops = scenario.config.micro_batch_size * block_flops(model)
+        work = called_work(flops, parallel.tp * parallel.cp, peak, graphs)
     return step_kind(scenario.strategy.name, model, split=split, work=work)
 
 
@@ -87,6 +88,12 @@ def block_flops(model: Model) -> float:
     blocks = [layer for layer in model.layers if layer.kind == "block"]
     flops = sum(kernel.model_flops for layer in blocks for kernel in layer.kernels)
     return flops / len(blocks) if blocks else math.inf
+
+
+def called_work(flops: float, ranks: int, peak: float, cuda_graph: Collection[str]) -> float:
+    """Seconds at the ``peak`` [FLOP/s] of a block's pass of ``flops`` that so many ranks share and the host calls;
+    infinite in a graph of the whole step, which it does not."""
+    return math.inf if WHOLE_STEP in cuda_graph else flops / (ranks * peak)
 
 
 def step_kind(strategy: str, model: Model, *, split: bool, work: float = math.inf) -> str:

@@ -35,6 +35,7 @@ from clustersim.model.seconds.step import step_cost
 from clustersim.model.traced import read_traced
 from clustersim.scenario import Scenario
 from clustersim.scenario.file.incident_table import KINDS
+from clustersim.scenario.file.schema import WHOLE_STEP
 from clustersim.scenario.file.splitting import split, splits
 from clustersim.scenario.run.misplaced import misplaced
 from clustersim.scenario.run.trained import as_trained, compute_dtype, refuse_split
@@ -131,7 +132,7 @@ def _traced(scenario: Scenario, name: str) -> Model:
         path = Path(located(scenario, "model.file", name))
         config = scenario.config
         model = read_traced(path, types_of(spec.dtype, config.param_dtype), config.micro_batch_size)
-    scopes = [scope for scope in scenario.file.run.cuda_graph if scope != "full_iteration"]
+    scopes = [scope for scope in scenario.file.run.cuda_graph if scope != WHOLE_STEP]
     if scopes:
         with scenario.at("$.run.cuda_graph"):
             raise ScenarioError(
@@ -247,7 +248,7 @@ def execution_of(scenario: Scenario) -> Execution:
         state_dtype=config.state_dtype,
         float8_recipe=spec.float8_recipe,
         layer_time=layer_time_of(scenario),
-        graphed="full_iteration" in run.cuda_graph,
+        graphed=WHOLE_STEP in run.cuda_graph,
     )
 
 

@@ -22,6 +22,7 @@ from clustersim.model.seconds.base import setting
 from clustersim.model.seconds.host import HostLaw, bookkeeping, host_level
 from clustersim.model.seconds.local import LocalCost
 from clustersim.scenario import Scenario
+from clustersim.scenario.file.schema import WHOLE_STEP
 from clustersim.scenario.file.splitting import MEGATRON, cause_of
 from clustersim.scenario.run.parts import execution_of, layer_time_of, located
 from clustersim.scenario.run.replicas import (
@@ -286,7 +287,7 @@ def _pads(scenario: Scenario, parallel: ParallelConfig) -> bool:
     a capacity has done so. It goes by counts that the host has read, of which a graph of the whole step knows none.
     """
     fused = parallel.framework == "megatron" and scenario.file.model.implementation == "fused"
-    counted = "full_iteration" not in scenario.file.run.cuda_graph
+    counted = WHOLE_STEP not in scenario.file.run.cuda_graph
     return fused and counted and not (parallel.router_padding or parallel.pad_to_capacity)
 
 
@@ -295,7 +296,7 @@ def host_law(scenario: Scenario, gpu: Device, pace: float) -> HostLaw | None:
     operators run where they are called."""
     parallel = scenario.file.parallel
     graphs = scenario.file.run.cuda_graph
-    if parallel is None or "full_iteration" in graphs or gpu.arch == "cpu":
+    if parallel is None or WHOLE_STEP in graphs or gpu.arch == "cpu":
         return None
     model = scenario.file.model
     level = host_level(parallel.framework, model.implementation, cast=model.dtype == "fp8")

@@ -20,7 +20,7 @@ from clustersim.core.mesh import Mesh
 from clustersim.core.model import Model
 from clustersim.core.texts import Table
 from clustersim.core.topology import Topology
-from clustersim.scenario.result.trust import FULL_GRAPH, block_flops, step_kind, trust_in
+from clustersim.scenario.result.trust import block_flops, called_work, step_kind, trust_in
 from clustersim.scenario.run.parts import machine, model_of, shape_of
 from clustersim.studies.plan.candidates import PlanCandidate, base, candidates, combined, scenario_of
 from clustersim.studies.plan.form import RefusedOption
@@ -302,13 +302,15 @@ class KnownCandidates:
             topology, _ = self.sieve.machines[place]
             return fmean(node.gpu.peak[node.gpu.runs_as(dtype)] for node in topology.node_types)
 
-        of_block = math.inf if FULL_GRAPH in self.plan.run.get("cuda_graph", ()) else block_flops(model)
+        of_block = block_flops(model)
+        graphs = self.plan.run.get("cuda_graph", ())
         for number, option in enumerate(self.options):
             form = option.candidate.form
             dtype = str(form.recipe.get("dtype") or self.dtype)
             place = self.sieve.place(option.candidate)
             ranks = form.degrees["tp"] * form.degrees["cp"]
-            work = option.candidate.played[0] * of_block / (ranks * peak(place, dtype)) if form.split else math.inf
+            flops = option.candidate.played[0] * of_block
+            work = called_work(flops, ranks, peak(place, dtype), graphs) if form.split else math.inf
             kind = step_kind(str(form.strategy["kind"]), model, split=form.split, work=work)
             error_there = error(kind, place, dtype)
             self.options[number] = replace(option, kind=kind, error=error_there)

@@ -110,12 +110,10 @@ class Shards:
             self._leave_backward(leaves, sync=last or not self.config.no_sync)
 
     def _again(self, place: Place) -> float:
-        """Share of a layer's backward that is its forward again, if that gathers its unit for itself: FLOPs beyond two
-        of each of forward's."""
+        """Share of a layer's backward that is its forward again, if that gathers its unit for itself."""
         if not self.config.checkpoint_outside or self.plan.segments[self._first[place]][0] in self.plan.roots:
             return 0.0
-        backward = float(self.cost.backward_flops[place[1]])
-        return max(1.0 - 2.0 * float(self.cost.forward_flops[place[1]]) / backward, 0.0) if backward else 0.0
+        return self.cost.share_again(place[1])
 
     def _recompute(self, unit: int, share: float) -> Iterator[LayerPart]:
         """A checkpointed block runs forward again, inside of which its unit is gathered and freed."""

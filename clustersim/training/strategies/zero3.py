@@ -225,29 +225,20 @@ class Zero3(Zero):
         here = self.of_layer[i]
         if forward and not i:
             self.coming = iter(self.recorded if self.ops.step or action.microbatch else self.recording)
-        again = self._again(i) if not forward else 0.0
-        if not forward and self._repeats(i):
-            for m in here:
-                if self.lays_whole:
-                    self._fetch(next(self.coming), False, False)
-                else:
-                    yield from self._visit(m, forward=False, share=again, suffix=" again")
+        repeats = not forward and any(self.cost.recomputed[i : i + 1])
+        again = self.cost.share_again(i) if repeats and not self.lays_whole else 0.0
+        for m in here if repeats else ():
+            if self.lays_whole:
+                self._fetch(next(self.coming), False, False)
+            else:
+                yield from self._visit(m, forward=False, share=again, suffix=" again")
         for m in here if forward else reversed(here):
-            yield from self._visit(m, forward=forward, share=1.0 if self.lays_whole else 1.0 - again)
+            yield from self._visit(m, forward=forward, share=1.0 - again)
             for tensor in () if forward else reversed(self.modules[m].gradients):
                 self.add(tensor)
         if not forward and not i:
             self.reduce()
             self.gathered.clear()
-
-    def _repeats(self, i: int) -> bool:
-        return bool(self.cost.recomputed) and self.cost.recomputed[i]
-
-    def _again(self, i: int) -> float:
-        """Share of a layer's backward that is its forward again: FLOPs beyond two of each of forward's."""
-        if not self._repeats(i) or not self.cost.backward_flops[i]:
-            return 0.0
-        return max(1.0 - 2.0 * float(self.cost.forward_flops[i] / self.cost.backward_flops[i]), 0.0)
 
     def _visit(self, m: int, *, forward: bool, share: float, suffix: str = "") -> Iterator[LayerPart]:
         """One use of a sub-module, which takes ``share`` of its part of the layer's pass."""
