@@ -19,7 +19,7 @@ from clustersim.model import kernels as K
 from clustersim.model.seconds import CONSTANTS, Execution, gemm_time, optimizer_time, setting, step_cost
 from clustersim.model.seconds.attention import attention_parts
 from clustersim.model.seconds.base import MODES
-from clustersim.model.seconds.conv import window_overlap
+from clustersim.model.seconds.conv import conv_parts, window_overlap
 from clustersim.model.seconds.gemm import sustained_level
 from clustersim.model.seconds.memory_bound import memory_time, traffic_rate
 
@@ -254,6 +254,25 @@ def test_a_grouped_convolution_reaches_less_of_the_rate_than_a_dense_one() -> No
     grouped = dataclasses.replace(dense, n=4, k=36, groups=32)
     for dtype in ("fp32", "fp16"):
         assert kernel_time(grouped, V100, 8, dtype)[0] > kernel_time(dense, V100, 8, dtype)[0]
+
+
+def test_a_convolution_is_fed_by_its_sms_or_waits_for_its_tensor_cores() -> None:
+    kernel = Kernel("conv", "conv", m=3136, n=128, k=1152, flops=1e12, backward_flops=2e12)
+
+    def rate(name: str, dtype: str) -> float:
+        part = device(name)
+        images = dataclasses.replace(setting(part, Execution(dtype=dtype)), images=True)
+        return kernel.flops / conv_parts(images, kernel, 1, backward=False)[0]
+
+    # Two generations of tensor cores apart, an SM is fed alike in a clock; in TF32 with half as many numbers.
+    hopper, ampere = device("H100-SXM5-80GB"), A100
+    clocks = hopper.sms * hopper.clock / (ampere.sms * ampere.clock)
+    assert rate(hopper.name, "bf16") / rate(ampere.name, "bf16") == pytest.approx(clocks, rel=1e-9)
+    assert rate(ampere.name, "tf32") == pytest.approx(rate(ampere.name, "bf16") / 2, rel=1e-9)
+    # A GeForce adds in fp32 at half rate: its convolutions reach nearly what its matrix products do.
+    geforce = device("RTX-3090")
+    kept = CONSTANTS.conv_half * CONSTANTS.sustained
+    assert rate(geforce.name, "fp16") == pytest.approx(kept * geforce.matmul_rate("fp16"), rel=1e-9)
 
 
 def test_a_convolutions_window_is_read_off_its_implicit_gemm() -> None:

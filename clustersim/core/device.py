@@ -221,7 +221,9 @@ _FALLBACK = {
 }
 _BOARD = re.compile(r"sxm\d?|pcie?|hbm\de?|nvidia|tesla|geforce|amd|instinct|quadro|generation|lambdacloud")
 _JOINED = re.compile(
-    r"(rtx)[\s-]*(pro)[\s-]*(6000)|(titan)[\s-]+(rtx)|(rtx)[\s-]*(6000)[\s-]+(ada)|(rtx)[\s-]*(a?\d{4})"
+    r"(rtx)[\s-]*(pro)[\s-]*(6000)|(gtx)[\s-]*(titan)[\s-]*(x)\b|(titan)[\s-]*(x)[\s-]*\(?(pascal)|(titan)[\s-]*(rtx|xp|x|v)\b"
+    r"|(rtx)[\s-]*(6000)[\s-]*(turing)|(rtx)[\s-]*([56]000)[\s-]+(ada)"
+    r"|([gr]tx)[\s-]*(a?\d{4})(?:[\s-]*(ti)\b)?(?:[\s-]*(super)\b)?"
 )
 
 
@@ -277,13 +279,13 @@ def device_from_text(text: str, *, pcie: bool | None = None) -> Device:
 
     def fit(d: Device) -> tuple[bool, bool, bool]:
         name = d.name.lower()
-        return board in name, round(d.memory_bytes / 2**30) == gib, sxm in name
+        return board in name, abs(d.memory_bytes / 2**30 - gib) < 0.01 * gib, sxm in name  # 140.4 GiB is a "141 GB"
 
     return max(parts, key=fit)
 
 
 def _tokens(text: str) -> list[str]:
-    """Chip words of a GPU's name: boards and makers dropped, ``RTX 4090``, ``TITAN RTX`` and ``RTX A6000`` joined."""
+    """Chip words of a GPU's name: boards and makers dropped, ``RTX 3080 Ti`` and ``TITAN RTX`` joined."""
     text = _JOINED.sub(lambda m: "".join(group for group in m.groups() if group), _BOARD.sub(" ", text.lower()))
     return [word for word in re.split(r"[\s\-,/()]+", text) if word and not re.fullmatch(r"\d+(\.\d+)?(gb)?", word)]
 

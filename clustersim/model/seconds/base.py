@@ -56,10 +56,10 @@ class ComputeConstants:
         3x3 and 5x5 windows in fp32. group_fp32, group_half : channels per group at which a grouped one reaches half of
         that. Fitted on ResNet, ResNeXt, VGG and AlexNet steps of V100 and P100 (ptddp, DeepLearningExamples, Lambda,
         TensorFlow benchmarks): within 10 % in PyTorch.
-    conv_ampere : in place of conv_half, and of conv_fp32 under TF32, since Ampere and on other makes, whose tensor
-        cores are harder to feed: some 120 TFLOP/s in 16 bits, 90 before. From ResNet-50 in TF32 and AMP on three A100
-        boards (Lambda): each of the six asks for 0.45 to 0.52, but AMP on 40 GB for 0.7. A lower share of bandwidth
-        would explain the same rows, but transformers show none since Ampere.
+    conv_feed : FLOP in 16 bits that an SM's convolutions are fed for in a clock, half of them in TF32. From ResNet-50
+        in TF32 and AMP on three A100 boards (Lambda), 730 to 810, where V100 reaches 740 with ``conv_half``. A lower
+        share of bandwidth would explain the same rows, but transformers show none since Ampere.
+    conv_ampere : in place of conv_half on other makes, and in networks that are not of images.
     first_flash, efficient : of FlashAttention-2's rate by the kernel law, what Triton's kernel and FlashAttention-1
         keep (MPT training on A100 and H100 alike, llm-foundry; FlashAttention-1's charts: 0.42 to 0.61), and the
         memory-efficient kernel. chart_forward, chart_backward : where the law has nothing,
@@ -88,6 +88,7 @@ class ComputeConstants:
     conv_fp32: float = 0.70
     winograd: float = 2.9
     conv_half: float = 0.95
+    conv_feed: float = 780.0
     conv_ampere: float = 0.48
     group_fp32: float = 8.0
     group_half: float = 73.0

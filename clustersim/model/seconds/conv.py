@@ -20,15 +20,15 @@ def conv_parts(setting: Setting, kernel: Kernel, batch: float, *, backward: bool
     """
     constants = setting.constants
     half = setting.half
-    share = _share(setting)
+    rate = _rate(setting)
     if kernel.groups > 1:
         # A group's few channels fill only part of a tile.
-        share *= kernel.n / (kernel.n + (constants.group_half if half else constants.group_fp32))
+        rate *= kernel.n / (kernel.n + (constants.group_half if half else constants.group_fp32))
     if is_winograd(setting.device, setting.dtype, kernel):
-        share *= constants.winograd
+        rate *= constants.winograd
     flops = (kernel.backward_flops if backward else kernel.flops) * batch
     nbytes = (kernel.backward_nbytes if backward else kernel.nbytes) * batch * setting.element_bytes
-    compute = flops / (setting.matmul_rate() * share)
+    compute = flops / rate
     memory = nbytes / (setting.device.memory_bandwidth * constants.gemm_memory)
     if half and not setting.compiled:
         # A transpose reads and writes what the convolution reads and writes once.
@@ -42,13 +42,23 @@ def is_winograd(device: Device, dtype: str, kernel: Kernel) -> bool:
     return device.runs_as(dtype) == "fp32" and kernel.groups == 1 and window_overlap(kernel) in _FAST_WINDOWS
 
 
-def _share(setting: Setting) -> float:
-    """Share of the matmul rate that a convolution's products reach."""
-    constants = setting.constants
-    newer = not 0 < setting.device.sm < 80 and setting.device.runs_as(setting.dtype) != "fp32"
-    if newer or (setting.half and not setting.images):
-        return constants.conv_ampere
-    return constants.conv_half if setting.half else constants.conv_fp32
+def _rate(setting: Setting) -> float:
+    """Products of a convolution [FLOP/s]: a share of the matmul rate, and no more than an SM can be fed with.
+
+    An SM reads as many bytes from its shared memory in a clock since Volta, while its tensor cores multiply two and
+    four times as much: an A100's convolutions are fed, not multiplied, and so are an H100's. A card whose products
+    with fp32 accumulation run at half rate (GeForce, A10G) waits for its tensor cores.
+    """
+    constants, gpu = setting.constants, setting.device
+    as_run = gpu.runs_as(setting.dtype)
+    if as_run == "fp32":
+        return setting.matmul_rate() * constants.conv_fp32
+    if not gpu.sm or (setting.half and not setting.images):
+        return setting.matmul_rate() * constants.conv_ampere
+    multiplied = setting.matmul_rate() * constants.conv_half
+    if not gpu.clock:  # no tensor cores
+        return multiplied
+    return min(multiplied, constants.conv_feed * (0.5 if as_run == "tf32" else 1.0) * gpu.sms * gpu.clock)
 
 
 def window_overlap(kernel: Kernel) -> float:
