@@ -92,6 +92,14 @@ def test_every_kind_of_strategy_has_a_range(kind):
     assert ranges.of_step(kind).known == "similar"
 
 
+@pytest.mark.parametrize("source", ["", "lambda"])
+def test_a_generation_without_published_steps_widens_whatever_range_there_is(source):
+    known, unseen = ranges.of_step("single", source, "sm80"), ranges.of_step("single", source, "sm89")
+    assert known.known != unseen.known == "new"
+    assert unseen.p90 == pytest.approx((known.p90**2 + ranges.UNSEEN**2) ** 0.5)
+    assert unseen.p50 > known.p50
+
+
 @pytest.mark.parametrize("nbytes", [8.0, 2.0**20, 2.0**30])
 def test_a_range_goes_by_what_is_known_of_the_machine(nbytes):
     published = fabrics.load("hgx-h100", nodes=4)

@@ -131,13 +131,15 @@ def of_step(kind: str, source: str = "", arch: str = "") -> PredictionRange:
     range is wider by :data:`UNSEEN` where none of the steps ran on its generation.
     """
     steps = data_table("ranges")["steps"]
-    if f"{kind}/{source}" in steps["published"]:
-        return _range(steps["published"][f"{kind}/{source}"], "published")
-    similar = _range(steps["similar"].get(kind, steps["similar"]["all"]), "similar")
+    published = steps["published"].get(f"{kind}/{source}")
+    if published:
+        around = _range(published, "published")
+    else:
+        around = _range(steps["similar"].get(kind, steps["similar"]["all"]), "similar")
     if has_steps(arch):
-        return similar
-    p50 = math.hypot(similar.p50, HALF_OF_NINE * UNSEEN)
-    return replace(similar, p50=p50, p90=math.hypot(similar.p90, UNSEEN), known="new")
+        return around
+    p50 = math.hypot(around.p50, HALF_OF_NINE * UNSEEN)
+    return replace(around, p50=p50, p90=math.hypot(around.p90, UNSEEN), known="new")
 
 
 def has_steps(arch: str) -> bool:

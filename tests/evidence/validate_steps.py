@@ -41,7 +41,7 @@ from clustersim.calibrate.score import (
 )
 from clustersim.calibrate.score import Row as ScoredRow
 from clustersim.core.device import device, device_from_text
-from clustersim.core.errors import ClusterSimError
+from clustersim.core.errors import ClusterSimError, TopologyError
 from clustersim.core.memory_use import MemoryUse
 from clustersim.core.ranges import PredictionRange, of_memory, of_step
 from clustersim.scenario.result.trust import kind_in
@@ -84,7 +84,11 @@ def _stand_ins(rows: Iterable[ScoredRow]) -> tuple[str, ...]:
 
 
 def _range(row: Row) -> PredictionRange:
-    return of_step(strategy_kind(row), origin(row))
+    try:
+        arch = device_from_text(row["gpu"]).arch
+    except TopologyError:  # the row names none, and was played on what its publisher had
+        arch = ""
+    return of_step(strategy_kind(row), origin(row), arch)
 
 
 ROWS_A_WORKER = 16
