@@ -102,6 +102,17 @@ def test_loading_twice_gives_the_same_arrays(name: str) -> None:
     assert np.array_equal(one.link_bandwidth, two.link_bandwidth)
 
 
+def test_geforces_reach_each_other_through_the_host_whoever_names_them(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('name = "mine"\nextends = "pcie-a6000"\n[node]\ndevice = "RTX-3080"\n')
+    assert fabrics.load("pcie-a6000").node_types[0].p2p
+    assert not fabrics.load(str(mine)).node_types[0].p2p
+    assert not fabrics.load("pcie-a6000", device="RTX-4090").node_types[0].p2p
+    assert fabrics.load("pcie-rtx4090", device="RTX-A6000").node_types[0].p2p
+    mine.write_text(mine.read_text() + "p2p = true\n")  # a patched driver
+    assert fabrics.load(str(mine)).node_types[0].p2p
+
+
 @pytest.mark.skipif(not FACTS.is_dir(), reason="needs ../shared")
 def test_every_platform_of_the_table_is_shipped() -> None:
     text = (FACTS / "PLATFORMS.md").read_text(encoding="utf-8")

@@ -82,7 +82,8 @@ class Device:
     attention : fused kernel -> head dimension -> :class:`FlashRate`, where charts have it; empty of a kernel that
         follows the kernel law. kernel_floor : Figure [s], the least time of one kernel
         in a busy stream. launch : Figure [s], host time to launch one kernel from an eager framework.
-    source : str, of the peak rates. notes : which figures are estimates.
+    source : str, of the peak rates. notes : which figures are estimates. p2p : whether its driver lets it read another
+        one over PCIe.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Device:
     clock: float = 0.0
     l2: float = 0.0
     usd_per_gpu_hour: float = 0.0
+    p2p: bool = True
     assumed: tuple[Assumed, ...] = ()
 
     def matmul_rate(self, dtype: str) -> float:
@@ -335,6 +337,7 @@ def build(name: str, entry: Table) -> Device:
         clock=clock or (half / (entry["sms"] * each) if each else 0.0),
         l2=_si(entry["l2"], parse_bytes) if "l2" in entry else 0.0,
         usd_per_gpu_hour=float(entry.get("price", 0.0)),
+        p2p=entry.get("p2p", True),
     )
 
 

@@ -55,7 +55,8 @@ class NodeType:
         ``"grace"``...
     net : str, the transport NCCL would use outside, a row of :data:`clustersim.core.transports.TRANSPORTS`, or
     ``"none"``. nvls : bool, NVLink SHARP: the switches can reduce and multicast (Hopper and later, behind NVSwitch).
-    p2p : bool, GPUs may read each other's memory over PCIe; False on GeForce 40. pcie_gen : int, of the GPUs' slots.
+    p2p : bool, GPUs may read each other's memory over PCIe; not where the file is silent and the GPU cannot.
+    pcie_gen : int, of the GPUs' slots.
     net_share : float, share of its NICs' line rate that collectives were measured to reach on this machine; 0 takes
         the transport's usual share.
     cores : int, CPU cores of the node, which the processes on it share; 0 where it is not said: enough for all.

@@ -18,6 +18,7 @@ from clustersim.core import gpu_file, limits
 from clustersim.core.arrays import Ints
 from clustersim.core.calibrated import Calibration
 from clustersim.core.device import Device
+from clustersim.core.device import device as shipped_gpu
 from clustersim.core.errors import TopologyError, nearest, several
 from clustersim.core.memo import ByWeight
 from clustersim.core.mesh import Mesh
@@ -79,11 +80,18 @@ def _built(path: Path, nodes: int | None, device: str | Device | None, fabric: T
     assumed = next((spec.assumed for spec, _ in chain if spec.assumed is not None), [])
     topology = replace(topology, calibration=_calibration(chain), measured=numbers, assumed=tuple(assumed))
     if device is not None:
-        name, own_gpu = (device, None) if isinstance(device, str) else (device.name, device)
-        types = {id(t): replace(t, device=name, own_gpu=own_gpu) for t in topology.node_types}
+        types = {id(t): _with_gpu(t, device) for t in topology.node_types}
         topology = replace(topology, node_types=tuple(types[id(t)] for t in topology.node_types))
     changes = [change for spec, _ in reversed(chain) for change in spec.changes]
     return change(topology, *(_change(spec, f"{path}: $.changes[{i}]") for i, spec in enumerate(changes)))
+
+
+def _with_gpu(node: NodeType, gpu: str | Device) -> NodeType:
+    """The node with other GPUs in its sockets, which reach each other as they can, unless the machine keeps them."""
+    own = None if isinstance(gpu, str) else gpu
+    part = shipped_gpu(gpu) if isinstance(gpu, str) else gpu
+    p2p = part.p2p if node.p2p == node.gpu.p2p else node.p2p
+    return replace(node, device=gpu if isinstance(gpu, str) else gpu.name, own_gpu=own, p2p=p2p)
 
 
 def files(name_or_path: str) -> tuple[Path, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -11,7 +12,7 @@ import numpy as np
 
 from clustersim.cluster.files.names import expand
 from clustersim.cluster.files.schema import TRAITS, DomainSpec, LinksSpec, NodeSpec
-from clustersim.core.device import Device
+from clustersim.core.device import Device, device
 from clustersim.core.errors import TopologyError, nearest
 from clustersim.core.texts import Table
 from clustersim.core.topology import GPU, NIC, Floats, Ints, NodeType
@@ -127,6 +128,9 @@ def traits_of(spec: NodeSpec, origin: str, gpu: Device | None = None, *, extends
         return traits | {"own_gpu": gpu}
     if "device" in traits:
         traits["own_gpu"] = None
+        # A name that is not known is an error of whoever asks for the GPU.
+        with contextlib.suppress(TopologyError):
+            traits.setdefault("p2p", device(traits["device"]).p2p)
     if "device" not in traits and not extends:
         raise TopologyError(f"{origin}: $.node.device is missing: the name of the GPU, such as 'H100-SXM5-80GB'")
     return traits

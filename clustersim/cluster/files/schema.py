@@ -74,7 +74,8 @@ class NodeSpec(_StrictTopology, frozen=True):
     ----------
     device : the GPU, by a name of ``clustersim list devices``. cpu_vendor, cpu_model : as NCCL's cost model tells CPUs
         apart. net : what the NICs speak. net_share : share of a NIC's line rate that transfers reach.
-    nvls : the NVSwitches reduce (NVLink SHARP). p2p : GPUs reach each other over PCIe. pcie_gen : of the GPUs.
+    nvls : the NVSwitches reduce (NVLink SHARP). p2p : GPUs reach each other over PCIe; by default as their
+        drivers let them (not of GeForce since Turing). pcie_gen : of the GPUs.
     cores : of a node whose ranks are CPU processes. sources : where a trait is from. remove : vertices of the base
         that are not here; globs. vertices, links : its parts.
     """
